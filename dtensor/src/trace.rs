@@ -1,0 +1,239 @@
+//! What one rank would execute: the record a model leaves when it runs on the meta device.
+//!
+//! The trace is an *unfused* operator graph over local shapes. Costs are not here: `costmodel`
+//! lowers the graph for a runtime (fusion, kept tensors, overlapped collectives) and prices it.
+
+use spec::Axis;
+use spec::DType;
+
+/// Index into [`Trace::tensors`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TensorId(pub u32);
+
+/// A local tensor of one rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TensorInfo {
+    /// Producer's scope and role, such as `self_attn.q_proj.output`.
+    pub name: String,
+    /// Local shape.
+    pub shape: Vec<u64>,
+    /// Element type.
+    pub dtype: DType,
+    /// What it is.
+    pub role: TensorRole,
+    /// The tensor whose storage it shares (a view); itself when it owns its storage.
+    pub storage: TensorId,
+}
+
+/// What a tensor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum TensorRole {
+    /// Trained weight: lives for the whole step.
+    Parameter,
+    /// The layer's input from the previous layer or stage.
+    Input,
+    /// Computed in forward.
+    Activation,
+    /// Computed in backward.
+    Gradient,
+    /// Not trained and made once: rotary tables, alibi slopes, causal masks, labels.
+    Constant,
+}
+
+/// Which pass an operator belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Pass {
+    /// Forward.
+    Forward,
+    /// Backward, towards the inputs (needed by the previous layer at once).
+    BackwardInput,
+    /// Backward, towards the weights (may be deferred by zero-bubble schedules).
+    BackwardWeight,
+}
+
+/// One operator of one rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Op {
+    /// Dotted path of the module that issued it, relative to the layer: `self_attn.q_proj`,
+    /// `self_attn.core_attention`, `mlp.down_proj`, `input_layernorm`.
+    pub scope: String,
+    /// What it computes.
+    pub kind: OpKind,
+    /// Which pass it belongs to.
+    pub pass: Pass,
+    /// Tensors read, in argument order.
+    pub inputs: Vec<TensorId>,
+    /// Tensors written.
+    pub outputs: Vec<TensorId>,
+    /// Forward only: tensors this operator keeps for its backward.
+    pub saved: Vec<TensorId>,
+}
+
+/// What an operator computes, with local sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OpKind {
+    /// Dense product of an activation and a weight: `[m, k] × [k, n]`. In backward the sizes are
+    /// those of the product actually run (dgrad: `[m, n] × [n, k]`; wgrad: `[k, m] × [m, n]`).
+    Matmul {
+        /// Rows of the result.
+        m: u64,
+        /// Columns of the result.
+        n: u64,
+        /// Contracted length.
+        k: u64,
+    },
+    /// One product per local expert.
+    GroupedMatmul {
+        /// Local experts.
+        groups: u64,
+        /// Rows over all groups together.
+        m: u64,
+        /// Columns of the result.
+        n: u64,
+        /// Contracted length.
+        k: u64,
+    },
+    /// `Q·Kᵀ` per head; in backward one of the two products of its transpose.
+    AttentionScores(AttentionShape),
+    /// `P·V` per head; in backward one of the two products of its transpose.
+    AttentionContext(AttentionShape),
+    /// Scale, mask and softmax of the scores.
+    Softmax(AttentionShape),
+    /// Layer or RMS norm.
+    Norm,
+    /// Nonlinearity of an MLP, with the gate's product when gated.
+    Activation {
+        /// Whether a gate multiplies.
+        gated: bool,
+    },
+    /// Addition of two tensors (residual) .
+    Add,
+    /// Addition of a bias vector to a matrix; in backward the column sum.
+    Bias,
+    /// Dropout; saves a one-byte mask.
+    Dropout,
+    /// Rotary embedding of queries or keys.
+    Rope,
+    /// Multiplication by a scalar or by a broadcast tensor.
+    Scale,
+    /// Copy that changes layout or dtype, and cannot be a view.
+    Copy,
+    /// Row lookup in a table; in backward the scatter-add.
+    Embedding,
+    /// Softmax cross-entropy over (possibly vocabulary-sharded) logits.
+    CrossEntropy,
+    /// Router: softmax or sigmoid over experts and top-k choice, with the auxiliary loss.
+    TopK,
+    /// Tokens ordered by expert; in backward the inverse.
+    Permute,
+    /// Tokens back in order, top-k outputs combined; in backward the inverse.
+    Unpermute,
+    /// Communication. Inputs and outputs are the local tensors.
+    Collective(Collective),
+}
+
+/// Sizes of one attention call on one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AttentionShape {
+    /// Sequences.
+    pub batch: u64,
+    /// Query heads.
+    pub heads: u64,
+    /// Key/value heads.
+    pub kv_heads: u64,
+    /// Query tokens per sequence on this rank.
+    pub q_len: u64,
+    /// Key tokens per sequence that the queries may see (after context-parallel exchange).
+    pub kv_len: u64,
+    /// Dimensions of a query/key head.
+    pub qk_dim: u64,
+    /// Dimensions of a value head.
+    pub v_dim: u64,
+    /// Causal mask (with zig-zag balance under context parallelism: half the products are needed).
+    pub causal: bool,
+    /// Sliding window in tokens.
+    pub window: Option<u64>,
+}
+
+/// A communication operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Collective {
+    /// Which.
+    pub kind: CollectiveKind,
+    /// Over which mesh axis.
+    pub axis: Axis,
+    /// Bytes of the whole (gathered) tensor for all-gather and reduce-scatter; of one rank's tensor
+    /// for all-reduce, all-to-all and each ring step.
+    pub bytes: u64,
+}
+
+/// Kind of communication. Names are NCCL's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum CollectiveKind {
+    /// Every rank ends with the sum.
+    AllReduce,
+    /// Every rank ends with all shards.
+    AllGather,
+    /// Every rank ends with its shard of the sum.
+    ReduceScatter,
+    /// Every rank sends a part to every other.
+    AllToAll,
+    /// `size − 1` point-to-point steps around the ring, overlapped with attention.
+    RingExchange,
+    /// One rank to all.
+    Broadcast,
+    /// One rank to one.
+    SendRecv,
+}
+
+/// A parameter as one rank holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParameterInfo {
+    /// Fully qualified name, with `{layer}` and `{expert}` for repeated ones.
+    pub name: String,
+    /// Global shape (of one expert, for experts).
+    pub global_shape: Vec<u64>,
+    /// Elements over all ranks of the layer: global elements × experts.
+    pub global_elements: u64,
+    /// Elements this rank holds before any ZeRO sharding.
+    pub local_elements: u64,
+    /// Whether it belongs to a routed expert (and so to the expert mesh).
+    pub expert: bool,
+}
+
+/// A layer's forward and backward on one rank.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Trace {
+    /// Every tensor.
+    pub tensors: Vec<TensorInfo>,
+    /// Every parameter.
+    pub parameters: Vec<ParameterInfo>,
+    /// Forward operators in order.
+    pub forward: Vec<Op>,
+    /// Backward operators in order.
+    pub backward: Vec<Op>,
+    /// The layer's output: what the next layer or stage reads.
+    pub output: Option<TensorId>,
+}
+
+impl TensorInfo {
+    /// Local elements.
+    #[must_use]
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().product()
+    }
+
+    /// Local bytes.
+    #[must_use]
+    pub fn bytes(&self) -> spec::Bytes {
+        spec::Bytes(self.elements() * self.dtype.size())
+    }
+}
+
+impl Trace {
+    /// The tensor behind an id.
+    #[must_use]
+    pub fn tensor(&self, id: TensorId) -> &TensorInfo {
+        &self.tensors[id.0 as usize]
+    }
+}

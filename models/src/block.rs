@@ -1,0 +1,40 @@
+//! The blocks a model is traced in: equal blocks under equal layouts have equal traces.
+
+use spec::CpKind;
+use spec::{DType, LayerClass};
+
+/// A traceable part of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum BlockClass {
+    /// Token (and position) embedding.
+    Embedding,
+    /// A decoder layer.
+    Layer(LayerClass),
+    /// Final norm, head and loss.
+    Head,
+    /// A multi-token-prediction module: its layer, projection, and its own head and loss.
+    Mtp,
+}
+
+/// Everything about a strategy that changes a block's local operators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockLayout {
+    /// Tensor-parallel size.
+    pub tp: u64,
+    /// Megatron sequence parallelism.
+    pub sequence_parallel: bool,
+    /// Context-parallel size.
+    pub cp: u64,
+    /// Kind of context parallelism.
+    pub cp_kind: CpKind,
+    /// Expert-parallel size.
+    pub ep: u64,
+    /// Tensor-parallel size inside experts.
+    pub etp: u64,
+    /// Sequences per micro-batch.
+    pub micro_batch: u64,
+    /// Tokens per sequence, before context parallelism.
+    pub seq_len: u64,
+    /// Element type of activations and compute weights.
+    pub dtype: DType,
+}

@@ -1,0 +1,179 @@
+//! What the cost model says about a strategy, and what a search returns.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use spec::{Bytes, Origin, Seconds};
+
+use crate::strategy::Strategy;
+
+/// Predicted time and memory of one training step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prediction {
+    /// Time of one optimizer step.
+    pub step_time: Seconds,
+    /// Interval at level 0.8.
+    pub step_time_interval: (Seconds, Seconds),
+    /// Tokens per second and device.
+    pub tokens_per_s_per_gpu: f64,
+    /// Model FLOPs utilisation over the dense peak.
+    pub mfu: f64,
+    /// The dense peak used for `mfu`, per device.
+    pub peak_flop_rate: spec::FlopRate,
+    /// Memory of the heaviest rank at its peak.
+    pub peak_memory: Bytes,
+    /// Interval at level 0.8.
+    pub peak_memory_interval: (Bytes, Bytes),
+    /// Pipeline rank with the largest peak.
+    pub peak_rank: u32,
+    /// What runs on that rank at its peak, such as `F s0 m3`.
+    pub peak_moment: String,
+    /// Peak of every pipeline rank.
+    pub memory_by_rank: Vec<Bytes>,
+    /// The named parts of the heaviest rank's peak, largest first; they sum to `peak_memory`.
+    pub memory: Vec<MemoryItem>,
+    /// Where the step time of the slowest rank goes; the parts sum to `step_time`.
+    pub breakdown: Breakdown,
+    /// Kernels and collectives by name: time per step on the busiest rank, largest first.
+    pub kernels: Vec<NamedTime>,
+    /// Whether it fits, and if not by how much.
+    pub fit: Fit,
+    /// Constants used, with their evidence.
+    pub provenance: Vec<UsedConstant>,
+}
+
+/// A named part of memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryItem {
+    /// What it is, such as `parameters`, `saved activations: self_attn.q_proj input`.
+    pub name: String,
+    /// Size on this rank.
+    pub bytes: u64,
+    /// Pipeline rank.
+    pub rank: u32,
+    /// When, such as `whole step` or `F s0 m3`.
+    pub moment: String,
+}
+
+/// A named time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NamedTime {
+    /// Operator or collective.
+    pub name: String,
+    /// Seconds per step.
+    pub seconds: f64,
+}
+
+/// Parts of the step time of the critical rank. They sum to the step time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Breakdown {
+    /// Forward and backward kernels.
+    pub compute_s: f64,
+    /// Kernels run again in backward.
+    pub recompute_s: f64,
+    /// Tensor- and sequence-parallel collectives that nothing hides.
+    pub tp_exposed_s: f64,
+    /// Context-parallel communication that nothing hides.
+    pub cp_exposed_s: f64,
+    /// Expert-parallel all-to-all that nothing hides.
+    pub ep_exposed_s: f64,
+    /// Gradient reduction and parameter gathering that nothing hides.
+    pub dp_exposed_s: f64,
+    /// Waiting for pipeline transfers.
+    pub pp_exposed_s: f64,
+    /// Idle for want of work: warm-up, drain and imbalance.
+    pub bubble_s: f64,
+    /// Gradient norm, clipping, optimizer.
+    pub optimizer_s: f64,
+    /// The device waits for the host to issue.
+    pub host_s: f64,
+}
+
+/// Whether a strategy fits in device memory.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fit {
+    /// Peak is within capacity less headroom.
+    Fits {
+        /// Capacity less headroom less peak.
+        spare: Bytes,
+    },
+    /// It does not.
+    TooLarge {
+        /// Peak less (capacity less headroom).
+        over: Bytes,
+        /// Largest named part.
+        largest: String,
+    },
+}
+
+/// A constant that entered a prediction.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct UsedConstant {
+    /// What it is.
+    pub name: String,
+    /// Value with unit.
+    pub value: String,
+    /// Evidence.
+    pub origin: Origin,
+    /// Where it is from.
+    pub source: String,
+}
+
+/// Lower bounds that hold before simulation. Never above the simulated value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Floors {
+    /// No schedule of these costs is faster.
+    pub time: Seconds,
+    /// No moment of the step needs less on the heaviest rank.
+    pub memory: Bytes,
+}
+
+/// A strategy with its prediction.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// The decisions.
+    pub strategy: Strategy,
+    /// What they cost.
+    pub prediction: Prediction,
+    /// Why it is not the best: the term that grows most against the first. Empty for the first.
+    pub why_not_first: String,
+}
+
+/// What a search returns.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SearchOutcome {
+    /// Best first; empty when nothing fits.
+    pub top: Vec<Candidate>,
+    /// How the space was disposed of.
+    pub space: SpaceReport,
+    /// What to relax when nothing fits, one sentence each.
+    pub relax: Vec<String>,
+}
+
+/// How the space of strategies was disposed of.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SpaceReport {
+    /// Legal strategies in the stated space.
+    pub strategies: u64,
+    /// Full engine simulations run.
+    pub simulated: u64,
+    /// Of those, found not to fit.
+    pub too_large: u64,
+    /// Strategies removed by a proven bound, by reason.
+    pub pruned: BTreeMap<String, u64>,
+    /// Sizes that are not in the space at all, by the rule that excludes them.
+    pub illegal: BTreeMap<String, u64>,
+}
+
+impl Fit {
+    /// Whether it fits.
+    #[must_use]
+    pub fn fits(&self) -> bool {
+        matches!(self, Fit::Fits { .. })
+    }
+}

@@ -1,0 +1,113 @@
+//! A parallelisation strategy: every decision a plan makes.
+
+use std::ops::Deref;
+
+use serde::{Deserialize, Serialize};
+
+use spec::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
+
+use crate::partition::StagePartition;
+
+/// The decisions, as plain fields. [`Strategy::new`] turns legal ones into a [`Strategy`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Decisions {
+    /// Tensor-parallel size.
+    pub tp: u64,
+    /// Pipeline-parallel size.
+    pub pp: u64,
+    /// Virtual stages per pipeline rank (1 = none).
+    pub vpp: u64,
+    /// Context-parallel size.
+    pub cp: u64,
+    /// How attention communicates under context parallelism.
+    pub cp_kind: CpKind,
+    /// Expert-parallel size.
+    pub ep: u64,
+    /// Tensor-parallel size inside experts.
+    pub etp: u64,
+    /// Data-parallel ranks that shard states (1 under ZeRO-0).
+    pub dp_shard: u64,
+    /// Data-parallel ranks that replicate states.
+    pub dp_replicate: u64,
+    /// Which states data parallelism shards.
+    pub zero: Zero,
+    /// Under ZeRO-3, whether parameters are freed between forward and backward.
+    pub reshard_after_forward: bool,
+    /// Megatron sequence parallelism: activations between TP blocks are sharded on sequence.
+    pub sequence_parallel: bool,
+    /// Sequences per micro-batch and data-parallel rank.
+    pub micro_batch: u64,
+    /// Micro-batches per step and data-parallel rank.
+    pub num_micro_batches: u64,
+    /// What is recomputed in backward.
+    pub recompute: Recompute,
+    /// Pipeline schedule.
+    pub schedule: ScheduleKind,
+    /// Order of mesh axes, innermost first.
+    pub axis_order: AxisOrder,
+    /// Layers of each virtual stage.
+    pub stages: StagePartition,
+    /// Which communication the runtime is told to overlap.
+    pub overlap: Overlap,
+}
+
+/// A legal strategy for some model and number of devices. Fields are read through `Deref`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Strategy(Decisions);
+
+impl Deref for Strategy {
+    type Target = Decisions;
+    fn deref(&self) -> &Decisions {
+        &self.0
+    }
+}
+
+/// What the forward pass of a stage is run again for in backward.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Recompute {
+    /// Nothing.
+    None,
+    /// Core attention only (Korthikanti et al. 2022); nothing where the kernel is fused and saves no scores.
+    Selective,
+    /// Every layer, from its input.
+    Full,
+    /// The first `n` layers of every virtual stage fully, the rest as under `None`
+    /// (Megatron `--recompute-method block --recompute-num-layers n`).
+    Layers(u64),
+    /// Operator-level selection of torchtitan: matrix-product outputs kept alternately, attention and
+    /// collectives kept, the rest recomputed.
+    SelectiveOps,
+}
+
+impl Decisions {
+    /// All data-parallel ranks.
+    #[must_use]
+    pub fn dp(&self) -> u64 {
+        self.dp_shard * self.dp_replicate
+    }
+
+    /// Ranks in the job.
+    #[must_use]
+    pub fn world(&self) -> u64 {
+        self.pp * self.dp() * self.cp * self.tp
+    }
+
+    /// Replicas of one expert shard.
+    #[must_use]
+    pub fn edp(&self) -> u64 {
+        self.world() / (self.pp * self.ep * self.etp)
+    }
+}

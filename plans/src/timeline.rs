@@ -1,0 +1,44 @@
+//! What happened, or is predicted to happen, when: the type that simulator and executor share.
+
+use spec::{Bytes, Seconds};
+
+/// Where on a rank an event runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Stream {
+    /// Kernels.
+    Compute,
+    /// Pipeline sends and receives.
+    Pipeline,
+    /// Data-parallel gathers and reductions.
+    DataParallel,
+}
+
+/// One interval on one stream of one pipeline rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Event {
+    /// Pipeline rank (representative of its tp·cp·dp peers).
+    pub rank: u32,
+    /// Stream.
+    pub stream: Stream,
+    /// What runs, such as `F s3 m7` or `reduce-scatter layer 12`.
+    pub name: String,
+    /// Virtual stage, if it belongs to one.
+    pub stage: Option<u32>,
+    /// Micro-batch, if it belongs to one.
+    pub micro_batch: Option<u32>,
+    /// Start, from the beginning of the step.
+    pub start: Seconds,
+    /// End.
+    pub end: Seconds,
+}
+
+/// A step on all pipeline ranks.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Timeline {
+    /// Number of pipeline ranks.
+    pub ranks: u32,
+    /// Events, ordered by rank, stream, start.
+    pub events: Vec<Event>,
+    /// Memory in use after each change: `(rank, time, bytes)`.
+    pub memory: Vec<(u32, Seconds, Bytes)>,
+}

@@ -1,0 +1,67 @@
+//! Clusters: devices in nodes, joined by a scale-up and a scale-out network.
+
+use crate::device::Device;
+use crate::provenance::Sourced;
+use crate::units::{Bandwidth, Seconds};
+
+/// A resolved cluster.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cluster {
+    /// Preset name, such as `dgx-h100`.
+    pub name: String,
+    /// What is in every node.
+    pub device: Device,
+    /// Devices per host.
+    pub gpus_per_node: u64,
+    /// Devices that share a scale-up (NVLink, xGMI) domain; at least `gpus_per_node` on NVL72.
+    pub scale_up_domain: u64,
+    /// Inside a domain, per device and direction.
+    pub scale_up: Link,
+    /// Between domains, per device and direction.
+    pub scale_out: Link,
+    /// Whether switches reduce in the scale-up domain (NVLS).
+    pub in_switch_reduction: bool,
+    /// Family of collective tuning: which measured tables and latencies apply.
+    pub fabric: Fabric,
+    /// On-demand price of one device, dollars per hour, if known.
+    pub dollars_per_gpu_hour: Option<Sourced<f64>>,
+    /// Devices available; `None` means as many as asked.
+    pub max_gpus: Option<u64>,
+}
+
+/// One level of the network.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Link {
+    /// Peak per device and direction.
+    pub bandwidth: Sourced<Bandwidth>,
+    /// Extra latency of one step on top of the collective library's own.
+    pub latency: Sourced<Seconds>,
+}
+
+/// Kind of scale-out network.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    serde::Serialize,
+    serde::Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Fabric {
+    /// InfiniBand, rail-optimised.
+    InfiniBand,
+    /// RDMA over converged Ethernet.
+    Roce,
+    /// AWS elastic fabric adapter.
+    Efa,
+    /// GPUDirect-TCPX(O).
+    Tcpx,
+    /// Ordinary Ethernet sockets.
+    Ethernet,
+    /// Threads or processes of one host.
+    Local,
+}

@@ -1,0 +1,21 @@
+//! What we are given: units, provenance, models, devices, clusters, workloads, runtimes, tables.
+
+pub mod cluster;
+pub mod device;
+pub mod dtype;
+pub mod model;
+pub mod parallelism;
+pub mod provenance;
+pub mod runtime;
+pub mod units;
+pub mod workload;
+
+pub use cluster::{Cluster, Fabric, Link};
+pub use device::{Architecture, Device};
+pub use dtype::{DType, Precision};
+pub use model::{LayerClass, ModelConfig};
+pub use parallelism::{Axis, AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
+pub use provenance::{Origin, Sourced};
+pub use runtime::Runtime;
+pub use units::{Bandwidth, Bytes, FlopRate, Flops, Seconds};
+pub use workload::Workload;

@@ -1,0 +1,298 @@
+//! A resolved decoder-only transformer: every field has a value, whatever the family's
+//! `config.json` leaves out. One structure describes all families, so that a published run's
+//! `model` block can be decoded into it as well.
+
+/// How parameters are named, after the Hugging Face `state_dict` of the family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Family {
+    /// `transformer.h.N.attn.c_attn` …
+    Gpt2,
+    /// `model.decoder.layers.N.self_attn.q_proj` …
+    Opt,
+    /// `transformer.h.N.self_attention.query_key_value` …
+    Bloom,
+    /// `gpt_neox.layers.N.attention.query_key_value` …
+    GptNeox,
+    /// `transformer.h.N.self_attention.query_key_value`, parallel attention and MLP.
+    Falcon,
+    /// `transformer.blocks.N.attn.Wqkv` …
+    Mpt,
+    /// `model.layers.N.self_attn.q_proj`, `mlp.gate_proj` … (also Mistral, Qwen2, Qwen3, Gemma).
+    Llama,
+    /// As Llama with fused `qkv_proj` and `gate_up_proj`.
+    Phi3,
+    /// As Llama with `block_sparse_moe.experts.E.w1` ….
+    Mixtral,
+    /// As Llama with `mlp.experts.E.gate_proj`, `mlp.gate` (Qwen2-MoE, Qwen3-MoE).
+    QwenMoe,
+    /// MLA, `mlp.shared_experts`, `mlp.gate`, first dense layers, MTP.
+    DeepSeek,
+    /// As Llama with `mlp.experts.gate_up_proj` for all experts, `mlp.router`, sinks.
+    GptOss,
+}
+
+/// A resolved model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// Name to show, as in the preset or the `config.json`'s folder.
+    pub name: String,
+    /// Which names and fused layouts the parameters have.
+    pub family: Family,
+    /// Width of the residual stream.
+    pub hidden: u64,
+    /// Number of decoder layers, MTP layers not included.
+    pub layers: u64,
+    /// Rows of the embedding table.
+    pub vocab: u64,
+    /// Whether the head reuses the embedding table.
+    pub tied_embeddings: bool,
+    /// Whether the head has a bias.
+    pub head_bias: bool,
+    /// Normalisation used throughout.
+    pub norm: Norm,
+    /// Whether a norm follows the embedding (BLOOM).
+    pub embedding_norm: bool,
+    /// How positions enter.
+    pub position: Position,
+    /// Self-attention.
+    pub attention: Attention,
+    /// The dense feed-forward block.
+    pub mlp: Mlp,
+    /// Experts, in the layers that `moe.is_moe_layer` says.
+    pub moe: Option<Moe>,
+    /// How attention and MLP join the residual stream.
+    pub residual: Residual,
+    /// Dropout probability of hidden states (after attention and MLP); 0 means the operator is absent.
+    pub hidden_dropout: f64,
+    /// Dropout probability of attention weights; 0 means the operator is absent.
+    pub attention_dropout: f64,
+    /// Multi-token-prediction modules after the last layer (DeepSeek-V3).
+    pub mtp_layers: u64,
+    /// Longest sequence the model declares.
+    pub max_position: u64,
+}
+
+/// Normalisation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Norm {
+    /// Which statistic.
+    pub kind: NormKind,
+    /// Whether there is a bias beside the weight.
+    pub bias: bool,
+}
+
+/// Which statistic a norm divides by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum NormKind {
+    /// Mean and variance.
+    LayerNorm,
+    /// Root mean square.
+    RmsNorm,
+}
+
+/// How positions enter the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Position {
+    /// A learned table with that many rows, added to the embedding.
+    Learned {
+        /// Rows of the table (OPT has 2 more than positions).
+        rows: u64,
+    },
+    /// Rotary embedding of queries and keys, over that many of each head's dimensions.
+    Rope {
+        /// Rotated dimensions per head.
+        dims: u64,
+    },
+    /// Linear attention biases; no parameters.
+    Alibi,
+    /// None.
+    Absent,
+}
+
+/// Self-attention.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Attention {
+    /// Query heads.
+    pub heads: u64,
+    /// How keys and values are made.
+    pub kind: AttentionKind,
+    /// Bias on the query, key and value projections.
+    pub qkv_bias: bool,
+    /// Bias on the output projection.
+    pub out_bias: bool,
+    /// Sliding windows.
+    pub window: WindowPattern,
+    /// Learned attention sinks, one per head (gpt-oss).
+    pub sinks: bool,
+}
+
+/// How keys and values are made.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum AttentionKind {
+    /// Multi-head, grouped-query or multi-query attention.
+    Grouped {
+        /// Key/value heads.
+        kv_heads: u64,
+        /// Dimensions per head.
+        head_dim: u64,
+        /// Norms over each head's query and key (Qwen3, Gemma 3).
+        qk_norm: bool,
+        /// One fused weight for query, key and value.
+        fused_qkv: bool,
+    },
+    /// Multi-head latent attention (DeepSeek-V2/V3).
+    Latent {
+        /// Rank of the query compression; `None` projects queries directly.
+        q_lora_rank: Option<u64>,
+        /// Rank of the joint key/value compression.
+        kv_lora_rank: u64,
+        /// Unrotated dimensions per query/key head.
+        qk_nope_dim: u64,
+        /// Rotated dimensions per head, shared by all key heads.
+        qk_rope_dim: u64,
+        /// Dimensions per value head.
+        v_dim: u64,
+    },
+}
+
+/// Which layers see only a sliding window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WindowPattern {
+    /// Every layer attends to everything before it.
+    Full,
+    /// Every layer has this window (in tokens).
+    All {
+        /// Window length in tokens.
+        window: u64,
+    },
+    /// Layers have the window, except each `period`-th, which is full (Gemma 3: 6; Gemma 2, gpt-oss: 2).
+    Alternating {
+        /// Window length in tokens.
+        window: u64,
+        /// Layer `i` is full when `(i + 1) % period == 0`.
+        period: u64,
+    },
+}
+
+/// A feed-forward block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Mlp {
+    /// Inner width.
+    pub ffn: u64,
+    /// Nonlinearity.
+    pub activation: Activation,
+    /// Whether a gate multiplies the activation (three weight matrices instead of two).
+    pub gated: bool,
+    /// Biases on the linears.
+    pub bias: bool,
+    /// One fused weight for gate and up (Phi-3, gpt-oss experts).
+    pub fused_gate_up: bool,
+}
+
+/// Nonlinearity of an MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Activation {
+    /// Gaussian error linear unit.
+    Gelu,
+    /// Sigmoid linear unit.
+    Silu,
+    /// Rectifier.
+    Relu,
+    /// Squared rectifier (Nemotron).
+    Relu2,
+}
+
+/// Mixture of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Moe {
+    /// Routed experts.
+    pub experts: u64,
+    /// Experts per token.
+    pub top_k: u64,
+    /// Inner width of a routed expert.
+    pub expert_ffn: u64,
+    /// Inner width of the shared expert(s) together; 0 if there are none.
+    pub shared_ffn: u64,
+    /// Whether the shared expert has a sigmoid gate (Qwen2-MoE).
+    pub shared_gate: bool,
+    /// Leading layers that are dense.
+    pub first_dense: u64,
+    /// A layer is MoE when `(i + 1 - first_dense) % every == 0` (1: all after the dense ones; 2 in Llama 4 Maverick).
+    pub every: u64,
+    /// Biases in expert linears and in the router (gpt-oss).
+    pub bias: bool,
+    /// Router has a score-correction bias per expert (DeepSeek-V3).
+    pub router_correction_bias: bool,
+}
+
+/// How attention and MLP join the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Residual {
+    /// `x + attn(norm(x))`, then `x + mlp(norm(x))`.
+    Sequential,
+    /// `x + attn(norm(x)) + mlp(norm'(x))`.
+    Parallel {
+        /// Attention and MLP read the same norm (Falcon 7B); otherwise each has its own (NeoX, Falcon 40B+).
+        shared_norm: bool,
+    },
+    /// Norms before and after each block (Gemma 2 and 3).
+    Sandwich,
+}
+
+/// What distinguishes layers of one model for tracing: equal classes have equal cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LayerClass {
+    /// Whether the feed-forward block is a mixture of experts.
+    pub moe: bool,
+    /// Sliding window in tokens, if the layer has one.
+    pub window: Option<u64>,
+}
+
+impl ModelConfig {
+    /// The class of decoder layer `index` (0-based).
+    #[must_use]
+    pub fn layer_class(&self, index: u64) -> LayerClass {
+        let moe = self.moe.is_some_and(|m| m.is_moe_layer(index));
+        let window = match self.attention.window {
+            WindowPattern::Full => None,
+            WindowPattern::All { window } => Some(window),
+            WindowPattern::Alternating { window, period } => {
+                ((index + 1) % period != 0).then_some(window)
+            }
+        };
+        LayerClass { moe, window }
+    }
+}
+
+impl Moe {
+    /// Whether decoder layer `index` (0-based) has experts.
+    #[must_use]
+    pub fn is_moe_layer(&self, index: u64) -> bool {
+        index >= self.first_dense && (index + 1 - self.first_dense) % self.every == 0
+    }
+}
+
+impl Attention {
+    /// Key/value heads; the latent form behaves as one per query head.
+    #[must_use]
+    pub fn kv_heads(&self) -> u64 {
+        match self.kind {
+            AttentionKind::Grouped { kv_heads, .. } => kv_heads,
+            AttentionKind::Latent { .. } => self.heads,
+        }
+    }
+
+    /// Dimensions of a query/key head and of a value head.
+    #[must_use]
+    pub fn head_dims(&self) -> (u64, u64) {
+        match self.kind {
+            AttentionKind::Grouped { head_dim, .. } => (head_dim, head_dim),
+            AttentionKind::Latent {
+                qk_nope_dim,
+                qk_rope_dim,
+                v_dim,
+                ..
+            } => (qk_nope_dim + qk_rope_dim, v_dim),
+        }
+    }
+}

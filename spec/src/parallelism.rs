@@ -1,0 +1,228 @@
+//! The words in which runtimes bound strategies and strategies are written: axes, ZeRO levels,
+//! context-parallel kinds, schedules, overlap. What a strategy *is* lives in `plans`.
+
+use serde::{Deserialize, Serialize};
+
+/// A mesh axis. The dense mesh is `pp · dp_replicate · dp_shard · cp · tp`; experts use
+/// `pp · edp · ep · etp` over the same ranks.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Axis {
+    /// Tensor parallel (and sequence parallel, on the same ranks).
+    Tp,
+    /// Context parallel.
+    Cp,
+    /// Expert parallel.
+    Ep,
+    /// Tensor parallel inside an expert.
+    Etp,
+    /// Replicas of one expert shard: world / (pp · ep · etp).
+    Edp,
+    /// Data parallel with sharded states.
+    DpShard,
+    /// Data parallel with replicated states.
+    DpReplicate,
+    /// Pipeline parallel.
+    Pp,
+}
+
+/// Order of the dense mesh axes, innermost (neighbouring ranks) first.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(transparent)]
+pub struct AxisOrder(pub [Axis; 5]);
+
+impl AxisOrder {
+    /// Megatron's default `tp-cp-ep-dp-pp`, also torchtitan's.
+    pub const TP_CP_DP_PP: Self = Self([
+        Axis::Tp,
+        Axis::Cp,
+        Axis::DpShard,
+        Axis::DpReplicate,
+        Axis::Pp,
+    ]);
+    /// Megatron's `--use-tp-pp-dp-mapping`: pipeline neighbours before data-parallel ones.
+    pub const TP_CP_PP_DP: Self = Self([
+        Axis::Tp,
+        Axis::Cp,
+        Axis::Pp,
+        Axis::DpShard,
+        Axis::DpReplicate,
+    ]);
+}
+
+/// The known schedules.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+)]
+pub enum ScheduleKind {
+    /// All forwards, then all backwards (Huang et al. 2019).
+    #[serde(rename = "gpipe")]
+    GPipe,
+    /// One forward, one backward (PipeDream-flush).
+    #[serde(rename = "1f1b")]
+    OneFOneB,
+    /// Interleaved virtual stages (Narayanan et al. 2021).
+    #[serde(rename = "interleaved")]
+    Interleaved,
+    /// Zero bubble with 1F1B memory (Qi et al. 2023, ZB-H1).
+    #[serde(rename = "zb-h1")]
+    ZbH1,
+    /// Zero bubble in a V of two chunks (Qi et al. 2024).
+    #[serde(rename = "zb-v")]
+    ZbV,
+    /// DualPipe cut in half to a V (DeepSeek-V3, "cut-in-half").
+    #[serde(rename = "dualpipe-v")]
+    DualPipeV,
+}
+
+/// How attention communicates when the sequence is sharded.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum CpKind {
+    /// Ring attention: KV blocks travel point to point, overlapped with attention.
+    Ring,
+    /// KV all-gathered before attention (Llama 3).
+    AllGather,
+    /// Heads for sequence by all-to-all (DeepSpeed-Ulysses).
+    AllToAll,
+}
+
+/// ZeRO stage.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(into = "u8", try_from = "u8")]
+#[schemars(with = "u8")]
+pub enum Zero {
+    /// DDP: everything replicated.
+    Z0,
+    /// Optimizer states sharded.
+    Z1,
+    /// Optimizer states and gradients sharded.
+    Z2,
+    /// Optimizer states, gradients and parameters sharded (FSDP).
+    Z3,
+}
+
+/// Which communication overlaps with computation, where the runtime allows.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(deny_unknown_fields)]
+pub struct Overlap {
+    /// Gradient reduction behind backward.
+    pub grad_reduce: bool,
+    /// Parameter all-gather (ZeRO-1 after the step, ZeRO-3 prefetch) behind forward.
+    pub param_gather: bool,
+    /// Tensor-parallel collectives chunked behind their matrix products.
+    pub tensor_parallel: bool,
+    /// Pipeline sends and receives behind compute.
+    pub pipeline: bool,
+}
+
+impl Overlap {
+    /// Everything overlaps.
+    pub const ALL: Self = Self {
+        grad_reduce: true,
+        param_gather: true,
+        tensor_parallel: true,
+        pipeline: true,
+    };
+    /// Nothing overlaps.
+    pub const NONE: Self = Self {
+        grad_reduce: false,
+        param_gather: false,
+        tensor_parallel: false,
+        pipeline: false,
+    };
+}
+
+impl From<Zero> for u8 {
+    fn from(zero: Zero) -> u8 {
+        match zero {
+            Zero::Z0 => 0,
+            Zero::Z1 => 1,
+            Zero::Z2 => 2,
+            Zero::Z3 => 3,
+        }
+    }
+}
+
+impl TryFrom<u8> for Zero {
+    type Error = String;
+    fn try_from(level: u8) -> Result<Self, String> {
+        match level {
+            0 => Ok(Zero::Z0),
+            1 => Ok(Zero::Z1),
+            2 => Ok(Zero::Z2),
+            3 => Ok(Zero::Z3),
+            other => Err(format!("zero is 0, 1, 2 or 3, not {other}")),
+        }
+    }
+}

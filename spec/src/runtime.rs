@@ -1,0 +1,225 @@
+//! Training systems, as data: what a runtime can do, what it fuses and keeps, what it overlaps,
+//! what it costs beside the model. A runtime never describes the model again: it selects from the
+//! closed set of rewrites that `costmodel` applies to the traced operators.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use crate::dtype::DType;
+use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
+use crate::provenance::Sourced;
+use crate::units::{Bytes, Seconds};
+
+/// A resolved runtime.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Runtime {
+    /// Preset name, such as `megatron-core`.
+    pub name: String,
+    /// What it is, in a sentence, with the versions it stands for.
+    pub description: String,
+    /// The strategies it can express.
+    pub space: RuntimeSpace,
+    /// Which rewrites of the operator graph it performs.
+    pub rewrites: BTreeSet<Rewrite>,
+    /// Which attention kernel it calls.
+    pub attention: AttentionKernel,
+    /// Types of parameters, gradients and optimizer states.
+    pub states: StateTypes,
+    /// What it overlaps by default.
+    pub overlap: Overlap,
+    /// Costs beside the model.
+    pub overheads: Overheads,
+}
+
+/// The strategies a runtime can express: the search space is bounded by it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeSpace {
+    /// Pipeline schedules; empty when there is no pipeline parallelism.
+    pub schedules: Vec<ScheduleKind>,
+    /// Context-parallel kinds; empty when there is none.
+    pub cp_kinds: Vec<CpKind>,
+    /// ZeRO levels.
+    pub zero: Vec<Zero>,
+    /// Mesh axis orders.
+    pub axis_orders: Vec<AxisOrder>,
+    /// Recompute modes.
+    pub recompute: Vec<RecomputeMode>,
+    /// Whether tensor parallelism is possible.
+    pub tensor_parallel: bool,
+    /// Whether tensor parallelism comes with sequence parallelism: never, always, or by choice.
+    pub sequence_parallel: SequenceParallelUse,
+    /// Whether expert parallelism is possible.
+    pub expert_parallel: bool,
+    /// Whether data parallelism may shard within groups and replicate across them.
+    pub hybrid_shard: bool,
+    /// Whether stages may have unequal numbers of layers.
+    pub uneven_stages: bool,
+    /// Whether tensor parallelism is limited to divisors of the key/value heads.
+    pub kv_heads_limit_tp: bool,
+    /// Under ZeRO-3, whether parameters may stay gathered between forward and backward.
+    pub keep_after_forward: bool,
+}
+
+/// Kinds of recomputation a runtime offers; counts are chosen by the planner.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum RecomputeMode {
+    /// Nothing.
+    None,
+    /// Core attention.
+    Selective,
+    /// Every layer.
+    Full,
+    /// A number of layers per virtual stage.
+    Layers,
+    /// Operator-level selection (torchtitan).
+    SelectiveOps,
+}
+
+/// When tensor parallelism shards the sequence between its blocks.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum SequenceParallelUse {
+    /// The runtime does not have it.
+    Never,
+    /// It always comes with tensor parallelism.
+    Always,
+    /// The user chooses.
+    Choice,
+}
+
+/// A rewrite of the operator graph, closed and sourced.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Rewrite {
+    /// Bias and GELU in one pass; keeps the matrix product's output only.
+    FuseBiasGelu,
+    /// Gate, nonlinearity and product in one pass; keeps gate and up only.
+    FuseSwiglu,
+    /// Bias, dropout and residual addition in one pass.
+    FuseBiasDropoutAdd,
+    /// Scale, mask and softmax of scores in one pass.
+    FuseScaledMaskedSoftmax,
+    /// One kernel per norm and pass (apex, Transformer Engine).
+    FuseNorm,
+    /// One kernel for rotary embedding of queries and keys.
+    FuseRope,
+    /// Cross-entropy in one pass over the logits, gradient in place.
+    FuseCrossEntropy,
+    /// Chains of pointwise operators and norms become one kernel each (`torch.compile`).
+    FusePointwise,
+    /// Weight gradients accumulate into the main gradient inside the matrix product.
+    FuseGradientAccumulation,
+    /// Biases inside the matrix product's epilogue.
+    FuseBiasEpilogue,
+    /// Under sequence parallelism the sharded input is kept and gathered again in backward.
+    RegatherSequenceParallelInput,
+    /// Norm inputs are kept in 32 bits, as autocast upcasts them.
+    NormInF32,
+    /// Token permutation fused with the cast and probabilities.
+    FusePermute,
+    /// Steps are captured in CUDA graphs: no host cost per kernel.
+    CudaGraph,
+    /// Optimizer runs as one multi-tensor kernel.
+    FusedOptimizer,
+}
+
+/// Family of attention kernel.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum AttentionKernel {
+    /// Two batched products and a softmax; scores are written.
+    Unfused,
+    /// FlashAttention 1 or the Triton port.
+    Flash1,
+    /// FlashAttention 2.
+    Flash2,
+    /// FlashAttention 3 on Hopper, cuDNN SDPA on Hopper and Blackwell; FlashAttention 2 elsewhere.
+    CudnnOrFlash3,
+}
+
+/// Element types of what lives for the whole step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StateTypes {
+    /// The copy that kernels read (`None`: it is the training precision's).
+    pub parameter: Option<DType>,
+    /// A separate 32-bit master copy in the optimizer.
+    pub master: Option<DType>,
+    /// The buffer gradients accumulate in (`None`: the training precision's).
+    pub gradient: Option<DType>,
+    /// Type in which gradients are reduced.
+    pub reduce: DType,
+    /// First moment.
+    pub momentum: DType,
+    /// Second moment.
+    pub variance: DType,
+    /// A 16-bit gradient copy that lives beside the accumulation buffer until reduced.
+    pub extra_gradient: Option<DType>,
+}
+
+/// What a runtime costs beside the model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Overheads {
+    /// Host time to issue one kernel.
+    pub launch: Sourced<Seconds>,
+    /// Host time of one optimizer step beside kernels: data loading, logging, Python.
+    pub step: Sourced<Seconds>,
+    /// Device memory outside the allocator: context, library handles.
+    pub context: Sourced<Bytes>,
+    /// Workspaces and communicator buffers.
+    pub workspace: Sourced<Bytes>,
+    /// Reserved over allocated memory, at least 1: fragmentation and rounding.
+    pub fragmentation: Sourced<f64>,
+    /// Slow-down of kernels while collectives run beside them, at least 1.
+    pub overlap_slowdown: Sourced<f64>,
+}

@@ -1,0 +1,1 @@
+//! Home of the end-to-end tests; see `tests/main.rs`.
