@@ -7,6 +7,8 @@ pub mod model;
 pub mod parallelism;
 pub mod provenance;
 pub mod runtime;
+pub mod runtime_file;
+pub mod runtime_presets;
 pub mod units;
 pub mod workload;
 

@@ -151,6 +151,9 @@ pub enum Rewrite {
     FuseBiasEpilogue,
     /// Under sequence parallelism the sharded input is kept and gathered again in backward.
     RegatherSequenceParallelInput,
+    /// Backward tensor-parallel collectives of column-parallel linears run beside the weight-gradient
+    /// product (Megatron-LM `LinearWithGradAccumulationAndAsyncCommunication`).
+    AsyncTensorParallelBackward,
     /// Norm inputs are kept in 32 bits, as autocast upcasts them.
     NormInF32,
     /// Token permutation fused with the cast and probabilities.
@@ -222,4 +225,8 @@ pub struct Overheads {
     pub fragmentation: Sourced<f64>,
     /// Slow-down of kernels while collectives run beside them, at least 1.
     pub overlap_slowdown: Sourced<f64>,
+    /// Relative half-width of the 80% interval of step time.
+    pub time_error: Sourced<f64>,
+    /// Relative half-width of the 80% interval of peak memory.
+    pub memory_error: Sourced<f64>,
 }

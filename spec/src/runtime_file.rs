@@ -1,0 +1,188 @@
+//! Runtimes as files: each states what differs from the one it extends.
+
+use std::collections::BTreeSet;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
+use crate::provenance::Sourced;
+use crate::runtime::{
+    AttentionKernel, Overheads, RecomputeMode, Rewrite, Runtime, RuntimeSpace, SequenceParallelUse,
+    StateTypes,
+};
+use crate::units::{Bytes, Seconds};
+
+/// A runtime as written: what is absent is inherited.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RuntimeFile {
+    /// Version of this format.
+    pub schema_version: u32,
+    /// Preset name.
+    pub name: String,
+    /// Other names.
+    #[serde(default)]
+    pub aliases: Vec<String>,
+    /// The runtime it differs from.
+    pub extends: Option<String>,
+    /// What it is, with versions.
+    pub description: String,
+    /// What it can express.
+    #[serde(default)]
+    pub space: SpaceFile,
+    /// Rewrites it performs beside the inherited ones.
+    #[serde(default)]
+    pub add_rewrites: Vec<Rewrite>,
+    /// Inherited rewrites it does not perform.
+    #[serde(default)]
+    pub remove_rewrites: Vec<Rewrite>,
+    /// Attention kernel.
+    pub attention: Option<AttentionKernel>,
+    /// State types.
+    pub states: Option<StateTypes>,
+    /// Default overlap.
+    pub overlap: Option<Overlap>,
+    /// Costs beside the model.
+    #[serde(default)]
+    pub overheads: OverheadsFile,
+}
+
+/// [`RuntimeSpace`] as written.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SpaceFile {
+    schedules: Option<Vec<ScheduleKind>>,
+    cp_kinds: Option<Vec<CpKind>>,
+    zero: Option<Vec<Zero>>,
+    axis_orders: Option<Vec<AxisOrder>>,
+    recompute: Option<Vec<RecomputeMode>>,
+    tensor_parallel: Option<bool>,
+    sequence_parallel: Option<SequenceParallelUse>,
+    expert_parallel: Option<bool>,
+    hybrid_shard: Option<bool>,
+    uneven_stages: Option<bool>,
+    kv_heads_limit_tp: Option<bool>,
+    keep_after_forward: Option<bool>,
+}
+
+/// [`Overheads`] as written; the unit is in the name.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OverheadsFile {
+    launch_us: Option<Sourced<f64>>,
+    step_ms: Option<Sourced<f64>>,
+    context_mib: Option<Sourced<f64>>,
+    workspace_mib: Option<Sourced<f64>>,
+    fragmentation: Option<Sourced<f64>>,
+    overlap_slowdown: Option<Sourced<f64>>,
+    time_error: Option<Sourced<f64>>,
+    memory_error: Option<Sourced<f64>>,
+}
+
+impl RuntimeFile {
+    /// Fills what is absent from the runtime this one extends.
+    ///
+    /// # Errors
+    /// Names the field that neither states.
+    pub fn resolve(self, parent: Option<&Runtime>) -> Result<Runtime, String> {
+        let name = self.name.clone();
+        let missing =
+            |field: &str| format!("runtime {name}: {field} is neither stated nor inherited");
+        let space = self
+            .space
+            .resolve(parent.map(|p| &p.space))
+            .map_err(|f| missing(&f))?;
+        let mut rewrites: BTreeSet<Rewrite> =
+            parent.map(|p| p.rewrites.clone()).unwrap_or_default();
+        rewrites.extend(&self.add_rewrites);
+        for rewrite in &self.remove_rewrites {
+            if !rewrites.remove(rewrite) {
+                return Err(format!(
+                    "runtime {name}: cannot remove {rewrite:?}, it is not inherited"
+                ));
+            }
+        }
+        Ok(Runtime {
+            description: self.description,
+            space,
+            rewrites,
+            attention: inherit(self.attention, parent.map(|p| p.attention))
+                .ok_or_else(|| missing("attention"))?,
+            states: inherit(self.states, parent.map(|p| p.states))
+                .ok_or_else(|| missing("states"))?,
+            overlap: inherit(self.overlap, parent.map(|p| p.overlap))
+                .ok_or_else(|| missing("overlap"))?,
+            overheads: self
+                .overheads
+                .resolve(parent.map(|p| &p.overheads))
+                .map_err(|f| missing(&f))?,
+            name: self.name,
+        })
+    }
+}
+
+impl SpaceFile {
+    fn resolve(self, parent: Option<&RuntimeSpace>) -> Result<RuntimeSpace, String> {
+        macro_rules! field {
+            ($name:ident) => {
+                inherit(self.$name, parent.map(|p| p.$name.clone()))
+                    .ok_or_else(|| concat!("space.", stringify!($name)).to_owned())?
+            };
+        }
+        Ok(RuntimeSpace {
+            schedules: field!(schedules),
+            cp_kinds: field!(cp_kinds),
+            zero: field!(zero),
+            axis_orders: field!(axis_orders),
+            recompute: field!(recompute),
+            tensor_parallel: field!(tensor_parallel),
+            sequence_parallel: field!(sequence_parallel),
+            expert_parallel: field!(expert_parallel),
+            hybrid_shard: field!(hybrid_shard),
+            uneven_stages: field!(uneven_stages),
+            kv_heads_limit_tp: field!(kv_heads_limit_tp),
+            keep_after_forward: field!(keep_after_forward),
+        })
+    }
+}
+
+impl OverheadsFile {
+    fn resolve(self, parent: Option<&Overheads>) -> Result<Overheads, String> {
+        macro_rules! field {
+            ($raw:ident, $name:ident, $convert:expr) => {
+                inherit(
+                    self.$raw.map(|s| map(s, $convert)),
+                    parent.map(|p| p.$name.clone()),
+                )
+                .ok_or_else(|| concat!("overheads.", stringify!($raw)).to_owned())?
+            };
+        }
+        Ok(Overheads {
+            launch: field!(launch_us, launch, |us| Seconds(us * 1e-6)),
+            step: field!(step_ms, step, |ms| Seconds(ms * 1e-3)),
+            context: field!(context_mib, context, mebibytes),
+            workspace: field!(workspace_mib, workspace, mebibytes),
+            fragmentation: field!(fragmentation, fragmentation, |x| x),
+            overlap_slowdown: field!(overlap_slowdown, overlap_slowdown, |x| x),
+            time_error: field!(time_error, time_error, |x| x),
+            memory_error: field!(memory_error, memory_error, |x| x),
+        })
+    }
+}
+
+fn mebibytes(mib: f64) -> Bytes {
+    Bytes((mib * f64::from(1u32 << 20)) as u64)
+}
+
+fn inherit<T>(own: Option<T>, parent: Option<T>) -> Option<T> {
+    own.or(parent)
+}
+
+fn map<T, U>(sourced: Sourced<T>, convert: impl Fn(T) -> U) -> Sourced<U> {
+    Sourced {
+        value: convert(sourced.value),
+        origin: sourced.origin,
+        source: sourced.source,
+    }
+}

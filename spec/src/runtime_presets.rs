@@ -1,0 +1,99 @@
+//! The runtimes that come with the tool.
+
+use crate::runtime::Runtime;
+use crate::runtime_file::RuntimeFile;
+
+/// Every preset, parents before children.
+const FILES: &[(&str, &str)] = &[
+    (
+        "vescale.yaml",
+        include_str!("../presets/runtimes/vescale.yaml"),
+    ),
+    (
+        "megatron-2021.yaml",
+        include_str!("../presets/runtimes/megatron-2021.yaml"),
+    ),
+    (
+        "megatron-deepspeed.yaml",
+        include_str!("../presets/runtimes/megatron-deepspeed.yaml"),
+    ),
+    (
+        "megatron-2022.yaml",
+        include_str!("../presets/runtimes/megatron-2022.yaml"),
+    ),
+    (
+        "megatron-core.yaml",
+        include_str!("../presets/runtimes/megatron-core.yaml"),
+    ),
+    ("nemo.yaml", include_str!("../presets/runtimes/nemo.yaml")),
+    ("fsdp1.yaml", include_str!("../presets/runtimes/fsdp1.yaml")),
+    (
+        "deepspeed.yaml",
+        include_str!("../presets/runtimes/deepspeed.yaml"),
+    ),
+    ("fsdp2.yaml", include_str!("../presets/runtimes/fsdp2.yaml")),
+    (
+        "torchtitan.yaml",
+        include_str!("../presets/runtimes/torchtitan.yaml"),
+    ),
+    (
+        "torchtitan-compile.yaml",
+        include_str!("../presets/runtimes/torchtitan-compile.yaml"),
+    ),
+    (
+        "maxtext.yaml",
+        include_str!("../presets/runtimes/maxtext.yaml"),
+    ),
+];
+
+/// A preset with its other names.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RuntimePreset {
+    /// Other names.
+    pub aliases: Vec<String>,
+    /// The runtime.
+    pub runtime: Runtime,
+}
+
+/// Every preset, resolved.
+///
+/// # Panics
+/// Never: a test resolves every embedded file.
+#[must_use]
+pub fn presets() -> Vec<RuntimePreset> {
+    let mut presets: Vec<RuntimePreset> = Vec::new();
+    for (file, text) in FILES {
+        let parsed: RuntimeFile =
+            serde_saphyr::from_str(text).unwrap_or_else(|e| panic!("embedded preset {file}: {e}"));
+        let parent = parsed.extends.as_ref().map(|name| {
+            &presets
+                .iter()
+                .find(|p| &p.runtime.name == name)
+                .unwrap_or_else(|| panic!("embedded preset {file} extends unknown {name}"))
+                .runtime
+        });
+        let aliases = parsed.aliases.clone();
+        let runtime = parsed
+            .resolve(parent)
+            .unwrap_or_else(|e| panic!("embedded preset {file}: {e}"));
+        presets.push(RuntimePreset { aliases, runtime });
+    }
+    presets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::presets;
+
+    #[test]
+    fn every_preset_resolves_and_is_named_once() {
+        let mut names: Vec<String> = presets()
+            .into_iter()
+            .flat_map(|p| p.aliases.into_iter().chain([p.runtime.name]))
+            .collect();
+        let total = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), total);
+    }
+}
