@@ -1,7 +1,31 @@
 //! What it costs: lowering of traces for a runtime, prices, memory and the event simulator.
+//!
+//! The path of a number: [`CostModel::predict`] assembles a strategy's stages from block costs
+//! (`assemble`), each traced from the model, lowered for the runtime (`lower`) and priced
+//! (`block`, `price`), and hands them to the engine (`engine`), which says when everything runs.
+//! No IO, clock, randomness or global state.
 
-use plans::{Floors, Prediction, Strategy, Timeline};
+mod assemble;
+mod block;
+mod cost_model;
+mod engine;
+mod floors;
+pub mod flops;
+pub mod lower;
+mod predict;
+pub mod price;
+mod profile;
+mod recorder;
+mod stage;
+pub mod states;
+mod traffic;
+mod work;
+
 use spec::{Cluster, ModelConfig, Runtime, Workload};
+
+pub use block::{BlockCost, BlockGroups, BlockKey, BlockPricing};
+pub use cost_model::{CostModel, Score};
+pub use work::Work;
 
 /// Everything a prediction depends on, beside the strategy.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,6 +48,14 @@ pub enum CostError {
     /// The model cannot be traced under this layout.
     #[error("{0}")]
     Trace(String),
+    /// The device or network has no prices.
+    #[error("no prices for device {device}: {reason}")]
+    Prices {
+        /// Device preset.
+        device: String,
+        /// Why.
+        reason: String,
+    },
     /// The device has no matrix rate for the asked precision.
     #[error("device {device} has no peak for {precision}")]
     NoPeak {
@@ -32,39 +64,4 @@ pub enum CostError {
         /// Asked precision.
         precision: String,
     },
-}
-
-/// Prices strategies of one scenario. Thread-safe; memoises layer costs by local shape.
-#[derive(Debug)]
-pub struct CostModel {
-    scenario: Scenario,
-}
-
-impl CostModel {
-    /// A cost model for a scenario.
-    #[must_use]
-    pub fn new(scenario: Scenario) -> Self {
-        Self { scenario }
-    }
-
-    /// What it was made for.
-    #[must_use]
-    pub fn scenario(&self) -> &Scenario {
-        &self.scenario
-    }
-
-    /// Lower bounds on time and memory, without simulation.
-    pub fn floors(&self, _strategy: &Strategy) -> Result<Floors, CostError> {
-        Err(CostError::Trace("not landed yet".into()))
-    }
-
-    /// Full simulation.
-    pub fn predict(&self, _strategy: &Strategy) -> Result<Prediction, CostError> {
-        Err(CostError::Trace("not landed yet".into()))
-    }
-
-    /// The simulated step, event by event.
-    pub fn timeline(&self, _strategy: &Strategy) -> Result<Timeline, CostError> {
-        Err(CostError::Trace("not landed yet".into()))
-    }
 }

@@ -1,7 +1,17 @@
 //! Global tensors: placements, propagation, redistribution, autograd tape; the meta device.
 
+mod backward;
+pub mod error;
+mod ops;
+pub mod placement;
+pub mod plan;
+pub mod tape;
 pub mod trace;
 
+pub use error::DTensorError;
+pub use placement::{BLOCK_AXES, BlockMesh, Placement, Placements};
+pub use plan::{Entry, ShardingPlan};
+pub use tape::{DTensor, Tape};
 pub use trace::{
     AttentionShape, Collective, CollectiveKind, Op, OpKind, ParameterInfo, Pass, TensorId,
     TensorInfo, TensorRole, Trace,

@@ -1,5 +1,121 @@
 //! The model families, written once as single-device code over global tensors.
 
+mod attention;
 pub mod block;
+mod decoder;
+pub mod error;
+pub mod names;
+pub mod sharding;
+
+use dtensor::{ParameterInfo, Tape, Trace};
+use spec::model::ModelConfig;
+use spec::{CpKind, DType};
 
 pub use block::{BlockClass, BlockLayout};
+pub use error::ModelError;
+pub use sharding::sharding_plan;
+
+use decoder::Block;
+
+/// Runs one block on the meta device under a layout.
+///
+/// # Errors
+/// When an operator has no rule for the placements the layout leads to.
+pub fn trace_block(
+    model: &ModelConfig,
+    class: BlockClass,
+    layout: &BlockLayout,
+) -> Result<Trace, ModelError> {
+    let plan = sharding_plan(model, layout)?;
+    let names = names::names(model);
+    let mut tape = Tape::new(&plan, names.layer);
+    let tokens = [layout.micro_batch, layout.seq_len, model.hidden];
+    let mut block = Block {
+        tape: &mut tape,
+        model,
+        names,
+        dtype: layout.dtype,
+    };
+    let output = match class {
+        BlockClass::Embedding => block.embedding(layout.micro_batch, layout.seq_len)?,
+        BlockClass::Layer(class) => {
+            let x = block.tape.input("input", &tokens, layout.dtype);
+            block.layer(class, x)?
+        }
+        BlockClass::Head => {
+            let x = block.tape.input("input", &tokens, layout.dtype);
+            block.head(x)?
+        }
+        BlockClass::Mtp => {
+            let x = block.tape.input("input", &tokens, layout.dtype);
+            let last = model.layer_class(model.layers - 1);
+            block.prediction_module(last, x)?
+        }
+    };
+    Ok(tape.finish(&output)?)
+}
+
+/// The blocks of a model in order, prediction modules before the head.
+#[must_use]
+pub fn blocks(model: &ModelConfig) -> Vec<BlockClass> {
+    let mut blocks = vec![BlockClass::Embedding];
+    blocks.extend((0..model.layers).map(|i| BlockClass::Layer(model.layer_class(i))));
+    blocks.extend((0..model.mtp_layers).map(|_| BlockClass::Mtp));
+    blocks.push(BlockClass::Head);
+    blocks
+}
+
+/// Every parameter of a model on one device. Repeated layers carry their number, experts stand
+/// once with all their elements.
+///
+/// # Errors
+/// When the model cannot run even on one device.
+pub fn parameters(model: &ModelConfig) -> Result<Vec<ParameterInfo>, ModelError> {
+    let mut all: Vec<ParameterInfo> = Vec::new();
+    let mut layer = 0u64;
+    for class in blocks(model) {
+        let trace = trace_block(model, class, &single_device())?;
+        let numbered = matches!(class, BlockClass::Layer(_) | BlockClass::Mtp);
+        for mut parameter in trace.parameters {
+            parameter.name = parameter.name.replace("{layer}", &layer.to_string());
+            // Tied weights, and the head that prediction modules share, count once.
+            if !all
+                .iter()
+                .rev()
+                .take(64)
+                .chain(all.iter().take(8))
+                .any(|p| p.name == parameter.name)
+            {
+                all.push(parameter);
+            }
+        }
+        layer += u64::from(numbered);
+    }
+    Ok(all)
+}
+
+/// Trained parameters of a model, shared ones once; prediction modules are not counted.
+///
+/// # Errors
+/// When the model cannot run even on one device.
+pub fn parameter_count(model: &ModelConfig) -> Result<u64, ModelError> {
+    let main = ModelConfig {
+        mtp_layers: 0,
+        ..model.clone()
+    };
+    Ok(parameters(&main)?.iter().map(|p| p.global_elements).sum())
+}
+
+fn single_device() -> BlockLayout {
+    BlockLayout {
+        tp: 1,
+        sequence_parallel: false,
+        cp: 1,
+        cp_kind: CpKind::Ring,
+        ep: 1,
+        etp: 1,
+        micro_batch: 1,
+        seq_len: 16,
+        dtype: DType::Bf16,
+    }
+}

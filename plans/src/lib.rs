@@ -1,18 +1,23 @@
 //! What to do: strategies, meshes, schedules, programs, timelines, predictions and plan files.
 
+pub mod grammar;
+pub mod legality;
 pub mod mesh;
 pub mod partition;
 pub mod prediction;
+pub mod program;
 pub mod schedule;
 pub mod strategy;
 pub mod timeline;
 
+pub use legality::StrategyError;
 pub use mesh::Group;
 pub use partition::StagePartition;
 pub use prediction::{
     Breakdown, Candidate, Fit, Floors, MemoryItem, NamedTime, Prediction, SearchOutcome,
     SpaceReport, UsedConstant,
 };
+pub use program::Program;
 pub use schedule::{Action, ActionKind, Schedule};
 pub use spec::{Axis, AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
 pub use strategy::{Decisions, Recompute, Strategy};

@@ -9,3 +9,51 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(transparent)]
 pub struct StagePartition(pub Vec<u64>);
+
+impl StagePartition {
+    /// Layers spread as evenly as they go; earlier stages but the first take the remainder, because
+    /// the first also holds the embedding and the last the head.
+    #[must_use]
+    pub fn even(layers: u64, stages: u64) -> Self {
+        let base = layers / stages;
+        let mut extra = layers % stages;
+        let mut sizes = vec![base; stages as usize];
+        let order = (1..stages.saturating_sub(1)).chain([0]).chain([stages - 1]);
+        for stage in order {
+            if extra == 0 {
+                break;
+            }
+            sizes[stage as usize] += 1;
+            extra -= 1;
+        }
+        Self(sizes)
+    }
+
+    /// Even with `less_first` and `less_last` fewer layers on the first and last stage, which hold
+    /// embedding and head; `None` when the rest does not divide evenly or goes negative.
+    #[must_use]
+    pub fn lighter_ends(layers: u64, stages: u64, less_first: u64, less_last: u64) -> Option<Self> {
+        let total = layers + less_first + less_last;
+        if stages < 2 || !total.is_multiple_of(stages) {
+            return None;
+        }
+        let each = total / stages;
+        let mut sizes = vec![each; stages as usize];
+        sizes[0] = each.checked_sub(less_first)?;
+        let last = sizes.len() - 1;
+        sizes[last] = sizes[last].checked_sub(less_last)?;
+        Some(Self(sizes))
+    }
+
+    /// Layers in all stages.
+    #[must_use]
+    pub fn layers(&self) -> u64 {
+        self.0.iter().sum()
+    }
+
+    /// Whether all stages have the same number of layers.
+    #[must_use]
+    pub fn is_uniform(&self) -> bool {
+        self.0.windows(2).all(|pair| pair[0] == pair[1])
+    }
+}

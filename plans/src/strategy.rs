@@ -4,8 +4,11 @@ use std::ops::Deref;
 
 use serde::{Deserialize, Serialize};
 
-use spec::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
+use spec::model::ModelConfig;
+use spec::{Axis, AxisOrder, CpKind, Overlap, ScheduleKind, Workload, Zero};
 
+use crate::legality::{self, StrategyError};
+use crate::mesh::Group;
 use crate::partition::StagePartition;
 
 /// The decisions, as plain fields. [`Strategy::new`] turns legal ones into a [`Strategy`].
@@ -55,6 +58,27 @@ pub struct Decisions {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Strategy(Decisions);
 
+impl Strategy {
+    /// Makes a strategy of legal decisions.
+    ///
+    /// # Errors
+    /// The first rule broken.
+    pub fn new(
+        decisions: Decisions,
+        model: &ModelConfig,
+        workload: &Workload,
+    ) -> Result<Self, StrategyError> {
+        legality::check(&decisions, model, workload)?;
+        Ok(Self(decisions))
+    }
+
+    /// The decisions.
+    #[must_use]
+    pub fn decisions(&self) -> &Decisions {
+        &self.0
+    }
+}
+
 impl Deref for Strategy {
     type Target = Decisions;
     fn deref(&self) -> &Decisions {
@@ -103,6 +127,42 @@ impl Decisions {
     #[must_use]
     pub fn world(&self) -> u64 {
         self.pp * self.dp() * self.cp * self.tp
+    }
+
+    /// Size of an axis.
+    #[must_use]
+    pub fn size(&self, axis: Axis) -> u64 {
+        match axis {
+            Axis::Tp => self.tp,
+            Axis::Cp => self.cp,
+            Axis::Ep => self.ep,
+            Axis::Etp => self.etp,
+            Axis::Edp => self.edp(),
+            Axis::DpShard => self.dp_shard,
+            Axis::DpReplicate => self.dp_replicate,
+            Axis::Pp => self.pp,
+        }
+    }
+
+    /// Where the groups of an axis lie. Dense axes nest as the axis order says; experts fold the
+    /// ranks of a pipeline stage with `etp` innermost, then `ep`, then their replicas (Megatron's
+    /// parallel folding, torchtitan's expert mesh).
+    #[must_use]
+    pub fn group(&self, axis: Axis) -> Group {
+        let size = self.size(axis);
+        let stride = match axis {
+            Axis::Etp => 1,
+            Axis::Ep => self.etp,
+            Axis::Edp => self.etp * self.ep,
+            _ => self
+                .axis_order
+                .0
+                .iter()
+                .take_while(|&&inner| inner != axis)
+                .map(|&inner| self.size(inner))
+                .product(),
+        };
+        Group { size, stride }
     }
 
     /// Replicas of one expert shard.

@@ -9,6 +9,8 @@ pub mod provenance;
 pub mod runtime;
 pub mod runtime_file;
 pub mod runtime_presets;
+pub mod suggest;
+pub mod tables;
 pub mod units;
 pub mod workload;
 

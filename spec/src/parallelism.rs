@@ -226,3 +226,66 @@ impl TryFrom<u8> for Zero {
         }
     }
 }
+
+impl ScheduleKind {
+    /// Every schedule.
+    pub const ALL: [Self; 6] = [
+        Self::OneFOneB,
+        Self::Interleaved,
+        Self::GPipe,
+        Self::ZbH1,
+        Self::ZbV,
+        Self::DualPipeV,
+    ];
+
+    /// The name used in files, flags and reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::GPipe => "gpipe",
+            Self::OneFOneB => "1f1b",
+            Self::Interleaved => "interleaved",
+            Self::ZbH1 => "zb-h1",
+            Self::ZbV => "zb-v",
+            Self::DualPipeV => "dualpipe-v",
+        }
+    }
+}
+
+impl std::fmt::Display for ScheduleKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl CpKind {
+    /// Every kind.
+    pub const ALL: [Self; 3] = [Self::Ring, Self::AllGather, Self::AllToAll];
+
+    /// The name used in files, flags and reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ring => "ring",
+            Self::AllGather => "all_gather",
+            Self::AllToAll => "all_to_all",
+        }
+    }
+}
+
+impl Axis {
+    /// The name used in files, flags and reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tp => "tp",
+            Self::Cp => "cp",
+            Self::Ep => "ep",
+            Self::Etp => "etp",
+            Self::Edp => "edp",
+            Self::DpShard => "dp_shard",
+            Self::DpReplicate => "dp_replicate",
+            Self::Pp => "pp",
+        }
+    }
+}

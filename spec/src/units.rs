@@ -4,8 +4,12 @@
 //! physical result: `Bytes / Bandwidth = Seconds`, `Flops / FlopRate = Seconds`. Every type parses
 //! from and prints to the notation people write: `"80 GiB"`, `"3.35 TB/s"`, `"989 TFLOP/s"`.
 
+use std::fmt::{self, Display, Formatter};
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, Sub, SubAssign};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
 
 /// A number of bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -134,5 +138,252 @@ impl Div<FlopRate> for Flops {
     type Output = Seconds;
     fn div(self, rate: FlopRate) -> Seconds {
         Seconds(self.0 / rate.0)
+    }
+}
+
+/// Scales a value to a prefix, largest first.
+fn scaled(value: f64, steps: &[(f64, &str)]) -> String {
+    let (size, unit) = steps
+        .iter()
+        .find(|(size, _)| value.abs() >= *size)
+        .or(steps.last())
+        .copied()
+        .unwrap_or((1.0, ""));
+    let number = value / size;
+    let digits = if number.abs() >= 100.0 {
+        0
+    } else if number.abs() >= 10.0 {
+        1
+    } else {
+        2
+    };
+    let text = format!("{number:.digits$}");
+    let text = if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.')
+    } else {
+        &text
+    };
+    format!("{text} {unit}")
+}
+
+impl Display for Bytes {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let steps = [
+            (1024f64.powi(4), "TiB"),
+            (1024f64.powi(3), "GiB"),
+            (1024f64.powi(2), "MiB"),
+            (1024.0, "KiB"),
+            (1.0, "B"),
+        ];
+        f.pad(&scaled(self.as_f64(), &steps))
+    }
+}
+
+impl Display for Seconds {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let steps = [
+            (86400.0, "days"),
+            (1.0, "s"),
+            (1e-3, "ms"),
+            (1e-6, "us"),
+            (1e-9, "ns"),
+        ];
+        f.pad(&scaled(self.0, &steps))
+    }
+}
+
+impl Display for Flops {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.pad(&scaled(
+            self.0,
+            &[
+                (1e15, "PFLOP"),
+                (1e12, "TFLOP"),
+                (1e9, "GFLOP"),
+                (1.0, "FLOP"),
+            ],
+        ))
+    }
+}
+
+impl Display for FlopRate {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.pad(&scaled(
+            self.0,
+            &[(1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1.0, "FLOP/s")],
+        ))
+    }
+}
+
+impl Display for Bandwidth {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.pad(&scaled(
+            self.0,
+            &[(1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1.0, "B/s")],
+        ))
+    }
+}
+
+/// A text is not a quantity of the asked kind.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is not a {kind}; expected a number and one of: {units}")]
+pub struct UnitError {
+    text: String,
+    kind: &'static str,
+    units: String,
+}
+
+/// Splits number and unit, and multiplies.
+fn parse(text: &str, kind: &'static str, units: &[(&str, f64)]) -> Result<f64, UnitError> {
+    let error = || UnitError {
+        text: text.chars().take(40).collect(),
+        kind,
+        units: units
+            .iter()
+            .map(|(name, _)| *name)
+            .collect::<Vec<_>>()
+            .join(", "),
+    };
+    let trimmed = text.trim();
+    let split = trimmed
+        .find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '-' | '+' | '_')))
+        .unwrap_or(trimmed.len());
+    let (number, unit) = trimmed.split_at(split);
+    let number: f64 = number.replace('_', "").parse().map_err(|_| error())?;
+    let unit = unit.trim();
+    let (_, size) = units
+        .iter()
+        .find(|(name, _)| *name == unit)
+        .ok_or_else(error)?;
+    if number.is_finite() && number >= 0.0 {
+        Ok(number * size)
+    } else {
+        Err(error())
+    }
+}
+
+impl FromStr for Bytes {
+    type Err = UnitError;
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        let units = [
+            ("B", 1.0),
+            ("KB", 1e3),
+            ("MB", 1e6),
+            ("GB", 1e9),
+            ("TB", 1e12),
+            ("KiB", 1024.0),
+            ("MiB", 1048576.0),
+            ("GiB", 1073741824.0),
+            ("TiB", 1099511627776.0),
+        ];
+        parse(text, "size in bytes", &units).map(|bytes| Self(bytes.round() as u64))
+    }
+}
+
+impl FromStr for Seconds {
+    type Err = UnitError;
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        let units = [
+            ("s", 1.0),
+            ("ms", 1e-3),
+            ("us", 1e-6),
+            ("µs", 1e-6),
+            ("ns", 1e-9),
+            ("days", 86400.0),
+        ];
+        parse(text, "duration", &units).map(Self)
+    }
+}
+
+impl FromStr for FlopRate {
+    type Err = UnitError;
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        let units = [
+            ("FLOP/s", 1.0),
+            ("GFLOP/s", 1e9),
+            ("TFLOP/s", 1e12),
+            ("PFLOP/s", 1e15),
+        ];
+        parse(text, "rate of computation", &units).map(Self)
+    }
+}
+
+impl FromStr for Bandwidth {
+    type Err = UnitError;
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        let units = [
+            ("B/s", 1.0),
+            ("MB/s", 1e6),
+            ("GB/s", 1e9),
+            ("TB/s", 1e12),
+            ("GiB/s", 1073741824.0),
+            ("Gb/s", 0.125e9),
+            ("Gbit/s", 0.125e9),
+            ("Tb/s", 0.125e12),
+        ];
+        parse(text, "bandwidth", &units).map(Self)
+    }
+}
+
+macro_rules! as_text {
+    ($($t:ident),*) => {$(
+        impl Serialize for $t {
+            fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+                s.collect_str(self)
+            }
+        }
+        impl<'de> Deserialize<'de> for $t {
+            fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+                let text = std::borrow::Cow::<str>::deserialize(d)?;
+                text.parse().map_err(serde::de::Error::custom)
+            }
+        }
+        impl schemars::JsonSchema for $t {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                stringify!($t).into()
+            }
+            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                schemars::json_schema!({"type": "string", "description": "number and unit, as `80 GiB` or `3.35 TB/s`"})
+            }
+        }
+    )*};
+}
+as_text!(Bytes, Seconds, FlopRate, Bandwidth);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parses_and_prints() {
+        assert_eq!("80 GiB".parse(), Ok(Bytes(80 << 30)));
+        assert_eq!("80GB".parse(), Ok(Bytes(80_000_000_000)));
+        assert_eq!("3.35 TB/s".parse(), Ok(Bandwidth(3.35e12)));
+        assert_eq!("400 Gb/s".parse(), Ok(Bandwidth(50e9)));
+        assert_eq!("989 TFLOP/s".parse(), Ok(FlopRate(989e12)));
+        assert_eq!(Bytes(80 << 30).to_string(), "80 GiB");
+        assert_eq!(Bandwidth(3.35e12).to_string(), "3.35 TB/s");
+        assert_eq!(Seconds(0.0125).to_string(), "12.5 ms");
+    }
+
+    #[test]
+    fn refuses_what_is_no_quantity() {
+        for text in [
+            "",
+            "GiB",
+            "80 XB",
+            "-1 GiB",
+            "1e99999 B",
+            "nan B",
+            "8 0 GiB",
+        ] {
+            assert!(text.parse::<Bytes>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn dividing_gives_the_physical_result() {
+        assert_eq!(Bytes(100) / Bandwidth(50.0), Seconds(2.0));
+        assert_eq!(Flops(100.0) / FlopRate(50.0), Seconds(2.0));
     }
 }

@@ -1,0 +1,392 @@
+//! From a strategy to what the engine runs: the work of every virtual stage, the memory every rank
+//! holds, the time of its optimizer.
+
+use std::sync::Arc;
+
+use models::{BlockClass, BlockLayout};
+use plans::{Axis, Recompute, Strategy, Zero};
+use spec::runtime::Rewrite;
+use spec::{Bytes, LayerClass, Seconds};
+
+use crate::block::{BlockCost, BlockGroups, BlockKey};
+use crate::cost_model::CostModel;
+use crate::price::MemoryKind;
+use crate::stage::{LayerTraffic, StageWork, TrafficPlan, When};
+use crate::states::{Elements, StateBytes};
+use crate::traffic::DataParallel;
+use crate::work::Work;
+use crate::{CostError, states};
+
+/// A run of equal blocks of a stage.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// Equal blocks in a row.
+    pub count: u64,
+    /// What each costs.
+    pub cost: Arc<BlockCost>,
+}
+
+/// Everything the engine and the reports need to know about a strategy.
+#[derive(Clone, Debug)]
+pub struct Assembled {
+    /// Blocks of every virtual stage.
+    pub runs: Vec<Vec<Run>>,
+    /// Work of every virtual stage.
+    pub stages: Vec<StageWork>,
+    /// Pipeline rank of every virtual stage.
+    pub rank_of_stage: Arc<Vec<u32>>,
+    /// States of every pipeline rank.
+    pub states: Vec<StateBytes>,
+    /// Gathered parameters and unreduced gradients in flight, of every pipeline rank.
+    pub in_flight: Vec<Bytes>,
+    /// Optimizer time of every pipeline rank.
+    pub optimizer: Vec<Seconds>,
+    /// Memory held for the whole step by every pipeline rank.
+    pub resident: Vec<Bytes>,
+    /// One pipeline transfer.
+    pub transfer: Seconds,
+}
+
+/// The blocks of a strategy's stages, looked up once.
+struct Blocks {
+    embedding: Arc<BlockCost>,
+    head: Arc<BlockCost>,
+    mtp: Option<Arc<BlockCost>>,
+    /// Per layer class: as the mode says, and under full recomputation.
+    layers: Vec<(LayerClass, Arc<BlockCost>, Arc<BlockCost>)>,
+}
+
+/// Builds everything from a strategy.
+///
+/// # Errors
+/// When a block cannot be traced.
+pub fn assemble(
+    costs: &CostModel,
+    strategy: &Strategy,
+    rank_of_stage: Arc<Vec<u32>>,
+) -> Result<Assembled, CostError> {
+    let blocks = Blocks::look_up(costs, strategy)?;
+    let parallel = DataParallel::new(strategy, &costs.scenario().cluster);
+    let runs = blocks.stage_runs(costs, strategy);
+    let stages: Vec<StageWork> = runs
+        .iter()
+        .map(|r| stage(costs, strategy, &parallel, r))
+        .collect();
+    let mut built = Assembled {
+        transfer: transfer(costs, strategy, &blocks),
+        states: Vec::new(),
+        in_flight: Vec::new(),
+        optimizer: Vec::new(),
+        resident: Vec::new(),
+        runs,
+        stages,
+        rank_of_stage,
+    };
+    for rank in 0..strategy.pp as u32 {
+        built.rank(costs, strategy, &parallel, rank);
+    }
+    Ok(built)
+}
+
+impl Assembled {
+    fn rank(&mut self, costs: &CostModel, strategy: &Strategy, parallel: &DataParallel, rank: u32) {
+        let scenario = costs.scenario();
+        let types = &scenario.runtime.states;
+        let precision = scenario.workload.precision;
+        let mut elements = Elements::default();
+        let mut largest = 0u64;
+        for (runs, &owner) in self.runs.iter().zip(self.rank_of_stage.iter()) {
+            if owner == rank {
+                for run in runs {
+                    let e = run.cost.elements;
+                    elements += Elements {
+                        dense: e.dense * run.count,
+                        expert: e.expert * run.count,
+                    };
+                    largest = largest.max(e.dense + e.expert);
+                }
+            }
+        }
+        let bytes = parallel.sharding.states(elements, types, precision);
+        let in_flight = in_flight(strategy, costs, largest);
+        let traffic = parallel
+            .sharding
+            .optimizer_traffic(elements, types, precision);
+        let kind = if scenario.runtime.rewrites.contains(&Rewrite::FusedOptimizer) {
+            MemoryKind::Optimizer
+        } else {
+            MemoryKind::UnfusedOptimizer
+        };
+        let norm = Bytes(bytes.gradients.0.min(
+            parallel.sharding.shard(elements) * states::gradient_type(types, precision).size(),
+        ));
+        let prices = costs.prices();
+        let time = prices.memory_bound(kind, traffic).time
+            + prices.memory_bound(MemoryKind::Pointwise, norm).time;
+        let overheads = &scenario.runtime.overheads;
+        self.states.push(bytes);
+        self.in_flight.push(in_flight);
+        self.optimizer.push(time);
+        self.resident
+            .push(bytes.total() + in_flight + overheads.context.value + overheads.workspace.value);
+    }
+}
+
+impl Blocks {
+    fn look_up(costs: &CostModel, strategy: &Strategy) -> Result<Self, CostError> {
+        let model = &costs.scenario().model;
+        let key = |class: BlockClass, recompute: Recompute| key(costs, strategy, class, recompute);
+        let mode = match strategy.recompute {
+            Recompute::Layers(_) => Recompute::None,
+            other => other,
+        };
+        let mut layers = Vec::new();
+        for &class in costs.layer_classes() {
+            let as_asked = costs.block(&key(BlockClass::Layer(class), mode))?;
+            let full = match strategy.recompute {
+                Recompute::Layers(_) => {
+                    costs.block(&key(BlockClass::Layer(class), Recompute::Full))?
+                }
+                _ => Arc::clone(&as_asked),
+            };
+            layers.push((class, as_asked, full));
+        }
+        // Embedding and head are outside what runtimes recompute.
+        let mtp = if model.mtp_layers > 0 {
+            Some(costs.block(&key(BlockClass::Mtp, mode))?)
+        } else {
+            None
+        };
+        Ok(Self {
+            embedding: costs.block(&key(BlockClass::Embedding, Recompute::None))?,
+            head: costs.block(&key(BlockClass::Head, Recompute::None))?,
+            mtp,
+            layers,
+        })
+    }
+
+    fn stage_runs(&self, costs: &CostModel, strategy: &Strategy) -> Vec<Vec<Run>> {
+        let model = &costs.scenario().model;
+        let last = strategy.stages.0.len() - 1;
+        let mut first_layer = 0;
+        let mut stages = Vec::with_capacity(strategy.stages.0.len());
+        for (index, &count) in strategy.stages.0.iter().enumerate() {
+            let mut runs = Vec::with_capacity(4);
+            if index == 0 {
+                push(&mut runs, &self.embedding, 1);
+            }
+            let full = match strategy.recompute {
+                Recompute::Layers(n) => n.min(count),
+                _ => 0,
+            };
+            for offset in 0..count {
+                let class = model.layer_class(first_layer + offset);
+                let (_, asked, fully) = self
+                    .layers
+                    .iter()
+                    .find(|(c, _, _)| *c == class)
+                    .expect("every class of the model was looked up");
+                let cost = if offset < full { fully } else { asked };
+                push(&mut runs, cost, 1);
+            }
+            if index == last {
+                if let Some(mtp) = &self.mtp {
+                    push(&mut runs, mtp, model.mtp_layers);
+                }
+                push(&mut runs, &self.head, 1);
+            }
+            first_layer += count;
+            stages.push(runs);
+        }
+        stages
+    }
+}
+
+fn push(runs: &mut Vec<Run>, cost: &Arc<BlockCost>, count: u64) {
+    match runs.last_mut() {
+        Some(run) if Arc::ptr_eq(&run.cost, cost) => run.count += count,
+        _ => runs.push(Run {
+            count,
+            cost: Arc::clone(cost),
+        }),
+    }
+}
+
+/// Memo key of a block under a strategy.
+fn key(
+    costs: &CostModel,
+    strategy: &Strategy,
+    class: BlockClass,
+    recompute: Recompute,
+) -> BlockKey {
+    let workload = &costs.scenario().workload;
+    let experts = matches!(class, BlockClass::Layer(c) if c.moe)
+        || (class == BlockClass::Mtp && costs.scenario().model.moe.is_some());
+    let layout = BlockLayout {
+        tp: strategy.tp,
+        sequence_parallel: strategy.sequence_parallel,
+        cp: strategy.cp,
+        cp_kind: strategy.cp_kind,
+        ep: if experts { strategy.ep } else { 1 },
+        etp: if experts { strategy.etp } else { 1 },
+        micro_batch: strategy.micro_batch,
+        seq_len: workload.seq_len,
+        dtype: workload.precision.activation(),
+    };
+    let groups = BlockGroups {
+        tp: strategy.group(Axis::Tp),
+        cp: strategy.group(Axis::Cp),
+        ep: if experts {
+            strategy.group(Axis::Ep)
+        } else {
+            strategy.group(Axis::Tp)
+        },
+        etp: if experts {
+            strategy.group(Axis::Etp)
+        } else {
+            strategy.group(Axis::Tp)
+        },
+    };
+    BlockKey {
+        class,
+        layout,
+        recompute,
+        overlap_tp: strategy.overlap.tensor_parallel,
+        groups,
+    }
+}
+
+fn stage(
+    costs: &CostModel,
+    strategy: &Strategy,
+    parallel: &DataParallel,
+    runs: &[Run],
+) -> StageWork {
+    let mut stage = StageWork::default();
+    for run in runs {
+        let count = run.count as f64;
+        stage.forward += run.cost.forward * count;
+        stage.backward_input += run.cost.backward_input * count;
+        stage.backward_weight += run.cost.backward_weight * count;
+        stage.recompute += run.cost.recompute * count;
+        stage.saved += run.cost.saved_bytes * run.count;
+        stage.saved_for_weight += run.cost.saved_for_weight * run.count;
+    }
+    transients(&mut stage, runs);
+    traffic(costs, strategy, parallel, runs, &mut stage);
+    stage
+}
+
+/// Peaks beside what is held: forward keeps what earlier blocks saved, backward has released what
+/// later blocks did.
+fn transients(stage: &mut StageWork, runs: &[Run]) {
+    let mut held = Bytes(0);
+    let mut peak = Bytes(0);
+    for run in runs {
+        held += run.cost.saved_bytes * run.count;
+        peak = peak.max(held + run.cost.transient_forward);
+    }
+    stage.transient_forward = peak.saturating_sub(stage.saved);
+    let mut released = Bytes(0);
+    let mut peak = Bytes(0);
+    for run in runs.iter().rev() {
+        peak = peak.max(run.cost.transient_backward.saturating_sub(released));
+        released += run.cost.saved_bytes * run.count;
+    }
+    stage.transient_backward = peak;
+}
+
+fn traffic(
+    costs: &CostModel,
+    strategy: &Strategy,
+    parallel: &DataParallel,
+    runs: &[Run],
+    stage: &mut StageWork,
+) {
+    if parallel.ranks() == 1 {
+        return;
+    }
+    let scenario = costs.scenario();
+    let forward = stage.forward.duration().0;
+    let backward = (stage.recompute + stage.backward_input + stage.backward_weight)
+        .duration()
+        .0;
+    stage.layers = runs
+        .iter()
+        .map(|run| LayerTraffic {
+            count: run.count,
+            forward_share: share(run.cost.forward, forward),
+            backward_share: share(
+                run.cost.recompute + run.cost.backward_input + run.cost.backward_weight,
+                backward,
+            ),
+            gather: parallel.gather(
+                run.cost.elements,
+                costs.prices(),
+                scenario.workload.precision,
+            ),
+            reduce: parallel.reduce(run.cost.elements, costs.prices(), &scenario.runtime),
+        })
+        .collect();
+    let gathers: Seconds = stage.layers.iter().map(|l| l.gather * l.count as f64).sum();
+    let reduces: Seconds = stage.layers.iter().map(|l| l.reduce * l.count as f64).sum();
+    let overlap = strategy.overlap;
+    let mut plan = TrafficPlan {
+        first: 0,
+        last: strategy.num_micro_batches as u32 - 1,
+        ..TrafficPlan::default()
+    };
+    match strategy.zero {
+        Zero::Z0 => {}
+        Zero::Z1 | Zero::Z2 if overlap.param_gather => plan.gather_forward = When::First,
+        Zero::Z1 | Zero::Z2 => stage.exposed_gather = Some(gathers),
+        Zero::Z3 if strategy.reshard_after_forward => {
+            plan.gather_forward = When::Always;
+            plan.gather_backward = When::Always;
+        }
+        Zero::Z3 => plan.gather_forward = When::First,
+    }
+    match strategy.zero {
+        Zero::Z0 | Zero::Z1 if overlap.grad_reduce => plan.reduce = When::Last,
+        Zero::Z2 | Zero::Z3 if overlap.grad_reduce => plan.reduce = When::Always,
+        Zero::Z0 | Zero::Z1 | Zero::Z2 | Zero::Z3 => stage.exposed_reduce = Some(reduces),
+    }
+    stage.traffic = plan;
+}
+
+fn share(part: Work, whole: f64) -> f64 {
+    if whole > 0.0 {
+        part.duration().0.min(whole) / whole
+    } else {
+        0.0
+    }
+}
+
+/// ZeRO-3 holds two gathered blocks (current and prefetched) and one block's gradients before they
+/// are reduced; ZeRO-2 holds one block's gradients.
+fn in_flight(strategy: &Strategy, costs: &CostModel, largest: u64) -> Bytes {
+    let scenario = costs.scenario();
+    let compute = scenario.workload.precision.activation().size();
+    let reduce = scenario.runtime.states.reduce.size();
+    match strategy.zero {
+        Zero::Z0 | Zero::Z1 => Bytes(0),
+        Zero::Z2 => Bytes(largest * reduce),
+        Zero::Z3 => Bytes(largest * (2 * compute + reduce)),
+    }
+}
+
+/// Sending a micro-batch's activation to the next pipeline rank: every tensor-parallel rank sends
+/// its shard.
+fn transfer(costs: &CostModel, strategy: &Strategy, blocks: &Blocks) -> Seconds {
+    if strategy.pp == 1 {
+        return Seconds(0.0);
+    }
+    let output = blocks
+        .layers
+        .first()
+        .map_or(blocks.embedding.output, |l| l.1.output);
+    costs
+        .prices()
+        .point_to_point(output, strategy.group(Axis::Pp))
+        .time
+}

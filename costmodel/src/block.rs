@@ -1,0 +1,488 @@
+//! The cost of one block under one layout: trace, lower, price.
+
+use dtensor::{Collective, CollectiveKind, Pass, TensorId, Trace};
+use models::{BlockClass, BlockLayout};
+use plans::{Group, NamedTime, Recompute};
+use rustc_hash::FxHashSet;
+use spec::runtime::Rewrite;
+use spec::{Axis, Bytes, ModelConfig, Precision, Runtime, Seconds};
+
+use crate::CostError;
+use crate::lower::{
+    Kernel, KernelKind, Lowered, Lowering, SavedTensor, kept, peak_transient, recomputed,
+};
+use crate::price::Prices;
+use crate::states::Elements;
+use crate::work::Work;
+
+/// What a block's cost depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockKey {
+    /// Which block.
+    pub class: BlockClass,
+    /// Local shapes.
+    pub layout: BlockLayout,
+    /// What is run again.
+    pub recompute: Recompute,
+    /// Whether tensor-parallel collectives run beside products.
+    pub overlap_tp: bool,
+    /// Where the groups lie.
+    pub groups: BlockGroups,
+}
+
+/// Groups of the axes that communicate inside a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockGroups {
+    /// Tensor parallel.
+    pub tp: Group,
+    /// Context parallel.
+    pub cp: Group,
+    /// Expert parallel.
+    pub ep: Group,
+    /// Expert tensor parallel.
+    pub etp: Group,
+}
+
+/// Time and memory of a block for one micro-batch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BlockCost {
+    /// Forward.
+    pub forward: Work,
+    /// Backward towards inputs.
+    pub backward_input: Work,
+    /// Backward towards weights.
+    pub backward_weight: Work,
+    /// Forward kernels run again.
+    pub recompute: Work,
+    /// Kept from forward to backward.
+    pub saved: Vec<SavedTensor>,
+    /// Sum of `saved`.
+    pub saved_bytes: Bytes,
+    /// Of those, needed by the weight half, with the output gradients it reads.
+    pub saved_for_weight: Bytes,
+    /// Peak beside what is kept, in forward.
+    pub transient_forward: Bytes,
+    /// Peak beside what is kept, in backward, recomputed activations included.
+    pub transient_backward: Bytes,
+    /// Bytes of the tensor handed to the next block.
+    pub output: Bytes,
+    /// Parameters this rank holds before ZeRO.
+    pub elements: Elements,
+    /// Kernels and collectives by name.
+    pub kernels: Vec<NamedTime>,
+}
+
+/// What pricing a block needs beside its key.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockPricing<'a> {
+    /// The model.
+    pub model: &'a ModelConfig,
+    /// The training system.
+    pub runtime: &'a Runtime,
+    /// Device and network prices.
+    pub prices: &'a Prices,
+    /// Precision of linear layers.
+    pub precision: Precision,
+}
+
+impl BlockPricing<'_> {
+    /// The cost of a block.
+    ///
+    /// # Errors
+    /// When the model cannot be traced under the layout.
+    pub fn cost(&self, key: &BlockKey) -> Result<BlockCost, CostError> {
+        let trace = models::trace_block(self.model, key.class, &key.layout)
+            .map_err(|e| CostError::Trace(e.to_string()))?;
+        let lowering = Lowering {
+            runtime: self.runtime,
+            precision: self.precision,
+            low_precision_block: matches!(key.class, BlockClass::Layer(_) | BlockClass::Mtp),
+        };
+        let lowered = lowering.lower(&trace);
+        let timed = Timed {
+            pricing: self,
+            key,
+            lowering,
+        };
+        let mut cost = BlockCost {
+            elements: elements(&trace),
+            ..BlockCost::default()
+        };
+        timed.time(&trace, &lowered, &mut cost);
+        timed.memory(&trace, &lowered, &mut cost);
+        Ok(cost)
+    }
+}
+
+fn elements(trace: &Trace) -> Elements {
+    let mut elements = Elements::default();
+    for parameter in &trace.parameters {
+        if parameter.expert {
+            elements.expert += parameter.local_elements;
+        } else {
+            elements.dense += parameter.local_elements;
+        }
+    }
+    elements
+}
+
+struct Timed<'a> {
+    pricing: &'a BlockPricing<'a>,
+    key: &'a BlockKey,
+    lowering: Lowering<'a>,
+}
+
+impl Timed<'_> {
+    fn time(&self, trace: &Trace, lowered: &Lowered, cost: &mut BlockCost) {
+        let forward = self.pass_times(&lowered.forward);
+        let backward = self.pass_times(&lowered.backward);
+        for (kernel, work) in lowered.forward.iter().zip(&forward) {
+            cost.forward += *work;
+            let name = name(trace, kernel);
+            cost.kernels.push(NamedTime {
+                name,
+                seconds: work.device().0,
+            });
+        }
+        for (kernel, work) in lowered.backward.iter().zip(&backward) {
+            match kernel.pass {
+                Pass::BackwardWeight => cost.backward_weight += *work,
+                Pass::Forward | Pass::BackwardInput => cost.backward_input += *work,
+            }
+            let name = name(trace, kernel);
+            cost.kernels.push(NamedTime {
+                name,
+                seconds: work.device().0,
+            });
+        }
+        for index in recomputed(trace, lowered, self.key.recompute) {
+            cost.recompute += forward[index];
+            let name = format!("{} (recomputed)", name(trace, &lowered.forward[index]));
+            cost.kernels.push(NamedTime {
+                name,
+                seconds: forward[index].device().0,
+            });
+        }
+        if self.regathers() {
+            cost.backward_input += self.regather(trace);
+        }
+    }
+
+    /// Work of each kernel of a pass, with hidden communication taken out.
+    fn pass_times(&self, kernels: &[Kernel]) -> Vec<Work> {
+        let raw: Vec<Seconds> = kernels.iter().map(|k| self.kernel_time(k)).collect();
+        let mut works = Vec::with_capacity(kernels.len());
+        for (index, kernel) in kernels.iter().enumerate() {
+            let time = raw[index];
+            let host = self.host(kernel);
+            let mut work = Work {
+                host,
+                ..Work::default()
+            };
+            match kernel.kind {
+                KernelKind::Comm(collective) => {
+                    let exposed = self.exposed(collective, kernels, &raw, index);
+                    *self.bucket(&mut work, collective.axis) = exposed;
+                }
+                _ => work.compute = time,
+            }
+            works.push(work);
+        }
+        works
+    }
+
+    fn bucket<'w>(&self, work: &'w mut Work, axis: Axis) -> &'w mut Seconds {
+        match axis {
+            Axis::Tp | Axis::Etp => &mut work.tp,
+            Axis::Cp => &mut work.cp,
+            Axis::Ep => &mut work.ep,
+            Axis::Edp | Axis::DpShard | Axis::DpReplicate | Axis::Pp => &mut work.compute,
+        }
+    }
+
+    fn host(&self, kernel: &Kernel) -> Seconds {
+        if self.lowering.has(Rewrite::CudaGraph) {
+            return Seconds(0.0);
+        }
+        let launches = match kernel.kind {
+            KernelKind::Memory { launches, .. } => launches,
+            _ => 1,
+        };
+        self.pricing.runtime.overheads.launch.value * f64::from(launches)
+    }
+
+    fn kernel_time(&self, kernel: &Kernel) -> Seconds {
+        let prices = self.pricing.prices;
+        let wide = self.pricing.precision.activation();
+        let narrow = self.pricing.precision.matmul();
+        match kernel.kind {
+            KernelKind::Gemm {
+                m,
+                n,
+                k,
+                layout,
+                low_precision,
+            } => {
+                let dtype = if low_precision { narrow } else { wide };
+                prices.gemm(m, n, k, dtype, layout).time
+            }
+            KernelKind::GroupedGemm {
+                groups,
+                m,
+                n,
+                k,
+                layout,
+            } => prices.grouped_gemm(groups, m, n, k, narrow, layout).time,
+            KernelKind::BatchedGemm { batch, m, n, k } => {
+                prices.batched_gemm(batch, m, n, k, wide).time
+            }
+            KernelKind::Attention { shape, backward } => {
+                prices
+                    .attention(&shape, self.pricing.runtime.attention, backward)
+                    .time
+            }
+            KernelKind::Memory { kind, bytes, .. } => prices.memory_bound(kind, bytes).time,
+            KernelKind::Comm(collective) => self.collective_time(collective),
+        }
+    }
+
+    fn group(&self, axis: Axis) -> Group {
+        match axis {
+            Axis::Cp => self.key.groups.cp,
+            Axis::Ep => self.key.groups.ep,
+            Axis::Etp => self.key.groups.etp,
+            Axis::Tp | Axis::Edp | Axis::DpShard | Axis::DpReplicate | Axis::Pp => {
+                self.key.groups.tp
+            }
+        }
+    }
+
+    fn collective_time(&self, collective: Collective) -> Seconds {
+        let group = self.group(collective.axis);
+        let bytes = Bytes(collective.bytes);
+        match collective.kind {
+            // One step of the ring; there are `size − 1`.
+            CollectiveKind::RingExchange => {
+                self.pricing.prices.point_to_point(bytes, group).time * (group.size - 1) as f64
+            }
+            kind => self.pricing.prices.collective(kind, bytes, group).time,
+        }
+    }
+
+    /// What is left of a collective beside the kernel that can hide it.
+    fn exposed(
+        &self,
+        collective: Collective,
+        kernels: &[Kernel],
+        raw: &[Seconds],
+        index: usize,
+    ) -> Seconds {
+        let time = raw[index];
+        match (collective.axis, collective.kind) {
+            (Axis::Cp, CollectiveKind::RingExchange) => {
+                // The first of `cp` attention steps has its block already; the others hide a
+                // transfer each.
+                let cp = self.key.layout.cp as f64;
+                let attention = nearest(kernels, raw, index, is_attention);
+                let hidden = attention * ((cp - 1.0) / cp);
+                Seconds((time - hidden).0.max(0.0))
+            }
+            (Axis::Tp, kind) => self.exposed_tp(kind, kernels, raw, index),
+            _ => time,
+        }
+    }
+
+    /// Tensor-parallel collectives: Transformer Engine's user buffers and PyTorch's async TP split
+    /// them into `tp` chunks behind the product they feed or follow, so one chunk stays exposed;
+    /// Megatron runs the backward ones beside the other product of the same linear.
+    fn exposed_tp(
+        &self,
+        kind: CollectiveKind,
+        kernels: &[Kernel],
+        raw: &[Seconds],
+        index: usize,
+    ) -> Seconds {
+        let time = raw[index];
+        let slowdown = self.pricing.runtime.overheads.overlap_slowdown.value;
+        let chunks = self.key.layout.tp as f64;
+        let backward = kernels[index].pass != Pass::Forward;
+        let product = nearest(kernels, raw, index, is_product);
+        let decomposed = self.key.overlap_tp
+            && matches!(
+                kind,
+                CollectiveKind::AllGather | CollectiveKind::ReduceScatter
+            );
+        let hidden = if decomposed {
+            time.min(product) * (1.0 - 1.0 / chunks)
+        } else if backward && self.lowering.has(Rewrite::AsyncTensorParallelBackward) {
+            let beside = following(kernels, raw, index, is_weight_gradient);
+            time.min(beside)
+        } else {
+            Seconds(0.0)
+        };
+        time - hidden + hidden * (slowdown - 1.0)
+    }
+
+    fn regathers(&self) -> bool {
+        self.key.layout.sequence_parallel
+            && self.key.layout.tp > 1
+            && self.lowering.has(Rewrite::RegatherSequenceParallelInput)
+            && !matches!(self.key.recompute, Recompute::Full | Recompute::Layers(_))
+    }
+
+    /// The sharded inputs of column-parallel linears are gathered again in backward, beside the
+    /// data-gradient product (Korthikanti et al. 2022, §4.2.2).
+    fn regather(&self, trace: &Trace) -> Work {
+        let mut work = Work::default();
+        for op in &trace.forward {
+            let dtensor::OpKind::Collective(c) = op.kind else {
+                continue;
+            };
+            if c.axis == Axis::Tp && c.kind == CollectiveKind::AllGather {
+                let time = self.collective_time(c);
+                let beside = trace
+                    .backward
+                    .iter()
+                    .filter(|b| b.scope == op.scope && b.pass == Pass::BackwardInput)
+                    .count();
+                // Without a product of its scope the gather has nothing to hide behind; with one,
+                // the product is longer than the gather on every NVLink system.
+                let exposed = if beside > 0 || self.key.overlap_tp {
+                    1.0 / 8.0
+                } else {
+                    0.0
+                };
+                work.tp += time * exposed;
+                work.host += self.pricing.runtime.overheads.launch.value;
+            }
+        }
+        work
+    }
+
+    fn memory(&self, trace: &Trace, lowered: &Lowered, cost: &mut BlockCost) {
+        let mode = self.key.recompute;
+        let fused = self.lowering.has(Rewrite::FuseGradientAccumulation);
+        cost.saved = kept(&self.lowering, trace, mode);
+        cost.saved_bytes = cost.saved.iter().map(|s| s.bytes).sum();
+        let kept_ids = kept_ids(&self.lowering, trace, mode);
+        cost.transient_forward = peak_transient(trace, &lowered.forward, &kept_ids, fused);
+        let backward = peak_transient(trace, &lowered.backward, &FxHashSet::default(), fused);
+        let rebuilt: Bytes = kept(&self.lowering, trace, Recompute::None)
+            .iter()
+            .map(|s| s.bytes)
+            .sum::<Bytes>()
+            .saturating_sub(cost.saved_bytes);
+        cost.transient_backward = if mode == Recompute::None {
+            backward
+        } else {
+            backward + rebuilt
+        };
+        cost.saved_for_weight = weight_operands(trace, &cost.saved);
+        cost.output = trace.output.map_or(Bytes(0), |id| trace.tensor(id).bytes());
+    }
+}
+
+/// Storages kept under a mode, for liveness.
+fn kept_ids(lowering: &Lowering<'_>, trace: &Trace, mode: Recompute) -> FxHashSet<TensorId> {
+    let names: FxHashSet<String> = kept(lowering, trace, mode)
+        .into_iter()
+        .map(|s| s.name)
+        .collect();
+    (0..trace.tensors.len() as u32)
+        .map(TensorId)
+        .filter(|&id| names.contains(&trace.tensor(id).name))
+        .collect()
+}
+
+/// Kept activations that weight gradients read, and the output gradients they read.
+fn weight_operands(trace: &Trace, saved: &[SavedTensor]) -> Bytes {
+    let mut gradients: FxHashSet<TensorId> = FxHashSet::default();
+    let mut bytes: Bytes = saved.iter().filter(|s| s.for_weight).map(|s| s.bytes).sum();
+    for op in trace
+        .backward
+        .iter()
+        .filter(|op| op.pass == Pass::BackwardWeight)
+    {
+        for &id in &op.inputs {
+            let storage = trace.tensor(id).storage;
+            let info = trace.tensor(storage);
+            if info.role == dtensor::TensorRole::Gradient && gradients.insert(storage) {
+                bytes += info.bytes();
+            }
+        }
+    }
+    bytes
+}
+
+fn is_product(kernel: &Kernel) -> bool {
+    matches!(
+        kernel.kind,
+        KernelKind::Gemm { .. } | KernelKind::GroupedGemm { .. }
+    )
+}
+
+fn is_weight_gradient(kernel: &Kernel) -> bool {
+    is_product(kernel) && kernel.pass == Pass::BackwardWeight
+}
+
+fn is_attention(kernel: &Kernel) -> bool {
+    matches!(
+        kernel.kind,
+        KernelKind::Attention { .. } | KernelKind::BatchedGemm { .. }
+    )
+}
+
+/// Time of the closest kernel that satisfies `want`, looking both ways.
+fn nearest(
+    kernels: &[Kernel],
+    raw: &[Seconds],
+    index: usize,
+    want: fn(&Kernel) -> bool,
+) -> Seconds {
+    let distance = |i: &usize| i.abs_diff(index);
+    (0..kernels.len())
+        .filter(|&i| want(&kernels[i]))
+        .min_by_key(distance)
+        .map_or(Seconds(0.0), |i| raw[i])
+}
+
+/// Time of the next kernel that satisfies `want`, at most three further on.
+fn following(
+    kernels: &[Kernel],
+    raw: &[Seconds],
+    index: usize,
+    want: fn(&Kernel) -> bool,
+) -> Seconds {
+    (index + 1..kernels.len().min(index + 4))
+        .find(|&i| want(&kernels[i]))
+        .map_or(Seconds(0.0), |i| raw[i])
+}
+
+fn name(trace: &Trace, kernel: &Kernel) -> String {
+    let op = match kernel.pass {
+        Pass::Forward => &trace.forward[kernel.op],
+        Pass::BackwardInput | Pass::BackwardWeight => &trace.backward[kernel.op],
+    };
+    let what = match kernel.kind {
+        KernelKind::Gemm { .. } => "matmul",
+        KernelKind::GroupedGemm { .. } => "grouped matmul",
+        KernelKind::BatchedGemm { .. } => "batched matmul",
+        KernelKind::Attention { .. } => "fused attention",
+        KernelKind::Memory { .. } => "memory-bound",
+        KernelKind::Comm(c) => match c.kind {
+            CollectiveKind::AllReduce => "all-reduce",
+            CollectiveKind::AllGather => "all-gather",
+            CollectiveKind::ReduceScatter => "reduce-scatter",
+            CollectiveKind::AllToAll => "all-to-all",
+            CollectiveKind::RingExchange => "ring exchange",
+            CollectiveKind::Broadcast => "broadcast",
+            CollectiveKind::SendRecv => "send/recv",
+        },
+    };
+    let pass = match kernel.pass {
+        Pass::Forward => "forward",
+        Pass::BackwardInput => "backward",
+        Pass::BackwardWeight => "weight gradient",
+    };
+    format!("{} {what} ({pass})", op.scope)
+}

@@ -1,0 +1,313 @@
+//! When things run: a list scheduler over pipeline ranks and their streams.
+//!
+//! Every stream executes its actions in the static order of the program, so one pass that always
+//! advances a rank whose next action is ready yields the schedule. Ranks are representatives: their
+//! tensor-, context- and data-parallel peers do the same at the same time.
+
+use plans::{Action, ActionKind, Breakdown, Stream};
+use spec::{Bytes, Seconds};
+
+use crate::stage::StageWork;
+
+/// What the engine needs beside the program.
+#[derive(Clone, Debug)]
+pub struct Inputs<'a> {
+    /// Action lists of all pipeline ranks.
+    pub ranks: &'a [Vec<Action>],
+    /// Work of every virtual stage, in model order.
+    pub stages: &'a [StageWork],
+    /// Time of one pipeline transfer between different ranks: index = sending virtual stage (forward).
+    pub transfer: Seconds,
+    /// Whether transfers run beside compute.
+    pub transfer_overlaps: bool,
+    /// Micro-batches.
+    pub micro_batches: u32,
+    /// Slow-down of kernels while data-parallel collectives run beside them, at least 1.
+    pub overlap_slowdown: f64,
+    /// Per pipeline rank: gradient norm, clipping and optimizer.
+    pub optimizer: &'a [Seconds],
+    /// Per pipeline rank: memory held for the whole step.
+    pub resident: &'a [Bytes],
+    /// Per pipeline rank: extra memory during the optimizer step.
+    pub optimizer_transient: &'a [Bytes],
+    /// Host time of one step beside kernels.
+    pub step_overhead: Seconds,
+}
+
+/// What the engine reports.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// End of the last action of the last rank.
+    pub step_time: Seconds,
+    /// Per rank.
+    pub ranks: Vec<RankOutcome>,
+}
+
+/// One rank's share.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RankOutcome {
+    /// Parts of the time, without the bubble.
+    pub parts: Breakdown,
+    /// When the rank finishes.
+    pub end: Seconds,
+    /// Largest memory at any moment.
+    pub peak: Bytes,
+    /// Action that was running then.
+    pub peak_action: Option<Action>,
+}
+
+/// Receives what happens; `()` ignores it.
+pub trait Record {
+    /// An interval on a stream.
+    fn event(
+        &mut self,
+        _rank: u32,
+        _stream: Stream,
+        _action: Action,
+        _start: Seconds,
+        _end: Seconds,
+    ) {
+    }
+    /// Memory in use from a moment on.
+    fn memory(&mut self, _rank: u32, _at: Seconds, _bytes: Bytes) {}
+}
+
+impl Record for () {}
+
+/// Runs the program.
+///
+/// # Panics
+/// If the program deadlocks; programs are validated where they are built.
+#[must_use]
+pub fn simulate(inputs: &Inputs<'_>, record: &mut impl Record) -> Outcome {
+    let mut engine = Engine::new(inputs);
+    let mut next = vec![0usize; inputs.ranks.len()];
+    let mut remaining: usize = inputs.ranks.iter().map(Vec::len).sum();
+    while remaining > 0 {
+        let before = remaining;
+        for rank in 0..inputs.ranks.len() {
+            let actions = &inputs.ranks[rank];
+            while next[rank] < actions.len() && engine.step(rank, actions[next[rank]], record) {
+                next[rank] += 1;
+                remaining -= 1;
+            }
+        }
+        assert!(remaining < before, "validated programs do not deadlock");
+    }
+    engine.finish()
+}
+
+const NOT_YET: Seconds = Seconds(f64::INFINITY);
+
+struct Engine<'a> {
+    inputs: &'a Inputs<'a>,
+    states: Vec<RankState>,
+    /// Arrival of the forward input and of the output gradient, by `stage · m + micro_batch`.
+    forward_arrival: Vec<Seconds>,
+    backward_arrival: Vec<Seconds>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct RankState {
+    compute: Seconds,
+    pipeline: Seconds,
+    data_parallel: Seconds,
+    memory: Bytes,
+    /// Backward passes still to come before gradients of a chunk are final is the program's matter;
+    /// this is the end of the last reduction.
+    outcome: RankOutcome,
+}
+
+impl<'a> Engine<'a> {
+    fn new(inputs: &'a Inputs<'a>) -> Self {
+        let slots = inputs.stages.len() * inputs.micro_batches as usize;
+        let states = inputs
+            .resident
+            .iter()
+            .map(|&memory| RankState {
+                memory,
+                outcome: RankOutcome {
+                    peak: memory,
+                    ..RankOutcome::default()
+                },
+                ..RankState::default()
+            })
+            .collect();
+        Self {
+            inputs,
+            states,
+            forward_arrival: vec![NOT_YET; slots],
+            backward_arrival: vec![NOT_YET; slots],
+        }
+    }
+
+    fn slot(&self, stage: u32, micro_batch: u32) -> usize {
+        stage as usize * self.inputs.micro_batches as usize + micro_batch as usize
+    }
+
+    /// Runs one action if its inputs are there; says whether it ran.
+    fn step(&mut self, rank: usize, action: Action, record: &mut impl Record) -> bool {
+        match action.kind {
+            ActionKind::F | ActionKind::B | ActionKind::I | ActionKind::W => {
+                self.compute(rank, action, record);
+            }
+            ActionKind::SendF | ActionKind::SendB => self.send(rank, action, record),
+            ActionKind::RecvF => {
+                let slot = self.slot(action.stage, action.micro_batch);
+                return self.receive(rank, self.forward_arrival[slot]);
+            }
+            ActionKind::RecvB => {
+                let slot = self.slot(action.stage, action.micro_batch);
+                return self.receive(rank, self.backward_arrival[slot]);
+            }
+            ActionKind::Unshard => self.gather(rank, action, record),
+            ActionKind::Reshard => {}
+            ActionKind::ReduceGrad => self.reduce(rank, action, record),
+            ActionKind::Optim => self.optimizer(rank, action, record),
+        }
+        true
+    }
+
+    fn compute(&mut self, rank: usize, action: Action, record: &mut impl Record) {
+        let stage = &self.inputs.stages[action.stage as usize];
+        let state = &mut self.states[rank];
+        let start = state.compute;
+        let phase = stage.phase(action.kind);
+        let parts = &mut state.outcome.parts;
+        let work = phase.work;
+        parts.compute_s += work.compute.0;
+        parts.tp_exposed_s += work.tp.0;
+        parts.cp_exposed_s += work.cp.0;
+        parts.ep_exposed_s += work.ep.0;
+        parts.recompute_s += phase.recompute.device().0;
+        let both = work + phase.recompute;
+        parts.host_s += both.host_wait().0;
+        let end = if phase.data_parallel && !stage.layers.is_empty() {
+            let slowdown = self.inputs.overlap_slowdown;
+            let (end, dp_free, exposed) = stage.overlapped(
+                action,
+                start,
+                state.data_parallel,
+                both.duration(),
+                slowdown,
+            );
+            parts.dp_exposed_s += exposed.0;
+            state.data_parallel = dp_free;
+            end
+        } else {
+            start + both.duration()
+        };
+        state.compute = end;
+        record.event(rank as u32, Stream::Compute, action, start, end);
+        let held = state.memory + phase.transient;
+        if held > state.outcome.peak {
+            state.outcome.peak = held;
+            state.outcome.peak_action = Some(action);
+        }
+        record.memory(rank as u32, start, held);
+        state.memory = (state.memory + phase.allocates).saturating_sub(phase.frees);
+        record.memory(rank as u32, end, state.memory);
+    }
+
+    fn send(&mut self, rank: usize, action: Action, record: &mut impl Record) {
+        let forward = action.kind == ActionKind::SendF;
+        let transfer = self.inputs.transfer;
+        let state = &mut self.states[rank];
+        let start = if self.inputs.transfer_overlaps {
+            state.pipeline.max(state.compute)
+        } else {
+            state.compute
+        };
+        let end = start + transfer;
+        state.pipeline = end;
+        if !self.inputs.transfer_overlaps {
+            state.compute = end;
+            state.outcome.parts.pp_exposed_s += transfer.0;
+        }
+        record.event(rank as u32, Stream::Pipeline, action, start, end);
+        if forward {
+            let slot = self.slot(action.stage + 1, action.micro_batch);
+            self.forward_arrival[slot] = end;
+        } else {
+            let slot = self.slot(action.stage - 1, action.micro_batch);
+            self.backward_arrival[slot] = end;
+        }
+    }
+
+    fn receive(&mut self, rank: usize, arrival: Seconds) -> bool {
+        if arrival == NOT_YET {
+            return false;
+        }
+        let state = &mut self.states[rank];
+        let wait = Seconds((arrival - state.compute).0.max(0.0));
+        // A wait no longer than the transfer is the transfer's; beyond that the data did not exist.
+        state.outcome.parts.pp_exposed_s += wait.min(self.inputs.transfer).0;
+        state.compute = state.compute.max(arrival);
+        true
+    }
+
+    /// Parameters of a stage gathered at once (ZeRO-1/2 at the start of the step). Under ZeRO-3 the
+    /// gathers run layer by layer inside the compute action.
+    fn gather(&mut self, rank: usize, action: Action, record: &mut impl Record) {
+        let stage = &self.inputs.stages[action.stage as usize];
+        let Some(time) = stage.exposed_gather else {
+            return;
+        };
+        let state = &mut self.states[rank];
+        let start = state.compute.max(state.data_parallel);
+        let end = start + time;
+        state.data_parallel = end;
+        state.outcome.parts.dp_exposed_s += (end - state.compute).0;
+        state.compute = end;
+        record.event(rank as u32, Stream::DataParallel, action, start, end);
+    }
+
+    /// Gradients of a stage reduced at once, when nothing overlaps them.
+    fn reduce(&mut self, rank: usize, action: Action, record: &mut impl Record) {
+        let stage = &self.inputs.stages[action.stage as usize];
+        let Some(time) = stage.exposed_reduce else {
+            return;
+        };
+        let state = &mut self.states[rank];
+        let start = state.compute.max(state.data_parallel);
+        let end = start + time;
+        state.data_parallel = end;
+        state.outcome.parts.dp_exposed_s += (end - state.compute).0;
+        state.compute = end;
+        record.event(rank as u32, Stream::DataParallel, action, start, end);
+    }
+
+    fn optimizer(&mut self, rank: usize, action: Action, record: &mut impl Record) {
+        let state = &mut self.states[rank];
+        let start = state.compute.max(state.data_parallel);
+        state.outcome.parts.dp_exposed_s += (start - state.compute).0;
+        let end = start + self.inputs.optimizer[rank];
+        state.outcome.parts.optimizer_s += self.inputs.optimizer[rank].0;
+        state.compute = end;
+        let held = state.memory + self.inputs.optimizer_transient[rank];
+        if held > state.outcome.peak {
+            state.outcome.peak = held;
+            state.outcome.peak_action = Some(action);
+        }
+        record.memory(rank as u32, start, held);
+        record.memory(rank as u32, end, state.memory);
+        record.event(rank as u32, Stream::Compute, action, start, end);
+    }
+
+    fn finish(self) -> Outcome {
+        let last = self
+            .states
+            .iter()
+            .fold(Seconds(0.0), |t, s| t.max(s.compute));
+        let step_time = last + self.inputs.step_overhead;
+        let ranks = self
+            .states
+            .into_iter()
+            .map(|state| RankOutcome {
+                end: state.compute,
+                ..state.outcome
+            })
+            .collect();
+        Outcome { step_time, ranks }
+    }
+}

@@ -1,0 +1,351 @@
+//! Which operators share a kernel.
+
+use dtensor::{Op, OpKind, Pass, TensorId, TensorRole, Trace};
+use rustc_hash::{FxHashMap, FxHashSet};
+use spec::Bytes;
+use spec::runtime::Rewrite;
+
+use super::{Kernel, KernelKind, Lowering, is_core_attention};
+use crate::price::{GemmLayout, MemoryKind};
+
+/// Kernels of one pass's operators.
+pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, ops: &[Op]) -> Vec<Kernel> {
+    let readers = readers(trace, ops);
+    let mut kernels = Vec::with_capacity(ops.len());
+    let mut index = 0;
+    while index < ops.len() {
+        let end = run_end(lowering, ops, index);
+        let run = &ops[index..end];
+        if lowering.fuses_attention() && is_core_attention(&run[0]) {
+            kernels.push(attention(trace, run, index));
+        } else if run.len() > 1 || is_pointwise(run[0].kind) {
+            kernels.extend(pointwise(lowering, trace, run, index, &readers));
+        } else {
+            kernels.extend(single(lowering, trace, &run[0], index));
+        }
+        index = end;
+    }
+    kernels
+}
+
+/// End of the run of operators that share a kernel with the one at `start`.
+fn run_end(lowering: &Lowering<'_>, ops: &[Op], start: usize) -> usize {
+    let mut end = start + 1;
+    if lowering.fuses_attention() && is_core_attention(&ops[start]) {
+        while end < ops.len() && is_core_attention(&ops[end]) {
+            end += 1;
+        }
+        return end;
+    }
+    while end < ops.len() && joins(lowering, ops[end - 1].kind, ops[end].kind) {
+        end += 1;
+    }
+    end
+}
+
+/// Whether `next` runs in the same kernel as `previous`. Symmetric, so that backward, which visits
+/// the operators in reverse, fuses the same pairs.
+fn joins(lowering: &Lowering<'_>, previous: OpKind, next: OpKind) -> bool {
+    use OpKind::{Activation, Add, Bias, Dropout};
+    if lowering.has(Rewrite::FusePointwise) {
+        return is_pointwise(previous) && is_pointwise(next);
+    }
+    match (previous, next) {
+        (Bias, Activation { .. }) | (Activation { .. }, Bias) => {
+            lowering.has(Rewrite::FuseBiasGelu)
+        }
+        (Bias, Dropout | Add) | (Dropout, Bias | Add) | (Add, Dropout | Bias) => {
+            lowering.has(Rewrite::FuseBiasDropoutAdd)
+        }
+        (OpKind::Rope, OpKind::Rope) => lowering.has(Rewrite::FuseRope),
+        _ => false,
+    }
+}
+
+/// Operators that a pointwise compiler can chain: elementwise ones and row reductions.
+pub(super) fn is_pointwise(kind: OpKind) -> bool {
+    matches!(
+        kind,
+        OpKind::Norm
+            | OpKind::Activation { .. }
+            | OpKind::Add
+            | OpKind::Bias
+            | OpKind::Dropout
+            | OpKind::Rope
+            | OpKind::Scale
+            | OpKind::Copy
+    )
+}
+
+/// One memory-bound kernel for a run: reads what comes from outside it, writes what leaves it.
+fn pointwise(
+    lowering: &Lowering<'_>,
+    trace: &Trace,
+    run: &[Op],
+    index: usize,
+    readers: &FxHashMap<TensorId, u32>,
+) -> Option<Kernel> {
+    if run.len() == 1 && run[0].kind == OpKind::Bias && lowering.has(Rewrite::FuseBiasEpilogue) {
+        return None;
+    }
+    let inside: FxHashSet<TensorId> = run
+        .iter()
+        .flat_map(|op| op.outputs.iter().copied())
+        .collect();
+    let mut reads: Vec<TensorId> = Vec::new();
+    for op in run {
+        for &input in &op.inputs {
+            if !inside.contains(&input) && !reads.contains(&input) {
+                reads.push(input);
+            }
+        }
+    }
+    let within = |id: TensorId| run.iter().filter(|op| op.inputs.contains(&id)).count() as u32;
+    let saved: FxHashSet<TensorId> = run.iter().flat_map(|op| op.saved.iter().copied()).collect();
+    let writes: Vec<TensorId> = run
+        .iter()
+        .flat_map(|op| op.outputs.iter().copied())
+        .filter(|id| saved.contains(id) || readers.get(id).is_none_or(|&count| count > within(*id)))
+        .collect();
+    let (kind, eager_passes) = pointwise_kind(lowering, run);
+    let bytes = traffic(trace, &reads, &writes) * u64::from(eager_passes);
+    let launches = if run.len() > 1 { 1 } else { eager_passes };
+    let kind = KernelKind::Memory {
+        kind,
+        bytes,
+        launches,
+    };
+    Some(Kernel {
+        op: index,
+        kind,
+        pass: run[0].pass,
+        reads,
+        writes,
+    })
+}
+
+/// Price class of a pointwise run, and how many passes over its data an unfused runtime makes.
+fn pointwise_kind(lowering: &Lowering<'_>, run: &[Op]) -> (MemoryKind, u32) {
+    let compiled = lowering.has(Rewrite::FusePointwise);
+    let backward = run[0].pass != Pass::Forward;
+    if run.iter().any(|op| op.kind == OpKind::Norm) {
+        let fused = compiled || lowering.has(Rewrite::FuseNorm);
+        let kind = match (fused, backward) {
+            (true, false) => MemoryKind::NormForward,
+            (true, true) => MemoryKind::NormBackward,
+            (false, false) => MemoryKind::EagerNormForward,
+            (false, true) => MemoryKind::EagerNormBackward,
+        };
+        return (kind, 1);
+    }
+    match run[0].kind {
+        // Eager gated activations run the nonlinearity and the product separately: 5 tensors
+        // moved instead of 3.
+        OpKind::Activation { gated: true } if !compiled && !lowering.has(Rewrite::FuseSwiglu) => {
+            (MemoryKind::Pointwise, 2)
+        }
+        // Eager rotary embedding splits, negates, concatenates, multiplies twice and adds.
+        OpKind::Rope if !compiled && !lowering.has(Rewrite::FuseRope) => (MemoryKind::Pointwise, 4),
+        OpKind::Dropout => (MemoryKind::Dropout, 1),
+        _ => (MemoryKind::Pointwise, 1),
+    }
+}
+
+/// The fused attention kernel of a run of core-attention operators.
+fn attention(trace: &Trace, run: &[Op], index: usize) -> Kernel {
+    let backward = run[0].pass != Pass::Forward;
+    let shape = run
+        .iter()
+        .find_map(|op| match op.kind {
+            OpKind::AttentionScores(shape) | OpKind::AttentionContext(shape) => Some(shape),
+            _ => None,
+        })
+        .expect("a core-attention run holds a product");
+    let inside: FxHashSet<TensorId> = run
+        .iter()
+        .flat_map(|op| op.outputs.iter().copied())
+        .collect();
+    let consumed: FxHashSet<TensorId> = run
+        .iter()
+        .flat_map(|op| op.inputs.iter().copied())
+        .collect();
+    let scores = |id: &TensorId| {
+        let shape = &trace.tensor(*id).shape;
+        shape.len() >= 2 && shape[shape.len() - 1] == shape_kv(run)
+    };
+    let mut reads: Vec<TensorId> = consumed
+        .iter()
+        .copied()
+        .filter(|id| !inside.contains(id) && !(backward && scores(id)))
+        .collect();
+    let mut writes: Vec<TensorId> = inside
+        .iter()
+        .copied()
+        .filter(|id| !consumed.contains(id))
+        .collect();
+    reads.sort_unstable();
+    writes.sort_unstable();
+    Kernel {
+        op: index,
+        kind: KernelKind::Attention { shape, backward },
+        pass: run[0].pass,
+        reads,
+        writes,
+    }
+}
+
+fn shape_kv(run: &[Op]) -> u64 {
+    run.iter()
+        .find_map(|op| match op.kind {
+            OpKind::AttentionScores(shape) | OpKind::AttentionContext(shape) => Some(shape.kv_len),
+            _ => None,
+        })
+        .unwrap_or(0)
+}
+
+/// Kernels of an operator that fuses with none of its neighbours.
+fn single(lowering: &Lowering<'_>, trace: &Trace, op: &Op, index: usize) -> Vec<Kernel> {
+    let kernel = |kind: KernelKind| Kernel {
+        op: index,
+        kind,
+        pass: op.pass,
+        reads: op.inputs.clone(),
+        writes: op.outputs.clone(),
+    };
+    let memory = |kind: MemoryKind, passes: u32| {
+        let bytes = traffic(trace, &op.inputs, &op.outputs) * u64::from(passes);
+        kernel(KernelKind::Memory {
+            kind,
+            bytes,
+            launches: passes,
+        })
+    };
+    let layout = match op.pass {
+        Pass::Forward => GemmLayout::Forward,
+        Pass::BackwardInput => GemmLayout::DataGrad,
+        Pass::BackwardWeight => GemmLayout::WeightGrad,
+    };
+    let one = match op.kind {
+        OpKind::Matmul { m, n, k } => {
+            let low_precision = lowering.low_precision_block && is_linear_in_layer(op);
+            let mut list = Vec::with_capacity(2);
+            if low_precision
+                && lowering.precision == spec::Precision::Fp8
+                && op.pass != Pass::BackwardWeight
+            {
+                list.push(quantise(trace, op, index));
+            }
+            list.push(kernel(KernelKind::Gemm {
+                m,
+                n,
+                k,
+                layout,
+                low_precision,
+            }));
+            return list;
+        }
+        OpKind::GroupedMatmul { groups, m, n, k } => kernel(KernelKind::GroupedGemm {
+            groups,
+            m,
+            n,
+            k,
+            layout,
+        }),
+        OpKind::AttentionScores(s) => kernel(KernelKind::BatchedGemm {
+            batch: s.batch * s.heads,
+            m: s.q_len,
+            n: s.kv_len,
+            k: s.qk_dim,
+        }),
+        OpKind::AttentionContext(s) => kernel(KernelKind::BatchedGemm {
+            batch: s.batch * s.heads,
+            m: s.q_len,
+            n: s.v_dim,
+            k: s.kv_len,
+        }),
+        // Eager: scale, mask, upcast, softmax, downcast; the fused kernel makes one pass.
+        OpKind::Softmax(_) => {
+            let fused = lowering.has(Rewrite::FuseScaledMaskedSoftmax)
+                || lowering.has(Rewrite::FusePointwise);
+            memory(MemoryKind::Softmax, if fused { 1 } else { 3 })
+        }
+        OpKind::Embedding => memory(MemoryKind::Embedding, 1),
+        // Eager cross-entropy upcasts, finds the maximum, exponentiates, sums and normalises.
+        OpKind::CrossEntropy => {
+            let fused =
+                lowering.has(Rewrite::FuseCrossEntropy) || lowering.has(Rewrite::FusePointwise);
+            memory(MemoryKind::CrossEntropy, if fused { 1 } else { 3 })
+        }
+        OpKind::TopK => memory(MemoryKind::Pointwise, 4),
+        OpKind::Permute | OpKind::Unpermute => memory(
+            MemoryKind::Permute,
+            if lowering.has(Rewrite::FusePermute) {
+                1
+            } else {
+                2
+            },
+        ),
+        OpKind::Collective(collective) => kernel(KernelKind::Comm(collective)),
+        OpKind::Norm
+        | OpKind::Activation { .. }
+        | OpKind::Add
+        | OpKind::Bias
+        | OpKind::Dropout
+        | OpKind::Rope
+        | OpKind::Scale
+        | OpKind::Copy => memory(MemoryKind::Pointwise, 1),
+    };
+    vec![one]
+}
+
+/// Casting a linear's activation operand to 8 bits, with its transpose for the weight gradient:
+/// reads 2 bytes, writes 1 + 1 per element (Transformer Engine `cast_transpose`).
+fn quantise(trace: &Trace, op: &Op, index: usize) -> Kernel {
+    let elements = op
+        .inputs
+        .iter()
+        .map(|&id| trace.tensor(id))
+        .filter(|t| t.role != TensorRole::Parameter)
+        .map(dtensor::TensorInfo::elements)
+        .sum::<u64>();
+    let kind = KernelKind::Memory {
+        kind: MemoryKind::Pointwise,
+        bytes: Bytes(4 * elements),
+        launches: 1,
+    };
+    Kernel {
+        op: index,
+        kind,
+        pass: op.pass,
+        reads: Vec::new(),
+        writes: Vec::new(),
+    }
+}
+
+/// Routers stay in high precision.
+fn is_linear_in_layer(op: &Op) -> bool {
+    !op.scope.ends_with("router") && !op.scope.ends_with("gate")
+}
+
+/// Bytes of tensors read and written.
+fn traffic(trace: &Trace, reads: &[TensorId], writes: &[TensorId]) -> Bytes {
+    reads
+        .iter()
+        .chain(writes)
+        .map(|&id| trace.tensor(id).bytes())
+        .sum()
+}
+
+/// How many operators read each tensor.
+fn readers(trace: &Trace, ops: &[Op]) -> FxHashMap<TensorId, u32> {
+    let mut readers: FxHashMap<TensorId, u32> = FxHashMap::default();
+    for op in ops {
+        for &input in &op.inputs {
+            *readers.entry(input).or_default() += 1;
+        }
+    }
+    if let Some(output) = trace.output {
+        *readers.entry(output).or_default() += 1;
+    }
+    readers
+}

@@ -1,0 +1,118 @@
+//! From the unfused trace to the kernels a runtime launches.
+//!
+//! Lowering is a fold over the traced operators. Which operators share a kernel, which tensors are
+//! kept for backward and which collectives hide is decided by the runtime's closed set of
+//! [`Rewrite`]s; nothing here knows a model.
+
+mod fuse;
+mod liveness;
+mod saved;
+
+use dtensor::{AttentionShape, Collective, Op, OpKind, Pass, TensorId, Trace};
+use spec::runtime::{AttentionKernel, Rewrite};
+use spec::{Bytes, Precision, Runtime};
+
+use crate::price::{GemmLayout, MemoryKind};
+
+pub use liveness::peak_transient;
+pub use saved::{SavedTensor, kept, recomputed};
+
+/// What a kernel launches with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum KernelKind {
+    /// A dense product.
+    Gemm {
+        m: u64,
+        n: u64,
+        k: u64,
+        layout: GemmLayout,
+        low_precision: bool,
+    },
+    /// One product per expert.
+    GroupedGemm {
+        groups: u64,
+        m: u64,
+        n: u64,
+        k: u64,
+        layout: GemmLayout,
+    },
+    /// One product per sequence and head.
+    BatchedGemm { batch: u64, m: u64, n: u64, k: u64 },
+    /// Fused attention.
+    Attention {
+        shape: AttentionShape,
+        backward: bool,
+    },
+    /// Bound by memory bandwidth.
+    Memory {
+        kind: MemoryKind,
+        bytes: Bytes,
+        launches: u32,
+    },
+    /// Communication.
+    Comm(Collective),
+}
+
+/// A kernel with the tensors it touches.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Kernel {
+    /// Index of the first traced operator it stands for, in its pass's list.
+    pub op: usize,
+    /// What it launches with.
+    pub kind: KernelKind,
+    /// Pass it belongs to.
+    pub pass: Pass,
+    /// Tensors read from memory.
+    pub reads: Vec<TensorId>,
+    /// Tensors written to memory.
+    pub writes: Vec<TensorId>,
+}
+
+/// A block as the runtime executes it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lowered {
+    /// Forward kernels in order.
+    pub forward: Vec<Kernel>,
+    /// Backward kernels in order.
+    pub backward: Vec<Kernel>,
+}
+
+/// What lowering needs to know beside the trace.
+#[derive(Clone, Copy, Debug)]
+pub struct Lowering<'a> {
+    /// The training system.
+    pub runtime: &'a Runtime,
+    /// Precision of linear layers.
+    pub precision: Precision,
+    /// Whether the block is a decoder layer: only those run in 8 bits.
+    pub low_precision_block: bool,
+}
+
+impl Lowering<'_> {
+    /// Whether the runtime performs a rewrite.
+    #[must_use]
+    pub fn has(&self, rewrite: Rewrite) -> bool {
+        self.runtime.rewrites.contains(&rewrite)
+    }
+
+    /// Whether attention runs in one kernel.
+    #[must_use]
+    pub fn fuses_attention(&self) -> bool {
+        self.runtime.attention != AttentionKernel::Unfused
+    }
+
+    /// Kernels of both passes.
+    #[must_use]
+    pub fn lower(&self, trace: &Trace) -> Lowered {
+        Lowered {
+            forward: fuse::kernels(self, trace, &trace.forward),
+            backward: fuse::kernels(self, trace, &trace.backward),
+        }
+    }
+}
+
+/// Whether an operator is one of the unfused pieces of core attention.
+#[must_use]
+pub fn is_core_attention(op: &Op) -> bool {
+    op.scope.ends_with("core_attention") && !matches!(op.kind, OpKind::Collective(_))
+}

@@ -1,0 +1,289 @@
+//! A prediction with names: where the time goes, what the memory holds, what it rests on.
+
+use std::collections::BTreeMap;
+
+use plans::program::Program;
+use plans::{
+    Action, ActionKind, Breakdown, Fit, MemoryItem, NamedTime, Prediction, Strategy, UsedConstant,
+};
+use spec::{Bytes, Seconds, Sourced};
+
+use crate::assemble::Assembled;
+use crate::cost_model::CostModel;
+use crate::engine::{Outcome, RankOutcome};
+use crate::{flops, recorder};
+
+/// Names everything about a simulated strategy.
+#[must_use]
+pub fn prediction(
+    costs: &CostModel,
+    strategy: &Strategy,
+    assembled: &Assembled,
+    outcome: &Outcome,
+    program: &Program,
+) -> Prediction {
+    let scenario = costs.scenario();
+    let step = outcome.step_time;
+    let gpus = scenario.workload.gpus as f64;
+    let tokens = scenario.workload.tokens_per_step() as f64;
+    let peak_rate = scenario
+        .cluster
+        .device
+        .peak_rate(scenario.workload.precision.matmul())
+        .expect("checked when the cost model was made");
+    let model_flops = flops::per_token(&scenario.model, &scenario.workload).0 * tokens;
+    let peak_rank = heaviest(outcome);
+    let by_rank: Vec<Bytes> = outcome
+        .ranks
+        .iter()
+        .map(|r| costs.with_fragmentation(r.peak))
+        .collect();
+    let peak = by_rank[peak_rank];
+    let memory = memory_items(
+        costs,
+        assembled,
+        &outcome.ranks[peak_rank],
+        program,
+        peak_rank as u32,
+    );
+    let overheads = &scenario.runtime.overheads;
+    Prediction {
+        step_time: step,
+        step_time_interval: interval(step.0, overheads.time_error.value, Seconds),
+        tokens_per_s_per_gpu: tokens / step.0 / gpus,
+        mfu: model_flops / (step.0 * gpus * peak_rate.0),
+        peak_flop_rate: peak_rate,
+        peak_memory: peak,
+        peak_memory_interval: interval(peak.as_f64(), overheads.memory_error.value, |b| {
+            Bytes(b as u64)
+        }),
+        peak_rank: peak_rank as u32,
+        peak_moment: outcome.ranks[peak_rank]
+            .peak_action
+            .map_or_else(|| "whole step".to_owned(), recorder::name),
+        fit: fit(costs.capacity(), peak, &memory),
+        memory_by_rank: by_rank,
+        memory,
+        breakdown: breakdown(step, outcome),
+        kernels: kernels(assembled, strategy, critical(outcome)),
+        provenance: provenance(costs),
+    }
+}
+
+fn interval<T>(value: f64, error: f64, wrap: impl Fn(f64) -> T) -> (T, T) {
+    (wrap(value / (1.0 + error)), wrap(value * (1.0 + error)))
+}
+
+fn heaviest(outcome: &Outcome) -> usize {
+    (0..outcome.ranks.len())
+        .max_by_key(|&r| (outcome.ranks[r].peak, std::cmp::Reverse(r)))
+        .expect("there is a rank")
+}
+
+/// The rank that is busy longest: its parts explain the step best.
+fn critical(outcome: &Outcome) -> usize {
+    (0..outcome.ranks.len())
+        .max_by(|&a, &b| {
+            let busy =
+                |r: usize| sum(&outcome.ranks[r].parts) - outcome.ranks[r].parts.pp_exposed_s;
+            busy(a).total_cmp(&busy(b)).then(b.cmp(&a))
+        })
+        .expect("there is a rank")
+}
+
+fn sum(parts: &Breakdown) -> f64 {
+    parts.compute_s
+        + parts.recompute_s
+        + parts.tp_exposed_s
+        + parts.cp_exposed_s
+        + parts.ep_exposed_s
+        + parts.dp_exposed_s
+        + parts.pp_exposed_s
+        + parts.bubble_s
+        + parts.optimizer_s
+        + parts.host_s
+}
+
+/// Parts of the critical rank; what is left is the bubble, and the step's own host time is host.
+fn breakdown(step: Seconds, outcome: &Outcome) -> Breakdown {
+    let rank = &outcome.ranks[critical(outcome)];
+    let slowest = outcome.ranks.iter().fold(Seconds(0.0), |t, r| t.max(r.end));
+    let mut parts = rank.parts;
+    parts.host_s += (step - slowest).0;
+    parts.bubble_s = 0.0;
+    parts.bubble_s = (step.0 - sum(&parts)).max(0.0);
+    parts
+}
+
+fn fit(capacity: Bytes, peak: Bytes, memory: &[MemoryItem]) -> Fit {
+    if peak <= capacity {
+        return Fit::Fits {
+            spare: capacity - peak,
+        };
+    }
+    let largest = memory
+        .first()
+        .map_or_else(String::new, |item| item.name.clone());
+    Fit::TooLarge {
+        over: peak - capacity,
+        largest,
+    }
+}
+
+fn memory_items(
+    costs: &CostModel,
+    assembled: &Assembled,
+    rank: &RankOutcome,
+    program: &Program,
+    index: u32,
+) -> Vec<MemoryItem> {
+    let whole = "whole step".to_owned();
+    let moment = rank
+        .peak_action
+        .map_or_else(|| whole.clone(), recorder::name);
+    let states = &assembled.states[index as usize];
+    let overheads = &costs.scenario().runtime.overheads;
+    let mut parts: Vec<(String, Bytes, &str)> = vec![
+        ("parameters".into(), states.parameters, &whole),
+        ("gradients".into(), states.gradients, &whole),
+        ("optimizer: master parameters".into(), states.master, &whole),
+        ("optimizer: moments".into(), states.moments, &whole),
+        (
+            "gathered parameters and gradients in flight".into(),
+            assembled.in_flight[index as usize],
+            &whole,
+        ),
+        ("context".into(), overheads.context.value, &whole),
+        (
+            "workspaces and communicators".into(),
+            overheads.workspace.value,
+            &whole,
+        ),
+    ];
+    let mut saved: BTreeMap<String, Bytes> = BTreeMap::new();
+    for (stage, count) in held_at(program, index, rank.peak_action) {
+        for run in &assembled.runs[stage as usize] {
+            for tensor in &run.cost.saved {
+                let name = format!("saved activations: {}", tensor.name);
+                *saved.entry(name).or_default() += tensor.bytes * (run.count * u64::from(count));
+            }
+        }
+    }
+    parts.extend(
+        saved
+            .into_iter()
+            .map(|(name, bytes)| (name, bytes, moment.as_str())),
+    );
+    let named: Bytes = parts.iter().map(|p| p.1).sum();
+    parts.push((
+        "temporaries".into(),
+        rank.peak.saturating_sub(named),
+        &moment,
+    ));
+    let reserved = costs.with_fragmentation(rank.peak);
+    parts.push((
+        "allocator rounding and fragmentation".into(),
+        reserved.saturating_sub(rank.peak),
+        &whole,
+    ));
+    let mut items: Vec<MemoryItem> = parts
+        .into_iter()
+        .filter(|(_, bytes, _)| bytes.0 > 0)
+        .map(|(name, bytes, moment)| MemoryItem {
+            name,
+            bytes: bytes.0,
+            rank: index,
+            moment: moment.to_owned(),
+        })
+        .collect();
+    items.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(a.name.cmp(&b.name)));
+    items
+}
+
+/// Micro-batches of each stage whose activations are held while an action runs; a forward holds its
+/// own.
+fn held_at(program: &Program, rank: u32, peak: Option<Action>) -> BTreeMap<u32, u32> {
+    let mut held: BTreeMap<u32, u32> = BTreeMap::new();
+    let Some(peak) = peak else { return held };
+    for &action in &program.ranks[rank as usize] {
+        if action.kind == ActionKind::F {
+            *held.entry(action.stage).or_default() += 1;
+        }
+        if action == peak {
+            break;
+        }
+        if matches!(action.kind, ActionKind::B | ActionKind::I)
+            && let Some(count) = held.get_mut(&action.stage)
+        {
+            *count -= 1;
+        }
+    }
+    held
+}
+
+/// Device time per step of the critical rank's kernels and collectives, by name.
+fn kernels(assembled: &Assembled, strategy: &Strategy, rank: usize) -> Vec<NamedTime> {
+    let mut times: BTreeMap<&str, f64> = BTreeMap::new();
+    for (runs, &owner) in assembled.runs.iter().zip(assembled.rank_of_stage.iter()) {
+        if owner as usize == rank {
+            for run in runs {
+                let repeats = run.count as f64 * strategy.num_micro_batches as f64;
+                for kernel in &run.cost.kernels {
+                    *times.entry(kernel.name.as_str()).or_default() += kernel.seconds * repeats;
+                }
+            }
+        }
+    }
+    let mut list: Vec<NamedTime> = times
+        .into_iter()
+        .map(|(name, seconds)| NamedTime {
+            name: name.to_owned(),
+            seconds,
+        })
+        .collect();
+    list.sort_by(|a, b| b.seconds.total_cmp(&a.seconds).then(a.name.cmp(&b.name)));
+    list
+}
+
+fn provenance(costs: &CostModel) -> Vec<UsedConstant> {
+    let scenario = costs.scenario();
+    let overheads = &scenario.runtime.overheads;
+    let device = &scenario.cluster.device;
+    let mut used = vec![
+        constant("device memory", &device.memory),
+        constant("device memory bandwidth", &device.memory_bandwidth),
+        constant(
+            "scale-up bandwidth per device",
+            &scenario.cluster.scale_up.bandwidth,
+        ),
+        constant(
+            "scale-out bandwidth per device",
+            &scenario.cluster.scale_out.bandwidth,
+        ),
+        constant("host time per kernel", &overheads.launch),
+        constant("host time per step", &overheads.step),
+        constant("memory outside the allocator", &overheads.context),
+        constant("workspaces and communicators", &overheads.workspace),
+        constant("reserved over allocated memory", &overheads.fragmentation),
+        constant("slow-down beside collectives", &overheads.overlap_slowdown),
+        constant("80% interval of step time", &overheads.time_error),
+        constant("80% interval of peak memory", &overheads.memory_error),
+    ];
+    for (dtype, rate) in &device.peak {
+        used.push(constant(
+            &format!("dense peak, {dtype:?}").to_lowercase(),
+            rate,
+        ));
+    }
+    used.extend(costs.prices().provenance());
+    used
+}
+
+fn constant<T: std::fmt::Display>(name: &str, sourced: &Sourced<T>) -> UsedConstant {
+    UsedConstant {
+        name: name.to_owned(),
+        value: sourced.value.to_string(),
+        origin: sourced.origin,
+        source: sourced.source.clone(),
+    }
+}

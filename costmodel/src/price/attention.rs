@@ -1,0 +1,161 @@
+//! Fused attention: achieved rate by kernel generation, sequence and head dimension.
+//!
+//! FLOPs forward: `2 · b · h · s_q · s_kv · (d_qk + d_v)`, half of that when causal; backward 2.5
+//! times forward (Dao 2023, §4.1). With a sliding window `s_kv` is the window.
+
+use dtensor::AttentionShape;
+use plans::UsedConstant;
+use spec::runtime::AttentionKernel;
+use spec::{Architecture, DType, Device, Origin, Seconds};
+
+use super::{Priced, constant};
+
+/// Achieved TFLOP/s at head dimension 128, causal, by key length 512 · 2^i.
+struct Rates {
+    forward: [f64; 7],
+    backward: [f64; 7],
+    /// Rate at head dimension 64 over 128.
+    narrow: f64,
+    /// Peak of the device measured, TFLOP/s.
+    peak: f64,
+    source: &'static str,
+}
+
+/// FlashAttention 2 on A100: charts of Dao-AILab/flash-attention@0251105, forward and backward
+/// together; FlashAttention 1 runs at 0.6 of it (same charts).
+const FLASH2_AMPERE: Rates = Rates {
+    forward: [110.0, 145.0, 168.0, 185.0, 193.0, 199.0, 200.0],
+    backward: [95.0, 129.0, 150.0, 168.0, 178.0, 185.0, 188.0],
+    narrow: 0.90,
+    peak: 312.0,
+    source: "Dao-AILab/flash-attention@0251105 flash2_a100_fwd_bwd_benchmark.png",
+};
+
+/// FlashAttention 2 on H100, same charts.
+const FLASH2_HOPPER: Rates = Rates {
+    forward: [191.0, 260.0, 298.0, 319.0, 333.0, 335.0, 337.0],
+    backward: [154.0, 208.0, 254.0, 285.0, 299.0, 325.0, 327.0],
+    narrow: 0.87,
+    peak: 989.0,
+    source: "Dao-AILab/flash-attention@0251105 flash2_h100_fwd_bwd_benchmark.png, flash3_fp16_fwd.png",
+};
+
+/// cuDNN 9 on H200: NVIDIA/cudnn-frontend@3929da2 sdpa benchmarks, below 2048 the FlashAttention 3
+/// chart's shape.
+const CUDNN_HOPPER: Rates = Rates {
+    forward: [292.0, 400.0, 484.0, 591.0, 644.0, 673.0, 688.0],
+    backward: [205.0, 290.0, 370.0, 474.0, 541.0, 579.0, 581.0],
+    narrow: 0.72,
+    peak: 989.0,
+    source: "NVIDIA/cudnn-frontend@3929da2 benchmark/sdpa_benchmark_training, H200",
+};
+
+/// cuDNN 9 on GB200, same source.
+const CUDNN_BLACKWELL: Rates = Rates {
+    forward: [600.0, 880.0, 1150.0, 1408.0, 1574.0, 1708.0, 1622.0],
+    backward: [420.0, 650.0, 900.0, 1198.0, 1332.0, 1328.0, 1226.0],
+    narrow: 0.72,
+    peak: 2500.0,
+    source: "NVIDIA/cudnn-frontend@3929da2 benchmark/sdpa_benchmark_training, GB200",
+};
+
+/// Smallest measured attention kernel (ai-dynamo/aiconfigurator tables).
+const LAUNCH: Seconds = Seconds(8e-6);
+/// FlashAttention 1 over 2 (Dao 2023, figure 4).
+const FLASH1: f64 = 0.6;
+
+#[derive(Clone, Debug)]
+pub(super) struct AttentionPrices {
+    architecture: Architecture,
+    peak: f64,
+}
+
+impl AttentionPrices {
+    pub(super) fn new(device: &Device) -> Self {
+        let peak = device
+            .peak_rate(DType::Bf16)
+            .map_or(1.0, |rate| rate.0 / 1e12);
+        Self {
+            architecture: device.architecture,
+            peak,
+        }
+    }
+
+    fn rates(&self, kernel: AttentionKernel) -> (&'static Rates, f64) {
+        let newest = kernel == AttentionKernel::CudnnOrFlash3;
+        let older = if kernel == AttentionKernel::Flash1 {
+            FLASH1
+        } else {
+            1.0
+        };
+        match self.architecture {
+            Architecture::Hopper if newest => (&CUDNN_HOPPER, 1.0),
+            Architecture::Blackwell if newest => (&CUDNN_BLACKWELL, 1.0),
+            Architecture::Hopper => (&FLASH2_HOPPER, older),
+            // Without its own instructions a kernel of the previous generation reaches about half.
+            Architecture::Blackwell => (&CUDNN_BLACKWELL, 0.5 * older),
+            Architecture::Cdna3 => (&FLASH2_HOPPER, older),
+            Architecture::Volta | Architecture::Ampere | Architecture::Ada | Architecture::Cpu => {
+                (&FLASH2_AMPERE, older)
+            }
+        }
+    }
+
+    pub(super) fn price(
+        &self,
+        s: &AttentionShape,
+        kernel: AttentionKernel,
+        backward: bool,
+    ) -> Priced {
+        let (rates, factor) = self.rates(kernel);
+        let seen = s.window.map_or(s.kv_len, |w| w.min(s.kv_len));
+        let half = if s.causal && s.window.is_none_or(|w| w >= s.kv_len) {
+            0.5
+        } else {
+            1.0
+        };
+        let tokens = s.batch as f64 * s.heads as f64 * s.q_len as f64 * seen as f64;
+        let forward = 2.0 * tokens * (s.qk_dim + s.v_dim) as f64 * half;
+        let flops = if backward { 2.5 * forward } else { forward };
+        let table = if backward {
+            &rates.backward
+        } else {
+            &rates.forward
+        };
+        let width = if s.qk_dim >= 96 {
+            1.0
+        } else {
+            rates.narrow + (1.0 - rates.narrow) * ((s.qk_dim as f64 - 64.0) / 32.0).clamp(-1.0, 1.0)
+        };
+        let rate = at_length(table, seen) * factor * width * self.peak / rates.peak;
+        let time = Seconds(flops / (rate * 1e12)).max(LAUNCH);
+        Priced {
+            time,
+            origin: Origin::Published,
+        }
+    }
+
+    pub(super) fn provenance(&self) -> Vec<UsedConstant> {
+        let (rates, _) = self.rates(AttentionKernel::CudnnOrFlash3);
+        vec![constant(
+            "fused attention, causal, head dimension 128, 8192 tokens",
+            format!(
+                "{} / {} TFLOP/s forward / backward",
+                rates.forward[4], rates.backward[4]
+            ),
+            Origin::Published,
+            rates.source,
+        )]
+    }
+}
+
+/// Interpolates over the logarithm of the length; flat beyond the ends, falling in proportion below.
+fn at_length(table: &[f64; 7], length: u64) -> f64 {
+    let position = (length.max(1) as f64 / 512.0).log2();
+    if position <= 0.0 {
+        return table[0] * position.exp2().max(0.1);
+    }
+    let cell = (position as usize).min(5);
+    let f = (position - cell as f64).min(1.0);
+    table[cell] + (table[cell + 1] - table[cell]) * f
+}

@@ -1,0 +1,224 @@
+//! Matrix products: log-log interpolation in the device's measured grid.
+//!
+//! Inside the grid, `log t` is trilinear in `log m, log n, log k`. Beyond its upper end the rate of
+//! the edge holds (time grows with the product of sizes); below its lower end time stays at the
+//! edge's, because launch and one tile bound it. A device without a grid uses its nearest relative's
+//! with time scaled by the ratio of peaks.
+
+use plans::UsedConstant;
+use spec::tables::{self, GemmGrid};
+use spec::{DType, Device, FlopRate, Origin, Seconds};
+
+use super::{PriceError, Priced, constant};
+
+/// Which of the three products of a linear.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GemmLayout {
+    /// `x · wᵀ`.
+    Forward,
+    /// `g · w`.
+    DataGrad,
+    /// `gᵀ · x`.
+    WeightGrad,
+}
+
+/// Median time of weight-gradient products over forward ones of the same size: 3–5% below forward
+/// rate (MooreThreads/SimuMax@4dcaae5, NT against TN tables of A100 and B200).
+const WEIGHT_GRADIENT: f64 = 1.04;
+
+/// Time in long training over short benchmarks. The tables run each shape briefly at boost clocks;
+/// ten thousand iterations of cuBLASLt on A100 and H100 run at 0.92–0.95 of that
+/// (Azure/AI-benchmarking-guide@8fd0c6e, A100 fp16 8192³: 253.7 of 271 TFLOP/s).
+const SUSTAINED: f64 = 1.06;
+
+/// Rate of grouped products over one product of all rows: 0.85 (SimuMax group_matmul against
+/// matmul medians; DeepGEMM grouped against dense on H800: 0.84–0.9).
+const GROUPED: f64 = 1.0 / 0.85;
+
+/// Batched products of unfused attention reach this share of the peak: PyTorch's unfused attention
+/// on A100 moves 12 b·a·s²  bytes beside them (Dao-AILab/flash-attention@0251105 charts).
+const BATCHED_SHARE: f64 = 0.55;
+
+#[derive(Clone, Debug)]
+pub(super) struct GemmPrices {
+    wide: Scaled,
+    narrow: Option<Scaled>,
+    peak: FlopRate,
+    table: String,
+}
+
+#[derive(Clone, Debug)]
+struct Scaled {
+    grid: GemmGrid,
+    log_m: Vec<f64>,
+    log_n: Vec<f64>,
+    log_k: Vec<f64>,
+    log_t: Vec<f64>,
+    /// Time on this device over time in the table.
+    factor: f64,
+}
+
+impl GemmPrices {
+    pub(super) fn new(device: &Device) -> Result<Self, PriceError> {
+        let unknown = || PriceError::UnknownTable(device.kernels.clone());
+        let peak = device.peak_rate(DType::Bf16).ok_or_else(unknown)?;
+        let grid = tables::gemm(&device.kernels, DType::Bf16).ok_or_else(unknown)?;
+        let factor = reference_peak(&device.kernels, DType::Bf16) / peak;
+        let narrow = tables::gemm(&device.kernels, DType::F8).and_then(|grid| {
+            let own = device.peak.get(&DType::F8)?;
+            let factor = reference_peak(&device.kernels, DType::F8) / own.value;
+            Some(Scaled::new(grid, factor))
+        });
+        Ok(Self {
+            wide: Scaled::new(grid, factor),
+            narrow,
+            peak,
+            table: device.kernels.clone(),
+        })
+    }
+
+    pub(super) fn price(&self, m: u64, n: u64, k: u64, dtype: DType, layout: GemmLayout) -> Priced {
+        let measured = match (dtype, &self.narrow) {
+            (DType::F8, Some(narrow)) => narrow.time(m, n, k),
+            // TF32 units run at half the rate of 16-bit ones on every generation here.
+            (DType::F32, _) => self.wide.time(m, n, k) * 2.0,
+            _ => self.wide.time(m, n, k),
+        };
+        let layout = match layout {
+            GemmLayout::Forward | GemmLayout::DataGrad => 1.0,
+            GemmLayout::WeightGrad => WEIGHT_GRADIENT,
+        };
+        Priced {
+            time: measured * (SUSTAINED * layout),
+            origin: Origin::Published,
+        }
+    }
+
+    pub(super) fn grouped(
+        &self,
+        groups: u64,
+        [m, n, k]: [u64; 3],
+        dtype: DType,
+        layout: GemmLayout,
+    ) -> Priced {
+        // In weight gradients the rows are contracted.
+        let one = match layout {
+            GemmLayout::WeightGrad => self.price(m, n, k.div_ceil(groups), dtype, layout),
+            GemmLayout::Forward | GemmLayout::DataGrad => {
+                self.price(m.div_ceil(groups), n, k, dtype, layout)
+            }
+        };
+        // A grouped kernel fills the device with tiles of all groups: no slower than one product of
+        // all rows by more than the grouped factor, no faster than it.
+        let together = match layout {
+            GemmLayout::WeightGrad => self.price(m * groups, n, k.div_ceil(groups), dtype, layout),
+            GemmLayout::Forward | GemmLayout::DataGrad => self.price(m, n, k, dtype, layout),
+        };
+        let time = (together.time * GROUPED)
+            .min(one.time * groups as f64)
+            .max(together.time);
+        Priced {
+            time,
+            origin: Origin::Fitted,
+        }
+    }
+
+    pub(super) fn batched(&self, batch: u64, [m, n, k]: [u64; 3], dtype: DType) -> Priced {
+        let flops = 2.0 * batch as f64 * m as f64 * n as f64 * k as f64;
+        let rate = match dtype {
+            DType::F32 => self.peak.0 * 0.5,
+            _ => self.peak.0,
+        };
+        Priced {
+            time: Seconds(flops / (rate * BATCHED_SHARE)),
+            origin: Origin::Fitted,
+        }
+    }
+
+    pub(super) fn provenance(&self) -> Vec<UsedConstant> {
+        let table = format!("grid {}", self.table);
+        vec![
+            constant(
+                "matrix products",
+                table,
+                Origin::Published,
+                "ai-dynamo/aiconfigurator@095f58a GEMM tables; interpolation off the grid: median error 2-5% (docs/kernels.md)",
+            ),
+            constant(
+                "weight-gradient products over forward",
+                format!("{WEIGHT_GRADIENT}×"),
+                Origin::Published,
+                "MooreThreads/SimuMax@4dcaae5, NT against TN medians",
+            ),
+            constant(
+                "sustained over short products",
+                format!("{SUSTAINED}×"),
+                Origin::Fitted,
+                "Azure/AI-benchmarking-guide@8fd0c6e against maximum achievable rates",
+            ),
+            constant(
+                "grouped over single products",
+                format!("{GROUPED:.2}×"),
+                Origin::Fitted,
+                "SimuMax and DeepGEMM grouped tables",
+            ),
+        ]
+    }
+}
+
+/// Dense peak of the device a table was measured on (vendor datasheets).
+fn reference_peak(table: &str, dtype: DType) -> FlopRate {
+    let bf16 = match table {
+        "a100_sxm" => 312e12,
+        "b200_sxm" | "b300_sxm" => 2250e12,
+        "gb200" | "gb300" => 2500e12,
+        "l40s" => 362e12,
+        _ => 989e12,
+    };
+    FlopRate(if dtype == DType::F8 { 2.0 * bf16 } else { bf16 })
+}
+
+impl Scaled {
+    fn new(grid: GemmGrid, factor: f64) -> Self {
+        let log = |values: &[u64]| values.iter().map(|&v| (v as f64).ln()).collect();
+        Self {
+            log_m: log(&grid.m),
+            log_n: log(&grid.n),
+            log_k: log(&grid.k),
+            log_t: grid.microseconds.iter().map(|us| us.ln()).collect(),
+            grid,
+            factor,
+        }
+    }
+
+    fn time(&self, m: u64, n: u64, k: u64) -> Seconds {
+        let (mi, mf, mx) = locate(&self.log_m, m);
+        let (ni, nf, nx) = locate(&self.log_n, n);
+        let (ki, kf, kx) = locate(&self.log_k, k);
+        let (columns, depth) = (self.grid.n.len(), self.grid.k.len());
+        let at = |i: usize, j: usize, l: usize| self.log_t[(i * columns + j) * depth + l];
+        let along_k = |i, j| mix(at(i, j, ki), at(i, j, ki + 1), kf);
+        let along_n = |i| mix(along_k(i, ni), along_k(i, ni + 1), nf);
+        let log = mix(along_n(mi), along_n(mi + 1), mf) + mx + nx + kx;
+        Seconds(log.exp() * 1e-6 * self.factor)
+    }
+}
+
+fn mix(a: f64, b: f64, f: f64) -> f64 {
+    a + (b - a) * f
+}
+
+/// Cell, position in it, and the logarithm by which a size lies beyond the grid's upper end.
+fn locate(axis: &[f64], size: u64) -> (usize, f64, f64) {
+    let log = (size.max(1) as f64).ln();
+    let last = axis.len() - 1;
+    if log >= axis[last] {
+        return (last - 1, 1.0, log - axis[last]);
+    }
+    let cell = axis
+        .partition_point(|&v| v <= log)
+        .saturating_sub(1)
+        .min(last - 1);
+    let f = ((log - axis[cell]) / (axis[cell + 1] - axis[cell])).clamp(0.0, 1.0);
+    (cell, f, 0.0)
+}

@@ -1,0 +1,131 @@
+//! What one kernel or collective costs on a device and its network, alone.
+
+mod attention;
+mod gemm;
+mod memory;
+mod network;
+
+use dtensor::{AttentionShape, CollectiveKind};
+use plans::{Group, UsedConstant};
+use spec::runtime::AttentionKernel;
+use spec::{Bytes, Cluster, DType, Device, Origin, Seconds};
+
+pub use gemm::GemmLayout;
+pub use memory::MemoryKind;
+
+/// A price and the evidence behind it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Priced {
+    /// Time alone on the device or network.
+    pub time: Seconds,
+    /// Weakest evidence used.
+    pub origin: Origin,
+}
+
+/// Why a cluster has no prices.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum PriceError {
+    /// The device names a table that does not exist.
+    #[error("unknown kernel table {0}")]
+    UnknownTable(String),
+}
+
+/// Prices of a cluster's kernels and collectives.
+#[derive(Clone, Debug)]
+pub struct Prices {
+    gemm: gemm::GemmPrices,
+    attention: attention::AttentionPrices,
+    memory: memory::MemoryPrices,
+    network: network::NetworkPrices,
+}
+
+impl Prices {
+    /// Prices of a cluster.
+    ///
+    /// # Errors
+    /// When the device names a table that does not exist.
+    pub fn new(cluster: &Cluster) -> Result<Self, PriceError> {
+        let device: &Device = &cluster.device;
+        Ok(Self {
+            gemm: gemm::GemmPrices::new(device)?,
+            attention: attention::AttentionPrices::new(device),
+            memory: memory::MemoryPrices::new(device),
+            network: network::NetworkPrices::new(cluster),
+        })
+    }
+
+    /// A dense product `[m, k] × [k, n]`.
+    #[must_use]
+    pub fn gemm(&self, m: u64, n: u64, k: u64, dtype: DType, layout: GemmLayout) -> Priced {
+        self.gemm.price(m, n, k, dtype, layout)
+    }
+
+    /// One product per expert; `m` rows over all groups (in weight gradients, `k` is).
+    #[must_use]
+    pub fn grouped_gemm(
+        &self,
+        groups: u64,
+        m: u64,
+        n: u64,
+        k: u64,
+        dtype: DType,
+        layout: GemmLayout,
+    ) -> Priced {
+        self.gemm.grouped(groups, [m, n, k], dtype, layout)
+    }
+
+    /// Equal products, one per sequence and head.
+    #[must_use]
+    pub fn batched_gemm(&self, batch: u64, m: u64, n: u64, k: u64, dtype: DType) -> Priced {
+        self.gemm.batched(batch, [m, n, k], dtype)
+    }
+
+    /// Fused attention.
+    #[must_use]
+    pub fn attention(
+        &self,
+        shape: &AttentionShape,
+        kernel: AttentionKernel,
+        backward: bool,
+    ) -> Priced {
+        self.attention.price(shape, kernel, backward)
+    }
+
+    /// A kernel bound by memory bandwidth that reads and writes `bytes` in all.
+    #[must_use]
+    pub fn memory_bound(&self, kind: MemoryKind, bytes: Bytes) -> Priced {
+        self.memory.price(kind, bytes)
+    }
+
+    /// A collective; bytes by the convention of [`dtensor::Collective`].
+    #[must_use]
+    pub fn collective(&self, kind: CollectiveKind, bytes: Bytes, group: Group) -> Priced {
+        self.network.collective(kind, bytes, group)
+    }
+
+    /// One transfer between neighbours of a group.
+    #[must_use]
+    pub fn point_to_point(&self, bytes: Bytes, group: Group) -> Priced {
+        self.network.point_to_point(bytes, group)
+    }
+
+    /// The constants behind these prices.
+    #[must_use]
+    pub fn provenance(&self) -> Vec<UsedConstant> {
+        let mut used = self.gemm.provenance();
+        used.extend(self.attention.provenance());
+        used.extend(self.memory.provenance());
+        used.extend(self.network.provenance());
+        used
+    }
+}
+
+/// Shorthand for a constant's row.
+fn constant(name: &str, value: String, origin: Origin, source: &str) -> UsedConstant {
+    UsedConstant {
+        name: name.to_owned(),
+        value,
+        origin,
+        source: source.to_owned(),
+    }
+}

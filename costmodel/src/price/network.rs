@@ -1,0 +1,256 @@
+//! Collectives: fits of one-node measurements inside a scale-up domain; rings over nodes beyond it.
+//!
+//! Bytes follow nccl-tests: the whole tensor for all-gather and reduce-scatter, one rank's for
+//! all-reduce and all-to-all. With `n` ranks, `r` of them per domain, and every rank its own network
+//! card, a ring crosses each node boundary on `r` cards at once: its rate is
+//! `min(rate in the domain, r · card)` (rail-optimised fabrics).
+
+use dtensor::CollectiveKind;
+use plans::{Group, UsedConstant};
+use spec::tables::{self, CollectiveFit, CollectiveOp};
+use spec::{Bytes, Cluster, Fabric, Origin, Seconds};
+
+use super::{Priced, constant};
+
+/// Share of a card's rate that large transfers reach: 0.95–0.96 (aliyun/SimAI@cef83f9 nic_ratio).
+const CARD_SHARE: f64 = 0.95;
+/// Latency of one ring step between nodes, fitted on SimAI's multi-node all-gather ratios
+/// (64 MiB–1 GiB, 16–512 GPUs).
+const RING_STEP: f64 = 4.5e-6;
+/// Latency of one level of a tree up and down: small all-reduces over 2 nodes of p5 take 69 µs.
+const TREE_LEVEL: f64 = 25e-6;
+/// Ramp of multi-node all-reduce, seconds per square root of a megabyte: p5 tables, 16 MiB–1 GiB.
+const MULTI_NODE_RAMP: f64 = 20e-6;
+/// Latency of a transfer inside a domain and between domains (microsoft/vidur send_recv tables:
+/// 5–10 µs and 17 µs on H100).
+const NEAR_TRANSFER: f64 = 8e-6;
+const FAR_TRANSFER: f64 = 17e-6;
+/// Share of the scale-up rate that one transfer reaches (vidur send_recv, H100 and A100).
+const NEAR_SHARE: f64 = 0.70;
+/// All-to-all between nodes reaches this share of the cards (DeepEP reports 43–58 of 50 GB/s at best,
+/// NCCL's pairwise form less).
+const EXCHANGE_SHARE: f64 = 0.75;
+
+#[derive(Clone, Debug)]
+pub(super) struct NetworkPrices {
+    fits: Vec<CollectiveFit>,
+    /// Rate of this scale-up network over the one the fits were measured on.
+    scale: f64,
+    domain: u64,
+    near: f64,
+    far: f64,
+    far_latency: f64,
+    in_switch: bool,
+    direct_links: bool,
+}
+
+impl NetworkPrices {
+    pub(super) fn new(cluster: &Cluster) -> Self {
+        let table = &cluster.device.kernels;
+        let near = cluster.scale_up.bandwidth.value.0;
+        let reference = match table.as_str() {
+            "a100_sxm" => 300e9,
+            "b200_sxm" | "b300_sxm" | "gb200" | "gb300" => 900e9,
+            "l40s" => 32e9,
+            _ => 450e9,
+        };
+        Self {
+            fits: tables::one_node_collectives(table),
+            scale: near / reference,
+            domain: cluster.scale_up_domain.max(1),
+            near,
+            far: cluster.scale_out.bandwidth.value.0,
+            far_latency: cluster.scale_out.latency.value.0 + fabric_latency(cluster.fabric),
+            in_switch: cluster.in_switch_reduction,
+            direct_links: cluster.device.architecture == spec::Architecture::Cdna3,
+        }
+    }
+
+    pub(super) fn collective(&self, kind: CollectiveKind, bytes: Bytes, group: Group) -> Priced {
+        let time = if group.size <= 1 || bytes.0 == 0 {
+            Seconds(0.0)
+        } else {
+            match kind {
+                CollectiveKind::SendRecv
+                | CollectiveKind::RingExchange
+                | CollectiveKind::Broadcast => {
+                    return self.point_to_point(bytes, group);
+                }
+                CollectiveKind::AllReduce => self.over(CollectiveOp::AllReduce, bytes, group),
+                CollectiveKind::AllGather => self.over(CollectiveOp::AllGather, bytes, group),
+                CollectiveKind::ReduceScatter => {
+                    self.over(CollectiveOp::ReduceScatter, bytes, group)
+                }
+                CollectiveKind::AllToAll => self.over(CollectiveOp::AllToAll, bytes, group),
+            }
+        };
+        Priced {
+            time,
+            origin: Origin::Fitted,
+        }
+    }
+
+    fn over(&self, op: CollectiveOp, bytes: Bytes, group: Group) -> Seconds {
+        let together = group.ranks_per_block(self.domain);
+        if together >= group.size {
+            return self.inside(op, bytes, group.size);
+        }
+        match op {
+            CollectiveOp::AllToAll => self.exchange(bytes, group.size, together),
+            CollectiveOp::AllReduce => self.across_all_reduce(bytes, group.size, together),
+            CollectiveOp::AllGather | CollectiveOp::ReduceScatter => {
+                self.across_ring(op, bytes, group.size, together)
+            }
+        }
+    }
+
+    /// The fit for the largest measured number of ranks up to `ranks` (at least the smallest).
+    fn fit(&self, op: CollectiveOp, ranks: u64) -> Option<&CollectiveFit> {
+        let of_op = || self.fits.iter().filter(|f| f.op == op);
+        of_op()
+            .filter(|f| f.ranks <= ranks)
+            .max_by_key(|f| f.ranks)
+            .or_else(|| of_op().min_by_key(|f| f.ranks))
+    }
+
+    /// Bus bandwidth inside a domain, bytes per second.
+    fn inside_rate(&self, op: CollectiveOp, ranks: u64) -> f64 {
+        let measured = self
+            .fit(op, ranks)
+            .map_or(0.75 * self.near, |f| f.rate * 1e9 * self.scale);
+        // Without in-switch reduction a ring bounds all-reduce like the other collectives.
+        let rate = if op == CollectiveOp::AllReduce && !self.in_switch {
+            measured.min(0.82 * self.near)
+        } else {
+            measured
+        };
+        // A full mesh of direct links gives a small group only the links among its members.
+        if self.direct_links {
+            rate * (ranks.min(self.domain) - 1) as f64 / (self.domain - 1) as f64
+        } else {
+            rate
+        }
+    }
+
+    fn inside(&self, op: CollectiveOp, bytes: Bytes, ranks: u64) -> Seconds {
+        let (a, b, measured) = self
+            .fit(op, ranks)
+            .map_or((12.0, 5.0, 8), |f| (f.a, f.b, f.ranks));
+        // Larger groups than measured add steps in proportion.
+        let steps = (ranks as f64 / measured as f64).max(1.0);
+        let megabytes = bytes.as_f64() / 1e6;
+        let start = (a * steps + b * megabytes.sqrt()) * 1e-6;
+        Seconds(start + bytes.as_f64() * bus(op, ranks) / self.inside_rate(op, ranks))
+    }
+
+    fn across_rate(&self, op: CollectiveOp, together: u64) -> f64 {
+        let cards = together as f64 * self.far * CARD_SHARE;
+        if together == 1 {
+            cards
+        } else {
+            cards.min(self.inside_rate(op, together))
+        }
+    }
+
+    fn across_ring(&self, op: CollectiveOp, bytes: Bytes, ranks: u64, together: u64) -> Seconds {
+        let steps = (ranks - 1) as f64 * RING_STEP + (ranks / together) as f64 * self.far_latency;
+        let moved = bytes.as_f64() * bus(op, ranks) / self.across_rate(op, together);
+        Seconds(steps + moved)
+    }
+
+    /// The better of a ring and a double tree: NCCL picks by size.
+    fn across_all_reduce(&self, bytes: Bytes, ranks: u64, together: u64) -> Seconds {
+        let op = CollectiveOp::AllReduce;
+        let nodes = (ranks as f64 / together as f64).max(2.0);
+        let moved = bytes.as_f64() * bus(op, ranks) / self.across_rate(op, together);
+        let ring = 2.0 * (ranks - 1) as f64 * RING_STEP + moved;
+        let level = TREE_LEVEL + self.far_latency;
+        let ramp = MULTI_NODE_RAMP * (bytes.as_f64() / 1e6).sqrt();
+        let tree = 2.0 * nodes.log2().ceil() * level + ramp + moved * 1.05;
+        Seconds(ring.min(tree))
+    }
+
+    /// Every rank sends a share to every other: the part for other domains leaves by its own card.
+    fn exchange(&self, bytes: Bytes, ranks: u64, together: u64) -> Seconds {
+        let share = bytes.as_f64() / ranks as f64;
+        let far = share * (ranks - together) as f64 / (self.far * EXCHANGE_SHARE);
+        let near = if together > 1 {
+            share * (together - 1) as f64 / self.inside_rate(CollectiveOp::AllToAll, together)
+        } else {
+            0.0
+        };
+        let start = 15e-6 + 1e-6 * ranks as f64 + self.far_latency;
+        Seconds(start + far.max(near))
+    }
+
+    pub(super) fn point_to_point(&self, bytes: Bytes, group: Group) -> Priced {
+        let near = group.ranks_per_block(self.domain) > 1;
+        let time = if near {
+            let links = if self.direct_links {
+                (self.domain - 1) as f64
+            } else {
+                1.0
+            };
+            NEAR_TRANSFER + bytes.as_f64() / (self.near * NEAR_SHARE / links)
+        } else {
+            FAR_TRANSFER + self.far_latency + bytes.as_f64() / (self.far * CARD_SHARE)
+        };
+        Priced {
+            time: Seconds(time),
+            origin: Origin::Published,
+        }
+    }
+
+    pub(super) fn provenance(&self) -> Vec<UsedConstant> {
+        let mut used: Vec<UsedConstant> = self
+            .fits
+            .iter()
+            .filter(|f| f.ranks == 8)
+            .map(|f| {
+                let name = format!("one-node {:?}, {} ranks", f.op, f.ranks);
+                let value = format!("{} µs + {} µs/√MB, {} GB/s", f.a, f.b, f.rate);
+                let source = format!(
+                    "nccl-tests tables of ai-dynamo/aiconfigurator@095f58a; fit error {:.1}%",
+                    f.error * 100.0
+                );
+                constant(&name, value, Origin::Fitted, &source)
+            })
+            .collect();
+        used.push(constant(
+            "latency of a ring step between nodes",
+            format!("{} µs", RING_STEP * 1e6),
+            Origin::Fitted,
+            "aliyun/SimAI@cef83f9 nic_ratio, 16-512 GPUs",
+        ));
+        used.push(constant(
+            "share of a network card's rate",
+            CARD_SHARE.to_string(),
+            Origin::Published,
+            "aliyun/SimAI@cef83f9 nic_ratio",
+        ));
+        used
+    }
+}
+
+/// Bytes on the busiest link over the size: nccl-tests `PERFORMANCE.md`.
+fn bus(op: CollectiveOp, ranks: u64) -> f64 {
+    let n = ranks as f64;
+    match op {
+        CollectiveOp::AllReduce => 2.0 * (n - 1.0) / n,
+        CollectiveOp::AllGather | CollectiveOp::ReduceScatter | CollectiveOp::AllToAll => {
+            (n - 1.0) / n
+        }
+    }
+}
+
+/// Extra latency per step over InfiniBand: EFA's small all-reduces take 69 µs (p5) where NCCL's
+/// model on InfiniBand gives 31 µs.
+fn fabric_latency(fabric: Fabric) -> f64 {
+    match fabric {
+        Fabric::InfiniBand | Fabric::Local => 0.0,
+        Fabric::Roce => 2e-6,
+        Fabric::Efa => 15e-6,
+        Fabric::Tcpx => 25e-6,
+        Fabric::Ethernet => 40e-6,
+    }
+}

@@ -1,0 +1,80 @@
+//! A timeline from the engine's events.
+
+use plans::{Action, ActionKind, Event, Stream, Timeline};
+use spec::{Bytes, Seconds};
+
+use crate::engine::Record;
+
+/// Collects events into a [`Timeline`].
+#[derive(Debug)]
+pub struct Recorder {
+    timeline: Timeline,
+}
+
+impl Recorder {
+    /// For that many pipeline ranks.
+    #[must_use]
+    pub fn new(ranks: u32) -> Self {
+        Self {
+            timeline: Timeline {
+                ranks,
+                ..Timeline::default()
+            },
+        }
+    }
+
+    /// The timeline, in order of rank, stream and start.
+    #[must_use]
+    pub fn finish(mut self) -> Timeline {
+        self.timeline.events.sort_by(|a, b| {
+            (a.rank, a.stream)
+                .cmp(&(b.rank, b.stream))
+                .then(a.start.0.total_cmp(&b.start.0))
+        });
+        self.timeline
+    }
+}
+
+impl Record for Recorder {
+    fn event(&mut self, rank: u32, stream: Stream, action: Action, start: Seconds, end: Seconds) {
+        let belongs = action.kind != ActionKind::Optim;
+        self.timeline.events.push(Event {
+            rank,
+            stream,
+            name: name(action),
+            stage: belongs.then_some(action.stage),
+            micro_batch: belongs.then_some(action.micro_batch),
+            start,
+            end,
+        });
+    }
+
+    fn memory(&mut self, rank: u32, at: Seconds, bytes: Bytes) {
+        self.timeline.memory.push((rank, at, bytes));
+    }
+}
+
+/// How an action is called in timelines and explanations.
+#[must_use]
+pub fn name(action: Action) -> String {
+    let Action {
+        kind,
+        stage,
+        micro_batch,
+    } = action;
+    let verb = match kind {
+        ActionKind::F => "F",
+        ActionKind::B => "B",
+        ActionKind::I => "I",
+        ActionKind::W => "W",
+        ActionKind::RecvF => "recv F",
+        ActionKind::SendF => "send F",
+        ActionKind::RecvB => "recv B",
+        ActionKind::SendB => "send B",
+        ActionKind::Unshard => "gather parameters",
+        ActionKind::Reshard => "free parameters",
+        ActionKind::ReduceGrad => "reduce gradients",
+        ActionKind::Optim => return "optimizer".to_owned(),
+    };
+    format!("{verb} s{stage} m{micro_batch}")
+}

@@ -1,0 +1,130 @@
+//! Memory and traffic of parameters, gradients and optimizer states under ZeRO.
+//!
+//! With `N` the elements a rank holds before sharding and `d` the ranks that share them
+//! (Rajbhandari et al. 2020, §5; Megatron-LM `dist_optimizer` documentation):
+//!
+//! | | parameters | gradients | master, moments |
+//! |---|---|---|---|
+//! | ZeRO-0 | N | N | N |
+//! | ZeRO-1 | N | N | N/d |
+//! | ZeRO-2 | N | N/d | N/d |
+//! | ZeRO-3 | N/d | N/d | N/d |
+
+use plans::Zero;
+use spec::runtime::StateTypes;
+use spec::{Bytes, DType, Precision};
+
+/// Element counts of a stage on one rank, before ZeRO sharding. Dense and expert parameters are
+/// shared by different groups.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Elements {
+    /// Parameters outside routed experts.
+    pub dense: u64,
+    /// Parameters of routed experts.
+    pub expert: u64,
+}
+
+impl std::ops::AddAssign for Elements {
+    fn add_assign(&mut self, other: Self) {
+        self.dense += other.dense;
+        self.expert += other.expert;
+    }
+}
+
+/// How many ranks share the states of each kind of parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sharding {
+    /// ZeRO level.
+    pub zero: Zero,
+    /// Ranks that share dense states.
+    pub dense: u64,
+    /// Ranks that share expert states.
+    pub expert: u64,
+}
+
+/// Bytes of what lives for the whole step on one rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StateBytes {
+    /// Parameters that kernels read (or, under ZeRO-3, their shards).
+    pub parameters: Bytes,
+    /// Accumulated gradients.
+    pub gradients: Bytes,
+    /// Master parameters.
+    pub master: Bytes,
+    /// Optimizer moments.
+    pub moments: Bytes,
+}
+
+impl StateBytes {
+    /// All of them.
+    #[must_use]
+    pub fn total(&self) -> Bytes {
+        self.parameters + self.gradients + self.master + self.moments
+    }
+}
+
+impl Sharding {
+    /// Largest shard of `elements` when split over this sharding's groups.
+    #[must_use]
+    pub fn shard(&self, elements: Elements) -> u64 {
+        elements.dense.div_ceil(self.dense) + elements.expert.div_ceil(self.expert)
+    }
+
+    /// State bytes of a rank.
+    #[must_use]
+    pub fn states(
+        &self,
+        elements: Elements,
+        types: &StateTypes,
+        precision: Precision,
+    ) -> StateBytes {
+        let whole = elements.dense + elements.expert;
+        let shard = self.shard(elements);
+        let at = |level: Zero| if self.zero >= level { shard } else { whole };
+        let parameter = parameter_type(types, precision);
+        let gradient = gradient_type(types, precision);
+        let extra = types.extra_gradient.map_or(0, DType::size);
+        let master = types.master.map_or(0, DType::size);
+        StateBytes {
+            parameters: Bytes(at(Zero::Z3) * parameter.size()),
+            gradients: Bytes(at(Zero::Z2) * (gradient.size() + extra)),
+            master: Bytes(at(Zero::Z1) * master),
+            moments: Bytes(at(Zero::Z1) * (types.momentum.size() + types.variance.size())),
+        }
+    }
+
+    /// Bytes the optimizer step reads and writes: gradient, master (or parameter), both moments in;
+    /// master, moments and the parameter that kernels read out.
+    #[must_use]
+    pub fn optimizer_traffic(
+        &self,
+        elements: Elements,
+        types: &StateTypes,
+        precision: Precision,
+    ) -> Bytes {
+        let updated = if self.zero >= Zero::Z1 {
+            self.shard(elements)
+        } else {
+            elements.dense + elements.expert
+        };
+        let parameter = parameter_type(types, precision).size();
+        let weights = types
+            .master
+            .map_or(2 * parameter, |m| 2 * m.size() + parameter);
+        let moments = 2 * (types.momentum.size() + types.variance.size());
+        let gradient = gradient_type(types, precision).size();
+        Bytes(updated * (weights + moments + gradient))
+    }
+}
+
+/// Type of the parameter copy that lives for the whole step.
+#[must_use]
+pub fn parameter_type(types: &StateTypes, precision: Precision) -> DType {
+    types.parameter.unwrap_or(precision.activation())
+}
+
+/// Type of the gradient accumulation buffer.
+#[must_use]
+pub fn gradient_type(types: &StateTypes, precision: Precision) -> DType {
+    types.gradient.unwrap_or(precision.activation())
+}

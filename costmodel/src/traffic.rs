@@ -1,0 +1,150 @@
+//! Data-parallel traffic: what is gathered and reduced per block, over which ranks.
+
+use dtensor::CollectiveKind;
+use plans::{Axis, Decisions, Group, Zero};
+use spec::{Bytes, Cluster, Precision, Runtime, Seconds};
+
+use crate::price::Prices;
+use crate::states::{Elements, Sharding};
+
+/// Parameters per communication bucket: Megatron-LM's `ddp_bucket_size` default
+/// `max(40,000,000, 1,000,000 · dp)` (`distributed_data_parallel_config.py`). FSDP communicates
+/// per block, which is larger for all but tiny models.
+const BUCKET_ELEMENTS: u64 = 40_000_000;
+
+/// The groups that share states and reduce gradients.
+#[derive(Clone, Copy, Debug)]
+pub struct DataParallel {
+    /// ZeRO level and group sizes.
+    pub sharding: Sharding,
+    /// Ranks that shard dense states (or, under ZeRO-0, hold equal copies).
+    dense: Group,
+    /// Ranks that shard expert states.
+    expert: Group,
+    /// Ranks that hold copies of the same shard.
+    replicate: Group,
+}
+
+impl DataParallel {
+    /// Groups of a strategy. Context-parallel ranks hold the same parameters, so they shard and
+    /// reduce together with the data-parallel ones.
+    #[must_use]
+    pub fn new(strategy: &Decisions, cluster: &Cluster) -> Self {
+        let cp = strategy.group(Axis::Cp);
+        let shard = strategy.group(Axis::DpShard);
+        let replicate = strategy.group(Axis::DpReplicate);
+        let domain = cluster.scale_up_domain;
+        let sharded = strategy.zero != Zero::Z0;
+        let dense = if sharded {
+            joined(cp, shard, domain)
+        } else {
+            joined(joined(cp, shard, domain), replicate, domain)
+        };
+        let edp = strategy.group(Axis::Edp);
+        let copies = if sharded { strategy.dp_replicate } else { 1 };
+        let expert = Group {
+            size: (edp.size / copies).max(1),
+            stride: edp.stride,
+        };
+        let sharding = Sharding {
+            zero: strategy.zero,
+            dense: if sharded { dense.size } else { 1 },
+            expert: if sharded { expert.size } else { 1 },
+        };
+        let alone = Group { size: 1, stride: 1 };
+        Self {
+            sharding,
+            dense,
+            expert,
+            replicate: if sharded { replicate } else { alone },
+        }
+    }
+
+    /// Ranks over which a dense gradient is summed.
+    #[must_use]
+    pub fn ranks(&self) -> u64 {
+        self.dense.size * self.replicate.size
+    }
+
+    /// Time to gather the parameters of a block.
+    #[must_use]
+    pub fn gather(&self, elements: Elements, prices: &Prices, precision: Precision) -> Seconds {
+        let size = precision.activation().size();
+        self.split(elements, |count, group| {
+            bucketed(count, size, |bytes| {
+                prices
+                    .collective(CollectiveKind::AllGather, bytes, group)
+                    .time
+            })
+        })
+    }
+
+    /// Time to reduce the gradients of a block.
+    #[must_use]
+    pub fn reduce(&self, elements: Elements, prices: &Prices, runtime: &Runtime) -> Seconds {
+        let size = runtime.states.reduce.size();
+        let kind = if self.sharding.zero == Zero::Z0 {
+            CollectiveKind::AllReduce
+        } else {
+            CollectiveKind::ReduceScatter
+        };
+        let within = self.split(elements, |count, group| {
+            bucketed(count, size, |bytes| {
+                prices.collective(kind, bytes, group).time
+            })
+        });
+        if self.replicate.size == 1 {
+            return within;
+        }
+        let shard =
+            elements.dense.div_ceil(self.dense.size) + elements.expert.div_ceil(self.expert.size);
+        let across = bucketed(shard, size, |bytes| {
+            prices
+                .collective(CollectiveKind::AllReduce, bytes, self.replicate)
+                .time
+        });
+        within + across
+    }
+
+    fn split(&self, elements: Elements, time: impl Fn(u64, Group) -> Seconds) -> Seconds {
+        let mut total = Seconds(0.0);
+        if elements.dense > 0 && self.dense.size > 1 {
+            total += time(elements.dense, self.dense);
+        }
+        if elements.expert > 0 && self.expert.size > 1 {
+            total += time(elements.expert, self.expert);
+        }
+        total
+    }
+}
+
+/// Time of `count` elements at the rate of a bucket: small blocks share one.
+fn bucketed(count: u64, size: u64, time: impl Fn(Bytes) -> Seconds) -> Seconds {
+    if count >= BUCKET_ELEMENTS {
+        return time(Bytes(count * size));
+    }
+    time(Bytes(BUCKET_ELEMENTS * size)) * (count as f64 / BUCKET_ELEMENTS as f64)
+}
+
+/// The group of two axes together. When they are not neighbours in rank order, the stride is the
+/// one that leaves as many of its ranks in a domain as the two axes have there.
+fn joined(inner: Group, outer: Group, domain: u64) -> Group {
+    if outer.size == 1 {
+        return inner;
+    }
+    if inner.size == 1 {
+        return outer;
+    }
+    let size = inner.size * outer.size;
+    if outer.stride == inner.stride * inner.size {
+        return Group {
+            size,
+            stride: inner.stride,
+        };
+    }
+    let together = inner.ranks_per_block(domain) * outer.ranks_per_block(domain);
+    Group {
+        size,
+        stride: (domain / together).max(1),
+    }
+}

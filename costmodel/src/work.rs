@@ -1,0 +1,73 @@
+//! What one action costs on one rank, apart from when it runs.
+
+use std::ops::{Add, AddAssign, Mul};
+
+use spec::Seconds;
+
+/// Device time of a piece of work, by what it is spent on. Everything here is serial on the
+/// compute stream: communication that hides behind kernels is already taken out.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Kernels.
+    pub compute: Seconds,
+    /// Tensor- and sequence-parallel collectives left exposed.
+    pub tp: Seconds,
+    /// Context-parallel communication left exposed.
+    pub cp: Seconds,
+    /// Expert-parallel all-to-all left exposed.
+    pub ep: Seconds,
+    /// Host time to issue the kernels and collectives; runs beside the device.
+    pub host: Seconds,
+}
+
+impl Work {
+    /// Time on the device.
+    #[must_use]
+    pub fn device(&self) -> Seconds {
+        self.compute + self.tp + self.cp + self.ep
+    }
+
+    /// Duration: the later of the device's and the host's clock.
+    #[must_use]
+    pub fn duration(&self) -> Seconds {
+        self.device().max(self.host)
+    }
+
+    /// How long the device waits for the host.
+    #[must_use]
+    pub fn host_wait(&self) -> Seconds {
+        self.duration() - self.device()
+    }
+}
+
+impl Add for Work {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self {
+            compute: self.compute + other.compute,
+            tp: self.tp + other.tp,
+            cp: self.cp + other.cp,
+            ep: self.ep + other.ep,
+            host: self.host + other.host,
+        }
+    }
+}
+
+impl AddAssign for Work {
+    fn add_assign(&mut self, other: Self) {
+        *self = *self + other;
+    }
+}
+
+impl Mul<f64> for Work {
+    type Output = Self;
+    fn mul(self, factor: f64) -> Self {
+        Self {
+            compute: self.compute * factor,
+            tp: self.tp * factor,
+            cp: self.cp * factor,
+            ep: self.ep * factor,
+            host: self.host * factor,
+        }
+    }
+}

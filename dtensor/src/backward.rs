@@ -1,0 +1,322 @@
+//! The backward pass: the records in reverse, each by its rule.
+
+use rustc_hash::FxHashMap;
+
+use crate::error::DTensorError;
+use crate::placement::Placement;
+use crate::tape::{DTensor, Record, Rule, Tape, transfer};
+use crate::trace::{Collective, CollectiveKind, Op, OpKind, Pass, TensorId, TensorRole};
+
+/// Gradients so far, by the tensor they belong to.
+type Gradients = FxHashMap<TensorId, DTensor>;
+
+impl Tape<'_> {
+    /// Appends the backward pass of everything recorded.
+    pub(crate) fn backward(&mut self, output: &DTensor) -> Result<(), DTensorError> {
+        let mut gradients = Gradients::default();
+        let seed = self.gradient("output", output);
+        gradients.insert(output.id, seed);
+        let records = std::mem::take(&mut self.records);
+        for record in records.iter().rev() {
+            self.backward_of(record, &mut gradients)?;
+        }
+        self.records = records;
+        Ok(())
+    }
+
+    fn backward_of(
+        &mut self,
+        record: &Record,
+        gradients: &mut Gradients,
+    ) -> Result<(), DTensorError> {
+        if record.rule == Rule::Ring {
+            self.ring_backward(record);
+            return Ok(());
+        }
+        let Some(output) = record.outputs.first() else {
+            return Ok(());
+        };
+        let Some(gradient) = gradients.remove(&output.id) else {
+            return Ok(());
+        };
+        if record.rule == Rule::Slice {
+            let whole = &record.inputs[0];
+            if !gradients.contains_key(&whole.id) {
+                let out = self.gradient("parts", whole);
+                gradients.insert(whole.id, out);
+            }
+            return Ok(());
+        }
+        if let Rule::Redistribute { axis, from, to } = record.rule {
+            let back = self.transpose(record, &gradient, axis, from, to)?;
+            self.accumulate(gradients, &record.inputs[0], back);
+            return Ok(());
+        }
+        if record.op == usize::MAX {
+            let input = &record.inputs[0];
+            let view = DTensor {
+                shape: input.shape.clone(),
+                ..gradient
+            };
+            self.accumulate(gradients, input, view);
+            return Ok(());
+        }
+        let op = self.trace.forward[record.op].clone();
+        match op.kind {
+            OpKind::Matmul { m, n, k } => {
+                let input = OpKind::Matmul { m, n: k, k: n };
+                let weight = OpKind::Matmul { m: n, n: k, k: m };
+                self.product_backward(&op, record, &gradient, gradients, input, weight);
+            }
+            OpKind::GroupedMatmul { groups, m, n, k } => {
+                let input = OpKind::GroupedMatmul {
+                    groups,
+                    m,
+                    n: k,
+                    k: n,
+                };
+                let weight = OpKind::GroupedMatmul {
+                    groups,
+                    m: n,
+                    n: k,
+                    k: m,
+                };
+                self.product_backward(&op, record, &gradient, gradients, input, weight);
+            }
+            OpKind::AttentionScores(_) | OpKind::AttentionContext(_) => {
+                for (index, input) in record.inputs.iter().enumerate() {
+                    let other = record.inputs[1 - index].id;
+                    let out = self.gradient(&input_name(&op, index), input);
+                    self.push(
+                        &op,
+                        Pass::BackwardInput,
+                        op.kind,
+                        vec![gradient.id, other],
+                        vec![out.id],
+                    );
+                    self.accumulate(gradients, input, out);
+                }
+            }
+            OpKind::Bias => {
+                let reads = vec![gradient.id];
+                self.push(&op, Pass::BackwardWeight, OpKind::Bias, reads, Vec::new());
+                self.accumulate(gradients, &record.inputs[0], gradient);
+            }
+            OpKind::Add => {
+                for input in &record.inputs {
+                    self.accumulate(gradients, input, gradient.clone());
+                }
+            }
+            OpKind::Embedding => {
+                let reads = vec![gradient.id];
+                let out = self.gradient("rows", &gradient);
+                self.push(&op, Pass::BackwardWeight, op.kind, reads, vec![out.id]);
+            }
+            _ => self.elementwise_backward(&op, record, &gradient, gradients),
+        }
+        Ok(())
+    }
+
+    /// Operators whose backward is one kernel that reads the gradient and what was kept, and writes
+    /// a gradient per activation input.
+    fn elementwise_backward(
+        &mut self,
+        op: &Op,
+        record: &Record,
+        gradient: &DTensor,
+        gradients: &mut Gradients,
+    ) {
+        let mut reads = vec![gradient.id];
+        reads.extend(&op.saved);
+        let mut writes = Vec::new();
+        let mut made = Vec::new();
+        for (index, input) in record.inputs.iter().enumerate() {
+            let role = self.trace.tensor(input.id).role;
+            if matches!(role, TensorRole::Activation | TensorRole::Input) {
+                let out = self.gradient(&input_name(op, index), input);
+                writes.push(out.id);
+                made.push((input.clone(), out));
+            }
+        }
+        self.push(op, Pass::BackwardInput, op.kind, reads, writes);
+        for (input, out) in made {
+            self.accumulate(gradients, &input, out);
+        }
+    }
+
+    fn product_backward(
+        &mut self,
+        op: &Op,
+        record: &Record,
+        gradient: &DTensor,
+        gradients: &mut Gradients,
+        input_kind: OpKind,
+        weight_kind: OpKind,
+    ) {
+        let (x, w) = (&record.inputs[0], &record.inputs[1]);
+        let mut back = self.gradient(&input_name(op, 0), x);
+        for axis in crate::placement::BLOCK_AXES {
+            // A weight sharded by columns leaves each rank with one term of the input's gradient.
+            if matches!(
+                w.placements.on(axis),
+                Placement::Shard(0) | Placement::Interleaved(0, _)
+            ) {
+                back.placements = back.placements.with(axis, Placement::Partial);
+            }
+        }
+        let reads = vec![gradient.id, w.id];
+        self.push(op, Pass::BackwardInput, input_kind, reads, vec![back.id]);
+        self.accumulate(gradients, x, back);
+        let shape = self.trace.tensor(w.id).shape.clone();
+        let name = format!("{}.weight_gradient", op.scope);
+        let out = self.local_tensor(&name, shape, w.dtype, TensorRole::Gradient);
+        let reads = vec![gradient.id, x.id];
+        self.push(op, Pass::BackwardWeight, weight_kind, reads, vec![out]);
+    }
+
+    /// The transpose of a redistribution: the gradient of `to` becomes the gradient of `from`.
+    fn transpose(
+        &mut self,
+        record: &Record,
+        gradient: &DTensor,
+        axis: spec::Axis,
+        from: Placement,
+        to: Placement,
+    ) -> Result<DTensor, DTensorError> {
+        let input = &record.inputs[0];
+        let have = match gradient.placements.on(axis) {
+            Placement::Partial => Placement::Partial,
+            _ if to == Placement::Partial => Placement::Replicate,
+            _ => to,
+        };
+        let want = if from == Placement::Partial {
+            Placement::Replicate
+        } else {
+            from
+        };
+        let all_to_all = matches!((from, to), (Placement::Shard(_), Placement::Shard(_)))
+            && record.op != usize::MAX;
+        let scope = self.scope_of(record);
+        let kind = if all_to_all {
+            Some(CollectiveKind::AllToAll)
+        } else {
+            transfer(have, want).ok_or_else(|| DTensorError::NoRedistribution {
+                name: format!("{scope} gradient"),
+                axis,
+                from: have,
+                to: want,
+            })?
+        };
+        let placements = gradient.placements.with(axis, want);
+        let Some(kind) = kind else {
+            return Ok(DTensor {
+                placements,
+                shape: input.shape.clone(),
+                ..gradient.clone()
+            });
+        };
+        let mut out = self.gradient(&format!("{scope}.gradient"), input);
+        out.placements = placements;
+        let collective = self.collective(kind, axis, gradient.id, out.id);
+        self.trace.backward.push(Op {
+            scope,
+            kind: OpKind::Collective(collective),
+            pass: Pass::BackwardInput,
+            inputs: vec![gradient.id],
+            outputs: vec![out.id],
+            saved: Vec::new(),
+        });
+        Ok(out)
+    }
+
+    fn scope_of(&self, record: &Record) -> String {
+        self.trace
+            .forward
+            .get(record.op)
+            .map_or_else(|| "input".to_owned(), |op| op.scope.clone())
+    }
+
+    /// Keys and values go round again, with their gradients beside them.
+    fn ring_backward(&mut self, record: &Record) {
+        let op = self.trace.forward[record.op].clone();
+        let OpKind::Collective(c) = op.kind else {
+            return;
+        };
+        let kind = OpKind::Collective(Collective {
+            bytes: 2 * c.bytes,
+            ..c
+        });
+        self.push(
+            &op,
+            Pass::BackwardInput,
+            kind,
+            op.inputs.clone(),
+            Vec::new(),
+        );
+    }
+
+    /// Adds a gradient to what a tensor has; a second one costs an addition.
+    fn accumulate(&mut self, gradients: &mut Gradients, input: &DTensor, gradient: DTensor) {
+        let role = self.trace.tensor(input.id).role;
+        if !matches!(role, TensorRole::Activation | TensorRole::Input) {
+            return;
+        }
+        let Some(first) = gradients.remove(&input.id) else {
+            gradients.insert(input.id, gradient);
+            return;
+        };
+        let sum = self.gradient("sum", input);
+        let sum = DTensor {
+            placements: gradient.placements,
+            ..sum
+        };
+        self.trace.backward.push(Op {
+            scope: "gradient_sum".to_owned(),
+            kind: OpKind::Add,
+            pass: Pass::BackwardInput,
+            inputs: vec![first.id, gradient.id],
+            outputs: vec![sum.id],
+            saved: Vec::new(),
+        });
+        gradients.insert(input.id, sum);
+    }
+
+    /// A gradient tensor with the local shape of `x`.
+    fn gradient(&mut self, name: &str, x: &DTensor) -> DTensor {
+        let shape = self.trace.tensor(x.id).shape.clone();
+        let id = self.local_tensor(
+            &format!("{name}.gradient"),
+            shape,
+            x.dtype,
+            TensorRole::Gradient,
+        );
+        DTensor { id, ..x.clone() }
+    }
+
+    fn push(
+        &mut self,
+        op: &Op,
+        pass: Pass,
+        kind: OpKind,
+        inputs: Vec<TensorId>,
+        outputs: Vec<TensorId>,
+    ) {
+        let scope = op.scope.clone();
+        self.trace.backward.push(Op {
+            scope,
+            kind,
+            pass,
+            inputs,
+            outputs,
+            saved: Vec::new(),
+        });
+    }
+}
+
+fn input_name(op: &Op, index: usize) -> String {
+    if index == 0 {
+        format!("{}.input", op.scope)
+    } else {
+        format!("{}.input{index}", op.scope)
+    }
+}

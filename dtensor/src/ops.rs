@@ -1,0 +1,567 @@
+//! Forward operators: shapes, placement propagation, and what each keeps for its backward.
+
+use spec::{Axis, DType};
+
+use crate::error::DTensorError;
+use crate::placement::{BLOCK_AXES, Placement, Placements};
+use crate::tape::{DTensor, Rule, Tape};
+use crate::trace::{AttentionShape, Collective, CollectiveKind, OpKind, TensorId, TensorRole};
+
+impl Tape<'_> {
+    /// `y = x · wᵀ` with `x: […, k]`, `w: [n, k]`. Keeps `x`.
+    ///
+    /// # Errors
+    /// When `x` and `w` are placed so that no product of shards gives a placed result.
+    pub fn linear(
+        &mut self,
+        scope: &str,
+        x: &DTensor,
+        w: &DTensor,
+    ) -> Result<DTensor, DTensorError> {
+        let last = x.shape.len() - 1;
+        let mut placements = x.placements;
+        for axis in BLOCK_AXES {
+            if self.mesh().size(axis) == 1 {
+                continue;
+            }
+            let placement = match (x.placements.on(axis), w.placements.on(axis)) {
+                (p, Placement::Replicate) if p != Placement::Partial && !shards(p, last) => p,
+                (Placement::Replicate, Placement::Shard(0)) => Placement::Shard(last),
+                (Placement::Replicate, Placement::Interleaved(0, g)) => {
+                    Placement::Interleaved(last, g)
+                }
+                (p, Placement::Shard(1)) if shards(p, last) => Placement::Partial,
+                _ => return Err(no_rule("linear", scope, &[x, w])),
+            };
+            placements = placements.with(axis, placement);
+        }
+        let mut shape = x.shape.clone();
+        shape[last] = w.shape[0];
+        let out = self.tensor(
+            &format!("{scope}.output"),
+            &shape,
+            placements,
+            x.dtype,
+            TensorRole::Activation,
+        );
+        let k = *self
+            .trace
+            .tensor(x.id)
+            .shape
+            .last()
+            .expect("linear inputs have a last dim");
+        let rows = self.trace.tensor(x.id).elements() / k;
+        let n = self.trace.tensor(w.id).shape[0];
+        let kind = OpKind::Matmul { m: rows, n, k };
+        self.record(scope, kind, &[x, w], &[&out], &[x.id], Rule::Own);
+        Ok(out)
+    }
+
+    /// One product per local expert: `x: [rows, k]` ordered by expert, `w: [n, k]` each.
+    ///
+    /// # Errors
+    /// When the experts' shards do not match.
+    pub fn grouped_linear(
+        &mut self,
+        scope: &str,
+        x: &DTensor,
+        w: &DTensor,
+        groups: u64,
+    ) -> Result<DTensor, DTensorError> {
+        let etp = self.mesh().etp;
+        let placement = match (x.placements.on(Axis::Etp), w.placements.on(Axis::Etp)) {
+            _ if etp == 1 => Placement::Replicate,
+            (Placement::Replicate, Placement::Shard(0)) => Placement::Shard(1),
+            (Placement::Replicate, Placement::Interleaved(0, g)) => Placement::Interleaved(1, g),
+            (p, Placement::Shard(1)) if shards(p, 1) => Placement::Partial,
+            _ => return Err(no_rule("grouped_linear", scope, &[x, w])),
+        };
+        let shape = [x.shape[0], w.shape[0]];
+        let placements = x.placements.with(Axis::Etp, placement);
+        let out = self.tensor(
+            &format!("{scope}.output"),
+            &shape,
+            placements,
+            x.dtype,
+            TensorRole::Activation,
+        );
+        let input = self.trace.tensor(x.id).shape.clone();
+        let n = self.trace.tensor(w.id).shape[0];
+        let kind = OpKind::GroupedMatmul {
+            groups,
+            m: input[0],
+            n,
+            k: input[1],
+        };
+        self.record(scope, kind, &[x, w], &[&out], &[x.id], Rule::Own);
+        Ok(out)
+    }
+
+    /// An operator on one tensor that keeps its shape and placement.
+    pub fn unary(&mut self, scope: &str, kind: OpKind, x: &DTensor, keeps_input: bool) -> DTensor {
+        let out = self.like(scope, x, x.dtype);
+        let saved: &[TensorId] = if keeps_input { &[x.id] } else { &[] };
+        self.record(scope, kind, &[x], &[&out], saved, Rule::Own);
+        out
+    }
+
+    /// The nonlinearity of a gated MLP: `act(gate) · up`. Keeps both.
+    pub fn gated_activation(&mut self, scope: &str, gate: &DTensor, up: &DTensor) -> DTensor {
+        let out = self.like(scope, up, up.dtype);
+        let kind = OpKind::Activation { gated: true };
+        self.record(
+            scope,
+            kind,
+            &[gate, up],
+            &[&out],
+            &[gate.id, up.id],
+            Rule::Own,
+        );
+        out
+    }
+
+    /// As [`Tape::gated_activation`] on one tensor that holds gate and up, `[…, 2f]` → `[…, f]`.
+    pub fn fused_gated_activation(&mut self, scope: &str, both: &DTensor) -> DTensor {
+        let mut shape = both.shape.clone();
+        let last = shape.len() - 1;
+        shape[last] /= 2;
+        let mut placements = both.placements;
+        for axis in BLOCK_AXES {
+            if let Placement::Interleaved(dim, _) = placements.on(axis) {
+                placements = placements.with(axis, Placement::Shard(dim));
+            }
+        }
+        let name = format!("{scope}.output");
+        let out = self.tensor(
+            &name,
+            &shape,
+            placements,
+            both.dtype,
+            TensorRole::Activation,
+        );
+        let kind = OpKind::Activation { gated: true };
+        self.record(scope, kind, &[both], &[&out], &[both.id], Rule::Own);
+        out
+    }
+
+    /// Layer or RMS norm over the last dim. Keeps the input and 32-bit statistics per row (mean
+    /// and reciprocal deviation, or the latter alone).
+    pub fn norm(&mut self, scope: &str, x: &DTensor, weight: &DTensor, statistics: u64) -> DTensor {
+        let out = self.like(scope, x, x.dtype);
+        let rows = self.trace.tensor(x.id).elements() / *x.shape.last().expect("has dims").max(&1);
+        let name = format!("{scope}.statistics");
+        let stats = self.local_tensor(
+            &name,
+            vec![rows, statistics],
+            DType::F32,
+            TensorRole::Activation,
+        );
+        self.record(
+            scope,
+            OpKind::Norm,
+            &[x, weight],
+            &[&out],
+            &[x.id, stats],
+            Rule::Own,
+        );
+        let op = self.trace.forward.last_mut().expect("just recorded");
+        op.outputs.push(stats);
+        out
+    }
+
+    /// Adds a bias vector.
+    pub fn bias(&mut self, scope: &str, x: &DTensor, b: &DTensor) -> DTensor {
+        let out = self.like(scope, x, x.dtype);
+        self.record(scope, OpKind::Bias, &[x, b], &[&out], &[], Rule::Own);
+        out
+    }
+
+    /// Adds two tensors of equal placement.
+    ///
+    /// # Errors
+    /// When placements differ.
+    pub fn add(&mut self, scope: &str, a: &DTensor, b: &DTensor) -> Result<DTensor, DTensorError> {
+        for axis in BLOCK_AXES {
+            if self.mesh().size(axis) > 1 && a.placements.on(axis) != b.placements.on(axis) {
+                return Err(no_rule("add", scope, &[a, b]));
+            }
+        }
+        let out = self.like(scope, a, a.dtype);
+        self.record(scope, OpKind::Add, &[a, b], &[&out], &[], Rule::Own);
+        Ok(out)
+    }
+
+    /// Dropout; keeps a one-byte mask.
+    pub fn dropout(&mut self, scope: &str, x: &DTensor) -> DTensor {
+        let out = self.like(scope, x, x.dtype);
+        let shape = self.trace.tensor(x.id).shape.clone();
+        let mask = self.local_tensor(
+            &format!("{scope}.mask"),
+            shape,
+            DType::U8,
+            TensorRole::Activation,
+        );
+        self.record(scope, OpKind::Dropout, &[x], &[&out], &[mask], Rule::Own);
+        self.trace
+            .forward
+            .last_mut()
+            .expect("just recorded")
+            .outputs
+            .push(mask);
+        out
+    }
+
+    /// Copies to another type.
+    pub fn cast(&mut self, scope: &str, x: &DTensor, dtype: DType) -> DTensor {
+        let out = self.like(&format!("{scope}.cast"), x, dtype);
+        self.record(scope, OpKind::Copy, &[x], &[&out], &[], Rule::Own);
+        out
+    }
+
+    /// Looks rows of `table: [rows, h]` up. With the table sharded by rows the result is partial.
+    pub fn embedding(
+        &mut self,
+        scope: &str,
+        ids: &DTensor,
+        table: &DTensor,
+        dtype: DType,
+    ) -> DTensor {
+        let mut shape = ids.shape.clone();
+        shape.push(table.shape[1]);
+        let mut placements = ids.placements;
+        for axis in BLOCK_AXES {
+            if table.placements.on(axis) == Placement::Shard(0) {
+                placements = placements.with(axis, Placement::Partial);
+            }
+        }
+        let name = format!("{scope}.output");
+        let out = self.tensor(&name, &shape, placements, dtype, TensorRole::Activation);
+        self.record(
+            scope,
+            OpKind::Embedding,
+            &[ids],
+            &[&out],
+            &[ids.id],
+            Rule::Own,
+        );
+        out
+    }
+
+    /// Core attention, unfused: scores, softmax, dropout, context. `q: [b, s, heads·d]` and so on,
+    /// sharded by heads; returns `[b, s, heads·d_v]`.
+    pub fn attention(
+        &mut self,
+        scope: &str,
+        [q, k, v]: [&DTensor; 3],
+        shape: AttentionShape,
+        dropout: bool,
+    ) -> DTensor {
+        let dims = vec![shape.batch, shape.heads, shape.q_len, shape.kv_len];
+        let local = |tape: &mut Self, name: &str| {
+            let name = format!("{scope}.{name}");
+            let id = tape.local_tensor(&name, dims.clone(), q.dtype, TensorRole::Activation);
+            DTensor {
+                id,
+                shape: dims.clone(),
+                placements: Placements::REPLICATE,
+                dtype: q.dtype,
+            }
+        };
+        let scores = local(self, "scores");
+        let probabilities = local(self, "probabilities");
+        let kind = OpKind::AttentionScores(shape);
+        self.record(scope, kind, &[q, k], &[&scores], &[q.id, k.id], Rule::Own);
+        let kind = OpKind::Softmax(shape);
+        self.record(
+            scope,
+            kind,
+            &[&scores],
+            &[&probabilities],
+            &[probabilities.id],
+            Rule::Own,
+        );
+        let weights = if dropout {
+            self.dropout(scope, &probabilities)
+        } else {
+            probabilities
+        };
+        let mut out_shape = q.shape.clone();
+        let last = out_shape.len() - 1;
+        out_shape[last] = q.shape[last] / shape.qk_dim * shape.v_dim;
+        let name = format!("{scope}.output");
+        let out = self.tensor(
+            &name,
+            &out_shape,
+            q.placements,
+            q.dtype,
+            TensorRole::Activation,
+        );
+        let kind = OpKind::AttentionContext(shape);
+        self.record(
+            scope,
+            kind,
+            &[&weights, v],
+            &[&out],
+            &[weights.id, v.id],
+            Rule::Own,
+        );
+        out
+    }
+
+    /// Keys and values travel round the context-parallel ring while attention runs; the operator
+    /// sees all of them. One record stands for `cp − 1` steps of the local keys and values.
+    pub fn ring_exchange(&mut self, scope: &str, k: &DTensor, v: &DTensor) {
+        let bytes = self.trace.tensor(k.id).bytes() + self.trace.tensor(v.id).bytes();
+        let collective = Collective {
+            kind: CollectiveKind::RingExchange,
+            axis: Axis::Cp,
+            bytes: bytes.0,
+        };
+        self.record(
+            scope,
+            OpKind::Collective(collective),
+            &[k, v],
+            &[],
+            &[],
+            Rule::Ring,
+        );
+    }
+
+    /// Cross-entropy over 32-bit logits, which it keeps. With a sharded vocabulary the maxima,
+    /// sums and target logits are reduced: three numbers per token.
+    pub fn cross_entropy(&mut self, scope: &str, logits: &DTensor) -> DTensor {
+        let rows: u64 = self
+            .trace
+            .tensor(logits.id)
+            .shape
+            .iter()
+            .rev()
+            .skip(1)
+            .product();
+        if self.mesh().tp > 1 && shards(logits.placements.on(Axis::Tp), logits.shape.len() - 1) {
+            let sums = self.local_tensor(
+                &format!("{scope}.sums"),
+                vec![rows, 3],
+                DType::F32,
+                TensorRole::Activation,
+            );
+            let bytes = self.trace.tensor(sums).bytes().0;
+            let collective = Collective {
+                kind: CollectiveKind::AllReduce,
+                axis: Axis::Tp,
+                bytes,
+            };
+            self.trace.forward.push(crate::trace::Op {
+                scope: scope.to_owned(),
+                kind: OpKind::Collective(collective),
+                pass: crate::trace::Pass::Forward,
+                inputs: vec![sums],
+                outputs: vec![sums],
+                saved: Vec::new(),
+            });
+        }
+        let name = format!("{scope}.loss");
+        let loss = self.tensor(
+            &name,
+            &[rows],
+            Placements::REPLICATE,
+            DType::F32,
+            TensorRole::Activation,
+        );
+        self.record(
+            scope,
+            OpKind::CrossEntropy,
+            &[logits],
+            &[&loss],
+            &[logits.id],
+            Rule::Own,
+        );
+        loss
+    }
+
+    /// Router choice over `logits: […, experts]`: keeps probabilities and chosen indices. Returns
+    /// the probabilities of the chosen.
+    pub fn top_k(&mut self, scope: &str, logits: &DTensor, k: u64) -> DTensor {
+        let mut shape = logits.shape.clone();
+        let last = shape.len() - 1;
+        shape[last] = k;
+        let name = format!("{scope}.probabilities");
+        let chosen = self.tensor(
+            &name,
+            &shape,
+            logits.placements,
+            DType::F32,
+            TensorRole::Activation,
+        );
+        let local = self.trace.tensor(chosen.id).shape.clone();
+        let indices = self.local_tensor(
+            &format!("{scope}.indices"),
+            local,
+            DType::I64,
+            TensorRole::Activation,
+        );
+        let saved = [logits.id, chosen.id, indices];
+        self.record(
+            scope,
+            OpKind::TopK,
+            &[logits],
+            &[&chosen],
+            &saved,
+            Rule::Own,
+        );
+        chosen
+    }
+
+    /// Tokens copied to one row per choice, ordered by expert: `[b, s, h]` → `[b·s·k, h]`.
+    pub fn permute(&mut self, scope: &str, x: &DTensor, k: u64) -> DTensor {
+        let local = self.trace.tensor(x.id).shape.clone();
+        let h = *local.last().expect("tokens have a width");
+        let rows = local.iter().product::<u64>() / h * k;
+        let name = format!("{scope}.permuted");
+        let id = self.local_tensor(&name, vec![rows, h], x.dtype, TensorRole::Activation);
+        let shape = vec![rows, h];
+        let out = DTensor {
+            id,
+            shape,
+            placements: Placements::REPLICATE,
+            dtype: x.dtype,
+        };
+        self.record(scope, OpKind::Permute, &[x], &[&out], &[], Rule::Own);
+        out
+    }
+
+    /// Rows back to tokens, weighted by the router: keeps the rows for the router's gradient.
+    pub fn unpermute(
+        &mut self,
+        scope: &str,
+        rows: &DTensor,
+        probabilities: &DTensor,
+        like: &DTensor,
+    ) -> DTensor {
+        let out = self.like(scope, like, like.dtype);
+        let saved = [rows.id];
+        self.record(
+            scope,
+            OpKind::Unpermute,
+            &[rows, probabilities],
+            &[&out],
+            &saved,
+            Rule::Own,
+        );
+        out
+    }
+
+    /// Rows exchanged between expert ranks; balanced routing leaves their number as it is.
+    pub fn dispatch(&mut self, scope: &str, rows: &DTensor) -> DTensor {
+        if self.mesh().ep == 1 {
+            return rows.clone();
+        }
+        let shape = self.trace.tensor(rows.id).shape.clone();
+        let name = format!("{scope}.exchanged");
+        let id = self.local_tensor(&name, shape, rows.dtype, TensorRole::Activation);
+        let out = DTensor { id, ..rows.clone() };
+        let collective = self.collective(CollectiveKind::AllToAll, Axis::Ep, rows.id, out.id);
+        let to = Placement::Shard(0);
+        let rule = Rule::Redistribute {
+            axis: Axis::Ep,
+            from: to,
+            to,
+        };
+        self.record(
+            scope,
+            OpKind::Collective(collective),
+            &[rows],
+            &[&out],
+            &[],
+            rule,
+        );
+        out
+    }
+
+    /// Rows of all expert-tensor-parallel peers together (`to` replicated), or summed and shared
+    /// out again (`to` sharded).
+    pub fn expert_tensor_exchange(&mut self, scope: &str, rows: &DTensor, gather: bool) -> DTensor {
+        let etp = self.mesh().etp;
+        if etp == 1 {
+            return rows.clone();
+        }
+        let mut shape = self.trace.tensor(rows.id).shape.clone();
+        shape[0] = if gather {
+            shape[0] * etp
+        } else {
+            shape[0] / etp
+        };
+        let name = format!("{scope}.gathered");
+        let id = self.local_tensor(&name, shape.clone(), rows.dtype, TensorRole::Activation);
+        let (kind, from, to) = if gather {
+            (
+                CollectiveKind::AllGather,
+                Placement::Shard(0),
+                Placement::Replicate,
+            )
+        } else {
+            (
+                CollectiveKind::ReduceScatter,
+                Placement::Partial,
+                Placement::Shard(0),
+            )
+        };
+        let placements =
+            Placements::REPLICATE.with(Axis::Etp, if gather { to } else { Placement::Replicate });
+        let out = DTensor {
+            id,
+            shape,
+            placements,
+            dtype: rows.dtype,
+        };
+        let collective = self.collective(kind, Axis::Etp, rows.id, out.id);
+        let rule = Rule::Redistribute {
+            axis: Axis::Etp,
+            from,
+            to,
+        };
+        self.record(
+            scope,
+            OpKind::Collective(collective),
+            &[rows],
+            &[&out],
+            &[],
+            rule,
+        );
+        out
+    }
+
+    /// Local shape of a tensor.
+    #[must_use]
+    pub fn local_shape(&self, x: &DTensor) -> &[u64] {
+        &self.trace.tensor(x.id).shape
+    }
+
+    fn like(&mut self, scope: &str, x: &DTensor, dtype: DType) -> DTensor {
+        let shape = self.trace.tensor(x.id).shape.clone();
+        let id = self.local_tensor(
+            &format!("{scope}.output"),
+            shape,
+            dtype,
+            TensorRole::Activation,
+        );
+        DTensor {
+            id,
+            shape: x.shape.clone(),
+            placements: x.placements,
+            dtype,
+        }
+    }
+}
+
+fn shards(placement: Placement, dim: usize) -> bool {
+    matches!(placement, Placement::Shard(d) | Placement::Interleaved(d, _) if d == dim)
+}
+
+fn no_rule(operator: &'static str, scope: &str, inputs: &[&DTensor]) -> DTensorError {
+    DTensorError::NoRule {
+        operator,
+        scope: scope.to_owned(),
+        placements: inputs.iter().map(|t| t.placements).collect(),
+    }
+}

@@ -1,0 +1,96 @@
+//! How a global tensor lies on the axes of the mesh inside a block.
+
+use spec::Axis;
+
+/// Placement on one mesh axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Placement {
+    /// Every rank holds the whole.
+    Replicate,
+    /// Ranks hold consecutive chunks of a dimension, `⌈n/k⌉` long.
+    Shard(usize),
+    /// A dimension made of that many equal parts, each sharded: fused QKV, fused gate and up.
+    Interleaved(usize, u64),
+    /// Ranks hold terms of a sum.
+    Partial,
+}
+
+/// Axes that communicate inside a block, in the order of [`Placements`].
+pub const BLOCK_AXES: [Axis; 4] = [Axis::Tp, Axis::Cp, Axis::Ep, Axis::Etp];
+
+/// Placement on every axis of [`BLOCK_AXES`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Placements(pub [Placement; 4]);
+
+/// Sizes of the axes inside a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlockMesh {
+    /// Tensor parallel.
+    pub tp: u64,
+    /// Context parallel.
+    pub cp: u64,
+    /// Expert parallel.
+    pub ep: u64,
+    /// Expert tensor parallel.
+    pub etp: u64,
+}
+
+impl BlockMesh {
+    /// Ranks on an axis; 1 for axes that do not communicate inside a block.
+    #[must_use]
+    pub fn size(&self, axis: Axis) -> u64 {
+        match axis {
+            Axis::Tp => self.tp,
+            Axis::Cp => self.cp,
+            Axis::Ep => self.ep,
+            Axis::Etp => self.etp,
+            Axis::Edp | Axis::DpShard | Axis::DpReplicate | Axis::Pp => 1,
+        }
+    }
+}
+
+impl Placements {
+    /// Whole on every rank.
+    pub const REPLICATE: Self = Self([Placement::Replicate; 4]);
+
+    /// Placement on an axis.
+    #[must_use]
+    pub fn on(&self, axis: Axis) -> Placement {
+        BLOCK_AXES
+            .iter()
+            .position(|&a| a == axis)
+            .map_or(Placement::Replicate, |i| self.0[i])
+    }
+
+    /// The same with another placement on one axis.
+    #[must_use]
+    pub fn with(mut self, axis: Axis, placement: Placement) -> Self {
+        if let Some(index) = BLOCK_AXES.iter().position(|&a| a == axis) {
+            self.0[index] = placement;
+        }
+        self
+    }
+
+    /// Local shape of a global shape: the largest rank's.
+    #[must_use]
+    pub fn local(&self, shape: &[u64], mesh: &BlockMesh) -> Vec<u64> {
+        let mut local = shape.to_vec();
+        for (axis, placement) in BLOCK_AXES.iter().zip(self.0) {
+            match placement {
+                Placement::Shard(dim) | Placement::Interleaved(dim, _) => {
+                    local[dim] = local[dim].div_ceil(mesh.size(*axis));
+                }
+                Placement::Replicate | Placement::Partial => {}
+            }
+        }
+        local
+    }
+}
+
+/// Elements of rank `rank` of `size` when `n` elements are sharded: `max(min(n, c(r+1)) − c·r, 0)`
+/// with `c = ⌈n/size⌉`.
+#[must_use]
+pub fn shard_size(n: u64, size: u64, rank: u64) -> u64 {
+    let chunk = n.div_ceil(size);
+    n.min(chunk * (rank + 1)).saturating_sub(chunk * rank)
+}

@@ -1,0 +1,75 @@
+//! The sharding plan: which parameters and module inputs and outputs have which placements.
+
+use regex::Regex;
+use spec::{Axis, CpKind};
+
+use crate::placement::{BlockMesh, Placement, Placements};
+
+/// An entry: names that match the pattern in full get the placements.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// A regular expression over the whole name.
+    pub pattern: String,
+    /// Placement per axis; axes not listed keep what they have.
+    pub placements: Vec<(Axis, Placement)>,
+    compiled: Regex,
+}
+
+/// Everything that makes single-device model code run sharded.
+#[derive(Clone, Debug)]
+pub struct ShardingPlan {
+    /// Sizes of the axes.
+    pub mesh: BlockMesh,
+    /// `module.weight` patterns. Parameters that none matches are replicated.
+    pub parameter: Vec<Entry>,
+    /// `module.input` and `module.output` patterns.
+    pub forward: Vec<Entry>,
+    /// Placements of the tensor that enters a block.
+    pub input: Placements,
+    /// How attention exchanges keys and values over the sharded sequence.
+    pub attention_exchange: CpKind,
+}
+
+impl Entry {
+    /// An entry from a pattern.
+    ///
+    /// # Errors
+    /// When the pattern is not a regular expression.
+    pub fn new(pattern: String, placements: Vec<(Axis, Placement)>) -> Result<Self, regex::Error> {
+        let compiled = Regex::new(&format!("^(?:{pattern})$"))?;
+        Ok(Self {
+            pattern,
+            placements,
+            compiled,
+        })
+    }
+
+    /// Whether a name matches in full.
+    #[must_use]
+    pub fn matches(&self, name: &str) -> bool {
+        self.compiled.is_match(name)
+    }
+}
+
+impl ShardingPlan {
+    /// Placements of a parameter; replicated when nothing matches.
+    #[must_use]
+    pub fn parameter(&self, name: &str) -> Placements {
+        let mut placements = Placements::REPLICATE;
+        for entry in self.parameter.iter().filter(|e| e.matches(name)) {
+            for &(axis, placement) in &entry.placements {
+                placements = placements.with(axis, placement);
+            }
+        }
+        placements
+    }
+
+    /// What a module's input or output is redistributed to, if the plan says so.
+    #[must_use]
+    pub fn forward(&self, name: &str) -> Option<&[(Axis, Placement)]> {
+        self.forward
+            .iter()
+            .find(|e| e.matches(name))
+            .map(|e| e.placements.as_slice())
+    }
+}

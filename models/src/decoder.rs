@@ -1,0 +1,348 @@
+//! A decoder, written once for one device. The mesh is never mentioned: layouts come from the
+//! sharding plan at module inputs and outputs.
+
+use dtensor::{DTensor, OpKind, Placement, Tape};
+use spec::model::{Activation, Mlp, ModelConfig, Moe, NormKind, Position, Residual};
+use spec::{DType, LayerClass};
+
+use crate::attention::{grouped, latent};
+use crate::error::ModelError;
+use crate::names::Names;
+
+/// What the modules of one block share.
+pub(crate) struct Block<'t, 'p, 'm> {
+    pub(crate) tape: &'t mut Tape<'p>,
+    pub(crate) model: &'m ModelConfig,
+    pub(crate) names: Names,
+    pub(crate) dtype: DType,
+}
+
+impl Block<'_, '_, '_> {
+    /// A decoder layer.
+    pub(crate) fn layer(&mut self, class: LayerClass, x: DTensor) -> Result<DTensor, ModelError> {
+        let n = self.names;
+        match self.model.residual {
+            Residual::Sequential => {
+                let normed = self.norm(n.norm1, &x);
+                let attended = self.attention(class, normed)?;
+                let x = self.join(n.attention, &x, attended)?;
+                let normed = self.norm(n.norm2, &x);
+                let fed = self.feed_forward(class, normed)?;
+                self.join(n.mlp, &x, fed)
+            }
+            Residual::Parallel { shared_norm } => {
+                let first = self.norm(n.norm1, &x);
+                let second = if shared_norm {
+                    first.clone()
+                } else {
+                    self.norm(n.norm2, &x)
+                };
+                let attended = self.attention(class, first)?;
+                let fed = self.feed_forward(class, second)?;
+                let both = self.tape.add("residual", &attended, &fed)?;
+                self.join("residual", &x, both)
+            }
+            Residual::Sandwich => {
+                let normed = self.norm(n.norm1, &x);
+                let attended = self.attention(class, normed)?;
+                let attended = self.norm(n.norm2, &attended);
+                let x = self.join(n.attention, &x, attended)?;
+                let normed = self.norm("pre_feedforward_layernorm", &x);
+                let fed = self.feed_forward(class, normed)?;
+                let fed = self.norm("post_feedforward_layernorm", &fed);
+                self.join(n.mlp, &x, fed)
+            }
+        }
+    }
+
+    /// Dropout, if any, and the residual addition.
+    fn join(&mut self, scope: &str, x: &DTensor, y: DTensor) -> Result<DTensor, ModelError> {
+        let y = if self.model.hidden_dropout > 0.0 {
+            self.tape.dropout(scope, &y)
+        } else {
+            y
+        };
+        Ok(self.tape.add(&format!("{scope}.residual"), x, &y)?)
+    }
+
+    fn attention(&mut self, class: LayerClass, x: DTensor) -> Result<DTensor, ModelError> {
+        match self.model.attention.kind {
+            spec::model::AttentionKind::Grouped { .. } => grouped(self, class, x),
+            spec::model::AttentionKind::Latent { .. } => latent(self, class, x),
+        }
+    }
+
+    fn feed_forward(&mut self, class: LayerClass, x: DTensor) -> Result<DTensor, ModelError> {
+        match (self.model.moe, class.moe) {
+            (Some(moe), true) => self.experts(&moe, x),
+            _ => self.mlp(self.names.mlp, &self.model.mlp, self.model.mlp.ffn, x),
+        }
+    }
+
+    /// A feed-forward block of a given inner width.
+    fn mlp(
+        &mut self,
+        module: &str,
+        mlp: &Mlp,
+        ffn: u64,
+        x: DTensor,
+    ) -> Result<DTensor, ModelError> {
+        let n = self.names;
+        let hidden = self.model.hidden;
+        let flat = self.model.family == spec::model::Family::Opt;
+        let scope = |name: &str| {
+            if flat {
+                name.to_owned()
+            } else {
+                format!("{module}.{name}")
+            }
+        };
+        let x = self.tape.at(&format!("{module}.input"), x)?;
+        let activation = format!("{module}.act_fn");
+        let inner = if mlp.gated && mlp.fused_gate_up {
+            let both = self.linear(&scope(n.gate_up), &x, 2 * ffn, hidden, mlp.bias)?;
+            self.tape.fused_gated_activation(&activation, &both)
+        } else if mlp.gated {
+            let gate = self.linear(&scope(n.gate), &x, ffn, hidden, mlp.bias)?;
+            let up = self.linear(&scope(n.up), &x, ffn, hidden, mlp.bias)?;
+            self.tape.gated_activation(&activation, &gate, &up)
+        } else {
+            let up = self.linear(&scope(n.up), &x, ffn, hidden, mlp.bias)?;
+            self.activation(&activation, &up)
+        };
+        self.linear(&scope(n.down), &inner, hidden, ffn, mlp.bias)
+    }
+
+    fn activation(&mut self, scope: &str, x: &DTensor) -> DTensor {
+        match self.model.mlp.activation {
+            Activation::Gelu | Activation::Silu | Activation::Relu | Activation::Relu2 => self
+                .tape
+                .unary(scope, OpKind::Activation { gated: false }, x, true),
+        }
+    }
+
+    /// Routed experts, with the shared one beside them.
+    fn experts(&mut self, moe: &Moe, x: DTensor) -> Result<DTensor, ModelError> {
+        let n = self.names;
+        let router = format!("{}.{}", n.moe, n.router);
+        let logits = self.linear_typed(
+            &router,
+            &x,
+            moe.experts,
+            self.model.hidden,
+            moe.bias,
+            DType::F32,
+        )?;
+        if moe.router_correction_bias {
+            let name = format!("{router}.e_score_correction_bias");
+            self.tape.parameter(&name, &[moe.experts], DType::F32, 1);
+        }
+        let chosen = self.tape.top_k(&router, &logits, moe.top_k);
+        let scope = format!("{}.experts", n.moe);
+        let rows = self.tape.permute(&scope, &x, moe.top_k);
+        let rows = self.tape.dispatch(&scope, &rows);
+        let rows = self.tape.expert_tensor_exchange(&scope, &rows, true);
+        let rows = self.expert_mlp(moe, &rows)?;
+        let rows = self.tape.expert_tensor_exchange(&scope, &rows, false);
+        let rows = self.tape.dispatch(&scope, &rows);
+        let routed = self.tape.unpermute(&scope, &rows, &chosen, &x);
+        if moe.shared_ffn == 0 {
+            return Ok(routed);
+        }
+        let module = format!("{}.{}", n.moe, n.shared);
+        let input = self.tape.at(&format!("{}.input", n.shared), x.clone())?;
+        let mut shared = self.mlp(&module, &self.model.mlp, moe.shared_ffn, input)?;
+        shared = self
+            .tape
+            .at(&format!("{}.{}.output", n.shared, n.down), shared)?;
+        if moe.shared_gate {
+            let gate = format!("{}.shared_expert_gate", n.moe);
+            self.linear(&gate, &x, 1, self.model.hidden, false)?;
+            shared = self.tape.unary(&gate, OpKind::Scale, &shared, true);
+        }
+        Ok(self.tape.add(&scope, &routed, &shared)?)
+    }
+
+    fn expert_mlp(&mut self, moe: &Moe, rows: &DTensor) -> Result<DTensor, ModelError> {
+        let n = self.names;
+        let groups = moe.experts.div_ceil(self.tape.mesh().ep);
+        let hidden = self.model.hidden;
+        let linear = |block: &mut Self, x: &DTensor, index: usize, out: u64, inner: u64| {
+            let scope = format!("{}.{}", n.moe, n.expert[index]);
+            let name = format!("{scope}.weight");
+            let w = block
+                .tape
+                .parameter(&name, &[out, inner], block.dtype, moe.experts);
+            if moe.bias {
+                block
+                    .tape
+                    .parameter(&format!("{scope}.bias"), &[out], block.dtype, moe.experts);
+            }
+            block.tape.grouped_linear(&scope, x, &w, groups)
+        };
+        let activation = format!("{}.experts.act_fn", n.moe);
+        let inner = if self.model.mlp.gated {
+            let gate = linear(self, rows, 0, moe.expert_ffn, hidden)?;
+            let up = linear(self, rows, 1, moe.expert_ffn, hidden)?;
+            self.tape.gated_activation(&activation, &gate, &up)
+        } else {
+            let up = linear(self, rows, 1, moe.expert_ffn, hidden)?;
+            self.activation(&activation, &up)
+        };
+        Ok(linear(self, &inner, 2, hidden, moe.expert_ffn)?)
+    }
+
+    /// A norm with its weight (and bias).
+    pub(crate) fn norm(&mut self, scope: &str, x: &DTensor) -> DTensor {
+        self.norm_over(scope, x, self.model.hidden)
+    }
+
+    /// A norm over a given width.
+    pub(crate) fn norm_over(&mut self, scope: &str, x: &DTensor, width: u64) -> DTensor {
+        let norm = self.model.norm;
+        let weight = self
+            .tape
+            .parameter(&format!("{scope}.weight"), &[width], self.dtype, 1);
+        if norm.bias {
+            self.tape
+                .parameter(&format!("{scope}.bias"), &[width], self.dtype, 1);
+        }
+        let statistics = match norm.kind {
+            NormKind::LayerNorm => 2,
+            NormKind::RmsNorm => 1,
+        };
+        self.tape
+            .norm(scope.trim_start_matches('/'), x, &weight, statistics)
+    }
+
+    /// A linear with its redistribution and bias.
+    pub(crate) fn linear(
+        &mut self,
+        scope: &str,
+        x: &DTensor,
+        out: u64,
+        inner: u64,
+        bias: bool,
+    ) -> Result<DTensor, ModelError> {
+        self.linear_typed(scope, x, out, inner, bias, self.dtype)
+    }
+
+    fn linear_typed(
+        &mut self,
+        scope: &str,
+        x: &DTensor,
+        out: u64,
+        inner: u64,
+        bias: bool,
+        dtype: DType,
+    ) -> Result<DTensor, ModelError> {
+        let w = self
+            .tape
+            .parameter(&format!("{scope}.weight"), &[out, inner], dtype, 1);
+        let bare = scope.trim_start_matches('/');
+        let y = self.tape.linear(bare, x, &w)?;
+        let y = self.tape.at(&format!("{bare}.output"), y)?;
+        if !bias {
+            return Ok(y);
+        }
+        let b = self
+            .tape
+            .parameter(&format!("{scope}.bias"), &[out], dtype, 1);
+        Ok(self.tape.bias(bare, &y, &b))
+    }
+
+    /// Token embedding with positions, norm and dropout.
+    pub(crate) fn embedding(&mut self, batch: u64, sequence: u64) -> Result<DTensor, ModelError> {
+        let n = self.names;
+        let model = self.model;
+        let table = format!("/{}", n.embedding);
+        let shape = [model.vocab, model.hidden];
+        let weight = self
+            .tape
+            .parameter(&format!("{table}.weight"), &shape, self.dtype, 1);
+        let ids = self.token_ids(batch, sequence);
+        let x = self.tape.embedding(n.embedding, &ids, &weight, self.dtype);
+        let mut x = self.tape.at(&format!("{}.output", n.embedding), x)?;
+        if let Position::Learned { rows } = model.position {
+            let name = format!("/{}.weight", n.positions);
+            self.tape
+                .parameter(&name, &[rows, model.hidden], self.dtype, 1);
+            x = self.tape.unary(n.positions, OpKind::Bias, &x, false);
+        }
+        if model.embedding_norm {
+            x = self.norm(&format!("/{}", n.embedding_norm), &x);
+        }
+        if model.hidden_dropout > 0.0 {
+            x = self.tape.dropout(n.embedding, &x);
+        }
+        Ok(x)
+    }
+
+    /// Token indices: whole on every tensor-parallel rank, sharded with the sequence over context.
+    fn token_ids(&mut self, batch: u64, sequence: u64) -> DTensor {
+        let mut ids = self
+            .tape
+            .constant("input_ids", &[batch, sequence], DType::I64);
+        let cp = self.tape.mesh().cp;
+        if cp > 1 {
+            ids = self
+                .tape
+                .constant("input_ids", &[batch, sequence / cp], DType::I64);
+            ids.shape = vec![batch, sequence];
+            ids.placements = ids.placements.with(spec::Axis::Cp, Placement::Shard(1));
+        }
+        ids
+    }
+
+    /// Final norm, head and loss.
+    pub(crate) fn head(&mut self, x: DTensor) -> Result<DTensor, ModelError> {
+        let n = self.names;
+        let x = self.norm(&format!("/{}", n.final_norm), &x);
+        self.logits_and_loss(x)
+    }
+
+    fn logits_and_loss(&mut self, x: DTensor) -> Result<DTensor, ModelError> {
+        let n = self.names;
+        let model = self.model;
+        let x = self.tape.at(&format!("{}.input", n.head), x)?;
+        let name = if model.tied_embeddings {
+            n.embedding
+        } else {
+            n.head
+        };
+        let shape = [model.vocab, model.hidden];
+        let w = self
+            .tape
+            .parameter(&format!("/{name}.weight"), &shape, self.dtype, 1);
+        let logits = self.tape.linear(n.head, &x, &w)?;
+        let logits = if model.head_bias {
+            let b =
+                self.tape
+                    .parameter(&format!("/{}.bias", n.head), &[model.vocab], self.dtype, 1);
+            self.tape.bias(n.head, &logits, &b)
+        } else {
+            logits
+        };
+        let wide = self.tape.cast(n.head, &logits, DType::F32);
+        Ok(self.tape.cross_entropy("loss", &wide))
+    }
+
+    /// A prediction module of DeepSeek-V3: norms of the hidden state and of the next token's
+    /// embedding, their projection, a layer, and the shared head.
+    pub(crate) fn prediction_module(
+        &mut self,
+        class: LayerClass,
+        x: DTensor,
+    ) -> Result<DTensor, ModelError> {
+        let hidden = self.model.hidden;
+        let h = self.norm("hnorm", &x);
+        let e = self.norm("enorm", &x);
+        let both = self.tape.add("eh_proj", &h, &e)?;
+        let both = self.tape.at("eh_proj.input", both)?;
+        let wide = self.tape.concatenated("eh_proj", &both, 2);
+        let projected = self.linear("eh_proj", &wide, hidden, 2 * hidden, false)?;
+        let x = self.layer(class, projected)?;
+        let x = self.norm("shared_head.norm", &x);
+        self.logits_and_loss(x)
+    }
+}

@@ -1,0 +1,179 @@
+//! What each family calls its modules: the names of the Hugging Face `state_dict`.
+
+use spec::model::{Family, ModelConfig};
+
+/// Module names of a family. Layer modules are relative to the layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Names {
+    /// Prefix of a decoder layer, with `{layer}`.
+    pub layer: &'static str,
+    /// Token embedding.
+    pub embedding: &'static str,
+    /// Learned positions.
+    pub positions: &'static str,
+    /// Norm after the embedding.
+    pub embedding_norm: &'static str,
+    /// Norm before the head.
+    pub final_norm: &'static str,
+    /// Head.
+    pub head: &'static str,
+    /// Attention module.
+    pub attention: &'static str,
+    /// Query, key, value and output projections in it, and the fused one.
+    pub q: &'static str,
+    /// Key projection.
+    pub k: &'static str,
+    /// Value projection.
+    pub v: &'static str,
+    /// Fused projection.
+    pub qkv: &'static str,
+    /// Output projection.
+    pub o: &'static str,
+    /// Feed-forward module.
+    pub mlp: &'static str,
+    /// Gate projection.
+    pub gate: &'static str,
+    /// Up (or only) projection.
+    pub up: &'static str,
+    /// Fused gate and up projection.
+    pub gate_up: &'static str,
+    /// Down projection.
+    pub down: &'static str,
+    /// Norm before attention.
+    pub norm1: &'static str,
+    /// Norm before the feed-forward block.
+    pub norm2: &'static str,
+    /// Mixture-of-experts module.
+    pub moe: &'static str,
+    /// Router in it.
+    pub router: &'static str,
+    /// Gate, up and down of an expert.
+    pub expert: [&'static str; 3],
+    /// Shared expert in it.
+    pub shared: &'static str,
+}
+
+const LLAMA: Names = Names {
+    layer: "model.layers.{layer}.",
+    embedding: "model.embed_tokens",
+    positions: "model.embed_positions",
+    embedding_norm: "model.embed_norm",
+    final_norm: "model.norm",
+    head: "lm_head",
+    attention: "self_attn",
+    q: "q_proj",
+    k: "k_proj",
+    v: "v_proj",
+    qkv: "qkv_proj",
+    o: "o_proj",
+    mlp: "mlp",
+    gate: "gate_proj",
+    up: "up_proj",
+    gate_up: "gate_up_proj",
+    down: "down_proj",
+    norm1: "input_layernorm",
+    norm2: "post_attention_layernorm",
+    moe: "mlp",
+    router: "gate",
+    expert: [
+        "experts.{expert}.gate_proj",
+        "experts.{expert}.up_proj",
+        "experts.{expert}.down_proj",
+    ],
+    shared: "shared_expert",
+};
+
+const GPT2: Names = Names {
+    layer: "transformer.h.{layer}.",
+    embedding: "transformer.wte",
+    positions: "transformer.wpe",
+    final_norm: "transformer.ln_f",
+    attention: "attn",
+    qkv: "c_attn",
+    o: "c_proj",
+    up: "c_fc",
+    down: "c_proj",
+    norm1: "ln_1",
+    norm2: "ln_2",
+    ..LLAMA
+};
+
+const BLOOM: Names = Names {
+    layer: "transformer.h.{layer}.",
+    embedding: "transformer.word_embeddings",
+    embedding_norm: "transformer.word_embeddings_layernorm",
+    final_norm: "transformer.ln_f",
+    attention: "self_attention",
+    qkv: "query_key_value",
+    o: "dense",
+    up: "dense_h_to_4h",
+    down: "dense_4h_to_h",
+    ..LLAMA
+};
+
+/// Names of a model's family.
+#[must_use]
+pub fn names(model: &ModelConfig) -> Names {
+    match model.family {
+        Family::Llama | Family::Phi3 => LLAMA,
+        Family::Gpt2 => GPT2,
+        Family::Opt => Names {
+            layer: "model.decoder.layers.{layer}.",
+            embedding: "model.decoder.embed_tokens",
+            positions: "model.decoder.embed_positions",
+            final_norm: "model.decoder.final_layer_norm",
+            o: "out_proj",
+            up: "fc1",
+            down: "fc2",
+            norm1: "self_attn_layer_norm",
+            norm2: "final_layer_norm",
+            ..LLAMA
+        },
+        Family::Bloom => BLOOM,
+        Family::GptNeox => Names {
+            layer: "gpt_neox.layers.{layer}.",
+            embedding: "gpt_neox.embed_in",
+            final_norm: "gpt_neox.final_layer_norm",
+            head: "embed_out",
+            attention: "attention",
+            ..BLOOM
+        },
+        Family::Falcon => Names {
+            norm1: "ln_attn",
+            norm2: "ln_mlp",
+            ..BLOOM
+        },
+        Family::Mpt => Names {
+            layer: "transformer.blocks.{layer}.",
+            embedding: "transformer.wte",
+            positions: "transformer.wpe",
+            final_norm: "transformer.norm_f",
+            attention: "attn",
+            qkv: "Wqkv",
+            o: "out_proj",
+            mlp: "ffn",
+            norm1: "norm_1",
+            norm2: "norm_2",
+            ..LLAMA
+        },
+        Family::Mixtral => Names {
+            moe: "block_sparse_moe",
+            expert: [
+                "experts.{expert}.w1",
+                "experts.{expert}.w3",
+                "experts.{expert}.w2",
+            ],
+            ..LLAMA
+        },
+        Family::QwenMoe => LLAMA,
+        Family::DeepSeek => Names {
+            shared: "shared_experts",
+            ..LLAMA
+        },
+        Family::GptOss => Names {
+            router: "router",
+            expert: ["experts.gate_proj", "experts.up_proj", "experts.down_proj"],
+            ..LLAMA
+        },
+    }
+}

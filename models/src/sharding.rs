@@ -1,0 +1,147 @@
+//! The sharding plan of a decoder under a layout: Megatron's column and row parallel linears,
+//! sequence parallelism between them, the sequence over context-parallel ranks, experts over
+//! expert-parallel ranks.
+
+use dtensor::{BlockMesh, Entry, Placement, Placements, ShardingPlan};
+use spec::Axis;
+use spec::model::{Family, ModelConfig};
+
+use crate::block::BlockLayout;
+use crate::error::ModelError;
+use crate::names::{Names, names};
+
+type Pattern = (String, Vec<(Axis, Placement)>);
+
+/// Sequence dimension of `[batch, sequence, hidden]`.
+pub(crate) const SEQUENCE: usize = 1;
+
+/// The sharding plan of every block of a model under a layout.
+///
+/// # Errors
+/// When a pattern is malformed, which a test rules out for every family.
+pub fn sharding_plan(
+    model: &ModelConfig,
+    layout: &BlockLayout,
+) -> Result<ShardingPlan, ModelError> {
+    let names = names(model);
+    let mesh = BlockMesh {
+        tp: layout.tp,
+        cp: layout.cp,
+        ep: layout.ep,
+        etp: layout.etp,
+    };
+    let between = if layout.sequence_parallel && layout.tp > 1 {
+        Placement::Shard(SEQUENCE)
+    } else {
+        Placement::Replicate
+    };
+    let mut input = Placements::REPLICATE.with(Axis::Tp, between);
+    if layout.cp > 1 {
+        input = input.with(Axis::Cp, Placement::Shard(SEQUENCE));
+    }
+    Ok(ShardingPlan {
+        mesh,
+        parameter: entries(parameters(model, &names))?,
+        forward: entries(forward(&names, between))?,
+        input,
+        attention_exchange: layout.cp_kind,
+    })
+}
+
+fn entries(patterns: Vec<Pattern>) -> Result<Vec<Entry>, ModelError> {
+    patterns
+        .into_iter()
+        .map(|(pattern, placements)| {
+            Entry::new(pattern.clone(), placements).map_err(|e| ModelError::Pattern {
+                pattern,
+                reason: e.to_string(),
+            })
+        })
+        .collect()
+}
+
+fn parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
+    let column = || vec![(Axis::Tp, Placement::Shard(0))];
+    let row = || vec![(Axis::Tp, Placement::Shard(1))];
+    let fused = |parts| vec![(Axis::Tp, Placement::Interleaved(0, parts))];
+    let a = regex::escape(n.attention);
+    let m = regex::escape(n.mlp);
+    let up = if model.family == Family::Opt {
+        n.up.to_owned()
+    } else {
+        format!("{m}\\.{}", n.up)
+    };
+    let down = if model.family == Family::Opt {
+        n.down.to_owned()
+    } else {
+        format!("{m}\\.{}", n.down)
+    };
+    vec![
+        (
+            format!(
+                "{a}\\.({}|{}|{}|q_b_proj|kv_b_proj)\\.(weight|bias)",
+                n.q, n.k, n.v
+            ),
+            column(),
+        ),
+        (format!("{a}\\.{}\\.(weight|bias)", n.qkv), fused(3)),
+        (format!("{a}\\.{}\\.weight", n.o), row()),
+        (format!("{a}\\.sinks"), column()),
+        (
+            format!(
+                "({up}|{m}\\.{}|.*{}\\.({}|{}))\\.(weight|bias)",
+                n.gate, n.shared, n.up, n.gate
+            ),
+            column(),
+        ),
+        (format!("{m}\\.{}\\.(weight|bias)", n.gate_up), fused(2)),
+        (
+            format!("({down}|.*{}\\.{})\\.weight", n.shared, n.down),
+            row(),
+        ),
+        (
+            format!("{}\\.{}\\.(weight|bias)", n.moe, experts(n, 0)),
+            vec![(Axis::Etp, Placement::Shard(0))],
+        ),
+        (
+            format!("{}\\.{}\\.(weight|bias)", n.moe, experts(n, 1)),
+            vec![(Axis::Etp, Placement::Shard(0))],
+        ),
+        (
+            format!("{}\\.{}\\.weight", n.moe, experts(n, 2)),
+            vec![(Axis::Etp, Placement::Shard(1))],
+        ),
+        (
+            format!(
+                "/?({}|{})\\.(weight|bias)",
+                regex::escape(n.embedding),
+                regex::escape(n.head)
+            ),
+            column(),
+        ),
+    ]
+}
+
+fn experts(n: &Names, index: usize) -> String {
+    regex::escape(n.expert[index])
+}
+
+fn forward(n: &Names, between: Placement) -> Vec<Pattern> {
+    let whole = || vec![(Axis::Tp, Placement::Replicate)];
+    let out = || vec![(Axis::Tp, between)];
+    let (a, m) = (n.attention, n.mlp);
+    vec![
+        (format!("({a}|{m}|{})\\.input", n.shared), whole()),
+        (
+            format!(
+                "({a}\\.{}|{m}\\.{}|{}|{}\\.{})\\.output",
+                n.o, n.down, n.down, n.shared, n.down
+            ),
+            out(),
+        ),
+        (format!("{}\\.output", regex::escape(n.embedding)), out()),
+        (format!("{}\\.input", regex::escape(n.head)), whole()),
+        ("eh_proj\\.input".to_owned(), whole()),
+        ("eh_proj\\.output".to_owned(), out()),
+    ]
+}

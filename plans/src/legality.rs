@@ -1,0 +1,384 @@
+//! Which strategies are legal: for any system, and for a given runtime.
+
+use spec::model::ModelConfig;
+use spec::runtime::{RecomputeMode, SequenceParallelUse};
+use spec::{CpKind, Runtime, ScheduleKind, Workload, Zero};
+
+use crate::schedule::{self, ScheduleError};
+use crate::strategy::{Decisions, Recompute, Strategy};
+
+/// The rule a strategy breaks.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StrategyError {
+    /// A size is zero.
+    #[error("{field} is 0; sizes start at 1")]
+    Zero {
+        /// Which.
+        field: &'static str,
+    },
+    /// The sizes do not multiply to the number of devices.
+    #[error(
+        "tp·cp·pp·dp = {tp}·{cp}·{pp}·{dp} = {product}, but there are {gpus} GPUs; \
+         the sizes must multiply to the number of GPUs"
+    )]
+    World {
+        /// Tensor parallel.
+        tp: u64,
+        /// Context parallel.
+        cp: u64,
+        /// Pipeline parallel.
+        pp: u64,
+        /// Data parallel.
+        dp: u64,
+        /// Their product.
+        product: u64,
+        /// Devices.
+        gpus: u64,
+    },
+    /// Something does not divide.
+    #[error("{what} = {value} is not divisible by {by} = {divisor}; valid: {valid}")]
+    Divides {
+        /// What must be divisible.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+        /// By what.
+        by: &'static str,
+        /// Its value.
+        divisor: u64,
+        /// Divisors that would do.
+        valid: String,
+    },
+    /// The batch does not come out.
+    #[error(
+        "global batch {global_batch} ≠ dp {dp} · micro-batch {micro_batch} · micro-batches {count}"
+    )]
+    Batch {
+        /// Sequences per step.
+        global_batch: u64,
+        /// Data parallel.
+        dp: u64,
+        /// Sequences per micro-batch.
+        micro_batch: u64,
+        /// Micro-batches.
+        count: u64,
+    },
+    /// Stages and layers do not match.
+    #[error("{stages} stages hold {held} layers; pp·vpp = {wanted_stages} must hold {layers}")]
+    Stages {
+        /// Stages given.
+        stages: u64,
+        /// Layers in them.
+        held: u64,
+        /// Stages wanted.
+        wanted_stages: u64,
+        /// Layers of the model.
+        layers: u64,
+    },
+    /// The schedule does not exist for these sizes.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
+    /// Two choices exclude each other.
+    #[error("{0}")]
+    Conflict(&'static str),
+    /// The runtime cannot do it.
+    #[error("runtime {runtime} has no {what}; it has {has}")]
+    Runtime {
+        /// Runtime.
+        runtime: String,
+        /// What is asked.
+        what: String,
+        /// What it has.
+        has: String,
+    },
+    /// The text is not a strategy.
+    #[error("strategy: {0}")]
+    Syntax(String),
+}
+
+fn divides(
+    what: &'static str,
+    value: u64,
+    by: &'static str,
+    divisor: u64,
+) -> Result<(), StrategyError> {
+    if value.is_multiple_of(divisor) {
+        return Ok(());
+    }
+    let valid: Vec<String> = (1..=value.min(256))
+        .filter(|d| value.is_multiple_of(*d))
+        .map(|d| d.to_string())
+        .collect();
+    Err(StrategyError::Divides {
+        what,
+        value,
+        by,
+        divisor,
+        valid: valid.join(", "),
+    })
+}
+
+/// Checks what holds for every training system.
+///
+/// # Errors
+/// The first rule broken.
+pub fn check(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<(), StrategyError> {
+    let sizes = [
+        ("tp", d.tp),
+        ("pp", d.pp),
+        ("vpp", d.vpp),
+        ("cp", d.cp),
+        ("ep", d.ep),
+        ("etp", d.etp),
+        ("dp_shard", d.dp_shard),
+        ("dp_replicate", d.dp_replicate),
+        ("micro_batch", d.micro_batch),
+        ("num_micro_batches", d.num_micro_batches),
+    ];
+    if let Some(&(field, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+        return Err(StrategyError::Zero { field });
+    }
+    let product = [d.tp, d.cp, d.pp, d.dp_shard, d.dp_replicate]
+        .into_iter()
+        .try_fold(1u64, u64::checked_mul)
+        .unwrap_or(u64::MAX);
+    if product != workload.gpus {
+        let (tp, cp, pp, dp) = (d.tp, d.cp, d.pp, d.dp_shard.saturating_mul(d.dp_replicate));
+        return Err(StrategyError::World {
+            tp,
+            cp,
+            pp,
+            dp,
+            product,
+            gpus: workload.gpus,
+        });
+    }
+    tensor(d, model)?;
+    context(d, model, workload)?;
+    experts(d, model)?;
+    data(d)?;
+    pipeline(d, model, workload)
+}
+
+fn tensor(d: &Decisions, model: &ModelConfig) -> Result<(), StrategyError> {
+    divides("attention heads", model.attention.heads, "tp", d.tp)?;
+    if model.attention.kv_heads() >= d.tp {
+        divides("key/value heads", model.attention.kv_heads(), "tp", d.tp)?;
+    } else {
+        divides("tp", d.tp, "key/value heads", model.attention.kv_heads())?;
+    }
+    if model.moe.is_none_or(|m| m.first_dense > 0 || m.every > 1) {
+        divides("ffn", model.mlp.ffn, "tp", d.tp)?;
+    }
+    if d.sequence_parallel && d.tp == 1 {
+        return Err(StrategyError::Conflict(
+            "sequence parallelism needs tp of at least 2",
+        ));
+    }
+    Ok(())
+}
+
+fn context(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<(), StrategyError> {
+    if d.sequence_parallel {
+        divides(
+            "sequence per context rank",
+            workload.seq_len / d.cp,
+            "tp",
+            d.tp,
+        )?;
+    }
+    if d.cp == 1 {
+        return Ok(());
+    }
+    match d.cp_kind {
+        CpKind::AllToAll => {
+            divides("sequence", workload.seq_len, "cp", d.cp)?;
+            divides(
+                "heads per tensor rank",
+                model.attention.heads / d.tp,
+                "cp",
+                d.cp,
+            )?;
+            let kv = model.attention.kv_heads().div_ceil(d.tp);
+            divides("key/value heads per tensor rank", kv, "cp", d.cp)
+        }
+        // Causal balance gives every rank an early and a late chunk.
+        CpKind::Ring | CpKind::AllGather => {
+            divides("sequence", workload.seq_len, "2·cp (zig-zag)", 2 * d.cp)
+        }
+    }
+}
+
+fn experts(d: &Decisions, model: &ModelConfig) -> Result<(), StrategyError> {
+    let Some(moe) = model.moe else {
+        if d.ep > 1 || d.etp > 1 {
+            return Err(StrategyError::Conflict(
+                "ep and etp need a model with experts",
+            ));
+        }
+        return Ok(());
+    };
+    divides("experts", moe.experts, "ep", d.ep)?;
+    divides("expert ffn", moe.expert_ffn, "etp", d.etp)?;
+    divides("tp·cp·dp", d.tp * d.cp * d.dp(), "ep·etp", d.ep * d.etp)?;
+    if d.tp > 1 && !d.sequence_parallel {
+        return Err(StrategyError::Conflict(
+            "experts with tp need sequence parallelism, or every tensor rank routes the same tokens",
+        ));
+    }
+    Ok(())
+}
+
+fn data(d: &Decisions) -> Result<(), StrategyError> {
+    match d.zero {
+        Zero::Z0 if d.dp_shard > 1 => Err(StrategyError::Conflict(
+            "zero=0 shards nothing: dp_shard must be 1, use dp_replicate",
+        )),
+        Zero::Z0 | Zero::Z1 | Zero::Z2 | Zero::Z3 => Ok(()),
+    }
+}
+
+fn pipeline(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<(), StrategyError> {
+    let sequences = d
+        .dp()
+        .checked_mul(d.micro_batch)
+        .and_then(|n| n.checked_mul(d.num_micro_batches));
+    if sequences != Some(workload.global_batch) {
+        return Err(StrategyError::Batch {
+            global_batch: workload.global_batch,
+            dp: d.dp(),
+            micro_batch: d.micro_batch,
+            count: d.num_micro_batches,
+        });
+    }
+    let (stages, wanted_stages) = (d.stages.0.len() as u64, d.pp * d.vpp);
+    if stages != wanted_stages || d.stages.layers() != model.layers {
+        let (held, layers) = (d.stages.layers(), model.layers);
+        return Err(StrategyError::Stages {
+            stages,
+            held,
+            wanted_stages,
+            layers,
+        });
+    }
+    if d.pp == 1 && d.vpp > 1 {
+        return Err(StrategyError::Conflict(
+            "virtual stages need pp of at least 2",
+        ));
+    }
+    if d.pp > 1 || d.schedule != ScheduleKind::OneFOneB {
+        schedule::check(d.schedule, d.pp, d.vpp, d.num_micro_batches)?;
+    }
+    Ok(())
+}
+
+/// Checks what a runtime can express.
+///
+/// # Errors
+/// What it lacks, and what it has instead.
+pub fn allowed_by(
+    s: &Strategy,
+    model: &ModelConfig,
+    runtime: &Runtime,
+) -> Result<(), StrategyError> {
+    let space = &runtime.space;
+    let lacks = |what: String, has: String| {
+        Err(StrategyError::Runtime {
+            runtime: runtime.name.clone(),
+            what,
+            has,
+        })
+    };
+    let dp = s.dp();
+    if s.pp > 1 && !space.schedules.contains(&s.schedule) {
+        let has = list(
+            space.schedules.iter().map(ToString::to_string),
+            "no pipeline parallelism",
+        );
+        return lacks(format!("pipeline schedule {}", s.schedule), has);
+    }
+    if s.cp > 1 && !space.cp_kinds.contains(&s.cp_kind) {
+        let has = list(
+            space.cp_kinds.iter().map(|k| k.name().into()),
+            "no context parallelism",
+        );
+        return lacks(format!("context parallelism by {}", s.cp_kind.name()), has);
+    }
+    if dp * s.cp > 1 && !space.zero.contains(&s.zero) {
+        let has = list(
+            space.zero.iter().map(|&z| format!("ZeRO-{}", u8::from(z))),
+            "none",
+        );
+        return lacks(format!("ZeRO-{}", u8::from(s.zero)), has);
+    }
+    if s.tp > 1 && !space.tensor_parallel {
+        return lacks("tensor parallelism".into(), "tp=1".into());
+    }
+    match space.sequence_parallel {
+        SequenceParallelUse::Never if s.sequence_parallel => {
+            return lacks("sequence parallelism".into(), "sp=off".into());
+        }
+        SequenceParallelUse::Always if s.tp > 1 && !s.sequence_parallel => {
+            return lacks(
+                "tensor parallelism without sequence parallelism".into(),
+                "sp=on".into(),
+            );
+        }
+        SequenceParallelUse::Never | SequenceParallelUse::Always | SequenceParallelUse::Choice => {}
+    }
+    if s.tp > 1 && space.kv_heads_limit_tp && s.tp > model.attention.kv_heads() {
+        let has = format!(
+            "tp up to the {} key/value heads",
+            model.attention.kv_heads()
+        );
+        return lacks(format!("tp={}", s.tp), has);
+    }
+    if (s.ep > 1 || s.etp > 1) && !space.expert_parallel {
+        return lacks("expert parallelism".into(), "ep=1".into());
+    }
+    if s.zero != Zero::Z0 && s.dp_replicate > 1 && !space.hybrid_shard {
+        return lacks("hybrid sharding".into(), "dp_replicate=1".into());
+    }
+    if !s.stages.is_uniform() && !space.uneven_stages {
+        return lacks("uneven stages".into(), "stages of equal size".into());
+    }
+    if s.pp > 1 && dp > 1 && !space.axis_orders.contains(&s.axis_order) {
+        return lacks(
+            "this axis order".into(),
+            "the orders that `runtimes` lists".into(),
+        );
+    }
+    let mode = mode(s.recompute);
+    if !space.recompute.contains(&mode) {
+        let has = list(
+            space
+                .recompute
+                .iter()
+                .map(|m| format!("{m:?}").to_lowercase()),
+            "none",
+        );
+        return lacks(format!("recompute {mode:?}").to_lowercase(), has);
+    }
+    Ok(())
+}
+
+/// The kind of a recompute choice.
+#[must_use]
+pub fn mode(recompute: Recompute) -> RecomputeMode {
+    match recompute {
+        Recompute::None => RecomputeMode::None,
+        Recompute::Selective => RecomputeMode::Selective,
+        Recompute::Full => RecomputeMode::Full,
+        Recompute::Layers(_) => RecomputeMode::Layers,
+        Recompute::SelectiveOps => RecomputeMode::SelectiveOps,
+    }
+}
+
+fn list(items: impl Iterator<Item = String>, none: &str) -> String {
+    let items: Vec<String> = items.collect();
+    if items.is_empty() {
+        none.to_owned()
+    } else {
+        items.join(", ")
+    }
+}

@@ -1,0 +1,117 @@
+//! The program of a step: a schedule with everything else the runtime must do, added by passes.
+
+use spec::Zero;
+
+use crate::schedule::{Action, ActionKind, Schedule, action};
+use crate::strategy::Strategy;
+
+/// Action lists of every pipeline rank, complete.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// In execution order.
+    pub ranks: Vec<Vec<Action>>,
+}
+
+/// Adds transfers, parameter gathering, gradient reduction and the optimizer to a schedule.
+///
+/// Parameters sharded by ZeRO-1/2 are gathered at the start of the step, as if the previous
+/// optimizer had just run; a steady step costs the same. Under ZeRO-3 they are gathered for every
+/// pass, or once per step when kept after forward.
+#[must_use]
+pub fn lower(schedule: &Schedule, strategy: &Strategy) -> Program {
+    let ranks = schedule
+        .ranks
+        .iter()
+        .enumerate()
+        .map(|(rank, actions)| {
+            let actions = transfers(schedule, rank as u32, actions);
+            let actions = data_parallel(schedule, strategy, rank as u32, actions);
+            with_optimizer(actions)
+        })
+        .collect();
+    Program { ranks }
+}
+
+/// A receive before every pass whose input comes from another rank, a send after every pass whose
+/// output goes to one. Neighbouring stages on one rank (the turn of a V) hand over in place.
+fn transfers(schedule: &Schedule, rank: u32, actions: &[Action]) -> Vec<Action> {
+    let owner = &schedule.rank_of_stage;
+    let elsewhere = |stage: u32| {
+        owner
+            .get(stage as usize)
+            .is_some_and(|&other| other != rank)
+    };
+    let mut with = Vec::with_capacity(actions.len() * 3);
+    for &a in actions {
+        let add = |with: &mut Vec<Action>, kind| with.push(action(kind, a.stage, a.micro_batch));
+        match a.kind {
+            ActionKind::F => {
+                if a.stage > 0 && elsewhere(a.stage - 1) {
+                    add(&mut with, ActionKind::RecvF);
+                }
+                with.push(a);
+                if elsewhere(a.stage + 1) {
+                    add(&mut with, ActionKind::SendF);
+                }
+            }
+            ActionKind::B | ActionKind::I => {
+                if elsewhere(a.stage + 1) {
+                    add(&mut with, ActionKind::RecvB);
+                }
+                with.push(a);
+                if a.stage > 0 && elsewhere(a.stage - 1) {
+                    add(&mut with, ActionKind::SendB);
+                }
+            }
+            _ => with.push(a),
+        }
+    }
+    with
+}
+
+fn data_parallel(
+    schedule: &Schedule,
+    strategy: &Strategy,
+    rank: u32,
+    actions: Vec<Action>,
+) -> Vec<Action> {
+    let mut with = Vec::with_capacity(actions.len() + 8);
+    if strategy.zero != Zero::Z0 {
+        let own = (0u32..)
+            .zip(&schedule.rank_of_stage)
+            .filter(|&(_, &owner)| owner == rank);
+        let each_pass = strategy.zero == Zero::Z3 && strategy.reshard_after_forward;
+        if !each_pass {
+            with.extend(own.map(|(stage, _)| action(ActionKind::Unshard, stage, 0)));
+        }
+    }
+    let mut last_backward = vec![None; schedule.rank_of_stage.len()];
+    for (index, a) in actions.iter().enumerate() {
+        if matches!(a.kind, ActionKind::B | ActionKind::W) {
+            last_backward[a.stage as usize] = Some(index);
+        }
+    }
+    for (index, &a) in actions.iter().enumerate() {
+        let each_pass = strategy.zero == Zero::Z3 && strategy.reshard_after_forward;
+        let gathers = each_pass && matches!(a.kind, ActionKind::F | ActionKind::B | ActionKind::I);
+        if gathers {
+            with.push(action(ActionKind::Unshard, a.stage, a.micro_batch));
+        }
+        with.push(a);
+        if gathers {
+            with.push(action(ActionKind::Reshard, a.stage, a.micro_batch));
+        }
+        if matches!(a.kind, ActionKind::B | ActionKind::W) {
+            let each = matches!(strategy.zero, Zero::Z2 | Zero::Z3);
+            if each || last_backward[a.stage as usize] == Some(index) {
+                with.push(action(ActionKind::ReduceGrad, a.stage, a.micro_batch));
+            }
+        }
+    }
+    with
+}
+
+fn with_optimizer(mut actions: Vec<Action>) -> Vec<Action> {
+    actions.push(action(ActionKind::Optim, 0, 0));
+    actions
+}

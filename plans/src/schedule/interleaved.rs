@@ -1,0 +1,41 @@
+//! Interleaved 1F1B: each rank holds `v` chunks and runs micro-batches in groups of `p`
+//! (Narayanan et al. 2021, figure 4 bottom; Megatron-LM `forward_backward_pipelining_with_interleaving`).
+
+use super::{Action, ActionKind, action};
+
+pub(super) fn ranks(p: u32, v: u32, m: u32) -> Vec<Vec<Action>> {
+    let total = m * v;
+    (0..p)
+        .map(|rank| {
+            // With one group of micro-batches there is no steady phase.
+            let warm_up = if m == p {
+                total
+            } else {
+                ((p - rank - 1) * 2 + (v - 1) * p).min(total)
+            };
+            let forward = |k: u32| {
+                let (chunk, b) = position(p, v, k);
+                action(ActionKind::F, chunk * p + rank, b)
+            };
+            let backward = |k: u32| {
+                let (chunk, b) = position(p, v, k);
+                action(ActionKind::B, (v - 1 - chunk) * p + rank, b)
+            };
+            let mut actions = Vec::with_capacity(2 * total as usize);
+            actions.extend((0..warm_up).map(forward));
+            for k in 0..total - warm_up {
+                actions.push(forward(warm_up + k));
+                actions.push(backward(k));
+            }
+            actions.extend((total - warm_up..total).map(backward));
+            actions
+        })
+        .collect()
+}
+
+/// Chunk and micro-batch of the `k`-th pass of a rank.
+fn position(p: u32, v: u32, k: u32) -> (u32, u32) {
+    let group = k / (p * v);
+    let within = k % (p * v);
+    (within / p, group * p + within % p)
+}

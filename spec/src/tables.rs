@@ -1,0 +1,185 @@
+//! Measured tables: the schema in which profiler, presets and cost model meet.
+
+use crate::dtype::DType;
+
+/// Measured matrix products on a regular grid, logarithmic in every dimension.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GemmGrid {
+    /// Grid points, ascending.
+    pub m: Vec<u64>,
+    /// Grid points, ascending.
+    pub n: Vec<u64>,
+    /// Grid points, ascending.
+    pub k: Vec<u64>,
+    /// Microseconds, `k` fastest.
+    pub microseconds: Vec<f64>,
+}
+
+/// A fit of a one-node collective: `a + b·√MB + bytes·busfactor/rate`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CollectiveFit {
+    /// Ranks.
+    pub ranks: u64,
+    /// Which operation.
+    pub op: CollectiveOp,
+    /// Microseconds at size zero.
+    pub a: f64,
+    /// Microseconds per square root of a megabyte.
+    pub b: f64,
+    /// Bus bandwidth at infinite size, GB/s.
+    pub rate: f64,
+    /// Mean absolute relative error of the fit at 8 MB and more.
+    pub error: f64,
+}
+
+/// Operations that have tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CollectiveOp {
+    /// Every rank ends with the sum.
+    AllReduce,
+    /// Every rank ends with all shards.
+    AllGather,
+    /// Every rank ends with its shard of the sum.
+    ReduceScatter,
+    /// Every rank sends a part to every other.
+    AllToAll,
+}
+
+/// Devices with measured tables, by the name that `Device::kernels` gives.
+const GEMM: &[(&str, &str)] = &[
+    (
+        "a100_sxm",
+        include_str!("../presets/kernels/gemm_a100_sxm.csv"),
+    ),
+    (
+        "h100_sxm",
+        include_str!("../presets/kernels/gemm_h100_sxm.csv"),
+    ),
+    (
+        "h200_sxm",
+        include_str!("../presets/kernels/gemm_h200_sxm.csv"),
+    ),
+    (
+        "b200_sxm",
+        include_str!("../presets/kernels/gemm_b200_sxm.csv"),
+    ),
+    (
+        "b300_sxm",
+        include_str!("../presets/kernels/gemm_b300_sxm.csv"),
+    ),
+    ("gb200", include_str!("../presets/kernels/gemm_gb200.csv")),
+    ("gb300", include_str!("../presets/kernels/gemm_gb300.csv")),
+    ("l40s", include_str!("../presets/kernels/gemm_l40s.csv")),
+];
+
+const ONE_NODE: &str = include_str!("../presets/collectives/one_node.csv");
+
+/// Names of the devices with measured tables.
+pub fn gemm_names() -> impl Iterator<Item = &'static str> {
+    GEMM.iter().map(|(name, _)| *name)
+}
+
+/// The measured products of a device in a type; `None` when there are none.
+#[must_use]
+pub fn gemm(device: &str, dtype: DType) -> Option<GemmGrid> {
+    let text = GEMM.iter().find(|(name, _)| *name == device)?.1;
+    let wanted = match dtype {
+        DType::Bf16 | DType::F16 => "bf16",
+        DType::F8 => "f8",
+        DType::F32 | DType::I64 | DType::I32 | DType::U8 => return None,
+    };
+    let header = text.lines().find_map(|line| line.split_once("for k = "))?;
+    let k: Vec<u64> = header
+        .1
+        .split_whitespace()
+        .map_while(|v| v.parse().ok())
+        .collect();
+    let mut grid = GemmGrid {
+        m: Vec::new(),
+        n: Vec::new(),
+        k,
+        microseconds: Vec::new(),
+    };
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let mut cells = line.split(',');
+        if cells.next() != Some(wanted) {
+            continue;
+        }
+        let m: u64 = cells.next()?.parse().ok()?;
+        let n: u64 = cells.next()?.parse().ok()?;
+        if grid.m.last() != Some(&m) {
+            grid.m.push(m);
+        }
+        if grid.m.len() == 1 {
+            grid.n.push(n);
+        }
+        grid.microseconds
+            .extend(cells.filter_map(|c| c.parse::<f64>().ok()));
+    }
+    (grid.microseconds.len() == grid.m.len() * grid.n.len() * grid.k.len()
+        && !grid.microseconds.is_empty())
+    .then_some(grid)
+}
+
+/// The fits of a device's one-node collectives.
+#[must_use]
+pub fn one_node_collectives(device: &str) -> Vec<CollectiveFit> {
+    ONE_NODE
+        .lines()
+        .filter_map(|line| {
+            let cells: Vec<&str> = line.split(',').collect();
+            let [name, ranks, op, a, b, rate, error] = cells.as_slice() else {
+                return None;
+            };
+            if *name != device {
+                return None;
+            }
+            let op = match *op {
+                "all_reduce" => CollectiveOp::AllReduce,
+                "all_gather" => CollectiveOp::AllGather,
+                "reduce_scatter" => CollectiveOp::ReduceScatter,
+                "all_to_all" => CollectiveOp::AllToAll,
+                _ => return None,
+            };
+            Some(CollectiveFit {
+                ranks: ranks.parse().ok()?,
+                op,
+                a: a.parse().ok()?,
+                b: b.parse().ok()?,
+                rate: rate.parse().ok()?,
+                error: error.parse().ok()?,
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_table_is_whole_and_monotone() {
+        for name in gemm_names() {
+            let grid = gemm(name, DType::Bf16).expect(name);
+            let (n, k) = (grid.n.len(), grid.k.len());
+            for (index, &us) in grid.microseconds.iter().enumerate() {
+                let before = [(1, index % k), (k, index / k % n), (n * k, index / (n * k))];
+                for (stride, position) in before {
+                    assert!(
+                        position == 0 || grid.microseconds[index - stride] <= us,
+                        "{name} {index}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_node_size_has_all_four_operations() {
+        for name in gemm_names() {
+            let fits = one_node_collectives(name);
+            assert!(!fits.is_empty(), "{name}");
+            assert_eq!(fits.len() % 4, 0, "{name}");
+        }
+    }
+}
