@@ -1,1 +1,23 @@
-fn main() {}
+//! `vescale-plan`: plans how to shard LLM training, predicts its speed and memory, and says why.
+
+mod args;
+mod commands;
+mod error;
+mod inputs;
+mod output;
+mod validate;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let cli = args::Cli::parse();
+    match commands::run(cli) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}

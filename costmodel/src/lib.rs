@@ -11,7 +11,7 @@ mod cost_model;
 mod engine;
 mod floors;
 pub mod flops;
-pub mod lower;
+mod lower;
 mod predict;
 pub mod price;
 mod profile;

@@ -1,9 +1,11 @@
 //! What to do: strategies, meshes, schedules, programs, timelines, predictions and plan files.
 
 pub mod grammar;
+pub mod json;
 pub mod legality;
 pub mod mesh;
 pub mod partition;
+pub mod plan_file;
 pub mod prediction;
 pub mod program;
 pub mod schedule;
@@ -13,6 +15,7 @@ pub mod timeline;
 pub use legality::StrategyError;
 pub use mesh::Group;
 pub use partition::StagePartition;
+pub use plan_file::PlanFile;
 pub use prediction::{
     Breakdown, Candidate, Fit, Floors, MemoryItem, NamedTime, Prediction, SearchOutcome,
     SpaceReport, UsedConstant,

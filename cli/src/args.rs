@@ -1,0 +1,318 @@
+//! What can be said on the command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Plans how to shard LLM training, predicts its speed and memory, and says why.
+#[derive(Parser, Debug)]
+#[command(name = "vescale-plan", version, about, long_about = None, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Subcommands.
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Find the best plan for a model on a cluster
+    Search(SearchArgs),
+    /// Predict time and memory of one strategy
+    Estimate(EstimateArgs),
+    /// Where time and memory of a plan go, and what would change them
+    Explain(ExplainArgs),
+    /// Two plans, part by part
+    Compare(CompareArgs),
+    /// The smallest cluster that fits, and time against cost over sizes
+    Size(SizeArgs),
+    /// Predict published runs and compare
+    Validate(ValidateArgs),
+    /// HTML report of a plan
+    Report(ReportArgs),
+    /// Predicted timeline of a plan, for Perfetto or chrome://tracing
+    Trace(TraceArgs),
+    /// Known models
+    Models(ListArgs),
+    /// Known clusters
+    Clusters(ListArgs),
+    /// Known runtimes
+    Runtimes(ListArgs),
+    /// JSON Schema of a file format
+    Schema(SchemaArgs),
+    /// Shell completions
+    Completions(CompletionsArgs),
+}
+
+/// What is planned for.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct ScenarioArgs {
+    /// Model preset, config.json, or folder of a downloaded checkpoint
+    #[arg(long)]
+    pub(crate) model: String,
+    /// Cluster preset or YAML file
+    #[arg(long, default_value = "dgx-h100")]
+    pub(crate) cluster: String,
+    /// Number of GPUs
+    #[arg(long)]
+    pub(crate) gpus: u64,
+    /// Training system that will run the plan
+    #[arg(long, default_value = "megatron-core")]
+    pub(crate) runtime: String,
+    /// Tokens per sequence
+    #[arg(long, default_value_t = 8192)]
+    pub(crate) seq: u64,
+    /// Sequences per optimizer step [default: 4 Mi tokens, at least 2 sequences per GPU pair]
+    #[arg(long)]
+    pub(crate) global_batch: Option<u64>,
+    /// Precision of linear layers
+    #[arg(long, value_enum, default_value_t = PrecisionArg::Bf16)]
+    pub(crate) precision: PrecisionArg,
+    /// Share of device memory to leave free
+    #[arg(long, default_value_t = 0.05)]
+    pub(crate) headroom: f64,
+}
+
+/// Precision flag.
+#[derive(ValueEnum, Debug, Clone, Copy)]
+pub(crate) enum PrecisionArg {
+    Fp32,
+    Fp16,
+    Bf16,
+    Fp8,
+}
+
+/// How to print.
+#[derive(Args, Debug, Clone, Copy)]
+pub(crate) struct OutputArgs {
+    /// One JSON document on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// No progress or notes on stderr
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+}
+
+/// Money and time of a whole training.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct BudgetArgs {
+    /// Tokens to train on, such as 15T or 300B
+    #[arg(long)]
+    pub(crate) tokens: Option<String>,
+    /// Dollars per GPU and hour [default: the cluster's]
+    #[arg(long)]
+    pub(crate) price: Option<f64>,
+}
+
+/// What the search may choose.
+#[derive(Args, Debug, Clone, Default)]
+pub(crate) struct ConstraintArgs {
+    /// Fix dimensions: tp=8,zero=1,schedule=1f1b|interleaved
+    #[arg(long)]
+    pub(crate) fix: Vec<String>,
+    /// Lower bounds: pp=2
+    #[arg(long)]
+    pub(crate) min: Vec<String>,
+    /// Upper bounds: pp=4
+    #[arg(long)]
+    pub(crate) max: Vec<String>,
+    /// Dimensions not to use: cp
+    #[arg(long)]
+    pub(crate) forbid: Vec<String>,
+    /// Constraints from a YAML file
+    #[arg(long)]
+    pub(crate) constraints: Option<PathBuf>,
+}
+
+/// `search`.
+#[derive(Args, Debug)]
+pub(crate) struct SearchArgs {
+    #[command(flatten)]
+    pub(crate) scenario: ScenarioArgs,
+    #[command(flatten)]
+    pub(crate) constraints: ConstraintArgs,
+    #[command(flatten)]
+    pub(crate) budget: BudgetArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+    /// What is best
+    #[arg(long, value_enum, default_value_t = ObjectiveArg::Time)]
+    pub(crate) objective: ObjectiveArg,
+    /// Plans to list
+    #[arg(long, default_value_t = 5)]
+    pub(crate) top: usize,
+    /// Simulate every strategy; gives the same best
+    #[arg(long)]
+    pub(crate) exhaustive: bool,
+    /// Threads [default: all cores]
+    #[arg(long)]
+    pub(crate) threads: Option<usize>,
+    /// Plan file [default: <model>-<gpus>gpus.plan.yaml]
+    #[arg(short, long)]
+    pub(crate) output_plan: Option<PathBuf>,
+    /// HTML report [default: <model>-<gpus>gpus.report.html]
+    #[arg(long)]
+    pub(crate) report: Option<PathBuf>,
+}
+
+/// Objective flag.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ObjectiveArg {
+    /// Step time
+    Time,
+    /// Peak memory
+    Memory,
+    /// Tokens per dollar; on a fixed number of GPUs the same as time
+    Cost,
+}
+
+/// `estimate`.
+#[derive(Args, Debug)]
+pub(crate) struct EstimateArgs {
+    #[command(flatten)]
+    pub(crate) scenario: ScenarioArgs,
+    /// Strategy: tp=8,pp=4,vpp=2,zero=1,mbs=1,recompute=selective,…
+    #[arg(long)]
+    pub(crate) strategy: String,
+    #[command(flatten)]
+    pub(crate) budget: BudgetArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// `explain`.
+#[derive(Args, Debug)]
+pub(crate) struct ExplainArgs {
+    /// Plan file
+    pub(crate) plan: PathBuf,
+    /// A strategy you expected instead
+    #[arg(long)]
+    pub(crate) why_not: Option<String>,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// `compare`.
+#[derive(Args, Debug)]
+pub(crate) struct CompareArgs {
+    /// First plan file
+    pub(crate) first: PathBuf,
+    /// Second plan file
+    pub(crate) second: PathBuf,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// `size`.
+#[derive(Args, Debug)]
+pub(crate) struct SizeArgs {
+    /// Model preset, config.json, or folder
+    #[arg(long)]
+    pub(crate) model: String,
+    /// Cluster preset or YAML file
+    #[arg(long, default_value = "dgx-h100")]
+    pub(crate) cluster: String,
+    /// Training system
+    #[arg(long, default_value = "megatron-core")]
+    pub(crate) runtime: String,
+    /// Tokens per sequence
+    #[arg(long, default_value_t = 8192)]
+    pub(crate) seq: u64,
+    /// Sequences per optimizer step [default: 4 Mi tokens]
+    #[arg(long)]
+    pub(crate) global_batch: Option<u64>,
+    /// Precision of linear layers
+    #[arg(long, value_enum, default_value_t = PrecisionArg::Bf16)]
+    pub(crate) precision: PrecisionArg,
+    /// Share of device memory to leave free
+    #[arg(long, default_value_t = 0.05)]
+    pub(crate) headroom: f64,
+    /// Numbers of GPUs to try [default: powers of two times a node, up to 2048]
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) gpus: Vec<u64>,
+    #[command(flatten)]
+    pub(crate) constraints: ConstraintArgs,
+    #[command(flatten)]
+    pub(crate) budget: BudgetArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// `validate`.
+#[derive(Args, Debug)]
+pub(crate) struct ValidateArgs {
+    /// Files of published runs (runs-v1) [default: the embedded ones]
+    pub(crate) files: Vec<PathBuf>,
+    /// Largest median step-time error allowed, such as 0.12; exit code 5 above it
+    #[arg(long)]
+    pub(crate) tolerance: Option<f64>,
+    /// Runs with the largest errors to list
+    #[arg(long, default_value_t = 10)]
+    pub(crate) worst: usize,
+    /// Only runs whose id contains this
+    #[arg(long)]
+    pub(crate) only: Option<String>,
+    /// Write the error report as Markdown
+    #[arg(long)]
+    pub(crate) markdown: Option<PathBuf>,
+    /// Write the runs with complete facts in the compact form that the tool embeds
+    #[arg(long)]
+    pub(crate) export: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// `report`.
+#[derive(Args, Debug)]
+pub(crate) struct ReportArgs {
+    /// Plan file
+    pub(crate) plan: PathBuf,
+    /// HTML file
+    #[arg(short, long)]
+    pub(crate) output: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) budget: BudgetArgs,
+}
+
+/// `trace`.
+#[derive(Args, Debug)]
+pub(crate) struct TraceArgs {
+    /// Plan file
+    pub(crate) plan: PathBuf,
+    /// Trace file
+    #[arg(short, long)]
+    pub(crate) output: Option<PathBuf>,
+}
+
+/// Lists.
+#[derive(Args, Debug)]
+pub(crate) struct ListArgs {
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// `schema`.
+#[derive(Args, Debug)]
+pub(crate) struct SchemaArgs {
+    /// Which format
+    #[arg(value_enum)]
+    pub(crate) format: SchemaFormat,
+}
+
+/// Formats with a schema.
+#[derive(ValueEnum, Debug, Clone, Copy)]
+pub(crate) enum SchemaFormat {
+    Plan,
+    Cluster,
+    Device,
+    Runtime,
+    Constraints,
+    Runs,
+}
+
+/// `completions`.
+#[derive(Args, Debug)]
+pub(crate) struct CompletionsArgs {
+    /// Shell
+    #[arg(value_enum)]
+    pub(crate) shell: clap_complete::Shell,
+}

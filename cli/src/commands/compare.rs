@@ -1,0 +1,87 @@
+//! `compare`: two plans, part by part.
+
+use std::process::ExitCode;
+
+use planner::explain::differences;
+use plans::json::PredictedJson;
+use serde::Serialize;
+
+use crate::args::CompareArgs;
+use crate::commands::plan;
+use crate::error::CliError;
+use crate::output::{self, SCHEMA_VERSION};
+
+#[derive(Serialize)]
+struct CompareJson {
+    schema_version: u32,
+    first: PredictedJson,
+    second: PredictedJson,
+    changed: Vec<(String, String, String)>,
+    differences: Vec<(String, f64, f64)>,
+}
+
+/// Runs `compare`.
+pub(crate) fn run(args: &CompareArgs) -> Result<ExitCode, CliError> {
+    let first = plan::load(&args.first)?;
+    let second = plan::load(&args.second)?;
+    let a = first.costs.predict(&first.strategy)?;
+    let b = second.costs.predict(&second.strategy)?;
+    let changed = changed(&first.file.strategy_text, &second.file.strategy_text);
+    let parts = differences(&a.breakdown, &b.breakdown);
+    if args.output.json {
+        output::json(&CompareJson {
+            schema_version: SCHEMA_VERSION,
+            first: PredictedJson::from(&a),
+            second: PredictedJson::from(&b),
+            changed,
+            differences: parts
+                .into_iter()
+                .map(|d| (d.name.to_owned(), d.first_s, d.second_s))
+                .collect(),
+        })?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut rows = vec![
+        [
+            "step time".to_owned(),
+            a.step_time.to_string(),
+            b.step_time.to_string(),
+        ],
+        ["MFU".to_owned(), percent(a.mfu), percent(b.mfu)],
+        [
+            "peak memory".to_owned(),
+            a.peak_memory.to_string(),
+            b.peak_memory.to_string(),
+        ],
+        [
+            "fits".to_owned(),
+            a.fit.fits().to_string(),
+            b.fit.fits().to_string(),
+        ],
+    ];
+    for d in parts.iter().filter(|d| d.first_s.max(d.second_s) > 1e-6) {
+        let ms = |s: f64| format!("{:.1} ms", s * 1e3);
+        rows.push([d.name.to_owned(), ms(d.first_s), ms(d.second_s)]);
+    }
+    rows.extend(changed.into_iter().map(|(k, x, y)| [k, x, y]));
+    output::print(&reports::table::three(["", "first", "second"], &rows));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1}%", share * 100.0)
+}
+
+/// Decisions that differ.
+fn changed(first: &str, second: &str) -> Vec<(String, String, String)> {
+    first
+        .split(',')
+        .zip(second.split(','))
+        .filter(|(a, b)| a != b)
+        .filter_map(|(a, b)| {
+            let (key, x) = a.split_once('=')?;
+            let (_, y) = b.split_once('=')?;
+            Some((key.to_owned(), x.to_owned(), y.to_owned()))
+        })
+        .collect()
+}

@@ -1,0 +1,131 @@
+//! `explain`: where a plan's time and memory go, and what would change them.
+
+use std::process::ExitCode;
+
+use planner::explain::{differences, neighbours};
+use plans::json::{CandidateJson, DetailJson, PredictedJson};
+use plans::{Candidate, Prediction};
+use serde::Serialize;
+
+use crate::args::ExplainArgs;
+use crate::commands::plan;
+use crate::error::CliError;
+use crate::inputs::InputsJson;
+use crate::output::{self, SCHEMA_VERSION};
+
+#[derive(Serialize)]
+struct ExplainJson {
+    schema_version: u32,
+    inputs: InputsJson,
+    plan_id: String,
+    predicted: PredictedJson,
+    binds: String,
+    detail: DetailJson,
+    replicated_parameters: Vec<String>,
+    neighbours: Vec<CandidateJson>,
+    why_not: Option<CandidateJson>,
+}
+
+/// Runs `explain`.
+pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode, CliError> {
+    let loaded = plan::load(&args.plan)?;
+    let prediction = loaded.costs.predict(&loaded.strategy)?;
+    let near = neighbours(&loaded.costs, &loaded.strategy)?;
+    let scenario = loaded.costs.scenario();
+    let why_not = match &args.why_not {
+        Some(text) => {
+            let other = plans::grammar::parse(
+                text,
+                &scenario.model,
+                &scenario.workload,
+                &scenario.runtime,
+            )?;
+            plans::legality::allowed_by(&other, &scenario.model, &scenario.runtime)?;
+            let its = loaded.costs.predict(&other)?;
+            let why = planner::explain::why_not_first(&prediction, &its);
+            Some(Candidate {
+                strategy: other,
+                prediction: its,
+                why_not_first: why,
+            })
+        }
+        None => None,
+    };
+    if args.output.json {
+        output::json(&ExplainJson {
+            schema_version: SCHEMA_VERSION,
+            inputs: loaded.inputs,
+            plan_id: loaded.file.id.clone(),
+            predicted: PredictedJson::from(&prediction),
+            binds: binds(&prediction),
+            detail: DetailJson::from(&prediction),
+            replicated_parameters: loaded.file.sharding.replicated.clone(),
+            neighbours: near.iter().map(CandidateJson::from).collect(),
+            why_not: why_not.as_ref().map(CandidateJson::from),
+        })?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let colour = output::colour();
+    let capacity = loaded.costs.capacity();
+    output::print(&reports::table::prediction(
+        &loaded.strategy,
+        &prediction,
+        capacity,
+        colour,
+    ));
+    output::print(&format!("\nWhat binds: {}\n", binds(&prediction)));
+    output::print(&reports::table::kernels(&prediction, 12));
+    output::print("\nOne decision away\n");
+    output::print(&reports::table::candidates(&near, prediction.step_time));
+    if !loaded.file.sharding.replicated.is_empty() {
+        output::print(&format!(
+            "\nParameters that every rank of a block holds whole: {}\n",
+            loaded.file.sharding.replicated.join(", ")
+        ));
+    }
+    if let Some(other) = why_not {
+        output::print(&format!(
+            "\nWhy not {}\n",
+            plans::grammar::short(&other.strategy)
+        ));
+        output::print(&why_not_text(&prediction, &other));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn why_not_text(first: &Prediction, other: &Candidate) -> String {
+    let mut text = match &other.prediction.fit {
+        plans::Fit::Fits { .. } => format!("  {}\n", other.why_not_first),
+        plans::Fit::TooLarge { over, largest } => {
+            format!("  does not fit: {over} too large; its largest part is {largest}\n")
+        }
+    };
+    for d in differences(&first.breakdown, &other.prediction.breakdown)
+        .into_iter()
+        .take(5)
+    {
+        let change = (d.second_s - d.first_s) * 1e3;
+        if change.abs() >= 0.05 {
+            text.push_str(&format!("  {:<40} {change:+9.1} ms\n", d.name));
+        }
+    }
+    text
+}
+
+/// The largest part of time that is not compute, and how near memory is.
+fn binds(p: &Prediction) -> String {
+    let worst = planner::explain::parts(&p.breakdown)
+        .into_iter()
+        .skip(1)
+        .max_by(|a, b| a.1.total_cmp(&b.1));
+    let (name, seconds) = worst.unwrap_or(("compute", 0.0));
+    let share = seconds / p.step_time.0 * 100.0;
+    let memory = match &p.fit {
+        plans::Fit::Fits { spare } => format!("{spare} of memory to spare"),
+        plans::Fit::TooLarge { over, .. } => format!("memory, by {over}"),
+    };
+    format!(
+        "compute takes {:.0}% of the step; after it {name}, {share:.1}%; {memory}",
+        p.breakdown.compute_s / p.step_time.0 * 100.0
+    )
+}

@@ -1,0 +1,36 @@
+//! One file per subcommand.
+
+mod compare;
+mod estimate;
+mod explain;
+mod lists;
+mod plan;
+mod report;
+mod search;
+mod size;
+mod trace;
+mod validate;
+
+use std::process::ExitCode;
+
+use crate::args::{Cli, Command};
+use crate::error::CliError;
+
+/// Runs a subcommand.
+pub(crate) fn run(cli: Cli) -> Result<ExitCode, CliError> {
+    match cli.command {
+        Command::Search(args) => search::run(&args),
+        Command::Estimate(args) => estimate::run(&args),
+        Command::Explain(args) => explain::run(&args),
+        Command::Compare(args) => compare::run(&args),
+        Command::Size(args) => size::run(&args),
+        Command::Validate(args) => validate::run(&args),
+        Command::Report(args) => report::run(&args),
+        Command::Trace(args) => trace::run(&args),
+        Command::Models(args) => lists::models(&args),
+        Command::Clusters(args) => lists::clusters(&args),
+        Command::Runtimes(args) => lists::runtimes(&args),
+        Command::Schema(args) => lists::schema(&args),
+        Command::Completions(args) => lists::completions(&args),
+    }
+}

@@ -1,0 +1,152 @@
+//! Plans between files and scenarios.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use costmodel::{CostModel, Scenario};
+use models::BlockLayout;
+use plans::json::{PredictedJson, StrategyJson};
+use plans::plan_file::{SCHEMA_VERSION, ShardingFile, WorkloadFile};
+use plans::{PlanFile, Prediction, Strategy};
+use spec::{Axis, Workload};
+
+use crate::error::CliError;
+use crate::inputs::{Inputs, InputsJson};
+
+/// Headroom of predictions from a plan file, which holds decisions only.
+const HEADROOM: f64 = 0.05;
+
+/// A plan read back.
+pub(crate) struct Loaded {
+    pub(crate) file: PlanFile,
+    pub(crate) costs: CostModel,
+    pub(crate) strategy: Strategy,
+    pub(crate) inputs: InputsJson,
+}
+
+/// The plan file of a strategy.
+pub(crate) fn file(
+    inputs: &Inputs,
+    strategy: &Strategy,
+    prediction: &Prediction,
+) -> Result<PlanFile, CliError> {
+    let workload = &inputs.scenario.workload;
+    let plan = PlanFile {
+        schema_version: SCHEMA_VERSION,
+        id: String::new(),
+        tool_version: env!("CARGO_PKG_VERSION").to_owned(),
+        model: inputs.model_arg.clone(),
+        cluster: inputs.cluster_arg.clone(),
+        runtime: inputs.scenario.runtime.name.clone(),
+        workload: WorkloadFile {
+            gpus: workload.gpus,
+            seq_len: workload.seq_len,
+            global_batch: workload.global_batch,
+            precision: workload.precision,
+        },
+        strategy: StrategyJson::from(strategy.decisions()),
+        strategy_text: strategy.to_string(),
+        sharding: sharding(&inputs.scenario, strategy)?,
+        train: None,
+        prediction: PredictedJson::from(prediction),
+    };
+    Ok(plan.with_id())
+}
+
+/// The sharding plan of a strategy as text, with the parameters that no pattern matches.
+pub(crate) fn sharding(scenario: &Scenario, strategy: &Strategy) -> Result<ShardingFile, CliError> {
+    let layout = BlockLayout {
+        tp: strategy.tp,
+        sequence_parallel: strategy.sequence_parallel,
+        cp: strategy.cp,
+        cp_kind: strategy.cp_kind,
+        ep: strategy.ep,
+        etp: strategy.etp,
+        micro_batch: strategy.micro_batch,
+        seq_len: scenario.workload.seq_len,
+        dtype: scenario.workload.precision.activation(),
+    };
+    let wrong = |e: models::ModelError| CliError::Usage(e.to_string());
+    let plan = models::sharding_plan(&scenario.model, &layout).map_err(wrong)?;
+    let text = |placements: &[(Axis, dtensor::Placement)]| {
+        placements
+            .iter()
+            .map(|(axis, p)| format!("{}: {p:?}", axis.name()))
+            .collect()
+    };
+    let list = |entries: &[dtensor::Entry]| -> BTreeMap<String, Vec<String>> {
+        entries
+            .iter()
+            .map(|e| (e.pattern.clone(), text(&e.placements)))
+            .collect()
+    };
+    let mut replicated: Vec<String> = Vec::new();
+    for class in [
+        models::BlockClass::Embedding,
+        models::BlockClass::Layer(scenario.model.layer_class(scenario.model.layers - 1)),
+        models::BlockClass::Head,
+    ] {
+        let trace = models::trace_block(&scenario.model, class, &layout).map_err(wrong)?;
+        for p in &trace.parameters {
+            let whole = p.global_elements == p.local_elements && strategy.tp * strategy.ep > 1;
+            if whole && !p.expert && !replicated.contains(&p.name) {
+                replicated.push(p.name.clone());
+            }
+        }
+    }
+    Ok(ShardingFile {
+        parameter: list(&plan.parameter),
+        forward: list(&plan.forward),
+        replicated,
+    })
+}
+
+/// Reads a plan and rebuilds its scenario.
+pub(crate) fn load(path: &Path) -> Result<Loaded, CliError> {
+    let shown = path.display().to_string();
+    let file = PlanFile::from_yaml(&spec::text::read(path)?, &shown)?;
+    let model = spec::load::model(&file.model)?;
+    let cluster = spec::load::cluster(&file.cluster)?;
+    let runtime = spec::load::runtime(&file.runtime)?;
+    let w = &file.workload;
+    crate::inputs::check_gpus(w.gpus, &cluster)?;
+    let workload = Workload {
+        gpus: w.gpus,
+        seq_len: w.seq_len,
+        global_batch: w.global_batch,
+        precision: w.precision,
+    };
+    let parameters = models::parameter_count(&model).map_err(|e| CliError::Usage(e.to_string()))?;
+    let strategy = plans::grammar::parse(&file.strategy_text, &model, &workload, &runtime)?;
+    if StrategyJson::from(strategy.decisions()) != file.strategy {
+        return Err(CliError::Spec(spec::SpecError::Field {
+            path: shown,
+            field: "strategy_text".to_owned(),
+            message: "says something else than `strategy`".to_owned(),
+        }));
+    }
+    let inputs = InputsJson {
+        model: model.name.clone(),
+        cluster: cluster.name.clone(),
+        runtime: runtime.name.clone(),
+        gpus: w.gpus,
+        seq_len: w.seq_len,
+        global_batch: w.global_batch,
+        precision: w.precision,
+        headroom: HEADROOM,
+        parameters,
+    };
+    let scenario = Scenario {
+        model,
+        cluster,
+        runtime,
+        workload,
+        headroom: HEADROOM,
+    };
+    Ok(Loaded {
+        file,
+        costs: CostModel::new(scenario)?,
+        strategy,
+        inputs,
+    })
+}

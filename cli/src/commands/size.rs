@@ -1,0 +1,174 @@
+//! `size`: how many GPUs.
+
+use std::process::ExitCode;
+
+use costmodel::Scenario;
+use planner::size::{Sized, sizes, usual_counts};
+use plans::json::CandidateJson;
+use serde::Serialize;
+use spec::Workload;
+
+use crate::args::{ScenarioArgs, SizeArgs};
+use crate::error::{CliError, code};
+use crate::inputs::{self, Budget, InputsJson};
+use crate::output::{self, SCHEMA_VERSION, note};
+
+/// Most GPUs tried when none are named.
+const DEFAULT_MOST: u64 = 2048;
+
+#[derive(Serialize)]
+struct SizeJson {
+    schema_version: u32,
+    inputs: InputsJson,
+    smallest: Option<u64>,
+    sizes: Vec<SizeRow>,
+}
+
+#[derive(Serialize)]
+struct SizeRow {
+    gpus: u64,
+    best: Option<CandidateJson>,
+    tokens_per_s: Option<f64>,
+    budget: Option<Budget>,
+    pareto: bool,
+}
+
+/// Runs `size`.
+pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
+    let cluster = spec::load::cluster(&args.cluster)?;
+    let counts = if args.gpus.is_empty() {
+        usual_counts(cluster.gpus_per_node, DEFAULT_MOST)
+    } else {
+        args.gpus.clone()
+    };
+    for &gpus in &counts {
+        inputs::check_gpus(gpus, &cluster)?;
+    }
+    let most = counts.iter().copied().max().unwrap_or(1);
+    let batch = args
+        .global_batch
+        .unwrap_or_else(|| inputs::default_batch(most, args.seq));
+    let resolved = inputs::resolve(&ScenarioArgs {
+        model: args.model.clone(),
+        cluster: args.cluster.clone(),
+        gpus: most,
+        runtime: args.runtime.clone(),
+        seq: args.seq,
+        global_batch: Some(batch),
+        precision: args.precision,
+        headroom: args.headroom,
+    })?;
+    note(
+        args.output.quiet,
+        &format!("global batch {batch} sequences of {} tokens", args.seq),
+    );
+    let constraints = inputs::constraints(&args.constraints)?;
+    let workload = Workload {
+        global_batch: batch,
+        ..resolved.scenario.workload
+    };
+    let scenario = Scenario {
+        workload,
+        ..resolved.scenario.clone()
+    };
+    let found = sizes(&scenario, &constraints, &counts)?;
+    let smallest = found.iter().find(|s| s.best.is_some()).map(|s| s.gpus);
+    let rows = rows(args, &scenario, &found)?;
+    if args.output.json {
+        output::json(&SizeJson {
+            schema_version: SCHEMA_VERSION,
+            inputs: resolved.json,
+            smallest,
+            sizes: rows,
+        })?;
+    } else {
+        print(&rows, smallest);
+    }
+    Ok(if smallest.is_some() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(code::DOES_NOT_FIT)
+    })
+}
+
+fn rows(args: &SizeArgs, scenario: &Scenario, found: &[Sized]) -> Result<Vec<SizeRow>, CliError> {
+    let mut rows = Vec::with_capacity(found.len());
+    for sized in found {
+        let rate = sized
+            .best
+            .as_ref()
+            .map(|b| b.prediction.tokens_per_s_per_gpu);
+        let budget = match rate {
+            Some(rate) => inputs::budget(&args.budget, &scenario.cluster, sized.gpus, rate)?,
+            None => None,
+        };
+        rows.push(SizeRow {
+            gpus: sized.gpus,
+            best: sized.best.as_ref().map(CandidateJson::from),
+            tokens_per_s: rate.map(|r| r * sized.gpus as f64),
+            budget,
+            pareto: false,
+        });
+    }
+    // On the frontier no other size is both faster and cheaper per token.
+    for index in 0..rows.len() {
+        let Some((rate, per_gpu)) = speed(&rows[index]) else {
+            continue;
+        };
+        rows[index].pareto = !rows.iter().filter_map(speed).any(|(other, other_per_gpu)| {
+            other >= rate && other_per_gpu >= per_gpu && (other > rate || other_per_gpu > per_gpu)
+        });
+    }
+    Ok(rows)
+}
+
+fn speed(row: &SizeRow) -> Option<(f64, f64)> {
+    row.tokens_per_s.map(|rate| (rate, rate / row.gpus as f64))
+}
+
+fn print(rows: &[SizeRow], smallest: Option<u64>) {
+    let mut table: Vec<Vec<String>> = Vec::new();
+    for row in rows {
+        let Some(best) = &row.best else {
+            table.push(vec![
+                row.gpus.to_string(),
+                "does not fit".into(),
+                String::new(),
+                String::new(),
+                String::new(),
+                String::new(),
+            ]);
+            continue;
+        };
+        let (days, dollars) = row.budget.map_or((String::new(), String::new()), |b| {
+            (
+                format!("{:.1}", b.days),
+                b.dollars
+                    .map_or_else(String::new, |d| format!("{:.2} M$", d / 1e6)),
+            )
+        });
+        table.push(vec![
+            row.gpus.to_string(),
+            format!("{:.0} tokens/s", row.tokens_per_s.unwrap_or(0.0)),
+            format!("{:.1}%", best.predicted.mfu * 100.0),
+            days,
+            dollars,
+            format!("{}{}", if row.pareto { "* " } else { "  " }, best.summary),
+        ]);
+    }
+    output::print(&reports::table::plain(
+        &[
+            "GPUs",
+            "rate",
+            "MFU",
+            "days",
+            "cost",
+            "plan (* on the Pareto front of speed and cost)",
+        ],
+        &table,
+    ));
+    match smallest {
+        Some(gpus) => output::print(&format!("\nSmallest that fits: {gpus} GPUs\n")),
+        None => output::print("\nNothing fits at these sizes.\n"),
+    }
+}

@@ -1,0 +1,54 @@
+//! Everything that ends a command early, with its exit code.
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CliError {
+    /// A name, file or field given.
+    #[error(transparent)]
+    Spec(#[from] spec::SpecError),
+    /// A strategy that is not legal.
+    #[error(transparent)]
+    Strategy(#[from] plans::StrategyError),
+    /// A search that cannot run.
+    #[error(transparent)]
+    Planner(#[from] planner::PlannerError),
+    /// A scenario that cannot be priced.
+    #[error(transparent)]
+    Cost(#[from] costmodel::CostError),
+    /// A flag's value.
+    #[error("{0}")]
+    Usage(String),
+    /// An output that cannot be written.
+    #[error("cannot write {path}: {reason}")]
+    Write {
+        /// Path.
+        path: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+impl CliError {
+    /// 1 for our faults, 2 for bad input.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Cost(costmodel::CostError::Trace(_)) => 1,
+            Self::Spec(_)
+            | Self::Strategy(_)
+            | Self::Planner(_)
+            | Self::Cost(_)
+            | Self::Usage(_)
+            | Self::Write { .. } => 2,
+        }
+    }
+}
+
+/// Exit codes beside errors.
+pub(crate) mod code {
+    /// No feasible plan, or it does not fit.
+    pub(crate) const DOES_NOT_FIT: u8 = 3;
+    /// A prediction outside the asked tolerance.
+    pub(crate) const OUTSIDE_TOLERANCE: u8 = 5;
+    /// Interrupted; the best so far was saved.
+    pub(crate) const INTERRUPTED: u8 = 130;
+}

@@ -1,0 +1,130 @@
+//! A run's model block as a model: generic rules, no names.
+
+use spec::model::{
+    Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, Moe, Norm, NormKind, Position,
+    Residual, WindowPattern,
+};
+use spec::runs::Run;
+
+/// Latent attention's ranks, which the schema does not carry: those of DeepSeek-V2 and V3, the only
+/// published models that have it (arXiv 2405.04434, table of hyper-parameters).
+const LATENT: AttentionKind = AttentionKind::Latent {
+    q_lora_rank: Some(1536),
+    kv_lora_rank: 512,
+    qk_nope_dim: 128,
+    qk_rope_dim: 64,
+    v_dim: 128,
+};
+
+/// Builds the model; `old_gpt` says that the runtime trains with dropout, as GPT-3 did.
+pub(super) fn build(
+    run: &Run,
+    tp: u64,
+    seq_len: u64,
+    dropout: bool,
+) -> Result<ModelConfig, String> {
+    let m = &run.model;
+    let need = |value: Option<u64>, field: &str| {
+        value
+            .filter(|&v| v > 0)
+            .ok_or_else(|| format!("model.{field} is not stated"))
+    };
+    let hidden = need(m.hidden, "hidden")?;
+    let layers = need(m.layers, "layers")?;
+    let heads = need(m.heads, "heads")?;
+    let vocab = need(run.size("vocab", m.vocab), "vocab")?;
+    let kind = m.mlp.as_deref().unwrap_or("gelu_2mat");
+    let gated = kind.contains("3mat");
+    let gpt = kind.starts_with("gelu");
+    let ffn = need(m.ffn.or(m.moe_ffn), "ffn")?;
+    let kv_heads = m.kv_heads.unwrap_or(heads);
+    let head_dim = m.head_dim.unwrap_or(hidden / heads);
+    let latent = m.attn.as_deref() == Some("mla");
+    let moe = m.experts.filter(|&e| e > 1).map(|experts| {
+        let expert_ffn = m.moe_ffn.unwrap_or(ffn);
+        Moe {
+            experts,
+            top_k: m.topk.unwrap_or(1),
+            expert_ffn,
+            shared_ffn: m.shared_experts.unwrap_or(0) * expert_ffn,
+            shared_gate: false,
+            first_dense: m.dense_layers.unwrap_or(0).min(layers),
+            every: 1,
+            bias: false,
+            router_correction_bias: latent,
+        }
+    });
+    let attention = if latent {
+        LATENT
+    } else {
+        AttentionKind::Grouped {
+            kv_heads,
+            head_dim,
+            qk_norm: false,
+            fused_qkv: gpt,
+        }
+    };
+    // Megatron pads the vocabulary to a multiple of 128 per tensor rank; others do not split it.
+    let vocab = if tp > 1 {
+        vocab.next_multiple_of(128 * tp)
+    } else {
+        vocab
+    };
+    Ok(ModelConfig {
+        name: m.name.clone().unwrap_or_else(|| "unnamed".to_owned()),
+        family: if gpt {
+            Family::Gpt2
+        } else if moe.is_some() {
+            Family::Mixtral
+        } else {
+            Family::Llama
+        },
+        hidden,
+        layers,
+        vocab,
+        tied_embeddings: m.tied_embeddings.unwrap_or(gpt),
+        head_bias: false,
+        norm: if gpt {
+            Norm {
+                kind: NormKind::LayerNorm,
+                bias: true,
+            }
+        } else {
+            Norm {
+                kind: NormKind::RmsNorm,
+                bias: false,
+            }
+        },
+        embedding_norm: false,
+        position: if gpt {
+            Position::Learned { rows: seq_len }
+        } else {
+            Position::Rope { dims: head_dim }
+        },
+        attention: Attention {
+            heads,
+            kind: attention,
+            qkv_bias: gpt,
+            out_bias: gpt,
+            window: WindowPattern::Full,
+            sinks: false,
+        },
+        mlp: Mlp {
+            ffn,
+            activation: if gpt {
+                Activation::Gelu
+            } else {
+                Activation::Silu
+            },
+            gated,
+            bias: gpt,
+            fused_gate_up: false,
+        },
+        moe,
+        residual: Residual::Sequential,
+        hidden_dropout: if dropout && gpt { 0.1 } else { 0.0 },
+        attention_dropout: if dropout && gpt { 0.1 } else { 0.0 },
+        mtp_layers: 0,
+        max_position: seq_len,
+    })
+}

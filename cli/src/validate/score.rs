@@ -1,0 +1,205 @@
+//! One run, measured and predicted.
+
+use costmodel::CostModel;
+use plans::{Breakdown, Prediction};
+use serde::Serialize;
+use spec::runs::Run;
+
+use super::mapping::{self, Mapped};
+
+/// A run with its prediction, or why there is none.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Scored {
+    pub(crate) id: String,
+    pub(crate) file: String,
+    pub(crate) framework: String,
+    pub(crate) runtime: Option<String>,
+    pub(crate) runtime_inferred: bool,
+    pub(crate) device_matched: bool,
+    pub(crate) model: String,
+    pub(crate) moe: bool,
+    pub(crate) gpu: Option<String>,
+    pub(crate) gpus: Option<u64>,
+    pub(crate) precision: Option<String>,
+    pub(crate) tier: Option<String>,
+    pub(crate) status: String,
+    pub(crate) skipped: Option<String>,
+    pub(crate) strategy: Option<String>,
+    pub(crate) measured: Measured,
+    pub(crate) predicted: Option<Predicted>,
+    pub(crate) error: Errors,
+}
+
+/// What the source measured.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Measured {
+    pub(crate) step_time_s: Option<f64>,
+    pub(crate) time_origin: Option<&'static str>,
+    pub(crate) peak_memory_bytes: Option<f64>,
+    pub(crate) memory_counter: Option<&'static str>,
+}
+
+/// What we say.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Predicted {
+    pub(crate) step_time_s: f64,
+    pub(crate) peak_memory_bytes: f64,
+    pub(crate) fits: bool,
+    pub(crate) interval: [f64; 2],
+    pub(crate) mfu: f64,
+    pub(crate) breakdown: Breakdown,
+}
+
+/// Predicted over measured, less one.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct Errors {
+    pub(crate) step_time: Option<f64>,
+    pub(crate) peak_memory: Option<f64>,
+}
+
+/// Predicts a run.
+pub(crate) fn score(run: &Run, file: &str) -> Scored {
+    let measured = measured(run);
+    let mut scored = Scored {
+        id: run.id.clone(),
+        file: file.to_owned(),
+        framework: run
+            .sw_version
+            .clone()
+            .unwrap_or_else(|| "unknown".to_owned()),
+        runtime: None,
+        runtime_inferred: true,
+        device_matched: false,
+        model: run.model.name.clone().unwrap_or_default(),
+        moe: run.model.experts.is_some_and(|e| e > 1),
+        gpu: run.gpu.clone(),
+        gpus: run.num_gpus,
+        precision: run.precision.clone(),
+        tier: run.tier.clone(),
+        status: run.status.clone(),
+        skipped: None,
+        strategy: None,
+        measured,
+        predicted: None,
+        error: Errors::default(),
+    };
+    match predict(run, &scored.measured) {
+        Ok((mapped, prediction, memory)) => {
+            scored.runtime = Some(mapped.scenario.runtime.name.clone());
+            scored.device_matched = mapped.device_matched;
+            scored.strategy = Some(plans::grammar::short(&mapped.strategy));
+            let ratio = |p: f64, m: Option<f64>| m.filter(|m| *m > 0.0).map(|m| p / m - 1.0);
+            if run.status == "ok" {
+                scored.error = Errors {
+                    step_time: ratio(prediction.step_time.0, scored.measured.step_time_s),
+                    peak_memory: ratio(memory, scored.measured.peak_memory_bytes),
+                };
+            }
+            scored.predicted = Some(Predicted {
+                step_time_s: prediction.step_time.0,
+                peak_memory_bytes: memory,
+                fits: prediction.fit.fits(),
+                interval: [
+                    prediction.step_time_interval.0.0,
+                    prediction.step_time_interval.1.0,
+                ],
+                mfu: prediction.mfu,
+                breakdown: prediction.breakdown,
+            });
+        }
+        Err(reason) => scored.skipped = Some(reason),
+    }
+    scored
+}
+
+fn predict(run: &Run, measured: &Measured) -> Result<(Mapped, Prediction, f64), String> {
+    let mapped = mapping::map(run)?;
+    if measured.step_time_s.is_none() && measured.peak_memory_bytes.is_none() && run.status == "ok"
+    {
+        return Err("neither step time nor memory is stated".to_owned());
+    }
+    let costs = CostModel::new(mapped.scenario.clone()).map_err(|e| e.to_string())?;
+    let prediction = costs.predict(&mapped.strategy).map_err(|e| e.to_string())?;
+    let memory = like_counter(&prediction, measured.memory_counter.unwrap_or("reserved"));
+    Ok((mapped, prediction, memory))
+}
+
+/// The predicted memory as the source's counter would show it.
+fn like_counter(p: &Prediction, counter: &str) -> f64 {
+    let part = |name: &str| -> f64 {
+        p.memory
+            .iter()
+            .filter(|m| m.name.starts_with(name))
+            .map(|m| m.bytes as f64)
+            .sum()
+    };
+    let all = p.peak_memory.as_f64();
+    match counter {
+        "nvidia-smi" => all,
+        "allocated" => {
+            all - part("context")
+                - part("workspaces and communicators")
+                - part("allocator rounding")
+        }
+        _ => all - part("context") - part("workspaces and communicators"),
+    }
+}
+
+fn measured(run: &Run) -> Measured {
+    let (step_time_s, time_origin) = time(run);
+    let (peak_memory_bytes, memory_counter) = memory(run);
+    Measured {
+        step_time_s,
+        time_origin,
+        peak_memory_bytes,
+        memory_counter,
+    }
+}
+
+/// Step time as measured, else as derived, else from tokens per second.
+fn time(run: &Run) -> (Option<f64>, Option<&'static str>) {
+    if let Some(time) = run.metric("step_time_s") {
+        return (Some(time), Some("metrics"));
+    }
+    if let Some(time) = run.derived_metric("step_time_s") {
+        return (Some(time), Some("derived"));
+    }
+    let tokens = run
+        .global_batch
+        .zip(run.seq_len)
+        .map(|(b, s)| (b * s) as f64);
+    let rate = run
+        .metric("tokens_per_s")
+        .or_else(|| {
+            run.metric("tokens_per_s_per_gpu")
+                .zip(run.num_gpus)
+                .map(|(r, n)| r * n as f64)
+        })
+        .or_else(|| {
+            run.metric("samples_per_s")
+                .zip(run.seq_len)
+                .map(|(r, s)| r * s as f64)
+        });
+    match tokens.zip(rate) {
+        Some((tokens, rate)) if rate > 0.0 => (Some(tokens / rate), Some("rate")),
+        _ => (None, None),
+    }
+}
+
+fn memory(run: &Run) -> (Option<f64>, Option<&'static str>) {
+    let gib = 1024f64.powi(3);
+    for (metric, unit, counter) in [
+        ("peak_mem_reserved_gib", gib, "reserved"),
+        ("peak_mem_gib", gib, "reserved"),
+        ("peak_mem_allocated_gib", gib, "allocated"),
+        ("peak_mem_active_gib", gib, "allocated"),
+        ("peak_mem_gb", 1e9, "allocated"),
+        // nvidia-smi prints MiB; sources divide by 1024 and write GB.
+        ("peak_mem_gb_nvidia_smi", gib, "nvidia-smi"),
+    ] {
+        if let Some(value) = run.metric(metric) {
+            return (Some(value * unit), Some(counter));
+        }
+    }
+    (None, None)
+}

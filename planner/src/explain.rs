@@ -1,0 +1,186 @@
+//! Why one strategy beats another, and what one decision changes.
+
+use costmodel::CostModel;
+use plans::{Breakdown, Candidate, Decisions, Prediction, Recompute, Strategy};
+use spec::ScheduleKind;
+
+use crate::PlannerError;
+
+/// A part of the time that two strategies differ in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Difference {
+    /// Which part.
+    pub name: &'static str,
+    /// Seconds in the first.
+    pub first_s: f64,
+    /// Seconds in the second.
+    pub second_s: f64,
+}
+
+/// The parts of a breakdown by name.
+#[must_use]
+pub fn parts(b: &Breakdown) -> [(&'static str, f64); 10] {
+    [
+        ("compute", b.compute_s),
+        ("recomputation", b.recompute_s),
+        ("exposed tensor-parallel communication", b.tp_exposed_s),
+        ("exposed context-parallel communication", b.cp_exposed_s),
+        ("exposed expert-parallel communication", b.ep_exposed_s),
+        ("exposed data-parallel communication", b.dp_exposed_s),
+        ("exposed pipeline transfers", b.pp_exposed_s),
+        ("pipeline bubble", b.bubble_s),
+        ("optimizer", b.optimizer_s),
+        ("host", b.host_s),
+    ]
+}
+
+/// Part by part, largest change first.
+#[must_use]
+pub fn differences(first: &Breakdown, second: &Breakdown) -> Vec<Difference> {
+    let mut list: Vec<Difference> = parts(first)
+        .into_iter()
+        .zip(parts(second))
+        .map(|((name, first_s), (_, second_s))| Difference {
+            name,
+            first_s,
+            second_s,
+        })
+        .collect();
+    list.sort_by(|a, b| {
+        (b.second_s - b.first_s)
+            .abs()
+            .total_cmp(&(a.second_s - a.first_s).abs())
+    });
+    list
+}
+
+/// One line: how much slower, and which part grew most. When the 80% interval of the ratio holds
+/// 1, the two are a tie.
+#[must_use]
+pub fn why_not_first(first: &Prediction, other: &Prediction) -> String {
+    let ratio = other.step_time.0 / first.step_time.0 - 1.0;
+    let grown = differences(&first.breakdown, &other.breakdown)
+        .into_iter()
+        .filter(|d| d.second_s > d.first_s)
+        .max_by(|a, b| (a.second_s - a.first_s).total_cmp(&(b.second_s - b.first_s)));
+    let cause = grown.map_or_else(String::new, |d| {
+        format!(": {} +{:.0} ms", d.name, (d.second_s - d.first_s) * 1e3)
+    });
+    if ratio < 5e-4 {
+        let memory = other.peak_memory.as_f64() - first.peak_memory.as_f64();
+        return format!(
+            "same time within 0.05%, {:+.1} GiB memory",
+            memory / 1024f64.powi(3)
+        );
+    }
+    format!("+{:.1}% step time{cause}", ratio * 100.0)
+}
+
+/// Strategies that differ from `base` in one decision, each with its cost, fastest first; those
+/// that do not fit come last.
+///
+/// # Errors
+/// When a block cannot be priced.
+pub fn neighbours(costs: &CostModel, base: &Strategy) -> Result<Vec<Candidate>, PlannerError> {
+    let scenario = costs.scenario();
+    let first = costs.predict(base)?;
+    let mut found: Vec<Candidate> = Vec::new();
+    for decisions in one_step(base) {
+        let Ok(strategy) = Strategy::new(decisions, &scenario.model, &scenario.workload) else {
+            continue;
+        };
+        let allowed = plans::legality::allowed_by(&strategy, &scenario.model, &scenario.runtime);
+        if allowed.is_err() || strategy == *base || found.iter().any(|c| c.strategy == strategy) {
+            continue;
+        }
+        let prediction = costs.predict(&strategy)?;
+        let why_not_first = why_not_first(&first, &prediction);
+        found.push(Candidate {
+            strategy,
+            prediction,
+            why_not_first,
+        });
+    }
+    found.sort_by(|a, b| {
+        let fits = b.prediction.fit.fits().cmp(&a.prediction.fit.fits());
+        fits.then(
+            a.prediction
+                .step_time
+                .0
+                .total_cmp(&b.prediction.step_time.0),
+        )
+    });
+    Ok(found)
+}
+
+/// Decisions one step away: a size doubled or halved against another, one choice changed.
+fn one_step(base: &Strategy) -> Vec<Decisions> {
+    let d = base.decisions();
+    let mut list = Vec::new();
+    let layers = d.stages.layers();
+    let restage = |n: &mut Decisions| {
+        n.stages = plans::StagePartition::even(layers, n.pp * n.vpp);
+        if n.vpp == 1 && n.schedule == ScheduleKind::Interleaved {
+            n.schedule = ScheduleKind::OneFOneB;
+        }
+    };
+    // Micro-batch against their number.
+    for (grow, shrink) in [(2, 1), (1, 2)] {
+        if d.num_micro_batches.is_multiple_of(grow) && d.micro_batch.is_multiple_of(shrink) {
+            let micro_batch = d.micro_batch * grow / shrink;
+            let num_micro_batches = d.num_micro_batches * shrink / grow;
+            list.push(Decisions {
+                micro_batch,
+                num_micro_batches,
+                ..d.clone()
+            });
+        }
+    }
+    // Ranks moved between tensor, pipeline and data parallelism.
+    let sizes = |tp: u64, pp: u64, dp: u64| {
+        let mut n = d.clone();
+        n.tp = tp;
+        n.pp = pp;
+        n.sequence_parallel = tp > 1 && (d.sequence_parallel || d.tp == 1);
+        if n.dp_shard > 1 || d.zero != plans::Zero::Z0 {
+            n.dp_shard = (dp / n.dp_replicate).max(1);
+        } else {
+            n.dp_replicate = dp;
+        }
+        let sequences = d.dp() * d.num_micro_batches * d.micro_batch;
+        n.num_micro_batches = (sequences / n.dp() / n.micro_batch).max(1);
+        if pp == 1 {
+            n.vpp = 1;
+        }
+        restage(&mut n);
+        n
+    };
+    let (tp, pp, dp) = (d.tp, d.pp, d.dp());
+    list.push(sizes(tp * 2, pp, dp / 2));
+    list.push(sizes(tp * 2, (pp / 2).max(1), dp));
+    list.push(sizes((tp / 2).max(1), pp, dp * 2));
+    list.push(sizes((tp / 2).max(1), pp * 2, dp));
+    list.push(sizes(tp, pp * 2, dp / 2));
+    list.push(sizes(tp, (pp / 2).max(1), dp * 2));
+    // Virtual stages.
+    for vpp in [d.vpp * 2, d.vpp / 2, 1] {
+        if vpp >= 1 && d.pp > 1 {
+            let mut n = d.clone();
+            n.vpp = vpp;
+            n.schedule = if vpp > 1 {
+                ScheduleKind::Interleaved
+            } else {
+                ScheduleKind::OneFOneB
+            };
+            restage(&mut n);
+            list.push(n);
+        }
+    }
+    for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
+        list.push(Decisions {
+            recompute,
+            ..d.clone()
+        });
+    }
+    list
+}

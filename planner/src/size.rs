@@ -1,0 +1,172 @@
+//! How many devices: the smallest cluster that fits, and time against cost over sizes.
+
+use costmodel::{CostModel, Scenario};
+use plans::Candidate;
+use spec::Workload;
+
+use crate::PlannerError;
+use crate::constraints::Constraints;
+use crate::search::{SearchOptions, search};
+use crate::space::SearchSpace;
+
+/// The best plan at one number of devices.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sized {
+    /// Devices.
+    pub gpus: u64,
+    /// The best plan there, if anything fits.
+    pub best: Option<Candidate>,
+}
+
+/// The best plan for each number of devices.
+///
+/// # Errors
+/// When a block cannot be priced.
+pub fn sizes(
+    scenario: &Scenario,
+    constraints: &Constraints,
+    counts: &[u64],
+) -> Result<Vec<Sized>, PlannerError> {
+    let options = SearchOptions {
+        top: 1,
+        ..SearchOptions::default()
+    };
+    counts
+        .iter()
+        .map(|&gpus| {
+            let workload = Workload {
+                gpus,
+                ..scenario.workload
+            };
+            let costs = CostModel::new(Scenario {
+                workload,
+                ..scenario.clone()
+            })?;
+            let space = SearchSpace::new(costs.scenario(), constraints);
+            let outcome = search(&costs, &space, &options, &|_| {})?;
+            Ok(Sized {
+                gpus,
+                best: outcome.top.into_iter().next(),
+            })
+        })
+        .collect()
+}
+
+/// Powers of two times a node, up to a limit, and single devices below a node.
+#[must_use]
+pub fn usual_counts(gpus_per_node: u64, most: u64) -> Vec<u64> {
+    let below = (0..).map(|i| 1u64 << i).take_while(|&n| n < gpus_per_node);
+    let nodes = (0..).map(|i| gpus_per_node << i).take_while(|&n| n <= most);
+    below.chain(nodes).filter(|&n| n <= most).collect()
+}
+
+/// What to relax when nothing fits: the smallest number of devices that would do under the same
+/// constraints, the memory needed at the asked number, and the constraint that excludes most.
+///
+/// # Errors
+/// When a block cannot be priced.
+pub fn relaxations(
+    scenario: &Scenario,
+    constraints: &Constraints,
+) -> Result<Vec<String>, PlannerError> {
+    let mut advice = Vec::new();
+    let space = SearchSpace::new(scenario, constraints);
+    if space.is_empty() && !constraints.is_empty() {
+        let free = SearchSpace::new(scenario, &Constraints::default());
+        if !free.is_empty() {
+            advice.push("the constraints exclude every strategy; relax one of them".to_owned());
+        }
+        for (name, without) in single_relaxations(constraints) {
+            if !SearchSpace::new(scenario, &without).is_empty() {
+                advice.push(format!("without `{name}` there are legal strategies"));
+            }
+        }
+    }
+    if space.is_empty() && constraints.is_empty() {
+        advice.push(
+            "no strategy is legal for these sizes; change the number of GPUs or the global batch"
+                .to_owned(),
+        );
+    }
+    if !space.is_empty() {
+        if let Some(needed) = least_memory(scenario, &space)? {
+            let device = &scenario.cluster.device;
+            advice.push(format!(
+                "the lightest strategy needs {needed} of memory per GPU; {} has {}",
+                device.name, device.memory.value
+            ));
+        }
+    }
+    let node = scenario.cluster.gpus_per_node;
+    let most = (scenario.workload.gpus * 64).min(1 << 17).max(node);
+    let larger = usual_counts(node, most)
+        .into_iter()
+        .filter(|&n| n > scenario.workload.gpus);
+    for gpus in larger {
+        let batch = scenario.workload.global_batch;
+        let workload = Workload {
+            gpus,
+            global_batch: batch,
+            ..scenario.workload
+        };
+        let one = Scenario {
+            workload,
+            ..scenario.clone()
+        };
+        if let Some(Sized {
+            best: Some(best), ..
+        }) = sizes(&one, constraints, &[gpus])?.into_iter().next()
+        {
+            advice.push(format!(
+                "{gpus} GPUs would fit ({})",
+                plans::grammar::short(&best.strategy)
+            ));
+            break;
+        }
+    }
+    Ok(advice)
+}
+
+fn single_relaxations(constraints: &Constraints) -> Vec<(String, Constraints)> {
+    let mut list = Vec::new();
+    for key in constraints.fix.keys() {
+        let mut without = constraints.clone();
+        without.fix.remove(key);
+        list.push((format!("{key}={}", constraints.fix[key].join("|")), without));
+    }
+    for key in constraints.min.keys() {
+        let mut without = constraints.clone();
+        without.min.remove(key);
+        list.push((format!("min {key}={}", constraints.min[key]), without));
+    }
+    for key in constraints.max.keys() {
+        let mut without = constraints.clone();
+        without.max.remove(key);
+        list.push((format!("max {key}={}", constraints.max[key]), without));
+    }
+    list
+}
+
+fn least_memory(
+    scenario: &Scenario,
+    space: &SearchSpace,
+) -> Result<Option<spec::Bytes>, PlannerError> {
+    use rayon::prelude::*;
+    let costs = CostModel::new(scenario.clone())?;
+    let least = space
+        .families
+        .par_iter()
+        .filter_map(|family| {
+            let last = *family.recompute.last()?;
+            let full = family
+                .recompute
+                .iter()
+                .copied()
+                .find(|r| *r == plans::Recompute::Full)
+                .unwrap_or(last);
+            let member = family.member(scenario, full)?;
+            Some(costs.score(&member).map(|s| s.peak_memory))
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(least.into_iter().min())
+}

@@ -1,0 +1,421 @@
+//! The finite space of strategies that a search covers.
+//!
+//! Stated: tensor parallelism over divisors of the heads within a scale-up domain; context
+//! parallelism over powers of two; pipeline ranks over divisors of the world, as many as layers;
+//! expert sizes over divisors of the experts; micro-batches over powers of two up to 16 sequences;
+//! virtual stages over divisors of the layers per rank; recompute counts over eighths of a stage;
+//! stages even, or lighter at both ends by up to `uneven` layers; hybrid sharding over powers of two.
+//! What does not change a step (context kind without context parallelism, order without a pipeline,
+//! ZeRO without data parallelism) has one value, so that every strategy counts once.
+
+use costmodel::Scenario;
+use plans::legality::allowed_by;
+use plans::{Decisions, Recompute, StagePartition, Strategy};
+use spec::runtime::{RecomputeMode, SequenceParallelUse};
+use spec::{AxisOrder, CpKind, ScheduleKind, Zero};
+use std::collections::BTreeMap;
+
+use crate::constraints::Constraints;
+
+/// Sequences per micro-batch at most.
+const MAX_MICRO_BATCH: u64 = 16;
+/// Virtual stages per rank at most.
+const MAX_VPP: u64 = 16;
+
+/// Strategies that differ only in what they recompute.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Family {
+    /// With nothing recomputed: its time floor bounds every member.
+    pub base: Strategy,
+    /// The members' recompute choices, in order.
+    pub recompute: Vec<Recompute>,
+}
+
+/// The space, as families.
+#[derive(Clone, Debug, Default)]
+pub struct SearchSpace {
+    /// In order of enumeration, which breaks ties.
+    pub families: Vec<Family>,
+    /// Sizes left out, by the rule that excludes them.
+    pub illegal: BTreeMap<String, u64>,
+}
+
+impl SearchSpace {
+    /// Every legal strategy of a scenario under constraints.
+    #[must_use]
+    pub fn new(scenario: &Scenario, constraints: &Constraints) -> Self {
+        let mut builder = Builder {
+            scenario,
+            constraints,
+            space: Self::default(),
+        };
+        builder.meshes();
+        builder.space
+    }
+
+    /// Number of strategies.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.families.iter().map(|f| f.recompute.len() as u64).sum()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.families.is_empty()
+    }
+}
+
+impl Family {
+    /// A member.
+    #[must_use]
+    pub fn member(&self, scenario: &Scenario, recompute: Recompute) -> Option<Strategy> {
+        let decisions = Decisions {
+            recompute,
+            ..self.base.decisions().clone()
+        };
+        Strategy::new(decisions, &scenario.model, &scenario.workload).ok()
+    }
+}
+
+struct Builder<'a> {
+    scenario: &'a Scenario,
+    constraints: &'a Constraints,
+    space: SearchSpace,
+}
+
+/// Sizes that are decided first.
+#[derive(Clone, Copy)]
+struct Mesh {
+    tp: u64,
+    pp: u64,
+    cp: u64,
+    dp: u64,
+    ep: u64,
+    etp: u64,
+}
+
+impl Builder<'_> {
+    fn exclude(&mut self, rule: &str) {
+        *self.space.illegal.entry(rule.to_owned()).or_default() += 1;
+    }
+
+    fn meshes(&mut self) {
+        let gpus = self.scenario.workload.gpus;
+        let model = &self.scenario.model;
+        let domain = self.scenario.cluster.scale_up_domain;
+        let runtime = &self.scenario.runtime.space;
+        for tp in divisors(gpus).filter(|&tp| self.constraints.allows("tp", tp)) {
+            if tp > 1 && !runtime.tensor_parallel {
+                continue;
+            }
+            if tp > domain && !self.constraints.fix.contains_key("tp") {
+                continue;
+            }
+            if !model.attention.heads.is_multiple_of(tp) {
+                self.exclude("tp does not divide the attention heads");
+                continue;
+            }
+            for pp in divisors(gpus / tp).filter(|&pp| self.constraints.allows("pp", pp)) {
+                if pp > model.layers || (pp > 1 && runtime.schedules.is_empty()) {
+                    continue;
+                }
+                let rest = gpus / tp / pp;
+                for cp in powers_of_two(rest).filter(|&cp| self.constraints.allows("cp", cp)) {
+                    if cp > 1 && runtime.cp_kinds.is_empty() {
+                        continue;
+                    }
+                    if !rest.is_multiple_of(cp) {
+                        continue;
+                    }
+                    self.experts(Mesh {
+                        tp,
+                        pp,
+                        cp,
+                        dp: rest / cp,
+                        ep: 1,
+                        etp: 1,
+                    });
+                }
+            }
+        }
+    }
+
+    fn experts(&mut self, mesh: Mesh) {
+        let Some(moe) = self.scenario.model.moe else {
+            self.batches(mesh);
+            return;
+        };
+        let ranks = mesh.tp * mesh.cp * mesh.dp;
+        let parallel = self.scenario.runtime.space.expert_parallel;
+        for ep in divisors(moe.experts).filter(|&ep| self.constraints.allows("ep", ep)) {
+            for etp in [1, mesh.tp] {
+                let repeated = etp == mesh.tp && mesh.tp == 1 && etp != 1;
+                if repeated || !self.constraints.allows("etp", etp) || (ep * etp > 1 && !parallel) {
+                    continue;
+                }
+                if !ranks.is_multiple_of(ep * etp) {
+                    continue;
+                }
+                self.batches(Mesh { ep, etp, ..mesh });
+                if mesh.tp == 1 {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn batches(&mut self, mesh: Mesh) {
+        let batch = self.scenario.workload.global_batch;
+        if !batch.is_multiple_of(mesh.dp) {
+            self.exclude("data parallelism does not divide the global batch");
+            return;
+        }
+        let per_rank = batch / mesh.dp;
+        let sizes: Vec<u64> = powers_of_two(per_rank.min(MAX_MICRO_BATCH))
+            .filter(|&b| per_rank.is_multiple_of(b) && self.constraints.allows("mbs", b))
+            .collect();
+        for micro_batch in sizes {
+            for (zero, reshard, replicate) in self.sharding(mesh) {
+                for (schedule, vpp) in self.schedules(mesh, per_rank / micro_batch) {
+                    for stages in self.partitions(mesh.pp, vpp) {
+                        let base = Decisions {
+                            tp: mesh.tp,
+                            pp: mesh.pp,
+                            vpp,
+                            cp: mesh.cp,
+                            cp_kind: CpKind::Ring,
+                            ep: mesh.ep,
+                            etp: mesh.etp,
+                            dp_shard: if zero == Zero::Z0 {
+                                1
+                            } else {
+                                mesh.dp / replicate
+                            },
+                            dp_replicate: if zero == Zero::Z0 { mesh.dp } else { replicate },
+                            zero,
+                            reshard_after_forward: reshard,
+                            sequence_parallel: false,
+                            micro_batch,
+                            num_micro_batches: per_rank / micro_batch,
+                            recompute: Recompute::None,
+                            schedule,
+                            axis_order: AxisOrder::TP_CP_DP_PP,
+                            stages,
+                            overlap: self.scenario.runtime.overlap,
+                        };
+                        self.layouts(base);
+                    }
+                }
+            }
+        }
+    }
+
+    /// ZeRO level, resharding, replicas.
+    fn sharding(&self, mesh: Mesh) -> Vec<(Zero, bool, u64)> {
+        if mesh.dp * mesh.cp == 1 {
+            return vec![(Zero::Z0, false, 1)];
+        }
+        let space = &self.scenario.runtime.space;
+        let mut choices = Vec::new();
+        for &zero in &space.zero {
+            if !self
+                .constraints
+                .allows_name("zero", &u8::from(zero).to_string())
+            {
+                continue;
+            }
+            if zero == Zero::Z0 {
+                choices.push((zero, false, 1));
+                continue;
+            }
+            let replicas: Vec<u64> = if space.hybrid_shard && mesh.dp > 1 {
+                powers_of_two(mesh.dp / 2)
+                    .filter(|&r| mesh.dp.is_multiple_of(r))
+                    .collect()
+            } else {
+                vec![1]
+            };
+            for replicate in replicas {
+                choices.push((zero, zero == Zero::Z3, replicate));
+                if zero == Zero::Z3 && space.keep_after_forward {
+                    choices.push((zero, false, replicate));
+                }
+            }
+        }
+        choices
+    }
+
+    fn schedules(&self, mesh: Mesh, micro_batches: u64) -> Vec<(ScheduleKind, u64)> {
+        if mesh.pp == 1 {
+            return vec![(ScheduleKind::OneFOneB, 1)];
+        }
+        let per_rank = self.scenario.model.layers.div_ceil(mesh.pp);
+        let mut choices = Vec::new();
+        for &kind in &self.scenario.runtime.space.schedules {
+            if !self.constraints.allows_name("schedule", kind.name()) {
+                continue;
+            }
+            for vpp in 1..=per_rank.min(MAX_VPP) {
+                let divides = self.scenario.model.layers.is_multiple_of(mesh.pp * vpp);
+                let even = divides || self.scenario.runtime.space.uneven_stages;
+                let legal = plans::schedule::check(kind, mesh.pp, vpp, micro_batches).is_ok();
+                if even && legal && self.constraints.allows("vpp", vpp) {
+                    choices.push((kind, vpp));
+                }
+            }
+        }
+        choices
+    }
+
+    fn partitions(&self, pp: u64, vpp: u64) -> Vec<StagePartition> {
+        let layers = self.scenario.model.layers;
+        let stages = pp * vpp;
+        let uneven = self.scenario.runtime.space.uneven_stages;
+        let mut partitions = Vec::new();
+        let even = StagePartition::even(layers, stages);
+        if even.is_uniform() || uneven {
+            partitions.push(even);
+        }
+        if uneven && stages > 1 {
+            let limit = self.constraints.uneven.unwrap_or(1);
+            for first in 0..=limit {
+                for last in 0..=limit {
+                    if let Some(p) = StagePartition::lighter_ends(layers, stages, first, last)
+                        && !partitions.contains(&p)
+                    {
+                        partitions.push(p);
+                    }
+                }
+            }
+        }
+        partitions
+    }
+
+    /// Context kind, sequence parallelism and axis order, then the recompute choices.
+    fn layouts(&mut self, base: Decisions) {
+        let space = self.scenario.runtime.space.clone();
+        let kinds: Vec<CpKind> = if base.cp == 1 {
+            vec![CpKind::Ring]
+        } else {
+            let allowed = |k: &CpKind| self.constraints.allows_name("cp_kind", k.name());
+            space.cp_kinds.iter().copied().filter(allowed).collect()
+        };
+        let sequence: Vec<bool> = match (base.tp, space.sequence_parallel) {
+            (1, _) | (_, SequenceParallelUse::Never) => vec![false],
+            (_, SequenceParallelUse::Always) => vec![true],
+            (_, SequenceParallelUse::Choice) => vec![true, false],
+        };
+        let one_order = base.pp == 1 || base.dp() * base.cp == 1;
+        let orders: Vec<AxisOrder> = if one_order {
+            space.axis_orders.iter().copied().take(1).collect()
+        } else {
+            space.axis_orders.clone()
+        };
+        for &cp_kind in &kinds {
+            for &sequence_parallel in &sequence {
+                let name = if sequence_parallel { "on" } else { "off" };
+                if !self.constraints.allows_name("sp", name) {
+                    continue;
+                }
+                for &axis_order in &orders {
+                    let decisions = Decisions {
+                        cp_kind,
+                        sequence_parallel,
+                        axis_order,
+                        ..base.clone()
+                    };
+                    self.family(decisions);
+                }
+            }
+        }
+    }
+
+    fn family(&mut self, decisions: Decisions) {
+        let (model, workload) = (&self.scenario.model, &self.scenario.workload);
+        if !self.constraints.allows("dp", decisions.dp())
+            || !self.constraints.allows("dp_shard", decisions.dp_shard)
+            || !self
+                .constraints
+                .allows("dp_replicate", decisions.dp_replicate)
+        {
+            return;
+        }
+        let recompute = self.recompute(&decisions);
+        let base = match Strategy::new(decisions, model, workload) {
+            Ok(base) => base,
+            Err(error) => {
+                let rule = rule(&error);
+                self.exclude(rule);
+                return;
+            }
+        };
+        if recompute.is_empty() {
+            return;
+        }
+        // The base itself need not be allowed: it only bounds the members.
+        let probe = Decisions {
+            recompute: recompute[0],
+            ..base.decisions().clone()
+        };
+        let probe = Strategy::new(probe, model, workload);
+        if probe.is_ok_and(|p| allowed_by(&p, model, &self.scenario.runtime).is_ok()) {
+            self.space.families.push(Family { base, recompute });
+        } else {
+            self.exclude("the runtime cannot express it");
+        }
+    }
+
+    fn recompute(&self, d: &Decisions) -> Vec<Recompute> {
+        let most = d.stages.0.iter().copied().max().unwrap_or(0);
+        let mut choices = Vec::new();
+        for &offered in &self.scenario.runtime.space.recompute {
+            match offered {
+                RecomputeMode::None => choices.push(Recompute::None),
+                RecomputeMode::Selective => choices.push(Recompute::Selective),
+                RecomputeMode::Full => choices.push(Recompute::Full),
+                RecomputeMode::SelectiveOps => choices.push(Recompute::SelectiveOps),
+                RecomputeMode::Layers => {
+                    let step = most.div_ceil(8).max(1);
+                    let counts = (1..).map(|i| i * step).take_while(|&n| n < most);
+                    choices.extend(counts.map(Recompute::Layers));
+                }
+            }
+        }
+        choices.retain(|&r| {
+            let name = plans::grammar::recompute_name(r);
+            self.constraints.allows_name("recompute", &name)
+        });
+        choices
+    }
+}
+
+/// A short name of the rule a strategy breaks, for counting.
+fn rule(error: &plans::StrategyError) -> &'static str {
+    use plans::StrategyError as E;
+    match error {
+        E::Divides { what, .. } => what,
+        E::Schedule(_) => "the schedule does not exist for these sizes",
+        E::Stages { .. } => "layers do not fill the stages",
+        E::Batch { .. } => "the global batch does not come out",
+        E::Conflict(why) => why,
+        E::Zero { .. } | E::World { .. } | E::Runtime { .. } | E::Syntax(_) => "sizes do not match",
+    }
+}
+
+fn divisors(n: u64) -> impl Iterator<Item = u64> {
+    let small: Vec<u64> = (1..=n.isqrt()).filter(|d| n.is_multiple_of(*d)).collect();
+    let large: Vec<u64> = small
+        .iter()
+        .rev()
+        .map(|d| n / d)
+        .filter(|d| d * d > n)
+        .collect();
+    small.into_iter().chain(large)
+}
+
+fn powers_of_two(most: u64) -> impl Iterator<Item = u64> {
+    (0..63)
+        .map(|i| 1u64 << i)
+        .take_while(move |&p| p <= most.max(1))
+}

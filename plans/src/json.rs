@@ -1,0 +1,167 @@
+//! The stable JSON forms of strategies, predictions and search results.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use spec::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
+
+use crate::grammar::{recompute_name, short};
+use crate::partition::StagePartition;
+use crate::prediction::{
+    Breakdown, Candidate, Fit, MemoryItem, NamedTime, Prediction, UsedConstant,
+};
+use crate::strategy::Decisions;
+
+/// A strategy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs, reason = "the names are those of `Decisions`")]
+pub struct StrategyJson {
+    pub tp: u64,
+    pub pp: u64,
+    pub vpp: u64,
+    pub cp: u64,
+    pub cp_kind: CpKind,
+    pub ep: u64,
+    pub etp: u64,
+    pub dp_shard: u64,
+    pub dp_replicate: u64,
+    pub zero: Zero,
+    pub reshard_after_forward: bool,
+    pub sequence_parallel: bool,
+    pub micro_batch: u64,
+    pub num_micro_batches: u64,
+    pub recompute: String,
+    pub schedule: ScheduleKind,
+    pub axis_order: AxisOrder,
+    pub stages: StagePartition,
+    pub overlap: Overlap,
+}
+
+impl From<&Decisions> for StrategyJson {
+    fn from(d: &Decisions) -> Self {
+        Self {
+            tp: d.tp,
+            pp: d.pp,
+            vpp: d.vpp,
+            cp: d.cp,
+            cp_kind: d.cp_kind,
+            ep: d.ep,
+            etp: d.etp,
+            dp_shard: d.dp_shard,
+            dp_replicate: d.dp_replicate,
+            zero: d.zero,
+            reshard_after_forward: d.reshard_after_forward,
+            sequence_parallel: d.sequence_parallel,
+            micro_batch: d.micro_batch,
+            num_micro_batches: d.num_micro_batches,
+            recompute: recompute_name(d.recompute),
+            schedule: d.schedule,
+            axis_order: d.axis_order,
+            stages: d.stages.clone(),
+            overlap: d.overlap,
+        }
+    }
+}
+
+/// A prediction.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PredictedJson {
+    /// Seconds per optimizer step.
+    pub step_time_s: f64,
+    /// 80% interval.
+    pub step_time_interval_s: [f64; 2],
+    /// Tokens per second and device.
+    pub tokens_per_s_per_gpu: f64,
+    /// Model FLOPs utilisation over the dense peak.
+    pub mfu: f64,
+    /// That peak, FLOP/s per device.
+    pub peak_flops_per_s: f64,
+    /// Heaviest rank's peak.
+    pub peak_memory_bytes: u64,
+    /// 80% interval.
+    pub peak_memory_interval_bytes: [u64; 2],
+    /// That rank's pipeline rank.
+    pub peak_rank: u32,
+    /// What runs at the peak.
+    pub peak_moment: String,
+    /// Peak per pipeline rank.
+    pub memory_by_rank_bytes: Vec<u64>,
+    /// Whether it fits.
+    pub fits: bool,
+    /// Capacity less headroom less peak; negative when it does not fit.
+    pub spare_bytes: i64,
+    /// Where the time goes.
+    pub breakdown: Breakdown,
+}
+
+impl From<&Prediction> for PredictedJson {
+    fn from(p: &Prediction) -> Self {
+        Self {
+            step_time_s: p.step_time.0,
+            step_time_interval_s: [p.step_time_interval.0.0, p.step_time_interval.1.0],
+            tokens_per_s_per_gpu: p.tokens_per_s_per_gpu,
+            mfu: p.mfu,
+            peak_flops_per_s: p.peak_flop_rate.0,
+            peak_memory_bytes: p.peak_memory.0,
+            peak_memory_interval_bytes: [p.peak_memory_interval.0.0, p.peak_memory_interval.1.0],
+            peak_rank: p.peak_rank,
+            peak_moment: p.peak_moment.clone(),
+            memory_by_rank_bytes: p.memory_by_rank.iter().map(|b| b.0).collect(),
+            fits: p.fit.fits(),
+            spare_bytes: match &p.fit {
+                Fit::Fits { spare } => spare.0 as i64,
+                Fit::TooLarge { over, .. } => -(over.0 as i64),
+            },
+            breakdown: p.breakdown,
+        }
+    }
+}
+
+/// A strategy with its prediction.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct CandidateJson {
+    /// The decisions.
+    pub strategy: StrategyJson,
+    /// On one line, as `--strategy` takes them.
+    pub strategy_text: String,
+    /// In words.
+    pub summary: String,
+    /// What they cost.
+    pub predicted: PredictedJson,
+    /// Why it is not the best.
+    pub why_not_first: String,
+}
+
+impl From<&Candidate> for CandidateJson {
+    fn from(c: &Candidate) -> Self {
+        Self {
+            strategy: StrategyJson::from(c.strategy.decisions()),
+            strategy_text: c.strategy.to_string(),
+            summary: short(&c.strategy),
+            predicted: PredictedJson::from(&c.prediction),
+            why_not_first: c.why_not_first.clone(),
+        }
+    }
+}
+
+/// Everything named about a prediction.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct DetailJson {
+    /// Parts of the heaviest rank's peak.
+    pub memory: Vec<MemoryItem>,
+    /// Kernels and collectives of the busiest rank.
+    pub kernels: Vec<NamedTime>,
+    /// Constants used.
+    pub provenance: Vec<UsedConstant>,
+}
+
+impl From<&Prediction> for DetailJson {
+    fn from(p: &Prediction) -> Self {
+        Self {
+            memory: p.memory.clone(),
+            kernels: p.kernels.clone(),
+            provenance: p.provenance.clone(),
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The plan file: decisions with everything needed to launch and to check them.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use spec::SpecError;
+
+use crate::json::{PredictedJson, StrategyJson};
+
+/// Version of the format written and read.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// A plan as written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PlanFile {
+    /// Version of this format.
+    pub schema_version: u32,
+    /// Content hash of the decisions.
+    pub id: String,
+    /// Version of the tool that wrote it.
+    pub tool_version: String,
+    /// Model preset or path.
+    pub model: String,
+    /// Cluster preset or path.
+    pub cluster: String,
+    /// Runtime preset.
+    pub runtime: String,
+    /// What is trained.
+    pub workload: WorkloadFile,
+    /// The decisions.
+    pub strategy: StrategyJson,
+    /// The same on one line, as `--strategy` takes it.
+    pub strategy_text: String,
+    /// Placements by name pattern.
+    pub sharding: ShardingFile,
+    /// How to train, for runtimes that start from this file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub train: Option<TrainFile>,
+    /// What was predicted when the plan was made.
+    pub prediction: PredictedJson,
+}
+
+/// Batch, sequence, precision, devices.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WorkloadFile {
+    /// Devices.
+    pub gpus: u64,
+    /// Tokens per sequence.
+    pub seq_len: u64,
+    /// Sequences per step.
+    pub global_batch: u64,
+    /// Precision of linear layers.
+    pub precision: spec::Precision,
+}
+
+/// The sharding plan: full-match patterns to placements per axis.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ShardingFile {
+    /// Parameters.
+    pub parameter: BTreeMap<String, Vec<String>>,
+    /// Module inputs and outputs.
+    pub forward: BTreeMap<String, Vec<String>>,
+    /// Parameters that no pattern matches: every rank of the block holds them whole.
+    pub replicated: Vec<String>,
+}
+
+/// What a training run needs beside the plan.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TrainFile {
+    /// Seed of every random number.
+    pub seed: u64,
+    /// Data files.
+    pub data: Vec<String>,
+    /// Learning rate.
+    pub learning_rate: f64,
+    /// Steps.
+    pub steps: u64,
+}
+
+impl PlanFile {
+    /// Content hash of the decisions: model, cluster, runtime, workload, strategy and sharding, not
+    /// the prediction, the training section or the tool's version.
+    #[must_use]
+    pub fn content_id(&self) -> String {
+        let decisions = serde_json::json!({
+            "model": self.model,
+            "cluster": self.cluster,
+            "runtime": self.runtime,
+            "workload": self.workload,
+            "strategy": self.strategy,
+            "sharding": self.sharding,
+        });
+        let digest = Sha256::digest(decisions.to_string().as_bytes());
+        digest
+            .iter()
+            .take(8)
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
+    }
+
+    /// Sets the id from the content.
+    #[must_use]
+    pub fn with_id(mut self) -> Self {
+        self.id = self.content_id();
+        self
+    }
+
+    /// The file's text. Equal plans give equal bytes.
+    ///
+    /// # Errors
+    /// When a value cannot be written as YAML.
+    pub fn to_yaml(&self) -> Result<String, SpecError> {
+        serde_saphyr::to_string(self).map_err(|e| SpecError::Malformed {
+            path: "plan".to_owned(),
+            message: e.to_string(),
+        })
+    }
+
+    /// Reads a plan; `path` is for messages.
+    ///
+    /// # Errors
+    /// With line and field when it is malformed; when its id does not match its content.
+    pub fn from_yaml(text: &str, path: &str) -> Result<Self, SpecError> {
+        let plan: Self = spec::text::yaml(text, path)?;
+        let field = |field: &str, message: String| SpecError::Field {
+            path: path.to_owned(),
+            field: field.to_owned(),
+            message,
+        };
+        if plan.schema_version != SCHEMA_VERSION {
+            let message = format!(
+                "{}; this tool reads version {SCHEMA_VERSION}",
+                plan.schema_version
+            );
+            return Err(field("schema_version", message));
+        }
+        let id = plan.content_id();
+        if plan.id != id {
+            let message = format!("{} does not match the decisions, whose id is {id}", plan.id);
+            return Err(field("id", message));
+        }
+        Ok(plan)
+    }
+}

@@ -1,0 +1,215 @@
+//! Devices and clusters as files.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use crate::cluster::{Cluster, Fabric, Link};
+use crate::device::{Architecture, Device};
+use crate::dtype::DType;
+use crate::error::SpecError;
+use crate::provenance::Sourced;
+use crate::units::{Bandwidth, Bytes, FlopRate, Seconds};
+
+/// A device as written.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceFile {
+    /// Version of this format: 1.
+    pub schema_version: u32,
+    /// Preset name.
+    pub name: String,
+    /// Other names.
+    #[serde(default)]
+    pub aliases: Vec<String>,
+    /// Microarchitecture.
+    pub architecture: Architecture,
+    /// Memory that the framework sees.
+    pub memory: Sourced<Bytes>,
+    /// Peak memory bandwidth.
+    pub memory_bandwidth: Sourced<Bandwidth>,
+    /// Dense peaks by operand type.
+    pub peak: BTreeMap<DType, Sourced<FlopRate>>,
+    /// Multiprocessors or compute units.
+    pub sm_count: u64,
+    /// Power limit in watts.
+    pub power_watts: Option<f64>,
+    /// Measured tables that price it.
+    pub kernels: String,
+}
+
+/// A cluster as written.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterFile {
+    /// Version of this format: 1.
+    pub schema_version: u32,
+    /// Preset name.
+    pub name: String,
+    /// Other names.
+    #[serde(default)]
+    pub aliases: Vec<String>,
+    /// A device preset by name, or a device in full.
+    pub device: DeviceRef,
+    /// Devices per host.
+    pub gpus_per_node: u64,
+    /// Devices in one scale-up domain; the node if absent.
+    pub scale_up_domain: Option<u64>,
+    /// Network inside a domain, per device and direction.
+    pub scale_up: LinkFile,
+    /// Network between domains, per device and direction.
+    pub scale_out: LinkFile,
+    /// Whether switches reduce inside a domain.
+    #[serde(default)]
+    pub in_switch_reduction: bool,
+    /// Kind of scale-out network.
+    pub fabric: Fabric,
+    /// Price of a device, dollars per hour.
+    pub dollars_per_gpu_hour: Option<Sourced<f64>>,
+    /// Devices there are.
+    pub max_gpus: Option<u64>,
+}
+
+/// One level of the network as written.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LinkFile {
+    /// Peak per device and direction.
+    pub bandwidth: Sourced<Bandwidth>,
+    /// Latency of a step beyond the collective library's own; none if absent.
+    pub latency: Option<Sourced<Seconds>>,
+}
+
+/// A device by name or in full.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum DeviceRef {
+    /// Name of a preset.
+    Name(String),
+    /// In full.
+    Inline(Box<DeviceFile>),
+}
+
+impl DeviceFile {
+    /// Checks and resolves.
+    ///
+    /// # Errors
+    /// When a value makes no sense or a table does not exist.
+    pub fn resolve(self, path: &str) -> Result<Device, SpecError> {
+        let wrong = |field: &str, message: String| SpecError::Field {
+            path: path.to_owned(),
+            field: field.to_owned(),
+            message,
+        };
+        version(self.schema_version, path)?;
+        if self.memory.value.0 == 0 {
+            return Err(wrong("memory", "is 0".to_owned()));
+        }
+        if self.memory_bandwidth.value.0 <= 0.0 {
+            return Err(wrong("memory_bandwidth", "is 0".to_owned()));
+        }
+        if let Some((dtype, _)) = self.peak.iter().find(|(_, rate)| rate.value.0 <= 0.0) {
+            return Err(wrong("peak", format!("{dtype:?} is 0")));
+        }
+        if !self.peak.contains_key(&DType::Bf16) && !self.peak.contains_key(&DType::F16) {
+            return Err(wrong("peak", "needs bf16 or f16".to_owned()));
+        }
+        let tables: Vec<&str> = crate::tables::gemm_names().collect();
+        if !tables.contains(&self.kernels.as_str()) {
+            let known = tables.join(", ");
+            return Err(wrong(
+                "kernels",
+                format!("`{}` is not one of: {known}", self.kernels),
+            ));
+        }
+        Ok(Device {
+            name: self.name,
+            architecture: self.architecture,
+            memory: self.memory,
+            memory_bandwidth: self.memory_bandwidth,
+            peak: self.peak,
+            sm_count: self.sm_count,
+            power_watts: self.power_watts,
+            kernels: self.kernels,
+        })
+    }
+}
+
+impl ClusterFile {
+    /// Checks and resolves; `device` finds presets.
+    ///
+    /// # Errors
+    /// When a value makes no sense or the device is unknown.
+    pub fn resolve(
+        self,
+        path: &str,
+        device: impl Fn(&str) -> Result<Device, SpecError>,
+    ) -> Result<Cluster, SpecError> {
+        let wrong = |field: &str, message: String| SpecError::Field {
+            path: path.to_owned(),
+            field: field.to_owned(),
+            message,
+        };
+        version(self.schema_version, path)?;
+        let domain = self.scale_up_domain.unwrap_or(self.gpus_per_node);
+        if self.gpus_per_node == 0 || self.gpus_per_node > 1 << 16 {
+            return Err(wrong(
+                "gpus_per_node",
+                format!("{} is not from 1 to 65536", self.gpus_per_node),
+            ));
+        }
+        if domain == 0 || domain > 1 << 16 {
+            return Err(wrong(
+                "scale_up_domain",
+                format!("{domain} is not from 1 to 65536"),
+            ));
+        }
+        for (field, link) in [("scale_up", &self.scale_up), ("scale_out", &self.scale_out)] {
+            if link.bandwidth.value.0 <= 0.0 {
+                return Err(wrong(field, "bandwidth is 0".to_owned()));
+            }
+        }
+        let device = match self.device {
+            DeviceRef::Name(name) => device(&name)?,
+            DeviceRef::Inline(file) => file.resolve(path)?,
+        };
+        Ok(Cluster {
+            name: self.name,
+            device,
+            gpus_per_node: self.gpus_per_node,
+            scale_up_domain: domain,
+            scale_up: self.scale_up.resolve(),
+            scale_out: self.scale_out.resolve(),
+            in_switch_reduction: self.in_switch_reduction,
+            fabric: self.fabric,
+            dollars_per_gpu_hour: self.dollars_per_gpu_hour,
+            max_gpus: self.max_gpus,
+        })
+    }
+}
+
+impl LinkFile {
+    fn resolve(self) -> Link {
+        let latency = self.latency.unwrap_or_else(|| Sourced {
+            value: Seconds(0.0),
+            origin: crate::provenance::Origin::Assumed,
+            source: "no latency beyond the collective library's own".to_owned(),
+        });
+        Link {
+            bandwidth: self.bandwidth,
+            latency,
+        }
+    }
+}
+
+fn version(found: u32, path: &str) -> Result<(), SpecError> {
+    if found == 1 {
+        return Ok(());
+    }
+    Err(SpecError::Field {
+        path: path.to_owned(),
+        field: "schema_version".to_owned(),
+        message: format!("{found}; this tool reads version 1"),
+    })
+}

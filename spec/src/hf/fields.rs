@@ -1,0 +1,109 @@
+//! Typed access to the fields of a `config.json`, with errors that name them.
+
+use serde_json::{Map, Value};
+
+use crate::error::SpecError;
+
+/// The fields of one object.
+pub(super) struct Fields<'a> {
+    map: &'a Map<String, Value>,
+    path: &'a str,
+}
+
+impl<'a> Fields<'a> {
+    pub(super) fn new(value: &'a Value, path: &'a str) -> Result<Self, SpecError> {
+        match value {
+            Value::Object(map) => Ok(Self { map, path }),
+            _ => Err(SpecError::Malformed {
+                path: path.to_owned(),
+                message: "expected an object, as in a model's config.json".to_owned(),
+            }),
+        }
+    }
+
+    fn wrong(&self, field: &str, message: impl Into<String>) -> SpecError {
+        let message = message.into();
+        SpecError::Field {
+            path: self.path.to_owned(),
+            field: field.to_owned(),
+            message,
+        }
+    }
+
+    fn present(&self, field: &str) -> Option<&'a Value> {
+        self.map.get(field).filter(|value| !value.is_null())
+    }
+
+    /// A whole number that must be there.
+    pub(super) fn size(&self, field: &str) -> Result<u64, SpecError> {
+        self.maybe(field)?
+            .ok_or_else(|| self.wrong(field, "missing; expected a whole number"))
+    }
+
+    /// The first of several names that is there.
+    pub(super) fn any(&self, names: &[&str]) -> Result<u64, SpecError> {
+        for name in names {
+            if let Some(size) = self.maybe(name)? {
+                return Ok(size);
+            }
+        }
+        Err(self.wrong(&names.join("` or `"), "missing; expected a whole number"))
+    }
+
+    /// A whole number, if there.
+    pub(super) fn maybe(&self, field: &str) -> Result<Option<u64>, SpecError> {
+        match self.present(field) {
+            None => Ok(None),
+            Some(value) => value
+                .as_u64()
+                .filter(|&size| size <= super::MAX_DIM)
+                .map(Some)
+                .ok_or_else(|| {
+                    self.wrong(
+                        field,
+                        format!("{} is not a whole number up to 2^24", short(value)),
+                    )
+                }),
+        }
+    }
+
+    pub(super) fn flag(&self, field: &str, default: bool) -> Result<bool, SpecError> {
+        match self.present(field) {
+            None => Ok(default),
+            Some(value) => value
+                .as_bool()
+                .ok_or_else(|| self.wrong(field, format!("{} is not true or false", short(value)))),
+        }
+    }
+
+    /// A probability; 0 when absent.
+    pub(super) fn fraction(&self, field: &str) -> Result<f64, SpecError> {
+        match self.present(field) {
+            None => Ok(0.0),
+            Some(value) => value
+                .as_f64()
+                .filter(|p| (0.0..1.0).contains(p))
+                .ok_or_else(|| self.wrong(field, format!("{} is not in [0, 1)", short(value)))),
+        }
+    }
+
+    pub(super) fn text(&self, field: &str) -> Result<&'a str, SpecError> {
+        self.present(field)
+            .and_then(Value::as_str)
+            .ok_or_else(|| self.wrong(field, "missing; expected a text"))
+    }
+
+    /// An object inside.
+    pub(super) fn nested(&self, field: &str) -> Option<Fields<'a>> {
+        self.present(field)
+            .and_then(Value::as_object)
+            .map(|map| Fields {
+                map,
+                path: self.path,
+            })
+    }
+}
+
+fn short(value: &Value) -> String {
+    value.to_string().chars().take(40).collect()
+}

@@ -1,0 +1,523 @@
+//! Models from Hugging Face `config.json`.
+
+mod fields;
+
+use serde_json::Value;
+
+use crate::error::SpecError;
+use crate::model::{
+    Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, Moe, Norm, NormKind, Position,
+    Residual, WindowPattern,
+};
+use crate::suggest::nearest;
+use fields::Fields;
+
+/// Largest size of any dimension that makes sense.
+const MAX_DIM: u64 = 1 << 24;
+
+const TYPES: &[&str] = &[
+    "gpt2",
+    "opt",
+    "bloom",
+    "gpt_neox",
+    "falcon",
+    "RefinedWeb",
+    "RefinedWebModel",
+    "mpt",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "gemma3_text",
+    "phi3",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt_oss",
+    "nemotron",
+];
+
+/// Decodes a `config.json`; `path` is for messages, `name` for reports.
+///
+/// # Errors
+/// When the model type is unknown, a needed field is missing, or sizes contradict each other.
+pub fn decode(text: &str, path: &str, name: &str) -> Result<ModelConfig, SpecError> {
+    let value: Value = crate::text::json(text, path)?;
+    let fields = Fields::new(&value, path)?;
+    let kind = fields.text("model_type")?;
+    let nested = matches!(kind, "gemma3")
+        .then(|| fields.nested("text_config"))
+        .flatten();
+    let fields = nested.unwrap_or(fields);
+    let model = match kind {
+        "gpt2" => gpt2(&fields)?,
+        "opt" => opt(&fields)?,
+        "bloom" => bloom(&fields)?,
+        "gpt_neox" => gpt_neox(&fields)?,
+        "falcon" | "RefinedWeb" | "RefinedWebModel" => falcon(&fields)?,
+        "mpt" => mpt(&fields)?,
+        "llama" | "mistral" | "qwen2" | "qwen3" | "gemma2" | "gemma3" | "gemma3_text" | "phi3"
+        | "mixtral" | "qwen2_moe" | "qwen3_moe" | "deepseek_v2" | "deepseek_v3" | "gpt_oss"
+        | "nemotron" => llama_like(&fields, kind)?,
+        _ => {
+            return Err(SpecError::Unknown {
+                kind: "model_type",
+                name: kind.to_owned(),
+                nearest: nearest(kind, TYPES),
+            });
+        }
+    };
+    let model = ModelConfig {
+        name: name.to_owned(),
+        ..model
+    };
+    check(&model, path)?;
+    Ok(model)
+}
+
+/// Sizes that cannot be, whatever the family.
+fn check(model: &ModelConfig, path: &str) -> Result<(), SpecError> {
+    let wrong = |field: &str, message: String| {
+        Err(SpecError::Field {
+            path: path.to_owned(),
+            field: field.to_owned(),
+            message,
+        })
+    };
+    let sizes = [
+        ("hidden size", model.hidden),
+        ("layers", model.layers),
+        ("vocabulary", model.vocab),
+        ("attention heads", model.attention.heads),
+        ("key/value heads", model.attention.kv_heads()),
+        ("feed-forward size", model.mlp.ffn),
+    ];
+    for (field, size) in sizes {
+        if size == 0 || size > MAX_DIM {
+            return wrong(field, format!("{size} is not between 1 and {MAX_DIM}"));
+        }
+    }
+    if model.layers > 4096 {
+        return wrong("layers", format!("{} is more than 4096", model.layers));
+    }
+    let kv = model.attention.kv_heads();
+    if !model.attention.heads.is_multiple_of(kv) {
+        return wrong(
+            "key/value heads",
+            format!(
+                "{kv} does not divide the {} attention heads",
+                model.attention.heads
+            ),
+        );
+    }
+    let (qk, v) = model.attention.head_dims();
+    if qk == 0 || v == 0 {
+        return wrong("head dimension", "is 0".to_owned());
+    }
+    if let Some(moe) = &model.moe
+        && (moe.experts == 0 || moe.top_k == 0 || moe.top_k > moe.experts || moe.expert_ffn == 0)
+    {
+        let message = format!(
+            "{} experts, {} per token, width {}",
+            moe.experts, moe.top_k, moe.expert_ffn
+        );
+        return wrong("experts", message);
+    }
+    Ok(())
+}
+
+fn layer_norm() -> Norm {
+    Norm {
+        kind: NormKind::LayerNorm,
+        bias: true,
+    }
+}
+
+/// A GPT-like block: LayerNorm, biases, GELU, four times the width.
+fn gpt_base(
+    family: Family,
+    hidden: u64,
+    layers: u64,
+    vocab: u64,
+    heads: u64,
+    ffn: u64,
+) -> ModelConfig {
+    let head_dim = hidden.checked_div(heads).unwrap_or(0);
+    ModelConfig {
+        name: String::new(),
+        family,
+        hidden,
+        layers,
+        vocab,
+        tied_embeddings: true,
+        head_bias: false,
+        norm: layer_norm(),
+        embedding_norm: false,
+        position: Position::Absent,
+        attention: Attention {
+            heads,
+            kind: AttentionKind::Grouped {
+                kv_heads: heads,
+                head_dim,
+                qk_norm: false,
+                fused_qkv: true,
+            },
+            qkv_bias: true,
+            out_bias: true,
+            window: WindowPattern::Full,
+            sinks: false,
+        },
+        mlp: Mlp {
+            ffn,
+            activation: Activation::Gelu,
+            gated: false,
+            bias: true,
+            fused_gate_up: false,
+        },
+        moe: None,
+        residual: Residual::Sequential,
+        hidden_dropout: 0.0,
+        attention_dropout: 0.0,
+        mtp_layers: 0,
+        max_position: 2048,
+    }
+}
+
+fn gpt2(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
+    let hidden = f.size("n_embd")?;
+    let positions = f.size("n_positions")?;
+    let ffn = f.maybe("n_inner")?.unwrap_or(4 * hidden);
+    let base = gpt_base(
+        Family::Gpt2,
+        hidden,
+        f.size("n_layer")?,
+        f.size("vocab_size")?,
+        f.size("n_head")?,
+        ffn,
+    );
+    Ok(ModelConfig {
+        tied_embeddings: f.flag("tie_word_embeddings", true)?,
+        position: Position::Learned { rows: positions },
+        hidden_dropout: f.fraction("resid_pdrop")?,
+        attention_dropout: f.fraction("attn_pdrop")?,
+        max_position: positions,
+        ..base
+    })
+}
+
+fn opt(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
+    let positions = f.size("max_position_embeddings")?;
+    let mut base = gpt_base(
+        Family::Opt,
+        f.size("hidden_size")?,
+        f.size("num_hidden_layers")?,
+        f.size("vocab_size")?,
+        f.size("num_attention_heads")?,
+        f.size("ffn_dim")?,
+    );
+    if let AttentionKind::Grouped { fused_qkv, .. } = &mut base.attention.kind {
+        *fused_qkv = false;
+    }
+    base.mlp.activation = Activation::Relu;
+    // The table has two rows more than positions.
+    base.position = Position::Learned {
+        rows: positions + 2,
+    };
+    base.max_position = positions;
+    base.hidden_dropout = f.fraction("dropout")?;
+    Ok(base)
+}
+
+fn bloom(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
+    let hidden = f.any(&["hidden_size", "n_embed"])?;
+    let base = gpt_base(
+        Family::Bloom,
+        hidden,
+        f.any(&["n_layer", "num_hidden_layers"])?,
+        f.size("vocab_size")?,
+        f.any(&["n_head", "num_attention_heads"])?,
+        4 * hidden,
+    );
+    Ok(ModelConfig {
+        embedding_norm: true,
+        position: Position::Alibi,
+        ..base
+    })
+}
+
+fn gpt_neox(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
+    let base = gpt_base(
+        Family::GptNeox,
+        f.size("hidden_size")?,
+        f.size("num_hidden_layers")?,
+        f.size("vocab_size")?,
+        f.size("num_attention_heads")?,
+        f.size("intermediate_size")?,
+    );
+    let dims = base.attention.head_dims().0 / 4;
+    let parallel = f.flag("use_parallel_residual", true)?;
+    Ok(ModelConfig {
+        tied_embeddings: f.flag("tie_word_embeddings", false)?,
+        position: Position::Rope { dims },
+        residual: if parallel {
+            Residual::Parallel { shared_norm: false }
+        } else {
+            Residual::Sequential
+        },
+        max_position: f.maybe("max_position_embeddings")?.unwrap_or(2048),
+        ..base
+    })
+}
+
+fn falcon(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
+    let hidden = f.size("hidden_size")?;
+    let heads = f.any(&["num_attention_heads", "n_head"])?;
+    let ffn = f.maybe("ffn_hidden_size")?.unwrap_or(4 * hidden);
+    let layers = f.any(&["num_hidden_layers", "n_layer"])?;
+    let mut base = gpt_base(
+        Family::Falcon,
+        hidden,
+        layers,
+        f.size("vocab_size")?,
+        heads,
+        ffn,
+    );
+    let new = f.flag("new_decoder_architecture", false)?;
+    let shared = if f.flag("multi_query", true)? {
+        1
+    } else {
+        heads
+    };
+    let kv_heads = if new {
+        f.maybe("num_kv_heads")?
+            .or(f.maybe("n_head_kv")?)
+            .unwrap_or(heads)
+    } else {
+        shared
+    };
+    let head_dim = hidden.checked_div(heads).unwrap_or(0);
+    let bias = f.flag("bias", false)?;
+    base.attention.kind = AttentionKind::Grouped {
+        kv_heads,
+        head_dim,
+        qk_norm: false,
+        fused_qkv: true,
+    };
+    base.attention.qkv_bias = bias;
+    base.attention.out_bias = bias;
+    base.mlp.bias = bias;
+    base.position = Position::Rope { dims: head_dim };
+    base.residual = Residual::Parallel { shared_norm: !new };
+    base.tied_embeddings = f.flag("tie_word_embeddings", true)?;
+    Ok(base)
+}
+
+fn mpt(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
+    let hidden = f.size("d_model")?;
+    let ffn = hidden * f.maybe("expansion_ratio")?.unwrap_or(4);
+    let mut base = gpt_base(
+        Family::Mpt,
+        hidden,
+        f.size("n_layers")?,
+        f.size("vocab_size")?,
+        f.size("n_heads")?,
+        ffn,
+    );
+    let bias = !f.flag("no_bias", true)?;
+    base.norm.bias = bias;
+    base.attention.qkv_bias = bias;
+    base.attention.out_bias = bias;
+    base.mlp.bias = bias;
+    base.max_position = f.maybe("max_seq_len")?.unwrap_or(2048);
+    base.position = if f
+        .nested("attn_config")
+        .is_some_and(|a| a.flag("alibi", true).unwrap_or(true))
+    {
+        Position::Alibi
+    } else {
+        Position::Learned {
+            rows: base.max_position,
+        }
+    };
+    Ok(base)
+}
+
+/// Families that share Llama's frame: RMSNorm (or Nemotron's LayerNorm), rotary positions, split
+/// projections, gated MLP.
+fn llama_like(f: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError> {
+    let hidden = f.size("hidden_size")?;
+    let heads = f.size("num_attention_heads")?;
+    let layers = f.size("num_hidden_layers")?;
+    let nemotron = kind == "nemotron";
+    let gemma = kind.starts_with("gemma");
+    let moe = experts(f, kind)?;
+    let activation = if nemotron {
+        Activation::Relu2
+    } else if gemma {
+        Activation::Gelu
+    } else {
+        Activation::Silu
+    };
+    let ffn = match (f.maybe("intermediate_size")?, moe) {
+        (Some(ffn), _) => ffn,
+        (None, Some(moe)) => moe.expert_ffn,
+        (None, None) => f.size("intermediate_size")?,
+    };
+    let attention = llama_attention(f, kind, heads, hidden)?;
+    let rope = match attention.kind {
+        AttentionKind::Latent { qk_rope_dim, .. } => qk_rope_dim,
+        AttentionKind::Grouped { head_dim, .. } => head_dim,
+    };
+    Ok(ModelConfig {
+        name: String::new(),
+        family: family(kind),
+        hidden,
+        layers,
+        vocab: f.size("vocab_size")?,
+        tied_embeddings: f.flag("tie_word_embeddings", gemma)?,
+        head_bias: false,
+        norm: if nemotron {
+            layer_norm()
+        } else {
+            Norm {
+                kind: NormKind::RmsNorm,
+                bias: false,
+            }
+        },
+        embedding_norm: false,
+        position: Position::Rope { dims: rope },
+        attention,
+        mlp: Mlp {
+            ffn,
+            activation,
+            gated: !nemotron,
+            bias: f.flag("mlp_bias", false)?,
+            fused_gate_up: kind == "phi3",
+        },
+        moe,
+        residual: if gemma {
+            Residual::Sandwich
+        } else {
+            Residual::Sequential
+        },
+        hidden_dropout: 0.0,
+        attention_dropout: f.fraction("attention_dropout")?,
+        mtp_layers: f.maybe("num_nextn_predict_layers")?.unwrap_or(0),
+        max_position: f.maybe("max_position_embeddings")?.unwrap_or(8192),
+    })
+}
+
+fn family(kind: &str) -> Family {
+    match kind {
+        "phi3" => Family::Phi3,
+        "mixtral" => Family::Mixtral,
+        "qwen2_moe" | "qwen3_moe" => Family::QwenMoe,
+        "deepseek_v2" | "deepseek_v3" => Family::DeepSeek,
+        "gpt_oss" => Family::GptOss,
+        _ => Family::Llama,
+    }
+}
+
+fn llama_attention(
+    f: &Fields<'_>,
+    kind: &str,
+    heads: u64,
+    hidden: u64,
+) -> Result<Attention, SpecError> {
+    let attention = if kind.starts_with("deepseek") {
+        AttentionKind::Latent {
+            q_lora_rank: f.maybe("q_lora_rank")?,
+            kv_lora_rank: f.size("kv_lora_rank")?,
+            qk_nope_dim: f.size("qk_nope_head_dim")?,
+            qk_rope_dim: f.size("qk_rope_head_dim")?,
+            v_dim: f.size("v_head_dim")?,
+        }
+    } else {
+        AttentionKind::Grouped {
+            kv_heads: f.maybe("num_key_value_heads")?.unwrap_or(heads),
+            head_dim: f
+                .maybe("head_dim")?
+                .unwrap_or(hidden.checked_div(heads).unwrap_or(0)),
+            qk_norm: kind.starts_with("qwen3") || kind.starts_with("gemma3"),
+            fused_qkv: kind == "phi3",
+        }
+    };
+    let oss = kind == "gpt_oss";
+    let bias = f.flag("attention_bias", oss)?;
+    let qwen2 = kind.starts_with("qwen2");
+    Ok(Attention {
+        heads,
+        kind: attention,
+        qkv_bias: bias || qwen2,
+        out_bias: bias,
+        window: window(f, kind)?,
+        sinks: oss,
+    })
+}
+
+fn window(f: &Fields<'_>, kind: &str) -> Result<WindowPattern, SpecError> {
+    let used = f.flag("use_sliding_window", true)?;
+    let Some(window) = f.maybe("sliding_window")?.filter(|_| used) else {
+        return Ok(WindowPattern::Full);
+    };
+    Ok(match kind {
+        "gemma2" | "gpt_oss" => WindowPattern::Alternating { window, period: 2 },
+        "gemma3" | "gemma3_text" => {
+            let period = f.maybe("sliding_window_pattern")?.unwrap_or(6);
+            WindowPattern::Alternating { window, period }
+        }
+        "mistral" | "mixtral" | "phi3" => WindowPattern::All { window },
+        _ => WindowPattern::Full,
+    })
+}
+
+fn experts(f: &Fields<'_>, kind: &str) -> Result<Option<Moe>, SpecError> {
+    let none = Moe {
+        experts: 0,
+        top_k: 0,
+        expert_ffn: 0,
+        shared_ffn: 0,
+        shared_gate: false,
+        first_dense: 0,
+        every: 1,
+        bias: false,
+        router_correction_bias: false,
+    };
+    let moe = match kind {
+        "mixtral" | "gpt_oss" => Moe {
+            experts: f.size("num_local_experts")?,
+            top_k: f.size("num_experts_per_tok")?,
+            expert_ffn: f.size("intermediate_size")?,
+            bias: kind == "gpt_oss",
+            ..none
+        },
+        "qwen2_moe" | "qwen3_moe" => Moe {
+            experts: f.size("num_experts")?,
+            top_k: f.size("num_experts_per_tok")?,
+            expert_ffn: f.size("moe_intermediate_size")?,
+            shared_ffn: f.maybe("shared_expert_intermediate_size")?.unwrap_or(0),
+            shared_gate: kind == "qwen2_moe",
+            every: f.maybe("decoder_sparse_step")?.unwrap_or(1),
+            ..none
+        },
+        "deepseek_v2" | "deepseek_v3" => {
+            let expert_ffn = f.size("moe_intermediate_size")?;
+            Moe {
+                experts: f.size("n_routed_experts")?,
+                top_k: f.size("num_experts_per_tok")?,
+                expert_ffn,
+                shared_ffn: f.maybe("n_shared_experts")?.unwrap_or(0) * expert_ffn,
+                first_dense: f.maybe("first_k_dense_replace")?.unwrap_or(0),
+                every: f.maybe("moe_layer_freq")?.unwrap_or(1),
+                router_correction_bias: kind == "deepseek_v3",
+                ..none
+            }
+        }
+        _ => return Ok(None),
+    };
+    Ok(Some(moe))
+}

@@ -1,0 +1,265 @@
+//! Models, clusters and runtimes by name or from files.
+
+use std::path::Path;
+
+use crate::cluster::Cluster;
+use crate::cluster_file::{ClusterFile, DeviceFile};
+use crate::cluster_presets::{CLUSTERS, DEVICES};
+use crate::device::Device;
+use crate::error::SpecError;
+use crate::hf;
+use crate::model::ModelConfig;
+use crate::model_presets::MODELS;
+use crate::runtime::Runtime;
+use crate::runtime_presets;
+use crate::suggest::nearest;
+use crate::text;
+
+/// A preset for a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PresetInfo {
+    /// Name.
+    pub name: String,
+    /// Other names.
+    pub aliases: Vec<String>,
+    /// One line about it.
+    pub summary: String,
+}
+
+/// A model preset, a `config.json`, or a folder that holds one.
+///
+/// # Errors
+/// Unknown names with the nearest known one; malformed files.
+pub fn model(arg: &str) -> Result<ModelConfig, SpecError> {
+    let preset = MODELS
+        .iter()
+        .find(|(name, aliases, _)| same(name, aliases, arg));
+    if let Some((name, _, json)) = preset {
+        return hf::decode(json, &format!("preset {name}"), name);
+    }
+    let path = Path::new(arg);
+    let file = if path.is_dir() {
+        path.join("config.json")
+    } else {
+        path.to_path_buf()
+    };
+    if !file.exists() && !looks_like_path(arg) {
+        let names = MODELS
+            .iter()
+            .flat_map(|(name, aliases, _)| aliases.iter().chain([name]));
+        return Err(unknown("model", arg, names));
+    }
+    let name = file
+        .parent()
+        .and_then(Path::file_name)
+        .filter(|_| file.file_name().is_some_and(|n| n == "config.json"))
+        .or(file.file_stem())
+        .map_or_else(|| "model".to_owned(), |n| n.to_string_lossy().into_owned());
+    hf::decode(&text::read(&file)?, &file.display().to_string(), &name)
+}
+
+/// A cluster preset or a YAML file.
+///
+/// # Errors
+/// Unknown names with the nearest known one; malformed files.
+pub fn cluster(arg: &str) -> Result<Cluster, SpecError> {
+    for (path, yaml) in CLUSTERS {
+        let file: ClusterFile = text::yaml(yaml, path)?;
+        let aliases: Vec<&str> = file.aliases.iter().map(String::as_str).collect();
+        if same(&file.name, &aliases, arg) {
+            return file.resolve(path, device);
+        }
+    }
+    let path = Path::new(arg);
+    if !path.exists() && !looks_like_path(arg) {
+        let names = cluster_names()?
+            .into_iter()
+            .flat_map(|p| p.aliases.into_iter().chain([p.name]));
+        return Err(unknown("cluster", arg, names));
+    }
+    let file: ClusterFile = text::yaml(&text::read(path)?, arg)?;
+    file.resolve(arg, device)
+}
+
+/// A device preset.
+///
+/// # Errors
+/// Unknown names with the nearest known one.
+pub fn device(arg: &str) -> Result<Device, SpecError> {
+    let mut names = Vec::new();
+    for (path, yaml) in DEVICES {
+        let file: DeviceFile = text::yaml(yaml, path)?;
+        let aliases: Vec<&str> = file.aliases.iter().map(String::as_str).collect();
+        if same(&file.name, &aliases, arg) {
+            return file.resolve(path);
+        }
+        names.push(file.name);
+    }
+    Err(unknown("device", arg, names))
+}
+
+/// A runtime preset.
+///
+/// # Errors
+/// Unknown names with the nearest known one.
+pub fn runtime(arg: &str) -> Result<Runtime, SpecError> {
+    let presets = runtime_presets::presets();
+    let found = presets.iter().find(|p| {
+        let aliases: Vec<&str> = p.aliases.iter().map(String::as_str).collect();
+        same(&p.runtime.name, &aliases, arg)
+    });
+    match found {
+        Some(preset) => Ok(preset.runtime.clone()),
+        None => {
+            let names = presets
+                .into_iter()
+                .flat_map(|p| p.aliases.into_iter().chain([p.runtime.name]));
+            Err(unknown("runtime", arg, names))
+        }
+    }
+}
+
+/// The model presets.
+#[must_use]
+pub fn model_names() -> Vec<PresetInfo> {
+    MODELS
+        .iter()
+        .map(|(name, aliases, json)| PresetInfo {
+            name: (*name).to_owned(),
+            aliases: aliases.iter().map(|a| (*a).to_owned()).collect(),
+            summary: hf::decode(json, name, name).map_or_else(|e| e.to_string(), |m| summary(&m)),
+        })
+        .collect()
+}
+
+fn summary(m: &ModelConfig) -> String {
+    let experts = m.moe.map_or_else(String::new, |e| {
+        format!(", {} experts, {} per token", e.experts, e.top_k)
+    });
+    format!(
+        "{} layers, hidden {}, {} heads{experts}",
+        m.layers, m.hidden, m.attention.heads
+    )
+}
+
+/// The cluster presets.
+///
+/// # Errors
+/// Never for the embedded presets; a test reads them all.
+pub fn cluster_names() -> Result<Vec<PresetInfo>, SpecError> {
+    CLUSTERS
+        .iter()
+        .map(|(path, yaml)| {
+            let file: ClusterFile = text::yaml(yaml, path)?;
+            let aliases = file.aliases.clone();
+            let cluster = file.resolve(path, device)?;
+            let summary = format!(
+                "{} × {} per node, {} inside, {} between",
+                cluster.gpus_per_node,
+                cluster.device.name,
+                cluster.scale_up.bandwidth.value,
+                cluster.scale_out.bandwidth.value,
+            );
+            Ok(PresetInfo {
+                name: cluster.name,
+                aliases,
+                summary,
+            })
+        })
+        .collect()
+}
+
+/// The runtime presets.
+#[must_use]
+pub fn runtime_names() -> Vec<PresetInfo> {
+    runtime_presets::presets()
+        .into_iter()
+        .map(|p| PresetInfo {
+            name: p.runtime.name,
+            aliases: p.aliases,
+            summary: p.runtime.description,
+        })
+        .collect()
+}
+
+fn same(name: &str, aliases: &[&str], arg: &str) -> bool {
+    name.eq_ignore_ascii_case(arg) || aliases.iter().any(|a| a.eq_ignore_ascii_case(arg))
+}
+
+fn looks_like_path(arg: &str) -> bool {
+    arg.contains('/') || arg.ends_with(".json") || arg.ends_with(".yaml") || arg.ends_with(".yml")
+}
+
+fn unknown<S: AsRef<str>>(
+    kind: &'static str,
+    arg: &str,
+    names: impl IntoIterator<Item = S>,
+) -> SpecError {
+    let name: String = arg.chars().take(80).collect();
+    SpecError::Unknown {
+        kind,
+        nearest: nearest(&name, names),
+        name,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_preset_loads_under_every_name() {
+        for info in model_names() {
+            for name in info.aliases.iter().chain([&info.name]) {
+                model(name).expect(name);
+            }
+        }
+        for info in cluster_names().expect("clusters read") {
+            for name in info.aliases.iter().chain([&info.name]) {
+                cluster(name).expect(name);
+            }
+        }
+        for info in runtime_names() {
+            runtime(&info.name).expect("listed");
+        }
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let lists = [
+            model_names(),
+            cluster_names().expect("clusters read"),
+            runtime_names(),
+        ];
+        for list in lists {
+            let mut names: Vec<String> = list
+                .into_iter()
+                .flat_map(|p| p.aliases.into_iter().chain([p.name]))
+                .collect();
+            names.sort();
+            let before = names.len();
+            names.dedup();
+            assert_eq!(names.len(), before);
+        }
+    }
+
+    #[test]
+    fn wrong_names_suggest_the_nearest() {
+        let check = |result: Result<(), SpecError>, expected: &str| {
+            assert_eq!(result.expect_err("unknown").to_string(), expected);
+        };
+        check(
+            model("lama70b").map(drop),
+            "unknown model `lama70b`; did you mean `llama70b`?",
+        );
+        check(
+            cluster("dgx-h10").map(drop),
+            "unknown cluster `dgx-h10`; did you mean `dgx-h100`?",
+        );
+        check(
+            runtime("megatorn").map(drop),
+            "unknown runtime `megatorn`; did you mean `megatron`?",
+        );
+        check(model("§").map(drop), "unknown model `§`");
+    }
+}

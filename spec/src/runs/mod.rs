@@ -1,0 +1,137 @@
+//! Published training runs: the `runs-v1` schema. Unknown values are null, never guessed.
+
+mod compact;
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::error::SpecError;
+
+pub use compact::{embedded, to_compact};
+
+/// One source's runs.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+pub struct RunsFile {
+    /// `runs-v1`.
+    pub schema: String,
+    /// The runs.
+    pub runs: Vec<Run>,
+}
+
+/// One published run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+#[allow(missing_docs, reason = "the names are the schema's")]
+pub struct Run {
+    pub id: String,
+    pub source: String,
+    pub date: Option<String>,
+    pub sw_version: Option<String>,
+    pub model: RunModel,
+    pub gpu: Option<String>,
+    pub num_gpus: Option<u64>,
+    pub gpus_per_node: Option<u64>,
+    pub precision: Option<String>,
+    pub tp: Option<u64>,
+    pub pp: Option<u64>,
+    pub vpp: Option<u64>,
+    pub cp: Option<u64>,
+    pub ep: Option<u64>,
+    pub etp: Option<u64>,
+    pub dp: Option<u64>,
+    pub zero: Option<String>,
+    pub sequence_parallel: Option<bool>,
+    pub recompute: Option<String>,
+    pub micro_batch: Option<u64>,
+    pub global_batch: Option<u64>,
+    pub grad_accum: Option<u64>,
+    pub seq_len: Option<u64>,
+    pub flags: Option<BTreeMap<String, Value>>,
+    pub assumed: Option<BTreeMap<String, Value>>,
+    pub status: String,
+    pub metrics: Option<BTreeMap<String, Value>>,
+    pub derived: Option<BTreeMap<String, Value>>,
+    pub tier: Option<String>,
+}
+
+/// A run's model block.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+#[allow(missing_docs, reason = "the names are the schema's")]
+pub struct RunModel {
+    pub name: Option<String>,
+    pub hidden: Option<u64>,
+    pub layers: Option<u64>,
+    pub heads: Option<u64>,
+    pub kv_heads: Option<u64>,
+    pub ffn: Option<u64>,
+    pub vocab: Option<u64>,
+    pub head_dim: Option<u64>,
+    pub mlp: Option<String>,
+    pub attn: Option<String>,
+    pub tied_embeddings: Option<bool>,
+    pub experts: Option<u64>,
+    pub topk: Option<u64>,
+    pub moe_ffn: Option<u64>,
+    pub shared_experts: Option<u64>,
+    pub dense_layers: Option<u64>,
+}
+
+impl RunsFile {
+    /// Parses a file; `path` is for messages.
+    ///
+    /// # Errors
+    /// With line and field when it is malformed or of another schema.
+    pub fn parse(text: &str, path: &str) -> Result<Self, SpecError> {
+        let file: Self = crate::text::yaml(text, path)?;
+        if file.schema != "runs-v1" {
+            return Err(SpecError::Field {
+                path: path.to_owned(),
+                field: "schema".to_owned(),
+                message: format!("`{}`; expected `runs-v1`", file.schema),
+            });
+        }
+        Ok(file)
+    }
+}
+
+impl Run {
+    /// A stated or assumed whole number.
+    #[must_use]
+    pub fn size(&self, field: &str, stated: Option<u64>) -> Option<u64> {
+        stated.or_else(|| self.assumed.as_ref()?.get(field)?.as_u64())
+    }
+
+    /// A stated or assumed text.
+    #[must_use]
+    pub fn text<'a>(&'a self, field: &str, stated: Option<&'a str>) -> Option<&'a str> {
+        stated.or_else(|| self.assumed.as_ref()?.get(field)?.as_str())
+    }
+
+    /// A switch of the source.
+    #[must_use]
+    pub fn flag(&self, name: &str) -> Option<&Value> {
+        self.flags.as_ref()?.get(name).filter(|v| !v.is_null())
+    }
+
+    /// Whether a switch is on.
+    #[must_use]
+    pub fn is_on(&self, name: &str) -> bool {
+        self.flag(name).and_then(Value::as_bool).unwrap_or(false)
+    }
+
+    /// A measured number.
+    #[must_use]
+    pub fn metric(&self, name: &str) -> Option<f64> {
+        self.metrics.as_ref()?.get(name)?.as_f64()
+    }
+
+    /// A number derived from published ones.
+    #[must_use]
+    pub fn derived_metric(&self, name: &str) -> Option<f64> {
+        self.derived.as_ref()?.get(name)?.as_f64()
+    }
+}

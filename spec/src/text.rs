@@ -1,0 +1,71 @@
+//! Reading YAML and JSON strictly: the one place that knows the parsers.
+
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+
+use crate::error::SpecError;
+
+/// Largest file read, to keep a wrong path from exhausting memory.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// A file's text.
+///
+/// # Errors
+/// When it cannot be read, is too large, or is not UTF-8.
+pub fn read(path: &Path) -> Result<String, SpecError> {
+    let shown = path.display().to_string();
+    let unreadable = |reason: String| SpecError::Unreadable {
+        path: shown.clone(),
+        reason,
+    };
+    let size = std::fs::metadata(path)
+        .map_err(|e| unreadable(e.to_string()))?
+        .len();
+    if size > MAX_BYTES {
+        return Err(unreadable(format!(
+            "{size} bytes; files of up to {MAX_BYTES} are read"
+        )));
+    }
+    let bytes = std::fs::read(path).map_err(|e| unreadable(e.to_string()))?;
+    String::from_utf8(bytes).map_err(|e| {
+        unreadable(format!(
+            "not UTF-8 text at byte {}",
+            e.utf8_error().valid_up_to()
+        ))
+    })
+}
+
+/// Parses YAML; `path` is for messages.
+///
+/// # Errors
+/// With line, column and field, as the parser finds them.
+pub fn yaml<T: DeserializeOwned>(text: &str, path: &str) -> Result<T, SpecError> {
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! { max_nodes: 4_000_000, max_events: 8_000_000, max_depth: 64 },
+    };
+    serde_saphyr::from_str_with_options(text, options).map_err(|e| SpecError::Malformed {
+        path: path.to_owned(),
+        message: one_line(&e.to_string()),
+    })
+}
+
+/// Parses JSON; `path` is for messages.
+///
+/// # Errors
+/// With line and column.
+pub fn json<T: DeserializeOwned>(text: &str, path: &str) -> Result<T, SpecError> {
+    serde_json::from_str(text).map_err(|e| SpecError::Malformed {
+        path: path.to_owned(),
+        message: one_line(&e.to_string()),
+    })
+}
+
+/// The first line of a parser's message: the rest is a picture of the source.
+fn one_line(message: &str) -> String {
+    let mut lines = message
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty());
+    lines.next().unwrap_or("malformed").to_owned()
+}
