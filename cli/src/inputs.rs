@@ -169,6 +169,8 @@ pub(crate) struct Budget {
     pub(crate) tokens: f64,
     /// Days at the predicted rate.
     pub(crate) days: f64,
+    /// Dollars per device and hour, if known.
+    pub(crate) price: Option<f64>,
     /// Dollars, if a price is known.
     pub(crate) dollars: Option<f64>,
 }
@@ -198,6 +200,7 @@ pub(crate) fn budget(
     Ok(Some(Budget {
         tokens,
         days: seconds / 86400.0,
+        price,
         dollars,
     }))
 }

@@ -41,10 +41,9 @@ impl Tape<'_> {
         };
         if record.rule == Rule::Slice {
             let whole = &record.inputs[0];
-            if !gradients.contains_key(&whole.id) {
-                let out = self.gradient("parts", whole);
-                gradients.insert(whole.id, out);
-            }
+            gradients
+                .entry(whole.id)
+                .or_insert_with(|| self.gradient("parts", whole));
             return Ok(());
         }
         if let Rule::Redistribute { axis, from, to } = record.rule {

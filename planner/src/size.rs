@@ -88,14 +88,14 @@ pub fn relaxations(
                 .to_owned(),
         );
     }
-    if !space.is_empty() {
-        if let Some(needed) = least_memory(scenario, &space)? {
-            let device = &scenario.cluster.device;
-            advice.push(format!(
-                "the lightest strategy needs {needed} of memory per GPU; {} has {}",
-                device.name, device.memory.value
-            ));
-        }
+    if !space.is_empty()
+        && let Some(needed) = least_memory(scenario, &space)?
+    {
+        let device = &scenario.cluster.device;
+        advice.push(format!(
+            "the lightest strategy needs {needed} of memory per GPU; {} has {}",
+            device.name, device.memory.value
+        ));
     }
     let node = scenario.cluster.gpus_per_node;
     let most = (scenario.workload.gpus * 64).min(1 << 17).max(node);

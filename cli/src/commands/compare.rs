@@ -64,7 +64,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<ExitCode, CliError> {
         rows.push([d.name.to_owned(), ms(d.first_s), ms(d.second_s)]);
     }
     rows.extend(changed.into_iter().map(|(k, x, y)| [k, x, y]));
-    output::print(&reports::table::three(["", "first", "second"], &rows));
+    output::print(&reports::terminal::three(["", "first", "second"], &rows));
     Ok(ExitCode::SUCCESS)
 }
 

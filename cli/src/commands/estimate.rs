@@ -53,8 +53,12 @@ pub(crate) fn run(args: &EstimateArgs) -> Result<ExitCode, CliError> {
             budget,
         })?;
     } else {
-        let text =
-            reports::table::prediction(&strategy, &prediction, costs.capacity(), output::colour());
+        let text = reports::terminal::prediction(
+            &strategy,
+            &prediction,
+            costs.capacity(),
+            output::colour(),
+        );
         output::print(&text);
         if let Some(budget) = budget {
             output::print(&budget_line(&budget));

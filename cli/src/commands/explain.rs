@@ -67,16 +67,16 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode, CliError> {
     }
     let colour = output::colour();
     let capacity = loaded.costs.capacity();
-    output::print(&reports::table::prediction(
+    output::print(&reports::terminal::prediction(
         &loaded.strategy,
         &prediction,
         capacity,
         colour,
     ));
     output::print(&format!("\nWhat binds: {}\n", binds(&prediction)));
-    output::print(&reports::table::kernels(&prediction, 12));
+    output::print(&reports::terminal::kernels(&prediction, 12));
     output::print("\nOne decision away\n");
-    output::print(&reports::table::candidates(&near, prediction.step_time));
+    output::print(&reports::terminal::candidates(&near, prediction.step_time));
     if !loaded.file.sharding.replicated.is_empty() {
         output::print(&format!(
             "\nParameters that every rank of a block holds whole: {}\n",

@@ -65,7 +65,7 @@ fn list(args: &ListArgs, presets: Vec<PresetInfo>) -> Result<ExitCode, CliError>
         .into_iter()
         .map(|p| [p.name, p.aliases.join(", "), p.summary])
         .collect();
-    output::print(&reports::table::three(["name", "also", ""], &rows));
+    output::print(&reports::terminal::three(["name", "also", ""], &rows));
     Ok(ExitCode::SUCCESS)
 }
 

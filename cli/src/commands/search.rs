@@ -11,11 +11,11 @@ use planner::{Objective, SearchOptions, SearchSpace};
 use plans::json::{CandidateJson, DetailJson};
 use plans::prediction::SpaceReport;
 use plans::{Candidate, SearchOutcome};
-use reports::html::ReportInput;
 use serde::Serialize;
 
 use crate::args::{ObjectiveArg, SearchArgs};
 use crate::commands::plan;
+use crate::commands::report::{self, ReportSource};
 use crate::error::{CliError, code};
 use crate::inputs::{self, Budget, Inputs, InputsJson};
 use crate::output::{self, Progress, SCHEMA_VERSION, note};
@@ -115,7 +115,7 @@ fn finish(
         })?;
     } else {
         let capacity = costs.capacity();
-        output::print(&reports::table::search(
+        output::print(&reports::terminal::search(
             &outcome,
             capacity,
             output::colour(),
@@ -157,20 +157,15 @@ fn write_files(
         .unwrap_or_else(|| PathBuf::from(format!("{stem}.report.html")));
     let file = plan::file(resolved, &best.strategy, &best.prediction)?;
     let timeline = costs.timeline(&best.strategy)?;
-    let html = reports::html::report(&ReportInput {
-        title: format!(
-            "{} on {} × {}",
-            resolved.json.model, resolved.json.gpus, resolved.scenario.cluster.device.name
-        ),
-        inputs: input_rows(&resolved.json),
-        plan_id: file.id.clone(),
+    let html = report::html(&ReportSource {
+        inputs: &resolved.json,
+        scenario: &resolved.scenario,
+        plan: &file,
         best,
         top: &outcome.top,
         space: Some(&outcome.space),
         timeline: &timeline,
-        capacity: costs.capacity(),
-        device_memory: resolved.scenario.cluster.device.memory.value,
-        budget: budget.map(|b| (b.tokens, b.days, b.dollars)),
+        budget,
     });
     output::write(&plan_path, &file.to_yaml()?)?;
     output::write(&report_path, &html)?;

@@ -156,7 +156,7 @@ fn print(rows: &[SizeRow], smallest: Option<u64>) {
             format!("{}{}", if row.pareto { "* " } else { "  " }, best.summary),
         ]);
     }
-    output::print(&reports::table::plain(
+    output::print(&reports::terminal::plain(
         &[
             "GPUs",
             "rate",

@@ -146,13 +146,16 @@ fn rows(groups: &[Group]) -> Vec<Vec<String>> {
 fn text(scored: &[Scored], groups: &[Group], skipped: &[(String, usize)], worst: usize) -> String {
     let mut text = counts(scored);
     text.push('\n');
-    text.push_str(&reports::table::plain(&HEADER, &rows(groups)));
+    text.push_str(&reports::terminal::plain(&HEADER, &rows(groups)));
     text.push_str("\nNot predicted\n");
     for (reason, count) in skipped.iter().take(12) {
         let _ = writeln!(text, "  {count:>4}  {reason}");
     }
     text.push_str("\nLargest errors of step time\n");
-    text.push_str(&reports::table::plain(&WORST, &worst_rows(scored, worst)));
+    text.push_str(&reports::terminal::plain(
+        &WORST,
+        &worst_rows(scored, worst),
+    ));
     text
 }
 

@@ -60,10 +60,14 @@ pub(crate) fn map(run: &Run) -> Result<Mapped, String> {
         flag.and_then(serde_json::Value::as_bool).unwrap_or(habit)
     };
     overlap.tensor_parallel = said(&["tp_comm_overlap", "async_tp"], overlap.tensor_parallel);
-    overlap.grad_reduce =
-        said(&["overlap_grad", "overlap_grad_sync", "overlap_grad_reduce"], overlap.grad_reduce);
-    overlap.param_gather =
-        said(&["overlap_param_sync", "overlap_param_gather"], overlap.param_gather);
+    overlap.grad_reduce = said(
+        &["overlap_grad", "overlap_grad_sync", "overlap_grad_reduce"],
+        overlap.grad_reduce,
+    );
+    overlap.param_gather = said(
+        &["overlap_param_sync", "overlap_param_gather"],
+        overlap.param_gather,
+    );
     overlap.pipeline = said(&["overlap_p2p"], overlap.pipeline);
     let always = runtime.space.sequence_parallel == spec::runtime::SequenceParallelUse::Always;
     let decisions = Decisions {

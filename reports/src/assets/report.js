@@ -1,0 +1,248 @@
+"use strict";
+(() => {
+  const tip = document.getElementById("tip");
+  const show = (text, x, y) => {
+    tip.textContent = text;
+    tip.hidden = false;
+    const box = tip.getBoundingClientRect();
+    tip.style.left = Math.max(4, Math.min(x + 14, innerWidth - box.width - 8)) + "px";
+    tip.style.top = (y + 18 + box.height > innerHeight ? y - box.height - 10 : y + 18) + "px";
+  };
+  const hide = () => { tip.hidden = true; };
+
+  // Tooltips of everything that carries one, by mouse and by keyboard.
+  document.addEventListener("mousemove", (event) => {
+    if (event.target.id === "gantt-canvas") return;
+    const owner = event.target.closest("[data-tip]");
+    owner ? show(owner.dataset.tip, event.clientX, event.clientY) : hide();
+  });
+  document.addEventListener("focusin", (event) => {
+    const owner = event.target.closest("[data-tip]");
+    if (!owner) return;
+    const box = owner.getBoundingClientRect();
+    show(owner.dataset.tip, box.left, box.bottom);
+  });
+  document.addEventListener("focusout", hide);
+  addEventListener("scroll", hide, { passive: true });
+
+  // Copy buttons. A file opened from disk may have no clipboard permission: select instead.
+  for (const button of document.querySelectorAll("button[data-copy]")) {
+    const label = button.textContent;
+    button.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(button.dataset.copy);
+      } catch {
+        const area = document.createElement("textarea");
+        area.value = button.dataset.copy;
+        document.body.append(area);
+        area.select();
+        document.execCommand("copy");
+        area.remove();
+      }
+      button.textContent = "Copied";
+      setTimeout(() => { button.textContent = label; }, 1200);
+    });
+  }
+
+  // Sorting: by the number in data-value where there is one, else by text.
+  const key = (row, column) => {
+    const cell = row.cells[column];
+    return cell.dataset.value === undefined ? cell.textContent : Number(cell.dataset.value);
+  };
+  for (const table of document.querySelectorAll("table.sortable")) {
+    const heads = [...table.tHead.rows[0].cells];
+    heads.forEach((head, column) => head.addEventListener("click", () => {
+      const down = head.getAttribute("aria-sort") === "ascending";
+      heads.forEach((other) => other.setAttribute("aria-sort", "none"));
+      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      const rows = [...table.tBodies[0].rows];
+      rows.sort((a, b) => {
+        const [x, y] = [key(a, column), key(b, column)];
+        const order = typeof x === "number" ? x - y : x.localeCompare(y);
+        return down ? -order : order;
+      });
+      table.tBodies[0].append(...rows);
+    }));
+  }
+
+  const source = document.getElementById("gantt-data");
+  if (source) gantt(JSON.parse(source.textContent));
+
+  // The Gantt. Times are in tenths of a microsecond.
+  function gantt(data) {
+    const canvas = document.getElementById("gantt-canvas");
+    const picker = document.getElementById("gantt-micro-batch");
+    const context = canvas.getContext("2d");
+    const LEFT = 44, ROW = data.ranks.length > 24 ? 18 : 28, AXIS = 24;
+    const MAIN = ROW - 9, THIN = 3;
+    const height = data.ranks.length * ROW + AXIS;
+    // Set once: a height that changed while drawing would call the resize observer again.
+    canvas.style.height = height + "px";
+    let [from, to] = [0, data.end];
+    let followed = null, drag = null, moved = false;
+    const rows = data.ranks.map(() => []);
+    for (const event of data.events) rows[event[0]].push(event);
+
+    const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+    const family = (kind, stream) => {
+      if (stream !== 0) return "--g-comm";
+      if (kind === "F") return "--g-f";
+      if (kind === "B") return "--g-b";
+      if (kind === "I") return "--g-i";
+      if (kind === "W") return "--g-w";
+      return "--g-opt";
+    };
+    const time = (t) => {
+      const s = t / 1e7;
+      return s >= 1 ? s.toFixed(3) + " s" : s >= 1e-3 ? (s * 1e3).toFixed(2) + " ms" : (s * 1e6).toFixed(1) + " µs";
+    };
+    const width = () => canvas.clientWidth;
+    const x = (t) => LEFT + ((t - from) / (to - from)) * (width() - LEFT);
+    const top = (event) => event[0] * ROW + (event[1] === 0 ? 0 : MAIN + 1 + (event[1] - 1) * (THIN + 1));
+    const tall = (event) => (event[1] === 0 ? MAIN : THIN);
+
+    function draw() {
+      const ratio = devicePixelRatio || 1;
+      canvas.width = width() * ratio;
+      canvas.height = height * ratio;
+      context.setTransform(ratio, 0, 0, ratio, 0, 0);
+      context.font = "11px system-ui, sans-serif";
+      context.textBaseline = "middle";
+      const [ink, soft, track, card] = [css("--ink"), css("--soft"), css("--track"), css("--card")];
+      data.ranks.forEach((rank, row) => {
+        context.fillStyle = track;
+        context.fillRect(LEFT, row * ROW, width() - LEFT, MAIN);
+        context.fillStyle = soft;
+        context.fillText("pp " + rank, 0, row * ROW + MAIN / 2);
+      });
+      const colours = new Map();
+      const colour = (event) => {
+        const name = family(data.kinds[event[2]], event[1]);
+        if (!colours.has(name)) colours.set(name, css(name));
+        return colours.get(name);
+      };
+      context.save();
+      context.beginPath();
+      context.rect(LEFT, 0, width() - LEFT, height - AXIS);
+      context.clip();
+      for (const event of data.events) {
+        if (event[5] > to || event[5] + event[6] < from) continue;
+        const [left, right] = [x(event[5]), x(event[5] + event[6])];
+        context.globalAlpha = followed !== null && event[4] !== followed ? 0.18 : 1;
+        context.fillStyle = colour(event);
+        const wide = right - left;
+        context.fillRect(left, top(event), Math.max(wide - (wide > 3 ? 0.7 : 0), 0.5), tall(event));
+        if (event[1] === 0 && wide > 22 && event[4] >= 0) {
+          context.fillStyle = card;
+          context.fillText(event[4], left + 4, top(event) + MAIN / 2 + 0.5);
+        }
+      }
+      context.restore();
+      context.globalAlpha = 1;
+      context.fillStyle = soft;
+      for (let i = 0; i <= 5; i++) {
+        const t = from + ((to - from) * i) / 5;
+        context.textAlign = i === 0 ? "left" : i === 5 ? "right" : "center";
+        context.fillText(time(t), x(t), height - 9);
+      }
+      context.textAlign = "left";
+      context.fillStyle = ink;
+    }
+
+    const at = (event) => {
+      const box = canvas.getBoundingClientRect();
+      const [px, py] = [event.clientX - box.left, event.clientY - box.top];
+      const row = Math.floor(py / ROW);
+      if (px < LEFT || !rows[row]) return null;
+      const t = from + ((px - LEFT) / (width() - LEFT)) * (to - from);
+      const slack = ((to - from) / (width() - LEFT)) * 1.5;
+      return rows[row].find((e) =>
+        t >= e[5] - slack && t <= e[5] + e[6] + slack && py >= top(e) - 1 && py <= top(e) + tall(e) + 1) || null;
+    };
+    const describe = (e) => {
+      const part = (name, value) => (value < 0 ? "" : `\n${name} ${value}`);
+      return `${data.kinds[e[2]]} on pipeline rank ${data.ranks[e[0]]}` + part("stage", e[3]) + part("micro-batch", e[4]) +
+        `\n${time(e[5])} + ${time(e[6])}`;
+    };
+    const zoom = (factor, centre) => {
+      const span = Math.min(data.end, Math.max((to - from) * factor, 100));
+      const share = (centre - from) / (to - from);
+      from = Math.max(0, Math.min(centre - share * span, data.end - span));
+      to = from + span;
+      draw();
+    };
+    const pan = (shift) => {
+      const span = to - from;
+      from = Math.max(0, Math.min(from + shift, data.end - span));
+      to = from + span;
+      draw();
+    };
+    const follow = (microBatch) => {
+      followed = microBatch;
+      picker.value = microBatch === null ? "" : microBatch;
+      draw();
+    };
+    const middle = () => (from + to) / 2;
+    const reset = () => { [from, to] = [0, data.end]; draw(); };
+
+    canvas.addEventListener("mousemove", (event) => {
+      if (drag !== null) {
+        moved = moved || Math.abs(event.clientX - drag) > 3;
+        if (moved) {
+          pan(((drag - event.clientX) / (width() - LEFT)) * (to - from));
+          drag = event.clientX;
+        }
+        return;
+      }
+      const hit = at(event);
+      canvas.style.cursor = hit ? "pointer" : "default";
+      hit ? show(describe(hit), event.clientX, event.clientY) : hide();
+    });
+    canvas.addEventListener("mouseleave", hide);
+    canvas.addEventListener("mousedown", (event) => { drag = event.clientX; moved = false; });
+    addEventListener("mouseup", () => { drag = null; });
+    canvas.addEventListener("click", (event) => {
+      if (moved) return;
+      const hit = at(event);
+      follow(hit && hit[4] >= 0 && hit[4] !== followed ? hit[4] : null);
+    });
+    canvas.addEventListener("wheel", (event) => {
+      if (!event.ctrlKey && !event.metaKey) return;
+      event.preventDefault();
+      const box = canvas.getBoundingClientRect();
+      const t = from + ((event.clientX - box.left - LEFT) / (width() - LEFT)) * (to - from);
+      zoom(event.deltaY > 0 ? 1.25 : 0.8, t);
+    }, { passive: false });
+    canvas.addEventListener("keydown", (event) => {
+      const actions = {
+        "+": () => zoom(0.7, middle()), "=": () => zoom(0.7, middle()), "-": () => zoom(1.4, middle()),
+        "0": reset, Escape: () => follow(null),
+        ArrowLeft: () => pan(-(to - from) / 8), ArrowRight: () => pan((to - from) / 8),
+      };
+      if (!actions[event.key]) return;
+      event.preventDefault();
+      actions[event.key]();
+    });
+    picker.addEventListener("input", () => follow(picker.value === "" ? null : Number(picker.value)));
+    const buttons = { in: () => zoom(0.6, middle()), out: () => zoom(1.6, middle()), reset };
+    for (const button of document.querySelectorAll("[data-gantt]")) {
+      button.addEventListener("click", buttons[button.dataset.gantt]);
+    }
+
+    const names = new Map([["--g-f", "forward"], ["--g-b", "backward"], ["--g-i", "input gradient"],
+      ["--g-w", "weight gradient"], ["--g-opt", "optimizer and other"], ["--g-comm", "communication"]]);
+    const used = new Set(data.events.map((e) => family(data.kinds[e[2]], e[1])));
+    for (const [variable, name] of names) {
+      if (!used.has(variable)) continue;
+      const item = document.createElement("span");
+      const swatch = document.createElement("i");
+      swatch.className = "swatch";
+      swatch.style.background = `var(${variable})`;
+      item.append(swatch, name);
+      document.getElementById("gantt-legend").append(item);
+    }
+    new ResizeObserver(draw).observe(canvas);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+    draw();
+  }
+})();

@@ -1,0 +1,187 @@
+//! Numbers as people read them. Memory is in GiB, as frameworks report it; rates are decimal.
+
+use plans::Breakdown;
+use spec::{Bytes, FlopRate, Seconds};
+
+const GIB: f64 = 1_073_741_824.0;
+const MIB: f64 = 1_048_576.0;
+
+/// `71.2 GiB`, or MiB and KiB below one of the larger unit.
+#[must_use]
+pub fn bytes(value: Bytes) -> String {
+    let size = value.as_f64();
+    if size >= GIB {
+        format!("{} GiB", significant(size / GIB))
+    } else if size >= MIB {
+        format!("{} MiB", significant(size / MIB))
+    } else if value.0 >= 1024 {
+        format!("{} KiB", significant(size / 1024.0))
+    } else {
+        format!("{} B", value.0)
+    }
+}
+
+/// The number of GiB without its unit, with one decimal.
+#[must_use]
+pub fn gib(value: Bytes) -> String {
+    format!("{:.1}", value.as_f64() / GIB)
+}
+
+/// `12.3 s`, `4.56 ms`, `7.89 µs`.
+#[must_use]
+pub fn seconds(value: Seconds) -> String {
+    let size = value.0.abs();
+    if size == 0.0 {
+        "0 s".into()
+    } else if size >= 1.0 {
+        format!("{} s", significant(value.0))
+    } else if size >= 1e-3 {
+        format!("{} ms", significant(value.0 * 1e3))
+    } else {
+        format!("{} µs", significant(value.0 * 1e6))
+    }
+}
+
+/// `45.6 %`, from a fraction.
+#[must_use]
+pub fn percent(fraction: f64) -> String {
+    format!("{:.1} %", fraction * 100.0)
+}
+
+/// A count with thousands separated by commas.
+#[must_use]
+pub fn count(value: u64) -> String {
+    let digits = value.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A count in thousands, millions, billions or trillions: `70.6 B`, `15 T`.
+#[must_use]
+pub fn short_count(value: f64) -> String {
+    let scales = [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")];
+    for (scale, letter) in scales {
+        if value >= scale {
+            return format!("{} {letter}", significant(value / scale));
+        }
+    }
+    significant(value)
+}
+
+/// `989 TFLOP/s`.
+#[must_use]
+pub fn flop_rate(value: FlopRate) -> String {
+    format!("{} TFLOP/s", significant(value.0 / 1e12))
+}
+
+/// `23.4 days`; hours below two days; years never, because training plans are made in days.
+#[must_use]
+pub fn duration(value: Seconds) -> String {
+    let hours = value.0 / 3600.0;
+    if hours >= 48.0 {
+        format!("{} days", significant(hours / 24.0))
+    } else if hours >= 1.0 {
+        format!("{} hours", significant(hours))
+    } else {
+        seconds(value)
+    }
+}
+
+/// `$ 1,234,567`.
+#[must_use]
+pub fn dollars(value: f64) -> String {
+    if value < 100.0 {
+        format!("$ {value:.2}")
+    } else {
+        // The guard above leaves a non-negative number, so the cast only drops the fraction.
+        format!("$ {}", count(value.round() as u64))
+    }
+}
+
+/// Three significant figures, or all digits of the integer part where that is longer.
+#[must_use]
+pub fn significant(value: f64) -> String {
+    let decimals = match value.abs() {
+        v if v >= 99.95 => 0,
+        v if v >= 9.995 => 1,
+        _ => 2,
+    };
+    let text = format!("{value:.decimals$}");
+    if decimals == 0 && value.abs() >= 10_000.0 {
+        return grouped(&text);
+    }
+    text
+}
+
+/// The parts of a step with the names people read, in the order they are drawn.
+#[must_use]
+pub fn breakdown_parts(parts: &Breakdown) -> [(&'static str, &'static str, f64); 10] {
+    [
+        ("compute", "Compute", parts.compute_s),
+        ("recompute", "Recompute", parts.recompute_s),
+        ("tp", "Exposed TP communication", parts.tp_exposed_s),
+        ("cp", "Exposed CP communication", parts.cp_exposed_s),
+        ("ep", "Exposed EP communication", parts.ep_exposed_s),
+        ("dp", "Exposed DP communication", parts.dp_exposed_s),
+        ("pp", "Exposed PP communication", parts.pp_exposed_s),
+        ("bubble", "Pipeline bubble", parts.bubble_s),
+        ("optimizer", "Optimizer", parts.optimizer_s),
+        ("host", "Waiting for the host", parts.host_s),
+    ]
+}
+
+/// The largest part of the step that is not forward and backward kernels.
+#[must_use]
+pub fn largest_loss(parts: &Breakdown) -> Option<(&'static str, f64)> {
+    breakdown_parts(parts)
+        .into_iter()
+        .filter(|(key, _, time)| *key != "compute" && *time > 0.0)
+        .map(|(_, name, time)| (name, time))
+        .max_by(|a, b| a.1.total_cmp(&b.1))
+}
+
+fn grouped(digits: &str) -> String {
+    let (sign, digits) = digits.strip_prefix('-').map_or(("", digits), |d| ("-", d));
+    match digits.parse::<u64>() {
+        Ok(value) => format!("{sign}{}", count(value)),
+        Err(_) => format!("{sign}{digits}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_read_as_people_write_them() {
+        let cases = [
+            (bytes(Bytes(0)), "0 B"),
+            (bytes(Bytes(1536)), "1.50 KiB"),
+            (bytes(Bytes(80 << 30)), "80.0 GiB"),
+            (bytes(Bytes(1 << 20)), "1.00 MiB"),
+            (seconds(Seconds(0.0)), "0 s"),
+            (seconds(Seconds(12.34)), "12.3 s"),
+            (seconds(Seconds(0.012_34)), "12.3 ms"),
+            (seconds(Seconds(1.5e-6)), "1.50 µs"),
+            (percent(0.4567), "45.7 %"),
+            (count(1_234_567), "1,234,567"),
+            (count(999), "999"),
+            (short_count(70.55e9), "70.5 B"),
+            (short_count(15e12), "15.0 T"),
+            (duration(Seconds(86_400.0 * 23.4)), "23.4 days"),
+            (duration(Seconds(7_200.0)), "2.00 hours"),
+            (dollars(1_234_567.4), "$ 1,234,567"),
+            (dollars(2.5), "$ 2.50"),
+            (significant(12_345.6), "12,346"),
+        ];
+        for (got, want) in cases {
+            assert_eq!(got, want);
+        }
+    }
+}

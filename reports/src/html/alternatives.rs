@@ -1,0 +1,73 @@
+//! The best strategies, sortable, each with why it is not the first.
+
+use maud::{Markup, html};
+
+use super::section as frame;
+use crate::format;
+use crate::input::{Alternative, ReportInput};
+
+/// The table; nothing when nothing was searched.
+pub(super) fn section(input: &ReportInput) -> Markup {
+    if input.alternatives.is_empty() {
+        return html! {};
+    }
+    let body = html! {
+        div.scroll {
+            table #alternatives .sortable {
+                thead {
+                    tr {
+                        (column("#", true))
+                        (column("Strategy", false))
+                        (column("Step", true))
+                        (column("Tokens/s/GPU", true))
+                        (column("MFU", true))
+                        (column("Memory", true))
+                        (column("Why not first", false))
+                    }
+                }
+                tbody {
+                    @for (index, row) in input.alternatives.iter().enumerate() {
+                        (line(index, row, &input.alternatives[0].strategy))
+                    }
+                }
+            }
+        }
+    };
+    let lead = "Choose a column to sort by it. What differs from the first is set in bold.";
+    frame("top", "Alternatives", lead, &body)
+}
+
+fn column(name: &str, number: bool) -> Markup {
+    html! {
+        th scope="col" .num[number] aria-sort=(if name == "#" { "ascending" } else { "none" }) {
+            button type="button" { (name) }
+        }
+    }
+}
+
+fn line(index: usize, row: &Alternative, first: &str) -> Markup {
+    html! {
+        tr .first[index == 0] {
+            td.num data-value=(index) { (index + 1) }
+            td { code { (differences(&row.strategy, first)) } }
+            td.num data-value=(row.step_time.0) { (format::seconds(row.step_time)) }
+            td.num data-value=(row.tokens_per_s_per_gpu) {
+                (format::significant(row.tokens_per_s_per_gpu))
+            }
+            td.num data-value=(row.mfu) { (format::percent(row.mfu)) }
+            td.num data-value=(row.peak_memory.0) { (format::gib(row.peak_memory)) " GiB" }
+            td.why { (row.why_not_first) }
+        }
+    }
+}
+
+/// The strategy's parts, those that the first does not have in bold.
+fn differences(strategy: &str, first: &str) -> Markup {
+    let known: Vec<&str> = first.split(',').collect();
+    html! {
+        @for (index, part) in strategy.split(',').enumerate() {
+            @if index > 0 { "," wbr; }
+            @if known.contains(&part) { (part) } @else { b { (part) } }
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Where the step time goes: one stacked bar, its legend, and the kernels behind it.
+
+use maud::{Markup, html};
+use plans::Prediction;
+use spec::Seconds;
+
+use super::section as frame;
+use crate::format;
+
+/// Kernels beyond this many are summed: the list is for reading, the JSON has them all.
+const KERNELS: usize = 12;
+
+/// The stacked bar of the slowest rank's step.
+pub(super) fn section(prediction: &Prediction) -> Markup {
+    let total = prediction.step_time.0;
+    let parts = format::breakdown_parts(&prediction.breakdown);
+    let shown = parts.iter().filter(|(_, _, time)| *time > 0.0);
+    let body = html! {
+        div.stack role="img" aria-label="parts of the step time" {
+            @for (key, name, time) in shown.clone() {
+                span style=(format!("flex-grow:{:.6};background:var(--c-{key})", time / total))
+                    data-tip=(tip(name, *time, total)) {}
+            }
+        }
+        table.legend {
+            @for (key, name, time) in shown {
+                tr {
+                    td { i.swatch style=(format!("background:var(--c-{key})")) {} (name) }
+                    td.num { (format::seconds(Seconds(*time))) }
+                    td.num { (format::percent(time / total)) }
+                }
+            }
+        }
+    };
+    frame("time", "Step time", "The slowest rank, end to end.", &body)
+}
+
+/// Kernels and collectives by name.
+pub(super) fn kernels(prediction: &Prediction) -> Markup {
+    let total = prediction.step_time.0;
+    let (shown, rest) = prediction
+        .kernels
+        .split_at(prediction.kernels.len().min(KERNELS));
+    let largest = shown.first().map_or(1.0, |k| k.seconds);
+    let body = html! {
+        table.bars {
+            @for kernel in shown {
+                (row(&kernel.name, kernel.seconds, kernel.seconds / largest, total))
+            }
+            @if !rest.is_empty() {
+                @let sum: f64 = rest.iter().map(|k| k.seconds).sum();
+                (row(&format!("{} others", rest.len()), sum, (sum / largest).min(1.0), total))
+            }
+        }
+    };
+    let lead = "Time per step on the busiest rank; communication that overlaps counts too.";
+    frame("kernels", "Kernels and collectives", lead, &body)
+}
+
+fn row(name: &str, time: f64, share: f64, total: f64) -> Markup {
+    html! {
+        tr {
+            td { (name) }
+            td.track { i style=(format!("width:{:.2}%", share * 100.0)) {} }
+            td.num { (format::seconds(Seconds(time))) }
+            td.num { (format::percent(time / total)) }
+        }
+    }
+}
+
+fn tip(name: &str, time: f64, total: f64) -> String {
+    let time_text = format::seconds(Seconds(time));
+    format!("{name}: {time_text}, {}", format::percent(time / total))
+}

@@ -1,0 +1,88 @@
+//! Memory: the peak of every pipeline rank against capacity, and the named parts of the heaviest.
+
+use maud::{Markup, html};
+use plans::Prediction;
+use spec::Bytes;
+
+use super::section as frame;
+use crate::format;
+use crate::input::ReportInput;
+
+/// Parts beyond this many are summed.
+const PARTS: usize = 14;
+
+/// One bar per pipeline rank; the line is what may be used.
+pub(super) fn by_rank(input: &ReportInput) -> Markup {
+    let prediction = input.prediction;
+    let capacity = input.capacity.as_f64();
+    let peak = prediction.memory_by_rank.iter().copied().max();
+    let scale = peak.unwrap_or_default().as_f64().max(capacity);
+    let usable = input.usable();
+    let line = format!("left:{:.2}%", usable.as_f64() / scale * 100.0);
+    let body = html! {
+        div.ranks {
+            @for (rank, bytes) in prediction.memory_by_rank.iter().enumerate() {
+                @let heaviest = rank as u64 == u64::from(prediction.peak_rank);
+                @let tip = format!("rank {rank}: {}", format::bytes(*bytes));
+                div.rank .heaviest[heaviest] .over[*bytes > usable] data-tip=(tip) {
+                    span.name { (rank) }
+                    span.track {
+                        i style=(format!("width:{:.2}%", bytes.as_f64() / scale * 100.0)) {}
+                        u style=(line) {}
+                    }
+                    span.num { (format::gib(*bytes)) }
+                }
+            }
+        }
+        p.note {
+            "GiB at peak per pipeline rank. The mark is the usable "
+            (format::gib(usable)) " of " (format::gib(input.capacity)) " GiB."
+        }
+    };
+    let title = "Memory by pipeline rank";
+    frame(
+        "memory",
+        title,
+        "Every rank has its own peak; the heaviest decides.",
+        &body,
+    )
+}
+
+/// What the heaviest rank holds at its peak.
+pub(super) fn parts(prediction: &Prediction) -> Markup {
+    let (shown, rest) = prediction
+        .memory
+        .split_at(prediction.memory.len().min(PARTS));
+    let peak = prediction.peak_memory.as_f64();
+    let largest = shown.first().map_or(1.0, |part| part.bytes as f64);
+    let body = html! {
+        table.bars {
+            @for part in shown {
+                (row(&part.name, &part.moment, part.bytes, largest, peak))
+            }
+            @if !rest.is_empty() {
+                @let sum = rest.iter().map(|part| part.bytes).sum();
+                (row(&format!("{} others", rest.len()), "", sum, largest, peak))
+            }
+        }
+    };
+    let lead = format!(
+        "Pipeline rank {} at {}: {}.",
+        prediction.peak_rank,
+        prediction.peak_moment,
+        format::bytes(prediction.peak_memory)
+    );
+    frame("memory-parts", "What fills the memory", &lead, &body)
+}
+
+fn row(name: &str, moment: &str, bytes: u64, largest: f64, peak: f64) -> Markup {
+    let share = (bytes as f64 / largest).min(1.0);
+    html! {
+        tr data-tip=[(!moment.is_empty()).then(|| format!("{name}, {moment}"))] {
+            td { (name) }
+            td.track { i style=(format!("width:{:.2}%", share * 100.0)) {} }
+            td.num { (format::bytes(Bytes(bytes))) }
+            td.num { (format::percent(bytes as f64 / peak)) }
+        }
+    }
+}

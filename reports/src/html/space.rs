@@ -1,0 +1,47 @@
+//! What happened to every strategy of the space: simulated, pruned by a bound, or not legal.
+
+use maud::{Markup, html};
+use std::collections::BTreeMap;
+
+use super::section as frame;
+use crate::format;
+use crate::input::ReportInput;
+
+/// Counts with reasons; nothing when nothing was searched.
+pub(super) fn section(input: &ReportInput) -> Markup {
+    let Some(space) = input.space else {
+        return html! {};
+    };
+    let pruned: u64 = space.pruned.values().sum();
+    let lead = format!(
+        "{} legal strategies: {} simulated ({} of them too large), {} removed by a proven bound.",
+        format::count(space.strategies),
+        format::count(space.simulated),
+        format::count(space.too_large),
+        format::count(pruned)
+    );
+    let body = html! {
+        div.two {
+            (reasons("Removed by a proven bound", &space.pruned))
+            (reasons("Not in the space", &space.illegal))
+        }
+    };
+    frame("space", "What was rejected, and why", &lead, &body)
+}
+
+fn reasons(title: &str, counts: &BTreeMap<String, u64>) -> Markup {
+    let mut rows: Vec<(&String, &u64)> = counts.iter().collect();
+    // Stable sort: equal counts stay in the map's alphabetical order.
+    rows.sort_by(|a, b| b.1.cmp(a.1));
+    html! {
+        div {
+            h3 { (title) }
+            table.legend {
+                @for (reason, count) in rows {
+                    tr { td { (reason) } td.num { (format::count(*count)) } }
+                }
+                @if counts.is_empty() { tr { td.note { "none" } } }
+            }
+        }
+    }
+}

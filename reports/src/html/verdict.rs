@@ -1,0 +1,140 @@
+//! The first screen: does it fit, how fast is it, what is the plan.
+
+use maud::{Markup, html};
+use plans::{Fit, Prediction};
+use spec::{Bytes, Origin, Seconds};
+
+use crate::format;
+use crate::input::{Budget, ReportInput};
+
+/// Verdict, key figures, plan line.
+pub(super) fn section(input: &ReportInput) -> Markup {
+    html! {
+        section #verdict .hero .fits[input.prediction.fit.fits()]
+            .too-large[!input.prediction.fit.fits()] {
+            (verdict(input))
+            dl.figures { (figures(input)) }
+            (plan(input))
+            (sentences(input))
+        }
+    }
+}
+
+fn verdict(input: &ReportInput) -> Markup {
+    let prediction = input.prediction;
+    let (word, detail) = match &prediction.fit {
+        Fit::Fits { spare } => ("Fits", format!("{} to spare", format::bytes(*spare))),
+        Fit::TooLarge { over, largest } => (
+            "Too large",
+            format!("by {}; the largest part is {largest}", format::bytes(*over)),
+        ),
+    };
+    let (low, high) = prediction.peak_memory_interval;
+    html! {
+        p.verdict {
+            strong { (word) }
+            " "
+            span {
+                (format::gib(prediction.peak_memory)) " of " (format::gib(input.usable())) " GiB"
+            }
+            small { (spread_gib(low, high)) }
+        }
+        p.where {
+            "Heaviest: pipeline rank " (prediction.peak_rank) ", at "
+            code { (prediction.peak_moment) } ". " (detail) ". Usable is "
+            (format::bytes(input.capacity)) " less " (format::percent(input.headroom))
+            " headroom."
+        }
+    }
+}
+
+fn figures(input: &ReportInput) -> Markup {
+    let p = input.prediction;
+    let (low, high) = p.step_time_interval;
+    html! {
+        (figure("Step time", &format::seconds(p.step_time), &spread(low, high)))
+        (figure("Tokens/s/GPU", &format::significant(p.tokens_per_s_per_gpu),
+            &format!("{} tokens/s in all",
+                format::short_count(p.tokens_per_s_per_gpu * input.gpus as f64))))
+        (figure("MFU", &format::percent(p.mfu),
+            &format!("of {} dense", format::flop_rate(p.peak_flop_rate))))
+        @if let Some(budget) = &input.budget { (budget_figures(budget)) }
+    }
+}
+
+fn budget_figures(budget: &Budget) -> Markup {
+    let tokens = format!("for {} tokens", format::short_count(budget.tokens));
+    html! {
+        (figure("Training time", &format::duration(budget.time), &tokens))
+        @if let (Some(dollars), Some(price)) = (budget.dollars, budget.price) {
+            (figure("Cost", &format::dollars(dollars), &format!("at $ {price} per GPU-hour")))
+        }
+    }
+}
+
+fn figure(name: &str, value: &str, note: &str) -> Markup {
+    html! {
+        div {
+            dt { (name) }
+            dd { (value) small { (note) } }
+        }
+    }
+}
+
+fn plan(input: &ReportInput) -> Markup {
+    html! {
+        div.plan {
+            code #plan-line { (input.strategy) }
+            button type="button" data-copy=(input.strategy) { "Copy plan" }
+            button type="button" data-copy=(input.command) { "Copy command" }
+        }
+        p.where {
+            "Plan " code { (input.plan_id) } " · " (input.runtime) " on " (input.cluster)
+        }
+    }
+}
+
+/// What limits the plan, how sure the numbers are, and the next best choice.
+fn sentences(input: &ReportInput) -> Markup {
+    let p = input.prediction;
+    let loss = format::largest_loss(&p.breakdown);
+    let next = input.alternatives.get(1);
+    html! {
+        ul.sentences {
+            @if let Some((name, time)) = loss {
+                li {
+                    "Largest loss: " b { (name.to_lowercase()) } ", "
+                    (format::seconds(Seconds(time))) " ("
+                    (format::percent(time / p.step_time.0)) " of the step)."
+                }
+            }
+            @if let Some(next) = next {
+                li { "Runner-up: " code { (next.strategy) } " — " (next.why_not_first) "." }
+            }
+            @if !p.provenance.is_empty() { li { (confidence(p)) } }
+        }
+    }
+}
+
+fn confidence(prediction: &Prediction) -> String {
+    let total = prediction.provenance.len();
+    let count = |keep: fn(Origin) -> bool| {
+        let constants = prediction.provenance.iter();
+        constants.filter(|c| keep(c.origin)).count()
+    };
+    let firm = count(|o| matches!(o, Origin::Measured | Origin::Datasheet | Origin::Published));
+    let fitted = count(|o| o == Origin::Fitted);
+    format!(
+        "Confidence: intervals hold with probability 0.8; of {total} constants, {firm} are \
+         measured, published or from datasheets, {fitted} fitted, {} assumed.",
+        total - firm - fitted
+    )
+}
+
+fn spread(low: Seconds, high: Seconds) -> String {
+    format!("{} – {}", format::seconds(low), format::seconds(high))
+}
+
+fn spread_gib(low: Bytes, high: Bytes) -> String {
+    format!("{} – {} GiB", format::gib(low), format::gib(high))
+}

@@ -1,0 +1,110 @@
+//! What a report shows, gathered by the caller.
+
+use plans::{Prediction, SpaceReport, Timeline};
+use spec::{Bytes, Seconds};
+
+/// Everything one report shows. The caller fills it; the sections only read it.
+#[derive(Clone, Debug)]
+pub struct ReportInput<'a> {
+    /// Model, as named by the user.
+    pub model: String,
+    /// Devices, such as `512 × h100-sxm`.
+    pub devices: String,
+    /// Number of devices.
+    pub gpus: u64,
+    /// Cluster preset or file.
+    pub cluster: String,
+    /// Training system.
+    pub runtime: String,
+    /// The strategy as one line, in the `--strategy` grammar.
+    pub strategy: String,
+    /// Content hash of the plan.
+    pub plan_id: String,
+    /// The command that makes the same prediction again.
+    pub command: String,
+    /// What is predicted.
+    pub prediction: &'a Prediction,
+    /// The simulated step, if it is to be drawn.
+    pub timeline: Option<&'a Timeline>,
+    /// Memory of one device.
+    pub capacity: Bytes,
+    /// Fraction of it to leave free.
+    pub headroom: f64,
+    /// Length and cost of the whole training, if asked.
+    pub budget: Option<Budget>,
+    /// The best strategies, this one first; empty when nothing was searched.
+    pub alternatives: Vec<Alternative>,
+    /// How the search space was disposed of, if there was a search.
+    pub space: Option<&'a SpaceReport>,
+    /// Every input with where it was said.
+    pub inputs: Vec<InputFact>,
+    /// Version of the tool.
+    pub version: String,
+}
+
+/// Length and cost of a whole training run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Budget {
+    /// Tokens to train on.
+    pub tokens: f64,
+    /// Time for all of them at the predicted rate.
+    pub time: Seconds,
+    /// Dollars per device and hour, if known.
+    pub price: Option<f64>,
+    /// Dollars for all devices and hours, if the price is known.
+    pub dollars: Option<f64>,
+}
+
+/// One row of the table of strategies, and one point of the Pareto plot.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Alternative {
+    /// The strategy as one line.
+    pub strategy: String,
+    /// Time of one step.
+    pub step_time: Seconds,
+    /// Tokens per second and device.
+    pub tokens_per_s_per_gpu: f64,
+    /// Model FLOPs utilisation.
+    pub mfu: f64,
+    /// Memory of the heaviest rank.
+    pub peak_memory: Bytes,
+    /// Why it is not the first; empty for the first.
+    pub why_not_first: String,
+}
+
+/// One input and where it was said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InputFact {
+    /// Name, as the flag.
+    pub name: String,
+    /// Value.
+    pub value: String,
+    /// `flag`, `default`, `file` …
+    pub origin: String,
+}
+
+impl Budget {
+    /// Time and dollars for `tokens` at a predicted rate.
+    ///
+    /// `tokens_per_s_per_gpu` is of one device; the dollars are device-hours times price.
+    #[must_use]
+    pub fn new(tokens: f64, price: Option<f64>, tokens_per_s_per_gpu: f64, gpus: u64) -> Self {
+        let time = Seconds(tokens / (tokens_per_s_per_gpu * gpus as f64));
+        let dollars = price.map(|per_hour| per_hour * gpus as f64 * time.0 / 3600.0);
+        Self {
+            tokens,
+            time,
+            price,
+            dollars,
+        }
+    }
+}
+
+impl ReportInput<'_> {
+    /// Memory that a plan may use: capacity less headroom.
+    #[must_use]
+    pub fn usable(&self) -> Bytes {
+        // Rounded down, so that what is shown as usable is never more than the rule allows.
+        Bytes((self.capacity.as_f64() * (1.0 - self.headroom)) as u64)
+    }
+}

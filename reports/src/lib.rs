@@ -1,0 +1,13 @@
+//! Show it: the self-contained HTML report, terminal tables and Perfetto traces.
+//!
+//! Nothing here computes a cost. Every function turns values of `plans` into text; the caller
+//! prints or writes it.
+
+pub mod format;
+pub mod html;
+pub mod input;
+pub mod perfetto;
+pub mod table;
+pub mod terminal;
+
+pub use input::{Alternative, Budget, InputFact, ReportInput};
