@@ -257,7 +257,7 @@ impl ModelConfig {
             WindowPattern::Full => None,
             WindowPattern::All { window } => Some(window),
             WindowPattern::Alternating { window, period } => {
-                ((index + 1) % period != 0).then_some(window)
+                (!(index + 1).is_multiple_of(period)).then_some(window)
             }
         };
         LayerClass { moe, window }
@@ -268,7 +268,7 @@ impl Moe {
     /// Whether decoder layer `index` (0-based) has experts.
     #[must_use]
     pub fn is_moe_layer(&self, index: u64) -> bool {
-        index >= self.first_dense && (index + 1 - self.first_dense) % self.every == 0
+        index >= self.first_dense && (index + 1 - self.first_dense).is_multiple_of(self.every)
     }
 }
 

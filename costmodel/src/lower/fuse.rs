@@ -176,7 +176,7 @@ fn attention(trace: &Trace, run: &[Op], index: usize) -> Kernel {
     let mut reads: Vec<TensorId> = consumed
         .iter()
         .copied()
-        .filter(|id| !inside.contains(id) && !(backward && scores(id)))
+        .filter(|id| !(inside.contains(id) || backward && scores(id)))
         .collect();
     let mut writes: Vec<TensorId> = inside
         .iter()
