@@ -108,7 +108,7 @@ impl Assembled {
             }
         }
         let bytes = parallel.sharding.states(elements, types, precision);
-        let in_flight = in_flight(strategy, costs, largest);
+        let in_flight = in_flight(strategy, costs, largest, elements);
         let traffic = parallel
             .sharding
             .optimizer_traffic(elements, types, precision);
@@ -348,6 +348,10 @@ fn traffic(
     }
     match strategy.zero {
         Zero::Z0 | Zero::Z1 if overlap.grad_reduce => plan.reduce = When::Last,
+        // Kept gathered for the step, gradients accumulate unsharded and are reduced once.
+        Zero::Z3 if overlap.grad_reduce && !strategy.reshard_after_forward => {
+            plan.reduce = When::Last;
+        }
         Zero::Z2 | Zero::Z3 if overlap.grad_reduce => plan.reduce = When::Always,
         Zero::Z0 | Zero::Z1 | Zero::Z2 | Zero::Z3 => stage.exposed_reduce = Some(reduces),
     }
@@ -364,13 +368,24 @@ fn share(part: Work, whole: f64) -> f64 {
 
 /// ZeRO-3 holds two gathered blocks (current and prefetched) and one block's gradients before they
 /// are reduced; ZeRO-2 holds one block's gradients.
-fn in_flight(strategy: &Strategy, costs: &CostModel, largest: u64) -> Bytes {
+fn in_flight(strategy: &Strategy, costs: &CostModel, largest: u64, held: Elements) -> Bytes {
     let scenario = costs.scenario();
     let compute = scenario.workload.precision.activation().size();
     let reduce = scenario.runtime.states.reduce.size();
     match strategy.zero {
         Zero::Z0 | Zero::Z1 => Bytes(0),
         Zero::Z2 => Bytes(largest * reduce),
+        // Kept after forward: every block's parameters, and their gradients once accumulated over
+        // several micro-batches.
+        Zero::Z3 if !strategy.reshard_after_forward => {
+            let whole = held.dense + held.expert;
+            let gradients = if strategy.num_micro_batches > 1 {
+                whole
+            } else {
+                largest
+            };
+            Bytes(whole * compute + gradients * reduce)
+        }
         Zero::Z3 => Bytes(largest * (2 * compute + reduce)),
     }
 }

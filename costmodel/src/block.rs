@@ -236,14 +236,24 @@ impl Timed<'_> {
             KernelKind::BatchedGemm { batch, m, n, k } => {
                 prices.batched_gemm(batch, m, n, k, wide).time
             }
-            KernelKind::Attention { shape, backward } => {
-                prices
-                    .attention(&shape, self.pricing.runtime.attention, backward)
-                    .time
-            }
+            KernelKind::Attention { shape, backward } => self.attention_time(shape, backward),
             KernelKind::Memory { kind, bytes, .. } => prices.memory_bound(kind, bytes).time,
             KernelKind::Comm(collective) => self.collective_time(collective),
         }
+    }
+
+    /// Ring attention runs one kernel per block of keys that arrives; the others run one in all.
+    fn attention_time(&self, shape: dtensor::AttentionShape, backward: bool) -> Seconds {
+        let kernel = self.pricing.runtime.attention;
+        let cp = self.key.layout.cp;
+        if cp == 1 || self.key.layout.cp_kind != spec::CpKind::Ring {
+            return self.pricing.prices.attention(&shape, kernel, backward).time;
+        }
+        let block = dtensor::AttentionShape {
+            kv_len: shape.kv_len / cp,
+            ..shape
+        };
+        self.pricing.prices.attention(&block, kernel, backward).time * cp as f64
     }
 
     fn group(&self, axis: Axis) -> Group {

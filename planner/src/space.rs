@@ -4,7 +4,8 @@
 //! parallelism over powers of two; pipeline ranks over divisors of the world, as many as layers;
 //! expert sizes over divisors of the experts; micro-batches over powers of two up to 16 sequences;
 //! virtual stages over divisors of the layers per rank; recompute counts over eighths of a stage;
-//! stages even, or lighter at both ends by up to `uneven` layers; hybrid sharding over powers of two.
+//! stages even (a remainder spread over the middle without virtual stages), or lighter at the ends by
+//! up to `uneven` layers; experts spread over at most 64 ranks; hybrid sharding over powers of two.
 //! What does not change a step (context kind without context parallelism, order without a pipeline,
 //! ZeRO without data parallelism) has one value, so that every strategy counts once.
 
@@ -19,6 +20,8 @@ use crate::constraints::Constraints;
 
 /// Sequences per micro-batch at most.
 const MAX_MICRO_BATCH: u64 = 16;
+/// Ranks over which one copy of the experts is spread at most, unless asked for.
+const MAX_EXPERT_RANKS: u64 = 64;
 /// Virtual stages per rank at most.
 const MAX_VPP: u64 = 16;
 
@@ -154,7 +157,8 @@ impl Builder<'_> {
                 if repeated || !self.constraints.allows("etp", etp) || (ep * etp > 1 && !parallel) {
                     continue;
                 }
-                if !ranks.is_multiple_of(ep * etp) {
+                let asked = self.constraints.fix.contains_key("ep");
+                if !ranks.is_multiple_of(ep * etp) || (ep * etp > MAX_EXPERT_RANKS && !asked) {
                     continue;
                 }
                 self.batches(Mesh { ep, etp, ..mesh });
@@ -257,10 +261,9 @@ impl Builder<'_> {
                 continue;
             }
             for vpp in 1..=per_rank.min(MAX_VPP) {
-                let divides = self.scenario.model.layers.is_multiple_of(mesh.pp * vpp);
-                let even = divides || self.scenario.runtime.space.uneven_stages;
                 let legal = plans::schedule::check(kind, mesh.pp, vpp, micro_batches).is_ok();
-                if even && legal && self.constraints.allows("vpp", vpp) {
+                let fills = !self.partitions(mesh.pp, vpp).is_empty();
+                if fills && legal && self.constraints.allows("vpp", vpp) {
                     choices.push((kind, vpp));
                 }
             }
@@ -274,7 +277,8 @@ impl Builder<'_> {
         let uneven = self.scenario.runtime.space.uneven_stages;
         let mut partitions = Vec::new();
         let even = StagePartition::even(layers, stages);
-        if even.is_uniform() || uneven {
+        // A remainder is spread only without virtual stages; with them it is given to the ends.
+        if even.is_uniform() || (uneven && stages == pp) {
             partitions.push(even);
         }
         if uneven && stages > 1 {

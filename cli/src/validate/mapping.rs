@@ -83,7 +83,9 @@ pub(crate) fn map(run: &Run) -> Result<Mapped, String> {
         dp_shard: if zero == Zero::Z0 { 1 } else { dp / replicate },
         dp_replicate: replicate,
         zero,
-        reshard_after_forward: zero == Zero::Z3 && !label(run).contains("shard_grad_op"),
+        // FSDP under a pipeline keeps parameters gathered, or every micro-batch would gather them
+        // (torchtitan's default policy).
+        reshard_after_forward: zero == Zero::Z3 && !label(run).contains("shard_grad_op") && pp == 1,
         sequence_parallel: tp > 1 && run.sequence_parallel.unwrap_or(always),
         micro_batch,
         num_micro_batches: global_batch / (dp * micro_batch).max(1),

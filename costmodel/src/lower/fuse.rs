@@ -274,7 +274,7 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &Op, index: usize) -> Vec<
         OpKind::CrossEntropy => {
             let fused =
                 lowering.has(Rewrite::FuseCrossEntropy) || lowering.has(Rewrite::FusePointwise);
-            memory(MemoryKind::CrossEntropy, if fused { 1 } else { 3 })
+            memory(MemoryKind::CrossEntropy, if fused { 1 } else { 2 })
         }
         OpKind::TopK => memory(MemoryKind::Pointwise, 4),
         OpKind::Permute | OpKind::Unpermute => memory(

@@ -59,7 +59,26 @@ pub fn kept(lowering: &Lowering<'_>, trace: &Trace, recompute: Recompute) -> Vec
     if lowering.fuses_attention() && recompute != Recompute::Selective {
         saved.extend(log_sum_exp(trace));
     }
+    if !lowering.has(Rewrite::FuseCrossEntropy) {
+        saved.extend(log_probabilities(trace));
+    }
     saved
+}
+
+/// PyTorch's own cross-entropy writes the log-probabilities beside the logits and keeps them.
+fn log_probabilities(trace: &Trace) -> impl Iterator<Item = SavedTensor> + '_ {
+    trace
+        .forward
+        .iter()
+        .filter(|op| op.kind == OpKind::CrossEntropy)
+        .map(|op| {
+            let bytes = trace.tensor(op.inputs[0]).bytes();
+            SavedTensor {
+                name: format!("{}.log_probabilities", op.scope),
+                bytes,
+                for_weight: false,
+            }
+        })
 }
 
 /// Forward kernels that run again before backward, by index into `lowered.forward`.

@@ -75,6 +75,7 @@ impl AttentionPrices {
         let peak = device
             .peak_rate(DType::Bf16)
             .map_or(1.0, |rate| rate.0 / 1e12);
+        let peak = peak / super::clock_factor(device);
         Self {
             architecture: device.architecture,
             peak,

@@ -63,10 +63,11 @@ impl GemmPrices {
         let unknown = || PriceError::UnknownTable(device.kernels.clone());
         let peak = device.peak_rate(DType::Bf16).ok_or_else(unknown)?;
         let grid = tables::gemm(&device.kernels, DType::Bf16).ok_or_else(unknown)?;
-        let factor = reference_peak(&device.kernels, DType::Bf16) / peak;
+        let clocks = super::clock_factor(device);
+        let factor = reference_peak(&device.kernels, DType::Bf16) / peak * clocks;
         let narrow = tables::gemm(&device.kernels, DType::F8).and_then(|grid| {
             let own = device.peak.get(&DType::F8)?;
-            let factor = reference_peak(&device.kernels, DType::F8) / own.value;
+            let factor = reference_peak(&device.kernels, DType::F8) / own.value * clocks;
             Some(Scaled::new(grid, factor))
         });
         Ok(Self {
@@ -129,8 +130,16 @@ impl GemmPrices {
             DType::F32 => self.peak.0 * 0.5,
             _ => self.peak.0,
         };
+        // Matrix units read rows in 16-byte pieces; other row lengths take slower kernels (NVIDIA,
+        // "Matrix multiplication background user's guide", alignment).
+        let row = n.min(k);
+        let aligned = match row {
+            _ if row.is_multiple_of(64) => 1.0,
+            _ if row.is_multiple_of(8) => 0.85,
+            _ => 0.33,
+        };
         Priced {
-            time: Seconds(flops / (rate * BATCHED_SHARE)),
+            time: Seconds(flops / (rate * BATCHED_SHARE * aligned)),
             origin: Origin::Fitted,
         }
     }
@@ -167,7 +176,7 @@ impl GemmPrices {
 }
 
 /// Dense peak of the device a table was measured on (vendor datasheets).
-fn reference_peak(table: &str, dtype: DType) -> FlopRate {
+pub(super) fn reference_peak(table: &str, dtype: DType) -> FlopRate {
     let bf16 = match table {
         "a100_sxm" => 312e12,
         "b200_sxm" | "b300_sxm" => 2250e12,

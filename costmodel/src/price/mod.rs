@@ -120,6 +120,37 @@ impl Prices {
     }
 }
 
+/// Power limit of the device that a table was measured on, watts (vendor datasheets).
+fn reference_watts(table: &str) -> f64 {
+    match table {
+        "a100_sxm" => 400.0,
+        "b200_sxm" => 1000.0,
+        "b300_sxm" => 1100.0,
+        "gb200" => 1200.0,
+        "gb300" => 1400.0,
+        "l40s" => 350.0,
+        _ => 700.0,
+    }
+}
+
+/// Assumed: between the cube root of an ideal part and the square root seen near the knee.
+const CLOCK_EXPONENT: f64 = 0.4;
+
+/// How much longer matrix kernels take on a part with a lower power limit than the table's, at the
+/// same datasheet peak: dynamic power grows with `f·V²` and voltage nearly with frequency, so the
+/// sustained clock follows the power limit to the power of about 0.4. A part whose peak is itself
+/// lower is already scaled by the ratio of peaks.
+pub(crate) fn clock_factor(device: &Device) -> f64 {
+    let full = device.peak_rate(DType::Bf16).map_or(0.0, |rate| rate.0)
+        >= 0.99 * gemm::reference_peak(&device.kernels, DType::Bf16).0;
+    match device.power_watts {
+        Some(watts) if full && watts > 0.0 => (reference_watts(&device.kernels) / watts)
+            .max(1.0)
+            .powf(CLOCK_EXPONENT),
+        _ => 1.0,
+    }
+}
+
 /// Shorthand for a constant's row.
 fn constant(name: &str, value: String, origin: Origin, source: &str) -> UsedConstant {
     UsedConstant {
