@@ -1,0 +1,221 @@
+//! The cost model against published memory reports and against its own invariants.
+
+use costmodel::{CostModel, Scenario};
+use plans::Strategy as Plan;
+use proptest::prelude::*;
+use spec::{Bytes, Precision, Workload};
+
+const MIB: f64 = 1048576.0;
+
+fn scenario(model: &str, gpus: u64, seq_len: u64, global_batch: u64, runtime: &str) -> Scenario {
+    Scenario {
+        model: spec::load::model(model).expect("preset"),
+        cluster: spec::load::cluster("dgx-h100").expect("preset"),
+        runtime: spec::load::runtime(runtime).expect("preset"),
+        workload: Workload {
+            gpus,
+            seq_len,
+            global_batch,
+            precision: Precision::Bf16,
+        },
+        headroom: 0.0,
+    }
+}
+
+fn strategy(s: &Scenario, text: &str) -> Plan {
+    plans::grammar::parse(text, &s.model, &s.workload, &s.runtime).expect(text)
+}
+
+fn named(costs: &CostModel, strategy: &Plan, parts: &[&str]) -> f64 {
+    let prediction = costs.predict(strategy).expect("priced");
+    let wanted = |name: &str| parts.iter().any(|p| name.starts_with(p));
+    let bytes: u64 = prediction
+        .memory
+        .iter()
+        .filter(|m| wanted(&m.name))
+        .map(|m| m.bytes)
+        .sum();
+    bytes as f64 / MIB
+}
+
+const STATES: [&str; 3] = ["parameters", "gradients", "optimizer"];
+
+/// Megatron-LM's `theoretical_memory_usage.py` for Llama 3 70B on 512 GPUs (sequence 4096,
+/// micro-batch 1, vocabulary 128,256, distributed optimizer): the report prints MiB.
+#[test]
+fn megatron_states_of_llama_70b() {
+    let s = scenario("llama3-70b", 512, 4096, 512, "megatron-core");
+    let costs = CostModel::new(s.clone()).expect("priced");
+    let check = |text: &str, reported: f64| {
+        let ours = named(&costs, &strategy(&s, text), &STATES);
+        // The report spreads the padded vocabulary's rows and the norms' replicated weights over
+        // tensor ranks; we hold norms whole: 2·h per layer, under 0.1%.
+        assert!(
+            (ours / reported - 1.0).abs() < 1e-3,
+            "{text}: {ours} MiB, reported {reported}"
+        );
+    };
+    check("tp=8,pp=8,recompute=selective", 8590.6);
+    check("tp=8,pp=4,vpp=5,recompute=selective", 14617.6);
+}
+
+/// The same report's activations: `s·b·h·(18 + 4·ffn/h)` per layer over `tp`, the 1F1B or
+/// interleaved number in flight, and the embedding. Ours differs by a named list: SwiGLU keeps gate,
+/// up and product (the report counts two tensors of width `ffn`), dropout masks are absent (the
+/// report counts 2·s·b·h), queries, keys and values have grouped heads (the report counts full
+/// ones), fused attention keeps its log-sum-exp.
+#[test]
+fn megatron_activations_of_llama_70b() {
+    let s = scenario("llama3-70b", 512, 4096, 512, "megatron-core");
+    let costs = CostModel::new(s.clone()).expect("priced");
+    let (seq, h, ffn, tp) = (4096.0, 8192.0, 28672.0, 8.0);
+    let report_layer = seq * h * (18.0 + 4.0 * ffn / h) / tp;
+    let check = |text: &str, in_flight_layers: f64, reported: f64| {
+        let pp = if text.contains("pp=8") { 8.0 } else { 4.0 };
+        // The report's own total, as a check of its restatement.
+        let embedding = (8.0 * seq * pp + seq * h * pp) / tp;
+        let restated = (report_layer * in_flight_layers + embedding) / MIB;
+        assert!(
+            (restated / reported - 1.0).abs() < 5e-3,
+            "{text}: {restated}, reported {reported}"
+        );
+        let saved = named(&costs, &strategy(&s, text), &["saved activations"]);
+        // Per layer, ours less the report's: SwiGLU's third tensor +2·ffn; masks −2·h; queries as
+        // they are, keys and values 2·8/64 of theirs −(4 − 0.5)·h; log-sum-exp +4·64 bytes; the two
+        // norms' statistics +8 bytes per token.
+        let named_difference = seq * (2.0 * ffn - 2.0 * h - 3.5 * h + 4.0 * 64.0 + 8.0) / tp;
+        let ours = (report_layer + named_difference) * in_flight_layers / MIB;
+        assert!(
+            (saved / ours - 1.0).abs() < 0.02,
+            "{text}: {saved} against {ours}"
+        );
+    };
+    check("tp=8,pp=8,recompute=selective", 80.0, 10272.0);
+    check(
+        "tp=8,pp=4,vpp=5,recompute=selective",
+        80.0 * (1.0 + 3.0 / 20.0),
+        11794.4,
+    );
+}
+
+/// Megatron's distributed optimizer: 6 + 12/d bytes per parameter; 18 without.
+#[test]
+fn distributed_optimizer_bytes_per_parameter() {
+    use costmodel::states::{Elements, Sharding};
+    let types = spec::load::runtime("megatron-core").expect("preset").states;
+    for (zero, ranks, expected) in [
+        (spec::Zero::Z0, 1, 18.0),
+        (spec::Zero::Z1, 1, 18.0),
+        (spec::Zero::Z1, 4, 6.0 + 12.0 / 4.0),
+        (spec::Zero::Z1, 64, 6.0 + 12.0 / 64.0),
+        (spec::Zero::Z2, 4, 2.0 + 16.0 / 4.0),
+        (spec::Zero::Z3, 4, 18.0 / 4.0),
+    ] {
+        let sharding = Sharding {
+            zero,
+            dense: ranks,
+            expert: 1,
+        };
+        let elements = Elements {
+            dense: 1 << 20,
+            expert: 0,
+        };
+        let bytes = sharding.states(elements, &types, Precision::Bf16).total();
+        assert_eq!(
+            bytes.as_f64() / (1u64 << 20) as f64,
+            expected,
+            "{zero:?} over {ranks}"
+        );
+    }
+}
+
+fn mesh() -> impl proptest::strategy::Strategy<Value = (u64, u64, u64, u64)> {
+    (0u32..4, 0u32..3, 0u32..2, 0u32..2)
+        .prop_map(|(tp, pp, mbs, cp)| (1 << tp, 1 << pp, 1 << mbs, 1 << cp))
+}
+
+fn text((tp, pp, mbs, cp): (u64, u64, u64, u64), rest: &str) -> String {
+    format!("tp={tp},pp={pp},mbs={mbs},cp={cp},{rest}")
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn higher_zero_levels_hold_less(mesh in mesh()) {
+        let s = scenario("llama3-8b", 64, 4096, 128, "vescale");
+        let costs = CostModel::new(s.clone()).expect("priced");
+        let memory: Vec<f64> = (0..4)
+            .map(|z| named(&costs, &strategy(&s, &text(mesh, &format!("zero={z}"))), &STATES))
+            .collect();
+        prop_assert!(memory.windows(2).all(|w| w[1] <= w[0]), "{:?}", memory);
+        prop_assert!(memory[3] < memory[0]);
+    }
+
+    #[test]
+    fn gradients_scale_with_tensor_and_pipeline_sizes(tp in 0u32..4, pp in 0u32..3) {
+        let s = scenario("llama3-8b", 64, 4096, 128, "vescale");
+        let costs = CostModel::new(s.clone()).expect("priced");
+        let (tp, pp) = (1u64 << tp, 1u64 << pp);
+        let bytes = named(&costs, &strategy(&s, &text((tp, pp, 1, 1), "zero=0")), &["gradients"]) * MIB;
+        // The heaviest rank also holds embedding or head; its layers are 1/pp of them.
+        let layers = 32.0 * 218_112_000.0 / pp as f64;
+        let vocabulary = 128_256.0 * 4096.0 * if pp == 1 { 2.0 } else { 1.0 };
+        let expected = 4.0 * (layers + vocabulary) / tp as f64;
+        prop_assert!((bytes / expected - 1.0).abs() < 1e-3, "{} {}", bytes, expected);
+    }
+
+    #[test]
+    fn floors_never_exceed_the_simulation(mesh in mesh(), zero in 0u8..4, kind in 0usize..6) {
+        let s = scenario("llama3-8b", 64, 4096, 128, "vescale");
+        let costs = CostModel::new(s.clone()).expect("priced");
+        let kinds = ["1f1b", "interleaved,vpp=2", "gpipe", "zb-h1", "zb-v,vpp=2", "dualpipe-v,vpp=2"];
+        let recompute = ["none", "selective", "full", "layers:2"][kind % 4];
+        let rest = format!("zero={zero},recompute={recompute},schedule={}", kinds[kind]);
+        if let Ok(one) = plans::grammar::parse(&text(mesh, &rest), &s.model, &s.workload, &s.runtime) {
+            let floors = costs.floors(&one).expect("priced");
+            let score = costs.score(&one).expect("priced");
+            prop_assert!(floors.time.0 <= score.step_time.0, "{}: {:?} {:?}", one, floors, score);
+            prop_assert!(floors.memory <= score.peak_memory, "{}: {:?} {:?}", one, floors, score);
+        }
+    }
+
+    #[test]
+    fn parts_sum_to_the_whole(mesh in mesh(), zero in 0u8..4) {
+        let s = scenario("llama3-8b", 64, 4096, 128, "vescale");
+        let costs = CostModel::new(s.clone()).expect("priced");
+        let p = costs.predict(&strategy(&s, &text(mesh, &format!("zero={zero}")))).expect("priced");
+        let b = p.breakdown;
+        let sum = b.compute_s + b.recompute_s + b.tp_exposed_s + b.cp_exposed_s + b.ep_exposed_s
+            + b.dp_exposed_s + b.pp_exposed_s + b.bubble_s + b.optimizer_s + b.host_s;
+        prop_assert!((sum / p.step_time.0 - 1.0).abs() < 1e-6);
+        prop_assert_eq!(p.memory.iter().map(|m| m.bytes).sum::<u64>(), p.peak_memory.0);
+        let average = p.memory_by_rank.iter().map(|m| m.0).sum::<u64>() / p.memory_by_rank.len() as u64;
+        prop_assert!(p.peak_memory.0 >= average);
+    }
+
+    #[test]
+    fn a_faster_machine_is_never_slower(mesh in mesh(), link in 1.0f64..4.0, hbm in 1.0f64..3.0) {
+        let s = scenario("llama3-8b", 64, 4096, 128, "vescale");
+        let mut faster = s.clone();
+        faster.cluster.scale_up.bandwidth.value.0 *= link;
+        faster.cluster.scale_out.bandwidth.value.0 *= link;
+        faster.cluster.device.memory_bandwidth.value.0 *= hbm;
+        let one = strategy(&s, &text(mesh, "zero=1"));
+        let before = CostModel::new(s).expect("priced").score(&one).expect("priced");
+        let after = CostModel::new(faster).expect("priced").score(&one).expect("priced");
+        prop_assert!(after.step_time.0 <= before.step_time.0 * (1.0 + 1e-9));
+    }
+}
+
+#[test]
+fn full_recomputation_trades_memory_for_time() {
+    let s = scenario("llama3-8b", 8, 8192, 64, "megatron-core");
+    let costs = CostModel::new(s.clone()).expect("priced");
+    let none = costs.score(&strategy(&s, "tp=8")).expect("priced");
+    let full = costs
+        .score(&strategy(&s, "tp=8,recompute=full"))
+        .expect("priced");
+    assert!(full.peak_memory < none.peak_memory && full.step_time > none.step_time);
+    assert!(none.peak_memory > Bytes(0));
+}

@@ -1,0 +1,163 @@
+//! Saved activations of a GPT layer equal Korthikanti et al. 2022, table 2, term by term.
+
+use std::collections::BTreeMap;
+
+use dtensor::{OpKind, TensorRole, Trace};
+use models::{BlockClass, BlockLayout, trace_block};
+use spec::{CpKind, DType, ModelConfig};
+
+const S: u64 = 128;
+const B: u64 = 2;
+
+fn gpt() -> ModelConfig {
+    let text = r#"{"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 8, "vocab_size": 512,
+        "n_positions": 128, "resid_pdrop": 0.1, "attn_pdrop": 0.1}"#;
+    spec::hf::decode(text, "test", "test").expect("decodes")
+}
+
+fn trace(tp: u64, sequence_parallel: bool) -> Trace {
+    let model = gpt();
+    let layout = BlockLayout {
+        tp,
+        sequence_parallel,
+        cp: 1,
+        cp_kind: CpKind::Ring,
+        ep: 1,
+        etp: 1,
+        micro_batch: B,
+        seq_len: S,
+        dtype: DType::Bf16,
+    };
+    trace_block(&model, BlockClass::Layer(model.layer_class(0)), &layout).expect("traces")
+}
+
+/// Kept bytes by kind of operator; a storage counts once, for the first that keeps it. With
+/// `regather` the gathered inputs of column-parallel linears count as their shards, as Megatron
+/// keeps them.
+fn saved(trace: &Trace, regather: bool) -> BTreeMap<&'static str, u64> {
+    let mut seen = Vec::new();
+    let mut bytes: BTreeMap<&'static str, u64> = BTreeMap::new();
+    let gathers: Vec<_> = trace
+        .forward
+        .iter()
+        .filter(|op| matches!(op.kind, OpKind::Collective(_)))
+        .collect();
+    for op in &trace.forward {
+        for &id in &op.saved {
+            let id = match gathers.iter().find(|g| g.outputs.contains(&id)) {
+                Some(gather) if regather => gather.inputs[0],
+                _ => id,
+            };
+            let storage = trace.tensor(id).storage;
+            let info = trace.tensor(storage);
+            // The paper leaves out the norms' statistics, 4·s·b bytes each.
+            let statistics = info.name.ends_with("statistics");
+            if info.role == TensorRole::Parameter || statistics || seen.contains(&storage) {
+                continue;
+            }
+            seen.push(storage);
+            let kind = match op.kind {
+                OpKind::Norm => "norm inputs",
+                OpKind::Matmul { .. } => "linear inputs",
+                OpKind::AttentionScores(_) => "queries and keys",
+                OpKind::Softmax(_) => "softmax output",
+                OpKind::Dropout if op.scope.contains("core_attention") => "attention mask",
+                OpKind::Dropout => "hidden masks",
+                OpKind::AttentionContext(_) if info.name.contains("core_attention") => {
+                    "attention dropout output"
+                }
+                OpKind::AttentionContext(_) => "values",
+                OpKind::Activation { .. } => "gelu input",
+                _ => "other",
+            };
+            *bytes.entry(kind).or_default() += info.bytes().0;
+        }
+    }
+    bytes
+}
+
+fn check(tp: u64, sequence_parallel: bool, expected: &[(&'static str, u64)], total: u64) {
+    let found = saved(&trace(tp, sequence_parallel), sequence_parallel);
+    assert_eq!(
+        found,
+        expected.iter().copied().collect(),
+        "tp {tp} sp {sequence_parallel}"
+    );
+    assert_eq!(found.values().sum::<u64>(), total);
+}
+
+#[test]
+fn a_layer_keeps_34sbh_and_5as2b() {
+    let (h, a) = (64, 8);
+    let sbh = S * B * h;
+    let scores = a * S * S * B;
+    check(
+        1,
+        false,
+        &[
+            ("norm inputs", 4 * sbh),
+            // Norm outputs (2 · 2sbh), attention output (2sbh), GELU output (8sbh).
+            ("linear inputs", 14 * sbh),
+            ("queries and keys", 4 * sbh),
+            ("values", 2 * sbh),
+            ("gelu input", 8 * sbh),
+            ("hidden masks", 2 * sbh),
+            ("softmax output", 2 * scores),
+            ("attention mask", scores),
+            ("attention dropout output", 2 * scores),
+        ],
+        34 * sbh + 5 * scores,
+    );
+}
+
+#[test]
+fn tensor_parallelism_divides_24sbh_and_the_scores() {
+    let (h, a, t) = (64, 8, 4);
+    let sbh = S * B * h;
+    let scores = a * S * S * B;
+    check(
+        t,
+        false,
+        &[
+            ("norm inputs", 4 * sbh),
+            ("linear inputs", 4 * sbh + 10 * sbh / t),
+            ("queries and keys", 4 * sbh / t),
+            ("values", 2 * sbh / t),
+            ("gelu input", 8 * sbh / t),
+            ("hidden masks", 2 * sbh),
+            ("softmax output", 2 * scores / t),
+            ("attention mask", scores / t),
+            ("attention dropout output", 2 * scores / t),
+        ],
+        10 * sbh + 24 * sbh / t + 5 * scores / t,
+    );
+}
+
+#[test]
+fn sequence_parallelism_divides_everything() {
+    let (h, a, t) = (64, 8, 4);
+    let sbh = S * B * h;
+    let scores = a * S * S * B;
+    let total: u64 = saved(&trace(t, true), true).values().sum();
+    assert_eq!(total, (34 * sbh + 5 * scores) / t);
+}
+
+#[test]
+fn matrix_flops_equal_the_closed_form() {
+    // 24·b·s·h²·(1 + s/(6h)) forward, twice that backward (Narayanan et al. 2021, appendix).
+    let trace = trace(1, false);
+    let flops = |ops: &[dtensor::Op]| -> u64 {
+        ops.iter()
+            .map(|op| match op.kind {
+                OpKind::Matmul { m, n, k } => 2 * m * n * k,
+                OpKind::AttentionScores(s) => 2 * s.batch * s.heads * s.q_len * s.kv_len * s.qk_dim,
+                OpKind::AttentionContext(s) => 2 * s.batch * s.heads * s.q_len * s.kv_len * s.v_dim,
+                _ => 0,
+            })
+            .sum()
+    };
+    let h = 64;
+    let forward = 24 * B * S * h * h + 4 * B * S * S * h;
+    assert_eq!(flops(&trace.forward), forward);
+    assert_eq!(flops(&trace.backward), 2 * forward);
+}

@@ -1,0 +1,128 @@
+//! Parameter counts equal the published ones to the unit, and ranks partition them exactly.
+
+use models::{BlockClass, BlockLayout, parameter_count, trace_block};
+use proptest::prelude::*;
+use spec::{CpKind, DType};
+
+#[test]
+fn counts_equal_the_published_ones() {
+    // Sizes of the safetensors on the Hugging Face hub, tied weights once.
+    let published = [
+        ("llama3-8b", 8_030_261_248),
+        ("llama3-70b", 70_553_706_496),
+        ("llama3.1-405b", 405_853_388_800),
+        ("llama3.2-1b", 1_235_814_400),
+        ("llama2-7b", 6_738_415_616),
+        ("llama2-13b", 13_015_864_320),
+        ("llama2-70b", 68_976_648_192),
+        ("mistral-7b", 7_241_732_096),
+        ("mixtral-8x7b", 46_702_792_704),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen3-30b-a3b", 30_532_122_624),
+        ("gpt2", 124_439_808),
+        ("gpt2-xl", 1_557_611_200),
+        ("opt-6.7b", 6_658_473_984),
+        ("bloom-176b", 176_247_271_424),
+        ("gpt-neox-20b", 20_554_567_680),
+        ("falcon-7b", 6_921_720_704),
+        ("mpt-7b", 6_649_286_656),
+        ("phi3-mini", 3_821_079_552),
+        ("gemma2-9b", 9_241_705_984),
+        ("deepseek-v3", 671_026_419_200),
+        ("gpt-oss-20b", 20_914_757_184),
+    ];
+    let wrong: Vec<String> = published
+        .into_iter()
+        .filter_map(|(name, expected)| {
+            let model = spec::load::model(name).expect(name);
+            let count = parameter_count(&model).expect(name);
+            (count != expected).then(|| {
+                format!(
+                    "{name}: {count}, published {expected} ({:+})",
+                    count as i64 - expected as i64
+                )
+            })
+        })
+        .collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn every_preset_traces_under_every_axis() {
+    for info in spec::load::model_names() {
+        let model = spec::load::model(&info.name).expect("preset");
+        for block in models::blocks(&model) {
+            for cp_kind in CpKind::ALL {
+                let layout = BlockLayout {
+                    tp: 1,
+                    sequence_parallel: false,
+                    cp: 2,
+                    cp_kind,
+                    ep: 1,
+                    etp: 1,
+                    micro_batch: 1,
+                    seq_len: 64,
+                    dtype: DType::Bf16,
+                };
+                trace_block(&model, block, &layout)
+                    .unwrap_or_else(|e| panic!("{} {block:?} {cp_kind:?}: {e}", info.name));
+                if model.attention.heads.is_multiple_of(2) && model.attention.kv_heads() > 1 {
+                    let layout = BlockLayout {
+                        tp: 2,
+                        sequence_parallel: true,
+                        ..layout
+                    };
+                    trace_block(&model, block, &layout)
+                        .unwrap_or_else(|e| panic!("{} {block:?} tp: {e}", info.name));
+                }
+            }
+        }
+    }
+}
+
+fn layout(tp: u64, ep: u64, etp: u64) -> BlockLayout {
+    BlockLayout {
+        tp,
+        sequence_parallel: tp > 1,
+        cp: 1,
+        cp_kind: CpKind::Ring,
+        ep,
+        etp,
+        micro_batch: 1,
+        seq_len: 256,
+        dtype: DType::Bf16,
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn shards_partition_every_dimension(n in 1u64..100_000, k in 1u64..64) {
+        let sizes: Vec<u64> = (0..k).map(|r| dtensor::placement::shard_size(n, k, r)).collect();
+        prop_assert_eq!(sizes.iter().sum::<u64>(), n);
+        prop_assert!(sizes.windows(2).all(|w| w[0] >= w[1]));
+    }
+
+    #[test]
+    fn experts_divide_by_ep_and_etp(ep in 0u32..4, etp in 0u32..3) {
+        let (ep, etp) = (1u64 << ep, 1u64 << etp);
+        let model = spec::load::model("mixtral-8x7b").expect("preset");
+        let class = BlockClass::Layer(model.layer_class(0));
+        let trace = trace_block(&model, class, &layout(4, ep, etp)).expect("traces");
+        for p in trace.parameters.iter().filter(|p| p.expert) {
+            prop_assert_eq!(p.local_elements * ep * etp, p.global_elements);
+        }
+    }
+
+    #[test]
+    fn matrices_divide_by_tp(tp in 0u32..4) {
+        let tp = 1u64 << tp;
+        let model = spec::load::model("llama3-70b").expect("preset");
+        let class = BlockClass::Layer(model.layer_class(0));
+        let trace = trace_block(&model, class, &layout(tp, 1, 1)).expect("traces");
+        for p in trace.parameters.iter().filter(|p| p.global_shape.len() == 2) {
+            prop_assert_eq!(p.local_elements * tp, p.global_elements, "{}", &p.name);
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Every schedule is complete and free of deadlock, and has its published bubble.
+
+use plans::schedule::{self, ActionKind, Schedule};
+use spec::ScheduleKind;
+
+/// Times of the four kinds of pass, in units.
+#[derive(Clone, Copy)]
+struct Units {
+    f: u64,
+    b: u64,
+    i: u64,
+    w: u64,
+}
+
+/// Runs a schedule with fixed times and free transfers; returns the end and the work per rank.
+fn run(schedule: &Schedule, m: u64, units: Units) -> (u64, u64) {
+    let stages = schedule.rank_of_stage.len();
+    let slot = |s: u32, b: u32| s as usize * m as usize + b as usize;
+    let mut forward = vec![None; stages * m as usize];
+    let mut backward = vec![None; stages * m as usize];
+    let mut clock = vec![0u64; schedule.ranks.len()];
+    let mut next = vec![0usize; schedule.ranks.len()];
+    let mut work = 0;
+    loop {
+        let mut moved = false;
+        for (rank, actions) in schedule.ranks.iter().enumerate() {
+            while let Some(a) = actions.get(next[rank]) {
+                let (s, b) = (a.stage, a.micro_batch);
+                let last = s as usize + 1 == stages;
+                let (ready, length) = match a.kind {
+                    ActionKind::F if s == 0 => (Some(0), units.f),
+                    ActionKind::F => (forward[slot(s - 1, b)], units.f),
+                    ActionKind::B if last => (forward[slot(s, b)], units.b),
+                    ActionKind::B => (backward[slot(s + 1, b)], units.b),
+                    ActionKind::I if last => (forward[slot(s, b)], units.i),
+                    ActionKind::I => (backward[slot(s + 1, b)], units.i),
+                    _ => (Some(0), units.w),
+                };
+                let Some(ready) = ready else { break };
+                clock[rank] = clock[rank].max(ready) + length;
+                match a.kind {
+                    ActionKind::F => forward[slot(s, b)] = Some(clock[rank]),
+                    ActionKind::B | ActionKind::I => backward[slot(s, b)] = Some(clock[rank]),
+                    _ => {}
+                }
+                if rank == 0 {
+                    work += length;
+                }
+                next[rank] += 1;
+                moved = true;
+            }
+        }
+        if !moved {
+            break;
+        }
+    }
+    (clock.into_iter().max().expect("there are ranks"), work)
+}
+
+#[test]
+fn every_legal_schedule_is_complete_and_free_of_deadlock() {
+    let mut built = 0;
+    for kind in ScheduleKind::ALL {
+        for p in 1..=8 {
+            for m in 1..=32 {
+                for v in 1..=4 {
+                    if let Ok(schedule) = schedule::build(kind, p, v, m) {
+                        schedule::validate(&schedule, m)
+                            .unwrap_or_else(|e| panic!("{kind} p={p} v={v} m={m}: {e}"));
+                        built += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(built > 1000, "{built}");
+}
+
+#[test]
+fn illegal_sizes_have_a_reason() {
+    let check = |kind, p, v, m, expected: &str| {
+        let error = schedule::build(kind, p, v, m).expect_err("illegal");
+        assert_eq!(error.to_string(), expected);
+    };
+    check(
+        ScheduleKind::OneFOneB,
+        4,
+        2,
+        8,
+        "1f1b has one stage per rank; vpp=2 needs interleaved, zb-v or dualpipe-v",
+    );
+    check(
+        ScheduleKind::Interleaved,
+        4,
+        1,
+        8,
+        "interleaved needs vpp of at least 2, not 1",
+    );
+    check(
+        ScheduleKind::Interleaved,
+        4,
+        2,
+        6,
+        "interleaved needs micro-batches in multiples of pp=4, not 6",
+    );
+    check(
+        ScheduleKind::ZbV,
+        4,
+        3,
+        8,
+        "zb-v places two stages per rank in a V; vpp must be 2, not 3",
+    );
+    check(
+        ScheduleKind::DualPipeV,
+        4,
+        2,
+        7,
+        "dualpipe-v needs at least 8 micro-batches on 4 ranks, not 7",
+    );
+}
+
+#[test]
+fn bubbles_of_unsplit_schedules_equal_the_closed_forms() {
+    let units = Units {
+        f: 10,
+        b: 20,
+        i: 10,
+        w: 10,
+    };
+    for p in [2u64, 4, 8] {
+        for m in [8u64, 16, 32] {
+            for kind in [ScheduleKind::GPipe, ScheduleKind::OneFOneB] {
+                let (end, work) = run(&schedule::build(kind, p, 1, m).expect("legal"), m, units);
+                // (p − 1)/(m + p − 1) of the time is bubble.
+                assert_eq!(end - work, (p - 1) * 30, "{kind} p={p} m={m}");
+            }
+            for v in [2u64, 4] {
+                let built = schedule::build(ScheduleKind::Interleaved, p, v, m).expect("legal");
+                let (end, work) = run(&built, m, units);
+                // Chunks are 1/v of a stage: the bubble in chunk times is that of one micro-batch.
+                assert_eq!(end - work, (p - 1) * 30, "interleaved p={p} m={m} v={v}");
+            }
+        }
+    }
+}
+
+#[test]
+fn zero_bubble_schedules_have_the_published_bubble() {
+    // ZB-H1: (p − 1)(F + I − W), Qi et al. 2023, table 1.
+    for units in [
+        Units {
+            f: 10,
+            b: 20,
+            i: 10,
+            w: 10,
+        },
+        Units {
+            f: 10,
+            b: 22,
+            i: 12,
+            w: 10,
+        },
+    ] {
+        for p in [2u64, 4, 8] {
+            let m = 4 * p;
+            let built = schedule::build(ScheduleKind::ZbH1, p, 1, m).expect("legal");
+            let (end, work) = run(&built, m, units);
+            assert_eq!(
+                end - work,
+                (p - 1) * (units.f + units.i - units.w),
+                "zb-h1 p={p}"
+            );
+        }
+    }
+    // ZB-V: what a rank waits is its fill, p − 1 forwards, when F = I = W (Qi et al. 2024, §4).
+    let units = Units {
+        f: 10,
+        b: 20,
+        i: 10,
+        w: 10,
+    };
+    for p in [2u64, 4, 8] {
+        let m = 4 * p;
+        let built = schedule::build(ScheduleKind::ZbV, p, 2, m).expect("legal");
+        let (end, work) = run(&built, m, units);
+        assert!(end - work <= 2 * (p - 1) * 10, "zb-v p={p}: {}", end - work);
+    }
+}
+
+#[test]
+fn activations_in_flight_are_those_of_the_papers() {
+    let held = |kind, p, v, m| -> Vec<i64> {
+        let built = schedule::build(kind, p, v, m).expect("legal");
+        built
+            .ranks
+            .iter()
+            .map(|actions| {
+                let mut now = 0i64;
+                let mut most = 0;
+                for a in actions {
+                    match a.kind {
+                        ActionKind::F => now += 1,
+                        ActionKind::B | ActionKind::I => now -= 1,
+                        _ => {}
+                    }
+                    most = most.max(now);
+                }
+                most
+            })
+            .collect()
+    };
+    assert_eq!(held(ScheduleKind::OneFOneB, 4, 1, 16), [4, 3, 2, 1]);
+    assert_eq!(held(ScheduleKind::GPipe, 4, 1, 16), [16, 16, 16, 16]);
+    // Korthikanti et al. 2022: L(1 + (p − 1)/(p·v)) layers on the first rank: p·v + p − 1 chunks.
+    assert_eq!(held(ScheduleKind::Interleaved, 4, 2, 16)[0], 4 * 2 + 4 - 1);
+    // ZB-V: at most 1F1B's memory, 2p chunks of half a stage.
+    assert!(
+        held(ScheduleKind::ZbV, 4, 2, 16)
+            .iter()
+            .all(|&chunks| chunks <= 8)
+    );
+}
