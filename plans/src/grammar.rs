@@ -106,6 +106,9 @@ pub fn short(d: &Decisions) -> String {
     parts.push(format!("mbs{}", d.micro_batch));
     if d.pp > 1 {
         parts.push(d.schedule.to_string());
+        if d.axis_order != AxisOrder::TP_CP_DP_PP {
+            parts.push(format!("order {}", order_name(d.axis_order)));
+        }
     }
     parts.push(format!("recompute {}", recompute_name(d.recompute)));
     parts.join(" ")

@@ -168,7 +168,11 @@ fn write_files(
         budget,
     });
     output::write(&plan_path, &file.to_yaml()?)?;
-    output::write(&report_path, &html)?;
+    if let Err(error) = output::write(&report_path, &html) {
+        // Both or none: a plan without the report that was asked for is half an answer.
+        let _ = std::fs::remove_file(&plan_path);
+        return Err(error);
+    }
     Ok((plan_path, report_path))
 }
 

@@ -1,0 +1,144 @@
+//! House rules that a machine can check: who imports whom, how long files are, what is printed where.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("cli lies in the workspace")
+        .to_path_buf()
+}
+
+/// ARCHITECTURE.md's import table.
+const MAY_IMPORT: &[(&str, &[&str])] = &[
+    ("spec", &[]),
+    ("plans", &["spec"]),
+    ("dtensor", &["spec", "plans"]),
+    ("models", &["spec", "plans", "dtensor"]),
+    ("costmodel", &["spec", "plans", "dtensor", "models"]),
+    ("planner", &["spec", "plans", "costmodel"]),
+    ("reports", &["spec", "plans", "costmodel"]),
+];
+
+/// Names in a manifest's `[dependencies]`.
+fn dependencies(manifest: &str) -> Vec<String> {
+    manifest
+        .lines()
+        .skip_while(|line| line.trim() != "[dependencies]")
+        .skip(1)
+        .take_while(|line| !line.starts_with('['))
+        .filter_map(|line| line.split(['.', '=', ' ']).next())
+        .filter(|name| !name.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn crates_import_only_what_the_table_allows() {
+    let ours: Vec<&str> = MAY_IMPORT.iter().map(|(name, _)| *name).collect();
+    for (name, allowed) in MAY_IMPORT {
+        let manifest = fs::read_to_string(root().join(name).join("Cargo.toml")).expect("manifest");
+        for dependency in dependencies(&manifest) {
+            let ok = !ours.contains(&dependency.as_str()) || allowed.contains(&dependency.as_str());
+            assert!(
+                ok,
+                "{name} may not import {dependency}; see ARCHITECTURE.md"
+            );
+        }
+    }
+}
+
+fn sources(folder: &Path, found: &mut BTreeMap<PathBuf, String>) {
+    for entry in fs::read_dir(folder).expect("readable folder").flatten() {
+        let path = entry.path();
+        let name = entry.file_name();
+        if path.is_dir() && name != "target" && name != ".git" {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            found.insert(
+                path.clone(),
+                fs::read_to_string(&path).expect("readable file"),
+            );
+        }
+    }
+}
+
+fn all_sources() -> BTreeMap<PathBuf, String> {
+    let mut found = BTreeMap::new();
+    sources(&root(), &mut found);
+    assert!(found.len() > 50);
+    found
+}
+
+#[test]
+fn files_stay_short() {
+    for (path, text) in all_sources() {
+        assert!(
+            text.lines().count() <= 600,
+            "{} is over 600 lines",
+            path.display()
+        );
+    }
+}
+
+#[test]
+fn every_file_says_what_it_is() {
+    for (path, text) in all_sources() {
+        assert!(
+            text.starts_with("//!"),
+            "{} has no module documentation",
+            path.display()
+        );
+    }
+}
+
+#[test]
+fn only_the_cli_prints_and_the_cost_model_is_pure() {
+    let print = ["print!(", "println!(", "eprint!(", "eprintln!("];
+    let impure = [
+        "std::fs",
+        "std::env",
+        "std::time",
+        "std::net",
+        "rand::",
+        "static mut",
+        "thread_local!",
+    ];
+    for (path, text) in all_sources() {
+        let relative = path
+            .strip_prefix(root())
+            .expect("below the root")
+            .display()
+            .to_string();
+        if !relative.contains("/src/") {
+            continue;
+        }
+        if !relative.starts_with("cli/") {
+            for word in print {
+                assert!(!text.contains(word), "{relative} prints");
+            }
+        }
+        if relative.starts_with("costmodel/") || relative.starts_with("planner/") {
+            for word in impure {
+                assert!(!text.contains(word), "{relative} uses {word}");
+            }
+        }
+    }
+}
+
+#[test]
+fn no_stubs() {
+    let words = [
+        concat!("todo", "!("),
+        concat!("unimplemented", "!("),
+        concat!("FIX", "ME"),
+        concat!("#[", "ignore"),
+    ];
+    for (path, text) in all_sources() {
+        for word in words {
+            assert!(!text.contains(word), "{}: {word}", path.display());
+        }
+    }
+}
