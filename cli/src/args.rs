@@ -146,10 +146,10 @@ pub(crate) struct SearchArgs {
     /// Threads [default: all cores]
     #[arg(long)]
     pub(crate) threads: Option<usize>,
-    /// Plan file [default: <model>-<gpus>gpus.plan.yaml]
+    /// Plan file [default: MODEL-Ngpus.plan.yaml]
     #[arg(short, long)]
     pub(crate) output_plan: Option<PathBuf>,
-    /// HTML report [default: <model>-<gpus>gpus.report.html]
+    /// HTML report [default: MODEL-Ngpus.report.html]
     #[arg(long)]
     pub(crate) report: Option<PathBuf>,
 }

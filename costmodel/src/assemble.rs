@@ -68,10 +68,7 @@ pub fn assemble(
     let blocks = Blocks::look_up(costs, strategy)?;
     let parallel = DataParallel::new(strategy, &costs.scenario().cluster);
     let runs = blocks.stage_runs(costs, strategy);
-    let stages: Vec<StageWork> = runs
-        .iter()
-        .map(|r| stage(costs, strategy, &parallel, r))
-        .collect();
+    let stages = stages(costs, strategy, &parallel, &runs);
     let mut built = Assembled {
         transfer: transfer(costs, strategy, &blocks),
         states: Vec::new(),
@@ -254,6 +251,35 @@ fn key(
         overlap_tp: strategy.overlap.tensor_parallel,
         groups,
     }
+}
+
+/// Work of every stage; most have the blocks of one before, and so its work.
+fn stages(
+    costs: &CostModel,
+    strategy: &Strategy,
+    parallel: &DataParallel,
+    runs: &[Vec<Run>],
+) -> Vec<StageWork> {
+    let mut stages: Vec<StageWork> = Vec::with_capacity(runs.len());
+    for (index, own) in runs.iter().enumerate() {
+        let equal = (0..index)
+            .rev()
+            .take(2)
+            .find(|&earlier| same(&runs[earlier], own));
+        let work = match equal {
+            Some(earlier) => stages[earlier].clone(),
+            None => stage(costs, strategy, parallel, own),
+        };
+        stages.push(work);
+    }
+    stages
+}
+
+fn same(a: &[Run], b: &[Run]) -> bool {
+    a.len() == b.len()
+        && a.iter()
+            .zip(b)
+            .all(|(x, y)| x.count == y.count && Arc::ptr_eq(&x.cost, &y.cost))
 }
 
 fn stage(

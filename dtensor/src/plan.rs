@@ -1,5 +1,8 @@
 //! The sharding plan: which parameters and module inputs and outputs have which placements.
 
+use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock, RwLock};
+
 use regex::Regex;
 use spec::{Axis, CpKind};
 
@@ -12,7 +15,7 @@ pub struct Entry {
     pub pattern: String,
     /// Placement per axis; axes not listed keep what they have.
     pub placements: Vec<(Axis, Placement)>,
-    compiled: Regex,
+    compiled: Arc<Regex>,
 }
 
 /// Everything that makes single-device model code run sharded.
@@ -36,7 +39,7 @@ impl Entry {
     /// # Errors
     /// When the pattern is not a regular expression.
     pub fn new(pattern: String, placements: Vec<(Axis, Placement)>) -> Result<Self, regex::Error> {
-        let compiled = Regex::new(&format!("^(?:{pattern})$"))?;
+        let compiled = compiled(&pattern)?;
         Ok(Self {
             pattern,
             placements,
@@ -49,6 +52,23 @@ impl Entry {
     pub fn matches(&self, name: &str) -> bool {
         self.compiled.is_match(name)
     }
+}
+
+/// Patterns compiled so far: a search builds the same few for every layout, and compiling one takes
+/// longer than tracing a block.
+static COMPILED: LazyLock<RwLock<BTreeMap<String, Arc<Regex>>>> = LazyLock::new(RwLock::default);
+
+fn compiled(pattern: &str) -> Result<Arc<Regex>, regex::Error> {
+    let poisoned = "no thread panics while holding the patterns";
+    if let Some(regex) = COMPILED.read().expect(poisoned).get(pattern) {
+        return Ok(Arc::clone(regex));
+    }
+    let regex = Arc::new(Regex::new(&format!("^(?:{pattern})$"))?);
+    COMPILED
+        .write()
+        .expect(poisoned)
+        .insert(pattern.to_owned(), Arc::clone(&regex));
+    Ok(regex)
 }
 
 impl ShardingPlan {
