@@ -170,10 +170,17 @@ impl StageWork {
         let forward = action.kind == ActionKind::F;
         let gathers = self.traffic.gathers(action);
         let reduces = self.traffic.reduces(action);
+        // Parameters gathered once per step are asked for when the optimizer is done, all stages'
+        // in turn; those gathered for every pass one block ahead.
+        let asked = if self.traffic.gather_forward == When::First {
+            Seconds(0.0)
+        } else {
+            start
+        };
         let mut clock = Clock {
             compute: start,
             traffic: traffic_free,
-            previous: start,
+            previous: asked,
         };
         let mut exposed = Seconds(0.0);
         let layers: &mut dyn Iterator<Item = &LayerTraffic> = if forward {
@@ -246,7 +253,9 @@ impl Clock {
             Seconds(0.0)
         };
         let end = begin + work + beside * (slowdown - 1.0);
-        self.previous = begin;
+        if self.previous.0 > 0.0 {
+            self.previous = begin;
+        }
         self.compute = end;
         if reduce.0 > 0.0 {
             self.traffic = self.traffic.max(end) + reduce;

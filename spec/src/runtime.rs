@@ -141,8 +141,11 @@ pub enum Rewrite {
     FuseNorm,
     /// One kernel for rotary embedding of queries and keys.
     FuseRope,
-    /// Cross-entropy in one pass over the logits, gradient in place.
+    /// Cross-entropy in one pass over the 16-bit logits, gradient in place (flash-attention, Liger, XLA):
+    /// no 32-bit copy exists.
     FuseCrossEntropy,
+    /// Softmax overwrites the 32-bit copy of the logits (Megatron's vocabulary-parallel loss).
+    InPlaceCrossEntropy,
     /// Chains of pointwise operators and norms become one kernel each (`torch.compile`).
     FusePointwise,
     /// Weight gradients accumulate into the main gradient inside the matrix product.

@@ -18,6 +18,10 @@ const FILES: &[(&str, &str)] = &[
         include_str!("../presets/runtimes/megatron-deepspeed.yaml"),
     ),
     (
+        "megatron-deepspeed-bf16.yaml",
+        include_str!("../presets/runtimes/megatron-deepspeed-bf16.yaml"),
+    ),
+    (
         "megatron-2022.yaml",
         include_str!("../presets/runtimes/megatron-2022.yaml"),
     ),

@@ -35,7 +35,8 @@ pub(crate) fn map(run: &Run) -> Result<Mapped, String> {
         Some(batch) => batch,
         None => micro_batch * dp * run.grad_accum.ok_or("global_batch is not stated")?,
     };
-    let dropout = runtime.name.starts_with("megatron-2") || runtime.name == "megatron-deepspeed";
+    let dropout =
+        runtime.name.starts_with("megatron-2") || runtime.name.starts_with("megatron-deepspeed");
     let model = super::model::build(run, tp, seq_len, dropout)?;
     let workload = Workload {
         gpus,
@@ -187,7 +188,11 @@ pub(crate) fn runtime(run: &Run) -> Result<Runtime, String> {
             "torchtitan"
         }
     } else if has("bigscience") || has("megatron-deepspeed") {
-        "megatron-deepspeed"
+        if run.precision.as_deref() == Some("bf16") {
+            "megatron-deepspeed-bf16"
+        } else {
+            "megatron-deepspeed"
+        }
     } else if has("megatron-core") || has("megatron_distopt") {
         "megatron-core"
     } else if has("llm-foundry") || has("mosaic") {

@@ -88,6 +88,9 @@ fn pointwise(
     if run.len() == 1 && run[0].kind == OpKind::Bias && lowering.has(Rewrite::FuseBiasEpilogue) {
         return None;
     }
+    if run.len() == 1 && is_loss_copy(trace, &run[0]) && lowering.has(Rewrite::FuseCrossEntropy) {
+        return None;
+    }
     let inside: FxHashSet<TensorId> = run
         .iter()
         .flat_map(|op| op.outputs.iter().copied())
@@ -122,6 +125,12 @@ fn pointwise(
         reads,
         writes,
     })
+}
+
+/// The copy of the logits to 32 bits before the loss, or its transpose.
+fn is_loss_copy(trace: &Trace, op: &Op) -> bool {
+    let wide = |id: &TensorId| trace.tensor(*id).dtype == spec::DType::F32;
+    op.kind == OpKind::Copy && op.inputs.iter().any(wide) != op.outputs.iter().any(wide)
 }
 
 /// Price class of a pointwise run, and how many passes over its data an unfused runtime makes.
@@ -274,7 +283,11 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &Op, index: usize) -> Vec<
         OpKind::CrossEntropy => {
             let fused =
                 lowering.has(Rewrite::FuseCrossEntropy) || lowering.has(Rewrite::FusePointwise);
-            memory(MemoryKind::CrossEntropy, if fused { 1 } else { 2 })
+            let mut loss = memory(MemoryKind::CrossEntropy, if fused { 1 } else { 2 });
+            if lowering.has(Rewrite::FuseCrossEntropy) {
+                loss.writes.clear();
+            }
+            loss
         }
         OpKind::TopK => memory(MemoryKind::Pointwise, 4),
         OpKind::Permute | OpKind::Unpermute => memory(

@@ -59,7 +59,7 @@ pub fn kept(lowering: &Lowering<'_>, trace: &Trace, recompute: Recompute) -> Vec
     if lowering.fuses_attention() && recompute != Recompute::Selective {
         saved.extend(log_sum_exp(trace));
     }
-    if !lowering.has(Rewrite::FuseCrossEntropy) {
+    if !lowering.has(Rewrite::FuseCrossEntropy) && !lowering.has(Rewrite::InPlaceCrossEntropy) {
         saved.extend(log_probabilities(trace));
     }
     saved
@@ -179,6 +179,8 @@ fn rebuilt(
         OpKind::Matmul { .. } | OpKind::GroupedMatmul { .. } => {
             recompute == Recompute::SelectiveOps && !alternate.contains(&op.outputs[0])
         }
+        // The 32-bit copy that a fused loss does not make.
+        OpKind::Copy if lowering.has(Rewrite::FuseCrossEntropy) => true,
         // Dropout masks cannot be rebuilt by a compiler's partitioner; other pointwise results
         // can, at no more than the traffic of reading them back.
         kind if is_pointwise(kind) => {
