@@ -47,11 +47,12 @@ pub(crate) fn stats(errors: &[f64]) -> Option<Stats> {
 
 type Key = fn(&Scored) -> String;
 
-const GROUPINGS: [(&str, Key); 7] = [
+const GROUPINGS: [(&str, Key); 8] = [
     ("all", |_| "all".to_owned()),
     ("source", |s| s.file.clone()),
     ("runtime", |s| s.runtime.clone().unwrap_or_default()),
     ("gpu", |s| s.gpu.clone().unwrap_or_default()),
+    ("model", |s| s.model.clone()),
     ("precision", |s| s.precision.clone().unwrap_or_default()),
     ("architecture", |s| {
         if s.moe { "experts" } else { "dense" }.to_owned()

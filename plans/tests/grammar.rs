@@ -1,0 +1,131 @@
+//! Strategies round-trip through text, ranks partition into groups, and plans through files.
+
+use std::collections::BTreeSet;
+
+use plans::json::{PredictedJson, StrategyJson};
+use plans::plan_file::{SCHEMA_VERSION, ShardingFile, WorkloadFile};
+use plans::{Axis, Breakdown, PlanFile, Strategy as Plan};
+use proptest::prelude::*;
+use spec::{Precision, Workload};
+
+fn parsed(text: &str) -> Result<Plan, plans::StrategyError> {
+    let model = spec::load::model("mixtral-8x7b").expect("preset");
+    let runtime = spec::load::runtime("vescale").expect("preset");
+    let workload = Workload {
+        gpus: 64,
+        seq_len: 4096,
+        global_batch: 128,
+        precision: Precision::Bf16,
+    };
+    plans::grammar::parse(text, &model, &workload, &runtime)
+}
+
+fn legal() -> impl proptest::strategy::Strategy<Value = Plan> {
+    let sizes = (0u32..4, 0u32..3, 0u32..3, 0u32..4, 0u32..2);
+    let choices = (0usize..3, 0u8..4, 0usize..4, 0usize..6, 0usize..2);
+    (sizes, choices).prop_filter_map("legal", |((tp, pp, cp, ep, mbs), (kind, zero, re, sched, order))| {
+        let kind = ["ring", "all_gather", "all_to_all"][kind];
+        let re = ["none", "selective", "full", "layers:3"][re];
+        let sched = ["1f1b", "interleaved,vpp=2", "gpipe", "zb-h1", "zb-v,vpp=2", "dualpipe-v,vpp=2"][sched];
+        let order = ["tp-cp-dp_shard-dp_replicate-pp", "tp-cp-pp-dp_shard-dp_replicate"][order];
+        let text = format!(
+            "tp={},pp={},cp={},ep={},mbs={},cp_kind={kind},zero={zero},recompute={re},schedule={sched},order={order}",
+            1 << tp, 1 << pp, 1 << cp, 1 << ep, 1 << mbs
+        );
+        parsed(&text).ok()
+    })
+}
+
+fn plan(strategy: &Plan) -> PlanFile {
+    let prediction = PredictedJson {
+        step_time_s: 1.25,
+        step_time_interval_s: [1.0, 1.5],
+        tokens_per_s_per_gpu: 1000.5,
+        mfu: 0.5,
+        peak_flops_per_s: 989e12,
+        peak_memory_bytes: 1 << 36,
+        peak_memory_interval_bytes: [1 << 35, 1 << 37],
+        peak_rank: 0,
+        peak_moment: "F s0 m1".to_owned(),
+        memory_by_rank_bytes: vec![1 << 36],
+        fits: true,
+        spare_bytes: 17,
+        breakdown: Breakdown {
+            compute_s: 0.0001,
+            ..Breakdown::default()
+        },
+    };
+    PlanFile {
+        schema_version: SCHEMA_VERSION,
+        id: String::new(),
+        tool_version: "0.1.0".to_owned(),
+        model: "mixtral-8x7b".to_owned(),
+        cluster: "dgx-h100".to_owned(),
+        runtime: "no".to_owned(),
+        workload: WorkloadFile {
+            gpus: 64,
+            seq_len: 4096,
+            global_batch: 128,
+            precision: Precision::Bf16,
+        },
+        strategy: StrategyJson::from(strategy.decisions()),
+        strategy_text: strategy.to_string(),
+        sharding: ShardingFile::default(),
+        train: None,
+        prediction,
+    }
+    .with_id()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn printing_and_parsing_are_inverse(strategy in legal()) {
+        prop_assert_eq!(parsed(&strategy.to_string()), Ok(strategy));
+    }
+
+    #[test]
+    fn groups_of_every_axis_partition_the_ranks(strategy in legal()) {
+        for axes in [
+            vec![Axis::Tp, Axis::Cp, Axis::DpShard, Axis::DpReplicate, Axis::Pp],
+            vec![Axis::Etp, Axis::Ep, Axis::Edp],
+        ] {
+            let world: u64 = axes.iter().map(|&a| strategy.size(a)).product();
+            let mut ranks = BTreeSet::new();
+            for index in 0..world {
+                let mut rest = index;
+                let mut rank = 0;
+                for &axis in &axes {
+                    let group = strategy.group(axis);
+                    rank += rest % group.size * group.stride;
+                    rest /= group.size;
+                }
+                ranks.insert(rank);
+            }
+            prop_assert_eq!(ranks.len() as u64, world);
+            prop_assert_eq!(ranks.last().copied(), Some(world - 1));
+        }
+    }
+
+    #[test]
+    fn plan_files_round_trip(strategy in legal()) {
+        let written = plan(&strategy);
+        let text = written.to_yaml().expect("writes");
+        prop_assert_eq!(&text, &written.to_yaml().expect("writes"));
+        let read = PlanFile::from_yaml(&text, "test").expect("reads");
+        prop_assert_eq!(read, written);
+    }
+}
+
+#[test]
+fn the_id_hashes_decisions_only() {
+    let strategy = parsed("tp=2,ep=4").expect("legal");
+    let one = plan(&strategy);
+    let mut other = one.clone();
+    other.prediction.step_time_s = 9.0;
+    other.tool_version = "9.9.9".to_owned();
+    assert_eq!(one.content_id(), other.content_id());
+    other.workload.seq_len = 8192;
+    assert_ne!(one.content_id(), other.content_id());
+}
