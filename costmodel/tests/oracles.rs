@@ -59,11 +59,8 @@ fn megatron_states_of_llama_70b() {
     check("tp=8,pp=4,vpp=5,recompute=selective", 14617.6);
 }
 
-/// The same report's activations: `s·b·h·(18 + 4·ffn/h)` per layer over `tp`, the 1F1B or
-/// interleaved number in flight, and the embedding. Ours differs by a named list: SwiGLU keeps gate,
-/// up and product (the report counts two tensors of width `ffn`), dropout masks are absent (the
-/// report counts 2·s·b·h), queries, keys and values have grouped heads (the report counts full
-/// ones), fused attention keeps its log-sum-exp.
+/// The same report's activations: `s·b·h·(18 + 4·ffn/h)` per layer over `tp`, times the layers in
+/// flight, and the embedding's `8·s·b·p + s·b·h·p`. Trace less formula is a named list, to the byte.
 #[test]
 fn megatron_activations_of_llama_70b() {
     let s = scenario("llama3-70b", 512, 4096, 512, "megatron-core");
@@ -80,13 +77,20 @@ fn megatron_activations_of_llama_70b() {
             "{text}: {restated}, reported {reported}"
         );
         let saved = named(&costs, &strategy(&s, text), &["saved activations"]);
-        // Per layer, ours less the report's: SwiGLU's third tensor +2·ffn; masks −2·h; queries as
-        // they are, keys and values 2·8/64 of theirs −(4 − 0.5)·h; log-sum-exp +4·64 bytes; the two
-        // norms' statistics +8 bytes per token.
-        let named_difference = seq * (2.0 * ffn - 2.0 * h - 3.5 * h + 4.0 * 64.0 + 8.0) / tp;
-        let ours = (report_layer + named_difference) * in_flight_layers / MIB;
+        let named_difference = [
+            // SwiGLU keeps gate, up and product; the report counts two tensors of width ffn.
+            2.0 * ffn,
+            // Llama has no dropout; the report counts two one-byte masks.
+            -2.0 * h,
+            // 8 key/value heads of 64; the report counts full keys and values.
+            -(4.0 - 0.5) * h,
+            // One 32-bit statistic per token and norm.
+            8.0,
+        ];
+        let layer = report_layer + seq / tp * named_difference.iter().sum::<f64>();
+        let ours = layer * in_flight_layers / MIB;
         assert!(
-            (saved / ours - 1.0).abs() < 0.02,
+            (saved - ours).abs() < 1e-6,
             "{text}: {saved} against {ours}"
         );
     };
@@ -96,6 +100,27 @@ fn megatron_activations_of_llama_70b() {
         80.0 * (1.0 + 3.0 / 20.0),
         11794.4,
     );
+}
+
+/// Selective recomputation drops exactly the scores: 5·a·s²·b over `tp` per layer, and keeps 34·s·b·h.
+#[test]
+fn selective_recomputation_drops_the_scores() {
+    let s = scenario("megatron-22b", 8, 2048, 4, "megatron-2022");
+    let costs = CostModel::new(s.clone()).expect("priced");
+    let saved = |text: &str| named(&costs, &strategy(&s, text), &["saved activations"]) * MIB;
+    let none = saved("tp=8,mbs=4,recompute=none");
+    let selective = saved("tp=8,mbs=4,recompute=selective");
+    let (layers, heads, seq, batch, h, tp) = (48.0, 64.0, 2048.0, 4.0, 6144.0, 8.0);
+    assert_eq!(
+        none - selective,
+        layers * 5.0 * heads * seq * seq * batch / tp
+    );
+    let full = saved("tp=8,mbs=4,recompute=full");
+    // Full keeps each layer's input, 2·s·b·h over tp under sequence parallelism; the two norms'
+    // statistics, 16 bytes per token, are beside the paper's 34.
+    let layer = selective - full;
+    let expected = layers * seq * batch / tp * ((34.0 - 2.0) * h + 16.0);
+    assert_eq!(layer, expected);
 }
 
 /// Megatron's distributed optimizer: 6 + 12/d bytes per parameter; 18 without.
