@@ -2,7 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use spec::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
+use spec::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, Zero};
 
 use crate::grammar::{recompute_name, short};
 use crate::partition::StagePartition;
@@ -11,7 +11,7 @@ use crate::prediction::{
 };
 use crate::strategy::Decisions;
 
-/// A strategy.
+/// A strategy, with the precision it was planned for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs, reason = "the names are those of `Decisions`")]
@@ -34,11 +34,14 @@ pub struct StrategyJson {
     pub schedule: ScheduleKind,
     pub axis_order: AxisOrder,
     pub stages: StagePartition,
+    pub precision: Precision,
     pub overlap: Overlap,
 }
 
-impl From<&Decisions> for StrategyJson {
-    fn from(d: &Decisions) -> Self {
+impl StrategyJson {
+    /// The JSON form of decisions for a job whose linear layers compute in `precision`.
+    #[must_use]
+    pub fn new(d: &Decisions, precision: Precision) -> Self {
         Self {
             tp: d.tp,
             pp: d.pp,
@@ -58,6 +61,7 @@ impl From<&Decisions> for StrategyJson {
             schedule: d.schedule,
             axis_order: d.axis_order,
             stages: d.stages.clone(),
+            precision,
             overlap: d.overlap,
         }
     }
@@ -133,10 +137,12 @@ pub struct CandidateJson {
     pub why_not_first: String,
 }
 
-impl From<&Candidate> for CandidateJson {
-    fn from(c: &Candidate) -> Self {
+impl CandidateJson {
+    /// The JSON form of a candidate for a job whose linear layers compute in `precision`.
+    #[must_use]
+    pub fn new(c: &Candidate, precision: Precision) -> Self {
         Self {
-            strategy: StrategyJson::from(c.strategy.decisions()),
+            strategy: StrategyJson::new(c.strategy.decisions(), precision),
             strategy_text: c.strategy.to_string(),
             summary: short(&c.strategy),
             predicted: PredictedJson::from(&c.prediction),

@@ -44,7 +44,7 @@ pub(crate) fn run(args: &EstimateArgs) -> Result<ExitCode, CliError> {
         output::json(&EstimateJson {
             schema_version: SCHEMA_VERSION,
             inputs: resolved.json,
-            strategy: StrategyJson::from(strategy.decisions()),
+            strategy: StrategyJson::new(strategy.decisions(), s.workload.precision),
             strategy_text: strategy.to_string(),
             predicted: PredictedJson::from(&prediction),
             memory: prediction.memory.clone(),

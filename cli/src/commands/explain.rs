@@ -52,16 +52,17 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode, CliError> {
         None => None,
     };
     if args.output.json {
+        let candidate = |c| CandidateJson::new(c, scenario.workload.precision);
         output::json(&ExplainJson {
             schema_version: SCHEMA_VERSION,
-            inputs: loaded.inputs,
             plan_id: loaded.file.id.clone(),
             predicted: PredictedJson::from(&prediction),
             binds: binds(&prediction),
             detail: DetailJson::from(&prediction),
             replicated_parameters: loaded.file.sharding.replicated.clone(),
-            neighbours: near.iter().map(CandidateJson::from).collect(),
-            why_not: why_not.as_ref().map(CandidateJson::from),
+            neighbours: near.iter().map(candidate).collect(),
+            why_not: why_not.as_ref().map(candidate),
+            inputs: loaded.inputs,
         })?;
         return Ok(ExitCode::SUCCESS);
     }

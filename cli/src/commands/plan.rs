@@ -44,7 +44,7 @@ pub(crate) fn file(
             global_batch: workload.global_batch,
             precision: workload.precision,
         },
-        strategy: StrategyJson::from(strategy.decisions()),
+        strategy: StrategyJson::new(strategy.decisions(), workload.precision),
         strategy_text: strategy.to_string(),
         sharding: sharding(&inputs.scenario, strategy)?,
         train: None,
@@ -118,7 +118,7 @@ pub(crate) fn load(path: &Path) -> Result<Loaded, CliError> {
     };
     let parameters = models::parameter_count(&model).map_err(|e| CliError::Usage(e.to_string()))?;
     let strategy = plans::grammar::parse(&file.strategy_text, &model, &workload, &runtime)?;
-    if StrategyJson::from(strategy.decisions()) != file.strategy {
+    if StrategyJson::new(strategy.decisions(), w.precision) != file.strategy {
         return Err(CliError::Spec(spec::SpecError::Field {
             path: shown,
             field: "strategy_text".to_owned(),

@@ -99,12 +99,13 @@ fn finish(
         None => None,
     };
     if args.output.json {
+        let candidate = |c| CandidateJson::new(c, resolved.scenario.workload.precision);
         output::json(&SearchJson {
             schema_version: SCHEMA_VERSION,
             inputs: resolved.json.clone(),
-            best: outcome.top.first().map(CandidateJson::from),
+            best: outcome.top.first().map(candidate),
             detail: outcome.top.first().map(|c| DetailJson::from(&c.prediction)),
-            top: outcome.top.iter().map(CandidateJson::from).collect(),
+            top: outcome.top.iter().map(candidate).collect(),
             space: outcome.space.clone(),
             relax: outcome.relax.clone(),
             budget,

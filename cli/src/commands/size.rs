@@ -104,7 +104,10 @@ fn rows(args: &SizeArgs, scenario: &Scenario, found: &[Sized]) -> Result<Vec<Siz
         };
         rows.push(SizeRow {
             gpus: sized.gpus,
-            best: sized.best.as_ref().map(CandidateJson::from),
+            best: sized
+                .best
+                .as_ref()
+                .map(|c| CandidateJson::new(c, scenario.workload.precision)),
             tokens_per_s: rate.map(|r| r * sized.gpus as f64),
             budget,
             pareto: false,

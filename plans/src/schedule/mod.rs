@@ -2,7 +2,6 @@
 
 mod dualpipe_v;
 mod gpipe;
-mod greedy;
 mod interleaved;
 mod one_f_one_b;
 mod zb_h1;
