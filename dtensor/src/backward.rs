@@ -5,7 +5,12 @@ use rustc_hash::FxHashMap;
 use crate::error::DTensorError;
 use crate::placement::Placement;
 use crate::tape::{DTensor, Record, Rule, Tape, transfer};
-use crate::trace::{Collective, CollectiveKind, Op, OpKind, Pass, TensorId, TensorRole};
+use crate::trace::{
+    Collective, CollectiveKind, Detail, Op, OpKind, Pass, TensorId, TensorRole, View, ViewKind,
+};
+
+/// Scope of the additions where a tensor has several readers.
+pub const GRADIENT_SUM: &str = "gradient_sum";
 
 /// Gradients so far, by the tensor they belong to.
 type Gradients = FxHashMap<TensorId, DTensor>;
@@ -15,13 +20,43 @@ impl Tape<'_> {
     pub(crate) fn backward(&mut self, output: &DTensor) -> Result<(), DTensorError> {
         let mut gradients = Gradients::default();
         let seed = self.gradient("output", output);
+        self.trace.output_gradient = Some(seed.id);
         gradients.insert(output.id, seed);
         let records = std::mem::take(&mut self.records);
         for record in records.iter().rev() {
+            let start = self.trace.backward.len();
             self.backward_of(record, &mut gradients)?;
+            self.say_whose(record, start);
         }
         self.records = records;
+        let input = |id: &TensorId| {
+            let info = self.trace.tensor(*id);
+            info.role == TensorRole::Input && info.storage == *id
+        };
+        self.trace.input_gradient = gradients
+            .iter()
+            .find(|(id, _)| input(id))
+            .map(|(_, gradient)| gradient.id);
         Ok(())
+    }
+
+    /// Ties the backward operators pushed since `start` to the forward operator they belong to.
+    fn say_whose(&mut self, record: &Record, start: usize) {
+        let mut nth = 0;
+        for op in &mut self.trace.backward[start..] {
+            if op.detail != Detail::None || op.scope == GRADIENT_SUM {
+                continue;
+            }
+            let each = matches!(
+                op.kind,
+                OpKind::AttentionScores(_) | OpKind::AttentionContext(_)
+            );
+            op.detail = Detail::Gradient {
+                of: record.op,
+                input: each.then_some(nth),
+            };
+            nth += 1;
+        }
     }
 
     fn backward_of(
@@ -39,11 +74,21 @@ impl Tape<'_> {
         let Some(gradient) = gradients.remove(&output.id) else {
             return Ok(());
         };
-        if record.rule == Rule::Slice {
+        if let Rule::Slice { offset } = record.rule {
             let whole = &record.inputs[0];
-            gradients
+            let parts = gradients
                 .entry(whole.id)
                 .or_insert_with(|| self.gradient("parts", whole));
+            let kind = ViewKind::Columns {
+                offset,
+                whole: *whole.shape.last().expect("sliced tensors have a last dim"),
+            };
+            self.trace.backward_views.push(View {
+                before: self.trace.backward.len(),
+                from: gradient.id,
+                to: parts.id,
+                kind,
+            });
             return Ok(());
         }
         if let Rule::Redistribute { axis, from, to } = record.rule {
@@ -208,14 +253,26 @@ impl Tape<'_> {
         };
         let placements = gradient.placements.with(axis, want);
         let Some(kind) = kind else {
+            let mut id = gradient.id;
+            if have == Placement::Replicate && want != Placement::Replicate {
+                id = self.gradient(&format!("{scope}.gradient"), input).id;
+                self.trace.backward_views.push(View {
+                    before: self.trace.backward.len(),
+                    from: gradient.id,
+                    to: id,
+                    kind: ViewKind::Shard,
+                });
+            }
             return Ok(DTensor {
+                id,
                 placements,
                 shape: input.shape.clone(),
-                ..gradient.clone()
+                dtype: gradient.dtype,
             });
         };
         let mut out = self.gradient(&format!("{scope}.gradient"), input);
         out.placements = placements;
+        self.place(out.id, &input.shape, placements);
         let collective = self.collective(kind, axis, gradient.id, out.id);
         self.trace.backward.push(Op {
             scope,
@@ -224,6 +281,15 @@ impl Tape<'_> {
             inputs: vec![gradient.id],
             outputs: vec![out.id],
             saved: Vec::new(),
+            detail: match self.trace.forward.get(record.op).map(|op| op.detail) {
+                Some(Detail::Dispatch { back }) => Detail::Dispatch { back: !back },
+                Some(Detail::ExpertTensor { gather }) => Detail::ExpertTensor { gather: !gather },
+                _ => Detail::Redistribute {
+                    axis,
+                    from: have,
+                    to: want,
+                },
+            },
         });
         Ok(out)
     }
@@ -270,12 +336,13 @@ impl Tape<'_> {
             ..sum
         };
         self.trace.backward.push(Op {
-            scope: "gradient_sum".to_owned(),
+            scope: GRADIENT_SUM.to_owned(),
             kind: OpKind::Add,
             pass: Pass::BackwardInput,
             inputs: vec![first.id, gradient.id],
             outputs: vec![sum.id],
             saved: Vec::new(),
+            detail: Detail::None,
         });
         gradients.insert(input.id, sum);
     }
@@ -289,6 +356,8 @@ impl Tape<'_> {
             x.dtype,
             TensorRole::Gradient,
         );
+        let (global, placements) = self.layout(x);
+        self.place(id, &global, placements);
         DTensor { id, ..x.clone() }
     }
 
@@ -308,6 +377,7 @@ impl Tape<'_> {
             inputs,
             outputs,
             saved: Vec::new(),
+            detail: Detail::None,
         });
     }
 }

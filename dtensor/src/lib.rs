@@ -9,10 +9,11 @@ pub mod tape;
 pub mod trace;
 
 pub use error::DTensorError;
+pub use ops::Nonlinearity;
 pub use placement::{BLOCK_AXES, BlockMesh, Placement, Placements};
 pub use plan::{Entry, ShardingPlan};
 pub use tape::{DTensor, Tape};
 pub use trace::{
-    AttentionShape, Collective, CollectiveKind, Op, OpKind, ParameterInfo, Pass, TensorId,
-    TensorInfo, TensorRole, Trace,
+    AttentionShape, Collective, CollectiveKind, Detail, Op, OpKind, ParameterInfo, Pass, TensorId,
+    TensorInfo, TensorRole, Trace, View, ViewKind,
 };

@@ -1,11 +1,14 @@
 //! Forward operators: shapes, placement propagation, and what each keeps for its backward.
 
+use spec::model::{Activation, NormKind};
 use spec::{Axis, DType};
 
 use crate::error::DTensorError;
 use crate::placement::{BLOCK_AXES, Placement, Placements};
 use crate::tape::{DTensor, Rule, Tape};
-use crate::trace::{AttentionShape, Collective, CollectiveKind, OpKind, TensorId, TensorRole};
+use crate::trace::{
+    AttentionShape, Collective, CollectiveKind, Detail, OpKind, TensorId, TensorRole,
+};
 
 impl Tape<'_> {
     /// `y = x · wᵀ` with `x: […, k]`, `w: [n, k]`. Keeps `x`.
@@ -105,8 +108,45 @@ impl Tape<'_> {
         out
     }
 
+    /// A nonlinearity. Keeps its input.
+    pub fn activation(&mut self, scope: &str, function: Nonlinearity, x: &DTensor) -> DTensor {
+        let out = self.unary(scope, OpKind::Activation { gated: false }, x, true);
+        self.detail(function.detail());
+        out
+    }
+
+    /// Rotary positions over the first `dims` of every `head_dim` columns of `x: [b, s, heads·d]`.
+    pub fn rope(
+        &mut self,
+        scope: &str,
+        x: &DTensor,
+        [head_dim, dims]: [u64; 2],
+        theta: f64,
+    ) -> DTensor {
+        let out = self.unary(scope, OpKind::Rope, x, false);
+        self.detail(Detail::Rope {
+            head_dim,
+            dims,
+            theta,
+        });
+        out
+    }
+
+    /// Adds the rows of a learned table of positions.
+    pub fn positions(&mut self, scope: &str, x: &DTensor, table: &DTensor) -> DTensor {
+        let out = self.unary(scope, OpKind::Bias, x, false);
+        self.detail(Detail::Table { table: table.id });
+        out
+    }
+
     /// The nonlinearity of a gated MLP: `act(gate) · up`. Keeps both.
-    pub fn gated_activation(&mut self, scope: &str, gate: &DTensor, up: &DTensor) -> DTensor {
+    pub fn gated_activation(
+        &mut self,
+        scope: &str,
+        function: Nonlinearity,
+        gate: &DTensor,
+        up: &DTensor,
+    ) -> DTensor {
         let out = self.like(scope, up, up.dtype);
         let kind = OpKind::Activation { gated: true };
         self.record(
@@ -117,11 +157,17 @@ impl Tape<'_> {
             &[gate.id, up.id],
             Rule::Own,
         );
+        self.detail(function.detail());
         out
     }
 
     /// As [`Tape::gated_activation`] on one tensor that holds gate and up, `[…, 2f]` → `[…, f]`.
-    pub fn fused_gated_activation(&mut self, scope: &str, both: &DTensor) -> DTensor {
+    pub fn fused_gated_activation(
+        &mut self,
+        scope: &str,
+        function: Nonlinearity,
+        both: &DTensor,
+    ) -> DTensor {
         let mut shape = both.shape.clone();
         let last = shape.len() - 1;
         shape[last] /= 2;
@@ -141,12 +187,24 @@ impl Tape<'_> {
         );
         let kind = OpKind::Activation { gated: true };
         self.record(scope, kind, &[both], &[&out], &[both.id], Rule::Own);
+        self.detail(function.detail());
         out
     }
 
     /// Layer or RMS norm over the last dim. Keeps the input and 32-bit statistics per row (mean
     /// and reciprocal deviation, or the latter alone).
-    pub fn norm(&mut self, scope: &str, x: &DTensor, weight: &DTensor, statistics: u64) -> DTensor {
+    pub fn norm(
+        &mut self,
+        scope: &str,
+        x: &DTensor,
+        weight: &DTensor,
+        bias: Option<&DTensor>,
+        (kind, epsilon): (NormKind, f64),
+    ) -> DTensor {
+        let statistics = match kind {
+            NormKind::LayerNorm => 2,
+            NormKind::RmsNorm => 1,
+        };
         let out = self.like(scope, x, x.dtype);
         let rows = self.trace.tensor(x.id).elements() / *x.shape.last().expect("has dims").max(&1);
         let name = format!("{scope}.statistics");
@@ -166,6 +224,11 @@ impl Tape<'_> {
         );
         let op = self.trace.forward.last_mut().expect("just recorded");
         op.outputs.push(stats);
+        self.detail(Detail::Norm {
+            kind,
+            epsilon,
+            bias: bias.map(|b| b.id),
+        });
         out
     }
 
@@ -192,7 +255,7 @@ impl Tape<'_> {
     }
 
     /// Dropout; keeps a one-byte mask.
-    pub fn dropout(&mut self, scope: &str, x: &DTensor) -> DTensor {
+    pub fn dropout(&mut self, scope: &str, x: &DTensor, probability: f64) -> DTensor {
         let out = self.like(scope, x, x.dtype);
         let shape = self.trace.tensor(x.id).shape.clone();
         let mask = self.local_tensor(
@@ -202,6 +265,7 @@ impl Tape<'_> {
             TensorRole::Activation,
         );
         self.record(scope, OpKind::Dropout, &[x], &[&out], &[mask], Rule::Own);
+        self.detail(Detail::Dropout { probability });
         self.trace
             .forward
             .last_mut()
@@ -244,6 +308,7 @@ impl Tape<'_> {
             &[ids.id],
             Rule::Own,
         );
+        self.detail(Detail::Table { table: table.id });
         out
     }
 
@@ -254,12 +319,16 @@ impl Tape<'_> {
         scope: &str,
         [q, k, v]: [&DTensor; 3],
         shape: AttentionShape,
-        dropout: bool,
+        dropout: f64,
     ) -> DTensor {
         let dims = vec![shape.batch, shape.heads, shape.q_len, shape.kv_len];
+        let heads = q.shape[2] / shape.qk_dim;
+        let global = [shape.batch, heads, q.shape[1], shape.kv_len];
+        let placements = scores_placements(q.placements);
         let local = |tape: &mut Self, name: &str| {
             let name = format!("{scope}.{name}");
             let id = tape.local_tensor(&name, dims.clone(), q.dtype, TensorRole::Activation);
+            tape.place(id, &global, placements);
             DTensor {
                 id,
                 shape: dims.clone(),
@@ -280,8 +349,8 @@ impl Tape<'_> {
             &[probabilities.id],
             Rule::Own,
         );
-        let weights = if dropout {
-            self.dropout(scope, &probabilities)
+        let weights = if dropout > 0.0 {
+            self.dropout(scope, &probabilities, dropout)
         } else {
             probabilities
         };
@@ -358,6 +427,7 @@ impl Tape<'_> {
                 inputs: vec![sums],
                 outputs: vec![sums],
                 saved: Vec::new(),
+                detail: Detail::VocabularySums { logits: logits.id },
             });
         }
         let name = format!("{scope}.loss");
@@ -381,7 +451,7 @@ impl Tape<'_> {
 
     /// Router choice over `logits: […, experts]`: keeps probabilities and chosen indices. Returns
     /// the probabilities of the chosen.
-    pub fn top_k(&mut self, scope: &str, logits: &DTensor, k: u64) -> DTensor {
+    pub fn top_k(&mut self, scope: &str, logits: &DTensor, k: u64, normalise: bool) -> DTensor {
         let mut shape = logits.shape.clone();
         let last = shape.len() - 1;
         shape[last] = k;
@@ -409,6 +479,7 @@ impl Tape<'_> {
             &saved,
             Rule::Own,
         );
+        self.detail(Detail::Route { normalise });
         chosen
     }
 
@@ -451,8 +522,9 @@ impl Tape<'_> {
         out
     }
 
-    /// Rows exchanged between expert ranks; balanced routing leaves their number as it is.
-    pub fn dispatch(&mut self, scope: &str, rows: &DTensor) -> DTensor {
+    /// Rows exchanged between expert ranks, or `back`; balanced routing leaves their number as it
+    /// is.
+    pub fn dispatch(&mut self, scope: &str, rows: &DTensor, back: bool) -> DTensor {
         if self.mesh().ep == 1 {
             return rows.clone();
         }
@@ -475,6 +547,7 @@ impl Tape<'_> {
             &[],
             rule,
         );
+        self.detail(Detail::Dispatch { back });
         out
     }
 
@@ -528,6 +601,7 @@ impl Tape<'_> {
             &[],
             rule,
         );
+        self.detail(Detail::ExpertTensor { gather });
         out
     }
 
@@ -535,6 +609,12 @@ impl Tape<'_> {
     #[must_use]
     pub fn local_shape(&self, x: &DTensor) -> &[u64] {
         &self.trace.tensor(x.id).shape
+    }
+
+    /// Global shape and placements of the local tensor behind `x`.
+    pub(crate) fn layout(&self, x: &DTensor) -> (Vec<u64>, Placements) {
+        let info = self.trace.tensor(x.id);
+        (info.global.clone(), info.placements)
     }
 
     fn like(&mut self, scope: &str, x: &DTensor, dtype: DType) -> DTensor {
@@ -545,11 +625,45 @@ impl Tape<'_> {
             dtype,
             TensorRole::Activation,
         );
+        let (global, placements) = self.layout(x);
+        self.place(id, &global, placements);
         DTensor {
             id,
             shape: x.shape.clone(),
             placements: x.placements,
             dtype,
+        }
+    }
+}
+
+/// Where attention's `[b, heads, q, kv]` lies when its queries `[b, s, heads·d]` lie so.
+fn scores_placements(queries: Placements) -> Placements {
+    let mut placements = Placements::REPLICATE;
+    for axis in BLOCK_AXES {
+        let on = match queries.on(axis) {
+            Placement::Shard(1) => Placement::Shard(2),
+            Placement::Shard(2) => Placement::Shard(1),
+            other => other,
+        };
+        placements = placements.with(axis, on);
+    }
+    placements
+}
+
+/// A nonlinearity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nonlinearity {
+    /// Which.
+    pub function: Activation,
+    /// Whether a GELU is the tanh approximation.
+    pub tanh: bool,
+}
+
+impl Nonlinearity {
+    fn detail(self) -> Detail {
+        Detail::Activation {
+            function: self.function,
+            tanh: self.tanh,
         }
     }
 }

@@ -6,8 +6,8 @@ use crate::error::DTensorError;
 use crate::placement::{BlockMesh, Placement, Placements};
 use crate::plan::ShardingPlan;
 use crate::trace::{
-    Collective, CollectiveKind, Op, OpKind, ParameterInfo, Pass, TensorId, TensorInfo, TensorRole,
-    Trace,
+    Collective, CollectiveKind, Detail, Op, OpKind, ParameterInfo, Pass, TensorId, TensorInfo,
+    TensorRole, Trace, View, ViewKind,
 };
 
 /// A global tensor: its local shard is [`TensorId`] in the trace.
@@ -37,7 +37,7 @@ pub(crate) enum Rule {
     /// Keys and values went round the ring; their gradients do too.
     Ring,
     /// A part of a tensor: gradients of the parts are written into one tensor.
-    Slice,
+    Slice { offset: u64 },
 }
 
 /// A recorded forward operator with its backward rule.
@@ -116,6 +116,8 @@ impl<'p> Tape<'p> {
             global_elements: shape.iter().product::<u64>() * experts,
             local_elements: one * held,
             expert,
+            experts,
+            tensor: tensor.id,
         });
         tensor
     }
@@ -131,6 +133,7 @@ impl<'p> Tape<'p> {
     ) -> DTensor {
         let local = placements.local(shape, &self.plan.mesh);
         let id = self.local_tensor(name, local, dtype, role);
+        self.place(id, shape, placements);
         DTensor {
             id,
             shape: shape.to_vec(),
@@ -149,12 +152,28 @@ impl<'p> Tape<'p> {
         let id = TensorId(self.trace.tensors.len() as u32);
         self.trace.tensors.push(TensorInfo {
             name: name.to_owned(),
+            global: shape.clone(),
+            placements: Placements::REPLICATE,
             shape,
             dtype,
             role,
             storage: id,
         });
         id
+    }
+
+    /// Says where a local tensor's shards lie.
+    pub(crate) fn place(&mut self, id: TensorId, global: &[u64], placements: Placements) {
+        let info = &mut self.trace.tensors[id.0 as usize];
+        info.global = global.to_vec();
+        info.placements = placements;
+    }
+
+    /// Gives the operator recorded last its detail.
+    pub(crate) fn detail(&mut self, detail: Detail) {
+        if let Some(op) = self.trace.forward.last_mut() {
+            op.detail = detail;
+        }
     }
 
     /// The same storage under another shape.
@@ -169,6 +188,8 @@ impl<'p> Tape<'p> {
             dtype: x.dtype,
             role,
             storage,
+            global: shape.to_vec(),
+            placements,
         });
         let out = DTensor {
             id,
@@ -191,9 +212,10 @@ impl<'p> Tape<'p> {
         self.plan.attention_exchange
     }
 
-    /// Part of the last dim of `x`, in place: the result owns its size but writes nothing. A
-    /// dim of interleaved parts is cut along its parts, so each part is a plain shard.
-    pub fn slice(&mut self, x: &DTensor, shape: &[u64]) -> DTensor {
+    /// Part of the last dim of `x` from column `offset` on, in place: the result owns its size but
+    /// writes nothing. A dim of interleaved parts is cut along its parts, so each part is a plain
+    /// shard.
+    pub fn slice(&mut self, x: &DTensor, offset: u64, shape: &[u64]) -> DTensor {
         let mut placements = x.placements;
         for axis in crate::placement::BLOCK_AXES {
             if let Placement::Interleaved(dim, _) = placements.on(axis) {
@@ -203,11 +225,18 @@ impl<'p> Tape<'p> {
         let info = self.trace.tensor(x.id);
         let (name, role) = (format!("{} part", info.name), info.role);
         let out = self.tensor(&name, shape, placements, x.dtype, role);
+        let whole = *x.shape.last().expect("sliced tensors have a last dim");
+        self.trace.forward_views.push(View {
+            before: self.trace.forward.len(),
+            from: x.id,
+            to: out.id,
+            kind: ViewKind::Columns { offset, whole },
+        });
         self.records.push(Record {
             op: usize::MAX,
             inputs: vec![x.clone()],
             outputs: vec![out.clone()],
-            rule: Rule::Slice,
+            rule: Rule::Slice { offset },
         });
         out
     }
@@ -245,6 +274,7 @@ impl<'p> Tape<'p> {
             inputs: inputs.iter().map(|t| t.id).collect(),
             outputs: outputs.iter().map(|t| t.id).collect(),
             saved: saved.to_vec(),
+            detail: Detail::None,
         });
         self.records.push(Record {
             op: self.trace.forward.len() - 1,
@@ -299,6 +329,14 @@ impl<'p> Tape<'p> {
             let mut same = x.clone();
             same.placements = placements;
             let out = self.alias(&same);
+            if from == Placement::Replicate && to != Placement::Replicate {
+                self.trace.forward_views.push(View {
+                    before: self.trace.forward.len(),
+                    from: x.id,
+                    to: out.id,
+                    kind: ViewKind::Shard,
+                });
+            }
             self.records.push(Record {
                 op: usize::MAX,
                 inputs: vec![x.clone()],
@@ -324,6 +362,7 @@ impl<'p> Tape<'p> {
             &[],
             rule,
         );
+        self.detail(Detail::Redistribute { axis, from, to });
         Ok(out)
     }
 
@@ -335,6 +374,8 @@ impl<'p> Tape<'p> {
             dtype: info.dtype,
             role: info.role,
             storage: info.storage,
+            global: x.shape.clone(),
+            placements: x.placements,
         };
         let id = TensorId(self.trace.tensors.len() as u32);
         self.trace.tensors.push(copy);

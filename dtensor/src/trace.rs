@@ -3,8 +3,10 @@
 //! The trace is an *unfused* operator graph over local shapes. Costs are not here: `costmodel`
 //! lowers the graph for a runtime (fusion, kept tensors, overlapped collectives) and prices it.
 
-use spec::Axis;
-use spec::DType;
+use spec::model::{Activation, NormKind};
+use spec::{Axis, DType};
+
+use crate::placement::{Placement, Placements};
 
 /// Index into [`Trace::tensors`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,6 +25,10 @@ pub struct TensorInfo {
     pub role: TensorRole,
     /// The tensor whose storage it shares (a view); itself when it owns its storage.
     pub storage: TensorId,
+    /// Shape over all ranks; the local shape for tensors that are not placed.
+    pub global: Vec<u64>,
+    /// Where the shards lie.
+    pub placements: Placements,
 }
 
 /// What a tensor is.
@@ -67,6 +73,114 @@ pub struct Op {
     pub outputs: Vec<TensorId>,
     /// Forward only: tensors this operator keeps for its backward.
     pub saved: Vec<TensorId>,
+    /// What running it needs beyond its sizes. Prices do not depend on it.
+    pub detail: Detail,
+}
+
+/// What running an operator needs beyond its sizes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Detail {
+    /// Nothing.
+    #[default]
+    None,
+    /// The backward of a forward operator.
+    Gradient {
+        /// Its index in [`Trace::forward`].
+        of: usize,
+        /// The input whose gradient this is, where every input has an operator of its own.
+        input: Option<usize>,
+    },
+    /// A norm.
+    Norm {
+        /// Which.
+        kind: NormKind,
+        /// Added to the variance.
+        epsilon: f64,
+        /// Its bias.
+        bias: Option<TensorId>,
+    },
+    /// Rows of a table: token embeddings by id, positions by place.
+    Table {
+        /// The table.
+        table: TensorId,
+    },
+    /// Rotary positions over the first `dims` of every `head_dim`.
+    Rope {
+        /// Dimensions per head.
+        head_dim: u64,
+        /// Rotated dimensions.
+        dims: u64,
+        /// Base of the frequencies.
+        theta: f64,
+    },
+    /// A nonlinearity.
+    Activation {
+        /// Which.
+        function: Activation,
+        /// Whether a GELU is the tanh approximation.
+        tanh: bool,
+    },
+    /// Dropout with this probability.
+    Dropout {
+        /// Of a zero.
+        probability: f64,
+    },
+    /// A redistribution.
+    Redistribute {
+        /// Mesh axis.
+        axis: Axis,
+        /// Placement before.
+        from: Placement,
+        /// Placement after.
+        to: Placement,
+    },
+    /// A router's choice.
+    Route {
+        /// Whether the chosen probabilities are normalised to 1.
+        normalise: bool,
+    },
+    /// Rows to the ranks of their experts, or back.
+    Dispatch {
+        /// Back to the ranks of their tokens.
+        back: bool,
+    },
+    /// Rows of all expert-tensor-parallel peers together, or summed and shared out.
+    ExpertTensor {
+        /// Together.
+        gather: bool,
+    },
+    /// The loss's reduction over a sharded vocabulary, from these logits.
+    VocabularySums {
+        /// The logits.
+        logits: TensorId,
+    },
+}
+
+/// A tensor that another one's storage holds: no kernel, no bytes of its own that were written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct View {
+    /// Index of the operator it is made before.
+    pub before: usize,
+    /// What it is a view of. In backward: the gradient of the part.
+    pub from: TensorId,
+    /// The view. In backward: the gradient of the whole, which the part is written into.
+    pub to: TensorId,
+    /// How.
+    pub kind: ViewKind,
+}
+
+/// How a view lies in what it views.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ViewKind {
+    /// Columns of the last dim from this global column on.
+    Columns {
+        /// First column.
+        offset: u64,
+        /// Columns of the whole.
+        whole: u64,
+    },
+    /// This rank's shard of a tensor it holds whole.
+    Shard,
 }
 
 /// What an operator computes, with local sizes.
@@ -199,6 +313,10 @@ pub struct ParameterInfo {
     pub local_elements: u64,
     /// Whether it belongs to a routed expert (and so to the expert mesh).
     pub expert: bool,
+    /// Routed experts that share the name; 1 for dense parameters.
+    pub experts: u64,
+    /// Its tensor.
+    pub tensor: TensorId,
 }
 
 /// A layer's forward and backward on one rank.
@@ -212,6 +330,14 @@ pub struct Trace {
     pub forward: Vec<Op>,
     /// Backward operators in order.
     pub backward: Vec<Op>,
+    /// Views made in forward.
+    pub forward_views: Vec<View>,
+    /// Gradients of parts written into gradients of wholes in backward.
+    pub backward_views: Vec<View>,
+    /// Gradient of the block's input, if it has one.
+    pub input_gradient: Option<TensorId>,
+    /// Gradient of the block's output: where backward starts.
+    pub output_gradient: Option<TensorId>,
     /// The layer's output: what the next layer or stage reads.
     pub output: Option<TensorId>,
 }

@@ -1,6 +1,6 @@
 //! Self-attention: grouped-query and latent.
 
-use dtensor::{AttentionShape, DTensor, OpKind, Placement};
+use dtensor::{AttentionShape, DTensor, Placement};
 use spec::model::{AttentionKind, Position};
 use spec::{Axis, CpKind, LayerClass};
 
@@ -31,9 +31,11 @@ pub(crate) fn grouped(
         let width = (heads + 2 * kv_heads) * head_dim;
         let qkv = block.linear(&scope(n.qkv), &x, width, hidden, bias)?;
         let whole = |heads: u64| [x.shape[0], x.shape[1], heads * head_dim];
-        let q = block.tape.slice(&qkv, &whole(heads));
-        let k = block.tape.slice(&qkv, &whole(kv_heads));
-        let v = block.tape.slice(&qkv, &whole(kv_heads));
+        let q = block.tape.slice(&qkv, 0, &whole(heads));
+        let k = block.tape.slice(&qkv, heads * head_dim, &whole(kv_heads));
+        let v = block
+            .tape
+            .slice(&qkv, (heads + kv_heads) * head_dim, &whole(kv_heads));
         (q, k, v)
     } else {
         let q = block.linear(&scope(n.q), &x, heads * head_dim, hidden, bias)?;
@@ -46,13 +48,11 @@ pub(crate) fn grouped(
         q = block.norm_over(&scope("q_norm"), &q, head_dim);
         k = block.norm_over(&scope("k_norm"), &k, head_dim);
     }
-    if let Position::Rope { .. } = block.model.position {
-        q = block
-            .tape
-            .unary(&scope("rotary_emb"), OpKind::Rope, &q, false);
-        k = block
-            .tape
-            .unary(&scope("rotary_emb"), OpKind::Rope, &k, false);
+    if let Position::Rope { dims } = block.model.position {
+        let theta = block.model.constants.rope_theta;
+        let head = [head_dim, dims];
+        q = block.tape.rope(&scope("rotary_emb"), &q, head, theta);
+        k = block.tape.rope(&scope("rotary_emb"), &k, head, theta);
     }
     if config.sinks {
         block
@@ -102,7 +102,7 @@ pub(crate) fn latent(
     let down = kv_lora_rank + qk_rope_dim;
     let a = block.linear(&scope("kv_a_proj_with_mqa"), &x, down, hidden, false)?;
     let latent = [x.shape[0], x.shape[1], kv_lora_rank];
-    let a = block.tape.slice(&a, &latent);
+    let a = block.tape.slice(&a, 0, &latent);
     let a = block.norm_over(&scope("kv_a_layernorm"), &a, kv_lora_rank);
     let up = block.linear(
         &scope("kv_b_proj"),
@@ -111,20 +111,22 @@ pub(crate) fn latent(
         kv_lora_rank,
         false,
     )?;
-    let q = block
-        .tape
-        .unary(&scope("rotary_emb"), OpKind::Rope, &q, false);
+    let head = [qk_dim, qk_rope_dim];
+    let theta = block.model.constants.rope_theta;
+    let q = block.tape.rope(&scope("rotary_emb"), &q, head, theta);
     let keys = [x.shape[0], x.shape[1], heads * qk_nope_dim];
-    let k = block.tape.slice(&up, &keys);
+    let k = block.tape.slice(&up, 0, &keys);
     // The shared rotated part is joined to every head's key: a copy.
     let k = block.tape.widened(
         &scope("keys"),
         &k,
         &[x.shape[0], x.shape[1], heads * qk_dim],
     );
-    let v = block
-        .tape
-        .slice(&up, &[x.shape[0], x.shape[1], heads * v_dim]);
+    let v = block.tape.slice(
+        &up,
+        heads * qk_nope_dim,
+        &[x.shape[0], x.shape[1], heads * v_dim],
+    );
     let dims = Dims {
         heads,
         kv_heads: heads,
@@ -163,7 +165,7 @@ fn core(
         causal: true,
         window: class.window,
     };
-    let dropout = block.model.attention_dropout > 0.0;
+    let dropout = block.model.attention_dropout;
     if mesh.cp == 1 {
         return Ok(block.tape.attention(&scope, [&q, &k, &v], shape, dropout));
     }

@@ -1,8 +1,8 @@
 //! A decoder, written once for one device. The mesh is never mentioned: layouts come from the
 //! sharding plan at module inputs and outputs.
 
-use dtensor::{DTensor, OpKind, Placement, Tape};
-use spec::model::{Activation, Mlp, ModelConfig, Moe, NormKind, Position, Residual};
+use dtensor::{DTensor, Nonlinearity, OpKind, Placement, Tape};
+use spec::model::{Mlp, ModelConfig, Moe, Position, Residual};
 use spec::{DType, LayerClass};
 
 use crate::attention::{grouped, latent};
@@ -58,7 +58,7 @@ impl Block<'_, '_, '_> {
     /// Dropout, if any, and the residual addition.
     fn join(&mut self, scope: &str, x: &DTensor, y: DTensor) -> Result<DTensor, ModelError> {
         let y = if self.model.hidden_dropout > 0.0 {
-            self.tape.dropout(scope, &y)
+            self.tape.dropout(scope, &y, self.model.hidden_dropout)
         } else {
             y
         };
@@ -101,23 +101,24 @@ impl Block<'_, '_, '_> {
         let activation = format!("{module}.act_fn");
         let inner = if mlp.gated && mlp.fused_gate_up {
             let both = self.linear(&scope(n.gate_up), &x, 2 * ffn, hidden, mlp.bias)?;
-            self.tape.fused_gated_activation(&activation, &both)
+            self.tape
+                .fused_gated_activation(&activation, self.nonlinearity(), &both)
         } else if mlp.gated {
             let gate = self.linear(&scope(n.gate), &x, ffn, hidden, mlp.bias)?;
             let up = self.linear(&scope(n.up), &x, ffn, hidden, mlp.bias)?;
-            self.tape.gated_activation(&activation, &gate, &up)
+            self.tape
+                .gated_activation(&activation, self.nonlinearity(), &gate, &up)
         } else {
             let up = self.linear(&scope(n.up), &x, ffn, hidden, mlp.bias)?;
-            self.activation(&activation, &up)
+            self.tape.activation(&activation, self.nonlinearity(), &up)
         };
         self.linear(&scope(n.down), &inner, hidden, ffn, mlp.bias)
     }
 
-    fn activation(&mut self, scope: &str, x: &DTensor) -> DTensor {
-        match self.model.mlp.activation {
-            Activation::Gelu | Activation::Silu | Activation::Relu | Activation::Relu2 => self
-                .tape
-                .unary(scope, OpKind::Activation { gated: false }, x, true),
+    fn nonlinearity(&self) -> Nonlinearity {
+        Nonlinearity {
+            function: self.model.mlp.activation,
+            tanh: self.model.constants.gelu_tanh,
         }
     }
 
@@ -137,14 +138,19 @@ impl Block<'_, '_, '_> {
             let name = format!("{router}.e_score_correction_bias");
             self.tape.parameter(&name, &[moe.experts], DType::F32, 1);
         }
-        let chosen = self.tape.top_k(&router, &logits, moe.top_k);
+        let chosen = self.tape.top_k(
+            &router,
+            &logits,
+            moe.top_k,
+            self.model.constants.normalise_top_k,
+        );
         let scope = format!("{}.experts", n.moe);
         let rows = self.tape.permute(&scope, &x, moe.top_k);
-        let rows = self.tape.dispatch(&scope, &rows);
+        let rows = self.tape.dispatch(&scope, &rows, false);
         let rows = self.tape.expert_tensor_exchange(&scope, &rows, true);
         let rows = self.expert_mlp(moe, &rows)?;
         let rows = self.tape.expert_tensor_exchange(&scope, &rows, false);
-        let rows = self.tape.dispatch(&scope, &rows);
+        let rows = self.tape.dispatch(&scope, &rows, true);
         let routed = self.tape.unpermute(&scope, &rows, &chosen, &x);
         if moe.shared_ffn == 0 {
             return Ok(routed);
@@ -184,10 +190,11 @@ impl Block<'_, '_, '_> {
         let inner = if self.model.mlp.gated {
             let gate = linear(self, rows, 0, moe.expert_ffn, hidden)?;
             let up = linear(self, rows, 1, moe.expert_ffn, hidden)?;
-            self.tape.gated_activation(&activation, &gate, &up)
+            self.tape
+                .gated_activation(&activation, self.nonlinearity(), &gate, &up)
         } else {
             let up = linear(self, rows, 1, moe.expert_ffn, hidden)?;
-            self.activation(&activation, &up)
+            self.tape.activation(&activation, self.nonlinearity(), &up)
         };
         Ok(linear(self, &inner, 2, hidden, moe.expert_ffn)?)
     }
@@ -203,16 +210,18 @@ impl Block<'_, '_, '_> {
         let weight = self
             .tape
             .parameter(&format!("{scope}.weight"), &[width], self.dtype, 1);
-        if norm.bias {
+        let bias = norm.bias.then(|| {
             self.tape
-                .parameter(&format!("{scope}.bias"), &[width], self.dtype, 1);
-        }
-        let statistics = match norm.kind {
-            NormKind::LayerNorm => 2,
-            NormKind::RmsNorm => 1,
-        };
-        self.tape
-            .norm(scope.trim_start_matches('/'), x, &weight, statistics)
+                .parameter(&format!("{scope}.bias"), &[width], self.dtype, 1)
+        });
+        let kind = (norm.kind, self.model.constants.norm_epsilon);
+        self.tape.norm(
+            scope.trim_start_matches('/'),
+            x,
+            &weight,
+            bias.as_ref(),
+            kind,
+        )
     }
 
     /// A linear with its redistribution and bias.
@@ -265,15 +274,18 @@ impl Block<'_, '_, '_> {
         let mut x = self.tape.at(&format!("{}.output", n.embedding), x)?;
         if let Position::Learned { rows } = model.position {
             let name = format!("/{}.weight", n.positions);
-            self.tape
+            let table = self
+                .tape
                 .parameter(&name, &[rows, model.hidden], self.dtype, 1);
-            x = self.tape.unary(n.positions, OpKind::Bias, &x, false);
+            x = self.tape.positions(n.positions, &x, &table);
         }
         if model.embedding_norm {
             x = self.norm(&format!("/{}", n.embedding_norm), &x);
         }
         if model.hidden_dropout > 0.0 {
-            x = self.tape.dropout(n.embedding, &x);
+            x = self
+                .tape
+                .dropout(n.embedding, &x, self.model.hidden_dropout);
         }
         Ok(x)
     }

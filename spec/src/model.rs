@@ -70,6 +70,38 @@ pub struct ModelConfig {
     pub mtp_layers: u64,
     /// Longest sequence the model declares.
     pub max_position: u64,
+    /// Numbers that training needs and planning does not.
+    pub constants: ModelConstants,
+}
+
+/// Constants of a model's arithmetic. They change results, never cost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ModelConstants {
+    /// Added to the variance in norms.
+    pub norm_epsilon: f64,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// Whether the rotary frequencies are rescaled for long contexts.
+    pub rope_scaled: bool,
+    /// Whether the GELU is the tanh approximation.
+    pub gelu_tanh: bool,
+    /// Whether the chosen experts' probabilities are normalised to 1.
+    pub normalise_top_k: bool,
+    /// Standard deviation of initial weights.
+    pub initializer_range: f64,
+}
+
+impl Default for ModelConstants {
+    fn default() -> Self {
+        Self {
+            norm_epsilon: 1e-5,
+            rope_theta: 10_000.0,
+            rope_scaled: false,
+            gelu_tanh: true,
+            normalise_top_k: true,
+            initializer_range: 0.02,
+        }
+    }
 }
 
 /// Normalisation.

@@ -126,5 +126,6 @@ pub(super) fn build(
         attention_dropout: if dropout && gpt { 0.1 } else { 0.0 },
         mtp_layers: 0,
         max_position: seq_len,
+        constants: spec::model::ModelConstants::default(),
     })
 }

@@ -93,6 +93,31 @@ impl<'a> Fields<'a> {
             .ok_or_else(|| self.wrong(field, "missing; expected a text"))
     }
 
+    /// A positive number, if there.
+    pub(super) fn real(&self, field: &str) -> Result<Option<f64>, SpecError> {
+        self.present(field)
+            .map(|value| {
+                value
+                    .as_f64()
+                    .filter(|&x| x > 0.0 && x.is_finite())
+                    .ok_or_else(|| {
+                        self.wrong(field, format!("{} is not a positive number", short(value)))
+                    })
+            })
+            .transpose()
+    }
+
+    /// A text, if there.
+    pub(super) fn maybe_text(&self, field: &str) -> Result<Option<&'a str>, SpecError> {
+        self.present(field)
+            .map(|value| {
+                value
+                    .as_str()
+                    .ok_or_else(|| self.wrong(field, format!("{} is not a text", short(value))))
+            })
+            .transpose()
+    }
+
     /// An object inside.
     pub(super) fn nested(&self, field: &str) -> Option<Fields<'a>> {
         self.present(field)

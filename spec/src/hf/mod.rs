@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use crate::error::SpecError;
 use crate::model::{
-    Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, Moe, Norm, NormKind, Position,
-    Residual, WindowPattern,
+    Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, ModelConstants, Moe, Norm,
+    NormKind, Position, Residual, WindowPattern,
 };
 use crate::suggest::nearest;
 use fields::Fields;
@@ -73,10 +73,43 @@ pub fn decode(text: &str, path: &str, name: &str) -> Result<ModelConfig, SpecErr
     };
     let model = ModelConfig {
         name: name.to_owned(),
+        constants: constants(&fields, kind)?,
         ..model
     };
     check(&model, path)?;
     Ok(model)
+}
+
+/// The arithmetic's constants, where the file leaves them out as the family's code has them.
+fn constants(f: &Fields<'_>, kind: &str) -> Result<ModelConstants, SpecError> {
+    let usual = ModelConstants::default();
+    let epsilon = [
+        "rms_norm_eps",
+        "layer_norm_epsilon",
+        "layer_norm_eps",
+        "norm_eps",
+    ];
+    let mut norm_epsilon = usual.norm_epsilon;
+    for name in epsilon {
+        norm_epsilon = f.real(name)?.unwrap_or(norm_epsilon);
+    }
+    let gelu = f
+        .maybe_text("activation_function")?
+        .or(f.maybe_text("hidden_act")?);
+    Ok(ModelConstants {
+        norm_epsilon,
+        rope_theta: f.real("rope_theta")?.unwrap_or(if kind == "mixtral" {
+            1e6
+        } else {
+            usual.rope_theta
+        }),
+        rope_scaled: f.nested("rope_scaling").is_some(),
+        gelu_tanh: gelu != Some("gelu"),
+        normalise_top_k: f.flag("norm_topk_prob", kind == "mixtral")?,
+        initializer_range: f
+            .real("initializer_range")?
+            .unwrap_or(usual.initializer_range),
+    })
 }
 
 /// Sizes that cannot be, whatever the family.
@@ -184,6 +217,7 @@ fn gpt_base(
         attention_dropout: 0.0,
         mtp_layers: 0,
         max_position: 2048,
+        constants: ModelConstants::default(),
     }
 }
 
@@ -408,6 +442,7 @@ fn llama_like(f: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError> {
         attention_dropout: f.fraction("attention_dropout")?,
         mtp_layers: f.maybe("num_nextn_predict_layers")?.unwrap_or(0),
         max_position: f.maybe("max_position_embeddings")?.unwrap_or(8192),
+        constants: ModelConstants::default(),
     })
 }
 
