@@ -1,14 +1,20 @@
 //! Global tensors: placements, propagation, redistribution, autograd tape; the meta device.
 
 mod backward;
+pub mod comm;
+#[cfg(feature = "cpu")]
+pub mod cpu;
 pub mod error;
+pub mod layout;
 mod ops;
+pub mod philox;
 pub mod placement;
 pub mod plan;
 pub mod tape;
 pub mod trace;
 
 pub use error::DTensorError;
+pub use layout::BlockPosition;
 pub use ops::Nonlinearity;
 pub use placement::{BLOCK_AXES, BlockMesh, Placement, Placements};
 pub use plan::{Entry, ShardingPlan};

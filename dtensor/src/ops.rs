@@ -407,6 +407,7 @@ impl Tape<'_> {
             .rev()
             .skip(1)
             .product();
+        let mut reduced = None;
         if self.mesh().tp > 1 && shards(logits.placements.on(Axis::Tp), logits.shape.len() - 1) {
             let sums = self.local_tensor(
                 &format!("{scope}.sums"),
@@ -414,6 +415,7 @@ impl Tape<'_> {
                 DType::F32,
                 TensorRole::Activation,
             );
+            reduced = Some(sums);
             let bytes = self.trace.tensor(sums).bytes().0;
             let collective = Collective {
                 kind: CollectiveKind::AllReduce,
@@ -446,6 +448,7 @@ impl Tape<'_> {
             &[logits.id],
             Rule::Own,
         );
+        self.detail(Detail::Loss { sums: reduced });
         loss
     }
 

@@ -154,6 +154,11 @@ pub enum Detail {
         /// The logits.
         logits: TensorId,
     },
+    /// A loss.
+    Loss {
+        /// Its reduction over a sharded vocabulary, if it is.
+        sums: Option<TensorId>,
+    },
 }
 
 /// A tensor that another one's storage holds: no kernel, no bytes of its own that were written.

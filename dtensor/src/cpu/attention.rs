@@ -1,0 +1,203 @@
+//! Core attention in pieces: scores, softmax, context, and their transposes.
+
+use std::ops::Range;
+
+use super::elementwise::each_row;
+use super::gemm::{Matrix, multiply_add, multiply_in_order};
+use super::math::{exp, row_sum};
+use super::tree::TreeSum;
+
+/// Query rows computed together, so that keys none of them sees are left out.
+const BLOCK: usize = 64;
+
+/// Sizes of one call. Keys are in global order, queries where `positions` say.
+pub(super) struct Heads<'p> {
+    pub(super) batch: usize,
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) kv_len: usize,
+    /// Global position of every local query.
+    pub(super) positions: &'p [u64],
+    pub(super) window: Option<u64>,
+    pub(super) exact: bool,
+    pub(super) threads: usize,
+}
+
+impl Heads<'_> {
+    fn queries(&self) -> usize {
+        self.positions.len()
+    }
+
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Keys that the query at a position sees.
+    fn seen(&self, position: u64) -> Range<usize> {
+        let end = (position as usize + 1).min(self.kv_len);
+        let start = self
+            .window
+            .map_or(0, |w| (position + 1).saturating_sub(w) as usize);
+        start.min(end)..end
+    }
+
+    /// Blocks of query rows with the end of what any of them sees.
+    fn blocks(&self) -> impl Iterator<Item = (Range<usize>, usize)> + '_ {
+        (0..self.queries()).step_by(BLOCK).map(|start| {
+            let rows = start..(start + BLOCK).min(self.queries());
+            let last = self.positions[rows.clone()].iter().max().copied();
+            (rows, last.map_or(0, |p| self.seen(p).end))
+        })
+    }
+
+    /// One head of `[b, s, heads·dim]`, rows `range`.
+    fn head<'a>(
+        &self,
+        x: &'a [f32],
+        sequence: usize,
+        (heads, dim): (usize, usize),
+        (b, h): (usize, usize),
+        range: Range<usize>,
+    ) -> Matrix<'a> {
+        let width = heads * dim;
+        let start = (b * sequence + range.start) * width + h * dim;
+        Matrix::new(&x[start..], range.len(), dim, width)
+    }
+
+    /// `out[b, h, q, k] = Σ_d x[b, q, h, d] · y[b, k, h/group, d]`: scores from queries and keys, or
+    /// the gradient of the weights from the output's and values.
+    pub(super) fn rows_by_keys(&self, x: &[f32], y: &[f32], dim: usize) -> Vec<f32> {
+        let (queries, keys) = (self.queries(), self.kv_len);
+        let mut out = vec![0.0; self.batch * self.heads * queries * keys];
+        let one = |index: usize, out: &mut [f32]| {
+            let (b, h) = (index / self.heads, index % self.heads);
+            for (rows, end) in self.blocks() {
+                let a = self.head(x, queries, (self.heads, dim), (b, h), rows.clone());
+                let kv = (b, h / self.group());
+                let c = self.head(y, keys, (self.kv_heads, dim), kv, 0..end);
+                let out = &mut out[rows.start * keys..rows.end * keys];
+                self.product(a, c.transposed(), out, keys);
+            }
+        };
+        each_row(&mut out, queries * keys, self.threads, one);
+        out
+    }
+
+    /// `out[b, q, h, d] = Σ_k w[b, h, q, k] · y[b, k, h/group, d]`: the context from weights and
+    /// values, or the gradient of the queries from the scores' and keys.
+    pub(super) fn weighted_keys(&self, w: &[f32], y: &[f32], dim: usize) -> Vec<f32> {
+        let (queries, keys) = (self.queries(), self.kv_len);
+        let width = self.heads * dim;
+        let mut out = vec![0.0; self.batch * queries * width];
+        let one = |b: usize, out: &mut [f32]| {
+            for h in 0..self.heads {
+                let weights = &w[(b * self.heads + h) * queries * keys..];
+                for (rows, end) in self.blocks() {
+                    let a = Matrix::new(&weights[rows.start * keys..], rows.len(), end, keys);
+                    let kv = (b, h / self.group());
+                    let c = self.head(y, keys, (self.kv_heads, dim), kv, 0..end);
+                    let out = &mut out[rows.start * width + h * dim..];
+                    self.product(a, c, out, width);
+                }
+            }
+        };
+        each_row(&mut out, queries * width, self.threads, one);
+        out
+    }
+
+    /// `out[b, k, g, d] = Σ_{h in group g} Σ_q w[b, h, q, k] · x[b, q, h, d]`: gradients of values
+    /// and keys.
+    pub(super) fn weighted_rows(&self, w: &[f32], x: &[f32], dim: usize) -> Vec<f32> {
+        let mut out = vec![0.0; self.batch * self.kv_len * self.kv_heads * dim];
+        self.add_weighted_rows(w, x, dim, 0..self.queries(), &mut out);
+        out
+    }
+
+    /// The same as a tree over leaves of the queries.
+    pub(super) fn weighted_rows_tree(
+        &self,
+        w: &[f32],
+        x: &[f32],
+        dim: usize,
+        leaves: &[(u64, Range<usize>)],
+    ) -> TreeSum {
+        let mut sum = TreeSum::default();
+        for (leaf, range) in leaves {
+            let mut out = vec![0.0; self.batch * self.kv_len * self.kv_heads * dim];
+            self.add_weighted_rows(w, x, dim, range.clone(), &mut out);
+            sum.leaf(*leaf, out);
+        }
+        sum
+    }
+
+    fn add_weighted_rows(
+        &self,
+        w: &[f32],
+        x: &[f32],
+        dim: usize,
+        range: Range<usize>,
+        out: &mut [f32],
+    ) {
+        let (queries, keys) = (self.queries(), self.kv_len);
+        let width = self.kv_heads * dim;
+        let one = |b: usize, out: &mut [f32]| {
+            for h in 0..self.heads {
+                let weights = &w[(b * self.heads + h) * queries * keys..];
+                let out = &mut out[h / self.group() * dim..];
+                for start in range.clone().step_by(BLOCK) {
+                    let rows = start..(start + BLOCK).min(range.end);
+                    let last = self.positions[rows.clone()].iter().max().copied();
+                    let end = last.map_or(0, |p| self.seen(p).end);
+                    let a = Matrix::new(&weights[rows.start * keys..], rows.len(), end, keys);
+                    let c = self.head(x, queries, (self.heads, dim), (b, h), rows);
+                    self.product(a.transposed(), c, out, width);
+                }
+            }
+        };
+        each_row(out, keys * width, self.threads, one);
+    }
+
+    fn product(&self, a: Matrix<'_>, b: Matrix<'_>, out: &mut [f32], stride: usize) {
+        if self.exact {
+            multiply_in_order(a, b, out, stride);
+        } else {
+            multiply_add(a, b, out, stride, 1);
+        }
+    }
+
+    /// Scaled, masked softmax of the scores.
+    pub(super) fn softmax(&self, scores: &[f32], scale: f32) -> Vec<f32> {
+        let keys = self.kv_len;
+        let mut out = vec![0.0; scores.len()];
+        each_row(&mut out, keys, self.threads, |row, out| {
+            let seen = self.seen(self.positions[row % self.queries()]);
+            let scores = &scores[row * keys..(row + 1) * keys][seen.clone()];
+            let out = &mut out[seen];
+            let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            for (y, &x) in out.iter_mut().zip(scores) {
+                *y = exp((x - largest) * scale);
+            }
+            let inverse = 1.0 / row_sum(out.iter().copied());
+            for y in out {
+                *y *= inverse;
+            }
+        });
+        out
+    }
+
+    /// Gradient of the scores: `scale · p · (dp − Σ p·dp)`.
+    pub(super) fn softmax_backward(&self, p: &[f32], dp: &[f32], scale: f32) -> Vec<f32> {
+        let keys = self.kv_len;
+        let mut out = vec![0.0; p.len()];
+        each_row(&mut out, keys, self.threads, |row, out| {
+            let seen = self.seen(self.positions[row % self.queries()]);
+            let range = row * keys..(row + 1) * keys;
+            let (p, dp) = (&p[range.clone()][seen.clone()], &dp[range][seen.clone()]);
+            let along = row_sum(p.iter().zip(dp).map(|(p, d)| p * d));
+            for ((y, p), d) in out[seen].iter_mut().zip(p).zip(dp) {
+                *y = scale * p * (d - along);
+            }
+        });
+        out
+    }
+}

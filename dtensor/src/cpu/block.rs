@@ -1,0 +1,264 @@
+//! A traced block made ready to run: what runs when, and what is kept from forward to backward.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::tensor::{Tensor, Value};
+use super::tree::TreeSum;
+use crate::trace::{CollectiveKind, Detail, OpKind, Pass, TensorId, TensorRole, Trace};
+
+/// What is kept from forward to backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// All that backward reads.
+    All,
+    /// All but what core attention makes inside; that runs again.
+    NotAttention,
+    /// The block's input; everything runs again.
+    Input,
+}
+
+/// Which half of backward to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// Both.
+    Both,
+    /// Gradients of inputs.
+    Input,
+    /// Gradients of weights, after the other half.
+    Weight,
+}
+
+/// An entry of a block's program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Operator of the pass's list.
+    Op(usize),
+    /// View of the pass's list.
+    View(usize),
+}
+
+/// A block ready to run.
+#[derive(Clone, Debug)]
+pub struct Block {
+    /// What one rank executes.
+    pub trace: Trace,
+    /// Put before scopes to name random streams, such as `model.layers.3.`.
+    pub prefix: String,
+    /// What is kept.
+    pub keep: Keep,
+    pub(super) forward: Vec<Step>,
+    pub(super) backward: Vec<Step>,
+    /// Storages kept after forward.
+    pub(super) kept: BTreeSet<u32>,
+    /// Forward steps that run again before backward.
+    pub(super) again: Vec<usize>,
+    /// Storages that die after each forward step when it runs for the first time.
+    pub(super) forward_dies: Vec<Vec<u32>>,
+    /// Storages that die after each backward step, when the whole of backward runs.
+    pub(super) backward_dies: Vec<Vec<u32>>,
+    /// Storages that the weight half reads.
+    pub(super) weight_reads: BTreeSet<u32>,
+}
+
+/// Parameters of a block as a rank holds them now.
+pub trait Parameters {
+    /// The local shard of a parameter; of experts, all local ones after each other.
+    fn parameter(&self, id: TensorId) -> &Tensor;
+}
+
+/// Where gradients of weights go.
+pub trait GradientSink {
+    /// The sum of a parameter's gradients so far, to add to.
+    fn plain(&mut self, id: TensorId) -> &mut [f32];
+    /// Exact mode: nodes of a parameter's gradient. `range` is the part of the local parameter they
+    /// are of: all of it, or one expert.
+    fn tree(&mut self, id: TensorId, range: std::ops::Range<usize>, sum: TreeSum);
+}
+
+/// What a block keeps of a micro-batch between its passes.
+#[derive(Clone, Debug, Default)]
+pub struct Saved {
+    pub(super) values: BTreeMap<u32, Arc<Value>>,
+    pub(super) route: Option<Arc<super::experts::Route>>,
+}
+
+impl Saved {
+    /// Bytes kept.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.values.values().map(|v| v.bytes()).sum()
+    }
+}
+
+impl Block {
+    /// Makes a traced block ready.
+    #[must_use]
+    pub fn new(trace: Trace, prefix: &str, keep: Keep) -> Self {
+        let views = |views: &[crate::trace::View], ops: usize| {
+            let mut steps = Vec::with_capacity(ops + views.len());
+            for op in 0..=ops {
+                let here = views.iter().enumerate().filter(|(_, v)| v.before == op);
+                steps.extend(here.map(|(i, _)| Step::View(i)));
+                if op < ops {
+                    steps.push(Step::Op(op));
+                }
+            }
+            steps
+        };
+        let forward = views(&trace.forward_views, trace.forward.len());
+        let backward = views(&trace.backward_views, trace.backward.len());
+        let mut block = Self {
+            prefix: prefix.to_owned(),
+            keep,
+            kept: BTreeSet::new(),
+            again: Vec::new(),
+            forward_dies: Vec::new(),
+            backward_dies: Vec::new(),
+            weight_reads: BTreeSet::new(),
+            trace,
+            forward,
+            backward,
+        };
+        block.kept = block.kept_storages();
+        block.again = block.steps_again();
+        block.forward_dies = block.dying(&block.forward, true);
+        block.backward_dies = block.dying(&block.backward, false);
+        block.weight_reads = block.weight_half_reads();
+        block
+    }
+
+    pub(super) fn storage(&self, id: TensorId) -> u32 {
+        self.trace.tensor(id).storage.0
+    }
+
+    fn is_kept_role(&self, storage: u32) -> bool {
+        matches!(
+            self.trace.tensors[storage as usize].role,
+            TensorRole::Activation | TensorRole::Input
+        )
+    }
+
+    /// Whether a forward operator is one of the pieces of core attention.
+    pub(super) fn is_attention(&self, op: usize) -> bool {
+        let op = &self.trace.forward[op];
+        op.scope.ends_with("core_attention") && !matches!(op.kind, OpKind::Collective(_))
+    }
+
+    fn is_ring(&self, op: usize) -> bool {
+        matches!(
+            self.trace.forward[op].kind,
+            OpKind::Collective(c) if c.kind == CollectiveKind::RingExchange
+        )
+    }
+
+    fn kept_storages(&self) -> BTreeSet<u32> {
+        if self.keep == Keep::Input {
+            return self
+                .trace
+                .tensors
+                .iter()
+                .filter(|t| t.role == TensorRole::Input)
+                .map(|t| t.storage.0)
+                .collect();
+        }
+        let ops = self.trace.forward.iter();
+        let mut kept: BTreeSet<u32> = ops
+            .flat_map(|op| op.saved.iter().map(|&id| self.storage(id)))
+            .filter(|&storage| self.is_kept_role(storage))
+            .collect();
+        if self.keep == Keep::NotAttention {
+            for op in (0..self.trace.forward.len()).filter(|&op| self.is_attention(op)) {
+                for &id in &self.trace.forward[op].outputs {
+                    if !self.is_read_outside_attention(id) {
+                        kept.remove(&self.storage(id));
+                    }
+                }
+            }
+        }
+        kept
+    }
+
+    fn is_read_outside_attention(&self, id: TensorId) -> bool {
+        let storage = self.storage(id);
+        let reads = |op: usize| {
+            let saved = &self.trace.forward[op].saved;
+            saved.iter().any(|&s| self.storage(s) == storage)
+        };
+        (0..self.trace.forward.len()).any(|op| !self.is_attention(op) && reads(op))
+    }
+
+    fn steps_again(&self) -> Vec<usize> {
+        let again = |step: &Step| match (self.keep, step) {
+            (Keep::All, _) => false,
+            (Keep::Input, _) => true,
+            (Keep::NotAttention, Step::Op(op)) => self.is_attention(*op) || self.is_ring(*op),
+            (Keep::NotAttention, Step::View(_)) => false,
+        };
+        (0..self.forward.len())
+            .filter(|&i| again(&self.forward[i]))
+            .collect()
+    }
+
+    /// Storages a step reads.
+    fn reads(&self, step: Step, forward: bool) -> Vec<u32> {
+        let ids: Vec<TensorId> = match (step, forward) {
+            (Step::Op(op), true) => {
+                let op = &self.trace.forward[op];
+                let sums = match op.detail {
+                    Detail::Loss { sums } => sums,
+                    _ => None,
+                };
+                op.inputs.iter().copied().chain(sums).collect()
+            }
+            (Step::Op(op), false) => self.trace.backward[op].inputs.clone(),
+            (Step::View(view), true) => vec![self.trace.forward_views[view].from],
+            (Step::View(view), false) => {
+                let view = &self.trace.backward_views[view];
+                vec![view.from, view.to]
+            }
+        };
+        ids.into_iter().map(|id| self.storage(id)).collect()
+    }
+
+    fn dying(&self, steps: &[Step], forward: bool) -> Vec<Vec<u32>> {
+        let mut last: BTreeMap<u32, usize> = BTreeMap::new();
+        for (index, &step) in steps.iter().enumerate() {
+            let writes: Vec<u32> = match (step, forward) {
+                (Step::Op(op), true) => self.outputs(op),
+                _ => Vec::new(),
+            };
+            for storage in self.reads(step, forward).into_iter().chain(writes) {
+                last.insert(storage, index);
+            }
+        }
+        let output = self.trace.output.map(|id| self.storage(id));
+        let result = self.trace.input_gradient.map(|id| self.storage(id));
+        let mut dies = vec![Vec::new(); steps.len()];
+        for (storage, index) in last {
+            let stays = if forward {
+                self.kept.contains(&storage) || Some(storage) == output
+            } else {
+                Some(storage) == result
+            };
+            if !stays {
+                dies[index].push(storage);
+            }
+        }
+        dies
+    }
+
+    fn outputs(&self, op: usize) -> Vec<u32> {
+        let outputs = &self.trace.forward[op].outputs;
+        outputs.iter().map(|&id| self.storage(id)).collect()
+    }
+
+    fn weight_half_reads(&self) -> BTreeSet<u32> {
+        self.trace
+            .backward
+            .iter()
+            .filter(|op| op.pass == Pass::BackwardWeight)
+            .flat_map(|op| op.inputs.iter().map(|&id| self.storage(id)))
+            .collect()
+    }
+}

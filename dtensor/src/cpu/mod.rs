@@ -1,0 +1,22 @@
+//! The cpu device: runs traced blocks on real data.
+
+mod accumulator;
+mod attention;
+mod block;
+mod elementwise;
+mod experts;
+mod gemm;
+mod machine;
+mod math;
+mod redistribute;
+mod run;
+mod tensor;
+mod tokens;
+mod tree;
+
+pub use accumulator::ExactSum;
+pub use block::{Block, GradientSink, Half, Keep, Parameters, Saved};
+pub use machine::{CpuError, Machine, MicroBatch, Numerics};
+pub use run::{Context, Forward};
+pub use tensor::{Tensor, Value};
+pub use tree::{FEATURE_LEAF, TOKEN_LEAF, TreeSum};

@@ -1,0 +1,99 @@
+//! Which global elements a rank holds.
+
+use spec::Axis;
+
+use crate::placement::{BLOCK_AXES, BlockMesh, Placement, Placements};
+
+/// A rank's place on the axes inside a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockPosition {
+    /// Sizes of the axes.
+    pub mesh: BlockMesh,
+    /// Index on each of [`BLOCK_AXES`].
+    pub at: [u64; 4],
+}
+
+impl BlockPosition {
+    /// The only rank.
+    pub const SINGLE: Self = Self {
+        mesh: BlockMesh {
+            tp: 1,
+            cp: 1,
+            ep: 1,
+            etp: 1,
+        },
+        at: [0; 4],
+    };
+
+    /// Index on an axis.
+    #[must_use]
+    pub fn index(&self, axis: Axis) -> u64 {
+        BLOCK_AXES
+            .iter()
+            .position(|&a| a == axis)
+            .map_or(0, |i| self.at[i])
+    }
+
+    /// The peer with another index on an axis.
+    #[must_use]
+    pub fn with(mut self, axis: Axis, index: u64) -> Self {
+        if let Some(i) = BLOCK_AXES.iter().position(|&a| a == axis) {
+            self.at[i] = index;
+        }
+        self
+    }
+
+    /// Global indices along `dim` that this rank holds, in local order.
+    ///
+    /// A sequence is shared out over context-parallel ranks first, in pairs of chunks from both
+    /// ends (zig-zag: causal attention costs every rank the same), then over tensor-parallel ranks
+    /// in chunks of what is left; other dims go to tensor-parallel ranks first.
+    #[must_use]
+    pub fn indices(&self, global: &[u64], placements: &Placements, dim: usize) -> Vec<u64> {
+        let sequence = is_sequence(global.len(), dim);
+        let order = if sequence {
+            [Axis::Cp, Axis::Tp, Axis::Ep, Axis::Etp]
+        } else {
+            BLOCK_AXES
+        };
+        let mut indices: Vec<u64> = (0..global[dim]).collect();
+        for axis in order {
+            let (size, at) = (self.mesh.size(axis), self.index(axis));
+            if size == 1 {
+                continue;
+            }
+            indices = match placements.on(axis) {
+                Placement::Shard(d) if d == dim && sequence && axis == Axis::Cp => {
+                    let pairs = chunk(&indices, 2 * size, at);
+                    [pairs, chunk(&indices, 2 * size, 2 * size - 1 - at)].concat()
+                }
+                Placement::Shard(d) if d == dim => chunk(&indices, size, at).to_vec(),
+                Placement::Interleaved(d, parts) if d == dim => (0..parts)
+                    .flat_map(|part| chunk(chunk(&indices, parts, part), size, at).to_vec())
+                    .collect(),
+                _ => indices,
+            };
+        }
+        indices
+    }
+
+    /// Global indices along every dim.
+    #[must_use]
+    pub fn all_indices(&self, global: &[u64], placements: &Placements) -> Vec<Vec<u64>> {
+        (0..global.len())
+            .map(|dim| self.indices(global, placements, dim))
+            .collect()
+    }
+}
+
+/// Dim 1 of `[batch, sequence, …]` and dim 2 of attention's `[batch, heads, query, key]`.
+fn is_sequence(dims: usize, dim: usize) -> bool {
+    dim == if dims == 4 { 2 } else { 1 } && dims > 1
+}
+
+/// The `index`-th of `size` chunks of `⌈n/size⌉`; the last may be shorter or empty.
+fn chunk(indices: &[u64], size: u64, index: u64) -> &[u64] {
+    let length = indices.len().div_ceil(size as usize);
+    let start = (length * index as usize).min(indices.len());
+    &indices[start..(start + length).min(indices.len())]
+}
