@@ -1,6 +1,7 @@
 //! The backward pass: the records in reverse, each by its rule.
 
 use rustc_hash::FxHashMap;
+use spec::Axis;
 
 use crate::error::DTensorError;
 use crate::placement::Placement;
@@ -130,7 +131,10 @@ impl Tape<'_> {
             OpKind::AttentionScores(_) | OpKind::AttentionContext(_) => {
                 for (index, input) in record.inputs.iter().enumerate() {
                     let other = record.inputs[1 - index].id;
-                    let out = self.gradient(&input_name(&op, index), input);
+                    let mut out = self.gradient(&input_name(&op, index), input);
+                    if index == 1 && self.splits_queries(&op, input) {
+                        out.placements = out.placements.with(Axis::Cp, Placement::Partial);
+                    }
                     self.push(
                         &op,
                         Pass::BackwardInput,
@@ -159,6 +163,18 @@ impl Tape<'_> {
             _ => self.elementwise_backward(&op, record, &gradient, gradients),
         }
         Ok(())
+    }
+
+    /// Whether keys or values that every context-parallel rank holds whole meet the queries of one
+    /// rank only, so that each rank has a term of their gradient.
+    fn splits_queries(&self, op: &Op, keys: &DTensor) -> bool {
+        let scores = match op.kind {
+            OpKind::AttentionScores(_) => op.outputs[0],
+            _ => op.inputs[0],
+        };
+        self.plan.mesh.cp > 1
+            && self.trace.tensor(scores).placements.on(Axis::Cp) == Placement::Shard(2)
+            && keys.placements.on(Axis::Cp) == Placement::Replicate
     }
 
     /// Operators whose backward is one kernel that reads the gradient and what was kept, and writes
@@ -223,7 +239,7 @@ impl Tape<'_> {
         &mut self,
         record: &Record,
         gradient: &DTensor,
-        axis: spec::Axis,
+        axis: Axis,
         from: Placement,
         to: Placement,
     ) -> Result<DTensor, DTensorError> {

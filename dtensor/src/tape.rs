@@ -83,14 +83,14 @@ impl<'p> Tape<'p> {
     }
 
     /// A tensor made once and not trained.
-    pub fn constant(&mut self, name: &str, shape: &[u64], dtype: DType) -> DTensor {
-        self.tensor(
-            name,
-            shape,
-            Placements::REPLICATE,
-            dtype,
-            TensorRole::Constant,
-        )
+    pub fn constant(
+        &mut self,
+        name: &str,
+        shape: &[u64],
+        placements: Placements,
+        dtype: DType,
+    ) -> DTensor {
+        self.tensor(name, shape, placements, dtype, TensorRole::Constant)
     }
 
     /// A parameter, placed as the plan says for `name`. `experts` is how many copies of the shape

@@ -1,7 +1,7 @@
 //! A decoder, written once for one device. The mesh is never mentioned: layouts come from the
 //! sharding plan at module inputs and outputs.
 
-use dtensor::{DTensor, Nonlinearity, OpKind, Placement, Tape};
+use dtensor::{DTensor, Nonlinearity, OpKind, Placement, Placements, Tape};
 use spec::model::{Mlp, ModelConfig, Moe, Position, Residual};
 use spec::{DType, LayerClass};
 
@@ -292,18 +292,14 @@ impl Block<'_, '_, '_> {
 
     /// Token indices: whole on every tensor-parallel rank, sharded with the sequence over context.
     fn token_ids(&mut self, batch: u64, sequence: u64) -> DTensor {
-        let mut ids = self
-            .tape
-            .constant("input_ids", &[batch, sequence], DType::I64);
-        let cp = self.tape.mesh().cp;
-        if cp > 1 {
-            ids = self
-                .tape
-                .constant("input_ids", &[batch, sequence / cp], DType::I64);
-            ids.shape = vec![batch, sequence];
-            ids.placements = ids.placements.with(spec::Axis::Cp, Placement::Shard(1));
-        }
-        ids
+        let placements = if self.tape.mesh().cp > 1 {
+            Placements::REPLICATE.with(spec::Axis::Cp, Placement::Shard(1))
+        } else {
+            Placements::REPLICATE
+        };
+        let shape = [batch, sequence];
+        self.tape
+            .constant("input_ids", &shape, placements, DType::I64)
     }
 
     /// Final norm, head and loss.

@@ -1,1 +1,3 @@
-//! End-to-end tests: one binary, one module per area.
+//! End-to-end tests.
+
+mod executor;

@@ -45,6 +45,8 @@ pub struct Block {
     pub trace: Trace,
     /// Put before scopes to name random streams, such as `model.layers.3.`.
     pub prefix: String,
+    /// Number of its layer, if it is one.
+    pub layer: Option<u64>,
     /// What is kept.
     pub keep: Keep,
     pub(super) forward: Vec<Step>,
@@ -94,7 +96,7 @@ impl Saved {
 impl Block {
     /// Makes a traced block ready.
     #[must_use]
-    pub fn new(trace: Trace, prefix: &str, keep: Keep) -> Self {
+    pub fn new(trace: Trace, prefix: &str, layer: Option<u64>, keep: Keep) -> Self {
         let views = |views: &[crate::trace::View], ops: usize| {
             let mut steps = Vec::with_capacity(ops + views.len());
             for op in 0..=ops {
@@ -110,6 +112,7 @@ impl Block {
         let backward = views(&trace.backward_views, trace.backward.len());
         let mut block = Self {
             prefix: prefix.to_owned(),
+            layer,
             keep,
             kept: BTreeSet::new(),
             again: Vec::new(),

@@ -1,0 +1,65 @@
+//! Why training cannot start or go on.
+
+use dtensor::comm::CommError;
+use dtensor::cpu::CpuError;
+use models::ModelError;
+use plans::schedule::ScheduleError;
+
+/// Why training cannot start or go on.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ExecutorError {
+    /// The model uses something the executor does not compute.
+    #[error("{model} cannot be trained by this executor: {reason}")]
+    Model {
+        /// Model.
+        model: String,
+        /// What it uses.
+        reason: String,
+    },
+    /// A block cannot be traced under the plan.
+    #[error(transparent)]
+    Trace(#[from] ModelError),
+    /// A rank cannot go on.
+    #[error(transparent)]
+    Cpu(#[from] CpuError),
+    /// Communication stopped.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// The schedule does not exist.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
+    /// The data cannot be used.
+    #[error("{path}: {reason}")]
+    Data {
+        /// File.
+        path: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The loss or the gradient norm is not a number.
+    #[error("step {step}: {what} is {value}; the weights of step {step} are kept as they were")]
+    NotFinite {
+        /// Step.
+        step: u64,
+        /// Which number.
+        what: &'static str,
+        /// Its value.
+        value: f64,
+    },
+    /// A rank's thread panicked.
+    #[error("rank {rank} panicked: {message}")]
+    Panic {
+        /// Rank.
+        rank: usize,
+        /// With what.
+        message: String,
+    },
+    /// A checkpoint cannot be written or read.
+    #[error("{path}: {reason}")]
+    Checkpoint {
+        /// File.
+        path: String,
+        /// What is wrong.
+        reason: String,
+    },
+}

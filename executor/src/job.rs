@@ -1,0 +1,83 @@
+//! A training job: a plan with everything needed to run it.
+
+use plans::Strategy;
+use plans::program::{self, Program};
+use plans::schedule::{self, Schedule};
+use spec::model::ModelConfig;
+use spec::{DType, Precision, ScheduleKind, Workload};
+
+use crate::data::Dataset;
+use crate::error::ExecutorError;
+use crate::settings::Settings;
+use crate::stage;
+
+/// A training job.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// What is trained.
+    pub model: ModelConfig,
+    /// How it is sharded.
+    pub strategy: Strategy,
+    /// Tokens per sequence.
+    pub seq_len: u64,
+    /// Sequences per step.
+    pub global_batch: u64,
+    /// Precision of activations and of the weights that kernels read.
+    pub precision: Precision,
+    /// On what.
+    pub data: Dataset,
+    /// How.
+    pub settings: Settings,
+    /// Pipeline order.
+    pub schedule: Schedule,
+    /// Everything a rank does in a step.
+    pub program: Program,
+}
+
+impl Job {
+    /// Makes a job of a plan.
+    ///
+    /// # Errors
+    /// When the model or the precision has no cpu kernels.
+    pub fn new(
+        model: ModelConfig,
+        strategy: Strategy,
+        workload: &Workload,
+        data: Dataset,
+        settings: Settings,
+    ) -> Result<Self, ExecutorError> {
+        stage::check(&model)?;
+        if !matches!(workload.precision, Precision::Fp32 | Precision::Bf16) {
+            return Err(ExecutorError::Model {
+                model: model.name,
+                reason: "the cpu device computes in fp32 and bf16".to_owned(),
+            });
+        }
+        // One stage runs its micro-batches in order whatever the schedule is called.
+        let kind = if strategy.pp == 1 {
+            ScheduleKind::OneFOneB
+        } else {
+            strategy.schedule
+        };
+        let schedule =
+            schedule::build(kind, strategy.pp, strategy.vpp, strategy.num_micro_batches)?;
+        let program = program::lower(&schedule, &strategy);
+        Ok(Self {
+            model,
+            seq_len: workload.seq_len,
+            global_batch: workload.global_batch,
+            precision: workload.precision,
+            strategy,
+            data,
+            settings,
+            schedule,
+            program,
+        })
+    }
+
+    /// Type of activations and of the weights that kernels read.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.precision.activation()
+    }
+}

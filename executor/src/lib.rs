@@ -1,0 +1,21 @@
+//! Training under a plan, on the cpu: ranks interpret the very actions that the simulator prices.
+
+mod data;
+mod error;
+mod job;
+mod mesh;
+mod rank;
+mod settings;
+mod slots;
+mod stage;
+mod states;
+mod train;
+
+pub use data::Dataset;
+pub use error::ExecutorError;
+pub use job::Job;
+pub use mesh::{Mesh, Place};
+pub use rank::RankReport;
+pub use settings::{AdamW, Settings};
+pub use states::StateBytes;
+pub use train::{Observer, Outcome, WholeWeights, train};

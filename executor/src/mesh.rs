@@ -1,0 +1,158 @@
+//! Where a rank stands on every axis of both meshes, and who its peers are.
+
+use dtensor::comm::Group;
+use dtensor::{BlockMesh, BlockPosition};
+use plans::Strategy;
+use spec::Axis;
+
+/// A rank's index on every axis of the dense and the expert mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Global rank.
+    pub rank: usize,
+    /// Pipeline rank.
+    pub pp: u64,
+    /// Replica of sharded states.
+    pub dp_replicate: u64,
+    /// Shard of states.
+    pub dp_shard: u64,
+    /// Context-parallel rank.
+    pub cp: u64,
+    /// Tensor-parallel rank.
+    pub tp: u64,
+    /// Expert-parallel rank.
+    pub ep: u64,
+    /// Tensor-parallel rank inside experts.
+    pub etp: u64,
+    /// Replica of an expert shard.
+    pub edp: u64,
+}
+
+/// All ranks of a strategy.
+#[derive(Clone, Debug)]
+pub struct Mesh {
+    strategy: Strategy,
+    places: Vec<Place>,
+}
+
+impl Mesh {
+    /// The mesh of a strategy.
+    #[must_use]
+    pub fn new(strategy: &Strategy) -> Self {
+        let places = (0..strategy.world())
+            .map(|rank| place(strategy, rank))
+            .collect();
+        Self {
+            strategy: strategy.clone(),
+            places,
+        }
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn world(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Where a rank stands.
+    #[must_use]
+    pub fn place(&self, rank: usize) -> Place {
+        self.places[rank]
+    }
+
+    /// Ranks that agree with `rank` on `key`, in rank order.
+    #[must_use]
+    pub fn group<K: PartialEq>(
+        &self,
+        rank: usize,
+        channel: u64,
+        key: impl Fn(&Place) -> K,
+    ) -> Group {
+        let own = key(&self.places[rank]);
+        let ranks: Vec<usize> = self
+            .places
+            .iter()
+            .filter(|p| key(p) == own)
+            .map(|p| p.rank)
+            .collect();
+        let index = ranks.iter().position(|&r| r == rank).unwrap_or(0);
+        Group {
+            ranks,
+            index,
+            channel,
+        }
+    }
+
+    /// Groups of the axes inside a block, in the order of [`dtensor::BLOCK_AXES`].
+    #[must_use]
+    pub fn block_groups(&self, rank: usize) -> [Group; 4] {
+        let dense = |p: &Place| (p.pp, p.dp_replicate, p.dp_shard);
+        [
+            self.group(rank, 1, |p| (dense(p), p.cp)),
+            self.group(rank, 2, |p| (dense(p), p.tp)),
+            self.group(rank, 3, |p| (p.pp, p.etp, p.edp)),
+            self.group(rank, 4, |p| (p.pp, p.ep, p.edp)),
+        ]
+    }
+
+    /// A rank's position inside a block.
+    #[must_use]
+    pub fn block_position(&self, rank: usize) -> BlockPosition {
+        let place = self.places[rank];
+        let s = &self.strategy;
+        BlockPosition {
+            mesh: BlockMesh {
+                tp: s.tp,
+                cp: s.cp,
+                ep: s.ep,
+                etp: s.etp,
+            },
+            at: [place.tp, place.cp, place.ep, place.etp],
+        }
+    }
+
+    /// The rank with another pipeline rank and the same place otherwise.
+    #[must_use]
+    pub fn peer(&self, rank: usize, pp: u64) -> usize {
+        let own = self.places[rank];
+        let same = |p: &&Place| {
+            (p.pp, p.dp_replicate, p.dp_shard, p.cp, p.tp)
+                == (pp, own.dp_replicate, own.dp_shard, own.cp, own.tp)
+        };
+        self.places.iter().find(same).map_or(rank, |p| p.rank)
+    }
+
+    /// Ranks that share the states of one expert shard: replicas of it, in blocks of one copy.
+    #[must_use]
+    pub fn expert_shard_size(&self) -> u64 {
+        let s = &self.strategy;
+        (s.edp() / s.dp_replicate).max(1)
+    }
+}
+
+fn place(s: &Strategy, rank: u64) -> Place {
+    let on = |axis: Axis| {
+        let group = s.group(axis);
+        rank / group.stride % group.size
+    };
+    // Experts fold the ranks of one pipeline stage, in the order of the dense axes.
+    let mut inner = 0;
+    let mut stride = 1;
+    for axis in s.axis_order.0 {
+        if axis != Axis::Pp {
+            inner += on(axis) * stride;
+            stride *= s.size(axis);
+        }
+    }
+    Place {
+        rank: rank as usize,
+        pp: on(Axis::Pp),
+        dp_replicate: on(Axis::DpReplicate),
+        dp_shard: on(Axis::DpShard),
+        cp: on(Axis::Cp),
+        tp: on(Axis::Tp),
+        etp: inner % s.etp,
+        ep: inner / s.etp % s.ep,
+        edp: inner / (s.etp * s.ep),
+    }
+}

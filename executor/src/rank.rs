@@ -1,0 +1,466 @@
+//! One rank of a training job: runs its action list step after step.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use dtensor::comm::{Communicator, Group};
+use dtensor::cpu::{ExactSum, Half, Machine, MicroBatch, Tensor};
+use plans::{Action, ActionKind, Event, Stream};
+use spec::{DType, Seconds};
+
+use crate::error::ExecutorError;
+use crate::job::Job;
+use crate::mesh::{Mesh, Place};
+use crate::stage::{Plan, Stage};
+use crate::states::{self, StateBytes};
+
+/// First channel of pipeline transfers; a boundary between stages has two.
+const PIPELINE: u64 = 1000;
+/// Channels of tied weights' gradients, from the first stage and to it.
+const TIED: [u64; 2] = [40, 41];
+/// Channel of sums over all ranks.
+const WORLD: u64 = 30;
+
+/// A rank's line in the report.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RankReport {
+    /// Global rank.
+    pub rank: usize,
+    /// Pipeline rank.
+    pub pp: u64,
+    /// Mean loss of every step.
+    pub losses: Vec<f64>,
+    /// Global gradient norm of every step.
+    pub gradient_norms: Vec<f64>,
+    /// Seconds of every step.
+    pub step_times: Vec<f64>,
+    /// What ran when in the last step.
+    pub events: Vec<Event>,
+    /// States.
+    pub states: StateBytes,
+    /// Most bytes kept for backward at any moment of a step.
+    pub peak_saved: u64,
+}
+
+/// One rank.
+pub(crate) struct Rank<'j> {
+    job: &'j Job,
+    mesh: &'j Mesh,
+    place: Place,
+    machine: Machine<'j>,
+    stages: Vec<(u32, Stage)>,
+    actions: &'j [Action],
+    world: Group,
+    /// Activations and gradients waiting at a stage, by `(backward, stage, micro-batch)`.
+    waiting: HashMap<(bool, u32, u32), Tensor>,
+    loss: ExactSum,
+    report: RankReport,
+}
+
+impl<'j> Rank<'j> {
+    pub(crate) fn new(
+        job: &'j Job,
+        mesh: &'j Mesh,
+        comm: &'j dyn Communicator,
+        threads: usize,
+    ) -> Result<Self, ExecutorError> {
+        let rank = comm.rank();
+        let place = mesh.place(rank);
+        let machine = Machine {
+            comm,
+            groups: mesh.block_groups(rank),
+            position: mesh.block_position(rank),
+            numerics: job.settings.numerics,
+            threads,
+            seed: job.settings.seed,
+        };
+        let plan = Plan {
+            model: &job.model,
+            strategy: &job.strategy,
+            seq_len: job.seq_len,
+            dtype: job.dtype(),
+            seed: job.settings.seed,
+        };
+        let owned = (0u32..)
+            .zip(&job.schedule.rank_of_stage)
+            .filter(|&(_, &owner)| u64::from(owner) == place.pp);
+        let stages = owned
+            .map(|(stage, _)| {
+                let made = Stage::new(&plan, mesh, &machine, rank, u64::from(stage))?;
+                Ok((stage, made))
+            })
+            .collect::<Result<Vec<_>, ExecutorError>>()?;
+        Ok(Self {
+            job,
+            mesh,
+            place,
+            machine,
+            stages,
+            actions: &job.program.ranks[place.pp as usize],
+            world: mesh.group(rank, WORLD, |_| ()),
+            waiting: HashMap::new(),
+            loss: ExactSum::default(),
+            report: RankReport {
+                rank,
+                pp: place.pp,
+                ..RankReport::default()
+            },
+        })
+    }
+
+    /// States of the stages, for checkpoints and hashes.
+    pub(crate) fn stages(&self) -> impl Iterator<Item = &states::States> {
+        self.stages.iter().map(|(_, stage)| &stage.states)
+    }
+
+    pub(crate) fn stages_mut(&mut self) -> impl Iterator<Item = &mut states::States> {
+        self.stages.iter_mut().map(|(_, stage)| &mut stage.states)
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        self.place
+    }
+
+    pub(crate) fn comm(&self) -> &'j dyn Communicator {
+        self.machine.comm
+    }
+
+    pub(crate) fn world(&self) -> &Group {
+        &self.world
+    }
+
+    pub(crate) fn report(mut self) -> RankReport {
+        for (_, stage) in &self.stages {
+            let bytes = stage.states.bytes();
+            let sum = &mut self.report.states;
+            sum.parameters += bytes.parameters;
+            sum.gradients += bytes.gradients;
+            sum.master += bytes.master;
+            sum.moments += bytes.moments;
+        }
+        self.report
+    }
+
+    /// Runs one step.
+    pub(crate) fn step(&mut self, step: u64) -> Result<f64, ExecutorError> {
+        self.world.barrier(self.machine.comm)?;
+        let start = Instant::now();
+        self.report.events.clear();
+        let mut last_backward: HashMap<u32, u32> = HashMap::new();
+        for a in self.actions {
+            if matches!(a.kind, ActionKind::B | ActionKind::W) {
+                last_backward.insert(a.stage, a.micro_batch);
+            }
+        }
+        let actions = self.actions;
+        for &action in actions {
+            let from = start.elapsed().as_secs_f64();
+            self.act(action, step, &last_backward)?;
+            let to = start.elapsed().as_secs_f64();
+            self.report
+                .events
+                .push(event(action, self.place.pp, from, to));
+            let saved = self.stages.iter().map(|(_, s)| s.saved_bytes()).sum();
+            self.report.peak_saved = self.report.peak_saved.max(saved);
+        }
+        let loss = self.report.losses.last().copied().unwrap_or(f64::NAN);
+        self.report.step_times.push(start.elapsed().as_secs_f64());
+        Ok(loss)
+    }
+
+    fn act(
+        &mut self,
+        a: Action,
+        step: u64,
+        last_backward: &HashMap<u32, u32>,
+    ) -> Result<(), ExecutorError> {
+        match a.kind {
+            ActionKind::F => self.forward(a, step),
+            ActionKind::B => self.backward(a, step, Half::Both),
+            ActionKind::I => self.backward(a, step, Half::Input),
+            ActionKind::W => self.backward(a, step, Half::Weight),
+            ActionKind::RecvF | ActionKind::RecvB => self.receive(a),
+            ActionKind::SendF | ActionKind::SendB => self.send(a),
+            ActionKind::Unshard => {
+                let comm = self.machine.comm;
+                self.stage(a.stage).states.unshard(comm)
+            }
+            ActionKind::Reshard => {
+                self.stage(a.stage).states.reshard();
+                Ok(())
+            }
+            ActionKind::ReduceGrad => {
+                let last = last_backward.get(&a.stage) == Some(&a.micro_batch);
+                let comm = self.machine.comm;
+                self.stage(a.stage).states.reduce(comm, last)
+            }
+            ActionKind::Optim => self.optimize(step),
+        }
+    }
+
+    fn stage(&mut self, stage: u32) -> &mut Stage {
+        let at = self.stages.iter().position(|(s, _)| *s == stage);
+        &mut self.stages[at.expect("a rank's actions are of its own stages")].1
+    }
+
+    fn last_stage(&self) -> u32 {
+        self.job.schedule.rank_of_stage.len() as u32 - 1
+    }
+
+    fn channel(a: Action) -> u64 {
+        // Between stages s and s + 1: forward 2s, backward 2s + 1.
+        let s = u64::from(a.stage);
+        PIPELINE
+            + match a.kind {
+                ActionKind::SendF => 2 * s,
+                ActionKind::RecvF => 2 * (s - 1),
+                ActionKind::SendB => 2 * (s - 1) + 1,
+                _ => 2 * s + 1,
+            }
+    }
+
+    fn neighbour(&self, stage: u32) -> usize {
+        let owner = self.job.schedule.rank_of_stage[stage as usize];
+        self.mesh.peer(self.place.rank, u64::from(owner))
+    }
+
+    fn send(&mut self, a: Action) -> Result<(), ExecutorError> {
+        let (backward, to) = match a.kind {
+            ActionKind::SendF => (false, a.stage + 1),
+            _ => (true, a.stage - 1),
+        };
+        if let Some(x) = self.waiting.remove(&(backward, to, a.micro_batch)) {
+            let mut bytes = Vec::with_capacity(64 + x.bytes() as usize);
+            bytes.extend((x.shape.len() as u64).to_le_bytes());
+            for &d in &x.shape {
+                bytes.extend((d as u64).to_le_bytes());
+            }
+            bytes.extend_from_slice(&x.pack());
+            let message = std::sync::Arc::new(bytes);
+            let peer = self.neighbour(to);
+            self.machine
+                .comm
+                .send(peer, Self::channel(a), "pipeline", message)?;
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, a: Action) -> Result<(), ExecutorError> {
+        let (backward, from) = match a.kind {
+            ActionKind::RecvF => (false, a.stage - 1),
+            _ => (true, a.stage + 1),
+        };
+        let peer = self.neighbour(from);
+        let bytes = self
+            .machine
+            .comm
+            .receive(peer, Self::channel(a), "pipeline")?;
+        let word = |i: usize| {
+            let bytes = bytes[8 * i..8 * i + 8].try_into().expect("eight bytes");
+            u64::from_le_bytes(bytes) as usize
+        };
+        let dims = word(0);
+        let shape = (1..=dims).map(word).collect();
+        let x = Tensor::unpack(shape, &bytes[8 * (dims + 1)..], self.job.dtype());
+        self.waiting.insert((backward, a.stage, a.micro_batch), x);
+        Ok(())
+    }
+
+    fn forward(&mut self, a: Action, step: u64) -> Result<(), ExecutorError> {
+        let input = self.waiting.remove(&(false, a.stage, a.micro_batch));
+        let (ids, labels) = self.tokens(a.micro_batch, step);
+        let batch = self.micro_batch(a.micro_batch, step, &ids, &labels);
+        let last = self.last_stage();
+        let at = self.stages.iter().position(|(s, _)| *s == a.stage);
+        let stage = &mut self.stages[at.expect("own stage")].1;
+        let output = stage.forward(&self.machine, &batch, a.micro_batch, input)?;
+        if a.stage < last {
+            self.waiting
+                .insert((false, a.stage + 1, a.micro_batch), output);
+        } else if self.place.tp == 0 {
+            for &loss in output.f32().iter() {
+                self.loss.add(f64::from(loss));
+            }
+        }
+        Ok(())
+    }
+
+    fn backward(&mut self, a: Action, step: u64, half: Half) -> Result<(), ExecutorError> {
+        let last = self.last_stage();
+        let gradient = match half {
+            Half::Weight => None,
+            _ if a.stage == last => Some(Tensor::new(vec![0], Vec::new(), DType::F32)),
+            _ => self.waiting.remove(&(true, a.stage, a.micro_batch)),
+        };
+        let (ids, labels) = self.tokens(a.micro_batch, step);
+        let batch = self.micro_batch(a.micro_batch, step, &ids, &labels);
+        let at = self.stages.iter().position(|(s, _)| *s == a.stage);
+        let stage = &mut self.stages[at.expect("own stage")].1;
+        let gradient = stage.backward(&self.machine, &batch, a.micro_batch, gradient, half)?;
+        if let Some(gradient) = gradient.filter(|_| a.stage > 0) {
+            self.waiting
+                .insert((true, a.stage - 1, a.micro_batch), gradient);
+        }
+        Ok(())
+    }
+
+    fn first_sequence(&self, micro_batch: u32) -> u64 {
+        let s = &self.job.strategy;
+        let replica = self.place.dp_replicate * s.dp_shard + self.place.dp_shard;
+        (replica * s.num_micro_batches + u64::from(micro_batch)) * s.micro_batch
+    }
+
+    fn micro_batch<'d>(
+        &self,
+        micro_batch: u32,
+        step: u64,
+        ids: &'d [u32],
+        labels: &'d [u32],
+    ) -> MicroBatch<'d> {
+        let tokens = self.job.global_batch * self.job.seq_len;
+        MicroBatch {
+            ids,
+            labels,
+            first_sequence: self.first_sequence(micro_batch),
+            seq_len: self.job.seq_len,
+            step: step as u32,
+            loss_scale: 1.0 / tokens as f32,
+        }
+    }
+
+    /// Tokens and labels of this rank's part of a micro-batch.
+    fn tokens(&self, micro_batch: u32, step: u64) -> (Vec<u32>, Vec<u32>) {
+        let (job, data) = (self.job, &self.job.data);
+        let placements =
+            dtensor::Placements::REPLICATE.with(spec::Axis::Cp, dtensor::Placement::Shard(1));
+        let global = [job.strategy.micro_batch, job.seq_len];
+        let positions = self.machine.position.indices(&global, &placements, 1);
+        let first = step * job.global_batch + self.first_sequence(micro_batch);
+        let places = (first..first + job.strategy.micro_batch).flat_map(|sequence| {
+            let start = data.start(job.settings.seed, sequence, job.seq_len);
+            positions.iter().map(move |&p| start + p as usize)
+        });
+        places
+            .map(|at| (data.token(at), data.token(at + 1)))
+            .unzip()
+    }
+
+    /// Loss and gradient norm over all ranks, tied weights, clipping, the optimizer.
+    fn optimize(&mut self, step: u64) -> Result<(), ExecutorError> {
+        let tied = self.add_tied()?;
+        let mut squares = ExactSum::default();
+        for (stage, made) in &self.stages {
+            let skip = tied.filter(|_| *stage > 0);
+            made.states.add_squares(&mut squares, self.place.tp, skip);
+        }
+        let mut message = self.loss.bytes();
+        let split = message.len();
+        message.extend(squares.bytes());
+        self.loss = ExactSum::default();
+        let comm = self.machine.comm;
+        let message = std::sync::Arc::new(message);
+        let mut loss = ExactSum::default();
+        let mut squares = ExactSum::default();
+        let arrived = self.world.all_gather(comm, "loss and norm", message)?;
+        for part in arrived.wait(comm)? {
+            loss.merge(&ExactSum::from_bytes(&part[..split]));
+            squares.merge(&ExactSum::from_bytes(&part[split..]));
+        }
+        let tokens = self.job.global_batch * self.job.seq_len;
+        let loss = loss.value() / tokens as f64;
+        let norm = squares.value().sqrt();
+        for (what, value) in [("the loss", loss), ("the gradient norm", norm)] {
+            if !value.is_finite() {
+                return Err(ExecutorError::NotFinite { step, what, value });
+            }
+        }
+        let settings = &self.job.settings;
+        let scale = match settings.optimizer.clip_norm {
+            Some(limit) if norm > limit => limit / (norm + 1e-6),
+            _ => 1.0,
+        };
+        let rate = settings.optimizer.rate(step, settings.steps);
+        for (_, stage) in &mut self.stages {
+            stage
+                .states
+                .step(&settings.optimizer, step, rate, scale as f32);
+        }
+        self.report.losses.push(loss);
+        self.report.gradient_norms.push(norm);
+        Ok(())
+    }
+
+    /// Exchanges gradients of a weight that the first and the last stage both hold. Returns its
+    /// slot in the last stage, if this rank has that stage and another one has the first.
+    fn add_tied(&mut self) -> Result<Option<usize>, ExecutorError> {
+        let last = self.last_stage();
+        if !self.job.model.tied_embeddings || last == 0 {
+            return Ok(None);
+        }
+        let names = models::names::names(&self.job.model);
+        let name = format!("{}.weight", names.embedding);
+        let comm = self.machine.comm;
+        let sharded = self.job.strategy.zero != spec::Zero::Z0;
+        let ends = [0, last];
+        let mut found = [None, None];
+        // Send both before receiving either: one rank may hold both ends of a V.
+        for (end, &stage) in ends.iter().enumerate() {
+            let Some((_, made)) = self.stages.iter().find(|(s, _)| *s == stage) else {
+                continue;
+            };
+            let slot = made.states.slots.iter().position(|s| s.name == name);
+            let slot = slot.expect("both ends hold the tied weight");
+            found[end] = Some(slot);
+            let message = states::tied_message(made.states.own_gradient(slot));
+            for peer in self.sharers(ends[1 - end], sharded) {
+                comm.send(peer, TIED[end], "tied weights", message.clone())?;
+            }
+        }
+        for (end, &stage) in ends.iter().enumerate() {
+            let Some(slot) = found[end] else { continue };
+            let peers = self.sharers(ends[1 - end], sharded);
+            let at = self.stages.iter().position(|(s, _)| *s == stage);
+            let states = &mut self.stages[at.expect("found above")].1.states;
+            let mut whole = vec![0.0; states.slots[slot].len];
+            for peer in peers {
+                let bytes = comm.receive(peer, TIED[1 - end], "tied weights")?;
+                states::read_tied(&bytes, &mut whole);
+            }
+            states.add_tied(slot, &whole, end == 1);
+        }
+        Ok(found[1])
+    }
+
+    /// Ranks that share the dense states of another stage at this rank's place.
+    fn sharers(&self, stage: u32, sharded: bool) -> Vec<usize> {
+        let owner = u64::from(self.job.schedule.rank_of_stage[stage as usize]);
+        let peer = self.mesh.peer(self.place.rank, owner);
+        if sharded {
+            self.mesh
+                .group(peer, 0, |p| (p.pp, p.tp, p.dp_replicate))
+                .ranks
+        } else {
+            vec![peer]
+        }
+    }
+}
+
+fn event(a: Action, pp: u64, from: f64, to: f64) -> Event {
+    let stream = match a.kind {
+        ActionKind::RecvF | ActionKind::RecvB | ActionKind::SendF | ActionKind::SendB => {
+            Stream::Pipeline
+        }
+        ActionKind::Unshard | ActionKind::Reshard | ActionKind::ReduceGrad => Stream::DataParallel,
+        _ => Stream::Compute,
+    };
+    let whole = a.kind == ActionKind::Optim;
+    Event {
+        rank: pp as u32,
+        stream,
+        name: format!("{:?}", a.kind),
+        stage: (!whole).then_some(a.stage),
+        micro_batch: (!whole).then_some(a.micro_batch),
+        start: Seconds(from),
+        end: Seconds(to),
+    }
+}

@@ -1,0 +1,103 @@
+//! What a training job needs beside its plan.
+
+use std::time::Duration;
+
+use dtensor::cpu::Numerics;
+
+/// Settings of a training job.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Seed of every random number.
+    pub seed: u64,
+    /// Steps in all.
+    pub steps: u64,
+    /// How sums that a sharding splits are evaluated.
+    pub numerics: Numerics,
+    /// Optimizer.
+    pub optimizer: AdamW,
+    /// How long a rank waits for another.
+    pub timeout: Duration,
+}
+
+/// AdamW with linear warm-up and cosine decay (Loshchilov and Hutter 2019).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// Peak learning rate.
+    pub learning_rate: f64,
+    /// Learning rate at the end.
+    pub min_learning_rate: f64,
+    /// Steps of linear warm-up.
+    pub warmup_steps: u64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Decoupled decay of weight matrices.
+    pub weight_decay: f64,
+    /// Largest norm of the gradient; longer ones are scaled down.
+    pub clip_norm: Option<f64>,
+}
+
+impl Default for AdamW {
+    fn default() -> Self {
+        Self {
+            learning_rate: 1e-3,
+            min_learning_rate: 1e-4,
+            warmup_steps: 0,
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            clip_norm: Some(1.0),
+        }
+    }
+}
+
+impl AdamW {
+    /// Learning rate of a step (from 0) of `steps`.
+    #[must_use]
+    pub fn rate(&self, step: u64, steps: u64) -> f64 {
+        if step < self.warmup_steps {
+            return self.learning_rate * (step + 1) as f64 / self.warmup_steps as f64;
+        }
+        let span = steps.saturating_sub(self.warmup_steps).max(1);
+        let done = (step - self.warmup_steps) as f64 / span as f64;
+        let cosine = 0.5 * (1.0 + (std::f64::consts::PI * done.min(1.0)).cos());
+        self.min_learning_rate + (self.learning_rate - self.min_learning_rate) * cosine
+    }
+
+    /// Updates weights by their gradients at a step (from 0). Elementwise, so a shard's update does
+    /// not depend on the sharding.
+    pub fn update(&self, weights: &mut Weights<'_>, step: u64, rate: f64, scale: f32, decay: bool) {
+        let correct = |beta: f64| 1.0 - beta.powf((step + 1) as f64);
+        let (b1, b2) = (self.beta1 as f32, self.beta2 as f32);
+        let (c1, c2) = (correct(self.beta1) as f32, correct(self.beta2) as f32);
+        let (rate, epsilon) = (rate as f32, self.epsilon as f32);
+        let keep = if decay {
+            1.0 - rate * self.weight_decay as f32
+        } else {
+            1.0
+        };
+        let moments = weights.momentum.iter_mut().zip(weights.variance.iter_mut());
+        for ((w, &g), (m, v)) in weights.master.iter_mut().zip(weights.gradient).zip(moments) {
+            let g = g * scale;
+            *m = b1 * *m + (1.0 - b1) * g;
+            *v = b2 * *v + (1.0 - b2) * g * g;
+            *w = *w * keep - rate * (*m / c1) / ((*v / c2).sqrt() + epsilon);
+        }
+    }
+}
+
+/// A run of weights with their states.
+pub struct Weights<'a> {
+    /// In 32 bits.
+    pub master: &'a mut [f32],
+    /// First moments.
+    pub momentum: &'a mut [f32],
+    /// Second moments.
+    pub variance: &'a mut [f32],
+    /// Gradients.
+    pub gradient: &'a [f32],
+}

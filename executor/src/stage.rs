@@ -1,0 +1,252 @@
+//! A virtual stage on one rank: its blocks, its states, and its passes.
+
+use std::collections::HashMap;
+
+use dtensor::cpu::{Block, Context, Half, Keep, Machine, MicroBatch, Saved, Tensor};
+use models::{BlockClass, BlockLayout};
+use plans::{Recompute, Strategy};
+use spec::DType;
+use spec::model::ModelConfig;
+
+use crate::error::ExecutorError;
+use crate::mesh::Mesh;
+use crate::slots;
+use crate::states::{Sharing, States};
+
+/// A virtual stage.
+pub(crate) struct Stage {
+    blocks: Vec<Block>,
+    pub(crate) states: States,
+    saved: HashMap<u32, Vec<Saved>>,
+}
+
+/// What a stage is made of.
+pub(crate) struct Plan<'p> {
+    pub(crate) model: &'p ModelConfig,
+    pub(crate) strategy: &'p Strategy,
+    pub(crate) seq_len: u64,
+    pub(crate) dtype: DType,
+    pub(crate) seed: u64,
+}
+
+impl Stage {
+    pub(crate) fn new(
+        plan: &Plan<'_>,
+        mesh: &Mesh,
+        machine: &Machine<'_>,
+        rank: usize,
+        stage: u64,
+    ) -> Result<Self, ExecutorError> {
+        let blocks = blocks(plan, stage)?;
+        let slots = slots::slots(plan.model, &blocks, &machine.position);
+        let zero = plan.strategy.zero;
+        let states = States::new(
+            slots,
+            sharing(mesh, rank, zero != spec::Zero::Z0),
+            (zero, plan.dtype, machine.numerics),
+            plan.seed,
+        );
+        Ok(Self {
+            blocks,
+            states,
+            saved: HashMap::new(),
+        })
+    }
+
+    /// Bytes kept for backward.
+    pub(crate) fn saved_bytes(&self) -> u64 {
+        self.saved.values().flatten().map(Saved::bytes).sum()
+    }
+
+    pub(crate) fn forward(
+        &mut self,
+        machine: &Machine<'_>,
+        batch: &MicroBatch<'_>,
+        micro_batch: u32,
+        input: Option<Tensor>,
+    ) -> Result<Tensor, ExecutorError> {
+        let mut kept = Vec::with_capacity(self.blocks.len());
+        let mut x = input;
+        for (index, block) in self.blocks.iter().enumerate() {
+            let (parameters, _) = self.states.block(index);
+            let context = Context {
+                machine,
+                batch,
+                parameters: &parameters,
+            };
+            let forward = block.forward(&context, x.take())?;
+            kept.push(forward.saved);
+            x = Some(forward.output);
+        }
+        self.saved.insert(micro_batch, kept);
+        // A stage without blocks passes its input on.
+        Ok(x.unwrap_or_else(|| Tensor::new(vec![0], Vec::new(), DType::F32)))
+    }
+
+    pub(crate) fn backward(
+        &mut self,
+        machine: &Machine<'_>,
+        batch: &MicroBatch<'_>,
+        micro_batch: u32,
+        gradient: Option<Tensor>,
+        half: Half,
+    ) -> Result<Option<Tensor>, ExecutorError> {
+        let mut kept = self.saved.remove(&micro_batch).unwrap_or_default();
+        let mut gradient = gradient;
+        for (index, block) in self.blocks.iter().enumerate().rev() {
+            let (parameters, mut sink) = self.states.block(index);
+            let context = Context {
+                machine,
+                batch,
+                parameters: &parameters,
+            };
+            let saved = &mut kept[index];
+            gradient = block.backward(&context, saved, gradient.take(), half, &mut sink)?;
+        }
+        if half == Half::Input {
+            self.saved.insert(micro_batch, kept);
+        }
+        Ok(gradient)
+    }
+}
+
+/// The blocks of a virtual stage, traced for this strategy.
+fn blocks(plan: &Plan<'_>, stage: u64) -> Result<Vec<Block>, ExecutorError> {
+    let (model, s) = (plan.model, plan.strategy);
+    let layout = BlockLayout {
+        tp: s.tp,
+        sequence_parallel: s.sequence_parallel,
+        cp: s.cp,
+        cp_kind: s.cp_kind,
+        ep: s.ep,
+        etp: s.etp,
+        micro_batch: s.micro_batch,
+        seq_len: plan.seq_len,
+        dtype: plan.dtype,
+    };
+    let trace = |class| models::trace_block(model, class, &layout);
+    let names = models::names::names(model);
+    let mut blocks = Vec::new();
+    if stage == 0 {
+        let trace = trace(BlockClass::Embedding)?;
+        blocks.push(Block::new(trace, "", None, Keep::All));
+    }
+    let first: u64 = s.stages.0[..stage as usize].iter().sum();
+    for (i, layer) in (first..first + s.stages.0[stage as usize]).enumerate() {
+        let trace = trace(BlockClass::Layer(model.layer_class(layer)))?;
+        let prefix = names.layer.replace("{layer}", &layer.to_string());
+        let keep = match s.recompute {
+            Recompute::None => Keep::All,
+            Recompute::Selective => Keep::NotAttention,
+            Recompute::Full => Keep::Input,
+            Recompute::Layers(n) if (i as u64) < n => Keep::Input,
+            Recompute::Layers(_) => Keep::All,
+            Recompute::SelectiveOps => {
+                return Err(ExecutorError::Model {
+                    model: model.name.clone(),
+                    reason:
+                        "recompute=selective_ops is torchtitan's; use none, selective, full or \
+                             layers:N"
+                            .to_owned(),
+                });
+            }
+        };
+        blocks.push(Block::new(trace, &prefix, Some(layer), keep));
+    }
+    if stage + 1 == s.stages.0.len() as u64 {
+        let trace = trace(BlockClass::Head)?;
+        blocks.push(Block::new(trace, "", None, Keep::All));
+    }
+    Ok(blocks)
+}
+
+/// Who shares dense and expert states with a rank.
+fn sharing(mesh: &Mesh, rank: usize, sharded: bool) -> [Sharing; 2] {
+    let place = mesh.place(rank);
+    let alone = dtensor::comm::Group::single(rank);
+    let tp = mesh.group(rank, 14, |p| (p.pp, p.dp_replicate, p.dp_shard, p.cp));
+    let all = mesh.group(rank, 12, |p| (p.pp, p.tp));
+    let dense = Sharing {
+        shard: if sharded {
+            mesh.group(rank, 10, |p| (p.pp, p.tp, p.dp_replicate))
+        } else {
+            alone.clone()
+        },
+        replicate: if sharded {
+            mesh.group(rank, 11, |p| (p.pp, p.tp, p.cp, p.dp_shard))
+        } else {
+            all.clone()
+        },
+        all,
+        all_with_tp: mesh.group(rank, 13, |p| p.pp),
+        tp: tp.clone(),
+        speaks: if sharded {
+            place.dp_replicate == 0
+        } else {
+            (place.dp_replicate, place.dp_shard, place.cp) == (0, 0, 0)
+        },
+    };
+    let copies = mesh.expert_shard_size();
+    let all = mesh.group(rank, 22, |p| (p.pp, p.ep, p.etp));
+    let expert = Sharing {
+        shard: if sharded {
+            mesh.group(rank, 20, |p| (p.pp, p.ep, p.etp, p.edp / copies))
+        } else {
+            alone
+        },
+        replicate: if sharded {
+            mesh.group(rank, 21, |p| (p.pp, p.ep, p.etp, p.edp % copies))
+        } else {
+            all.clone()
+        },
+        all_with_tp: all.clone(),
+        all,
+        tp,
+        speaks: if sharded {
+            place.edp / copies == 0
+        } else {
+            place.edp == 0
+        },
+    };
+    [dense, expert]
+}
+
+/// Refuses models with something that has no cpu kernel, before any rank starts.
+pub(crate) fn check(model: &ModelConfig) -> Result<(), ExecutorError> {
+    use spec::model::{AttentionKind, Family, Position, Residual};
+    let reason = if !matches!(
+        model.family,
+        Family::Gpt2 | Family::Llama | Family::Mixtral | Family::QwenMoe
+    ) {
+        Some(
+            "its family's weights have layouts that are not supported yet (gpt2, llama, mistral, qwen2, mixtral are)",
+        )
+    } else if matches!(model.position, Position::Alibi) {
+        Some("attention biases (alibi)")
+    } else if model.constants.rope_scaled {
+        Some("rescaled rotary frequencies (rope_scaling)")
+    } else if model.residual == Residual::Sandwich {
+        Some("norms after each block")
+    } else if model.attention.sinks || model.mtp_layers > 0 {
+        Some("attention sinks or prediction modules")
+    } else if matches!(
+        model.attention.kind,
+        AttentionKind::Grouped { qk_norm: true, .. } | AttentionKind::Latent { .. }
+    ) {
+        Some("norms of queries and keys, or latent attention")
+    } else if model
+        .moe
+        .is_some_and(|m| m.shared_gate || m.router_correction_bias || m.bias)
+    {
+        Some("shared-expert gates, router corrections or expert biases")
+    } else {
+        None
+    };
+    match reason {
+        Some(reason) => Err(ExecutorError::Model {
+            model: model.name.clone(),
+            reason: reason.to_owned(),
+        }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,110 @@
+//! Small training jobs.
+
+use std::time::Duration;
+
+use executor::{AdamW, Dataset, Job, Observer, Outcome, Settings};
+use spec::model::ModelConfig;
+use spec::{Precision, Workload};
+
+/// Sequences per step of every job.
+pub const BATCH: u64 = 16;
+/// Tokens per sequence.
+pub const SEQ: u64 = 32;
+
+/// nanoGPT: 4 layers, width 64, a character vocabulary padded to 128.
+pub fn nanogpt(dropout: f64) -> ModelConfig {
+    let text = format!(
+        r#"{{"model_type": "gpt2", "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 64,
+            "vocab_size": 128, "resid_pdrop": {dropout}, "attn_pdrop": {dropout}}}"#
+    );
+    spec::hf::decode(&text, "config.json", "nanogpt").expect("a valid config")
+}
+
+/// A small Llama: grouped-query attention, rotary positions, SwiGLU.
+pub fn llama() -> ModelConfig {
+    let text = r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 128,
+        "vocab_size": 128, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}"#;
+    spec::hf::decode(text, "config.json", "llama").expect("a valid config")
+}
+
+/// A small Mixtral: 8 experts, 2 per token.
+pub fn mixtral() -> ModelConfig {
+    let text = r#"{"model_type": "mixtral", "hidden_size": 64, "num_hidden_layers": 4,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 64,
+        "vocab_size": 128, "num_local_experts": 8, "num_experts_per_tok": 2}"#;
+    spec::hf::decode(text, "config.json", "mixtral").expect("a valid config")
+}
+
+/// Text that repeats with variations, so that there is something to learn.
+fn text() -> Dataset {
+    let line = |i: usize| {
+        format!(
+            "the {} and the {} went {} times round the {}.\n",
+            ["cat", "dog", "fox", "owl"][i % 4],
+            ["hen", "cow", "ram"][i % 3],
+            i % 10,
+            ["house", "tree", "well", "hill", "pond"][i % 5]
+        )
+    };
+    let text: String = (0..400).map(line).collect();
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let path = dir.path().join("text.txt");
+    std::fs::write(&path, text).expect("writable");
+    Dataset::read(&path, 128, SEQ).expect("readable")
+}
+
+/// A job of `strategy`.
+pub fn job(
+    model: &ModelConfig,
+    strategy: &str,
+    numerics: dtensor::cpu::Numerics,
+    precision: Precision,
+    steps: u64,
+) -> Job {
+    let gpus = world(strategy);
+    let workload = Workload {
+        gpus,
+        seq_len: SEQ,
+        global_batch: BATCH,
+        precision,
+    };
+    let runtime = spec::load::runtime("vescale").expect("a preset");
+    let strategy = plans::grammar::parse(strategy, model, &workload, &runtime)
+        .unwrap_or_else(|e| panic!("{strategy}: {e}"));
+    let settings = Settings {
+        seed: 1234,
+        steps,
+        numerics,
+        optimizer: AdamW {
+            learning_rate: 3e-3,
+            ..AdamW::default()
+        },
+        timeout: Duration::from_secs(60),
+    };
+    Job::new(model.clone(), strategy, &workload, text(), settings).expect("a job")
+}
+
+/// Ranks of a strategy: the product of its dense axes.
+fn world(strategy: &str) -> u64 {
+    strategy
+        .split(',')
+        .filter_map(|part| part.split_once('='))
+        .filter(|(key, _)| ["tp", "pp", "cp", "dp", "dp_shard", "dp_replicate"].contains(key))
+        .map(|(_, size)| size.parse::<u64>().expect("a number"))
+        .product()
+}
+
+/// Says nothing.
+pub struct Quiet;
+
+impl Observer for Quiet {
+    fn step(&self, _: u64, _: f64) {}
+}
+
+/// Trains; panics on failure.
+pub fn train(job: &Job) -> Outcome {
+    executor::train(job, &Quiet)
+        .unwrap_or_else(|e| panic!("{}: {e}", job.strategy))
+        .0
+}

@@ -1,0 +1,4 @@
+//! Training under plans.
+
+mod exact;
+mod jobs;
