@@ -27,45 +27,103 @@ fn check(model: &ModelConfig, precision: Precision, layouts: &[&str]) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// Every axis alone, every ZeRO level, every kind of context parallelism, every recompute mode.
+const ALONE: &[&str] = &[
+    "tp=1,mbs=2",
+    "tp=2,sp=off,mbs=2",
+    "tp=2,sp=on,mbs=2",
+    "tp=4,sp=on,mbs=2",
+    "dp=2,zero=0,mbs=2",
+    "dp=2,zero=1,mbs=2",
+    "dp=2,zero=2,mbs=2",
+    "dp=2,zero=3,mbs=2",
+    "dp=4,zero=3,reshard=off,mbs=2",
+    "dp_shard=2,dp_replicate=2,zero=3,mbs=2",
+    "dp_shard=2,dp_replicate=2,zero=2,mbs=2",
+    "cp=2,cp_kind=ring,mbs=2",
+    "cp=4,cp_kind=ring,mbs=2",
+    "cp=2,cp_kind=all_gather,mbs=2",
+    "cp=2,cp_kind=all_to_all,mbs=2",
+    "tp=1,mbs=2,recompute=full",
+    "tp=1,mbs=2,recompute=selective",
+    "tp=1,mbs=2,recompute=layers:2",
+    "tp=1,mbs=1",
+];
+
+/// Every schedule, split backward passes included.
+const SCHEDULES: &[&str] = &[
+    "pp=2,mbs=2,schedule=gpipe",
+    "pp=2,mbs=2,schedule=1f1b",
+    "pp=4,mbs=2,schedule=1f1b",
+    "pp=2,vpp=2,mbs=2,schedule=interleaved",
+    "pp=2,mbs=2,schedule=zb-h1",
+    "pp=2,vpp=2,mbs=2,schedule=zb-v",
+    "pp=2,vpp=2,mbs=2,schedule=dualpipe-v",
+    "pp=2,mbs=2,schedule=1f1b,stages=1/3",
+];
+
+/// Every pair of axes, and mixes of four and five.
+const MIXES: &[&str] = &[
+    "tp=2,sp=on,dp=2,zero=1,mbs=2",
+    "tp=2,sp=on,dp=2,zero=3,mbs=2",
+    "tp=2,sp=off,dp=2,zero=2,mbs=2",
+    "tp=2,sp=on,cp=2,cp_kind=ring,mbs=2",
+    "tp=2,sp=on,cp=2,cp_kind=all_to_all,mbs=2",
+    "tp=2,sp=on,pp=2,mbs=2,schedule=1f1b",
+    "cp=2,cp_kind=all_gather,dp=2,zero=3,mbs=2",
+    "cp=2,cp_kind=ring,pp=2,mbs=2,schedule=zb-h1",
+    "dp=2,zero=2,pp=2,mbs=2,schedule=zb-v,vpp=2",
+    "dp=2,zero=3,pp=2,mbs=1,schedule=interleaved,vpp=2,recompute=full",
+    "tp=2,sp=on,dp=2,pp=2,zero=1,mbs=2,schedule=1f1b,recompute=selective",
+    "tp=2,sp=on,cp=2,dp=2,zero=2,mbs=2,cp_kind=ring",
+    "tp=2,sp=on,cp=2,dp=2,pp=2,zero=1,mbs=2,schedule=1f1b,cp_kind=all_gather",
+    "tp=2,sp=on,cp=2,dp_shard=2,dp_replicate=2,pp=2,zero=3,mbs=1,schedule=zb-h1,cp_kind=ring",
+];
+
+/// Experts over their own mesh, with every other axis.
+const EXPERTS: &[&str] = &[
+    "dp=2,ep=2,zero=1,mbs=2",
+    "dp=4,ep=2,zero=3,mbs=2",
+    "dp=4,ep=4,zero=0,mbs=2",
+    "dp=2,ep=1,zero=2,mbs=2",
+    "tp=2,sp=on,ep=1,etp=2,mbs=2",
+    "tp=2,sp=on,ep=2,etp=1,mbs=2",
+    "tp=2,sp=on,dp=2,ep=2,etp=2,zero=1,mbs=2",
+    "cp=2,cp_kind=ring,ep=2,mbs=2,recompute=full",
+    "pp=2,dp=2,ep=2,zero=2,mbs=2,schedule=zb-v,vpp=2",
+    "tp=2,sp=on,cp=2,dp=2,pp=2,ep=4,etp=1,zero=1,mbs=2,schedule=1f1b,cp_kind=all_to_all",
+];
+
 #[test]
-fn llama_by_every_axis_alone() {
+fn llama_under_every_layout() {
     check(
         &llama(),
         Precision::Fp32,
-        &[
-            "tp=1,mbs=2",
-            "tp=2,sp=off,mbs=2",
-            "tp=2,sp=on,mbs=2",
-            "tp=4,sp=on,mbs=2",
-            "dp=2,zero=0,mbs=2",
-            "dp=2,zero=1,mbs=2",
-            "dp=2,zero=2,mbs=2",
-            "dp=2,zero=3,mbs=2",
-            "dp_shard=2,dp_replicate=2,zero=3,mbs=2",
-            "cp=2,cp_kind=ring,mbs=2",
-            "cp=2,cp_kind=all_gather,mbs=2",
-            "cp=2,cp_kind=all_to_all,mbs=2",
-            "pp=2,mbs=2,schedule=1f1b",
-            "tp=1,mbs=2,recompute=full",
-            "tp=1,mbs=2,recompute=selective",
-        ],
+        &[ALONE, SCHEDULES, MIXES].concat(),
     );
 }
 
 #[test]
-fn gpt_with_dropout() {
-    check(
-        &nanogpt(0.1),
-        Precision::Fp32,
-        &["tp=2,sp=on,mbs=2", "cp=2,mbs=2,cp_kind=ring,recompute=full"],
-    );
+fn gpt_with_dropout_and_tied_embeddings_under_every_layout() {
+    let all = [ALONE, SCHEDULES, MIXES].concat();
+    check(&nanogpt(0.1), Precision::Fp32, &all);
 }
 
 #[test]
-fn mixtral_by_expert_axes() {
-    check(
-        &mixtral(),
-        Precision::Fp32,
-        &["dp=2,ep=2,zero=1,mbs=2", "tp=2,sp=on,ep=1,etp=2,mbs=2"],
-    );
+fn gpt_with_heavy_dropout() {
+    check(&nanogpt(0.9), Precision::Fp32, &MIXES[..8]);
+}
+
+#[test]
+fn mixtral_under_every_layout() {
+    let all = [&ALONE[1..14], &SCHEDULES[3..], EXPERTS].concat();
+    let dense = |layout: &&str| !layout.contains("sp=off");
+    let all: Vec<&str> = all.into_iter().filter(dense).collect();
+    check(&mixtral(), Precision::Fp32, &all);
+}
+
+#[test]
+fn mixed_precision_is_exact_too() {
+    check(&llama(), Precision::Bf16, MIXES);
+    check(&mixtral(), Precision::Bf16, &EXPERTS[..6]);
 }
