@@ -91,20 +91,20 @@ impl Assembled {
         let types = &scenario.runtime.states;
         let precision = scenario.workload.precision;
         let mut elements = Elements::default();
+        let mut bytes = StateBytes::default();
         let mut largest = 0u64;
-        for (runs, &owner) in self.runs.iter().zip(self.rank_of_stage.iter()) {
+        for (stage, (runs, &owner)) in self.runs.iter().zip(self.rank_of_stage.iter()).enumerate() {
             if owner == rank {
                 for run in runs {
                     let e = run.cost.elements;
-                    elements += Elements {
-                        dense: e.dense * run.count,
-                        expert: e.expert * run.count,
-                    };
                     largest = largest.max(e.dense + e.expert);
                 }
+                let of_stage = stage_elements(costs, strategy, runs, stage);
+                elements += of_stage;
+                // Every virtual stage is sharded by itself: its states are one buffer.
+                bytes += parallel.sharding.states(of_stage, types, precision);
             }
         }
-        let bytes = parallel.sharding.states(elements, types, precision);
         let in_flight = in_flight(strategy, costs, largest, elements);
         let traffic = parallel
             .sharding
@@ -127,6 +127,24 @@ impl Assembled {
         self.resident
             .push(bytes.total() + in_flight + overheads.context.value + overheads.workspace.value);
     }
+}
+
+/// Elements a rank holds of a virtual stage. Where one stage has both ends of the model, tied
+/// embeddings are one table.
+fn stage_elements(costs: &CostModel, strategy: &Strategy, runs: &[Run], stage: usize) -> Elements {
+    let model = &costs.scenario().model;
+    let mut elements = Elements::default();
+    for run in runs {
+        let e = run.cost.elements;
+        elements += Elements {
+            dense: e.dense * run.count,
+            expert: e.expert * run.count,
+        };
+    }
+    if model.tied_embeddings && stage == 0 && strategy.stages.0.len() == 1 {
+        elements.dense -= model.vocab.div_ceil(strategy.tp) * model.hidden;
+    }
+    elements
 }
 
 impl Blocks {

@@ -9,10 +9,11 @@ use spec::{Bytes, LayerClass, Seconds};
 use crate::assemble::{Assembled, assemble};
 use crate::block::{BlockCost, BlockKey, BlockPricing};
 use crate::engine::{Inputs, Outcome, Record, simulate};
+use crate::held::Held;
 use crate::price::Prices;
 use crate::profile::InFlight;
 use crate::recorder::Recorder;
-use crate::{CostError, Scenario, floors, predict};
+use crate::{CostError, Scenario, floors, held, predict};
 
 /// Prices strategies of one scenario. Thread-safe; remembers block costs by local shape and
 /// programs by schedule.
@@ -164,6 +165,17 @@ impl CostModel {
         let mut recorder = Recorder::new(strategy.pp as u32);
         self.simulated(strategy, &mut recorder)?;
         Ok(recorder.finish())
+    }
+
+    /// What every pipeline rank's heaviest peer holds from action to action, by kind: what our own
+    /// executor counts.
+    ///
+    /// # Errors
+    /// When a block cannot be traced.
+    pub fn held(&self, strategy: &Strategy) -> Result<Vec<Held>, CostError> {
+        let pipeline = self.pipeline(strategy)?;
+        let assembled = assemble(self, strategy, Arc::clone(&pipeline.rank_of_stage))?;
+        Ok(held::held(&assembled, &*self.program(strategy)?))
     }
 
     /// Allocated memory as the allocator reserves it.

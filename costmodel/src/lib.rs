@@ -11,6 +11,7 @@ mod cost_model;
 mod engine;
 mod floors;
 pub mod flops;
+mod held;
 mod lower;
 mod predict;
 pub mod price;
@@ -25,6 +26,7 @@ use spec::{Cluster, ModelConfig, Runtime, Workload};
 
 pub use block::{BlockCost, BlockGroups, BlockKey, BlockPricing};
 pub use cost_model::{CostModel, Score};
+pub use held::Held;
 pub use work::Work;
 
 /// Everything a prediction depends on, beside the strategy.

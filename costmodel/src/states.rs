@@ -55,6 +55,15 @@ pub struct StateBytes {
     pub moments: Bytes,
 }
 
+impl std::ops::AddAssign for StateBytes {
+    fn add_assign(&mut self, other: Self) {
+        self.parameters += other.parameters;
+        self.gradients += other.gradients;
+        self.master += other.master;
+        self.moments += other.moments;
+    }
+}
+
 impl StateBytes {
     /// All of them.
     #[must_use]

@@ -28,7 +28,7 @@ fn check(model: &ModelConfig, precision: Precision, layouts: &[&str]) {
 }
 
 /// Every axis alone, every ZeRO level, every kind of context parallelism, every recompute mode.
-const ALONE: &[&str] = &[
+pub const ALONE: &[&str] = &[
     "tp=1,mbs=2",
     "tp=2,sp=off,mbs=2",
     "tp=2,sp=on,mbs=2",
@@ -51,7 +51,7 @@ const ALONE: &[&str] = &[
 ];
 
 /// Every schedule, split backward passes included.
-const SCHEDULES: &[&str] = &[
+pub const SCHEDULES: &[&str] = &[
     "pp=2,mbs=2,schedule=gpipe",
     "pp=2,mbs=2,schedule=1f1b",
     "pp=4,mbs=2,schedule=1f1b",
@@ -63,7 +63,7 @@ const SCHEDULES: &[&str] = &[
 ];
 
 /// Every pair of axes, and mixes of four and five.
-const MIXES: &[&str] = &[
+pub const MIXES: &[&str] = &[
     "tp=2,sp=on,dp=2,zero=1,mbs=2",
     "tp=2,sp=on,dp=2,zero=3,mbs=2",
     "tp=2,sp=off,dp=2,zero=2,mbs=2",
@@ -81,7 +81,7 @@ const MIXES: &[&str] = &[
 ];
 
 /// Experts over their own mesh, with every other axis.
-const EXPERTS: &[&str] = &[
+pub const EXPERTS: &[&str] = &[
     "dp=2,ep=2,zero=1,mbs=2",
     "dp=4,ep=2,zero=3,mbs=2",
     "dp=4,ep=4,zero=0,mbs=2",

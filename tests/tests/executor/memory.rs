@@ -1,0 +1,90 @@
+//! Predicted bytes are the bytes that training holds, exactly.
+
+use costmodel::{CostModel, Scenario};
+use dtensor::cpu::Numerics;
+use spec::model::ModelConfig;
+use spec::{Precision, Workload};
+
+use super::exact::{ALONE, EXPERTS, MIXES, SCHEDULES};
+use super::jobs::{BATCH, SEQ, job, llama, mixtral, nanogpt, train};
+
+fn check(model: &ModelConfig, precision: Precision, layouts: &[&str]) {
+    let mut wrong = Vec::new();
+    for layout in layouts {
+        let job = job(model, layout, Numerics::Fast, precision, 1);
+        let outcome = train(&job);
+        let scenario = Scenario {
+            model: model.clone(),
+            cluster: spec::load::cluster("dgx-h100").expect("a preset"),
+            runtime: spec::load::runtime("vescale").expect("a preset"),
+            workload: Workload {
+                gpus: job.strategy.world(),
+                seq_len: SEQ,
+                global_batch: BATCH,
+                precision,
+            },
+            headroom: 0.0,
+        };
+        let costs = CostModel::new(scenario).expect("priced");
+        let held = costs.held(&job.strategy).expect("traced");
+        for (pp, held) in held.iter().enumerate() {
+            let ranks = || outcome.ranks.iter().filter(|r| r.pp == pp as u64);
+            let most = |f: &dyn Fn(&executor::RankReport) -> u64| ranks().map(f).max().unwrap_or(0);
+            let pairs = [
+                (
+                    "parameters",
+                    held.states.parameters.0,
+                    most(&|r| r.states.parameters),
+                ),
+                (
+                    "gradients",
+                    held.states.gradients.0,
+                    most(&|r| r.states.gradients),
+                ),
+                ("master", held.states.master.0, most(&|r| r.states.master)),
+                (
+                    "moments",
+                    held.states.moments.0,
+                    most(&|r| r.states.moments),
+                ),
+                ("saved", held.peak_saved.0, most(&|r| r.peak_saved)),
+            ];
+            for (name, predicted, measured) in pairs {
+                if predicted != measured {
+                    wrong.push(format!(
+                        "{layout} pp={pp} {name}: predicted {predicted}, measured {measured}"
+                    ));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn of_llama() {
+    check(
+        &llama(),
+        Precision::Fp32,
+        &[ALONE, SCHEDULES, MIXES].concat(),
+    );
+    check(
+        &llama(),
+        Precision::Bf16,
+        &[ALONE, SCHEDULES, MIXES].concat(),
+    );
+}
+
+#[test]
+fn of_gpt() {
+    check(
+        &nanogpt(0.1),
+        Precision::Fp32,
+        &[ALONE, SCHEDULES, MIXES].concat(),
+    );
+}
+
+#[test]
+fn of_mixtral_states() {
+    check(&mixtral(), Precision::Fp32, &EXPERTS[3..5]);
+}
