@@ -31,6 +31,8 @@ pub(crate) enum Command {
     Report(ReportArgs),
     /// Predicted timeline of a plan, for Perfetto or chrome://tracing
     Trace(TraceArgs),
+    /// Train under a plan on this machine, and compare with the prediction
+    Run(RunArgs),
     /// Known models
     Models(ListArgs),
     /// Known clusters
@@ -177,6 +179,9 @@ pub(crate) struct EstimateArgs {
     pub(crate) budget: BudgetArgs,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
+    /// Write the strategy as a plan file
+    #[arg(short, long)]
+    pub(crate) output_plan: Option<PathBuf>,
 }
 
 /// `explain`.
@@ -281,6 +286,40 @@ pub(crate) struct TraceArgs {
     /// Trace file
     #[arg(short, long)]
     pub(crate) output: Option<PathBuf>,
+}
+
+/// `run`.
+#[derive(Args, Debug)]
+pub(crate) struct RunArgs {
+    /// Plan file; its ranks run as threads
+    pub(crate) plan: PathBuf,
+    /// Steps [default: the plan's]
+    #[arg(long)]
+    pub(crate) steps: Option<u64>,
+    /// Text (.txt) or 16-bit tokens (.bin) [default: the plan's]
+    #[arg(long)]
+    pub(crate) data: Option<PathBuf>,
+    /// Seed of every random number [default: the plan's]
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+    /// Exact: equal to the bit under every layout, slower. Fast: equal within rounding
+    #[arg(long, value_enum, default_value_t = NumericsArg::Fast)]
+    pub(crate) numerics: NumericsArg,
+    /// Seconds a rank waits for another before it gives up
+    #[arg(long, default_value_t = 120)]
+    pub(crate) timeout: u64,
+    /// Write the measured timeline of the last step, for Perfetto
+    #[arg(long)]
+    pub(crate) trace: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// Numerics flag.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NumericsArg {
+    Exact,
+    Fast,
 }
 
 /// Lists.

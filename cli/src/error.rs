@@ -15,6 +15,9 @@ pub(crate) enum CliError {
     /// A scenario that cannot be priced.
     #[error(transparent)]
     Cost(#[from] costmodel::CostError),
+    /// Training that cannot start or go on.
+    #[error(transparent)]
+    Executor(#[from] executor::ExecutorError),
     /// A flag's value.
     #[error("{0}")]
     Usage(String),
@@ -32,11 +35,17 @@ impl CliError {
     /// 1 for our faults, 2 for bad input.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::Cost(costmodel::CostError::Trace(_)) => 1,
+            Self::Cost(costmodel::CostError::Trace(_))
+            | Self::Executor(
+                executor::ExecutorError::Panic { .. }
+                | executor::ExecutorError::Comm(_)
+                | executor::ExecutorError::NotFinite { .. },
+            ) => 1,
             Self::Spec(_)
             | Self::Strategy(_)
             | Self::Planner(_)
             | Self::Cost(_)
+            | Self::Executor(_)
             | Self::Usage(_)
             | Self::Write { .. } => 2,
         }

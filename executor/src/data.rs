@@ -92,10 +92,9 @@ fn characters(bytes: &[u8]) -> Vec<u32> {
         seen[usize::from(b)] = true;
     }
     let mut number = [0u32; 256];
-    let mut next = 0;
-    for (byte, _) in seen.iter().enumerate().filter(|(_, seen)| **seen) {
-        number[byte] = next;
-        next += 1;
+    let present = (0..256).filter(|&byte| seen[byte]);
+    for (token, byte) in (0u32..).zip(present) {
+        number[byte] = token;
     }
     bytes.iter().map(|&b| number[usize::from(b)]).collect()
 }

@@ -5,6 +5,18 @@ use dtensor::cpu::CpuError;
 use models::ModelError;
 use plans::schedule::ScheduleError;
 
+impl ExecutorError {
+    /// Whether another rank's failure is the cause.
+    #[must_use]
+    pub fn follows(&self) -> bool {
+        matches!(
+            self,
+            Self::Comm(CommError::PeerFailed { .. })
+                | Self::Cpu(CpuError::Comm(CommError::PeerFailed { .. }))
+        )
+    }
+}
+
 /// Why training cannot start or go on.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ExecutorError {

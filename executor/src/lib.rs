@@ -1,5 +1,6 @@
 //! Training under a plan, on the cpu: ranks interpret the very actions that the simulator prices.
 
+pub mod checkpoint;
 mod data;
 mod error;
 mod job;
@@ -18,4 +19,4 @@ pub use mesh::{Mesh, Place};
 pub use rank::RankReport;
 pub use settings::{AdamW, Settings};
 pub use states::StateBytes;
-pub use train::{Observer, Outcome, WholeWeights, train};
+pub use train::{Checkpoints, Observer, Outcome, Session, train};

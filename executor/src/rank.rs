@@ -8,6 +8,7 @@ use dtensor::cpu::{ExactSum, Half, Machine, MicroBatch, Tensor};
 use plans::{Action, ActionKind, Event, Stream};
 use spec::{DType, Seconds};
 
+use crate::checkpoint::{self, Piece, Source};
 use crate::error::ExecutorError;
 use crate::job::Job;
 use crate::mesh::{Mesh, Place};
@@ -108,25 +109,31 @@ impl<'j> Rank<'j> {
         })
     }
 
-    /// States of the stages, for checkpoints and hashes.
-    pub(crate) fn stages(&self) -> impl Iterator<Item = &states::States> {
-        self.stages.iter().map(|(_, stage)| &stage.states)
+    /// What this rank owns and speaks for.
+    pub(crate) fn pieces(&self) -> Vec<Piece> {
+        let tied = self.tied_name();
+        self.stages
+            .iter()
+            .flat_map(|(stage, made)| {
+                let skip = tied.as_deref().filter(|_| *stage > 0);
+                checkpoint::pieces(&made.states, self.place.tp, skip)
+            })
+            .collect()
     }
 
-    pub(crate) fn stages_mut(&mut self) -> impl Iterator<Item = &mut states::States> {
-        self.stages.iter_mut().map(|(_, stage)| &mut stage.states)
+    /// Sets all states from a source.
+    pub(crate) fn load(&mut self, source: &dyn Source) -> Result<(), ExecutorError> {
+        for (_, stage) in &mut self.stages {
+            checkpoint::load(&mut stage.states, source)?;
+        }
+        Ok(())
     }
 
-    pub(crate) fn place(&self) -> Place {
-        self.place
-    }
-
-    pub(crate) fn comm(&self) -> &'j dyn Communicator {
-        self.machine.comm
-    }
-
-    pub(crate) fn world(&self) -> &Group {
-        &self.world
+    /// Name of a weight that the first and the last stage both hold.
+    fn tied_name(&self) -> Option<String> {
+        let names = models::names::names(&self.job.model);
+        let tied = self.job.model.tied_embeddings && self.last_stage() > 0;
+        tied.then(|| format!("{}.weight", names.embedding))
     }
 
     pub(crate) fn report(mut self) -> RankReport {
@@ -393,12 +400,10 @@ impl<'j> Rank<'j> {
     /// Exchanges gradients of a weight that the first and the last stage both hold. Returns its
     /// slot in the last stage, if this rank has that stage and another one has the first.
     fn add_tied(&mut self) -> Result<Option<usize>, ExecutorError> {
-        let last = self.last_stage();
-        if !self.job.model.tied_embeddings || last == 0 {
+        let Some(name) = self.tied_name() else {
             return Ok(None);
-        }
-        let names = models::names::names(&self.job.model);
-        let name = format!("{}.weight", names.embedding);
+        };
+        let last = self.last_stage();
         let comm = self.machine.comm;
         let sharded = self.job.strategy.zero != spec::Zero::Z0;
         let ends = [0, last];
@@ -426,7 +431,7 @@ impl<'j> Rank<'j> {
                 let bytes = comm.receive(peer, TIED[1 - end], "tied weights")?;
                 states::read_tied(&bytes, &mut whole);
             }
-            states.add_tied(slot, &whole, end == 1);
+            states.add_tied(slot, &whole);
         }
         Ok(found[1])
     }

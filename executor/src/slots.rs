@@ -65,12 +65,6 @@ impl Slot {
             .collect()
     }
 
-    /// Elements of one expert, or all.
-    #[must_use]
-    pub fn each(&self) -> usize {
-        self.indices.iter().map(Vec::len).product()
-    }
-
     /// Name of one expert's parameter.
     #[must_use]
     pub fn name_of(&self, expert: Option<u64>) -> String {

@@ -311,9 +311,8 @@ impl States {
         }
     }
 
-    /// Adds another stage's gradient of a tied weight to this rank's part: `first` says whether the
-    /// other use comes first in the model.
-    pub fn add_tied(&mut self, slot: usize, other: &[f32], first: bool) {
+    /// Adds another stage's gradient of a tied weight to this rank's part.
+    pub fn add_tied(&mut self, slot: usize, other: &[f32]) {
         let slot = &self.slots[slot];
         let partition = &mut self.partitions[slot.kind as usize];
         let Some(range) = overlap(&partition.own, slot) else {
@@ -322,7 +321,7 @@ impl States {
         let place = partition.in_gradient(&range);
         let theirs = &other[range.start - slot.offset..range.end - slot.offset];
         for (g, o) in partition.gradient[place].iter_mut().zip(theirs) {
-            *g = if first { o + *g } else { *g + o };
+            *g += o;
         }
     }
 

@@ -2,18 +2,25 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::{Scope, ScopedJoinHandle};
 
 use dtensor::comm::{Communicator, local};
 use plans::Timeline;
 use sha2::{Digest, Sha256};
 
+use crate::checkpoint::{self, Manifest, Memory, Piece, Source};
 use crate::error::ExecutorError;
 use crate::job::Job;
 use crate::mesh::Mesh;
 use crate::rank::{Rank, RankReport};
 
+/// Channel on which ranks tell rank 0 of the files they wrote.
+const FILES: u64 = 50;
+
 /// What training left.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Outcome {
     /// Mean loss of every step.
     pub losses: Vec<f64>,
@@ -21,39 +28,64 @@ pub struct Outcome {
     pub gradient_norms: Vec<f64>,
     /// Seconds of every step: the slowest rank's.
     pub step_times: Vec<f64>,
-    /// SHA-256 of all weights in 32 bits, little-endian, by name in byte order.
-    pub weights_sha256: String,
     /// Every rank.
     pub ranks: Vec<RankReport>,
+    /// Weights and optimizer states, by global name.
+    pub states: Memory,
 }
 
-/// All weights, whole, by name.
-pub type WholeWeights = BTreeMap<String, Vec<f32>>;
+/// A run of a job.
+#[derive(Clone, Copy)]
+pub struct Session<'a> {
+    /// The job.
+    pub job: &'a Job,
+    /// Where states come from and how many steps they have seen; absent: the beginning.
+    pub start: Option<(&'a dyn Source, u64)>,
+    /// When to save.
+    pub checkpoints: Option<&'a Checkpoints>,
+    /// Who is told how it goes.
+    pub observer: &'a dyn Observer,
+}
 
-/// What a run does beside training.
+/// When and where to save.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checkpoints {
+    /// Folder of checkpoints.
+    pub dir: PathBuf,
+    /// Steps between two; the end of training is always saved.
+    pub every: u64,
+}
+
+/// What a run tells while it goes.
 pub trait Observer: Sync {
     /// A step is done.
     fn step(&self, step: u64, loss: f64);
+    /// A checkpoint is complete.
+    fn saved(&self, _path: &Path) {}
 }
 
 /// Trains with all ranks as threads of this process.
 ///
 /// # Errors
 /// The first failure of any rank.
-pub fn train(job: &Job, observer: &dyn Observer) -> Result<(Outcome, WholeWeights), ExecutorError> {
+pub fn train(session: &Session<'_>) -> Result<Outcome, ExecutorError> {
+    let job = session.job;
     let mesh = Mesh::new(&job.strategy);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = (cores / mesh.world()).max(1);
+    if let Some(checkpoints) = session.checkpoints {
+        prepare(&checkpoints.dir)?;
+    }
     let ranks = local::world(mesh.world(), job.settings.timeout);
     let results: Vec<Result<_, ExecutorError>> = std::thread::scope(|scope| {
         let handles: Vec<_> = ranks
             .iter()
             .map(|comm| {
                 let mesh = &mesh;
-                scope.spawn(move || guarded(comm, || one_rank(job, mesh, comm, threads, observer)))
+                scope.spawn(move || guarded(comm, || one_rank(session, mesh, comm, threads)))
             })
             .collect();
-        let join = |(rank, handle): (usize, std::thread::ScopedJoinHandle<'_, _>)| {
+        let join = |(rank, handle): (usize, ScopedJoinHandle<'_, _>)| {
             handle.join().unwrap_or_else(|_| {
                 Err(ExecutorError::Panic {
                     rank,
@@ -64,13 +96,43 @@ pub fn train(job: &Job, observer: &dyn Observer) -> Result<(Outcome, WholeWeight
         handles.into_iter().enumerate().map(join).collect()
     });
     first_cause(&results)?;
-    let mut reports = Vec::new();
-    let mut whole = WholeWeights::new();
-    for result in results.into_iter().flatten() {
-        reports.push(result.0);
-        whole.extend(result.1);
+    let mut reports: Vec<RankReport> = Vec::new();
+    let mut states = Memory::default();
+    for (report, pieces) in results.into_iter().flatten() {
+        reports.push(report);
+        states.add(pieces);
     }
-    Ok((outcome(reports, &whole), whole))
+    let steps = reports[0].step_times.len();
+    let slowest = |step: usize| {
+        reports
+            .iter()
+            .map(|r| r.step_times[step])
+            .fold(0.0, f64::max)
+    };
+    Ok(Outcome {
+        losses: reports[0].losses.clone(),
+        gradient_norms: reports[0].gradient_norms.clone(),
+        step_times: (0..steps).map(slowest).collect(),
+        ranks: reports,
+        states,
+    })
+}
+
+/// Makes the folder of checkpoints, and clears what interrupted saves left.
+fn prepare(dir: &Path) -> Result<(), ExecutorError> {
+    let wrong = |e: std::io::Error| ExecutorError::Checkpoint {
+        path: dir.display().to_string(),
+        reason: e.to_string(),
+    };
+    std::fs::create_dir_all(dir).map_err(wrong)?;
+    for entry in std::fs::read_dir(dir).map_err(wrong)? {
+        let path = entry.map_err(wrong)?.path();
+        let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("");
+        if name.starts_with(".step-") && name.ends_with(".partial") {
+            std::fs::remove_dir_all(&path).map_err(wrong)?;
+        }
+    }
+    Ok(())
 }
 
 /// Runs a rank; its failure, or its panic, stops the others.
@@ -96,9 +158,8 @@ fn guarded<T>(
 
 /// The failure that others followed from, if any rank failed.
 fn first_cause<T>(results: &[Result<T, ExecutorError>]) -> Result<(), ExecutorError> {
-    let follows = |error: &ExecutorError| error.to_string().contains("because rank");
     let mut errors = results.iter().filter_map(|r| r.as_ref().err());
-    let first = errors.clone().find(|e| !follows(e));
+    let first = errors.clone().find(|e| !e.follows());
     match first.or(errors.next()) {
         Some(error) => Err(error.clone()),
         None => Ok(()),
@@ -106,95 +167,113 @@ fn first_cause<T>(results: &[Result<T, ExecutorError>]) -> Result<(), ExecutorEr
 }
 
 fn one_rank(
-    job: &Job,
+    session: &Session<'_>,
     mesh: &Mesh,
     comm: &dyn Communicator,
     threads: usize,
-    observer: &dyn Observer,
-) -> Result<(RankReport, WholeWeights), ExecutorError> {
+) -> Result<(RankReport, Vec<Piece>), ExecutorError> {
+    let job = session.job;
     let mut rank = Rank::new(job, mesh, comm, threads)?;
-    for step in 0..job.settings.steps {
+    let mut first = 0;
+    if let Some((source, step)) = session.start {
+        rank.load(source)?;
+        first = step;
+    }
+    std::thread::scope(|scope| {
+        // A failure must reach the others before this scope waits for a save that waits for them.
+        guarded(comm, || steps(session, &mut rank, comm, first, scope))
+    })?;
+    let pieces = rank.pieces();
+    Ok((rank.report(), pieces))
+}
+
+/// Trains from step `first` on. A checkpoint is copied at the end of its step and written while
+/// training goes on.
+fn steps<'scope>(
+    session: &'scope Session<'scope>,
+    rank: &mut Rank<'_>,
+    comm: &'scope dyn Communicator,
+    first: u64,
+    scope: &'scope Scope<'scope, '_>,
+) -> Result<(), ExecutorError> {
+    let job = session.job;
+    let mut writer: Option<ScopedJoinHandle<'scope, Result<(), ExecutorError>>> = None;
+    for step in first..job.settings.steps.max(first) {
         let loss = rank.step(step)?;
         if comm.rank() == 0 {
-            observer.step(step, loss);
+            session.observer.step(step, loss);
+        }
+        let Some(checkpoints) = session.checkpoints else {
+            continue;
+        };
+        let done = step + 1;
+        if done == job.settings.steps || (checkpoints.every > 0 && done % checkpoints.every == 0) {
+            join(writer.take())?;
+            let pieces = rank.pieces();
+            writer =
+                Some(scope.spawn(move || save(session, comm, &checkpoints.dir, done, &pieces)));
         }
     }
-    let whole = gather_weights(&rank)?;
-    Ok((rank.report(), whole))
+    join(writer)
 }
 
-/// All weights on rank 0; nothing on the others.
-fn gather_weights(rank: &Rank<'_>) -> Result<WholeWeights, ExecutorError> {
-    let comm = rank.comm();
-    let mut bytes = Vec::new();
-    let tp = rank.place().tp;
-    for states in rank.stages() {
-        states.own_runs(|slot, name, first, [master, ..]| {
-            if states.speaks_for(slot, tp) {
-                let global: u64 = slot.global.iter().product();
-                for number in [name.len() as u64, global, first, master.len() as u64] {
-                    bytes.extend(number.to_le_bytes());
-                }
-                bytes.extend(name.as_bytes());
-                bytes.extend_from_slice(bytemuck::cast_slice(master));
-            }
-        });
+fn join(
+    writer: Option<ScopedJoinHandle<'_, Result<(), ExecutorError>>>,
+) -> Result<(), ExecutorError> {
+    match writer.map(ScopedJoinHandle::join) {
+        Some(Ok(result)) => result,
+        Some(Err(_)) => Err(ExecutorError::Checkpoint {
+            path: "checkpoint".to_owned(),
+            reason: "the thread that wrote it panicked".to_owned(),
+        }),
+        None => Ok(()),
     }
-    let message = std::sync::Arc::new(bytes);
-    let channel = u64::MAX;
-    comm.send(0, channel, "weights", message)?;
-    let mut whole = WholeWeights::new();
+}
+
+/// Writes a rank's file; rank 0 completes the checkpoint when every rank has.
+fn save(
+    session: &Session<'_>,
+    comm: &dyn Communicator,
+    dir: &Path,
+    step: u64,
+    pieces: &[Piece],
+) -> Result<(), ExecutorError> {
+    let job = session.job;
+    let entry = checkpoint::write_rank(dir, step, comm.rank(), pieces)?;
+    let message = Arc::new(serde_json::to_vec(&entry).expect("names and numbers become JSON"));
+    comm.send(0, FILES, "checkpoint", message)?;
     if comm.rank() != 0 {
-        return Ok(whole);
+        return Ok(());
     }
-    for peer in 0..rank.world().size() {
-        let arrived = comm.receive(peer, channel, "weights")?;
-        let mut bytes = arrived.as_slice();
-        while !bytes.is_empty() {
-            let mut word = || {
-                let (first, rest) = bytes.split_at(8);
-                bytes = rest;
-                u64::from_le_bytes(first.try_into().expect("eight bytes")) as usize
-            };
-            let [name, global, first, len] = [word(), word(), word(), word()];
-            let (text, rest) = bytes.split_at(name);
-            let (values, rest) = rest.split_at(4 * len);
-            bytes = rest;
-            let name = String::from_utf8_lossy(text).into_owned();
-            let tensor = whole.entry(name).or_insert_with(|| vec![0.0; global]);
-            for (x, value) in tensor[first..first + len]
-                .iter_mut()
-                .zip(values.chunks_exact(4))
-            {
-                *x = f32::from_le_bytes(value.try_into().expect("four bytes"));
-            }
-        }
-    }
-    Ok(whole)
-}
-
-fn outcome(ranks: Vec<RankReport>, whole: &WholeWeights) -> Outcome {
-    let mut digest = Sha256::new();
-    for (name, values) in whole {
-        digest.update(name.as_bytes());
-        digest.update(bytemuck::cast_slice::<f32, u8>(values));
-    }
-    let steps = ranks[0].step_times.len();
-    let slowest = |step: usize| ranks.iter().map(|r| r.step_times[step]).fold(0.0, f64::max);
-    Outcome {
-        losses: ranks[0].losses.clone(),
-        gradient_norms: ranks[0].gradient_norms.clone(),
-        step_times: (0..steps).map(slowest).collect(),
-        weights_sha256: digest
-            .finalize()
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect(),
-        ranks,
-    }
+    let files = (0..comm.world())
+        .map(|from| {
+            let bytes = comm.receive(from, FILES, "checkpoint")?;
+            Ok(serde_json::from_slice(&bytes).expect("what a rank wrote"))
+        })
+        .collect::<Result<Vec<_>, ExecutorError>>()?;
+    let names = (job.model.name.clone(), job.strategy.to_string());
+    let manifest = Manifest::new(step, job.settings.seed, names, files);
+    let path = checkpoint::finish(dir, &manifest)?;
+    session.observer.saved(&path);
+    Ok(())
 }
 
 impl Outcome {
+    /// SHA-256 of all weights in 32 bits, little-endian, each after its name, in order of names.
+    #[must_use]
+    pub fn weights_sha256(&self) -> String {
+        let mut digest = Sha256::new();
+        for (name, (_, values)) in self.states.weights() {
+            digest.update(name.as_bytes());
+            digest.update(bytemuck::cast_slice::<f32, u8>(&values));
+        }
+        digest
+            .finalize()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
+    }
+
     /// The last step as it ran, one representative per pipeline rank.
     #[must_use]
     pub fn timeline(&self) -> Timeline {

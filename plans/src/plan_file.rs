@@ -69,18 +69,54 @@ pub struct ShardingFile {
     pub replicated: Vec<String>,
 }
 
-/// What a training run needs beside the plan.
+/// What a training run needs beside the plan. Not part of its id.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TrainFile {
-    /// Seed of every random number.
-    pub seed: u64,
-    /// Data files.
-    pub data: Vec<String>,
-    /// Learning rate.
-    pub learning_rate: f64,
+    /// Text or token file, relative to the plan.
+    pub data: String,
     /// Steps.
     pub steps: u64,
+    /// Seed of every random number.
+    #[serde(default = "defaults::seed")]
+    pub seed: u64,
+    /// Peak learning rate.
+    #[serde(default = "defaults::learning_rate")]
+    pub learning_rate: f64,
+    /// Learning rate at the end of the cosine.
+    #[serde(default = "defaults::min_learning_rate")]
+    pub min_learning_rate: f64,
+    /// Steps of linear warm-up.
+    #[serde(default)]
+    pub warmup_steps: u64,
+    /// Decoupled decay of weight matrices.
+    #[serde(default = "defaults::weight_decay")]
+    pub weight_decay: f64,
+    /// Decays of the moments.
+    #[serde(default = "defaults::betas")]
+    pub betas: [f64; 2],
+    /// Largest gradient norm; absent: no clipping.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clip_norm: Option<f64>,
+}
+
+/// What a `train` section may leave out.
+mod defaults {
+    pub(super) fn seed() -> u64 {
+        1234
+    }
+    pub(super) fn learning_rate() -> f64 {
+        1e-3
+    }
+    pub(super) fn min_learning_rate() -> f64 {
+        1e-4
+    }
+    pub(super) fn weight_decay() -> f64 {
+        0.1
+    }
+    pub(super) fn betas() -> [f64; 2] {
+        [0.9, 0.95]
+    }
 }
 
 impl PlanFile {

@@ -8,6 +8,7 @@ use plans::json::{DetailJson, PredictedJson, StrategyJson};
 use serde::Serialize;
 
 use crate::args::EstimateArgs;
+use crate::commands::plan;
 use crate::error::{CliError, code};
 use crate::inputs::{self, Budget, InputsJson};
 use crate::output::{self, SCHEMA_VERSION};
@@ -40,6 +41,11 @@ pub(crate) fn run(args: &EstimateArgs) -> Result<ExitCode, CliError> {
         prediction.tokens_per_s_per_gpu,
     )?;
     let fits = prediction.fit.fits();
+    if let Some(path) = &args.output_plan {
+        let file = plan::file(&resolved, &strategy, &prediction)?;
+        output::write(path, &file.to_yaml()?)?;
+        output::note(args.output.quiet, &format!("plan {}", path.display()));
+    }
     if args.output.json {
         output::json(&EstimateJson {
             schema_version: SCHEMA_VERSION,

@@ -6,6 +6,7 @@ mod explain;
 mod lists;
 mod plan;
 mod report;
+mod run;
 mod search;
 mod size;
 mod trace;
@@ -27,6 +28,7 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode, CliError> {
         Command::Validate(args) => validate::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Trace(args) => trace::run(&args),
+        Command::Run(args) => run::run(&args),
         Command::Models(args) => lists::models(&args),
         Command::Clusters(args) => lists::clusters(&args),
         Command::Runtimes(args) => lists::runtimes(&args),

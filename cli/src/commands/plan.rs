@@ -101,11 +101,20 @@ pub(crate) fn sharding(scenario: &Scenario, strategy: &Strategy) -> Result<Shard
     })
 }
 
+/// A path in a plan is relative to the plan; what is no file beside it is taken as it is.
+pub(crate) fn beside(plan: &Path, name: &str) -> String {
+    let near = plan.parent().map(|folder| folder.join(name));
+    match near.filter(|p| p.exists()) {
+        Some(near) => near.display().to_string(),
+        None => name.to_owned(),
+    }
+}
+
 /// Reads a plan and rebuilds its scenario.
 pub(crate) fn load(path: &Path) -> Result<Loaded, CliError> {
     let shown = path.display().to_string();
     let file = PlanFile::from_yaml(&spec::text::read(path)?, &shown)?;
-    let model = spec::load::model(&file.model)?;
+    let model = spec::load::model(&beside(path, &file.model))?;
     let cluster = spec::load::cluster(&file.cluster)?;
     let runtime = spec::load::runtime(&file.runtime)?;
     let w = &file.workload;

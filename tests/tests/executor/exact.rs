@@ -16,7 +16,7 @@ fn check(model: &ModelConfig, precision: Precision, layouts: &[&str]) {
         let other = train(&job(model, layout, Numerics::Exact, precision, STEPS));
         let bits = |losses: &[f64]| losses.iter().map(|l| l.to_bits()).collect::<Vec<_>>();
         if bits(&other.losses) != bits(&single.losses)
-            || other.weights_sha256 != single.weights_sha256
+            || other.weights_sha256() != single.weights_sha256()
         {
             wrong.push(format!(
                 "{layout}: {:?} for {:?}",

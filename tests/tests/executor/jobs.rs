@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use executor::{AdamW, Dataset, Job, Observer, Outcome, Settings};
+use executor::{AdamW, Dataset, Job, Observer, Outcome, Session, Settings};
 use spec::model::ModelConfig;
 use spec::{Precision, Workload};
 
@@ -102,9 +102,17 @@ impl Observer for Quiet {
     fn step(&self, _: u64, _: f64) {}
 }
 
+/// A run of a job from the beginning, without checkpoints.
+pub fn session(job: &Job) -> Session<'_> {
+    Session {
+        job,
+        start: None,
+        checkpoints: None,
+        observer: &Quiet,
+    }
+}
+
 /// Trains; panics on failure.
 pub fn train(job: &Job) -> Outcome {
-    executor::train(job, &Quiet)
-        .unwrap_or_else(|e| panic!("{}: {e}", job.strategy))
-        .0
+    executor::train(&session(job)).unwrap_or_else(|e| panic!("{}: {e}", job.strategy))
 }

@@ -1,5 +1,6 @@
 //! Training under plans.
 
+mod checkpoints;
 mod exact;
 mod jobs;
 mod memory;
