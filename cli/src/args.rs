@@ -33,6 +33,8 @@ pub(crate) enum Command {
     Trace(TraceArgs),
     /// Train under a plan on this machine, and compare with the prediction
     Run(RunArgs),
+    /// Look into, check and reshard checkpoints
+    Checkpoint(CheckpointArgs),
     /// Known models
     Models(ListArgs),
     /// Known clusters
@@ -311,6 +313,60 @@ pub(crate) struct RunArgs {
     /// Write the measured timeline of the last step, for Perfetto
     #[arg(long)]
     pub(crate) trace: Option<PathBuf>,
+    /// Folder to save checkpoints in
+    #[arg(long)]
+    pub(crate) checkpoints: Option<PathBuf>,
+    /// Steps between checkpoints; the end is always saved
+    #[arg(long, default_value_t = 0, requires = "checkpoints")]
+    pub(crate) every: u64,
+    /// Go on from the last checkpoint of --checkpoints, or from this one
+    #[arg(long, num_args = 0..=1, value_name = "CHECKPOINT")]
+    pub(crate) resume: Option<Option<PathBuf>>,
+    /// After STEP steps go on under another plan, resharded in memory
+    #[arg(long, num_args = 2, value_names = ["STEP", "PLAN"])]
+    pub(crate) replan_at: Option<Vec<String>>,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// `checkpoint`.
+#[derive(Args, Debug)]
+pub(crate) struct CheckpointArgs {
+    #[command(subcommand)]
+    pub(crate) action: CheckpointAction,
+}
+
+/// What to do with a checkpoint.
+#[derive(Subcommand, Debug)]
+pub(crate) enum CheckpointAction {
+    /// What a checkpoint holds
+    Inspect(CheckpointPath),
+    /// Check every byte, and that nothing is missing
+    Verify(CheckpointPath),
+    /// Write a checkpoint as another plan would have
+    Reshard(ReshardArgs),
+}
+
+/// A checkpoint.
+#[derive(Args, Debug)]
+pub(crate) struct CheckpointPath {
+    /// Checkpoint, or a folder of them (the last one)
+    pub(crate) path: PathBuf,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// `checkpoint reshard`.
+#[derive(Args, Debug)]
+pub(crate) struct ReshardArgs {
+    /// Checkpoint, or a folder of them (the last one)
+    pub(crate) path: PathBuf,
+    /// Plan to write it for
+    #[arg(long)]
+    pub(crate) plan: PathBuf,
+    /// Folder of checkpoints to write to
+    #[arg(short = 'o', long)]
+    pub(crate) to: PathBuf,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }

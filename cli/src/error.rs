@@ -56,6 +56,8 @@ impl CliError {
 pub(crate) mod code {
     /// No feasible plan, or it does not fit.
     pub(crate) const DOES_NOT_FIT: u8 = 3;
+    /// A checkpoint that is damaged.
+    pub(crate) const DAMAGED: u8 = 2;
     /// A prediction outside the asked tolerance.
     pub(crate) const OUTSIDE_TOLERANCE: u8 = 5;
     /// Interrupted; the best so far was saved.

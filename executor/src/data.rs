@@ -7,7 +7,7 @@ use dtensor::philox::Stream;
 use crate::error::ExecutorError;
 
 /// Tokens to train on.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Dataset {
     tokens: Vec<u32>,
 }

@@ -28,6 +28,8 @@ pub struct Job {
     pub data: Dataset,
     /// How.
     pub settings: Settings,
+    /// Stop after this many steps in all, before the settings' end (to go on elsewhere).
+    pub stop_after: Option<u64>,
     /// Pipeline order.
     pub schedule: Schedule,
     /// Everything a rank does in a step.
@@ -70,9 +72,16 @@ impl Job {
             strategy,
             data,
             settings,
+            stop_after: None,
             schedule,
             program,
         })
+    }
+
+    /// Steps this job runs to.
+    #[must_use]
+    pub fn last_step(&self) -> u64 {
+        self.stop_after.unwrap_or(self.settings.steps)
     }
 
     /// Type of activations and of the weights that kernels read.

@@ -198,7 +198,11 @@ fn steps<'scope>(
 ) -> Result<(), ExecutorError> {
     let job = session.job;
     let mut writer: Option<ScopedJoinHandle<'scope, Result<(), ExecutorError>>> = None;
-    for step in first..job.settings.steps.max(first) {
+    if let Some(checkpoints) = session.checkpoints.filter(|_| first >= job.last_step()) {
+        // Nothing left to train: what was loaded is saved as this layout has it.
+        return save(session, comm, &checkpoints.dir, first, &rank.pieces());
+    }
+    for step in first..job.last_step() {
         let loss = rank.step(step)?;
         if comm.rank() == 0 {
             session.observer.step(step, loss);
@@ -207,7 +211,7 @@ fn steps<'scope>(
             continue;
         };
         let done = step + 1;
-        if done == job.settings.steps || (checkpoints.every > 0 && done % checkpoints.every == 0) {
+        if done == job.last_step() || (checkpoints.every > 0 && done % checkpoints.every == 0) {
             join(writer.take())?;
             let pieces = rank.pieces();
             writer =

@@ -1,5 +1,6 @@
 //! One file per subcommand.
 
+mod checkpoint;
 mod compare;
 mod estimate;
 mod explain;
@@ -29,6 +30,7 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode, CliError> {
         Command::Report(args) => report::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Run(args) => run::run(&args),
+        Command::Checkpoint(args) => checkpoint::run(&args),
         Command::Models(args) => lists::models(&args),
         Command::Clusters(args) => lists::clusters(&args),
         Command::Runtimes(args) => lists::runtimes(&args),

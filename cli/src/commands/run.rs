@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use costmodel::{CostModel, Held, Scenario};
 use dtensor::cpu::Numerics;
-use executor::{AdamW, Dataset, Job, Observer, Outcome, RankReport, Session, Settings};
+use executor::checkpoint::{Checkpoint, Source};
+use executor::{
+    AdamW, Checkpoints, Dataset, Job, Observer, Outcome, RankReport, Session, Settings,
+};
 use plans::plan_file::TrainFile;
 use serde::Serialize;
 
@@ -29,6 +32,7 @@ struct RunJson {
     numerics: &'static str,
     seed: u64,
     ranks: usize,
+    first_step: u64,
     losses: Vec<LossJson>,
     gradient_norms: Vec<f64>,
     weights_sha256: String,
@@ -79,6 +83,10 @@ impl Observer for Narrator {
             output::note(self.quiet, &format!("step {step:>6}  loss {loss:.4}"));
         }
     }
+
+    fn saved(&self, path: &Path) {
+        output::note(self.quiet, &format!("saved {}", path.display()));
+    }
 }
 
 /// Runs `run`.
@@ -90,12 +98,25 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         quiet: args.output.quiet,
         steps: job.settings.steps,
     };
-    let outcome = executor::train(&Session {
+    let resumed = resumed(args, &job)?;
+    let first = resumed.as_ref().map_or(0, |c| c.manifest.step);
+    let start = resumed
+        .as_ref()
+        .map(|c| (c as &dyn Source, c.manifest.step));
+    let checkpoints = args.checkpoints.as_ref().map(|dir| Checkpoints {
+        dir: dir.clone(),
+        every: args.every,
+    });
+    let session = Session {
         job: &job,
-        start: None,
-        checkpoints: None,
+        start,
+        checkpoints: checkpoints.as_ref(),
         observer: &narrator,
-    })?;
+    };
+    let (outcome, job, held) = match &args.replan_at {
+        Some(words) => replanned(args, &session, words)?,
+        None => (executor::train(&session)?, job.clone(), held),
+    };
     if let Some(path) = &args.trace {
         let trace = reports::perfetto::trace(&outcome.timeline());
         output::write(path, &format!("{trace}\n"))?;
@@ -115,7 +136,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
             numerics: numerics_name(args.numerics),
             seed: job.settings.seed,
             ranks: outcome.ranks.len(),
-            losses: losses(&outcome),
+            first_step: first,
+            losses: losses(&outcome, first),
             gradient_norms: outcome.gradient_norms.clone(),
             weights_sha256: outcome.weights_sha256(),
             step_time_s: step_time,
@@ -129,6 +151,98 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The checkpoint to go on from, if one was asked for; it must be of this model and seed.
+fn resumed(args: &RunArgs, job: &Job) -> Result<Option<Checkpoint>, CliError> {
+    let path = match (&args.resume, &args.checkpoints) {
+        (None, _) => return Ok(None),
+        (Some(Some(path)), _) | (Some(None), Some(path)) => path,
+        (Some(None), None) => {
+            let message = "--resume: name a checkpoint, or a folder with --checkpoints";
+            return Err(CliError::Usage(message.to_owned()));
+        }
+    };
+    let checkpoint = Checkpoint::open(path)?;
+    let manifest = &checkpoint.manifest;
+    let wrong = |what: &str, theirs: &str, ours: &str| {
+        let folder = checkpoint.folder().display();
+        let message = format!("{folder}: is of {what} {theirs}, the plan has {ours}");
+        Err(CliError::Usage(message))
+    };
+    if manifest.model != job.model.name {
+        return wrong("model", &manifest.model, &job.model.name);
+    }
+    if manifest.seed != job.settings.seed {
+        let (theirs, ours) = (manifest.seed.to_string(), job.settings.seed.to_string());
+        return wrong("seed", &theirs, &ours);
+    }
+    if manifest.step >= job.settings.steps {
+        let message = format!(
+            "{}: has seen {} steps already; ask for more than that with --steps",
+            checkpoint.folder().display(),
+            manifest.step
+        );
+        return Err(CliError::Usage(message));
+    }
+    Ok(Some(checkpoint))
+}
+
+/// Trains under the session's plan up to a step, then under another.
+fn replanned(
+    args: &RunArgs,
+    session: &Session<'_>,
+    words: &[String],
+) -> Result<(Outcome, Job, Vec<Held>), CliError> {
+    let steps = session.job.settings.steps;
+    let at = words[0].parse().ok().filter(|&at| 0 < at && at < steps);
+    let Some(at) = at else {
+        let message = format!(
+            "--replan-at: expected a step between 1 and {}, not {}",
+            steps - 1,
+            words[0]
+        );
+        return Err(CliError::Usage(message));
+    };
+    let other = plan::load(Path::new(&words[1]))?;
+    let job_after = job(args, &other)?;
+    if job_after.model != session.job.model || job_after.global_batch != session.job.global_batch {
+        let message = format!(
+            "{}: plans another model or batch than {}",
+            words[1],
+            args.plan.display()
+        );
+        return Err(CliError::Usage(message));
+    }
+    let held_after = held(&other)?;
+    let job_before = Job {
+        stop_after: Some(at),
+        ..session.job.clone()
+    };
+    let before = executor::train(&Session {
+        job: &job_before,
+        ..*session
+    })?;
+    output::note(
+        args.output.quiet,
+        &format!(
+            "step {at:>6}  resharded to {}",
+            plans::grammar::short(&job_after.strategy)
+        ),
+    );
+    let mut after = executor::train(&Session {
+        job: &job_after,
+        start: Some((&before.states, at)),
+        ..*session
+    })?;
+    for (all, more) in [
+        (&mut after.losses, before.losses),
+        (&mut after.gradient_norms, before.gradient_norms),
+        (&mut after.step_times, before.step_times),
+    ] {
+        all.splice(0..0, more);
+    }
+    Ok((after, job_after, held_after))
+}
+
 fn numerics_name(numerics: NumericsArg) -> &'static str {
     match numerics {
         NumericsArg::Exact => "exact",
@@ -136,8 +250,8 @@ fn numerics_name(numerics: NumericsArg) -> &'static str {
     }
 }
 
-fn losses(outcome: &Outcome) -> Vec<LossJson> {
-    (0u64..)
+fn losses(outcome: &Outcome, first: u64) -> Vec<LossJson> {
+    (first..)
         .zip(&outcome.losses)
         .map(|(step, &loss)| LossJson {
             step,

@@ -193,6 +193,9 @@ pub fn latest(dir: &Path) -> Result<Option<PathBuf>, ExecutorError> {
     Ok(found.into_iter().max())
 }
 
+/// Data of pieces that match their checksums, by file and offset.
+type Checked = BTreeMap<(usize, u64), Arc<Vec<f32>>>;
+
 /// A checkpoint opened for reading.
 pub struct Checkpoint {
     folder: PathBuf,
@@ -200,8 +203,8 @@ pub struct Checkpoint {
     pub manifest: Manifest,
     /// Pieces of every parameter: file, where its data start, and what it is.
     pieces: BTreeMap<String, Vec<(usize, u64, PieceEntry)>>,
-    /// The piece of each parameter read last, checked.
-    read: Mutex<BTreeMap<(usize, u64), Arc<Vec<f32>>>>,
+    /// What was read and checked so far.
+    read: Mutex<Checked>,
 }
 
 /// A parameter of a checkpoint.

@@ -25,6 +25,17 @@ impl Memory {
     /// Every parameter with its shape and whole weights.
     #[must_use]
     pub fn weights(&self) -> BTreeMap<String, (Vec<u64>, Vec<f32>)> {
+        self.whole(0)
+    }
+
+    /// Every parameter's whole first moment.
+    #[must_use]
+    pub fn moments(&self) -> BTreeMap<String, Vec<f32>> {
+        let whole = self.whole(1).into_iter();
+        whole.map(|(name, (_, moment))| (name, moment)).collect()
+    }
+
+    fn whole(&self, which: usize) -> BTreeMap<String, (Vec<u64>, Vec<f32>)> {
         self.by_name
             .iter()
             .map(|(name, pieces)| {
@@ -35,7 +46,7 @@ impl Memory {
                     for &[first, length] in &piece.runs {
                         let (first, length) = (first as usize, length as usize);
                         whole[first..first + length]
-                            .copy_from_slice(&piece.data[0][at..at + length]);
+                            .copy_from_slice(&piece.data[which][at..at + length]);
                         at += length;
                     }
                 }

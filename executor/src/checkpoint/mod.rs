@@ -11,7 +11,7 @@ use crate::error::ExecutorError;
 use crate::slots::Slot;
 use crate::states::States;
 
-pub use disk::{Checkpoint, Manifest, latest};
+pub use disk::{Checkpoint, Manifest, ParameterEntry, latest};
 pub(crate) use disk::{finish, write_rank};
 pub use memory::Memory;
 

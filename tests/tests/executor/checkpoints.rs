@@ -8,7 +8,7 @@ use executor::{Checkpoints, Job, Outcome, Session};
 use spec::Precision;
 use spec::model::ModelConfig;
 
-use super::jobs::{Quiet, job, llama, mixtral, nanogpt, session, train};
+use super::jobs::{job, llama, mixtral, nanogpt, session, train};
 
 const STEPS: u64 = 4;
 
@@ -18,10 +18,10 @@ fn exact(model: &ModelConfig, layout: &str) -> Job {
 
 /// Trains half way under `job`, saving into `dir`.
 fn half(job: &Job, dir: &Path) -> Outcome {
-    let mut half = job.clone();
-    half.settings.steps = STEPS / 2;
-    // The learning rate follows the whole run: only the number of steps is cut.
-    half.settings.optimizer.min_learning_rate = half.settings.optimizer.learning_rate;
+    let half = Job {
+        stop_after: Some(STEPS / 2),
+        ..job.clone()
+    };
     let checkpoints = Checkpoints {
         dir: dir.to_owned(),
         every: 1,
@@ -36,23 +36,16 @@ fn half(job: &Job, dir: &Path) -> Outcome {
 /// Resumes from `dir` under every layout; weights, moments and losses must be those of one run.
 fn check(model: &ModelConfig, saved_under: &str, loaded_under: &[&str]) {
     let dir = tempfile::tempdir().expect("a temporary folder");
-    let constant_rate = |layout: &str| {
-        let mut job = exact(model, layout);
-        job.settings.optimizer.min_learning_rate = job.settings.optimizer.learning_rate;
-        job
-    };
     half(&exact(model, saved_under), dir.path());
-    let whole = train(&constant_rate("tp=1,mbs=4"));
+    let whole = train(&exact(model, "tp=1,mbs=4"));
     for layout in loaded_under {
         let checkpoint = Checkpoint::open(dir.path()).expect("a complete checkpoint");
         assert_eq!(checkpoint.manifest.step, STEPS / 2);
         assert_eq!(checkpoint.verify(), []);
-        let job = constant_rate(layout);
+        let job = exact(model, layout);
         let resumed = executor::train(&Session {
-            job: &job,
             start: Some((&checkpoint, checkpoint.manifest.step)),
-            checkpoints: None,
-            observer: &Quiet,
+            ..session(&job)
         })
         .unwrap_or_else(|e| panic!("{layout}: {e}"));
         assert_eq!(
@@ -104,15 +97,12 @@ fn of_expert_layouts_load_under_others() {
 #[test]
 fn a_running_job_is_replanned_in_memory() {
     let model = llama();
-    let constant = |layout: &str, steps: u64| {
-        let mut job = exact(&model, layout);
-        job.settings.optimizer.min_learning_rate = job.settings.optimizer.learning_rate;
-        job.settings.steps = steps;
-        job
-    };
-    let whole = train(&constant("tp=1,mbs=4", STEPS));
-    let first = train(&constant("dp=2,zero=3,mbs=2", 2));
-    let job = constant("tp=2,sp=on,pp=2,mbs=2,schedule=zb-h1", STEPS);
+    let whole = train(&exact(&model, "tp=1,mbs=4"));
+    let first = train(&Job {
+        stop_after: Some(2),
+        ..exact(&model, "dp=2,zero=3,mbs=2")
+    });
+    let job = exact(&model, "tp=2,sp=on,pp=2,mbs=2,schedule=zb-h1");
     let second = executor::train(&Session {
         start: Some((&first.states, 2)),
         ..session(&job)

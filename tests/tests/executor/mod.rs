@@ -2,5 +2,6 @@
 
 mod checkpoints;
 mod exact;
+mod gradients;
 mod jobs;
 mod memory;

@@ -1,0 +1,161 @@
+//! `checkpoint`: what is in it, whether it is whole, and the same for another plan.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use dtensor::cpu::Numerics;
+use executor::checkpoint::{Checkpoint, Manifest, ParameterEntry};
+use executor::{AdamW, Checkpoints, Dataset, Job, Observer, Session, Settings};
+use serde::Serialize;
+
+use crate::args::{CheckpointAction, CheckpointArgs, CheckpointPath, ReshardArgs};
+use crate::commands::plan;
+use crate::error::{CliError, code};
+use crate::output::{self, SCHEMA_VERSION};
+
+#[derive(Serialize)]
+struct InspectJson<'c> {
+    schema_version: u32,
+    path: String,
+    manifest: &'c Manifest,
+    parameters: Vec<ParameterEntry>,
+}
+
+#[derive(Serialize)]
+struct VerifyJson {
+    schema_version: u32,
+    path: String,
+    step: u64,
+    whole: bool,
+    problems: Vec<String>,
+}
+
+/// Runs `checkpoint`.
+pub(crate) fn run(args: &CheckpointArgs) -> Result<ExitCode, CliError> {
+    match &args.action {
+        CheckpointAction::Inspect(args) => inspect(args),
+        CheckpointAction::Verify(args) => verify(args),
+        CheckpointAction::Reshard(args) => reshard(args),
+    }
+}
+
+fn inspect(args: &CheckpointPath) -> Result<ExitCode, CliError> {
+    let checkpoint = Checkpoint::open(&args.path)?;
+    let path = checkpoint.folder().display().to_string();
+    let parameters = checkpoint.parameters();
+    let manifest = &checkpoint.manifest;
+    if args.output.json {
+        output::json(&InspectJson {
+            schema_version: SCHEMA_VERSION,
+            path,
+            manifest,
+            parameters,
+        })?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let bytes: u64 = manifest.files.iter().map(|f| f.bytes).sum();
+    let elements: u64 = parameters
+        .iter()
+        .map(|p| p.shape.iter().product::<u64>())
+        .sum();
+    let mut text = format!(
+        "{path}\n  model {} after {} steps, seed {}\n  written under {}\n  {} parameters, {elements} elements with both moments, {} in {} files\n\n",
+        manifest.model,
+        manifest.step,
+        manifest.seed,
+        manifest.strategy,
+        parameters.len(),
+        spec::Bytes(bytes),
+        manifest.files.len(),
+    );
+    for p in &parameters {
+        text.push_str(&format!(
+            "  {:<60} {:?} in {} pieces\n",
+            p.name,
+            p.shape,
+            p.files.len()
+        ));
+    }
+    output::print(&text);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn verify(args: &CheckpointPath) -> Result<ExitCode, CliError> {
+    let checkpoint = Checkpoint::open(&args.path)?;
+    let problems: Vec<String> = checkpoint
+        .verify()
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    let whole = problems.is_empty();
+    let path = checkpoint.folder().display().to_string();
+    if args.output.json {
+        output::json(&VerifyJson {
+            schema_version: SCHEMA_VERSION,
+            path,
+            step: checkpoint.manifest.step,
+            whole,
+            problems,
+        })?;
+    } else if whole {
+        output::print(&format!(
+            "{path}: whole, step {}\n",
+            checkpoint.manifest.step
+        ));
+    } else {
+        output::print(&format!("{}\n", problems.join("\n")));
+    }
+    Ok(if whole {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(code::DAMAGED)
+    })
+}
+
+/// Says nothing but what was saved.
+struct Saved {
+    quiet: bool,
+}
+
+impl Observer for Saved {
+    fn step(&self, _: u64, _: f64) {}
+
+    fn saved(&self, path: &Path) {
+        output::note(self.quiet, &format!("saved {}", path.display()));
+    }
+}
+
+/// Loads under the plan and saves again: what a training job would do, without a step.
+fn reshard(args: &ReshardArgs) -> Result<ExitCode, CliError> {
+    let checkpoint = Checkpoint::open(&args.path)?;
+    let loaded = plan::load(&args.plan)?;
+    let scenario = loaded.costs.scenario();
+    let settings = Settings {
+        seed: checkpoint.manifest.seed,
+        steps: checkpoint.manifest.step,
+        numerics: Numerics::Fast,
+        optimizer: AdamW::default(),
+        timeout: Duration::from_secs(600),
+    };
+    let job = Job::new(
+        scenario.model.clone(),
+        loaded.strategy.clone(),
+        &scenario.workload,
+        Dataset::default(),
+        settings,
+    )?;
+    let checkpoints = Checkpoints {
+        dir: args.to.clone(),
+        every: 0,
+    };
+    executor::train(&Session {
+        job: &job,
+        start: Some((&checkpoint, checkpoint.manifest.step)),
+        checkpoints: Some(&checkpoints),
+        observer: &Saved {
+            quiet: args.output.quiet,
+        },
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
