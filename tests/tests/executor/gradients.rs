@@ -44,8 +44,7 @@ fn memory(weights: &[(String, Vec<u64>, Vec<f32>)]) -> Memory {
 
 /// Moves every parameter along its own gradient and compares the change of the loss with the
 /// gradient's length.
-/// `change` is about half by how much the loss changes.
-fn check(model: &ModelConfig, change: f64) {
+fn check(model: &ModelConfig, tried: impl Fn(&str) -> bool) {
     let job = one_step(model);
     // Random biases and norm weights, so that their gradients are no special case.
     let start: Vec<_> = {
@@ -69,7 +68,8 @@ fn check(model: &ModelConfig, change: f64) {
     .expect("trains");
     let gradients = trained.states.moments();
     let beta = 1.0 - job.settings.optimizer.beta1;
-    for (index, (name, ..)) in start.iter().enumerate() {
+    let all = start.iter().enumerate();
+    for (index, (name, ..)) in all.filter(|(_, (name, ..))| tried(name)) {
         let gradient: Vec<f64> = gradients[name]
             .iter()
             .map(|&m| f64::from(m) / beta)
@@ -79,7 +79,8 @@ fn check(model: &ModelConfig, change: f64) {
             // An expert that no token chose.
             continue;
         }
-        let step = change / length;
+        // Changes the loss by about 2e-3, or weights by little.
+        let step = (1e-3 / length).min(0.05);
         let moved = |sign: f64| {
             let mut weights = start.clone();
             for (w, g) in weights[index].2.iter_mut().zip(&gradient) {
@@ -95,16 +96,31 @@ fn check(model: &ModelConfig, change: f64) {
 
 #[test]
 fn of_gpt() {
-    check(&nanogpt(0.1), 1e-3);
+    check(&nanogpt(0.1), |_| true);
 }
 
 #[test]
 fn of_llama() {
-    check(&llama(), 1e-3);
+    check(&llama(), |_| true);
 }
 
 #[test]
-fn of_mixtral() {
-    // Small, because a token that changes its expert makes the loss jump.
-    check(&mixtral(), 1e-4);
+fn of_mixtral_with_every_expert_chosen() {
+    // Otherwise the loss jumps where a token changes its expert.
+    let mut model = mixtral();
+    if let Some(moe) = &mut model.moe {
+        moe.top_k = moe.experts;
+    }
+    check(&model, |name| {
+        !name.contains("layers.1") && !name.contains("layers.2")
+    });
+}
+
+#[test]
+fn of_mixtral_after_its_last_choice() {
+    check(&mixtral(), |name| {
+        name.contains("layers.3.block_sparse_moe.experts")
+            || name == "model.norm.weight"
+            || name == "lm_head.weight"
+    });
 }

@@ -5,3 +5,4 @@ mod exact;
 mod gradients;
 mod jobs;
 mod memory;
+mod pytorch;

@@ -1,0 +1,141 @@
+"""Losses and gradients of two small models in plain PyTorch (64 bits), for the executor's tests.
+
+Run where PyTorch is installed:  python tests/pytorch/oracle.py tests/fixtures/pytorch.json
+Models, weights and tokens are those of tests/tests/executor/pytorch.rs: weights and tokens come from
+formulas, so that nothing but this file and that one is needed.
+"""
+import json
+import math
+import sys
+
+import torch
+import torch.nn.functional as F
+
+SEQ, VOCAB, WIDTH, LAYERS = 32, 128, 64, 2
+torch.manual_seed(0)
+
+
+def fill(names):
+    """Weights in [-0.1, 0.1] from a hash of element and place of the name in the sorted list; norms around 1."""
+    weights = {}
+    for c, name in enumerate(sorted(names)):
+        shape = names[name]
+        n = math.prod(shape)
+        values = [0.2 * (mix(i, c) / 2**32 - 0.5) + (1.0 if is_norm(name) else 0.0) for i in range(n)]
+        # The executor holds them in 32 bits; from there on everything here is in 64.
+        weights[name] = torch.tensor(values, dtype=torch.float32).double().reshape(shape).requires_grad_()
+    return weights
+
+
+def mix(i, c):
+    h = (i * 2654435761 + c * 97) % 2**32
+    h = (h ^ h >> 15) * 2246822519 % 2**32
+    return h ^ h >> 13
+
+
+def is_norm(name):
+    return name.endswith("weight") and any(part in name for part in ("ln_", "norm"))
+
+
+def tokens():
+    stream = [(7 * i * i + 3 * i + i // 5) % VOCAB for i in range(SEQ + 1)]
+    return torch.tensor(stream[:-1]), torch.tensor(stream[1:])
+
+
+def attend(q, k, v):
+    scores = (q @ k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
+    mask = torch.ones(SEQ, SEQ, dtype=torch.bool).tril()
+    return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
+
+
+def heads(x, count):
+    return x.reshape(SEQ, count, -1).transpose(0, 1)
+
+
+def gpt():
+    names = {"transformer.wte.weight": (VOCAB, WIDTH), "transformer.wpe.weight": (64, WIDTH)}
+    for i in range(LAYERS):
+        h = f"transformer.h.{i}."
+        for norm in ("ln_1", "ln_2"):
+            names |= {f"{h}{norm}.weight": (WIDTH,), f"{h}{norm}.bias": (WIDTH,)}
+        for linear, out, inner in (("attn.c_attn", 3 * WIDTH, WIDTH), ("attn.c_proj", WIDTH, WIDTH),
+                                   ("mlp.c_fc", 4 * WIDTH, WIDTH), ("mlp.c_proj", WIDTH, 4 * WIDTH)):
+            names |= {f"{h}{linear}.weight": (out, inner), f"{h}{linear}.bias": (out,)}
+    names |= {"transformer.ln_f.weight": (WIDTH,), "transformer.ln_f.bias": (WIDTH,)}
+    w = fill(names)
+    ids, labels = tokens()
+
+    def linear(x, name):
+        return F.linear(x, w[name + ".weight"], w[name + ".bias"])
+
+    def norm(x, name):
+        return F.layer_norm(x, (WIDTH,), w[name + ".weight"], w[name + ".bias"], 1e-5)
+
+    x = w["transformer.wte.weight"][ids] + w["transformer.wpe.weight"][:SEQ]
+    for i in range(LAYERS):
+        h = f"transformer.h.{i}."
+        q, k, v = linear(norm(x, h + "ln_1"), h + "attn.c_attn").split(WIDTH, -1)
+        a = attend(heads(q, 4), heads(k, 4), heads(v, 4)).transpose(0, 1).reshape(SEQ, WIDTH)
+        x = x + linear(a, h + "attn.c_proj")
+        m = F.gelu(linear(norm(x, h + "ln_2"), h + "mlp.c_fc"), approximate="tanh")
+        x = x + linear(m, h + "mlp.c_proj")
+    logits = norm(x, "transformer.ln_f") @ w["transformer.wte.weight"].T
+    return w, F.cross_entropy(logits, labels)
+
+
+def rope(x):
+    d = x.shape[-1]
+    frequency = 10000.0 ** (-2.0 * torch.arange(d // 2, dtype=torch.float64) / d)
+    angle = torch.arange(SEQ, dtype=torch.float64)[:, None] * frequency
+    cos, sin = angle.cos(), angle.sin()
+    a, b = x[..., : d // 2], x[..., d // 2 :]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def llama():
+    kv, ffn = 32, 128
+    names = {"model.embed_tokens.weight": (VOCAB, WIDTH), "model.norm.weight": (WIDTH,),
+             "lm_head.weight": (VOCAB, WIDTH)}
+    for i in range(LAYERS):
+        h = f"model.layers.{i}."
+        names |= {h + "input_layernorm.weight": (WIDTH,), h + "post_attention_layernorm.weight": (WIDTH,),
+                  h + "self_attn.q_proj.weight": (WIDTH, WIDTH), h + "self_attn.k_proj.weight": (kv, WIDTH),
+                  h + "self_attn.v_proj.weight": (kv, WIDTH), h + "self_attn.o_proj.weight": (WIDTH, WIDTH),
+                  h + "mlp.gate_proj.weight": (ffn, WIDTH), h + "mlp.up_proj.weight": (ffn, WIDTH),
+                  h + "mlp.down_proj.weight": (WIDTH, ffn)}
+    w = fill(names)
+    ids, labels = tokens()
+
+    def norm(x, name):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * w[name + ".weight"]
+
+    x = w["model.embed_tokens.weight"][ids]
+    for i in range(LAYERS):
+        h = f"model.layers.{i}."
+        y = norm(x, h + "input_layernorm")
+        q = rope(heads(y @ w[h + "self_attn.q_proj.weight"].T, 8))
+        k = rope(heads(y @ w[h + "self_attn.k_proj.weight"].T, 4)).repeat_interleave(2, 0)
+        v = heads(y @ w[h + "self_attn.v_proj.weight"].T, 4).repeat_interleave(2, 0)
+        a = attend(q, k, v).transpose(0, 1).reshape(SEQ, WIDTH)
+        x = x + a @ w[h + "self_attn.o_proj.weight"].T
+        y = norm(x, h + "post_attention_layernorm")
+        m = F.silu(y @ w[h + "mlp.gate_proj.weight"].T) * (y @ w[h + "mlp.up_proj.weight"].T)
+        x = x + m @ w[h + "mlp.down_proj.weight"].T
+    logits = norm(x, "model.norm") @ w["lm_head.weight"].T
+    return w, F.cross_entropy(logits, labels)
+
+
+def record(weights, loss):
+    loss.backward()
+    gradients = {}
+    for name, w in sorted(weights.items()):
+        g = w.grad.flatten()
+        places = range(0, g.numel(), max(1, g.numel() // 16))
+        gradients[name] = {"largest": g.abs().max().item(), "norm": g.double().norm().item(),
+                           "entries": [[i, g[i].item()] for i in places]}
+    return {"loss": loss.item(), "gradients": gradients}
+
+
+with open(sys.argv[1], "w") as file:
+    json.dump({"torch": torch.__version__, "gpt": record(*gpt()), "llama": record(*llama())}, file, indent=1)
+    file.write("\n")

@@ -1,0 +1,133 @@
+//! Loss and gradients of two small models equal PyTorch's (tests/pytorch/oracle.py, 64 bits) to 1e-5.
+
+use dtensor::cpu::Numerics;
+use executor::checkpoint::{Memory, Piece};
+use executor::{AdamW, Dataset, Job, Session, Settings};
+use serde_json::Value;
+use spec::{Precision, Workload};
+
+use super::jobs::session;
+
+const SEQ: u64 = 32;
+
+fn tokens() -> Dataset {
+    let stream = (0..=SEQ).map(|i| ((7 * i * i + 3 * i + i / 5) % 128) as u16);
+    let bytes: Vec<u8> = stream.flat_map(u16::to_le_bytes).collect();
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let path = dir.path().join("tokens.bin");
+    std::fs::write(&path, bytes).expect("writable");
+    Dataset::read(&path, 128, SEQ).expect("readable")
+}
+
+/// Weights by the script's formula.
+fn fill(job: &Job) -> Memory {
+    let empty = Job {
+        stop_after: Some(0),
+        ..job.clone()
+    };
+    let names = executor::train(&session(&empty)).expect("makes states");
+    let mut memory = Memory::default();
+    for (c, (name, (global, values))) in names.states.weights().into_iter().enumerate() {
+        let norm = name.ends_with("weight") && (name.contains("ln_") || name.contains("norm"));
+        let noise = |i: usize| 0.2 * (f64::from(mix(i as u32, c as u32)) / 4_294_967_296.0 - 0.5);
+        let at = |i: usize| noise(i) + f64::from(u8::from(norm));
+        let n = values.len();
+        memory.add(vec![Piece {
+            name,
+            global,
+            runs: vec![[0, n as u64]],
+            data: [
+                (0..n).map(|i| at(i) as f32).collect(),
+                vec![0.0; n],
+                vec![0.0; n],
+            ],
+        }]);
+    }
+    memory
+}
+
+fn mix(i: u32, c: u32) -> u32 {
+    let h = i
+        .wrapping_mul(2_654_435_761)
+        .wrapping_add(c.wrapping_mul(97));
+    let h = (h ^ h >> 15).wrapping_mul(2_246_822_519);
+    h ^ h >> 13
+}
+
+fn check(model: &str, config: &str) {
+    let text = include_str!("../../fixtures/pytorch.json");
+    let expected: Value = serde_json::from_str(text).expect("a fixture");
+    let expected = &expected[model];
+    let config = spec::hf::decode(config, "config.json", model).expect("a valid config");
+    let workload = Workload {
+        gpus: 1,
+        seq_len: SEQ,
+        global_batch: 1,
+        precision: Precision::Fp32,
+    };
+    let runtime = spec::load::runtime("vescale").expect("a preset");
+    let strategy = plans::grammar::parse("mbs=1", &config, &workload, &runtime).expect("legal");
+    for numerics in [Numerics::Exact, Numerics::Fast] {
+        let settings = Settings {
+            seed: 1,
+            steps: 1,
+            numerics,
+            optimizer: AdamW {
+                clip_norm: None,
+                ..AdamW::default()
+            },
+            timeout: std::time::Duration::from_secs(60),
+        };
+        let beta = 1.0 - settings.optimizer.beta1;
+        let job = Job::new(
+            config.clone(),
+            strategy.clone(),
+            &workload,
+            tokens(),
+            settings,
+        )
+        .expect("a job");
+        let start = fill(&job);
+        let outcome = executor::train(&Session {
+            start: Some((&start, 0)),
+            ..session(&job)
+        })
+        .expect("trains");
+        let loss = expected["loss"].as_f64().expect("a number");
+        assert!((outcome.losses[0] - loss).abs() < 1e-5 * loss);
+        let gradients = outcome.states.moments();
+        let theirs = expected["gradients"].as_object().expect("by name");
+        assert_eq!(gradients.len(), theirs.len());
+        for (name, theirs) in theirs {
+            let largest = theirs["largest"].as_f64().expect("a number");
+            for entry in theirs["entries"].as_array().expect("a list") {
+                let at = entry[0].as_u64().expect("a place") as usize;
+                let want = entry[1].as_f64().expect("a number");
+                let got = f64::from(gradients[name][at]) / beta;
+                assert!(
+                    (got - want).abs() <= 1e-5 * largest,
+                    "{name}[{at}]: {got} for {want}, largest {largest}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn gpt_equals_pytorch() {
+    check(
+        "gpt",
+        r#"{"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64,
+            "vocab_size": 128, "activation_function": "gelu_new"}"#,
+    );
+}
+
+#[test]
+fn llama_equals_pytorch() {
+    check(
+        "llama",
+        r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 128,
+            "vocab_size": 128, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}"#,
+    );
+}
