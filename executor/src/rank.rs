@@ -73,7 +73,11 @@ impl<'j> Rank<'j> {
             position: mesh.block_position(rank),
             numerics: job.settings.numerics,
             threads,
-            seed: job.settings.seed,
+            seed: if job.settings.dropout_by_rank {
+                job.settings.seed + rank as u64
+            } else {
+                job.settings.seed
+            },
         };
         let plan = Plan {
             model: &job.model,

@@ -13,6 +13,9 @@ pub struct Settings {
     pub steps: u64,
     /// How sums that a sharding splits are evaluated.
     pub numerics: Numerics,
+    /// Draw dropout by rank, as systems that seed every rank do, instead of by element: layouts then
+    /// differ. For comparisons.
+    pub dropout_by_rank: bool,
     /// Optimizer.
     pub optimizer: AdamW,
     /// How long a rank waits for another.

@@ -135,6 +135,7 @@ fn reshard(args: &ReshardArgs) -> Result<ExitCode, CliError> {
         seed: checkpoint.manifest.seed,
         steps: checkpoint.manifest.step,
         numerics: Numerics::Fast,
+        dropout_by_rank: false,
         optimizer: AdamW::default(),
         timeout: Duration::from_secs(600),
     };

@@ -288,6 +288,7 @@ fn job(args: &RunArgs, loaded: &Loaded) -> Result<Job, CliError> {
             NumericsArg::Exact => Numerics::Exact,
             NumericsArg::Fast => Numerics::Fast,
         },
+        dropout_by_rank: false,
         optimizer: train.map_or_else(AdamW::default, optimizer),
         timeout: Duration::from_secs(args.timeout),
     };

@@ -76,6 +76,7 @@ pub fn job(
         seed: 1234,
         steps,
         numerics,
+        dropout_by_rank: false,
         optimizer: AdamW {
             learning_rate: 3e-3,
             ..AdamW::default()

@@ -2,6 +2,8 @@
 
 mod checkpoints;
 mod exact;
+mod fast;
+mod faults;
 mod gradients;
 mod jobs;
 mod memory;

@@ -72,6 +72,7 @@ fn check(model: &str, config: &str) {
             seed: 1,
             steps: 1,
             numerics,
+            dropout_by_rank: false,
             optimizer: AdamW {
                 clip_norm: None,
                 ..AdamW::default()
