@@ -1,0 +1,243 @@
+//! `run` and `checkpoint` as a user meets them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+fn command(folder: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vescale-plan"));
+    command.args(args).current_dir(folder).env("NO_COLOR", "1");
+    command
+}
+
+fn run(folder: &Path, args: &[&str]) -> Output {
+    command(folder, args).output().expect("the binary starts")
+}
+
+fn answer(output: &Output) -> Value {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    serde_json::from_slice(&output.stdout).expect("stdout is one JSON document")
+}
+
+fn examples() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples")
+}
+
+/// Every example of a model gives the same weights in exact mode, and the bytes predicted.
+fn check(model: &str, layouts: &[&str]) {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let mut expected = None;
+    for layout in layouts {
+        let plan = examples().join(format!("{model}-{layout}.yaml"));
+        let plan = plan.to_str().expect("a path in UTF-8");
+        let args = ["run", plan, "--steps", "2", "--numerics", "exact", "--json"];
+        let answer = answer(&run(folder.path(), &args));
+        let got = (
+            answer["weights_sha256"].clone(),
+            answer["losses"][1]["bits"].clone(),
+        );
+        assert_eq!(expected.get_or_insert(got.clone()), &got, "{layout}");
+        let phases = answer["phases"].as_array().expect("a list");
+        assert!(phases.iter().any(|p| p["phase"] == "F"));
+        for line in answer["memory"].as_array().expect("a list") {
+            // Experts are loaded as the tokens choose; predictions take them as balanced.
+            if model != "mixtral" || line["name"] != "saved activations" {
+                assert_eq!(
+                    line["measured_bytes"], line["predicted_bytes"],
+                    "{layout} {line}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn examples_of_one_model_agree() {
+    check(
+        "nanogpt",
+        &[
+            "single",
+            "tp2-pp2",
+            "dp2-zero3",
+            "cp2-dp2",
+            "tp2-cp2-dp2-pp2",
+        ],
+    );
+    check("llama", &["single", "tp2-dp2", "pp2-zbv", "tp2-cp2"]);
+    check("mixtral", &["single", "dp4-ep4", "tp2-dp2-ep2-etp2"]);
+}
+
+#[test]
+fn checkpoints_are_inspected_verified_resharded_and_resumed() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let path = |layout: &str| {
+        let plan = examples().join(format!("llama-{layout}.yaml"));
+        plan.to_str().expect("a path in UTF-8").to_owned()
+    };
+    let (single, pipeline) = (path("single"), path("pp2-zbv"));
+    let at = |args: &[&str]| answer(&run(folder.path(), args));
+    let exact = ["--numerics", "exact", "--steps", "4", "--json"];
+    let whole = at(&[&["run", &single], &exact[..]].concat());
+    let replanned = at(&[
+        &["run", &path("tp2-dp2"), "--replan-at", "2", &pipeline],
+        &exact[..],
+    ]
+    .concat());
+    assert_eq!(replanned["weights_sha256"], whole["weights_sha256"]);
+    // Half of the run; the schedule of the learning rate is that of all of it, so the whole is
+    // saved at every step and the last checkpoint is taken away.
+    at(&[
+        &[
+            "run",
+            &path("tp2-dp2"),
+            "--checkpoints",
+            "saved",
+            "--every",
+            "2",
+        ],
+        &exact[..],
+    ]
+    .concat());
+    fs::remove_dir_all(folder.path().join("saved/step-00000004")).expect("it was saved");
+    let inspected = at(&["checkpoint", "inspect", "saved", "--json"]);
+    assert_eq!(inspected["manifest"]["step"], 2);
+    let reshard = [
+        "checkpoint",
+        "reshard",
+        "saved",
+        "--plan",
+        &pipeline,
+        "-o",
+        "other",
+    ];
+    let output = run(folder.path(), &reshard);
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(
+        at(&["checkpoint", "verify", "other", "--json"])["whole"],
+        true
+    );
+    let resumed = at(&[&["run", &single, "--resume", "other"], &exact[..]].concat());
+    assert_eq!(resumed["first_step"], 2);
+    assert_eq!(resumed["weights_sha256"], whole["weights_sha256"]);
+}
+
+#[test]
+fn a_killed_run_leaves_only_whole_checkpoints() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let plan = examples().join("nanogpt-dp2-zero3.yaml");
+    let plan = plan.to_str().expect("a path in UTF-8");
+    let saving = [
+        "run",
+        plan,
+        "--steps",
+        "1000000",
+        "--checkpoints",
+        "saved",
+        "--every",
+        "1",
+    ];
+    let mut kills_with_a_checkpoint = 0;
+    for kill in 0..30u64 {
+        let resume: &[&str] = if kills_with_a_checkpoint > 0 {
+            &["--resume"]
+        } else {
+            &[]
+        };
+        let mut child: Child = command(folder.path(), &[&saving[..], resume].concat())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the binary starts");
+        // Moments spread over the time of several saves.
+        let wait = Duration::from_millis(300 + kill * 37 % 400);
+        let start = Instant::now();
+        while start.elapsed() < wait && child.try_wait().expect("a child").is_none() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        child.kill().expect("it runs until it is killed");
+        child.wait().expect("a child");
+        let has_one = fs::read_dir(folder.path().join("saved")).is_ok_and(|mut entries| {
+            entries.any(|e| e.is_ok_and(|e| e.file_name().to_string_lossy().starts_with("step-")))
+        });
+        if has_one {
+            kills_with_a_checkpoint += 1;
+            let output = run(folder.path(), &["checkpoint", "verify", "saved"]);
+            assert_eq!(output.status.code(), Some(0), "kill {kill}");
+        }
+    }
+    assert!(kills_with_a_checkpoint >= 20, "{kills_with_a_checkpoint}");
+}
+
+#[test]
+fn bad_input_has_one_clear_message() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let plan = examples().join("nanogpt-single.yaml");
+    let plan = plan.to_str().expect("a path in UTF-8");
+    fs::write(folder.path().join("short.txt"), "too short").expect("writable");
+    fs::write(folder.path().join("odd.bin"), [1, 2, 3]).expect("writable");
+    fs::write(folder.path().join("large.bin"), [255u8; 400]).expect("writable");
+    let llama = examples().join("llama-single.yaml");
+    let llama = llama.to_str().expect("a path in UTF-8");
+    let save = ["run", plan, "--steps", "1", "--checkpoints", "saved", "-q"];
+    assert_eq!(run(folder.path(), &save).status.code(), Some(0));
+    let cases: &[(&[&str], &str)] = &[
+        (&["run", "no.yaml"], "no.yaml"),
+        (&["run", plan, "--data", "no.txt"], "no.txt: No such file"),
+        (
+            &["run", plan, "--data", "short.txt"],
+            "short.txt: 9 tokens are too few",
+        ),
+        (
+            &["run", plan, "--data", "odd.bin"],
+            "odd.bin: 3 bytes are not a whole number",
+        ),
+        (
+            &["run", plan, "--data", "large.bin"],
+            "large.bin: token 65535 at position 0 is beyond the model's vocabulary of 128",
+        ),
+        (
+            &["run", plan, "--steps", "0"],
+            "--steps: expected at least 1",
+        ),
+        (&["run", plan, "--resume"], "--resume: name a checkpoint"),
+        (
+            &["run", plan, "--resume", "nowhere"],
+            "nowhere: holds no complete checkpoint",
+        ),
+        (
+            &["run", llama, "--resume", "saved"],
+            "is of model nanogpt, the plan has llama",
+        ),
+        (
+            &["run", plan, "--resume", "saved", "--seed", "5"],
+            "is of seed 1234, the plan has 5",
+        ),
+        (
+            &["run", plan, "--resume", "saved", "--steps", "1"],
+            "has seen 1 steps already",
+        ),
+        (
+            &["run", plan, "--replan-at", "0", plan],
+            "--replan-at: expected a step between 1",
+        ),
+        (
+            &["run", plan, "--checkpoints", "short.txt"],
+            "short.txt: File exists",
+        ),
+        (
+            &["checkpoint", "verify", "nowhere"],
+            "nowhere: holds no complete checkpoint",
+        ),
+    ];
+    for (args, expected) in cases {
+        let output = run(folder.path(), args);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
+        assert!(stderr.contains(expected), "{args:?}: {stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{args:?}: {stderr}");
+    }
+}
