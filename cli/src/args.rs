@@ -322,6 +322,9 @@ pub(crate) struct RunArgs {
     /// Go on from the last checkpoint of --checkpoints, or from this one
     #[arg(long, num_args = 0..=1, value_name = "CHECKPOINT")]
     pub(crate) resume: Option<Option<PathBuf>>,
+    /// Begin from weights of the Hugging Face hub: a .safetensors file or a folder of them
+    #[arg(long, conflicts_with = "resume")]
+    pub(crate) init: Option<PathBuf>,
     /// After STEP steps go on under another plan, resharded in memory
     #[arg(long, num_args = 2, value_names = ["STEP", "PLAN"])]
     pub(crate) replan_at: Option<Vec<String>>,
@@ -345,6 +348,8 @@ pub(crate) enum CheckpointAction {
     Verify(CheckpointPath),
     /// Write a checkpoint as another plan would have
     Reshard(ReshardArgs),
+    /// Write the weights as a .safetensors file, under the Hugging Face hub's names
+    Export(ExportWeightsArgs),
 }
 
 /// A checkpoint.
@@ -352,6 +357,18 @@ pub(crate) enum CheckpointAction {
 pub(crate) struct CheckpointPath {
     /// Checkpoint, or a folder of them (the last one)
     pub(crate) path: PathBuf,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// `checkpoint export`.
+#[derive(Args, Debug)]
+pub(crate) struct ExportWeightsArgs {
+    /// Checkpoint, or a folder of them (the last one)
+    pub(crate) path: PathBuf,
+    /// File to write
+    #[arg(short = 'o', long)]
+    pub(crate) to: PathBuf,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }

@@ -126,6 +126,45 @@ fn checkpoints_are_inspected_verified_resharded_and_resumed() {
 }
 
 #[test]
+fn weights_go_to_the_hubs_format_and_back() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let at = |args: &[&str]| {
+        let output = run(folder.path(), args);
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{stderr}");
+        output
+    };
+    for model in ["nanogpt", "llama", "mixtral"] {
+        let plan = examples().join(format!("{model}-single.yaml"));
+        let plan = plan.to_str().expect("a path in UTF-8");
+        let train = |more: &[&str]| {
+            let args = ["run", plan, "--steps", "1", "--numerics", "exact", "--json"];
+            answer(&at(&[&args[..], more].concat()))
+        };
+        let saved = format!("{model}-saved");
+        let file = format!("{model}.safetensors");
+        train(&["--checkpoints", &saved]);
+        at(&["checkpoint", "export", &saved, "-o", &file]);
+        let fine_tuned = train(&["--init", &file, "--checkpoints", "tuned"]);
+        let start = fine_tuned["losses"][0]["loss"].as_f64().expect("a number");
+        assert!(start < 4.7, "{model} starts from what it learned: {start}");
+        let missing = run(folder.path(), &["run", plan, "--init", "no.safetensors"]);
+        assert_eq!(missing.status.code(), Some(2));
+    }
+    let other = examples().join("llama-single.yaml");
+    let other = other.to_str().expect("a path in UTF-8");
+    let output = run(
+        folder.path(),
+        &["run", other, "--init", "nanogpt.safetensors"],
+    );
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        stderr.contains("model.embed_tokens.weight is not there"),
+        "{stderr}"
+    );
+}
+
+#[test]
 fn a_killed_run_leaves_only_whole_checkpoints() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let plan = examples().join("nanogpt-dp2-zero3.yaml");

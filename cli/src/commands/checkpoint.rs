@@ -37,6 +37,11 @@ pub(crate) fn run(args: &CheckpointArgs) -> Result<ExitCode, CliError> {
         CheckpointAction::Inspect(args) => inspect(args),
         CheckpointAction::Verify(args) => verify(args),
         CheckpointAction::Reshard(args) => reshard(args),
+        CheckpointAction::Export(args) => {
+            Checkpoint::open(&args.path)?.export(&args.to)?;
+            output::note(args.output.quiet, &format!("wrote {}", args.to.display()));
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 

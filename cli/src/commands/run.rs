@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use costmodel::{CostModel, Held, Scenario};
 use dtensor::cpu::Numerics;
-use executor::checkpoint::{Checkpoint, Source};
+use executor::checkpoint::{Checkpoint, HubWeights, Source};
 use executor::{
     AdamW, Checkpoints, Dataset, Job, Observer, Outcome, RankReport, Session, Settings,
 };
@@ -100,9 +100,15 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     };
     let resumed = resumed(args, &job)?;
     let first = resumed.as_ref().map_or(0, |c| c.manifest.step);
-    let start = resumed
-        .as_ref()
-        .map(|c| (c as &dyn Source, c.manifest.step));
+    let hub = match &args.init {
+        Some(path) => Some(HubWeights::open(path)?),
+        None => None,
+    };
+    let start = match (&resumed, &hub) {
+        (Some(checkpoint), _) => Some((checkpoint as &dyn Source, first)),
+        (None, Some(weights)) => Some((weights as &dyn Source, 0)),
+        (None, None) => None,
+    };
     let checkpoints = args.checkpoints.as_ref().map(|dir| Checkpoints {
         dir: dir.clone(),
         every: args.every,

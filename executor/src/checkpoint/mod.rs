@@ -5,6 +5,7 @@
 //! from the memory of a running job.
 
 mod disk;
+mod hub;
 mod memory;
 
 use crate::error::ExecutorError;
@@ -13,6 +14,7 @@ use crate::states::States;
 
 pub use disk::{Checkpoint, Manifest, ParameterEntry, latest};
 pub(crate) use disk::{finish, write_rank};
+pub use hub::HubWeights;
 pub use memory::Memory;
 
 /// Master weights, first and second moments of some elements.

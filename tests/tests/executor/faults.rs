@@ -32,8 +32,8 @@ fn a_rank_that_hangs_is_named() {
 fn a_rank_that_fails_stops_the_others() {
     let world = local::world(3, Duration::from_secs(30));
     world[2].fail("its disk is gone");
-    for rank in 0..2 {
-        let error = world[rank]
+    for (rank, comm) in world.iter().enumerate().take(2) {
+        let error = comm
             .receive(1 - rank, 7, "parameters")
             .expect_err("a peer failed");
         assert!(matches!(error, CommError::PeerFailed { failed: 2, .. }));
