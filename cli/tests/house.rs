@@ -19,6 +19,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("models", &["spec", "plans", "dtensor"]),
     ("costmodel", &["spec", "plans", "dtensor", "models"]),
     ("planner", &["spec", "plans", "costmodel"]),
+    ("executor", &["spec", "plans", "dtensor", "models"]),
     ("reports", &["spec", "plans", "costmodel"]),
 ];
 

@@ -1,9 +1,9 @@
 //! Kernels on rows: nonlinearities, norms, rotary positions, dropout.
 
 use rayon::prelude::*;
-use spec::model::{Activation, NormKind};
+use spec::model::NormKind;
 
-use super::math::{exp, row_sum, sigmoid, tanh};
+use super::math::row_sum;
 use crate::philox::Stream;
 
 /// Elements above which a kernel is worth sharing out over threads.
@@ -30,62 +30,27 @@ pub(super) fn each_row(
     }
 }
 
-/// Runs `at` for every element, in blocks.
-pub(super) fn each(out: &mut [f32], threads: usize, at: impl Fn(usize, &mut f32) + Sync) {
-    const BLOCK: usize = 4096;
-    each_row(out, BLOCK, threads, |block, chunk| {
-        for (i, x) in (block * BLOCK..).zip(chunk) {
-            at(i, x);
-        }
+/// Elements per block of [`each_block`].
+const BLOCK: usize = 4096;
+
+/// Runs `block(first element, elements)` for blocks of a flat buffer.
+pub(super) fn each_block(
+    out: &mut [f32],
+    threads: usize,
+    block: impl Fn(usize, &mut [f32]) + Sync,
+) {
+    each_row(out, BLOCK, threads, |index, chunk| {
+        block(index * BLOCK, chunk)
     });
 }
 
-/// A nonlinearity and its derivative.
-#[derive(Clone, Copy)]
-pub(super) struct Function {
-    pub(super) function: Activation,
-    pub(super) tanh: bool,
-}
-
-/// √(2/π) of the tanh approximation of the GELU.
-const GELU_SCALE: f32 = 0.797_884_6;
-const GELU_CUBE: f32 = 0.044_715;
-
-impl Function {
-    #[inline]
-    pub(super) fn value(self, x: f32) -> f32 {
-        match self.function {
-            Activation::Gelu if self.tanh => {
-                0.5 * x * (1.0 + tanh(GELU_SCALE * (x + GELU_CUBE * x * x * x)))
-            }
-            Activation::Gelu => 0.5 * x * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2)),
-            Activation::Silu => x * sigmoid(x),
-            Activation::Relu => x.max(0.0),
-            Activation::Relu2 => x.max(0.0) * x.max(0.0),
+/// `out += x`.
+pub(super) fn add(out: &mut [f32], x: &[f32], threads: usize) {
+    each_block(out, threads, |first, out| {
+        for (a, b) in out.iter_mut().zip(&x[first..]) {
+            *a += b;
         }
-    }
-
-    #[inline]
-    pub(super) fn derivative(self, x: f32) -> f32 {
-        match self.function {
-            Activation::Gelu if self.tanh => {
-                let t = tanh(GELU_SCALE * (x + GELU_CUBE * x * x * x));
-                let inner = GELU_SCALE * (1.0 + 3.0 * GELU_CUBE * x * x);
-                0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner
-            }
-            Activation::Gelu => {
-                let cumulative = 0.5 * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2));
-                // The density of the standard normal: 1/√(2π).
-                cumulative + x * 0.398_942_3 * exp(-0.5 * x * x)
-            }
-            Activation::Silu => {
-                let s = sigmoid(x);
-                s * (1.0 + x * (1.0 - s))
-            }
-            Activation::Relu => f32::from(x > 0.0),
-            Activation::Relu2 => 2.0 * x.max(0.0),
-        }
-    }
+    });
 }
 
 /// Mean (0 for RMS norms) and reciprocal deviation of every row.

@@ -8,6 +8,7 @@ mod experts;
 mod gemm;
 mod machine;
 mod math;
+mod nonlinear;
 mod redistribute;
 mod run;
 mod tensor;

@@ -1,0 +1,142 @@
+//! Nonlinearities and their derivatives. Each is a type of its own, so that loops over rows are
+//! compiled for it and vectorise.
+
+use spec::model::Activation;
+
+use super::math::{exp, sigmoid, tanh};
+
+/// √(2/π) of the tanh approximation of the GELU.
+const GELU_SCALE: f32 = 0.797_884_6;
+const GELU_CUBE: f32 = 0.044_715;
+/// Density of the standard normal at 0: 1/√(2π).
+const NORMAL_DENSITY: f32 = 0.398_942_3;
+
+/// A function of one number.
+trait Scalar: Sync {
+    fn value(x: f32) -> f32;
+    fn derivative(x: f32) -> f32;
+}
+
+/// A nonlinearity on slices of equal length.
+pub(super) trait Nonlinear: Sync {
+    /// `x ← f(x)`.
+    fn forward(&self, x: &mut [f32]);
+    /// `x ← dy · f'(x)`.
+    fn backward(&self, x: &mut [f32], dy: &[f32]);
+    /// `out ← f(gate) · up`.
+    fn gated(&self, out: &mut [f32], gate: &[f32], up: &[f32]);
+    /// `gate ← dy · up · f'(gate)`, `up ← dy · f(gate)`.
+    fn gated_backward(&self, gate: &mut [f32], up: &mut [f32], dy: &[f32]);
+}
+
+impl<S: Scalar> Nonlinear for S {
+    fn forward(&self, x: &mut [f32]) {
+        for x in x {
+            *x = S::value(*x);
+        }
+    }
+
+    fn backward(&self, x: &mut [f32], dy: &[f32]) {
+        for (x, d) in x.iter_mut().zip(dy) {
+            *x = d * S::derivative(*x);
+        }
+    }
+
+    fn gated(&self, out: &mut [f32], gate: &[f32], up: &[f32]) {
+        for ((y, &g), u) in out.iter_mut().zip(gate).zip(up) {
+            *y = S::value(g) * u;
+        }
+    }
+
+    fn gated_backward(&self, gate: &mut [f32], up: &mut [f32], dy: &[f32]) {
+        for ((g, u), d) in gate.iter_mut().zip(up).zip(dy) {
+            (*g, *u) = (d * *u * S::derivative(*g), d * S::value(*g));
+        }
+    }
+}
+
+/// The kernels of a nonlinearity; `tanh` says that a GELU is the tanh approximation.
+pub(super) fn kernels(function: Activation, tanh: bool) -> &'static dyn Nonlinear {
+    match function {
+        Activation::Gelu if tanh => &GeluTanh,
+        Activation::Gelu => &Gelu,
+        Activation::Silu => &Silu,
+        Activation::Relu => &Relu,
+        Activation::Relu2 => &Relu2,
+    }
+}
+
+struct GeluTanh;
+
+impl Scalar for GeluTanh {
+    #[inline]
+    fn value(x: f32) -> f32 {
+        0.5 * x * (1.0 + tanh(GELU_SCALE * (x + GELU_CUBE * x * x * x)))
+    }
+
+    #[inline]
+    fn derivative(x: f32) -> f32 {
+        let t = tanh(GELU_SCALE * (x + GELU_CUBE * x * x * x));
+        let inner = GELU_SCALE * (1.0 + 3.0 * GELU_CUBE * x * x);
+        0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner
+    }
+}
+
+struct Gelu;
+
+impl Scalar for Gelu {
+    #[inline]
+    fn value(x: f32) -> f32 {
+        0.5 * x * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2))
+    }
+
+    #[inline]
+    fn derivative(x: f32) -> f32 {
+        let cumulative = 0.5 * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2));
+        cumulative + x * NORMAL_DENSITY * exp(-0.5 * x * x)
+    }
+}
+
+struct Silu;
+
+impl Scalar for Silu {
+    #[inline]
+    fn value(x: f32) -> f32 {
+        x * sigmoid(x)
+    }
+
+    #[inline]
+    fn derivative(x: f32) -> f32 {
+        let s = sigmoid(x);
+        s * (1.0 + x * (1.0 - s))
+    }
+}
+
+struct Relu;
+
+impl Scalar for Relu {
+    #[inline]
+    fn value(x: f32) -> f32 {
+        x.max(0.0)
+    }
+
+    #[inline]
+    fn derivative(x: f32) -> f32 {
+        f32::from(x > 0.0)
+    }
+}
+
+/// The square of the rectifier.
+struct Relu2;
+
+impl Scalar for Relu2 {
+    #[inline]
+    fn value(x: f32) -> f32 {
+        x.max(0.0) * x.max(0.0)
+    }
+
+    #[inline]
+    fn derivative(x: f32) -> f32 {
+        2.0 * x.max(0.0)
+    }
+}

@@ -1,0 +1,220 @@
+//! Core attention of a pass: scores, softmax, context, and the ring.
+
+use super::Run;
+use crate::cpu::attention::Heads;
+use crate::cpu::machine::CpuError;
+use crate::cpu::tensor::{Tensor, Terms, Value};
+use crate::placement::Placement;
+use crate::trace::{AttentionShape, CollectiveKind, Op, OpKind, TensorId};
+use spec::Axis;
+use std::sync::Arc;
+
+impl Run<'_> {
+    pub(super) fn attention_scores(
+        &mut self,
+        op: &Op,
+        shape: &AttentionShape,
+    ) -> Result<(), CpuError> {
+        let (q, k) = (op.inputs[0], op.inputs[1]);
+        let positions = self.query_positions(q);
+        let heads = self.heads(shape, &positions, q)?;
+        let keys = self.keys(k)?;
+        let scores = heads.rows_by_keys(&self.tensor(q)?.f32(), &keys.f32(), shape.qk_dim as usize);
+        let dims = vec![heads.batch, heads.heads, positions.len(), heads.kv_len];
+        self.put_tensor(op.outputs[0], dims, scores);
+        Ok(())
+    }
+
+    pub(super) fn softmax(&mut self, op: &Op, shape: &AttentionShape) -> Result<(), CpuError> {
+        let x = self.tensor(op.inputs[0])?;
+        let positions = self.scores_positions(op.inputs[0]);
+        let heads = self.heads_of_scores(shape, &positions, x);
+        let out = heads.softmax(&x.f32(), scale(shape));
+        let dims = x.shape.clone();
+        self.put_tensor(op.outputs[0], dims, out);
+        Ok(())
+    }
+
+    pub(super) fn attention_context(
+        &mut self,
+        op: &Op,
+        shape: &AttentionShape,
+    ) -> Result<(), CpuError> {
+        let (w, v) = (op.inputs[0], op.inputs[1]);
+        let weights = self.tensor(w)?;
+        let positions = self.scores_positions(w);
+        let heads = self.heads_of_scores(shape, &positions, weights);
+        let values = self.keys(v)?;
+        let dim = shape.v_dim as usize;
+        let out = heads.weighted_keys(&weights.f32(), &values.f32(), dim);
+        let dims = vec![heads.batch, positions.len(), heads.heads * dim];
+        self.put_tensor(op.outputs[0], dims, out);
+        Ok(())
+    }
+
+    pub(super) fn query_positions(&self, q: TensorId) -> Vec<u64> {
+        let info = self.info(q);
+        self.machine.positions(&info.global, &info.placements)
+    }
+
+    /// Positions of the query dim of `[b, heads, q, kv]`.
+    pub(super) fn scores_positions(&self, scores: TensorId) -> Vec<u64> {
+        let info = self.info(scores);
+        self.machine
+            .position
+            .indices(&info.global, &info.placements, 2)
+    }
+
+    pub(super) fn heads<'p>(
+        &self,
+        shape: &AttentionShape,
+        positions: &'p [u64],
+        q: TensorId,
+    ) -> Result<Heads<'p>, CpuError> {
+        let x = self.tensor(q)?;
+        let heads = x.columns() / shape.qk_dim as usize;
+        Ok(self.heads_with(shape, positions, x.shape[0], heads))
+    }
+
+    pub(super) fn heads_of_scores<'p>(
+        &self,
+        shape: &AttentionShape,
+        positions: &'p [u64],
+        scores: &Tensor,
+    ) -> Heads<'p> {
+        self.heads_with(shape, positions, scores.shape[0], scores.shape[1])
+    }
+
+    pub(super) fn heads_with<'p>(
+        &self,
+        shape: &AttentionShape,
+        positions: &'p [u64],
+        batch: usize,
+        heads: usize,
+    ) -> Heads<'p> {
+        Heads {
+            batch,
+            heads,
+            kv_heads: (heads as u64 * shape.kv_heads / shape.heads) as usize,
+            kv_len: shape.kv_len as usize,
+            positions,
+            window: shape.window,
+            exact: self.machine.is_exact(),
+            threads: self.threads(),
+        }
+    }
+
+    /// Keys or values of the whole sequence: as they are, or from round the ring.
+    pub(super) fn keys(&self, id: TensorId) -> Result<&Tensor, CpuError> {
+        match self.ring.get(&self.block.storage(id)).map(AsRef::as_ref) {
+            Some(Value::Tensor(x)) => Ok(x),
+            _ => self.tensor(id),
+        }
+    }
+
+    pub(super) fn gather_ring(&mut self, op: &Op, id: TensorId) -> Result<(), CpuError> {
+        let storage = self.block.storage(id);
+        let whole = self
+            .machine
+            .ring(&op.scope, self.tensor(id)?, self.info(id))?;
+        self.ring.insert(storage, Arc::new(Value::Tensor(whole)));
+        Ok(())
+    }
+
+    /// Whether keys and values of this attention go round the ring.
+    pub(super) fn is_ring(&self) -> bool {
+        self.block.trace.forward.iter().any(
+            |op| matches!(op.kind, OpKind::Collective(c) if c.kind == CollectiveKind::RingExchange),
+        )
+    }
+
+    pub(super) fn attention_backward(
+        &mut self,
+        op: &Op,
+        forward: &Op,
+        input: usize,
+        shape: &AttentionShape,
+    ) -> Result<(), CpuError> {
+        if self.is_ring() {
+            let key = forward.inputs[1];
+            if !self.ring.contains_key(&self.block.storage(key)) {
+                self.gather_ring(forward, key)?;
+            }
+        }
+        let scores = matches!(op.kind, OpKind::AttentionScores(_));
+        let dim = if scores { shape.qk_dim } else { shape.v_dim } as usize;
+        // The scores' gradients go by [b, h, q, k]; the context's come as [b, q, h·d].
+        let by_scores = if scores {
+            op.inputs[0]
+        } else {
+            forward.inputs[0]
+        };
+        let positions = self.scores_positions(by_scores);
+        let heads = self.heads_of_scores(shape, &positions, self.tensor(by_scores)?);
+        let (gradient, other) = (op.inputs[0], op.inputs[1]);
+        let dims = |columns: usize| vec![heads.batch, heads.kv_len, columns];
+        match (scores, input) {
+            (true, 0) => {
+                let (w, k) = (self.tensor(gradient)?.f32(), self.keys(other)?.f32());
+                let data = heads.weighted_keys(&w, &k, dim);
+                let shape = vec![heads.batch, positions.len(), heads.heads * dim];
+                self.put_tensor(op.outputs[0], shape, data);
+            }
+            (false, 0) => {
+                let (d, v) = (self.tensor(gradient)?.f32(), self.keys(other)?.f32());
+                let data = heads.rows_by_keys(&d, &v, dim);
+                let shape = vec![heads.batch, heads.heads, positions.len(), heads.kv_len];
+                self.put_tensor(op.outputs[0], shape, data);
+            }
+            _ => {
+                let (w, x) = if scores {
+                    (gradient, other)
+                } else {
+                    (other, gradient)
+                };
+                let (w, x) = (self.tensor(w)?.f32(), self.tensor(x)?.f32());
+                let shape = dims(heads.kv_heads * dim);
+                let dtype = self.info(op.outputs[0]).dtype;
+                let value = if self.machine.is_exact() {
+                    let leaves = self
+                        .machine
+                        .position_leaves(&positions, self.batch.seq_len)?;
+                    let terms = Terms {
+                        terms: vec![heads.weighted_rows_tree(&w, &x, dim, &leaves)],
+                        shape,
+                        dtype,
+                    };
+                    if positions.len() < heads.kv_len {
+                        Value::Terms(terms)
+                    } else {
+                        Value::Tensor(terms.reduce())
+                    }
+                } else {
+                    let data = heads.weighted_rows(&w, &x, dim);
+                    Value::Tensor(Tensor::new(shape, data, dtype))
+                };
+                let value = if self.is_ring() {
+                    self.return_ring(forward, value)?
+                } else {
+                    value
+                };
+                self.set(op.outputs[0], value);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gradients of keys or values back to the ranks that hold them.
+    pub(super) fn return_ring(&self, forward: &Op, value: Value) -> Result<Value, CpuError> {
+        let info = self.info(forward.inputs[1]);
+        let to = info.placements.on(Axis::Cp);
+        let moves = (Axis::Cp, Placement::Partial, to);
+        self.machine
+            .redistribute(&forward.scope, &value, info, moves)
+    }
+}
+
+/// `1/√d` of the scores.
+pub(super) fn scale(shape: &AttentionShape) -> f32 {
+    1.0 / (shape.qk_dim as f32).sqrt()
+}

@@ -1,0 +1,336 @@
+//! Norms, nonlinearities, biases, dropout and rotary positions of a pass.
+
+use super::Run;
+use crate::cpu::block::GradientSink;
+use crate::cpu::machine::{CpuError, Machine};
+use crate::cpu::nonlinear::{self, Nonlinear};
+use crate::cpu::tensor::Value;
+use crate::cpu::tree::TreeSum;
+use crate::cpu::{elementwise, tokens};
+use crate::trace::{Detail, Op, OpKind, TensorId};
+use spec::model::NormKind;
+
+impl Run<'_> {
+    pub(super) fn norm(&mut self, op: &Op) -> Result<(), CpuError> {
+        let Detail::Norm {
+            kind,
+            epsilon,
+            bias,
+        } = op.detail
+        else {
+            return Err(Machine::unsupported(op, "a norm without its kind"));
+        };
+        let (x, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+        if w.len() != x.columns() {
+            return Err(Machine::unsupported(op, "a norm over part of a row"));
+        }
+        let data = x.f32();
+        let statistics = elementwise::statistics(&data, w.len(), kind, epsilon);
+        let bias = bias.map(|b| self.parameters.parameter(b).f32());
+        let out = elementwise::norm(
+            &data,
+            &w.f32(),
+            bias.as_deref(),
+            &statistics,
+            self.threads(),
+        );
+        let shape = x.shape.clone();
+        let rows = statistics.len();
+        let (columns, kept) = match kind {
+            NormKind::LayerNorm => (2, statistics.into_flattened()),
+            NormKind::RmsNorm => (1, statistics.iter().map(|s| s[1]).collect()),
+        };
+        self.put_tensor(op.outputs[0], shape, out);
+        self.put_tensor(op.outputs[1], vec![rows, columns], kept);
+        Ok(())
+    }
+
+    pub(super) fn norm_backward(
+        &mut self,
+        op: &Op,
+        forward: &Op,
+        sink: &mut dyn GradientSink,
+    ) -> Result<(), CpuError> {
+        let Detail::Norm { kind, bias, .. } = forward.detail else {
+            return Err(Machine::unsupported(op, "a norm without its kind"));
+        };
+        let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(forward.inputs[0])?);
+        let weight = self.tensor(forward.inputs[1])?;
+        let columns = weight.len();
+        let statistics: Vec<[f32; 2]> = match kind {
+            NormKind::LayerNorm => {
+                let kept = self.tensor(forward.outputs[1])?.f32();
+                kept.chunks(2).map(|s| [s[0], s[1]]).collect()
+            }
+            NormKind::RmsNorm => {
+                let kept = self.tensor(forward.outputs[1])?.f32();
+                kept.iter().map(|&r| [0.0, r]).collect()
+            }
+        };
+        let shape = x.shape.clone();
+        let (dy, data) = (dy.f32(), x.f32());
+        let w = weight.f32();
+        let dx = elementwise::norm_backward(&dy, &data, &w, &statistics, kind, self.threads());
+        let hat = |row: usize, j: usize| {
+            let [mean, r] = statistics[row];
+            dy[row * columns + j] * ((data[row * columns + j] - mean) * r)
+        };
+        self.token_sum(sink, forward.inputs[1], forward.inputs[0], columns, hat)?;
+        if let Some(bias) = bias {
+            let plain = |row: usize, j: usize| dy[row * columns + j];
+            self.token_sum(sink, bias, forward.inputs[0], columns, plain)?;
+        }
+        if let Some(&out) = op.outputs.first() {
+            self.put_tensor(out, shape, dx);
+        }
+        Ok(())
+    }
+
+    /// Adds to a vector parameter's gradient the sum of `value(row, column)` over the rows of `like`.
+    pub(super) fn token_sum(
+        &self,
+        sink: &mut dyn GradientSink,
+        parameter: TensorId,
+        like: TensorId,
+        columns: usize,
+        value: impl Fn(usize, usize) -> f32,
+    ) -> Result<(), CpuError> {
+        if self.machine.is_exact() {
+            let mut sum = TreeSum::default();
+            for (leaf, rows) in self.machine.token_leaves(self.info(like), self.batch)? {
+                let mut node = vec![0.0; columns];
+                tokens::column_sum(rows, columns, &mut node, &value);
+                sum.leaf(leaf, node);
+            }
+            sink.tree(parameter, 0..columns, sum);
+        } else {
+            let rows = self.info(like);
+            let positions = self.machine.positions(&rows.global, &rows.placements);
+            let rows = 0..rows.global[0] as usize * positions.len();
+            tokens::column_sum(rows, columns, sink.plain(parameter), value);
+        }
+        Ok(())
+    }
+
+    fn function(op: &Op) -> Result<&'static dyn Nonlinear, CpuError> {
+        match op.detail {
+            Detail::Activation { function, tanh } => Ok(nonlinear::kernels(function, tanh)),
+            _ => Err(Machine::unsupported(op, "an unnamed function")),
+        }
+    }
+
+    pub(super) fn activation(&mut self, op: &Op, gated: bool) -> Result<(), CpuError> {
+        let f = Self::function(op)?;
+        let threads = self.threads();
+        let x = self.tensor(op.inputs[0])?;
+        let mut shape = x.shape.clone();
+        let data = x.f32();
+        let mut out;
+        if op.inputs.len() == 2 {
+            let up = self.tensor(op.inputs[1])?.f32();
+            out = vec![0.0; data.len()];
+            elementwise::each_block(&mut out, threads, |first, out| {
+                f.gated(out, &data[first..], &up[first..]);
+            });
+        } else if gated {
+            let columns = x.columns() / 2;
+            *shape.last_mut().expect("activations have a last dim") = columns;
+            out = vec![0.0; x.rows() * columns];
+            elementwise::each_row(&mut out, columns, threads, |row, out| {
+                let (gate, up) = data[row * 2 * columns..][..2 * columns].split_at(columns);
+                f.gated(out, gate, up);
+            });
+        } else {
+            out = data.into_owned();
+            elementwise::each_block(&mut out, threads, |_, x| f.forward(x));
+        }
+        self.put_tensor(op.outputs[0], shape, out);
+        Ok(())
+    }
+
+    pub(super) fn activation_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CpuError> {
+        let f = Self::function(forward)?;
+        let threads = self.threads();
+        let dy = self.tensor(op.inputs[0])?.f32();
+        let x = self.tensor(forward.inputs[0])?;
+        let shape = x.shape.clone();
+        let mut out = x.f32().into_owned();
+        if forward.inputs.len() == 2 {
+            let mut up = self.tensor(forward.inputs[1])?.f32().into_owned();
+            f.gated_backward(&mut out, &mut up, &dy);
+            self.put_tensor(op.outputs[0], shape.clone(), out);
+            self.put_tensor(op.outputs[1], shape, up);
+            return Ok(());
+        }
+        if matches!(forward.kind, OpKind::Activation { gated: true }) {
+            let columns = x.columns() / 2;
+            elementwise::each_row(&mut out, 2 * columns, threads, |row, both| {
+                let (gate, up) = both.split_at_mut(columns);
+                f.gated_backward(gate, up, &dy[row * columns..]);
+            });
+        } else {
+            elementwise::each_block(&mut out, threads, |first, x| f.backward(x, &dy[first..]));
+        }
+        self.put_tensor(op.outputs[0], shape, out);
+        Ok(())
+    }
+
+    pub(super) fn bias(&mut self, op: &Op) -> Result<(), CpuError> {
+        let x = self.tensor(op.inputs[0])?;
+        let shape = x.shape.clone();
+        let columns = x.columns();
+        let mut out = x.f32().into_owned();
+        if let Detail::Table { table } = op.detail {
+            let info = self.info(op.inputs[0]);
+            let positions = self.machine.positions(&info.global, &info.placements);
+            let table = self.parameters.parameter(table).f32();
+            elementwise::each_row(&mut out, columns, self.threads(), |row, y| {
+                let at = positions[row % positions.len()] as usize * columns;
+                for (y, t) in y.iter_mut().zip(&table[at..at + columns]) {
+                    *y += t;
+                }
+            });
+        } else {
+            let b = self.tensor(op.inputs[1])?.f32();
+            elementwise::each_row(&mut out, columns, self.threads(), |_, y| {
+                for (y, b) in y.iter_mut().zip(b.iter()) {
+                    *y += b;
+                }
+            });
+        }
+        self.put_tensor(op.outputs[0], shape, out);
+        Ok(())
+    }
+
+    pub(super) fn bias_backward(
+        &mut self,
+        op: &Op,
+        forward: &Op,
+        sink: &mut dyn GradientSink,
+    ) -> Result<(), CpuError> {
+        let dy = self.tensor(op.inputs[0])?;
+        let columns = dy.columns();
+        let dy = dy.f32();
+        let like = forward.inputs[0];
+        if let Detail::Table { table } = forward.detail {
+            let info = self.info(like);
+            let positions = self.machine.positions(&info.global, &info.placements);
+            let rows: Vec<u32> = (0..info.global[0])
+                .flat_map(|_| positions.iter().map(|&p| p as u32))
+                .collect();
+            return self.table_gradient(sink, table, &rows, &dy, (columns, 0), like);
+        }
+        let value = |row: usize, j: usize| dy[row * columns + j];
+        self.token_sum(sink, forward.inputs[1], like, columns, value)
+    }
+
+    /// Adds the gradients of looked-up rows to a table's.
+    pub(super) fn table_gradient(
+        &self,
+        sink: &mut dyn GradientSink,
+        table: TensorId,
+        ids: &[u32],
+        dy: &[f32],
+        (columns, first): (usize, u64),
+        like: TensorId,
+    ) -> Result<(), CpuError> {
+        if self.machine.is_exact() {
+            let info = self.info(table);
+            let rows = self
+                .machine
+                .position
+                .indices(&info.global, &info.placements, 0);
+            let size = rows.len() * columns;
+            let mut sum = TreeSum::default();
+            for (leaf, rows) in self.machine.token_leaves(self.info(like), self.batch)? {
+                let mut node = vec![0.0; size];
+                tokens::scatter(ids, dy, columns, first, rows, &mut node);
+                sum.leaf(leaf, node);
+            }
+            sink.tree(table, 0..size, sum);
+        } else {
+            let rows = 0..ids.len();
+            tokens::scatter(ids, dy, columns, first, rows, sink.plain(table));
+        }
+        Ok(())
+    }
+
+    pub(super) fn dropout(&mut self, op: &Op) -> Result<(), CpuError> {
+        let Detail::Dropout { probability } = op.detail else {
+            return Err(Machine::unsupported(op, "no probability"));
+        };
+        let x = self.tensor(op.inputs[0])?;
+        let info = self.info(op.inputs[0]);
+        let position = &self.machine.position;
+        let mut indices = position.all_indices(&info.global, &info.placements);
+        for b in &mut indices[0] {
+            *b += self.batch.first_sequence;
+        }
+        let last = indices.pop().expect("dropout's input has dims");
+        let strides = strides(&info.global);
+        let first = |mut row: usize| {
+            let mut index = 0;
+            for (list, stride) in indices.iter().zip(&strides).rev() {
+                index += list[row % list.len()] * stride;
+                row /= list.len();
+            }
+            index
+        };
+        let mask = elementwise::mask(x.rows(), &last, first, probability, self.stream(op));
+        let out = dropped(&x.f32(), &mask, probability, self.threads());
+        let shape = x.shape.clone();
+        self.put_tensor(op.outputs[0], shape, out);
+        self.set(op.outputs[1], Value::Mask(mask));
+        Ok(())
+    }
+
+    pub(super) fn rope(
+        &mut self,
+        op: &Op,
+        backward: bool,
+        from: TensorId,
+        to: TensorId,
+    ) -> Result<(), CpuError> {
+        let Detail::Rope {
+            head_dim,
+            dims,
+            theta,
+        } = op.detail
+        else {
+            return Err(Machine::unsupported(op, "no frequencies"));
+        };
+        let info = self.info(op.inputs[0]);
+        let positions = self.machine.positions(&info.global, &info.placements);
+        let x = self.tensor(from)?;
+        let (shape, columns) = (x.shape.clone(), x.columns());
+        let mut out = x.f32().into_owned();
+        let sizes = [head_dim as usize, dims as usize];
+        let threads = self.threads();
+        elementwise::rope(
+            &mut out, columns, sizes, theta, &positions, backward, threads,
+        );
+        self.put_tensor(to, shape, out);
+        Ok(())
+    }
+}
+
+/// Kept elements over the probability of keeping them, zero elsewhere.
+pub(super) fn dropped(x: &[f32], mask: &[u8], probability: f64, threads: usize) -> Vec<f32> {
+    let keep = (1.0 / (1.0 - probability)) as f32;
+    let mut out = x.to_vec();
+    elementwise::each_block(&mut out, threads, |first, out| {
+        for (y, &kept) in out.iter_mut().zip(&mask[first..]) {
+            *y = if kept == 0 { 0.0 } else { *y * keep };
+        }
+    });
+    out
+}
+
+/// Row-major strides of a shape.
+fn strides(shape: &[u64]) -> Vec<u64> {
+    let mut strides = vec![1; shape.len()];
+    for i in (0..shape.len().saturating_sub(1)).rev() {
+        strides[i] = strides[i + 1] * shape[i + 1];
+    }
+    strides
+}
