@@ -5,6 +5,7 @@ pub mod comm;
 #[cfg(feature = "cpu")]
 pub mod cpu;
 pub mod error;
+mod expert_ops;
 pub mod layout;
 mod ops;
 pub mod philox;
