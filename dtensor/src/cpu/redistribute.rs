@@ -324,3 +324,109 @@ pub(super) fn read_terms(arrived: &[Message], shape: Vec<usize>, dtype: DType) -
         dtype,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::comm::{Group, local};
+    use crate::cpu::Numerics;
+    use crate::layout::BlockPosition;
+    use crate::placement::BlockMesh;
+    use crate::trace::{TensorId, TensorRole};
+
+    /// A placement on one axis of a tensor with three dims.
+    fn placement() -> impl Strategy<Value = Placement> {
+        prop_oneof![
+            Just(Placement::Replicate),
+            (0usize..3).prop_map(Placement::Shard),
+            Just(Placement::Partial),
+        ]
+    }
+
+    fn info(global: &[u64], placements: Placements) -> TensorInfo {
+        TensorInfo {
+            name: "x".to_owned(),
+            shape: global.to_vec(),
+            dtype: DType::F32,
+            role: TensorRole::Activation,
+            storage: TensorId(0),
+            global: global.to_vec(),
+            placements,
+        }
+    }
+
+    /// Values a rank holds of a tensor whose element `i` is `i`; under `Partial` the ranks' values
+    /// add up to it.
+    fn held(position: &BlockPosition, global: &[u64], placements: &Placements) -> Tensor {
+        let indices = position.all_indices(global, placements);
+        let mut data = Vec::new();
+        for &a in &indices[0] {
+            for &b in &indices[1] {
+                for &c in &indices[2] {
+                    data.push(((a * global[1] + b) * global[2] + c) as f32);
+                }
+            }
+        }
+        if placements.on(Axis::Tp) == Placement::Partial && position.index(Axis::Tp) > 0 {
+            data.fill(0.0);
+        }
+        Tensor::new(lengths(&indices), data, DType::F32)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+        #[test]
+        fn every_rank_ends_with_what_the_placement_says(
+            shape in prop::array::uniform3(1u64..9),
+            size in 2u64..5,
+            from in placement(),
+            to in placement(),
+            numerics in prop_oneof![Just(Numerics::Fast), Just(Numerics::Exact)],
+        ) {
+            prop_assume!(to != Placement::Partial);
+            prop_assume!(!matches!((from, to), (Placement::Replicate, _)));
+            let mesh = BlockMesh { tp: size, cp: 1, ep: 1, etp: 1 };
+            let before = Placements::REPLICATE.with(Axis::Tp, from);
+            let after = Placements::REPLICATE.with(Axis::Tp, to);
+            let world = local::world(size as usize, Duration::from_secs(20));
+            let results: Vec<bool> = std::thread::scope(|scope| {
+                let handles: Vec<_> = world
+                    .iter()
+                    .enumerate()
+                    .map(|(rank, comm)| {
+                        scope.spawn(move || {
+                            let tp = Group { ranks: (0..size as usize).collect(), index: rank, channel: 1 };
+                            let alone = Group::single(rank);
+                            let machine = Machine {
+                                comm,
+                                groups: [tp, alone.clone(), alone.clone(), alone],
+                                position: BlockPosition { mesh, at: [rank as u64, 0, 0, 0] },
+                                numerics,
+                                threads: 1,
+                                seed: 0,
+                            };
+                            let x = held(&machine.position, &shape, &before);
+                            let value = if from == Placement::Partial && numerics == Numerics::Exact {
+                                let mut node = TreeSum::default();
+                                node.leaf(rank as u64, x.f32().into_owned());
+                                Value::Terms(Terms { terms: vec![node], shape: x.shape.clone(), dtype: DType::F32 })
+                            } else {
+                                Value::Tensor(x)
+                            };
+                            let moves = (Axis::Tp, from, to);
+                            let got = machine.redistribute("x", &value, &info(&shape, before), moves);
+                            let want = held(&machine.position, &shape, &after);
+                            matches!(got, Ok(Value::Tensor(got)) if got == want)
+                        })
+                    })
+                    .collect();
+                handles.into_iter().map(|h| h.join().unwrap_or(false)).collect()
+            });
+            prop_assert!(results.into_iter().all(|right| right));
+        }
+    }
+}
