@@ -261,6 +261,18 @@ pub(crate) struct ValidateArgs {
     /// Write the error report as Markdown
     #[arg(long)]
     pub(crate) markdown: Option<PathBuf>,
+    /// Folder for the plots that the report links
+    #[arg(long, default_value = "docs/accuracy")]
+    pub(crate) plots: PathBuf,
+    /// Groups' errors that may not grow; exit code 5 when one does
+    #[arg(long)]
+    pub(crate) baseline: Option<PathBuf>,
+    /// Write the groups' errors as the new baseline
+    #[arg(long)]
+    pub(crate) write_baseline: Option<PathBuf>,
+    /// Write the residuals that prediction intervals are made of
+    #[arg(long)]
+    pub(crate) residuals: Option<PathBuf>,
     /// Write the runs with complete facts in the compact form that the tool embeds
     #[arg(long)]
     pub(crate) export: Option<PathBuf>,

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use dtensor::CollectiveKind;
 use models::{BlockClass, BlockLayout};
 use plans::{Axis, Recompute, Strategy, Zero};
 use spec::runtime::Rewrite;
@@ -316,9 +317,54 @@ fn stage(
         stage.saved += run.cost.saved_bytes * run.count;
         stage.saved_for_weight += run.cost.saved_for_weight * run.count;
     }
+    let keeps_output = costs
+        .scenario()
+        .runtime
+        .rewrites
+        .contains(&Rewrite::KeepStageOutput);
+    if strategy.pp > 1 && keeps_output {
+        stage.saved += runs.last().map_or(Bytes(0), |run| run.cost.output);
+    }
     transients(&mut stage, runs);
     traffic(costs, strategy, parallel, runs, &mut stage);
+    // After the traffic, whose blocks share the stage's time in proportion to their own.
+    if strategy.zero == Zero::Z3 && strategy.reshard_after_forward && parallel.ranks() > 1 {
+        copies(costs, runs, &mut stage);
+    }
     stage
+}
+
+/// Passes over whole parameters and gradients between a runtime's collective buffers and the tensors
+/// that kernels use.
+fn copies(costs: &CostModel, runs: &[Run], stage: &mut StageWork) {
+    let scenario = costs.scenario();
+    let has = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
+    let compute = scenario.workload.precision.activation().size();
+    let reduce = scenario.runtime.states.reduce.size();
+    let cast = if reduce == compute {
+        0
+    } else {
+        compute + reduce
+    };
+    let (gathered, reduced) = if has(Rewrite::CopyShards) {
+        (2 * compute, compute + reduce)
+    } else if has(Rewrite::FlattenGradients) {
+        (0, 4 * compute + cast)
+    } else {
+        return;
+    };
+    let whole: u64 = runs
+        .iter()
+        .map(|run| (run.cost.elements.dense + run.cost.elements.expert) * run.count)
+        .sum();
+    let pass = |bytes: u64| {
+        costs
+            .prices()
+            .memory_bound(MemoryKind::Pointwise, Bytes(whole * bytes))
+            .time
+    };
+    stage.forward.compute += pass(gathered);
+    stage.backward_weight.compute += pass(gathered) + pass(reduced);
 }
 
 /// Peaks beside what is held: forward keeps what earlier blocks saved, backward has released what
@@ -444,8 +490,19 @@ fn transfer(costs: &CostModel, strategy: &Strategy, blocks: &Blocks) -> Seconds 
         .layers
         .first()
         .map_or(blocks.embedding.output, |l| l.1.output);
-    costs
-        .prices()
-        .point_to_point(output, strategy.group(Axis::Pp))
+    let (prices, stages) = (costs.prices(), strategy.group(Axis::Pp));
+    let splits = costs
+        .scenario()
+        .runtime
+        .rewrites
+        .contains(&Rewrite::ScatterGatherTransfer)
+        && !strategy.sequence_parallel;
+    if !splits || strategy.tp == 1 {
+        return prices.point_to_point(output, stages).time;
+    }
+    let gather = prices.collective(CollectiveKind::AllGather, output, strategy.group(Axis::Tp));
+    prices
+        .point_to_point(Bytes(output.0 / strategy.tp), stages)
         .time
+        + gather.time
 }

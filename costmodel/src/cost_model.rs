@@ -4,6 +4,8 @@ use std::sync::{Arc, RwLock};
 
 use plans::{Floors, Prediction, Schedule, ScheduleKind, Strategy, Timeline, program};
 use rustc_hash::FxHashMap;
+use spec::model::{AttentionKind, ModelConfig};
+use spec::runtime::Rewrite;
 use spec::{Bytes, LayerClass, Seconds};
 
 use crate::assemble::{Assembled, assemble};
@@ -57,7 +59,14 @@ impl CostModel {
     ///
     /// # Errors
     /// When the device has no prices for the workload's precision.
-    pub fn new(scenario: Scenario) -> Result<Self, CostError> {
+    pub fn new(mut scenario: Scenario) -> Result<Self, CostError> {
+        if scenario
+            .runtime
+            .rewrites
+            .contains(&Rewrite::FuseProjections)
+        {
+            fuse_projections(&mut scenario.model);
+        }
         let prices = Prices::new(&scenario.cluster).map_err(|e| CostError::Prices {
             device: scenario.cluster.device.name.clone(),
             reason: e.to_string(),
@@ -264,6 +273,14 @@ fn schedule_key(strategy: &Strategy) -> ScheduleKey {
         strategy.vpp,
         strategy.num_micro_batches,
     )
+}
+
+/// The same model with its parallel projections stored as one.
+fn fuse_projections(model: &mut ModelConfig) {
+    if let AttentionKind::Grouped { fused_qkv, .. } = &mut model.attention.kind {
+        *fused_qkv = true;
+    }
+    model.mlp.fused_gate_up = model.mlp.gated;
 }
 
 /// Looks a value up, or makes and stores it. Two threads may make the same value; both are equal.

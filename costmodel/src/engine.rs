@@ -225,6 +225,13 @@ impl<'a> Engine<'a> {
             state.outcome.parts.pp_exposed_s += transfer.0;
         }
         record.event(rank as u32, Stream::Pipeline, action, start, end);
+        // Beside compute a transfer arrives when it ends; otherwise the receiver's stream takes part in
+        // it from when both are there.
+        let end = if self.inputs.transfer_overlaps {
+            end
+        } else {
+            start
+        };
         if forward {
             let slot = self.slot(action.stage + 1, action.micro_batch);
             self.forward_arrival[slot] = end;
@@ -239,6 +246,11 @@ impl<'a> Engine<'a> {
             return false;
         }
         let state = &mut self.states[rank];
+        let arrival = if self.inputs.transfer_overlaps {
+            arrival
+        } else {
+            state.compute.max(arrival) + self.inputs.transfer
+        };
         let wait = Seconds((arrival - state.compute).0.max(0.0));
         // A wait no longer than the transfer is the transfer's; beyond that the data did not exist.
         state.outcome.parts.pp_exposed_s += wait.min(self.inputs.transfer).0;

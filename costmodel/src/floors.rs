@@ -25,6 +25,9 @@ pub fn floors(
     let micro_batches = strategy.num_micro_batches as f64;
     let mut time = Seconds(0.0);
     let mut peak = Bytes(0);
+    // What the owner of the first stage still has to do when the last gradient reaches it.
+    let last = exposed_traffic(&assembled.stages[0])
+        + assembled.optimizer[assembled.rank_of_stage[0] as usize];
     for rank in 0..strategy.pp as u32 {
         let own = || {
             assembled
@@ -50,8 +53,8 @@ pub fn floors(
         let exposed: Seconds = own().map(exposed_traffic).sum();
         let busy = (work + sends) * micro_batches;
         let with_weights = head + busy + weights * micro_batches;
-        let end = with_weights.max(head + busy + tail);
-        time = time.max(end + exposed + assembled.optimizer[rank as usize]);
+        let own_end = with_weights + exposed + assembled.optimizer[rank as usize];
+        time = time.max(own_end).max(head + busy + tail + last);
         let held: Bytes = pipeline.in_flight.ranks[rank as usize]
             .iter()
             .map(|&(stage, count)| assembled.stages[stage as usize].saved * u64::from(count))

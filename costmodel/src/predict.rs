@@ -6,7 +6,8 @@ use plans::program::Program;
 use plans::{
     Action, ActionKind, Breakdown, Fit, MemoryItem, NamedTime, Prediction, Strategy, UsedConstant,
 };
-use spec::{Bytes, Seconds, Sourced};
+use spec::residuals::{self, Quantity};
+use spec::{Bytes, Origin, Seconds, Sourced};
 
 use crate::assemble::Assembled;
 use crate::cost_model::CostModel;
@@ -46,17 +47,21 @@ pub fn prediction(
         program,
         peak_rank as u32,
     );
-    let overheads = &scenario.runtime.overheads;
+    let residual = |quantity| {
+        let precision = scenario.workload.precision;
+        residuals::of(quantity, &scenario.runtime.name, precision)
+    };
+    let (shortest, longest) = residual(Quantity::Time).around(step.0);
+    let (least, most) = residual(Quantity::Memory).around(peak.as_f64());
     Prediction {
         step_time: step,
-        step_time_interval: interval(step.0, overheads.time_error.value, Seconds),
+        step_time_interval: (Seconds(shortest), Seconds(longest)),
+        ratio_error: residual(Quantity::Ratio).high,
         tokens_per_s_per_gpu: tokens / step.0 / gpus,
         mfu: model_flops / (step.0 * gpus * peak_rate.0),
         peak_flop_rate: peak_rate,
         peak_memory: peak,
-        peak_memory_interval: interval(peak.as_f64(), overheads.memory_error.value, |b| {
-            Bytes(b as u64)
-        }),
+        peak_memory_interval: (Bytes(least as u64), Bytes(most as u64)),
         peak_rank: peak_rank as u32,
         peak_moment: outcome.ranks[peak_rank]
             .peak_action
@@ -68,10 +73,6 @@ pub fn prediction(
         kernels: kernels(assembled, strategy, critical(outcome)),
         provenance: provenance(costs),
     }
-}
-
-fn interval<T>(value: f64, error: f64, wrap: impl Fn(f64) -> T) -> (T, T) {
-    (wrap(value / (1.0 + error)), wrap(value * (1.0 + error)))
 }
 
 fn heaviest(outcome: &Outcome) -> usize {
@@ -266,8 +267,6 @@ fn provenance(costs: &CostModel) -> Vec<UsedConstant> {
         constant("workspaces and communicators", &overheads.workspace),
         constant("reserved over allocated memory", &overheads.fragmentation),
         constant("slow-down beside collectives", &overheads.overlap_slowdown),
-        constant("80% interval of step time", &overheads.time_error),
-        constant("80% interval of peak memory", &overheads.memory_error),
     ];
     for (dtype, rate) in &device.peak {
         used.push(constant(
@@ -275,8 +274,35 @@ fn provenance(costs: &CostModel) -> Vec<UsedConstant> {
             rate,
         ));
     }
+    used.push(interval(costs, "80% interval of step time", Quantity::Time));
+    used.push(interval(
+        costs,
+        "80% interval of peak memory",
+        Quantity::Memory,
+    ));
     used.extend(costs.prices().provenance());
     used
+}
+
+fn interval(costs: &CostModel, name: &str, quantity: Quantity) -> UsedConstant {
+    let scenario = costs.scenario();
+    let precision = scenario.workload.precision;
+    let found = residuals::of(quantity, &scenario.runtime.name, precision);
+    let percent = |log: f64| (log.exp() - 1.0) * 100.0;
+    UsedConstant {
+        name: name.to_owned(),
+        value: format!(
+            "{:+.0}% to {:+.0}%",
+            percent(found.low),
+            percent(found.high)
+        ),
+        origin: if found.runs > 0 {
+            Origin::Fitted
+        } else {
+            Origin::Assumed
+        },
+        source: format!("residuals of {} published runs of its kind", found.runs),
+    }
 }
 
 fn constant<T: std::fmt::Display>(name: &str, sourced: &Sourced<T>) -> UsedConstant {

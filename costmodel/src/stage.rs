@@ -154,10 +154,11 @@ impl StageWork {
 
     /// Runs an action with its traffic beside it, block by block.
     ///
-    /// A gather is issued one block ahead (FSDP's prefetch, Megatron's bucket look-ahead); a block
-    /// starts when its parameters are there; a reduction is issued when its block ends. All traffic
-    /// shares one stream, because it shares the links. Kernels beside traffic run slower by
-    /// `slowdown`. Returns the end of compute, the end of traffic, and the wait in between.
+    /// A gather is issued when the block before it begins (FSDP's prefetch, Megatron's bucket
+    /// look-ahead) and so goes ahead of that block's reduction, which is issued when it ends; a block
+    /// starts when its parameters are there. All traffic shares one stream, because it shares the
+    /// links. Kernels beside traffic run slower by `slowdown`. Returns the end of compute, the end of
+    /// traffic, and the wait in between.
     #[must_use]
     pub fn overlapped(
         &self,
@@ -170,37 +171,58 @@ impl StageWork {
         let forward = action.kind == ActionKind::F;
         let gathers = self.traffic.gathers(action);
         let reduces = self.traffic.reduces(action);
+        if !gathers && !reduces && traffic_free <= start {
+            let share = |layer: &LayerTraffic| {
+                if forward {
+                    layer.forward_share
+                } else {
+                    layer.backward_share
+                }
+            };
+            let whole: f64 = self.layers.iter().map(|l| share(l) * l.count as f64).sum();
+            return (start + duration * whole, traffic_free, Seconds(0.0));
+        }
         // Parameters gathered once per step are asked for when the optimizer is done, all stages'
         // in turn; those gathered for every pass one block ahead.
-        let asked = if self.traffic.gather_forward == When::First {
-            Seconds(0.0)
-        } else {
-            start
-        };
+        let at_once = gathers && self.traffic.gather_forward == When::First;
         let mut clock = Clock {
             compute: start,
             traffic: traffic_free,
-            previous: asked,
+            ready: start,
         };
+        let order = |index: usize| {
+            if forward {
+                &self.layers[index]
+            } else {
+                &self.layers[self.layers.len() - 1 - index]
+            }
+        };
+        let gather_of = |index: usize| {
+            if gathers && index < self.layers.len() {
+                order(index).gather
+            } else {
+                Seconds(0.0)
+            }
+        };
+        clock.gather(gather_of(0), if at_once { Seconds(0.0) } else { start });
         let mut exposed = Seconds(0.0);
-        let layers: &mut dyn Iterator<Item = &LayerTraffic> = if forward {
-            &mut self.layers.iter()
-        } else {
-            &mut self.layers.iter().rev()
-        };
-        for layer in layers {
+        for index in 0..self.layers.len() {
+            let layer = order(index);
             let share = if forward {
                 layer.forward_share
             } else {
                 layer.backward_share
             };
-            let gather = if gathers { layer.gather } else { Seconds(0.0) };
             let reduce = if reduces { layer.reduce } else { Seconds(0.0) };
-            for _ in 0..layer.count {
-                exposed += clock.block(duration * share, gather, reduce, slowdown);
+            for block in 1..=layer.count {
+                let next = gather_of(index + usize::from(block == layer.count));
+                let begin = clock.begin();
+                exposed += begin - clock.compute;
+                clock.gather(next, if at_once { Seconds(0.0) } else { begin });
+                clock.run(begin, duration * share, reduce, slowdown);
             }
         }
-        (clock.compute, clock.traffic.max(traffic_free), exposed)
+        (clock.compute, clock.traffic, exposed)
     }
 }
 
@@ -231,35 +253,30 @@ impl TrafficPlan {
 struct Clock {
     compute: Seconds,
     traffic: Seconds,
-    /// Start of the previous block: a gather may be issued from then on.
-    previous: Seconds,
+    /// When the next block's parameters are there.
+    ready: Seconds,
 }
 
 impl Clock {
-    /// Advances by one block; returns how long it waited for its parameters.
-    fn block(&mut self, work: Seconds, gather: Seconds, reduce: Seconds, slowdown: f64) -> Seconds {
-        let busy_from = self.traffic.max(self.previous);
-        let mut wait = Seconds(0.0);
-        if gather.0 > 0.0 {
-            self.traffic = busy_from + gather;
-            wait = Seconds((self.traffic - self.compute).0.max(0.0));
+    /// Issues a gather no earlier than `asked`.
+    fn gather(&mut self, time: Seconds, asked: Seconds) {
+        if time.0 > 0.0 {
+            self.traffic = self.traffic.max(asked) + time;
+            self.ready = self.traffic;
         }
-        let begin = self.compute + wait;
-        // Traffic still running when the block starts, or gathered ahead during it, slows it.
-        let beside = Seconds((self.traffic - begin).0.max(gather.0)).min(work);
-        let beside = if gather.0 > 0.0 || self.traffic > begin {
-            beside
-        } else {
-            Seconds(0.0)
-        };
-        let end = begin + work + beside * (slowdown - 1.0);
-        if self.previous.0 > 0.0 {
-            self.previous = begin;
-        }
-        self.compute = end;
+    }
+
+    /// When the next block may begin.
+    fn begin(&self) -> Seconds {
+        self.compute.max(self.ready)
+    }
+
+    /// Runs a block from `begin`, slower while traffic lasts, then issues its reduction.
+    fn run(&mut self, begin: Seconds, work: Seconds, reduce: Seconds, slowdown: f64) {
+        let beside = Seconds((self.traffic - begin).0.max(0.0)).min(work);
+        self.compute = begin + work + beside * (slowdown - 1.0);
         if reduce.0 > 0.0 {
-            self.traffic = self.traffic.max(end) + reduce;
+            self.traffic = self.traffic.max(self.compute) + reduce;
         }
-        wait
     }
 }

@@ -2,6 +2,7 @@
 
 use dtensor::CollectiveKind;
 use plans::{Axis, Decisions, Group, Zero};
+use spec::runtime::Rewrite;
 use spec::{Bytes, Cluster, Precision, Runtime, Seconds};
 
 use crate::price::Prices;
@@ -83,7 +84,8 @@ impl DataParallel {
     #[must_use]
     pub fn reduce(&self, elements: Elements, prices: &Prices, runtime: &Runtime) -> Seconds {
         let size = runtime.states.reduce.size();
-        let kind = if self.sharding.zero == Zero::Z0 {
+        let whole = runtime.rewrites.contains(&Rewrite::AllReduceGradients);
+        let kind = if self.sharding.zero == Zero::Z0 || whole {
             CollectiveKind::AllReduce
         } else {
             CollectiveKind::ReduceScatter

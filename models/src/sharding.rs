@@ -94,7 +94,10 @@ fn parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
             ),
             column(),
         ),
-        (format!("{m}\\.{}\\.(weight|bias)", n.gate_up), fused(2)),
+        (
+            format!("({m}|.*{})\\.{}\\.(weight|bias)", n.shared, n.gate_up),
+            fused(2),
+        ),
         (
             format!("({down}|.*{}\\.{})\\.weight", n.shared, n.down),
             row(),

@@ -73,7 +73,11 @@ pub fn why_not_first(first: &Prediction, other: &Prediction) -> String {
             memory / 1024f64.powi(3)
         );
     }
-    format!("+{:.1}% step time{cause}", ratio * 100.0)
+    let slower = format!("+{:.1}% step time{cause}", ratio * 100.0);
+    if ratio.ln_1p() <= first.ratio_error {
+        return format!("tie within the error of such comparisons: {slower}");
+    }
+    slower
 }
 
 /// Strategies that differ from `base` in one decision, each with its cost, fastest first; those

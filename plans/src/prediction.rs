@@ -14,6 +14,9 @@ pub struct Prediction {
     pub step_time: Seconds,
     /// Interval at level 0.8.
     pub step_time_interval: (Seconds, Seconds),
+    /// Half-width of the 80% interval of `ln` of the ratio of two plans' step times: plans closer than
+    /// this are a tie.
+    pub ratio_error: f64,
     /// Tokens per second and device.
     pub tokens_per_s_per_gpu: f64,
     /// Model FLOPs utilisation over the dense peak.

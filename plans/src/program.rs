@@ -91,7 +91,12 @@ fn data_parallel(
             last_backward[a.stage as usize] = Some(index);
         }
     }
+    // The gradient leaves for the stage before first: reducing can wait, the pipeline cannot.
+    let mut pending = None;
     for (index, &a) in actions.iter().enumerate() {
+        if a.kind != ActionKind::SendB {
+            with.extend(pending.take());
+        }
         let each_pass = strategy.zero == Zero::Z3 && strategy.reshard_after_forward;
         let gathers = each_pass && matches!(a.kind, ActionKind::F | ActionKind::B | ActionKind::I);
         if gathers {
@@ -104,10 +109,11 @@ fn data_parallel(
         if matches!(a.kind, ActionKind::B | ActionKind::W) {
             let each = matches!(strategy.zero, Zero::Z2 | Zero::Z3);
             if each || last_backward[a.stage as usize] == Some(index) {
-                with.push(action(ActionKind::ReduceGrad, a.stage, a.micro_batch));
+                pending = Some(action(ActionKind::ReduceGrad, a.stage, a.micro_batch));
             }
         }
     }
+    with.extend(pending);
     with
 }
 

@@ -16,6 +16,7 @@ fn prediction(fit: Fit) -> Prediction {
     Prediction {
         step_time: Seconds(8.0),
         step_time_interval: (Seconds(7.4), Seconds(8.7)),
+        ratio_error: 0.03,
         tokens_per_s_per_gpu: 1024.0,
         mfu: 0.462,
         peak_flop_rate: FlopRate(989e12),

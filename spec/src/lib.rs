@@ -12,6 +12,7 @@ pub mod model;
 mod model_presets;
 pub mod parallelism;
 pub mod provenance;
+pub mod residuals;
 pub mod runs;
 pub mod runtime;
 pub mod runtime_file;

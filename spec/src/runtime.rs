@@ -131,6 +131,9 @@ pub enum SequenceParallelUse {
 pub enum Rewrite {
     /// Bias and GELU in one pass; keeps the matrix product's output only.
     FuseBiasGelu,
+    /// Queries, keys and values are one product, gate and up another (Megatron-LM `linear_qkv` and
+    /// `linear_fc1`).
+    FuseProjections,
     /// Gate, nonlinearity and product in one pass; keeps gate and up only.
     FuseSwiglu,
     /// Bias, dropout and residual addition in one pass.
@@ -150,6 +153,45 @@ pub enum Rewrite {
     FusePointwise,
     /// Weight gradients accumulate into the main gradient inside the matrix product.
     FuseGradientAccumulation,
+    /// Weight gradients are added to the accumulation buffer by a pass of their own (Megatron-LM's
+    /// gradient hook without the fused kernel, DeepSpeed's `p.grad +=`).
+    AccumulateGradients,
+    /// Linears keep the 8-bit copy of their input instead of the input (Transformer Engine
+    /// `linear.py`: `save_for_backward` of the quantised input; attention and activations still keep
+    /// their own tensors).
+    SaveQuantisedInputs,
+    /// Operator-level selection keeps the projections of queries, keys and values only and runs the
+    /// rest again, attention included (MaxText's `save_qkv_proj`).
+    KeepAttentionProjections,
+    /// With those, the output projection is kept too (Paxml's `save_qkv_out_proj`, MaxText's
+    /// `save_dot_except_mlp`).
+    KeepOutputProjection,
+    /// Recomputation stops once the last tensor that backward reads is rebuilt (non-reentrant
+    /// `torch.utils.checkpoint`, `early_stop`; XLA drops what nothing reads).
+    EarlyStopRecompute,
+    /// Tensor-parallel gathers around 8-bit linears move 8-bit values (Transformer Engine user buffers,
+    /// torchao `Float8ColwiseParallel`).
+    GatherQuantised,
+    /// 8-bit products scale every row by itself: slower kernels, 16-bit gathers (torchao `rowwise`).
+    RowwiseScaling,
+    /// Operator-level selection keeps its products' outputs whether backward reads them or not
+    /// (`create_selective_checkpoint_contexts`; Inductor's partitioner honours its `MUST_SAVE`).
+    KeepSelected,
+    /// The stage's output is held until its backward, though only its gradient is needed (DeepSpeed
+    /// `pipe_buffers['outputs']`; Megatron-LM before `deallocate_pipeline_outputs`).
+    KeepStageOutput,
+    /// Between pipeline stages every tensor-parallel rank sends its share of the activation, which is
+    /// gathered on arrival (Narayanan et al. 2021, §4.1).
+    ScatterGatherTransfer,
+    /// Gradients are concatenated into a flat buffer, divided, and cast to the type of the reduction,
+    /// each in a pass of its own (FSDP1 `_runtime_utils.py`, backward of the flat parameter's views).
+    FlattenGradients,
+    /// Gradients are summed by all-reduce even where each rank updates only its share (DeepSpeed pipeline
+    /// engine, `buffered_allreduce_fallback` under ZeRO-1).
+    AllReduceGradients,
+    /// Gathered parameters are copied out of the collective's buffer and gradients copied, in the type
+    /// of the reduction, into it (FSDP2 `_fsdp_collectives.py`).
+    CopyShards,
     /// Biases inside the matrix product's epilogue.
     FuseBiasEpilogue,
     /// Under sequence parallelism the sharded input is kept and gathered again in backward.
@@ -228,8 +270,4 @@ pub struct Overheads {
     pub fragmentation: Sourced<f64>,
     /// Slow-down of kernels while collectives run beside them, at least 1.
     pub overlap_slowdown: Sourced<f64>,
-    /// Relative half-width of the 80% interval of step time.
-    pub time_error: Sourced<f64>,
-    /// Relative half-width of the 80% interval of peak memory.
-    pub memory_error: Sourced<f64>,
 }

@@ -76,8 +76,6 @@ pub struct OverheadsFile {
     workspace_mib: Option<Sourced<f64>>,
     fragmentation: Option<Sourced<f64>>,
     overlap_slowdown: Option<Sourced<f64>>,
-    time_error: Option<Sourced<f64>>,
-    memory_error: Option<Sourced<f64>>,
 }
 
 impl RuntimeFile {
@@ -165,8 +163,6 @@ impl OverheadsFile {
             workspace: field!(workspace_mib, workspace, mebibytes),
             fragmentation: field!(fragmentation, fragmentation, |x| x),
             overlap_slowdown: field!(overlap_slowdown, overlap_slowdown, |x| x),
-            time_error: field!(time_error, time_error, |x| x),
-            memory_error: field!(memory_error, memory_error, |x| x),
         })
     }
 }

@@ -45,6 +45,10 @@ const FILES: &[(&str, &str)] = &[
         include_str!("../presets/runtimes/torchtitan-compile.yaml"),
     ),
     (
+        "torchtitan-compile-2025.yaml",
+        include_str!("../presets/runtimes/torchtitan-compile-2025.yaml"),
+    ),
+    (
         "maxtext.yaml",
         include_str!("../presets/runtimes/maxtext.yaml"),
     ),

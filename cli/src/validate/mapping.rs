@@ -3,6 +3,7 @@
 use costmodel::Scenario;
 use plans::{Decisions, Recompute, StagePartition, Strategy};
 use spec::runs::Run;
+use spec::runtime::Rewrite;
 use spec::{CpKind, Precision, Runtime, ScheduleKind, Workload, Zero};
 
 /// A run ready to predict.
@@ -35,8 +36,8 @@ pub(crate) fn map(run: &Run) -> Result<Mapped, String> {
         Some(batch) => batch,
         None => micro_batch * dp * run.grad_accum.ok_or("global_batch is not stated")?,
     };
-    let dropout =
-        runtime.name.starts_with("megatron-2") || runtime.name.starts_with("megatron-deepspeed");
+    // GPT-3's recipes of the Megatron family train with dropout 0.1 (NeMo `megatron_gpt_config.yaml`).
+    let dropout = runtime.name.starts_with("megatron") || runtime.name.starts_with("nemo");
     let model = super::model::build(run, tp, seq_len, dropout)?;
     let workload = Workload {
         gpus,
@@ -182,7 +183,9 @@ pub(crate) fn runtime(run: &Run) -> Result<Runtime, String> {
     } else if has("nemo") {
         "nemo"
     } else if has("torchtitan") {
-        if compiled {
+        if compiled && has("2025") {
+            "torchtitan-compile-2025"
+        } else if compiled {
             "torchtitan-compile"
         } else {
             "torchtitan"
@@ -209,22 +212,39 @@ pub(crate) fn runtime(run: &Run) -> Result<Runtime, String> {
         return Err("framework is not recognised".to_owned());
     };
     let mut runtime = spec::load::runtime(name).map_err(|e| e.to_string())?;
+    if run
+        .precision
+        .as_deref()
+        .is_some_and(|p| p.contains("rowwise"))
+    {
+        runtime.rewrites.remove(&Rewrite::GatherQuantised);
+        runtime.rewrites.insert(Rewrite::RowwiseScaling);
+    }
     // What the run itself says of its gradients outranks the runtime's habit.
     match run
         .flag("grad_sync_dtype")
         .and_then(serde_json::Value::as_str)
     {
         Some("bf16") => runtime.states.reduce = spec::DType::Bf16,
-        Some("fp32") => runtime.states.reduce = spec::DType::F32,
+        Some("fp32") => {
+            runtime.states.reduce = spec::DType::F32;
+            runtime.states.gradient = Some(spec::DType::F32);
+        }
         _ => {}
     }
-    // llm-foundry's PURE mode keeps parameters, gradients and moments in 16 bits.
-    if run
+    // Policies that name the output projection, or every product outside the feed-forward.
+    let policy = run.recompute.as_deref().unwrap_or("");
+    if policy.contains("out_proj") || policy.contains("save_dot") {
+        runtime.rewrites.insert(Rewrite::KeepOutputProjection);
+    }
+    // Composer's mixed-precision modes: DEFAULT reduces gradients in 32 bits, PURE in the training type.
+    match run
         .flag("fsdp_mixed_precision_mode")
         .and_then(serde_json::Value::as_str)
-        == Some("PURE")
     {
-        runtime.states.reduce = spec::DType::Bf16;
+        Some("DEFAULT") => runtime.states.reduce = spec::DType::F32,
+        Some("PURE") => runtime.states.reduce = spec::DType::Bf16,
+        _ => {}
     }
     Ok(runtime)
 }

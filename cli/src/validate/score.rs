@@ -1,8 +1,9 @@
 //! One run, measured and predicted.
 
 use costmodel::CostModel;
-use plans::{Breakdown, Prediction};
+use plans::{Breakdown, MemoryItem, NamedTime, Prediction};
 use serde::Serialize;
+use spec::residuals::precision_name;
 use spec::runs::Run;
 
 use super::mapping::{self, Mapped};
@@ -21,6 +22,8 @@ pub(crate) struct Scored {
     pub(crate) gpu: Option<String>,
     pub(crate) gpus: Option<u64>,
     pub(crate) precision: Option<String>,
+    /// Precision of the products, as intervals group it.
+    pub(crate) precision_kind: Option<&'static str>,
     pub(crate) tier: Option<String>,
     pub(crate) status: String,
     pub(crate) skipped: Option<String>,
@@ -48,6 +51,10 @@ pub(crate) struct Predicted {
     pub(crate) interval: [f64; 2],
     pub(crate) mfu: f64,
     pub(crate) breakdown: Breakdown,
+    /// Device time per step of the busiest rank's kernels and collectives, longest first.
+    pub(crate) kernels: Vec<NamedTime>,
+    /// What the heaviest rank holds at its peak, largest first.
+    pub(crate) memory: Vec<MemoryItem>,
 }
 
 /// Predicted over measured, less one.
@@ -75,6 +82,7 @@ pub(crate) fn score(run: &Run, file: &str) -> Scored {
         gpu: run.gpu.clone(),
         gpus: run.num_gpus,
         precision: run.precision.clone(),
+        precision_kind: None,
         tier: run.tier.clone(),
         status: run.status.clone(),
         skipped: None,
@@ -87,6 +95,7 @@ pub(crate) fn score(run: &Run, file: &str) -> Scored {
         Ok((mapped, prediction, memory)) => {
             scored.runtime = Some(mapped.scenario.runtime.name.clone());
             scored.device_matched = mapped.device_matched;
+            scored.precision_kind = Some(precision_name(mapped.scenario.workload.precision));
             scored.strategy = Some(plans::grammar::short(&mapped.strategy));
             let ratio = |p: f64, m: Option<f64>| m.filter(|m| *m > 0.0).map(|m| p / m - 1.0);
             if run.status == "ok" {
@@ -105,6 +114,8 @@ pub(crate) fn score(run: &Run, file: &str) -> Scored {
                 ],
                 mfu: prediction.mfu,
                 breakdown: prediction.breakdown,
+                kernels: prediction.kernels,
+                memory: prediction.memory,
             });
         }
         Err(reason) => scored.skipped = Some(reason),

@@ -1,6 +1,6 @@
 //! Which operators share a kernel.
 
-use dtensor::{Op, OpKind, Pass, TensorId, TensorRole, Trace};
+use dtensor::{Collective, CollectiveKind, Op, OpKind, Pass, TensorId, TensorRole, Trace};
 use rustc_hash::{FxHashMap, FxHashSet};
 use spec::Bytes;
 use spec::runtime::Rewrite;
@@ -145,7 +145,8 @@ fn pointwise_kind(lowering: &Lowering<'_>, run: &[Op]) -> (MemoryKind, u32) {
             (false, false) => MemoryKind::EagerNormForward,
             (false, true) => MemoryKind::EagerNormBackward,
         };
-        return (kind, 1);
+        // Autocast copies the input to 32 bits and the result back beside the norm itself.
+        return (kind, if fused { 1 } else { 2 });
     }
     match run[0].kind {
         // Eager gated activations run the nonlinearity and the product separately: 5 tensors
@@ -236,30 +237,31 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &Op, index: usize) -> Vec<
     };
     let one = match op.kind {
         OpKind::Matmul { m, n, k } => {
-            let low_precision = lowering.low_precision_block && is_linear_in_layer(op);
-            let mut list = Vec::with_capacity(2);
-            if low_precision
-                && lowering.precision == spec::Precision::Fp8
-                && op.pass != Pass::BackwardWeight
-            {
-                list.push(quantise(trace, op, index));
-            }
-            list.push(kernel(KernelKind::Gemm {
+            let product = kernel(KernelKind::Gemm {
                 m,
                 n,
                 k,
                 layout,
-                low_precision,
-            }));
-            return list;
+                low_precision: lowering.low_precision_block && is_linear_in_layer(op),
+            });
+            return quantised(lowering, trace, op, index)
+                .into_iter()
+                .chain([product])
+                .collect();
         }
-        OpKind::GroupedMatmul { groups, m, n, k } => kernel(KernelKind::GroupedGemm {
-            groups,
-            m,
-            n,
-            k,
-            layout,
-        }),
+        OpKind::GroupedMatmul { groups, m, n, k } => {
+            let product = kernel(KernelKind::GroupedGemm {
+                groups,
+                m,
+                n,
+                k,
+                layout,
+            });
+            return quantised(lowering, trace, op, index)
+                .into_iter()
+                .chain([product])
+                .collect();
+        }
         OpKind::AttentionScores(s) => kernel(KernelKind::BatchedGemm {
             batch: s.batch * s.heads,
             m: s.q_len,
@@ -298,7 +300,21 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &Op, index: usize) -> Vec<
                 2
             },
         ),
-        OpKind::Collective(collective) => kernel(KernelKind::Comm(collective)),
+        OpKind::Collective(collective) => {
+            let narrow = lowering.low_precision_block
+                && lowering.precision == spec::Precision::Fp8
+                && lowering.has(Rewrite::GatherQuantised)
+                && collective.axis == spec::Axis::Tp
+                && collective.kind == CollectiveKind::AllGather;
+            kernel(KernelKind::Comm(Collective {
+                bytes: if narrow {
+                    collective.bytes / 2
+                } else {
+                    collective.bytes
+                },
+                ..collective
+            }))
+        }
         OpKind::Norm
         | OpKind::Activation { .. }
         | OpKind::Add
@@ -311,9 +327,25 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &Op, index: usize) -> Vec<
     vec![one]
 }
 
+/// The cast before a product in 8 bits. Weight gradients read the transposes that the forward and
+/// data-gradient casts left behind.
+fn quantised(lowering: &Lowering<'_>, trace: &Trace, op: &Op, index: usize) -> Option<Kernel> {
+    let narrow = lowering.low_precision_block
+        && lowering.precision == spec::Precision::Fp8
+        && is_linear_in_layer(op)
+        && op.pass != Pass::BackwardWeight;
+    narrow.then(|| quantise(lowering, trace, op, index))
+}
+
 /// Casting a linear's activation operand to 8 bits, with its transpose for the weight gradient:
-/// reads 2 bytes, writes 1 + 1 per element (Transformer Engine `cast_transpose`).
-fn quantise(trace: &Trace, op: &Op, index: usize) -> Kernel {
+/// reads 2 bytes, writes 1 + 1 per element (Transformer Engine `cast_transpose`). A pointwise compiler
+/// casts where the operand is made and reads nothing again.
+fn quantise(lowering: &Lowering<'_>, trace: &Trace, op: &Op, index: usize) -> Kernel {
+    let per_element = if lowering.has(Rewrite::FusePointwise) {
+        2
+    } else {
+        4
+    };
     let elements = op
         .inputs
         .iter()
@@ -323,7 +355,7 @@ fn quantise(trace: &Trace, op: &Op, index: usize) -> Kernel {
         .sum::<u64>();
     let kind = KernelKind::Memory {
         kind: MemoryKind::Pointwise,
-        bytes: Bytes(4 * elements),
+        bytes: Bytes(per_element * elements),
         launches: 1,
     };
     Kernel {
@@ -336,7 +368,7 @@ fn quantise(trace: &Trace, op: &Op, index: usize) -> Kernel {
 }
 
 /// Routers stay in high precision.
-fn is_linear_in_layer(op: &Op) -> bool {
+pub(super) fn is_linear_in_layer(op: &Op) -> bool {
     !op.scope.ends_with("router") && !op.scope.ends_with("gate")
 }
 

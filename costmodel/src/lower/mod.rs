@@ -15,7 +15,7 @@ use spec::{Bytes, Precision, Runtime};
 use crate::price::{GemmLayout, MemoryKind};
 
 pub use liveness::peak_transient;
-pub use saved::{SavedTensor, kept, recomputed};
+pub use saved::{SavedTensor, kept, recomputed, split_softmax};
 
 /// What a kernel launches with.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -99,6 +99,19 @@ impl Lowering<'_> {
     #[must_use]
     pub fn fuses_attention(&self) -> bool {
         self.runtime.attention != AttentionKernel::Unfused
+    }
+
+    /// Whether an operator keeps the 8-bit copy of its input instead of the input.
+    #[must_use]
+    pub fn keeps_quantised(&self, op: &Op) -> bool {
+        self.low_precision_block
+            && self.precision == Precision::Fp8
+            && self.has(Rewrite::SaveQuantisedInputs)
+            && matches!(
+                op.kind,
+                OpKind::Matmul { .. } | OpKind::GroupedMatmul { .. }
+            )
+            && fuse::is_linear_in_layer(op)
     }
 
     /// Kernels of both passes.

@@ -32,7 +32,7 @@ pub fn kept(lowering: &Lowering<'_>, trace: &Trace, recompute: Recompute) -> Vec
     }
     let producers = producers(trace);
     let for_weight = weight_operands(trace);
-    let alternate = alternate_products(trace);
+    let selected = selected_products(lowering, trace);
     let mut seen: FxHashSet<TensorId> = FxHashSet::default();
     let mut saved = Vec::new();
     let mut keep = |id: TensorId, weight: bool| {
@@ -48,21 +48,54 @@ pub fn kept(lowering: &Lowering<'_>, trace: &Trace, recompute: Recompute) -> Vec
             });
         }
     };
+    let mut quantised: Vec<TensorId> = Vec::new();
     for op in &trace.forward {
         for id in saved_by(lowering, trace, op, recompute) {
             let weight = for_weight.contains(&trace.tensor(id).storage);
-            for source in resolve(lowering, trace, &producers, &alternate, id, recompute) {
-                keep(source, weight);
+            for source in resolve(lowering, trace, &producers, &selected, id, recompute) {
+                if lowering.keeps_quantised(op) {
+                    quantised.push(trace.tensor(source).storage);
+                } else {
+                    keep(source, weight);
+                }
             }
         }
     }
-    if lowering.fuses_attention() && recompute != Recompute::Selective {
+    if recompute == Recompute::SelectiveOps && lowering.has(Rewrite::KeepSelected) {
+        for &output in &selected {
+            keep(output, false);
+        }
+    }
+    saved.extend(eight_bit(trace, quantised));
+    if lowering.fuses_attention()
+        && recompute != Recompute::Selective
+        && !reruns_attention(lowering, recompute)
+    {
         saved.extend(log_sum_exp(trace));
     }
     if !lowering.has(Rewrite::FuseCrossEntropy) && !lowering.has(Rewrite::InPlaceCrossEntropy) {
         saved.extend(log_probabilities(trace));
     }
     saved
+}
+
+/// The 8-bit copies of linears' inputs.
+fn eight_bit(trace: &Trace, mut ids: Vec<TensorId>) -> impl Iterator<Item = SavedTensor> + '_ {
+    ids.sort_unstable();
+    ids.dedup();
+    ids.into_iter()
+        .map(|id| trace.tensor(id))
+        .filter(|info| matches!(info.role, TensorRole::Activation | TensorRole::Input))
+        .map(|info| SavedTensor {
+            name: format!("{} (8 bits)", info.name),
+            bytes: Bytes(info.elements()),
+            for_weight: true,
+        })
+}
+
+/// Whether operator-level selection runs attention again.
+fn reruns_attention(lowering: &Lowering<'_>, recompute: Recompute) -> bool {
+    recompute == Recompute::SelectiveOps && lowering.has(Rewrite::KeepAttentionProjections)
 }
 
 /// PyTorch's own cross-entropy writes the log-probabilities beside the logits and keeps them.
@@ -81,10 +114,25 @@ fn log_probabilities(trace: &Trace) -> impl Iterator<Item = SavedTensor> + '_ {
         })
 }
 
+/// Over a split vocabulary the unfused log-softmax is several operators: the logits less their maximum
+/// and their exponential exist beside logits and result (PyTorch `tensor/parallel/loss.py`).
+#[must_use]
+pub fn split_softmax(lowering: &Lowering<'_>, trace: &Trace) -> Bytes {
+    if lowering.has(Rewrite::FuseCrossEntropy) || lowering.has(Rewrite::InPlaceCrossEntropy) {
+        return Bytes(0);
+    }
+    log_probabilities(trace).map(|saved| saved.bytes * 2).sum()
+}
+
 /// Forward kernels that run again before backward, by index into `lowered.forward`.
 #[must_use]
-pub fn recomputed(trace: &Trace, lowered: &Lowered, recompute: Recompute) -> Vec<usize> {
-    let alternate = alternate_products(trace);
+pub fn recomputed(
+    lowering: &Lowering<'_>,
+    trace: &Trace,
+    lowered: &Lowered,
+    recompute: Recompute,
+) -> Vec<usize> {
+    let selected = selected_products(lowering, trace);
     let again = |kernel: &Kernel| match recompute {
         Recompute::None => false,
         Recompute::Selective => is_core_attention(&trace.forward[kernel.op]),
@@ -92,15 +140,40 @@ pub fn recomputed(trace: &Trace, lowered: &Lowered, recompute: Recompute) -> Vec
         Recompute::SelectiveOps => match kernel.kind {
             KernelKind::Memory { .. } => true,
             KernelKind::Gemm { .. } | KernelKind::GroupedGemm { .. } => {
-                !alternate.contains(&trace.forward[kernel.op].outputs[0])
+                !selected.contains(&trace.forward[kernel.op].outputs[0])
             }
             KernelKind::Comm(c) => c.kind == CollectiveKind::AllGather,
-            KernelKind::BatchedGemm { .. } | KernelKind::Attention { .. } => false,
+            KernelKind::BatchedGemm { .. } | KernelKind::Attention { .. } => {
+                reruns_attention(lowering, recompute)
+            }
         },
     };
-    (0..lowered.forward.len())
-        .filter(|&i| again(&lowered.forward[i]))
-        .collect()
+    let end = if lowering.has(Rewrite::EarlyStopRecompute) {
+        last_needed(lowering, trace, lowered)
+    } else {
+        lowered.forward.len()
+    };
+    (0..end).filter(|&i| again(&lowered.forward[i])).collect()
+}
+
+/// End of the forward kernels up to the last that writes a tensor backward reads.
+fn last_needed(lowering: &Lowering<'_>, trace: &Trace, lowered: &Lowered) -> usize {
+    let read: FxHashSet<TensorId> = trace
+        .forward
+        .iter()
+        .flat_map(|op| saved_by(lowering, trace, op, Recompute::None))
+        .map(|id| trace.tensor(id).storage)
+        .collect();
+    lowered
+        .forward
+        .iter()
+        .rposition(|kernel| {
+            kernel
+                .writes
+                .iter()
+                .any(|&id| read.contains(&trace.tensor(id).storage))
+        })
+        .map_or(0, |last| last + 1)
 }
 
 /// What an operator's backward reads under this runtime.
@@ -132,7 +205,7 @@ fn resolve(
     lowering: &Lowering<'_>,
     trace: &Trace,
     producers: &FxHashMap<TensorId, usize>,
-    alternate: &FxHashSet<TensorId>,
+    selected: &FxHashSet<TensorId>,
     id: TensorId,
     recompute: Recompute,
 ) -> Vec<TensorId> {
@@ -147,7 +220,7 @@ fn resolve(
             sources.push(id);
             continue;
         };
-        if rebuilt(lowering, op, alternate, recompute) {
+        if rebuilt(lowering, op, selected, recompute) {
             pending.extend(op.inputs.iter().copied().filter(|&i| {
                 matches!(
                     trace.tensor(i).role,
@@ -165,9 +238,12 @@ fn resolve(
 fn rebuilt(
     lowering: &Lowering<'_>,
     op: &Op,
-    alternate: &FxHashSet<TensorId>,
+    selected: &FxHashSet<TensorId>,
     recompute: Recompute,
 ) -> bool {
+    if is_core_attention(op) && reruns_attention(lowering, recompute) {
+        return true;
+    }
     match op.kind {
         OpKind::Collective(c) => {
             let regather = c.axis == Axis::Tp
@@ -177,7 +253,7 @@ fn rebuilt(
                 || (recompute == Recompute::SelectiveOps && c.kind == CollectiveKind::AllGather)
         }
         OpKind::Matmul { .. } | OpKind::GroupedMatmul { .. } => {
-            recompute == Recompute::SelectiveOps && !alternate.contains(&op.outputs[0])
+            recompute == Recompute::SelectiveOps && !selected.contains(&op.outputs[0])
         }
         // The 32-bit copy that a fused loss does not make.
         OpKind::Copy if lowering.has(Rewrite::FuseCrossEntropy) => true,
@@ -191,19 +267,28 @@ fn rebuilt(
     }
 }
 
-/// Every second product's output, which torchtitan's selective checkpointing keeps.
-fn alternate_products(trace: &Trace) -> FxHashSet<TensorId> {
-    trace
-        .forward
-        .iter()
-        .filter(|op| {
+/// Outputs of products that operator-level selection keeps: every second one (torchtitan), or the
+/// projections around attention (MaxText).
+fn selected_products(lowering: &Lowering<'_>, trace: &Trace) -> FxHashSet<TensorId> {
+    let products = || {
+        trace.forward.iter().enumerate().filter(|(_, op)| {
             matches!(
                 op.kind,
                 OpKind::Matmul { .. } | OpKind::GroupedMatmul { .. }
             )
         })
-        .step_by(2)
-        .map(|op| op.outputs[0])
+    };
+    if !lowering.has(Rewrite::KeepAttentionProjections) {
+        return products().step_by(2).map(|(_, op)| op.outputs[0]).collect();
+    }
+    let Some(core) = trace.forward.iter().position(is_core_attention) else {
+        return FxHashSet::default();
+    };
+    let scope = trace.forward[core].scope.trim_end_matches("core_attention");
+    products()
+        .filter(|(_, op)| op.scope.starts_with(scope))
+        .filter(|&(index, _)| index < core || lowering.has(Rewrite::KeepOutputProjection))
+        .map(|(_, op)| op.outputs[0])
         .collect()
 }
 

@@ -18,6 +18,9 @@ struct Rates {
     narrow: f64,
     /// Peak of the device measured, TFLOP/s.
     peak: f64,
+    /// Time in training over the measurement: charts time single launches at boost clocks, the cuDNN
+    /// tables long series.
+    sustained: f64,
     source: &'static str,
 }
 
@@ -28,6 +31,7 @@ const FLASH2_AMPERE: Rates = Rates {
     backward: [95.0, 129.0, 150.0, 168.0, 178.0, 185.0, 188.0],
     narrow: 0.90,
     peak: 312.0,
+    sustained: super::sustained(Architecture::Ampere),
     source: "Dao-AILab/flash-attention@0251105 flash2_a100_fwd_bwd_benchmark.png",
 };
 
@@ -37,6 +41,7 @@ const FLASH2_HOPPER: Rates = Rates {
     backward: [154.0, 208.0, 254.0, 285.0, 299.0, 325.0, 327.0],
     narrow: 0.87,
     peak: 989.0,
+    sustained: super::sustained(Architecture::Hopper),
     source: "Dao-AILab/flash-attention@0251105 flash2_h100_fwd_bwd_benchmark.png, flash3_fp16_fwd.png",
 };
 
@@ -47,6 +52,7 @@ const CUDNN_HOPPER: Rates = Rates {
     backward: [205.0, 290.0, 370.0, 474.0, 541.0, 579.0, 581.0],
     narrow: 0.72,
     peak: 989.0,
+    sustained: 1.0,
     source: "NVIDIA/cudnn-frontend@3929da2 benchmark/sdpa_benchmark_training, H200",
 };
 
@@ -56,6 +62,7 @@ const CUDNN_BLACKWELL: Rates = Rates {
     backward: [420.0, 650.0, 900.0, 1198.0, 1332.0, 1328.0, 1226.0],
     narrow: 0.72,
     peak: 2500.0,
+    sustained: 1.0,
     source: "NVIDIA/cudnn-frontend@3929da2 benchmark/sdpa_benchmark_training, GB200",
 };
 
@@ -128,7 +135,8 @@ impl AttentionPrices {
         } else {
             rates.narrow + (1.0 - rates.narrow) * ((s.qk_dim as f64 - 64.0) / 32.0).clamp(-1.0, 1.0)
         };
-        let rate = at_length(table, seen) * factor * width * self.peak / rates.peak;
+        let rate =
+            at_length(table, seen) * factor * width * self.peak / (rates.peak * rates.sustained);
         let time = Seconds(flops / (rate * 1e12)).max(LAUNCH);
         Priced {
             time,

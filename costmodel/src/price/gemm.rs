@@ -26,29 +26,53 @@ pub enum GemmLayout {
 /// rate (MooreThreads/SimuMax@4dcaae5, NT against TN tables of A100 and B200).
 const WEIGHT_GRADIENT: f64 = 1.04;
 
-/// Time in long training over short benchmarks. The tables run each shape briefly at boost clocks;
-/// in training the power limit sets the clock. Ampere: ten thousand iterations of cuBLASLt against the
-/// table, 1.02–1.11 at 4096–8192 (Azure/AI-benchmarking-guide@8fd0c6e). Hopper: Fitted on the published
-/// H100 runs that `validate` carries (NeMo, llm-foundry), which throttle at 700 W.
-fn sustained(architecture: Architecture) -> f64 {
-    match architecture {
-        Architecture::Hopper => 1.14,
-        Architecture::Volta
-        | Architecture::Ampere
-        | Architecture::Ada
-        | Architecture::Blackwell
-        | Architecture::Cdna3
-        | Architecture::Cpu => 1.06,
+/// Rates that a part sustains at its power limit, whatever the shape: the tables run each product
+/// briefly at boost clocks, and the larger a product the further training throttles it.
+#[derive(Clone, Copy, Debug)]
+struct PowerCap {
+    wide: FlopRate,
+    narrow: FlopRate,
+}
+
+impl PowerCap {
+    /// H100 at 700 W, fitted on the published H100 runs that `validate` carries (NeMo, llm-foundry,
+    /// MaxText): 62% of the 16-bit and 54% of the 8-bit peak. A part with less power sustains less.
+    /// Other architectures have no training runs to say.
+    fn of(device: &Device, clocks: f64) -> Option<Self> {
+        let at = |rate: f64, dtype: DType| {
+            let own = device.peak_rate(dtype)?;
+            let reference = reference_peak(&device.kernels, dtype);
+            Some(FlopRate(rate * (own / reference) / clocks))
+        };
+        (device.architecture == Architecture::Hopper)
+            .then(|| {
+                Some(Self {
+                    wide: at(610e12, DType::Bf16)?,
+                    narrow: at(1060e12, DType::F8)?,
+                })
+            })
+            .flatten()
     }
 }
+
+/// Time of 8-bit products over the tables, which were collected with a serving engine's kernels:
+/// cuBLASLt on H100 reaches 1011, 1217, 1290, 1377 and 1351 TFLOP/s at 2048³, 4096³, 8192³, 16384³ and
+/// 6144 × 12288², the table 643, 1030, 1122, 1138 and 1157 (Azure/AI-benchmarking-guide@8fd0c6e; median
+/// 0.85 there, 0.80 fitted on published runs).
+const NARROW: f64 = 0.80;
 
 /// Rate of grouped products over one product of all rows: 0.85 (SimuMax group_matmul against
 /// matmul medians; DeepGEMM grouped against dense on H800: 0.84–0.9).
 const GROUPED: f64 = 1.0 / 0.85;
 
-/// Batched products of unfused attention reach this share of the peak: PyTorch's unfused attention
-/// on A100 moves 12 b·a·s²  bytes beside them (Dao-AILab/flash-attention@0251105 charts).
-const BATCHED_SHARE: f64 = 0.55;
+/// Batched products of unfused attention reach this share of the peak: fitted on Megatron's unfused
+/// runs of 2021–2022 on A100 (BLOOM prequel, Korthikanti et al. 2022).
+const BATCHED_SHARE: f64 = 0.70;
+
+/// Rate of batched products whose rows are no multiple of 16 bytes over aligned ones: without matrix
+/// units and with strided two-byte loads they sustain 7 TFLOP/s on A100. Fitted on the BLOOM prequel's
+/// head dimensions 108, 150 and 450 against 128–224 (27 runs, `validate`).
+const UNALIGNED: f64 = 0.032;
 
 #[derive(Clone, Debug)]
 pub(super) struct GemmPrices {
@@ -56,6 +80,8 @@ pub(super) struct GemmPrices {
     narrow: Option<Scaled>,
     peak: FlopRate,
     sustained: f64,
+    architecture: Architecture,
+    cap: Option<PowerCap>,
     table: String,
 }
 
@@ -86,7 +112,9 @@ impl GemmPrices {
             wide: Scaled::new(grid, factor),
             narrow,
             peak,
-            sustained: sustained(device.architecture),
+            sustained: super::sustained(device.architecture),
+            architecture: device.architecture,
+            cap: PowerCap::of(device, clocks),
             table: device.kernels.clone(),
         })
     }
@@ -98,21 +126,34 @@ impl GemmPrices {
             (DType::F32, _) => self.wide.time(m, n, k) * 2.0,
             _ => self.wide.time(m, n, k),
         };
-        // The 8-bit tables lie below what cuBLASLt sustains (Azure: 1290 TFLOP/s at 8192³ on H100, the
-        // table 1122), so nothing is added to them.
-        let sustained = if dtype == DType::F8 && self.narrow.is_some() {
-            1.0
+        let flops = 2.0 * m as f64 * n as f64 * k as f64;
+        let (sustained, cap) = if dtype == DType::F8 && self.narrow.is_some() {
+            (NARROW, self.cap.map(|cap| cap.narrow))
         } else {
-            self.sustained
+            (self.sustained(flops), self.cap.map(|cap| cap.wide))
         };
+        let throttled = cap.map_or(Seconds(0.0), |rate| Seconds(flops / rate.0));
+        let time = (measured * sustained).max(throttled);
         let layout = match layout {
             GemmLayout::Forward | GemmLayout::DataGrad => 1.0,
             GemmLayout::WeightGrad => WEIGHT_GRADIENT,
         };
         Priced {
-            time: measured * (sustained * layout),
+            time: time * layout,
             origin: Origin::Published,
         }
+    }
+
+    /// Time in training over the table. On Ampere it falls with size: cuBLASLt's sustained rate is 1.11
+    /// below the table's at 4096³ and equal to it, within 1%, from 8192³ on
+    /// (Azure/AI-benchmarking-guide@8fd0c6e).
+    fn sustained(&self, flops: f64) -> f64 {
+        if self.architecture != Architecture::Ampere {
+            return self.sustained;
+        }
+        let (small, large) = (2.0 * 4096f64.powi(3), 2.0 * 8192f64.powi(3));
+        let position = ((flops / small).ln() / (large / small).ln()).clamp(0.0, 1.0);
+        mix(self.sustained, 1.01, position)
     }
 
     pub(super) fn grouped(
@@ -156,7 +197,7 @@ impl GemmPrices {
         let aligned = match row {
             _ if row.is_multiple_of(64) => 1.0,
             _ if row.is_multiple_of(8) => 0.85,
-            _ => 0.33,
+            _ => UNALIGNED,
         };
         Priced {
             time: Seconds(flops / (rate * BATCHED_SHARE * aligned)),
@@ -183,7 +224,22 @@ impl GemmPrices {
                 "sustained over short products",
                 format!("{}×", self.sustained),
                 Origin::Fitted,
-                "Azure/AI-benchmarking-guide@8fd0c6e; published H100 runs",
+                "Azure/AI-benchmarking-guide@8fd0c6e; published A100 and H100 runs",
+            ),
+            constant(
+                "rate at the power limit, 16 and 8 bits",
+                self.cap.map_or_else(
+                    || "none known".to_owned(),
+                    |cap| {
+                        format!(
+                            "{:.0} and {:.0} TFLOP/s",
+                            cap.wide.0 / 1e12,
+                            cap.narrow.0 / 1e12
+                        )
+                    },
+                ),
+                Origin::Fitted,
+                "published H100 runs",
             ),
             constant(
                 "grouped over single products",

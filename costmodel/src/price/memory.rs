@@ -47,7 +47,7 @@ pub(super) struct MemoryPrices {
 fn share(kind: MemoryKind) -> (f64, &'static str) {
     match kind {
         MemoryKind::Pointwise => (
-            0.78,
+            0.87,
             "BabelStream 0.79-0.87 of spec (Azure/AI-benchmarking-guide); vidur add 0.95, act 0.5-0.58",
         ),
         MemoryKind::NormForward => (

@@ -8,7 +8,7 @@ mod network;
 use dtensor::{AttentionShape, CollectiveKind};
 use plans::{Group, UsedConstant};
 use spec::runtime::AttentionKernel;
-use spec::{Bytes, Cluster, DType, Device, Origin, Seconds};
+use spec::{Architecture, Bytes, Cluster, DType, Device, Origin, Seconds};
 
 pub use gemm::GemmLayout;
 pub use memory::MemoryKind;
@@ -120,6 +120,21 @@ impl Prices {
     }
 }
 
+/// Time in long training over short benchmarks, which run at boost clocks. Ampere: ten thousand
+/// iterations of cuBLASLt against the table take 1.11 at 4096³ (Azure/AI-benchmarking-guide@8fd0c6e).
+/// Hopper: fitted on published H100 runs.
+pub(crate) const fn sustained(architecture: Architecture) -> f64 {
+    match architecture {
+        Architecture::Hopper => 1.14,
+        Architecture::Ampere => 1.11,
+        Architecture::Volta
+        | Architecture::Ada
+        | Architecture::Blackwell
+        | Architecture::Cdna3
+        | Architecture::Cpu => 1.06,
+    }
+}
+
 /// Power limit of the device that a table was measured on, watts (vendor datasheets).
 fn reference_watts(table: &str) -> f64 {
     match table {
@@ -133,12 +148,13 @@ fn reference_watts(table: &str) -> f64 {
     }
 }
 
-/// Assumed: between the cube root of an ideal part and the square root seen near the knee.
-const CLOCK_EXPONENT: f64 = 0.4;
+/// Between the cube root of an ideal part and proportion once voltage is at its floor: fitted on the
+/// 500 W H100 of torchtitan's runs.
+const CLOCK_EXPONENT: f64 = 0.6;
 
 /// How much longer matrix kernels take on a part with a lower power limit than the table's, at the
 /// same datasheet peak: dynamic power grows with `f·V²` and voltage nearly with frequency, so the
-/// sustained clock follows the power limit to the power of about 0.4. A part whose peak is itself
+/// sustained clock follows the power limit to a power below one. A part whose peak is itself
 /// lower is already scaled by the ratio of peaks.
 pub(crate) fn clock_factor(device: &Device) -> f64 {
     let full = device.peak_rate(DType::Bf16).map_or(0.0, |rate| rate.0)

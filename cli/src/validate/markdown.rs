@@ -1,0 +1,123 @@
+//! The error report as Markdown, with its plots.
+
+use std::fmt::Write as _;
+
+use super::Report;
+use super::plot::{self, Point};
+use super::summary::is_complete;
+use super::tables::{self, HEADER, WORST};
+
+/// The report; `plots` is the folder its figures lie in.
+pub(crate) fn text(report: &Report, plots: &str) -> String {
+    let mut text = String::from(
+        "# Accuracy\n\nPredictions of published training runs from their configuration alone. \
+         Made by `vescale-plan validate --markdown ACCURACY.md`; error = predicted/measured − 1. \
+         What the errors are made of: [docs/accuracy.md](docs/accuracy.md).\n\n",
+    );
+    text.push_str(&tables::counts(&report.runs));
+    let _ = writeln!(
+        text,
+        "\n{}\n",
+        tables::coverage(&report.intervals).replace('\n', "\n\n")
+    );
+    let _ = writeln!(text, "{}\n", tables::ranking(&report.ranking));
+    for (name, _) in plots_of(report) {
+        let _ = writeln!(text, "![{name}]({plots}/{name})\n");
+    }
+    table(&mut text, &HEADER, &tables::rows(&report.summary));
+    text.push_str("\n## Sweeps\n\n");
+    table(&mut text, &SWEEPS, &sweep_rows(report));
+    text.push_str("\n## Not predicted\n\n");
+    let list: Vec<Vec<String>> = report
+        .skipped
+        .iter()
+        .map(|(r, c)| vec![r.clone(), c.to_string()])
+        .collect();
+    table(&mut text, &["reason", "runs"], &list);
+    text.push_str("\n## Largest errors of step time\n\n");
+    table(&mut text, &WORST, &tables::worst_rows(&report.runs, 30));
+    text
+}
+
+/// The figures by file name.
+pub(crate) fn plots(report: &Report) -> Vec<(&'static str, String)> {
+    plots_of(report)
+        .into_iter()
+        .map(|(name, (title, unit, points))| (name, plot::svg(title, unit, &points)))
+        .collect()
+}
+
+type Figure<'a> = (&'static str, &'static str, Vec<Point<'a>>);
+
+fn plots_of(report: &Report) -> Vec<(&'static str, Figure<'_>)> {
+    let complete = || {
+        report
+            .runs
+            .iter()
+            .filter(|s| is_complete(s) && s.status == "ok")
+    };
+    let time = complete()
+        .filter_map(|s| {
+            Some(Point {
+                measured: s.measured.step_time_s?,
+                predicted: s.predicted.as_ref()?.step_time_s,
+                source: &s.file,
+            })
+        })
+        .collect();
+    let gib = 1024f64.powi(3);
+    let memory = complete()
+        .filter_map(|s| {
+            Some(Point {
+                measured: s.measured.peak_memory_bytes? / gib,
+                predicted: s.predicted.as_ref()?.peak_memory_bytes / gib,
+                source: &s.file,
+            })
+        })
+        .collect();
+    vec![
+        (
+            "step-time.svg",
+            ("Step time, with a band of ±10%", "s", time),
+        ),
+        (
+            "peak-memory.svg",
+            ("Peak memory, with a band of ±10%", "GiB", memory),
+        ),
+    ]
+}
+
+const SWEEPS: [&str; 6] = [
+    "sweep",
+    "strategies",
+    "pairs",
+    "Kendall τ",
+    "regret",
+    "chosen",
+];
+
+fn sweep_rows(report: &Report) -> Vec<Vec<String>> {
+    report
+        .sweeps
+        .iter()
+        .map(|s| {
+            vec![
+                s.name.clone(),
+                s.strategies.to_string(),
+                s.pairs.to_string(),
+                s.kendall_tau
+                    .map_or_else(String::new, |t| format!("{t:.2}")),
+                format!("{:.1}%", s.regret * 100.0),
+                s.chosen.clone(),
+            ]
+        })
+        .collect()
+}
+
+fn table(text: &mut String, header: &[&str], rows: &[Vec<String>]) {
+    let _ = writeln!(text, "| {} |", header.join(" | "));
+    let _ = writeln!(text, "|{}", "---|".repeat(header.len()));
+    for row in rows {
+        let _ = writeln!(text, "| {} |", row.join(" | "));
+    }
+}

@@ -1,0 +1,185 @@
+//! Ranking: inside a published sweep, would the plan we choose have been a good one?
+//!
+//! A sweep is what one source measured of one model on one number of devices, with the same software,
+//! sequence, precision and state of the hardware; its members differ in strategy. Times are per token,
+//! so that batches may differ.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use spec::runs::Run;
+
+use super::score::Scored;
+use super::summary::is_complete;
+
+/// Repeats of one strategy whose times differ less than this are one measurement to the clock; pairs
+/// closer than it are no ranking. Median spread of repeated strategies in the BLOOM prequel and NeMo's
+/// tables: 2–4%.
+const NOISE: f64 = 0.02;
+
+/// One sweep and how its order came out.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Sweep {
+    pub(crate) name: String,
+    pub(crate) strategies: usize,
+    /// Pairs that differ by more than the noise.
+    pub(crate) pairs: usize,
+    /// Kendall's τ over those pairs.
+    pub(crate) kendall_tau: Option<f64>,
+    /// Time of the strategy predicted fastest over the fastest measured, less one.
+    pub(crate) regret: f64,
+    pub(crate) fastest: String,
+    pub(crate) chosen: String,
+    /// `ln` of measured over predicted ratio, pair by pair.
+    #[serde(skip)]
+    pub(crate) ratio_residuals: Vec<f64>,
+}
+
+/// Median τ and worst regrets over sweeps.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Ranking {
+    pub(crate) sweeps: usize,
+    pub(crate) median_tau: Option<f64>,
+    /// Sweeps whose chosen strategy is within 3% of the fastest.
+    pub(crate) within_3_percent: usize,
+    pub(crate) median_regret: Option<f64>,
+    pub(crate) largest_regret: Option<f64>,
+}
+
+/// A strategy of a sweep: seconds per token, measured (mean of repeats) and predicted.
+struct Member {
+    strategy: String,
+    measured: f64,
+    predicted: f64,
+}
+
+/// The sweeps of at least two strategies.
+pub(crate) fn sweeps(runs: &[(Run, String)], scored: &[Scored]) -> Vec<Sweep> {
+    let mut groups: BTreeMap<String, BTreeMap<String, Vec<(f64, f64)>>> = BTreeMap::new();
+    for ((run, _), s) in runs.iter().zip(scored) {
+        if let Some((strategy, times)) = member(run, s) {
+            let strategies = groups.entry(name(run, s)).or_default();
+            strategies.entry(strategy).or_default().push(times);
+        }
+    }
+    groups
+        .into_iter()
+        .filter(|(_, strategies)| strategies.len() > 1)
+        .map(|(name, strategies)| sweep(name, strategies))
+        .collect()
+}
+
+/// Summary over sweeps.
+pub(crate) fn ranking(sweeps: &[Sweep]) -> Ranking {
+    let sorted = |mut values: Vec<f64>| {
+        values.sort_by(f64::total_cmp);
+        values
+    };
+    let taus = sorted(sweeps.iter().filter_map(|s| s.kendall_tau).collect());
+    let regrets = sorted(sweeps.iter().map(|s| s.regret).collect());
+    let median = |values: &[f64]| (!values.is_empty()).then(|| values[values.len() / 2]);
+    Ranking {
+        sweeps: sweeps.len(),
+        median_tau: median(&taus),
+        within_3_percent: regrets.iter().filter(|&&r| r <= 0.03).count(),
+        median_regret: median(&regrets),
+        largest_regret: regrets.last().copied(),
+    }
+}
+
+/// A run's strategy with its times, when it has both.
+fn member(run: &Run, s: &Scored) -> Option<(String, (f64, f64))> {
+    if !is_complete(s) || run.status != "ok" {
+        return None;
+    }
+    let tokens = (run.global_batch? * run.seq_len?) as f64;
+    let measured = s.measured.step_time_s? / tokens;
+    let predicted = s.predicted.as_ref()?.step_time_s / tokens;
+    let overlaps = run.is_on("async_tp") || run.is_on("tp_comm_overlap");
+    let strategy = format!(
+        "{}{}",
+        s.strategy.as_ref()?,
+        if overlaps { " overlapped" } else { "" }
+    );
+    Some((strategy, (measured, predicted)))
+}
+
+/// Everything that must be equal inside a sweep.
+fn name(run: &Run, s: &Scored) -> String {
+    let m = &run.model;
+    let shape = [m.hidden, m.layers, m.heads, m.ffn, m.vocab, m.experts]
+        .map(|size| size.map_or_else(|| "?".to_owned(), |v| v.to_string()))
+        .join("/");
+    // The release is part of the source up to the file (repository and commit).
+    let release = run.source.split([':', '#']).next().unwrap_or("");
+    let text = |flag: &str| {
+        let value = run.flag(flag).map(ToString::to_string);
+        value.unwrap_or_default().trim_matches('"').to_owned()
+    };
+    let state = [text("hw_state"), text("framework"), text("compile")].join(" ");
+    let parts = [
+        s.file.clone(),
+        release.to_owned(),
+        s.framework.clone(),
+        s.runtime.clone().unwrap_or_default(),
+        s.model.clone(),
+        shape,
+        s.gpu.clone().unwrap_or_default(),
+        format!("{} GPUs", run.num_gpus.unwrap_or(0)),
+        format!("{} tokens", run.seq_len.unwrap_or(0)),
+        s.precision.clone().unwrap_or_default(),
+        state,
+    ];
+    parts
+        .iter()
+        .map(|part| part.trim())
+        .filter(|part| !part.is_empty())
+        .collect::<Vec<_>>()
+        .join(" · ")
+}
+
+fn sweep(name: String, strategies: BTreeMap<String, Vec<(f64, f64)>>) -> Sweep {
+    let members: Vec<Member> = strategies
+        .into_iter()
+        .map(|(strategy, times)| {
+            let count = times.len() as f64;
+            Member {
+                strategy,
+                measured: times.iter().map(|t| t.0).sum::<f64>() / count,
+                predicted: times.iter().map(|t| t.1).sum::<f64>() / count,
+            }
+        })
+        .collect();
+    let mut score = 0i64;
+    let mut pairs = 0;
+    let mut ratio_residuals = Vec::new();
+    for (index, a) in members.iter().enumerate() {
+        for b in &members[index + 1..] {
+            let measured = (a.measured / b.measured).ln();
+            let predicted = (a.predicted / b.predicted).ln();
+            ratio_residuals.push(measured - predicted);
+            if measured.abs() > NOISE {
+                pairs += 1;
+                score += if measured * predicted > 0.0 { 1 } else { -1 };
+            }
+        }
+    }
+    let least = |time: fn(&Member) -> f64| {
+        members
+            .iter()
+            .min_by(|a, b| time(a).total_cmp(&time(b)))
+            .expect("a sweep has members")
+    };
+    let fastest = least(|m| m.measured);
+    let chosen = least(|m| m.predicted);
+    Sweep {
+        name,
+        strategies: members.len(),
+        pairs,
+        kendall_tau: (pairs > 0).then(|| score as f64 / pairs as f64),
+        regret: chosen.measured / fastest.measured - 1.0,
+        fastest: fastest.strategy.clone(),
+        chosen: chosen.strategy.clone(),
+        ratio_residuals,
+    }
+}

@@ -1,0 +1,166 @@
+//! The error report as tables for a terminal.
+
+use std::fmt::Write as _;
+
+use super::Report;
+use super::intervals::Coverage;
+use super::score::Scored;
+use super::summary::{self, Group, Stats};
+use super::sweeps::Ranking;
+
+fn cell(stats: Option<Stats>) -> [String; 4] {
+    match stats {
+        None => [String::new(), String::new(), String::new(), String::new()],
+        Some(s) => [
+            s.count.to_string(),
+            format!("{:.1}%", s.median * 100.0),
+            format!("{:.1}%", s.p90 * 100.0),
+            format!("{:+.1}%", s.bias * 100.0),
+        ],
+    }
+}
+
+pub(crate) const HEADER: [&str; 11] = [
+    "by",
+    "group",
+    "runs",
+    "median",
+    "p90",
+    "bias",
+    "mem runs",
+    "median",
+    "p90",
+    "bias",
+    "too large",
+];
+
+pub(crate) fn rows(groups: &[Group]) -> Vec<Vec<String>> {
+    groups
+        .iter()
+        .map(|g| {
+            let mut row = vec![g.by.to_owned(), g.name.clone()];
+            row.extend(cell(g.step_time));
+            row.extend(cell(g.peak_memory));
+            row.push(g.wrongly_too_large.to_string());
+            row
+        })
+        .collect()
+}
+
+pub(crate) fn text(report: &Report, worst: usize) -> String {
+    let mut text = counts(&report.runs);
+    text.push('\n');
+    text.push_str(&reports::terminal::plain(&HEADER, &rows(&report.summary)));
+    let _ = writeln!(text, "\n{}", coverage(&report.intervals));
+    let _ = writeln!(text, "{}", ranking(&report.ranking));
+    text.push_str("\nNot predicted\n");
+    for (reason, count) in report.skipped.iter().take(12) {
+        let _ = writeln!(text, "  {count:>4}  {reason}");
+    }
+    text.push_str("\nLargest errors of step time\n");
+    text.push_str(&reports::terminal::plain(
+        &WORST,
+        &worst_rows(&report.runs, worst),
+    ));
+    text
+}
+
+/// One sentence per quantity on how often its interval holds.
+pub(crate) fn coverage(intervals: &[Coverage]) -> String {
+    intervals
+        .iter()
+        .filter(|c| c.runs > 0)
+        .map(|c| {
+            format!(
+                "80% interval of {}: {:.0}% of {} runs inside; made from other sources alone, {:.0}% of {}.",
+                c.quantity,
+                c.inside * 100.0,
+                c.runs,
+                c.left_out_inside * 100.0,
+                c.left_out_runs
+            )
+        })
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+/// One sentence on the sweeps.
+pub(crate) fn ranking(r: &Ranking) -> String {
+    let percent =
+        |v: Option<f64>| v.map_or_else(|| "–".to_owned(), |v| format!("{:.1}%", v * 100.0));
+    format!(
+        "{} sweeps: median Kendall τ {}; the chosen strategy is within 3% of the fastest in {}, median \
+         regret {}, largest {}.",
+        r.sweeps,
+        r.median_tau
+            .map_or_else(|| "–".to_owned(), |t| format!("{t:.2}")),
+        r.within_3_percent,
+        percent(r.median_regret),
+        percent(r.largest_regret)
+    )
+}
+
+pub(crate) fn counts(scored: &[Scored]) -> String {
+    let complete = scored.iter().filter(|s| summary::is_complete(s)).count();
+    let predicted = scored
+        .iter()
+        .filter(|s| summary::is_complete(s) && s.predicted.is_some())
+        .count();
+    let ooms = scored
+        .iter()
+        .filter(|s| s.status == "oom" && s.predicted.is_some());
+    let caught = ooms
+        .clone()
+        .filter(|s| s.predicted.as_ref().is_some_and(|p| !p.fits))
+        .count();
+    format!(
+        "{} runs; {complete} with complete facts, of which {predicted} predicted ({:.1}%); {caught} of {} out-of-memory runs predicted not to fit\n",
+        scored.len(),
+        predicted as f64 / complete.max(1) as f64 * 100.0,
+        ooms.count(),
+    )
+}
+
+pub(crate) const WORST: [&str; 10] = [
+    "run",
+    "error",
+    "measured s",
+    "predicted s",
+    "compute",
+    "recompute",
+    "tp",
+    "dp",
+    "bubble+pp",
+    "host+opt",
+];
+
+pub(crate) fn worst_rows(scored: &[Scored], most: usize) -> Vec<Vec<String>> {
+    let mut list: Vec<&Scored> = scored
+        .iter()
+        .filter(|s| summary::is_complete(s) && s.error.step_time.is_some())
+        .collect();
+    list.sort_by(|a, b| {
+        let size = |s: &Scored| s.error.step_time.unwrap_or(0.0).abs();
+        size(b).total_cmp(&size(a))
+    });
+    list.into_iter()
+        .take(most)
+        .filter_map(|s| {
+            let p = s.predicted.as_ref()?;
+            let b = &p.breakdown;
+            let share = |x: f64| format!("{:.0}%", x / p.step_time_s * 100.0);
+            Some(vec![
+                s.id.clone(),
+                format!("{:+.0}%", s.error.step_time? * 100.0),
+                format!("{:.3}", s.measured.step_time_s?),
+                format!("{:.3}", p.step_time_s),
+                share(b.compute_s),
+                share(b.recompute_s),
+                share(b.tp_exposed_s + b.cp_exposed_s + b.ep_exposed_s),
+                share(b.dp_exposed_s),
+                share(b.bubble_s + b.pp_exposed_s),
+                share(b.host_s + b.optimizer_s),
+            ])
+        })
+        .collect()
+}
