@@ -122,6 +122,8 @@ impl Assembled {
         let time = prices.memory_bound(kind, traffic).time
             + prices.memory_bound(MemoryKind::Pointwise, norm).time;
         let overheads = &scenario.runtime.overheads;
+        let whole = (elements.dense + elements.expert) * types.reduce.size();
+        let time = time + overheads.gradient_byte.value * whole as f64;
         self.states.push(bytes);
         self.in_flight.push(in_flight);
         self.optimizer.push(time);

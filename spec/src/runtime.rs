@@ -262,6 +262,9 @@ pub struct Overheads {
     pub launch: Sourced<Seconds>,
     /// Host time of one optimizer step beside kernels: data loading, logging, Python.
     pub step: Sourced<Seconds>,
+    /// Time per byte of a rank's gradients, once per step, beside collectives and the optimizer's own
+    /// traffic.
+    pub gradient_byte: Sourced<Seconds>,
     /// Device memory outside the allocator: context, library handles.
     pub context: Sourced<Bytes>,
     /// Workspaces and communicator buffers.

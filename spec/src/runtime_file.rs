@@ -72,6 +72,7 @@ pub struct SpaceFile {
 pub struct OverheadsFile {
     launch_us: Option<Sourced<f64>>,
     step_ms: Option<Sourced<f64>>,
+    gradient_byte_ns: Option<Sourced<f64>>,
     context_mib: Option<Sourced<f64>>,
     workspace_mib: Option<Sourced<f64>>,
     fragmentation: Option<Sourced<f64>>,
@@ -159,6 +160,7 @@ impl OverheadsFile {
         Ok(Overheads {
             launch: field!(launch_us, launch, |us| Seconds(us * 1e-6)),
             step: field!(step_ms, step, |ms| Seconds(ms * 1e-3)),
+            gradient_byte: field!(gradient_byte_ns, gradient_byte, |ns| Seconds(ns * 1e-9)),
             context: field!(context_mib, context, mebibytes),
             workspace: field!(workspace_mib, workspace, mebibytes),
             fragmentation: field!(fragmentation, fragmentation, |x| x),
