@@ -94,7 +94,7 @@ pub fn precision_name(precision: Precision) -> &'static str {
     }
 }
 
-/// The 80% interval of some residuals; `None` below [`FEWEST`].
+/// The 80% interval of some residuals, with the prediction itself; `None` below [`FEWEST`].
 #[must_use]
 pub fn interval(residuals: &[f64]) -> Option<Residual> {
     let runs = residuals.len();
@@ -105,8 +105,8 @@ pub fn interval(residuals: &[f64]) -> Option<Residual> {
     sorted.sort_by(f64::total_cmp);
     let outside = ((runs + 1) as f64 * 0.1).floor() as usize;
     Some(Residual {
-        low: sorted[outside - 1],
-        high: sorted[runs - outside],
+        low: sorted[outside - 1].min(0.0),
+        high: sorted[runs - outside].max(0.0),
         runs,
     })
 }
