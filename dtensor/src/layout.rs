@@ -97,3 +97,16 @@ fn chunk(indices: &[u64], size: u64, index: u64) -> &[u64] {
     let start = (length * index as usize).min(indices.len());
     &indices[start..(start + length).min(indices.len())]
 }
+
+/// Ranges of places whose indices are consecutive numbers.
+#[must_use]
+pub fn consecutive(indices: &[u64]) -> Vec<std::ops::Range<usize>> {
+    let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
+    for (at, &index) in indices.iter().enumerate() {
+        match runs.last_mut() {
+            Some(run) if indices[run.end - 1] + 1 == index => run.end = at + 1,
+            _ => runs.push(at..at + 1),
+        }
+    }
+    runs
+}

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 
 use dtensor::cpu::Block;
+use dtensor::layout::consecutive;
 use dtensor::philox::Stream;
 use dtensor::{BlockPosition, Detail, OpKind, Placement, TensorId, TensorInfo};
 use spec::Axis;
@@ -240,16 +241,4 @@ fn start(model: &ModelConfig, block: &Block, id: TensorId, name: &str) -> Start 
     } else {
         Start::Normal(deviation)
     }
-}
-
-/// Ranges of places whose indices are consecutive numbers.
-fn consecutive(indices: &[u64]) -> Vec<std::ops::Range<usize>> {
-    let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
-    for (at, &index) in indices.iter().enumerate() {
-        match runs.last_mut() {
-            Some(run) if indices[run.end - 1] + 1 == index => run.end = at + 1,
-            _ => runs.push(at..at + 1),
-        }
-    }
-    runs
 }

@@ -4,6 +4,7 @@ use rayon::prelude::*;
 use spec::model::NormKind;
 
 use super::math::row_sum;
+use crate::layout::consecutive;
 use crate::philox::Stream;
 
 /// Elements above which a kernel is worth sharing out over threads.
@@ -167,7 +168,7 @@ pub(super) fn mask(
 ) -> Vec<u8> {
     let mut mask = Vec::with_capacity(rows * columns.len());
     let mut uniforms = Vec::new();
-    let runs = runs(columns);
+    let runs = consecutive(columns);
     for row in 0..rows {
         for run in &runs {
             uniforms.resize(run.len(), 0.0);
@@ -180,16 +181,4 @@ pub(super) fn mask(
         }
     }
     mask
-}
-
-/// Ranges of consecutive numbers.
-fn runs(indices: &[u64]) -> Vec<std::ops::Range<usize>> {
-    let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
-    for (at, &index) in indices.iter().enumerate() {
-        match runs.last_mut() {
-            Some(run) if indices[run.end - 1] + 1 == index => run.end = at + 1,
-            _ => runs.push(at..at + 1),
-        }
-    }
-    runs
 }

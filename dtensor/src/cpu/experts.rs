@@ -93,6 +93,15 @@ impl Route {
         }
     }
 
+    /// Row of every choice (`token · k + slot`) at the first level.
+    pub(super) fn places(&self) -> Vec<usize> {
+        let mut places = vec![0; self.source.len()];
+        for (row, &source) in self.source.iter().enumerate() {
+            places[source as usize] = row;
+        }
+        places
+    }
+
     /// Rows where the experts are.
     pub(super) fn at_experts(&self) -> &[Row] {
         &self.levels[self.levels.len() - 1].rows

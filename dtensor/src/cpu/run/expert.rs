@@ -67,10 +67,7 @@ impl Run<'_> {
         let columns = dy.columns();
         let data = dy.f32();
         // Choices of a token are added in the order of their slots.
-        let mut place = vec![0; route.source.len()];
-        for (row, &source) in route.source.iter().enumerate() {
-            place[source as usize] = row;
-        }
+        let place = route.places();
         let tokens = place.len() / route.top_k;
         let mut out = vec![0.0; tokens * columns];
         for (token, out) in out.chunks_mut(columns).enumerate() {
@@ -92,10 +89,7 @@ impl Run<'_> {
         let (rows, p) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let columns = rows.columns();
         let (data, p) = (rows.f32(), p.f32());
-        let mut place = vec![0; route.source.len()];
-        for (row, &source) in route.source.iter().enumerate() {
-            place[source as usize] = row;
-        }
+        let place = route.places();
         let tokens = place.len() / route.top_k;
         let mut out = vec![0.0; tokens * columns];
         for (token, out) in out.chunks_mut(columns).enumerate() {
