@@ -103,7 +103,7 @@ pub(super) fn multiply_tree(
     let mut sum = TreeSum::default();
     for (leaf, range) in leaves {
         let mut out = vec![0.0; a.rows * b.columns];
-        add_range(a, b, range.clone(), &mut out, b.columns);
+        multiply_part(a, b, range.clone(), &mut out, b.columns);
         sum.leaf(*leaf, out);
     }
     sum
@@ -111,10 +111,17 @@ pub(super) fn multiply_tree(
 
 /// `out += a · b`, the terms of each element added in order of the contracted index.
 pub(super) fn multiply_in_order(a: Matrix<'_>, b: Matrix<'_>, out: &mut [f32], stride: usize) {
-    add_range(a, b, 0..a.columns, out, stride);
+    multiply_part(a, b, 0..a.columns, out, stride);
 }
 
-fn add_range(a: Matrix<'_>, b: Matrix<'_>, range: Range<usize>, out: &mut [f32], stride: usize) {
+/// `out += a · b` over a range of the contracted index, in order.
+pub(super) fn multiply_part(
+    a: Matrix<'_>,
+    b: Matrix<'_>,
+    range: Range<usize>,
+    out: &mut [f32],
+    stride: usize,
+) {
     let mut line = vec![0.0; b.columns];
     for k in range {
         for (j, x) in line.iter_mut().enumerate() {

@@ -410,13 +410,12 @@ fn read_header(path: &Path, entry: &FileEntry) -> Result<(u64, Vec<PieceEntry>),
 
 fn read_at(path: &Path, offset: u64, into: &mut [u8]) -> Result<(), ExecutorError> {
     use std::io::{Read, Seek, SeekFrom};
-    let read = || -> std::io::Result<()> {
-        let mut file = File::open(path)?;
-        file.seek(SeekFrom::Start(offset))?;
-        file.read_exact(into)
-    };
-    let mut read = read;
-    read().map_err(|e| io(path, &e))
+    File::open(path)
+        .and_then(|mut file| {
+            file.seek(SeekFrom::Start(offset))?;
+            file.read_exact(into)
+        })
+        .map_err(|e| io(path, &e))
 }
 
 impl Manifest {

@@ -3,10 +3,10 @@
 use super::Run;
 use crate::cpu::block::GradientSink;
 use crate::cpu::experts::{Route, probabilities};
-use crate::cpu::gemm::{Matrix, multiply_add, multiply_tree};
+use crate::cpu::gemm::{Matrix, multiply_add, multiply_part, multiply_tree};
 use crate::cpu::machine::{CpuError, Machine};
 use crate::cpu::redistribute::{read_terms, write_terms};
-use crate::cpu::tensor::{Tensor, Terms, Value};
+use crate::cpu::tensor::{Tensor, Value};
 use crate::cpu::tree::{TOKEN_LEAF, TreeSum, parts_of_leaves};
 use crate::trace::{Detail, Op, TensorId};
 use spec::Axis;
@@ -226,53 +226,30 @@ impl Run<'_> {
         let rows = data.rows();
         let (data, weight) = (data.f32(), weight.f32());
         let dim = usize::from(!backward);
-        let (inner, columns) = if backward { (n, k) } else { (k, n) };
-        let dtype = self.info(out).dtype;
-        let mut terms: Option<TreeSum> = None;
-        let mut plain = vec![0.0; rows * columns];
-        let leaves = if self.machine.is_exact() {
-            self.machine.feature_leaves(self.info(w), dim)?
-        } else {
-            Vec::new()
-        };
-        if self.machine.is_exact() {
+        let columns = if backward { k } else { n };
+        let operands = |(e, range)| operands(&data, &weight, range, (e, n, k), backward);
+        let shape = vec![rows, columns];
+        let value = if self.machine.is_exact() {
             // One node holds the rows of all experts.
             let mut sum = TreeSum::default();
-            for leaf in &leaves {
+            for (leaf, part) in self.machine.feature_leaves(self.info(w), dim)? {
                 let mut node = vec![0.0; rows * columns];
                 for (e, range) in groups.iter().enumerate() {
-                    let (a, b) = operands(&data, &weight, range, (e, n, k), backward);
-                    let one = multiply_tree(a, b, &[(0, leaf.1.clone())]).root();
-                    if let Some(one) = one {
-                        node[range.start * columns..range.end * columns].copy_from_slice(&one);
-                    }
+                    let (a, b) = operands((e, range));
+                    let out = &mut node[range.start * columns..];
+                    multiply_part(a, b, part.clone(), out, columns);
                 }
-                sum.leaf(leaf.0, node);
+                sum.leaf(leaf, node);
             }
-            terms = Some(sum);
+            self.settled(sum, (w, dim), (shape, out))
         } else {
+            let mut plain = vec![0.0; rows * columns];
             for (e, range) in groups.iter().enumerate() {
-                let (a, b) = operands(&data, &weight, range, (e, n, k), backward);
+                let (a, b) = operands((e, range));
                 let out = &mut plain[range.start * columns..];
                 multiply_add(a, b, out, columns, self.machine.threads);
             }
-        }
-        debug_assert!(inner > 0);
-        let shape = vec![rows, columns];
-        let value = match terms {
-            Some(sum) => {
-                let terms = Terms {
-                    terms: vec![sum],
-                    shape,
-                    dtype,
-                };
-                if self.is_split(w, dim) {
-                    Value::Terms(terms)
-                } else {
-                    Value::Tensor(terms.reduce())
-                }
-            }
-            None => Value::Tensor(Tensor::new(shape, plain, dtype)),
+            Value::Tensor(Tensor::new(shape, plain, self.info(out).dtype))
         };
         self.set(out, value);
         Ok(())

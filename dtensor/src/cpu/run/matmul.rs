@@ -5,6 +5,7 @@ use crate::cpu::block::GradientSink;
 use crate::cpu::gemm::{Matrix, multiply_add, multiply_tree};
 use crate::cpu::machine::CpuError;
 use crate::cpu::tensor::{Tensor, Terms, Value};
+use crate::cpu::tree::TreeSum;
 use crate::placement::{BLOCK_AXES, Placement};
 use crate::trace::{Op, TensorId};
 
@@ -30,23 +31,34 @@ impl Run<'_> {
         dim: usize,
         (shape, out): (Vec<usize>, TensorId),
     ) -> Result<Value, CpuError> {
-        let dtype = self.info(out).dtype;
         if self.machine.is_exact() {
             let leaves = self.machine.feature_leaves(self.info(w), dim)?;
-            let terms = Terms {
-                terms: vec![multiply_tree(a, b, &leaves)],
-                shape,
-                dtype,
-            };
-            return Ok(if self.is_split(w, dim) {
-                Value::Terms(terms)
-            } else {
-                Value::Tensor(terms.reduce())
-            });
+            let sum = multiply_tree(a, b, &leaves);
+            return Ok(self.settled(sum, (w, dim), (shape, out)));
         }
         let mut data = vec![0.0; a.rows * b.columns];
         multiply_add(a, b, &mut data, b.columns, self.threads());
+        let dtype = self.info(out).dtype;
         Ok(Value::Tensor(Tensor::new(shape, data, dtype)))
+    }
+
+    /// A sum over a dim of a weight: reduced at once when this rank holds all of the dim.
+    pub(super) fn settled(
+        &self,
+        sum: TreeSum,
+        (w, dim): (TensorId, usize),
+        (shape, out): (Vec<usize>, TensorId),
+    ) -> Value {
+        let terms = Terms {
+            terms: vec![sum],
+            shape,
+            dtype: self.info(out).dtype,
+        };
+        if self.is_split(w, dim) {
+            Value::Terms(terms)
+        } else {
+            Value::Tensor(terms.reduce())
+        }
     }
 
     pub(super) fn linear(&mut self, op: &Op) -> Result<(), CpuError> {
