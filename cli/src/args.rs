@@ -33,6 +33,8 @@ pub(crate) enum Command {
     Trace(TraceArgs),
     /// Train under a plan on this machine, and compare with the prediction
     Run(RunArgs),
+    /// Measure this machine, for plans and predictions on it
+    Profile(ProfileArgs),
     /// Look into, check and reshard checkpoints
     Checkpoint(CheckpointArgs),
     /// Known models
@@ -53,15 +55,16 @@ pub(crate) struct ScenarioArgs {
     /// Model preset, config.json, or folder of a downloaded checkpoint
     #[arg(long)]
     pub(crate) model: String,
-    /// Cluster preset or YAML file
+    /// Cluster preset, YAML file, or profile; `local` is this machine as `profile` measured it
     #[arg(long, default_value = "dgx-h100")]
     pub(crate) cluster: String,
-    /// Number of GPUs
+    /// Number of GPUs (on a profiled machine: of ranks)
     #[arg(long)]
     pub(crate) gpus: u64,
-    /// Training system that will run the plan
-    #[arg(long, default_value = "megatron-core")]
-    pub(crate) runtime: String,
+    /// Training system that will run the plan [default: megatron-core; vescale on a profiled
+    /// machine]
+    #[arg(long)]
+    pub(crate) runtime: Option<String>,
     /// Tokens per sequence
     #[arg(long, default_value_t = 8192)]
     pub(crate) seq: u64,
@@ -218,9 +221,9 @@ pub(crate) struct SizeArgs {
     /// Cluster preset or YAML file
     #[arg(long, default_value = "dgx-h100")]
     pub(crate) cluster: String,
-    /// Training system
-    #[arg(long, default_value = "megatron-core")]
-    pub(crate) runtime: String,
+    /// Training system [default: megatron-core; vescale on a profiled machine]
+    #[arg(long)]
+    pub(crate) runtime: Option<String>,
     /// Tokens per sequence
     #[arg(long, default_value_t = 8192)]
     pub(crate) seq: u64,
@@ -322,9 +325,15 @@ pub(crate) struct RunArgs {
     /// Seconds a rank waits for another before it gives up
     #[arg(long, default_value_t = 120)]
     pub(crate) timeout: u64,
-    /// Write the measured timeline of the last step, for Perfetto
+    /// Profile of this machine to predict times with [default: vescale-profile.yaml, if it is there]
+    #[arg(long)]
+    pub(crate) profile: Option<PathBuf>,
+    /// Write the timeline of the last step, measured and predicted, for Perfetto
     #[arg(long)]
     pub(crate) trace: Option<PathBuf>,
+    /// Write a line of JSON per step: loss, gradient norm, time
+    #[arg(long)]
+    pub(crate) log: Option<PathBuf>,
     /// Folder to save checkpoints in
     #[arg(long)]
     pub(crate) checkpoints: Option<PathBuf>,
@@ -342,6 +351,38 @@ pub(crate) struct RunArgs {
     pub(crate) replan_at: Option<Vec<String>>,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
+}
+
+/// `profile`.
+#[derive(Args, Debug)]
+pub(crate) struct ProfileArgs {
+    /// Plan files whose shapes to measure [default: a grid of shapes]
+    pub(crate) plans: Vec<PathBuf>,
+    /// What to measure on
+    #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
+    pub(crate) device: DeviceArg,
+    /// Quick: a minute or two. Full: more shapes and repetitions
+    #[arg(long, value_enum, default_value_t = SuiteArg::Quick)]
+    pub(crate) suite: SuiteArg,
+    /// Profile file; one that is there is added to [default: vescale-profile.yaml]
+    #[arg(short, long)]
+    pub(crate) output_profile: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// Device flag.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DeviceArg {
+    /// The processor's cores
+    Cpu,
+}
+
+/// Suite flag.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SuiteArg {
+    Quick,
+    Full,
 }
 
 /// `checkpoint`.
@@ -431,6 +472,7 @@ pub(crate) enum SchemaFormat {
     Runtime,
     Constraints,
     Runs,
+    Profile,
 }
 
 /// `completions`.

@@ -18,6 +18,9 @@ pub(crate) enum CliError {
     /// Training that cannot start or go on.
     #[error(transparent)]
     Executor(#[from] executor::ExecutorError),
+    /// A measurement that failed.
+    #[error(transparent)]
+    Profiler(#[from] profiler::ProfilerError),
     /// A flag's value.
     #[error("{0}")]
     Usage(String),
@@ -40,7 +43,8 @@ impl CliError {
                 executor::ExecutorError::Panic { .. }
                 | executor::ExecutorError::Comm(_)
                 | executor::ExecutorError::NotFinite { .. },
-            ) => 1,
+            )
+            | Self::Profiler(_) => 1,
             Self::Spec(_)
             | Self::Strategy(_)
             | Self::Planner(_)

@@ -3,7 +3,7 @@
 use costmodel::Scenario;
 use planner::Constraints;
 use serde::Serialize;
-use spec::{Cluster, Precision, Workload};
+use spec::{Cluster, Precision, Runtime, Workload};
 
 use crate::args::{BudgetArgs, ConstraintArgs, PrecisionArg, ScenarioArgs};
 use crate::error::CliError;
@@ -12,6 +12,11 @@ use crate::error::CliError;
 const MAX_GPUS: u64 = 1 << 20;
 /// Tokens per step when no batch is given: what Llama 3 405B started with (Llama 3 paper, §3.4.1).
 const DEFAULT_TOKENS_PER_STEP: u64 = 4 << 20;
+
+/// The runtime that plans are for when none is named.
+const DEFAULT_RUNTIME: &str = "megatron-core";
+/// The runtime that our executor is.
+pub(crate) const EXECUTOR: &str = "vescale";
 
 /// What was planned for, as echoed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -40,7 +45,7 @@ pub(crate) struct Inputs {
 pub(crate) fn resolve(args: &ScenarioArgs) -> Result<Inputs, CliError> {
     let model = spec::load::model(&args.model)?;
     let cluster = spec::load::cluster(&args.cluster)?;
-    let runtime = spec::load::runtime(&args.runtime)?;
+    let runtime = runtime(args.runtime.as_deref(), &cluster)?;
     check_gpus(args.gpus, &cluster)?;
     if args.seq == 0 || args.seq > 1 << 24 {
         return usage(format!(
@@ -97,6 +102,17 @@ pub(crate) fn resolve(args: &ScenarioArgs) -> Result<Inputs, CliError> {
         cluster_arg: args.cluster.clone(),
         json,
     })
+}
+
+/// The runtime asked for, or the one that plans on such a cluster are usually for: our own executor
+/// is what runs on a profiled machine.
+fn runtime(asked: Option<&str>, cluster: &Cluster) -> Result<Runtime, CliError> {
+    let usual = if cluster.profile.is_some() {
+        EXECUTOR
+    } else {
+        DEFAULT_RUNTIME
+    };
+    Ok(spec::load::runtime(asked.unwrap_or(usual))?)
 }
 
 /// GPUs must be there, and fill nodes when there is more than one.

@@ -4,6 +4,7 @@ mod args;
 mod commands;
 mod error;
 mod inputs;
+mod memory;
 mod output;
 mod validate;
 
@@ -12,6 +13,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
+    memory::keep();
     let cli = args::Cli::parse();
     match commands::run(cli) {
         Ok(code) => code,

@@ -20,6 +20,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("costmodel", &["spec", "plans", "dtensor", "models"]),
     ("planner", &["spec", "plans", "costmodel"]),
     ("executor", &["spec", "plans", "dtensor", "models"]),
+    ("profiler", &["spec", "dtensor"]),
     ("reports", &["spec", "plans", "costmodel"]),
 ];
 

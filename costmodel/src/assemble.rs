@@ -11,7 +11,7 @@ use spec::{Bytes, LayerClass, Seconds};
 
 use crate::block::{BlockCost, BlockGroups, BlockKey};
 use crate::cost_model::CostModel;
-use crate::price::MemoryKind;
+use crate::price::{MemoryKind, Prices, TablePrices};
 use crate::stage::{LayerTraffic, StageWork, TrafficPlan, When};
 use crate::states::{Elements, StateBytes};
 use crate::traffic::DataParallel;
@@ -69,9 +69,9 @@ pub fn assemble(
     let blocks = Blocks::look_up(costs, strategy)?;
     let parallel = DataParallel::new(strategy, &costs.scenario().cluster);
     let runs = blocks.stage_runs(costs, strategy);
-    let stages = stages(costs, strategy, &parallel, &runs);
+    let stages = stages(costs, strategy, &parallel, &runs)?;
     let mut built = Assembled {
-        transfer: transfer(costs, strategy, &blocks),
+        transfer: transfer(costs, strategy, &blocks)?,
         states: Vec::new(),
         in_flight: Vec::new(),
         optimizer: Vec::new(),
@@ -81,13 +81,19 @@ pub fn assemble(
         rank_of_stage,
     };
     for rank in 0..strategy.pp as u32 {
-        built.rank(costs, strategy, &parallel, rank);
+        built.rank(costs, strategy, &parallel, rank)?;
     }
     Ok(built)
 }
 
 impl Assembled {
-    fn rank(&mut self, costs: &CostModel, strategy: &Strategy, parallel: &DataParallel, rank: u32) {
+    fn rank(
+        &mut self,
+        costs: &CostModel,
+        strategy: &Strategy,
+        parallel: &DataParallel,
+        rank: u32,
+    ) -> Result<(), CostError> {
         let scenario = costs.scenario();
         let types = &scenario.runtime.states;
         let precision = scenario.workload.precision;
@@ -107,29 +113,52 @@ impl Assembled {
             }
         }
         let in_flight = in_flight(strategy, costs, largest, elements);
-        let traffic = parallel
-            .sharding
-            .optimizer_traffic(elements, types, precision);
-        let kind = if scenario.runtime.rewrites.contains(&Rewrite::FusedOptimizer) {
-            MemoryKind::Optimizer
-        } else {
-            MemoryKind::UnfusedOptimizer
+        let time = match costs.prices() {
+            Prices::Tables(prices) => optimizer(costs, prices, parallel, elements, bytes.gradients),
+            Prices::Profile(prices) => {
+                let whole = elements.dense + elements.expert;
+                let own = parallel.sharding.shard(elements);
+                let world = scenario.workload.gpus;
+                costs.local(prices).optimizer(strategy, whole, own, world)?
+            }
         };
-        let norm = Bytes(bytes.gradients.0.min(
-            parallel.sharding.shard(elements) * states::gradient_type(types, precision).size(),
-        ));
-        let prices = costs.prices();
-        let time = prices.memory_bound(kind, traffic).time
-            + prices.memory_bound(MemoryKind::Pointwise, norm).time;
         let overheads = &scenario.runtime.overheads;
-        let whole = (elements.dense + elements.expert) * types.reduce.size();
-        let time = time + overheads.gradient_byte.value * whole as f64;
         self.states.push(bytes);
         self.in_flight.push(in_flight);
         self.optimizer.push(time);
         self.resident
             .push(bytes.total() + in_flight + overheads.context.value + overheads.workspace.value);
+        Ok(())
     }
+}
+
+/// Gradient norm, clipping and update of a rank on an accelerator.
+fn optimizer(
+    costs: &CostModel,
+    prices: &TablePrices,
+    parallel: &DataParallel,
+    elements: Elements,
+    gradients: Bytes,
+) -> Seconds {
+    let scenario = costs.scenario();
+    let types = &scenario.runtime.states;
+    let precision = scenario.workload.precision;
+    let traffic = parallel
+        .sharding
+        .optimizer_traffic(elements, types, precision);
+    let kind = if scenario.runtime.rewrites.contains(&Rewrite::FusedOptimizer) {
+        MemoryKind::Optimizer
+    } else {
+        MemoryKind::UnfusedOptimizer
+    };
+    let norm =
+        Bytes(gradients.0.min(
+            parallel.sharding.shard(elements) * states::gradient_type(types, precision).size(),
+        ));
+    let time = prices.memory_bound(kind, traffic).time
+        + prices.memory_bound(MemoryKind::Pointwise, norm).time;
+    let whole = (elements.dense + elements.expert) * types.reduce.size();
+    time + scenario.runtime.overheads.gradient_byte.value * whole as f64
 }
 
 /// Elements a rank holds of a virtual stage. Where one stage has both ends of the model, tied
@@ -138,11 +167,7 @@ fn stage_elements(costs: &CostModel, strategy: &Strategy, runs: &[Run], stage: u
     let model = &costs.scenario().model;
     let mut elements = Elements::default();
     for run in runs {
-        let e = run.cost.elements;
-        elements += Elements {
-            dense: e.dense * run.count,
-            expert: e.expert * run.count,
-        };
+        elements += run.cost.elements * run.count;
     }
     if model.tied_embeddings && stage == 0 && strategy.stages.0.len() == 1 {
         elements.dense -= model.vocab.div_ceil(strategy.tp) * model.hidden;
@@ -280,7 +305,7 @@ fn stages(
     strategy: &Strategy,
     parallel: &DataParallel,
     runs: &[Vec<Run>],
-) -> Vec<StageWork> {
+) -> Result<Vec<StageWork>, CostError> {
     let mut stages: Vec<StageWork> = Vec::with_capacity(runs.len());
     for (index, own) in runs.iter().enumerate() {
         let equal = (0..index)
@@ -289,11 +314,11 @@ fn stages(
             .find(|&earlier| same(&runs[earlier], own));
         let work = match equal {
             Some(earlier) => stages[earlier].clone(),
-            None => stage(costs, strategy, parallel, own),
+            None => stage(costs, strategy, parallel, own)?,
         };
         stages.push(work);
     }
-    stages
+    Ok(stages)
 }
 
 fn same(a: &[Run], b: &[Run]) -> bool {
@@ -308,7 +333,7 @@ fn stage(
     strategy: &Strategy,
     parallel: &DataParallel,
     runs: &[Run],
-) -> StageWork {
+) -> Result<StageWork, CostError> {
     let mut stage = StageWork::default();
     for run in runs {
         let count = run.count as f64;
@@ -328,17 +353,32 @@ fn stage(
         stage.saved += runs.last().map_or(Bytes(0), |run| run.cost.output);
     }
     transients(&mut stage, runs);
-    traffic(costs, strategy, parallel, runs, &mut stage);
-    // After the traffic, whose blocks share the stage's time in proportion to their own.
-    if strategy.zero == Zero::Z3 && strategy.reshard_after_forward && parallel.ranks() > 1 {
-        copies(costs, runs, &mut stage);
+    match costs.prices() {
+        Prices::Tables(prices) => {
+            traffic(costs, prices, strategy, parallel, runs, &mut stage);
+            // After the traffic, whose blocks share the stage's time in proportion to their own.
+            if strategy.zero == Zero::Z3 && strategy.reshard_after_forward && parallel.ranks() > 1 {
+                copies(costs, prices, runs, &mut stage);
+            }
+        }
+        Prices::Profile(prices) => {
+            let mut elements = Elements::default();
+            for run in runs {
+                elements += run.cost.elements * run.count;
+            }
+            let local = costs.local(prices);
+            if strategy.zero != Zero::Z0 {
+                stage.exposed_gather = Some(local.gather(parallel, elements)?);
+            }
+            stage.exposed_reduce = Some(local.reduce(parallel, elements)?);
+        }
     }
-    stage
+    Ok(stage)
 }
 
 /// Passes over whole parameters and gradients between a runtime's collective buffers and the tensors
 /// that kernels use.
-fn copies(costs: &CostModel, runs: &[Run], stage: &mut StageWork) {
+fn copies(costs: &CostModel, prices: &TablePrices, runs: &[Run], stage: &mut StageWork) {
     let scenario = costs.scenario();
     let has = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
     let compute = scenario.workload.precision.activation().size();
@@ -360,8 +400,7 @@ fn copies(costs: &CostModel, runs: &[Run], stage: &mut StageWork) {
         .map(|run| (run.cost.elements.dense + run.cost.elements.expert) * run.count)
         .sum();
     let pass = |bytes: u64| {
-        costs
-            .prices()
+        prices
             .memory_bound(MemoryKind::Pointwise, Bytes(whole * bytes))
             .time
     };
@@ -390,6 +429,7 @@ fn transients(stage: &mut StageWork, runs: &[Run]) {
 
 fn traffic(
     costs: &CostModel,
+    prices: &TablePrices,
     strategy: &Strategy,
     parallel: &DataParallel,
     runs: &[Run],
@@ -412,12 +452,8 @@ fn traffic(
                 run.cost.recompute + run.cost.backward_input + run.cost.backward_weight,
                 backward,
             ),
-            gather: parallel.gather(
-                run.cost.elements,
-                costs.prices(),
-                scenario.workload.precision,
-            ),
-            reduce: parallel.reduce(run.cost.elements, costs.prices(), &scenario.runtime),
+            gather: parallel.gather(run.cost.elements, prices, scenario.workload.precision),
+            reduce: parallel.reduce(run.cost.elements, prices, &scenario.runtime),
         })
         .collect();
     let gathers: Seconds = stage.layers.iter().map(|l| l.gather * l.count as f64).sum();
@@ -484,15 +520,19 @@ fn in_flight(strategy: &Strategy, costs: &CostModel, largest: u64, held: Element
 
 /// Sending a micro-batch's activation to the next pipeline rank: every tensor-parallel rank sends
 /// its shard.
-fn transfer(costs: &CostModel, strategy: &Strategy, blocks: &Blocks) -> Seconds {
+fn transfer(costs: &CostModel, strategy: &Strategy, blocks: &Blocks) -> Result<Seconds, CostError> {
     if strategy.pp == 1 {
-        return Seconds(0.0);
+        return Ok(Seconds(0.0));
     }
     let output = blocks
         .layers
         .first()
         .map_or(blocks.embedding.output, |l| l.1.output);
-    let (prices, stages) = (costs.prices(), strategy.group(Axis::Pp));
+    let prices = match costs.prices() {
+        Prices::Tables(prices) => prices,
+        Prices::Profile(prices) => return costs.local(prices).transfer(output),
+    };
+    let stages = strategy.group(Axis::Pp);
     let splits = costs
         .scenario()
         .runtime
@@ -500,11 +540,9 @@ fn transfer(costs: &CostModel, strategy: &Strategy, blocks: &Blocks) -> Seconds 
         .contains(&Rewrite::ScatterGatherTransfer)
         && !strategy.sequence_parallel;
     if !splits || strategy.tp == 1 {
-        return prices.point_to_point(output, stages).time;
+        return Ok(prices.point_to_point(output, stages).time);
     }
     let gather = prices.collective(CollectiveKind::AllGather, output, strategy.group(Axis::Tp));
-    prices
-        .point_to_point(Bytes(output.0 / strategy.tp), stages)
-        .time
-        + gather.time
+    let share = prices.point_to_point(Bytes(output.0 / strategy.tp), stages);
+    Ok(share.time + gather.time)
 }

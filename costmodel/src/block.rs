@@ -8,11 +8,12 @@ use spec::runtime::Rewrite;
 use spec::{Axis, Bytes, DType, ModelConfig, Precision, Runtime, Seconds};
 
 use crate::CostError;
+use crate::local::Local;
 use crate::lower::{
     Kernel, KernelKind, Lowered, Lowering, SavedTensor, kept, peak_transient, recomputed,
     split_softmax,
 };
-use crate::price::{MemoryKind, Prices};
+use crate::price::{MemoryKind, Prices, TablePrices};
 use crate::states::{self, Elements};
 use crate::work::Work;
 
@@ -110,17 +111,33 @@ impl BlockPricing<'_> {
             low_precision_block: matches!(key.class, BlockClass::Layer(_) | BlockClass::Mtp),
         };
         let lowered = lowering.lower(&trace);
-        let timed = Timed {
-            pricing: self,
-            key,
-            lowering,
-        };
         let mut cost = BlockCost {
             elements: elements(&trace),
             ..BlockCost::default()
         };
-        timed.time(&trace, &lowered, &mut cost);
-        timed.memory(&trace, &lowered, &mut cost);
+        match self.prices {
+            Prices::Tables(prices) => {
+                let timed = Timed {
+                    pricing: self,
+                    prices,
+                    key,
+                    lowering,
+                };
+                timed.time(&trace, &lowered, &mut cost);
+            }
+            Prices::Profile(prices) => {
+                let local = Local {
+                    prices,
+                    precision: self.precision,
+                };
+                let again: Vec<usize> = recomputed(&lowering, &trace, &lowered, key.recompute)
+                    .into_iter()
+                    .map(|kernel| lowered.forward[kernel].op)
+                    .collect();
+                local.block(&trace, key, &again, &mut cost)?;
+            }
+        }
+        memory(lowering, key, &trace, &lowered, &mut cost);
         Ok(cost)
     }
 }
@@ -139,6 +156,7 @@ fn elements(trace: &Trace) -> Elements {
 
 struct Timed<'a> {
     pricing: &'a BlockPricing<'a>,
+    prices: &'a TablePrices,
     key: &'a BlockKey,
     lowering: Lowering<'a>,
 }
@@ -203,10 +221,7 @@ impl Timed<'_> {
         } else {
             Bytes(0)
         };
-        self.pricing
-            .prices
-            .memory_bound(MemoryKind::Pointwise, bytes)
-            .time
+        self.prices.memory_bound(MemoryKind::Pointwise, bytes).time
     }
 
     /// Work of each kernel of a pass, with hidden communication taken out.
@@ -253,7 +268,7 @@ impl Timed<'_> {
     }
 
     fn kernel_time(&self, kernel: &Kernel) -> Seconds {
-        let prices = self.pricing.prices;
+        let prices = self.prices;
         let wide = self.pricing.precision.activation();
         let narrow = self.pricing.precision.matmul();
         match kernel.kind {
@@ -293,13 +308,13 @@ impl Timed<'_> {
         let kernel = self.pricing.runtime.attention;
         let cp = self.key.layout.cp;
         if cp == 1 || self.key.layout.cp_kind != spec::CpKind::Ring {
-            return self.pricing.prices.attention(&shape, kernel, backward).time;
+            return self.prices.attention(&shape, kernel, backward).time;
         }
         let block = dtensor::AttentionShape {
             kv_len: shape.kv_len / cp,
             ..shape
         };
-        self.pricing.prices.attention(&block, kernel, backward).time * cp as f64
+        self.prices.attention(&block, kernel, backward).time * cp as f64
     }
 
     fn group(&self, axis: Axis) -> Group {
@@ -319,9 +334,9 @@ impl Timed<'_> {
         match collective.kind {
             // One step of the ring; there are `size − 1`.
             CollectiveKind::RingExchange => {
-                self.pricing.prices.point_to_point(bytes, group).time * (group.size - 1) as f64
+                self.prices.point_to_point(bytes, group).time * (group.size - 1) as f64
             }
-            kind => self.pricing.prices.collective(kind, bytes, group).time,
+            kind => self.prices.collective(kind, bytes, group).time,
         }
     }
 
@@ -414,31 +429,38 @@ impl Timed<'_> {
         }
         work
     }
+}
 
-    fn memory(&self, trace: &Trace, lowered: &Lowered, cost: &mut BlockCost) {
-        let mode = self.key.recompute;
-        let fused = self.lowering.has(Rewrite::FuseGradientAccumulation);
-        cost.saved = kept(&self.lowering, trace, mode);
-        cost.saved_bytes = cost.saved.iter().map(|s| s.bytes).sum();
-        let kept_ids = kept_ids(&self.lowering, trace, mode);
-        cost.transient_forward = peak_transient(trace, &lowered.forward, &kept_ids, fused);
-        if self.key.layout.tp > 1 {
-            cost.transient_forward += split_softmax(&self.lowering, trace);
-        }
-        let backward = peak_transient(trace, &lowered.backward, &FxHashSet::default(), fused);
-        let rebuilt: Bytes = kept(&self.lowering, trace, Recompute::None)
-            .iter()
-            .map(|s| s.bytes)
-            .sum::<Bytes>()
-            .saturating_sub(cost.saved_bytes);
-        cost.transient_backward = if mode == Recompute::None {
-            backward
-        } else {
-            backward + rebuilt
-        };
-        cost.saved_for_weight = weight_operands(trace, &cost.saved);
-        cost.output = trace.output.map_or(Bytes(0), |id| trace.tensor(id).bytes());
+/// What a block keeps and needs beside it.
+fn memory(
+    lowering: Lowering<'_>,
+    key: &BlockKey,
+    trace: &Trace,
+    lowered: &Lowered,
+    cost: &mut BlockCost,
+) {
+    let mode = key.recompute;
+    let fused = lowering.has(Rewrite::FuseGradientAccumulation);
+    cost.saved = kept(&lowering, trace, mode);
+    cost.saved_bytes = cost.saved.iter().map(|s| s.bytes).sum();
+    let kept_ids = kept_ids(&lowering, trace, mode);
+    cost.transient_forward = peak_transient(trace, &lowered.forward, &kept_ids, fused);
+    if key.layout.tp > 1 {
+        cost.transient_forward += split_softmax(&lowering, trace);
     }
+    let backward = peak_transient(trace, &lowered.backward, &FxHashSet::default(), fused);
+    let rebuilt: Bytes = kept(&lowering, trace, Recompute::None)
+        .iter()
+        .map(|s| s.bytes)
+        .sum::<Bytes>()
+        .saturating_sub(cost.saved_bytes);
+    cost.transient_backward = if mode == Recompute::None {
+        backward
+    } else {
+        backward + rebuilt
+    };
+    cost.saved_for_weight = weight_operands(trace, &cost.saved);
+    cost.output = trace.output.map_or(Bytes(0), |id| trace.tensor(id).bytes());
 }
 
 /// Storages kept under a mode, for liveness.

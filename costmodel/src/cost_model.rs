@@ -12,10 +12,12 @@ use crate::assemble::{Assembled, assemble};
 use crate::block::{BlockCost, BlockKey, BlockPricing};
 use crate::engine::{Inputs, Outcome, Record, simulate};
 use crate::held::Held;
-use crate::price::Prices;
+use crate::local::Local;
+use crate::price::{Prices, ProfilePrices};
 use crate::profile::InFlight;
 use crate::recorder::Recorder;
-use crate::{CostError, Scenario, floors, held, predict};
+use crate::shared_cores::Busy;
+use crate::{CostError, Scenario, floors, held, local, predict};
 
 /// Prices strategies of one scenario. Thread-safe; remembers block costs by local shape and
 /// programs by schedule.
@@ -67,9 +69,14 @@ impl CostModel {
         {
             fuse_projections(&mut scenario.model);
         }
-        let prices = Prices::new(&scenario.cluster).map_err(|e| CostError::Prices {
-            device: scenario.cluster.device.name.clone(),
-            reason: e.to_string(),
+        if scenario.cluster.profile.is_some() {
+            scenario.runtime = local::adapted(scenario.runtime)?;
+        }
+        let prices = Prices::new(&scenario.cluster, scenario.workload.gpus).map_err(|e| {
+            CostError::Prices {
+                device: scenario.cluster.device.name.clone(),
+                reason: e.to_string(),
+            }
         })?;
         let precision = scenario.workload.precision;
         if scenario
@@ -210,7 +217,7 @@ impl CostModel {
             ranks: &program.ranks,
             stages: &assembled.stages,
             transfer: assembled.transfer,
-            transfer_overlaps: strategy.overlap.pipeline,
+            transfer_overlaps: strategy.overlap.pipeline && !self.shares_cores(),
             micro_batches: strategy.num_micro_batches as u32,
             overlap_slowdown: overheads.overlap_slowdown.value,
             optimizer: &assembled.optimizer,
@@ -218,8 +225,34 @@ impl CostModel {
             optimizer_transient: &none,
             step_overhead: overheads.step.value,
         };
-        let outcome = simulate(&inputs, record);
+        let Some(cores) = self.cores() else {
+            let outcome = simulate(&inputs, record);
+            return Ok((assembled, outcome));
+        };
+        let mut busy = Busy::default();
+        let mut outcome = simulate(&inputs, &mut busy);
+        let peers = self.scenario.workload.gpus / strategy.pp;
+        busy.stretch(&mut outcome, peers, cores, record);
         Ok((assembled, outcome))
+    }
+
+    /// Prices of our executor on this machine.
+    pub(crate) fn local<'p>(&self, prices: &'p ProfilePrices) -> Local<'p> {
+        Local {
+            prices,
+            precision: self.scenario.workload.precision,
+        }
+    }
+
+    /// Cores that ranks share, where they do.
+    fn cores(&self) -> Option<u64> {
+        let profile = self.scenario.cluster.profile.as_ref();
+        profile.map(|profile| profile.machine.cores)
+    }
+
+    /// Whether communication is work of the ranks' own cores.
+    pub(crate) fn shares_cores(&self) -> bool {
+        self.scenario.cluster.profile.is_some()
     }
 
     /// The cost of a block, from memory when its local shape was priced before.

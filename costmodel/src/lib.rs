@@ -12,11 +12,13 @@ mod engine;
 mod floors;
 pub mod flops;
 mod held;
+mod local;
 mod lower;
 mod predict;
 pub mod price;
 mod profile;
 mod recorder;
+mod shared_cores;
 mod stage;
 pub mod states;
 mod traffic;
@@ -57,6 +59,14 @@ pub enum CostError {
         device: String,
         /// Why.
         reason: String,
+    },
+    /// The profile of this machine lacks a kernel.
+    #[error(
+        "the profile has no measurement of `{kernel}`; `vescale-plan profile PLAN` measures what a plan needs"
+    )]
+    NotMeasured {
+        /// Kernel.
+        kernel: String,
     },
     /// The device has no matrix rate for the asked precision.
     #[error("device {device} has no peak for {precision}")]

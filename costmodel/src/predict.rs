@@ -12,7 +12,7 @@ use spec::{Bytes, Origin, Seconds, Sourced};
 use crate::assemble::Assembled;
 use crate::cost_model::CostModel;
 use crate::engine::{Outcome, RankOutcome};
-use crate::{flops, recorder};
+use crate::flops;
 
 /// Names everything about a simulated strategy.
 #[must_use]
@@ -26,6 +26,7 @@ pub fn prediction(
     let scenario = costs.scenario();
     let step = outcome.step_time;
     let gpus = scenario.workload.gpus as f64;
+    let at_once = scenario.cluster.at_once(scenario.workload.gpus) as f64;
     let tokens = scenario.workload.tokens_per_step() as f64;
     let peak_rate = scenario
         .cluster
@@ -58,14 +59,14 @@ pub fn prediction(
         step_time_interval: (Seconds(shortest), Seconds(longest)),
         ratio_error: residual(Quantity::Ratio).high,
         tokens_per_s_per_gpu: tokens / step.0 / gpus,
-        mfu: model_flops / (step.0 * gpus * peak_rate.0),
+        mfu: model_flops / (step.0 * at_once * peak_rate.0),
         peak_flop_rate: peak_rate,
         peak_memory: peak,
         peak_memory_interval: (Bytes(least as u64), Bytes(most as u64)),
         peak_rank: peak_rank as u32,
         peak_moment: outcome.ranks[peak_rank]
             .peak_action
-            .map_or_else(|| "whole step".to_owned(), recorder::name),
+            .map_or_else(|| "whole step".to_owned(), |a| a.to_string()),
         fit: fit(costs.capacity(), peak, &memory),
         memory_by_rank: by_rank,
         memory,
@@ -141,7 +142,7 @@ fn memory_items(
     let whole = "whole step".to_owned();
     let moment = rank
         .peak_action
-        .map_or_else(|| whole.clone(), recorder::name);
+        .map_or_else(|| whole.clone(), |a| a.to_string());
     let states = &assembled.states[index as usize];
     let overheads = &costs.scenario().runtime.overheads;
     let mut parts: Vec<(String, Bytes, &str)> = vec![

@@ -41,7 +41,7 @@ impl Record for Recorder {
         self.timeline.events.push(Event {
             rank,
             stream,
-            name: name(action),
+            name: action.to_string(),
             stage: belongs.then_some(action.stage),
             micro_batch: belongs.then_some(action.micro_batch),
             start,
@@ -52,29 +52,4 @@ impl Record for Recorder {
     fn memory(&mut self, rank: u32, at: Seconds, bytes: Bytes) {
         self.timeline.memory.push((rank, at, bytes));
     }
-}
-
-/// How an action is called in timelines and explanations.
-#[must_use]
-pub fn name(action: Action) -> String {
-    let Action {
-        kind,
-        stage,
-        micro_batch,
-    } = action;
-    let verb = match kind {
-        ActionKind::F => "F",
-        ActionKind::B => "B",
-        ActionKind::I => "I",
-        ActionKind::W => "W",
-        ActionKind::RecvF => "recv F",
-        ActionKind::SendF => "send F",
-        ActionKind::RecvB => "recv B",
-        ActionKind::SendB => "send B",
-        ActionKind::Unshard => "gather parameters",
-        ActionKind::Reshard => "free parameters",
-        ActionKind::ReduceGrad => "reduce gradients",
-        ActionKind::Optim => return "optimizer".to_owned(),
-    };
-    format!("{verb} s{stage} m{micro_batch}")
 }

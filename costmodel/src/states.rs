@@ -31,6 +31,16 @@ impl std::ops::AddAssign for Elements {
     }
 }
 
+impl std::ops::Mul<u64> for Elements {
+    type Output = Self;
+    fn mul(self, count: u64) -> Self {
+        Self {
+            dense: self.dense * count,
+            expert: self.expert * count,
+        }
+    }
+}
+
 /// How many ranks share the states of each kind of parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sharding {

@@ -5,7 +5,7 @@ use plans::{Axis, Decisions, Group, Zero};
 use spec::runtime::Rewrite;
 use spec::{Bytes, Cluster, Precision, Runtime, Seconds};
 
-use crate::price::Prices;
+use crate::price::TablePrices;
 use crate::states::{Elements, Sharding};
 
 /// Parameters per communication bucket: Megatron-LM's `ddp_bucket_size` default
@@ -67,9 +67,26 @@ impl DataParallel {
         self.dense.size * self.replicate.size
     }
 
+    /// Ranks that shard (or, under ZeRO-0, copy) dense and expert states.
+    #[must_use]
+    pub fn shared_by(&self) -> (u64, u64) {
+        (self.dense.size, self.expert.size)
+    }
+
+    /// Ranks that hold copies of the same shard.
+    #[must_use]
+    pub fn replicas(&self) -> u64 {
+        self.replicate.size
+    }
+
     /// Time to gather the parameters of a block.
     #[must_use]
-    pub fn gather(&self, elements: Elements, prices: &Prices, precision: Precision) -> Seconds {
+    pub fn gather(
+        &self,
+        elements: Elements,
+        prices: &TablePrices,
+        precision: Precision,
+    ) -> Seconds {
         let size = precision.activation().size();
         self.split(elements, |count, group| {
             bucketed(count, size, |bytes| {
@@ -82,7 +99,7 @@ impl DataParallel {
 
     /// Time to reduce the gradients of a block.
     #[must_use]
-    pub fn reduce(&self, elements: Elements, prices: &Prices, runtime: &Runtime) -> Seconds {
+    pub fn reduce(&self, elements: Elements, prices: &TablePrices, runtime: &Runtime) -> Seconds {
         let size = runtime.states.reduce.size();
         let whole = runtime.rewrites.contains(&Rewrite::AllReduceGradients);
         let kind = if self.sharding.zero == Zero::Z0 || whole {

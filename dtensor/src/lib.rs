@@ -6,6 +6,7 @@ pub mod comm;
 pub mod cpu;
 pub mod error;
 mod expert_ops;
+mod kernel;
 pub mod layout;
 mod ops;
 pub mod philox;

@@ -19,4 +19,4 @@ pub use mesh::{Mesh, Place};
 pub use rank::RankReport;
 pub use settings::{AdamW, Settings};
 pub use states::StateBytes;
-pub use train::{Checkpoints, Observer, Outcome, Session, train};
+pub use train::{Checkpoints, Observer, Outcome, Session, StepReport, train};

@@ -14,6 +14,7 @@ use crate::job::Job;
 use crate::mesh::{Mesh, Place};
 use crate::stage::{Plan, Stage};
 use crate::states::{self, StateBytes};
+use crate::train::StepReport;
 
 /// First channel of pipeline transfers; a boundary between stages has two.
 const PIPELINE: u64 = 1000;
@@ -78,6 +79,7 @@ impl<'j> Rank<'j> {
             } else {
                 job.settings.seed
             },
+            watch: None,
         };
         let plan = Plan {
             model: &job.model,
@@ -153,7 +155,7 @@ impl<'j> Rank<'j> {
     }
 
     /// Runs one step.
-    pub(crate) fn step(&mut self, step: u64) -> Result<f64, ExecutorError> {
+    pub(crate) fn step(&mut self, step: u64) -> Result<StepReport, ExecutorError> {
         self.world.barrier(self.machine.comm)?;
         let start = Instant::now();
         self.report.events.clear();
@@ -174,9 +176,15 @@ impl<'j> Rank<'j> {
             let saved = self.stages.iter().map(|(_, s)| s.saved_bytes()).sum();
             self.report.peak_saved = self.report.peak_saved.max(saved);
         }
-        let loss = self.report.losses.last().copied().unwrap_or(f64::NAN);
-        self.report.step_times.push(start.elapsed().as_secs_f64());
-        Ok(loss)
+        let seconds = start.elapsed().as_secs_f64();
+        self.report.step_times.push(seconds);
+        let last = |values: &[f64]| values.last().copied().unwrap_or(f64::NAN);
+        Ok(StepReport {
+            step,
+            loss: last(&self.report.losses),
+            gradient_norm: last(&self.report.gradient_norms),
+            seconds,
+        })
     }
 
     fn act(
@@ -466,7 +474,7 @@ fn event(a: Action, pp: u64, from: f64, to: f64) -> Event {
     Event {
         rank: pp as u32,
         stream,
-        name: format!("{:?}", a.kind),
+        name: a.to_string(),
         stage: (!whole).then_some(a.stage),
         micro_batch: (!whole).then_some(a.micro_batch),
         start: Seconds(from),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dtensor::cpu::Numerics;
+use dtensor::cpu::{AdamWStep, Numerics, Weights, adamw};
 
 /// Settings of a training job.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,36 +71,22 @@ impl AdamW {
         self.min_learning_rate + (self.learning_rate - self.min_learning_rate) * cosine
     }
 
-    /// Updates weights by their gradients at a step (from 0). Elementwise, so a shard's update does
-    /// not depend on the sharding.
+    /// Updates weights by their gradients at a step (from 0).
     pub fn update(&self, weights: &mut Weights<'_>, step: u64, rate: f64, scale: f32, decay: bool) {
         let correct = |beta: f64| 1.0 - beta.powf((step + 1) as f64);
-        let (b1, b2) = (self.beta1 as f32, self.beta2 as f32);
-        let (c1, c2) = (correct(self.beta1) as f32, correct(self.beta2) as f32);
-        let (rate, epsilon) = (rate as f32, self.epsilon as f32);
-        let keep = if decay {
-            1.0 - rate * self.weight_decay as f32
-        } else {
-            1.0
+        let rate = rate as f32;
+        let numbers = AdamWStep {
+            rate,
+            betas: [self.beta1 as f32, self.beta2 as f32],
+            corrections: [correct(self.beta1) as f32, correct(self.beta2) as f32],
+            epsilon: self.epsilon as f32,
+            keep: if decay {
+                1.0 - rate * self.weight_decay as f32
+            } else {
+                1.0
+            },
+            scale,
         };
-        let moments = weights.momentum.iter_mut().zip(weights.variance.iter_mut());
-        for ((w, &g), (m, v)) in weights.master.iter_mut().zip(weights.gradient).zip(moments) {
-            let g = g * scale;
-            *m = b1 * *m + (1.0 - b1) * g;
-            *v = b2 * *v + (1.0 - b2) * g * g;
-            *w = *w * keep - rate * (*m / c1) / ((*v / c2).sqrt() + epsilon);
-        }
+        adamw(weights, &numbers);
     }
-}
-
-/// A run of weights with their states.
-pub struct Weights<'a> {
-    /// In 32 bits.
-    pub master: &'a mut [f32],
-    /// First moments.
-    pub momentum: &'a mut [f32],
-    /// Second moments.
-    pub variance: &'a mut [f32],
-    /// Gradients.
-    pub gradient: &'a [f32],
 }

@@ -56,10 +56,23 @@ pub struct Checkpoints {
     pub every: u64,
 }
 
+/// A step that is done.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// Its number, from 0.
+    pub step: u64,
+    /// Mean loss of its tokens.
+    pub loss: f64,
+    /// Norm of the gradient before clipping.
+    pub gradient_norm: f64,
+    /// Seconds it took on rank 0.
+    pub seconds: f64,
+}
+
 /// What a run tells while it goes.
 pub trait Observer: Sync {
     /// A step is done.
-    fn step(&self, step: u64, loss: f64);
+    fn step(&self, report: &StepReport);
     /// A checkpoint is complete.
     fn saved(&self, _path: &Path) {}
 }
@@ -203,9 +216,9 @@ fn steps<'scope>(
         return save(session, comm, &checkpoints.dir, first, &rank.pieces());
     }
     for step in first..job.last_step() {
-        let loss = rank.step(step)?;
+        let report = rank.step(step)?;
         if comm.rank() == 0 {
-            session.observer.step(step, loss);
+            session.observer.step(&report);
         }
         let Some(checkpoints) = session.checkpoints else {
             continue;

@@ -95,6 +95,26 @@ pub struct Breakdown {
     pub host_s: f64,
 }
 
+impl Breakdown {
+    /// Multiplies every part.
+    pub fn scale(&mut self, factor: f64) {
+        for part in [
+            &mut self.compute_s,
+            &mut self.recompute_s,
+            &mut self.tp_exposed_s,
+            &mut self.cp_exposed_s,
+            &mut self.ep_exposed_s,
+            &mut self.dp_exposed_s,
+            &mut self.pp_exposed_s,
+            &mut self.bubble_s,
+            &mut self.optimizer_s,
+            &mut self.host_s,
+        ] {
+            *part *= factor;
+        }
+    }
+}
+
 /// Whether a strategy fits in device memory.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fit {

@@ -32,6 +32,20 @@ pub struct Event {
     pub end: Seconds,
 }
 
+impl Event {
+    /// Its name without stage and micro-batch: what it has in common with others.
+    #[must_use]
+    pub fn phase(&self) -> &str {
+        match self.stage {
+            Some(stage) => {
+                let end = self.name.find(&format!(" s{stage} "));
+                &self.name[..end.unwrap_or(self.name.len())]
+            }
+            None => &self.name,
+        }
+    }
+}
+
 /// A step on all pipeline ranks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {

@@ -1,6 +1,9 @@
 //! Clusters: devices in nodes, joined by a scale-up and a scale-out network.
 
+use std::sync::Arc;
+
 use crate::device::Device;
+use crate::profile::Profile;
 use crate::provenance::Sourced;
 use crate::units::{Bandwidth, Seconds};
 
@@ -27,6 +30,19 @@ pub struct Cluster {
     pub dollars_per_gpu_hour: Option<Sourced<f64>>,
     /// Devices available; `None` means as many as asked.
     pub max_gpus: Option<u64>,
+    /// Measurements of this very machine; prices come from them alone.
+    pub profile: Option<Arc<Profile>>,
+}
+
+impl Cluster {
+    /// Devices of `ranks` that compute at the same time: ranks on a cpu share its cores.
+    #[must_use]
+    pub fn at_once(&self, ranks: u64) -> u64 {
+        match &self.profile {
+            Some(profile) => ranks.min(profile.machine.cores),
+            None => ranks,
+        }
+    }
 }
 
 /// One level of the network.

@@ -185,6 +185,7 @@ impl ClusterFile {
             fabric: self.fabric,
             dollars_per_gpu_hour: self.dollars_per_gpu_hour,
             max_gpus: self.max_gpus,
+            profile: None,
         })
     }
 }

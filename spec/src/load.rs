@@ -10,6 +10,7 @@ use crate::error::SpecError;
 use crate::hf;
 use crate::model::ModelConfig;
 use crate::model_presets::MODELS;
+use crate::profile::{self, Profile};
 use crate::runtime::Runtime;
 use crate::runtime_presets;
 use crate::suggest::nearest;
@@ -58,11 +59,15 @@ pub fn model(arg: &str) -> Result<ModelConfig, SpecError> {
     hf::decode(&text::read(&file)?, &file.display().to_string(), &name)
 }
 
-/// A cluster preset or a YAML file.
+/// A cluster preset, a cluster file, or a profile of this machine; `local` is the profile in the
+/// current folder.
 ///
 /// # Errors
-/// Unknown names with the nearest known one; malformed files.
+/// Unknown names with the nearest known one; malformed files; no profile.
 pub fn cluster(arg: &str) -> Result<Cluster, SpecError> {
+    if arg == LOCAL {
+        return local();
+    }
     for (path, yaml) in CLUSTERS {
         let file: ClusterFile = text::yaml(yaml, path)?;
         let aliases: Vec<&str> = file.aliases.iter().map(String::as_str).collect();
@@ -77,8 +82,33 @@ pub fn cluster(arg: &str) -> Result<Cluster, SpecError> {
             .flat_map(|p| p.aliases.into_iter().chain([p.name]));
         return Err(unknown("cluster", arg, names));
     }
-    let file: ClusterFile = text::yaml(&text::read(path)?, arg)?;
+    let yaml = text::read(path)?;
+    if yaml.lines().any(|line| line.starts_with("measured:")) {
+        return Ok(Profile::from_yaml(&yaml, arg)?.cluster(arg));
+    }
+    let file: ClusterFile = text::yaml(&yaml, arg)?;
     file.resolve(arg, device)
+}
+
+/// Name of the cluster that is this machine.
+const LOCAL: &str = "local";
+
+fn local() -> Result<Cluster, SpecError> {
+    let path = Path::new(profile::DEFAULT_PATH);
+    if !path.exists() {
+        return Err(SpecError::Field {
+            path: LOCAL.to_owned(),
+            field: "cluster".to_owned(),
+            message: format!(
+                "there is no {} here; `vescale-plan profile` measures this machine and writes it",
+                profile::DEFAULT_PATH
+            ),
+        });
+    }
+    Ok(
+        Profile::from_yaml(&text::read(path)?, profile::DEFAULT_PATH)?
+            .cluster(profile::DEFAULT_PATH),
+    )
 }
 
 /// A device preset.

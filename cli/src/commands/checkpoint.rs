@@ -124,7 +124,7 @@ struct Saved {
 }
 
 impl Observer for Saved {
-    fn step(&self, _: u64, _: f64) {}
+    fn step(&self, _: &executor::StepReport) {}
 
     fn saved(&self, path: &Path) {
         output::note(self.quiet, &format!("saved {}", path.display()));

@@ -77,6 +77,7 @@ pub(crate) fn schema(args: &SchemaArgs) -> Result<ExitCode, CliError> {
         SchemaFormat::Device => schemars::schema_for!(spec::cluster_file::DeviceFile),
         SchemaFormat::Runtime => schemars::schema_for!(spec::runtime_file::RuntimeFile),
         SchemaFormat::Constraints => schemars::schema_for!(planner::Constraints),
+        SchemaFormat::Profile => schemars::schema_for!(spec::Profile),
         SchemaFormat::Runs => schemars::schema_for!(spec::runs::RunsFile),
     };
     output::json(&schema)?;

@@ -6,6 +6,7 @@ mod estimate;
 mod explain;
 mod lists;
 mod plan;
+mod profile;
 mod report;
 mod run;
 mod search;
@@ -30,6 +31,7 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode, CliError> {
         Command::Report(args) => report::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Run(args) => run::run(&args),
+        Command::Profile(args) => profile::run(&args),
         Command::Checkpoint(args) => checkpoint::run(&args),
         Command::Models(args) => lists::models(&args),
         Command::Clusters(args) => lists::clusters(&args),

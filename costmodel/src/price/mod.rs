@@ -4,6 +4,7 @@ mod attention;
 mod gemm;
 mod memory;
 mod network;
+mod profile;
 
 use dtensor::{AttentionShape, CollectiveKind};
 use plans::{Group, UsedConstant};
@@ -12,6 +13,7 @@ use spec::{Architecture, Bytes, Cluster, DType, Device, Origin, Seconds};
 
 pub use gemm::GemmLayout;
 pub use memory::MemoryKind;
+pub use profile::ProfilePrices;
 
 /// A price and the evidence behind it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,9 +32,18 @@ pub enum PriceError {
     UnknownTable(String),
 }
 
-/// Prices of a cluster's kernels and collectives.
+/// Where the prices of a cluster come from.
 #[derive(Clone, Debug)]
-pub struct Prices {
+pub enum Prices {
+    /// Tables and models of accelerators and networks.
+    Tables(Box<TablePrices>),
+    /// Measurements of this very machine.
+    Profile(ProfilePrices),
+}
+
+/// Prices of an accelerator cluster's kernels and collectives.
+#[derive(Clone, Debug)]
+pub struct TablePrices {
     gemm: gemm::GemmPrices,
     attention: attention::AttentionPrices,
     memory: memory::MemoryPrices,
@@ -40,11 +51,32 @@ pub struct Prices {
 }
 
 impl Prices {
-    /// Prices of a cluster.
+    /// Prices of a cluster for jobs of that many ranks.
     ///
     /// # Errors
     /// When the device names a table that does not exist.
-    pub fn new(cluster: &Cluster) -> Result<Self, PriceError> {
+    pub fn new(cluster: &Cluster, ranks: u64) -> Result<Self, PriceError> {
+        match &cluster.profile {
+            Some(profile) => {
+                let at_once = cluster.at_once(ranks);
+                Ok(Self::Profile(ProfilePrices::new(profile, at_once)))
+            }
+            None => Ok(Self::Tables(Box::new(TablePrices::new(cluster)?))),
+        }
+    }
+
+    /// The constants behind these prices.
+    #[must_use]
+    pub fn provenance(&self) -> Vec<UsedConstant> {
+        match self {
+            Self::Tables(tables) => tables.provenance(),
+            Self::Profile(profile) => profile.provenance(),
+        }
+    }
+}
+
+impl TablePrices {
+    fn new(cluster: &Cluster) -> Result<Self, PriceError> {
         let device: &Device = &cluster.device;
         Ok(Self {
             gemm: gemm::GemmPrices::new(device)?,
@@ -109,9 +141,7 @@ impl Prices {
         self.network.point_to_point(bytes, group)
     }
 
-    /// The constants behind these prices.
-    #[must_use]
-    pub fn provenance(&self) -> Vec<UsedConstant> {
+    fn provenance(&self) -> Vec<UsedConstant> {
         let mut used = self.gemm.provenance();
         used.extend(self.attention.provenance());
         used.extend(self.memory.provenance());

@@ -4,6 +4,7 @@
 //! order, never by a library.
 
 pub mod local;
+pub mod loopback;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -2,6 +2,7 @@
 
 use spec::Axis;
 
+use super::run::Seen;
 use super::tree::{FEATURE_LEAF, TOKEN_LEAF, leaves};
 use crate::comm::{CommError, Communicator, Group};
 use crate::layout::BlockPosition;
@@ -62,6 +63,17 @@ pub struct Machine<'c> {
     pub threads: usize,
     /// Seed of every random number.
     pub seed: u64,
+    /// Sees every operator that has run.
+    pub watch: Option<&'c dyn Watch>,
+}
+
+/// Sees operators as they run.
+pub trait Watch: Sync {
+    /// An operator has run, with the views it reads through.
+    ///
+    /// # Errors
+    /// To stop the rank.
+    fn ran(&self, seen: &Seen<'_>) -> Result<(), CpuError>;
 }
 
 /// What one pass works on.

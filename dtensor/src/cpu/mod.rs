@@ -9,6 +9,7 @@ mod gemm;
 mod machine;
 mod math;
 mod nonlinear;
+mod optimizer;
 mod redistribute;
 mod run;
 mod tensor;
@@ -17,7 +18,8 @@ mod tree;
 
 pub use accumulator::ExactSum;
 pub use block::{Block, GradientSink, Half, Keep, Parameters, Saved};
-pub use machine::{CpuError, Machine, MicroBatch, Numerics};
-pub use run::{Context, Forward};
+pub use machine::{CpuError, Machine, MicroBatch, Numerics, Watch};
+pub use optimizer::{AdamWStep, Weights, adamw};
+pub use run::{Context, Forward, Seen};
 pub use tensor::{Tensor, Value};
 pub use tree::{FEATURE_LEAF, TOKEN_LEAF, TreeSum};

@@ -408,6 +408,7 @@ mod tests {
                                 numerics,
                                 threads: 1,
                                 seed: 0,
+                                watch: None,
                             };
                             let x = held(&machine.position, &shape, &before);
                             let value = if from == Placement::Partial && numerics == Numerics::Exact {

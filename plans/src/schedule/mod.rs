@@ -49,6 +49,37 @@ pub struct Action {
     pub micro_batch: u32,
 }
 
+impl ActionKind {
+    /// How the kind is called in timelines and explanations.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F => "F",
+            Self::B => "B",
+            Self::I => "I",
+            Self::W => "W",
+            Self::RecvF => "recv F",
+            Self::SendF => "send F",
+            Self::RecvB => "recv B",
+            Self::SendB => "send B",
+            Self::Unshard => "gather parameters",
+            Self::Reshard => "free parameters",
+            Self::ReduceGrad => "reduce gradients",
+            Self::Optim => "optimizer",
+        }
+    }
+}
+
+impl std::fmt::Display for Action {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = self.kind.name();
+        if self.kind == ActionKind::Optim {
+            return f.write_str(name);
+        }
+        write!(f, "{name} s{} m{}", self.stage, self.micro_batch)
+    }
+}
+
 /// Per-rank action lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {

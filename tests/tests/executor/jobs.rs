@@ -100,7 +100,7 @@ fn world(strategy: &str) -> u64 {
 pub struct Quiet;
 
 impl Observer for Quiet {
-    fn step(&self, _: u64, _: f64) {}
+    fn step(&self, _: &executor::StepReport) {}
 }
 
 /// A run of a job from the beginning, without checkpoints.

@@ -43,6 +43,45 @@ pub struct Context<'a> {
     pub parameters: &'a dyn Parameters,
 }
 
+/// An operator that has just run.
+pub struct Seen<'s> {
+    run: &'s Run<'s>,
+    /// The operator.
+    pub op: &'s Op,
+}
+
+impl Seen<'_> {
+    /// The block it belongs to.
+    #[must_use]
+    pub fn block(&self) -> &Block {
+        self.run.block
+    }
+
+    /// The micro-batch it ran on.
+    #[must_use]
+    pub fn micro_batch(&self) -> &MicroBatch<'_> {
+        self.run.batch
+    }
+
+    /// Its full name, such as `model.layers.3.self_attn.q_proj`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("{}{}", self.run.block.prefix, self.op.scope)
+    }
+
+    /// The tensors of a list that hold numbers now, with what they are. Partial sums of exact mode
+    /// are not numbers yet.
+    pub fn tensors<'t>(
+        &'t self,
+        ids: &'t [TensorId],
+    ) -> impl Iterator<Item = (&'t TensorInfo, &'t Tensor)> {
+        ids.iter().filter_map(|&id| {
+            let tensor = self.run.tensor(id).ok()?;
+            Some((self.run.info(id), tensor))
+        })
+    }
+}
+
 /// What a block returns from forward.
 #[derive(Debug)]
 pub struct Forward {
@@ -68,6 +107,7 @@ impl Block {
         }
         for (index, &step) in self.forward.iter().enumerate() {
             run.forward_step(step)?;
+            run.watched(step, &self.trace.forward)?;
             for storage in &self.forward_dies[index] {
                 run.values.remove(storage);
             }
@@ -102,6 +142,7 @@ impl Block {
         if half != Half::Weight {
             for &index in &self.again {
                 run.forward_step(self.forward[index])?;
+                run.watched(self.forward[index], &self.trace.forward)?;
             }
             if let (Some(gradient), Some(id)) = (gradient, self.trace.output_gradient) {
                 run.set(id, Value::Tensor(gradient));
@@ -114,6 +155,7 @@ impl Block {
                 Half::Weight if !weight => continue,
                 _ => run.backward_step(step, sink)?,
             }
+            run.watched(step, &self.trace.backward)?;
             for storage in &self.backward_dies[index] {
                 if half == Half::Both || !self.weight_reads.contains(storage) {
                     run.values.remove(storage);
@@ -145,6 +187,17 @@ impl<'r> Run<'r> {
             values: BTreeMap::new(),
             route: None,
             ring: BTreeMap::new(),
+        }
+    }
+
+    /// Shows an operator that has run to the machine's watch.
+    fn watched(&self, step: Step, ops: &'r [Op]) -> Result<(), CpuError> {
+        match (self.machine.watch, step) {
+            (Some(watch), Step::Op(op)) => watch.ran(&Seen {
+                run: self,
+                op: &ops[op],
+            }),
+            _ => Ok(()),
         }
     }
 

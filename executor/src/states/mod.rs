@@ -3,16 +3,20 @@
 //! Parameters of a kind lie one after the other in a flat partition; rank `r` of a group of `d`
 //! owns elements `r·⌈N/d⌉ ..` of it, whatever tensors they belong to.
 
+mod block;
+
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use dtensor::comm::{Communicator, Group, pack, unpack};
-use dtensor::cpu::{ExactSum, GradientSink, Numerics, Parameters, Tensor, TreeSum};
+use dtensor::cpu::{ExactSum, Numerics, Tensor, TreeSum, Weights};
 use dtensor::{TensorId, comm};
 use spec::{DType, Zero};
 
+pub use block::{BlockGradients, BlockParameters};
+
 use crate::error::ExecutorError;
-use crate::settings::{AdamW, Weights};
+use crate::settings::AdamW;
 use crate::slots::{Kind, Slot};
 
 /// Who shares the states of a kind of parameters with this rank.
@@ -248,6 +252,10 @@ impl States {
                 }
             }
             let sharing = &partition.sharing;
+            if !sharded_gradients && sharing.all.size() == 1 {
+                partition.gradient = full;
+                continue;
+            }
             let mut own = if sharing.shard.size() > 1 {
                 sharing.shard.reduce_scatter(comm, "gradients", &full)?
             } else {
@@ -529,56 +537,6 @@ fn gather(
         }
     }
     Ok(trees)
-}
-
-/// Parameters as one block's kernels read them.
-pub struct BlockParameters<'s> {
-    index: &'s HashMap<(usize, TensorId), (usize, usize)>,
-    values: &'s [Option<Tensor>],
-    block: usize,
-}
-
-impl Parameters for BlockParameters<'_> {
-    fn parameter(&self, id: TensorId) -> &Tensor {
-        let (slot, _) = self.index[&(self.block, id)];
-        self.values[slot]
-            .as_ref()
-            .expect("the program gathers a stage's parameters before its passes")
-    }
-}
-
-/// Where one block's gradients go.
-pub struct BlockGradients<'s> {
-    index: &'s HashMap<(usize, TensorId), (usize, usize)>,
-    slots: &'s [Slot],
-    partitions: &'s mut [Partition],
-    running: &'s mut [Vec<f32>],
-    trees: &'s mut [Vec<BTreeMap<usize, TreeSum>>],
-    per_micro_batch: bool,
-    block: usize,
-}
-
-impl GradientSink for BlockGradients<'_> {
-    fn plain(&mut self, id: TensorId) -> &mut [f32] {
-        let slot = &self.slots[self.index[&(self.block, id)].0];
-        let partition = &mut self.partitions[slot.kind as usize];
-        let buffer = if self.per_micro_batch {
-            let running = &mut self.running[slot.kind as usize];
-            running.resize(partition.elements, 0.0);
-            running
-        } else {
-            &mut partition.gradient
-        };
-        &mut buffer[slot.offset..slot.offset + slot.len]
-    }
-
-    fn tree(&mut self, id: TensorId, range: Range<usize>, sum: TreeSum) {
-        let (slot, u) = self.index[&(self.block, id)];
-        self.trees[slot][u]
-            .entry(range.start)
-            .or_default()
-            .merge(sum);
-    }
 }
 
 /// Values of a tied weight's gradient from the ranks that share it.

@@ -1,27 +1,27 @@
 //! `run`: trains under a plan and sets what was measured beside what was predicted.
 
-use std::collections::BTreeMap;
+mod comparison;
+mod narrator;
+
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use costmodel::{CostModel, Held, Scenario};
+use costmodel::Scenario;
 use dtensor::cpu::Numerics;
 use executor::checkpoint::{Checkpoint, HubWeights, Source};
-use executor::{
-    AdamW, Checkpoints, Dataset, Job, Observer, Outcome, RankReport, Session, Settings,
-};
+use executor::{AdamW, Checkpoints, Dataset, Job, Outcome, Session, Settings};
 use plans::plan_file::TrainFile;
 use serde::Serialize;
+
+use comparison::{Comparison, Predicted};
+use narrator::Narrator;
 
 use crate::args::{NumericsArg, RunArgs};
 use crate::commands::plan::{self, Loaded};
 use crate::error::CliError;
-use crate::inputs::InputsJson;
+use crate::inputs::{EXECUTOR, InputsJson};
 use crate::output::{self, SCHEMA_VERSION};
-
-/// The runtime that our executor is.
-const RUNTIME: &str = "vescale";
 
 #[derive(Serialize)]
 struct RunJson {
@@ -36,11 +36,8 @@ struct RunJson {
     losses: Vec<LossJson>,
     gradient_norms: Vec<f64>,
     weights_sha256: String,
-    /// Median of all steps but the first.
-    step_time_s: f64,
-    tokens_per_s: f64,
-    phases: Vec<PhaseJson>,
-    memory: Vec<MemoryJson>,
+    #[serde(flatten)]
+    comparison: Comparison,
 }
 
 #[derive(Serialize)]
@@ -50,54 +47,17 @@ struct LossJson {
     bits: String,
 }
 
-#[derive(Serialize)]
-struct PhaseJson {
-    /// Pipeline rank.
-    rank: u64,
-    phase: String,
-    count: usize,
-    measured_s: f64,
-    /// Absent: this machine has no profile to price kernels with.
-    predicted_s: Option<f64>,
-}
-
-#[derive(Serialize)]
-struct MemoryJson {
-    /// Pipeline rank; bytes are those of its heaviest peer.
-    rank: u64,
-    name: &'static str,
-    measured_bytes: u64,
-    predicted_bytes: u64,
-}
-
-/// Says on stderr how training goes.
-struct Narrator {
-    quiet: bool,
-    steps: u64,
-}
-
-impl Observer for Narrator {
-    fn step(&self, step: u64, loss: f64) {
-        let every = (self.steps / 20).max(1);
-        if step.is_multiple_of(every) || step + 1 == self.steps {
-            output::note(self.quiet, &format!("step {step:>6}  loss {loss:.4}"));
-        }
-    }
-
-    fn saved(&self, path: &Path) {
-        output::note(self.quiet, &format!("saved {}", path.display()));
-    }
-}
-
 /// Runs `run`.
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     let loaded = plan::load(&args.plan)?;
     let job = job(args, &loaded)?;
-    let held = held(&loaded)?;
-    let narrator = Narrator {
-        quiet: args.output.quiet,
-        steps: job.settings.steps,
-    };
+    let predicted = comparison::predict(args, &loaded)?;
+    let narrator = Narrator::new(
+        args.output.quiet,
+        (job.settings.steps, job.global_batch * job.seq_len),
+        predicted.times.as_ref().map(|t| t.at_peak),
+        args.log.as_deref(),
+    )?;
     let resumed = resumed(args, &job)?;
     let first = resumed.as_ref().map_or(0, |c| c.manifest.step);
     let hub = match &args.init {
@@ -119,20 +79,14 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         checkpoints: checkpoints.as_ref(),
         observer: &narrator,
     };
-    let (outcome, job, held) = match &args.replan_at {
+    let (outcome, job, predicted) = match &args.replan_at {
         Some(words) => replanned(args, &session, words)?,
-        None => (executor::train(&session)?, job.clone(), held),
+        None => (executor::train(&session)?, job.clone(), predicted),
     };
     if let Some(path) = &args.trace {
-        let trace = reports::perfetto::trace(&outcome.timeline());
-        output::write(path, &format!("{trace}\n"))?;
+        write_traces(path, &outcome, &predicted)?;
     }
-    let memory = memory(&outcome, &held);
-    let phases = phases(&outcome);
-    let step_time = median(outcome.step_times.get(1..).unwrap_or(&[]))
-        .or(outcome.step_times.first().copied())
-        .unwrap_or(f64::NAN);
-    let tokens = (job.global_batch * job.seq_len) as f64;
+    let comparison = Comparison::new(&job, &outcome, &predicted);
     if args.output.json {
         output::json(&RunJson {
             schema_version: SCHEMA_VERSION,
@@ -146,15 +100,25 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
             losses: losses(&outcome, first),
             gradient_norms: outcome.gradient_norms.clone(),
             weights_sha256: outcome.weights_sha256(),
-            step_time_s: step_time,
-            tokens_per_s: tokens / step_time,
-            phases,
-            memory,
+            comparison,
         })?;
     } else {
-        output::print(&text(&job, &outcome, step_time, &phases, &memory));
+        output::print(&comparison.text(&job, &outcome));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The last step as measured, and as predicted in a file beside it.
+fn write_traces(path: &Path, outcome: &Outcome, predicted: &Predicted) -> Result<(), CliError> {
+    let write = |path: &Path, timeline: &plans::Timeline| {
+        let trace = reports::perfetto::trace(timeline);
+        output::write(path, &format!("{trace}\n"))
+    };
+    write(path, &outcome.timeline())?;
+    match &predicted.times {
+        Some(times) => write(&path.with_extension("predicted.json"), &times.timeline),
+        None => Ok(()),
+    }
 }
 
 /// The checkpoint to go on from, if one was asked for; it must be of this model and seed.
@@ -197,7 +161,7 @@ fn replanned(
     args: &RunArgs,
     session: &Session<'_>,
     words: &[String],
-) -> Result<(Outcome, Job, Vec<Held>), CliError> {
+) -> Result<(Outcome, Job, Predicted), CliError> {
     let steps = session.job.settings.steps;
     let at = words[0].parse().ok().filter(|&at| 0 < at && at < steps);
     let Some(at) = at else {
@@ -218,7 +182,7 @@ fn replanned(
         );
         return Err(CliError::Usage(message));
     }
-    let held_after = held(&other)?;
+    let predicted_after = comparison::predict(args, &other)?;
     let job_before = Job {
         stop_after: Some(at),
         ..session.job.clone()
@@ -246,7 +210,7 @@ fn replanned(
     ] {
         all.splice(0..0, more);
     }
-    Ok((after, job_after, held_after))
+    Ok((after, job_after, predicted_after))
 }
 
 fn numerics_name(numerics: NumericsArg) -> &'static str {
@@ -285,7 +249,7 @@ fn job(args: &RunArgs, loaded: &Loaded) -> Result<Job, CliError> {
     if steps == 0 {
         return Err(CliError::Usage("--steps: expected at least 1".to_owned()));
     }
-    let runtime = spec::load::runtime(RUNTIME)?;
+    let runtime = spec::load::runtime(EXECUTOR)?;
     plans::legality::allowed_by(&loaded.strategy, &scenario.model, &runtime)?;
     let settings = Settings {
         seed: args.seed.or(train.map(|t| t.seed)).unwrap_or(1234),
@@ -324,124 +288,4 @@ fn optimizer(train: &TrainFile) -> AdamW {
         clip_norm: train.clip_norm,
         ..AdamW::default()
     }
-}
-
-/// What the cost model says our executor holds.
-fn held(loaded: &Loaded) -> Result<Vec<Held>, CliError> {
-    let scenario = Scenario {
-        runtime: spec::load::runtime(RUNTIME)?,
-        ..loaded.costs.scenario().clone()
-    };
-    Ok(CostModel::new(scenario)?.held(&loaded.strategy)?)
-}
-
-fn memory(outcome: &Outcome, held: &[Held]) -> Vec<MemoryJson> {
-    let mut lines = Vec::new();
-    for (rank, held) in (0u64..).zip(held) {
-        let most = |bytes: fn(&RankReport) -> u64| {
-            let peers = outcome.ranks.iter().filter(|r| r.pp == rank);
-            peers.map(bytes).max().unwrap_or(0)
-        };
-        let states = &held.states;
-        let named = [
-            (
-                "parameters",
-                most(|r| r.states.parameters),
-                states.parameters,
-            ),
-            ("gradients", most(|r| r.states.gradients), states.gradients),
-            (
-                "optimizer: master parameters",
-                most(|r| r.states.master),
-                states.master,
-            ),
-            (
-                "optimizer: moments",
-                most(|r| r.states.moments),
-                states.moments,
-            ),
-            ("saved activations", most(|r| r.peak_saved), held.peak_saved),
-        ];
-        lines.extend(named.map(|(name, measured_bytes, predicted)| MemoryJson {
-            rank,
-            name,
-            measured_bytes,
-            predicted_bytes: predicted.0,
-        }));
-    }
-    lines
-}
-
-/// Time of every kind of action in the last step, per pipeline rank.
-fn phases(outcome: &Outcome) -> Vec<PhaseJson> {
-    let mut sums: BTreeMap<(u64, String), (usize, f64)> = BTreeMap::new();
-    for event in &outcome.timeline().events {
-        let sum = sums
-            .entry((u64::from(event.rank), event.name.clone()))
-            .or_default();
-        sum.0 += 1;
-        sum.1 += (event.end - event.start).0;
-    }
-    sums.into_iter()
-        .map(|((rank, phase), (count, measured_s))| PhaseJson {
-            rank,
-            phase,
-            count,
-            measured_s,
-            predicted_s: None,
-        })
-        .collect()
-}
-
-fn median(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied()
-}
-
-fn text(
-    job: &Job,
-    outcome: &Outcome,
-    step_time: f64,
-    phases: &[PhaseJson],
-    memory: &[MemoryJson],
-) -> String {
-    let last = outcome.losses.last().copied().unwrap_or(f64::NAN);
-    let first = outcome.losses.first().copied().unwrap_or(f64::NAN);
-    let mut text = format!(
-        "{} on {} ranks: {}\n\nloss      {first:.6} → {last:.6} in {} steps\nstep      {:.1} ms, {:.0} tokens/s\nweights   sha256 {}\n\n",
-        job.model.name,
-        outcome.ranks.len(),
-        plans::grammar::short(&job.strategy),
-        outcome.losses.len(),
-        step_time * 1e3,
-        (job.global_batch * job.seq_len) as f64 / step_time,
-        outcome.weights_sha256(),
-    );
-    text.push_str("memory per rank (heaviest peer)          measured      predicted\n");
-    for line in memory {
-        text.push_str(&format!(
-            "  pp{:<3} {:<30} {:>12}   {:>12}{}\n",
-            line.rank,
-            line.name,
-            line.measured_bytes,
-            line.predicted_bytes,
-            if line.measured_bytes == line.predicted_bytes {
-                ""
-            } else {
-                "   differs"
-            }
-        ));
-    }
-    text.push_str("\ntime of the last step, by action\n");
-    for phase in phases {
-        text.push_str(&format!(
-            "  pp{:<3} {:<12} × {:<4} {:>9.3} ms\n",
-            phase.rank,
-            phase.phase,
-            phase.count,
-            phase.measured_s * 1e3
-        ));
-    }
-    text
 }

@@ -1,0 +1,302 @@
+//! `profile`: measures this machine.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use dtensor::{BlockMesh, BlockPosition};
+use models::{BlockClass, BlockLayout};
+use profiler::{BlockRequest, Effort};
+use serde::Serialize;
+use spec::profile::{self, Machine, Measured, Profile};
+use spec::{CpKind, DType, ModelConfig};
+
+use crate::args::{ProfileArgs, SuiteArg};
+use crate::commands::plan;
+use crate::error::CliError;
+use crate::output::{self, Progress, SCHEMA_VERSION};
+
+#[derive(Serialize)]
+struct ProfileJson {
+    schema_version: u32,
+    machine: Machine,
+    path: String,
+    measured: Vec<Measured>,
+}
+
+/// Something to measure, on so many ranks at a time.
+struct Request {
+    what: What,
+    ranks: u64,
+    threads: usize,
+}
+
+enum What {
+    Block(Box<BlockRequest>),
+    States(u64),
+    Messages(u64),
+}
+
+/// Runs `profile`.
+pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
+    let path = args
+        .output_profile
+        .as_deref()
+        .unwrap_or(Path::new(profile::DEFAULT_PATH));
+    let machine = profiler::machine();
+    let mut profile = before(path, &machine)?;
+    let effort = match args.suite {
+        SuiteArg::Quick => Effort::QUICK,
+        SuiteArg::Full => Effort::FULL,
+    };
+    let requests = if args.plans.is_empty() {
+        suite(args.suite, machine.cores)?
+    } else {
+        let mut requests = Vec::new();
+        for path in &args.plans {
+            requests.extend(of_plan(path, machine.cores)?);
+        }
+        requests
+    };
+    let progress = Progress::new(args.output.quiet, "measuring");
+    for (done, request) in requests.iter().enumerate() {
+        progress.update(done as f64 / requests.len() as f64);
+        profile.add(measure(request, effort)?);
+    }
+    progress.finish();
+    output::write(path, &profile.to_yaml())?;
+    if args.output.json {
+        output::json(&ProfileJson {
+            schema_version: SCHEMA_VERSION,
+            machine,
+            path: path.display().to_string(),
+            measured: profile.measured,
+        })?;
+    } else {
+        output::print(&summary(&profile, path));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What was measured on this machine before, to add to.
+fn before(path: &Path, machine: &Machine) -> Result<Profile, CliError> {
+    let empty = Profile {
+        schema_version: profile::SCHEMA_VERSION,
+        tool_version: env!("CARGO_PKG_VERSION").to_owned(),
+        machine: machine.clone(),
+        measured: Vec::new(),
+    };
+    if !path.exists() {
+        return Ok(empty);
+    }
+    let shown = path.display().to_string();
+    let old = Profile::from_yaml(&spec::text::read(path)?, &shown)?;
+    if (&old.machine.processor, old.machine.cores) != (&machine.processor, machine.cores) {
+        return Err(CliError::Usage(format!(
+            "{shown}: is of another machine ({}, {} cores); write to another file with -o",
+            old.machine.processor, old.machine.cores
+        )));
+    }
+    Ok(Profile {
+        measured: old.measured,
+        ..empty
+    })
+}
+
+fn measure(request: &Request, effort: Effort) -> Result<Vec<Measured>, CliError> {
+    let ranks = request.ranks;
+    Ok(match &request.what {
+        What::Block(block) => profiler::blocks(block, ranks, request.threads, effort)?,
+        What::States(elements) => profiler::states(*elements, ranks, effort)?,
+        What::Messages(elements) => profiler::messages(*elements, ranks, effort)?,
+    })
+}
+
+/// The shapes that a plan needs.
+fn of_plan(path: &Path, cores: u64) -> Result<Vec<Request>, CliError> {
+    let loaded = plan::load(path)?;
+    let scenario = loaded.costs.scenario();
+    let (model, s) = (&scenario.model, &loaded.strategy);
+    let layout = BlockLayout {
+        tp: s.tp,
+        sequence_parallel: s.sequence_parallel,
+        cp: s.cp,
+        cp_kind: s.cp_kind,
+        ep: s.ep,
+        etp: s.etp,
+        micro_batch: s.micro_batch,
+        seq_len: scenario.workload.seq_len,
+        dtype: scenario.workload.precision.activation(),
+    };
+    let world = scenario.workload.gpus;
+    let (ranks, threads) = shares(world, cores);
+    let mut requests = blocks_of(model, &layout, ranks, threads)?;
+    let parameters = models::parameter_count(model).map_err(|e| CliError::Usage(e.to_string()))?;
+    let held = (parameters / (s.tp * s.pp)).max(1);
+    for elements in [held, held.div_ceil(s.dp_shard)] {
+        requests.push(Request {
+            what: What::States(elements),
+            ranks,
+            threads,
+        });
+    }
+    let activation = s.micro_batch * layout.seq_len * model.hidden / s.cp;
+    for size in [s.dp_shard * s.cp, s.dp_replicate, s.pp, world] {
+        if size > 1 {
+            for elements in [activation, held] {
+                requests.push(Request {
+                    what: What::Messages(elements),
+                    ranks: size,
+                    threads,
+                });
+            }
+        }
+    }
+    Ok(requests)
+}
+
+/// Ranks that compute at a time and threads each may use.
+fn shares(world: u64, cores: u64) -> (u64, usize) {
+    (world.min(cores), (cores / world).max(1) as usize)
+}
+
+fn blocks_of(
+    model: &ModelConfig,
+    layout: &BlockLayout,
+    ranks: u64,
+    threads: usize,
+) -> Result<Vec<Request>, CliError> {
+    let mut classes = vec![BlockClass::Embedding, BlockClass::Head];
+    classes.extend((0..model.layers).map(|i| BlockClass::Layer(model.layer_class(i))));
+    classes.sort_unstable();
+    classes.dedup();
+    classes
+        .into_iter()
+        .map(|class| {
+            let trace = models::trace_block(model, class, layout)
+                .map_err(|e| CliError::Usage(e.to_string()))?;
+            let position = BlockPosition {
+                mesh: BlockMesh {
+                    tp: layout.tp,
+                    cp: layout.cp,
+                    ep: layout.ep,
+                    etp: layout.etp,
+                },
+                at: [0; 4],
+            };
+            let block = BlockRequest {
+                trace,
+                position,
+                micro_batch: layout.micro_batch,
+                seq_len: layout.seq_len,
+                vocab: model.vocab,
+            };
+            Ok(Request {
+                what: What::Block(Box::new(block)),
+                ranks,
+                threads,
+            })
+        })
+        .collect()
+}
+
+/// A grid over sizes, for plans that are not known yet.
+fn suite(suite: SuiteArg, cores: u64) -> Result<Vec<Request>, CliError> {
+    let (widths, tokens, types): (&[u64], &[[u64; 2]], &[DType]) = match suite {
+        SuiteArg::Quick => (
+            &[64, 256, 768],
+            &[[1, 64], [2, 256], [1, 1024]],
+            &[DType::F32],
+        ),
+        SuiteArg::Full => (
+            &[64, 128, 256, 512, 1024],
+            &[[1, 64], [4, 64], [1, 256], [4, 256], [1, 1024], [1, 2048]],
+            &[DType::F32, DType::Bf16],
+        ),
+    };
+    let mut requests = Vec::new();
+    let mut worlds = vec![1, cores];
+    worlds.dedup();
+    for world in worlds {
+        let (ranks, threads) = shares(world, cores);
+        for &hidden in widths {
+            for &[micro_batch, seq_len] in tokens {
+                for &dtype in types {
+                    for model in synthetic(hidden)? {
+                        for tp in [1, 2] {
+                            let layout = BlockLayout {
+                                tp,
+                                sequence_parallel: tp > 1,
+                                cp: 1,
+                                cp_kind: CpKind::Ring,
+                                ep: if model.moe.is_some() { tp } else { 1 },
+                                etp: 1,
+                                micro_batch,
+                                seq_len,
+                                dtype,
+                            };
+                            requests.extend(blocks_of(&model, &layout, ranks, threads)?);
+                        }
+                    }
+                }
+            }
+        }
+        requests.extend(
+            [1 << 14, 1 << 18, 1 << 21, 1 << 24].map(|elements| Request {
+                what: What::States(elements),
+                ranks,
+                threads,
+            }),
+        );
+    }
+    for ranks in [2, 4, 8] {
+        requests.extend(
+            [1 << 10, 1 << 14, 1 << 18, 1 << 22].map(|elements| Request {
+                what: What::Messages(elements),
+                ranks,
+                threads: 1,
+            }),
+        );
+    }
+    Ok(requests)
+}
+
+/// One layer of each family whose operators differ.
+fn synthetic(hidden: u64) -> Result<Vec<ModelConfig>, CliError> {
+    let heads = (hidden / 64).max(2);
+    let gpt = format!(
+        r#"{{"model_type": "gpt2", "n_embd": {hidden}, "n_layer": 1, "n_head": {heads},
+            "n_positions": 2048, "vocab_size": 1024, "activation_function": "gelu_new"}}"#
+    );
+    let grouped = format!(
+        r#""hidden_size": {hidden}, "num_hidden_layers": 1, "num_attention_heads": {heads},
+           "num_key_value_heads": 2, "intermediate_size": {}, "vocab_size": 1024,
+           "max_position_embeddings": 2048, "rms_norm_eps": 1e-5"#,
+        hidden * 5 / 2
+    );
+    let llama = format!(r#"{{"model_type": "llama", {grouped}}}"#);
+    let mixtral = format!(
+        r#"{{"model_type": "mixtral", {grouped}, "num_local_experts": 8, "num_experts_per_tok": 2}}"#
+    );
+    [("gpt", gpt), ("llama", llama), ("mixtral", mixtral)]
+        .into_iter()
+        .map(|(name, json)| Ok(spec::hf::decode(&json, "the profile's own models", name)?))
+        .collect()
+}
+
+fn summary(profile: &Profile, path: &Path) -> String {
+    let noisy = profile.measured.iter().filter(|m| m.spread > 0.1).count();
+    format!(
+        "{}, {} cores: {} kernels, matrix products up to {}\n{} of them vary by more than 10% from run to run\nwrote {}; plan for it with --cluster {}\n",
+        profile.machine.processor,
+        profile.machine.cores,
+        profile.measured.len(),
+        profile.peak(),
+        noisy,
+        path.display(),
+        if path == Path::new(profile::DEFAULT_PATH) {
+            "local".to_owned()
+        } else {
+            path.display().to_string()
+        }
+    )
+}

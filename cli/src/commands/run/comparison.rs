@@ -1,0 +1,254 @@
+//! What was measured beside what was predicted.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use costmodel::{CostModel, Held, Scenario};
+use executor::{Job, Outcome, RankReport};
+use plans::Timeline;
+use serde::Serialize;
+use spec::profile;
+
+use crate::args::{NumericsArg, RunArgs};
+use crate::commands::plan::Loaded;
+use crate::error::CliError;
+use crate::inputs::EXECUTOR;
+use crate::output;
+
+/// What the cost model says of a plan on this machine.
+pub(crate) struct Predicted {
+    /// What every pipeline rank holds.
+    pub(crate) held: Vec<Held>,
+    /// Times, where this machine has a profile.
+    pub(crate) times: Option<Times>,
+}
+
+/// Predicted times.
+pub(crate) struct Times {
+    /// Of one step.
+    pub(crate) step_time_s: f64,
+    /// When everything runs.
+    pub(crate) timeline: Timeline,
+    /// Seconds of a step at the machine's peak.
+    pub(crate) at_peak: f64,
+}
+
+/// Predictions for our executor on this machine.
+pub(crate) fn predict(args: &RunArgs, loaded: &Loaded) -> Result<Predicted, CliError> {
+    let scenario = Scenario {
+        runtime: spec::load::runtime(EXECUTOR)?,
+        ..loaded.costs.scenario().clone()
+    };
+    let held = CostModel::new(scenario.clone())?.held(&loaded.strategy)?;
+    let path = match &args.profile {
+        Some(path) => path.as_path(),
+        None if Path::new(profile::DEFAULT_PATH).exists() => Path::new(profile::DEFAULT_PATH),
+        None => return Ok(Predicted { held, times: None }),
+    };
+    // A profile is of the kernels of fast mode.
+    if args.numerics == NumericsArg::Exact {
+        return Ok(Predicted { held, times: None });
+    }
+    let scenario = Scenario {
+        cluster: spec::load::cluster(&path.display().to_string())?,
+        ..scenario
+    };
+    match times(scenario, loaded) {
+        Ok(times) => Ok(Predicted {
+            held,
+            times: Some(times),
+        }),
+        // A profile that happens to lie here need not know this plan.
+        Err(CliError::Cost(costmodel::CostError::NotMeasured { kernel }))
+            if args.profile.is_none() =>
+        {
+            let note = format!(
+                "times are not predicted: {} has no `{kernel}`",
+                path.display()
+            );
+            output::note(args.output.quiet, &note);
+            Ok(Predicted { held, times: None })
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn times(scenario: Scenario, loaded: &Loaded) -> Result<Times, CliError> {
+    let costs = CostModel::new(scenario)?;
+    let prediction = costs.predict(&loaded.strategy)?;
+    Ok(Times {
+        step_time_s: prediction.step_time.0,
+        timeline: costs.timeline(&loaded.strategy)?,
+        at_peak: prediction.mfu * prediction.step_time.0,
+    })
+}
+
+/// Actions of a kind on a pipeline rank.
+#[derive(Serialize)]
+pub(crate) struct PhaseJson {
+    /// Pipeline rank.
+    pub(crate) rank: u64,
+    pub(crate) phase: String,
+    pub(crate) count: usize,
+    pub(crate) measured_s: f64,
+    /// Absent without a profile of this machine, and for waits.
+    pub(crate) predicted_s: Option<f64>,
+}
+
+/// Bytes of a kind on a pipeline rank.
+#[derive(Serialize)]
+pub(crate) struct MemoryJson {
+    /// Pipeline rank; bytes are those of its heaviest peer.
+    pub(crate) rank: u64,
+    pub(crate) name: &'static str,
+    pub(crate) measured_bytes: u64,
+    pub(crate) predicted_bytes: u64,
+}
+
+/// Everything, side by side.
+#[derive(Serialize)]
+pub(crate) struct Comparison {
+    /// Median of all steps but the first.
+    pub(crate) step_time_s: f64,
+    /// Absent without a profile of this machine.
+    pub(crate) predicted_step_time_s: Option<f64>,
+    pub(crate) tokens_per_s: f64,
+    pub(crate) phases: Vec<PhaseJson>,
+    pub(crate) memory: Vec<MemoryJson>,
+}
+
+impl Comparison {
+    pub(crate) fn new(job: &Job, outcome: &Outcome, predicted: &Predicted) -> Self {
+        let step_time_s = median(outcome.step_times.get(1..).unwrap_or(&[]))
+            .or(outcome.step_times.first().copied())
+            .unwrap_or(f64::NAN);
+        let times = predicted.times.as_ref();
+        Self {
+            step_time_s,
+            predicted_step_time_s: times.map(|t| t.step_time_s),
+            tokens_per_s: (job.global_batch * job.seq_len) as f64 / step_time_s,
+            phases: phases(&outcome.timeline(), times.map(|t| &t.timeline)),
+            memory: memory(outcome, &predicted.held),
+        }
+    }
+
+    /// For a terminal.
+    pub(crate) fn text(&self, job: &Job, outcome: &Outcome) -> String {
+        let last = outcome.losses.last().copied().unwrap_or(f64::NAN);
+        let first = outcome.losses.first().copied().unwrap_or(f64::NAN);
+        let mut text = format!(
+            "{} on {} ranks: {}\n\nloss      {first:.6} → {last:.6} in {} steps\nstep      {:.1} ms{}, {:.0} tokens/s\nweights   sha256 {}\n\n",
+            job.model.name,
+            outcome.ranks.len(),
+            plans::grammar::short(&job.strategy),
+            outcome.losses.len(),
+            self.step_time_s * 1e3,
+            self.predicted_step_time_s.map_or_else(String::new, |p| {
+                let error = (p / self.step_time_s - 1.0) * 100.0;
+                format!(" (predicted {:.1} ms, {error:+.1}%)", p * 1e3)
+            }),
+            self.tokens_per_s,
+            outcome.weights_sha256(),
+        );
+        text.push_str("memory per rank (heaviest peer)          measured      predicted\n");
+        for line in &self.memory {
+            let differs = if line.measured_bytes == line.predicted_bytes {
+                ""
+            } else {
+                "   differs"
+            };
+            text.push_str(&format!(
+                "  pp{:<3} {:<30} {:>12}   {:>12}{differs}\n",
+                line.rank, line.name, line.measured_bytes, line.predicted_bytes,
+            ));
+        }
+        text.push_str("\ntime of the last step, by action              measured      predicted\n");
+        for phase in &self.phases {
+            let predicted = phase
+                .predicted_s
+                .map_or_else(|| "–".to_owned(), |p| format!("{:.3} ms", p * 1e3));
+            text.push_str(&format!(
+                "  pp{:<3} {:<18} × {:<4} {:>12.3} ms {:>14}\n",
+                phase.rank,
+                phase.phase,
+                phase.count,
+                phase.measured_s * 1e3,
+                predicted,
+            ));
+        }
+        if self.predicted_step_time_s.is_none() {
+            text.push_str("  `vescale-plan profile PLAN` measures what predicting these takes\n");
+        }
+        text
+    }
+}
+
+fn memory(outcome: &Outcome, held: &[Held]) -> Vec<MemoryJson> {
+    let mut lines = Vec::new();
+    for (rank, held) in (0u64..).zip(held) {
+        let most = |bytes: fn(&RankReport) -> u64| {
+            let peers = outcome.ranks.iter().filter(|r| r.pp == rank);
+            peers.map(bytes).max().unwrap_or(0)
+        };
+        let states = &held.states;
+        let named = [
+            (
+                "parameters",
+                most(|r| r.states.parameters),
+                states.parameters,
+            ),
+            ("gradients", most(|r| r.states.gradients), states.gradients),
+            (
+                "optimizer: master parameters",
+                most(|r| r.states.master),
+                states.master,
+            ),
+            (
+                "optimizer: moments",
+                most(|r| r.states.moments),
+                states.moments,
+            ),
+            ("saved activations", most(|r| r.peak_saved), held.peak_saved),
+        ];
+        lines.extend(named.map(|(name, measured_bytes, predicted)| MemoryJson {
+            rank,
+            name,
+            measured_bytes,
+            predicted_bytes: predicted.0,
+        }));
+    }
+    lines
+}
+
+/// Count and seconds of every kind of action, per pipeline rank.
+fn sums(timeline: &Timeline) -> BTreeMap<(u64, &str), (usize, f64)> {
+    let mut sums: BTreeMap<(u64, &str), (usize, f64)> = BTreeMap::new();
+    for event in &timeline.events {
+        let sum = sums
+            .entry((u64::from(event.rank), event.phase()))
+            .or_default();
+        sum.0 += 1;
+        sum.1 += (event.end - event.start).0;
+    }
+    sums
+}
+
+fn phases(measured: &Timeline, predicted: Option<&Timeline>) -> Vec<PhaseJson> {
+    let predicted = predicted.map(sums).unwrap_or_default();
+    sums(measured)
+        .into_iter()
+        .map(|(key, (count, measured_s))| PhaseJson {
+            rank: key.0,
+            phase: key.1.to_owned(),
+            count,
+            measured_s,
+            predicted_s: predicted.get(&key).map(|sum| sum.1),
+        })
+        .collect()
+}
+
+fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied()
+}

@@ -1,0 +1,166 @@
+//! Prices from a profile of this machine.
+//!
+//! A kernel that was measured at its very sizes costs what was measured. Between measurements the
+//! rate per unit of work (the product of sizes) is interpolated over the nearest ones in the
+//! logarithm of every size, weighted by inverse squared distance (Shepard 1968).
+
+use std::collections::BTreeMap;
+
+use plans::UsedConstant;
+use spec::profile::{Kernel, Profile};
+use spec::{Origin, Seconds};
+
+use super::constant;
+
+/// Measurements that an interpolated price rests on.
+const NEIGHBOURS: usize = 4;
+
+/// Prices of kernels on ranks that share a machine's cores.
+#[derive(Clone, Debug)]
+pub struct ProfilePrices {
+    kernels: BTreeMap<String, Vec<Point>>,
+    processor: String,
+    cores: u64,
+    ranks: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Point {
+    sizes: Vec<u64>,
+    ranks: u64,
+    seconds: f64,
+}
+
+impl ProfilePrices {
+    pub(super) fn new(profile: &Profile, ranks: u64) -> Self {
+        let mut kernels: BTreeMap<String, Vec<Point>> = BTreeMap::new();
+        for m in &profile.measured {
+            kernels.entry(m.kernel.clone()).or_default().push(Point {
+                sizes: m.sizes.clone(),
+                ranks: m.ranks,
+                seconds: m.seconds,
+            });
+        }
+        Self {
+            kernels,
+            processor: profile.machine.processor.clone(),
+            cores: profile.machine.cores,
+            ranks,
+        }
+    }
+
+    /// Cores that ranks share.
+    #[must_use]
+    pub fn cores(&self) -> u64 {
+        self.cores
+    }
+
+    /// Ranks that compute at the same time.
+    #[must_use]
+    pub fn ranks(&self) -> u64 {
+        self.ranks
+    }
+
+    /// Time of a kernel while `ranks` ranks compute; `None` when nothing of its kind was measured.
+    #[must_use]
+    pub fn time(&self, kernel: &Kernel, ranks: u64) -> Option<Seconds> {
+        let points = self.kernels.get(&kernel.name)?;
+        let alike = |p: &&Point| p.sizes.len() == kernel.sizes.len();
+        // Of another number of ranks only when there is none of this one: the nearest.
+        let apart = |p: &Point| (p.ranks as f64 / ranks as f64).ln().abs();
+        let nearest = points
+            .iter()
+            .filter(alike)
+            .map(apart)
+            .min_by(f64::total_cmp)?;
+        let mut near: Vec<(f64, &Point)> = points
+            .iter()
+            .filter(alike)
+            .filter(|p| apart(p) <= nearest)
+            .map(|p| (distance(&p.sizes, &kernel.sizes), p))
+            .collect();
+        near.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.sizes.cmp(&b.1.sizes)));
+        let (closest, first) = near.first()?;
+        if *closest == 0.0 {
+            return Some(Seconds(first.seconds));
+        }
+        let work = work(&kernel.sizes);
+        let (mut weights, mut sum) = (0.0, 0.0);
+        for (distance, point) in near.iter().take(NEIGHBOURS) {
+            let weight = 1.0 / (distance * distance);
+            let per_unit = point.seconds / self::work(&point.sizes);
+            weights += weight;
+            sum += weight * per_unit.ln();
+        }
+        Some(Seconds((sum / weights).exp() * work))
+    }
+
+    pub(super) fn provenance(&self) -> Vec<UsedConstant> {
+        let count = self.kernels.values().map(Vec::len).sum::<usize>();
+        vec![constant(
+            "kernels and messages",
+            format!("{count} measurements"),
+            Origin::Measured,
+            &format!("profile of {}, {} cores", self.processor, self.cores),
+        )]
+    }
+}
+
+/// Euclidean, in the logarithm of every size.
+fn distance(a: &[u64], b: &[u64]) -> f64 {
+    let square = |(&a, &b): (&u64, &u64)| (a as f64 / b as f64).ln().powi(2);
+    a.iter().zip(b).map(square).sum::<f64>().sqrt()
+}
+
+fn work(sizes: &[u64]) -> f64 {
+    sizes.iter().map(|&s| s as f64).product()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spec::profile::{Machine, Measured};
+
+    fn prices(points: &[(&[u64], u64, f64)]) -> ProfilePrices {
+        let measured = points.iter().map(|&(sizes, ranks, seconds)| Measured {
+            kernel: "matmul".to_owned(),
+            sizes: sizes.to_vec(),
+            ranks,
+            seconds,
+            spread: 0.0,
+        });
+        ProfilePrices::new(
+            &Profile {
+                schema_version: 1,
+                tool_version: String::new(),
+                machine: Machine {
+                    processor: String::new(),
+                    cores: 2,
+                    memory_bytes: 1 << 30,
+                },
+                measured: measured.collect(),
+            },
+            1,
+        )
+    }
+
+    #[test]
+    fn measured_sizes_cost_what_was_measured_and_others_lie_between() {
+        let p = prices(&[(&[8, 8], 1, 1.0), (&[16, 8], 1, 4.0), (&[8, 8], 2, 3.0)]);
+        let check = |sizes: &[u64], ranks: u64, expected: f64| {
+            let time = p
+                .time(&Kernel::new("matmul", sizes), ranks)
+                .expect("measured");
+            assert!((time.0 - expected).abs() < 1e-9, "{sizes:?}: {time:?}");
+        };
+        check(&[8, 8], 1, 1.0);
+        check(&[16, 8], 1, 4.0);
+        check(&[8, 8], 2, 3.0);
+        // Twice the work of (8, 8), at rates 1 and 2 with weights 2 and 1: the distances are ln 2 and
+        // √2·ln 2.
+        check(&[8, 16], 1, 2.0 * 2f64.powf(1.0 / 3.0));
+        assert_eq!(p.time(&Kernel::new("other", [1u64]), 1), None);
+        // Four ranks were not measured; two are nearer than one.
+        check(&[8, 8], 4, 3.0);
+    }
+}

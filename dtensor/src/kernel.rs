@@ -1,0 +1,141 @@
+//! What an operator is called in profiles, with the local sizes that decide its time.
+
+use spec::Axis;
+use spec::model::NormKind;
+use spec::profile::Kernel;
+
+use crate::placement::Placement;
+use crate::trace::{Detail, Op, OpKind, Pass, TensorRole, Trace};
+
+impl Trace {
+    /// The kernel that an operator runs unfused; `ranks` gives the ranks of a mesh axis.
+    #[must_use]
+    pub fn kernel(&self, op: &Op, ranks: impl Fn(Axis) -> u64) -> Kernel {
+        let pass = match op.pass {
+            Pass::Forward => "forward",
+            Pass::BackwardInput => "backward",
+            Pass::BackwardWeight => "weight gradient",
+        };
+        let name = format!("{} {pass} {}", self.operator(op), self.element_type(op));
+        Kernel::new(name, self.sizes(op, ranks))
+    }
+
+    /// Operator and variant.
+    fn operator(&self, op: &Op) -> String {
+        let (forward, input) = match op.detail {
+            Detail::Gradient { of, input } => (&self.forward[of], input),
+            _ => (op, None),
+        };
+        // Gradients of queries and of keys are different products.
+        let input = input.map_or_else(String::new, |i| format!(" of input {i}"));
+        let name = match op.kind {
+            OpKind::Matmul { .. } => "matmul",
+            OpKind::GroupedMatmul { .. } => "grouped matmul",
+            OpKind::AttentionScores(_) => "attention scores",
+            OpKind::AttentionContext(_) => "attention context",
+            OpKind::Softmax(_) => "softmax",
+            OpKind::Norm => match forward.detail {
+                Detail::Norm {
+                    kind: NormKind::RmsNorm,
+                    ..
+                } => "rms norm",
+                _ => "layer norm",
+            },
+            OpKind::Activation { .. } => return format!("{}{input}", activation(forward)),
+            OpKind::Add => "add",
+            OpKind::Bias => "bias",
+            OpKind::Dropout => "dropout",
+            OpKind::Rope => "rotary embedding",
+            OpKind::Scale => "scale",
+            OpKind::Copy => "copy",
+            OpKind::Embedding => "embedding",
+            OpKind::CrossEntropy => "cross-entropy",
+            OpKind::TopK => "routing",
+            OpKind::Permute => "permute",
+            OpKind::Unpermute => "unpermute",
+            OpKind::Collective(_) => return collective(op),
+        };
+        format!("{name}{input}")
+    }
+
+    /// Type of the first operand that is no index.
+    fn element_type(&self, op: &Op) -> String {
+        let mut types = op
+            .inputs
+            .iter()
+            .chain(&op.outputs)
+            .map(|&id| self.tensor(id).dtype);
+        let float = types.find(|d| matches!(d, spec::DType::F32 | spec::DType::Bf16));
+        format!("{:?}", float.unwrap_or(spec::DType::F32)).to_lowercase()
+    }
+
+    fn sizes(&self, op: &Op, ranks: impl Fn(Axis) -> u64) -> Vec<u64> {
+        match op.kind {
+            OpKind::Matmul { m, n, k } => vec![m, n, k],
+            OpKind::GroupedMatmul { groups, m, n, k } => vec![groups, m, n, k],
+            OpKind::AttentionScores(s) => vec![s.batch * s.heads, s.q_len, s.kv_len, s.qk_dim],
+            OpKind::AttentionContext(s) => vec![s.batch * s.heads, s.q_len, s.kv_len, s.v_dim],
+            OpKind::Softmax(s) => vec![s.batch * s.heads * s.q_len, s.kv_len],
+            OpKind::Collective(c) => vec![ranks(c.axis), self.largest(op)],
+            _ => {
+                let elements = self.largest(op);
+                let columns = self.columns(op).clamp(1, elements);
+                vec![elements.div_ceil(columns), columns]
+            }
+        }
+        .into_iter()
+        .map(|size| size.max(1))
+        .collect()
+    }
+
+    /// Elements of the largest activation an operator touches.
+    fn largest(&self, op: &Op) -> u64 {
+        let ids = op.inputs.iter().chain(&op.outputs);
+        ids.map(|&id| self.tensor(id))
+            .filter(|t| t.role != TensorRole::Parameter)
+            .map(crate::trace::TensorInfo::elements)
+            .max()
+            .unwrap_or(1)
+    }
+
+    /// Its last dimension.
+    fn columns(&self, op: &Op) -> u64 {
+        let ids = op.inputs.iter().chain(&op.outputs);
+        ids.map(|&id| self.tensor(id))
+            .filter(|t| t.role != TensorRole::Parameter)
+            .max_by_key(|t| t.elements())
+            .and_then(|t| t.shape.last().copied())
+            .unwrap_or(1)
+    }
+}
+
+fn activation(forward: &Op) -> String {
+    let gated = matches!(forward.kind, OpKind::Activation { gated: true });
+    match forward.detail {
+        Detail::Activation { function, tanh } => {
+            let name = format!("{function:?}").to_lowercase();
+            let tanh = if tanh { " tanh" } else { "" };
+            format!("{name}{tanh}{}", if gated { " gated" } else { "" })
+        }
+        _ => "activation".to_owned(),
+    }
+}
+
+fn collective(op: &Op) -> String {
+    let placement = |p: Placement| match p {
+        Placement::Replicate => "replicate".to_owned(),
+        Placement::Partial => "partial".to_owned(),
+        Placement::Shard(dim) | Placement::Interleaved(dim, _) => format!("shard {dim}"),
+    };
+    match op.detail {
+        Detail::Redistribute { from, to, .. } => {
+            format!("{} to {}", placement(from), placement(to))
+        }
+        Detail::Dispatch { back: false } => "dispatch".to_owned(),
+        Detail::Dispatch { back: true } => "combine".to_owned(),
+        Detail::ExpertTensor { gather: true } => "expert gather".to_owned(),
+        Detail::ExpertTensor { gather: false } => "expert reduce".to_owned(),
+        Detail::VocabularySums { .. } => "vocabulary sums".to_owned(),
+        _ => "ring exchange".to_owned(),
+    }
+}

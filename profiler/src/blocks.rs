@@ -1,0 +1,282 @@
+//! Operators of traced blocks, as a rank of the executor runs them.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Mutex;
+use std::time::Instant;
+
+use dtensor::comm::Group;
+use dtensor::comm::loopback::Loopback;
+use dtensor::cpu::{
+    Block, Context, CpuError, GradientSink, Half, Keep, Machine, MicroBatch, Numerics, Parameters,
+    Seen, Tensor, TreeSum, Watch,
+};
+use dtensor::philox::Stream;
+use dtensor::{BLOCK_AXES, BlockPosition, TensorId, TensorInfo, TensorRole, Trace};
+use spec::DType;
+use spec::profile::Measured;
+
+use crate::ProfilerError;
+use crate::lanes::{Effort, Laps, measure};
+
+/// Blocks that run one after the other before the first one's backward: operands leave the caches
+/// as they do in training.
+const DEPTH: usize = 2;
+
+/// A block to measure.
+#[derive(Clone, Debug)]
+pub struct BlockRequest {
+    /// What a rank executes.
+    pub trace: Trace,
+    /// The rank's place.
+    pub position: BlockPosition,
+    /// Sequences per micro-batch.
+    pub micro_batch: u64,
+    /// Tokens per sequence, over all ranks.
+    pub seq_len: u64,
+    /// Entries of the vocabulary.
+    pub vocab: u64,
+}
+
+/// Measures every operator of a block on `ranks` ranks at a time that use `threads` threads each.
+///
+/// # Errors
+/// When an operator has no kernel or returns numbers that are not numbers.
+pub fn blocks(
+    request: &BlockRequest,
+    ranks: u64,
+    threads: usize,
+    effort: Effort,
+) -> Result<Vec<Measured>, ProfilerError> {
+    let position = request.position;
+    let make = |_: usize| Worker::new(request);
+    measure(ranks, effort, make, |worker| {
+        let timer = Timer::new(position);
+        worker.run(&timer, threads)?;
+        Ok(timer.laps())
+    })
+}
+
+/// One rank with its blocks.
+struct Worker<'r> {
+    request: &'r BlockRequest,
+    blocks: Vec<(Block, Held)>,
+    comm: Loopback,
+    ids: Vec<u32>,
+}
+
+/// Parameters and gradients of a block.
+struct Held {
+    parameters: HashMap<TensorId, Tensor>,
+    gradients: HashMap<TensorId, Vec<f32>>,
+}
+
+impl<'r> Worker<'r> {
+    fn new(request: &'r BlockRequest) -> Self {
+        let trace = &request.trace;
+        let blocks = (0..DEPTH)
+            .map(|_| {
+                let block = Block::new(trace.clone(), "", None, Keep::All);
+                (block, Held::new(trace, &request.position))
+            })
+            .collect();
+        let tokens = request.micro_batch * request.seq_len / request.position.mesh.cp;
+        let mut ids = vec![0.0; tokens as usize];
+        Stream::new(1, 0, "ids").uniforms(0, &mut ids);
+        let last = request.vocab as u32 - 1;
+        let id = |u: f32| (f64::from(u) * request.vocab as f64) as u32;
+        let ids = ids.into_iter().map(|u| id(u).min(last)).collect();
+        let world: u64 = BLOCK_AXES
+            .iter()
+            .map(|&axis| request.position.mesh.size(axis))
+            .product();
+        Self {
+            request,
+            blocks,
+            comm: Loopback::new(0, world as usize),
+            ids,
+        }
+    }
+
+    /// Forward of all blocks, then backward of all.
+    fn run(&mut self, timer: &Timer, threads: usize) -> Result<(), ProfilerError> {
+        let request = self.request;
+        let trace = &request.trace;
+        let machine = Machine {
+            comm: &self.comm,
+            groups: groups(&request.position),
+            position: request.position,
+            numerics: Numerics::Fast,
+            threads,
+            seed: 1,
+            watch: Some(timer),
+        };
+        let batch = MicroBatch {
+            ids: &self.ids,
+            labels: &self.ids,
+            first_sequence: 0,
+            seq_len: request.seq_len,
+            step: 0,
+            loss_scale: 1.0 / self.ids.len() as f32,
+        };
+        let input = trace.tensors.iter().find(|t| t.role == TensorRole::Input);
+        let mut kept = Vec::with_capacity(self.blocks.len());
+        for (block, held) in &self.blocks {
+            let context = Context {
+                machine: &machine,
+                batch: &batch,
+                parameters: held,
+            };
+            let input = input.map(random);
+            timer.reset();
+            let forward = block.forward(&context, input)?;
+            check(&forward.output)?;
+            kept.push(forward.saved);
+        }
+        for (block, held) in self.blocks.iter_mut().rev() {
+            // The loss needs no gradient: it is where backward begins.
+            let gradient = match trace.output_gradient {
+                Some(id) => random(trace.tensor(id)),
+                None => Tensor::new(vec![0], Vec::new(), DType::F32),
+            };
+            let Held {
+                parameters,
+                gradients,
+            } = held;
+            let context = Context {
+                machine: &machine,
+                batch: &batch,
+                parameters: &Read(parameters),
+            };
+            let mut saved = kept.pop().unwrap_or_default();
+            timer.reset();
+            let mut sink = Sink(gradients);
+            let input =
+                block.backward(&context, &mut saved, Some(gradient), Half::Both, &mut sink)?;
+            input.as_ref().map_or(Ok(()), check)?;
+        }
+        Ok(())
+    }
+}
+
+/// A kernel that skipped its work or read what nobody wrote shows here.
+fn check(x: &Tensor) -> Result<(), ProfilerError> {
+    match x.f32().iter().find(|v| !v.is_finite()) {
+        Some(&value) => Err(ProfilerError::NotFinite {
+            kernel: "a block".to_owned(),
+            value,
+        }),
+        None => Ok(()),
+    }
+}
+
+fn groups(position: &BlockPosition) -> [Group; 4] {
+    [0, 1, 2, 3].map(|i| Group {
+        ranks: (0..position.mesh.size(BLOCK_AXES[i]) as usize).collect(),
+        index: position.at[i] as usize,
+        channel: i as u64 + 1,
+    })
+}
+
+fn random(info: &TensorInfo) -> Tensor {
+    let shape: Vec<usize> = info.shape.iter().map(|&d| d as usize).collect();
+    filled(shape, 0, info.dtype)
+}
+
+/// Values in [−½, ½): of the size that norms leave.
+fn filled(shape: Vec<usize>, seed: u64, dtype: DType) -> Tensor {
+    let mut data = vec![0.0; shape.iter().product()];
+    Stream::new(seed, 0, "profile").uniforms(0, &mut data);
+    data.iter_mut().for_each(|x| *x -= 0.5);
+    Tensor::new(shape, data, dtype)
+}
+
+impl Held {
+    fn new(trace: &Trace, position: &BlockPosition) -> Self {
+        let mut held = Self {
+            parameters: HashMap::new(),
+            gradients: HashMap::new(),
+        };
+        for (seed, parameter) in (1u64..).zip(&trace.parameters) {
+            let info = trace.tensor(parameter.tensor);
+            let experts = parameter
+                .expert
+                .then_some(parameter.experts.div_ceil(position.mesh.ep) as usize);
+            let dims = position.all_indices(&info.global, &info.placements);
+            let shape: Vec<usize> = experts
+                .into_iter()
+                .chain(dims.iter().map(Vec::len))
+                .collect();
+            let len = shape.iter().product();
+            held.gradients.insert(parameter.tensor, vec![0.0; len]);
+            held.parameters
+                .insert(parameter.tensor, filled(shape, seed, info.dtype));
+        }
+        held
+    }
+}
+
+impl Parameters for Held {
+    fn parameter(&self, id: TensorId) -> &Tensor {
+        &self.parameters[&id]
+    }
+}
+
+struct Read<'h>(&'h HashMap<TensorId, Tensor>);
+
+impl Parameters for Read<'_> {
+    fn parameter(&self, id: TensorId) -> &Tensor {
+        &self.0[&id]
+    }
+}
+
+struct Sink<'h>(&'h mut HashMap<TensorId, Vec<f32>>);
+
+impl GradientSink for Sink<'_> {
+    fn plain(&mut self, id: TensorId) -> &mut [f32] {
+        self.0
+            .get_mut(&id)
+            .expect("every parameter of the block has a gradient")
+    }
+
+    fn tree(&mut self, _id: TensorId, _range: Range<usize>, _sum: TreeSum) {}
+}
+
+/// Times operators from the end of one to the end of the next: what lies between belongs to the
+/// rank's time too.
+struct Timer {
+    position: BlockPosition,
+    state: Mutex<(Instant, Laps)>,
+}
+
+impl Timer {
+    fn new(position: BlockPosition) -> Self {
+        Self {
+            position,
+            state: Mutex::new((Instant::now(), Laps::new())),
+        }
+    }
+
+    fn reset(&self) {
+        self.state.lock().expect("one rank, one thread").0 = Instant::now();
+    }
+
+    fn laps(self) -> Laps {
+        self.state.into_inner().expect("one rank, one thread").1
+    }
+}
+
+impl Watch for Timer {
+    fn ran(&self, seen: &Seen<'_>) -> Result<(), CpuError> {
+        let now = Instant::now();
+        let mut state = self.state.lock().expect("one rank, one thread");
+        let mesh = self.position.mesh;
+        let kernel = seen.block().trace.kernel(seen.op, |axis| mesh.size(axis));
+        let lap = (now - state.0).as_secs_f64();
+        let sum = state.1.entry(kernel).or_default();
+        sum.0 += lap;
+        sum.1 += 1;
+        state.0 = Instant::now();
+        Ok(())
+    }
+}

@@ -1,0 +1,166 @@
+//! The same work on several ranks at a time, again and again.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Barrier, Mutex};
+use std::time::{Duration, Instant};
+
+use spec::profile::{Kernel, Measured};
+
+use crate::ProfilerError;
+
+/// How long to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Effort {
+    /// Time for one request.
+    pub time: Duration,
+    /// Repetitions at least, after one that warms up.
+    pub least: usize,
+    /// Repetitions at most.
+    pub most: usize,
+}
+
+impl Effort {
+    /// A minute or two for a whole profile.
+    pub const QUICK: Self = Self {
+        time: Duration::from_millis(250),
+        least: 5,
+        most: 200,
+    };
+    /// Several minutes.
+    pub const FULL: Self = Self {
+        time: Duration::from_millis(1500),
+        least: 9,
+        most: 2000,
+    };
+}
+
+/// Seconds of one repetition on one rank, by kernel: the sum and how many runs it is of.
+pub(crate) type Laps = BTreeMap<Kernel, (f64, u64)>;
+
+/// Makes a worker per rank and runs them side by side until enough was seen.
+pub(crate) fn measure<W>(
+    ranks: u64,
+    effort: Effort,
+    make: impl Fn(usize) -> W + Sync,
+    work: impl Fn(&mut W) -> Result<Laps, ProfilerError> + Sync,
+) -> Result<Vec<Measured>, ProfilerError> {
+    let barrier = Barrier::new(ranks as usize);
+    let stop = AtomicBool::new(false);
+    let failure: Mutex<Option<ProfilerError>> = Mutex::new(None);
+    let poisoned = "no lane panics with the lock";
+    let lane = |rank: usize| {
+        let mut worker = make(rank);
+        let mut seen: Vec<Laps> = Vec::new();
+        let start = Instant::now();
+        for repetition in 0.. {
+            barrier.wait();
+            match work(&mut worker) {
+                // The first one warms caches and the allocator up.
+                Ok(laps) if repetition > 0 => seen.push(laps),
+                Ok(_) => {}
+                Err(error) => {
+                    failure.lock().expect(poisoned).get_or_insert(error);
+                    stop.store(true, Ordering::SeqCst);
+                }
+            }
+            let enough = repetition >= effort.least && start.elapsed() >= effort.time;
+            if rank == 0 && (enough || repetition >= effort.most) {
+                stop.store(true, Ordering::SeqCst);
+            }
+            barrier.wait();
+            if stop.load(Ordering::SeqCst) {
+                break;
+            }
+        }
+        seen
+    };
+    let seen: Vec<Laps> = std::thread::scope(|scope| {
+        let lane = &lane;
+        let handles: Vec<_> = (0..ranks as usize)
+            .map(|rank| scope.spawn(move || lane(rank)))
+            .collect();
+        handles
+            .into_iter()
+            .flat_map(|h| h.join().unwrap_or_default())
+            .collect()
+    });
+    match failure.into_inner().expect(poisoned) {
+        Some(error) => Err(error),
+        None => Ok(summarised(&seen, ranks)),
+    }
+}
+
+/// Median of the repetitions of every kernel.
+fn summarised(seen: &[Laps], ranks: u64) -> Vec<Measured> {
+    let mut times: BTreeMap<&Kernel, Vec<f64>> = BTreeMap::new();
+    for laps in seen {
+        for (kernel, (seconds, runs)) in laps {
+            times
+                .entry(kernel)
+                .or_default()
+                .push(seconds / *runs as f64);
+        }
+    }
+    times
+        .into_iter()
+        .map(|(kernel, mut times)| {
+            times.sort_by(f64::total_cmp);
+            let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize];
+            let seconds = at(0.5).max(1e-9);
+            Measured {
+                kernel: kernel.name.clone(),
+                sizes: kernel.sizes.clone(),
+                ranks,
+                seconds,
+                spread: (at(0.75) - at(0.25)) / 2.0 / seconds,
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EFFORT: Effort = Effort {
+        time: Duration::ZERO,
+        least: 3,
+        most: 3,
+    };
+
+    #[test]
+    fn repetitions_become_medians_per_run() {
+        let kernel = Kernel::new("k", [2u64]);
+        let measured = measure(
+            2,
+            EFFORT,
+            |_| 0.0,
+            |clock: &mut f64| {
+                *clock += 1.0;
+                Ok(Laps::from([(kernel.clone(), (2.0 * *clock, 2))]))
+            },
+        )
+        .expect("measures");
+        // Repetitions 2, 3 and 4 of both ranks count.
+        assert_eq!(measured.len(), 1);
+        assert_eq!((measured[0].seconds, measured[0].ranks), (3.0, 2));
+    }
+
+    #[test]
+    fn one_failing_rank_stops_all() {
+        let result = measure(
+            3,
+            EFFORT,
+            |rank| rank,
+            |rank: &mut usize| match *rank {
+                1 => Err(ProfilerError::NotFinite {
+                    kernel: "k".to_owned(),
+                    value: f32::NAN,
+                }),
+                _ => Ok(Laps::new()),
+            },
+        );
+        assert!(result.is_err());
+    }
+}

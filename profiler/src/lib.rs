@@ -1,0 +1,38 @@
+//! Measures this machine: kernels of the cpu device as the executor runs them, the optimizer, and
+//! messages between ranks.
+//!
+//! Blocks are measured whole, so that every operator runs on operands as warm or cold as in
+//! training, and on as many ranks at a time as will share the machine; a rank's peers are echoes
+//! of itself, so that what it computes for a collective is measured without waiting.
+
+mod blocks;
+mod lanes;
+mod machine;
+mod primitives;
+
+pub use blocks::{BlockRequest, blocks};
+pub use lanes::Effort;
+pub use machine::machine;
+pub use primitives::{messages, states};
+
+use dtensor::comm::CommError;
+use dtensor::cpu::CpuError;
+
+/// Why a measurement failed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ProfilerError {
+    /// A kernel cannot run.
+    #[error(transparent)]
+    Cpu(#[from] CpuError),
+    /// Ranks cannot communicate.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// A kernel returned numbers that are not numbers.
+    #[error("{kernel} returned {value}")]
+    NotFinite {
+        /// Kernel.
+        kernel: String,
+        /// What it returned.
+        value: f32,
+    },
+}

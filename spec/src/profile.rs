@@ -1,0 +1,277 @@
+//! Profiles: what the profiler measured on a machine, and what the cost model prices from.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::{Cluster, Fabric, Link};
+use crate::device::{Architecture, Device};
+use crate::dtype::DType;
+use crate::error::SpecError;
+use crate::provenance::{Origin, Sourced};
+use crate::text;
+use crate::units::{Bandwidth, Bytes, FlopRate, Seconds};
+
+/// Version of the file format.
+pub const SCHEMA_VERSION: u32 = 1;
+/// Where `profile` writes and where a local cluster is read from, when nothing else is said.
+pub const DEFAULT_PATH: &str = "vescale-profile.yaml";
+
+/// A kernel with its local sizes: what a measurement is of and what a price is asked for.
+#[derive(
+    Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+pub struct Kernel {
+    /// Operator, variant, pass and element type, such as `matmul forward f32`.
+    pub name: String,
+    /// The sizes its time depends on; their product grows with its work.
+    pub sizes: Vec<u64>,
+}
+
+impl Kernel {
+    /// A kernel.
+    #[must_use]
+    pub fn new(name: impl Into<String>, sizes: impl Into<Vec<u64>>) -> Self {
+        Self {
+            name: name.into(),
+            sizes: sizes.into(),
+        }
+    }
+}
+
+/// One measurement.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Measured {
+    /// Name of the kernel.
+    pub kernel: String,
+    /// Its sizes.
+    pub sizes: Vec<u64>,
+    /// Ranks that ran it at the same time, sharing the machine's cores.
+    pub ranks: u64,
+    /// Median seconds of one run.
+    pub seconds: f64,
+    /// Half the distance between the quartiles over the median.
+    pub spread: f64,
+}
+
+/// The machine that was measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    /// Processor as it calls itself.
+    pub processor: String,
+    /// Cores that ranks share.
+    pub cores: u64,
+    /// Bytes of memory.
+    pub memory_bytes: u64,
+}
+
+/// A profile.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// Version of this format: 1.
+    pub schema_version: u32,
+    /// Version of the tool that measured.
+    pub tool_version: String,
+    /// The machine.
+    pub machine: Machine,
+    /// Measurements, ordered by kernel, ranks and sizes.
+    pub measured: Vec<Measured>,
+}
+
+impl Profile {
+    /// Reads a profile.
+    ///
+    /// # Errors
+    /// When the text is no profile of this version, or a number makes no sense.
+    pub fn from_yaml(yaml: &str, path: &str) -> Result<Self, SpecError> {
+        let profile: Self = text::yaml(yaml, path)?;
+        let wrong = |field: String, message: &str| SpecError::Field {
+            path: path.to_owned(),
+            field,
+            message: message.to_owned(),
+        };
+        if profile.schema_version != SCHEMA_VERSION {
+            let message = format!(
+                "{}; this tool reads version {SCHEMA_VERSION}",
+                profile.schema_version
+            );
+            return Err(wrong("schema_version".to_owned(), &message));
+        }
+        if profile.machine.cores == 0 {
+            return Err(wrong("machine.cores".to_owned(), "is 0"));
+        }
+        for (index, m) in profile.measured.iter().enumerate() {
+            let positive = m.seconds.is_finite() && m.seconds > 0.0;
+            if !positive || m.ranks == 0 || m.sizes.contains(&0) {
+                let field = format!("measured[{index}] ({})", m.kernel);
+                return Err(wrong(field, "expected positive sizes, ranks and seconds"));
+            }
+        }
+        Ok(profile)
+    }
+
+    /// The profile as a file: one line per measurement.
+    #[must_use]
+    pub fn to_yaml(&self) -> String {
+        let m = &self.machine;
+        let mut yaml = format!(
+            "schema_version: {}\ntool_version: \"{}\"\nmachine:\n  processor: \"{}\"\n  cores: {}\n  memory_bytes: {}\nmeasured:\n",
+            self.schema_version,
+            self.tool_version,
+            m.processor.replace(['"', '\\'], " "),
+            m.cores,
+            m.memory_bytes
+        );
+        for m in &self.measured {
+            let sizes: Vec<String> = m.sizes.iter().map(u64::to_string).collect();
+            let _ = writeln!(
+                yaml,
+                "  - {{kernel: \"{}\", sizes: [{}], ranks: {}, seconds: {:.4e}, spread: {:.3}}}",
+                m.kernel,
+                sizes.join(", "),
+                m.ranks,
+                m.seconds,
+                m.spread
+            );
+        }
+        yaml
+    }
+
+    /// Adds measurements; a kernel measured again replaces what was there.
+    pub fn add(&mut self, measured: impl IntoIterator<Item = Measured>) {
+        let key = |m: &Measured| (m.kernel.clone(), m.ranks, m.sizes.clone());
+        let mut all: BTreeMap<_, Measured> = std::mem::take(&mut self.measured)
+            .into_iter()
+            .map(|m| (key(&m), m))
+            .collect();
+        all.extend(measured.into_iter().map(|m| (key(&m), m)));
+        self.measured = all.into_values().collect();
+    }
+
+    /// Largest rate that its matrix products reached, all cores together.
+    #[must_use]
+    pub fn peak(&self) -> FlopRate {
+        let rates = self
+            .measured
+            .iter()
+            .filter(|m| m.kernel.starts_with("matmul ") && m.sizes.len() == 3)
+            .map(|m| {
+                let flops = 2.0 * m.sizes.iter().map(|&s| s as f64).product::<f64>();
+                flops / m.seconds * m.ranks.min(self.machine.cores) as f64
+            });
+        FlopRate(rates.fold(1.0, f64::max))
+    }
+
+    /// The machine as a cluster whose devices are ranks that share its cores.
+    #[must_use]
+    pub fn cluster(self, path: &str) -> Cluster {
+        let source = format!("{path}: {}", self.machine.processor);
+        let cores = self.machine.cores;
+        let per_core = FlopRate(self.peak().0 / cores as f64);
+        // Ranks exchange messages through memory: what a copy reaches bounds them.
+        let copies = self
+            .measured
+            .iter()
+            .filter(|m| m.kernel == "copy")
+            .map(|m| 8.0 * m.sizes.iter().map(|&s| s as f64).product::<f64>() / m.seconds)
+            .fold(1e9, f64::max);
+        let link = Link {
+            bandwidth: measured(Bandwidth(copies), &source),
+            latency: measured(Seconds(0.0), &source),
+        };
+        let peak = [DType::F32, DType::Bf16].map(|dtype| (dtype, measured(per_core, &source)));
+        Cluster {
+            name: "local".to_owned(),
+            device: Device {
+                name: "cpu".to_owned(),
+                architecture: Architecture::Cpu,
+                memory: measured(Bytes(self.machine.memory_bytes / cores), &source),
+                memory_bandwidth: measured(Bandwidth(copies), &source),
+                peak: peak.into_iter().collect(),
+                sm_count: 1,
+                power_watts: None,
+                kernels: "profile".to_owned(),
+            },
+            gpus_per_node: 1 << 10,
+            scale_up_domain: 1 << 10,
+            scale_up: link.clone(),
+            scale_out: link,
+            in_switch_reduction: false,
+            fabric: Fabric::Local,
+            dollars_per_gpu_hour: None,
+            max_gpus: Some(1 << 10),
+            profile: Some(std::sync::Arc::new(self)),
+        }
+    }
+}
+
+fn measured<T>(value: T, source: &str) -> Sourced<T> {
+    Sourced {
+        value,
+        origin: Origin::Measured,
+        source: source.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn profile() -> Profile {
+        Profile {
+            schema_version: SCHEMA_VERSION,
+            tool_version: "0.1.0".to_owned(),
+            machine: Machine {
+                processor: "a \"fast\" one".to_owned(),
+                cores: 4,
+                memory_bytes: 1 << 34,
+            },
+            measured: vec![Measured {
+                kernel: "matmul forward f32".to_owned(),
+                sizes: vec![64, 128, 256],
+                ranks: 2,
+                seconds: 1.5e-4,
+                spread: 0.02,
+            }],
+        }
+    }
+
+    #[test]
+    fn a_written_profile_reads_back() {
+        let written = profile().to_yaml();
+        let read = Profile::from_yaml(&written, "p.yaml").expect("reads");
+        assert_eq!(read.measured, profile().measured);
+        assert_eq!(read.to_yaml(), written);
+    }
+
+    #[test]
+    fn measuring_again_replaces() {
+        let mut p = profile();
+        let mut again = p.measured[0].clone();
+        again.seconds = 2e-4;
+        let mut other = again.clone();
+        other.ranks = 4;
+        p.add([again.clone(), other.clone()]);
+        assert_eq!(p.measured, [again, other]);
+    }
+
+    #[test]
+    fn nonsense_is_named() {
+        let check = |yaml: &str, expected: &str| {
+            let error = Profile::from_yaml(yaml, "p.yaml").expect_err("refused");
+            assert!(error.to_string().contains(expected), "{error}");
+        };
+        let good = profile().to_yaml();
+        check(&good.replace("cores: 4", "cores: 0"), "machine.cores");
+        check(&good.replace("1.5000e-4", "-1"), "measured[0]");
+        check(
+            &good.replace("schema_version: 1", "schema_version: 7"),
+            "reads version 1",
+        );
+    }
+}
