@@ -37,6 +37,8 @@ pub(crate) enum Command {
     Profile(ProfileArgs),
     /// Look into, check and reshard checkpoints
     Checkpoint(CheckpointArgs),
+    /// A plan as a training system's configuration and launch script
+    Export(ExportArgs),
     /// Known models
     Models(ListArgs),
     /// Known clusters
@@ -439,6 +441,32 @@ pub(crate) struct ReshardArgs {
     pub(crate) to: PathBuf,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
+}
+
+/// `export`.
+#[derive(Args, Debug)]
+pub(crate) struct ExportArgs {
+    /// Plan file
+    pub(crate) plan: PathBuf,
+    /// Training system, with a version if not its default: torchtitan@0.2
+    #[arg(long, value_name = "TARGET[@VERSION]")]
+    pub(crate) to: String,
+    /// Folder to write to; all files or none [default: stdout]
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) output: Option<PathBuf>,
+    /// Also write what starts the ranks
+    #[arg(long, value_enum)]
+    pub(crate) launcher: Option<LauncherArg>,
+    #[command(flatten)]
+    pub(crate) format: OutputArgs,
+}
+
+/// Launcher flag.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LauncherArg {
+    Torchrun,
+    Slurm,
+    Kubernetes,
 }
 
 /// Numerics flag.

@@ -21,6 +21,9 @@ pub(crate) enum CliError {
     /// A measurement that failed.
     #[error(transparent)]
     Profiler(#[from] profiler::ProfilerError),
+    /// An export that cannot be.
+    #[error(transparent)]
+    Export(#[from] plans::export::ExportError),
     /// A flag's value.
     #[error("{0}")]
     Usage(String),
@@ -45,11 +48,13 @@ impl CliError {
                 | executor::ExecutorError::NotFinite { .. },
             )
             | Self::Profiler(_) => 1,
+            Self::Export(plans::export::ExportError::Inexpressible { .. }) => code::EXPORT_INVALID,
             Self::Spec(_)
             | Self::Strategy(_)
             | Self::Planner(_)
             | Self::Cost(_)
             | Self::Executor(_)
+            | Self::Export(_)
             | Self::Usage(_)
             | Self::Write { .. } => 2,
         }
@@ -62,6 +67,8 @@ pub(crate) mod code {
     pub(crate) const DOES_NOT_FIT: u8 = 3;
     /// A checkpoint that is damaged.
     pub(crate) const DAMAGED: u8 = 2;
+    /// A configuration that the target refuses, or cannot express the plan.
+    pub(crate) const EXPORT_INVALID: u8 = 4;
     /// A prediction outside the asked tolerance.
     pub(crate) const OUTSIDE_TOLERANCE: u8 = 5;
     /// Interrupted; the best so far was saved.

@@ -66,6 +66,11 @@ pub(crate) fn note(quiet: bool, text: &str) {
     }
 }
 
+/// What went wrong, to stderr.
+pub(crate) fn error(text: &str) {
+    eprintln!("error: {text}");
+}
+
 /// Whether stdout takes colour.
 pub(crate) fn colour() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()

@@ -171,6 +171,40 @@ pub fn parse(
     Strategy::new(decisions, model, workload)
 }
 
+/// A strategy's text with some keys given other values. What follows from a key that changes is
+/// left to be filled in again: stages from virtual stages, virtual stages from the schedule.
+#[must_use]
+pub fn with(text: &str, changes: &[(&str, String)]) -> String {
+    let changed = |key: &str| changes.iter().rev().find(|(k, _)| *k == key);
+    let schedule = changed("schedule").map(|(_, value)| value.as_str());
+    let pipelined = schedule.is_some() || changed("vpp").is_some() || changed("pp").is_some();
+    let mut parts: Vec<String> = Vec::new();
+    for part in text.split(',') {
+        let Some((key, value)) = part.split_once('=') else {
+            continue;
+        };
+        match (changed(key), key) {
+            (Some((_, value)), _) => parts.push(format!("{key}={value}")),
+            (None, "stages") if pipelined => {}
+            (None, "vpp") if schedule == Some("1f1b") || schedule == Some("gpipe") => {
+                parts.push("vpp=1".to_owned());
+            }
+            (None, "vpp") if schedule == Some("interleaved") && value == "1" => {
+                parts.push("vpp=2".to_owned());
+            }
+            (None, "dp_shard" | "dp_replicate") if changed("zero").is_some() => {}
+            (None, _) => parts.push(part.to_owned()),
+        }
+    }
+    let added = changes.iter().filter(|(key, _)| {
+        let given = |part: &String| part.split_once('=').is_some_and(|(k, _)| k == *key);
+        !parts.iter().any(given)
+    });
+    let added: Vec<String> = added.map(|(k, v)| format!("{k}={v}")).collect();
+    parts.extend(added);
+    parts.join(",")
+}
+
 struct Fields<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> Fields<'a> {

@@ -1,5 +1,7 @@
 //! What to do: strategies, meshes, schedules, programs, timelines, predictions and plan files.
 
+pub mod config;
+pub mod export;
 pub mod grammar;
 pub mod json;
 pub mod legality;

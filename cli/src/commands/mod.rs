@@ -4,6 +4,7 @@ mod checkpoint;
 mod compare;
 mod estimate;
 mod explain;
+mod export;
 mod lists;
 mod plan;
 mod profile;
@@ -33,6 +34,7 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode, CliError> {
         Command::Run(args) => run::run(&args),
         Command::Profile(args) => profile::run(&args),
         Command::Checkpoint(args) => checkpoint::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Models(args) => lists::models(&args),
         Command::Clusters(args) => lists::clusters(&args),
         Command::Runtimes(args) => lists::runtimes(&args),

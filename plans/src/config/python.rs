@@ -1,0 +1,432 @@
+//! Python configuration files, as far as they are configuration: attribute assignments of literals
+//! and constructors with keyword arguments. Nothing is run; other statements are passed over, and
+//! expressions that are not literals are kept as text.
+
+use super::{Node, SyntaxError, Value};
+
+/// An attribute assignment such as `config.training.seq_len = 8192`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Assignment {
+    /// Dotted path, the variable first.
+    pub path: String,
+    /// Its value.
+    pub node: Node,
+}
+
+/// Deepest nesting read.
+const MAX_DEPTH: usize = 64;
+
+/// Reads assignments and `return CONSTRUCTOR(…)` statements (path `return`), in order.
+///
+/// # Errors
+/// An unclosed string or bracket, with its line.
+pub fn parse(text: &str, path: &str) -> Result<Vec<Assignment>, SyntaxError> {
+    let tokens = tokens(text, path)?;
+    let mut found = Vec::new();
+    let mut at = 0;
+    while at < tokens.len() {
+        let end = statement_end(&tokens, at);
+        if let Some(assignment) = statement(&tokens[at..end], path)? {
+            found.push(assignment);
+        }
+        at = end + 1;
+    }
+    Ok(found)
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Token {
+    Name(String),
+    Number(String),
+    Text(String),
+    Symbol(char),
+    Newline,
+}
+
+type Placed = (Token, usize);
+
+fn statement_end(tokens: &[Placed], from: usize) -> usize {
+    let offset = tokens[from..]
+        .iter()
+        .position(|(t, _)| *t == Token::Newline);
+    offset.map_or(tokens.len(), |n| from + n)
+}
+
+fn statement(tokens: &[Placed], file: &str) -> Result<Option<Assignment>, SyntaxError> {
+    if let [(Token::Name(word), _), rest @ ..] = tokens
+        && word == "return"
+        && !rest.is_empty()
+    {
+        let node = Parser {
+            tokens: rest,
+            at: 0,
+            file,
+        }
+        .whole()?;
+        let path = "return".to_owned();
+        return Ok(Some(Assignment { path, node }));
+    }
+    let Some((path, used)) = dotted(tokens) else {
+        return Ok(None);
+    };
+    let equals = matches!(tokens.get(used), Some((Token::Symbol('='), _)));
+    let comparison = matches!(tokens.get(used + 1), Some((Token::Symbol('='), _)));
+    if !equals || comparison || used + 1 >= tokens.len() {
+        return Ok(None);
+    }
+    let line = tokens[0].1;
+    let mut node = Parser {
+        tokens: &tokens[used + 1..],
+        at: 0,
+        file,
+    }
+    .whole()?;
+    node.line = line;
+    Ok(Some(Assignment { path, node }))
+}
+
+fn dotted(tokens: &[Placed]) -> Option<(String, usize)> {
+    let Some((Token::Name(first), _)) = tokens.first() else {
+        return None;
+    };
+    let mut path = first.clone();
+    let mut at = 1;
+    while let (Some((Token::Symbol('.'), _)), Some((Token::Name(name), _))) =
+        (tokens.get(at), tokens.get(at + 1))
+    {
+        path.push('.');
+        path.push_str(name);
+        at += 2;
+    }
+    Some((path, at))
+}
+
+struct Parser<'a> {
+    tokens: &'a [Placed],
+    at: usize,
+    file: &'a str,
+}
+
+impl Parser<'_> {
+    fn peek(&self) -> Option<&Token> {
+        self.tokens.get(self.at).map(|(t, _)| t)
+    }
+
+    fn line(&self) -> usize {
+        self.tokens
+            .get(self.at)
+            .or(self.tokens.last())
+            .map_or(0, |(_, line)| *line)
+    }
+
+    /// The whole rest as one value; an expression when it is more than a literal.
+    fn whole(mut self) -> Result<Node, SyntaxError> {
+        let line = self.line();
+        let node = self.value(0)?;
+        if self.at == self.tokens.len() {
+            return Ok(node);
+        }
+        let value = Value::Expression(shown(self.tokens));
+        Ok(Node { line, value })
+    }
+
+    fn value(&mut self, depth: usize) -> Result<Node, SyntaxError> {
+        let line = self.line();
+        if depth > MAX_DEPTH {
+            return Err(SyntaxError::new(self.file, line, "nested too deeply"));
+        }
+        let value = match self.peek().cloned() {
+            Some(Token::Text(text)) => {
+                self.at += 1;
+                let mut text = text;
+                while let Some(Token::Text(more)) = self.peek() {
+                    text.push_str(more);
+                    self.at += 1;
+                }
+                Value::Str(text)
+            }
+            Some(Token::Number(text)) => {
+                self.at += 1;
+                super::yaml::number(&text).unwrap_or(Value::Expression(text))
+            }
+            Some(Token::Symbol('-')) => {
+                self.at += 1;
+                match self.value(depth + 1)?.value {
+                    Value::Int(i) => Value::Int(-i),
+                    Value::Float(f) => Value::Float(-f),
+                    other => Value::Expression(format!("-{}", other.shown())),
+                }
+            }
+            Some(Token::Symbol(open @ ('[' | '('))) => {
+                self.at += 1;
+                let close = if open == '[' { ']' } else { ')' };
+                Value::List(self.items(close, depth)?)
+            }
+            Some(Token::Symbol('{')) => {
+                self.at += 1;
+                Value::Table(self.pairs(depth)?)
+            }
+            Some(Token::Name(_)) => self.name(depth)?,
+            Some(Token::Symbol(c)) => {
+                self.at += 1;
+                Value::Expression(c.to_string())
+            }
+            Some(Token::Newline) | None => {
+                return Err(SyntaxError::new(
+                    self.file,
+                    line,
+                    "a value is expected here",
+                ));
+            }
+        };
+        Ok(Node { line, value })
+    }
+
+    fn name(&mut self, depth: usize) -> Result<Value, SyntaxError> {
+        let Some((path, used)) = dotted(&self.tokens[self.at..]) else {
+            return Ok(Value::Null);
+        };
+        self.at += used;
+        if self.peek() == Some(&Token::Symbol('(')) {
+            self.at += 1;
+            return Ok(Value::Call(path, self.arguments(depth)?));
+        }
+        Ok(match path.as_str() {
+            "None" => Value::Null,
+            "True" => Value::Bool(true),
+            "False" => Value::Bool(false),
+            _ => Value::Expression(path),
+        })
+    }
+
+    /// Skips what follows a value inside brackets until the next comma, as in `8 * 2048`.
+    fn rest(&mut self, node: Node, from: usize) -> Node {
+        let mut depth = 0usize;
+        let start = self.at;
+        while let Some(token) = self.peek() {
+            match token {
+                Token::Symbol(',' | ')' | ']' | '}') if depth == 0 => break,
+                Token::Symbol('(' | '[' | '{') => depth += 1,
+                Token::Symbol(')' | ']' | '}') => depth -= 1,
+                _ => {}
+            }
+            self.at += 1;
+        }
+        if self.at == start {
+            return node;
+        }
+        let tokens = &self.tokens[from..self.at];
+        let value = product(tokens).map_or_else(|| Value::Expression(shown(tokens)), Value::Int);
+        Node {
+            line: node.line,
+            value,
+        }
+    }
+
+    fn items(&mut self, close: char, depth: usize) -> Result<Vec<Node>, SyntaxError> {
+        let mut items = Vec::new();
+        let line = self.line();
+        loop {
+            match self.peek() {
+                None => return Err(self.unclosed(line, close)),
+                Some(Token::Symbol(c)) if *c == close => {
+                    self.at += 1;
+                    return Ok(items);
+                }
+                Some(Token::Symbol(',')) => self.at += 1,
+                Some(_) => {
+                    let from = self.at;
+                    let node = self.value(depth + 1)?;
+                    items.push(self.rest(node, from));
+                }
+            }
+        }
+    }
+
+    fn pairs(&mut self, depth: usize) -> Result<Vec<(String, Node)>, SyntaxError> {
+        let mut pairs = Vec::new();
+        let line = self.line();
+        loop {
+            match self.peek() {
+                None => return Err(self.unclosed(line, '}')),
+                Some(Token::Symbol('}')) => {
+                    self.at += 1;
+                    return Ok(pairs);
+                }
+                Some(Token::Symbol(',')) => self.at += 1,
+                Some(_) => {
+                    let key = self.value(depth + 1)?;
+                    if self.peek() != Some(&Token::Symbol(':')) {
+                        let message = "`:` is expected after a key";
+                        return Err(SyntaxError::new(self.file, self.line(), message));
+                    }
+                    self.at += 1;
+                    let from = self.at;
+                    let node = self.value(depth + 1)?;
+                    let mut node = self.rest(node, from);
+                    node.line = key.line;
+                    let name = key.text().map_or_else(|| key.value.shown(), str::to_owned);
+                    pairs.push((name, node));
+                }
+            }
+        }
+    }
+
+    fn arguments(&mut self, depth: usize) -> Result<Vec<(String, Node)>, SyntaxError> {
+        let mut arguments = Vec::new();
+        let line = self.line();
+        loop {
+            match (self.peek().cloned(), self.tokens.get(self.at + 1)) {
+                (None, _) => return Err(self.unclosed(line, ')')),
+                (Some(Token::Symbol(')')), _) => {
+                    self.at += 1;
+                    return Ok(arguments);
+                }
+                (Some(Token::Symbol(',' | '*')), _) => self.at += 1,
+                (Some(Token::Name(key)), Some((Token::Symbol('='), _))) => {
+                    let line = self.line();
+                    self.at += 2;
+                    let from = self.at;
+                    let node = self.value(depth + 1)?;
+                    let mut node = self.rest(node, from);
+                    node.line = line;
+                    arguments.push((key, node));
+                }
+                // Positional arguments have no name to judge; their place stands for one.
+                (Some(_), _) => {
+                    let from = self.at;
+                    let node = self.value(depth + 1)?;
+                    let node = self.rest(node, from);
+                    arguments.push((format!("#{}", arguments.len()), node));
+                }
+            }
+        }
+    }
+
+    fn unclosed(&self, line: usize, close: char) -> SyntaxError {
+        SyntaxError::new(self.file, line, format!("`{close}` is missing"))
+    }
+}
+
+fn shown(tokens: &[Placed]) -> String {
+    let words: Vec<String> = tokens
+        .iter()
+        .map(|(token, _)| match token {
+            Token::Name(t) | Token::Number(t) => t.clone(),
+            Token::Text(t) => format!("\"{t}\""),
+            Token::Symbol(c) => c.to_string(),
+            Token::Newline => String::new(),
+        })
+        .collect();
+    words.join(" ")
+}
+
+/// `8 * 2048` of whole numbers.
+fn product(tokens: &[Placed]) -> Option<i64> {
+    let mut all = 1i64;
+    for (i, (token, _)) in tokens.iter().enumerate() {
+        match (i % 2, token) {
+            (0, Token::Number(n)) => all = all.checked_mul(n.replace('_', "").parse().ok()?)?,
+            (1, Token::Symbol('*')) => {}
+            _ => return None,
+        }
+    }
+    (tokens.len() % 2 == 1).then_some(all)
+}
+
+fn tokens(text: &str, path: &str) -> Result<Vec<Placed>, SyntaxError> {
+    let mut found = Vec::new();
+    let mut chars = text.chars().peekable();
+    let (mut line, mut depth) = (1, 0i64);
+    while let Some(c) = chars.next() {
+        match c {
+            '\n' => {
+                if depth <= 0 {
+                    found.push((Token::Newline, line));
+                }
+                line += 1;
+            }
+            ';' => found.push((Token::Newline, line)),
+            '\\' => {
+                if chars.next_if_eq(&'\n').is_some() {
+                    line += 1;
+                }
+            }
+            '#' => while chars.next_if(|&c| c != '\n').is_some() {},
+            '"' | '\'' => {
+                let start = line;
+                let string = string(c, &mut chars, &mut line)
+                    .ok_or_else(|| SyntaxError::new(path, start, "a string is not closed"))?;
+                found.push((Token::Text(string), start));
+            }
+            c if c.is_whitespace() => {}
+            c if c.is_alphabetic() || c == '_' => {
+                let mut name = String::from(c);
+                while let Some(c) = chars.next_if(|&c| c.is_alphanumeric() || c == '_') {
+                    name.push(c);
+                }
+                found.push((Token::Name(name), line));
+            }
+            c if c.is_ascii_digit() => {
+                let mut number = String::from(c);
+                while let Some(c) =
+                    chars.next_if(|&c| c.is_ascii_alphanumeric() || c == '.' || c == '_')
+                {
+                    number.push(c);
+                    if matches!(c, 'e' | 'E') {
+                        number.extend(chars.next_if(|&c| c == '-' || c == '+'));
+                    }
+                }
+                found.push((Token::Number(number), line));
+            }
+            c => {
+                depth += i64::from("([{".contains(c)) - i64::from(")]}".contains(c));
+                found.push((Token::Symbol(c), line));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The rest of a string after its first quote; triple quotes included.
+fn string(
+    quote: char,
+    chars: &mut std::iter::Peekable<std::str::Chars<'_>>,
+    line: &mut usize,
+) -> Option<String> {
+    let mut triple = false;
+    if chars.peek() == Some(&quote) {
+        chars.next();
+        if chars.next_if_eq(&quote).is_none() {
+            return Some(String::new());
+        }
+        triple = true;
+    }
+    let mut text = String::new();
+    loop {
+        let c = chars.next()?;
+        if c == '\n' {
+            if !triple {
+                return None;
+            }
+            *line += 1;
+        }
+        match c {
+            '\\' => match chars.next()? {
+                'n' => text.push('\n'),
+                't' => text.push('\t'),
+                '\n' => *line += 1,
+                c => text.push(c),
+            },
+            c if c == quote && !triple => return Some(text),
+            c if c == quote => {
+                text.push(c);
+                if text.ends_with(&String::from(quote).repeat(3)) {
+                    text.truncate(text.len() - 3);
+                    return Some(text);
+                }
+            }
+            c => text.push(c),
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Trees as text: JSON, YAML, TOML, Python.
+
+use super::{Node, Value};
+
+/// A JSON document.
+#[must_use]
+pub fn json(root: &Node) -> String {
+    let mut text = String::new();
+    json_into(&root.value, 0, &mut text);
+    text.push('\n');
+    text
+}
+
+fn json_into(value: &Value, depth: usize, out: &mut String) {
+    let pad = |n: usize| "  ".repeat(n);
+    match value {
+        Value::Table(entries) | Value::Call(_, entries) if !entries.is_empty() => {
+            out.push_str("{\n");
+            for (i, (key, node)) in entries.iter().enumerate() {
+                out.push_str(&format!("{}{}: ", pad(depth + 1), quoted(key)));
+                json_into(&node.value, depth + 1, out);
+                out.push_str(if i + 1 < entries.len() { ",\n" } else { "\n" });
+            }
+            out.push_str(&format!("{}}}", pad(depth)));
+        }
+        Value::Table(_) | Value::Call(..) => out.push_str("{}"),
+        Value::List(items) => {
+            out.push('[');
+            for (i, item) in items.iter().enumerate() {
+                if i > 0 {
+                    out.push_str(", ");
+                }
+                json_into(&item.value, depth, out);
+            }
+            out.push(']');
+        }
+        _ => out.push_str(&scalar(value, &Words::JSON)),
+    }
+}
+
+/// A YAML document: block mappings, flow lists.
+#[must_use]
+pub fn yaml(root: &Node) -> String {
+    let mut text = String::new();
+    yaml_into(root.entries(), 0, &mut text);
+    text
+}
+
+fn yaml_into(entries: &[(String, Node)], depth: usize, out: &mut String) {
+    for (key, node) in entries {
+        let pad = "  ".repeat(depth);
+        match &node.value {
+            Value::Table(inner) if !inner.is_empty() => {
+                out.push_str(&format!("{pad}{key}:\n"));
+                yaml_into(inner, depth + 1, out);
+            }
+            Value::List(items) => {
+                let items: Vec<String> = items.iter().map(|i| yaml_scalar(&i.value)).collect();
+                out.push_str(&format!("{pad}{key}: [{}]\n", items.join(", ")));
+            }
+            Value::Table(_) => out.push_str(&format!("{pad}{key}: {{}}\n")),
+            value => out.push_str(&format!("{pad}{key}: {}\n", yaml_scalar(value))),
+        }
+    }
+}
+
+fn yaml_scalar(value: &Value) -> String {
+    match value {
+        // Words that every YAML reader takes for text stay bare.
+        Value::Str(s) if is_plain(s) => s.clone(),
+        _ => scalar(value, &Words::JSON),
+    }
+}
+
+fn is_plain(text: &str) -> bool {
+    let word = |c: char| c.is_ascii_alphanumeric() || "_-./".contains(c);
+    let reserved = ["null", "true", "false", "yes", "no", "on", "off", "y", "n"];
+    text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/')
+        && text.chars().all(word)
+        && !reserved.contains(&text.to_lowercase().as_str())
+}
+
+/// A TOML document: sections with their scalars and lists first, then sections below them.
+#[must_use]
+pub fn toml(root: &Node) -> String {
+    let mut text = String::new();
+    toml_into(root.entries(), "", &mut text);
+    text
+}
+
+fn toml_into(entries: &[(String, Node)], section: &str, out: &mut String) {
+    let (tables, values): (Vec<_>, Vec<_>) = entries
+        .iter()
+        .partition(|(_, node)| matches!(node.value, Value::Table(_)));
+    if !values.is_empty() && !section.is_empty() {
+        if !out.is_empty() {
+            out.push('\n');
+        }
+        out.push_str(&format!("[{section}]\n"));
+    }
+    for (key, node) in values {
+        out.push_str(&format!("{key} = {}\n", inline(node, &Words::JSON)));
+    }
+    for (key, node) in tables {
+        let below = if section.is_empty() {
+            key.clone()
+        } else {
+            format!("{section}.{key}")
+        };
+        toml_into(node.entries(), &below, out);
+    }
+}
+
+/// A Python expression.
+#[must_use]
+pub fn python(node: &Node) -> String {
+    inline(node, &Words::PYTHON)
+}
+
+fn inline(node: &Node, words: &Words) -> String {
+    match &node.value {
+        Value::List(items) => {
+            let nested = items.iter().any(|i| matches!(i.value, Value::List(_)));
+            let items: Vec<String> = items.iter().map(|i| inline(i, words)).collect();
+            if nested {
+                format!("[\n    {},\n]", items.join(",\n    "))
+            } else {
+                format!("[{}]", items.join(", "))
+            }
+        }
+        Value::Call(name, arguments) => {
+            let arguments: Vec<String> = arguments
+                .iter()
+                .map(|(key, node)| format!("{key}={}", inline(node, words)))
+                .collect();
+            format!("{name}({})", arguments.join(", "))
+        }
+        Value::Table(entries) => {
+            let entries: Vec<String> = entries
+                .iter()
+                .map(|(key, node)| format!("{}: {}", quoted(key), inline(node, words)))
+                .collect();
+            format!("{{{}}}", entries.join(", "))
+        }
+        value => scalar(value, words),
+    }
+}
+
+/// The words of a syntax for what has no other form.
+struct Words {
+    null: &'static str,
+    yes: &'static str,
+    no: &'static str,
+}
+
+impl Words {
+    const JSON: Self = Self {
+        null: "null",
+        yes: "true",
+        no: "false",
+    };
+    const PYTHON: Self = Self {
+        null: "None",
+        yes: "True",
+        no: "False",
+    };
+}
+
+fn scalar(value: &Value, words: &Words) -> String {
+    match value {
+        Value::Null => words.null.to_owned(),
+        Value::Bool(true) => words.yes.to_owned(),
+        Value::Bool(false) => words.no.to_owned(),
+        Value::Int(i) => i.to_string(),
+        Value::Float(f) => format!("{f:?}"),
+        Value::Str(s) => quoted(s),
+        Value::Expression(text) => text.clone(),
+        Value::List(_) | Value::Table(_) | Value::Call(..) => String::new(),
+    }
+}
+
+/// Double quotes with the escapes that JSON, YAML, TOML and Python share.
+fn quoted(text: &str) -> String {
+    let mut out = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            '\n' => out.push_str("\\n"),
+            '\t' => out.push_str("\\t"),
+            '\r' => out.push_str("\\r"),
+            c if c.is_control() => out.push_str(&format!("\\u{:04x}", c as u32)),
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}

@@ -1,0 +1,247 @@
+//! accelerate (FSDP2) and axolotl, which both drive Hugging Face's trainer.
+
+use spec::{CpKind, Precision, Zero};
+
+use super::launch::{Program, Starter};
+use super::{ExportedFile, Job, Limits, heading};
+use crate::config::{Node, write};
+use crate::grammar::recompute_name;
+use crate::strategy::{Decisions, Recompute};
+
+const ACCELERATE: &str = "accelerate.yaml";
+const AXOLOTL: &str = "axolotl.yaml";
+
+/// What accelerate's file does not hold goes to the training script as the trainer's arguments.
+pub(crate) fn accelerate_program(job: &Job<'_>) -> Program {
+    let d = job.decisions;
+    Program {
+        setup: vec![": \"${TRAIN_SCRIPT:?set TRAIN_SCRIPT to your training script}\"".to_owned()],
+        starter: Starter::Accelerate,
+        arguments: format!(
+            "--config_file \"$HERE/{ACCELERATE}\" \"$TRAIN_SCRIPT\" \\\n  \
+             --per_device_train_batch_size {} --gradient_accumulation_steps {} --max_length {} \"$@\"",
+            d.micro_batch, d.num_micro_batches, job.workload.seq_len
+        ),
+    }
+}
+
+pub(crate) fn axolotl_program() -> Program {
+    Program {
+        setup: Vec::new(),
+        starter: Starter::Torchrun,
+        arguments: format!("-m axolotl.cli.train \"$HERE/{AXOLOTL}\" \"$@\""),
+    }
+}
+
+/// What neither of the two can express.
+fn refuse(job: &Job<'_>, limits: &mut Limits) {
+    let d = job.decisions;
+    limits.refuse(
+        d.pp > 1,
+        format!("pp={}", d.pp),
+        "it has no pipeline parallelism",
+        Some(("pp", "1".to_owned())),
+    );
+    limits.refuse(
+        d.sequence_parallel,
+        "sp=on",
+        "Transformers' tensor-parallel plans keep activations whole",
+        Some(("sp", "off".to_owned())),
+    );
+    let kv = job.model.attention.kv_heads();
+    limits.refuse(
+        !kv.is_multiple_of(d.tp),
+        format!("tp={}", d.tp),
+        format!("tp must divide the {kv} key/value heads"),
+        Some(("tp", "1".to_owned())),
+    );
+    let sharing = d.dp_shard * d.cp;
+    limits.refuse(
+        matches!(d.zero, Zero::Z1 | Zero::Z2) && sharing > 1,
+        format!("zero={}", u8::from(d.zero)),
+        "FSDP2 shards parameters, gradients and states together",
+        Some(("zero", "3".to_owned())),
+    );
+    limits.refuse(
+        d.zero == Zero::Z0 && d.dp_replicate > 1 && d.tp * d.cp > 1,
+        "zero=0 with tp or cp",
+        "replicated data parallelism stands alone",
+        Some(("zero", "3".to_owned())),
+    );
+    limits.refuse(
+        d.cp > 1 && d.zero != Zero::Z3,
+        format!("cp={} with zero={}", d.cp, u8::from(d.zero)),
+        "context-parallel ranks always shard the states",
+        Some(("zero", "3".to_owned())),
+    );
+    limits.refuse(
+        d.cp > 1 && d.cp_kind == CpKind::AllToAll,
+        "cp_kind=all_to_all",
+        "Ulysses comes with DeepSpeed there, not with FSDP2",
+        Some(("cp_kind", CpKind::AllGather.name().to_owned())),
+    );
+    let whole = matches!(
+        d.recompute,
+        Recompute::None | Recompute::Full | Recompute::Layers(0)
+    );
+    limits.refuse(
+        !whole,
+        format!("recompute={}", recompute_name(d.recompute)),
+        "it checkpoints whole layers, all of them",
+        Some(("recompute", "full".to_owned())),
+    );
+    overlap(d, limits);
+}
+
+fn overlap(d: &Decisions, limits: &mut Limits) {
+    let o = d.overlap;
+    let off = !o.grad_reduce && d.dp() * d.cp > 1 || !o.param_gather && d.zero != Zero::Z0;
+    limits.refuse(
+        off || o.tensor_parallel && d.tp > 1,
+        "overlap",
+        "FSDP2 overlaps gathering and reduction, and nothing else; there is no switch",
+        Some(("overlap", "grad+param+pp".to_owned())),
+    );
+}
+
+pub(crate) fn accelerate(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile> {
+    let d = job.decisions;
+    refuse(job, limits);
+    limits.refuse(
+        d.ep > 1 || d.etp > 1,
+        format!("ep={}, etp={}", d.ep, d.etp),
+        "it has no expert parallelism",
+        Some(("ep", "1".to_owned())),
+    );
+    let nodes = job.workload.gpus.div_ceil(job.gpus_per_node.max(1));
+    let sharded = d.zero == Zero::Z3;
+    let mut root = Node::table();
+    root.set("compute_environment", "LOCAL_MACHINE");
+    let kind = match (sharded, job.workload.gpus) {
+        (true, _) => "FSDP",
+        (false, 1) => "NO",
+        (false, _) => "MULTI_GPU",
+    };
+    root.set("distributed_type", kind);
+    let precision = match job.workload.precision {
+        Precision::Fp32 => "no",
+        Precision::Fp16 => "fp16",
+        Precision::Bf16 => "bf16",
+        Precision::Fp8 => "fp8",
+    };
+    root.set("mixed_precision", precision);
+    root.set("num_machines", nodes);
+    root.set("machine_rank", 0);
+    root.set("num_processes", job.workload.gpus);
+    root.set("main_training_function", "main");
+    root.set("use_cpu", false);
+    root.set("debug", false);
+    if sharded {
+        let fsdp = |key: &str| format!("fsdp_config.fsdp_{key}");
+        root.set(&fsdp("version"), 2);
+        root.set(&fsdp("auto_wrap_policy"), "TRANSFORMER_BASED_WRAP");
+        root.set(&fsdp("reshard_after_forward"), d.reshard_after_forward);
+        let full = d.recompute == Recompute::Full;
+        root.set(&fsdp("activation_checkpointing"), full);
+        root.set(&fsdp("state_dict_type"), "SHARDED_STATE_DICT");
+    } else {
+        limits.note(
+            d.recompute == Recompute::Full,
+            "without FSDP recomputation is the trainer's: pass --gradient_checkpointing true",
+        );
+    }
+    if sharded || d.tp > 1 {
+        let axis = |key: &str| format!("parallelism_config.parallelism_config_{key}");
+        root.set(&axis("dp_replicate_size"), d.dp_replicate);
+        root.set(&axis("dp_shard_size"), d.dp_shard);
+        root.set(&axis("tp_size"), d.tp);
+        root.set(&axis("cp_size"), d.cp);
+        if d.cp > 1 {
+            // The rotation by all-to-all is PyTorch's ring.
+            let kind = match d.cp_kind {
+                CpKind::AllGather | CpKind::AllToAll => "allgather",
+                CpKind::Ring => "alltoall",
+            };
+            root.set(&axis("cp_backend"), "torch");
+            root.set(&axis("cp_comm_strategy"), kind);
+        }
+    }
+    limits.note(
+        true,
+        "accelerate's file has no batch and no sequence: the launch script passes them to TRAIN_SCRIPT \
+         as Trainer arguments (--launcher torchrun)",
+    );
+    yaml(job, ACCELERATE, &root)
+}
+
+pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile> {
+    let d = job.decisions;
+    refuse(job, limits);
+    limits.refuse(
+        d.etp > 1,
+        format!("etp={}", d.etp),
+        "experts are not split",
+        Some(("etp", "1".to_owned())),
+    );
+    limits.refuse(
+        d.ep > 1 && d.ep * d.dp_shard != job.workload.gpus,
+        format!("ep={} with dp_shard={}", d.ep, d.dp_shard),
+        "expert_parallel_size times dp_shard_size must be the number of GPUs",
+        Some(("ep", "1".to_owned())),
+    );
+    let mut root = Node::table();
+    root.set("base_model", job.model_name);
+    root.set("sequence_len", job.workload.seq_len);
+    root.set("micro_batch_size", d.micro_batch);
+    root.set("gradient_accumulation_steps", d.num_micro_batches);
+    match job.workload.precision {
+        Precision::Fp32 => root.set("bf16", false),
+        Precision::Fp16 => root.set("fp16", true),
+        Precision::Bf16 => root.set("bf16", true),
+        Precision::Fp8 => {
+            root.set("bf16", true);
+            root.set("fp8", true);
+        }
+    }
+    root.set("gradient_checkpointing", d.recompute == Recompute::Full);
+    if d.zero == Zero::Z3 {
+        root.set("dp_shard_size", d.dp_shard);
+        root.set("dp_replicate_size", d.dp_replicate);
+        root.set("tensor_parallel_size", d.tp);
+        root.set("context_parallel_size", d.cp);
+        if d.cp > 1 {
+            let function = match d.cp_kind {
+                CpKind::Ring => "batch_ring",
+                CpKind::AllGather | CpKind::AllToAll => "varlen_llama3",
+            };
+            root.set("ring_attn_func", function);
+            root.set("flash_attention", true);
+        }
+        root.set("fsdp_version", 2);
+        root.set("fsdp_config.reshard_after_forward", d.reshard_after_forward);
+        root.set("fsdp_config.auto_wrap_policy", "TRANSFORMER_BASED_WRAP");
+        root.set("fsdp_config.state_dict_type", "SHARDED_STATE_DICT");
+    } else if d.tp > 1 {
+        root.set("tensor_parallel_size", d.tp);
+    }
+    if d.ep > 1 {
+        root.set(
+            "plugins",
+            vec!["axolotl.integrations.expert_parallel.ExpertParallelPlugin"],
+        );
+        root.set("expert_parallel_size", d.ep);
+    }
+    limits.note(
+        true,
+        "add your datasets, optimizer and output folder to axolotl.yaml",
+    );
+    yaml(job, AXOLOTL, &root)
+}
+
+fn yaml(job: &Job<'_>, name: &str, root: &Node) -> Vec<ExportedFile> {
+    vec![ExportedFile {
+        name: name.to_owned(),
+        text: format!("# {}\n{}", heading(job), write::yaml(root)),
+        executable: false,
+    }]
+}

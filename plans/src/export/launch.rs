@@ -1,0 +1,189 @@
+//! What starts the ranks: `torchrun` on every node, a Slurm batch script, a Kubernetes job.
+
+use super::{ExportedFile, Job, Launcher, heading};
+
+/// How a training system is started with its configuration.
+#[derive(Clone, Debug)]
+pub(crate) struct Program {
+    /// Shell lines that come first; `$HERE` is the folder of the exported files.
+    pub(crate) setup: Vec<String>,
+    /// What makes processes of the program.
+    pub(crate) starter: Starter,
+    /// The program and its arguments, as shell words.
+    pub(crate) arguments: String,
+}
+
+/// What makes processes of the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Starter {
+    /// One process per device by `torchrun`.
+    Torchrun,
+    /// The same by `accelerate launch`, which reads the number of processes from its file.
+    Accelerate,
+}
+
+/// Port of the rendezvous unless the environment says otherwise (torchrun's own default).
+const PORT: u16 = 29500;
+
+/// Where the files lie in a pod.
+const MOUNT: &str = "/etc/vescale-plan";
+
+/// The launch script or manifest.
+pub(crate) fn script(
+    job: &Job<'_>,
+    launcher: Launcher,
+    program: &Program,
+    files: &[ExportedFile],
+) -> ExportedFile {
+    let (name, text, executable) = match launcher {
+        Launcher::Torchrun => ("launch.sh", torchrun(job, program), true),
+        Launcher::Slurm => ("launch.sbatch", slurm(job, program), true),
+        Launcher::Kubernetes => ("job.yaml", kubernetes(job, program, files), false),
+    };
+    ExportedFile {
+        name: name.to_owned(),
+        text,
+        executable,
+    }
+}
+
+/// Nodes, and devices on each.
+fn shape(job: &Job<'_>) -> (u64, u64) {
+    let each = job.gpus_per_node.min(job.workload.gpus).max(1);
+    (job.workload.gpus.div_ceil(each), each)
+}
+
+/// The command that starts this node's ranks.
+fn command(job: &Job<'_>, program: &Program) -> String {
+    let (nodes, each) = shape(job);
+    let gpus = job.workload.gpus;
+    match program.starter {
+        Starter::Torchrun => format!(
+            "torchrun --nnodes {nodes} --nproc-per-node {each} --node-rank \"$NODE_RANK\" \\\n  \
+             --master-addr \"$MASTER_ADDR\" --master-port \"$MASTER_PORT\" \\\n  {}",
+            program.arguments
+        ),
+        Starter::Accelerate => format!(
+            "accelerate launch --num_machines {nodes} --num_processes {gpus} --machine_rank \"$NODE_RANK\" \\\n  \
+             --main_process_ip \"$MASTER_ADDR\" --main_process_port \"$MASTER_PORT\" \\\n  {}",
+            program.arguments
+        ),
+    }
+}
+
+fn torchrun(job: &Job<'_>, program: &Program) -> String {
+    let (nodes, _) = shape(job);
+    let mut text = format!("#!/usr/bin/env bash\n# {}\n", heading(job));
+    if nodes > 1 {
+        text.push_str(&format!(
+            "# Start it on each of the {nodes} nodes with NODE_RANK=0 … {} and MASTER_ADDR set to the first.\n",
+            nodes - 1
+        ));
+    }
+    text.push_str("set -euo pipefail\n");
+    text.push_str("HERE=\"$(cd \"$(dirname \"${BASH_SOURCE[0]}\")\" && pwd)\"\n");
+    text.push_str("NODE_RANK=\"${NODE_RANK:-0}\"\n");
+    text.push_str("MASTER_ADDR=\"${MASTER_ADDR:-localhost}\"\n");
+    text.push_str(&format!("MASTER_PORT=\"${{MASTER_PORT:-{PORT}}}\"\n"));
+    for line in &program.setup {
+        text.push_str(&format!("{line}\n"));
+    }
+    text.push_str(&format!("exec {}\n", command(job, program)));
+    text
+}
+
+fn slurm(job: &Job<'_>, program: &Program) -> String {
+    let (nodes, each) = shape(job);
+    let mut text = format!(
+        "#!/usr/bin/env bash\n\
+         #SBATCH --job-name={}\n\
+         #SBATCH --nodes={nodes}\n\
+         #SBATCH --ntasks-per-node=1\n\
+         #SBATCH --gpus-per-node={each}\n\
+         #SBATCH --exclusive\n\
+         # {}\n\
+         set -euo pipefail\n\
+         # Slurm runs a copy of this script; the files lie where it was submitted from.\n\
+         HERE=\"${{HERE:-$SLURM_SUBMIT_DIR}}\"\n\
+         export HERE\n\
+         MASTER_ADDR=\"$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)\"\n\
+         export MASTER_ADDR\n\
+         export MASTER_PORT=\"${{MASTER_PORT:-{PORT}}}\"\n",
+        label(&job.model.name),
+        heading(job),
+    );
+    // One task per node; each finds its rank in its own environment.
+    text.push_str("srun --kill-on-bad-exit=1 bash -c '\n");
+    text.push_str("set -euo pipefail\nNODE_RANK=\"$SLURM_NODEID\"\n");
+    for line in &program.setup {
+        text.push_str(&format!("{}\n", line.replace('\'', r"'\''")));
+    }
+    let command = command(job, program).replace('\'', r"'\''");
+    text.push_str(&format!("exec {command}\n' launch \"$@\"\n"));
+    text
+}
+
+fn kubernetes(job: &Job<'_>, program: &Program, files: &[ExportedFile]) -> String {
+    let (nodes, each) = shape(job);
+    let name = label(&job.model.name);
+    let mut text = format!(
+        "# {}\n\
+         # IMAGE is yours: it holds the training system, its data and its tokenizer.\n\
+         apiVersion: v1\nkind: Service\nmetadata:\n  name: {name}\nspec:\n  clusterIP: None\n  \
+         selector:\n    job-name: {name}\n---\n\
+         apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {name}\ndata:\n",
+        heading(job),
+    );
+    for file in files {
+        text.push_str(&format!("  {}: |\n{}", file.name, indented(&file.text, 4)));
+    }
+    let mut shell = format!(
+        "set -euo pipefail\nHERE={MOUNT}\nNODE_RANK=\"$JOB_COMPLETION_INDEX\"\n\
+         MASTER_ADDR=\"{name}-0.{name}\"\nMASTER_PORT=\"{PORT}\"\n"
+    );
+    for line in &program.setup {
+        shell.push_str(&format!("{line}\n"));
+    }
+    shell.push_str(&format!("exec {}\n", command(job, program)));
+    text.push_str(&format!(
+        "---\napiVersion: batch/v1\nkind: Job\nmetadata:\n  name: {name}\nspec:\n  \
+         completionMode: Indexed\n  completions: {nodes}\n  parallelism: {nodes}\n  backoffLimit: 0\n  \
+         template:\n    spec:\n      subdomain: {name}\n      restartPolicy: Never\n      containers:\n      \
+         - name: train\n        image: IMAGE\n        command:\n        - bash\n        - -c\n        - |\n{}        \
+         resources:\n          limits:\n            nvidia.com/gpu: {each}\n        volumeMounts:\n        \
+         - name: plan\n          mountPath: {MOUNT}\n        - name: shm\n          mountPath: /dev/shm\n      \
+         volumes:\n      - name: plan\n        configMap:\n          name: {name}\n      \
+         # NCCL between the processes of a pod needs shared memory.\n      \
+         - name: shm\n        emptyDir:\n          medium: Memory\n",
+        indented(&shell, 10),
+    ));
+    text
+}
+
+fn indented(text: &str, by: usize) -> String {
+    let pad = " ".repeat(by);
+    text.lines().fold(String::new(), |mut all, line| {
+        if !line.is_empty() {
+            all.push_str(&pad);
+            all.push_str(line);
+        }
+        all.push('\n');
+        all
+    })
+}
+
+/// A name that DNS and Slurm take: lower-case letters, digits and hyphens, at most 50.
+fn label(name: &str) -> String {
+    let letters: String = name
+        .to_lowercase()
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
+        .take(50)
+        .collect();
+    let label = letters.trim_matches('-');
+    if label.is_empty() {
+        "train".to_owned()
+    } else {
+        label.to_owned()
+    }
+}

@@ -1,0 +1,172 @@
+//! The keys of every dialect, as data: read from the systems' own parsers and configuration classes,
+//! with repository and commit.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use crate::config::{Node, Value};
+use crate::export::Dialect;
+
+/// A dialect's keys.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Schema {
+    /// Training system.
+    pub target: String,
+    /// Version.
+    pub version: String,
+    /// Repository, revision and files that the keys were read from.
+    pub source: String,
+    /// Sections whose content is the user's own: any key below is accepted.
+    #[serde(default)]
+    pub open: Vec<String>,
+    /// Type of each key, by dotted path.
+    keys: BTreeMap<String, String>,
+}
+
+/// What a key may hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A switch without a value.
+    Flag,
+    /// True or false.
+    Bool,
+    /// A whole number.
+    Int,
+    /// A number.
+    Float,
+    /// Text.
+    Str,
+    /// Anything.
+    Any,
+    /// A section.
+    Map,
+    /// A list.
+    List(Box<Kind>),
+    /// One of these words.
+    OneOf(Vec<String>),
+    /// Nothing, or what follows.
+    Optional(Box<Kind>),
+    /// Any of several.
+    Either(Vec<Kind>),
+}
+
+impl Schema {
+    /// The schema of a dialect.
+    ///
+    /// # Errors
+    /// Never for the embedded schemas; a test reads them all.
+    pub fn of(dialect: Dialect) -> Result<Self, spec::SpecError> {
+        let text = match dialect {
+            Dialect::MegatronLm => include_str!("schemas/megatron-lm-0.20.yaml"),
+            Dialect::MegatronBridge => include_str!("schemas/megatron-bridge-main.yaml"),
+            Dialect::Torchtitan02 => include_str!("schemas/torchtitan-0.2.yaml"),
+            Dialect::Torchtitan03 => include_str!("schemas/torchtitan-0.3.yaml"),
+            Dialect::TorchtitanMain => include_str!("schemas/torchtitan-main.yaml"),
+            Dialect::DeepSpeed => include_str!("schemas/deepspeed-0.19.yaml"),
+            Dialect::Accelerate => include_str!("schemas/accelerate-1.15.yaml"),
+            Dialect::Axolotl => include_str!("schemas/axolotl-0.19.yaml"),
+            Dialect::Nanotron => include_str!("schemas/nanotron-main.yaml"),
+            Dialect::VeScale => include_str!("schemas/vescale-legacy.yaml"),
+        };
+        spec::text::yaml(text, &dialect.name())
+    }
+
+    /// What a key may hold; `None` for unknown keys.
+    #[must_use]
+    pub fn kind(&self, key: &str) -> Option<Kind> {
+        if let Some(text) = self.keys.get(key) {
+            return Some(Kind::parse(text));
+        }
+        let below = |section: &String| {
+            key.strip_prefix(section.as_str())
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        self.open.iter().any(below).then_some(Kind::Any)
+    }
+
+    /// Whether keys lie below this path.
+    #[must_use]
+    pub fn is_section(&self, path: &str) -> bool {
+        let prefix = format!("{path}.");
+        self.keys
+            .keys()
+            .chain(&self.open)
+            .any(|k| k.starts_with(&prefix))
+    }
+
+    /// The known keys.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.keys.keys().map(String::as_str)
+    }
+}
+
+impl Kind {
+    /// Parses the compact notation: `int`, `[str]`, `a|b`, `int?`, `bool or str`.
+    #[must_use]
+    pub fn parse(text: &str) -> Self {
+        if text.contains(" or ") {
+            return Self::Either(text.split(" or ").map(Self::parse).collect());
+        }
+        if let Some(inner) = text.strip_suffix('?') {
+            return Self::Optional(Box::new(Self::parse(inner)));
+        }
+        if let Some(inner) = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')) {
+            return Self::List(Box::new(Self::parse(inner)));
+        }
+        match text {
+            "flag" => Self::Flag,
+            "bool" => Self::Bool,
+            "int" => Self::Int,
+            "float" => Self::Float,
+            "str" => Self::Str,
+            "any" => Self::Any,
+            "map" => Self::Map,
+            words => Self::OneOf(words.split('|').map(str::to_owned).collect()),
+        }
+    }
+
+    /// Whether a value is of this kind.
+    #[must_use]
+    pub fn accepts(&self, node: &Node) -> bool {
+        match (self, &node.value) {
+            (Self::Any, _) | (_, Value::Expression(_)) => true,
+            (Self::Flag | Self::Bool, Value::Bool(_))
+            | (Self::Int | Self::Float, Value::Int(_))
+            | (Self::Float, Value::Float(_))
+            | (Self::Str, Value::Str(_))
+            | (Self::Map, Value::Table(_) | Value::Call(..)) => true,
+            (Self::List(inner), Value::List(items)) => items.iter().all(|i| inner.accepts(i)),
+            // DeepSpeed's `5e8`.
+            (Self::Int, Value::Float(f)) => f.fract() == 0.0,
+            (Self::OneOf(words), Value::Str(word)) => words.contains(word),
+            (Self::OneOf(words), Value::Int(number)) => words.contains(&number.to_string()),
+            (Self::Optional(_), Value::Null) => true,
+            (Self::Optional(inner), _) => inner.accepts(node),
+            (Self::Either(kinds), _) => kinds.iter().any(|k| k.accepts(node)),
+            _ => false,
+        }
+    }
+
+    /// The kind in words.
+    #[must_use]
+    pub fn words(&self) -> String {
+        match self {
+            Self::Flag => "no value".to_owned(),
+            Self::Bool => "true or false".to_owned(),
+            Self::Int => "a whole number".to_owned(),
+            Self::Float => "a number".to_owned(),
+            Self::Str => "text".to_owned(),
+            Self::Any => "anything".to_owned(),
+            Self::Map => "a section".to_owned(),
+            Self::List(inner) => format!("a list of: {}", inner.words()),
+            Self::OneOf(words) => format!("one of {}", words.join(", ")),
+            Self::Optional(inner) => format!("{}, or null", inner.words()),
+            Self::Either(kinds) => {
+                let words: Vec<String> = kinds.iter().map(Self::words).collect();
+                words.join(", or ")
+            }
+        }
+    }
+}
