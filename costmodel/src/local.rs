@@ -151,7 +151,7 @@ impl Local<'_> {
         [(elements.dense, dense), (elements.expert, expert)]
     }
 
-    /// Gathering a stage's parameters, and making tensors of them.
+    /// Gathering a stage's parameters into tensors.
     ///
     /// # Errors
     /// When messages were not measured.
@@ -166,8 +166,9 @@ impl Local<'_> {
             if count > 0 && ranks > 1 {
                 let kernel = Kernel::new("all-gather", [ranks, count]);
                 time += self.message(&kernel, ranks)? * narrow;
+            } else {
+                time += self.copy(count)?;
             }
-            time += self.copy(count)?;
         }
         Ok(time)
     }

@@ -19,10 +19,6 @@ use spec::profile::Measured;
 use crate::ProfilerError;
 use crate::lanes::{Effort, Laps, measure};
 
-/// Blocks that run one after the other before the first one's backward: operands leave the caches
-/// as they do in training.
-const DEPTH: usize = 2;
-
 /// A block to measure.
 #[derive(Clone, Debug)]
 pub struct BlockRequest {
@@ -36,6 +32,9 @@ pub struct BlockRequest {
     pub seq_len: u64,
     /// Entries of the vocabulary.
     pub vocab: u64,
+    /// Equal blocks that run one after the other before the first one's backward: operands leave the
+    /// caches as they do in training.
+    pub depth: u64,
 }
 
 /// Measures every operator of a block on `ranks` ranks at a time that use `threads` threads each.
@@ -74,7 +73,7 @@ struct Held {
 impl<'r> Worker<'r> {
     fn new(request: &'r BlockRequest) -> Self {
         let trace = &request.trace;
-        let blocks = (0..DEPTH)
+        let blocks = (0..request.depth)
             .map(|_| {
                 let block = Block::new(trace.clone(), "", None, Keep::All);
                 (block, Held::new(trace, &request.position))

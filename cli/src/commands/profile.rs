@@ -15,6 +15,11 @@ use crate::commands::plan;
 use crate::error::CliError;
 use crate::output::{self, Progress, SCHEMA_VERSION};
 
+/// Equal layers to run in a row, at most: beyond this caches hold nothing of the first.
+const MOST_DEPTH: u64 = 8;
+/// Equal layers in a row when no plan says how many.
+const SUITE_DEPTH: u64 = 4;
+
 #[derive(Serialize)]
 struct ProfileJson {
     schema_version: u32,
@@ -129,7 +134,15 @@ fn of_plan(path: &Path, cores: u64) -> Result<Vec<Request>, CliError> {
     };
     let world = scenario.workload.gpus;
     let (ranks, threads) = shares(world, cores);
-    let mut requests = blocks_of(model, &layout, ranks, threads)?;
+    let depth = s
+        .stages
+        .0
+        .iter()
+        .copied()
+        .max()
+        .unwrap_or(1)
+        .min(MOST_DEPTH);
+    let mut requests = blocks_of(model, &layout, depth, (ranks, threads))?;
     let parameters = models::parameter_count(model).map_err(|e| CliError::Usage(e.to_string()))?;
     let held = (parameters / (s.tp * s.pp)).max(1);
     for elements in [held, held.div_ceil(s.dp_shard)] {
@@ -162,8 +175,8 @@ fn shares(world: u64, cores: u64) -> (u64, usize) {
 fn blocks_of(
     model: &ModelConfig,
     layout: &BlockLayout,
-    ranks: u64,
-    threads: usize,
+    depth: u64,
+    (ranks, threads): (u64, usize),
 ) -> Result<Vec<Request>, CliError> {
     let mut classes = vec![BlockClass::Embedding, BlockClass::Head];
     classes.extend((0..model.layers).map(|i| BlockClass::Layer(model.layer_class(i))));
@@ -189,6 +202,10 @@ fn blocks_of(
                 micro_batch: layout.micro_batch,
                 seq_len: layout.seq_len,
                 vocab: model.vocab,
+                depth: match class {
+                    BlockClass::Layer(_) => depth,
+                    _ => 1,
+                },
             };
             Ok(Request {
                 what: What::Block(Box::new(block)),
@@ -234,7 +251,8 @@ fn suite(suite: SuiteArg, cores: u64) -> Result<Vec<Request>, CliError> {
                                 seq_len,
                                 dtype,
                             };
-                            requests.extend(blocks_of(&model, &layout, ranks, threads)?);
+                            let shares = (ranks, threads);
+                            requests.extend(blocks_of(&model, &layout, SUITE_DEPTH, shares)?);
                         }
                     }
                 }

@@ -119,6 +119,30 @@ impl Tensor {
         };
         Self { shape, data }
     }
+
+    /// A tensor from consecutive pieces of what [`Tensor::pack`] made of tensors of this type.
+    #[must_use]
+    pub fn from_pieces<'b>(
+        shape: Vec<usize>,
+        pieces: impl IntoIterator<Item = &'b [u8]>,
+        dtype: DType,
+    ) -> Self {
+        let len = shape.iter().product();
+        let mut data = match dtype {
+            DType::Bf16 => Data::Bf16(vec![bf16::ZERO; len]),
+            _ => Data::F32(vec![0.0; len]),
+        };
+        let mut bytes: &mut [u8] = match &mut data {
+            Data::F32(data) => bytemuck::cast_slice_mut(data),
+            Data::Bf16(data) => bytemuck::cast_slice_mut(data),
+        };
+        for piece in pieces {
+            let (here, rest) = bytes.split_at_mut(piece.len());
+            here.copy_from_slice(piece);
+            bytes = rest;
+        }
+        Self { shape, data }
+    }
 }
 
 /// What stands behind a traced tensor.

@@ -167,12 +167,14 @@ impl States {
                 None => rounded(&partition.master, self.dtype).pack(),
             };
             let parts = group.all_gather(comm, "parameters", shard)?.wait(comm)?;
-            let mut flat = Vec::with_capacity(partition.elements);
-            for part in parts {
-                let len = part.len() / self.dtype.size() as usize;
-                flat.extend(Tensor::unpack(vec![len], &part, self.dtype).into_f32());
+            let size = self.dtype.size() as usize;
+            for (slot, value) in self.slots.iter().zip(&mut self.values) {
+                if slot.kind == partition.kind {
+                    let wanted = slot.offset * size..(slot.offset + slot.len) * size;
+                    let pieces = pieces(&parts, wanted);
+                    *value = Some(Tensor::from_pieces(slot.shape(), pieces, self.dtype));
+                }
             }
-            self.set_values(p, &flat);
         }
         Ok(())
     }
@@ -496,6 +498,18 @@ impl Partition {
         };
         range.start - base..range.end - base
     }
+}
+
+/// A range of the bytes that messages hold after each other.
+fn pieces(parts: &[comm::Message], wanted: Range<usize>) -> impl Iterator<Item = &[u8]> {
+    let mut start = 0;
+    parts.iter().filter_map(move |part| {
+        let (first, end) = (start, start + part.len());
+        start = end;
+        let from = wanted.start.max(first);
+        let to = wanted.end.min(end);
+        (from < to).then(|| &part[from - first..to - first])
+    })
 }
 
 /// What of a slot lies in a range of its partition, if anything.
