@@ -333,6 +333,10 @@ pub(crate) struct RunArgs {
     /// Write the timeline of the last step, measured and predicted, for Perfetto
     #[arg(long)]
     pub(crate) trace: Option<PathBuf>,
+    /// Stop at the first operator of this name, such as model.layers.0.mlp.down_proj, and show what it
+    /// read and wrote
+    #[arg(long, value_name = "NAME")]
+    pub(crate) break_at: Option<String>,
     /// Write a line of JSON per step: loss, gradient norm, time
     #[arg(long)]
     pub(crate) log: Option<PathBuf>,

@@ -280,3 +280,104 @@ fn bad_input_has_one_clear_message() {
         assert_eq!(stderr.lines().count(), 1, "{args:?}: {stderr}");
     }
 }
+
+#[test]
+fn a_profile_predicts_what_run_measures() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let plan = examples().join("nanogpt-tp2-pp2.yaml");
+    let plan = plan.to_str().expect("a path in UTF-8");
+    let measured = answer(&run(folder.path(), &["profile", plan, "--json"]));
+    let kernels = measured["measured"].as_array().expect("a list");
+    assert!(kernels.iter().any(|m| m["kernel"] == "matmul forward f32"));
+    // The profile lies where `run` and `--cluster local` look for it.
+    let trained = answer(&run(
+        folder.path(),
+        &["run", plan, "--steps", "3", "--json", "--log", "log.jsonl"],
+    ));
+    let predicted = trained["predicted_step_time_s"].as_f64().expect("a time");
+    assert!(predicted > 0.0);
+    for phase in ["F", "B", "optimizer", "send F"] {
+        let phases = trained["phases"].as_array().expect("a list");
+        let found = phases.iter().find(|p| p["phase"] == phase);
+        let time = found.and_then(|p| p["predicted_s"].as_f64());
+        assert!(time.is_some_and(|t| t > 0.0), "{phase}");
+    }
+    let log = fs::read_to_string(folder.path().join("log.jsonl")).expect("a log");
+    assert_eq!(log.lines().count(), 3);
+    let line: Value = serde_json::from_str(log.lines().next().expect("a line")).expect("JSON");
+    assert!(
+        line["mfu"]
+            .as_f64()
+            .is_some_and(|mfu| mfu > 0.0 && mfu < 1.0)
+    );
+    let model = examples().join("nanogpt/config.json");
+    let model = model.to_str().expect("a path in UTF-8");
+    let shared = ["--seq", "64", "--global-batch", "16", "--precision", "fp32"];
+    let mut args = vec![
+        "estimate",
+        "--model",
+        model,
+        "--cluster",
+        "local",
+        "--gpus",
+        "4",
+    ];
+    args.extend([
+        "--strategy",
+        "tp=2,pp=2,sp=on,mbs=2,schedule=1f1b",
+        "--json",
+    ]);
+    args.extend(shared);
+    let estimated = answer(&run(folder.path(), &args));
+    assert_eq!(estimated["inputs"]["runtime"], "vescale");
+    assert_eq!(
+        estimated["predicted"]["step_time_s"].as_f64(),
+        Some(predicted)
+    );
+}
+
+#[test]
+fn a_local_cluster_says_what_it_needs() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let args = [
+        "estimate",
+        "--model",
+        "gpt2",
+        "--cluster",
+        "local",
+        "--gpus",
+        "2",
+        "--strategy",
+        "tp=2",
+    ];
+    let output = run(folder.path(), &args);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        stderr.contains("`vescale-plan profile` measures this machine"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn a_break_shows_what_an_operator_read_and_wrote() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let plan = examples().join("nanogpt-single.yaml");
+    let plan = plan.to_str().expect("a path in UTF-8");
+    let at = |name: &str| run(folder.path(), &["run", plan, "-q", "--break-at", name]);
+    let output = at("transformer.h.2.mlp.c_fc");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(
+        text.starts_with("rank 0: transformer.h.2.mlp.c_fc Matmul (forward), step 0"),
+        "{text}"
+    );
+    assert!(text.contains("wrote mlp.c_fc.output F32"), "{text}");
+    let wrong = at("transformer.h.2.mlp.c_fx");
+    let stderr = String::from_utf8_lossy(&wrong.stderr).into_owned();
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(
+        stderr.contains("did you mean `transformer.h.2.mlp.c_fc`?"),
+        "{stderr}"
+    );
+}

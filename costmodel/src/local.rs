@@ -35,24 +35,23 @@ pub(crate) fn adapted(mut runtime: Runtime) -> Result<Runtime, CostError> {
             ),
         });
     }
-    let none = |source: &str| source.to_owned();
-    let source = "ranks are threads of one process";
     let overheads = &mut runtime.overheads;
     for time in [&mut overheads.launch, &mut overheads.step] {
-        *time = Sourced {
-            value: Seconds(0.0),
-            origin: Origin::Assumed,
-            source: none("part of every measured kernel"),
-        };
+        *time = here(Seconds(0.0), "part of every measured kernel");
     }
     for bytes in [&mut overheads.context, &mut overheads.workspace] {
-        *bytes = Sourced {
-            value: Bytes(0),
-            origin: Origin::Assumed,
-            source: none(source),
-        };
+        *bytes = here(Bytes(0), "ranks are threads of one process");
     }
+    overheads.fragmentation = here(1.0, "the executor counts bytes that it uses");
     Ok(runtime)
+}
+
+fn here<T>(value: T, source: &str) -> Sourced<T> {
+    Sourced {
+        value,
+        origin: Origin::Assumed,
+        source: source.to_owned(),
+    }
 }
 
 /// Prices of a strategy on this machine.

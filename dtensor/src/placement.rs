@@ -22,6 +22,28 @@ pub const BLOCK_AXES: [Axis; 4] = [Axis::Tp, Axis::Cp, Axis::Ep, Axis::Etp];
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Placements(pub [Placement; 4]);
 
+impl std::fmt::Display for Placement {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Replicate => f.write_str("Replicate"),
+            Self::Shard(dim) => write!(f, "Shard({dim})"),
+            Self::Interleaved(dim, parts) => write!(f, "Interleaved({dim}, {parts})"),
+            Self::Partial => f.write_str("Partial"),
+        }
+    }
+}
+
+impl std::fmt::Display for Placements {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let placed = BLOCK_AXES.iter().zip(&self.0);
+        for (index, (axis, placement)) in placed.enumerate() {
+            let gap = if index > 0 { ", " } else { "" };
+            write!(f, "{gap}{}: {placement}", axis.name())?;
+        }
+        Ok(())
+    }
+}
+
 /// Sizes of the axes inside a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockMesh {

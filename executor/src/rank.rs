@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use dtensor::comm::{Communicator, Group};
-use dtensor::cpu::{ExactSum, Half, Machine, MicroBatch, Tensor};
+use dtensor::cpu::{ExactSum, FirstNonFinite, Half, Machine, MicroBatch, Tensor, Watch};
 use plans::{Action, ActionKind, Event, Stream};
 use spec::{DType, Seconds};
 
@@ -65,6 +65,7 @@ impl<'j> Rank<'j> {
         mesh: &'j Mesh,
         comm: &'j dyn Communicator,
         threads: usize,
+        watch: Option<&'j dyn Watch>,
     ) -> Result<Self, ExecutorError> {
         let rank = comm.rank();
         let place = mesh.place(rank);
@@ -79,7 +80,7 @@ impl<'j> Rank<'j> {
             } else {
                 job.settings.seed
             },
-            watch: None,
+            watch,
         };
         let plan = Plan {
             model: &job.model,
@@ -159,12 +160,7 @@ impl<'j> Rank<'j> {
         self.world.barrier(self.machine.comm)?;
         let start = Instant::now();
         self.report.events.clear();
-        let mut last_backward: HashMap<u32, u32> = HashMap::new();
-        for a in self.actions {
-            if matches!(a.kind, ActionKind::B | ActionKind::W) {
-                last_backward.insert(a.stage, a.micro_batch);
-            }
-        }
+        let last_backward = self.last_backward();
         let actions = self.actions;
         for &action in actions {
             let from = start.elapsed().as_secs_f64();
@@ -185,6 +181,25 @@ impl<'j> Rank<'j> {
             gradient_norm: last(&self.report.gradient_norms),
             seconds,
         })
+    }
+
+    /// Micro-batch of every stage's last backward.
+    fn last_backward(&self) -> HashMap<u32, u32> {
+        let backward = |a: &&Action| matches!(a.kind, ActionKind::B | ActionKind::W);
+        let done = self.actions.iter().filter(backward);
+        done.map(|a| (a.stage, a.micro_batch)).collect()
+    }
+
+    /// Runs the passes of a step again, to name the operator that made the first number that is not
+    /// finite. Weights are still what they were; gradients are of no use any more.
+    fn name_non_finite(&mut self, step: u64) -> Result<(), ExecutorError> {
+        self.machine.watch = Some(&FirstNonFinite);
+        let last_backward = self.last_backward();
+        for &action in self.actions.iter().filter(|a| a.kind != ActionKind::Optim) {
+            self.act(action, step, &last_backward)?;
+        }
+        self.world.barrier(self.machine.comm)?;
+        Ok(())
     }
 
     fn act(
@@ -390,6 +405,7 @@ impl<'j> Rank<'j> {
         let norm = squares.value().sqrt();
         for (what, value) in [("the loss", loss), ("the gradient norm", norm)] {
             if !value.is_finite() {
+                self.name_non_finite(step)?;
                 return Err(ExecutorError::NotFinite { step, what, value });
             }
         }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::thread::{Scope, ScopedJoinHandle};
 
 use dtensor::comm::{Communicator, local};
+use dtensor::cpu::Watch;
 use plans::Timeline;
 use sha2::{Digest, Sha256};
 
@@ -45,6 +46,8 @@ pub struct Session<'a> {
     pub checkpoints: Option<&'a Checkpoints>,
     /// Who is told how it goes.
     pub observer: &'a dyn Observer,
+    /// Who sees every operator.
+    pub watch: Option<&'a dyn Watch>,
 }
 
 /// When and where to save.
@@ -186,7 +189,7 @@ fn one_rank(
     threads: usize,
 ) -> Result<(RankReport, Vec<Piece>), ExecutorError> {
     let job = session.job;
-    let mut rank = Rank::new(job, mesh, comm, threads)?;
+    let mut rank = Rank::new(job, mesh, comm, threads, session.watch)?;
     let mut first = 0;
     if let Some((source, step)) = session.start {
         rank.load(source)?;

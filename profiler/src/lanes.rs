@@ -23,8 +23,8 @@ pub struct Effort {
 impl Effort {
     /// A minute or two for a whole profile.
     pub const QUICK: Self = Self {
-        time: Duration::from_millis(250),
-        least: 5,
+        time: Duration::from_millis(100),
+        least: 4,
         most: 200,
     };
     /// Several minutes.

@@ -162,6 +162,7 @@ fn reshard(args: &ReshardArgs) -> Result<ExitCode, CliError> {
         observer: &Saved {
             quiet: args.output.quiet,
         },
+        watch: None,
     })?;
     Ok(ExitCode::SUCCESS)
 }

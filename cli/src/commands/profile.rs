@@ -18,7 +18,7 @@ use crate::output::{self, Progress, SCHEMA_VERSION};
 /// Equal layers to run in a row, at most: beyond this caches hold nothing of the first.
 const MOST_DEPTH: u64 = 8;
 /// Equal layers in a row when no plan says how many.
-const SUITE_DEPTH: u64 = 4;
+const SUITE_DEPTH: u64 = 3;
 
 #[derive(Serialize)]
 struct ProfileJson {
@@ -219,11 +219,7 @@ fn blocks_of(
 /// A grid over sizes, for plans that are not known yet.
 fn suite(suite: SuiteArg, cores: u64) -> Result<Vec<Request>, CliError> {
     let (widths, tokens, types): (&[u64], &[[u64; 2]], &[DType]) = match suite {
-        SuiteArg::Quick => (
-            &[64, 256, 768],
-            &[[1, 64], [2, 256], [1, 1024]],
-            &[DType::F32],
-        ),
+        SuiteArg::Quick => (&[64, 256, 768], &[[1, 64], [2, 256]], &[DType::F32]),
         SuiteArg::Full => (
             &[64, 128, 256, 512, 1024],
             &[[1, 64], [4, 64], [1, 256], [4, 256], [1, 1024], [1, 2048]],
@@ -234,26 +230,12 @@ fn suite(suite: SuiteArg, cores: u64) -> Result<Vec<Request>, CliError> {
     let mut worlds = vec![1, cores];
     worlds.dedup();
     for world in worlds {
-        let (ranks, threads) = shares(world, cores);
+        let shares @ (ranks, threads) = shares(world, cores);
         for &hidden in widths {
-            for &[micro_batch, seq_len] in tokens {
+            for model in synthetic(hidden)? {
                 for &dtype in types {
-                    for model in synthetic(hidden)? {
-                        for tp in [1, 2] {
-                            let layout = BlockLayout {
-                                tp,
-                                sequence_parallel: tp > 1,
-                                cp: 1,
-                                cp_kind: CpKind::Ring,
-                                ep: if model.moe.is_some() { tp } else { 1 },
-                                etp: 1,
-                                micro_batch,
-                                seq_len,
-                                dtype,
-                            };
-                            let shares = (ranks, threads);
-                            requests.extend(blocks_of(&model, &layout, SUITE_DEPTH, shares)?);
-                        }
+                    for layout in layouts(&model, tokens, dtype) {
+                        requests.extend(blocks_of(&model, &layout, SUITE_DEPTH, shares)?);
                     }
                 }
             }
@@ -278,12 +260,51 @@ fn suite(suite: SuiteArg, cores: u64) -> Result<Vec<Request>, CliError> {
     Ok(requests)
 }
 
+/// Alone and split in two, by every way to split tokens: sizes decide what a rank computes, the way
+/// what it does to communicate.
+fn layouts(model: &ModelConfig, tokens: &[[u64; 2]], dtype: DType) -> Vec<BlockLayout> {
+    let mut layouts = Vec::new();
+    for &[micro_batch, seq_len] in tokens {
+        let alone = BlockLayout {
+            tp: 1,
+            sequence_parallel: false,
+            cp: 1,
+            cp_kind: CpKind::Ring,
+            ep: 1,
+            etp: 1,
+            micro_batch,
+            seq_len,
+            dtype,
+        };
+        let experts = if model.moe.is_some() { 2 } else { 1 };
+        layouts.push(alone);
+        for sequence_parallel in [false, true] {
+            layouts.push(BlockLayout {
+                tp: 2,
+                sequence_parallel,
+                ep: experts,
+                ..alone
+            });
+        }
+        for cp_kind in [CpKind::Ring, CpKind::AllGather, CpKind::AllToAll] {
+            layouts.push(BlockLayout {
+                cp: 2,
+                cp_kind,
+                ep: experts,
+                ..alone
+            });
+        }
+    }
+    layouts
+}
+
 /// One layer of each family whose operators differ.
 fn synthetic(hidden: u64) -> Result<Vec<ModelConfig>, CliError> {
     let heads = (hidden / 64).max(2);
     let gpt = format!(
         r#"{{"model_type": "gpt2", "n_embd": {hidden}, "n_layer": 1, "n_head": {heads},
-            "n_positions": 2048, "vocab_size": 1024, "activation_function": "gelu_new"}}"#
+            "n_positions": 2048, "vocab_size": 1024, "activation_function": "gelu_new",
+            "resid_pdrop": 0.1, "attn_pdrop": 0.1}}"#
     );
     let grouped = format!(
         r#""hidden_size": {hidden}, "num_hidden_layers": 1, "num_attention_heads": {heads},

@@ -34,6 +34,32 @@ pub enum CpuError {
         /// What is not there.
         reason: String,
     },
+    /// An operator made a number that is none of finite numbers.
+    #[error(
+        "rank {rank}: {operator} ({pass}) made {value} at element {element} of {tensor}, placed {placement}; everything before it was finite"
+    )]
+    NotFinite {
+        /// Rank.
+        rank: usize,
+        /// Full name of the operator, with its kind.
+        operator: String,
+        /// Which pass.
+        pass: &'static str,
+        /// The tensor it wrote.
+        tensor: String,
+        /// Where its shards lie.
+        placement: String,
+        /// Local element.
+        element: usize,
+        /// What it made.
+        value: f32,
+    },
+    /// A watch asked to stop.
+    #[error("stopped at {operator}")]
+    Stopped {
+        /// Full name of the operator.
+        operator: String,
+    },
     /// Exact mode: a shard ends inside a leaf of the canonical tree.
     #[error(
         "exact mode reduces {what} in blocks of {leaf}; this layout splits the block at index {index}: \

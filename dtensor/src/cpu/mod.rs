@@ -15,6 +15,7 @@ mod run;
 mod tensor;
 mod tokens;
 mod tree;
+mod watch;
 
 pub use accumulator::ExactSum;
 pub use block::{Block, GradientSink, Half, Keep, Parameters, Saved};
@@ -23,3 +24,4 @@ pub use optimizer::{AdamWStep, Weights, adamw};
 pub use run::{Context, Forward, Seen};
 pub use tensor::{Tensor, Value};
 pub use tree::{FEATURE_LEAF, TOKEN_LEAF, TreeSum};
+pub use watch::FirstNonFinite;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dtensor::comm::{CommError, Communicator, Group, Message, local};
-use dtensor::cpu::Numerics;
+use dtensor::cpu::{CpuError, Numerics};
 use executor::{Checkpoints, ExecutorError, Session};
 use spec::Precision;
 
@@ -65,7 +65,17 @@ fn a_loss_that_is_no_number_stops_training_and_keeps_the_checkpoint() {
         ..session(&broken)
     })
     .expect_err("it diverges");
-    assert!(matches!(error, ExecutorError::NotFinite { .. }), "{error}");
+    let ExecutorError::Cpu(CpuError::NotFinite {
+        operator,
+        tensor,
+        value,
+        ..
+    }) = &error
+    else {
+        panic!("{error}");
+    };
+    assert!(operator.contains('.') && !tensor.is_empty() && !value.is_finite());
+    assert!(error.to_string().contains("tp: "), "{error}");
     let kept = executor::checkpoint::Checkpoint::open(dir.path()).expect("the step before");
     assert_eq!(kept.verify(), []);
 }

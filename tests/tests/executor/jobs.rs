@@ -110,6 +110,7 @@ pub fn session(job: &Job) -> Session<'_> {
         start: None,
         checkpoints: None,
         observer: &Quiet,
+        watch: None,
     }
 }
 

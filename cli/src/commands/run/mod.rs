@@ -1,5 +1,6 @@
 //! `run`: trains under a plan and sets what was measured beside what was predicted.
 
+mod break_at;
 mod comparison;
 mod narrator;
 
@@ -8,12 +9,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use costmodel::Scenario;
-use dtensor::cpu::Numerics;
+use dtensor::cpu::{CpuError, Numerics, Watch};
 use executor::checkpoint::{Checkpoint, HubWeights, Source};
 use executor::{AdamW, Checkpoints, Dataset, Job, Outcome, Session, Settings};
 use plans::plan_file::TrainFile;
 use serde::Serialize;
 
+use break_at::BreakAt;
 use comparison::{Comparison, Predicted};
 use narrator::Narrator;
 
@@ -73,16 +75,24 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         dir: dir.clone(),
         every: args.every,
     });
+    let breaks = args.break_at.as_deref().map(BreakAt::new);
     let session = Session {
         job: &job,
         start,
         checkpoints: checkpoints.as_ref(),
         observer: &narrator,
+        watch: breaks.as_ref().map(|b| b as &dyn Watch),
     };
-    let (outcome, job, predicted) = match &args.replan_at {
-        Some(words) => replanned(args, &session, words)?,
-        None => (executor::train(&session)?, job.clone(), predicted),
+    let trained = match &args.replan_at {
+        Some(words) => replanned(args, &session, words),
+        None => executor::train(&session)
+            .map(|outcome| (outcome, job.clone(), predicted))
+            .map_err(CliError::from),
     };
+    if let Some(breaks) = breaks {
+        return stopped(breaks, trained.map(drop));
+    }
+    let (outcome, job, predicted) = trained?;
     if let Some(path) = &args.trace {
         write_traces(path, &outcome, &predicted)?;
     }
@@ -106,6 +116,18 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         output::print(&comparison.text(&job, &outcome));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What `--break-at` saw, unless training failed before.
+fn stopped(breaks: BreakAt, trained: Result<(), CliError>) -> Result<ExitCode, CliError> {
+    match trained {
+        Ok(())
+        | Err(CliError::Executor(executor::ExecutorError::Cpu(CpuError::Stopped { .. }))) => {
+            output::print(&breaks.report()?);
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// The last step as measured, and as predicted in a file beside it.

@@ -69,6 +69,30 @@ impl Seen<'_> {
         format!("{}{}", self.run.block.prefix, self.op.scope)
     }
 
+    /// The rank that ran it.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.run.machine.comm.rank()
+    }
+
+    /// Its name with its kind, such as `model.layers.3.self_attn.q_proj Matmul`.
+    #[must_use]
+    pub fn title(&self) -> String {
+        let kind = format!("{:?}", self.op.kind);
+        let end = kind.find([' ', '(', '{']).unwrap_or(kind.len());
+        format!("{} {}", self.name(), &kind[..end])
+    }
+
+    /// Its pass, in words.
+    #[must_use]
+    pub fn pass(&self) -> &'static str {
+        match self.op.pass {
+            Pass::Forward => "forward",
+            Pass::BackwardInput => "backward",
+            Pass::BackwardWeight => "weight gradient",
+        }
+    }
+
     /// The tensors of a list that hold numbers now, with what they are. Partial sums of exact mode
     /// are not numbers yet.
     pub fn tensors<'t>(
