@@ -310,7 +310,7 @@ pub(crate) struct TraceArgs {
 /// `run`.
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
-    /// Plan file; its ranks run as threads
+    /// Plan file
     pub(crate) plan: PathBuf,
     /// Steps [default: the plan's]
     #[arg(long)]
@@ -324,6 +324,10 @@ pub(crate) struct RunArgs {
     /// Exact: equal to the bit under every layout, slower. Fast: equal within rounding
     #[arg(long, value_enum, default_value_t = NumericsArg::Fast)]
     pub(crate) numerics: NumericsArg,
+    /// Local: ranks are threads of this process. Mpi: this process is one rank of a job that mpirun or
+    /// srun started
+    #[arg(long, value_enum, default_value_t = CommunicatorArg::Local)]
+    pub(crate) communicator: CommunicatorArg,
     /// Seconds a rank waits for another before it gives up
     #[arg(long, default_value_t = 120)]
     pub(crate) timeout: u64,
@@ -353,7 +357,7 @@ pub(crate) struct RunArgs {
     #[arg(long, conflicts_with = "resume")]
     pub(crate) init: Option<PathBuf>,
     /// After STEP steps go on under another plan, resharded in memory
-    #[arg(long, num_args = 2, value_names = ["STEP", "PLAN"])]
+    #[arg(long, num_args = 2, value_names = ["STEP", "PLAN"], conflicts_with = "communicator")]
     pub(crate) replan_at: Option<Vec<String>>,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
@@ -389,6 +393,13 @@ pub(crate) enum DeviceArg {
 pub(crate) enum SuiteArg {
     Quick,
     Full,
+}
+
+/// Communicator flag.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CommunicatorArg {
+    Local,
+    Mpi,
 }
 
 /// `checkpoint`.

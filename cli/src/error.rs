@@ -24,6 +24,13 @@ pub(crate) enum CliError {
     /// An export that cannot be.
     #[error(transparent)]
     Export(#[from] plans::export::ExportError),
+    /// An error that was said already; its exit code.
+    #[cfg_attr(
+        not(feature = "mpi"),
+        allow(dead_code, reason = "ranks as processes say theirs")
+    )]
+    #[error("said before")]
+    Said(u8),
     /// A flag's value.
     #[error("{0}")]
     Usage(String),
@@ -48,6 +55,7 @@ impl CliError {
                 | executor::ExecutorError::NotFinite { .. },
             )
             | Self::Profiler(_) => 1,
+            Self::Said(code) => *code,
             Self::Export(plans::export::ExportError::Inexpressible { .. }) => code::EXPORT_INVALID,
             Self::Spec(_)
             | Self::Strategy(_)

@@ -18,7 +18,9 @@ fn main() -> ExitCode {
     match commands::run(cli) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error}");
+            if !matches!(error, error::CliError::Said(_)) {
+                eprintln!("error: {error}");
+            }
             ExitCode::from(error.exit_code())
         }
     }

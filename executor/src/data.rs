@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use dtensor::philox::Stream;
+use sha2::{Digest, Sha256};
 
 use crate::error::ExecutorError;
 
@@ -55,6 +56,13 @@ impl Dataset {
             )));
         }
         Ok(Self { tokens })
+    }
+
+    /// SHA-256 of the tokens.
+    #[must_use]
+    pub fn digest(&self) -> String {
+        let digest = Sha256::digest(bytemuck::cast_slice::<u32, u8>(&self.tokens));
+        digest.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// Tokens in all.

@@ -58,6 +58,24 @@ pub enum ExecutorError {
         /// Its value.
         value: f64,
     },
+    /// The launcher started another number of ranks than the plan has.
+    #[error("the plan has {planned} ranks, {started} were started")]
+    World {
+        /// Ranks of the plan.
+        planned: usize,
+        /// Ranks that there are.
+        started: usize,
+    },
+    /// Ranks were started with different jobs.
+    #[error("rank {rank} has another {what} than rank {peer}: start all ranks with the same plan")]
+    OtherJob {
+        /// Who noticed.
+        rank: usize,
+        /// Who differs.
+        peer: usize,
+        /// In what.
+        what: &'static str,
+    },
     /// A rank's thread panicked.
     #[error("rank {rank} panicked: {message}")]
     Panic {

@@ -6,6 +6,7 @@ use std::time::Instant;
 use dtensor::comm::{Communicator, Group};
 use dtensor::cpu::{ExactSum, FirstNonFinite, Half, Machine, MicroBatch, Tensor, Watch};
 use plans::{Action, ActionKind, Event, Stream};
+use serde::{Deserialize, Serialize};
 use spec::{DType, Seconds};
 
 use crate::checkpoint::{self, Piece, Source};
@@ -24,7 +25,7 @@ const TIED: [u64; 2] = [40, 41];
 const WORLD: u64 = 30;
 
 /// A rank's line in the report.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankReport {
     /// Global rank.
     pub rank: usize,

@@ -118,6 +118,11 @@ pub fn train(session: &Session<'_>) -> Result<Outcome, ExecutorError> {
         reports.push(report);
         states.add(pieces);
     }
+    Ok(outcome(reports, states))
+}
+
+/// What all ranks' reports, in order, say together.
+pub(crate) fn outcome(reports: Vec<RankReport>, states: Memory) -> Outcome {
     let steps = reports[0].step_times.len();
     let slowest = |step: usize| {
         reports
@@ -125,17 +130,17 @@ pub fn train(session: &Session<'_>) -> Result<Outcome, ExecutorError> {
             .map(|r| r.step_times[step])
             .fold(0.0, f64::max)
     };
-    Ok(Outcome {
+    Outcome {
         losses: reports[0].losses.clone(),
         gradient_norms: reports[0].gradient_norms.clone(),
         step_times: (0..steps).map(slowest).collect(),
         ranks: reports,
         states,
-    })
+    }
 }
 
 /// Makes the folder of checkpoints, and clears what interrupted saves left.
-fn prepare(dir: &Path) -> Result<(), ExecutorError> {
+pub(crate) fn prepare(dir: &Path) -> Result<(), ExecutorError> {
     let wrong = |e: std::io::Error| ExecutorError::Checkpoint {
         path: dir.display().to_string(),
         reason: e.to_string(),
@@ -152,7 +157,7 @@ fn prepare(dir: &Path) -> Result<(), ExecutorError> {
 }
 
 /// Runs a rank; its failure, or its panic, stops the others.
-fn guarded<T>(
+pub(crate) fn guarded<T>(
     comm: &dyn Communicator,
     work: impl FnOnce() -> Result<T, ExecutorError>,
 ) -> Result<T, ExecutorError> {
@@ -182,7 +187,7 @@ fn first_cause<T>(results: &[Result<T, ExecutorError>]) -> Result<(), ExecutorEr
     }
 }
 
-fn one_rank(
+pub(crate) fn one_rank(
     session: &Session<'_>,
     mesh: &Mesh,
     comm: &dyn Communicator,

@@ -3,7 +3,9 @@
 use spec::{Bytes, Seconds};
 
 /// Where on a rank an event runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
 pub enum Stream {
     /// Kernels.
     Compute,
@@ -14,7 +16,7 @@ pub enum Stream {
 }
 
 /// One interval on one stream of one pipeline rank.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Event {
     /// Pipeline rank (representative of its tp·cp·dp peers).
     pub rank: u32,

@@ -1,22 +1,14 @@
 //! Ranks as threads of one process.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
+use super::inbox::{Failure, Inbox, Waiter};
 use super::{CommError, Communicator, Message};
 
-type Queues = HashMap<(usize, u64), VecDeque<Message>>;
-
-#[derive(Default)]
-struct Mailbox {
-    queues: Mutex<Queues>,
-    arrived: Condvar,
-}
-
 struct Shared {
-    boxes: Vec<Mailbox>,
-    failed: OnceLock<(usize, String)>,
+    boxes: Vec<Inbox>,
+    failed: Failure,
     timeout: Duration,
 }
 
@@ -31,8 +23,8 @@ pub struct LocalCommunicator {
 #[must_use]
 pub fn world(world: usize, timeout: Duration) -> Vec<LocalCommunicator> {
     let shared = Arc::new(Shared {
-        boxes: (0..world).map(|_| Mailbox::default()).collect(),
-        failed: OnceLock::new(),
+        boxes: (0..world).map(|_| Inbox::default()).collect(),
+        failed: Failure::new(),
         timeout,
     });
     (0..world)
@@ -44,15 +36,11 @@ pub fn world(world: usize, timeout: Duration) -> Vec<LocalCommunicator> {
 }
 
 impl LocalCommunicator {
-    fn check(&self, what: &str) -> Result<(), CommError> {
-        match self.shared.failed.get() {
-            Some((failed, reason)) => Err(CommError::PeerFailed {
-                rank: self.rank,
-                collective: what.to_owned(),
-                failed: *failed,
-                reason: reason.clone(),
-            }),
-            None => Ok(()),
+    fn waiter(&self) -> Waiter<'_> {
+        Waiter {
+            rank: self.rank,
+            failed: &self.shared.failed,
+            timeout: self.shared.timeout,
         }
     }
 }
@@ -67,57 +55,17 @@ impl Communicator for LocalCommunicator {
     }
 
     fn send(&self, to: usize, channel: u64, what: &str, data: Message) -> Result<(), CommError> {
-        self.check(what)?;
-        let mailbox = &self.shared.boxes[to];
-        lock(&mailbox.queues)
-            .entry((self.rank, channel))
-            .or_default()
-            .push_back(data);
-        mailbox.arrived.notify_all();
+        self.waiter().check(what)?;
+        self.shared.boxes[to].put(self.rank, channel, data);
         Ok(())
     }
 
     fn receive(&self, from: usize, channel: u64, what: &str) -> Result<Message, CommError> {
-        let mailbox = &self.shared.boxes[self.rank];
-        let start = Instant::now();
-        let mut queues = lock(&mailbox.queues);
-        loop {
-            if let Some(data) = queues
-                .get_mut(&(from, channel))
-                .and_then(VecDeque::pop_front)
-            {
-                return Ok(data);
-            }
-            self.check(what)?;
-            let waited = start.elapsed();
-            if waited >= self.shared.timeout {
-                return Err(CommError::Timeout {
-                    rank: self.rank,
-                    peer: from,
-                    collective: what.to_owned(),
-                    waited: self.shared.timeout,
-                });
-            }
-            queues = mailbox
-                .arrived
-                .wait_timeout(queues, self.shared.timeout - waited)
-                .map_or_else(|e| e.into_inner().0, |(queues, _)| queues);
-        }
+        self.shared.boxes[self.rank].take(&self.waiter(), (from, channel), what)
     }
 
     fn fail(&self, reason: &str) {
-        // The first failure is the cause; later ones follow from it.
         let _ = self.shared.failed.set((self.rank, reason.to_owned()));
-        for mailbox in &self.shared.boxes {
-            let _queues = lock(&mailbox.queues);
-            mailbox.arrived.notify_all();
-        }
+        self.shared.boxes.iter().for_each(Inbox::wake);
     }
-}
-
-/// A rank that panicked leaves its queues whole: every change to them is one push or pop.
-fn lock(queues: &Mutex<Queues>) -> std::sync::MutexGuard<'_, Queues> {
-    queues
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -3,8 +3,11 @@
 //! A transport only sends and receives. Every reduction is evaluated by our own code in a stated
 //! order, never by a library.
 
+mod inbox;
 pub mod local;
 pub mod loopback;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,6 +40,12 @@ pub enum CommError {
         /// Who failed.
         failed: usize,
         /// With what.
+        reason: String,
+    },
+    /// The transport cannot start.
+    #[error("ranks cannot communicate: {reason}")]
+    Start {
+        /// Why.
         reason: String,
     },
     /// A message has the wrong size: ranks do not run the same program.

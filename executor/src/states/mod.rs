@@ -72,7 +72,7 @@ pub struct States {
 }
 
 /// Bytes of what lives for the whole step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct StateBytes {
     /// Parameters as kernels read them.
     pub parameters: u64,

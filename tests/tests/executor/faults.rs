@@ -114,3 +114,103 @@ fn dropout_drawn_by_rank_is_not_that_of_one_device() {
     by_rank.settings.dropout_by_rank = true;
     assert_ne!(train(&by_rank).losses, single.losses);
 }
+
+/// Every rank of a world of processes with a job of its own.
+fn processes(jobs: &[executor::Job]) -> Vec<String> {
+    let world = local::world(jobs.len(), Duration::from_secs(30));
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = world
+            .iter()
+            .zip(jobs)
+            .map(|(comm, job)| scope.spawn(|| executor::train_rank(&session(job), comm, 1)))
+            .collect();
+        ranks
+            .into_iter()
+            .map(|rank| match rank.join().expect("no panic") {
+                Ok(_) => "trained".to_owned(),
+                Err(error) => error.to_string(),
+            })
+            .collect()
+    })
+}
+
+#[test]
+fn ranks_with_different_jobs_are_named_on_every_rank() {
+    let model = llama();
+    let of = |steps| {
+        job(
+            &model,
+            "dp=2,zero=1,mbs=2",
+            Numerics::Fast,
+            Precision::Fp32,
+            steps,
+        )
+    };
+    let said = processes(&[of(2), of(3)]);
+    for (rank, text) in said.iter().enumerate() {
+        let peer = 1 - rank;
+        // The one that notices later may hear of it from the other.
+        let own = format!("rank {rank} has another settings than rank {peer}");
+        let heard = format!("because rank {peer} failed: rank {peer} has another settings");
+        assert!(text.contains(&own) || text.contains(&heard), "{text}");
+    }
+    let other = job(
+        &model,
+        "tp=2,sp=on,mbs=2",
+        Numerics::Fast,
+        Precision::Fp32,
+        2,
+    );
+    let said = processes(&[of(2), other]);
+    assert!(
+        said.iter().all(|text| text.contains("another strategy")),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn another_number_of_ranks_than_planned_is_said_on_every_rank() {
+    let model = llama();
+    let of = || {
+        job(
+            &model,
+            "dp=4,zero=1,mbs=2",
+            Numerics::Fast,
+            Precision::Fp32,
+            2,
+        )
+    };
+    for text in processes(&[of(), of()]) {
+        assert_eq!(text, "the plan has 4 ranks, 2 were started");
+    }
+}
+
+#[test]
+fn processes_train_what_threads_do() {
+    let model = nanogpt(0.1);
+    let of = || {
+        job(
+            &model,
+            "dp=2,zero=2,tp=2,sp=on,mbs=2",
+            Numerics::Exact,
+            Precision::Fp32,
+            3,
+        )
+    };
+    let world = local::world(4, Duration::from_secs(30));
+    let of = &of;
+    let outcomes: Vec<_> = std::thread::scope(|scope| {
+        let ranks: Vec<_> = world
+            .iter()
+            .map(|comm| scope.spawn(move || executor::train_rank(&session(&of()), comm, 1)))
+            .collect();
+        ranks
+            .into_iter()
+            .filter_map(|rank| rank.join().expect("no panic").expect("trains"))
+            .collect()
+    });
+    let threads = train(&of());
+    assert_eq!(outcomes.len(), 1);
+    assert_eq!(outcomes[0].weights_sha256(), threads.weights_sha256());
+    assert_eq!(outcomes[0].losses, threads.losses);
+}

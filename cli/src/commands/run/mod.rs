@@ -2,6 +2,7 @@
 
 mod break_at;
 mod comparison;
+mod mpi;
 mod narrator;
 
 use std::path::Path;
@@ -19,7 +20,7 @@ use break_at::BreakAt;
 use comparison::{Comparison, Predicted};
 use narrator::Narrator;
 
-use crate::args::{NumericsArg, RunArgs};
+use crate::args::{CommunicatorArg, NumericsArg, RunArgs};
 use crate::commands::plan::{self, Loaded};
 use crate::error::CliError;
 use crate::inputs::{EXECUTOR, InputsJson};
@@ -85,6 +86,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     };
     let trained = match &args.replan_at {
         Some(words) => replanned(args, &session, words),
+        None if args.communicator == CommunicatorArg::Mpi => match mpi::train(&session)? {
+            Some(outcome) => Ok((outcome, job.clone(), predicted)),
+            // Rank 0 says what came of it.
+            None => return Ok(ExitCode::SUCCESS),
+        },
         None => executor::train(&session)
             .map(|outcome| (outcome, job.clone(), predicted))
             .map_err(CliError::from),
