@@ -1,4 +1,4 @@
-"""Losses and gradients of two small models in plain PyTorch (64 bits), for the executor's tests.
+"""Logits, losses and gradients of two small models in plain PyTorch (64 bits), for the executor's tests.
 
 Run where PyTorch is installed:  python tests/pytorch/oracle.py tests/fixtures/pytorch.json
 Models, weights and tokens are those of tests/tests/executor/pytorch.rs: weights and tokens come from
@@ -80,7 +80,7 @@ def gpt():
         m = F.gelu(linear(norm(x, h + "ln_2"), h + "mlp.c_fc"), approximate="tanh")
         x = x + linear(m, h + "mlp.c_proj")
     logits = norm(x, "transformer.ln_f") @ w["transformer.wte.weight"].T
-    return w, F.cross_entropy(logits, labels)
+    return w, logits, F.cross_entropy(logits, labels)
 
 
 def rope(x):
@@ -122,18 +122,21 @@ def llama():
         m = F.silu(y @ w[h + "mlp.gate_proj.weight"].T) * (y @ w[h + "mlp.up_proj.weight"].T)
         x = x + m @ w[h + "mlp.down_proj.weight"].T
     logits = norm(x, "model.norm") @ w["lm_head.weight"].T
-    return w, F.cross_entropy(logits, labels)
+    return w, logits, F.cross_entropy(logits, labels)
 
 
-def record(weights, loss):
+def record(weights, logits, loss):
     loss.backward()
+    flat = logits.detach().flatten()
     gradients = {}
     for name, w in sorted(weights.items()):
         g = w.grad.flatten()
         places = range(0, g.numel(), max(1, g.numel() // 16))
         gradients[name] = {"largest": g.abs().max().item(), "norm": g.double().norm().item(),
                            "entries": [[i, g[i].item()] for i in places]}
-    return {"loss": loss.item(), "gradients": gradients}
+    return {"loss": loss.item(), "gradients": gradients,
+            "logits": {"largest": flat.abs().max().item(),
+                       "entries": [[i, flat[i].item()] for i in range(0, flat.numel(), 13)]}}
 
 
 with open(sys.argv[1], "w") as file:

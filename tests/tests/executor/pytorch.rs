@@ -1,6 +1,9 @@
-//! Loss and gradients of two small models equal PyTorch's (tests/pytorch/oracle.py, 64 bits) to 1e-5.
+//! Logits, loss and gradients of two small models equal PyTorch's (tests/pytorch/oracle.py, 64 bits) to 1e-5.
 
-use dtensor::cpu::Numerics;
+use std::sync::Mutex;
+
+use dtensor::cpu::{CpuError, Numerics, Seen, Watch};
+use dtensor::{OpKind, Pass};
 use executor::checkpoint::{Memory, Piece};
 use executor::{AdamW, Dataset, Job, Session, Settings};
 use serde_json::Value;
@@ -54,6 +57,38 @@ fn mix(i: u32, c: u32) -> u32 {
     h ^ h >> 13
 }
 
+/// Keeps what the head writes.
+#[derive(Default)]
+struct Logits(Mutex<Vec<f32>>);
+
+impl Watch for Logits {
+    fn ran(&self, seen: &Seen<'_>) -> Result<(), CpuError> {
+        let is_matmul = matches!(seen.op.kind, OpKind::Matmul { .. });
+        if is_matmul && seen.op.pass == Pass::Forward {
+            for (info, tensor) in seen.tensors(&seen.op.outputs) {
+                if seen.block().layer.is_none() && info.global.last() == Some(&128) {
+                    *self.0.lock().expect("one rank") = tensor.f32().into_owned();
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Entries `[place, value]` within 1e-5 of the largest.
+fn compare(what: &str, theirs: &Value, ours: impl Fn(usize) -> f64) {
+    let largest = theirs["largest"].as_f64().expect("a number");
+    for entry in theirs["entries"].as_array().expect("a list") {
+        let at = entry[0].as_u64().expect("a place") as usize;
+        let want = entry[1].as_f64().expect("a number");
+        let got = ours(at);
+        assert!(
+            (got - want).abs() <= 1e-5 * largest,
+            "{what}[{at}]: {got} for {want}, largest {largest}"
+        );
+    }
+}
+
 fn check(model: &str, config: &str) {
     let text = include_str!("../../fixtures/pytorch.json");
     let expected: Value = serde_json::from_str(text).expect("a fixture");
@@ -89,27 +124,23 @@ fn check(model: &str, config: &str) {
         )
         .expect("a job");
         let start = fill(&job);
+        let logits = Logits::default();
         let outcome = executor::train(&Session {
             start: Some((&start, 0)),
+            watch: Some(&logits),
             ..session(&job)
         })
         .expect("trains");
         let loss = expected["loss"].as_f64().expect("a number");
         assert!((outcome.losses[0] - loss).abs() < 1e-5 * loss);
+        let logits = logits.0.into_inner().expect("one rank");
+        assert_eq!(logits.len() as u64, SEQ * 128);
+        compare("logits", &expected["logits"], |at| f64::from(logits[at]));
         let gradients = outcome.states.moments();
         let theirs = expected["gradients"].as_object().expect("by name");
         assert_eq!(gradients.len(), theirs.len());
         for (name, theirs) in theirs {
-            let largest = theirs["largest"].as_f64().expect("a number");
-            for entry in theirs["entries"].as_array().expect("a list") {
-                let at = entry[0].as_u64().expect("a place") as usize;
-                let want = entry[1].as_f64().expect("a number");
-                let got = f64::from(gradients[name][at]) / beta;
-                assert!(
-                    (got - want).abs() <= 1e-5 * largest,
-                    "{name}[{at}]: {got} for {want}, largest {largest}"
-                );
-            }
+            compare(name, theirs, |at| f64::from(gradients[name][at]) / beta);
         }
     }
 }
