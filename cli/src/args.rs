@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::exchange_args::{ExportArgs, ImportArgs};
+
 /// Plans how to shard LLM training, predicts its speed and memory, and says why.
 #[derive(Parser, Debug)]
 #[command(name = "vescale-plan", version, about, long_about = None, arg_required_else_help = true)]
@@ -37,8 +39,10 @@ pub(crate) enum Command {
     Profile(ProfileArgs),
     /// Look into, check and reshard checkpoints
     Checkpoint(CheckpointArgs),
-    /// A plan as a training system's configuration and launch script
+    /// A plan as a training system's configuration and launch script; or check a configuration
     Export(ExportArgs),
+    /// A training system's configuration as a strategy, predicted
+    Import(ImportArgs),
     /// Known models
     Models(ListArgs),
     /// Known clusters
@@ -456,32 +460,6 @@ pub(crate) struct ReshardArgs {
     pub(crate) to: PathBuf,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
-}
-
-/// `export`.
-#[derive(Args, Debug)]
-pub(crate) struct ExportArgs {
-    /// Plan file
-    pub(crate) plan: PathBuf,
-    /// Training system, with a version if not its default: torchtitan@0.2
-    #[arg(long, value_name = "TARGET[@VERSION]")]
-    pub(crate) to: String,
-    /// Folder to write to; all files or none [default: stdout]
-    #[arg(short, long, value_name = "DIR")]
-    pub(crate) output: Option<PathBuf>,
-    /// Also write what starts the ranks
-    #[arg(long, value_enum)]
-    pub(crate) launcher: Option<LauncherArg>,
-    #[command(flatten)]
-    pub(crate) format: OutputArgs,
-}
-
-/// Launcher flag.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum LauncherArg {
-    Torchrun,
-    Slurm,
-    Kubernetes,
 }
 
 /// Numerics flag.

@@ -31,6 +31,9 @@ pub(crate) enum CliError {
     )]
     #[error("said before")]
     Said(u8),
+    /// A configuration that cannot be read as a strategy.
+    #[error(transparent)]
+    Import(#[from] plans::import::ImportError),
     /// A flag's value.
     #[error("{0}")]
     Usage(String),
@@ -63,6 +66,7 @@ impl CliError {
             | Self::Cost(_)
             | Self::Executor(_)
             | Self::Export(_)
+            | Self::Import(_)
             | Self::Usage(_)
             | Self::Write { .. } => 2,
         }

@@ -3,6 +3,7 @@
 mod args;
 mod commands;
 mod error;
+mod exchange_args;
 mod inputs;
 mod memory;
 mod output;

@@ -1,8 +1,10 @@
 //! What to do: strategies, meshes, schedules, programs, timelines, predictions and plan files.
 
+pub mod check;
 pub mod config;
 pub mod export;
 pub mod grammar;
+pub mod import;
 pub mod json;
 pub mod legality;
 pub mod mesh;

@@ -129,6 +129,35 @@ impl Decisions {
         self.pp * self.dp() * self.cp * self.tp
     }
 
+    /// The same job with every decision that has no effect at its usual value: the form in which two
+    /// strategies are compared when one has passed through a configuration file, which says nothing
+    /// about what is not there.
+    #[must_use]
+    pub fn canonical(&self) -> Self {
+        let mut d = self.clone();
+        if d.dp_shard * d.cp == 1 {
+            d.zero = Zero::Z0;
+        }
+        d.reshard_after_forward &= d.zero == Zero::Z3;
+        if d.cp == 1 {
+            d.cp_kind = CpKind::Ring;
+        }
+        if d.pp == 1 {
+            d.schedule = ScheduleKind::OneFOneB;
+        }
+        if d.pp == 1 || d.dp() == 1 {
+            d.axis_order = AxisOrder::TP_CP_DP_PP;
+        }
+        if d.recompute == Recompute::Layers(0) {
+            d.recompute = Recompute::None;
+        }
+        d.overlap.grad_reduce &= d.dp() * d.cp > 1;
+        d.overlap.param_gather &= d.zero != Zero::Z0;
+        d.overlap.tensor_parallel &= d.tp > 1;
+        d.overlap.pipeline |= d.pp == 1;
+        d
+    }
+
     /// Size of an axis.
     #[must_use]
     pub fn size(&self, axis: Axis) -> u64 {

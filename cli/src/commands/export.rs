@@ -7,9 +7,10 @@ use plans::export::{self, Dialect, ExportError, Exported, ExportedFile, Job, Lau
 use plans::{Strategy, grammar};
 use serde::Serialize;
 
-use crate::args::{ExportArgs, LauncherArg};
+use crate::commands::import::document;
 use crate::commands::plan::{self, Loaded};
 use crate::error::{CliError, code};
+use crate::exchange_args::{ExportArgs, LauncherArg};
 use crate::output::{self, SCHEMA_VERSION};
 
 #[derive(Serialize)]
@@ -47,8 +48,15 @@ struct RefusalJson {
 
 /// Runs `export`.
 pub(crate) fn run(args: &ExportArgs) -> Result<ExitCode, CliError> {
-    let dialect = Dialect::parse(&args.to)?;
-    let loaded = plan::load(&args.plan)?;
+    let dialect = args.to.as_deref().map(Dialect::parse).transpose()?;
+    if let Some(file) = &args.check {
+        return checked(args, file, dialect);
+    }
+    // The command line asks for both unless a file is checked.
+    let (Some(dialect), Some(path)) = (dialect, &args.plan) else {
+        return crate::inputs::usage("a plan and --to are needed".to_owned());
+    };
+    let loaded = plan::load(path)?;
     let launcher = args.launcher.map(|launcher| match launcher {
         LauncherArg::Torchrun => Launcher::Torchrun,
         LauncherArg::Slurm => Launcher::Slurm,
@@ -61,6 +69,59 @@ pub(crate) fn run(args: &ExportArgs) -> Result<ExitCode, CliError> {
         }
         Err(error) => Err(error.into()),
     }
+}
+
+#[derive(Serialize)]
+struct CheckJson {
+    schema_version: u32,
+    file: String,
+    target: String,
+    findings: Vec<FindingJson>,
+}
+
+#[derive(Serialize)]
+struct FindingJson {
+    line: usize,
+    key: String,
+    message: String,
+}
+
+/// Checks a configuration; exit code 4 when anything is wrong.
+fn checked(args: &ExportArgs, file: &Path, dialect: Option<Dialect>) -> Result<ExitCode, CliError> {
+    let document = document(file, dialect)?;
+    let model = args.model.as_deref().map(spec::load::model).transpose()?;
+    let findings = plans::check::check(&document, model.as_ref())?;
+    if args.format.json {
+        output::json(&CheckJson {
+            schema_version: SCHEMA_VERSION,
+            file: document.path.clone(),
+            target: document.dialect.name(),
+            findings: findings
+                .iter()
+                .map(|f| FindingJson {
+                    line: f.line,
+                    key: f.key.clone(),
+                    message: f.message.clone(),
+                })
+                .collect(),
+        })?;
+    } else {
+        for finding in &findings {
+            output::print(&format!("{finding}\n"));
+        }
+        let name = document.dialect.name();
+        let verdict = match findings.len() {
+            0 => format!("{}: fit for {name}", document.path),
+            1 => format!("{}: 1 thing is wrong for {name}", document.path),
+            n => format!("{}: {n} things are wrong for {name}", document.path),
+        };
+        output::note(args.format.quiet, &verdict);
+    }
+    Ok(if findings.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(code::EXPORT_INVALID)
+    })
 }
 
 fn exported(

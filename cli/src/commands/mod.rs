@@ -5,6 +5,7 @@ mod compare;
 mod estimate;
 mod explain;
 mod export;
+mod import;
 mod lists;
 mod plan;
 mod profile;
@@ -35,6 +36,7 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode, CliError> {
         Command::Profile(args) => profile::run(&args),
         Command::Checkpoint(args) => checkpoint::run(&args),
         Command::Export(args) => export::run(&args),
+        Command::Import(args) => import::run(&args),
         Command::Models(args) => lists::models(&args),
         Command::Clusters(args) => lists::clusters(&args),
         Command::Runtimes(args) => lists::runtimes(&args),

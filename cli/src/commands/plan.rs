@@ -14,7 +14,7 @@ use crate::error::CliError;
 use crate::inputs::{Inputs, InputsJson};
 
 /// Headroom of predictions from a plan file, which holds decisions only.
-const HEADROOM: f64 = 0.05;
+pub(crate) const HEADROOM: f64 = 0.05;
 
 /// A plan read back.
 pub(crate) struct Loaded {

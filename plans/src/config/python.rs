@@ -355,7 +355,7 @@ fn tokens(text: &str, path: &str) -> Result<Vec<Placed>, SyntaxError> {
             '#' => while chars.next_if(|&c| c != '\n').is_some() {},
             '"' | '\'' => {
                 let start = line;
-                let string = string(c, &mut chars, &mut line)
+                let string = string(c, false, &mut chars, &mut line)
                     .ok_or_else(|| SyntaxError::new(path, start, "a string is not closed"))?;
                 found.push((Token::Text(string), start));
             }
@@ -365,7 +365,15 @@ fn tokens(text: &str, path: &str) -> Result<Vec<Placed>, SyntaxError> {
                 while let Some(c) = chars.next_if(|&c| c.is_alphanumeric() || c == '_') {
                     name.push(c);
                 }
-                found.push((Token::Name(name), line));
+                let prefix = name.len() <= 2 && name.chars().all(|c| "rRbBfFuU".contains(c));
+                if let Some(quote) = chars.next_if(|&c| prefix && (c == '"' || c == '\'')) {
+                    let (start, raw) = (line, name.contains(['r', 'R']));
+                    let string = string(quote, raw, &mut chars, &mut line)
+                        .ok_or_else(|| SyntaxError::new(path, start, "a string is not closed"))?;
+                    found.push((Token::Text(string), start));
+                } else {
+                    found.push((Token::Name(name), line));
+                }
             }
             c if c.is_ascii_digit() => {
                 let mut number = String::from(c);
@@ -391,6 +399,7 @@ fn tokens(text: &str, path: &str) -> Result<Vec<Placed>, SyntaxError> {
 /// The rest of a string after its first quote; triple quotes included.
 fn string(
     quote: char,
+    raw: bool,
     chars: &mut std::iter::Peekable<std::str::Chars<'_>>,
     line: &mut usize,
 ) -> Option<String> {
@@ -412,6 +421,7 @@ fn string(
             *line += 1;
         }
         match c {
+            '\\' if raw => text.extend(['\\', chars.next()?]),
             '\\' => match chars.next()? {
                 'n' => text.push('\n'),
                 't' => text.push('\t'),

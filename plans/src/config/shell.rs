@@ -202,50 +202,79 @@ fn joined(raw: &Raw, script: &Script) -> Vec<Word> {
     }]
 }
 
-/// Expansion with the splitting of unquoted variables; `"${A[@]}"` keeps its words.
+/// Expansion with the splitting of unquoted variables; `"${A[@]}"` keeps its words. Words of an
+/// array keep the line where they were written.
 fn expand(raw: &Raw, script: &Script) -> Vec<Word> {
-    let mut words: Vec<String> = Vec::new();
-    let mut current: Option<String> = None;
+    let mut words: Vec<Word> = Vec::new();
+    let mut current: Option<Word> = None;
+    let empty = |line| Word {
+        text: String::new(),
+        line,
+    };
     for piece in &raw.pieces {
-        match piece {
-            Piece::Text(t, quoted) => {
-                if *quoted || !t.is_empty() {
-                    current.get_or_insert_default().push_str(t);
-                }
-            }
+        let parts = match piece {
+            Piece::Text(t, quoted) if *quoted || !t.is_empty() => vec![Word {
+                text: t.clone(),
+                line: raw.line,
+            }],
+            Piece::Text(..) => Vec::new(),
+            Piece::Variable {
+                quoted: true, name, ..
+            } if !name.ends_with("[@]") => joined(
+                &Raw {
+                    pieces: vec![piece.clone()],
+                    line: raw.line,
+                },
+                script,
+            ),
             Piece::Variable {
                 name,
                 default,
                 quoted,
             } => {
-                let values = value(name, default.as_deref(), script);
-                let parts: Vec<String> = if *quoted && name.ends_with("[@]") {
-                    values
-                } else if *quoted {
-                    vec![values.join(" ")]
-                } else {
-                    let all = values.join(" ");
-                    all.split_whitespace().map(str::to_owned).collect()
-                };
-                for (i, part) in parts.into_iter().enumerate() {
-                    if i > 0 {
-                        words.extend(current.take());
-                    }
-                    current.get_or_insert_default().push_str(&part);
-                }
+                let words = words_of(name, default.as_deref(), raw.line, script);
+                if *quoted { words } else { split(&words) }
             }
+        };
+        for (i, part) in parts.into_iter().enumerate() {
+            if i > 0 {
+                words.extend(current.take());
+            }
+            let word = current.get_or_insert_with(|| empty(part.line));
+            word.text.push_str(&part.text);
         }
     }
     words.extend(current);
-    let line = raw.line;
-    words.into_iter().map(|text| Word { text, line }).collect()
+    words
+}
+
+fn split(words: &[Word]) -> Vec<Word> {
+    let parts = words.iter().flat_map(|word| {
+        let parts = word.text.split_whitespace();
+        parts.map(|part| Word {
+            text: part.to_owned(),
+            line: word.line,
+        })
+    });
+    parts.collect()
+}
+
+fn words_of(name: &str, default: Option<&str>, line: usize, script: &Script) -> Vec<Word> {
+    let plain = name.trim_end_matches("[@]");
+    match script.variables.get(plain) {
+        Some(words) => words.clone(),
+        None => {
+            let values = value(name, default, script).into_iter();
+            values.map(|text| Word { text, line }).collect()
+        }
+    }
 }
 
 fn value(name: &str, default: Option<&str>, script: &Script) -> Vec<String> {
     if name.starts_with("$((") {
         return vec![product(name, script).unwrap_or_else(|| name.to_owned())];
     }
-    let plain = name.trim_end_matches("[@]").trim_end_matches("[*]");
+    let plain = name.trim_end_matches("[@]");
     match script.variables.get(plain) {
         Some(words) => words.iter().map(|w| w.text.clone()).collect(),
         None if name.ends_with(']') => Vec::new(),
@@ -383,6 +412,22 @@ impl<'a> Lexer<'a> {
         }
     }
 
+    /// The rest of `${…}`, with what is nested in it.
+    fn braces(&mut self, line: usize) -> Result<String, SyntaxError> {
+        let mut text = String::new();
+        let mut depth = 1;
+        loop {
+            let Some(c) = self.next() else {
+                return Err(SyntaxError::new(self.path, line, "`${` is not closed"));
+            };
+            depth += i32::from(c == '{') - i32::from(c == '}');
+            if depth == 0 {
+                return Ok(text);
+            }
+            text.push(c);
+        }
+    }
+
     fn double(&mut self, pieces: &mut Vec<Piece>, line: usize) -> Result<(), SyntaxError> {
         let mut text = String::new();
         let before = pieces.len();
@@ -415,7 +460,7 @@ impl<'a> Lexer<'a> {
         match self.chars.peek() {
             Some('{') => {
                 self.next();
-                let inner = self.until('}', line)?;
+                let inner = self.braces(line)?;
                 let end = inner.find(|c: char| !is_name(c)).unwrap_or(inner.len());
                 let (name, rest) = inner.split_at(end);
                 let default = [":-", "-", ":="]
@@ -427,7 +472,7 @@ impl<'a> Lexer<'a> {
                 } else {
                     name.to_owned()
                 };
-                let default = default.map(str::to_owned);
+                let default = default.map(|text| text.trim_matches(['"', '\'']).to_owned());
                 Ok(Piece::Variable {
                     name,
                     default,

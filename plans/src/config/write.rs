@@ -172,10 +172,19 @@ fn scalar(value: &Value, words: &Words) -> String {
         Value::Bool(true) => words.yes.to_owned(),
         Value::Bool(false) => words.no.to_owned(),
         Value::Int(i) => i.to_string(),
-        Value::Float(f) => format!("{f:?}"),
+        Value::Float(f) => number(*f),
         Value::Str(s) => quoted(s),
         Value::Expression(text) => text.clone(),
         Value::List(_) | Value::Table(_) | Value::Call(..) => String::new(),
+    }
+}
+
+/// `1.0e-5`, not `1e-5`, which PyYAML takes for text.
+fn number(f: f64) -> String {
+    let text = format!("{f:?}");
+    match text.split_once('e') {
+        Some((digits, power)) if !digits.contains('.') => format!("{digits}.0e{power}"),
+        _ => text,
     }
 }
 

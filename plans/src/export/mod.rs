@@ -297,6 +297,12 @@ pub fn export(
     dialect: Dialect,
     launcher: Option<Launcher>,
 ) -> Result<Exported, ExportError> {
+    // What has no effect must not be refused, nor set a switch that needs another.
+    let decisions = job.decisions.canonical();
+    let job = &Job {
+        decisions: &decisions,
+        ..*job
+    };
     let mut limits = Limits::default();
     let (mut files, program) = match dialect {
         Dialect::MegatronLm => (megatron::files(job, &mut limits), megatron::program(job)),

@@ -194,6 +194,12 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
         Some(("dp_replicate", "1".to_owned())),
     );
     limits.refuse(
+        d.overlap.tensor_parallel && d.tp > 1 && !d.sequence_parallel,
+        "overlap=tp with sp=off",
+        "tp_linear_async_communication needs tp_mode REDUCE_SCATTER",
+        Some(("sp", "on".to_owned())),
+    );
+    limits.refuse(
         d.pp > 1 && d.dp() > 1 && d.axis_order != AxisOrder::TP_CP_DP_PP,
         format!("order={}", order_name(d.axis_order)),
         "its mesh is pp, dp, cp, tp, outermost first",

@@ -79,11 +79,44 @@ impl Schema {
         if let Some(text) = self.keys.get(key) {
             return Some(Kind::parse(text));
         }
-        let below = |section: &String| {
+        self.is_open(key).then_some(Kind::Any)
+    }
+
+    /// Whether the key is, or lies in, a section of the user's own.
+    #[must_use]
+    pub fn is_open(&self, key: &str) -> bool {
+        self.open.iter().any(|section| {
             key.strip_prefix(section.as_str())
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        })
+    }
+
+    /// The known key most like this one: of the same section if one is alike, else by its last name.
+    #[must_use]
+    pub fn nearest(&self, key: &str) -> Option<String> {
+        let (section, name) = key.rsplit_once('.').unwrap_or(("", key));
+        let names = |of: &str| -> Vec<&str> {
+            let prefix = if of.is_empty() {
+                String::new()
+            } else {
+                format!("{of}.")
+            };
+            let below = self.keys().chain(self.open.iter().map(String::as_str));
+            let mut names: Vec<&str> = below
+                .filter_map(|k| k.strip_prefix(prefix.as_str()))
+                .map(|rest| rest.split('.').next().unwrap_or(rest))
+                .collect();
+            names.dedup();
+            names
         };
-        self.open.iter().any(below).then_some(Kind::Any)
+        if let Some(near) = spec::suggest::nearest(name, names(section)) {
+            return Some(if section.is_empty() {
+                near
+            } else {
+                format!("{section}.{near}")
+            });
+        }
+        spec::suggest::nearest(key, self.keys())
     }
 
     /// Whether keys lie below this path.
@@ -146,6 +179,16 @@ impl Kind {
             (Self::Optional(inner), _) => inner.accepts(node),
             (Self::Either(kinds), _) => kinds.iter().any(|k| k.accepts(node)),
             _ => false,
+        }
+    }
+
+    /// The words to choose from, if it is a choice.
+    #[must_use]
+    pub fn words_of(&self) -> Option<&[String]> {
+        match self {
+            Self::OneOf(words) => Some(words),
+            Self::Optional(inner) | Self::List(inner) => inner.words_of(),
+            _ => None,
         }
     }
 

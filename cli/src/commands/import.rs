@@ -1,0 +1,239 @@
+//! `import`: the setup a user has today, as a strategy with its prediction.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use costmodel::{CostModel, Scenario};
+use plans::export::Dialect;
+use plans::import::{self, Document, Given, Imported};
+use plans::json::{PredictedJson, StrategyJson};
+use plans::{Decisions, Strategy};
+use serde::Serialize;
+use spec::model::ModelConfig;
+use spec::{Precision, Runtime, Workload};
+
+use crate::commands::plan;
+use crate::error::CliError;
+use crate::exchange_args::ImportArgs;
+use crate::inputs::{self, Inputs, InputsJson};
+use crate::output::{self, SCHEMA_VERSION};
+
+/// Sequence where neither file nor flag says one, as for `search`.
+const DEFAULT_SEQ: u64 = 8192;
+
+#[derive(Serialize)]
+struct ImportJson {
+    schema_version: u32,
+    file: String,
+    /// What the file is for; null for a model's own configuration.
+    target: Option<String>,
+    inputs: InputsJson,
+    strategy: StrategyJson,
+    strategy_text: String,
+    predicted: PredictedJson,
+    notes: Vec<String>,
+    plan_path: Option<String>,
+}
+
+/// Runs `import`.
+pub(crate) fn run(args: &ImportArgs) -> Result<ExitCode, CliError> {
+    let dialect = args.from.as_deref().map(Dialect::parse).transpose()?;
+    let text = spec::text::read(&args.file)?;
+    let source = if dialect.is_none() && is_model(&text) {
+        of_model(args)?
+    } else {
+        of_system(args, dialect)?
+    };
+    finish(args, source)
+}
+
+/// What was read, with the scenario it belongs to.
+struct Source {
+    target: Option<Dialect>,
+    model_arg: String,
+    model: ModelConfig,
+    runtime: Runtime,
+    strategy: Strategy,
+    workload: Workload,
+    notes: Vec<String>,
+}
+
+/// A file for a training system, with what it sources beside it.
+pub(crate) fn document(path: &Path, dialect: Option<Dialect>) -> Result<Document, CliError> {
+    let text = spec::text::read(path)?;
+    let beside = |name: &str| {
+        let folder = path.parent().unwrap_or(Path::new(""));
+        spec::text::read(&folder.join(name)).ok()
+    };
+    Ok(Document::read(
+        &text,
+        &path.display().to_string(),
+        dialect,
+        &beside,
+    )?)
+}
+
+/// Whether this is a Hugging Face `config.json`.
+fn is_model(text: &str) -> bool {
+    text.trim_start().starts_with('{') && text.contains("\"model_type\"")
+}
+
+fn of_model(args: &ImportArgs) -> Result<Source, CliError> {
+    let shown = args.file.display().to_string();
+    let model_arg = args.model.clone().unwrap_or(shown);
+    let model = spec::load::model(&model_arg)?;
+    let runtime = spec::load::runtime(args.runtime.as_deref().unwrap_or("megatron-core"))?;
+    let (gpus, seq_len) = (args.gpus.unwrap_or(1), args.seq.unwrap_or(DEFAULT_SEQ));
+    if gpus == 0 || seq_len == 0 {
+        return inputs::usage("--gpus and --seq start at 1".to_owned());
+    }
+    let workload = Workload {
+        gpus,
+        seq_len,
+        global_batch: inputs::default_batch(gpus, seq_len),
+        precision: Precision::Bf16,
+    };
+    let strategy = plans::grammar::parse("", &model, &workload, &runtime)?;
+    let note =
+        "a model's configuration says nothing about parallelism: this is data parallelism alone";
+    Ok(Source {
+        target: None,
+        model_arg,
+        model,
+        runtime,
+        strategy,
+        workload,
+        notes: vec![note.to_owned()],
+    })
+}
+
+fn of_system(args: &ImportArgs, dialect: Option<Dialect>) -> Result<Source, CliError> {
+    let document = document(&args.file, dialect)?;
+    let Some(model_arg) = args.model.clone() else {
+        return inputs::usage(format!(
+            "{}: say which model it is for with --model",
+            document.path
+        ));
+    };
+    let model = spec::load::model(&model_arg)?;
+    let of_file = document.dialect != Dialect::DeepSpeed;
+    let given = Given {
+        model: &model,
+        gpus: args.gpus,
+        seq_len: args.seq.or((!of_file).then_some(DEFAULT_SEQ)),
+    };
+    let Imported {
+        dialect,
+        decisions,
+        workload,
+        mut notes,
+    } = import::import(&document, &given)?;
+    if !of_file && args.seq.is_none() {
+        notes.push(format!(
+            "the file has no sequence length: {DEFAULT_SEQ} tokens are assumed (--seq)"
+        ));
+    }
+    let compiled = document.flag("compile.enable").ok().flatten() == Some(true);
+    let usual = if compiled {
+        "torchtitan-compile"
+    } else {
+        dialect.runtime()
+    };
+    let runtime = spec::load::runtime(args.runtime.as_deref().unwrap_or(usual))?;
+    let strategy = legal(decisions, &model, &workload, &document.path)?;
+    if let Err(error) = plans::legality::allowed_by(&strategy, &model, &runtime) {
+        notes.push(format!("the prediction stretches its runtime: {error}"));
+    }
+    Ok(Source {
+        target: Some(dialect),
+        model_arg,
+        model,
+        runtime,
+        strategy,
+        workload,
+        notes,
+    })
+}
+
+fn legal(
+    decisions: Decisions,
+    model: &ModelConfig,
+    workload: &Workload,
+    path: &str,
+) -> Result<Strategy, CliError> {
+    Strategy::new(decisions.canonical(), model, workload)
+        .map_err(|error| CliError::Usage(format!("{path}: {error}")))
+}
+
+fn finish(args: &ImportArgs, source: Source) -> Result<ExitCode, CliError> {
+    let cluster = spec::load::cluster(&args.cluster)?;
+    let w = source.workload;
+    inputs::check_gpus(w.gpus, &cluster)?;
+    let parameters = models::parameter_count(&source.model)
+        .map_err(|e| CliError::Usage(format!("model {}: {e}", source.model_arg)))?;
+    let json = InputsJson {
+        model: source.model.name.clone(),
+        cluster: cluster.name.clone(),
+        runtime: source.runtime.name.clone(),
+        gpus: w.gpus,
+        seq_len: w.seq_len,
+        global_batch: w.global_batch,
+        precision: w.precision,
+        headroom: plan::HEADROOM,
+        parameters,
+    };
+    let inputs = Inputs {
+        scenario: Scenario {
+            model: source.model,
+            cluster,
+            runtime: source.runtime,
+            workload: w,
+            headroom: plan::HEADROOM,
+        },
+        model_arg: source.model_arg,
+        cluster_arg: args.cluster.clone(),
+        json,
+    };
+    let strategy = source.strategy;
+    let costs = CostModel::new(inputs.scenario.clone())?;
+    let prediction = costs.predict(&strategy)?;
+    if let Some(path) = &args.output_plan {
+        let file = plan::file(&inputs, &strategy, &prediction)?;
+        output::write(path, &file.to_yaml()?)?;
+        output::note(args.format.quiet, &format!("plan {}", path.display()));
+    }
+    for note in &source.notes {
+        output::note(args.format.quiet, &format!("note: {note}"));
+    }
+    if args.format.json {
+        output::json(&ImportJson {
+            schema_version: SCHEMA_VERSION,
+            file: args.file.display().to_string(),
+            target: source.target.map(Dialect::name),
+            strategy: StrategyJson::new(strategy.decisions(), w.precision),
+            strategy_text: strategy.to_string(),
+            predicted: PredictedJson::from(&prediction),
+            notes: source.notes,
+            plan_path: args.output_plan.as_ref().map(|p| p.display().to_string()),
+            inputs: inputs.json,
+        })?;
+    } else {
+        output::print(&format!(
+            "--gpus {} --seq {} --global-batch {} --precision {} --runtime {}\n",
+            w.gpus,
+            w.seq_len,
+            w.global_batch,
+            format!("{:?}", w.precision).to_lowercase(),
+            inputs.json.runtime
+        ));
+        output::print(&format!("--strategy {strategy}\n\n"));
+        let text = reports::terminal::prediction(
+            &strategy,
+            &prediction,
+            costs.capacity(),
+            output::colour(),
+        );
+        output::print(&text);
+    }
+    Ok(ExitCode::SUCCESS)
+}

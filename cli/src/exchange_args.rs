@@ -1,0 +1,74 @@
+//! What can be said to the commands that speak with training systems.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use crate::args::OutputArgs;
+
+/// `export`.
+#[derive(Args, Debug)]
+pub(crate) struct ExportArgs {
+    /// Plan file
+    #[arg(required_unless_present = "check", conflicts_with = "check")]
+    pub(crate) plan: Option<PathBuf>,
+    /// Training system, with a version if not its default: torchtitan@0.2
+    #[arg(
+        long,
+        value_name = "TARGET[@VERSION]",
+        required_unless_present = "check"
+    )]
+    pub(crate) to: Option<String>,
+    /// Folder to write to; all files or none [default: stdout]
+    #[arg(short, long, value_name = "DIR", conflicts_with = "check")]
+    pub(crate) output: Option<PathBuf>,
+    /// Also write what starts the ranks
+    #[arg(long, value_enum, conflicts_with = "check")]
+    pub(crate) launcher: Option<LauncherArg>,
+    /// Find unknown keys, wrong values and contradictions in an existing configuration
+    #[arg(long, value_name = "FILE")]
+    pub(crate) check: Option<PathBuf>,
+    /// With --check, the model that the configuration is for: finds more
+    #[arg(long, requires = "check")]
+    pub(crate) model: Option<String>,
+    #[command(flatten)]
+    pub(crate) format: OutputArgs,
+}
+
+/// Launcher flag.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LauncherArg {
+    Torchrun,
+    Slurm,
+    Kubernetes,
+}
+
+/// `import`.
+#[derive(Args, Debug)]
+pub(crate) struct ImportArgs {
+    /// Megatron-LM script or argument file, torchtitan TOML or Python, DeepSpeed JSON, or config.json
+    pub(crate) file: PathBuf,
+    /// Model preset, config.json, or folder [default: FILE, if it is a config.json]
+    #[arg(long)]
+    pub(crate) model: Option<String>,
+    /// Cluster preset or YAML file
+    #[arg(long, default_value = "dgx-h100")]
+    pub(crate) cluster: String,
+    /// Number of GPUs, where the file does not say
+    #[arg(long)]
+    pub(crate) gpus: Option<u64>,
+    /// Tokens per sequence, where the file does not say [default: 8192]
+    #[arg(long)]
+    pub(crate) seq: Option<u64>,
+    /// Runtime to predict with [default: that of the file's training system]
+    #[arg(long)]
+    pub(crate) runtime: Option<String>,
+    /// What the file is for, if it cannot be told from it
+    #[arg(long, value_name = "TARGET[@VERSION]")]
+    pub(crate) from: Option<String>,
+    /// Write the strategy as a plan file
+    #[arg(short, long)]
+    pub(crate) output_plan: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) format: OutputArgs,
+}

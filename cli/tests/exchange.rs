@@ -1,0 +1,304 @@
+//! `export`, `export --check` and `import` as a user meets them: files, exit codes, one clear message.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn run(folder: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_vescale-plan"))
+        .args(args)
+        .current_dir(folder)
+        .env("NO_COLOR", "1")
+        .output()
+        .expect("the binary starts")
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn code(output: &Output) -> i32 {
+    output.status.code().expect("ended by itself")
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).expect("stdout is one JSON document")
+}
+
+/// A plan of Llama 3 8B on 16 GPUs.
+fn plan(folder: &Path, name: &str, runtime: &str, strategy: &str) {
+    let args = [
+        "estimate",
+        "--model",
+        "llama3-8b",
+        "--gpus",
+        "16",
+        "--seq",
+        "4096",
+        "--global-batch",
+        "64",
+        "--runtime",
+        runtime,
+        "--strategy",
+        strategy,
+        "-o",
+        name,
+        "--json",
+    ];
+    let output = run(folder, &args);
+    assert!(
+        code(&output) == 0 || code(&output) == 3,
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn export_and_import_are_inverse() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let cases = [
+        (
+            "megatron-lm",
+            "megatron-core",
+            "tp=2,pp=2,zero=1,recompute=selective",
+            "megatron_args.sh",
+        ),
+        (
+            "torchtitan@0.2",
+            "torchtitan",
+            "tp=2,pp=2,zero=3,stages=15/17",
+            "train.toml",
+        ),
+        (
+            "torchtitan",
+            "torchtitan",
+            "tp=2,zero=3,recompute=full",
+            "vescale_plan_config.py",
+        ),
+        (
+            "torchtitan@main",
+            "torchtitan",
+            "tp=2,zero=3",
+            "vescale_plan_config.py",
+        ),
+        (
+            "deepspeed",
+            "deepspeed",
+            "zero=3,recompute=full",
+            "ds_config.json",
+        ),
+    ];
+    for (target, runtime, strategy, file) in cases {
+        plan(folder.path(), "a.plan.yaml", runtime, strategy);
+        let output = run(
+            folder.path(),
+            &[
+                "export",
+                "a.plan.yaml",
+                "--to",
+                target,
+                "-o",
+                "out",
+                "--launcher",
+                "torchrun",
+            ],
+        );
+        assert_eq!(code(&output), 0, "{}", stderr(&output));
+        assert_eq!(stdout(&output), "");
+        let file = format!("out/{file}");
+        let checked = run(
+            folder.path(),
+            &[
+                "export",
+                "--check",
+                &file,
+                "--to",
+                target,
+                "--model",
+                "llama3-8b",
+            ],
+        );
+        assert_eq!(
+            (code(&checked), stdout(&checked).as_str()),
+            (0, ""),
+            "{}",
+            stderr(&checked)
+        );
+        let imported = run(
+            folder.path(),
+            &[
+                "import",
+                &file,
+                "--from",
+                target,
+                "--model",
+                "llama3-8b",
+                "--gpus",
+                "16",
+                "--seq",
+                "4096",
+                "--json",
+                "-o",
+                "b.plan.yaml",
+            ],
+        );
+        assert_eq!(code(&imported), 0, "{}", stderr(&imported));
+        let compared = run(
+            folder.path(),
+            &["compare", "a.plan.yaml", "b.plan.yaml", "--json"],
+        );
+        assert_eq!(code(&compared), 0, "{}", stderr(&compared));
+        let text = json(&imported)["strategy_text"]
+            .as_str()
+            .expect("text")
+            .to_owned();
+        let why = run(
+            folder.path(),
+            &["explain", "b.plan.yaml", "--why-not", &text, "--json"],
+        );
+        assert_eq!(code(&why), 0, "{}", stderr(&why));
+        fs::remove_dir_all(folder.path().join("out")).expect("removed");
+    }
+}
+
+#[test]
+fn what_a_target_cannot_express_is_refused_whole() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    plan(
+        folder.path(),
+        "a.plan.yaml",
+        "vescale",
+        "pp=2,schedule=zb-h1,zero=2",
+    );
+    let output = run(
+        folder.path(),
+        &[
+            "export",
+            "a.plan.yaml",
+            "--to",
+            "torchtitan",
+            "-o",
+            "out",
+            "--json",
+        ],
+    );
+    assert_eq!(code(&output), 4);
+    let said = stderr(&output);
+    for words in [
+        "zero=2",
+        "nearest: zero=3",
+        "schedule=1f1b",
+        "--strategy",
+        "search --model llama3-8b",
+    ] {
+        assert!(said.contains(words), "{words} in {said}");
+    }
+    assert_eq!(json(&output)["refused"].as_array().map(Vec::len), Some(2));
+    assert!(!folder.path().join("out").exists());
+
+    // The offered strategy is one that the target takes.
+    let nearest = json(&output)["nearest"]
+        .as_str()
+        .expect("a nearest plan")
+        .to_owned();
+    plan(folder.path(), "b.plan.yaml", "vescale", &nearest);
+    let output = run(
+        folder.path(),
+        &["export", "b.plan.yaml", "--to", "torchtitan"],
+    );
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+}
+
+#[test]
+fn bad_input_is_one_message() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let root = folder.path();
+    plan(root, "a.plan.yaml", "megatron-core", "tp=2");
+    fs::write(
+        root.join("bad.toml"),
+        "[parallelism]\ntensor_paralel_degree = 2\n",
+    )
+    .expect("written");
+    fs::write(root.join("broken.json"), "{").expect("written");
+    fs::write(root.join("taken"), "a file").expect("written");
+    let cases: [(&[&str], i32, &str); 10] = [
+        (
+            &["export", "a.plan.yaml", "--to", "megatron"],
+            2,
+            "targets: megatron-lm",
+        ),
+        (
+            &["export", "a.plan.yaml", "--to", "torchtitan@9"],
+            2,
+            "versions: 0.3, 0.2, main",
+        ),
+        (&["export", "a.plan.yaml"], 2, "--to"),
+        (
+            &["export", "missing.yaml", "--to", "deepspeed"],
+            2,
+            "missing.yaml",
+        ),
+        (
+            &[
+                "export",
+                "a.plan.yaml",
+                "--to",
+                "megatron-lm",
+                "-o",
+                "taken",
+            ],
+            2,
+            "taken",
+        ),
+        (
+            &[
+                "export",
+                "a.plan.yaml",
+                "--to",
+                "megatron-lm",
+                "-o",
+                "no/such/folder",
+            ],
+            2,
+            "no/such/folder",
+        ),
+        (&["export", "--check", "bad.toml"], 4, "1 thing is wrong"),
+        (&["export", "--check", "broken.json"], 2, "broken.json:1"),
+        (&["import", "bad.toml"], 2, "--model"),
+        (
+            &["import", "bad.toml", "--model", "llama3-8b"],
+            2,
+            "give --gpus",
+        ),
+    ];
+    let before = fs::read_dir(root).expect("folder").count();
+    for (args, expected, words) in cases {
+        let output = run(root, args);
+        let said = stderr(&output);
+        assert_eq!(code(&output), expected, "{args:?}: {said}");
+        assert!(said.contains(words), "{args:?}: {said}");
+    }
+    // Nothing half-written stays.
+    assert_eq!(fs::read_dir(root).expect("folder").count(), before);
+}
+
+#[test]
+fn a_models_configuration_imports_as_data_parallelism() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let config = r#"{"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8,
+        "intermediate_size": 512, "vocab_size": 1000, "max_position_embeddings": 2048}"#;
+    fs::write(folder.path().join("config.json"), config).expect("written");
+    let output = run(
+        folder.path(),
+        &["import", "config.json", "--gpus", "8", "--json"],
+    );
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    assert_eq!(json(&output)["strategy"]["dp_shard"], 8);
+    assert_eq!(json(&output)["target"], Value::Null);
+}

@@ -1,0 +1,134 @@
+//! Strict judgement of a configuration: unknown keys with the nearest known one, values of the wrong
+//! kind, and keys that contradict each other. The systems themselves drop many of these in silence.
+
+mod rules;
+
+use spec::model::ModelConfig;
+
+use crate::config::{Node, Value, place};
+use crate::export::Dialect;
+use crate::export::schema::Schema;
+use crate::import::Document;
+
+/// Something wrong with a configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// File.
+    pub path: String,
+    /// Line, 0 if unknown.
+    pub line: usize,
+    /// Key or option.
+    pub key: String,
+    /// What is wrong, and what would be right.
+    pub message: String,
+}
+
+impl std::fmt::Display for Finding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let place = place(&self.path, self.line);
+        write!(f, "{place}: `{}`: {}", self.key, self.message)
+    }
+}
+
+/// Everything wrong with a configuration, in the order of the file.
+///
+/// # Errors
+/// Never for the embedded schemas; a test reads them all.
+pub fn check(
+    document: &Document,
+    model: Option<&ModelConfig>,
+) -> Result<Vec<Finding>, spec::SpecError> {
+    let schema = Schema::of(document.dialect)?;
+    let mut findings = Vec::new();
+    let root = &document.root;
+    if document.dialect == Dialect::MegatronLm {
+        for (key, node) in root.entries() {
+            value(document, &schema, key, node, &mut findings);
+        }
+    } else {
+        section(document, &schema, "", root, &mut findings);
+    }
+    rules::contradictions(document, model, &mut findings);
+    findings.sort_by_key(|f| f.line);
+    Ok(findings)
+}
+
+fn section(
+    doc: &Document,
+    schema: &Schema,
+    prefix: &str,
+    node: &Node,
+    findings: &mut Vec<Finding>,
+) {
+    for (key, node) in node.entries() {
+        let path = if prefix.is_empty() {
+            key.clone()
+        } else {
+            format!("{prefix}.{key}")
+        };
+        let inner = schema.is_section(&path) && matches!(node.value, Value::Table(_));
+        let open = schema.is_open(&path);
+        if inner && !open {
+            section(doc, schema, &path, node, findings);
+        } else if !(is_python(doc.dialect) && is_local(schema, &path)) {
+            value(doc, schema, &path, node, findings);
+        }
+    }
+}
+
+fn value(doc: &Document, schema: &Schema, key: &str, node: &Node, findings: &mut Vec<Finding>) {
+    let mut found = |message: String| {
+        findings.push(Finding {
+            path: doc.path.clone(),
+            line: node.line,
+            key: key.to_owned(),
+            message,
+        });
+    };
+    match schema.kind(key) {
+        Some(kind) if kind.accepts(node) => {}
+        Some(kind) => {
+            let near = match &node.value {
+                Value::Str(text) => kind
+                    .words_of()
+                    .and_then(|w| spec::suggest::nearest(text, w)),
+                _ => None,
+            };
+            let hint = near.map_or_else(String::new, |word| format!("; did you mean `{word}`?"));
+            found(format!(
+                "{} where {} is expected{hint}",
+                node.value.shown(),
+                kind.words()
+            ));
+        }
+        None if schema.is_section(key) => {
+            found(format!(
+                "{} where a section is expected",
+                node.value.shown()
+            ));
+        }
+        None => {
+            let nearest = schema.nearest(key);
+            let hint = nearest.map_or_else(
+                || format!("{} has no such key", doc.dialect.name()),
+                |k| format!("unknown to {}; did you mean `{k}`?", doc.dialect.name()),
+            );
+            found(hint);
+        }
+    }
+}
+
+fn is_python(dialect: Dialect) -> bool {
+    matches!(
+        dialect,
+        Dialect::MegatronBridge
+            | Dialect::Torchtitan03
+            | Dialect::TorchtitanMain
+            | Dialect::VeScale
+    )
+}
+
+/// A local variable of a Python file, which is no key: a bare name that resembles none.
+fn is_local(schema: &Schema, path: &str) -> bool {
+    !path.contains('.') && schema.kind(path).is_none() && !schema.is_section(path)
+}

@@ -1,0 +1,229 @@
+//! DeepSpeed configurations as strategies.
+
+use spec::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, Zero};
+
+use super::{Document, Given, ImportError, Imported, data_parallel, micro_batches, workload};
+use crate::partition::StagePartition;
+use crate::strategy::{Decisions, Recompute};
+
+pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
+    let tp = match doc.size("tensor_parallel.autotp_size")? {
+        Some(tp) => tp.max(1),
+        None => doc.size("tensor_parallel.tp.tp_size")?.unwrap_or(1).max(1),
+    };
+    let cp = doc.size("sequence_parallel_size")?.unwrap_or(1).max(1);
+    let batch = batch(doc, given, tp.saturating_mul(cp))?;
+    let stage = "zero_optimization.stage";
+    let level = doc.size(stage)?.unwrap_or(0);
+    let zero = u8::try_from(level)
+        .ok()
+        .and_then(|level| Zero::try_from(level).ok());
+    let zero = zero.ok_or_else(|| doc.wrong(stage, "0, 1, 2 or 3"))?;
+    let (dp_shard, dp_replicate) = match (zero, doc.size("zero_optimization.mics_shard_size")?) {
+        (Zero::Z0, _) => (1, batch.dp),
+        (Zero::Z3, Some(shard)) if shard > 0 => (shard, data_parallel(doc, batch.dp, shard)?),
+        _ => (batch.dp, 1),
+    };
+    let mut notes = Vec::new();
+    for key in [
+        "zero_optimization.offload_optimizer",
+        "zero_optimization.offload_param",
+    ] {
+        let device = doc.text(&format!("{key}.device"))?;
+        if device.is_some_and(|device| device != "none") {
+            notes.push(format!(
+                "{}: {key} is not planned for and left out",
+                doc.place(key)
+            ));
+        }
+    }
+    let pipeline = "pipeline.stages";
+    if doc
+        .size(pipeline)
+        .is_ok_and(|stages| stages.is_some_and(|n| n > 1))
+    {
+        return Err(doc.unsupported(
+            pipeline,
+            "pipelines of DeepSpeed are made in code; import the plain configuration",
+        ));
+    }
+    let (ep, etp) = experts(doc)?;
+    let decisions = Decisions {
+        tp,
+        pp: 1,
+        vpp: 1,
+        cp,
+        cp_kind: CpKind::AllToAll,
+        ep,
+        etp,
+        dp_shard,
+        dp_replicate,
+        zero,
+        reshard_after_forward: zero == Zero::Z3,
+        sequence_parallel: false,
+        micro_batch: batch.micro,
+        num_micro_batches: batch.accumulate,
+        recompute: recompute(doc, given, &mut notes)?,
+        schedule: ScheduleKind::OneFOneB,
+        axis_order: AxisOrder::TP_CP_DP_PP,
+        stages: StagePartition(vec![given.model.layers]),
+        overlap: overlap(doc, zero, batch.dp.saturating_mul(cp))?,
+    };
+    let seq_len = given.seq_len.ok_or_else(|| ImportError::Missing {
+        path: doc.path.clone(),
+        what: "the sequence length".to_owned(),
+        how: "DeepSpeed's file has none; give --seq".to_owned(),
+    })?;
+    let gpus = batch.dp.saturating_mul(tp).saturating_mul(cp);
+    Ok(Imported {
+        dialect: doc.dialect,
+        decisions,
+        workload: workload(gpus, seq_len, batch.global, precision(doc)?),
+        notes,
+    })
+}
+
+struct Batch {
+    micro: u64,
+    accumulate: u64,
+    dp: u64,
+    global: u64,
+}
+
+/// `train_batch_size = micro · accumulation · dp`; what is missing follows from the others.
+fn batch(doc: &Document, given: &Given<'_>, rest: u64) -> Result<Batch, ImportError> {
+    let value = |key: &str| match doc.find(key).and_then(|n| n.text()) {
+        Some("auto") => Ok(None),
+        _ => doc.size(key),
+    };
+    let global_key = "train_batch_size";
+    let (global, micro) = (value(global_key)?, value("train_micro_batch_size_per_gpu")?);
+    let accumulate = value("gradient_accumulation_steps")?;
+    let dp = given
+        .gpus
+        .map(|gpus| data_parallel(doc, gpus, rest))
+        .transpose()?;
+    let missing = || {
+        ImportError::Missing {
+        path: doc.path.clone(),
+        what: "the batch".to_owned(),
+        how: "three of train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps and --gpus are needed, as numbers".to_owned(),
+    }
+    };
+    let product = |a: u64, b: u64| a.saturating_mul(b);
+    let (micro, accumulate, dp, global) = match (global, micro, accumulate, dp) {
+        (Some(g), Some(m), Some(a), None) => {
+            (m, a, micro_batches(doc, global_key, g, product(m, a))?, g)
+        }
+        (Some(g), Some(m), None, Some(d)) => {
+            (m, micro_batches(doc, global_key, g, product(m, d))?, d, g)
+        }
+        (Some(g), None, Some(a), Some(d)) => {
+            (micro_batches(doc, global_key, g, product(a, d))?, a, d, g)
+        }
+        (Some(g), None, None, Some(d)) => (micro_batches(doc, global_key, g, d)?, 1, d, g),
+        (None, Some(m), a, Some(d)) => {
+            let a = a.unwrap_or(1);
+            (m, a, d, product(product(m, a), d))
+        }
+        (Some(g), Some(m), Some(a), Some(d)) if g == product(product(m, a), d) => (m, a, d, g),
+        (Some(g), Some(m), Some(a), Some(d)) => {
+            let message = format!("{g} is not micro-batch {m} · accumulation {a} · dp {d}");
+            return Err(doc.unsupported(global_key, &message));
+        }
+        _ => return Err(missing()),
+    };
+    if micro == 0 || accumulate == 0 || dp == 0 {
+        return Err(missing());
+    }
+    Ok(Batch {
+        micro,
+        accumulate,
+        dp,
+        global,
+    })
+}
+
+fn experts(doc: &Document) -> Result<(u64, u64), ImportError> {
+    if doc.flag("expert_parallel.enabled")? != Some(true) {
+        return Ok((1, 1));
+    }
+    let ep = doc.size("expert_parallel.autoep_size")?.unwrap_or(1).max(1);
+    let etp = doc
+        .size("expert_parallel.expert_tensor_parallel_size")?
+        .unwrap_or(1)
+        .max(1);
+    Ok((ep, etp))
+}
+
+fn overlap(doc: &Document, zero: Zero, ranks: u64) -> Result<Overlap, ImportError> {
+    let comm = match doc
+        .find("zero_optimization.overlap_comm")
+        .and_then(|n| n.text())
+    {
+        Some("auto") => None,
+        _ => doc.flag("zero_optimization.overlap_comm")?,
+    };
+    // DeepSpeed's own default: on for stage 3.
+    let comm = comm.unwrap_or(zero == Zero::Z3);
+    let prefetch = match doc
+        .find("zero_optimization.stage3_prefetch_bucket_size")
+        .and_then(|n| n.text())
+    {
+        Some("auto") => None,
+        _ => doc.size("zero_optimization.stage3_prefetch_bucket_size")?,
+    };
+    Ok(Overlap {
+        grad_reduce: if zero == Zero::Z0 { ranks > 1 } else { comm },
+        param_gather: match zero {
+            Zero::Z0 => false,
+            Zero::Z1 | Zero::Z2 => true,
+            Zero::Z3 => prefetch != Some(0),
+        },
+        tensor_parallel: false,
+        pipeline: true,
+    })
+}
+
+fn recompute(
+    doc: &Document,
+    given: &Given<'_>,
+    notes: &mut Vec<String>,
+) -> Result<Recompute, ImportError> {
+    let key = "activation_checkpointing.number_checkpoints";
+    match doc.size(key)? {
+        Some(n) if n >= given.model.layers => Ok(Recompute::Full),
+        Some(n) => Ok(Recompute::Layers(n)),
+        None => {
+            if doc.find("activation_checkpointing").is_some() {
+                let place = doc.place("activation_checkpointing");
+                notes.push(format!(
+                    "{place}: without number_checkpoints, taken as no recomputation"
+                ));
+            }
+            Ok(Recompute::None)
+        }
+    }
+}
+
+fn precision(doc: &Document) -> Result<Precision, ImportError> {
+    let on = |key: &str| match doc.find(key).and_then(|n| n.text()) {
+        Some("auto") => Ok(false),
+        _ => doc.flag(key).map(|f| f == Some(true)),
+    };
+    if on("bf16.enabled")? {
+        return Ok(Precision::Bf16);
+    }
+    if on("fp16.enabled")? {
+        return Ok(Precision::Fp16);
+    }
+    if on("torch_autocast.enabled")? {
+        let dtype = doc.text("torch_autocast.dtype")?.unwrap_or("bfloat16");
+        return Ok(if dtype.contains("bfloat16") {
+            Precision::Bf16
+        } else {
+            Precision::Fp16
+        });
+    }
+    Ok(Precision::Fp32)
+}

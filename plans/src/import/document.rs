@@ -1,0 +1,405 @@
+//! A configuration file of any of the training systems as one tree, and which system it is for.
+
+use crate::config::shell::{self, Word};
+use crate::config::{self, Node, SyntaxError, Value, place};
+use crate::export::Dialect;
+use crate::export::schema::{Kind, Schema};
+use crate::import::ImportError;
+
+/// A file read for a dialect.
+#[derive(Clone, Debug)]
+pub struct Document {
+    /// For messages.
+    pub path: String,
+    /// What it is for.
+    pub dialect: Dialect,
+    /// Its keys. For Megatron-LM these are options with their dashes.
+    pub root: Node,
+    /// Number of devices that a launch script starts, if it says.
+    pub gpus: Option<u64>,
+}
+
+/// Which file stands beside another, by base name.
+pub type Include<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+impl Document {
+    /// Reads a file; the dialect is found out when not given.
+    ///
+    /// # Errors
+    /// Malformed text with its line; files of no known kind.
+    pub fn read(
+        text: &str,
+        path: &str,
+        dialect: Option<Dialect>,
+        include: Include<'_>,
+    ) -> Result<Self, ImportError> {
+        let dialect = match dialect {
+            Some(dialect) => dialect,
+            None => detect(text, path)?,
+        };
+        let mut gpus = None;
+        let root = match dialect {
+            Dialect::MegatronLm => {
+                let script = shell::parse(text, path, include)?;
+                gpus = devices(&script);
+                options(&script, path)?
+            }
+            Dialect::Torchtitan02 => config::toml::parse(text, path)?,
+            Dialect::DeepSpeed => config::json::parse(text, path)?,
+            Dialect::Accelerate | Dialect::Axolotl | Dialect::Nanotron => {
+                config::yaml::parse(text, path)?
+            }
+            Dialect::MegatronBridge
+            | Dialect::Torchtitan03
+            | Dialect::TorchtitanMain
+            | Dialect::VeScale => assignments(text, path)?,
+        };
+        if !matches!(root.value, Value::Table(_)) {
+            return Err(SyntaxError::new(path, root.line, "a table of keys is expected").into());
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            dialect,
+            root,
+            gpus,
+        })
+    }
+
+    /// A whole number, if the key stands there.
+    ///
+    /// # Errors
+    /// When it is something else, or negative.
+    pub fn size(&self, key: &str) -> Result<Option<u64>, ImportError> {
+        match self.find(key) {
+            None => Ok(None),
+            Some(Node {
+                value: Value::Null, ..
+            }) => Ok(None),
+            Some(node) => match node.int().and_then(|i| u64::try_from(i).ok()) {
+                Some(size) if size <= 1 << 40 => Ok(Some(size)),
+                _ => Err(self.wrong(key, "a whole number that is not negative")),
+            },
+        }
+    }
+
+    /// Whether a switch is on.
+    ///
+    /// # Errors
+    /// When it is something else.
+    pub fn flag(&self, key: &str) -> Result<Option<bool>, ImportError> {
+        match self.find(key).map(|node| &node.value) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::Bool(on)) => Ok(Some(*on)),
+            Some(_) => Err(self.wrong(key, "true or false")),
+        }
+    }
+
+    /// Text, if the key stands there.
+    ///
+    /// # Errors
+    /// When it is something else.
+    pub fn text(&self, key: &str) -> Result<Option<&str>, ImportError> {
+        match self.find(key) {
+            None => Ok(None),
+            Some(Node {
+                value: Value::Null, ..
+            }) => Ok(None),
+            Some(node) => match (&node.value, node.list()) {
+                (Value::Str(text), _) => Ok(Some(text)),
+                (_, Some([one])) => Ok(one.text()),
+                _ => Err(self.wrong(key, "text")),
+            },
+        }
+    }
+
+    /// The value of a key; options are keys in themselves.
+    #[must_use]
+    pub fn find(&self, key: &str) -> Option<&Node> {
+        if key.starts_with("--") {
+            self.root.get(key)
+        } else {
+            self.root.at(key)
+        }
+    }
+
+    /// `file:line` of a key.
+    #[must_use]
+    pub fn place(&self, key: &str) -> String {
+        place(&self.path, self.find(key).map_or(0, |node| node.line))
+    }
+
+    /// A value that is not what its key asks.
+    #[must_use]
+    pub fn wrong(&self, key: &str, expected: &str) -> ImportError {
+        let found = self.find(key).map_or_else(String::new, |n| n.value.shown());
+        ImportError::Value {
+            place: self.place(key),
+            key: key.to_owned(),
+            message: format!("{found} is not {expected}"),
+        }
+    }
+
+    /// A value that no strategy stands for.
+    #[must_use]
+    pub fn unsupported(&self, key: &str, why: &str) -> ImportError {
+        ImportError::Value {
+            place: self.place(key),
+            key: key.to_owned(),
+            message: why.to_owned(),
+        }
+    }
+}
+
+/// What a file is for, by its suffix and the keys in it.
+fn detect(text: &str, path: &str) -> Result<Dialect, ImportError> {
+    let suffix = path.rsplit('.').next().unwrap_or_default();
+    let has = |word: &str| text.contains(word);
+    let found = match suffix {
+        "json" => Some(Dialect::DeepSpeed),
+        "toml" => Some(Dialect::Torchtitan02),
+        "py" => python(text),
+        "yaml" | "yml" if has("distributed_type") || has("compute_environment") => {
+            Some(Dialect::Accelerate)
+        }
+        "yaml" | "yml" if has("base_model") => Some(Dialect::Axolotl),
+        "yaml" | "yml" if has("parallelism:") => Some(Dialect::Nanotron),
+        "yaml" | "yml" => None,
+        _ if has("--") => Some(Dialect::MegatronLm),
+        _ => None,
+    };
+    found.ok_or_else(|| ImportError::UnknownKind {
+        path: path.to_owned(),
+    })
+}
+
+fn python(text: &str) -> Option<Dialect> {
+    let has = |word: &str| text.contains(word);
+    if has("torchtitan") {
+        let main = [
+            "num_tokens_per_",
+            "max_context_length",
+            "num_pp_microbatches",
+        ];
+        let newer = main.into_iter().any(has);
+        return Some(if newer {
+            Dialect::TorchtitanMain
+        } else {
+            Dialect::Torchtitan03
+        });
+    }
+    if has("megatron.bridge") {
+        return Some(Dialect::MegatronBridge);
+    }
+    has("vescale").then_some(Dialect::VeScale)
+}
+
+/// Options of a Megatron-LM script: what follows the training program, or all of an argument file.
+fn options(script: &shell::Script, path: &str) -> Result<Node, ImportError> {
+    let schema = Schema::of(Dialect::MegatronLm)?;
+    let words = program(script);
+    let mut entries: Vec<(String, Node)> = Vec::new();
+    let mut at = 0;
+    while let Some(word) = words.get(at) {
+        at += 1;
+        if !is_option(&word.text) {
+            continue;
+        }
+        let (name, attached) = match word.text.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (word.text.as_str(), None),
+        };
+        let mut values: Vec<String> = attached.into_iter().collect();
+        while let Some(next) = words.get(at).filter(|w| !is_option(&w.text)) {
+            values.push(next.text.clone());
+            at += 1;
+        }
+        // What the environment adds after an option's own value is not known, nor part of it.
+        while values.len() > 1 && values.last().is_some_and(|v| v.starts_with('$')) {
+            values.pop();
+        }
+        let line = word.line;
+        let value = match schema.kind(name) {
+            Some(kind) => typed(&kind, &values),
+            None => untyped(&values),
+        };
+        entries.push((name.to_owned(), Node { line, value }));
+    }
+    if entries.is_empty() {
+        return Err(SyntaxError::new(path, 0, "no `--option` is found").into());
+    }
+    Ok(Node {
+        line: 1,
+        value: Value::Table(entries),
+    })
+}
+
+/// The words after the training program: of the commands that name a `.py`, the one with the most
+/// options. A file without one is arguments only: its arrays, its variables and its bare words.
+fn program(script: &shell::Script) -> Vec<Word> {
+    let options = |words: &[Word]| words.iter().filter(|w| is_option(&w.text)).count();
+    let after = script.commands.iter().filter_map(|words| {
+        let at = words.iter().position(|w| w.text.ends_with(".py"))?;
+        Some(&words[at + 1..])
+    });
+    if let Some(words) = after
+        .max_by_key(|words| options(words))
+        .filter(|w| options(w) > 0)
+    {
+        return words.to_vec();
+    }
+    let mut found = Vec::new();
+    for words in script.variables.values() {
+        for word in words {
+            // `ARGS=" --a 1 --b "` is split where it is used.
+            let parts = word.text.split_whitespace();
+            let split = words.len() == 1 && word.text.contains("--");
+            match (words.len(), split) {
+                (1, false) => {}
+                (_, true) => found.extend(parts.map(|part| Word {
+                    text: part.to_owned(),
+                    line: word.line,
+                })),
+                (_, false) => found.push(word.clone()),
+            }
+        }
+    }
+    let bare = script.commands.iter().filter(|words| options(words) > 0);
+    found.extend(bare.flatten().cloned());
+    found
+}
+
+/// `--name`; a negative number is a value.
+fn is_option(word: &str) -> bool {
+    word.starts_with("--") && word[2..].starts_with(|c: char| c.is_ascii_alphabetic())
+}
+
+/// An option's values as argparse would read them; what it would refuse stays text.
+fn typed(kind: &Kind, values: &[String]) -> Value {
+    match (kind, values) {
+        (Kind::Flag, []) => Value::Bool(true),
+        (Kind::Flag, [one]) if one.starts_with('$') => Value::Bool(true),
+        (Kind::List(inner), values) => {
+            let items = values.iter().map(|v| typed(inner, std::slice::from_ref(v)));
+            Value::List(items.map(Node::made).collect())
+        }
+        (Kind::Optional(_), []) => Value::Null,
+        (Kind::Optional(inner), values) => typed(inner, values),
+        (Kind::Int, [one]) => match one.parse::<i64>() {
+            Ok(int) => Value::Int(int),
+            Err(_) => Value::Str(one.clone()),
+        },
+        (Kind::Float, [one]) => match one.parse::<f64>() {
+            Ok(float) => Value::Float(float),
+            Err(_) => Value::Str(one.clone()),
+        },
+        (Kind::Bool, [one]) => match one.to_lowercase().as_str() {
+            "true" | "1" => Value::Bool(true),
+            "false" | "0" => Value::Bool(false),
+            _ => Value::Str(one.clone()),
+        },
+        _ => untyped(values),
+    }
+}
+
+fn untyped(values: &[String]) -> Value {
+    match values {
+        [] => Value::Bool(true),
+        [one] => Value::Str(one.clone()),
+        many => many.to_vec().into(),
+    }
+}
+
+/// Devices that a script starts: nodes times processes per node, or a variable that says it.
+fn devices(script: &shell::Script) -> Option<u64> {
+    let words: Vec<&str> = script
+        .commands
+        .iter()
+        .flatten()
+        .map(|w| w.text.as_str())
+        .collect();
+    let arrays = script.variables.values().filter(|v| v.len() > 1).flatten();
+    let words: Vec<&str> = words
+        .into_iter()
+        .chain(arrays.map(|w| w.text.as_str()))
+        .collect();
+    let value = |names: [&str; 2]| {
+        words.iter().enumerate().find_map(|(i, word)| {
+            let (name, attached) = match word.split_once('=') {
+                Some((name, value)) => (name, Some(value)),
+                None => (*word, None),
+            };
+            let found = names.contains(&name);
+            found
+                .then(|| attached.or(words.get(i + 1).copied()))
+                .flatten()?
+                .parse()
+                .ok()
+        })
+    };
+    let each: Option<u64> = value(["--nproc-per-node", "--nproc_per_node"]);
+    let nodes: Option<u64> = value(["--nnodes", "--num-nodes"]);
+    let variable =
+        |name: &str| -> Option<u64> { script.variables.get(name)?.first()?.text.parse().ok() };
+    match each {
+        Some(each) => nodes.unwrap_or(1).checked_mul(each),
+        None => ["GPUS", "WORLD_SIZE"].into_iter().find_map(variable),
+    }
+}
+
+/// Assignments of a Python file as a tree: `config.a.b = v` is `a.b`, keyword arguments of a
+/// returned constructor are keys.
+fn assignments(text: &str, path: &str) -> Result<Node, ImportError> {
+    let mut root = Node::table();
+    for assignment in config::python::parse(text, path)? {
+        if assignment.path == "return" {
+            if let Value::Call(name, arguments) = assignment.node.value
+                && name.ends_with("Config")
+            {
+                for (key, node) in arguments {
+                    put(&mut root, &key, node);
+                }
+            }
+            continue;
+        }
+        let below = match assignment.path.split_once('.') {
+            Some((_, below)) => below,
+            None => assignment.path.as_str(),
+        };
+        put(&mut root, below, assignment.node);
+    }
+    Ok(root)
+}
+
+/// Sets a node at a path; a section that is set whole replaces what was there.
+fn put(root: &mut Node, path: &str, node: Node) {
+    let line = node.line;
+    match node.value {
+        // An ordinary section is its arguments; what is chosen by constructor stays one.
+        Value::Call(name, arguments) if !name.contains('.') && name.ends_with("Config") => {
+            root.set(path, Value::Table(Vec::new()));
+            for (key, node) in arguments {
+                put(root, &format!("{path}.{key}"), node);
+            }
+        }
+        value => root.set(path, value),
+    }
+    locate(root, path, line);
+}
+
+/// Gives the node at a path, and the tables made on the way, their line.
+fn locate(node: &mut Node, path: &str, line: usize) {
+    let (key, rest) = match path.split_once('.') {
+        Some((key, rest)) => (key, Some(rest)),
+        None => (path, None),
+    };
+    if let Value::Table(entries) | Value::Call(_, entries) = &mut node.value
+        && let Some((_, found)) = entries.iter_mut().find(|(k, _)| k == key)
+    {
+        if found.line == 0 || rest.is_none() {
+            found.line = line;
+        }
+        if let Some(rest) = rest {
+            locate(found, rest, line);
+        }
+    }
+}

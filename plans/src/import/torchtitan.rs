@@ -1,0 +1,359 @@
+//! torchtitan configurations as strategies: TOML of 0.2, Python of 0.3 and main.
+
+use spec::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, Zero};
+
+use super::{Document, Given, ImportError, Imported, data_parallel, micro_batches, workload};
+use crate::config::{Node, Value};
+use crate::export::Dialect;
+use crate::partition::StagePartition;
+use crate::strategy::{Decisions, Recompute};
+
+/// torchtitan's defaults where a file is silent (`TrainingConfig` and `ParallelismConfig`).
+const LOCAL_BATCH: u64 = 8;
+const SEQ_LEN: u64 = 2048;
+
+pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
+    let size = |key: &str| {
+        doc.size(&format!("parallelism.{key}"))
+            .map(|n| n.unwrap_or(1).max(1))
+    };
+    let (tp, cp) = (
+        size("tensor_parallel_degree")?,
+        size("context_parallel_degree")?,
+    );
+    let pp = size("pipeline_parallel_degree")?;
+    let dp_replicate = size("data_parallel_replicate_degree")?;
+    let dp_shard = sharded(
+        doc,
+        given,
+        dp_replicate
+            .saturating_mul(tp)
+            .saturating_mul(cp)
+            .saturating_mul(pp),
+    )?;
+    let dp = dp_shard.saturating_mul(dp_replicate);
+    let gpus = dp.saturating_mul(tp).saturating_mul(cp).saturating_mul(pp);
+    let mut notes = Vec::new();
+    let batch = batch(doc, dp, pp)?;
+    let schedule = schedule(doc, pp)?;
+    let (stages, vpp) = stages(doc, given, pp, schedule)?;
+    let zero = if dp_shard.saturating_mul(cp) > 1 {
+        Zero::Z3
+    } else {
+        Zero::Z0
+    };
+    let ep = size("expert_parallel_degree")?;
+    let toml = doc.dialect == Dialect::Torchtitan02;
+    let etp = match (given.model.moe.is_some(), toml, ep) {
+        (false, ..) => 1,
+        (true, _, 1) => tp,
+        (true, true, _) => size("expert_tensor_parallel_degree")?,
+        (true, false, _) => 1,
+    };
+    let decisions = Decisions {
+        tp,
+        pp,
+        vpp,
+        cp,
+        cp_kind: CpKind::AllGather,
+        ep,
+        etp,
+        dp_shard,
+        dp_replicate,
+        zero,
+        reshard_after_forward: zero == Zero::Z3 && reshard(doc, pp)?,
+        sequence_parallel: tp > 1
+            && doc.flag("parallelism.enable_sequence_parallel")? != Some(false),
+        micro_batch: batch.micro,
+        num_micro_batches: batch.count,
+        recompute: recompute(doc, &stages, &mut notes)?,
+        schedule,
+        axis_order: AxisOrder::TP_CP_DP_PP,
+        stages,
+        overlap: Overlap {
+            grad_reduce: dp.saturating_mul(cp) > 1,
+            param_gather: zero == Zero::Z3,
+            tensor_parallel: tp > 1 && async_tp(doc)?,
+            pipeline: true,
+        },
+    };
+    Ok(Imported {
+        dialect: doc.dialect,
+        decisions,
+        workload: workload(gpus, batch.seq_len, batch.global, precision(doc)?),
+        notes,
+    })
+}
+
+fn sharded(doc: &Document, given: &Given<'_>, rest: u64) -> Result<u64, ImportError> {
+    let key = "parallelism.data_parallel_shard_degree";
+    match doc.find(key).and_then(Node::int) {
+        Some(n) if n >= 1 => Ok(n.unsigned_abs()),
+        None | Some(-1) => match given.gpus {
+            Some(gpus) => data_parallel(doc, gpus, rest),
+            None => Err(ImportError::Missing {
+                path: doc.path.clone(),
+                what: format!("{key} (-1: the rest of the ranks)"),
+                how: "give --gpus".to_owned(),
+            }),
+        },
+        Some(_) => Err(doc.wrong(key, "-1 or at least 1")),
+    }
+}
+
+struct Batch {
+    micro: u64,
+    count: u64,
+    global: u64,
+    seq_len: u64,
+}
+
+fn batch(doc: &Document, dp: u64, pp: u64) -> Result<Batch, ImportError> {
+    let training = |key: &str| doc.size(&format!("training.{key}"));
+    if doc.dialect == Dialect::TorchtitanMain {
+        return tokens(doc, dp, pp);
+    }
+    let seq_len = training("seq_len")?.unwrap_or(SEQ_LEN);
+    let local = training("local_batch_size")?.unwrap_or(LOCAL_BATCH);
+    let micro = if pp > 1 {
+        doc.size("parallelism.pipeline_parallel_microbatch_size")?
+            .unwrap_or(1)
+    } else {
+        local
+    };
+    let key = "training.global_batch_size";
+    let per_rank = local.saturating_mul(dp);
+    let global = match doc.find(key).and_then(Node::int) {
+        None | Some(-1) => per_rank,
+        Some(n) if n >= 1 => n.unsigned_abs(),
+        Some(_) => return Err(doc.wrong(key, "-1 or at least 1")),
+    };
+    let accumulate = micro_batches(doc, key, global, per_rank)?;
+    let within = micro_batches(doc, "training.local_batch_size", local, micro)?;
+    let count = accumulate.saturating_mul(within);
+    Ok(Batch {
+        micro,
+        count,
+        global,
+        seq_len,
+    })
+}
+
+/// The same for main, which counts tokens.
+fn tokens(doc: &Document, dp: u64, pp: u64) -> Result<Batch, ImportError> {
+    let training = |key: &str| doc.size(&format!("training.{key}"));
+    let seq_len = training("max_context_length")?.unwrap_or(SEQ_LEN);
+    let key = "training.num_tokens_per_microbatch_per_dp_rank";
+    let micro_tokens = doc.size(key)?.unwrap_or(LOCAL_BATCH * SEQ_LEN);
+    let micro = micro_batches(doc, key, micro_tokens, seq_len)?;
+    let within = if pp > 1 {
+        doc.size("parallelism.num_pp_microbatches")?.unwrap_or(1)
+    } else {
+        1
+    };
+    let per_iteration = micro.saturating_mul(within).saturating_mul(dp);
+    let key = "training.num_tokens_per_train_step";
+    let global = match doc.find(key).and_then(Node::int) {
+        None | Some(-1) => per_iteration,
+        Some(n) if n >= 1 => micro_batches(doc, key, n.unsigned_abs(), seq_len)?,
+        Some(_) => return Err(doc.wrong(key, "-1 or at least 1")),
+    };
+    let count = micro_batches(doc, key, global, per_iteration)?.saturating_mul(within);
+    Ok(Batch {
+        micro,
+        count,
+        global,
+        seq_len,
+    })
+}
+
+fn schedule(doc: &Document, pp: u64) -> Result<ScheduleKind, ImportError> {
+    let key = "parallelism.pipeline_parallel_schedule";
+    if pp == 1 {
+        return Ok(ScheduleKind::OneFOneB);
+    }
+    if doc
+        .text("parallelism.pipeline_parallel_schedule_csv")?
+        .is_some_and(|csv| !csv.is_empty())
+    {
+        return Err(doc.unsupported(
+            "parallelism.pipeline_parallel_schedule_csv",
+            "schedules from a file are not planned",
+        ));
+    }
+    match doc.text(key)?.unwrap_or("1F1B").to_lowercase().as_str() {
+        "1f1b" => Ok(ScheduleKind::OneFOneB),
+        "interleaved1f1b" => Ok(ScheduleKind::Interleaved),
+        "gpipe" => Ok(ScheduleKind::GPipe),
+        "zbvzerobubble" => Ok(ScheduleKind::ZbV),
+        "dualpipev" => Ok(ScheduleKind::DualPipeV),
+        "loopedbfs" | "interleavedzerobubble" => Err(doc.unsupported(key, "this schedule is not planned; planned: 1F1B, Interleaved1F1B, GPipe, ZBVZeroBubble, DualPipeV")),
+        _ => Err(doc.wrong(key, "one of 1F1B, Interleaved1F1B, GPipe, ZBVZeroBubble, DualPipeV")),
+    }
+}
+
+fn stages(
+    doc: &Document,
+    given: &Given<'_>,
+    pp: u64,
+    schedule: ScheduleKind,
+) -> Result<(StagePartition, u64), ImportError> {
+    let layers = given.model.layers;
+    if pp == 1 {
+        return Ok((StagePartition(vec![layers]), 1));
+    }
+    let key = "parallelism.module_fqns_per_model_part";
+    if let Some(parts) = doc.find(key).and_then(Node::list) {
+        let stages: Vec<u64> = parts.iter().map(part_layers).collect();
+        let count = stages.len() as u64;
+        if stages.iter().sum::<u64>() != layers || !count.is_multiple_of(pp) {
+            let message = format!(
+                "{} layers in {count} parts; model {} has {layers}, and parts must be a multiple of {pp}",
+                stages.iter().sum::<u64>(),
+                given.model.name
+            );
+            return Err(doc.unsupported(key, &message));
+        }
+        return Ok((StagePartition(stages), count / pp));
+    }
+    default_stages(doc, layers, pp, schedule)
+}
+
+fn part_layers(part: &Node) -> u64 {
+    let names = part.list().unwrap_or_default();
+    let layers = names
+        .iter()
+        .filter(|n| n.text().is_some_and(|t| t.starts_with("layers.")));
+    layers.count() as u64
+}
+
+/// torchtitan's own split (`generate_llm_fqn_per_model_part`): embedding and output count as layers.
+fn default_stages(
+    doc: &Document,
+    layers: u64,
+    pp: u64,
+    schedule: ScheduleKind,
+) -> Result<(StagePartition, u64), ImportError> {
+    let less = |which: &str| {
+        let key = format!("parallelism.pipeline_parallel_{which}_stage_less_layers");
+        doc.size(&key).map(|n| n.unwrap_or(1))
+    };
+    let (first, last) = (less("first")?, less("last")?);
+    let total = layers.saturating_add(first).saturating_add(last);
+    let key = "parallelism.pipeline_parallel_layers_per_stage";
+    let single = matches!(schedule, ScheduleKind::OneFOneB | ScheduleKind::GPipe);
+    let count = match doc.size(key)? {
+        Some(0) => return Err(doc.wrong(key, "at least 1")),
+        Some(each) => total.div_ceil(each),
+        None if single => pp,
+        None => 2 * pp,
+    };
+    let fits = count.is_multiple_of(pp)
+        && count <= total
+        && first <= total / count
+        && last <= total / count;
+    if !fits {
+        let message = format!(
+            "{total} layers, embedding and output included, do not make {count} stages on {pp} ranks"
+        );
+        return Err(doc.unsupported(key, &message));
+    }
+    let stages = (0..count).map(|stage| {
+        let held = total / count + u64::from(stage < total % count);
+        held - if stage == 0 { first } else { 0 } - if stage + 1 == count { last } else { 0 }
+    });
+    Ok((StagePartition(stages.collect()), count / pp))
+}
+
+fn reshard(doc: &Document, pp: u64) -> Result<bool, ImportError> {
+    let key = "parallelism.fsdp_reshard_after_forward";
+    match doc.text(key)? {
+        Some("always") => Ok(true),
+        Some("never") => Ok(false),
+        // Under pipeline parallelism gathering for every micro-batch would not pay.
+        None | Some("default") => Ok(pp == 1),
+        Some(_) => Err(doc.wrong(key, "default, always or never")),
+    }
+}
+
+fn async_tp(doc: &Document) -> Result<bool, ImportError> {
+    let section = if doc.dialect == Dialect::Torchtitan02 {
+        "parallelism"
+    } else {
+        "compile"
+    };
+    let on = doc.flag(&format!("{section}.enable_async_tensor_parallel"))?;
+    Ok(on == Some(true))
+}
+
+fn recompute(
+    doc: &Document,
+    stages: &StagePartition,
+    notes: &mut Vec<String>,
+) -> Result<Recompute, ImportError> {
+    if doc.dialect != Dialect::Torchtitan02 {
+        let key = "activation_checkpoint";
+        return match doc.find(key).map(|node| &node.value) {
+            Some(Value::Null) => Ok(Recompute::None),
+            Some(Value::Call(name, _)) if name.contains("FullAC") => Ok(Recompute::Full),
+            Some(Value::Call(name, _)) if name.contains("SelectiveAC") => {
+                Ok(Recompute::SelectiveOps)
+            }
+            // `Trainer.Config`'s default.
+            None => Ok(Recompute::SelectiveOps),
+            Some(_) => {
+                Err(doc.unsupported(key, "planned: None, FullAC.Config(), SelectiveAC.Config()"))
+            }
+        };
+    }
+    let key = "activation_checkpoint.mode";
+    match doc.text(key)?.unwrap_or("selective") {
+        "none" => Ok(Recompute::None),
+        "full" => Ok(Recompute::Full),
+        "selective" => {
+            let option = "activation_checkpoint.selective_ac_option";
+            let chosen = doc.text(option)?.unwrap_or("2");
+            if chosen == "op" {
+                return Ok(Recompute::SelectiveOps);
+            }
+            let every: u64 = chosen
+                .parse()
+                .map_err(|_| doc.wrong(option, "op or a whole number"))?;
+            let most = stages.0.iter().max().copied().unwrap_or(0);
+            let layers = most / every.max(1);
+            notes.push(format!(
+                "{}: every {every}th layer is recomputed; planned as {layers} layers of each stage",
+                doc.place(option)
+            ));
+            Ok(Recompute::Layers(layers))
+        }
+        "memory_budget" => Err(doc.unsupported(
+            key,
+            "the compiler decides what it recomputes; planned: none, full, selective",
+        )),
+        _ => Err(doc.wrong(key, "none, full or selective")),
+    }
+}
+
+fn precision(doc: &Document) -> Result<Precision, ImportError> {
+    let float8 = |node: &Node| match &node.value {
+        Value::Str(name) => name.contains("float8"),
+        Value::Call(name, _) => name.contains("Float8"),
+        _ => false,
+    };
+    let converters = doc.find("model.converters").or(doc.find("converters"));
+    if converters
+        .and_then(Node::list)
+        .is_some_and(|items| items.iter().any(float8))
+    {
+        return Ok(Precision::Fp8);
+    }
+    let compute = doc
+        .text("training.mixed_precision_param")?
+        .unwrap_or("bfloat16");
+    Ok(if compute == "float32" {
+        Precision::Fp32
+    } else {
+        Precision::Bf16
+    })
+}

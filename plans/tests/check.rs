@@ -1,0 +1,256 @@
+//! What is wrong with a configuration is found, with its line and the nearest right key; scripts as
+//! people write them are read.
+
+use plans::check::check;
+use plans::config::shell;
+use plans::export::Dialect;
+use plans::import::{Document, Given, import};
+
+fn findings(name: &str, text: &str, model: Option<&str>) -> Vec<String> {
+    let document = Document::read(text, name, None, &|_| None).expect("well-formed");
+    let model = model.map(|m| spec::load::model(m).expect("preset"));
+    let found = check(&document, model.as_ref()).expect("schema");
+    found.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn wrong_keys_values_and_contradictions_are_found() {
+    let titan = "[parallelism]\ntensor_paralel_degree = 2\npipeline_parallel_degree = \"2\"\n[training]\ndtype = \"bf16\"\n";
+    let python = "from torchtitan.trainer import Trainer\n\ndef plan():\n    config = base()\n    \
+                  config.parallelism = ParallelismConfig(\n        pipeline_parallel_degree=2,\n        \
+                  expert_tensor_parallel_degree=1,\n    )\n    return config\n";
+    let deepspeed = "{\n  \"train_batch_size\": 33,\n  \"train_micro_batch_size_per_gpu\": 2,\n  \
+                     \"gradient_accumulation_steps\": 4,\n  \"tensor_paralel\": {\"autotp_size\": 2},\n  \
+                     \"zero_optimization\": {\"stage\": 2, \"stage3_prefetch_bucket_size\": 5e8, \"overlap_com\": true}\n}\n";
+    let accelerate = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\n\
+                      num_processes: 8\nfsdp_config:\n  fsdp_version: 2\n  fsdp_reshard_after_fwd: true\n  \
+                      fsdp_use_orig_params: true\nparallelism_config:\n  parallelism_config_dp_shard_size: 4\n";
+    let axolotl =
+        "base_model: x\nmicro_batch_size: 1\ngradient_checkpoint: true\ndp_shard_size: 4\n";
+    let nanotron = "parallelism:\n  dp: 1\n  tp: 3\n  pp: 1\n  tp_mode: ALL_REDUCE\n  \
+                    tp_linear_async_communication: true\nmodel:\n  model_config:\n    num_attention_heads: 32\n";
+    let bridge = "from megatron.bridge.training.config import ConfigContainer\ndef apply(cfg):\n    \
+                  cfg.model.tensor_model_parallel_size = 1\n    cfg.model.sequence_parallel = True\n    \
+                  cfg.model.pipeline_model_paralel_size = 2\n    cfg.model.seq_length = 4096\n    cfg.dataset.seq_length = 8192\n";
+    let megatron = "torchrun --nproc-per-node 8 pretrain_gpt.py \\\n  --tensor-model-paralel-size 2 \\\n  \
+                    --num-layers ten --cp-comm-type ring \\\n  --sequence-parallel --overlap-param-gather \\\n  \
+                    --num-layers-per-virtual-pipeline-stage 2 --pipeline-model-parallel-layout 'Et|tL' --bf16 1\n";
+    let mut all = String::new();
+    let cases = [
+        ("train.toml", titan, Some("llama3-8b")),
+        ("plan.py", python, None),
+        ("ds.json", deepspeed, None),
+        ("acc.yaml", accelerate, None),
+        ("axolotl.yaml", axolotl, None),
+        ("nano.yaml", nanotron, None),
+        ("bridge.py", bridge, None),
+        ("run.sh", megatron, None),
+    ];
+    for (name, text, model) in cases {
+        for line in findings(name, text, model) {
+            all.push_str(&line);
+            all.push('\n');
+        }
+    }
+    insta::assert_snapshot!(all, @"
+    train.toml:2: `parallelism.tensor_paralel_degree`: unknown to torchtitan@0.2; did you mean `parallelism.tensor_parallel_degree`?
+    train.toml:3: `parallelism.pipeline_parallel_degree`: `2` where a whole number is expected
+    train.toml:5: `training.dtype`: `bf16` where one of bfloat16, float32 is expected
+    plan.py:6: `parallelism.pipeline_parallel_degree`: 2 needs training.disable_cuda_graphs = True: CUDA graphs do not do pipeline parallelism
+    plan.py:7: `parallelism.expert_tensor_parallel_degree`: unknown to torchtitan@0.3; did you mean `parallelism.expert_parallel_degree`?
+    ds.json:2: `train_batch_size`: 33 is not a multiple of train_micro_batch_size_per_gpu 2 · gradient_accumulation_steps 4; the rest is the data-parallel size
+    ds.json:5: `tensor_paralel`: unknown to deepspeed@0.19; did you mean `tensor_parallel`?
+    ds.json:6: `zero_optimization.overlap_com`: unknown to deepspeed@0.19; did you mean `zero_optimization.overlap_comm`?
+    ds.json:6: `zero_optimization.stage3_prefetch_bucket_size`: has no effect at zero_optimization.stage 2
+    acc.yaml:4: `num_processes`: 8 is not the product of the parallel sizes, 4
+    acc.yaml:7: `fsdp_config.fsdp_reshard_after_fwd`: unknown to accelerate@1.15; did you mean `fsdp_config.fsdp_reshard_after_forward`?
+    acc.yaml:8: `fsdp_config.fsdp_use_orig_params`: is of FSDP1; with fsdp_version 2 it is dropped
+    axolotl.yaml:3: `gradient_checkpoint`: unknown to axolotl@0.19; did you mean `gradient_checkpointing`?
+    axolotl.yaml:4: `dp_shard_size`: needs fsdp_config
+    nano.yaml:3: `parallelism.tp`: 3 does not divide the 32 attention heads
+    nano.yaml:6: `parallelism.tp_linear_async_communication`: needs tp_mode REDUCE_SCATTER
+    bridge.py:4: `model.sequence_parallel`: needs tensor_model_parallel_size of at least 2
+    bridge.py:5: `model.pipeline_model_paralel_size`: unknown to megatron-bridge@main; did you mean `model.pipeline_model_parallel_size`?
+    bridge.py:7: `dataset.seq_length`: 8192 is not model.seq_length 4096
+    run.sh:2: `--tensor-model-paralel-size`: unknown to megatron-lm@0.20; did you mean `--tensor-model-parallel-size`?
+    run.sh:3: `--num-layers`: `ten` where a whole number is expected
+    run.sh:4: `--sequence-parallel`: has no effect without --tensor-model-parallel-size of at least 2; Megatron-LM switches it off
+    run.sh:4: `--overlap-param-gather`: needs --use-distributed-optimizer or --use-megatron-fsdp
+    run.sh:4: `--overlap-param-gather`: needs --overlap-grad-reduce
+    run.sh:5: `--bf16`: `1` where no value is expected
+    run.sh:5: `--pipeline-model-parallel-layout`: cannot stand beside --num-layers-per-virtual-pipeline-stage; one of them says the stages
+    run.sh:5: `--num-layers-per-virtual-pipeline-stage`: needs --pipeline-model-parallel-size of at least 2
+    ");
+}
+
+#[test]
+fn what_cannot_be_read_says_where() {
+    let error = |name: &str, text: &str| {
+        let document = Document::read(text, name, None, &|_| None);
+        document.expect_err("malformed").to_string()
+    };
+    let cases = [
+        error("a.toml", "[parallelism]\ntp = = 2\n"),
+        error("a.json", "{\n  \"train_batch_size\": 3,\n}\n"),
+        error("a.json", "[1, 2]"),
+        error("a.yaml", "base_model: x\n  y: [\n"),
+        error("a.yaml", "hello: 1\n"),
+        error("a.py", "from torchtitan import x\nconfig.a = f(1,\n"),
+        error("a.sh", "ARGS=(\n  --tensor-model-parallel-size 2\n"),
+        error("a.sh", "echo \"--x\n"),
+        error("a.sh", "echo --\n"),
+        error("a.txt", "nothing\n"),
+    ];
+    insta::assert_snapshot!(cases.join("\n"), @r#"
+    a.toml:2: extra `=`, expected nothing
+    a.json:3: trailing comma
+    a.json:1: a table of keys is expected
+    a.yaml:2: mapping values are not allowed in this context
+    a.yaml: cannot tell which training system this is for; say so with --to TARGET[@VERSION]
+    a.py:2: `)` is missing
+    a.sh:1: `(` is not closed
+    a.sh:1: " is not closed
+    a.sh: no `--option` is found
+    a.txt: cannot tell which training system this is for; say so with --to TARGET[@VERSION]
+    "#);
+}
+
+#[test]
+fn scripts_are_read_as_a_shell_would() {
+    let script = r#"#!/bin/bash
+# A comment with --an-option
+GPUS_PER_NODE=8
+NNODES=${SLURM_NNODES:-4}
+WORLD=$((GPUS_PER_NODE * NNODES))
+TP="2"
+LOG=${LOG:-"${PWD}/logs"}
+DISTRIBUTED="--nproc_per_node $GPUS_PER_NODE --nnodes ${NNODES}"
+MODEL_ARGS=(
+    --num-layers 32        # as in the paper
+    --hidden-size 4096
+    --num-attention-heads 32
+)
+MODEL_ARGS+=(--group-query-attention --num-query-groups=8)
+torchrun $DISTRIBUTED \
+    pretrain_gpt.py "${MODEL_ARGS[@]}" \
+    --tensor-model-parallel-size $TP --save "$LOG/run" \
+    --micro-batch-size 1 --global-batch-size 256 --seq-length 4096 --bf16 $EXTRA
+"#;
+    let read = shell::parse(script, "run.sh", &|_| None).expect("shell");
+    let last: Vec<&str> = read.commands[0].iter().map(|w| w.text.as_str()).collect();
+    insta::assert_snapshot!(last.join(" "), @"torchrun --nproc_per_node 8 --nnodes 4 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --group-query-attention --num-query-groups=8 --tensor-model-parallel-size 2 --save ${PWD}/logs/run --micro-batch-size 1 --global-batch-size 256 --seq-length 4096 --bf16 $EXTRA");
+    let document = Document::read(script, "run.sh", None, &|_| None).expect("shell");
+    assert_eq!(document.dialect, Dialect::MegatronLm);
+    assert_eq!(document.gpus, Some(32));
+    let model = spec::load::model("llama3-8b").expect("preset");
+    let given = Given {
+        model: &model,
+        gpus: None,
+        seq_len: None,
+    };
+    let imported = import(&document, &given).expect("imports");
+    let d = &imported.decisions;
+    assert_eq!((d.tp, d.dp(), d.num_micro_batches), (2, 16, 16));
+}
+
+#[test]
+fn imports_that_cannot_be_say_why() {
+    let model = spec::load::model("llama3-8b").expect("preset");
+    let message = |name: &str, text: &str, gpus: Option<u64>| {
+        let document = Document::read(text, name, None, &|_| None).expect("well-formed");
+        let given = Given {
+            model: &model,
+            gpus,
+            seq_len: None,
+        };
+        import(&document, &given)
+            .expect_err("not importable")
+            .to_string()
+    };
+    let args = "--tensor-model-parallel-size 4 --micro-batch-size 1 --seq-length 4096";
+    let cases = [
+        message("a.sh", args, None),
+        message("a.sh", args, Some(6)),
+        message("a.sh", &format!("{args} --num-layers 40"), Some(8)),
+        message("a.sh", &format!("{args} --global-batch-size 7"), Some(8)),
+        message("a.sh", &format!("{args} --cp-comm-type a2a+p2p"), Some(8)),
+        message(
+            "a.sh",
+            &format!(
+                "{args} --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*3|tL'"
+            ),
+            Some(8),
+        ),
+        message("a.toml", "[training]\nlocal_batch_size = 2\n", None),
+        message(
+            "a.toml",
+            "[training]\nlocal_batch_size = \"two\"\n",
+            Some(8),
+        ),
+        message(
+            "a.toml",
+            "[activation_checkpoint]\nmode = \"memory_budget\"\n",
+            Some(8),
+        ),
+        message("a.json", "{\"train_batch_size\": \"auto\"}", Some(8)),
+        message(
+            "a.json",
+            "{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 4}}",
+            Some(8),
+        ),
+        message("a.yaml", "base_model: x\n", Some(8)),
+    ];
+    insta::assert_snapshot!(cases.join("\n"), @"
+    a.sh: the number of GPUs is not said; give --gpus
+    a.sh: a data-parallel size is not said; 6 GPUs do not divide into tp·cp·pp = 4; give the right --gpus
+    a.sh:1: `--num-layers`: 40, but model llama3-8b has 32; give the right --model
+    a.sh:1: `--global-batch-size`: 7 sequences are not a multiple of micro-batch · dp = 2
+    a.sh:1: `--cp-comm-type`: hierarchical context parallelism is not planned; use p2p or a2a
+    a.sh:1: `--pipeline-model-parallel-layout`: 4 layers in 2 stages; 32 layers in a multiple of 2 stages are needed
+    a.toml: parallelism.data_parallel_shard_degree (-1: the rest of the ranks) is not said; give --gpus
+    a.toml:2: `training.local_batch_size`: `two` is not a whole number that is not negative
+    a.toml:2: `activation_checkpoint.mode`: the compiler decides what it recomputes; planned: none, full, selective
+    a.json: the batch is not said; three of train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps and --gpus are needed, as numbers
+    a.json:1: `zero_optimization.stage`: 4 is not 0, 1, 2 or 3
+    a.yaml: axolotl@0.19 files can be checked but not imported; importable: megatron-lm, torchtitan, deepspeed, Hugging Face config.json
+    ");
+}
+
+/// Layouts as Megatron-LM's own documentation writes them.
+#[test]
+fn pipeline_layouts_unroll() {
+    let model = spec::load::model("llama3-8b").expect("preset");
+    let stages = |layout: &str, pp: u64| {
+        let text = format!(
+            "--pipeline-model-parallel-size {pp} --pipeline-model-parallel-layout '{layout}' --seq-length 64"
+        );
+        let document = Document::read(&text, "a.sh", None, &|_| None).expect("well-formed");
+        let given = Given {
+            model: &model,
+            gpus: Some(pp),
+            seq_len: None,
+        };
+        import(&document, &given).map(|i| (i.decisions.stages.0, i.decisions.vpp))
+    };
+    assert_eq!(
+        stages("Et*7|t*9|(t*8|)*1t*8L", 4).expect("layout"),
+        (vec![7, 9, 8, 8], 1)
+    );
+    assert_eq!(
+        stages("Et*3|(t*4|)*6t*5L", 4).expect("layout"),
+        (vec![3, 4, 4, 4, 4, 4, 4, 5], 2)
+    );
+    assert_eq!(
+        stages("E|t*16|t*16|L", 2).expect("layout"),
+        (vec![0, 16, 16, 0], 2)
+    );
+    for bad in [
+        "Et*32(",
+        "Et*x|tL",
+        "Ez|tL",
+        "Et*99999999999L",
+        "((((((((((t))))))))))",
+    ] {
+        assert!(stages(bad, 2).is_err(), "{bad}");
+    }
+}

@@ -1,0 +1,404 @@
+//! Every exporter over many plans: what is written passes its own strict check, reads back as the
+//! same plan, or is refused with a reason and a choice that the target takes.
+
+mod snapshots;
+
+use plans::config::Node;
+use plans::export::{Dialect, ExportError, Exported, Job, Launcher, export};
+use plans::import::{Document, Given, import};
+use plans::plan_file::ShardingFile;
+use plans::{Strategy as Plan, check::check};
+use proptest::prelude::*;
+use spec::model::ModelConfig;
+use spec::{Precision, Workload};
+
+/// A model with the workload that its plans are for.
+fn scene(name: &str, gpus: u64, precision: Precision) -> (ModelConfig, Workload) {
+    let workload = Workload {
+        gpus,
+        seq_len: 4096,
+        global_batch: 256,
+        precision,
+    };
+    (spec::load::model(name).expect("preset"), workload)
+}
+
+fn parse(
+    text: &str,
+    model: &ModelConfig,
+    workload: &Workload,
+) -> Result<Plan, plans::StrategyError> {
+    let runtime = spec::load::runtime("vescale").expect("preset");
+    plans::grammar::parse(text, model, workload, &runtime)
+}
+
+fn sharding() -> ShardingFile {
+    let mut sharding = ShardingFile::default();
+    let mut put = |pattern: &str, placement: &str| {
+        sharding
+            .parameter
+            .insert(pattern.to_owned(), vec![placement.to_owned()]);
+    };
+    put(r"self_attn\.(q_proj|k_proj|v_proj)\.weight", "tp: Shard(0)");
+    put(r"self_attn\.o_proj\.weight", "tp: Shard(1)");
+    let forward = vec!["tp: Replicate".to_owned()];
+    sharding
+        .forward
+        .insert(r"lm_head\.input".to_owned(), forward);
+    sharding
+}
+
+fn exported(
+    strategy: &Plan,
+    model: &ModelConfig,
+    workload: &Workload,
+    dialect: Dialect,
+    launcher: Option<Launcher>,
+) -> Result<Exported, ExportError> {
+    let sharding = sharding();
+    let job = Job {
+        model,
+        model_name: &model.name,
+        decisions: strategy.decisions(),
+        workload,
+        runtime: "vescale",
+        sharding: &sharding,
+        id: "0123456789abcdef",
+        gpus_per_node: 8,
+    };
+    export(&job, dialect, launcher)
+}
+
+fn read(text: &str, name: &str, dialect: Option<Dialect>) -> Document {
+    Document::read(text, name, dialect, &|_| None).expect("our own files are well-formed")
+}
+
+/// Exports, checks what came out strictly, and imports it again where that is possible.
+fn round_trip(strategy: &Plan, model: &ModelConfig, workload: &Workload, dialect: Dialect) -> bool {
+    let exported = match exported(strategy, model, workload, dialect, None) {
+        Ok(exported) => exported,
+        Err(ExportError::Inexpressible { refusals, .. }) => {
+            assert!(!refusals.is_empty());
+            return false;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let file = &exported.files[0];
+    let document = read(&file.text, &file.name, None);
+    assert_eq!(document.dialect, dialect, "detected from:\n{}", file.text);
+    let findings = check(&document, Some(model)).expect("schema");
+    assert!(
+        findings.is_empty(),
+        "{strategy}\n{findings:?}\n{}",
+        file.text
+    );
+    let importable = matches!(
+        dialect,
+        Dialect::MegatronLm
+            | Dialect::Torchtitan02
+            | Dialect::Torchtitan03
+            | Dialect::TorchtitanMain
+            | Dialect::DeepSpeed
+    );
+    if importable {
+        let given = Given {
+            model,
+            gpus: Some(workload.gpus),
+            seq_len: (dialect == Dialect::DeepSpeed).then_some(workload.seq_len),
+        };
+        let imported = import(&document, &given).unwrap_or_else(|e| panic!("{e}\n{}", file.text));
+        let same = imported.decisions.canonical() == strategy.canonical();
+        assert!(same, "{strategy}\n{:?}\n{}", imported.decisions, file.text);
+        assert_eq!(imported.workload, *workload, "{}", file.text);
+    }
+    true
+}
+
+fn text() -> impl proptest::strategy::Strategy<Value = String> {
+    let sizes = (0u32..4, 0u32..4, 0u32..3, 0u32..4, 0u32..3, 0u32..3);
+    let choices = (
+        0usize..3,
+        0u8..4,
+        0usize..5,
+        0usize..6,
+        0usize..2,
+        0usize..6,
+    );
+    let switches = (any::<bool>(), any::<bool>(), 0usize..3);
+    (sizes, choices, switches).prop_map(|(sizes, choices, switches)| {
+        let (tp, pp, cp, ep, etp, mbs) = sizes;
+        let (kind, zero, re, sched, order, overlap) = choices;
+        let (sp, reshard, replicate) = switches;
+        let kind = ["ring", "all_gather", "all_to_all"][kind];
+        let re = ["none", "selective", "full", "layers:3", "selective_ops"][re];
+        let sched = ["1f1b", "interleaved,vpp=2", "gpipe", "zb-h1", "zb-v,vpp=2", "dualpipe-v,vpp=2"][sched];
+        let order = ["tp-cp-dp_shard-dp_replicate-pp", "tp-cp-pp-dp_shard-dp_replicate"][order];
+        let overlap = ["none", "grad", "grad+param", "grad+param+pp", "grad+param+tp+pp", "pp"][overlap];
+        let on = |on: bool| if on { "on" } else { "off" };
+        let replicate = if zero == 0 { String::new() } else { format!(",dp_replicate={}", 1 << replicate) };
+        format!(
+            "tp={},pp={},cp={},ep={},etp={},mbs={},cp_kind={kind},zero={zero}{replicate},reshard={},sp={},recompute={re},schedule={sched},order={order},overlap={overlap}",
+            1 << tp, 1 << pp, 1 << cp, 1 << ep, 1 << etp, 1 << mbs, on(reshard && zero == 3), on(sp && tp > 0),
+        )
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_exported_is_checked_and_reads_back(text in text(), dense in any::<bool>(), precision in 0usize..4) {
+        let name = if dense { "llama3-8b" } else { "mixtral-8x7b" };
+        let precision = [Precision::Fp32, Precision::Fp16, Precision::Bf16, Precision::Fp8][precision];
+        let (model, workload) = scene(name, 64, precision);
+        let text = if dense {
+            let parts = text.split(',').filter(|p| !p.starts_with("ep=") && !p.starts_with("etp="));
+            parts.collect::<Vec<_>>().join(",")
+        } else {
+            text
+        };
+        if let Ok(strategy) = parse(&text, &model, &workload) {
+            for dialect in Dialect::ALL {
+                round_trip(&strategy, &model, &workload, dialect);
+            }
+        }
+    }
+}
+
+/// Plans that must come out of each target: a refusal of one of these is a loss.
+#[test]
+fn each_target_takes_the_plans_it_is_made_for() {
+    use Dialect::*;
+    let titan = [Torchtitan02, Torchtitan03, TorchtitanMain];
+    let all_but_hf = [MegatronLm, MegatronBridge, Nanotron, VeScale];
+    let sharded = [
+        MegatronLm,
+        Torchtitan02,
+        Torchtitan03,
+        TorchtitanMain,
+        DeepSpeed,
+        Accelerate,
+        Axolotl,
+    ];
+    let cases: [(&str, &str, &[Dialect]); 14] = [
+        ("llama3-8b", "tp=1,zero=0", &Dialect::ALL),
+        ("llama3-8b", "zero=3", &sharded),
+        ("llama3-8b", "tp=4,pp=4,zero=1", &all_but_hf),
+        (
+            "llama3-8b",
+            "tp=8,pp=2,vpp=4,zero=1,schedule=interleaved",
+            &[MegatronLm, MegatronBridge, VeScale],
+        ),
+        (
+            "llama3-8b",
+            "tp=2,pp=4,zero=1,stages=7/9/9/7",
+            &[MegatronLm, MegatronBridge, VeScale],
+        ),
+        ("llama3-8b", "tp=2,pp=4,zero=3,stages=7/9/9/7", &titan),
+        (
+            "llama3-8b",
+            "tp=2,cp=4,cp_kind=all_gather,zero=3,recompute=selective_ops",
+            &titan,
+        ),
+        ("llama3-8b", "pp=4,vpp=2,schedule=zb-v,zero=3", &titan),
+        ("llama3-8b", "pp=4,vpp=2,schedule=dualpipe-v,zero=3", &titan),
+        ("llama3-8b", "pp=4,schedule=gpipe,zero=3", &titan),
+        ("llama3-8b", "tp=2,sp=off,zero=2", &[DeepSpeed]),
+        ("llama3-8b", "cp=4,cp_kind=all_to_all,zero=3", &[DeepSpeed]),
+        (
+            "mixtral-8x7b",
+            "tp=2,pp=4,ep=8,zero=1",
+            &[MegatronLm, MegatronBridge],
+        ),
+        (
+            "mixtral-8x7b",
+            "ep=8,zero=3,recompute=full",
+            &[Torchtitan02, Torchtitan03, TorchtitanMain, DeepSpeed],
+        ),
+    ];
+    for (name, text, targets) in cases {
+        let (model, workload) = scene(name, 64, Precision::Bf16);
+        let strategy = parse(text, &model, &workload).unwrap_or_else(|e| panic!("{text}: {e}"));
+        for &dialect in targets {
+            let taken = round_trip(&strategy, &model, &workload, dialect);
+            assert!(
+                taken,
+                "{} refuses {name} {text}: {:?}",
+                dialect.name(),
+                exported(&strategy, &model, &workload, dialect, None)
+            );
+        }
+    }
+}
+
+/// Every model of the library: its sizes arrive, or what the target lacks is named.
+#[test]
+fn every_model_is_exported_or_refused_by_name() {
+    let mut taken = 0;
+    for preset in spec::load::model_names() {
+        let (model, workload) = scene(&preset.name, 1, Precision::Bf16);
+        let strategy = parse("tp=1", &model, &workload).expect("legal");
+        for dialect in Dialect::ALL {
+            taken += usize::from(round_trip(&strategy, &model, &workload, dialect));
+        }
+    }
+    assert!(taken > 350, "{taken}");
+}
+
+/// The replacement that a refusal offers is taken, where it leads to a legal plan.
+#[test]
+fn refusals_name_a_choice_that_is_taken() {
+    let cases = [
+        (
+            Dialect::MegatronLm,
+            "pp=4,schedule=gpipe,zero=1",
+            "schedule=1f1b",
+        ),
+        (
+            Dialect::MegatronLm,
+            "recompute=selective_ops,zero=1",
+            "recompute=selective",
+        ),
+        (Dialect::Torchtitan03, "zero=1", "zero=3"),
+        (Dialect::Torchtitan03, "tp=16,zero=3", "tp=8"),
+        (
+            Dialect::Torchtitan02,
+            "cp=2,cp_kind=ring,zero=3",
+            "cp_kind=all_gather",
+        ),
+        (
+            Dialect::Torchtitan02,
+            "pp=4,schedule=zb-h1,zero=3",
+            "schedule=1f1b",
+        ),
+        (Dialect::DeepSpeed, "pp=2,zero=1", "pp=1"),
+        (
+            Dialect::DeepSpeed,
+            "zero=2,recompute=layers:4",
+            "recompute=full",
+        ),
+        (Dialect::Accelerate, "pp=2,zero=3", "pp=1"),
+        (Dialect::Axolotl, "zero=2", "zero=3"),
+        (Dialect::Nanotron, "zero=3", "zero=1"),
+        (Dialect::VeScale, "cp=2,zero=1", "cp=1"),
+    ];
+    for (dialect, text, instead) in cases {
+        let (model, workload) = scene("llama3-8b", 64, Precision::Bf16);
+        let strategy = parse(text, &model, &workload).expect("legal");
+        let Err(ExportError::Inexpressible { refusals, .. }) =
+            exported(&strategy, &model, &workload, dialect, None)
+        else {
+            panic!("{} takes {text}", dialect.name());
+        };
+        let offered: Vec<String> = refusals
+            .iter()
+            .filter_map(|r| {
+                r.instead
+                    .as_ref()
+                    .map(|(key, value)| format!("{key}={value}"))
+            })
+            .collect();
+        assert!(offered.contains(&instead.to_owned()), "{text}: {offered:?}");
+        let changes: Vec<_> = refusals.iter().filter_map(|r| r.instead.clone()).collect();
+        let nearest = plans::grammar::with(&strategy.to_string(), &changes);
+        if !instead.starts_with("tp=") && !instead.starts_with("pp=") && !instead.starts_with("cp=")
+        {
+            let nearest =
+                parse(&nearest, &model, &workload).unwrap_or_else(|e| panic!("{nearest}: {e}"));
+            exported(&nearest, &model, &workload, dialect, None)
+                .expect("the nearest plan is taken");
+        }
+    }
+}
+
+#[test]
+fn unknown_targets_and_versions_list_the_known_ones() {
+    let check = |text: &str, expected: &str| {
+        assert_eq!(
+            Dialect::parse(text).expect_err("unknown").to_string(),
+            expected
+        );
+    };
+    check(
+        "torchtitn",
+        "unknown target `torchtitn`; did you mean `torchtitan`? targets: megatron-lm, megatron-bridge, torchtitan, deepspeed, accelerate, axolotl, nanotron, vescale",
+    );
+    check(
+        "torchtitan@0.4",
+        "torchtitan has no version `0.4`; versions: 0.3, 0.2, main",
+    );
+    assert_eq!(
+        Dialect::parse("torchtitan").expect("default"),
+        Dialect::Torchtitan03
+    );
+    for dialect in Dialect::ALL {
+        assert_eq!(Dialect::parse(&dialect.name()).expect("own name"), dialect);
+        let schema = plans::export::schema::Schema::of(dialect).expect("schema");
+        assert_eq!(
+            (schema.target.as_str(), schema.version.as_str()),
+            (dialect.target(), dialect.version())
+        );
+    }
+}
+
+/// Launch scripts are shell that a shell takes, and manifests are YAML.
+#[test]
+fn launchers_are_well_formed() {
+    let (model, workload) = scene("llama3-8b", 64, Precision::Bf16);
+    let strategy = parse("zero=0", &model, &workload).expect("legal");
+    for dialect in Dialect::ALL {
+        for launcher in [Launcher::Torchrun, Launcher::Slurm, Launcher::Kubernetes] {
+            let exported = exported(&strategy, &model, &workload, dialect, Some(launcher))
+                .expect("expressible");
+            let script = exported.files.last().expect("a script");
+            if launcher == Launcher::Kubernetes {
+                for document in script.text.split("---\n") {
+                    plans::config::yaml::parse(document, "job.yaml").expect("YAML");
+                }
+            } else {
+                let status = std::process::Command::new("bash")
+                    .args(["-n", "-c", &script.text])
+                    .status()
+                    .expect("bash");
+                assert!(status.success(), "{}", script.text);
+                assert!(
+                    script.text.contains("8 --nproc-per-node 8")
+                        || script.text.contains("--num_machines 8")
+                );
+            }
+        }
+    }
+}
+
+/// A launch script that sources its arguments imports like the arguments themselves, devices included.
+#[test]
+fn a_launch_script_imports_with_the_file_it_sources() {
+    let (model, workload) = scene("llama3-8b", 64, Precision::Bf16);
+    let strategy = parse("tp=4,pp=4,zero=1", &model, &workload).expect("legal");
+    let launcher = Some(Launcher::Torchrun);
+    let exported =
+        exported(&strategy, &model, &workload, Dialect::MegatronLm, launcher).expect("expressible");
+    let arguments = exported.files[0].text.clone();
+    let include = |name: &str| (name == "megatron_args.sh").then(|| arguments.clone());
+    let document =
+        Document::read(&exported.files[1].text, "launch.sh", None, &include).expect("shell");
+    assert_eq!(document.gpus, Some(64));
+    let given = Given {
+        model: &model,
+        gpus: None,
+        seq_len: None,
+    };
+    let imported = import(&document, &given).expect("imports");
+    assert_eq!(imported.decisions.canonical(), strategy.canonical());
+    assert_eq!(imported.workload, workload);
+}
+
+#[test]
+fn made_trees_hold_what_was_set() {
+    let mut node = Node::table();
+    node.set("a.b.c", 3);
+    node.set("a.b.c", 4);
+    node.set("a.d", "x");
+    assert_eq!(node.at("a.b.c").and_then(Node::int), Some(4));
+    assert_eq!(node.at("a.d").and_then(Node::text), Some("x"));
+}
