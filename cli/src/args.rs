@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::exchange_args::{ExportArgs, ImportArgs};
+use crate::exchange_args::{CalibrateArgs, DiagnoseArgs, ExportArgs, ImportArgs};
 
 /// Plans how to shard LLM training, predicts its speed and memory, and says why.
 #[derive(Parser, Debug)]
@@ -43,6 +43,10 @@ pub(crate) enum Command {
     Export(ExportArgs),
     /// A training system's configuration as a strategy, predicted
     Import(ImportArgs),
+    /// A training log against its plan: where the gap may lie
+    Diagnose(DiagnoseArgs),
+    /// A cluster file that carries what training logs have shown
+    Calibrate(CalibrateArgs),
     /// Known models
     Models(ListArgs),
     /// Known clusters

@@ -34,6 +34,9 @@ pub(crate) enum CliError {
     /// A configuration that cannot be read as a strategy.
     #[error(transparent)]
     Import(#[from] plans::import::ImportError),
+    /// A training log that cannot be read.
+    #[error(transparent)]
+    Log(#[from] plans::training_log::LogError),
     /// A flag's value.
     #[error("{0}")]
     Usage(String),
@@ -67,6 +70,7 @@ impl CliError {
             | Self::Executor(_)
             | Self::Export(_)
             | Self::Import(_)
+            | Self::Log(_)
             | Self::Usage(_)
             | Self::Write { .. } => 2,
         }

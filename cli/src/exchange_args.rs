@@ -72,3 +72,40 @@ pub(crate) struct ImportArgs {
     #[command(flatten)]
     pub(crate) format: OutputArgs,
 }
+
+/// `diagnose`.
+#[derive(Args, Debug)]
+pub(crate) struct DiagnoseArgs {
+    /// Training log of Megatron-LM, torchtitan or nanotron
+    pub(crate) log: PathBuf,
+    /// The plan that the run was of
+    #[arg(long)]
+    pub(crate) plan: PathBuf,
+    /// Logged steps to skip [default: a tenth, at least 2]
+    #[arg(long)]
+    pub(crate) warmup: Option<usize>,
+    /// Write what was learned as a cluster file that later predictions use
+    #[arg(long, value_name = "FILE")]
+    pub(crate) calibrate: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) format: OutputArgs,
+}
+
+/// `calibrate`.
+#[derive(Args, Debug)]
+pub(crate) struct CalibrateArgs {
+    /// Training logs
+    #[arg(required = true)]
+    pub(crate) logs: Vec<PathBuf>,
+    /// The plan of each log, in the same order
+    #[arg(long = "plan", required = true)]
+    pub(crate) plans: Vec<PathBuf>,
+    /// Logged steps to skip [default: a tenth, at least 2]
+    #[arg(long)]
+    pub(crate) warmup: Option<usize>,
+    /// Cluster file to write; give it to --cluster
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+    #[command(flatten)]
+    pub(crate) format: OutputArgs,
+}

@@ -24,7 +24,8 @@ pub fn prediction(
     program: &Program,
 ) -> Prediction {
     let scenario = costs.scenario();
-    let step = outcome.step_time;
+    let ratio = calibrated(costs).map_or(1.0, |ratio| ratio.value);
+    let step = Seconds(outcome.step_time.0 * ratio);
     let gpus = scenario.workload.gpus as f64;
     let at_once = scenario.cluster.at_once(scenario.workload.gpus) as f64;
     let tokens = scenario.workload.tokens_per_step() as f64;
@@ -70,9 +71,34 @@ pub fn prediction(
         fit: fit(costs.capacity(), peak, &memory),
         memory_by_rank: by_rank,
         memory,
-        breakdown: breakdown(step, outcome),
-        kernels: kernels(assembled, strategy, critical(outcome)),
+        breakdown: scaled(&breakdown(outcome.step_time, outcome), ratio),
+        kernels: kernels(assembled, strategy, critical(outcome), ratio),
         provenance: provenance(costs),
+    }
+}
+
+/// What runs on this cluster have shown for the runtime. It multiplies every time of a prediction
+/// alike; simulation and search do without it, as it changes no order.
+fn calibrated(costs: &CostModel) -> Option<&Sourced<f64>> {
+    let scenario = costs.scenario();
+    let precision = scenario.workload.precision;
+    scenario
+        .cluster
+        .step_time_ratio(&scenario.runtime.name, precision)
+}
+
+fn scaled(b: &Breakdown, ratio: f64) -> Breakdown {
+    Breakdown {
+        compute_s: b.compute_s * ratio,
+        recompute_s: b.recompute_s * ratio,
+        tp_exposed_s: b.tp_exposed_s * ratio,
+        cp_exposed_s: b.cp_exposed_s * ratio,
+        ep_exposed_s: b.ep_exposed_s * ratio,
+        dp_exposed_s: b.dp_exposed_s * ratio,
+        pp_exposed_s: b.pp_exposed_s * ratio,
+        bubble_s: b.bubble_s * ratio,
+        optimizer_s: b.optimizer_s * ratio,
+        host_s: b.host_s * ratio,
     }
 }
 
@@ -224,14 +250,15 @@ fn held_at(program: &Program, rank: u32, peak: Option<Action>) -> BTreeMap<u32, 
 }
 
 /// Device time per step of the critical rank's kernels and collectives, by name.
-fn kernels(assembled: &Assembled, strategy: &Strategy, rank: usize) -> Vec<NamedTime> {
+fn kernels(assembled: &Assembled, strategy: &Strategy, rank: usize, ratio: f64) -> Vec<NamedTime> {
     let mut times: BTreeMap<&str, f64> = BTreeMap::new();
     for (runs, &owner) in assembled.runs.iter().zip(assembled.rank_of_stage.iter()) {
         if owner as usize == rank {
             for run in runs {
                 let repeats = run.count as f64 * strategy.num_micro_batches as f64;
                 for kernel in &run.cost.kernels {
-                    *times.entry(kernel.name.as_str()).or_default() += kernel.seconds * repeats;
+                    *times.entry(kernel.name.as_str()).or_default() +=
+                        kernel.seconds * repeats * ratio;
                 }
             }
         }
@@ -270,6 +297,9 @@ fn provenance(costs: &CostModel) -> Vec<UsedConstant> {
         constant("reserved over allocated memory", &overheads.fragmentation),
         constant("slow-down beside collectives", &overheads.overlap_slowdown),
     ];
+    if let Some(ratio) = calibrated(costs) {
+        used.push(constant("measured over predicted step time", ratio));
+    }
     for (dtype, rate) in &device.peak {
         used.push(constant(
             &format!("dense peak, {dtype:?}").to_lowercase(),

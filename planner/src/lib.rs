@@ -2,6 +2,7 @@
 //! No formula lives here; costs and bounds come from `costmodel`.
 
 pub mod constraints;
+pub mod diagnose;
 pub mod explain;
 pub mod search;
 pub mod size;

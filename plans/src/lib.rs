@@ -15,6 +15,7 @@ pub mod program;
 pub mod schedule;
 pub mod strategy;
 pub mod timeline;
+pub mod training_log;
 
 pub use legality::StrategyError;
 pub use mesh::Group;

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::calibration::Calibration;
 use crate::device::Device;
+use crate::dtype::Precision;
 use crate::profile::Profile;
 use crate::provenance::Sourced;
 use crate::units::{Bandwidth, Seconds};
@@ -32,9 +34,18 @@ pub struct Cluster {
     pub max_gpus: Option<u64>,
     /// Measurements of this very machine; prices come from them alone.
     pub profile: Option<Arc<Profile>>,
+    /// Measured over predicted step times of runs on it.
+    pub calibration: Vec<Calibration>,
 }
 
 impl Cluster {
+    /// Measured over predicted step time under a runtime and precision, if runs have shown it.
+    #[must_use]
+    pub fn step_time_ratio(&self, runtime: &str, precision: Precision) -> Option<&Sourced<f64>> {
+        let of = |c: &&Calibration| c.runtime == runtime && c.precision == precision;
+        self.calibration.iter().find(of).map(|c| &c.step_time)
+    }
+
     /// Devices of `ranks` that compute at the same time: ranks on a cpu share its cores.
     #[must_use]
     pub fn at_once(&self, ranks: u64) -> u64 {

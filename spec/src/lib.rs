@@ -1,5 +1,6 @@
 //! What we are given: units, provenance, models, devices, clusters, workloads, runtimes, tables.
 
+pub mod calibration;
 pub mod cluster;
 pub mod cluster_file;
 mod cluster_presets;

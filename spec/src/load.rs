@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::calibration::{Calibration, CalibrationFile};
 use crate::cluster::Cluster;
 use crate::cluster_file::{ClusterFile, DeviceFile};
 use crate::cluster_presets::{CLUSTERS, DEVICES};
@@ -65,6 +66,13 @@ pub fn model(arg: &str) -> Result<ModelConfig, SpecError> {
 /// # Errors
 /// Unknown names with the nearest known one; malformed files; no profile.
 pub fn cluster(arg: &str) -> Result<Cluster, SpecError> {
+    cluster_below(arg, 0)
+}
+
+/// Calibrations may extend calibrations, but not without end.
+const MAX_EXTENDS: usize = 8;
+
+fn cluster_below(arg: &str, depth: usize) -> Result<Cluster, SpecError> {
     if arg == LOCAL {
         return local();
     }
@@ -86,8 +94,38 @@ pub fn cluster(arg: &str) -> Result<Cluster, SpecError> {
     if yaml.lines().any(|line| line.starts_with("measured:")) {
         return Ok(Profile::from_yaml(&yaml, arg)?.cluster(arg));
     }
+    if CalibrationFile::is(&yaml) {
+        return calibrated(CalibrationFile::from_yaml(&yaml, arg)?, path, depth);
+    }
     let file: ClusterFile = text::yaml(&yaml, arg)?;
     file.resolve(arg, device)
+}
+
+fn calibrated(file: CalibrationFile, path: &Path, depth: usize) -> Result<Cluster, SpecError> {
+    if depth == MAX_EXTENDS {
+        return Err(SpecError::Field {
+            path: path.display().to_string(),
+            field: "extends".to_owned(),
+            message: format!("{} extends itself, or too many others", file.name),
+        });
+    }
+    let beside = path.parent().map(|folder| folder.join(&file.extends));
+    let arg = match beside.filter(|p| p.is_file()) {
+        Some(near) => near.display().to_string(),
+        None => file.extends,
+    };
+    let mut cluster = cluster_below(&arg, depth + 1)?;
+    cluster.name = file.name;
+    // The newer ratio of a runtime stands for the older.
+    let mut calibration = file.calibration;
+    for older in cluster.calibration {
+        let same = |o: &Calibration| o.runtime == older.runtime && o.precision == older.precision;
+        if !calibration.iter().any(same) {
+            calibration.push(older);
+        }
+    }
+    cluster.calibration = calibration;
+    Ok(cluster)
 }
 
 /// Name of the cluster that is this machine.

@@ -206,6 +206,7 @@ impl Profile {
             dollars_per_gpu_hour: None,
             max_gpus: Some(1 << 10),
             profile: Some(std::sync::Arc::new(self)),
+            calibration: Vec::new(),
         }
     }
 }

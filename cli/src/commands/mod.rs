@@ -1,7 +1,9 @@
 //! One file per subcommand.
 
+mod calibrate;
 mod checkpoint;
 mod compare;
+mod diagnose;
 mod estimate;
 mod explain;
 mod export;
@@ -37,6 +39,8 @@ pub(crate) fn run(cli: Cli) -> Result<ExitCode, CliError> {
         Command::Checkpoint(args) => checkpoint::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Import(args) => import::run(&args),
+        Command::Diagnose(args) => diagnose::run(&args),
+        Command::Calibrate(args) => calibrate::run(&args),
         Command::Models(args) => lists::models(&args),
         Command::Clusters(args) => lists::clusters(&args),
         Command::Runtimes(args) => lists::runtimes(&args),

@@ -1,0 +1,169 @@
+//! `calibrate`: a cluster file that carries what training logs have shown.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::ExitCode;
+
+use serde::Serialize;
+use spec::calibration::{Calibration, CalibrationFile};
+use spec::{Origin, Precision, Sourced};
+
+use crate::commands::diagnose::{self, Run};
+use crate::error::CliError;
+use crate::exchange_args::CalibrateArgs;
+use crate::inputs;
+use crate::output::{self, SCHEMA_VERSION};
+
+/// One run's part in a calibration.
+pub(crate) struct Source {
+    cluster: String,
+    runtime: String,
+    precision: Precision,
+    /// Measured over what is predicted without any calibration.
+    ratio: f64,
+    about: String,
+}
+
+#[derive(Serialize)]
+struct CalibrateJson {
+    schema_version: u32,
+    path: String,
+    calibration: Vec<Calibration>,
+}
+
+/// Runs `calibrate`.
+pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode, CliError> {
+    if args.logs.len() != args.plans.len() {
+        return inputs::usage(format!(
+            "{} logs and {} plans: give one --plan for each log",
+            args.logs.len(),
+            args.plans.len()
+        ));
+    }
+    let mut sources = Vec::new();
+    for (log, plan) in args.logs.iter().zip(&args.plans) {
+        let run = diagnose::read(log, plan, args.warmup)?;
+        sources.push(Source::of(&run, log));
+    }
+    let file = write(&args.output, &sources)?;
+    if args.format.json {
+        output::json(&CalibrateJson {
+            schema_version: SCHEMA_VERSION,
+            path: args.output.display().to_string(),
+            calibration: file.calibration,
+        })?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for c in &file.calibration {
+        output::print(&format!(
+            "{} {}: steps take {:.3} times the prediction ({})\n",
+            c.runtime,
+            format!("{:?}", c.precision).to_lowercase(),
+            c.step_time.value,
+            c.step_time.source
+        ));
+    }
+    output::note(
+        args.format.quiet,
+        &format!("cluster {}", args.output.display()),
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Source {
+    /// What one run shows.
+    pub(crate) fn of(run: &Run, log: &Path) -> Self {
+        let scenario = run.loaded.costs.scenario();
+        let precision = scenario.workload.precision;
+        let runtime = scenario.runtime.name.clone();
+        // A plan on a calibrated cluster is already multiplied.
+        let known = scenario.cluster.step_time_ratio(&runtime, precision);
+        let before = run.prediction.step_time.0 / known.map_or(1.0, |ratio| ratio.value);
+        let name = log.file_name().map_or_else(
+            || log.display().to_string(),
+            |n| n.to_string_lossy().into_owned(),
+        );
+        Self {
+            cluster: run.loaded.file.cluster.clone(),
+            runtime,
+            precision,
+            ratio: run.steady.median() / before,
+            about: format!(
+                "{name} of plan {} ({} on {} devices): median of {} steps {:.4} s, predicted {before:.4} s",
+                run.loaded.file.id,
+                scenario.model.name,
+                scenario.workload.gpus,
+                run.steady.seconds.len(),
+                run.steady.median(),
+            ),
+        }
+    }
+}
+
+/// Writes what runs show; those of one runtime and precision are taken together by their geometric
+/// mean, since the errors of a price are factors.
+pub(crate) fn write(path: &Path, sources: &[Source]) -> Result<CalibrationFile, CliError> {
+    let Some(first) = sources.first() else {
+        return inputs::usage("no run to learn from".to_owned());
+    };
+    if let Some(other) = sources.iter().find(|s| s.cluster != first.cluster) {
+        return inputs::usage(format!(
+            "plans are for different clusters, {} and {}; calibrate each by itself",
+            first.cluster, other.cluster
+        ));
+    }
+    let mut groups: BTreeMap<(String, Precision), Vec<&Source>> = BTreeMap::new();
+    for source in sources {
+        let key = (source.runtime.clone(), source.precision);
+        groups.entry(key).or_default().push(source);
+    }
+    let calibration = groups.into_iter().map(|((runtime, precision), runs)| {
+        let logs: f64 = runs.iter().map(|s| s.ratio.ln()).sum();
+        let about: Vec<&str> = runs.iter().map(|s| s.about.as_str()).collect();
+        Calibration {
+            runtime,
+            precision,
+            step_time: Sourced {
+                value: (logs / runs.len() as f64).exp(),
+                origin: Origin::Measured,
+                source: about.join("; "),
+            },
+        }
+    });
+    let base = extended(path, &first.cluster);
+    let name = path.file_stem().map_or_else(
+        || "calibrated".to_owned(),
+        |s| s.to_string_lossy().into_owned(),
+    );
+    let file = CalibrationFile {
+        schema_version: 1,
+        name,
+        extends: base,
+        calibration: calibration.collect(),
+    };
+    let text = file.to_yaml()?;
+    // What will be read must be readable: a ratio out of all proportion is refused here.
+    CalibrationFile::from_yaml(&text, &path.display().to_string())?;
+    output::write(path, &text)?;
+    Ok(file)
+}
+
+/// The cluster to extend, never the file that is written: its own base then.
+fn extended(path: &Path, cluster: &str) -> String {
+    let same = Path::new(cluster) == path;
+    let text = same.then(|| spec::text::read(path).ok()).flatten();
+    let older = text.and_then(|text| CalibrationFile::from_yaml(&text, cluster).ok());
+    match older {
+        Some(older) => older.extends,
+        None => absolute(cluster),
+    }
+}
+
+/// Presets by name; files by their full path, since the written file may lie elsewhere.
+fn absolute(cluster: &str) -> String {
+    let path = Path::new(cluster);
+    if !path.is_file() {
+        return cluster.to_owned();
+    }
+    std::fs::canonicalize(path).map_or_else(|_| cluster.to_owned(), |p| p.display().to_string())
+}

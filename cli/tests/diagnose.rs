@@ -1,0 +1,303 @@
+//! `diagnose` and `calibrate`: a log made from a prediction is explained by what it was made with.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn run(folder: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_vescale-plan"))
+        .args(args)
+        .current_dir(folder)
+        .env("NO_COLOR", "1")
+        .output()
+        .expect("the binary starts")
+}
+
+fn json(output: &Output) -> Value {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    serde_json::from_slice(&output.stdout).expect("stdout is one JSON document")
+}
+
+const JOB: &[&str] = &[
+    "--model",
+    "llama3-8b",
+    "--gpus",
+    "32",
+    "--seq",
+    "8192",
+    "--global-batch",
+    "128",
+];
+
+fn estimate(folder: &Path, cluster: &str, strategy: &str, plan: &str) -> Value {
+    let args = [
+        &["estimate"],
+        JOB,
+        &[
+            "--cluster",
+            cluster,
+            "--strategy",
+            strategy,
+            "-o",
+            plan,
+            "--json",
+        ],
+    ];
+    json(&run(folder, &args.concat()))
+}
+
+/// A Megatron-LM log whose steps take so long, with jitter of a hundredth.
+fn log(folder: &Path, name: &str, seconds: f64, batch: u64) {
+    let mut text = String::new();
+    for step in 1..=30u32 {
+        let jitter = 1.0 + 0.01 * f64::from(step % 3) - 0.01;
+        let warm = if step < 3 { 5.0 } else { 1.0 };
+        writeln!(
+            text,
+            " [2026-05-01 12:00:00] iteration {step:8}/     500 | consumed samples: 1 | elapsed time per iteration (ms): {:.1} | global batch size: {batch:5} | loss scale: 1.0 |",
+            seconds * 1e3 * jitter * warm
+        )
+        .expect("text");
+    }
+    fs::write(folder.join(name), text).expect("written");
+}
+
+#[test]
+fn a_run_without_overlap_is_recognised() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let strategy = "tp=4,pp=2,zero=1";
+    let plan = estimate(folder.path(), "dgx-h100", strategy, "a.plan.yaml");
+    let off = format!("{strategy},overlap=none");
+    let slow = estimate(folder.path(), "dgx-h100", &off, "b.plan.yaml");
+    let time = |v: &Value| v["predicted"]["step_time_s"].as_f64().expect("time");
+    assert!(time(&slow) > time(&plan));
+    log(folder.path(), "run.log", time(&slow), 128);
+    let answer = json(&run(
+        folder.path(),
+        &["diagnose", "run.log", "--plan", "a.plan.yaml", "--json"],
+    ));
+    assert_eq!(answer["system"], "megatron-lm");
+    assert_eq!(answer["measured"]["warmup"], 3);
+    let ratio = answer["step_time_ratio"].as_f64().expect("ratio");
+    assert!((ratio - time(&slow) / time(&plan)).abs() < 1e-3, "{ratio}");
+    let hypotheses = answer["hypotheses"].as_array().expect("list");
+    let what_ifs: Vec<&str> = hypotheses
+        .iter()
+        .filter(|h| h["step_time_s"].is_number())
+        .filter_map(|h| h["cause"].as_str())
+        .collect();
+    assert_eq!(
+        what_ifs.first(),
+        Some(&"communication does not overlap with compute"),
+        "{what_ifs:?}"
+    );
+    let text = run(
+        folder.path(),
+        &["diagnose", "run.log", "--plan", "a.plan.yaml"],
+    );
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(
+        text.contains("step time") && text.contains("likeliest first"),
+        "{text}"
+    );
+}
+
+#[test]
+fn another_batch_than_the_plans_is_said_first() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let plan = estimate(folder.path(), "dgx-h100", "tp=4,pp=2,zero=1", "a.plan.yaml");
+    let time = plan["predicted"]["step_time_s"].as_f64().expect("time");
+    log(folder.path(), "run.log", 2.0 * time, 256);
+    let answer = json(&run(
+        folder.path(),
+        &["diagnose", "run.log", "--plan", "a.plan.yaml", "--json"],
+    ));
+    let first = &answer["hypotheses"][0];
+    assert_eq!(
+        first["cause"],
+        "the run is not the plan: another global batch"
+    );
+    assert_eq!(
+        first["evidence"],
+        "the log has 256 sequences per step, the plan 128"
+    );
+}
+
+#[test]
+fn what_was_learned_predicts_the_run() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let strategy = "tp=4,pp=2,zero=1";
+    let plan = estimate(folder.path(), "dgx-h100", strategy, "a.plan.yaml");
+    let time = plan["predicted"]["step_time_s"].as_f64().expect("time");
+    log(folder.path(), "run.log", 1.3 * time, 128);
+    log(folder.path(), "again.log", 1.2 * time, 128);
+    json(&run(
+        folder.path(),
+        &[
+            "diagnose",
+            "run.log",
+            "--plan",
+            "a.plan.yaml",
+            "--calibrate",
+            "ours.yaml",
+            "--json",
+        ],
+    ));
+    let calibrated = estimate(folder.path(), "ours.yaml", strategy, "b.plan.yaml");
+    let close = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-3;
+    let predicted = |v: &Value, field: &str| v["predicted"][field].as_f64().expect("number");
+    assert!(close(predicted(&calibrated, "step_time_s"), 1.3 * time));
+    assert!(close(
+        predicted(&calibrated, "mfu") * 1.3,
+        predicted(&plan, "mfu")
+    ));
+    let sum: f64 = calibrated["predicted"]["breakdown"]
+        .as_object()
+        .expect("parts")
+        .values()
+        .filter_map(Value::as_f64)
+        .sum();
+    assert!(close(sum, 1.3 * time));
+    assert_eq!(
+        predicted(&calibrated, "peak_memory_bytes"),
+        predicted(&plan, "peak_memory_bytes")
+    );
+    let stated = calibrated["detail"]["provenance"]
+        .as_array()
+        .expect("constants")
+        .iter()
+        .any(|c| c["name"] == "measured over predicted step time" && c["origin"] == "measured");
+    assert!(stated);
+    // Another runtime is left alone.
+    let args = [
+        &["estimate"],
+        JOB,
+        &[
+            "--cluster",
+            "ours.yaml",
+            "--runtime",
+            "nemo",
+            "--strategy",
+            strategy,
+            "--json",
+        ],
+    ]
+    .concat();
+    let ours = json(&run(folder.path(), &args));
+    let args = [
+        &["estimate"],
+        JOB,
+        &["--runtime", "nemo", "--strategy", strategy, "--json"],
+    ]
+    .concat();
+    assert_eq!(
+        predicted(&ours, "step_time_s"),
+        predicted(&json(&run(folder.path(), &args)), "step_time_s")
+    );
+    // A run on the calibrated cluster does not multiply twice; two runs are taken together.
+    let args = [
+        "calibrate",
+        "run.log",
+        "again.log",
+        "--plan",
+        "b.plan.yaml",
+        "--plan",
+        "b.plan.yaml",
+        "-o",
+        "ours.yaml",
+        "--json",
+    ];
+    let both = json(&run(folder.path(), &args));
+    let ratio = both["calibration"][0]["step_time"]["value"]
+        .as_f64()
+        .expect("ratio");
+    assert!(close(ratio, (1.3f64 * 1.2).sqrt()), "{ratio}");
+    let args = [
+        &["search"],
+        JOB,
+        &["--cluster", "ours.yaml", "--top", "1", "--json"],
+    ]
+    .concat();
+    let on_ours = json(&run(folder.path(), &args));
+    let args = [&["search"], JOB, &["--top", "1", "--json"]].concat();
+    let on_theirs = json(&run(folder.path(), &args));
+    assert_eq!(on_ours["best"]["strategy"], on_theirs["best"]["strategy"]);
+}
+
+#[test]
+fn bad_logs_and_plans_are_one_message() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    estimate(folder.path(), "dgx-h100", "tp=4", "a.plan.yaml");
+    estimate(folder.path(), "dgx-a100", "tp=4", "b.plan.yaml");
+    log(folder.path(), "run.log", 1e6, 128);
+    fs::write(folder.path().join("empty.log"), "").expect("written");
+    let cases: [(&[&str], &str); 6] = [
+        (
+            &["diagnose", "empty.log", "--plan", "a.plan.yaml"],
+            "no training step is found",
+        ),
+        (
+            &["diagnose", "missing.log", "--plan", "a.plan.yaml"],
+            "missing.log",
+        ),
+        (
+            &[
+                "diagnose",
+                "run.log",
+                "--plan",
+                "a.plan.yaml",
+                "--warmup",
+                "99",
+            ],
+            "30 steps are logged",
+        ),
+        (
+            &[
+                "calibrate",
+                "run.log",
+                "--plan",
+                "a.plan.yaml",
+                "-o",
+                "c.yaml",
+            ],
+            "is not from 0.1 to 10",
+        ),
+        (
+            &[
+                "calibrate",
+                "run.log",
+                "run.log",
+                "--plan",
+                "a.plan.yaml",
+                "-o",
+                "c.yaml",
+            ],
+            "2 logs and 1 plans",
+        ),
+        (
+            &[
+                "calibrate",
+                "run.log",
+                "run.log",
+                "--plan",
+                "a.plan.yaml",
+                "--plan",
+                "b.plan.yaml",
+                "-o",
+                "c.yaml",
+            ],
+            "different clusters",
+        ),
+    ];
+    for (args, words) in cases {
+        let output = run(folder.path(), args);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
+        assert!(said.contains(words), "{args:?}: {said}");
+    }
+    assert!(!folder.path().join("c.yaml").exists());
+}

@@ -1,0 +1,309 @@
+//! Where a measured step may differ from a predicted one: every explanation is a scenario that the
+//! cost model predicts again with one thing changed, or a number of the log itself. Those that come
+//! nearest to the measurement stand first.
+
+use costmodel::{CostModel, Scenario};
+use plans::training_log::{Steady, TrainingLog};
+use plans::{Decisions, Overlap, Prediction, Recompute, Strategy, Zero};
+use spec::runtime::AttentionKernel;
+use spec::{Bandwidth, Bytes, Seconds};
+
+use crate::PlannerError;
+
+/// An explanation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hypothesis {
+    /// What may be so.
+    pub cause: String,
+    /// What speaks for it.
+    pub evidence: String,
+    /// Step time if it were so; none where it does not bear on time.
+    pub step_time: Option<Seconds>,
+    /// Share of the gap between prediction and measurement that it would close, at most 1.
+    pub share: f64,
+}
+
+/// What was measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Measured<'a> {
+    /// The log.
+    pub log: &'a TrainingLog,
+    /// Its steps after the warm-up.
+    pub steady: &'a Steady,
+}
+
+/// A change that closes less than this share of the gap explains nothing.
+const LEAST_SHARE: f64 = 0.1;
+
+/// Explanations of the gap between a measurement and a prediction, the likeliest first.
+///
+/// # Errors
+/// When a changed scenario cannot be priced.
+pub fn diagnose(
+    costs: &CostModel,
+    strategy: &Strategy,
+    predicted: &Prediction,
+    measured: &Measured<'_>,
+) -> Result<Vec<Hypothesis>, PlannerError> {
+    let mut found = of_the_log(costs, predicted, measured);
+    let gap = measured.steady.median() - predicted.step_time.0;
+    let (shortest, longest) = predicted.step_time_interval;
+    if (shortest.0..=longest.0).contains(&measured.steady.median()) {
+        found.push(Hypothesis {
+            cause: "nothing need be wrong".to_owned(),
+            evidence: format!(
+                "the measurement lies within the prediction's 80% interval, {shortest} to {longest}"
+            ),
+            step_time: None,
+            share: 0.0,
+        });
+    }
+    let mut what_ifs = Vec::new();
+    for (cause, scenario, decisions) in changes(costs, strategy, gap > 0.0) {
+        let Ok(strategy) = Strategy::new(decisions, &scenario.model, &scenario.workload) else {
+            continue;
+        };
+        let prediction = CostModel::new(scenario)?.predict(&strategy)?;
+        what_ifs.extend(compared(cause, predicted, &prediction, measured));
+    }
+    what_ifs.sort_by(|a, b| b.share.total_cmp(&a.share).then(a.cause.cmp(&b.cause)));
+    found.extend(what_ifs);
+    if let Some(kernels) = speed(predicted, gap) {
+        found.push(kernels);
+    }
+    Ok(found)
+}
+
+/// How much of the gap a changed scenario closes; nothing when it moves the wrong way or hardly.
+fn compared(
+    cause: &str,
+    base: &Prediction,
+    changed: &Prediction,
+    measured: &Measured<'_>,
+) -> Option<Hypothesis> {
+    let gap = measured.steady.median() - base.step_time.0;
+    let moved = changed.step_time.0 - base.step_time.0;
+    if gap == 0.0 || moved / gap < LEAST_SHARE {
+        return None;
+    }
+    // What overshoots is less likely than what lands.
+    let ratio = moved / gap;
+    let share = if ratio <= 1.0 { ratio } else { 1.0 / ratio };
+    let memory = measured.log.reserved.map(|reserved| {
+        let gib = |bytes: f64| bytes / 1024f64.powi(3);
+        format!(
+            "; {:.1} GiB would be reserved, the log has {:.1} GiB",
+            gib(reserved_by(changed).as_f64()),
+            gib(reserved as f64)
+        )
+    });
+    Some(Hypothesis {
+        cause: cause.to_owned(),
+        evidence: format!(
+            "predicted again so, a step takes {} ({:+.0}% of the gap){}",
+            changed.step_time,
+            ratio * 100.0,
+            memory.unwrap_or_default()
+        ),
+        step_time: Some(changed.step_time),
+        share,
+    })
+}
+
+/// The part of the predicted peak that the framework's allocator holds: a log knows of no other.
+#[must_use]
+pub fn reserved_by(prediction: &Prediction) -> Bytes {
+    let outside = ["context", "workspaces and communicators"];
+    let held: u64 = prediction
+        .memory
+        .iter()
+        .filter(|item| outside.contains(&item.name.as_str()))
+        .map(|item| item.bytes)
+        .sum();
+    prediction.peak_memory.saturating_sub(Bytes(held))
+}
+
+/// Scenarios with one thing changed. Those for a slow run slow down, those for a fast one speed up.
+fn changes(
+    costs: &CostModel,
+    strategy: &Strategy,
+    slower: bool,
+) -> Vec<(&'static str, Scenario, Decisions)> {
+    let base = costs.scenario();
+    let d = strategy.decisions();
+    let mut list = Vec::new();
+    let decided = |cause: &'static str, edit: &dyn Fn(&mut Decisions)| {
+        let mut changed = d.clone();
+        edit(&mut changed);
+        (changed != *d).then(|| (cause, base.clone(), changed))
+    };
+    let given = |cause: &'static str, edit: &dyn Fn(&mut Scenario)| {
+        let mut changed = base.clone();
+        edit(&mut changed);
+        (cause, changed, d.clone())
+    };
+    if !slower {
+        list.extend(decided(
+            "communication overlaps more than the plan says",
+            &|d| {
+                d.overlap = Overlap::ALL;
+            },
+        ));
+        list.extend(decided(
+            "nothing is recomputed, though the plan says so",
+            &|d| {
+                d.recompute = Recompute::None;
+            },
+        ));
+        return list;
+    }
+    list.extend(decided(
+        "communication does not overlap with compute",
+        &|d| {
+            d.overlap = Overlap::NONE;
+        },
+    ));
+    list.extend(decided("gradients and parameters move unhidden", &|d| {
+        d.overlap.grad_reduce = false;
+        d.overlap.param_gather = false;
+    }));
+    list.extend(decided("every layer is recomputed", &|d| {
+        d.recompute = Recompute::Full
+    }));
+    list.extend(decided("parameters are gathered again in backward", &|d| {
+        d.reshard_after_forward = d.zero == Zero::Z3;
+    }));
+    if base.cluster.profile.is_none() {
+        list.push(given(
+            "the network between nodes gives half its bandwidth",
+            &|s| {
+                s.cluster.scale_out.bandwidth.value = half(s.cluster.scale_out.bandwidth.value);
+            },
+        ));
+        list.push(given(
+            "the network inside nodes gives half its bandwidth",
+            &|s| {
+                s.cluster.scale_up.bandwidth.value = half(s.cluster.scale_up.bandwidth.value);
+            },
+        ));
+        list.push(given("attention is not fused", &|s| {
+            s.runtime.attention = AttentionKernel::Unfused;
+        }));
+    }
+    list.push(given(
+        "the host takes twice as long to issue a kernel",
+        &|s| {
+            s.runtime.overheads.launch.value = Seconds(s.runtime.overheads.launch.value.0 * 2.0);
+        },
+    ));
+    list
+}
+
+fn half(bandwidth: Bandwidth) -> Bandwidth {
+    Bandwidth(bandwidth.0 / 2.0)
+}
+
+/// What the log itself says, whatever the prediction.
+fn of_the_log(
+    costs: &CostModel,
+    predicted: &Prediction,
+    measured: &Measured<'_>,
+) -> Vec<Hypothesis> {
+    let mut found = Vec::new();
+    let mut say = |cause: &str, evidence: String, step_time, share| {
+        found.push(Hypothesis {
+            cause: cause.to_owned(),
+            evidence,
+            step_time,
+            share,
+        });
+    };
+    let (log, steady) = (measured.log, measured.steady);
+    let workload = &costs.scenario().workload;
+    let batch = log.steps.iter().rev().find_map(|s| s.global_batch);
+    if let Some(batch) = batch.filter(|&b| b != workload.global_batch) {
+        let share = 1.0;
+        let evidence = format!(
+            "the log has {batch} sequences per step, the plan {}",
+            workload.global_batch
+        );
+        say(
+            "the run is not the plan: another global batch",
+            evidence,
+            None,
+            share,
+        );
+    }
+    let flops = log.steps.iter().rev().find_map(|s| s.tflops_per_gpu);
+    if let Some(tflops) = flops.filter(|&t| t > 0.0) {
+        let counted = tflops * 1e12 * steady.median();
+        let planned = predicted.mfu * predicted.peak_flop_rate.0 * predicted.step_time.0;
+        let ratio = counted / planned;
+        if !(0.8..=1.25).contains(&ratio) {
+            let evidence = format!(
+                "the log counts {:.1} TFLOP per GPU and step, the plan has {:.1}: another model, sequence or way of counting",
+                counted / 1e12,
+                planned / 1e12
+            );
+            say("the run may not be the plan", evidence, None, 0.5);
+        }
+    }
+    if log.retries > 0 {
+        let evidence = format!(
+            "the log reports {} allocation retries, each of which waits for the device",
+            log.retries
+        );
+        say("memory is short", evidence, None, 0.5);
+    }
+    let capacity = costs.scenario().cluster.device.memory.value.as_f64();
+    if let Some(reserved) = log.reserved.filter(|&r| r as f64 > 0.95 * capacity) {
+        let share = reserved as f64 / capacity * 100.0;
+        let evidence = format!(
+            "{share:.0}% of device memory is reserved; the allocator may free and reallocate in every step"
+        );
+        say("memory is short", evidence, None, 0.4);
+    }
+    let lost = steady.mean() - steady.median();
+    if lost > 0.02 * steady.median() {
+        let evidence = format!(
+            "{} of {} steps take more than 1.5 times the median; the mean is {:.0}% above it (checkpoints, data loading, stragglers)",
+            steady.slow(),
+            steady.seconds.len(),
+            lost / steady.median() * 100.0
+        );
+        say(
+            "some steps are much slower",
+            evidence,
+            Some(Seconds(steady.median())),
+            0.3,
+        );
+    }
+    found
+}
+
+/// What is left when nothing else explains: kernels themselves.
+fn speed(predicted: &Prediction, gap: f64) -> Option<Hypothesis> {
+    let compute = predicted.breakdown.compute_s + predicted.breakdown.recompute_s;
+    let share = gap / compute;
+    if compute <= 0.0 || share.abs() < 0.02 || share < -0.9 {
+        return None;
+    }
+    let (way, reasons) = if gap > 0.0 {
+        (
+            "slower",
+            "clocks (power, heat), kernels other than the runtime's usual ones",
+        )
+    } else {
+        ("faster", "newer kernels than the measured tables")
+    };
+    Some(Hypothesis {
+        cause: format!("kernels are {way} than priced"),
+        evidence: format!(
+            "the whole gap is {:.0}% of the {:.2} s of compute: {reasons}",
+            share.abs() * 100.0,
+            compute
+        ),
+        step_time: None,
+        share: 0.0,
+    })
+}

@@ -1,0 +1,24 @@
+//! Megatron-LM: `[time] iteration 10/ 500 | … | elapsed time per iteration (ms): 1234.5 | …`
+//! (`megatron/training/training.py`, `training_log`).
+
+use super::{Line, LogError, LoggedStep};
+
+pub(super) fn step(line: &Line<'_>) -> Result<Option<LoggedStep>, LogError> {
+    let elapsed = "elapsed time per iteration (ms):";
+    if !line.text.contains(elapsed) {
+        return Ok(None);
+    }
+    let ms = line.number(elapsed, "elapsed time per iteration (ms)")?;
+    let step = line.number(" iteration ", "iteration")?.unwrap_or(0.0);
+    let tflops = line.number("throughput per GPU (TFLOP/s/GPU):", "throughput per GPU")?;
+    let batch = line.number("global batch size:", "global batch size")?;
+    Ok(Some(LoggedStep {
+        step: step as u64,
+        line: line.number,
+        seconds: ms.map(|ms| ms / 1e3),
+        tokens_per_s_per_gpu: None,
+        tflops_per_gpu: tflops,
+        global_batch: batch.map(|b| b as u64),
+        reserved: None,
+    }))
+}

@@ -1,0 +1,98 @@
+//! Training logs in the words of the systems that print them.
+
+use plans::training_log::{LogSystem, parse};
+
+const MEGATRON: &str = "\
+ [2026-05-01 12:00:00.000000] iteration        1/  500000 | consumed samples:          128 | elapsed time per iteration (ms): 21234.5 | throughput per GPU (TFLOP/s/GPU): 40.1 | learning rate: 1.500000E-04 | global batch size:   128 | lm loss: 1.2E+01 | loss scale: 1.0 | grad norm: 9.001 | number of skipped iterations:   0 | number of nan iterations:   0 |
+[Rank 0] (after 1 iterations) memory (MB) | allocated: 20000.25 | max allocated: 40960.50 | reserved: 50000.00 | max reserved: 51200.00
+[Rank 8] (after 1 iterations) memory (MB) | allocated: 20000.25 | max allocated: 30720.00 | reserved: 50000.00 | max reserved: 40960.00
+ [2026-05-01 12:00:03.000000] iteration        2/  500000 | consumed samples:          256 | elapsed time per iteration (ms): 2100.0 | throughput per GPU (TFLOP/s/GPU): 401.0 | global batch size:   128 | loss scale: 1.0 |
+ [2026-05-01 12:00:05.000000] iteration        3/  500000 | consumed samples:          384 | elapsed time per iteration (ms): 2000.0 | throughput per GPU (TFLOP/s/GPU): 420.5 | global batch size:   128 | loss scale: 1.0 |
+saving checkpoint at iteration 3
+ [2026-05-01 12:00:07.000000] iteration        4/  500000 | consumed samples:          512 | elapsed time per iteration (ms): 2010.0 | throughput per GPU (TFLOP/s/GPU): 419.5 | global batch size:   128 | loss scale: 1.0 |
+ [2026-05-01 12:00:09.000000] iteration        5/  500000 | consumed samples:          640 | elapsed time per iteration (ms): 5000.0 | throughput per GPU (TFLOP/s/GPU): 160.5 | global batch size:   128 | loss scale: 1.0 |
+";
+
+const TITAN: &str = "\
+[titan] 2026-05-01 12:00:00,000 - root - INFO - \u{1b}[31mstep:  1  \u{1b}[32mloss: 12.26120  \u{1b}[38;2;180;60;0mgrad_norm:  4.1  \u{1b}[36mmemory: 30.50GiB(38.52%)  \u{1b}[34mtps: 700  \u{1b}[36mtflops: 40.30  \u{1b}[35mmfu: 4.07%\u{1b}[39m
+[titan] 2026-05-01 12:00:09,000 - root - INFO - step: 10  loss: 10.1  grad_norm:  3.1  memory: 61.25GiB(77.36%)  tps: 7,123  tflops: 412.30  mfu: 41.70%
+[titan] 2026-05-01 12:00:09,000 - root - WARNING - 3 CUDA memory allocation retries.
+[titan] 2026-05-01 12:00:19,000 - root - INFO - step: 20  loss:  9.1  grad_norm:  2.1  memory: 61.25GiB(77.36%)  tps: 7,200  tflops: 416.80  mfu: 42.15%
+";
+
+const NANOTRON: &str = "\
+05/01/2026 12:00:00 [INFO|DP=0|PP=0|TP=0|node-1]: iteration: 1 / 2000 | consumed_tokens: 1.05M | time_per_iteration_ms: 12.3K | tokens_per_sec: 85.3K | tokens_per_sec_per_gpu: 10.7K | global_batch_size: 1.05M | lm_loss: 11.8 | lr: 3e-06 | model_tflops_per_gpu: 523 | grad_norm: 20.1
+05/01/2026 12:00:00 [INFO|DP=0|PP=0|TP=0|node-1]:  Memory usage: 9000.25MiB. Peak allocated 30720.00MiB. Peak reserved: 40960.00MiB
+05/01/2026 12:00:12 [INFO|DP=0|PP=0|TP=0|node-1]: iteration: 2 / 2000 | consumed_tokens: 2.1M | time_per_iteration_ms: 987 | tokens_per_sec: 1.06M | tokens_per_sec_per_gpu: 133K | lm_loss: 11.7 | model_tflops_per_gpu: 523 | eta: 2:00:00
+";
+
+#[test]
+fn each_system_is_read() {
+    let log = parse(MEGATRON, "m.log").expect("read");
+    assert_eq!((log.system, log.steps.len()), (LogSystem::Megatron, 5));
+    assert_eq!(log.steps[2].seconds, Some(2.0));
+    assert_eq!(
+        (log.steps[2].step, log.steps[2].global_batch),
+        (3, Some(128))
+    );
+    assert_eq!(log.steps[2].tflops_per_gpu, Some(420.5));
+    assert_eq!(log.reserved, Some(51200 << 20));
+    assert_eq!(log.allocated, Some((40960 << 20) + (1 << 19)));
+
+    let log = parse(TITAN, "t.log").expect("read");
+    assert_eq!(
+        (log.system, log.steps.len(), log.retries),
+        (LogSystem::Torchtitan, 3, 3)
+    );
+    assert_eq!(log.steps[1].tokens_per_s_per_gpu, Some(7123.0));
+    assert_eq!(log.reserved, Some((61.25 * 1024f64.powi(3)) as u64));
+    let steady = log.steady("t.log", Some(1), 7200.0).expect("steps");
+    assert_eq!(steady.seconds[0], 1.0);
+
+    let log = parse(NANOTRON, "n.log").expect("read");
+    assert_eq!((log.system, log.steps.len()), (LogSystem::Nanotron, 2));
+    assert_eq!(log.steps[0].seconds, Some(12.3));
+    assert_eq!(log.steps[1].seconds, Some(0.987));
+    assert_eq!(log.reserved, Some(40960 << 20));
+}
+
+#[test]
+fn the_median_stands_apart_from_warm_up_and_outliers() {
+    let log = parse(MEGATRON, "m.log").expect("read");
+    let steady = log.steady("m.log", None, 1.0).expect("steps");
+    assert_eq!(
+        (steady.warmup, steady.median(), steady.slow()),
+        (2, 2.01, 1)
+    );
+    assert_eq!(steady.quantile(0.0), 2.0);
+    assert_eq!(steady.quantile(1.0), 5.0);
+}
+
+#[test]
+fn malformed_logs_say_where() {
+    let check = |text: &str, expected: &str| {
+        assert_eq!(
+            parse(text, "x.log").expect_err("refused").to_string(),
+            expected
+        );
+    };
+    check(
+        "hello\n",
+        "x.log: no training step is found; lines of Megatron-LM (`iteration … elapsed time per iteration (ms): …`), \
+         torchtitan (`step: … tps: …`) and nanotron (`iteration: … tokens_per_sec_per_gpu: …`) are read",
+    );
+    check(
+        "\n iteration 1/ 5 | elapsed time per iteration (ms): fast |\n",
+        "x.log:2: `elapsed time per iteration (ms)`: `fast` is not a number",
+    );
+    check(
+        "step: 1  memory: 3.1GiB  tps: many  tflops: 1",
+        "x.log:1: `tps`: `many` is not a number",
+    );
+    let log = parse(TITAN, "t.log").expect("read");
+    let error = log.steady("t.log", Some(9), 1.0).expect_err("nothing left");
+    assert_eq!(
+        error.to_string(),
+        "t.log: 3 steps are logged, and 9 are warm-up; give a longer log or a smaller --warmup"
+    );
+}
