@@ -263,6 +263,22 @@ fn of_the_log(
         );
         say("memory is short", evidence, None, 0.4);
     }
+    if let Some(reserved) = log.reserved {
+        let ratio = reserved as f64 / reserved_by(predicted).as_f64();
+        if !(0.67..=1.5).contains(&ratio) {
+            let evidence = format!(
+                "{} are reserved where {} are predicted: another micro-batch, sequence, sharding or recomputation, or an allocator that keeps more than it uses",
+                Bytes(reserved),
+                reserved_by(predicted)
+            );
+            say(
+                "the run may not be the plan: another memory",
+                evidence,
+                None,
+                0.5,
+            );
+        }
+    }
     let lost = steady.mean() - steady.median();
     if lost > 0.02 * steady.median() {
         let evidence = format!(
