@@ -1,0 +1,119 @@
+"""Data parallelism (FSDP2) and recomputation of one stage."""
+
+from __future__ import annotations
+
+from typing import List
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from . import anatomy
+from .groups import Place
+from .stages import Stage
+from .strategy import PlanError, Strategy
+
+
+def recompute(stage: Stage, how: str) -> None:
+    """Wraps what the plan recomputes in the backward pass."""
+    if how == "none":
+        return
+    parts = anatomy.find(stage.model)
+    present = [i for i, layer in enumerate(parts.layers) if next(layer.parameters(), None) is not None]
+    if how == "full" or how.startswith("layers:"):
+        count = len(present) if how == "full" else int(how.split(":", 1)[1])
+        for i in present[:count]:
+            parts.layers[i] = _wrap(parts.layers[i])
+    elif how == "selective":
+        # The core of attention. Kernels that do not store the scores leave nothing to recompute.
+        implementation = getattr(getattr(stage.model, "config", None), "_attn_implementation", "eager")
+        if implementation == "eager":
+            for i in present:
+                for name, child in list(parts.layers[i].named_children()):
+                    if name in anatomy.ATTENTIONS:
+                        setattr(parts.layers[i], name, _wrap(child))
+    elif how == "selective_ops":
+        for i in present:
+            parts.layers[i] = _wrap(parts.layers[i], context_fn=_alternate_matmuls)
+    else:
+        raise PlanError(f"strategy.recompute is {how!r}; expected none, selective, full, layers:N or selective_ops")
+
+
+def _wrap(module: nn.Module, **options) -> nn.Module:
+    return checkpoint_wrapper(module, checkpoint_impl=CheckpointImpl.NO_REENTRANT, **options)
+
+
+def _alternate_matmuls():
+    """Keeps attention, collectives and every other matrix product; recomputes the rest."""
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    aten = torch.ops.aten
+    kept = {aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_efficient_attention.default}
+    if hasattr(aten, "_scaled_dot_product_flash_attention_for_cpu"):
+        kept.add(aten._scaled_dot_product_flash_attention_for_cpu.default)
+    kept.add(torch.ops._c10d_functional.reduce_scatter_tensor.default)
+    products = {aten.mm.default, aten.addmm.default}
+    seen = {"forward": 0, "backward": 0}
+
+    def policy(context, operator, *_args, **_kwargs):
+        if operator in products:
+            phase = "backward" if context.is_recompute else "forward"
+            seen[phase] += 1
+            keep = seen[phase] % 2 == 1
+        else:
+            keep = operator in kept
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+def needs_fsdp(strategy: Strategy) -> bool:
+    """Whether parameters go through FSDP2: it also casts for mixed precision."""
+    return strategy.dp > 1 or strategy.cp > 1 or strategy.precision == "bf16"
+
+
+def data_parallel(stage: Stage, place: Place) -> List[FSDPModule]:
+    """Applies `fully_shard` to the stage's layers and to the stage.
+
+    Ranks of the same sequence (context parallel) share parameters like data-parallel ranks do.
+    """
+    strategy = place.strategy
+    if not needs_fsdp(strategy):
+        return []
+    if strategy.dp_shard > 1 and strategy.zero == 0:
+        raise PlanError("dp_shard > 1 with zero: 0; a plan that shards nothing has its ranks in dp_replicate")
+    mesh = _mesh(place)
+    precision = MixedPrecisionPolicy()
+    if strategy.precision == "bf16":
+        precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    reshard = strategy.zero == 3 and strategy.reshard_after_forward
+    parts = anatomy.find(stage.model)
+    wrapped = []
+    for layer in parts.layers:
+        if next(layer.parameters(), None) is not None:
+            wrapped.append(fully_shard(layer, mesh=mesh, mp_policy=precision, reshard_after_forward=reshard))
+    wrapped.append(fully_shard(stage, mesh=mesh, mp_policy=precision, reshard_after_forward=reshard))
+    for module in wrapped:
+        # Every rank's loss is already its share of the global mean: gradients are summed.
+        # Plain sums, because gloo has no scaled ones.
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+    return wrapped
+
+
+def _mesh(place: Place):
+    strategy, mesh = place.strategy, place.mesh
+    if strategy.cp > 1:
+        names = tuple(n for n in mesh.mesh_dim_names if n in ("dp_shard", "cp"))
+        sharded = mesh[names]._flatten("dp_shard_cp")
+    else:
+        sharded = mesh["dp_shard"]
+    if strategy.dp_replicate == 1:
+        return sharded
+    if strategy.cp > 1:
+        raise PlanError("dp_replicate > 1 with cp > 1 is not applied; use dp_shard")
+    names = tuple(n for n in mesh.mesh_dim_names if n in ("dp_replicate", "dp_shard"))
+    if names != ("dp_replicate", "dp_shard"):
+        raise PlanError("axis_order puts dp_replicate inside dp_shard; HSDP needs it outside")
+    return mesh[names]
