@@ -170,7 +170,7 @@ fn stage_elements(costs: &CostModel, strategy: &Strategy, runs: &[Run], stage: u
         elements += run.cost.elements * run.count;
     }
     if model.tied_embeddings && stage == 0 && strategy.stages.0.len() == 1 {
-        elements.dense -= model.vocab.div_ceil(strategy.tp) * model.hidden;
+        elements.dense -= dtensor::placement::chunk_size(model.vocab, strategy.tp) * model.hidden;
     }
     elements
 }

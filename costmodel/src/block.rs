@@ -449,7 +449,9 @@ fn memory(
         cost.transient_forward += split_softmax(&lowering, trace);
     }
     let backward = peak_transient(trace, &lowered.backward, &FxHashSet::default(), fused);
-    let rebuilt: Bytes = kept(&lowering, trace, Recompute::None)
+    // What is run again for the input half stays for the weight half.
+    let all = kept(&lowering, trace, Recompute::None);
+    let rebuilt: Bytes = all
         .iter()
         .map(|s| s.bytes)
         .sum::<Bytes>()
@@ -459,7 +461,7 @@ fn memory(
     } else {
         backward + rebuilt
     };
-    cost.saved_for_weight = weight_operands(trace, &cost.saved);
+    cost.saved_for_weight = weight_operands(trace, &all);
     cost.output = trace.output.map_or(Bytes(0), |id| trace.tensor(id).bytes());
 }
 

@@ -2,7 +2,7 @@
 
 use spec::Axis;
 
-use crate::placement::{BLOCK_AXES, BlockMesh, Placement, Placements};
+use crate::placement::{BLOCK_AXES, BlockMesh, Placement, Placements, chunk_size};
 
 /// A rank's place on the axes inside a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,9 +91,9 @@ fn is_sequence(dims: usize, dim: usize) -> bool {
     dim == if dims == 4 { 2 } else { 1 } && dims > 1
 }
 
-/// The `index`-th of `size` chunks of `⌈n/size⌉`; the last may be shorter or empty.
+/// The `index`-th of `size` chunks; the last may be shorter or empty.
 fn chunk(indices: &[u64], size: u64, index: u64) -> &[u64] {
-    let length = indices.len().div_ceil(size as usize);
+    let length = chunk_size(indices.len() as u64, size) as usize;
     let start = (length * index as usize).min(indices.len());
     &indices[start..(start + length).min(indices.len())]
 }

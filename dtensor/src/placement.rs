@@ -100,7 +100,7 @@ impl Placements {
         for (axis, placement) in BLOCK_AXES.iter().zip(self.0) {
             match placement {
                 Placement::Shard(dim) | Placement::Interleaved(dim, _) => {
-                    local[dim] = local[dim].div_ceil(mesh.size(*axis));
+                    local[dim] = chunk_size(local[dim], mesh.size(*axis));
                 }
                 Placement::Replicate | Placement::Partial => {}
             }
@@ -109,10 +109,24 @@ impl Placements {
     }
 }
 
+/// Elements of a sharded dimension that stay together: exact mode sums over blocks of these.
+pub const FEATURE_LEAF: u64 = 8;
+
+/// Elements that a rank holds, at most, when `n` are sharded over `size` ranks: equal shares where they
+/// divide, else `⌈⌈n/leaf⌉/size⌉` leaves, so that no leaf is split; the last ranks hold fewer or none.
+#[must_use]
+pub fn chunk_size(n: u64, size: u64) -> u64 {
+    if n.is_multiple_of(size) {
+        n / size
+    } else {
+        n.div_ceil(FEATURE_LEAF).div_ceil(size) * FEATURE_LEAF
+    }
+}
+
 /// Elements of rank `rank` of `size` when `n` elements are sharded: `max(min(n, c(r+1)) − c·r, 0)`
-/// with `c = ⌈n/size⌉`.
+/// with `c` their [`chunk_size`].
 #[must_use]
 pub fn shard_size(n: u64, size: u64, rank: u64) -> u64 {
-    let chunk = n.div_ceil(size);
+    let chunk = chunk_size(n, size);
     n.min(chunk * (rank + 1)).saturating_sub(chunk * rank)
 }

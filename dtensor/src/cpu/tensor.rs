@@ -95,10 +95,10 @@ impl Tensor {
         self.shape.last().copied().unwrap_or(1)
     }
 
-    /// Elements over the last dim's length.
+    /// Product of all dims but the last; the last may be empty.
     #[must_use]
     pub fn rows(&self) -> usize {
-        self.len() / self.columns().max(1)
+        self.shape.iter().rev().skip(1).product()
     }
 
     /// Its storage as bytes.

@@ -65,9 +65,9 @@ pub(super) struct RowSums {
 }
 
 /// The largest logit of every row.
-pub(super) fn largest(logits: &[f32], columns: usize) -> Vec<f32> {
-    logits
-        .chunks(columns)
+pub(super) fn largest(logits: &[f32], columns: usize, rows: usize) -> Vec<f32> {
+    (0..rows)
+        .map(|row| &logits[row * columns..(row + 1) * columns])
         .map(|row| row.iter().copied().fold(f32::NEG_INFINITY, f32::max))
         .collect()
 }

@@ -7,8 +7,8 @@
 
 use std::collections::BTreeMap;
 
-/// Elements of a feature dimension per leaf.
-pub const FEATURE_LEAF: u64 = 8;
+pub use crate::placement::FEATURE_LEAF;
+
 /// Tokens of a sequence per leaf.
 pub const TOKEN_LEAF: u64 = 4;
 

@@ -123,6 +123,25 @@ fn mixtral_under_every_layout() {
     check(&mixtral(), Precision::Fp32, &all);
 }
 
+/// Vocabularies that do not divide: the last ranks hold fewer rows, or none.
+pub const UNEVEN: &[&str] = &[
+    "tp=2,sp=on,mbs=2",
+    "tp=4,sp=off,mbs=2",
+    "tp=4,sp=on,mbs=2",
+    "tp=4,sp=on,dp=2,zero=3,mbs=2",
+    "tp=2,sp=on,pp=2,mbs=2,schedule=zb-h1,recompute=full",
+];
+
+#[test]
+fn uneven_vocabularies() {
+    let mut gpt = nanogpt(0.1);
+    gpt.vocab = 67;
+    check(&gpt, Precision::Fp32, UNEVEN);
+    let mut llama = llama();
+    llama.vocab = 101;
+    check(&llama, Precision::Fp32, &UNEVEN[..3]);
+}
+
 #[test]
 fn mixed_precision_is_exact_too() {
     check(&llama(), Precision::Bf16, MIXES);

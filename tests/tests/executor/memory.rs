@@ -5,7 +5,7 @@ use dtensor::cpu::Numerics;
 use spec::model::ModelConfig;
 use spec::{Precision, Workload};
 
-use super::exact::{ALONE, EXPERTS, MIXES, SCHEDULES};
+use super::exact::{ALONE, EXPERTS, MIXES, SCHEDULES, UNEVEN};
 use super::jobs::{BATCH, SEQ, job, llama, mixtral, nanogpt, train};
 
 fn check(model: &ModelConfig, precision: Precision, layouts: &[&str]) {
@@ -82,6 +82,13 @@ fn of_gpt() {
         Precision::Fp32,
         &[ALONE, SCHEDULES, MIXES].concat(),
     );
+}
+
+#[test]
+fn of_uneven_vocabularies() {
+    let mut gpt = nanogpt(0.1);
+    gpt.vocab = 67;
+    check(&gpt, Precision::Fp32, UNEVEN);
 }
 
 #[test]

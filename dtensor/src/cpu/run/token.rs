@@ -55,7 +55,7 @@ impl Run<'_> {
             Ok(parts.iter().map(|p| crate::comm::unpack(p)).collect())
         };
         let mut largest = vec![f32::NEG_INFINITY; rows];
-        for part in gather(tokens::largest(&data, columns))? {
+        for part in gather(tokens::largest(&data, columns, rows))? {
             for (a, b) in largest.iter_mut().zip(part) {
                 *a = a.max(b);
             }
@@ -106,7 +106,7 @@ impl Run<'_> {
                 }
             }
             None => {
-                let largest = tokens::largest(&data, columns);
+                let largest = tokens::largest(&data, columns, rows);
                 let sum = if self.machine.is_exact() {
                     let leaves = self.machine.feature_leaves(self.info(logits), dim)?;
                     let tree = tokens::sums_tree(&data, columns, &largest, &leaves);
