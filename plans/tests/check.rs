@@ -5,6 +5,8 @@ use plans::check::check;
 use plans::config::shell;
 use plans::export::Dialect;
 use plans::import::{Document, Given, import};
+use plans::training_log;
+use proptest::prelude::*;
 
 fn findings(name: &str, text: &str, model: Option<&str>) -> Vec<String> {
     let document = Document::read(text, name, None, &|_| None).expect("well-formed");
@@ -92,7 +94,8 @@ fn what_cannot_be_read_says_where() {
     let cases = [
         error("a.toml", "[parallelism]\ntp = = 2\n"),
         error("a.json", "{\n  \"train_batch_size\": 3,\n}\n"),
-        error("a.json", "[1, 2]"),
+        error("a.json", "[\"bf16\", 2]"),
+        error("a.json", "{\"vocabulary\": 2}"),
         error("a.yaml", "base_model: x\n  y: [\n"),
         error("a.yaml", "hello: 1\n"),
         error("a.py", "from torchtitan import x\nconfig.a = f(1,\n"),
@@ -105,6 +108,7 @@ fn what_cannot_be_read_says_where() {
     a.toml:2: extra `=`, expected nothing
     a.json:3: trailing comma
     a.json:1: a table of keys is expected
+    a.json: cannot tell which training system this is for; say so with --to TARGET[@VERSION]
     a.yaml:2: mapping values are not allowed in this context
     a.yaml: cannot tell which training system this is for; say so with --to TARGET[@VERSION]
     a.py:2: `)` is missing
@@ -252,5 +256,77 @@ fn pipeline_layouts_unroll() {
         "((((((((((t))))))))))",
     ] {
         assert!(stages(bad, 2).is_err(), "{bad}");
+    }
+}
+
+/// Pieces of configurations and logs, from which nonsense is made.
+const PIECES: [&str; 48] = [
+    "--tensor-model-parallel-size",
+    " 2",
+    " -1",
+    "=",
+    "\n",
+    "\\\n",
+    "\"",
+    "'",
+    "${",
+    "}",
+    "$((",
+    "))",
+    "$X",
+    "[@]",
+    "(",
+    ")",
+    "#",
+    "MEGATRON_ARGS=(",
+    "pretrain_gpt.py ",
+    "--pipeline-model-parallel-layout 'Et*9|(t|)*3L'",
+    "[parallelism]\n",
+    "tensor_parallel_degree = ",
+    "9999999999999999999",
+    "{",
+    "\"train_batch_size\": ",
+    ": ",
+    ",",
+    "[",
+    "]",
+    "null",
+    "- ",
+    "  ",
+    "base_model: x\n",
+    "parallelism:\n  pp: ",
+    "distributed_type: FSDP\n",
+    "config.parallelism = ParallelismConfig(",
+    "torchtitan",
+    "return Trainer.Config(",
+    "r\"\"\"",
+    "iteration 1/ 2 | elapsed time per iteration (ms): ",
+    "step: 3 tps: ",
+    "1e999",
+    "1099511627776",
+    "tensor_parallel_degree=1048576, pipeline_parallel_degree=1048576,",
+    " --context-parallel-size 1048576",
+    "\"train_micro_batch_size_per_gpu\": 1099511627776,",
+    "\u{1b}[",
+    "ü",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nonsense_never_panics(pieces in prop::collection::vec(0usize..PIECES.len(), 0..40)) {
+        let text: String = pieces.into_iter().map(|i| PIECES[i]).collect();
+        let model = spec::load::model("mixtral-8x7b").expect("preset");
+        for dialect in Dialect::ALL {
+            let document = Document::read(&text, "x", Some(dialect), &|_| Some("A=1".to_owned()));
+            let Ok(document) = document else { continue };
+            check(&document, Some(&model)).expect("schema");
+            for gpus in [None, Some(64)] {
+                let given = Given { model: &model, gpus, seq_len: Some(4096) };
+                let _ = import(&document, &given).map(|imported| imported.decisions.canonical());
+            }
+        }
+        let _ = training_log::parse(&text, "x").and_then(|log| log.steady("x", None, 1.0));
     }
 }

@@ -101,6 +101,9 @@ fn value(doc: &Document, schema: &Schema, key: &str, node: &Node, findings: &mut
                 kind.words()
             ));
         }
+        // An empty section, or one that is made elsewhere.
+        None if schema.is_section(key)
+            && matches!(node.value, Value::Null | Value::Expression(_)) => {}
         None if schema.is_section(key) => {
             found(format!(
                 "{} where a section is expected",

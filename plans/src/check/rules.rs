@@ -70,6 +70,11 @@ impl Rules<'_> {
     }
 }
 
+/// A product that does not overflow: nonsense sizes are found as such.
+fn times(sizes: &[u64]) -> u64 {
+    sizes.iter().fold(1, |all, &size| all.saturating_mul(size))
+}
+
 fn megatron(r: &mut Rules<'_>, model: Option<&ModelConfig>) {
     let (tp, pp, cp) = (
         "--tensor-model-parallel-size",
@@ -157,9 +162,9 @@ fn megatron(r: &mut Rules<'_>, model: Option<&ModelConfig>) {
     let sequence = r.size("--seq-length");
     if let Some(s) = sequence.filter(|_| c > 1) {
         r.require(
-            s.is_multiple_of(2 * c),
+            s.is_multiple_of(times(&[2, c])),
             "--seq-length",
-            format!("{s} is not a multiple of 2·cp = {}", 2 * c),
+            format!("{s} is not a multiple of 2·cp = {}", times(&[2, c])),
         );
     }
     if let (Some(s), Some(most)) = (sequence, r.size("--max-position-embeddings")) {
@@ -176,7 +181,7 @@ fn megatron(r: &mut Rules<'_>, model: Option<&ModelConfig>) {
         "--fp4-format",
         "cannot stand beside --fp8-format",
     );
-    batch_of_megatron(r, t * p * c);
+    batch_of_megatron(r, times(&[t, p, c]));
 }
 
 fn batch_of_megatron(r: &mut Rules<'_>, model_parallel: u64) {
@@ -189,7 +194,7 @@ fn batch_of_megatron(r: &mut Rules<'_>, model_parallel: u64) {
         format!("tp·pp·cp = {model_parallel} does not divide the {gpus} GPUs"),
     );
     if let (Some(micro), Some(global)) = (micro, global) {
-        let each = micro * (gpus / model_parallel).max(1);
+        let each = times(&[micro, (gpus / model_parallel).max(1)]);
         r.require(
             each > 0 && global.is_multiple_of(each),
             "--global-batch-size",
@@ -338,7 +343,8 @@ fn torchtitan(r: &mut Rules<'_>, model: Option<&ModelConfig>) {
         );
     }
     if let Some(shard) = r.size(&axis("data_parallel_shard_degree")) {
-        let inner = shard * r.size_or_one(&axis("context_parallel_degree")) * t;
+        let cp = r.size_or_one(&axis("context_parallel_degree"));
+        let inner = times(&[shard, cp, t]);
         let key = axis("expert_parallel_degree");
         r.require(
             inner.is_multiple_of(ep),
@@ -388,10 +394,10 @@ fn titan_batch(r: &mut Rules<'_>, pp: u64) {
         "parallelism.data_parallel_shard_degree",
     );
     let Some(shard) = r.size(shard) else { return };
-    let dp = shard * r.size_or_one(replicate);
+    let dp = times(&[shard, r.size_or_one(replicate)]);
     let global = "training.global_batch_size";
     if let (Some(local), Some(all)) = (local, r.size(global)) {
-        let each = local * dp;
+        let each = times(&[local, dp]);
         r.require(
             each > 0 && all.is_multiple_of(each),
             global,
@@ -404,7 +410,7 @@ fn deepspeed(r: &mut Rules<'_>) {
     let (global, micro) = ("train_batch_size", "train_micro_batch_size_per_gpu");
     let accumulate = "gradient_accumulation_steps";
     if let (Some(g), Some(m), Some(a)) = (r.size(global), r.size(micro), r.size(accumulate)) {
-        r.require(m * a > 0 && g.is_multiple_of(m * a), global, format!("{g} is not a multiple of {micro} {m} · {accumulate} {a}; the rest is the data-parallel size"));
+        r.require(m > 0 && a > 0 && g.is_multiple_of(times(&[m, a])), global, format!("{g} is not a multiple of {micro} {m} · {accumulate} {a}; the rest is the data-parallel size"));
     }
     let both = r.on("bf16.enabled") && r.on("fp16.enabled");
     r.require(!both, "fp16.enabled", "cannot stand beside bf16.enabled");
@@ -440,7 +446,7 @@ fn accelerate(r: &mut Rules<'_>) {
         .into_iter()
         .map(|name| r.size_or_one(&axis(name)))
         .collect();
-    let product: u64 = sizes.iter().product();
+    let product = times(&sizes);
     if let Some(processes) = r
         .size("num_processes")
         .filter(|_| r.has("parallelism_config"))
@@ -453,8 +459,10 @@ fn accelerate(r: &mut Rules<'_>) {
     }
     let kind = r.text("distributed_type").map(str::to_owned);
     let fsdp = kind.as_deref() == Some("FSDP");
+    let section = r.doc.find("fsdp_config");
+    let filled = section.is_some_and(|node| !node.entries().is_empty());
     r.require(
-        !r.has("fsdp_config") || fsdp,
+        !filled || fsdp,
         "fsdp_config",
         "has no effect unless distributed_type is FSDP",
     );
@@ -489,11 +497,20 @@ fn accelerate(r: &mut Rules<'_>) {
 
 fn axolotl(r: &mut Rules<'_>) {
     let cp = r.size_or_one("context_parallel_size");
-    let flash = r.on("flash_attention");
+    let chosen = r.text("attn_implementation");
+    let flash = r.on("flash_attention") || chosen.is_some_and(|a| a.contains("flash_attention_2"));
+    let key = "context_parallel_size";
     r.require(
         cp == 1 || flash,
-        "context_parallel_size",
-        "ring attention needs flash_attention: true",
+        key,
+        "ring attention needs attn_implementation: flash_attention_2",
+    );
+    let packed = cp > 1 && r.on("sample_packing");
+    let single = r.size("micro_batch_size").is_none_or(|n| n == 1);
+    r.require(
+        !packed || single,
+        "micro_batch_size",
+        "must be 1 with sample_packing and context_parallel_size",
     );
     let both = r.has("fsdp_config") && r.has("deepspeed");
     r.require(!both, "deepspeed", "cannot stand beside fsdp_config");

@@ -257,8 +257,10 @@ impl Parser<'_> {
                 Some(_) => {
                     let key = self.value(depth + 1)?;
                     if self.peek() != Some(&Token::Symbol(':')) {
-                        let message = "`:` is expected after a key";
-                        return Err(SyntaxError::new(self.file, self.line(), message));
+                        // A set, or what `**` spreads: no key to judge.
+                        let from = self.at;
+                        self.rest(key, from);
+                        continue;
                     }
                     self.at += 1;
                     let from = self.at;

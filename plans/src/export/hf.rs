@@ -215,7 +215,7 @@ pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile> {
                 CpKind::AllGather | CpKind::AllToAll => "varlen_llama3",
             };
             root.set("ring_attn_func", function);
-            root.set("flash_attention", true);
+            root.set("attn_implementation", "flash_attention_2");
         }
         root.set("fsdp_version", 2);
         root.set("fsdp_config.reshard_after_forward", d.reshard_after_forward);

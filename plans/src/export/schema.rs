@@ -91,32 +91,29 @@ impl Schema {
         })
     }
 
-    /// The known key most like this one: of the same section if one is alike, else by its last name.
+    /// The known key most like this one: of the same section, or the same name elsewhere, or alike
+    /// as a whole.
     #[must_use]
     pub fn nearest(&self, key: &str) -> Option<String> {
+        // Hundreds of options share words; only a slip of the pen is a hint.
+        const ALIKE: f64 = 0.86;
         let (section, name) = key.rsplit_once('.').unwrap_or(("", key));
-        let names = |of: &str| -> Vec<&str> {
-            let prefix = if of.is_empty() {
-                String::new()
-            } else {
-                format!("{of}.")
-            };
-            let below = self.keys().chain(self.open.iter().map(String::as_str));
-            let mut names: Vec<&str> = below
-                .filter_map(|k| k.strip_prefix(prefix.as_str()))
-                .map(|rest| rest.split('.').next().unwrap_or(rest))
-                .collect();
-            names.dedup();
-            names
+        let prefix = if section.is_empty() {
+            String::new()
+        } else {
+            format!("{section}.")
         };
-        if let Some(near) = spec::suggest::nearest(name, names(section)) {
-            return Some(if section.is_empty() {
-                near
-            } else {
-                format!("{section}.{near}")
-            });
+        let all = || self.keys().chain(self.open.iter().map(String::as_str));
+        let names = all()
+            .filter_map(|k| k.strip_prefix(prefix.as_str()))
+            .map(|rest| rest.split('.').next().unwrap_or(rest));
+        if let Some(near) = spec::suggest::nearest_above(name, names, ALIKE) {
+            return Some(format!("{prefix}{near}"));
         }
-        spec::suggest::nearest(key, self.keys())
+        let moved = all().find(|k| k.rsplit('.').next() == Some(name));
+        moved
+            .map(str::to_owned)
+            .or_else(|| spec::suggest::nearest_above(key, all(), ALIKE))
     }
 
     /// Whether keys lie below this path.

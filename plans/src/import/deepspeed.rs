@@ -8,10 +8,10 @@ use crate::strategy::{Decisions, Recompute};
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
     let tp = match doc.size("tensor_parallel.autotp_size")? {
-        Some(tp) => tp.max(1),
-        None => doc.size("tensor_parallel.tp.tp_size")?.unwrap_or(1).max(1),
+        Some(_) => doc.degree("tensor_parallel.autotp_size")?,
+        None => doc.degree("tensor_parallel.tp.tp_size")?,
     };
-    let cp = doc.size("sequence_parallel_size")?.unwrap_or(1).max(1);
+    let cp = doc.degree("sequence_parallel_size")?;
     let batch = batch(doc, given, tp.saturating_mul(cp))?;
     let stage = "zero_optimization.stage";
     let level = doc.size(stage)?.unwrap_or(0);
@@ -133,7 +133,7 @@ fn batch(doc: &Document, given: &Given<'_>, rest: u64) -> Result<Batch, ImportEr
         }
         _ => return Err(missing()),
     };
-    if micro == 0 || accumulate == 0 || dp == 0 {
+    if micro == 0 || accumulate == 0 || dp == 0 || dp > 1 << 20 {
         return Err(missing());
     }
     Ok(Batch {
@@ -148,11 +148,8 @@ fn experts(doc: &Document) -> Result<(u64, u64), ImportError> {
     if doc.flag("expert_parallel.enabled")? != Some(true) {
         return Ok((1, 1));
     }
-    let ep = doc.size("expert_parallel.autoep_size")?.unwrap_or(1).max(1);
-    let etp = doc
-        .size("expert_parallel.expert_tensor_parallel_size")?
-        .unwrap_or(1)
-        .max(1);
+    let ep = doc.degree("expert_parallel.autoep_size")?;
+    let etp = doc.degree("expert_parallel.expert_tensor_parallel_size")?;
     Ok((ep, etp))
 }
 

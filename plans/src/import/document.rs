@@ -82,6 +82,18 @@ impl Document {
         }
     }
 
+    /// A parallel size or a micro-batch: 1 if the key is absent or 0.
+    ///
+    /// # Errors
+    /// When it is something else, or beyond what any job has.
+    pub fn degree(&self, key: &str) -> Result<u64, ImportError> {
+        let size = self.size(key)?.unwrap_or(1).max(1);
+        if size > 1 << 20 {
+            return Err(self.wrong(key, "at most 1048576"));
+        }
+        Ok(size)
+    }
+
     /// Whether a switch is on.
     ///
     /// # Errors
@@ -155,7 +167,10 @@ fn detect(text: &str, path: &str) -> Result<Dialect, ImportError> {
     let suffix = path.rsplit('.').next().unwrap_or_default();
     let has = |word: &str| text.contains(word);
     let found = match suffix {
-        "json" => Some(Dialect::DeepSpeed),
+        "json" => {
+            let keys = ["train_", "gradient_", "zero_optimization", "bf16", "fp16"];
+            keys.into_iter().any(has).then_some(Dialect::DeepSpeed)
+        }
         "toml" => Some(Dialect::Torchtitan02),
         "py" => python(text),
         "yaml" | "yml" if has("distributed_type") || has("compute_environment") => {

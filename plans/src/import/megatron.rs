@@ -9,7 +9,7 @@ use crate::strategy::{Decisions, Recompute};
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
     same_model(doc, given)?;
-    let size = |key: &str| doc.size(key).map(|n| n.unwrap_or(1).max(1));
+    let size = |key: &str| doc.degree(key);
     let on = |key: &str| doc.flag(key).map(|f| f == Some(true));
     let tp = size("--tensor-model-parallel-size")?;
     let pp = size("--pipeline-model-parallel-size")?;
@@ -58,7 +58,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         cp_kind: cp_kind(doc)?,
         ep: size("--expert-model-parallel-size")?,
         etp: match doc.size("--expert-tensor-parallel-size")? {
-            Some(etp) => etp,
+            Some(_) => size("--expert-tensor-parallel-size")?,
             // Megatron-LM's default.
             None if moe => tp,
             None => 1,
@@ -240,7 +240,7 @@ fn stages(
         doc.size("--num-virtual-stages-per-pipeline-rank")?,
         doc.size(each)?,
     ) {
-        (Some(vpp), _) => vpp.max(1),
+        (Some(_), _) => doc.degree("--num-virtual-stages-per-pipeline-rank")?,
         (None, Some(n))
             if n > 0 && (layers / pp).is_multiple_of(n) && layers.is_multiple_of(pp) =>
         {

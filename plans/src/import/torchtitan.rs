@@ -13,10 +13,7 @@ const LOCAL_BATCH: u64 = 8;
 const SEQ_LEN: u64 = 2048;
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
-    let size = |key: &str| {
-        doc.size(&format!("parallelism.{key}"))
-            .map(|n| n.unwrap_or(1).max(1))
-    };
+    let size = |key: &str| doc.degree(&format!("parallelism.{key}"));
     let (tp, cp) = (
         size("tensor_parallel_degree")?,
         size("context_parallel_degree")?,
@@ -88,7 +85,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
 fn sharded(doc: &Document, given: &Given<'_>, rest: u64) -> Result<u64, ImportError> {
     let key = "parallelism.data_parallel_shard_degree";
     match doc.find(key).and_then(Node::int) {
-        Some(n) if n >= 1 => Ok(n.unsigned_abs()),
+        Some(n) if n >= 1 => doc.degree(key),
         None | Some(-1) => match given.gpus {
             Some(gpus) => data_parallel(doc, gpus, rest),
             None => Err(ImportError::Missing {
@@ -248,7 +245,8 @@ fn default_stages(
         None if single => pp,
         None => 2 * pp,
     };
-    let fits = count.is_multiple_of(pp)
+    let fits = count <= 1 << 16
+        && count.is_multiple_of(pp)
         && count <= total
         && first <= total / count
         && last <= total / count;

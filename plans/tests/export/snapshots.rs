@@ -352,7 +352,7 @@ fn axolotl() {
     tensor_parallel_size: 1
     context_parallel_size: 2
     ring_attn_func: batch_ring
-    flash_attention: true
+    attn_implementation: flash_attention_2
     fsdp_version: 2
     fsdp_config:
       reshard_after_forward: true
