@@ -163,7 +163,8 @@ impl<'j> Rank<'j> {
         self.report.events.clear();
         let last_backward = self.last_backward();
         let actions = self.actions;
-        for &action in actions {
+        for (index, &action) in actions.iter().enumerate() {
+            self.prefetch(action, &actions[index + 1..])?;
             let from = start.elapsed().as_secs_f64();
             self.act(action, step, &last_backward)?;
             let to = start.elapsed().as_secs_f64();
@@ -182,6 +183,22 @@ impl<'j> Rank<'j> {
             gradient_norm: last(&self.report.gradient_norms),
             seconds,
         })
+    }
+
+    /// Before a pass, sends the parameters that will be gathered next: they arrive while it runs.
+    fn prefetch(&mut self, action: Action, later: &[Action]) -> Result<(), ExecutorError> {
+        let pass = matches!(
+            action.kind,
+            ActionKind::F | ActionKind::B | ActionKind::I | ActionKind::W
+        );
+        let next = later.iter().find(|a| a.kind == ActionKind::Unshard);
+        match next.filter(|_| pass) {
+            Some(next) => {
+                let comm = self.machine.comm;
+                self.stage(next.stage).states.prefetch(comm)
+            }
+            None => Ok(()),
+        }
     }
 
     /// Micro-batch of every stage's last backward.

@@ -98,8 +98,8 @@ pub struct Group {
 /// Messages under way to this rank, one per member of a group.
 #[must_use = "a collective ends when its handle is waited for"]
 #[derive(Debug)]
-pub struct Pending<'g> {
-    group: &'g Group,
+pub struct Pending {
+    group: Group,
     own: Message,
     what: String,
 }
@@ -115,6 +115,15 @@ impl Group {
         }
     }
 
+    /// The same ranks on a channel of their own.
+    #[must_use]
+    pub fn on(&self, channel: u64) -> Self {
+        Self {
+            channel,
+            ..self.clone()
+        }
+    }
+
     /// Number of ranks.
     #[must_use]
     pub fn size(&self) -> usize {
@@ -125,19 +134,19 @@ impl Group {
     ///
     /// # Errors
     /// When the job has failed.
-    pub fn all_gather<'g>(
-        &'g self,
+    pub fn all_gather(
+        &self,
         comm: &dyn Communicator,
         what: &str,
         data: Message,
-    ) -> Result<Pending<'g>, CommError> {
+    ) -> Result<Pending, CommError> {
         for (index, &to) in self.ranks.iter().enumerate() {
             if index != self.index {
                 comm.send(to, self.channel, what, Arc::clone(&data))?;
             }
         }
         Ok(Pending {
-            group: self,
+            group: self.clone(),
             own: data,
             what: what.to_owned(),
         })
@@ -147,19 +156,19 @@ impl Group {
     ///
     /// # Errors
     /// When the job has failed.
-    pub fn all_to_all<'g>(
-        &'g self,
+    pub fn all_to_all(
+        &self,
         comm: &dyn Communicator,
         what: &str,
         mut parts: Vec<Message>,
-    ) -> Result<Pending<'g>, CommError> {
+    ) -> Result<Pending, CommError> {
         for (index, &to) in self.ranks.iter().enumerate() {
             if index != self.index {
                 comm.send(to, self.channel, what, Arc::clone(&parts[index]))?;
             }
         }
         Ok(Pending {
-            group: self,
+            group: self.clone(),
             own: parts.swap_remove(self.index),
             what: what.to_owned(),
         })
@@ -248,7 +257,7 @@ impl Group {
     }
 }
 
-impl Pending<'_> {
+impl Pending {
     /// Waits for everyone's message, in member order.
     ///
     /// # Errors

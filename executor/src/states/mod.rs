@@ -8,7 +8,7 @@ mod block;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
-use dtensor::comm::{Communicator, Group, pack, unpack};
+use dtensor::comm::{Communicator, Group, Pending, pack, unpack};
 use dtensor::cpu::{ExactSum, Numerics, Tensor, TreeSum, Weights};
 use dtensor::{TensorId, comm};
 use spec::{DType, Zero};
@@ -69,7 +69,12 @@ pub struct States {
     trees: Vec<Vec<BTreeMap<usize, TreeSum>>>,
     /// Under ZeRO-2 and 3, gradients of the running micro-batch, by partition.
     running: Vec<Vec<f32>>,
+    /// Parameters under way, by partition.
+    gathering: Vec<(usize, Pending)>,
 }
+
+/// Channels of gathered parameters, by kind: apart from the gradients', which may come in between.
+const PARAMETERS: [u64; 2] = [15, 25];
 
 /// Bytes of what lives for the whole step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -122,6 +127,7 @@ impl States {
             partitions,
             trees,
             running: vec![Vec::new(); 2],
+            gathering: Vec::new(),
         };
         if zero == Zero::Z0 {
             states.take_values();
@@ -151,22 +157,38 @@ impl States {
         &self.partitions[slot.kind as usize]
     }
 
+    /// Sends this rank's parameters to the ranks that will read them, if they are not under way.
+    ///
+    /// # Errors
+    /// When communication stops.
+    pub fn prefetch(&mut self, comm: &dyn Communicator) -> Result<(), ExecutorError> {
+        if !self.gathering.is_empty() {
+            return Ok(());
+        }
+        for (p, partition) in self.partitions.iter().enumerate() {
+            if partition.elements == 0 {
+                continue;
+            }
+            let shard = match &partition.shard {
+                Some(shard) => shard.pack(),
+                None => rounded(&partition.master, self.dtype).pack(),
+            };
+            let group = partition.sharing.shard.on(PARAMETERS[p]);
+            let pending = group.all_gather(comm, "parameters", shard)?;
+            self.gathering.push((p, pending));
+        }
+        Ok(())
+    }
+
     /// Gathers the parameters that kernels read from their owners.
     ///
     /// # Errors
     /// When communication stops.
     pub fn unshard(&mut self, comm: &dyn Communicator) -> Result<(), ExecutorError> {
-        for p in 0..self.partitions.len() {
+        self.prefetch(comm)?;
+        for (p, pending) in std::mem::take(&mut self.gathering) {
             let partition = &self.partitions[p];
-            if partition.elements == 0 {
-                continue;
-            }
-            let group = &partition.sharing.shard;
-            let shard = match &partition.shard {
-                Some(shard) => shard.pack(),
-                None => rounded(&partition.master, self.dtype).pack(),
-            };
-            let parts = group.all_gather(comm, "parameters", shard)?.wait(comm)?;
+            let parts = pending.wait(comm)?;
             let size = self.dtype.size() as usize;
             for (slot, value) in self.slots.iter().zip(&mut self.values) {
                 if slot.kind == partition.kind {
