@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -118,6 +118,15 @@ class ParallelModel(nn.Module):
                 (loss / part.tokens).backward()
             total += loss.detach()
         return total
+
+    def original_parameters(self) -> Iterator[Tuple[str, nn.Parameter]]:
+        """This rank's parameters by their names in the original model.
+
+        The head of a pipeline's last stage that is a copy of the embedding has its own name.
+        """
+        for stage in self.stages:
+            for name, parameter in stage.model.named_parameters():
+                yield name.replace("_checkpoint_wrapped_module.", ""), parameter
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scales gradients so that their norm over the whole model is at most `max_norm`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import os
 import pathlib
@@ -81,7 +82,8 @@ class Strategy:
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(set(block) - known)
         if unknown:
-            raise PlanError(f"{name}: strategy.{unknown[0]}: unknown field; known are {', '.join(sorted(known))}")
+            near = difflib.get_close_matches(unknown[0], sorted(known), n=1, cutoff=0)
+            raise PlanError(f"{name}: strategy.{unknown[0]}: unknown field; did you mean {near[0]}?")
         values = dict(block)
         order = values.get("axis_order", AXES)
         values["axis_order"] = tuple(order.split("-")) if isinstance(order, str) else tuple(order)

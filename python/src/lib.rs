@@ -1,0 +1,153 @@
+//! The Python module `vescale_plan._native`: the planner, without anything that needs PyTorch.
+
+mod plan;
+mod scenario;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use costmodel::CostModel;
+use planner::{Constraints, Objective, SearchOptions, SearchSpace};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use plan::Plan;
+use scenario::{Given, Inputs};
+
+/// How often a running search looks for Ctrl-C.
+const SIGNALS_EVERY: Duration = Duration::from_millis(20);
+
+/// Everything that becomes a `ValueError`.
+#[derive(Debug, thiserror::Error)]
+enum PlanError {
+    #[error(transparent)]
+    Spec(#[from] spec::SpecError),
+    #[error(transparent)]
+    Strategy(#[from] plans::StrategyError),
+    #[error(transparent)]
+    Planner(#[from] planner::PlannerError),
+    #[error(transparent)]
+    Cost(#[from] costmodel::CostError),
+    #[error("{0}")]
+    Usage(String),
+}
+
+impl From<PlanError> for PyErr {
+    fn from(error: PlanError) -> Self {
+        PyValueError::new_err(error.to_string())
+    }
+}
+
+/// The best plan of a search.
+#[pyfunction]
+#[pyo3(signature = (given, fix, at_least, at_most, forbid, objective))]
+fn search(
+    py: Python<'_>,
+    given: Given,
+    fix: Vec<String>,
+    at_least: Vec<String>,
+    at_most: Vec<String>,
+    forbid: Vec<String>,
+    objective: &str,
+) -> PyResult<Plan> {
+    let inputs = Inputs::resolve(given)?;
+    let constraints = constraints(&fix, &at_least, &at_most, &forbid)?;
+    let objective = match objective {
+        "time" => Objective::Time,
+        "memory" => Objective::Memory,
+        other => {
+            let message = format!("objective {other}: expected time or memory");
+            return Err(PlanError::Usage(message).into());
+        }
+    };
+    let cancelled = AtomicBool::new(false);
+    let run = || -> Result<Plan, PlanError> {
+        let costs = CostModel::new(inputs.scenario.clone())?;
+        let space = SearchSpace::new(&inputs.scenario, &constraints);
+        let options = SearchOptions {
+            objective,
+            top: 1,
+            exhaustive: false,
+            cancelled: Some(&cancelled),
+        };
+        let outcome = planner::search(&costs, &space, &options, &|_| {})?;
+        match outcome.top.first() {
+            Some(best) => Plan::new(&inputs, &best.strategy, &best.prediction),
+            None => Err(nothing_fits(&inputs, &constraints)),
+        }
+    };
+    let found = std::thread::scope(|scope| {
+        let searching = scope.spawn(run);
+        let mut interrupted = None;
+        while !searching.is_finished() {
+            py.detach(|| std::thread::sleep(SIGNALS_EVERY));
+            if let Err(signal) = py.check_signals() {
+                cancelled.store(true, Ordering::Relaxed);
+                interrupted = Some(signal);
+            }
+        }
+        match interrupted {
+            Some(signal) => Err(signal),
+            None => match searching.join() {
+                Ok(result) => result.map_err(PyErr::from),
+                Err(panic) => std::panic::resume_unwind(panic),
+            },
+        }
+    })?;
+    Ok(found)
+}
+
+/// What one strategy costs.
+#[pyfunction]
+fn estimate(py: Python<'_>, given: Given, strategy: &str) -> PyResult<Plan> {
+    let inputs = Inputs::resolve(given)?;
+    let s = &inputs.scenario;
+    let plan = py.detach(|| -> Result<Plan, PlanError> {
+        let strategy = plans::grammar::parse(strategy, &s.model, &s.workload, &s.runtime)?;
+        plans::legality::allowed_by(&strategy, &s.model, &s.runtime)?;
+        let prediction = CostModel::new(s.clone())?.predict(&strategy)?;
+        Plan::new(&inputs, &strategy, &prediction)
+    })?;
+    Ok(plan)
+}
+
+fn constraints(
+    fix: &[String],
+    at_least: &[String],
+    at_most: &[String],
+    forbid: &[String],
+) -> Result<Constraints, PlanError> {
+    let mut constraints = Constraints::default();
+    for text in fix {
+        constraints.fix(text)?;
+    }
+    for text in at_least {
+        constraints.at_least(text)?;
+    }
+    for text in at_most {
+        constraints.at_most(text)?;
+    }
+    for text in forbid {
+        constraints.forbid(text)?;
+    }
+    constraints.check()?;
+    Ok(constraints)
+}
+
+/// Why there is no plan, with what would make one possible.
+fn nothing_fits(inputs: &Inputs, constraints: &Constraints) -> PlanError {
+    let nothing = "no plan fits under these constraints".to_owned();
+    match planner::size::relaxations(&inputs.scenario, constraints) {
+        Ok(ways) if ways.is_empty() => PlanError::Usage(nothing),
+        Ok(ways) => PlanError::Usage(format!("{nothing}; {}", ways.join("; "))),
+        Err(error) => error.into(),
+    }
+}
+
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<Plan>()?;
+    module.add_function(wrap_pyfunction!(search, module)?)?;
+    module.add_function(wrap_pyfunction!(estimate, module)?)
+}

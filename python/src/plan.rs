@@ -1,0 +1,217 @@
+//! Plans as Python objects.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use costmodel::Scenario;
+use models::BlockLayout;
+use plans::json::{PredictedJson, StrategyJson};
+use plans::plan_file::{SCHEMA_VERSION, ShardingFile, WorkloadFile};
+use plans::{PlanFile, Prediction, Strategy};
+use pyo3::exceptions::PyOSError;
+use pyo3::prelude::*;
+use spec::Axis;
+
+use crate::PlanError;
+use crate::scenario::Inputs;
+
+/// A plan: decisions, what they were made for, and what they were predicted to cost.
+#[pyclass(frozen, module = "vescale_plan")]
+pub(crate) struct Plan {
+    file: PlanFile,
+    /// The model's configuration, when it came from memory: `save` writes it beside the plan.
+    config: Option<String>,
+}
+
+#[pymethods]
+impl Plan {
+    /// Reads a plan file.
+    #[staticmethod]
+    fn from_file(path: PathBuf) -> PyResult<Self> {
+        let shown = path.display().to_string();
+        let text = spec::text::read(&path).map_err(PlanError::from)?;
+        let file = PlanFile::from_yaml(&text, &shown).map_err(PlanError::from)?;
+        Ok(Self { file, config: None })
+    }
+
+    /// Writes the plan file, and beside it the configuration of a model that was in memory.
+    fn save(&self, path: PathBuf) -> PyResult<()> {
+        let text = self.to_yaml()?;
+        if let Some(config) = &self.config {
+            let folder = path.parent().unwrap_or(Path::new(""));
+            write(&folder.join(&self.file.model), config)?;
+        }
+        write(&path, &text)
+    }
+
+    /// The plan file's text.
+    fn to_yaml(&self) -> PyResult<String> {
+        Ok(self.file.to_yaml().map_err(PlanError::from)?)
+    }
+
+    /// The decisions.
+    #[getter]
+    fn strategy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        object(py, &serde_json::to_string(&self.file.strategy))
+    }
+
+    /// What was predicted.
+    #[getter]
+    fn predicted<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        object(py, &serde_json::to_string(&self.file.prediction))
+    }
+
+    /// GPUs, tokens per sequence, sequences per step, precision.
+    #[getter]
+    fn workload<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        object(py, &serde_json::to_string(&self.file.workload))
+    }
+
+    /// Placements by name pattern.
+    #[getter]
+    fn sharding<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        object(py, &serde_json::to_string(&self.file.sharding))
+    }
+
+    /// The decisions on one line, as `estimate` and the command line take them.
+    #[getter]
+    fn strategy_text(&self) -> &str {
+        &self.file.strategy_text
+    }
+
+    /// Content hash of the decisions.
+    #[getter]
+    fn id(&self) -> &str {
+        &self.file.id
+    }
+
+    /// Model preset or path.
+    #[getter]
+    fn model(&self) -> &str {
+        &self.file.model
+    }
+
+    /// Cluster preset or path.
+    #[getter]
+    fn cluster(&self) -> &str {
+        &self.file.cluster
+    }
+
+    /// Runtime preset.
+    #[getter]
+    fn runtime(&self) -> &str {
+        &self.file.runtime
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "Plan({}, {}, {} x {}, {:.4} s per step)",
+            self.file.model,
+            self.file.strategy_text,
+            self.file.workload.gpus,
+            self.file.cluster,
+            self.file.prediction.step_time_s
+        )
+    }
+
+    fn __eq__(&self, other: &Self) -> bool {
+        self.file == other.file
+    }
+}
+
+impl Plan {
+    pub(crate) fn new(
+        inputs: &Inputs,
+        strategy: &Strategy,
+        prediction: &Prediction,
+    ) -> Result<Self, PlanError> {
+        let workload = &inputs.scenario.workload;
+        let file = PlanFile {
+            schema_version: SCHEMA_VERSION,
+            id: String::new(),
+            tool_version: env!("CARGO_PKG_VERSION").to_owned(),
+            model: inputs.model.clone(),
+            cluster: inputs.cluster.clone(),
+            runtime: inputs.scenario.runtime.name.clone(),
+            workload: WorkloadFile {
+                gpus: workload.gpus,
+                seq_len: workload.seq_len,
+                global_batch: workload.global_batch,
+                precision: workload.precision,
+            },
+            strategy: StrategyJson::new(strategy.decisions(), workload.precision),
+            strategy_text: strategy.to_string(),
+            sharding: sharding(&inputs.scenario, strategy)?,
+            train: None,
+            prediction: PredictedJson::from(prediction),
+        };
+        Ok(Self {
+            file: file.with_id(),
+            config: inputs.config.clone(),
+        })
+    }
+}
+
+/// The sharding plan of a strategy as text, with the parameters that no pattern matches.
+fn sharding(scenario: &Scenario, strategy: &Strategy) -> Result<ShardingFile, PlanError> {
+    let layout = BlockLayout {
+        tp: strategy.tp,
+        sequence_parallel: strategy.sequence_parallel,
+        cp: strategy.cp,
+        cp_kind: strategy.cp_kind,
+        ep: strategy.ep,
+        etp: strategy.etp,
+        micro_batch: strategy.micro_batch,
+        seq_len: scenario.workload.seq_len,
+        dtype: scenario.workload.precision.activation(),
+    };
+    let wrong = |e: models::ModelError| PlanError::Usage(e.to_string());
+    let plan = models::sharding_plan(&scenario.model, &layout).map_err(wrong)?;
+    let text = |placements: &[(Axis, dtensor::Placement)]| {
+        placements
+            .iter()
+            .map(|(axis, p)| format!("{}: {p:?}", axis.name()))
+            .collect()
+    };
+    let list = |entries: &[dtensor::Entry]| -> BTreeMap<String, Vec<String>> {
+        entries
+            .iter()
+            .map(|e| (e.pattern.clone(), text(&e.placements)))
+            .collect()
+    };
+    let mut replicated: Vec<String> = Vec::new();
+    for class in [
+        models::BlockClass::Embedding,
+        models::BlockClass::Layer(scenario.model.layer_class(scenario.model.layers - 1)),
+        models::BlockClass::Head,
+    ] {
+        let trace = models::trace_block(&scenario.model, class, &layout).map_err(wrong)?;
+        for p in &trace.parameters {
+            let whole = p.global_elements == p.local_elements && strategy.tp * strategy.ep > 1;
+            if whole && !p.expert && !replicated.contains(&p.name) {
+                replicated.push(p.name.clone());
+            }
+        }
+    }
+    Ok(ShardingFile {
+        parameter: list(&plan.parameter),
+        forward: list(&plan.forward),
+        replicated,
+    })
+}
+
+fn write(path: &Path, text: &str) -> PyResult<()> {
+    std::fs::write(path, text)
+        .map_err(|e| PyOSError::new_err(format!("cannot write {}: {e}", path.display())))
+}
+
+/// JSON as a Python object.
+fn object<'py>(
+    py: Python<'py>,
+    json: &Result<String, serde_json::Error>,
+) -> PyResult<Bound<'py, PyAny>> {
+    match json {
+        Ok(text) => py.import("json")?.call_method1("loads", (text,)),
+        Err(error) => Err(PlanError::Usage(error.to_string()).into()),
+    }
+}

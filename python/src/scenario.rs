@@ -1,0 +1,117 @@
+//! From what Python passes to a scenario.
+
+use costmodel::Scenario;
+use pyo3::FromPyObject;
+use spec::{Cluster, ModelConfig, Precision, SpecError, Workload};
+
+use crate::PlanError;
+
+/// Most devices, tokens per sequence and sequences per step that make sense.
+const MOST_GPUS: u64 = 1 << 20;
+const MOST: u64 = 1 << 24;
+
+/// What to plan for, as the Python side collected it.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Given {
+    /// Preset, path, or the name to record for `config`.
+    pub(crate) model: String,
+    /// A `config.json`'s text, when the model is in memory.
+    pub(crate) config: Option<String>,
+    cluster: String,
+    gpus: u64,
+    runtime: String,
+    seq_len: u64,
+    global_batch: u64,
+    precision: String,
+    headroom: f64,
+}
+
+/// A scenario with the words it was made from.
+pub(crate) struct Inputs {
+    pub(crate) scenario: Scenario,
+    pub(crate) model: String,
+    pub(crate) cluster: String,
+    pub(crate) config: Option<String>,
+}
+
+impl Inputs {
+    pub(crate) fn resolve(given: Given) -> Result<Self, PlanError> {
+        let model = match &given.config {
+            Some(json) => decode(json, &given.model)?,
+            None => spec::load::model(&given.model)?,
+        };
+        let cluster = spec::load::cluster(&given.cluster)?;
+        let runtime = spec::load::runtime(&given.runtime)?;
+        check_gpus(given.gpus, &cluster)?;
+        let most = |name: &str, value: u64| match value {
+            1..=MOST => Ok(value),
+            _ => usage(format!("{name} {value}: expected 1 to {MOST}")),
+        };
+        if !(0.0..1.0).contains(&given.headroom) {
+            return usage(format!(
+                "headroom {}: expected a share in [0, 1)",
+                given.headroom
+            ));
+        }
+        let workload = Workload {
+            gpus: given.gpus,
+            seq_len: most("seq_len", given.seq_len)?,
+            global_batch: most("global_batch", given.global_batch)?,
+            precision: precision(&given.precision)?,
+        };
+        Ok(Self {
+            scenario: Scenario {
+                model,
+                cluster,
+                runtime,
+                workload,
+                headroom: given.headroom,
+            },
+            model: given.model,
+            cluster: given.cluster,
+            config: given.config,
+        })
+    }
+}
+
+/// A model's configuration from its text.
+fn decode(json: &str, name: &str) -> Result<ModelConfig, SpecError> {
+    let stem = name.strip_suffix(".config.json").unwrap_or(name);
+    spec::hf::decode(json, name, stem)
+}
+
+/// GPUs must be there, and fill nodes when there is more than one.
+fn check_gpus(gpus: u64, cluster: &Cluster) -> Result<(), PlanError> {
+    if gpus == 0 || gpus > MOST_GPUS {
+        return usage(format!("gpus {gpus}: expected 1 to {MOST_GPUS}"));
+    }
+    let node = cluster.gpus_per_node;
+    if gpus > node && !gpus.is_multiple_of(node) {
+        let (below, above) = (gpus / node * node, gpus.div_ceil(node) * node);
+        return usage(format!(
+            "gpus {gpus}: {} has {node} GPUs per node; the nearest whole numbers of nodes are {below} and {above}",
+            cluster.name
+        ));
+    }
+    match cluster.max_gpus.filter(|&most| gpus > most) {
+        Some(most) => usage(format!("gpus {gpus}: {} has {most}", cluster.name)),
+        None => Ok(()),
+    }
+}
+
+fn precision(name: &str) -> Result<Precision, PlanError> {
+    match name {
+        "fp32" => Ok(Precision::Fp32),
+        "fp16" => Ok(Precision::Fp16),
+        "bf16" => Ok(Precision::Bf16),
+        "fp8" => Ok(Precision::Fp8),
+        other => usage(format!(
+            "precision {other}: expected fp32, fp16, bf16 or fp8"
+        )),
+    }
+}
+
+fn usage<T>(message: String) -> Result<T, PlanError> {
+    Err(PlanError::Usage(message))
+}

@@ -1,0 +1,80 @@
+"""Plans from Python: what is returned, what is refused, and that files round-trip."""
+
+import os
+import pathlib
+import tempfile
+import unittest
+
+from vescale_plan import Plan, Strategy, estimate, generate_plan, load
+
+TINY = {
+    "model_type": "llama",
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+SMALL = {"gpus": 4, "seq_len": 16, "global_batch": 8, "precision": "fp32"}
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+
+
+class Planning(unittest.TestCase):
+    def test_a_plan_fills_the_devices(self):
+        plan = generate_plan(TINY, **SMALL)
+        strategy = Strategy.read(plan)
+        self.assertEqual(strategy.world, 4)
+        self.assertEqual(strategy.global_batch, 8)
+        self.assertGreater(plan.predicted["step_time_s"], 0)
+
+    def test_constraints_hold(self):
+        plan = generate_plan(TINY, tp=2, max_pp=1, **SMALL)
+        self.assertEqual((plan.strategy["tp"], plan.strategy["pp"]), (2, 1))
+        self.assertEqual(generate_plan(TINY, forbid=("tp", "pp"), **SMALL).strategy["dp_shard"], 4)
+
+    def test_an_estimate_says_what_the_search_said(self):
+        plan = generate_plan(TINY, **SMALL)
+        self.assertEqual(estimate(TINY, plan, **SMALL).predicted, plan.predicted)
+
+    def test_files_round_trip(self):
+        plan = generate_plan(TINY, **SMALL)
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "plan.yaml")
+            plan.save(path)
+            self.assertEqual(Plan.from_file(path), plan)
+            self.assertEqual(load(path), plan)
+            self.assertEqual(Strategy.read(path), Strategy.read(plan))
+            self.assertTrue(os.path.exists(os.path.join(folder, plan.model)))
+
+    def test_example_plans_are_read(self):
+        plans = sorted(EXAMPLES.glob("*.yaml"))
+        self.assertTrue(plans)
+        for path in plans:
+            self.assertEqual(Strategy.read(path), Strategy.read(Plan.from_file(path)))
+
+    def test_bad_input_is_refused_in_one_line(self):
+        cases = [
+            (lambda: generate_plan("lama3-8b", gpus=8), "did you mean `llama3-8b`"),
+            (lambda: generate_plan(TINY, cluster="dgx-h10", **SMALL), "did you mean `dgx-h100`"),
+            (lambda: generate_plan(TINY, tpp=2, **SMALL), "did you mean `tp`"),
+            (lambda: generate_plan({**TINY, "model_type": "lama"}, **SMALL), "lama"),
+            (lambda: generate_plan("llama3-405b", gpus=8), "no plan fits"),
+            (lambda: generate_plan(TINY, gpus=12, runtime="megatron-core"), "nearest whole numbers"),
+            (lambda: generate_plan(TINY, gpus=0), "gpus"),
+            (lambda: estimate(TINY, "tp=3", **SMALL), "multiply to the number of GPUs"),
+            (lambda: Strategy.read({"tq": 1}), "did you mean tp"),
+            (lambda: Strategy.read({"tp": 0}), "strategy.tp is 0"),
+            (lambda: Strategy.read("no-such-plan.yaml"), "no-such-plan.yaml"),
+            (lambda: Plan.from_file("no-such-plan.yaml"), "no-such-plan.yaml"),
+        ]
+        for attempt, said in cases:
+            with self.assertRaises(ValueError) as refused:
+                attempt()
+            self.assertIn(said, str(refused.exception))
+            self.assertNotIn("\n", str(refused.exception))
+
+
+if __name__ == "__main__":
+    unittest.main()

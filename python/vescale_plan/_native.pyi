@@ -1,0 +1,65 @@
+import os
+from typing import Any, Dict, List, Mapping, Union
+
+_Path = Union[str, "os.PathLike[str]"]
+
+__version__: str
+
+class Plan:
+    """A plan: decisions, what they were made for, and what they were predicted to cost."""
+
+    @staticmethod
+    def from_file(path: _Path) -> Plan:
+        """Reads a plan file; `ValueError` names file, line and field when it is malformed."""
+
+    def save(self, path: _Path) -> None:
+        """Writes the plan file, and beside it the configuration of a model that was in memory."""
+
+    def to_yaml(self) -> str:
+        """The plan file's text."""
+
+    @property
+    def strategy(self) -> Dict[str, Any]:
+        """The decisions."""
+
+    @property
+    def predicted(self) -> Dict[str, Any]:
+        """What was predicted: `step_time_s`, `peak_memory_bytes`, `mfu`, `breakdown` and more."""
+
+    @property
+    def workload(self) -> Dict[str, Any]:
+        """GPUs, tokens per sequence, sequences per step, precision."""
+
+    @property
+    def sharding(self) -> Dict[str, Any]:
+        """Placements by name pattern."""
+
+    @property
+    def strategy_text(self) -> str:
+        """The decisions on one line, as `estimate` and the command line take them."""
+
+    @property
+    def id(self) -> str:
+        """Content hash of the decisions."""
+
+    @property
+    def model(self) -> str:
+        """Model preset or path."""
+
+    @property
+    def cluster(self) -> str:
+        """Cluster preset or path."""
+
+    @property
+    def runtime(self) -> str:
+        """Runtime preset."""
+
+def search(
+    given: Mapping[str, Any],
+    fix: List[str],
+    at_least: List[str],
+    at_most: List[str],
+    forbid: List[str],
+    objective: str,
+) -> Plan: ...
+def estimate(given: Mapping[str, Any], strategy: str) -> Plan: ...
