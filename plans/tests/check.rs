@@ -259,6 +259,27 @@ fn pipeline_layouts_unroll() {
     }
 }
 
+/// A script whose variables double themselves stays within bounds.
+#[test]
+fn doubling_variables_are_an_error() {
+    for line in [
+        "A=$A$A\n",
+        "A=(${A[@]} ${A[@]})\n",
+        "A+=$A\n",
+        "A=\"$A $A\"\n",
+    ] {
+        let text = format!("A=xxxxxxxx\n{}echo $A --x\n", line.repeat(60));
+        let error = shell::parse(&text, "x.sh", &|_| None).expect_err("too much");
+        assert_eq!(
+            error.message,
+            "the script's variables expand to too much text"
+        );
+    }
+    let own = "source x.sh\n".repeat(50);
+    let include = |_: &str| Some(own.clone());
+    assert!(shell::parse(&own, "x.sh", &include).is_err());
+}
+
 /// Pieces of configurations and logs, from which nonsense is made.
 const PIECES: [&str; 48] = [
     "--tensor-model-parallel-size",

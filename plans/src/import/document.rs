@@ -169,7 +169,9 @@ fn detect(text: &str, path: &str) -> Result<Dialect, ImportError> {
     let found = match suffix {
         "json" => {
             let keys = ["train_", "gradient_", "zero_optimization", "bf16", "fp16"];
-            keys.into_iter().any(has).then_some(Dialect::DeepSpeed)
+            // What is no JSON at all is told so by its reader.
+            let broken = serde_json::from_str::<serde_json::Value>(text).is_err();
+            (broken || keys.into_iter().any(has)).then_some(Dialect::DeepSpeed)
         }
         "toml" => Some(Dialect::Torchtitan02),
         "py" => python(text),

@@ -1,0 +1,265 @@
+//! Megatron-LM (`validate_args` of `megatron/training/arguments.py`) and Megatron Bridge.
+
+use spec::model::ModelConfig;
+
+use super::{Rules, times};
+
+pub(super) fn megatron(r: &mut Rules<'_>, model: Option<&ModelConfig>) {
+    let (tp, pp, cp) = (
+        "--tensor-model-parallel-size",
+        "--pipeline-model-parallel-size",
+        "--context-parallel-size",
+    );
+    let (t, p, c) = (r.size_or_one(tp), r.size_or_one(pp), r.size_or_one(cp));
+    let sp = "--sequence-parallel";
+    r.require(
+        !r.on(sp) || t > 1,
+        sp,
+        format!("has no effect without {tp} of at least 2; Megatron-LM switches it off"),
+    );
+    let experts = r.has("--num-experts");
+    r.require(
+        !experts || t == 1 || r.on(sp),
+        tp,
+        format!("experts with tensor parallelism need {sp}"),
+    );
+    let virtual_stages = [
+        "--num-layers-per-virtual-pipeline-stage",
+        "--num-virtual-stages-per-pipeline-rank",
+        "--pipeline-model-parallel-layout",
+    ];
+    let given: Vec<&str> = virtual_stages.into_iter().filter(|k| r.has(k)).collect();
+    if let [first, rest @ ..] = given.as_slice() {
+        for key in rest {
+            r.require(
+                false,
+                key,
+                format!("cannot stand beside {first}; one of them says the stages"),
+            );
+        }
+        r.require(p > 1, first, format!("needs {pp} of at least 2"));
+    }
+    let gather = "--overlap-param-gather";
+    if r.on(gather) {
+        let sharded = r.on("--use-distributed-optimizer") || r.on("--use-megatron-fsdp");
+        r.require(
+            sharded,
+            gather,
+            "needs --use-distributed-optimizer or --use-megatron-fsdp",
+        );
+        r.require(
+            r.on("--overlap-grad-reduce"),
+            gather,
+            "needs --overlap-grad-reduce",
+        );
+    }
+    let overlap = "--tp-comm-overlap";
+    r.require(!r.on(overlap) || r.on(sp), overlap, format!("needs {sp}"));
+    for key in [
+        "--expert-model-parallel-size",
+        "--expert-tensor-parallel-size",
+    ] {
+        let used = r.size(key).is_some_and(|n| n > 1);
+        r.require(!used || experts, key, "needs a model with --num-experts");
+    }
+    recomputation(r);
+    fsdp(r, p);
+    heads(r, t, model);
+    let layers = r.size("--num-layers").or(model.map(|m| m.layers));
+    let stated = given.is_empty()
+        && !r.has("--decoder-first-pipeline-num-layers")
+        && !r.has("--decoder-last-pipeline-num-layers")
+        && !r.on("--account-for-embedding-in-pipeline-split")
+        && !r.on("--account-for-loss-in-pipeline-split")
+        && !r.has("--hybrid-layer-pattern");
+    if let Some(layers) = layers.filter(|_| stated) {
+        r.require(layers.is_multiple_of(p), pp, format!("{layers} layers do not divide into {p} stages; give --pipeline-model-parallel-layout"));
+    }
+    let layout = r
+        .text("--pipeline-model-parallel-layout")
+        .map(str::to_owned);
+    if let (Some(layers), Some(layout)) = (layers, layout) {
+        layout_rules(r, &layout, layers, p);
+    }
+    if r.on("--no-overlap-p2p-communication") && p == 2 && !given.is_empty() {
+        r.require(
+            false,
+            "--no-overlap-p2p-communication",
+            "interleaving over 2 ranks needs overlapped sends and receives",
+        );
+    }
+    let sequence = r.size("--seq-length");
+    if let Some(s) = sequence.filter(|_| c > 1) {
+        r.require(
+            s.is_multiple_of(times(&[2, c])),
+            "--seq-length",
+            format!("{s} is not a multiple of 2·cp = {}", times(&[2, c])),
+        );
+    }
+    if let (Some(s), Some(most)) = (sequence, r.size("--max-position-embeddings")) {
+        r.require(
+            s <= most,
+            "--seq-length",
+            format!("{s} is above --max-position-embeddings {most}"),
+        );
+    }
+    let both = r.on("--bf16") && r.on("--fp16");
+    r.require(!both, "--fp16", "cannot stand beside --bf16");
+    r.require(
+        !r.has("--fp8-format") || !r.has("--fp4-format"),
+        "--fp4-format",
+        "cannot stand beside --fp8-format",
+    );
+    batch_of_megatron(r, times(&[t, p, c]));
+}
+
+fn batch_of_megatron(r: &mut Rules<'_>, model_parallel: u64) {
+    let (micro, global) = (r.size("--micro-batch-size"), r.size("--global-batch-size"));
+    let Some(gpus) = r.doc.gpus else { return };
+    let key = "--tensor-model-parallel-size";
+    r.require(
+        gpus.is_multiple_of(model_parallel),
+        key,
+        format!("tp·pp·cp = {model_parallel} does not divide the {gpus} GPUs"),
+    );
+    if let (Some(micro), Some(global)) = (micro, global) {
+        let each = times(&[micro, (gpus / model_parallel).max(1)]);
+        r.require(
+            each > 0 && global.is_multiple_of(each),
+            "--global-batch-size",
+            format!("{global} is not a multiple of micro-batch · dp = {each}"),
+        );
+    }
+}
+
+fn recomputation(r: &mut Rules<'_>) {
+    let (granularity, method) = ("--recompute-granularity", "--recompute-method");
+    let full = r.text(granularity) == Some("full");
+    r.require(
+        !r.has(method) || full,
+        method,
+        "needs --recompute-granularity full",
+    );
+    r.require(
+        !full || r.has(method),
+        granularity,
+        "full needs --recompute-method uniform or block",
+    );
+    r.require(
+        !full || r.has("--recompute-num-layers"),
+        granularity,
+        "full needs --recompute-num-layers",
+    );
+    let modules = "--recompute-modules";
+    let selective = r.text(granularity) == Some("selective") || r.on("--recompute-activations");
+    r.require(
+        !r.has(modules) || selective,
+        modules,
+        "needs --recompute-granularity selective",
+    );
+}
+
+fn fsdp(r: &mut Rules<'_>, pp: u64) {
+    let torch = "--use-torch-fsdp2";
+    if r.on(torch) {
+        r.require(pp == 1, torch, "has no pipeline parallelism");
+        let ep = r.size_or_one("--expert-model-parallel-size");
+        r.require(ep == 1, torch, "has no expert parallelism");
+        let untied = r.on("--untie-embeddings-and-output-weights");
+        r.require(untied, torch, "needs --untie-embeddings-and-output-weights");
+    }
+    let megatron = "--use-megatron-fsdp";
+    if r.on(megatron) {
+        let format = r.text("--ckpt-format") == Some("fsdp_dtensor");
+        r.require(format, megatron, "needs --ckpt-format fsdp_dtensor");
+    }
+    let strategy = "--data-parallel-sharding-strategy";
+    r.require(
+        !r.has(strategy) || r.on(megatron),
+        strategy,
+        format!("has no effect without {megatron}"),
+    );
+    let instances = "--num-distributed-optimizer-instances";
+    let used = r.size(instances).is_some_and(|n| n > 1);
+    let sharded = r.on("--use-distributed-optimizer") || r.on(megatron);
+    r.require(
+        !used || sharded,
+        instances,
+        "needs --use-distributed-optimizer",
+    );
+}
+
+fn heads(r: &mut Rules<'_>, tp: u64, model: Option<&ModelConfig>) {
+    let heads = r
+        .size("--num-attention-heads")
+        .or(model.map(|m| m.attention.heads));
+    if let Some(heads) = heads {
+        let key = "--tensor-model-parallel-size";
+        r.require(
+            heads.is_multiple_of(tp),
+            key,
+            format!("{tp} does not divide the {heads} attention heads"),
+        );
+    }
+}
+
+fn layout_rules(r: &mut Rules<'_>, layout: &str, layers: u64, pp: u64) {
+    let key = "--pipeline-model-parallel-layout";
+    let Some(stages) = crate::import::parse_layout(layout) else {
+        r.require(false, key, "is not a layout such as Et*9|t*10|t*11L");
+        return;
+    };
+    let held: u64 = stages.iter().sum();
+    r.require(
+        held == layers,
+        key,
+        format!("holds {held} decoder layers; the model has {layers}"),
+    );
+    let count = stages.len() as u64;
+    r.require(
+        count.is_multiple_of(pp),
+        key,
+        format!("has {count} stages, not a multiple of {pp} ranks"),
+    );
+    let ends = layout.trim().starts_with('E') && layout.trim().ends_with('L');
+    r.require(
+        ends,
+        key,
+        "begins with the embedding E and ends with the loss L",
+    );
+}
+
+pub(super) fn bridge(r: &mut Rules<'_>, model: Option<&ModelConfig>) {
+    let tp = r.size_or_one("model.tensor_model_parallel_size");
+    let sp = "model.sequence_parallel";
+    r.require(
+        !r.on(sp) || tp > 1,
+        sp,
+        "needs tensor_model_parallel_size of at least 2",
+    );
+    let (sequence, data) = ("model.seq_length", "dataset.seq_length");
+    if let (Some(a), Some(b)) = (r.size(sequence), r.size(data)) {
+        r.require(a == b, data, format!("{b} is not {sequence} {a}"));
+    }
+    let gather = "ddp.overlap_param_gather";
+    r.require(
+        !r.on(gather) || r.on("ddp.use_distributed_optimizer"),
+        gather,
+        "needs ddp.use_distributed_optimizer",
+    );
+    let both = r.has("model.virtual_pipeline_model_parallel_size")
+        && r.has("model.pipeline_model_parallel_layout");
+    r.require(
+        !both,
+        "model.virtual_pipeline_model_parallel_size",
+        "cannot stand beside model.pipeline_model_parallel_layout",
+    );
+    if let Some(heads) = model.map(|m| m.attention.heads) {
+        let key = "model.tensor_model_parallel_size";
+        r.require(
+            heads.is_multiple_of(tp),
+            key,
+            format!("{tp} does not divide the {heads} attention heads"),
+        );
+    }
+}

@@ -1,0 +1,159 @@
+//! DeepSpeed, accelerate, axolotl, nanotron.
+
+use super::{Rules, times};
+use crate::config::Node;
+
+pub(super) fn deepspeed(r: &mut Rules<'_>) {
+    let (global, micro) = ("train_batch_size", "train_micro_batch_size_per_gpu");
+    let accumulate = "gradient_accumulation_steps";
+    if let (Some(g), Some(m), Some(a)) = (r.size(global), r.size(micro), r.size(accumulate)) {
+        r.require(m > 0 && a > 0 && g.is_multiple_of(times(&[m, a])), global, format!("{g} is not a multiple of {micro} {m} · {accumulate} {a}; the rest is the data-parallel size"));
+    }
+    let both = r.on("bf16.enabled") && r.on("fp16.enabled");
+    r.require(!both, "fp16.enabled", "cannot stand beside bf16.enabled");
+    let stage = "zero_optimization.stage";
+    let level = r.size(stage).unwrap_or(0);
+    let parameters = "zero_optimization.offload_param";
+    r.require(
+        !r.has(parameters) || level == 3,
+        parameters,
+        format!("needs {stage} 3, not {level}"),
+    );
+    let optimizer = "zero_optimization.offload_optimizer";
+    r.require(
+        !r.has(optimizer) || level > 0,
+        optimizer,
+        format!("needs {stage} of at least 1"),
+    );
+    let section = r.doc.find("zero_optimization");
+    let of_third = |(key, _): &&(String, Node)| key.starts_with("stage3_") && level != 3;
+    for (key, _) in section
+        .map_or(&[][..], Node::entries)
+        .iter()
+        .filter(of_third)
+    {
+        let key = format!("zero_optimization.{key}");
+        r.require(false, &key, format!("has no effect at {stage} {level}"));
+    }
+}
+
+pub(super) fn accelerate(r: &mut Rules<'_>) {
+    let axis = |name: &str| format!("parallelism_config.parallelism_config_{name}_size");
+    let sizes: Vec<u64> = ["dp_replicate", "dp_shard", "tp", "cp", "sp"]
+        .into_iter()
+        .map(|name| r.size_or_one(&axis(name)))
+        .collect();
+    let product = times(&sizes);
+    if let Some(processes) = r
+        .size("num_processes")
+        .filter(|_| r.has("parallelism_config"))
+    {
+        r.require(
+            product == processes,
+            "num_processes",
+            format!("{processes} is not the product of the parallel sizes, {product}"),
+        );
+    }
+    let kind = r.text("distributed_type").map(str::to_owned);
+    let fsdp = kind.as_deref() == Some("FSDP");
+    let section = r.doc.find("fsdp_config");
+    let filled = section.is_some_and(|node| !node.entries().is_empty());
+    r.require(
+        !filled || fsdp,
+        "fsdp_config",
+        "has no effect unless distributed_type is FSDP",
+    );
+    r.require(
+        sizes[3] == 1 || r.size("fsdp_config.fsdp_version") == Some(2),
+        &axis("cp"),
+        "context parallelism needs fsdp_version 2",
+    );
+    let lone = sizes[0] > 1 && sizes[1] == 1 && sizes[2] > 1;
+    r.require(
+        !lone,
+        &axis("dp_replicate"),
+        "replicated data parallelism with tensor parallelism needs dp_shard of at least 2",
+    );
+    if r.size("fsdp_config.fsdp_version") == Some(2) {
+        for key in [
+            "sharding_strategy",
+            "backward_prefetch",
+            "forward_prefetch",
+            "use_orig_params",
+            "sync_module_states",
+        ] {
+            let key = format!("fsdp_config.fsdp_{key}");
+            r.require(
+                !r.has(&key),
+                &key,
+                "is of FSDP1; with fsdp_version 2 it is dropped",
+            );
+        }
+    }
+}
+
+pub(super) fn axolotl(r: &mut Rules<'_>) {
+    let cp = r.size_or_one("context_parallel_size");
+    let chosen = r.text("attn_implementation");
+    let flash = r.on("flash_attention") || chosen.is_some_and(|a| a.contains("flash_attention_2"));
+    let key = "context_parallel_size";
+    r.require(
+        cp == 1 || flash,
+        key,
+        "ring attention needs attn_implementation: flash_attention_2",
+    );
+    let packed = cp > 1 && r.on("sample_packing");
+    let single = r.size("micro_batch_size").is_none_or(|n| n == 1);
+    r.require(
+        !packed || single,
+        "micro_batch_size",
+        "must be 1 with sample_packing and context_parallel_size",
+    );
+    let both = r.has("fsdp_config") && r.has("deepspeed");
+    r.require(!both, "deepspeed", "cannot stand beside fsdp_config");
+    let ep = r.size_or_one("expert_parallel_size");
+    let plugin = r
+        .doc
+        .find("plugins")
+        .and_then(Node::list)
+        .is_some_and(|plugins| {
+            plugins
+                .iter()
+                .any(|p| p.text().is_some_and(|p| p.contains("ExpertParallelPlugin")))
+        });
+    r.require(
+        ep == 1 || plugin,
+        "expert_parallel_size",
+        "needs axolotl.integrations.expert_parallel.ExpertParallelPlugin in plugins",
+    );
+    let sharded = r.size_or_one("dp_shard_size") > 1 || cp > 1;
+    r.require(
+        !sharded || r.has("fsdp_config"),
+        "dp_shard_size",
+        "needs fsdp_config",
+    );
+    let half = r.on("bf16") && r.on("fp16");
+    r.require(!half, "fp16", "cannot stand beside bf16");
+}
+
+pub(super) fn nanotron(r: &mut Rules<'_>) {
+    let tp = r.size_or_one("parallelism.tp");
+    let mode = "parallelism.tp_mode";
+    let linear = "parallelism.tp_linear_async_communication";
+    let scatter = r
+        .text(mode)
+        .is_some_and(|m| m.eq_ignore_ascii_case("REDUCE_SCATTER"));
+    r.require(
+        !r.on(linear) || scatter,
+        linear,
+        "needs tp_mode REDUCE_SCATTER",
+    );
+    let heads = r.size("model.model_config.num_attention_heads");
+    if let Some(heads) = heads {
+        r.require(
+            heads.is_multiple_of(tp),
+            "parallelism.tp",
+            format!("{tp} does not divide the {heads} attention heads"),
+        );
+    }
+}

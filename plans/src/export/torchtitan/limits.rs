@@ -1,0 +1,170 @@
+//! What torchtitan cannot express.
+
+use spec::{AxisOrder, CpKind, Precision, ScheduleKind, Zero};
+
+use super::Edition;
+use crate::export::{Job, Limits};
+use crate::grammar::{order_name, recompute_name};
+use crate::strategy::{Decisions, Recompute};
+
+/// What no edition, or not this one, can express.
+pub(super) fn refuse(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
+    let d = job.decisions;
+    states(d, edition, limits);
+    overlap(d, limits);
+    pipeline(d, limits);
+    let kv = job.model.attention.kv_heads();
+    limits.refuse(
+        !kv.is_multiple_of(d.tp),
+        format!("tp={}", d.tp),
+        format!("tp must divide the {kv} key/value heads"),
+        Some(("tp", common_divisor(kv, d.tp).to_string())),
+    );
+    limits.refuse(
+        d.cp > 1 && d.cp_kind != CpKind::AllGather,
+        format!("cp_kind={}", d.cp_kind.name()),
+        "training gathers keys and values, whatever context_parallel_rotate_method says",
+        Some(("cp_kind", CpKind::AllGather.name().to_owned())),
+    );
+    limits.refuse(
+        d.tp > 1 && !d.sequence_parallel && edition == Edition::Toml02,
+        "sp=off",
+        "tensor parallelism always comes with sequence parallelism",
+        Some(("sp", "on".to_owned())),
+    );
+    limits.refuse(
+        d.pp > 1 && d.dp() > 1 && d.axis_order != AxisOrder::TP_CP_DP_PP,
+        format!("order={}", order_name(d.axis_order)),
+        "its mesh is pp, dp_replicate, dp_shard, cp, tp, outermost first",
+        Some(("order", order_name(AxisOrder::TP_CP_DP_PP))),
+    );
+    let instead = match d.recompute {
+        Recompute::None | Recompute::Full | Recompute::SelectiveOps | Recompute::Layers(0) => None,
+        Recompute::Selective => Some("selective_ops"),
+        Recompute::Layers(_) => Some("full"),
+    };
+    limits.refuse(
+        instead.is_some(),
+        format!("recompute={}", recompute_name(d.recompute)),
+        "it recomputes whole layers, or all but chosen operators",
+        instead.map(|mode| ("recompute", mode.to_owned())),
+    );
+    limits.refuse(
+        job.workload.precision == Precision::Fp16,
+        "precision fp16",
+        "it trains in bfloat16, float32 and float8",
+        None,
+    );
+    limits.refuse(
+        job.model.mtp_layers > 0 && (d.pp > 1 || edition == Edition::Toml02),
+        format!("model {}", job.model.name),
+        "its pipeline does not place multi-token-prediction layers",
+        None,
+    );
+    experts(job, edition, limits);
+}
+
+fn states(d: &Decisions, edition: Edition, limits: &mut Limits) {
+    let sharing = d.dp_shard * d.cp;
+    let zero = format!("zero={}", u8::from(d.zero));
+    limits.refuse(
+        matches!(d.zero, Zero::Z1 | Zero::Z2) && sharing > 1,
+        &zero,
+        "fully_shard shards parameters, gradients and states together",
+        Some(("zero", "3".to_owned())),
+    );
+    limits.refuse(
+        d.zero == Zero::Z0 && d.cp > 1,
+        &zero,
+        "context-parallel ranks always shard the states",
+        Some(("zero", "3".to_owned())),
+    );
+    let several = d.tp * d.pp > 1;
+    limits.refuse(
+        edition == Edition::Toml02 && sharing == 1 && d.dp_replicate > 1 && several,
+        format!("{zero} with tp={}, pp={}", d.tp, d.pp),
+        "replicated data parallelism stands alone in 0.2",
+        Some(("zero", "3".to_owned())),
+    );
+}
+
+fn overlap(d: &Decisions, limits: &mut Limits) {
+    let o = d.overlap;
+    let all = if o.tensor_parallel {
+        "grad+param+tp+pp"
+    } else {
+        "grad+param+pp"
+    };
+    let lacks = [
+        (
+            !o.grad_reduce && d.dp() * d.cp > 1,
+            "grad",
+            "gradient reduction",
+        ),
+        (
+            !o.param_gather && d.zero != Zero::Z0,
+            "param",
+            "parameter gathering",
+        ),
+        (!o.pipeline && d.pp > 1, "pp", "sending and receiving"),
+    ];
+    for (lacks, name, what) in lacks {
+        limits.refuse(
+            lacks,
+            format!("overlap without {name}"),
+            format!("{what} beside compute cannot be switched off"),
+            Some(("overlap", all.to_owned())),
+        );
+    }
+}
+
+fn pipeline(d: &Decisions, limits: &mut Limits) {
+    limits.refuse(
+        d.pp > 1 && d.schedule == ScheduleKind::ZbH1,
+        "schedule=zb-h1",
+        "its zero-bubble schedules have two stages per rank or more",
+        Some(("schedule", "1f1b".to_owned())),
+    );
+    let inner = d.stages.0.get(1..d.stages.0.len().saturating_sub(1));
+    limits.refuse(
+        inner.is_some_and(|stages| stages.contains(&0)),
+        "stages",
+        "a stage without layers would be an empty module",
+        Some(("vpp", d.vpp.to_string())),
+    );
+}
+
+fn experts(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
+    let d = job.decisions;
+    if job.model.moe.is_none() {
+        return;
+    }
+    // Without expert parallelism the experts are split as the dense layers are.
+    let ok = match (edition, d.ep) {
+        (_, 1) => d.etp == d.tp,
+        (Edition::Toml02, _) => d.etp == d.tp || d.etp == 1,
+        (Edition::Python03 | Edition::PythonMain, _) => d.etp == 1,
+    };
+    let instead = if d.ep == 1 { d.tp } else { 1 };
+    limits.refuse(
+        !ok,
+        format!("etp={}", d.etp),
+        if d.ep == 1 {
+            "without expert parallelism experts are split over tp"
+        } else {
+            "expert parallelism takes the tensor-parallel ranks"
+        },
+        Some(("etp", instead.to_string())),
+    );
+    let ranks = d.dp_shard * d.cp * d.tp;
+    limits.refuse(
+        !ranks.is_multiple_of(d.ep * d.etp),
+        format!("ep={}", d.ep),
+        format!("ep·etp must divide dp_shard·cp·tp = {ranks}"),
+        Some(("ep", common_divisor(ranks, d.ep).to_string())),
+    );
+}
+
+fn common_divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { common_divisor(b, a % b) }
+}
