@@ -84,6 +84,9 @@ PLANS = {
         "micro_batch": 1,
         "num_micro_batches": 4,
     },
+    "cp2 x fsdp2": {"cp": 2, "cp_kind": "all_gather", "dp_shard": 2, "zero": 3, **TWO_RANKS},
+    "cp2 x tp2": {"cp": 2, "cp_kind": "all_gather", "tp": 2, "sequence_parallel": True, **FOUR_BY_TWO},
+    "cp2 x pp2": {"cp": 2, "cp_kind": "all_gather", "pp": 2, "schedule": "1f1b", **FOUR_BY_TWO},
     "pp2 x tp2": {"pp": 2, "tp": 2, "schedule": "1f1b", **FOUR_BY_TWO},
     "pp2 x tp2 sequence parallel": {"pp": 2, "tp": 2, "sequence_parallel": True, "schedule": "1f1b", **FOUR_BY_TWO},
 }

@@ -59,6 +59,11 @@ class Anatomy:
         return getattr(self.base, self.embedding_name)
 
     @property
+    def embedding_weight(self) -> str:
+        """Name of the token embedding's weight."""
+        return f"{self.base_name}.{self.embedding_name}.weight"
+
+    @property
     def head(self) -> Optional[nn.Module]:
         """The output projection."""
         return getattr(self.model, self.head_name) if self.head_name else None

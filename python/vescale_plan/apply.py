@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from . import anatomy, groups, pipeline, shard, stages, tensor_parallel
+from . import anatomy, context_parallel, groups, pipeline, shard, stages, tensor_parallel
 from .model import ParallelModel
 from .strategy import PlanError, PlanLike, Strategy
 
@@ -56,6 +56,9 @@ def parallelize(
     if strategy.pp == 1:
         # Virtual stages exist for the pipeline only.
         sizes, mine = [len(parts.layers)], [0]
+    context = context_parallel.ContextParallel(place) if strategy.cp > 1 else None
+    if context is not None:
+        context.install(model)
     local = stages.cut(model, sizes, mine)
     fsdp: List[list] = []
     for stage in local:
@@ -63,7 +66,7 @@ def parallelize(
             tensor_parallel.apply(anatomy.find(stage.model), place.mesh["tp"], strategy.sequence_parallel)
         shard.recompute(stage, strategy.recompute)
         fsdp.append(shard.data_parallel(stage, place))
-    parallel = ParallelModel(local, place, fsdp, tied, global_batches)
+    parallel = ParallelModel(local, place, fsdp, tied, context, global_batches)
     return parallel, optimizer_fn(parallel.parameters())
 
 
@@ -84,6 +87,7 @@ def _check(strategy: Strategy, parts: anatomy.Anatomy) -> None:
         raise PlanError(
             f"stages {list(strategy.stages)} hold {sum(strategy.stages)} layers; {name} has {len(parts.layers)}"
         )
+    context_parallel.check(strategy, parts.model)
     pipeline.check(strategy)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-from typing import Any, Dict, Mapping, Optional, Union
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 from ._native import Plan
 from .strategy import PlanError
@@ -24,7 +24,7 @@ def save(path: PATH, state: Mapping[str, Any]) -> None:
     import torch.distributed.checkpoint as dcp
 
     _check(state)
-    tensors = _tensors(state)
+    tensors = _tensors(state, [])
     if tensors:
         dcp.save(tensors, checkpoint_id=os.fspath(path))
     plan = state.get("plan")
@@ -50,9 +50,12 @@ def load(path: PATH, state: Optional[Mapping[str, Any]] = None) -> Optional[Plan
         _check(state)
         if not folder.is_dir():
             raise PlanError(f"{folder}: no such checkpoint")
-        tensors = _tensors(state)
+        copies: List[Tuple[Any, Any]] = []
+        tensors = _tensors(state, copies)
         if tensors:
             dcp.load(tensors, checkpoint_id=os.fspath(path))
+            for source, copy in copies:
+                copy.copy_(source)
             _restore(state, tensors)
     file = folder / PLAN_FILE if folder.is_dir() else folder
     if state is not None and not file.exists():
@@ -85,15 +88,27 @@ def _names(model: Any) -> Dict[Any, str]:
     return {parameter: name for name, parameter in model.original_parameters()}
 
 
-def _tensors(state: Mapping[str, Any]) -> Dict[str, Any]:
-    """What is stored, by name. An optimizer that has not stepped yet gets its state first."""
+def _tensors(state: Mapping[str, Any], copies: List[Tuple[Any, Any]]) -> Dict[str, Any]:
+    """What is stored, by name. An optimizer that has not stepped yet gets its state first.
+
+    A tied weight whose two copies are both here is stored once; the other copy goes to `copies`.
+    """
     import torch
 
     model = state.get("model")
     if model is None:
         return {}
     names = _names(model)
-    found: Dict[str, Any] = {f"model.{name}": p.detach() for p, name in names.items()}
+    found: Dict[str, Any] = {}
+
+    def add(key: str, tensor: Any) -> None:
+        if key in found:
+            copies.append((found[key], tensor))
+        else:
+            found[key] = tensor
+
+    for parameter, name in names.items():
+        add(f"model.{name}", parameter.detach())
     optimizer = state.get("optimizer")
     if optimizer is None:
         return found
@@ -102,7 +117,7 @@ def _tensors(state: Mapping[str, Any]) -> Dict[str, Any]:
         for parameter in group["params"]:
             for key, value in optimizer.state[parameter].items():
                 stored = value if isinstance(value, torch.Tensor) else torch.tensor(value)
-                found[f"optimizer.{key}.{names[parameter]}"] = stored
+                add(f"optimizer.{key}.{names[parameter]}", stored)
     return found
 
 

@@ -1,20 +1,96 @@
-"""Context parallelism: each rank computes a part of every sequence."""
+"""Context parallelism: each rank computes a part of every sequence, with all keys and values.
+
+Keys and values are gathered before attention (as Llama 3 was trained). A rank holds an early and a
+late part of the sequence, so that causal attention costs every rank the same.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from typing import Iterator
 
 import torch
+from torch import nn
+from torch.distributed._functional_collectives import all_gather_tensor_autograd
 
 from .batch import Share
 from .groups import Place
-from .strategy import PlanError
+from .strategy import PlanError, Strategy
+
+# Each model has its own, because attention knows the batch at hand.
+_NUMBERS = itertools.count()
+
+
+def check(strategy: Strategy, model: nn.Module) -> None:
+    """Refuses what is not applied."""
+    if strategy.cp == 1:
+        return
+    if strategy.cp_kind != "all_gather":
+        raise PlanError(f"cp_kind {strategy.cp_kind} is not applied; all_gather is")
+    if strategy.dp_replicate > 1:
+        raise PlanError("dp_replicate > 1 with cp > 1 is not applied; use dp_shard")
+    config = getattr(model, "config", None)
+    if getattr(config, "_attn_implementation", None) != "sdpa":
+        raise PlanError(f"cp={strategy.cp} needs a model whose attention implementation is sdpa")
+    kinds = getattr(config, "layer_types", None) or ["full_attention"]
+    if any(kind != "full_attention" for kind in kinds):
+        raise PlanError(f"cp={strategy.cp}: every layer must have full attention")
 
 
 class ContextParallel:
-    """Shards sequences and lets attention see the whole of them."""
+    """Shards sequences, and gathers keys and values in attention."""
 
     def __init__(self, place: Place):
-        raise PlanError(f"cp={place.strategy.cp}: not applied")
+        self._place = place
+        self._positions = torch.empty(0)
+        self._order = torch.empty(0)
+        self._mask = torch.empty(0)
+
+    def install(self, model: nn.Module) -> None:
+        """Makes the model's attention ours, through HF's registry of implementations."""
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        name = f"vescale_plan_context_parallel_{next(_NUMBERS)}"
+        ALL_ATTENTION_FUNCTIONS.register(name, self._attend)
+        for module in model.modules():
+            config = getattr(module, "config", None)
+            if config is not None:
+                config._attn_implementation = name
+
+    @contextlib.contextmanager
+    def shard(self, share: Share) -> Iterator[Share]:
+        """The tokens of this rank, with their positions."""
+        if "attention_mask" in share.extra or "position_ids" in share.extra:
+            raise PlanError("context parallelism takes no attention_mask or position_ids; mask labels instead")
+        ranks, rank = self._place.strategy.cp, self._place.rank("cp")
+        tokens = share.ids.shape[1]
+        if tokens % (2 * ranks):
+            raise PlanError(f"cp={ranks} needs a multiple of {2 * ranks} tokens; got {tokens}")
+        every = torch.arange(tokens, device=share.ids.device).chunk(2 * ranks)
+        own = [torch.cat((every[r], every[2 * ranks - 1 - r])) for r in range(ranks)]
+        self._positions = own[rank]
+        self._order = torch.cat(own).argsort()
+        self._mask = self._positions[:, None] >= torch.arange(tokens, device=share.ids.device)[None, :]
+        extra = {**share.extra, "position_ids": self._positions.expand(share.ids.shape[0], -1).contiguous()}
+        yield dataclasses.replace(
+            share, ids=share.ids[:, self._positions], targets=share.targets[:, self._positions], extra=extra
+        )
+
+    def _attend(self, module, query, key, value, _mask, dropout=0.0, scaling=None, **_kwargs):
+        out = torch.nn.functional.scaled_dot_product_attention(
+            query,
+            self._gather(key),
+            self._gather(value),
+            attn_mask=self._mask,
+            dropout_p=dropout,
+            scale=scaling,
+            enable_gqa=key.shape[1] != query.shape[1],
+        )
+        return out.transpose(1, 2).contiguous(), None
+
+    def _gather(self, x: torch.Tensor) -> torch.Tensor:
+        """The keys or values of whole sequences, in order."""
+        whole = all_gather_tensor_autograd(x.contiguous(), 2, self._place.group("cp"))
+        return whole.index_select(2, self._order)

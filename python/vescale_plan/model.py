@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from . import anatomy
 from . import batch as batches
 from .context_parallel import ContextParallel
 from .groups import Place
@@ -62,14 +63,22 @@ class ParallelModel(nn.Module):
     not changed. Under `torch.no_grad()` it runs forward.
     """
 
-    def __init__(self, stages: List[Stage], place: Place, fsdp: List[list], tied: bool, whole_batch: bool):
+    def __init__(
+        self,
+        stages: List[Stage],
+        place: Place,
+        fsdp: List[list],
+        tied: bool,
+        context: Optional[ContextParallel],
+        whole_batch: bool,
+    ):
         super().__init__()
         self.stages = nn.ModuleList(stages)
         self.place = place
         self.strategy = place.strategy
         self._fsdp = fsdp
         self._whole_batch = whole_batch
-        self._context = ContextParallel(place) if self.strategy.cp > 1 else None
+        self._context = context
         self._pipeline = Pipeline(stages, place, tied) if self.strategy.pp > 1 else None
 
     def forward(self, *, input_ids: torch.Tensor, labels: Optional[torch.Tensor] = None, **extra: Any) -> StepOutput:
@@ -122,18 +131,25 @@ class ParallelModel(nn.Module):
     def original_parameters(self) -> Iterator[Tuple[str, nn.Parameter]]:
         """This rank's parameters by their names in the original model.
 
-        The head of a pipeline's last stage that is a copy of the embedding has its own name.
+        Two may have the same name: where the head is tied to the embedding, the first and the last
+        stage of a pipeline have a copy each.
         """
+        copy = self.tied_copy()
         for stage in self.stages:
             for name, parameter in stage.model.named_parameters():
-                yield name.replace("_checkpoint_wrapped_module.", ""), parameter
+                name = name.replace("_checkpoint_wrapped_module.", "")
+                yield (anatomy.find(stage.model).embedding_weight if parameter is copy else name), parameter
+
+    def tied_copy(self) -> Optional[nn.Parameter]:
+        """The head of the last stage, where it is a copy of the first stage's embedding."""
+        return self._pipeline.second_copy() if self._pipeline else None
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scales gradients so that their norm over the whole model is at most `max_norm`.
 
         `torch.nn.utils.clip_grad_norm_` would see only this rank's pipeline stages.
         """
-        copy = self._pipeline.second_copy() if self._pipeline else None
+        copy = self.tied_copy()
         ranks = self.strategy.world // self.strategy.pp
         square = torch.zeros((), device=self.place.device)
         grads = []

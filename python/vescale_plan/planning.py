@@ -15,7 +15,7 @@ DEFAULT_RUNTIME = "torchtitan"
 DEFAULT_CLUSTER = "dgx-h100"
 DEFAULT_TOKENS_PER_STEP = 4 << 20
 # What `parallelize` applies; a plan for another runtime is not held to it.
-APPLIED = {"ep": 1, "etp": 1}
+APPLIED = {"ep": 1, "etp": 1, "cp_kind": "all_gather"}
 
 
 def generate_plan(

@@ -111,8 +111,6 @@ def _mesh(place: Place):
         sharded = mesh["dp_shard"]
     if strategy.dp_replicate == 1:
         return sharded
-    if strategy.cp > 1:
-        raise PlanError("dp_replicate > 1 with cp > 1 is not applied; use dp_shard")
     names = tuple(n for n in mesh.mesh_dim_names if n in ("dp_replicate", "dp_shard"))
     if names != ("dp_replicate", "dp_shard"):
         raise PlanError("axis_order puts dp_replicate inside dp_shard; HSDP needs it outside")
