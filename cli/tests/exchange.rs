@@ -202,8 +202,21 @@ fn what_a_target_cannot_express_is_refused_whole() {
     assert_eq!(json(&output)["refused"].as_array().map(Vec::len), Some(2));
     assert!(!folder.path().join("out").exists());
 
+    let refused = json(&output);
+    // The offered search finds a plan that the target takes.
+    let search = refused["search"].as_str().expect("a command").to_owned();
+    let unquoted = search.replace('\'', "");
+    let mut args: Vec<&str> = unquoted.split_whitespace().skip(1).collect();
+    args.extend(["-o", "c.plan.yaml", "--report", "c.html", "--quiet"]);
+    assert_eq!(code(&run(folder.path(), &args)), 0, "{search}");
+    let output = run(
+        folder.path(),
+        &["export", "c.plan.yaml", "--to", "torchtitan"],
+    );
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+
     // The offered strategy is one that the target takes.
-    let nearest = json(&output)["nearest"]
+    let nearest = refused["nearest"]
         .as_str()
         .expect("a nearest plan")
         .to_owned();

@@ -241,7 +241,7 @@ fn refused(
     refusals: &[Refusal],
 ) -> Result<ExitCode, CliError> {
     let nearest = nearest(loaded, dialect, refusals);
-    let search = search_command(loaded, dialect);
+    let search = search_command(loaded, dialect, refusals);
     if args.format.json {
         output::json(&RefusedJson {
             schema_version: SCHEMA_VERSION,
@@ -299,10 +299,32 @@ fn nearest(loaded: &Loaded, dialect: Dialect, refusals: &[Refusal]) -> Option<St
     None
 }
 
-fn search_command(loaded: &Loaded, dialect: Dialect) -> String {
+/// A search whose best plan the target takes: its runtime within its limits, and the sizes that were
+/// refused bounded by what was offered instead.
+fn search_command(loaded: &Loaded, dialect: Dialect, refusals: &[Refusal]) -> String {
     let w = &loaded.file.workload;
+    let known = dialect.limits();
+    let quoted = |value: &str| {
+        if value.contains('|') {
+            format!("'{value}'")
+        } else {
+            value.to_owned()
+        }
+    };
+    let mut limits: Vec<String> = known
+        .iter()
+        .map(|(key, value)| format!(" --fix {key}={}", quoted(value)))
+        .collect();
+    for (key, value) in refusals.iter().filter_map(|r| r.instead.as_ref()) {
+        let size = planner::constraints::DIMENSIONS.contains(key);
+        let limit = format!(" --max {key}={value}");
+        if size && !known.iter().any(|(k, _)| k == key) && !limits.contains(&limit) {
+            limits.push(limit);
+        }
+    }
+    let limits = limits.concat();
     format!(
-        "vescale-plan search --model {} --cluster {} --gpus {} --seq {} --global-batch {} --precision {} --runtime {}",
+        "vescale-plan search --model {} --cluster {} --gpus {} --seq {} --global-batch {} --precision {} --runtime {}{limits}",
         loaded.file.model,
         loaded.file.cluster,
         w.gpus,

@@ -57,10 +57,11 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
     );
     let sharing = d.dp_shard * d.cp;
     limits.refuse(
-        matches!(d.zero, Zero::Z1 | Zero::Z2) && sharing > 1,
-        format!("zero={}", u8::from(d.zero)),
-        "FSDP2 shards parameters, gradients and states together",
-        Some(("zero", "3".to_owned())),
+        d.zero == Zero::Z1 && sharing > 1,
+        "zero=1",
+        "FSDP2 shards parameters, gradients and states together; ZeRO-2 is its sharding without \
+         freeing parameters after forward",
+        Some(("zero", "2".to_owned())),
     );
     limits.refuse(
         d.zero == Zero::Z0 && d.dp_replicate > 1 && d.tp * d.cp > 1,
@@ -69,7 +70,7 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
         Some(("zero", "3".to_owned())),
     );
     limits.refuse(
-        d.cp > 1 && d.zero != Zero::Z3,
+        d.cp > 1 && !sharded(d),
         format!("cp={} with zero={}", d.cp, u8::from(d.zero)),
         "context-parallel ranks always shard the states",
         Some(("zero", "3".to_owned())),
@@ -93,6 +94,11 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
     overlap(d, limits);
 }
 
+/// Whether FSDP2 shards: ZeRO-3, or ZeRO-2 as `reshard_after_forward: false`.
+fn sharded(d: &Decisions) -> bool {
+    matches!(d.zero, Zero::Z2 | Zero::Z3)
+}
+
 fn overlap(d: &Decisions, limits: &mut Limits) {
     let o = d.overlap;
     let off = !o.grad_reduce && d.dp() * d.cp > 1 || !o.param_gather && d.zero != Zero::Z0;
@@ -113,8 +119,17 @@ pub(crate) fn accelerate(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile
         "it has no expert parallelism",
         Some(("ep", "1".to_owned())),
     );
+    limits.refuse(
+        d.dp_replicate > 1 && d.dp_shard == 1 && d.tp > 1,
+        format!(
+            "dp_replicate={} with dp_shard=1, tp={}",
+            d.dp_replicate, d.tp
+        ),
+        "replicated data parallelism with tensor parallelism needs dp_shard of at least 2",
+        Some(("dp_replicate", "1".to_owned())),
+    );
     let nodes = job.workload.gpus.div_ceil(job.gpus_per_node.max(1));
-    let sharded = d.zero == Zero::Z3;
+    let sharded = sharded(d);
     let mut root = Node::table();
     root.set("compute_environment", "LOCAL_MACHINE");
     let kind = match (sharded, job.workload.gpus) {
@@ -204,7 +219,7 @@ pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile> {
         }
     }
     root.set("gradient_checkpointing", d.recompute == Recompute::Full);
-    if d.zero == Zero::Z3 {
+    if sharded(d) {
         root.set("dp_shard_size", d.dp_shard);
         root.set("dp_replicate_size", d.dp_replicate);
         root.set("tensor_parallel_size", d.tp);

@@ -108,6 +108,27 @@ impl Dialect {
         }
     }
 
+    /// What this target lacks within that runtime's space, as keys and values of `search --fix`.
+    #[must_use]
+    pub fn limits(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::MegatronLm | Self::MegatronBridge | Self::DeepSpeed => &[],
+            Self::Accelerate | Self::Axolotl => &[("zero", "0|2|3")],
+            Self::Torchtitan02 | Self::Torchtitan03 | Self::TorchtitanMain => {
+                &[("cp_kind", "all_gather")]
+            }
+            Self::Nanotron => &[("schedule", "1f1b"), ("recompute", "none|full")],
+            Self::VeScale => &[
+                ("cp", "1"),
+                ("ep", "1"),
+                ("etp", "1"),
+                ("zero", "0|1"),
+                ("recompute", "none"),
+                ("schedule", "1f1b|interleaved|gpipe|zb-h1"),
+            ],
+        }
+    }
+
     /// Parses `target` or `target@version`.
     ///
     /// # Errors

@@ -278,7 +278,7 @@ fn refusals_name_a_choice_that_is_taken() {
             "recompute=full",
         ),
         (Dialect::Accelerate, "pp=2,zero=3", "pp=1"),
-        (Dialect::Axolotl, "zero=2", "zero=3"),
+        (Dialect::Axolotl, "zero=1", "zero=2"),
         (Dialect::Nanotron, "zero=3", "zero=1"),
         (Dialect::VeScale, "cp=2,zero=1", "cp=1"),
     ];
