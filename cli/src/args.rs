@@ -349,6 +349,9 @@ pub(crate) struct RunArgs {
     /// read and wrote
     #[arg(long, value_name = "NAME")]
     pub(crate) break_at: Option<String>,
+    /// Write an HTML report: measured beside predicted
+    #[arg(long)]
+    pub(crate) report: Option<PathBuf>,
     /// Write a line of JSON per step: loss, gradient norm, time
     #[arg(long)]
     pub(crate) log: Option<PathBuf>,

@@ -12,6 +12,7 @@ mod memory;
 mod memory_timeline;
 mod pareto;
 mod provenance;
+pub mod run;
 mod space;
 mod verdict;
 

@@ -105,7 +105,7 @@ fn data(window: &Window) -> Value {
     let mut end = 0.0f64;
     let mut events = Vec::with_capacity(window.events.len());
     for event in &window.events {
-        let kind = kind_of(event);
+        let kind = event.phase();
         let kind = *index.entry(kind).or_insert_with(|| {
             kinds.push(kind);
             kinds.len() - 1
@@ -122,14 +122,6 @@ fn data(window: &Window) -> Value {
         ]));
     }
     json!({ "ranks": window.ranks, "kinds": kinds, "end": tenths(end), "events": events })
-}
-
-/// Events of a micro-batch share their first word (`F`, `SendF`); others go by their full name.
-fn kind_of(event: &Event) -> &str {
-    if event.micro_batch.is_none() {
-        return &event.name;
-    }
-    event.name.split(' ').next().unwrap_or(&event.name)
 }
 
 fn tenths(seconds: f64) -> i64 {

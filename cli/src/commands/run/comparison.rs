@@ -6,8 +6,9 @@ use std::path::Path;
 use costmodel::{CostModel, Held, Scenario};
 use executor::{Job, Outcome, RankReport};
 use plans::Timeline;
+use reports::html::run::{Phase, RunReport};
 use serde::Serialize;
-use spec::profile;
+use spec::{Bytes, Seconds, profile};
 
 use crate::args::{NumericsArg, RunArgs};
 use crate::commands::plan::Loaded;
@@ -130,6 +131,45 @@ impl Comparison {
             phases: phases(&outcome.timeline(), times.map(|t| &t.timeline)),
             memory: memory(outcome, &predicted.held),
         }
+    }
+
+    /// As an HTML page.
+    pub(crate) fn page(&self, job: &Job, outcome: &Outcome, predicted: &Predicted) -> String {
+        let phases: Vec<Phase> = self
+            .phases
+            .iter()
+            .map(|p| Phase {
+                rank: p.rank,
+                name: p.phase.clone(),
+                count: p.count,
+                measured: Seconds(p.measured_s),
+                predicted: p.predicted_s.map(Seconds),
+            })
+            .collect();
+        let memory: Vec<reports::html::run::Held> = self
+            .memory
+            .iter()
+            .map(|m| reports::html::run::Held {
+                rank: m.rank,
+                name: m.name.to_owned(),
+                measured: Bytes(m.measured_bytes),
+                predicted: Bytes(m.predicted_bytes),
+            })
+            .collect();
+        reports::html::run::report(&RunReport {
+            model: &job.model.name,
+            strategy: &job.strategy.to_string(),
+            ranks: outcome.ranks.len(),
+            losses: &outcome.losses,
+            step_time: Seconds(self.step_time_s),
+            predicted_step_time: self.predicted_step_time_s.map(Seconds),
+            tokens_per_s: self.tokens_per_s,
+            phases: &phases,
+            memory: &memory,
+            measured: &outcome.timeline(),
+            predicted: predicted.times.as_ref().map(|t| &t.timeline),
+            version: env!("CARGO_PKG_VERSION"),
+        })
     }
 
     /// For a terminal.

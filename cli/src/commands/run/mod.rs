@@ -103,6 +103,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         write_traces(path, &outcome, &predicted)?;
     }
     let comparison = Comparison::new(&job, &outcome, &predicted);
+    if let Some(path) = &args.report {
+        output::write(path, &comparison.page(&job, &outcome, &predicted))?;
+    }
     if args.output.json {
         output::json(&RunJson {
             schema_version: SCHEMA_VERSION,

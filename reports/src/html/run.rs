@@ -1,0 +1,344 @@
+//! The report of a training run: what was measured beside what was predicted.
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use plans::{Event, Stream, Timeline};
+use spec::{Bytes, Seconds};
+
+use super::{STYLE, section as frame};
+use crate::format;
+
+/// Events a drawing carries; beyond that the earliest are shown.
+const MAX_EVENTS: usize = 4000;
+/// Height of a pipeline rank's row, in the drawing's units.
+const ROW: f64 = 22.0;
+/// Width of the drawing.
+const WIDTH: f64 = 1000.0;
+
+/// A training run.
+#[derive(Clone, Copy, Debug)]
+pub struct RunReport<'a> {
+    /// Model.
+    pub model: &'a str,
+    /// Strategy, in a line.
+    pub strategy: &'a str,
+    /// Ranks.
+    pub ranks: usize,
+    /// Mean loss of every step.
+    pub losses: &'a [f64],
+    /// Median step time.
+    pub step_time: Seconds,
+    /// Predicted, where this machine has a profile.
+    pub predicted_step_time: Option<Seconds>,
+    /// Tokens per second.
+    pub tokens_per_s: f64,
+    /// Time by kind of action.
+    pub phases: &'a [Phase],
+    /// Bytes by kind.
+    pub memory: &'a [Held],
+    /// The last step as measured.
+    pub measured: &'a Timeline,
+    /// A step as predicted.
+    pub predicted: Option<&'a Timeline>,
+    /// Version of the tool.
+    pub version: &'a str,
+}
+
+/// Actions of a kind on a pipeline rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Phase {
+    /// Pipeline rank.
+    pub rank: u64,
+    /// Kind.
+    pub name: String,
+    /// How many.
+    pub count: usize,
+    /// In the last step.
+    pub measured: Seconds,
+    /// If it was predicted.
+    pub predicted: Option<Seconds>,
+}
+
+/// Bytes of a kind on a pipeline rank's heaviest peer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Held {
+    /// Pipeline rank.
+    pub rank: u64,
+    /// Kind.
+    pub name: String,
+    /// Counted.
+    pub measured: Bytes,
+    /// Predicted.
+    pub predicted: Bytes,
+}
+
+/// The report as one HTML document that opens offline.
+#[must_use]
+pub fn report(run: &RunReport<'_>) -> String {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { (run.model) " trained on " (run.ranks) " ranks · vescale-plan" }
+                link rel="icon" href="data:,";
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                header.page {
+                    p.eyebrow { "vescale-plan run" }
+                    h1 { (run.model) " " span.on { "on " (run.ranks) " ranks" } }
+                }
+                main {
+                    (verdict(run))
+                    div.two { (losses(run.losses)) (memory(run.memory)) }
+                    (timelines(run))
+                    (phases(run.phases))
+                }
+                footer { "vescale-plan " (run.version) " · this file is self-contained" }
+            }
+        }
+    };
+    page.into_string()
+}
+
+fn verdict(run: &RunReport<'_>) -> Markup {
+    let differ = run.memory.iter().filter(|m| m.measured != m.predicted);
+    let differ = differ.count();
+    let error = run.predicted_step_time.map(|p| p.0 / run.step_time.0 - 1.0);
+    html! {
+        section.hero #verdict {
+            p.verdict {
+                @match error {
+                    Some(error) => {
+                        strong { (format!("{:+.1} %", error * 100.0)) }
+                        " predicted step time over measured"
+                    }
+                    None => { strong { (format::seconds(run.step_time)) } " a step" }
+                }
+                small { (run.losses.len()) " steps" }
+            }
+            dl.figures {
+                div { dt { "Step, measured" } dd { (format::seconds(run.step_time)) } }
+                @if let Some(predicted) = run.predicted_step_time {
+                    div { dt { "Step, predicted" } dd { (format::seconds(predicted)) } }
+                }
+                div { dt { "Tokens per second" } dd { (format::count(run.tokens_per_s as u64)) } }
+                div {
+                    dt { "Bytes predicted exactly" }
+                    dd { (run.memory.len() - differ) " of " (run.memory.len()) }
+                }
+            }
+            div.plan { code { (run.strategy) } }
+        }
+    }
+}
+
+/// Loss over steps.
+fn losses(losses: &[f64]) -> Markup {
+    let most = losses.iter().copied().fold(f64::MIN, f64::max);
+    let least = losses.iter().copied().fold(f64::MAX, f64::min);
+    let span = (most - least).max(1e-12);
+    let last = (losses.len().max(2) - 1) as f64;
+    let points: Vec<String> = losses
+        .iter()
+        .enumerate()
+        .map(|(i, loss)| {
+            let (x, y) = (
+                40.0 + 440.0 * i as f64 / last,
+                10.0 + 150.0 * (most - loss) / span,
+            );
+            format!("{x:.1},{y:.1}")
+        })
+        .collect();
+    let body = html! {
+        svg.plot viewBox="0 0 500 190" role="img" aria-label="loss by step" {
+            line.grid x1="40" y1="10" x2="480" y2="10" {}
+            line.grid x1="40" y1="160" x2="480" y2="160" {}
+            text.y x="34" y="10" { (format!("{most:.2}")) }
+            text.y x="34" y="160" { (format!("{least:.2}")) }
+            text.x x="40" y="182" { "0" }
+            text.x x="480" y="182" { (losses.len().saturating_sub(1)) }
+            polyline points=(points.join(" ")) fill="none" stroke="var(--c-compute)" stroke-width="2" {}
+        }
+    };
+    frame("loss", "Loss", "Mean over the tokens of every step.", &body)
+}
+
+fn memory(memory: &[Held]) -> Markup {
+    let body = html! {
+        table.legend {
+            tr { th {} th {} th.num { "counted" } th.num { "predicted" } }
+            @for held in memory {
+                tr {
+                    td { "pp" (held.rank) }
+                    td { (held.name) }
+                    td.num { (format::bytes(held.measured)) }
+                    td.num {
+                        @if held.measured == held.predicted { "equal" }
+                        @else { (format::bytes(held.predicted)) }
+                    }
+                }
+            }
+        }
+    };
+    let lead = "Bytes of every pipeline rank's heaviest peer; equal means to the byte.";
+    frame("memory", "Memory", lead, &body)
+}
+
+fn timelines(run: &RunReport<'_>) -> Markup {
+    let end = |t: &Timeline| t.events.iter().fold(0.0, |end, e| e.end.0.max(end));
+    let longest = run.predicted.map_or(0.0, end).max(end(run.measured));
+    let body = html! {
+        p.where { "Measured, the last step" }
+        (drawing(run.measured, longest))
+        @if let Some(predicted) = run.predicted {
+            p.where { "Predicted" }
+            (drawing(predicted, longest))
+        }
+        p.note {
+            @for (name, colour) in KINDS {
+                span.swatch style=(format!("background:var({colour})")) {} (name) "  "
+            }
+        }
+    };
+    let lead = "One row per pipeline rank, on the same scale.";
+    frame("timeline", "Timeline", lead, &body)
+}
+
+/// Kinds of actions and their colours.
+const KINDS: [(&str, &str); 6] = [
+    ("forward", "--g-f"),
+    ("backward", "--g-b"),
+    ("towards inputs", "--g-i"),
+    ("towards weights", "--g-w"),
+    ("optimizer", "--g-opt"),
+    ("communication", "--g-comm"),
+];
+
+fn colour(event: &Event) -> &'static str {
+    let kind = match event.phase() {
+        _ if event.stream != Stream::Compute => 5,
+        "F" => 0,
+        "I" => 2,
+        "W" => 3,
+        "optimizer" => 4,
+        _ => 1,
+    };
+    KINDS[kind].1
+}
+
+fn drawing(timeline: &Timeline, longest: f64) -> Markup {
+    let height = ROW * f64::from(timeline.ranks);
+    let scale = (WIDTH - 40.0) / longest.max(1e-12);
+    let mut events: Vec<&Event> = timeline.events.iter().collect();
+    events.sort_by(|a, b| a.start.0.total_cmp(&b.start.0));
+    events.truncate(MAX_EVENTS);
+    html! {
+        svg.plot viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label="timeline" {
+            @for rank in 0..timeline.ranks {
+                text x="0" y=(format!("{:.1}", ROW * (f64::from(rank) + 0.65))) { "pp" (rank) }
+            }
+            @for event in events {
+                @let thin = event.stream != Stream::Compute;
+                @let top = ROW * f64::from(event.rank) + if thin { 16.0 } else { 1.0 };
+                rect
+                    x=(format!("{:.2}", 40.0 + event.start.0 * scale))
+                    y=(format!("{top:.1}"))
+                    width=(format!("{:.2}", ((event.end - event.start).0 * scale).max(0.3)))
+                    height=(if thin { "4" } else { "14" })
+                    fill=(format!("var({})", colour(event)))
+                {
+                    title { (event.name) ": " (format::seconds(event.end - event.start)) }
+                }
+            }
+        }
+    }
+}
+
+fn phases(phases: &[Phase]) -> Markup {
+    let body = html! {
+        table.legend {
+            tr {
+                th { "rank" } th { "action" } th.num { "times" }
+                th.num { "measured" } th.num { "predicted" } th.num { "error" }
+            }
+            @for phase in phases {
+                tr {
+                    td { "pp" (phase.rank) }
+                    td { (phase.name) }
+                    td.num { (phase.count) }
+                    td.num { (format::seconds(phase.measured)) }
+                    @match phase.predicted {
+                        Some(predicted) => {
+                            td.num { (format::seconds(predicted)) }
+                            td.num { (format!("{:+.0} %", (predicted.0 / phase.measured.0 - 1.0) * 100.0)) }
+                        }
+                        None => { td.num { "–" } td.num {} }
+                    }
+                }
+            }
+        }
+    };
+    let lead = "Sums over the last step of every pipeline rank's first peer; waiting is not predicted by itself.";
+    frame("phases", "By action", lead, &body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_says_what_was_measured_and_predicted() {
+        let event = Event {
+            rank: 0,
+            stream: Stream::Compute,
+            name: "F s0 m0".to_owned(),
+            stage: Some(0),
+            micro_batch: Some(0),
+            start: Seconds(0.0),
+            end: Seconds(0.25),
+        };
+        let timeline = Timeline {
+            ranks: 1,
+            events: vec![event],
+            memory: Vec::new(),
+        };
+        let page = report(&RunReport {
+            model: "gpt <tiny>",
+            strategy: "tp1",
+            ranks: 1,
+            losses: &[4.0, 3.5, 3.0],
+            step_time: Seconds(0.5),
+            predicted_step_time: Some(Seconds(0.55)),
+            tokens_per_s: 2048.0,
+            phases: &[Phase {
+                rank: 0,
+                name: "F".to_owned(),
+                count: 1,
+                measured: Seconds(0.25),
+                predicted: Some(Seconds(0.2)),
+            }],
+            memory: &[Held {
+                rank: 0,
+                name: "parameters".to_owned(),
+                measured: Bytes(2048),
+                predicted: Bytes(2048),
+            }],
+            measured: &timeline,
+            predicted: Some(&timeline),
+            version: "0.1.0",
+        });
+        for text in [
+            "+10.0 %",
+            "1 of 1",
+            "-20 %",
+            "equal",
+            "gpt &lt;tiny&gt;",
+            "2,048",
+        ] {
+            assert!(page.contains(text), "{text}");
+        }
+    }
+}
