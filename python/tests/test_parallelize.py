@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from vescale_plan import parallelize
+from vescale_plan import PlanError, parallelize
 
 STEPS, BATCH, TOKENS, VOCABULARY = 5, 8, 16, 96
 TOLERANCE = 1e-5
@@ -95,7 +95,9 @@ PLANS = {
 def batches():
     generator = torch.Generator().manual_seed(7)
     for _ in range(STEPS):
-        ids = torch.randint(VOCABULARY, (BATCH, TOKENS), generator=generator)
+        # Sequences that count, so that there is something to learn.
+        start = torch.randint(VOCABULARY, (BATCH, 1), generator=generator)
+        ids = (start + torch.arange(TOKENS)) % VOCABULARY
         labels = ids.clone()
         # Masked tokens differ by sequence, so that means over micro-batches would be wrong.
         for row in range(BATCH):
@@ -135,11 +137,38 @@ def planned(plan, model):
     return losses
 
 
+REFUSED = [
+    ({"dp_shard": 2, "zero": 3}, "the plan is for 2 ranks"),
+    ({"tp": 4}, "tp=4 does not divide the model's 2 key-value heads; nearest that does: 2"),
+    ({"tp": 2, "ep": 2, "dp_shard": 2, "zero": 3}, "expert parallelism is not applied"),
+    ({"pp": 4, "stages": [1, 1, 1, 2]}, "stages [1, 1, 1, 2] hold 5 layers"),
+    ({"pp": 2, "dp_shard": 2, "zero": 3, "vpp": 2, "schedule": "1f1b"}, "1f1b has one stage per rank"),
+    ({"cp": 4, "cp_kind": "ring"}, "cp_kind ring is not applied"),
+    ({"dp_shard": 4, "zero": 3, "precision": "fp8"}, "precision fp8 is not applied"),
+    ({"dp_shard": 4, "zero": 0}, "dp_shard > 1 with zero: 0"),
+    ({"dp_shard": 4, "zero": 3, "micro_batch": 3}, "the batch has 8 sequences; the plan's global batch is 12"),
+]
+
+
+def refusals():
+    """Plans that cannot be applied are refused in one line."""
+    for plan, said in REFUSED:
+        try:
+            planned(plan, llama())
+        except PlanError as error:
+            assert said in str(error) and "\n" not in str(error), error
+        else:
+            raise AssertionError(f"{plan} was applied")
+    if dist.get_rank() == 0:
+        print(f"{len(REFUSED)} refusals ok", flush=True)
+
+
 def main():
     torch.set_num_threads(1)
     only = sys.argv[1] if len(sys.argv) > 1 else ""
     dist.init_process_group("gloo")
     failed = []
+    refusals()
     for name, build in MODELS.items():
         torch.manual_seed(1)
         original = build()

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from . import anatomy, context_parallel, groups, pipeline, shard, stages, tensor_parallel
+from . import anatomy, context_parallel, deferred, groups, pipeline, shard, stages, tensor_parallel
 from .model import ParallelModel
 from .strategy import PlanError, PlanLike, Strategy
 
@@ -28,7 +28,8 @@ def parallelize(
     Args:
         plan: a `Plan`, the path of a plan file (YAML or JSON), or its `strategy` mapping.
         model: a causal language model in HF's form (Llama-like or GPT-2-like), unmodified. Its
-            weights are those of rank 0. It is used up: keep only what this returns.
+            weights are those of rank 0; on the meta device they are made after sharding, with the
+            model's own initialisation, the same under every plan. It is used up: keep only what this returns.
         optimizer_fn: makes the optimizer from parameters, such as `torch.optim.AdamW`.
         device: `"cuda"` (NCCL) or `"cpu"` (gloo); by default CUDA where there is one.
         global_batches: whether every rank passes the same global batch to the model, which takes
@@ -45,9 +46,11 @@ def parallelize(
     parts = anatomy.find(model)
     _check(strategy, parts)
     place = groups.start(strategy, device)
-    _same_seed(place)
-    model.to(place.device)
-    _same_weights(model)
+    seed = _same_seed(place)
+    later = deferred.Deferred(parts) if next(model.parameters()).is_meta else None
+    if later is None:
+        model.to(place.device)
+        _same_weights(model)
     anatomy.split_fused_qkv(parts)
     tied = parts.tied
     sizes = strategy.stages or _even(len(parts.layers), strategy.pp * strategy.vpp)
@@ -66,6 +69,8 @@ def parallelize(
             tensor_parallel.apply(anatomy.find(stage.model), place.mesh["tp"], strategy.sequence_parallel)
         shard.recompute(stage, strategy.recompute)
         fsdp.append(shard.data_parallel(stage, place))
+    if later is not None:
+        later.fill(local, seed, place.device)
     parallel = ParallelModel(local, place, fsdp, tied, context, global_batches)
     return parallel, optimizer_fn(parallel.parameters())
 
@@ -96,11 +101,12 @@ def _even(layers: int, count: int) -> List[int]:
     return [base + (i < extra) for i in range(count)]
 
 
-def _same_seed(place: groups.Place) -> None:
+def _same_seed(place: groups.Place) -> int:
     """Ranks that compute the same thing draw the same dropout; data-parallel ranks do not."""
     seed = torch.tensor([torch.initial_seed() % (1 << 62)], device=place.device)
     dist.broadcast(seed, src=0)
     torch.manual_seed(int(seed.item()) + place.dp_rank)
+    return int(seed.item())
 
 
 def _same_weights(model: nn.Module) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import pathlib
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple, Union
 
-from ._native import Plan
 from .strategy import PlanError
+
+if TYPE_CHECKING:
+    from ._native import Plan
 
 PLAN_FILE = "plan.yaml"
 PATH = Union[str, "os.PathLike[str]"]
@@ -57,10 +59,11 @@ def load(path: PATH, state: Optional[Mapping[str, Any]] = None) -> Optional[Plan
             for source, copy in copies:
                 copy.copy_(source)
             _restore(state, tensors)
+    # The planner is needed by those who read or write a plan only.
     file = folder / PLAN_FILE if folder.is_dir() else folder
     if state is not None and not file.exists():
         return None
-    return Plan.from_file(file)
+    return _as_plan(file)
 
 
 def _check(state: Mapping[str, Any]) -> None:
@@ -72,6 +75,8 @@ def _check(state: Mapping[str, Any]) -> None:
 
 
 def _as_plan(plan: Any) -> Plan:
+    from ._native import Plan
+
     if isinstance(plan, Plan):
         return plan
     if isinstance(plan, (str, os.PathLike)):
