@@ -8,8 +8,6 @@ use spec::{Cluster, Precision, Runtime, Workload};
 use crate::args::{BudgetArgs, ConstraintArgs, PrecisionArg, ScenarioArgs};
 use crate::error::CliError;
 
-/// Most GPUs that make sense.
-const MAX_GPUS: u64 = 1 << 20;
 /// Tokens per step when no batch is given: what Llama 3 405B started with (Llama 3 paper, §3.4.1).
 const DEFAULT_TOKENS_PER_STEP: u64 = 4 << 20;
 
@@ -117,21 +115,9 @@ fn runtime(asked: Option<&str>, cluster: &Cluster) -> Result<Runtime, CliError> 
 
 /// GPUs must be there, and fill nodes when there is more than one.
 pub(crate) fn check_gpus(gpus: u64, cluster: &Cluster) -> Result<(), CliError> {
-    if gpus == 0 || gpus > MAX_GPUS {
-        return usage(format!("--gpus {gpus}: expected 1 to {MAX_GPUS}"));
-    }
-    let node = cluster.gpus_per_node;
-    if gpus > node && !gpus.is_multiple_of(node) {
-        let (below, above) = (gpus / node * node, gpus.div_ceil(node) * node);
-        return usage(format!(
-            "--gpus {gpus}: {} has {node} GPUs per node; the nearest whole numbers of nodes are {below} and {above}",
-            cluster.name
-        ));
-    }
-    if let Some(most) = cluster.max_gpus.filter(|&most| gpus > most) {
-        return usage(format!("--gpus {gpus}: {} has {most}", cluster.name));
-    }
-    Ok(())
+    cluster
+        .check_devices(gpus)
+        .map_err(|wrong| CliError::Usage(format!("--gpus {gpus}: {wrong}")))
 }
 
 /// About 4 Mi tokens, and at least one sequence per GPU, in whole multiples of the GPUs' largest

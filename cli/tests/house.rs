@@ -22,6 +22,10 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("executor", &["spec", "plans", "dtensor", "models"]),
     ("profiler", &["spec", "dtensor"]),
     ("reports", &["spec", "plans", "costmodel"]),
+    (
+        "python",
+        &["spec", "plans", "dtensor", "models", "costmodel", "planner"],
+    ),
 ];
 
 /// Names in a manifest's `[dependencies]`.

@@ -1,7 +1,8 @@
 //! The blocks a model is traced in: equal blocks under equal layouts have equal traces.
 
+use plans::Strategy;
 use spec::CpKind;
-use spec::{DType, LayerClass};
+use spec::{DType, LayerClass, Workload};
 
 /// A traceable part of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -37,4 +38,22 @@ pub struct BlockLayout {
     pub seq_len: u64,
     /// Element type of activations and compute weights.
     pub dtype: DType,
+}
+
+impl BlockLayout {
+    /// The layout that a strategy gives every block.
+    #[must_use]
+    pub fn of(strategy: &Strategy, workload: &Workload) -> Self {
+        Self {
+            tp: strategy.tp,
+            sequence_parallel: strategy.sequence_parallel,
+            cp: strategy.cp,
+            cp_kind: strategy.cp_kind,
+            ep: strategy.ep,
+            etp: strategy.etp,
+            micro_batch: strategy.micro_batch,
+            seq_len: workload.seq_len,
+            dtype: workload.precision.activation(),
+        }
+    }
 }

@@ -5,6 +5,7 @@ pub mod block;
 mod decoder;
 pub mod error;
 pub mod names;
+mod plan_section;
 pub mod sharding;
 
 use dtensor::{ParameterInfo, Tape, Trace};
@@ -13,6 +14,7 @@ use spec::{CpKind, DType};
 
 pub use block::{BlockClass, BlockLayout};
 pub use error::ModelError;
+pub use plan_section::sharding_section;
 pub use sharding::sharding_plan;
 
 use decoder::Block;

@@ -1,16 +1,12 @@
 //! Plans as Python objects.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use costmodel::Scenario;
-use models::BlockLayout;
 use plans::json::{PredictedJson, StrategyJson};
-use plans::plan_file::{SCHEMA_VERSION, ShardingFile, WorkloadFile};
+use plans::plan_file::{SCHEMA_VERSION, WorkloadFile};
 use plans::{PlanFile, Prediction, Strategy};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
-use spec::Axis;
 
 use crate::PlanError;
 use crate::scenario::Inputs;
@@ -141,7 +137,8 @@ impl Plan {
             },
             strategy: StrategyJson::new(strategy.decisions(), workload.precision),
             strategy_text: strategy.to_string(),
-            sharding: sharding(&inputs.scenario, strategy)?,
+            sharding: models::sharding_section(&inputs.scenario.model, strategy, workload)
+                .map_err(|e| PlanError::Usage(e.to_string()))?,
             train: None,
             prediction: PredictedJson::from(prediction),
         };
@@ -150,54 +147,6 @@ impl Plan {
             config: inputs.config.clone(),
         })
     }
-}
-
-/// The sharding plan of a strategy as text, with the parameters that no pattern matches.
-fn sharding(scenario: &Scenario, strategy: &Strategy) -> Result<ShardingFile, PlanError> {
-    let layout = BlockLayout {
-        tp: strategy.tp,
-        sequence_parallel: strategy.sequence_parallel,
-        cp: strategy.cp,
-        cp_kind: strategy.cp_kind,
-        ep: strategy.ep,
-        etp: strategy.etp,
-        micro_batch: strategy.micro_batch,
-        seq_len: scenario.workload.seq_len,
-        dtype: scenario.workload.precision.activation(),
-    };
-    let wrong = |e: models::ModelError| PlanError::Usage(e.to_string());
-    let plan = models::sharding_plan(&scenario.model, &layout).map_err(wrong)?;
-    let text = |placements: &[(Axis, dtensor::Placement)]| {
-        placements
-            .iter()
-            .map(|(axis, p)| format!("{}: {p:?}", axis.name()))
-            .collect()
-    };
-    let list = |entries: &[dtensor::Entry]| -> BTreeMap<String, Vec<String>> {
-        entries
-            .iter()
-            .map(|e| (e.pattern.clone(), text(&e.placements)))
-            .collect()
-    };
-    let mut replicated: Vec<String> = Vec::new();
-    for class in [
-        models::BlockClass::Embedding,
-        models::BlockClass::Layer(scenario.model.layer_class(scenario.model.layers - 1)),
-        models::BlockClass::Head,
-    ] {
-        let trace = models::trace_block(&scenario.model, class, &layout).map_err(wrong)?;
-        for p in &trace.parameters {
-            let whole = p.global_elements == p.local_elements && strategy.tp * strategy.ep > 1;
-            if whole && !p.expert && !replicated.contains(&p.name) {
-                replicated.push(p.name.clone());
-            }
-        }
-    }
-    Ok(ShardingFile {
-        parameter: list(&plan.parameter),
-        forward: list(&plan.forward),
-        replicated,
-    })
 }
 
 fn write(path: &Path, text: &str) -> PyResult<()> {

@@ -2,12 +2,11 @@
 
 use costmodel::Scenario;
 use pyo3::FromPyObject;
-use spec::{Cluster, ModelConfig, Precision, SpecError, Workload};
+use spec::{ModelConfig, Precision, SpecError, Workload};
 
 use crate::PlanError;
 
-/// Most devices, tokens per sequence and sequences per step that make sense.
-const MOST_GPUS: u64 = 1 << 20;
+/// Most tokens per sequence and sequences per step that make sense.
 const MOST: u64 = 1 << 24;
 
 /// What to plan for, as the Python side collected it.
@@ -43,7 +42,9 @@ impl Inputs {
         };
         let cluster = spec::load::cluster(&given.cluster)?;
         let runtime = spec::load::runtime(&given.runtime)?;
-        check_gpus(given.gpus, &cluster)?;
+        if let Err(wrong) = cluster.check_devices(given.gpus) {
+            return usage(format!("gpus {}: {wrong}", given.gpus));
+        }
         let most = |name: &str, value: u64| match value {
             1..=MOST => Ok(value),
             _ => usage(format!("{name} {value}: expected 1 to {MOST}")),
@@ -79,25 +80,6 @@ impl Inputs {
 fn decode(json: &str, name: &str) -> Result<ModelConfig, SpecError> {
     let stem = name.strip_suffix(".config.json").unwrap_or(name);
     spec::hf::decode(json, name, stem)
-}
-
-/// GPUs must be there, and fill nodes when there is more than one.
-fn check_gpus(gpus: u64, cluster: &Cluster) -> Result<(), PlanError> {
-    if gpus == 0 || gpus > MOST_GPUS {
-        return usage(format!("gpus {gpus}: expected 1 to {MOST_GPUS}"));
-    }
-    let node = cluster.gpus_per_node;
-    if gpus > node && !gpus.is_multiple_of(node) {
-        let (below, above) = (gpus / node * node, gpus.div_ceil(node) * node);
-        return usage(format!(
-            "gpus {gpus}: {} has {node} GPUs per node; the nearest whole numbers of nodes are {below} and {above}",
-            cluster.name
-        ));
-    }
-    match cluster.max_gpus.filter(|&most| gpus > most) {
-        Some(most) => usage(format!("gpus {gpus}: {} has {most}", cluster.name)),
-        None => Ok(()),
-    }
 }
 
 fn precision(name: &str) -> Result<Precision, PlanError> {

@@ -9,6 +9,9 @@ use crate::profile::Profile;
 use crate::provenance::Sourced;
 use crate::units::{Bandwidth, Seconds};
 
+/// Most devices that make sense.
+const MAX_DEVICES: u64 = 1 << 20;
+
 /// A resolved cluster.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cluster {
@@ -44,6 +47,29 @@ impl Cluster {
     pub fn step_time_ratio(&self, runtime: &str, precision: Precision) -> Option<&Sourced<f64>> {
         let of = |c: &&Calibration| c.runtime == runtime && c.precision == precision;
         self.calibration.iter().find(of).map(|c| &c.step_time)
+    }
+
+    /// Whether a job may have that many devices: they must be there, and fill nodes when there is more
+    /// than one.
+    ///
+    /// # Errors
+    /// What is wrong, with the nearest numbers that are not.
+    pub fn check_devices(&self, gpus: u64) -> Result<(), String> {
+        if gpus == 0 || gpus > MAX_DEVICES {
+            return Err(format!("expected 1 to {MAX_DEVICES}"));
+        }
+        let node = self.gpus_per_node;
+        if gpus > node && !gpus.is_multiple_of(node) {
+            let (below, above) = (gpus / node * node, gpus.div_ceil(node) * node);
+            return Err(format!(
+                "{} has {node} GPUs per node; the nearest whole numbers of nodes are {below} and {above}",
+                self.name
+            ));
+        }
+        match self.max_gpus.filter(|&most| gpus > most) {
+            Some(most) => Err(format!("{} has {most}", self.name)),
+            None => Ok(()),
+        }
     }
 
     /// Devices of `ranks` that compute at the same time: ranks on a cpu share its cores.

@@ -1,14 +1,12 @@
 //! Plans between files and scenarios.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use costmodel::{CostModel, Scenario};
-use models::BlockLayout;
 use plans::json::{PredictedJson, StrategyJson};
 use plans::plan_file::{SCHEMA_VERSION, ShardingFile, WorkloadFile};
 use plans::{PlanFile, Prediction, Strategy};
-use spec::{Axis, Workload};
+use spec::Workload;
 
 use crate::error::CliError;
 use crate::inputs::{Inputs, InputsJson};
@@ -55,50 +53,8 @@ pub(crate) fn file(
 
 /// The sharding plan of a strategy as text, with the parameters that no pattern matches.
 pub(crate) fn sharding(scenario: &Scenario, strategy: &Strategy) -> Result<ShardingFile, CliError> {
-    let layout = BlockLayout {
-        tp: strategy.tp,
-        sequence_parallel: strategy.sequence_parallel,
-        cp: strategy.cp,
-        cp_kind: strategy.cp_kind,
-        ep: strategy.ep,
-        etp: strategy.etp,
-        micro_batch: strategy.micro_batch,
-        seq_len: scenario.workload.seq_len,
-        dtype: scenario.workload.precision.activation(),
-    };
-    let wrong = |e: models::ModelError| CliError::Usage(e.to_string());
-    let plan = models::sharding_plan(&scenario.model, &layout).map_err(wrong)?;
-    let text = |placements: &[(Axis, dtensor::Placement)]| {
-        placements
-            .iter()
-            .map(|(axis, p)| format!("{}: {p:?}", axis.name()))
-            .collect()
-    };
-    let list = |entries: &[dtensor::Entry]| -> BTreeMap<String, Vec<String>> {
-        entries
-            .iter()
-            .map(|e| (e.pattern.clone(), text(&e.placements)))
-            .collect()
-    };
-    let mut replicated: Vec<String> = Vec::new();
-    for class in [
-        models::BlockClass::Embedding,
-        models::BlockClass::Layer(scenario.model.layer_class(scenario.model.layers - 1)),
-        models::BlockClass::Head,
-    ] {
-        let trace = models::trace_block(&scenario.model, class, &layout).map_err(wrong)?;
-        for p in &trace.parameters {
-            let whole = p.global_elements == p.local_elements && strategy.tp * strategy.ep > 1;
-            if whole && !p.expert && !replicated.contains(&p.name) {
-                replicated.push(p.name.clone());
-            }
-        }
-    }
-    Ok(ShardingFile {
-        parameter: list(&plan.parameter),
-        forward: list(&plan.forward),
-        replicated,
-    })
+    models::sharding_section(&scenario.model, strategy, &scenario.workload)
+        .map_err(|e| CliError::Usage(e.to_string()))
 }
 
 /// A path in a plan is relative to the plan; what is no file beside it is taken as it is.

@@ -121,17 +121,7 @@ fn of_plan(path: &Path, cores: u64) -> Result<Vec<Request>, CliError> {
     let loaded = plan::load(path)?;
     let scenario = loaded.costs.scenario();
     let (model, s) = (&scenario.model, &loaded.strategy);
-    let layout = BlockLayout {
-        tp: s.tp,
-        sequence_parallel: s.sequence_parallel,
-        cp: s.cp,
-        cp_kind: s.cp_kind,
-        ep: s.ep,
-        etp: s.etp,
-        micro_batch: s.micro_batch,
-        seq_len: scenario.workload.seq_len,
-        dtype: scenario.workload.precision.activation(),
-    };
+    let layout = BlockLayout::of(s, &scenario.workload);
     let world = scenario.workload.gpus;
     let (ranks, threads) = shares(world, cores);
     let depth = s

@@ -1,0 +1,55 @@
+//! The sharding section of a plan file: a strategy's sharding plan as text.
+
+use std::collections::BTreeMap;
+
+use dtensor::{Entry, Placement};
+use plans::Strategy;
+use plans::plan_file::ShardingFile;
+use spec::model::ModelConfig;
+use spec::{Axis, Workload};
+
+use crate::{BlockClass, BlockLayout, ModelError, sharding_plan, trace_block};
+
+/// The sharding plan of a strategy as text, with the parameters that stay whole on every rank.
+///
+/// # Errors
+/// When the model cannot be traced under the strategy.
+pub fn sharding_section(
+    model: &ModelConfig,
+    strategy: &Strategy,
+    workload: &Workload,
+) -> Result<ShardingFile, ModelError> {
+    let layout = BlockLayout::of(strategy, workload);
+    let plan = sharding_plan(model, &layout)?;
+    let mut replicated: Vec<String> = Vec::new();
+    for class in [
+        BlockClass::Embedding,
+        BlockClass::Layer(model.layer_class(model.layers - 1)),
+        BlockClass::Head,
+    ] {
+        for p in &trace_block(model, class, &layout)?.parameters {
+            let whole = p.global_elements == p.local_elements && strategy.tp * strategy.ep > 1;
+            if whole && !p.expert && !replicated.contains(&p.name) {
+                replicated.push(p.name.clone());
+            }
+        }
+    }
+    Ok(ShardingFile {
+        parameter: list(&plan.parameter),
+        forward: list(&plan.forward),
+        replicated,
+    })
+}
+
+fn list(entries: &[Entry]) -> BTreeMap<String, Vec<String>> {
+    let text = |placements: &[(Axis, Placement)]| {
+        placements
+            .iter()
+            .map(|(axis, p)| format!("{}: {p}", axis.name()))
+            .collect()
+    };
+    entries
+        .iter()
+        .map(|e| (e.pattern.clone(), text(&e.placements)))
+        .collect()
+}
