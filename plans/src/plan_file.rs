@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use spec::SpecError;
+use spec::{SpecError, Workload};
 
 use crate::json::{PredictedJson, StrategyJson};
+use crate::prediction::Prediction;
+use crate::strategy::Strategy;
 
 /// Version of the format written and read.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -119,7 +121,51 @@ mod defaults {
     }
 }
 
+/// What a plan is for, by the names it was asked with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlannedFor<'a> {
+    /// Model preset or path.
+    pub model: &'a str,
+    /// Cluster preset or path.
+    pub cluster: &'a str,
+    /// Runtime.
+    pub runtime: &'a str,
+    /// Devices, sequence, batch, precision.
+    pub workload: &'a Workload,
+}
+
 impl PlanFile {
+    /// The plan of a strategy, with its id.
+    #[must_use]
+    pub fn of(
+        planned: PlannedFor<'_>,
+        strategy: &Strategy,
+        sharding: ShardingFile,
+        prediction: &Prediction,
+    ) -> Self {
+        let workload = planned.workload;
+        let file = Self {
+            schema_version: SCHEMA_VERSION,
+            id: String::new(),
+            tool_version: env!("CARGO_PKG_VERSION").to_owned(),
+            model: planned.model.to_owned(),
+            cluster: planned.cluster.to_owned(),
+            runtime: planned.runtime.to_owned(),
+            workload: WorkloadFile {
+                gpus: workload.gpus,
+                seq_len: workload.seq_len,
+                global_batch: workload.global_batch,
+                precision: workload.precision,
+            },
+            strategy: StrategyJson::new(strategy.decisions(), workload.precision),
+            strategy_text: strategy.to_string(),
+            sharding,
+            train: None,
+            prediction: PredictedJson::from(prediction),
+        };
+        file.with_id()
+    }
+
     /// Content hash of the decisions: model, cluster, runtime, workload, strategy and sharding, not
     /// the prediction, the training section or the tool's version.
     #[must_use]

@@ -2,8 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use plans::json::{PredictedJson, StrategyJson};
-use plans::plan_file::{SCHEMA_VERSION, WorkloadFile};
+use plans::plan_file::PlannedFor;
 use plans::{PlanFile, Prediction, Strategy};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
@@ -121,29 +120,17 @@ impl Plan {
         strategy: &Strategy,
         prediction: &Prediction,
     ) -> Result<Self, PlanError> {
-        let workload = &inputs.scenario.workload;
-        let file = PlanFile {
-            schema_version: SCHEMA_VERSION,
-            id: String::new(),
-            tool_version: env!("CARGO_PKG_VERSION").to_owned(),
-            model: inputs.model.clone(),
-            cluster: inputs.cluster.clone(),
-            runtime: inputs.scenario.runtime.name.clone(),
-            workload: WorkloadFile {
-                gpus: workload.gpus,
-                seq_len: workload.seq_len,
-                global_batch: workload.global_batch,
-                precision: workload.precision,
-            },
-            strategy: StrategyJson::new(strategy.decisions(), workload.precision),
-            strategy_text: strategy.to_string(),
-            sharding: models::sharding_section(&inputs.scenario.model, strategy, workload)
-                .map_err(|e| PlanError::Usage(e.to_string()))?,
-            train: None,
-            prediction: PredictedJson::from(prediction),
+        let scenario = &inputs.scenario;
+        let planned = PlannedFor {
+            model: &inputs.model,
+            cluster: &inputs.cluster,
+            runtime: &scenario.runtime.name,
+            workload: &scenario.workload,
         };
+        let sharding = models::sharding_section(&scenario.model, strategy, &scenario.workload)
+            .map_err(|e| PlanError::Usage(e.to_string()))?;
         Ok(Self {
-            file: file.with_id(),
+            file: PlanFile::of(planned, strategy, sharding, prediction),
             config: inputs.config.clone(),
         })
     }

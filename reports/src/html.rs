@@ -26,6 +26,20 @@ const SCRIPT: &str = include_str!("assets/report.js");
 /// The whole report as one HTML document.
 #[must_use]
 pub fn report(input: &ReportInput) -> String {
+    let title = format!("{} on {} · vescale-plan", input.model, input.devices);
+    let footer = format!(
+        "vescale-plan {} · a prediction, made without running anything · this file is self-contained",
+        input.version
+    );
+    let script = html! {
+        div #tip role="tooltip" hidden {}
+        script { (PreEscaped(SCRIPT)) }
+    };
+    document(&title, &masthead(input), &sections(input), &footer, &script)
+}
+
+/// A page that opens offline.
+fn document(title: &str, header: &Markup, main: &Markup, footer: &str, script: &Markup) -> String {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -33,20 +47,16 @@ pub fn report(input: &ReportInput) -> String {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
-                title { (input.model) " on " (input.devices) " · vescale-plan" }
+                title { (title) }
                 // Browsers ask for a favicon unless the page brings one.
                 link rel="icon" href="data:,";
                 style { (PreEscaped(STYLE)) }
             }
             body {
-                header.page { (masthead(input)) }
-                main { (sections(input)) }
-                footer {
-                    "vescale-plan " (input.version)
-                    " · a prediction, made without running anything · this file is self-contained"
-                }
-                div #tip role="tooltip" hidden {}
-                script { (PreEscaped(SCRIPT)) }
+                header.page { (header) }
+                main { (main) }
+                footer { (footer) }
+                (script)
             }
         }
     };

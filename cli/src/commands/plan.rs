@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use costmodel::{CostModel, Scenario};
-use plans::json::{PredictedJson, StrategyJson};
-use plans::plan_file::{SCHEMA_VERSION, ShardingFile, WorkloadFile};
+use plans::json::StrategyJson;
+use plans::plan_file::{PlannedFor, ShardingFile};
 use plans::{PlanFile, Prediction, Strategy};
 use spec::Workload;
 
@@ -28,27 +28,15 @@ pub(crate) fn file(
     strategy: &Strategy,
     prediction: &Prediction,
 ) -> Result<PlanFile, CliError> {
-    let workload = &inputs.scenario.workload;
-    let plan = PlanFile {
-        schema_version: SCHEMA_VERSION,
-        id: String::new(),
-        tool_version: env!("CARGO_PKG_VERSION").to_owned(),
-        model: inputs.model_arg.clone(),
-        cluster: inputs.cluster_arg.clone(),
-        runtime: inputs.scenario.runtime.name.clone(),
-        workload: WorkloadFile {
-            gpus: workload.gpus,
-            seq_len: workload.seq_len,
-            global_batch: workload.global_batch,
-            precision: workload.precision,
-        },
-        strategy: StrategyJson::new(strategy.decisions(), workload.precision),
-        strategy_text: strategy.to_string(),
-        sharding: sharding(&inputs.scenario, strategy)?,
-        train: None,
-        prediction: PredictedJson::from(prediction),
+    let scenario = &inputs.scenario;
+    let planned = PlannedFor {
+        model: &inputs.model_arg,
+        cluster: &inputs.cluster_arg,
+        runtime: &scenario.runtime.name,
+        workload: &scenario.workload,
     };
-    Ok(plan.with_id())
+    let sharding = sharding(scenario, strategy)?;
+    Ok(PlanFile::of(planned, strategy, sharding, prediction))
 }
 
 /// The sharding plan of a strategy as text, with the parameters that no pattern matches.

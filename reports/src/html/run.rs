@@ -1,10 +1,10 @@
 //! The report of a training run: what was measured beside what was predicted.
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, html};
 use plans::{Event, Stream, Timeline};
 use spec::{Bytes, Seconds};
 
-use super::{STYLE, section as frame};
+use super::{document, section as frame};
 use crate::format;
 
 /// Events a drawing carries; beyond that the earliest are shown.
@@ -74,33 +74,22 @@ pub struct Held {
 /// The report as one HTML document that opens offline.
 #[must_use]
 pub fn report(run: &RunReport<'_>) -> String {
-    let page = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                meta name="color-scheme" content="light dark";
-                title { (run.model) " trained on " (run.ranks) " ranks · vescale-plan" }
-                link rel="icon" href="data:,";
-                style { (PreEscaped(STYLE)) }
-            }
-            body {
-                header.page {
-                    p.eyebrow { "vescale-plan run" }
-                    h1 { (run.model) " " span.on { "on " (run.ranks) " ranks" } }
-                }
-                main {
-                    (verdict(run))
-                    div.two { (losses(run.losses)) (memory(run.memory)) }
-                    (timelines(run))
-                    (phases(run.phases))
-                }
-                footer { "vescale-plan " (run.version) " · this file is self-contained" }
-            }
-        }
+    let title = format!(
+        "{} trained on {} ranks · vescale-plan",
+        run.model, run.ranks
+    );
+    let header = html! {
+        p.eyebrow { "vescale-plan run" }
+        h1 { (run.model) " " span.on { "on " (run.ranks) " ranks" } }
     };
-    page.into_string()
+    let main = html! {
+        (verdict(run))
+        div.two { (losses(run.losses)) (memory(run.memory)) }
+        (timelines(run))
+        (phases(run.phases))
+    };
+    let footer = format!("vescale-plan {} · this file is self-contained", run.version);
+    document(&title, &header, &main, &footer, &html! {})
 }
 
 fn verdict(run: &RunReport<'_>) -> Markup {
