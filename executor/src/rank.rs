@@ -13,7 +13,7 @@ use crate::checkpoint::{self, Piece, Source};
 use crate::error::ExecutorError;
 use crate::job::Job;
 use crate::mesh::{Mesh, Place};
-use crate::stage::{Plan, Stage};
+use crate::stage::{Backward, Plan, Stage};
 use crate::states::{self, StateBytes};
 use crate::train::StepReport;
 
@@ -89,6 +89,7 @@ impl<'j> Rank<'j> {
             seq_len: job.seq_len,
             dtype: job.dtype(),
             seed: job.settings.seed,
+            gradient_bucket: job.settings.gradient_bucket,
         };
         let owned = (0u32..)
             .zip(&job.schedule.rank_of_stage)
@@ -228,9 +229,10 @@ impl<'j> Rank<'j> {
     ) -> Result<(), ExecutorError> {
         match a.kind {
             ActionKind::F => self.forward(a, step),
-            ActionKind::B => self.backward(a, step, Half::Both),
-            ActionKind::I => self.backward(a, step, Half::Input),
-            ActionKind::W => self.backward(a, step, Half::Weight),
+            ActionKind::B | ActionKind::I | ActionKind::W => {
+                let last = last_backward.get(&a.stage) == Some(&a.micro_batch);
+                self.backward(a, step, last)
+            }
             ActionKind::RecvF | ActionKind::RecvB => self.receive(a),
             ActionKind::SendF | ActionKind::SendB => self.send(a),
             ActionKind::Unshard => {
@@ -337,7 +339,20 @@ impl<'j> Rank<'j> {
         Ok(())
     }
 
-    fn backward(&mut self, a: Action, step: u64, half: Half) -> Result<(), ExecutorError> {
+    /// `last`: no backward of this stage comes after it in this step.
+    fn backward(&mut self, a: Action, step: u64, last: bool) -> Result<(), ExecutorError> {
+        let half = match a.kind {
+            ActionKind::I => Half::Input,
+            ActionKind::W => Half::Weight,
+            _ => Half::Both,
+        };
+        let strategy = &self.job.strategy;
+        let pass = Backward {
+            half,
+            reduces: strategy.overlap.grad_reduce
+                && half != Half::Input
+                && (last || strategy.zero >= spec::Zero::Z2),
+        };
         let last = self.last_stage();
         let gradient = match half {
             Half::Weight => None,
@@ -348,7 +363,7 @@ impl<'j> Rank<'j> {
         let batch = self.micro_batch(a.micro_batch, step, &ids, &labels);
         let at = self.stages.iter().position(|(s, _)| *s == a.stage);
         let stage = &mut self.stages[at.expect("own stage")].1;
-        let gradient = stage.backward(&self.machine, &batch, a.micro_batch, gradient, half)?;
+        let gradient = stage.backward(&self.machine, &batch, a.micro_batch, gradient, pass)?;
         if let Some(gradient) = gradient.filter(|_| a.stage > 0) {
             self.waiting
                 .insert((true, a.stage - 1, a.micro_batch), gradient);

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use dtensor::cpu::{AdamWStep, Numerics, Weights, adamw};
+use spec::Bytes;
 
 /// Settings of a training job.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,8 +19,15 @@ pub struct Settings {
     pub dropout_by_rank: bool,
     /// Optimizer.
     pub optimizer: AdamW,
+    /// Gradients are reduced in buckets of at least this size, while backward runs.
+    pub gradient_bucket: Bytes,
     /// How long a rank waits for another.
     pub timeout: Duration,
+}
+
+impl Settings {
+    /// `bucket_cap_mb` of PyTorch's DistributedDataParallel.
+    pub const GRADIENT_BUCKET: Bytes = Bytes(25 << 20);
 }
 
 /// AdamW with linear warm-up and cosine decay (Loshchilov and Hutter 2019).

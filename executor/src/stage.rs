@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use dtensor::cpu::{Block, Context, Half, Keep, Machine, MicroBatch, Saved, Tensor};
 use models::{BlockClass, BlockLayout};
 use plans::{Recompute, Strategy};
-use spec::DType;
+use spec::{Bytes, DType};
 use spec::model::ModelConfig;
 
 use crate::error::ExecutorError;
@@ -27,6 +27,15 @@ pub(crate) struct Plan<'p> {
     pub(crate) seq_len: u64,
     pub(crate) dtype: DType,
     pub(crate) seed: u64,
+    pub(crate) gradient_bucket: Bytes,
+}
+
+/// A backward pass.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Backward {
+    pub(crate) half: Half,
+    /// Whether gradients are whole after it and leave for their sums block by block.
+    pub(crate) reduces: bool,
 }
 
 impl Stage {
@@ -44,6 +53,7 @@ impl Stage {
             slots,
             sharing(mesh, rank, zero != spec::Zero::Z0),
             (zero, plan.dtype, machine.numerics),
+            plan.gradient_bucket,
             plan.seed,
         );
         Ok(Self {
@@ -89,8 +99,9 @@ impl Stage {
         batch: &MicroBatch<'_>,
         micro_batch: u32,
         gradient: Option<Tensor>,
-        half: Half,
+        pass: Backward,
     ) -> Result<Option<Tensor>, ExecutorError> {
+        let Backward { half, reduces } = pass;
         let mut kept = self.saved.remove(&micro_batch).unwrap_or_default();
         let mut gradient = gradient;
         for (index, block) in self.blocks.iter().enumerate().rev() {
@@ -102,6 +113,9 @@ impl Stage {
             };
             let saved = &mut kept[index];
             gradient = block.backward(&context, saved, gradient.take(), half, &mut sink)?;
+            if reduces {
+                self.states.send_gradients(machine.comm, index)?;
+            }
         }
         if half == Half::Input {
             self.saved.insert(micro_batch, kept);

@@ -100,6 +100,9 @@ pub struct TrainFile {
     /// Largest gradient norm; absent: no clipping.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f64>,
+    /// Gradients are reduced in buckets of at least this many MiB, while backward runs.
+    #[serde(default = "defaults::gradient_bucket_mib")]
+    pub gradient_bucket_mib: u64,
 }
 
 /// What a `train` section may leave out.
@@ -115,6 +118,10 @@ mod defaults {
     }
     pub(super) fn weight_decay() -> f64 {
         0.1
+    }
+    /// `bucket_cap_mb` of PyTorch's `DistributedDataParallel`.
+    pub(super) fn gradient_bucket_mib() -> u64 {
+        25
     }
     pub(super) fn betas() -> [f64; 2] {
         [0.9, 0.95]

@@ -141,6 +141,7 @@ fn reshard(args: &ReshardArgs) -> Result<ExitCode, CliError> {
         steps: checkpoint.manifest.step,
         numerics: Numerics::Fast,
         dropout_by_rank: false,
+        gradient_bucket: Settings::GRADIENT_BUCKET,
         optimizer: AdamW::default(),
         timeout: Duration::from_secs(600),
     };

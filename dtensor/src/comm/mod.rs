@@ -192,8 +192,36 @@ impl Group {
             })
             .collect();
         let parts = self.all_to_all(comm, what, parts)?.wait(comm)?;
-        sum(self, comm, what, &parts)
+        self.sum(comm, what, &parts)
     }
+
+    /// The sum of the members' parts, added in member order.
+    ///
+    /// # Errors
+    /// When they are not equally long: members run different programs.
+    pub fn sum(
+        &self,
+        comm: &dyn Communicator,
+    what: &str,
+    parts: &[Message],
+) -> Result<Vec<f32>, CommError> {
+    let mut total = unpack(&parts[0]);
+    for (index, part) in parts.iter().enumerate().skip(1) {
+        if part.len() != total.len() * 4 {
+            return Err(CommError::Size {
+                rank: comm.rank(),
+                peer: self.ranks[index],
+                collective: what.to_owned(),
+                got: part.len(),
+                expected: total.len() * 4,
+            });
+        }
+        for (sum, bytes) in total.iter_mut().zip(part.chunks_exact(4)) {
+            *sum += f32::from_le_bytes(bytes.try_into().expect("chunks of four"));
+        }
+    }
+    Ok(total)
+}
 
     /// Every member ends with the sum, added in member order.
     ///
@@ -276,30 +304,6 @@ impl Pending {
             )
             .collect()
     }
-}
-
-fn sum(
-    group: &Group,
-    comm: &dyn Communicator,
-    what: &str,
-    parts: &[Message],
-) -> Result<Vec<f32>, CommError> {
-    let mut total = unpack(&parts[0]);
-    for (index, part) in parts.iter().enumerate().skip(1) {
-        if part.len() != total.len() * 4 {
-            return Err(CommError::Size {
-                rank: comm.rank(),
-                peer: group.ranks[index],
-                collective: what.to_owned(),
-                got: part.len(),
-                expected: total.len() * 4,
-            });
-        }
-        for (sum, bytes) in total.iter_mut().zip(part.chunks_exact(4)) {
-            *sum += f32::from_le_bytes(bytes.try_into().expect("chunks of four"));
-        }
-    }
-    Ok(total)
 }
 
 /// Floats as bytes.

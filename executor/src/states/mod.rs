@@ -4,6 +4,7 @@
 //! owns elements `r·⌈N/d⌉ ..` of it, whatever tensors they belong to.
 
 mod block;
+mod reduce;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -11,9 +12,10 @@ use std::ops::Range;
 use dtensor::comm::{Communicator, Group, Pending, pack, unpack};
 use dtensor::cpu::{ExactSum, Numerics, Tensor, TreeSum, Weights};
 use dtensor::{TensorId, comm};
-use spec::{DType, Zero};
+use spec::{Bytes, DType, Zero};
 
 pub use block::{BlockGradients, BlockParameters};
+use reduce::{Bucket, Moving};
 
 use crate::error::ExecutorError;
 use crate::settings::AdamW;
@@ -71,6 +73,10 @@ pub struct States {
     running: Vec<Vec<f32>>,
     /// Parameters under way, by partition.
     gathering: Vec<(usize, Pending)>,
+    /// Gradients that travel together, in the order backward makes them.
+    buckets: Vec<Bucket>,
+    /// Those under way.
+    moving: Vec<Moving>,
 }
 
 /// Channels of gathered parameters, by kind: apart from the gradients', which may come in between.
@@ -96,6 +102,7 @@ impl States {
         slots: Vec<Slot>,
         sharing: [Sharing; 2],
         (zero, dtype, numerics): (Zero, DType, Numerics),
+        bucket: Bytes,
         seed: u64,
     ) -> Self {
         let index = slots
@@ -119,6 +126,8 @@ impl States {
             .collect();
         let mut states = Self {
             values: vec![None; slots.len()],
+            buckets: reduce::buckets(&slots, bucket),
+            moving: Vec::new(),
             slots,
             zero,
             dtype,
@@ -243,90 +252,6 @@ impl States {
             block,
         };
         (parameters, gradients)
-    }
-
-    /// Reduces what has been summed up over data parallelism. Under ZeRO-2 and 3 it is done after
-    /// every micro-batch, otherwise after the last one; exact mode waits for the last.
-    ///
-    /// # Errors
-    /// When communication stops.
-    pub fn reduce(&mut self, comm: &dyn Communicator, last: bool) -> Result<(), ExecutorError> {
-        if self.numerics == Numerics::Exact {
-            if last {
-                self.reduce_trees(comm)?;
-            }
-            return Ok(());
-        }
-        let sharded_gradients = self.zero >= Zero::Z2;
-        for (partition, running) in self.partitions.iter_mut().zip(&mut self.running) {
-            if partition.elements == 0 {
-                continue;
-            }
-            let mut full = if sharded_gradients {
-                std::mem::take(running)
-            } else {
-                std::mem::take(&mut partition.gradient)
-            };
-            full.resize(partition.elements, 0.0);
-            for slot in &self.slots {
-                if slot.kind == partition.kind && slot.partial_over_tp {
-                    let range = slot.offset..slot.offset + slot.len;
-                    let tp = &partition.sharing.tp;
-                    tp.all_reduce(comm, "gradients", &mut full[range])?;
-                }
-            }
-            let sharing = &partition.sharing;
-            if !sharded_gradients && sharing.all.size() == 1 {
-                partition.gradient = full;
-                continue;
-            }
-            let mut own = if sharing.shard.size() > 1 {
-                sharing.shard.reduce_scatter(comm, "gradients", &full)?
-            } else {
-                full[partition.own.clone()].to_vec()
-            };
-            sharing.replicate.all_reduce(comm, "gradients", &mut own)?;
-            if sharded_gradients {
-                for (sum, x) in partition.gradient.iter_mut().zip(&own) {
-                    *sum += x;
-                }
-            } else {
-                full[partition.own.clone()].copy_from_slice(&own);
-                partition.gradient = full;
-            }
-        }
-        Ok(())
-    }
-
-    fn reduce_trees(&mut self, comm: &dyn Communicator) -> Result<(), ExecutorError> {
-        for (s, slot) in self.slots.iter().enumerate() {
-            let partition = &mut self.partitions[slot.kind as usize];
-            let sharing = &partition.sharing;
-            let group = if slot.partial_over_tp {
-                &sharing.all_with_tp
-            } else {
-                &sharing.all
-            };
-            let mut whole = vec![0.0; slot.len];
-            for (u, trees) in self.trees[s].iter_mut().enumerate() {
-                let gathered = gather(comm, group, std::mem::take(trees))?;
-                for (start, tree) in gathered {
-                    let Some(root) = tree.root() else { continue };
-                    for (sum, x) in whole[start..].iter_mut().zip(root) {
-                        // Each use of a tied weight is whole before they are added.
-                        *sum = if u == 0 { x } else { *sum + x };
-                    }
-                }
-            }
-            let base = match self.zero {
-                Zero::Z0 | Zero::Z1 => 0,
-                Zero::Z2 | Zero::Z3 => partition.own.start,
-            };
-            for at in overlap(&partition.own, slot).into_iter().flatten() {
-                partition.gradient[at - base] = whole[at - slot.offset];
-            }
-        }
-        Ok(())
     }
 
     /// This rank's part of a slot's reduced gradient: first element in the slot, and the values.
@@ -543,36 +468,6 @@ fn overlap(own: &Range<usize>, slot: &Slot) -> Option<Range<usize>> {
 
 fn rounded(values: &[f32], dtype: DType) -> Tensor {
     Tensor::new(vec![values.len()], values.to_vec(), dtype)
-}
-
-/// Everyone's trees, merged.
-fn gather(
-    comm: &dyn Communicator,
-    group: &Group,
-    mut trees: BTreeMap<usize, TreeSum>,
-) -> Result<BTreeMap<usize, TreeSum>, ExecutorError> {
-    if group.size() == 1 {
-        return Ok(trees);
-    }
-    let mut bytes = Vec::new();
-    for (start, tree) in &trees {
-        bytes.extend((*start as u64).to_le_bytes());
-        tree.write(&mut bytes);
-    }
-    let message: comm::Message = std::sync::Arc::new(bytes);
-    let arrived = group.all_gather(comm, "gradients", message)?.wait(comm)?;
-    for (index, bytes) in arrived.iter().enumerate() {
-        if index == group.index {
-            continue;
-        }
-        let mut bytes = bytes.as_slice();
-        while !bytes.is_empty() {
-            let (start, rest) = bytes.split_at(8);
-            let start = u64::from_le_bytes(start.try_into().expect("eight bytes")) as usize;
-            bytes = trees.entry(start).or_default().read(rest);
-        }
-    }
-    Ok(trees)
 }
 
 /// Values of a tied weight's gradient from the ranks that share it.

@@ -1,7 +1,7 @@
 //! Fast mode: equal within rounding.
 
 use dtensor::cpu::Numerics;
-use spec::Precision;
+use spec::{Bytes, Precision};
 use spec::model::ModelConfig;
 
 use super::exact::{ALONE, EXPERTS, MIXES, SCHEDULES};
@@ -31,4 +31,33 @@ fn layouts_agree_within_rounding() {
     check(&nanogpt(0.1), 1e-4, &dense);
     // A token whose two best experts are close may change its choice.
     check(&mixtral(), 1e-3, EXPERTS);
+}
+
+/// Sums are added in member order whoever adds them and when: buckets decide no bit.
+#[test]
+fn gradients_are_the_same_in_buckets_of_any_size() {
+    let layouts = [
+        "dp=2,zero=0,mbs=2",
+        "dp=4,zero=1,mbs=1",
+        "dp=2,zero=2,mbs=1",
+        "dp=2,tp=2,zero=3,mbs=1",
+        "dp_shard=2,dp_replicate=2,zero=2,mbs=2",
+        "dp_replicate=2,zero=1,mbs=2",
+        "pp=2,dp=2,zero=1,mbs=1,schedule=zb-h1",
+        "pp=2,vpp=2,cp=2,mbs=2,schedule=interleaved",
+    ];
+    for (model, layouts) in [(nanogpt(0.1), layouts.as_slice()), (mixtral(), EXPERTS)] {
+        for layout in layouts {
+            let losses = |bucket, overlap: &str| {
+                let layout = format!("{layout},overlap={overlap}");
+                let mut job = job(&model, &layout, Numerics::Fast, Precision::Fp32, 3);
+                job.settings.gradient_bucket = Bytes(bucket);
+                train(&job).losses
+            };
+            let at_once = losses(u64::MAX, "none");
+            for bucket in [1, 10_000, 100_000] {
+                assert_eq!(losses(bucket, "grad"), at_once, "{layout}, {bucket} bytes");
+            }
+        }
+    }
 }

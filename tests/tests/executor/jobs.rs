@@ -77,6 +77,7 @@ pub fn job(
         steps,
         numerics,
         dropout_by_rank: false,
+        gradient_bucket: Settings::GRADIENT_BUCKET,
         optimizer: AdamW {
             learning_rate: 3e-3,
             ..AdamW::default()

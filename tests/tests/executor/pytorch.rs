@@ -108,6 +108,7 @@ fn check(model: &str, config: &str) {
             steps: 1,
             numerics,
             dropout_by_rank: false,
+            gradient_bucket: Settings::GRADIENT_BUCKET,
             optimizer: AdamW {
                 clip_norm: None,
                 ..AdamW::default()

@@ -15,6 +15,7 @@ use executor::checkpoint::{Checkpoint, HubWeights, Source};
 use executor::{AdamW, Checkpoints, Dataset, Job, Outcome, Session, Settings};
 use plans::plan_file::TrainFile;
 use serde::Serialize;
+use spec::Bytes;
 
 use break_at::BreakAt;
 use comparison::{Comparison, Predicted};
@@ -290,6 +291,9 @@ fn job(args: &RunArgs, loaded: &Loaded) -> Result<Job, CliError> {
             NumericsArg::Fast => Numerics::Fast,
         },
         dropout_by_rank: false,
+        gradient_bucket: train.map_or(Settings::GRADIENT_BUCKET, |train| {
+            Bytes(train.gradient_bucket_mib.saturating_mul(1 << 20))
+        }),
         optimizer: train.map_or_else(AdamW::default, optimizer),
         timeout: Duration::from_secs(args.timeout),
     };

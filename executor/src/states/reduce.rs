@@ -1,0 +1,312 @@
+//! Gradients summed over data parallelism.
+//!
+//! Fast mode sums them in buckets (Li et al. 2020, PyTorch Distributed): runs of whole slots, sent
+//! as soon as backward has been through every block that adds to them, so that they travel while
+//! the blocks before are still at work. Exact mode merges trees once backward is done.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use dtensor::comm::{self, Communicator, Group, Pending, pack, unpack};
+use dtensor::cpu::{Numerics, TreeSum};
+use spec::{Bytes, Zero};
+
+use super::{Partition, States, overlap};
+use crate::error::ExecutorError;
+use crate::slots::{Kind, Slot};
+
+/// What messages of gradients are called in errors.
+const WHAT: &str = "gradients";
+
+/// A run of slots of one partition whose gradients travel together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Bucket {
+    partition: usize,
+    /// Elements of the partition.
+    range: Range<usize>,
+    /// Backward ends with this block for them.
+    block: usize,
+}
+
+/// A bucket on its way.
+#[derive(Debug)]
+pub(super) struct Moving {
+    bucket: Bucket,
+    /// Everyone's terms of this rank's part of it; none when nobody else has any.
+    terms: Option<Pending>,
+}
+
+/// This rank's part of a bucket, summed.
+struct Summed {
+    bucket: Bucket,
+    sum: Vec<f32>,
+}
+
+/// Buckets of at least `size`, from the last block, whose gradients are there first, to the first.
+pub(super) fn buckets(slots: &[Slot], size: Bytes) -> Vec<Bucket> {
+    let mut buckets: Vec<Bucket> = Vec::new();
+    for kind in [Kind::Dense, Kind::Expert] {
+        let mut open: Option<Bucket> = None;
+        for slot in slots.iter().filter(|s| s.kind == kind).rev() {
+            let first = slot.uses.iter().map(|&(block, _)| block).min();
+            let block = first.expect("a slot is used");
+            let here = slot.offset..slot.offset + slot.len;
+            let bucket = open.get_or_insert(Bucket {
+                partition: kind as usize,
+                range: here.clone(),
+                block,
+            });
+            bucket.range.start = here.start;
+            bucket.block = block;
+            if 4 * bucket.range.len() as u64 >= size.0 {
+                buckets.extend(open.take());
+            }
+        }
+        buckets.extend(open);
+    }
+    buckets
+}
+
+impl States {
+    /// Sends the buckets that are whole once backward has left `block`.
+    ///
+    /// # Errors
+    /// When communication stops.
+    pub fn send_gradients(
+        &mut self,
+        comm: &dyn Communicator,
+        block: usize,
+    ) -> Result<(), ExecutorError> {
+        if self.numerics == Numerics::Exact {
+            return Ok(());
+        }
+        for at in 0..self.buckets.len() {
+            // The first block's have nothing left to travel beside.
+            if self.buckets[at].block == block && block > 0 {
+                self.send_bucket(comm, at)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the reduction of what has been summed up. Under ZeRO-2 and 3 it is done after every
+    /// micro-batch, otherwise after the last one; exact mode waits for the last.
+    ///
+    /// # Errors
+    /// When communication stops.
+    pub fn reduce(&mut self, comm: &dyn Communicator, last: bool) -> Result<(), ExecutorError> {
+        if self.numerics == Numerics::Exact {
+            return if last {
+                self.reduce_trees(comm)
+            } else {
+                Ok(())
+            };
+        }
+        for at in 0..self.buckets.len() {
+            if !self.moving.iter().any(|m| m.bucket == self.buckets[at]) {
+                self.send_bucket(comm, at)?;
+            }
+        }
+        let mut summed = Vec::with_capacity(self.moving.len());
+        for Moving { bucket, terms } in std::mem::take(&mut self.moving) {
+            let Some(terms) = terms else { continue };
+            let group = self.partitions[bucket.partition].reducing(self.zero);
+            let sum = group.sum(comm, WHAT, &terms.wait(comm)?)?;
+            summed.push(Summed { bucket, sum });
+        }
+        if self.zero == Zero::Z0 {
+            self.gather_sums(comm, summed)
+        } else {
+            self.keep_own(comm, &summed)
+        }
+    }
+
+    /// Sends a bucket's parts to those that sum them.
+    fn send_bucket(&mut self, comm: &dyn Communicator, at: usize) -> Result<(), ExecutorError> {
+        let bucket = self.buckets[at].clone();
+        self.sum_over_tp(comm, &bucket)?;
+        let partition = &self.partitions[bucket.partition];
+        let mut terms = None;
+        if partition.sharing.all.size() > 1 || self.zero >= Zero::Z2 {
+            let gradient = if self.zero >= Zero::Z2 {
+                &self.running[bucket.partition]
+            } else {
+                &partition.gradient
+            };
+            let group = partition.reducing(self.zero);
+            let part = |rank| pack(&gradient[partition.part(&bucket.range, rank, self.zero)]);
+            let parts = (0..group.size()).map(part).collect();
+            terms = Some(group.all_to_all(comm, WHAT, parts)?);
+        }
+        self.moving.push(Moving { bucket, terms });
+        Ok(())
+    }
+
+    /// Sums those gradients of a bucket that every tensor-parallel rank has of its own tokens only.
+    fn sum_over_tp(
+        &mut self,
+        comm: &dyn Communicator,
+        bucket: &Bucket,
+    ) -> Result<(), ExecutorError> {
+        let partition = &mut self.partitions[bucket.partition];
+        let gradient = if self.zero >= Zero::Z2 {
+            let running = &mut self.running[bucket.partition];
+            running.resize(partition.elements, 0.0);
+            running
+        } else {
+            &mut partition.gradient
+        };
+        let of_own_tokens = |s: &&Slot| s.kind == partition.kind && s.partial_over_tp;
+        let slots = self.slots.iter().filter(of_own_tokens);
+        let runs: Vec<_> = slots.filter_map(|s| overlap(&bucket.range, s)).collect();
+        if runs.is_empty() {
+            return Ok(());
+        }
+        let mut terms: Vec<f32> = runs.iter().flat_map(|r| &gradient[r.clone()]).copied().collect();
+        partition.sharing.tp.all_reduce(comm, WHAT, &mut terms)?;
+        for (g, sum) in runs.into_iter().flatten().zip(terms) {
+            gradient[g] = sum;
+        }
+        Ok(())
+    }
+
+    /// ZeRO-0: every rank gets the sums of all.
+    fn gather_sums(
+        &mut self,
+        comm: &dyn Communicator,
+        summed: Vec<Summed>,
+    ) -> Result<(), ExecutorError> {
+        let mut arriving = Vec::with_capacity(summed.len());
+        for Summed { bucket, sum } in summed {
+            let group = self.partitions[bucket.partition].reducing(self.zero);
+            arriving.push((bucket, group.all_gather(comm, WHAT, pack(&sum))?));
+        }
+        for (bucket, pending) in arriving {
+            let parts = pending.wait(comm)?;
+            let mut to = &mut self.partitions[bucket.partition].gradient[bucket.range];
+            for part in &parts {
+                let (here, rest) = to.split_at_mut(part.len() / size_of::<f32>());
+                here.copy_from_slice(&unpack(part));
+                to = rest;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sharded states: a rank keeps the sums of its own shard, over all replicas.
+    fn keep_own(
+        &mut self,
+        comm: &dyn Communicator,
+        summed: &[Summed],
+    ) -> Result<(), ExecutorError> {
+        for (p, partition) in self.partitions.iter_mut().enumerate() {
+            let here = || summed.iter().filter(|s| s.bucket.partition == p);
+            if here().next().is_none() {
+                continue;
+            }
+            let mut sums = vec![0.0; partition.own.len()];
+            for Summed { bucket, sum } in here() {
+                let rank = partition.sharing.shard.index;
+                let part = partition.part(&bucket.range, rank, self.zero);
+                if !part.is_empty() {
+                    let start = partition.own.start;
+                    sums[part.start - start..part.end - start].copy_from_slice(sum);
+                }
+            }
+            let replicate = &partition.sharing.replicate;
+            replicate.all_reduce(comm, WHAT, &mut sums)?;
+            if self.zero >= Zero::Z2 {
+                for (g, sum) in partition.gradient.iter_mut().zip(&sums) {
+                    *g += sum;
+                }
+                self.running[p] = Vec::new();
+            } else {
+                partition.gradient[partition.own.clone()].copy_from_slice(&sums);
+            }
+        }
+        Ok(())
+    }
+
+    fn reduce_trees(&mut self, comm: &dyn Communicator) -> Result<(), ExecutorError> {
+        for (s, slot) in self.slots.iter().enumerate() {
+            let partition = &mut self.partitions[slot.kind as usize];
+            let sharing = &partition.sharing;
+            let group = if slot.partial_over_tp {
+                &sharing.all_with_tp
+            } else {
+                &sharing.all
+            };
+            let mut whole = vec![0.0; slot.len];
+            for (u, trees) in self.trees[s].iter_mut().enumerate() {
+                let gathered = gather(comm, group, std::mem::take(trees))?;
+                for (start, tree) in gathered {
+                    let Some(root) = tree.root() else { continue };
+                    for (sum, x) in whole[start..].iter_mut().zip(root) {
+                        // Each use of a tied weight is whole before they are added.
+                        *sum = if u == 0 { x } else { *sum + x };
+                    }
+                }
+            }
+            let base = match self.zero {
+                Zero::Z0 | Zero::Z1 => 0,
+                Zero::Z2 | Zero::Z3 => partition.own.start,
+            };
+            for at in overlap(&partition.own, slot).into_iter().flatten() {
+                partition.gradient[at - base] = whole[at - slot.offset];
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Partition {
+    /// Who sums gradients together first: the ranks that shard states, else those with copies.
+    fn reducing(&self, zero: Zero) -> &Group {
+        match zero {
+            Zero::Z0 => &self.sharing.replicate,
+            Zero::Z1 | Zero::Z2 | Zero::Z3 => &self.sharing.shard,
+        }
+    }
+
+    /// What of a run of elements a member of that group sums.
+    fn part(&self, run: &Range<usize>, member: usize, zero: Zero) -> Range<usize> {
+        let members = self.reducing(zero).size();
+        let (first, chunk) = match zero {
+            Zero::Z0 => (run.start, run.len().div_ceil(members)),
+            Zero::Z1 | Zero::Z2 | Zero::Z3 => (0, self.elements.div_ceil(members)),
+        };
+        let start = first + chunk * member;
+        start.clamp(run.start, run.end)..(start + chunk).clamp(run.start, run.end)
+    }
+}
+
+/// Everyone's trees, merged.
+fn gather(
+    comm: &dyn Communicator,
+    group: &Group,
+    mut trees: BTreeMap<usize, TreeSum>,
+) -> Result<BTreeMap<usize, TreeSum>, ExecutorError> {
+    if group.size() == 1 {
+        return Ok(trees);
+    }
+    let mut bytes = Vec::new();
+    for (start, tree) in &trees {
+        bytes.extend((*start as u64).to_le_bytes());
+        tree.write(&mut bytes);
+    }
+    let message: comm::Message = std::sync::Arc::new(bytes);
+    let arrived = group.all_gather(comm, "gradients", message)?.wait(comm)?;
+    for (index, bytes) in arrived.iter().enumerate() {
+        if index == group.index {
+            continue;
+        }
+        let mut bytes = bytes.as_slice();
+        while !bytes.is_empty() {
+            let (start, rest) = bytes.split_at(8);
+            let start = u64::from_le_bytes(start.try_into().expect("eight bytes")) as usize;
+            bytes = trees.entry(start).or_default().read(rest);
+        }
+    }
+    Ok(trees)
+}
+
