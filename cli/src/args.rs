@@ -332,6 +332,9 @@ pub(crate) struct RunArgs {
     /// Exact: equal to the bit under every layout, slower. Fast: equal within rounding
     #[arg(long, value_enum, default_value_t = NumericsArg::Fast)]
     pub(crate) numerics: NumericsArg,
+    /// Run the model's code for every micro-batch instead of replaying what it did once: same bits
+    #[arg(long)]
+    pub(crate) eager: bool,
     /// Local: ranks are threads of this process. Mpi: this process is one rank of a job that mpirun or
     /// srun started
     #[arg(long, value_enum, default_value_t = CommunicatorArg::Local)]

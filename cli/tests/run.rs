@@ -44,13 +44,10 @@ fn check(model: &str, layouts: &[&str]) {
         let phases = answer["phases"].as_array().expect("a list");
         assert!(phases.iter().any(|p| p["phase"] == "F"));
         for line in answer["memory"].as_array().expect("a list") {
-            // Experts are loaded as the tokens choose; predictions take them as balanced.
-            if model != "mixtral" || line["name"] != "saved activations" {
-                assert_eq!(
-                    line["measured_bytes"], line["predicted_bytes"],
-                    "{layout} {line}"
-                );
-            }
+            assert_eq!(
+                line["measured_bytes"], line["predicted_bytes"],
+                "{layout} {line}"
+            );
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use dtensor::CollectiveKind;
+use dtensor::{CollectiveKind, Routing};
 use models::{BlockClass, BlockLayout};
 use plans::{Axis, Recompute, Strategy, Zero};
 use spec::runtime::Rewrite;
@@ -256,7 +256,7 @@ fn push(runs: &mut Vec<Run>, cost: &Arc<BlockCost>, count: u64) {
 }
 
 /// Memo key of a block under a strategy.
-fn key(
+pub(crate) fn key(
     costs: &CostModel,
     strategy: &Strategy,
     class: BlockClass,
@@ -275,6 +275,7 @@ fn key(
         micro_batch: strategy.micro_batch,
         seq_len: workload.seq_len,
         dtype: workload.precision.activation(),
+        routing: Routing::Balanced,
     };
     let groups = BlockGroups {
         tp: strategy.group(Axis::Tp),

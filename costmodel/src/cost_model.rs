@@ -1,7 +1,9 @@
 //! The entry point: prices of one scenario, with layer costs and programs remembered.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock};
 
+use dtensor::RoutedRows;
 use plans::{Floors, Prediction, Schedule, ScheduleKind, Strategy, Timeline, program};
 use rustc_hash::FxHashMap;
 use spec::model::{AttentionKind, ModelConfig};
@@ -191,7 +193,24 @@ impl CostModel {
     pub fn held(&self, strategy: &Strategy) -> Result<Vec<Held>, CostError> {
         let pipeline = self.pipeline(strategy)?;
         let assembled = assemble(self, strategy, Arc::clone(&pipeline.rank_of_stage))?;
-        Ok(held::held(&assembled, &*self.program(strategy)?))
+        held::held(&assembled, &*self.program(strategy)?)
+    }
+
+    /// What one rank keeps for backward at most, as [`CostModel::held`], when `rows` says how many
+    /// rows its experts get by micro-batch and layer.
+    ///
+    /// # Errors
+    /// When a block cannot be traced.
+    pub fn peak_saved(
+        &self,
+        strategy: &Strategy,
+        pp: u64,
+        rows: &BTreeMap<(u32, u64), RoutedRows>,
+    ) -> Result<Bytes, CostError> {
+        let pipeline = self.pipeline(strategy)?;
+        let assembled = assemble(self, strategy, Arc::clone(&pipeline.rank_of_stage))?;
+        let actions = &self.program(strategy)?.ranks[pp as usize];
+        held::with_routing(self, strategy, &assembled, actions, rows)
     }
 
     /// Allocated memory as the allocator reserves it.

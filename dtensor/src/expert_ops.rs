@@ -5,6 +5,7 @@ use spec::{Axis, DType};
 use crate::error::DTensorError;
 use crate::ops::{no_rule, shards};
 use crate::placement::{Placement, Placements};
+use crate::plan::Routing;
 use crate::tape::{DTensor, Rule, Tape};
 use crate::trace::{CollectiveKind, Detail, OpKind, TensorRole};
 
@@ -82,16 +83,24 @@ impl Tape<'_> {
         out
     }
 
-    /// Rows exchanged between expert ranks, or `back`; balanced routing leaves their number as it
-    /// is.
-    pub fn dispatch(&mut self, scope: &str, rows: &DTensor, back: bool) -> DTensor {
+    /// Rows exchanged between expert ranks, or back to where they were as `home`.
+    pub fn dispatch(&mut self, scope: &str, rows: &DTensor, home: Option<&DTensor>) -> DTensor {
         if self.mesh().ep == 1 {
             return rows.clone();
         }
-        let shape = self.trace.tensor(rows.id).shape.clone();
+        let mut shape = self.trace.tensor(rows.id).shape.clone();
+        shape[0] = match (home, self.plan.routing) {
+            (Some(home), _) => home.shape[0],
+            (None, Routing::Balanced) => shape[0],
+            (None, Routing::Recorded(rows)) => rows.dispatched,
+        };
         let name = format!("{scope}.exchanged");
-        let id = self.local_tensor(&name, shape, rows.dtype, TensorRole::Activation);
-        let out = DTensor { id, ..rows.clone() };
+        let id = self.local_tensor(&name, shape.clone(), rows.dtype, TensorRole::Activation);
+        let out = DTensor {
+            id,
+            shape,
+            ..rows.clone()
+        };
         let collective = self.collective(CollectiveKind::AllToAll, Axis::Ep, rows.id, out.id);
         let to = Placement::Shard(0);
         let rule = Rule::Redistribute {
@@ -107,23 +116,30 @@ impl Tape<'_> {
             &[],
             rule,
         );
+        let back = home.is_some();
         self.detail(Detail::Dispatch { back });
         out
     }
 
-    /// Rows of all expert-tensor-parallel peers together (`to` replicated), or summed and shared
-    /// out again (`to` sharded).
-    pub fn expert_tensor_exchange(&mut self, scope: &str, rows: &DTensor, gather: bool) -> DTensor {
+    /// Rows of all expert-tensor-parallel peers together, or summed and shared out as they were as
+    /// `home`.
+    pub fn expert_tensor_exchange(
+        &mut self,
+        scope: &str,
+        rows: &DTensor,
+        home: Option<&DTensor>,
+    ) -> DTensor {
         let etp = self.mesh().etp;
         if etp == 1 {
             return rows.clone();
         }
         let mut shape = self.trace.tensor(rows.id).shape.clone();
-        shape[0] = if gather {
-            shape[0] * etp
-        } else {
-            shape[0] / etp
+        shape[0] = match (home, self.plan.routing) {
+            (Some(home), _) => home.shape[0],
+            (None, Routing::Balanced) => shape[0] * etp,
+            (None, Routing::Recorded(rows)) => rows.gathered,
         };
+        let gather = home.is_none();
         let name = format!("{scope}.gathered");
         let id = self.local_tensor(&name, shape.clone(), rows.dtype, TensorRole::Activation);
         let (kind, from, to) = if gather {

@@ -19,7 +19,7 @@ pub use error::DTensorError;
 pub use layout::BlockPosition;
 pub use ops::Nonlinearity;
 pub use placement::{BLOCK_AXES, BlockMesh, Placement, Placements};
-pub use plan::{Entry, ShardingPlan};
+pub use plan::{Entry, RoutedRows, Routing, ShardingPlan};
 pub use tape::{DTensor, Tape};
 pub use trace::{
     AttentionShape, Collective, CollectiveKind, Detail, Op, OpKind, ParameterInfo, Pass, TensorId,

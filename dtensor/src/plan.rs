@@ -31,6 +31,27 @@ pub struct ShardingPlan {
     pub input: Placements,
     /// How attention exchanges keys and values over the sharded sequence.
     pub attention_exchange: CpKind,
+    /// How many rows reach the experts here.
+    pub routing: Routing,
+}
+
+/// How many rows (a token's choice of an expert is one) reach the experts of a rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Routing {
+    /// As many as its tokens send out.
+    #[default]
+    Balanced,
+    /// As many as one did in a run.
+    Recorded(RoutedRows),
+}
+
+/// Rows that reached the experts of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RoutedRows {
+    /// After the exchange between expert-parallel ranks.
+    pub dispatched: u64,
+    /// With those of the expert-tensor-parallel peers.
+    pub gathered: u64,
 }
 
 impl Entry {

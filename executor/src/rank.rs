@@ -1,8 +1,9 @@
 //! One rank of a training job: runs its action list step after step.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
 
+use dtensor::RoutedRows;
 use dtensor::comm::{Communicator, Group};
 use dtensor::cpu::{ExactSum, FirstNonFinite, Half, Machine, MicroBatch, Tensor, Watch};
 use plans::{Action, ActionKind, Event, Stream};
@@ -43,6 +44,37 @@ pub struct RankReport {
     pub states: StateBytes,
     /// Most bytes kept for backward at any moment of a step.
     pub peak_saved: u64,
+    /// Rows that reached this rank's experts in that step.
+    pub routed: Vec<Routed>,
+}
+
+impl RankReport {
+    /// Rows that reached this rank's experts when it kept most for backward, by micro-batch and
+    /// layer.
+    #[must_use]
+    pub fn routed_rows(&self) -> BTreeMap<(u32, u64), RoutedRows> {
+        let rows = |r: &Routed| RoutedRows {
+            dispatched: r.dispatched,
+            gathered: r.gathered,
+        };
+        let routed = self.routed.iter();
+        routed
+            .map(|r| ((r.micro_batch, r.layer), rows(r)))
+            .collect()
+    }
+}
+
+/// Rows (a token's choice of an expert is one) that reached a rank's experts in one forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Routed {
+    /// Micro-batch.
+    pub micro_batch: u32,
+    /// Layer.
+    pub layer: u64,
+    /// After the exchange between expert-parallel ranks.
+    pub dispatched: u64,
+    /// With those of the expert-tensor-parallel peers.
+    pub gathered: u64,
 }
 
 /// One rank.
@@ -90,6 +122,7 @@ impl<'j> Rank<'j> {
             dtype: job.dtype(),
             seed: job.settings.seed,
             gradient_bucket: job.settings.gradient_bucket,
+            execution: job.settings.execution,
         };
         let owned = (0u32..)
             .zip(&job.schedule.rank_of_stage)
@@ -164,6 +197,7 @@ impl<'j> Rank<'j> {
         self.report.events.clear();
         let last_backward = self.last_backward();
         let actions = self.actions;
+        let mut peak_saved = 0;
         for (index, &action) in actions.iter().enumerate() {
             self.prefetch(action, &actions[index + 1..])?;
             let from = start.elapsed().as_secs_f64();
@@ -173,7 +207,13 @@ impl<'j> Rank<'j> {
                 .events
                 .push(event(action, self.place.pp, from, to));
             let saved = self.stages.iter().map(|(_, s)| s.saved_bytes()).sum();
-            self.report.peak_saved = self.report.peak_saved.max(saved);
+            peak_saved = peak_saved.max(saved);
+        }
+        let routed = self.stages.iter_mut().flat_map(|(_, s)| s.take_routed());
+        let routed: Vec<_> = routed.collect();
+        if peak_saved > self.report.peak_saved {
+            self.report.peak_saved = peak_saved;
+            self.report.routed = routed;
         }
         let seconds = start.elapsed().as_secs_f64();
         self.report.step_times.push(seconds);

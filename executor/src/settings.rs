@@ -14,6 +14,8 @@ pub struct Settings {
     pub steps: u64,
     /// How sums that a sharding splits are evaluated.
     pub numerics: Numerics,
+    /// When the model's code runs.
+    pub execution: Execution,
     /// Draw dropout by rank, as systems that seed every rank do, instead of by element: layouts then
     /// differ. For comparisons.
     pub dropout_by_rank: bool,
@@ -23,6 +25,16 @@ pub struct Settings {
     pub gradient_bucket: Bytes,
     /// How long a rank waits for another.
     pub timeout: Duration,
+}
+
+/// When a model's code runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Execution {
+    /// Once per block, before training; passes replay what it recorded.
+    #[default]
+    Replayed,
+    /// For every micro-batch anew, as in a system that does not compile.
+    Eager,
 }
 
 impl Settings {

@@ -2,6 +2,7 @@
 //! model, and how they begin.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use dtensor::cpu::Block;
 use dtensor::layout::consecutive;
@@ -142,7 +143,7 @@ impl Slot {
 
 /// Parameters of a stage's blocks, in order.
 #[must_use]
-pub fn slots(model: &ModelConfig, blocks: &[Block], position: &BlockPosition) -> Vec<Slot> {
+pub fn slots(model: &ModelConfig, blocks: &[Arc<Block>], position: &BlockPosition) -> Vec<Slot> {
     let mut slots: Vec<Slot> = Vec::new();
     let mut by_name: HashMap<String, usize> = HashMap::new();
     let mut ends = [0usize; 2];

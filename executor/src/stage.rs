@@ -1,23 +1,46 @@
 //! A virtual stage on one rank: its blocks, its states, and its passes.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
+use dtensor::Routing;
 use dtensor::cpu::{Block, Context, Half, Keep, Machine, MicroBatch, Saved, Tensor};
 use models::{BlockClass, BlockLayout};
 use plans::{Recompute, Strategy};
-use spec::{Bytes, DType};
 use spec::model::ModelConfig;
+use spec::{Bytes, DType};
 
 use crate::error::ExecutorError;
 use crate::mesh::Mesh;
+use crate::rank::Routed;
+use crate::settings::Execution;
 use crate::slots;
 use crate::states::{Sharing, States};
 
 /// A virtual stage.
 pub(crate) struct Stage {
-    blocks: Vec<Block>,
+    blocks: Vec<Arc<Block>>,
+    eager: Option<Eager>,
     pub(crate) states: States,
-    saved: HashMap<u32, Vec<Saved>>,
+    saved: HashMap<u32, Vec<(Arc<Block>, Saved)>>,
+    /// Rows that reached this rank's experts since they were last taken.
+    routed: Vec<Routed>,
+}
+
+/// What it takes to run a stage's model code for every micro-batch.
+struct Eager {
+    model: ModelConfig,
+    layout: BlockLayout,
+    recipes: Vec<Recipe>,
+}
+
+/// How a block is made.
+struct Recipe {
+    class: BlockClass,
+    /// Put before scopes.
+    prefix: String,
+    layer: Option<u64>,
+    keep: Keep,
 }
 
 /// What a stage is made of.
@@ -28,6 +51,7 @@ pub(crate) struct Plan<'p> {
     pub(crate) dtype: DType,
     pub(crate) seed: u64,
     pub(crate) gradient_bucket: Bytes,
+    pub(crate) execution: Execution,
 }
 
 /// A backward pass.
@@ -38,6 +62,24 @@ pub(crate) struct Backward {
     pub(crate) reduces: bool,
 }
 
+impl Plan<'_> {
+    fn layout(&self) -> BlockLayout {
+        let s = self.strategy;
+        BlockLayout {
+            tp: s.tp,
+            sequence_parallel: s.sequence_parallel,
+            cp: s.cp,
+            cp_kind: s.cp_kind,
+            ep: s.ep,
+            etp: s.etp,
+            micro_batch: s.micro_batch,
+            seq_len: self.seq_len,
+            dtype: self.dtype,
+            routing: Routing::Balanced,
+        }
+    }
+}
+
 impl Stage {
     pub(crate) fn new(
         plan: &Plan<'_>,
@@ -46,8 +88,18 @@ impl Stage {
         rank: usize,
         stage: u64,
     ) -> Result<Self, ExecutorError> {
-        let blocks = blocks(plan, stage)?;
+        let layout = plan.layout();
+        let recipes = Recipe::of_stage(plan, stage)?;
+        let blocks = recipes
+            .iter()
+            .map(|recipe| Ok(Arc::new(recipe.block(plan.model, &layout)?)))
+            .collect::<Result<Vec<_>, ExecutorError>>()?;
         let slots = slots::slots(plan.model, &blocks, &machine.position);
+        let eager = (plan.execution == Execution::Eager).then(|| Eager {
+            model: plan.model.clone(),
+            layout,
+            recipes,
+        });
         let zero = plan.strategy.zero;
         let states = States::new(
             slots,
@@ -58,14 +110,22 @@ impl Stage {
         );
         Ok(Self {
             blocks,
+            eager,
             states,
             saved: HashMap::new(),
+            routed: Vec::new(),
         })
     }
 
     /// Bytes kept for backward.
     pub(crate) fn saved_bytes(&self) -> u64 {
-        self.saved.values().flatten().map(Saved::bytes).sum()
+        let kept = self.saved.values().flatten();
+        kept.map(|(_, saved)| saved.bytes()).sum()
+    }
+
+    /// Takes what is known of the rows that reached this rank's experts.
+    pub(crate) fn take_routed(&mut self) -> Vec<Routed> {
+        std::mem::take(&mut self.routed)
     }
 
     pub(crate) fn forward(
@@ -77,7 +137,14 @@ impl Stage {
     ) -> Result<Tensor, ExecutorError> {
         let mut kept = Vec::with_capacity(self.blocks.len());
         let mut x = input;
-        for (index, block) in self.blocks.iter().enumerate() {
+        for index in 0..self.blocks.len() {
+            let block = match &self.eager {
+                None => Arc::clone(&self.blocks[index]),
+                Some(eager) => {
+                    let recipe = &eager.recipes[index];
+                    Arc::new(recipe.block(&eager.model, &eager.layout)?)
+                }
+            };
             let (parameters, _) = self.states.block(index);
             let context = Context {
                 machine,
@@ -85,7 +152,15 @@ impl Stage {
                 parameters: &parameters,
             };
             let forward = block.forward(&context, x.take())?;
-            kept.push(forward.saved);
+            if let (Some(rows), Some(layer)) = (forward.routed, block.layer) {
+                self.routed.push(Routed {
+                    micro_batch,
+                    layer,
+                    dispatched: rows.dispatched,
+                    gathered: rows.gathered,
+                });
+            }
+            kept.push((block, forward.saved));
             x = Some(forward.output);
         }
         self.saved.insert(micro_batch, kept);
@@ -104,14 +179,13 @@ impl Stage {
         let Backward { half, reduces } = pass;
         let mut kept = self.saved.remove(&micro_batch).unwrap_or_default();
         let mut gradient = gradient;
-        for (index, block) in self.blocks.iter().enumerate().rev() {
+        for (index, (block, saved)) in kept.iter_mut().enumerate().rev() {
             let (parameters, mut sink) = self.states.block(index);
             let context = Context {
                 machine,
                 batch,
                 parameters: &parameters,
             };
-            let saved = &mut kept[index];
             gradient = block.backward(&context, saved, gradient.take(), half, &mut sink)?;
             if reduces {
                 self.states.send_gradients(machine.comm, index)?;
@@ -124,54 +198,57 @@ impl Stage {
     }
 }
 
-/// The blocks of a virtual stage, traced for this strategy.
-fn blocks(plan: &Plan<'_>, stage: u64) -> Result<Vec<Block>, ExecutorError> {
-    let (model, s) = (plan.model, plan.strategy);
-    let layout = BlockLayout {
-        tp: s.tp,
-        sequence_parallel: s.sequence_parallel,
-        cp: s.cp,
-        cp_kind: s.cp_kind,
-        ep: s.ep,
-        etp: s.etp,
-        micro_batch: s.micro_batch,
-        seq_len: plan.seq_len,
-        dtype: plan.dtype,
-    };
-    let trace = |class| models::trace_block(model, class, &layout);
-    let names = models::names::names(model);
-    let mut blocks = Vec::new();
-    if stage == 0 {
-        let trace = trace(BlockClass::Embedding)?;
-        blocks.push(Block::new(trace, "", None, Keep::All));
-    }
-    let first: u64 = s.stages.0[..stage as usize].iter().sum();
-    for (i, layer) in (first..first + s.stages.0[stage as usize]).enumerate() {
-        let trace = trace(BlockClass::Layer(model.layer_class(layer)))?;
-        let prefix = names.layer.replace("{layer}", &layer.to_string());
-        let keep = match s.recompute {
-            Recompute::None => Keep::All,
-            Recompute::Selective => Keep::NotAttention,
-            Recompute::Full => Keep::Input,
-            Recompute::Layers(n) if (i as u64) < n => Keep::Input,
-            Recompute::Layers(_) => Keep::All,
-            Recompute::SelectiveOps => {
-                return Err(ExecutorError::Model {
-                    model: model.name.clone(),
-                    reason:
-                        "recompute=selective_ops is torchtitan's; use none, selective, full or \
-                             layers:N"
-                            .to_owned(),
-                });
-            }
+impl Recipe {
+    /// The blocks of a virtual stage, in order.
+    fn of_stage(plan: &Plan<'_>, stage: u64) -> Result<Vec<Self>, ExecutorError> {
+        let (model, s) = (plan.model, plan.strategy);
+        let whole = |class| Self {
+            class,
+            prefix: String::new(),
+            layer: None,
+            keep: Keep::All,
         };
-        blocks.push(Block::new(trace, &prefix, Some(layer), keep));
+        let names = models::names::names(model);
+        let mut recipes = Vec::new();
+        if stage == 0 {
+            recipes.push(whole(BlockClass::Embedding));
+        }
+        let first: u64 = s.stages.0[..stage as usize].iter().sum();
+        for (i, layer) in (first..first + s.stages.0[stage as usize]).enumerate() {
+            let keep = match s.recompute {
+                Recompute::None => Keep::All,
+                Recompute::Selective => Keep::NotAttention,
+                Recompute::Full => Keep::Input,
+                Recompute::Layers(n) if (i as u64) < n => Keep::Input,
+                Recompute::Layers(_) => Keep::All,
+                Recompute::SelectiveOps => {
+                    return Err(ExecutorError::Model {
+                        model: model.name.clone(),
+                        reason:
+                            "recompute=selective_ops is torchtitan's; use none, selective, full or \
+                             layers:N"
+                                .to_owned(),
+                    });
+                }
+            };
+            recipes.push(Self {
+                class: BlockClass::Layer(model.layer_class(layer)),
+                prefix: names.layer.replace("{layer}", &layer.to_string()),
+                layer: Some(layer),
+                keep,
+            });
+        }
+        if stage + 1 == s.stages.0.len() as u64 {
+            recipes.push(whole(BlockClass::Head));
+        }
+        Ok(recipes)
     }
-    if stage + 1 == s.stages.0.len() as u64 {
-        let trace = trace(BlockClass::Head)?;
-        blocks.push(Block::new(trace, "", None, Keep::All));
+
+    /// Runs the model's code and makes what it recorded ready.
+    fn block(&self, model: &ModelConfig, layout: &BlockLayout) -> Result<Block, ExecutorError> {
+        let trace = models::trace_block(model, self.class, layout)?;
+        Ok(Block::new(trace, &self.prefix, self.layer, self.keep))
     }
-    Ok(blocks)
 }
 
 /// Who shares dense and expert states with a rank.

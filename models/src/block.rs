@@ -1,5 +1,6 @@
 //! The blocks a model is traced in: equal blocks under equal layouts have equal traces.
 
+use dtensor::Routing;
 use plans::Strategy;
 use spec::CpKind;
 use spec::{DType, LayerClass, Workload};
@@ -38,6 +39,8 @@ pub struct BlockLayout {
     pub seq_len: u64,
     /// Element type of activations and compute weights.
     pub dtype: DType,
+    /// How many rows reach this rank's experts.
+    pub routing: Routing,
 }
 
 impl BlockLayout {
@@ -54,6 +57,7 @@ impl BlockLayout {
             micro_batch: strategy.micro_batch,
             seq_len: workload.seq_len,
             dtype: workload.precision.activation(),
+            routing: Routing::Balanced,
         }
     }
 }

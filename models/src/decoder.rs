@@ -145,12 +145,12 @@ impl Block<'_, '_, '_> {
             self.model.constants.normalise_top_k,
         );
         let scope = format!("{}.experts", n.moe);
-        let rows = self.tape.permute(&scope, &x, moe.top_k);
-        let rows = self.tape.dispatch(&scope, &rows, false);
-        let rows = self.tape.expert_tensor_exchange(&scope, &rows, true);
+        let chosen_rows = self.tape.permute(&scope, &x, moe.top_k);
+        let sent = self.tape.dispatch(&scope, &chosen_rows, None);
+        let rows = self.tape.expert_tensor_exchange(&scope, &sent, None);
         let rows = self.expert_mlp(moe, &rows)?;
-        let rows = self.tape.expert_tensor_exchange(&scope, &rows, false);
-        let rows = self.tape.dispatch(&scope, &rows, true);
+        let rows = self.tape.expert_tensor_exchange(&scope, &rows, Some(&sent));
+        let rows = self.tape.dispatch(&scope, &rows, Some(&chosen_rows));
         let routed = self.tape.unpermute(&scope, &rows, &chosen, &x);
         if moe.shared_ffn == 0 {
             return Ok(routed);

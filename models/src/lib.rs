@@ -8,7 +8,7 @@ pub mod names;
 mod plan_section;
 pub mod sharding;
 
-use dtensor::{ParameterInfo, Tape, Trace};
+use dtensor::{ParameterInfo, Routing, Tape, Trace};
 use spec::model::ModelConfig;
 use spec::{CpKind, DType};
 
@@ -119,5 +119,6 @@ fn single_device() -> BlockLayout {
         micro_batch: 1,
         seq_len: 16,
         dtype: DType::Bf16,
+        routing: Routing::Balanced,
     }
 }

@@ -45,6 +45,7 @@ pub fn sharding_plan(
         forward: entries(forward(&names, between))?,
         input,
         attention_exchange: layout.cp_kind,
+        routing: layout.routing,
     })
 }
 

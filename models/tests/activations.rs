@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use dtensor::{OpKind, TensorRole, Trace};
+use dtensor::{OpKind, Routing, TensorRole, Trace};
 use models::{BlockClass, BlockLayout, trace_block};
 use spec::{CpKind, DType, ModelConfig};
 
@@ -27,6 +27,7 @@ fn trace(tp: u64, sequence_parallel: bool) -> Trace {
         micro_batch: B,
         seq_len: S,
         dtype: DType::Bf16,
+        routing: Routing::Balanced,
     };
     trace_block(&model, BlockClass::Layer(model.layer_class(0)), &layout).expect("traces")
 }

@@ -1,5 +1,6 @@
 //! Parameter counts equal the published ones to the unit, and ranks partition them exactly.
 
+use dtensor::Routing;
 use models::{BlockClass, BlockLayout, parameter_count, trace_block};
 use proptest::prelude::*;
 use spec::{CpKind, DType};
@@ -63,6 +64,7 @@ fn every_preset_traces_under_every_axis() {
                     micro_batch: 1,
                     seq_len: 64,
                     dtype: DType::Bf16,
+                    routing: Routing::Balanced,
                 };
                 trace_block(&model, block, &layout)
                     .unwrap_or_else(|e| panic!("{} {block:?} {cp_kind:?}: {e}", info.name));
@@ -91,6 +93,7 @@ fn layout(tp: u64, ep: u64, etp: u64) -> BlockLayout {
         micro_batch: 1,
         seq_len: 256,
         dtype: DType::Bf16,
+        routing: Routing::Balanced,
     }
 }
 

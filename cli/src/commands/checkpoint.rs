@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dtensor::cpu::Numerics;
 use executor::checkpoint::{Checkpoint, Manifest, ParameterEntry};
-use executor::{AdamW, Checkpoints, Dataset, Job, Observer, Session, Settings};
+use executor::{AdamW, Checkpoints, Dataset, Execution, Job, Observer, Session, Settings};
 use serde::Serialize;
 
 use crate::args::{CheckpointAction, CheckpointArgs, CheckpointPath, ReshardArgs};
@@ -140,6 +140,7 @@ fn reshard(args: &ReshardArgs) -> Result<ExitCode, CliError> {
         seed: checkpoint.manifest.seed,
         steps: checkpoint.manifest.step,
         numerics: Numerics::Fast,
+        execution: Execution::Replayed,
         dropout_by_rank: false,
         gradient_bucket: Settings::GRADIENT_BUCKET,
         optimizer: AdamW::default(),

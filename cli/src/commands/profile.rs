@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use dtensor::{BlockMesh, BlockPosition};
+use dtensor::{BlockMesh, BlockPosition, Routing};
 use models::{BlockClass, BlockLayout};
 use profiler::{BlockRequest, Effort};
 use serde::Serialize;
@@ -265,6 +265,7 @@ fn layouts(model: &ModelConfig, tokens: &[[u64; 2]], dtype: DType) -> Vec<BlockL
             micro_batch,
             seq_len,
             dtype,
+            routing: Routing::Balanced,
         };
         let experts = if model.moe.is_some() { 2 } else { 1 };
         layouts.push(alone);

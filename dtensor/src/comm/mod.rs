@@ -202,26 +202,26 @@ impl Group {
     pub fn sum(
         &self,
         comm: &dyn Communicator,
-    what: &str,
-    parts: &[Message],
-) -> Result<Vec<f32>, CommError> {
-    let mut total = unpack(&parts[0]);
-    for (index, part) in parts.iter().enumerate().skip(1) {
-        if part.len() != total.len() * 4 {
-            return Err(CommError::Size {
-                rank: comm.rank(),
-                peer: self.ranks[index],
-                collective: what.to_owned(),
-                got: part.len(),
-                expected: total.len() * 4,
-            });
+        what: &str,
+        parts: &[Message],
+    ) -> Result<Vec<f32>, CommError> {
+        let mut total = unpack(&parts[0]);
+        for (index, part) in parts.iter().enumerate().skip(1) {
+            if part.len() != total.len() * 4 {
+                return Err(CommError::Size {
+                    rank: comm.rank(),
+                    peer: self.ranks[index],
+                    collective: what.to_owned(),
+                    got: part.len(),
+                    expected: total.len() * 4,
+                });
+            }
+            for (sum, bytes) in total.iter_mut().zip(part.chunks_exact(4)) {
+                *sum += f32::from_le_bytes(bytes.try_into().expect("chunks of four"));
+            }
         }
-        for (sum, bytes) in total.iter_mut().zip(part.chunks_exact(4)) {
-            *sum += f32::from_le_bytes(bytes.try_into().expect("chunks of four"));
-        }
+        Ok(total)
     }
-    Ok(total)
-}
 
     /// Every member ends with the sum, added in member order.
     ///

@@ -3,6 +3,8 @@
 use super::math::exp;
 use super::tensor::Tensor;
 use crate::comm::{CommError, Communicator, Group, Message};
+use crate::placement::BlockMesh;
+use crate::plan::RoutedRows;
 use std::sync::Arc;
 
 /// One row on its way: a token's choice of an expert. Rows are ordered by these fields, so an
@@ -100,6 +102,15 @@ impl Route {
             places[source as usize] = row;
         }
         places
+    }
+
+    /// How many rows reached this rank's experts.
+    pub(super) fn rows(&self, mesh: &BlockMesh) -> RoutedRows {
+        let count = |level: usize| self.levels[level].rows.len() as u64;
+        RoutedRows {
+            dispatched: count(usize::from(mesh.ep > 1)),
+            gathered: count(self.levels.len() - 1),
+        }
     }
 
     /// Rows where the experts are.

@@ -162,7 +162,11 @@ impl States {
         if runs.is_empty() {
             return Ok(());
         }
-        let mut terms: Vec<f32> = runs.iter().flat_map(|r| &gradient[r.clone()]).copied().collect();
+        let mut terms: Vec<f32> = runs
+            .iter()
+            .flat_map(|r| &gradient[r.clone()])
+            .copied()
+            .collect();
         partition.sharing.tp.all_reduce(comm, WHAT, &mut terms)?;
         for (g, sum) in runs.into_iter().flatten().zip(terms) {
             gradient[g] = sum;
@@ -309,4 +313,3 @@ fn gather(
     }
     Ok(trees)
 }
-

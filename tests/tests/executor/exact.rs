@@ -1,6 +1,7 @@
 //! Exact mode: every layout gives the bits of one device.
 
 use dtensor::cpu::Numerics;
+use executor::{Execution, Outcome};
 use spec::Precision;
 use spec::model::ModelConfig;
 
@@ -146,4 +147,37 @@ fn uneven_vocabularies() {
 fn mixed_precision_is_exact_too() {
     check(&llama(), Precision::Bf16, MIXES);
     check(&mixtral(), Precision::Bf16, &EXPERTS[..6]);
+}
+
+/// Running the model's code for every micro-batch gives the bits of replaying what it recorded.
+#[test]
+fn eager_is_replayed() {
+    let layouts = [
+        "tp=1,mbs=1,recompute=selective",
+        "tp=2,sp=on,cp=2,cp_kind=ring,mbs=2,recompute=full",
+        "pp=2,vpp=2,dp=2,zero=2,mbs=1,schedule=zb-v",
+    ];
+    for (model, layouts) in [
+        (nanogpt(0.1), layouts.as_slice()),
+        (mixtral(), &EXPERTS[6..]),
+    ] {
+        for layout in layouts {
+            for numerics in [Numerics::Exact, Numerics::Fast] {
+                let mut job = job(&model, layout, numerics, Precision::Fp32, 3);
+                let replayed = train(&job);
+                job.settings.execution = Execution::Eager;
+                let eager = train(&job);
+                assert_eq!(eager.losses, replayed.losses, "{layout}");
+                assert_eq!(
+                    eager.weights_sha256(),
+                    replayed.weights_sha256(),
+                    "{layout}"
+                );
+                let kept = |outcome: &Outcome| -> Vec<u64> {
+                    outcome.ranks.iter().map(|r| r.peak_saved).collect()
+                };
+                assert_eq!(kept(&eager), kept(&replayed), "{layout}");
+            }
+        }
+    }
 }

@@ -1,8 +1,8 @@
 //! Fast mode: equal within rounding.
 
 use dtensor::cpu::Numerics;
-use spec::{Bytes, Precision};
 use spec::model::ModelConfig;
+use spec::{Bytes, Precision};
 
 use super::exact::{ALONE, EXPERTS, MIXES, SCHEDULES};
 use super::jobs::{job, llama, mixtral, nanogpt, train};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use executor::{AdamW, Dataset, Job, Observer, Outcome, Session, Settings};
+use executor::{AdamW, Dataset, Execution, Job, Observer, Outcome, Session, Settings};
 use spec::model::ModelConfig;
 use spec::{Precision, Workload};
 
@@ -76,6 +76,7 @@ pub fn job(
         seed: 1234,
         steps,
         numerics,
+        execution: Execution::Replayed,
         dropout_by_rank: false,
         gradient_bucket: Settings::GRADIENT_BUCKET,
         optimizer: AdamW {

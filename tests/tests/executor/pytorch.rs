@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use dtensor::cpu::{CpuError, Numerics, Seen, Watch};
 use dtensor::{OpKind, Pass};
 use executor::checkpoint::{Memory, Piece};
-use executor::{AdamW, Dataset, Job, Session, Settings};
+use executor::{AdamW, Dataset, Execution, Job, Session, Settings};
 use serde_json::Value;
 use spec::{Precision, Workload};
 
@@ -107,6 +107,7 @@ fn check(model: &str, config: &str) {
             seed: 1,
             steps: 1,
             numerics,
+            execution: Execution::Replayed,
             dropout_by_rank: false,
             gradient_bucket: Settings::GRADIENT_BUCKET,
             optimizer: AdamW {

@@ -18,8 +18,10 @@ use crate::output;
 
 /// What the cost model says of a plan on this machine.
 pub(crate) struct Predicted {
+    /// Who says what ranks hold.
+    costs: CostModel,
     /// What every pipeline rank holds.
-    pub(crate) held: Vec<Held>,
+    held: Vec<Held>,
     /// Times, where this machine has a profile.
     pub(crate) times: Option<Times>,
 }
@@ -40,15 +42,20 @@ pub(crate) fn predict(args: &RunArgs, loaded: &Loaded) -> Result<Predicted, CliE
         runtime: spec::load::runtime(EXECUTOR)?,
         ..loaded.costs.scenario().clone()
     };
-    let held = CostModel::new(scenario.clone())?.held(&loaded.strategy)?;
+    let costs = CostModel::new(scenario.clone())?;
+    let predicted = Predicted {
+        held: costs.held(&loaded.strategy)?,
+        costs,
+        times: None,
+    };
     let path = match &args.profile {
         Some(path) => path.as_path(),
         None if Path::new(profile::DEFAULT_PATH).exists() => Path::new(profile::DEFAULT_PATH),
-        None => return Ok(Predicted { held, times: None }),
+        None => return Ok(predicted),
     };
     // A profile is of the kernels of fast mode.
     if args.numerics == NumericsArg::Exact {
-        return Ok(Predicted { held, times: None });
+        return Ok(predicted);
     }
     let scenario = Scenario {
         cluster: spec::load::cluster(&path.display().to_string())?,
@@ -56,8 +63,8 @@ pub(crate) fn predict(args: &RunArgs, loaded: &Loaded) -> Result<Predicted, CliE
     };
     match times(scenario, loaded) {
         Ok(times) => Ok(Predicted {
-            held,
             times: Some(times),
+            ..predicted
         }),
         // A profile that happens to lie here need not know this plan.
         Err(CliError::Cost(costmodel::CostError::NotMeasured { kernel }))
@@ -68,7 +75,7 @@ pub(crate) fn predict(args: &RunArgs, loaded: &Loaded) -> Result<Predicted, CliE
                 path.display()
             );
             output::note(args.output.quiet, &note);
-            Ok(Predicted { held, times: None })
+            Ok(predicted)
         }
         Err(error) => Err(error),
     }
@@ -119,18 +126,22 @@ pub(crate) struct Comparison {
 }
 
 impl Comparison {
-    pub(crate) fn new(job: &Job, outcome: &Outcome, predicted: &Predicted) -> Self {
+    pub(crate) fn new(
+        job: &Job,
+        outcome: &Outcome,
+        predicted: &Predicted,
+    ) -> Result<Self, CliError> {
         let step_time_s = median(outcome.step_times.get(1..).unwrap_or(&[]))
             .or(outcome.step_times.first().copied())
             .unwrap_or(f64::NAN);
         let times = predicted.times.as_ref();
-        Self {
+        Ok(Self {
             step_time_s,
             predicted_step_time_s: times.map(|t| t.step_time_s),
             tokens_per_s: (job.global_batch * job.seq_len) as f64 / step_time_s,
             phases: phases(&outcome.timeline(), times.map(|t| &t.timeline)),
-            memory: memory(outcome, &predicted.held),
-        }
+            memory: memory(job, outcome, predicted)?,
+        })
     }
 
     /// As an HTML page.
@@ -223,9 +234,20 @@ impl Comparison {
     }
 }
 
-fn memory(outcome: &Outcome, held: &[Held]) -> Vec<MemoryJson> {
+fn memory(
+    job: &Job,
+    outcome: &Outcome,
+    predicted: &Predicted,
+) -> Result<Vec<MemoryJson>, CliError> {
     let mut lines = Vec::new();
-    for (rank, held) in (0u64..).zip(held) {
+    for (rank, held) in (0u64..).zip(&predicted.held) {
+        // Experts keep what the tokens' choices brought them.
+        let mut saved = Bytes(0);
+        for peer in outcome.ranks.iter().filter(|r| r.pp == rank) {
+            let rows = peer.routed_rows();
+            let of_peer = predicted.costs.peak_saved(&job.strategy, rank, &rows)?;
+            saved = saved.max(of_peer);
+        }
         let most = |bytes: fn(&RankReport) -> u64| {
             let peers = outcome.ranks.iter().filter(|r| r.pp == rank);
             peers.map(bytes).max().unwrap_or(0)
@@ -248,7 +270,7 @@ fn memory(outcome: &Outcome, held: &[Held]) -> Vec<MemoryJson> {
                 most(|r| r.states.moments),
                 states.moments,
             ),
-            ("saved activations", most(|r| r.peak_saved), held.peak_saved),
+            ("saved activations", most(|r| r.peak_saved), saved),
         ];
         lines.extend(named.map(|(name, measured_bytes, predicted)| MemoryJson {
             rank,
@@ -257,7 +279,7 @@ fn memory(outcome: &Outcome, held: &[Held]) -> Vec<MemoryJson> {
             predicted_bytes: predicted.0,
         }));
     }
-    lines
+    Ok(lines)
 }
 
 /// Count and seconds of every kind of action, per pipeline rank.

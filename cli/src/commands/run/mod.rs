@@ -12,7 +12,7 @@ use std::time::Duration;
 use costmodel::Scenario;
 use dtensor::cpu::{CpuError, Numerics, Watch};
 use executor::checkpoint::{Checkpoint, HubWeights, Source};
-use executor::{AdamW, Checkpoints, Dataset, Job, Outcome, Session, Settings};
+use executor::{AdamW, Checkpoints, Dataset, Execution, Job, Outcome, Session, Settings};
 use plans::plan_file::TrainFile;
 use serde::Serialize;
 use spec::Bytes;
@@ -103,7 +103,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     if let Some(path) = &args.trace {
         write_traces(path, &outcome, &predicted)?;
     }
-    let comparison = Comparison::new(&job, &outcome, &predicted);
+    let comparison = Comparison::new(&job, &outcome, &predicted)?;
     if let Some(path) = &args.report {
         output::write(path, &comparison.page(&job, &outcome, &predicted))?;
     }
@@ -289,6 +289,11 @@ fn job(args: &RunArgs, loaded: &Loaded) -> Result<Job, CliError> {
         numerics: match args.numerics {
             NumericsArg::Exact => Numerics::Exact,
             NumericsArg::Fast => Numerics::Fast,
+        },
+        execution: if args.eager {
+            Execution::Eager
+        } else {
+            Execution::Replayed
         },
         dropout_by_rank: false,
         gradient_bucket: train.map_or(Settings::GRADIENT_BUCKET, |train| {

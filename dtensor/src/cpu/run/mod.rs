@@ -14,6 +14,7 @@ use crate::cpu::machine::{CpuError, Machine, MicroBatch};
 use crate::cpu::redistribute::take;
 use crate::cpu::tensor::{Tensor, Value};
 use crate::philox::Stream;
+use crate::plan::RoutedRows;
 use crate::trace::{
     CollectiveKind, Detail, Op, OpKind, Pass, TensorId, TensorInfo, TensorRole, View, ViewKind,
 };
@@ -113,6 +114,8 @@ pub struct Forward {
     pub output: Tensor,
     /// What it keeps.
     pub saved: Saved,
+    /// Rows that reached this rank's experts, if it has experts.
+    pub routed: Option<RoutedRows>,
 }
 
 impl Block {
@@ -140,10 +143,13 @@ impl Block {
         let output = run.tensor(output)?.clone();
         let mut values = run.values;
         values.retain(|storage, _| self.kept.contains(storage));
+        let mesh = &context.machine.position.mesh;
+        let routed = run.route.as_ref().map(|route| route.rows(mesh));
         let route = (self.keep != Keep::Input).then_some(run.route).flatten();
         Ok(Forward {
             output,
             saved: Saved { values, route },
+            routed,
         })
     }
 
