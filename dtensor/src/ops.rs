@@ -1,7 +1,7 @@
 //! Forward operators: shapes, placement propagation, and what each keeps for its backward.
 
 use spec::model::{Activation, NormKind};
-use spec::{Axis, DType};
+use spec::{Axis, DType, RopeScaling};
 
 use crate::error::DTensorError;
 use crate::placement::{BLOCK_AXES, Placement, Placements};
@@ -81,13 +81,14 @@ impl Tape<'_> {
         scope: &str,
         x: &DTensor,
         [head_dim, dims]: [u64; 2],
-        theta: f64,
+        (theta, scaling): (f64, RopeScaling),
     ) -> DTensor {
         let out = self.unary(scope, OpKind::Rope, x, false);
         self.detail(Detail::Rope {
             head_dim,
             dims,
             theta,
+            scaling,
         });
         out
     }
@@ -151,8 +152,9 @@ impl Tape<'_> {
         out
     }
 
-    /// Layer or RMS norm over the last dim. Keeps the input and 32-bit statistics per row (mean
-    /// and reciprocal deviation, or the latter alone).
+    /// Layer or RMS norm over the last dim, or over every run of `weight`'s length in it (one head).
+    /// Keeps the input and 32-bit statistics per norm (mean and reciprocal deviation, or the latter
+    /// alone).
     pub fn norm(
         &mut self,
         scope: &str,
@@ -166,7 +168,8 @@ impl Tape<'_> {
             NormKind::RmsNorm => 1,
         };
         let out = self.like(scope, x, x.dtype);
-        let rows = self.trace.tensor(x.id).elements() / *x.shape.last().expect("has dims").max(&1);
+        let width = weight.shape[0].max(1);
+        let rows = self.trace.tensor(x.id).elements() / width;
         let name = format!("{scope}.statistics");
         let stats = self.local_tensor(
             &name,

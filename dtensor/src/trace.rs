@@ -4,7 +4,7 @@
 //! lowers the graph for a runtime (fusion, kept tensors, overlapped collectives) and prices it.
 
 use spec::model::{Activation, NormKind};
-use spec::{Axis, DType};
+use spec::{Axis, DType, RopeScaling};
 
 use crate::placement::{Placement, Placements};
 
@@ -112,6 +112,8 @@ pub enum Detail {
         dims: u64,
         /// Base of the frequencies.
         theta: f64,
+        /// How they are rescaled.
+        scaling: RopeScaling,
     },
     /// A nonlinearity.
     Activation {

@@ -203,7 +203,8 @@ fn shards_tp(info: &TensorInfo) -> bool {
     )
 }
 
-/// Whether an operator that uses the parameter works on tokens sharded over tensor parallelism.
+/// Whether an operator that uses the parameter works on tokens, or heads, that are sharded over tensor
+/// parallelism.
 fn partial_over_tp(block: &Block, id: TensorId, position: &BlockPosition) -> bool {
     if position.mesh.tp == 1 || shards_tp(block.trace.tensor(id)) {
         return false;
@@ -214,8 +215,12 @@ fn partial_over_tp(block: &Block, id: TensorId, position: &BlockPosition) -> boo
             Detail::Table { table } => table == id,
             _ => false,
         };
-        let sharded =
-            |x: TensorId| block.trace.tensor(x).placements.on(Axis::Tp) == Placement::Shard(1);
+        let sharded = |x: TensorId| {
+            matches!(
+                block.trace.tensor(x).placements.on(Axis::Tp),
+                Placement::Shard(_)
+            )
+        };
         (in_detail || op.inputs.contains(&id)) && sharded(op.inputs[0])
     })
 }

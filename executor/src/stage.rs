@@ -310,21 +310,18 @@ pub(crate) fn check(model: &ModelConfig) -> Result<(), ExecutorError> {
         Family::Gpt2 | Family::Llama | Family::Mixtral | Family::QwenMoe
     ) {
         Some(
-            "its family's weights have layouts that are not supported yet (gpt2, llama, mistral, qwen2, mixtral are)",
+            "its family's weights have layouts that are not supported yet (gpt2, llama, mistral, qwen2, qwen3, mixtral are)",
         )
     } else if matches!(model.position, Position::Alibi) {
         Some("attention biases (alibi)")
-    } else if model.constants.rope_scaled {
-        Some("rescaled rotary frequencies (rope_scaling)")
+    } else if model.constants.rope_scaling == spec::RopeScaling::Other {
+        Some("this rope_type (default, linear, llama3 and yarn are)")
     } else if model.residual == Residual::Sandwich {
         Some("norms after each block")
     } else if model.attention.sinks || model.mtp_layers > 0 {
         Some("attention sinks or prediction modules")
-    } else if matches!(
-        model.attention.kind,
-        AttentionKind::Grouped { qk_norm: true, .. } | AttentionKind::Latent { .. }
-    ) {
-        Some("norms of queries and keys, or latent attention")
+    } else if matches!(model.attention.kind, AttentionKind::Latent { .. }) {
+        Some("latent attention")
     } else if model
         .moe
         .is_some_and(|m| m.shared_gate || m.router_correction_bias || m.bias)

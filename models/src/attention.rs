@@ -49,10 +49,11 @@ pub(crate) fn grouped(
         k = block.norm_over(&scope("k_norm"), &k, head_dim);
     }
     if let Position::Rope { dims } = block.model.position {
-        let theta = block.model.constants.rope_theta;
+        let constants = &block.model.constants;
+        let frequencies = (constants.rope_theta, constants.rope_scaling);
         let head = [head_dim, dims];
-        q = block.tape.rope(&scope("rotary_emb"), &q, head, theta);
-        k = block.tape.rope(&scope("rotary_emb"), &k, head, theta);
+        q = block.tape.rope(&scope("rotary_emb"), &q, head, frequencies);
+        k = block.tape.rope(&scope("rotary_emb"), &k, head, frequencies);
     }
     if config.sinks {
         block
@@ -112,8 +113,9 @@ pub(crate) fn latent(
         false,
     )?;
     let head = [qk_dim, qk_rope_dim];
-    let theta = block.model.constants.rope_theta;
-    let q = block.tape.rope(&scope("rotary_emb"), &q, head, theta);
+    let constants = &block.model.constants;
+    let frequencies = (constants.rope_theta, constants.rope_scaling);
+    let q = block.tape.rope(&scope("rotary_emb"), &q, head, frequencies);
     let keys = [x.shape[0], x.shape[1], heads * qk_nope_dim];
     let k = block.tape.slice(&up, 0, &keys);
     // The shared rotated part is joined to every head's key: a copy.

@@ -2,6 +2,8 @@
 //! `config.json` leaves out. One structure describes all families, so that a published run's
 //! `model` block can be decoded into it as well.
 
+use crate::rope::RopeScaling;
+
 /// How parameters are named, after the Hugging Face `state_dict` of the family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Family {
@@ -81,8 +83,8 @@ pub struct ModelConstants {
     pub norm_epsilon: f64,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// Whether the rotary frequencies are rescaled for long contexts.
-    pub rope_scaled: bool,
+    /// How the rotary frequencies are rescaled for long contexts.
+    pub rope_scaling: RopeScaling,
     /// Whether the GELU is the tanh approximation.
     pub gelu_tanh: bool,
     /// Whether the chosen experts' probabilities are normalised to 1.
@@ -96,7 +98,7 @@ impl Default for ModelConstants {
         Self {
             norm_epsilon: 1e-5,
             rope_theta: 10_000.0,
-            rope_scaled: false,
+            rope_scaling: RopeScaling::None,
             gelu_tanh: true,
             normalise_top_k: true,
             initializer_range: 0.02,

@@ -1,6 +1,7 @@
-"""Logits, losses and gradients of two small models in plain PyTorch (64 bits), for the executor's tests.
+"""Logits, losses and gradients of small models in PyTorch (64 bits), for the executor's tests: GPT-2 and
+Llama in plain PyTorch, and what Hugging Face's own code makes of Qwen3 and of rescaled rotary positions.
 
-Run where PyTorch is installed:  python tests/pytorch/oracle.py tests/fixtures/pytorch.json
+Run where PyTorch and transformers are installed:  python tests/pytorch/oracle.py tests/fixtures/pytorch.json
 Models, weights and tokens are those of tests/tests/executor/pytorch.rs: weights and tokens come from
 formulas, so that nothing but this file and that one is needed.
 """
@@ -125,6 +126,25 @@ def llama():
     return w, logits, F.cross_entropy(logits, labels)
 
 
+def hub(kind, **settings):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(kind, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=8,
+                                  num_key_value_heads=4, intermediate_size=128, vocab_size=VOCAB,
+                                  max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=False,
+                                  attn_implementation="eager", **settings)
+    model = AutoModelForCausalLM.from_config(config).double()
+    w = fill({name: tuple(p.shape) for name, p in model.named_parameters()})
+    ids, labels = tokens()
+    logits = torch.func.functional_call(model, w, (ids[None],), {"use_cache": False}).logits[0]
+    return w, logits, F.cross_entropy(logits, labels)
+
+
+LLAMA31 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0,
+           "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+
+
 def record(weights, logits, loss):
     loss.backward()
     flat = logits.detach().flatten()
@@ -139,6 +159,9 @@ def record(weights, logits, loss):
                        "entries": [[i, flat[i].item()] for i in range(0, flat.numel(), 13)]}}
 
 
+models = {"gpt": gpt(), "llama": llama(), "llama31": hub("llama", rope_parameters=LLAMA31),
+          "qwen3": hub("qwen3", head_dim=16, rope_parameters=YARN)}
+recorded = {"torch": torch.__version__} | {name: record(*model) for name, model in models.items()}
 with open(sys.argv[1], "w") as file:
-    json.dump({"torch": torch.__version__, "gpt": record(*gpt()), "llama": record(*llama())}, file, indent=1)
+    json.dump(recorded, file, indent=1)
     file.write("\n")

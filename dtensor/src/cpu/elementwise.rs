@@ -127,20 +127,21 @@ pub(super) fn norm_backward(
 pub(super) fn rope(
     x: &mut [f32],
     columns: usize,
-    [head_dim, dims]: [usize; 2],
-    theta: f64,
+    head_dim: usize,
+    (frequencies, magnitude): (&[f64], f64),
     positions: &[u64],
     backward: bool,
     threads: usize,
 ) {
-    let half = dims / 2;
+    let half = frequencies.len();
+    let dims = 2 * half;
     let turns: Vec<(f32, f32)> = positions
         .iter()
         .flat_map(|&position| {
-            (0..half).map(move |i| {
-                let frequency = theta.powf(-2.0 * i as f64 / dims as f64);
+            frequencies.iter().map(move |&frequency| {
                 let (sin, cos) = (position as f64 * frequency).sin_cos();
-                (cos as f32, if backward { -sin as f32 } else { sin as f32 })
+                let (sin, cos) = ((magnitude * sin) as f32, (magnitude * cos) as f32);
+                (cos, if backward { -sin } else { sin })
             })
         })
         .collect();

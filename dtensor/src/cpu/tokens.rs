@@ -44,7 +44,7 @@ pub(super) fn scatter(
 
 /// Adds the products of `x` and `y` (or `x` alone) over `rows` to a row of columns.
 pub(super) fn column_sum(
-    rows: Range<usize>,
+    rows: impl Iterator<Item = usize>,
     columns: usize,
     out: &mut [f32],
     value: impl Fn(usize, usize) -> f32,

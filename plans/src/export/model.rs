@@ -1,5 +1,6 @@
 //! A model's sizes as Megatron-LM options, for Megatron-LM's own GPT model.
 
+use spec::RopeScaling;
 use spec::model::{
     Activation, AttentionKind, ModelConfig, NormKind, Position, Residual, WindowPattern,
 };
@@ -142,7 +143,7 @@ fn position(model: &ModelConfig, flags: &mut Vec<Flag>) {
                 let share = dims as f64 / head as f64;
                 flags.push(Flag::value("--rotary-percent", share));
             }
-            if model.constants.rope_scaled {
+            if matches!(model.constants.rope_scaling, RopeScaling::Llama3 { .. }) {
                 flags.push(Flag::switch("--use-rope-scaling"));
             }
         }

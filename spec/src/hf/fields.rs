@@ -107,6 +107,12 @@ impl<'a> Fields<'a> {
             .transpose()
     }
 
+    /// A positive number that must be there.
+    pub(super) fn needed(&self, field: &str) -> Result<f64, SpecError> {
+        self.real(field)?
+            .ok_or_else(|| self.wrong(field, "missing; expected a positive number"))
+    }
+
     /// A text, if there.
     pub(super) fn maybe_text(&self, field: &str) -> Result<Option<&'a str>, SpecError> {
         self.present(field)

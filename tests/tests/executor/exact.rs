@@ -5,7 +5,7 @@ use executor::{Execution, Outcome};
 use spec::Precision;
 use spec::model::ModelConfig;
 
-use super::jobs::{job, llama, mixtral, nanogpt, train};
+use super::jobs::{job, llama, mixtral, nanogpt, qwen3, train};
 
 /// Trains `model` under every layout and compares with one device, bit by bit.
 fn check(model: &ModelConfig, precision: Precision, layouts: &[&str]) {
@@ -147,6 +147,19 @@ fn uneven_vocabularies() {
 fn mixed_precision_is_exact_too() {
     check(&llama(), Precision::Bf16, MIXES);
     check(&mixtral(), Precision::Bf16, &EXPERTS[..6]);
+}
+
+/// Norms of each head's queries and keys, whose weights sum over heads that ranks share out.
+#[test]
+fn qwen3_under_layouts() {
+    let layouts = [
+        "tp=2,sp=on,mbs=2",
+        "tp=4,sp=off,dp=2,zero=2,mbs=2",
+        "cp=2,cp_kind=all_to_all,mbs=2,recompute=selective",
+        "tp=2,sp=on,cp=2,cp_kind=ring,pp=2,mbs=2,schedule=zb-h1",
+    ];
+    check(&qwen3(), Precision::Fp32, &layouts);
+    check(&qwen3(), Precision::Bf16, &layouts[..1]);
 }
 
 /// Running the model's code for every micro-batch gives the bits of replaying what it recorded.

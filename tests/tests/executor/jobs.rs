@@ -36,6 +36,15 @@ pub fn mixtral() -> ModelConfig {
     spec::hf::decode(text, "config.json", "mixtral").expect("a valid config")
 }
 
+/// A small Qwen3: norms of queries and keys, heads wider than their share, YaRN's frequencies.
+pub fn qwen3() -> ModelConfig {
+    let text = r#"{"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 4, "head_dim": 16,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 128, "vocab_size": 128,
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 64, "rope_parameters": {"rope_type": "yarn",
+        "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}}"#;
+    spec::hf::decode(text, "config.json", "qwen3").expect("a valid config")
+}
+
 /// Text that repeats with variations, so that there is something to learn.
 fn text() -> Dataset {
     let line = |i: usize| {

@@ -6,7 +6,7 @@ use spec::model::ModelConfig;
 use spec::{Precision, Workload};
 
 use super::exact::{ALONE, EXPERTS, MIXES, SCHEDULES, UNEVEN};
-use super::jobs::{BATCH, SEQ, job, llama, mixtral, nanogpt, train};
+use super::jobs::{BATCH, SEQ, job, llama, mixtral, nanogpt, qwen3, train};
 
 fn check(model: &ModelConfig, precision: Precision, layouts: &[&str]) {
     let mut wrong = Vec::new();
@@ -109,4 +109,13 @@ fn of_uneven_vocabularies() {
 fn of_mixtral() {
     check(&mixtral(), Precision::Fp32, EXPERTS);
     check(&mixtral(), Precision::Bf16, EXPERTS);
+}
+
+#[test]
+fn of_qwen3() {
+    check(
+        &qwen3(),
+        Precision::Fp32,
+        &["tp=2,sp=on,mbs=2", "cp=2,tp=2,mbs=2,cp_kind=ring"],
+    );
 }

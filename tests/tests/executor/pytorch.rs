@@ -1,4 +1,4 @@
-//! Logits, loss and gradients of two small models equal PyTorch's (tests/pytorch/oracle.py, 64 bits) to 1e-5.
+//! Logits, loss and gradients of small models equal PyTorch's (tests/pytorch/oracle.py, 64 bits) to 1e-5.
 
 use std::sync::Mutex;
 
@@ -163,5 +163,31 @@ fn llama_equals_pytorch() {
         r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
             "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 128,
             "vocab_size": 128, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}"#,
+    );
+}
+
+/// Llama 3.1's frequencies, in the older form of the file.
+#[test]
+fn rescaled_llama_equals_transformers() {
+    check(
+        "llama31",
+        r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 128,
+            "vocab_size": 128, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling":
+            {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+             "original_max_position_embeddings": 16}}"#,
+    );
+}
+
+/// Norms of queries and keys, wide heads, and YaRN's frequencies in the newer form of the file.
+#[test]
+fn qwen3_equals_transformers() {
+    check(
+        "qwen3",
+        r#"{"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2, "head_dim": 16,
+            "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 128,
+            "vocab_size": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 64, "rope_parameters":
+            {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+             "original_max_position_embeddings": 16}}"#,
     );
 }

@@ -21,9 +21,6 @@ impl Run<'_> {
             return Err(Machine::unsupported(op, "a norm without its kind"));
         };
         let (x, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
-        if w.len() != x.columns() {
-            return Err(Machine::unsupported(op, "a norm over part of a row"));
-        }
         let data = x.f32();
         let statistics = elementwise::statistics(&data, w.len(), kind, epsilon);
         let bias = bias.map(|b| self.parameters.parameter(b).f32());
@@ -75,10 +72,11 @@ impl Run<'_> {
             let [mean, r] = statistics[row];
             dy[row * columns + j] * ((data[row * columns + j] - mean) * r)
         };
-        self.token_sum(sink, forward.inputs[1], forward.inputs[0], columns, hat)?;
+        let sizes = (columns, x.columns() / columns);
+        self.token_sum(sink, forward.inputs[1], forward.inputs[0], sizes, hat)?;
         if let Some(bias) = bias {
             let plain = |row: usize, j: usize| dy[row * columns + j];
-            self.token_sum(sink, bias, forward.inputs[0], columns, plain)?;
+            self.token_sum(sink, bias, forward.inputs[0], sizes, plain)?;
         }
         if let Some(&out) = op.outputs.first() {
             self.put_tensor(out, shape, dx);
@@ -86,27 +84,38 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Adds to a vector parameter's gradient the sum of `value(row, column)` over the rows of `like`.
+    /// Adds to a vector parameter's gradient the sum of `value(row, column)` over the rows of `like`,
+    /// each of which is `heads` rows of `columns`. Exact mode has a leaf for every token leaf and
+    /// head, because ranks may share out either.
     pub(super) fn token_sum(
         &self,
         sink: &mut dyn GradientSink,
         parameter: TensorId,
         like: TensorId,
-        columns: usize,
+        (columns, heads): (usize, usize),
         value: impl Fn(usize, usize) -> f32,
     ) -> Result<(), CpuError> {
+        let info = self.info(like);
         if self.machine.is_exact() {
+            let position = &self.machine.position;
+            let width = info.global.len() - 1;
+            let each = self.info(parameter).global[0];
+            let all = info.global[width] / each;
+            let local = position.indices(&info.global, &info.placements, width);
             let mut sum = TreeSum::default();
-            for (leaf, rows) in self.machine.token_leaves(self.info(like), self.batch)? {
-                let mut node = vec![0.0; columns];
-                tokens::column_sum(rows, columns, &mut node, &value);
-                sum.leaf(leaf, node);
+            for (leaf, rows) in self.machine.token_leaves(info, self.batch)? {
+                for head in 0..heads {
+                    let mut node = vec![0.0; columns];
+                    let rows = rows.clone().map(|row| row * heads + head);
+                    tokens::column_sum(rows, columns, &mut node, &value);
+                    let global = local.get(head * columns).map_or(0, |column| column / each);
+                    sum.leaf(leaf * all + global, node);
+                }
             }
             sink.tree(parameter, 0..columns, sum);
         } else {
-            let rows = self.info(like);
-            let positions = self.machine.positions(&rows.global, &rows.placements);
-            let rows = 0..rows.global[0] as usize * positions.len();
+            let positions = self.machine.positions(&info.global, &info.placements);
+            let rows = 0..info.global[0] as usize * positions.len() * heads;
             tokens::column_sum(rows, columns, sink.plain(parameter), value);
         }
         Ok(())
@@ -221,7 +230,7 @@ impl Run<'_> {
             return self.table_gradient(sink, table, &rows, &dy, (columns, 0), like);
         }
         let value = |row: usize, j: usize| dy[row * columns + j];
-        self.token_sum(sink, forward.inputs[1], like, columns, value)
+        self.token_sum(sink, forward.inputs[1], like, (columns, 1), value)
     }
 
     /// Adds the gradients of looked-up rows to a table's.
@@ -295,6 +304,7 @@ impl Run<'_> {
             head_dim,
             dims,
             theta,
+            scaling,
         } = op.detail
         else {
             return Err(Machine::unsupported(op, "no frequencies"));
@@ -304,10 +314,15 @@ impl Run<'_> {
         let x = self.tensor(from)?;
         let (shape, columns) = (x.shape.clone(), x.columns());
         let mut out = x.f32().into_owned();
-        let sizes = [head_dim as usize, dims as usize];
-        let threads = self.threads();
+        let frequencies = scaling.frequencies(theta, dims);
         elementwise::rope(
-            &mut out, columns, sizes, theta, &positions, backward, threads,
+            &mut out,
+            columns,
+            head_dim as usize,
+            (&frequencies, scaling.magnitude()),
+            &positions,
+            backward,
+            self.threads(),
         );
         self.put_tensor(to, shape, out);
         Ok(())

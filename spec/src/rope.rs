@@ -1,0 +1,139 @@
+//! Frequencies of rotary positions (Su et al. 2021), and how models rescale them for contexts longer
+//! than they were first trained on. Names are those of Hugging Face configurations.
+
+use std::f64::consts::PI;
+
+/// How frequencies are rescaled.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    #[default]
+    None,
+    /// All of them slower by a factor (Chen et al. 2023).
+    Linear {
+        /// Ratio of context lengths.
+        factor: f64,
+    },
+    /// Long wavelengths slower by a factor, short ones as they were, and a ramp between them
+    /// (Llama 3.1).
+    Llama3 {
+        /// Ratio of context lengths.
+        factor: f64,
+        /// Turns per original context below which a frequency is slow.
+        low_freq_factor: f64,
+        /// Turns per original context above which a frequency stays.
+        high_freq_factor: f64,
+        /// Original context, in tokens.
+        original: f64,
+    },
+    /// Interpolation by parts with a temperature (Peng et al. 2023, YaRN).
+    Yarn {
+        /// Ratio of context lengths.
+        factor: f64,
+        /// Original context, in tokens.
+        original: f64,
+        /// Turns per original context above which a frequency stays.
+        beta_fast: f64,
+        /// Turns per original context below which a frequency is slower by the whole factor.
+        beta_slow: f64,
+        /// Factor of queries and of keys.
+        attention: f64,
+    },
+    /// One that this crate does not know.
+    Other,
+}
+
+impl RopeScaling {
+    /// Radians per token of each of the `dims / 2` pairs of rotated dimensions.
+    #[must_use]
+    pub fn frequencies(self, theta: f64, dims: u64) -> Vec<f64> {
+        let pairs = 0..dims / 2;
+        pairs
+            .map(|i| {
+                let plain = theta.powf(-2.0 * i as f64 / dims as f64);
+                self.scaled(plain, i as f64, theta, dims as f64)
+            })
+            .collect()
+    }
+
+    /// Factor of rotated queries and of rotated keys.
+    #[must_use]
+    pub fn magnitude(self) -> f64 {
+        match self {
+            Self::Yarn { attention, .. } => attention,
+            Self::None | Self::Linear { .. } | Self::Llama3 { .. } | Self::Other => 1.0,
+        }
+    }
+
+    fn scaled(self, plain: f64, pair: f64, theta: f64, dims: f64) -> f64 {
+        match self {
+            Self::None | Self::Other => plain,
+            Self::Linear { factor } => plain / factor,
+            Self::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original,
+            } => {
+                let turns = original * plain / (2.0 * PI);
+                let ramp = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                mixed(plain, plain / factor, ramp.clamp(0.0, 1.0))
+            }
+            Self::Yarn {
+                factor,
+                original,
+                beta_fast,
+                beta_slow,
+                ..
+            } => {
+                // The pair whose frequency makes that many turns in the original context.
+                let pair_of =
+                    |turns: f64| dims * (original / (turns * 2.0 * PI)).ln() / (2.0 * theta.ln());
+                let first = pair_of(beta_fast).floor().max(0.0);
+                let last = pair_of(beta_slow).ceil().min(dims - 1.0);
+                let width = if last > first { last - first } else { 0.001 };
+                let ramp = ((pair - first) / width).clamp(0.0, 1.0);
+                mixed(plain, plain / factor, 1.0 - ramp)
+            }
+        }
+    }
+}
+
+/// `share` of `fast`, the rest of `slow`.
+fn mixed(fast: f64, slow: f64, share: f64) -> f64 {
+    share * fast + (1.0 - share) * slow
+}
+
+#[cfg(test)]
+mod tests {
+    use super::RopeScaling;
+
+    /// The published settings of Llama 3.1: eight times the context of 8192 tokens.
+    const LLAMA31: RopeScaling = RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original: 8192.0,
+    };
+
+    #[test]
+    fn fast_pairs_stay_and_slow_ones_slow_down_by_the_factor() {
+        let yarn = RopeScaling::Yarn {
+            factor: 8.0,
+            original: 4096.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            attention: 0.1 * 8f64.ln() + 1.0,
+        };
+        for scaling in [LLAMA31, yarn] {
+            let plain = RopeScaling::None.frequencies(500_000.0, 128);
+            let scaled = scaling.frequencies(500_000.0, 128);
+            let ratios: Vec<f64> = plain.iter().zip(&scaled).map(|(p, s)| p / s).collect();
+            assert_eq!(ratios[0], 1.0);
+            assert!((ratios[63] - 8.0).abs() < 1e-12);
+            assert!(ratios.is_sorted(), "{ratios:?}");
+        }
+        let linear = RopeScaling::Linear { factor: 4.0 };
+        assert_eq!(linear.frequencies(1e4, 4), [0.25, 0.0025]);
+    }
+}
