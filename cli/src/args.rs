@@ -335,6 +335,9 @@ pub(crate) struct RunArgs {
     /// Run the model's code for every micro-batch instead of replaying what it did once: same bits
     #[arg(long)]
     pub(crate) eager: bool,
+    /// What to train on
+    #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
+    pub(crate) device: DeviceArg,
     /// Local: ranks are threads of this process. Mpi: this process is one rank of a job that mpirun or
     /// srun started
     #[arg(long, value_enum, default_value_t = CommunicatorArg::Local)]
@@ -400,6 +403,8 @@ pub(crate) struct ProfileArgs {
 pub(crate) enum DeviceArg {
     /// The processor's cores
     Cpu,
+    /// An NVIDIA GPU
+    Cuda,
 }
 
 /// Suite flag.

@@ -21,6 +21,9 @@ pub(crate) enum CliError {
     /// A measurement that failed.
     #[error(transparent)]
     Profiler(#[from] profiler::ProfilerError),
+    /// A cuda device that is not there or does not work.
+    #[error(transparent)]
+    Cuda(#[from] dtensor::cuda::CudaError),
     /// An export that cannot be.
     #[error(transparent)]
     Export(#[from] plans::export::ExportError),
@@ -60,7 +63,8 @@ impl CliError {
                 | executor::ExecutorError::Comm(_)
                 | executor::ExecutorError::NotFinite { .. },
             )
-            | Self::Profiler(_) => 1,
+            | Self::Profiler(_)
+            | Self::Cuda(_) => 1,
             Self::Said(code) => *code,
             Self::Export(plans::export::ExportError::Inexpressible { .. }) => code::EXPORT_INVALID,
             Self::Spec(_)

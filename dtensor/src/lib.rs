@@ -1,9 +1,13 @@
 //! Global tensors: placements, propagation, redistribution, autograd tape; the meta device.
 
 mod backward;
+#[cfg(feature = "cpu")]
+pub mod block;
 pub mod comm;
 #[cfg(feature = "cpu")]
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod error;
 mod expert_ops;
 mod kernel;

@@ -43,6 +43,12 @@ impl Stream {
         }
     }
 
+    /// Key, and the high half of the counters: what a device needs to draw the same numbers.
+    #[must_use]
+    pub fn words(&self) -> ([u32; 2], [u32; 2]) {
+        (self.key, self.high)
+    }
+
     /// The four words of elements `4 · block ..`.
     #[must_use]
     pub fn block(&self, block: u64) -> [u32; 4] {

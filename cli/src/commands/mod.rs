@@ -3,6 +3,7 @@
 mod calibrate;
 mod checkpoint;
 mod compare;
+mod device;
 mod diagnose;
 mod estimate;
 mod explain;

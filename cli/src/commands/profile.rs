@@ -11,7 +11,7 @@ use spec::profile::{self, Machine, Measured, Profile};
 use spec::{CpKind, DType, ModelConfig};
 
 use crate::args::{ProfileArgs, SuiteArg};
-use crate::commands::plan;
+use crate::commands::{device, plan};
 use crate::error::CliError;
 use crate::output::{self, Progress, SCHEMA_VERSION};
 
@@ -43,6 +43,7 @@ enum What {
 
 /// Runs `profile`.
 pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
+    device::check(args.device)?;
     let path = args
         .output_profile
         .as_deref()

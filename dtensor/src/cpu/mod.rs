@@ -17,8 +17,9 @@ mod tokens;
 mod tree;
 mod watch;
 
+pub use crate::block::{Block, Half, Keep};
 pub use accumulator::ExactSum;
-pub use block::{Block, GradientSink, Half, Keep, Parameters, Saved};
+pub use block::{GradientSink, Parameters, Saved};
 pub use machine::{CpuError, Machine, MicroBatch, Numerics, Watch};
 pub use optimizer::{AdamWStep, Weights, adamw};
 pub use run::{Context, Forward, Seen};

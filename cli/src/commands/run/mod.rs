@@ -22,6 +22,7 @@ use comparison::{Comparison, Predicted};
 use narrator::Narrator;
 
 use crate::args::{CommunicatorArg, NumericsArg, RunArgs};
+use crate::commands::device;
 use crate::commands::plan::{self, Loaded};
 use crate::error::CliError;
 use crate::inputs::{EXECUTOR, InputsJson};
@@ -53,6 +54,7 @@ struct LossJson {
 
 /// Runs `run`.
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
+    device::check(args.device)?;
     let loaded = plan::load(&args.plan)?;
     let job = job(args, &loaded)?;
     let predicted = comparison::predict(args, &loaded)?;

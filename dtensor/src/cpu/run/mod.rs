@@ -7,7 +7,8 @@ mod matmul;
 mod rows;
 mod token;
 
-use crate::cpu::block::{Block, GradientSink, Half, Keep, Parameters, Saved, Step};
+use crate::block::{Block, Half, Keep, Step};
+use crate::cpu::block::{GradientSink, Parameters, Saved};
 use crate::cpu::elementwise;
 use crate::cpu::experts::Route;
 use crate::cpu::machine::{CpuError, Machine, MicroBatch};

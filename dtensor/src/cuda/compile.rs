@@ -1,0 +1,164 @@
+//! Kernels compiled for a device's architecture by NVRTC, and kept on disk: by source, options,
+//! architecture and compiler.
+
+#![allow(unsafe_code, reason = "functions of NVRTC")]
+
+use std::ffi::CString;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::error::CudaError;
+use super::kernels::{Head, Source};
+use super::sys::nvrtc::{Nvrtc, Program};
+
+/// Where compiled kernels are kept [default: `vescale-plan` in the user's cache folder].
+pub const CACHE: &str = "VESCALE_CUDA_CACHE";
+
+/// The compiler.
+pub struct Compiler {
+    nvrtc: Nvrtc,
+    version: [i32; 2],
+    cache: Option<PathBuf>,
+}
+
+impl Compiler {
+    /// The compiler of this machine, keeping what it makes in the cache folder.
+    ///
+    /// # Errors
+    /// When NVRTC is missing.
+    pub fn new() -> Result<Self, CudaError> {
+        Self::with_cache(cache_folder())
+    }
+
+    /// The same with another folder, or none.
+    ///
+    /// # Errors
+    /// When NVRTC is missing.
+    pub fn with_cache(cache: Option<PathBuf>) -> Result<Self, CudaError> {
+        let nvrtc = Nvrtc::load()?;
+        let mut version = [0; 2];
+        let [major, minor] = &mut version;
+        // SAFETY: writes two numbers.
+        unsafe { nvrtc.version(major, minor) }?;
+        Ok(Self {
+            nvrtc,
+            version,
+            cache,
+        })
+    }
+
+    /// Machine code of a file of kernels for a compute capability.
+    ///
+    /// # Errors
+    /// When it does not compile. A cache that cannot be written is no error.
+    pub fn cubin(
+        &self,
+        source: Source,
+        head: Head,
+        [major, minor]: [u32; 2],
+    ) -> Result<Vec<u8>, CudaError> {
+        let text = source.text();
+        let options = [
+            format!("--gpu-architecture=sm_{major}{minor}"),
+            "--std=c++17".to_owned(),
+            format!("-DHEAD={}", head.key),
+            format!("-DVALUE={}", head.value),
+        ];
+        let path = self.cache.as_ref().map(|folder| {
+            let key = format!("{text}{options:?}{:?}", self.version);
+            let hash: String = Sha256::digest(key.as_bytes())
+                .iter()
+                .take(12)
+                .map(|byte| format!("{byte:02x}"))
+                .collect();
+            folder.join(format!("{}-{hash}.cubin", source.file()))
+        });
+        if let Some(kept) = path.as_ref().and_then(|path| std::fs::read(path).ok()) {
+            return Ok(kept);
+        }
+        let cubin = self.compile(source.file(), &text, &options)?;
+        if let Some(path) = path {
+            // Compiled again next time where this fails.
+            let _ = keep(&path, &cubin);
+        }
+        Ok(cubin)
+    }
+
+    fn compile(&self, file: &str, text: &str, options: &[String]) -> Result<Vec<u8>, CudaError> {
+        let c = |text: &str| CString::new(text).expect("sources and options have no zeros");
+        let (source, name) = (c(text), c(file));
+        let owned: Vec<CString> = options.iter().map(|option| c(option)).collect();
+        let options: Vec<_> = owned.iter().map(|option| option.as_ptr()).collect();
+        let mut program: Program = std::ptr::null_mut();
+        let none = std::ptr::null();
+        // SAFETY: strings end in 0 and outlive the calls; there are no headers.
+        unsafe {
+            self.nvrtc.create(
+                &raw mut program,
+                source.as_ptr(),
+                name.as_ptr(),
+                0,
+                none,
+                none,
+            )
+        }?;
+        // SAFETY: as many options as there are.
+        let compiled = unsafe {
+            self.nvrtc
+                .compile(program, options.len() as i32, options.as_ptr())
+        };
+        let result = match compiled {
+            Ok(()) => self.bytes(program, Nvrtc::cubin_size, Nvrtc::cubin),
+            Err(_) => {
+                let log = self.bytes(program, Nvrtc::log_size, Nvrtc::log)?;
+                Err(CudaError::Compile {
+                    file: file.to_owned(),
+                    architecture: owned[0].to_string_lossy().into_owned(),
+                    log: String::from_utf8_lossy(&log)
+                        .trim_end_matches('\0')
+                        .to_owned(),
+                })
+            }
+        };
+        // SAFETY: made above, used no more.
+        unsafe { self.nvrtc.destroy(&raw mut program) }?;
+        result
+    }
+
+    fn bytes(
+        &self,
+        program: Program,
+        size: unsafe fn(&Nvrtc, Program, *mut usize) -> Result<(), CudaError>,
+        get: unsafe fn(&Nvrtc, Program, *mut std::ffi::c_char) -> Result<(), CudaError>,
+    ) -> Result<Vec<u8>, CudaError> {
+        let mut length = 0;
+        // SAFETY: writes one number.
+        unsafe { size(&self.nvrtc, program, &raw mut length) }?;
+        let mut bytes = vec![0u8; length];
+        // SAFETY: writes as many bytes as it said.
+        unsafe { get(&self.nvrtc, program, bytes.as_mut_ptr().cast()) }?;
+        Ok(bytes)
+    }
+}
+
+fn cache_folder() -> Option<PathBuf> {
+    let folder = |name: &str| {
+        std::env::var_os(name)
+            .filter(|v| !v.is_empty())
+            .map(PathBuf::from)
+    };
+    folder(CACHE)
+        .or_else(|| Some(folder("XDG_CACHE_HOME")?.join("vescale-plan")))
+        .or_else(|| Some(folder("HOME")?.join(".cache/vescale-plan")))
+}
+
+/// Writes a file whole or not at all: processes of one job compile at the same time.
+fn keep(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let draft = path.with_extension(format!("{}.partial", std::process::id()));
+    std::fs::write(&draft, bytes)?;
+    std::fs::rename(&draft, path)
+}

@@ -1,0 +1,73 @@
+//! What can go wrong on a cuda device.
+
+use super::library::Name;
+
+/// Why the cuda device cannot go on.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum CudaError {
+    /// A library is not on this machine.
+    #[error("{library} is missing: none of {tried} can be loaded; {remedy}")]
+    Missing {
+        /// Which.
+        library: Name,
+        /// File names tried.
+        tried: String,
+        /// Where it is had.
+        remedy: &'static str,
+    },
+    /// A library is there but lacks a function.
+    #[error("{library} at {path} has no function {function}: it is older than this program needs")]
+    Function {
+        /// Which.
+        library: Name,
+        /// File.
+        path: String,
+        /// What it lacks.
+        function: &'static str,
+    },
+    /// A driver without a device.
+    #[error("the NVIDIA driver is here, but it shows no device")]
+    NoDevice,
+    /// A call failed.
+    #[error("{call} of {library} failed: {reason} (code {code})")]
+    Call {
+        /// Which library.
+        library: Name,
+        /// Function.
+        call: &'static str,
+        /// What it returned.
+        code: i32,
+        /// What that means.
+        reason: String,
+    },
+    /// Kernels that do not compile.
+    #[error("{file} does not compile for {architecture}: {log}")]
+    Compile {
+        /// Source file.
+        file: String,
+        /// Target.
+        architecture: String,
+        /// The compiler's words.
+        log: String,
+    },
+    /// The device's memory is full.
+    #[error("{asked} bytes do not fit: {live} bytes are in use on this device and {free} are free")]
+    OutOfMemory {
+        /// Bytes asked for.
+        asked: u64,
+        /// Bytes in use by this process's tensors.
+        live: u64,
+        /// Bytes the device has left.
+        free: u64,
+    },
+    /// An operator with operands that no kernel takes.
+    #[error("operator {operator} in {scope} has no cuda kernel for {reason}")]
+    Unsupported {
+        /// Operator.
+        operator: String,
+        /// Module.
+        scope: String,
+        /// What is not there.
+        reason: String,
+    },
+}

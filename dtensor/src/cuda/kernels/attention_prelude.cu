@@ -1,0 +1,35 @@
+// What the attention kernels share: sizes, which keys a query sees, dropout of probabilities.
+//
+// Queries are [batch, q_len, heads · qk_dim], keys and values [batch, kv_len, kv_heads · dim]. Keys lie
+// in global order; a query stands where `positions` says and sees the keys up to its own, the last
+// `window` of them. Log-sum-exps are [batch, heads, q_len], in powers of two of the scaled scores.
+
+struct Attention {
+    i64 q_len, kv_len, heads, kv_heads, qk_dim, v_dim;
+    // Keys seen at most.
+    i64 window;
+    float scale;
+    // Dropout: nothing is dropped below a threshold of 0.
+    u32 threshold;
+    float keep;
+    Stream stream;
+    i64 first_sequence, first_head, global_heads, global_q_len;
+};
+
+#define LOG2_E 1.4426950408889634f
+
+DEVICE bool sees(const Attention& s, i64 position, i64 key) {
+    return key <= position && key > position - s.window;
+}
+
+// What dropout multiplies a probability by.
+DEVICE float kept(const Attention& s, i64 b, i64 head, i64 position, i64 key) {
+    if (s.threshold == 0) return 1.0f;
+    i64 line = ((s.first_sequence + b) * s.global_heads + s.first_head + head) * s.global_q_len + position;
+    u64 index = (u64)(line * s.kv_len + key);
+    u32 word[4];
+    philox(s.stream, index / 4, word);
+    u32 lane = (u32)(index & 3);
+    u32 own = lane == 0 ? word[0] : lane == 1 ? word[1] : lane == 2 ? word[2] : word[3];
+    return is_kept(own, s.threshold) ? s.keep : 0.0f;
+}

@@ -1,0 +1,279 @@
+// Kernels of one pass over flat tensors: additions, nonlinearities, biases, casts, parts of rows,
+// dropout. Every thread treats eight elements at a time.
+
+template <class T> DEVICE void add(T* out, const T* a, const T* b, i64 n) {
+    for (i64 i = first8(); i < n; i += stride8()) {
+        float x[8], y[8];
+        load8(a + i, n - i, x);
+        load8(b + i, n - i, y);
+#pragma unroll
+        for (int j = 0; j < 8; j++) x[j] += y[j];
+        store8(out + i, n - i, x);
+    }
+}
+
+template <class To, class From> DEVICE void cast(To* out, const From* x, i64 n) {
+    for (i64 i = first8(); i < n; i += stride8()) {
+        float v[8];
+        load8(x + i, n - i, v);
+        store8(out + i, n - i, v);
+    }
+}
+
+// The nonlinearities, by the number the caller gives: GELU by tanh, GELU, SiLU, ReLU, ReLU².
+DEVICE float hyperbolic_tangent(float x) { return 1.0f - 2.0f / (expf(2.0f * x) + 1.0f); }
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+template <int F> DEVICE float value(float x) {
+    if (F == 0) {
+        float t = hyperbolic_tangent(0.7978845608f * (x + 0.044715f * x * x * x));
+        return 0.5f * x * (1.0f + t);
+    }
+    if (F == 1) return 0.5f * x * (1.0f + erff(x * 0.7071067812f));
+    if (F == 2) return x * sigmoid(x);
+    float positive = fmaxf(x, 0.0f);
+    return F == 3 ? positive : positive * positive;
+}
+
+template <int F> DEVICE float slope(float x) {
+    if (F == 0) {
+        float t = hyperbolic_tangent(0.7978845608f * (x + 0.044715f * x * x * x));
+        float inner = 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
+        return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * inner;
+    }
+    if (F == 1) {
+        float below = 0.5f * (1.0f + erff(x * 0.7071067812f));
+        return below + x * 0.3989422804f * expf(-0.5f * x * x);
+    }
+    if (F == 2) {
+        float s = sigmoid(x);
+        return s * (1.0f + x * (1.0f - s));
+    }
+    if (F == 3) return x > 0.0f ? 1.0f : 0.0f;
+    return 2.0f * fmaxf(x, 0.0f);
+}
+
+template <int F, class T> DEVICE void activate(T* out, const T* x, i64 n) {
+    for (i64 i = first8(); i < n; i += stride8()) {
+        float v[8];
+        load8(x + i, n - i, v);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = value<F>(v[j]);
+        store8(out + i, n - i, v);
+    }
+}
+
+template <int F, class T> DEVICE void activate_backward(T* dx, const T* dy, const T* x, i64 n) {
+    for (i64 i = first8(); i < n; i += stride8()) {
+        float v[8], d[8];
+        load8(x + i, n - i, v);
+        load8(dy + i, n - i, d);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = d[j] * slope<F>(v[j]);
+        store8(dx + i, n - i, v);
+    }
+}
+
+// out = f(gate) · up over rows of `columns`; gate and up lie in rows of `stride`.
+template <int F, class T>
+DEVICE void gate(T* out, const T* gates, const T* ups, i64 rows, i64 columns, i64 stride) {
+    i64 across = (columns + 7) / 8;
+    for (i64 i = first8() / 8; i < rows * across; i += stride8() / 8) {
+        i64 row = i / across, c = i % across * 8;
+        float g[8], u[8];
+        load8(gates + row * stride + c, columns - c, g);
+        load8(ups + row * stride + c, columns - c, u);
+#pragma unroll
+        for (int j = 0; j < 8; j++) g[j] = value<F>(g[j]) * u[j];
+        store8(out + row * columns + c, columns - c, g);
+    }
+}
+
+template <int F, class T>
+DEVICE void gate_backward(T* d_gates, T* d_ups, const T* dy, const T* gates, const T* ups, i64 rows,
+                          i64 columns, i64 stride) {
+    i64 across = (columns + 7) / 8;
+    for (i64 i = first8() / 8; i < rows * across; i += stride8() / 8) {
+        i64 row = i / across, c = i % across * 8;
+        float g[8], u[8], d[8];
+        load8(gates + row * stride + c, columns - c, g);
+        load8(ups + row * stride + c, columns - c, u);
+        load8(dy + row * columns + c, columns - c, d);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            float up = u[j];
+            u[j] = d[j] * value<F>(g[j]);
+            g[j] = d[j] * up * slope<F>(g[j]);
+        }
+        store8(d_gates + row * stride + c, columns - c, g);
+        store8(d_ups + row * stride + c, columns - c, u);
+    }
+}
+
+#define BY_FUNCTION(call)                                                                          \
+    switch (function) {                                                                            \
+    case 0: call(0); break;                                                                        \
+    case 1: call(1); break;                                                                        \
+    case 2: call(2); break;                                                                        \
+    case 3: call(3); break;                                                                        \
+    default: call(4); break;                                                                       \
+    }
+
+// out = x + bias, or with `positions` the table's row of each row's position.
+template <class T>
+DEVICE void bias(T* out, const T* x, const T* table, const u32* positions, i64 rows, i64 columns,
+                 i64 sequence) {
+    i64 across = (columns + 7) / 8;
+    for (i64 i = first8() / 8; i < rows * across; i += stride8() / 8) {
+        i64 row = i / across, c = i % across * 8;
+        i64 at = positions ? (i64)positions[row % sequence] * columns : 0;
+        float v[8], b[8];
+        load8(x + row * columns + c, columns - c, v);
+        load8(table + at + c, columns - c, b);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] += b[j];
+        store8(out + row * columns + c, columns - c, v);
+    }
+}
+
+// Columns of rows of one tensor to columns of rows of another.
+template <class T>
+DEVICE void columns_copy(T* out, const T* x, i64 rows, i64 columns, i64 out_stride, i64 x_stride) {
+    i64 across = (columns + 7) / 8;
+    for (i64 i = first8() / 8; i < rows * across; i += stride8() / 8) {
+        i64 row = i / across, c = i % across * 8;
+        float v[8];
+        load8(x + row * x_stride + c, columns - c, v);
+        store8(out + row * out_stride + c, columns - c, v);
+    }
+}
+
+// Which elements of the global tensor a local one holds: rows are sequences × positions.
+struct Place {
+    Stream stream;
+    u32 threshold;
+    float scale;
+    i64 first_sequence, sequence, global_sequence;
+    i64 columns, first_column, global_columns;
+};
+
+// Kept elements scaled, zero elsewhere, and a mask of one byte each.
+template <class T>
+DEVICE void dropout(T* out, u8* mask, const T* x, const u32* positions, i64 rows, Place at) {
+    i64 across = (at.columns + 7) / 8;
+    for (i64 i = first8() / 8; i < rows * across; i += stride8() / 8) {
+        i64 row = i / across, c = i % across * 8;
+        i64 count = at.columns - c;
+        i64 b = at.first_sequence + row / at.sequence;
+        i64 line = b * at.global_sequence + positions[row % at.sequence];
+        u64 index = (u64)(line * at.global_columns + at.first_column + c);
+        float v[8];
+        load8(x + row * at.columns + c, count, v);
+        u32 word[4];
+        u64 block = ~0ull;
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            if ((index + j) / 4 != block) {
+                block = (index + j) / 4;
+                philox(at.stream, block, word);
+            }
+            u32 lane = (u32)((index + j) & 3);
+            u32 own = lane == 0 ? word[0] : lane == 1 ? word[1] : lane == 2 ? word[2] : word[3];
+            bool kept = is_kept(own, at.threshold);
+            v[j] = kept ? v[j] * at.scale : 0.0f;
+            if (j < count) mask[row * at.columns + c + j] = kept;
+        }
+        store8(out + row * at.columns + c, count, v);
+    }
+}
+
+template <class T> DEVICE void masked(T* out, const T* x, const u8* mask, float scale, i64 n) {
+    for (i64 i = first8(); i < n; i += stride8()) {
+        float v[8];
+        load8(x + i, n - i, v);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            if (i + j < n) v[j] = mask[i + j] ? v[j] * scale : 0.0f;
+        store8(out + i, n - i, v);
+    }
+}
+
+// Pairs (i, i + dims/2) of the first `dims` of every head turned by the angle of the row's position;
+// `turns` holds cosine and sine by position and pair, `direction` is −1 to turn back.
+template <class T>
+DEVICE void rope(T* out, const T* x, const float* turns, i64 rows, i64 sequence, i64 heads,
+                 i64 head_dim, i64 dims, float direction) {
+    i64 half = dims / 2, pairs = (half + 7) / 8, rest = (head_dim - dims + 7) / 8;
+    i64 pieces = pairs + rest;
+    for (i64 i = first8() / 8; i < rows * heads * pieces; i += stride8() / 8) {
+        i64 piece = i % pieces, line = i / pieces;
+        i64 row = line / heads, at = line * head_dim;
+        if (piece >= pairs) {
+            i64 c = dims + (piece - pairs) * 8;
+            float v[8];
+            load8(x + at + c, head_dim - c, v);
+            store8(out + at + c, head_dim - c, v);
+            continue;
+        }
+        i64 c = piece * 8;
+        const float* turn = turns + (row % sequence * half + c) * 2;
+        float a[8], b[8];
+        load8(x + at + c, half - c, a);
+        load8(x + at + half + c, half - c, b);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            float cosine = c + j < half ? turn[2 * j] : 0.0f;
+            float sine = c + j < half ? turn[2 * j + 1] * direction : 0.0f;
+            float low = a[j] * cosine - b[j] * sine;
+            b[j] = b[j] * cosine + a[j] * sine;
+            a[j] = low;
+        }
+        store8(out + at + c, half - c, a);
+        store8(out + at + half + c, half - c, b);
+    }
+}
+
+#define ACTIVATE(F) activate<F>(out, x, n)
+#define ACTIVATE_BACKWARD(F) activate_backward<F>(dx, dy, x, n)
+#define GATE(F) gate<F>(out, gates, ups, rows, columns, stride)
+#define GATE_BACKWARD(F) gate_backward<F>(d_gates, d_ups, dy, gates, ups, rows, columns, stride)
+
+#define ELEMENTWISE(name, T)                                                                       \
+    KERNEL add_##name(T* out, const T* a, const T* b, i64 n) { add(out, a, b, n); }                \
+    KERNEL activation_##name(T* out, const T* x, i64 n, int function) { BY_FUNCTION(ACTIVATE) }    \
+    KERNEL activation_backward_##name(T* dx, const T* dy, const T* x, i64 n, int function) {       \
+        BY_FUNCTION(ACTIVATE_BACKWARD)                                                             \
+    }                                                                                              \
+    KERNEL gated_##name(T* out, const T* gates, const T* ups, i64 rows, i64 columns, i64 stride,   \
+                        int function) {                                                            \
+        BY_FUNCTION(GATE)                                                                          \
+    }                                                                                              \
+    KERNEL gated_backward_##name(T* d_gates, T* d_ups, const T* dy, const T* gates, const T* ups,  \
+                                 i64 rows, i64 columns, i64 stride, int function) {                \
+        BY_FUNCTION(GATE_BACKWARD)                                                                 \
+    }                                                                                              \
+    KERNEL bias_##name(T* out, const T* x, const T* table, const u32* positions, i64 rows,         \
+                       i64 columns, i64 sequence) {                                                \
+        bias(out, x, table, positions, rows, columns, sequence);                                   \
+    }                                                                                              \
+    KERNEL columns_##name(T* out, const T* x, i64 rows, i64 columns, i64 out_stride,               \
+                          i64 x_stride) {                                                          \
+        columns_copy(out, x, rows, columns, out_stride, x_stride);                                 \
+    }                                                                                              \
+    KERNEL dropout_##name(T* out, u8* mask, const T* x, const u32* positions, i64 rows,            \
+                          Place at) {                                                              \
+        dropout(out, mask, x, positions, rows, at);                                                \
+    }                                                                                              \
+    KERNEL masked_##name(T* out, const T* x, const u8* mask, float scale, i64 n) {                 \
+        masked(out, x, mask, scale, n);                                                            \
+    }                                                                                              \
+    KERNEL rope_##name(T* out, const T* x, const float* turns, i64 rows, i64 sequence, i64 heads,  \
+                       i64 head_dim, i64 dims, float direction) {                                  \
+        rope(out, x, turns, rows, sequence, heads, head_dim, dims, direction);                     \
+    }
+
+ELEMENTWISE(f32, float)
+ELEMENTWISE(bf16, bf16)
+
+KERNEL cast_f32_bf16(bf16* out, const float* x, i64 n) { cast(out, x, n); }
+KERNEL cast_bf16_f32(float* out, const bf16* x, i64 n) { cast(out, x, n); }

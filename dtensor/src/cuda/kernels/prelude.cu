@@ -1,0 +1,179 @@
+// What every kernel file begins with: types, 16-byte accesses, sums over warps and blocks, random
+// numbers. Compiled by NVRTC for a device, or by a C++ compiler over the emulator of the tests,
+// which defines EMULATED and what stands for CUDA's own words.
+
+#ifndef EMULATED
+#define DEVICE __device__ __forceinline__
+#define KERNEL extern "C" __global__ void
+#define BOUNDED_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+struct bf16 {
+    u16 bits;
+};
+
+DEVICE float as_float(float x) { return x; }
+DEVICE float as_float(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+
+// To nearest, ties to even; a NaN stays one.
+DEVICE u32 round_bf16(float x) {
+    u32 bits = __float_as_uint(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (bits >> 16) | 0x40u;
+    return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+}
+
+// Two numbers in a word, the first in the low half.
+DEVICE u32 pack_bf16(float low, float high) {
+#ifdef EMULATED
+    return round_bf16(low) | (round_bf16(high) << 16);
+#else
+    u32 word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+#endif
+}
+
+template <class T> DEVICE T rounded(float x);
+template <> DEVICE float rounded<float>(float x) { return x; }
+template <> DEVICE bf16 rounded<bf16>(float x) {
+    bf16 y;
+    y.bits = (u16)round_bf16(x);
+    return y;
+}
+
+struct __align__(16) Words {
+    u32 word[4];
+};
+
+DEVICE bool is_aligned(const void* p) { return ((u64)p & 15) == 0; }
+
+// Eight elements, or the first `count` of them; the rest is 0.
+DEVICE void load8(const float* p, i64 count, float (&x)[8]) {
+    if (count >= 8 && is_aligned(p)) {
+        Words a = ((const Words*)p)[0], b = ((const Words*)p)[1];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            x[i] = __uint_as_float(a.word[i]);
+            x[4 + i] = __uint_as_float(b.word[i]);
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] = i < count ? p[i] : 0.0f;
+}
+
+DEVICE void load8(const bf16* p, i64 count, float (&x)[8]) {
+    if (count >= 8 && is_aligned(p)) {
+        Words a = *(const Words*)p;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            x[2 * i] = __uint_as_float(a.word[i] << 16);
+            x[2 * i + 1] = __uint_as_float(a.word[i] & 0xffff0000u);
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] = i < count ? as_float(p[i]) : 0.0f;
+}
+
+DEVICE void store8(float* p, i64 count, const float (&x)[8]) {
+    if (count >= 8 && is_aligned(p)) {
+        Words a, b;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            a.word[i] = __float_as_uint(x[i]);
+            b.word[i] = __float_as_uint(x[4 + i]);
+        }
+        ((Words*)p)[0] = a;
+        ((Words*)p)[1] = b;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (i < count) p[i] = x[i];
+}
+
+DEVICE void store8(bf16* p, i64 count, const float (&x)[8]) {
+    if (count >= 8 && is_aligned(p)) {
+        Words a;
+#pragma unroll
+        for (int i = 0; i < 4; i++) a.word[i] = pack_bf16(x[2 * i], x[2 * i + 1]);
+        *(Words*)p = a;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (i < count) p[i] = rounded<bf16>(x[i]);
+}
+
+// First of the eight elements that this thread treats, and from how far on it goes round again.
+DEVICE i64 first8() { return ((i64)blockIdx.x * blockDim.x + threadIdx.x) * 8; }
+DEVICE i64 stride8() { return (i64)gridDim.x * blockDim.x * 8; }
+
+DEVICE float warp_sum(float x) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+
+DEVICE float warp_max(float x) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+    return x;
+}
+
+// The sum over a block of whole warps, in every thread; `scratch` holds 32 numbers.
+DEVICE float block_sum(float x, float* scratch) {
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+    x = warp_sum(x);
+    __syncthreads();
+    if (lane == 0) scratch[warp] = x;
+    __syncthreads();
+    return warp_sum(lane < warps ? scratch[lane] : 0.0f);
+}
+
+DEVICE float block_max(float x, float* scratch) {
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+    x = warp_max(x);
+    __syncthreads();
+    if (lane == 0) scratch[warp] = x;
+    __syncthreads();
+    return warp_max(lane < warps ? scratch[lane] : -INFINITY);
+}
+
+// Philox4x32-10 (Salmon et al. 2011): the words of a block of four elements of a stream.
+struct Stream {
+    u32 key[2];
+    u32 high[2];
+};
+
+DEVICE void philox(Stream stream, u64 block, u32 (&word)[4]) {
+    u32 c0 = (u32)block, c1 = (u32)(block >> 32), c2 = stream.high[0], c3 = stream.high[1];
+    u32 k0 = stream.key[0], k1 = stream.key[1];
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        u32 low0 = 0xD2511F53u * c0, high0 = __umulhi(0xD2511F53u, c0);
+        u32 low1 = 0xCD9E8D57u * c2, high1 = __umulhi(0xCD9E8D57u, c2);
+        c0 = high1 ^ c1 ^ k0;
+        c1 = low1;
+        c2 = high0 ^ c3 ^ k1;
+        c3 = low0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    word[0] = c0;
+    word[1] = c1;
+    word[2] = c2;
+    word[3] = c3;
+}
+
+// Whether an element is kept: its uniform number, of 24 bits, is not below the threshold.
+DEVICE bool is_kept(u32 word, u32 threshold) { return (word >> 8) >= threshold; }

@@ -1,0 +1,275 @@
+//! What the cuda device asks of the machine below it: memory, copies, kernels, matrix products. A GPU
+//! is one answer ([`super::Gpu`]); the tests have another that runs the same kernels on the host.
+
+#![allow(
+    unsafe_code,
+    reason = "arguments of kernels are plain bytes in the layout of C"
+)]
+
+use bytemuck::Pod;
+use spec::DType;
+
+use super::error::CudaError;
+use super::kernels::Kernel;
+use crate::philox::Stream;
+
+/// An address in the device's memory.
+pub type Address = u64;
+
+/// Arguments of a kernel, each at a multiple of eight bytes.
+#[derive(Clone, Debug, Default)]
+pub struct Arguments {
+    words: Vec<u64>,
+    starts: Vec<usize>,
+}
+
+impl Arguments {
+    /// Adds one.
+    #[must_use]
+    pub fn with<T: Pod>(mut self, value: T) -> Self {
+        let bytes = bytemuck::bytes_of(&value);
+        self.starts.push(self.words.len());
+        self.words.extend(bytes.chunks(8).map(|part| {
+            let mut word = [0; 8];
+            word[..part.len()].copy_from_slice(part);
+            u64::from_ne_bytes(word)
+        }));
+        self
+    }
+
+    /// Where each begins, as launches want it.
+    pub fn pointers(&mut self) -> Vec<*mut std::ffi::c_void> {
+        let base = self.words.as_mut_ptr();
+        self.starts
+            .iter()
+            // SAFETY: starts lie within the words.
+            .map(|&start| unsafe { base.add(start) }.cast())
+            .collect()
+    }
+}
+
+/// How many threads run a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub threads: u32,
+    /// Bytes of shared memory beyond what the kernel itself declares.
+    pub shared: u32,
+}
+
+/// A matrix operand, by rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operand {
+    /// First element.
+    pub address: Address,
+    /// Element type.
+    pub dtype: DType,
+    /// Whether it lies transposed: by columns of what the product needs.
+    pub transposed: bool,
+}
+
+/// `c = a · b`, or `c += a · b`, with `c: [m, n]`, plus a bias by column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Product {
+    /// Rows, columns, contracted length.
+    pub sizes: [u64; 3],
+    /// `[m, k]`.
+    pub a: Operand,
+    /// `[k, n]`.
+    pub b: Operand,
+    /// Result.
+    pub c: Address,
+    /// Its type.
+    pub dtype: DType,
+    /// Whether to add to what is there.
+    pub accumulate: bool,
+    /// Added to every row; of the result's type.
+    pub bias: Option<Address>,
+}
+
+/// A device's memory and one queue of work in order.
+pub trait Launcher {
+    /// Memory at a multiple of 256 bytes.
+    ///
+    /// # Errors
+    /// When there is not enough.
+    fn allocate(&self, bytes: u64) -> Result<Address, CudaError>;
+    /// Gives memory back once all work so far is done with it.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn free(&self, address: Address) -> Result<(), CudaError>;
+    /// Bytes of the host to the device. They may change when this returns.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn write(&self, to: Address, bytes: &[u8]) -> Result<(), CudaError>;
+    /// Bytes of the device, after all work so far.
+    ///
+    /// # Errors
+    /// When the device, or work before, failed.
+    fn read(&self, from: Address, bytes: &mut [u8]) -> Result<(), CudaError>;
+    /// Copies within the device.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn copy(&self, to: Address, from: Address, bytes: u64) -> Result<(), CudaError>;
+    /// Fills bytes.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn fill(&self, to: Address, value: u8, bytes: u64) -> Result<(), CudaError>;
+    /// Runs a kernel.
+    ///
+    /// # Errors
+    /// When it does not compile or cannot start.
+    fn launch(&self, kernel: Kernel, launch: Launch, arguments: Arguments)
+    -> Result<(), CudaError>;
+    /// A matrix product.
+    ///
+    /// # Errors
+    /// When there is no algorithm for it.
+    fn multiply(&self, product: &Product) -> Result<(), CudaError>;
+    /// Waits for all work so far.
+    ///
+    /// # Errors
+    /// When any of it failed.
+    fn synchronize(&self) -> Result<(), CudaError>;
+    /// Multiprocessors of the device: how many blocks run side by side.
+    fn multiprocessors(&self) -> u32;
+}
+
+/// A random stream as kernels take it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct StreamArgument {
+    key: [u32; 2],
+    high: [u32; 2],
+}
+
+impl From<Stream> for StreamArgument {
+    fn from(stream: Stream) -> Self {
+        let (key, high) = stream.words();
+        Self { key, high }
+    }
+}
+
+/// `struct Place` of `elementwise.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// Random numbers.
+    pub stream: StreamArgument,
+    /// 24-bit numbers below it are dropped.
+    pub threshold: u32,
+    /// Of what is kept.
+    pub scale: f32,
+    /// Of the global batch.
+    pub first_sequence: i64,
+    /// Tokens per sequence here and over all ranks.
+    pub sequence: [i64; 2],
+    /// Columns here, the first of them, and over all ranks.
+    pub columns: [i64; 3],
+}
+
+/// `struct Step` of `reduce.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct StepArgument {
+    /// Learning rate.
+    pub rate: f32,
+    /// Decay of the moments.
+    pub betas: [f32; 2],
+    /// `1 − βᵗ` of both.
+    pub corrections: [f32; 2],
+    /// Added to the root of the second moment.
+    pub epsilon: f32,
+    /// Factor of the weights.
+    pub keep: f32,
+}
+
+/// `struct Attention` of `attention_prelude.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionArgument {
+    /// Queries and keys per sequence.
+    pub lengths: [i64; 2],
+    /// Heads of queries and of keys.
+    pub heads: [i64; 2],
+    /// Dimensions of a head of queries and keys, and of values.
+    pub dims: [i64; 2],
+    /// Keys seen at most.
+    pub window: i64,
+    /// Of the scores.
+    pub scale: f32,
+    /// Dropout: 24-bit numbers below it are dropped.
+    pub threshold: u32,
+    /// Of what is kept.
+    pub keep: f32,
+    /// Random numbers.
+    pub stream: StreamArgument,
+    /// The structure's alignment asks for it.
+    pub padding: u32,
+    /// Of the global batch.
+    pub first_sequence: i64,
+    /// Of all heads.
+    pub first_head: i64,
+    /// Heads over all ranks.
+    pub global_heads: i64,
+    /// Queries per sequence over all ranks.
+    pub global_queries: i64,
+}
+
+macro_rules! plain {
+    ($($name:ident)*) => {$(
+        // SAFETY: the fields leave no byte of the structure without meaning, and any bytes are a value.
+        unsafe impl bytemuck::Zeroable for $name {}
+        // SAFETY: as above.
+        unsafe impl Pod for $name {}
+    )*};
+}
+plain!(StreamArgument Place StepArgument AttentionArgument);
+
+/// A probability as a threshold of 24-bit numbers: a uniform of that many bits is below the
+/// probability exactly when the number is below the threshold.
+#[must_use]
+pub fn threshold(probability: f64) -> u32 {
+    (probability * f64::from(1 << 24)).ceil() as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_lie_as_c_lays_them_out() {
+        assert_eq!(size_of::<Place>(), 16 + 8 + 48);
+        assert_eq!(size_of::<StepArgument>(), 28);
+        assert_eq!(size_of::<AttentionArgument>(), 56 + 12 + 16 + 4 + 32);
+        let mut arguments = Arguments::default().with(7i32).with(2.5f64).with(1u64);
+        let base = arguments.words.as_ptr() as usize;
+        let at: Vec<usize> = arguments.pointers().iter().map(|&p| p as usize).collect();
+        assert_eq!(at, [base, base + 8, base + 16]);
+        assert_eq!(arguments.words, [7, 2.5f64.to_bits(), 1]);
+    }
+
+    #[test]
+    fn thresholds_drop_what_the_cpu_drops() {
+        for probability in [0.0, 0.1, 0.25, 0.3, 1.0 / 3.0, 0.999] {
+            let threshold = threshold(probability);
+            for word in (0..1u32 << 24)
+                .step_by(997)
+                .chain(threshold.saturating_sub(2)..threshold + 2)
+            {
+                let uniform = f64::from(word as f32 / 16_777_216.0);
+                assert_eq!(
+                    word >= threshold,
+                    uniform >= probability,
+                    "{probability} {word}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! The cuda device.
+
+mod compile;
+mod error;
+pub mod kernels;
+pub mod launcher;
+mod library;
+mod memory;
+mod ops;
+mod probe;
+pub mod sys;
+mod tensor;
+
+pub use compile::{CACHE, Compiler};
+pub use error::CudaError;
+pub use library::{FOLDERS, LIBRARIES, Name};
+pub use memory::{Buffer, Memory, Usage};
+pub use ops::{AttentionCall, Dropout, Losses, NormGradient, Rope, Route};
+pub use probe::{DeviceFacts, Presence, devices, probe, ready};
+pub use tensor::{Device, Tensor};

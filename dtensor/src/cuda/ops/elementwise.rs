@@ -1,0 +1,338 @@
+//! Operators of one pass.
+
+use spec::DType;
+use spec::model::Activation;
+
+use super::EACH;
+use crate::Nonlinearity;
+use crate::cuda::error::CudaError;
+use crate::cuda::kernels::{Kernel, Source, typed};
+use crate::cuda::launcher::{Arguments, Place};
+use crate::cuda::memory::Buffer;
+use crate::cuda::tensor::{Device, Tensor};
+
+/// Which elements dropout keeps.
+#[derive(Clone, Copy, Debug)]
+pub struct Dropout<'d> {
+    /// Where the elements lie in the global tensor, and the random stream.
+    pub place: Place,
+    /// Positions of this rank's tokens in their sequence.
+    pub positions: &'d Buffer,
+}
+
+/// Rotary positions.
+#[derive(Clone, Copy, Debug)]
+pub struct Rope<'r> {
+    /// Cosine and sine by token of a sequence and pair, in 32 bits.
+    pub turns: &'r Buffer,
+    /// Tokens of a sequence here.
+    pub sequence: usize,
+    /// Dimensions per head, and how many of them turn.
+    pub dims: [usize; 2],
+    /// Whether to turn back.
+    pub backward: bool,
+}
+
+/// The number that kernels know a nonlinearity by.
+fn number(f: Nonlinearity) -> i32 {
+    match f.function {
+        Activation::Gelu if f.tanh => 0,
+        Activation::Gelu => 1,
+        Activation::Silu => 2,
+        Activation::Relu => 3,
+        Activation::Relu2 => 4,
+    }
+}
+
+fn pieces(rows: usize, columns: usize) -> usize {
+    rows * columns.div_ceil(EACH)
+}
+
+impl Device {
+    /// `a + b`, of the type of `a`.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn add(&self, a: &Tensor, b: &Tensor) -> Result<Tensor, CudaError> {
+        let out = self.tensor(a.shape.clone(), a.dtype)?;
+        let arguments = Arguments::default()
+            .with(out.address())
+            .with(a.address())
+            .with(b.address())
+            .with(a.len() as i64);
+        let kernel = typed!(Elementwise, "add", a.is_bf16());
+        self.flat(kernel, a.len().div_ceil(EACH), arguments)?;
+        Ok(out)
+    }
+
+    /// A nonlinearity.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn activation(&self, f: Nonlinearity, x: &Tensor) -> Result<Tensor, CudaError> {
+        let out = self.tensor(x.shape.clone(), x.dtype)?;
+        let arguments = Arguments::default()
+            .with(out.address())
+            .with(x.address())
+            .with(x.len() as i64)
+            .with(number(f));
+        let kernel = typed!(Elementwise, "activation", x.is_bf16());
+        self.flat(kernel, x.len().div_ceil(EACH), arguments)?;
+        Ok(out)
+    }
+
+    /// `dy · f'(x)`.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn activation_backward(
+        &self,
+        f: Nonlinearity,
+        dy: &Tensor,
+        x: &Tensor,
+    ) -> Result<Tensor, CudaError> {
+        let out = self.tensor(x.shape.clone(), x.dtype)?;
+        let arguments = Arguments::default()
+            .with(out.address())
+            .with(dy.address())
+            .with(x.address())
+            .with(x.len() as i64)
+            .with(number(f));
+        let kernel = typed!(Elementwise, "activation_backward", x.is_bf16());
+        self.flat(kernel, x.len().div_ceil(EACH), arguments)?;
+        Ok(out)
+    }
+
+    /// `f(gate) · up`; without `up`, the halves of every row of `gate`.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn gated(
+        &self,
+        f: Nonlinearity,
+        gate: &Tensor,
+        up: Option<&Tensor>,
+    ) -> Result<Tensor, CudaError> {
+        let (columns, upper) = halves(gate, up);
+        let mut shape = gate.shape.clone();
+        *shape.last_mut().expect("activations have a last dim") = columns;
+        let out = self.tensor(shape, gate.dtype)?;
+        let arguments = Arguments::default()
+            .with(out.address())
+            .with(gate.address())
+            .with(upper)
+            .with(gate.rows() as i64)
+            .with(columns as i64)
+            .with(gate.columns() as i64)
+            .with(number(f));
+        let kernel = typed!(Elementwise, "gated", gate.is_bf16());
+        self.flat(kernel, pieces(gate.rows(), columns), arguments)?;
+        Ok(out)
+    }
+
+    /// Gradients of gate and up; without `up`, both in one tensor.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn gated_backward(
+        &self,
+        f: Nonlinearity,
+        dy: &Tensor,
+        gate: &Tensor,
+        up: Option<&Tensor>,
+    ) -> Result<(Tensor, Option<Tensor>), CudaError> {
+        let (columns, upper) = halves(gate, up);
+        let d_gate = self.tensor(gate.shape.clone(), gate.dtype)?;
+        let d_up = match up {
+            Some(up) => Some(self.tensor(up.shape.clone(), up.dtype)?),
+            None => None,
+        };
+        let (_, d_upper) = halves(&d_gate, d_up.as_ref());
+        let arguments = Arguments::default()
+            .with(d_gate.address())
+            .with(d_upper)
+            .with(dy.address())
+            .with(gate.address())
+            .with(upper)
+            .with(gate.rows() as i64)
+            .with(columns as i64)
+            .with(gate.columns() as i64)
+            .with(number(f));
+        let kernel = typed!(Elementwise, "gated_backward", gate.is_bf16());
+        self.flat(kernel, pieces(gate.rows(), columns), arguments)?;
+        Ok((d_gate, d_up))
+    }
+
+    /// Adds a row to every row; with positions, the table's row of each token's position.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn bias(
+        &self,
+        x: &Tensor,
+        table: &Tensor,
+        positions: Option<(&Buffer, usize)>,
+    ) -> Result<Tensor, CudaError> {
+        let out = self.tensor(x.shape.clone(), x.dtype)?;
+        let (rows, columns) = (x.rows(), x.columns());
+        let arguments = Arguments::default()
+            .with(out.address())
+            .with(x.address())
+            .with(table.address())
+            .with(positions.map_or(0, |(p, _)| p.address))
+            .with(rows as i64)
+            .with(columns as i64)
+            .with(positions.map_or(1, |(_, sequence)| sequence) as i64);
+        let kernel = typed!(Elementwise, "bias", x.is_bf16());
+        self.flat(kernel, pieces(rows, columns), arguments)?;
+        Ok(out)
+    }
+
+    /// Columns `start..` of every row.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn part(&self, x: &Tensor, start: usize, columns: usize) -> Result<Tensor, CudaError> {
+        let mut shape = x.shape.clone();
+        *shape.last_mut().expect("sliced tensors have a last dim") = columns;
+        let out = self.tensor(shape, x.dtype)?;
+        let from = x.address() + start as u64 * x.dtype.size();
+        let strides = [columns, x.columns()];
+        self.move_columns(
+            (out.address(), from),
+            (x.rows(), columns),
+            strides,
+            x.is_bf16(),
+        )?;
+        Ok(out)
+    }
+
+    /// Writes a part into columns `start..` of every row of a whole.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn put_part(&self, whole: &Tensor, start: usize, part: &Tensor) -> Result<(), CudaError> {
+        let to = whole.address() + start as u64 * whole.dtype.size();
+        let strides = [whole.columns(), part.columns()];
+        let size = (part.rows(), part.columns());
+        self.move_columns((to, part.address()), size, strides, part.is_bf16())
+    }
+
+    fn move_columns(
+        &self,
+        (to, from): (u64, u64),
+        (rows, columns): (usize, usize),
+        strides: [usize; 2],
+        bf16: bool,
+    ) -> Result<(), CudaError> {
+        let arguments = Arguments::default()
+            .with(to)
+            .with(from)
+            .with(rows as i64)
+            .with(columns as i64)
+            .with(strides[0] as i64)
+            .with(strides[1] as i64);
+        let kernel = typed!(Elementwise, "columns", bf16);
+        self.flat(kernel, pieces(rows, columns), arguments)
+    }
+
+    /// The same elements in another type.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn cast(&self, x: &Tensor, dtype: DType) -> Result<Tensor, CudaError> {
+        let out = self.tensor(x.shape.clone(), dtype)?;
+        if x.dtype == dtype {
+            self.launcher.copy(out.address(), x.address(), x.bytes())?;
+            return Ok(out);
+        }
+        let name = if x.is_bf16() {
+            "cast_bf16_f32"
+        } else {
+            "cast_f32_bf16"
+        };
+        let arguments = Arguments::default()
+            .with(out.address())
+            .with(x.address())
+            .with(x.len() as i64);
+        let kernel = Kernel::plain(Source::Elementwise, name);
+        self.flat(kernel, x.len().div_ceil(EACH), arguments)?;
+        Ok(out)
+    }
+
+    /// Kept elements scaled, and the mask of what was kept.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn dropout(
+        &self,
+        x: &Tensor,
+        dropout: &Dropout<'_>,
+    ) -> Result<(Tensor, Tensor), CudaError> {
+        let out = self.tensor(x.shape.clone(), x.dtype)?;
+        let mask = self.tensor(x.shape.clone(), DType::U8)?;
+        let arguments = Arguments::default()
+            .with(out.address())
+            .with(mask.address())
+            .with(x.address())
+            .with(dropout.positions.address)
+            .with(x.rows() as i64)
+            .with(dropout.place);
+        let kernel = typed!(Elementwise, "dropout", x.is_bf16());
+        self.flat(kernel, pieces(x.rows(), x.columns()), arguments)?;
+        Ok((out, mask))
+    }
+
+    /// Elements where a mask is set, scaled.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn masked(&self, x: &Tensor, mask: &Tensor, scale: f32) -> Result<Tensor, CudaError> {
+        let out = self.tensor(x.shape.clone(), x.dtype)?;
+        let arguments = Arguments::default()
+            .with(out.address())
+            .with(x.address())
+            .with(mask.address())
+            .with(scale)
+            .with(x.len() as i64);
+        let kernel = typed!(Elementwise, "masked", x.is_bf16());
+        self.flat(kernel, x.len().div_ceil(EACH), arguments)?;
+        Ok(out)
+    }
+
+    /// Rotary positions.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn rope(&self, x: &Tensor, rope: &Rope<'_>) -> Result<Tensor, CudaError> {
+        let out = self.tensor(x.shape.clone(), x.dtype)?;
+        let [head_dim, dims] = rope.dims;
+        let heads = x.columns() / head_dim;
+        let arguments = Arguments::default()
+            .with(out.address())
+            .with(x.address())
+            .with(rope.turns.address)
+            .with(x.rows() as i64)
+            .with(rope.sequence as i64)
+            .with(heads as i64)
+            .with(head_dim as i64)
+            .with(dims as i64)
+            .with(if rope.backward { -1.0f32 } else { 1.0 });
+        let kernel = typed!(Elementwise, "rope", x.is_bf16());
+        let each = (dims / 2).div_ceil(EACH) + (head_dim - dims).div_ceil(EACH);
+        self.flat(kernel, x.rows() * heads * each, arguments)?;
+        Ok(out)
+    }
+}
+
+/// Columns of a gate, and where the up projection lies: beside it, or in a tensor of its own.
+fn halves(gate: &Tensor, up: Option<&Tensor>) -> (usize, u64) {
+    match up {
+        Some(up) => (gate.columns(), up.address()),
+        None => {
+            let columns = gate.columns() / 2;
+            let upper = gate.address() + columns as u64 * gate.dtype.size();
+            (columns, upper)
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Embeddings and the loss.
+
+use spec::DType;
+
+use super::threads_of;
+use crate::cuda::error::CudaError;
+use crate::cuda::kernels::typed;
+use crate::cuda::launcher::Arguments;
+use crate::cuda::memory::Buffer;
+use crate::cuda::tensor::{Device, Tensor};
+
+/// Most threads that share a row.
+const MOST: u32 = 1024;
+
+/// What a loss needs beside its logits.
+#[derive(Clone, Copy, Debug)]
+pub struct Losses<'l> {
+    /// Labels, one per row.
+    pub labels: &'l Buffer,
+    /// The vocabulary's entry of the first column.
+    pub first: u64,
+    /// Gradient of the batch's loss by one token's.
+    pub scale: f32,
+}
+
+impl Device {
+    /// Rows of a table that begins at row `first` of the whole, by id.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn embedding(
+        &self,
+        ids: &Buffer,
+        table: &Tensor,
+        first: u64,
+        shape: Vec<usize>,
+    ) -> Result<Tensor, CudaError> {
+        let out = self.tensor(shape, table.dtype)?;
+        let columns = table.columns();
+        let arguments = Arguments::default()
+            .with(out.address())
+            .with(table.address())
+            .with(ids.address)
+            .with(first as i64)
+            .with(table.rows() as i64)
+            .with(columns as i64);
+        let kernel = typed!(Token, "embedding", table.is_bf16());
+        let threads = threads_of(columns, 256);
+        self.blocks(kernel, [out.rows() as u32, 1, 1], threads, 0, arguments)?;
+        Ok(out)
+    }
+
+    /// Adds the gradients of looked-up rows to a table's, tokens of a row in their order.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn add_embedding_gradient(
+        &self,
+        gradient: &Tensor,
+        dy: &Tensor,
+        ids: &[u32],
+        first: u64,
+    ) -> Result<(), CudaError> {
+        let rows = gradient.rows() as u64;
+        let row = |&id: &u32| u64::from(id).checked_sub(first).filter(|&row| row < rows);
+        let mut order: Vec<(u32, u32)> = (0u32..)
+            .zip(ids)
+            .filter_map(|(token, id)| Some((row(id)? as u32, token)))
+            .collect();
+        order.sort_unstable();
+        let mut starts = Vec::new();
+        let mut distinct: Vec<u32> = Vec::new();
+        for (at, &(row, _)) in (0u32..).zip(&order) {
+            if distinct.last() != Some(&row) {
+                distinct.push(row);
+                starts.push(at);
+            }
+        }
+        starts.push(order.len() as u32);
+        let tokens: Vec<u32> = order.into_iter().map(|(_, token)| token).collect();
+        let blocks = distinct.len() as u32;
+        let lists = [
+            self.indices(&tokens)?,
+            self.indices(&starts)?,
+            self.indices(&distinct)?,
+        ];
+        let columns = dy.columns();
+        let [order, starts, rows] = &lists;
+        let arguments = Arguments::default()
+            .with(gradient.address())
+            .with(dy.address())
+            .with(order.address)
+            .with(starts.address)
+            .with(rows.address)
+            .with(columns as i64);
+        let kernel = typed!(Token, "embedding_backward", dy.is_bf16());
+        self.blocks(
+            kernel,
+            [blocks, 1, 1],
+            threads_of(columns, 256),
+            0,
+            arguments,
+        )
+    }
+
+    /// The largest logit, the sum of exponentials relative to it, and the label's logit of every row:
+    /// `[3, rows]`.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn loss_sums(&self, logits: &Tensor, losses: &Losses<'_>) -> Result<Tensor, CudaError> {
+        let sums = self.tensor(vec![3, logits.rows()], DType::F32)?;
+        self.loss_kernel(logits, losses, (None, &sums), [true, false])?;
+        Ok(sums)
+    }
+
+    /// The loss of every row; the gradient by the logits takes their place. Sums over shards of the
+    /// vocabulary are given where there are several.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn loss(
+        &self,
+        logits: &Tensor,
+        losses: &Losses<'_>,
+        sums: Option<&Tensor>,
+    ) -> Result<Tensor, CudaError> {
+        let out = self.tensor(vec![logits.rows()], DType::F32)?;
+        match sums {
+            Some(sums) => {
+                self.loss_kernel(logits, losses, (Some(&out), sums), [false, true])?;
+            }
+            None => {
+                let sums = self.tensor(vec![3, logits.rows()], DType::F32)?;
+                self.loss_kernel(logits, losses, (Some(&out), &sums), [true, true])?;
+            }
+        }
+        Ok(out)
+    }
+
+    fn loss_kernel(
+        &self,
+        logits: &Tensor,
+        losses: &Losses<'_>,
+        (out, sums): (Option<&Tensor>, &Tensor),
+        [measure, finish]: [bool; 2],
+    ) -> Result<(), CudaError> {
+        let arguments = Arguments::default()
+            .with(logits.address())
+            .with(out.map_or(0, Tensor::address))
+            .with(sums.address())
+            .with(losses.labels.address)
+            .with(logits.rows() as i64)
+            .with(logits.columns() as i64)
+            .with(losses.first as i64)
+            .with(losses.scale)
+            .with(i32::from(measure))
+            .with(i32::from(finish));
+        let kernel = typed!(Token, "loss", logits.is_bf16());
+        let threads = threads_of(logits.columns(), MOST);
+        let grid = [logits.rows() as u32, 1, 1];
+        self.blocks(kernel, grid, threads, 0, arguments)
+    }
+}

@@ -1,0 +1,127 @@
+//! What of CUDA is on this machine.
+
+#![allow(unsafe_code, reason = "functions of the driver")]
+
+use std::ffi::{CStr, c_int};
+
+use super::error::CudaError;
+use super::library::{LIBRARIES, Name};
+use super::sys::driver::{self, Driver};
+
+/// A library, and the file it was found in or why it was not.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Presence {
+    /// Which.
+    pub library: Name,
+    /// Its file.
+    pub found: Result<String, CudaError>,
+}
+
+/// A device as its driver describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceFacts {
+    /// Its name, such as `NVIDIA H100 80GB HBM3`.
+    pub name: String,
+    /// Compute capability, as in sm_90.
+    pub capability: [u32; 2],
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+    /// Bytes of memory.
+    pub memory_bytes: u64,
+    /// Bytes of second-level cache.
+    pub cache_bytes: u64,
+}
+
+/// Every library, found or not.
+#[must_use]
+pub fn probe() -> Vec<Presence> {
+    LIBRARIES
+        .into_iter()
+        .map(|library| Presence {
+            library,
+            found: library.open().map(|(_, path)| path),
+        })
+        .collect()
+}
+
+/// The devices that the driver shows.
+///
+/// # Errors
+/// When there is no driver, it does not start, or it shows none.
+pub fn devices() -> Result<Vec<DeviceFacts>, CudaError> {
+    let driver = Driver::load()?;
+    // SAFETY: called before any other function, with the only flag there is.
+    unsafe { driver.init(0) }?;
+    let mut count = 0;
+    // SAFETY: writes one number.
+    unsafe { driver.device_count(&raw mut count) }?;
+    if count == 0 {
+        return Err(CudaError::NoDevice);
+    }
+    (0..count).map(|ordinal| facts(&driver, ordinal)).collect()
+}
+
+/// What training on cuda needs: a device, its compiler and its matrix products.
+///
+/// # Errors
+/// The first of these that is missing.
+pub fn ready() -> Result<Vec<DeviceFacts>, CudaError> {
+    let devices = devices()?;
+    Name::Nvrtc.open()?;
+    Name::CublasLt.open()?;
+    Ok(devices)
+}
+
+fn facts(driver: &Driver, ordinal: c_int) -> Result<DeviceFacts, CudaError> {
+    let mut device = 0;
+    // SAFETY: writes one number.
+    unsafe { driver.device(&raw mut device, ordinal) }?;
+    let attribute = |which: c_int| -> Result<u32, CudaError> {
+        let mut value = 0;
+        // SAFETY: writes one number.
+        unsafe { driver.device_attribute(&raw mut value, which, device) }?;
+        Ok(u32::try_from(value).unwrap_or(0))
+    };
+    let mut name = [0; 256];
+    // SAFETY: writes at most so many characters, ended by 0.
+    unsafe { driver.device_name(name.as_mut_ptr(), name.len() as c_int, device) }?;
+    let mut bytes = 0;
+    // SAFETY: writes one number.
+    unsafe { driver.device_memory(&raw mut bytes, device) }?;
+    Ok(DeviceFacts {
+        // SAFETY: the driver ended it by 0.
+        name: unsafe { CStr::from_ptr(name.as_ptr()) }
+            .to_string_lossy()
+            .into_owned(),
+        capability: [
+            attribute(driver::CAPABILITY_MAJOR)?,
+            attribute(driver::CAPABILITY_MINOR)?,
+        ],
+        multiprocessors: attribute(driver::MULTIPROCESSORS)?,
+        memory_bytes: bytes as u64,
+        cache_bytes: u64::from(attribute(driver::L2_CACHE)?),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_said_with_files_and_remedy() {
+        for presence in probe() {
+            let Err(error) = presence.found else {
+                continue;
+            };
+            let text = error.to_string();
+            assert_eq!(text.lines().count(), 1, "{text}");
+            for part in [presence.library.files()[0], presence.library.remedy()] {
+                assert!(text.contains(part), "{text}");
+            }
+        }
+        // Without a driver nothing is ready, and the driver is what is missed first.
+        if let Err(error) = Name::Driver.open() {
+            assert_eq!(ready(), Err(error));
+        }
+    }
+}

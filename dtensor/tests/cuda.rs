@@ -1,0 +1,9 @@
+//! The cuda device where there is no GPU: its kernels compile, and on an emulator of CUDA's threads they
+//! compute what they should.
+
+#[path = "cuda/compile.rs"]
+mod compile;
+#[path = "cuda/emulator.rs"]
+mod emulator;
+#[path = "cuda/kernels/mod.rs"]
+mod kernels;

@@ -1,0 +1,274 @@
+//! A device that runs the kernels on the host: the system's C++ compiler builds them over
+//! `tests/emulator/emulator.h`.
+
+#![allow(
+    unsafe_code,
+    reason = "calls into libraries built here, on memory allocated here"
+)]
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::path::PathBuf;
+use std::process::Command;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use dtensor::cuda::kernels::{Head, Kernel, Source};
+use dtensor::cuda::launcher::{Address, Arguments, Launch, Launcher, Operand, Product};
+use dtensor::cuda::{CudaError, Device};
+use half::bf16;
+use sha2::{Digest, Sha256};
+use spec::DType;
+
+/// Bytes around every allocation that nobody may write.
+const GUARD: usize = 256;
+/// What memory holds before it is written: in any float type, NaN.
+const POISON: u8 = 0xFF;
+
+/// Kernels of one file, built for the host. One runs at a time: threads stand in its static memory.
+struct Built {
+    library: libloading::Library,
+    running: Mutex<()>,
+}
+
+/// Memory of the host as a device's.
+#[derive(Default)]
+pub struct Emulator {
+    pieces: RefCell<HashMap<Address, Vec<u8>>>,
+    /// Which of the orders that a device may choose: bit 0 runs warps backwards, bit 1 lets asynchronous
+    /// copies land at once rather than when they are waited for.
+    order: u32,
+}
+
+/// Every order that a device may choose.
+pub const ORDERS: std::ops::Range<u32> = 0..4;
+
+/// A device on this machine's processor; absent where no C++ compiler is.
+pub fn device() -> Option<Device> {
+    device_in(0)
+}
+
+/// One that runs in an order of [`ORDERS`].
+pub fn device_in(order: u32) -> Option<Device> {
+    static COMPILER: OnceLock<bool> = OnceLock::new();
+    let there = COMPILER.get_or_init(|| Command::new("c++").arg("--version").output().is_ok());
+    if !there {
+        eprintln!("not tested: no C++ compiler (c++) is here");
+        return None;
+    }
+    Some(Device::new(Rc::new(Emulator {
+        order,
+        ..Emulator::default()
+    })))
+}
+
+fn built(source: Source, head: Head) -> Arc<Built> {
+    type Libraries = HashMap<(Source, Head), Arc<Built>>;
+    static LIBRARIES: OnceLock<Mutex<Libraries>> = OnceLock::new();
+    let mut libraries = LIBRARIES
+        .get_or_init(Mutex::default)
+        .lock()
+        .expect("builds do not panic halfway");
+    let build = || Arc::new(build(source, head));
+    Arc::clone(libraries.entry((source, head)).or_insert_with(build))
+}
+
+fn build(source: Source, head: Head) -> Built {
+    let header = include_str!("../emulator/emulator.h");
+    let mut text = format!(
+        "#define HEAD {}\n#define VALUE {}\n{header}\n{}\n",
+        head.key,
+        head.value,
+        source.text()
+    );
+    for name in source.kernels() {
+        text += &format!(
+            "extern \"C\" void run_{name}(const unsigned* sizes, unsigned shared, void** arguments, unsigned mode) \
+             {{ emulator::launch({name}, sizes, shared, arguments, mode); }}\n"
+        );
+    }
+    let hash: String = Sha256::digest(text.as_bytes())
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let path = folder.join(format!("{}-{hash}.so", source.file()));
+    if !path.exists() {
+        let draft = folder.join(format!("{}-{hash}-{}", source.file(), std::process::id()));
+        let code = draft.with_extension("cpp");
+        std::fs::write(&code, text).expect("the target folder is writable");
+        let output = Command::new("c++")
+            .args([
+                "-std=c++17",
+                "-O2",
+                "-fno-strict-aliasing",
+                "-U_FORTIFY_SOURCE",
+                "-w",
+                "-shared",
+                "-fPIC",
+                "-o",
+            ])
+            .arg(&draft)
+            .arg(&code)
+            .output()
+            .expect("asked for its version before");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {said}", source.file());
+        std::fs::rename(&draft, &path).expect("the target folder is writable");
+    }
+    // SAFETY: built above from our own code, whose initialisers set numbers to 0.
+    let library = unsafe { libloading::Library::new(&path) }.expect("was just built");
+    Built {
+        library,
+        running: Mutex::new(()),
+    }
+}
+
+impl Emulator {
+    fn element(&self, address: Address, dtype: DType, index: usize) -> f64 {
+        // SAFETY: products name operands that were allocated here.
+        unsafe {
+            match dtype {
+                DType::Bf16 => (address as *const bf16).add(index).read().to_f64(),
+                _ => f64::from((address as *const f32).add(index).read()),
+            }
+        }
+    }
+
+    fn operand(&self, x: &Operand, rows: usize, columns: usize) -> Vec<f64> {
+        let at = |i: usize, j: usize| {
+            let index = if x.transposed {
+                j * rows + i
+            } else {
+                i * columns + j
+            };
+            self.element(x.address, x.dtype, index)
+        };
+        (0..rows * columns)
+            .map(|index| at(index / columns, index % columns))
+            .collect()
+    }
+}
+
+fn intact(piece: &[u8]) -> bool {
+    let inside = piece.len() - 2 * GUARD;
+    let edges = piece[..GUARD].iter().chain(&piece[GUARD + inside..]);
+    edges.copied().all(|byte| byte == POISON)
+}
+
+impl Launcher for Emulator {
+    fn allocate(&self, bytes: u64) -> Result<Address, CudaError> {
+        let piece = vec![POISON; bytes as usize + 3 * GUARD];
+        let start = piece.as_ptr() as usize;
+        let shift = (start + GUARD).next_multiple_of(GUARD) - start;
+        let address = (start + shift) as Address;
+        self.pieces.borrow_mut().insert(address, piece);
+        Ok(address)
+    }
+
+    fn free(&self, address: Address) -> Result<(), CudaError> {
+        let piece = self.pieces.borrow_mut().remove(&address);
+        let piece = piece.expect("was allocated here");
+        assert!(intact(&piece), "a kernel wrote beside its memory");
+        Ok(())
+    }
+
+    fn write(&self, to: Address, bytes: &[u8]) -> Result<(), CudaError> {
+        // SAFETY: the caller allocated as much.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) };
+        Ok(())
+    }
+
+    fn read(&self, from: Address, bytes: &mut [u8]) -> Result<(), CudaError> {
+        // SAFETY: the caller allocated as much.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from as *const u8, bytes.as_mut_ptr(), bytes.len());
+        }
+        Ok(())
+    }
+
+    fn copy(&self, to: Address, from: Address, bytes: u64) -> Result<(), CudaError> {
+        // SAFETY: the caller allocated as much.
+        unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes as usize) };
+        Ok(())
+    }
+
+    fn fill(&self, to: Address, value: u8, bytes: u64) -> Result<(), CudaError> {
+        // SAFETY: the caller allocated as much.
+        unsafe { std::ptr::write_bytes(to as *mut u8, value, bytes as usize) };
+        Ok(())
+    }
+
+    fn launch(
+        &self,
+        kernel: Kernel,
+        launch: Launch,
+        mut arguments: Arguments,
+    ) -> Result<(), CudaError> {
+        assert!(launch.threads <= 1024 && launch.threads.is_multiple_of(32));
+        let built = built(kernel.source, kernel.head);
+        type Run = unsafe extern "C" fn(*const u32, u32, *mut *mut c_void, u32);
+        let name = format!("run_{}\0", kernel.name);
+        // SAFETY: of this type, by the text that was built.
+        let run =
+            unsafe { built.library.get::<Run>(name.as_bytes()) }.expect("every kernel is built");
+        let [x, y, z] = launch.grid;
+        let sizes = [x, y, z, launch.threads, 1, 1];
+        let mut pointers = arguments.pointers();
+        let _one = built.running.lock().expect("kernels do not panic");
+        // SAFETY: arguments are those of the kernel, as the device's callers give them.
+        unsafe {
+            run(
+                sizes.as_ptr(),
+                launch.shared,
+                pointers.as_mut_ptr(),
+                self.order,
+            )
+        };
+        Ok(())
+    }
+
+    fn multiply(&self, product: &Product) -> Result<(), CudaError> {
+        let [m, n, k] = product.sizes.map(|size| size as usize);
+        let a = self.operand(&product.a, m, k);
+        let b = self.operand(&product.b, k, n);
+        for i in 0..m {
+            for j in 0..n {
+                let mut sum: f64 = (0..k).map(|l| a[i * k + l] * b[l * n + j]).sum();
+                if product.accumulate {
+                    sum += self.element(product.c, product.dtype, i * n + j);
+                }
+                if let Some(bias) = product.bias {
+                    sum += self.element(bias, product.dtype, j);
+                }
+                // SAFETY: the caller allocated the result.
+                unsafe {
+                    match product.dtype {
+                        DType::Bf16 => {
+                            (product.c as *mut bf16)
+                                .add(i * n + j)
+                                .write(bf16::from_f64(sum));
+                        }
+                        _ => (product.c as *mut f32).add(i * n + j).write(sum as f32),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn synchronize(&self) -> Result<(), CudaError> {
+        let pieces = self.pieces.borrow();
+        assert!(
+            pieces.values().all(|p| intact(p)),
+            "a kernel wrote beside its memory"
+        );
+        Ok(())
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        3
+    }
+}
