@@ -11,7 +11,7 @@ import tempfile
 
 import torch
 import torch.distributed as dist
-from test_parallelize import MODELS, TOLERANCE, batches, optimizer_fn, single
+from test_parallelize import MODELS, OPTIMIZERS, TOLERANCE, batches, single
 
 from vescale_plan import load, parallelize, save
 
@@ -48,7 +48,8 @@ def main():
     for name, build in MODELS.items():
         torch.manual_seed(1)
         original = build()
-        expected = single(copy.deepcopy(original))
+        optimizer_fn, clip = OPTIMIZERS["adamw"]
+        expected = single(copy.deepcopy(original), optimizer_fn, clip)
         steps = list(batches())
         for number, (first, second) in enumerate(ROUTES):
             if max(first.get("tp", 1), second.get("tp", 1)) > getattr(original.config, "num_key_value_heads", 4):

@@ -7,7 +7,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from test_parallelize import MODELS, PLANS, TOLERANCE, optimizer_fn, planned
+from test_parallelize import MODELS, OPTIMIZERS, PLANS, TOLERANCE, planned
 
 from vescale_plan import parallelize
 
@@ -50,11 +50,11 @@ def main():
             with torch.device("meta"):
                 model = build()
             if case == CASES[0]:
-                check_spread(parallelize(PLANS[case], model, optimizer_fn, device="cpu")[0], build())
+                check_spread(parallelize(PLANS[case], model, OPTIMIZERS["adamw"][0], device="cpu")[0], build())
                 torch.manual_seed(5)
                 with torch.device("meta"):
                     model = build()
-            losses = planned(PLANS[case], model)
+            losses = planned(PLANS[case], model, *OPTIMIZERS["adamw"])
             expected = expected or losses
             worst = max(abs(a - b) / abs(b) for a, b in zip(losses, expected))
             sound = worst <= TOLERANCE and losses[-1] < losses[0]
