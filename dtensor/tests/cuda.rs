@@ -1,6 +1,8 @@
 //! The cuda device where there is no GPU: its kernels compile, and on an emulator of CUDA's threads they
 //! compute what they should.
 
+#[path = "cuda/blocks.rs"]
+mod blocks;
 #[path = "cuda/compile.rs"]
 mod compile;
 #[path = "cuda/emulator.rs"]

@@ -2,19 +2,26 @@
 
 mod compile;
 mod error;
+mod gpu;
 pub mod kernels;
 pub mod launcher;
 mod library;
 mod memory;
 mod ops;
 mod probe;
+mod products;
+mod run;
 pub mod sys;
 mod tensor;
 
 pub use compile::{CACHE, Compiler};
 pub use error::CudaError;
+pub use gpu::{Event, Gpu, Graph};
 pub use library::{FOLDERS, LIBRARIES, Name};
 pub use memory::{Buffer, Memory, Usage};
 pub use ops::{AttentionCall, Dropout, Losses, NormGradient, Rope, Route};
 pub use probe::{DeviceFacts, Presence, devices, probe, ready};
+pub use run::{
+    Batch, Context, Forward, GradientSink, Machine, Parameters, Saved, backward, forward,
+};
 pub use tensor::{Device, Tensor};

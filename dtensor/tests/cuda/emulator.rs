@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use dtensor::cuda::kernels::{Head, Kernel, Source};
 use dtensor::cuda::launcher::{Address, Arguments, Launch, Launcher, Operand, Product};
-use dtensor::cuda::{CudaError, Device};
+use dtensor::cuda::{CudaError, Device, Gpu};
 use half::bf16;
 use sha2::{Digest, Sha256};
 use spec::DType;
@@ -49,8 +49,14 @@ pub fn device() -> Option<Device> {
     device_in(0)
 }
 
+/// Set to run these tests on GPU 0 of this machine rather than on the emulator.
+const ON_GPU: &str = "VESCALE_TEST_GPU";
+
 /// One that runs in an order of [`ORDERS`].
 pub fn device_in(order: u32) -> Option<Device> {
+    if std::env::var_os(ON_GPU).is_some() {
+        return Some(Device::new(Rc::new(Gpu::new(0).expect("a GPU"))));
+    }
     static COMPILER: OnceLock<bool> = OnceLock::new();
     let there = COMPILER.get_or_init(|| Command::new("c++").arg("--version").output().is_ok());
     if !there {

@@ -1,0 +1,373 @@
+//! A GPU: one context, one stream that all work goes through, kernels by NVRTC, products by cuBLASLt.
+
+#![allow(unsafe_code, reason = "functions of the CUDA driver and of cuBLASLt")]
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::ffi::{CString, c_int, c_void};
+use std::rc::Rc;
+
+use super::compile::Compiler;
+use super::error::CudaError;
+use super::kernels::{Head, Kernel, Source};
+use super::launcher::{Address, Arguments, Launch, Launcher, Product};
+use super::products::Products;
+use super::sys::driver::{self, Driver, Handle};
+
+/// Dynamic shared memory that a kernel may ask for without saying so first.
+const PLAIN_SHARED: u32 = 48 << 10;
+
+/// A GPU of this machine.
+pub struct Gpu {
+    driver: Rc<Driver>,
+    compiler: Compiler,
+    products: Products,
+    device: driver::Device,
+    stream: Handle,
+    capability: [u32; 2],
+    multiprocessors: u32,
+    modules: RefCell<HashMap<(Source, Head), Handle>>,
+    functions: RefCell<HashMap<Kernel, Handle>>,
+    /// Kernels and products queued so far.
+    launches: Cell<u64>,
+}
+
+/// Steps of work captured once, to be run again and again without the host.
+pub struct Graph {
+    driver: Rc<Driver>,
+    executable: Handle,
+}
+
+/// A point in the stream whose time is measured.
+pub struct Event {
+    driver: Rc<Driver>,
+    handle: Handle,
+}
+
+impl Gpu {
+    /// The GPU of that number.
+    ///
+    /// # Errors
+    /// When a library is missing or the device does not start.
+    pub fn new(ordinal: u32) -> Result<Self, CudaError> {
+        let driver = Rc::new(Driver::load()?);
+        let compiler = Compiler::new()?;
+        // SAFETY: the first call, with the only flag there is.
+        unsafe { driver.init(0) }?;
+        let mut count = 0;
+        // SAFETY: writes one number.
+        unsafe { driver.device_count(&raw mut count) }?;
+        if c_int::try_from(ordinal).map_or(true, |ordinal| ordinal >= count) {
+            return Err(CudaError::NoDevice);
+        }
+        let mut device = 0;
+        // SAFETY: writes one number.
+        unsafe { driver.device(&raw mut device, ordinal as c_int) }?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the primary context is released when this is dropped.
+        unsafe { driver.retain_context(&raw mut context, device) }?;
+        // SAFETY: retained above.
+        unsafe { driver.set_context(context) }?;
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: the context is current.
+        unsafe { driver.create_stream(&raw mut stream, driver::NON_BLOCKING) }?;
+        let attribute = |which: c_int| -> Result<u32, CudaError> {
+            let mut value = 0;
+            // SAFETY: writes one number.
+            unsafe { driver.device_attribute(&raw mut value, which, device) }?;
+            Ok(u32::try_from(value).unwrap_or(0))
+        };
+        let capability = [
+            attribute(driver::CAPABILITY_MAJOR)?,
+            attribute(driver::CAPABILITY_MINOR)?,
+        ];
+        let multiprocessors = attribute(driver::MULTIPROCESSORS)?;
+        let products = Products::new(&driver)?;
+        Ok(Self {
+            compiler,
+            products,
+            device,
+            stream,
+            capability,
+            multiprocessors,
+            modules: RefCell::default(),
+            functions: RefCell::default(),
+            launches: Cell::new(0),
+            driver,
+        })
+    }
+
+    /// Its stream, for libraries that queue work of their own.
+    #[must_use]
+    pub fn stream(&self) -> *mut c_void {
+        self.stream
+    }
+
+    /// Kernels and products queued so far.
+    #[must_use]
+    pub fn launches(&self) -> u64 {
+        self.launches.get()
+    }
+
+    /// A mark in the stream: the time at which all work so far is done.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn event(&self) -> Result<Event, CudaError> {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the context is current; destroyed when dropped.
+        unsafe {
+            self.driver
+                .create_event(&raw mut handle, driver::EVENT_TIMED)
+        }?;
+        let event = Event {
+            driver: Rc::clone(&self.driver),
+            handle,
+        };
+        // SAFETY: both are of this context.
+        unsafe { self.driver.record_event(handle, self.stream) }?;
+        Ok(event)
+    }
+
+    /// Captures what `work` queues instead of running it. Memory that it allocates must stay; nothing in it
+    /// may read the device or write to it from the host.
+    ///
+    /// # Errors
+    /// When `work` fails or does what cannot be captured.
+    pub fn capture(
+        &self,
+        work: impl FnOnce() -> Result<(), CudaError>,
+    ) -> Result<Graph, CudaError> {
+        // SAFETY: the stream is ours and not being captured.
+        unsafe {
+            self.driver
+                .begin_capture(self.stream, driver::CAPTURE_THREAD)
+        }?;
+        let done = work();
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: begun above; must end also where the work failed.
+        let ended = unsafe { self.driver.end_capture(self.stream, &raw mut graph) };
+        done?;
+        ended?;
+        let mut executable = std::ptr::null_mut();
+        // SAFETY: the graph was made above and is destroyed below.
+        let made = unsafe { self.driver.instantiate(&raw mut executable, graph, 0) };
+        // SAFETY: made above, used no more.
+        unsafe { self.driver.destroy_graph(graph) }?;
+        made?;
+        Ok(Graph {
+            driver: Rc::clone(&self.driver),
+            executable,
+        })
+    }
+
+    /// Runs a captured graph.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn replay(&self, graph: &Graph) -> Result<(), CudaError> {
+        // SAFETY: instantiated in this context.
+        unsafe { self.driver.launch_graph(graph.executable, self.stream) }
+    }
+
+    fn module(&self, kernel: Kernel) -> Result<Handle, CudaError> {
+        let key = (kernel.source, kernel.head);
+        if let Some(&module) = self.modules.borrow().get(&key) {
+            return Ok(module);
+        }
+        let cubin = self
+            .compiler
+            .cubin(kernel.source, kernel.head, self.capability)?;
+        let mut module = std::ptr::null_mut();
+        // SAFETY: machine code for this device, as the compiler made it.
+        unsafe {
+            self.driver
+                .load_module(&raw mut module, cubin.as_ptr().cast())
+        }?;
+        self.modules.borrow_mut().insert(key, module);
+        Ok(module)
+    }
+
+    fn function(&self, kernel: Kernel, shared: u32) -> Result<Handle, CudaError> {
+        if let Some(&function) = self.functions.borrow().get(&kernel) {
+            return Ok(function);
+        }
+        let module = self.module(kernel)?;
+        let name = CString::new(kernel.name).expect("kernels' names have no zeros");
+        let mut function = std::ptr::null_mut();
+        // SAFETY: the module is loaded and the name ends in 0.
+        unsafe {
+            self.driver
+                .function(&raw mut function, module, name.as_ptr())
+        }?;
+        if shared > PLAIN_SHARED {
+            // SAFETY: a kernel asks for the same amount whenever it runs.
+            unsafe {
+                self.driver.function_attribute(
+                    function,
+                    driver::DYNAMIC_SHARED_BYTES,
+                    shared as c_int,
+                )
+            }?;
+        }
+        self.functions.borrow_mut().insert(kernel, function);
+        Ok(function)
+    }
+}
+
+impl Launcher for Gpu {
+    fn allocate(&self, bytes: u64) -> Result<Address, CudaError> {
+        let mut address = 0;
+        // SAFETY: writes one address.
+        let result = unsafe { self.driver.allocate(&raw mut address, bytes as usize) };
+        match result {
+            Err(CudaError::Call { code, .. }) if code == driver::OUT_OF_MEMORY => {
+                let (mut free, mut total) = (0, 0);
+                // SAFETY: writes two numbers.
+                unsafe { self.driver.memory(&raw mut free, &raw mut total) }?;
+                Err(CudaError::OutOfMemory {
+                    asked: bytes,
+                    live: (total - free) as u64,
+                    free: free as u64,
+                })
+            }
+            other => other.map(|()| address),
+        }
+    }
+
+    fn free(&self, address: Address) -> Result<(), CudaError> {
+        // The driver waits for all work before it frees.
+        // SAFETY: allocated above and used no more.
+        unsafe { self.driver.free(address) }
+    }
+
+    fn write(&self, to: Address, bytes: &[u8]) -> Result<(), CudaError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: pageable memory is copied before this returns; the caller allocated as much.
+        unsafe {
+            self.driver
+                .copy_in(to, bytes.as_ptr().cast(), bytes.len(), self.stream)
+        }
+    }
+
+    fn read(&self, from: Address, bytes: &mut [u8]) -> Result<(), CudaError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the caller allocated as much; the bytes are not looked at before all work is done.
+        unsafe {
+            self.driver
+                .copy_out(bytes.as_mut_ptr().cast(), from, bytes.len(), self.stream)
+        }?;
+        self.synchronize()
+    }
+
+    fn copy(&self, to: Address, from: Address, bytes: u64) -> Result<(), CudaError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller allocated as much.
+        unsafe { self.driver.copy(to, from, bytes as usize, self.stream) }
+    }
+
+    fn fill(&self, to: Address, value: u8, bytes: u64) -> Result<(), CudaError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller allocated as much.
+        unsafe { self.driver.fill(to, value, bytes as usize, self.stream) }
+    }
+
+    fn launch(
+        &self,
+        kernel: Kernel,
+        launch: Launch,
+        mut arguments: Arguments,
+    ) -> Result<(), CudaError> {
+        let function = self.function(kernel, launch.shared)?;
+        let [x, y, z] = launch.grid;
+        let mut pointers = arguments.pointers();
+        self.launches.set(self.launches.get() + 1);
+        // SAFETY: the arguments are those of the kernel, copied before this returns.
+        unsafe {
+            self.driver.launch(
+                function,
+                x,
+                y,
+                z,
+                launch.threads,
+                1,
+                1,
+                launch.shared,
+                self.stream,
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        }
+    }
+
+    fn multiply(&self, product: &Product) -> Result<(), CudaError> {
+        self.launches.set(self.launches.get() + 1);
+        self.products.multiply(product, self.stream)
+    }
+
+    fn synchronize(&self) -> Result<(), CudaError> {
+        // SAFETY: the stream is ours.
+        unsafe { self.driver.synchronize_stream(self.stream) }
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+}
+
+impl Event {
+    /// Seconds from another event to this one, after waiting for it.
+    ///
+    /// # Errors
+    /// When work before it failed.
+    pub fn since(&self, start: &Self) -> Result<f64, CudaError> {
+        // SAFETY: both were recorded.
+        unsafe { self.driver.synchronize_event(self.handle) }?;
+        let mut milliseconds = 0.0;
+        // SAFETY: writes one number.
+        unsafe {
+            self.driver
+                .elapsed(&raw mut milliseconds, start.handle, self.handle)
+        }?;
+        Ok(f64::from(milliseconds) * 1e-3)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made by this driver, used no more. Nothing can be done where it fails.
+        let _ = unsafe { self.driver.destroy_event(self.handle) };
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        let _ = unsafe { self.driver.destroy_executable(self.executable) };
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        let modules = std::mem::take(&mut *self.modules.borrow_mut());
+        // SAFETY: all of them are of this context, which is released last. Nothing can be done where one
+        // fails.
+        unsafe {
+            let _ = self.driver.synchronize_stream(self.stream);
+            self.products.release(&self.driver);
+            for module in modules.into_values() {
+                let _ = self.driver.unload_module(module);
+            }
+            let _ = self.driver.destroy_stream(self.stream);
+            let _ = self.driver.release_context(self.device);
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Matrix products by cuBLASLt, with the algorithm that its heuristics choose for a shape kept.
+
+#![allow(unsafe_code, reason = "functions of cuBLASLt")]
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+
+use spec::DType;
+
+use super::error::CudaError;
+use super::launcher::{Operand, Product};
+use super::library::Name;
+use super::sys::cublaslt::{self as lt, CublasLt, Handle, Heuristic};
+use super::sys::driver::Driver;
+
+/// Bytes of workspace: what NVIDIA recommends for Hopper.
+const WORKSPACE: usize = 32 << 20;
+
+/// cuBLASLt on one stream.
+pub(super) struct Products {
+    library: CublasLt,
+    handle: Handle,
+    workspace: u64,
+    plans: RefCell<HashMap<Shape, Plan>>,
+}
+
+/// What decides the algorithm of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Shape {
+    sizes: [u64; 3],
+    types: [DType; 3],
+    transposed: [bool; 2],
+    accumulate: bool,
+    bias: bool,
+}
+
+/// A product made ready. cuBLASLt thinks in columns: it computes `cᵀ = bᵀ · aᵀ`, so its first operand is
+/// our second.
+#[derive(Clone, Copy)]
+struct Plan {
+    product: Handle,
+    layouts: [Handle; 3],
+    heuristic: Heuristic,
+}
+
+fn element(dtype: DType) -> c_int {
+    match dtype {
+        DType::Bf16 => lt::R_16BF,
+        _ => lt::R_32F,
+    }
+}
+
+impl Products {
+    pub(super) fn new(driver: &Driver) -> Result<Self, CudaError> {
+        let library = CublasLt::load()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a context is current.
+        unsafe { library.create(&raw mut handle) }?;
+        let mut workspace = 0;
+        // SAFETY: writes one address.
+        unsafe { driver.allocate(&raw mut workspace, WORKSPACE) }?;
+        Ok(Self {
+            library,
+            handle,
+            workspace,
+            plans: RefCell::default(),
+        })
+    }
+
+    pub(super) fn multiply(&self, product: &Product, stream: *mut c_void) -> Result<(), CudaError> {
+        if product.sizes.contains(&0) {
+            return self.nothing(product);
+        }
+        let plan = self.plan(product)?;
+        if let Some(bias) = product.bias {
+            self.set(plan.product, lt::BIAS_POINTER, &bias)?;
+        }
+        let (one, beta) = (1.0f32, f32::from(u8::from(product.accumulate)));
+        let [first, second, result] = plan.layouts;
+        // SAFETY: operands are as the plan's layouts say, and the workspace is as large as it may ask for.
+        unsafe {
+            self.library.multiply(
+                self.handle,
+                plan.product,
+                (&raw const one).cast(),
+                product.b.address,
+                first,
+                product.a.address,
+                second,
+                (&raw const beta).cast(),
+                product.c,
+                result,
+                product.c,
+                result,
+                &raw const plan.heuristic.algorithm,
+                self.workspace,
+                WORKSPACE,
+                stream,
+            )
+        }
+    }
+
+    /// A product of nothing adds nothing; one that writes must not be asked for.
+    fn nothing(&self, product: &Product) -> Result<(), CudaError> {
+        let [m, n, _] = product.sizes;
+        if m == 0 || n == 0 || product.accumulate {
+            return Ok(());
+        }
+        Err(CudaError::Unsupported {
+            operator: "a product".to_owned(),
+            scope: "cuBLASLt".to_owned(),
+            reason: "nothing to contract".to_owned(),
+        })
+    }
+
+    fn plan(&self, product: &Product) -> Result<Plan, CudaError> {
+        let shape = Shape {
+            sizes: product.sizes,
+            types: [product.a.dtype, product.b.dtype, product.dtype],
+            transposed: [product.a.transposed, product.b.transposed],
+            accumulate: product.accumulate,
+            bias: product.bias.is_some(),
+        };
+        if let Some(&plan) = self.plans.borrow().get(&shape) {
+            return Ok(plan);
+        }
+        let plan = self.make(product)?;
+        self.plans.borrow_mut().insert(shape, plan);
+        Ok(plan)
+    }
+
+    fn make(&self, product: &Product) -> Result<Plan, CudaError> {
+        let [m, n, k] = product.sizes;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: kept for the life of this, whose plans are few.
+        unsafe {
+            self.library
+                .create_product(&raw mut handle, lt::COMPUTE_32F, lt::R_32F)
+        }?;
+        let transpose = |operand: &Operand| match operand.transposed {
+            true => lt::TRANSPOSED,
+            false => lt::PLAIN,
+        };
+        self.set(handle, lt::TRANSPOSE_A, &transpose(&product.b))?;
+        self.set(handle, lt::TRANSPOSE_B, &transpose(&product.a))?;
+        if let Some(bias) = product.bias {
+            self.set(handle, lt::EPILOGUE, &lt::EPILOGUE_BIAS)?;
+            self.set(handle, lt::BIAS_POINTER, &bias)?;
+        }
+        // By rows [rows, columns] is by columns [columns, rows].
+        let layout = |dtype: DType, rows: u64, columns: u64| -> Result<Handle, CudaError> {
+            let mut layout = std::ptr::null_mut();
+            let (kind, stride) = (element(dtype), columns as i64);
+            // SAFETY: kept as the product is.
+            unsafe {
+                self.library
+                    .create_layout(&raw mut layout, kind, columns, rows, stride)
+            }?;
+            Ok(layout)
+        };
+        let operand = |x: &Operand, rows: u64, columns: u64| match x.transposed {
+            true => layout(x.dtype, columns, rows),
+            false => layout(x.dtype, rows, columns),
+        };
+        let layouts = [
+            operand(&product.b, k, n)?,
+            operand(&product.a, m, k)?,
+            layout(product.dtype, m, n)?,
+        ];
+        Ok(Plan {
+            product: handle,
+            layouts,
+            heuristic: self.heuristic(handle, layouts)?,
+        })
+    }
+
+    fn heuristic(&self, product: Handle, layouts: [Handle; 3]) -> Result<Heuristic, CudaError> {
+        let mut preference = std::ptr::null_mut();
+        // SAFETY: destroyed below.
+        unsafe { self.library.create_preference(&raw mut preference) }?;
+        let bytes = WORKSPACE;
+        let value = (&raw const bytes).cast();
+        // SAFETY: the attribute is a size.
+        unsafe {
+            self.library.set_preference(
+                preference,
+                lt::MAX_WORKSPACE_BYTES,
+                value,
+                size_of::<usize>(),
+            )
+        }?;
+        let mut best = Heuristic::default();
+        let mut found = 0;
+        let [a, b, c] = layouts;
+        // SAFETY: room for the one result that is asked for.
+        let asked = unsafe {
+            self.library.heuristic(
+                self.handle,
+                product,
+                a,
+                b,
+                c,
+                c,
+                preference,
+                1,
+                &raw mut best,
+                &raw mut found,
+            )
+        };
+        // SAFETY: made above, used no more.
+        unsafe { self.library.destroy_preference(preference) }?;
+        asked?;
+        if found == 0 || best.state != 0 {
+            return Err(CudaError::Call {
+                library: Name::CublasLt,
+                call: "cublasLtMatmulAlgoGetHeuristic",
+                code: best.state,
+                reason: "no algorithm for these operands".to_owned(),
+            });
+        }
+        Ok(best)
+    }
+
+    fn set<T>(&self, product: Handle, attribute: c_int, value: &T) -> Result<(), CudaError> {
+        let pointer = std::ptr::from_ref(value).cast();
+        // SAFETY: the attribute has the type of the value, by the header.
+        unsafe {
+            self.library
+                .set_product(product, attribute, pointer, size_of::<T>())
+        }
+    }
+
+    /// Gives everything back.
+    ///
+    /// # Safety
+    /// Nothing queued may still use it, and nothing is multiplied after.
+    pub(super) unsafe fn release(&self, driver: &Driver) {
+        for plan in self.plans.borrow_mut().drain().map(|(_, plan)| plan) {
+            // SAFETY: made here, used no more; nothing can be done where it fails.
+            unsafe {
+                let _ = self.library.destroy_product(plan.product);
+                for layout in plan.layouts {
+                    let _ = self.library.destroy_layout(layout);
+                }
+            }
+        }
+        // SAFETY: as above.
+        unsafe {
+            let _ = self.library.destroy(self.handle);
+            let _ = driver.free(self.workspace);
+        }
+    }
+}

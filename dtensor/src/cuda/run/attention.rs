@@ -1,0 +1,141 @@
+//! Core attention of a pass.
+
+use super::{Run, unsupported};
+use crate::cuda::error::CudaError;
+use crate::cuda::launcher::{AttentionArgument, StreamArgument, threshold};
+use crate::cuda::memory::Buffer;
+use crate::cuda::ops::AttentionCall;
+use crate::philox::Stream;
+use crate::trace::{AttentionShape, Detail, Op, OpKind, TensorId};
+use std::rc::Rc;
+
+/// The pieces that a fused attention stands for.
+struct Pieces<'p> {
+    scores: &'p Op,
+    context: &'p Op,
+    dropout: Option<&'p Op>,
+    /// Indices in the forward trace of scores and context.
+    at: [usize; 2],
+}
+
+impl Run<'_> {
+    fn attention_pieces(&self, op: usize) -> Result<Pieces<'_>, CudaError> {
+        let forward = &self.block.trace.forward;
+        let find =
+            |wanted: fn(&OpKind) -> bool| self.block.pieces(op).find(|&i| wanted(&forward[i].kind));
+        let scores = find(|kind| matches!(kind, OpKind::AttentionScores(_)));
+        let context = find(|kind| matches!(kind, OpKind::AttentionContext(_)));
+        let dropout = find(|kind| matches!(kind, OpKind::Dropout));
+        let (Some(scores), Some(context)) = (scores, context) else {
+            return Err(unsupported(&forward[op], "attention without its pieces"));
+        };
+        Ok(Pieces {
+            scores: &forward[scores],
+            context: &forward[context],
+            dropout: dropout.map(|i| &forward[i]),
+            at: [scores, context],
+        })
+    }
+
+    /// Sizes and positions of an attention as its operands have them now.
+    fn attention_sizes(
+        &self,
+        pieces: &Pieces<'_>,
+        shape: &AttentionShape,
+    ) -> Result<(Rc<Buffer>, AttentionArgument), CudaError> {
+        let (q, k) = (pieces.scores.inputs[0], pieces.scores.inputs[1]);
+        let (positions, queries) = self.machine.positions(self.info(q), 1)?;
+        let (q, k) = (self.tensor(q)?, self.tensor(k)?);
+        let heads = q.columns() as u64 / shape.qk_dim;
+        let keys = k.len() as u64 / (q.shape[0] * k.columns()) as u64;
+        if keys != shape.kv_len {
+            return Err(unsupported(pieces.scores, "keys that are on other ranks"));
+        }
+        let info = self.info(pieces.scores.outputs[0]);
+        let first_head = self.machine.position_list(info, 1);
+        let (probability, stream) = match pieces.dropout.map(|op| (op.detail, op)) {
+            Some((Detail::Dropout { probability }, op)) => (probability, self.stream(op)),
+            _ => (0.0, Stream::new(0, 0, "")),
+        };
+        let sizes = AttentionArgument {
+            lengths: [queries as i64, keys as i64],
+            heads: [heads as i64, (heads * shape.kv_heads / shape.heads) as i64],
+            dims: [shape.qk_dim as i64, shape.v_dim as i64],
+            // Without a window, one that is longer than any sequence.
+            window: shape.window.map_or(i64::MAX / 4, |w| w as i64),
+            scale: 1.0 / (shape.qk_dim as f32).sqrt(),
+            threshold: threshold(probability),
+            keep: (1.0 / (1.0 - probability)) as f32,
+            stream: StreamArgument::from(stream),
+            padding: 0,
+            first_sequence: self.batch.host.first_sequence as i64,
+            first_head: first_head.first().copied().unwrap_or(0) as i64,
+            global_heads: info.global[1] as i64,
+            global_queries: info.global[2] as i64,
+        };
+        Ok((positions, sizes))
+    }
+
+    /// All pieces at once, at the first of them.
+    pub(super) fn attention(&mut self, op: usize, shape: &AttentionShape) -> Result<(), CudaError> {
+        let pieces = self.attention_pieces(op)?;
+        let (positions, sizes) = self.attention_sizes(&pieces, shape)?;
+        let call = AttentionCall {
+            q: self.tensor(pieces.scores.inputs[0])?,
+            k: self.tensor(pieces.scores.inputs[1])?,
+            v: self.tensor(pieces.context.inputs[1])?,
+            positions: &positions,
+            sizes,
+        };
+        let (out, sums) = self.device().attention(&call)?;
+        let to = [pieces.context.outputs[0], pieces.scores.outputs[0]];
+        self.set(to[0], out);
+        self.set(to[1], sums);
+        Ok(())
+    }
+
+    /// Gradients of queries, keys and values, at the first of their operators.
+    pub(super) fn attention_backward(
+        &mut self,
+        op: &Op,
+        of: usize,
+        shape: &AttentionShape,
+    ) -> Result<(), CudaError> {
+        let pieces = self.attention_pieces(of)?;
+        let (positions, sizes) = self.attention_sizes(&pieces, shape)?;
+        let call = AttentionCall {
+            q: self.tensor(pieces.scores.inputs[0])?,
+            k: self.tensor(pieces.scores.inputs[1])?,
+            v: self.tensor(pieces.context.inputs[1])?,
+            positions: &positions,
+            sizes,
+        };
+        let d_out = self.tensor(op.inputs[0])?;
+        let out = self.tensor(pieces.context.outputs[0])?;
+        let sums = self.tensor(pieces.scores.outputs[0])?;
+        let gradients = self.device().attention_backward(&call, d_out, out, sums)?;
+        let [scores, context] = pieces.at;
+        let to = [
+            self.gradient_of(scores, 0),
+            self.gradient_of(scores, 1),
+            self.gradient_of(context, 1),
+        ];
+        for (id, gradient) in to.into_iter().zip(gradients) {
+            if let Some(id) = id {
+                self.set(id, gradient);
+            }
+        }
+        Ok(())
+    }
+
+    /// The tensor that receives the gradient of an input of a piece of attention.
+    fn gradient_of(&self, forward: usize, input: usize) -> Option<TensorId> {
+        let wanted = Detail::Gradient {
+            of: forward,
+            input: Some(input),
+        };
+        let mut ops = self.block.trace.backward.iter();
+        let op = ops.find(|op| op.detail == wanted)?;
+        op.outputs.first().copied()
+    }
+}

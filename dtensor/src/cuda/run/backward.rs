@@ -1,0 +1,248 @@
+//! Backward of a pass: which kernels each traced operator runs.
+
+use super::{GradientSink, Run, unsupported};
+use crate::backward::GRADIENT_SUM;
+use crate::block::Step;
+use crate::cuda::error::CudaError;
+use crate::cuda::ops::NormGradient;
+use crate::trace::{Detail, Op, OpKind, Pass, View, ViewKind};
+
+impl Run<'_> {
+    pub(super) fn backward_step(
+        &mut self,
+        step: Step,
+        sink: &mut dyn GradientSink,
+    ) -> Result<(), CudaError> {
+        match step {
+            Step::View(view) => self.backward_view(&self.block.trace.backward_views[view]),
+            Step::Op(op) => self.backward_op(&self.block.trace.backward[op], sink),
+        }
+    }
+
+    /// Writes the gradient of a part into that of the whole.
+    fn backward_view(&mut self, view: &View) -> Result<(), CudaError> {
+        let ViewKind::Columns { offset, whole } = view.kind else {
+            return Err(CudaError::Unsupported {
+                operator: "the gradient of a shard".to_owned(),
+                scope: self.info(view.to).name.clone(),
+                reason: "several ranks".to_owned(),
+            });
+        };
+        let part = self.tensor(view.from)?.clone();
+        let of_part = self.info(view.from).global.last().copied();
+        let of_part = of_part.unwrap_or(whole);
+        let share = |columns: u64| (columns * part.columns() as u64 / of_part) as usize;
+        if !self.values.contains_key(&self.block.storage(view.to)) {
+            let mut shape = part.shape.clone();
+            *shape.last_mut().expect("sliced tensors have a last dim") = share(whole);
+            let zeros = self.device().zeros(shape, part.dtype)?;
+            self.set(view.to, zeros);
+        }
+        let to = self.tensor(view.to)?;
+        self.device().put_part(to, share(offset), &part)
+    }
+
+    fn backward_op(&mut self, op: &Op, sink: &mut dyn GradientSink) -> Result<(), CudaError> {
+        if op.scope == GRADIENT_SUM {
+            let (a, b) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+            let sum = self.device().add(a, b)?;
+            self.set(op.outputs[0], sum);
+            return Ok(());
+        }
+        let Detail::Gradient { of, input } = op.detail else {
+            return Err(unsupported(op, "several ranks"));
+        };
+        let block = self.block;
+        let forward = &block.trace.forward[of];
+        if block.is_attention(of) {
+            return match op.kind {
+                OpKind::AttentionContext(shape) if input == Some(0) => {
+                    self.attention_backward(op, of, &shape)
+                }
+                // Done with the gradient of the probabilities.
+                _ => Ok(()),
+            };
+        }
+        match (op.kind, op.pass) {
+            (OpKind::Matmul { .. }, Pass::BackwardWeight) => {
+                let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+                let gradient = sink.gradient(forward.inputs[1]);
+                self.device().add_linear_gradient(gradient, dy, x)
+            }
+            (OpKind::Matmul { .. }, _) => {
+                let (dy, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+                let dtype = self.info(op.outputs[0]).dtype;
+                let dx = self.device().linear_backward(dy, w, dtype)?;
+                self.set(op.outputs[0], dx);
+                Ok(())
+            }
+            (OpKind::GroupedMatmul { .. }, Pass::BackwardWeight) => {
+                let route = self.routing(op)?;
+                let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+                let gradient = sink.gradient(forward.inputs[1]);
+                self.device()
+                    .add_grouped_gradient(&route.offsets, gradient, dy, x)
+            }
+            (OpKind::GroupedMatmul { .. }, _) => {
+                let route = self.routing(op)?;
+                let (dy, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+                let dx = self.device().grouped(&route.offsets, dy, w, true)?;
+                self.set(op.outputs[0], dx);
+                Ok(())
+            }
+            (OpKind::Norm, _) => self.norm_backward(op, forward, sink),
+            (OpKind::Activation { .. }, _) => self.activation_backward(op, forward),
+            (OpKind::Bias, _) => self.bias_backward(op, forward, sink),
+            (OpKind::Dropout, _) => self.dropout_backward(op, forward),
+            (OpKind::Rope, _) => self.rope(forward, true, op.inputs[0], op.outputs[0]),
+            (OpKind::Copy, _) => {
+                let dy = self.tensor(op.inputs[0])?;
+                let dtype = self.info(op.outputs[0]).dtype;
+                let dx = if dy.dtype == dtype {
+                    dy.clone()
+                } else {
+                    self.device().cast(dy, dtype)?
+                };
+                self.set(op.outputs[0], dx);
+                Ok(())
+            }
+            (OpKind::Embedding, _) => {
+                let Detail::Table { table } = forward.detail else {
+                    return Err(unsupported(op, "no table"));
+                };
+                let dy = self.tensor(op.inputs[0])?;
+                let first = self.first_row(table);
+                let gradient = sink.gradient(table);
+                self.device()
+                    .add_embedding_gradient(gradient, dy, self.batch.host.ids, first)
+            }
+            (OpKind::CrossEntropy, _) => {
+                // Forward left the gradient in the logits' place.
+                let gradient = self.tensor(forward.inputs[0])?.clone();
+                self.set(op.outputs[0], gradient);
+                Ok(())
+            }
+            _ => self.expert_backward(op, forward),
+        }
+    }
+
+    fn expert_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CudaError> {
+        match op.kind {
+            OpKind::TopK => {
+                let Detail::Route { normalise } = forward.detail else {
+                    return Err(unsupported(op, "no rule of choice"));
+                };
+                let route = self.routing(op)?;
+                let (d, logits) = (self.tensor(op.inputs[0])?, self.tensor(forward.inputs[0])?);
+                let out = self.device().route_backward(&route, d, logits, normalise)?;
+                self.set(op.outputs[0], out);
+                Ok(())
+            }
+            OpKind::Permute => {
+                let route = self.routing(op)?;
+                let dy = self.tensor(op.inputs[0])?;
+                let shape = self.tokens_shape(forward.inputs[0], route.tokens, dy.columns());
+                let out = self.device().combine(&route, dy, None, shape)?;
+                self.set(op.outputs[0], out);
+                Ok(())
+            }
+            OpKind::Unpermute => {
+                let route = self.routing(op)?;
+                let dy = self.tensor(op.inputs[0])?;
+                let rows = self.tensor(forward.inputs[0])?;
+                let p = self.tensor(forward.inputs[1])?;
+                let [d_rows, d_p] = self.device().combine_backward(&route, dy, rows, p)?;
+                self.set(op.outputs[0], d_rows);
+                self.set(op.outputs[1], d_p);
+                Ok(())
+            }
+            _ => Err(unsupported(op, "its backward")),
+        }
+    }
+
+    fn norm_backward(
+        &mut self,
+        op: &Op,
+        forward: &Op,
+        sink: &mut dyn GradientSink,
+    ) -> Result<(), CudaError> {
+        let Detail::Norm { kind, bias, .. } = forward.detail else {
+            return Err(unsupported(op, "a norm without its kind"));
+        };
+        let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(forward.inputs[0])?);
+        let weight = self.tensor(forward.inputs[1])?;
+        let rows = vec![x.len() / weight.len(), weight.len()];
+        let (dy, rows) = (dy.reshaped(rows.clone()), x.reshaped(rows));
+        let d_weight = sink.gradient(forward.inputs[1]).clone();
+        let d_bias = bias.map(|bias| sink.gradient(bias).clone());
+        let call = NormGradient {
+            kind,
+            dy: &dy,
+            x: &rows,
+            weight,
+            statistics: self.tensor(forward.outputs[1])?,
+            d_weight: &d_weight,
+            d_bias: d_bias.as_ref(),
+        };
+        let out = op.outputs.first();
+        let shape = x.shape.clone();
+        let dx = self.device().norm_backward(&call, out.is_some())?;
+        if let (Some(&out), Some(dx)) = (out, dx) {
+            self.set(out, dx.reshaped(shape));
+        }
+        Ok(())
+    }
+
+    fn activation_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CudaError> {
+        let f = Self::nonlinearity(forward)?;
+        let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(forward.inputs[0])?);
+        let gated = matches!(forward.kind, OpKind::Activation { gated: true });
+        if !gated {
+            let dx = self.device().activation_backward(f, dy, x)?;
+            self.set(op.outputs[0], dx);
+            return Ok(());
+        }
+        let up = match forward.inputs.get(1) {
+            Some(&up) => Some(self.tensor(up)?),
+            None => None,
+        };
+        let (d_gate, d_up) = self.device().gated_backward(f, dy, x, up)?;
+        self.set(op.outputs[0], d_gate);
+        if let Some(d_up) = d_up {
+            self.set(op.outputs[1], d_up);
+        }
+        Ok(())
+    }
+
+    fn bias_backward(
+        &mut self,
+        op: &Op,
+        forward: &Op,
+        sink: &mut dyn GradientSink,
+    ) -> Result<(), CudaError> {
+        let dy = self.tensor(op.inputs[0])?;
+        let Detail::Table { table } = forward.detail else {
+            return self
+                .device()
+                .add_column_sum(sink.gradient(forward.inputs[1]), dy);
+        };
+        let info = self.info(forward.inputs[0]);
+        let positions = self.machine.position_list(info, 1);
+        let rows: Vec<u32> = (0..info.global[0])
+            .flat_map(|_| positions.iter().map(|&p| p as u32))
+            .collect();
+        self.device()
+            .add_embedding_gradient(sink.gradient(table), dy, &rows, 0)
+    }
+
+    fn dropout_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CudaError> {
+        let Detail::Dropout { probability } = forward.detail else {
+            return Err(unsupported(op, "no probability"));
+        };
+        let (dy, mask) = (self.tensor(op.inputs[0])?, self.tensor(forward.outputs[1])?);
+        let scale = (1.0 / (1.0 - probability)) as f32;
+        let dx = self.device().masked(dy, mask, scale)?;
+        self.set(op.outputs[0], dx);
+        Ok(())
+    }
+}

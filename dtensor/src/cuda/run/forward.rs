@@ -1,0 +1,300 @@
+//! Forward of a pass: which kernels each traced operator runs.
+
+use super::{Run, unsupported};
+use crate::Nonlinearity;
+use crate::block::Step;
+use crate::cuda::error::CudaError;
+use crate::cuda::launcher::{Place, StreamArgument, threshold};
+use crate::cuda::ops::{Dropout, Losses, Rope};
+use crate::trace::{Detail, Op, OpKind, TensorId, View, ViewKind};
+use std::rc::Rc;
+
+impl Run<'_> {
+    pub(super) fn forward_step(&mut self, step: Step) -> Result<(), CudaError> {
+        match step {
+            Step::Op(op) => self.forward_op(op),
+            Step::View(view) => self.forward_view(&self.block.trace.forward_views[view]),
+        }
+    }
+
+    fn forward_view(&mut self, view: &View) -> Result<(), CudaError> {
+        let ViewKind::Columns { offset, whole } = view.kind else {
+            return Err(CudaError::Unsupported {
+                operator: "a shard".to_owned(),
+                scope: self.info(view.to).name.clone(),
+                reason: "several ranks".to_owned(),
+            });
+        };
+        let x = self.tensor(view.from)?;
+        let [start, columns] = self.columns(x.columns(), offset, whole, view.to);
+        let part = self.device().part(x, start, columns)?;
+        self.set(view.to, part);
+        Ok(())
+    }
+
+    fn forward_op(&mut self, index: usize) -> Result<(), CudaError> {
+        let block = self.block;
+        let op = &block.trace.forward[index];
+        if block.is_attention(index) {
+            return match op.kind {
+                OpKind::AttentionScores(shape) => self.attention(index, &shape),
+                // Done at the scores.
+                _ => Ok(()),
+            };
+        }
+        match op.kind {
+            OpKind::Matmul { .. } => self.linear(index, op),
+            OpKind::GroupedMatmul { .. } => {
+                let route = self.routing(op)?;
+                let (x, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+                let out = self.device().grouped(&route.offsets, x, w, false)?;
+                self.set(op.outputs[0], out);
+                Ok(())
+            }
+            OpKind::Norm => self.norm(op),
+            OpKind::Activation { .. } => self.activation(op),
+            OpKind::Add => {
+                let (a, b) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+                let out = self.device().add(a, b)?;
+                self.set(op.outputs[0], out);
+                Ok(())
+            }
+            OpKind::Bias => self.bias(op),
+            OpKind::Dropout => self.dropout(op),
+            OpKind::Rope => self.rope(op, false, op.inputs[0], op.outputs[0]),
+            OpKind::Copy => self.copied(op),
+            OpKind::Embedding => self.embedding(op),
+            OpKind::CrossEntropy => self.cross_entropy(op),
+            OpKind::TopK => self.top_k(op),
+            OpKind::Permute => {
+                let route = self.routing(op)?;
+                let out = self.device().permute(&route, self.tensor(op.inputs[0])?)?;
+                self.set(op.outputs[0], out);
+                Ok(())
+            }
+            OpKind::Unpermute => {
+                let route = self.routing(op)?;
+                let (rows, p) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+                let shape = self.tokens_shape(op.outputs[0], route.tokens, rows.columns());
+                let out = self.device().combine(&route, rows, Some(p), shape)?;
+                self.set(op.outputs[0], out);
+                Ok(())
+            }
+            OpKind::AttentionScores(_) | OpKind::Softmax(_) | OpKind::AttentionContext(_) => {
+                Err(unsupported(op, "attention in pieces"))
+            }
+            OpKind::Collective(_) => Err(unsupported(op, "several ranks")),
+            OpKind::Scale => Err(unsupported(op, "this scaling")),
+        }
+    }
+
+    /// `[batch, tokens, columns]` of a tensor whose tokens are so many.
+    pub(super) fn tokens_shape(&self, id: TensorId, tokens: usize, columns: usize) -> Vec<usize> {
+        let batch = self.info(id).global[0] as usize;
+        vec![batch, tokens / batch.max(1), columns]
+    }
+
+    /// A linear layer, with the bias that follows it, if one does.
+    fn linear(&mut self, index: usize, op: &Op) -> Result<(), CudaError> {
+        let (x, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+        let out = op.outputs[0];
+        let forward = &self.block.trace.forward;
+        let mut views = self.block.trace.forward_views.iter();
+        let next = forward.get(index + 1).filter(|next| {
+            next.kind == OpKind::Bias && next.detail == Detail::None && next.inputs[0] == out
+        });
+        let biased = match next.filter(|_| !views.any(|view| view.from == out)) {
+            Some(next) => Some((self.tensor(next.inputs[1])?, next.outputs[0])),
+            None => None,
+        };
+        let dtype = self.info(out).dtype;
+        let y = self.device().linear(x, w, biased.map(|(b, _)| b), dtype)?;
+        let to = biased.map_or(out, |(_, to)| to);
+        self.set(to, y);
+        Ok(())
+    }
+
+    fn norm(&mut self, op: &Op) -> Result<(), CudaError> {
+        let Detail::Norm {
+            kind,
+            epsilon,
+            bias,
+        } = op.detail
+        else {
+            return Err(unsupported(op, "a norm without its kind"));
+        };
+        let (x, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+        let bias = match bias {
+            Some(bias) => Some(self.tensor(bias)?),
+            None => None,
+        };
+        // One head is a row of its own.
+        let rows = x.reshaped(vec![x.len() / w.len(), w.len()]);
+        let (out, statistics) = self.device().norm((kind, epsilon), &rows, w, bias)?;
+        let out = out.reshaped(x.shape.clone());
+        self.set(op.outputs[0], out);
+        self.set(op.outputs[1], statistics);
+        Ok(())
+    }
+
+    pub(super) fn nonlinearity(op: &Op) -> Result<Nonlinearity, CudaError> {
+        match op.detail {
+            Detail::Activation { function, tanh } => Ok(Nonlinearity { function, tanh }),
+            _ => Err(unsupported(op, "an unnamed function")),
+        }
+    }
+
+    fn activation(&mut self, op: &Op) -> Result<(), CudaError> {
+        let f = Self::nonlinearity(op)?;
+        let x = self.tensor(op.inputs[0])?;
+        let out = match (op.kind, op.inputs.get(1)) {
+            (_, Some(&up)) => self.device().gated(f, x, Some(self.tensor(up)?))?,
+            (OpKind::Activation { gated: true }, None) => self.device().gated(f, x, None)?,
+            _ => self.device().activation(f, x)?,
+        };
+        self.set(op.outputs[0], out);
+        Ok(())
+    }
+
+    fn bias(&mut self, op: &Op) -> Result<(), CudaError> {
+        if self.values.contains_key(&self.block.storage(op.outputs[0])) && op.detail == Detail::None
+        {
+            // The product before wrote it.
+            return Ok(());
+        }
+        let x = self.tensor(op.inputs[0])?;
+        let out = match op.detail {
+            Detail::Table { table } => {
+                let (positions, count) = self.machine.positions(self.info(op.inputs[0]), 1)?;
+                let table = self.parameters.parameter(table);
+                self.device().bias(x, table, Some((&*positions, count)))?
+            }
+            _ => self.device().bias(x, self.tensor(op.inputs[1])?, None)?,
+        };
+        self.set(op.outputs[0], out);
+        Ok(())
+    }
+
+    fn dropout(&mut self, op: &Op) -> Result<(), CudaError> {
+        let Detail::Dropout { probability } = op.detail else {
+            return Err(unsupported(op, "no probability"));
+        };
+        let x = self.tensor(op.inputs[0])?;
+        let info = self.info(op.inputs[0]);
+        let last = info.global.len() - 1;
+        let columns = self.machine.position_list(info, last);
+        let contiguous = columns.windows(2).all(|pair| pair[1] == pair[0] + 1);
+        if last != 2 || !contiguous {
+            return Err(unsupported(op, "columns that are not next to each other"));
+        }
+        let (positions, count) = self.machine.positions(info, 1)?;
+        let call = Dropout {
+            place: Place {
+                stream: StreamArgument::from(self.stream(op)),
+                threshold: threshold(probability),
+                scale: (1.0 / (1.0 - probability)) as f32,
+                first_sequence: self.batch.host.first_sequence as i64,
+                sequence: [count as i64, info.global[1] as i64],
+                columns: [
+                    columns.len() as i64,
+                    columns.first().copied().unwrap_or(0) as i64,
+                    info.global[2] as i64,
+                ],
+            },
+            positions: &positions,
+        };
+        let (out, mask) = self.device().dropout(x, &call)?;
+        self.set(op.outputs[0], out);
+        self.set(op.outputs[1], mask);
+        Ok(())
+    }
+
+    pub(super) fn rope(
+        &mut self,
+        op: &Op,
+        backward: bool,
+        from: TensorId,
+        to: TensorId,
+    ) -> Result<(), CudaError> {
+        let Detail::Rope { head_dim, dims, .. } = op.detail else {
+            return Err(unsupported(op, "no frequencies"));
+        };
+        let (turns, sequence) = self.machine.turns(self.info(op.inputs[0]), &op.detail)?;
+        let call = Rope {
+            turns: &turns,
+            sequence,
+            dims: [head_dim as usize, dims as usize],
+            backward,
+        };
+        let out = self.device().rope(self.tensor(from)?, &call)?;
+        self.set(to, out);
+        Ok(())
+    }
+
+    /// A copy to another type; none where the type is the same or the loss takes any.
+    fn copied(&mut self, op: &Op) -> Result<(), CudaError> {
+        let (x, to) = (self.tensor(op.inputs[0])?, op.outputs[0]);
+        let dtype = self.info(to).dtype;
+        let out = if x.dtype == dtype || self.is_only_for_the_loss(to) {
+            x.clone()
+        } else {
+            self.device().cast(x, dtype)?
+        };
+        self.set(to, out);
+        Ok(())
+    }
+
+    fn embedding(&mut self, op: &Op) -> Result<(), CudaError> {
+        let Detail::Table { table: id } = op.detail else {
+            return Err(unsupported(op, "no table"));
+        };
+        let table = self.parameters.parameter(id);
+        let first = self.first_row(id);
+        let tokens = self.batch.host.ids.len();
+        let shape = self.tokens_shape(op.outputs[0], tokens, table.columns());
+        let out = self
+            .device()
+            .embedding(&self.batch.ids, table, first, shape)?;
+        let dtype = self.info(op.outputs[0]).dtype;
+        let out = if out.dtype == dtype {
+            out
+        } else {
+            self.device().cast(&out, dtype)?
+        };
+        self.set(op.outputs[0], out);
+        Ok(())
+    }
+
+    fn cross_entropy(&mut self, op: &Op) -> Result<(), CudaError> {
+        if matches!(op.detail, Detail::Loss { sums: Some(_) }) {
+            return Err(unsupported(op, "a vocabulary on several ranks"));
+        }
+        let logits = op.inputs[0];
+        let losses = Losses {
+            labels: &self.batch.labels,
+            first: self.first_entry(logits),
+            scale: self.batch.host.loss_scale,
+        };
+        // The logits' place now holds their gradient: backward needs nothing else of them.
+        let out = self.device().loss(self.tensor(logits)?, &losses, None)?;
+        self.set(op.outputs[0], out);
+        Ok(())
+    }
+
+    fn top_k(&mut self, op: &Op) -> Result<(), CudaError> {
+        let Detail::Route { normalise } = op.detail else {
+            return Err(unsupported(op, "no rule of choice"));
+        };
+        let logits = self.tensor(op.inputs[0])?;
+        let top_k = *self
+            .info(op.outputs[0])
+            .shape
+            .last()
+            .expect("choices have a last dim") as usize;
+        let route = Rc::new(self.device().route(logits, top_k, normalise)?);
+        let probabilities = route.probabilities.clone();
+        self.set(op.outputs[0], probabilities);
+        self.route = Some(route);
+        Ok(())
+    }
+}

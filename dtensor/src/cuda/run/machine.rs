@@ -1,0 +1,150 @@
+//! One rank on a device: its place, and what of its place kernels read.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use crate::cpu::MicroBatch;
+use crate::cuda::error::CudaError;
+use crate::cuda::memory::Buffer;
+use crate::cuda::tensor::{Device, Tensor};
+use crate::layout::BlockPosition;
+use crate::trace::{Detail, TensorId, TensorInfo};
+
+/// One rank.
+pub struct Machine<'m> {
+    /// Its device.
+    pub device: &'m Device,
+    /// Its place.
+    pub position: BlockPosition,
+    /// Seed of every random number.
+    pub seed: u64,
+    /// Lists that many operators read, by what they are of.
+    lists: RefCell<BTreeMap<String, Rc<Buffer>>>,
+}
+
+/// What one pass works on, on the device.
+pub struct Batch<'b> {
+    /// As the host knows it.
+    pub host: MicroBatch<'b>,
+    /// Tokens.
+    pub ids: Buffer,
+    /// The tokens that follow them.
+    pub labels: Buffer,
+}
+
+/// Parameters of a block as a rank holds them now.
+pub trait Parameters {
+    /// The local shard of a parameter; of experts, all local ones after each other.
+    fn parameter(&self, id: TensorId) -> &Tensor;
+}
+
+/// Where gradients of weights go.
+pub trait GradientSink {
+    /// The sum of a parameter's gradients so far, in 32 bits, to add to.
+    fn gradient(&mut self, id: TensorId) -> &Tensor;
+}
+
+/// Who runs a pass, on what, with which parameters.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    /// The rank.
+    pub machine: &'a Machine<'a>,
+    /// The micro-batch.
+    pub batch: &'a Batch<'a>,
+    /// The block's parameters.
+    pub parameters: &'a dyn Parameters,
+}
+
+impl<'b> Batch<'b> {
+    /// A micro-batch brought to a device.
+    ///
+    /// # Errors
+    /// When the device's memory is full.
+    pub fn new(device: &Device, host: MicroBatch<'b>) -> Result<Self, CudaError> {
+        Ok(Self {
+            ids: device.indices(host.ids)?,
+            labels: device.indices(host.labels)?,
+            host,
+        })
+    }
+}
+
+impl<'m> Machine<'m> {
+    /// A rank.
+    #[must_use]
+    pub fn new(device: &'m Device, position: BlockPosition, seed: u64) -> Self {
+        Self {
+            device,
+            position,
+            seed,
+            lists: RefCell::default(),
+        }
+    }
+
+    /// Positions in their sequence of a tensor's tokens, along `dim`, and how many there are.
+    pub(super) fn positions(
+        &self,
+        info: &TensorInfo,
+        dim: usize,
+    ) -> Result<(Rc<Buffer>, usize), CudaError> {
+        let key = format!(
+            "positions {dim} {:?} {:?}",
+            info.global.get(dim),
+            info.placements
+        );
+        let list = self.list(key, || {
+            self.position_list(info, dim)
+                .iter()
+                .map(|&p| p as u32)
+                .collect()
+        })?;
+        let count = (list.bytes / 4) as usize;
+        Ok((list, count))
+    }
+
+    pub(super) fn position_list(&self, info: &TensorInfo, dim: usize) -> Vec<u64> {
+        self.position.indices(&info.global, &info.placements, dim)
+    }
+
+    /// Cosines and sines of rotary positions, and how many tokens of a sequence they are of.
+    pub(super) fn turns(
+        &self,
+        info: &TensorInfo,
+        rope: &Detail,
+    ) -> Result<(Rc<Buffer>, usize), CudaError> {
+        let (_, count) = self.positions(info, 1)?;
+        let Detail::Rope {
+            dims,
+            theta,
+            scaling,
+            ..
+        } = *rope
+        else {
+            return self.positions(info, 1);
+        };
+        let key = format!("{rope:?} {:?} {:?}", info.global.get(1), info.placements);
+        let list = self.list(key, || {
+            let frequencies = scaling.frequencies(theta, dims);
+            let magnitude = scaling.magnitude();
+            let turn = |position: u64, frequency: f64| {
+                let (sin, cos) = (position as f64 * frequency).sin_cos();
+                [(magnitude * cos) as f32, (magnitude * sin) as f32].map(f32::to_bits)
+            };
+            self.position_list(info, 1)
+                .iter()
+                .flat_map(|&p| frequencies.iter().flat_map(move |&f| turn(p, f)))
+                .collect()
+        })?;
+        Ok((list, count))
+    }
+
+    fn list(&self, key: String, make: impl FnOnce() -> Vec<u32>) -> Result<Rc<Buffer>, CudaError> {
+        if let Some(list) = self.lists.borrow().get(&key) {
+            return Ok(Rc::clone(list));
+        }
+        let list = Rc::new(self.device.indices(&make())?);
+        self.lists.borrow_mut().insert(key, Rc::clone(&list));
+        Ok(list)
+    }
+}
