@@ -339,7 +339,8 @@ pub(crate) struct RunArgs {
     #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
     pub(crate) device: DeviceArg,
     /// Local: ranks are threads of this process. Mpi: this process is one rank of a job that mpirun or
-    /// srun started
+    /// srun started. Tcp: the same of torchrun, srun or mpirun without MPI; started alone, it starts
+    /// the other ranks on this host
     #[arg(long, value_enum, default_value_t = CommunicatorArg::Local)]
     pub(crate) communicator: CommunicatorArg,
     /// Seconds a rank waits for another before it gives up
@@ -419,6 +420,7 @@ pub(crate) enum SuiteArg {
 pub(crate) enum CommunicatorArg {
     Local,
     Mpi,
+    Tcp,
 }
 
 /// `checkpoint`.

@@ -69,6 +69,27 @@ fn examples_of_one_model_agree() {
 }
 
 #[test]
+fn processes_give_the_bits_of_threads() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let plan = examples().join("nanogpt-tp2-pp2.yaml");
+    let plan = plan.to_str().expect("a path in UTF-8");
+    let args = ["run", plan, "--steps", "2", "--numerics", "exact", "--json"];
+    let threads = answer(&run(folder.path(), &args));
+    let tcp = [&args[..], &["--communicator", "tcp"]].concat();
+    let processes = answer(&run(folder.path(), &tcp));
+    assert_eq!(processes["weights_sha256"], threads["weights_sha256"]);
+    assert_eq!(processes["ranks"], 4);
+    // Half a launcher is no launcher.
+    let output = command(folder.path(), &tcp)
+        .env("RANK", "1")
+        .output()
+        .expect("the binary starts");
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("RANK but not WORLD_SIZE"), "{said}");
+}
+
+#[test]
 fn checkpoints_are_inspected_verified_resharded_and_resumed() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let path = |layout: &str| {

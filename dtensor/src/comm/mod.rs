@@ -3,11 +3,13 @@
 //! A transport only sends and receives. Every reduction is evaluated by our own code in a stated
 //! order, never by a library.
 
+pub mod bootstrap;
 mod inbox;
 pub mod local;
 pub mod loopback;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+pub mod tcp;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -324,6 +324,18 @@ impl Launcher for Gpu {
 }
 
 impl Event {
+    /// Whether all work before it is done.
+    ///
+    /// # Errors
+    /// When work before it failed.
+    pub fn is_reached(&self) -> Result<bool, CudaError> {
+        // SAFETY: recorded when made.
+        match unsafe { self.driver.query_event(self.handle) } {
+            Err(CudaError::Call { code, .. }) if code == driver::NOT_READY => Ok(false),
+            other => other.map(|()| true),
+        }
+    }
+
     /// Seconds from another event to this one, after waiting for it.
     ///
     /// # Errors

@@ -7,6 +7,7 @@ pub mod kernels;
 pub mod launcher;
 mod library;
 mod memory;
+mod nccl;
 mod ops;
 mod probe;
 mod products;
@@ -19,6 +20,7 @@ pub use error::CudaError;
 pub use gpu::{Event, Gpu, Graph};
 pub use library::{FOLDERS, LIBRARIES, Name};
 pub use memory::{Buffer, Memory, Usage};
+pub use nccl::{NcclError, NcclGroup, Reduction};
 pub use ops::{AttentionCall, Dropout, Losses, NormGradient, Rope, Route};
 pub use probe::{DeviceFacts, Presence, devices, probe, ready};
 pub use run::{

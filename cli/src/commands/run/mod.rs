@@ -4,6 +4,7 @@ mod break_at;
 mod comparison;
 mod mpi;
 mod narrator;
+mod processes;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -89,14 +90,21 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     };
     let trained = match &args.replan_at {
         Some(words) => replanned(args, &session, words),
-        None if args.communicator == CommunicatorArg::Mpi => match mpi::train(&session)? {
-            Some(outcome) => Ok((outcome, job.clone(), predicted)),
-            // Rank 0 says what came of it.
-            None => return Ok(ExitCode::SUCCESS),
-        },
-        None => executor::train(&session)
-            .map(|outcome| (outcome, job.clone(), predicted))
-            .map_err(CliError::from),
+        None => {
+            let trained = match args.communicator {
+                CommunicatorArg::Local => {
+                    executor::train(&session).map(Some).map_err(CliError::from)
+                }
+                CommunicatorArg::Mpi => mpi::train(&session),
+                CommunicatorArg::Tcp => processes::train(&session),
+            };
+            match trained {
+                Ok(Some(outcome)) => Ok((outcome, job.clone(), predicted)),
+                // Rank 0 says what came of it.
+                Ok(None) => return Ok(ExitCode::SUCCESS),
+                Err(error) => Err(error),
+            }
+        }
     };
     if let Some(breaks) = breaks {
         return stopped(breaks, trained.map(drop));

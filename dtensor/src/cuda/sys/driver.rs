@@ -31,6 +31,8 @@ pub const EVENT_TIMED: c_uint = 0;
 pub const CAPTURE_THREAD: c_int = 1;
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 pub const OUT_OF_MEMORY: i32 = 2;
+/// `CUDA_ERROR_NOT_READY`.
+pub const NOT_READY: i32 = 600;
 
 functions! {
     /// Functions of the driver.
@@ -62,6 +64,7 @@ functions! {
     fn create_event = "cuEventCreate"(event: *mut Handle, flags: c_uint);
     fn destroy_event = "cuEventDestroy_v2"(event: Handle);
     fn record_event = "cuEventRecord"(event: Handle, stream: Handle);
+    fn query_event = "cuEventQuery"(event: Handle);
     fn synchronize_event = "cuEventSynchronize"(event: Handle);
     fn elapsed = "cuEventElapsedTime"(milliseconds: *mut f32, start: Handle, end: Handle);
     fn load_module = "cuModuleLoadData"(module: *mut Handle, image: *const c_void);
