@@ -65,8 +65,8 @@ struct Worker<'r> {
 }
 
 /// Parameters and gradients of a block.
-struct Held {
-    parameters: HashMap<TensorId, Tensor>,
+pub(crate) struct Held {
+    pub(crate) parameters: HashMap<TensorId, Tensor>,
     gradients: HashMap<TensorId, Vec<f32>>,
 }
 
@@ -79,12 +79,7 @@ impl<'r> Worker<'r> {
                 (block, Held::new(trace, &request.position))
             })
             .collect();
-        let tokens = request.micro_batch * request.seq_len / request.position.mesh.cp;
-        let mut ids = vec![0.0; tokens as usize];
-        Stream::new(1, 0, "ids").uniforms(0, &mut ids);
-        let last = request.vocab as u32 - 1;
-        let id = |u: f32| (f64::from(u) * request.vocab as f64) as u32;
-        let ids = ids.into_iter().map(|u| id(u).min(last)).collect();
+        let ids = tokens(request);
         let world: u64 = BLOCK_AXES
             .iter()
             .map(|&axis| request.position.mesh.size(axis))
@@ -158,6 +153,16 @@ impl<'r> Worker<'r> {
     }
 }
 
+/// Tokens of a micro-batch.
+pub(crate) fn tokens(request: &BlockRequest) -> Vec<u32> {
+    let tokens = request.micro_batch * request.seq_len / request.position.mesh.cp;
+    let mut ids = vec![0.0; tokens as usize];
+    Stream::new(1, 0, "ids").uniforms(0, &mut ids);
+    let last = request.vocab as u32 - 1;
+    let id = |u: f32| (f64::from(u) * request.vocab as f64) as u32;
+    ids.into_iter().map(|u| id(u).min(last)).collect()
+}
+
 /// A kernel that skipped its work or read what nobody wrote shows here.
 fn check(x: &Tensor) -> Result<(), ProfilerError> {
     match x.f32().iter().find(|v| !v.is_finite()) {
@@ -177,7 +182,7 @@ fn groups(position: &BlockPosition) -> [Group; 4] {
     })
 }
 
-fn random(info: &TensorInfo) -> Tensor {
+pub(crate) fn random(info: &TensorInfo) -> Tensor {
     let shape: Vec<usize> = info.shape.iter().map(|&d| d as usize).collect();
     filled(shape, 0, info.dtype)
 }
@@ -191,7 +196,7 @@ fn filled(shape: Vec<usize>, seed: u64, dtype: DType) -> Tensor {
 }
 
 impl Held {
-    fn new(trace: &Trace, position: &BlockPosition) -> Self {
+    pub(crate) fn new(trace: &Trace, position: &BlockPosition) -> Self {
         let mut held = Self {
             parameters: HashMap::new(),
             gradients: HashMap::new(),

@@ -92,7 +92,7 @@ pub(crate) fn measure<W>(
 }
 
 /// Median of the repetitions of every kernel.
-fn summarised(seen: &[Laps], ranks: u64) -> Vec<Measured> {
+pub(crate) fn summarised(seen: &[Laps], ranks: u64) -> Vec<Measured> {
     let mut times: BTreeMap<&Kernel, Vec<f64>> = BTreeMap::new();
     for laps in seen {
         for (kernel, (seconds, runs)) in laps {

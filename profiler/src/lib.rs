@@ -1,11 +1,12 @@
 //! Measures this machine: kernels of the cpu device as the executor runs them, the optimizer, and
-//! messages between ranks.
+//! messages between ranks; and the kernels of a GPU (`cuda`).
 //!
 //! Blocks are measured whole, so that every operator runs on operands as warm or cold as in
 //! training, and on as many ranks at a time as will share the machine; a rank's peers are echoes
 //! of itself, so that what it computes for a collective is measured without waiting.
 
 mod blocks;
+pub mod cuda;
 mod lanes;
 mod machine;
 mod primitives;
@@ -17,6 +18,7 @@ pub use primitives::{messages, states};
 
 use dtensor::comm::CommError;
 use dtensor::cpu::CpuError;
+use dtensor::cuda::CudaError;
 
 /// Why a measurement failed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -27,6 +29,9 @@ pub enum ProfilerError {
     /// Ranks cannot communicate.
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// A GPU is missing or failed.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
     /// A kernel returned numbers that are not numbers.
     #[error("{kernel} returned {value}")]
     NotFinite {

@@ -11,7 +11,7 @@ pub(crate) fn check(device: DeviceArg) -> Result<(), CliError> {
             let devices = dtensor::cuda::ready()?;
             let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
             Err(CliError::Usage(format!(
-                "CUDA works here ({}), but this version measures and trains on --device cpu only",
+                "CUDA works here ({}), but this version trains on --device cpu only; `profile --device cuda` measures it",
                 names.join(", ")
             )))
         }

@@ -12,6 +12,7 @@ mod import;
 mod lists;
 mod plan;
 mod profile;
+mod profile_cuda;
 mod report;
 mod run;
 mod search;

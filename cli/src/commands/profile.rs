@@ -10,8 +10,8 @@ use serde::Serialize;
 use spec::profile::{self, Machine, Measured, Profile};
 use spec::{CpKind, DType, ModelConfig};
 
-use crate::args::{ProfileArgs, SuiteArg};
-use crate::commands::{device, plan};
+use crate::args::{DeviceArg, ProfileArgs, SuiteArg};
+use crate::commands::plan;
 use crate::error::CliError;
 use crate::output::{self, Progress, SCHEMA_VERSION};
 
@@ -21,21 +21,21 @@ const MOST_DEPTH: u64 = 8;
 const SUITE_DEPTH: u64 = 3;
 
 #[derive(Serialize)]
-struct ProfileJson {
-    schema_version: u32,
-    machine: Machine,
-    path: String,
-    measured: Vec<Measured>,
+pub(super) struct ProfileJson {
+    pub(super) schema_version: u32,
+    pub(super) machine: Machine,
+    pub(super) path: String,
+    pub(super) measured: Vec<Measured>,
 }
 
 /// Something to measure, on so many ranks at a time.
-struct Request {
-    what: What,
+pub(super) struct Request {
+    pub(super) what: What,
     ranks: u64,
     threads: usize,
 }
 
-enum What {
+pub(super) enum What {
     Block(Box<BlockRequest>),
     States(u64),
     Messages(u64),
@@ -43,17 +43,16 @@ enum What {
 
 /// Runs `profile`.
 pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
-    device::check(args.device)?;
+    if args.device == DeviceArg::Cuda {
+        return super::profile_cuda::run(args);
+    }
     let path = args
         .output_profile
         .as_deref()
         .unwrap_or(Path::new(profile::DEFAULT_PATH));
     let machine = profiler::machine();
     let mut profile = before(path, &machine)?;
-    let effort = match args.suite {
-        SuiteArg::Quick => Effort::QUICK,
-        SuiteArg::Full => Effort::FULL,
-    };
+    let effort = effort(args.suite);
     let requests = if args.plans.is_empty() {
         suite(args.suite, machine.cores)?
     } else {
@@ -83,8 +82,16 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// How long to measure each request.
+pub(super) fn effort(suite: SuiteArg) -> Effort {
+    match suite {
+        SuiteArg::Quick => Effort::QUICK,
+        SuiteArg::Full => Effort::FULL,
+    }
+}
+
 /// What was measured on this machine before, to add to.
-fn before(path: &Path, machine: &Machine) -> Result<Profile, CliError> {
+pub(super) fn before(path: &Path, machine: &Machine) -> Result<Profile, CliError> {
     let empty = Profile {
         schema_version: profile::SCHEMA_VERSION,
         tool_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -118,7 +125,7 @@ fn measure(request: &Request, effort: Effort) -> Result<Vec<Measured>, CliError>
 }
 
 /// The shapes that a plan needs.
-fn of_plan(path: &Path, cores: u64) -> Result<Vec<Request>, CliError> {
+pub(super) fn of_plan(path: &Path, cores: u64) -> Result<Vec<Request>, CliError> {
     let loaded = plan::load(path)?;
     let scenario = loaded.costs.scenario();
     let (model, s) = (&scenario.model, &loaded.strategy);
@@ -163,7 +170,7 @@ fn shares(world: u64, cores: u64) -> (u64, usize) {
     (world.min(cores), (cores / world).max(1) as usize)
 }
 
-fn blocks_of(
+pub(super) fn blocks_of(
     model: &ModelConfig,
     layout: &BlockLayout,
     depth: u64,
@@ -314,7 +321,7 @@ fn synthetic(hidden: u64) -> Result<Vec<ModelConfig>, CliError> {
         .collect()
 }
 
-fn summary(profile: &Profile, path: &Path) -> String {
+pub(super) fn summary(profile: &Profile, path: &Path) -> String {
     let noisy = profile.measured.iter().filter(|m| m.spread > 0.1).count();
     format!(
         "{}, {} cores: {} kernels, matrix products up to {}\n{} of them vary by more than 10% from run to run\nwrote {}; plan for it with --cluster {}\n",

@@ -2,6 +2,7 @@
 
 mod compile;
 mod error;
+mod facts;
 mod gpu;
 pub mod kernels;
 pub mod launcher;
@@ -17,6 +18,7 @@ mod tensor;
 
 pub use compile::{CACHE, Compiler};
 pub use error::CudaError;
+pub use facts::{Condition, condition};
 pub use gpu::{Event, Gpu, Graph};
 pub use library::{FOLDERS, LIBRARIES, Name};
 pub use memory::{Buffer, Memory, Usage};
@@ -24,6 +26,6 @@ pub use nccl::{NcclError, NcclGroup, Reduction};
 pub use ops::{AttentionCall, Dropout, Losses, NormGradient, Rope, Route};
 pub use probe::{DeviceFacts, Presence, devices, probe, ready};
 pub use run::{
-    Batch, Context, Forward, GradientSink, Machine, Parameters, Saved, backward, forward,
+    Batch, Context, Forward, GradientSink, Machine, Parameters, Saved, Watch, backward, forward,
 };
 pub use tensor::{Device, Tensor};

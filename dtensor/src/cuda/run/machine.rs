@@ -4,12 +4,13 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use crate::block::Block;
 use crate::cpu::MicroBatch;
 use crate::cuda::error::CudaError;
 use crate::cuda::memory::Buffer;
 use crate::cuda::tensor::{Device, Tensor};
 use crate::layout::BlockPosition;
-use crate::trace::{Detail, TensorId, TensorInfo};
+use crate::trace::{Detail, Op, TensorId, TensorInfo};
 
 /// One rank.
 pub struct Machine<'m> {
@@ -19,6 +20,8 @@ pub struct Machine<'m> {
     pub position: BlockPosition,
     /// Seed of every random number.
     pub seed: u64,
+    /// Sees every operator that has been queued.
+    pub watch: Option<&'m dyn Watch>,
     /// Lists that many operators read, by what they are of.
     lists: RefCell<BTreeMap<String, Rc<Buffer>>>,
 }
@@ -31,6 +34,15 @@ pub struct Batch<'b> {
     pub ids: Buffer,
     /// The tokens that follow them.
     pub labels: Buffer,
+}
+
+/// Sees operators as they are queued.
+pub trait Watch {
+    /// An operator of a block has been queued; work that is fused with another's is queued with the first.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn ran(&self, block: &Block, op: &Op) -> Result<(), CudaError>;
 }
 
 /// Parameters of a block as a rank holds them now.
@@ -78,6 +90,7 @@ impl<'m> Machine<'m> {
             device,
             position,
             seed,
+            watch: None,
             lists: RefCell::default(),
         }
     }

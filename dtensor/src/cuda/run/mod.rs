@@ -12,7 +12,7 @@ mod machine;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-pub use machine::{Batch, Context, GradientSink, Machine, Parameters};
+pub use machine::{Batch, Context, GradientSink, Machine, Parameters, Watch};
 
 use super::error::CudaError;
 use super::ops::Route;
@@ -62,6 +62,7 @@ pub fn forward(
     }
     for (index, &step) in block.forward.iter().enumerate() {
         run.forward_step(step)?;
+        run.watched(step, &block.trace.forward)?;
         for storage in &block.forward_dies[index] {
             run.values.remove(storage);
         }
@@ -96,6 +97,7 @@ pub fn backward(
     if half != Half::Weight {
         for &index in &block.again {
             run.forward_step(block.forward[index])?;
+            run.watched(block.forward[index], &block.trace.forward)?;
         }
         if let (Some(gradient), Some(id)) = (gradient, block.trace.output_gradient) {
             run.set(id, gradient);
@@ -109,6 +111,7 @@ pub fn backward(
             Half::Weight if !weight => continue,
             _ => run.backward_step(step, sink)?,
         }
+        run.watched(step, &block.trace.backward)?;
         for storage in &block.backward_dies[index] {
             if half == Half::Both || !block.weight_reads.contains(storage) {
                 run.values.remove(storage);
@@ -137,6 +140,13 @@ impl<'r> Run<'r> {
             parameters: context.parameters,
             values: BTreeMap::new(),
             route: None,
+        }
+    }
+
+    fn watched(&self, step: Step, ops: &[Op]) -> Result<(), CudaError> {
+        match (self.machine.watch, step) {
+            (Some(watch), Step::Op(op)) => watch.ran(self.block, &ops[op]),
+            _ => Ok(()),
         }
     }
 
