@@ -7,5 +7,7 @@ mod blocks;
 mod compile;
 #[path = "cuda/emulator.rs"]
 mod emulator;
+#[path = "cuda/gpu.rs"]
+mod gpu;
 #[path = "cuda/kernels/mod.rs"]
 mod kernels;

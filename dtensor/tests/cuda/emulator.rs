@@ -50,7 +50,7 @@ pub fn device() -> Option<Device> {
 }
 
 /// Set to run these tests on GPU 0 of this machine rather than on the emulator.
-const ON_GPU: &str = "VESCALE_TEST_GPU";
+pub const ON_GPU: &str = "VESCALE_TEST_GPU";
 
 /// One that runs in an order of [`ORDERS`].
 pub fn device_in(order: u32) -> Option<Device> {

