@@ -49,6 +49,14 @@ pub fn device() -> Option<Device> {
     device_in(0)
 }
 
+/// One in each of the two orders that differ in everything; none where no C++ compiler is.
+pub fn devices() -> Vec<Device> {
+    device().map_or_else(Vec::new, |first| {
+        let last = device_in(3).expect("there is a compiler");
+        vec![first, last]
+    })
+}
+
 /// Set to run these tests on GPU 0 of this machine rather than on the emulator.
 pub const ON_GPU: &str = "VESCALE_TEST_GPU";
 

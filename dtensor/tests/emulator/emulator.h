@@ -20,7 +20,7 @@
 #define KERNEL static void
 #define BOUNDED_KERNEL(threads) static void
 #define __device__
-#define __shared__ static
+#define __shared__ static __attribute__((section("shared_memory")))
 #define __align__(n) alignas(n)
 #define DYNAMIC_SHARED(name) unsigned char* name = emulator::dynamic
 
@@ -30,6 +30,10 @@ inline int max(int a, int b) { return a > b ? a : b; }
 struct Dim {
     unsigned x, y, z;
 };
+
+// Where the kernels' own shared memory lies.
+extern unsigned char __start_shared_memory[] __attribute__((weak, visibility("hidden")));
+extern unsigned char __stop_shared_memory[] __attribute__((weak, visibility("hidden")));
 
 namespace emulator {
 
@@ -161,6 +165,8 @@ void launch(void (*kernel)(P...), const unsigned* sizes, unsigned shared, void**
             for (unsigned x = 0; x < grid.x; x++) {
                 block_index = {x, y, z};
                 memset(memory.data(), 0xff, memory.size());
+                if (__start_shared_memory)
+                    memset(__start_shared_memory, 0xff, __stop_shared_memory - __start_shared_memory);
                 run_block();
             }
 }

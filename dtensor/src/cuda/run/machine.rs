@@ -1,7 +1,6 @@
 //! One rank on a device: its place, and what of its place kernels read.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use crate::block::Block;
@@ -10,6 +9,7 @@ use crate::cuda::error::CudaError;
 use crate::cuda::memory::Buffer;
 use crate::cuda::tensor::{Device, Tensor};
 use crate::layout::BlockPosition;
+use crate::placement::Placements;
 use crate::trace::{Detail, Op, TensorId, TensorInfo};
 
 /// One rank.
@@ -22,8 +22,29 @@ pub struct Machine<'m> {
     pub seed: u64,
     /// Sees every operator that has been queued.
     pub watch: Option<&'m dyn Watch>,
-    /// Lists that many operators read, by what they are of.
-    lists: RefCell<BTreeMap<String, Rc<Buffer>>>,
+    /// Lists that many operators read. There are a few of them for all blocks of a model.
+    lists: RefCell<Vec<(ListOf, Rc<Buffer>)>>,
+}
+
+/// What a list is of: the positions along a dim, or the turns of rotary positions at them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct ListOf {
+    /// Which dim, of how many.
+    dim: [usize; 2],
+    length: u64,
+    placements: Placements,
+    rope: Option<Detail>,
+}
+
+impl ListOf {
+    fn new(info: &TensorInfo, dim: usize, rope: Option<Detail>) -> Self {
+        Self {
+            dim: [dim, info.global.len()],
+            length: info.global[dim],
+            placements: info.placements,
+            rope,
+        }
+    }
 }
 
 /// What one pass works on, on the device.
@@ -101,12 +122,7 @@ impl<'m> Machine<'m> {
         info: &TensorInfo,
         dim: usize,
     ) -> Result<(Rc<Buffer>, usize), CudaError> {
-        let key = format!(
-            "positions {dim} {:?} {:?}",
-            info.global.get(dim),
-            info.placements
-        );
-        let list = self.list(key, || {
+        let list = self.list(ListOf::new(info, dim, None), || {
             self.position_list(info, dim)
                 .iter()
                 .map(|&p| p as u32)
@@ -136,8 +152,7 @@ impl<'m> Machine<'m> {
         else {
             return self.positions(info, 1);
         };
-        let key = format!("{rope:?} {:?} {:?}", info.global.get(1), info.placements);
-        let list = self.list(key, || {
+        let list = self.list(ListOf::new(info, 1, Some(*rope)), || {
             let frequencies = scaling.frequencies(theta, dims);
             let magnitude = scaling.magnitude();
             let turn = |position: u64, frequency: f64| {
@@ -152,12 +167,16 @@ impl<'m> Machine<'m> {
         Ok((list, count))
     }
 
-    fn list(&self, key: String, make: impl FnOnce() -> Vec<u32>) -> Result<Rc<Buffer>, CudaError> {
-        if let Some(list) = self.lists.borrow().get(&key) {
-            return Ok(Rc::clone(list));
+    fn list(&self, of: ListOf, make: impl FnOnce() -> Vec<u32>) -> Result<Rc<Buffer>, CudaError> {
+        let known = |lists: &[(ListOf, Rc<Buffer>)]| {
+            let found = lists.iter().find(|(known, _)| *known == of);
+            found.map(|(_, list)| Rc::clone(list))
+        };
+        if let Some(list) = known(&self.lists.borrow()) {
+            return Ok(list);
         }
         let list = Rc::new(self.device.indices(&make())?);
-        self.lists.borrow_mut().insert(key, Rc::clone(&list));
+        self.lists.borrow_mut().push((of, Rc::clone(&list)));
         Ok(list)
     }
 }

@@ -33,36 +33,35 @@ fn choice(row: &[f64], k: usize, normalise: bool) -> (Vec<u32>, Vec<f64>) {
 
 #[test]
 fn routes_are_the_largest_in_order() {
-    let Some(device) = emulator::device() else {
-        return;
-    };
-    for (tokens, experts, k) in [(1, 2, 1), (50, 8, 2), (700, 40, 3), (9, 256, 8)] {
-        for dtype in TYPES {
-            for normalise in [false, true] {
-                let (logits, wide) = random(&device, &[tokens, experts], dtype, 1);
-                let route = device.route(&logits, k, normalise).expect("routes");
-                let (mut chosen, mut p) = (Vec::new(), Vec::new());
-                for row in wide.chunks(experts) {
-                    let one = choice(row, k, normalise);
-                    chosen.extend(one.0);
-                    p.extend(one.1);
+    for device in emulator::devices() {
+        for (tokens, experts, k) in [(1, 2, 1), (50, 8, 2), (700, 40, 3), (9, 256, 8)] {
+            for dtype in TYPES {
+                for normalise in [false, true] {
+                    let (logits, wide) = random(&device, &[tokens, experts], dtype, 1);
+                    let route = device.route(&logits, k, normalise).expect("routes");
+                    let (mut chosen, mut p) = (Vec::new(), Vec::new());
+                    for row in wide.chunks(experts) {
+                        let one = choice(row, k, normalise);
+                        chosen.extend(one.0);
+                        p.extend(one.1);
+                    }
+                    assert_eq!(words(&device, &route.chosen), chosen);
+                    close(&device, "probabilities", &route.probabilities, &p);
+                    let mut order: Vec<u32> = (0..chosen.len() as u32).collect();
+                    order.sort_by_key(|&i| (chosen[i as usize], i));
+                    assert_eq!(words(&device, &route.source), order);
+                    let place = words(&device, &route.place);
+                    assert!(
+                        (0u32..)
+                            .zip(&order)
+                            .all(|(row, &i)| place[i as usize] == row)
+                    );
+                    let offsets: Vec<u32> = (0..=experts as u32)
+                        .map(|e| order.partition_point(|&i| chosen[i as usize] < e) as u32)
+                        .collect();
+                    assert_eq!(words(&device, &route.offsets), offsets);
+                    router_gradient(&device, &route, (&logits, &wide), normalise);
                 }
-                assert_eq!(words(&device, &route.chosen), chosen);
-                close(&device, "probabilities", &route.probabilities, &p);
-                let mut order: Vec<u32> = (0..chosen.len() as u32).collect();
-                order.sort_by_key(|&i| (chosen[i as usize], i));
-                assert_eq!(words(&device, &route.source), order);
-                let place = words(&device, &route.place);
-                assert!(
-                    (0u32..)
-                        .zip(&order)
-                        .all(|(row, &i)| place[i as usize] == row)
-                );
-                let offsets: Vec<u32> = (0..=experts as u32)
-                    .map(|e| order.partition_point(|&i| chosen[i as usize] < e) as u32)
-                    .collect();
-                assert_eq!(words(&device, &route.offsets), offsets);
-                router_gradient(&device, &route, (&logits, &wide), normalise);
             }
         }
     }
@@ -106,47 +105,46 @@ fn router_gradient(
 
 #[test]
 fn rows_go_out_and_come_back() {
-    let Some(device) = emulator::device() else {
-        return;
-    };
-    for (tokens, experts, k, columns) in [(5, 4, 2, 9), (40, 8, 3, 264)] {
-        for dtype in TYPES {
-            let (logits, _) = random(&device, &[tokens, experts], DType::F32, 3);
-            let route = device.route(&logits, k, true).expect("routes");
-            let source = words(&device, &route.source);
-            let (x, wide) = random(&device, &[tokens, columns], dtype, 4);
-            let rows = device.permute(&route, &x).expect("runs");
-            let want: Vec<f64> = source
-                .iter()
-                .flat_map(|&s| wide[s as usize / k * columns..][..columns].to_vec())
-                .collect();
-            close(&device, "permute", &rows, &want);
-            let (y, wy) = random(&device, &[tokens * k, columns], dtype, 5);
-            let (p, wp) = random(&device, &[tokens, k], DType::F32, 6);
-            for weighted in [false, true] {
-                let out = device
-                    .combine(&route, &y, weighted.then_some(&p), vec![tokens, columns])
-                    .expect("runs");
-                let mut want = vec![0.0; tokens * columns];
-                for (row, &s) in source.iter().enumerate() {
-                    let factor = if weighted { wp[s as usize] } else { 1.0 };
-                    for j in 0..columns {
-                        want[s as usize / k * columns + j] += factor * wy[row * columns + j];
+    for device in emulator::devices() {
+        for (tokens, experts, k, columns) in [(5, 4, 2, 9), (40, 8, 3, 264)] {
+            for dtype in TYPES {
+                let (logits, _) = random(&device, &[tokens, experts], DType::F32, 3);
+                let route = device.route(&logits, k, true).expect("routes");
+                let source = words(&device, &route.source);
+                let (x, wide) = random(&device, &[tokens, columns], dtype, 4);
+                let rows = device.permute(&route, &x).expect("runs");
+                let want: Vec<f64> = source
+                    .iter()
+                    .flat_map(|&s| wide[s as usize / k * columns..][..columns].to_vec())
+                    .collect();
+                close(&device, "permute", &rows, &want);
+                let (y, wy) = random(&device, &[tokens * k, columns], dtype, 5);
+                let (p, wp) = random(&device, &[tokens, k], DType::F32, 6);
+                for weighted in [false, true] {
+                    let out = device
+                        .combine(&route, &y, weighted.then_some(&p), vec![tokens, columns])
+                        .expect("runs");
+                    let mut want = vec![0.0; tokens * columns];
+                    for (row, &s) in source.iter().enumerate() {
+                        let factor = if weighted { wp[s as usize] } else { 1.0 };
+                        for j in 0..columns {
+                            want[s as usize / k * columns + j] += factor * wy[row * columns + j];
+                        }
                     }
+                    close(&device, "combine", &out, &want);
                 }
-                close(&device, "combine", &out, &want);
+                let (d, wd) = random(&device, &[tokens, columns], dtype, 7);
+                let [d_rows, d_p] = device.combine_backward(&route, &d, &y, &p).expect("runs");
+                let mut want = (Vec::new(), vec![0.0; tokens * k]);
+                for (row, &s) in source.iter().enumerate() {
+                    let d = &wd[s as usize / k * columns..][..columns];
+                    want.0.extend(d.iter().map(|d| d * wp[s as usize]));
+                    let y = &wy[row * columns..][..columns];
+                    want.1[s as usize] = d.iter().zip(y).map(|(a, b)| a * b).sum();
+                }
+                close(&device, "rows' gradient", &d_rows, &want.0);
+                within(&device, "probabilities' gradient", &d_p, &want.1, 5e-6);
             }
-            let (d, wd) = random(&device, &[tokens, columns], dtype, 7);
-            let [d_rows, d_p] = device.combine_backward(&route, &d, &y, &p).expect("runs");
-            let mut want = (Vec::new(), vec![0.0; tokens * k]);
-            for (row, &s) in source.iter().enumerate() {
-                let d = &wd[s as usize / k * columns..][..columns];
-                want.0.extend(d.iter().map(|d| d * wp[s as usize]));
-                let y = &wy[row * columns..][..columns];
-                want.1[s as usize] = d.iter().zip(y).map(|(a, b)| a * b).sum();
-            }
-            close(&device, "rows' gradient", &d_rows, &want.0);
-            within(&device, "probabilities' gradient", &d_p, &want.1, 5e-6);
         }
     }
 }
