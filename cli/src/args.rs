@@ -265,6 +265,13 @@ pub(crate) struct ValidateArgs {
     /// Largest median step-time error allowed, such as 0.12; exit code 5 above it
     #[arg(long)]
     pub(crate) tolerance: Option<f64>,
+    /// Fitted constants in place of the shipped (form: spec/presets/fitted.yaml)
+    #[arg(long)]
+    pub(crate) constants: Option<PathBuf>,
+    /// Fit the fitted constants again without each source in turn and predict that source's runs
+    /// (some minutes)
+    #[arg(long)]
+    pub(crate) leave_one_out: bool,
     /// Runs with the largest errors to list
     #[arg(long, default_value_t = 10)]
     pub(crate) worst: usize,
@@ -286,7 +293,8 @@ pub(crate) struct ValidateArgs {
     /// Write the residuals that prediction intervals are made of
     #[arg(long)]
     pub(crate) residuals: Option<PathBuf>,
-    /// Write the runs with complete facts in the compact form that the tool embeds
+    /// Write the runs that have complete facts, or can be predicted, in the compact form that the
+    /// tool embeds
     #[arg(long)]
     pub(crate) export: Option<PathBuf>,
     #[command(flatten)]

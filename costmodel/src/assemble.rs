@@ -7,7 +7,7 @@ use dtensor::{CollectiveKind, Routing};
 use models::{BlockClass, BlockLayout};
 use plans::{Axis, Recompute, Strategy, Zero};
 use spec::runtime::Rewrite;
-use spec::{Bytes, LayerClass, Seconds};
+use spec::{Bytes, DType, LayerClass, Seconds};
 
 use crate::block::{BlockCost, BlockGroups, BlockKey};
 use crate::cost_model::CostModel;
@@ -44,6 +44,8 @@ pub struct Assembled {
     pub optimizer: Vec<Seconds>,
     /// Memory held for the whole step by every pipeline rank.
     pub resident: Vec<Bytes>,
+    /// Memory that only the optimizer step needs, of every pipeline rank.
+    pub optimizer_transient: Vec<Bytes>,
     /// One pipeline transfer.
     pub transfer: Seconds,
 }
@@ -76,6 +78,7 @@ pub fn assemble(
         in_flight: Vec::new(),
         optimizer: Vec::new(),
         resident: Vec::new(),
+        optimizer_transient: Vec::new(),
         runs,
         stages,
         rank_of_stage,
@@ -123,6 +126,16 @@ impl Assembled {
             }
         };
         let overheads = &scenario.runtime.overheads;
+        let copies = scenario
+            .runtime
+            .rewrites
+            .contains(&Rewrite::CopyGradientsForStep);
+        let copy = if copies {
+            parallel.sharding.updated(elements) * DType::F32.size()
+        } else {
+            0
+        };
+        self.optimizer_transient.push(Bytes(copy));
         self.states.push(bytes);
         self.in_flight.push(in_flight);
         self.optimizer.push(time);
@@ -540,10 +553,11 @@ fn transfer(costs: &CostModel, strategy: &Strategy, blocks: &Blocks) -> Result<S
         .rewrites
         .contains(&Rewrite::ScatterGatherTransfer)
         && !strategy.sequence_parallel;
+    let beside = costs.scenario().runtime.overheads.transfer.value;
     if !splits || strategy.tp == 1 {
-        return Ok(prices.point_to_point(output, stages).time);
+        return Ok(beside + prices.point_to_point(output, stages).time);
     }
     let gather = prices.collective(CollectiveKind::AllGather, output, strategy.group(Axis::Tp));
     let share = prices.point_to_point(Bytes(output.0 / strategy.tp), stages);
-    Ok(share.time + gather.time)
+    Ok(beside + share.time + gather.time)
 }

@@ -17,11 +17,6 @@ use crate::price::{MemoryKind, Prices, TablePrices};
 use crate::states::{self, Elements};
 use crate::work::Work;
 
-/// Share of the accumulation buffer's traffic in a fused weight-gradient product that its matrix units
-/// do not hide: 0.55 by SimuMax's products that accumulate in 32 bits (A100, 28672 × 8192 × 4096: 5.7%
-/// slower where the traffic alone takes 10%), 0.7 fitted on NeMo's runs of small micro-batches.
-const EXPOSED_EPILOGUE: f64 = 0.7;
-
 /// Time of 8-bit products with a scale per row over those with one per tensor: Llama 3 8B on H100 trains
 /// at 5,760 tokens per second in 16 bits, 6,424 with a scale per row and 7,186 with one per tensor
 /// (pytorch/torchtitan@7a04053), and products are about 45% of the last.
@@ -215,7 +210,7 @@ impl Timed<'_> {
         let bytes = if self.lowering.has(Rewrite::FuseGradientAccumulation) {
             let written: u64 = lowered.backward.iter().map(weight_elements).sum();
             let beside = written * (2 * buffer).saturating_sub(gradient);
-            Bytes((beside as f64 * EXPOSED_EPILOGUE) as u64)
+            Bytes((beside as f64 * self.prices.exposed_epilogue()) as u64)
         } else if self.lowering.has(Rewrite::AccumulateGradients) {
             Bytes((elements.dense + elements.expert) * (gradient + 2 * buffer))
         } else {

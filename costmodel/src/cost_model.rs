@@ -8,7 +8,7 @@ use plans::{Floors, Prediction, Schedule, ScheduleKind, Strategy, Timeline, prog
 use rustc_hash::FxHashMap;
 use spec::model::{AttentionKind, ModelConfig};
 use spec::runtime::Rewrite;
-use spec::{Bytes, LayerClass, Seconds};
+use spec::{Bytes, Fitted, LayerClass, Seconds};
 
 use crate::assemble::{Assembled, assemble};
 use crate::block::{BlockCost, BlockKey, BlockPricing};
@@ -63,7 +63,15 @@ impl CostModel {
     ///
     /// # Errors
     /// When the device has no prices for the workload's precision.
-    pub fn new(mut scenario: Scenario) -> Result<Self, CostError> {
+    pub fn new(scenario: Scenario) -> Result<Self, CostError> {
+        Self::with_constants(scenario, &Fitted::default())
+    }
+
+    /// A cost model for a scenario, with other values of the fitted constants than the shipped.
+    ///
+    /// # Errors
+    /// When the device has no prices for the workload's precision.
+    pub fn with_constants(mut scenario: Scenario, fitted: &Fitted) -> Result<Self, CostError> {
         if scenario
             .runtime
             .rewrites
@@ -74,12 +82,13 @@ impl CostModel {
         if scenario.cluster.profile.is_some() {
             scenario.runtime = local::adapted(scenario.runtime)?;
         }
-        let prices = Prices::new(&scenario.cluster, scenario.workload.gpus).map_err(|e| {
-            CostError::Prices {
-                device: scenario.cluster.device.name.clone(),
-                reason: e.to_string(),
-            }
-        })?;
+        let prices =
+            Prices::new(&scenario.cluster, scenario.workload.gpus, fitted).map_err(|e| {
+                CostError::Prices {
+                    device: scenario.cluster.device.name.clone(),
+                    reason: e.to_string(),
+                }
+            })?;
         let precision = scenario.workload.precision;
         if scenario
             .cluster
@@ -231,7 +240,6 @@ impl CostModel {
         let program = self.program(strategy)?;
         let assembled = assemble(self, strategy, Arc::clone(&pipeline.rank_of_stage))?;
         let overheads = &self.scenario.runtime.overheads;
-        let none = vec![Bytes(0); strategy.pp as usize];
         let inputs = Inputs {
             ranks: &program.ranks,
             stages: &assembled.stages,
@@ -241,7 +249,7 @@ impl CostModel {
             overlap_slowdown: overheads.overlap_slowdown.value,
             optimizer: &assembled.optimizer,
             resident: &assembled.resident,
-            optimizer_transient: &none,
+            optimizer_transient: &assembled.optimizer_transient,
             step_overhead: overheads.step.value,
         };
         let Some(cores) = self.cores() else {

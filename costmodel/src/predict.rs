@@ -292,6 +292,7 @@ fn provenance(costs: &CostModel) -> Vec<UsedConstant> {
         constant("host time per kernel", &overheads.launch),
         constant("host time per step", &overheads.step),
         constant("time per byte of gradients", &overheads.gradient_byte),
+        constant("time per pipeline transfer", &overheads.transfer),
         constant("memory outside the allocator", &overheads.context),
         constant("workspaces and communicators", &overheads.workspace),
         constant("reserved over allocated memory", &overheads.fragmentation),

@@ -89,6 +89,16 @@ impl Sharding {
         elements.dense.div_ceil(self.dense) + elements.expert.div_ceil(self.expert)
     }
 
+    /// Elements that a rank's optimizer updates.
+    #[must_use]
+    pub fn updated(&self, elements: Elements) -> u64 {
+        if self.zero >= Zero::Z1 {
+            self.shard(elements)
+        } else {
+            elements.dense + elements.expert
+        }
+    }
+
     /// State bytes of a rank.
     #[must_use]
     pub fn states(
@@ -121,11 +131,7 @@ impl Sharding {
         types: &StateTypes,
         precision: Precision,
     ) -> Bytes {
-        let updated = if self.zero >= Zero::Z1 {
-            self.shard(elements)
-        } else {
-            elements.dense + elements.expert
-        };
+        let updated = self.updated(elements);
         let parameter = parameter_type(types, precision).size();
         let weights = types
             .master

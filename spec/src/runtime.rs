@@ -207,6 +207,9 @@ pub enum Rewrite {
     CudaGraph,
     /// Optimizer runs as one multi-tensor kernel.
     FusedOptimizer,
+    /// The optimizer step makes a 32-bit copy of its share of the gradients (DeepSpeed `stage_1_and_2.py`,
+    /// `single_grad_partition`; `fused_optimizer.py`, `grads_groups_flat`).
+    CopyGradientsForStep,
 }
 
 /// Family of attention kernel.
@@ -265,6 +268,8 @@ pub struct Overheads {
     /// Time per byte of a rank's gradients, once per step, beside collectives and the optimizer's own
     /// traffic.
     pub gradient_byte: Sourced<Seconds>,
+    /// Time of one transfer between pipeline stages beside its bytes: synchronisation with the host.
+    pub transfer: Sourced<Seconds>,
     /// Device memory outside the allocator: context, library handles.
     pub context: Sourced<Bytes>,
     /// Workspaces and communicator buffers.

@@ -4,12 +4,13 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use serde::Serialize;
+use spec::Fitted;
 use spec::runs::{Run, RunsFile};
 
 use crate::args::ValidateArgs;
 use crate::error::{CliError, code};
 use crate::output::{self, SCHEMA_VERSION, note};
-use crate::validate::{Report, baseline, intervals, markdown, tables};
+use crate::validate::{Report, baseline, intervals, mapping, markdown, refit, tables};
 
 #[derive(Serialize)]
 struct ValidateJson<'a> {
@@ -25,15 +26,24 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode, CliError> {
         runs.retain(|(run, _)| run.id.contains(part.as_str()));
     }
     if let Some(path) = &args.export {
-        let complete: Vec<Run> = runs
+        let usable: Vec<Run> = runs
             .iter()
             .map(|(run, _)| run)
-            .filter(|run| matches!(run.tier.as_deref(), Some("A" | "B")))
+            .filter(|run| {
+                matches!(run.tier.as_deref(), Some("A" | "B")) || mapping::map(run).is_ok()
+            })
             .cloned()
             .collect();
-        output::write(path, &spec::runs::to_compact(&complete))?;
+        output::write(path, &spec::runs::to_compact(&usable))?;
     }
-    let report = Report::new(&runs);
+    let constants = match &args.constants {
+        Some(path) => spec::fitted::load(path)?,
+        None => Fitted::default(),
+    };
+    let mut report = Report::new(&runs, &constants);
+    if args.leave_one_out {
+        report.leave_one_out = Some(refit::leave_one_out(&runs));
+    }
     write_files(args, &report)?;
     if args.output.json {
         output::json(&ValidateJson {

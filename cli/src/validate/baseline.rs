@@ -82,10 +82,14 @@ pub(crate) fn grown(groups: &[Group], baseline: &str) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::validate::{Report, embedded};
+    use spec::Fitted;
 
     #[test]
     fn no_group_of_published_runs_is_predicted_worse_than_committed() {
-        let report = Report::new(&embedded().expect("embedded runs are well-formed"));
+        let report = Report::new(
+            &embedded().expect("embedded runs are well-formed"),
+            &Fitted::default(),
+        );
         let grown = grown(&report.summary, include_str!("../../../tests/accuracy.csv"));
         assert!(grown.is_empty(), "{}", grown.join("\n"));
     }

@@ -3,7 +3,7 @@
 use costmodel::Scenario;
 use plans::{Decisions, Recompute, StagePartition, Strategy};
 use spec::runs::Run;
-use spec::runtime::Rewrite;
+use spec::runtime::{AttentionKernel, Rewrite};
 use spec::{CpKind, Precision, Runtime, ScheduleKind, Workload, Zero};
 
 /// A run ready to predict.
@@ -71,6 +71,11 @@ pub(crate) fn map(run: &Run) -> Result<Mapped, String> {
         overlap.param_gather,
     );
     overlap.pipeline = said(&["overlap_p2p"], overlap.pipeline);
+    // Megatron-Core recomputes nothing unless told (`recompute_granularity` is null by default, and in
+    // NeMo's scripts/performance/recommended_model_configs).
+    let habit = ["nemo", "megatron-core"]
+        .contains(&runtime.name.as_str())
+        .then_some("none");
     let always = runtime.space.sequence_parallel == spec::runtime::SequenceParallelUse::Always;
     let decisions = Decisions {
         tp,
@@ -91,7 +96,7 @@ pub(crate) fn map(run: &Run) -> Result<Mapped, String> {
         sequence_parallel: tp > 1 && run.sequence_parallel.unwrap_or(always),
         micro_batch,
         num_micro_batches: global_batch / (dp * micro_batch).max(1),
-        recompute: recompute(run, model.layers / (pp * vpp).max(1))?,
+        recompute: recompute(run, model.layers / (pp * vpp).max(1), habit)?,
         schedule: if vpp > 1 {
             ScheduleKind::Interleaved
         } else {
@@ -190,7 +195,7 @@ pub(crate) fn runtime(run: &Run) -> Result<Runtime, String> {
         } else {
             "torchtitan"
         }
-    } else if has("bigscience") || has("megatron-deepspeed") {
+    } else if has("bigscience") || has("megatron-deepspeed") || has("neox") {
         if run.precision.as_deref() == Some("bf16") {
             "megatron-deepspeed-bf16"
         } else {
@@ -202,16 +207,24 @@ pub(crate) fn runtime(run: &Run) -> Result<Runtime, String> {
         "fsdp1"
     } else if has("deepspeed") {
         "deepspeed"
-    } else if run.sequence_parallel == Some(true) || selective || has("2205.05198") {
-        "megatron-2022"
-    } else if has("megatron") {
-        "megatron-2021"
-    } else if has("litgpt") || has("torchtune") || has("fsdp") {
-        "fsdp2"
+    } else if model_parallel(run) || has("megatron") {
+        // What the source does not name is Megatron's kind of system of its time.
+        if modern(run) {
+            "megatron-core"
+        } else if run.sequence_parallel == Some(true) || selective || has("2205.05198") {
+            "megatron-2022"
+        } else {
+            "megatron-2021"
+        }
+    } else if has("zero") {
+        "deepspeed"
     } else {
-        return Err("framework is not recognised".to_owned());
+        "fsdp2"
     };
     let mut runtime = spec::load::runtime(name).map_err(|e| e.to_string())?;
+    if run.is_on("flash_attention") && runtime.attention == AttentionKernel::Unfused {
+        runtime.attention = AttentionKernel::Flash2;
+    }
     if run
         .precision
         .as_deref()
@@ -247,6 +260,30 @@ pub(crate) fn runtime(run: &Run) -> Result<Runtime, String> {
         _ => {}
     }
     Ok(runtime)
+}
+
+/// Whether layers are split over devices.
+fn model_parallel(run: &Run) -> bool {
+    [run.tp, run.pp, run.ep, run.cp]
+        .iter()
+        .any(|size| size.is_some_and(|n| n > 1))
+}
+
+/// Whether a run is of the years of fused attention: its date, its device, its precision or its
+/// model says so.
+fn modern(run: &Run) -> bool {
+    let year = run
+        .date
+        .as_deref()
+        .and_then(|date| date.get(..4)?.parse::<u32>().ok());
+    let gpu = run.gpu.as_deref().unwrap_or("").to_lowercase();
+    let precision = run.precision.as_deref().unwrap_or("");
+    let grouped = run.model.kv_heads.zip(run.model.heads);
+    year.is_some_and(|year| year >= 2023)
+        || !(gpu.contains("a100") || gpu.contains("v100"))
+        || precision.contains("fp8")
+        || grouped.is_some_and(|(kv, heads)| kv < heads)
+        || run.model.experts.is_some_and(|experts| experts > 1)
 }
 
 /// The cluster preset that the words of the GPU name.
@@ -357,9 +394,10 @@ fn zero(run: &Run, shared: u64) -> Result<Zero, String> {
     }
 }
 
-fn recompute(run: &Run, per_stage: u64) -> Result<Recompute, String> {
+fn recompute(run: &Run, per_stage: u64, habit: Option<&str>) -> Result<Recompute, String> {
     let label = run
         .text("recompute", run.recompute.as_deref())
+        .or(habit)
         .ok_or("recompute is not stated")?;
     let label = label.to_lowercase();
     if label == "none" {

@@ -11,7 +11,7 @@ use super::tables::{self, HEADER, WORST};
 pub(crate) fn text(report: &Report, plots: &str) -> String {
     let mut text = String::from(
         "# Accuracy\n\nPredictions of published training runs from their configuration alone. \
-         Made by `vescale-plan validate --markdown ACCURACY.md`; error = predicted/measured − 1. \
+         Made by `vescale-plan validate --leave-one-out --markdown ACCURACY.md`; error = predicted/measured − 1. \
          What the errors are made of: [docs/accuracy.md](docs/accuracy.md).\n\n",
     );
     text.push_str(&tables::counts(&report.runs));
@@ -25,6 +25,16 @@ pub(crate) fn text(report: &Report, plots: &str) -> String {
         let _ = writeln!(text, "![{name}]({plots}/{name})\n");
     }
     table(&mut text, &HEADER, &tables::rows(&report.summary));
+    if let Some(refit) = &report.leave_one_out {
+        let _ = writeln!(
+            text,
+            "\n## Sources left out\n\n{}\n",
+            tables::left_out(refit)
+        );
+        table(&mut text, &tables::SOURCES, &tables::source_rows(refit));
+        text.push('\n');
+        table(&mut text, &tables::CONSTANTS, &tables::constant_rows(refit));
+    }
     text.push_str("\n## Sweeps\n\n");
     table(&mut text, &SWEEPS, &sweep_rows(report));
     text.push_str("\n## Not predicted\n\n");

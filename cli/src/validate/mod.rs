@@ -2,9 +2,11 @@
 
 use rayon::prelude::*;
 use serde::Serialize;
+use spec::Fitted;
 use spec::runs::Run;
 
 use intervals::Coverage;
+use refit::Refit;
 use score::Scored;
 use summary::Group;
 use sweeps::{Ranking, Sweep};
@@ -15,6 +17,7 @@ pub(crate) mod mapping;
 pub(crate) mod markdown;
 pub(crate) mod model;
 pub(crate) mod plot;
+pub(crate) mod refit;
 pub(crate) mod score;
 pub(crate) mod summary;
 pub(crate) mod sweeps;
@@ -29,14 +32,16 @@ pub(crate) struct Report {
     pub(crate) sweeps: Vec<Sweep>,
     pub(crate) ranking: Ranking,
     pub(crate) intervals: Vec<Coverage>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) leave_one_out: Option<Refit>,
 }
 
 impl Report {
     /// Predicts the runs, each with the name of its source.
-    pub(crate) fn new(runs: &[(Run, String)]) -> Self {
+    pub(crate) fn new(runs: &[(Run, String)], constants: &Fitted) -> Self {
         let scored: Vec<Scored> = runs
             .par_iter()
-            .map(|(run, source)| score::score(run, source))
+            .map(|(run, source)| score::score(run, source, constants))
             .collect();
         let sweeps = sweeps::sweeps(runs, &scored);
         Self {
@@ -44,6 +49,7 @@ impl Report {
             skipped: summary::skipped(&scored),
             ranking: sweeps::ranking(&sweeps),
             intervals: intervals::coverage(&scored),
+            leave_one_out: None,
             sweeps,
             runs: scored,
         }

@@ -3,6 +3,7 @@
 use costmodel::CostModel;
 use plans::{Breakdown, MemoryItem, NamedTime, Prediction};
 use serde::Serialize;
+use spec::Fitted;
 use spec::residuals::precision_name;
 use spec::runs::Run;
 
@@ -65,7 +66,7 @@ pub(crate) struct Errors {
 }
 
 /// Predicts a run.
-pub(crate) fn score(run: &Run, file: &str) -> Scored {
+pub(crate) fn score(run: &Run, file: &str, constants: &Fitted) -> Scored {
     let measured = measured(run);
     let mut scored = Scored {
         id: run.id.clone(),
@@ -91,7 +92,7 @@ pub(crate) fn score(run: &Run, file: &str) -> Scored {
         predicted: None,
         error: Errors::default(),
     };
-    match predict(run, &scored.measured) {
+    match predict(run, &scored.measured, constants) {
         Ok((mapped, prediction, memory)) => {
             scored.runtime = Some(mapped.scenario.runtime.name.clone());
             scored.device_matched = mapped.device_matched;
@@ -123,20 +124,25 @@ pub(crate) fn score(run: &Run, file: &str) -> Scored {
     scored
 }
 
-fn predict(run: &Run, measured: &Measured) -> Result<(Mapped, Prediction, f64), String> {
+fn predict(
+    run: &Run,
+    measured: &Measured,
+    constants: &Fitted,
+) -> Result<(Mapped, Prediction, f64), String> {
     let mapped = mapping::map(run)?;
     if measured.step_time_s.is_none() && measured.peak_memory_bytes.is_none() && run.status == "ok"
     {
         return Err("neither step time nor memory is stated".to_owned());
     }
-    let costs = CostModel::new(mapped.scenario.clone()).map_err(|e| e.to_string())?;
+    let costs =
+        CostModel::with_constants(mapped.scenario.clone(), constants).map_err(|e| e.to_string())?;
     let prediction = costs.predict(&mapped.strategy).map_err(|e| e.to_string())?;
     let memory = like_counter(&prediction, measured.memory_counter.unwrap_or("reserved"));
     Ok((mapped, prediction, memory))
 }
 
 /// The predicted memory as the source's counter would show it.
-fn like_counter(p: &Prediction, counter: &str) -> f64 {
+pub(crate) fn like_counter(p: &Prediction, counter: &str) -> f64 {
     let part = |name: &str| -> f64 {
         p.memory
             .iter()
@@ -156,7 +162,7 @@ fn like_counter(p: &Prediction, counter: &str) -> f64 {
     }
 }
 
-fn measured(run: &Run) -> Measured {
+pub(crate) fn measured(run: &Run) -> Measured {
     let (step_time_s, time_origin) = time(run);
     let (peak_memory_bytes, memory_counter) = memory(run);
     Measured {

@@ -1,8 +1,8 @@
 //! Ranking: inside a published sweep, would the plan we choose have been a good one?
 //!
 //! A sweep is what one source measured of one model on one number of devices, with the same software,
-//! sequence, precision and state of the hardware; its members differ in strategy. Times are per token,
-//! so that batches may differ.
+//! sequence, precision and state of the hardware; its members differ in strategy. Times are per token, so
+//! that the batch may follow from the strategy.
 
 use std::collections::BTreeMap;
 
@@ -53,17 +53,47 @@ struct Member {
     predicted: f64,
 }
 
+/// Seconds per token, measured and predicted.
+type Times = (f64, f64);
+
+/// Runs of a strategy that was measured at several batches are no repeats: where it was measured at the
+/// batch that most strategies of the sweep share, only those stand for it.
+fn at_common_batch(
+    strategies: BTreeMap<String, Vec<(u64, Times)>>,
+) -> BTreeMap<String, Vec<Times>> {
+    let mut users: BTreeMap<u64, usize> = BTreeMap::new();
+    for runs in strategies.values() {
+        let mut batches: Vec<u64> = runs.iter().map(|run| run.0).collect();
+        batches.dedup();
+        for batch in batches {
+            *users.entry(batch).or_default() += 1;
+        }
+    }
+    let common = users.iter().max_by_key(|&(_, count)| count).map(|u| *u.0);
+    strategies
+        .into_iter()
+        .map(|(strategy, mut runs)| {
+            if runs.iter().any(|run| Some(run.0) == common) {
+                runs.retain(|run| Some(run.0) == common);
+            }
+            (strategy, runs.into_iter().map(|run| run.1).collect())
+        })
+        .collect()
+}
+
 /// The sweeps of at least two strategies.
 pub(crate) fn sweeps(runs: &[(Run, String)], scored: &[Scored]) -> Vec<Sweep> {
-    let mut groups: BTreeMap<String, BTreeMap<String, Vec<(f64, f64)>>> = BTreeMap::new();
+    let mut groups: BTreeMap<String, BTreeMap<String, Vec<(u64, Times)>>> = BTreeMap::new();
     for ((run, _), s) in runs.iter().zip(scored) {
         if let Some((strategy, times)) = member(run, s) {
             let strategies = groups.entry(name(run, s)).or_default();
-            strategies.entry(strategy).or_default().push(times);
+            let batch = run.global_batch.unwrap_or(0);
+            strategies.entry(strategy).or_default().push((batch, times));
         }
     }
     groups
         .into_iter()
+        .map(|(name, strategies)| (name, at_common_batch(strategies)))
         .filter(|(_, strategies)| strategies.len() > 1)
         .map(|(name, strategies)| sweep(name, strategies))
         .collect()
@@ -88,7 +118,7 @@ pub(crate) fn ranking(sweeps: &[Sweep]) -> Ranking {
 }
 
 /// A run's strategy with its times, when it has both.
-fn member(run: &Run, s: &Scored) -> Option<(String, (f64, f64))> {
+fn member(run: &Run, s: &Scored) -> Option<(String, Times)> {
     if !is_complete(s) || run.status != "ok" {
         return None;
     }
@@ -138,7 +168,7 @@ fn name(run: &Run, s: &Scored) -> String {
         .join(" · ")
 }
 
-fn sweep(name: String, strategies: BTreeMap<String, Vec<(f64, f64)>>) -> Sweep {
+fn sweep(name: String, strategies: BTreeMap<String, Vec<Times>>) -> Sweep {
     let members: Vec<Member> = strategies
         .into_iter()
         .map(|(strategy, times)| {

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::Report;
 use super::intervals::Coverage;
+use super::refit::Refit;
 use super::score::Scored;
 use super::summary::{self, Group, Stats};
 use super::sweeps::Ranking;
@@ -53,6 +54,12 @@ pub(crate) fn text(report: &Report, worst: usize) -> String {
     text.push_str(&reports::terminal::plain(&HEADER, &rows(&report.summary)));
     let _ = writeln!(text, "\n{}", coverage(&report.intervals));
     let _ = writeln!(text, "{}", ranking(&report.ranking));
+    if let Some(refit) = &report.leave_one_out {
+        let _ = writeln!(text, "\n{}", left_out(refit));
+        text.push_str(&reports::terminal::plain(&SOURCES, &source_rows(refit)));
+        text.push('\n');
+        text.push_str(&reports::terminal::plain(&CONSTANTS, &constant_rows(refit)));
+    }
     text.push_str("\nNot predicted\n");
     for (reason, count) in report.skipped.iter().take(12) {
         let _ = writeln!(text, "  {count:>4}  {reason}");
@@ -119,6 +126,90 @@ pub(crate) fn counts(scored: &[Scored]) -> String {
         predicted as f64 / complete.max(1) as f64 * 100.0,
         ooms.count(),
     )
+}
+
+/// One sentence on sources left out.
+pub(crate) fn left_out(refit: &Refit) -> String {
+    let percent = |v: Option<f64>| v.map_or_else(String::new, |v| format!("{:.1}%", v * 100.0));
+    let median = |s: Option<Stats>| percent(s.map(|s| s.median));
+    format!(
+        "Each source predicted with constants fitted on the others: median {}, 90th percentile {}, median \
+         of the sources' medians {}; with the shipped constants {}, with benchmarks alone {}.",
+        median(refit.all.left_out),
+        percent(refit.all.left_out.map(|s| s.p90)),
+        percent(refit.median_of_medians),
+        median(refit.all.shipped),
+        median(refit.all.prior),
+    )
+}
+
+pub(crate) const SOURCES: [&str; 10] = [
+    "source left out",
+    "runs",
+    "benchmarks alone",
+    "shipped",
+    "p90",
+    "fitted on all",
+    "left out",
+    "p90",
+    "memory shipped",
+    "memory left out",
+];
+
+pub(crate) fn source_rows(refit: &Refit) -> Vec<Vec<String>> {
+    let percent = |v: Option<f64>| v.map_or_else(String::new, |v| format!("{:.1}%", v * 100.0));
+    let median = |s: Option<Stats>| percent(s.map(|s| s.median));
+    let p90 = |s: Option<Stats>| percent(s.map(|s| s.p90));
+    refit
+        .sources
+        .iter()
+        .chain([&refit.all])
+        .map(|fold| {
+            vec![
+                fold.source.clone(),
+                fold.shipped
+                    .map_or_else(String::new, |s| s.count.to_string()),
+                median(fold.prior),
+                median(fold.shipped),
+                p90(fold.shipped),
+                median(fold.fitted),
+                median(fold.left_out),
+                p90(fold.left_out),
+                median(fold.memory_shipped),
+                median(fold.memory_left_out),
+            ]
+        })
+        .collect()
+}
+
+pub(crate) const CONSTANTS: [&str; 5] = [
+    "constant",
+    "benchmarks alone",
+    "shipped",
+    "fitted on all",
+    "without one source",
+];
+
+pub(crate) fn constant_rows(refit: &Refit) -> Vec<Vec<String>> {
+    refit
+        .constants
+        .iter()
+        .enumerate()
+        .map(|(index, constant)| {
+            let values = refit.sources.iter().map(|fold| fold.constants[index]);
+            let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| {
+                (v.min(low), v.max(high))
+            });
+            let short = |v: f64| format!("{}", (v * 1000.0).round() / 1000.0);
+            vec![
+                constant.name.clone(),
+                short(constant.prior),
+                short(constant.shipped),
+                short(constant.all),
+                format!("{} – {}", short(low), short(high)),
+            ]
+        })
+        .collect()
 }
 
 pub(crate) const WORST: [&str; 10] = [

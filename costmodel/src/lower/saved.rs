@@ -34,18 +34,19 @@ pub fn kept(lowering: &Lowering<'_>, trace: &Trace, recompute: Recompute) -> Vec
     let for_weight = weight_operands(trace);
     let selected = selected_products(lowering, trace);
     let mut seen: FxHashSet<TensorId> = FxHashSet::default();
-    let mut saved = Vec::new();
+    let mut saved: Vec<(TensorId, SavedTensor)> = Vec::new();
     let mut keep = |id: TensorId, weight: bool| {
         let storage = trace.tensor(id).storage;
         let info = trace.tensor(storage);
         let kept = matches!(info.role, TensorRole::Activation | TensorRole::Input);
         if kept && seen.insert(storage) {
             let name = info.name.clone();
-            saved.push(SavedTensor {
+            let tensor = SavedTensor {
                 name,
                 bytes: info.bytes(),
                 for_weight: weight,
-            });
+            };
+            saved.push((storage, tensor));
         }
     };
     let mut quantised: Vec<TensorId> = Vec::new();
@@ -66,6 +67,18 @@ pub fn kept(lowering: &Lowering<'_>, trace: &Trace, recompute: Recompute) -> Vec
             keep(output, false);
         }
     }
+    // A part of a tensor that is itself kept is no copy of it.
+    let parts: FxHashSet<TensorId> = trace
+        .forward_views
+        .iter()
+        .filter(|view| seen.contains(&trace.tensor(view.from).storage))
+        .map(|view| trace.tensor(view.to).storage)
+        .collect();
+    let mut saved: Vec<SavedTensor> = saved
+        .into_iter()
+        .filter(|(storage, _)| !parts.contains(storage))
+        .map(|(_, tensor)| tensor)
+        .collect();
     saved.extend(eight_bit(trace, quantised));
     if lowering.fuses_attention()
         && recompute != Recompute::Selective

@@ -6,7 +6,7 @@
 use dtensor::AttentionShape;
 use plans::UsedConstant;
 use spec::runtime::AttentionKernel;
-use spec::{Architecture, DType, Device, Origin, Seconds};
+use spec::{Architecture, DType, Device, Fitted, Origin, Seconds};
 
 use super::{Priced, constant};
 
@@ -18,9 +18,9 @@ struct Rates {
     narrow: f64,
     /// Peak of the device measured, TFLOP/s.
     peak: f64,
-    /// Time in training over the measurement: charts time single launches at boost clocks, the cuDNN
-    /// tables long series.
-    sustained: f64,
+    /// Whether the measurement ran at boost clocks: charts time single launches, the cuDNN tables
+    /// long series.
+    boost: bool,
     source: &'static str,
 }
 
@@ -31,7 +31,7 @@ const FLASH2_AMPERE: Rates = Rates {
     backward: [95.0, 129.0, 150.0, 168.0, 178.0, 185.0, 188.0],
     narrow: 0.90,
     peak: 312.0,
-    sustained: super::sustained(Architecture::Ampere),
+    boost: true,
     source: "Dao-AILab/flash-attention@0251105 flash2_a100_fwd_bwd_benchmark.png",
 };
 
@@ -41,7 +41,7 @@ const FLASH2_HOPPER: Rates = Rates {
     backward: [154.0, 208.0, 254.0, 285.0, 299.0, 325.0, 327.0],
     narrow: 0.87,
     peak: 989.0,
-    sustained: super::sustained(Architecture::Hopper),
+    boost: true,
     source: "Dao-AILab/flash-attention@0251105 flash2_h100_fwd_bwd_benchmark.png, flash3_fp16_fwd.png",
 };
 
@@ -52,7 +52,7 @@ const CUDNN_HOPPER: Rates = Rates {
     backward: [205.0, 290.0, 370.0, 474.0, 541.0, 579.0, 581.0],
     narrow: 0.72,
     peak: 989.0,
-    sustained: 1.0,
+    boost: false,
     source: "NVIDIA/cudnn-frontend@3929da2 benchmark/sdpa_benchmark_training, H200",
 };
 
@@ -62,7 +62,7 @@ const CUDNN_BLACKWELL: Rates = Rates {
     backward: [420.0, 650.0, 900.0, 1198.0, 1332.0, 1328.0, 1226.0],
     narrow: 0.72,
     peak: 2500.0,
-    sustained: 1.0,
+    boost: false,
     source: "NVIDIA/cudnn-frontend@3929da2 benchmark/sdpa_benchmark_training, GB200",
 };
 
@@ -75,17 +75,19 @@ const FLASH1: f64 = 0.6;
 pub(super) struct AttentionPrices {
     architecture: Architecture,
     peak: f64,
+    sustained: f64,
 }
 
 impl AttentionPrices {
-    pub(super) fn new(device: &Device) -> Self {
+    pub(super) fn new(device: &Device, fitted: &Fitted) -> Self {
         let peak = device
             .peak_rate(DType::Bf16)
             .map_or(1.0, |rate| rate.0 / 1e12);
-        let peak = peak / super::clock_factor(device);
+        let peak = peak / super::clock_factor(device, fitted);
         Self {
             architecture: device.architecture,
             peak,
+            sustained: super::sustained(device.architecture, fitted),
         }
     }
 
@@ -135,8 +137,8 @@ impl AttentionPrices {
         } else {
             rates.narrow + (1.0 - rates.narrow) * ((s.qk_dim as f64 - 64.0) / 32.0).clamp(-1.0, 1.0)
         };
-        let rate =
-            at_length(table, seen) * factor * width * self.peak / (rates.peak * rates.sustained);
+        let sustained = if rates.boost { self.sustained } else { 1.0 };
+        let rate = at_length(table, seen) * factor * width * self.peak / (rates.peak * sustained);
         let time = Seconds(flops / (rate * 1e12)).max(LAUNCH);
         Priced {
             time,

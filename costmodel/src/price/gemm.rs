@@ -6,8 +6,9 @@
 //! with time scaled by the ratio of peaks.
 
 use plans::UsedConstant;
+use spec::fitted::Constant;
 use spec::tables::{self, GemmGrid};
-use spec::{Architecture, DType, Device, FlopRate, Origin, Seconds};
+use spec::{Architecture, DType, Device, Fitted, FlopRate, Origin, Seconds};
 
 use super::{PriceError, Priced, constant};
 
@@ -35,44 +36,32 @@ struct PowerCap {
 }
 
 impl PowerCap {
-    /// H100 at 700 W, fitted on the published H100 runs that `validate` carries (NeMo, llm-foundry,
-    /// MaxText): 62% of the 16-bit and 54% of the 8-bit peak. A part with less power sustains less.
-    /// Other architectures have no training runs to say.
-    fn of(device: &Device, clocks: f64) -> Option<Self> {
-        let at = |rate: f64, dtype: DType| {
-            let own = device.peak_rate(dtype)?;
-            let reference = reference_peak(&device.kernels, dtype);
-            Some(FlopRate(rate * (own / reference) / clocks))
+    /// A share of the device's own peak at the power limit of the table's part. A part with less power
+    /// sustains less. Architectures without training runs have none.
+    fn of(device: &Device, clocks: f64, fitted: &Fitted) -> Option<Self> {
+        let (wide, narrow) = match device.architecture {
+            Architecture::Hopper => (Constant::HopperRate16, Constant::HopperRate8),
+            Architecture::Blackwell => (Constant::BlackwellRate16, Constant::BlackwellRate8),
+            Architecture::Volta
+            | Architecture::Ampere
+            | Architecture::Ada
+            | Architecture::Cdna3
+            | Architecture::Cpu => return None,
         };
-        (device.architecture == Architecture::Hopper)
-            .then(|| {
-                Some(Self {
-                    wide: at(610e12, DType::Bf16)?,
-                    narrow: at(1060e12, DType::F8)?,
-                })
-            })
-            .flatten()
+        let at = |share: Constant, dtype: DType| {
+            let peak = device.peak_rate(dtype)?;
+            Some(FlopRate(peak.0 * fitted.get(share) / clocks))
+        };
+        Some(Self {
+            wide: at(wide, DType::Bf16)?,
+            narrow: at(narrow, DType::F8)?,
+        })
     }
 }
-
-/// Time of 8-bit products over the tables, which were collected with a serving engine's kernels:
-/// cuBLASLt on H100 reaches 1011, 1217, 1290, 1377 and 1351 TFLOP/s at 2048³, 4096³, 8192³, 16384³ and
-/// 6144 × 12288², the table 643, 1030, 1122, 1138 and 1157 (Azure/AI-benchmarking-guide@8fd0c6e; median
-/// 0.85 there, 0.80 fitted on published runs).
-const NARROW: f64 = 0.80;
 
 /// Rate of grouped products over one product of all rows: 0.85 (SimuMax group_matmul against
 /// matmul medians; DeepGEMM grouped against dense on H800: 0.84–0.9).
 const GROUPED: f64 = 1.0 / 0.85;
-
-/// Batched products of unfused attention reach this share of the peak: fitted on Megatron's unfused
-/// runs of 2021–2022 on A100 (BLOOM prequel, Korthikanti et al. 2022).
-const BATCHED_SHARE: f64 = 0.70;
-
-/// Rate of batched products whose rows are no multiple of 16 bytes over aligned ones: without matrix
-/// units and with strided two-byte loads they sustain 7 TFLOP/s on A100. Fitted on the BLOOM prequel's
-/// head dimensions 108, 150 and 450 against 128–224 (27 runs, `validate`).
-const UNALIGNED: f64 = 0.032;
 
 #[derive(Clone, Debug)]
 pub(super) struct GemmPrices {
@@ -83,6 +72,7 @@ pub(super) struct GemmPrices {
     architecture: Architecture,
     cap: Option<PowerCap>,
     table: String,
+    fitted: Fitted,
 }
 
 #[derive(Clone, Debug)]
@@ -97,11 +87,11 @@ struct Scaled {
 }
 
 impl GemmPrices {
-    pub(super) fn new(device: &Device) -> Result<Self, PriceError> {
+    pub(super) fn new(device: &Device, fitted: &Fitted) -> Result<Self, PriceError> {
         let unknown = || PriceError::UnknownTable(device.kernels.clone());
         let peak = device.peak_rate(DType::Bf16).ok_or_else(unknown)?;
         let grid = tables::gemm(&device.kernels, DType::Bf16).ok_or_else(unknown)?;
-        let clocks = super::clock_factor(device);
+        let clocks = super::clock_factor(device, fitted);
         let factor = reference_peak(&device.kernels, DType::Bf16) / peak * clocks;
         let narrow = tables::gemm(&device.kernels, DType::F8).and_then(|grid| {
             let own = device.peak.get(&DType::F8)?;
@@ -112,10 +102,11 @@ impl GemmPrices {
             wide: Scaled::new(grid, factor),
             narrow,
             peak,
-            sustained: super::sustained(device.architecture),
+            sustained: super::sustained(device.architecture, fitted),
             architecture: device.architecture,
-            cap: PowerCap::of(device, clocks),
+            cap: PowerCap::of(device, clocks, fitted),
             table: device.kernels.clone(),
+            fitted: *fitted,
         })
     }
 
@@ -128,7 +119,10 @@ impl GemmPrices {
         };
         let flops = 2.0 * m as f64 * n as f64 * k as f64;
         let (sustained, cap) = if dtype == DType::F8 && self.narrow.is_some() {
-            (NARROW, self.cap.map(|cap| cap.narrow))
+            (
+                self.fitted.get(Constant::NarrowProducts),
+                self.cap.map(|cap| cap.narrow),
+            )
         } else {
             (self.sustained(flops), self.cap.map(|cap| cap.wide))
         };
@@ -197,10 +191,10 @@ impl GemmPrices {
         let aligned = match row {
             _ if row.is_multiple_of(64) => 1.0,
             _ if row.is_multiple_of(8) => 0.85,
-            _ => UNALIGNED,
+            _ => self.fitted.get(Constant::UnalignedShare),
         };
         Priced {
-            time: Seconds(flops / (rate * BATCHED_SHARE * aligned)),
+            time: Seconds(flops / (rate * self.fitted.get(Constant::BatchedShare) * aligned)),
             origin: Origin::Fitted,
         }
     }

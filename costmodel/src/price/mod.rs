@@ -8,8 +8,9 @@ mod profile;
 
 use dtensor::{AttentionShape, CollectiveKind};
 use plans::{Group, UsedConstant};
+use spec::fitted::Constant;
 use spec::runtime::AttentionKernel;
-use spec::{Architecture, Bytes, Cluster, DType, Device, Origin, Seconds};
+use spec::{Architecture, Bytes, Cluster, DType, Device, Fitted, Origin, Seconds};
 
 pub use gemm::GemmLayout;
 pub use memory::MemoryKind;
@@ -48,6 +49,7 @@ pub struct TablePrices {
     attention: attention::AttentionPrices,
     memory: memory::MemoryPrices,
     network: network::NetworkPrices,
+    fitted: Fitted,
 }
 
 impl Prices {
@@ -55,13 +57,13 @@ impl Prices {
     ///
     /// # Errors
     /// When the device names a table that does not exist.
-    pub fn new(cluster: &Cluster, ranks: u64) -> Result<Self, PriceError> {
+    pub fn new(cluster: &Cluster, ranks: u64, fitted: &Fitted) -> Result<Self, PriceError> {
         match &cluster.profile {
             Some(profile) => {
                 let at_once = cluster.at_once(ranks);
                 Ok(Self::Profile(ProfilePrices::new(profile, at_once)))
             }
-            None => Ok(Self::Tables(Box::new(TablePrices::new(cluster)?))),
+            None => Ok(Self::Tables(Box::new(TablePrices::new(cluster, fitted)?))),
         }
     }
 
@@ -76,13 +78,14 @@ impl Prices {
 }
 
 impl TablePrices {
-    fn new(cluster: &Cluster) -> Result<Self, PriceError> {
+    fn new(cluster: &Cluster, fitted: &Fitted) -> Result<Self, PriceError> {
         let device: &Device = &cluster.device;
         Ok(Self {
-            gemm: gemm::GemmPrices::new(device)?,
-            attention: attention::AttentionPrices::new(device),
+            gemm: gemm::GemmPrices::new(device, fitted)?,
+            attention: attention::AttentionPrices::new(device, fitted),
             memory: memory::MemoryPrices::new(device),
             network: network::NetworkPrices::new(cluster),
+            fitted: *fitted,
         })
     }
 
@@ -141,6 +144,12 @@ impl TablePrices {
         self.network.point_to_point(bytes, group)
     }
 
+    /// Share of gradient accumulation in a fused product's epilogue that stays exposed.
+    #[must_use]
+    pub fn exposed_epilogue(&self) -> f64 {
+        self.fitted.get(Constant::ExposedEpilogue)
+    }
+
     fn provenance(&self) -> Vec<UsedConstant> {
         let mut used = self.gemm.provenance();
         used.extend(self.attention.provenance());
@@ -153,15 +162,12 @@ impl TablePrices {
 /// Time in long training over short benchmarks, which run at boost clocks. Ampere: ten thousand
 /// iterations of cuBLASLt against the table take 1.11 at 4096³ (Azure/AI-benchmarking-guide@8fd0c6e).
 /// Hopper: fitted on published H100 runs.
-pub(crate) const fn sustained(architecture: Architecture) -> f64 {
+pub(crate) fn sustained(architecture: Architecture, fitted: &Fitted) -> f64 {
     match architecture {
-        Architecture::Hopper => 1.14,
+        Architecture::Hopper => fitted.get(Constant::HopperSustained),
+        Architecture::Blackwell => fitted.get(Constant::BlackwellSustained),
         Architecture::Ampere => 1.11,
-        Architecture::Volta
-        | Architecture::Ada
-        | Architecture::Blackwell
-        | Architecture::Cdna3
-        | Architecture::Cpu => 1.06,
+        Architecture::Volta | Architecture::Ada | Architecture::Cdna3 | Architecture::Cpu => 1.06,
     }
 }
 
@@ -178,21 +184,17 @@ fn reference_watts(table: &str) -> f64 {
     }
 }
 
-/// Between the cube root of an ideal part and proportion once voltage is at its floor: fitted on the
-/// 500 W H100 of torchtitan's runs.
-const CLOCK_EXPONENT: f64 = 0.6;
-
 /// How much longer matrix kernels take on a part with a lower power limit than the table's, at the
 /// same datasheet peak: dynamic power grows with `f·V²` and voltage nearly with frequency, so the
 /// sustained clock follows the power limit to a power below one. A part whose peak is itself
 /// lower is already scaled by the ratio of peaks.
-pub(crate) fn clock_factor(device: &Device) -> f64 {
+pub(crate) fn clock_factor(device: &Device, fitted: &Fitted) -> f64 {
     let full = device.peak_rate(DType::Bf16).map_or(0.0, |rate| rate.0)
         >= 0.99 * gemm::reference_peak(&device.kernels, DType::Bf16).0;
     match device.power_watts {
         Some(watts) if full && watts > 0.0 => (reference_watts(&device.kernels) / watts)
             .max(1.0)
-            .powf(CLOCK_EXPONENT),
+            .powf(fitted.get(Constant::ClockExponent)),
         _ => 1.0,
     }
 }

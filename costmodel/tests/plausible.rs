@@ -1,0 +1,152 @@
+//! Scenarios that no embedded run covers: other models, devices and systems. Nothing here knows a
+//! measured time; what must hold is physics and what such systems are known to reach.
+
+use costmodel::{CostModel, Scenario};
+use plans::{Prediction, Strategy as Plan};
+use proptest::prelude::*;
+use spec::{Precision, Workload};
+
+/// A scenario in words.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    model: &'static str,
+    cluster: &'static str,
+    runtime: &'static str,
+    precision: Precision,
+    gpus: u64,
+    seq_len: u64,
+    batch: u64,
+    strategy: &'static str,
+}
+
+fn predict(case: Case) -> Prediction {
+    let scenario = Scenario {
+        model: spec::load::model(case.model).expect("preset"),
+        cluster: spec::load::cluster(case.cluster).expect("preset"),
+        runtime: spec::load::runtime(case.runtime).expect("preset"),
+        workload: Workload {
+            gpus: case.gpus,
+            seq_len: case.seq_len,
+            global_batch: case.batch,
+            precision: case.precision,
+        },
+        headroom: 0.0,
+    };
+    let plan: Plan = plans::grammar::parse(
+        case.strategy,
+        &scenario.model,
+        &scenario.workload,
+        &scenario.runtime,
+    )
+    .expect(case.strategy);
+    CostModel::new(scenario)
+        .expect("priced")
+        .predict(&plan)
+        .expect("priced")
+}
+
+#[rustfmt::skip]
+const CASES: [(Case, f64, f64); 14] = {
+    use Precision::{Bf16, Fp16, Fp8};
+    const fn case(
+        model: &'static str,
+        cluster: &'static str,
+        runtime: &'static str,
+        precision: Precision,
+        [gpus, seq_len, batch]: [u64; 3],
+        strategy: &'static str,
+    ) -> Case {
+        Case { model, cluster, runtime, precision, gpus, seq_len, batch, strategy }
+    }
+    // Dense models without model parallelism on NVLink nodes: 35-60% of the peak, less a third of it
+    // where everything is recomputed.
+    [
+        (case("llama2-7b", "dgx-a100", "deepspeed", Bf16, [8, 4096, 64], "dp_shard=8,zero=3,mbs=2,recompute=full"), 0.33, 0.55),
+        (case("llama2-7b", "dgx-a100", "deepspeed", Bf16, [64, 4096, 256], "dp_shard=64,zero=3,mbs=1,recompute=full"), 0.30, 0.55),
+        (case("tinyllama-1.1b", "dgx-a100-40gb", "fsdp1", Bf16, [16, 2048, 512], "dp_shard=16,zero=3,mbs=8"), 0.35, 0.60),
+        (case("gpt2-xl", "dgx2-v100", "deepspeed", Fp16, [16, 1024, 256], "dp_shard=16,zero=2,mbs=4"), 0.25, 0.60),
+        (case("llama3-8b", "dgx-b200", "nemo", Bf16, [8, 8192, 128], "dp_shard=8,zero=1,mbs=2"), 0.40, 0.60),
+        // In 8 bits against a peak twice as high.
+        (case("llama3-8b", "dgx-b200", "nemo", Fp8, [8, 8192, 128], "dp_shard=8,zero=1,mbs=2"), 0.27, 0.45),
+        // 4D parallelism of dense models: 40-55% on Hopper and Blackwell.
+        (case("llama3-70b", "dgx-h200", "megatron-core", Bf16, [64, 8192, 128], "tp=4,pp=4,vpp=5,dp_shard=4,zero=1,mbs=1"), 0.40, 0.58),
+        (case("gpt3-175b", "dgx-b200", "megatron-core", Bf16, [64, 2048, 256], "tp=4,pp=4,vpp=6,dp_shard=4,zero=1,mbs=2"), 0.33, 0.55),
+        (case("gpt3-175b", "dgx-b200", "megatron-core", Fp8, [64, 2048, 256], "tp=4,pp=4,vpp=6,dp_shard=4,zero=1,mbs=2"), 0.22, 0.45),
+        (case("llama3.1-405b", "gb200-nvl72", "nemo", Bf16, [144, 8192, 144], "tp=8,pp=9,vpp=7,dp_shard=2,zero=1,mbs=1"), 0.36, 0.55),
+        (case("llama3-70b", "mi300x", "megatron-core", Bf16, [64, 8192, 128], "tp=8,pp=4,dp_shard=2,zero=1,mbs=1,recompute=full"), 0.18, 0.45),
+        // Experts: grouped products and all-to-all cost a fifth at eight large experts, half or more at
+        // 256 small ones whose tokens cross nodes.
+        (case("mixtral-8x7b", "dgx-h100", "megatron-core", Bf16, [64, 4096, 256], "tp=1,pp=4,vpp=8,ep=8,dp_shard=16,zero=1,mbs=1"), 0.30, 0.52),
+        (case("qwen3-30b-a3b", "dgx-h100", "megatron-core", Bf16, [32, 4096, 512], "tp=1,pp=1,ep=8,dp_shard=32,zero=1,mbs=1"), 0.15, 0.40),
+        (case("deepseek-v3", "h800", "megatron-core", Bf16, [1024, 4096, 8192], "tp=2,pp=16,ep=64,dp_shard=32,zero=1,mbs=1,recompute=full"), 0.07, 0.30),
+    ]
+};
+
+#[test]
+fn utilisation_is_what_such_systems_reach() {
+    for (case, least, most) in CASES {
+        let mfu = predict(case).mfu;
+        assert!(
+            (least..=most).contains(&mfu),
+            "{case:?}: {:.1}% of the peak, expected {:.0}-{:.0}%",
+            mfu * 100.0,
+            least * 100.0,
+            most * 100.0
+        );
+    }
+}
+
+const MODELS: [&str; 4] = ["llama2-7b", "llama3-8b", "mixtral-8x7b", "gpt3-175b"];
+const CLUSTERS: [&str; 8] = [
+    "dgx-a100",
+    "dgx-h100",
+    "dgx-h200",
+    "dgx-b200",
+    "gb200-nvl72",
+    "h800",
+    "mi300x",
+    "l40s-node",
+];
+const LAYOUTS: [(&str, &str, u64); 4] = [
+    ("megatron-core", "tp=8,pp=2,zero=1,mbs=1", 16),
+    ("megatron-core", "tp=4,pp=1,zero=1,mbs=1", 4),
+    ("fsdp2", "zero=3,mbs=1,recompute=full", 1),
+    ("deepspeed", "zero=3,mbs=1,recompute=full", 1),
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// No prediction is over the peak; at a fixed batch more devices are never slower than what the
+    /// added traffic explains, and never more efficient than fewer.
+    #[test]
+    fn more_devices_are_faster_and_no_more_efficient(
+        model in 0..MODELS.len(),
+        cluster in 0..CLUSTERS.len(),
+        layout in 0..LAYOUTS.len(),
+        doublings in 0u32..3,
+    ) {
+        let (runtime, strategy, inner) = LAYOUTS[layout];
+        let gpus = 16u64 << doublings;
+        let at = |gpus: u64| {
+            let text = format!("{strategy},dp_shard={}", gpus / inner);
+            predict(Case {
+                model: MODELS[model],
+                cluster: CLUSTERS[cluster],
+                runtime,
+                precision: Precision::Bf16,
+                gpus,
+                seq_len: 2048,
+                batch: 512,
+                strategy: Box::leak(text.into_boxed_str()),
+            })
+        };
+        let (few, many) = (at(gpus), at(2 * gpus));
+        prop_assert!(few.mfu < 0.75 && few.mfu > 0.0, "{} of the peak", few.mfu);
+        prop_assert!(many.step_time < few.step_time, "{:?} and {:?}", few.step_time, many.step_time);
+        prop_assert!(
+            many.tokens_per_s_per_gpu <= few.tokens_per_s_per_gpu * 1.001,
+            "{} and {}", few.tokens_per_s_per_gpu, many.tokens_per_s_per_gpu
+        );
+    }
+}

@@ -1,0 +1,156 @@
+//! Constants that published runs decided, with what benchmarks alone say of them and where a refit
+//! may look.
+
+use std::sync::OnceLock;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::error::SpecError;
+
+const FILE: &str = include_str!("../presets/fitted.yaml");
+
+/// A fitted constant: one value per device generation or for all.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Constant {
+    /// Hopper: training over short benchmarks.
+    HopperSustained,
+    /// Hopper: highest sustained rate of 16-bit products, share of the peak.
+    #[serde(rename = "hopper_rate_16")]
+    HopperRate16,
+    /// Hopper: highest sustained rate of 8-bit products, share of the peak.
+    #[serde(rename = "hopper_rate_8")]
+    HopperRate8,
+    /// Blackwell: training over short benchmarks.
+    BlackwellSustained,
+    /// Blackwell: highest sustained rate of 16-bit products, share of the peak.
+    #[serde(rename = "blackwell_rate_16")]
+    BlackwellRate16,
+    /// Blackwell: highest sustained rate of 8-bit products, share of the peak.
+    #[serde(rename = "blackwell_rate_8")]
+    BlackwellRate8,
+    /// 8-bit products over their table.
+    NarrowProducts,
+    /// Share of the peak of batched products.
+    BatchedShare,
+    /// Unaligned over aligned batched products.
+    UnalignedShare,
+    /// Share of gradient accumulation that an epilogue does not hide.
+    ExposedEpilogue,
+    /// Exponent of clock over power limit.
+    ClockExponent,
+}
+
+const COUNT: usize = 11;
+
+/// What is known of a constant.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Entry {
+    /// Which.
+    pub name: Constant,
+    /// What it is.
+    pub what: String,
+    /// Its unit.
+    pub unit: String,
+    /// Value that predictions use.
+    pub value: f64,
+    /// What benchmarks alone say.
+    pub prior: f64,
+    /// Where a refit may look.
+    pub range: (f64, f64),
+    /// Which runs decided it, and where the prior is from.
+    pub source: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[allow(
+        dead_code,
+        reason = "read so that other versions are refused by the schema"
+    )]
+    schema_version: u32,
+    constants: Vec<Entry>,
+}
+
+/// A value for every constant.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Fitted([f64; COUNT]);
+
+impl Fitted {
+    /// The value of a constant.
+    #[must_use]
+    pub fn get(&self, constant: Constant) -> f64 {
+        self.0[constant as usize]
+    }
+
+    /// The same with another value of a constant.
+    #[must_use]
+    pub fn with(mut self, constant: Constant, value: f64) -> Self {
+        self.0[constant as usize] = value;
+        self
+    }
+}
+
+impl Default for Fitted {
+    fn default() -> Self {
+        let mut values = Self([0.0; COUNT]);
+        for entry in entries() {
+            values = values.with(entry.name, entry.value);
+        }
+        values
+    }
+}
+
+/// The shipped constants.
+///
+/// # Panics
+/// Never: a test parses the embedded file.
+#[must_use]
+pub fn entries() -> &'static [Entry] {
+    static ENTRIES: OnceLock<Vec<Entry>> = OnceLock::new();
+    ENTRIES.get_or_init(|| parse(FILE).expect("the embedded file is well-formed, a test shows"))
+}
+
+fn parse(text: &str) -> Result<Vec<Entry>, SpecError> {
+    let file: File = crate::text::yaml(text, "preset fitted.yaml")?;
+    Ok(file.constants)
+}
+
+/// Constants of a file in the form of `spec/presets/fitted.yaml`; those it leaves out are the shipped.
+///
+/// # Errors
+/// With line and field when it is malformed.
+pub fn load(path: &std::path::Path) -> Result<Fitted, SpecError> {
+    let text = crate::text::read(path)?;
+    let file: File = crate::text::yaml(&text, &path.display().to_string())?;
+    let values = file
+        .constants
+        .iter()
+        .fold(Fitted::default(), |values, entry| {
+            values.with(entry.name, entry.value)
+        });
+    Ok(values)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_constant_has_one_entry_inside_its_range() {
+        let entries = parse(FILE).expect("well-formed");
+        for (index, entry) in entries.iter().enumerate() {
+            assert_eq!(entry.name as usize, index, "{:?}", entry.name);
+            let (low, high) = entry.range;
+            for value in [entry.value, entry.prior] {
+                assert!((low..=high).contains(&value), "{:?}", entry.name);
+            }
+        }
+        assert_eq!(entries.len(), COUNT);
+    }
+}
