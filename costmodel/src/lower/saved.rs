@@ -229,8 +229,16 @@ fn resolve(
         if !visited.insert(id) {
             continue;
         }
-        let Some(op) = producers.get(&id).map(|&index| &trace.forward[index]) else {
-            sources.push(id);
+        let producer = |id: &TensorId| producers.get(id).map(|&index| &trace.forward[index]);
+        let Some(op) = producer(&id) else {
+            // A part of what is rebuilt is rebuilt with it.
+            let whole = trace.forward_views.iter().find(|view| view.to == id);
+            match whole.map(|view| view.from).filter(|from| {
+                producer(from).is_some_and(|op| rebuilt(lowering, op, selected, recompute))
+            }) {
+                Some(from) => pending.push(from),
+                None => sources.push(id),
+            }
             continue;
         };
         if rebuilt(lowering, op, selected, recompute) {
