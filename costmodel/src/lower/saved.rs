@@ -67,11 +67,12 @@ pub fn kept(lowering: &Lowering<'_>, trace: &Trace, recompute: Recompute) -> Vec
             keep(output, false);
         }
     }
-    // A part of a tensor that is itself kept is no copy of it.
+    // A part of a selected product that is itself kept is no copy of it.
+    let selecting = recompute == Recompute::SelectiveOps;
     let parts: FxHashSet<TensorId> = trace
         .forward_views
         .iter()
-        .filter(|view| seen.contains(&trace.tensor(view.from).storage))
+        .filter(|view| selecting && seen.contains(&trace.tensor(view.from).storage))
         .map(|view| trace.tensor(view.to).storage)
         .collect();
     let mut saved: Vec<SavedTensor> = saved
