@@ -88,8 +88,14 @@ fn main() {
             measured: Vec::new(),
         })
         .collect();
-    for _ in 0..ROUNDS {
-        for (row, plan) in rows.iter_mut().zip(&plans) {
+    for round in 0..ROUNDS {
+        // To and fro: a machine that slows down or recovers meanwhile does so for every layout alike.
+        let mut order: Vec<usize> = (0..rows.len()).collect();
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        for index in order {
+            let (row, plan) = (&mut rows[index], &plans[index]);
             let mut run = Command::new(TOOL);
             run.args(["run", "-q", "--json", "--steps", STEPS, "--profile"])
                 .arg(&profile)

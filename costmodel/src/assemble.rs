@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use dtensor::{CollectiveKind, Routing};
+use dtensor::CollectiveKind;
 use models::{BlockClass, BlockLayout};
 use plans::{Axis, Recompute, Strategy, Zero};
 use spec::runtime::Rewrite;
@@ -55,7 +55,7 @@ struct Blocks {
     embedding: Arc<BlockCost>,
     head: Arc<BlockCost>,
     mtp: Option<Arc<BlockCost>>,
-    /// Per layer class: as the mode says, and under full recomputation.
+    /// Per layer class: as a stage's last layer is recomputed, and as its first is.
     layers: Vec<(LayerClass, Arc<BlockCost>, Arc<BlockCost>)>,
 }
 
@@ -192,20 +192,16 @@ impl Blocks {
     fn look_up(costs: &CostModel, strategy: &Strategy) -> Result<Self, CostError> {
         let model = &costs.scenario().model;
         let key = |class: BlockClass, recompute: Recompute| key(costs, strategy, class, recompute);
-        let mode = match strategy.recompute {
-            Recompute::Layers(_) => Recompute::None,
-            other => other,
-        };
+        // Beyond what `Layers` counts, layers are as they would be without.
+        let mode = strategy.recompute.of_layer(u64::MAX);
         let mut layers = Vec::new();
         for &class in costs.layer_classes() {
             let as_asked = costs.block(&key(BlockClass::Layer(class), mode))?;
-            let full = match strategy.recompute {
-                Recompute::Layers(_) => {
-                    costs.block(&key(BlockClass::Layer(class), Recompute::Full))?
-                }
-                _ => Arc::clone(&as_asked),
+            let first = match strategy.recompute.of_layer(0) {
+                same if same == mode => Arc::clone(&as_asked),
+                other => costs.block(&key(BlockClass::Layer(class), other))?,
             };
-            layers.push((class, as_asked, full));
+            layers.push((class, as_asked, first));
         }
         // Embedding and head are outside what runtimes recompute.
         let mtp = if model.mtp_layers > 0 {
@@ -231,18 +227,16 @@ impl Blocks {
             if index == 0 {
                 push(&mut runs, &self.embedding, 1);
             }
-            let full = match strategy.recompute {
-                Recompute::Layers(n) => n.min(count),
-                _ => 0,
-            };
             for offset in 0..count {
                 let class = model.layer_class(first_layer + offset);
-                let (_, asked, fully) = self
+                let (_, asked, first) = self
                     .layers
                     .iter()
                     .find(|(c, _, _)| *c == class)
                     .expect("every class of the model was looked up");
-                let cost = if offset < full { fully } else { asked };
+                let as_first =
+                    strategy.recompute.of_layer(offset) == strategy.recompute.of_layer(0);
+                let cost = if as_first { first } else { asked };
                 push(&mut runs, cost, 1);
             }
             if index == last {
@@ -279,16 +273,9 @@ pub(crate) fn key(
     let experts = matches!(class, BlockClass::Layer(c) if c.moe)
         || (class == BlockClass::Mtp && costs.scenario().model.moe.is_some());
     let layout = BlockLayout {
-        tp: strategy.tp,
-        sequence_parallel: strategy.sequence_parallel,
-        cp: strategy.cp,
-        cp_kind: strategy.cp_kind,
         ep: if experts { strategy.ep } else { 1 },
         etp: if experts { strategy.etp } else { 1 },
-        micro_batch: strategy.micro_batch,
-        seq_len: workload.seq_len,
-        dtype: workload.precision.activation(),
-        routing: Routing::Balanced,
+        ..BlockLayout::of(strategy, workload.seq_len, workload.precision.activation())
     };
     let groups = BlockGroups {
         tp: strategy.group(Axis::Tp),

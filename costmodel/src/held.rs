@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use dtensor::{RoutedRows, Routing};
 use models::BlockClass;
 use plans::program::Program;
-use plans::{Action, ActionKind, Recompute, Strategy};
+use plans::{Action, ActionKind, Strategy};
 use spec::Bytes;
 
 use crate::CostError;
@@ -61,11 +61,7 @@ pub(crate) fn with_routing(
                 continue;
             };
             let class = BlockClass::Layer(costs.scenario().model.layer_class(first + offset));
-            let recompute = match strategy.recompute {
-                Recompute::Layers(n) if offset < n => Recompute::Full,
-                Recompute::Layers(_) => Recompute::None,
-                other => other,
-            };
+            let recompute = strategy.recompute.of_layer(offset);
             let mut key = key(costs, strategy, class, recompute);
             let balanced = costs.block(&key)?;
             key.layout.routing = Routing::Recorded(rows);

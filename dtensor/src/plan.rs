@@ -46,7 +46,9 @@ pub enum Routing {
 }
 
 /// Rows that reached the experts of a rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
 pub struct RoutedRows {
     /// After the exchange between expert-parallel ranks.
     pub dispatched: u64,

@@ -53,14 +53,8 @@ impl RankReport {
     /// layer.
     #[must_use]
     pub fn routed_rows(&self) -> BTreeMap<(u32, u64), RoutedRows> {
-        let rows = |r: &Routed| RoutedRows {
-            dispatched: r.dispatched,
-            gathered: r.gathered,
-        };
         let routed = self.routed.iter();
-        routed
-            .map(|r| ((r.micro_batch, r.layer), rows(r)))
-            .collect()
+        routed.map(|r| ((r.micro_batch, r.layer), r.rows)).collect()
     }
 }
 
@@ -71,10 +65,8 @@ pub struct Routed {
     pub micro_batch: u32,
     /// Layer.
     pub layer: u64,
-    /// After the exchange between expert-parallel ranks.
-    pub dispatched: u64,
-    /// With those of the expert-tensor-parallel peers.
-    pub gathered: u64,
+    /// The rows.
+    pub rows: RoutedRows,
 }
 
 /// One rank.

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use dtensor::Routing;
 use dtensor::cpu::{Block, Context, Half, Keep, Machine, MicroBatch, Saved, Tensor};
 use models::{BlockClass, BlockLayout};
 use plans::{Recompute, Strategy};
@@ -62,24 +61,6 @@ pub(crate) struct Backward {
     pub(crate) reduces: bool,
 }
 
-impl Plan<'_> {
-    fn layout(&self) -> BlockLayout {
-        let s = self.strategy;
-        BlockLayout {
-            tp: s.tp,
-            sequence_parallel: s.sequence_parallel,
-            cp: s.cp,
-            cp_kind: s.cp_kind,
-            ep: s.ep,
-            etp: s.etp,
-            micro_batch: s.micro_batch,
-            seq_len: self.seq_len,
-            dtype: self.dtype,
-            routing: Routing::Balanced,
-        }
-    }
-}
-
 impl Stage {
     pub(crate) fn new(
         plan: &Plan<'_>,
@@ -88,7 +69,7 @@ impl Stage {
         rank: usize,
         stage: u64,
     ) -> Result<Self, ExecutorError> {
-        let layout = plan.layout();
+        let layout = BlockLayout::of(plan.strategy, plan.seq_len, plan.dtype);
         let recipes = Recipe::of_stage(plan, stage)?;
         let blocks = recipes
             .iter()
@@ -156,8 +137,7 @@ impl Stage {
                 self.routed.push(Routed {
                     micro_batch,
                     layer,
-                    dispatched: rows.dispatched,
-                    gathered: rows.gathered,
+                    rows,
                 });
             }
             kept.push((block, forward.saved));
@@ -214,13 +194,12 @@ impl Recipe {
             recipes.push(whole(BlockClass::Embedding));
         }
         let first: u64 = s.stages.0[..stage as usize].iter().sum();
-        for (i, layer) in (first..first + s.stages.0[stage as usize]).enumerate() {
-            let keep = match s.recompute {
-                Recompute::None => Keep::All,
+        for offset in 0..s.stages.0[stage as usize] {
+            let layer = first + offset;
+            let keep = match s.recompute.of_layer(offset) {
+                Recompute::None | Recompute::Layers(_) => Keep::All,
                 Recompute::Selective => Keep::NotAttention,
                 Recompute::Full => Keep::Input,
-                Recompute::Layers(n) if (i as u64) < n => Keep::Input,
-                Recompute::Layers(_) => Keep::All,
                 Recompute::SelectiveOps => {
                     return Err(ExecutorError::Model {
                         model: model.name.clone(),

@@ -3,7 +3,7 @@
 use dtensor::Routing;
 use plans::Strategy;
 use spec::CpKind;
-use spec::{DType, LayerClass, Workload};
+use spec::{DType, LayerClass};
 
 /// A traceable part of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -44,9 +44,26 @@ pub struct BlockLayout {
 }
 
 impl BlockLayout {
-    /// The layout that a strategy gives every block.
+    /// One rank that holds everything.
     #[must_use]
-    pub fn of(strategy: &Strategy, workload: &Workload) -> Self {
+    pub fn alone(micro_batch: u64, seq_len: u64, dtype: DType) -> Self {
+        Self {
+            tp: 1,
+            sequence_parallel: false,
+            cp: 1,
+            cp_kind: CpKind::Ring,
+            ep: 1,
+            etp: 1,
+            micro_batch,
+            seq_len,
+            dtype,
+            routing: Routing::Balanced,
+        }
+    }
+
+    /// The layout that a strategy gives every block, with balanced routing.
+    #[must_use]
+    pub fn of(strategy: &Strategy, seq_len: u64, dtype: DType) -> Self {
         Self {
             tp: strategy.tp,
             sequence_parallel: strategy.sequence_parallel,
@@ -54,10 +71,7 @@ impl BlockLayout {
             cp_kind: strategy.cp_kind,
             ep: strategy.ep,
             etp: strategy.etp,
-            micro_batch: strategy.micro_batch,
-            seq_len: workload.seq_len,
-            dtype: workload.precision.activation(),
-            routing: Routing::Balanced,
+            ..Self::alone(strategy.micro_batch, seq_len, dtype)
         }
     }
 }

@@ -8,9 +8,9 @@ pub mod names;
 mod plan_section;
 pub mod sharding;
 
-use dtensor::{ParameterInfo, Routing, Tape, Trace};
+use dtensor::{ParameterInfo, Tape, Trace};
+use spec::DType;
 use spec::model::ModelConfig;
-use spec::{CpKind, DType};
 
 pub use block::{BlockClass, BlockLayout};
 pub use error::ModelError;
@@ -76,7 +76,7 @@ pub fn parameters(model: &ModelConfig) -> Result<Vec<ParameterInfo>, ModelError>
     let mut all: Vec<ParameterInfo> = Vec::new();
     let mut layer = 0u64;
     for class in blocks(model) {
-        let trace = trace_block(model, class, &single_device())?;
+        let trace = trace_block(model, class, &BlockLayout::alone(1, 16, DType::Bf16))?;
         let numbered = matches!(class, BlockClass::Layer(_) | BlockClass::Mtp);
         for mut parameter in trace.parameters {
             parameter.name = parameter.name.replace("{layer}", &layer.to_string());
@@ -106,19 +106,4 @@ pub fn parameter_count(model: &ModelConfig) -> Result<u64, ModelError> {
         ..model.clone()
     };
     Ok(parameters(&main)?.iter().map(|p| p.global_elements).sum())
-}
-
-fn single_device() -> BlockLayout {
-    BlockLayout {
-        tp: 1,
-        sequence_parallel: false,
-        cp: 1,
-        cp_kind: CpKind::Ring,
-        ep: 1,
-        etp: 1,
-        micro_batch: 1,
-        seq_len: 16,
-        dtype: DType::Bf16,
-        routing: Routing::Balanced,
-    }
 }

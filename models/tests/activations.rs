@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use dtensor::{OpKind, Routing, TensorRole, Trace};
+use dtensor::{OpKind, TensorRole, Trace};
 use models::{BlockClass, BlockLayout, trace_block};
-use spec::{CpKind, DType, ModelConfig};
+use spec::{DType, ModelConfig};
 
 const S: u64 = 128;
 const B: u64 = 2;
@@ -20,14 +20,7 @@ fn trace(tp: u64, sequence_parallel: bool) -> Trace {
     let layout = BlockLayout {
         tp,
         sequence_parallel,
-        cp: 1,
-        cp_kind: CpKind::Ring,
-        ep: 1,
-        etp: 1,
-        micro_batch: B,
-        seq_len: S,
-        dtype: DType::Bf16,
-        routing: Routing::Balanced,
+        ..BlockLayout::alone(B, S, DType::Bf16)
     };
     trace_block(&model, BlockClass::Layer(model.layer_class(0)), &layout).expect("traces")
 }

@@ -1,6 +1,5 @@
 //! Parameter counts equal the published ones to the unit, and ranks partition them exactly.
 
-use dtensor::Routing;
 use models::{BlockClass, BlockLayout, parameter_count, trace_block};
 use proptest::prelude::*;
 use spec::{CpKind, DType};
@@ -55,16 +54,9 @@ fn every_preset_traces_under_every_axis() {
         for block in models::blocks(&model) {
             for cp_kind in CpKind::ALL {
                 let layout = BlockLayout {
-                    tp: 1,
-                    sequence_parallel: false,
                     cp: 2,
                     cp_kind,
-                    ep: 1,
-                    etp: 1,
-                    micro_batch: 1,
-                    seq_len: 64,
-                    dtype: DType::Bf16,
-                    routing: Routing::Balanced,
+                    ..BlockLayout::alone(1, 64, DType::Bf16)
                 };
                 trace_block(&model, block, &layout)
                     .unwrap_or_else(|e| panic!("{} {block:?} {cp_kind:?}: {e}", info.name));
@@ -86,14 +78,9 @@ fn layout(tp: u64, ep: u64, etp: u64) -> BlockLayout {
     BlockLayout {
         tp,
         sequence_parallel: tp > 1,
-        cp: 1,
-        cp_kind: CpKind::Ring,
         ep,
         etp,
-        micro_batch: 1,
-        seq_len: 256,
-        dtype: DType::Bf16,
-        routing: Routing::Balanced,
+        ..BlockLayout::alone(1, 256, DType::Bf16)
     }
 }
 

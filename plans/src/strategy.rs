@@ -116,6 +116,18 @@ pub enum Recompute {
     SelectiveOps,
 }
 
+impl Recompute {
+    /// What it means for one layer, counted from the first of its virtual stage.
+    #[must_use]
+    pub fn of_layer(self, offset: u64) -> Self {
+        match self {
+            Self::Layers(n) if offset < n => Self::Full,
+            Self::Layers(_) => Self::None,
+            other => other,
+        }
+    }
+}
+
 impl Decisions {
     /// All data-parallel ranks.
     #[must_use]

@@ -330,7 +330,6 @@ mod tests {
     use dtensor::cuda::kernels;
     use dtensor::cuda::launcher::{Address, Arguments, Launch, Launcher, Product};
     use models::{BlockClass, BlockLayout};
-    use spec::CpKind;
 
     use super::*;
 
@@ -398,18 +397,7 @@ mod tests {
             "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
             "vocab_size": 128, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}"#;
         let model = spec::hf::decode(json, "test", "llama").expect("a model");
-        let layout = BlockLayout {
-            tp: 1,
-            sequence_parallel: false,
-            cp: 1,
-            cp_kind: CpKind::Ring,
-            ep: 1,
-            etp: 1,
-            micro_batch: 1,
-            seq_len: 32,
-            dtype: DType::Bf16,
-            routing: dtensor::Routing::Balanced,
-        };
+        let layout = BlockLayout::alone(1, 32, DType::Bf16);
         let idle = Rc::new(Idle::default());
         let device = Device::new(Rc::<Idle>::clone(&idle));
         for class in [

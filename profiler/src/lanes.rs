@@ -12,7 +12,7 @@ use crate::ProfilerError;
 /// How long to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effort {
-    /// Time for one request.
+    /// Time for one visit of a request.
     pub time: Duration,
     /// Repetitions at least, after one that warms up.
     pub least: usize,
@@ -23,14 +23,14 @@ pub struct Effort {
 impl Effort {
     /// A minute or two for a whole profile.
     pub const QUICK: Self = Self {
-        time: Duration::from_millis(100),
-        least: 4,
+        time: Duration::from_millis(50),
+        least: 2,
         most: 200,
     };
     /// Several minutes.
     pub const FULL: Self = Self {
-        time: Duration::from_millis(1500),
-        least: 9,
+        time: Duration::from_millis(500),
+        least: 4,
         most: 2000,
     };
 }

@@ -10,11 +10,13 @@ pub mod cuda;
 mod lanes;
 mod machine;
 mod primitives;
+mod visits;
 
 pub use blocks::{BlockRequest, blocks};
 pub use lanes::Effort;
 pub use machine::machine;
 pub use primitives::{messages, states};
+pub use visits::{VISITS, middle};
 
 use dtensor::comm::CommError;
 use dtensor::cpu::CpuError;

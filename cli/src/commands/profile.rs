@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use dtensor::{BlockMesh, BlockPosition, Routing};
+use dtensor::{BlockMesh, BlockPosition};
 use models::{BlockClass, BlockLayout};
-use profiler::{BlockRequest, Effort};
+use profiler::{BlockRequest, Effort, VISITS};
 use serde::Serialize;
 use spec::profile::{self, Machine, Measured, Profile};
 use spec::{CpKind, DType, ModelConfig};
@@ -63,10 +63,15 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
         requests
     };
     let progress = Progress::new(args.output.quiet, "measuring");
-    for (done, request) in requests.iter().enumerate() {
-        progress.update(done as f64 / requests.len() as f64);
-        profile.add(measure(request, effort)?);
+    let mut measured = Vec::new();
+    for visit in 0..VISITS {
+        for (done, request) in requests.iter().enumerate() {
+            let done = visit * requests.len() + done;
+            progress.update(done as f64 / (VISITS * requests.len()) as f64);
+            measured.extend(measure(request, effort)?);
+        }
     }
+    profile.add(profiler::middle(measured));
     progress.finish();
     output::write(path, &profile.to_yaml())?;
     if args.output.json {
@@ -129,7 +134,11 @@ pub(super) fn of_plan(path: &Path, cores: u64) -> Result<Vec<Request>, CliError>
     let loaded = plan::load(path)?;
     let scenario = loaded.costs.scenario();
     let (model, s) = (&scenario.model, &loaded.strategy);
-    let layout = BlockLayout::of(s, &scenario.workload);
+    let layout = BlockLayout::of(
+        s,
+        scenario.workload.seq_len,
+        scenario.workload.precision.activation(),
+    );
     let world = scenario.workload.gpus;
     let (ranks, threads) = shares(world, cores);
     let depth = s
@@ -263,18 +272,7 @@ fn suite(suite: SuiteArg, cores: u64) -> Result<Vec<Request>, CliError> {
 fn layouts(model: &ModelConfig, tokens: &[[u64; 2]], dtype: DType) -> Vec<BlockLayout> {
     let mut layouts = Vec::new();
     for &[micro_batch, seq_len] in tokens {
-        let alone = BlockLayout {
-            tp: 1,
-            sequence_parallel: false,
-            cp: 1,
-            cp_kind: CpKind::Ring,
-            ep: 1,
-            etp: 1,
-            micro_batch,
-            seq_len,
-            dtype,
-            routing: Routing::Balanced,
-        };
+        let alone = BlockLayout::alone(micro_batch, seq_len, dtype);
         let experts = if model.moe.is_some() { 2 } else { 1 };
         layouts.push(alone);
         for sequence_parallel in [false, true] {

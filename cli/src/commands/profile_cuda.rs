@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::ExitCode;
 
-use dtensor::{BlockMesh, Routing};
+use dtensor::BlockMesh;
 use models::BlockLayout;
 use profiler::cuda::{self, Target};
 use profiler::{BlockRequest, Effort};
 use spec::profile::{self, Profile};
-use spec::{CpKind, DType, ModelConfig};
+use spec::{DType, ModelConfig};
 
 use super::profile::{ProfileJson, Request, What, before, blocks_of, effort, of_plan, summary};
 use crate::args::{ProfileArgs, SuiteArg};
@@ -104,7 +104,7 @@ fn requests(args: &ProfileArgs) -> Result<Vec<What>, CliError> {
     if args.plans.is_empty() {
         for (model, tokens) in grid(args.suite)? {
             for [micro_batch, seq_len] in tokens {
-                let layout = alone(micro_batch, seq_len);
+                let layout = BlockLayout::alone(micro_batch, seq_len, DType::Bf16);
                 requests.extend(blocks_of(&model, &layout, 1, (1, 1))?);
             }
         }
@@ -130,21 +130,6 @@ fn requests(args: &ProfileArgs) -> Result<Vec<What>, CliError> {
         all.extend(STATES.map(What::States));
     }
     Ok(all)
-}
-
-fn alone(micro_batch: u64, seq_len: u64) -> BlockLayout {
-    BlockLayout {
-        tp: 1,
-        sequence_parallel: false,
-        cp: 1,
-        cp_kind: CpKind::Ring,
-        ep: 1,
-        etp: 1,
-        micro_batch,
-        seq_len,
-        dtype: DType::Bf16,
-        routing: Routing::Balanced,
-    }
 }
 
 /// A model, and micro-batches `[sequences, tokens]` to measure it at.

@@ -9,7 +9,7 @@ use dtensor::cuda::{self, Device};
 use dtensor::philox::Stream;
 use dtensor::{BlockPosition, TensorId, Trace, cpu};
 use models::{BlockClass, BlockLayout};
-use spec::{CpKind, DType, ModelConfig};
+use spec::{DType, ModelConfig};
 
 use crate::emulator;
 
@@ -97,18 +97,7 @@ struct Case {
 
 impl Case {
     fn new(model: &ModelConfig, dtype: DType) -> Self {
-        let layout = BlockLayout {
-            tp: 1,
-            sequence_parallel: false,
-            cp: 1,
-            cp_kind: CpKind::Ring,
-            ep: 1,
-            etp: 1,
-            micro_batch: SEQUENCES,
-            seq_len: SEQ,
-            dtype,
-            routing: dtensor::Routing::Balanced,
-        };
+        let layout = BlockLayout::alone(SEQUENCES, SEQ, dtype);
         let classes = [
             BlockClass::Embedding,
             BlockClass::Layer(model.layer_class(0)),
