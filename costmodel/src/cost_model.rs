@@ -6,7 +6,7 @@ use std::sync::{Arc, RwLock};
 use dtensor::RoutedRows;
 use plans::{Floors, Prediction, Schedule, ScheduleKind, Strategy, Timeline, program};
 use rustc_hash::FxHashMap;
-use spec::model::{AttentionKind, ModelConfig};
+use spec::model::{AttentionKind, ModelConfig, Projections};
 use spec::runtime::Rewrite;
 use spec::{Bytes, Fitted, LayerClass, Seconds};
 
@@ -337,8 +337,8 @@ fn schedule_key(strategy: &Strategy) -> ScheduleKey {
 
 /// The same model with its parallel projections stored as one.
 fn fuse_projections(model: &mut ModelConfig) {
-    if let AttentionKind::Grouped { fused_qkv, .. } = &mut model.attention.kind {
-        *fused_qkv = true;
+    if let AttentionKind::Grouped { projections, .. } = &mut model.attention.kind {
+        *projections = Projections::Stacked;
     }
     model.mlp.fused_gate_up = model.mlp.gated;
 }

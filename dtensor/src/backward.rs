@@ -75,20 +75,16 @@ impl Tape<'_> {
         let Some(gradient) = gradients.remove(&output.id) else {
             return Ok(());
         };
-        if let Rule::Slice { offset } = record.rule {
+        if let Rule::Slice(columns) = record.rule {
             let whole = &record.inputs[0];
             let parts = gradients
                 .entry(whole.id)
                 .or_insert_with(|| self.gradient("parts", whole));
-            let kind = ViewKind::Columns {
-                offset,
-                whole: *whole.shape.last().expect("sliced tensors have a last dim"),
-            };
             self.trace.backward_views.push(View {
                 before: self.trace.backward.len(),
                 from: gradient.id,
                 to: parts.id,
-                kind,
+                kind: ViewKind::Columns(columns),
             });
             return Ok(());
         }

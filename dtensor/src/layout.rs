@@ -68,8 +68,9 @@ impl BlockPosition {
                     [pairs, chunk(&indices, 2 * size, 2 * size - 1 - at)].concat()
                 }
                 Placement::Shard(d) if d == dim => chunk(&indices, size, at).to_vec(),
-                Placement::Interleaved(d, parts) if d == dim => (0..parts)
-                    .flat_map(|part| chunk(chunk(&indices, parts, part), size, at).to_vec())
+                Placement::Interleaved(d, parts) if d == dim => parts
+                    .ranges(indices.len())
+                    .flat_map(|part| chunk(&indices[part], size, at).to_vec())
                     .collect(),
                 _ => indices,
             };

@@ -22,10 +22,10 @@ pub mod trace;
 pub use error::DTensorError;
 pub use layout::BlockPosition;
 pub use ops::Nonlinearity;
-pub use placement::{BLOCK_AXES, BlockMesh, Placement, Placements};
+pub use placement::{BLOCK_AXES, BlockMesh, Parts, Placement, Placements};
 pub use plan::{Entry, RoutedRows, Routing, ShardingPlan};
 pub use tape::{DTensor, Tape};
 pub use trace::{
-    AttentionShape, Collective, CollectiveKind, Detail, Op, OpKind, ParameterInfo, Pass, TensorId,
-    TensorInfo, TensorRole, Trace, View, ViewKind,
+    AttentionShape, Collective, CollectiveKind, Columns, Detail, Op, OpKind, ParameterInfo, Pass,
+    SoftmaxRule, TensorId, TensorInfo, TensorRole, Trace, View, ViewKind,
 };

@@ -7,7 +7,7 @@ use crate::error::DTensorError;
 use crate::placement::{BLOCK_AXES, Placement, Placements};
 use crate::tape::{DTensor, Rule, Tape};
 use crate::trace::{
-    AttentionShape, Collective, CollectiveKind, Detail, OpKind, TensorId, TensorRole,
+    AttentionShape, Collective, CollectiveKind, Detail, OpKind, SoftmaxRule, TensorId, TensorRole,
 };
 
 impl Tape<'_> {
@@ -93,11 +93,50 @@ impl Tape<'_> {
         out
     }
 
-    /// Adds the rows of a learned table of positions.
-    pub fn positions(&mut self, scope: &str, x: &DTensor, table: &DTensor) -> DTensor {
+    /// Adds the rows of a learned table of positions, whose row for position 0 is `first`.
+    pub fn positions(&mut self, scope: &str, x: &DTensor, table: &DTensor, first: u64) -> DTensor {
         let out = self.unary(scope, OpKind::Bias, x, false);
-        self.detail(Detail::Table { table: table.id });
+        let table = table.id;
+        self.detail(Detail::Table { table, first });
         out
+    }
+
+    /// Multiplies by a number.
+    pub fn scale(&mut self, scope: &str, x: &DTensor, factor: f64) -> DTensor {
+        let out = self.unary(scope, OpKind::Scale, x, false);
+        self.detail(Detail::Scale { factor });
+        out
+    }
+
+    /// Bounds smoothly: `c·tanh(x/c)`. Keeps its input.
+    pub fn cap(&mut self, scope: &str, x: &DTensor, bound: f64) -> DTensor {
+        let out = self.unary(scope, OpKind::Activation { gated: false }, x, true);
+        self.detail(Detail::Cap { bound });
+        out
+    }
+
+    /// Multiplies every row of `x` by the sigmoid of its number in `gate: […, 1]`. Keeps both.
+    ///
+    /// # Errors
+    /// When the gate does not lie where the rows do.
+    pub fn gate(
+        &mut self,
+        scope: &str,
+        x: &DTensor,
+        gate: &DTensor,
+    ) -> Result<DTensor, DTensorError> {
+        let aligned = |axis| x.placements.on(axis) == gate.placements.on(axis);
+        if BLOCK_AXES
+            .into_iter()
+            .any(|axis| self.mesh().size(axis) > 1 && !aligned(axis))
+        {
+            return Err(no_rule("gate", scope, &[x, gate]));
+        }
+        let out = self.like(scope, x, x.dtype);
+        let saved = [x.id, gate.id];
+        self.record(scope, OpKind::Scale, &[x, gate], &[&out], &saved, Rule::Own);
+        self.detail(Detail::Gate);
+        Ok(out)
     }
 
     /// The nonlinearity of a gated MLP: `act(gate) · up`. Keeps both.
@@ -161,7 +200,7 @@ impl Tape<'_> {
         x: &DTensor,
         weight: &DTensor,
         bias: Option<&DTensor>,
-        (kind, epsilon): (NormKind, f64),
+        (kind, epsilon, from_one): (NormKind, f64, bool),
     ) -> DTensor {
         let statistics = match kind {
             NormKind::LayerNorm => 2,
@@ -191,6 +230,7 @@ impl Tape<'_> {
             kind,
             epsilon,
             bias: bias.map(|b| b.id),
+            from_one,
         });
         out
     }
@@ -271,7 +311,8 @@ impl Tape<'_> {
             &[ids.id],
             Rule::Own,
         );
-        self.detail(Detail::Table { table: table.id });
+        let table = table.id;
+        self.detail(Detail::Table { table, first: 0 });
         out
     }
 
@@ -282,7 +323,7 @@ impl Tape<'_> {
         scope: &str,
         [q, k, v]: [&DTensor; 3],
         shape: AttentionShape,
-        dropout: f64,
+        (rule, dropout): (SoftmaxRule, f64),
     ) -> DTensor {
         let dims = vec![shape.batch, shape.heads, shape.q_len, shape.kv_len];
         let heads = q.shape[2] / shape.qk_dim;
@@ -304,14 +345,13 @@ impl Tape<'_> {
         let kind = OpKind::AttentionScores(shape);
         self.record(scope, kind, &[q, k], &[&scores], &[q.id, k.id], Rule::Own);
         let kind = OpKind::Softmax(shape);
-        self.record(
-            scope,
-            kind,
-            &[&scores],
-            &[&probabilities],
-            &[probabilities.id],
-            Rule::Own,
-        );
+        // The derivative of a bound needs what it bounds.
+        let saved: &[TensorId] = match rule.cap {
+            Some(_) => &[probabilities.id, scores.id],
+            None => &[probabilities.id],
+        };
+        self.record(scope, kind, &[&scores], &[&probabilities], saved, Rule::Own);
+        self.detail(Detail::Softmax(rule));
         let weights = if dropout > 0.0 {
             self.dropout(scope, &probabilities, dropout)
         } else {

@@ -9,10 +9,53 @@ pub enum Placement {
     Replicate,
     /// Ranks hold consecutive chunks of a dimension, `⌈n/k⌉` long.
     Shard(usize),
-    /// A dimension made of that many equal parts, each sharded: fused QKV, fused gate and up.
-    Interleaved(usize, u64),
+    /// A dimension made of parts, each sharded: fused QKV, fused gate and up.
+    Interleaved(usize, Parts),
     /// Ranks hold terms of a sum.
     Partial,
+}
+
+/// Relative sizes of up to three parts of a dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Parts([u64; 3]);
+
+impl Parts {
+    /// Gate and up projections.
+    pub const HALVES: Self = Self([1, 1, 0]);
+
+    /// Queries, keys and values: `group` query heads to each key head.
+    #[must_use]
+    pub fn qkv(group: u64) -> Self {
+        Self([group, 1, 1])
+    }
+
+    /// The ranges of the parts of `n` elements.
+    pub fn ranges(self, n: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
+        let whole = self.0.iter().sum::<u64>() as usize;
+        let mut end = 0;
+        self.0.into_iter().filter(|&p| p > 0).map(move |part| {
+            let start = end;
+            end += n * part as usize / whole;
+            start..end
+        })
+    }
+}
+
+impl std::fmt::Display for Parts {
+    /// The number of equal parts, or their relative sizes.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let parts: Vec<String> = self
+            .0
+            .iter()
+            .filter(|&&p| p > 0)
+            .map(u64::to_string)
+            .collect();
+        if self.0.iter().all(|&p| p < 2) {
+            write!(f, "{}", parts.len())
+        } else {
+            f.write_str(&parts.join(":"))
+        }
+    }
 }
 
 /// Axes that communicate inside a block, in the order of [`Placements`].

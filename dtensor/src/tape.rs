@@ -6,8 +6,8 @@ use crate::error::DTensorError;
 use crate::placement::{BlockMesh, Placement, Placements};
 use crate::plan::ShardingPlan;
 use crate::trace::{
-    Collective, CollectiveKind, Detail, Op, OpKind, ParameterInfo, Pass, TensorId, TensorInfo,
-    TensorRole, Trace, View, ViewKind,
+    Collective, CollectiveKind, Columns, Detail, Op, OpKind, ParameterInfo, Pass, TensorId,
+    TensorInfo, TensorRole, Trace, View, ViewKind,
 };
 
 /// A global tensor: its local shard is [`TensorId`] in the trace.
@@ -37,7 +37,7 @@ pub(crate) enum Rule {
     /// Keys and values went round the ring; their gradients do too.
     Ring,
     /// A part of a tensor: gradients of the parts are written into one tensor.
-    Slice { offset: u64 },
+    Slice(Columns),
 }
 
 /// A recorded forward operator with its backward rule.
@@ -212,10 +212,10 @@ impl<'p> Tape<'p> {
         self.plan.attention_exchange
     }
 
-    /// Part of the last dim of `x` from column `offset` on, in place: the result owns its size but
+    /// Of every `period` columns of `x`, `width` from `offset` on, in place: the result owns its size but
     /// writes nothing. A dim of interleaved parts is cut along its parts, so each part is a plain
     /// shard.
-    pub fn slice(&mut self, x: &DTensor, offset: u64, shape: &[u64]) -> DTensor {
+    pub fn slice(&mut self, x: &DTensor, [offset, width, period]: [u64; 3]) -> DTensor {
         let mut placements = x.placements;
         for axis in crate::placement::BLOCK_AXES {
             if let Placement::Interleaved(dim, _) = placements.on(axis) {
@@ -224,19 +224,27 @@ impl<'p> Tape<'p> {
         }
         let info = self.trace.tensor(x.id);
         let (name, role) = (format!("{} part", info.name), info.role);
-        let out = self.tensor(&name, shape, placements, x.dtype, role);
-        let whole = *x.shape.last().expect("sliced tensors have a last dim");
+        let mut shape = x.shape.clone();
+        let last = shape.last_mut().expect("sliced tensors have a last dim");
+        let columns = Columns {
+            offset,
+            width,
+            period,
+            whole: *last,
+        };
+        *last = *last / period * width;
+        let out = self.tensor(&name, &shape, placements, x.dtype, role);
         self.trace.forward_views.push(View {
             before: self.trace.forward.len(),
             from: x.id,
             to: out.id,
-            kind: ViewKind::Columns { offset, whole },
+            kind: ViewKind::Columns(columns),
         });
         self.records.push(Record {
             op: usize::MAX,
             inputs: vec![x.clone()],
             outputs: vec![out.clone()],
-            rule: Rule::Slice { offset },
+            rule: Rule::Slice(columns),
         });
         out
     }

@@ -98,11 +98,29 @@ pub enum Detail {
         epsilon: f64,
         /// Its bias.
         bias: Option<TensorId>,
+        /// Whether the weight is what the factor has beyond 1.
+        from_one: bool,
     },
     /// Rows of a table: token embeddings by id, positions by place.
     Table {
         /// The table.
         table: TensorId,
+        /// The row of id, or position, 0.
+        first: u64,
+    },
+    /// From scores to weights.
+    Softmax(SoftmaxRule),
+    /// Multiplication by a number.
+    Scale {
+        /// The number.
+        factor: f64,
+    },
+    /// Multiplication by the sigmoid of one number per row, the second input.
+    Gate,
+    /// `c·tanh(x/c)`.
+    Cap {
+        /// The bound `c`.
+        bound: f64,
     },
     /// Rotary positions over the first `dims` of every `head_dim`.
     Rope {
@@ -163,6 +181,18 @@ pub enum Detail {
     },
 }
 
+/// How attention's scores become weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SoftmaxRule {
+    /// Factor of the scores.
+    pub scale: f64,
+    /// Bound `c` of the scaled scores, `c·tanh(x/c)`.
+    pub cap: Option<f64>,
+    /// Number of heads whose scores fall linearly with distance (Press et al. 2022, ALiBi); each head
+    /// has its own slope.
+    pub alibi: Option<u64>,
+}
+
 /// A tensor that another one's storage holds: no kernel, no bytes of its own that were written.
 #[derive(Clone, Debug, PartialEq)]
 pub struct View {
@@ -179,15 +209,44 @@ pub struct View {
 /// How a view lies in what it views.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ViewKind {
-    /// Columns of the last dim from this global column on.
-    Columns {
-        /// First column.
-        offset: u64,
-        /// Columns of the whole.
-        whole: u64,
-    },
+    /// Columns of the last dim.
+    Columns(Columns),
     /// This rank's shard of a tensor it holds whole.
     Shard,
+}
+
+/// Of every `period` columns of a dim, `width` from `offset` on: one part of a fused projection.
+/// Numbers are global.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Columns {
+    /// First.
+    pub offset: u64,
+    /// How many.
+    pub width: u64,
+    /// Out of how many, again and again.
+    pub period: u64,
+    /// Columns of the whole.
+    pub whole: u64,
+}
+
+impl Columns {
+    /// The same of a local tensor with `columns`, as `[columns per row, first, number]`: where parts
+    /// alternate, ranks share out whole periods, and a row of the tensor is several rows here; where
+    /// they do not, ranks have their share of each part.
+    #[must_use]
+    pub fn local(&self, columns: usize) -> [usize; 3] {
+        if self.period < self.whole {
+            return [self.period, self.offset, self.width].map(|n| n as usize);
+        }
+        let share = |n: u64| (n * columns as u64 / self.whole) as usize;
+        [columns, share(self.offset), share(self.width)]
+    }
+
+    /// Local columns of the whole when the part has so many.
+    #[must_use]
+    pub fn whole(&self, part: usize) -> usize {
+        (part as u64 * self.period / self.width) as usize
+    }
 }
 
 /// What an operator computes, with local sizes.

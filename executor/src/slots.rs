@@ -212,7 +212,7 @@ fn partial_over_tp(block: &Block, id: TensorId, position: &BlockPosition) -> boo
     block.trace.forward.iter().any(|op| {
         let in_detail = match op.detail {
             Detail::Norm { bias, .. } => bias == Some(id),
-            Detail::Table { table } => table == id,
+            Detail::Table { table, .. } => table == id,
             _ => false,
         };
         let sharded = |x: TensorId| {
@@ -231,7 +231,12 @@ fn start(model: &ModelConfig, block: &Block, id: TensorId, name: &str) -> Start 
     for op in &block.trace.forward {
         let bias = matches!(op.detail, Detail::Norm { bias: Some(b), .. } if b == id);
         match op.kind {
-            OpKind::Norm if op.inputs[1] == id => return Start::Ones,
+            OpKind::Norm if op.inputs[1] == id => {
+                return match op.detail {
+                    Detail::Norm { from_one: true, .. } => Start::Zeros,
+                    _ => Start::Ones,
+                };
+            }
             OpKind::Norm if bias => return Start::Zeros,
             OpKind::Bias if op.inputs.get(1) == Some(&id) => return Start::Zeros,
             _ => {}

@@ -283,29 +283,20 @@ fn sharing(mesh: &Mesh, rank: usize, sharded: bool) -> [Sharing; 2] {
 
 /// Refuses models with something that has no cpu kernel, before any rank starts.
 pub(crate) fn check(model: &ModelConfig) -> Result<(), ExecutorError> {
-    use spec::model::{AttentionKind, Family, Position, Residual};
-    let reason = if !matches!(
-        model.family,
-        Family::Gpt2 | Family::Llama | Family::Mixtral | Family::QwenMoe
-    ) {
-        Some(
-            "its family's weights have layouts that are not supported yet (gpt2, llama, mistral, qwen2, qwen3, mixtral are)",
-        )
-    } else if matches!(model.position, Position::Alibi) {
-        Some("attention biases (alibi)")
+    use spec::model::{AttentionKind, Family};
+    let reason = if matches!(model.family, Family::DeepSeek | Family::GptOss) {
+        Some("deepseek's and gpt-oss's weights have layouts that are not supported yet")
     } else if model.constants.rope_scaling == spec::RopeScaling::Other {
         Some("this rope_type (default, linear, llama3 and yarn are)")
-    } else if model.residual == Residual::Sandwich {
-        Some("norms after each block")
     } else if model.attention.sinks || model.mtp_layers > 0 {
         Some("attention sinks or prediction modules")
     } else if matches!(model.attention.kind, AttentionKind::Latent { .. }) {
         Some("latent attention")
     } else if model
         .moe
-        .is_some_and(|m| m.shared_gate || m.router_correction_bias || m.bias)
+        .is_some_and(|m| m.router_correction_bias || m.bias)
     {
-        Some("shared-expert gates, router corrections or expert biases")
+        Some("router corrections or expert biases")
     } else {
         None
     };

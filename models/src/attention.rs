@@ -1,8 +1,8 @@
 //! Self-attention: grouped-query and latent.
 
-use dtensor::{AttentionShape, DTensor, Placement};
-use spec::model::{AttentionKind, Position};
-use spec::{Axis, CpKind, LayerClass};
+use dtensor::{AttentionShape, DTensor, Placement, SoftmaxRule};
+use spec::model::{AttentionKind, Position, Projections};
+use spec::{Axis, CpKind, LayerClass, RopeScaling};
 
 use crate::decoder::Block;
 use crate::error::ModelError;
@@ -19,7 +19,7 @@ pub(crate) fn grouped(
         kv_heads,
         head_dim,
         qk_norm,
-        fused_qkv,
+        projections,
     } = config.kind
     else {
         unreachable!("called for grouped attention")
@@ -27,30 +27,37 @@ pub(crate) fn grouped(
     let (heads, hidden, bias) = (config.heads, block.model.hidden, config.qkv_bias);
     let scope = |name: &str| format!("{}.{name}", n.attention);
     let x = block.tape.at(&scope("input"), x)?;
-    let (q, k, v) = if fused_qkv {
-        let width = (heads + 2 * kv_heads) * head_dim;
-        let qkv = block.linear(&scope(n.qkv), &x, width, hidden, bias)?;
-        let whole = |heads: u64| [x.shape[0], x.shape[1], heads * head_dim];
-        let q = block.tape.slice(&qkv, 0, &whole(heads));
-        let k = block.tape.slice(&qkv, heads * head_dim, &whole(kv_heads));
-        let v = block
-            .tape
-            .slice(&qkv, (heads + kv_heads) * head_dim, &whole(kv_heads));
-        (q, k, v)
+    let mut part =
+        |name: &str, heads: u64| block.linear(&scope(name), &x, heads * head_dim, hidden, bias);
+    let (mut q, mut k, v) = if projections == Projections::Separate {
+        (
+            part(n.q, heads)?,
+            part(n.k, kv_heads)?,
+            part(n.v, kv_heads)?,
+        )
     } else {
-        let q = block.linear(&scope(n.q), &x, heads * head_dim, hidden, bias)?;
-        let k = block.linear(&scope(n.k), &x, kv_heads * head_dim, hidden, bias)?;
-        let v = block.linear(&scope(n.v), &x, kv_heads * head_dim, hidden, bias)?;
-        (q, k, v)
+        let qkv = part(n.qkv, heads + 2 * kv_heads)?;
+        // Heads of queries, and of keys as of values, before the next such run.
+        let (q, kv) = match projections {
+            Projections::Grouped => (heads / kv_heads, 1),
+            _ => (heads, kv_heads),
+        };
+        let mut cut = |first: u64, heads: u64| {
+            let columns = [first, heads, q + 2 * kv].map(|heads| heads * head_dim);
+            block.tape.slice(&qkv, columns)
+        };
+        (cut(0, q), cut(q, kv), cut(q + kv, kv))
     };
-    let (mut q, mut k) = (q, k);
     if qk_norm {
         q = block.norm_over(&scope("q_norm"), &q, head_dim);
         k = block.norm_over(&scope("k_norm"), &k, head_dim);
     }
     if let Position::Rope { dims } = block.model.position {
         let constants = &block.model.constants;
-        let frequencies = (constants.rope_theta, constants.rope_scaling);
+        let frequencies = match (class.window, constants.local_rope_theta) {
+            (Some(_), Some(theta)) => (theta, RopeScaling::None),
+            _ => (constants.rope_theta, constants.rope_scaling),
+        };
         let head = [head_dim, dims];
         q = block.tape.rope(&scope("rotary_emb"), &q, head, frequencies);
         k = block.tape.rope(&scope("rotary_emb"), &k, head, frequencies);
@@ -102,8 +109,7 @@ pub(crate) fn latent(
     };
     let down = kv_lora_rank + qk_rope_dim;
     let a = block.linear(&scope("kv_a_proj_with_mqa"), &x, down, hidden, false)?;
-    let latent = [x.shape[0], x.shape[1], kv_lora_rank];
-    let a = block.tape.slice(&a, 0, &latent);
+    let a = block.tape.slice(&a, [0, kv_lora_rank, down]);
     let a = block.norm_over(&scope("kv_a_layernorm"), &a, kv_lora_rank);
     let up = block.linear(
         &scope("kv_b_proj"),
@@ -116,19 +122,15 @@ pub(crate) fn latent(
     let constants = &block.model.constants;
     let frequencies = (constants.rope_theta, constants.rope_scaling);
     let q = block.tape.rope(&scope("rotary_emb"), &q, head, frequencies);
-    let keys = [x.shape[0], x.shape[1], heads * qk_nope_dim];
-    let k = block.tape.slice(&up, 0, &keys);
+    let period = qk_nope_dim + v_dim;
+    let k = block.tape.slice(&up, [0, qk_nope_dim, period]);
     // The shared rotated part is joined to every head's key: a copy.
     let k = block.tape.widened(
         &scope("keys"),
         &k,
         &[x.shape[0], x.shape[1], heads * qk_dim],
     );
-    let v = block.tape.slice(
-        &up,
-        heads * qk_nope_dim,
-        &[x.shape[0], x.shape[1], heads * v_dim],
-    );
+    let v = block.tape.slice(&up, [qk_nope_dim, v_dim, period]);
     let dims = Dims {
         heads,
         kv_heads: heads,
@@ -167,15 +169,22 @@ fn core(
         causal: true,
         window: class.window,
     };
-    let dropout = block.model.attention_dropout;
+    let constants = &block.model.constants;
+    let usual = 1.0 / (dims.qk_dim as f64).sqrt();
+    let rule = SoftmaxRule {
+        scale: constants.attention_scale.unwrap_or(usual),
+        cap: constants.attention_cap,
+        alibi: (block.model.position == Position::Alibi).then_some(dims.heads),
+    };
+    let weights = (rule, block.model.attention_dropout);
     if mesh.cp == 1 {
-        return Ok(block.tape.attention(&scope, [&q, &k, &v], shape, dropout));
+        return Ok(block.tape.attention(&scope, [&q, &k, &v], shape, weights));
     }
     let name = format!("{scope}.input");
     match block.tape.attention_exchange() {
         CpKind::Ring => {
             block.tape.ring_exchange(&scope, &k, &v);
-            Ok(block.tape.attention(&scope, [&q, &k, &v], shape, dropout))
+            Ok(block.tape.attention(&scope, [&q, &k, &v], shape, weights))
         }
         CpKind::AllGather => {
             let k = block
@@ -184,7 +193,7 @@ fn core(
             let v = block
                 .tape
                 .redistribute(&name, &v, Axis::Cp, Placement::Replicate)?;
-            Ok(block.tape.attention(&scope, [&q, &k, &v], shape, dropout))
+            Ok(block.tape.attention(&scope, [&q, &k, &v], shape, weights))
         }
         CpKind::AllToAll => {
             shape.heads = shape.heads.div_ceil(mesh.cp);
@@ -194,7 +203,7 @@ fn core(
             let q = block.tape.redistribute(&name, &q, Axis::Cp, heads)?;
             let k = block.tape.redistribute(&name, &k, Axis::Cp, heads)?;
             let v = block.tape.redistribute(&name, &v, Axis::Cp, heads)?;
-            let out = block.tape.attention(&scope, [&q, &k, &v], shape, dropout);
+            let out = block.tape.attention(&scope, [&q, &k, &v], shape, weights);
             let back = format!("{scope}.output");
             Ok(block
                 .tape

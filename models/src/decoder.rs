@@ -1,7 +1,7 @@
 //! A decoder, written once for one device. The mesh is never mentioned: layouts come from the
 //! sharding plan at module inputs and outputs.
 
-use dtensor::{DTensor, Nonlinearity, OpKind, Placement, Placements, Tape};
+use dtensor::{DTensor, Nonlinearity, Placement, Placements, Tape};
 use spec::model::{Mlp, ModelConfig, Moe, Position, Residual};
 use spec::{DType, LayerClass};
 
@@ -155,16 +155,20 @@ impl Block<'_, '_, '_> {
         if moe.shared_ffn == 0 {
             return Ok(routed);
         }
+        // Before the shared expert: its input's gradients are then summed in one order however they come.
+        let gate = format!("{}.shared_expert_gate", n.moe);
+        let weight = match moe.shared_gate {
+            true => Some(self.linear(&gate, &x, 1, self.model.hidden, false)?),
+            false => None,
+        };
         let module = format!("{}.{}", n.moe, n.shared);
         let input = self.tape.at(&format!("{}.input", n.shared), x.clone())?;
         let mut shared = self.mlp(&module, &self.model.mlp, moe.shared_ffn, input)?;
         shared = self
             .tape
             .at(&format!("{}.{}.output", n.shared, n.down), shared)?;
-        if moe.shared_gate {
-            let gate = format!("{}.shared_expert_gate", n.moe);
-            self.linear(&gate, &x, 1, self.model.hidden, false)?;
-            shared = self.tape.unary(&gate, OpKind::Scale, &shared, true);
+        if let Some(weight) = weight {
+            shared = self.tape.gate(&gate, &shared, &weight)?;
         }
         Ok(self.tape.add(&scope, &routed, &shared)?)
     }
@@ -214,7 +218,8 @@ impl Block<'_, '_, '_> {
             self.tape
                 .parameter(&format!("{scope}.bias"), &[width], self.dtype, 1)
         });
-        let kind = (norm.kind, self.model.constants.norm_epsilon);
+        let constants = &self.model.constants;
+        let kind = (norm.kind, constants.norm_epsilon, constants.norm_from_one);
         self.tape.norm(
             scope.trim_start_matches('/'),
             x,
@@ -272,12 +277,18 @@ impl Block<'_, '_, '_> {
         let ids = self.token_ids(batch, sequence);
         let x = self.tape.embedding(n.embedding, &ids, &weight, self.dtype);
         let mut x = self.tape.at(&format!("{}.output", n.embedding), x)?;
+        if model.constants.embedding_scale != 1.0 {
+            let factor = model.constants.embedding_scale;
+            x = self.tape.scale(n.embedding, &x, factor);
+        }
         if let Position::Learned { rows } = model.position {
             let name = format!("/{}.weight", n.positions);
             let table = self
                 .tape
                 .parameter(&name, &[rows, model.hidden], self.dtype, 1);
-            x = self.tape.positions(n.positions, &x, &table);
+            // OPT's table begins with rows that no position has.
+            let first = rows - model.max_position.min(rows);
+            x = self.tape.positions(n.positions, &x, &table, first);
         }
         if model.embedding_norm {
             x = self.norm(&format!("/{}", n.embedding_norm), &x);
@@ -330,6 +341,10 @@ impl Block<'_, '_, '_> {
             self.tape.bias(n.head, &logits, &b)
         } else {
             logits
+        };
+        let logits = match model.constants.logit_cap {
+            Some(bound) => self.tape.cap(n.head, &logits, bound),
+            None => logits,
         };
         let wide = self.tape.cast(n.head, &logits, DType::F32);
         Ok(self.tape.cross_entropy("loss", &wide))

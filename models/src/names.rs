@@ -1,6 +1,6 @@
 //! What each family calls its modules: the names of the Hugging Face `state_dict`.
 
-use spec::model::{Family, ModelConfig};
+use spec::model::{Family, ModelConfig, Residual};
 
 /// Module names of a family. Layer modules are relative to the layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,6 +138,8 @@ pub fn names(model: &ModelConfig) -> Names {
             attention: "attention",
             ..BLOOM
         },
+        // Attention and feed-forward block read one norm or have one each.
+        Family::Falcon if model.residual == (Residual::Parallel { shared_norm: true }) => BLOOM,
         Family::Falcon => Names {
             norm1: "ln_attn",
             norm2: "ln_mlp",

@@ -2,9 +2,9 @@
 //! sequence parallelism between them, the sequence over context-parallel ranks, experts over
 //! expert-parallel ranks.
 
-use dtensor::{BlockMesh, Entry, Placement, Placements, ShardingPlan};
+use dtensor::{BlockMesh, Entry, Parts, Placement, Placements, ShardingPlan};
 use spec::Axis;
-use spec::model::{Family, ModelConfig};
+use spec::model::{AttentionKind, Family, ModelConfig, Projections};
 
 use crate::block::BlockLayout;
 use crate::error::ModelError;
@@ -65,6 +65,15 @@ fn parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
     let column = || vec![(Axis::Tp, Placement::Shard(0))];
     let row = || vec![(Axis::Tp, Placement::Shard(1))];
     let fused = |parts| vec![(Axis::Tp, Placement::Interleaved(0, parts))];
+    // Where each key head stands with its queries, ranks share out whole heads.
+    let qkv = match model.attention.kind {
+        AttentionKind::Grouped {
+            projections: Projections::Stacked,
+            kv_heads,
+            ..
+        } => fused(Parts::qkv(model.attention.heads / kv_heads)),
+        _ => column(),
+    };
     let a = regex::escape(n.attention);
     let m = regex::escape(n.mlp);
     let up = if model.family == Family::Opt {
@@ -85,7 +94,7 @@ fn parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
             ),
             column(),
         ),
-        (format!("{a}\\.{}\\.(weight|bias)", n.qkv), fused(3)),
+        (format!("{a}\\.{}\\.(weight|bias)", n.qkv), qkv),
         (format!("{a}\\.{}\\.weight", n.o), row()),
         (format!("{a}\\.sinks"), column()),
         (
@@ -97,7 +106,7 @@ fn parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
         ),
         (
             format!("({m}|.*{})\\.{}\\.(weight|bias)", n.shared, n.gate_up),
-            fused(2),
+            fused(Parts::HALVES),
         ),
         (
             format!("({down}|.*{}\\.{})\\.weight", n.shared, n.down),

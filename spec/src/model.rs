@@ -76,7 +76,7 @@ pub struct ModelConfig {
     pub constants: ModelConstants,
 }
 
-/// Constants of a model's arithmetic. They change results, never cost.
+/// Constants of a model's arithmetic. They change results; of cost, a pointwise kernel at most.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ModelConstants {
     /// Added to the variance in norms.
@@ -85,8 +85,21 @@ pub struct ModelConstants {
     pub rope_theta: f64,
     /// How the rotary frequencies are rescaled for long contexts.
     pub rope_scaling: RopeScaling,
+    /// Base of the rotary frequencies in layers with a sliding window, which are not rescaled there;
+    /// where absent, all layers are alike (Gemma 3 has one).
+    pub local_rope_theta: Option<f64>,
     /// Whether the GELU is the tanh approximation.
     pub gelu_tanh: bool,
+    /// Whether a norm's weight is what its factor has beyond 1 (Gemma).
+    pub norm_from_one: bool,
+    /// Factor of token embeddings (Gemma: the root of the width).
+    pub embedding_scale: f64,
+    /// Factor of attention scores; where absent `1/√d` of the query/key head.
+    pub attention_scale: Option<f64>,
+    /// Bound of attention scores, `c·tanh(x/c)` (Gemma 2).
+    pub attention_cap: Option<f64>,
+    /// Bound of logits, likewise.
+    pub logit_cap: Option<f64>,
     /// Whether the chosen experts' probabilities are normalised to 1.
     pub normalise_top_k: bool,
     /// Standard deviation of initial weights.
@@ -99,7 +112,13 @@ impl Default for ModelConstants {
             norm_epsilon: 1e-5,
             rope_theta: 10_000.0,
             rope_scaling: RopeScaling::None,
+            local_rope_theta: None,
             gelu_tanh: true,
+            norm_from_one: false,
+            embedding_scale: 1.0,
+            attention_scale: None,
+            attention_cap: None,
+            logit_cap: None,
             normalise_top_k: true,
             initializer_range: 0.02,
         }
@@ -171,8 +190,8 @@ pub enum AttentionKind {
         head_dim: u64,
         /// Norms over each head's query and key (Qwen3, Gemma 3).
         qk_norm: bool,
-        /// One fused weight for query, key and value.
-        fused_qkv: bool,
+        /// How the query, key and value projections are stored.
+        projections: Projections,
     },
     /// Multi-head latent attention (DeepSeek-V2/V3).
     Latent {
@@ -187,6 +206,17 @@ pub enum AttentionKind {
         /// Dimensions per value head.
         v_dim: u64,
     },
+}
+
+/// How the query, key and value projections are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Projections {
+    /// Three weights.
+    Separate,
+    /// One weight: all queries, then all keys, then all values (GPT-2, MPT, Phi-3).
+    Stacked,
+    /// One weight: for each key head its queries, its key, its value (BLOOM, GPT-NeoX, Falcon).
+    Grouped,
 }
 
 /// Which layers see only a sliding window.

@@ -1,5 +1,5 @@
 """Logits, losses and gradients of small models in PyTorch (64 bits), for the executor's tests: GPT-2 and
-Llama in plain PyTorch, and what Hugging Face's own code makes of Qwen3 and of rescaled rotary positions.
+Llama in plain PyTorch, and what Hugging Face's own code makes of the models in models/.
 
 Run where PyTorch and transformers are installed:  python tests/pytorch/oracle.py tests/fixtures/pytorch.json
 Models, weights and tokens are those of tests/tests/executor/pytorch.rs: weights and tokens come from
@@ -7,6 +7,7 @@ formulas, so that nothing but this file and that one is needed.
 """
 import json
 import math
+import pathlib
 import sys
 
 import torch
@@ -126,23 +127,50 @@ def llama():
     return w, logits, F.cross_entropy(logits, labels)
 
 
-def hub(kind, **settings):
+def hub(path):
+    """What Hugging Face's code makes of the model of a config.json."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(kind, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=8,
-                                  num_key_value_heads=4, intermediate_size=128, vocab_size=VOCAB,
-                                  max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=False,
-                                  attn_implementation="eager", **settings)
+    settings = json.loads(path.read_text())
+    config = AutoConfig.for_model(settings.pop("model_type"), attn_implementation="eager",
+                                  experts_implementation="eager", **settings)
     model = AutoModelForCausalLM.from_config(config).double()
-    w = fill({name: tuple(p.shape) for name, p in model.named_parameters()})
+    # GPT-NeoX's head has another name in files than in the module.
+    head = "embed_out" if config.model_type == "gpt_neox" else "lm_head"
+    shapes = {name.replace("lm_head", head): tuple(p.shape) for name, p in model.named_parameters()}
+    w = fill(apart(shapes))
+    here = {name.replace(head, "lm_head"): value for name, value in together(w, shapes).items()}
     ids, labels = tokens()
-    logits = torch.func.functional_call(model, w, (ids[None],), {"use_cache": False}).logits[0]
+    logits = torch.func.functional_call(model, here, (ids[None],), {"use_cache": False}).logits[0]
     return w, logits, F.cross_entropy(logits, labels)
 
 
-LLAMA31 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0,
-           "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
-YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+def experts_of(name):
+    """Names of an expert's own weights in a tensor of all experts, as files of weights have them."""
+    module, _, last = name.rpartition(".experts.")
+    parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(last, ())
+    return lambda expert: [f"{module}.experts.{expert}.{part}.weight" for part in parts]
+
+
+def apart(shapes):
+    names = {}
+    for name, shape in shapes.items():
+        if len(shape) < 3:
+            names[name] = shape
+            continue
+        for expert in range(shape[0]):
+            own = experts_of(name)(expert)
+            names |= {part: (shape[1] // len(own), shape[2]) for part in own}
+    return names
+
+
+def together(w, shapes):
+    def whole(name, shape):
+        if len(shape) < 3:
+            return w[name]
+        return torch.stack([torch.cat([w[part] for part in experts_of(name)(e)]) for e in range(shape[0])])
+
+    return {name: whole(name, shape) for name, shape in shapes.items()}
 
 
 def record(weights, logits, loss):
@@ -159,9 +187,9 @@ def record(weights, logits, loss):
                        "entries": [[i, flat[i].item()] for i in range(0, flat.numel(), 13)]}}
 
 
-models = {"gpt": gpt(), "llama": llama(), "llama31": hub("llama", rope_parameters=LLAMA31),
-          "qwen3": hub("qwen3", head_dim=16, rope_parameters=YARN)}
+models = {"gpt": gpt(), "llama": llama()}
+models |= {path.stem: hub(path) for path in sorted((pathlib.Path(__file__).parent / "models").glob("*.json"))}
 recorded = {"torch": torch.__version__} | {name: record(*model) for name, model in models.items()}
 with open(sys.argv[1], "w") as file:
-    json.dump(recorded, file, indent=1)
+    json.dump(recorded, file, separators=(",", ":"))
     file.write("\n")

@@ -2,7 +2,7 @@
 
 use spec::model::{
     Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, Moe, Norm, NormKind, Position,
-    Residual, WindowPattern,
+    Projections, Residual, WindowPattern,
 };
 use spec::runs::Run;
 
@@ -61,7 +61,11 @@ pub(super) fn build(
             kv_heads,
             head_dim,
             qk_norm: false,
-            fused_qkv: gpt,
+            projections: if gpt {
+                Projections::Stacked
+            } else {
+                Projections::Separate
+            },
         }
     };
     // Megatron pads the vocabulary to a multiple of 128 per tensor rank; others do not split it.

@@ -1,10 +1,11 @@
 //! Core attention in pieces: scores, softmax, context, and their transposes.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
-use super::elementwise::each_row;
+use super::elementwise::{each_block, each_row};
 use super::gemm::{Matrix, multiply_add, multiply_in_order};
-use super::math::{exp, row_sum};
+use super::math::{exp, row_sum, tanh};
 use super::tree::TreeSum;
 
 /// Query rows computed together, so that keys none of them sees are left out.
@@ -23,7 +24,49 @@ pub(super) struct Heads<'p> {
     pub(super) threads: usize,
 }
 
+/// How scores become weights.
+pub(super) struct Weighting {
+    /// Factor of the scores.
+    pub(super) scale: f32,
+    /// Bound of the scaled scores.
+    pub(super) cap: Option<f32>,
+    /// What a key loses per token of distance, by local head.
+    pub(super) slopes: Option<Vec<f32>>,
+}
+
+impl Weighting {
+    /// The scaled scores of a row with bound and biases; none where the scale is all there is.
+    fn changed(
+        &self,
+        scores: &[f32],
+        head: usize,
+        keys: Range<usize>,
+        position: u64,
+    ) -> Option<Vec<f32>> {
+        if self.cap.is_none() && self.slopes.is_none() {
+            return None;
+        }
+        let mut changed: Vec<f32> = scores.iter().map(|x| x * self.scale).collect();
+        if let Some(cap) = self.cap {
+            for x in &mut changed {
+                *x = cap * tanh(*x / cap);
+            }
+        }
+        if let Some(slopes) = &self.slopes {
+            for (x, key) in changed.iter_mut().zip(keys) {
+                *x -= slopes[head] * (position - key as u64) as f32;
+            }
+        }
+        Some(changed)
+    }
+}
+
 impl Heads<'_> {
+    /// Local head of a row of scores.
+    fn head_of(&self, row: usize) -> usize {
+        row / self.queries() % self.heads
+    }
+
     fn queries(&self) -> usize {
         self.positions.len()
     }
@@ -165,16 +208,22 @@ impl Heads<'_> {
         }
     }
 
-    /// Scaled, masked softmax of the scores.
-    pub(super) fn softmax(&self, scores: &[f32], scale: f32) -> Vec<f32> {
+    /// Scaled, masked softmax of the scores, bounded and with biases where there are any.
+    pub(super) fn softmax(&self, scores: &[f32], weighting: &Weighting) -> Vec<f32> {
         let keys = self.kv_len;
         let mut out = vec![0.0; scores.len()];
         each_row(&mut out, keys, self.threads, |row, out| {
-            let seen = self.seen(self.positions[row % self.queries()]);
+            let position = self.positions[row % self.queries()];
+            let seen = self.seen(position);
             let scores = &scores[row * keys..(row + 1) * keys][seen.clone()];
-            let out = &mut out[seen];
+            let out = &mut out[seen.clone()];
+            let (scores, scale) = match weighting.changed(scores, self.head_of(row), seen, position)
+            {
+                Some(changed) => (Cow::Owned(changed), 1.0),
+                None => (Cow::Borrowed(scores), weighting.scale),
+            };
             let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            for (y, &x) in out.iter_mut().zip(scores) {
+            for (y, &x) in out.iter_mut().zip(scores.iter()) {
                 *y = exp((x - largest) * scale);
             }
             let inverse = 1.0 / row_sum(out.iter().copied());
@@ -199,5 +248,15 @@ impl Heads<'_> {
             }
         });
         out
+    }
+
+    /// Multiplies the gradient of scaled, bounded scores by the derivative of the bound.
+    pub(super) fn uncap(&self, gradient: &mut [f32], scores: &[f32], (scale, cap): (f32, f32)) {
+        each_block(gradient, self.threads, |first, gradient| {
+            for (d, x) in gradient.iter_mut().zip(&scores[first..]) {
+                let t = tanh(x * scale / cap);
+                *d *= 1.0 - t * t;
+            }
+        });
     }
 }

@@ -21,7 +21,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn wrong(&self, field: &str, message: impl Into<String>) -> SpecError {
+    pub(super) fn wrong(&self, field: &str, message: impl Into<String>) -> SpecError {
         let message = message.into();
         SpecError::Field {
             path: self.path.to_owned(),
@@ -73,6 +73,25 @@ impl<'a> Fields<'a> {
             Some(value) => value
                 .as_bool()
                 .ok_or_else(|| self.wrong(field, format!("{} is not true or false", short(value)))),
+        }
+    }
+
+    /// A switch of which only one position is modelled, the family's usual one.
+    pub(super) fn only(&self, field: &str, usual: bool) -> Result<(), SpecError> {
+        if self.flag(field, usual)? == usual {
+            return Ok(());
+        }
+        Err(self.wrong(
+            field,
+            format!("{} is not modelled; expected {usual}", !usual),
+        ))
+    }
+
+    /// A positive number; `usual` when the file does not say, nothing when it says null.
+    pub(super) fn real_or(&self, field: &str, usual: f64) -> Result<Option<f64>, SpecError> {
+        match self.map.contains_key(field) {
+            true => self.real(field),
+            false => Ok(Some(usual)),
         }
     }
 

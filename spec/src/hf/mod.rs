@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::error::SpecError;
 use crate::model::{
     Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, ModelConstants, Moe, Norm,
-    NormKind, Position, Residual, WindowPattern,
+    NormKind, Position, Projections, Residual, WindowPattern,
 };
 use crate::suggest::nearest;
 use fields::Fields;
@@ -166,7 +166,7 @@ fn gpt_base(
                 kv_heads: heads,
                 head_dim,
                 qk_norm: false,
-                fused_qkv: true,
+                projections: Projections::Stacked,
             },
             qkv_bias: true,
             out_bias: true,
@@ -187,6 +187,12 @@ fn gpt_base(
         mtp_layers: 0,
         max_position: 2048,
         constants: ModelConstants::default(),
+    }
+}
+
+fn set_projections(model: &mut ModelConfig, how: Projections) {
+    if let AttentionKind::Grouped { projections, .. } = &mut model.attention.kind {
+        *projections = how;
     }
 }
 
@@ -222,9 +228,7 @@ fn opt(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
         f.size("num_attention_heads")?,
         f.size("ffn_dim")?,
     );
-    if let AttentionKind::Grouped { fused_qkv, .. } = &mut base.attention.kind {
-        *fused_qkv = false;
-    }
+    set_projections(&mut base, Projections::Separate);
     base.mlp.activation = Activation::Relu;
     // The table has two rows more than positions.
     base.position = Position::Learned {
@@ -232,12 +236,22 @@ fn opt(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
     };
     base.max_position = positions;
     base.hidden_dropout = f.fraction("dropout")?;
+    base.attention_dropout = f.fraction("attention_dropout")?;
+    f.only("do_layer_norm_before", true)?;
+    if f.maybe("word_embed_proj_dim")?
+        .is_some_and(|d| d != base.hidden)
+    {
+        return Err(f.wrong(
+            "word_embed_proj_dim",
+            "projections of embeddings are not modelled; expected hidden_size",
+        ));
+    }
     Ok(base)
 }
 
 fn bloom(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
     let hidden = f.any(&["hidden_size", "n_embed"])?;
-    let base = gpt_base(
+    let mut base = gpt_base(
         Family::Bloom,
         hidden,
         f.any(&["n_layer", "num_hidden_layers"])?,
@@ -245,15 +259,19 @@ fn bloom(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
         f.any(&["n_head", "num_attention_heads"])?,
         4 * hidden,
     );
+    set_projections(&mut base, Projections::Grouped);
+    f.only("apply_residual_connection_post_layernorm", false)?;
     Ok(ModelConfig {
         embedding_norm: true,
         position: Position::Alibi,
+        hidden_dropout: f.fraction("hidden_dropout")?,
+        attention_dropout: f.fraction("attention_dropout")?,
         ..base
     })
 }
 
 fn gpt_neox(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
-    let base = gpt_base(
+    let mut base = gpt_base(
         Family::GptNeox,
         f.size("hidden_size")?,
         f.size("num_hidden_layers")?,
@@ -261,7 +279,14 @@ fn gpt_neox(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
         f.size("num_attention_heads")?,
         f.size("intermediate_size")?,
     );
-    let dims = base.attention.head_dims().0 / 4;
+    set_projections(&mut base, Projections::Grouped);
+    let rope = f.nested("rope_parameters");
+    let share = match &rope {
+        Some(rope) => rope.real("partial_rotary_factor")?,
+        None => f.real("rotary_pct")?,
+    };
+    let dims = (base.attention.head_dims().0 as f64 * share.unwrap_or(0.25)) as u64;
+    f.only("attention_bias", true)?;
     let parallel = f.flag("use_parallel_residual", true)?;
     Ok(ModelConfig {
         tied_embeddings: f.flag("tie_word_embeddings", false)?,
@@ -308,7 +333,7 @@ fn falcon(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
         kv_heads,
         head_dim,
         qk_norm: false,
-        fused_qkv: true,
+        projections: Projections::Grouped,
     };
     base.attention.qkv_bias = bias;
     base.attention.out_bias = bias;
@@ -331,6 +356,14 @@ fn mpt(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
         ffn,
     );
     let bias = !f.flag("no_bias", true)?;
+    if let Some(attention) = f.nested("attn_config") {
+        attention.only("qk_ln", false)?;
+        for field in ["clip_qkv", "softmax_scale"] {
+            if attention.real(field)?.is_some() {
+                return Err(attention.wrong(field, "is not modelled; expected null"));
+            }
+        }
+    }
     base.norm.bias = bias;
     base.attention.qkv_bias = bias;
     base.attention.out_bias = bias;
@@ -447,7 +480,11 @@ fn llama_attention(
                 .maybe("head_dim")?
                 .unwrap_or(hidden.checked_div(heads).unwrap_or(0)),
             qk_norm: kind.starts_with("qwen3") || kind.starts_with("gemma3"),
-            fused_qkv: kind == "phi3",
+            projections: if kind == "phi3" {
+                Projections::Stacked
+            } else {
+                Projections::Separate
+            },
         }
     };
     let oss = kind == "gpt_oss";

@@ -5,23 +5,27 @@ use executor::{Execution, Outcome};
 use spec::Precision;
 use spec::model::ModelConfig;
 
-use super::jobs::{job, llama, mixtral, nanogpt, qwen3, train};
+use super::jobs::{families, family_layouts, job, llama, mixtral, nanogpt, qwen3, train};
 
-/// Trains `model` under every layout and compares with one device, bit by bit.
+/// Trains `model` for 20 steps under every layout and compares with one device, bit by bit.
 fn check(model: &ModelConfig, precision: Precision, layouts: &[&str]) {
-    const STEPS: u64 = 20;
-    let single = train(&job(model, "tp=1,mbs=4", Numerics::Exact, precision, STEPS));
-    assert!(single.losses[19] < single.losses[0], "{:?}", single.losses);
+    check_steps(model, precision, layouts, 20);
+}
+
+fn check_steps(model: &ModelConfig, precision: Precision, layouts: &[&str], steps: u64) {
+    let single = train(&job(model, "tp=1,mbs=4", Numerics::Exact, precision, steps));
+    let last = single.losses[single.losses.len() - 1];
+    assert!(last < single.losses[0], "{:?}", single.losses);
     let mut wrong = Vec::new();
     for layout in layouts {
-        let other = train(&job(model, layout, Numerics::Exact, precision, STEPS));
+        let other = train(&job(model, layout, Numerics::Exact, precision, steps));
         let bits = |losses: &[f64]| losses.iter().map(|l| l.to_bits()).collect::<Vec<_>>();
         if bits(&other.losses) != bits(&single.losses)
             || other.weights_sha256() != single.weights_sha256()
         {
             wrong.push(format!(
-                "{layout}: {:?} for {:?}",
-                other.losses, single.losses
+                "{} {layout}: {:?} for {:?}",
+                model.name, other.losses, single.losses
             ));
         }
     }
@@ -192,5 +196,12 @@ fn eager_is_replayed() {
                 assert_eq!(kept(&eager), kept(&replayed), "{layout}");
             }
         }
+    }
+}
+
+#[test]
+fn families_under_layouts() {
+    for (_, model) in families() {
+        check_steps(&model, Precision::Fp32, &family_layouts(&model), 5);
     }
 }

@@ -45,6 +45,45 @@ pub fn qwen3() -> ModelConfig {
     spec::hf::decode(text, "config.json", "qwen3").expect("a valid config")
 }
 
+/// The small models of every family in `tests/pytorch/models`, by name.
+pub fn families() -> Vec<(String, ModelConfig)> {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("pytorch/models");
+    let mut models: Vec<_> = std::fs::read_dir(&folder)
+        .expect("a folder")
+        .map(|entry| {
+            let path = entry.expect("an entry").path();
+            let name = path.file_stem().and_then(|n| n.to_str()).expect("a name");
+            let text = std::fs::read_to_string(&path).expect("readable");
+            let model = spec::hf::decode(&text, "config.json", name).expect("a valid config");
+            (name.to_owned(), model)
+        })
+        .collect();
+    models.sort_by(|a, b| a.0.cmp(&b.0));
+    assert!(models.len() >= 12, "{} models", models.len());
+    models
+}
+
+/// Layouts of [`families`], those that split no key head.
+pub fn family_layouts(model: &ModelConfig) -> Vec<&'static str> {
+    // Ranks that share out key heads, and a layout.
+    const LAYOUTS: [(u64, &str); 7] = [
+        (2, "tp=2,sp=on,pp=2,mbs=2"),
+        (2, "tp=2,sp=off,cp=2,cp_kind=ring,mbs=2,recompute=selective"),
+        (2, "tp=2,sp=on,cp=2,cp_kind=all_gather,mbs=2,recompute=full"),
+        (4, "tp=2,cp=2,cp_kind=all_to_all,mbs=2"),
+        (2, "cp=2,cp_kind=all_to_all,mbs=2"),
+        (1, "cp=2,cp_kind=ring,mbs=2,recompute=full"),
+        (1, "dp_shard=2,pp=2,zero=3,mbs=2,schedule=zb-h1"),
+    ];
+    let kv_heads = model.attention.kv_heads();
+    // Experts under tensor parallelism need sequence parallelism.
+    let fits = |(ranks, layout): &&(u64, &str)| {
+        kv_heads.is_multiple_of(*ranks) && (model.moe.is_none() || !layout.contains("sp=off"))
+    };
+    let layouts = LAYOUTS.iter().filter(fits);
+    layouts.map(|&(_, layout)| layout).collect()
+}
+
 /// Text that repeats with variations, so that there is something to learn.
 fn text() -> Dataset {
     let line = |i: usize| {

@@ -6,7 +6,9 @@ use spec::model::ModelConfig;
 use spec::{Precision, Workload};
 
 use super::exact::{ALONE, EXPERTS, MIXES, SCHEDULES, UNEVEN};
-use super::jobs::{BATCH, SEQ, job, llama, mixtral, nanogpt, qwen3, train};
+use super::jobs::{
+    BATCH, SEQ, families, family_layouts, job, llama, mixtral, nanogpt, qwen3, train,
+};
 
 fn check(model: &ModelConfig, precision: Precision, layouts: &[&str]) {
     let mut wrong = Vec::new();
@@ -66,7 +68,8 @@ fn check(model: &ModelConfig, precision: Precision, layouts: &[&str]) {
             for (name, predicted, measured) in pairs {
                 if predicted != measured {
                     wrong.push(format!(
-                        "{layout} pp={pp} {name}: predicted {predicted}, measured {measured}"
+                        "{} {layout} pp={pp} {name}: predicted {predicted}, measured {measured}",
+                        model.name
                     ));
                 }
             }
@@ -118,4 +121,13 @@ fn of_qwen3() {
         Precision::Fp32,
         &["tp=2,sp=on,mbs=2", "cp=2,tp=2,mbs=2,cp_kind=ring"],
     );
+}
+
+#[test]
+fn of_families() {
+    for (_, model) in families() {
+        for precision in [Precision::Fp32, Precision::Bf16] {
+            check(&model, precision, &family_layouts(&model));
+        }
+    }
 }

@@ -7,9 +7,9 @@ use dtensor::{OpKind, Pass};
 use executor::checkpoint::{Memory, Piece};
 use executor::{AdamW, Dataset, Execution, Job, Session, Settings};
 use serde_json::Value;
-use spec::{Precision, Workload};
+use spec::{ModelConfig, Precision, Workload};
 
-use super::jobs::session;
+use super::jobs::{families, session};
 
 const SEQ: u64 = 32;
 
@@ -63,8 +63,12 @@ struct Logits(Mutex<Vec<f32>>);
 
 impl Watch for Logits {
     fn ran(&self, seen: &Seen<'_>) -> Result<(), CpuError> {
-        let is_matmul = matches!(seen.op.kind, OpKind::Matmul { .. });
-        if is_matmul && seen.op.pass == Pass::Forward {
+        // The product, and what bounds it.
+        let makes = matches!(
+            seen.op.kind,
+            OpKind::Matmul { .. } | OpKind::Activation { .. }
+        );
+        if makes && seen.op.pass == Pass::Forward {
             for (info, tensor) in seen.tensors(&seen.op.outputs) {
                 if seen.block().layer.is_none() && info.global.last() == Some(&128) {
                     *self.0.lock().expect("one rank") = tensor.f32().into_owned();
@@ -75,9 +79,9 @@ impl Watch for Logits {
     }
 }
 
-/// Entries `[place, value]` within 1e-5 of the largest.
-fn compare(what: &str, theirs: &Value, ours: impl Fn(usize) -> f64) {
-    let largest = theirs["largest"].as_f64().expect("a number");
+/// Entries `[place, value]` within 1e-5 of the largest, or of `least` where that is more.
+fn compare(what: &str, theirs: &Value, least: f64, ours: impl Fn(usize) -> f64) {
+    let largest = theirs["largest"].as_f64().expect("a number").max(least);
     for entry in theirs["entries"].as_array().expect("a list") {
         let at = entry[0].as_u64().expect("a place") as usize;
         let want = entry[1].as_f64().expect("a number");
@@ -89,11 +93,10 @@ fn compare(what: &str, theirs: &Value, ours: impl Fn(usize) -> f64) {
     }
 }
 
-fn check(model: &str, config: &str) {
+fn check(model: &str, config: &ModelConfig) {
     let text = include_str!("../../fixtures/pytorch.json");
     let expected: Value = serde_json::from_str(text).expect("a fixture");
     let expected = &expected[model];
-    let config = spec::hf::decode(config, "config.json", model).expect("a valid config");
     let workload = Workload {
         gpus: 1,
         seq_len: SEQ,
@@ -101,7 +104,7 @@ fn check(model: &str, config: &str) {
         precision: Precision::Fp32,
     };
     let runtime = spec::load::runtime("vescale").expect("a preset");
-    let strategy = plans::grammar::parse("mbs=1", &config, &workload, &runtime).expect("legal");
+    let strategy = plans::grammar::parse("mbs=1", config, &workload, &runtime).expect("legal");
     for numerics in [Numerics::Exact, Numerics::Fast] {
         let settings = Settings {
             seed: 1,
@@ -134,60 +137,53 @@ fn check(model: &str, config: &str) {
         })
         .expect("trains");
         let loss = expected["loss"].as_f64().expect("a number");
-        assert!((outcome.losses[0] - loss).abs() < 1e-5 * loss);
+        assert!(
+            (outcome.losses[0] - loss).abs() < 1e-5 * loss,
+            "{model}: {} for {loss}",
+            outcome.losses[0]
+        );
         let logits = logits.0.into_inner().expect("one rank");
         assert_eq!(logits.len() as u64, SEQ * 128);
-        compare("logits", &expected["logits"], |at| f64::from(logits[at]));
+        compare(&format!("{model} logits"), &expected["logits"], 0.0, |at| {
+            f64::from(logits[at])
+        });
         let gradients = outcome.states.moments();
         let theirs = expected["gradients"].as_object().expect("by name");
-        assert_eq!(gradients.len(), theirs.len());
+        // A bias of all keys changes no weight: its gradient is rounding, of which the largest says nothing.
+        let largest = theirs
+            .values()
+            .map(|g| g["largest"].as_f64().expect("a number"));
+        let least = 1e-3 * largest.fold(0.0, f64::max);
+        let ours: Vec<&String> = gradients.keys().collect();
+        let names: Vec<&String> = theirs.keys().collect();
+        assert_eq!(ours, names, "{model}");
         for (name, theirs) in theirs {
-            compare(name, theirs, |at| f64::from(gradients[name][at]) / beta);
+            compare(&format!("{model} {name}"), theirs, least, |at| {
+                f64::from(gradients[name][at]) / beta
+            });
         }
     }
 }
 
 #[test]
-fn gpt_equals_pytorch() {
-    check(
-        "gpt",
-        r#"{"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64,
-            "vocab_size": 128, "activation_function": "gelu_new"}"#,
-    );
+fn gpt_and_llama_equal_pytorch() {
+    let gpt = r#"{"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64,
+        "vocab_size": 128, "activation_function": "gelu_new"}"#;
+    let llama = r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 128,
+        "vocab_size": 128, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}"#;
+    for (name, config) in [("gpt", gpt), ("llama", llama)] {
+        let config = spec::hf::decode(config, "config.json", name).expect("a valid config");
+        check(name, &config);
+    }
 }
 
+/// Every model of `tests/pytorch/models`: fused projections of every layout, linear biases, part of a head
+/// rotated, parallel residuals, bounds of scores and logits, norms after blocks, windows, rescaled
+/// frequencies in both forms of the file, gated shared experts.
 #[test]
-fn llama_equals_pytorch() {
-    check(
-        "llama",
-        r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
-            "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 128,
-            "vocab_size": 128, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}"#,
-    );
-}
-
-/// Llama 3.1's frequencies, in the older form of the file.
-#[test]
-fn rescaled_llama_equals_transformers() {
-    check(
-        "llama31",
-        r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
-            "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 128,
-            "vocab_size": 128, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling":
-            {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-             "original_max_position_embeddings": 16}}"#,
-    );
-}
-
-/// Norms of queries and keys, wide heads, and YaRN's frequencies in the newer form of the file.
-#[test]
-fn qwen3_equals_transformers() {
-    check(
-        "qwen3",
-        r#"{"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2, "head_dim": 16,
-            "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 128,
-            "vocab_size": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 64, "rope_parameters":
-            {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
-             "original_max_position_embeddings": 16}}"#,
-    );
+fn families_equal_transformers() {
+    for (name, config) in families() {
+        check(&name, &config);
+    }
 }

@@ -1,11 +1,11 @@
 //! Core attention of a pass: scores, softmax, context, and the ring.
 
 use super::Run;
-use crate::cpu::attention::Heads;
-use crate::cpu::machine::CpuError;
+use crate::cpu::attention::{Heads, Weighting};
+use crate::cpu::machine::{CpuError, Machine};
 use crate::cpu::tensor::{Tensor, Terms, Value};
 use crate::placement::Placement;
-use crate::trace::{AttentionShape, CollectiveKind, Op, OpKind, TensorId};
+use crate::trace::{AttentionShape, CollectiveKind, Detail, Op, OpKind, TensorId};
 use spec::Axis;
 use std::sync::Arc;
 
@@ -29,10 +29,49 @@ impl Run<'_> {
         let x = self.tensor(op.inputs[0])?;
         let positions = self.scores_positions(op.inputs[0]);
         let heads = self.heads_of_scores(shape, &positions, x);
-        let out = heads.softmax(&x.f32(), scale(shape));
+        let out = heads.softmax(&x.f32(), &self.weighting(op, op.inputs[0])?);
         let dims = x.shape.clone();
         self.put_tensor(op.outputs[0], dims, out);
         Ok(())
+    }
+
+    pub(super) fn softmax_backward(
+        &mut self,
+        op: &Op,
+        forward: &Op,
+        shape: &AttentionShape,
+    ) -> Result<(), CpuError> {
+        let p = self.tensor(forward.outputs[0])?;
+        let positions = self.scores_positions(forward.outputs[0]);
+        let heads = self.heads_of_scores(shape, &positions, p);
+        let dp = self.tensor(op.inputs[0])?.f32();
+        let weighting = self.weighting(forward, forward.inputs[0])?;
+        let mut out = heads.softmax_backward(&p.f32(), &dp, weighting.scale);
+        if let Some(cap) = weighting.cap {
+            let scores = self.tensor(forward.inputs[0])?.f32();
+            heads.uncap(&mut out, &scores, (weighting.scale, cap));
+        }
+        let dims = p.shape.clone();
+        self.put_tensor(op.outputs[0], dims, out);
+        Ok(())
+    }
+
+    /// How the scores of this rank's heads become weights.
+    fn weighting(&self, op: &Op, scores: TensorId) -> Result<Weighting, CpuError> {
+        let Detail::Softmax(rule) = op.detail else {
+            return Err(Machine::unsupported(op, "no factor of scores"));
+        };
+        let slopes = rule.alibi.map(|heads| {
+            let info = self.info(scores);
+            let position = &self.machine.position;
+            let here = position.indices(&info.global, &info.placements, 1);
+            here.into_iter().map(|h| slope(h, heads)).collect()
+        });
+        Ok(Weighting {
+            scale: rule.scale as f32,
+            cap: rule.cap.map(|c| c as f32),
+            slopes,
+        })
     }
 
     pub(super) fn attention_context(
@@ -214,7 +253,14 @@ impl Run<'_> {
     }
 }
 
-/// `1/√d` of the scores.
-pub(super) fn scale(shape: &AttentionShape) -> f32 {
-    1.0 / (shape.qk_dim as f32).sqrt()
+/// Slope of a head's scores by distance (Press et al. 2022, §3): powers of `2^(−8/n)` for `n` heads,
+/// a power of two; further heads take every other power for twice as many.
+fn slope(head: u64, heads: u64) -> f32 {
+    let n = 1u64 << heads.ilog2();
+    let power = if head < n {
+        8.0 * (head + 1) as f64 / n as f64
+    } else {
+        4.0 * (2 * (head - n) + 1) as f64 / n as f64
+    };
+    (-power).exp2() as f32
 }

@@ -1,7 +1,6 @@
 //! Backward of a pass: which kernel each traced operator runs.
 
 use super::Run;
-use super::attention::scale;
 use super::rows::dropped;
 use crate::backward::GRADIENT_SUM;
 use crate::block::Step;
@@ -38,16 +37,12 @@ impl Run<'_> {
                     .shard(&part, self.info(view.from), self.info(view.to));
                 self.set(view.to, Value::Tensor(shard));
             }
-            ViewKind::Columns { offset, whole } => {
-                let of_part = *self
-                    .info(view.from)
-                    .global
-                    .last()
-                    .expect("sliced tensors have a last dim");
-                let columns = (part.columns() as u64 * whole / of_part) as usize;
-                let rows = part.rows();
+            ViewKind::Columns(cut) => {
+                let whole = cut.whole(part.columns());
+                let [columns, start, number] = cut.local(whole);
+                let rows = part.len() / number.max(1);
                 let mut shape = part.shape.clone();
-                *shape.last_mut().expect("sliced tensors have a last dim") = columns;
+                *shape.last_mut().expect("sliced tensors have a last dim") = whole;
                 let mut data = match self.values.remove(&self.block.storage(view.to)) {
                     Some(value) => match Arc::unwrap_or_clone(value) {
                         Value::Tensor(x) => x.into_f32(),
@@ -55,11 +50,7 @@ impl Run<'_> {
                     },
                     None => vec![0.0; rows * columns],
                 };
-                let start = (offset * part.columns() as u64 / of_part) as usize;
-                let at = [
-                    (0..rows).collect(),
-                    (start..start + part.columns()).collect(),
-                ];
+                let at = [(0..rows).collect(), (start..start + number).collect()];
                 put(&mut data, &[rows, columns], &at, &part.f32());
                 self.put_tensor(view.to, shape, data);
             }
@@ -97,18 +88,10 @@ impl Run<'_> {
             (OpKind::AttentionScores(shape) | OpKind::AttentionContext(shape), _) => {
                 self.attention_backward(op, forward, input.unwrap_or(0), &shape)
             }
-            (OpKind::Softmax(shape), _) => {
-                let p = self.tensor(forward.outputs[0])?;
-                let positions = self.scores_positions(forward.outputs[0]);
-                let heads = self.heads_of_scores(&shape, &positions, p);
-                let dp = self.tensor(op.inputs[0])?.f32();
-                let out = heads.softmax_backward(&p.f32(), &dp, scale(&shape));
-                let dims = p.shape.clone();
-                self.put_tensor(op.outputs[0], dims, out);
-                Ok(())
-            }
+            (OpKind::Softmax(shape), _) => self.softmax_backward(op, forward, &shape),
             (OpKind::Norm, _) => self.norm_backward(op, forward, sink),
             (OpKind::Activation { .. }, _) => self.activation_backward(op, forward),
+            (OpKind::Scale, _) => self.scale_backward(op, forward),
             (OpKind::Bias, _) => self.bias_backward(op, forward, sink),
             (OpKind::Dropout, _) => self.dropout_backward(op, forward),
             (OpKind::Rope, _) => self.rope(forward, true, op.inputs[0], op.outputs[0]),
@@ -119,7 +102,7 @@ impl Run<'_> {
                 Ok(())
             }
             (OpKind::Embedding, _) => {
-                let Detail::Table { table } = forward.detail else {
+                let Detail::Table { table, .. } = forward.detail else {
                     return Err(Machine::unsupported(op, "no table"));
                 };
                 let dy = self.tensor(op.inputs[0])?;

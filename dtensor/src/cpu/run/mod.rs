@@ -305,30 +305,20 @@ impl<'r> Run<'r> {
             ViewKind::Shard => self
                 .machine
                 .shard(x, self.info(view.from), self.info(view.to)),
-            ViewKind::Columns { offset, whole } => {
-                let (start, columns) = self.columns(x.columns(), offset, whole, view.to);
-                let rows: Vec<usize> = (0..x.rows()).collect();
-                let picked = (start..start + columns).collect();
-                let flat = [x.rows(), x.columns()];
+            ViewKind::Columns(part) => {
+                let [columns, start, number] = part.local(x.columns());
+                let rows: Vec<usize> = (0..x.len() / columns.max(1)).collect();
+                let picked = (start..start + number).collect();
+                let flat = [rows.len(), columns];
                 let mut shape = x.shape.clone();
-                *shape.last_mut().expect("sliced tensors have a last dim") = columns;
+                *shape.last_mut().expect("sliced tensors have a last dim") =
+                    rows.len() * number / x.rows().max(1);
                 let data = take(&x.f32(), &flat, &[rows, picked]);
                 Tensor::new(shape, data, x.dtype())
             }
         };
         self.set(view.to, Value::Tensor(part));
         Ok(())
-    }
-
-    /// First local column and number of local columns of a part of the last dim.
-    fn columns(&self, local: usize, offset: u64, whole: u64, part: TensorId) -> (usize, usize) {
-        let share = |columns: u64| (columns * local as u64 / whole) as usize;
-        let columns = *self
-            .info(part)
-            .global
-            .last()
-            .expect("sliced tensors have a last dim");
-        (share(offset), share(columns))
     }
 
     fn forward_op(&mut self, op: &Op) -> Result<(), CpuError> {
@@ -364,7 +354,7 @@ impl<'r> Run<'r> {
             OpKind::Permute => self.permute(op),
             OpKind::Unpermute => self.unpermute(op),
             OpKind::Collective(collective) => self.collective(op, collective.kind),
-            OpKind::Scale => Err(Machine::unsupported(op, "this scaling")),
+            OpKind::Scale => self.scale(op),
         }
     }
 

@@ -3,12 +3,15 @@
 use super::Run;
 use crate::cpu::block::GradientSink;
 use crate::cpu::machine::{CpuError, Machine};
+use crate::cpu::math::{row_sum, sigmoid, tanh};
 use crate::cpu::nonlinear::{self, Nonlinear};
-use crate::cpu::tensor::Value;
+use crate::cpu::tensor::{Tensor, Value};
 use crate::cpu::tree::TreeSum;
 use crate::cpu::{elementwise, tokens};
 use crate::trace::{Detail, Op, OpKind, TensorId};
+use spec::DType;
 use spec::model::NormKind;
+use std::borrow::Cow;
 
 impl Run<'_> {
     pub(super) fn norm(&mut self, op: &Op) -> Result<(), CpuError> {
@@ -16,21 +19,17 @@ impl Run<'_> {
             kind,
             epsilon,
             bias,
+            from_one,
         } = op.detail
         else {
             return Err(Machine::unsupported(op, "a norm without its kind"));
         };
-        let (x, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+        let x = self.tensor(op.inputs[0])?;
+        let w = self.norm_factor(op.inputs[1], from_one)?;
         let data = x.f32();
         let statistics = elementwise::statistics(&data, w.len(), kind, epsilon);
         let bias = bias.map(|b| self.parameters.parameter(b).f32());
-        let out = elementwise::norm(
-            &data,
-            &w.f32(),
-            bias.as_deref(),
-            &statistics,
-            self.threads(),
-        );
+        let out = elementwise::norm(&data, &w, bias.as_deref(), &statistics, self.threads());
         let shape = x.shape.clone();
         let rows = statistics.len();
         let (columns, kept) = match kind {
@@ -48,12 +47,18 @@ impl Run<'_> {
         forward: &Op,
         sink: &mut dyn GradientSink,
     ) -> Result<(), CpuError> {
-        let Detail::Norm { kind, bias, .. } = forward.detail else {
+        let Detail::Norm {
+            kind,
+            bias,
+            from_one,
+            ..
+        } = forward.detail
+        else {
             return Err(Machine::unsupported(op, "a norm without its kind"));
         };
         let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(forward.inputs[0])?);
-        let weight = self.tensor(forward.inputs[1])?;
-        let columns = weight.len();
+        let w = self.norm_factor(forward.inputs[1], from_one)?;
+        let columns = w.len();
         let statistics: Vec<[f32; 2]> = match kind {
             NormKind::LayerNorm => {
                 let kept = self.tensor(forward.outputs[1])?.f32();
@@ -66,7 +71,6 @@ impl Run<'_> {
         };
         let shape = x.shape.clone();
         let (dy, data) = (dy.f32(), x.f32());
-        let w = weight.f32();
         let dx = elementwise::norm_backward(&dy, &data, &w, &statistics, kind, self.threads());
         let hat = |row: usize, j: usize| {
             let [mean, r] = statistics[row];
@@ -121,6 +125,73 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// What a norm multiplies by.
+    fn norm_factor(&self, weight: TensorId, from_one: bool) -> Result<Cow<'_, [f32]>, CpuError> {
+        let weight = self.tensor(weight)?.f32();
+        Ok(if from_one {
+            Cow::Owned(weight.iter().map(|w| 1.0 + w).collect())
+        } else {
+            weight
+        })
+    }
+
+    /// Multiplies by a number, or every row by the sigmoid of its own.
+    pub(super) fn scale(&mut self, op: &Op) -> Result<(), CpuError> {
+        let x = self.tensor(op.inputs[0])?;
+        let out = match op.detail {
+            Detail::Scale { factor } => {
+                let factor = rounded(factor, x.dtype());
+                x.f32().iter().map(|x| x * factor).collect()
+            }
+            Detail::Gate => self.gated_rows(&x.f32(), op.inputs[1])?,
+            _ => return Err(Machine::unsupported(op, "no factor")),
+        };
+        let shape = x.shape.clone();
+        self.put_tensor(op.outputs[0], shape, out);
+        Ok(())
+    }
+
+    pub(super) fn scale_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CpuError> {
+        let dy = self.tensor(op.inputs[0])?;
+        let shape = dy.shape.clone();
+        let out = match forward.detail {
+            Detail::Scale { factor } => {
+                let factor = rounded(factor, dy.dtype());
+                dy.f32().iter().map(|d| d * factor).collect()
+            }
+            Detail::Gate => {
+                let gate = self.tensor(forward.inputs[1])?;
+                let x = self.tensor(forward.inputs[0])?.f32();
+                let (dy, columns) = (dy.f32(), dy.columns());
+                let of_gate = |(row, g): (usize, &f32)| {
+                    let range = row * columns..(row + 1) * columns;
+                    let along = dy[range.clone()].iter().zip(&x[range]).map(|(d, x)| d * x);
+                    let s = sigmoid(*g);
+                    row_sum(along) * s * (1.0 - s)
+                };
+                let d_gate = gate.f32().iter().enumerate().map(of_gate).collect();
+                let d_x = self.gated_rows(&dy, forward.inputs[1])?;
+                let gate_shape = gate.shape.clone();
+                self.put_tensor(op.outputs[1], gate_shape, d_gate);
+                d_x
+            }
+            _ => return Err(Machine::unsupported(op, "no factor")),
+        };
+        self.put_tensor(op.outputs[0], shape, out);
+        Ok(())
+    }
+
+    fn gated_rows(&self, x: &[f32], gate: TensorId) -> Result<Vec<f32>, CpuError> {
+        let gate = self.tensor(gate)?.f32();
+        let columns = x.len() / gate.len().max(1);
+        let mut out = x.to_vec();
+        elementwise::each_row(&mut out, columns, self.threads(), |row, out| {
+            let factor = sigmoid(gate[row]);
+            out.iter_mut().for_each(|x| *x *= factor);
+        });
+        Ok(out)
+    }
+
     fn function(op: &Op) -> Result<&'static dyn Nonlinear, CpuError> {
         match op.detail {
             Detail::Activation { function, tanh } => Ok(nonlinear::kernels(function, tanh)),
@@ -129,10 +200,19 @@ impl Run<'_> {
     }
 
     pub(super) fn activation(&mut self, op: &Op, gated: bool) -> Result<(), CpuError> {
-        let f = Self::function(op)?;
         let threads = self.threads();
         let x = self.tensor(op.inputs[0])?;
         let mut shape = x.shape.clone();
+        if let Detail::Cap { bound } = op.detail {
+            let cap = bound as f32;
+            let mut out = x.f32().into_owned();
+            elementwise::each_block(&mut out, threads, |_, x| {
+                x.iter_mut().for_each(|x| *x = cap * tanh(*x / cap));
+            });
+            self.put_tensor(op.outputs[0], shape, out);
+            return Ok(());
+        }
+        let f = Self::function(op)?;
         let data = x.f32();
         let mut out;
         if op.inputs.len() == 2 {
@@ -158,12 +238,23 @@ impl Run<'_> {
     }
 
     pub(super) fn activation_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CpuError> {
-        let f = Self::function(forward)?;
         let threads = self.threads();
         let dy = self.tensor(op.inputs[0])?.f32();
         let x = self.tensor(forward.inputs[0])?;
         let shape = x.shape.clone();
         let mut out = x.f32().into_owned();
+        if let Detail::Cap { bound } = forward.detail {
+            let cap = bound as f32;
+            elementwise::each_block(&mut out, threads, |first, x| {
+                for (x, d) in x.iter_mut().zip(&dy[first..]) {
+                    let t = tanh(*x / cap);
+                    *x = d * (1.0 - t * t);
+                }
+            });
+            self.put_tensor(op.outputs[0], shape, out);
+            return Ok(());
+        }
+        let f = Self::function(forward)?;
         if forward.inputs.len() == 2 {
             let mut up = self.tensor(forward.inputs[1])?.f32().into_owned();
             f.gated_backward(&mut out, &mut up, &dy);
@@ -189,12 +280,12 @@ impl Run<'_> {
         let shape = x.shape.clone();
         let columns = x.columns();
         let mut out = x.f32().into_owned();
-        if let Detail::Table { table } = op.detail {
+        if let Detail::Table { table, first } = op.detail {
             let info = self.info(op.inputs[0]);
             let positions = self.machine.positions(&info.global, &info.placements);
             let table = self.parameters.parameter(table).f32();
             elementwise::each_row(&mut out, columns, self.threads(), |row, y| {
-                let at = positions[row % positions.len()] as usize * columns;
+                let at = (first + positions[row % positions.len()]) as usize * columns;
                 for (y, t) in y.iter_mut().zip(&table[at..at + columns]) {
                     *y += t;
                 }
@@ -221,11 +312,11 @@ impl Run<'_> {
         let columns = dy.columns();
         let dy = dy.f32();
         let like = forward.inputs[0];
-        if let Detail::Table { table } = forward.detail {
+        if let Detail::Table { table, first } = forward.detail {
             let info = self.info(like);
             let positions = self.machine.positions(&info.global, &info.placements);
             let rows: Vec<u32> = (0..info.global[0])
-                .flat_map(|_| positions.iter().map(|&p| p as u32))
+                .flat_map(|_| positions.iter().map(|&p| (first + p) as u32))
                 .collect();
             return self.table_gradient(sink, table, &rows, &dy, (columns, 0), like);
         }
@@ -339,6 +430,11 @@ pub(super) fn dropped(x: &[f32], mask: &[u8], probability: f64, threads: usize) 
         }
     });
     out
+}
+
+/// A factor in the type of what it multiplies.
+fn rounded(factor: f64, dtype: DType) -> f32 {
+    Tensor::new(vec![1], vec![factor as f32], dtype).f32()[0]
 }
 
 /// Row-major strides of a shape.

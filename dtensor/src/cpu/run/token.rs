@@ -18,7 +18,7 @@ impl Run<'_> {
     }
 
     pub(super) fn embedding(&mut self, op: &Op) -> Result<(), CpuError> {
-        let Detail::Table { table: id } = op.detail else {
+        let Detail::Table { table: id, .. } = op.detail else {
             return Err(Machine::unsupported(op, "no table"));
         };
         let table = self.parameters.parameter(id);

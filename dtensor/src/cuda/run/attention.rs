@@ -6,7 +6,7 @@ use crate::cuda::launcher::{AttentionArgument, StreamArgument, threshold};
 use crate::cuda::memory::Buffer;
 use crate::cuda::ops::AttentionCall;
 use crate::philox::Stream;
-use crate::trace::{AttentionShape, Detail, Op, OpKind, TensorId};
+use crate::trace::{AttentionShape, Detail, Op, OpKind, SoftmaxRule, TensorId};
 use std::rc::Rc;
 
 /// The pieces that a fused attention stands for.
@@ -51,6 +51,7 @@ impl Run<'_> {
         if keys != shape.kv_len {
             return Err(unsupported(pieces.scores, "keys that are on other ranks"));
         }
+        let rule = self.softmax_rule(pieces.scores)?;
         let info = self.info(pieces.scores.outputs[0]);
         let first_head = self.machine.position_list(info, 1);
         let (probability, stream) = match pieces.dropout.map(|op| (op.detail, op)) {
@@ -63,7 +64,7 @@ impl Run<'_> {
             dims: [shape.qk_dim as i64, shape.v_dim as i64],
             // Without a window, one that is longer than any sequence.
             window: shape.window.map_or(i64::MAX / 4, |w| w as i64),
-            scale: 1.0 / (shape.qk_dim as f32).sqrt(),
+            scale: rule.scale as f32,
             threshold: threshold(probability),
             keep: (1.0 / (1.0 - probability)) as f32,
             stream: StreamArgument::from(stream),
@@ -74,6 +75,16 @@ impl Run<'_> {
             global_queries: info.global[2] as i64,
         };
         Ok((positions, sizes))
+    }
+
+    /// How these scores become weights.
+    fn softmax_rule(&self, scores: &Op) -> Result<SoftmaxRule, CudaError> {
+        let mut ops = self.block.trace.forward.iter();
+        let softmax = ops.find(|op| op.inputs.first() == Some(&scores.outputs[0]));
+        match softmax.map(|op| op.detail) {
+            Some(Detail::Softmax(rule)) if rule.cap.is_none() && rule.alibi.is_none() => Ok(rule),
+            _ => Err(unsupported(scores, "scores with a bound or a bias")),
+        }
     }
 
     /// All pieces at once, at the first of them.

@@ -5,6 +5,7 @@ use crate::backward::GRADIENT_SUM;
 use crate::block::Step;
 use crate::cuda::error::CudaError;
 use crate::cuda::ops::NormGradient;
+use crate::cuda::tensor::Tensor;
 use crate::trace::{Detail, Op, OpKind, Pass, View, ViewKind};
 
 impl Run<'_> {
@@ -21,7 +22,7 @@ impl Run<'_> {
 
     /// Writes the gradient of a part into that of the whole.
     fn backward_view(&mut self, view: &View) -> Result<(), CudaError> {
-        let ViewKind::Columns { offset, whole } = view.kind else {
+        let ViewKind::Columns(cut) = view.kind else {
             return Err(CudaError::Unsupported {
                 operator: "the gradient of a shard".to_owned(),
                 scope: self.info(view.to).name.clone(),
@@ -29,17 +30,21 @@ impl Run<'_> {
             });
         };
         let part = self.tensor(view.from)?.clone();
-        let of_part = self.info(view.from).global.last().copied();
-        let of_part = of_part.unwrap_or(whole);
-        let share = |columns: u64| (columns * part.columns() as u64 / of_part) as usize;
+        let whole = cut.whole(part.columns());
+        let [columns, start, number] = cut.local(whole);
         if !self.values.contains_key(&self.block.storage(view.to)) {
             let mut shape = part.shape.clone();
-            *shape.last_mut().expect("sliced tensors have a last dim") = share(whole);
+            *shape.last_mut().expect("sliced tensors have a last dim") = whole;
             let zeros = self.device().zeros(shape, part.dtype)?;
             self.set(view.to, zeros);
         }
         let to = self.tensor(view.to)?;
-        self.device().put_part(to, share(offset), &part)
+        let grid = |x: &Tensor, columns: usize| {
+            let rows = x.len() / columns.max(1);
+            x.reshaped(vec![rows, columns])
+        };
+        self.device()
+            .put_part(&grid(to, columns), start, &grid(&part, number))
     }
 
     fn backward_op(&mut self, op: &Op, sink: &mut dyn GradientSink) -> Result<(), CudaError> {
@@ -107,7 +112,7 @@ impl Run<'_> {
                 Ok(())
             }
             (OpKind::Embedding, _) => {
-                let Detail::Table { table } = forward.detail else {
+                let Detail::Table { table, .. } = forward.detail else {
                     return Err(unsupported(op, "no table"));
                 };
                 let dy = self.tensor(op.inputs[0])?;
@@ -221,7 +226,7 @@ impl Run<'_> {
         sink: &mut dyn GradientSink,
     ) -> Result<(), CudaError> {
         let dy = self.tensor(op.inputs[0])?;
-        let Detail::Table { table } = forward.detail else {
+        let Detail::Table { table, .. } = forward.detail else {
             return self
                 .device()
                 .add_column_sum(sink.gradient(forward.inputs[1]), dy);

@@ -18,7 +18,7 @@ impl Run<'_> {
     }
 
     fn forward_view(&mut self, view: &View) -> Result<(), CudaError> {
-        let ViewKind::Columns { offset, whole } = view.kind else {
+        let ViewKind::Columns(cut) = view.kind else {
             return Err(CudaError::Unsupported {
                 operator: "a shard".to_owned(),
                 scope: self.info(view.to).name.clone(),
@@ -26,9 +26,12 @@ impl Run<'_> {
             });
         };
         let x = self.tensor(view.from)?;
-        let [start, columns] = self.columns(x.columns(), offset, whole, view.to);
-        let part = self.device().part(x, start, columns)?;
-        self.set(view.to, part);
+        let [columns, start, number] = cut.local(x.columns());
+        let grid = x.reshaped(vec![x.len() / columns.max(1), columns]);
+        let part = self.device().part(&grid, start, number)?;
+        let mut shape = x.shape.clone();
+        *shape.last_mut().expect("sliced tensors have a last dim") = part.len() / x.rows().max(1);
+        self.set(view.to, part.reshaped(shape));
         Ok(())
     }
 
@@ -119,9 +122,10 @@ impl Run<'_> {
             kind,
             epsilon,
             bias,
+            from_one: false,
         } = op.detail
         else {
-            return Err(unsupported(op, "a norm without its kind"));
+            return Err(unsupported(op, "a norm whose weight counts from 1"));
         };
         let (x, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let bias = match bias {
@@ -164,7 +168,10 @@ impl Run<'_> {
         }
         let x = self.tensor(op.inputs[0])?;
         let out = match op.detail {
-            Detail::Table { table } => {
+            Detail::Table { first: 1.., .. } => {
+                return Err(unsupported(op, "a table that begins before position 0"));
+            }
+            Detail::Table { table, .. } => {
                 let (positions, count) = self.machine.positions(self.info(op.inputs[0]), 1)?;
                 let table = self.parameters.parameter(table);
                 self.device().bias(x, table, Some((&*positions, count)))?
@@ -245,7 +252,7 @@ impl Run<'_> {
     }
 
     fn embedding(&mut self, op: &Op) -> Result<(), CudaError> {
-        let Detail::Table { table: id } = op.detail else {
+        let Detail::Table { table: id, .. } = op.detail else {
             return Err(unsupported(op, "no table"));
         };
         let table = self.parameters.parameter(id);

@@ -208,13 +208,6 @@ impl<'r> Run<'r> {
         held.first().copied().unwrap_or(info.global[dim])
     }
 
-    /// First local column and number of local columns of a part of the last dim.
-    fn columns(&self, local: usize, offset: u64, whole: u64, part: TensorId) -> [usize; 2] {
-        let share = |columns: u64| (columns * local as u64 / whole) as usize;
-        let global = self.info(part).global.last().copied();
-        [share(offset), share(global.unwrap_or(whole))]
-    }
-
     /// Whether all that reads a tensor is the loss: it takes logits of any type.
     fn is_only_for_the_loss(&self, id: TensorId) -> bool {
         let storage = self.block.storage(id);
