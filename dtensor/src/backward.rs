@@ -4,7 +4,8 @@ use rustc_hash::FxHashMap;
 use spec::Axis;
 
 use crate::error::DTensorError;
-use crate::placement::Placement;
+use crate::ops::shards;
+use crate::placement::{Placement, Placements};
 use crate::tape::{DTensor, Record, Rule, Tape, transfer};
 use crate::trace::{
     Collective, CollectiveKind, Detail, Op, OpKind, Pass, TensorId, TensorRole, View, ViewKind,
@@ -189,7 +190,10 @@ impl Tape<'_> {
         for (index, input) in record.inputs.iter().enumerate() {
             let role = self.trace.tensor(input.id).role;
             if matches!(role, TensorRole::Activation | TensorRole::Input) {
-                let out = self.gradient(&input_name(op, index), input);
+                let mut out = self.gradient(&input_name(op, index), input);
+                if index == 1 && matches!(op.detail, Detail::Join { .. }) {
+                    out.placements = self.summed_over_heads(out.placements, &record.inputs[0]);
+                }
                 writes.push(out.id);
                 made.push((input.clone(), out));
             }
@@ -198,6 +202,17 @@ impl Tape<'_> {
         for (input, out) in made {
             self.accumulate(gradients, &input, out);
         }
+    }
+
+    /// Where a sum over heads lies when these are sharded.
+    fn summed_over_heads(&self, mut placements: Placements, heads: &DTensor) -> Placements {
+        let last = heads.shape.len() - 1;
+        for axis in crate::placement::BLOCK_AXES {
+            if self.plan.mesh.size(axis) > 1 && shards(heads.placements.on(axis), last) {
+                placements = placements.with(axis, Placement::Partial);
+            }
+        }
+        placements
     }
 
     fn product_backward(

@@ -1,5 +1,6 @@
 //! Forward operators of mixtures of experts: choice, dispatch, grouped products, combination.
 
+use spec::model::Router;
 use spec::{Axis, DType};
 
 use crate::error::DTensorError;
@@ -10,9 +11,15 @@ use crate::tape::{DTensor, Rule, Tape};
 use crate::trace::{CollectiveKind, Detail, OpKind, TensorRole};
 
 impl Tape<'_> {
-    /// Router choice over `logits: […, experts]`: keeps probabilities and chosen indices. Returns
-    /// the probabilities of the chosen.
-    pub fn top_k(&mut self, scope: &str, logits: &DTensor, k: u64, normalise: bool) -> DTensor {
+    /// Router choice over `logits: […, experts]`, with a bias per expert for the choice alone: keeps
+    /// probabilities and chosen indices. Returns the weights of the chosen.
+    pub fn top_k(
+        &mut self,
+        scope: &str,
+        logits: &DTensor,
+        k: u64,
+        (router, bias): (Router, Option<&DTensor>),
+    ) -> DTensor {
         let mut shape = logits.shape.clone();
         let last = shape.len() - 1;
         shape[last] = k;
@@ -40,7 +47,8 @@ impl Tape<'_> {
             &saved,
             Rule::Own,
         );
-        self.detail(Detail::Route { normalise });
+        let bias = bias.map(|b| b.id);
+        self.detail(Detail::Route { router, bias });
         chosen
     }
 

@@ -75,17 +75,20 @@ impl Tape<'_> {
         out
     }
 
-    /// Rotary positions over the first `dims` of every `head_dim` columns of `x: [b, s, heads·d]`.
+    /// Rotary positions over `dims` of every `head_dim` columns of `x: [b, s, heads·d]`, from `first` on;
+    /// of neighbours, or of columns half of `dims` apart.
     pub fn rope(
         &mut self,
         scope: &str,
         x: &DTensor,
-        [head_dim, dims]: [u64; 2],
-        (theta, scaling): (f64, RopeScaling),
+        [head_dim, first, dims]: [u64; 3],
+        (theta, scaling, neighbours): (f64, RopeScaling, bool),
     ) -> DTensor {
         let out = self.unary(scope, OpKind::Rope, x, false);
         self.detail(Detail::Rope {
             head_dim,
+            first,
+            neighbours,
             dims,
             theta,
             scaling,
@@ -98,6 +101,20 @@ impl Tape<'_> {
         let out = self.unary(scope, OpKind::Bias, x, false);
         let table = table.id;
         self.detail(Detail::Table { table, first });
+        out
+    }
+
+    /// Columns of `shared: […, r]` after those of every head of `x: […, heads·d]`. Keeps nothing. The
+    /// gradient of `shared` is a sum over heads: of those here, where ranks share them out.
+    pub fn join(&mut self, scope: &str, x: &DTensor, shared: &DTensor, heads: u64) -> DTensor {
+        let last = x.shape.len() - 1;
+        let (own, more) = (x.shape[last] / heads, shared.shape[last]);
+        let mut shape = x.shape.clone();
+        shape[last] = heads * (own + more);
+        let name = format!("{scope}.output");
+        let out = self.tensor(&name, &shape, x.placements, x.dtype, TensorRole::Activation);
+        self.record(scope, OpKind::Copy, &[x, shared], &[&out], &[], Rule::Own);
+        self.detail(Detail::Join { own, shared: more });
         out
     }
 

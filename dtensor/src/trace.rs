@@ -3,7 +3,7 @@
 //! The trace is an *unfused* operator graph over local shapes. Costs are not here: `costmodel`
 //! lowers the graph for a runtime (fusion, kept tensors, overlapped collectives) and prices it.
 
-use spec::model::{Activation, NormKind};
+use spec::model::{Activation, NormKind, Router};
 use spec::{Axis, DType, RopeScaling};
 
 use crate::placement::{Placement, Placements};
@@ -122,10 +122,14 @@ pub enum Detail {
         /// The bound `c`.
         bound: f64,
     },
-    /// Rotary positions over the first `dims` of every `head_dim`.
+    /// Rotary positions over `dims` of every `head_dim`, from `first` on.
     Rope {
         /// Dimensions per head.
         head_dim: u64,
+        /// First rotated dimension.
+        first: u64,
+        /// Whether neighbours turn together, rather than dimensions `dims / 2` apart.
+        neighbours: bool,
         /// Rotated dimensions.
         dims: u64,
         /// Base of the frequencies.
@@ -156,8 +160,17 @@ pub enum Detail {
     },
     /// A router's choice.
     Route {
-        /// Whether the chosen probabilities are normalised to 1.
-        normalise: bool,
+        /// How it chooses.
+        router: Router,
+        /// Added to scores for the choice alone.
+        bias: Option<TensorId>,
+    },
+    /// Every head's own columns followed by those that all heads share, the second input.
+    Join {
+        /// Columns of a head.
+        own: u64,
+        /// Columns that heads share.
+        shared: u64,
     },
     /// Rows to the ranks of their experts, or back.
     Dispatch {

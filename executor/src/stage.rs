@@ -283,20 +283,15 @@ fn sharing(mesh: &Mesh, rank: usize, sharded: bool) -> [Sharing; 2] {
 
 /// Refuses models with something that has no cpu kernel, before any rank starts.
 pub(crate) fn check(model: &ModelConfig) -> Result<(), ExecutorError> {
-    use spec::model::{AttentionKind, Family};
-    let reason = if matches!(model.family, Family::DeepSeek | Family::GptOss) {
-        Some("deepseek's and gpt-oss's weights have layouts that are not supported yet")
+    use spec::model::Family;
+    let reason = if model.family == Family::GptOss {
+        Some("gpt-oss's weights have a layout that is not supported yet")
     } else if model.constants.rope_scaling == spec::RopeScaling::Other {
         Some("this rope_type (default, linear, llama3 and yarn are)")
     } else if model.attention.sinks || model.mtp_layers > 0 {
         Some("attention sinks or prediction modules")
-    } else if matches!(model.attention.kind, AttentionKind::Latent { .. }) {
-        Some("latent attention")
-    } else if model
-        .moe
-        .is_some_and(|m| m.router_correction_bias || m.bias)
-    {
-        Some("router corrections or expert biases")
+    } else if model.moe.is_some_and(|m| m.bias) {
+        Some("expert biases")
     } else {
         None
     };

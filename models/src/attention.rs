@@ -55,10 +55,10 @@ pub(crate) fn grouped(
     if let Position::Rope { dims } = block.model.position {
         let constants = &block.model.constants;
         let frequencies = match (class.window, constants.local_rope_theta) {
-            (Some(_), Some(theta)) => (theta, RopeScaling::None),
-            _ => (constants.rope_theta, constants.rope_scaling),
+            (Some(_), Some(theta)) => (theta, RopeScaling::None, false),
+            _ => (constants.rope_theta, constants.rope_scaling, false),
         };
-        let head = [head_dim, dims];
+        let head = [head_dim, 0, dims];
         q = block.tape.rope(&scope("rotary_emb"), &q, head, frequencies);
         k = block.tape.rope(&scope("rotary_emb"), &k, head, frequencies);
     }
@@ -76,6 +76,10 @@ pub(crate) fn grouped(
     let out = core(block, class, [q, k, v], dims)?;
     block.linear(&scope(n.o), &out, hidden, heads * head_dim, config.out_bias)
 }
+
+/// Epsilon of the norms of compressed queries, keys and values: DeepSeek's code has it fixed, whatever the
+/// model's.
+const LATENT_EPSILON: f64 = 1e-6;
 
 /// Multi-head latent attention (DeepSeek-V2, §2.1).
 pub(crate) fn latent(
@@ -98,38 +102,53 @@ pub(crate) fn latent(
     let (heads, hidden) = (config.heads, block.model.hidden);
     let qk_dim = qk_nope_dim + qk_rope_dim;
     let scope = |name: &str| format!("{}.{name}", n.attention);
-    let x = block.tape.at(&scope("input"), x)?;
+    // Down-projections run on the tokens that a rank holds; what they make is gathered, being narrower.
     let q = match q_lora_rank {
         Some(rank) => {
             let a = block.linear(&scope("q_a_proj"), &x, rank, hidden, false)?;
-            let a = block.norm_over(&scope("q_a_layernorm"), &a, rank);
+            let a = block.norm_with(&scope("q_a_layernorm"), &a, rank, LATENT_EPSILON);
+            let a = block.tape.at(&scope("q_b_proj.input"), a)?;
             block.linear(&scope("q_b_proj"), &a, heads * qk_dim, rank, false)?
         }
-        None => block.linear(&scope("q_proj"), &x, heads * qk_dim, hidden, false)?,
+        None => {
+            let x = block.tape.at(&scope("q_proj.input"), x.clone())?;
+            block.linear(&scope("q_proj"), &x, heads * qk_dim, hidden, false)?
+        }
     };
     let down = kv_lora_rank + qk_rope_dim;
     let a = block.linear(&scope("kv_a_proj_with_mqa"), &x, down, hidden, false)?;
-    let a = block.tape.slice(&a, [0, kv_lora_rank, down]);
-    let a = block.norm_over(&scope("kv_a_layernorm"), &a, kv_lora_rank);
+    let compressed = block.tape.slice(&a, [0, kv_lora_rank, down]);
+    let compressed = block.norm_with(
+        &scope("kv_a_layernorm"),
+        &compressed,
+        kv_lora_rank,
+        LATENT_EPSILON,
+    );
+    let compressed = block.tape.at(&scope("kv_b_proj.input"), compressed)?;
+    let period = qk_nope_dim + v_dim;
     let up = block.linear(
         &scope("kv_b_proj"),
-        &a,
-        heads * (qk_nope_dim + v_dim),
+        &compressed,
+        heads * period,
         kv_lora_rank,
         false,
     )?;
-    let head = [qk_dim, qk_rope_dim];
     let constants = &block.model.constants;
-    let frequencies = (constants.rope_theta, constants.rope_scaling);
-    let q = block.tape.rope(&scope("rotary_emb"), &q, head, frequencies);
-    let period = qk_nope_dim + v_dim;
-    let k = block.tape.slice(&up, [0, qk_nope_dim, period]);
-    // The shared rotated part is joined to every head's key: a copy.
-    let k = block.tape.widened(
-        &scope("keys"),
-        &k,
-        &[x.shape[0], x.shape[1], heads * qk_dim],
+    let frequencies = (
+        constants.rope_theta,
+        constants.rope_scaling,
+        constants.rope_neighbours,
     );
+    let rope = scope("rotary_emb");
+    let head = [qk_dim, qk_nope_dim, qk_rope_dim];
+    let q = block.tape.rope(&rope, &q, head, frequencies);
+    // One rotated part for the keys of all heads.
+    let shared = block.tape.slice(&a, [kv_lora_rank, qk_rope_dim, down]);
+    let head = [qk_rope_dim, 0, qk_rope_dim];
+    let shared = block.tape.rope(&rope, &shared, head, frequencies);
+    let shared = block.tape.at(&scope("k_rope.input"), shared)?;
+    let k = block.tape.slice(&up, [0, qk_nope_dim, period]);
+    let k = block.tape.join(&scope("keys"), &k, &shared, heads);
     let v = block.tape.slice(&up, [qk_nope_dim, v_dim, period]);
     let dims = Dims {
         heads,

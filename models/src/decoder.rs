@@ -134,16 +134,12 @@ impl Block<'_, '_, '_> {
             moe.bias,
             DType::F32,
         )?;
-        if moe.router_correction_bias {
+        let bias = moe.router_correction_bias.then(|| {
             let name = format!("{router}.e_score_correction_bias");
-            self.tape.parameter(&name, &[moe.experts], DType::F32, 1);
-        }
-        let chosen = self.tape.top_k(
-            &router,
-            &logits,
-            moe.top_k,
-            self.model.constants.normalise_top_k,
-        );
+            self.tape.parameter(&name, &[moe.experts], DType::F32, 1)
+        });
+        let rule = (self.model.constants.router, bias.as_ref());
+        let chosen = self.tape.top_k(&router, &logits, moe.top_k, rule);
         let scope = format!("{}.experts", n.moe);
         let chosen_rows = self.tape.permute(&scope, &x, moe.top_k);
         let sent = self.tape.dispatch(&scope, &chosen_rows, None);
@@ -210,6 +206,17 @@ impl Block<'_, '_, '_> {
 
     /// A norm over a given width.
     pub(crate) fn norm_over(&mut self, scope: &str, x: &DTensor, width: u64) -> DTensor {
+        self.norm_with(scope, x, width, self.model.constants.norm_epsilon)
+    }
+
+    /// A norm over a given width with its own epsilon.
+    pub(crate) fn norm_with(
+        &mut self,
+        scope: &str,
+        x: &DTensor,
+        width: u64,
+        epsilon: f64,
+    ) -> DTensor {
         let norm = self.model.norm;
         let weight = self
             .tape
@@ -218,8 +225,7 @@ impl Block<'_, '_, '_> {
             self.tape
                 .parameter(&format!("{scope}.bias"), &[width], self.dtype, 1)
         });
-        let constants = &self.model.constants;
-        let kind = (norm.kind, constants.norm_epsilon, constants.norm_from_one);
+        let kind = (norm.kind, epsilon, self.model.constants.norm_from_one);
         self.tape.norm(
             scope.trim_start_matches('/'),
             x,

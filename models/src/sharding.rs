@@ -146,6 +146,10 @@ fn forward(n: &Names, between: Placement) -> Vec<Pattern> {
     vec![
         (format!("({a}|{m}|{})\\.input", n.shared), whole()),
         (
+            format!("{a}\\.(q_proj|q_b_proj|kv_b_proj|k_rope)\\.input"),
+            whole(),
+        ),
+        (
             format!(
                 "({a}\\.{}|{m}\\.{}|{}|{}\\.{})\\.output",
                 n.o, n.down, n.down, n.shared, n.down

@@ -100,8 +100,10 @@ pub struct ModelConstants {
     pub attention_cap: Option<f64>,
     /// Bound of logits, likewise.
     pub logit_cap: Option<f64>,
-    /// Whether the chosen experts' probabilities are normalised to 1.
-    pub normalise_top_k: bool,
+    /// Whether rotary positions turn neighbouring dimensions rather than those half a head apart.
+    pub rope_neighbours: bool,
+    /// How experts are chosen.
+    pub router: Router,
     /// Standard deviation of initial weights.
     pub initializer_range: f64,
 }
@@ -119,8 +121,37 @@ impl Default for ModelConstants {
             attention_scale: None,
             attention_cap: None,
             logit_cap: None,
-            normalise_top_k: true,
+            rope_neighbours: false,
+            router: Router::default(),
             initializer_range: 0.02,
+        }
+    }
+}
+
+/// How a router chooses experts and weighs them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Router {
+    /// Scores are sigmoids of the logits, not their softmax (DeepSeek-V3).
+    pub sigmoid: bool,
+    /// Whether the chosen experts' scores are normalised to 1.
+    pub normalise: bool,
+    /// Factor of the weights.
+    pub scale: f64,
+    /// Groups of experts, of which only the best are chosen from (DeepSeek-V2, §2.1.2): by their best
+    /// score, or with sigmoids by the sum of their two best.
+    pub groups: u64,
+    /// Groups that are chosen from.
+    pub best_groups: u64,
+}
+
+impl Default for Router {
+    fn default() -> Self {
+        Self {
+            sigmoid: false,
+            normalise: true,
+            scale: 1.0,
+            groups: 1,
+            best_groups: 1,
         }
     }
 }

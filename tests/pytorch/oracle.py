@@ -137,7 +137,10 @@ def hub(path):
     model = AutoModelForCausalLM.from_config(config).double()
     # GPT-NeoX's head has another name in files than in the module.
     head = "embed_out" if config.model_type == "gpt_neox" else "lm_head"
-    shapes = {name.replace("lm_head", head): tuple(p.shape) for name, p in model.named_parameters()}
+    held = dict(model.named_parameters())
+    # Not trained, but with the weights in files.
+    held |= {name: b for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")}
+    shapes = {name.replace("lm_head", head): tuple(p.shape) for name, p in held.items()}
     w = fill(apart(shapes))
     here = {name.replace(head, "lm_head"): value for name, value in together(w, shapes).items()}
     ids, labels = tokens()
@@ -178,7 +181,7 @@ def record(weights, logits, loss):
     flat = logits.detach().flatten()
     gradients = {}
     for name, w in sorted(weights.items()):
-        g = w.grad.flatten()
+        g = torch.zeros_like(w).flatten() if w.grad is None else w.grad.flatten()
         places = range(0, g.numel(), max(1, g.numel() // 16))
         gradients[name] = {"largest": g.abs().max().item(), "norm": g.double().norm().item(),
                            "entries": [[i, g[i].item()] for i in places]}

@@ -122,17 +122,35 @@ pub(super) fn norm_backward(
     out
 }
 
-/// Rotates pairs `(i, i + dims/2)` of the first `dims` of every `head_dim` columns by
-/// `position · theta^(−2i/dims)`; backwards when `backward`.
+/// Which columns of a head turn, and how fast.
+pub(super) struct Rotation {
+    pub(super) head_dim: usize,
+    /// First rotated column of a head.
+    pub(super) first: usize,
+    /// Whether pairs are `(2i, 2i + 1)` rather than `(i, i + dims/2)`.
+    pub(super) neighbours: bool,
+    /// Radians per token of every pair.
+    pub(super) frequencies: Vec<f64>,
+    pub(super) magnitude: f64,
+    pub(super) backward: bool,
+}
+
+/// Rotates pairs of columns of every head by position and frequency.
 pub(super) fn rope(
     x: &mut [f32],
     columns: usize,
-    head_dim: usize,
-    (frequencies, magnitude): (&[f64], f64),
+    rotation: &Rotation,
     positions: &[u64],
-    backward: bool,
     threads: usize,
 ) {
+    let Rotation {
+        head_dim,
+        first,
+        neighbours,
+        ref frequencies,
+        magnitude,
+        backward,
+    } = *rotation;
     let half = frequencies.len();
     let dims = 2 * half;
     let turns: Vec<(f32, f32)> = positions
@@ -149,7 +167,15 @@ pub(super) fn rope(
         let at = row % positions.len();
         let turns = &turns[at * half..(at + 1) * half];
         for head in values.chunks_mut(head_dim) {
-            let (low, high) = head[..dims].split_at_mut(half);
+            let turning = &mut head[first..first + dims];
+            if neighbours {
+                for (pair, (cos, sin)) in turning.chunks_exact_mut(2).zip(turns) {
+                    let (a, b) = (pair[0], pair[1]);
+                    (pair[0], pair[1]) = (a * cos - b * sin, b * cos + a * sin);
+                }
+                continue;
+            }
+            let (low, high) = turning.split_at_mut(half);
             for ((a, b), (cos, sin)) in low.iter_mut().zip(high).zip(turns) {
                 (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
             }

@@ -1,10 +1,12 @@
 //! Routing of tokens to experts, and the way of their rows between ranks.
 
-use super::math::exp;
+use super::math::{exp, sigmoid};
 use super::tensor::Tensor;
 use crate::comm::{CommError, Communicator, Group, Message};
 use crate::placement::BlockMesh;
 use crate::plan::RoutedRows;
+use spec::model::Router;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// One row on its way: a token's choice of an expert. Rows are ordered by these fields, so an
@@ -58,11 +60,11 @@ impl Route {
         8 * self.chosen.len() as u64
     }
 
-    /// The choice of the `k` largest of every row of router logits (ties to the lower expert), and
-    /// the rows in order of expert and token.
-    pub(super) fn new(logits: &[f32], experts: usize, top_k: usize, tokens: &[u64]) -> Self {
+    /// The choice of the `k` largest of every row of `ranking` (ties to the lower expert), and the rows
+    /// in order of expert and token.
+    pub(super) fn new(ranking: &[f32], experts: usize, top_k: usize, tokens: &[u64]) -> Self {
         let mut chosen = Vec::with_capacity(tokens.len() * top_k);
-        for row in logits.chunks(experts) {
+        for row in ranking.chunks(experts) {
             let mut order: Vec<u32> = (0..experts as u32).collect();
             order.sort_by(|&a, &b| row[b as usize].total_cmp(&row[a as usize]).then(a.cmp(&b)));
             chosen.extend(&order[..top_k]);
@@ -278,51 +280,122 @@ impl Level {
     }
 }
 
-/// Probabilities of the chosen experts: softmax over all, or over the chosen when normalised.
-pub(super) fn probabilities(
-    logits: &[f32],
+/// What experts are chosen by, per row of logits: the largest are. Experts of groups that are not among
+/// the best are below all others.
+pub(super) fn ranking<'l>(
+    logits: &'l [f32],
     experts: usize,
-    chosen: &[u32],
-    top_k: usize,
-    normalise: bool,
-) -> Vec<f32> {
-    let mut out = Vec::with_capacity(chosen.len());
-    for (row, chosen) in logits.chunks(experts).zip(chosen.chunks(top_k)) {
-        let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f32 = if normalise {
-            chosen.iter().map(|&e| exp(row[e as usize] - largest)).sum()
-        } else {
-            row.iter().map(|x| exp(x - largest)).sum()
-        };
-        out.extend(chosen.iter().map(|&e| exp(row[e as usize] - largest) / sum));
+    router: &Router,
+    bias: Option<&[f32]>,
+) -> Cow<'l, [f32]> {
+    if !router.sigmoid && router.groups == 1 {
+        return Cow::Borrowed(logits);
     }
-    out
+    let mut out = logits.to_vec();
+    for row in out.chunks_mut(experts) {
+        // A softmax has the order of its logits, and so have its groups.
+        if router.sigmoid {
+            row.iter_mut().for_each(|x| *x = sigmoid(*x));
+        }
+        for (x, b) in row.iter_mut().zip(bias.unwrap_or_default()) {
+            *x += b;
+        }
+        let size = experts / router.groups as usize;
+        let mut groups: Vec<(f32, usize)> = row
+            .chunks(size)
+            .map(|group| group_score(group, router.sigmoid))
+            .zip(0..)
+            .collect();
+        groups.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        for &(_, group) in &groups[router.best_groups as usize..] {
+            row[group * size..(group + 1) * size].fill(f32::NEG_INFINITY);
+        }
+    }
+    Cow::Owned(out)
 }
 
-/// Gradient of the router's logits from that of the chosen probabilities.
-pub(super) fn probabilities_backward(
+/// The best score of a group, or the sum of its two best.
+fn group_score(group: &[f32], two: bool) -> f32 {
+    let mut best = [f32::NEG_INFINITY; 2];
+    for &x in group {
+        if x > best[0] {
+            best = [x, best[0]];
+        } else if x > best[1] {
+            best[1] = x;
+        }
+    }
+    match two && group.len() > 1 {
+        true => best[0] + best[1],
+        false => best[0],
+    }
+}
+
+/// Scores of some experts: softmax over all, or over these when normalised; or sigmoids.
+fn scores(row: &[f32], chosen: &[u32], router: &Router) -> Vec<f32> {
+    if router.sigmoid {
+        let of = |&e: &u32| sigmoid(row[e as usize]);
+        let mut scores: Vec<f32> = chosen.iter().map(of).collect();
+        if router.normalise {
+            let sum: f32 = scores.iter().sum();
+            scores.iter_mut().for_each(|s| *s /= sum);
+        }
+        return scores;
+    }
+    let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f32 = if router.normalise {
+        chosen.iter().map(|&e| exp(row[e as usize] - largest)).sum()
+    } else {
+        row.iter().map(|x| exp(x - largest)).sum()
+    };
+    let of = |&e: &u32| exp(row[e as usize] - largest) / sum;
+    chosen.iter().map(of).collect()
+}
+
+/// Weights of the chosen experts.
+pub(super) fn weights(
     logits: &[f32],
     experts: usize,
     (chosen, top_k): (&[u32], usize),
-    normalise: bool,
+    router: &Router,
+) -> Vec<f32> {
+    let scale = router.scale as f32;
+    let rows = logits.chunks(experts).zip(chosen.chunks(top_k));
+    rows.flat_map(|(row, chosen)| scores(row, chosen, router))
+        .map(|s| s * scale)
+        .collect()
+}
+
+/// Gradient of the router's logits from that of the chosen experts' weights.
+pub(super) fn weights_backward(
+    logits: &[f32],
+    experts: usize,
+    (chosen, top_k): (&[u32], usize),
+    router: &Router,
     gradient: &[f32],
 ) -> Vec<f32> {
+    let scale = router.scale as f32;
     let mut out = vec![0.0; logits.len()];
     for (token, row) in logits.chunks(experts).enumerate() {
         let picked = token * top_k..(token + 1) * top_k;
-        let (chosen, gradient) = (&chosen[picked.clone()], &gradient[picked]);
-        let p = probabilities(row, experts, chosen, top_k, normalise);
-        let along: f32 = p.iter().zip(gradient).map(|(p, g)| p * g).sum();
+        let chosen = &chosen[picked.clone()];
+        let gradient: Vec<f32> = gradient[picked].iter().map(|g| g * scale).collect();
+        let p = scores(row, chosen, router);
+        let along: f32 = p.iter().zip(&gradient).map(|(p, g)| p * g).sum();
         let out = &mut out[token * experts..(token + 1) * experts];
-        if !normalise {
+        if !router.sigmoid && !router.normalise {
             let all: Vec<u32> = (0..experts as u32).collect();
-            let whole = probabilities(row, experts, &all, experts, false);
-            for (y, p) in out.iter_mut().zip(whole) {
+            for (y, p) in out.iter_mut().zip(scores(row, &all, router)) {
                 *y = -p * along;
             }
         }
-        for ((&expert, p), g) in chosen.iter().zip(&p).zip(gradient) {
-            out[expert as usize] += p * if normalise { g - along } else { *g };
+        for ((&expert, p), g) in chosen.iter().zip(&p).zip(&gradient) {
+            let x = row[expert as usize];
+            out[expert as usize] += match (router.sigmoid, router.normalise) {
+                (false, true) => p * (g - along),
+                (false, false) => p * g,
+                (true, true) => p * (1.0 - sigmoid(x)) * (g - along),
+                (true, false) => p * (1.0 - p) * g,
+            };
         }
     }
     out

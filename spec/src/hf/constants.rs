@@ -2,7 +2,7 @@
 
 use super::fields::Fields;
 use crate::error::SpecError;
-use crate::model::ModelConstants;
+use crate::model::{ModelConstants, Router};
 use crate::rope::RopeScaling;
 
 /// The arithmetic's constants, where the file leaves them out as the family's code has them.
@@ -35,10 +35,19 @@ pub(super) fn decode(f: &Fields<'_>, kind: &str) -> Result<ModelConstants, SpecE
     // Gemma 3 has one such object for each kind of layer.
     let by_kind = |kind: &str| rope.as_ref().and_then(|r| r.nested(kind));
     let local_rope = by_kind("sliding_attention");
-    let rope = by_kind("full_attention").or(rope);
-    let theta = match &rope {
+    let rope = by_kind("full_attention")
+        .or(rope)
+        .or(f.nested("rope_scaling"));
+    let own_theta = match &rope {
         Some(rope) => rope.real("rope_theta")?,
-        None => f.real("rope_theta")?.or(f.real("rotary_emb_base")?),
+        None => None,
+    };
+    let theta = own_theta
+        .or(f.real("rope_theta")?)
+        .or(f.real("rotary_emb_base")?);
+    let latent = match kind.starts_with("deepseek") {
+        true => Some((f.size("qk_nope_head_dim")? + f.size("qk_rope_head_dim")?) as f64),
+        false => None,
     };
     let local_rope_theta = match &local_rope {
         Some(local) => local.real("rope_theta")?,
@@ -67,18 +76,85 @@ pub(super) fn decode(f: &Fields<'_>, kind: &str) -> Result<ModelConstants, SpecE
         } else {
             1.0
         },
-        attention_scale: scalar.map(|s| 1.0 / s.sqrt()),
+        attention_scale: match latent {
+            Some(width) => Some(temperature(rope.as_ref(), f)?.powi(2) / width.sqrt()),
+            None => scalar.map(|s| 1.0 / s.sqrt()),
+        },
         attention_cap: cap("attn_logit_softcapping", 50.0)?,
         logit_cap: cap("final_logit_softcapping", 30.0)?,
-        rope_scaling: match rope.or(f.nested("rope_scaling")) {
+        rope_scaling: match rope {
             Some(rope) => rope_scaling(&rope, f)?,
             None => RopeScaling::None,
         },
         gelu_tanh: gelu != Some("gelu"),
-        normalise_top_k: f.flag("norm_topk_prob", kind == "mixtral")?,
+        rope_neighbours: match kind {
+            "deepseek_v2" => true,
+            "deepseek_v3" => f.flag("rope_interleave", true)?,
+            _ => false,
+        },
+        router: router(f, kind)?,
         initializer_range: f
             .real("initializer_range")?
             .unwrap_or(usual.initializer_range),
+    })
+}
+
+/// What attention's scores are multiplied by the square of where YaRN's temperature is not all in queries
+/// and keys.
+fn temperature(rope: Option<&Fields<'_>>, f: &Fields<'_>) -> Result<f64, SpecError> {
+    let Some(rope) = rope else { return Ok(1.0) };
+    match (rope_scaling(rope, f)?, rope.real("mscale_all_dim")?) {
+        (RopeScaling::Yarn { factor, .. }, Some(all)) => Ok(grown(factor, all)),
+        _ => Ok(1.0),
+    }
+}
+
+/// YaRN's temperature for a context that grew by a factor (Peng et al. 2023, §3.4).
+fn grown(factor: f64, scale: f64) -> f64 {
+    if factor > 1.0 {
+        0.1 * scale * factor.ln() + 1.0
+    } else {
+        1.0
+    }
+}
+
+fn router(f: &Fields<'_>, kind: &str) -> Result<Router, SpecError> {
+    let usual = Router {
+        normalise: f.flag("norm_topk_prob", matches!(kind, "mixtral" | "deepseek_v3"))?,
+        ..Router::default()
+    };
+    let grouped = |usual: Router, groups: Option<u64>, best: Option<u64>| Router {
+        groups: groups.unwrap_or(usual.groups),
+        best_groups: best.unwrap_or(usual.best_groups),
+        ..usual
+    };
+    let scale = |usual: f64| f.real_or("routed_scaling_factor", usual);
+    Ok(match kind {
+        "deepseek_v2" => {
+            let router = Router {
+                // Its code has no normalisation.
+                normalise: false,
+                scale: scale(1.0)?.unwrap_or(1.0),
+                ..usual
+            };
+            match f.maybe_text("topk_method")? {
+                Some("group_limited_greedy") => {
+                    grouped(router, f.maybe("n_group")?, f.maybe("topk_group")?)
+                }
+                _ => router,
+            }
+        }
+        "deepseek_v3" => {
+            let router = Router {
+                sigmoid: true,
+                scale: scale(2.5)?.unwrap_or(1.0),
+                groups: 8,
+                best_groups: 4,
+                ..usual
+            };
+            grouped(router, f.maybe("n_group")?, f.maybe("topk_group")?)
+        }
+        _ => usual,
     })
 }
 
@@ -107,21 +183,14 @@ fn rope_scaling(rope: &Fields<'_>, model: &Fields<'_>) -> Result<RopeScaling, Sp
         },
         Some("yarn") => {
             let factor = rope.needed("factor")?;
-            let grown = |scale: f64| {
-                if factor > 1.0 {
-                    0.1 * scale * factor.ln() + 1.0
-                } else {
-                    1.0
-                }
-            };
             let attention = match (
                 rope.real("attention_factor")?,
                 rope.real("mscale")?,
                 rope.real("mscale_all_dim")?,
             ) {
                 (Some(given), _, _) => given,
-                (None, Some(rotated), Some(all)) => grown(rotated) / grown(all),
-                _ => grown(1.0),
+                (None, Some(rotated), Some(all)) => grown(factor, rotated) / grown(factor, all),
+                _ => grown(factor, 1.0),
             };
             RopeScaling::Yarn {
                 factor,

@@ -80,8 +80,11 @@ pub fn family_layouts(model: &ModelConfig) -> Vec<&'static str> {
     let fits = |(ranks, layout): &&(u64, &str)| {
         kv_heads.is_multiple_of(*ranks) && (model.moe.is_none() || !layout.contains("sp=off"))
     };
-    let layouts = LAYOUTS.iter().filter(fits);
-    layouts.map(|&(_, layout)| layout).collect()
+    let layouts = LAYOUTS.iter().filter(fits).map(|&(_, layout)| layout);
+    let experts = model
+        .moe
+        .map(|_| "dp_shard=2,ep=2,tp=2,etp=1,sp=on,zero=2,mbs=2");
+    layouts.chain(experts).collect()
 }
 
 /// Text that repeats with variations, so that there is something to learn.

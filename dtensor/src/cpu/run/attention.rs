@@ -4,6 +4,7 @@ use super::Run;
 use crate::cpu::attention::{Heads, Weighting};
 use crate::cpu::machine::{CpuError, Machine};
 use crate::cpu::tensor::{Tensor, Terms, Value};
+use crate::cpu::tree::TreeSum;
 use crate::placement::Placement;
 use crate::trace::{AttentionShape, CollectiveKind, Detail, Op, OpKind, TensorId};
 use spec::Axis;
@@ -88,6 +89,90 @@ impl Run<'_> {
         let out = heads.weighted_keys(&weights.f32(), &values.f32(), dim);
         let dims = vec![heads.batch, positions.len(), heads.heads * dim];
         self.put_tensor(op.outputs[0], dims, out);
+        Ok(())
+    }
+
+    /// Every head's own columns with those all heads share.
+    pub(super) fn join(&mut self, op: &Op) -> Result<(), CpuError> {
+        let Detail::Join { own, shared } = op.detail else {
+            return Err(Machine::unsupported(op, "no widths"));
+        };
+        let (own, shared) = (own as usize, shared as usize);
+        let (x, more) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+        let heads = x.columns() / own;
+        let (mut shape, rows) = (x.shape.clone(), x.rows());
+        *shape.last_mut().expect("keys have columns") = heads * (own + shared);
+        let (x, more) = (x.f32(), more.f32());
+        let mut out = Vec::with_capacity(rows * heads * (own + shared));
+        for row in 0..rows {
+            for head in x[row * heads * own..][..heads * own].chunks(own) {
+                out.extend_from_slice(head);
+                out.extend_from_slice(&more[row * shared..][..shared]);
+            }
+        }
+        self.put_tensor(op.outputs[0], shape, out);
+        Ok(())
+    }
+
+    /// Gradients of each; that of the shared columns is a sum over heads.
+    pub(super) fn join_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CpuError> {
+        let Detail::Join { own, shared } = forward.detail else {
+            return Err(Machine::unsupported(op, "no widths"));
+        };
+        let (own, shared) = (own as usize, shared as usize);
+        let dy = self.tensor(op.inputs[0])?;
+        let heads = dy.columns() / (own + shared);
+        let (shape, rows) = (dy.shape.clone(), dy.rows());
+        let dy = dy.f32();
+        let head = |row: usize, h: usize| &dy[(row * heads + h) * (own + shared)..][..own + shared];
+        let mut d_own = Vec::with_capacity(rows * heads * own);
+        for row in 0..rows {
+            for h in 0..heads {
+                d_own.extend_from_slice(&head(row, h)[..own]);
+            }
+        }
+        let of_head = |h: usize| -> Vec<f32> {
+            let columns = (0..rows).flat_map(|row| head(row, h)[own..].iter().copied());
+            columns.collect()
+        };
+        let with = |columns: usize| {
+            let mut shape = shape.clone();
+            *shape.last_mut().expect("keys have columns") = columns;
+            shape
+        };
+        let dtype = self.info(op.outputs[1]).dtype;
+        let value = if self.machine.is_exact() {
+            let info = self.info(forward.inputs[0]);
+            let last = info.global.len() - 1;
+            let position = &self.machine.position;
+            let held = position.indices(&info.global, &info.placements, last);
+            let mut sum = TreeSum::default();
+            for h in 0..heads {
+                sum.leaf(held[h * own] / own as u64, of_head(h));
+            }
+            let whole = held.len() as u64 == info.global[last];
+            let terms = Terms {
+                terms: vec![sum],
+                shape: with(shared),
+                dtype,
+            };
+            if whole {
+                Value::Tensor(terms.reduce())
+            } else {
+                Value::Terms(terms)
+            }
+        } else {
+            let mut sum = vec![0.0; rows * shared];
+            for h in 0..heads {
+                for (a, b) in sum.iter_mut().zip(of_head(h)) {
+                    *a += b;
+                }
+            }
+            Value::Tensor(Tensor::new(with(shared), sum, dtype))
+        };
+        let own_shape = with(heads * own);
+        self.set(op.outputs[1], value);
+        self.put_tensor(op.outputs[0], own_shape, d_own);
         Ok(())
     }
 

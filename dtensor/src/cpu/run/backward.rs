@@ -6,7 +6,7 @@ use crate::backward::GRADIENT_SUM;
 use crate::block::Step;
 use crate::cpu::block::GradientSink;
 use crate::cpu::elementwise;
-use crate::cpu::experts::probabilities_backward;
+use crate::cpu::experts::weights_backward;
 use crate::cpu::machine::{CpuError, Machine};
 use crate::cpu::redistribute::put;
 use crate::cpu::tensor::{Tensor, Value};
@@ -95,6 +95,9 @@ impl Run<'_> {
             (OpKind::Bias, _) => self.bias_backward(op, forward, sink),
             (OpKind::Dropout, _) => self.dropout_backward(op, forward),
             (OpKind::Rope, _) => self.rope(forward, true, op.inputs[0], op.outputs[0]),
+            (OpKind::Copy, _) if matches!(forward.detail, Detail::Join { .. }) => {
+                self.join_backward(op, forward)
+            }
             (OpKind::Copy, _) => {
                 let x = self.tensor(op.inputs[0])?;
                 let (shape, data) = (x.shape.clone(), x.f32().into_owned());
@@ -120,15 +123,14 @@ impl Run<'_> {
                 Ok(())
             }
             (OpKind::TopK, _) => {
-                let Detail::Route { normalise } = forward.detail else {
+                let Detail::Route { router, .. } = forward.detail else {
                     return Err(Machine::unsupported(op, "no rule of choice"));
                 };
                 let route = Arc::clone(self.routing(op)?);
                 let logits = self.tensor(forward.inputs[0])?;
                 let dy = self.tensor(op.inputs[0])?.f32();
                 let chosen = (route.chosen.as_slice(), route.top_k);
-                let out =
-                    probabilities_backward(&logits.f32(), route.experts, chosen, normalise, &dy);
+                let out = weights_backward(&logits.f32(), route.experts, chosen, &router, &dy);
                 let shape = logits.shape.clone();
                 self.put_tensor(op.outputs[0], shape, out);
                 Ok(())

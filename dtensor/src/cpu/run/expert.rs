@@ -2,7 +2,7 @@
 
 use super::Run;
 use crate::cpu::block::GradientSink;
-use crate::cpu::experts::{Route, probabilities};
+use crate::cpu::experts::{Route, ranking, weights};
 use crate::cpu::gemm::{Matrix, multiply_add, multiply_part, multiply_tree};
 use crate::cpu::machine::{CpuError, Machine};
 use crate::cpu::redistribute::{read_terms, write_terms};
@@ -20,7 +20,7 @@ impl Run<'_> {
     }
 
     pub(super) fn top_k(&mut self, op: &Op) -> Result<(), CpuError> {
-        let Detail::Route { normalise } = op.detail else {
+        let Detail::Route { router, bias } = op.detail else {
             return Err(Machine::unsupported(op, "no rule of choice"));
         };
         let logits = self.tensor(op.inputs[0])?;
@@ -32,8 +32,10 @@ impl Run<'_> {
             .expect("choices have a last dim") as usize;
         let tokens = self.machine.tokens(self.info(op.inputs[0]), self.batch);
         let data = logits.f32();
-        let route = Arc::new(Route::new(&data, experts, top_k, &tokens));
-        let p = probabilities(&data, experts, &route.chosen, top_k, normalise);
+        let bias = bias.map(|b| self.parameters.parameter(b).f32());
+        let ranks = ranking(&data, experts, &router, bias.as_deref());
+        let route = Arc::new(Route::new(&ranks, experts, top_k, &tokens));
+        let p = weights(&data, experts, (&route.chosen, top_k), &router);
         let mut shape = logits.shape.clone();
         *shape.last_mut().expect("logits have a last dim") = top_k;
         self.put_tensor(op.outputs[0], shape, p);

@@ -342,6 +342,7 @@ impl<'r> Run<'r> {
             OpKind::Bias => self.bias(op),
             OpKind::Dropout => self.dropout(op),
             OpKind::Rope => self.rope(op, false, op.inputs[0], op.outputs[0]),
+            OpKind::Copy if matches!(op.detail, Detail::Join { .. }) => self.join(op),
             OpKind::Copy => {
                 let x = self.tensor(op.inputs[0])?;
                 let (shape, data) = (x.shape.clone(), x.f32().into_owned());

@@ -393,6 +393,8 @@ impl Run<'_> {
     ) -> Result<(), CpuError> {
         let Detail::Rope {
             head_dim,
+            first,
+            neighbours,
             dims,
             theta,
             scaling,
@@ -405,16 +407,15 @@ impl Run<'_> {
         let x = self.tensor(from)?;
         let (shape, columns) = (x.shape.clone(), x.columns());
         let mut out = x.f32().into_owned();
-        let frequencies = scaling.frequencies(theta, dims);
-        elementwise::rope(
-            &mut out,
-            columns,
-            head_dim as usize,
-            (&frequencies, scaling.magnitude()),
-            &positions,
+        let rotation = elementwise::Rotation {
+            head_dim: head_dim as usize,
+            first: first as usize,
+            neighbours,
+            frequencies: scaling.frequencies(theta, dims),
+            magnitude: scaling.magnitude(),
             backward,
-            self.threads(),
-        );
+        };
+        elementwise::rope(&mut out, columns, &rotation, &positions, self.threads());
         self.put_tensor(to, shape, out);
         Ok(())
     }

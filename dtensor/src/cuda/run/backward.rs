@@ -1,6 +1,6 @@
 //! Backward of a pass: which kernels each traced operator runs.
 
-use super::{GradientSink, Run, unsupported};
+use super::{GradientSink, Run, plain_choice, unsupported};
 use crate::backward::GRADIENT_SUM;
 use crate::block::Step;
 use crate::cuda::error::CudaError;
@@ -134,7 +134,7 @@ impl Run<'_> {
     fn expert_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CudaError> {
         match op.kind {
             OpKind::TopK => {
-                let Detail::Route { normalise } = forward.detail else {
+                let Some(normalise) = plain_choice(forward.detail) else {
                     return Err(unsupported(op, "no rule of choice"));
                 };
                 let route = self.routing(op)?;

@@ -1,6 +1,6 @@
 //! Forward of a pass: which kernels each traced operator runs.
 
-use super::{Run, unsupported};
+use super::{Run, plain_choice, unsupported};
 use crate::Nonlinearity;
 use crate::block::Step;
 use crate::cuda::error::CudaError;
@@ -65,7 +65,7 @@ impl Run<'_> {
             OpKind::Bias => self.bias(op),
             OpKind::Dropout => self.dropout(op),
             OpKind::Rope => self.rope(op, false, op.inputs[0], op.outputs[0]),
-            OpKind::Copy => self.copied(op),
+            OpKind::Copy if op.detail == Detail::None => self.copied(op),
             OpKind::Embedding => self.embedding(op),
             OpKind::CrossEntropy => self.cross_entropy(op),
             OpKind::TopK => self.top_k(op),
@@ -87,6 +87,7 @@ impl Run<'_> {
                 Err(unsupported(op, "attention in pieces"))
             }
             OpKind::Collective(_) => Err(unsupported(op, "several ranks")),
+            OpKind::Copy => Err(unsupported(op, "keys with a part that heads share")),
             OpKind::Scale => Err(unsupported(op, "this scaling")),
         }
     }
@@ -223,7 +224,14 @@ impl Run<'_> {
         from: TensorId,
         to: TensorId,
     ) -> Result<(), CudaError> {
-        let Detail::Rope { head_dim, dims, .. } = op.detail else {
+        let Detail::Rope {
+            head_dim,
+            dims,
+            first: 0,
+            neighbours: false,
+            ..
+        } = op.detail
+        else {
             return Err(unsupported(op, "no frequencies"));
         };
         let (turns, sequence) = self.machine.turns(self.info(op.inputs[0]), &op.detail)?;
@@ -289,7 +297,7 @@ impl Run<'_> {
     }
 
     fn top_k(&mut self, op: &Op) -> Result<(), CudaError> {
-        let Detail::Route { normalise } = op.detail else {
+        let Some(normalise) = plain_choice(op.detail) else {
             return Err(unsupported(op, "no rule of choice"));
         };
         let logits = self.tensor(op.inputs[0])?;

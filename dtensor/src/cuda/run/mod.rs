@@ -20,6 +20,7 @@ use super::tensor::{Device, Tensor};
 use crate::block::{Block, Half, Keep, Step};
 use crate::philox::Stream;
 use crate::trace::{Detail, Op, OpKind, Pass, TensorId, TensorInfo, TensorRole};
+use spec::model::Router;
 
 /// What a block keeps of a micro-batch between its passes.
 #[derive(Default)]
@@ -223,6 +224,18 @@ impl<'r> Run<'r> {
             op.kind == OpKind::CrossEntropy || matches!(op.detail, Detail::VocabularySums { .. })
         })
     }
+}
+
+/// Whether a plain choice of experts, by softmax, normalises; nothing for any other choice.
+fn plain_choice(detail: Detail) -> Option<bool> {
+    let Detail::Route { router, bias: None } = detail else {
+        return None;
+    };
+    let plain = Router {
+        normalise: router.normalise,
+        ..Router::default()
+    };
+    (router == plain).then_some(router.normalise)
 }
 
 /// A typed refusal.
