@@ -283,13 +283,12 @@ fn sharing(mesh: &Mesh, rank: usize, sharded: bool) -> [Sharing; 2] {
 
 /// Refuses models with something that has no cpu kernel, before any rank starts.
 pub(crate) fn check(model: &ModelConfig) -> Result<(), ExecutorError> {
-    use spec::model::Family;
-    let reason = if model.family == Family::GptOss {
-        Some("gpt-oss's weights have a layout that is not supported yet")
-    } else if model.constants.rope_scaling == spec::RopeScaling::Other {
+    let reason = if model.constants.rope_scaling == spec::RopeScaling::Other {
         Some("this rope_type (default, linear, llama3 and yarn are)")
-    } else if model.attention.sinks || model.mtp_layers > 0 {
-        Some("attention sinks or prediction modules")
+    } else if model.attention.sinks {
+        Some("attention sinks")
+    } else if model.mtp_layers > 0 {
+        Some("prediction modules; set num_nextn_predict_layers to 0 to train without them")
     } else if model.moe.is_some_and(|m| m.bias) {
         Some("expert biases")
     } else {

@@ -75,10 +75,10 @@ impl HubWeights {
         })
     }
 
-    /// A tensor by name; GPT-2's hub files leave the leading `transformer.` out, and tied heads are
-    /// not stored.
+    /// A tensor by name; files of a model without its head (GPT-2's, BLOOM's, OPT's) leave the first part of
+    /// names out, such as `transformer.`, and tied heads are not stored.
     fn find(&self, name: &str) -> Option<&Held> {
-        let bare = name.strip_prefix("transformer.").unwrap_or(name);
+        let bare = name.split_once('.').map_or(name, |(_, bare)| bare);
         self.tensors.get(name).or_else(|| self.tensors.get(bare))
     }
 }
