@@ -52,6 +52,24 @@ impl Tape<'_> {
         chosen
     }
 
+    /// Adds every expert's bias to its rows.
+    ///
+    /// # Errors
+    /// When rows are terms of a sum: the bias would be added once for each.
+    pub fn expert_bias(
+        &mut self,
+        scope: &str,
+        rows: &DTensor,
+        b: &DTensor,
+    ) -> Result<DTensor, DTensorError> {
+        if self.mesh().etp > 1 && rows.placements.on(Axis::Etp) == Placement::Partial {
+            return Err(no_rule("expert bias", scope, &[rows, b]));
+        }
+        let out = self.bias(scope, rows, b);
+        self.detail(Detail::ExpertBias);
+        Ok(out)
+    }
+
     /// Tokens copied to one row per choice, ordered by expert: `[b, s, h]` → `[b·s·k, h]`.
     pub fn permute(&mut self, scope: &str, x: &DTensor, k: u64) -> DTensor {
         let local = self.trace.tensor(x.id).shape.clone();

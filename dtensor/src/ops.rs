@@ -178,6 +178,22 @@ impl Tape<'_> {
         out
     }
 
+    /// `g·σ(1.702·g)·(u + 1)` of bounded operands, as gpt-oss has it. Keeps both.
+    pub fn bounded_glu(
+        &mut self,
+        scope: &str,
+        gate: &DTensor,
+        up: &DTensor,
+        limit: f64,
+    ) -> DTensor {
+        let out = self.like(scope, up, up.dtype);
+        let kind = OpKind::Activation { gated: true };
+        let saved = [gate.id, up.id];
+        self.record(scope, kind, &[gate, up], &[&out], &saved, Rule::Own);
+        self.detail(Detail::BoundedGlu { limit });
+        out
+    }
+
     /// As [`Tape::gated_activation`] on one tensor that holds gate and up, `[…, 2f]` → `[…, f]`.
     pub fn fused_gated_activation(
         &mut self,

@@ -144,6 +144,13 @@ pub enum Detail {
         /// Whether a GELU is the tanh approximation.
         tanh: bool,
     },
+    /// `g·σ(1.702·g)·(u + 1)` with `g` at most `limit` and `u` within `±limit`.
+    BoundedGlu {
+        /// The bound.
+        limit: f64,
+    },
+    /// A bias for the rows of each expert.
+    ExpertBias,
     /// Dropout with this probability.
     Dropout {
         /// Of a zero.
@@ -201,6 +208,8 @@ pub struct SoftmaxRule {
     pub scale: f64,
     /// Bound `c` of the scaled scores, `c·tanh(x/c)`.
     pub cap: Option<f64>,
+    /// A number per head that stands beside its scores and whose weight goes nowhere.
+    pub sinks: Option<TensorId>,
     /// Number of heads whose scores fall linearly with distance (Press et al. 2022, ALiBi); each head
     /// has its own slope.
     pub alibi: Option<u64>,

@@ -239,6 +239,9 @@ fn start(model: &ModelConfig, block: &Block, id: TensorId, name: &str) -> Start 
             }
             OpKind::Norm if bias => return Start::Zeros,
             OpKind::Bias if op.inputs.get(1) == Some(&id) => return Start::Zeros,
+            OpKind::Softmax(_) if matches!(op.detail, Detail::Softmax(r) if r.sinks == Some(id)) => {
+                return Start::Zeros;
+            }
             OpKind::TopK if matches!(op.detail, Detail::Route { bias: Some(b), .. } if b == id) => {
                 return Start::Zeros;
             }

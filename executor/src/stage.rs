@@ -285,12 +285,8 @@ fn sharing(mesh: &Mesh, rank: usize, sharded: bool) -> [Sharing; 2] {
 pub(crate) fn check(model: &ModelConfig) -> Result<(), ExecutorError> {
     let reason = if model.constants.rope_scaling == spec::RopeScaling::Other {
         Some("this rope_type (default, linear, llama3 and yarn are)")
-    } else if model.attention.sinks {
-        Some("attention sinks")
     } else if model.mtp_layers > 0 {
         Some("prediction modules; set num_nextn_predict_layers to 0 to train without them")
-    } else if model.moe.is_some_and(|m| m.bias) {
-        Some("expert biases")
     } else {
         None
     };

@@ -1,6 +1,6 @@
 //! Self-attention: grouped-query and latent.
 
-use dtensor::{AttentionShape, DTensor, Placement, SoftmaxRule};
+use dtensor::{AttentionShape, DTensor, Placement, SoftmaxRule, TensorId};
 use spec::model::{AttentionKind, Position, Projections};
 use spec::{Axis, CpKind, LayerClass, RopeScaling};
 
@@ -62,16 +62,16 @@ pub(crate) fn grouped(
         q = block.tape.rope(&scope("rotary_emb"), &q, head, frequencies);
         k = block.tape.rope(&scope("rotary_emb"), &k, head, frequencies);
     }
-    if config.sinks {
-        block
-            .tape
-            .parameter(&scope("sinks"), &[heads], block.dtype, 1);
-    }
+    let sinks = config.sinks.then(|| {
+        let name = scope("sinks");
+        block.tape.parameter(&name, &[heads], block.dtype, 1).id
+    });
     let dims = Dims {
         heads,
         kv_heads,
         qk_dim: head_dim,
         v_dim: head_dim,
+        sinks,
     };
     let out = core(block, class, [q, k, v], dims)?;
     block.linear(&scope(n.o), &out, hidden, heads * head_dim, config.out_bias)
@@ -155,6 +155,7 @@ pub(crate) fn latent(
         kv_heads: heads,
         qk_dim,
         v_dim,
+        sinks: None,
     };
     let out = core(block, class, [q, k, v], dims)?;
     block.linear(&scope(n.o), &out, hidden, heads * v_dim, config.out_bias)
@@ -165,6 +166,7 @@ struct Dims {
     kv_heads: u64,
     qk_dim: u64,
     v_dim: u64,
+    sinks: Option<TensorId>,
 }
 
 /// Core attention with its exchange over the sharded sequence.
@@ -193,6 +195,7 @@ fn core(
     let rule = SoftmaxRule {
         scale: constants.attention_scale.unwrap_or(usual),
         cap: constants.attention_cap,
+        sinks: dims.sinks,
         alibi: (block.model.position == Position::Alibi).then_some(dims.heads),
     };
     let weights = (rule, block.model.attention_dropout);

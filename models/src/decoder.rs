@@ -170,33 +170,47 @@ impl Block<'_, '_, '_> {
     }
 
     fn expert_mlp(&mut self, moe: &Moe, rows: &DTensor) -> Result<DTensor, ModelError> {
-        let n = self.names;
-        let groups = moe.experts.div_ceil(self.tape.mesh().ep);
         let hidden = self.model.hidden;
-        let linear = |block: &mut Self, x: &DTensor, index: usize, out: u64, inner: u64| {
-            let scope = format!("{}.{}", n.moe, n.expert[index]);
-            let name = format!("{scope}.weight");
-            let w = block
-                .tape
-                .parameter(&name, &[out, inner], block.dtype, moe.experts);
-            if moe.bias {
-                block
-                    .tape
-                    .parameter(&format!("{scope}.bias"), &[out], block.dtype, moe.experts);
-            }
-            block.tape.grouped_linear(&scope, x, &w, groups)
-        };
-        let activation = format!("{}.experts.act_fn", n.moe);
+        let activation = format!("{}.experts.act_fn", self.names.moe);
+        let up = |block: &mut Self| block.expert_linear(moe, rows, 1, [moe.expert_ffn, hidden]);
         let inner = if self.model.mlp.gated {
-            let gate = linear(self, rows, 0, moe.expert_ffn, hidden)?;
-            let up = linear(self, rows, 1, moe.expert_ffn, hidden)?;
-            self.tape
-                .gated_activation(&activation, self.nonlinearity(), &gate, &up)
+            let gate = self.expert_linear(moe, rows, 0, [moe.expert_ffn, hidden])?;
+            let up = up(self)?;
+            match self.model.constants.bounded_glu {
+                Some(limit) => self.tape.bounded_glu(&activation, &gate, &up, limit),
+                None => self
+                    .tape
+                    .gated_activation(&activation, self.nonlinearity(), &gate, &up),
+            }
         } else {
-            let up = linear(self, rows, 1, moe.expert_ffn, hidden)?;
+            let up = up(self)?;
             self.tape.activation(&activation, self.nonlinearity(), &up)
         };
-        Ok(linear(self, &inner, 2, hidden, moe.expert_ffn)?)
+        self.expert_linear(moe, &inner, 2, [hidden, moe.expert_ffn])
+    }
+
+    /// One of the projections of all experts, by its place in [`Names::expert`], with its bias.
+    fn expert_linear(
+        &mut self,
+        moe: &Moe,
+        x: &DTensor,
+        index: usize,
+        [out, inner]: [u64; 2],
+    ) -> Result<DTensor, ModelError> {
+        let groups = moe.experts.div_ceil(self.tape.mesh().ep);
+        let scope = format!("{}.{}", self.names.moe, self.names.expert[index]);
+        let (experts, dtype) = (moe.experts, self.dtype);
+        let mut own = |name: &str, shape: &[u64]| {
+            self.tape
+                .parameter(&format!("{scope}.{name}"), shape, dtype, experts)
+        };
+        let w = own("weight", &[out, inner]);
+        let b = moe.bias.then(|| own("bias", &[out]));
+        let y = self.tape.grouped_linear(&scope, x, &w, groups)?;
+        match b {
+            Some(b) => Ok(self.tape.expert_bias(&scope, &y, &b)?),
+            None => Ok(y),
+        }
     }
 
     /// A norm with its weight (and bias).

@@ -174,7 +174,12 @@ pub fn names(model: &ModelConfig) -> Names {
         },
         Family::GptOss => Names {
             router: "router",
-            expert: ["experts.gate_proj", "experts.up_proj", "experts.down_proj"],
+            // Files have one tensor for the gates and ups of all experts, and one for their downs.
+            expert: [
+                "experts.gate_up_proj.{expert}.gate",
+                "experts.gate_up_proj.{expert}.up",
+                "experts.down_proj.{expert}",
+            ],
             ..LLAMA
         },
     }

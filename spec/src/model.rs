@@ -104,6 +104,8 @@ pub struct ModelConstants {
     pub rope_neighbours: bool,
     /// How experts are chosen.
     pub router: Router,
+    /// Bound of gate and up projections in `g·σ(1.702·g)·(u + 1)`, where experts have that (gpt-oss).
+    pub bounded_glu: Option<f64>,
     /// Standard deviation of initial weights.
     pub initializer_range: f64,
 }
@@ -123,6 +125,7 @@ impl Default for ModelConstants {
             logit_cap: None,
             rope_neighbours: false,
             router: Router::default(),
+            bounded_glu: None,
             initializer_range: 0.02,
         }
     }

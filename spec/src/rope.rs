@@ -38,6 +38,8 @@ pub enum RopeScaling {
         beta_slow: f64,
         /// Factor of queries and of keys.
         attention: f64,
+        /// Whether the ramp begins and ends at whole pairs.
+        whole_pairs: bool,
     },
     /// One that this crate does not know.
     Other,
@@ -84,13 +86,18 @@ impl RopeScaling {
                 original,
                 beta_fast,
                 beta_slow,
+                whole_pairs,
                 ..
             } => {
                 // The pair whose frequency makes that many turns in the original context.
                 let pair_of =
                     |turns: f64| dims * (original / (turns * 2.0 * PI)).ln() / (2.0 * theta.ln());
-                let first = pair_of(beta_fast).floor().max(0.0);
-                let last = pair_of(beta_slow).ceil().min(dims - 1.0);
+                let (first, last) = (pair_of(beta_fast), pair_of(beta_slow));
+                let (first, last) = match whole_pairs {
+                    true => (first.floor(), last.ceil()),
+                    false => (first, last),
+                };
+                let (first, last) = (first.max(0.0), last.min(dims - 1.0));
                 let width = if last > first { last - first } else { 0.001 };
                 let ramp = ((pair - first) / width).clamp(0.0, 1.0);
                 mixed(plain, plain / factor, 1.0 - ramp)
@@ -124,6 +131,7 @@ mod tests {
             beta_fast: 32.0,
             beta_slow: 1.0,
             attention: 0.1 * 8f64.ln() + 1.0,
+            whole_pairs: true,
         };
         for scaling in [LLAMA31, yarn] {
             let plain = RopeScaling::None.frequencies(500_000.0, 128);

@@ -141,37 +141,49 @@ def hub(path):
     # Not trained, but with the weights in files.
     held |= {name: b for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")}
     shapes = {name.replace("lm_head", head): tuple(p.shape) for name, p in held.items()}
-    w = fill(apart(shapes))
-    here = {name.replace(head, "lm_head"): value for name, value in together(w, shapes).items()}
+    kind = config.model_type
+    w = fill(apart(shapes, kind))
+    here = {name.replace(head, "lm_head"): value for name, value in together(w, shapes, kind).items()}
     ids, labels = tokens()
     logits = torch.func.functional_call(model, here, (ids[None],), {"use_cache": False}).logits[0]
     return w, logits, F.cross_entropy(logits, labels)
 
 
-def experts_of(name):
-    """Names of an expert's own weights in a tensor of all experts, as files of weights have them."""
-    module, _, last = name.rpartition(".experts.")
-    parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(last, ())
-    return lambda expert: [f"{module}.experts.{expert}.{part}.weight" for part in parts]
+def experts_of(name, shape, kind):
+    """For a tensor of all experts: the names and shapes of one expert's weights, and the tensor's part of them.
+    Most files have these apart; gpt-oss's do not, and gates and ups are columns in turn there."""
+    module, _, tensor = name.rpartition(".experts.")
+    tensor, bias = tensor.removesuffix("_bias"), tensor.endswith("_bias")
+    if not module or tensor not in ("gate_up_proj", "down_proj"):
+        return None
+    if kind != "gpt_oss":
+        parts = ("gate_proj", "up_proj") if tensor == "gate_up_proj" else (tensor,)
+        one = (shape[1] // len(parts), shape[2])
+        return lambda e: {f"{module}.experts.{e}.{part}.weight": one for part in parts}, torch.cat
+    last = "bias" if bias else "weight"
+    parts = (".gate", ".up") if tensor == "gate_up_proj" else ("",)
+    one = (shape[-1] // len(parts),) if bias else (shape[2] // len(parts), shape[1])
+    join = lambda w: torch.stack([x.T if x.ndim == 2 else x for x in w], -1).reshape(shape[1:])
+    return lambda e: {f"{module}.experts.{tensor}.{e}{part}.{last}": one for part in parts}, join
 
 
-def apart(shapes):
+def apart(shapes, kind):
     names = {}
     for name, shape in shapes.items():
-        if len(shape) < 3:
+        experts = experts_of(name, shape, kind)
+        for e in range(shape[0]) if experts else ():
+            names |= experts[0](e)
+        if not experts:
             names[name] = shape
-            continue
-        for expert in range(shape[0]):
-            own = experts_of(name)(expert)
-            names |= {part: (shape[1] // len(own), shape[2]) for part in own}
     return names
 
 
-def together(w, shapes):
+def together(w, shapes, kind):
     def whole(name, shape):
-        if len(shape) < 3:
+        experts = experts_of(name, shape, kind)
+        if not experts:
             return w[name]
-        return torch.stack([torch.cat([w[part] for part in experts_of(name)(e)]) for e in range(shape[0])])
+        return torch.stack([experts[1]([w[part] for part in experts[0](e)]) for e in range(shape[0])])
 
     return {name: whole(name, shape) for name, shape in shapes.items()}
 

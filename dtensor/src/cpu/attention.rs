@@ -32,6 +32,8 @@ pub(super) struct Weighting {
     pub(super) cap: Option<f32>,
     /// What a key loses per token of distance, by local head.
     pub(super) slopes: Option<Vec<f32>>,
+    /// A score of every local head that takes weight and gives nothing.
+    pub(super) sinks: Option<Vec<f32>>,
 }
 
 impl Weighting {
@@ -43,7 +45,7 @@ impl Weighting {
         keys: Range<usize>,
         position: u64,
     ) -> Option<Vec<f32>> {
-        if self.cap.is_none() && self.slopes.is_none() {
+        if self.cap.is_none() && self.slopes.is_none() && self.sinks.is_none() {
             return None;
         }
         let mut changed: Vec<f32> = scores.iter().map(|x| x * self.scale).collect();
@@ -217,16 +219,19 @@ impl Heads<'_> {
             let seen = self.seen(position);
             let scores = &scores[row * keys..(row + 1) * keys][seen.clone()];
             let out = &mut out[seen.clone()];
-            let (scores, scale) = match weighting.changed(scores, self.head_of(row), seen, position)
-            {
+            let head = self.head_of(row);
+            let (scores, scale) = match weighting.changed(scores, head, seen, position) {
                 Some(changed) => (Cow::Owned(changed), 1.0),
                 None => (Cow::Borrowed(scores), weighting.scale),
             };
-            let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let sink = weighting.sinks.as_ref().map(|sinks| sinks[head]);
+            let least = sink.unwrap_or(f32::NEG_INFINITY);
+            let largest = scores.iter().copied().fold(least, f32::max);
             for (y, &x) in out.iter_mut().zip(scores.iter()) {
                 *y = exp((x - largest) * scale);
             }
-            let inverse = 1.0 / row_sum(out.iter().copied());
+            let sink = sink.map_or(0.0, |sink| exp(sink - largest));
+            let inverse = 1.0 / (row_sum(out.iter().copied()) + sink);
             for y in out {
                 *y *= inverse;
             }
@@ -245,6 +250,24 @@ impl Heads<'_> {
             let along = row_sum(p.iter().zip(dp).map(|(p, d)| p * d));
             for ((y, p), d) in out[seen].iter_mut().zip(p).zip(dp) {
                 *y = scale * p * (d - along);
+            }
+        });
+        out
+    }
+
+    /// Gradient of every head's sink by query, `[batch · queries, heads]`: the weight that the sink took,
+    /// times what weights elsewhere are worth.
+    pub(super) fn sinks_backward(&self, p: &[f32], dp: &[f32]) -> Vec<f32> {
+        let (keys, queries) = (self.kv_len, self.queries());
+        let mut out = vec![0.0; self.batch * queries * self.heads];
+        each_row(&mut out, self.heads, self.threads, |row, out| {
+            let (b, q) = (row / queries, row % queries);
+            for (h, y) in out.iter_mut().enumerate() {
+                let start = ((b * self.heads + h) * queries + q) * keys;
+                let seen = self.seen(self.positions[q]);
+                let (p, dp) = (&p[start..][seen.clone()], &dp[start..][seen]);
+                let taken = 1.0 - row_sum(p.iter().copied());
+                *y = -taken * row_sum(p.iter().zip(dp).map(|(p, d)| p * d));
             }
         });
         out

@@ -66,6 +66,32 @@ pub(super) fn kernels(function: Activation, tanh: bool) -> &'static dyn Nonlinea
     }
 }
 
+/// Steepness of the sigmoid in gpt-oss's gate.
+const STEEP: f32 = 1.702;
+
+/// `g ← min(g, c)·σ(1.702·min(g, c))·(clamp(u, ±c) + 1)`.
+pub(super) fn bounded_glu(gate: &mut [f32], up: &[f32], limit: f32) {
+    for (g, u) in gate.iter_mut().zip(up) {
+        let bounded = g.min(limit);
+        *g = bounded * sigmoid(STEEP * bounded) * (u.clamp(-limit, limit) + 1.0);
+    }
+}
+
+/// Gradients in the places of gate and up projections; what lies beyond a bound has none.
+pub(super) fn bounded_glu_backward(gate: &mut [f32], up: &mut [f32], dy: &[f32], limit: f32) {
+    for ((g, u), d) in gate.iter_mut().zip(up).zip(dy) {
+        let bounded = g.min(limit);
+        let s = sigmoid(STEEP * bounded);
+        let slope = s * (1.0 + STEEP * bounded * (1.0 - s));
+        let d_gate = d * (u.clamp(-limit, limit) + 1.0) * slope;
+        let d_up = d * bounded * s;
+        (*g, *u) = (
+            if *g > limit { 0.0 } else { d_gate },
+            if u.abs() > limit { 0.0 } else { d_up },
+        );
+    }
+}
+
 struct GeluTanh;
 
 impl Scalar for GeluTanh {

@@ -93,6 +93,10 @@ pub(super) fn decode(f: &Fields<'_>, kind: &str) -> Result<ModelConstants, SpecE
             _ => false,
         },
         router: router(f, kind)?,
+        bounded_glu: match kind {
+            "gpt_oss" => f.real_or("swiglu_limit", 7.0)?,
+            _ => None,
+        },
         initializer_range: f
             .real("initializer_range")?
             .unwrap_or(usual.initializer_range),
@@ -120,7 +124,10 @@ fn grown(factor: f64, scale: f64) -> f64 {
 
 fn router(f: &Fields<'_>, kind: &str) -> Result<Router, SpecError> {
     let usual = Router {
-        normalise: f.flag("norm_topk_prob", matches!(kind, "mixtral" | "deepseek_v3"))?,
+        normalise: f.flag(
+            "norm_topk_prob",
+            matches!(kind, "mixtral" | "deepseek_v3" | "gpt_oss"),
+        )?,
         ..Router::default()
     };
     let grouped = |usual: Router, groups: Option<u64>, best: Option<u64>| Router {
@@ -198,6 +205,7 @@ fn rope_scaling(rope: &Fields<'_>, model: &Fields<'_>) -> Result<RopeScaling, Sp
                 beta_fast: rope.real("beta_fast")?.unwrap_or(32.0),
                 beta_slow: rope.real("beta_slow")?.unwrap_or(1.0),
                 attention,
+                whole_pairs: rope.flag("truncate", true)?,
             }
         }
         Some(_) => RopeScaling::Other,

@@ -2,11 +2,13 @@
 
 use super::Run;
 use crate::cpu::attention::{Heads, Weighting};
+use crate::cpu::block::GradientSink;
 use crate::cpu::machine::{CpuError, Machine};
 use crate::cpu::tensor::{Tensor, Terms, Value};
-use crate::cpu::tree::TreeSum;
+use crate::cpu::tokens;
+use crate::cpu::tree::{TOKEN_LEAF, TreeSum};
 use crate::placement::Placement;
-use crate::trace::{AttentionShape, CollectiveKind, Detail, Op, OpKind, TensorId};
+use crate::trace::{AttentionShape, CollectiveKind, Detail, Op, OpKind, SoftmaxRule, TensorId};
 use spec::Axis;
 use std::sync::Arc;
 
@@ -41,6 +43,7 @@ impl Run<'_> {
         op: &Op,
         forward: &Op,
         shape: &AttentionShape,
+        sink: &mut dyn GradientSink,
     ) -> Result<(), CpuError> {
         let p = self.tensor(forward.outputs[0])?;
         let positions = self.scores_positions(forward.outputs[0]);
@@ -52,8 +55,50 @@ impl Run<'_> {
             let scores = self.tensor(forward.inputs[0])?.f32();
             heads.uncap(&mut out, &scores, (weighting.scale, cap));
         }
+        if let Detail::Softmax(SoftmaxRule {
+            sinks: Some(sinks), ..
+        }) = forward.detail
+        {
+            let each = heads.sinks_backward(&p.f32(), &dp);
+            let columns = heads.heads;
+            let value = |row: usize, head: usize| each[row * columns + head];
+            self.query_sum(sink, sinks, &positions, columns, value)?;
+        }
         let dims = p.shape.clone();
         self.put_tensor(op.outputs[0], dims, out);
+        Ok(())
+    }
+
+    /// Adds to the gradient of a number per head the sum over this rank's queries.
+    fn query_sum(
+        &self,
+        sink: &mut dyn GradientSink,
+        parameter: TensorId,
+        positions: &[u64],
+        columns: usize,
+        value: impl Fn(usize, usize) -> f32,
+    ) -> Result<(), CpuError> {
+        let sequences = self.batch.ids.len() / positions.len().max(1);
+        let rows = sequences * positions.len();
+        if !self.machine.is_exact() {
+            tokens::column_sum(0..rows, columns, sink.plain(parameter), value);
+            return Ok(());
+        }
+        let leaves = self
+            .machine
+            .position_leaves(positions, self.batch.seq_len)?;
+        let per_sequence = self.batch.seq_len.div_ceil(TOKEN_LEAF);
+        let mut sum = TreeSum::default();
+        for b in 0..sequences {
+            let first = (self.batch.first_sequence + b as u64) * per_sequence;
+            for (leaf, range) in &leaves {
+                let mut node = vec![0.0; columns];
+                let at = b * positions.len();
+                tokens::column_sum(at + range.start..at + range.end, columns, &mut node, &value);
+                sum.leaf(first + leaf, node);
+            }
+        }
+        sink.tree(parameter, 0..columns, sum);
         Ok(())
     }
 
@@ -68,7 +113,18 @@ impl Run<'_> {
             let here = position.indices(&info.global, &info.placements, 1);
             here.into_iter().map(|h| slope(h, heads)).collect()
         });
+        let sinks = match rule.sinks {
+            Some(sinks) => Some(self.tensor(sinks)?.f32().into_owned()),
+            None => None,
+        };
+        let heads = self.info(scores).shape[1] as usize;
+        if sinks.as_ref().is_some_and(|s| s.len() != heads) {
+            let reason =
+                "sinks of heads that are on other ranks (context parallelism by all-to-all)";
+            return Err(Machine::unsupported(op, reason));
+        }
         Ok(Weighting {
+            sinks,
             scale: rule.scale as f32,
             cap: rule.cap.map(|c| c as f32),
             slopes,

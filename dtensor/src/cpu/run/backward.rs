@@ -88,10 +88,13 @@ impl Run<'_> {
             (OpKind::AttentionScores(shape) | OpKind::AttentionContext(shape), _) => {
                 self.attention_backward(op, forward, input.unwrap_or(0), &shape)
             }
-            (OpKind::Softmax(shape), _) => self.softmax_backward(op, forward, &shape),
+            (OpKind::Softmax(shape), _) => self.softmax_backward(op, forward, &shape, sink),
             (OpKind::Norm, _) => self.norm_backward(op, forward, sink),
             (OpKind::Activation { .. }, _) => self.activation_backward(op, forward),
             (OpKind::Scale, _) => self.scale_backward(op, forward),
+            (OpKind::Bias, _) if forward.detail == Detail::ExpertBias => {
+                self.expert_bias_backward(op, forward, sink)
+            }
             (OpKind::Bias, _) => self.bias_backward(op, forward, sink),
             (OpKind::Dropout, _) => self.dropout_backward(op, forward),
             (OpKind::Rope, _) => self.rope(forward, true, op.inputs[0], op.outputs[0]),

@@ -7,6 +7,7 @@ use crate::cpu::gemm::{Matrix, multiply_add, multiply_part, multiply_tree};
 use crate::cpu::machine::{CpuError, Machine};
 use crate::cpu::redistribute::{read_terms, write_terms};
 use crate::cpu::tensor::{Tensor, Value};
+use crate::cpu::tokens;
 use crate::cpu::tree::{TOKEN_LEAF, TreeSum, parts_of_leaves};
 use crate::trace::{Detail, Op, TensorId};
 use spec::Axis;
@@ -259,6 +260,54 @@ impl Run<'_> {
 
     pub(super) fn grouped_linear(&mut self, op: &Op) -> Result<(), CpuError> {
         self.grouped_product(op, (op.inputs[0], op.inputs[1], op.outputs[0]), false)
+    }
+
+    /// Adds every expert's bias to its rows.
+    pub(super) fn expert_bias(&mut self, op: &Op) -> Result<(), CpuError> {
+        let groups = self.experts_here(op)?;
+        let (x, b) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+        let (columns, shape) = (x.columns(), x.shape.clone());
+        let (mut out, b) = (x.f32().into_owned(), b.f32());
+        for (e, range) in groups.into_iter().enumerate() {
+            let bias = &b[e * columns..(e + 1) * columns];
+            for row in out[range.start * columns..range.end * columns].chunks_mut(columns) {
+                row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+            }
+        }
+        self.put_tensor(op.outputs[0], shape, out);
+        Ok(())
+    }
+
+    pub(super) fn expert_bias_backward(
+        &mut self,
+        op: &Op,
+        forward: &Op,
+        sink: &mut dyn GradientSink,
+    ) -> Result<(), CpuError> {
+        let groups = self.experts_here(op)?;
+        let dy = self.tensor(op.inputs[0])?;
+        let columns = dy.columns();
+        let dy = dy.f32();
+        let bias = forward.inputs[1];
+        let value = |row: usize, j: usize| dy[row * columns + j];
+        for (e, range) in groups.into_iter().enumerate() {
+            let part = e * columns..(e + 1) * columns;
+            if !self.machine.is_exact() {
+                tokens::column_sum(range, columns, &mut sink.plain(bias)[part], value);
+                continue;
+            }
+            let rows = &self.routing(op)?.at_experts()[range.clone()];
+            let tokens: Vec<u64> = rows.iter().map(|r| r.token).collect();
+            let mut sum = TreeSum::default();
+            for (leaf, rows) in parts_of_leaves(&tokens, TOKEN_LEAF) {
+                let mut node = vec![0.0; columns];
+                let rows = range.start + rows.start..range.start + rows.end;
+                tokens::column_sum(rows, columns, &mut node, value);
+                sum.leaf(leaf, node);
+            }
+            sink.tree(bias, part, sum);
+        }
+        Ok(())
     }
 
     pub(super) fn grouped_backward_weight(

@@ -339,6 +339,7 @@ impl<'r> Run<'r> {
                 self.put_tensor(op.outputs[0], shape, out);
                 Ok(())
             }
+            OpKind::Bias if op.detail == Detail::ExpertBias => self.expert_bias(op),
             OpKind::Bias => self.bias(op),
             OpKind::Dropout => self.dropout(op),
             OpKind::Rope => self.rope(op, false, op.inputs[0], op.outputs[0]),

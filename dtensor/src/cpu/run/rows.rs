@@ -212,6 +212,15 @@ impl Run<'_> {
             self.put_tensor(op.outputs[0], shape, out);
             return Ok(());
         }
+        if let Detail::BoundedGlu { limit } = op.detail {
+            let up = self.tensor(op.inputs[1])?.f32();
+            let mut out = x.f32().into_owned();
+            elementwise::each_block(&mut out, threads, |first, gate| {
+                nonlinear::bounded_glu(gate, &up[first..], limit as f32);
+            });
+            self.put_tensor(op.outputs[0], shape, out);
+            return Ok(());
+        }
         let f = Self::function(op)?;
         let data = x.f32();
         let mut out;
@@ -252,6 +261,13 @@ impl Run<'_> {
                 }
             });
             self.put_tensor(op.outputs[0], shape, out);
+            return Ok(());
+        }
+        if let Detail::BoundedGlu { limit } = forward.detail {
+            let mut up = self.tensor(forward.inputs[1])?.f32().into_owned();
+            nonlinear::bounded_glu_backward(&mut out, &mut up, &dy, limit as f32);
+            self.put_tensor(op.outputs[0], shape.clone(), out);
+            self.put_tensor(op.outputs[1], shape, up);
             return Ok(());
         }
         let f = Self::function(forward)?;

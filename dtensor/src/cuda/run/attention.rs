@@ -82,7 +82,14 @@ impl Run<'_> {
         let mut ops = self.block.trace.forward.iter();
         let softmax = ops.find(|op| op.inputs.first() == Some(&scores.outputs[0]));
         match softmax.map(|op| op.detail) {
-            Some(Detail::Softmax(rule)) if rule.cap.is_none() && rule.alibi.is_none() => Ok(rule),
+            Some(Detail::Softmax(
+                rule @ SoftmaxRule {
+                    cap: None,
+                    alibi: None,
+                    sinks: None,
+                    ..
+                },
+            )) => Ok(rule),
             _ => Err(unsupported(scores, "scores with a bound or a bias")),
         }
     }

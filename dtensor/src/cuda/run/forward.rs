@@ -169,6 +169,7 @@ impl Run<'_> {
         }
         let x = self.tensor(op.inputs[0])?;
         let out = match op.detail {
+            Detail::ExpertBias => return Err(unsupported(op, "biases of experts")),
             Detail::Table { first: 1.., .. } => {
                 return Err(unsupported(op, "a table that begins before position 0"));
             }
