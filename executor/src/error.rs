@@ -1,7 +1,8 @@
 //! Why training cannot start or go on.
 
 use dtensor::comm::CommError;
-use dtensor::cpu::CpuError;
+use dtensor::cpu::{CpuError, WatchError};
+use dtensor::cuda::CudaError;
 use models::ModelError;
 use plans::schedule::ScheduleError;
 
@@ -14,6 +15,15 @@ impl ExecutorError {
             Self::Comm(CommError::PeerFailed { .. })
                 | Self::Cpu(CpuError::Comm(CommError::PeerFailed { .. }))
         )
+    }
+
+    /// What a watch stopped a rank for, if one did.
+    #[must_use]
+    pub fn watched(&self) -> Option<&WatchError> {
+        match self {
+            Self::Cpu(CpuError::Watch(error)) | Self::Cuda(CudaError::Watch(error)) => Some(error),
+            _ => None,
+        }
     }
 }
 
@@ -34,6 +44,15 @@ pub enum ExecutorError {
     /// A rank cannot go on.
     #[error(transparent)]
     Cpu(#[from] CpuError),
+    /// A GPU cannot go on.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// The plan asks for what the device does not do.
+    #[error("this device cannot run the plan: {reason}")]
+    Device {
+        /// What.
+        reason: String,
+    },
     /// Communication stopped.
     #[error(transparent)]
     Comm(#[from] CommError),

@@ -1,12 +1,14 @@
-//! Training under a plan, on the cpu: ranks interpret the very actions that the simulator prices.
+//! Training under a plan: ranks interpret the very actions that the simulator prices.
 
 pub mod checkpoint;
 mod data;
+pub mod device;
 mod error;
 mod job;
 mod mesh;
 mod processes;
 mod rank;
+mod report;
 mod settings;
 mod slots;
 mod stage;
@@ -18,7 +20,7 @@ pub use error::ExecutorError;
 pub use job::Job;
 pub use mesh::{Mesh, Place};
 pub use processes::train_rank;
-pub use rank::{RankReport, Routed};
+pub use report::{RankReport, Routed};
 pub use settings::{AdamW, Execution, Settings};
 pub use states::StateBytes;
-pub use train::{Checkpoints, Observer, Outcome, Session, StepReport, train};
+pub use train::{Checkpoints, Observer, Outcome, Session, StepReport, train, train_on};

@@ -6,9 +6,10 @@ use dtensor::comm::{Communicator, Group, Message, pack, unpack};
 use sha2::{Digest, Sha256};
 
 use crate::checkpoint::{Memory, Piece};
+use crate::device::Devices;
 use crate::error::ExecutorError;
 use crate::mesh::Mesh;
-use crate::rank::RankReport;
+use crate::report::RankReport;
 use crate::train::{Outcome, Session, guarded, one_rank, outcome, prepare};
 
 /// Channel on which ranks compare their jobs.
@@ -16,16 +17,16 @@ const JOBS: u64 = 51;
 /// Channel of results, to rank 0.
 const RESULTS: u64 = 52;
 
-/// Trains as rank `comm.rank()`, with `threads` threads. Rank 0 returns what training left, once
+/// Trains as rank `comm.rank()`. Rank 0 returns what training left, once
 /// every rank is done; the others return nothing.
 ///
 /// # Errors
 /// When there are more or fewer ranks than the plan has, when ranks have different jobs, or when
 /// this rank fails or must stop because another did.
 pub fn train_rank(
+    devices: &impl Devices,
     session: &Session<'_>,
     comm: &dyn Communicator,
-    threads: usize,
 ) -> Result<Option<Outcome>, ExecutorError> {
     guarded(comm, || {
         let mesh = Mesh::new(&session.job.strategy);
@@ -40,7 +41,7 @@ pub fn train_rank(
             prepare(&checkpoints.dir)?;
         }
         everyone(comm).barrier(comm)?;
-        let (report, pieces) = one_rank(session, &mesh, comm, threads)?;
+        let (report, pieces) = one_rank(devices, session, &mesh, comm)?;
         if comm.rank() > 0 {
             comm.send(0, RESULTS, "results", message(&report, &pieces))?;
             // Rank 0 says when it has everything: until then this one stays to carry messages.

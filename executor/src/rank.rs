@@ -1,21 +1,23 @@
 //! One rank of a training job: runs its action list step after step.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::time::Instant;
 
-use dtensor::RoutedRows;
+use dtensor::BlockPosition;
+use dtensor::block::{FirstNonFinite, Half, Watch};
 use dtensor::comm::{Communicator, Group};
-use dtensor::cpu::{ExactSum, FirstNonFinite, Half, Machine, MicroBatch, Tensor, Watch};
+use dtensor::cpu::{ExactSum, MicroBatch};
 use plans::{Action, ActionKind, Event, Stream};
-use serde::{Deserialize, Serialize};
-use spec::{DType, Seconds};
+use spec::Seconds;
 
 use crate::checkpoint::{self, Piece, Source};
+use crate::device::{Device, Devices, Seat};
 use crate::error::ExecutorError;
 use crate::job::Job;
 use crate::mesh::{Mesh, Place};
-use crate::stage::{Backward, Plan, Stage};
-use crate::states::{self, StateBytes};
+use crate::report::RankReport;
+use crate::stage::{self, Backward, Plan, Stage};
+use crate::states;
 use crate::train::StepReport;
 
 /// First channel of pipeline transfers; a boundary between stages has two.
@@ -25,88 +27,47 @@ const TIED: [u64; 2] = [40, 41];
 /// Channel of sums over all ranks.
 const WORLD: u64 = 30;
 
-/// A rank's line in the report.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct RankReport {
-    /// Global rank.
-    pub rank: usize,
-    /// Pipeline rank.
-    pub pp: u64,
-    /// Mean loss of every step.
-    pub losses: Vec<f64>,
-    /// Global gradient norm of every step.
-    pub gradient_norms: Vec<f64>,
-    /// Seconds of every step.
-    pub step_times: Vec<f64>,
-    /// What ran when in the last step.
-    pub events: Vec<Event>,
-    /// States.
-    pub states: StateBytes,
-    /// Most bytes kept for backward at any moment of a step.
-    pub peak_saved: u64,
-    /// Rows that reached this rank's experts in that step.
-    pub routed: Vec<Routed>,
-}
-
-impl RankReport {
-    /// Rows that reached this rank's experts when it kept most for backward, by micro-batch and
-    /// layer.
-    #[must_use]
-    pub fn routed_rows(&self) -> BTreeMap<(u32, u64), RoutedRows> {
-        let routed = self.routed.iter();
-        routed.map(|r| ((r.micro_batch, r.layer), r.rows)).collect()
-    }
-}
-
-/// Rows (a token's choice of an expert is one) that reached a rank's experts in one forward.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Routed {
-    /// Micro-batch.
-    pub micro_batch: u32,
-    /// Layer.
-    pub layer: u64,
-    /// The rows.
-    pub rows: RoutedRows,
-}
-
 /// One rank.
-pub(crate) struct Rank<'j> {
+pub(crate) struct Rank<'j, D: Device> {
     job: &'j Job,
     mesh: &'j Mesh,
     place: Place,
-    machine: Machine<'j>,
-    stages: Vec<(u32, Stage)>,
+    comm: &'j dyn Communicator,
+    device: D,
+    position: BlockPosition,
+    stages: Vec<(u32, Stage<D>)>,
     actions: &'j [Action],
     world: Group,
     /// Activations and gradients waiting at a stage, by `(backward, stage, micro-batch)`.
-    waiting: HashMap<(bool, u32, u32), Tensor>,
-    loss: ExactSum,
+    waiting: HashMap<(bool, u32, u32), D::Tensor>,
+    /// Losses of every token of the step so far, where this rank has any.
+    losses: Vec<D::Tensor>,
     report: RankReport,
 }
 
-impl<'j> Rank<'j> {
+impl<'j, D: Device> Rank<'j, D> {
     pub(crate) fn new(
         job: &'j Job,
         mesh: &'j Mesh,
         comm: &'j dyn Communicator,
-        threads: usize,
-        watch: Option<&'j dyn Watch>,
+        devices: &impl Devices<Device<'j> = D>,
+        watch: Option<&'j (dyn Watch + Sync)>,
     ) -> Result<Self, ExecutorError> {
         let rank = comm.rank();
         let place = mesh.place(rank);
-        let machine = Machine {
+        let position = mesh.block_position(rank);
+        let device = devices.open(Seat {
             comm,
             groups: mesh.block_groups(rank),
-            position: mesh.block_position(rank),
+            position,
             numerics: job.settings.numerics,
-            threads,
             seed: if job.settings.dropout_by_rank {
                 job.settings.seed + rank as u64
             } else {
                 job.settings.seed
             },
-            watch,
-        };
+            watch: watch.map(|watch| watch as &dyn Watch),
+        })?;
         let plan = Plan {
             model: &job.model,
             strategy: &job.strategy,
@@ -115,13 +76,15 @@ impl<'j> Rank<'j> {
             seed: job.settings.seed,
             gradient_bucket: job.settings.gradient_bucket,
             execution: job.settings.execution,
+            numerics: job.settings.numerics,
         };
         let owned = (0u32..)
             .zip(&job.schedule.rank_of_stage)
             .filter(|&(_, &owner)| u64::from(owner) == place.pp);
         let stages = owned
             .map(|(stage, _)| {
-                let made = Stage::new(&plan, mesh, &machine, rank, u64::from(stage))?;
+                let sharing = stage::sharing(mesh, rank, job.strategy.zero);
+                let made = Stage::new(&plan, &device, sharing, &position, u64::from(stage))?;
                 Ok((stage, made))
             })
             .collect::<Result<Vec<_>, ExecutorError>>()?;
@@ -129,12 +92,14 @@ impl<'j> Rank<'j> {
             job,
             mesh,
             place,
-            machine,
+            comm,
+            device,
+            position,
             stages,
             actions: &job.program.ranks[place.pp as usize],
             world: mesh.group(rank, WORLD, |_| ()),
             waiting: HashMap::new(),
-            loss: ExactSum::default(),
+            losses: Vec::new(),
             report: RankReport {
                 rank,
                 pp: place.pp,
@@ -144,21 +109,21 @@ impl<'j> Rank<'j> {
     }
 
     /// What this rank owns and speaks for.
-    pub(crate) fn pieces(&self) -> Vec<Piece> {
+    pub(crate) fn pieces(&self) -> Result<Vec<Piece>, ExecutorError> {
         let tied = self.tied_name();
-        self.stages
-            .iter()
-            .flat_map(|(stage, made)| {
-                let skip = tied.as_deref().filter(|_| *stage > 0);
-                checkpoint::pieces(&made.states, self.place.tp, skip)
-            })
-            .collect()
+        let mut pieces = Vec::new();
+        for (stage, made) in &self.stages {
+            let skip = tied.as_deref().filter(|_| *stage > 0);
+            let tp = self.place.tp;
+            pieces.extend(checkpoint::pieces(&self.device, &made.states, tp, skip)?);
+        }
+        Ok(pieces)
     }
 
     /// Sets all states from a source.
     pub(crate) fn load(&mut self, source: &dyn Source) -> Result<(), ExecutorError> {
         for (_, stage) in &mut self.stages {
-            checkpoint::load(&mut stage.states, source)?;
+            checkpoint::load(&self.device, &mut stage.states, source)?;
         }
         Ok(())
     }
@@ -184,20 +149,17 @@ impl<'j> Rank<'j> {
 
     /// Runs one step.
     pub(crate) fn step(&mut self, step: u64) -> Result<StepReport, ExecutorError> {
-        self.world.barrier(self.machine.comm)?;
+        self.world.barrier(self.comm)?;
         let start = Instant::now();
-        self.report.events.clear();
         let last_backward = self.last_backward();
         let actions = self.actions;
         let mut peak_saved = 0;
+        self.device.mark()?;
         for (index, &action) in actions.iter().enumerate() {
             self.prefetch(action, &actions[index + 1..])?;
-            let from = start.elapsed().as_secs_f64();
+            self.device.mark()?;
             self.act(action, step, &last_backward)?;
-            let to = start.elapsed().as_secs_f64();
-            self.report
-                .events
-                .push(event(action, self.place.pp, from, to));
+            self.device.mark()?;
             let saved = self.stages.iter().map(|(_, s)| s.saved_bytes()).sum();
             peak_saved = peak_saved.max(saved);
         }
@@ -207,6 +169,7 @@ impl<'j> Rank<'j> {
             self.report.peak_saved = peak_saved;
             self.report.routed = routed;
         }
+        self.report.events = self.events(&self.device.laps()?);
         let seconds = start.elapsed().as_secs_f64();
         self.report.step_times.push(seconds);
         let last = |values: &[f64]| values.last().copied().unwrap_or(f64::NAN);
@@ -218,6 +181,19 @@ impl<'j> Rank<'j> {
         })
     }
 
+    /// The step's actions, from the seconds before and during each of them.
+    fn events(&self, laps: &[f64]) -> Vec<Event> {
+        let mut now = 0.0;
+        let timed = self.actions.iter().zip(laps.chunks_exact(2));
+        timed
+            .map(|(&action, lap)| {
+                let from = now + lap[0];
+                now = from + lap[1];
+                event(action, self.place.pp, from, now)
+            })
+            .collect()
+    }
+
     /// Before a pass, sends the parameters that will be gathered next: they arrive while it runs.
     fn prefetch(&mut self, action: Action, later: &[Action]) -> Result<(), ExecutorError> {
         let pass = matches!(
@@ -227,8 +203,9 @@ impl<'j> Rank<'j> {
         let next = later.iter().find(|a| a.kind == ActionKind::Unshard);
         match next.filter(|_| pass) {
             Some(next) => {
-                let comm = self.machine.comm;
-                self.stage(next.stage).states.prefetch(comm)
+                let comm = self.comm;
+                let (stage, device) = self.stage(next.stage);
+                stage.states.prefetch(device, comm)
             }
             None => Ok(()),
         }
@@ -244,12 +221,12 @@ impl<'j> Rank<'j> {
     /// Runs the passes of a step again, to name the operator that made the first number that is not
     /// finite. Weights are still what they were; gradients are of no use any more.
     fn name_non_finite(&mut self, step: u64) -> Result<(), ExecutorError> {
-        self.machine.watch = Some(&FirstNonFinite);
+        self.device.set_watch(&FirstNonFinite);
         let last_backward = self.last_backward();
         for &action in self.actions.iter().filter(|a| a.kind != ActionKind::Optim) {
             self.act(action, step, &last_backward)?;
         }
-        self.world.barrier(self.machine.comm)?;
+        self.world.barrier(self.comm)?;
         Ok(())
     }
 
@@ -268,25 +245,28 @@ impl<'j> Rank<'j> {
             ActionKind::RecvF | ActionKind::RecvB => self.receive(a),
             ActionKind::SendF | ActionKind::SendB => self.send(a),
             ActionKind::Unshard => {
-                let comm = self.machine.comm;
-                self.stage(a.stage).states.unshard(comm)
+                let comm = self.comm;
+                let (stage, device) = self.stage(a.stage);
+                stage.states.unshard(device, comm)
             }
             ActionKind::Reshard => {
-                self.stage(a.stage).states.reshard();
+                self.stage(a.stage).0.states.reshard();
                 Ok(())
             }
             ActionKind::ReduceGrad => {
                 let last = last_backward.get(&a.stage) == Some(&a.micro_batch);
-                let comm = self.machine.comm;
-                self.stage(a.stage).states.reduce(comm, last)
+                let comm = self.comm;
+                let (stage, device) = self.stage(a.stage);
+                stage.states.reduce(device, comm, last)
             }
             ActionKind::Optim => self.optimize(step),
         }
     }
 
-    fn stage(&mut self, stage: u32) -> &mut Stage {
+    fn stage(&mut self, stage: u32) -> (&mut Stage<D>, &D) {
         let at = self.stages.iter().position(|(s, _)| *s == stage);
-        &mut self.stages[at.expect("a rank's actions are of its own stages")].1
+        let at = at.expect("a rank's actions are of its own stages");
+        (&mut self.stages[at].1, &self.device)
     }
 
     fn last_stage(&self) -> u32 {
@@ -316,16 +296,16 @@ impl<'j> Rank<'j> {
             _ => (true, a.stage - 1),
         };
         if let Some(x) = self.waiting.remove(&(backward, to, a.micro_batch)) {
-            let mut bytes = Vec::with_capacity(64 + x.bytes() as usize);
-            bytes.extend((x.shape.len() as u64).to_le_bytes());
-            for &d in &x.shape {
+            let (shape, elements) = (D::shape(&x), self.device.pack(&x)?);
+            let mut bytes = Vec::with_capacity(64 + elements.len());
+            bytes.extend((shape.len() as u64).to_le_bytes());
+            for &d in shape {
                 bytes.extend((d as u64).to_le_bytes());
             }
-            bytes.extend_from_slice(&x.pack());
+            bytes.extend_from_slice(&elements);
             let message = std::sync::Arc::new(bytes);
             let peer = self.neighbour(to);
-            self.machine
-                .comm
+            self.comm
                 .send(peer, Self::channel(a), "pipeline", message)?;
         }
         Ok(())
@@ -337,17 +317,15 @@ impl<'j> Rank<'j> {
             _ => (true, a.stage + 1),
         };
         let peer = self.neighbour(from);
-        let bytes = self
-            .machine
-            .comm
-            .receive(peer, Self::channel(a), "pipeline")?;
+        let bytes = self.comm.receive(peer, Self::channel(a), "pipeline")?;
         let word = |i: usize| {
             let bytes = bytes[8 * i..8 * i + 8].try_into().expect("eight bytes");
             u64::from_le_bytes(bytes) as usize
         };
         let dims = word(0);
         let shape = (1..=dims).map(word).collect();
-        let x = Tensor::unpack(shape, &bytes[8 * (dims + 1)..], self.job.dtype());
+        let elements = &bytes[8 * (dims + 1)..];
+        let x = self.device.unpack(shape, [elements], self.job.dtype())?;
         self.waiting.insert((backward, a.stage, a.micro_batch), x);
         Ok(())
     }
@@ -356,17 +334,15 @@ impl<'j> Rank<'j> {
         let input = self.waiting.remove(&(false, a.stage, a.micro_batch));
         let (ids, labels) = self.tokens(a.micro_batch, step);
         let batch = self.micro_batch(a.micro_batch, step, &ids, &labels);
+        let batch = self.device.batch(batch)?;
         let last = self.last_stage();
-        let at = self.stages.iter().position(|(s, _)| *s == a.stage);
-        let stage = &mut self.stages[at.expect("own stage")].1;
-        let output = stage.forward(&self.machine, &batch, a.micro_batch, input)?;
+        let (stage, device) = self.stage(a.stage);
+        let output = stage.forward(device, &batch, a.micro_batch, input)?;
         if a.stage < last {
             self.waiting
                 .insert((false, a.stage + 1, a.micro_batch), output);
         } else if self.place.tp == 0 {
-            for &loss in output.f32().iter() {
-                self.loss.add(f64::from(loss));
-            }
+            self.losses.push(output);
         }
         Ok(())
     }
@@ -388,14 +364,16 @@ impl<'j> Rank<'j> {
         let last = self.last_stage();
         let gradient = match half {
             Half::Weight => None,
-            _ if a.stage == last => Some(Tensor::new(vec![0], Vec::new(), DType::F32)),
+            _ if a.stage == last => None,
             _ => self.waiting.remove(&(true, a.stage, a.micro_batch)),
         };
         let (ids, labels) = self.tokens(a.micro_batch, step);
         let batch = self.micro_batch(a.micro_batch, step, &ids, &labels);
-        let at = self.stages.iter().position(|(s, _)| *s == a.stage);
-        let stage = &mut self.stages[at.expect("own stage")].1;
-        let gradient = stage.backward(&self.machine, &batch, a.micro_batch, gradient, pass)?;
+        let batch = self.device.batch(batch)?;
+        let comm = self.comm;
+        let (stage, device) = self.stage(a.stage);
+        let line = (device, comm);
+        let gradient = stage.backward(line, &batch, a.micro_batch, gradient, pass)?;
         if let Some(gradient) = gradient.filter(|_| a.stage > 0) {
             self.waiting
                 .insert((true, a.stage - 1, a.micro_batch), gradient);
@@ -433,7 +411,7 @@ impl<'j> Rank<'j> {
         let placements =
             dtensor::Placements::REPLICATE.with(spec::Axis::Cp, dtensor::Placement::Shard(1));
         let global = [job.strategy.micro_batch, job.seq_len];
-        let positions = self.machine.position.indices(&global, &placements, 1);
+        let positions = self.position.indices(&global, &placements, 1);
         let first = step * job.global_batch + self.first_sequence(micro_batch);
         let places = (first..first + job.strategy.micro_batch).flat_map(|sequence| {
             let start = data.start(job.settings.seed, sequence, job.seq_len);
@@ -450,13 +428,20 @@ impl<'j> Rank<'j> {
         let mut squares = ExactSum::default();
         for (stage, made) in &self.stages {
             let skip = tied.filter(|_| *stage > 0);
-            made.states.add_squares(&mut squares, self.place.tp, skip);
+            let tp = self.place.tp;
+            made.states
+                .add_squares(&self.device, &mut squares, tp, skip)?;
         }
-        let mut message = self.loss.bytes();
+        let mut loss = ExactSum::default();
+        for losses in std::mem::take(&mut self.losses) {
+            for &token in self.device.numbers(&losses)?.iter() {
+                loss.add(f64::from(token));
+            }
+        }
+        let mut message = loss.bytes();
         let split = message.len();
         message.extend(squares.bytes());
-        self.loss = ExactSum::default();
-        let comm = self.machine.comm;
+        let comm = self.comm;
         let message = std::sync::Arc::new(message);
         let mut loss = ExactSum::default();
         let mut squares = ExactSum::default();
@@ -481,9 +466,10 @@ impl<'j> Rank<'j> {
         };
         let rate = settings.optimizer.rate(step, settings.steps);
         for (_, stage) in &mut self.stages {
+            let at = (step, rate);
             stage
                 .states
-                .step(&settings.optimizer, step, rate, scale as f32);
+                .step(&self.device, &settings.optimizer, at, scale as f32)?;
         }
         self.report.losses.push(loss);
         self.report.gradient_norms.push(norm);
@@ -497,7 +483,7 @@ impl<'j> Rank<'j> {
             return Ok(None);
         };
         let last = self.last_stage();
-        let comm = self.machine.comm;
+        let comm = self.comm;
         let sharded = self.job.strategy.zero != spec::Zero::Z0;
         let ends = [0, last];
         let mut found = [None, None];
@@ -509,7 +495,8 @@ impl<'j> Rank<'j> {
             let slot = made.states.slots.iter().position(|s| s.name == name);
             let slot = slot.expect("both ends hold the tied weight");
             found[end] = Some(slot);
-            let message = states::tied_message(made.states.own_gradient(slot));
+            let (first, own) = made.states.own_gradient(&self.device, slot)?;
+            let message = states::tied_message(first, &own);
             for peer in self.sharers(ends[1 - end], sharded) {
                 comm.send(peer, TIED[end], "tied weights", message.clone())?;
             }
@@ -524,7 +511,7 @@ impl<'j> Rank<'j> {
                 let bytes = comm.receive(peer, TIED[1 - end], "tied weights")?;
                 states::read_tied(&bytes, &mut whole);
             }
-            states.add_tied(slot, &whole);
+            states.add_tied(&self.device, slot, &whole)?;
         }
         Ok(found[1])
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dtensor::cpu::{AdamWStep, Numerics, Weights, adamw};
+use dtensor::cpu::{AdamWStep, Numerics};
 use spec::Bytes;
 
 /// Settings of a training job.
@@ -91,11 +91,12 @@ impl AdamW {
         self.min_learning_rate + (self.learning_rate - self.min_learning_rate) * cosine
     }
 
-    /// Updates weights by their gradients at a step (from 0).
-    pub fn update(&self, weights: &mut Weights<'_>, step: u64, rate: f64, scale: f32, decay: bool) {
+    /// Numbers of a step (from 0).
+    #[must_use]
+    pub fn numbers(&self, step: u64, rate: f64, scale: f32, decay: bool) -> AdamWStep {
         let correct = |beta: f64| 1.0 - beta.powf((step + 1) as f64);
         let rate = rate as f32;
-        let numbers = AdamWStep {
+        AdamWStep {
             rate,
             betas: [self.beta1 as f32, self.beta2 as f32],
             corrections: [correct(self.beta1) as f32, correct(self.beta2) as f32],
@@ -106,7 +107,6 @@ impl AdamW {
                 1.0
             },
             scale,
-        };
-        adamw(weights, &numbers);
+        }
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use dtensor::cpu::Block;
+use dtensor::block::Block;
 use dtensor::layout::consecutive;
 use dtensor::philox::Stream;
 use dtensor::{BlockPosition, Detail, OpKind, Placement, TensorId, TensorInfo};

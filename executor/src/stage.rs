@@ -3,28 +3,36 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use dtensor::cpu::{Block, Context, Half, Keep, Machine, MicroBatch, Saved, Tensor};
+use dtensor::BlockPosition;
+use dtensor::block::{Attention, Block, Half, Keep};
+use dtensor::comm::Communicator;
+use dtensor::cpu::Numerics;
 use models::{BlockClass, BlockLayout};
 use plans::{Recompute, Strategy};
 use spec::model::ModelConfig;
-use spec::{Bytes, DType};
+use spec::{Bytes, DType, Zero};
 
+use crate::device::{Device, Passing};
 use crate::error::ExecutorError;
 use crate::mesh::Mesh;
-use crate::rank::Routed;
+use crate::report::Routed;
 use crate::settings::Execution;
 use crate::slots;
 use crate::states::{Sharing, States};
 
 /// A virtual stage.
-pub(crate) struct Stage {
+pub(crate) struct Stage<D: Device> {
     blocks: Vec<Arc<Block>>,
     eager: Option<Eager>,
-    pub(crate) states: States,
-    saved: HashMap<u32, Vec<(Arc<Block>, Saved)>>,
+    pub(crate) states: States<D>,
+    /// By micro-batch.
+    saved: HashMap<u32, Vec<Kept<D>>>,
     /// Rows that reached this rank's experts since they were last taken.
     routed: Vec<Routed>,
 }
+
+/// A block that has run forward, and what it keeps.
+type Kept<D> = (Arc<Block>, <D as Device>::Saved);
 
 /// What it takes to run a stage's model code for every micro-batch.
 struct Eager {
@@ -51,6 +59,7 @@ pub(crate) struct Plan<'p> {
     pub(crate) seed: u64,
     pub(crate) gradient_bucket: Bytes,
     pub(crate) execution: Execution,
+    pub(crate) numerics: Numerics,
 }
 
 /// A backward pass.
@@ -61,34 +70,34 @@ pub(crate) struct Backward {
     pub(crate) reduces: bool,
 }
 
-impl Stage {
+impl<D: Device> Stage<D> {
     pub(crate) fn new(
         plan: &Plan<'_>,
-        mesh: &Mesh,
-        machine: &Machine<'_>,
-        rank: usize,
+        device: &D,
+        sharing: [Sharing; 2],
+        position: &BlockPosition,
         stage: u64,
     ) -> Result<Self, ExecutorError> {
         let layout = BlockLayout::of(plan.strategy, plan.seq_len, plan.dtype);
         let recipes = Recipe::of_stage(plan, stage)?;
         let blocks = recipes
             .iter()
-            .map(|recipe| Ok(Arc::new(recipe.block(plan.model, &layout)?)))
+            .map(|recipe| Ok(Arc::new(recipe.block(plan.model, &layout, D::ATTENTION)?)))
             .collect::<Result<Vec<_>, ExecutorError>>()?;
-        let slots = slots::slots(plan.model, &blocks, &machine.position);
+        let slots = slots::slots(plan.model, &blocks, position);
         let eager = (plan.execution == Execution::Eager).then(|| Eager {
             model: plan.model.clone(),
             layout,
             recipes,
         });
-        let zero = plan.strategy.zero;
         let states = States::new(
+            device,
             slots,
-            sharing(mesh, rank, zero != spec::Zero::Z0),
-            (zero, plan.dtype, machine.numerics),
+            sharing,
+            (plan.strategy.zero, plan.dtype, plan.numerics),
             plan.gradient_bucket,
             plan.seed,
-        );
+        )?;
         Ok(Self {
             blocks,
             eager,
@@ -101,7 +110,7 @@ impl Stage {
     /// Bytes kept for backward.
     pub(crate) fn saved_bytes(&self) -> u64 {
         let kept = self.saved.values().flatten();
-        kept.map(|(_, saved)| saved.bytes()).sum()
+        kept.map(|(_, saved)| D::saved_bytes(saved)).sum()
     }
 
     /// Takes what is known of the rows that reached this rank's experts.
@@ -111,11 +120,11 @@ impl Stage {
 
     pub(crate) fn forward(
         &mut self,
-        machine: &Machine<'_>,
-        batch: &MicroBatch<'_>,
+        device: &D,
+        batch: &D::Batch<'_>,
         micro_batch: u32,
-        input: Option<Tensor>,
-    ) -> Result<Tensor, ExecutorError> {
+        input: Option<D::Tensor>,
+    ) -> Result<D::Tensor, ExecutorError> {
         let mut kept = Vec::with_capacity(self.blocks.len());
         let mut x = input;
         for index in 0..self.blocks.len() {
@@ -123,16 +132,11 @@ impl Stage {
                 None => Arc::clone(&self.blocks[index]),
                 Some(eager) => {
                     let recipe = &eager.recipes[index];
-                    Arc::new(recipe.block(&eager.model, &eager.layout)?)
+                    Arc::new(recipe.block(&eager.model, &eager.layout, D::ATTENTION)?)
                 }
             };
-            let (parameters, _) = self.states.block(index);
-            let context = Context {
-                machine,
-                batch,
-                parameters: &parameters,
-            };
-            let forward = block.forward(&context, x.take())?;
+            let parameters = self.states.parameters(index);
+            let forward = device.forward(&block, batch, &parameters, x.take())?;
             if let (Some(rows), Some(layer)) = (forward.routed, block.layer) {
                 self.routed.push(Routed {
                     micro_batch,
@@ -145,30 +149,30 @@ impl Stage {
         }
         self.saved.insert(micro_batch, kept);
         // A stage without blocks passes its input on.
-        Ok(x.unwrap_or_else(|| Tensor::new(vec![0], Vec::new(), DType::F32)))
+        Ok(x.expect("the first stage has the embedding, every other an input"))
     }
 
     pub(crate) fn backward(
         &mut self,
-        machine: &Machine<'_>,
-        batch: &MicroBatch<'_>,
+        (device, comm): (&D, &dyn Communicator),
+        batch: &D::Batch<'_>,
         micro_batch: u32,
-        gradient: Option<Tensor>,
+        gradient: Option<D::Tensor>,
         pass: Backward,
-    ) -> Result<Option<Tensor>, ExecutorError> {
+    ) -> Result<Option<D::Tensor>, ExecutorError> {
         let Backward { half, reduces } = pass;
         let mut kept = self.saved.remove(&micro_batch).unwrap_or_default();
         let mut gradient = gradient;
         for (index, (block, saved)) in kept.iter_mut().enumerate().rev() {
-            let (parameters, mut sink) = self.states.block(index);
-            let context = Context {
-                machine,
-                batch,
-                parameters: &parameters,
+            let (parameters, mut gradients) = self.states.block(device, index)?;
+            let passing = Passing {
+                saved,
+                gradient: gradient.take(),
+                half,
             };
-            gradient = block.backward(&context, saved, gradient.take(), half, &mut sink)?;
+            gradient = device.backward(block, batch, &parameters, passing, &mut gradients)?;
             if reduces {
-                self.states.send_gradients(machine.comm, index)?;
+                self.states.send_gradients(device, comm, index)?;
             }
         }
         if half == Half::Input {
@@ -224,14 +228,26 @@ impl Recipe {
     }
 
     /// Runs the model's code and makes what it recorded ready.
-    fn block(&self, model: &ModelConfig, layout: &BlockLayout) -> Result<Block, ExecutorError> {
+    fn block(
+        &self,
+        model: &ModelConfig,
+        layout: &BlockLayout,
+        attention: Attention,
+    ) -> Result<Block, ExecutorError> {
         let trace = models::trace_block(model, self.class, layout)?;
-        Ok(Block::new(trace, &self.prefix, self.layer, self.keep))
+        Ok(Block::with_attention(
+            trace,
+            &self.prefix,
+            self.layer,
+            self.keep,
+            attention,
+        ))
     }
 }
 
 /// Who shares dense and expert states with a rank.
-fn sharing(mesh: &Mesh, rank: usize, sharded: bool) -> [Sharing; 2] {
+pub(crate) fn sharing(mesh: &Mesh, rank: usize, zero: Zero) -> [Sharing; 2] {
+    let sharded = zero != Zero::Z0;
     let place = mesh.place(rank);
     let alone = dtensor::comm::Group::single(rank);
     let tp = mesh.group(rank, 14, |p| (p.pp, p.dp_replicate, p.dp_shard, p.cp));

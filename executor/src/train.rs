@@ -6,16 +6,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{Scope, ScopedJoinHandle};
 
+use dtensor::block::Watch;
 use dtensor::comm::{Communicator, local};
-use dtensor::cpu::Watch;
 use plans::Timeline;
 use sha2::{Digest, Sha256};
 
 use crate::checkpoint::{self, Manifest, Memory, Piece, Source};
+use crate::device::{Cores, Device, Devices};
 use crate::error::ExecutorError;
 use crate::job::Job;
 use crate::mesh::Mesh;
-use crate::rank::{Rank, RankReport};
+use crate::rank::Rank;
+use crate::report::RankReport;
 
 /// Channel on which ranks tell rank 0 of the files they wrote.
 const FILES: u64 = 50;
@@ -47,7 +49,7 @@ pub struct Session<'a> {
     /// Who is told how it goes.
     pub observer: &'a dyn Observer,
     /// Who sees every operator.
-    pub watch: Option<&'a dyn Watch>,
+    pub watch: Option<&'a (dyn Watch + Sync)>,
 }
 
 /// When and where to save.
@@ -80,15 +82,22 @@ pub trait Observer: Sync {
     fn saved(&self, _path: &Path) {}
 }
 
-/// Trains with all ranks as threads of this process.
+/// Trains on the cpu with all ranks as threads of this process.
 ///
 /// # Errors
 /// The first failure of any rank.
 pub fn train(session: &Session<'_>) -> Result<Outcome, ExecutorError> {
+    let ranks = session.job.strategy.world() as usize;
+    train_on(&Cores::among(ranks), session)
+}
+
+/// Trains with all ranks as threads of this process.
+///
+/// # Errors
+/// The first failure of any rank.
+pub fn train_on(devices: &impl Devices, session: &Session<'_>) -> Result<Outcome, ExecutorError> {
     let job = session.job;
     let mesh = Mesh::new(&job.strategy);
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = (cores / mesh.world()).max(1);
     if let Some(checkpoints) = session.checkpoints {
         prepare(&checkpoints.dir)?;
     }
@@ -98,7 +107,7 @@ pub fn train(session: &Session<'_>) -> Result<Outcome, ExecutorError> {
             .iter()
             .map(|comm| {
                 let mesh = &mesh;
-                scope.spawn(move || guarded(comm, || one_rank(session, mesh, comm, threads)))
+                scope.spawn(move || guarded(comm, || one_rank(devices, session, mesh, comm)))
             })
             .collect();
         let join = |(rank, handle): (usize, ScopedJoinHandle<'_, _>)| {
@@ -188,13 +197,13 @@ fn first_cause<T>(results: &[Result<T, ExecutorError>]) -> Result<(), ExecutorEr
 }
 
 pub(crate) fn one_rank(
+    devices: &impl Devices,
     session: &Session<'_>,
     mesh: &Mesh,
     comm: &dyn Communicator,
-    threads: usize,
 ) -> Result<(RankReport, Vec<Piece>), ExecutorError> {
     let job = session.job;
-    let mut rank = Rank::new(job, mesh, comm, threads, session.watch)?;
+    let mut rank = Rank::new(job, mesh, comm, devices, session.watch)?;
     let mut first = 0;
     if let Some((source, step)) = session.start {
         rank.load(source)?;
@@ -204,7 +213,7 @@ pub(crate) fn one_rank(
         // A failure must reach the others before this scope waits for a save that waits for them.
         guarded(comm, || steps(session, &mut rank, comm, first, scope))
     })?;
-    let pieces = rank.pieces();
+    let pieces = rank.pieces()?;
     Ok((rank.report(), pieces))
 }
 
@@ -212,7 +221,7 @@ pub(crate) fn one_rank(
 /// training goes on.
 fn steps<'scope>(
     session: &'scope Session<'scope>,
-    rank: &mut Rank<'_>,
+    rank: &mut Rank<'_, impl Device>,
     comm: &'scope dyn Communicator,
     first: u64,
     scope: &'scope Scope<'scope, '_>,
@@ -221,7 +230,7 @@ fn steps<'scope>(
     let mut writer: Option<ScopedJoinHandle<'scope, Result<(), ExecutorError>>> = None;
     if let Some(checkpoints) = session.checkpoints.filter(|_| first >= job.last_step()) {
         // Nothing left to train: what was loaded is saved as this layout has it.
-        return save(session, comm, &checkpoints.dir, first, &rank.pieces());
+        return save(session, comm, &checkpoints.dir, first, &rank.pieces()?);
     }
     for step in first..job.last_step() {
         let report = rank.step(step)?;
@@ -234,7 +243,7 @@ fn steps<'scope>(
         let done = step + 1;
         if done == job.last_step() || (checkpoints.every > 0 && done % checkpoints.every == 0) {
             join(writer.take())?;
-            let pieces = rank.pieces();
+            let pieces = rank.pieces()?;
             writer =
                 Some(scope.spawn(move || save(session, comm, &checkpoints.dir, done, &pieces)));
         }

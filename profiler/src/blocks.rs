@@ -5,12 +5,10 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::time::Instant;
 
+use dtensor::block::{Block, Half, Keep, Parameters, Seen, Watch, WatchError};
 use dtensor::comm::Group;
 use dtensor::comm::loopback::Loopback;
-use dtensor::cpu::{
-    Block, Context, CpuError, GradientSink, Half, Keep, Machine, MicroBatch, Numerics, Parameters,
-    Seen, Tensor, TreeSum, Watch,
-};
+use dtensor::cpu::{Context, GradientSink, Machine, MicroBatch, Numerics, Tensor, TreeSum};
 use dtensor::philox::Stream;
 use dtensor::{BLOCK_AXES, BlockPosition, TensorId, TensorInfo, TensorRole, Trace};
 use spec::DType;
@@ -220,7 +218,7 @@ impl Held {
     }
 }
 
-impl Parameters for Held {
+impl Parameters<Tensor> for Held {
     fn parameter(&self, id: TensorId) -> &Tensor {
         &self.parameters[&id]
     }
@@ -228,7 +226,7 @@ impl Parameters for Held {
 
 struct Read<'h>(&'h HashMap<TensorId, Tensor>);
 
-impl Parameters for Read<'_> {
+impl Parameters<Tensor> for Read<'_> {
     fn parameter(&self, id: TensorId) -> &Tensor {
         &self.0[&id]
     }
@@ -271,11 +269,11 @@ impl Timer {
 }
 
 impl Watch for Timer {
-    fn ran(&self, seen: &Seen<'_>) -> Result<(), CpuError> {
+    fn ran(&self, seen: &Seen<'_>) -> Result<(), WatchError> {
         let now = Instant::now();
         let mut state = self.state.lock().expect("one rank, one thread");
         let mesh = self.position.mesh;
-        let kernel = seen.block().trace.kernel(seen.op, |axis| mesh.size(axis));
+        let kernel = seen.block.trace.kernel(seen.op, |axis| mesh.size(axis));
         let lap = (now - state.0).as_secs_f64();
         let sum = state.1.entry(kernel).or_default();
         sum.0 += lap;

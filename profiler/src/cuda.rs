@@ -9,13 +9,10 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Instant;
 
-use dtensor::block::{Attention, Block, Half, Keep};
+use dtensor::block::{Attention, Block, Half, Keep, Parameters, Seen, Watch, WatchError};
 use dtensor::cpu::{AdamWStep, MicroBatch};
-use dtensor::cuda::{
-    self, Batch, Context, CudaError, Device, Event, Gpu, GradientSink, Machine, Parameters, Tensor,
-    Watch,
-};
-use dtensor::{Op, TensorId, TensorRole, Trace};
+use dtensor::cuda::{self, Batch, Context, CudaError, Device, Gpu, GradientSink, Machine, Tensor};
+use dtensor::{TensorId, TensorRole, Trace};
 use spec::DType;
 use spec::profile::{self, Kernel, Measured};
 
@@ -28,32 +25,10 @@ const QUEUED: u64 = 1000;
 /// Elements of a kernel that costs nothing but being started.
 const TINY: usize = 32;
 
-/// Marks points in a device's work, and tells the seconds between them.
-pub trait Clock {
-    /// Marks the end of all work so far.
-    ///
-    /// # Errors
-    /// When the device fails.
-    fn mark(&self) -> Result<(), CudaError>;
-    /// Seconds between the marks so far, which are forgotten.
-    ///
-    /// # Errors
-    /// When work before a mark failed.
-    fn laps(&self) -> Result<Vec<f64>, CudaError>;
-}
-
-/// Marks by events in a GPU's stream.
-pub struct Events {
-    gpu: Rc<Gpu>,
-    events: RefCell<Vec<Event>>,
-}
-
 /// A GPU to measure, and what it says of itself.
 pub struct Target {
     /// The device.
     pub device: Device,
-    /// Its clock.
-    pub clock: Events,
     /// What a profile says of it.
     pub machine: profile::Machine,
 }
@@ -66,35 +41,14 @@ impl Target {
     pub fn new(ordinal: u32) -> Result<Self, ProfilerError> {
         let facts = cuda::ready()?;
         let facts = facts.get(ordinal as usize).ok_or(CudaError::NoDevice)?;
-        let gpu = Rc::new(Gpu::new(ordinal)?);
         Ok(Self {
-            device: Device::new(Rc::<Gpu>::clone(&gpu)),
-            clock: Events {
-                gpu,
-                events: RefCell::default(),
-            },
+            device: Device::new(Rc::new(Gpu::new(ordinal)?)),
             machine: profile::Machine {
                 processor: facts.name.clone(),
                 cores: 1,
                 memory_bytes: facts.memory_bytes,
             },
         })
-    }
-}
-
-impl Clock for Events {
-    fn mark(&self) -> Result<(), CudaError> {
-        let event = self.gpu.event()?;
-        self.events.borrow_mut().push(event);
-        Ok(())
-    }
-
-    fn laps(&self) -> Result<Vec<f64>, CudaError> {
-        let events = std::mem::take(&mut *self.events.borrow_mut());
-        events
-            .windows(2)
-            .map(|pair| pair[1].since(&pair[0]))
-            .collect()
     }
 }
 
@@ -118,7 +72,6 @@ fn repeat(
 /// When memory or the device fails, or an operator has no kernel.
 pub fn blocks(
     device: &Device,
-    clock: &dyn Clock,
     request: &BlockRequest,
     effort: Effort,
 ) -> Result<Vec<Measured>, ProfilerError> {
@@ -140,10 +93,11 @@ pub fn blocks(
     let gradient = trace.output_gradient.map(|id| random(trace.tensor(id)));
     let gradient = gradient.map(|g| device.upload(&g)).transpose()?;
     let timer = Timer {
-        clock,
+        device,
         kernels: RefCell::default(),
+        failed: RefCell::default(),
     };
-    let mut machine = Machine::new(device, request.position, 1);
+    let mut machine = Machine::new(device.clone(), 0, request.position, 1);
     machine.watch = Some(&timer);
     let context = Context {
         machine: &machine,
@@ -152,7 +106,7 @@ pub fn blocks(
     };
     let mut checked = false;
     repeat(effort, || {
-        clock.mark()?;
+        device.launcher.mark()?;
         let forward = cuda::forward(&block, &context, input.clone())?;
         let mut saved = forward.saved;
         let mut sink = held.sink();
@@ -192,7 +146,6 @@ fn finite(device: &Device, x: &Tensor) -> Result<(), ProfilerError> {
 /// When memory or the device fails.
 pub fn states(
     device: &Device,
-    clock: &dyn Clock,
     elements: u64,
     effort: Effort,
 ) -> Result<Vec<Measured>, ProfilerError> {
@@ -200,18 +153,18 @@ pub fn states(
     let [master, momentum, variance, gradient] = [zeros()?, zeros()?, zeros()?, zeros()?];
     let rounded = device.tensor(vec![elements as usize], DType::Bf16)?;
     repeat(effort, || {
-        clock.mark()?;
-        let (_, scale) = device.clip(&[&gradient], 1.0)?;
-        clock.mark()?;
+        device.launcher.mark()?;
+        device.squares(std::slice::from_ref(&gradient))?;
+        device.launcher.mark()?;
         let states = [&master, &momentum, &variance, &gradient];
-        device.adamw(states, Some(&rounded), &scale, &STEP)?;
-        clock.mark()?;
+        device.adamw(states, Some(&rounded), &STEP)?;
+        device.launcher.mark()?;
         device
             .launcher
             .copy(momentum.address(), gradient.address(), gradient.bytes())?;
-        clock.mark()?;
+        device.launcher.mark()?;
         let names = ["gradient norm", "adamw", "copy"];
-        let laps = names.iter().zip(clock.laps()?);
+        let laps = names.iter().zip(device.launcher.laps()?);
         let entry = |(name, lap): (&&str, f64)| (Kernel::new(*name, [elements]), (lap, 1));
         Ok(laps.map(entry).collect())
     })
@@ -230,49 +183,52 @@ const STEP: AdamWStep = AdamWStep {
 ///
 /// # Errors
 /// When memory or the device fails.
-pub fn launches(
-    device: &Device,
-    clock: &dyn Clock,
-    effort: Effort,
-) -> Result<Vec<Measured>, ProfilerError> {
+pub fn launches(device: &Device, effort: Effort) -> Result<Vec<Measured>, ProfilerError> {
     let x = device.zeros(vec![TINY], DType::F32)?;
     repeat(effort, || {
-        clock.mark()?;
+        device.launcher.mark()?;
         let start = Instant::now();
         for _ in 0..QUEUED {
             device.add(&x, &x)?;
         }
         let host = start.elapsed().as_secs_f64();
-        clock.mark()?;
-        let device: f64 = clock.laps()?.iter().sum();
+        device.launcher.mark()?;
+        let there: f64 = device.launcher.laps()?.iter().sum();
         Ok(Laps::from([
             (Kernel::new("dispatch", [1]), (host, QUEUED)),
-            (Kernel::new("launch", [1]), (device, QUEUED)),
+            (Kernel::new("launch", [1]), (there, QUEUED)),
         ]))
     })
 }
 
 /// Marks the end of every operator.
-struct Timer<'c> {
-    clock: &'c dyn Clock,
+struct Timer<'d> {
+    device: &'d Device,
     kernels: RefCell<Vec<Kernel>>,
+    /// Why a mark could not be made.
+    failed: RefCell<Option<CudaError>>,
 }
 
 impl Watch for Timer<'_> {
-    fn ran(&self, block: &Block, op: &Op) -> Result<(), CudaError> {
-        self.clock.mark()?;
+    fn ran(&self, seen: &Seen<'_>) -> Result<(), WatchError> {
+        if let Err(error) = self.device.launcher.mark() {
+            *self.failed.borrow_mut() = Some(error);
+        }
         self.kernels
             .borrow_mut()
-            .push(block.trace.kernel(op, |_| 1));
+            .push(seen.block.trace.kernel(seen.op, |_| 1));
         Ok(())
     }
 }
 
 impl Timer<'_> {
     fn finish(&self) -> Result<Laps, CudaError> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
         let kernels = std::mem::take(&mut *self.kernels.borrow_mut());
         let mut laps = Laps::new();
-        for (kernel, lap) in kernels.into_iter().zip(self.clock.laps()?) {
+        for (kernel, lap) in kernels.into_iter().zip(self.device.launcher.laps()?) {
             let sum = laps.entry(kernel).or_default();
             sum.0 += lap;
             sum.1 += 1;
@@ -309,15 +265,15 @@ impl There {
     }
 }
 
-impl Parameters for There {
+impl Parameters<Tensor> for There {
     fn parameter(&self, id: TensorId) -> &Tensor {
         &self.parameters[&id]
     }
 }
 
 impl GradientSink for Sink<'_> {
-    fn gradient(&mut self, id: TensorId) -> &Tensor {
-        &self.0.gradients[&id]
+    fn gradient(&mut self, id: TensorId) -> Tensor {
+        self.0.gradients[&id].clone()
     }
 }
 
@@ -333,7 +289,7 @@ mod tests {
 
     use super::*;
 
-    /// A device that does nothing, and a clock that ticks a microsecond a mark.
+    /// A device that does nothing, and whose clock ticks a microsecond a mark.
     #[derive(Default)]
     struct Idle {
         next: Cell<Address>,
@@ -367,21 +323,18 @@ mod tests {
         fn multiply(&self, _: &Product) -> Result<(), CudaError> {
             Ok(())
         }
-        fn synchronize(&self) -> Result<(), CudaError> {
-            Ok(())
-        }
-        fn multiprocessors(&self) -> u32 {
-            100
-        }
-    }
-
-    impl Clock for Idle {
         fn mark(&self) -> Result<(), CudaError> {
             self.marks.set(self.marks.get() + 1);
             Ok(())
         }
         fn laps(&self) -> Result<Vec<f64>, CudaError> {
             Ok(vec![1e-6; self.marks.replace(0) - 1])
+        }
+        fn synchronize(&self) -> Result<(), CudaError> {
+            Ok(())
+        }
+        fn multiprocessors(&self) -> u32 {
+            100
         }
     }
 
@@ -398,8 +351,7 @@ mod tests {
             "vocab_size": 128, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}"#;
         let model = spec::hf::decode(json, "test", "llama").expect("a model");
         let layout = BlockLayout::alone(1, 32, DType::Bf16);
-        let idle = Rc::new(Idle::default());
-        let device = Device::new(Rc::<Idle>::clone(&idle));
+        let device = Device::new(Rc::new(Idle::default()));
         for class in [
             BlockClass::Embedding,
             BlockClass::Layer(model.layer_class(0)),
@@ -414,7 +366,7 @@ mod tests {
                 depth: 1,
             };
             let trace = &request.trace;
-            let measured = blocks(&device, &*idle, &request, EFFORT).expect("measures");
+            let measured = blocks(&device, &request, EFFORT).expect("measures");
             let mut wanted: Vec<Kernel> = trace
                 .forward
                 .iter()
@@ -433,9 +385,9 @@ mod tests {
         let names = |measured: Vec<Measured>| -> Vec<String> {
             measured.into_iter().map(|m| m.kernel).collect()
         };
-        let states = states(&device, &*idle, 100, EFFORT).expect("measures");
+        let states = states(&device, 100, EFFORT).expect("measures");
         assert_eq!(names(states), ["adamw", "copy", "gradient norm"]);
-        let launches = launches(&device, &*idle, EFFORT).expect("measures");
+        let launches = launches(&device, EFFORT).expect("measures");
         assert_eq!(names(launches), ["dispatch", "launch"]);
         assert_eq!(device.memory.usage().live, 0);
     }

@@ -203,6 +203,9 @@ pub enum Rewrite {
     NormInF32,
     /// Token permutation fused with the cast and probabilities.
     FusePermute,
+    /// A router keeps, in 32 bits, where every choice's row went and came from and where each expert's rows
+    /// begin, beside the experts chosen (`dtensor/src/cuda/ops/expert.rs`).
+    KeepRowIndices,
     /// Steps are captured in CUDA graphs: no host cost per kernel.
     CudaGraph,
     /// Optimizer runs as one multi-tensor kernel.

@@ -10,6 +10,10 @@ const FILES: &[(&str, &str)] = &[
         include_str!("../presets/runtimes/vescale.yaml"),
     ),
     (
+        "vescale-cuda.yaml",
+        include_str!("../presets/runtimes/vescale-cuda.yaml"),
+    ),
+    (
         "megatron-2021.yaml",
         include_str!("../presets/runtimes/megatron-2021.yaml"),
     ),

@@ -17,6 +17,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use dtensor::cpu::Numerics;
+use executor::device::Cores;
 use executor::{Job, Outcome};
 use spec::Precision;
 use spec::model::ModelConfig;
@@ -61,7 +62,7 @@ fn rank(model: &str, layout: &str) -> ExitCode {
     let job = of(model, layout);
     let comm = dtensor::comm::mpi::MpiCommunicator::join(Duration::from_secs(60));
     let comm = comm.expect("started by mpirun");
-    match executor::train_rank(&jobs::session(&job), &comm, 1) {
+    match executor::train_rank(&Cores { threads: 1 }, &jobs::session(&job), &comm) {
         Ok(outcome) => {
             if let Some(outcome) = outcome {
                 println!("{}", bits(&outcome));

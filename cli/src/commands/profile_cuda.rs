@@ -36,7 +36,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
             output::write(path, &profile.to_yaml())?;
         }
     }
-    profile.add(cuda::launches(&target.device, &target.clock, effort)?);
+    profile.add(cuda::launches(&target.device, effort)?);
     progress.finish();
     output::write(path, &profile.to_yaml())?;
     if args.output.json {
@@ -71,11 +71,11 @@ fn measure(
     profile: &Profile,
     effort: Effort,
 ) -> Result<Option<Vec<profile::Measured>>, CliError> {
-    let (device, clock) = (&target.device, &target.clock);
+    let device = &target.device;
     let measured = match request {
         What::Block(block) if is_measured(block, profile) => return Ok(None),
-        What::Block(block) => cuda::blocks(device, clock, block, effort)?,
-        What::States(elements) => cuda::states(device, clock, *elements, effort)?,
+        What::Block(block) => cuda::blocks(device, block, effort)?,
+        What::States(elements) => cuda::states(device, *elements, effort)?,
         What::Messages(_) => return Ok(None),
     };
     Ok(Some(measured))

@@ -33,6 +33,7 @@ pub fn kept(lowering: &Lowering<'_>, trace: &Trace, recompute: Recompute) -> Vec
     let producers = producers(trace);
     let for_weight = weight_operands(trace);
     let selected = selected_products(lowering, trace);
+    let row_indices = row_indices(lowering, trace);
     let mut seen: FxHashSet<TensorId> = FxHashSet::default();
     let mut saved: Vec<(TensorId, SavedTensor)> = Vec::new();
     let mut keep = |id: TensorId, weight: bool| {
@@ -41,10 +42,11 @@ pub fn kept(lowering: &Lowering<'_>, trace: &Trace, recompute: Recompute) -> Vec
         let kept = matches!(info.role, TensorRole::Activation | TensorRole::Input);
         if kept && seen.insert(storage) {
             let name = info.name.clone();
+            let rows = row_indices.get(&storage).copied();
             let tensor = SavedTensor {
                 name,
-                bytes: info.bytes(),
-                for_weight: weight,
+                bytes: rows.unwrap_or(info.bytes()),
+                for_weight: weight || rows.is_some(),
             };
             saved.push((storage, tensor));
         }
@@ -91,6 +93,21 @@ pub fn kept(lowering: &Lowering<'_>, trace: &Trace, recompute: Recompute) -> Vec
         saved.extend(log_probabilities(trace));
     }
     saved
+}
+
+/// Bytes of the lists that stand for a router's indices: for every choice its expert, its row and the
+/// choice behind a row, and where each expert's rows begin and the last one's end, in 32 bits.
+fn row_indices(lowering: &Lowering<'_>, trace: &Trace) -> FxHashMap<TensorId, Bytes> {
+    let routers = trace.forward.iter().filter(|op| op.kind == OpKind::TopK);
+    routers
+        .filter(|_| lowering.has(Rewrite::KeepRowIndices))
+        .filter_map(|op| {
+            let indices = trace.tensor(*op.saved.last()?);
+            let experts = trace.tensor(op.inputs[0]).shape.last()?;
+            let words = 3 * indices.elements() + experts + 1;
+            Some((indices.storage, Bytes(4 * words)))
+        })
+        .collect()
 }
 
 /// The 8-bit copies of linears' inputs.

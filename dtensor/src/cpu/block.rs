@@ -1,17 +1,15 @@
 //! What a pass needs of its rank on this device, and what it leaves for the next.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::experts::Route;
 use super::tensor::{Tensor, Value};
 use super::tree::TreeSum;
+use crate::block;
 use crate::trace::TensorId;
 
 /// Parameters of a block as a rank holds them now.
-pub trait Parameters {
-    /// The local shard of a parameter; of experts, all local ones after each other.
-    fn parameter(&self, id: TensorId) -> &Tensor;
-}
+pub type Parameters<'p> = dyn block::Parameters<Tensor> + 'p;
 
 /// Where gradients of weights go.
 pub trait GradientSink {
@@ -23,11 +21,7 @@ pub trait GradientSink {
 }
 
 /// What a block keeps of a micro-batch between its passes.
-#[derive(Clone, Debug, Default)]
-pub struct Saved {
-    pub(super) values: BTreeMap<u32, Arc<Value>>,
-    pub(super) route: Option<Arc<super::experts::Route>>,
-}
+pub type Saved = block::Saved<Arc<Value>, Arc<Route>>;
 
 impl Saved {
     /// Bytes kept.

@@ -2,8 +2,8 @@
 
 use spec::Axis;
 
-use super::run::Seen;
 use super::tree::{FEATURE_LEAF, TOKEN_LEAF, leaves};
+use crate::block::{Watch, WatchError};
 use crate::comm::{CommError, Communicator, Group};
 use crate::layout::BlockPosition;
 use crate::placement::{BLOCK_AXES, Placements};
@@ -34,32 +34,9 @@ pub enum CpuError {
         /// What is not there.
         reason: String,
     },
-    /// An operator made a number that is none of finite numbers.
-    #[error(
-        "rank {rank}: {operator} ({pass}) made {value} at element {element} of {tensor}, placed {placement}; everything before it was finite"
-    )]
-    NotFinite {
-        /// Rank.
-        rank: usize,
-        /// Full name of the operator, with its kind.
-        operator: String,
-        /// Which pass.
-        pass: &'static str,
-        /// The tensor it wrote.
-        tensor: String,
-        /// Where its shards lie.
-        placement: String,
-        /// Local element.
-        element: usize,
-        /// What it made.
-        value: f32,
-    },
-    /// A watch asked to stop.
-    #[error("stopped at {operator}")]
-    Stopped {
-        /// Full name of the operator.
-        operator: String,
-    },
+    /// A watch stopped it.
+    #[error(transparent)]
+    Watch(#[from] WatchError),
     /// Exact mode: a shard ends inside a leaf of the canonical tree.
     #[error(
         "exact mode reduces {what} in blocks of {leaf}; this layout splits the block at index {index}: \
@@ -91,15 +68,6 @@ pub struct Machine<'c> {
     pub seed: u64,
     /// Sees every operator that has run.
     pub watch: Option<&'c dyn Watch>,
-}
-
-/// Sees operators as they run.
-pub trait Watch: Sync {
-    /// An operator has run, with the views it reads through.
-    ///
-    /// # Errors
-    /// To stop the rank.
-    fn ran(&self, seen: &Seen<'_>) -> Result<(), CpuError>;
 }
 
 /// What one pass works on.

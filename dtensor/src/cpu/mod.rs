@@ -15,14 +15,12 @@ mod run;
 mod tensor;
 mod tokens;
 mod tree;
-mod watch;
 
-pub use crate::block::{Block, Half, Keep};
+pub use crate::block::{Block, FirstNonFinite, Half, Keep, Seen, Watch, WatchError};
 pub use accumulator::ExactSum;
 pub use block::{GradientSink, Parameters, Saved};
-pub use machine::{CpuError, Machine, MicroBatch, Numerics, Watch};
+pub use machine::{CpuError, Machine, MicroBatch, Numerics};
 pub use optimizer::{AdamWStep, Weights, adamw};
-pub use run::{Context, Forward, Seen};
+pub use run::{Context, Forward};
 pub use tensor::{Tensor, Value};
 pub use tree::{FEATURE_LEAF, TOKEN_LEAF, TreeSum};
-pub use watch::FirstNonFinite;

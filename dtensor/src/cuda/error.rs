@@ -1,6 +1,7 @@
 //! What can go wrong on a cuda device.
 
 use super::library::Name;
+use crate::block::WatchError;
 
 /// Why the cuda device cannot go on.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -60,6 +61,9 @@ pub enum CudaError {
         /// Bytes the device has left.
         free: u64,
     },
+    /// A watch stopped it.
+    #[error(transparent)]
+    Watch(#[from] WatchError),
     /// An operator with operands that no kernel takes.
     #[error("operator {operator} in {scope} has no cuda kernel for {reason}")]
     Unsupported {

@@ -30,6 +30,7 @@ pub struct Gpu {
     functions: RefCell<HashMap<Kernel, Handle>>,
     /// Kernels and products queued so far.
     launches: Cell<u64>,
+    marks: RefCell<Vec<Event>>,
 }
 
 /// Steps of work captured once, to be run again and again without the host.
@@ -93,6 +94,7 @@ impl Gpu {
             modules: RefCell::default(),
             functions: RefCell::default(),
             launches: Cell::new(0),
+            marks: RefCell::default(),
             driver,
         })
     }
@@ -313,6 +315,18 @@ impl Launcher for Gpu {
         self.products.multiply(product, self.stream)
     }
 
+    fn mark(&self) -> Result<(), CudaError> {
+        let event = self.event()?;
+        self.marks.borrow_mut().push(event);
+        Ok(())
+    }
+
+    fn laps(&self) -> Result<Vec<f64>, CudaError> {
+        let marks = std::mem::take(&mut *self.marks.borrow_mut());
+        let pairs = marks.windows(2);
+        pairs.map(|pair| pair[1].since(&pair[0])).collect()
+    }
+
     fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the stream is ours.
         unsafe { self.driver.synchronize_stream(self.stream) }
@@ -370,6 +384,7 @@ impl Drop for Graph {
 impl Drop for Gpu {
     fn drop(&mut self) {
         let modules = std::mem::take(&mut *self.modules.borrow_mut());
+        self.marks.borrow_mut().clear();
         // SAFETY: all of them are of this context, which is released last. Nothing can be done where one
         // fails.
         unsafe {

@@ -132,6 +132,16 @@ pub trait Launcher {
     /// # Errors
     /// When there is no algorithm for it.
     fn multiply(&self, product: &Product) -> Result<(), CudaError>;
+    /// Marks the end of all work so far.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn mark(&self) -> Result<(), CudaError>;
+    /// Seconds between the marks so far, which are forgotten.
+    ///
+    /// # Errors
+    /// When work before a mark failed.
+    fn laps(&self) -> Result<Vec<f64>, CudaError>;
     /// Waits for all work so far.
     ///
     /// # Errors
@@ -188,6 +198,8 @@ pub struct StepArgument {
     pub epsilon: f32,
     /// Factor of the weights.
     pub keep: f32,
+    /// Factor of the gradients.
+    pub scale: f32,
 }
 
 /// `struct Attention` of `attention_prelude.cu`.
@@ -246,7 +258,7 @@ mod tests {
     #[test]
     fn arguments_lie_as_c_lays_them_out() {
         assert_eq!(size_of::<Place>(), 16 + 8 + 48);
-        assert_eq!(size_of::<StepArgument>(), 28);
+        assert_eq!(size_of::<StepArgument>(), 32);
         assert_eq!(size_of::<AttentionArgument>(), 56 + 12 + 16 + 4 + 32);
         let mut arguments = Arguments::default().with(7i32).with(2.5f64).with(1u64);
         let base = arguments.words.as_ptr() as usize;

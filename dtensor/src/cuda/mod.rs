@@ -26,6 +26,6 @@ pub use nccl::{NcclError, NcclGroup, Reduction};
 pub use ops::{AttentionCall, Dropout, Losses, NormGradient, Rope, Route};
 pub use probe::{DeviceFacts, Presence, devices, probe, ready};
 pub use run::{
-    Batch, Context, Forward, GradientSink, Machine, Parameters, Saved, Watch, backward, forward,
+    Batch, Context, Forward, GradientSink, Machine, Parameters, Saved, backward, forward,
 };
 pub use tensor::{Device, Tensor};

@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 use spec::DType;
 
 use super::error::CudaError;
-use super::launcher::{Operand, Product};
+use super::launcher::{Address, Operand, Product};
 use super::library::Name;
 use super::sys::cublaslt::{self as lt, CublasLt, Handle, Heuristic};
 use super::sys::driver::Driver;
@@ -33,6 +33,8 @@ struct Shape {
     transposed: [bool; 2],
     accumulate: bool,
     bias: bool,
+    /// Bytes that the addresses of both operands and the result are multiples of.
+    alignments: [u32; 3],
 }
 
 /// A product made ready. cuBLASLt thinks in columns: it computes `cᵀ = bᵀ · aᵀ`, so its first operand is
@@ -42,6 +44,11 @@ struct Plan {
     product: Handle,
     layouts: [Handle; 3],
     heuristic: Heuristic,
+}
+
+/// The power of two that an address is a multiple of, as far as algorithms ask.
+fn alignment(address: Address) -> u32 {
+    1 << address.trailing_zeros().min(8)
 }
 
 fn element(dtype: DType) -> c_int {
@@ -121,16 +128,17 @@ impl Products {
             transposed: [product.a.transposed, product.b.transposed],
             accumulate: product.accumulate,
             bias: product.bias.is_some(),
+            alignments: [product.a.address, product.b.address, product.c].map(alignment),
         };
         if let Some(&plan) = self.plans.borrow().get(&shape) {
             return Ok(plan);
         }
-        let plan = self.make(product)?;
+        let plan = self.make(product, shape.alignments)?;
         self.plans.borrow_mut().insert(shape, plan);
         Ok(plan)
     }
 
-    fn make(&self, product: &Product) -> Result<Plan, CudaError> {
+    fn make(&self, product: &Product, [a, b, c]: [u32; 3]) -> Result<Plan, CudaError> {
         let [m, n, k] = product.sizes;
         let mut handle = std::ptr::null_mut();
         // SAFETY: kept for the life of this, whose plans are few.
@@ -171,25 +179,42 @@ impl Products {
         Ok(Plan {
             product: handle,
             layouts,
-            heuristic: self.heuristic(handle, layouts)?,
+            heuristic: self.heuristic(handle, layouts, [b, a, c, c])?,
         })
     }
 
-    fn heuristic(&self, product: Handle, layouts: [Handle; 3]) -> Result<Heuristic, CudaError> {
+    /// Bytes of workspace and of alignment that an algorithm may count on.
+    fn preference(&self, alignments: [u32; 4]) -> Result<Handle, CudaError> {
         let mut preference = std::ptr::null_mut();
-        // SAFETY: destroyed below.
+        // SAFETY: the caller destroys it.
         unsafe { self.library.create_preference(&raw mut preference) }?;
-        let bytes = WORKSPACE;
-        let value = (&raw const bytes).cast();
-        // SAFETY: the attribute is a size.
-        unsafe {
-            self.library.set_preference(
-                preference,
-                lt::MAX_WORKSPACE_BYTES,
-                value,
-                size_of::<usize>(),
-            )
-        }?;
+        let set = |attribute: c_int, value: *const c_void, size: usize| {
+            // SAFETY: the attributes are a size and numbers of 32 bits, by the header.
+            unsafe {
+                self.library
+                    .set_preference(preference, attribute, value, size)
+            }
+        };
+        let workspace = WORKSPACE;
+        set(
+            lt::MAX_WORKSPACE_BYTES,
+            (&raw const workspace).cast(),
+            size_of::<usize>(),
+        )?;
+        for (attribute, bytes) in lt::MIN_ALIGNMENTS.into_iter().zip(&alignments) {
+            let value = std::ptr::from_ref(bytes).cast();
+            set(attribute, value, size_of::<u32>())?;
+        }
+        Ok(preference)
+    }
+
+    fn heuristic(
+        &self,
+        product: Handle,
+        layouts: [Handle; 3],
+        alignments: [u32; 4],
+    ) -> Result<Heuristic, CudaError> {
+        let preference = self.preference(alignments)?;
         let mut best = Heuristic::default();
         let mut found = 0;
         let [a, b, c] = layouts;

@@ -26,6 +26,8 @@ pub struct Tensor {
     /// Element type: 32 bits, bf16, or bytes.
     pub dtype: DType,
     buffer: Rc<Buffer>,
+    /// Byte of the buffer at which it begins.
+    start: u64,
 }
 
 impl Device {
@@ -47,6 +49,7 @@ impl Device {
             shape,
             dtype,
             buffer: Rc::new(buffer),
+            start: 0,
         })
     }
 
@@ -68,6 +71,16 @@ impl Device {
         let here = self.tensor(tensor.shape.clone(), tensor.dtype())?;
         self.launcher.write(here.address(), &tensor.pack())?;
         Ok(here)
+    }
+
+    /// Overwrites a tensor by elements in 32 bits.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn write(&self, to: &Tensor, values: &[f32]) -> Result<(), CudaError> {
+        debug_assert_eq!((to.len(), to.dtype), (values.len(), DType::F32));
+        self.launcher
+            .write(to.address(), bytemuck::cast_slice(values))
     }
 
     /// Indices.
@@ -100,7 +113,7 @@ impl Tensor {
     /// First element.
     #[must_use]
     pub fn address(&self) -> Address {
-        self.buffer.address
+        self.buffer.address + self.start
     }
 
     /// Number of elements.
@@ -137,6 +150,22 @@ impl Tensor {
     #[must_use]
     pub fn is_bf16(&self) -> bool {
         self.dtype == DType::Bf16
+    }
+
+    /// The memory it shares with others.
+    pub(super) fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
+    /// The elements from `first` on, in the same memory.
+    #[must_use]
+    pub fn part(&self, first: usize, shape: Vec<usize>) -> Self {
+        debug_assert!(first + shape.iter().product::<usize>() <= self.len());
+        Self {
+            shape,
+            start: self.start + first as u64 * self.dtype.size(),
+            ..self.clone()
+        }
     }
 
     /// The same elements under another shape.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use dtensor::block::{Attention, Block, Half, Keep};
+use dtensor::block::{Attention, Block, Half, Keep, Parameters};
 use dtensor::comm::{Group, local};
 use dtensor::cuda::{self, Device};
 use dtensor::philox::Stream;
@@ -180,7 +180,7 @@ impl Case {
     }
 
     fn on_cuda(&self, device: &Device, (keep, apart): (Keep, bool)) -> Left {
-        let machine = cuda::Machine::new(device, BlockPosition::SINGLE, 5);
+        let machine = cuda::Machine::new(device.clone(), 0, BlockPosition::SINGLE, 5);
         let batch = cuda::Batch::new(device, self.batch()).expect("memory");
         let blocks = self.blocks(keep, Attention::Fused);
         let there: Vec<There> = self.held.iter().map(|h| There::new(device, h)).collect();
@@ -228,7 +228,7 @@ impl Case {
 
 struct HostParameters<'h>(&'h Held);
 
-impl cpu::Parameters for HostParameters<'_> {
+impl Parameters<cpu::Tensor> for HostParameters<'_> {
     fn parameter(&self, id: TensorId) -> &cpu::Tensor {
         &self.0[&id]
     }
@@ -262,7 +262,7 @@ impl There {
     }
 }
 
-impl cuda::Parameters for There {
+impl Parameters<cuda::Tensor> for There {
     fn parameter(&self, id: TensorId) -> &cuda::Tensor {
         &self.0[&id]
     }
@@ -279,8 +279,8 @@ impl Sink {
 }
 
 impl cuda::GradientSink for Sink {
-    fn gradient(&mut self, id: TensorId) -> &cuda::Tensor {
-        &self.0[&id]
+    fn gradient(&mut self, id: TensorId) -> cuda::Tensor {
+        self.0[&id].clone()
     }
 }
 

@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
 
 use dtensor::cuda::kernels::{Head, Kernel, Source};
 use dtensor::cuda::launcher::{Address, Arguments, Launch, Launcher, Operand, Product};
@@ -39,6 +40,7 @@ pub struct Emulator {
     /// Which of the orders that a device may choose: bit 0 runs warps backwards, bit 1 lets asynchronous
     /// copies land at once rather than when they are waited for.
     order: u32,
+    marks: RefCell<Vec<Instant>>,
 }
 
 /// Every order that a device may choose.
@@ -271,6 +273,17 @@ impl Launcher for Emulator {
             }
         }
         Ok(())
+    }
+
+    fn mark(&self) -> Result<(), CudaError> {
+        self.marks.borrow_mut().push(Instant::now());
+        Ok(())
+    }
+
+    fn laps(&self) -> Result<Vec<f64>, CudaError> {
+        let marks = std::mem::take(&mut *self.marks.borrow_mut());
+        let lap = |pair: &[Instant]| (pair[1] - pair[0]).as_secs_f64();
+        Ok(marks.windows(2).map(lap).collect())
     }
 
     fn synchronize(&self) -> Result<(), CudaError> {

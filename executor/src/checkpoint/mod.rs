@@ -8,6 +8,7 @@ mod disk;
 mod hub;
 mod memory;
 
+use crate::device::Device;
 use crate::error::ExecutorError;
 use crate::slots::Slot;
 use crate::states::States;
@@ -51,9 +52,14 @@ pub trait Source: Sync {
 
 /// What a rank owns of a stage and speaks for. A tied weight is the first stage's to save: `skip`
 /// names it in the last.
-pub(crate) fn pieces(states: &States, tp: u64, skip: Option<&str>) -> Vec<Piece> {
+pub(crate) fn pieces<D: Device>(
+    device: &D,
+    states: &States<D>,
+    tp: u64,
+    skip: Option<&str>,
+) -> Result<Vec<Piece>, ExecutorError> {
     let mut pieces: Vec<Piece> = Vec::new();
-    states.own_runs(|slot, name, first, data| {
+    states.own_runs(device, |slot, name, first, data| {
         if !states.speaks_for(slot, tp) || skip == Some(name.as_str()) {
             return;
         }
@@ -72,13 +78,19 @@ pub(crate) fn pieces(states: &States, tp: u64, skip: Option<&str>) -> Vec<Piece>
                 data: data.map(<[f32]>::to_vec),
             }),
         }
-    });
-    pieces
+    })?;
+    Ok(pieces)
 }
 
 /// Sets a stage's states from a source.
-pub(crate) fn load(states: &mut States, source: &dyn Source) -> Result<(), ExecutorError> {
-    states.load(|slot: &Slot, name, first, into| source.read(name, &slot.global, first, into))
+pub(crate) fn load<D: Device>(
+    device: &D,
+    states: &mut States<D>,
+    source: &dyn Source,
+) -> Result<(), ExecutorError> {
+    states.load(device, |slot: &Slot, name, first, into| {
+        source.read(name, &slot.global, first, into)
+    })
 }
 
 /// Copies what the runs of a piece and the wanted run have in common; returns how many elements.

@@ -1,23 +1,30 @@
 //! One block's view of its stage's states: parameters to read, gradients to add to.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
 
 use dtensor::TensorId;
-use dtensor::cpu::{GradientSink, Parameters, Tensor, TreeSum};
+use dtensor::block::Parameters;
+use dtensor::cpu::TreeSum;
 
 use super::Partition;
+use crate::device::Device;
 use crate::slots::Slot;
 
+/// Both.
+pub type Block<'s, D> = (
+    BlockParameters<'s, <D as Device>::Tensor>,
+    BlockGradients<'s, D>,
+);
+
 /// Parameters as one block's kernels read them.
-pub struct BlockParameters<'s> {
+pub struct BlockParameters<'s, T> {
     pub(super) index: &'s HashMap<(usize, TensorId), (usize, usize)>,
-    pub(super) values: &'s [Option<Tensor>],
+    pub(super) values: &'s [Option<T>],
     pub(super) block: usize,
 }
 
-impl Parameters for BlockParameters<'_> {
-    fn parameter(&self, id: TensorId) -> &Tensor {
+impl<T> Parameters<T> for BlockParameters<'_, T> {
+    fn parameter(&self, id: TensorId) -> &T {
         let (slot, _) = self.index[&(self.block, id)];
         self.values[slot]
             .as_ref()
@@ -26,35 +33,28 @@ impl Parameters for BlockParameters<'_> {
 }
 
 /// Where one block's gradients go.
-pub struct BlockGradients<'s> {
+pub struct BlockGradients<'s, D: Device> {
     pub(super) index: &'s HashMap<(usize, TensorId), (usize, usize)>,
     pub(super) slots: &'s [Slot],
-    pub(super) partitions: &'s mut [Partition],
-    pub(super) running: &'s mut [Vec<f32>],
+    pub(super) partitions: &'s mut [Partition<D>],
+    /// Of the running micro-batch, where they are apart from the sums.
+    pub(super) running: &'s mut [Option<D::Flat>; 2],
     pub(super) trees: &'s mut [Vec<BTreeMap<usize, TreeSum>>],
-    pub(super) per_micro_batch: bool,
     pub(super) block: usize,
 }
 
-impl GradientSink for BlockGradients<'_> {
-    fn plain(&mut self, id: TensorId) -> &mut [f32] {
+impl<D: Device> BlockGradients<'_, D> {
+    /// The sums that a parameter's gradient is added to, and where in them it lies.
+    pub(crate) fn sum(&mut self, id: TensorId) -> (&mut D::Flat, &Slot) {
         let slot = &self.slots[self.index[&(self.block, id)].0];
-        let partition = &mut self.partitions[slot.kind as usize];
-        let buffer = if self.per_micro_batch {
-            let running = &mut self.running[slot.kind as usize];
-            running.resize(partition.elements, 0.0);
-            running
-        } else {
-            &mut partition.gradient
-        };
-        &mut buffer[slot.offset..slot.offset + slot.len]
+        let kind = slot.kind as usize;
+        let sum = self.running[kind].as_mut();
+        (sum.unwrap_or(&mut self.partitions[kind].gradient), slot)
     }
 
-    fn tree(&mut self, id: TensorId, range: Range<usize>, sum: TreeSum) {
+    /// Exact mode: takes nodes of a parameter's gradient in; `start` is the first element they are of.
+    pub(crate) fn add_tree(&mut self, id: TensorId, start: usize, sum: TreeSum) {
         let (slot, u) = self.index[&(self.block, id)];
-        self.trees[slot][u]
-            .entry(range.start)
-            .or_default()
-            .merge(sum);
+        self.trees[slot][u].entry(start).or_default().merge(sum);
     }
 }

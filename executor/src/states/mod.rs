@@ -6,17 +6,19 @@
 mod block;
 mod reduce;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use dtensor::comm::{Communicator, Group, Pending, pack, unpack};
-use dtensor::cpu::{ExactSum, Numerics, Tensor, TreeSum, Weights};
+use dtensor::cpu::{ExactSum, Numerics, TreeSum};
 use dtensor::{TensorId, comm};
 use spec::{Bytes, DType, Zero};
 
-pub use block::{BlockGradients, BlockParameters};
+pub use block::{Block, BlockGradients, BlockParameters};
 use reduce::{Bucket, Moving};
 
+use crate::device::{Device, Weights};
 use crate::error::ExecutorError;
 use crate::settings::AdamW;
 use crate::slots::{Kind, Slot};
@@ -39,38 +41,36 @@ pub struct Sharing {
 }
 
 /// The flat states of one kind.
-#[derive(Debug)]
-struct Partition {
+struct Partition<D: Device> {
     kind: Kind,
     sharing: Sharing,
     /// Elements before sharding.
     elements: usize,
     /// Elements of the optimizer's states that this rank owns.
     own: Range<usize>,
-    master: Vec<f32>,
-    momentum: Vec<f32>,
-    variance: Vec<f32>,
+    master: D::Flat,
+    momentum: D::Flat,
+    variance: D::Flat,
     /// Sums of gradients: of everything under ZeRO-0 and 1, of the own shard under 2 and 3.
-    gradient: Vec<f32>,
+    gradient: D::Flat,
     /// Under ZeRO-3, the own shard as kernels read it.
-    shard: Option<Tensor>,
+    shard: Option<D::Tensor>,
 }
 
 /// States of a virtual stage on this rank.
-#[derive(Debug)]
-pub struct States {
+pub struct States<D: Device> {
     /// Its parameters.
     pub slots: Vec<Slot>,
     zero: Zero,
     dtype: DType,
     numerics: Numerics,
     index: HashMap<(usize, TensorId), (usize, usize)>,
-    values: Vec<Option<Tensor>>,
-    partitions: Vec<Partition>,
+    values: Vec<Option<D::Tensor>>,
+    partitions: Vec<Partition<D>>,
     /// Exact mode: nodes per slot, use and first element.
     trees: Vec<Vec<BTreeMap<usize, TreeSum>>>,
     /// Under ZeRO-2 and 3, gradients of the running micro-batch, by partition.
-    running: Vec<Vec<f32>>,
+    running: [Option<D::Flat>; 2],
     /// Parameters under way, by partition.
     gathering: Vec<(usize, Pending)>,
     /// Gradients that travel together, in the order backward makes them.
@@ -95,16 +95,19 @@ pub struct StateBytes {
     pub moments: u64,
 }
 
-impl States {
+impl<D: Device> States<D> {
     /// States at the beginning of training: a rank draws only what it owns.
-    #[must_use]
+    ///
+    /// # Errors
+    /// When the device fails or its memory is full; so of everything below.
     pub fn new(
+        device: &D,
         slots: Vec<Slot>,
         sharing: [Sharing; 2],
         (zero, dtype, numerics): (Zero, DType, Numerics),
         bucket: Bytes,
         seed: u64,
-    ) -> Self {
+    ) -> Result<Self, ExecutorError> {
         let index = slots
             .iter()
             .enumerate()
@@ -118,8 +121,10 @@ impl States {
         let partitions = [Kind::Dense, Kind::Expert]
             .into_iter()
             .zip(sharing)
-            .map(|(kind, sharing)| Partition::new(kind, sharing, &slots, (zero, dtype), seed))
-            .collect();
+            .map(|(kind, sharing)| {
+                Partition::new(device, (kind, sharing), &slots, (zero, dtype), seed)
+            })
+            .collect::<Result<_, _>>()?;
         let trees = slots
             .iter()
             .map(|s| vec![BTreeMap::new(); s.uses.len()])
@@ -135,52 +140,53 @@ impl States {
             index,
             partitions,
             trees,
-            running: vec![Vec::new(); 2],
+            running: [None, None],
             gathering: Vec::new(),
         };
         if zero == Zero::Z0 {
-            states.take_values();
+            states.take_values(device)?;
         }
-        states
+        Ok(states)
     }
 
     /// Bytes of the states.
     #[must_use]
     pub fn bytes(&self) -> StateBytes {
-        let sum =
-            |f: &dyn Fn(&Partition) -> usize| self.partitions.iter().map(f).sum::<usize>() as u64;
+        let sum = |f: &dyn Fn(&Partition<D>) -> usize| {
+            self.partitions.iter().map(f).sum::<usize>() as u64
+        };
         let size = self.dtype.size();
         StateBytes {
             parameters: size
                 * sum(&|p| match &p.shard {
-                    Some(shard) => shard.len(),
+                    Some(shard) => D::shape(shard).iter().product(),
                     None => p.elements,
                 }),
-            gradients: 4 * sum(&|p| p.gradient.len()),
-            master: 4 * sum(&|p| p.master.len()),
-            moments: 8 * sum(&|p| p.master.len()),
+            gradients: 4 * sum(&|p| D::len(&p.gradient)),
+            master: 4 * sum(&|p| D::len(&p.master)),
+            moments: 4 * sum(&|p| D::len(&p.momentum) + D::len(&p.variance)),
         }
     }
 
-    fn partition(&self, slot: &Slot) -> &Partition {
+    fn partition(&self, slot: &Slot) -> &Partition<D> {
         &self.partitions[slot.kind as usize]
     }
 
     /// Sends this rank's parameters to the ranks that will read them, if they are not under way.
     ///
     /// # Errors
-    /// When communication stops.
-    pub fn prefetch(&mut self, comm: &dyn Communicator) -> Result<(), ExecutorError> {
+    /// Also when communication stops.
+    pub fn prefetch(&mut self, device: &D, comm: &dyn Communicator) -> Result<(), ExecutorError> {
         if !self.gathering.is_empty() {
             return Ok(());
         }
         for (p, partition) in self.partitions.iter().enumerate() {
-            if partition.elements == 0 {
+            if partition.elements == 0 || partition.is_whole() {
                 continue;
             }
             let shard = match &partition.shard {
-                Some(shard) => shard.pack(),
-                None => rounded(&partition.master, self.dtype).pack(),
+                Some(shard) => device.pack(shard)?,
+                None => device.pack(&partition.rounded(device, self.dtype)?)?,
             };
             let group = partition.sharing.shard.on(PARAMETERS[p]);
             let pending = group.all_gather(comm, "parameters", shard)?;
@@ -192,9 +198,9 @@ impl States {
     /// Gathers the parameters that kernels read from their owners.
     ///
     /// # Errors
-    /// When communication stops.
-    pub fn unshard(&mut self, comm: &dyn Communicator) -> Result<(), ExecutorError> {
-        self.prefetch(comm)?;
+    /// Also when communication stops.
+    pub fn unshard(&mut self, device: &D, comm: &dyn Communicator) -> Result<(), ExecutorError> {
+        self.prefetch(device, comm)?;
         for (p, pending) in std::mem::take(&mut self.gathering) {
             let partition = &self.partitions[p];
             let parts = pending.wait(comm)?;
@@ -203,11 +209,11 @@ impl States {
                 if slot.kind == partition.kind {
                     let wanted = slot.offset * size..(slot.offset + slot.len) * size;
                     let pieces = pieces(&parts, wanted);
-                    *value = Some(Tensor::from_pieces(slot.shape(), pieces, self.dtype));
+                    *value = Some(device.unpack(slot.shape(), pieces, self.dtype)?);
                 }
             }
         }
-        Ok(())
+        self.take_values(device)
     }
 
     /// Frees the gathered parameters.
@@ -215,138 +221,208 @@ impl States {
         self.values.fill(None);
     }
 
-    /// Under ZeRO-0, takes the parameters from the master copy, which is whole.
-    fn take_values(&mut self) {
-        for p in 0..self.partitions.len() {
-            let master = std::mem::take(&mut self.partitions[p].master);
-            self.set_values(p, &master);
-            self.partitions[p].master = master;
+    /// Takes the parameters from master copies that are whole on this rank.
+    fn take_values(&mut self, device: &D) -> Result<(), ExecutorError> {
+        for partition in self.partitions.iter().filter(|p| p.is_whole()) {
+            for (slot, value) in self.slots.iter().zip(&mut self.values) {
+                if slot.kind == partition.kind {
+                    let range = slot.offset..slot.offset + slot.len;
+                    let master = &partition.master;
+                    *value = Some(device.rounded(master, range, slot.shape(), self.dtype)?);
+                }
+            }
         }
+        Ok(())
     }
 
-    fn set_values(&mut self, partition: usize, flat: &[f32]) {
-        let kind = self.partitions[partition].kind;
-        for (slot, value) in self.slots.iter().zip(&mut self.values) {
-            if slot.kind == kind {
-                let data = flat[slot.offset..slot.offset + slot.len].to_vec();
-                *value = Some(Tensor::new(slot.shape(), data, self.dtype));
-            }
+    /// Parameters of one block.
+    #[must_use]
+    pub fn parameters(&self, block: usize) -> BlockParameters<'_, D::Tensor> {
+        BlockParameters {
+            index: &self.index,
+            values: &self.values,
+            block,
         }
     }
 
     /// Parameters and gradients of one block.
-    pub fn block(&mut self, block: usize) -> (BlockParameters<'_>, BlockGradients<'_>) {
+    ///
+    /// # Errors
+    /// See [`States::new`].
+    pub fn block(&mut self, device: &D, block: usize) -> Result<Block<'_, D>, ExecutorError> {
+        let per_micro_batch = self.zero >= Zero::Z2 && self.numerics == Numerics::Fast;
+        if per_micro_batch {
+            self.begin_running(device)?;
+        }
         let parameters = BlockParameters {
             index: &self.index,
             values: &self.values,
             block,
         };
-        let per_micro_batch = self.zero >= Zero::Z2;
         let gradients = BlockGradients {
             index: &self.index,
             slots: &self.slots,
             partitions: &mut self.partitions,
             running: &mut self.running,
             trees: &mut self.trees,
-            per_micro_batch,
             block,
         };
-        (parameters, gradients)
+        Ok((parameters, gradients))
+    }
+
+    /// Room for the gradients of a micro-batch, if it is not there.
+    fn begin_running(&mut self, device: &D) -> Result<(), ExecutorError> {
+        for (partition, running) in self.partitions.iter().zip(&mut self.running) {
+            if running.is_none() {
+                *running = Some(device.zeros(partition.elements)?);
+            }
+        }
+        Ok(())
     }
 
     /// This rank's part of a slot's reduced gradient: first element in the slot, and the values.
-    #[must_use]
-    pub fn own_gradient(&self, slot: usize) -> (usize, &[f32]) {
+    ///
+    /// # Errors
+    /// See [`States::new`].
+    pub fn own_gradient(
+        &self,
+        device: &D,
+        slot: usize,
+    ) -> Result<(usize, Cow<'_, [f32]>), ExecutorError> {
         let slot = &self.slots[slot];
         let partition = self.partition(slot);
         match overlap(&partition.own, slot) {
             Some(range) => {
-                let first = range.start - slot.offset;
-                (first, &partition.gradient[partition.in_gradient(&range)])
+                let values = device.read(&partition.gradient, partition.in_gradient(&range))?;
+                Ok((range.start - slot.offset, values))
             }
-            None => (0, &[]),
+            None => Ok((0, Cow::Borrowed(&[]))),
         }
     }
 
     /// Adds another stage's gradient of a tied weight to this rank's part.
-    pub fn add_tied(&mut self, slot: usize, other: &[f32]) {
+    ///
+    /// # Errors
+    /// See [`States::new`].
+    pub fn add_tied(
+        &mut self,
+        device: &D,
+        slot: usize,
+        other: &[f32],
+    ) -> Result<(), ExecutorError> {
         let slot = &self.slots[slot];
         let partition = &mut self.partitions[slot.kind as usize];
         let Some(range) = overlap(&partition.own, slot) else {
-            return;
+            return Ok(());
         };
         let place = partition.in_gradient(&range);
         let theirs = &other[range.start - slot.offset..range.end - slot.offset];
-        for (g, o) in partition.gradient[place].iter_mut().zip(theirs) {
-            *g += o;
-        }
+        device.add(&mut partition.gradient, place.start, theirs)
     }
 
     /// Adds the squares of the gradients this rank speaks for, but those of `skip`.
-    pub fn add_squares(&self, sum: &mut ExactSum, tp: u64, skip: Option<usize>) {
-        for (s, slot) in self.slots.iter().enumerate() {
-            let partition = self.partition(slot);
-            let speaks = partition.sharing.speaks
-                && Some(s) != skip
-                && (tp == 0 || slot.kind == Kind::Expert || !slot.replicated_over_tp);
-            if !speaks {
-                continue;
-            }
-            for &g in self.own_gradient(s).1 {
-                sum.add(f64::from(g) * f64::from(g));
-            }
-        }
+    ///
+    /// # Errors
+    /// See [`States::new`].
+    pub fn add_squares(
+        &self,
+        device: &D,
+        sum: &mut ExactSum,
+        tp: u64,
+        skip: Option<usize>,
+    ) -> Result<(), ExecutorError> {
+        let spoken_for = self.slots.iter().enumerate();
+        let parts: Vec<_> = spoken_for
+            .filter(|&(s, slot)| Some(s) != skip && self.speaks_for(slot, tp))
+            .filter_map(|(_, slot)| {
+                let partition = self.partition(slot);
+                let range = overlap(&partition.own, slot)?;
+                Some((&partition.gradient, partition.in_gradient(&range)))
+            })
+            .collect();
+        device.squares(&parts, sum)
     }
 
     /// Takes a step, and clears the gradients.
-    pub fn step(&mut self, optimizer: &AdamW, step: u64, rate: f64, scale: f32) {
-        for slot in &self.slots {
+    ///
+    /// # Errors
+    /// See [`States::new`].
+    pub fn step(
+        &mut self,
+        device: &D,
+        optimizer: &AdamW,
+        (step, rate): (u64, f64),
+        scale: f32,
+    ) -> Result<(), ExecutorError> {
+        for (slot, value) in self.slots.iter().zip(&mut self.values) {
             let partition = &mut self.partitions[slot.kind as usize];
             let Some(range) = overlap(&partition.own, slot) else {
                 continue;
             };
-            let local = range.start - partition.own.start..range.end - partition.own.start;
-            let place = partition.in_gradient(&range);
-            let mut weights = Weights {
-                master: &mut partition.master[local.clone()],
-                momentum: &mut partition.momentum[local.clone()],
-                variance: &mut partition.variance[local],
-                gradient: &partition.gradient[place],
+            let weights = Weights {
+                gradient_at: partition.in_gradient(&range).start,
+                range: range.start - partition.own.start..range.end - partition.own.start,
+                master: &mut partition.master,
+                momentum: &mut partition.momentum,
+                variance: &mut partition.variance,
+                gradient: &partition.gradient,
             };
-            optimizer.update(&mut weights, step, rate, scale, slot.decay);
+            let numbers = optimizer.numbers(step, rate, scale, slot.decay);
+            let value = value.as_mut().filter(|_| self.zero == Zero::Z0);
+            device.adamw(weights, &numbers, value)?;
         }
         for partition in &mut self.partitions {
-            partition.gradient.fill(0.0);
-            if partition.shard.is_some() {
-                partition.shard = Some(rounded(&partition.master, self.dtype));
-            }
+            device.clear(&mut partition.gradient)?;
         }
-        match self.zero {
-            Zero::Z0 => self.take_values(),
-            _ => self.reshard(),
+        self.round_shards(device)?;
+        if self.zero != Zero::Z0 {
+            self.reshard();
         }
+        Ok(())
+    }
+
+    /// Under ZeRO-3, takes the own shard from the master copy.
+    fn round_shards(&mut self, device: &D) -> Result<(), ExecutorError> {
+        for partition in self.partitions.iter_mut().filter(|p| p.shard.is_some()) {
+            partition.shard = Some(partition.rounded(device, self.dtype)?);
+        }
+        Ok(())
     }
 
     /// Calls `piece` for every run of own elements that are consecutive in the model, with name,
     /// global shape, first global index, and where master, first and second moments lie.
-    pub fn own_runs(&self, mut piece: impl FnMut(&Slot, String, u64, [&[f32]; 3])) {
+    ///
+    /// # Errors
+    /// See [`States::new`].
+    pub fn own_runs(
+        &self,
+        device: &D,
+        mut piece: impl FnMut(&Slot, String, u64, [&[f32]; 3]),
+    ) -> Result<(), ExecutorError> {
         for slot in &self.slots {
             let partition = self.partition(slot);
             let Some(range) = overlap(&partition.own, slot) else {
                 continue;
             };
+            let here = range.start - partition.own.start..range.end - partition.own.start;
+            let states = [
+                device.read(&partition.master, here.clone())?,
+                device.read(&partition.momentum, here.clone())?,
+                device.read(&partition.variance, here)?,
+            ];
             let in_slot = range.start - slot.offset..range.end - slot.offset;
             slot.runs(&in_slot, |expert, first, at| {
-                let start = slot.offset + at.start - partition.own.start;
-                let place = start..start + at.len();
-                let states = [
-                    &partition.master[place.clone()],
-                    &partition.momentum[place.clone()],
-                    &partition.variance[place],
+                let place = at.start - in_slot.start..at.end - in_slot.start;
+                let [master, momentum, variance] = &states;
+                let run = [
+                    &master[place.clone()],
+                    &momentum[place.clone()],
+                    &variance[place],
                 ];
-                piece(slot, slot.name_of(expert), first, states);
+                piece(slot, slot.name_of(expert), first, run);
             });
         }
+        Ok(())
     }
 
     /// Whether this rank speaks for a slot among ranks that hold the same elements.
@@ -360,9 +436,10 @@ impl States {
     /// and moments of a run.
     ///
     /// # Errors
-    /// What `fill` finds wrong.
+    /// Also what `fill` finds wrong.
     pub fn load(
         &mut self,
+        device: &D,
         mut fill: impl FnMut(&Slot, &str, u64, [&mut [f32]; 3]) -> Result<(), ExecutorError>,
     ) -> Result<(), ExecutorError> {
         for slot in &self.slots {
@@ -371,41 +448,38 @@ impl States {
                 continue;
             };
             let in_slot = range.start - slot.offset..range.end - slot.offset;
+            let mut states = [(); 3].map(|()| vec![0.0; range.len()]);
             let mut outcome = Ok(());
             slot.runs(&in_slot, |expert, first, at| {
-                let start = slot.offset + at.start - partition.own.start;
-                let place = start..start + at.len();
-                let states = [
-                    &mut partition.master[place.clone()],
-                    &mut partition.momentum[place.clone()],
-                    &mut partition.variance[place],
-                ];
+                let place = at.start - in_slot.start..at.end - in_slot.start;
+                let run = states.each_mut().map(|all| &mut all[place.clone()]);
                 if outcome.is_ok() {
-                    outcome = fill(slot, &slot.name_of(expert), first, states);
+                    outcome = fill(slot, &slot.name_of(expert), first, run);
                 }
             });
             outcome?;
+            let at = range.start - partition.own.start;
+            let [master, momentum, variance] = &states;
+            device.write(&mut partition.master, at, master)?;
+            device.write(&mut partition.momentum, at, momentum)?;
+            device.write(&mut partition.variance, at, variance)?;
         }
-        for partition in &mut self.partitions {
-            if partition.shard.is_some() {
-                partition.shard = Some(rounded(&partition.master, self.dtype));
-            }
-        }
+        self.round_shards(device)?;
         if self.zero == Zero::Z0 {
-            self.take_values();
+            self.take_values(device)?;
         }
         Ok(())
     }
 }
 
-impl Partition {
+impl<D: Device> Partition<D> {
     fn new(
-        kind: Kind,
-        sharing: Sharing,
+        device: &D,
+        (kind, sharing): (Kind, Sharing),
         slots: &[Slot],
         (zero, dtype): (Zero, DType),
         seed: u64,
-    ) -> Self {
+    ) -> Result<Self, ExecutorError> {
         let mine = || slots.iter().filter(|s| s.kind == kind);
         let elements = mine().map(|s| s.len).sum::<usize>();
         let chunk = elements.div_ceil(sharing.shard.size());
@@ -423,22 +497,37 @@ impl Partition {
         } else {
             elements
         };
-        Self {
+        let mut partition = Self {
             kind,
             sharing,
             elements,
-            momentum: vec![0.0; own.len()],
-            variance: vec![0.0; own.len()],
-            gradient: vec![0.0; gradients],
-            shard: (zero == Zero::Z3).then(|| rounded(&master, dtype)),
+            master: device.flat(master)?,
+            momentum: device.zeros(own.len())?,
+            variance: device.zeros(own.len())?,
+            gradient: device.zeros(gradients)?,
+            shard: None,
             own,
-            master,
+        };
+        if zero == Zero::Z3 {
+            partition.shard = Some(partition.rounded(device, dtype)?);
         }
+        Ok(partition)
+    }
+
+    /// The own elements as kernels read them.
+    fn rounded(&self, device: &D, dtype: DType) -> Result<D::Tensor, ExecutorError> {
+        let len = self.own.len();
+        device.rounded(&self.master, 0..len, vec![len], dtype)
+    }
+
+    /// Whether every rank owns all elements.
+    fn is_whole(&self) -> bool {
+        self.sharing.shard.size() == 1
     }
 
     /// Where elements of the partition lie in the gradient.
     fn in_gradient(&self, range: &Range<usize>) -> Range<usize> {
-        let base = if self.gradient.len() == self.elements {
+        let base = if D::len(&self.gradient) == self.elements {
             0
         } else {
             self.own.start
@@ -466,12 +555,8 @@ fn overlap(own: &Range<usize>, slot: &Slot) -> Option<Range<usize>> {
     (start < end).then_some(start..end)
 }
 
-fn rounded(values: &[f32], dtype: DType) -> Tensor {
-    Tensor::new(vec![values.len()], values.to_vec(), dtype)
-}
-
 /// Values of a tied weight's gradient from the ranks that share it.
-pub(crate) fn tied_message((first, values): (usize, &[f32])) -> comm::Message {
+pub(crate) fn tied_message(first: usize, values: &[f32]) -> comm::Message {
     let mut bytes = (first as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(&pack(values));
     std::sync::Arc::new(bytes)

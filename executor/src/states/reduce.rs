@@ -12,6 +12,7 @@ use dtensor::cpu::{Numerics, TreeSum};
 use spec::{Bytes, Zero};
 
 use super::{Partition, States, overlap};
+use crate::device::Device;
 use crate::error::ExecutorError;
 use crate::slots::{Kind, Slot};
 
@@ -67,13 +68,14 @@ pub(super) fn buckets(slots: &[Slot], size: Bytes) -> Vec<Bucket> {
     buckets
 }
 
-impl States {
+impl<D: Device> States<D> {
     /// Sends the buckets that are whole once backward has left `block`.
     ///
     /// # Errors
     /// When communication stops.
     pub fn send_gradients(
         &mut self,
+        device: &D,
         comm: &dyn Communicator,
         block: usize,
     ) -> Result<(), ExecutorError> {
@@ -83,7 +85,7 @@ impl States {
         for at in 0..self.buckets.len() {
             // The first block's have nothing left to travel beside.
             if self.buckets[at].block == block && block > 0 {
-                self.send_bucket(comm, at)?;
+                self.send_bucket(device, comm, at)?;
             }
         }
         Ok(())
@@ -94,17 +96,22 @@ impl States {
     ///
     /// # Errors
     /// When communication stops.
-    pub fn reduce(&mut self, comm: &dyn Communicator, last: bool) -> Result<(), ExecutorError> {
+    pub fn reduce(
+        &mut self,
+        device: &D,
+        comm: &dyn Communicator,
+        last: bool,
+    ) -> Result<(), ExecutorError> {
         if self.numerics == Numerics::Exact {
             return if last {
-                self.reduce_trees(comm)
+                self.reduce_trees(device, comm)
             } else {
                 Ok(())
             };
         }
         for at in 0..self.buckets.len() {
             if !self.moving.iter().any(|m| m.bucket == self.buckets[at]) {
-                self.send_bucket(comm, at)?;
+                self.send_bucket(device, comm, at)?;
             }
         }
         let mut summed = Vec::with_capacity(self.moving.len());
@@ -115,27 +122,36 @@ impl States {
             summed.push(Summed { bucket, sum });
         }
         if self.zero == Zero::Z0 {
-            self.gather_sums(comm, summed)
+            self.gather_sums(device, comm, summed)
         } else {
-            self.keep_own(comm, &summed)
+            self.keep_own(device, comm, &summed)
         }
     }
 
     /// Sends a bucket's parts to those that sum them.
-    fn send_bucket(&mut self, comm: &dyn Communicator, at: usize) -> Result<(), ExecutorError> {
+    fn send_bucket(
+        &mut self,
+        device: &D,
+        comm: &dyn Communicator,
+        at: usize,
+    ) -> Result<(), ExecutorError> {
         let bucket = self.buckets[at].clone();
-        self.sum_over_tp(comm, &bucket)?;
+        if self.zero >= Zero::Z2 {
+            self.begin_running(device)?;
+        }
+        self.sum_over_tp(device, comm, &bucket)?;
         let partition = &self.partitions[bucket.partition];
         let mut terms = None;
         if partition.sharing.all.size() > 1 || self.zero >= Zero::Z2 {
-            let gradient = if self.zero >= Zero::Z2 {
-                &self.running[bucket.partition]
-            } else {
-                &partition.gradient
-            };
+            let running = self.running[bucket.partition].as_ref();
+            let gradient = running.unwrap_or(&partition.gradient);
             let group = partition.reducing(self.zero);
-            let part = |rank| pack(&gradient[partition.part(&bucket.range, rank, self.zero)]);
-            let parts = (0..group.size()).map(part).collect();
+            let parts = (0..group.size())
+                .map(|rank| {
+                    let part = partition.part(&bucket.range, rank, self.zero);
+                    Ok(pack(&device.read(gradient, part)?))
+                })
+                .collect::<Result<_, ExecutorError>>()?;
             terms = Some(group.all_to_all(comm, WHAT, parts)?);
         }
         self.moving.push(Moving { bucket, terms });
@@ -145,31 +161,29 @@ impl States {
     /// Sums those gradients of a bucket that every tensor-parallel rank has of its own tokens only.
     fn sum_over_tp(
         &mut self,
+        device: &D,
         comm: &dyn Communicator,
         bucket: &Bucket,
     ) -> Result<(), ExecutorError> {
         let partition = &mut self.partitions[bucket.partition];
-        let gradient = if self.zero >= Zero::Z2 {
-            let running = &mut self.running[bucket.partition];
-            running.resize(partition.elements, 0.0);
-            running
-        } else {
-            &mut partition.gradient
-        };
+        let running = self.running[bucket.partition].as_mut();
+        let gradient = running.unwrap_or(&mut partition.gradient);
         let of_own_tokens = |s: &&Slot| s.kind == partition.kind && s.partial_over_tp;
         let slots = self.slots.iter().filter(of_own_tokens);
         let runs: Vec<_> = slots.filter_map(|s| overlap(&bucket.range, s)).collect();
         if runs.is_empty() {
             return Ok(());
         }
-        let mut terms: Vec<f32> = runs
-            .iter()
-            .flat_map(|r| &gradient[r.clone()])
-            .copied()
-            .collect();
+        let mut terms = Vec::with_capacity(runs.iter().map(Range::len).sum());
+        for run in &runs {
+            terms.extend_from_slice(&device.read(gradient, run.clone())?);
+        }
         partition.sharing.tp.all_reduce(comm, WHAT, &mut terms)?;
-        for (g, sum) in runs.into_iter().flatten().zip(terms) {
-            gradient[g] = sum;
+        let mut sums = terms.as_slice();
+        for run in runs {
+            let (here, rest) = sums.split_at(run.len());
+            device.write(gradient, run.start, here)?;
+            sums = rest;
         }
         Ok(())
     }
@@ -177,6 +191,7 @@ impl States {
     /// ZeRO-0: every rank gets the sums of all.
     fn gather_sums(
         &mut self,
+        device: &D,
         comm: &dyn Communicator,
         summed: Vec<Summed>,
     ) -> Result<(), ExecutorError> {
@@ -187,11 +202,12 @@ impl States {
         }
         for (bucket, pending) in arriving {
             let parts = pending.wait(comm)?;
-            let mut to = &mut self.partitions[bucket.partition].gradient[bucket.range];
+            let gradient = &mut self.partitions[bucket.partition].gradient;
+            let mut at = bucket.range.start;
             for part in &parts {
-                let (here, rest) = to.split_at_mut(part.len() / size_of::<f32>());
-                here.copy_from_slice(&unpack(part));
-                to = rest;
+                let sums = unpack(part);
+                device.write(gradient, at, &sums)?;
+                at += sums.len();
             }
         }
         Ok(())
@@ -200,6 +216,7 @@ impl States {
     /// Sharded states: a rank keeps the sums of its own shard, over all replicas.
     fn keep_own(
         &mut self,
+        device: &D,
         comm: &dyn Communicator,
         summed: &[Summed],
     ) -> Result<(), ExecutorError> {
@@ -220,18 +237,16 @@ impl States {
             let replicate = &partition.sharing.replicate;
             replicate.all_reduce(comm, WHAT, &mut sums)?;
             if self.zero >= Zero::Z2 {
-                for (g, sum) in partition.gradient.iter_mut().zip(&sums) {
-                    *g += sum;
-                }
-                self.running[p] = Vec::new();
+                device.add(&mut partition.gradient, 0, &sums)?;
+                self.running[p] = None;
             } else {
-                partition.gradient[partition.own.clone()].copy_from_slice(&sums);
+                device.write(&mut partition.gradient, partition.own.start, &sums)?;
             }
         }
         Ok(())
     }
 
-    fn reduce_trees(&mut self, comm: &dyn Communicator) -> Result<(), ExecutorError> {
+    fn reduce_trees(&mut self, device: &D, comm: &dyn Communicator) -> Result<(), ExecutorError> {
         for (s, slot) in self.slots.iter().enumerate() {
             let partition = &mut self.partitions[slot.kind as usize];
             let sharing = &partition.sharing;
@@ -255,15 +270,16 @@ impl States {
                 Zero::Z0 | Zero::Z1 => 0,
                 Zero::Z2 | Zero::Z3 => partition.own.start,
             };
-            for at in overlap(&partition.own, slot).into_iter().flatten() {
-                partition.gradient[at - base] = whole[at - slot.offset];
+            if let Some(own) = overlap(&partition.own, slot) {
+                let sums = &whole[own.start - slot.offset..own.end - slot.offset];
+                device.write(&mut partition.gradient, own.start - base, sums)?;
             }
         }
         Ok(())
     }
 }
 
-impl Partition {
+impl<D: Device> Partition<D> {
     /// Who sums gradients together first: the ranks that shard states, else those with copies.
     fn reducing(&self, zero: Zero) -> &Group {
         match zero {

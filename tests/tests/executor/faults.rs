@@ -2,12 +2,17 @@
 
 use std::time::Duration;
 
+use dtensor::block::WatchError;
 use dtensor::comm::{CommError, Communicator, Group, Message, local};
-use dtensor::cpu::{CpuError, Numerics};
-use executor::{Checkpoints, ExecutorError, Session};
+use dtensor::cpu::Numerics;
+use executor::device::Cores;
+use executor::{Checkpoints, Session};
 use spec::Precision;
 
 use super::jobs::{job, llama, nanogpt, session, train};
+
+/// A rank's cores where ranks are many.
+const ONE: Cores = Cores { threads: 1 };
 
 #[test]
 fn a_rank_that_hangs_is_named() {
@@ -65,12 +70,12 @@ fn a_loss_that_is_no_number_stops_training_and_keeps_the_checkpoint() {
         ..session(&broken)
     })
     .expect_err("it diverges");
-    let ExecutorError::Cpu(CpuError::NotFinite {
+    let Some(WatchError::NotFinite {
         operator,
         tensor,
         value,
         ..
-    }) = &error
+    }) = error.watched()
     else {
         panic!("{error}");
     };
@@ -173,7 +178,7 @@ fn processes(jobs: &[executor::Job]) -> Vec<String> {
         let ranks: Vec<_> = world
             .iter()
             .zip(jobs)
-            .map(|(comm, job)| scope.spawn(|| executor::train_rank(&session(job), comm, 1)))
+            .map(|(comm, job)| scope.spawn(|| executor::train_rank(&ONE, &session(job), comm)))
             .collect();
         ranks
             .into_iter()
@@ -253,7 +258,7 @@ fn processes_train_what_threads_do() {
     let outcomes: Vec<_> = std::thread::scope(|scope| {
         let ranks: Vec<_> = world
             .iter()
-            .map(|comm| scope.spawn(move || executor::train_rank(&session(&of()), comm, 1)))
+            .map(|comm| scope.spawn(move || executor::train_rank(&ONE, &session(&of()), comm)))
             .collect();
         ranks
             .into_iter()

@@ -116,11 +116,22 @@ pub fn job(
     precision: Precision,
     steps: u64,
 ) -> Job {
+    sized(model, strategy, numerics, precision, [steps, BATCH, SEQ])
+}
+
+/// A job of `strategy` of so many steps, sequences and tokens per sequence.
+pub fn sized(
+    model: &ModelConfig,
+    strategy: &str,
+    numerics: dtensor::cpu::Numerics,
+    precision: Precision,
+    [steps, global_batch, seq_len]: [u64; 3],
+) -> Job {
     let gpus = world(strategy);
     let workload = Workload {
         gpus,
-        seq_len: SEQ,
-        global_batch: BATCH,
+        seq_len,
+        global_batch,
         precision,
     };
     let runtime = spec::load::runtime("vescale").expect("a preset");

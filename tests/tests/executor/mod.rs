@@ -1,6 +1,7 @@
 //! Training under plans.
 
 mod checkpoints;
+mod cuda;
 mod exact;
 mod fast;
 mod faults;

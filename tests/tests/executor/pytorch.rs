@@ -2,7 +2,8 @@
 
 use std::sync::Mutex;
 
-use dtensor::cpu::{CpuError, Numerics, Seen, Watch};
+use dtensor::block::{Seen, Watch, WatchError};
+use dtensor::cpu::Numerics;
 use dtensor::{OpKind, Pass};
 use executor::checkpoint::{Memory, Piece};
 use executor::{AdamW, Dataset, Execution, Job, Session, Settings};
@@ -62,7 +63,7 @@ fn mix(i: u32, c: u32) -> u32 {
 struct Logits(Mutex<Vec<f32>>);
 
 impl Watch for Logits {
-    fn ran(&self, seen: &Seen<'_>) -> Result<(), CpuError> {
+    fn ran(&self, seen: &Seen<'_>) -> Result<(), WatchError> {
         // The product, and what bounds it.
         let makes = matches!(
             seen.op.kind,
@@ -70,7 +71,7 @@ impl Watch for Logits {
         );
         if makes && seen.op.pass == Pass::Forward {
             for (info, tensor) in seen.tensors(&seen.op.outputs) {
-                if seen.block().layer.is_none() && info.global.last() == Some(&128) {
+                if seen.block.layer.is_none() && info.global.last() == Some(&128) {
                     *self.0.lock().expect("one rank") = tensor.f32().into_owned();
                 }
             }

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::sync::Mutex;
 
-use dtensor::cpu::{CpuError, Seen, Tensor, Watch};
+use dtensor::block::{Seen, Watch, WatchError};
+use dtensor::cpu::Tensor;
 use dtensor::{TensorId, TensorInfo};
 
 use crate::error::CliError;
@@ -58,7 +59,7 @@ impl BreakAt {
 }
 
 impl Watch for BreakAt {
-    fn ran(&self, seen: &Seen<'_>) -> Result<(), CpuError> {
+    fn ran(&self, seen: &Seen<'_>) -> Result<(), WatchError> {
         let name = seen.name();
         let mut sighting = self
             .seen
@@ -68,19 +69,19 @@ impl Watch for BreakAt {
             sighting.others.insert(name);
             return Ok(());
         }
-        sighting.reports.push((seen.rank(), describe(seen)));
-        Err(CpuError::Stopped { operator: name })
+        sighting.reports.push((seen.rank, describe(seen)));
+        Err(WatchError::Stopped { operator: name })
     }
 }
 
 fn describe(seen: &Seen<'_>) -> String {
     let mut text = format!(
         "rank {}: {} ({}), step {}, sequences from {}\n",
-        seen.rank(),
+        seen.rank,
         seen.title(),
         seen.pass(),
-        seen.micro_batch().step,
-        seen.micro_batch().first_sequence
+        seen.micro_batch.step,
+        seen.micro_batch.first_sequence
     );
     list(&mut text, seen, "read", &seen.op.inputs);
     list(&mut text, seen, "wrote", &seen.op.outputs);
@@ -89,7 +90,7 @@ fn describe(seen: &Seen<'_>) -> String {
 
 fn list(text: &mut String, seen: &Seen<'_>, verb: &str, ids: &[TensorId]) {
     for (info, tensor) in seen.tensors(ids) {
-        let _ = writeln!(text, "  {verb:<5} {}", line(info, tensor));
+        let _ = writeln!(text, "  {verb:<5} {}", line(info, &tensor));
     }
 }
 

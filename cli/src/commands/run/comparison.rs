@@ -11,9 +11,9 @@ use serde::Serialize;
 use spec::{Bytes, Seconds, profile};
 
 use crate::args::{NumericsArg, RunArgs};
+use crate::commands::device;
 use crate::commands::plan::Loaded;
 use crate::error::CliError;
-use crate::inputs::EXECUTOR;
 use crate::output;
 
 /// What the cost model says of a plan on this machine.
@@ -39,7 +39,7 @@ pub(crate) struct Times {
 /// Predictions for our executor on this machine.
 pub(crate) fn predict(args: &RunArgs, loaded: &Loaded) -> Result<Predicted, CliError> {
     let scenario = Scenario {
-        runtime: spec::load::runtime(EXECUTOR)?,
+        runtime: spec::load::runtime(device::runtime(args.device))?,
         ..loaded.costs.scenario().clone()
     };
     let costs = CostModel::new(scenario.clone())?;

@@ -2,16 +2,17 @@
 
 mod break_at;
 mod comparison;
-mod mpi;
+pub(super) mod mpi;
 mod narrator;
-mod processes;
+pub(super) mod processes;
 
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use costmodel::Scenario;
-use dtensor::cpu::{CpuError, Numerics, Watch};
+use dtensor::block::{Watch, WatchError};
+use dtensor::cpu::Numerics;
 use executor::checkpoint::{Checkpoint, HubWeights, Source};
 use executor::{AdamW, Checkpoints, Dataset, Execution, Job, Outcome, Session, Settings};
 use plans::plan_file::TrainFile;
@@ -22,11 +23,11 @@ use break_at::BreakAt;
 use comparison::{Comparison, Predicted};
 use narrator::Narrator;
 
-use crate::args::{CommunicatorArg, NumericsArg, RunArgs};
+use crate::args::{NumericsArg, RunArgs};
 use crate::commands::device;
 use crate::commands::plan::{self, Loaded};
 use crate::error::CliError;
-use crate::inputs::{EXECUTOR, InputsJson};
+use crate::inputs::InputsJson;
 use crate::output::{self, SCHEMA_VERSION};
 
 #[derive(Serialize)]
@@ -55,7 +56,7 @@ struct LossJson {
 
 /// Runs `run`.
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
-    device::check(args.device)?;
+    device::check(args)?;
     let loaded = plan::load(&args.plan)?;
     let job = job(args, &loaded)?;
     let predicted = comparison::predict(args, &loaded)?;
@@ -86,19 +87,12 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         start,
         checkpoints: checkpoints.as_ref(),
         observer: &narrator,
-        watch: breaks.as_ref().map(|b| b as &dyn Watch),
+        watch: breaks.as_ref().map(|b| b as &(dyn Watch + Sync)),
     };
     let trained = match &args.replan_at {
         Some(words) => replanned(args, &session, words),
         None => {
-            let trained = match args.communicator {
-                CommunicatorArg::Local => {
-                    executor::train(&session).map(Some).map_err(CliError::from)
-                }
-                CommunicatorArg::Mpi => mpi::train(&session),
-                CommunicatorArg::Tcp => processes::train(&session),
-            };
-            match trained {
+            match device::train(args, &session) {
                 Ok(Some(outcome)) => Ok((outcome, job.clone(), predicted)),
                 // Rank 0 says what came of it.
                 Ok(None) => return Ok(ExitCode::SUCCESS),
@@ -140,14 +134,15 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
 
 /// What `--break-at` saw, unless training failed before.
 fn stopped(breaks: BreakAt, trained: Result<(), CliError>) -> Result<ExitCode, CliError> {
+    let broke = |error: &executor::ExecutorError| {
+        matches!(error.watched(), Some(WatchError::Stopped { .. }))
+    };
     match trained {
-        Ok(())
-        | Err(CliError::Executor(executor::ExecutorError::Cpu(CpuError::Stopped { .. }))) => {
-            output::print(&breaks.report()?);
-            Ok(ExitCode::SUCCESS)
-        }
-        Err(error) => Err(error),
+        Err(CliError::Executor(error)) if broke(&error) => {}
+        other => other?,
     }
+    output::print(&breaks.report()?);
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The last step as measured, and as predicted in a file beside it.
@@ -229,10 +224,11 @@ fn replanned(
         stop_after: Some(at),
         ..session.job.clone()
     };
-    let before = executor::train(&Session {
+    let session_before = Session {
         job: &job_before,
         ..*session
-    })?;
+    };
+    let before = device::train_threads(args.device, &session_before)?;
     output::note(
         args.output.quiet,
         &format!(
@@ -240,11 +236,12 @@ fn replanned(
             plans::grammar::short(&job_after.strategy)
         ),
     );
-    let mut after = executor::train(&Session {
+    let session_after = Session {
         job: &job_after,
         start: Some((&before.states, at)),
         ..*session
-    })?;
+    };
+    let mut after = device::train_threads(args.device, &session_after)?;
     for (all, more) in [
         (&mut after.losses, before.losses),
         (&mut after.gradient_norms, before.gradient_norms),
@@ -291,7 +288,7 @@ fn job(args: &RunArgs, loaded: &Loaded) -> Result<Job, CliError> {
     if steps == 0 {
         return Err(CliError::Usage("--steps: expected at least 1".to_owned()));
     }
-    let runtime = spec::load::runtime(EXECUTOR)?;
+    let runtime = spec::load::runtime(device::runtime(args.device))?;
     plans::legality::allowed_by(&loaded.strategy, &scenario.model, &runtime)?;
     let settings = Settings {
         seed: args.seed.or(train.map(|t| t.seed)).unwrap_or(1234),

@@ -19,6 +19,7 @@ pub(crate) fn train(_session: &Session<'_>) -> Result<Option<Outcome>, CliError>
 #[cfg(feature = "mpi")]
 mod carried {
     use dtensor::comm::mpi::MpiCommunicator;
+    use executor::device::Cores;
 
     use super::{CliError, Outcome, Session};
 
@@ -34,13 +35,11 @@ mod carried {
     pub(crate) fn train(session: &Session<'_>) -> Result<Option<Outcome>, CliError> {
         let wrong = |e| CliError::Executor(executor::ExecutorError::Comm(e));
         let comm = MpiCommunicator::join(session.job.settings.timeout).map_err(wrong)?;
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let on_host = ON_HOST
             .iter()
             .find_map(|name| std::env::var(name).ok()?.parse().ok())
             .unwrap_or_else(|| dtensor::comm::Communicator::world(&comm));
-        let threads = (cores / on_host.max(1)).max(1);
-        executor::train_rank(session, &comm, threads).map_err(|error| {
+        executor::train_rank(&Cores::among(on_host), session, &comm).map_err(|error| {
             // Leaving may have to stop ranks that hang, and this one with them: say why first.
             let error = CliError::from(error);
             eprintln!("error: {error}");

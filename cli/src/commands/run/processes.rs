@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use dtensor::comm::bootstrap::{Place, PlaceError};
 use dtensor::comm::tcp::TcpCommunicator;
+use executor::device::Devices;
 use executor::{ExecutorError, Outcome, Session};
 
 use crate::error::CliError;
@@ -23,19 +24,20 @@ impl Drop for Others {
     }
 }
 
-/// Trains as one rank; rank 0 returns what training left.
-pub(crate) fn train(session: &Session<'_>) -> Result<Option<Outcome>, CliError> {
+/// Trains as one rank on the device of its place; rank 0 returns what training left.
+pub(crate) fn train<D: Devices>(
+    session: &Session<'_>,
+    devices: impl Fn(&Place) -> D,
+) -> Result<Option<Outcome>, CliError> {
     let variable = |name: &str| std::env::var(name).ok();
     let (place, others) = match Place::new(variable) {
         Ok(place) => (place, Others(Vec::new())),
         Err(PlaceError::NoLauncher) => start(session.job.strategy.world() as usize)?,
         Err(error) => return Err(CliError::Usage(error.to_string())),
     };
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = (cores / place.world.max(1)).max(1);
     let comm = TcpCommunicator::join(&place, session.job.settings.timeout)
         .map_err(|e| CliError::Executor(ExecutorError::Comm(e)))?;
-    let trained = executor::train_rank(session, &comm, threads)?;
+    let trained = executor::train_rank(&devices(&place), session, &comm)?;
     drop(comm);
     finish(others)?;
     Ok(trained)

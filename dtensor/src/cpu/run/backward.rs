@@ -3,7 +3,6 @@
 use super::Run;
 use super::rows::dropped;
 use crate::backward::GRADIENT_SUM;
-use crate::block::Step;
 use crate::cpu::block::GradientSink;
 use crate::cpu::elementwise;
 use crate::cpu::experts::weights_backward;
@@ -14,20 +13,6 @@ use crate::trace::{CollectiveKind, Detail, Op, OpKind, Pass, View, ViewKind};
 use std::sync::Arc;
 
 impl Run<'_> {
-    pub(super) fn backward_step(
-        &mut self,
-        step: Step,
-        sink: &mut dyn GradientSink,
-    ) -> Result<(), CpuError> {
-        match step {
-            Step::View(view) => self.backward_view(&self.block.trace.backward_views[view]),
-            Step::Op(op) => {
-                let op = &self.block.trace.backward[op];
-                self.backward_op(op, sink)
-            }
-        }
-    }
-
     pub(super) fn backward_view(&mut self, view: &View) -> Result<(), CpuError> {
         let part = self.tensor(view.from)?.clone();
         match view.kind {
@@ -43,7 +28,7 @@ impl Run<'_> {
                 let rows = part.len() / number.max(1);
                 let mut shape = part.shape.clone();
                 *shape.last_mut().expect("sliced tensors have a last dim") = whole;
-                let mut data = match self.values.remove(&self.block.storage(view.to)) {
+                let mut data = match self.held.values.remove(&self.block.storage(view.to)) {
                     Some(value) => match Arc::unwrap_or_clone(value) {
                         Value::Tensor(x) => x.into_f32(),
                         _ => vec![0.0; rows * columns],

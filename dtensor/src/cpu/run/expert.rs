@@ -15,7 +15,8 @@ use std::sync::Arc;
 
 impl Run<'_> {
     pub(super) fn routing(&self, op: &Op) -> Result<&Arc<Route>, CpuError> {
-        self.route
+        self.held
+            .route
             .as_ref()
             .ok_or_else(|| Machine::unsupported(op, "tokens that were not routed"))
     }
@@ -44,7 +45,7 @@ impl Run<'_> {
         if let Some(&indices) = op.saved.last() {
             self.set(indices, Value::Route(Arc::clone(&route)));
         }
-        self.route = Some(route);
+        self.held.route = Some(route);
         Ok(())
     }
 
@@ -157,7 +158,7 @@ impl Run<'_> {
                 everyone,
             )?;
             route = Arc::new(longer);
-            self.route = Some(Arc::clone(&route));
+            self.held.route = Some(Arc::clone(&route));
         }
         Ok(route)
     }

@@ -7,7 +7,8 @@ mod matmul;
 mod rows;
 mod token;
 
-use crate::block::{Block, Half, Keep, Step};
+use crate::block::pass::{self, Pass};
+use crate::block::{self, Block, Half, Seen, Tensors};
 use crate::cpu::block::{GradientSink, Parameters, Saved};
 use crate::cpu::elementwise;
 use crate::cpu::experts::Route;
@@ -17,8 +18,9 @@ use crate::cpu::tensor::{Tensor, Value};
 use crate::philox::Stream;
 use crate::plan::RoutedRows;
 use crate::trace::{
-    CollectiveKind, Detail, Op, OpKind, Pass, TensorId, TensorInfo, TensorRole, View, ViewKind,
+    CollectiveKind, Detail, Op, OpKind, TensorId, TensorInfo, TensorRole, View, ViewKind,
 };
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -27,9 +29,9 @@ struct Run<'r> {
     block: &'r Block,
     machine: &'r Machine<'r>,
     batch: &'r MicroBatch<'r>,
-    parameters: &'r dyn Parameters,
-    values: BTreeMap<u32, Arc<Value>>,
-    route: Option<Arc<Route>>,
+    parameters: &'r Parameters<'r>,
+    /// Everything that lives now.
+    held: Saved,
     /// Keys and values of the whole sequence while attention runs round the ring.
     ring: BTreeMap<u32, Arc<Value>>,
 }
@@ -42,82 +44,11 @@ pub struct Context<'a> {
     /// The micro-batch.
     pub batch: &'a MicroBatch<'a>,
     /// The block's parameters.
-    pub parameters: &'a dyn Parameters,
-}
-
-/// An operator that has just run.
-pub struct Seen<'s> {
-    run: &'s Run<'s>,
-    /// The operator.
-    pub op: &'s Op,
-}
-
-impl Seen<'_> {
-    /// The block it belongs to.
-    #[must_use]
-    pub fn block(&self) -> &Block {
-        self.run.block
-    }
-
-    /// The micro-batch it ran on.
-    #[must_use]
-    pub fn micro_batch(&self) -> &MicroBatch<'_> {
-        self.run.batch
-    }
-
-    /// Its full name, such as `model.layers.3.self_attn.q_proj`.
-    #[must_use]
-    pub fn name(&self) -> String {
-        format!("{}{}", self.run.block.prefix, self.op.scope)
-    }
-
-    /// The rank that ran it.
-    #[must_use]
-    pub fn rank(&self) -> usize {
-        self.run.machine.comm.rank()
-    }
-
-    /// Its name with its kind, such as `model.layers.3.self_attn.q_proj Matmul`.
-    #[must_use]
-    pub fn title(&self) -> String {
-        let kind = format!("{:?}", self.op.kind);
-        let end = kind.find([' ', '(', '{']).unwrap_or(kind.len());
-        format!("{} {}", self.name(), &kind[..end])
-    }
-
-    /// Its pass, in words.
-    #[must_use]
-    pub fn pass(&self) -> &'static str {
-        match self.op.pass {
-            Pass::Forward => "forward",
-            Pass::BackwardInput => "backward",
-            Pass::BackwardWeight => "weight gradient",
-        }
-    }
-
-    /// The tensors of a list that hold numbers now, with what they are. Partial sums of exact mode
-    /// are not numbers yet.
-    pub fn tensors<'t>(
-        &'t self,
-        ids: &'t [TensorId],
-    ) -> impl Iterator<Item = (&'t TensorInfo, &'t Tensor)> {
-        ids.iter().filter_map(|&id| {
-            let tensor = self.run.tensor(id).ok()?;
-            Some((self.run.info(id), tensor))
-        })
-    }
+    pub parameters: &'a Parameters<'a>,
 }
 
 /// What a block returns from forward.
-#[derive(Debug)]
-pub struct Forward {
-    /// Its output: what the next block reads, or the loss of every token.
-    pub output: Tensor,
-    /// What it keeps.
-    pub saved: Saved,
-    /// Rows that reached this rank's experts, if it has experts.
-    pub routed: Option<RoutedRows>,
-}
+pub type Forward = block::Forward<Tensor, Saved>;
 
 impl Block {
     /// Forward of a micro-batch. `input` is the previous block's output, absent for the embedding.
@@ -129,29 +60,7 @@ impl Block {
         context: &Context<'_>,
         input: Option<Tensor>,
     ) -> Result<Forward, CpuError> {
-        let mut run = Run::new(self, context);
-        if let Some(input) = input {
-            run.set_input(input);
-        }
-        for (index, &step) in self.forward.iter().enumerate() {
-            run.forward_step(step)?;
-            run.watched(step, &self.trace.forward)?;
-            for storage in &self.forward_dies[index] {
-                run.values.remove(storage);
-            }
-        }
-        let output = self.trace.output.expect("a traced block has an output");
-        let output = run.tensor(output)?.clone();
-        let mut values = run.values;
-        values.retain(|storage, _| self.kept.contains(storage));
-        let mesh = &context.machine.position.mesh;
-        let routed = run.route.as_ref().map(|route| route.rows(mesh));
-        let route = (self.keep != Keep::Input).then_some(run.route).flatten();
-        Ok(Forward {
-            output,
-            saved: Saved { values, route },
-            routed,
-        })
+        pass::forward(self, Run::new(self, context), input)
     }
 
     /// Backward of a micro-batch, or half of it. `gradient` is that of the output; the loss block
@@ -167,44 +76,68 @@ impl Block {
         half: Half,
         sink: &mut dyn GradientSink,
     ) -> Result<Option<Tensor>, CpuError> {
-        let mut run = Run::new(self, context);
-        run.values = std::mem::take(&mut saved.values);
-        run.route = saved.route.take();
-        if half != Half::Weight {
-            for &index in &self.again {
-                run.forward_step(self.forward[index])?;
-                run.watched(self.forward[index], &self.trace.forward)?;
-            }
-            if let (Some(gradient), Some(id)) = (gradient, self.trace.output_gradient) {
-                run.set(id, Value::Tensor(gradient));
-            }
-        }
-        for (index, &step) in self.backward.iter().enumerate() {
-            let weight = matches!(step, Step::Op(op) if self.trace.backward[op].pass == Pass::BackwardWeight);
-            match half {
-                Half::Input if weight => continue,
-                Half::Weight if !weight => continue,
-                _ => run.backward_step(step, sink)?,
-            }
-            run.watched(step, &self.trace.backward)?;
-            for storage in &self.backward_dies[index] {
-                if half == Half::Both || !self.weight_reads.contains(storage) {
-                    run.values.remove(storage);
-                }
-            }
-        }
-        let result = match self.trace.input_gradient.filter(|_| half != Half::Weight) {
-            Some(id) => Some(run.tensor(id)?.clone()),
-            None => None,
+        pass::backward(self, Run::new(self, context), saved, gradient, half, sink)
+    }
+}
+
+impl<'r> Pass for Run<'r> {
+    type Tensor = Tensor;
+    type Value = Arc<Value>;
+    type Route = Arc<Route>;
+    type Sink = dyn GradientSink + 'r;
+    type Error = CpuError;
+
+    fn value(tensor: Tensor) -> Arc<Value> {
+        Arc::new(Value::Tensor(tensor))
+    }
+
+    fn held(&mut self) -> &mut Saved {
+        &mut self.held
+    }
+
+    fn tensor(&self, id: TensorId) -> Result<&Tensor, CpuError> {
+        Run::tensor(self, id)
+    }
+
+    fn forward_op(&mut self, op: usize) -> Result<(), CpuError> {
+        Run::forward_op(self, &self.block.trace.forward[op])
+    }
+
+    fn forward_view(&mut self, view: usize) -> Result<(), CpuError> {
+        Run::forward_view(self, &self.block.trace.forward_views[view])
+    }
+
+    fn backward_op(&mut self, op: usize, sink: &mut Self::Sink) -> Result<(), CpuError> {
+        Run::backward_op(self, &self.block.trace.backward[op], sink)
+    }
+
+    fn backward_view(&mut self, view: usize) -> Result<(), CpuError> {
+        Run::backward_view(self, &self.block.trace.backward_views[view])
+    }
+
+    fn ran(&self, op: &Op) -> Result<(), CpuError> {
+        let Some(watch) = self.machine.watch else {
+            return Ok(());
         };
-        if half == Half::Input {
-            saved.values = run.values;
-            saved
-                .values
-                .retain(|storage, _| self.weight_reads.contains(storage));
-            saved.route = run.route;
-        }
-        Ok(result)
+        watch.ran(&Seen {
+            tensors: self,
+            op,
+            block: self.block,
+            micro_batch: self.batch,
+            rank: self.machine.comm.rank(),
+        })?;
+        Ok(())
+    }
+
+    fn routed(&self) -> Option<RoutedRows> {
+        let mesh = &self.machine.position.mesh;
+        self.held.route.as_ref().map(|route| route.rows(mesh))
+    }
+}
+
+impl Tensors for Run<'_> {
+    fn on_host(&self, id: TensorId) -> Option<Cow<'_, Tensor>> {
+        self.tensor(id).ok().map(Cow::Borrowed)
     }
 }
 
@@ -215,28 +148,8 @@ impl<'r> Run<'r> {
             machine: context.machine,
             batch: context.batch,
             parameters: context.parameters,
-            values: BTreeMap::new(),
-            route: None,
+            held: Saved::default(),
             ring: BTreeMap::new(),
-        }
-    }
-
-    /// Shows an operator that has run to the machine's watch.
-    fn watched(&self, step: Step, ops: &'r [Op]) -> Result<(), CpuError> {
-        match (self.machine.watch, step) {
-            (Some(watch), Step::Op(op)) => watch.ran(&Seen {
-                run: self,
-                op: &ops[op],
-            }),
-            _ => Ok(()),
-        }
-    }
-
-    fn set_input(&mut self, input: Tensor) {
-        let tensors = &self.block.trace.tensors;
-        if let Some(info) = tensors.iter().find(|t| t.role == TensorRole::Input) {
-            let value = Arc::new(Value::Tensor(input));
-            self.values.insert(info.storage.0, value);
         }
     }
 
@@ -246,19 +159,23 @@ impl<'r> Run<'r> {
 
     fn set(&mut self, id: TensorId, value: Value) {
         let storage = self.block.storage(id);
-        self.values.insert(storage, Arc::new(value));
+        self.held.values.insert(storage, Arc::new(value));
     }
 
     fn value(&self, id: TensorId) -> Result<&Value, CpuError> {
         let storage = self.block.storage(id);
-        self.values.get(&storage).map(AsRef::as_ref).ok_or_else(|| {
-            let info = self.info(id);
-            CpuError::Unsupported {
-                operator: "reading".to_owned(),
-                scope: info.name.clone(),
-                reason: "a tensor that nothing wrote".to_owned(),
-            }
-        })
+        self.held
+            .values
+            .get(&storage)
+            .map(AsRef::as_ref)
+            .ok_or_else(|| {
+                let info = self.info(id);
+                CpuError::Unsupported {
+                    operator: "reading".to_owned(),
+                    scope: info.name.clone(),
+                    reason: "a tensor that nothing wrote".to_owned(),
+                }
+            })
     }
 
     fn tensor(&self, id: TensorId) -> Result<&Tensor, CpuError> {
@@ -285,18 +202,7 @@ impl<'r> Run<'r> {
     }
 
     fn stream(&self, op: &Op) -> Stream {
-        let operator = format!("{}{}", self.block.prefix, op.scope);
-        Stream::new(self.machine.seed, self.batch.step, &operator)
-    }
-
-    fn forward_step(&mut self, step: Step) -> Result<(), CpuError> {
-        match step {
-            Step::Op(op) => {
-                let op = &self.block.trace.forward[op];
-                self.forward_op(op)
-            }
-            Step::View(view) => self.forward_view(&self.block.trace.forward_views[view]),
-        }
+        self.block.stream(op, self.machine.seed, self.batch.step)
     }
 
     fn forward_view(&mut self, view: &View) -> Result<(), CpuError> {

@@ -9,12 +9,7 @@ use spec::Axis;
 
 impl Run<'_> {
     pub(super) fn first_row(&self, table: TensorId) -> u64 {
-        let info = self.info(table);
-        let rows = self
-            .machine
-            .position
-            .indices(&info.global, &info.placements, 0);
-        rows.first().copied().unwrap_or(info.global[0])
+        self.block.first_index(table, 0, &self.machine.position)
     }
 
     pub(super) fn embedding(&mut self, op: &Op) -> Result<(), CpuError> {
@@ -31,13 +26,9 @@ impl Run<'_> {
     }
 
     pub(super) fn vocabulary(&self, logits: TensorId) -> (u64, usize) {
-        let info = self.info(logits);
-        let dim = info.global.len() - 1;
-        let held = self
-            .machine
-            .position
-            .indices(&info.global, &info.placements, dim);
-        (held.first().copied().unwrap_or(info.global[dim]), dim)
+        let dim = self.info(logits).global.len() - 1;
+        let first = self.block.first_index(logits, dim, &self.machine.position);
+        (first, dim)
     }
 
     /// The loss's three numbers per token over the vocabulary shards: the largest logit, the sum of

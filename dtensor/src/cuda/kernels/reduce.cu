@@ -61,22 +61,13 @@ KERNEL square_sum(double* partial, const float* x, i64 n) {
     if (threadIdx.x == 0) partial[blockIdx.x] = lanes[0];
 }
 
-// What the optimizer multiplies gradients by: 1, or what brings their norm down to `limit`.
-KERNEL clip(float* scale, double* norm, const double* partial, i64 lines, double limit) {
-    if (threadIdx.x != 0) return;
-    double sum = 0.0;
-    for (i64 i = 0; i < lines; i++) sum += partial[i];
-    *norm = sqrt(sum);
-    *scale = limit > 0.0 && *norm > limit ? (float)(limit / *norm) : 1.0f;
-}
-
 struct Step {
-    float rate, beta1, beta2, correction1, correction2, epsilon, keep;
+    float rate, beta1, beta2, correction1, correction2, epsilon, keep, scale;
 };
 
 // AdamW over a flat run (Loshchilov and Hutter 2019), and the weights rounded, in one pass.
 KERNEL adamw(float* master, float* momentum, float* variance, const float* gradient, bf16* weights,
-             const float* scale, i64 n, Step s) {
+             i64 n, Step s) {
     for (i64 i = first8(); i < n; i += stride8()) {
         float w[8], m[8], v[8], g[8];
         load8(master + i, n - i, w);
@@ -85,7 +76,7 @@ KERNEL adamw(float* master, float* momentum, float* variance, const float* gradi
         load8(gradient + i, n - i, g);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            g[j] *= *scale;
+            g[j] *= s.scale;
             m[j] = s.beta1 * m[j] + (1.0f - s.beta1) * g[j];
             v[j] = s.beta2 * v[j] + (1.0f - s.beta2) * g[j] * g[j];
             float root = sqrtf(v[j] / s.correction2) + s.epsilon;

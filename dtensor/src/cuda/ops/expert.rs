@@ -32,8 +32,6 @@ pub struct Route {
     pub tokens: usize,
     /// Chosen experts of every token, best first.
     pub chosen: Buffer,
-    /// Their probabilities.
-    pub probabilities: Tensor,
     /// The choice (`token · k + slot`) behind every row.
     pub source: Buffer,
     /// The row of every choice.
@@ -48,13 +46,20 @@ impl Route {
     pub fn rows(&self) -> usize {
         self.tokens * self.top_k
     }
+
+    /// Bytes of its lists.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let lists = [&self.chosen, &self.source, &self.place, &self.offsets];
+        lists.iter().map(|list| list.bytes).sum()
+    }
 }
 
 /// Warps of a block that each treat a token.
 const WARPS: usize = THREADS as usize / 32;
 
 impl Device {
-    /// The `top_k` largest of every row of logits.
+    /// The `top_k` largest of every row of logits, and their probabilities.
     ///
     /// # Errors
     /// When memory or the device fails, or there are too many experts.
@@ -63,7 +68,7 @@ impl Device {
         logits: &Tensor,
         top_k: usize,
         normalise: bool,
-    ) -> Result<Route, CudaError> {
+    ) -> Result<(Route, Tensor), CudaError> {
         let (tokens, experts) = (logits.rows(), logits.columns());
         if experts > MOST_EXPERTS {
             let reason = format!("{experts} experts, more than {MOST_EXPERTS}");
@@ -78,14 +83,14 @@ impl Device {
             experts,
             tokens,
             chosen: words(choices)?,
-            probabilities: self.tensor(shape, DType::F32)?,
             source: words(choices)?,
             place: words(choices)?,
             offsets: words(experts + 1)?,
         };
+        let probabilities = self.tensor(shape, DType::F32)?;
         let arguments = Arguments::default()
             .with(route.chosen.address)
-            .with(route.probabilities.address())
+            .with(probabilities.address())
             .with(logits.address())
             .with(tokens as i64)
             .with(experts as i32)
@@ -95,7 +100,7 @@ impl Device {
         let grid = [tokens.div_ceil(WARPS) as u32, 1, 1];
         self.blocks(kernel, grid, THREADS, 0, arguments)?;
         self.order(&route)?;
-        Ok(route)
+        Ok((route, probabilities))
     }
 
     /// Sorts rows by expert and token.
@@ -135,7 +140,7 @@ impl Device {
         &self,
         route: &Route,
         gradient: &Tensor,
-        logits: &Tensor,
+        (logits, probabilities): (&Tensor, &Tensor),
         normalise: bool,
     ) -> Result<Tensor, CudaError> {
         let out = self.tensor(logits.shape.clone(), logits.dtype)?;
@@ -143,7 +148,7 @@ impl Device {
             .with(out.address())
             .with(gradient.address())
             .with(route.chosen.address)
-            .with(route.probabilities.address())
+            .with(probabilities.address())
             .with(logits.address())
             .with(route.tokens as i64)
             .with(route.experts as i32)

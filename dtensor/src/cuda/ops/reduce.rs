@@ -50,38 +50,29 @@ impl Device {
         self.blocks(kernel, grid, THREADS, 0, arguments)
     }
 
-    /// The norm of all gradients together (one number of 64 bits) and what to multiply them by so that
-    /// it is at most `limit`; 0 is no limit.
+    /// The sum of squares of all tensors together, in 64 bits and a fixed order. Waits for the device.
     ///
     /// # Errors
     /// When memory or the device fails.
-    pub fn clip(&self, gradients: &[&Tensor], limit: f64) -> Result<(Tensor, Tensor), CudaError> {
+    pub fn squares(&self, tensors: &[Tensor]) -> Result<f64, CudaError> {
         let blocks = 2 * self.launcher.multiprocessors() as usize;
-        let partial = self.tensor(vec![gradients.len() * blocks], DType::I64)?;
-        for (index, gradient) in gradients.iter().enumerate() {
+        let partial = self.tensor(vec![tensors.len() * blocks], DType::I64)?;
+        for (index, tensor) in tensors.iter().enumerate() {
             let arguments = Arguments::default()
                 .with(partial.address() + (index * blocks * 8) as u64)
-                .with(gradient.address())
-                .with(gradient.len() as i64);
+                .with(tensor.address())
+                .with(tensor.len() as i64);
             let kernel = Kernel::plain(Source::Reduce, "square_sum");
             self.blocks(kernel, [blocks as u32, 1, 1], THREADS, 0, arguments)?;
         }
-        let norm = self.tensor(vec![1], DType::I64)?;
-        let scale = self.tensor(vec![1], DType::F32)?;
-        let arguments = Arguments::default()
-            .with(scale.address())
-            .with(norm.address())
-            .with(partial.address())
-            .with(partial.len() as i64)
-            .with(limit);
-        let kernel = Kernel::plain(Source::Reduce, "clip");
-        self.blocks(kernel, [1, 1, 1], 32, 0, arguments)?;
-        Ok((norm, scale))
+        let mut sums = vec![0f64; partial.len()];
+        let bytes = bytemuck::cast_slice_mut(&mut sums);
+        self.launcher.read(partial.address(), bytes)?;
+        Ok(sums.iter().sum())
     }
 
-    /// One step of AdamW over flat states `[weights, momentum, variance, gradient]`, the gradient times
-    /// `scale` (one number on the device); `rounded` receives the weights in bf16. The step's own scale
-    /// is not used.
+    /// One step of AdamW over flat states `[weights, momentum, variance, gradient]`; `rounded` receives the
+    /// weights in bf16.
     ///
     /// # Errors
     /// When the device fails.
@@ -89,7 +80,6 @@ impl Device {
         &self,
         states: [&Tensor; 4],
         rounded: Option<&Tensor>,
-        scale: &Tensor,
         step: &AdamWStep,
     ) -> Result<(), CudaError> {
         let n = states[0].len();
@@ -97,7 +87,6 @@ impl Device {
             .iter()
             .fold(Arguments::default(), |all, t| all.with(t.address()))
             .with(rounded.map_or(0, Tensor::address))
-            .with(scale.address())
             .with(n as i64)
             .with(StepArgument {
                 rate: step.rate,
@@ -105,6 +94,7 @@ impl Device {
                 corrections: step.corrections,
                 epsilon: step.epsilon,
                 keep: step.keep,
+                scale: step.scale,
             });
         let kernel = Kernel::plain(Source::Reduce, "adamw");
         self.flat(kernel, n.div_ceil(EACH), arguments)

@@ -2,26 +2,14 @@
 
 use super::{GradientSink, Run, plain_choice, unsupported};
 use crate::backward::GRADIENT_SUM;
-use crate::block::Step;
 use crate::cuda::error::CudaError;
 use crate::cuda::ops::NormGradient;
 use crate::cuda::tensor::Tensor;
 use crate::trace::{Detail, Op, OpKind, Pass, View, ViewKind};
 
 impl Run<'_> {
-    pub(super) fn backward_step(
-        &mut self,
-        step: Step,
-        sink: &mut dyn GradientSink,
-    ) -> Result<(), CudaError> {
-        match step {
-            Step::View(view) => self.backward_view(&self.block.trace.backward_views[view]),
-            Step::Op(op) => self.backward_op(&self.block.trace.backward[op], sink),
-        }
-    }
-
     /// Writes the gradient of a part into that of the whole.
-    fn backward_view(&mut self, view: &View) -> Result<(), CudaError> {
+    pub(super) fn backward_view(&mut self, view: &View) -> Result<(), CudaError> {
         let ViewKind::Columns(cut) = view.kind else {
             return Err(CudaError::Unsupported {
                 operator: "the gradient of a shard".to_owned(),
@@ -32,7 +20,7 @@ impl Run<'_> {
         let part = self.tensor(view.from)?.clone();
         let whole = cut.whole(part.columns());
         let [columns, start, number] = cut.local(whole);
-        if !self.values.contains_key(&self.block.storage(view.to)) {
+        if !self.held.values.contains_key(&self.block.storage(view.to)) {
             let mut shape = part.shape.clone();
             *shape.last_mut().expect("sliced tensors have a last dim") = whole;
             let zeros = self.device().zeros(shape, part.dtype)?;
@@ -47,7 +35,11 @@ impl Run<'_> {
             .put_part(&grid(to, columns), start, &grid(&part, number))
     }
 
-    fn backward_op(&mut self, op: &Op, sink: &mut dyn GradientSink) -> Result<(), CudaError> {
+    pub(super) fn backward_op(
+        &mut self,
+        op: &Op,
+        sink: &mut dyn GradientSink,
+    ) -> Result<(), CudaError> {
         if op.scope == GRADIENT_SUM {
             let (a, b) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
             let sum = self.device().add(a, b)?;
@@ -72,7 +64,7 @@ impl Run<'_> {
             (OpKind::Matmul { .. }, Pass::BackwardWeight) => {
                 let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
                 let gradient = sink.gradient(forward.inputs[1]);
-                self.device().add_linear_gradient(gradient, dy, x)
+                self.device().add_linear_gradient(&gradient, dy, x)
             }
             (OpKind::Matmul { .. }, _) => {
                 let (dy, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
@@ -86,7 +78,7 @@ impl Run<'_> {
                 let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
                 let gradient = sink.gradient(forward.inputs[1]);
                 self.device()
-                    .add_grouped_gradient(&route.offsets, gradient, dy, x)
+                    .add_grouped_gradient(&route.offsets, &gradient, dy, x)
             }
             (OpKind::GroupedMatmul { .. }, _) => {
                 let route = self.routing(op)?;
@@ -116,10 +108,10 @@ impl Run<'_> {
                     return Err(unsupported(op, "no table"));
                 };
                 let dy = self.tensor(op.inputs[0])?;
-                let first = self.first_row(table);
+                let first = self.first_index(table, 0);
                 let gradient = sink.gradient(table);
                 self.device()
-                    .add_embedding_gradient(gradient, dy, self.batch.host.ids, first)
+                    .add_embedding_gradient(&gradient, dy, self.batch.host.ids, first)
             }
             (OpKind::CrossEntropy, _) => {
                 // Forward left the gradient in the logits' place.
@@ -139,7 +131,8 @@ impl Run<'_> {
                 };
                 let route = self.routing(op)?;
                 let (d, logits) = (self.tensor(op.inputs[0])?, self.tensor(forward.inputs[0])?);
-                let out = self.device().route_backward(&route, d, logits, normalise)?;
+                let choice = (logits, self.tensor(forward.outputs[0])?);
+                let out = self.device().route_backward(&route, d, choice, normalise)?;
                 self.set(op.outputs[0], out);
                 Ok(())
             }
@@ -178,8 +171,8 @@ impl Run<'_> {
         let weight = self.tensor(forward.inputs[1])?;
         let rows = vec![x.len() / weight.len(), weight.len()];
         let (dy, rows) = (dy.reshaped(rows.clone()), x.reshaped(rows));
-        let d_weight = sink.gradient(forward.inputs[1]).clone();
-        let d_bias = bias.map(|bias| sink.gradient(bias).clone());
+        let d_weight = sink.gradient(forward.inputs[1]);
+        let d_bias = bias.map(|bias| sink.gradient(bias));
         let call = NormGradient {
             kind,
             dy: &dy,
@@ -229,7 +222,7 @@ impl Run<'_> {
         let Detail::Table { table, .. } = forward.detail else {
             return self
                 .device()
-                .add_column_sum(sink.gradient(forward.inputs[1]), dy);
+                .add_column_sum(&sink.gradient(forward.inputs[1]), dy);
         };
         let info = self.info(forward.inputs[0]);
         let positions = self.machine.position_list(info, 1);
@@ -237,7 +230,7 @@ impl Run<'_> {
             .flat_map(|_| positions.iter().map(|&p| p as u32))
             .collect();
         self.device()
-            .add_embedding_gradient(sink.gradient(table), dy, &rows, 0)
+            .add_embedding_gradient(&sink.gradient(table), dy, &rows, 0)
     }
 
     fn dropout_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CudaError> {

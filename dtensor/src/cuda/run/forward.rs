@@ -2,7 +2,6 @@
 
 use super::{Run, plain_choice, unsupported};
 use crate::Nonlinearity;
-use crate::block::Step;
 use crate::cuda::error::CudaError;
 use crate::cuda::launcher::{Place, StreamArgument, threshold};
 use crate::cuda::ops::{Dropout, Losses, Rope};
@@ -10,14 +9,7 @@ use crate::trace::{Detail, Op, OpKind, TensorId, View, ViewKind};
 use std::rc::Rc;
 
 impl Run<'_> {
-    pub(super) fn forward_step(&mut self, step: Step) -> Result<(), CudaError> {
-        match step {
-            Step::Op(op) => self.forward_op(op),
-            Step::View(view) => self.forward_view(&self.block.trace.forward_views[view]),
-        }
-    }
-
-    fn forward_view(&mut self, view: &View) -> Result<(), CudaError> {
+    pub(super) fn forward_view(&mut self, view: &View) -> Result<(), CudaError> {
         let ViewKind::Columns(cut) = view.kind else {
             return Err(CudaError::Unsupported {
                 operator: "a shard".to_owned(),
@@ -35,7 +27,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn forward_op(&mut self, index: usize) -> Result<(), CudaError> {
+    pub(super) fn forward_op(&mut self, index: usize) -> Result<(), CudaError> {
         let block = self.block;
         let op = &block.trace.forward[index];
         if block.is_attention(index) {
@@ -162,7 +154,11 @@ impl Run<'_> {
     }
 
     fn bias(&mut self, op: &Op) -> Result<(), CudaError> {
-        if self.values.contains_key(&self.block.storage(op.outputs[0])) && op.detail == Detail::None
+        if self
+            .held
+            .values
+            .contains_key(&self.block.storage(op.outputs[0]))
+            && op.detail == Detail::None
         {
             // The product before wrote it.
             return Ok(());
@@ -265,7 +261,7 @@ impl Run<'_> {
             return Err(unsupported(op, "no table"));
         };
         let table = self.parameters.parameter(id);
-        let first = self.first_row(id);
+        let first = self.first_index(id, 0);
         let tokens = self.batch.host.ids.len();
         let shape = self.tokens_shape(op.outputs[0], tokens, table.columns());
         let out = self
@@ -286,9 +282,10 @@ impl Run<'_> {
             return Err(unsupported(op, "a vocabulary on several ranks"));
         }
         let logits = op.inputs[0];
+        let vocabulary = self.info(logits).global.len() - 1;
         let losses = Losses {
             labels: &self.batch.labels,
-            first: self.first_entry(logits),
+            first: self.first_index(logits, vocabulary),
             scale: self.batch.host.loss_scale,
         };
         // The logits' place now holds their gradient: backward needs nothing else of them.
@@ -307,10 +304,9 @@ impl Run<'_> {
             .shape
             .last()
             .expect("choices have a last dim") as usize;
-        let route = Rc::new(self.device().route(logits, top_k, normalise)?);
-        let probabilities = route.probabilities.clone();
+        let (route, probabilities) = self.device().route(logits, top_k, normalise)?;
         self.set(op.outputs[0], probabilities);
-        self.route = Some(route);
+        self.held.route = Some(Rc::new(route));
         Ok(())
     }
 }

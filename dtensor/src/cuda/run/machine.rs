@@ -3,19 +3,21 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use crate::block::Block;
+use crate::block::{self, Watch};
 use crate::cpu::MicroBatch;
 use crate::cuda::error::CudaError;
 use crate::cuda::memory::Buffer;
 use crate::cuda::tensor::{Device, Tensor};
 use crate::layout::BlockPosition;
 use crate::placement::Placements;
-use crate::trace::{Detail, Op, TensorId, TensorInfo};
+use crate::trace::{Detail, TensorId, TensorInfo};
 
 /// One rank.
 pub struct Machine<'m> {
+    /// Its number.
+    pub rank: usize,
     /// Its device.
-    pub device: &'m Device,
+    pub device: Device,
     /// Its place.
     pub position: BlockPosition,
     /// Seed of every random number.
@@ -57,25 +59,13 @@ pub struct Batch<'b> {
     pub labels: Buffer,
 }
 
-/// Sees operators as they are queued.
-pub trait Watch {
-    /// An operator of a block has been queued; work that is fused with another's is queued with the first.
-    ///
-    /// # Errors
-    /// When the device fails.
-    fn ran(&self, block: &Block, op: &Op) -> Result<(), CudaError>;
-}
-
 /// Parameters of a block as a rank holds them now.
-pub trait Parameters {
-    /// The local shard of a parameter; of experts, all local ones after each other.
-    fn parameter(&self, id: TensorId) -> &Tensor;
-}
+pub type Parameters<'p> = dyn block::Parameters<Tensor> + 'p;
 
 /// Where gradients of weights go.
 pub trait GradientSink {
     /// The sum of a parameter's gradients so far, in 32 bits, to add to.
-    fn gradient(&mut self, id: TensorId) -> &Tensor;
+    fn gradient(&mut self, id: TensorId) -> Tensor;
 }
 
 /// Who runs a pass, on what, with which parameters.
@@ -86,7 +76,7 @@ pub struct Context<'a> {
     /// The micro-batch.
     pub batch: &'a Batch<'a>,
     /// The block's parameters.
-    pub parameters: &'a dyn Parameters,
+    pub parameters: &'a Parameters<'a>,
 }
 
 impl<'b> Batch<'b> {
@@ -106,8 +96,9 @@ impl<'b> Batch<'b> {
 impl<'m> Machine<'m> {
     /// A rank.
     #[must_use]
-    pub fn new(device: &'m Device, position: BlockPosition, seed: u64) -> Self {
+    pub fn new(device: Device, rank: usize, position: BlockPosition, seed: u64) -> Self {
         Self {
+            rank,
             device,
             position,
             seed,

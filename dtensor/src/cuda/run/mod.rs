@@ -9,42 +9,48 @@ mod backward;
 mod forward;
 mod machine;
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::rc::Rc;
 
-pub use machine::{Batch, Context, GradientSink, Machine, Parameters, Watch};
+pub use machine::{Batch, Context, GradientSink, Machine, Parameters};
 
 use super::error::CudaError;
 use super::ops::Route;
 use super::tensor::{Device, Tensor};
-use crate::block::{Block, Half, Keep, Step};
+use crate::block::pass::{self, Pass};
+use crate::block::{self, Block, Half, Seen, Tensors};
+use crate::cpu;
 use crate::philox::Stream;
-use crate::trace::{Detail, Op, OpKind, Pass, TensorId, TensorInfo, TensorRole};
+use crate::plan::RoutedRows;
+use crate::trace::{Detail, Op, OpKind, TensorId, TensorInfo, TensorRole};
 use spec::model::Router;
 
 /// What a block keeps of a micro-batch between its passes.
-#[derive(Default)]
-pub struct Saved {
-    values: BTreeMap<u32, Tensor>,
-    route: Option<Rc<Route>>,
+pub type Saved = block::Saved<Tensor, Rc<Route>>;
+
+impl Saved {
+    /// Bytes kept: of memory that several tensors share, once.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let buffers = self.values.values().map(Tensor::buffer);
+        let buffers: HashMap<_, _> = buffers.map(|b| (b.address, b.bytes)).collect();
+        let route = self.route.as_ref().map_or(0, |route| route.bytes());
+        buffers.values().sum::<u64>() + route
+    }
 }
 
 /// What a block returns from forward.
-pub struct Forward {
-    /// Its output: what the next block reads, or the loss of every token.
-    pub output: Tensor,
-    /// What it keeps.
-    pub saved: Saved,
-}
+pub type Forward = block::Forward<Tensor, Saved>;
 
 /// One pass of one micro-batch through a block.
 struct Run<'r> {
     block: &'r Block,
     machine: &'r Machine<'r>,
     batch: &'r Batch<'r>,
-    parameters: &'r dyn Parameters,
-    values: BTreeMap<u32, Tensor>,
-    route: Option<Rc<Route>>,
+    parameters: &'r Parameters<'r>,
+    /// Everything that lives now.
+    held: Saved,
 }
 
 /// Forward of a micro-batch through a block whose attention is fused. `input` is the previous block's
@@ -57,26 +63,7 @@ pub fn forward(
     context: &Context<'_>,
     input: Option<Tensor>,
 ) -> Result<Forward, CudaError> {
-    let mut run = Run::new(block, context);
-    if let Some(input) = input {
-        run.set_input(input);
-    }
-    for (index, &step) in block.forward.iter().enumerate() {
-        run.forward_step(step)?;
-        run.watched(step, &block.trace.forward)?;
-        for storage in &block.forward_dies[index] {
-            run.values.remove(storage);
-        }
-    }
-    let output = block.trace.output.expect("a traced block has an output");
-    let output = run.tensor(output)?.clone();
-    let mut values = run.values;
-    values.retain(|storage, _| block.kept.contains(storage));
-    let route = (block.keep != Keep::Input).then_some(run.route).flatten();
-    Ok(Forward {
-        output,
-        saved: Saved { values, route },
-    })
+    pass::forward(block, Run::new(block, context), input)
 }
 
 /// Backward of a micro-batch, or half of it. `gradient` is that of the output; the loss block needs none,
@@ -92,44 +79,72 @@ pub fn backward(
     half: Half,
     sink: &mut dyn GradientSink,
 ) -> Result<Option<Tensor>, CudaError> {
-    let mut run = Run::new(block, context);
-    run.values = std::mem::take(&mut saved.values);
-    run.route = saved.route.take();
-    if half != Half::Weight {
-        for &index in &block.again {
-            run.forward_step(block.forward[index])?;
-            run.watched(block.forward[index], &block.trace.forward)?;
-        }
-        if let (Some(gradient), Some(id)) = (gradient, block.trace.output_gradient) {
-            run.set(id, gradient);
-        }
+    pass::backward(block, Run::new(block, context), saved, gradient, half, sink)
+}
+
+impl<'r> Pass for Run<'r> {
+    type Tensor = Tensor;
+    type Value = Tensor;
+    type Route = Rc<Route>;
+    type Sink = dyn GradientSink + 'r;
+    type Error = CudaError;
+
+    fn value(tensor: Tensor) -> Tensor {
+        tensor
     }
-    for (index, &step) in block.backward.iter().enumerate() {
-        let weight =
-            matches!(step, Step::Op(op) if block.trace.backward[op].pass == Pass::BackwardWeight);
-        match half {
-            Half::Input if weight => continue,
-            Half::Weight if !weight => continue,
-            _ => run.backward_step(step, sink)?,
-        }
-        run.watched(step, &block.trace.backward)?;
-        for storage in &block.backward_dies[index] {
-            if half == Half::Both || !block.weight_reads.contains(storage) {
-                run.values.remove(storage);
-            }
-        }
+
+    fn held(&mut self) -> &mut Saved {
+        &mut self.held
     }
-    let result = match block.trace.input_gradient.filter(|_| half != Half::Weight) {
-        Some(id) => Some(run.tensor(id)?.clone()),
-        None => None,
-    };
-    if half == Half::Input {
-        saved.values = run.values;
-        let reads = &block.weight_reads;
-        saved.values.retain(|storage, _| reads.contains(storage));
-        saved.route = run.route;
+
+    fn tensor(&self, id: TensorId) -> Result<&Tensor, CudaError> {
+        Run::tensor(self, id)
     }
-    Ok(result)
+
+    fn forward_op(&mut self, op: usize) -> Result<(), CudaError> {
+        Run::forward_op(self, op)
+    }
+
+    fn forward_view(&mut self, view: usize) -> Result<(), CudaError> {
+        Run::forward_view(self, &self.block.trace.forward_views[view])
+    }
+
+    fn backward_op(&mut self, op: usize, sink: &mut Self::Sink) -> Result<(), CudaError> {
+        Run::backward_op(self, &self.block.trace.backward[op], sink)
+    }
+
+    fn backward_view(&mut self, view: usize) -> Result<(), CudaError> {
+        Run::backward_view(self, &self.block.trace.backward_views[view])
+    }
+
+    fn ran(&self, op: &Op) -> Result<(), CudaError> {
+        let Some(watch) = self.machine.watch else {
+            return Ok(());
+        };
+        watch.ran(&Seen {
+            tensors: self,
+            op,
+            block: self.block,
+            micro_batch: &self.batch.host,
+            rank: self.machine.rank,
+        })?;
+        Ok(())
+    }
+
+    fn routed(&self) -> Option<RoutedRows> {
+        let rows = self.held.route.as_ref().map(|route| route.rows() as u64);
+        rows.map(|rows| RoutedRows {
+            dispatched: rows,
+            gathered: rows,
+        })
+    }
+}
+
+impl Tensors for Run<'_> {
+    fn on_host(&self, id: TensorId) -> Option<Cow<'_, cpu::Tensor>> {
+        let tensor = self.tensor(id).ok()?;
+        self.device().download(tensor).ok().map(Cow::Owned)
+    }
 }
 
 impl<'r> Run<'r> {
@@ -139,42 +154,27 @@ impl<'r> Run<'r> {
             machine: context.machine,
             batch: context.batch,
             parameters: context.parameters,
-            values: BTreeMap::new(),
-            route: None,
-        }
-    }
-
-    fn watched(&self, step: Step, ops: &[Op]) -> Result<(), CudaError> {
-        match (self.machine.watch, step) {
-            (Some(watch), Step::Op(op)) => watch.ran(self.block, &ops[op]),
-            _ => Ok(()),
+            held: Saved::default(),
         }
     }
 
     fn device(&self) -> &'r Device {
-        self.machine.device
+        &self.machine.device
     }
 
     fn info(&self, id: TensorId) -> &'r TensorInfo {
         self.block.trace.tensor(id)
     }
 
-    fn set_input(&mut self, input: Tensor) {
-        let mut tensors = self.block.trace.tensors.iter();
-        if let Some(info) = tensors.find(|t| t.role == TensorRole::Input) {
-            self.values.insert(info.storage.0, input);
-        }
-    }
-
     fn set(&mut self, id: TensorId, value: Tensor) {
-        self.values.insert(self.block.storage(id), value);
+        self.held.values.insert(self.block.storage(id), value);
     }
 
     fn tensor(&self, id: TensorId) -> Result<&Tensor, CudaError> {
         if self.info(id).role == TensorRole::Parameter {
             return Ok(self.parameters.parameter(id));
         }
-        let value = self.values.get(&self.block.storage(id));
+        let value = self.held.values.get(&self.block.storage(id));
         value.ok_or_else(|| CudaError::Unsupported {
             operator: "reading".to_owned(),
             scope: self.info(id).name.clone(),
@@ -183,30 +183,17 @@ impl<'r> Run<'r> {
     }
 
     fn stream(&self, op: &Op) -> Stream {
-        let operator = format!("{}{}", self.block.prefix, op.scope);
-        Stream::new(self.machine.seed, self.batch.host.step, &operator)
+        self.block
+            .stream(op, self.machine.seed, self.batch.host.step)
     }
 
     fn routing(&self, op: &Op) -> Result<Rc<Route>, CudaError> {
-        let route = self.route.as_ref().map(Rc::clone);
+        let route = self.held.route.as_ref().map(Rc::clone);
         route.ok_or_else(|| unsupported(op, "tokens that were not routed"))
     }
 
-    /// First row of a table that this rank holds.
-    fn first_row(&self, table: TensorId) -> u64 {
-        let info = self.info(table);
-        let position = &self.machine.position;
-        let rows = position.indices(&info.global, &info.placements, 0);
-        rows.first().copied().unwrap_or(info.global[0])
-    }
-
-    /// Entry of the vocabulary that the first column of the logits stands for.
-    fn first_entry(&self, logits: TensorId) -> u64 {
-        let info = self.info(logits);
-        let dim = info.global.len() - 1;
-        let position = &self.machine.position;
-        let held = position.indices(&info.global, &info.placements, dim);
-        held.first().copied().unwrap_or(info.global[dim])
+    fn first_index(&self, id: TensorId, dim: usize) -> u64 {
+        self.block.first_index(id, dim, &self.machine.position)
     }
 
     /// Whether all that reads a tensor is the loss: it takes logits of any type.

@@ -42,6 +42,9 @@ pub const TRANSPOSED: c_int = 1;
 /// `CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES`.
 pub const MAX_WORKSPACE_BYTES: c_int = 1;
 
+/// `CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES`, `…_B_BYTES`, `…_C_BYTES`, `…_D_BYTES`.
+pub const MIN_ALIGNMENTS: [c_int; 4] = [5, 6, 7, 8];
+
 /// `cublasLtMatmulAlgo_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]

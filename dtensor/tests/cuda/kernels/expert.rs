@@ -1,6 +1,6 @@
 //! Routing, rows by expert, and products per expert.
 
-use dtensor::cuda::{Device, Route};
+use dtensor::cuda::{Device, Route, Tensor};
 use spec::DType;
 
 use super::{TYPES, close, random, read, within};
@@ -38,7 +38,7 @@ fn routes_are_the_largest_in_order() {
             for dtype in TYPES {
                 for normalise in [false, true] {
                     let (logits, wide) = random(&device, &[tokens, experts], dtype, 1);
-                    let route = device.route(&logits, k, normalise).expect("routes");
+                    let (route, chances) = device.route(&logits, k, normalise).expect("routes");
                     let (mut chosen, mut p) = (Vec::new(), Vec::new());
                     for row in wide.chunks(experts) {
                         let one = choice(row, k, normalise);
@@ -46,7 +46,7 @@ fn routes_are_the_largest_in_order() {
                         p.extend(one.1);
                     }
                     assert_eq!(words(&device, &route.chosen), chosen);
-                    close(&device, "probabilities", &route.probabilities, &p);
+                    close(&device, "probabilities", &chances, &p);
                     let mut order: Vec<u32> = (0..chosen.len() as u32).collect();
                     order.sort_by_key(|&i| (chosen[i as usize], i));
                     assert_eq!(words(&device, &route.source), order);
@@ -60,7 +60,7 @@ fn routes_are_the_largest_in_order() {
                         .map(|e| order.partition_point(|&i| chosen[i as usize] < e) as u32)
                         .collect();
                     assert_eq!(words(&device, &route.offsets), offsets);
-                    router_gradient(&device, &route, (&logits, &wide), normalise);
+                    router_gradient(&device, (&route, &chances), (&logits, &wide), normalise);
                 }
             }
         }
@@ -70,14 +70,14 @@ fn routes_are_the_largest_in_order() {
 /// The router's gradient before differences of the probabilities' weighted sum.
 fn router_gradient(
     device: &Device,
-    route: &Route,
+    (route, chances): (&Route, &Tensor),
     (logits, wide): (&dtensor::cuda::Tensor, &[f64]),
     normalise: bool,
 ) {
     let (experts, k) = (route.experts, route.top_k);
     let (d, wd) = random(device, &[route.tokens, k], DType::F32, 2);
     let got = device
-        .route_backward(route, &d, logits, normalise)
+        .route_backward(route, &d, (logits, chances), normalise)
         .expect("runs");
     let mut want = Vec::new();
     for (token, row) in wide.chunks(experts).enumerate() {
@@ -109,7 +109,7 @@ fn rows_go_out_and_come_back() {
         for (tokens, experts, k, columns) in [(5, 4, 2, 9), (40, 8, 3, 264)] {
             for dtype in TYPES {
                 let (logits, _) = random(&device, &[tokens, experts], DType::F32, 3);
-                let route = device.route(&logits, k, true).expect("routes");
+                let (route, _) = device.route(&logits, k, true).expect("routes");
                 let source = words(&device, &route.source);
                 let (x, wide) = random(&device, &[tokens, columns], dtype, 4);
                 let rows = device.permute(&route, &x).expect("runs");

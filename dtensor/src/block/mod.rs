@@ -1,6 +1,13 @@
 //! A traced block made ready to run on a device: what runs when, what is kept from forward to
 //! backward, and what dies when.
 
+pub(crate) mod pass;
+mod watch;
+
+pub use pass::{Forward, Parameters, Saved};
+pub(crate) use watch::Tensors;
+pub use watch::{FirstNonFinite, Seen, Watch, WatchError};
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::trace::{CollectiveKind, Detail, Op, OpKind, Pass, TensorId, TensorRole, Trace};

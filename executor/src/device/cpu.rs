@@ -1,0 +1,243 @@
+//! The processor's cores.
+
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::ops::Range;
+use std::time::Instant;
+
+use dtensor::TensorId;
+use dtensor::block::{Attention, Block, Forward, Parameters, Watch};
+use dtensor::comm::Message;
+use dtensor::cpu::{
+    self, AdamWStep, Context, ExactSum, GradientSink, Machine, MicroBatch, Saved, Tensor, TreeSum,
+};
+use spec::DType;
+
+use super::{Device, Devices, Passing, Seat, Weights};
+use crate::error::ExecutorError;
+use crate::states::BlockGradients;
+
+/// The processor's cores, shared among ranks.
+#[derive(Clone, Copy, Debug)]
+pub struct Cores {
+    /// Threads that each rank's kernels may use.
+    pub threads: usize,
+}
+
+impl Cores {
+    /// This machine's, for so many ranks on it.
+    #[must_use]
+    pub fn among(ranks: usize) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            threads: (cores / ranks.max(1)).max(1),
+        }
+    }
+}
+
+impl Devices for Cores {
+    type Device<'c> = Cpu<'c>;
+
+    fn open<'c>(&self, seat: Seat<'c>) -> Result<Cpu<'c>, ExecutorError> {
+        Ok(Cpu {
+            machine: Machine {
+                comm: seat.comm,
+                groups: seat.groups,
+                position: seat.position,
+                numerics: seat.numerics,
+                threads: self.threads,
+                seed: seat.seed,
+                watch: seat.watch,
+            },
+            marks: RefCell::default(),
+        })
+    }
+}
+
+/// One rank's share of the cores.
+pub struct Cpu<'c> {
+    machine: Machine<'c>,
+    marks: RefCell<Vec<Instant>>,
+}
+
+impl Device for Cpu<'_> {
+    type Tensor = Tensor;
+    type Flat = Vec<f32>;
+    type Saved = Saved;
+    type Batch<'b> = MicroBatch<'b>;
+    const ATTENTION: Attention = Attention::Pieces;
+
+    fn set_watch(&mut self, watch: &'static dyn Watch) {
+        self.machine.watch = Some(watch);
+    }
+
+    fn batch<'b>(&self, batch: MicroBatch<'b>) -> Result<MicroBatch<'b>, ExecutorError> {
+        Ok(batch)
+    }
+
+    fn forward(
+        &self,
+        block: &Block,
+        batch: &MicroBatch<'_>,
+        parameters: &dyn Parameters<Tensor>,
+        input: Option<Tensor>,
+    ) -> Result<Forward<Tensor, Saved>, ExecutorError> {
+        let context = Context {
+            machine: &self.machine,
+            batch,
+            parameters,
+        };
+        Ok(block.forward(&context, input)?)
+    }
+
+    fn backward(
+        &self,
+        block: &Block,
+        batch: &MicroBatch<'_>,
+        parameters: &dyn Parameters<Tensor>,
+        passing: Passing<'_, Self>,
+        gradients: &mut BlockGradients<'_, Self>,
+    ) -> Result<Option<Tensor>, ExecutorError> {
+        let context = Context {
+            machine: &self.machine,
+            batch,
+            parameters,
+        };
+        let Passing {
+            saved,
+            gradient,
+            half,
+        } = passing;
+        Ok(block.backward(&context, saved, gradient, half, gradients)?)
+    }
+
+    fn saved_bytes(saved: &Saved) -> u64 {
+        saved.bytes()
+    }
+
+    fn shape(tensor: &Tensor) -> &[usize] {
+        &tensor.shape
+    }
+
+    fn pack(&self, tensor: &Tensor) -> Result<Message, ExecutorError> {
+        Ok(tensor.pack())
+    }
+
+    fn unpack<'b>(
+        &self,
+        shape: Vec<usize>,
+        pieces: impl IntoIterator<Item = &'b [u8]>,
+        dtype: DType,
+    ) -> Result<Tensor, ExecutorError> {
+        Ok(Tensor::from_pieces(shape, pieces, dtype))
+    }
+
+    fn numbers<'t>(&self, tensor: &'t Tensor) -> Result<Cow<'t, [f32]>, ExecutorError> {
+        Ok(tensor.f32())
+    }
+
+    fn flat(&self, values: Vec<f32>) -> Result<Vec<f32>, ExecutorError> {
+        Ok(values)
+    }
+
+    fn zeros(&self, len: usize) -> Result<Vec<f32>, ExecutorError> {
+        Ok(vec![0.0; len])
+    }
+
+    fn len(flat: &Vec<f32>) -> usize {
+        flat.len()
+    }
+
+    fn clear(&self, flat: &mut Vec<f32>) -> Result<(), ExecutorError> {
+        flat.fill(0.0);
+        Ok(())
+    }
+
+    fn read<'f>(
+        &self,
+        flat: &'f Vec<f32>,
+        range: Range<usize>,
+    ) -> Result<Cow<'f, [f32]>, ExecutorError> {
+        Ok(Cow::Borrowed(&flat[range]))
+    }
+
+    fn write(&self, flat: &mut Vec<f32>, at: usize, values: &[f32]) -> Result<(), ExecutorError> {
+        flat[at..at + values.len()].copy_from_slice(values);
+        Ok(())
+    }
+
+    fn add(&self, flat: &mut Vec<f32>, at: usize, values: &[f32]) -> Result<(), ExecutorError> {
+        for (sum, value) in flat[at..].iter_mut().zip(values) {
+            *sum += value;
+        }
+        Ok(())
+    }
+
+    fn rounded(
+        &self,
+        flat: &Vec<f32>,
+        range: Range<usize>,
+        shape: Vec<usize>,
+        dtype: DType,
+    ) -> Result<Tensor, ExecutorError> {
+        Ok(Tensor::new(shape, flat[range].to_vec(), dtype))
+    }
+
+    fn squares(
+        &self,
+        parts: &[(&Vec<f32>, Range<usize>)],
+        sum: &mut ExactSum,
+    ) -> Result<(), ExecutorError> {
+        for (flat, range) in parts {
+            for &x in &flat[range.clone()] {
+                sum.add(f64::from(x) * f64::from(x));
+            }
+        }
+        Ok(())
+    }
+
+    fn adamw(
+        &self,
+        weights: Weights<'_, Self>,
+        step: &AdamWStep,
+        value: Option<&mut Tensor>,
+    ) -> Result<(), ExecutorError> {
+        let range = weights.range;
+        let from = weights.gradient_at;
+        let gradient = &weights.gradient[from..from + range.len()];
+        let mut run = cpu::Weights {
+            master: &mut weights.master[range.clone()],
+            momentum: &mut weights.momentum[range.clone()],
+            variance: &mut weights.variance[range.clone()],
+            gradient,
+        };
+        cpu::adamw(&mut run, step);
+        if let Some(value) = value {
+            let (shape, dtype) = (value.shape.clone(), value.dtype());
+            *value = Tensor::new(shape, weights.master[range].to_vec(), dtype);
+        }
+        Ok(())
+    }
+
+    fn mark(&self) -> Result<(), ExecutorError> {
+        self.marks.borrow_mut().push(Instant::now());
+        Ok(())
+    }
+
+    fn laps(&self) -> Result<Vec<f64>, ExecutorError> {
+        let marks = std::mem::take(&mut *self.marks.borrow_mut());
+        let lap = |pair: &[Instant]| (pair[1] - pair[0]).as_secs_f64();
+        Ok(marks.windows(2).map(lap).collect())
+    }
+}
+
+impl GradientSink for BlockGradients<'_, Cpu<'_>> {
+    fn plain(&mut self, id: TensorId) -> &mut [f32] {
+        let (flat, slot) = self.sum(id);
+        &mut flat[slot.offset..slot.offset + slot.len]
+    }
+
+    fn tree(&mut self, id: TensorId, range: Range<usize>, sum: TreeSum) {
+        self.add_tree(id, range.start, sum);
+    }
+}

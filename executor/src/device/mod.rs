@@ -1,0 +1,223 @@
+//! What a rank computes on. Ranks, stages and states are written once, over [`Device`]; messages between
+//! ranks go through the host.
+
+mod cpu;
+mod cuda;
+
+use std::borrow::Cow;
+use std::fmt::Debug;
+use std::ops::Range;
+
+use dtensor::BlockPosition;
+use dtensor::block::{Attention, Block, Forward, Half, Parameters, Watch};
+use dtensor::comm::{Communicator, Group, Message};
+use dtensor::cpu::{AdamWStep, MicroBatch, Numerics};
+use spec::DType;
+
+pub use cpu::{Cores, Cpu};
+pub use cuda::{Gpus, on};
+
+use crate::error::ExecutorError;
+use crate::states::BlockGradients;
+
+/// A rank's place in a job, as its device needs to know it.
+pub struct Seat<'c> {
+    /// Its line to the other ranks.
+    pub comm: &'c dyn Communicator,
+    /// Its groups on [`dtensor::BLOCK_AXES`].
+    pub groups: [Group; 4],
+    /// Its place inside a block.
+    pub position: BlockPosition,
+    /// How sums that a sharding splits are evaluated.
+    pub numerics: Numerics,
+    /// Seed of every random number.
+    pub seed: u64,
+    /// Sees every operator that has run.
+    pub watch: Option<&'c dyn Watch>,
+}
+
+/// Where ranks get their devices from.
+pub trait Devices: Sync {
+    /// A rank's device.
+    type Device<'c>: Device;
+    /// The device of a rank; opened by the thread that the rank runs on.
+    ///
+    /// # Errors
+    /// When it is not there or cannot run the plan.
+    fn open<'c>(&self, seat: Seat<'c>) -> Result<Self::Device<'c>, ExecutorError>;
+}
+
+/// What a rank computes on: where its tensors lie and who runs its blocks.
+pub trait Device: Sized {
+    /// A local tensor.
+    type Tensor: Clone + Debug;
+    /// A run of numbers in 32 bits: states and gradients.
+    type Flat: Debug;
+    /// What a block keeps of a micro-batch between its passes.
+    type Saved;
+    /// A micro-batch where kernels read it.
+    type Batch<'b>;
+    /// How core attention runs.
+    const ATTENTION: Attention;
+
+    /// Shows every operator to a watch from now on.
+    fn set_watch(&mut self, watch: &'static dyn Watch);
+
+    /// Brings a micro-batch here.
+    ///
+    /// # Errors
+    /// When the device fails or its memory is full; so of everything below.
+    fn batch<'b>(&self, batch: MicroBatch<'b>) -> Result<Self::Batch<'b>, ExecutorError>;
+    /// Forward of a micro-batch through a block.
+    ///
+    /// # Errors
+    /// Also when an operator has no kernel or communication stops.
+    fn forward(
+        &self,
+        block: &Block,
+        batch: &Self::Batch<'_>,
+        parameters: &dyn Parameters<Self::Tensor>,
+        input: Option<Self::Tensor>,
+    ) -> Result<Forward<Self::Tensor, Self::Saved>, ExecutorError>;
+    /// Backward of a micro-batch through a block, or half of it. Returns the gradient of its input.
+    ///
+    /// # Errors
+    /// As [`Device::forward`].
+    fn backward(
+        &self,
+        block: &Block,
+        batch: &Self::Batch<'_>,
+        parameters: &dyn Parameters<Self::Tensor>,
+        passing: Passing<'_, Self>,
+        gradients: &mut BlockGradients<'_, Self>,
+    ) -> Result<Option<Self::Tensor>, ExecutorError>;
+    /// Bytes kept.
+    fn saved_bytes(saved: &Self::Saved) -> u64;
+
+    /// Local shape.
+    fn shape(tensor: &Self::Tensor) -> &[usize];
+    /// Bytes of a tensor, for a message.
+    ///
+    /// # Errors
+    /// See [`Device::batch`].
+    fn pack(&self, tensor: &Self::Tensor) -> Result<Message, ExecutorError>;
+    /// A tensor of consecutive pieces of what [`Device::pack`] made.
+    ///
+    /// # Errors
+    /// See [`Device::batch`].
+    fn unpack<'b>(
+        &self,
+        shape: Vec<usize>,
+        pieces: impl IntoIterator<Item = &'b [u8]>,
+        dtype: DType,
+    ) -> Result<Self::Tensor, ExecutorError>;
+    /// A tensor's numbers on the host.
+    ///
+    /// # Errors
+    /// See [`Device::batch`].
+    fn numbers<'t>(&self, tensor: &'t Self::Tensor) -> Result<Cow<'t, [f32]>, ExecutorError>;
+
+    /// A flat run of these numbers.
+    ///
+    /// # Errors
+    /// See [`Device::batch`].
+    fn flat(&self, values: Vec<f32>) -> Result<Self::Flat, ExecutorError>;
+    /// A flat run of zeros.
+    ///
+    /// # Errors
+    /// See [`Device::batch`].
+    fn zeros(&self, len: usize) -> Result<Self::Flat, ExecutorError>;
+    /// Numbers of a flat run.
+    fn len(flat: &Self::Flat) -> usize;
+    /// Sets all to zero.
+    ///
+    /// # Errors
+    /// See [`Device::batch`].
+    fn clear(&self, flat: &mut Self::Flat) -> Result<(), ExecutorError>;
+    /// Part of a flat run on the host.
+    ///
+    /// # Errors
+    /// See [`Device::batch`].
+    fn read<'f>(
+        &self,
+        flat: &'f Self::Flat,
+        range: Range<usize>,
+    ) -> Result<Cow<'f, [f32]>, ExecutorError>;
+    /// Overwrites what lies from `at` on.
+    ///
+    /// # Errors
+    /// See [`Device::batch`].
+    fn write(&self, flat: &mut Self::Flat, at: usize, values: &[f32]) -> Result<(), ExecutorError>;
+    /// Adds to what lies from `at` on.
+    ///
+    /// # Errors
+    /// See [`Device::batch`].
+    fn add(&self, flat: &mut Self::Flat, at: usize, values: &[f32]) -> Result<(), ExecutorError>;
+    /// Part of a flat run as a tensor, rounded to its type.
+    ///
+    /// # Errors
+    /// See [`Device::batch`].
+    fn rounded(
+        &self,
+        flat: &Self::Flat,
+        range: Range<usize>,
+        shape: Vec<usize>,
+        dtype: DType,
+    ) -> Result<Self::Tensor, ExecutorError>;
+    /// Adds the squares of parts of flat runs to a sum.
+    ///
+    /// # Errors
+    /// See [`Device::batch`].
+    fn squares(
+        &self,
+        parts: &[(&Self::Flat, Range<usize>)],
+        sum: &mut dtensor::cpu::ExactSum,
+    ) -> Result<(), ExecutorError>;
+    /// One step of AdamW; `value` receives the weights as kernels read them.
+    ///
+    /// # Errors
+    /// See [`Device::batch`].
+    fn adamw(
+        &self,
+        weights: Weights<'_, Self>,
+        step: &AdamWStep,
+        value: Option<&mut Self::Tensor>,
+    ) -> Result<(), ExecutorError>;
+
+    /// Marks the end of all work so far.
+    ///
+    /// # Errors
+    /// See [`Device::batch`].
+    fn mark(&self) -> Result<(), ExecutorError>;
+    /// Seconds between the marks so far, which are forgotten. Waits for the device.
+    ///
+    /// # Errors
+    /// See [`Device::batch`].
+    fn laps(&self) -> Result<Vec<f64>, ExecutorError>;
+}
+
+/// What backward goes on from.
+pub struct Passing<'p, D: Device> {
+    /// What forward, or the half before, kept.
+    pub saved: &'p mut D::Saved,
+    /// Gradient of the output; the loss needs none, nor does the weight half.
+    pub gradient: Option<D::Tensor>,
+    /// Which half.
+    pub half: Half,
+}
+
+/// A run of weights with their states.
+pub struct Weights<'w, D: Device> {
+    /// Weights in 32 bits.
+    pub master: &'w mut D::Flat,
+    /// First moments.
+    pub momentum: &'w mut D::Flat,
+    /// Second moments.
+    pub variance: &'w mut D::Flat,
+    /// Where the run lies in these.
+    pub range: Range<usize>,
+    /// Gradients.
+    pub gradient: &'w D::Flat,
+    /// Where it begins in those.
+    pub gradient_at: usize,
+}

@@ -1,0 +1,53 @@
+//! What a rank reports of a run.
+
+use std::collections::BTreeMap;
+
+use dtensor::RoutedRows;
+use plans::Event;
+use serde::{Deserialize, Serialize};
+
+use crate::states::StateBytes;
+
+/// A rank's line in the report.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RankReport {
+    /// Global rank.
+    pub rank: usize,
+    /// Pipeline rank.
+    pub pp: u64,
+    /// Mean loss of every step.
+    pub losses: Vec<f64>,
+    /// Global gradient norm of every step.
+    pub gradient_norms: Vec<f64>,
+    /// Seconds of every step.
+    pub step_times: Vec<f64>,
+    /// What ran when in the last step.
+    pub events: Vec<Event>,
+    /// States.
+    pub states: StateBytes,
+    /// Most bytes kept for backward at any moment of a step.
+    pub peak_saved: u64,
+    /// Rows that reached this rank's experts in that step.
+    pub routed: Vec<Routed>,
+}
+
+impl RankReport {
+    /// Rows that reached this rank's experts when it kept most for backward, by micro-batch and
+    /// layer.
+    #[must_use]
+    pub fn routed_rows(&self) -> BTreeMap<(u32, u64), RoutedRows> {
+        let routed = self.routed.iter();
+        routed.map(|r| ((r.micro_batch, r.layer), r.rows)).collect()
+    }
+}
+
+/// Rows (a token's choice of an expert is one) that reached a rank's experts in one forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Routed {
+    /// Micro-batch.
+    pub micro_batch: u32,
+    /// Layer.
+    pub layer: u64,
+    /// The rows.
+    pub rows: RoutedRows,
+}

@@ -1,0 +1,246 @@
+//! Training on the cuda device, its kernels run by the emulator: as on the cpu device, with the bytes that
+//! were predicted.
+
+#[path = "../../../dtensor/tests/cuda/emulator.rs"]
+#[allow(dead_code, reason = "kernels are tested one by one where it lies")]
+mod emulator;
+
+use costmodel::{CostModel, Scenario};
+use dtensor::cpu::Numerics;
+use dtensor::cuda::Machine;
+use executor::device::{Devices, Seat};
+use executor::{Checkpoints, ExecutorError, Job, Outcome, Session};
+use spec::model::ModelConfig;
+use spec::{Precision, Workload};
+
+use super::jobs::{session, sized, train};
+
+/// An emulated GPU per rank.
+struct Emulated;
+
+impl Devices for Emulated {
+    type Device<'c> = Machine<'c>;
+
+    fn open<'c>(&self, seat: Seat<'c>) -> Result<Machine<'c>, ExecutorError> {
+        let device = emulator::device().expect("asked for before");
+        executor::device::on(device, seat)
+    }
+}
+
+/// Sequences per step, and tokens of each: as few as show everything, for kernels take their time.
+const BATCH: u64 = 4;
+const SEQ: u64 = 9;
+
+/// A job of two steps.
+fn job(model: &ModelConfig, layout: &str, numerics: Numerics, precision: Precision) -> Job {
+    sized(model, layout, numerics, precision, [2, BATCH, SEQ])
+}
+
+/// Whether kernels can run here.
+fn is_here() -> bool {
+    emulator::device().is_some()
+}
+
+fn model(kind: &str, more: &str) -> ModelConfig {
+    let json = format!(
+        r#"{{"model_type": "{kind}", "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
+            "num_key_value_heads": 3, "intermediate_size": 40, "vocab_size": 128, "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 64{more}}}"#
+    );
+    spec::hf::decode(&json, "the test's own models", kind).expect("a model")
+}
+
+/// Three families: learned positions, biases, dropout and tied weights; rotary positions and gates;
+/// experts.
+fn models() -> [ModelConfig; 3] {
+    let gpt = r#"{"model_type": "gpt2", "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 64,
+        "vocab_size": 128, "resid_pdrop": 0.1, "attn_pdrop": 0.1}"#;
+    let experts = r#", "num_local_experts": 4, "num_experts_per_tok": 2"#;
+    [
+        spec::hf::decode(gpt, "the test's own models", "gpt").expect("a model"),
+        model("llama", ""),
+        model("mixtral", experts),
+    ]
+}
+
+fn on_cuda(job: &Job) -> Outcome {
+    executor::train_on(&Emulated, &session(job)).unwrap_or_else(|e| panic!("{}: {e}", job.strategy))
+}
+
+/// Losses and gradient norms of every step, relative to those of the cpu device.
+fn close(what: &str, got: &Outcome, want: &Outcome, bound: f64) {
+    let pairs = [
+        ("loss", &got.losses, &want.losses),
+        ("gradient norm", &got.gradient_norms, &want.gradient_norms),
+    ];
+    for (name, got, want) in pairs {
+        assert_eq!(got.len(), want.len(), "{what}");
+        for (step, (a, b)) in got.iter().zip(want).enumerate() {
+            let error = (a - b).abs() / b.abs();
+            assert!(
+                error <= bound,
+                "{what}, step {step}: {name} {a} on cuda, {b} on the cpu: {error:e}"
+            );
+        }
+    }
+}
+
+/// Every kind of bytes that a rank holds, predicted and counted.
+fn check_bytes(what: &str, job: &Job, outcome: &Outcome) {
+    let scenario = Scenario {
+        model: job.model.clone(),
+        cluster: spec::load::cluster("dgx-h100").expect("a preset"),
+        runtime: spec::load::runtime("vescale-cuda").expect("a preset"),
+        workload: Workload {
+            gpus: job.strategy.world(),
+            seq_len: SEQ,
+            global_batch: BATCH,
+            precision: job.precision,
+        },
+        headroom: 0.0,
+    };
+    let costs = CostModel::new(scenario).expect("priced");
+    let held = costs.held(&job.strategy).expect("traced");
+    for rank in &outcome.ranks {
+        let states = &held[rank.pp as usize].states;
+        let saved = costs.peak_saved(&job.strategy, rank.pp, &rank.routed_rows());
+        let pairs = [
+            ("parameters", states.parameters.0, rank.states.parameters),
+            ("gradients", states.gradients.0, rank.states.gradients),
+            ("master", states.master.0, rank.states.master),
+            ("moments", states.moments.0, rank.states.moments),
+            ("saved", saved.expect("traced").0, rank.peak_saved),
+        ];
+        for (name, predicted, counted) in pairs {
+            assert_eq!(predicted, counted, "{what}, rank {}: {name}", rank.rank);
+        }
+    }
+}
+
+/// One rank in every way to keep and to run again, with and without gradient accumulation; and ranks that
+/// each hold whole blocks.
+const LAYOUTS: &[&str] = &[
+    "mbs=4",
+    "mbs=2,recompute=selective",
+    "mbs=2,recompute=full",
+    "mbs=1,recompute=layers:1",
+    "dp=2,zero=0,mbs=2",
+    "dp=2,zero=2,mbs=1",
+    "dp=2,zero=3,mbs=2",
+    "pp=2,zero=1,mbs=2",
+    "pp=2,mbs=1,schedule=zb-h1",
+];
+
+#[test]
+fn trains_as_the_cpu_does() {
+    if !is_here() {
+        return;
+    }
+    for model in models() {
+        // The order of sums differs; nothing else does in 32 bits.
+        let alone = job(&model, "mbs=2", Numerics::Fast, Precision::Fp32);
+        let want = train(&alone);
+        for layout in LAYOUTS {
+            let job = job(&model, layout, Numerics::Fast, Precision::Fp32);
+            let got = on_cuda(&job);
+            let what = format!("{} {layout}", model.name);
+            close(&what, &got, &want, 1e-5);
+            check_bytes(&what, &job, &got);
+        }
+    }
+}
+
+#[test]
+fn trains_in_bf16_with_masters_in_32_bits() {
+    if !is_here() {
+        return;
+    }
+    for model in models() {
+        let job = job(&model, "mbs=2", Numerics::Fast, Precision::Bf16);
+        let got = on_cuda(&job);
+        // Both round at the same tensors but inside attention.
+        let what = format!("{} in bf16", model.name);
+        close(&what, &got, &train(&job), 2e-2);
+        check_bytes(&what, &job, &got);
+    }
+}
+
+#[test]
+fn goes_on_from_a_checkpoint_of_the_cpu_and_saves_one() {
+    if !is_here() {
+        return;
+    }
+    let [_, llama, _] = models();
+    let whole = job(&llama, "mbs=2", Numerics::Fast, Precision::Fp32);
+    let first = Job {
+        stop_after: Some(1),
+        ..whole.clone()
+    };
+    let before = train(&first);
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let checkpoints = Checkpoints {
+        dir: dir.path().to_owned(),
+        every: 0,
+    };
+    let after = executor::train_on(
+        &Emulated,
+        &Session {
+            start: Some((&before.states, 1)),
+            checkpoints: Some(&checkpoints),
+            ..session(&whole)
+        },
+    )
+    .expect("trains");
+    let want = train(&whole);
+    for (a, b) in after.losses.iter().zip(&want.losses[1..]) {
+        assert!((a - b).abs() <= 1e-5 * b, "{a} {b}");
+    }
+    let saved = executor::checkpoint::Checkpoint::open(dir.path()).expect("was saved");
+    assert_eq!((saved.manifest.step, saved.verify()), (2, vec![]));
+    let again = executor::train(&Session {
+        start: Some((&saved, 2)),
+        ..session(&Job {
+            stop_after: Some(3),
+            settings: executor::Settings {
+                steps: 3,
+                ..whole.settings.clone()
+            },
+            ..whole.clone()
+        })
+    })
+    .expect("the cpu goes on from it");
+    assert!(again.losses[0].is_finite());
+}
+
+#[test]
+fn names_the_operator_of_the_first_number_that_is_not_finite() {
+    if !is_here() {
+        return;
+    }
+    let [_, llama, _] = models();
+    let mut broken = job(&llama, "mbs=4", Numerics::Fast, Precision::Fp32);
+    broken.settings.optimizer.learning_rate = 1e30;
+    let error = executor::train_on(&Emulated, &session(&broken)).expect_err("it diverges");
+    let named = matches!(
+        error.watched(),
+        Some(dtensor::block::WatchError::NotFinite { operator, .. }) if operator.contains('.')
+    );
+    assert!(named, "{error}");
+}
+
+#[test]
+fn plans_that_it_cannot_run_are_refused() {
+    if !is_here() {
+        return;
+    }
+    let [_, llama, mixtral] = models();
+    let cases = [
+        (mixtral, "dp=2,ep=2,mbs=2", Numerics::Fast, "ep=1"),
+        (llama, "mbs=2", Numerics::Exact, "exact numerics"),
+    ];
+    for (model, layout, numerics, says) in cases {
+        let job = job(&model, layout, numerics, Precision::Fp32);
+        let error = executor::train_on(&Emulated, &session(&job)).expect_err("refused");
+        assert!(error.to_string().contains(says), "{error}");
+    }
+}
