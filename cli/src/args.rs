@@ -351,6 +351,9 @@ pub(crate) struct RunArgs {
     /// the other ranks on this host
     #[arg(long, value_enum, default_value_t = CommunicatorArg::Local)]
     pub(crate) communicator: CommunicatorArg,
+    /// With --device cuda: start a process for every rank, each on a GPU of this host
+    #[arg(long, value_name = "N", conflicts_with_all = ["communicator", "replan_at"])]
+    pub(crate) gpus: Option<u64>,
     /// Seconds a rank waits for another before it gives up
     #[arg(long, default_value_t = 120)]
     pub(crate) timeout: u64,

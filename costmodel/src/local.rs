@@ -6,7 +6,6 @@
 use dtensor::{OpKind, Pass, Trace};
 use plans::{NamedTime, Strategy, Zero};
 use spec::profile::Kernel;
-use spec::runtime::{AttentionKernel, Rewrite};
 use spec::{Axis, Bytes, DType, Origin, Precision, Runtime, Seconds, Sourced};
 
 use crate::CostError;
@@ -16,21 +15,21 @@ use crate::states::Elements;
 use crate::traffic::DataParallel;
 use crate::work::Work;
 
+/// Our executor, on the cpu and on GPUs.
+const OURS: [&str; 2] = ["vescale", "vescale-cuda"];
+
 /// The runtime as it is on this machine: ranks are threads, which have no launches, contexts or
 /// communicator buffers.
 ///
 /// # Errors
-/// When the runtime fuses operators: a profile measures them one by one.
+/// When the runtime is another's than the executor's: a profile measures the operators of ours. Where those of
+/// a GPU share a kernel, the first of them took the time of all.
 pub(crate) fn adapted(mut runtime: Runtime) -> Result<Runtime, CostError> {
-    let fuses = runtime
-        .rewrites
-        .iter()
-        .any(|&rewrite| rewrite != Rewrite::InPlaceCrossEntropy);
-    if fuses || runtime.attention != AttentionKernel::Unfused {
+    if !OURS.contains(&runtime.name.as_str()) {
         return Err(CostError::Prices {
             device: "cpu".to_owned(),
             reason: format!(
-                "runtime {} fuses operators, a profile measures them one by one; use --runtime vescale",
+                "runtime {} runs other kernels than a profile measures; use --runtime vescale, or vescale-cuda for one of a GPU",
                 runtime.name
             ),
         });

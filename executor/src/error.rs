@@ -14,6 +14,9 @@ impl ExecutorError {
             self,
             Self::Comm(CommError::PeerFailed { .. })
                 | Self::Cpu(CpuError::Comm(CommError::PeerFailed { .. }))
+                | Self::Cuda(CudaError::Host(CpuError::Comm(
+                    CommError::PeerFailed { .. }
+                )))
         )
     }
 

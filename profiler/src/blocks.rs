@@ -94,15 +94,8 @@ impl<'r> Worker<'r> {
     fn run(&mut self, timer: &Timer, threads: usize) -> Result<(), ProfilerError> {
         let request = self.request;
         let trace = &request.trace;
-        let machine = Machine {
-            comm: &self.comm,
-            groups: groups(&request.position),
-            position: request.position,
-            numerics: Numerics::Fast,
-            threads,
-            seed: 1,
-            watch: Some(timer),
-        };
+        let mut machine = alone(&self.comm, request.position, threads);
+        machine.watch = Some(timer);
         let batch = MicroBatch {
             ids: &self.ids,
             labels: &self.ids,
@@ -169,6 +162,19 @@ fn check(x: &Tensor) -> Result<(), ProfilerError> {
             value,
         }),
         None => Ok(()),
+    }
+}
+
+/// A rank whose peers are echoes.
+pub(crate) fn alone(comm: &Loopback, position: BlockPosition, threads: usize) -> Machine<'_> {
+    Machine {
+        comm,
+        groups: groups(&position),
+        position,
+        numerics: Numerics::Fast,
+        threads,
+        seed: 1,
+        watch: None,
     }
 }
 

@@ -8,22 +8,36 @@ use crate::args::{CommunicatorArg, DeviceArg, NumericsArg, RunArgs};
 use crate::error::CliError;
 use crate::inputs::EXECUTOR;
 
-/// Whether the device is here and can do what is asked, before anything else is done: what is missing is
-/// said in one line.
-pub(crate) fn check(args: &RunArgs) -> Result<(), CliError> {
+/// Whether the device is here and can do what is asked of so many ranks, before anything else is done: what
+/// is missing is said in one line.
+pub(crate) fn check(args: &RunArgs, ranks: u64) -> Result<(), CliError> {
+    let wrong = |message: String| Err(CliError::Usage(message));
+    if let Some(gpus) = args.gpus {
+        if args.device == DeviceArg::Cpu {
+            return wrong(format!("--gpus {gpus}: expected --device cuda with it"));
+        }
+        if gpus != ranks {
+            return wrong(format!("--gpus {gpus}: the plan has {ranks} ranks"));
+        }
+    }
     if args.device == DeviceArg::Cpu {
         return Ok(());
     }
-    let wrong = |message: &str| Err(CliError::Usage(message.to_owned()));
     if args.numerics == NumericsArg::Exact {
-        return wrong("--numerics exact is the cpu device's: use --device cpu, or --numerics fast");
+        return wrong("--numerics exact: is the cpu device's, use --device cpu".to_owned());
     }
     if args.communicator == CommunicatorArg::Mpi {
-        return wrong(
-            "--communicator mpi is the cpu device's; ranks that mpirun started meet by --communicator tcp too",
-        );
+        let message =
+            "--communicator mpi: is the cpu device's; ranks that mpirun starts meet by tcp too";
+        return wrong(message.to_owned());
     }
-    dtensor::cuda::ready()?;
+    let here = dtensor::cuda::ready()?.len() as u64;
+    if args.communicator == CommunicatorArg::Local && ranks > here {
+        return wrong(format!(
+            "the plan has {ranks} ranks, this host shows {here} GPUs; torchrun, srun or mpirun start \
+             --communicator tcp on several hosts"
+        ));
+    }
     Ok(())
 }
 
@@ -45,7 +59,11 @@ pub(crate) fn train_threads(device: DeviceArg, session: &Session<'_>) -> Result<
 
 /// Trains; rank 0 returns what training left.
 pub(crate) fn train(args: &RunArgs, session: &Session<'_>) -> Result<Option<Outcome>, CliError> {
-    match (args.communicator, args.device) {
+    let communicator = match args.gpus {
+        Some(_) => CommunicatorArg::Tcp,
+        None => args.communicator,
+    };
+    match (communicator, args.device) {
         (CommunicatorArg::Local, device) => train_threads(device, session).map(Some),
         (CommunicatorArg::Mpi, _) => mpi::train(session),
         (CommunicatorArg::Tcp, DeviceArg::Cpu) => {

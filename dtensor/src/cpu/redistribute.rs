@@ -77,7 +77,7 @@ fn lengths(indices: &[Vec<u64>]) -> Vec<usize> {
 
 impl Machine<'_> {
     /// The same tensor with another placement on one axis.
-    pub(super) fn redistribute(
+    pub(crate) fn redistribute(
         &self,
         what: &str,
         value: &Value,
@@ -240,7 +240,7 @@ impl Machine<'_> {
     }
 
     /// This rank's shard of a tensor it holds whole on the axes where `info` shards it.
-    pub(super) fn shard(&self, x: &Tensor, from: &TensorInfo, info: &TensorInfo) -> Tensor {
+    pub(crate) fn shard(&self, x: &Tensor, from: &TensorInfo, info: &TensorInfo) -> Tensor {
         let mine = self.position.all_indices(&from.global, &from.placements);
         let after = self.position.all_indices(&info.global, &info.placements);
         let part: Vec<Vec<usize>> = mine.iter().zip(&after).map(|(m, t)| places(m, t)).collect();
@@ -250,7 +250,7 @@ impl Machine<'_> {
 
     /// Keys or values of the whole sequence, in global order, from round the context-parallel ring:
     /// every rank passes on what it got, `cp − 1` times.
-    pub(super) fn ring(
+    pub(crate) fn ring(
         &self,
         what: &str,
         x: &Tensor,

@@ -2,6 +2,7 @@
 
 use super::library::Name;
 use crate::block::WatchError;
+use crate::cpu::CpuError;
 
 /// Why the cuda device cannot go on.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -61,6 +62,9 @@ pub enum CudaError {
         /// Bytes the device has left.
         free: u64,
     },
+    /// What ranks exchange through the host failed.
+    #[error(transparent)]
+    Host(#[from] CpuError),
     /// A watch stopped it.
     #[error(transparent)]
     Watch(#[from] WatchError),

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use dtensor::block::{Attention, Block, Half, Keep, Parameters};
-use dtensor::comm::{Group, local};
+use dtensor::comm::{Communicator, Group, local};
 use dtensor::cuda::{self, Device};
 use dtensor::philox::Stream;
 use dtensor::{BlockPosition, TensorId, Trace, cpu};
@@ -143,15 +143,7 @@ impl Case {
 
     fn on_cpu(&self) -> Left {
         let world = local::world(1, std::time::Duration::from_secs(1));
-        let machine = cpu::Machine {
-            comm: &world[0],
-            groups: [0, 1, 2, 3].map(|_| Group::single(0)),
-            position: BlockPosition::SINGLE,
-            numerics: cpu::Numerics::Fast,
-            threads: 1,
-            seed: 5,
-            watch: None,
-        };
+        let machine = alone(&world[0]);
         let batch = self.batch();
         let blocks = self.blocks(Keep::All, Attention::Pieces);
         let contexts: Vec<_> = self.held.iter().map(HostParameters).collect();
@@ -180,7 +172,8 @@ impl Case {
     }
 
     fn on_cuda(&self, device: &Device, (keep, apart): (Keep, bool)) -> Left {
-        let machine = cuda::Machine::new(device.clone(), 0, BlockPosition::SINGLE, 5);
+        let world = local::world(1, std::time::Duration::from_secs(1));
+        let machine = cuda::Machine::new(device.clone(), alone(&world[0]));
         let batch = cuda::Batch::new(device, self.batch()).expect("memory");
         let blocks = self.blocks(keep, Attention::Fused);
         let there: Vec<There> = self.held.iter().map(|h| There::new(device, h)).collect();
@@ -223,6 +216,19 @@ impl Case {
                 .map(|s| s.0.iter().map(|(&id, t)| (id, read(t))).collect())
                 .collect(),
         }
+    }
+}
+
+/// The only rank.
+fn alone(comm: &dyn Communicator) -> cpu::Machine<'_> {
+    cpu::Machine {
+        comm,
+        groups: [0, 1, 2, 3].map(|_| Group::single(0)),
+        position: BlockPosition::SINGLE,
+        numerics: cpu::Numerics::Fast,
+        threads: 1,
+        seed: 5,
+        watch: None,
     }
 }
 

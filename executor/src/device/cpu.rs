@@ -40,15 +40,7 @@ impl Devices for Cores {
 
     fn open<'c>(&self, seat: Seat<'c>) -> Result<Cpu<'c>, ExecutorError> {
         Ok(Cpu {
-            machine: Machine {
-                comm: seat.comm,
-                groups: seat.groups,
-                position: seat.position,
-                numerics: seat.numerics,
-                threads: self.threads,
-                seed: seat.seed,
-                watch: seat.watch,
-            },
+            machine: seat.host(self.threads),
             marks: RefCell::default(),
         })
     }

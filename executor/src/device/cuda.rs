@@ -4,11 +4,11 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::rc::Rc;
 
+use dtensor::TensorId;
 use dtensor::block::{Attention, Block, Forward, Parameters, Watch};
 use dtensor::comm::Message;
 use dtensor::cpu::{self, AdamWStep, ExactSum, MicroBatch, Numerics};
 use dtensor::cuda::{self, Batch, Context, Gpu, GradientSink, Machine, Saved, Tensor};
-use dtensor::{BlockPosition, TensorId};
 use spec::DType;
 
 use super::{Device, Devices, Passing, Seat, Weights};
@@ -45,12 +45,11 @@ pub fn on(device: cuda::Device, seat: Seat<'_>) -> Result<Machine<'_>, ExecutorE
     if seat.numerics == Numerics::Exact {
         return wrong("exact numerics are the cpu device's");
     }
-    if seat.position.mesh != BlockPosition::SINGLE.mesh {
-        return wrong("a block lies whole on one GPU: expected tp=1, cp=1, ep=1 and etp=1");
+    let mesh = seat.position.mesh;
+    if mesh.ep * mesh.etp > 1 {
+        return wrong("a layer's experts lie on one GPU: expected ep=1 and etp=1");
     }
-    let mut machine = Machine::new(device, seat.comm.rank(), seat.position, seat.seed);
-    machine.watch = seat.watch;
-    Ok(machine)
+    Ok(Machine::new(device, seat.host(1)))
 }
 
 /// Part of a flat run.
@@ -66,7 +65,7 @@ impl Device for Machine<'_> {
     const ATTENTION: Attention = Attention::Fused;
 
     fn set_watch(&mut self, watch: &'static dyn Watch) {
-        self.watch = Some(watch);
+        self.host.watch = Some(watch);
     }
 
     fn batch<'b>(&self, batch: MicroBatch<'b>) -> Result<Batch<'b>, ExecutorError> {

@@ -11,7 +11,7 @@ use std::ops::Range;
 use dtensor::BlockPosition;
 use dtensor::block::{Attention, Block, Forward, Half, Parameters, Watch};
 use dtensor::comm::{Communicator, Group, Message};
-use dtensor::cpu::{AdamWStep, MicroBatch, Numerics};
+use dtensor::cpu::{AdamWStep, Machine, MicroBatch, Numerics};
 use spec::DType;
 
 pub use cpu::{Cores, Cpu};
@@ -34,6 +34,21 @@ pub struct Seat<'c> {
     pub seed: u64,
     /// Sees every operator that has run.
     pub watch: Option<&'c dyn Watch>,
+}
+
+impl<'c> Seat<'c> {
+    /// What the host does for the rank, with so many threads.
+    fn host(self, threads: usize) -> Machine<'c> {
+        Machine {
+            comm: self.comm,
+            groups: self.groups,
+            position: self.position,
+            numerics: self.numerics,
+            threads,
+            seed: self.seed,
+            watch: self.watch,
+        }
+    }
 }
 
 /// Where ranks get their devices from.

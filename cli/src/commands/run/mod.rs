@@ -56,8 +56,8 @@ struct LossJson {
 
 /// Runs `run`.
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
-    device::check(args)?;
     let loaded = plan::load(&args.plan)?;
+    device::check(args, loaded.strategy.world())?;
     let job = job(args, &loaded)?;
     let predicted = comparison::predict(args, &loaded)?;
     let narrator = Narrator::new(

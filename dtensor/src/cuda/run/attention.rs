@@ -18,8 +18,8 @@ struct Pieces<'p> {
     at: [usize; 2],
 }
 
-impl Run<'_> {
-    fn attention_pieces(&self, op: usize) -> Result<Pieces<'_>, CudaError> {
+impl<'r> Run<'r> {
+    fn attention_pieces(&self, op: usize) -> Result<Pieces<'r>, CudaError> {
         let forward = &self.block.trace.forward;
         let find =
             |wanted: fn(&OpKind) -> bool| self.block.pieces(op).find(|&i| wanted(&forward[i].kind));
@@ -45,7 +45,7 @@ impl Run<'_> {
     ) -> Result<(Rc<Buffer>, AttentionArgument), CudaError> {
         let (q, k) = (pieces.scores.inputs[0], pieces.scores.inputs[1]);
         let (positions, queries) = self.machine.positions(self.info(q), 1)?;
-        let (q, k) = (self.tensor(q)?, self.tensor(k)?);
+        let (q, k) = (self.tensor(q)?, self.keys(k)?);
         let heads = q.columns() as u64 / shape.qk_dim;
         let keys = k.len() as u64 / (q.shape[0] * k.columns()) as u64;
         if keys != shape.kv_len {
@@ -100,8 +100,8 @@ impl Run<'_> {
         let (positions, sizes) = self.attention_sizes(&pieces, shape)?;
         let call = AttentionCall {
             q: self.tensor(pieces.scores.inputs[0])?,
-            k: self.tensor(pieces.scores.inputs[1])?,
-            v: self.tensor(pieces.context.inputs[1])?,
+            k: self.keys(pieces.scores.inputs[1])?,
+            v: self.keys(pieces.context.inputs[1])?,
             positions: &positions,
             sizes,
         };
@@ -120,18 +120,27 @@ impl Run<'_> {
         shape: &AttentionShape,
     ) -> Result<(), CudaError> {
         let pieces = self.attention_pieces(of)?;
+        let block = self.block;
+        let scope = &block.trace.forward[of];
+        let [k, v] = [pieces.scores.inputs[1], pieces.context.inputs[1]];
+        self.ring_again(scope, [k, v])?;
         let (positions, sizes) = self.attention_sizes(&pieces, shape)?;
         let call = AttentionCall {
             q: self.tensor(pieces.scores.inputs[0])?,
-            k: self.tensor(pieces.scores.inputs[1])?,
-            v: self.tensor(pieces.context.inputs[1])?,
+            k: self.keys(pieces.scores.inputs[1])?,
+            v: self.keys(pieces.context.inputs[1])?,
             positions: &positions,
             sizes,
         };
         let d_out = self.tensor(op.inputs[0])?;
         let out = self.tensor(pieces.context.outputs[0])?;
         let sums = self.tensor(pieces.scores.outputs[0])?;
-        let gradients = self.device().attention_backward(&call, d_out, out, sums)?;
+        let [dq, dk, dv] = self.device().attention_backward(&call, d_out, out, sums)?;
+        let gradients = [
+            dq,
+            self.return_ring(scope, k, dk)?,
+            self.return_ring(scope, v, dv)?,
+        ];
         let [scores, context] = pieces.at;
         let to = [
             self.gradient_of(scores, 0),

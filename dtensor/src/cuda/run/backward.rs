@@ -5,17 +5,13 @@ use crate::backward::GRADIENT_SUM;
 use crate::cuda::error::CudaError;
 use crate::cuda::ops::NormGradient;
 use crate::cuda::tensor::Tensor;
-use crate::trace::{Detail, Op, OpKind, Pass, View, ViewKind};
+use crate::trace::{CollectiveKind, Detail, Op, OpKind, Pass, View, ViewKind};
 
 impl Run<'_> {
     /// Writes the gradient of a part into that of the whole.
     pub(super) fn backward_view(&mut self, view: &View) -> Result<(), CudaError> {
         let ViewKind::Columns(cut) = view.kind else {
-            return Err(CudaError::Unsupported {
-                operator: "the gradient of a shard".to_owned(),
-                scope: self.info(view.to).name.clone(),
-                reason: "several ranks".to_owned(),
-            });
+            return self.shard(view);
         };
         let part = self.tensor(view.from)?.clone();
         let whole = cut.whole(part.columns());
@@ -47,7 +43,10 @@ impl Run<'_> {
             return Ok(());
         }
         let Detail::Gradient { of, input } = op.detail else {
-            return Err(unsupported(op, "several ranks"));
+            return match op.kind {
+                OpKind::Collective(c) => self.collective(op, c.kind),
+                _ => Err(unsupported(op, "a gradient of nothing")),
+            };
         };
         let block = self.block;
         let forward = &block.trace.forward[of];
@@ -119,6 +118,8 @@ impl Run<'_> {
                 self.set(op.outputs[0], gradient);
                 Ok(())
             }
+            // Gradients of keys and values went back as they were made.
+            (OpKind::Collective(c), _) if c.kind == CollectiveKind::RingExchange => Ok(()),
             _ => self.expert_backward(op, forward),
         }
     }

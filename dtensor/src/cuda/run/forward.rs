@@ -4,18 +4,14 @@ use super::{Run, plain_choice, unsupported};
 use crate::Nonlinearity;
 use crate::cuda::error::CudaError;
 use crate::cuda::launcher::{Place, StreamArgument, threshold};
-use crate::cuda::ops::{Dropout, Losses, Rope};
+use crate::cuda::ops::{Dropout, Rope};
 use crate::trace::{Detail, Op, OpKind, TensorId, View, ViewKind};
 use std::rc::Rc;
 
 impl Run<'_> {
     pub(super) fn forward_view(&mut self, view: &View) -> Result<(), CudaError> {
         let ViewKind::Columns(cut) = view.kind else {
-            return Err(CudaError::Unsupported {
-                operator: "a shard".to_owned(),
-                scope: self.info(view.to).name.clone(),
-                reason: "several ranks".to_owned(),
-            });
+            return self.shard(view);
         };
         let x = self.tensor(view.from)?;
         let [columns, start, number] = cut.local(x.columns());
@@ -78,7 +74,7 @@ impl Run<'_> {
             OpKind::AttentionScores(_) | OpKind::Softmax(_) | OpKind::AttentionContext(_) => {
                 Err(unsupported(op, "attention in pieces"))
             }
-            OpKind::Collective(_) => Err(unsupported(op, "several ranks")),
+            OpKind::Collective(collective) => self.collective(op, collective.kind),
             OpKind::Copy => Err(unsupported(op, "keys with a part that heads share")),
             OpKind::Scale => Err(unsupported(op, "this scaling")),
         }
@@ -278,18 +274,15 @@ impl Run<'_> {
     }
 
     fn cross_entropy(&mut self, op: &Op) -> Result<(), CudaError> {
-        if matches!(op.detail, Detail::Loss { sums: Some(_) }) {
-            return Err(unsupported(op, "a vocabulary on several ranks"));
-        }
-        let logits = op.inputs[0];
-        let vocabulary = self.info(logits).global.len() - 1;
-        let losses = Losses {
-            labels: &self.batch.labels,
-            first: self.first_index(logits, vocabulary),
-            scale: self.batch.host.loss_scale,
+        let sums = match op.detail {
+            Detail::Loss { sums: Some(sums) } => Some(self.tensor(sums)?),
+            _ => None,
         };
+        let logits = op.inputs[0];
         // The logits' place now holds their gradient: backward needs nothing else of them.
-        let out = self.device().loss(self.tensor(logits)?, &losses, None)?;
+        let out = self
+            .device()
+            .loss(self.tensor(logits)?, &self.losses(logits), sums)?;
         self.set(op.outputs[0], out);
         Ok(())
     }

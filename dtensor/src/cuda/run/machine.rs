@@ -3,27 +3,20 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use crate::block::{self, Watch};
-use crate::cpu::MicroBatch;
+use crate::block;
+use crate::cpu::{self, MicroBatch};
 use crate::cuda::error::CudaError;
 use crate::cuda::memory::Buffer;
 use crate::cuda::tensor::{Device, Tensor};
-use crate::layout::BlockPosition;
 use crate::placement::Placements;
 use crate::trace::{Detail, TensorId, TensorInfo};
 
 /// One rank.
 pub struct Machine<'m> {
-    /// Its number.
-    pub rank: usize,
     /// Its device.
     pub device: Device,
-    /// Its place.
-    pub position: BlockPosition,
-    /// Seed of every random number.
-    pub seed: u64,
-    /// Sees every operator that has been queued.
-    pub watch: Option<&'m dyn Watch>,
+    /// Its place, its peers, and what passes through the host.
+    pub host: cpu::Machine<'m>,
     /// Lists that many operators read. There are a few of them for all blocks of a model.
     lists: RefCell<Vec<(ListOf, Rc<Buffer>)>>,
 }
@@ -96,13 +89,10 @@ impl<'b> Batch<'b> {
 impl<'m> Machine<'m> {
     /// A rank.
     #[must_use]
-    pub fn new(device: Device, rank: usize, position: BlockPosition, seed: u64) -> Self {
+    pub fn new(device: Device, host: cpu::Machine<'m>) -> Self {
         Self {
-            rank,
             device,
-            position,
-            seed,
-            watch: None,
+            host,
             lists: RefCell::default(),
         }
     }
@@ -124,7 +114,9 @@ impl<'m> Machine<'m> {
     }
 
     pub(super) fn position_list(&self, info: &TensorInfo, dim: usize) -> Vec<u64> {
-        self.position.indices(&info.global, &info.placements, dim)
+        self.host
+            .position
+            .indices(&info.global, &info.placements, dim)
     }
 
     /// Cosines and sines of rotary positions, and how many tokens of a sequence they are of.

@@ -6,11 +6,12 @@
 
 mod attention;
 mod backward;
+mod exchange;
 mod forward;
 mod machine;
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
 pub use machine::{Batch, Context, GradientSink, Machine, Parameters};
@@ -51,6 +52,8 @@ struct Run<'r> {
     parameters: &'r Parameters<'r>,
     /// Everything that lives now.
     held: Saved,
+    /// Keys and values of the whole sequence while attention runs round the ring.
+    ring: BTreeMap<u32, Tensor>,
 }
 
 /// Forward of a micro-batch through a block whose attention is fused. `input` is the previous block's
@@ -118,7 +121,7 @@ impl<'r> Pass for Run<'r> {
     }
 
     fn ran(&self, op: &Op) -> Result<(), CudaError> {
-        let Some(watch) = self.machine.watch else {
+        let Some(watch) = self.machine.host.watch else {
             return Ok(());
         };
         watch.ran(&Seen {
@@ -126,7 +129,7 @@ impl<'r> Pass for Run<'r> {
             op,
             block: self.block,
             micro_batch: &self.batch.host,
-            rank: self.machine.rank,
+            rank: self.machine.host.comm.rank(),
         })?;
         Ok(())
     }
@@ -155,6 +158,7 @@ impl<'r> Run<'r> {
             batch: context.batch,
             parameters: context.parameters,
             held: Saved::default(),
+            ring: BTreeMap::new(),
         }
     }
 
@@ -184,7 +188,7 @@ impl<'r> Run<'r> {
 
     fn stream(&self, op: &Op) -> Stream {
         self.block
-            .stream(op, self.machine.seed, self.batch.host.step)
+            .stream(op, self.machine.host.seed, self.batch.host.step)
     }
 
     fn routing(&self, op: &Op) -> Result<Rc<Route>, CudaError> {
@@ -193,7 +197,7 @@ impl<'r> Run<'r> {
     }
 
     fn first_index(&self, id: TensorId, dim: usize) -> u64 {
-        self.block.first_index(id, dim, &self.machine.position)
+        self.block.first_index(id, dim, &self.machine.host.position)
     }
 
     /// Whether all that reads a tensor is the loss: it takes logits of any type.

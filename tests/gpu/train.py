@@ -1,0 +1,104 @@
+"""Trains the models of a list, each in several ways, and sets what was measured beside what was predicted.
+
+    python3 tests/gpu/train.py VESCALE_PLAN CASES.json PROFILE.yaml OUT.json [TORCH.json]
+
+Times are predicted twice: with the presets only, and with the profile of this GPU. Exits with 1 where a run fails,
+where a counted byte is not the predicted one, where a loss is no number, or where our tokens per second are under 0.8 of
+PyTorch's (TORCH.json, of torch_train.py). Nothing here is told what was measured before it predicts.
+"""
+
+import array
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+
+FLOOR = 0.8
+
+
+def tokens(path, count=1 << 20, vocabulary=32000):
+    draw = random.Random(1)
+    data = array.array("H", (draw.randrange(vocabulary) for _ in range(count)))
+    with open(path, "wb") as file:
+        data.tofile(file)
+
+
+def cluster(clusters):
+    """The preset of the GPU that is here; the first of the list where nothing tells."""
+    try:
+        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        name = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        name = ""
+    found = [preset for word, preset in clusters.items() if word in name]
+    return (found or list(clusters.values()))[0]
+
+
+def ask(command):
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}")
+    return json.loads(done.stdout)
+
+
+def train(binary, cases, model, strategy, profile, folder):
+    plan, data = os.path.join(folder, "plan.yaml"), os.path.join(folder, "tokens.bin")
+    shape = ["--seq", str(model["seq"]), "--global-batch", str(model["global_batch"])]
+    estimate = [binary, "estimate", "--model", model["model"], "--cluster", cluster(cases["clusters"])]
+    estimate += ["--runtime", cases["runtime"], "--gpus", "1", "--precision", "bf16", "--strategy", strategy]
+    preset = ask([*estimate, *shape, "-o", plan, "--json"])["predicted"]
+    run = [binary, "run", plan, "--device", cases["device"], "--steps", str(cases["steps"]), "--data", data, "--json"]
+    measured = ask([*run, "--profile", profile] if profile else run)
+    losses = [step["loss"] for step in measured["losses"]]
+    differs = [line["name"] for line in measured["memory"] if line["measured_bytes"] != line["predicted_bytes"]]
+    seconds = measured["step_time_s"]
+    error = lambda predicted: None if predicted is None else predicted / seconds - 1
+    return {
+        "step_time_s": seconds,
+        "tokens_per_s": measured["tokens_per_s"],
+        "losses": losses,
+        "step_time_error": {
+            "presets": error(preset["step_time_s"]),
+            "profile": error(measured["predicted_step_time_s"]),
+        },
+        "memory": measured["memory"],
+        "failed": [f"{name}: bytes differ" for name in differs]
+        + ["a loss is no number" for loss in losses if not math.isfinite(loss)],
+    }
+
+
+def main():
+    binary, listed, profile, out, *torch = sys.argv[1:]
+    with open(listed) as file:
+        cases = json.load(file)
+    theirs = {}
+    if torch and os.path.exists(torch[0]):
+        with open(torch[0]) as file:
+            theirs = json.load(file)
+    profile = profile if os.path.exists(profile) else None
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        tokens(os.path.join(folder, "tokens.bin"))
+        for model in cases["models"]:
+            for strategy in model["strategies"]:
+                row = {"model": model["name"], "strategy": strategy}
+                try:
+                    row |= train(binary, cases, model, strategy, profile, folder)
+                except RuntimeError as error:
+                    row["failed"] = [str(error)]
+                rows.append(row)
+                print(row["model"], strategy, row.get("step_time_s"), *row["failed"])
+            best = max((row.get("tokens_per_s", 0) for row in rows if row["model"] == model["name"]), default=0)
+            other = theirs.get(model["name"], {}).get("tokens_per_s")
+            if other and best < FLOOR * other:
+                rows[-1]["failed"].append(f"{best:.0f} tokens/s at best, PyTorch {other:.0f}")
+    answer = {"runs": rows, "pytorch": theirs, "passed": not any(row["failed"] for row in rows)}
+    with open(out, "w") as file:
+        json.dump(answer, file, indent=1)
+    sys.exit(0 if answer["passed"] else 1)
+
+
+main()
