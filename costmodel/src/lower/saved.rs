@@ -64,6 +64,14 @@ pub fn kept(lowering: &Lowering<'_>, trace: &Trace, recompute: Recompute) -> Vec
             }
         }
     }
+    let fused_keeps = lowering.fuses_attention()
+        && recompute != Recompute::Selective
+        && !reruns_attention(lowering, recompute);
+    if fused_keeps {
+        for output in exchanged_outputs(trace) {
+            keep(output, for_weight.contains(&trace.tensor(output).storage));
+        }
+    }
     if recompute == Recompute::SelectiveOps && lowering.has(Rewrite::KeepSelected) {
         for &output in &selected {
             keep(output, false);
@@ -83,10 +91,7 @@ pub fn kept(lowering: &Lowering<'_>, trace: &Trace, recompute: Recompute) -> Vec
         .map(|(_, tensor)| tensor)
         .collect();
     saved.extend(eight_bit(trace, quantised));
-    if lowering.fuses_attention()
-        && recompute != Recompute::Selective
-        && !reruns_attention(lowering, recompute)
-    {
+    if fused_keeps {
         saved.extend(log_sum_exp(trace));
     }
     if !lowering.has(Rewrite::FuseCrossEntropy) && !lowering.has(Rewrite::InPlaceCrossEntropy) {
@@ -329,6 +334,23 @@ fn selected_products(lowering: &Lowering<'_>, trace: &Trace) -> FxHashSet<Tensor
         .filter(|&(index, _)| index < core || lowering.has(Rewrite::KeepOutputProjection))
         .map(|(_, op)| op.outputs[0])
         .collect()
+}
+
+/// Outputs of attention whose heads are exchanged: a fused kernel's backward reads them, and the projection
+/// keeps what the exchange made of them.
+fn exchanged_outputs(trace: &Trace) -> impl Iterator<Item = TensorId> + '_ {
+    let exchanged = |output: &TensorId| {
+        trace.forward.iter().any(|op| {
+            let exchange =
+                matches!(op.kind, OpKind::Collective(c) if c.kind == CollectiveKind::AllToAll);
+            exchange && op.inputs[0] == *output
+        })
+    };
+    let contexts = trace.forward.iter();
+    contexts
+        .filter(|op| matches!(op.kind, OpKind::AttentionContext(_)))
+        .map(|op| op.outputs[0])
+        .filter(exchanged)
 }
 
 /// The statistics a fused attention kernel keeps: one 32-bit log-sum-exp per head and query.
