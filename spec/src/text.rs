@@ -46,7 +46,7 @@ pub fn yaml<T: DeserializeOwned>(text: &str, path: &str) -> Result<T, SpecError>
     };
     serde_saphyr::from_str_with_options(text, options).map_err(|e| SpecError::Malformed {
         path: path.to_owned(),
-        message: one_line(&e.to_string()),
+        message: with_source(&one_line(&e.to_string()), text),
     })
 }
 
@@ -59,6 +59,33 @@ pub fn json<T: DeserializeOwned>(text: &str, path: &str) -> Result<T, SpecError>
         path: path.to_owned(),
         message: one_line(&e.to_string()),
     })
+}
+
+/// A message that begins with `line N column M`, with what stands there, so that it names the field; types
+/// in words.
+fn with_source(message: &str, text: &str) -> String {
+    let words = [
+        ("invalid u64", "expected a whole number"),
+        ("invalid u32", "expected a whole number"),
+        ("invalid f64", "expected a number"),
+        ("invalid bool", "expected true or false"),
+        ("expected string scalar", "expected one value"),
+    ];
+    let mut message = message.trim_start_matches("error: ").to_owned();
+    for (parser, ours) in words {
+        message = message.replace(parser, ours);
+    }
+    let number = message
+        .strip_prefix("line ")
+        .and_then(|rest| rest.split_whitespace().next()?.parse::<usize>().ok());
+    let line = number.and_then(|n| text.lines().nth(n.checked_sub(1)?));
+    match line.map(str::trim).filter(|line| !line.is_empty()) {
+        Some(line) => {
+            let shown: String = line.chars().take(60).collect();
+            format!("{message}, in `{shown}`")
+        }
+        None => message,
+    }
 }
 
 /// The first line of a parser's message: the rest is a picture of the source.

@@ -288,7 +288,9 @@ mod tests {
             parts.concat()
         };
         let down = "layers.0.mlp.experts.down_proj.{e}";
-        let tensors: [(Vec<String>, &[u64], &str, &[u64]); 6] = [
+        /// Names of parameters, their shape, their tensor and its (or one expert's) shape.
+        type Case<'c> = (Vec<String>, &'c [u64], &'c str, &'c [u64]);
+        let tensors: [Case<'_>; 6] = [
             (
                 vec!["x.q_proj.weight".into()],
                 &[4, 5],
