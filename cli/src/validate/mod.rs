@@ -12,6 +12,7 @@ use summary::Group;
 use sweeps::{Ranking, Sweep};
 
 pub(crate) mod baseline;
+pub(crate) mod contradictions;
 pub(crate) mod intervals;
 pub(crate) mod mapping;
 pub(crate) mod markdown;
@@ -41,7 +42,11 @@ impl Report {
     pub(crate) fn new(runs: &[(Run, String)], constants: &Fitted) -> Self {
         let scored: Vec<Scored> = runs
             .par_iter()
-            .map(|(run, source)| score::score(run, source, constants))
+            .enumerate()
+            .map(|(index, (run, source))| {
+                let left_out = contradictions::contradicted(runs, index);
+                score::score(run, source, constants, left_out)
+            })
             .collect();
         let sweeps = sweeps::sweeps(runs, &scored);
         Self {

@@ -352,8 +352,10 @@ impl Sample {
 
 fn samples(runs: &[(Run, String)], parameters: &[Parameter]) -> Vec<Sample> {
     runs.iter()
-        .filter(|(run, _)| run.status == "ok")
-        .filter_map(|(run, source)| {
+        .enumerate()
+        .filter(|(_, (run, _))| run.status == "ok")
+        .filter(|(index, _)| super::contradictions::contradicted(runs, *index).is_none())
+        .filter_map(|(_, (run, source))| {
             let mapped = mapping::map(run).ok()?;
             let touched = parameters
                 .iter()

@@ -65,8 +65,8 @@ pub(crate) struct Errors {
     pub(crate) peak_memory: Option<f64>,
 }
 
-/// Predicts a run.
-pub(crate) fn score(run: &Run, file: &str, constants: &Fitted) -> Scored {
+/// Predicts a run, unless something says why it is left out.
+pub(crate) fn score(run: &Run, file: &str, constants: &Fitted, left_out: Option<String>) -> Scored {
     let measured = measured(run);
     let mut scored = Scored {
         id: run.id.clone(),
@@ -92,7 +92,11 @@ pub(crate) fn score(run: &Run, file: &str, constants: &Fitted) -> Scored {
         predicted: None,
         error: Errors::default(),
     };
-    match predict(run, &scored.measured, constants) {
+    let prediction = match left_out {
+        Some(reason) => Err(reason),
+        None => predict(run, &scored.measured, constants),
+    };
+    match prediction {
         Ok((mapped, prediction, memory)) => {
             scored.runtime = Some(mapped.scenario.runtime.name.clone());
             scored.device_matched = mapped.device_matched;

@@ -59,6 +59,10 @@ impl PowerCap {
     }
 }
 
+/// Rate of products that read rows in pieces of eight bytes over pieces of four: half the load
+/// instructions for as many multiplications, where the two take turns and take as long as each other.
+const EIGHT_BYTE_LOADS: f64 = 4.0 / 3.0;
+
 /// Rate of grouped products over one product of all rows: 0.85 (SimuMax group_matmul against
 /// matmul medians; DeepGEMM grouped against dense on H800: 0.84–0.9).
 const GROUPED: f64 = 1.0 / 0.85;
@@ -188,9 +192,13 @@ impl GemmPrices {
         // Matrix units read rows in 16-byte pieces; other row lengths take slower kernels (NVIDIA,
         // "Matrix multiplication background user's guide", alignment).
         let row = n.min(k);
+        let bytes = row * dtype.size();
         let aligned = match row {
             _ if row.is_multiple_of(64) => 1.0,
-            _ if row.is_multiple_of(8) => 0.85,
+            _ if bytes.is_multiple_of(16) => 0.85,
+            _ if bytes.is_multiple_of(8) => {
+                self.fitted.get(Constant::UnalignedShare) * EIGHT_BYTE_LOADS
+            }
             _ => self.fitted.get(Constant::UnalignedShare),
         };
         Priced {
