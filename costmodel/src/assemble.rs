@@ -16,7 +16,7 @@ use crate::stage::{LayerTraffic, StageWork, TrafficPlan, When};
 use crate::states::{Elements, StateBytes};
 use crate::traffic::DataParallel;
 use crate::work::Work;
-use crate::{CostError, states};
+use crate::{CostError, states, tensorwise};
 
 /// A run of equal blocks of a stage.
 #[derive(Clone, Debug)]
@@ -457,6 +457,16 @@ fn traffic(
             reduce: parallel.reduce(run.cost.elements, prices, &scenario.runtime),
         })
         .collect();
+    if strategy.zero == Zero::Z3
+        && strategy.reshard_after_forward
+        && scenario
+            .runtime
+            .rewrites
+            .contains(&Rewrite::GatherTensorByTensor)
+    {
+        tensorwise::expose(scenario, prices, parallel.ranks(), runs, stage);
+        return;
+    }
     let gathers: Seconds = stage.layers.iter().map(|l| l.gather * l.count as f64).sum();
     let reduces: Seconds = stage.layers.iter().map(|l| l.reduce * l.count as f64).sum();
     let overlap = strategy.overlap;

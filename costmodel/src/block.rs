@@ -15,6 +15,7 @@ use crate::lower::{
 };
 use crate::price::{MemoryKind, Prices, TablePrices};
 use crate::states::{self, Elements};
+use crate::tensorwise::Tensors;
 use crate::work::Work;
 
 /// Time of 8-bit products with a scale per row over those with one per tensor: Llama 3 8B on H100 trains
@@ -75,6 +76,8 @@ pub struct BlockCost {
     pub output: Bytes,
     /// Parameters this rank holds before ZeRO.
     pub elements: Elements,
+    /// The tensors they are in.
+    pub tensors: Tensors,
     /// Kernels and collectives by name.
     pub kernels: Vec<NamedTime>,
 }
@@ -108,6 +111,7 @@ impl BlockPricing<'_> {
         let lowered = lowering.lower(&trace);
         let mut cost = BlockCost {
             elements: elements(&trace),
+            tensors: Tensors::of(&trace),
             ..BlockCost::default()
         };
         match self.prices {

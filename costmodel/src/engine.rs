@@ -179,6 +179,7 @@ impl<'a> Engine<'a> {
         parts.tp_exposed_s += work.tp.0;
         parts.cp_exposed_s += work.cp.0;
         parts.ep_exposed_s += work.ep.0;
+        parts.dp_exposed_s += work.dp.0;
         parts.recompute_s += phase.recompute.device().0;
         let both = work + phase.recompute;
         parts.host_s += both.host_wait().0;

@@ -21,6 +21,7 @@ mod recorder;
 mod shared_cores;
 mod stage;
 pub mod states;
+mod tensorwise;
 mod traffic;
 mod work;
 
@@ -29,6 +30,7 @@ use spec::{Cluster, ModelConfig, Runtime, Workload};
 pub use block::{BlockCost, BlockGroups, BlockKey, BlockPricing};
 pub use cost_model::{CostModel, Score};
 pub use held::Held;
+pub use tensorwise::Tensors;
 pub use work::Work;
 
 /// Everything a prediction depends on, beside the strategy.

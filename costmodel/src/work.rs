@@ -16,6 +16,8 @@ pub struct Work {
     pub cp: Seconds,
     /// Expert-parallel all-to-all left exposed.
     pub ep: Seconds,
+    /// Data-parallel gathers and reductions that the host waits for.
+    pub dp: Seconds,
     /// Host time to issue the kernels and collectives; runs beside the device.
     pub host: Seconds,
 }
@@ -24,7 +26,7 @@ impl Work {
     /// Time on the device.
     #[must_use]
     pub fn device(&self) -> Seconds {
-        self.compute + self.tp + self.cp + self.ep
+        self.compute + self.tp + self.cp + self.ep + self.dp
     }
 
     /// Duration: the later of the device's and the host's clock.
@@ -48,6 +50,7 @@ impl Add for Work {
             tp: self.tp + other.tp,
             cp: self.cp + other.cp,
             ep: self.ep + other.ep,
+            dp: self.dp + other.dp,
             host: self.host + other.host,
         }
     }
@@ -67,6 +70,7 @@ impl Mul<f64> for Work {
             tp: self.tp * factor,
             cp: self.cp * factor,
             ep: self.ep * factor,
+            dp: self.dp * factor,
             host: self.host * factor,
         }
     }

@@ -192,6 +192,10 @@ pub enum Rewrite {
     /// Gathered parameters are copied out of the collective's buffer and gradients copied, in the type
     /// of the reduction, into it (FSDP2 `_fsdp_collectives.py`).
     CopyShards,
+    /// Under ZeRO-3 parameters are gathered and gradients reduced tensor by tensor, each rank's piece with a
+    /// copy of its own, while the device waits (DeepSpeed 0.3, `zero/partition_parameters.py` at c83e49f:
+    /// `_allgather_param`, `_reduce_scatter_gradient`; lists of pieces in c10d's `ProcessGroupNCCL`).
+    GatherTensorByTensor,
     /// Biases inside the matrix product's epilogue.
     FuseBiasEpilogue,
     /// Under sequence parallelism the sharded input is kept and gathered again in backward.

@@ -39,6 +39,10 @@ const FILES: &[(&str, &str)] = &[
         "deepspeed.yaml",
         include_str!("../presets/runtimes/deepspeed.yaml"),
     ),
+    (
+        "deepspeed-2021.yaml",
+        include_str!("../presets/runtimes/deepspeed-2021.yaml"),
+    ),
     ("fsdp2.yaml", include_str!("../presets/runtimes/fsdp2.yaml")),
     (
         "torchtitan.yaml",

@@ -206,7 +206,11 @@ pub(crate) fn runtime(run: &Run) -> Result<Runtime, String> {
     } else if has("llm-foundry") || has("mosaic") {
         "fsdp1"
     } else if has("deepspeed") {
-        "deepspeed"
+        if year(run).is_some_and(|year| year <= 2021) {
+            "deepspeed-2021"
+        } else {
+            "deepspeed"
+        }
     } else if model_parallel(run) || has("megatron") {
         // What the source does not name is Megatron's kind of system of its time.
         if modern(run) {
@@ -269,17 +273,18 @@ fn model_parallel(run: &Run) -> bool {
         .any(|size| size.is_some_and(|n| n > 1))
 }
 
+/// The year that a run states.
+fn year(run: &Run) -> Option<u32> {
+    run.date.as_deref()?.get(..4)?.parse().ok()
+}
+
 /// Whether a run is of the years of fused attention: its date, its device, its precision or its
 /// model says so.
 fn modern(run: &Run) -> bool {
-    let year = run
-        .date
-        .as_deref()
-        .and_then(|date| date.get(..4)?.parse::<u32>().ok());
     let gpu = run.gpu.as_deref().unwrap_or("").to_lowercase();
     let precision = run.precision.as_deref().unwrap_or("");
     let grouped = run.model.kv_heads.zip(run.model.heads);
-    year.is_some_and(|year| year >= 2023)
+    year(run).is_some_and(|year| year >= 2023)
         || !(gpu.contains("a100") || gpu.contains("v100"))
         || precision.contains("fp8")
         || grouped.is_some_and(|(kv, heads)| kv < heads)

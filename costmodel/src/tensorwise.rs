@@ -1,0 +1,126 @@
+//! ZeRO-3 as DeepSpeed first had it: parameters gathered and gradients reduced tensor by tensor.
+//!
+//! Each rank's piece of a tensor is a view and a copy that the host issues by itself, so a collective
+//! costs one launch per rank beside its bytes, and the device is synchronised before it, so nothing hides
+//! it (`deepspeed/runtime/zero/partition_parameters.py`, `stage3.py` at c83e49f).
+
+use dtensor::Trace;
+use spec::{Bytes, Seconds};
+
+use crate::Scenario;
+use crate::assemble::Run;
+use crate::price::{MemoryKind, TablePrices};
+use crate::stage::StageWork;
+
+/// Tensors of fewer elements stay on every rank: `stage3_param_persistence_threshold`.
+const PERSISTENT: u64 = 100_000;
+
+/// Parameter tensors of a block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tensors {
+    /// Those that are gathered.
+    pub gathered: u64,
+    /// All: every gradient is reduced.
+    pub all: u64,
+}
+
+impl Tensors {
+    /// The tensors of a traced block.
+    #[must_use]
+    pub fn of(trace: &Trace) -> Self {
+        let large = |elements: u64| elements >= PERSISTENT;
+        let sizes = || trace.parameters.iter().map(|p| p.local_elements);
+        Self {
+            gathered: sizes().filter(|&elements| large(elements)).count() as u64,
+            all: sizes().count() as u64,
+        }
+    }
+}
+
+/// Adds the gathers and reductions of a stage to its work, for every micro-batch. `stage.layers` has the
+/// collectives' own times.
+pub(crate) fn expose(
+    scenario: &Scenario,
+    prices: &TablePrices,
+    ranks: u64,
+    runs: &[Run],
+    stage: &mut StageWork,
+) {
+    let launch = scenario.runtime.overheads.launch.value;
+    let sum = |count: fn(&Run) -> u64| -> u64 { runs.iter().map(|r| count(r) * r.count).sum() };
+    let gathered = sum(|run| run.cost.tensors.gathered);
+    let all = sum(|run| run.cost.tensors.all);
+    let blocks = sum(|run| u64::from(run.cost.tensors.gathered > 0));
+    let bytes = sum(|run| run.cost.elements.dense + run.cost.elements.expert)
+        * scenario.workload.precision.activation().size();
+    let pieces = |tensors: u64| launch * (tensors * ranks) as f64;
+    let passes = |count: u64| {
+        let moved = Bytes(count * bytes);
+        prices.memory_bound(MemoryKind::Pointwise, moved).time
+    };
+    let collectives = |time: fn(&crate::stage::LayerTraffic) -> Seconds| -> Seconds {
+        let layers = stage.layers.iter();
+        layers.map(|layer| time(layer) * layer.count as f64).sum()
+    };
+    // The buffer is cleared, the collective's own is read and the pieces written.
+    let gather = collectives(|layer| layer.gather) + passes(3);
+    // Gradients are read and the collective's buffer is written.
+    let reduce = collectives(|layer| layer.reduce) + passes(2);
+    stage.forward.dp += gather + pieces(gathered);
+    // Recomputation releases what it gathered but the tensor it used last, which backward begins with.
+    if stage.recompute.duration().0 > 0.0 {
+        stage.backward_input.dp += gather + pieces(gathered.saturating_sub(blocks));
+    }
+    stage.backward_input.dp += gather + pieces(gathered);
+    stage.backward_weight.dp += reduce + pieces(all);
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{CostModel, Scenario};
+    use spec::{Precision, Seconds, Workload};
+
+    /// Data-parallel seconds that nothing hides, of GPT-3 under DeepSpeed's first ZeRO-3.
+    fn exposed(gpus: u64, launch: f64, recompute: &str) -> f64 {
+        let mut scenario = Scenario {
+            model: spec::load::model("gpt3-175b").expect("preset"),
+            cluster: spec::load::cluster("dgx-a100").expect("preset"),
+            runtime: spec::load::runtime("deepspeed-2021").expect("preset"),
+            workload: Workload {
+                gpus,
+                seq_len: 2048,
+                global_batch: gpus,
+                precision: Precision::Fp16,
+            },
+            headroom: 0.0,
+        };
+        scenario.runtime.overheads.launch.value = Seconds(launch);
+        let text = format!("dp_shard={gpus},zero=3,mbs=1,recompute={recompute}");
+        let Scenario {
+            model,
+            workload,
+            runtime,
+            ..
+        } = &scenario;
+        let plan = plans::grammar::parse(&text, model, workload, runtime).expect("a plan");
+        let costs = CostModel::new(scenario).expect("priced");
+        costs.predict(&plan).expect("priced").breakdown.dp_exposed_s
+    }
+
+    #[test]
+    fn every_piece_costs_a_launch_and_nothing_hides_the_bytes() {
+        // A layer has four tensors that are gathered and twelve that are reduced. Recomputation gathers
+        // them once more, but for one.
+        for (recompute, per_layer) in [("full", 4 + 3 + 4 + 12), ("none", 4 + 4 + 12)] {
+            for gpus in [64, 512] {
+                let launch = 1e-5;
+                let bytes = exposed(gpus, 0.0, recompute);
+                let pieces = (exposed(gpus, launch, recompute) - bytes) / launch / gpus as f64;
+                let ends = pieces - 96.0 * f64::from(per_layer);
+                assert!((0.0..24.0).contains(&ends), "{gpus} {recompute}: {pieces}");
+                // 350 GB in 16 bits, gathered and reduced by each device at no more than its node's 200 GB/s.
+                assert!(bytes > 3.0 * 350.0 / 200.0, "{gpus} {recompute}: {bytes} s");
+            }
+        }
+    }
+}
