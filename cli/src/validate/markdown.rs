@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::Report;
+use super::kernels;
 use super::plot::{self, Point};
 use super::summary::is_complete;
 use super::tables::{self, HEADER, WORST};
@@ -37,6 +38,20 @@ pub(crate) fn text(report: &Report, plots: &str) -> String {
     }
     text.push_str("\n## Sweeps\n\n");
     table(&mut text, &SWEEPS, &sweep_rows(report));
+    text.push_str(
+        "\n## Kernel tables\n\nEvery point left out and interpolated from its neighbours, twice as far apart as \
+         the table's own steps.\n\n",
+    );
+    table(&mut text, &kernels::HEADER, &kernels::rows());
+    text.push_str(
+        "\nFits of one-node collectives to their measurements of 8 MB and more, the worst over 2, 4 and 8 \
+         ranks:\n\n",
+    );
+    table(
+        &mut text,
+        &kernels::COLLECTIVES,
+        &kernels::collective_rows(),
+    );
     text.push_str("\n## Not predicted\n\n");
     let list: Vec<Vec<String>> = report
         .skipped

@@ -14,6 +14,7 @@ use sweeps::{Ranking, Sweep};
 pub(crate) mod baseline;
 pub(crate) mod contradictions;
 pub(crate) mod intervals;
+pub(crate) mod kernels;
 pub(crate) mod mapping;
 pub(crate) mod markdown;
 pub(crate) mod model;

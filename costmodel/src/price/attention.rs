@@ -66,6 +66,24 @@ const CUDNN_BLACKWELL: Rates = Rates {
     source: "NVIDIA/cudnn-frontend@3929da2 benchmark/sdpa_benchmark_training, GB200",
 };
 
+/// A chart of achieved rates by key length, 512 · 2^i: `(what, TFLOP/s)`.
+pub type Chart = (&'static str, [f64; 7]);
+
+/// Every chart of fused attention, forward and backward.
+#[must_use]
+pub fn charts() -> [Chart; 8] {
+    [
+        ("FlashAttention 2, A100, forward", FLASH2_AMPERE.forward),
+        ("FlashAttention 2, A100, backward", FLASH2_AMPERE.backward),
+        ("FlashAttention 2, H100, forward", FLASH2_HOPPER.forward),
+        ("FlashAttention 2, H100, backward", FLASH2_HOPPER.backward),
+        ("cuDNN, H200, forward", CUDNN_HOPPER.forward),
+        ("cuDNN, H200, backward", CUDNN_HOPPER.backward),
+        ("cuDNN, GB200, forward", CUDNN_BLACKWELL.forward),
+        ("cuDNN, GB200, backward", CUDNN_BLACKWELL.backward),
+    ]
+}
+
 /// Smallest measured attention kernel (ai-dynamo/aiconfigurator tables).
 const LAUNCH: Seconds = Seconds(8e-6);
 /// FlashAttention 1 over 2 (Dao 2023, figure 4).

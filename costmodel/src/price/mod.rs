@@ -12,6 +12,7 @@ use spec::fitted::Constant;
 use spec::runtime::AttentionKernel;
 use spec::{Architecture, Bytes, Cluster, DType, Device, Fitted, Origin, Seconds};
 
+pub use attention::charts as attention_charts;
 pub use gemm::GemmLayout;
 pub use memory::MemoryKind;
 pub use profile::ProfilePrices;

@@ -1,0 +1,146 @@
+//! How well the tables of kernels interpolate: every point left out and predicted from its neighbours.
+
+use costmodel::price::attention_charts;
+use spec::DType;
+use spec::tables::{self, CollectiveOp, GemmGrid};
+
+use super::summary::{Stats, stats};
+
+/// Columns of [`rows`].
+pub(crate) const HEADER: [&str; 4] = ["table", "points", "median", "p90"];
+
+/// Leave-one-out errors of every table. A point at the end of an axis is not predicted along that axis,
+/// because nothing beyond it is known.
+pub(crate) fn rows() -> Vec<Vec<String>> {
+    let mut rows = Vec::new();
+    for name in tables::gemm_names() {
+        for (dtype, bits) in [(DType::Bf16, "bf16"), (DType::F8, "8 bits")] {
+            if let Some(grid) = tables::gemm(name, dtype) {
+                let what = format!("matrix products, {name}, {bits}");
+                rows.extend(row(&what, &grid_errors(&grid)));
+            }
+        }
+    }
+    for (what, rates) in attention_charts() {
+        let middles = rates.windows(3).map(|w| (w[0] + w[2]) / 2.0 / w[1] - 1.0);
+        rows.extend(row(what, &middles.collect::<Vec<_>>()));
+    }
+    rows
+}
+
+/// Columns of [`collective_rows`].
+pub(crate) const COLLECTIVES: [&str; 5] = [
+    "device",
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+];
+
+/// Errors of the fits of one-node collectives, the worst over the numbers of ranks.
+pub(crate) fn collective_rows() -> Vec<Vec<String>> {
+    let worst = |name: &str, op: CollectiveOp| {
+        let fits = tables::one_node_collectives(name);
+        let of_op = fits.iter().filter(|fit| fit.op == op);
+        of_op.map(|fit| fit.error).fold(0.0, f64::max)
+    };
+    tables::gemm_names()
+        .map(|name| {
+            let cells = [
+                CollectiveOp::AllReduce,
+                CollectiveOp::AllGather,
+                CollectiveOp::ReduceScatter,
+                CollectiveOp::AllToAll,
+            ]
+            .map(|op| percent(worst(name, op)));
+            [vec![name.to_owned()], cells.to_vec()].concat()
+        })
+        .collect()
+}
+
+fn row(what: &str, errors: &[f64]) -> Option<Vec<String>> {
+    let Stats {
+        count, median, p90, ..
+    } = stats(errors)?;
+    Some(vec![
+        what.to_owned(),
+        count.to_string(),
+        percent(median),
+        percent(p90),
+    ])
+}
+
+fn percent(error: f64) -> String {
+    format!("{:.1}%", error * 100.0)
+}
+
+/// Each point against the mean, over the axes that have both, of what its two neighbours give.
+fn grid_errors(grid: &GemmGrid) -> Vec<f64> {
+    let (columns, depth) = (grid.n.len(), grid.k.len());
+    let axes = [
+        (&grid.m, columns * depth),
+        (&grid.n, depth),
+        (&grid.k, 1_usize),
+    ];
+    let log = |index: usize| grid.microseconds[index].ln();
+    (0..grid.microseconds.len())
+        .filter_map(|index| {
+            let along: Vec<f64> = axes
+                .iter()
+                .filter_map(|&(sizes, stride)| {
+                    let at = index / stride % sizes.len();
+                    let position = between(sizes, at)?;
+                    let (before, after) = (log(index - stride), log(index + stride));
+                    Some(before + (after - before) * position)
+                })
+                .collect();
+            let mean = along.iter().sum::<f64>() / along.len().max(1) as f64;
+            (!along.is_empty()).then(|| (mean - log(index)).exp() - 1.0)
+        })
+        .collect()
+}
+
+/// Where a size lies between its neighbours, in logarithms.
+fn between(sizes: &[u64], at: usize) -> Option<f64> {
+    let log = |index: usize| sizes.get(index).map(|&size| (size as f64).ln());
+    let (before, own, after) = (log(at.checked_sub(1)?)?, log(at)?, log(at + 1)?);
+    Some((own - before) / (after - before))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_power_law_is_interpolated_exactly_and_a_bump_is_its_own_error() {
+        let sizes = vec![256, 512, 2048, 4096];
+        let mut grid = GemmGrid {
+            m: sizes.clone(),
+            n: sizes.clone(),
+            k: sizes.clone(),
+            microseconds: Vec::new(),
+        };
+        for m in &sizes {
+            for n in &sizes {
+                grid.microseconds
+                    .extend(sizes.iter().map(|k| (m * n * k) as f64));
+            }
+        }
+        let errors = grid_errors(&grid);
+        // All but the corners have both neighbours along some axis.
+        assert_eq!(errors.len(), 64 - 8);
+        assert!(errors.iter().all(|e| e.abs() < 1e-9));
+        let middle = 16 + 4 + 1;
+        grid.microseconds[middle] *= 2.0;
+        let largest = grid_errors(&grid).into_iter().map(f64::abs);
+        let largest = largest.fold(0.0, f64::max);
+        assert!((largest - 0.5).abs() < 1e-9, "{largest}");
+    }
+
+    #[test]
+    fn every_device_with_a_table_has_its_rows() {
+        let devices = tables::gemm_names().count();
+        assert_eq!(collective_rows().len(), devices);
+        assert!(rows().len() >= devices + 8);
+    }
+}
