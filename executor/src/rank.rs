@@ -6,12 +6,12 @@ use std::time::Instant;
 use dtensor::BlockPosition;
 use dtensor::block::{FirstNonFinite, Half, Watch};
 use dtensor::comm::{Communicator, Group};
-use dtensor::cpu::{ExactSum, MicroBatch};
+use dtensor::cpu::{ExactSum, Machine, MicroBatch};
 use plans::{Action, ActionKind, Event, Stream};
 use spec::Seconds;
 
 use crate::checkpoint::{self, Piece, Source};
-use crate::device::{Device, Devices, Seat};
+use crate::device::{Device, Devices};
 use crate::error::ExecutorError;
 use crate::job::Job;
 use crate::mesh::{Mesh, Place};
@@ -56,11 +56,12 @@ impl<'j, D: Device> Rank<'j, D> {
         let rank = comm.rank();
         let place = mesh.place(rank);
         let position = mesh.block_position(rank);
-        let device = devices.open(Seat {
+        let device = devices.open(Machine {
             comm,
             groups: mesh.block_groups(rank),
             position,
             numerics: job.settings.numerics,
+            threads: 1,
             seed: if job.settings.dropout_by_rank {
                 job.settings.seed + rank as u64
             } else {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use spec::profile::{Kernel, Measured};
 
 use crate::ProfilerError;
+use crate::visits::VISITS;
 
 /// How long to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +34,18 @@ impl Effort {
         least: 4,
         most: 2000,
     };
+}
+
+impl Effort {
+    /// All visits in one, for a device whose speed does not drift.
+    #[must_use]
+    pub fn at_once(self) -> Self {
+        Self {
+            time: self.time * VISITS as u32,
+            least: self.least * VISITS,
+            most: self.most,
+        }
+    }
 }
 
 /// Seconds of one repetition on one rank, by kernel: the sum and how many runs it is of.

@@ -26,7 +26,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
     let path = path.unwrap_or(Path::new(profile::DEFAULT_PATH));
     let target = Target::new(0)?;
     let mut profile = before(path, &target.machine)?;
-    let effort = effort(args.suite);
+    let effort = effort(args.suite).at_once();
     let requests = requests(args)?;
     let progress = Progress::new(args.output.quiet, "measuring");
     for (done, request) in requests.iter().enumerate() {

@@ -149,9 +149,19 @@ impl Machine<'_> {
         batch: &MicroBatch<'_>,
     ) -> Result<Vec<(u64, std::ops::Range<usize>)>, CpuError> {
         let positions = self.positions(&info.global, &info.placements);
-        let one = self.position_leaves(&positions, batch.seq_len)?;
+        self.leaves_at(&positions, info.global[0], batch)
+    }
+
+    /// Leaves of the batch's tokens that rows belong to, of so many sequences at these positions.
+    pub(super) fn leaves_at(
+        &self,
+        positions: &[u64],
+        sequences: u64,
+        batch: &MicroBatch<'_>,
+    ) -> Result<Vec<(u64, std::ops::Range<usize>)>, CpuError> {
+        let one = self.position_leaves(positions, batch.seq_len)?;
         let per_sequence = batch.seq_len.div_ceil(TOKEN_LEAF);
-        Ok((0..info.global[0])
+        Ok((0..sequences)
             .flat_map(|b| {
                 let (first, at) = (
                     (batch.first_sequence + b) * per_sequence,

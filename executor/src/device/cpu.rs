@@ -13,7 +13,7 @@ use dtensor::cpu::{
 };
 use spec::DType;
 
-use super::{Device, Devices, Passing, Seat, Weights};
+use super::{Device, Devices, Passing, Weights};
 use crate::error::ExecutorError;
 use crate::states::BlockGradients;
 
@@ -38,9 +38,12 @@ impl Cores {
 impl Devices for Cores {
     type Device<'c> = Cpu<'c>;
 
-    fn open<'c>(&self, seat: Seat<'c>) -> Result<Cpu<'c>, ExecutorError> {
+    fn open<'c>(&self, host: Machine<'c>) -> Result<Cpu<'c>, ExecutorError> {
         Ok(Cpu {
-            machine: seat.host(self.threads),
+            machine: Machine {
+                threads: self.threads,
+                ..host
+            },
             marks: RefCell::default(),
         })
     }

@@ -11,7 +11,7 @@ use dtensor::cpu::{self, AdamWStep, ExactSum, MicroBatch, Numerics};
 use dtensor::cuda::{self, Batch, Context, Gpu, GradientSink, Machine, Saved, Tensor};
 use spec::DType;
 
-use super::{Device, Devices, Passing, Seat, Weights};
+use super::{Device, Devices, Passing, Weights};
 use crate::error::ExecutorError;
 use crate::states::BlockGradients;
 
@@ -25,10 +25,10 @@ pub struct Gpus {
 impl Devices for Gpus {
     type Device<'c> = Machine<'c>;
 
-    fn open<'c>(&self, seat: Seat<'c>) -> Result<Machine<'c>, ExecutorError> {
-        let ordinal = self.ordinal.unwrap_or(seat.comm.rank() as u32);
+    fn open<'c>(&self, host: cpu::Machine<'c>) -> Result<Machine<'c>, ExecutorError> {
+        let ordinal = self.ordinal.unwrap_or(host.comm.rank() as u32);
         let gpu = Gpu::new(ordinal)?;
-        on(cuda::Device::new(Rc::new(gpu)), seat)
+        on(cuda::Device::new(Rc::new(gpu)), host)
     }
 }
 
@@ -36,20 +36,20 @@ impl Devices for Gpus {
 ///
 /// # Errors
 /// When the device cannot run the plan.
-pub fn on(device: cuda::Device, seat: Seat<'_>) -> Result<Machine<'_>, ExecutorError> {
+pub fn on(device: cuda::Device, host: cpu::Machine<'_>) -> Result<Machine<'_>, ExecutorError> {
     let wrong = |reason: &str| {
         Err(ExecutorError::Device {
             reason: reason.to_owned(),
         })
     };
-    if seat.numerics == Numerics::Exact {
+    if host.numerics == Numerics::Exact {
         return wrong("exact numerics are the cpu device's");
     }
-    let mesh = seat.position.mesh;
+    let mesh = host.position.mesh;
     if mesh.ep * mesh.etp > 1 {
         return wrong("a layer's experts lie on one GPU: expected ep=1 and etp=1");
     }
-    Ok(Machine::new(device, seat.host(1)))
+    Ok(Machine::new(device, host))
 }
 
 /// Part of a flat run.

@@ -8,10 +8,9 @@ use std::borrow::Cow;
 use std::fmt::Debug;
 use std::ops::Range;
 
-use dtensor::BlockPosition;
 use dtensor::block::{Attention, Block, Forward, Half, Parameters, Watch};
-use dtensor::comm::{Communicator, Group, Message};
-use dtensor::cpu::{AdamWStep, Machine, MicroBatch, Numerics};
+use dtensor::comm::Message;
+use dtensor::cpu::{AdamWStep, Machine, MicroBatch};
 use spec::DType;
 
 pub use cpu::{Cores, Cpu};
@@ -20,46 +19,16 @@ pub use cuda::{Gpus, on};
 use crate::error::ExecutorError;
 use crate::states::BlockGradients;
 
-/// A rank's place in a job, as its device needs to know it.
-pub struct Seat<'c> {
-    /// Its line to the other ranks.
-    pub comm: &'c dyn Communicator,
-    /// Its groups on [`dtensor::BLOCK_AXES`].
-    pub groups: [Group; 4],
-    /// Its place inside a block.
-    pub position: BlockPosition,
-    /// How sums that a sharding splits are evaluated.
-    pub numerics: Numerics,
-    /// Seed of every random number.
-    pub seed: u64,
-    /// Sees every operator that has run.
-    pub watch: Option<&'c dyn Watch>,
-}
-
-impl<'c> Seat<'c> {
-    /// What the host does for the rank, with so many threads.
-    fn host(self, threads: usize) -> Machine<'c> {
-        Machine {
-            comm: self.comm,
-            groups: self.groups,
-            position: self.position,
-            numerics: self.numerics,
-            threads,
-            seed: self.seed,
-            watch: self.watch,
-        }
-    }
-}
-
 /// Where ranks get their devices from.
 pub trait Devices: Sync {
     /// A rank's device.
     type Device<'c>: Device;
-    /// The device of a rank; opened by the thread that the rank runs on.
+    /// The device of a rank; opened by the thread that the rank runs on. `host` is the rank as the host
+    /// sees it, its place and its line to the others, with one thread.
     ///
     /// # Errors
     /// When it is not there or cannot run the plan.
-    fn open<'c>(&self, seat: Seat<'c>) -> Result<Self::Device<'c>, ExecutorError>;
+    fn open<'c>(&self, host: Machine<'c>) -> Result<Self::Device<'c>, ExecutorError>;
 }
 
 /// What a rank computes on: where its tensors lie and who runs its blocks.

@@ -5,15 +5,14 @@
 #[allow(dead_code, reason = "kernels are tested one by one where it lies")]
 mod emulator;
 
-use costmodel::{CostModel, Scenario};
 use dtensor::cpu::Numerics;
 use dtensor::cuda::Machine;
-use executor::device::{Devices, Seat};
+use executor::device::Devices;
 use executor::{Checkpoints, ExecutorError, Job, Outcome, Session};
+use spec::Precision;
 use spec::model::ModelConfig;
-use spec::{Precision, Workload};
 
-use super::jobs::{session, sized, train};
+use super::jobs::{costs, session, sized, train};
 
 /// An emulated GPU per rank.
 struct Emulated;
@@ -21,9 +20,9 @@ struct Emulated;
 impl Devices for Emulated {
     type Device<'c> = Machine<'c>;
 
-    fn open<'c>(&self, seat: Seat<'c>) -> Result<Machine<'c>, ExecutorError> {
+    fn open<'c>(&self, host: dtensor::cpu::Machine<'c>) -> Result<Machine<'c>, ExecutorError> {
         let device = emulator::device().expect("asked for before");
-        executor::device::on(device, seat)
+        executor::device::on(device, host)
     }
 }
 
@@ -87,19 +86,7 @@ fn close(what: &str, got: &Outcome, want: &Outcome, bound: f64) {
 
 /// Every kind of bytes that a rank holds, predicted and counted.
 fn check_bytes(what: &str, job: &Job, outcome: &Outcome) {
-    let scenario = Scenario {
-        model: job.model.clone(),
-        cluster: spec::load::cluster("dgx-h100").expect("a preset"),
-        runtime: spec::load::runtime("vescale-cuda").expect("a preset"),
-        workload: Workload {
-            gpus: job.strategy.world(),
-            seq_len: SEQ,
-            global_batch: BATCH,
-            precision: job.precision,
-        },
-        headroom: 0.0,
-    };
-    let costs = CostModel::new(scenario).expect("priced");
+    let costs = costs(job, "vescale-cuda");
     let held = costs.held(&job.strategy).expect("traced");
     for rank in &outcome.ranks {
         let states = &held[rank.pp as usize].states;

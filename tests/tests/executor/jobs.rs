@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use costmodel::{CostModel, Scenario};
 use executor::{AdamW, Dataset, Execution, Job, Observer, Outcome, Session, Settings};
 use spec::model::ModelConfig;
 use spec::{Precision, Workload};
@@ -161,6 +162,23 @@ fn world(strategy: &str) -> u64 {
         .filter(|(key, _)| ["tp", "pp", "cp", "dp", "dp_shard", "dp_replicate"].contains(key))
         .map(|(_, size)| size.parse::<u64>().expect("a number"))
         .product()
+}
+
+/// What the cost model makes of a job, on GPUs that matter to no number of bytes.
+pub fn costs(job: &Job, runtime: &str) -> CostModel {
+    let scenario = Scenario {
+        model: job.model.clone(),
+        cluster: spec::load::cluster("dgx-h100").expect("a preset"),
+        runtime: spec::load::runtime(runtime).expect("a preset"),
+        workload: Workload {
+            gpus: job.strategy.world(),
+            seq_len: job.seq_len,
+            global_batch: job.global_batch,
+            precision: job.precision,
+        },
+        headroom: 0.0,
+    };
+    CostModel::new(scenario).expect("priced")
 }
 
 /// Says nothing.

@@ -1,33 +1,18 @@
 //! Predicted bytes are the bytes that training holds, exactly.
 
-use costmodel::{CostModel, Scenario};
 use dtensor::cpu::Numerics;
+use spec::Precision;
 use spec::model::ModelConfig;
-use spec::{Precision, Workload};
 
 use super::exact::{ALONE, EXPERTS, MIXES, SCHEDULES, UNEVEN};
-use super::jobs::{
-    BATCH, SEQ, families, family_layouts, job, llama, mixtral, nanogpt, qwen3, train,
-};
+use super::jobs::{costs, families, family_layouts, job, llama, mixtral, nanogpt, qwen3, train};
 
 fn check(model: &ModelConfig, precision: Precision, layouts: &[&str]) {
     let mut wrong = Vec::new();
     for layout in layouts {
         let job = job(model, layout, Numerics::Fast, precision, 1);
         let outcome = train(&job);
-        let scenario = Scenario {
-            model: model.clone(),
-            cluster: spec::load::cluster("dgx-h100").expect("a preset"),
-            runtime: spec::load::runtime("vescale").expect("a preset"),
-            workload: Workload {
-                gpus: job.strategy.world(),
-                seq_len: SEQ,
-                global_batch: BATCH,
-                precision,
-            },
-            headroom: 0.0,
-        };
-        let costs = CostModel::new(scenario).expect("priced");
+        let costs = costs(&job, "vescale");
         let held = costs.held(&job.strategy).expect("traced");
         // Experts keep what the tokens' choices brought them: every rank its own amount.
         for rank in outcome.ranks.iter().filter(|r| !r.routed.is_empty()) {

@@ -6,7 +6,7 @@ use crate::cpu::block::GradientSink;
 use crate::cpu::machine::{CpuError, Machine};
 use crate::cpu::tensor::{Tensor, Terms, Value};
 use crate::cpu::tokens;
-use crate::cpu::tree::{TOKEN_LEAF, TreeSum};
+use crate::cpu::tree::TreeSum;
 use crate::placement::Placement;
 use crate::trace::{AttentionShape, CollectiveKind, Detail, Op, OpKind, SoftmaxRule, TensorId};
 use spec::Axis;
@@ -86,17 +86,12 @@ impl Run<'_> {
         }
         let leaves = self
             .machine
-            .position_leaves(positions, self.batch.seq_len)?;
-        let per_sequence = self.batch.seq_len.div_ceil(TOKEN_LEAF);
+            .leaves_at(positions, sequences as u64, self.batch)?;
         let mut sum = TreeSum::default();
-        for b in 0..sequences {
-            let first = (self.batch.first_sequence + b as u64) * per_sequence;
-            for (leaf, range) in &leaves {
-                let mut node = vec![0.0; columns];
-                let at = b * positions.len();
-                tokens::column_sum(at + range.start..at + range.end, columns, &mut node, &value);
-                sum.leaf(first + leaf, node);
-            }
+        for (leaf, rows) in leaves {
+            let mut node = vec![0.0; columns];
+            tokens::column_sum(rows, columns, &mut node, &value);
+            sum.leaf(leaf, node);
         }
         sink.tree(parameter, 0..columns, sum);
         Ok(())

@@ -11,6 +11,7 @@ use crate::cpu::tokens;
 use crate::cpu::tree::{TOKEN_LEAF, TreeSum, parts_of_leaves};
 use crate::trace::{Detail, Op, TensorId};
 use spec::Axis;
+use std::ops::Range;
 use std::sync::Arc;
 
 impl Run<'_> {
@@ -209,7 +210,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn experts_here(&self, op: &Op) -> Result<Vec<std::ops::Range<usize>>, CpuError> {
+    pub(super) fn experts_here(&self, op: &Op) -> Result<Vec<Range<usize>>, CpuError> {
         let route = self.routing(op)?;
         let ep = self.machine.position.mesh.ep as usize;
         let count = route.experts.div_ceil(ep);
@@ -263,6 +264,17 @@ impl Run<'_> {
         self.grouped_product(op, (op.inputs[0], op.inputs[1], op.outputs[0]), false)
     }
 
+    /// Leaves of tokens that an expert's rows belong to; ranges count from the first of these rows.
+    fn leaves_of_rows(
+        &self,
+        op: &Op,
+        rows: Range<usize>,
+    ) -> Result<Vec<(u64, Range<usize>)>, CpuError> {
+        let rows = &self.routing(op)?.at_experts()[rows];
+        let tokens: Vec<u64> = rows.iter().map(|r| r.token).collect();
+        Ok(parts_of_leaves(&tokens, TOKEN_LEAF))
+    }
+
     /// Adds every expert's bias to its rows.
     pub(super) fn expert_bias(&mut self, op: &Op) -> Result<(), CpuError> {
         let groups = self.experts_here(op)?;
@@ -297,10 +309,8 @@ impl Run<'_> {
                 tokens::column_sum(range, columns, &mut sink.plain(bias)[part], value);
                 continue;
             }
-            let rows = &self.routing(op)?.at_experts()[range.clone()];
-            let tokens: Vec<u64> = rows.iter().map(|r| r.token).collect();
             let mut sum = TreeSum::default();
-            for (leaf, rows) in parts_of_leaves(&tokens, TOKEN_LEAF) {
+            for (leaf, rows) in self.leaves_of_rows(op, range.clone())? {
                 let mut node = vec![0.0; columns];
                 let rows = range.start + rows.start..range.start + rows.end;
                 tokens::column_sum(rows, columns, &mut node, value);
@@ -329,9 +339,7 @@ impl Run<'_> {
             let b = Matrix::new(&data[range.start * k..], rows, k, k);
             let part = e * n * k..(e + 1) * n * k;
             if exact {
-                let route = self.routing(op)?;
-                let tokens: Vec<u64> = route.at_experts()[range].iter().map(|r| r.token).collect();
-                let leaves = parts_of_leaves(&tokens, TOKEN_LEAF);
+                let leaves = self.leaves_of_rows(op, range)?;
                 sink.tree(weight, part, multiply_tree(a, b, &leaves));
             } else {
                 let out = &mut sink.plain(weight)[part];
