@@ -354,6 +354,9 @@ pub(crate) struct RunArgs {
     /// With --device cuda: start a process for every rank, each on a GPU of this host
     #[arg(long, value_name = "N", conflicts_with_all = ["communicator", "replan_at"])]
     pub(crate) gpus: Option<u64>,
+    /// With --device cuda: what carries messages between GPUs
+    #[arg(long, value_enum, default_value_t = GpuMessagesArg::Nccl)]
+    pub(crate) gpu_messages: GpuMessagesArg,
     /// Seconds a rank waits for another before it gives up
     #[arg(long, default_value_t = 120)]
     pub(crate) timeout: u64,
@@ -417,6 +420,15 @@ pub(crate) enum DeviceArg {
     Cpu,
     /// An NVIDIA GPU
     Cuda,
+}
+
+/// GPU messages flag.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GpuMessagesArg {
+    /// NCCL
+    Nccl,
+    /// The memory of their hosts: slow, where NCCL is not installed
+    Host,
 }
 
 /// Suite flag.

@@ -1,11 +1,12 @@
 //! One rank of a training job: runs its action list step after step.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use dtensor::BlockPosition;
 use dtensor::block::{FirstNonFinite, Half, Watch};
-use dtensor::comm::{Communicator, Group};
+use dtensor::comm::{Communicator, Group, Message};
 use dtensor::cpu::{ExactSum, Machine, MicroBatch};
 use plans::{Action, ActionKind, Event, Stream};
 use spec::Seconds;
@@ -17,13 +18,15 @@ use crate::job::Job;
 use crate::mesh::{Mesh, Place};
 use crate::report::RankReport;
 use crate::stage::{self, Backward, Plan, Stage};
-use crate::states;
 use crate::train::StepReport;
 
 /// First channel of pipeline transfers; a boundary between stages has two.
 const PIPELINE: u64 = 1000;
-/// Channels of tied weights' gradients, from the first stage and to it.
+/// Channels of tied weights' gradients, from the first stage and to it, and of which elements come.
 const TIED: [u64; 2] = [40, 41];
+const BOUNDS: [u64; 2] = [42, 43];
+/// What tied weights are called in errors.
+const WHAT: &str = "tied weights";
 /// Channel of sums over all ranks.
 const WORLD: u64 = 30;
 
@@ -38,6 +41,8 @@ pub(crate) struct Rank<'j, D: Device> {
     stages: Vec<(u32, Stage<D>)>,
     actions: &'j [Action],
     world: Group,
+    /// Shape of what goes from a stage to the next.
+    hidden: Vec<usize>,
     /// Activations and gradients waiting at a stage, by `(backward, stage, micro-batch)`.
     waiting: HashMap<(bool, u32, u32), D::Tensor>,
     /// Losses of every token of the step so far, where this rank has any.
@@ -99,6 +104,7 @@ impl<'j, D: Device> Rank<'j, D> {
             stages,
             actions: &job.program.ranks[place.pp as usize],
             world: mesh.group(rank, WORLD, |_| ()),
+            hidden: stage::hidden(&plan, &position)?,
             waiting: HashMap::new(),
             losses: Vec::new(),
             report: RankReport {
@@ -170,6 +176,7 @@ impl<'j, D: Device> Rank<'j, D> {
             self.report.peak_saved = peak_saved;
             self.report.routed = routed;
         }
+        self.device.settle("a step")?;
         self.report.events = self.events(&self.device.laps()?);
         let seconds = start.elapsed().as_secs_f64();
         self.report.step_times.push(seconds);
@@ -204,9 +211,8 @@ impl<'j, D: Device> Rank<'j, D> {
         let next = later.iter().find(|a| a.kind == ActionKind::Unshard);
         match next.filter(|_| pass) {
             Some(next) => {
-                let comm = self.comm;
                 let (stage, device) = self.stage(next.stage);
-                stage.states.prefetch(device, comm)
+                stage.states.prefetch(device)
             }
             None => Ok(()),
         }
@@ -246,9 +252,8 @@ impl<'j, D: Device> Rank<'j, D> {
             ActionKind::RecvF | ActionKind::RecvB => self.receive(a),
             ActionKind::SendF | ActionKind::SendB => self.send(a),
             ActionKind::Unshard => {
-                let comm = self.comm;
                 let (stage, device) = self.stage(a.stage);
-                stage.states.unshard(device, comm)
+                stage.states.unshard(device)
             }
             ActionKind::Reshard => {
                 self.stage(a.stage).0.states.reshard();
@@ -297,17 +302,10 @@ impl<'j, D: Device> Rank<'j, D> {
             _ => (true, a.stage - 1),
         };
         if let Some(x) = self.waiting.remove(&(backward, to, a.micro_batch)) {
-            let (shape, elements) = (D::shape(&x), self.device.pack(&x)?);
-            let mut bytes = Vec::with_capacity(64 + elements.len());
-            bytes.extend((shape.len() as u64).to_le_bytes());
-            for &d in shape {
-                bytes.extend((d as u64).to_le_bytes());
-            }
-            bytes.extend_from_slice(&elements);
-            let message = std::sync::Arc::new(bytes);
             let peer = self.neighbour(to);
-            self.comm
-                .send(peer, Self::channel(a), "pipeline", message)?;
+            let parcel = self.device.parcel(&x)?;
+            self.device
+                .send(peer, Self::channel(a), "pipeline", &parcel)?;
         }
         Ok(())
     }
@@ -318,15 +316,10 @@ impl<'j, D: Device> Rank<'j, D> {
             _ => (true, a.stage + 1),
         };
         let peer = self.neighbour(from);
-        let bytes = self.comm.receive(peer, Self::channel(a), "pipeline")?;
-        let word = |i: usize| {
-            let bytes = bytes[8 * i..8 * i + 8].try_into().expect("eight bytes");
-            u64::from_le_bytes(bytes) as usize
-        };
-        let dims = word(0);
-        let shape = (1..=dims).map(word).collect();
-        let elements = &bytes[8 * (dims + 1)..];
-        let x = self.device.unpack(shape, [elements], self.job.dtype())?;
+        let of = (self.hidden.clone(), self.job.dtype());
+        let x = self
+            .device
+            .receive(peer, Self::channel(a), "pipeline", of)?;
         self.waiting.insert((backward, a.stage, a.micro_batch), x);
         Ok(())
     }
@@ -371,10 +364,8 @@ impl<'j, D: Device> Rank<'j, D> {
         let (ids, labels) = self.tokens(a.micro_batch, step);
         let batch = self.micro_batch(a.micro_batch, step, &ids, &labels);
         let batch = self.device.batch(batch)?;
-        let comm = self.comm;
         let (stage, device) = self.stage(a.stage);
-        let line = (device, comm);
-        let gradient = stage.backward(line, &batch, a.micro_batch, gradient, pass)?;
+        let gradient = stage.backward(device, &batch, a.micro_batch, gradient, pass)?;
         if let Some(gradient) = gradient.filter(|_| a.stage > 0) {
             self.waiting
                 .insert((true, a.stage - 1, a.micro_batch), gradient);
@@ -496,10 +487,17 @@ impl<'j, D: Device> Rank<'j, D> {
             let slot = made.states.slots.iter().position(|s| s.name == name);
             let slot = slot.expect("both ends hold the tied weight");
             found[end] = Some(slot);
-            let (first, own) = made.states.own_gradient(&self.device, slot)?;
-            let message = states::tied_message(first, &own);
+            let own = made.states.own_gradient(&self.device, slot)?;
+            let own = own.filter(|(range, _)| !range.is_empty());
+            let bounds = own
+                .as_ref()
+                .map_or([0, 0], |(range, _)| [range.start as u64, range.end as u64]);
+            let bounds: Message = Arc::new(bytemuck::cast_slice(&bounds).to_vec());
             for peer in self.sharers(ends[1 - end], sharded) {
-                comm.send(peer, TIED[end], "tied weights", message.clone())?;
+                comm.send(peer, BOUNDS[end], WHAT, Message::clone(&bounds))?;
+                if let Some((_, parcel)) = &own {
+                    self.device.send(peer, TIED[end], WHAT, parcel)?;
+                }
             }
         }
         for (end, &stage) in ends.iter().enumerate() {
@@ -507,12 +505,16 @@ impl<'j, D: Device> Rank<'j, D> {
             let peers = self.sharers(ends[1 - end], sharded);
             let at = self.stages.iter().position(|(s, _)| *s == stage);
             let states = &mut self.stages[at.expect("found above")].1.states;
-            let mut whole = vec![0.0; states.slots[slot].len];
             for peer in peers {
-                let bytes = comm.receive(peer, TIED[1 - end], "tied weights")?;
-                states::read_tied(&bytes, &mut whole);
+                let bounds = comm.receive(peer, BOUNDS[1 - end], WHAT)?;
+                let bounds: Vec<u64> = bytemuck::pod_collect_to_vec(&bounds);
+                let (first, len) = (bounds[0] as usize, (bounds[1] - bounds[0]) as usize);
+                if len > 0 {
+                    let channel = TIED[1 - end];
+                    let theirs = self.device.receive_flat(peer, channel, WHAT, len)?;
+                    states.add_tied(&self.device, slot, (first, &theirs))?;
+                }
             }
-            states.add_tied(&self.device, slot, &whole)?;
         }
         Ok(found[1])
     }

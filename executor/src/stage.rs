@@ -3,10 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use dtensor::BlockPosition;
 use dtensor::block::{Attention, Block, Half, Keep};
-use dtensor::comm::Communicator;
 use dtensor::cpu::Numerics;
+use dtensor::{BlockPosition, TensorRole};
 use models::{BlockClass, BlockLayout};
 use plans::{Recompute, Strategy};
 use spec::model::ModelConfig;
@@ -154,7 +153,7 @@ impl<D: Device> Stage<D> {
 
     pub(crate) fn backward(
         &mut self,
-        (device, comm): (&D, &dyn Communicator),
+        device: &D,
         batch: &D::Batch<'_>,
         micro_batch: u32,
         gradient: Option<D::Tensor>,
@@ -172,7 +171,7 @@ impl<D: Device> Stage<D> {
             };
             gradient = device.backward(block, batch, &parameters, passing, &mut gradients)?;
             if reduces {
-                self.states.send_gradients(device, comm, index)?;
+                self.states.send_gradients(device, index)?;
             }
         }
         if half == Half::Input {
@@ -243,6 +242,21 @@ impl Recipe {
             attention,
         ))
     }
+}
+
+/// Local shape of the hidden state between layers: what a stage passes to the next.
+pub(crate) fn hidden(
+    plan: &Plan<'_>,
+    position: &BlockPosition,
+) -> Result<Vec<usize>, ExecutorError> {
+    let layout = BlockLayout::of(plan.strategy, plan.seq_len, plan.dtype);
+    let class = BlockClass::Layer(plan.model.layer_class(0));
+    let trace = models::trace_block(plan.model, class, &layout)?;
+    let mut tensors = trace.tensors.iter();
+    let input = tensors.find(|t| t.role == TensorRole::Input);
+    let input = input.expect("a layer has an input");
+    let indices = position.all_indices(&input.global, &input.placements);
+    Ok(indices.iter().map(Vec::len).collect())
 }
 
 /// Who shares dense and expert states with a rank.

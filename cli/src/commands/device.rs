@@ -1,10 +1,12 @@
 //! The device that a run works on.
 
-use executor::device::{Cores, Gpus};
+use std::time::Duration;
+
+use executor::device::{Cores, Gpus, Messages};
 use executor::{Outcome, Session};
 
 use super::run::{mpi, processes};
-use crate::args::{CommunicatorArg, DeviceArg, NumericsArg, RunArgs};
+use crate::args::{CommunicatorArg, DeviceArg, GpuMessagesArg, NumericsArg, RunArgs};
 use crate::error::CliError;
 use crate::inputs::EXECUTOR;
 
@@ -26,11 +28,6 @@ pub(crate) fn check(args: &RunArgs, ranks: u64) -> Result<(), CliError> {
     if args.numerics == NumericsArg::Exact {
         return wrong("--numerics exact: is the cpu device's, use --device cpu".to_owned());
     }
-    if args.communicator == CommunicatorArg::Mpi {
-        let message =
-            "--communicator mpi: is the cpu device's; ranks that mpirun starts meet by tcp too";
-        return wrong(message.to_owned());
-    }
     let here = dtensor::cuda::ready()?.len() as u64;
     if args.communicator == CommunicatorArg::Local && ranks > here {
         return wrong(format!(
@@ -49,11 +46,25 @@ pub(crate) fn runtime(device: DeviceArg) -> &'static str {
     }
 }
 
+/// The GPUs of a run: that of a process's place on its host, or one for every thread.
+fn gpus(args: &RunArgs, place: Option<usize>) -> Gpus {
+    // A launcher may show each process its own GPU only.
+    let only = dtensor::cuda::ready().is_ok_and(|here| here.len() == 1);
+    Gpus {
+        ordinal: place.map(|place| if only { 0 } else { place as u32 }),
+        messages: match args.gpu_messages {
+            GpuMessagesArg::Nccl => Messages::Nccl,
+            GpuMessagesArg::Host => Messages::Host,
+        },
+        timeout: Duration::from_secs(args.timeout),
+    }
+}
+
 /// Trains with all ranks as threads of this process.
-pub(crate) fn train_threads(device: DeviceArg, session: &Session<'_>) -> Result<Outcome, CliError> {
-    Ok(match device {
+pub(crate) fn train_threads(args: &RunArgs, session: &Session<'_>) -> Result<Outcome, CliError> {
+    Ok(match args.device {
         DeviceArg::Cpu => executor::train(session)?,
-        DeviceArg::Cuda => executor::train_on(&Gpus { ordinal: None }, session)?,
+        DeviceArg::Cuda => executor::train_on(&gpus(args, None), session)?,
     })
 }
 
@@ -64,13 +75,16 @@ pub(crate) fn train(args: &RunArgs, session: &Session<'_>) -> Result<Option<Outc
         None => args.communicator,
     };
     match (communicator, args.device) {
-        (CommunicatorArg::Local, device) => train_threads(device, session).map(Some),
-        (CommunicatorArg::Mpi, _) => mpi::train(session),
+        (CommunicatorArg::Local, _) => train_threads(args, session).map(Some),
+        (CommunicatorArg::Mpi, DeviceArg::Cpu) => mpi::train(session, |on| Cores::among(on.ranks)),
+        (CommunicatorArg::Mpi, DeviceArg::Cuda) => {
+            mpi::train(session, |on| gpus(args, Some(on.rank)))
+        }
         (CommunicatorArg::Tcp, DeviceArg::Cpu) => {
             processes::train(session, |place| Cores::among(place.world))
         }
-        (CommunicatorArg::Tcp, DeviceArg::Cuda) => processes::train(session, |place| Gpus {
-            ordinal: Some(place.local_rank as u32),
-        }),
+        (CommunicatorArg::Tcp, DeviceArg::Cuda) => {
+            processes::train(session, |place| gpus(args, Some(place.local_rank)))
+        }
     }
 }

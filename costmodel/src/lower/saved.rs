@@ -3,7 +3,7 @@
 //! The trace says what each operator's backward reads. A runtime keeps a tensor as it is, keeps a
 //! cheaper one it can be rebuilt from, or runs the operators again.
 
-use dtensor::{CollectiveKind, Op, OpKind, Pass, TensorId, TensorRole, Trace};
+use dtensor::{CollectiveKind, Detail, Op, OpKind, Pass, TensorId, TensorRole, Trace};
 use plans::Recompute;
 use rustc_hash::{FxHashMap, FxHashSet};
 use spec::Axis;
@@ -100,8 +100,9 @@ pub fn kept(lowering: &Lowering<'_>, trace: &Trace, recompute: Recompute) -> Vec
     saved
 }
 
-/// Bytes of the lists that stand for a router's indices: for every choice its expert, its row and the
-/// choice behind a row, and where each expert's rows begin and the last one's end, in 32 bits.
+/// Bytes of the lists that stand for a router's indices, in 32 bits: for every choice its expert, its row and
+/// the choice behind a row, and where each expert's rows begin and the last one's end; after an exchange between
+/// ranks, for every row the place where it came and back, and where the rows of the experts here begin.
 fn row_indices(lowering: &Lowering<'_>, trace: &Trace) -> FxHashMap<TensorId, Bytes> {
     let routers = trace.forward.iter().filter(|op| op.kind == OpKind::TopK);
     routers
@@ -109,10 +110,26 @@ fn row_indices(lowering: &Lowering<'_>, trace: &Trace) -> FxHashMap<TensorId, By
         .filter_map(|op| {
             let indices = trace.tensor(*op.saved.last()?);
             let experts = trace.tensor(op.inputs[0]).shape.last()?;
-            let words = 3 * indices.elements() + experts + 1;
+            let words = 3 * indices.elements() + experts + 1 + exchanged_words(trace);
             Some((indices.storage, Bytes(4 * words)))
         })
         .collect()
+}
+
+fn exchanged_words(trace: &Trace) -> u64 {
+    let groups = trace.forward.iter().find_map(|op| match op.kind {
+        OpKind::GroupedMatmul { groups, .. } => Some(groups),
+        _ => None,
+    });
+    let exchanges = trace.forward.iter().filter(|op| {
+        let (dispatch, gather) = (
+            Detail::Dispatch { back: false },
+            Detail::ExpertTensor { gather: true },
+        );
+        op.detail == dispatch || op.detail == gather
+    });
+    let rows = exchanges.map(|op| trace.tensor(op.outputs[0]).shape[0]);
+    rows.map(|rows| 2 * rows + groups.unwrap_or(0) + 1).sum()
 }
 
 /// The 8-bit copies of linears' inputs.

@@ -64,6 +64,10 @@ impl Communicator for LocalCommunicator {
         self.shared.boxes[self.rank].take(&self.waiter(), (from, channel), what)
     }
 
+    fn check(&self, what: &str) -> Result<(), CommError> {
+        self.waiter().check(what)
+    }
+
     fn fail(&self, reason: &str) {
         let _ = self.shared.failed.set((self.rank, reason.to_owned()));
         self.shared.boxes.iter().for_each(Inbox::wake);

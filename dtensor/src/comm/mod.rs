@@ -82,6 +82,11 @@ pub trait Communicator: Send + Sync {
     /// # Errors
     /// When it does not come in time, or the job has failed.
     fn receive(&self, from: usize, channel: u64, what: &str) -> Result<Message, CommError>;
+    /// Whether the job still runs, for who waits elsewhere than in [`Communicator::receive`].
+    ///
+    /// # Errors
+    /// When the job has failed.
+    fn check(&self, what: &str) -> Result<(), CommError>;
     /// Tells every rank that this one cannot go on.
     fn fail(&self, reason: &str);
 }

@@ -138,6 +138,10 @@ impl Communicator for MpiCommunicator {
             .take(&self.waiter(), (from, channel), what)
     }
 
+    fn check(&self, what: &str) -> Result<(), CommError> {
+        self.waiter().check(what)
+    }
+
     fn fail(&self, reason: &str) {
         if self
             .shared

@@ -317,6 +317,10 @@ impl Communicator for TcpCommunicator {
             .take(&self.shared.waiter(), (from, channel), what)
     }
 
+    fn check(&self, what: &str) -> Result<(), CommError> {
+        self.shared.waiter().check(what)
+    }
+
     fn fail(&self, reason: &str) {
         let _ = self
             .shared

@@ -21,6 +21,7 @@ pub use accumulator::ExactSum;
 pub use block::{GradientSink, Parameters, Saved};
 pub use machine::{CpuError, Machine, MicroBatch, Numerics};
 pub use optimizer::{AdamWStep, Weights, adamw};
+pub(crate) use redistribute::places;
 pub use run::{Context, Forward};
 pub use tensor::{Tensor, Value};
 pub use tree::{FEATURE_LEAF, TOKEN_LEAF, TreeSum};

@@ -4,7 +4,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::ffi::{CString, c_int, c_void};
+use std::ffi::{CString, c_int, c_uint, c_void};
 use std::rc::Rc;
 
 use super::compile::Compiler;
@@ -41,6 +41,12 @@ pub struct Graph {
 
 /// A point in the stream whose time is measured.
 pub struct Event {
+    driver: Rc<Driver>,
+    handle: Handle,
+}
+
+/// A queue of work beside the GPU's own, such as that of a group's messages.
+pub struct Stream {
     driver: Rc<Driver>,
     handle: Handle,
 }
@@ -116,19 +122,64 @@ impl Gpu {
     /// # Errors
     /// When the device fails.
     pub fn event(&self) -> Result<Event, CudaError> {
+        self.event_on(self.stream, driver::EVENT_TIMED)
+    }
+
+    fn event_on(&self, stream: Handle, flags: c_uint) -> Result<Event, CudaError> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the context is current; destroyed when dropped.
-        unsafe {
-            self.driver
-                .create_event(&raw mut handle, driver::EVENT_TIMED)
-        }?;
+        unsafe { self.driver.create_event(&raw mut handle, flags) }?;
         let event = Event {
             driver: Rc::clone(&self.driver),
             handle,
         };
         // SAFETY: both are of this context.
-        unsafe { self.driver.record_event(handle, self.stream) }?;
+        unsafe { self.driver.record_event(handle, stream) }?;
         Ok(event)
+    }
+
+    /// Another queue.
+    ///
+    /// # Errors
+    /// When the device fails; so of what follows.
+    pub fn side_stream(&self) -> Result<Stream, CudaError> {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the context is current; destroyed when dropped.
+        unsafe {
+            self.driver
+                .create_stream(&raw mut handle, driver::NON_BLOCKING)
+        }?;
+        Ok(Stream {
+            driver: Rc::clone(&self.driver),
+            handle,
+        })
+    }
+
+    /// Has what is queued there from now on come after all work of the GPU's own queue so far.
+    ///
+    /// # Errors
+    /// See [`Gpu::side_stream`].
+    pub fn fork(&self, side: &Stream) -> Result<(), CudaError> {
+        let here = self.event_on(self.stream, driver::EVENT_PLAIN)?;
+        // SAFETY: both are of this context; the driver keeps the event until it is reached.
+        unsafe { self.driver.wait_event(side.handle, here.handle, 0) }
+    }
+
+    /// The end of all work of another queue so far.
+    ///
+    /// # Errors
+    /// See [`Gpu::side_stream`].
+    pub fn end_of(&self, side: &Stream) -> Result<Event, CudaError> {
+        self.event_on(side.handle, driver::EVENT_PLAIN)
+    }
+
+    /// Has what is queued from now on come after an event.
+    ///
+    /// # Errors
+    /// See [`Gpu::side_stream`].
+    pub fn join(&self, event: &Event) -> Result<(), CudaError> {
+        // SAFETY: both are of this context.
+        unsafe { self.driver.wait_event(self.stream, event.handle, 0) }
     }
 
     /// Captures what `work` queues instead of running it. Memory that it allocates must stay; nothing in it
@@ -364,6 +415,28 @@ impl Event {
                 .elapsed(&raw mut milliseconds, start.handle, self.handle)
         }?;
         Ok(f64::from(milliseconds) * 1e-3)
+    }
+}
+
+impl std::fmt::Debug for Event {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a point in a queue")
+    }
+}
+
+impl Stream {
+    /// As libraries take it.
+    #[must_use]
+    pub fn handle(&self) -> *mut c_void {
+        self.handle
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: made by this driver, used no more; its work goes on to its end. Nothing can be done where
+        // it fails.
+        let _ = unsafe { self.driver.destroy_stream(self.handle) };
     }
 }
 

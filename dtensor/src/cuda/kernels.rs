@@ -115,6 +115,7 @@ impl Source {
                 "embedding_backward_bf16",
                 "loss_f32",
                 "loss_bf16",
+                "loss_merge",
             ],
             Self::Expert => EXPERT,
             Self::Grouped => &[

@@ -14,26 +14,16 @@ use std::time::{Duration, Instant};
 use spec::DType;
 
 use super::error::CudaError;
-use super::gpu::Gpu;
-use super::launcher::Launcher;
+use super::gpu::{Event, Gpu, Stream};
 use super::library::Name;
 use super::sys::nccl::{self, Comm, Nccl, UniqueId};
 use super::tensor::Tensor;
 use crate::comm::{CommError, Communicator, Group};
+use crate::cpu::CpuError;
 
-/// Between two looks at whether queued work is done.
+/// Between two looks at whether queued work is done, once it was not done soon.
 const POLL: Duration = Duration::from_micros(50);
-
-/// A group's collectives failed.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum NcclError {
-    /// A call failed, or a library is missing.
-    #[error(transparent)]
-    Cuda(#[from] CudaError),
-    /// The ranks could not meet.
-    #[error(transparent)]
-    Comm(#[from] CommError),
-}
+const SOON: Duration = Duration::from_millis(1);
 
 /// The ranks of a group, each with its GPU.
 pub struct NcclGroup {
@@ -41,7 +31,11 @@ pub struct NcclGroup {
     comm: Comm,
     /// Whether NCCL has let go of it already.
     aborted: Cell<bool>,
+    /// Whether something was queued of which nobody knows that it ended.
+    open: Cell<bool>,
     gpu: Rc<Gpu>,
+    /// Its own queue, if it has one beside the GPU's.
+    side: Option<Stream>,
     /// Ranks in the group.
     pub size: usize,
     /// This rank among them.
@@ -57,11 +51,12 @@ pub enum Reduction {
     Max,
 }
 
-fn element(dtype: DType) -> (c_int, usize) {
-    match dtype {
-        DType::Bf16 => (nccl::BF16, 1),
-        DType::F32 => (nccl::F32, 1),
-        other => (nccl::U8, other.size() as usize),
+/// Units of a tensor as NCCL counts them: elements that it can add, or bytes.
+fn units(x: &Tensor) -> (c_int, usize) {
+    match x.dtype {
+        DType::Bf16 => (nccl::BF16, x.len()),
+        DType::F32 => (nccl::F32, x.len()),
+        _ => (nccl::U8, x.bytes() as usize),
     }
 }
 
@@ -73,25 +68,48 @@ fn operator(reduction: Reduction) -> c_int {
 }
 
 impl NcclGroup {
-    /// Meets the other ranks of a group.
+    /// Meets the other ranks of a group. Its collectives run in the order of the GPU's own queue.
     ///
     /// # Errors
     /// When NCCL is missing, or the ranks cannot meet.
-    pub fn new(gpu: Rc<Gpu>, comm: &dyn Communicator, group: &Group) -> Result<Self, NcclError> {
+    pub fn new(gpu: Rc<Gpu>, comm: &dyn Communicator, group: &Group) -> Result<Self, CudaError> {
+        Self::meet(gpu, comm, group, None)
+    }
+
+    /// As [`NcclGroup::new`], on a queue of its own: the caller orders it with the GPU's.
+    ///
+    /// # Errors
+    /// See [`NcclGroup::new`].
+    pub fn beside(gpu: Rc<Gpu>, comm: &dyn Communicator, group: &Group) -> Result<Self, CudaError> {
+        let side = gpu.side_stream()?;
+        Self::meet(gpu, comm, group, Some(side))
+    }
+
+    fn meet(
+        gpu: Rc<Gpu>,
+        comm: &dyn Communicator,
+        group: &Group,
+        side: Option<Stream>,
+    ) -> Result<Self, CudaError> {
         let nccl = Rc::new(Nccl::load()?);
         let what = "meeting for NCCL";
         let own = match group.index {
             0 => Some(Arc::new(unique_id(&nccl)?.0.to_vec())),
             _ => None,
         };
-        let told = group.broadcast(comm, what, 0, own)?;
-        let id = <[u8; 128]>::try_from(told.as_slice()).map_err(|_| CommError::Size {
-            rank: comm.rank(),
-            peer: group.ranks[0],
-            collective: what.to_owned(),
-            got: told.len(),
-            expected: 128,
+        let told = group.broadcast(comm, what, 0, own);
+        let told = told.map_err(CpuError::from)?;
+        let id = <[u8; 128]>::try_from(told.as_slice()).map_err(|_| {
+            CpuError::from(CommError::Size {
+                rank: comm.rank(),
+                peer: group.ranks[0],
+                collective: what.to_owned(),
+                got: told.len(),
+                expected: 128,
+            })
         })?;
+        // NCCL waits for ranks that never come: here who is missing is noticed.
+        group.barrier(comm).map_err(CpuError::from)?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the id is NCCL's own; the GPU's context is current in this thread.
         unsafe {
@@ -106,34 +124,45 @@ impl NcclGroup {
             nccl,
             comm: handle,
             aborted: Cell::new(false),
+            open: Cell::new(false),
             gpu,
+            side,
             size: group.size(),
             index: group.index,
         })
     }
 
-    fn stream(&self) -> *mut c_void {
-        self.gpu.stream()
+    /// Its own queue, of one that is beside the GPU's.
+    #[must_use]
+    pub fn side(&self) -> Option<&Stream> {
+        self.side.as_ref()
     }
 
-    /// Every rank's tensor becomes the reduction of all.
+    fn stream(&self) -> *mut c_void {
+        self.side
+            .as_ref()
+            .map_or_else(|| self.gpu.stream(), Stream::handle)
+    }
+
+    /// `to`, which may be `from`, becomes the reduction of all ranks' `from`.
     ///
     /// # Errors
     /// When the device or a peer failed.
-    pub fn all_reduce(&self, x: &Tensor, reduction: Reduction) -> Result<(), CudaError> {
-        let (kind, _) = element(x.dtype);
-        let at = x.address();
-        // SAFETY: in place, over the whole tensor.
+    pub fn all_reduce(
+        &self,
+        from: &Tensor,
+        to: &Tensor,
+        reduction: Reduction,
+    ) -> Result<(), CudaError> {
+        debug_assert_eq!(from.len(), to.len());
+        let (kind, count) = units(from);
+        let (from, to) = (from.address(), to.address());
+        let operator = operator(reduction);
+        let (comm, stream) = (self.comm()?, self.stream());
+        // SAFETY: whole tensors.
         unsafe {
-            self.nccl.all_reduce(
-                at,
-                at,
-                x.len(),
-                kind,
-                operator(reduction),
-                self.comm()?,
-                self.stream(),
-            )
+            self.nccl
+                .all_reduce(from, to, count, kind, operator, comm, stream)
         }
     }
 
@@ -143,18 +172,11 @@ impl NcclGroup {
     /// When the device or a peer failed.
     pub fn all_gather(&self, part: &Tensor, whole: &Tensor) -> Result<(), CudaError> {
         debug_assert_eq!(part.len() * self.size, whole.len());
-        let (kind, units) = element(part.dtype);
+        let (kind, count) = units(part);
+        let (from, to) = (part.address(), whole.address());
+        let (comm, stream) = (self.comm()?, self.stream());
         // SAFETY: the whole holds as many parts as there are ranks.
-        unsafe {
-            self.nccl.all_gather(
-                part.address(),
-                whole.address(),
-                part.len() * units,
-                kind,
-                self.comm()?,
-                self.stream(),
-            )
-        }
+        unsafe { self.nccl.all_gather(from, to, count, kind, comm, stream) }
     }
 
     /// `part` becomes this rank's part of the sum of all ranks' wholes.
@@ -163,114 +185,107 @@ impl NcclGroup {
     /// When the device or a peer failed.
     pub fn reduce_scatter(&self, whole: &Tensor, part: &Tensor) -> Result<(), CudaError> {
         debug_assert_eq!(part.len() * self.size, whole.len());
-        let (kind, _) = element(part.dtype);
+        let (kind, count) = units(part);
+        let (from, to) = (whole.address(), part.address());
+        let (comm, stream) = (self.comm()?, self.stream());
         // SAFETY: the whole holds as many parts as there are ranks.
         unsafe {
-            self.nccl.reduce_scatter(
-                whole.address(),
-                part.address(),
-                part.len(),
+            self.nccl
+                .reduce_scatter(from, to, count, kind, nccl::SUM, comm, stream)
+        }
+    }
+
+    /// `to` of rank `root` becomes the sum of all ranks' `from`; that of the others is not written.
+    ///
+    /// # Errors
+    /// When the device or a peer failed.
+    pub fn reduce(&self, from: &Tensor, to: &Tensor, root: usize) -> Result<(), CudaError> {
+        let (kind, count) = units(from);
+        let (from, to) = (from.address(), to.address());
+        let (comm, stream) = (self.comm()?, self.stream());
+        // SAFETY: `to` is as long as `from` where it is written.
+        unsafe {
+            self.nccl.reduce(
+                from,
+                to,
+                count,
                 kind,
                 nccl::SUM,
-                self.comm()?,
-                self.stream(),
-            )
-        }
-    }
-
-    /// Every rank's tensor becomes that of rank `root`.
-    ///
-    /// # Errors
-    /// When the device or a peer failed.
-    pub fn broadcast(&self, x: &Tensor, root: usize) -> Result<(), CudaError> {
-        let (kind, units) = element(x.dtype);
-        let at = x.address();
-        // SAFETY: in place, over the whole tensor.
-        unsafe {
-            self.nccl.broadcast(
-                at,
-                at,
-                x.len() * units,
-                kind,
                 root as c_int,
-                self.comm()?,
-                self.stream(),
+                comm,
+                stream,
             )
         }
     }
 
-    /// Sends equal parts of `from` to all ranks, in their order, and receives theirs into `to`.
+    /// Every rank's `to` becomes `from` of rank `root`.
     ///
     /// # Errors
     /// When the device or a peer failed.
-    pub fn all_to_all(&self, from: &Tensor, to: &Tensor) -> Result<(), CudaError> {
-        debug_assert_eq!(from.len(), to.len());
-        let (kind, units) = element(from.dtype);
-        let count = from.len() / self.size * units;
-        let bytes = from.bytes() / self.size as u64;
+    pub fn broadcast(&self, from: &Tensor, to: &Tensor, root: usize) -> Result<(), CudaError> {
+        let (kind, count) = units(to);
+        let (from, to) = (from.address(), to.address());
+        let (comm, stream) = (self.comm()?, self.stream());
+        // SAFETY: `from` is as long as `to` where it is read.
+        unsafe {
+            self.nccl
+                .broadcast(from, to, count, kind, root as c_int, comm, stream)
+        }
+    }
+
+    /// Sends the `i`-th tensor to rank `i`, and receives its for this rank.
+    ///
+    /// # Errors
+    /// When the device or a peer failed.
+    pub fn all_to_all(&self, from: &[Tensor], to: &[Tensor]) -> Result<(), CudaError> {
         self.together(|| {
-            for peer in 0..self.size {
-                let shift = peer as u64 * bytes;
-                let (from, to) = (from.address() + shift, to.address() + shift);
-                let (peer, stream) = (peer as c_int, self.stream());
-                // SAFETY: parts lie within the tensors.
-                unsafe {
-                    self.nccl
-                        .send(from, count, kind, peer, self.comm()?, stream)?;
-                    self.nccl
-                        .receive(to, count, kind, peer, self.comm()?, stream)?;
-                }
+            for (peer, (from, to)) in from.iter().zip(to).enumerate() {
+                self.send(from, peer)?;
+                self.receive(to, peer)?;
             }
             Ok(())
         })
     }
 
-    /// Sends a tensor to one rank and receives another from one, at the same time.
+    /// Sends a tensor to a rank.
     ///
     /// # Errors
     /// When the device or a peer failed.
-    pub fn exchange(
-        &self,
-        send: Option<(&Tensor, usize)>,
-        receive: Option<(&Tensor, usize)>,
-    ) -> Result<(), CudaError> {
-        let stream = self.stream();
-        self.together(|| {
-            if let Some((x, peer)) = send {
-                let (kind, units) = element(x.dtype);
-                let count = x.len() * units;
-                // SAFETY: the whole tensor.
-                unsafe {
-                    self.nccl.send(
-                        x.address(),
-                        count,
-                        kind,
-                        peer as c_int,
-                        self.comm()?,
-                        stream,
-                    )
-                }?;
-            }
-            if let Some((x, peer)) = receive {
-                let (kind, units) = element(x.dtype);
-                let count = x.len() * units;
-                // SAFETY: the whole tensor.
-                unsafe {
-                    self.nccl.receive(
-                        x.address(),
-                        count,
-                        kind,
-                        peer as c_int,
-                        self.comm()?,
-                        stream,
-                    )
-                }?;
-            }
-            Ok(())
-        })
+    pub fn send(&self, x: &Tensor, peer: usize) -> Result<(), CudaError> {
+        let (kind, count) = units(x);
+        if count == 0 {
+            return Ok(());
+        }
+        let (comm, stream) = (self.comm()?, self.stream());
+        // SAFETY: the whole tensor.
+        unsafe {
+            self.nccl
+                .send(x.address(), count, kind, peer as c_int, comm, stream)
+        }
     }
 
-    fn together(&self, queue: impl FnOnce() -> Result<(), CudaError>) -> Result<(), CudaError> {
+    /// Receives a tensor from a rank.
+    ///
+    /// # Errors
+    /// When the device or a peer failed.
+    pub fn receive(&self, x: &Tensor, peer: usize) -> Result<(), CudaError> {
+        let (kind, count) = units(x);
+        if count == 0 {
+            return Ok(());
+        }
+        let (comm, stream) = (self.comm()?, self.stream());
+        // SAFETY: the whole tensor.
+        unsafe {
+            self.nccl
+                .receive(x.address(), count, kind, peer as c_int, comm, stream)
+        }
+    }
+
+    /// Queues what `queue` does as one: its messages pass at the same time.
+    ///
+    /// # Errors
+    /// When the device or a peer failed, or `queue` did.
+    pub fn together(&self, queue: impl FnOnce() -> Result<(), CudaError>) -> Result<(), CudaError> {
         // SAFETY: ended below, also where queueing failed.
         unsafe { self.nccl.group_start() }?;
         let queued = queue();
@@ -279,8 +294,8 @@ impl NcclGroup {
         queued.and(ended)
     }
 
-    /// Waits until all queued work is done; gives up, and lets go of the peers, when one of them failed or
-    /// it takes longer than `timeout`.
+    /// Waits until all of the GPU's own queue is done; gives up, and lets go of the peers, when one of them
+    /// failed or it takes longer than `timeout`.
     ///
     /// # Errors
     /// When a peer failed, or did not come in time.
@@ -289,33 +304,18 @@ impl NcclGroup {
         comm: &dyn Communicator,
         what: &str,
         timeout: Duration,
-    ) -> Result<(), NcclError> {
-        let done = self.gpu.event()?;
-        let start = Instant::now();
-        while !done.is_reached()? {
-            let mut state = 0;
-            // SAFETY: writes one number.
-            unsafe { self.nccl.state(self.comm()?, &raw mut state) }?;
-            let late = start.elapsed() >= timeout;
-            let broken = state != 0 && state != nccl::IN_PROGRESS;
-            if late || broken {
-                self.abort()?;
-                comm.fail(&format!("{what}: a GPU of the group did not answer"));
-                return Err(NcclError::Comm(CommError::Timeout {
-                    rank: comm.rank(),
-                    peer: comm.rank(),
-                    collective: what.to_owned(),
-                    waited: start.elapsed(),
-                }));
-            }
-            std::thread::sleep(POLL);
-        }
-        self.gpu.synchronize()?;
-        Ok(())
+    ) -> Result<(), CudaError> {
+        settle(&[self], &self.gpu.event()?, comm, (what, timeout))
     }
-}
 
-impl NcclGroup {
+    /// Whether NCCL knows of something that went wrong.
+    fn is_broken(&self) -> Result<bool, CudaError> {
+        let mut state = 0;
+        // SAFETY: writes one number.
+        unsafe { self.nccl.state(self.comm()?, &raw mut state) }?;
+        Ok(state != 0 && state != nccl::IN_PROGRESS)
+    }
+
     /// Ends kernels that wait for a peer. Nothing can be queued after.
     fn abort(&self) -> Result<(), CudaError> {
         if self.aborted.replace(true) {
@@ -325,8 +325,9 @@ impl NcclGroup {
         unsafe { self.nccl.abort(self.comm) }
     }
 
-    /// The communicator, while there is one.
+    /// The communicator, while there is one, for something to be queued.
     fn comm(&self) -> Result<Comm, CudaError> {
+        self.open.set(true);
         match self.aborted.get() {
             false => Ok(self.comm),
             true => Err(CudaError::Call {
@@ -339,12 +340,60 @@ impl NcclGroup {
     }
 }
 
+/// Waits on the host until `done` is reached. When a peer failed or it takes longer than the timeout, gives up
+/// all groups, so that nothing on the device waits any more.
+pub(super) fn settle(
+    groups: &[&NcclGroup],
+    done: &Event,
+    comm: &dyn Communicator,
+    (what, timeout): (&str, Duration),
+) -> Result<(), CudaError> {
+    let start = Instant::now();
+    while !done.is_reached()? {
+        let mut failed = comm.check(what).err();
+        let mut broken = start.elapsed() >= timeout;
+        for group in groups {
+            broken |= group.is_broken()?;
+        }
+        if failed.is_none() && broken {
+            failed = Some(CommError::Timeout {
+                rank: comm.rank(),
+                peer: comm.rank(),
+                collective: what.to_owned(),
+                waited: start.elapsed(),
+            });
+        }
+        if let Some(failed) = failed {
+            for group in groups {
+                group.abort()?;
+            }
+            comm.fail(&format!("{what}: a GPU of a group did not answer"));
+            return Err(CudaError::Host(CpuError::Comm(failed)));
+        }
+        match start.elapsed() < SOON {
+            true => std::hint::spin_loop(),
+            false => std::thread::sleep(POLL),
+        }
+    }
+    for group in groups {
+        group.open.set(false);
+    }
+    Ok(())
+}
+
 impl Drop for NcclGroup {
     fn drop(&mut self) {
-        if !self.aborted.get() {
-            // SAFETY: used no more. Nothing can be done where it fails.
-            let _ = unsafe { self.nccl.destroy(self.comm) };
+        if self.aborted.get() {
+            return;
         }
+        // SAFETY: used no more. What may still wait for a peer is given up, for it would be waited for.
+        // Nothing can be done where it fails.
+        let _ = unsafe {
+            match self.open.get() {
+                false => self.nccl.destroy(self.comm),
+                true => self.nccl.abort(self.comm),
+            }
+        };
     }
 }
 

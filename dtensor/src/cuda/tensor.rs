@@ -157,6 +157,12 @@ impl Tensor {
         &self.buffer
     }
 
+    /// Whether both lie in one piece of memory.
+    #[must_use]
+    pub fn shares_memory_with(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.buffer, &other.buffer)
+    }
+
     /// The elements from `first` on, in the same memory.
     #[must_use]
     pub fn part(&self, first: usize, shape: Vec<usize>) -> Self {
@@ -166,6 +172,16 @@ impl Tensor {
             start: self.start + first as u64 * self.dtype.size(),
             ..self.clone()
         }
+    }
+
+    /// As many elements again and again as there are in this tensor, from its first on, where its memory holds
+    /// them.
+    pub(super) fn extended(&self, times: usize) -> Option<Self> {
+        let end = self.start + times as u64 * self.bytes();
+        (end <= self.buffer.bytes).then(|| Self {
+            shape: vec![times * self.len()],
+            ..self.clone()
+        })
     }
 
     /// The same elements under another shape.

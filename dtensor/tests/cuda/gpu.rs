@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dtensor::comm::{Group, local};
 use dtensor::cpu;
-use dtensor::cuda::{Device, Gpu, NcclGroup, Reduction, Tensor};
+use dtensor::cuda::{CudaError, Device, Gpu, Links, NcclGroup, NcclLinks, Reduction, Tensor};
 use spec::DType;
 
 use crate::emulator::ON_GPU;
@@ -42,27 +42,73 @@ fn every_collective_with_one_rank() {
             assert_eq!(device.download(x).expect("reads").into_f32(), values);
         };
         let other = || device.zeros(vec![1000], dtype).expect("memory");
+        let one = |x: &Tensor| std::slice::from_ref(x).to_vec();
         for reduction in [Reduction::Sum, Reduction::Max] {
-            group.all_reduce(&x, reduction).expect("reduces");
-            same(&x);
+            let to = other();
+            group.all_reduce(&x, &to, reduction).expect("reduces");
+            same(&to);
         }
-        group.broadcast(&x, 0).expect("sends");
-        same(&x);
-        let to = other();
-        group.all_gather(&x, &to).expect("gathers");
-        same(&to);
-        let to = other();
-        group.reduce_scatter(&x, &to).expect("reduces");
-        same(&to);
-        let to = other();
-        group.all_to_all(&x, &to).expect("sends");
-        same(&to);
-        let to = other();
-        group
-            .exchange(Some((&x, 0)), Some((&to, 0)))
-            .expect("sends");
-        same(&to);
+        type Call<'c> = &'c dyn Fn(&Tensor, &Tensor) -> Result<(), CudaError>;
+        let calls: [Call<'_>; 5] = [
+            &|x, to| group.reduce(x, to, 0),
+            &|x, to| group.broadcast(x, to, 0),
+            &|x, to| group.all_gather(x, to),
+            &|x, to| group.reduce_scatter(x, to),
+            &|x, to| group.all_to_all(&one(x), &one(to)),
+        ];
+        for call in calls {
+            let to = other();
+            call(&x, &to).expect("runs");
+            same(&to);
+        }
     }
+}
+
+/// A queue of its own comes after what it forked from, and what joins it after its end.
+#[test]
+fn queues_fork_and_join() {
+    let Some((gpu, device)) = gpu() else {
+        return;
+    };
+    let world = local::world(1, Duration::from_secs(10));
+    let group = NcclGroup::beside(Rc::clone(&gpu), &world[0], &Group::single(0));
+    let group = group.expect("NCCL starts");
+    let side = group.side().expect("it is beside");
+    let (x, values) = numbers(&device, DType::F32);
+    let to = device.zeros(vec![1000], DType::F32).expect("memory");
+    for _ in 0..100 {
+        let twice = device.add(&x, &x).expect("runs");
+        gpu.fork(side).expect("forks");
+        let sum = group.all_reduce(&twice, &to, Reduction::Sum);
+        sum.expect("reduces");
+        let end = gpu.end_of(side).expect("ends");
+        gpu.join(&end).expect("joins");
+        device.add_into(&to, &x).expect("runs");
+    }
+    group
+        .finish(&world[0], "test", Duration::from_secs(10))
+        .expect("nobody failed");
+    let got = device.download(&to).expect("reads").into_f32();
+    let want: Vec<f32> = values.iter().map(|x| 3.0 * x).collect();
+    assert_eq!(got, want);
+}
+
+/// What a rank sends to itself, and groups of one.
+#[test]
+fn links_of_one_rank() {
+    let Some((gpu, device)) = gpu() else {
+        return;
+    };
+    let world = local::world(1, Duration::from_secs(10));
+    let links = NcclLinks::new(gpu, &world[0], Duration::from_secs(10)).expect("NCCL is here");
+    let (x, values) = numbers(&device, DType::F32);
+    let to = device.zeros(vec![1000], DType::F32).expect("memory");
+    links.send(0, 7, "test", &x).expect("sends");
+    links.receive(0, 7, "test", &to).expect("receives");
+    let ticket = links.all_reduce(&Group::single(0), "test", &to, &to);
+    links.wait(ticket.expect("reduces")).expect("joins");
+    links.settle("test").expect("nobody failed");
+    assert_eq!(device.download(&to).expect("reads").into_f32(), values);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use dtensor::TensorId;
 use dtensor::block::{Attention, Block, Forward, Parameters, Watch};
-use dtensor::comm::Message;
+use dtensor::comm::{CommError, Group, Message, Pending, pack, unpack};
 use dtensor::cpu::{
     self, AdamWStep, Context, ExactSum, GradientSink, Machine, MicroBatch, Saved, Tensor, TreeSum,
 };
@@ -55,9 +55,46 @@ pub struct Cpu<'c> {
     marks: RefCell<Vec<Instant>>,
 }
 
+impl Cpu<'_> {
+    /// A message of another size: the sender runs another program.
+    fn expect(
+        &self,
+        peer: usize,
+        what: &str,
+        message: &Message,
+        expected: usize,
+    ) -> Result<(), CommError> {
+        if message.len() == expected {
+            return Ok(());
+        }
+        Err(CommError::Size {
+            rank: self.machine.comm.rank(),
+            peer,
+            collective: what.to_owned(),
+            got: message.len(),
+            expected,
+        })
+    }
+}
+
+/// A range of the bytes that messages hold after each other.
+fn pieces(parts: &[Message], wanted: Range<usize>) -> impl Iterator<Item = &[u8]> {
+    let mut start = 0;
+    parts.iter().filter_map(move |part| {
+        let (first, end) = (start, start + part.len());
+        start = end;
+        let from = wanted.start.max(first);
+        let to = wanted.end.min(end);
+        (from < to).then(|| &part[from - first..to - first])
+    })
+}
+
 impl Device for Cpu<'_> {
     type Tensor = Tensor;
     type Flat = Vec<f32>;
+    type Parcel = Message;
+    type Moving = Pending;
+    type Whole = Vec<Message>;
     type Saved = Saved;
     type Batch<'b> = MicroBatch<'b>;
     const ATTENTION: Attention = Attention::Pieces;
@@ -114,19 +151,6 @@ impl Device for Cpu<'_> {
         &tensor.shape
     }
 
-    fn pack(&self, tensor: &Tensor) -> Result<Message, ExecutorError> {
-        Ok(tensor.pack())
-    }
-
-    fn unpack<'b>(
-        &self,
-        shape: Vec<usize>,
-        pieces: impl IntoIterator<Item = &'b [u8]>,
-        dtype: DType,
-    ) -> Result<Tensor, ExecutorError> {
-        Ok(Tensor::from_pieces(shape, pieces, dtype))
-    }
-
     fn numbers<'t>(&self, tensor: &'t Tensor) -> Result<Cow<'t, [f32]>, ExecutorError> {
         Ok(tensor.f32())
     }
@@ -161,9 +185,18 @@ impl Device for Cpu<'_> {
         Ok(())
     }
 
-    fn add(&self, flat: &mut Vec<f32>, at: usize, values: &[f32]) -> Result<(), ExecutorError> {
-        for (sum, value) in flat[at..].iter_mut().zip(values) {
-            *sum += value;
+    fn put(&self, flat: &mut Vec<f32>, at: usize, from: &Vec<f32>) -> Result<(), ExecutorError> {
+        self.write(flat, at, from)
+    }
+
+    fn add(
+        &self,
+        flat: &mut Vec<f32>,
+        at: usize,
+        (terms, range): (&Vec<f32>, Range<usize>),
+    ) -> Result<(), ExecutorError> {
+        for (sum, term) in flat[at..].iter_mut().zip(&terms[range]) {
+            *sum += term;
         }
         Ok(())
     }
@@ -211,6 +244,135 @@ impl Device for Cpu<'_> {
             let (shape, dtype) = (value.shape.clone(), value.dtype());
             *value = Tensor::new(shape, weights.master[range].to_vec(), dtype);
         }
+        Ok(())
+    }
+
+    fn parcel(&self, tensor: &Tensor) -> Result<Message, ExecutorError> {
+        Ok(tensor.pack())
+    }
+
+    fn parcel_of(&self, flat: &Vec<f32>, range: Range<usize>) -> Result<Message, ExecutorError> {
+        Ok(pack(&flat[range]))
+    }
+
+    fn send(
+        &self,
+        to: usize,
+        channel: u64,
+        what: &str,
+        parcel: &Message,
+    ) -> Result<(), ExecutorError> {
+        let comm = self.machine.comm;
+        Ok(comm.send(to, channel, what, Message::clone(parcel))?)
+    }
+
+    fn receive(
+        &self,
+        from: usize,
+        channel: u64,
+        what: &str,
+        (shape, dtype): (Vec<usize>, DType),
+    ) -> Result<Tensor, ExecutorError> {
+        let bytes = self.machine.comm.receive(from, channel, what)?;
+        let expected = shape.iter().product::<usize>() * dtype.size() as usize;
+        self.expect(from, what, &bytes, expected)?;
+        Ok(Tensor::unpack(shape, &bytes, dtype))
+    }
+
+    fn receive_flat(
+        &self,
+        from: usize,
+        channel: u64,
+        what: &str,
+        len: usize,
+    ) -> Result<Vec<f32>, ExecutorError> {
+        let bytes = self.machine.comm.receive(from, channel, what)?;
+        self.expect(from, what, &bytes, 4 * len)?;
+        Ok(unpack(&bytes))
+    }
+
+    fn all_gather(
+        &self,
+        group: &Group,
+        what: &str,
+        own: Message,
+        _: &[usize],
+    ) -> Result<Pending, ExecutorError> {
+        Ok(group.all_gather(self.machine.comm, what, own)?)
+    }
+
+    fn gathered(&self, moving: Pending) -> Result<Vec<Message>, ExecutorError> {
+        Ok(moving.wait(self.machine.comm)?)
+    }
+
+    fn taken(
+        &self,
+        whole: &Vec<Message>,
+        range: Range<usize>,
+        shape: Vec<usize>,
+        dtype: DType,
+    ) -> Result<Tensor, ExecutorError> {
+        let size = dtype.size() as usize;
+        let pieces = pieces(whole, range.start * size..range.end * size);
+        Ok(Tensor::from_pieces(shape, pieces, dtype))
+    }
+
+    fn put_whole(
+        &self,
+        flat: &mut Vec<f32>,
+        at: usize,
+        whole: &Vec<Message>,
+    ) -> Result<(), ExecutorError> {
+        let mut at = at;
+        for part in whole {
+            let part = unpack(part);
+            self.write(flat, at, &part)?;
+            at += part.len();
+        }
+        Ok(())
+    }
+
+    fn reduce_scatter(
+        &self,
+        group: &Group,
+        what: &str,
+        parts: Vec<Message>,
+    ) -> Result<Pending, ExecutorError> {
+        Ok(group.all_to_all(self.machine.comm, what, parts)?)
+    }
+
+    fn reduced(
+        &self,
+        group: &Group,
+        what: &str,
+        moving: Pending,
+    ) -> Result<Vec<f32>, ExecutorError> {
+        let comm = self.machine.comm;
+        Ok(group.sum(comm, what, &moving.wait(comm)?)?)
+    }
+
+    fn all_reduce(
+        &self,
+        group: &Group,
+        what: &str,
+        flat: &mut Vec<f32>,
+        runs: &[Range<usize>],
+    ) -> Result<(), ExecutorError> {
+        let mut terms = Vec::with_capacity(runs.iter().map(Range::len).sum());
+        for run in runs {
+            terms.extend_from_slice(&flat[run.clone()]);
+        }
+        group.all_reduce(self.machine.comm, what, &mut terms)?;
+        let mut sums = terms.as_slice();
+        for run in runs {
+            let (here, rest) = sums.split_at(run.len());
+            self.write(flat, run.start, here)?;
+            sums = rest;
+        }
+        Ok(())
+    }
+
+    fn settle(&self, _: &str) -> Result<(), ExecutorError> {
         Ok(())
     }
 

@@ -1,14 +1,17 @@
-//! GPUs: states and tensors lie in a device's memory, messages pass through the host.
+//! GPUs: states and tensors lie in a device's memory.
 
 use std::borrow::Cow;
 use std::ops::Range;
 use std::rc::Rc;
+use std::time::Duration;
 
 use dtensor::TensorId;
 use dtensor::block::{Attention, Block, Forward, Parameters, Watch};
-use dtensor::comm::Message;
+use dtensor::comm::Group;
 use dtensor::cpu::{self, AdamWStep, ExactSum, MicroBatch, Numerics};
-use dtensor::cuda::{self, Batch, Context, Gpu, GradientSink, Machine, Saved, Tensor};
+use dtensor::cuda::{
+    self, Batch, Context, CudaError, Gpu, GradientSink, Machine, NcclLinks, Saved, Tensor, Ticket,
+};
 use spec::DType;
 
 use super::{Device, Devices, Passing, Weights};
@@ -20,6 +23,19 @@ use crate::states::BlockGradients;
 pub struct Gpus {
     /// This process's GPU; without one, ranks are threads and each has the GPU of its number.
     pub ordinal: Option<u32>,
+    /// What carries messages between GPUs.
+    pub messages: Messages,
+    /// How long a rank waits for another.
+    pub timeout: Duration,
+}
+
+/// What carries messages between GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Messages {
+    /// NCCL.
+    Nccl,
+    /// The memory of their hosts: slow, and nothing more to install.
+    Host,
 }
 
 impl Devices for Gpus {
@@ -27,29 +43,44 @@ impl Devices for Gpus {
 
     fn open<'c>(&self, host: cpu::Machine<'c>) -> Result<Machine<'c>, ExecutorError> {
         let ordinal = self.ordinal.unwrap_or(host.comm.rank() as u32);
-        let gpu = Gpu::new(ordinal)?;
-        on(cuda::Device::new(Rc::new(gpu)), host)
+        let gpu = Rc::new(Gpu::new(ordinal)?);
+        let device = cuda::Device::new(Rc::<Gpu>::clone(&gpu));
+        let alone = host.comm.world() == 1;
+        if alone || self.messages == Messages::Host {
+            return on(device, host);
+        }
+        let links = NcclLinks::new(gpu, host.comm, self.timeout)?;
+        check(&host)?;
+        Ok(Machine::linked(device, host, Rc::new(links)))
     }
 }
 
-/// A rank on a device of its own.
+/// A rank on a device of its own that reaches others through the host.
 ///
 /// # Errors
 /// When the device cannot run the plan.
 pub fn on(device: cuda::Device, host: cpu::Machine<'_>) -> Result<Machine<'_>, ExecutorError> {
-    let wrong = |reason: &str| {
-        Err(ExecutorError::Device {
-            reason: reason.to_owned(),
-        })
-    };
-    if host.numerics == Numerics::Exact {
-        return wrong("exact numerics are the cpu device's");
-    }
-    let mesh = host.position.mesh;
-    if mesh.ep * mesh.etp > 1 {
-        return wrong("a layer's experts lie on one GPU: expected ep=1 and etp=1");
-    }
+    check(&host)?;
     Ok(Machine::new(device, host))
+}
+
+fn check(host: &cpu::Machine<'_>) -> Result<(), ExecutorError> {
+    match host.numerics {
+        Numerics::Fast => Ok(()),
+        Numerics::Exact => Err(ExecutorError::Device {
+            reason: "exact numerics are the cpu device's".to_owned(),
+        }),
+    }
+}
+
+/// A collective under way, and what it leaves.
+type Moving = (Ticket, Tensor);
+
+/// Copies numbers in 32 bits.
+fn copy(machine: &Machine<'_>, to: &Tensor, from: &Tensor) -> Result<(), CudaError> {
+    debug_assert_eq!(to.bytes(), from.bytes());
+    let launcher = &machine.device.launcher;
+    launcher.copy(to.address(), from.address(), from.bytes())
 }
 
 /// Part of a flat run.
@@ -60,6 +91,9 @@ fn part(flat: &Tensor, range: &Range<usize>) -> Tensor {
 impl Device for Machine<'_> {
     type Tensor = Tensor;
     type Flat = Tensor;
+    type Parcel = Tensor;
+    type Moving = Moving;
+    type Whole = Tensor;
     type Saved = Saved;
     type Batch<'b> = Batch<'b>;
     const ATTENTION: Attention = Attention::Fused;
@@ -118,20 +152,6 @@ impl Device for Machine<'_> {
         &tensor.shape
     }
 
-    fn pack(&self, tensor: &Tensor) -> Result<Message, ExecutorError> {
-        Ok(self.device.download(tensor)?.pack())
-    }
-
-    fn unpack<'b>(
-        &self,
-        shape: Vec<usize>,
-        pieces: impl IntoIterator<Item = &'b [u8]>,
-        dtype: DType,
-    ) -> Result<Tensor, ExecutorError> {
-        let host = cpu::Tensor::from_pieces(shape, pieces, dtype);
-        Ok(self.device.upload(&host)?)
-    }
-
     fn numbers<'t>(&self, tensor: &'t Tensor) -> Result<Cow<'t, [f32]>, ExecutorError> {
         Ok(Cow::Owned(self.device.download(tensor)?.into_f32()))
     }
@@ -168,12 +188,19 @@ impl Device for Machine<'_> {
         Ok(self.device.write(&to, values)?)
     }
 
-    fn add(&self, flat: &mut Tensor, at: usize, values: &[f32]) -> Result<(), ExecutorError> {
-        let terms = self.flat(values.to_vec())?;
-        let to = part(flat, &(at..at + values.len()));
-        let sum = self.device.add(&to, &terms)?;
-        let launcher = &self.device.launcher;
-        Ok(launcher.copy(to.address(), sum.address(), sum.bytes())?)
+    fn put(&self, flat: &mut Tensor, at: usize, from: &Tensor) -> Result<(), ExecutorError> {
+        let to = part(flat, &(at..at + from.len()));
+        Ok(copy(self, &to, from)?)
+    }
+
+    fn add(
+        &self,
+        flat: &mut Tensor,
+        at: usize,
+        (terms, range): (&Tensor, Range<usize>),
+    ) -> Result<(), ExecutorError> {
+        let to = part(flat, &(at..at + range.len()));
+        Ok(self.device.add_into(&to, &part(terms, &range))?)
     }
 
     fn rounded(
@@ -223,6 +250,140 @@ impl Device for Machine<'_> {
             launcher.copy(value.address(), master.address(), master.bytes())?;
         }
         Ok(())
+    }
+
+    fn parcel(&self, tensor: &Tensor) -> Result<Tensor, ExecutorError> {
+        Ok(tensor.clone())
+    }
+
+    fn parcel_of(&self, flat: &Tensor, range: Range<usize>) -> Result<Tensor, ExecutorError> {
+        Ok(part(flat, &range))
+    }
+
+    fn send(
+        &self,
+        to: usize,
+        channel: u64,
+        what: &str,
+        parcel: &Tensor,
+    ) -> Result<(), ExecutorError> {
+        Ok(self.links.send(to, channel, what, parcel)?)
+    }
+
+    fn receive(
+        &self,
+        from: usize,
+        channel: u64,
+        what: &str,
+        (shape, dtype): (Vec<usize>, DType),
+    ) -> Result<Tensor, ExecutorError> {
+        let x = self.device.tensor(shape, dtype)?;
+        self.links.receive(from, channel, what, &x)?;
+        Ok(x)
+    }
+
+    fn receive_flat(
+        &self,
+        from: usize,
+        channel: u64,
+        what: &str,
+        len: usize,
+    ) -> Result<Tensor, ExecutorError> {
+        self.receive(from, channel, what, (vec![len], DType::F32))
+    }
+
+    fn all_gather(
+        &self,
+        group: &Group,
+        what: &str,
+        own: Tensor,
+        lengths: &[usize],
+    ) -> Result<Moving, ExecutorError> {
+        let whole = self.device.tensor(vec![lengths.iter().sum()], own.dtype)?;
+        let mut at = 0;
+        let mut parts = Vec::with_capacity(lengths.len());
+        for &len in lengths {
+            parts.push(whole.part(at, vec![len]));
+            at += len;
+        }
+        let ticket = self.links.all_gather(group, what, &own, &parts)?;
+        Ok((ticket, whole))
+    }
+
+    fn gathered(&self, (ticket, whole): Moving) -> Result<Tensor, ExecutorError> {
+        self.links.wait(ticket)?;
+        Ok(whole)
+    }
+
+    fn taken(
+        &self,
+        whole: &Tensor,
+        range: Range<usize>,
+        shape: Vec<usize>,
+        dtype: DType,
+    ) -> Result<Tensor, ExecutorError> {
+        // Kernels read what begins at a multiple of 16 bytes faster.
+        self.rounded(whole, range, shape, dtype)
+    }
+
+    fn put_whole(&self, flat: &mut Tensor, at: usize, whole: &Tensor) -> Result<(), ExecutorError> {
+        self.put(flat, at, whole)
+    }
+
+    fn reduce_scatter(
+        &self,
+        group: &Group,
+        what: &str,
+        parts: Vec<Tensor>,
+    ) -> Result<Moving, ExecutorError> {
+        let own = self.zeros(parts[group.index].len())?;
+        let ticket = self.links.reduce_scatter(group, what, &parts, &own)?;
+        Ok((ticket, own))
+    }
+
+    fn reduced(&self, _: &Group, _: &str, moving: Moving) -> Result<Tensor, ExecutorError> {
+        self.gathered(moving)
+    }
+
+    fn all_reduce(
+        &self,
+        group: &Group,
+        what: &str,
+        flat: &mut Tensor,
+        runs: &[Range<usize>],
+    ) -> Result<(), ExecutorError> {
+        if group.size() == 1 {
+            return Ok(());
+        }
+        let parts: Vec<Tensor> = runs.iter().map(|run| part(flat, run)).collect();
+        if let [one] = parts.as_slice() {
+            let ticket = self.links.all_reduce(group, what, one, one)?;
+            return Ok(self.links.wait(ticket)?);
+        }
+        let together = self
+            .device
+            .tensor(vec![parts.iter().map(Tensor::len).sum()], DType::F32)?;
+        let mut at = 0;
+        let places: Vec<Range<usize>> = parts
+            .iter()
+            .map(|part| {
+                at += part.len();
+                at - part.len()..at
+            })
+            .collect();
+        for (place, from) in places.iter().zip(&parts) {
+            copy(self, &part(&together, place), from)?;
+        }
+        let ticket = self.links.all_reduce(group, what, &together, &together)?;
+        self.links.wait(ticket)?;
+        for (place, to) in places.iter().zip(&parts) {
+            copy(self, to, &part(&together, place))?;
+        }
+        Ok(())
+    }
+
+    fn settle(&self, what: &str) -> Result<(), ExecutorError> {
+        Ok(self.links.settle(what)?)
     }
 
     fn mark(&self) -> Result<(), ExecutorError> {

@@ -1,5 +1,5 @@
-//! What a rank computes on. Ranks, stages and states are written once, over [`Device`]; messages between
-//! ranks go through the host.
+//! What a rank computes on, and how it reaches other ranks. Ranks, stages and states are written once, over
+//! [`Device`].
 
 mod cpu;
 mod cuda;
@@ -9,12 +9,12 @@ use std::fmt::Debug;
 use std::ops::Range;
 
 use dtensor::block::{Attention, Block, Forward, Half, Parameters, Watch};
-use dtensor::comm::Message;
+use dtensor::comm::Group;
 use dtensor::cpu::{AdamWStep, Machine, MicroBatch};
 use spec::DType;
 
 pub use cpu::{Cores, Cpu};
-pub use cuda::{Gpus, on};
+pub use cuda::{Gpus, Messages, on};
 
 use crate::error::ExecutorError;
 use crate::states::BlockGradients;
@@ -37,6 +37,12 @@ pub trait Device: Sized {
     type Tensor: Clone + Debug;
     /// A run of numbers in 32 bits: states and gradients.
     type Flat: Debug;
+    /// Numbers as they go to another rank.
+    type Parcel;
+    /// A collective under way.
+    type Moving: Debug;
+    /// What a group's members gathered.
+    type Whole;
     /// What a block keeps of a micro-batch between its passes.
     type Saved;
     /// A micro-batch where kernels read it.
@@ -80,21 +86,6 @@ pub trait Device: Sized {
 
     /// Local shape.
     fn shape(tensor: &Self::Tensor) -> &[usize];
-    /// Bytes of a tensor, for a message.
-    ///
-    /// # Errors
-    /// See [`Device::batch`].
-    fn pack(&self, tensor: &Self::Tensor) -> Result<Message, ExecutorError>;
-    /// A tensor of consecutive pieces of what [`Device::pack`] made.
-    ///
-    /// # Errors
-    /// See [`Device::batch`].
-    fn unpack<'b>(
-        &self,
-        shape: Vec<usize>,
-        pieces: impl IntoIterator<Item = &'b [u8]>,
-        dtype: DType,
-    ) -> Result<Self::Tensor, ExecutorError>;
     /// A tensor's numbers on the host.
     ///
     /// # Errors
@@ -132,11 +123,22 @@ pub trait Device: Sized {
     /// # Errors
     /// See [`Device::batch`].
     fn write(&self, flat: &mut Self::Flat, at: usize, values: &[f32]) -> Result<(), ExecutorError>;
-    /// Adds to what lies from `at` on.
+    /// Overwrites what lies from `at` on by another flat run.
     ///
     /// # Errors
     /// See [`Device::batch`].
-    fn add(&self, flat: &mut Self::Flat, at: usize, values: &[f32]) -> Result<(), ExecutorError>;
+    fn put(&self, flat: &mut Self::Flat, at: usize, from: &Self::Flat)
+    -> Result<(), ExecutorError>;
+    /// Adds part of another flat run to what lies from `at` on.
+    ///
+    /// # Errors
+    /// See [`Device::batch`].
+    fn add(
+        &self,
+        flat: &mut Self::Flat,
+        at: usize,
+        terms: (&Self::Flat, Range<usize>),
+    ) -> Result<(), ExecutorError>;
     /// Part of a flat run as a tensor, rounded to its type.
     ///
     /// # Errors
@@ -167,6 +169,127 @@ pub trait Device: Sized {
         step: &AdamWStep,
         value: Option<&mut Self::Tensor>,
     ) -> Result<(), ExecutorError>;
+
+    /// A tensor for another rank.
+    ///
+    /// # Errors
+    /// See [`Device::batch`].
+    fn parcel(&self, tensor: &Self::Tensor) -> Result<Self::Parcel, ExecutorError>;
+    /// Part of a flat run for another rank.
+    ///
+    /// # Errors
+    /// See [`Device::batch`].
+    fn parcel_of(
+        &self,
+        flat: &Self::Flat,
+        range: Range<usize>,
+    ) -> Result<Self::Parcel, ExecutorError>;
+    /// Sends to a rank; what goes through a channel arrives in order.
+    ///
+    /// # Errors
+    /// When communication stops; so of all that follows.
+    fn send(
+        &self,
+        to: usize,
+        channel: u64,
+        what: &str,
+        parcel: &Self::Parcel,
+    ) -> Result<(), ExecutorError>;
+    /// Receives a tensor that another rank sent.
+    ///
+    /// # Errors
+    /// See [`Device::send`].
+    fn receive(
+        &self,
+        from: usize,
+        channel: u64,
+        what: &str,
+        of: (Vec<usize>, DType),
+    ) -> Result<Self::Tensor, ExecutorError>;
+    /// Receives a flat run that another rank sent.
+    ///
+    /// # Errors
+    /// See [`Device::send`].
+    fn receive_flat(
+        &self,
+        from: usize,
+        channel: u64,
+        what: &str,
+        len: usize,
+    ) -> Result<Self::Flat, ExecutorError>;
+    /// Starts to send this rank's part to all members, and to receive theirs, of these lengths.
+    ///
+    /// # Errors
+    /// See [`Device::send`].
+    fn all_gather(
+        &self,
+        group: &Group,
+        what: &str,
+        own: Self::Parcel,
+        lengths: &[usize],
+    ) -> Result<Self::Moving, ExecutorError>;
+    /// The end of [`Device::all_gather`].
+    ///
+    /// # Errors
+    /// See [`Device::send`].
+    fn gathered(&self, moving: Self::Moving) -> Result<Self::Whole, ExecutorError>;
+    /// Elements of what was gathered, as a tensor.
+    ///
+    /// # Errors
+    /// See [`Device::batch`].
+    fn taken(
+        &self,
+        whole: &Self::Whole,
+        range: Range<usize>,
+        shape: Vec<usize>,
+        dtype: DType,
+    ) -> Result<Self::Tensor, ExecutorError>;
+    /// Overwrites what lies from `at` on by all that was gathered.
+    ///
+    /// # Errors
+    /// See [`Device::batch`].
+    fn put_whole(
+        &self,
+        flat: &mut Self::Flat,
+        at: usize,
+        whole: &Self::Whole,
+    ) -> Result<(), ExecutorError>;
+    /// Starts to sum, for each member, all members' parts for it.
+    ///
+    /// # Errors
+    /// See [`Device::send`].
+    fn reduce_scatter(
+        &self,
+        group: &Group,
+        what: &str,
+        parts: Vec<Self::Parcel>,
+    ) -> Result<Self::Moving, ExecutorError>;
+    /// The end of [`Device::reduce_scatter`]: this rank's sum.
+    ///
+    /// # Errors
+    /// See [`Device::send`].
+    fn reduced(
+        &self,
+        group: &Group,
+        what: &str,
+        moving: Self::Moving,
+    ) -> Result<Self::Flat, ExecutorError>;
+    /// Sums runs of a flat run over all members.
+    ///
+    /// # Errors
+    /// See [`Device::send`].
+    fn all_reduce(
+        &self,
+        group: &Group,
+        what: &str,
+        flat: &mut Self::Flat,
+        runs: &[Range<usize>],
+    ) -> Result<(), ExecutorError>;
+    /// Waits until all that was sent and asked for is done, and no longer than ranks wait for each other.
+    ///
+    /// # Errors
+    /// See [`Device::send`].
+    fn settle(&self, what: &str) -> Result<(), ExecutorError>;
 
     /// Marks the end of all work so far.
     ///

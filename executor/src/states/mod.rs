@@ -6,13 +6,12 @@
 mod block;
 mod reduce;
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
-use dtensor::comm::{Communicator, Group, Pending, pack, unpack};
+use dtensor::TensorId;
+use dtensor::comm::Group;
 use dtensor::cpu::{ExactSum, Numerics, TreeSum};
-use dtensor::{TensorId, comm};
 use spec::{Bytes, DType, Zero};
 
 pub use block::{Block, BlockGradients, BlockParameters};
@@ -72,15 +71,18 @@ pub struct States<D: Device> {
     /// Under ZeRO-2 and 3, gradients of the running micro-batch, by partition.
     running: [Option<D::Flat>; 2],
     /// Parameters under way, by partition.
-    gathering: Vec<(usize, Pending)>,
+    gathering: Vec<(usize, D::Moving)>,
     /// Gradients that travel together, in the order backward makes them.
     buckets: Vec<Bucket>,
     /// Those under way.
-    moving: Vec<Moving>,
+    moving: Vec<Moving<D>>,
 }
 
 /// Channels of gathered parameters, by kind: apart from the gradients', which may come in between.
 const PARAMETERS: [u64; 2] = [15, 25];
+
+/// A rank's part of a slot: its elements in the slot, and their values.
+pub type OwnPart<D> = (Range<usize>, <D as Device>::Parcel);
 
 /// Bytes of what lives for the whole step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -176,7 +178,7 @@ impl<D: Device> States<D> {
     ///
     /// # Errors
     /// Also when communication stops.
-    pub fn prefetch(&mut self, device: &D, comm: &dyn Communicator) -> Result<(), ExecutorError> {
+    pub fn prefetch(&mut self, device: &D) -> Result<(), ExecutorError> {
         if !self.gathering.is_empty() {
             return Ok(());
         }
@@ -185,12 +187,14 @@ impl<D: Device> States<D> {
                 continue;
             }
             let shard = match &partition.shard {
-                Some(shard) => device.pack(shard)?,
-                None => device.pack(&partition.rounded(device, self.dtype)?)?,
+                Some(shard) => device.parcel(shard)?,
+                None => device.parcel(&partition.rounded(device, self.dtype)?)?,
             };
             let group = partition.sharing.shard.on(PARAMETERS[p]);
-            let pending = group.all_gather(comm, "parameters", shard)?;
-            self.gathering.push((p, pending));
+            let owned = |rank| partition.owned(rank).len();
+            let lengths: Vec<usize> = (0..group.size()).map(owned).collect();
+            let moving = device.all_gather(&group, "parameters", shard, &lengths)?;
+            self.gathering.push((p, moving));
         }
         Ok(())
     }
@@ -199,17 +203,15 @@ impl<D: Device> States<D> {
     ///
     /// # Errors
     /// Also when communication stops.
-    pub fn unshard(&mut self, device: &D, comm: &dyn Communicator) -> Result<(), ExecutorError> {
-        self.prefetch(device, comm)?;
-        for (p, pending) in std::mem::take(&mut self.gathering) {
+    pub fn unshard(&mut self, device: &D) -> Result<(), ExecutorError> {
+        self.prefetch(device)?;
+        for (p, moving) in std::mem::take(&mut self.gathering) {
             let partition = &self.partitions[p];
-            let parts = pending.wait(comm)?;
-            let size = self.dtype.size() as usize;
+            let whole = device.gathered(moving)?;
             for (slot, value) in self.slots.iter().zip(&mut self.values) {
                 if slot.kind == partition.kind {
-                    let wanted = slot.offset * size..(slot.offset + slot.len) * size;
-                    let pieces = pieces(&parts, wanted);
-                    *value = Some(device.unpack(slot.shape(), pieces, self.dtype)?);
+                    let range = slot.offset..slot.offset + slot.len;
+                    *value = Some(device.taken(&whole, range, slot.shape(), self.dtype)?);
                 }
             }
         }
@@ -280,7 +282,7 @@ impl<D: Device> States<D> {
         Ok(())
     }
 
-    /// This rank's part of a slot's reduced gradient: first element in the slot, and the values.
+    /// This rank's part of a slot's reduced gradient: its elements in the slot, and the values.
     ///
     /// # Errors
     /// See [`States::new`].
@@ -288,19 +290,21 @@ impl<D: Device> States<D> {
         &self,
         device: &D,
         slot: usize,
-    ) -> Result<(usize, Cow<'_, [f32]>), ExecutorError> {
+    ) -> Result<Option<OwnPart<D>>, ExecutorError> {
         let slot = &self.slots[slot];
         let partition = self.partition(slot);
-        match overlap(&partition.own, slot) {
-            Some(range) => {
-                let values = device.read(&partition.gradient, partition.in_gradient(&range))?;
-                Ok((range.start - slot.offset, values))
-            }
-            None => Ok((0, Cow::Borrowed(&[]))),
-        }
+        let Some(range) = overlap(&partition.own, slot) else {
+            return Ok(None);
+        };
+        let place = partition.in_gradient(&range);
+        let parcel = device.parcel_of(&partition.gradient, place)?;
+        Ok(Some((
+            range.start - slot.offset..range.end - slot.offset,
+            parcel,
+        )))
     }
 
-    /// Adds another stage's gradient of a tied weight to this rank's part.
+    /// Adds elements, from `first` on, of another stage's gradient of a tied weight to this rank's part.
     ///
     /// # Errors
     /// See [`States::new`].
@@ -308,16 +312,22 @@ impl<D: Device> States<D> {
         &mut self,
         device: &D,
         slot: usize,
-        other: &[f32],
+        (first, other): (usize, &D::Flat),
     ) -> Result<(), ExecutorError> {
         let slot = &self.slots[slot];
         let partition = &mut self.partitions[slot.kind as usize];
-        let Some(range) = overlap(&partition.own, slot) else {
+        let Some(own) = overlap(&partition.own, slot) else {
             return Ok(());
         };
-        let place = partition.in_gradient(&range);
-        let theirs = &other[range.start - slot.offset..range.end - slot.offset];
-        device.add(&mut partition.gradient, place.start, theirs)
+        let first = slot.offset + first;
+        let start = own.start.max(first);
+        let end = own.end.min(first + D::len(other));
+        if start >= end {
+            return Ok(());
+        }
+        let place = partition.in_gradient(&(start..end)).start;
+        let terms = start - first..end - first;
+        device.add(&mut partition.gradient, place, (other, terms))
     }
 
     /// Adds the squares of the gradients this rank speaks for, but those of `skip`.
@@ -482,9 +492,7 @@ impl<D: Device> Partition<D> {
     ) -> Result<Self, ExecutorError> {
         let mine = || slots.iter().filter(|s| s.kind == kind);
         let elements = mine().map(|s| s.len).sum::<usize>();
-        let chunk = elements.div_ceil(sharing.shard.size());
-        let start = (chunk * sharing.shard.index).min(elements);
-        let own = start..(start + chunk).min(elements);
+        let own = owned(elements, sharing.shard.size(), sharing.shard.index);
         let mut master = Vec::with_capacity(own.len());
         for slot in mine() {
             let Some(range) = overlap(&own, slot) else {
@@ -514,6 +522,11 @@ impl<D: Device> Partition<D> {
         Ok(partition)
     }
 
+    /// Elements that a member of the group that shards states owns.
+    fn owned(&self, rank: usize) -> Range<usize> {
+        owned(self.elements, self.sharing.shard.size(), rank)
+    }
+
     /// The own elements as kernels read them.
     fn rounded(&self, device: &D, dtype: DType) -> Result<D::Tensor, ExecutorError> {
         let len = self.own.len();
@@ -536,16 +549,11 @@ impl<D: Device> Partition<D> {
     }
 }
 
-/// A range of the bytes that messages hold after each other.
-fn pieces(parts: &[comm::Message], wanted: Range<usize>) -> impl Iterator<Item = &[u8]> {
-    let mut start = 0;
-    parts.iter().filter_map(move |part| {
-        let (first, end) = (start, start + part.len());
-        start = end;
-        let from = wanted.start.max(first);
-        let to = wanted.end.min(end);
-        (from < to).then(|| &part[from - first..to - first])
-    })
+/// Elements of a partition that the `rank`-th of so many ranks owns.
+fn owned(elements: usize, ranks: usize, rank: usize) -> Range<usize> {
+    let chunk = elements.div_ceil(ranks);
+    let start = (chunk * rank).min(elements);
+    start..(start + chunk).min(elements)
 }
 
 /// What of a slot lies in a range of its partition, if anything.
@@ -553,19 +561,4 @@ fn overlap(own: &Range<usize>, slot: &Slot) -> Option<Range<usize>> {
     let start = own.start.max(slot.offset);
     let end = own.end.min(slot.offset + slot.len);
     (start < end).then_some(start..end)
-}
-
-/// Values of a tied weight's gradient from the ranks that share it.
-pub(crate) fn tied_message(first: usize, values: &[f32]) -> comm::Message {
-    let mut bytes = (first as u64).to_le_bytes().to_vec();
-    bytes.extend_from_slice(&pack(values));
-    std::sync::Arc::new(bytes)
-}
-
-/// Puts what [`tied_message`] made where it belongs.
-pub(crate) fn read_tied(bytes: &[u8], whole: &mut [f32]) {
-    let (first, values) = bytes.split_at(8);
-    let first = u64::from_le_bytes(first.try_into().expect("eight bytes")) as usize;
-    let values = unpack(values);
-    whole[first..first + values.len()].copy_from_slice(&values);
 }

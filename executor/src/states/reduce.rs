@@ -7,11 +7,11 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use dtensor::comm::{self, Communicator, Group, Pending, pack, unpack};
+use dtensor::comm::{self, Communicator, Group};
 use dtensor::cpu::{Numerics, TreeSum};
 use spec::{Bytes, Zero};
 
-use super::{Partition, States, overlap};
+use super::{Partition, States, overlap, owned};
 use crate::device::Device;
 use crate::error::ExecutorError;
 use crate::slots::{Kind, Slot};
@@ -31,16 +31,16 @@ pub(super) struct Bucket {
 
 /// A bucket on its way.
 #[derive(Debug)]
-pub(super) struct Moving {
+pub(super) struct Moving<D: Device> {
     bucket: Bucket,
     /// Everyone's terms of this rank's part of it; none when nobody else has any.
-    terms: Option<Pending>,
+    terms: Option<D::Moving>,
 }
 
 /// This rank's part of a bucket, summed.
-struct Summed {
+struct Summed<D: Device> {
     bucket: Bucket,
-    sum: Vec<f32>,
+    sum: D::Flat,
 }
 
 /// Buckets of at least `size`, from the last block, whose gradients are there first, to the first.
@@ -73,19 +73,14 @@ impl<D: Device> States<D> {
     ///
     /// # Errors
     /// When communication stops.
-    pub fn send_gradients(
-        &mut self,
-        device: &D,
-        comm: &dyn Communicator,
-        block: usize,
-    ) -> Result<(), ExecutorError> {
+    pub fn send_gradients(&mut self, device: &D, block: usize) -> Result<(), ExecutorError> {
         if self.numerics == Numerics::Exact {
             return Ok(());
         }
         for at in 0..self.buckets.len() {
             // The first block's have nothing left to travel beside.
             if self.buckets[at].block == block && block > 0 {
-                self.send_bucket(device, comm, at)?;
+                self.send_bucket(device, at)?;
             }
         }
         Ok(())
@@ -111,35 +106,30 @@ impl<D: Device> States<D> {
         }
         for at in 0..self.buckets.len() {
             if !self.moving.iter().any(|m| m.bucket == self.buckets[at]) {
-                self.send_bucket(device, comm, at)?;
+                self.send_bucket(device, at)?;
             }
         }
         let mut summed = Vec::with_capacity(self.moving.len());
         for Moving { bucket, terms } in std::mem::take(&mut self.moving) {
             let Some(terms) = terms else { continue };
             let group = self.partitions[bucket.partition].reducing(self.zero);
-            let sum = group.sum(comm, WHAT, &terms.wait(comm)?)?;
+            let sum = device.reduced(group, WHAT, terms)?;
             summed.push(Summed { bucket, sum });
         }
         if self.zero == Zero::Z0 {
-            self.gather_sums(device, comm, summed)
+            self.gather_sums(device, summed)
         } else {
-            self.keep_own(device, comm, &summed)
+            self.keep_own(device, &summed)
         }
     }
 
     /// Sends a bucket's parts to those that sum them.
-    fn send_bucket(
-        &mut self,
-        device: &D,
-        comm: &dyn Communicator,
-        at: usize,
-    ) -> Result<(), ExecutorError> {
+    fn send_bucket(&mut self, device: &D, at: usize) -> Result<(), ExecutorError> {
         let bucket = self.buckets[at].clone();
         if self.zero >= Zero::Z2 {
             self.begin_running(device)?;
         }
-        self.sum_over_tp(device, comm, &bucket)?;
+        self.sum_over_tp(device, &bucket)?;
         let partition = &self.partitions[bucket.partition];
         let mut terms = None;
         if partition.sharing.all.size() > 1 || self.zero >= Zero::Z2 {
@@ -149,22 +139,17 @@ impl<D: Device> States<D> {
             let parts = (0..group.size())
                 .map(|rank| {
                     let part = partition.part(&bucket.range, rank, self.zero);
-                    Ok(pack(&device.read(gradient, part)?))
+                    device.parcel_of(gradient, part)
                 })
                 .collect::<Result<_, ExecutorError>>()?;
-            terms = Some(group.all_to_all(comm, WHAT, parts)?);
+            terms = Some(device.reduce_scatter(group, WHAT, parts)?);
         }
         self.moving.push(Moving { bucket, terms });
         Ok(())
     }
 
     /// Sums those gradients of a bucket that every tensor-parallel rank has of its own tokens only.
-    fn sum_over_tp(
-        &mut self,
-        device: &D,
-        comm: &dyn Communicator,
-        bucket: &Bucket,
-    ) -> Result<(), ExecutorError> {
+    fn sum_over_tp(&mut self, device: &D, bucket: &Bucket) -> Result<(), ExecutorError> {
         let partition = &mut self.partitions[bucket.partition];
         let running = self.running[bucket.partition].as_mut();
         let gradient = running.unwrap_or(&mut partition.gradient);
@@ -174,73 +159,55 @@ impl<D: Device> States<D> {
         if runs.is_empty() {
             return Ok(());
         }
-        let mut terms = Vec::with_capacity(runs.iter().map(Range::len).sum());
-        for run in &runs {
-            terms.extend_from_slice(&device.read(gradient, run.clone())?);
-        }
-        partition.sharing.tp.all_reduce(comm, WHAT, &mut terms)?;
-        let mut sums = terms.as_slice();
-        for run in runs {
-            let (here, rest) = sums.split_at(run.len());
-            device.write(gradient, run.start, here)?;
-            sums = rest;
-        }
-        Ok(())
+        device.all_reduce(&partition.sharing.tp, WHAT, gradient, &runs)
     }
 
     /// ZeRO-0: every rank gets the sums of all.
-    fn gather_sums(
-        &mut self,
-        device: &D,
-        comm: &dyn Communicator,
-        summed: Vec<Summed>,
-    ) -> Result<(), ExecutorError> {
+    fn gather_sums(&mut self, device: &D, summed: Vec<Summed<D>>) -> Result<(), ExecutorError> {
         let mut arriving = Vec::with_capacity(summed.len());
         for Summed { bucket, sum } in summed {
-            let group = self.partitions[bucket.partition].reducing(self.zero);
-            arriving.push((bucket, group.all_gather(comm, WHAT, pack(&sum))?));
+            let partition = &self.partitions[bucket.partition];
+            let group = partition.reducing(self.zero);
+            let part = |rank| partition.part(&bucket.range, rank, self.zero).len();
+            let lengths: Vec<usize> = (0..group.size()).map(part).collect();
+            let own = device.parcel_of(&sum, 0..D::len(&sum))?;
+            arriving.push((
+                bucket.clone(),
+                device.all_gather(group, WHAT, own, &lengths)?,
+            ));
         }
-        for (bucket, pending) in arriving {
-            let parts = pending.wait(comm)?;
+        for (bucket, moving) in arriving {
+            let whole = device.gathered(moving)?;
             let gradient = &mut self.partitions[bucket.partition].gradient;
-            let mut at = bucket.range.start;
-            for part in &parts {
-                let sums = unpack(part);
-                device.write(gradient, at, &sums)?;
-                at += sums.len();
-            }
+            device.put_whole(gradient, bucket.range.start, &whole)?;
         }
         Ok(())
     }
 
     /// Sharded states: a rank keeps the sums of its own shard, over all replicas.
-    fn keep_own(
-        &mut self,
-        device: &D,
-        comm: &dyn Communicator,
-        summed: &[Summed],
-    ) -> Result<(), ExecutorError> {
+    fn keep_own(&mut self, device: &D, summed: &[Summed<D>]) -> Result<(), ExecutorError> {
         for (p, partition) in self.partitions.iter_mut().enumerate() {
             let here = || summed.iter().filter(|s| s.bucket.partition == p);
             if here().next().is_none() {
                 continue;
             }
-            let mut sums = vec![0.0; partition.own.len()];
+            let len = partition.own.len();
+            let mut sums = device.zeros(len)?;
             for Summed { bucket, sum } in here() {
                 let rank = partition.sharing.shard.index;
                 let part = partition.part(&bucket.range, rank, self.zero);
                 if !part.is_empty() {
-                    let start = partition.own.start;
-                    sums[part.start - start..part.end - start].copy_from_slice(sum);
+                    device.put(&mut sums, part.start - partition.own.start, sum)?;
                 }
             }
             let replicate = &partition.sharing.replicate;
-            replicate.all_reduce(comm, WHAT, &mut sums)?;
+            let whole = 0..len;
+            device.all_reduce(replicate, WHAT, &mut sums, std::slice::from_ref(&whole))?;
             if self.zero >= Zero::Z2 {
-                device.add(&mut partition.gradient, 0, &sums)?;
+                device.add(&mut partition.gradient, 0, (&sums, 0..len))?;
                 self.running[p] = None;
             } else {
-                device.write(&mut partition.gradient, partition.own.start, &sums)?;
+                device.put(&mut partition.gradient, partition.own.start, &sums)?;
             }
         }
         Ok(())
@@ -291,12 +258,14 @@ impl<D: Device> Partition<D> {
     /// What of a run of elements a member of that group sums.
     fn part(&self, run: &Range<usize>, member: usize, zero: Zero) -> Range<usize> {
         let members = self.reducing(zero).size();
-        let (first, chunk) = match zero {
-            Zero::Z0 => (run.start, run.len().div_ceil(members)),
-            Zero::Z1 | Zero::Z2 | Zero::Z3 => (0, self.elements.div_ceil(members)),
+        let part = match zero {
+            Zero::Z0 => {
+                let part = owned(run.len(), members, member);
+                run.start + part.start..run.start + part.end
+            }
+            Zero::Z1 | Zero::Z2 | Zero::Z3 => self.owned(member),
         };
-        let start = first + chunk * member;
-        start.clamp(run.start, run.end)..(start + chunk).clamp(run.start, run.end)
+        part.start.clamp(run.start, run.end)..part.end.clamp(run.start, run.end)
     }
 }
 

@@ -228,7 +228,7 @@ fn replanned(
         job: &job_before,
         ..*session
     };
-    let before = device::train_threads(args.device, &session_before)?;
+    let before = device::train_threads(args, &session_before)?;
     output::note(
         args.output.quiet,
         &format!(
@@ -241,7 +241,7 @@ fn replanned(
         start: Some((&before.states, at)),
         ..*session
     };
-    let mut after = device::train_threads(args.device, &session_after)?;
+    let mut after = device::train_threads(args, &session_after)?;
     for (all, more) in [
         (&mut after.losses, before.losses),
         (&mut after.gradient_norms, before.gradient_norms),

@@ -3,13 +3,26 @@
 #[cfg(feature = "mpi")]
 pub(crate) use carried::train;
 
+use executor::device::Devices;
 use executor::{Outcome, Session};
 
 use crate::error::CliError;
 
+/// A rank's place on its host, as its launcher says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OnHost {
+    /// Ranks there.
+    pub(crate) ranks: usize,
+    /// Its number among them.
+    pub(crate) rank: usize,
+}
+
 /// Says that MPI was not compiled in.
 #[cfg(not(feature = "mpi"))]
-pub(crate) fn train(_session: &Session<'_>) -> Result<Option<Outcome>, CliError> {
+pub(crate) fn train<D: Devices>(
+    _session: &Session<'_>,
+    _devices: impl Fn(OnHost) -> D,
+) -> Result<Option<Outcome>, CliError> {
     Err(CliError::Usage(
         "--communicator mpi: this build has no MPI; install one with its mpicc and libclang, and build with --features mpi"
             .to_owned(),
@@ -18,28 +31,44 @@ pub(crate) fn train(_session: &Session<'_>) -> Result<Option<Outcome>, CliError>
 
 #[cfg(feature = "mpi")]
 mod carried {
+    use dtensor::comm::Communicator;
     use dtensor::comm::mpi::MpiCommunicator;
-    use executor::device::Cores;
 
-    use super::{CliError, Outcome, Session};
+    use super::{CliError, Devices, OnHost, Outcome, Session};
 
     /// Ranks on this host, as launchers say.
-    const ON_HOST: [&str; 4] = [
+    const RANKS: [&str; 4] = [
         "OMPI_COMM_WORLD_LOCAL_SIZE",
         "MPI_LOCALNRANKS",
         "PMI_LOCAL_SIZE",
         "SLURM_NTASKS_PER_NODE",
     ];
+    /// This rank among them.
+    const RANK: [&str; 4] = [
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "MPI_LOCALRANKID",
+        "PMI_LOCAL_RANK",
+        "SLURM_LOCALID",
+    ];
 
-    /// Trains as one rank; rank 0 returns what training left.
-    pub(crate) fn train(session: &Session<'_>) -> Result<Option<Outcome>, CliError> {
-        let wrong = |e| CliError::Executor(executor::ExecutorError::Comm(e));
-        let comm = MpiCommunicator::join(session.job.settings.timeout).map_err(wrong)?;
-        let on_host = ON_HOST
+    fn said(names: [&str; 4]) -> Option<usize> {
+        names
             .iter()
             .find_map(|name| std::env::var(name).ok()?.parse().ok())
-            .unwrap_or_else(|| dtensor::comm::Communicator::world(&comm));
-        executor::train_rank(&Cores::among(on_host), session, &comm).map_err(|error| {
+    }
+
+    /// Trains as one rank; rank 0 returns what training left.
+    pub(crate) fn train<D: Devices>(
+        session: &Session<'_>,
+        devices: impl Fn(OnHost) -> D,
+    ) -> Result<Option<Outcome>, CliError> {
+        let wrong = |e| CliError::Executor(executor::ExecutorError::Comm(e));
+        let comm = MpiCommunicator::join(session.job.settings.timeout).map_err(wrong)?;
+        let on_host = OnHost {
+            ranks: said(RANKS).unwrap_or_else(|| comm.world()),
+            rank: said(RANK).unwrap_or_else(|| comm.rank()),
+        };
+        executor::train_rank(&devices(on_host), session, &comm).map_err(|error| {
             // Leaving may have to stop ranks that hang, and this one with them: say why first.
             let error = CliError::from(error);
             eprintln!("error: {error}");

@@ -91,6 +91,23 @@ DEVICE void loss(T* logits, float* losses, float* sums, const u32* labels, i64 r
     if (threadIdx.x == 0) losses[row] = largest + logf(sum) - target;
 }
 
+// The loss's sums over shards of the vocabulary: a thread per row. Only one shard has a label; the
+// others' -0 changes nothing.
+KERNEL loss_merge(float* sums, const float* shards, i64 count, i64 rows) {
+    i64 row = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (row >= rows) return;
+    float largest = -INFINITY, sum = 0.0f, target = -0.0f;
+    for (i64 s = 0; s < count; s++) largest = fmaxf(largest, shards[3 * s * rows + row]);
+    for (i64 s = 0; s < count; s++) {
+        const float* own = shards + 3 * s * rows + row;
+        sum += own[rows] * expf(own[0] - largest);
+        target += own[2 * rows];
+    }
+    sums[row] = largest;
+    sums[rows + row] = sum;
+    sums[2 * rows + row] = target;
+}
+
 #define TOKEN(name, T)                                                                             \
     KERNEL embedding_##name(T* out, const T* table, const u32* ids, i64 first, i64 count,          \
                             i64 columns) {                                                         \

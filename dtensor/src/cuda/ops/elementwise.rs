@@ -55,14 +55,26 @@ impl Device {
     /// When memory or the device fails.
     pub fn add(&self, a: &Tensor, b: &Tensor) -> Result<Tensor, CudaError> {
         let out = self.tensor(a.shape.clone(), a.dtype)?;
+        self.sum(&out, a, b)?;
+        Ok(out)
+    }
+
+    /// `a += b`.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn add_into(&self, a: &Tensor, b: &Tensor) -> Result<(), CudaError> {
+        self.sum(a, a, b)
+    }
+
+    fn sum(&self, out: &Tensor, a: &Tensor, b: &Tensor) -> Result<(), CudaError> {
         let arguments = Arguments::default()
             .with(out.address())
             .with(a.address())
             .with(b.address())
             .with(a.len() as i64);
         let kernel = typed!(Elementwise, "add", a.is_bf16());
-        self.flat(kernel, a.len().div_ceil(EACH), arguments)?;
-        Ok(out)
+        self.flat(kernel, a.len().div_ceil(EACH), arguments)
     }
 
     /// A nonlinearity.
@@ -196,14 +208,7 @@ impl Device {
         let mut shape = x.shape.clone();
         *shape.last_mut().expect("sliced tensors have a last dim") = columns;
         let out = self.tensor(shape, x.dtype)?;
-        let from = x.address() + start as u64 * x.dtype.size();
-        let strides = [columns, x.columns()];
-        self.move_columns(
-            (out.address(), from),
-            (x.rows(), columns),
-            strides,
-            x.is_bf16(),
-        )?;
+        self.move_part((&out, 0), (x, start), columns)?;
         Ok(out)
     }
 
@@ -212,27 +217,29 @@ impl Device {
     /// # Errors
     /// When the device fails.
     pub fn put_part(&self, whole: &Tensor, start: usize, part: &Tensor) -> Result<(), CudaError> {
-        let to = whole.address() + start as u64 * whole.dtype.size();
-        let strides = [whole.columns(), part.columns()];
-        let size = (part.rows(), part.columns());
-        self.move_columns((to, part.address()), size, strides, part.is_bf16())
+        self.move_part((whole, start), (part, 0), part.columns())
     }
 
-    fn move_columns(
+    /// Copies so many columns of every row, from one on, to columns of another tensor from one on.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn move_part(
         &self,
-        (to, from): (u64, u64),
-        (rows, columns): (usize, usize),
-        strides: [usize; 2],
-        bf16: bool,
+        (to, to_start): (&Tensor, usize),
+        (from, from_start): (&Tensor, usize),
+        columns: usize,
     ) -> Result<(), CudaError> {
+        let rows = from.rows();
+        let element = |x: &Tensor, start: usize| x.address() + start as u64 * x.dtype.size();
         let arguments = Arguments::default()
-            .with(to)
-            .with(from)
+            .with(element(to, to_start))
+            .with(element(from, from_start))
             .with(rows as i64)
             .with(columns as i64)
-            .with(strides[0] as i64)
-            .with(strides[1] as i64);
-        let kernel = typed!(Elementwise, "columns", bf16);
+            .with(to.columns() as i64)
+            .with(from.columns() as i64);
+        let kernel = typed!(Elementwise, "columns", from.is_bf16());
         self.flat(kernel, pieces(rows, columns), arguments)
     }
 

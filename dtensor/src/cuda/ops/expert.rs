@@ -1,5 +1,9 @@
 //! Mixtures of experts: routing, rows by expert, and their products.
 
+use std::cell::RefCell;
+use std::ops::Range;
+use std::rc::Rc;
+
 use spec::DType;
 
 use super::{THREADS, threads_of, unsupported};
@@ -38,9 +42,65 @@ pub struct Route {
     pub place: Buffer,
     /// Where each expert's rows begin, and their end.
     pub offsets: Buffer,
+    /// How rows went on to the ranks of their experts, an exchange after the other.
+    pub levels: RefCell<Vec<Rc<Level>>>,
+}
+
+/// Rows after an exchange between ranks, by expert and by the rank that sent them.
+#[derive(Debug)]
+pub struct Level {
+    /// Rows before it that went to each member of the group.
+    pub sent: Vec<Range<usize>>,
+    /// Places of what came from each member, one after the other.
+    pub received: Vec<Range<usize>>,
+    /// Rows of every expert, of those that are here.
+    pub counts: Vec<u32>,
+    /// The place among what was received behind every row.
+    pub order: Buffer,
+    /// The row of every place.
+    pub inverse: Buffer,
+    /// Where the rows of each expert that is here begin, and their end.
+    pub offsets: Buffer,
+}
+
+impl Level {
+    /// Its rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.received.last().map_or(0, |range| range.end)
+    }
+
+    /// Bytes of its lists.
+    fn bytes(&self) -> u64 {
+        let lists = [&self.order, &self.inverse, &self.offsets];
+        lists.iter().map(|list| list.bytes).sum()
+    }
 }
 
 impl Route {
+    /// The last exchange, if there was any.
+    #[must_use]
+    pub fn last(&self) -> Option<Rc<Level>> {
+        self.levels.borrow().last().map(Rc::clone)
+    }
+
+    /// Gives where the rows of each expert begin where the experts are.
+    pub fn at_experts<T>(&self, read: impl FnOnce(&Buffer) -> T) -> T {
+        match self.last() {
+            Some(level) => read(&level.offsets),
+            None => read(&self.offsets),
+        }
+    }
+
+    /// Rows after so many exchanges.
+    #[must_use]
+    pub fn rows_after(&self, exchanges: usize) -> usize {
+        match exchanges.checked_sub(1) {
+            Some(level) => self.levels.borrow()[level].rows(),
+            None => self.rows(),
+        }
+    }
+
     /// Rows: one per choice.
     #[must_use]
     pub fn rows(&self) -> usize {
@@ -51,7 +111,9 @@ impl Route {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let lists = [&self.chosen, &self.source, &self.place, &self.offsets];
-        lists.iter().map(|list| list.bytes).sum()
+        let levels = self.levels.borrow();
+        let exchanged: u64 = levels.iter().map(|level| level.bytes()).sum();
+        exchanged + lists.iter().map(|list| list.bytes).sum::<u64>()
     }
 }
 
@@ -86,6 +148,7 @@ impl Device {
             source: words(choices)?,
             place: words(choices)?,
             offsets: words(experts + 1)?,
+            levels: RefCell::default(),
         };
         let probabilities = self.tensor(shape, DType::F32)?;
         let arguments = Arguments::default()
@@ -165,16 +228,24 @@ impl Device {
     /// # Errors
     /// When memory or the device fails.
     pub fn permute(&self, route: &Route, x: &Tensor) -> Result<Tensor, CudaError> {
-        let columns = x.columns();
-        let out = self.tensor(vec![route.rows(), columns], x.dtype)?;
+        self.rows_of(x, (&route.source, route.top_k))
+    }
+
+    /// Row `sources[i] / k` of `x` as the `i`-th row.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn rows_of(&self, x: &Tensor, (sources, k): (&Buffer, usize)) -> Result<Tensor, CudaError> {
+        let (rows, columns) = (sources.bytes as usize / 4, x.columns());
+        let out = self.tensor(vec![rows, columns], x.dtype)?;
         let arguments = Arguments::default()
             .with(out.address())
             .with(x.address())
-            .with(route.source.address)
-            .with(route.top_k as i64)
+            .with(sources.address)
+            .with(k as i64)
             .with(columns as i64);
         let kernel = typed!(Expert, "permute", x.is_bf16());
-        let grid = [route.rows() as u32, 1, 1];
+        let grid = [rows as u32, 1, 1];
         self.blocks(kernel, grid, threads_of(columns, 256), 0, arguments)?;
         Ok(out)
     }

@@ -11,7 +11,7 @@ mod token;
 
 pub use attention::AttentionCall;
 pub use elementwise::{Dropout, Rope};
-pub use expert::Route;
+pub use expert::{Level, Route};
 pub use norm::NormGradient;
 pub use token::Losses;
 

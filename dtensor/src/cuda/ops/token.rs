@@ -2,9 +2,9 @@
 
 use spec::DType;
 
-use super::threads_of;
+use super::{THREADS, threads_of};
 use crate::cuda::error::CudaError;
-use crate::cuda::kernels::typed;
+use crate::cuda::kernels::{Kernel, Source, typed};
 use crate::cuda::launcher::Arguments;
 use crate::cuda::memory::Buffer;
 use crate::cuda::tensor::{Device, Tensor};
@@ -111,6 +111,23 @@ impl Device {
     pub fn loss_sums(&self, logits: &Tensor, losses: &Losses<'_>) -> Result<Tensor, CudaError> {
         let sums = self.tensor(vec![3, logits.rows()], DType::F32)?;
         self.loss_kernel(logits, losses, (None, &sums), [true, false])?;
+        Ok(sums)
+    }
+
+    /// The sums of [`Device::loss_sums`] over all shards of the vocabulary, from theirs one after the other.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn merged_sums(&self, shards: &Tensor, rows: usize) -> Result<Tensor, CudaError> {
+        let sums = self.tensor(vec![3, rows], DType::F32)?;
+        let arguments = Arguments::default()
+            .with(sums.address())
+            .with(shards.address())
+            .with(shards.rows() as i64)
+            .with(rows as i64);
+        let kernel = Kernel::plain(Source::Token, "loss_merge");
+        let grid = [rows.div_ceil(THREADS as usize) as u32, 1, 1];
+        self.blocks(kernel, grid, THREADS, 0, arguments)?;
         Ok(sums)
     }
 

@@ -76,13 +76,12 @@ impl Run<'_> {
                 let route = self.routing(op)?;
                 let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
                 let gradient = sink.gradient(forward.inputs[1]);
-                self.device()
-                    .add_grouped_gradient(&route.offsets, &gradient, dy, x)
+                route.at_experts(|at| self.device().add_grouped_gradient(at, &gradient, dy, x))
             }
             (OpKind::GroupedMatmul { .. }, _) => {
                 let route = self.routing(op)?;
                 let (dy, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
-                let dx = self.device().grouped(&route.offsets, dy, w, true)?;
+                let dx = route.at_experts(|at| self.device().grouped(at, dy, w, true))?;
                 self.set(op.outputs[0], dx);
                 Ok(())
             }

@@ -1,8 +1,6 @@
-//! What ranks exchange inside a block. It passes through the host, by the cpu device's own exchanges.
+//! What ranks exchange inside a block.
 
 use super::{Run, unsupported};
-use crate::comm::{pack, unpack};
-use crate::cpu::{self, CpuError, Value};
 use crate::cuda::error::CudaError;
 use crate::cuda::ops::Losses;
 use crate::cuda::tensor::Tensor;
@@ -17,12 +15,14 @@ impl Run<'_> {
                 let id = op.inputs[0];
                 let mut info = self.info(id).clone();
                 info.placements = info.placements.with(axis, from);
-                let out = self.through_host(self.tensor(id)?, |host, x| {
-                    host.redistribute(&op.scope, &x, &info, (axis, from, to))
-                })?;
+                let moves = (axis, from, to);
+                let x = self.tensor(id)?;
+                let out = self.machine.redistribute(&op.scope, x, &info, moves)?;
                 self.set(op.outputs[0], out);
                 Ok(())
             }
+            Detail::Dispatch { back } => self.dispatch(op, back),
+            Detail::ExpertTensor { gather } => self.expert_tensor(op, gather),
             Detail::VocabularySums { logits } => self.vocabulary_sums(op, logits),
             _ if kind == CollectiveKind::RingExchange => {
                 for &id in &op.inputs {
@@ -30,34 +30,14 @@ impl Run<'_> {
                 }
                 Ok(())
             }
-            _ => Err(unsupported(op, "experts on several ranks")),
-        }
-    }
-
-    /// What the host makes of a tensor.
-    fn through_host(
-        &self,
-        x: &Tensor,
-        work: impl FnOnce(&cpu::Machine<'_>, Value) -> Result<Value, CpuError>,
-    ) -> Result<Tensor, CudaError> {
-        let x = Value::Tensor(self.device().download(x)?);
-        match work(&self.machine.host, x)? {
-            Value::Tensor(out) => self.device().upload(&out),
-            _ => Err(CudaError::Unsupported {
-                operator: "an exchange".to_owned(),
-                scope: self.block.prefix.clone(),
-                reason: "what is no tensor".to_owned(),
-            }),
+            _ => Err(unsupported(op, "this exchange")),
         }
     }
 
     /// This rank's shard of a tensor that it holds whole.
     pub(super) fn shard(&mut self, view: &View) -> Result<(), CudaError> {
         let [from, to] = [view.from, view.to].map(|id| self.info(id));
-        let part = self.through_host(self.tensor(view.from)?, |host, x| match &x {
-            Value::Tensor(whole) => Ok(Value::Tensor(host.shard(whole, from, to))),
-            _ => Ok(x),
-        })?;
+        let part = self.machine.shard(self.tensor(view.from)?, from, to)?;
         self.set(view.to, part);
         Ok(())
     }
@@ -72,10 +52,9 @@ impl Run<'_> {
 
     fn gather_ring(&mut self, op: &Op, id: TensorId) -> Result<(), CudaError> {
         let info = self.info(id);
-        let whole = self.through_host(self.tensor(id)?, |host, x| match &x {
-            Value::Tensor(part) => Ok(Value::Tensor(host.ring(&op.scope, part, info)?)),
-            _ => Ok(x),
-        })?;
+        let shards = (Axis::Cp, info.placements.on(Axis::Cp));
+        let part = self.tensor(id)?;
+        let whole = self.machine.all_gather(&op.scope, part, info, shards)?;
         self.ring.insert(self.block.storage(id), whole);
         Ok(())
     }
@@ -109,9 +88,7 @@ impl Run<'_> {
         }
         let info = self.info(of);
         let moves = (Axis::Cp, Placement::Partial, info.placements.on(Axis::Cp));
-        self.through_host(&gradient, |host, x| {
-            host.redistribute(&op.scope, &x, info, moves)
-        })
+        self.machine.redistribute(&op.scope, &gradient, info, moves)
     }
 
     /// What the loss needs beside its logits.
@@ -127,39 +104,18 @@ impl Run<'_> {
     /// The loss's three numbers per token over the shards of the vocabulary.
     fn vocabulary_sums(&mut self, op: &Op, logits: TensorId) -> Result<(), CudaError> {
         let x = self.tensor(logits)?;
-        let sums = self.device().loss_sums(x, &self.losses(logits))?;
-        let own = self.device().download(&sums)?.into_f32();
-        let host = &self.machine.host;
-        let group = host.group(Axis::Tp);
-        let arrived = group
-            .all_gather(host.comm, &op.scope, pack(&own))
-            .and_then(|pending| pending.wait(host.comm))
-            .map_err(CpuError::from)?;
-        let parts: Vec<Vec<f32>> = arrived.iter().map(|part| unpack(part)).collect();
-        let all = cpu::Tensor::new(sums.shape.clone(), merged(&parts), DType::F32);
-        let all = self.device().upload(&all)?;
-        self.set(op.outputs[0], all);
+        let own = self.device().loss_sums(x, &self.losses(logits))?;
+        let group = self.machine.host.group(Axis::Tp);
+        let lines = own.len();
+        let all = vec![group.size(), lines];
+        let all = self.device().tensor(all, DType::F32)?;
+        let parts: Vec<_> = (0..group.size())
+            .map(|member| all.part(member * lines, own.shape.clone()))
+            .collect();
+        let links = &self.machine.links;
+        links.wait(links.all_gather(group, &op.scope, &own, &parts)?)?;
+        let sums = self.device().merged_sums(&all, own.shape[1])?;
+        self.set(op.outputs[0], sums);
         Ok(())
     }
-}
-
-/// Lines of largest logits, sums of exponentials relative to them and labels' logits, of all shards
-/// together. Only one shard has a label; −0 from the others changes nothing.
-fn merged(parts: &[Vec<f32>]) -> Vec<f32> {
-    let rows = parts[0].len() / 3;
-    let mut all = vec![f32::NEG_INFINITY; rows];
-    for part in parts {
-        for (largest, own) in all.iter_mut().zip(part) {
-            *largest = largest.max(*own);
-        }
-    }
-    all.resize(2 * rows, 0.0);
-    all.resize(3 * rows, -0.0);
-    for part in parts {
-        for row in 0..rows {
-            all[rows + row] += part[rows + row] * (part[row] - all[row]).exp();
-            all[2 * rows + row] += part[2 * rows + row];
-        }
-    }
-    all
 }

@@ -38,7 +38,7 @@ impl Run<'_> {
             OpKind::GroupedMatmul { .. } => {
                 let route = self.routing(op)?;
                 let (x, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
-                let out = self.device().grouped(&route.offsets, x, w, false)?;
+                let out = route.at_experts(|at| self.device().grouped(at, x, w, false))?;
                 self.set(op.outputs[0], out);
                 Ok(())
             }

@@ -3,9 +3,11 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use super::cut::{Cut, CutOf};
 use crate::block;
 use crate::cpu::{self, MicroBatch};
 use crate::cuda::error::CudaError;
+use crate::cuda::links::{HostLinks, Links};
 use crate::cuda::memory::Buffer;
 use crate::cuda::tensor::{Device, Tensor};
 use crate::placement::Placements;
@@ -15,10 +17,14 @@ use crate::trace::{Detail, TensorId, TensorInfo};
 pub struct Machine<'m> {
     /// Its device.
     pub device: Device,
-    /// Its place, its peers, and what passes through the host.
+    /// Its place, and its peers as the host knows them.
     pub host: cpu::Machine<'m>,
+    /// Its lines to its peers' devices.
+    pub links: Rc<dyn Links + 'm>,
     /// Lists that many operators read. There are a few of them for all blocks of a model.
     lists: RefCell<Vec<(ListOf, Rc<Buffer>)>>,
+    /// How tensors are cut among ranks. There are a few of them, too.
+    cuts: RefCell<Vec<(CutOf, Rc<Cut>)>>,
 }
 
 /// What a list is of: the positions along a dim, or the turns of rotary positions at them.
@@ -87,14 +93,37 @@ impl<'b> Batch<'b> {
 }
 
 impl<'m> Machine<'m> {
-    /// A rank.
+    /// A rank that reaches its peers through the host.
     #[must_use]
     pub fn new(device: Device, host: cpu::Machine<'m>) -> Self {
+        let links = Rc::new(HostLinks::new(device.clone(), host.comm));
+        Self::linked(device, host, links)
+    }
+
+    /// A rank with lines of its device's own.
+    #[must_use]
+    pub fn linked(device: Device, host: cpu::Machine<'m>, links: Rc<dyn Links + 'm>) -> Self {
         Self {
             device,
             host,
+            links,
             lists: RefCell::default(),
+            cuts: RefCell::default(),
         }
+    }
+
+    /// A cut, made once.
+    pub(super) fn known_cut(&self, of: CutOf, make: impl FnOnce(&CutOf) -> Cut) -> Rc<Cut> {
+        let known = |cuts: &[(CutOf, Rc<Cut>)]| {
+            let found = cuts.iter().find(|(known, _)| *known == of);
+            found.map(|(_, cut)| Rc::clone(cut))
+        };
+        if let Some(cut) = known(&self.cuts.borrow()) {
+            return cut;
+        }
+        let cut = Rc::new(make(&of));
+        self.cuts.borrow_mut().push((of, Rc::clone(&cut)));
+        cut
     }
 
     /// Positions in their sequence of a tensor's tokens, along `dim`, and how many there are.

@@ -6,6 +6,8 @@
 
 mod attention;
 mod backward;
+mod cut;
+mod dispatch;
 mod exchange;
 mod forward;
 mod machine;
@@ -135,11 +137,7 @@ impl<'r> Pass for Run<'r> {
     }
 
     fn routed(&self) -> Option<RoutedRows> {
-        let rows = self.held.route.as_ref().map(|route| route.rows() as u64);
-        rows.map(|rows| RoutedRows {
-            dispatched: rows,
-            gathered: rows,
-        })
+        self.routed_rows()
     }
 }
 

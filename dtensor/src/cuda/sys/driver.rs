@@ -27,6 +27,8 @@ pub const DYNAMIC_SHARED_BYTES: c_int = 8;
 pub const NON_BLOCKING: c_uint = 1;
 /// `CU_EVENT_DEFAULT`: with time.
 pub const EVENT_TIMED: c_uint = 0;
+/// `CU_EVENT_DISABLE_TIMING`.
+pub const EVENT_PLAIN: c_uint = 2;
 /// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`.
 pub const CAPTURE_THREAD: c_int = 1;
 /// `CUDA_ERROR_OUT_OF_MEMORY`.

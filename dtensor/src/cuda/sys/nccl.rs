@@ -45,6 +45,10 @@ functions! {
     fn reduce_scatter = "ncclReduceScatter"(
         from: u64, to: u64, count: usize, element: c_int, reduction: c_int, comm: Comm, stream: *mut c_void,
     );
+    fn reduce = "ncclReduce"(
+        from: u64, to: u64, count: usize, element: c_int, reduction: c_int, root: c_int, comm: Comm,
+        stream: *mut c_void,
+    );
     fn broadcast = "ncclBroadcast"(
         from: u64, to: u64, count: usize, element: c_int, root: c_int, comm: Comm, stream: *mut c_void,
     );
