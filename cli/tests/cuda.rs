@@ -96,6 +96,7 @@ fn steps_are_priced_from_a_profile_of_a_gpu() {
             processor: "a GPU".to_owned(),
             cores: 1,
             memory_bytes: 80 << 30,
+            gpu: None,
         },
         measured,
     };

@@ -10,7 +10,7 @@ use dtensor::comm::Group;
 use dtensor::comm::loopback::Loopback;
 use dtensor::cpu::{Context, GradientSink, Machine, MicroBatch, Numerics, Tensor, TreeSum};
 use dtensor::philox::Stream;
-use dtensor::{BLOCK_AXES, BlockPosition, TensorId, TensorInfo, TensorRole, Trace};
+use dtensor::{BLOCK_AXES, BlockPosition, ParameterInfo, TensorId, TensorInfo, TensorRole, Trace};
 use spec::DType;
 use spec::profile::Measured;
 
@@ -63,8 +63,8 @@ struct Worker<'r> {
 }
 
 /// Parameters and gradients of a block.
-pub(crate) struct Held {
-    pub(crate) parameters: HashMap<TensorId, Tensor>,
+struct Held {
+    parameters: HashMap<TensorId, Tensor>,
     gradients: HashMap<TensorId, Vec<f32>>,
 }
 
@@ -186,7 +186,7 @@ fn groups(position: &BlockPosition) -> [Group; 4] {
     })
 }
 
-pub(crate) fn random(info: &TensorInfo) -> Tensor {
+fn random(info: &TensorInfo) -> Tensor {
     let shape: Vec<usize> = info.shape.iter().map(|&d| d as usize).collect();
     filled(shape, 0, info.dtype)
 }
@@ -199,26 +199,36 @@ fn filled(shape: Vec<usize>, seed: u64, dtype: DType) -> Tensor {
     Tensor::new(shape, data, dtype)
 }
 
+/// Shape of a parameter as a rank holds it, its experts first.
+pub(crate) fn local_shape(
+    trace: &Trace,
+    parameter: &ParameterInfo,
+    position: &BlockPosition,
+) -> Vec<usize> {
+    let info = trace.tensor(parameter.tensor);
+    let experts = parameter
+        .expert
+        .then_some(parameter.experts.div_ceil(position.mesh.ep) as usize);
+    let dims = position.all_indices(&info.global, &info.placements);
+    experts
+        .into_iter()
+        .chain(dims.iter().map(Vec::len))
+        .collect()
+}
+
 impl Held {
-    pub(crate) fn new(trace: &Trace, position: &BlockPosition) -> Self {
+    fn new(trace: &Trace, position: &BlockPosition) -> Self {
         let mut held = Self {
             parameters: HashMap::new(),
             gradients: HashMap::new(),
         };
         for (seed, parameter) in (1u64..).zip(&trace.parameters) {
-            let info = trace.tensor(parameter.tensor);
-            let experts = parameter
-                .expert
-                .then_some(parameter.experts.div_ceil(position.mesh.ep) as usize);
-            let dims = position.all_indices(&info.global, &info.placements);
-            let shape: Vec<usize> = experts
-                .into_iter()
-                .chain(dims.iter().map(Vec::len))
-                .collect();
+            let shape = local_shape(trace, parameter, position);
+            let dtype = trace.tensor(parameter.tensor).dtype;
             let len = shape.iter().product();
             held.gradients.insert(parameter.tensor, vec![0.0; len]);
             held.parameters
-                .insert(parameter.tensor, filled(shape, seed, info.dtype));
+                .insert(parameter.tensor, filled(shape, seed, dtype));
         }
         held
     }

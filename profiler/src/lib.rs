@@ -42,4 +42,16 @@ pub enum ProfilerError {
         /// What it returned.
         value: f32,
     },
+    /// A kernel's result is another than the host's.
+    #[error("{kernel}: element {element} is {got}, the host computes {want}")]
+    Wrong {
+        /// Kernel, with its sizes.
+        kernel: String,
+        /// Which element of its result.
+        element: usize,
+        /// What it is.
+        got: f64,
+        /// What it should be.
+        want: f64,
+    },
 }

@@ -17,5 +17,6 @@ pub fn machine() -> Machine {
             .unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
         cores: std::thread::available_parallelism().map_or(1, usize::from) as u64,
         memory_bytes: kib.unwrap_or(8 << 20) * 1024,
+        gpu: None,
     }
 }

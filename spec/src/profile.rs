@@ -67,6 +67,86 @@ pub struct Machine {
     pub cores: u64,
     /// Bytes of memory.
     pub memory_bytes: u64,
+    /// What is said of GPUs; absent where ranks share cores.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<Gpu>,
+}
+
+/// GPUs of one host that were measured, and the condition they were in. What NVML did not tell is absent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Gpu {
+    /// GPUs that were measured together.
+    pub count: u64,
+    /// Multiprocessors of each.
+    pub multiprocessors: u32,
+    /// Version of the driver.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+    /// Lowest and median clock of the multiprocessors at the end of each measurement, MHz.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clock_mhz: Option<[u32; 2]>,
+    /// The clock at most, MHz.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub most_clock_mhz: Option<u32>,
+    /// Clock of the memory, MHz.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_clock_mhz: Option<u32>,
+    /// Power that each may draw, W.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power_limit_watts: Option<u32>,
+}
+
+impl Gpu {
+    /// On one line, for people.
+    #[must_use]
+    pub fn described(&self) -> String {
+        let mut parts = vec![format!("{} GPU{}", self.count, plural(self.count))];
+        if let Some([lowest, median]) = self.clock_mhz {
+            let most = self
+                .most_clock_mhz
+                .map_or(String::new(), |most| format!(" of {most}"));
+            parts.push(format!("{median}{most} MHz, {lowest} at least"));
+        }
+        if let Some(watts) = self.power_limit_watts {
+            parts.push(format!("{watts} W"));
+        }
+        if let Some(driver) = &self.driver {
+            parts.push(format!("driver {driver}"));
+        }
+        parts.join(", ")
+    }
+
+    /// The section as a flow mapping.
+    fn to_yaml(&self) -> String {
+        let mut fields = vec![
+            format!("count: {}", self.count),
+            format!("multiprocessors: {}", self.multiprocessors),
+        ];
+        if let Some(driver) = &self.driver {
+            fields.push(format!("driver: \"{}\"", quotable(driver)));
+        }
+        if let Some([lowest, median]) = self.clock_mhz {
+            fields.push(format!("clock_mhz: [{lowest}, {median}]"));
+        }
+        let numbers = [
+            ("most_clock_mhz", self.most_clock_mhz),
+            ("memory_clock_mhz", self.memory_clock_mhz),
+            ("power_limit_watts", self.power_limit_watts),
+        ];
+        for (name, value) in numbers {
+            fields.extend(value.map(|value| format!("{name}: {value}")));
+        }
+        format!("  gpu: {{{}}}\n", fields.join(", "))
+    }
+}
+
+fn plural(count: u64) -> &'static str {
+    if count == 1 { "" } else { "s" }
+}
+
+fn quotable(text: &str) -> String {
+    text.replace(['"', '\\'], " ")
 }
 
 /// A profile.
@@ -120,12 +200,13 @@ impl Profile {
     pub fn to_yaml(&self) -> String {
         let m = &self.machine;
         let mut yaml = format!(
-            "schema_version: {}\ntool_version: \"{}\"\nmachine:\n  processor: \"{}\"\n  cores: {}\n  memory_bytes: {}\nmeasured:\n",
+            "schema_version: {}\ntool_version: \"{}\"\nmachine:\n  processor: \"{}\"\n  cores: {}\n  memory_bytes: {}\n{}measured:\n",
             self.schema_version,
             self.tool_version,
-            m.processor.replace(['"', '\\'], " "),
+            quotable(&m.processor),
             m.cores,
-            m.memory_bytes
+            m.memory_bytes,
+            m.gpu.as_ref().map_or_else(String::new, Gpu::to_yaml)
         );
         for m in &self.measured {
             let sizes: Vec<String> = m.sizes.iter().map(u64::to_string).collect();
@@ -231,6 +312,7 @@ mod tests {
                 processor: "a \"fast\" one".to_owned(),
                 cores: 4,
                 memory_bytes: 1 << 34,
+                gpu: None,
             },
             measured: vec![Measured {
                 kernel: "matmul forward f32".to_owned(),
@@ -248,6 +330,37 @@ mod tests {
         let read = Profile::from_yaml(&written, "p.yaml").expect("reads");
         assert_eq!(read.measured, profile().measured);
         assert_eq!(read.to_yaml(), written);
+    }
+
+    #[test]
+    fn what_is_known_of_gpus_reads_back() {
+        let known = Gpu {
+            count: 2,
+            multiprocessors: 132,
+            driver: Some("570.1".to_owned()),
+            clock_mhz: Some([1500, 1830]),
+            most_clock_mhz: Some(1980),
+            memory_clock_mhz: Some(2619),
+            power_limit_watts: Some(700),
+        };
+        let little = Gpu {
+            count: 1,
+            multiprocessors: 108,
+            ..Gpu::default()
+        };
+        for (gpu, said) in [
+            (
+                known,
+                "2 GPUs, 1830 of 1980 MHz, 1500 at least, 700 W, driver 570.1",
+            ),
+            (little, "1 GPU"),
+        ] {
+            assert_eq!(gpu.described(), said);
+            let mut p = profile();
+            p.machine.gpu = Some(gpu);
+            let read = Profile::from_yaml(&p.to_yaml(), "p.yaml").expect("reads");
+            assert_eq!(read.machine.gpu, p.machine.gpu);
+        }
     }
 
     #[test]

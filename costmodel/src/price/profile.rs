@@ -137,6 +137,7 @@ mod tests {
                     processor: String::new(),
                     cores: 2,
                     memory_bytes: 1 << 30,
+                    gpu: None,
                 },
                 measured: measured.collect(),
             },

@@ -3,7 +3,7 @@
 //! All work of a device is in one queue, so a piece may be given out again as soon as its last reader
 //! has been queued. Pieces keep their addresses, which a captured graph relies on.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -17,6 +17,8 @@ const GRAIN: u64 = 512;
 pub struct Memory {
     launcher: Rc<dyn Launcher>,
     state: RefCell<State>,
+    /// Whether pieces are filled with NaNs when they are given out.
+    poisons: Cell<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -53,7 +55,17 @@ impl Memory {
         Rc::new(Self {
             launcher,
             state: RefCell::default(),
+            poisons: Cell::new(cfg!(debug_assertions)),
         })
+    }
+
+    /// Fills all memory that `work` asks for with NaNs first, in release builds too: whoever reads what nobody
+    /// wrote, or leaves something unwritten, gets numbers that are not numbers.
+    pub fn poisoned<T>(&self, work: impl FnOnce() -> T) -> T {
+        let before = self.poisons.replace(true);
+        let done = work();
+        self.poisons.set(before);
+        done
     }
 
     /// A piece of that many bytes.
@@ -71,8 +83,7 @@ impl Memory {
                 address
             }
         };
-        if cfg!(debug_assertions) {
-            // Whoever reads what nobody wrote gets numbers that are not numbers.
+        if self.poisons.get() {
             self.launcher.fill(address, 0xFF, size)?;
         }
         let usage = &mut self.state.borrow_mut().usage;

@@ -1,0 +1,184 @@
+//! What `profile --device cuda` measures when no plan says it: grids over shapes, and blocks of models that one GPU
+//! trains.
+
+use models::BlockLayout;
+use profiler::cuda::{Causal, ELEMENTS, Linear, OPERATORS, Operator, OperatorKind, Request};
+use spec::{DType, ModelConfig};
+
+use super::requests_of;
+use crate::args::SuiteArg;
+use crate::commands::profile::blocks_of;
+use crate::error::CliError;
+
+/// Largest product `m · n · k` in 32 bits, which no tensor core computes.
+const MOST_PRODUCT: u64 = 1 << 37;
+/// Tokens of attentions, in one sequence or several.
+const TOKENS: u64 = 8192;
+/// Heads of queries, of keys, and their dimensions: GPT-2's, Llama 3.2 1B's, Llama 3's.
+const HEADS: [[u64; 3]; 3] = [[12, 12, 64], [32, 8, 64], [32, 8, 128]];
+/// Entries of vocabularies: Llama 2's, GPT-2's, Llama 3's.
+const VOCABULARIES: [u64; 3] = [32_000, 50_304, 128_256];
+
+/// A model, and micro-batches `[sequences, tokens]` to measure it at.
+type Shapes = (ModelConfig, Vec<[u64; 2]>);
+
+/// Everything, what predictions rest on most first: what comes late gets less time.
+pub(super) fn requests(suite: SuiteArg) -> Result<Vec<Request>, CliError> {
+    let mut requests = vec![Request::Launches];
+    for (model, tokens) in models(suite)? {
+        for [micro_batch, seq_len] in tokens {
+            let layout = BlockLayout::alone(micro_batch, seq_len, DType::Bf16);
+            requests.extend(requests_of(blocks_of(&model, &layout, 1, (1, 1))?));
+        }
+    }
+    // From what stays in the cache to what fills memory's queues.
+    requests.extend([1 << 20, 1 << 24, 1 << 28].map(Request::States));
+    requests.extend([1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 28].map(Request::Copies));
+    requests.extend(products(suite).into_iter().map(Request::Product));
+    requests.extend(attentions(suite).into_iter().map(Request::Attention));
+    requests.extend(operators(suite).into_iter().map(Request::Operator));
+    Ok(requests)
+}
+
+fn products(suite: SuiteArg) -> Vec<Linear> {
+    let (tokens, shapes): (&[u64], Vec<[u64; 2]>) = match suite {
+        SuiteArg::Quick => (
+            &[2048, 8192],
+            vec![[1024, 1024], [4096, 4096], [2048, 8192]],
+        ),
+        SuiteArg::Full => {
+            let widths = [768, 1024, 2048, 4096, 8192];
+            let square = widths.iter().flat_map(|&k| widths.map(|n| [k, n]));
+            let wide = [[4096, 14336], [14336, 4096], [8192, 28672], [28672, 8192]];
+            (&[512, 2048, 8192, 32768], square.chain(wide).collect())
+        }
+    };
+    let mut products = Vec::new();
+    for element in ELEMENTS {
+        for &rows in tokens {
+            for &[inputs, outputs] in &shapes {
+                if element.dtype != DType::F32 || rows * inputs * outputs <= MOST_PRODUCT {
+                    products.push(Linear {
+                        rows,
+                        inputs,
+                        outputs,
+                        element,
+                    });
+                }
+            }
+        }
+    }
+    products
+}
+
+fn attentions(suite: SuiteArg) -> Vec<Causal> {
+    let lengths: &[u64] = match suite {
+        SuiteArg::Quick => &[1024, 8192],
+        SuiteArg::Full => &[512, 1024, 2048, 4096, 8192, 16384],
+    };
+    let attention = |length: u64| {
+        HEADS.map(|[heads, groups, dim]| Causal {
+            batch: (TOKENS / length).max(1),
+            length,
+            heads,
+            groups,
+            dim,
+        })
+    };
+    lengths
+        .iter()
+        .flat_map(|&length| attention(length))
+        .collect()
+}
+
+fn operators(suite: SuiteArg) -> Vec<Operator> {
+    let (tokens, columns, types): (&[u64], &[u64], &[DType]) = match suite {
+        SuiteArg::Quick => (&[2048, 8192], &[2048, 8192], &[DType::Bf16]),
+        SuiteArg::Full => (
+            &[512, 2048, 8192, 32768],
+            &[768, 2048, 4096, 8192, 14336],
+            &[DType::Bf16, DType::F32],
+        ),
+    };
+    let mut operators = Vec::new();
+    for kind in OPERATORS {
+        let loss = kind == OperatorKind::CrossEntropy;
+        // Logits stay as the head leaves them.
+        let types = if loss { &types[..1] } else { types };
+        let columns = if loss { &VOCABULARIES } else { columns };
+        for &dtype in types {
+            for &rows in tokens.iter().filter(|&&rows| !loss || rows <= TOKENS) {
+                operators.extend(columns.iter().map(|&columns| Operator {
+                    kind,
+                    rows,
+                    columns,
+                    dtype,
+                }));
+            }
+        }
+    }
+    operators
+}
+
+/// Models of sizes that one GPU trains: GPT-2 124M, a Llama of 1 B parameters, a small mixture of experts;
+/// in full also layers as wide as those of larger ones.
+fn models(suite: SuiteArg) -> Result<Vec<Shapes>, CliError> {
+    let decoder = |kind: &str, hidden: u64, heads: u64, groups: u64, inner: u64, more: &str| {
+        format!(
+            r#"{{"model_type": "{kind}", "hidden_size": {hidden}, "num_hidden_layers": 1,
+                "num_attention_heads": {heads}, "num_key_value_heads": {groups},
+                "intermediate_size": {inner}, "vocab_size": 32000, "rms_norm_eps": 1e-5,
+                "max_position_embeddings": 8192{more}}}"#
+        )
+    };
+    let gpt = r#"{"model_type": "gpt2", "n_embd": 768, "n_layer": 1, "n_head": 12,
+        "n_positions": 1024, "vocab_size": 50304, "activation_function": "gelu_new"}"#;
+    let experts = r#", "num_local_experts": 8, "num_experts_per_tok": 2"#;
+    let llama = decoder("llama", 2048, 32, 8, 8192, "");
+    let mixtral = decoder("mixtral", 1024, 16, 4, 2816, experts);
+    let mut grid = vec![
+        ("gpt", gpt.to_owned(), vec![[8, 1024], [32, 1024]]),
+        ("llama", llama, vec![[1, 2048], [4, 2048], [1, 8192]]),
+        ("mixtral", mixtral, vec![[1, 2048], [8, 2048]]),
+    ];
+    if suite == SuiteArg::Full {
+        let wide = decoder("llama", 4096, 32, 8, 14336, "");
+        let wider = decoder("llama", 8192, 64, 8, 28672, "");
+        grid.push(("llama", wide, vec![[1, 2048], [1, 8192], [4, 4096]]));
+        grid.push(("llama", wider, vec![[1, 2048], [1, 8192]]));
+    }
+    grid.into_iter()
+        .map(|(name, json, tokens)| {
+            let model = spec::hf::decode(&json, "the profile's own models", name)?;
+            Ok((model, tokens))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use profiler::cuda::Asked;
+
+    use super::*;
+
+    #[test]
+    fn suites_are_of_models_and_shapes() {
+        for (suite, models_wanted, least, most) in [
+            (SuiteArg::Quick, 3, 100, 150),
+            (SuiteArg::Full, 5, 900, 1400),
+        ] {
+            assert_eq!(models(suite).expect("decodes").len(), models_wanted);
+            let requests = requests(suite).expect("traces");
+            let parts: usize = requests.iter().map(Request::parts).sum();
+            assert!((least..most).contains(&parts), "{parts}");
+            // Every shape of a grid is measured once.
+            let blocks = |r: &&Request| !matches!(r, Request::Block(_));
+            let kernels = requests.iter().filter(blocks).flat_map(Request::kernels);
+            let kernels: Vec<_> = kernels.collect();
+            let distinct: BTreeSet<_> = kernels.iter().collect();
+            assert!(kernels.len() - distinct.len() <= kernels.len() / 10);
+        }
+    }
+}

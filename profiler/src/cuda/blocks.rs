@@ -1,0 +1,195 @@
+//! Operators of traced blocks as a rank runs them, one after the other in one stream.
+//!
+//! Operators that run fused with another count with the first of them; the others take no time. Peers are echoes:
+//! what a rank computes is measured at its own shapes, and what it exchanges is not, for messages between GPUs are
+//! measured between GPUs.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use dtensor::block::{Attention, Block, Half, Keep, Parameters, Seen, Watch, WatchError};
+use dtensor::comm::loopback::Loopback;
+use dtensor::cpu::MicroBatch;
+use dtensor::cuda::{self, Batch, Context, CudaError, Device, GradientSink, Machine, Tensor};
+use dtensor::{BLOCK_AXES, OpKind, TensorId, TensorInfo, TensorRole, Trace};
+use spec::DType;
+use spec::profile::{Kernel, Measured};
+
+use super::operands::Tiled;
+use super::timing::{NOTHING, repeat};
+use crate::ProfilerError;
+use crate::blocks::{BlockRequest, alone, local_shape, tokens};
+use crate::lanes::{Effort, Laps};
+
+/// The operators of a block that are measured: all but its exchanges.
+pub(super) fn kernels(trace: &Trace) -> Vec<Kernel> {
+    let ops = trace.forward.iter().chain(&trace.backward);
+    let own = ops.filter(|op| !matches!(op.kind, OpKind::Collective(_)));
+    let mut kernels: Vec<Kernel> = own.map(|op| trace.kernel(op, |_| 1)).collect();
+    kernels.sort();
+    kernels.dedup();
+    kernels
+}
+
+/// Measures every operator of a block of one rank.
+///
+/// # Errors
+/// When memory or the device fails, or an operator has no kernel.
+pub fn blocks(
+    device: &Device,
+    request: &BlockRequest,
+    effort: Effort,
+) -> Result<Vec<Measured>, ProfilerError> {
+    let trace = &request.trace;
+    let block = Block::with_attention(trace.clone(), "", None, Keep::All, Attention::Fused);
+    let held = There::new(device, trace, request)?;
+    let ids = tokens(request);
+    let host = MicroBatch {
+        ids: &ids,
+        labels: &ids,
+        first_sequence: 0,
+        seq_len: request.seq_len,
+        step: 0,
+        loss_scale: 1.0 / ids.len() as f32,
+    };
+    let batch = Batch::new(device, host)?;
+    let input = trace.tensors.iter().find(|t| t.role == TensorRole::Input);
+    let input = input.map(|info| activation(device, info)).transpose()?;
+    let gradient = trace.output_gradient.map(|id| trace.tensor(id));
+    let gradient = gradient.map(|info| activation(device, info)).transpose()?;
+    let timer = Timer {
+        device,
+        kernels: RefCell::default(),
+        failed: RefCell::default(),
+    };
+    let mesh = request.position.mesh;
+    let ranks: u64 = BLOCK_AXES.iter().map(|&axis| mesh.size(axis)).product();
+    let comm = Loopback::new(0, ranks as usize);
+    let mut host = alone(&comm, request.position, 1);
+    host.watch = Some(&timer);
+    let machine = Machine::new(device.clone(), host);
+    let context = Context {
+        machine: &machine,
+        batch: &batch,
+        parameters: &held,
+    };
+    let run = || -> Result<_, ProfilerError> {
+        device.launcher.mark()?;
+        let forward = cuda::forward(&block, &context, input.clone())?;
+        let mut saved = forward.saved;
+        let mut sink = held.sink();
+        let dx = cuda::backward(
+            &block,
+            &context,
+            &mut saved,
+            gradient.clone(),
+            Half::Both,
+            &mut sink,
+        )?;
+        Ok((timer.finish()?, forward.output, dx))
+    };
+    let (_, output, dx) = device.memory.poisoned(run)?;
+    finite(device, &output)?;
+    dx.map_or(Ok(()), |dx| finite(device, &dx))?;
+    drop(output);
+    repeat(effort, || run().map(|(laps, ..)| laps))
+}
+
+/// An activation, or its gradient.
+fn activation(device: &Device, info: &TensorInfo) -> Result<Tensor, CudaError> {
+    let shape = info.shape.iter().map(|&d| d as usize).collect();
+    Ok(Tiled::new(device, shape, info.dtype, 0)?.tensor)
+}
+
+/// A kernel that skipped its work or read what nobody wrote shows here.
+fn finite(device: &Device, x: &Tensor) -> Result<(), ProfilerError> {
+    let host = device.download(x)?;
+    match host.f32().iter().find(|v| !v.is_finite()) {
+        Some(&value) => Err(ProfilerError::NotFinite {
+            kernel: "a block".to_owned(),
+            value,
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Marks the end of every operator.
+struct Timer<'d> {
+    device: &'d Device,
+    /// Absent for exchanges.
+    kernels: RefCell<Vec<Option<Kernel>>>,
+    /// Why a mark could not be made.
+    failed: RefCell<Option<CudaError>>,
+}
+
+impl Watch for Timer<'_> {
+    fn ran(&self, seen: &Seen<'_>) -> Result<(), WatchError> {
+        if let Err(error) = self.device.launcher.mark() {
+            *self.failed.borrow_mut() = Some(error);
+        }
+        let exchange = matches!(seen.op.kind, OpKind::Collective(_));
+        let kernel = (!exchange).then(|| seen.block.trace.kernel(seen.op, |_| 1));
+        self.kernels.borrow_mut().push(kernel);
+        Ok(())
+    }
+}
+
+impl Timer<'_> {
+    fn finish(&self) -> Result<Laps, CudaError> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        let kernels = std::mem::take(&mut *self.kernels.borrow_mut());
+        let mut laps = Laps::new();
+        for (kernel, lap) in kernels.into_iter().zip(self.device.launcher.laps()?) {
+            let Some(kernel) = kernel else { continue };
+            let sum = laps.entry(kernel).or_default();
+            // Work that was fused with another's may take no time that a clock shows.
+            sum.0 += lap.max(NOTHING);
+            sum.1 += 1;
+        }
+        Ok(laps)
+    }
+}
+
+/// A block's parameters and gradients on the device.
+struct There {
+    parameters: BTreeMap<TensorId, Tensor>,
+    gradients: BTreeMap<TensorId, Tensor>,
+}
+
+struct Sink<'t>(&'t There);
+
+impl There {
+    fn new(device: &Device, trace: &Trace, request: &BlockRequest) -> Result<Self, CudaError> {
+        let mut there = Self {
+            parameters: BTreeMap::new(),
+            gradients: BTreeMap::new(),
+        };
+        for (seed, parameter) in (1u64..).zip(&trace.parameters) {
+            let shape = local_shape(trace, parameter, &request.position);
+            let zeros = device.zeros(shape.clone(), DType::F32)?;
+            there.gradients.insert(parameter.tensor, zeros);
+            let dtype = trace.tensor(parameter.tensor).dtype;
+            let values = Tiled::new(device, shape, dtype, seed)?.tensor;
+            there.parameters.insert(parameter.tensor, values);
+        }
+        Ok(there)
+    }
+
+    fn sink(&self) -> Sink<'_> {
+        Sink(self)
+    }
+}
+
+impl Parameters<Tensor> for There {
+    fn parameter(&self, id: TensorId) -> &Tensor {
+        &self.parameters[&id]
+    }
+}
+
+impl GradientSink for Sink<'_> {
+    fn gradient(&mut self, id: TensorId) -> Tensor {
+        self.0.gradients[&id].clone()
+    }
+}

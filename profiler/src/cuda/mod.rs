@@ -1,0 +1,225 @@
+//! Measures a GPU: matrix products, attention and operators bound by memory over grids, operators of traced blocks
+//! as a rank runs them, the optimizer, copies, and what it costs to queue a kernel.
+//!
+//! Times lie between marks in the stream, so nothing waits while it is measured. Results of grids are compared with
+//! the host's, element by element, after memory was filled with NaNs.
+
+mod attention;
+mod blocks;
+mod copies;
+mod operands;
+mod operators;
+mod products;
+mod session;
+mod states;
+mod timing;
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use dtensor::cuda::{self, Condition, CudaError, Device, Gpu};
+use spec::profile::{self, Kernel, Measured};
+
+pub use attention::Causal;
+pub use blocks::blocks;
+pub use operators::{OPERATORS, Operator, OperatorKind};
+pub use products::{ELEMENTS, Element, Linear};
+pub use session::{Asked, Meter, complete};
+pub use timing::Budget;
+
+use crate::ProfilerError;
+use crate::blocks::BlockRequest;
+use crate::lanes::Effort;
+
+/// Time for which a device is kept busy before it is measured, by each product of [`BUSY`].
+const WARM_UP: Duration = Duration::from_millis(500);
+/// What keeps all of a GPU's multiprocessors busy.
+const BUSY: Linear = Linear {
+    rows: 4096,
+    inputs: 4096,
+    outputs: 4096,
+    element: ELEMENTS[0],
+};
+
+/// A GPU to measure, and what it says of itself.
+pub struct Target {
+    /// The device.
+    pub device: Device,
+    /// What a profile says of it.
+    pub machine: profile::Machine,
+    ordinal: u32,
+    /// Clocks seen at the end of measurements, MHz.
+    clocks: Vec<u32>,
+}
+
+impl Target {
+    /// The GPU of that number.
+    ///
+    /// # Errors
+    /// When there is none or a library is missing.
+    pub fn new(ordinal: u32) -> Result<Self, ProfilerError> {
+        let facts = cuda::ready()?;
+        let facts = facts.get(ordinal as usize).ok_or(CudaError::NoDevice)?;
+        let mut gpu = profile::Gpu {
+            count: 1,
+            multiprocessors: facts.multiprocessors,
+            ..profile::Gpu::default()
+        };
+        // NVML is not needed to measure: what it does not say stays unknown.
+        if let Ok(condition) = cuda::condition(ordinal) {
+            describe(&mut gpu, &condition);
+        }
+        Ok(Self {
+            device: Device::new(Rc::new(Gpu::new(ordinal)?)),
+            machine: profile::Machine {
+                processor: facts.name.clone(),
+                cores: 1,
+                memory_bytes: facts.memory_bytes,
+                gpu: Some(gpu),
+            },
+            ordinal,
+            clocks: Vec::new(),
+        })
+    }
+
+    /// Keeps the device busy, so that its clocks are what they are in a long run.
+    ///
+    /// # Errors
+    /// When memory or the device fails, or a product is wrong.
+    pub fn warm_up(&mut self) -> Result<(), ProfilerError> {
+        let effort = Effort {
+            time: WARM_UP,
+            least: 1,
+            most: usize::MAX,
+        };
+        Meter::measure(self, &Request::Product(BUSY), effort).map(drop)
+    }
+}
+
+impl Meter for Target {
+    type Asked = Request;
+
+    /// Measures a request, and sees how fast the clock runs at its end.
+    fn measure(
+        &mut self,
+        request: &Request,
+        effort: Effort,
+    ) -> Result<Vec<Measured>, ProfilerError> {
+        let measured = request.measure(&self.device, effort)?;
+        if let Ok(condition) = cuda::condition(self.ordinal) {
+            self.clocks.push(condition.clock_mhz[0]);
+        }
+        Ok(measured)
+    }
+
+    fn machine(&self) -> profile::Machine {
+        let clock_mhz = lowest_and_median(&self.clocks);
+        let gpu = self.machine.gpu.clone();
+        profile::Machine {
+            gpu: gpu.map(|gpu| profile::Gpu { clock_mhz, ..gpu }),
+            ..self.machine.clone()
+        }
+    }
+}
+
+fn describe(gpu: &mut profile::Gpu, condition: &Condition) {
+    gpu.driver = Some(condition.driver.clone());
+    gpu.most_clock_mhz = Some(condition.clock_mhz[1]);
+    gpu.memory_clock_mhz = Some(condition.memory_clock_mhz);
+    gpu.power_limit_watts = Some(condition.power_watts[1]);
+}
+
+fn lowest_and_median(clocks: &[u32]) -> Option<[u32; 2]> {
+    let mut sorted = clocks.to_vec();
+    sorted.sort_unstable();
+    let lowest = sorted.first()?;
+    Some([*lowest, sorted[sorted.len() / 2]])
+}
+
+/// Something to measure on one GPU.
+#[derive(Clone, Debug)]
+pub enum Request {
+    /// A linear layer's products.
+    Product(Linear),
+    /// Attention.
+    Attention(Causal),
+    /// An operator bound by memory.
+    Operator(Operator),
+    /// Copies of so many bytes between host and device.
+    Copies(u64),
+    /// Optimizer, gradient norm and copies over so many elements.
+    States(u64),
+    /// What queueing a kernel costs.
+    Launches,
+    /// The operators of a block.
+    Block(Box<BlockRequest>),
+}
+
+impl Asked for Request {
+    fn kernels(&self) -> Vec<Kernel> {
+        match self {
+            Self::Product(linear) => linear.kernels().into(),
+            Self::Attention(attention) => attention.kernels().concat(),
+            Self::Operator(operator) => operator.kernels().concat(),
+            Self::Copies(bytes) => copies::kernels(*bytes).into(),
+            Self::States(elements) => states::kernels(*elements).into(),
+            Self::Launches => states::launch_kernels().into(),
+            Self::Block(block) => blocks::kernels(&block.trace),
+        }
+    }
+
+    fn parts(&self) -> usize {
+        match self {
+            Self::Product(_) => 3,
+            Self::Attention(_) => 2,
+            Self::Operator(operator) => operator.kernels().iter().filter(|k| !k.is_empty()).count(),
+            Self::Copies(_) | Self::States(_) | Self::Launches | Self::Block(_) => 1,
+        }
+    }
+
+    fn described(&self) -> String {
+        match self {
+            Self::Block(block) => {
+                format!("a block of {} tokens", block.micro_batch * block.seq_len)
+            }
+            other => {
+                let first = other.kernels().into_iter().next();
+                first.map_or_else(String::new, |k| format!("{} {:?}", k.name, k.sizes))
+            }
+        }
+    }
+}
+
+impl Request {
+    /// Measures it.
+    ///
+    /// # Errors
+    /// When memory or the device fails, or a result is wrong.
+    pub fn measure(&self, device: &Device, effort: Effort) -> Result<Vec<Measured>, ProfilerError> {
+        match self {
+            Self::Product(linear) => linear.measure(device, effort),
+            Self::Attention(attention) => attention.measure(device, effort),
+            Self::Operator(operator) => operator.measure(device, effort),
+            Self::Copies(bytes) => copies::measure(device, *bytes, effort),
+            Self::States(elements) => states::measure(device, *elements, effort),
+            Self::Launches => states::launches(device, effort),
+            Self::Block(block) => blocks(device, block, effort),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_throttled_clock_shows() {
+        for (clocks, want) in [
+            (&[][..], None),
+            (&[1980], Some([1980, 1980])),
+            (&[1980, 1200, 1830], Some([1200, 1830])),
+        ] {
+            assert_eq!(lowest_and_median(clocks), want, "{clocks:?}");
+        }
+    }
+}

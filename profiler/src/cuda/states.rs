@@ -1,0 +1,129 @@
+//! What a rank does beside blocks: the optimizer, copies within the device, and what it costs to queue a
+//! kernel.
+
+use std::time::Instant;
+
+use dtensor::cpu::AdamWStep;
+use dtensor::cuda::Device;
+use spec::DType;
+use spec::profile::{Kernel, Measured};
+
+use super::operands::{Tiled, Wanted, check, rounding};
+use super::timing::repeat;
+use crate::ProfilerError;
+use crate::lanes::Effort;
+
+/// Kernels queued in a row to see what queueing one costs.
+const QUEUED: u64 = 1000;
+/// Elements of a kernel that costs nothing but being started.
+const TINY: usize = 32;
+
+/// The kernels of [`measure`].
+pub(super) fn kernels(elements: u64) -> [Kernel; 3] {
+    ["gradient norm", "adamw", "copy"].map(|name| Kernel::new(name, [elements]))
+}
+
+/// The kernels of [`launches`].
+pub(super) fn launch_kernels() -> [Kernel; 2] {
+    ["dispatch", "launch"].map(|name| Kernel::new(name, [1]))
+}
+
+/// Measures the optimizer, the gradient norm and copies over that many elements.
+///
+/// # Errors
+/// When memory or the device fails, or a state becomes another than the host's.
+pub(super) fn measure(
+    device: &Device,
+    elements: u64,
+    effort: Effort,
+) -> Result<Vec<Measured>, ProfilerError> {
+    let shape = || vec![elements as usize];
+    let zeros = || device.zeros(shape(), DType::F32);
+    let [master, momentum, variance] = [zeros()?, zeros()?, zeros()?];
+    let gradient = Tiled::new(device, shape(), DType::F32, 1)?;
+    let rounded = device
+        .memory
+        .poisoned(|| device.tensor(shape(), DType::Bf16))?;
+    let kernels = kernels(elements);
+    let g = &gradient.tensor;
+    let update = || device.adamw([&master, &momentum, &variance, g], Some(&rounded), &STEP);
+    update()?;
+    for got in [&master, &rounded] {
+        check(device, &kernels[1], got, |at| {
+            stepped(gradient.at(at), got.dtype)
+        })?;
+    }
+    norm(device, &gradient, &kernels[0])?;
+    repeat(effort, || {
+        device.launcher.mark()?;
+        device.squares(std::slice::from_ref(g))?;
+        device.launcher.mark()?;
+        update()?;
+        device.launcher.mark()?;
+        let (to, from) = (momentum.address(), variance.address());
+        device.launcher.copy(to, from, variance.bytes())?;
+        device.launcher.mark()?;
+        let laps = kernels.iter().zip(device.launcher.laps()?);
+        Ok(laps
+            .map(|(kernel, lap)| (kernel.clone(), (lap, 1)))
+            .collect())
+    })
+}
+
+/// A weight of 0 after the first step: the rate, whatever the gradient's size.
+fn stepped(gradient: f64, dtype: DType) -> Wanted {
+    let [first, second] = [0, 1].map(|i| {
+        let moved = 1.0 - f64::from(STEP.betas[i]);
+        moved / f64::from(STEP.corrections[i])
+    });
+    let denominator = (second.sqrt() * gradient.abs()) + f64::from(STEP.epsilon);
+    let value = -f64::from(STEP.rate) * first * gradient / denominator;
+    Wanted {
+        value,
+        tolerance: (rounding(dtype) + 1e-5) * value.abs() + 1e-12,
+    }
+}
+
+/// The sum of squares, before the host's.
+fn norm(device: &Device, gradient: &Tiled, kernel: &Kernel) -> Result<(), ProfilerError> {
+    let got = device.squares(std::slice::from_ref(&gradient.tensor))?;
+    let want = gradient.squares();
+    if (got - want).abs() <= 1e-6 * want {
+        return Ok(());
+    }
+    Err(ProfilerError::Wrong {
+        kernel: format!("{} {:?}", kernel.name, kernel.sizes),
+        element: 0,
+        got,
+        want,
+    })
+}
+
+const STEP: AdamWStep = AdamWStep {
+    rate: 1e-4,
+    betas: [0.9, 0.95],
+    corrections: [0.1, 0.05],
+    epsilon: 1e-8,
+    keep: 0.9999,
+    scale: 1.0,
+};
+
+/// Measures what it costs the host to queue a kernel, and the device to start one.
+///
+/// # Errors
+/// When memory or the device fails.
+pub(super) fn launches(device: &Device, effort: Effort) -> Result<Vec<Measured>, ProfilerError> {
+    let x = device.zeros(vec![TINY], DType::F32)?;
+    repeat(effort, || {
+        device.launcher.mark()?;
+        let start = Instant::now();
+        for _ in 0..QUEUED {
+            device.add(&x, &x)?;
+        }
+        let host = start.elapsed().as_secs_f64();
+        device.launcher.mark()?;
+        let there: f64 = device.launcher.laps()?.iter().sum();
+        let laps = launch_kernels().into_iter().zip([host, there]);
+        Ok(laps.map(|(kernel, lap)| (kernel, (lap, QUEUED))).collect())
+    })
+}

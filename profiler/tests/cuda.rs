@@ -1,0 +1,295 @@
+//! The profiler of GPUs where there is none: what it measures runs on the emulator of the cuda device, and is
+//! refused where a kernel does not do its work.
+
+#[path = "../../dtensor/tests/cuda/emulator.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
+mod emulator;
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use dtensor::cuda::launcher::{Address, Arguments, Launch, Launcher, Product};
+use dtensor::cuda::{CudaError, Device, kernels};
+use dtensor::{BlockMesh, BlockPosition};
+use models::{BlockClass, BlockLayout};
+use profiler::cuda::{Asked, Causal, ELEMENTS, Linear, OPERATORS, Operator, OperatorKind, Request};
+use profiler::{BlockRequest, Effort, ProfilerError};
+use spec::profile::Kernel;
+use spec::{CpKind, DType, ModelConfig};
+
+const EFFORT: Effort = Effort {
+    time: Duration::ZERO,
+    least: 2,
+    most: 2,
+};
+
+/// Sizes that are no multiples of anything, and small: the emulator is slow.
+fn grid() -> Vec<Request> {
+    let mut requests = vec![
+        Request::Copies(1000),
+        Request::States(66_003),
+        Request::Launches,
+        Request::Attention(Causal {
+            batch: 2,
+            length: 66,
+            heads: 1,
+            groups: 1,
+            dim: 64,
+        }),
+        Request::Attention(Causal {
+            batch: 1,
+            length: 70,
+            heads: 2,
+            groups: 1,
+            dim: 128,
+        }),
+    ];
+    for element in ELEMENTS {
+        requests.push(Request::Product(Linear {
+            rows: 33,
+            inputs: 40,
+            outputs: 17,
+            element,
+        }));
+    }
+    for kind in OPERATORS {
+        for dtype in [DType::Bf16, DType::F32] {
+            // Logits are widened by nobody, so the loss in 32 bits has no other name than in bf16.
+            if kind != OperatorKind::CrossEntropy || dtype == DType::Bf16 {
+                requests.push(Request::Operator(Operator {
+                    kind,
+                    rows: 21,
+                    columns: 136,
+                    dtype,
+                }));
+            }
+        }
+    }
+    requests
+}
+
+fn measured(request: &Request, device: &Device) -> Result<Vec<Kernel>, ProfilerError> {
+    let measured = request.measure(device, EFFORT)?;
+    assert!(measured.iter().all(|m| m.seconds > 0.0 && m.ranks == 1));
+    let mut kernels: Vec<Kernel> = measured
+        .into_iter()
+        .map(|m| Kernel::new(m.kernel, m.sizes))
+        .collect();
+    kernels.sort();
+    Ok(kernels)
+}
+
+fn wanted(request: &Request) -> Vec<Kernel> {
+    let mut kernels = request.kernels();
+    kernels.sort();
+    kernels
+}
+
+#[test]
+fn grids_are_right_and_measured() {
+    let Some(device) = emulator::device() else {
+        return;
+    };
+    for request in grid() {
+        let kernels = measured(&request, &device);
+        assert_eq!(kernels, Ok(wanted(&request)), "{request:?}");
+    }
+    assert_eq!(device.memory.usage().live, 0);
+}
+
+/// What a lazy device leaves undone.
+#[derive(Clone, Copy, Debug)]
+enum Undone {
+    Kernels,
+    Products,
+    Reads,
+}
+
+/// A device that does not do all that is asked of it.
+struct Lazy {
+    works: Rc<dyn Launcher>,
+    undone: Undone,
+    marks: Cell<usize>,
+}
+
+impl Launcher for Lazy {
+    fn allocate(&self, bytes: u64) -> Result<Address, CudaError> {
+        self.works.allocate(bytes)
+    }
+    fn free(&self, address: Address) -> Result<(), CudaError> {
+        self.works.free(address)
+    }
+    fn write(&self, to: Address, bytes: &[u8]) -> Result<(), CudaError> {
+        self.works.write(to, bytes)
+    }
+    fn read(&self, from: Address, bytes: &mut [u8]) -> Result<(), CudaError> {
+        match self.undone {
+            Undone::Reads => Ok(()),
+            Undone::Kernels | Undone::Products => self.works.read(from, bytes),
+        }
+    }
+    fn copy(&self, to: Address, from: Address, bytes: u64) -> Result<(), CudaError> {
+        self.works.copy(to, from, bytes)
+    }
+    fn fill(&self, to: Address, value: u8, bytes: u64) -> Result<(), CudaError> {
+        self.works.fill(to, value, bytes)
+    }
+    fn launch(
+        &self,
+        kernel: kernels::Kernel,
+        launch: Launch,
+        arguments: Arguments,
+    ) -> Result<(), CudaError> {
+        match self.undone {
+            Undone::Kernels => Ok(()),
+            Undone::Products | Undone::Reads => self.works.launch(kernel, launch, arguments),
+        }
+    }
+    fn multiply(&self, product: &Product) -> Result<(), CudaError> {
+        match self.undone {
+            Undone::Products => Ok(()),
+            Undone::Kernels | Undone::Reads => self.works.multiply(product),
+        }
+    }
+    fn mark(&self) -> Result<(), CudaError> {
+        self.marks.set(self.marks.get() + 1);
+        Ok(())
+    }
+    fn laps(&self) -> Result<Vec<f64>, CudaError> {
+        Ok(vec![1e-6; self.marks.replace(0) - 1])
+    }
+    fn synchronize(&self) -> Result<(), CudaError> {
+        self.works.synchronize()
+    }
+    fn multiprocessors(&self) -> u32 {
+        self.works.multiprocessors()
+    }
+}
+
+#[test]
+fn work_left_undone_is_refused() {
+    let Some(works) = emulator::device() else {
+        return;
+    };
+    for request in grid() {
+        let undone = match request {
+            Request::Product(_) => Undone::Products,
+            Request::Copies(_) => Undone::Reads,
+            _ => Undone::Kernels,
+        };
+        let device = Device::new(Rc::new(Lazy {
+            works: Rc::clone(&works.launcher),
+            undone,
+            marks: Cell::new(0),
+        }));
+        let result = request.measure(&device, EFFORT);
+        match request {
+            // A kernel that only has to start is not checked.
+            Request::Launches => assert!(result.is_ok()),
+            _ => assert!(
+                matches!(result, Err(ProfilerError::Wrong { .. })),
+                "{request:?}: {result:?}"
+            ),
+        }
+    }
+}
+
+fn model(json: &str) -> ModelConfig {
+    spec::hf::decode(json, "test", "model").expect("a model")
+}
+
+const LLAMA: &str = r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
+    "vocab_size": 128, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}"#;
+const GPT: &str = r#"{"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 2,
+    "n_positions": 64, "vocab_size": 128, "activation_function": "gelu_new"}"#;
+
+fn classes(model: &ModelConfig) -> [BlockClass; 3] {
+    let layer = BlockClass::Layer(model.layer_class(0));
+    [BlockClass::Embedding, layer, BlockClass::Head]
+}
+
+/// Alone, and as one of two ranks whose peers are echoes: at the local shapes, without the exchanges.
+#[test]
+fn every_operator_of_a_block_has_a_time() {
+    let Some(device) = emulator::device() else {
+        return;
+    };
+    let model = model(LLAMA);
+    let alone = BlockLayout::alone(1, 32, DType::Bf16);
+    let layouts = [
+        alone,
+        BlockLayout { tp: 2, ..alone },
+        BlockLayout {
+            tp: 2,
+            sequence_parallel: true,
+            ..alone
+        },
+        BlockLayout {
+            cp: 2,
+            cp_kind: CpKind::Ring,
+            ..alone
+        },
+        BlockLayout {
+            cp: 2,
+            cp_kind: CpKind::AllGather,
+            ..alone
+        },
+        BlockLayout {
+            cp: 2,
+            cp_kind: CpKind::AllToAll,
+            ..alone
+        },
+    ];
+    for layout in layouts {
+        for class in classes(&model) {
+            let request = Request::Block(Box::new(BlockRequest {
+                trace: models::trace_block(&model, class, &layout).expect("a block"),
+                position: BlockPosition {
+                    mesh: BlockMesh {
+                        tp: layout.tp,
+                        cp: layout.cp,
+                        ep: 1,
+                        etp: 1,
+                    },
+                    at: [0; 4],
+                },
+                micro_batch: 1,
+                seq_len: 32,
+                vocab: model.vocab,
+                depth: 1,
+            }));
+            let kernels = measured(&request, &device);
+            assert_eq!(kernels, Ok(wanted(&request)), "{class:?} {layout:?}");
+            assert!(!wanted(&request).is_empty());
+        }
+    }
+}
+
+/// The names of grids are those of traces: what was measured apart prices what runs in a block.
+#[test]
+fn grids_have_the_names_of_traces() {
+    let layout = BlockLayout::alone(1, 32, DType::Bf16);
+    let mut names: Vec<String> = Vec::new();
+    for model in [model(LLAMA), model(GPT)] {
+        for class in classes(&model) {
+            let trace = models::trace_block(&model, class, &layout).expect("a block");
+            let ops = trace.forward.iter().chain(&trace.backward);
+            names.extend(ops.map(|op| trace.kernel(op, |_| 1).name));
+        }
+    }
+    let beside = ["copy to device", "copy to host", "dispatch", "launch"];
+    let states = ["adamw", "copy", "gradient norm"];
+    for request in grid() {
+        for kernel in request.kernels() {
+            let name = kernel.name.replace(" f32", " bf16");
+            let name = name.replace("cross-entropy forward bf16", "cross-entropy forward f32");
+            let name = name.replace("cross-entropy backward bf16", "cross-entropy backward f32");
+            let known = names.contains(&name)
+                || beside.contains(&name.as_str())
+                || states.contains(&name.as_str());
+            assert!(known, "{name}");
+        }
+    }
+}
