@@ -94,7 +94,7 @@ impl<'j, D: Device> Rank<'j, D> {
                 Ok((stage, made))
             })
             .collect::<Result<Vec<_>, ExecutorError>>()?;
-        Ok(Self {
+        let made = Self {
             job,
             mesh,
             place,
@@ -112,7 +112,31 @@ impl<'j, D: Device> Rank<'j, D> {
                 pp: place.pp,
                 ..RankReport::default()
             },
-        })
+        };
+        made.device.meet(&made.peers())?;
+        Ok(made)
+    }
+
+    /// Ranks and channels that tensors go through one by one.
+    fn peers(&self) -> Vec<(usize, u64)> {
+        let neighbours = self.actions.iter().filter_map(|&a| match a.kind {
+            ActionKind::SendF | ActionKind::RecvB => Some((a, a.stage + 1)),
+            ActionKind::RecvF | ActionKind::SendB => Some((a, a.stage - 1)),
+            _ => None,
+        });
+        let mut peers: Vec<_> = neighbours
+            .map(|(a, stage)| (self.neighbour(stage), Self::channel(a)))
+            .collect();
+        if self.tied_name().is_some() {
+            let ends = [0, self.last_stage()];
+            for (end, stage) in ends.into_iter().enumerate() {
+                if self.stages.iter().any(|(s, _)| *s == stage) {
+                    let sharers = self.sharers(ends[1 - end]);
+                    peers.extend(sharers.iter().flat_map(|&peer| TIED.map(|c| (peer, c))));
+                }
+            }
+        }
+        peers
     }
 
     /// What this rank owns and speaks for.
@@ -476,7 +500,6 @@ impl<'j, D: Device> Rank<'j, D> {
         };
         let last = self.last_stage();
         let comm = self.comm;
-        let sharded = self.job.strategy.zero != spec::Zero::Z0;
         let ends = [0, last];
         let mut found = [None, None];
         // Send both before receiving either: one rank may hold both ends of a V.
@@ -493,34 +516,40 @@ impl<'j, D: Device> Rank<'j, D> {
                 .as_ref()
                 .map_or([0, 0], |(range, _)| [range.start as u64, range.end as u64]);
             let bounds: Message = Arc::new(bytemuck::cast_slice(&bounds).to_vec());
-            for peer in self.sharers(ends[1 - end], sharded) {
+            for peer in self.sharers(ends[1 - end]) {
                 comm.send(peer, BOUNDS[end], WHAT, Message::clone(&bounds))?;
                 if let Some((_, parcel)) = &own {
                     self.device.send(peer, TIED[end], WHAT, parcel)?;
                 }
             }
         }
+        let mut arrived = Vec::new();
         for (end, &stage) in ends.iter().enumerate() {
             let Some(slot) = found[end] else { continue };
-            let peers = self.sharers(ends[1 - end], sharded);
-            let at = self.stages.iter().position(|(s, _)| *s == stage);
-            let states = &mut self.stages[at.expect("found above")].1.states;
-            for peer in peers {
+            for peer in self.sharers(ends[1 - end]) {
                 let bounds = comm.receive(peer, BOUNDS[1 - end], WHAT)?;
                 let bounds: Vec<u64> = bytemuck::pod_collect_to_vec(&bounds);
                 let (first, len) = (bounds[0] as usize, (bounds[1] - bounds[0]) as usize);
                 if len > 0 {
                     let channel = TIED[1 - end];
                     let theirs = self.device.receive_flat(peer, channel, WHAT, len)?;
-                    states.add_tied(&self.device, slot, (first, &theirs))?;
+                    arrived.push((stage, slot, first, theirs));
                 }
             }
+        }
+        // Gradients that are still being sent must stay as they are.
+        self.device.sent()?;
+        for (stage, slot, first, theirs) in arrived {
+            let at = self.stages.iter().position(|(s, _)| *s == stage);
+            let states = &mut self.stages[at.expect("found above")].1.states;
+            states.add_tied(&self.device, slot, (first, &theirs))?;
         }
         Ok(found[1])
     }
 
     /// Ranks that share the dense states of another stage at this rank's place.
-    fn sharers(&self, stage: u32, sharded: bool) -> Vec<usize> {
+    fn sharers(&self, stage: u32) -> Vec<usize> {
+        let sharded = self.job.strategy.zero != spec::Zero::Z0;
         let owner = u64::from(self.job.schedule.rank_of_stage[stage as usize]);
         let peer = self.mesh.peer(self.place.rank, owner);
         if sharded {

@@ -281,6 +281,21 @@ impl NcclGroup {
         }
     }
 
+    /// Sends the byte at an address to a rank and receives one into the next.
+    ///
+    /// # Errors
+    /// When the device or a peer failed.
+    pub(super) fn greet(&self, byte: u64, peer: usize) -> Result<(), CudaError> {
+        let (comm, stream, peer) = (self.comm()?, self.stream(), peer as c_int);
+        self.together(|| {
+            // SAFETY: the caller allocated two bytes.
+            unsafe {
+                self.nccl.send(byte, 1, nccl::U8, peer, comm, stream)?;
+                self.nccl.receive(byte + 1, 1, nccl::U8, peer, comm, stream)
+            }
+        })
+    }
+
     /// Queues what `queue` does as one: its messages pass at the same time.
     ///
     /// # Errors

@@ -255,6 +255,10 @@ impl Device for Cpu<'_> {
         Ok(pack(&flat[range]))
     }
 
+    fn meet(&self, _: &[(usize, u64)]) -> Result<(), ExecutorError> {
+        Ok(())
+    }
+
     fn send(
         &self,
         to: usize,
@@ -264,6 +268,10 @@ impl Device for Cpu<'_> {
     ) -> Result<(), ExecutorError> {
         let comm = self.machine.comm;
         Ok(comm.send(to, channel, what, Message::clone(parcel))?)
+    }
+
+    fn sent(&self) -> Result<(), ExecutorError> {
+        Ok(())
     }
 
     fn receive(

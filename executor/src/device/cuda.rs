@@ -260,6 +260,10 @@ impl Device for Machine<'_> {
         Ok(part(flat, &range))
     }
 
+    fn meet(&self, peers: &[(usize, u64)]) -> Result<(), ExecutorError> {
+        Ok(self.links.meet(peers)?)
+    }
+
     fn send(
         &self,
         to: usize,
@@ -268,6 +272,10 @@ impl Device for Machine<'_> {
         parcel: &Tensor,
     ) -> Result<(), ExecutorError> {
         Ok(self.links.send(to, channel, what, parcel)?)
+    }
+
+    fn sent(&self) -> Result<(), ExecutorError> {
+        Ok(self.links.sent()?)
     }
 
     fn receive(

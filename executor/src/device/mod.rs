@@ -184,10 +184,16 @@ pub trait Device: Sized {
         flat: &Self::Flat,
         range: Range<usize>,
     ) -> Result<Self::Parcel, ExecutorError>;
-    /// Sends to a rank; what goes through a channel arrives in order.
+    /// Meets the ranks that anything will be sent to or received from, by `(rank, channel)`.
     ///
     /// # Errors
     /// When communication stops; so of all that follows.
+    fn meet(&self, peers: &[(usize, u64)]) -> Result<(), ExecutorError>;
+    /// Sends to a rank; what goes through a channel arrives in order. Until [`Device::sent`] it may not be
+    /// written to.
+    ///
+    /// # Errors
+    /// See [`Device::meet`].
     fn send(
         &self,
         to: usize,
@@ -195,10 +201,15 @@ pub trait Device: Sized {
         what: &str,
         parcel: &Self::Parcel,
     ) -> Result<(), ExecutorError>;
+    /// Ends all that is being sent.
+    ///
+    /// # Errors
+    /// See [`Device::meet`].
+    fn sent(&self) -> Result<(), ExecutorError>;
     /// Receives a tensor that another rank sent.
     ///
     /// # Errors
-    /// See [`Device::send`].
+    /// See [`Device::meet`].
     fn receive(
         &self,
         from: usize,
@@ -209,7 +220,7 @@ pub trait Device: Sized {
     /// Receives a flat run that another rank sent.
     ///
     /// # Errors
-    /// See [`Device::send`].
+    /// See [`Device::meet`].
     fn receive_flat(
         &self,
         from: usize,
@@ -220,7 +231,7 @@ pub trait Device: Sized {
     /// Starts to send this rank's part to all members, and to receive theirs, of these lengths.
     ///
     /// # Errors
-    /// See [`Device::send`].
+    /// See [`Device::meet`].
     fn all_gather(
         &self,
         group: &Group,
@@ -231,7 +242,7 @@ pub trait Device: Sized {
     /// The end of [`Device::all_gather`].
     ///
     /// # Errors
-    /// See [`Device::send`].
+    /// See [`Device::meet`].
     fn gathered(&self, moving: Self::Moving) -> Result<Self::Whole, ExecutorError>;
     /// Elements of what was gathered, as a tensor.
     ///
@@ -257,7 +268,7 @@ pub trait Device: Sized {
     /// Starts to sum, for each member, all members' parts for it.
     ///
     /// # Errors
-    /// See [`Device::send`].
+    /// See [`Device::meet`].
     fn reduce_scatter(
         &self,
         group: &Group,
@@ -267,7 +278,7 @@ pub trait Device: Sized {
     /// The end of [`Device::reduce_scatter`]: this rank's sum.
     ///
     /// # Errors
-    /// See [`Device::send`].
+    /// See [`Device::meet`].
     fn reduced(
         &self,
         group: &Group,
@@ -277,7 +288,7 @@ pub trait Device: Sized {
     /// Sums runs of a flat run over all members.
     ///
     /// # Errors
-    /// See [`Device::send`].
+    /// See [`Device::meet`].
     fn all_reduce(
         &self,
         group: &Group,
@@ -288,7 +299,7 @@ pub trait Device: Sized {
     /// Waits until all that was sent and asked for is done, and no longer than ranks wait for each other.
     ///
     /// # Errors
-    /// See [`Device::send`].
+    /// See [`Device::meet`].
     fn settle(&self, what: &str) -> Result<(), ExecutorError>;
 
     /// Marks the end of all work so far.

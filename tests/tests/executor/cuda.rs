@@ -31,7 +31,12 @@ const BATCH: u64 = 4;
 const SEQ: u64 = 12;
 
 /// A job of two steps.
-fn job(model: &ModelConfig, layout: &str, numerics: Numerics, precision: Precision) -> Job {
+pub(super) fn job(
+    model: &ModelConfig,
+    layout: &str,
+    numerics: Numerics,
+    precision: Precision,
+) -> Job {
     sized(model, layout, numerics, precision, [2, BATCH, SEQ])
 }
 
@@ -51,7 +56,7 @@ fn model(kind: &str, more: &str) -> ModelConfig {
 
 /// Three families: learned positions, biases, dropout and tied weights; rotary positions and gates;
 /// experts.
-fn models() -> [ModelConfig; 3] {
+pub(super) fn models() -> [ModelConfig; 3] {
     let gpt = r#"{"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
         "vocab_size": 128, "resid_pdrop": 0.1, "attn_pdrop": 0.1}"#;
     let experts = r#", "num_local_experts": 4, "num_experts_per_tok": 2"#;
@@ -67,7 +72,7 @@ fn on_cuda(job: &Job) -> Outcome {
 }
 
 /// Losses and gradient norms of every step, relative to those of the cpu device.
-fn close(what: &str, got: &Outcome, want: &Outcome, bound: f64) {
+pub(super) fn close(what: &str, got: &Outcome, want: &Outcome, bound: f64) {
     let pairs = [
         ("loss", &got.losses, &want.losses),
         ("gradient norm", &got.gradient_norms, &want.gradient_norms),

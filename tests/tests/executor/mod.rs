@@ -5,6 +5,7 @@ mod cuda;
 mod exact;
 mod fast;
 mod faults;
+mod gpus;
 mod gradients;
 mod jobs;
 mod memory;

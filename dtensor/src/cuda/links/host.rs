@@ -153,10 +153,18 @@ impl Links for HostLinks<'_> {
         }
     }
 
+    fn meet(&self, _: &[(usize, u64)]) -> Result<(), CudaError> {
+        Ok(())
+    }
+
     fn send(&self, to: usize, channel: u64, what: &str, x: &Tensor) -> Result<(), CudaError> {
         let message = self.message(x)?;
         let sent = self.comm.send(to, channel, what, message);
         Ok(sent.map_err(CpuError::from)?)
+    }
+
+    fn sent(&self) -> Result<(), CudaError> {
+        Ok(())
     }
 
     fn receive(&self, from: usize, channel: u64, what: &str, x: &Tensor) -> Result<(), CudaError> {

@@ -65,11 +65,22 @@ pub trait Links {
     /// # Errors
     /// See [`Links::all_reduce`].
     fn wait(&self, ticket: Ticket) -> Result<(), CudaError>;
-    /// Sends a tensor; messages of a channel arrive in order.
+    /// Meets ranks before the first message to them: every rank gives its `(peer, channel)`s. Without, ranks that
+    /// send to each other before they receive could wait for each other.
+    ///
+    /// # Errors
+    /// See [`Links::all_reduce`].
+    fn meet(&self, peers: &[(usize, u64)]) -> Result<(), CudaError>;
+    /// Sends a tensor; messages of a channel arrive in order. Until [`Links::sent`] nothing may write to it.
     ///
     /// # Errors
     /// See [`Links::all_reduce`].
     fn send(&self, to: usize, channel: u64, what: &str, x: &Tensor) -> Result<(), CudaError>;
+    /// Has all work queued from now on come after all that was sent.
+    ///
+    /// # Errors
+    /// See [`Links::all_reduce`].
+    fn sent(&self) -> Result<(), CudaError>;
     /// Receives what [`Links::send`] sent, of the same shape and type.
     ///
     /// # Errors

@@ -15,6 +15,9 @@ use crate::cuda::nccl::{NcclGroup, Reduction, settle};
 use crate::cuda::sys::nccl::Nccl;
 use crate::cuda::tensor::Tensor;
 
+/// Bytes of a greeting, out and in.
+const WORDS: u64 = 2;
+
 /// Groups that have met, by channel and members.
 type Met = BTreeMap<(u64, Vec<usize>), Rc<NcclGroup>>;
 
@@ -211,6 +214,25 @@ impl Links for NcclLinks<'_> {
         }
     }
 
+    fn meet(&self, peers: &[(usize, u64)]) -> Result<(), CudaError> {
+        let rank = self.comm.rank();
+        let others = peers.iter().filter(|&&(peer, _)| peer != rank);
+        let pairs = others.map(|&(peer, channel)| self.pair(peer, channel));
+        // All ranks meet in one order, so that none waits for one that waits for it.
+        let sorted: BTreeMap<_, _> = pairs
+            .map(|pair| ((pair.channel, pair.ranks.clone()), pair))
+            .collect();
+        let word = self.gpu.allocate(WORDS)?;
+        for pair in sorted.values() {
+            let met = self.group(pair)?;
+            // NCCL connects two ranks when they first send, and has each wait for the other.
+            let end = self.queue(&met, || met.greet(word, 1 - pair.index))?;
+            self.gpu.join(&end)?;
+        }
+        self.settle("meeting")?;
+        self.gpu.free(word)
+    }
+
     fn send(&self, to: usize, channel: u64, _: &str, x: &Tensor) -> Result<(), CudaError> {
         if to == self.comm.rank() {
             let mut own = self.own.borrow_mut();
@@ -233,6 +255,11 @@ impl Links for NcclLinks<'_> {
         Ok(())
     }
 
+    fn sent(&self) -> Result<(), CudaError> {
+        let sending = std::mem::take(&mut *self.sending.borrow_mut());
+        sending.iter().try_for_each(|(end, _)| self.gpu.join(end))
+    }
+
     fn receive(&self, from: usize, channel: u64, what: &str, x: &Tensor) -> Result<(), CudaError> {
         if from == self.comm.rank() {
             let mut own = self.own.borrow_mut();
@@ -252,10 +279,7 @@ impl Links for NcclLinks<'_> {
     }
 
     fn settle(&self, what: &str) -> Result<(), CudaError> {
-        let sending = std::mem::take(&mut *self.sending.borrow_mut());
-        for (end, _) in &sending {
-            self.gpu.join(end)?;
-        }
+        self.sent()?;
         let groups = self.groups.borrow();
         let groups: Vec<&NcclGroup> = groups.values().map(|group| &**group).collect();
         settle(&groups, &self.gpu.event()?, self.comm, (what, self.timeout))

@@ -1,0 +1,136 @@
+//! Training on GPUs through NVIDIA's libraries, all of them emulated: driver, compiler, matrix products and
+//! NCCL, on streams that wait for each other only where they are told to.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use dtensor::cpu::Numerics;
+use executor::device::{Gpus, Messages};
+use executor::{ExecutorError, Job, Outcome};
+use spec::Precision;
+
+use super::cuda::{close, job, models};
+use super::jobs::{session, train};
+
+/// Names under which the libraries are looked for.
+const NAMES: [&str; 5] = [
+    "libcuda.so.1",
+    "libnvrtc.so.13",
+    "libcublasLt.so.13",
+    "libnccl.so.2",
+    "libnvidia-ml.so.1",
+];
+/// Set in the process that has them.
+const HERE: &str = "VESCALE_TEST_EMULATED_LIBRARIES";
+
+/// Their folder, built once; none where no C++ compiler is.
+fn libraries() -> Option<PathBuf> {
+    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
+    BUILT.get_or_init(build).clone()
+}
+
+fn build() -> Option<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dtensor/tests/emulator");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-libraries");
+    std::fs::create_dir_all(&folder).expect("the target folder is writable");
+    let built = Command::new("c++")
+        .args(["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o"])
+        .arg(folder.join("libemulated.so"))
+        .arg(source.join("libraries.cpp"))
+        .args(["-ldl", "-lpthread"])
+        .output();
+    let Ok(built) = built else {
+        eprintln!("not tested: no C++ compiler (c++) is here");
+        return None;
+    };
+    let said = String::from_utf8_lossy(&built.stderr);
+    assert!(built.status.success(), "{said}");
+    for name in NAMES {
+        let link = folder.join(name);
+        if !link.exists() {
+            std::os::unix::fs::symlink("libemulated.so", link).expect("the folder is writable");
+        }
+    }
+    Some(folder)
+}
+
+/// Runs a test of this file again, in a process that has the libraries.
+fn elsewhere(test: &str, variables: &[(&str, &str)]) {
+    let Some(folder) = libraries() else { return };
+    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dtensor/tests/emulator/emulator.h");
+    let output = Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", &format!("executor::gpus::{test}"), "--nocapture"])
+        .env(HERE, "1")
+        .env("VESCALE_CUDA_LIBRARIES", &folder)
+        .env("VESCALE_CUDA_CACHE", folder.join("cache"))
+        .env("EMULATED_FOLDER", &folder)
+        .env("EMULATED_HEADER", header)
+        .env("EMULATED_GPUS", "4")
+        .envs(variables.iter().copied())
+        .output()
+        .expect("starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+}
+
+fn is_elsewhere() -> bool {
+    std::env::var_os(HERE).is_some()
+}
+
+fn on_gpus(job: &Job, messages: Messages) -> Result<Outcome, ExecutorError> {
+    let gpus = Gpus {
+        ordinal: None,
+        messages,
+        // Kernels are compiled meanwhile.
+        timeout: Duration::from_secs(600),
+    };
+    executor::train_on(&gpus, &session(job))
+}
+
+#[test]
+fn trains_through_nccl_as_the_cpu_does() {
+    if !is_elsewhere() {
+        return elsewhere("trains_through_nccl_as_the_cpu_does", &[]);
+    }
+    let [gpt, llama, mixtral] = models();
+    let cases = [
+        (&gpt, "dp=2,zero=0,mbs=2"),
+        (&gpt, "pp=2,zero=1,mbs=2"),
+        (&llama, "mbs=2"),
+        (&llama, "dp=2,zero=3,mbs=1"),
+        (&llama, "dp_shard=2,dp_replicate=2,zero=2,mbs=1"),
+        (&llama, "tp=2,sp=on,mbs=2"),
+        (&llama, "cp=2,cp_kind=ring,mbs=2"),
+        (&llama, "cp=2,cp_kind=all_to_all,mbs=2"),
+        (&llama, "tp=2,sp=on,pp=2,mbs=1,schedule=zb-h1"),
+        (&mixtral, "dp=2,ep=2,zero=1,mbs=2"),
+        (&mixtral, "tp=2,sp=on,ep=1,etp=2,mbs=2"),
+    ];
+    for (model, layout) in cases {
+        let on = |layout| job(model, layout, Numerics::Fast, Precision::Fp32);
+        let want = train(&on("mbs=2"));
+        let what = format!("{} {layout}", model.name);
+        let got = on_gpus(&on(layout), Messages::Nccl).unwrap_or_else(|e| panic!("{what}: {e}"));
+        close(&what, &got, &want, 1e-5);
+    }
+    let on = job(&llama, "dp=2,zero=2,mbs=2", Numerics::Fast, Precision::Bf16);
+    let through = [Messages::Nccl, Messages::Host].map(|m| on_gpus(&on, m).expect("trains"));
+    close("llama in bf16", &through[0], &through[1], 2e-3);
+}
+
+/// The rank whose memory is full says so, and the other does not wait for it for ever.
+#[test]
+fn a_rank_that_fails_ends_the_others() {
+    if !is_elsewhere() {
+        // What is left beside cuBLASLt's workspace holds the states, not a step.
+        let memory = ("EMULATED_MEMORY", "4294967296,34000000");
+        return elsewhere("a_rank_that_fails_ends_the_others", &[memory]);
+    }
+    let [_, llama, _] = models();
+    let on = job(&llama, "dp=2,zero=3,mbs=2", Numerics::Fast, Precision::Fp32);
+    let trained = on_gpus(&on, Messages::Nccl).map(|_| ());
+    let error = trained.expect_err("memory is full");
+    assert!(error.to_string().contains("do not fit"), "{error}");
+}
