@@ -340,9 +340,11 @@ pub(crate) struct RunArgs {
     /// Exact: equal to the bit under every layout, slower. Fast: equal within rounding
     #[arg(long, value_enum, default_value_t = NumericsArg::Fast)]
     pub(crate) numerics: NumericsArg,
-    /// Run the model's code for every micro-batch instead of replaying what it did once: same bits
-    #[arg(long)]
-    pub(crate) eager: bool,
+    /// Replayed: run the model's code once and replay what it did. Eager: run it for every micro-batch.
+    /// Graph: replay it, and from the second step on let the GPU run all that a step queued by one call
+    /// (CUDA graph; one rank, without --break-at). Same bits
+    #[arg(long, value_enum, default_value_t = ExecutionArg::Replayed)]
+    pub(crate) execution: ExecutionArg,
     /// What to train on
     #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
     pub(crate) device: DeviceArg,
@@ -500,6 +502,14 @@ pub(crate) struct ReshardArgs {
     pub(crate) to: PathBuf,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
+}
+
+/// When a model's code runs, and who queues its kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExecutionArg {
+    Replayed,
+    Eager,
+    Graph,
 }
 
 /// Numerics flag.

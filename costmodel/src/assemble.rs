@@ -90,6 +90,13 @@ pub fn assemble(
 }
 
 impl Assembled {
+    /// Elements that a rank holds of a virtual stage, before sharding.
+    pub(crate) fn elements(&self, costs: &CostModel, strategy: &Strategy, stage: u32) -> u64 {
+        let stage = stage as usize;
+        let elements = stage_elements(costs, strategy, &self.runs[stage], stage);
+        elements.dense + elements.expert
+    }
+
     fn rank(
         &mut self,
         costs: &CostModel,

@@ -19,7 +19,7 @@ use crate::price::{Prices, ProfilePrices};
 use crate::profile::InFlight;
 use crate::recorder::Recorder;
 use crate::shared_cores::Busy;
-use crate::{CostError, Scenario, floors, held, local, predict};
+use crate::{CostError, Scenario, floors, held, local, peak, predict};
 
 /// Prices strategies of one scenario. Thread-safe; remembers block costs by local shape and
 /// programs by schedule.
@@ -203,6 +203,17 @@ impl CostModel {
         let pipeline = self.pipeline(strategy)?;
         let assembled = assemble(self, strategy, Arc::clone(&pipeline.rank_of_stage))?;
         held::held(&assembled, &*self.program(strategy)?)
+    }
+
+    /// The most that every pipeline rank's heaviest peer has in use on its GPU, as our own executor counts it:
+    /// buffers as they were asked for.
+    ///
+    /// # Errors
+    /// When a block cannot be traced.
+    pub fn peaks(&self, strategy: &Strategy) -> Result<Vec<Bytes>, CostError> {
+        let pipeline = self.pipeline(strategy)?;
+        let assembled = assemble(self, strategy, Arc::clone(&pipeline.rank_of_stage))?;
+        peak::peaks(self, strategy, &assembled, &*self.program(strategy)?)
     }
 
     /// What one rank keeps for backward at most, as [`CostModel::held`], when `rows` says how many

@@ -14,6 +14,7 @@ pub mod flops;
 mod held;
 mod local;
 mod lower;
+mod peak;
 mod predict;
 pub mod price;
 mod profile;

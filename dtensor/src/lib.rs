@@ -1,7 +1,6 @@
 //! Global tensors: placements, propagation, redistribution, autograd tape; the meta device.
 
 mod backward;
-#[cfg(feature = "cpu")]
 pub mod block;
 pub mod comm;
 #[cfg(feature = "cpu")]

@@ -37,9 +37,15 @@ impl Stream {
     /// The stream of `operator` (its dotted path in the model) at `step`.
     #[must_use]
     pub fn new(seed: u64, step: u32, operator: &str) -> Self {
+        Self::of(seed, step, [operator, ""])
+    }
+
+    /// The stream of an operator whose path is in two parts.
+    #[must_use]
+    pub fn of(seed: u64, step: u32, [prefix, scope]: [&str; 2]) -> Self {
         Self {
             key: [seed as u32, (seed >> 32) as u32],
-            high: [step, fnv1a(operator)],
+            high: [step, fnv1a(prefix.bytes().chain(scope.bytes()))],
         }
     }
 
@@ -102,8 +108,8 @@ fn uniform(word: u32) -> f32 {
 }
 
 /// FNV-1a, 32 bits.
-fn fnv1a(text: &str) -> u32 {
-    text.bytes().fold(0x811C_9DC5, |hash, byte| {
+fn fnv1a(text: impl Iterator<Item = u8>) -> u32 {
+    text.fold(0x811C_9DC5, |hash, byte| {
         (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
     })
 }

@@ -9,5 +9,7 @@ mod compile;
 mod emulator;
 #[path = "cuda/gpu.rs"]
 mod gpu;
+#[path = "cuda/graphs.rs"]
+mod graphs;
 #[path = "cuda/kernels/mod.rs"]
 mod kernels;

@@ -56,6 +56,12 @@ pub enum ExecutorError {
         /// What.
         reason: String,
     },
+    /// A step needs the host for what a captured step would do without.
+    #[error("a step cannot be captured: {reason}; use --execution replayed")]
+    Capture {
+        /// For what.
+        reason: &'static str,
+    },
     /// Communication stopped.
     #[error(transparent)]
     Comm(#[from] CommError),

@@ -20,7 +20,7 @@ pub use error::ExecutorError;
 pub use job::Job;
 pub use mesh::{Mesh, Place};
 pub use processes::train_rank;
-pub use report::{RankReport, Routed};
+pub use report::{MemoryUse, RankReport, Routed};
 pub use settings::{AdamW, Execution, Settings};
 pub use states::StateBytes;
 pub use train::{Checkpoints, Observer, Outcome, Session, StepReport, train, train_on};

@@ -1,5 +1,8 @@
 //! One rank of a training job: runs its action list step after step.
 
+mod captured;
+mod times;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,15 +11,15 @@ use dtensor::BlockPosition;
 use dtensor::block::{FirstNonFinite, Half, Watch};
 use dtensor::comm::{Communicator, Group, Message};
 use dtensor::cpu::{ExactSum, Machine, MicroBatch};
-use plans::{Action, ActionKind, Event, Stream};
-use spec::Seconds;
+use plans::{Action, ActionKind};
 
 use crate::checkpoint::{self, Piece, Source};
 use crate::device::{Device, Devices};
 use crate::error::ExecutorError;
 use crate::job::Job;
 use crate::mesh::{Mesh, Place};
-use crate::report::RankReport;
+use crate::report::{RankReport, Routed};
+use crate::settings::Execution;
 use crate::stage::{self, Backward, Plan, Stage};
 use crate::train::StepReport;
 
@@ -45,9 +48,12 @@ pub(crate) struct Rank<'j, D: Device> {
     hidden: Vec<usize>,
     /// Activations and gradients waiting at a stage, by `(backward, stage, micro-batch)`.
     waiting: HashMap<(bool, u32, u32), D::Tensor>,
-    /// Losses of every token of the step so far, where this rank has any.
-    losses: Vec<D::Tensor>,
+    /// Losses of every token of the step by micro-batch, where this rank has any.
+    losses: Option<D::Flat>,
     report: RankReport,
+    /// Whether a step has run: kernels are compiled, and everything that stays is there.
+    has_run: bool,
+    captured: Option<D::Captured>,
 }
 
 impl<'j, D: Device> Rank<'j, D> {
@@ -58,6 +64,7 @@ impl<'j, D: Device> Rank<'j, D> {
         devices: &impl Devices<Device<'j> = D>,
         watch: Option<&'j (dyn Watch + Sync)>,
     ) -> Result<Self, ExecutorError> {
+        captured::check::<D>(job, watch.is_some())?;
         let rank = comm.rank();
         let place = mesh.place(rank);
         let position = mesh.block_position(rank);
@@ -106,12 +113,14 @@ impl<'j, D: Device> Rank<'j, D> {
             world: mesh.group(rank, WORLD, |_| ()),
             hidden: stage::hidden(&plan, &position)?,
             waiting: HashMap::new(),
-            losses: Vec::new(),
+            losses: None,
             report: RankReport {
                 rank,
                 pp: place.pp,
                 ..RankReport::default()
             },
+            has_run: false,
+            captured: None,
         };
         made.device.meet(&made.peers())?;
         Ok(made)
@@ -182,6 +191,30 @@ impl<'j, D: Device> Rank<'j, D> {
     pub(crate) fn step(&mut self, step: u64) -> Result<StepReport, ExecutorError> {
         self.world.barrier(self.comm)?;
         let start = Instant::now();
+        let settings = &self.job.settings;
+        let numbers = settings.optimizer.numbers(step, settings.steps);
+        self.device.set_numbers(&numbers)?;
+        let _ = self.device.take_peak();
+        if settings.execution == Execution::Graph && self.has_run {
+            self.step_captured(step)?;
+        } else {
+            self.step_by_action(step)?;
+        }
+        self.has_run = true;
+        self.count_memory();
+        let seconds = start.elapsed().as_secs_f64();
+        self.report.step_times.push(seconds);
+        let last = |values: &[f64]| values.last().copied().unwrap_or(f64::NAN);
+        Ok(StepReport {
+            step,
+            loss: last(&self.report.losses),
+            gradient_norm: last(&self.report.gradient_norms),
+            seconds,
+            peak_memory: self.report.memory.map(|memory| memory.peak),
+        })
+    }
+
+    fn step_by_action(&mut self, step: u64) -> Result<(), ExecutorError> {
         let last_backward = self.last_backward();
         let actions = self.actions;
         let mut peak_saved = 0;
@@ -194,36 +227,22 @@ impl<'j, D: Device> Rank<'j, D> {
             let saved = self.stages.iter().map(|(_, s)| s.saved_bytes()).sum();
             peak_saved = peak_saved.max(saved);
         }
-        let routed = self.stages.iter_mut().flat_map(|(_, s)| s.take_routed());
-        let routed: Vec<_> = routed.collect();
+        let routed = self.take_routed();
         if peak_saved > self.report.peak_saved {
             self.report.peak_saved = peak_saved;
             self.report.routed = routed;
         }
         self.device.settle("a step")?;
+        if self.world.size() == 1 {
+            self.conclude(step)?;
+        }
         self.report.events = self.events(&self.device.laps()?);
-        let seconds = start.elapsed().as_secs_f64();
-        self.report.step_times.push(seconds);
-        let last = |values: &[f64]| values.last().copied().unwrap_or(f64::NAN);
-        Ok(StepReport {
-            step,
-            loss: last(&self.report.losses),
-            gradient_norm: last(&self.report.gradient_norms),
-            seconds,
-        })
+        Ok(())
     }
 
-    /// The step's actions, from the seconds before and during each of them.
-    fn events(&self, laps: &[f64]) -> Vec<Event> {
-        let mut now = 0.0;
-        let timed = self.actions.iter().zip(laps.chunks_exact(2));
-        timed
-            .map(|(&action, lap)| {
-                let from = now + lap[0];
-                now = from + lap[1];
-                event(action, self.place.pp, from, now)
-            })
-            .collect()
+    fn take_routed(&mut self) -> Vec<Routed> {
+        let routed = self.stages.iter_mut().flat_map(|(_, s)| s.take_routed());
+        routed.collect()
     }
 
     /// Before a pass, sends the parameters that will be gathered next: they arrive while it runs.
@@ -252,6 +271,7 @@ impl<'j, D: Device> Rank<'j, D> {
     /// Runs the passes of a step again, to name the operator that made the first number that is not
     /// finite. Weights are still what they were; gradients are of no use any more.
     fn name_non_finite(&mut self, step: u64) -> Result<(), ExecutorError> {
+        self.captured = None;
         self.device.set_watch(&FirstNonFinite);
         let last_backward = self.last_backward();
         for &action in self.actions.iter().filter(|a| a.kind != ActionKind::Optim) {
@@ -352,7 +372,7 @@ impl<'j, D: Device> Rank<'j, D> {
         let input = self.waiting.remove(&(false, a.stage, a.micro_batch));
         let (ids, labels) = self.tokens(a.micro_batch, step);
         let batch = self.micro_batch(a.micro_batch, step, &ids, &labels);
-        let batch = self.device.batch(batch)?;
+        let batch = self.device.batch(a.micro_batch, batch)?;
         let last = self.last_stage();
         let (stage, device) = self.stage(a.stage);
         let output = stage.forward(device, &batch, a.micro_batch, input)?;
@@ -360,9 +380,22 @@ impl<'j, D: Device> Rank<'j, D> {
             self.waiting
                 .insert((false, a.stage + 1, a.micro_batch), output);
         } else if self.place.tp == 0 {
-            self.losses.push(output);
+            self.keep_losses(a.micro_batch, &output)?;
         }
         Ok(())
+    }
+
+    /// Puts the losses of a micro-batch's tokens where those of the step lie.
+    fn keep_losses(&mut self, micro_batch: u32, losses: &D::Tensor) -> Result<(), ExecutorError> {
+        let tokens: usize = D::shape(losses).iter().product();
+        let all = tokens * self.job.strategy.num_micro_batches as usize;
+        let kept = match self.losses.take() {
+            Some(kept) => kept,
+            None => self.device.zeros(all)?,
+        };
+        let kept = self.losses.insert(kept);
+        self.device
+            .put_tensor(kept, micro_batch as usize * tokens, losses)
     }
 
     /// `last`: no backward of this stage comes after it in this step.
@@ -387,7 +420,7 @@ impl<'j, D: Device> Rank<'j, D> {
         };
         let (ids, labels) = self.tokens(a.micro_batch, step);
         let batch = self.micro_batch(a.micro_batch, step, &ids, &labels);
-        let batch = self.device.batch(batch)?;
+        let batch = self.device.batch(a.micro_batch, batch)?;
         let (stage, device) = self.stage(a.stage);
         let gradient = stage.backward(device, &batch, a.micro_batch, gradient, pass)?;
         if let Some(gradient) = gradient.filter(|_| a.stage > 0) {
@@ -438,25 +471,39 @@ impl<'j, D: Device> Rank<'j, D> {
             .unzip()
     }
 
-    /// Loss and gradient norm over all ranks, tied weights, clipping, the optimizer.
+    /// Tied weights, clipping, the optimizer. A rank that is alone does not wait for its device.
     fn optimize(&mut self, step: u64) -> Result<(), ExecutorError> {
         let tied = self.add_tied()?;
-        let mut squares = ExactSum::default();
-        for (stage, made) in &self.stages {
+        let optimizer = &self.job.settings.optimizer;
+        let tp = self.place.tp;
+        let measured = self.stages.iter().flat_map(|(stage, made)| {
             let skip = tied.filter(|_| *stage > 0);
-            let tp = self.place.tp;
-            made.states
-                .add_squares(&self.device, &mut squares, tp, skip)?;
+            made.states.measured(tp, skip)
+        });
+        let measured: Vec<_> = measured.collect();
+        self.device
+            .measure(&measured, self.losses.as_ref(), optimizer)?;
+        if self.world.size() > 1 {
+            let norm = self.conclude(step)?;
+            self.device.set_scale(optimizer.scale(norm))?;
         }
+        for (_, stage) in &mut self.stages {
+            stage.states.step(&self.device)?;
+        }
+        Ok(())
+    }
+
+    /// Loss and gradient norm over all ranks; returns the norm.
+    fn conclude(&mut self, step: u64) -> Result<f64, ExecutorError> {
         let mut loss = ExactSum::default();
-        for losses in std::mem::take(&mut self.losses) {
-            for &token in self.device.numbers(&losses)?.iter() {
+        if let Some(losses) = &self.losses {
+            for &token in self.device.read(losses, 0..D::len(losses))?.iter() {
                 loss.add(f64::from(token));
             }
         }
         let mut message = loss.bytes();
         let split = message.len();
-        message.extend(squares.bytes());
+        message.extend(self.device.squares()?.bytes());
         let comm = self.comm;
         let message = std::sync::Arc::new(message);
         let mut loss = ExactSum::default();
@@ -475,21 +522,9 @@ impl<'j, D: Device> Rank<'j, D> {
                 return Err(ExecutorError::NotFinite { step, what, value });
             }
         }
-        let settings = &self.job.settings;
-        let scale = match settings.optimizer.clip_norm {
-            Some(limit) if norm > limit => limit / (norm + 1e-6),
-            _ => 1.0,
-        };
-        let rate = settings.optimizer.rate(step, settings.steps);
-        for (_, stage) in &mut self.stages {
-            let at = (step, rate);
-            stage
-                .states
-                .step(&self.device, &settings.optimizer, at, scale as f32)?;
-        }
         self.report.losses.push(loss);
         self.report.gradient_norms.push(norm);
-        Ok(())
+        Ok(norm)
     }
 
     /// Exchanges gradients of a weight that the first and the last stage both hold. Returns its
@@ -559,25 +594,5 @@ impl<'j, D: Device> Rank<'j, D> {
         } else {
             vec![peer]
         }
-    }
-}
-
-fn event(a: Action, pp: u64, from: f64, to: f64) -> Event {
-    let stream = match a.kind {
-        ActionKind::RecvF | ActionKind::RecvB | ActionKind::SendF | ActionKind::SendB => {
-            Stream::Pipeline
-        }
-        ActionKind::Unshard | ActionKind::Reshard | ActionKind::ReduceGrad => Stream::DataParallel,
-        _ => Stream::Compute,
-    };
-    let whole = a.kind == ActionKind::Optim;
-    Event {
-        rank: pp as u32,
-        stream,
-        name: a.to_string(),
-        stage: (!whole).then_some(a.stage),
-        micro_batch: (!whole).then_some(a.micro_batch),
-        start: Seconds(from),
-        end: Seconds(to),
     }
 }

@@ -21,7 +21,7 @@ pub struct RankReport {
     pub gradient_norms: Vec<f64>,
     /// Seconds of every step.
     pub step_times: Vec<f64>,
-    /// What ran when in the last step.
+    /// What ran when in the last step; nothing of a captured step, which is one call.
     pub events: Vec<Event>,
     /// States.
     pub states: StateBytes,
@@ -29,6 +29,17 @@ pub struct RankReport {
     pub peak_saved: u64,
     /// Rows that reached this rank's experts in that step.
     pub routed: Vec<Routed>,
+    /// Memory of the device in the step that used most; nothing where it is not counted.
+    pub memory: Option<MemoryUse>,
+}
+
+/// Bytes of a device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryUse {
+    /// The most that tensors and lists had at a time, as they asked for it.
+    pub peak: u64,
+    /// Taken from the device: with rounding and with pieces that nothing had.
+    pub reserved: u64,
 }
 
 impl RankReport {

@@ -35,6 +35,9 @@ pub enum Execution {
     Replayed,
     /// For every micro-batch anew, as in a system that does not compile.
     Eager,
+    /// Once per block; and all that the first step queued is captured in the second, which the device then
+    /// runs by one call per step.
+    Graph,
 }
 
 impl Settings {
@@ -91,22 +94,27 @@ impl AdamW {
         self.min_learning_rate + (self.learning_rate - self.min_learning_rate) * cosine
     }
 
-    /// Numbers of a step (from 0).
+    /// Numbers of a step (from 0) of `steps`, for weights that decay.
     #[must_use]
-    pub fn numbers(&self, step: u64, rate: f64, scale: f32, decay: bool) -> AdamWStep {
+    pub fn numbers(&self, step: u64, steps: u64) -> AdamWStep {
         let correct = |beta: f64| 1.0 - beta.powf((step + 1) as f64);
-        let rate = rate as f32;
+        let rate = self.rate(step, steps) as f32;
         AdamWStep {
             rate,
             betas: [self.beta1 as f32, self.beta2 as f32],
             corrections: [correct(self.beta1) as f32, correct(self.beta2) as f32],
             epsilon: self.epsilon as f32,
-            keep: if decay {
-                1.0 - rate * self.weight_decay as f32
-            } else {
-                1.0
-            },
-            scale,
+            keep: 1.0 - rate * self.weight_decay as f32,
+        }
+    }
+
+    /// What clipping multiplies a gradient of that norm by; not a number where the norm is none.
+    #[must_use]
+    pub fn scale(&self, norm: f64) -> f32 {
+        match self.clip_norm {
+            Some(limit) if norm > limit => (limit / (norm + 1e-6)) as f32,
+            _ if norm.is_finite() => 1.0,
+            _ => f32::NAN,
         }
     }
 }

@@ -72,6 +72,8 @@ pub struct StepReport {
     pub gradient_norm: f64,
     /// Seconds it took on rank 0.
     pub seconds: f64,
+    /// Bytes of the device's memory that rank 0 used at most so far; nothing where they are not counted.
+    pub peak_memory: Option<u64>,
 }
 
 /// What a run tells while it goes.

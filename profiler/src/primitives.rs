@@ -40,7 +40,7 @@ pub fn states(elements: u64, ranks: u64, effort: Effort) -> Result<Vec<Measured>
                 variance,
                 gradient,
             };
-            adamw(&mut weights, &STEP);
+            adamw(&mut weights, &STEP, 1.0);
         });
         time("gradient norm", &mut || {
             let mut sum = ExactSum::default();
@@ -62,7 +62,6 @@ const STEP: AdamWStep = AdamWStep {
     corrections: [0.1, 0.05],
     epsilon: 1e-8,
     keep: 0.9999,
-    scale: 1.0,
 };
 
 /// Measures messages of that many elements between `ranks` ranks, and how long they take to meet.

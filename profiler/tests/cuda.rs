@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use dtensor::cuda::launcher::{Address, Arguments, Launch, Launcher, Product};
+use dtensor::cuda::launcher::{Address, Arguments, GraphId, Launch, Launcher, Product};
 use dtensor::cuda::{CudaError, Device, kernels};
 use dtensor::{BlockMesh, BlockPosition};
 use models::{BlockClass, BlockLayout};
@@ -151,6 +151,18 @@ impl Launcher for Lazy {
             Undone::Products => Ok(()),
             Undone::Kernels | Undone::Reads => self.works.multiply(product),
         }
+    }
+    fn begin_capture(&self) -> Result<(), CudaError> {
+        self.works.begin_capture()
+    }
+    fn end_capture(&self) -> Result<GraphId, CudaError> {
+        self.works.end_capture()
+    }
+    fn replay(&self, graph: GraphId) -> Result<(), CudaError> {
+        self.works.replay(graph)
+    }
+    fn forget(&self, graph: GraphId) {
+        self.works.forget(graph);
     }
     fn mark(&self) -> Result<(), CudaError> {
         self.marks.set(self.marks.get() + 1);

@@ -3,7 +3,8 @@
     python3 tests/gpu/train.py VESCALE_PLAN CASES.json PROFILE.yaml OUT.json [TORCH.json]
 
 Times are predicted twice: with the presets only, and with the profile of this GPU. Exits with 1 where a run fails,
-where a counted byte is not the predicted one, where a loss is no number, or where our tokens per second are under 0.8 of
+where a counted byte is not the predicted one (the most in use of all: by more than 2%), where a loss is no number or not
+that of the same steps queued kernel by kernel, or where our tokens per second are under 0.8 of
 PyTorch's (TORCH.json, of torch_train.py). Nothing here is told what was measured before it predicts.
 """
 
@@ -17,6 +18,12 @@ import sys
 import tempfile
 
 FLOOR = 0.8
+PEAK = "most in use of all"
+
+
+def differs(line):
+    counted, predicted = line["measured_bytes"], line["predicted_bytes"]
+    return abs(predicted - counted) > 0.02 * counted if line["name"] == PEAK else predicted != counted
 
 
 def tokens(path, count=1 << 20, vocabulary=32000):
@@ -44,16 +51,16 @@ def ask(command):
     return json.loads(done.stdout)
 
 
-def train(binary, cases, model, strategy, profile, folder):
+def train(binary, cases, model, strategy, execution, profile, folder):
     plan, data = os.path.join(folder, "plan.yaml"), os.path.join(folder, "tokens.bin")
     shape = ["--seq", str(model["seq"]), "--global-batch", str(model["global_batch"])]
     estimate = [binary, "estimate", "--model", model["model"], "--cluster", cluster(cases["clusters"])]
     estimate += ["--runtime", cases["runtime"], "--gpus", "1", "--precision", "bf16", "--strategy", strategy]
     preset = ask([*estimate, *shape, "-o", plan, "--json"])["predicted"]
     run = [binary, "run", plan, "--device", cases["device"], "--steps", str(cases["steps"]), "--data", data, "--json"]
+    run += [] if execution == "replayed" else ["--execution", execution]
     measured = ask([*run, "--profile", profile] if profile else run)
     losses = [step["loss"] for step in measured["losses"]]
-    differs = [line["name"] for line in measured["memory"] if line["measured_bytes"] != line["predicted_bytes"]]
     seconds = measured["step_time_s"]
     error = lambda predicted: None if predicted is None else predicted / seconds - 1
     return {
@@ -65,7 +72,7 @@ def train(binary, cases, model, strategy, profile, folder):
             "profile": error(measured["predicted_step_time_s"]),
         },
         "memory": measured["memory"],
-        "failed": [f"{name}: bytes differ" for name in differs]
+        "failed": [f"{line['name']}: bytes differ" for line in measured["memory"] if differs(line)]
         + ["a loss is no number" for loss in losses if not math.isfinite(loss)],
     }
 
@@ -83,14 +90,18 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         tokens(os.path.join(folder, "tokens.bin"))
         for model in cases["models"]:
-            for strategy in model["strategies"]:
-                row = {"model": model["name"], "strategy": strategy}
+            queued = [(strategy, "replayed") for strategy in model["strategies"]]
+            for strategy, execution in queued + [(strategy, "graph") for strategy in model.get("graph", [])]:
+                row = {"model": model["name"], "strategy": strategy, "execution": execution}
                 try:
-                    row |= train(binary, cases, model, strategy, profile, folder)
+                    row |= train(binary, cases, model, strategy, execution, profile, folder)
                 except RuntimeError as error:
                     row["failed"] = [str(error)]
+                same = [r for r in rows if r["model"] == row["model"] and r["strategy"] == strategy]
+                if any(r.get("losses") != row.get("losses") for r in same):
+                    row["failed"].append("losses are not those of the same steps queued kernel by kernel")
                 rows.append(row)
-                print(row["model"], strategy, row.get("step_time_s"), *row["failed"])
+                print(row["model"], strategy, execution, row.get("step_time_s"), *row["failed"])
             best = max((row.get("tokens_per_s", 0) for row in rows if row["model"] == model["name"]), default=0)
             other = theirs.get(model["name"], {}).get("tokens_per_s")
             if other and best < FLOOR * other:

@@ -2,10 +2,14 @@
 //! backward, and what dies when.
 
 pub(crate) mod pass;
+pub mod sizes;
+#[cfg(feature = "cpu")]
 mod watch;
 
 pub use pass::{Forward, Parameters, Saved};
+#[cfg(feature = "cpu")]
 pub(crate) use watch::Tensors;
+#[cfg(feature = "cpu")]
 pub use watch::{FirstNonFinite, Seen, Watch, WatchError};
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::trace::{CollectiveKind, Detail, Op, OpKind, Pass, TensorId, TensorRole, Trace};
 
 /// What is kept from forward to backward.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Keep {
     /// All that backward reads.
     All,
@@ -197,6 +201,43 @@ impl Block {
         let scope = &self.trace.forward[op].scope;
         (0..self.trace.forward.len())
             .filter(move |&i| self.is_attention(i) && self.trace.forward[i].scope == *scope)
+    }
+
+    /// The bias that a linear layer's product adds as it is written, if one follows.
+    pub(crate) fn fused_bias(&self, product: usize) -> Option<&Op> {
+        let out = self.trace.forward[product].outputs[0];
+        let next = self.trace.forward.get(product + 1)?;
+        let adds =
+            next.kind == OpKind::Bias && next.detail == Detail::None && next.inputs[0] == out;
+        let mut views = self.trace.forward_views.iter();
+        (adds && !views.any(|view| view.from == out)).then_some(next)
+    }
+
+    /// Whether all that reads a tensor is the loss, which takes logits of any type.
+    pub(crate) fn is_only_for_the_loss(&self, id: TensorId) -> bool {
+        let storage = self.storage(id);
+        let mut readers = self.trace.forward.iter().filter(|op| {
+            let logits = match op.detail {
+                Detail::VocabularySums { logits } => Some(logits),
+                _ => None,
+            };
+            let mut reads = op.inputs.iter().chain(&logits);
+            reads.any(|&id| self.storage(id) == storage)
+        });
+        readers.all(|op| {
+            op.kind == OpKind::CrossEntropy || matches!(op.detail, Detail::VocabularySums { .. })
+        })
+    }
+
+    /// The tensor that receives the gradient of an input of a forward operator.
+    pub(crate) fn gradient_of(&self, forward: usize, input: usize) -> Option<TensorId> {
+        let wanted = Detail::Gradient {
+            of: forward,
+            input: Some(input),
+        };
+        let mut ops = self.trace.backward.iter();
+        let op = ops.find(|op| op.detail == wanted)?;
+        op.outputs.first().copied()
     }
 
     fn is_read_outside_attention(&self, id: TensorId) -> bool {

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::{Block, Half, Keep, Step};
+#[cfg(feature = "cpu")]
 use crate::layout::BlockPosition;
+#[cfg(feature = "cpu")]
 use crate::philox::Stream;
 use crate::plan::RoutedRows;
 use crate::trace::{self, Op, TensorId, TensorRole};
@@ -175,12 +177,14 @@ impl Block {
     }
 
     /// Random numbers of an operator.
+    #[cfg(feature = "cpu")]
     pub(crate) fn stream(&self, op: &Op, seed: u64, step: u32) -> Stream {
-        Stream::new(seed, step, &format!("{}{}", self.prefix, op.scope))
+        Stream::of(seed, step, [&self.prefix, &op.scope])
     }
 
     /// First global index that a rank holds of a dim, past the end if it holds none: the first row of a
     /// table, the first entry of a vocabulary.
+    #[cfg(feature = "cpu")]
     pub(crate) fn first_index(&self, id: TensorId, dim: usize, position: &BlockPosition) -> u64 {
         let info = self.trace.tensor(id);
         let held = position.indices(&info.global, &info.placements, dim);

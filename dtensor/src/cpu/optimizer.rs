@@ -25,17 +25,15 @@ pub struct AdamWStep {
     pub epsilon: f32,
     /// Factor of the weights: one less decoupled decay.
     pub keep: f32,
-    /// Factor of the gradients: clipping.
-    pub scale: f32,
 }
 
-/// Updates weights by their gradients. Elementwise, so a shard's update does not depend on the
-/// sharding.
-pub fn adamw(weights: &mut Weights<'_>, step: &AdamWStep) {
+/// Updates weights by their gradients times `scale`. Elementwise, so a shard's update does not depend on
+/// the sharding.
+pub fn adamw(weights: &mut Weights<'_>, step: &AdamWStep, scale: f32) {
     let ([b1, b2], [c1, c2]) = (step.betas, step.corrections);
     let moments = weights.momentum.iter_mut().zip(weights.variance.iter_mut());
     for ((w, &g), (m, v)) in weights.master.iter_mut().zip(weights.gradient).zip(moments) {
-        let g = g * step.scale;
+        let g = g * scale;
         *m = b1 * *m + (1.0 - b1) * g;
         *v = b2 * *v + (1.0 - b2) * g * g;
         *w = *w * step.keep - step.rate * (*m / c1) / ((*v / c2).sqrt() + step.epsilon);

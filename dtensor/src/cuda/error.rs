@@ -62,6 +62,12 @@ pub enum CudaError {
         /// Bytes the device has left.
         free: u64,
     },
+    /// Something that the host and the device must do together, while work is only recorded.
+    #[error("{what} cannot be part of captured work: it needs the host every time")]
+    Captured {
+        /// What was asked for.
+        what: &'static str,
+    },
     /// What ranks exchange through the host failed.
     #[error(transparent)]
     Host(#[from] CpuError),

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use super::compile::Compiler;
 use super::error::CudaError;
 use super::kernels::{Head, Kernel, Source};
-use super::launcher::{Address, Arguments, Launch, Launcher, Product};
+use super::launcher::{Address, Arguments, GraphId, Launch, Launcher, Product};
 use super::products::Products;
 use super::sys::driver::{self, Driver, Handle};
 
@@ -31,12 +31,10 @@ pub struct Gpu {
     /// Kernels and products queued so far.
     launches: Cell<u64>,
     marks: RefCell<Vec<Event>>,
-}
-
-/// Steps of work captured once, to be run again and again without the host.
-pub struct Graph {
-    driver: Rc<Driver>,
-    executable: Handle,
+    /// Whether work is recorded instead of run.
+    capturing: Cell<bool>,
+    /// Recorded work, made ready to run.
+    graphs: RefCell<Vec<Option<Handle>>>,
 }
 
 /// A point in the stream whose time is measured.
@@ -101,6 +99,8 @@ impl Gpu {
             functions: RefCell::default(),
             launches: Cell::new(0),
             marks: RefCell::default(),
+            capturing: Cell::new(false),
+            graphs: RefCell::default(),
             driver,
         })
     }
@@ -182,45 +182,12 @@ impl Gpu {
         unsafe { self.driver.wait_event(self.stream, event.handle, 0) }
     }
 
-    /// Captures what `work` queues instead of running it. Memory that it allocates must stay; nothing in it
-    /// may read the device or write to it from the host.
-    ///
-    /// # Errors
-    /// When `work` fails or does what cannot be captured.
-    pub fn capture(
-        &self,
-        work: impl FnOnce() -> Result<(), CudaError>,
-    ) -> Result<Graph, CudaError> {
-        // SAFETY: the stream is ours and not being captured.
-        unsafe {
-            self.driver
-                .begin_capture(self.stream, driver::CAPTURE_THREAD)
-        }?;
-        let done = work();
-        let mut graph = std::ptr::null_mut();
-        // SAFETY: begun above; must end also where the work failed.
-        let ended = unsafe { self.driver.end_capture(self.stream, &raw mut graph) };
-        done?;
-        ended?;
-        let mut executable = std::ptr::null_mut();
-        // SAFETY: the graph was made above and is destroyed below.
-        let made = unsafe { self.driver.instantiate(&raw mut executable, graph, 0) };
-        // SAFETY: made above, used no more.
-        unsafe { self.driver.destroy_graph(graph) }?;
-        made?;
-        Ok(Graph {
-            driver: Rc::clone(&self.driver),
-            executable,
-        })
-    }
-
-    /// Runs a captured graph.
-    ///
-    /// # Errors
-    /// When the device fails.
-    pub fn replay(&self, graph: &Graph) -> Result<(), CudaError> {
-        // SAFETY: instantiated in this context.
-        unsafe { self.driver.launch_graph(graph.executable, self.stream) }
+    /// Refuses what the host and the device do together while work is only recorded.
+    fn with_host(&self, what: &'static str) -> Result<(), CudaError> {
+        match self.capturing.get() {
+            true => Err(CudaError::Captured { what }),
+            false => Ok(()),
+        }
     }
 
     fn module(&self, kernel: Kernel) -> Result<Handle, CudaError> {
@@ -295,6 +262,7 @@ impl Launcher for Gpu {
     }
 
     fn write(&self, to: Address, bytes: &[u8]) -> Result<(), CudaError> {
+        self.with_host("a copy to the device")?;
         if bytes.is_empty() {
             return Ok(());
         }
@@ -306,6 +274,7 @@ impl Launcher for Gpu {
     }
 
     fn read(&self, from: Address, bytes: &mut [u8]) -> Result<(), CudaError> {
+        self.with_host("a copy to the host")?;
         if bytes.is_empty() {
             return Ok(());
         }
@@ -367,6 +336,7 @@ impl Launcher for Gpu {
     }
 
     fn mark(&self) -> Result<(), CudaError> {
+        self.with_host("a measured time")?;
         let event = self.event()?;
         self.marks.borrow_mut().push(event);
         Ok(())
@@ -379,8 +349,50 @@ impl Launcher for Gpu {
     }
 
     fn synchronize(&self) -> Result<(), CudaError> {
+        self.with_host("waiting for the device")?;
         // SAFETY: the stream is ours.
         unsafe { self.driver.synchronize_stream(self.stream) }
+    }
+
+    fn begin_capture(&self) -> Result<(), CudaError> {
+        // SAFETY: the stream is ours and not being captured.
+        unsafe {
+            self.driver
+                .begin_capture(self.stream, driver::CAPTURE_RELAXED)
+        }?;
+        self.capturing.set(true);
+        Ok(())
+    }
+
+    fn end_capture(&self) -> Result<GraphId, CudaError> {
+        self.capturing.set(false);
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: begun before.
+        unsafe { self.driver.end_capture(self.stream, &raw mut graph) }?;
+        let mut executable = std::ptr::null_mut();
+        // SAFETY: the graph was made above and is destroyed below.
+        let made = unsafe { self.driver.instantiate(&raw mut executable, graph, 0) };
+        // SAFETY: made above, used no more.
+        unsafe { self.driver.destroy_graph(graph) }?;
+        made?;
+        let mut graphs = self.graphs.borrow_mut();
+        graphs.push(Some(executable));
+        Ok(GraphId(graphs.len() - 1))
+    }
+
+    fn replay(&self, GraphId(at): GraphId) -> Result<(), CudaError> {
+        let executable = self.graphs.borrow()[at];
+        let executable = executable.expect("what was forgotten is not run again");
+        // SAFETY: instantiated in this context.
+        unsafe { self.driver.launch_graph(executable, self.stream) }
+    }
+
+    fn forget(&self, GraphId(at): GraphId) {
+        if let Some(executable) = self.graphs.borrow_mut()[at].take() {
+            // SAFETY: instantiated here, used no more. The driver keeps it until it has run. Nothing can
+            // be done where it fails.
+            let _ = unsafe { self.driver.destroy_executable(executable) };
+        }
     }
 
     fn multiprocessors(&self) -> u32 {
@@ -447,17 +459,13 @@ impl Drop for Event {
     }
 }
 
-impl Drop for Graph {
-    fn drop(&mut self) {
-        // SAFETY: as above.
-        let _ = unsafe { self.driver.destroy_executable(self.executable) };
-    }
-}
-
 impl Drop for Gpu {
     fn drop(&mut self) {
         let modules = std::mem::take(&mut *self.modules.borrow_mut());
         self.marks.borrow_mut().clear();
+        for at in 0..self.graphs.borrow().len() {
+            self.forget(GraphId(at));
+        }
         // SAFETY: all of them are of this context, which is released last. Nothing can be done where one
         // fails.
         unsafe {

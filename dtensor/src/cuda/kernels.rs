@@ -106,6 +106,7 @@ impl Source {
                 "column_sum_bf16",
                 "add_lines",
                 "square_sum",
+                "clip",
                 "adamw",
             ],
             Self::Token => &[

@@ -147,22 +147,53 @@ pub trait Launcher {
     /// # Errors
     /// When any of it failed.
     fn synchronize(&self) -> Result<(), CudaError>;
+    /// From here on records work instead of running it. Addresses and arguments stay as they are recorded;
+    /// the host neither writes nor reads until [`Launcher::end_capture`].
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn begin_capture(&self) -> Result<(), CudaError>;
+    /// Runs work again from here on; returns what was recorded. Also where recording failed.
+    ///
+    /// # Errors
+    /// When what was asked for cannot be recorded.
+    fn end_capture(&self) -> Result<GraphId, CudaError>;
+    /// Runs what was recorded, all of it by one call.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn replay(&self, graph: GraphId) -> Result<(), CudaError>;
+    /// Frees what was recorded.
+    fn forget(&self, graph: GraphId);
     /// Multiprocessors of the device: how many blocks run side by side.
     fn multiprocessors(&self) -> u32;
 }
 
-/// A random stream as kernels take it.
+/// Work that a launcher recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GraphId(pub usize);
+
+/// A random stream as kernels take it: `struct Stream` of `prelude.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct StreamArgument {
     key: [u32; 2],
-    high: [u32; 2],
+    step: Address,
+    operator: u32,
+    padding: u32,
 }
 
-impl From<Stream> for StreamArgument {
-    fn from(stream: Stream) -> Self {
-        let (key, high) = stream.words();
-        Self { key, high }
+impl StreamArgument {
+    /// The stream of an operator, in the step that the word at `step` says when a kernel runs.
+    #[must_use]
+    pub fn new(stream: Stream, step: Address) -> Self {
+        let (key, [_, operator]) = stream.words();
+        Self {
+            key,
+            step,
+            operator,
+            padding: 0,
+        }
     }
 }
 
@@ -196,10 +227,40 @@ pub struct StepArgument {
     pub corrections: [f32; 2],
     /// Added to the root of the second moment.
     pub epsilon: f32,
-    /// Factor of the weights.
+    /// Factor of the weights that decay.
     pub keep: f32,
-    /// Factor of the gradients.
-    pub scale: f32,
+}
+
+/// `struct Numbers` of `reduce.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct NumbersArgument {
+    /// First number, in 32 bits.
+    pub address: Address,
+    /// How many.
+    pub count: i64,
+    /// First chunk of the launch that treats them.
+    pub first: i64,
+    /// Whether their squares count; else they must only be finite.
+    pub counts: i64,
+}
+
+/// `struct Weights` of `reduce.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct WeightsArgument {
+    /// Weights, momentum, variance and gradient, in 32 bits.
+    pub states: [Address; 4],
+    /// Weights as other kernels read them; none: 0.
+    pub weights: Address,
+    /// How many.
+    pub count: i64,
+    /// First chunk of the launch that treats them.
+    pub first: i64,
+    /// Whether other kernels read them in bf16.
+    pub is_bf16: i32,
+    /// Whether they decay.
+    pub decays: i32,
 }
 
 /// `struct Attention` of `attention_prelude.cu`.
@@ -220,10 +281,10 @@ pub struct AttentionArgument {
     pub threshold: u32,
     /// Of what is kept.
     pub keep: f32,
-    /// Random numbers.
-    pub stream: StreamArgument,
     /// The structure's alignment asks for it.
     pub padding: u32,
+    /// Random numbers.
+    pub stream: StreamArgument,
     /// Of the global batch.
     pub first_sequence: i64,
     /// Of all heads.
@@ -242,7 +303,7 @@ macro_rules! plain {
         unsafe impl Pod for $name {}
     )*};
 }
-plain!(StreamArgument Place StepArgument AttentionArgument);
+plain!(StreamArgument Place StepArgument NumbersArgument WeightsArgument AttentionArgument);
 
 /// A probability as a threshold of 24-bit numbers: a uniform of that many bits is below the
 /// probability exactly when the number is below the threshold.
@@ -257,9 +318,11 @@ mod tests {
 
     #[test]
     fn arguments_lie_as_c_lays_them_out() {
-        assert_eq!(size_of::<Place>(), 16 + 8 + 48);
-        assert_eq!(size_of::<StepArgument>(), 32);
-        assert_eq!(size_of::<AttentionArgument>(), 56 + 12 + 16 + 4 + 32);
+        assert_eq!(size_of::<Place>(), 24 + 8 + 48);
+        assert_eq!(size_of::<StepArgument>(), 28);
+        assert_eq!(size_of::<NumbersArgument>(), 32);
+        assert_eq!(size_of::<WeightsArgument>(), 64);
+        assert_eq!(size_of::<AttentionArgument>(), 56 + 12 + 4 + 24 + 32);
         let mut arguments = Arguments::default().with(7i32).with(2.5f64).with(1u64);
         let base = arguments.words.as_ptr() as usize;
         let at: Vec<usize> = arguments.pointers().iter().map(|&p| p as usize).collect();

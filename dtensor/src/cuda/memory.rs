@@ -1,10 +1,16 @@
 //! Memory of a device: pieces given out, taken back and given out again, and counted.
 //!
 //! All work of a device is in one queue, so a piece may be given out again as soon as its last reader
-//! has been queued. Pieces keep their addresses, which a captured graph relies on.
+//! has been queued. Pieces keep their addresses.
+//!
+//! Captured work runs again at the addresses it was recorded with, so every piece that it touched is its own
+//! from then on: pieces given out while it was recorded, and pieces from before that were given back
+//! meanwhile. While recording, the former are given out again as always, since one run of the work is
+//! ordered in itself; the latter are not, since the next run reads them first. None is given to anyone else
+//! until the captured work is dropped. PyTorch has such private pools for its CUDA graphs.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
 use super::error::CudaError;
@@ -25,7 +31,33 @@ pub struct Memory {
 struct State {
     /// Free pieces by size.
     free: BTreeMap<u64, Vec<Address>>,
+    recording: Option<Recording>,
+    /// Pieces of captured work.
+    captured: HashMap<Address, Captured>,
     usage: Usage,
+}
+
+/// Work that is being recorded.
+#[derive(Debug, Default)]
+struct Recording {
+    /// Those of its pieces that it may take again, by size.
+    free: BTreeMap<u64, Vec<Address>>,
+    /// All of its pieces.
+    pieces: BTreeSet<Address>,
+}
+
+/// A piece of captured work.
+#[derive(Clone, Copy, Debug)]
+struct Captured {
+    size: u64,
+    /// Whether a buffer has it.
+    in_use: bool,
+}
+
+/// The pieces of captured work; dropping it gives them back.
+pub struct Reserved {
+    memory: Rc<Memory>,
+    pieces: BTreeSet<Address>,
 }
 
 /// Bytes of a device's memory.
@@ -86,7 +118,13 @@ impl Memory {
         if self.poisons.get() {
             self.launcher.fill(address, 0xFF, size)?;
         }
-        let usage = &mut self.state.borrow_mut().usage;
+        let state = &mut *self.state.borrow_mut();
+        if let Some(recording) = &mut state.recording {
+            let piece = Captured { size, in_use: true };
+            state.captured.insert(address, piece);
+            recording.pieces.insert(address);
+        }
+        let usage = &mut state.usage;
         usage.live += bytes;
         usage.peak = usage.peak.max(usage.live);
         Ok(Buffer {
@@ -97,13 +135,36 @@ impl Memory {
     }
 
     fn take(&self, size: u64) -> Option<Address> {
-        self.state.borrow_mut().free.get_mut(&size)?.pop()
+        let state = &mut *self.state.borrow_mut();
+        let pop = |free: &mut BTreeMap<u64, Vec<Address>>| free.get_mut(&size)?.pop();
+        let recording = state.recording.as_mut();
+        let again = recording.and_then(|recording| pop(&mut recording.free));
+        again.or_else(|| pop(&mut state.free))
+    }
+
+    /// Reserves every piece touched from here on for what is recorded.
+    pub(super) fn begin_recording(&self) {
+        self.state.borrow_mut().recording = Some(Recording::default());
+    }
+
+    /// Ends it; returns the pieces, to be kept as long as what was recorded.
+    #[must_use]
+    pub(super) fn end_recording(self: &Rc<Self>) -> Reserved {
+        let recording = self.state.borrow_mut().recording.take();
+        Reserved {
+            memory: Rc::clone(self),
+            pieces: recording.unwrap_or_default().pieces,
+        }
+    }
+
+    fn is_recording(&self) -> bool {
+        self.state.borrow().recording.is_some()
     }
 
     /// Memory from the device; when it is full, after free pieces of other sizes went back to it.
     fn more(&self, size: u64) -> Result<Address, CudaError> {
         match self.launcher.allocate(size) {
-            Err(CudaError::OutOfMemory { free, .. }) => {
+            Err(CudaError::OutOfMemory { free, .. }) if !self.is_recording() => {
                 self.trim()?;
                 self.launcher
                     .allocate(size)
@@ -153,8 +214,38 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let state = &mut *self.memory.state.borrow_mut();
         state.usage.live -= self.bytes;
-        let free = state.free.entry(rounded(self.bytes)).or_default();
-        free.push(self.address);
+        let size = rounded(self.bytes);
+        let address = self.address;
+        let recording = state.recording.as_mut();
+        match (state.captured.get_mut(&address), recording) {
+            (Some(piece), recording) => {
+                piece.in_use = false;
+                if let Some(recording) = recording.filter(|r| r.pieces.contains(&address)) {
+                    recording.free.entry(size).or_default().push(address);
+                }
+            }
+            // What is recorded may read it, each time it runs.
+            (None, Some(recording)) => {
+                let in_use = false;
+                state.captured.insert(address, Captured { size, in_use });
+                recording.pieces.insert(address);
+            }
+            (None, None) => state.free.entry(size).or_default().push(address),
+        }
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        let state = &mut *self.memory.state.borrow_mut();
+        for address in &self.pieces {
+            // A buffer that still has one gives it back itself.
+            if let Some(piece) = state.captured.remove(address)
+                && !piece.in_use
+            {
+                state.free.entry(piece.size).or_default().push(*address);
+            }
+        }
     }
 }
 

@@ -4,6 +4,7 @@ mod compile;
 mod error;
 mod facts;
 mod gpu;
+mod graph;
 pub mod kernels;
 pub mod launcher;
 mod library;
@@ -20,12 +21,15 @@ mod tensor;
 pub use compile::{CACHE, Compiler};
 pub use error::CudaError;
 pub use facts::{Condition, condition};
-pub use gpu::{Event, Gpu, Graph, Stream};
+pub use gpu::{Event, Gpu, Stream};
+pub use graph::Graph;
 pub use library::{FOLDERS, LIBRARIES, Name};
 pub use links::{HostLinks, Links, NcclLinks, Ticket};
-pub use memory::{Buffer, Memory, Usage};
+pub use memory::{Buffer, Memory, Reserved, Usage};
 pub use nccl::{NcclGroup, Reduction};
-pub use ops::{AttentionCall, Dropout, Losses, NormGradient, Rope, Route};
+pub use ops::{
+    AttentionCall, Dropout, Losses, NormGradient, Optimizer, Rope, Route, RowOrder, Weights,
+};
 pub use probe::{DeviceFacts, Presence, devices, probe, ready};
 pub use run::{
     Batch, Context, Forward, GradientSink, Machine, Parameters, Saved, backward, forward,

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use dtensor::cuda::kernels::{Head, Kernel, Source};
-use dtensor::cuda::launcher::{Address, Arguments, Launch, Launcher, Operand, Product};
+use dtensor::cuda::launcher::{Address, Arguments, GraphId, Launch, Launcher, Operand, Product};
 use dtensor::cuda::{CudaError, Device, Gpu};
 use half::bf16;
 use sha2::{Digest, Sha256};
@@ -41,6 +41,18 @@ pub struct Emulator {
     /// copies land at once rather than when they are waited for.
     order: u32,
     marks: RefCell<Vec<Instant>>,
+    /// What a capture under way has recorded.
+    recording: RefCell<Option<Vec<Recorded>>>,
+    graphs: RefCell<Vec<Option<Rc<Vec<Recorded>>>>>,
+}
+
+/// Work with the arguments it was queued with.
+#[derive(Clone, Debug)]
+enum Recorded {
+    Launch(Kernel, Launch, Arguments),
+    Multiply(Product),
+    Copy(Address, Address, u64),
+    Fill(Address, u8, u64),
 }
 
 /// Every order that a device may choose.
@@ -143,6 +155,90 @@ fn build(source: Source, head: Head) -> Built {
 }
 
 impl Emulator {
+    /// Runs work, or records it while that is asked for.
+    fn queue(&self, work: Recorded) {
+        match &mut *self.recording.borrow_mut() {
+            Some(recorded) => recorded.push(work),
+            None => self.run(&work),
+        }
+    }
+
+    fn run(&self, work: &Recorded) {
+        match work {
+            Recorded::Launch(kernel, launch, arguments) => {
+                self.run_kernel(*kernel, *launch, arguments.clone());
+            }
+            Recorded::Multiply(product) => self.run_product(product),
+            // SAFETY: the caller allocated as much.
+            Recorded::Copy(to, from, bytes) => unsafe {
+                std::ptr::copy(*from as *const u8, *to as *mut u8, *bytes as usize);
+            },
+            // SAFETY: as above.
+            Recorded::Fill(to, value, bytes) => unsafe {
+                std::ptr::write_bytes(*to as *mut u8, *value, *bytes as usize);
+            },
+        }
+    }
+
+    /// Refuses what the host and the device do together while work is only recorded.
+    fn with_host(&self, what: &'static str) -> Result<(), CudaError> {
+        match *self.recording.borrow() {
+            Some(_) => Err(CudaError::Captured { what }),
+            None => Ok(()),
+        }
+    }
+
+    fn run_kernel(&self, kernel: Kernel, launch: Launch, mut arguments: Arguments) {
+        assert!(launch.threads <= 1024 && launch.threads.is_multiple_of(32));
+        let built = built(kernel.source, kernel.head);
+        type Run = unsafe extern "C" fn(*const u32, u32, *mut *mut c_void, u32);
+        let name = format!("run_{}\0", kernel.name);
+        // SAFETY: of this type, by the text that was built.
+        let run =
+            unsafe { built.library.get::<Run>(name.as_bytes()) }.expect("every kernel is built");
+        let [x, y, z] = launch.grid;
+        let sizes = [x, y, z, launch.threads, 1, 1];
+        let mut pointers = arguments.pointers();
+        let _one = built.running.lock().expect("kernels do not panic");
+        // SAFETY: arguments are those of the kernel, as the device's callers give them.
+        unsafe {
+            run(
+                sizes.as_ptr(),
+                launch.shared,
+                pointers.as_mut_ptr(),
+                self.order,
+            )
+        };
+    }
+
+    fn run_product(&self, product: &Product) {
+        let [m, n, k] = product.sizes.map(|size| size as usize);
+        let a = self.operand(&product.a, m, k);
+        let b = self.operand(&product.b, k, n);
+        for i in 0..m {
+            for j in 0..n {
+                let mut sum: f64 = (0..k).map(|l| a[i * k + l] * b[l * n + j]).sum();
+                if product.accumulate {
+                    sum += self.element(product.c, product.dtype, i * n + j);
+                }
+                if let Some(bias) = product.bias {
+                    sum += self.element(bias, product.dtype, j);
+                }
+                // SAFETY: the caller allocated the result.
+                unsafe {
+                    match product.dtype {
+                        DType::Bf16 => {
+                            (product.c as *mut bf16)
+                                .add(i * n + j)
+                                .write(bf16::from_f64(sum));
+                        }
+                        _ => (product.c as *mut f32).add(i * n + j).write(sum as f32),
+                    }
+                }
+            }
+        }
+    }
+
     fn element(&self, address: Address, dtype: DType, index: usize) -> f64 {
         // SAFETY: products name operands that were allocated here.
         unsafe {
@@ -192,12 +288,14 @@ impl Launcher for Emulator {
     }
 
     fn write(&self, to: Address, bytes: &[u8]) -> Result<(), CudaError> {
+        self.with_host("a copy to the device")?;
         // SAFETY: the caller allocated as much.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) };
         Ok(())
     }
 
     fn read(&self, from: Address, bytes: &mut [u8]) -> Result<(), CudaError> {
+        self.with_host("a copy to the host")?;
         // SAFETY: the caller allocated as much.
         unsafe {
             std::ptr::copy_nonoverlapping(from as *const u8, bytes.as_mut_ptr(), bytes.len());
@@ -206,14 +304,12 @@ impl Launcher for Emulator {
     }
 
     fn copy(&self, to: Address, from: Address, bytes: u64) -> Result<(), CudaError> {
-        // SAFETY: the caller allocated as much.
-        unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes as usize) };
+        self.queue(Recorded::Copy(to, from, bytes));
         Ok(())
     }
 
     fn fill(&self, to: Address, value: u8, bytes: u64) -> Result<(), CudaError> {
-        // SAFETY: the caller allocated as much.
-        unsafe { std::ptr::write_bytes(to as *mut u8, value, bytes as usize) };
+        self.queue(Recorded::Fill(to, value, bytes));
         Ok(())
     }
 
@@ -221,61 +317,44 @@ impl Launcher for Emulator {
         &self,
         kernel: Kernel,
         launch: Launch,
-        mut arguments: Arguments,
+        arguments: Arguments,
     ) -> Result<(), CudaError> {
-        assert!(launch.threads <= 1024 && launch.threads.is_multiple_of(32));
-        let built = built(kernel.source, kernel.head);
-        type Run = unsafe extern "C" fn(*const u32, u32, *mut *mut c_void, u32);
-        let name = format!("run_{}\0", kernel.name);
-        // SAFETY: of this type, by the text that was built.
-        let run =
-            unsafe { built.library.get::<Run>(name.as_bytes()) }.expect("every kernel is built");
-        let [x, y, z] = launch.grid;
-        let sizes = [x, y, z, launch.threads, 1, 1];
-        let mut pointers = arguments.pointers();
-        let _one = built.running.lock().expect("kernels do not panic");
-        // SAFETY: arguments are those of the kernel, as the device's callers give them.
-        unsafe {
-            run(
-                sizes.as_ptr(),
-                launch.shared,
-                pointers.as_mut_ptr(),
-                self.order,
-            )
-        };
+        self.queue(Recorded::Launch(kernel, launch, arguments));
         Ok(())
     }
 
     fn multiply(&self, product: &Product) -> Result<(), CudaError> {
-        let [m, n, k] = product.sizes.map(|size| size as usize);
-        let a = self.operand(&product.a, m, k);
-        let b = self.operand(&product.b, k, n);
-        for i in 0..m {
-            for j in 0..n {
-                let mut sum: f64 = (0..k).map(|l| a[i * k + l] * b[l * n + j]).sum();
-                if product.accumulate {
-                    sum += self.element(product.c, product.dtype, i * n + j);
-                }
-                if let Some(bias) = product.bias {
-                    sum += self.element(bias, product.dtype, j);
-                }
-                // SAFETY: the caller allocated the result.
-                unsafe {
-                    match product.dtype {
-                        DType::Bf16 => {
-                            (product.c as *mut bf16)
-                                .add(i * n + j)
-                                .write(bf16::from_f64(sum));
-                        }
-                        _ => (product.c as *mut f32).add(i * n + j).write(sum as f32),
-                    }
-                }
-            }
+        self.queue(Recorded::Multiply(*product));
+        Ok(())
+    }
+
+    fn begin_capture(&self) -> Result<(), CudaError> {
+        let before = self.recording.replace(Some(Vec::new()));
+        assert!(before.is_none(), "a capture in a capture");
+        Ok(())
+    }
+
+    fn end_capture(&self) -> Result<GraphId, CudaError> {
+        let recorded = self.recording.take().expect("a capture was begun");
+        let mut graphs = self.graphs.borrow_mut();
+        graphs.push(Some(Rc::new(recorded)));
+        Ok(GraphId(graphs.len() - 1))
+    }
+
+    fn replay(&self, GraphId(at): GraphId) -> Result<(), CudaError> {
+        let recorded = self.graphs.borrow()[at].clone();
+        for work in &*recorded.expect("what was forgotten is not run again") {
+            self.run(work);
         }
         Ok(())
     }
 
+    fn forget(&self, GraphId(at): GraphId) {
+        self.graphs.borrow_mut()[at] = None;
+    }
+
     fn mark(&self) -> Result<(), CudaError> {
+        self.with_host("a measured time")?;
         self.marks.borrow_mut().push(Instant::now());
         Ok(())
     }
@@ -287,6 +366,7 @@ impl Launcher for Emulator {
     }
 
     fn synchronize(&self) -> Result<(), CudaError> {
+        self.with_host("waiting for the device")?;
         let pieces = self.pieces.borrow();
         assert!(
             pieces.values().all(|p| intact(p)),

@@ -19,6 +19,7 @@
 #define DEVICE inline
 #define KERNEL static void
 #define BOUNDED_KERNEL(threads) static void
+#define LOAD_CONSTANT(p) (*(p))
 #define __device__
 #define __shared__ static __attribute__((section("shared_memory")))
 #define __align__(n) alignas(n)

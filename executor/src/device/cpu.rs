@@ -1,7 +1,8 @@
 //! The processor's cores.
 
 use std::borrow::Cow;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
 use std::ops::Range;
 use std::time::Instant;
 
@@ -13,8 +14,10 @@ use dtensor::cpu::{
 };
 use spec::DType;
 
-use super::{Device, Devices, Passing, Weights};
+use super::{Device, Devices, FlatStates, Passing, Run};
 use crate::error::ExecutorError;
+use crate::report::MemoryUse;
+use crate::settings::AdamW;
 use crate::states::BlockGradients;
 
 /// The processor's cores, shared among ranks.
@@ -45,14 +48,26 @@ impl Devices for Cores {
                 ..host
             },
             marks: RefCell::default(),
+            numbers: Cell::default(),
+            squares: RefCell::default(),
+            scale: Cell::new(1.0),
         })
     }
 }
+
+const NO_CAPTURE: ExecutorError = ExecutorError::Capture {
+    reason: "the cpu device has no captured steps",
+};
 
 /// One rank's share of the cores.
 pub struct Cpu<'c> {
     machine: Machine<'c>,
     marks: RefCell<Vec<Instant>>,
+    /// What the optimizer computes with.
+    numbers: Cell<Option<AdamWStep>>,
+    /// Squares of the gradients measured last, and what clipping multiplies them by.
+    squares: RefCell<ExactSum>,
+    scale: Cell<f32>,
 }
 
 impl Cpu<'_> {
@@ -97,13 +112,19 @@ impl Device for Cpu<'_> {
     type Whole = Vec<Message>;
     type Saved = Saved;
     type Batch<'b> = MicroBatch<'b>;
+    type Captured = Infallible;
     const ATTENTION: Attention = Attention::Pieces;
+    const CAPTURES: bool = false;
 
     fn set_watch(&mut self, watch: &'static dyn Watch) {
         self.machine.watch = Some(watch);
     }
 
-    fn batch<'b>(&self, batch: MicroBatch<'b>) -> Result<MicroBatch<'b>, ExecutorError> {
+    fn batch<'b>(
+        &self,
+        _micro_batch: u32,
+        batch: MicroBatch<'b>,
+    ) -> Result<MicroBatch<'b>, ExecutorError> {
         Ok(batch)
     }
 
@@ -149,10 +170,6 @@ impl Device for Cpu<'_> {
 
     fn shape(tensor: &Tensor) -> &[usize] {
         &tensor.shape
-    }
-
-    fn numbers<'t>(&self, tensor: &'t Tensor) -> Result<Cow<'t, [f32]>, ExecutorError> {
-        Ok(tensor.f32())
     }
 
     fn flat(&self, values: Vec<f32>) -> Result<Vec<f32>, ExecutorError> {
@@ -211,38 +228,76 @@ impl Device for Cpu<'_> {
         Ok(Tensor::new(shape, flat[range].to_vec(), dtype))
     }
 
-    fn squares(
+    fn put_tensor(
         &self,
-        parts: &[(&Vec<f32>, Range<usize>)],
-        sum: &mut ExactSum,
+        flat: &mut Vec<f32>,
+        at: usize,
+        tensor: &Tensor,
     ) -> Result<(), ExecutorError> {
-        for (flat, range) in parts {
+        self.write(flat, at, &tensor.f32())
+    }
+
+    fn set_numbers(&self, step: &AdamWStep) -> Result<(), ExecutorError> {
+        self.numbers.set(Some(*step));
+        Ok(())
+    }
+
+    fn measure(
+        &self,
+        gradients: &[(&Vec<f32>, Range<usize>)],
+        losses: Option<&Vec<f32>>,
+        optimizer: &AdamW,
+    ) -> Result<(), ExecutorError> {
+        let mut sum = ExactSum::default();
+        for (flat, range) in gradients {
             for &x in &flat[range.clone()] {
                 sum.add(f64::from(x) * f64::from(x));
             }
         }
+        let finite = losses.is_none_or(|losses| losses.iter().all(|x| x.is_finite()));
+        let norm = sum.value().sqrt();
+        self.scale.set(match finite {
+            true => optimizer.scale(norm),
+            false => f32::NAN,
+        });
+        *self.squares.borrow_mut() = sum;
+        Ok(())
+    }
+
+    fn squares(&self) -> Result<ExactSum, ExecutorError> {
+        Ok(self.squares.borrow().clone())
+    }
+
+    fn set_scale(&self, scale: f32) -> Result<(), ExecutorError> {
+        self.scale.set(scale);
         Ok(())
     }
 
     fn adamw(
         &self,
-        weights: Weights<'_, Self>,
-        step: &AdamWStep,
-        value: Option<&mut Tensor>,
+        states: FlatStates<'_, Self>,
+        runs: &[Run],
+        values: &mut [Option<Tensor>],
     ) -> Result<(), ExecutorError> {
-        let range = weights.range;
-        let from = weights.gradient_at;
-        let gradient = &weights.gradient[from..from + range.len()];
-        let mut run = cpu::Weights {
-            master: &mut weights.master[range.clone()],
-            momentum: &mut weights.momentum[range.clone()],
-            variance: &mut weights.variance[range.clone()],
-            gradient,
-        };
-        cpu::adamw(&mut run, step);
-        if let Some(value) = value {
-            let (shape, dtype) = (value.shape.clone(), value.dtype());
-            *value = Tensor::new(shape, weights.master[range].to_vec(), dtype);
+        let (numbers, scale) = (self.numbers.get(), self.scale.get());
+        let numbers = numbers.expect("a step's numbers are set before its actions");
+        if scale.is_nan() {
+            return Ok(());
+        }
+        for run in runs {
+            let (range, from) = (run.range.clone(), run.gradient_at);
+            let mut weights = cpu::Weights {
+                master: &mut states.master[range.clone()],
+                momentum: &mut states.momentum[range.clone()],
+                variance: &mut states.variance[range.clone()],
+                gradient: &states.gradient[from..from + range.len()],
+            };
+            let keep = if run.decays { numbers.keep } else { 1.0 };
+            cpu::adamw(&mut weights, &AdamWStep { keep, ..numbers }, scale);
+            if let Some(value) = run.value.and_then(|at| values[at].as_mut()) {
+                let (shape, dtype) = (value.shape.clone(), value.dtype());
+                *value = Tensor::new(shape, states.master[range].to_vec(), dtype);
+            }
         }
         Ok(())
     }
@@ -382,6 +437,22 @@ impl Device for Cpu<'_> {
 
     fn settle(&self, _: &str) -> Result<(), ExecutorError> {
         Ok(())
+    }
+
+    fn begin_capture(&self) -> Result<(), ExecutorError> {
+        Err(NO_CAPTURE)
+    }
+
+    fn end_capture(&self) -> Result<Infallible, ExecutorError> {
+        Err(NO_CAPTURE)
+    }
+
+    fn replay(&self, captured: &Infallible) -> Result<(), ExecutorError> {
+        match *captured {}
+    }
+
+    fn take_peak(&self) -> Option<MemoryUse> {
+        None
     }
 
     fn mark(&self) -> Result<(), ExecutorError> {

@@ -10,12 +10,15 @@ use dtensor::block::{Attention, Block, Forward, Parameters, Watch};
 use dtensor::comm::Group;
 use dtensor::cpu::{self, AdamWStep, ExactSum, MicroBatch, Numerics};
 use dtensor::cuda::{
-    self, Batch, Context, CudaError, Gpu, GradientSink, Machine, NcclLinks, Saved, Tensor, Ticket,
+    self, Batch, Context, CudaError, Gpu, GradientSink, Graph, Machine, NcclLinks, Saved, Tensor,
+    Ticket,
 };
 use spec::DType;
 
-use super::{Device, Devices, Passing, Weights};
+use super::{Device, Devices, FlatStates, Passing, Run};
 use crate::error::ExecutorError;
+use crate::report::MemoryUse;
+use crate::settings::AdamW;
 use crate::states::BlockGradients;
 
 /// The GPUs of this host.
@@ -96,14 +99,20 @@ impl Device for Machine<'_> {
     type Whole = Tensor;
     type Saved = Saved;
     type Batch<'b> = Batch<'b>;
+    type Captured = Graph;
     const ATTENTION: Attention = Attention::Fused;
+    const CAPTURES: bool = true;
 
     fn set_watch(&mut self, watch: &'static dyn Watch) {
         self.host.watch = Some(watch);
     }
 
-    fn batch<'b>(&self, batch: MicroBatch<'b>) -> Result<Batch<'b>, ExecutorError> {
-        Ok(Batch::new(&self.device, batch)?)
+    fn batch<'b>(
+        &self,
+        micro_batch: u32,
+        batch: MicroBatch<'b>,
+    ) -> Result<Batch<'b>, ExecutorError> {
+        Ok(Machine::batch(self, micro_batch, batch)?)
     }
 
     fn forward(
@@ -150,10 +159,6 @@ impl Device for Machine<'_> {
 
     fn shape(tensor: &Tensor) -> &[usize] {
         &tensor.shape
-    }
-
-    fn numbers<'t>(&self, tensor: &'t Tensor) -> Result<Cow<'t, [f32]>, ExecutorError> {
-        Ok(Cow::Owned(self.device.download(tensor)?.into_f32()))
     }
 
     fn flat(&self, values: Vec<f32>) -> Result<Tensor, ExecutorError> {
@@ -215,41 +220,86 @@ impl Device for Machine<'_> {
         Ok(self.device.cast(&values, dtype)?)
     }
 
-    fn squares(
+    fn put_tensor(
         &self,
-        parts: &[(&Tensor, Range<usize>)],
-        sum: &mut ExactSum,
+        flat: &mut Tensor,
+        at: usize,
+        tensor: &Tensor,
     ) -> Result<(), ExecutorError> {
-        let parts: Vec<Tensor> = parts
-            .iter()
-            .map(|(flat, range)| part(flat, range))
-            .collect();
-        sum.add(self.device.squares(&parts)?);
-        Ok(())
+        debug_assert_eq!(tensor.dtype, DType::F32);
+        self.put(flat, at, tensor)
+    }
+
+    fn set_numbers(&self, step: &AdamWStep) -> Result<(), ExecutorError> {
+        Ok(self.optimizer()?.set_numbers(step)?)
+    }
+
+    fn measure(
+        &self,
+        gradients: &[(&Tensor, Range<usize>)],
+        losses: Option<&Tensor>,
+        optimizer: &AdamW,
+    ) -> Result<(), ExecutorError> {
+        let gradients = gradients.iter();
+        let parts: Vec<Tensor> = gradients.map(|(flat, range)| part(flat, range)).collect();
+        let losses: Vec<Tensor> = losses.into_iter().cloned().collect();
+        let limit = optimizer.clip_norm;
+        Ok(self.optimizer()?.measure(&parts, &losses, limit)?)
+    }
+
+    fn squares(&self) -> Result<ExactSum, ExecutorError> {
+        let mut sum = ExactSum::default();
+        sum.add(self.optimizer()?.squares()?);
+        Ok(sum)
+    }
+
+    fn set_scale(&self, scale: f32) -> Result<(), ExecutorError> {
+        Ok(self.optimizer()?.set_scale(scale)?)
     }
 
     fn adamw(
         &self,
-        weights: Weights<'_, Self>,
-        step: &AdamWStep,
-        value: Option<&mut Tensor>,
+        states: FlatStates<'_, Self>,
+        runs: &[Run],
+        values: &mut [Option<Tensor>],
     ) -> Result<(), ExecutorError> {
-        let range = weights.range;
-        let from = weights.gradient_at;
-        let master = part(weights.master, &range);
-        let states = [
-            &master,
-            &part(weights.momentum, &range),
-            &part(weights.variance, &range),
-            &part(weights.gradient, &(from..from + range.len())),
-        ];
-        let rounded = value.as_deref().filter(|value| value.is_bf16());
-        self.device.adamw(states, rounded, step)?;
-        if let Some(value) = value.filter(|value| !value.is_bf16()) {
-            let launcher = &self.device.launcher;
-            launcher.copy(value.address(), master.address(), master.bytes())?;
-        }
-        Ok(())
+        let weights = runs.iter().map(|run| {
+            let from = run.gradient_at;
+            cuda::Weights {
+                states: [
+                    part(states.master, &run.range),
+                    part(states.momentum, &run.range),
+                    part(states.variance, &run.range),
+                    part(states.gradient, &(from..from + run.range.len())),
+                ],
+                rounded: run.value.and_then(|at| values[at].as_ref()),
+                decays: run.decays,
+            }
+        });
+        let weights: Vec<_> = weights.collect();
+        Ok(self.optimizer()?.step(&weights)?)
+    }
+
+    fn begin_capture(&self) -> Result<(), ExecutorError> {
+        Ok(self.device.begin_capture()?)
+    }
+
+    fn end_capture(&self) -> Result<Graph, ExecutorError> {
+        Ok(self.device.end_capture()?)
+    }
+
+    fn replay(&self, captured: &Graph) -> Result<(), ExecutorError> {
+        Ok(captured.replay()?)
+    }
+
+    fn take_peak(&self) -> Option<MemoryUse> {
+        let memory = &self.device.memory;
+        let usage = memory.usage();
+        memory.reset_peak();
+        Some(MemoryUse {
+            peak: usage.peak,
+            reserved: usage.reserved,
+        })
     }
 
     fn parcel(&self, tensor: &Tensor) -> Result<Tensor, ExecutorError> {

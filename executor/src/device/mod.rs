@@ -10,13 +10,15 @@ use std::ops::Range;
 
 use dtensor::block::{Attention, Block, Forward, Half, Parameters, Watch};
 use dtensor::comm::Group;
-use dtensor::cpu::{AdamWStep, Machine, MicroBatch};
+use dtensor::cpu::{AdamWStep, ExactSum, Machine, MicroBatch};
 use spec::DType;
 
 pub use cpu::{Cores, Cpu};
 pub use cuda::{Gpus, Messages, on};
 
 use crate::error::ExecutorError;
+use crate::report::MemoryUse;
+use crate::settings::AdamW;
 use crate::states::BlockGradients;
 
 /// Where ranks get their devices from.
@@ -47,17 +49,25 @@ pub trait Device: Sized {
     type Saved;
     /// A micro-batch where kernels read it.
     type Batch<'b>;
+    /// A step that runs by one call.
+    type Captured;
     /// How core attention runs.
     const ATTENTION: Attention;
+    /// Whether steps can be captured.
+    const CAPTURES: bool;
 
     /// Shows every operator to a watch from now on.
     fn set_watch(&mut self, watch: &'static dyn Watch);
 
-    /// Brings a micro-batch here.
+    /// Brings a micro-batch here. It lies at the same place in every step.
     ///
     /// # Errors
     /// When the device fails or its memory is full; so of everything below.
-    fn batch<'b>(&self, batch: MicroBatch<'b>) -> Result<Self::Batch<'b>, ExecutorError>;
+    fn batch<'b>(
+        &self,
+        micro_batch: u32,
+        batch: MicroBatch<'b>,
+    ) -> Result<Self::Batch<'b>, ExecutorError>;
     /// Forward of a micro-batch through a block.
     ///
     /// # Errors
@@ -86,11 +96,6 @@ pub trait Device: Sized {
 
     /// Local shape.
     fn shape(tensor: &Self::Tensor) -> &[usize];
-    /// A tensor's numbers on the host.
-    ///
-    /// # Errors
-    /// See [`Device::batch`].
-    fn numbers<'t>(&self, tensor: &'t Self::Tensor) -> Result<Cow<'t, [f32]>, ExecutorError>;
 
     /// A flat run of these numbers.
     ///
@@ -150,24 +155,54 @@ pub trait Device: Sized {
         shape: Vec<usize>,
         dtype: DType,
     ) -> Result<Self::Tensor, ExecutorError>;
-    /// Adds the squares of parts of flat runs to a sum.
+    /// Writes a tensor in 32 bits over what lies from `at` on.
     ///
     /// # Errors
     /// See [`Device::batch`].
-    fn squares(
+    fn put_tensor(
         &self,
-        parts: &[(&Self::Flat, Range<usize>)],
-        sum: &mut dtensor::cpu::ExactSum,
+        flat: &mut Self::Flat,
+        at: usize,
+        tensor: &Self::Tensor,
     ) -> Result<(), ExecutorError>;
-    /// One step of AdamW; `value` receives the weights as kernels read them.
+
+    /// Says what the next steps of AdamW compute with.
+    ///
+    /// # Errors
+    /// See [`Device::batch`].
+    fn set_numbers(&self, step: &AdamWStep) -> Result<(), ExecutorError>;
+    /// Measures the squares of gradients, and sets the factor by which the optimizer clips them. Where a
+    /// gradient or one of `losses` is not finite, the steps of AdamW that follow change nothing. Does not
+    /// wait for the device.
+    ///
+    /// # Errors
+    /// See [`Device::batch`].
+    fn measure(
+        &self,
+        gradients: &[(&Self::Flat, Range<usize>)],
+        losses: Option<&Self::Flat>,
+        optimizer: &AdamW,
+    ) -> Result<(), ExecutorError>;
+    /// The squares measured last.
+    ///
+    /// # Errors
+    /// See [`Device::batch`].
+    fn squares(&self) -> Result<ExactSum, ExecutorError>;
+    /// Sets the factor of the gradients where other ranks' squares count too.
+    ///
+    /// # Errors
+    /// See [`Device::batch`].
+    fn set_scale(&self, scale: f32) -> Result<(), ExecutorError>;
+    /// One step of AdamW over runs of a partition; those of `values` that a run names receive their
+    /// weights as kernels read them.
     ///
     /// # Errors
     /// See [`Device::batch`].
     fn adamw(
         &self,
-        weights: Weights<'_, Self>,
-        step: &AdamWStep,
-        value: Option<&mut Self::Tensor>,
+        states: FlatStates<'_, Self>,
+        runs: &[Run],
+        values: &mut [Option<Self::Tensor>],
     ) -> Result<(), ExecutorError>;
 
     /// A tensor for another rank.
@@ -301,6 +336,25 @@ pub trait Device: Sized {
     /// # Errors
     /// See [`Device::meet`].
     fn settle(&self, what: &str) -> Result<(), ExecutorError>;
+    /// From here on records work instead of running it.
+    ///
+    /// # Errors
+    /// Also where the device cannot.
+    fn begin_capture(&self) -> Result<(), ExecutorError>;
+    /// Ends that; returns what was recorded.
+    ///
+    /// # Errors
+    /// Also where something of it cannot be recorded.
+    fn end_capture(&self) -> Result<Self::Captured, ExecutorError>;
+    /// Runs what was recorded.
+    ///
+    /// # Errors
+    /// See [`Device::batch`].
+    fn replay(&self, captured: &Self::Captured) -> Result<(), ExecutorError>;
+
+    /// Bytes in use at most since the last call, and bytes taken from the device; nothing where they are not
+    /// counted.
+    fn take_peak(&self) -> Option<MemoryUse>;
 
     /// Marks the end of all work so far.
     ///
@@ -324,18 +378,27 @@ pub struct Passing<'p, D: Device> {
     pub half: Half,
 }
 
-/// A run of weights with their states.
-pub struct Weights<'w, D: Device> {
+/// A partition's flat states.
+pub struct FlatStates<'s, D: Device> {
     /// Weights in 32 bits.
-    pub master: &'w mut D::Flat,
+    pub master: &'s mut D::Flat,
     /// First moments.
-    pub momentum: &'w mut D::Flat,
+    pub momentum: &'s mut D::Flat,
     /// Second moments.
-    pub variance: &'w mut D::Flat,
-    /// Where the run lies in these.
-    pub range: Range<usize>,
+    pub variance: &'s mut D::Flat,
     /// Gradients.
-    pub gradient: &'w D::Flat,
-    /// Where it begins in those.
+    pub gradient: &'s D::Flat,
+}
+
+/// A run of weights of one parameter.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// Where it lies in weights and moments.
+    pub range: Range<usize>,
+    /// Where it begins in gradients.
     pub gradient_at: usize,
+    /// Whether its weights decay.
+    pub decays: bool,
+    /// The value that receives them, whole.
+    pub value: Option<usize>,
 }

@@ -11,15 +11,14 @@ use std::ops::Range;
 
 use dtensor::TensorId;
 use dtensor::comm::Group;
-use dtensor::cpu::{ExactSum, Numerics, TreeSum};
+use dtensor::cpu::{Numerics, TreeSum};
 use spec::{Bytes, DType, Zero};
 
 pub use block::{Block, BlockGradients, BlockParameters};
 use reduce::{Bucket, Moving};
 
-use crate::device::{Device, Weights};
+use crate::device::{Device, FlatStates, Run};
 use crate::error::ExecutorError;
-use crate::settings::AdamW;
 use crate::slots::{Kind, Slot};
 
 /// Who shares the states of a kind of parameters with this rank.
@@ -145,9 +144,7 @@ impl<D: Device> States<D> {
             running: [None, None],
             gathering: Vec::new(),
         };
-        if zero == Zero::Z0 {
-            states.take_values(device)?;
-        }
+        states.take_values(device)?;
         Ok(states)
     }
 
@@ -215,12 +212,16 @@ impl<D: Device> States<D> {
                 }
             }
         }
-        self.take_values(device)
+        Ok(())
     }
 
     /// Frees the gathered parameters.
     pub fn reshard(&mut self) {
-        self.values.fill(None);
+        for (slot, value) in self.slots.iter().zip(&mut self.values) {
+            if !self.partitions[slot.kind as usize].is_whole() {
+                *value = None;
+            }
+        }
     }
 
     /// Takes the parameters from master copies that are whole on this rank.
@@ -252,8 +253,7 @@ impl<D: Device> States<D> {
     /// # Errors
     /// See [`States::new`].
     pub fn block(&mut self, device: &D, block: usize) -> Result<Block<'_, D>, ExecutorError> {
-        let per_micro_batch = self.zero >= Zero::Z2 && self.numerics == Numerics::Fast;
-        if per_micro_batch {
+        if self.zero >= Zero::Z2 && self.numerics == Numerics::Fast {
             self.begin_running(device)?;
         }
         let parameters = BlockParameters {
@@ -272,10 +272,10 @@ impl<D: Device> States<D> {
         Ok((parameters, gradients))
     }
 
-    /// Room for the gradients of a micro-batch, if it is not there.
+    /// Room for the gradients of a micro-batch that others add to, if it is not there.
     fn begin_running(&mut self, device: &D) -> Result<(), ExecutorError> {
         for (partition, running) in self.partitions.iter().zip(&mut self.running) {
-            if running.is_none() {
+            if running.is_none() && !partition.is_alone() {
                 *running = Some(device.zeros(partition.elements)?);
             }
         }
@@ -330,64 +330,52 @@ impl<D: Device> States<D> {
         device.add(&mut partition.gradient, place, (other, terms))
     }
 
-    /// Adds the squares of the gradients this rank speaks for, but those of `skip`.
-    ///
-    /// # Errors
-    /// See [`States::new`].
-    pub fn add_squares(
+    /// The gradients whose squares this rank speaks for, but those of `skip`.
+    pub fn measured(
         &self,
-        device: &D,
-        sum: &mut ExactSum,
         tp: u64,
         skip: Option<usize>,
-    ) -> Result<(), ExecutorError> {
-        let spoken_for = self.slots.iter().enumerate();
-        let parts: Vec<_> = spoken_for
-            .filter(|&(s, slot)| Some(s) != skip && self.speaks_for(slot, tp))
+    ) -> impl Iterator<Item = (&D::Flat, Range<usize>)> {
+        let slots = self.slots.iter().enumerate();
+        slots
+            .filter(move |&(s, slot)| Some(s) != skip && self.speaks_for(slot, tp))
             .filter_map(|(_, slot)| {
                 let partition = self.partition(slot);
                 let range = overlap(&partition.own, slot)?;
                 Some((&partition.gradient, partition.in_gradient(&range)))
             })
-            .collect();
-        device.squares(&parts, sum)
     }
 
     /// Takes a step, and clears the gradients.
     ///
     /// # Errors
     /// See [`States::new`].
-    pub fn step(
-        &mut self,
-        device: &D,
-        optimizer: &AdamW,
-        (step, rate): (u64, f64),
-        scale: f32,
-    ) -> Result<(), ExecutorError> {
-        for (slot, value) in self.slots.iter().zip(&mut self.values) {
-            let partition = &mut self.partitions[slot.kind as usize];
-            let Some(range) = overlap(&partition.own, slot) else {
-                continue;
-            };
-            let weights = Weights {
-                gradient_at: partition.in_gradient(&range).start,
-                range: range.start - partition.own.start..range.end - partition.own.start,
+    pub fn step(&mut self, device: &D) -> Result<(), ExecutorError> {
+        for partition in &mut self.partitions {
+            let slots = self.slots.iter().enumerate();
+            let runs: Vec<Run> = slots
+                .filter(|(_, slot)| slot.kind == partition.kind)
+                .filter_map(|(at, slot)| {
+                    let range = overlap(&partition.own, slot)?;
+                    Some(Run {
+                        gradient_at: partition.in_gradient(&range).start,
+                        range: range.start - partition.own.start..range.end - partition.own.start,
+                        decays: slot.decay,
+                        value: partition.is_whole().then_some(at),
+                    })
+                })
+                .collect();
+            let states = FlatStates {
                 master: &mut partition.master,
                 momentum: &mut partition.momentum,
                 variance: &mut partition.variance,
                 gradient: &partition.gradient,
             };
-            let numbers = optimizer.numbers(step, rate, scale, slot.decay);
-            let value = value.as_mut().filter(|_| self.zero == Zero::Z0);
-            device.adamw(weights, &numbers, value)?;
-        }
-        for partition in &mut self.partitions {
+            device.adamw(states, &runs, &mut self.values)?;
             device.clear(&mut partition.gradient)?;
         }
         self.round_shards(device)?;
-        if self.zero != Zero::Z0 {
-            self.reshard();
-        }
+        self.reshard();
         Ok(())
     }
 
@@ -475,10 +463,7 @@ impl<D: Device> States<D> {
             device.write(&mut partition.variance, at, variance)?;
         }
         self.round_shards(device)?;
-        if self.zero == Zero::Z0 {
-            self.take_values(device)?;
-        }
-        Ok(())
+        self.take_values(device)
     }
 }
 
@@ -516,7 +501,7 @@ impl<D: Device> Partition<D> {
             shard: None,
             own,
         };
-        if zero == Zero::Z3 {
+        if zero == Zero::Z3 && !partition.is_whole() {
             partition.shard = Some(partition.rounded(device, dtype)?);
         }
         Ok(partition)
@@ -536,6 +521,11 @@ impl<D: Device> Partition<D> {
     /// Whether every rank owns all elements.
     fn is_whole(&self) -> bool {
         self.sharing.shard.size() == 1
+    }
+
+    /// Whether no other rank has gradients of its parameters.
+    fn is_alone(&self) -> bool {
+        self.sharing.all.size() == 1 && self.sharing.tp.size() == 1
     }
 
     /// Where elements of the partition lie in the gradient.

@@ -132,8 +132,8 @@ impl<D: Device> States<D> {
         self.sum_over_tp(device, &bucket)?;
         let partition = &self.partitions[bucket.partition];
         let mut terms = None;
-        if partition.sharing.all.size() > 1 || self.zero >= Zero::Z2 {
-            let running = self.running[bucket.partition].as_ref();
+        let running = self.running[bucket.partition].as_ref();
+        if partition.sharing.all.size() > 1 || running.is_some() {
             let gradient = running.unwrap_or(&partition.gradient);
             let group = partition.reducing(self.zero);
             let parts = (0..group.size())

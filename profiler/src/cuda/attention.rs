@@ -82,8 +82,9 @@ impl Causal {
             scale: self.scale() as f32,
             threshold: 0,
             keep: 1.0,
-            stream: StreamArgument::from(Stream::new(1, 0, "attention")),
             padding: 0,
+            // Nothing is dropped: no number is drawn.
+            stream: StreamArgument::new(Stream::new(1, 0, "attention"), 0),
             first_sequence: 0,
             first_head: 0,
             global_heads: self.heads as i64,

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use dtensor::cpu::AdamWStep;
-use dtensor::cuda::Device;
+use dtensor::cuda::{Device, Optimizer, Tensor, Weights};
 use spec::DType;
 use spec::profile::{Kernel, Measured};
 
@@ -45,20 +45,27 @@ pub(super) fn measure(
         .memory
         .poisoned(|| device.tensor(shape(), DType::Bf16))?;
     let kernels = kernels(elements);
-    let g = &gradient.tensor;
-    let update = || device.adamw([&master, &momentum, &variance, g], Some(&rounded), &STEP);
-    update()?;
+    let gradients = std::slice::from_ref(&gradient.tensor);
+    let optimizer = device.memory.poisoned(|| Optimizer::new(device))?;
+    optimizer.set_numbers(&STEP)?;
+    let weights = [Weights {
+        states: [&master, &momentum, &variance, &gradient.tensor].map(Tensor::clone),
+        rounded: Some(&rounded),
+        decays: true,
+    }];
+    optimizer.measure(gradients, &[], None)?;
+    norm(&optimizer, &gradient, &kernels[0])?;
+    optimizer.step(&weights)?;
     for got in [&master, &rounded] {
         check(device, &kernels[1], got, |at| {
             stepped(gradient.at(at), got.dtype)
         })?;
     }
-    norm(device, &gradient, &kernels[0])?;
     repeat(effort, || {
         device.launcher.mark()?;
-        device.squares(std::slice::from_ref(g))?;
+        optimizer.measure(gradients, &[], None)?;
         device.launcher.mark()?;
-        update()?;
+        optimizer.step(&weights)?;
         device.launcher.mark()?;
         let (to, from) = (momentum.address(), variance.address());
         device.launcher.copy(to, from, variance.bytes())?;
@@ -85,8 +92,8 @@ fn stepped(gradient: f64, dtype: DType) -> Wanted {
 }
 
 /// The sum of squares, before the host's.
-fn norm(device: &Device, gradient: &Tiled, kernel: &Kernel) -> Result<(), ProfilerError> {
-    let got = device.squares(std::slice::from_ref(&gradient.tensor))?;
+fn norm(optimizer: &Optimizer, gradient: &Tiled, kernel: &Kernel) -> Result<(), ProfilerError> {
+    let got = optimizer.squares()?;
     let want = gradient.squares();
     if (got - want).abs() <= 1e-6 * want {
         return Ok(());
@@ -105,7 +112,6 @@ const STEP: AdamWStep = AdamWStep {
     corrections: [0.1, 0.05],
     epsilon: 1e-8,
     keep: 0.9999,
-    scale: 1.0,
 };
 
 /// Measures what it costs the host to queue a kernel, and the device to start one.

@@ -7,6 +7,7 @@ mod fast;
 mod faults;
 mod gpus;
 mod gradients;
+mod graphs;
 mod jobs;
 mod memory;
 mod pytorch;

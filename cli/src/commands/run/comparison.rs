@@ -10,11 +10,14 @@ use reports::html::run::{Phase, RunReport};
 use serde::Serialize;
 use spec::{Bytes, Seconds, profile};
 
-use crate::args::{NumericsArg, RunArgs};
+use crate::args::{DeviceArg, NumericsArg, RunArgs};
 use crate::commands::device;
 use crate::commands::plan::Loaded;
 use crate::error::CliError;
 use crate::output;
+
+/// The most that tensors and lists of a GPU have in use at a time; predicted to a few in a thousand.
+const MOST: &str = "most in use of all";
 
 /// What the cost model says of a plan on this machine.
 pub(crate) struct Predicted {
@@ -22,6 +25,8 @@ pub(crate) struct Predicted {
     costs: CostModel,
     /// What every pipeline rank holds.
     held: Vec<Held>,
+    /// The most that every pipeline rank has in use on a GPU; nothing for a device that does not count it.
+    peaks: Vec<Bytes>,
     /// Times, where this machine has a profile.
     pub(crate) times: Option<Times>,
 }
@@ -45,6 +50,10 @@ pub(crate) fn predict(args: &RunArgs, loaded: &Loaded) -> Result<Predicted, CliE
     let costs = CostModel::new(scenario.clone())?;
     let predicted = Predicted {
         held: costs.held(&loaded.strategy)?,
+        peaks: match args.device {
+            DeviceArg::Cpu => Vec::new(),
+            DeviceArg::Cuda => costs.peaks(&loaded.strategy)?,
+        },
         costs,
         times: None,
     };
@@ -123,6 +132,9 @@ pub(crate) struct Comparison {
     pub(crate) tokens_per_s: f64,
     pub(crate) phases: Vec<PhaseJson>,
     pub(crate) memory: Vec<MemoryJson>,
+    /// The most that a rank took from its GPU, with rounding and pieces that no tensor had; absent where it is
+    /// not counted.
+    pub(crate) reserved_bytes: Option<u64>,
 }
 
 impl Comparison {
@@ -141,6 +153,10 @@ impl Comparison {
             tokens_per_s: (job.global_batch * job.seq_len) as f64 / step_time_s,
             phases: phases(&outcome.timeline(), times.map(|t| &t.timeline)),
             memory: memory(job, outcome, predicted)?,
+            reserved_bytes: {
+                let counted = outcome.ranks.iter().filter_map(|rank| rank.memory);
+                counted.map(|memory| memory.reserved).max()
+            },
         })
     }
 
@@ -203,15 +219,27 @@ impl Comparison {
         );
         text.push_str("memory per rank (heaviest peer)          measured      predicted\n");
         for line in &self.memory {
+            let error = line.predicted_bytes as f64 / line.measured_bytes as f64 - 1.0;
             let differs = if line.measured_bytes == line.predicted_bytes {
-                ""
+                String::new()
+            } else if line.name == MOST {
+                format!("   {:+.2}%", 100.0 * error)
             } else {
-                "   differs"
+                "   differs".to_owned()
             };
             text.push_str(&format!(
                 "  pp{:<3} {:<30} {:>12}   {:>12}{differs}\n",
                 line.rank, line.name, line.measured_bytes, line.predicted_bytes,
             ));
+        }
+        if let Some(reserved) = self.reserved_bytes {
+            text.push_str(&format!(
+                "  taken from the GPU, with rounding and free pieces: {reserved}\n"
+            ));
+        }
+        if self.phases.is_empty() {
+            text.push_str("\nA captured step is one call: its actions are not timed.\n");
+            return text;
         }
         text.push_str("\ntime of the last step, by action              measured      predicted\n");
         for phase in &self.phases {
@@ -272,6 +300,11 @@ fn memory(
             ),
             ("saved activations", most(|r| r.peak_saved), saved),
         ];
+        let peak = predicted.peaks.get(rank as usize).map(|&peak| {
+            let used = most(|r| r.memory.map_or(0, |memory| memory.peak));
+            (MOST, used, peak)
+        });
+        let named = named.into_iter().chain(peak);
         lines.extend(named.map(|(name, measured_bytes, predicted)| MemoryJson {
             rank,
             name,

@@ -23,7 +23,7 @@ use break_at::BreakAt;
 use comparison::{Comparison, Predicted};
 use narrator::Narrator;
 
-use crate::args::{NumericsArg, RunArgs};
+use crate::args::{ExecutionArg, NumericsArg, RunArgs};
 use crate::commands::device;
 use crate::commands::plan::{self, Loaded};
 use crate::error::CliError;
@@ -297,10 +297,10 @@ fn job(args: &RunArgs, loaded: &Loaded) -> Result<Job, CliError> {
             NumericsArg::Exact => Numerics::Exact,
             NumericsArg::Fast => Numerics::Fast,
         },
-        execution: if args.eager {
-            Execution::Eager
-        } else {
-            Execution::Replayed
+        execution: match args.execution {
+            ExecutionArg::Replayed => Execution::Replayed,
+            ExecutionArg::Eager => Execution::Eager,
+            ExecutionArg::Graph => Execution::Graph,
         },
         dropout_by_rank: false,
         gradient_bucket: train.map_or(Settings::GRADIENT_BUCKET, |train| {

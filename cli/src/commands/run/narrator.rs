@@ -32,6 +32,7 @@ struct Line {
     step_time_s: f64,
     tokens_per_s: f64,
     mfu: Option<f64>,
+    peak_memory_bytes: Option<u64>,
 }
 
 impl Narrator {
@@ -74,6 +75,7 @@ impl Narrator {
             step_time_s: report.seconds,
             tokens_per_s: self.tokens / report.seconds,
             mfu: self.at_peak.map(|seconds| seconds / report.seconds),
+            peak_memory_bytes: report.peak_memory,
         }
     }
 }

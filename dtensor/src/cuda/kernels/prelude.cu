@@ -8,6 +8,7 @@
 #define BOUNDED_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
 #define INFINITY __int_as_float(0x7f800000)
+#define LOAD_CONSTANT(p) __ldg(p)
 #endif
 
 typedef unsigned char u8;
@@ -149,14 +150,17 @@ DEVICE float block_max(float x, float* scratch) {
     return warp_max(lane < warps ? scratch[lane] : -INFINITY);
 }
 
-// Philox4x32-10 (Salmon et al. 2011): the words of a block of four elements of a stream.
+// Philox4x32-10 (Salmon et al. 2011): the words of a block of four elements of a stream. The step is read
+// when a kernel runs, so that recorded launches draw anew.
 struct Stream {
     u32 key[2];
-    u32 high[2];
+    const u32* step;
+    u32 operation;
 };
 
 DEVICE void philox(Stream stream, u64 block, u32 (&word)[4]) {
-    u32 c0 = (u32)block, c1 = (u32)(block >> 32), c2 = stream.high[0], c3 = stream.high[1];
+    u32 c0 = (u32)block, c1 = (u32)(block >> 32), c2 = LOAD_CONSTANT(stream.step),
+        c3 = stream.operation;
     u32 k0 = stream.key[0], k1 = stream.key[1];
 #pragma unroll
     for (int round = 0; round < 10; round++) {

@@ -40,16 +40,39 @@ KERNEL add_lines(float* out, const float* partial, i64 lines, i64 columns) {
     out[column] += sum;
 }
 
-// Sums of squares by block, in 64 bits.
-KERNEL square_sum(double* partial, const float* x, i64 n) {
+// Many runs of numbers are treated by one launch: a table says where each lies, and in chunks of 2048 which
+// part of the launch it is. The last run that begins at or before a chunk.
+#define CHUNK 2048
+
+template <class R> DEVICE i64 run_of(const R* runs, i64 count, i64 chunk) {
+    i64 low = 0, high = count;
+    while (high - low > 1) {
+        i64 middle = (low + high) / 2;
+        if (runs[middle].first <= chunk) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+// Numbers whose squares count, or that must only be finite.
+struct Numbers {
+    const float* x;
+    i64 n, first, counts;
+};
+
+// Sums of squares by block, in 64 bits; not a number where one that must be finite is not.
+KERNEL square_sum(double* partial, const Numbers* runs, i64 count, i64 chunks) {
     __shared__ double lanes[256];
     double sum = 0.0;
-    for (i64 i = first8(); i < n; i += stride8()) {
+    for (i64 chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
+        Numbers run = runs[run_of(runs, count, chunk)];
+        i64 i = (chunk - run.first) * CHUNK + threadIdx.x * 8;
+        if (i >= run.n) continue;
         float v[8];
-        load8(x + i, n - i, v);
+        load8(run.x + i, run.n - i, v);
         float square = 0.0f;
 #pragma unroll
-        for (int j = 0; j < 8; j++) square += v[j] * v[j];
+        for (int j = 0; j < 8; j++) square += run.counts ? v[j] * v[j] : v[j] * 0.0f;
         sum += square;
     }
     lanes[threadIdx.x] = sum;
@@ -61,30 +84,71 @@ KERNEL square_sum(double* partial, const float* x, i64 n) {
     if (threadIdx.x == 0) partial[blockIdx.x] = lanes[0];
 }
 
-struct Step {
-    float rate, beta1, beta2, correction1, correction2, epsilon, keep, scale;
+// The square of the gradient's norm, and what clipping multiplies the gradient by; not a number where the
+// norm is none.
+struct Norm {
+    double squares;
+    float scale;
 };
 
-// AdamW over a flat run (Loshchilov and Hutter 2019), and the weights rounded, in one pass.
-KERNEL adamw(float* master, float* momentum, float* variance, const float* gradient, bf16* weights,
-             i64 n, Step s) {
-    for (i64 i = first8(); i < n; i += stride8()) {
+KERNEL clip(Norm* norm, const double* partial, i64 lines, double limit) {
+    __shared__ double lanes[256];
+    double sum = 0.0;
+    for (i64 line = threadIdx.x; line < lines; line += blockDim.x) sum += partial[line];
+    lanes[threadIdx.x] = sum;
+    __syncthreads();
+    for (int step = 128; step > 0; step /= 2) {
+        if (threadIdx.x < step) lanes[threadIdx.x] += lanes[threadIdx.x + step];
+        __syncthreads();
+    }
+    if (threadIdx.x > 0) return;
+    double length = sqrt(lanes[0]);
+    norm->squares = lanes[0];
+    norm->scale = (float)(length > limit ? limit / (length + 1e-6) : 1.0 + 0.0 * length);
+}
+
+// Numbers of a step, and a run of weights with its states; `weights` are as other kernels read them.
+struct Step {
+    float rate, beta1, beta2, correction1, correction2, epsilon, keep;
+};
+
+struct Weights {
+    float *master, *momentum, *variance;
+    const float* gradient;
+    void* weights;
+    i64 n, first;
+    int is_bf16, decays;
+};
+
+// AdamW over many runs (Loshchilov and Hutter 2019), and the weights rounded, in one pass. Without a norm
+// nothing is done.
+KERNEL adamw(const Weights* runs, i64 count, i64 chunks, const Step* step, const Norm* norm) {
+    Step s = *step;
+    float scale = norm->scale;
+    if (!(scale == scale)) return;
+    for (i64 chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
+        Weights run = runs[run_of(runs, count, chunk)];
+        i64 i = (chunk - run.first) * CHUNK + threadIdx.x * 8, n = run.n;
+        if (i >= n) continue;
+        float keep = run.decays ? s.keep : 1.0f;
         float w[8], m[8], v[8], g[8];
-        load8(master + i, n - i, w);
-        load8(momentum + i, n - i, m);
-        load8(variance + i, n - i, v);
-        load8(gradient + i, n - i, g);
+        load8(run.master + i, n - i, w);
+        load8(run.momentum + i, n - i, m);
+        load8(run.variance + i, n - i, v);
+        load8(run.gradient + i, n - i, g);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            g[j] *= s.scale;
+            g[j] *= scale;
             m[j] = s.beta1 * m[j] + (1.0f - s.beta1) * g[j];
             v[j] = s.beta2 * v[j] + (1.0f - s.beta2) * g[j] * g[j];
             float root = sqrtf(v[j] / s.correction2) + s.epsilon;
-            w[j] = w[j] * s.keep - s.rate * (m[j] / s.correction1) / root;
+            w[j] = w[j] * keep - s.rate * (m[j] / s.correction1) / root;
         }
-        store8(master + i, n - i, w);
-        store8(momentum + i, n - i, m);
-        store8(variance + i, n - i, v);
-        if (weights) store8(weights + i, n - i, w);
+        store8(run.master + i, n - i, w);
+        store8(run.momentum + i, n - i, m);
+        store8(run.variance + i, n - i, v);
+        if (!run.weights) continue;
+        if (run.is_bf16) store8((bf16*)run.weights + i, n - i, w);
+        else store8((float*)run.weights + i, n - i, w);
     }
 }

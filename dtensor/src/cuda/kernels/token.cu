@@ -15,11 +15,13 @@ DEVICE void embedding(Out* out, const T* table, const u32* ids, i64 first, i64 c
 }
 
 // Gradients of the rows of a table: a block adds up the tokens of one row in their order. `order`
-// lists tokens by row, `starts` where a row's tokens begin, `rows` the rows that have any.
+// lists tokens by row, `starts` where a row's tokens begin, `rows` the rows that have any; blocks beyond those
+// have no tokens.
 template <class T>
 DEVICE void embedding_backward(float* gradient, const T* dy, const u32* order, const u32* starts,
                                const u32* rows, i64 columns) {
     u32 start = starts[blockIdx.x], end = starts[blockIdx.x + 1];
+    if (start == end) return;
     i64 row = rows[blockIdx.x];
     for (i64 c = (i64)threadIdx.x * 8; c < columns; c += (i64)blockDim.x * 8) {
         float sum[8];

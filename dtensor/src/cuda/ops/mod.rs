@@ -5,6 +5,7 @@ mod attention;
 mod elementwise;
 mod expert;
 mod norm;
+mod optimizer;
 mod product;
 mod reduce;
 mod token;
@@ -13,7 +14,8 @@ pub use attention::AttentionCall;
 pub use elementwise::{Dropout, Rope};
 pub use expert::{Level, Route};
 pub use norm::NormGradient;
-pub use token::Losses;
+pub use optimizer::{Optimizer, Weights};
+pub use token::{Losses, RowOrder};
 
 use super::error::CudaError;
 use super::kernels::Kernel;

@@ -1,12 +1,11 @@
-//! Sums in a fixed order, and the optimizer.
+//! Sums in a fixed order.
 
 use spec::DType;
 
-use super::{EACH, THREADS};
-use crate::cpu::AdamWStep;
+use super::THREADS;
 use crate::cuda::error::CudaError;
 use crate::cuda::kernels::{Kernel, Source, typed};
-use crate::cuda::launcher::{Arguments, StepArgument};
+use crate::cuda::launcher::Arguments;
 use crate::cuda::tensor::{Device, Tensor};
 
 /// Columns of a block of `column_sum`.
@@ -48,55 +47,5 @@ impl Device {
         let kernel = Kernel::plain(Source::Reduce, "add_lines");
         let grid = [columns.div_ceil(THREADS as usize) as u32, 1, 1];
         self.blocks(kernel, grid, THREADS, 0, arguments)
-    }
-
-    /// The sum of squares of all tensors together, in 64 bits and a fixed order. Waits for the device.
-    ///
-    /// # Errors
-    /// When memory or the device fails.
-    pub fn squares(&self, tensors: &[Tensor]) -> Result<f64, CudaError> {
-        let blocks = 2 * self.launcher.multiprocessors() as usize;
-        let partial = self.tensor(vec![tensors.len() * blocks], DType::I64)?;
-        for (index, tensor) in tensors.iter().enumerate() {
-            let arguments = Arguments::default()
-                .with(partial.address() + (index * blocks * 8) as u64)
-                .with(tensor.address())
-                .with(tensor.len() as i64);
-            let kernel = Kernel::plain(Source::Reduce, "square_sum");
-            self.blocks(kernel, [blocks as u32, 1, 1], THREADS, 0, arguments)?;
-        }
-        let mut sums = vec![0f64; partial.len()];
-        let bytes = bytemuck::cast_slice_mut(&mut sums);
-        self.launcher.read(partial.address(), bytes)?;
-        Ok(sums.iter().sum())
-    }
-
-    /// One step of AdamW over flat states `[weights, momentum, variance, gradient]`; `rounded` receives the
-    /// weights in bf16.
-    ///
-    /// # Errors
-    /// When the device fails.
-    pub fn adamw(
-        &self,
-        states: [&Tensor; 4],
-        rounded: Option<&Tensor>,
-        step: &AdamWStep,
-    ) -> Result<(), CudaError> {
-        let n = states[0].len();
-        let arguments = states
-            .iter()
-            .fold(Arguments::default(), |all, t| all.with(t.address()))
-            .with(rounded.map_or(0, Tensor::address))
-            .with(n as i64)
-            .with(StepArgument {
-                rate: step.rate,
-                betas: step.betas,
-                corrections: step.corrections,
-                epsilon: step.epsilon,
-                keep: step.keep,
-                scale: step.scale,
-            });
-        let kernel = Kernel::plain(Source::Reduce, "adamw");
-        self.flat(kernel, n.div_ceil(EACH), arguments)
     }
 }

@@ -1,5 +1,7 @@
 //! Embeddings and the loss.
 
+use std::ops::Range;
+
 use spec::DType;
 
 use super::{THREADS, threads_of};
@@ -21,6 +23,86 @@ pub struct Losses<'l> {
     pub first: u64,
     /// Gradient of the batch's loss by one token's.
     pub scale: f32,
+}
+
+/// Which rows of a table tokens add to: tokens by row, where those of a row begin, and the rows that have
+/// any. There may be as many rows as tokens; what is left over is empty.
+#[derive(Debug)]
+pub struct RowOrder {
+    tokens: Buffer,
+    starts: Buffer,
+    distinct: Buffer,
+    count: usize,
+    rows: Range<u64>,
+}
+
+impl RowOrder {
+    /// Of tokens by id, for the part `rows` of a table.
+    ///
+    /// # Errors
+    /// When the device's memory is full.
+    pub fn new(device: &Device, ids: &[u32], rows: Range<u64>) -> Result<Self, CudaError> {
+        let words = |count: usize| device.memory.allocate(4 * count as u64);
+        let order = Self {
+            tokens: words(ids.len())?,
+            starts: words(ids.len() + 1)?,
+            distinct: words(ids.len())?,
+            count: ids.len(),
+            rows,
+        };
+        order.update(device, ids)?;
+        Ok(order)
+    }
+
+    /// The part of the table.
+    #[must_use]
+    pub fn rows(&self) -> &Range<u64> {
+        &self.rows
+    }
+
+    /// Tokens.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.count
+    }
+
+    /// Overwrites it by that of as many other tokens.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn update(&self, device: &Device, ids: &[u32]) -> Result<(), CudaError> {
+        debug_assert_eq!(ids.len(), self.count);
+        let row = |id: u32| self.rows.contains(&u64::from(id));
+        let first = self.rows.start;
+        let mut order: Vec<(u32, u32)> = (0u32..)
+            .zip(ids)
+            .filter(|&(_, &id)| row(id))
+            .map(|(token, &id)| ((u64::from(id) - first) as u32, token))
+            .collect();
+        order.sort_unstable();
+        let mut starts = Vec::with_capacity(self.count + 1);
+        let mut distinct: Vec<u32> = Vec::with_capacity(self.count);
+        for (at, &(row, _)) in (0u32..).zip(&order) {
+            if distinct.last() != Some(&row) {
+                distinct.push(row);
+                starts.push(at);
+            }
+        }
+        starts.resize(self.count + 1, order.len() as u32);
+        distinct.resize(self.count, 0);
+        let mut tokens: Vec<u32> = order.into_iter().map(|(_, token)| token).collect();
+        tokens.resize(self.count, 0);
+        let lists = [
+            (&self.tokens, tokens),
+            (&self.starts, starts),
+            (&self.distinct, distinct),
+        ];
+        for (to, words) in lists {
+            let launcher = &device.launcher;
+            launcher.write(to.address, bytemuck::cast_slice(&words))?;
+        }
+        Ok(())
+    }
 }
 
 impl Device {
@@ -53,54 +135,24 @@ impl Device {
     /// Adds the gradients of looked-up rows to a table's, tokens of a row in their order.
     ///
     /// # Errors
-    /// When memory or the device fails.
+    /// When the device fails.
     pub fn add_embedding_gradient(
         &self,
         gradient: &Tensor,
         dy: &Tensor,
-        ids: &[u32],
-        first: u64,
+        order: &RowOrder,
     ) -> Result<(), CudaError> {
-        let rows = gradient.rows() as u64;
-        let row = |&id: &u32| u64::from(id).checked_sub(first).filter(|&row| row < rows);
-        let mut order: Vec<(u32, u32)> = (0u32..)
-            .zip(ids)
-            .filter_map(|(token, id)| Some((row(id)? as u32, token)))
-            .collect();
-        order.sort_unstable();
-        let mut starts = Vec::new();
-        let mut distinct: Vec<u32> = Vec::new();
-        for (at, &(row, _)) in (0u32..).zip(&order) {
-            if distinct.last() != Some(&row) {
-                distinct.push(row);
-                starts.push(at);
-            }
-        }
-        starts.push(order.len() as u32);
-        let tokens: Vec<u32> = order.into_iter().map(|(_, token)| token).collect();
-        let blocks = distinct.len() as u32;
-        let lists = [
-            self.indices(&tokens)?,
-            self.indices(&starts)?,
-            self.indices(&distinct)?,
-        ];
         let columns = dy.columns();
-        let [order, starts, rows] = &lists;
         let arguments = Arguments::default()
             .with(gradient.address())
             .with(dy.address())
-            .with(order.address)
-            .with(starts.address)
-            .with(rows.address)
+            .with(order.tokens.address)
+            .with(order.starts.address)
+            .with(order.distinct.address)
             .with(columns as i64);
         let kernel = typed!(Token, "embedding_backward", dy.is_bf16());
-        self.blocks(
-            kernel,
-            [blocks, 1, 1],
-            threads_of(columns, 256),
-            0,
-            arguments,
-        )
+        let grid = [order.count as u32, 1, 1];
+        self.blocks(kernel, grid, threads_of(columns, 256), 0, arguments)
     }
 
     /// The largest logit, the sum of exponentials relative to it, and the label's logit of every row:

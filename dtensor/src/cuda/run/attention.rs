@@ -6,7 +6,7 @@ use crate::cuda::launcher::{AttentionArgument, StreamArgument, threshold};
 use crate::cuda::memory::Buffer;
 use crate::cuda::ops::AttentionCall;
 use crate::philox::Stream;
-use crate::trace::{AttentionShape, Detail, Op, OpKind, SoftmaxRule, TensorId};
+use crate::trace::{AttentionShape, Detail, Op, OpKind, SoftmaxRule};
 use std::rc::Rc;
 
 /// The pieces that a fused attention stands for.
@@ -56,7 +56,7 @@ impl<'r> Run<'r> {
         let first_head = self.machine.position_list(info, 1);
         let (probability, stream) = match pieces.dropout.map(|op| (op.detail, op)) {
             Some((Detail::Dropout { probability }, op)) => (probability, self.stream(op)),
-            _ => (0.0, Stream::new(0, 0, "")),
+            _ => (0.0, StreamArgument::new(Stream::new(0, 0, ""), 0)),
         };
         let sizes = AttentionArgument {
             lengths: [queries as i64, keys as i64],
@@ -67,8 +67,8 @@ impl<'r> Run<'r> {
             scale: rule.scale as f32,
             threshold: threshold(probability),
             keep: (1.0 / (1.0 - probability)) as f32,
-            stream: StreamArgument::from(stream),
             padding: 0,
+            stream,
             first_sequence: self.batch.host.first_sequence as i64,
             first_head: first_head.first().copied().unwrap_or(0) as i64,
             global_heads: info.global[1] as i64,
@@ -143,9 +143,9 @@ impl<'r> Run<'r> {
         ];
         let [scores, context] = pieces.at;
         let to = [
-            self.gradient_of(scores, 0),
-            self.gradient_of(scores, 1),
-            self.gradient_of(context, 1),
+            self.block.gradient_of(scores, 0),
+            self.block.gradient_of(scores, 1),
+            self.block.gradient_of(context, 1),
         ];
         for (id, gradient) in to.into_iter().zip(gradients) {
             if let Some(id) = id {
@@ -153,16 +153,5 @@ impl<'r> Run<'r> {
             }
         }
         Ok(())
-    }
-
-    /// The tensor that receives the gradient of an input of a piece of attention.
-    fn gradient_of(&self, forward: usize, input: usize) -> Option<TensorId> {
-        let wanted = Detail::Gradient {
-            of: forward,
-            input: Some(input),
-        };
-        let mut ops = self.block.trace.backward.iter();
-        let op = ops.find(|op| op.detail == wanted)?;
-        op.outputs.first().copied()
     }
 }

@@ -108,8 +108,9 @@ impl Run<'_> {
                 let dy = self.tensor(op.inputs[0])?;
                 let first = self.first_index(table, 0);
                 let gradient = sink.gradient(table);
-                self.device()
-                    .add_embedding_gradient(&gradient, dy, self.batch.host.ids, first)
+                let rows = first..first + gradient.rows() as u64;
+                let order = self.batch.row_order(self.device(), rows)?;
+                self.device().add_embedding_gradient(&gradient, dy, &order)
             }
             (OpKind::CrossEntropy, _) => {
                 // Forward left the gradient in the logits' place.
@@ -225,12 +226,9 @@ impl Run<'_> {
                 .add_column_sum(&sink.gradient(forward.inputs[1]), dy);
         };
         let info = self.info(forward.inputs[0]);
-        let positions = self.machine.position_list(info, 1);
-        let rows: Vec<u32> = (0..info.global[0])
-            .flat_map(|_| positions.iter().map(|&p| p as u32))
-            .collect();
-        self.device()
-            .add_embedding_gradient(&sink.gradient(table), dy, &rows, 0)
+        let gradient = sink.gradient(table);
+        let order = self.machine.position_order(info, gradient.rows() as u64)?;
+        self.device().add_embedding_gradient(&gradient, dy, &order)
     }
 
     fn dropout_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CudaError> {

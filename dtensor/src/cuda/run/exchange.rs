@@ -95,7 +95,7 @@ impl Run<'_> {
     pub(super) fn losses(&self, logits: TensorId) -> Losses<'_> {
         let vocabulary = self.info(logits).global.len() - 1;
         Losses {
-            labels: &self.batch.labels,
+            labels: &self.batch.words.labels,
             first: self.first_index(logits, vocabulary),
             scale: self.batch.host.loss_scale,
         }

@@ -3,7 +3,7 @@
 use super::{Run, plain_choice, unsupported};
 use crate::Nonlinearity;
 use crate::cuda::error::CudaError;
-use crate::cuda::launcher::{Place, StreamArgument, threshold};
+use crate::cuda::launcher::{Place, threshold};
 use crate::cuda::ops::{Dropout, Rope};
 use crate::trace::{Detail, Op, OpKind, TensorId, View, ViewKind};
 use std::rc::Rc;
@@ -90,12 +90,7 @@ impl Run<'_> {
     fn linear(&mut self, index: usize, op: &Op) -> Result<(), CudaError> {
         let (x, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let out = op.outputs[0];
-        let forward = &self.block.trace.forward;
-        let mut views = self.block.trace.forward_views.iter();
-        let next = forward.get(index + 1).filter(|next| {
-            next.kind == OpKind::Bias && next.detail == Detail::None && next.inputs[0] == out
-        });
-        let biased = match next.filter(|_| !views.any(|view| view.from == out)) {
+        let biased = match self.block.fused_bias(index) {
             Some(next) => Some((self.tensor(next.inputs[1])?, next.outputs[0])),
             None => None,
         };
@@ -182,25 +177,22 @@ impl Run<'_> {
         };
         let x = self.tensor(op.inputs[0])?;
         let info = self.info(op.inputs[0]);
-        let last = info.global.len() - 1;
-        let columns = self.machine.position_list(info, last);
-        let contiguous = columns.windows(2).all(|pair| pair[1] == pair[0] + 1);
-        if last != 2 || !contiguous {
+        let columns = self
+            .machine
+            .columns(info)
+            .filter(|_| info.global.len() == 3);
+        let Some([first, number]) = columns else {
             return Err(unsupported(op, "columns that are not next to each other"));
-        }
+        };
         let (positions, count) = self.machine.positions(info, 1)?;
         let call = Dropout {
             place: Place {
-                stream: StreamArgument::from(self.stream(op)),
+                stream: self.stream(op),
                 threshold: threshold(probability),
                 scale: (1.0 / (1.0 - probability)) as f32,
                 first_sequence: self.batch.host.first_sequence as i64,
                 sequence: [count as i64, info.global[1] as i64],
-                columns: [
-                    columns.len() as i64,
-                    columns.first().copied().unwrap_or(0) as i64,
-                    info.global[2] as i64,
-                ],
+                columns: [number as i64, first as i64, info.global[2] as i64],
             },
             positions: &positions,
         };
@@ -243,7 +235,7 @@ impl Run<'_> {
     fn copied(&mut self, op: &Op) -> Result<(), CudaError> {
         let (x, to) = (self.tensor(op.inputs[0])?, op.outputs[0]);
         let dtype = self.info(to).dtype;
-        let out = if x.dtype == dtype || self.is_only_for_the_loss(to) {
+        let out = if x.dtype == dtype || self.block.is_only_for_the_loss(to) {
             x.clone()
         } else {
             self.device().cast(x, dtype)?
@@ -262,7 +254,7 @@ impl Run<'_> {
         let shape = self.tokens_shape(op.outputs[0], tokens, table.columns());
         let out = self
             .device()
-            .embedding(&self.batch.ids, table, first, shape)?;
+            .embedding(&self.batch.words.ids, table, first, shape)?;
         let dtype = self.info(op.outputs[0]).dtype;
         let out = if out.dtype == dtype {
             out

@@ -1,14 +1,17 @@
 //! One rank on a device: its place, and what of its place kernels read.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use super::batch::{Batch, Words};
 use super::cut::{Cut, CutOf};
 use crate::block;
 use crate::cpu::{self, MicroBatch};
 use crate::cuda::error::CudaError;
 use crate::cuda::links::{HostLinks, Links};
 use crate::cuda::memory::Buffer;
+use crate::cuda::ops::{Optimizer, RowOrder};
 use crate::cuda::tensor::{Device, Tensor};
 use crate::placement::Placements;
 use crate::trace::{Detail, TensorId, TensorInfo};
@@ -25,6 +28,13 @@ pub struct Machine<'m> {
     lists: RefCell<Vec<(ListOf, Rc<Buffer>)>>,
     /// How tensors are cut among ranks. There are a few of them, too.
     cuts: RefCell<Vec<(CutOf, Rc<Cut>)>>,
+    /// First and number of the columns that a rank holds next to each other.
+    columns: RefCell<Vec<(ListOf, Option<[u64; 2]>)>>,
+    /// Orders of the rows of positions' tables.
+    orders: RefCell<Vec<(ListOf, Rc<RowOrder>)>>,
+    /// What changes from micro-batch to micro-batch, by its number.
+    words: RefCell<BTreeMap<u32, Rc<Words>>>,
+    optimizer: OnceCell<Optimizer>,
 }
 
 /// What a list is of: the positions along a dim, or the turns of rotary positions at them.
@@ -48,16 +58,6 @@ impl ListOf {
     }
 }
 
-/// What one pass works on, on the device.
-pub struct Batch<'b> {
-    /// As the host knows it.
-    pub host: MicroBatch<'b>,
-    /// Tokens.
-    pub ids: Buffer,
-    /// The tokens that follow them.
-    pub labels: Buffer,
-}
-
 /// Parameters of a block as a rank holds them now.
 pub type Parameters<'p> = dyn block::Parameters<Tensor> + 'p;
 
@@ -78,20 +78,6 @@ pub struct Context<'a> {
     pub parameters: &'a Parameters<'a>,
 }
 
-impl<'b> Batch<'b> {
-    /// A micro-batch brought to a device.
-    ///
-    /// # Errors
-    /// When the device's memory is full.
-    pub fn new(device: &Device, host: MicroBatch<'b>) -> Result<Self, CudaError> {
-        Ok(Self {
-            ids: device.indices(host.ids)?,
-            labels: device.indices(host.labels)?,
-            host,
-        })
-    }
-}
-
 impl<'m> Machine<'m> {
     /// A rank that reaches its peers through the host.
     #[must_use]
@@ -109,6 +95,10 @@ impl<'m> Machine<'m> {
             links,
             lists: RefCell::default(),
             cuts: RefCell::default(),
+            columns: RefCell::default(),
+            orders: RefCell::default(),
+            words: RefCell::default(),
+            optimizer: OnceCell::new(),
         }
     }
 
@@ -124,6 +114,64 @@ impl<'m> Machine<'m> {
         let cut = Rc::new(make(&of));
         self.cuts.borrow_mut().push((of, Rc::clone(&cut)));
         cut
+    }
+
+    /// The optimizer.
+    ///
+    /// # Errors
+    /// When the device's memory is full.
+    pub fn optimizer(&self) -> Result<&Optimizer, CudaError> {
+        if let Some(optimizer) = self.optimizer.get() {
+            return Ok(optimizer);
+        }
+        let made = Optimizer::new(&self.device)?;
+        Ok(self.optimizer.get_or_init(|| made))
+    }
+
+    /// A micro-batch of a step brought to the device. It lies at the same addresses in every step.
+    ///
+    /// # Errors
+    /// When the device's memory is full.
+    pub fn batch<'b>(
+        &self,
+        micro_batch: u32,
+        host: MicroBatch<'b>,
+    ) -> Result<Batch<'b>, CudaError> {
+        if let Some(words) = self.words.borrow().get(&micro_batch) {
+            words.update(&self.device, &host)?;
+            let words = Rc::clone(words);
+            return Ok(Batch { host, words });
+        }
+        let batch = Batch::new(&self.device, host)?;
+        let words = Rc::clone(&batch.words);
+        self.words.borrow_mut().insert(micro_batch, words);
+        Ok(batch)
+    }
+
+    /// The rows of a table of positions that a tensor's tokens add to, in order.
+    pub(super) fn position_order(
+        &self,
+        info: &TensorInfo,
+        rows: u64,
+    ) -> Result<Rc<RowOrder>, CudaError> {
+        let of = ListOf::new(info, 1, None);
+        let known = |orders: &[(ListOf, Rc<RowOrder>)]| {
+            let tokens = info.shape[..2].iter().product::<u64>() as usize;
+            let same = |(known, order): &&(ListOf, Rc<RowOrder>)| {
+                *known == of && *order.rows() == (0..rows) && order.tokens() == tokens
+            };
+            orders.iter().find(same).map(|(_, order)| Rc::clone(order))
+        };
+        if let Some(order) = known(&self.orders.borrow()) {
+            return Ok(order);
+        }
+        let positions = self.position_list(info, 1);
+        let ids: Vec<u32> = (0..info.global[0])
+            .flat_map(|_| positions.iter().map(|&p| p as u32))
+            .collect();
+        let order = Rc::new(RowOrder::new(&self.device, &ids, 0..rows)?);
+        self.orders.borrow_mut().push((of, Rc::clone(&order)));
+        Ok(order)
     }
 
     /// Positions in their sequence of a tensor's tokens, along `dim`, and how many there are.
@@ -146,6 +194,27 @@ impl<'m> Machine<'m> {
         self.host
             .position
             .indices(&info.global, &info.placements, dim)
+    }
+
+    /// First and number of the columns of a tensor that this rank holds, if they are next to each other.
+    pub(super) fn columns(&self, info: &TensorInfo) -> Option<[u64; 2]> {
+        let dim = info.global.len() - 1;
+        let of = ListOf::new(info, dim, None);
+        let known = self
+            .columns
+            .borrow()
+            .iter()
+            .find(|(known, _)| *known == of)
+            .copied();
+        if let Some((_, columns)) = known {
+            return columns;
+        }
+        let held = self.position_list(info, dim);
+        let contiguous = held.windows(2).all(|pair| pair[1] == pair[0] + 1);
+        let first = held.first().copied().unwrap_or(0);
+        let columns = contiguous.then_some([first, held.len() as u64]);
+        self.columns.borrow_mut().push((of, columns));
+        columns
     }
 
     /// Cosines and sines of rotary positions, and how many tokens of a sequence they are of.

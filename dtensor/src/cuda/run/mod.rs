@@ -6,6 +6,7 @@
 
 mod attention;
 mod backward;
+mod batch;
 mod cut;
 mod dispatch;
 mod exchange;
@@ -16,17 +17,18 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
-pub use machine::{Batch, Context, GradientSink, Machine, Parameters};
+pub use batch::Batch;
+pub use machine::{Context, GradientSink, Machine, Parameters};
 
 use super::error::CudaError;
+use super::launcher::StreamArgument;
 use super::ops::Route;
 use super::tensor::{Device, Tensor};
 use crate::block::pass::{self, Pass};
 use crate::block::{self, Block, Half, Seen, Tensors};
 use crate::cpu;
-use crate::philox::Stream;
 use crate::plan::RoutedRows;
-use crate::trace::{Detail, Op, OpKind, TensorId, TensorInfo, TensorRole};
+use crate::trace::{Detail, Op, TensorId, TensorInfo, TensorRole};
 use spec::model::Router;
 
 /// What a block keeps of a micro-batch between its passes.
@@ -184,9 +186,9 @@ impl<'r> Run<'r> {
         })
     }
 
-    fn stream(&self, op: &Op) -> Stream {
-        self.block
-            .stream(op, self.machine.host.seed, self.batch.host.step)
+    fn stream(&self, op: &Op) -> StreamArgument {
+        let (seed, step) = (self.machine.host.seed, self.batch.host.step);
+        StreamArgument::new(self.block.stream(op, seed, step), self.batch.step())
     }
 
     fn routing(&self, op: &Op) -> Result<Rc<Route>, CudaError> {
@@ -196,22 +198,6 @@ impl<'r> Run<'r> {
 
     fn first_index(&self, id: TensorId, dim: usize) -> u64 {
         self.block.first_index(id, dim, &self.machine.host.position)
-    }
-
-    /// Whether all that reads a tensor is the loss: it takes logits of any type.
-    fn is_only_for_the_loss(&self, id: TensorId) -> bool {
-        let storage = self.block.storage(id);
-        let mut readers = self.block.trace.forward.iter().filter(|op| {
-            let logits = match op.detail {
-                Detail::VocabularySums { logits } => Some(logits),
-                _ => None,
-            };
-            let mut reads = op.inputs.iter().chain(&logits);
-            reads.any(|&id| self.block.storage(id) == storage)
-        });
-        readers.all(|op| {
-            op.kind == OpKind::CrossEntropy || matches!(op.detail, Detail::VocabularySums { .. })
-        })
     }
 }
 

@@ -29,8 +29,8 @@ pub const NON_BLOCKING: c_uint = 1;
 pub const EVENT_TIMED: c_uint = 0;
 /// `CU_EVENT_DISABLE_TIMING`.
 pub const EVENT_PLAIN: c_uint = 2;
-/// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`.
-pub const CAPTURE_THREAD: c_int = 1;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: memory may be taken, and modules loaded, meanwhile.
+pub const CAPTURE_RELAXED: c_int = 2;
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 pub const OUT_OF_MEMORY: i32 = 2;
 /// `CUDA_ERROR_NOT_READY`.

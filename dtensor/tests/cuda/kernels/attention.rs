@@ -83,6 +83,7 @@ fn attention_forward_and_backward() {
             let (d, wd) = random(&device, &[c.batch, queries, h * dv], dtype, 4);
             let stream = Stream::new(3, 1, "attention");
             let positions = device.indices(&c.positions).expect("memory");
+            let step = device.indices(&[1]).expect("memory");
             let scale = 1.0 / (dk as f64).sqrt();
             let call = AttentionCall {
                 q: &q,
@@ -97,8 +98,8 @@ fn attention_forward_and_backward() {
                     scale: scale as f32,
                     threshold: threshold(c.dropout),
                     keep: (1.0 / (1.0 - c.dropout)) as f32,
-                    stream: StreamArgument::from(stream),
                     padding: 0,
+                    stream: StreamArgument::new(stream, step.address),
                     first_sequence: 3,
                     first_head: 2,
                     global_heads: 2 + h as i64,

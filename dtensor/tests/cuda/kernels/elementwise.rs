@@ -161,9 +161,10 @@ fn dropout_draws_the_cpus_numbers() {
                 let rows = batch * positions.len();
                 let (x, wide) = random(&device, &[rows, columns], dtype, 8);
                 let list = device.indices(&positions).expect("memory");
+                let step = device.indices(&[3]).expect("memory");
                 let call = Dropout {
                     place: Place {
-                        stream: StreamArgument::from(stream),
+                        stream: StreamArgument::new(stream, step.address),
                         threshold: threshold(p),
                         scale: (1.0 / (1.0 - p)) as f32,
                         first_sequence: 5,

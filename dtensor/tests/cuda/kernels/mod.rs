@@ -4,6 +4,7 @@
 mod attention;
 mod elementwise;
 mod expert;
+mod optimizer;
 mod rows;
 
 use dtensor::cpu;

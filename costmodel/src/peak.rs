@@ -1,0 +1,249 @@
+//! The most that a rank of our executor has in use on its GPU, buffer by buffer: states, what is kept for
+//! backward, and what a pass has besides, by running the passes of every stage on sizes
+//! (`dtensor::block::sizes`). Without the driver's context, libraries' workspaces and rounding, which are no
+//! buffers, and what messages pass through.
+
+use std::rc::Rc;
+
+use dtensor::TensorRole;
+use dtensor::block::sizes::{self, Ledger, Room, Rooms};
+use dtensor::block::{Attention, Block, Half, Keep};
+use models::{BlockClass, BlockLayout};
+use plans::program::Program;
+use plans::{ActionKind, Recompute, Strategy};
+use rustc_hash::FxHashMap;
+use spec::{Bytes, DType, Zero};
+
+use crate::CostError;
+use crate::assemble::Assembled;
+use crate::cost_model::CostModel;
+
+/// Words of 32 bits per token that a micro-batch has on the device: its id and its label; and where it reads
+/// a table of embeddings, the order of the rows that it adds to.
+const TOKEN_WORDS: u64 = 2;
+const ORDER_WORDS: u64 = 3;
+
+/// What an action needs, and what it leaves.
+#[derive(Clone, Copy, Debug, Default)]
+struct Change {
+    /// The most in use meanwhile, beyond what was before.
+    most: u64,
+    /// What is in use after it, beyond what was before.
+    left: i64,
+}
+
+/// Blocks of a stage, and the changes that its actions make.
+type Changes = FxHashMap<ActionKind, Change>;
+
+/// The peak of every pipeline rank's heaviest peer.
+pub(crate) fn peaks(
+    costs: &CostModel,
+    strategy: &Strategy,
+    assembled: &Assembled,
+    program: &Program,
+) -> Result<Vec<Bytes>, CostError> {
+    let mut made = Made::default();
+    let ranks = (0u32..).zip(&program.ranks).zip(&assembled.states);
+    ranks
+        .map(|((rank, actions), states)| {
+            let ledger = Rc::new(Ledger::default());
+            let mut changes: FxHashMap<u32, Changes> = FxHashMap::default();
+            let owned = (0u32..).zip(assembled.rank_of_stage.iter());
+            for (stage, _) in owned.filter(|&(_, &owner)| owner == rank) {
+                let blocks = made.blocks(costs, strategy, u64::from(stage))?;
+                let is_last = stage as usize + 1 == strategy.stages.0.len();
+                changes.insert(stage, of_stage(&ledger, &blocks, is_last));
+            }
+            let mut live = (states.total().0 + ledger.lists()) as i64;
+            live += words(costs, strategy, assembled, rank) as i64;
+            let mut most = live;
+            let mut apart = Apart::default();
+            for action in actions {
+                let elements = assembled.elements(costs, strategy, action.stage);
+                live += apart.before(costs, strategy, action.kind, elements);
+                let change = changes[&action.stage].get(&action.kind);
+                let change = change.copied().unwrap_or_default();
+                most = most.max(live + change.most as i64);
+                live += change.left;
+            }
+            Ok(Bytes(most as u64))
+        })
+        .collect()
+}
+
+/// Under ZeRO among several ranks: gathered parameters, and gradients of the running micro-batch.
+#[derive(Default)]
+struct Apart {
+    gathered: i64,
+    running: i64,
+}
+
+impl Apart {
+    /// What an action takes, or gives back, before anything else.
+    fn before(
+        &mut self,
+        costs: &CostModel,
+        strategy: &Strategy,
+        kind: ActionKind,
+        elements: u64,
+    ) -> i64 {
+        let shared = strategy.dp_shard * strategy.cp > 1;
+        let size = costs.scenario().workload.precision.activation().size();
+        let before = self.gathered + self.running;
+        match kind {
+            ActionKind::Unshard if shared && strategy.zero == Zero::Z3 => {
+                self.gathered = (elements * size) as i64;
+            }
+            ActionKind::Reshard => self.gathered = 0,
+            ActionKind::B | ActionKind::I | ActionKind::W
+                if strategy.zero >= Zero::Z2
+                    && shared | (strategy.tp > 1) | (strategy.dp_replicate > 1) =>
+            {
+                self.running = (elements * DType::F32.size()) as i64;
+            }
+            ActionKind::ReduceGrad => self.running = 0,
+            _ => {}
+        }
+        self.gathered + self.running - before
+    }
+}
+
+/// Bytes of what the host writes every step and of what it reads: tokens, and losses.
+fn words(costs: &CostModel, strategy: &Strategy, assembled: &Assembled, rank: u32) -> u64 {
+    let seq_len = costs.scenario().workload.seq_len;
+    let tokens = strategy.micro_batch * seq_len / strategy.cp;
+    let owners = &assembled.rank_of_stage;
+    let (first, last) = (owners.first(), owners.last());
+    let mut words = TOKEN_WORDS;
+    if first == Some(&rank) {
+        words += ORDER_WORDS;
+    }
+    if last == Some(&rank) {
+        words += 1;
+    }
+    4 * tokens * words * strategy.num_micro_batches
+}
+
+/// Blocks made so far: those of a class that keep the same are equal.
+#[derive(Default)]
+struct Made(FxHashMap<(BlockClass, Keep), Rc<Block>>);
+
+impl Made {
+    /// The blocks of a virtual stage, in order.
+    fn blocks(
+        &mut self,
+        costs: &CostModel,
+        strategy: &Strategy,
+        stage: u64,
+    ) -> Result<Vec<Rc<Block>>, CostError> {
+        let model = &costs.scenario().model;
+        let stages = &strategy.stages.0;
+        let mut wanted = Vec::new();
+        if stage == 0 {
+            wanted.push((BlockClass::Embedding, Keep::All));
+        }
+        let first: u64 = stages[..stage as usize].iter().sum();
+        for offset in 0..stages[stage as usize] {
+            let keep = match strategy.recompute.of_layer(offset) {
+                Recompute::None | Recompute::Layers(_) => Keep::All,
+                Recompute::Selective | Recompute::SelectiveOps => Keep::NotAttention,
+                Recompute::Full => Keep::Input,
+            };
+            wanted.push((BlockClass::Layer(model.layer_class(first + offset)), keep));
+        }
+        if stage + 1 == stages.len() as u64 {
+            wanted.push((BlockClass::Head, Keep::All));
+        }
+        let made = wanted.into_iter();
+        made.map(|(class, keep)| self.block(costs, strategy, class, keep))
+            .collect()
+    }
+
+    fn block(
+        &mut self,
+        costs: &CostModel,
+        strategy: &Strategy,
+        class: BlockClass,
+        keep: Keep,
+    ) -> Result<Rc<Block>, CostError> {
+        let key = (class, keep);
+        if let Some(block) = self.0.get(&key) {
+            return Ok(Rc::clone(block));
+        }
+        let scenario = costs.scenario();
+        let dtype = scenario.workload.precision.activation();
+        let layout = BlockLayout::of(strategy, scenario.workload.seq_len, dtype);
+        let trace = models::trace_block(&scenario.model, class, &layout)
+            .map_err(|e| CostError::Trace(e.to_string()))?;
+        let block = Block::with_attention(trace, "", None, keep, Attention::Fused);
+        let block = Rc::new(block);
+        self.0.insert(key, Rc::clone(&block));
+        Ok(block)
+    }
+}
+
+/// Runs one micro-batch through a stage, whole and with backward in halves.
+fn of_stage(ledger: &Rc<Ledger>, blocks: &[Rc<Block>], is_last: bool) -> Changes {
+    let mut changes = Changes::default();
+    let mut note = |kind: ActionKind, work: &mut dyn FnMut()| {
+        let before = ledger.live();
+        let _ = ledger.take_peak();
+        work();
+        let change = Change {
+            most: ledger.take_peak() - before,
+            left: ledger.live() as i64 - before as i64,
+        };
+        changes.insert(kind, change);
+    };
+    let room = |block: Option<&Rc<Block>>, role: TensorRole| {
+        let mut tensors = block?.trace.tensors.iter();
+        let info = tensors.find(|info| info.role == role)?;
+        Some(ledger.take(info.bytes().0, info.dtype))
+    };
+    for halves in [&[Half::Both][..], &[Half::Input, Half::Weight]] {
+        let mut input: Option<Room> = None;
+        let mut output: Option<Room> = None;
+        let mut saved: Vec<Rooms> = Vec::new();
+        note(ActionKind::RecvF, &mut || {
+            input = room(blocks.first(), TensorRole::Input);
+        });
+        note(ActionKind::F, &mut || {
+            let mut x = input.take();
+            for block in blocks {
+                let forward = sizes::forward(block, ledger, x.take());
+                saved.push(forward.saved);
+                x = Some(forward.output);
+            }
+            // Losses are kept with the words of the step.
+            output = x.filter(|_| !is_last);
+        });
+        let sent = output.as_ref().map(|room| (room.bytes(), room.dtype()));
+        note(ActionKind::SendF, &mut || output = None);
+        let mut gradient: Option<Room> = None;
+        note(ActionKind::RecvB, &mut || {
+            gradient = sent.map(|(bytes, dtype)| ledger.take(bytes, dtype));
+        });
+        for &half in halves {
+            let kind = match half {
+                Half::Both => ActionKind::B,
+                Half::Input => ActionKind::I,
+                Half::Weight => ActionKind::W,
+            };
+            let mut result: Option<Room> = None;
+            note(kind, &mut || {
+                let mut x = gradient.take();
+                for (block, saved) in blocks.iter().zip(&mut saved).rev() {
+                    x = sizes::backward(block, ledger, saved, x.take(), half);
+                }
+                result = x;
+                if half != Half::Input {
+                    saved.clear();
+                }
+            });
+            if half != Half::Weight {
+                note(ActionKind::SendB, &mut || result = None);
+            }
+        }
+    }
+    changes
+}

@@ -1,0 +1,392 @@
+//! What a block's passes hold on a GPU, buffer by buffer: the program that a device runs, run on sizes
+//! only. It allocates what `cuda::run` allocates, in the same order, but for partial sums of a few rows.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::rc::Rc;
+
+use spec::DType;
+
+use super::pass::{self, Pass};
+use super::{Block, Forward, Half, Saved};
+use crate::backward::GRADIENT_SUM;
+use crate::plan::RoutedRows;
+use crate::trace::{self, CollectiveKind, Detail, Op, OpKind, TensorId, TensorInfo};
+
+/// Bytes of a device's memory as they are taken and given back.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    live: Cell<u64>,
+    peak: Cell<u64>,
+    /// Bytes of lists that stay, by what they are.
+    lists: Cell<u64>,
+    known: RefCell<BTreeSet<String>>,
+}
+
+/// A buffer that is no more than its size.
+#[derive(Debug)]
+pub struct Piece {
+    ledger: Rc<Ledger>,
+    bytes: u64,
+    dtype: DType,
+}
+
+/// The buffer of a tensor; several may share one.
+pub type Room = Rc<Piece>;
+/// What a block keeps, as buffers.
+pub type Rooms = Saved<Room, Room>;
+
+impl Piece {
+    /// Its size.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What it holds.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+}
+
+impl Ledger {
+    /// Takes a buffer.
+    #[must_use]
+    pub fn take(self: &Rc<Self>, bytes: u64, dtype: DType) -> Room {
+        self.live.set(self.live.get() + bytes);
+        self.peak.set(self.peak.get().max(self.live.get()));
+        Rc::new(Piece {
+            ledger: Rc::clone(self),
+            bytes,
+            dtype,
+        })
+    }
+
+    /// Bytes in use.
+    #[must_use]
+    pub fn live(&self) -> u64 {
+        self.live.get()
+    }
+
+    /// The most that were in use since the last call.
+    #[must_use]
+    pub fn take_peak(&self) -> u64 {
+        self.peak.replace(self.live.get())
+    }
+
+    /// Bytes of the lists that operators read and that stay: positions, and turns of rotary ones.
+    #[must_use]
+    pub fn lists(&self) -> u64 {
+        self.lists.get()
+    }
+
+    fn list(&self, name: String, bytes: u64) {
+        if self.known.borrow_mut().insert(name) {
+            self.lists.set(self.lists.get() + bytes);
+        }
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        let live = &self.ledger.live;
+        live.set(live.get() - self.bytes);
+    }
+}
+
+/// Forward of a micro-batch through a block whose attention is fused.
+#[must_use]
+pub fn forward(block: &Block, ledger: &Rc<Ledger>, input: Option<Room>) -> Forward<Room, Rooms> {
+    let Ok(forward) = pass::forward(block, Run::new(block, ledger), input);
+    forward
+}
+
+/// Backward of a micro-batch, or half of it.
+pub fn backward(
+    block: &Block,
+    ledger: &Rc<Ledger>,
+    saved: &mut Rooms,
+    gradient: Option<Room>,
+    half: Half,
+) -> Option<Room> {
+    let run = Run::new(block, ledger);
+    let Ok(gradient) = pass::backward(block, run, saved, gradient, half, &mut ());
+    gradient
+}
+
+struct Run<'r> {
+    block: &'r Block,
+    ledger: &'r Rc<Ledger>,
+    held: Rooms,
+    /// Keys and values of the whole sequence while attention runs round the ring.
+    ring: BTreeMap<u32, Room>,
+    /// Parameters are counted with the states.
+    parameter: Room,
+}
+
+impl<'r> Run<'r> {
+    fn new(block: &'r Block, ledger: &'r Rc<Ledger>) -> Self {
+        Self {
+            block,
+            ledger,
+            held: Rooms::default(),
+            ring: BTreeMap::new(),
+            parameter: ledger.take(0, DType::F32),
+        }
+    }
+
+    fn info(&self, id: TensorId) -> &'r TensorInfo {
+        self.block.trace.tensor(id)
+    }
+
+    fn get(&self, id: TensorId) -> &Room {
+        let value = self.held.values.get(&self.block.storage(id));
+        value.unwrap_or(&self.parameter)
+    }
+
+    fn set(&mut self, id: TensorId, value: Room) {
+        self.held.values.insert(self.block.storage(id), value);
+    }
+
+    /// A buffer of the size that the trace says.
+    fn make(&mut self, id: TensorId) {
+        let info = self.info(id);
+        let value = self.ledger.take(info.bytes().0, info.dtype);
+        self.set(id, value);
+    }
+
+    fn make_like(&mut self, id: TensorId, like: TensorId) {
+        let (bytes, dtype) = (self.get(like).bytes, self.get(like).dtype);
+        let value = self.ledger.take(bytes, dtype);
+        self.set(id, value);
+    }
+
+    fn alias(&mut self, id: TensorId, of: TensorId) {
+        let value = Rc::clone(self.get(of));
+        self.set(id, value);
+    }
+
+    /// A copy to another type; none where the type is the same.
+    fn copy(&mut self, from: TensorId, to: TensorId, any: bool) {
+        if any || self.get(from).dtype == self.info(to).dtype {
+            self.alias(to, from);
+        } else {
+            self.make(to);
+        }
+    }
+
+    /// In use while one kernel runs.
+    fn passing(&self, words: u64) {
+        drop(self.ledger.take(4 * words, DType::F32));
+    }
+
+    /// Rows of a tensor: all dims but the last.
+    fn rows(&self, id: TensorId) -> u64 {
+        let shape = &self.info(id).shape;
+        shape[..shape.len().saturating_sub(1)].iter().product()
+    }
+
+    fn attention(&mut self, scores: &Op) {
+        let at = self.block.trace.forward.iter().position(|op| op == scores);
+        let pieces = self.block.pieces(at.unwrap_or(0));
+        let forward = &self.block.trace.forward;
+        let context = pieces
+            .map(|i| &forward[i])
+            .find(|op| matches!(op.kind, OpKind::AttentionContext(_)));
+        let Some(context) = context else { return };
+        let (out, sums) = (context.outputs[0], scores.outputs[0]);
+        let info = self.info(out);
+        let dtype = self.get(scores.inputs[0]).dtype;
+        let value = self.ledger.take(info.elements() * dtype.size(), dtype);
+        self.set(out, value);
+        let value = self.ledger.take(4 * self.rows(sums), DType::F32);
+        self.set(sums, value);
+    }
+
+    fn attention_backward(&mut self, of: usize) {
+        let block = self.block;
+        let forward = &block.trace.forward;
+        let find =
+            |wanted: fn(&OpKind) -> bool| block.pieces(of).find(|&i| wanted(&forward[i].kind));
+        let scores = find(|kind| matches!(kind, OpKind::AttentionScores(_)));
+        let context = find(|kind| matches!(kind, OpKind::AttentionContext(_)));
+        let (Some(scores), Some(context)) = (scores, context) else {
+            return;
+        };
+        let delta = 4 * self.rows(forward[scores].outputs[0]);
+        let delta = self.ledger.take(delta, DType::F32);
+        let [q, k, v] = [
+            forward[scores].inputs[0],
+            forward[scores].inputs[1],
+            forward[context].inputs[1],
+        ];
+        for (piece, input, like) in [(scores, 0, q), (scores, 1, k), (context, 1, v)] {
+            if let Some(id) = block.gradient_of(piece, input) {
+                self.make_like(id, like);
+            }
+        }
+        drop(delta);
+    }
+
+    fn routed(&mut self, op: &Op) {
+        let experts = *self.info(op.inputs[0]).shape.last().unwrap_or(&0);
+        let choices = self.info(op.outputs[0]).elements();
+        let lists = 4 * (3 * choices + experts + 1);
+        self.held.route = Some(self.ledger.take(lists, DType::F32));
+        self.make(op.outputs[0]);
+        self.passing(experts * choices.div_ceil(1024));
+    }
+
+    fn collective(&mut self, op: &Op, kind: CollectiveKind) {
+        if kind == CollectiveKind::RingExchange {
+            for &id in &op.inputs {
+                let info = self.info(id);
+                let whole = info.bytes().0 * info.global[1] / info.shape[1].max(1);
+                let whole = self.ledger.take(whole, info.dtype);
+                self.ring.insert(self.block.storage(id), whole);
+            }
+            return;
+        }
+        for &id in &op.outputs {
+            self.make(id);
+        }
+    }
+
+    /// Lists of positions, made once for all blocks.
+    fn positions(&self, x: TensorId) {
+        let info = self.info(x);
+        if let Some(&tokens) = info.shape.get(1) {
+            self.ledger.list(format!("positions {tokens}"), 4 * tokens);
+        }
+    }
+
+    fn forward_kernels(&mut self, index: usize) {
+        let block = self.block;
+        let op = &block.trace.forward[index];
+        if block.is_attention(index) {
+            if matches!(op.kind, OpKind::AttentionScores(_)) {
+                self.positions(op.inputs[0]);
+                self.attention(op);
+            }
+            return;
+        }
+        match op.kind {
+            OpKind::Matmul { .. } => {
+                let to = block
+                    .fused_bias(index)
+                    .map_or(op.outputs[0], |bias| bias.outputs[0]);
+                self.make(to);
+            }
+            OpKind::Bias if self.held.values.contains_key(&block.storage(op.outputs[0])) => {}
+            OpKind::Copy if op.detail == Detail::None => {
+                let (from, to) = (op.inputs[0], op.outputs[0]);
+                self.copy(from, to, block.is_only_for_the_loss(to));
+            }
+            OpKind::CrossEntropy => {
+                self.make(op.outputs[0]);
+                if !matches!(op.detail, Detail::Loss { sums: Some(_) }) {
+                    self.passing(3 * self.rows(op.inputs[0]));
+                }
+            }
+            OpKind::TopK => self.routed(op),
+            OpKind::Collective(c) => self.collective(op, c.kind),
+            _ => {
+                if let Detail::Rope { dims, .. } = op.detail {
+                    let tokens = self.info(op.inputs[0]).shape[1];
+                    let name = format!("turns {tokens} {:?}", op.detail);
+                    self.ledger.list(name, 4 * tokens * dims);
+                }
+                if matches!(
+                    op.detail,
+                    Detail::Rope { .. } | Detail::Dropout { .. } | Detail::Table { .. }
+                ) && op.kind != OpKind::Embedding
+                {
+                    self.positions(op.inputs[0]);
+                }
+                for &id in &op.outputs {
+                    self.make(id);
+                }
+            }
+        }
+    }
+
+    fn backward_kernels(&mut self, op: &Op) {
+        let block = self.block;
+        let of = match op.detail {
+            Detail::Gradient { of, input } => Some((of, input)),
+            _ => None,
+        };
+        let Some((of, input)) = of.filter(|_| op.scope != GRADIENT_SUM) else {
+            return op.outputs.iter().for_each(|&id| self.make(id));
+        };
+        if block.is_attention(of) {
+            if matches!(op.kind, OpKind::AttentionContext(_)) && input == Some(0) {
+                self.attention_backward(of);
+            }
+            return;
+        }
+        let forward = &block.trace.forward[of];
+        match op.kind {
+            // Gradients of weights are added where their sums lie.
+            _ if op.pass == trace::Pass::BackwardWeight => {}
+            OpKind::Embedding | OpKind::Bias => {}
+            OpKind::CrossEntropy => self.alias(op.outputs[0], forward.inputs[0]),
+            OpKind::Copy => self.copy(op.inputs[0], op.outputs[0], false),
+            OpKind::Norm => op.outputs.iter().take(1).for_each(|&id| self.make(id)),
+            _ => op.outputs.iter().for_each(|&id| self.make(id)),
+        }
+    }
+}
+
+impl Pass for Run<'_> {
+    type Tensor = Room;
+    type Value = Room;
+    type Route = Room;
+    type Sink = ();
+    type Error = Infallible;
+
+    fn value(tensor: Room) -> Room {
+        tensor
+    }
+
+    fn held(&mut self) -> &mut Rooms {
+        &mut self.held
+    }
+
+    fn tensor(&self, id: TensorId) -> Result<&Room, Infallible> {
+        Ok(self.get(id))
+    }
+
+    fn forward_op(&mut self, op: usize) -> Result<(), Infallible> {
+        self.forward_kernels(op);
+        Ok(())
+    }
+
+    fn forward_view(&mut self, view: usize) -> Result<(), Infallible> {
+        self.make(self.block.trace.forward_views[view].to);
+        Ok(())
+    }
+
+    fn backward_op(&mut self, op: usize, (): &mut ()) -> Result<(), Infallible> {
+        self.backward_kernels(&self.block.trace.backward[op]);
+        Ok(())
+    }
+
+    fn backward_view(&mut self, view: usize) -> Result<(), Infallible> {
+        let to = self.block.trace.backward_views[view].to;
+        if !self.held.values.contains_key(&self.block.storage(to)) {
+            self.make(to);
+        }
+        Ok(())
+    }
+
+    fn ran(&self, _op: &Op) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn routed(&self) -> Option<RoutedRows> {
+        None
+    }
+}

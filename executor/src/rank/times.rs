@@ -1,0 +1,42 @@
+//! When the actions of a step ran.
+
+use plans::{Action, ActionKind, Event, Stream};
+use spec::Seconds;
+
+use super::Rank;
+use crate::device::Device;
+
+impl<D: Device> Rank<'_, D> {
+    /// The step's actions, from the seconds before and during each of them.
+    pub(super) fn events(&self, laps: &[f64]) -> Vec<Event> {
+        let mut now = 0.0;
+        let timed = self.actions.iter().zip(laps.chunks_exact(2));
+        timed
+            .map(|(&action, lap)| {
+                let from = now + lap[0];
+                now = from + lap[1];
+                event(action, self.place.pp, from, now)
+            })
+            .collect()
+    }
+}
+
+fn event(a: Action, pp: u64, from: f64, to: f64) -> Event {
+    let stream = match a.kind {
+        ActionKind::RecvF | ActionKind::RecvB | ActionKind::SendF | ActionKind::SendB => {
+            Stream::Pipeline
+        }
+        ActionKind::Unshard | ActionKind::Reshard | ActionKind::ReduceGrad => Stream::DataParallel,
+        _ => Stream::Compute,
+    };
+    let whole = a.kind == ActionKind::Optim;
+    Event {
+        rank: pp as u32,
+        stream,
+        name: a.to_string(),
+        stage: (!whole).then_some(a.stage),
+        micro_batch: (!whole).then_some(a.micro_batch),
+        start: Seconds(from),
+        end: Seconds(to),
+    }
+}

@@ -1,0 +1,98 @@
+//! Steps captured once and run by one call each train as those that are queued anew, to the bit.
+
+use dtensor::block::{FirstNonFinite, Watch, WatchError};
+use dtensor::cpu::Numerics;
+use executor::{Execution, Job, Session};
+use spec::Precision;
+use spec::model::ModelConfig;
+
+use super::cuda::{BATCH, Emulated, SEQ, is_here, models, on_cuda};
+use super::jobs::{session, sized};
+
+/// A job of four steps, each with another learning rate.
+fn job(model: &ModelConfig, layout: &str, execution: Execution) -> Job {
+    let precision = match layout.contains("recompute=full") {
+        true => Precision::Bf16,
+        false => Precision::Fp32,
+    };
+    let mut job = sized(model, layout, Numerics::Fast, precision, [4, BATCH, SEQ]);
+    job.settings.optimizer.warmup_steps = 2;
+    job.settings.execution = execution;
+    job
+}
+
+/// One micro-batch and two; everything kept, attention again, everything again.
+const LAYOUTS: &[&str] = &[
+    "mbs=4",
+    "mbs=2,recompute=selective",
+    "mbs=2,recompute=full,zero=3",
+];
+
+#[test]
+fn captured_steps_are_the_steps_queued_anew() {
+    if !is_here() {
+        return;
+    }
+    for model in models() {
+        for layout in LAYOUTS {
+            let what = format!("{} {layout}", model.name);
+            let replayed = on_cuda(&job(&model, layout, Execution::Replayed));
+            let captured = on_cuda(&job(&model, layout, Execution::Graph));
+            assert_eq!(captured.losses, replayed.losses, "{what}");
+            assert_eq!(captured.gradient_norms, replayed.gradient_norms, "{what}");
+            assert_eq!(
+                captured.weights_sha256(),
+                replayed.weights_sha256(),
+                "{what}"
+            );
+            let mut losses = captured.losses.clone();
+            losses.dedup();
+            assert_eq!(losses.len(), 4, "{what}: every step has other tokens");
+            let [here, there] = [&captured, &replayed].map(|outcome| &outcome.ranks[0]);
+            let peak = |memory: Option<executor::MemoryUse>| memory.map(|memory| memory.peak);
+            assert_eq!(peak(here.memory), peak(there.memory), "{what}");
+            assert_eq!(here.peak_saved, there.peak_saved, "{what}");
+            assert_eq!(here.routed, there.routed, "{what}");
+            assert!(here.events.is_empty() && !there.events.is_empty(), "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_captured_step_that_diverges_names_its_operator() {
+    if !is_here() {
+        return;
+    }
+    let [_, llama, _] = models();
+    let mut broken = job(&llama, "mbs=4", Execution::Graph);
+    broken.settings.optimizer.warmup_steps = 0;
+    broken.settings.optimizer.learning_rate = 1e30;
+    let error = executor::train_on(&Emulated, &session(&broken)).expect_err("it diverges");
+    let named = matches!(error.watched(), Some(WatchError::NotFinite { .. }));
+    assert!(named, "{error}");
+}
+
+#[test]
+fn steps_that_need_the_host_are_not_captured() {
+    if !is_here() {
+        return;
+    }
+    let [gpt, ..] = models();
+    let alone = job(&gpt, "mbs=2", Execution::Graph);
+    let refused = |result: Result<executor::Outcome, executor::ExecutorError>, says: &str| {
+        let error = result.expect_err("refused").to_string();
+        assert!(error.contains("cannot be captured"), "{error}");
+        assert!(error.contains(says), "{error}");
+    };
+    refused(executor::train(&session(&alone)), "the cpu device");
+    let watched = Session {
+        watch: Some(&FirstNonFinite as &(dyn Watch + Sync)),
+        ..session(&alone)
+    };
+    refused(executor::train_on(&Emulated, &watched), "--break-at");
+    for layout in ["dp=2,mbs=2", "pp=2,mbs=2", "tp=2,mbs=2"] {
+        let several = job(&gpt, layout, Execution::Graph);
+        let result = executor::train_on(&Emulated, &session(&several));
+        refused(result, "send each other");
+    }
+}
