@@ -359,6 +359,10 @@ pub(crate) struct RunArgs {
     /// With --device cuda: what carries messages between GPUs
     #[arg(long, value_enum, default_value_t = GpuMessagesArg::Nccl)]
     pub(crate) gpu_messages: GpuMessagesArg,
+    /// With --device cuda: matrix products of a plan in fp32 round their operands to TF32, which tensor
+    /// cores multiply [default: they round nothing]
+    #[arg(long)]
+    pub(crate) tf32: bool,
     /// Seconds a rank waits for another before it gives up
     #[arg(long, default_value_t = 120)]
     pub(crate) timeout: u64,

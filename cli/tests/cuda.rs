@@ -34,11 +34,12 @@ fn without_a_gpu_one_line_says_what_is_missing() {
 }
 
 #[test]
-fn gpus_are_as_many_as_ranks() {
+fn what_the_device_cannot_do_is_refused() {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
     for (args, says) in [
         (&["--gpus", "1"][..], "expected --device cuda"),
         (&["--gpus", "2", "--device", "cuda"], "the plan has 1 ranks"),
+        (&["--tf32"], "expected --device cuda"),
         (
             &["--numerics", "exact", "--device", "cuda"],
             "--numerics exact",

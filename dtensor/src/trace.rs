@@ -428,7 +428,13 @@ pub struct Trace {
     pub output_gradient: Option<TensorId>,
     /// The layer's output: what the next layer or stage reads.
     pub output: Option<TensorId>,
+    /// Whether linear layers multiply in 8 bits.
+    pub eight_bits: bool,
 }
+
+/// Products in 8 bits want sizes that are multiples of this: rows of 16 bytes (cuBLAS, "FP8 data types":
+/// 16-byte alignment of all dimensions).
+pub const EIGHT_BIT_MULTIPLE: u64 = 16;
 
 impl TensorInfo {
     /// Local elements.
@@ -449,5 +455,18 @@ impl Trace {
     #[must_use]
     pub fn tensor(&self, id: TensorId) -> &TensorInfo {
         &self.tensors[id.0 as usize]
+    }
+
+    /// Whether an operator is a product that runs in 8 bits: a linear layer's, of sizes that allow it, and no
+    /// router's, which chooses by small differences.
+    #[must_use]
+    pub fn is_eight_bit(&self, op: &Op) -> bool {
+        let fits = match op.kind {
+            OpKind::Matmul { m, n, k } => [m, n, k]
+                .iter()
+                .all(|size| size.is_multiple_of(EIGHT_BIT_MULTIPLE)),
+            _ => false,
+        };
+        self.eight_bits && fits && !op.scope.ends_with("router") && !op.scope.ends_with("gate")
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use dtensor::cuda::launcher::Compute;
 use executor::device::{Cores, Gpus, Messages};
 use executor::{Outcome, Session};
 
@@ -23,7 +24,10 @@ pub(crate) fn check(args: &RunArgs, ranks: u64) -> Result<(), CliError> {
         }
     }
     if args.device == DeviceArg::Cpu {
-        return Ok(());
+        return match args.tf32 {
+            true => wrong("--tf32: expected --device cuda with it".to_owned()),
+            false => Ok(()),
+        };
     }
     if args.numerics == NumericsArg::Exact {
         return wrong("--numerics exact: is the cpu device's, use --device cpu".to_owned());
@@ -57,6 +61,11 @@ fn gpus(args: &RunArgs, place: Option<usize>) -> Gpus {
             GpuMessagesArg::Host => Messages::Host,
         },
         timeout: Duration::from_secs(args.timeout),
+        compute: if args.tf32 {
+            Compute::Tf32
+        } else {
+            Compute::Whole
+        },
     }
 }
 

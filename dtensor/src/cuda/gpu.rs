@@ -87,7 +87,7 @@ impl Gpu {
             attribute(driver::CAPABILITY_MINOR)?,
         ];
         let multiprocessors = attribute(driver::MULTIPROCESSORS)?;
-        let products = Products::new(&driver)?;
+        let products = Products::new(&driver, capability)?;
         Ok(Self {
             compiler,
             products,

@@ -9,6 +9,8 @@ pub enum Source {
     Norm,
     /// Sums in a fixed order, and the optimizer.
     Reduce,
+    /// Casts to 8 bits.
+    EightBits,
     /// Embeddings and the loss.
     Token,
     /// Routing and rows of experts.
@@ -42,10 +44,11 @@ pub struct Head {
 }
 
 /// Every file.
-pub const SOURCES: [Source; 8] = [
+pub const SOURCES: [Source; 9] = [
     Source::Elementwise,
     Source::Norm,
     Source::Reduce,
+    Source::EightBits,
     Source::Token,
     Source::Expert,
     Source::Grouped,
@@ -67,6 +70,7 @@ impl Source {
             Self::Elementwise => "elementwise.cu",
             Self::Norm => "norm.cu",
             Self::Reduce => "reduce.cu",
+            Self::EightBits => "eight_bits.cu",
             Self::Token => "token.cu",
             Self::Expert => "expert.cu",
             Self::Grouped => "grouped.cu",
@@ -82,6 +86,7 @@ impl Source {
             Self::Elementwise => &[text!("elementwise.cu")],
             Self::Norm => &[text!("norm.cu")],
             Self::Reduce => &[text!("reduce.cu")],
+            Self::EightBits => &[text!("eight_bits.cu")],
             Self::Token => &[text!("token.cu")],
             Self::Expert => &[text!("expert.cu")],
             Self::Grouped => &[text!("tensor_core.cu"), text!("grouped.cu")],
@@ -109,6 +114,7 @@ impl Source {
                 "clip",
                 "adamw",
             ],
+            Self::EightBits => &["largest_bf16", "cast_e4m3", "cast_e5m2"],
             Self::Token => &[
                 "embedding_f32",
                 "embedding_bf16",

@@ -59,13 +59,41 @@ pub struct Launch {
     pub shared: u32,
 }
 
+/// What a product of numbers in 32 bits rounds on its way. Sums are in 32 bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Compute {
+    /// Nothing.
+    #[default]
+    Whole,
+    /// Operands to TF32, with 10 bits of mantissa: what tensor cores take of them.
+    Tf32,
+}
+
+/// A format of 8 bits (Micikevicius et al. 2022).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Float8 {
+    /// 4 bits of exponent, 3 of mantissa, no infinity: weights and activations.
+    E4m3,
+    /// 5 bits of exponent, 2 of mantissa: gradients.
+    E5m2,
+}
+
+/// Elements of an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Element {
+    /// As they are, in 32 bits or bf16.
+    Plain(DType),
+    /// Codes of 8 bits to be multiplied by the number in 32 bits that lies at an address.
+    Scaled(Float8, Address),
+}
+
 /// A matrix operand, by rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operand {
     /// First element.
     pub address: Address,
-    /// Element type.
-    pub dtype: DType,
+    /// Its elements.
+    pub element: Element,
     /// Whether it lies transposed: by columns of what the product needs.
     pub transposed: bool,
 }
@@ -83,6 +111,8 @@ pub struct Product {
     pub c: Address,
     /// Its type.
     pub dtype: DType,
+    /// How operands in 32 bits are multiplied.
+    pub compute: Compute,
     /// Whether to add to what is there.
     pub accumulate: bool,
     /// Added to every row; of the result's type.

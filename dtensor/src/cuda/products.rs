@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 use spec::DType;
 
 use super::error::CudaError;
-use super::launcher::{Address, Operand, Product};
+use super::launcher::{Address, Compute, Element, Float8, Operand, Product};
 use super::library::Name;
 use super::sys::cublaslt::{self as lt, CublasLt, Handle, Heuristic};
 use super::sys::driver::Driver;
@@ -17,11 +17,16 @@ use super::sys::driver::Driver;
 /// Bytes of workspace: what NVIDIA recommends for Hopper.
 const WORKSPACE: usize = 32 << 20;
 
+/// The first compute capability whose tensor cores multiply 8 bits: Ada's.
+const EIGHT_BITS: [u32; 2] = [8, 9];
+
 /// cuBLASLt on one stream.
 pub(super) struct Products {
     library: CublasLt,
     handle: Handle,
     workspace: u64,
+    /// The device's compute capability.
+    capability: [u32; 2],
     plans: RefCell<HashMap<Shape, Plan>>,
 }
 
@@ -29,8 +34,9 @@ pub(super) struct Products {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Shape {
     sizes: [u64; 3],
-    types: [DType; 3],
+    types: [c_int; 3],
     transposed: [bool; 2],
+    compute: Compute,
     accumulate: bool,
     bias: bool,
     /// Bytes that the addresses of both operands and the result are multiples of.
@@ -51,15 +57,23 @@ fn alignment(address: Address) -> u32 {
     1 << address.trailing_zeros().min(8)
 }
 
-fn element(dtype: DType) -> c_int {
+fn number(dtype: DType) -> c_int {
     match dtype {
         DType::Bf16 => lt::R_16BF,
         _ => lt::R_32F,
     }
 }
 
+fn element(operand: &Operand) -> c_int {
+    match operand.element {
+        Element::Plain(dtype) => number(dtype),
+        Element::Scaled(Float8::E4m3, _) => lt::R_8F_E4M3,
+        Element::Scaled(Float8::E5m2, _) => lt::R_8F_E5M2,
+    }
+}
+
 impl Products {
-    pub(super) fn new(driver: &Driver) -> Result<Self, CudaError> {
+    pub(super) fn new(driver: &Driver, capability: [u32; 2]) -> Result<Self, CudaError> {
         let library = CublasLt::load()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: a context is current.
@@ -71,6 +85,7 @@ impl Products {
             library,
             handle,
             workspace,
+            capability,
             plans: RefCell::default(),
         })
     }
@@ -80,9 +95,7 @@ impl Products {
             return self.nothing(product);
         }
         let plan = self.plan(product)?;
-        if let Some(bias) = product.bias {
-            self.set(plan.product, lt::BIAS_POINTER, &bias)?;
-        }
+        self.set_addresses(plan.product, product)?;
         let (one, beta) = (1.0f32, f32::from(u8::from(product.accumulate)));
         let [first, second, result] = plan.layouts;
         // SAFETY: operands are as the plan's layouts say, and the workspace is as large as it may ask for.
@@ -121,11 +134,30 @@ impl Products {
         })
     }
 
+    /// 8 bits want a device that has them.
+    fn check_capability(&self, product: &Product) -> Result<(), CudaError> {
+        let scaled = matches!(product.a.element, Element::Scaled(..));
+        if !scaled || self.capability >= EIGHT_BITS {
+            return Ok(());
+        }
+        let [major, minor] = self.capability;
+        Err(CudaError::Unsupported {
+            operator: "a product in 8 bits".to_owned(),
+            scope: "cuBLASLt".to_owned(),
+            reason: format!("compute capability {major}.{minor}: expected 8.9 or above"),
+        })
+    }
+
     fn plan(&self, product: &Product) -> Result<Plan, CudaError> {
         let shape = Shape {
             sizes: product.sizes,
-            types: [product.a.dtype, product.b.dtype, product.dtype],
+            types: [
+                element(&product.a),
+                element(&product.b),
+                number(product.dtype),
+            ],
             transposed: [product.a.transposed, product.b.transposed],
+            compute: product.compute,
             accumulate: product.accumulate,
             bias: product.bias.is_some(),
             alignments: [product.a.address, product.b.address, product.c].map(alignment),
@@ -140,11 +172,16 @@ impl Products {
 
     fn make(&self, product: &Product, [a, b, c]: [u32; 3]) -> Result<Plan, CudaError> {
         let [m, n, k] = product.sizes;
+        self.check_capability(product)?;
         let mut handle = std::ptr::null_mut();
+        let compute = match (product.compute, product.a.element) {
+            (Compute::Tf32, Element::Plain(DType::F32)) => lt::COMPUTE_TF32,
+            _ => lt::COMPUTE_32F,
+        };
         // SAFETY: kept for the life of this, whose plans are few.
         unsafe {
             self.library
-                .create_product(&raw mut handle, lt::COMPUTE_32F, lt::R_32F)
+                .create_product(&raw mut handle, compute, lt::R_32F)
         }?;
         let transpose = |operand: &Operand| match operand.transposed {
             true => lt::TRANSPOSED,
@@ -152,14 +189,14 @@ impl Products {
         };
         self.set(handle, lt::TRANSPOSE_A, &transpose(&product.b))?;
         self.set(handle, lt::TRANSPOSE_B, &transpose(&product.a))?;
-        if let Some(bias) = product.bias {
+        if product.bias.is_some() {
             self.set(handle, lt::EPILOGUE, &lt::EPILOGUE_BIAS)?;
-            self.set(handle, lt::BIAS_POINTER, &bias)?;
         }
+        self.set_addresses(handle, product)?;
         // By rows [rows, columns] is by columns [columns, rows].
-        let layout = |dtype: DType, rows: u64, columns: u64| -> Result<Handle, CudaError> {
+        let layout = |kind: c_int, rows: u64, columns: u64| -> Result<Handle, CudaError> {
             let mut layout = std::ptr::null_mut();
-            let (kind, stride) = (element(dtype), columns as i64);
+            let stride = columns as i64;
             // SAFETY: kept as the product is.
             unsafe {
                 self.library
@@ -168,19 +205,36 @@ impl Products {
             Ok(layout)
         };
         let operand = |x: &Operand, rows: u64, columns: u64| match x.transposed {
-            true => layout(x.dtype, columns, rows),
-            false => layout(x.dtype, rows, columns),
+            true => layout(element(x), columns, rows),
+            false => layout(element(x), rows, columns),
         };
         let layouts = [
             operand(&product.b, k, n)?,
             operand(&product.a, m, k)?,
-            layout(product.dtype, m, n)?,
+            layout(number(product.dtype), m, n)?,
         ];
         Ok(Plan {
             product: handle,
             layouts,
             heuristic: self.heuristic(handle, layouts, [b, a, c, c])?,
         })
+    }
+
+    /// What changes from one product of a shape to the next.
+    fn set_addresses(&self, handle: Handle, product: &Product) -> Result<(), CudaError> {
+        if let Some(bias) = product.bias {
+            self.set(handle, lt::BIAS_POINTER, &bias)?;
+        }
+        let factors = [
+            (lt::A_SCALE_POINTER, &product.b),
+            (lt::B_SCALE_POINTER, &product.a),
+        ];
+        for (attribute, operand) in factors {
+            if let Element::Scaled(_, factor) = operand.element {
+                self.set(handle, attribute, &factor)?;
+            }
+        }
+        Ok(())
     }
 
     /// Bytes of workspace and of alignment that an algorithm may count on.

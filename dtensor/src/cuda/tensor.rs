@@ -5,7 +5,7 @@ use std::rc::Rc;
 use spec::DType;
 
 use super::error::CudaError;
-use super::launcher::{Address, Launcher};
+use super::launcher::{Address, Compute, Launcher};
 use super::memory::{Buffer, Memory};
 use crate::cpu;
 
@@ -16,6 +16,8 @@ pub struct Device {
     pub launcher: Rc<dyn Launcher>,
     /// Gives memory.
     pub memory: Rc<Memory>,
+    /// How it multiplies matrices in 32 bits.
+    pub compute: Compute,
 }
 
 /// A dense row-major tensor; several may share memory.
@@ -35,7 +37,17 @@ impl Device {
     #[must_use]
     pub fn new(launcher: Rc<dyn Launcher>) -> Self {
         let memory = Memory::new(Rc::clone(&launcher));
-        Self { launcher, memory }
+        Self {
+            launcher,
+            memory,
+            compute: Compute::Whole,
+        }
+    }
+
+    /// The same, with products of matrices in 32 bits as `compute` says.
+    #[must_use]
+    pub fn with_compute(self, compute: Compute) -> Self {
+        Self { compute, ..self }
     }
 
     /// A tensor that nothing has written.

@@ -16,7 +16,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use dtensor::cuda::kernels::{Head, Kernel, Source};
-use dtensor::cuda::launcher::{Address, Arguments, GraphId, Launch, Launcher, Operand, Product};
+use dtensor::cuda::launcher::{
+    Address, Arguments, Compute, Element, Float8, GraphId, Launch, Launcher, Operand, Product,
+};
 use dtensor::cuda::{CudaError, Device, Gpu};
 use half::bf16;
 use sha2::{Digest, Sha256};
@@ -213,16 +215,21 @@ impl Emulator {
 
     fn run_product(&self, product: &Product) {
         let [m, n, k] = product.sizes.map(|size| size as usize);
-        let a = self.operand(&product.a, m, k);
-        let b = self.operand(&product.b, k, n);
+        let mut a = self.operand(&product.a, m, k);
+        let mut b = self.operand(&product.b, k, n);
+        if product.compute == Compute::Tf32 && product.a.element == Element::Plain(DType::F32) {
+            for x in a.iter_mut().chain(&mut b) {
+                *x = tf32(*x);
+            }
+        }
         for i in 0..m {
             for j in 0..n {
                 let mut sum: f64 = (0..k).map(|l| a[i * k + l] * b[l * n + j]).sum();
                 if product.accumulate {
-                    sum += self.element(product.c, product.dtype, i * n + j);
+                    sum += self.number(product.c, product.dtype, i * n + j);
                 }
                 if let Some(bias) = product.bias {
-                    sum += self.element(bias, product.dtype, j);
+                    sum += self.number(bias, product.dtype, j);
                 }
                 // SAFETY: the caller allocated the result.
                 unsafe {
@@ -239,12 +246,23 @@ impl Emulator {
         }
     }
 
-    fn element(&self, address: Address, dtype: DType, index: usize) -> f64 {
+    fn number(&self, address: Address, dtype: DType, index: usize) -> f64 {
         // SAFETY: products name operands that were allocated here.
         unsafe {
             match dtype {
                 DType::Bf16 => (address as *const bf16).add(index).read().to_f64(),
                 _ => f64::from((address as *const f32).add(index).read()),
+            }
+        }
+    }
+
+    fn element(&self, address: Address, element: Element, index: usize) -> f64 {
+        match element {
+            Element::Plain(dtype) => self.number(address, dtype, index),
+            Element::Scaled(format, factor) => {
+                // SAFETY: as above.
+                let code = unsafe { (address as *const u8).add(index).read() };
+                decoded(format, code) * self.number(factor, DType::F32, 0)
             }
         }
     }
@@ -256,11 +274,38 @@ impl Emulator {
             } else {
                 i * columns + j
             };
-            self.element(x.address, x.dtype, index)
+            self.element(x.address, x.element, index)
         };
         (0..rows * columns)
             .map(|index| at(index / columns, index % columns))
             .collect()
+    }
+}
+
+/// A number in 32 bits with 10 bits of mantissa, to nearest, ties away from zero, as `cvt.rna.tf32.f32`.
+pub fn tf32(x: f64) -> f64 {
+    let bits = (x as f32).to_bits() + 0x1000;
+    f64::from(f32::from_bits(bits & !0x1FFF))
+}
+
+/// The number of a code of 8 bits, by the formats' definition: sign, exponent, mantissa.
+pub fn decoded(format: Float8, code: u8) -> f64 {
+    let (mantissa, bias) = match format {
+        Float8::E4m3 => (3, 7),
+        Float8::E5m2 => (2, 15),
+    };
+    let sign = if code & 0x80 == 0 { 1.0 } else { -1.0 };
+    let exponent = i32::from(code & 0x7F) >> mantissa;
+    let fraction = f64::from(code & ((1 << mantissa) - 1)) / f64::from(1 << mantissa);
+    let special = match format {
+        Float8::E4m3 => code & 0x7F == 0x7F,
+        Float8::E5m2 => exponent == 31,
+    };
+    match (special, exponent) {
+        (true, _) if format == Float8::E5m2 && fraction == 0.0 => sign * f64::INFINITY,
+        (true, _) => f64::NAN,
+        (_, 0) => sign * fraction * 2f64.powi(1 - bias),
+        _ => sign * (1.0 + fraction) * 2f64.powi(exponent - bias),
     }
 }
 

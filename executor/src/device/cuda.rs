@@ -9,6 +9,7 @@ use dtensor::TensorId;
 use dtensor::block::{Attention, Block, Forward, Parameters, Watch};
 use dtensor::comm::Group;
 use dtensor::cpu::{self, AdamWStep, ExactSum, MicroBatch, Numerics};
+use dtensor::cuda::launcher::Compute;
 use dtensor::cuda::{
     self, Batch, Context, CudaError, Gpu, GradientSink, Graph, Machine, NcclLinks, Saved, Tensor,
     Ticket,
@@ -26,6 +27,8 @@ use crate::states::BlockGradients;
 pub struct Gpus {
     /// This process's GPU; without one, ranks are threads and each has the GPU of its number.
     pub ordinal: Option<u32>,
+    /// How they multiply matrices in 32 bits.
+    pub compute: Compute,
     /// What carries messages between GPUs.
     pub messages: Messages,
     /// How long a rank waits for another.
@@ -47,7 +50,7 @@ impl Devices for Gpus {
     fn open<'c>(&self, host: cpu::Machine<'c>) -> Result<Machine<'c>, ExecutorError> {
         let ordinal = self.ordinal.unwrap_or(host.comm.rank() as u32);
         let gpu = Rc::new(Gpu::new(ordinal)?);
-        let device = cuda::Device::new(Rc::<Gpu>::clone(&gpu));
+        let device = cuda::Device::new(Rc::<Gpu>::clone(&gpu)).with_compute(self.compute);
         let alone = host.comm.world() == 1;
         if alone || self.messages == Messages::Host {
             return on(device, host);

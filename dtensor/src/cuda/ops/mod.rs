@@ -2,6 +2,7 @@
 //! kernels.
 
 mod attention;
+mod eight_bits;
 mod elementwise;
 mod expert;
 mod norm;
@@ -11,6 +12,7 @@ mod reduce;
 mod token;
 
 pub use attention::AttentionCall;
+pub use eight_bits::{Lies, Matrix8};
 pub use elementwise::{Dropout, Rope};
 pub use expert::{Level, Route};
 pub use norm::NormGradient;

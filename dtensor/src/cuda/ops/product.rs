@@ -3,13 +3,13 @@
 use spec::DType;
 
 use crate::cuda::error::CudaError;
-use crate::cuda::launcher::{Operand, Product};
+use crate::cuda::launcher::{Element, Operand, Product};
 use crate::cuda::tensor::{Device, Tensor};
 
 fn operand(x: &Tensor, transposed: bool) -> Operand {
     Operand {
         address: x.address(),
-        dtype: x.dtype,
+        element: Element::Plain(x.dtype),
         transposed,
     }
 }
@@ -36,6 +36,7 @@ impl Device {
             b: operand(w, true),
             c: out.address(),
             dtype,
+            compute: self.compute,
             accumulate: false,
             bias: bias.map(Tensor::address),
         })?;
@@ -62,6 +63,7 @@ impl Device {
             b: operand(w, false),
             c: out.address(),
             dtype,
+            compute: self.compute,
             accumulate: false,
             bias: None,
         })?;
@@ -84,6 +86,7 @@ impl Device {
             b: operand(x, false),
             c: gradient.address(),
             dtype: DType::F32,
+            compute: self.compute,
             accumulate: true,
             bias: None,
         })

@@ -2,9 +2,11 @@
 //! NaNs before it is written, sizes that are no multiples of anything.
 
 mod attention;
+mod eight_bits;
 mod elementwise;
 mod expert;
 mod optimizer;
+mod products;
 mod rows;
 
 use dtensor::cpu;
