@@ -282,7 +282,7 @@ pub(crate) fn key(
     let layout = BlockLayout {
         ep: if experts { strategy.ep } else { 1 },
         etp: if experts { strategy.etp } else { 1 },
-        ..BlockLayout::of(strategy, workload.seq_len, workload.precision.activation())
+        ..BlockLayout::of(strategy, workload.seq_len, workload.precision)
     };
     let groups = BlockGroups {
         tp: strategy.group(Axis::Tp),

@@ -10,7 +10,7 @@ use spec::{Axis, Bytes, DType, ModelConfig, Precision, Runtime, Seconds};
 use crate::CostError;
 use crate::local::Local;
 use crate::lower::{
-    Kernel, KernelKind, Lowered, Lowering, SavedTensor, kept, peak_transient, recomputed,
+    Kernel, KernelKind, Lowered, Lowering, SavedTensor, casts, kept, peak_transient, recomputed,
     split_softmax,
 };
 use crate::price::{MemoryKind, Prices, TablePrices};
@@ -105,8 +105,6 @@ impl BlockPricing<'_> {
             .map_err(|e| CostError::Trace(e.to_string()))?;
         let lowering = Lowering {
             runtime: self.runtime,
-            precision: self.precision,
-            low_precision_block: matches!(key.class, BlockClass::Layer(_) | BlockClass::Mtp),
         };
         let lowered = lowering.lower(&trace);
         let mut cost = BlockCost {
@@ -292,7 +290,11 @@ impl Timed<'_> {
                 n,
                 k,
                 layout,
-            } => prices.grouped_gemm(groups, m, n, k, narrow, layout).time,
+                low_precision,
+            } => {
+                let dtype = if low_precision { narrow } else { wide };
+                prices.grouped_gemm(groups, m, n, k, dtype, layout).time
+            }
             KernelKind::BatchedGemm { batch, m, n, k } => {
                 prices.batched_gemm(batch, m, n, k, wide).time
             }
@@ -443,11 +445,12 @@ fn memory(
     cost.saved = kept(&lowering, trace, mode);
     cost.saved_bytes = cost.saved.iter().map(|s| s.bytes).sum();
     let kept_ids = kept_ids(&lowering, trace, mode);
-    cost.transient_forward = peak_transient(trace, &lowered.forward, &kept_ids, fused);
+    let casts = casts::held(&lowering, trace);
+    cost.transient_forward = peak_transient(trace, &lowered.forward, &kept_ids, fused) + casts;
     if key.layout.tp > 1 {
         cost.transient_forward += split_softmax(&lowering, trace);
     }
-    let backward = peak_transient(trace, &lowered.backward, &FxHashSet::default(), fused);
+    let backward = peak_transient(trace, &lowered.backward, &FxHashSet::default(), fused) + casts;
     // What is run again for the input half stays for the weight half.
     let all = kept(&lowering, trace, Recompute::None);
     let rebuilt: Bytes = all

@@ -58,8 +58,11 @@ impl Trace {
         format!("{name}{input}")
     }
 
-    /// Type of the first operand that is no index.
+    /// Type that a product casts its operands to, or of the first operand that is no index.
     fn element_type(&self, op: &Op) -> String {
+        if self.is_eight_bit(op) {
+            return "f8".to_owned();
+        }
         let mut types = op
             .inputs
             .iter()

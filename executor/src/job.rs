@@ -40,7 +40,7 @@ impl Job {
     /// Makes a job of a plan.
     ///
     /// # Errors
-    /// When the model or the precision has no cpu kernels.
+    /// When the model has no kernels or the schedule does not exist.
     pub fn new(
         model: ModelConfig,
         strategy: Strategy,
@@ -49,12 +49,6 @@ impl Job {
         settings: Settings,
     ) -> Result<Self, ExecutorError> {
         stage::check(&model)?;
-        if !matches!(workload.precision, Precision::Fp32 | Precision::Bf16) {
-            return Err(ExecutorError::Model {
-                model: model.name,
-                reason: "the cpu device computes in fp32 and bf16".to_owned(),
-            });
-        }
         // One stage runs its micro-batches in order whatever the schedule is called.
         let kind = if strategy.pp == 1 {
             ScheduleKind::OneFOneB

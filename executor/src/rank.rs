@@ -85,7 +85,7 @@ impl<'j, D: Device> Rank<'j, D> {
             model: &job.model,
             strategy: &job.strategy,
             seq_len: job.seq_len,
-            dtype: job.dtype(),
+            precision: job.precision,
             seed: job.settings.seed,
             gradient_bucket: job.settings.gradient_bucket,
             execution: job.settings.execution,

@@ -9,7 +9,7 @@ use dtensor::{BlockPosition, TensorRole};
 use models::{BlockClass, BlockLayout};
 use plans::{Recompute, Strategy};
 use spec::model::ModelConfig;
-use spec::{Bytes, DType, Zero};
+use spec::{Bytes, Precision, Zero};
 
 use crate::device::{Device, Passing};
 use crate::error::ExecutorError;
@@ -54,7 +54,7 @@ pub(crate) struct Plan<'p> {
     pub(crate) model: &'p ModelConfig,
     pub(crate) strategy: &'p Strategy,
     pub(crate) seq_len: u64,
-    pub(crate) dtype: DType,
+    pub(crate) precision: Precision,
     pub(crate) seed: u64,
     pub(crate) gradient_bucket: Bytes,
     pub(crate) execution: Execution,
@@ -77,7 +77,7 @@ impl<D: Device> Stage<D> {
         position: &BlockPosition,
         stage: u64,
     ) -> Result<Self, ExecutorError> {
-        let layout = BlockLayout::of(plan.strategy, plan.seq_len, plan.dtype);
+        let layout = BlockLayout::of(plan.strategy, plan.seq_len, plan.precision);
         let recipes = Recipe::of_stage(plan, stage)?;
         let blocks = recipes
             .iter()
@@ -93,7 +93,11 @@ impl<D: Device> Stage<D> {
             device,
             slots,
             sharing,
-            (plan.strategy.zero, plan.dtype, plan.numerics),
+            (
+                plan.strategy.zero,
+                plan.precision.activation(),
+                plan.numerics,
+            ),
             plan.gradient_bucket,
             plan.seed,
         )?;
@@ -249,7 +253,7 @@ pub(crate) fn hidden(
     plan: &Plan<'_>,
     position: &BlockPosition,
 ) -> Result<Vec<usize>, ExecutorError> {
-    let layout = BlockLayout::of(plan.strategy, plan.seq_len, plan.dtype);
+    let layout = BlockLayout::of(plan.strategy, plan.seq_len, plan.precision);
     let class = BlockClass::Layer(plan.model.layer_class(0));
     let trace = models::trace_block(plan.model, class, &layout)?;
     let mut tensors = trace.tensors.iter();

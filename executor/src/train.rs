@@ -10,6 +10,7 @@ use dtensor::block::Watch;
 use dtensor::comm::{Communicator, local};
 use plans::Timeline;
 use sha2::{Digest, Sha256};
+use spec::Precision;
 
 use crate::checkpoint::{self, Manifest, Memory, Piece, Source};
 use crate::device::{Cores, Device, Devices};
@@ -205,6 +206,7 @@ pub(crate) fn one_rank(
     comm: &dyn Communicator,
 ) -> Result<(RankReport, Vec<Piece>), ExecutorError> {
     let job = session.job;
+    computes(devices, job)?;
     let mut rank = Rank::new(job, mesh, comm, devices, session.watch)?;
     let mut first = 0;
     if let Some((source, step)) = session.start {
@@ -217,6 +219,24 @@ pub(crate) fn one_rank(
     })?;
     let pieces = rank.pieces()?;
     Ok((rank.report(), pieces))
+}
+
+/// Refuses precisions that the devices do not compute in.
+fn computes<D: Devices>(_: &D, job: &Job) -> Result<(), ExecutorError> {
+    let here = <D::Device<'_> as Device>::PRECISIONS;
+    if here.contains(&job.precision) {
+        return Ok(());
+    }
+    let name = |p: &Precision| spec::residuals::precision_name(*p);
+    let names: Vec<&str> = here.iter().map(name).collect();
+    Err(ExecutorError::Device {
+        reason: format!(
+            "precision {}: the {} device computes in {}",
+            name(&job.precision),
+            <D::Device<'_> as Device>::NAME,
+            names.join(", ")
+        ),
+    })
 }
 
 /// Trains from step `first` on. A checkpoint is copied at the end of its step and written while

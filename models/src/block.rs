@@ -3,7 +3,7 @@
 use dtensor::Routing;
 use plans::Strategy;
 use spec::CpKind;
-use spec::{DType, LayerClass};
+use spec::{DType, LayerClass, Precision};
 
 /// A traceable part of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -39,6 +39,8 @@ pub struct BlockLayout {
     pub seq_len: u64,
     /// Element type of activations and compute weights.
     pub dtype: DType,
+    /// Whether linear layers of decoder layers multiply in 8 bits.
+    pub eight_bits: bool,
     /// How many rows reach this rank's experts.
     pub routing: Routing,
 }
@@ -57,13 +59,14 @@ impl BlockLayout {
             micro_batch,
             seq_len,
             dtype,
+            eight_bits: false,
             routing: Routing::Balanced,
         }
     }
 
     /// The layout that a strategy gives every block, with balanced routing.
     #[must_use]
-    pub fn of(strategy: &Strategy, seq_len: u64, dtype: DType) -> Self {
+    pub fn of(strategy: &Strategy, seq_len: u64, precision: Precision) -> Self {
         Self {
             tp: strategy.tp,
             sequence_parallel: strategy.sequence_parallel,
@@ -71,7 +74,8 @@ impl BlockLayout {
             cp_kind: strategy.cp_kind,
             ep: strategy.ep,
             etp: strategy.etp,
-            ..Self::alone(strategy.micro_batch, seq_len, dtype)
+            eight_bits: precision == Precision::Fp8,
+            ..Self::alone(strategy.micro_batch, seq_len, precision.activation())
         }
     }
 }

@@ -54,7 +54,10 @@ pub fn trace_block(
             block.prediction_module(last, x)?
         }
     };
-    Ok(tape.finish(&output)?)
+    let mut trace = tape.finish(&output)?;
+    // Embedding and head stay in 16 bits, as torchao's filters for training have it.
+    trace.eight_bits = layout.eight_bits && matches!(class, BlockClass::Layer(_) | BlockClass::Mtp);
+    Ok(trace)
 }
 
 /// The blocks of a model in order, prediction modules before the head.

@@ -19,7 +19,7 @@ pub fn sharding_section(
     strategy: &Strategy,
     workload: &Workload,
 ) -> Result<ShardingFile, ModelError> {
-    let layout = BlockLayout::of(strategy, workload.seq_len, workload.precision.activation());
+    let layout = BlockLayout::of(strategy, workload.seq_len, workload.precision);
     let plan = sharding_plan(model, &layout)?;
     let mut replicated: Vec<String> = Vec::new();
     for class in [

@@ -172,6 +172,11 @@ pub enum Rewrite {
     /// Tensor-parallel gathers around 8-bit linears move 8-bit values (Transformer Engine user buffers,
     /// torchao `Float8ColwiseParallel`).
     GatherQuantised,
+    /// Both operands of an 8-bit product are scaled by their current maximum, which one pass finds before another
+    /// casts (torchao `tensorwise`; `dtensor/src/cuda/ops/eight_bits.rs`).
+    ScaleDynamically,
+    /// Products of experts stay in 16 bits where linear layers run in 8.
+    WideExperts,
     /// 8-bit products scale every row by itself: slower kernels, 16-bit gathers (torchao `rowwise`).
     RowwiseScaling,
     /// Operator-level selection keeps its products' outputs whether backward reads them or not

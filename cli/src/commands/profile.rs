@@ -58,7 +58,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
     } else {
         let mut requests = Vec::new();
         for path in &args.plans {
-            requests.extend(of_plan(path, machine.cores)?);
+            requests.extend(on_cpu(path, of_plan(path, machine.cores)?)?);
         }
         requests
     };
@@ -129,16 +129,24 @@ fn measure(request: &Request, effort: Effort) -> Result<Vec<Measured>, CliError>
     })
 }
 
+/// Refuses what the cpu device does not compute.
+fn on_cpu(path: &Path, requests: Vec<Request>) -> Result<Vec<Request>, CliError> {
+    let narrow =
+        |request: &Request| matches!(&request.what, What::Block(block) if block.trace.eight_bits);
+    if requests.iter().any(narrow) {
+        let path = path.display();
+        let message = format!("{path}: the cpu device does not compute in fp8; use --device cuda");
+        return Err(CliError::Usage(message));
+    }
+    Ok(requests)
+}
+
 /// The shapes that a plan needs.
 pub(super) fn of_plan(path: &Path, cores: u64) -> Result<Vec<Request>, CliError> {
     let loaded = plan::load(path)?;
     let scenario = loaded.costs.scenario();
     let (model, s) = (&scenario.model, &loaded.strategy);
-    let layout = BlockLayout::of(
-        s,
-        scenario.workload.seq_len,
-        scenario.workload.precision.activation(),
-    );
+    let layout = BlockLayout::of(s, scenario.workload.seq_len, scenario.workload.precision);
     let world = scenario.workload.gpus;
     let (ranks, threads) = shares(world, cores);
     let depth = s

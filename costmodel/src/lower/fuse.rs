@@ -1,11 +1,11 @@
 //! Which operators share a kernel.
 
-use dtensor::{Collective, CollectiveKind, Op, OpKind, Pass, TensorId, TensorRole, Trace};
+use dtensor::{Collective, CollectiveKind, Op, OpKind, Pass, TensorId, Trace};
 use rustc_hash::{FxHashMap, FxHashSet};
 use spec::Bytes;
 use spec::runtime::Rewrite;
 
-use super::{Kernel, KernelKind, Lowering, is_core_attention};
+use super::{Kernel, KernelKind, Lowering, casts, is_core_attention};
 use crate::price::{GemmLayout, MemoryKind};
 
 /// Kernels of one pass's operators.
@@ -242,9 +242,9 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &Op, index: usize) -> Vec<
                 n,
                 k,
                 layout,
-                low_precision: lowering.low_precision_block && is_linear_in_layer(op),
+                low_precision: trace.is_eight_bit(op),
             });
-            return quantised(lowering, trace, op, index)
+            return casts::before(lowering, trace, index, op)
                 .into_iter()
                 .chain([product])
                 .collect();
@@ -256,8 +256,9 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &Op, index: usize) -> Vec<
                 n,
                 k,
                 layout,
+                low_precision: lowering.narrows_experts(trace),
             });
-            return quantised(lowering, trace, op, index)
+            return casts::before(lowering, trace, index, op)
                 .into_iter()
                 .chain([product])
                 .collect();
@@ -301,8 +302,7 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &Op, index: usize) -> Vec<
             },
         ),
         OpKind::Collective(collective) => {
-            let narrow = lowering.low_precision_block
-                && lowering.precision == spec::Precision::Fp8
+            let narrow = trace.eight_bits
                 && lowering.has(Rewrite::GatherQuantised)
                 && collective.axis == spec::Axis::Tp
                 && collective.kind == CollectiveKind::AllGather;
@@ -325,51 +325,6 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &Op, index: usize) -> Vec<
         | OpKind::Copy => memory(MemoryKind::Pointwise, 1),
     };
     vec![one]
-}
-
-/// The cast before a product in 8 bits. Weight gradients read the transposes that the forward and
-/// data-gradient casts left behind.
-fn quantised(lowering: &Lowering<'_>, trace: &Trace, op: &Op, index: usize) -> Option<Kernel> {
-    let narrow = lowering.low_precision_block
-        && lowering.precision == spec::Precision::Fp8
-        && is_linear_in_layer(op)
-        && op.pass != Pass::BackwardWeight;
-    narrow.then(|| quantise(lowering, trace, op, index))
-}
-
-/// Casting a linear's activation operand to 8 bits, with its transpose for the weight gradient:
-/// reads 2 bytes, writes 1 + 1 per element (Transformer Engine `cast_transpose`). A pointwise compiler
-/// casts where the operand is made and reads nothing again.
-fn quantise(lowering: &Lowering<'_>, trace: &Trace, op: &Op, index: usize) -> Kernel {
-    let per_element = if lowering.has(Rewrite::FusePointwise) {
-        2
-    } else {
-        4
-    };
-    let elements = op
-        .inputs
-        .iter()
-        .map(|&id| trace.tensor(id))
-        .filter(|t| t.role != TensorRole::Parameter)
-        .map(dtensor::TensorInfo::elements)
-        .sum::<u64>();
-    let kind = KernelKind::Memory {
-        kind: MemoryKind::Pointwise,
-        bytes: Bytes(per_element * elements),
-        launches: 1,
-    };
-    Kernel {
-        op: index,
-        kind,
-        pass: op.pass,
-        reads: Vec::new(),
-        writes: Vec::new(),
-    }
-}
-
-/// Routers stay in high precision.
-pub(super) fn is_linear_in_layer(op: &Op) -> bool {
-    !op.scope.ends_with("router") && !op.scope.ends_with("gate")
 }
 
 /// Bytes of tensors read and written.

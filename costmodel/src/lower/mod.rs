@@ -4,13 +4,14 @@
 //! kept for backward and which collectives hide is decided by the runtime's closed set of
 //! [`Rewrite`]s; nothing here knows a model.
 
+pub(crate) mod casts;
 mod fuse;
 mod liveness;
 mod saved;
 
 use dtensor::{AttentionShape, Collective, Op, OpKind, Pass, TensorId, Trace};
 use spec::runtime::{AttentionKernel, Rewrite};
-use spec::{Bytes, Precision, Runtime};
+use spec::{Bytes, Runtime};
 
 use crate::price::{GemmLayout, MemoryKind};
 
@@ -35,6 +36,7 @@ pub enum KernelKind {
         n: u64,
         k: u64,
         layout: GemmLayout,
+        low_precision: bool,
     },
     /// One product per sequence and head.
     BatchedGemm { batch: u64, m: u64, n: u64, k: u64 },
@@ -82,10 +84,6 @@ pub struct Lowered {
 pub struct Lowering<'a> {
     /// The training system.
     pub runtime: &'a Runtime,
-    /// Precision of linear layers.
-    pub precision: Precision,
-    /// Whether the block is a decoder layer: only those run in 8 bits.
-    pub low_precision_block: bool,
 }
 
 impl Lowering<'_> {
@@ -103,15 +101,16 @@ impl Lowering<'_> {
 
     /// Whether an operator keeps the 8-bit copy of its input instead of the input.
     #[must_use]
-    pub fn keeps_quantised(&self, op: &Op) -> bool {
-        self.low_precision_block
-            && self.precision == Precision::Fp8
-            && self.has(Rewrite::SaveQuantisedInputs)
-            && matches!(
-                op.kind,
-                OpKind::Matmul { .. } | OpKind::GroupedMatmul { .. }
-            )
-            && fuse::is_linear_in_layer(op)
+    pub fn keeps_quantised(&self, trace: &Trace, op: &Op) -> bool {
+        let grouped = matches!(op.kind, OpKind::GroupedMatmul { .. });
+        self.has(Rewrite::SaveQuantisedInputs)
+            && (trace.is_eight_bit(op) || grouped && self.narrows_experts(trace))
+    }
+
+    /// Whether products of experts run in 8 bits.
+    #[must_use]
+    pub fn narrows_experts(&self, trace: &Trace) -> bool {
+        trace.eight_bits && !self.has(Rewrite::WideExperts)
     }
 
     /// Kernels of both passes.

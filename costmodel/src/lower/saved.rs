@@ -56,7 +56,7 @@ pub fn kept(lowering: &Lowering<'_>, trace: &Trace, recompute: Recompute) -> Vec
         for id in saved_by(lowering, trace, op, recompute) {
             let weight = for_weight.contains(&trace.tensor(id).storage);
             for source in resolve(lowering, trace, &producers, &selected, id, recompute) {
-                if lowering.keeps_quantised(op) {
+                if lowering.keeps_quantised(trace, op) {
                     quantised.push(trace.tensor(source).storage);
                 } else {
                     keep(source, weight);

@@ -28,7 +28,8 @@ pub use links::{HostLinks, Links, NcclLinks, Ticket};
 pub use memory::{Buffer, Memory, Reserved, Usage};
 pub use nccl::{NcclGroup, Reduction};
 pub use ops::{
-    AttentionCall, Dropout, Lies, Losses, Matrix8, NormGradient, Optimizer, Rope, Route, RowOrder, Weights,
+    AttentionCall, Dropout, Lies, Losses, Matrix8, NormGradient, Optimizer, Rope, Route, RowOrder,
+    Weights,
 };
 pub use probe::{DeviceFacts, Presence, devices, probe, ready};
 pub use run::{

@@ -12,7 +12,7 @@ use dtensor::comm::{CommError, Group, Message, Pending, pack, unpack};
 use dtensor::cpu::{
     self, AdamWStep, Context, ExactSum, GradientSink, Machine, MicroBatch, Saved, Tensor, TreeSum,
 };
-use spec::DType;
+use spec::{DType, Precision};
 
 use super::{Device, Devices, FlatStates, Passing, Run};
 use crate::error::ExecutorError;
@@ -113,6 +113,8 @@ impl Device for Cpu<'_> {
     type Saved = Saved;
     type Batch<'b> = MicroBatch<'b>;
     type Captured = Infallible;
+    const NAME: &'static str = "cpu";
+    const PRECISIONS: &'static [Precision] = &[Precision::Fp32, Precision::Bf16];
     const ATTENTION: Attention = Attention::Pieces;
     const CAPTURES: bool = false;
 

@@ -14,7 +14,7 @@ use dtensor::cuda::{
     self, Batch, Context, CudaError, Gpu, GradientSink, Graph, Machine, NcclLinks, Saved, Tensor,
     Ticket,
 };
-use spec::DType;
+use spec::{DType, Precision};
 
 use super::{Device, Devices, FlatStates, Passing, Run};
 use crate::error::ExecutorError;
@@ -103,6 +103,8 @@ impl Device for Machine<'_> {
     type Saved = Saved;
     type Batch<'b> = Batch<'b>;
     type Captured = Graph;
+    const NAME: &'static str = "cuda";
+    const PRECISIONS: &'static [Precision] = &[Precision::Fp32, Precision::Bf16, Precision::Fp8];
     const ATTENTION: Attention = Attention::Fused;
     const CAPTURES: bool = true;
 

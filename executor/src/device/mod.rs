@@ -11,7 +11,7 @@ use std::ops::Range;
 use dtensor::block::{Attention, Block, Forward, Half, Parameters, Watch};
 use dtensor::comm::Group;
 use dtensor::cpu::{AdamWStep, ExactSum, Machine, MicroBatch};
-use spec::DType;
+use spec::{DType, Precision};
 
 pub use cpu::{Cores, Cpu};
 pub use cuda::{Gpus, Messages, on};
@@ -51,6 +51,10 @@ pub trait Device: Sized {
     type Batch<'b>;
     /// A step that runs by one call.
     type Captured;
+    /// Its name.
+    const NAME: &'static str;
+    /// The precisions it trains in.
+    const PRECISIONS: &'static [Precision];
     /// How core attention runs.
     const ATTENTION: Attention;
     /// Whether steps can be captured.

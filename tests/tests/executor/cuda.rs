@@ -172,6 +172,15 @@ const LAYOUTS: &[&str] = &[
     "pp=2,mbs=1,schedule=zb-h1",
 ];
 
+/// Ways to train in 8 bits: with and without a second pass of forward, both halves of backward apart, and
+/// shards that each have their own scale.
+const EIGHT_BITS: &[&str] = &[
+    "mbs=4",
+    "mbs=2,recompute=full",
+    "pp=2,mbs=1,schedule=zb-h1",
+    "tp=2,mbs=2",
+];
+
 /// Ranks that share a block.
 const SHARED: &[&str] = &[
     "tp=2,mbs=2",
@@ -279,6 +288,36 @@ fn trains_in_bf16_with_masters_in_32_bits() {
 }
 
 #[test]
+fn trains_in_8_bits_nearly_as_in_16() {
+    if !is_here() {
+        return;
+    }
+    // Sizes that products in 8 bits take: multiples of 16, shared out too; so are a sequence's tokens.
+    let gpt = r#"{"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
+        "vocab_size": 128, "resid_pdrop": 0.1, "attn_pdrop": 0.1}"#;
+    let llama = r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 128,
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 64}"#;
+    for (name, json) in [("gpt", gpt), ("llama", llama)] {
+        let model = spec::hf::decode(json, "the test's own models", name).expect("a model");
+        let job = |layout: &str, precision| {
+            let sizes = [2, BATCH, 16];
+            sized(&model, layout, Numerics::Fast, precision, sizes)
+        };
+        let wide = train(&job("mbs=4", Precision::Bf16));
+        for layout in EIGHT_BITS {
+            let job = job(layout, Precision::Fp8);
+            let got = on_cuda(&job);
+            // A gradient is off by up to 0.2 of its norm in any direction (`dtensor/tests/cuda/blocks.rs`).
+            let what = format!("{name} {layout} in fp8");
+            close(&what, &got, &wide, 5e-2);
+            check_bytes(&what, &job, &got);
+            assert_ne!(got.losses, wide.losses, "{what}");
+        }
+    }
+}
+
+#[test]
 fn goes_on_from_a_checkpoint_of_the_cpu_and_saves_one() {
     if !is_here() {
         return;
@@ -347,7 +386,11 @@ fn plans_that_it_cannot_run_are_refused() {
         return;
     }
     let [_, llama, _] = models();
-    let job = job(&llama, "mbs=2", Numerics::Exact, Precision::Fp32);
-    let error = executor::train_on(&Emulated, &session(&job)).expect_err("refused");
+    let exact = job(&llama, "mbs=2", Numerics::Exact, Precision::Fp32);
+    let error = executor::train_on(&Emulated, &session(&exact)).expect_err("refused");
     assert!(error.to_string().contains("exact numerics"), "{error}");
+    let narrow = job(&llama, "mbs=2", Numerics::Fast, Precision::Fp8);
+    let error = executor::train(&session(&narrow)).expect_err("refused");
+    let says = "precision fp8: the cpu device computes in fp32, bf16";
+    assert!(error.to_string().contains(says), "{error}");
 }

@@ -60,10 +60,18 @@ impl Run<'_> {
             };
         }
         match (op.kind, op.pass) {
+            (OpKind::Matmul { .. }, Pass::BackwardWeight) if block.trace.is_eight_bit(op) => {
+                self.weight_gradient8(op, forward.inputs[1], sink)
+            }
             (OpKind::Matmul { .. }, Pass::BackwardWeight) => {
                 let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
                 let gradient = sink.gradient(forward.inputs[1]);
                 self.device().add_linear_gradient(&gradient, dy, x)
+            }
+            (OpKind::Matmul { .. }, _) if block.trace.is_eight_bit(op) => {
+                let dx = self.linear_backward8(op)?;
+                self.set(op.outputs[0], dx);
+                Ok(())
             }
             (OpKind::Matmul { .. }, _) => {
                 let (dy, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);

@@ -94,8 +94,13 @@ impl Run<'_> {
             Some(next) => Some((self.tensor(next.inputs[1])?, next.outputs[0])),
             None => None,
         };
-        let dtype = self.info(out).dtype;
-        let y = self.device().linear(x, w, biased.map(|(b, _)| b), dtype)?;
+        let bias = biased.map(|(bias, _)| bias);
+        let y = if self.block.trace.is_eight_bit(op) {
+            self.linear8(op, bias)?
+        } else {
+            let dtype = self.info(out).dtype;
+            self.device().linear(x, w, bias, dtype)?
+        };
         let to = biased.map_or(out, |(_, to)| to);
         self.set(to, y);
         Ok(())

@@ -9,6 +9,7 @@ mod backward;
 mod batch;
 mod cut;
 mod dispatch;
+mod eight_bits;
 mod exchange;
 mod forward;
 mod machine;
@@ -18,6 +19,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
 pub use batch::Batch;
+use eight_bits::Casts;
 pub use machine::{Context, GradientSink, Machine, Parameters};
 
 use super::error::CudaError;
@@ -58,6 +60,9 @@ struct Run<'r> {
     held: Saved,
     /// Keys and values of the whole sequence while attention runs round the ring.
     ring: BTreeMap<u32, Tensor>,
+    /// Which half of backward runs; both in forward.
+    half: Half,
+    casts: Casts,
 }
 
 /// Forward of a micro-batch through a block whose attention is fused. `input` is the previous block's
@@ -70,7 +75,7 @@ pub fn forward(
     context: &Context<'_>,
     input: Option<Tensor>,
 ) -> Result<Forward, CudaError> {
-    pass::forward(block, Run::new(block, context), input)
+    pass::forward(block, Run::new(block, context, Half::Both), input)
 }
 
 /// Backward of a micro-batch, or half of it. `gradient` is that of the output; the loss block needs none,
@@ -86,7 +91,8 @@ pub fn backward(
     half: Half,
     sink: &mut dyn GradientSink,
 ) -> Result<Option<Tensor>, CudaError> {
-    pass::backward(block, Run::new(block, context), saved, gradient, half, sink)
+    let run = Run::new(block, context, half);
+    pass::backward(block, run, saved, gradient, half, sink)
 }
 
 impl<'r> Pass for Run<'r> {
@@ -151,7 +157,7 @@ impl Tensors for Run<'_> {
 }
 
 impl<'r> Run<'r> {
-    fn new(block: &'r Block, context: &Context<'r>) -> Self {
+    fn new(block: &'r Block, context: &Context<'r>, half: Half) -> Self {
         Self {
             block,
             machine: context.machine,
@@ -159,6 +165,8 @@ impl<'r> Run<'r> {
             parameters: context.parameters,
             held: Saved::default(),
             ring: BTreeMap::new(),
+            half,
+            casts: Casts::default(),
         }
     }
 

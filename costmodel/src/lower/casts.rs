@@ -1,0 +1,202 @@
+//! Casts before products in 8 bits.
+
+use dtensor::{Op, OpKind, Pass, TensorId, TensorRole, Trace};
+use spec::Bytes;
+use spec::runtime::Rewrite;
+
+use super::{Kernel, KernelKind, Lowering};
+use crate::price::MemoryKind;
+
+/// Bytes moved per element to find a tensor's largest magnitude, and to cast it from 16 bits to 8.
+const SCALED: u64 = 2 + 2 + 1;
+/// The same where the transpose is written too.
+const SCALED_BOTH_WAYS: u64 = SCALED + 1;
+
+/// The casts before an operator, if it is a product in 8 bits.
+pub(super) fn before(
+    lowering: &Lowering<'_>,
+    trace: &Trace,
+    index: usize,
+    op: &Op,
+) -> Option<Kernel> {
+    let grouped = matches!(op.kind, OpKind::GroupedMatmul { .. });
+    let narrow = trace.is_eight_bit(op) || grouped && lowering.narrows_experts(trace);
+    if !narrow {
+        return None;
+    }
+    let (bytes, launches) = if lowering.has(Rewrite::ScaleDynamically) {
+        scaled(trace, index, op)
+    } else {
+        quantised(lowering, trace, op)?
+    };
+    (launches > 0).then_some(Kernel {
+        op: index,
+        kind: KernelKind::Memory {
+            kind: MemoryKind::Pointwise,
+            bytes,
+            launches,
+        },
+        pass: op.pass,
+        reads: Vec::new(),
+        writes: Vec::new(),
+    })
+}
+
+/// Casting a linear's activation operand to 8 bits, with its transpose for the weight gradient:
+/// reads 2 bytes, writes 1 + 1 per element (Transformer Engine `cast_transpose`). A pointwise compiler
+/// casts where the operand is made and reads nothing again. Weight gradients read the transposes that the
+/// forward and data-gradient casts left behind.
+fn quantised(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> Option<(Bytes, u32)> {
+    if op.pass == Pass::BackwardWeight {
+        return None;
+    }
+    let per_element = if lowering.has(Rewrite::FusePointwise) {
+        2
+    } else {
+        4
+    };
+    let activations = op.inputs.iter().map(|&id| trace.tensor(id));
+    let elements: u64 = activations
+        .filter(|t| t.role != TensorRole::Parameter)
+        .map(dtensor::TensorInfo::elements)
+        .sum();
+    Some((Bytes(per_element * elements), 1))
+}
+
+/// Bytes and launches of scaling both operands by their largest magnitudes: a pass finds it, a pass casts.
+/// What the product before cast is not cast again: projections read the same activations, and both
+/// gradients that of the output, which is written both ways (`dtensor/src/cuda/run/eight_bits.rs`).
+fn scaled(trace: &Trace, index: usize, op: &Op) -> (Bytes, u32) {
+    let ops = match op.pass {
+        Pass::Forward => &trace.forward,
+        Pass::BackwardInput | Pass::BackwardWeight => &trace.backward,
+    };
+    let mut before = ops[..index].iter().rev().filter(|o| trace.is_eight_bit(o));
+    let [first, second] = [op.inputs[0], op.inputs[1]];
+    let casts: Vec<(TensorId, u64)> = match op.pass {
+        Pass::Forward => {
+            let again = before.next().is_some_and(|o| o.inputs[0] == first);
+            let x = (!again).then_some((first, SCALED));
+            x.into_iter().chain([(second, SCALED)]).collect()
+        }
+        Pass::BackwardInput => vec![(first, SCALED_BOTH_WAYS), (second, SCALED)],
+        Pass::BackwardWeight => {
+            let gradient = before.clone().next().is_some_and(|o| o.inputs[0] == first);
+            let again = before
+                .find(|o| o.pass == Pass::BackwardWeight)
+                .is_some_and(|o| o.inputs[1] == second);
+            let dy = (!gradient).then_some((first, SCALED));
+            let x = (!again).then_some((second, SCALED));
+            dy.into_iter().chain(x).collect()
+        }
+    };
+    let bytes = casts
+        .iter()
+        .map(|&(id, each)| each * trace.tensor(id).elements());
+    (Bytes(bytes.sum()), 2 * casts.len() as u32)
+}
+
+/// Bytes that the casts of a linear layer's products hold beside its tensors, of the largest layer: the
+/// gradient of its output both ways, its weight and its input.
+pub(crate) fn held(lowering: &Lowering<'_>, trace: &Trace) -> Bytes {
+    if !lowering.has(Rewrite::ScaleDynamically) {
+        return Bytes(0);
+    }
+    let layers = trace.forward.iter().filter(|op| trace.is_eight_bit(op));
+    let held = layers.filter_map(|op| match op.kind {
+        OpKind::Matmul { m, n, k } => Some(2 * m * n + n * k + m * k),
+        _ => None,
+    });
+    Bytes(held.max().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use models::{BlockClass, BlockLayout};
+    use spec::{DType, ModelConfig, Runtime};
+
+    use super::*;
+
+    const TOKENS: u64 = 32;
+    const HIDDEN: u64 = 64;
+    const KEYS: u64 = 32;
+    const INNER: u64 = 96;
+
+    fn model(kind: &str, more: &str) -> ModelConfig {
+        let json = format!(
+            r#"{{"model_type": "{kind}", "hidden_size": {HIDDEN}, "num_hidden_layers": 1,
+                "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": {INNER},
+                "vocab_size": 128, "max_position_embeddings": 64, "rms_norm_eps": 1e-5{more}}}"#
+        );
+        spec::hf::decode(&json, "test", kind).expect("a model")
+    }
+
+    fn layer(model: &ModelConfig, tokens: u64) -> Trace {
+        let layout = BlockLayout {
+            eight_bits: true,
+            ..BlockLayout::alone(1, tokens, DType::Bf16)
+        };
+        let class = BlockClass::Layer(model.layer_class(0));
+        models::trace_block(model, class, &layout).expect("a block")
+    }
+
+    fn runtime(name: &str) -> Runtime {
+        spec::load::runtime(name).expect("a preset")
+    }
+
+    /// Bytes and launches of the casts of each pass.
+    fn casts(runtime: &Runtime, trace: &Trace) -> [(u64, u32); 2] {
+        let lowered = Lowering { runtime }.lower(trace);
+        [lowered.forward, lowered.backward].map(|kernels| {
+            let casts = kernels
+                .iter()
+                .filter(|k| k.reads.is_empty() && k.writes.is_empty());
+            casts.fold((0, 0), |(all, times), kernel| match kernel.kind {
+                KernelKind::Memory {
+                    bytes, launches, ..
+                } => (all + bytes.0, times + launches),
+                _ => (all, times),
+            })
+        })
+    }
+
+    #[test]
+    fn operands_are_cast_once_for_all_that_read_them_next() {
+        let trace = layer(&model("llama", ""), TOKENS);
+        let [x, keys, inner] = [HIDDEN, KEYS, INNER].map(|columns| TOKENS * columns);
+        let [square, narrow, wide] = [HIDDEN, KEYS, INNER].map(|rows| HIDDEN * rows);
+        // Queries with keys and values; the output; gate with up; down.
+        let weights = 2 * square + 2 * narrow + 3 * wide;
+        let forward = 5 * (weights + x + x + x + inner);
+        // Gradients of q, k, v, output, gate, up and down; then what gradients of weights read.
+        let gradients = 6 * (x + 2 * keys + x + 2 * inner + x);
+        let backward = gradients + 5 * weights + 5 * (x + x + x + inner);
+        let want = [(forward, 2 * (7 + 4)), (backward, 2 * (7 + 7 + 4))];
+        assert_eq!(casts(&runtime("vescale-cuda"), &trace), want);
+        // One token more, and no product is one of 8 bits.
+        let odd = layer(&model("llama", ""), TOKENS + 1);
+        assert_eq!(casts(&runtime("vescale-cuda"), &odd), [(0, 0), (0, 0)]);
+    }
+
+    #[test]
+    fn experts_stay_wide_where_the_runtime_says_so() {
+        let experts = r#", "num_local_experts": 4, "num_experts_per_tok": 2"#;
+        let trace = layer(&model("mixtral", experts), TOKENS);
+        for (name, narrow) in [("vescale-cuda", false), ("megatron-core", true)] {
+            let runtime = runtime(name);
+            let lowered = Lowering { runtime: &runtime }.lower(&trace);
+            let grouped: Vec<bool> = lowered
+                .forward
+                .iter()
+                .filter_map(|kernel| match kernel.kind {
+                    KernelKind::GroupedGemm { low_precision, .. } => Some(low_precision),
+                    _ => None,
+                })
+                .collect();
+            assert!(
+                !grouped.is_empty() && grouped.iter().all(|&g| g == narrow),
+                "{name}"
+            );
+        }
+    }
+}
