@@ -13,7 +13,9 @@ use dtensor::cuda::launcher::{Address, Arguments, GraphId, Launch, Launcher, Pro
 use dtensor::cuda::{CudaError, Device, kernels};
 use dtensor::{BlockMesh, BlockPosition};
 use models::{BlockClass, BlockLayout};
-use profiler::cuda::{Asked, Causal, ELEMENTS, Linear, OPERATORS, Operator, OperatorKind, Request};
+use profiler::cuda::{
+    Asked, Causal, ELEMENTS, Linear, OPERATORS, Operator, OperatorKind, Request, Way,
+};
 use profiler::{BlockRequest, Effort, ProfilerError};
 use spec::profile::Kernel;
 use spec::{CpKind, DType, ModelConfig};
@@ -46,10 +48,14 @@ fn grid() -> Vec<Request> {
         }),
     ];
     for element in ELEMENTS {
+        let [rows, inputs, outputs] = match element.way {
+            Way::Whole | Way::Tf32 => [33, 40, 17],
+            Way::EightBits => [48, 80, 32],
+        };
         requests.push(Request::Product(Linear {
-            rows: 33,
-            inputs: 40,
-            outputs: 17,
+            rows,
+            inputs,
+            outputs,
             element,
         }));
     }

@@ -3,7 +3,8 @@
     python3 torch_times.py PROFILE.yaml OUT.json
 
 For every shape the ratio is PyTorch's time over ours: above 1 ours is faster. Exits with 1 where a product is
-under 0.95, attention forward and backward together under 0.7, or copies under 0.85 of PyTorch's bandwidth.
+under 0.95, attention forward and backward together under 0.7, or copies under 0.85 of PyTorch's bandwidth. Products in
+8 bits, with their casts, are listed and have no floor.
 """
 
 import json
@@ -31,13 +32,37 @@ def median_seconds(work, repeat=20):
     return sorted(times)[len(times) // 2]
 
 
-def random(*shape):
-    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+def random(*shape, dtype=torch.bfloat16):
+    return torch.randn(*shape, device="cuda", dtype=dtype)
 
 
-def product(m, n, k):
-    a, b = random(m, k), random(n, k)
+def product(m, n, k, dtype=torch.bfloat16):
+    a, b = random(m, k, dtype=dtype), random(n, k, dtype=dtype)
     return median_seconds(lambda: a @ b.T)
+
+
+def tf32_product(m, n, k):
+    torch.backends.cuda.matmul.allow_tf32 = True
+    time = product(m, n, k, torch.float32)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return time
+
+
+def cast(x):
+    """To E4M3 by the current maximum, and what takes it back."""
+    scale = 448.0 / x.abs().amax().float().clamp(min=1e-12)
+    return (x * scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn), scale.reciprocal()
+
+
+def eight_bit_product(m, n, k):
+    # Casts count, as ours do.
+    a, b = random(m, k), random(n, k)
+
+    def work():
+        (a8, by_a), (b8, by_b) = cast(a), cast(b)
+        torch._scaled_mm(a8, b8.T, scale_a=by_a, scale_b=by_b, out_dtype=torch.bfloat16)
+
+    return median_seconds(work)
 
 
 def weight_gradient(m, n, k):
@@ -78,6 +103,10 @@ def main(profile, out):
         if kernel.startswith("matmul") and kernel.endswith("bf16") and min(sizes) >= 256:
             time = weight_gradient if "weight gradient" in kernel else product
             row("matmul", kernel, sizes, seconds, time(*sizes))
+        if kernel == "matmul forward tf32" and min(sizes) >= 256:
+            row("matmul", kernel, sizes, seconds, tf32_product(*sizes))
+        if kernel == "matmul forward f8" and min(sizes) >= 256:
+            row("matmul in 8 bits", kernel, sizes, seconds, eight_bit_product(*sizes))
         if kernel == "attention scores forward bf16":
             # Fused attention counts with the first of its pieces, forward and backward.
             lines, queries, keys, dim = sizes
@@ -90,7 +119,7 @@ def main(profile, out):
             row("copy", kernel, sizes, seconds, median_seconds(lambda: y.copy_(x)))
     kinds = {row["kind"] for row in rows}
     missing = sorted(set(FLOORS) - kinds)
-    below = [row for row in rows if row["ratio"] < FLOORS[row["kind"]]]
+    below = [row for row in rows if row["ratio"] < FLOORS.get(row["kind"], 0.0)]
     # What moves memory, by the bytes it must move over what a copy reached.
     answer = {"torch": torch.__version__, "rows": rows, "missing": missing, "below": below}
     json.dump(answer, open(out, "w"), indent=1)

@@ -32,6 +32,7 @@ pub use ops::{
     Weights,
 };
 pub use probe::{DeviceFacts, Presence, devices, probe, ready};
+pub use products::EIGHT_BITS;
 pub use run::{
     Batch, Context, Forward, GradientSink, Machine, Parameters, Saved, backward, forward,
 };

@@ -18,7 +18,7 @@ use super::sys::driver::Driver;
 const WORKSPACE: usize = 32 << 20;
 
 /// The first compute capability whose tensor cores multiply 8 bits: Ada's.
-const EIGHT_BITS: [u32; 2] = [8, 9];
+pub const EIGHT_BITS: [u32; 2] = [8, 9];
 
 /// cuBLASLt on one stream.
 pub(super) struct Products {

@@ -23,7 +23,7 @@ use spec::profile::{self, Kernel, Measured};
 pub use attention::Causal;
 pub use blocks::blocks;
 pub use operators::{OPERATORS, Operator, OperatorKind};
-pub use products::{ELEMENTS, Element, Linear};
+pub use products::{ELEMENTS, Element, Linear, Way};
 pub use session::{Asked, Meter, complete};
 pub use timing::Budget;
 

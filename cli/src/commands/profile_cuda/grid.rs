@@ -2,7 +2,7 @@
 //! trains.
 
 use models::BlockLayout;
-use profiler::cuda::{Causal, ELEMENTS, Linear, OPERATORS, Operator, OperatorKind, Request};
+use profiler::cuda::{Causal, ELEMENTS, Linear, OPERATORS, Operator, OperatorKind, Request, Way};
 use spec::{DType, ModelConfig};
 
 use super::requests_of;
@@ -22,8 +22,9 @@ const VOCABULARIES: [u64; 3] = [32_000, 50_304, 128_256];
 /// A model, and micro-batches `[sequences, tokens]` to measure it at.
 type Shapes = (ModelConfig, Vec<[u64; 2]>);
 
-/// Everything, what predictions rest on most first: what comes late gets less time.
-pub(super) fn requests(suite: SuiteArg) -> Result<Vec<Request>, CliError> {
+/// Everything, what predictions rest on most first: what comes late gets less time. `eight_bits` says whether the
+/// device has such products.
+pub(super) fn requests(suite: SuiteArg, eight_bits: bool) -> Result<Vec<Request>, CliError> {
     let mut requests = vec![Request::Launches];
     for (model, tokens) in models(suite)? {
         for [micro_batch, seq_len] in tokens {
@@ -34,13 +35,17 @@ pub(super) fn requests(suite: SuiteArg) -> Result<Vec<Request>, CliError> {
     // From what stays in the cache to what fills memory's queues.
     requests.extend([1 << 20, 1 << 24, 1 << 28].map(Request::States));
     requests.extend([1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 28].map(Request::Copies));
-    requests.extend(products(suite).into_iter().map(Request::Product));
+    requests.extend(
+        products(suite, eight_bits)
+            .into_iter()
+            .map(Request::Product),
+    );
     requests.extend(attentions(suite).into_iter().map(Request::Attention));
     requests.extend(operators(suite).into_iter().map(Request::Operator));
     Ok(requests)
 }
 
-fn products(suite: SuiteArg) -> Vec<Linear> {
+fn products(suite: SuiteArg, eight_bits: bool) -> Vec<Linear> {
     let (tokens, shapes): (&[u64], Vec<[u64; 2]>) = match suite {
         SuiteArg::Quick => (
             &[2048, 8192],
@@ -55,9 +60,13 @@ fn products(suite: SuiteArg) -> Vec<Linear> {
     };
     let mut products = Vec::new();
     for element in ELEMENTS {
+        if element.way == Way::EightBits && !eight_bits {
+            continue;
+        }
+        let slow = element.dtype == DType::F32 && element.way == Way::Whole;
         for &rows in tokens {
             for &[inputs, outputs] in &shapes {
-                if element.dtype != DType::F32 || rows * inputs * outputs <= MOST_PRODUCT {
+                if !slow || rows * inputs * outputs <= MOST_PRODUCT {
                     products.push(Linear {
                         rows,
                         inputs,
@@ -163,14 +172,21 @@ mod tests {
 
     use super::*;
 
+    fn is_narrow(request: &Request) -> bool {
+        matches!(request, Request::Product(linear) if linear.element.way == Way::EightBits)
+    }
+
     #[test]
     fn suites_are_of_models_and_shapes() {
         for (suite, models_wanted, least, most) in [
-            (SuiteArg::Quick, 3, 100, 150),
-            (SuiteArg::Full, 5, 900, 1400),
+            (SuiteArg::Quick, 3, 100, 200),
+            (SuiteArg::Full, 5, 900, 2000),
         ] {
             assert_eq!(models(suite).expect("decodes").len(), models_wanted);
-            let requests = requests(suite).expect("traces");
+            let without = requests(suite, false).expect("traces");
+            let requests = requests(suite, true).expect("traces");
+            assert!(without.iter().all(|request| !is_narrow(request)));
+            assert!(requests.iter().any(is_narrow));
             let parts: usize = requests.iter().map(Request::parts).sum();
             assert!((least..most).contains(&parts), "{parts}");
             // Every shape of a grid is measured once.

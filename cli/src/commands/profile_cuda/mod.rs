@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use dtensor::cuda::EIGHT_BITS;
 use profiler::cuda::{Budget, Request, Target, complete};
 use spec::profile;
 
@@ -74,7 +75,11 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
 /// What to measure: the plans' shapes, or grids.
 fn requests(args: &ProfileArgs) -> Result<Vec<Request>, CliError> {
     if args.plans.is_empty() {
-        return grid::requests(args.suite);
+        let facts = dtensor::cuda::ready()?;
+        let eight_bits = facts
+            .first()
+            .is_some_and(|gpu| gpu.capability >= EIGHT_BITS);
+        return grid::requests(args.suite, eight_bits);
     }
     let mut requests = Vec::new();
     for path in &args.plans {
