@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use dtensor::cpu::Numerics;
 use executor::device::{Gpus, Messages};
-use executor::{ExecutorError, Job, Outcome};
+use executor::{Execution, ExecutorError, Job, Outcome};
 use spec::Precision;
 
 use super::cuda::{close, job, models};
+use super::graphs;
 use super::jobs::{session, train};
 
 /// Names under which the libraries are looked for.
@@ -118,6 +119,20 @@ fn trains_through_nccl_as_the_cpu_does() {
     let on = job(&llama, "dp=2,zero=2,mbs=2", Numerics::Fast, Precision::Bf16);
     let through = [Messages::Nccl, Messages::Host].map(|m| on_gpus(&on, m).expect("trains"));
     close("llama in bf16", &through[0], &through[1], 2e-3);
+}
+
+#[test]
+fn captures_steps() {
+    if !is_elsewhere() {
+        return elsewhere("captures_steps", &[]);
+    }
+    let [gpt, ..] = models();
+    let steps = [Execution::Replayed, Execution::Graph].map(|execution| {
+        let job = graphs::job(&gpt, "mbs=2", execution);
+        let outcome = on_gpus(&job, Messages::Nccl).expect("trains");
+        (outcome.losses.clone(), outcome.weights_sha256())
+    });
+    assert_eq!(steps[0], steps[1]);
 }
 
 /// The rank whose memory is full says so, and the other does not wait for it for ever.

@@ -10,7 +10,7 @@ use super::cuda::{BATCH, Emulated, SEQ, is_here, models, on_cuda};
 use super::jobs::{session, sized};
 
 /// A job of four steps, each with another learning rate.
-fn job(model: &ModelConfig, layout: &str, execution: Execution) -> Job {
+pub(super) fn job(model: &ModelConfig, layout: &str, execution: Execution) -> Job {
     let precision = match layout.contains("recompute=full") {
         true => Precision::Bf16,
         false => Precision::Fp32,
