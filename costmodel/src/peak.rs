@@ -171,8 +171,8 @@ impl Made {
             return Ok(Rc::clone(block));
         }
         let scenario = costs.scenario();
-        let dtype = scenario.workload.precision.activation();
-        let layout = BlockLayout::of(strategy, scenario.workload.seq_len, dtype);
+        let workload = &scenario.workload;
+        let layout = BlockLayout::of(strategy, workload.seq_len, workload.precision);
         let trace = models::trace_block(&scenario.model, class, &layout)
             .map_err(|e| CostError::Trace(e.to_string()))?;
         let block = Block::with_attention(trace, "", None, keep, Attention::Fused);

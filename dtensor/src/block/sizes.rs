@@ -99,7 +99,7 @@ impl Drop for Piece {
 /// Forward of a micro-batch through a block whose attention is fused.
 #[must_use]
 pub fn forward(block: &Block, ledger: &Rc<Ledger>, input: Option<Room>) -> Forward<Room, Rooms> {
-    let Ok(forward) = pass::forward(block, Run::new(block, ledger), input);
+    let Ok(forward) = pass::forward(block, Run::new(block, ledger, Half::Both), input);
     forward
 }
 
@@ -111,7 +111,7 @@ pub fn backward(
     gradient: Option<Room>,
     half: Half,
 ) -> Option<Room> {
-    let run = Run::new(block, ledger);
+    let run = Run::new(block, ledger, half);
     let Ok(gradient) = pass::backward(block, run, saved, gradient, half, &mut ());
     gradient
 }
@@ -124,16 +124,26 @@ struct Run<'r> {
     ring: BTreeMap<u32, Room>,
     /// Parameters are counted with the states.
     parameter: Room,
+    /// Which half of backward runs; both in forward.
+    half: Half,
+    /// The activation and the gradient that were cast to 8 bits last, by rows, by columns, or both.
+    casts: [Option<(TensorId, [bool; 2], Room)>; 2],
 }
 
+/// Places of [`Run::casts`].
+const ACTIVATION: usize = 0;
+const GRADIENT: usize = 1;
+
 impl<'r> Run<'r> {
-    fn new(block: &'r Block, ledger: &'r Rc<Ledger>) -> Self {
+    fn new(block: &'r Block, ledger: &'r Rc<Ledger>, half: Half) -> Self {
         Self {
             block,
             ledger,
             held: Rooms::default(),
             ring: BTreeMap::new(),
             parameter: ledger.take(0, DType::F32),
+            half,
+            casts: [None, None],
         }
     }
 
@@ -175,6 +185,46 @@ impl<'r> Run<'r> {
         } else {
             self.make(to);
         }
+    }
+
+    /// Codes of a tensor in 8 bits, and their factor.
+    fn codes(&self, id: TensorId, copies: u64) -> Room {
+        let bytes = self.info(id).elements() * copies + 4;
+        self.ledger.take(bytes, DType::F8)
+    }
+
+    /// An activation or a gradient in 8 bits, which stays until the next is cast.
+    fn cast(&mut self, place: usize, id: TensorId, ways: [bool; 2]) {
+        let lies = |has: &[bool; 2]| (0..2).all(|way| has[way] || !ways[way]);
+        let last = self.casts[place].take();
+        let cast = last.filter(|(of, has, _)| *of == id && lies(has));
+        let copies = ways.iter().filter(|&&way| way).count() as u64;
+        let cast = cast.unwrap_or_else(|| (id, ways, self.codes(id, copies)));
+        self.casts[place] = Some(cast);
+    }
+
+    /// A product in 8 bits: its casts, and what it makes.
+    fn product_in_8_bits(&mut self, op: &Op, to: Option<TensorId>) {
+        let [first, second] = [op.inputs[0], op.inputs[1]];
+        let weight = match op.pass {
+            trace::Pass::Forward => {
+                self.cast(ACTIVATION, first, [true, false]);
+                Some(self.codes(second, 1))
+            }
+            trace::Pass::BackwardInput => {
+                self.cast(GRADIENT, first, [true, self.half == Half::Both]);
+                Some(self.codes(second, 1))
+            }
+            trace::Pass::BackwardWeight => {
+                self.cast(GRADIENT, first, [false, true]);
+                self.cast(ACTIVATION, second, [false, true]);
+                None
+            }
+        };
+        if let Some(to) = to {
+            self.make(to);
+        }
+        drop(weight);
     }
 
     /// In use while one kernel runs.
@@ -277,7 +327,11 @@ impl<'r> Run<'r> {
                 let to = block
                     .fused_bias(index)
                     .map_or(op.outputs[0], |bias| bias.outputs[0]);
-                self.make(to);
+                if block.trace.is_eight_bit(op) {
+                    self.product_in_8_bits(op, Some(to));
+                } else {
+                    self.make(to);
+                }
             }
             OpKind::Bias if self.held.values.contains_key(&block.storage(op.outputs[0])) => {}
             OpKind::Copy if op.detail == Detail::None => {
@@ -329,6 +383,10 @@ impl<'r> Run<'r> {
         }
         let forward = &block.trace.forward[of];
         match op.kind {
+            OpKind::Matmul { .. } if block.trace.is_eight_bit(op) => {
+                let made = op.pass == trace::Pass::BackwardInput;
+                self.product_in_8_bits(op, made.then(|| op.outputs[0]));
+            }
             // Gradients of weights are added where their sums lie.
             _ if op.pass == trace::Pass::BackwardWeight => {}
             OpKind::Embedding | OpKind::Bias => {}

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use dtensor::cpu::Numerics;
+use dtensor::cuda::launcher::Compute;
 use executor::device::{Gpus, Messages};
 use executor::{Execution, ExecutorError, Job, Outcome};
 use spec::Precision;
@@ -83,6 +84,7 @@ fn is_elsewhere() -> bool {
 fn on_gpus(job: &Job, messages: Messages) -> Result<Outcome, ExecutorError> {
     let gpus = Gpus {
         ordinal: None,
+        compute: Compute::Whole,
         messages,
         // Kernels are compiled meanwhile.
         timeout: Duration::from_secs(600),
