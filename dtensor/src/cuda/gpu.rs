@@ -463,7 +463,8 @@ impl Drop for Gpu {
     fn drop(&mut self) {
         let modules = std::mem::take(&mut *self.modules.borrow_mut());
         self.marks.borrow_mut().clear();
-        for at in 0..self.graphs.borrow().len() {
+        let graphs = self.graphs.borrow().len();
+        for at in 0..graphs {
             self.forget(GraphId(at));
         }
         // SAFETY: all of them are of this context, which is released last. Nothing can be done where one
