@@ -436,6 +436,21 @@ pub struct Trace {
 /// 16-byte alignment of all dimensions).
 pub const EIGHT_BIT_MULTIPLE: u64 = 16;
 
+impl SoftmaxRule {
+    /// What a head's scores lose per token of distance (Press et al. 2022, §3): powers of `2^(−8/n)` for `n`
+    /// heads, a power of two; further heads take every other power for twice as many.
+    #[must_use]
+    pub fn slope(&self, head: u64) -> Option<f32> {
+        let n = 1u64 << self.alibi?.ilog2();
+        let power = if head < n {
+            8.0 * (head + 1) as f64 / n as f64
+        } else {
+            4.0 * (2 * (head - n) + 1) as f64 / n as f64
+        };
+        Some((-power).exp2() as f32)
+    }
+}
+
 impl TensorInfo {
     /// Local elements.
     #[must_use]

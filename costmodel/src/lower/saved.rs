@@ -317,7 +317,9 @@ fn rebuilt(
             recompute == Recompute::SelectiveOps && !selected.contains(&op.outputs[0])
         }
         // The 32-bit copy that a fused loss does not make.
-        OpKind::Copy if lowering.has(Rewrite::FuseCrossEntropy) => true,
+        OpKind::Copy if op.detail == Detail::None && lowering.has(Rewrite::FuseCrossEntropy) => {
+            true
+        }
         // Dropout masks cannot be rebuilt by a compiler's partitioner; other pointwise results
         // can, at no more than the traffic of reading them back.
         kind if is_pointwise(kind) => {

@@ -7,6 +7,8 @@ pub enum Source {
     Elementwise,
     /// Layer and RMS norms.
     Norm,
+    /// Scaling and bounding, and columns that heads share.
+    Scale,
     /// Sums in a fixed order, and the optimizer.
     Reduce,
     /// Casts to 8 bits.
@@ -44,9 +46,10 @@ pub struct Head {
 }
 
 /// Every file.
-pub const SOURCES: [Source; 9] = [
+pub const SOURCES: [Source; 10] = [
     Source::Elementwise,
     Source::Norm,
+    Source::Scale,
     Source::Reduce,
     Source::EightBits,
     Source::Token,
@@ -69,6 +72,7 @@ impl Source {
         match self {
             Self::Elementwise => "elementwise.cu",
             Self::Norm => "norm.cu",
+            Self::Scale => "scale.cu",
             Self::Reduce => "reduce.cu",
             Self::EightBits => "eight_bits.cu",
             Self::Token => "token.cu",
@@ -85,6 +89,7 @@ impl Source {
         let parts: &[&str] = match self {
             Self::Elementwise => &[text!("elementwise.cu")],
             Self::Norm => &[text!("norm.cu")],
+            Self::Scale => &[text!("scale.cu")],
             Self::Reduce => &[text!("reduce.cu")],
             Self::EightBits => &[text!("eight_bits.cu")],
             Self::Token => &[text!("token.cu")],
@@ -106,6 +111,7 @@ impl Source {
         match self {
             Self::Elementwise => ELEMENTWISE,
             Self::Norm => NORM,
+            Self::Scale => SCALE,
             Self::Reduce => &[
                 "column_sum_f32",
                 "column_sum_bf16",
@@ -139,6 +145,8 @@ impl Source {
                 "attention_key_backward_f32",
                 "attention_delta_f32",
                 "attention_delta_bf16",
+                "attention_sinks_f32",
+                "attention_sinks_bf16",
             ],
             Self::Attention => &[
                 "attention_forward_bf16",
@@ -193,6 +201,27 @@ const NORM: &[&str] = &[
     "rms_norm_backward_wide_bf16",
 ];
 
+const SCALE: &[&str] = &[
+    "scale_f32",
+    "scale_bf16",
+    "cap_f32",
+    "cap_bf16",
+    "cap_backward_f32",
+    "cap_backward_bf16",
+    "gate_rows_f32",
+    "gate_rows_bf16",
+    "gate_rows_backward_f32",
+    "gate_rows_backward_bf16",
+    "bounded_glu_f32",
+    "bounded_glu_bf16",
+    "bounded_glu_backward_f32",
+    "bounded_glu_backward_bf16",
+    "join_f32",
+    "join_bf16",
+    "join_backward_f32",
+    "join_backward_bf16",
+];
+
 const EXPERT: &[&str] = &[
     "top_k_f32",
     "top_k_bf16",
@@ -207,6 +236,10 @@ const EXPERT: &[&str] = &[
     "combine_bf16",
     "combine_backward_f32",
     "combine_backward_bf16",
+    "expert_bias_f32",
+    "expert_bias_bf16",
+    "expert_bias_backward_f32",
+    "expert_bias_backward_bf16",
 ];
 
 /// The kernel of a name for an element type: `typed!(Norm, "rms_norm", dtype)`.

@@ -245,6 +245,36 @@ pub struct Place {
     pub columns: [i64; 3],
 }
 
+/// `struct Turning` of `elementwise.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TurningArgument {
+    /// Tokens of a sequence here.
+    pub sequence: i64,
+    /// Heads of a row.
+    pub heads: i64,
+    /// Dimensions of a head, the first that turns, and how many turn.
+    pub dims: [i64; 3],
+    /// 1 where neighbours turn together, 0 where dimensions half of those that turn apart do.
+    pub neighbours: i32,
+    /// −1 to turn back, else 1.
+    pub direction: f32,
+}
+
+/// `struct Router` of `expert.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct RouterArgument {
+    /// All experts, and how many are chosen.
+    pub experts: [i32; 2],
+    /// Whether scores are sigmoids, and whether those of the chosen are normalised.
+    pub rule: [i32; 2],
+    /// Groups of experts, and how many of them are chosen from.
+    pub groups: [i32; 2],
+    /// Of the weights.
+    pub scale: f32,
+}
+
 /// `struct Step` of `reduce.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -311,8 +341,8 @@ pub struct AttentionArgument {
     pub threshold: u32,
     /// Of what is kept.
     pub keep: f32,
-    /// The structure's alignment asks for it.
-    pub padding: u32,
+    /// Bound of the scaled scores; 0 for none.
+    pub cap: f32,
     /// Random numbers.
     pub stream: StreamArgument,
     /// Of the global batch.
@@ -323,6 +353,10 @@ pub struct AttentionArgument {
     pub global_heads: i64,
     /// Queries per sequence over all ranks.
     pub global_queries: i64,
+    /// What a score loses per token of distance, by head, in 32 bits; 0 for none.
+    pub slopes: Address,
+    /// A score of every head beside the others, of the queries' type; 0 for none.
+    pub sinks: Address,
 }
 
 macro_rules! plain {
@@ -333,7 +367,7 @@ macro_rules! plain {
         unsafe impl Pod for $name {}
     )*};
 }
-plain!(StreamArgument Place StepArgument NumbersArgument WeightsArgument AttentionArgument);
+plain!(StreamArgument Place TurningArgument RouterArgument StepArgument NumbersArgument WeightsArgument AttentionArgument);
 
 /// A probability as a threshold of 24-bit numbers: a uniform of that many bits is below the
 /// probability exactly when the number is below the threshold.
@@ -349,10 +383,12 @@ mod tests {
     #[test]
     fn arguments_lie_as_c_lays_them_out() {
         assert_eq!(size_of::<Place>(), 24 + 8 + 48);
+        assert_eq!(size_of::<TurningArgument>(), 40 + 8);
+        assert_eq!(size_of::<RouterArgument>(), 24 + 4);
         assert_eq!(size_of::<StepArgument>(), 28);
         assert_eq!(size_of::<NumbersArgument>(), 32);
         assert_eq!(size_of::<WeightsArgument>(), 64);
-        assert_eq!(size_of::<AttentionArgument>(), 56 + 12 + 4 + 24 + 32);
+        assert_eq!(size_of::<AttentionArgument>(), 56 + 12 + 4 + 24 + 32 + 16);
         let mut arguments = Arguments::default().with(7i32).with(2.5f64).with(1u64);
         let base = arguments.words.as_ptr() as usize;
         let at: Vec<usize> = arguments.pointers().iter().map(|&p| p as usize).collect();

@@ -7,9 +7,10 @@ use dtensor::block::{Attention, Block, Half, Keep, Parameters};
 use dtensor::comm::{Communicator, Group, local};
 use dtensor::cuda::{self, Device};
 use dtensor::philox::Stream;
-use dtensor::{BlockPosition, TensorId, Trace, cpu};
+use dtensor::{BlockPosition, Detail, TensorId, Trace, cpu};
 use models::{BlockClass, BlockLayout};
-use spec::{DType, ModelConfig, Precision};
+use spec::model::Activation;
+use spec::{DType, LayerClass, ModelConfig, Precision};
 
 use crate::emulator;
 
@@ -49,6 +50,23 @@ fn model_list() -> Vec<ModelConfig> {
     ]
 }
 
+/// The small models of every family.
+fn families() -> Vec<ModelConfig> {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/pytorch/models");
+    let files = std::fs::read_dir(&folder).expect("a folder");
+    let mut names: Vec<String> = files
+        .map(|file| file.expect("an entry").path())
+        .filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()))
+        .collect();
+    names.sort();
+    assert!(names.len() >= 15, "{names:?}");
+    let read = |name: &String| {
+        let text = std::fs::read_to_string(folder.join(format!("{name}.json")));
+        model(name, &text.expect("readable"))
+    };
+    names.iter().map(read).collect()
+}
+
 /// What runs again, and whether gradients of weights come with those of inputs or after.
 const WAYS: [(Keep, bool); 4] = [
     (Keep::All, false),
@@ -56,6 +74,8 @@ const WAYS: [(Keep, bool); 4] = [
     (Keep::Input, false),
     (Keep::All, true),
 ];
+/// As much in fewer runs.
+const FAMILY_WAYS: [(Keep, bool); 2] = [(Keep::NotAttention, false), (Keep::Input, true)];
 
 /// A block's parameters on the host.
 type Held = BTreeMap<TensorId, cpu::Tensor>;
@@ -63,6 +83,12 @@ type Held = BTreeMap<TensorId, cpu::Tensor>;
 type Gradients = BTreeMap<TensorId, Vec<f32>>;
 
 fn held(trace: &Trace, seed: u64) -> Held {
+    let from_one = |parameter: TensorId| {
+        trace.forward.iter().any(|op| {
+            let counts = matches!(op.detail, Detail::Norm { from_one: true, .. });
+            counts && op.inputs[1] == parameter
+        })
+    };
     let tensors = (seed..).zip(&trace.parameters).map(|(seed, parameter)| {
         let info = trace.tensor(parameter.tensor);
         let experts = parameter.expert.then_some(parameter.experts as usize);
@@ -70,11 +96,16 @@ fn held(trace: &Trace, seed: u64) -> Held {
         let shape: Vec<usize> = experts.into_iter().chain(dims).collect();
         let mut data = vec![0.0; shape.iter().product()];
         Stream::new(seed, 0, "parameters").normals(0, &mut data);
-        // Products of unit size; norms' weights around 1.
+        // Products of unit size; norms' factors around 1.
         let scale = 1.0 / (info.shape.last().copied().unwrap_or(1) as f32).sqrt();
         let vector = info.shape.len() == 1;
+        let middle = if from_one(parameter.tensor) { 0.0 } else { 1.0 };
         for x in &mut data {
-            *x = if vector { 1.0 + 0.1 * *x } else { *x * scale };
+            *x = if vector {
+                middle + 0.1 * *x
+            } else {
+                *x * scale
+            };
         }
         let tensor = cpu::Tensor::new(shape, data, info.dtype);
         (parameter.tensor, tensor)
@@ -97,18 +128,15 @@ struct Case {
 }
 
 impl Case {
-    fn new(model: &ModelConfig, (seq, precision): (u64, Precision)) -> Self {
+    fn new(model: &ModelConfig, layers: &[LayerClass], (seq, precision): (u64, Precision)) -> Self {
         let layout = BlockLayout {
             eight_bits: precision == Precision::Fp8,
             ..BlockLayout::alone(SEQUENCES, seq, precision.activation())
         };
-        let classes = [
-            BlockClass::Embedding,
-            BlockClass::Layer(model.layer_class(0)),
-            BlockClass::Head,
-        ];
-        let traces: Vec<Trace> = classes
-            .into_iter()
+        let layers = layers.iter().copied().map(BlockClass::Layer);
+        let traces: Vec<Trace> = std::iter::once(BlockClass::Embedding)
+            .chain(layers)
+            .chain([BlockClass::Head])
             .map(|class| models::trace_block(model, class, &layout).expect("a block"))
             .collect();
         let held = (0..).zip(&traces).map(|(i, t)| held(t, 100 * i)).collect();
@@ -164,7 +192,7 @@ impl Case {
             saved.push(forward.saved);
             x = Some(forward.output);
         }
-        let losses = x.expect("three blocks").f32().into_owned();
+        let losses = x.expect("blocks").f32().into_owned();
         let mut gradients: Vec<Gradients> = self.held.iter().map(zeros).collect();
         let mut d = None;
         for (i, block) in blocks.iter().enumerate().rev() {
@@ -194,7 +222,7 @@ impl Case {
             saved.push(forward.saved);
             x = Some(forward.output);
         }
-        let losses = device.download(&x.expect("three blocks")).expect("losses");
+        let losses = device.download(&x.expect("blocks")).expect("losses");
         let mut sinks: Vec<Sink> = self.held.iter().map(|h| Sink::new(device, h)).collect();
         let mut d = None;
         for (i, block) in blocks.iter().enumerate().rev() {
@@ -295,16 +323,78 @@ impl cuda::GradientSink for Sink {
     }
 }
 
-/// ‖a − b‖ ≤ bound · ‖b‖; NaN never passes.
-fn close(what: &str, a: &[f32], b: &[f32], bound: f64) {
+fn norm(x: &[f32]) -> f64 {
+    x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt()
+}
+
+/// ‖a − b‖ ≤ most; NaN never passes.
+fn within(what: &str, a: &[f32], b: &[f32], most: f64) {
     assert_eq!(a.len(), b.len(), "{what}");
-    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
-    let error = norm(&mut a.iter().zip(b).map(|(a, b)| f64::from(a - b)));
-    let size = norm(&mut b.iter().map(|&b| f64::from(b)));
+    let difference: Vec<f32> = a.iter().zip(b).map(|(a, b)| a - b).collect();
+    let error = norm(&difference);
     assert!(
-        error <= bound * size,
-        "{what}: error {error:e} of {size:e}, more than {bound:e} of it"
+        error <= most,
+        "{what}: error {error:e} of {:e}, more than {most:e}",
+        norm(b)
     );
+}
+
+/// Trains on both devices: in 32 bits a layer of each kind after the other, in several ways; in bf16 each kind
+/// alone, once.
+fn check(device: &Device, model: &ModelConfig, ways: &[(Keep, bool)]) {
+    let mut kinds: Vec<LayerClass> = (0..model.layers).map(|i| model.layer_class(i)).collect();
+    kinds.dedup();
+    // The devices differ by the order of sums.
+    compare(device, (model, &kinds, Precision::Fp32), ways, 2e-5);
+    // gpt-oss's own bound, 7: of gates near a narrow one too many fall to its other side.
+    let mut wide = model.clone();
+    wide.constants.bounded_glu = model.constants.bounded_glu.map(|_| 7.0);
+    for kind in kinds {
+        // Both round at the same tensors but where attention is fused. A token whose experts are nearly tied
+        // may take another one: of the 72 here that is one or two. What is nearly 0 may fall to the
+        // other side of a rectifier's kink. What a sink took is on the cpu what rounded weights leave.
+        let bound = match (kind.moe, model.mlp.activation) {
+            (true, _) if model.attention.sinks => 1.5e-1,
+            (true, _) => 1e-1,
+            (_, Activation::Relu) => 5e-2,
+            _ => 3e-2,
+        };
+        compare(device, (&wide, &[kind], Precision::Bf16), &WAYS[..1], bound);
+    }
+    assert_eq!(device.memory.usage().live, 0);
+}
+
+fn compare(
+    device: &Device,
+    (model, layers, precision): (&ModelConfig, &[LayerClass], Precision),
+    ways: &[(Keep, bool)],
+    bound: f64,
+) {
+    let case = Case::new(model, layers, (SEQ, precision));
+    let want = case.on_cpu();
+    for &way in ways {
+        let got = case.on_cuda(device, way);
+        let name = format!("{} {precision:?} {way:?}", model.name);
+        let losses = &want.losses;
+        within(
+            &format!("{name} losses"),
+            &got.losses,
+            losses,
+            bound * norm(losses),
+        );
+        for (i, (got, want)) in got.gradients.iter().zip(&want.gradients).enumerate() {
+            let tensor = |id: &TensorId| case.traces[i].tensor(*id).name.as_str();
+            for (id, all) in want {
+                // No softmax changes by a bias of the keys: its gradient is rounding. It is set before
+                // that of the queries' bias.
+                let queries = tensor(id).replace("k_proj.bias", "q_proj.bias");
+                let before = want.iter().find(|(id, _)| tensor(id) == queries);
+                let size = norm(before.map_or(all, |(_, of)| of));
+                let what = format!("{name} {}", tensor(id));
+                within(&what, &got[id], all, bound * size);
+            }
+        }
+    }
 }
 
 #[test]
@@ -313,31 +403,18 @@ fn models_train_as_on_the_cpu() {
         return;
     };
     for model in model_list() {
-        for precision in [Precision::Fp32, Precision::Bf16] {
-            let case = Case::new(&model, (SEQ, precision));
-            let want = case.on_cpu();
-            // Both devices round at the same tensors in bf16 but where attention is fused; in 32 bits they
-            // differ by the order of sums. A token whose experts are nearly tied may take another one:
-            // of the 72 here that is one or two.
-            let (bound, ways) = match (precision, model.moe.is_some()) {
-                (Precision::Bf16, true) => (1e-1, &WAYS[..1]),
-                (Precision::Bf16, false) => (3e-2, &WAYS[..1]),
-                _ => (2e-5, &WAYS[..]),
-            };
-            for &way in ways {
-                let got = case.on_cuda(&device, way);
-                let name = format!("{} {precision:?} {way:?}", model.name);
-                close(&format!("{name} losses"), &got.losses, &want.losses, bound);
-                for (i, (got, want)) in got.gradients.iter().zip(&want.gradients).enumerate() {
-                    for (id, want) in want {
-                        let tensor = &case.traces[i].tensor(*id).name;
-                        close(&format!("{name} {tensor}"), &got[id], want, bound);
-                    }
-                }
-            }
-        }
+        check(&device, &model, &WAYS);
     }
-    assert_eq!(device.memory.usage().live, 0);
+}
+
+#[test]
+fn every_family_trains_as_on_the_cpu() {
+    let Some(device) = emulator::device_in(0) else {
+        return;
+    };
+    for model in families() {
+        check(&device, &model, &FAMILY_WAYS);
+    }
 }
 
 /// Tokens of a sequence such that a micro-batch's are a multiple of 16.
@@ -374,14 +451,15 @@ fn models_train_in_8_bits_nearly_as_in_16() {
         return;
     };
     for (model, products) in models_in_8_bits() {
-        let case = Case::new(&model, (SEQ_8, Precision::Fp8));
+        let layers = [model.layer_class(0)];
+        let case = Case::new(&model, &layers, (SEQ_8, Precision::Fp8));
         let of = |trace: &Trace| {
             let ops = trace.forward.iter();
             ops.filter(|op| trace.is_eight_bit(op)).count()
         };
         let counts: Vec<usize> = case.traces.iter().map(of).collect();
         assert_eq!(counts, [0, products, 0], "{}", model.name);
-        let want = Case::new(&model, (SEQ_8, Precision::Bf16)).on_cuda(&device, WAYS[0]);
+        let want = Case::new(&model, &layers, (SEQ_8, Precision::Bf16)).on_cuda(&device, WAYS[0]);
         // A product in 8 bits is off by 0.06 of its norm, by 0.09 where gradients are cast (`kernels::eight_bits`);
         // of the seven that follow each other here, squares add up to 0.21. What is off by a wrong operand is
         // so by its whole norm. Routers choose by what was rounded, so some tokens take other experts.
@@ -392,12 +470,23 @@ fn models_train_in_8_bits_nearly_as_in_16() {
         for &way in ways {
             let got = case.on_cuda(&device, way);
             let name = format!("{} {way:?}", model.name);
-            close(&format!("{name} losses"), &got.losses, &want.losses, 2e-2);
+            let losses = &want.losses;
+            within(
+                &format!("{name} losses"),
+                &got.losses,
+                losses,
+                2e-2 * norm(losses),
+            );
             let mut differs = false;
             for (i, (got, want)) in got.gradients.iter().zip(&want.gradients).enumerate() {
                 for (id, want) in want {
                     let tensor = &case.traces[i].tensor(*id).name;
-                    close(&format!("{name} {tensor}"), &got[id], want, bound);
+                    within(
+                        &format!("{name} {tensor}"),
+                        &got[id],
+                        want,
+                        bound * norm(want),
+                    );
                     differs |= got[id] != *want;
                 }
             }

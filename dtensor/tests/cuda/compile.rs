@@ -16,15 +16,13 @@ fn kernels_compile_for_every_architecture() {
     };
     for capability in [[8, 0], [9, 0], [10, 0]] {
         for source in SOURCES {
-            let heads: &[u32] = match source {
-                Source::Attention => &[64, 128],
-                _ => &[0],
+            // The last is that of DeepSeek's latent attention.
+            let heads: &[[u32; 2]] = match source {
+                Source::Attention => &[[64, 64], [128, 128], [192, 128]],
+                _ => &[[0, 0]],
             };
-            for &head in heads {
-                let head = Head {
-                    key: head,
-                    value: head,
-                };
+            for &[key, value] in heads {
+                let head = Head { key, value };
                 let cubin = compiler
                     .cubin(source, head, capability)
                     .expect("kernels compile");
@@ -41,6 +39,6 @@ fn kernels_compile_for_every_architecture() {
         }
     }
     let kept = std::fs::read_dir(&folder).expect("the cache").count();
-    assert_eq!(kept, 3 * (SOURCES.len() + 1));
+    assert_eq!(kept, 3 * (SOURCES.len() + 2));
     std::fs::remove_dir_all(&folder).expect("made above");
 }

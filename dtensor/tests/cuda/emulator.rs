@@ -214,6 +214,9 @@ impl Emulator {
     }
 
     fn run_product(&self, product: &Product) {
+        if let (Element::Plain(a), Element::Plain(b)) = (product.a.element, product.b.element) {
+            assert_eq!(a, b, "cuBLASLt has no such product");
+        }
         let [m, n, k] = product.sizes.map(|size| size as usize);
         let mut a = self.operand(&product.a, m, k);
         let mut b = self.operand(&product.b, k, n);

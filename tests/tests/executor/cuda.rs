@@ -12,7 +12,7 @@ use executor::{Checkpoints, ExecutorError, Job, Outcome, Session};
 use spec::Precision;
 use spec::model::ModelConfig;
 
-use super::jobs::{costs, session, sized, train};
+use super::jobs::{costs, families, session, sized, train};
 
 /// An emulated GPU per rank.
 pub struct Emulated;
@@ -269,6 +269,31 @@ fn uneven_shards_train_as_on_the_cpu() {
         "dp=4,mbs=1,zero=3",
     ] {
         close(layout, &on_cuda(&on(layout)), &want, 1e-5);
+    }
+}
+
+/// Every model of `tests/pytorch/models`, whole on one rank, and shared out over two.
+#[test]
+fn every_family_trains_as_the_cpu_does() {
+    if !is_here() {
+        return;
+    }
+    for (name, model) in families() {
+        let whole = job(&model, "mbs=4", Numerics::Fast, Precision::Fp32);
+        let want = train(&whole);
+        let splits = model.attention.kv_heads().is_multiple_of(2);
+        let shared = match (model.moe, splits) {
+            (Some(_), _) => Some("dp=2,ep=2,mbs=2"),
+            (None, true) => Some("tp=2,sp=on,mbs=4,recompute=selective"),
+            (None, false) => None,
+        };
+        for layout in std::iter::once("mbs=4").chain(shared) {
+            let job = job(&model, layout, Numerics::Fast, Precision::Fp32);
+            let got = on_cuda(&job);
+            let what = format!("{name} {layout}");
+            close(&what, &got, &want, 1e-5);
+            check_bytes(&what, &job, &got);
+        }
     }
 }
 

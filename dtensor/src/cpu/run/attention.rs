@@ -102,12 +102,10 @@ impl Run<'_> {
         let Detail::Softmax(rule) = op.detail else {
             return Err(Machine::unsupported(op, "no factor of scores"));
         };
-        let slopes = rule.alibi.map(|heads| {
-            let info = self.info(scores);
-            let position = &self.machine.position;
-            let here = position.indices(&info.global, &info.placements, 1);
-            here.into_iter().map(|h| slope(h, heads)).collect()
-        });
+        let info = self.info(scores);
+        let position = &self.machine.position;
+        let here = position.indices(&info.global, &info.placements, 1);
+        let slopes = here.into_iter().map(|head| rule.slope(head)).collect();
         let sinks = match rule.sinks {
             Some(sinks) => Some(self.tensor(sinks)?.f32().into_owned()),
             None => None,
@@ -387,16 +385,4 @@ impl Run<'_> {
         self.machine
             .redistribute(&forward.scope, &value, info, moves)
     }
-}
-
-/// Slope of a head's scores by distance (Press et al. 2022, §3): powers of `2^(−8/n)` for `n` heads,
-/// a power of two; further heads take every other power for twice as many.
-fn slope(head: u64, heads: u64) -> f32 {
-    let n = 1u64 << heads.ilog2();
-    let power = if head < n {
-        8.0 * (head + 1) as f64 / n as f64
-    } else {
-        4.0 * (2 * (head - n) + 1) as f64 / n as f64
-    };
-    (-power).exp2() as f32
 }

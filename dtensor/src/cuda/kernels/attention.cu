@@ -135,7 +135,14 @@ BOUNDED_KERNEL(THREADS) attention_forward_bf16(bf16* out, float* lse, const bf16
     i64 row[2] = {row0 + warp * 16 + lane / 4, row0 + warp * 16 + lane / 4 + 8}, position[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) position[i] = row[i] < s.q_len ? (i64)positions[row[i]] : -1;
-    float scale = s.scale * LOG2_E, largest[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f};
+    // Scores that are more than scaled products are made where their tile is, in powers of two.
+    bool changed = is_changed(s);
+    const bf16* sinks = (const bf16*)s.sinks;
+    float scale = changed ? 1.0f : s.scale * LOG2_E, slope = slope_of(s, head);
+    float sink = sinks ? as_float(sinks[head]) * LOG2_E / scale : -INFINITY;
+    // Four lanes share a query: one of them counts the sink.
+    float once = sinks && lane % 4 == 0 ? 1.0f : 0.0f;
+    float largest[2] = {sink, sink}, total[2] = {once, once};
     float acc[VALUE / 8][4] = {};
     for (i64 j = first; j <= last; j++) {
         if (j < last) {
@@ -154,6 +161,7 @@ BOUNDED_KERNEL(THREADS) attention_forward_bf16(bf16* out, float* lse, const bf16
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 i64 key = j * N + n * 8 + lane % 4 * 2 + e % 2;
+                if (changed) p[n][e] = score(s, p[n][e], slope, position[e / 2], key);
                 if (!whole && !sees(s, position[e / 2], key)) p[n][e] = -INFINITY;
                 top[e / 2] = fmaxf(top[e / 2], p[n][e]);
             }
@@ -262,7 +270,7 @@ BOUNDED_KERNEL(THREADS) attention_key_backward_bf16(bf16* dk, bf16* dv, const bf
         const bf16* dt = ds + buffer * N * (VALUE + PAD);
         const float* stat = stats + buffer * 2 * N;
         i64 row0 = t % tiles * N, head = kv * group + t / tiles;
-        float p[N / 8][4] = {}, d[N / 8][4] = {};
+        float p[N / 8][4] = {}, d[N / 8][4] = {}, slope = slope_of(s, head);
         by_rows<N, HEAD>(p, ks, warp * 16, qt);
         by_rows<N, VALUE>(d, vs, warp * 16, dt);
 #pragma unroll
@@ -273,9 +281,10 @@ BOUNDED_KERNEL(THREADS) attention_key_backward_bf16(bf16* dk, bf16* dv, const bf
                 i64 key = key0 + warp * 16 + lane / 4 + e / 2 * 8, row = row0 + column;
                 i64 position = row < s.q_len ? (i64)positions[row] : -1;
                 bool visible = sees(s, position, key);
-                float x = visible ? exp2f(p[n][e] * (s.scale * LOG2_E) - stat[column]) : 0.0f;
+                float value = score(s, p[n][e], slope, position, key);
+                float x = visible ? exp2f(value - stat[column]) : 0.0f;
                 float keep = s.threshold && visible ? kept(s, b, head, position, key) : 1.0f;
-                d[n][e] = x * (d[n][e] * keep - stat[N + column]) * s.scale;
+                d[n][e] = x * (d[n][e] * keep - stat[N + column]) * growth(s, p[n][e]);
                 p[n][e] = x * keep;
             }
         add_weighted<N, VALUE>(d_values, p, dt);
@@ -335,7 +344,7 @@ BOUNDED_KERNEL(THREADS) attention_query_backward_bf16(bf16* dq, const bf16* d_ou
         stat[i] = in ? lse[own] : 0.0f;
         minus[i] = in ? delta[own] : 0.0f;
     }
-    float acc[HEAD / 8][4] = {};
+    float acc[HEAD / 8][4] = {}, slope = slope_of(s, head);
     for (i64 j = first; j <= last; j++) {
         if (j < last) {
             fetch(j + 1);
@@ -354,9 +363,10 @@ BOUNDED_KERNEL(THREADS) attention_query_backward_bf16(bf16* dq, const bf16* d_ou
             for (int e = 0; e < 4; e++) {
                 i64 key = j * N + n * 8 + lane % 4 * 2 + e % 2;
                 bool visible = sees(s, position[e / 2], key);
-                float x = visible ? exp2f(p[n][e] * (s.scale * LOG2_E) - stat[e / 2]) : 0.0f;
+                float value = score(s, p[n][e], slope, position[e / 2], key);
+                float x = visible ? exp2f(value - stat[e / 2]) : 0.0f;
                 float keep = s.threshold && visible ? kept(s, b, head, position[e / 2], key) : 1.0f;
-                d[n][e] = x * (d[n][e] * keep - minus[e / 2]) * s.scale;
+                d[n][e] = x * (d[n][e] * keep - minus[e / 2]) * growth(s, p[n][e]);
             }
         add_weighted<N, HEAD>(acc, d, kt);
         __syncthreads();

@@ -53,13 +53,15 @@ KERNEL attention_forward_f32(float* out, float* lse, const float* q, const float
     i64 line = (own.b * s.q_len + own.row) * s.heads + own.head;
     float x[MOST], sum[MOST] = {};
     lanes(x, q + line * s.qk_dim, s.qk_dim);
-    float largest = -INFINITY, total = 0.0f;
+    const float* sinks = (const float*)s.sinks;
+    float largest = sinks ? sinks[own.head] * LOG2_E : -INFINITY, total = sinks ? 1.0f : 0.0f;
+    float slope = slope_of(s, own.head);
     for (i64 key = own.first; key <= own.position; key++) {
         float y[MOST], z[MOST];
         lanes(y, k + own.at + key * s.kv_heads * s.qk_dim, s.qk_dim);
         lanes(z, v + own.v_at + key * s.kv_heads * s.v_dim, s.v_dim);
-        float score = product(x, y) * (s.scale * LOG2_E);
-        float top = fmaxf(largest, score), before = exp2f(largest - top), p = exp2f(score - top);
+        float value = score(s, product(x, y), slope, own.position, key);
+        float top = fmaxf(largest, value), before = exp2f(largest - top), p = exp2f(value - top);
         total = total * before + p;
         p *= kept(s, own.b, own.head, own.position, key);
 #pragma unroll
@@ -78,16 +80,17 @@ KERNEL attention_query_backward_f32(float* dq, const float* d_out, const float* 
     if (!query(&own, positions, s)) return;
     i64 line = (own.b * s.q_len + own.row) * s.heads + own.head;
     i64 stat = (own.b * s.heads + own.head) * s.q_len + own.row;
-    float x[MOST], d[MOST], sum[MOST] = {};
+    float x[MOST], d[MOST], sum[MOST] = {}, slope = slope_of(s, own.head);
     lanes(x, q + line * s.qk_dim, s.qk_dim);
     lanes(d, d_out + line * s.v_dim, s.v_dim);
     for (i64 key = own.first; key <= own.position; key++) {
         float y[MOST], z[MOST];
         lanes(y, k + own.at + key * s.kv_heads * s.qk_dim, s.qk_dim);
         lanes(z, v + own.v_at + key * s.kv_heads * s.v_dim, s.v_dim);
-        float p = exp2f(product(x, y) * (s.scale * LOG2_E) - lse[stat]);
+        float plain = product(x, y);
+        float p = exp2f(score(s, plain, slope, own.position, key) - lse[stat]);
         float dp = product(d, z) * kept(s, own.b, own.head, own.position, key);
-        float ds = p * (dp - delta[stat]) * s.scale;
+        float ds = p * (dp - delta[stat]) * growth(s, plain);
 #pragma unroll
         for (int i = 0; i < MOST; i++) sum[i] += ds * y[i];
     }
@@ -111,9 +114,10 @@ KERNEL attention_key_backward_f32(float* dk, float* dv, const float* d_out, cons
             float x[MOST], d[MOST];
             lanes(x, q + line * s.qk_dim, s.qk_dim);
             lanes(d, d_out + line * s.v_dim, s.v_dim);
-            float p = exp2f(product(x, y) * (s.scale * LOG2_E) - lse[stat]);
+            float plain = product(x, y);
+            float p = exp2f(score(s, plain, slope_of(s, head), position, key) - lse[stat]);
             float keep = kept(s, b, head, position, key);
-            float ds = p * (product(d, z) * keep - delta[stat]) * s.scale;
+            float ds = p * (product(d, z) * keep - delta[stat]) * growth(s, plain);
 #pragma unroll
             for (int i = 0; i < MOST; i++) {
                 d_keys[i] += ds * x[i];
@@ -142,4 +146,26 @@ KERNEL attention_delta_f32(float* delta, const float* d_out, const float* out, A
 }
 KERNEL attention_delta_bf16(float* delta, const bf16* d_out, const bf16* out, Attention s) {
     delta_of(delta, d_out, out, s);
+}
+
+// gradient[head] −= Σ over queries of the weight that the head's sink took, times what weights are worth
+// elsewhere. A block per head.
+template <class T>
+DEVICE void sinks_of(float* gradient, const float* lse, const float* delta, i64 batch, const Attention& s) {
+    __shared__ float scratch[32];
+    i64 head = blockIdx.x;
+    float sink = as_float(((const T*)s.sinks)[head]) * LOG2_E, sum = 0.0f;
+    for (i64 i = threadIdx.x; i < batch * s.q_len; i += blockDim.x) {
+        i64 at = (i / s.q_len * s.heads + head) * s.q_len + i % s.q_len;
+        sum += exp2f(sink - lse[at]) * delta[at];
+    }
+    sum = block_sum(sum, scratch);
+    if (threadIdx.x == 0) gradient[head] -= sum;
+}
+
+KERNEL attention_sinks_f32(float* gradient, const float* lse, const float* delta, i64 batch, Attention s) {
+    sinks_of<float>(gradient, lse, delta, batch, s);
+}
+KERNEL attention_sinks_bf16(float* gradient, const float* lse, const float* delta, i64 batch, Attention s) {
+    sinks_of<bf16>(gradient, lse, delta, batch, s);
 }

@@ -22,7 +22,6 @@ template <class To, class From> DEVICE void cast(To* out, const From* x, i64 n) 
 
 // The nonlinearities, by the number the caller gives: GELU by tanh, GELU, SiLU, ReLU, ReLU².
 DEVICE float hyperbolic_tangent(float x) { return 1.0f - 2.0f / (expf(2.0f * x) + 1.0f); }
-DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 template <int F> DEVICE float value(float x) {
     if (F == 0) {
@@ -198,38 +197,57 @@ template <class T> DEVICE void masked(T* out, const T* x, const u8* mask, float 
     }
 }
 
-// Pairs (i, i + dims/2) of the first `dims` of every head turned by the angle of the row's position;
-// `turns` holds cosine and sine by position and pair, `direction` is −1 to turn back.
+// Which columns of a head turn: `dims` from `first` on; with `neighbours`, pairs are (2i, 2i + 1) rather
+// than (i, i + dims/2).
+struct Turning {
+    i64 sequence, heads, head_dim, first, dims;
+    int neighbours;
+    // −1 to turn back.
+    float direction;
+};
+
+DEVICE void turn(float& a, float& b, const float* by, float direction) {
+    float cosine = by[0], sine = by[1] * direction, low = a * cosine - b * sine;
+    b = b * cosine + a * sine;
+    a = low;
+}
+
+// Pairs of columns of every head turned by the angle of the row's position; `turns` holds cosine and sine
+// by position and pair. The other columns stay.
 template <class T>
-DEVICE void rope(T* out, const T* x, const float* turns, i64 rows, i64 sequence, i64 heads,
-                 i64 head_dim, i64 dims, float direction) {
-    i64 half = dims / 2, pairs = (half + 7) / 8, rest = (head_dim - dims + 7) / 8;
-    i64 pieces = pairs + rest;
-    for (i64 i = first8() / 8; i < rows * heads * pieces; i += stride8() / 8) {
-        i64 piece = i % pieces, line = i / pieces;
-        i64 row = line / heads, at = line * head_dim;
-        if (piece >= pairs) {
-            i64 c = dims + (piece - pairs) * 8;
-            float v[8];
-            load8(x + at + c, head_dim - c, v);
-            store8(out + at + c, head_dim - c, v);
+DEVICE void rope(T* out, const T* x, const float* turns, i64 rows, Turning s) {
+    i64 half = s.dims / 2, end = s.first + s.dims;
+    i64 before = (s.first + 7) / 8, turned = ((s.neighbours ? s.dims : half) + 7) / 8;
+    i64 pieces = before + turned + (s.head_dim - end + 7) / 8;
+    for (i64 i = first8() / 8; i < rows * s.heads * pieces; i += stride8() / 8) {
+        i64 piece = i % pieces, line = i / pieces, at = line * s.head_dim;
+        const float* own = turns + line / s.heads % s.sequence * half * 2;
+        float a[8], b[8];
+        if (piece < before || piece >= before + turned) {
+            bool low = piece < before;
+            i64 c = low ? piece * 8 : end + (piece - before - turned) * 8;
+            i64 count = (low ? s.first : s.head_dim) - c;
+            load8(x + at + c, count, a);
+            store8(out + at + c, count, a);
             continue;
         }
-        i64 c = piece * 8;
-        const float* turn = turns + (row % sequence * half + c) * 2;
-        float a[8], b[8];
-        load8(x + at + c, half - c, a);
-        load8(x + at + half + c, half - c, b);
+        i64 c = (piece - before) * 8;
+        at += s.first + c;
+        if (s.neighbours) {
+            load8(x + at, s.dims - c, a);
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            float cosine = c + j < half ? turn[2 * j] : 0.0f;
-            float sine = c + j < half ? turn[2 * j + 1] * direction : 0.0f;
-            float low = a[j] * cosine - b[j] * sine;
-            b[j] = b[j] * cosine + a[j] * sine;
-            a[j] = low;
+            for (int j = 0; j < 8; j += 2)
+                if (c + j < s.dims) turn(a[j], a[j + 1], own + c + j, s.direction);
+            store8(out + at, s.dims - c, a);
+            continue;
         }
-        store8(out + at + c, half - c, a);
-        store8(out + at + half + c, half - c, b);
+        load8(x + at, half - c, a);
+        load8(x + at + half, half - c, b);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            if (c + j < half) turn(a[j], b[j], own + 2 * (c + j), s.direction);
+        store8(out + at, half - c, a);
+        store8(out + at + half, half - c, b);
     }
 }
 
@@ -267,9 +285,8 @@ DEVICE void rope(T* out, const T* x, const float* turns, i64 rows, i64 sequence,
     KERNEL masked_##name(T* out, const T* x, const u8* mask, float scale, i64 n) {                 \
         masked(out, x, mask, scale, n);                                                            \
     }                                                                                              \
-    KERNEL rope_##name(T* out, const T* x, const float* turns, i64 rows, i64 sequence, i64 heads,  \
-                       i64 head_dim, i64 dims, float direction) {                                  \
-        rope(out, x, turns, rows, sequence, heads, head_dim, dims, direction);                     \
+    KERNEL rope_##name(T* out, const T* x, const float* turns, i64 rows, Turning s) {              \
+        rope(out, x, turns, rows, s);                                                              \
     }
 
 ELEMENTWISE(f32, float)

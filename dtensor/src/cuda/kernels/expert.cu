@@ -2,92 +2,152 @@
 
 #define MOST_EXPERTS 256
 
-// The `k` largest of a token's logits, ties to the lower expert, and their probabilities: softmax
-// over all, or over the chosen. One warp per token; a lane holds every 32nd expert.
+// How experts are chosen and weighed. Scores are sigmoids of the logits or their softmax; chosen ones are
+// normalised or not, and scaled. With several groups only experts of the best groups are chosen: by
+// their best score, or with sigmoids by the sum of their two best.
+struct Router {
+    int experts, k, sigmoid, normalise, groups, best_groups;
+    float scale;
+};
+
+// A value and the expert it is of; no expert is NOBODY.
+#define NOBODY 0x7fffffff
+struct Best {
+    float value;
+    int expert;
+};
+
+DEVICE Best better(Best a, Best b) {
+    if (b.expert == NOBODY) return a;
+    bool wins = b.value > a.value || (b.value == a.value && b.expert < a.expert);
+    return a.expert == NOBODY || wins ? b : a;
+}
+
+// The best of a warp's values, ties to the lower expert. A lane holds every 32nd, of which `open` says which
+// count.
+DEVICE Best best_of(const float (&v)[MOST_EXPERTS / 32], u32 open) {
+    int lane = threadIdx.x & 31;
+    Best best = {-INFINITY, NOBODY};
+#pragma unroll
+    for (int i = 0; i < MOST_EXPERTS / 32; i++)
+        if (open >> i & 1) best = better(best, {v[i], i * 32 + lane});
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        Best other;
+        other.value = __shfl_xor_sync(0xffffffffu, best.value, step);
+        other.expert = __shfl_xor_sync(0xffffffffu, best.expert, step);
+        best = better(best, other);
+    }
+    return best;
+}
+
+// Takes an expert out of those that count.
+DEVICE u32 without(u32 open, int expert) {
+    return (expert & 31) == (int)(threadIdx.x & 31) ? open & ~(1u << (expert >> 5)) : open;
+}
+
+// Of the experts in `open`, those of the best groups.
+DEVICE u32 in_best_groups(const float (&v)[MOST_EXPERTS / 32], u32 open, const Router& r) {
+    int lane = threadIdx.x & 31, size = r.experts / r.groups;
+    auto of_group = [&](int group) {
+        u32 own = 0;
+        for (int i = 0; i < MOST_EXPERTS / 32; i++)
+            if ((open >> i & 1) && (i * 32 + lane) / size == group) own |= 1u << i;
+        return own;
+    };
+    // A group's score stands in the lane of its number.
+    float scores[MOST_EXPERTS / 32] = {-INFINITY};
+    for (int group = 0; group < r.groups; group++) {
+        u32 own = of_group(group);
+        Best first = best_of(v, own);
+        float score = first.value;
+        if (r.sigmoid && size > 1) score += best_of(v, without(own, first.expert)).value;
+        if (group == lane) scores[0] = score;
+    }
+    u32 left = lane < r.groups, chosen = 0;
+    for (int i = 0; i < r.best_groups; i++) {
+        int group = best_of(scores, left).expert;
+        left = without(left, group);
+        chosen |= of_group(group);
+    }
+    return chosen;
+}
+
+// The `k` best experts of every token, ties to the lower one, and their weights; `bias`, if there is one, is
+// added to the scores for the choice alone. One warp per token; a lane holds every 32nd expert.
 template <class T>
-DEVICE void top_k(u32* chosen, float* probabilities, const T* logits, i64 tokens, int experts,
-                  int k, int normalise) {
+DEVICE void top_k(u32* chosen, float* weights, const T* logits, const float* bias, i64 tokens,
+                  Router r) {
     i64 token = (i64)blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
     if (token >= tokens) return;
     int lane = threadIdx.x & 31;
+    const T* row = logits + token * r.experts;
     float v[MOST_EXPERTS / 32];
-    float largest = -INFINITY;
+    float largest = -INFINITY, all = 0.0f;
+    u32 open = 0;
 #pragma unroll
     for (int i = 0; i < MOST_EXPERTS / 32; i++) {
         int e = i * 32 + lane;
-        v[i] = e < experts ? as_float(logits[token * experts + e]) : -INFINITY;
+        v[i] = -INFINITY;
+        if (e >= r.experts) continue;
+        v[i] = as_float(row[e]);
+        open |= 1u << i;
         largest = fmaxf(largest, v[i]);
     }
     largest = warp_max(largest);
-    float all = 0.0f;
 #pragma unroll
-    for (int i = 0; i < MOST_EXPERTS / 32; i++)
-        if (i * 32 + lane < experts) all += expf(v[i] - largest);
+    for (int i = 0; i < MOST_EXPERTS / 32; i++) {
+        if (!(open >> i & 1)) continue;
+        all += expf(v[i] - largest);
+        // A softmax has the order of its logits.
+        if (r.sigmoid) v[i] = sigmoid(v[i]);
+        if (bias) v[i] += bias[i * 32 + lane];
+    }
     all = warp_sum(all);
-    u32 taken = 0;
+    if (r.groups > 1) open = in_best_groups(v, open, r);
     float among = 0.0f;
-    for (int slot = 0; slot < k; slot++) {
-        float best = -INFINITY;
-        int expert = 0x7fffffff;
-#pragma unroll
-        for (int i = 0; i < MOST_EXPERTS / 32; i++) {
-            int e = i * 32 + lane;
-            bool free = e < experts && !(taken >> i & 1);
-            if (free && (expert == 0x7fffffff || v[i] > best)) {
-                best = v[i];
-                expert = e;
-            }
-        }
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) {
-            float other = __shfl_xor_sync(0xffffffffu, best, step);
-            int theirs = __shfl_xor_sync(0xffffffffu, expert, step);
-            bool better = other > best || (other == best && theirs < expert);
-            if (expert == 0x7fffffff || (theirs != 0x7fffffff && better)) {
-                best = other;
-                expert = theirs;
-            }
-        }
-        if ((expert & 31) == lane) taken |= 1u << (expert >> 5);
-        float p = expf(best - largest);
-        among += p;
+    for (int slot = 0; slot < r.k; slot++) {
+        int expert = best_of(v, open).expert;
+        open = without(open, expert);
+        float x = as_float(row[expert]), score = r.sigmoid ? sigmoid(x) : expf(x - largest);
+        among += score;
         if (lane == 0) {
-            chosen[token * k + slot] = (u32)expert;
-            probabilities[token * k + slot] = p;
+            chosen[token * r.k + slot] = (u32)expert;
+            weights[token * r.k + slot] = score;
         }
     }
     if (lane == 0) {
-        float sum = normalise ? among : all;
-        for (int slot = 0; slot < k; slot++) probabilities[token * k + slot] /= sum;
+        float sum = r.normalise ? among : r.sigmoid ? 1.0f : all;
+        for (int slot = 0; slot < r.k; slot++) weights[token * r.k + slot] *= r.scale / sum;
     }
 }
 
-// Gradient of the logits from that of the chosen probabilities.
+// Gradient of the logits from that of the chosen experts' weights.
 template <class T>
 DEVICE void top_k_backward(T* d_logits, const float* gradient, const u32* chosen,
-                           const float* probabilities, const T* logits, i64 tokens, int experts,
-                           int k, int normalise) {
+                           const float* weights, const T* logits, i64 tokens, Router r) {
     i64 token = (i64)blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5);
     if (token >= tokens) return;
     int lane = threadIdx.x & 31;
+    const T* row = logits + token * r.experts;
     float along = 0.0f;
-    for (int slot = 0; slot < k; slot++)
-        along += probabilities[token * k + slot] * gradient[token * k + slot];
+    for (int slot = 0; slot < r.k; slot++)
+        along += weights[token * r.k + slot] * gradient[token * r.k + slot];
     float largest = -INFINITY, all = 0.0f;
-    for (int e = lane; e < experts; e += 32)
-        largest = fmaxf(largest, as_float(logits[token * experts + e]));
+    for (int e = lane; e < r.experts; e += 32) largest = fmaxf(largest, as_float(row[e]));
     largest = warp_max(largest);
-    for (int e = lane; e < experts; e += 32) all += expf(as_float(logits[token * experts + e]) - largest);
+    for (int e = lane; e < r.experts; e += 32) all += expf(as_float(row[e]) - largest);
     all = warp_sum(all);
-    for (int e = lane; e < experts; e += 32) {
-        float whole = expf(as_float(logits[token * experts + e]) - largest) / all;
-        float d = normalise ? 0.0f : -whole * along;
-        for (int slot = 0; slot < k; slot++)
-            if (chosen[token * k + slot] == (u32)e) {
-                float g = gradient[token * k + slot];
-                d += probabilities[token * k + slot] * (normalise ? g - along : g);
+    for (int e = lane; e < r.experts; e += 32) {
+        float x = as_float(row[e]);
+        float d = r.normalise || r.sigmoid ? 0.0f : -expf(x - largest) / all * along;
+        for (int slot = 0; slot < r.k; slot++)
+            if (chosen[token * r.k + slot] == (u32)e) {
+                float w = weights[token * r.k + slot], g = gradient[token * r.k + slot];
+                float own = w * (r.normalise ? g - along / r.scale : g);
+                d += r.sigmoid ? own * (1.0f - sigmoid(x)) : own;
             }
-        d_logits[token * experts + e] = rounded<T>(d);
+        d_logits[token * r.experts + e] = rounded<T>(d);
     }
 }
 
@@ -209,16 +269,73 @@ DEVICE void combine_backward(T* d_rows, float* d_probabilities, const T* dy, con
     if (threadIdx.x == 0) d_probabilities[choice] = along;
 }
 
+// The expert that a row belongs to: the last that begins at it or before.
+DEVICE int expert_of(const u32* offsets, int experts, u32 row) {
+    int low = 0, high = experts;
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (offsets[middle] <= row) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+// Rows plus the bias of their expert: one block per row.
+template <class T>
+DEVICE void expert_bias(T* out, const T* x, const T* bias, const u32* offsets, int experts,
+                        i64 columns) {
+    i64 row = blockIdx.x, at = expert_of(offsets, experts, blockIdx.x) * columns;
+    for (i64 c = (i64)threadIdx.x * 8; c < columns; c += (i64)blockDim.x * 8) {
+        float v[8], b[8];
+        load8(x + row * columns + c, columns - c, v);
+        load8(bias + at + c, columns - c, b);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] += b[j];
+        store8(out + row * columns + c, columns - c, v);
+    }
+}
+
+// gradient[expert] += the sum of its rows: 32 threads stand side by side on eight columns each, eight rows
+// of them below each other; a block per 256 columns and expert.
+template <class T>
+DEVICE void expert_bias_backward(float* gradient, const T* dy, const u32* offsets, i64 columns) {
+    __shared__ float lines[8][256];
+    int across = threadIdx.x & 31, down = threadIdx.x >> 5;
+    i64 expert = blockIdx.y, c = ((i64)blockIdx.x * 32 + across) * 8, end = offsets[expert + 1];
+    float sum[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+    if (c < columns)
+        for (i64 row = (i64)offsets[expert] + down; row < end; row += 8) {
+            float v[8];
+            load8(dy + row * columns + c, columns - c, v);
+#pragma unroll
+            for (int j = 0; j < 8; j++) sum[j] += v[j];
+        }
+#pragma unroll
+    for (int j = 0; j < 8; j++) lines[down][across * 8 + j] = sum[j];
+    __syncthreads();
+    i64 column = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (column >= columns) return;
+    float total = 0.0f;
+    for (int line = 0; line < 8; line++) total += lines[line][threadIdx.x];
+    gradient[expert * columns + column] += total;
+}
+
 #define EXPERT(name, T)                                                                            \
-    KERNEL top_k_##name(u32* chosen, float* probabilities, const T* logits, i64 tokens,            \
-                        int experts, int k, int normalise) {                                       \
-        top_k(chosen, probabilities, logits, tokens, experts, k, normalise);                       \
+    KERNEL top_k_##name(u32* chosen, float* weights, const T* logits, const float* bias,           \
+                        i64 tokens, Router r) {                                                    \
+        top_k(chosen, weights, logits, bias, tokens, r);                                           \
     }                                                                                              \
     KERNEL top_k_backward_##name(T* d_logits, const float* gradient, const u32* chosen,            \
-                                 const float* probabilities, const T* logits, i64 tokens,          \
-                                 int experts, int k, int normalise) {                              \
-        top_k_backward(d_logits, gradient, chosen, probabilities, logits, tokens, experts, k,      \
-                       normalise);                                                                 \
+                                 const float* weights, const T* logits, i64 tokens, Router r) {    \
+        top_k_backward(d_logits, gradient, chosen, weights, logits, tokens, r);                    \
+    }                                                                                              \
+    KERNEL expert_bias_##name(T* out, const T* x, const T* bias, const u32* offsets, int experts,  \
+                              i64 columns) {                                                       \
+        expert_bias(out, x, bias, offsets, experts, columns);                                      \
+    }                                                                                              \
+    KERNEL expert_bias_backward_##name(float* gradient, const T* dy, const u32* offsets,           \
+                                       i64 columns) {                                              \
+        expert_bias_backward(gradient, dy, offsets, columns);                                      \
     }                                                                                              \
     KERNEL permute_##name(T* out, const T* x, const u32* source, i64 k, i64 columns) {             \
         permute(out, x, source, k, columns);                                                       \

@@ -1,5 +1,6 @@
 // Layer and RMS norms over rows, one block per row at a time. A thread keeps its part of the row, V
-// times eight elements, in registers: the row is read once.
+// times eight elements, in registers: the row is read once. The factor of a column is its weight beyond
+// `from`, 0 or 1.
 
 template <bool LAYER> DEVICE void statistics(const float* kept, i64 row, float* mean, float* r) {
     *mean = LAYER ? kept[2 * row] : 0.0f;
@@ -8,7 +9,7 @@ template <bool LAYER> DEVICE void statistics(const float* kept, i64 row, float* 
 
 template <bool LAYER, int V, class T>
 DEVICE void norm(T* out, float* kept, const T* x, const T* weight, const T* bias, i64 columns,
-                 float epsilon) {
+                 float epsilon, float from) {
     __shared__ float scratch[32];
     i64 row = blockIdx.x;
     float v[V][8];
@@ -39,7 +40,7 @@ DEVICE void norm(T* out, float* kept, const T* x, const T* weight, const T* bias
         if (bias) load8(bias + c, columns - c, b);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            v[i][j] = (v[i][j] - mean) * r * w[j];
+            v[i][j] = (v[i][j] - mean) * r * (from + w[j]);
             if (bias) v[i][j] += b[j];
         }
         store8(out + row * columns + c, columns - c, v[i]);
@@ -50,12 +51,12 @@ DEVICE void norm(T* out, float* kept, const T* x, const T* weight, const T* bias
     }
 }
 
-// dx = r · (g − mean(g) − x̂ · mean(g · x̂)), g = dy · weight; the mean of g only for layer norms. A
+// dx = r · (g − mean(g) − x̂ · mean(g · x̂)), g = dy · factor; the mean of g only for layer norms. A
 // block goes through many rows and leaves its sums of dy · x̂ and dy by column in `d_weight` and
 // `d_bias`, one line per block.
 template <bool LAYER, int V, class T>
 DEVICE void norm_backward(T* dx, float* d_weight, float* d_bias, const T* dy, const T* x,
-                          const T* weight, const float* kept, i64 rows, i64 columns) {
+                          const T* weight, const float* kept, i64 rows, i64 columns, float from) {
     __shared__ float scratch[32];
     float weights[V][8], biases[V][8];
 #pragma unroll
@@ -79,7 +80,7 @@ DEVICE void norm_backward(T* dx, float* d_weight, float* d_bias, const T* dy, co
                 hat[i][j] = (hat[i][j] - mean) * r;
                 weights[i][j] += g[i][j] * hat[i][j];
                 biases[i][j] += g[i][j];
-                g[i][j] *= w[j];
+                g[i][j] *= from + w[j];
                 along += g[i][j] * hat[i][j];
                 average += g[i][j];
             }
@@ -108,13 +109,13 @@ DEVICE void norm_backward(T* dx, float* d_weight, float* d_bias, const T* dy, co
 // A row of V · 8 elements a thread: few registers where there are many threads.
 #define NORM(name, T, LAYER, V)                                                                    \
     BOUNDED_KERNEL(V == 1 ? 1024 : 512) name(T* out, float* kept, const T* x, const T* weight, const T* bias, i64 columns,      \
-                float epsilon) {                                                                   \
-        norm<LAYER, V>(out, kept, x, weight, bias, columns, epsilon);                              \
+                float epsilon, float from) {                                                       \
+        norm<LAYER, V>(out, kept, x, weight, bias, columns, epsilon, from);                        \
     }
 #define NORM_BACKWARD(name, T, LAYER, V)                                                           \
     BOUNDED_KERNEL(V == 1 ? 1024 : 512) name(T* dx, float* d_weight, float* d_bias, const T* dy, const T* x, const T* weight,   \
-                const float* kept, i64 rows, i64 columns) {                                        \
-        norm_backward<LAYER, V>(dx, d_weight, d_bias, dy, x, weight, kept, rows, columns);         \
+                const float* kept, i64 rows, i64 columns, float from) {                            \
+        norm_backward<LAYER, V>(dx, d_weight, d_bias, dy, x, weight, kept, rows, columns, from);   \
     }
 
 NORM(layer_norm_f32, float, true, 1)

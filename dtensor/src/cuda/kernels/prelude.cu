@@ -150,6 +150,8 @@ DEVICE float block_max(float x, float* scratch) {
     return warp_max(lane < warps ? scratch[lane] : -INFINITY);
 }
 
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
 // Philox4x32-10 (Salmon et al. 2011): the words of a block of four elements of a stream. The step is read
 // when a kernel runs, so that recorded launches draw anew.
 struct Stream {

@@ -33,7 +33,9 @@ pub struct AttentionCall<'a> {
     pub v: &'a Tensor,
     /// Positions of the queries.
     pub positions: &'a Buffer,
-    /// Sizes, mask and dropout.
+    /// A score of every head whose weight goes nowhere.
+    pub sinks: Option<&'a Tensor>,
+    /// Sizes, mask, scores and dropout; not where sinks are.
     pub sizes: AttentionArgument,
 }
 
@@ -60,6 +62,13 @@ impl AttentionCall<'_> {
     fn head(&self) -> Head {
         let [key, value] = self.sizes.dims.map(|dim| (dim as u32).next_multiple_of(16));
         Head { key, value }
+    }
+
+    fn argument(&self) -> AttentionArgument {
+        AttentionArgument {
+            sinks: self.sinks.map_or(0, Tensor::address),
+            ..self.sizes
+        }
     }
 
     fn check(&self) -> Result<(), CudaError> {
@@ -131,23 +140,24 @@ impl Device {
             .with(call.k.address())
             .with(call.v.address())
             .with(call.positions.address)
-            .with(call.sizes);
+            .with(call.argument());
         let (kernel, grid, threads, shared) =
             call.launch(FORWARD_NAMES, call.queries(), heads, FORWARD);
         self.blocks(kernel, grid, threads, shared, arguments)?;
         Ok((out, sums))
     }
 
-    /// Gradients of queries, keys and values.
+    /// Gradients of queries, keys and values; that of the sinks is added to `d_sinks`.
     ///
     /// # Errors
-    /// When memory or the device fails.
+    /// When memory or the device fails, or heads are too long.
     pub fn attention_backward(
         &self,
         call: &AttentionCall<'_>,
         d_out: &Tensor,
         out: &Tensor,
         sums: &LogSumExp,
+        d_sinks: Option<&Tensor>,
     ) -> Result<[Tensor; 3], CudaError> {
         call.check()?;
         let delta = self.tensor(sums.shape.clone(), DType::F32)?;
@@ -160,9 +170,20 @@ impl Device {
             .with(delta.address())
             .with(d_out.address())
             .with(out.address())
-            .with(call.sizes);
+            .with(call.argument());
         let kernel = typed!(AttentionSmall, "attention_delta", call.q.is_bf16());
         self.blocks(kernel, grid, THREADS, 0, arguments)?;
+        if let Some(gradient) = d_sinks {
+            let arguments = Arguments::default()
+                .with(gradient.address())
+                .with(sums.address())
+                .with(delta.address())
+                .with(call.batch() as i64)
+                .with(call.argument());
+            let kernel = typed!(AttentionSmall, "attention_sinks", call.q.is_bf16());
+            let grid = [call.heads(), 1, 1];
+            self.blocks(kernel, grid, super::THREADS, 0, arguments)?;
+        }
         let like = |x: &Tensor| self.tensor(x.shape.clone(), x.dtype);
         let (dq, dk, dv) = (like(call.q)?, like(call.k)?, like(call.v)?);
         let rest = |arguments: Arguments| {
@@ -174,7 +195,7 @@ impl Device {
                 .with(sums.address())
                 .with(delta.address())
                 .with(call.positions.address)
-                .with(call.sizes)
+                .with(call.argument())
         };
         let kv_heads = call.sizes.heads[1] as u32;
         let (kernel, grid, threads, shared) =

@@ -7,7 +7,7 @@ use super::EACH;
 use crate::Nonlinearity;
 use crate::cuda::error::CudaError;
 use crate::cuda::kernels::{Kernel, Source, typed};
-use crate::cuda::launcher::{Arguments, Place};
+use crate::cuda::launcher::{Arguments, Place, TurningArgument};
 use crate::cuda::memory::Buffer;
 use crate::cuda::tensor::{Device, Tensor};
 
@@ -27,8 +27,10 @@ pub struct Rope<'r> {
     pub turns: &'r Buffer,
     /// Tokens of a sequence here.
     pub sequence: usize,
-    /// Dimensions per head, and how many of them turn.
-    pub dims: [usize; 2],
+    /// Dimensions per head, the first that turns, and how many turn.
+    pub dims: [usize; 3],
+    /// Whether neighbours turn together, rather than dimensions half of those that turn apart.
+    pub neighbours: bool,
     /// Whether to turn back.
     pub backward: bool,
 }
@@ -313,20 +315,24 @@ impl Device {
     /// When memory or the device fails.
     pub fn rope(&self, x: &Tensor, rope: &Rope<'_>) -> Result<Tensor, CudaError> {
         let out = self.tensor(x.shape.clone(), x.dtype)?;
-        let [head_dim, dims] = rope.dims;
+        let [head_dim, first, dims] = rope.dims;
         let heads = x.columns() / head_dim;
         let arguments = Arguments::default()
             .with(out.address())
             .with(x.address())
             .with(rope.turns.address)
             .with(x.rows() as i64)
-            .with(rope.sequence as i64)
-            .with(heads as i64)
-            .with(head_dim as i64)
-            .with(dims as i64)
-            .with(if rope.backward { -1.0f32 } else { 1.0 });
+            .with(TurningArgument {
+                sequence: rope.sequence as i64,
+                heads: heads as i64,
+                dims: rope.dims.map(|n| n as i64),
+                neighbours: i32::from(rope.neighbours),
+                direction: if rope.backward { -1.0 } else { 1.0 },
+            });
         let kernel = typed!(Elementwise, "rope", x.is_bf16());
-        let each = (dims / 2).div_ceil(EACH) + (head_dim - dims).div_ceil(EACH);
+        let turned = if rope.neighbours { dims } else { dims / 2 };
+        let parts = [first, turned, head_dim - first - dims];
+        let each: usize = parts.iter().map(|columns| columns.div_ceil(EACH)).sum();
         self.flat(kernel, x.rows() * heads * each, arguments)?;
         Ok(out)
     }

@@ -5,16 +5,19 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use spec::DType;
+use spec::model::Router;
 
 use super::{THREADS, threads_of, unsupported};
 use crate::cuda::error::CudaError;
 use crate::cuda::kernels::{Kernel, Source, typed};
-use crate::cuda::launcher::Arguments;
+use crate::cuda::launcher::{Arguments, RouterArgument};
 use crate::cuda::memory::Buffer;
 use crate::cuda::tensor::{Device, Tensor};
 
 /// Experts that the router's kernels can choose from.
 const MOST_EXPERTS: usize = 256;
+/// Groups of them: one to a lane.
+const MOST_GROUPS: usize = 32;
 /// Choices that a block of `route_count` goes through.
 const CHUNK: usize = 1024;
 /// Rows and columns of a tile of the products in bf16, and the part of the contracted length held at a
@@ -117,25 +120,53 @@ impl Route {
     }
 }
 
+/// A router as its kernels take it.
+///
+/// # Errors
+/// When it has more experts or groups than they hold, or chooses more than there are.
+fn argument(router: &Router, experts: usize, top_k: usize) -> Result<RouterArgument, CudaError> {
+    let [groups, best] = [router.groups, router.best_groups].map(|n| n as usize);
+    let refused = |reason| Err(unsupported("a router", reason));
+    if experts > MOST_EXPERTS {
+        return refused(format!("{experts} experts, more than {MOST_EXPERTS}"));
+    }
+    if groups > MOST_GROUPS || !experts.is_multiple_of(groups.max(1)) {
+        return refused(format!(
+            "{experts} experts in {groups} groups, which are not equal or more than {MOST_GROUPS}"
+        ));
+    }
+    if best > groups || top_k > experts / groups.max(1) * best {
+        return refused(format!(
+            "{top_k} of the experts in the best {best} of {groups} groups of {experts} experts"
+        ));
+    }
+    Ok(RouterArgument {
+        experts: [experts, top_k].map(|n| n as i32),
+        rule: [router.sigmoid, router.normalise].map(i32::from),
+        groups: [groups, best].map(|n| n as i32),
+        scale: router.scale as f32,
+    })
+}
+
 /// Warps of a block that each treat a token.
 const WARPS: usize = THREADS as usize / 32;
 
 impl Device {
-    /// The `top_k` largest of every row of logits, and their probabilities.
+    /// The `top_k` best experts of every row of logits, and their weights; `bias` is added to scores for the
+    /// choice alone.
     ///
     /// # Errors
-    /// When memory or the device fails, or there are too many experts.
+    /// When memory or the device fails, or the router is more than its kernels hold.
     pub fn route(
         &self,
         logits: &Tensor,
         top_k: usize,
-        normalise: bool,
+        (router, bias): (&Router, Option<&Tensor>),
     ) -> Result<(Route, Tensor), CudaError> {
         let (tokens, experts) = (logits.rows(), logits.columns());
-        if experts > MOST_EXPERTS {
-            let reason = format!("{experts} experts, more than {MOST_EXPERTS}");
-            return Err(unsupported("a router", reason));
-        }
+        let rule = argument(router, experts, top_k)?;
+        // Without sigmoids and groups the order is that of the logits.
+        let bias = bias.filter(|_| router.sigmoid || router.groups > 1);
         let choices = tokens * top_k;
         let words = |count: usize| self.memory.allocate(4 * count as u64);
         let mut shape = logits.shape.clone();
@@ -150,20 +181,19 @@ impl Device {
             offsets: words(experts + 1)?,
             levels: RefCell::default(),
         };
-        let probabilities = self.tensor(shape, DType::F32)?;
+        let weights = self.tensor(shape, DType::F32)?;
         let arguments = Arguments::default()
             .with(route.chosen.address)
-            .with(probabilities.address())
+            .with(weights.address())
             .with(logits.address())
+            .with(bias.map_or(0, Tensor::address))
             .with(tokens as i64)
-            .with(experts as i32)
-            .with(top_k as i32)
-            .with(i32::from(normalise));
+            .with(rule);
         let kernel = typed!(Expert, "top_k", logits.is_bf16());
         let grid = [tokens.div_ceil(WARPS) as u32, 1, 1];
         self.blocks(kernel, grid, THREADS, 0, arguments)?;
         self.order(&route)?;
-        Ok((route, probabilities))
+        Ok((route, weights))
     }
 
     /// Sorts rows by expert and token.
@@ -195,7 +225,7 @@ impl Device {
         self.blocks(plain("route_place"), grid, THREADS, 0, place)
     }
 
-    /// Gradient of the router's logits from that of the chosen probabilities.
+    /// Gradient of the router's logits from that of the chosen experts' weights.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -203,20 +233,19 @@ impl Device {
         &self,
         route: &Route,
         gradient: &Tensor,
-        (logits, probabilities): (&Tensor, &Tensor),
-        normalise: bool,
+        (logits, weights): (&Tensor, &Tensor),
+        router: &Router,
     ) -> Result<Tensor, CudaError> {
+        let rule = argument(router, route.experts, route.top_k)?;
         let out = self.tensor(logits.shape.clone(), logits.dtype)?;
         let arguments = Arguments::default()
             .with(out.address())
             .with(gradient.address())
             .with(route.chosen.address)
-            .with(probabilities.address())
+            .with(weights.address())
             .with(logits.address())
             .with(route.tokens as i64)
-            .with(route.experts as i32)
-            .with(route.top_k as i32)
-            .with(i32::from(normalise));
+            .with(rule);
         let kernel = typed!(Expert, "top_k_backward", logits.is_bf16());
         let grid = [route.tokens.div_ceil(WARPS) as u32, 1, 1];
         self.blocks(kernel, grid, THREADS, 0, arguments)?;
@@ -303,6 +332,53 @@ impl Device {
         let grid = [route.rows() as u32, 1, 1];
         self.blocks(kernel, grid, threads_of(columns, 256), 0, arguments)?;
         Ok([d_rows, d_probabilities])
+    }
+
+    /// Rows plus the bias of their expert, `b: [experts, n]`.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn expert_bias(
+        &self,
+        offsets: &Buffer,
+        x: &Tensor,
+        b: &Tensor,
+    ) -> Result<Tensor, CudaError> {
+        let columns = x.columns();
+        let out = self.tensor(x.shape.clone(), x.dtype)?;
+        let arguments = Arguments::default()
+            .with(out.address())
+            .with(x.address())
+            .with(b.address())
+            .with(offsets.address)
+            .with(b.rows() as i32)
+            .with(columns as i64);
+        let kernel = typed!(Expert, "expert_bias", x.is_bf16());
+        let grid = [x.rows() as u32, 1, 1];
+        self.blocks(kernel, grid, threads_of(columns, 256), 0, arguments)?;
+        Ok(out)
+    }
+
+    /// `gradient[e] += Σ` rows of every expert.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn add_expert_bias_gradient(
+        &self,
+        offsets: &Buffer,
+        gradient: &Tensor,
+        dy: &Tensor,
+    ) -> Result<(), CudaError> {
+        let columns = dy.columns();
+        let arguments = Arguments::default()
+            .with(gradient.address())
+            .with(dy.address())
+            .with(offsets.address)
+            .with(columns as i64);
+        let kernel = typed!(Expert, "expert_bias_backward", dy.is_bf16());
+        let across = columns.div_ceil(THREADS as usize) as u32;
+        let grid = [across, gradient.rows() as u32, 1];
+        self.blocks(kernel, grid, THREADS, 0, arguments)
     }
 
     /// One product per expert: `x · wᵀ`, or backwards `x · w`, with `w: [experts, n, k]`.

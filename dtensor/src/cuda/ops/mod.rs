@@ -9,6 +9,7 @@ mod norm;
 mod optimizer;
 mod product;
 mod reduce;
+mod scale;
 mod token;
 
 pub use attention::AttentionCall;

@@ -19,6 +19,8 @@ const WIDE: usize = 512 * EACH * 4;
 pub struct NormGradient<'n> {
     /// Which norm.
     pub kind: NormKind,
+    /// Whether the weight is what the factor has beyond 1.
+    pub from_one: bool,
     /// Gradient of the output.
     pub dy: &'n Tensor,
     /// Input.
@@ -61,13 +63,14 @@ fn kernels(kind: NormKind, columns: usize, bf16: bool) -> Result<([Kernel; 2], u
 }
 
 impl Device {
-    /// A norm over the last dim, and its statistics by row.
+    /// A norm over the last dim, by its kind, epsilon, and whether the weight is what the factor has beyond
+    /// 1; and its statistics by row.
     ///
     /// # Errors
     /// When memory or the device fails, or rows are too long.
     pub fn norm(
         &self,
-        (kind, epsilon): (NormKind, f64),
+        (kind, epsilon, from_one): (NormKind, f64, bool),
         x: &Tensor,
         weight: &Tensor,
         bias: Option<&Tensor>,
@@ -84,7 +87,8 @@ impl Device {
             .with(weight.address())
             .with(bias.map_or(0, Tensor::address))
             .with(columns as i64)
-            .with(epsilon as f32);
+            .with(epsilon as f32)
+            .with(f32::from(from_one));
         self.blocks(kernel, [rows as u32, 1, 1], threads, 0, arguments)?;
         Ok((out, statistics))
     }
@@ -121,7 +125,8 @@ impl Device {
             .with(norm.weight.address())
             .with(norm.statistics.address())
             .with(rows as i64)
-            .with(columns as i64);
+            .with(columns as i64)
+            .with(f32::from(norm.from_one));
         self.blocks(kernel, [blocks as u32, 1, 1], threads, 0, arguments)?;
         let gradients = [Some(norm.d_weight), norm.d_bias];
         for (partial, gradient) in [weights, biases].iter().zip(gradients) {

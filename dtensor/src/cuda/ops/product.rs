@@ -15,7 +15,20 @@ fn operand(x: &Tensor, transposed: bool) -> Operand {
 }
 
 impl Device {
-    /// `x · wᵀ`, plus a bias.
+    /// Products have operands of one type: a tensor in 32 bits.
+    fn widened(&self, x: &Tensor) -> Result<Tensor, CudaError> {
+        self.as_type(x, DType::F32)
+    }
+
+    /// A tensor in a type: itself if it has it.
+    fn as_type(&self, x: &Tensor, dtype: DType) -> Result<Tensor, CudaError> {
+        match x.dtype == dtype {
+            true => Ok(x.clone()),
+            false => self.cast(x, dtype),
+        }
+    }
+
+    /// `x · wᵀ`, plus a bias; in 32 bits where the weight is and `x` is not, as a router's.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -26,6 +39,12 @@ impl Device {
         bias: Option<&Tensor>,
         dtype: DType,
     ) -> Result<Tensor, CudaError> {
+        if x.dtype != w.dtype {
+            let bias = bias.map(|bias| self.widened(bias)).transpose()?;
+            let (x, w) = (self.widened(x)?, self.widened(w)?);
+            let out = self.linear(&x, &w, bias.as_ref(), DType::F32)?;
+            return self.as_type(&out, dtype);
+        }
         let (n, k) = (w.shape[0], w.shape[1]);
         let mut shape = x.shape.clone();
         *shape.last_mut().expect("linear inputs have a last dim") = n;
@@ -53,6 +72,11 @@ impl Device {
         w: &Tensor,
         dtype: DType,
     ) -> Result<Tensor, CudaError> {
+        if dy.dtype != w.dtype {
+            let (dy, w) = (self.widened(dy)?, self.widened(w)?);
+            let out = self.linear_backward(&dy, &w, DType::F32)?;
+            return self.as_type(&out, dtype);
+        }
         let (n, k) = (w.shape[0], w.shape[1]);
         let mut shape = dy.shape.clone();
         *shape.last_mut().expect("gradients have a last dim") = k;

@@ -1,12 +1,12 @@
 //! Core attention of a pass.
 
-use super::{Run, unsupported};
+use super::{GradientSink, Run, unsupported};
 use crate::cuda::error::CudaError;
 use crate::cuda::launcher::{AttentionArgument, StreamArgument, threshold};
 use crate::cuda::memory::Buffer;
 use crate::cuda::ops::AttentionCall;
 use crate::philox::Stream;
-use crate::trace::{AttentionShape, Detail, Op, OpKind, SoftmaxRule};
+use crate::trace::{AttentionShape, Detail, Op, OpKind, SoftmaxRule, TensorId};
 use std::rc::Rc;
 
 /// The pieces that a fused attention stands for.
@@ -16,6 +16,14 @@ struct Pieces<'p> {
     dropout: Option<&'p Op>,
     /// Indices in the forward trace of scores and context.
     at: [usize; 2],
+}
+
+/// Sizes of an attention with what they point to.
+struct Sizes {
+    argument: AttentionArgument,
+    positions: Rc<Buffer>,
+    /// A score of every head whose weight goes nowhere.
+    sinks: Option<TensorId>,
 }
 
 impl<'r> Run<'r> {
@@ -42,7 +50,7 @@ impl<'r> Run<'r> {
         &self,
         pieces: &Pieces<'_>,
         shape: &AttentionShape,
-    ) -> Result<(Rc<Buffer>, AttentionArgument), CudaError> {
+    ) -> Result<Sizes, CudaError> {
         let (q, k) = (pieces.scores.inputs[0], pieces.scores.inputs[1]);
         let (positions, queries) = self.machine.positions(self.info(q), 1)?;
         let (q, k) = (self.tensor(q)?, self.keys(k)?);
@@ -53,12 +61,20 @@ impl<'r> Run<'r> {
         }
         let rule = self.softmax_rule(pieces.scores)?;
         let info = self.info(pieces.scores.outputs[0]);
+        let slopes = self.machine.slopes(info, rule)?;
+        if let Some(sinks) = rule.sinks
+            && self.tensor(sinks)?.len() as u64 != heads
+        {
+            let reason =
+                "sinks of heads that are on other ranks (context parallelism by all-to-all)";
+            return Err(unsupported(pieces.scores, reason));
+        }
         let first_head = self.machine.position_list(info, 1);
         let (probability, stream) = match pieces.dropout.map(|op| (op.detail, op)) {
             Some((Detail::Dropout { probability }, op)) => (probability, self.stream(op)),
             _ => (0.0, StreamArgument::new(Stream::new(0, 0, ""), 0)),
         };
-        let sizes = AttentionArgument {
+        let argument = AttentionArgument {
             lengths: [queries as i64, keys as i64],
             heads: [heads as i64, (heads * shape.kv_heads / shape.heads) as i64],
             dims: [shape.qk_dim as i64, shape.v_dim as i64],
@@ -67,14 +83,21 @@ impl<'r> Run<'r> {
             scale: rule.scale as f32,
             threshold: threshold(probability),
             keep: (1.0 / (1.0 - probability)) as f32,
-            padding: 0,
+            cap: rule.cap.unwrap_or(0.0) as f32,
             stream,
             first_sequence: self.batch.host.first_sequence as i64,
             first_head: first_head.first().copied().unwrap_or(0) as i64,
             global_heads: info.global[1] as i64,
             global_queries: info.global[2] as i64,
+            // The machine keeps the list.
+            slopes: slopes.map_or(0, |list| list.address),
+            sinks: 0,
         };
-        Ok((positions, sizes))
+        Ok(Sizes {
+            argument,
+            positions,
+            sinks: rule.sinks,
+        })
     }
 
     /// How these scores become weights.
@@ -82,29 +105,34 @@ impl<'r> Run<'r> {
         let mut ops = self.block.trace.forward.iter();
         let softmax = ops.find(|op| op.inputs.first() == Some(&scores.outputs[0]));
         match softmax.map(|op| op.detail) {
-            Some(Detail::Softmax(
-                rule @ SoftmaxRule {
-                    cap: None,
-                    alibi: None,
-                    sinks: None,
-                    ..
-                },
-            )) => Ok(rule),
-            _ => Err(unsupported(scores, "scores with a bound or a bias")),
+            Some(Detail::Softmax(rule)) => Ok(rule),
+            _ => Err(unsupported(scores, "scores that no softmax follows")),
         }
+    }
+
+    fn attention_call<'c>(
+        &'c self,
+        pieces: &Pieces<'_>,
+        sizes: &'c Sizes,
+    ) -> Result<AttentionCall<'c>, CudaError> {
+        Ok(AttentionCall {
+            q: self.tensor(pieces.scores.inputs[0])?,
+            k: self.keys(pieces.scores.inputs[1])?,
+            v: self.keys(pieces.context.inputs[1])?,
+            positions: &sizes.positions,
+            sinks: match sizes.sinks {
+                Some(sinks) => Some(self.tensor(sinks)?),
+                None => None,
+            },
+            sizes: sizes.argument,
+        })
     }
 
     /// All pieces at once, at the first of them.
     pub(super) fn attention(&mut self, op: usize, shape: &AttentionShape) -> Result<(), CudaError> {
         let pieces = self.attention_pieces(op)?;
-        let (positions, sizes) = self.attention_sizes(&pieces, shape)?;
-        let call = AttentionCall {
-            q: self.tensor(pieces.scores.inputs[0])?,
-            k: self.keys(pieces.scores.inputs[1])?,
-            v: self.keys(pieces.context.inputs[1])?,
-            positions: &positions,
-            sizes,
-        };
+        let sizes = self.attention_sizes(&pieces, shape)?;
+        let call = self.attention_call(&pieces, &sizes)?;
         let (out, sums) = self.device().attention(&call)?;
         let to = [pieces.context.outputs[0], pieces.scores.outputs[0]];
         self.set(to[0], out);
@@ -112,30 +140,28 @@ impl<'r> Run<'r> {
         Ok(())
     }
 
-    /// Gradients of queries, keys and values, at the first of their operators.
+    /// Gradients of queries, keys, values and sinks, at the first of their operators.
     pub(super) fn attention_backward(
         &mut self,
         op: &Op,
         of: usize,
         shape: &AttentionShape,
+        sink: &mut dyn GradientSink,
     ) -> Result<(), CudaError> {
         let pieces = self.attention_pieces(of)?;
         let block = self.block;
         let scope = &block.trace.forward[of];
         let [k, v] = [pieces.scores.inputs[1], pieces.context.inputs[1]];
         self.ring_again(scope, [k, v])?;
-        let (positions, sizes) = self.attention_sizes(&pieces, shape)?;
-        let call = AttentionCall {
-            q: self.tensor(pieces.scores.inputs[0])?,
-            k: self.keys(pieces.scores.inputs[1])?,
-            v: self.keys(pieces.context.inputs[1])?,
-            positions: &positions,
-            sizes,
-        };
+        let sizes = self.attention_sizes(&pieces, shape)?;
+        let call = self.attention_call(&pieces, &sizes)?;
         let d_out = self.tensor(op.inputs[0])?;
         let out = self.tensor(pieces.context.outputs[0])?;
         let sums = self.tensor(pieces.scores.outputs[0])?;
-        let [dq, dk, dv] = self.device().attention_backward(&call, d_out, out, sums)?;
+        let d_sinks = sizes.sinks.map(|sinks| sink.gradient(sinks));
+        let [dq, dk, dv] =
+            self.device()
+                .attention_backward(&call, d_out, out, sums, d_sinks.as_ref())?;
         let gradients = [
             dq,
             self.return_ring(scope, k, dk)?,

@@ -1,6 +1,6 @@
 //! Backward of a pass: which kernels each traced operator runs.
 
-use super::{GradientSink, Run, plain_choice, unsupported};
+use super::{GradientSink, Run, rounded, unsupported};
 use crate::backward::GRADIENT_SUM;
 use crate::cuda::error::CudaError;
 use crate::cuda::ops::NormGradient;
@@ -53,7 +53,7 @@ impl Run<'_> {
         if block.is_attention(of) {
             return match op.kind {
                 OpKind::AttentionContext(shape) if input == Some(0) => {
-                    self.attention_backward(op, of, &shape)
+                    self.attention_backward(op, of, &shape, sink)
                 }
                 // Done with the gradient of the probabilities.
                 _ => Ok(()),
@@ -95,31 +95,12 @@ impl Run<'_> {
             }
             (OpKind::Norm, _) => self.norm_backward(op, forward, sink),
             (OpKind::Activation { .. }, _) => self.activation_backward(op, forward),
+            (OpKind::Scale, _) => self.scale_backward(op, forward),
             (OpKind::Bias, _) => self.bias_backward(op, forward, sink),
             (OpKind::Dropout, _) => self.dropout_backward(op, forward),
             (OpKind::Rope, _) => self.rope(forward, true, op.inputs[0], op.outputs[0]),
-            (OpKind::Copy, _) => {
-                let dy = self.tensor(op.inputs[0])?;
-                let dtype = self.info(op.outputs[0]).dtype;
-                let dx = if dy.dtype == dtype {
-                    dy.clone()
-                } else {
-                    self.device().cast(dy, dtype)?
-                };
-                self.set(op.outputs[0], dx);
-                Ok(())
-            }
-            (OpKind::Embedding, _) => {
-                let Detail::Table { table, .. } = forward.detail else {
-                    return Err(unsupported(op, "no table"));
-                };
-                let dy = self.tensor(op.inputs[0])?;
-                let first = self.first_index(table, 0);
-                let gradient = sink.gradient(table);
-                let rows = first..first + gradient.rows() as u64;
-                let order = self.batch.row_order(self.device(), rows)?;
-                self.device().add_embedding_gradient(&gradient, dy, &order)
-            }
+            (OpKind::Copy, _) => self.copied_backward(op, forward),
+            (OpKind::Embedding, _) => self.embedding_backward(op, forward, sink),
             (OpKind::CrossEntropy, _) => {
                 // Forward left the gradient in the logits' place.
                 let gradient = self.tensor(forward.inputs[0])?.clone();
@@ -132,16 +113,33 @@ impl Run<'_> {
         }
     }
 
+    fn embedding_backward(
+        &self,
+        op: &Op,
+        forward: &Op,
+        sink: &mut dyn GradientSink,
+    ) -> Result<(), CudaError> {
+        let Detail::Table { table, .. } = forward.detail else {
+            return Err(unsupported(op, "no table"));
+        };
+        let dy = self.tensor(op.inputs[0])?;
+        let first = self.first_index(table, 0);
+        let gradient = sink.gradient(table);
+        let rows = first..first + gradient.rows() as u64;
+        let order = self.batch.row_order(self.device(), rows)?;
+        self.device().add_embedding_gradient(&gradient, dy, &order)
+    }
+
     fn expert_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CudaError> {
         match op.kind {
             OpKind::TopK => {
-                let Some(normalise) = plain_choice(forward.detail) else {
+                let Detail::Route { router, .. } = forward.detail else {
                     return Err(unsupported(op, "no rule of choice"));
                 };
                 let route = self.routing(op)?;
                 let (d, logits) = (self.tensor(op.inputs[0])?, self.tensor(forward.inputs[0])?);
                 let choice = (logits, self.tensor(forward.outputs[0])?);
-                let out = self.device().route_backward(&route, d, choice, normalise)?;
+                let out = self.device().route_backward(&route, d, choice, &router)?;
                 self.set(op.outputs[0], out);
                 Ok(())
             }
@@ -173,7 +171,13 @@ impl Run<'_> {
         forward: &Op,
         sink: &mut dyn GradientSink,
     ) -> Result<(), CudaError> {
-        let Detail::Norm { kind, bias, .. } = forward.detail else {
+        let Detail::Norm {
+            kind,
+            bias,
+            from_one,
+            ..
+        } = forward.detail
+        else {
             return Err(unsupported(op, "a norm without its kind"));
         };
         let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(forward.inputs[0])?);
@@ -184,6 +188,7 @@ impl Run<'_> {
         let d_bias = bias.map(|bias| sink.gradient(bias));
         let call = NormGradient {
             kind,
+            from_one,
             dy: &dy,
             x: &rows,
             weight,
@@ -200,21 +205,63 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn activation_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CudaError> {
-        let f = Self::nonlinearity(forward)?;
-        let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(forward.inputs[0])?);
-        let gated = matches!(forward.kind, OpKind::Activation { gated: true });
-        if !gated {
-            let dx = self.device().activation_backward(f, dy, x)?;
-            self.set(op.outputs[0], dx);
+    fn copied_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CudaError> {
+        let dy = self.tensor(op.inputs[0])?;
+        if let Detail::Join { own, shared } = forward.detail {
+            let widths = [own, shared].map(|n| n as usize);
+            let [own, shared] = self.device().join_backward(dy, widths[0], widths[1])?;
+            self.set(op.outputs[0], own);
+            self.set(op.outputs[1], shared);
             return Ok(());
         }
+        let dtype = self.info(op.outputs[0]).dtype;
+        let dx = if dy.dtype == dtype {
+            dy.clone()
+        } else {
+            self.device().cast(dy, dtype)?
+        };
+        self.set(op.outputs[0], dx);
+        Ok(())
+    }
+
+    fn scale_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CudaError> {
+        let dy = self.tensor(op.inputs[0])?;
+        let dx = match forward.detail {
+            Detail::Scale { factor } => self.device().scale(dy, rounded(factor, dy.dtype))?,
+            Detail::Gate => {
+                let [x, gate] = [forward.inputs[0], forward.inputs[1]];
+                let (x, gate) = (self.tensor(x)?, self.tensor(gate)?);
+                let [dx, d_gate] = self.device().gate_rows_backward(dy, x, gate)?;
+                self.set(op.outputs[1], d_gate);
+                dx
+            }
+            _ => return Err(unsupported(op, "no factor")),
+        };
+        self.set(op.outputs[0], dx);
+        Ok(())
+    }
+
+    fn activation_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CudaError> {
+        let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(forward.inputs[0])?);
         let up = match forward.inputs.get(1) {
             Some(&up) => Some(self.tensor(up)?),
             None => None,
         };
-        let (d_gate, d_up) = self.device().gated_backward(f, dy, x, up)?;
-        self.set(op.outputs[0], d_gate);
+        let gated = matches!(forward.kind, OpKind::Activation { gated: true });
+        let device = self.device();
+        let (dx, d_up) = match (forward.detail, up) {
+            (Detail::Cap { bound }, _) => (device.cap_backward(dy, x, bound as f32)?, None),
+            (Detail::BoundedGlu { limit }, Some(up)) => {
+                let [d_gate, d_up] = device.bounded_glu_backward(dy, x, up, limit as f32)?;
+                (d_gate, Some(d_up))
+            }
+            _ if gated => device.gated_backward(Self::nonlinearity(forward)?, dy, x, up)?,
+            _ => {
+                let f = Self::nonlinearity(forward)?;
+                (device.activation_backward(f, dy, x)?, None)
+            }
+        };
+        self.set(op.outputs[0], dx);
         if let Some(d_up) = d_up {
             self.set(op.outputs[1], d_up);
         }
@@ -228,14 +275,23 @@ impl Run<'_> {
         sink: &mut dyn GradientSink,
     ) -> Result<(), CudaError> {
         let dy = self.tensor(op.inputs[0])?;
-        let Detail::Table { table, .. } = forward.detail else {
+        if forward.detail == Detail::ExpertBias {
+            let route = self.routing(op)?;
+            let gradient = sink.gradient(forward.inputs[1]);
+            let device = self.device();
+            return route.at_experts(|at| device.add_expert_bias_gradient(at, &gradient, dy));
+        }
+        let Detail::Table { table, first } = forward.detail else {
             return self
                 .device()
                 .add_column_sum(&sink.gradient(forward.inputs[1]), dy);
         };
         let info = self.info(forward.inputs[0]);
-        let gradient = sink.gradient(table);
-        let order = self.machine.position_order(info, gradient.rows() as u64)?;
+        // Positions count from a row of the table on.
+        let (whole, first) = (sink.gradient(table), first as usize);
+        let (rows, columns) = (whole.rows() - first, whole.columns());
+        let gradient = whole.part(first * columns, vec![rows, columns]);
+        let order = self.machine.position_order(info, rows as u64)?;
         self.device().add_embedding_gradient(&gradient, dy, &order)
     }
 

@@ -1,6 +1,6 @@
 //! Forward of a pass: which kernels each traced operator runs.
 
-use super::{Run, plain_choice, unsupported};
+use super::{Run, rounded, unsupported};
 use crate::Nonlinearity;
 use crate::cuda::error::CudaError;
 use crate::cuda::launcher::{Place, threshold};
@@ -53,7 +53,7 @@ impl Run<'_> {
             OpKind::Bias => self.bias(op),
             OpKind::Dropout => self.dropout(op),
             OpKind::Rope => self.rope(op, false, op.inputs[0], op.outputs[0]),
-            OpKind::Copy if op.detail == Detail::None => self.copied(op),
+            OpKind::Copy => self.copied(op),
             OpKind::Embedding => self.embedding(op),
             OpKind::CrossEntropy => self.cross_entropy(op),
             OpKind::TopK => self.top_k(op),
@@ -75,8 +75,7 @@ impl Run<'_> {
                 Err(unsupported(op, "attention in pieces"))
             }
             OpKind::Collective(collective) => self.collective(op, collective.kind),
-            OpKind::Copy => Err(unsupported(op, "keys with a part that heads share")),
-            OpKind::Scale => Err(unsupported(op, "this scaling")),
+            OpKind::Scale => self.scale(op),
         }
     }
 
@@ -111,10 +110,10 @@ impl Run<'_> {
             kind,
             epsilon,
             bias,
-            from_one: false,
+            from_one,
         } = op.detail
         else {
-            return Err(unsupported(op, "a norm whose weight counts from 1"));
+            return Err(unsupported(op, "a norm without its kind"));
         };
         let (x, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let bias = match bias {
@@ -123,7 +122,9 @@ impl Run<'_> {
         };
         // One head is a row of its own.
         let rows = x.reshaped(vec![x.len() / w.len(), w.len()]);
-        let (out, statistics) = self.device().norm((kind, epsilon), &rows, w, bias)?;
+        let (out, statistics) = self
+            .device()
+            .norm((kind, epsilon, from_one), &rows, w, bias)?;
         let out = out.reshaped(x.shape.clone());
         self.set(op.outputs[0], out);
         self.set(op.outputs[1], statistics);
@@ -138,12 +139,30 @@ impl Run<'_> {
     }
 
     fn activation(&mut self, op: &Op) -> Result<(), CudaError> {
-        let f = Self::nonlinearity(op)?;
         let x = self.tensor(op.inputs[0])?;
-        let out = match (op.kind, op.inputs.get(1)) {
-            (_, Some(&up)) => self.device().gated(f, x, Some(self.tensor(up)?))?,
-            (OpKind::Activation { gated: true }, None) => self.device().gated(f, x, None)?,
-            _ => self.device().activation(f, x)?,
+        let up = match op.inputs.get(1) {
+            Some(&up) => Some(self.tensor(up)?),
+            None => None,
+        };
+        let gated = matches!(op.kind, OpKind::Activation { gated: true });
+        let device = self.device();
+        let out = match (op.detail, up) {
+            (Detail::Cap { bound }, _) => device.cap(x, bound as f32)?,
+            (Detail::BoundedGlu { limit }, Some(up)) => device.bounded_glu(x, up, limit as f32)?,
+            _ if gated => device.gated(Self::nonlinearity(op)?, x, up)?,
+            _ => device.activation(Self::nonlinearity(op)?, x)?,
+        };
+        self.set(op.outputs[0], out);
+        Ok(())
+    }
+
+    /// Multiplies by a number, or every row by the sigmoid of its own.
+    fn scale(&mut self, op: &Op) -> Result<(), CudaError> {
+        let x = self.tensor(op.inputs[0])?;
+        let out = match op.detail {
+            Detail::Scale { factor } => self.device().scale(x, rounded(factor, x.dtype))?,
+            Detail::Gate => self.device().gate_rows(x, self.tensor(op.inputs[1])?)?,
+            _ => return Err(unsupported(op, "no factor")),
         };
         self.set(op.outputs[0], out);
         Ok(())
@@ -161,14 +180,16 @@ impl Run<'_> {
         }
         let x = self.tensor(op.inputs[0])?;
         let out = match op.detail {
-            Detail::ExpertBias => return Err(unsupported(op, "biases of experts")),
-            Detail::Table { first: 1.., .. } => {
-                return Err(unsupported(op, "a table that begins before position 0"));
-            }
-            Detail::Table { table, .. } => {
+            Detail::Table { table, first } => {
                 let (positions, count) = self.machine.positions(self.info(op.inputs[0]), 1)?;
-                let table = self.parameters.parameter(table);
-                self.device().bias(x, table, Some((&*positions, count)))?
+                let (table, first) = (self.parameters.parameter(table), first as usize);
+                let columns = table.columns();
+                let table = table.part(first * columns, vec![table.rows() - first, columns]);
+                self.device().bias(x, &table, Some((&*positions, count)))?
+            }
+            Detail::ExpertBias => {
+                let (route, b) = (self.routing(op)?, self.tensor(op.inputs[1])?);
+                route.at_experts(|at| self.device().expert_bias(at, x, b))?
             }
             _ => self.device().bias(x, self.tensor(op.inputs[1])?, None)?,
         };
@@ -217,8 +238,8 @@ impl Run<'_> {
         let Detail::Rope {
             head_dim,
             dims,
-            first: 0,
-            neighbours: false,
+            first,
+            neighbours,
             ..
         } = op.detail
         else {
@@ -228,7 +249,8 @@ impl Run<'_> {
         let call = Rope {
             turns: &turns,
             sequence,
-            dims: [head_dim as usize, dims as usize],
+            dims: [head_dim, first, dims].map(|n| n as usize),
+            neighbours,
             backward,
         };
         let out = self.device().rope(self.tensor(from)?, &call)?;
@@ -236,9 +258,17 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// A copy to another type; none where the type is the same or the loss takes any.
+    /// Every head's own columns with those that all share, or a copy to another type; none where the type is
+    /// the same or the loss takes any.
     fn copied(&mut self, op: &Op) -> Result<(), CudaError> {
         let (x, to) = (self.tensor(op.inputs[0])?, op.outputs[0]);
+        if let Detail::Join { own, .. } = op.detail {
+            let out = self
+                .device()
+                .join(x, self.tensor(op.inputs[1])?, own as usize)?;
+            self.set(to, out);
+            return Ok(());
+        }
         let dtype = self.info(to).dtype;
         let out = if x.dtype == dtype || self.block.is_only_for_the_loss(to) {
             x.clone()
@@ -285,7 +315,7 @@ impl Run<'_> {
     }
 
     fn top_k(&mut self, op: &Op) -> Result<(), CudaError> {
-        let Some(normalise) = plain_choice(op.detail) else {
+        let Detail::Route { router, bias } = op.detail else {
             return Err(unsupported(op, "no rule of choice"));
         };
         let logits = self.tensor(op.inputs[0])?;
@@ -294,8 +324,9 @@ impl Run<'_> {
             .shape
             .last()
             .expect("choices have a last dim") as usize;
-        let (route, probabilities) = self.device().route(logits, top_k, normalise)?;
-        self.set(op.outputs[0], probabilities);
+        let bias = bias.map(|bias| self.parameters.parameter(bias));
+        let (route, weights) = self.device().route(logits, top_k, (&router, bias))?;
+        self.set(op.outputs[0], weights);
         self.held.route = Some(Rc::new(route));
         Ok(())
     }

@@ -14,7 +14,7 @@ use crate::cuda::memory::Buffer;
 use crate::cuda::ops::{Optimizer, RowOrder};
 use crate::cuda::tensor::{Device, Tensor};
 use crate::placement::Placements;
-use crate::trace::{Detail, TensorId, TensorInfo};
+use crate::trace::{Detail, SoftmaxRule, TensorId, TensorInfo};
 
 /// One rank.
 pub struct Machine<'m> {
@@ -37,23 +37,24 @@ pub struct Machine<'m> {
     optimizer: OnceCell<Optimizer>,
 }
 
-/// What a list is of: the positions along a dim, or the turns of rotary positions at them.
+/// What a list is of: the positions along a dim, or what an operator makes of them: the turns of rotary
+/// positions, the slopes of heads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct ListOf {
     /// Which dim, of how many.
     dim: [usize; 2],
     length: u64,
     placements: Placements,
-    rope: Option<Detail>,
+    made: Option<Detail>,
 }
 
 impl ListOf {
-    fn new(info: &TensorInfo, dim: usize, rope: Option<Detail>) -> Self {
+    fn new(info: &TensorInfo, dim: usize, made: Option<Detail>) -> Self {
         Self {
             dim: [dim, info.global.len()],
             length: info.global[dim],
             placements: info.placements,
-            rope,
+            made,
         }
     }
 }
@@ -246,6 +247,24 @@ impl<'m> Machine<'m> {
                 .collect()
         })?;
         Ok((list, count))
+    }
+
+    /// What scores of this rank's heads lose per token of distance.
+    pub(super) fn slopes(
+        &self,
+        scores: &TensorInfo,
+        rule: SoftmaxRule,
+    ) -> Result<Option<Rc<Buffer>>, CudaError> {
+        if rule.alibi.is_none() {
+            return Ok(None);
+        }
+        let of = ListOf::new(scores, 1, Some(Detail::Softmax(rule)));
+        let list = self.list(of, || {
+            let heads = self.position_list(scores, 1);
+            let slope = |head| rule.slope(head).map(f32::to_bits);
+            heads.into_iter().filter_map(slope).collect()
+        })?;
+        Ok(Some(list))
     }
 
     fn list(&self, of: ListOf, make: impl FnOnce() -> Vec<u32>) -> Result<Rc<Buffer>, CudaError> {

@@ -30,8 +30,8 @@ use crate::block::pass::{self, Pass};
 use crate::block::{self, Block, Half, Seen, Tensors};
 use crate::cpu;
 use crate::plan::RoutedRows;
-use crate::trace::{Detail, Op, TensorId, TensorInfo, TensorRole};
-use spec::model::Router;
+use crate::trace::{Op, TensorId, TensorInfo, TensorRole};
+use spec::DType;
 
 /// What a block keeps of a micro-batch between its passes.
 pub type Saved = block::Saved<Tensor, Rc<Route>>;
@@ -209,16 +209,9 @@ impl<'r> Run<'r> {
     }
 }
 
-/// Whether a plain choice of experts, by softmax, normalises; nothing for any other choice.
-fn plain_choice(detail: Detail) -> Option<bool> {
-    let Detail::Route { router, bias: None } = detail else {
-        return None;
-    };
-    let plain = Router {
-        normalise: router.normalise,
-        ..Router::default()
-    };
-    (router == plain).then_some(router.normalise)
+/// A factor in the type of what it multiplies.
+fn rounded(factor: f64, dtype: DType) -> f32 {
+    cpu::Tensor::new(vec![1], vec![factor as f32], dtype).f32()[0]
 }
 
 /// A typed refusal.

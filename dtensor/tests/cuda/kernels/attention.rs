@@ -5,7 +5,7 @@ use dtensor::cuda::launcher::{AttentionArgument, StreamArgument, threshold};
 use dtensor::philox::Stream;
 use spec::DType;
 
-use super::{random, within};
+use super::{random, upload, within};
 use crate::emulator;
 
 struct Case {
@@ -16,6 +16,26 @@ struct Case {
     dims: [usize; 2],
     window: Option<i64>,
     dropout: f64,
+    scores: Scores,
+}
+
+/// What scores are beside scaled products.
+#[derive(Clone, Copy, Default)]
+struct Scores {
+    cap: Option<f64>,
+    /// Slopes of heads by distance.
+    slopes: bool,
+    sinks: bool,
+}
+
+impl Scores {
+    fn slope(self, head: usize) -> f64 {
+        if self.slopes {
+            0.3 / (head + 1) as f64
+        } else {
+            0.0
+        }
+    }
 }
 
 fn all(n: u32) -> Vec<u32> {
@@ -31,8 +51,35 @@ fn cases() -> Vec<Case> {
         dims,
         window,
         dropout,
+        scores: Scores::default(),
     };
+    let with = |scores, case: Case| Case { scores, ..case };
+    let (cap, slopes, sinks) = (Some(0.7), true, true);
+    let zig_zag = || (0..20).chain(60..80).collect();
+    let none = Scores::default();
     vec![
+        with(
+            Scores { cap, ..none },
+            case(all(70), 70, [2, 1], [24, 16], None, 0.0),
+        ),
+        with(
+            Scores { slopes, ..none },
+            case(all(97), 97, [3, 1], [16, 16], None, 0.1),
+        ),
+        with(
+            Scores { sinks, ..none },
+            case(all(140), 140, [4, 2], [16, 24], Some(12), 0.0),
+        ),
+        with(
+            Scores { cap, slopes, sinks },
+            case(zig_zag(), 80, [2, 2], [8, 40], Some(33), 0.2),
+        ),
+        with(
+            Scores { sinks, ..none },
+            case(all(1), 1, [1, 1], [8, 8], None, 0.0),
+        ),
+        // The latent attention of DeepSeek: keys longer than values.
+        case(all(66), 66, [1, 1], [192, 128], None, 0.0),
         case(all(1), 1, [1, 1], [8, 8], None, 0.0),
         case(all(70), 70, [2, 1], [16, 16], None, 0.0),
         case(all(129), 129, [2, 2], [64, 64], None, 0.0),
@@ -84,12 +131,17 @@ fn attention_forward_and_backward() {
             let stream = Stream::new(3, 1, "attention");
             let positions = device.indices(&c.positions).expect("memory");
             let step = device.indices(&[1]).expect("memory");
+            let slopes: Vec<f32> = (0..h).map(|head| c.scores.slope(head) as f32).collect();
+            let (slopes, _) = upload(&device, &[h], slopes, DType::F32);
+            let (sinks, wide_sinks) = random(&device, &[h], dtype, 5);
+            let (d_sinks, before) = random(&device, &[h], DType::F32, 6);
             let scale = 1.0 / (dk as f64).sqrt();
             let call = AttentionCall {
                 q: &q,
                 k: &k,
                 v: &v,
                 positions: &positions,
+                sinks: c.scores.sinks.then_some(&sinks),
                 sizes: AttentionArgument {
                     lengths: [queries as i64, keys as i64],
                     heads: [h as i64, g as i64],
@@ -98,19 +150,21 @@ fn attention_forward_and_backward() {
                     scale: scale as f32,
                     threshold: threshold(c.dropout),
                     keep: (1.0 / (1.0 - c.dropout)) as f32,
-                    padding: 0,
+                    cap: c.scores.cap.unwrap_or(0.0) as f32,
                     stream: StreamArgument::new(stream, step.address),
                     first_sequence: 3,
                     first_head: 2,
                     global_heads: 2 + h as i64,
                     global_queries: keys as i64,
+                    slopes: if c.scores.slopes { slopes.address() } else { 0 },
+                    sinks: 0,
                 },
             };
             let (out, sums) = device.attention(&call).expect("runs");
             let got = device
-                .attention_backward(&call, &d, &out, &sums)
+                .attention_backward(&call, &d, &out, &sums, call.sinks.map(|_| &d_sinks))
                 .expect("runs");
-            let mut want = Oracle::new(&c);
+            let mut want = Oracle::new(&c, wide_sinks, before);
             for b in 0..c.batch {
                 for head in 0..h {
                     for row in 0..queries {
@@ -133,16 +187,20 @@ fn attention_forward_and_backward() {
             within(&device, &what("sums"), &sums, &want.sums, 1e-5);
             let [dq, dk, dv] = &got;
             let bound = if dtype == DType::Bf16 { 1e-2 } else { 1e-5 };
-            if keys > 1 {
+            // One key alone has no gradient, unless a sink stands beside it.
+            if keys > 1 || c.scores.sinks {
                 within(&device, &what("queries"), dq, &want.dq, bound);
                 within(&device, &what("keys"), dk, &want.dk, bound);
             }
             within(&device, &what("values"), dv, &want.dv, bound);
+            within(&device, &what("sinks"), &d_sinks, &want.d_sinks, bound);
         }
     }
 }
 
 struct Oracle {
+    sinks: Vec<f64>,
+    d_sinks: Vec<f64>,
     out: Vec<f64>,
     sums: Vec<f64>,
     dq: Vec<f64>,
@@ -151,10 +209,12 @@ struct Oracle {
 }
 
 impl Oracle {
-    fn new(c: &Case) -> Self {
+    fn new(c: &Case, sinks: Vec<f64>, d_sinks: Vec<f64>) -> Self {
         let ([h, g], [dk, dv]) = (c.heads, c.dims);
         let (q, k) = (c.batch * c.positions.len(), c.batch * c.keys);
         Self {
+            sinks,
+            d_sinks,
             out: vec![0.0; q * h * dv],
             sums: vec![0.0; q * h],
             dq: vec![0.0; q * h * dk],
@@ -182,12 +242,23 @@ impl Oracle {
         let q = &q[at.0 * dk..][..dk];
         let d = &d[at.0 * dv..][..dv];
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-        let scores: Vec<f64> = seen
+        let products: Vec<f64> = seen
             .clone()
             .map(|key| scale * dot(q, &k[kv(key) * dk..][..dk]))
             .collect();
-        let largest = scores.iter().copied().fold(f64::MIN, f64::max);
-        let sum: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
+        let bent = |x: f64| c.scores.cap.map_or(x, |cap| cap * (x / cap).tanh());
+        let slope = c.scores.slope(head);
+        let pairs = seen.clone().zip(&products);
+        let scores: Vec<f64> = pairs
+            .map(|(key, &x)| bent(x) - slope * (position - key as i64) as f64)
+            .collect();
+        let sink = match c.scores.sinks {
+            true => self.sinks[head],
+            false => f64::NEG_INFINITY,
+        };
+        let largest = scores.iter().copied().fold(sink, f64::max);
+        let alone = (sink - largest).exp();
+        let sum = alone + scores.iter().map(|s| (s - largest).exp()).sum::<f64>();
         self.sums[(b * h + head) * queries + row] = (largest + sum.ln()) * std::f64::consts::LOG2_E;
         let p: Vec<f64> = scores.iter().map(|s| (s - largest).exp() / sum).collect();
         let mut along = 0.0;
@@ -199,9 +270,14 @@ impl Oracle {
                 self.dv[kv(key) * dv + j] += p * keep(key) * d[j];
             }
         }
-        for (key, p) in seen.zip(&p) {
+        self.d_sinks[head] -= alone / sum * along;
+        for ((key, p), x) in seen.zip(&p).zip(&products) {
             let dp = keep(key) * dot(d, &v[kv(key) * dv..][..dv]);
-            let ds = p * (dp - along) * scale;
+            let growth = c
+                .scores
+                .cap
+                .map_or(1.0, |cap| 1.0 - (x / cap).tanh().powi(2));
+            let ds = p * (dp - along) * scale * growth;
             for j in 0..dk {
                 self.dq[at.0 * dk + j] += ds * k[kv(key) * dk + j];
                 self.dk[kv(key) * dk + j] += ds * q[j];

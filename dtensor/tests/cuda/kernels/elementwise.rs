@@ -197,8 +197,17 @@ fn dropout_draws_the_cpus_numbers() {
 #[test]
 fn rotary_positions_turn_and_turn_back() {
     for device in emulator::devices() {
-        for (sequence, heads, head_dim, dims) in [(3, 2, 16, 16), (2, 3, 10, 6), (4, 1, 64, 32)] {
+        // (sequence, heads, [head_dim, first, dims], neighbours)
+        for (sequence, heads, all @ [head_dim, first, dims], neighbours) in [
+            (3, 2, [16, 0, 16], false),
+            (2, 3, [10, 0, 6], false),
+            (4, 1, [64, 0, 32], false),
+            (3, 2, [17, 5, 12], false),
+            (3, 2, [24, 8, 16], true),
+            (2, 3, [21, 3, 14], true),
+        ] {
             for dtype in TYPES {
+                let what = format!("{all:?} {neighbours} {dtype:?}");
                 let rows = 2 * sequence;
                 let (x, wide) = random(&device, &[rows, heads * head_dim], dtype, 9);
                 let half = dims / 2;
@@ -219,7 +228,8 @@ fn rotary_positions_turn_and_turn_back() {
                 let mut rope = Rope {
                     turns: &buffer,
                     sequence,
-                    dims: [head_dim, dims],
+                    dims: all,
+                    neighbours,
                     backward: false,
                 };
                 let out = device.rope(&x, &rope).expect("runs");
@@ -227,17 +237,22 @@ fn rotary_positions_turn_and_turn_back() {
                 for line in 0..rows * heads {
                     let t = line / heads % sequence;
                     for i in 0..half {
-                        let (a, b) = (line * head_dim + i, line * head_dim + half + i);
+                        let at = line * head_dim + first;
+                        let (a, b) = match neighbours {
+                            true => (at + 2 * i, at + 2 * i + 1),
+                            false => (at + i, at + half + i),
+                        };
                         let (sin, cos) = angle(t, i).sin_cos();
                         want[a] = wide[a] * cos - wide[b] * sin;
                         want[b] = wide[b] * cos + wide[a] * sin;
                     }
                 }
-                close(&device, "rope", &out, &want);
+                close(&device, &format!("rope {what}"), &out, &want);
                 rope.backward = true;
                 let back = device.rope(&out, &rope).expect("runs");
                 let bound = if dtype == DType::Bf16 { 6e-3 } else { 2e-6 };
-                super::within(&device, "rope back", &back, &wide, bound);
+                let what = format!("rope back {what}");
+                super::within(&device, &what, &back, &wide, bound);
             }
         }
     }

@@ -8,6 +8,7 @@ mod expert;
 mod optimizer;
 mod products;
 mod rows;
+mod scale;
 
 use dtensor::cpu;
 use dtensor::cuda::{Device, Tensor};

@@ -12,9 +12,13 @@ fn norms_and_their_gradients() {
     for device in emulator::devices() {
         // The last is wider than one element group of the most threads.
         for [rows, columns] in [[1, 1], [7, 13], [9, 256], [20, 771], [3, 8200]] {
-            for kind in [NormKind::LayerNorm, NormKind::RmsNorm] {
+            for (kind, from_one) in [
+                (NormKind::LayerNorm, false),
+                (NormKind::RmsNorm, false),
+                (NormKind::RmsNorm, true),
+            ] {
                 for dtype in TYPES {
-                    let what = format!("{kind:?} {rows} × {columns} {dtype:?}");
+                    let what = format!("{kind:?} {from_one} {rows} × {columns} {dtype:?}");
                     let n = columns as f64;
                     let layer = kind == NormKind::LayerNorm;
                     let (x, wx) = random(&device, &[rows, columns], dtype, 1);
@@ -23,7 +27,9 @@ fn norms_and_their_gradients() {
                     let (dy, wd) = random(&device, &[rows, columns], dtype, 4);
                     let bias = layer.then_some(&b);
                     let epsilon = 1e-5;
-                    let (y, statistics) = device.norm((kind, epsilon), &x, &w, bias).expect("runs");
+                    let rule = (kind, epsilon, from_one);
+                    let (y, statistics) = device.norm(rule, &x, &w, bias).expect("runs");
+                    let ww: Vec<f64> = ww.iter().map(|w| w + f64::from(from_one)).collect();
                     let (mut want, mut dx) = (Vec::new(), Vec::new());
                     let (mut dw, mut db) = (vec![1.0; columns], vec![1.0; columns]);
                     for r in 0..rows {
@@ -57,6 +63,7 @@ fn norms_and_their_gradients() {
                     let (d_weight, d_bias) = (ones(), ones());
                     let call = NormGradient {
                         kind,
+                        from_one,
                         dy: &dy,
                         x: &x,
                         weight: &w,
