@@ -409,6 +409,9 @@ pub(crate) struct ProfileArgs {
     /// What to measure on
     #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
     pub(crate) device: DeviceArg,
+    /// With --device cuda: GPUs to measure messages between [default: all of this host]
+    #[arg(long)]
+    pub(crate) gpus: Option<u64>,
     /// Quick: a minute or two. Full: more shapes and repetitions
     #[arg(long, value_enum, default_value_t = SuiteArg::Quick)]
     pub(crate) suite: SuiteArg,

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use dtensor::Trace;
+use dtensor::{Op, OpKind, Trace};
 use models::{BlockClass, BlockLayout};
 use spec::DType;
 use spec::profile::{self, Kernel, Measured, Profile};
@@ -61,46 +61,78 @@ const MODEL: &str = r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_la
     "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 128,
     "max_position_embeddings": 64, "rms_norm_eps": 1e-5}"#;
 
-/// A GPU's profile in which every operator takes a millisecond, the optimizer ten, and a copy two.
-#[test]
-fn steps_are_priced_from_a_profile_of_a_gpu() {
-    let model = spec::hf::decode(MODEL, "config.json", "llama").expect("a model");
-    let layout = BlockLayout::alone(2, 32, DType::Bf16);
-    let layer = BlockClass::Layer(model.layer_class(0));
-    let trace = |class| models::trace_block(&model, class, &layout).expect("a block");
-    let of = |trace: &Trace| (trace.forward.len() + trace.backward.len()) as f64;
-    let [embedding, layers, head] = [BlockClass::Embedding, layer, BlockClass::Head].map(trace);
-    let entry = |kernel: Kernel, seconds: f64| Measured {
+fn entry(kernel: Kernel, seconds: f64) -> Measured {
+    Measured {
         kernel: kernel.name,
         sizes: kernel.sizes,
         ranks: 1,
         seconds,
         spread: 0.0,
-    };
-    let mut measured: Vec<Measured> = Vec::new();
-    for trace in [&embedding, &layers, &head] {
-        let ops = trace.forward.iter().chain(&trace.backward);
-        measured.extend(ops.map(|op| entry(trace.kernel(op, |_| 1), 1e-3)));
     }
-    let held = |trace: &Trace| -> u64 {
-        let parameters = trace.parameters.iter();
-        parameters.map(|p| trace.tensor(p.tensor).elements()).sum()
-    };
-    let elements = held(&embedding) + 3 * held(&layers) + held(&head);
-    for (name, seconds) in [("gradient norm", 1e-2), ("adamw", 1e-2), ("copy", 2e-3)] {
-        measured.push(entry(Kernel::new(name, [elements]), seconds));
+}
+
+/// What one rank runs under a layout: embedding, three layers, head.
+struct Blocks(Vec<Trace>);
+
+impl Blocks {
+    fn new(layout: &BlockLayout) -> Self {
+        let model = spec::hf::decode(MODEL, "config.json", "llama").expect("a model");
+        let layer = BlockClass::Layer(model.layer_class(0));
+        let classes = [BlockClass::Embedding, layer, layer, layer, BlockClass::Head];
+        let trace = |class| models::trace_block(&model, class, layout).expect("a block");
+        Self(classes.map(trace).into())
     }
-    let profile = Profile {
+
+    fn ops(&self) -> impl Iterator<Item = (&Trace, &Op)> {
+        self.0.iter().flat_map(|trace| {
+            let ops = trace.forward.iter().chain(&trace.backward);
+            ops.map(move |op| (trace, op))
+        })
+    }
+
+    fn exchanges(&self) -> usize {
+        let collective = |op: &Op| matches!(op.kind, OpKind::Collective(_));
+        self.ops().filter(|(_, op)| collective(op)).count()
+    }
+
+    fn elements(&self) -> u64 {
+        let parameters = self.0.iter().flat_map(|trace| &trace.parameters);
+        parameters.map(|p| p.local_elements).sum()
+    }
+
+    /// Every operator takes a millisecond, the optimizer ten, and a copy two.
+    fn measured(&self, ranks: u64) -> Vec<Measured> {
+        let ops = self.ops();
+        let mut measured: Vec<Measured> = ops
+            .map(|(trace, op)| entry(trace.kernel(op, |_| ranks), 1e-3))
+            .collect();
+        for (name, seconds) in [("gradient norm", 1e-2), ("adamw", 1e-2), ("copy", 2e-3)] {
+            measured.push(entry(Kernel::new(name, [self.elements()]), seconds));
+        }
+        measured
+    }
+}
+
+fn gpu_profile(gpus: Option<u64>, measured: Vec<Measured>) -> Profile {
+    Profile {
         schema_version: profile::SCHEMA_VERSION,
         tool_version: "test".to_owned(),
         machine: profile::Machine {
             processor: "a GPU".to_owned(),
             cores: 1,
             memory_bytes: 80 << 30,
-            gpu: None,
+            gpu: gpus.map(|count| profile::Gpu {
+                count,
+                multiprocessors: 132,
+                ..profile::Gpu::default()
+            }),
         },
         measured,
-    };
+    }
+}
+
+/// What `estimate` says with a profile.
+fn estimated(profile: &Profile, gpus: u64, strategy: &str) -> std::process::Output {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let write = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -108,26 +140,100 @@ fn steps_are_priced_from_a_profile_of_a_gpu() {
     };
     write("config.json", MODEL);
     write("gpu.yaml", &profile.to_yaml());
-    let output = Command::new(env!("CARGO_BIN_EXE_vescale-plan"))
-        .args(
-            "estimate --model config.json --cluster gpu.yaml --runtime vescale-cuda --gpus 1"
-                .split(' '),
-        )
-        .args(
-            "--seq 32 --global-batch 8 --precision bf16 --strategy mbs=2,zero=0 --json".split(' '),
-        )
+    Command::new(env!("CARGO_BIN_EXE_vescale-plan"))
+        .args("estimate --model config.json --cluster gpu.yaml --runtime vescale-cuda".split(' '))
+        .args("--seq 32 --global-batch 8 --precision bf16 --json".split(' '))
+        .args(["--gpus", &gpus.to_string(), "--strategy", strategy])
         .current_dir(folder.path())
         .output()
-        .expect("the binary starts");
+        .expect("the binary starts")
+}
+
+fn step_time(output: &std::process::Output) -> f64 {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one document");
-    let predicted = json["predicted"]["step_time_s"].as_f64().expect("a time");
-    let passes = 1e-3 * (of(&embedding) + 3.0 * of(&layers) + of(&head));
+    json["predicted"]["step_time_s"].as_f64().expect("a time")
+}
+
+#[test]
+fn steps_are_priced_from_a_profile_of_a_gpu() {
+    let blocks = Blocks::new(&BlockLayout::alone(2, 32, DType::Bf16));
+    let passes = 1e-3 * blocks.ops().count() as f64;
     // Gradients are cleared at half a copy; weights are rounded at one.
     let wanted = 4.0 * passes + 2e-2 + 1.5 * 2e-3;
+    // Of a GPU as such, and of one whose ranks would share it.
+    for gpus in [Some(1), None] {
+        let profile = gpu_profile(gpus, blocks.measured(1));
+        let predicted = step_time(&estimated(&profile, 1, "mbs=2,zero=0"));
+        assert!(
+            (predicted / wanted - 1.0).abs() < 1e-6,
+            "{predicted} {wanted}"
+        );
+    }
+}
+
+/// Two GPUs, between which every message takes half a millisecond.
+#[test]
+fn messages_between_gpus_are_priced_as_they_were_measured() {
+    let layout = BlockLayout {
+        tp: 2,
+        ..BlockLayout::alone(2, 32, DType::Bf16)
+    };
+    let blocks = Blocks::new(&layout);
+    let whole = gpu_profile(Some(2), blocks.measured(2));
+    let mut measured = whole.clone();
+    let message = |name: &str, bytes: u64| entry(Kernel::new(name, [2, bytes]), 5e-4);
+    measured.add([1, 1 << 30].map(|bytes| message("nccl all-reduce", bytes)));
+    let strategy = "tp=2,sp=off,mbs=2,zero=0";
+    let predicted = step_time(&estimated(&measured, 2, strategy));
+    let passes = 1e-3 * blocks.ops().count() as f64 + 5e-4 * blocks.exchanges() as f64;
+    // The gradient norm is summed, and its sum told.
+    let wanted = 4.0 * passes + 2e-2 + 1.5 * 2e-3 + 2.0 * 5e-4;
+    assert!(blocks.exchanges() > 10);
     assert!(
         (predicted / wanted - 1.0).abs() < 1e-6,
         "{predicted} {wanted}"
+    );
+
+    for (profile, gpus, strategy, says) in [
+        (&whole, 2, strategy, "`nccl all-reduce` between 2 GPUs"),
+        (&whole, 2, strategy, "--device cuda --gpus 2"),
+        (
+            &measured,
+            2,
+            "dp=2,mbs=2,zero=1",
+            "`nccl all-gather` between 2 GPUs",
+        ),
+        (
+            &measured,
+            4,
+            "tp=4,sp=off,mbs=2,zero=0",
+            "--device cuda --gpus 4",
+        ),
+    ] {
+        let output = estimated(profile, gpus, strategy);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !output.status.success() && said.contains(says),
+            "{strategy}: {said}"
+        );
+    }
+}
+
+/// Data parallelism over two GPUs: gradients are reduced beside backward, so the step is no shorter than its compute,
+/// and no longer than both after each other.
+#[test]
+fn gradients_are_reduced_beside_compute() {
+    let blocks = Blocks::new(&BlockLayout::alone(2, 32, DType::Bf16));
+    let mut profile = gpu_profile(Some(2), blocks.measured(1));
+    let message = |bytes: u64| entry(Kernel::new("nccl all-reduce", [2, bytes]), 5e-2);
+    profile.add([1, 1 << 30].map(message));
+    let predicted = step_time(&estimated(&profile, 2, "dp=2,mbs=2,zero=0"));
+    let compute = 2.0 * 1e-3 * blocks.ops().count() as f64 + 2e-2 + 1.5 * 2e-3;
+    assert!(predicted > compute, "{predicted} {compute}");
+    assert!(
+        predicted < 1.15 * compute + 3.0 * 5e-2,
+        "{predicted} {compute}"
     );
 }

@@ -11,6 +11,7 @@ use spec::{Bytes, DType, LayerClass, Seconds};
 
 use crate::block::{BlockCost, BlockGroups, BlockKey};
 use crate::cost_model::CostModel;
+use crate::messages::Messages;
 use crate::price::{MemoryKind, Prices, TablePrices};
 use crate::stage::{LayerTraffic, StageWork, TrafficPlan, When};
 use crate::states::{Elements, StateBytes};
@@ -363,11 +364,16 @@ fn stage(
     transients(&mut stage, runs);
     match costs.prices() {
         Prices::Tables(prices) => {
-            traffic(costs, prices, strategy, parallel, runs, &mut stage);
+            let messages = Messages::Network(prices);
+            traffic(costs, messages, strategy, parallel, runs, &mut stage)?;
             // After the traffic, whose blocks share the stage's time in proportion to their own.
             if strategy.zero == Zero::Z3 && strategy.reshard_after_forward && parallel.ranks() > 1 {
                 copies(costs, prices, runs, &mut stage);
             }
+        }
+        Prices::Profile(prices) if prices.is_of_gpus() && parallel.ranks() > 1 => {
+            let messages = Messages::Measured(prices);
+            traffic(costs, messages, strategy, parallel, runs, &mut stage)?;
         }
         Prices::Profile(prices) => {
             let mut elements = Elements::default();
@@ -437,34 +443,38 @@ fn transients(stage: &mut StageWork, runs: &[Run]) {
 
 fn traffic(
     costs: &CostModel,
-    prices: &TablePrices,
+    messages: Messages<'_>,
     strategy: &Strategy,
     parallel: &DataParallel,
     runs: &[Run],
     stage: &mut StageWork,
-) {
+) -> Result<(), CostError> {
     if parallel.ranks() == 1 {
-        return;
+        return Ok(());
     }
     let scenario = costs.scenario();
     let forward = stage.forward.duration().0;
     let backward = (stage.recompute + stage.backward_input + stage.backward_weight)
         .duration()
         .0;
-    stage.layers = runs
-        .iter()
-        .map(|run| LayerTraffic {
+    for run in runs {
+        let elements = run.cost.elements;
+        stage.layers.push(LayerTraffic {
             count: run.count,
             forward_share: share(run.cost.forward, forward),
             backward_share: share(
                 run.cost.recompute + run.cost.backward_input + run.cost.backward_weight,
                 backward,
             ),
-            gather: parallel.gather(run.cost.elements, prices, scenario.workload.precision),
-            reduce: parallel.reduce(run.cost.elements, prices, &scenario.runtime),
-        })
-        .collect();
-    if strategy.zero == Zero::Z3
+            gather: match strategy.zero {
+                Zero::Z0 => Seconds(0.0),
+                _ => parallel.gather(elements, messages, scenario.workload.precision)?,
+            },
+            reduce: parallel.reduce(elements, messages, &scenario.runtime)?,
+        });
+    }
+    if let Messages::Network(prices) = messages
+        && strategy.zero == Zero::Z3
         && strategy.reshard_after_forward
         && scenario
             .runtime
@@ -472,7 +482,7 @@ fn traffic(
             .contains(&Rewrite::GatherTensorByTensor)
     {
         tensorwise::expose(scenario, prices, parallel.ranks(), runs, stage);
-        return;
+        return Ok(());
     }
     let gathers: Seconds = stage.layers.iter().map(|l| l.gather * l.count as f64).sum();
     let reduces: Seconds = stage.layers.iter().map(|l| l.reduce * l.count as f64).sum();
@@ -502,6 +512,7 @@ fn traffic(
         Zero::Z0 | Zero::Z1 | Zero::Z2 | Zero::Z3 => stage.exposed_reduce = Some(reduces),
     }
     stage.traffic = plan;
+    Ok(())
 }
 
 fn share(part: Work, whole: f64) -> f64 {

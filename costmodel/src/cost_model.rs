@@ -79,8 +79,9 @@ impl CostModel {
         {
             fuse_projections(&mut scenario.model);
         }
-        if scenario.cluster.profile.is_some() {
-            scenario.runtime = local::adapted(scenario.runtime)?;
+        if let Some(profile) = &scenario.cluster.profile {
+            let gpus = profile.machine.gpu.is_some();
+            scenario.runtime = local::adapted(scenario.runtime, gpus)?;
         }
         let prices =
             Prices::new(&scenario.cluster, scenario.workload.gpus, fitted).map_err(|e| {
@@ -284,13 +285,13 @@ impl CostModel {
 
     /// Cores that ranks share, where they do.
     fn cores(&self) -> Option<u64> {
-        let profile = self.scenario.cluster.profile.as_ref();
-        profile.map(|profile| profile.machine.cores)
+        let machine = &self.scenario.cluster.profile.as_ref()?.machine;
+        machine.gpu.is_none().then_some(machine.cores)
     }
 
     /// Whether communication is work of the ranks' own cores.
     pub(crate) fn shares_cores(&self) -> bool {
-        self.scenario.cluster.profile.is_some()
+        self.cores().is_some()
     }
 
     /// The cost of a block, from memory when its local shape was priced before.

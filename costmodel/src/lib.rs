@@ -14,6 +14,7 @@ pub mod flops;
 mod held;
 mod local;
 mod lower;
+mod messages;
 mod peak;
 mod predict;
 pub mod price;
@@ -65,11 +66,21 @@ pub enum CostError {
     },
     /// The profile of this machine lacks a kernel.
     #[error(
-        "the profile has no measurement of `{kernel}`; `vescale-plan profile PLAN` measures what a plan needs"
+        "the profile has no measurement of `{kernel}`; `vescale-plan profile PLAN` (for GPUs with `--device cuda`) measures what a plan needs"
     )]
     NotMeasured {
         /// Kernel.
         kernel: String,
+    },
+    /// A message between GPUs was not measured.
+    #[error(
+        "the profile has no measurement of `{message}` between {ranks} GPUs; `vescale-plan profile --device cuda --gpus {ranks}` measures it"
+    )]
+    MessageNotMeasured {
+        /// Message.
+        message: String,
+        /// GPUs of its group.
+        ranks: u64,
     },
     /// The device has no matrix rate for the asked precision.
     #[error("device {device} has no peak for {precision}")]

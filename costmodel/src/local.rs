@@ -1,15 +1,18 @@
-//! Our executor on ranks that share a machine's cores: every operator at the price its kernel was
-//! measured at, and what ranks do beside blocks, pass by pass as `executor::states` does it.
+//! Our executor on a machine that was measured: every operator at the price its kernel was measured at, and what
+//! ranks do beside blocks, pass by pass as `executor::states` does it.
 //!
-//! Communication is work of the ranks themselves here, so nothing overlaps with it.
+//! Where ranks share cores, communication is their own work, so nothing overlaps with it. Between GPUs an exchange
+//! of a block costs what packing it was measured to take, and the message; messages of data parallelism run beside
+//! compute as on any cluster (`assemble`).
 
-use dtensor::{OpKind, Pass, Trace};
+use dtensor::{CollectiveKind, OpKind, Pass, Trace};
 use plans::{NamedTime, Strategy, Zero};
 use spec::profile::Kernel;
 use spec::{Axis, Bytes, DType, Origin, Precision, Runtime, Seconds, Sourced};
 
 use crate::CostError;
 use crate::block::{BlockCost, BlockKey};
+use crate::messages::measured;
 use crate::price::ProfilePrices;
 use crate::states::Elements;
 use crate::traffic::DataParallel;
@@ -18,13 +21,16 @@ use crate::work::Work;
 /// Our executor, on the cpu and on GPUs.
 const OURS: [&str; 2] = ["vescale", "vescale-cuda"];
 
-/// The runtime as it is on this machine: ranks are threads, which have no launches, contexts or
-/// communicator buffers.
+/// A number in 64 bits.
+const NUMBER: Bytes = Bytes(8);
+
+/// The runtime as it is on this machine: launches are part of what was measured. Ranks that share cores are threads,
+/// which have no contexts or communicator buffers.
 ///
 /// # Errors
 /// When the runtime is another's than the executor's: a profile measures the operators of ours. Where those of
 /// a GPU share a kernel, the first of them took the time of all.
-pub(crate) fn adapted(mut runtime: Runtime) -> Result<Runtime, CostError> {
+pub(crate) fn adapted(mut runtime: Runtime, gpus: bool) -> Result<Runtime, CostError> {
     if !OURS.contains(&runtime.name.as_str()) {
         return Err(CostError::Prices {
             device: "cpu".to_owned(),
@@ -37,6 +43,9 @@ pub(crate) fn adapted(mut runtime: Runtime) -> Result<Runtime, CostError> {
     let overheads = &mut runtime.overheads;
     for time in [&mut overheads.launch, &mut overheads.step] {
         *time = here(Seconds(0.0), "part of every measured kernel");
+    }
+    if gpus {
+        return Ok(runtime);
     }
     for bytes in [&mut overheads.context, &mut overheads.workspace] {
         *bytes = here(Bytes(0), "ranks are threads of one process");
@@ -102,7 +111,14 @@ impl Local<'_> {
             let mut time = self.price(&kernel)?;
             let mut work = Work::default();
             if let OpKind::Collective(collective) = op.kind {
-                time += self.barrier(size(key, collective.axis))?;
+                let ranks = size(key, collective.axis);
+                time += match self.prices.is_of_gpus() {
+                    true => {
+                        let bytes = Bytes(collective.bytes);
+                        measured(self.prices, collective.kind, bytes, ranks)?
+                    }
+                    false => self.barrier(ranks)?,
+                };
                 match collective.axis {
                     Axis::Cp => work.cp = time,
                     Axis::Ep => work.ep = time,
@@ -238,7 +254,12 @@ impl Local<'_> {
             Zero::Z3 => self.copy(own)?,
             Zero::Z1 | Zero::Z2 => Seconds(0.0),
         };
-        Ok(norm + update + clear + anew + self.barrier(world)? * 2.0)
+        let meeting = match self.prices.is_of_gpus() {
+            // The norm's sum, and the news of it.
+            true => measured(self.prices, CollectiveKind::AllReduce, NUMBER, world)?,
+            false => self.barrier(world)?,
+        };
+        Ok(norm + update + clear + anew + meeting * 2.0)
     }
 
     /// One rank's part of handing an activation of `bytes` to the next stage.
@@ -246,6 +267,9 @@ impl Local<'_> {
     /// # Errors
     /// When messages were not measured.
     pub(crate) fn transfer(&self, bytes: Bytes) -> Result<Seconds, CostError> {
+        if self.prices.is_of_gpus() {
+            return measured(self.prices, CollectiveKind::SendRecv, bytes, 2);
+        }
         let elements = (bytes.0 / DType::F32.size()).max(1);
         let kernel = Kernel::new("send and receive", [2, elements]);
         Ok(self.message(&kernel, 2)? * 0.5)

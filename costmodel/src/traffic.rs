@@ -5,7 +5,8 @@ use plans::{Axis, Decisions, Group, Zero};
 use spec::runtime::Rewrite;
 use spec::{Bytes, Cluster, Precision, Runtime, Seconds};
 
-use crate::price::TablePrices;
+use crate::CostError;
+use crate::messages::Messages;
 use crate::states::{Elements, Sharding};
 
 /// Parameters per communication bucket: Megatron-LM's `ddp_bucket_size` default
@@ -80,26 +81,33 @@ impl DataParallel {
     }
 
     /// Time to gather the parameters of a block.
-    #[must_use]
-    pub fn gather(
+    ///
+    /// # Errors
+    /// When messages were not measured.
+    pub(crate) fn gather(
         &self,
         elements: Elements,
-        prices: &TablePrices,
+        prices: Messages<'_>,
         precision: Precision,
-    ) -> Seconds {
+    ) -> Result<Seconds, CostError> {
         let size = precision.activation().size();
         self.split(elements, |count, group| {
             bucketed(count, size, |bytes| {
-                prices
-                    .collective(CollectiveKind::AllGather, bytes, group)
-                    .time
+                prices.collective(CollectiveKind::AllGather, bytes, group)
             })
         })
     }
 
     /// Time to reduce the gradients of a block.
-    #[must_use]
-    pub fn reduce(&self, elements: Elements, prices: &TablePrices, runtime: &Runtime) -> Seconds {
+    ///
+    /// # Errors
+    /// When messages were not measured.
+    pub(crate) fn reduce(
+        &self,
+        elements: Elements,
+        prices: Messages<'_>,
+        runtime: &Runtime,
+    ) -> Result<Seconds, CostError> {
         let size = runtime.states.reduce.size();
         let whole = runtime.rewrites.contains(&Rewrite::AllReduceGradients);
         let kind = if self.sharding.zero == Zero::Z0 || whole {
@@ -108,41 +116,46 @@ impl DataParallel {
             CollectiveKind::ReduceScatter
         };
         let within = self.split(elements, |count, group| {
-            bucketed(count, size, |bytes| {
-                prices.collective(kind, bytes, group).time
-            })
-        });
+            bucketed(count, size, |bytes| prices.collective(kind, bytes, group))
+        })?;
         if self.replicate.size == 1 {
-            return within;
+            return Ok(within);
         }
         let shard =
             elements.dense.div_ceil(self.dense.size) + elements.expert.div_ceil(self.expert.size);
         let across = bucketed(shard, size, |bytes| {
-            prices
-                .collective(CollectiveKind::AllReduce, bytes, self.replicate)
-                .time
-        });
-        within + across
+            prices.collective(CollectiveKind::AllReduce, bytes, self.replicate)
+        })?;
+        Ok(within + across)
     }
 
-    fn split(&self, elements: Elements, time: impl Fn(u64, Group) -> Seconds) -> Seconds {
+    fn split(
+        &self,
+        elements: Elements,
+        time: impl Fn(u64, Group) -> Result<Seconds, CostError>,
+    ) -> Result<Seconds, CostError> {
         let mut total = Seconds(0.0);
         if elements.dense > 0 && self.dense.size > 1 {
-            total += time(elements.dense, self.dense);
+            total += time(elements.dense, self.dense)?;
         }
         if elements.expert > 0 && self.expert.size > 1 {
-            total += time(elements.expert, self.expert);
+            total += time(elements.expert, self.expert)?;
         }
-        total
+        Ok(total)
     }
 }
 
 /// Time of `count` elements at the rate of a bucket: small blocks share one.
-fn bucketed(count: u64, size: u64, time: impl Fn(Bytes) -> Seconds) -> Seconds {
+fn bucketed(
+    count: u64,
+    size: u64,
+    time: impl Fn(Bytes) -> Result<Seconds, CostError>,
+) -> Result<Seconds, CostError> {
     if count >= BUCKET_ELEMENTS {
         return time(Bytes(count * size));
     }
-    time(Bytes(BUCKET_ELEMENTS * size)) * (count as f64 / BUCKET_ELEMENTS as f64)
+    let bucket = time(Bytes(BUCKET_ELEMENTS * size))?;
+    Ok(bucket * (count as f64 / BUCKET_ELEMENTS as f64))
 }
 
 /// The group of two axes together. When they are not neighbours in rank order, the stride is the

@@ -220,6 +220,10 @@ fn model(json: &str) -> ModelConfig {
 const LLAMA: &str = r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1,
     "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
     "vocab_size": 128, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}"#;
+const MIXTRAL: &str = r#"{"model_type": "mixtral", "hidden_size": 64, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 128,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "num_local_experts": 4,
+    "num_experts_per_tok": 2}"#;
 const GPT: &str = r#"{"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 2,
     "n_positions": 64, "vocab_size": 128, "activation_function": "gelu_new"}"#;
 
@@ -228,13 +232,13 @@ fn classes(model: &ModelConfig) -> [BlockClass; 3] {
     [BlockClass::Embedding, layer, BlockClass::Head]
 }
 
-/// Alone, and as one of two ranks whose peers are echoes: at the local shapes, without the exchanges.
+/// Alone, and as one of two ranks whose peers are echoes: at the local shapes, and of exchanges the packing.
 #[test]
 fn every_operator_of_a_block_has_a_time() {
     let Some(device) = emulator::device() else {
         return;
     };
-    let model = model(LLAMA);
+    let (llama, mixtral) = (model(LLAMA), model(MIXTRAL));
     let alone = BlockLayout::alone(1, 32, DType::Bf16);
     let layouts = [
         alone,
@@ -260,15 +264,24 @@ fn every_operator_of_a_block_has_a_time() {
             ..alone
         },
     ];
-    for layout in layouts {
-        for class in classes(&model) {
+    let experts = BlockLayout {
+        tp: 2,
+        ep: 2,
+        ..alone
+    };
+    let cases = layouts.map(|layout| (&llama, layout));
+    for (model, layout) in cases
+        .into_iter()
+        .chain([(&mixtral, alone), (&mixtral, experts)])
+    {
+        for class in classes(model) {
             let request = Request::Block(Box::new(BlockRequest {
-                trace: models::trace_block(&model, class, &layout).expect("a block"),
+                trace: models::trace_block(model, class, &layout).expect("a block"),
                 position: BlockPosition {
                     mesh: BlockMesh {
                         tp: layout.tp,
                         cp: layout.cp,
-                        ep: 1,
+                        ep: layout.ep,
                         etp: 1,
                     },
                     at: [0; 4],

@@ -67,6 +67,10 @@ impl Cluster {
             ));
         }
         match self.max_gpus.filter(|&most| gpus > most) {
+            Some(most) if self.profile.is_some() => Err(format!(
+                "{} was measured on {most}; `vescale-plan profile --device cuda --gpus {gpus}` measures more",
+                self.name
+            )),
             Some(most) => Err(format!("{} has {most}", self.name)),
             None => Ok(()),
         }
@@ -76,8 +80,8 @@ impl Cluster {
     #[must_use]
     pub fn at_once(&self, ranks: u64) -> u64 {
         match &self.profile {
-            Some(profile) => ranks.min(profile.machine.cores),
-            None => ranks,
+            Some(profile) if profile.machine.gpu.is_none() => ranks.min(profile.machine.cores),
+            _ => ranks,
         }
     }
 }

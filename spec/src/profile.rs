@@ -72,6 +72,17 @@ pub struct Machine {
     pub gpu: Option<Gpu>,
 }
 
+impl Machine {
+    /// What ranks share, or have to themselves.
+    #[must_use]
+    pub fn shared(&self) -> String {
+        match &self.gpu {
+            Some(gpu) => gpu.described(),
+            None => format!("{} cores", self.cores),
+        }
+    }
+}
+
 /// GPUs of one host that were measured, and the condition they were in. What NVML did not tell is absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -248,33 +259,44 @@ impl Profile {
         FlopRate(rates.fold(1.0, f64::max))
     }
 
-    /// The machine as a cluster whose devices are ranks that share its cores.
+    /// The machine as a cluster whose devices are its GPUs, or ranks that share its cores.
     #[must_use]
     pub fn cluster(self, path: &str) -> Cluster {
         let source = format!("{path}: {}", self.machine.processor);
-        let cores = self.machine.cores;
-        let per_core = FlopRate(self.peak().0 / cores as f64);
-        // Ranks exchange messages through memory: what a copy reaches bounds them.
-        let copies = self
-            .measured
-            .iter()
-            .filter(|m| m.kernel == "copy")
-            .map(|m| 8.0 * m.sizes.iter().map(|&s| s as f64).product::<f64>() / m.seconds)
-            .fold(1e9, f64::max);
+        let gpu = self.machine.gpu.clone();
+        let cores = match &gpu {
+            Some(_) => 1,
+            None => self.machine.cores,
+        };
+        let most = gpu.as_ref().map_or(1 << 10, |gpu| gpu.count);
+        let per_device = FlopRate(self.peak().0 / cores as f64);
+        let copies = self.fastest("copy", |sizes| {
+            8.0 * sizes.iter().map(|&s| s as f64).product::<f64>()
+        });
+        let copies = copies.max(1e9);
+        // Ranks that share cores exchange messages through memory: what a copy reaches bounds them.
+        let messages = self.fastest("nccl send and receive", |sizes| sizes[1] as f64);
         let link = Link {
-            bandwidth: measured(Bandwidth(copies), &source),
+            bandwidth: measured(
+                Bandwidth(if messages > 0.0 { messages } else { copies }),
+                &source,
+            ),
             latency: measured(Seconds(0.0), &source),
         };
-        let peak = [DType::F32, DType::Bf16].map(|dtype| (dtype, measured(per_core, &source)));
+        let peak = [DType::F32, DType::Bf16].map(|dtype| (dtype, measured(per_device, &source)));
+        let name = match &gpu {
+            Some(_) => self.machine.processor.clone(),
+            None => "cpu".to_owned(),
+        };
         Cluster {
             name: "local".to_owned(),
             device: Device {
-                name: "cpu".to_owned(),
+                name,
                 architecture: Architecture::Cpu,
                 memory: measured(Bytes(self.machine.memory_bytes / cores), &source),
                 memory_bandwidth: measured(Bandwidth(copies), &source),
                 peak: peak.into_iter().collect(),
-                sm_count: 1,
+                sm_count: gpu.as_ref().map_or(1, |gpu| u64::from(gpu.multiprocessors)),
                 power_watts: None,
                 kernels: "profile".to_owned(),
             },
@@ -285,10 +307,17 @@ impl Profile {
             in_switch_reduction: false,
             fabric: Fabric::Local,
             dollars_per_gpu_hour: None,
-            max_gpus: Some(1 << 10),
+            max_gpus: Some(most),
             profile: Some(std::sync::Arc::new(self)),
             calibration: Vec::new(),
         }
+    }
+
+    /// Largest rate at which a kernel went through the bytes that `bytes` says its sizes are.
+    fn fastest(&self, kernel: &str, bytes: impl Fn(&[u64]) -> f64) -> f64 {
+        let of = self.measured.iter().filter(|m| m.kernel == kernel);
+        let rates = of.map(|m| bytes(&m.sizes) / m.seconds);
+        rates.fold(0.0, f64::max)
     }
 }
 

@@ -46,6 +46,10 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
     if args.device == DeviceArg::Cuda {
         return super::profile_cuda::run(args);
     }
+    if let Some(gpus) = args.gpus {
+        let message = format!("--gpus {gpus}: expected --device cuda with it");
+        return Err(CliError::Usage(message));
+    }
     let path = args
         .output_profile
         .as_deref()
@@ -277,7 +281,7 @@ fn suite(suite: SuiteArg, cores: u64) -> Result<Vec<Request>, CliError> {
 
 /// Alone and split in two, by every way to split tokens: sizes decide what a rank computes, the way
 /// what it does to communicate.
-fn layouts(model: &ModelConfig, tokens: &[[u64; 2]], dtype: DType) -> Vec<BlockLayout> {
+pub(super) fn layouts(model: &ModelConfig, tokens: &[[u64; 2]], dtype: DType) -> Vec<BlockLayout> {
     let mut layouts = Vec::new();
     for &[micro_batch, seq_len] in tokens {
         let alone = BlockLayout::alone(micro_batch, seq_len, dtype);
@@ -330,9 +334,9 @@ fn synthetic(hidden: u64) -> Result<Vec<ModelConfig>, CliError> {
 pub(super) fn summary(profile: &Profile, path: &Path) -> String {
     let noisy = profile.measured.iter().filter(|m| m.spread > 0.1).count();
     format!(
-        "{}, {} cores: {} kernels, matrix products up to {}\n{} of them vary by more than 10% from run to run\nwrote {}; plan for it with --cluster {}\n",
+        "{}, {}: {} kernels, matrix products up to {}\n{} of them vary by more than 10% from run to run\nwrote {}; plan for it with --cluster {}\n",
         profile.machine.processor,
-        profile.machine.cores,
+        profile.machine.shared(),
         profile.measured.len(),
         profile.peak(),
         noisy,

@@ -14,12 +14,18 @@ use super::constant;
 
 /// Measurements that an interpolated price rests on.
 const NEIGHBOURS: usize = 4;
+/// What names of messages between GPUs begin with; their sizes are ranks and bytes.
+const MESSAGE: &str = "nccl ";
 
 /// Prices of kernels on ranks that share a machine's cores.
 #[derive(Clone, Debug)]
 pub struct ProfilePrices {
     kernels: BTreeMap<String, Vec<Point>>,
-    processor: String,
+    /// Messages between GPUs, `(bytes, seconds)` in ascending order, by kind and number of ranks.
+    messages: BTreeMap<(String, u64), Vec<(u64, f64)>>,
+    /// Whose measurements these are.
+    source: String,
+    of_gpus: bool,
     cores: u64,
     ranks: u64,
 }
@@ -34,19 +40,44 @@ struct Point {
 impl ProfilePrices {
     pub(super) fn new(profile: &Profile, ranks: u64) -> Self {
         let mut kernels: BTreeMap<String, Vec<Point>> = BTreeMap::new();
+        let mut messages: BTreeMap<(String, u64), Vec<(u64, f64)>> = BTreeMap::new();
         for m in &profile.measured {
+            if let (true, &[ranks, bytes]) = (m.kernel.starts_with(MESSAGE), m.sizes.as_slice()) {
+                let sizes = messages.entry((m.kernel.clone(), ranks)).or_default();
+                sizes.push((bytes, m.seconds));
+                continue;
+            }
             kernels.entry(m.kernel.clone()).or_default().push(Point {
                 sizes: m.sizes.clone(),
                 ranks: m.ranks,
                 seconds: m.seconds,
             });
         }
+        let machine = &profile.machine;
+        for sizes in messages.values_mut() {
+            sizes.sort_unstable_by_key(|size| size.0);
+        }
         Self {
             kernels,
-            processor: profile.machine.processor.clone(),
-            cores: profile.machine.cores,
+            messages,
+            of_gpus: machine.gpu.is_some(),
+            source: format!("profile of {}, {}", machine.processor, machine.shared()),
+            cores: machine.cores,
             ranks,
         }
+    }
+
+    /// Measured sizes of a message between so many GPUs, with their times; ascending.
+    #[must_use]
+    pub fn sizes(&self, message: &str, ranks: u64) -> &[(u64, f64)] {
+        let sizes = self.messages.get(&(message.to_owned(), ranks));
+        sizes.map_or(&[], Vec::as_slice)
+    }
+
+    /// Whether every rank has a GPU: ranks share no cores.
+    #[must_use]
+    pub fn is_of_gpus(&self) -> bool {
+        self.of_gpus
     }
 
     /// Cores that ranks share.
@@ -97,11 +128,12 @@ impl ProfilePrices {
 
     pub(super) fn provenance(&self) -> Vec<UsedConstant> {
         let count = self.kernels.values().map(Vec::len).sum::<usize>();
+        let messages = self.messages.values().map(Vec::len).sum::<usize>();
         vec![constant(
             "kernels and messages",
-            format!("{count} measurements"),
+            format!("{} measurements", count + messages),
             Origin::Measured,
-            &format!("profile of {}, {} cores", self.processor, self.cores),
+            &self.source,
         )]
     }
 }

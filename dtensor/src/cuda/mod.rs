@@ -24,7 +24,7 @@ pub use facts::{Condition, condition};
 pub use gpu::{Event, Gpu, Stream};
 pub use graph::Graph;
 pub use library::{FOLDERS, LIBRARIES, Name};
-pub use links::{HostLinks, Links, NcclLinks, Ticket};
+pub use links::{EchoLinks, HostLinks, Links, NcclLinks, Ticket};
 pub use memory::{Buffer, Memory, Reserved, Usage};
 pub use nccl::{NcclGroup, Reduction};
 pub use ops::{

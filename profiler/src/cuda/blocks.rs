@@ -1,17 +1,20 @@
 //! Operators of traced blocks as a rank runs them, one after the other in one stream.
 //!
 //! Operators that run fused with another count with the first of them; the others take no time. Peers are echoes:
-//! what a rank computes is measured at its own shapes, and what it exchanges is not, for messages between GPUs are
+//! what a rank computes is measured at its own shapes, and of what it exchanges only the packing, for messages are
 //! measured between GPUs.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use dtensor::block::{Attention, Block, Half, Keep, Parameters, Seen, Watch, WatchError};
 use dtensor::comm::loopback::Loopback;
 use dtensor::cpu::MicroBatch;
-use dtensor::cuda::{self, Batch, Context, CudaError, Device, GradientSink, Machine, Tensor};
-use dtensor::{BLOCK_AXES, OpKind, TensorId, TensorInfo, TensorRole, Trace};
+use dtensor::cuda::{
+    self, Batch, Context, CudaError, Device, EchoLinks, GradientSink, Machine, Tensor,
+};
+use dtensor::{BLOCK_AXES, BlockMesh, OpKind, TensorId, TensorInfo, TensorRole, Trace};
 use spec::DType;
 use spec::profile::{Kernel, Measured};
 
@@ -21,11 +24,13 @@ use crate::ProfilerError;
 use crate::blocks::{BlockRequest, alone, local_shape, tokens};
 use crate::lanes::{Effort, Laps};
 
-/// The operators of a block that are measured: all but its exchanges.
-pub(super) fn kernels(trace: &Trace) -> Vec<Kernel> {
+/// The operators of a block.
+pub(super) fn kernels(request: &BlockRequest) -> Vec<Kernel> {
+    let trace = &request.trace;
+    let mesh = request.position.mesh;
     let ops = trace.forward.iter().chain(&trace.backward);
-    let own = ops.filter(|op| !matches!(op.kind, OpKind::Collective(_)));
-    let mut kernels: Vec<Kernel> = own.map(|op| trace.kernel(op, |_| 1)).collect();
+    let kernels = ops.map(|op| trace.kernel(op, |axis| mesh.size(axis)));
+    let mut kernels: Vec<Kernel> = kernels.collect();
     kernels.sort();
     kernels.dedup();
     kernels
@@ -59,6 +64,7 @@ pub fn blocks(
     let gradient = gradient.map(|info| activation(device, info)).transpose()?;
     let timer = Timer {
         device,
+        mesh: request.position.mesh,
         kernels: RefCell::default(),
         failed: RefCell::default(),
     };
@@ -67,7 +73,8 @@ pub fn blocks(
     let comm = Loopback::new(0, ranks as usize);
     let mut host = alone(&comm, request.position, 1);
     host.watch = Some(&timer);
-    let machine = Machine::new(device.clone(), host);
+    let links = Rc::new(EchoLinks::new(device.clone()));
+    let machine = Machine::linked(device.clone(), host, links.clone());
     let context = Context {
         machine: &machine,
         batch: &batch,
@@ -92,6 +99,9 @@ pub fn blocks(
     finite(device, &output)?;
     dx.map_or(Ok(()), |dx| finite(device, &dx))?;
     drop(output);
+    // Messages take no time of this rank's, but numbers that never came must not choose experts.
+    let chooses = trace.forward.iter().any(|op| op.kind == OpKind::TopK);
+    links.carry(chooses);
     repeat(effort, || run().map(|(laps, ..)| laps))
 }
 
@@ -116,8 +126,8 @@ fn finite(device: &Device, x: &Tensor) -> Result<(), ProfilerError> {
 /// Marks the end of every operator.
 struct Timer<'d> {
     device: &'d Device,
-    /// Absent for exchanges.
-    kernels: RefCell<Vec<Option<Kernel>>>,
+    mesh: BlockMesh,
+    kernels: RefCell<Vec<Kernel>>,
     /// Why a mark could not be made.
     failed: RefCell<Option<CudaError>>,
 }
@@ -127,8 +137,8 @@ impl Watch for Timer<'_> {
         if let Err(error) = self.device.launcher.mark() {
             *self.failed.borrow_mut() = Some(error);
         }
-        let exchange = matches!(seen.op.kind, OpKind::Collective(_));
-        let kernel = (!exchange).then(|| seen.block.trace.kernel(seen.op, |_| 1));
+        let ranks = |axis| self.mesh.size(axis);
+        let kernel = seen.block.trace.kernel(seen.op, ranks);
         self.kernels.borrow_mut().push(kernel);
         Ok(())
     }
@@ -142,7 +152,6 @@ impl Timer<'_> {
         let kernels = std::mem::take(&mut *self.kernels.borrow_mut());
         let mut laps = Laps::new();
         for (kernel, lap) in kernels.into_iter().zip(self.device.launcher.laps()?) {
-            let Some(kernel) = kernel else { continue };
             let sum = laps.entry(kernel).or_default();
             // Work that was fused with another's may take no time that a clock shows.
             sum.0 += lap.max(NOTHING);

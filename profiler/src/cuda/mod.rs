@@ -7,6 +7,7 @@
 mod attention;
 mod blocks;
 mod copies;
+mod exchange;
 mod operands;
 mod operators;
 mod products;
@@ -22,6 +23,9 @@ use spec::profile::{self, Kernel, Measured};
 
 pub use attention::Causal;
 pub use blocks::blocks;
+pub use exchange::{
+    COLLECTIVES, Collective, Exchange, Fleet, GpuRank, Peers, Rank, group_sizes, with_fleet,
+};
 pub use operators::{OPERATORS, Operator, OperatorKind};
 pub use products::{ELEMENTS, Element, Linear, Way};
 pub use session::{Asked, Meter, complete};
@@ -164,7 +168,7 @@ impl Asked for Request {
             Self::Copies(bytes) => copies::kernels(*bytes).into(),
             Self::States(elements) => states::kernels(*elements).into(),
             Self::Launches => states::launch_kernels().into(),
-            Self::Block(block) => blocks::kernels(&block.trace),
+            Self::Block(block) => blocks::kernels(block),
         }
     }
 

@@ -7,7 +7,7 @@ use spec::{DType, ModelConfig};
 
 use super::requests_of;
 use crate::args::SuiteArg;
-use crate::commands::profile::blocks_of;
+use crate::commands::profile::{blocks_of, layouts};
 use crate::error::CliError;
 
 /// Largest product `m · n · k` in 32 bits, which no tensor core computes.
@@ -24,9 +24,22 @@ type Shapes = (ModelConfig, Vec<[u64; 2]>);
 
 /// Everything, what predictions rest on most first: what comes late gets less time. `eight_bits` says whether the
 /// device has such products.
-pub(super) fn requests(suite: SuiteArg, eight_bits: bool) -> Result<Vec<Request>, CliError> {
+pub(super) fn requests(
+    suite: SuiteArg,
+    gpus: u64,
+    eight_bits: bool,
+) -> Result<Vec<Request>, CliError> {
     let mut requests = vec![Request::Launches];
     for (model, tokens) in models(suite)? {
+        // As one of two ranks, whose exchanges are packed and unpacked.
+        if gpus > 1 {
+            let split = layouts(&model, &tokens[..1], DType::Bf16)
+                .into_iter()
+                .skip(1);
+            for layout in split {
+                requests.extend(requests_of(blocks_of(&model, &layout, 1, (1, 1))?));
+            }
+        }
         for [micro_batch, seq_len] in tokens {
             let layout = BlockLayout::alone(micro_batch, seq_len, DType::Bf16);
             requests.extend(requests_of(blocks_of(&model, &layout, 1, (1, 1))?));
@@ -178,13 +191,14 @@ mod tests {
 
     #[test]
     fn suites_are_of_models_and_shapes() {
-        for (suite, models_wanted, least, most) in [
-            (SuiteArg::Quick, 3, 100, 200),
-            (SuiteArg::Full, 5, 900, 2000),
+        for (suite, gpus, models_wanted, least, most) in [
+            (SuiteArg::Quick, 1, 3, 100, 200),
+            (SuiteArg::Quick, 8, 3, 150, 250),
+            (SuiteArg::Full, 1, 5, 900, 2000),
         ] {
             assert_eq!(models(suite).expect("decodes").len(), models_wanted);
-            let without = requests(suite, false).expect("traces");
-            let requests = requests(suite, true).expect("traces");
+            let without = requests(suite, gpus, false).expect("traces");
+            let requests = requests(suite, gpus, true).expect("traces");
             assert!(without.iter().all(|request| !is_narrow(request)));
             assert!(requests.iter().any(is_narrow));
             let parts: usize = requests.iter().map(Request::parts).sum();

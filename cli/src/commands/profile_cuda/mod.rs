@@ -1,27 +1,53 @@
-//! `profile --device cuda`: measures a GPU.
+//! `profile --device cuda`: measures GPUs.
 
 mod grid;
+mod messages;
 
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use dtensor::cuda::EIGHT_BITS;
-use profiler::cuda::{Budget, Request, Target, complete};
-use spec::profile;
+use dtensor::cuda::{DeviceFacts, EIGHT_BITS, ready};
+use profiler::cuda::{
+    Asked, Budget, Exchange, GpuRank, Meter, Request, Target, complete, with_fleet,
+};
+use spec::profile::{self, Profile};
 
 use super::profile::{self as host, ProfileJson, What, before, effort, of_plan, summary};
 use crate::args::{ProfileArgs, SuiteArg};
+use crate::commands::plan;
 use crate::error::CliError;
 use crate::output::{self, Progress, SCHEMA_VERSION};
 
-/// Time for all measurements of a suite. Starting the device, compiling kernels, making operands and checking
-/// results come on top.
-fn budget(suite: SuiteArg) -> Duration {
+/// Time for all measurements of a suite on one GPU, and for messages between GPUs. Starting devices, compiling
+/// kernels, making operands and checking results come on top.
+fn budgets(suite: SuiteArg) -> [Duration; 2] {
     match suite {
-        SuiteArg::Quick => Duration::from_secs(35),
-        SuiteArg::Full => Duration::from_secs(480),
+        SuiteArg::Quick => [30, 10],
+        SuiteArg::Full => [440, 80],
     }
+    .map(Duration::from_secs)
+}
+
+/// What to measure.
+struct Wanted {
+    /// On one GPU.
+    alone: Vec<Request>,
+    /// Between GPUs.
+    between: Vec<Exchange>,
+    /// Numbers of GPUs between which nothing can be measured here.
+    beyond: Vec<u64>,
+}
+
+/// A profile as it grows: written after every measurement.
+struct Growing<'g> {
+    profile: Profile,
+    path: &'g Path,
+    suite: SuiteArg,
+    progress: Progress,
+    /// Measurements in all, and of phases that are over.
+    parts: [usize; 2],
+    too_large: Vec<String>,
 }
 
 /// Runs `profile --device cuda`. Every measurement is written as soon as it is there, and what a file holds
@@ -29,33 +55,57 @@ fn budget(suite: SuiteArg) -> Duration {
 pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
     let path = args.output_profile.as_deref();
     let path = path.unwrap_or(Path::new(profile::DEFAULT_PATH));
-    let mut target = Target::new(0)?;
-    let mut profile = before(path, &target.machine)?;
-    let requests = requests(args)?;
-    let progress = Progress::new(args.output.quiet, "measuring");
-    target.warm_up()?;
-    let time = (
-        Budget::new(budget(args.suite)),
-        effort(args.suite).at_once(),
-    );
-    let too_large = complete(
-        &mut target,
-        &mut profile,
-        &requests,
-        time,
-        |done, profile| {
-            progress.update(done);
-            output::write(path, &profile.to_yaml())
-        },
-    )?;
-    progress.finish();
-    if !too_large.is_empty() {
-        let text = format!(
-            "left out, for the GPU's memory does not hold their operands: {}",
-            too_large.join(", ")
-        );
-        output::note(args.output.quiet, &text);
+    let facts = ready()?;
+    let here = facts.len() as u64;
+    let gpus = args.gpus.unwrap_or(here);
+    if gpus == 0 || gpus > here {
+        let message = format!("--gpus {gpus}: this host shows {here} GPUs");
+        return Err(CliError::Usage(message));
     }
+    let mut target = Target::new(0)?;
+    let wanted = wanted(args, gpus, facts.first())?;
+    let mut growing = Growing {
+        profile: before(path, &target.machine)?,
+        path,
+        suite: args.suite,
+        progress: Progress::new(args.output.quiet, "measuring"),
+        parts: [wanted.parts(), 0],
+        too_large: Vec::new(),
+    };
+    let [alone, between] = budgets(args.suite);
+    target.warm_up()?;
+    growing.complete(&mut target, &wanted.alone, alone)?;
+    let machine = target.machine();
+    // Its memory is free for what comes next.
+    drop(target);
+    if gpus > 1 {
+        let open = |rank: usize| GpuRank::new(rank as u32);
+        with_fleet(machine, gpus as usize, open, |fleet| {
+            growing.complete(fleet, &wanted.between, between)
+        })?;
+    }
+    growing.progress.finish();
+    notes(args.output.quiet, &growing.too_large, &wanted.beyond, gpus);
+    shown(args, growing.profile, path)
+}
+
+fn notes(quiet: bool, too_large: &[String], beyond: &[u64], gpus: u64) {
+    if !too_large.is_empty() {
+        let list = too_large.join(", ");
+        let text = format!("left out, for the GPU's memory does not hold their operands: {list}");
+        output::note(quiet, &text);
+    }
+    if !beyond.is_empty() {
+        let list: Vec<String> = beyond.iter().map(u64::to_string).collect();
+        let text = format!(
+            "not measured: messages between {} GPUs; {gpus} of this host were used",
+            list.join(" and ")
+        );
+        output::note(quiet, &text);
+    }
+}
+
+fn shown(args: &ProfileArgs, profile: Profile, path: &Path) -> Result<ExitCode, CliError> {
     if args.output.json {
         output::json(&ProfileJson {
             schema_version: SCHEMA_VERSION,
@@ -65,27 +115,72 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
         })?;
     } else {
         output::print(&summary(&profile, path));
-        if let Some(gpu) = &profile.machine.gpu {
-            output::print(&format!("{}\n", gpu.described()));
-        }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// What to measure: the plans' shapes, or grids.
-fn requests(args: &ProfileArgs) -> Result<Vec<Request>, CliError> {
+impl Growing<'_> {
+    /// Measures what is lacking of `asked`.
+    fn complete<M: Meter>(
+        &mut self,
+        meter: &mut M,
+        asked: &[M::Asked],
+        budget: Duration,
+    ) -> Result<(), CliError> {
+        let time = (Budget::new(budget), effort(self.suite).at_once());
+        let own: usize = asked.iter().map(Asked::parts).sum();
+        let (progress, path, [all, over]) = (&self.progress, self.path, self.parts);
+        let after = |share: f64, profile: &Profile| {
+            progress.update((over as f64 + share * own as f64) / all as f64);
+            output::write(path, &profile.to_yaml())
+        };
+        let too_large = complete(meter, &mut self.profile, asked, time, after)?;
+        self.too_large.extend(too_large);
+        self.parts[1] += own;
+        Ok(())
+    }
+}
+
+impl Wanted {
+    fn parts(&self) -> usize {
+        let alone: usize = self.alone.iter().map(Asked::parts).sum();
+        alone + self.between.len()
+    }
+}
+
+/// What to measure: what plans need, or grids.
+fn wanted(args: &ProfileArgs, gpus: u64, first: Option<&DeviceFacts>) -> Result<Wanted, CliError> {
     if args.plans.is_empty() {
-        let facts = dtensor::cuda::ready()?;
-        let eight_bits = facts
-            .first()
-            .is_some_and(|gpu| gpu.capability >= EIGHT_BITS);
-        return grid::requests(args.suite, eight_bits);
+        let eight_bits = first.is_some_and(|gpu| gpu.capability >= EIGHT_BITS);
+        return Ok(Wanted {
+            alone: grid::requests(args.suite, gpus, eight_bits)?,
+            between: messages::grid(args.suite, gpus),
+            beyond: Vec::new(),
+        });
     }
-    let mut requests = Vec::new();
+    let (mut alone, mut between) = (Vec::new(), Vec::new());
     for path in &args.plans {
-        requests.extend(requests_of(of_plan(path, 1)?));
+        let of_plan = of_plan(path, 1)?;
+        for request in &of_plan {
+            if let What::Block(block) = &request.what {
+                between.extend(messages::of_block(block));
+            }
+        }
+        alone.extend(requests_of(of_plan));
+        let loaded = plan::load(path)?;
+        let (s, workload) = (&loaded.strategy, &loaded.costs.scenario().workload);
+        let tokens = s.micro_batch * workload.seq_len / s.cp;
+        let split = if s.sequence_parallel { s.tp } else { 1 };
+        let size = workload.precision.activation().size();
+        let activation = tokens * loaded.costs.scenario().model.hidden * size / split;
+        between.extend(messages::beside_blocks(s, activation, args.suite));
     }
-    Ok(requests)
+    let (between, beyond) = messages::possible(between, gpus);
+    Ok(Wanted {
+        alone,
+        between,
+        beyond,
+    })
 }
 
 /// What of a rank's work one GPU does alone.

@@ -3,9 +3,11 @@
 //! Collectives are asynchronous: they begin in the order of the device's work, and what is queued after
 //! [`Links::wait`] comes after their end. Nothing here waits on the host but [`Links::settle`].
 
+mod echo;
 mod host;
 mod nccl;
 
+pub use echo::EchoLinks;
 pub use host::HostLinks;
 pub use nccl::NcclLinks;
 

@@ -1,0 +1,214 @@
+//! Measuring exchanges between devices, where messages pass through the host: every one is right, timed by all
+//! ranks, and refused where numbers do not come.
+
+#[path = "../../dtensor/tests/cuda/emulator.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
+mod emulator;
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use dtensor::comm::{Communicator, Group};
+use dtensor::cuda::{CudaError, Device, HostLinks, Links, Tensor};
+use profiler::cuda::{
+    Asked, Budget, COLLECTIVES, Collective, Exchange, Meter, Peers, Rank, complete, with_fleet,
+};
+use profiler::{Effort, ProfilerError};
+use spec::profile::{Gpu, Machine, Profile};
+
+const EFFORT: Effort = Effort {
+    time: Duration::ZERO,
+    least: 2,
+    most: 2,
+};
+
+/// A device of the host's memory. It need not run kernels.
+struct HostRank {
+    device: Device,
+    deaf: bool,
+}
+
+struct HostPeers {
+    device: Device,
+    group: Group,
+    deaf: bool,
+}
+
+impl Rank for HostRank {
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn join(
+        &self,
+        comm: &dyn Communicator,
+        group: &Group,
+    ) -> Result<Box<dyn Peers>, ProfilerError> {
+        group.barrier(comm)?;
+        Ok(Box::new(HostPeers {
+            device: self.device.clone(),
+            group: group.clone(),
+            deaf: self.deaf,
+        }))
+    }
+}
+
+impl HostPeers {
+    fn parts(&self, whole: &Tensor) -> Vec<Tensor> {
+        let len = whole.len() / self.group.size();
+        let part = |i: usize| whole.part(i * len, vec![len]);
+        (0..self.group.size()).map(part).collect()
+    }
+
+    fn carry(
+        &self,
+        comm: &dyn Communicator,
+        collective: Collective,
+        from: &Tensor,
+        to: &Tensor,
+    ) -> Result<(), CudaError> {
+        let links = HostLinks::new(self.device.clone(), comm);
+        let (group, size) = (&self.group, self.group.size());
+        let ticket = match collective {
+            Collective::AllReduce => links.all_reduce(group, "test", from, to),
+            Collective::AllGather => links.all_gather(group, "test", from, &self.parts(to)),
+            Collective::ReduceScatter => links.reduce_scatter(group, "test", &self.parts(from), to),
+            Collective::AllToAll => {
+                links.all_to_all(group, "test", &self.parts(from), &self.parts(to))
+            }
+            Collective::Broadcast => {
+                // The first one's of all.
+                let spare = |_: usize| self.device.tensor(vec![to.len()], to.dtype);
+                let mut all: Vec<Tensor> = (0..size).map(spare).collect::<Result<_, _>>()?;
+                all[0] = to.clone();
+                links.all_gather(group, "test", from, &all)
+            }
+            Collective::SendAndReceive => {
+                let peer = |shift: usize| group.ranks[(group.index + shift) % size];
+                links.send(peer(1), 99, "test", from)?;
+                return links.receive(peer(size - 1), 99, "test", to);
+            }
+        };
+        links.wait(ticket?)
+    }
+}
+
+impl Peers for HostPeers {
+    fn exchange(
+        &self,
+        comm: &dyn Communicator,
+        collective: Collective,
+        from: &Tensor,
+        to: &Tensor,
+    ) -> Result<(), ProfilerError> {
+        if self.deaf {
+            let spare = self.device.tensor(vec![to.len()], to.dtype)?;
+            return Ok(self.carry(comm, collective, from, &spare)?);
+        }
+        Ok(self.carry(comm, collective, from, to)?)
+    }
+
+    fn finish(&self, _: &dyn Communicator) -> Result<(), ProfilerError> {
+        Ok(self.device.launcher.synchronize()?)
+    }
+}
+
+fn machine(count: u64) -> Machine {
+    Machine {
+        processor: "a GPU".to_owned(),
+        cores: 1,
+        memory_bytes: 1,
+        gpu: Some(Gpu {
+            count,
+            ..Gpu::default()
+        }),
+    }
+}
+
+fn open(deaf: bool) -> HostRank {
+    HostRank {
+        device: Device::new(Rc::new(emulator::Emulator::default())),
+        deaf,
+    }
+}
+
+/// Groups of all ranks, of two times two of five (the last one waits), and of odd sizes; messages that divide evenly
+/// and that do not, and ones longer than what repeats in them.
+#[test]
+fn exchanges_are_right_and_measured() {
+    for (ranks, groups) in [(4, &[2, 4][..]), (5, &[2, 5]), (3, &[3])] {
+        let mut requests = Vec::new();
+        for collective in COLLECTIVES {
+            for &ranks in groups {
+                requests.extend([2, 1000, 30_000].map(|bytes| Exchange {
+                    collective,
+                    ranks,
+                    bytes,
+                }));
+            }
+        }
+        let mut profile = Profile {
+            schema_version: 1,
+            tool_version: String::new(),
+            machine: machine(1),
+            measured: Vec::new(),
+        };
+        let time = (Budget::new(Duration::ZERO), EFFORT);
+        let left_out = with_fleet(
+            machine(1),
+            ranks,
+            |_| Ok(open(false)),
+            |fleet| {
+                complete(fleet, &mut profile, &requests, time, |_, _| {
+                    Ok::<(), ProfilerError>(())
+                })
+            },
+        );
+        assert_eq!(left_out, Ok(Vec::new()));
+        assert_eq!(profile.machine, machine(ranks as u64));
+        let mut wanted: Vec<_> = requests.iter().flat_map(Asked::kernels).collect();
+        wanted.sort();
+        let got = profile.measured.iter().map(|m| (&m.kernel, &m.sizes));
+        assert!(got.eq(wanted.iter().map(|k| (&k.name, &k.sizes))));
+        assert!(profile.measured.iter().all(|m| m.seconds > 0.0));
+    }
+}
+
+#[test]
+fn numbers_that_do_not_come_and_devices_that_are_not_there_end_it() {
+    for collective in COLLECTIVES {
+        let exchange = Exchange {
+            collective,
+            ranks: 3,
+            bytes: 300,
+        };
+        let answer = with_fleet(
+            machine(1),
+            3,
+            |rank| Ok(open(rank == 1)),
+            |fleet| fleet.measure(&exchange, EFFORT),
+        );
+        assert!(
+            matches!(&answer, Err(ProfilerError::Wrong { kernel, .. }) if kernel.contains("nccl")),
+            "{collective:?}: {answer:?}"
+        );
+    }
+    let missing = ProfilerError::Cuda(CudaError::NoDevice);
+    let answer = with_fleet(
+        machine(1),
+        3,
+        |rank| match rank {
+            2 => Err(missing.clone()),
+            _ => Ok(open(false)),
+        },
+        |fleet| {
+            let exchange = Exchange {
+                collective: Collective::AllReduce,
+                ranks: 3,
+                bytes: 8,
+            };
+            fleet.measure(&exchange, EFFORT)
+        },
+    );
+    assert_eq!(answer, Err(missing));
+}
