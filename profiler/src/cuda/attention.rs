@@ -82,13 +82,15 @@ impl Causal {
             scale: self.scale() as f32,
             threshold: 0,
             keep: 1.0,
-            padding: 0,
+            cap: 0.0,
             // Nothing is dropped: no number is drawn.
             stream: StreamArgument::new(Stream::new(1, 0, "attention"), 0),
             first_sequence: 0,
             first_head: 0,
             global_heads: self.heads as i64,
             global_queries: length,
+            slopes: 0,
+            sinks: 0,
         }
     }
 
@@ -104,6 +106,7 @@ impl Causal {
             k,
             v,
             positions,
+            sinks: None,
             sizes,
         }
     }
@@ -156,7 +159,7 @@ impl Causal {
         })?;
         measured.extend(timed(device, effort, &backward, |call| {
             let (call, set) = set(call);
-            let done = device.attention_backward(&call, &set.d.tensor, &set.out, &set.sums);
+            let done = device.attention_backward(&call, &set.d.tensor, &set.out, &set.sums, None);
             done.map(drop)
         })?);
         Ok(measured)
@@ -173,7 +176,7 @@ impl Causal {
         check(device, &forward[0], &set.sums, |at| oracle.sum(at))?;
         check(device, &forward[0], &set.out, |at| oracle.out(at))?;
         let call = self.call([&set.q, &set.k, &set.v], positions);
-        let back = || device.attention_backward(&call, &set.d.tensor, &set.out, &set.sums);
+        let back = || device.attention_backward(&call, &set.d.tensor, &set.out, &set.sums, None);
         let [dq, dk, dv] = device.memory.poisoned(back)?;
         check(device, &backward[0], &dq, |at| oracle.dq(at))?;
         check(device, &backward[0], &dk, |at| oracle.dk(at))?;

@@ -76,13 +76,15 @@ impl<'n> Norm<'n> {
 
     fn forward(&self, device: &Device, x: &Tiled) -> Result<(Tensor, Tensor), CudaError> {
         let bias = self.bias.as_ref().map(|bias| &bias.tensor);
-        device.norm((self.kind, EPSILON), &x.tensor, &self.weight.tensor, bias)
+        let norm = (self.kind, EPSILON, false);
+        device.norm(norm, &x.tensor, &self.weight.tensor, bias)
     }
 
     fn gradient(&self, set: usize) -> NormGradient<'_> {
         let ([x, dy], statistics) = &self.sets[set];
         NormGradient {
             kind: self.kind,
+            from_one: false,
             dy: &dy.tensor,
             x: &x.tensor,
             weight: &self.weight.tensor,

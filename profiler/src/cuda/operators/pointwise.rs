@@ -173,7 +173,8 @@ impl Turns {
         Rope {
             turns: &self.buffer,
             sequence: self.sequence,
-            dims: [self.head; 2],
+            dims: [self.head, 0, self.head],
+            neighbours: false,
             backward,
         }
     }
