@@ -246,6 +246,9 @@ pub enum AttentionKernel {
     Flash1,
     /// FlashAttention 2.
     Flash2,
+    /// As FlashAttention 2, but backward goes twice over the scores, so that every sum has one order: seven products
+    /// instead of five.
+    Flash2TwoPass,
     /// FlashAttention 3 on Hopper, cuDNN SDPA on Hopper and Blackwell; FlashAttention 2 elsewhere.
     CudnnOrFlash3,
 }

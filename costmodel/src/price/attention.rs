@@ -88,6 +88,9 @@ pub fn charts() -> [Chart; 8] {
 const LAUNCH: Seconds = Seconds(8e-6);
 /// FlashAttention 1 over 2 (Dao 2023, figure 4).
 const FLASH1: f64 = 0.6;
+/// Products of a backward in two passes over those of one pass: scores and gradients of probabilities are computed
+/// for the gradients of keys and values, and again for those of queries.
+const TWO_PASSES: f64 = 7.0 / 5.0;
 
 #[derive(Clone, Debug)]
 pub(super) struct AttentionPrices {
@@ -144,7 +147,11 @@ impl AttentionPrices {
         };
         let tokens = s.batch as f64 * s.heads as f64 * s.q_len as f64 * seen as f64;
         let forward = 2.0 * tokens * (s.qk_dim + s.v_dim) as f64 * half;
-        let flops = if backward { 2.5 * forward } else { forward };
+        let flops = match (backward, kernel) {
+            (true, AttentionKernel::Flash2TwoPass) => 2.5 * TWO_PASSES * forward,
+            (true, _) => 2.5 * forward,
+            (false, _) => forward,
+        };
         let table = if backward {
             &rates.backward
         } else {
