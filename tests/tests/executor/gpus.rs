@@ -12,7 +12,7 @@ use executor::device::{Gpus, Messages};
 use executor::{Execution, ExecutorError, Job, Outcome};
 use spec::Precision;
 
-use super::cuda::{close, job, models};
+use super::cuda::{close, job, models, on_cuda};
 use super::graphs;
 use super::jobs::{session, train};
 
@@ -121,6 +121,10 @@ fn trains_through_nccl_as_the_cpu_does() {
     let on = job(&llama, "dp=2,zero=2,mbs=2", Numerics::Fast, Precision::Bf16);
     let through = [Messages::Nccl, Messages::Host].map(|m| on_gpus(&on, m).expect("trains"));
     close("llama in bf16", &through[0], &through[1], 2e-3);
+    // Scale factors lie where cuBLASLt is told that they do.
+    let eight = job(&llama, "mbs=4", Numerics::Fast, Precision::Fp8);
+    let got = on_gpus(&eight, Messages::Nccl).expect("trains");
+    close("llama in fp8", &got, &on_cuda(&eight), 2e-3);
 }
 
 #[test]
