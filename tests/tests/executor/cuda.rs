@@ -142,7 +142,7 @@ fn peaks_of_memory_are_predicted() {
             .iter()
             .zip([Precision::Bf16, Precision::Fp32].iter().cycle())
         {
-            let mut job = sized(&model, layout, Numerics::Fast, *precision, [1, 4, 64]);
+            let mut job = sized(&model, layout, Numerics::Fast, *precision, [1, 4, 32]);
             job.settings.steps = 1;
             let outcome = on_cuda(&job);
             let counted = outcome.ranks[0].memory.expect("is counted").peak;
@@ -287,13 +287,13 @@ fn every_family_trains_as_the_cpu_does() {
             (None, true) => Some("tp=2,sp=on,mbs=4,recompute=selective"),
             (None, false) => None,
         };
-        for layout in std::iter::once("mbs=4").chain(shared) {
-            let job = job(&model, layout, Numerics::Fast, Precision::Fp32);
-            let got = on_cuda(&job);
-            let what = format!("{name} {layout}");
-            close(&what, &got, &want, 1e-5);
-            check_bytes(&what, &job, &got);
-        }
+        // Their blocks alone are tested where the kernels are.
+        let layout = shared.unwrap_or("mbs=4");
+        let job = job(&model, layout, Numerics::Fast, Precision::Fp32);
+        let got = on_cuda(&job);
+        let what = format!("{name} {layout}");
+        close(&what, &got, &want, 1e-5);
+        check_bytes(&what, &job, &got);
     }
 }
 
