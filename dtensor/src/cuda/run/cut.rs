@@ -9,7 +9,7 @@ use crate::cuda::tensor::{Device, Tensor};
 use crate::layout::consecutive;
 use crate::placement::{Placement, Placements};
 use crate::trace::TensorInfo;
-use spec::Axis;
+use spec::{Axis, DType};
 
 /// Runs of indices of one dim.
 #[derive(Clone, Debug, PartialEq)]
@@ -249,9 +249,7 @@ impl Machine<'_> {
     ) -> Result<Tensor, CudaError> {
         let cut = self.cut_of(CutOf::among(info, axis, from));
         let whole = info.placements.with(axis, Placement::Replicate);
-        let shape = self.host.position.all_indices(&info.global, &whole);
-        let shape: Vec<usize> = shape.iter().map(Vec::len).collect();
-        let whole = self.device.tensor(shape, x.dtype)?;
+        let whole = self.empty(info, &whole, x.dtype)?;
         let group = self.host.group(axis);
         self.assembled(&cut.members, &whole, |parts| {
             let ticket = self.links.all_gather(group, what, x, parts)?;
@@ -273,15 +271,25 @@ impl Machine<'_> {
         let send = there.members.iter().map(|pieces| self.cut_out(x, pieces));
         let send = send.collect::<Result<Vec<_>, _>>()?;
         let after = info.placements.with(axis, to);
-        let shape = self.host.position.all_indices(&info.global, &after);
-        let shape: Vec<usize> = shape.iter().map(Vec::len).collect();
-        let out = self.device.tensor(shape, x.dtype)?;
+        let out = self.empty(info, &after, x.dtype)?;
         let here = self.cut_of(CutOf::among(info, axis, from));
         self.assembled(&here.members, &out, |parts| {
             let ticket = self.links.all_to_all(group, what, &send, parts)?;
             self.links.wait(ticket)
         })?;
         Ok(out)
+    }
+
+    /// Room for what this rank holds of a tensor.
+    fn empty(
+        &self,
+        info: &TensorInfo,
+        placements: &Placements,
+        dtype: DType,
+    ) -> Result<Tensor, CudaError> {
+        let held = self.host.position.all_indices(&info.global, placements);
+        let shape = held.iter().map(Vec::len).collect();
+        self.device.tensor(shape, dtype)
     }
 
     /// Has `fill` write the members' parts of a tensor, in their places or beside them.
