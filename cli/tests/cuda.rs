@@ -38,6 +38,7 @@ fn what_the_device_cannot_do_is_refused() {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
     for (args, says) in [
         (&["--gpus", "1"][..], "expected --device cuda"),
+        (&["--gpu-messages", "host"], "expected --device cuda"),
         (&["--gpus", "2", "--device", "cuda"], "the plan has 1 ranks"),
         (&["--tf32"], "expected --device cuda"),
         (

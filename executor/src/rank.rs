@@ -232,7 +232,6 @@ impl<'j, D: Device> Rank<'j, D> {
             self.report.peak_saved = peak_saved;
             self.report.routed = routed;
         }
-        self.device.settle("a step")?;
         if self.world.size() == 1 {
             self.conclude(step)?;
         }
@@ -495,6 +494,8 @@ impl<'j, D: Device> Rank<'j, D> {
 
     /// Loss and gradient norm over all ranks; returns the norm.
     fn conclude(&mut self, step: u64) -> Result<f64, ExecutorError> {
+        // A rank that failed is noticed here: reading would wait for it.
+        self.device.settle("a step")?;
         let mut loss = ExactSum::default();
         if let Some(losses) = &self.losses {
             for &token in self.device.read(losses, 0..D::len(losses))?.iter() {

@@ -24,9 +24,16 @@ pub(crate) fn check(args: &RunArgs, ranks: u64) -> Result<(), CliError> {
         }
     }
     if args.device == DeviceArg::Cpu {
-        return match args.tf32 {
-            true => wrong("--tf32: expected --device cuda with it".to_owned()),
-            false => Ok(()),
+        let others = [
+            ("--tf32", args.tf32),
+            (
+                "--gpu-messages host",
+                args.gpu_messages == GpuMessagesArg::Host,
+            ),
+        ];
+        return match others.iter().find(|(_, asked)| *asked) {
+            Some((flag, _)) => wrong(format!("{flag}: expected --device cuda with it")),
+            None => Ok(()),
         };
     }
     if args.numerics == NumericsArg::Exact {

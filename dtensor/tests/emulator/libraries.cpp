@@ -159,13 +159,14 @@ struct Unique {
 struct Shown {
     const void* from;
     size_t count;
+    std::shared_ptr<void> held;
 };
 
 struct NcclGroup {
     int size;
     std::mutex lock;
     std::condition_variable changed;
-    int joined = 0, aborted = 0;
+    int joined = 0;
     // By number of the collective: who shows what, and how many are done with it.
     std::map<u64, std::map<int, Shown>> shown;
     std::map<u64, int> finished;
@@ -177,6 +178,8 @@ struct Comm {
     std::shared_ptr<NcclGroup> group;
     int rank;
     u64 next = 0;
+    // By this rank alone: the others go on waiting.
+    std::shared_ptr<bool> aborted = std::make_shared<bool>(false);
 };
 
 static std::map<std::string, std::shared_ptr<NcclGroup>> nccl_groups;
@@ -214,7 +217,7 @@ API ncclCommInitRank(Comm** comm, int size, Unique id, int rank) {
 API ncclCommDestroy(Comm*) { return 0; }
 API ncclCommAbort(Comm* comm) {
     std::lock_guard<std::mutex> hold(comm->group->lock);
-    comm->group->aborted++;
+    *comm->aborted = true;
     comm->group->changed.notify_all();
     return 0;
 }
@@ -269,15 +272,16 @@ static int collective(Comm* comm, Stream* stream, const void* from, size_t count
                       std::function<void(Everyone&)> make) {
     u64 number = comm->next++;
     auto group = comm->group;
+    auto aborted = comm->aborted;
     int rank = comm->rank;
     auto work = [=] {
-        std::vector<unsigned char> copy;
-        if (from) copy.assign((const unsigned char*)from, (const unsigned char*)from + count * nccl_bytes(element));
+        auto copy = std::make_shared<std::vector<unsigned char>>();
+        if (from) copy->assign((const unsigned char*)from, (const unsigned char*)from + count * nccl_bytes(element));
         std::unique_lock<std::mutex> hold(group->lock);
-        group->shown[number][rank] = {copy.data(), count};
+        group->shown[number][rank] = {copy->data(), count, copy};
         group->changed.notify_all();
         auto there = [&] { return (int)group->shown[number].size() == group->size; };
-        group->changed.wait(hold, [&] { return group->aborted || there(); });
+        group->changed.wait(hold, [&] { return *aborted || there(); });
         if (!there()) return;
         Everyone all = group->shown[number];
         hold.unlock();
@@ -290,7 +294,7 @@ static int collective(Comm* comm, Stream* stream, const void* from, size_t count
         hold.lock();
         group->finished[number]++;
         group->changed.notify_all();
-        group->changed.wait(hold, [&] { return group->aborted || group->finished[number] == group->size; });
+        group->changed.wait(hold, [&] { return *aborted || group->finished[number] == group->size; });
     };
     return queue(stream, nullptr, work, nullptr);
 }
@@ -338,26 +342,28 @@ API ncclBroadcast(const void* from, void* to, size_t count, int element, int roo
 // A message leaves when its receiver takes it, not before.
 API ncclSend(const void* from, size_t count, int element, int peer, Comm* comm, Stream* stream) {
     auto group = comm->group;
+    auto aborted = comm->aborted;
     auto taken = std::make_shared<bool>(false);
     std::pair<int, int> way(comm->rank, peer);
     auto begin = [=] {
         std::lock_guard<std::mutex> hold(group->lock);
-        group->sent[way].push_back({{from, count * nccl_bytes(element)}, taken});
+        group->sent[way].push_back({{from, count * nccl_bytes(element), nullptr}, taken});
         group->changed.notify_all();
     };
     return queue(stream, begin, nullptr, [=] {
         std::unique_lock<std::mutex> hold(group->lock);
-        group->changed.wait(hold, [&] { return group->aborted || *taken; });
+        group->changed.wait(hold, [&] { return *aborted || *taken; });
     });
 }
 API ncclRecv(void* to, size_t count, int element, int peer, Comm* comm, Stream* stream) {
     auto group = comm->group;
+    auto aborted = comm->aborted;
     std::pair<int, int> way(peer, comm->rank);
     size_t bytes = count * nccl_bytes(element);
     auto work = [=] {
         std::unique_lock<std::mutex> hold(group->lock);
         auto& line = group->sent[way];
-        group->changed.wait(hold, [&] { return group->aborted || !line.empty(); });
+        group->changed.wait(hold, [&] { return *aborted || !line.empty(); });
         if (line.empty()) return;
         if (line.front().first.count != bytes) {
             fprintf(stderr, "emulated NCCL: a message has another size than its receiver expects\n");

@@ -399,7 +399,8 @@ impl Device for Machine<'_> {
         what: &str,
         parts: Vec<Tensor>,
     ) -> Result<Moving, ExecutorError> {
-        let own = self.zeros(parts[group.index].len())?;
+        let own = vec![parts[group.index].len()];
+        let own = self.device.tensor(own, DType::F32)?;
         let ticket = self.links.reduce_scatter(group, what, &parts, &own)?;
         Ok((ticket, own))
     }

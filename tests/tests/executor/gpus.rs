@@ -6,10 +6,11 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use dtensor::block::{Seen, Watch, WatchError};
 use dtensor::cpu::Numerics;
 use dtensor::cuda::launcher::Compute;
 use executor::device::{Gpus, Messages};
-use executor::{Execution, ExecutorError, Job, Outcome};
+use executor::{Execution, ExecutorError, Job, Outcome, Session};
 use spec::Precision;
 
 use super::cuda::{close, job, models, on_cuda};
@@ -82,6 +83,10 @@ fn is_elsewhere() -> bool {
 }
 
 fn on_gpus(job: &Job, messages: Messages) -> Result<Outcome, ExecutorError> {
+    run(&session(job), messages)
+}
+
+fn run(session: &Session<'_>, messages: Messages) -> Result<Outcome, ExecutorError> {
     let gpus = Gpus {
         ordinal: None,
         compute: Compute::Whole,
@@ -89,7 +94,7 @@ fn on_gpus(job: &Job, messages: Messages) -> Result<Outcome, ExecutorError> {
         // Kernels are compiled meanwhile.
         timeout: Duration::from_secs(600),
     };
-    executor::train_on(&gpus, &session(job))
+    executor::train_on(&gpus, session)
 }
 
 #[test]
@@ -154,4 +159,37 @@ fn a_rank_that_fails_ends_the_others() {
     let trained = on_gpus(&on, Messages::Nccl).map(|_| ());
     let error = trained.expect_err("memory is full");
     assert!(error.to_string().contains("do not fit"), "{error}");
+}
+
+/// Stops rank 1 at the first operator of the second step.
+struct StopsRankOne;
+
+impl Watch for StopsRankOne {
+    fn ran(&self, seen: &Seen<'_>) -> Result<(), WatchError> {
+        match (seen.rank, seen.micro_batch.step) {
+            (1, 1..) => Err(WatchError::Stopped {
+                operator: seen.name(),
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// All groups have met, and the other waits for it on the device, in NCCL.
+#[test]
+fn a_rank_that_stops_inside_a_step_ends_the_others() {
+    if !is_elsewhere() {
+        return elsewhere("a_rank_that_stops_inside_a_step_ends_the_others", &[]);
+    }
+    let [_, llama, _] = models();
+    for layout in ["dp=2,zero=2,mbs=2", "tp=2,mbs=2"] {
+        let on = job(&llama, layout, Numerics::Fast, Precision::Fp32);
+        let stopped = Session {
+            watch: Some(&StopsRankOne),
+            ..session(&on)
+        };
+        let trained = run(&stopped, Messages::Nccl).map(|_| ());
+        let error = trained.expect_err("one of them stops");
+        assert!(error.to_string().contains("stopped at"), "{error}");
+    }
 }
