@@ -359,6 +359,9 @@ pub(crate) struct RunArgs {
     /// With --device cuda: what carries messages between GPUs
     #[arg(long, value_enum, default_value_t = GpuMessagesArg::Nccl)]
     pub(crate) gpu_messages: GpuMessagesArg,
+    /// With --device cuda: what runs core attention
+    #[arg(long, value_enum, default_value_t = AttentionArg::Library)]
+    pub(crate) attention: AttentionArg,
     /// With --device cuda: matrix products of a plan in fp32 round their operands to TF32, which tensor
     /// cores multiply [default: they round nothing]
     #[arg(long)]
@@ -438,6 +441,15 @@ pub(crate) enum GpuMessagesArg {
     Nccl,
     /// The memory of their hosts: slow, where NCCL is not installed
     Host,
+}
+
+/// Attention flag.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AttentionArg {
+    /// cuDNN, where it is installed and takes the sizes, else the project's own kernels
+    Library,
+    /// The project's own kernels: slower, and a run repeats to the bit
+    Own,
 }
 
 /// Suite flag.

@@ -39,6 +39,7 @@ fn what_the_device_cannot_do_is_refused() {
     for (args, says) in [
         (&["--gpus", "1"][..], "expected --device cuda"),
         (&["--gpu-messages", "host"], "expected --device cuda"),
+        (&["--attention", "own"], "expected --device cuda"),
         (&["--gpus", "2", "--device", "cuda"], "the plan has 1 ranks"),
         (&["--tf32"], "expected --device cuda"),
         (

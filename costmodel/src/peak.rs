@@ -12,6 +12,7 @@ use models::{BlockClass, BlockLayout};
 use plans::program::Program;
 use plans::{ActionKind, Recompute, Strategy};
 use rustc_hash::FxHashMap;
+use spec::runtime::AttentionKernel;
 use spec::{Bytes, DType, Zero};
 
 use crate::CostError;
@@ -43,10 +44,11 @@ pub(crate) fn peaks(
     program: &Program,
 ) -> Result<Vec<Bytes>, CostError> {
     let mut made = Made::default();
+    let library = costs.scenario().runtime.attention == AttentionKernel::CudnnOrFlash3;
     let ranks = (0u32..).zip(&program.ranks).zip(&assembled.states);
     ranks
         .map(|((rank, actions), states)| {
-            let ledger = Rc::new(Ledger::default());
+            let ledger = Ledger::new(library);
             let mut changes: FxHashMap<u32, Changes> = FxHashMap::default();
             let owned = (0u32..).zip(assembled.rank_of_stage.iter());
             for (stage, _) in owned.filter(|&(_, &owner)| owner == rank) {

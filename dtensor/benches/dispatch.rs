@@ -11,11 +11,13 @@ use std::time::Duration;
 
 use divan::Bencher;
 use divan::counter::ItemsCount;
-use dtensor::block::{Attention, Block, Half, Keep, Parameters};
+use dtensor::block::{Attention, Block, CausalAttention, Half, Keep, Parameters};
 use dtensor::comm::{Group, local};
 use dtensor::cpu::{self, MicroBatch, Numerics};
 use dtensor::cuda::kernels::Kernel;
-use dtensor::cuda::launcher::{Address, Arguments, GraphId, Launch, Launcher, Product};
+use dtensor::cuda::launcher::{
+    Address, Arguments, AttentionOperands, GraphId, Launch, Launcher, Product,
+};
 use dtensor::cuda::{Batch, Context, CudaError, Device, GradientSink, Machine, Tensor};
 use dtensor::{BlockPosition, TensorId, TensorRole};
 use models::{BlockClass, BlockLayout};
@@ -67,6 +69,15 @@ impl Launcher for Idle {
     fn multiply(&self, product: &Product) -> Result<(), CudaError> {
         divan::black_box(product);
         self.count()
+    }
+    fn attention_workspaces(&self, _: &CausalAttention) -> Result<Option<[u64; 2]>, CudaError> {
+        Ok(None)
+    }
+    fn attend(&self, _: &CausalAttention, _: &AttentionOperands) -> Result<(), CudaError> {
+        self.count()
+    }
+    fn attention_library(&self) -> Option<String> {
+        None
     }
     fn mark(&self) -> Result<(), CudaError> {
         Ok(())

@@ -5,6 +5,8 @@
 mod blocks;
 #[path = "cuda/compile.rs"]
 mod compile;
+#[path = "cuda/cudnn.rs"]
+mod cudnn;
 #[path = "cuda/emulator.rs"]
 mod emulator;
 #[path = "cuda/gpu.rs"]

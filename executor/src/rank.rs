@@ -184,6 +184,7 @@ impl<'j, D: Device> Rank<'j, D> {
             sum.master += bytes.master;
             sum.moments += bytes.moments;
         }
+        self.report.attention_library = self.device.attention_library();
         self.report
     }
 

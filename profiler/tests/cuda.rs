@@ -9,7 +9,10 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use dtensor::cuda::launcher::{Address, Arguments, GraphId, Launch, Launcher, Product};
+use dtensor::block::CausalAttention;
+use dtensor::cuda::launcher::{
+    Address, Arguments, AttentionOperands, GraphId, Launch, Launcher, Product,
+};
 use dtensor::cuda::{CudaError, Device, kernels};
 use dtensor::{BlockMesh, BlockPosition};
 use models::{BlockClass, BlockLayout};
@@ -157,6 +160,18 @@ impl Launcher for Lazy {
             Undone::Products => Ok(()),
             Undone::Kernels | Undone::Reads => self.works.multiply(product),
         }
+    }
+    fn attention_workspaces(&self, of: &CausalAttention) -> Result<Option<[u64; 2]>, CudaError> {
+        self.works.attention_workspaces(of)
+    }
+    fn attend(&self, of: &CausalAttention, operands: &AttentionOperands) -> Result<(), CudaError> {
+        match self.undone {
+            Undone::Kernels => Ok(()),
+            Undone::Products | Undone::Reads => self.works.attend(of, operands),
+        }
+    }
+    fn attention_library(&self) -> Option<String> {
+        self.works.attention_library()
     }
     fn begin_capture(&self) -> Result<(), CudaError> {
         self.works.begin_capture()

@@ -4,7 +4,7 @@
 
 Times are predicted twice: with the presets only, and with the profile of this GPU. Exits with 1 where a run fails,
 where a counted byte is not the predicted one (the most in use of all: by more than 2%), where a loss is no number or not
-that of the same steps queued kernel by kernel, or where our tokens per second are under 0.8 of
+that of the same steps queued kernel by kernel (within 0.2% where a library runs core attention), or where our tokens per second are under 0.8 of
 PyTorch's (TORCH.json, of torch_train.py). Nothing here is told what was measured before it predicts.
 """
 
@@ -24,6 +24,13 @@ PEAK = "most in use of all"
 def differs(line):
     counted, predicted = line["measured_bytes"], line["predicted_bytes"]
     return abs(predicted - counted) > 0.02 * counted if line["name"] == PEAK else predicted != counted
+
+
+def agree(one, other):
+    """Whether two runs of the same steps have the same losses: to the bit, but where a library adds up in no order."""
+    near = 2e-3 if other.get("attention_library") else 0.0
+    pairs = zip(one.get("losses", []), other.get("losses", []), strict=False)
+    return all(abs(a - b) <= near * abs(a) for a, b in pairs)
 
 
 def tokens(path, count=1 << 20, vocabulary=32000):
@@ -67,6 +74,7 @@ def train(binary, cases, model, strategy, execution, profile, folder):
         "step_time_s": seconds,
         "tokens_per_s": measured["tokens_per_s"],
         "losses": losses,
+        "attention_library": measured["attention_library"],
         "step_time_error": {
             "presets": error(preset["step_time_s"]),
             "profile": error(measured["predicted_step_time_s"]),
@@ -98,7 +106,7 @@ def main():
                 except RuntimeError as error:
                     row["failed"] = [str(error)]
                 same = [r for r in rows if r["model"] == row["model"] and r["strategy"] == strategy]
-                if any(r.get("losses") != row.get("losses") for r in same):
+                if not all(agree(r, row) for r in same):
                     row["failed"].append("losses are not those of the same steps queued kernel by kernel")
                 rows.append(row)
                 print(row["model"], strategy, execution, row.get("step_time_s"), *row["failed"])

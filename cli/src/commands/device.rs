@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use dtensor::cuda::launcher::Compute;
+use dtensor::cuda::launcher::{AttentionBy, Compute};
 use executor::device::{Cores, Gpus, Messages};
 use executor::{Outcome, Session};
+use spec::Runtime;
+use spec::runtime::AttentionKernel;
 
 use super::run::{mpi, processes};
-use crate::args::{CommunicatorArg, DeviceArg, GpuMessagesArg, NumericsArg, RunArgs};
+use crate::args::{AttentionArg, CommunicatorArg, DeviceArg, GpuMessagesArg, NumericsArg, RunArgs};
 use crate::error::CliError;
 use crate::inputs::EXECUTOR;
 
@@ -26,6 +28,7 @@ pub(crate) fn check(args: &RunArgs, ranks: u64) -> Result<(), CliError> {
     if args.device == DeviceArg::Cpu {
         let others = [
             ("--tf32", args.tf32),
+            ("--attention own", args.attention == AttentionArg::Own),
             (
                 "--gpu-messages host",
                 args.gpu_messages == GpuMessagesArg::Host,
@@ -49,12 +52,19 @@ pub(crate) fn check(args: &RunArgs, ranks: u64) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The runtime that predicts a device's runs.
-pub(crate) fn runtime(device: DeviceArg) -> &'static str {
-    match device {
-        DeviceArg::Cpu => EXECUTOR,
-        DeviceArg::Cuda => "vescale-cuda",
+/// The runtime that predicts a run on its device.
+pub(crate) fn runtime(args: &RunArgs) -> Result<Runtime, CliError> {
+    if args.device == DeviceArg::Cpu {
+        return Ok(spec::load::runtime(EXECUTOR)?);
     }
+    let runtime = spec::load::runtime("vescale-cuda")?;
+    Ok(match args.attention {
+        AttentionArg::Library => runtime,
+        AttentionArg::Own => Runtime {
+            attention: AttentionKernel::Flash2TwoPass,
+            ..runtime
+        },
+    })
 }
 
 /// The GPUs of a run: that of a process's place on its host, or one for every thread.
@@ -68,6 +78,10 @@ fn gpus(args: &RunArgs, place: Option<usize>) -> Gpus {
             GpuMessagesArg::Host => Messages::Host,
         },
         timeout: Duration::from_secs(args.timeout),
+        attention: match args.attention {
+            AttentionArg::Library => AttentionBy::Library,
+            AttentionArg::Own => AttentionBy::Own,
+        },
         compute: if args.tf32 {
             Compute::Tf32
         } else {

@@ -1,11 +1,13 @@
 //! A traced block made ready to run on a device: what runs when, what is kept from forward to
 //! backward, and what dies when.
 
+mod attention;
 pub(crate) mod pass;
 pub mod sizes;
 #[cfg(feature = "cpu")]
 mod watch;
 
+pub use attention::CausalAttention;
 pub use pass::{Forward, Parameters, Saved};
 #[cfg(feature = "cpu")]
 pub(crate) use watch::Tensors;

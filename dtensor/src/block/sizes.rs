@@ -19,6 +19,8 @@ use crate::trace::{self, CollectiveKind, Detail, Op, OpKind, TensorId, TensorInf
 pub struct Ledger {
     live: Cell<u64>,
     peak: Cell<u64>,
+    /// Whether a library runs core attention where it may.
+    library: bool,
     /// Bytes of lists that stay, by what they are.
     lists: Cell<u64>,
     known: RefCell<BTreeSet<String>>,
@@ -52,6 +54,15 @@ impl Piece {
 }
 
 impl Ledger {
+    /// A device of which nothing is in use, whose core attention a library runs where it may, or never.
+    #[must_use]
+    pub fn new(library: bool) -> Rc<Self> {
+        Rc::new(Self {
+            library,
+            ..Self::default()
+        })
+    }
+
     /// Takes a buffer.
     #[must_use]
     pub fn take(self: &Rc<Self>, bytes: u64, dtype: DType) -> Room {
@@ -239,13 +250,11 @@ impl<'r> Run<'r> {
     }
 
     fn attention(&mut self, scores: &Op) {
-        let at = self.block.trace.forward.iter().position(|op| op == scores);
-        let pieces = self.block.pieces(at.unwrap_or(0));
         let forward = &self.block.trace.forward;
-        let context = pieces
-            .map(|i| &forward[i])
-            .find(|op| matches!(op.kind, OpKind::AttentionContext(_)));
-        let Some(context) = context else { return };
+        let at = forward.iter().position(|op| op == scores);
+        let pieces = at.and_then(|at| self.block.attention_pieces(at));
+        let Some(pieces) = pieces else { return };
+        let context = &forward[pieces.context];
         let (out, sums) = (context.outputs[0], scores.outputs[0]);
         let info = self.info(out);
         let dtype = self.get(scores.inputs[0]).dtype;
@@ -258,15 +267,16 @@ impl<'r> Run<'r> {
     fn attention_backward(&mut self, of: usize) {
         let block = self.block;
         let forward = &block.trace.forward;
-        let find =
-            |wanted: fn(&OpKind) -> bool| block.pieces(of).find(|&i| wanted(&forward[i].kind));
-        let scores = find(|kind| matches!(kind, OpKind::AttentionScores(_)));
-        let context = find(|kind| matches!(kind, OpKind::AttentionContext(_)));
-        let (Some(scores), Some(context)) = (scores, context) else {
+        let Some(pieces) = block.attention_pieces(of) else {
             return;
         };
-        let delta = 4 * self.rows(forward[scores].outputs[0]);
-        let delta = self.ledger.take(delta, DType::F32);
+        let (scores, context) = (pieces.scores, pieces.context);
+        let library = block.causal_attention(of).filter(|_| self.ledger.library);
+        let passing = match library {
+            Some(library) => library.backward_workspace(),
+            None => 4 * self.rows(forward[scores].outputs[0]),
+        };
+        let passing = self.ledger.take(passing, DType::F32);
         let [q, k, v] = [
             forward[scores].inputs[0],
             forward[scores].inputs[1],
@@ -277,7 +287,7 @@ impl<'r> Run<'r> {
                 self.make_like(id, like);
             }
         }
-        drop(delta);
+        drop(passing);
     }
 
     fn routed(&mut self, op: &Op) {

@@ -2,17 +2,19 @@
 
 #![allow(unsafe_code, reason = "functions of the CUDA driver and of cuBLASLt")]
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_uint, c_void};
 use std::rc::Rc;
 
 use super::compile::Compiler;
+use super::cudnn::Attentions;
 use super::error::CudaError;
 use super::kernels::{Head, Kernel, Source};
-use super::launcher::{Address, Arguments, GraphId, Launch, Launcher, Product};
+use super::launcher::{Address, Arguments, AttentionOperands, GraphId, Launch, Launcher, Product};
 use super::products::Products;
 use super::sys::driver::{self, Driver, Handle};
+use crate::block::CausalAttention;
 
 /// Dynamic shared memory that a kernel may ask for without saying so first.
 const PLAIN_SHARED: u32 = 48 << 10;
@@ -22,6 +24,8 @@ pub struct Gpu {
     driver: Rc<Driver>,
     compiler: Compiler,
     products: Products,
+    /// Loaded when first asked for: it takes a second.
+    attentions: OnceCell<Option<Attentions>>,
     device: driver::Device,
     stream: Handle,
     capability: [u32; 2],
@@ -91,6 +95,7 @@ impl Gpu {
         Ok(Self {
             compiler,
             products,
+            attentions: OnceCell::new(),
             device,
             stream,
             capability,
@@ -115,6 +120,12 @@ impl Gpu {
     #[must_use]
     pub fn launches(&self) -> u64 {
         self.launches.get()
+    }
+
+    /// cuDNN, where it is there and starts.
+    fn attentions(&self) -> Option<&Attentions> {
+        let load = || Attentions::new(self.stream).ok().flatten();
+        self.attentions.get_or_init(load).as_ref()
     }
 
     /// A mark in the stream: the time at which all work so far is done.
@@ -335,6 +346,24 @@ impl Launcher for Gpu {
         self.products.multiply(product, self.stream)
     }
 
+    fn attention_workspaces(&self, of: &CausalAttention) -> Result<Option<[u64; 2]>, CudaError> {
+        Ok(self.attentions().and_then(|cudnn| cudnn.workspaces(of)))
+    }
+
+    fn attend(&self, of: &CausalAttention, operands: &AttentionOperands) -> Result<(), CudaError> {
+        self.launches.set(self.launches.get() + 1);
+        let cudnn = self.attentions().expect("it has said what it asks for");
+        cudnn.attend(of, operands)
+    }
+
+    fn attention_library(&self) -> Option<String> {
+        let loaded = self.attentions.get()?.as_ref()?;
+        let [major, minor, patch] = loaded.version();
+        loaded
+            .has_run()
+            .then(|| format!("cuDNN {major}.{minor}.{patch}"))
+    }
+
     fn mark(&self) -> Result<(), CudaError> {
         self.with_host("a measured time")?;
         let event = self.event()?;
@@ -472,6 +501,9 @@ impl Drop for Gpu {
         unsafe {
             let _ = self.driver.synchronize_stream(self.stream);
             self.products.release(&self.driver);
+            if let Some(Some(cudnn)) = self.attentions.get() {
+                cudnn.release();
+            }
             for module in modules.into_values() {
                 let _ = self.driver.unload_module(module);
             }

@@ -11,6 +11,7 @@ use spec::DType;
 
 use super::error::CudaError;
 use super::kernels::Kernel;
+use crate::block::CausalAttention;
 use crate::philox::Stream;
 
 /// An address in the device's memory.
@@ -119,6 +120,29 @@ pub struct Product {
     pub bias: Option<Address>,
 }
 
+/// Who runs core attention.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AttentionBy {
+    /// A library, where it is there and takes the sizes; else the project's own kernels.
+    #[default]
+    Library,
+    /// The project's own kernels, whose sums have one order.
+    Own,
+}
+
+/// Operands of a library's attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionOperands {
+    /// Queries, keys, values, output, and in 32 bits `[batch, heads, length]` the log-sum-exps of the scores.
+    pub tensors: [Address; 5],
+    /// In backward, gradients of output, queries, keys and values.
+    pub gradients: Option<[Address; 4]>,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// As many bytes as the pass asks for.
+    pub workspace: Address,
+}
+
 /// A device's memory and one queue of work in order.
 pub trait Launcher {
     /// Memory at a multiple of 256 bytes.
@@ -162,6 +186,18 @@ pub trait Launcher {
     /// # Errors
     /// When there is no algorithm for it.
     fn multiply(&self, product: &Product) -> Result<(), CudaError>;
+    /// Bytes of workspace of a library's attention, forward and backward; none where no library has it.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn attention_workspaces(&self, of: &CausalAttention) -> Result<Option<[u64; 2]>, CudaError>;
+    /// Runs a library's attention, which has said what workspace it wants.
+    ///
+    /// # Errors
+    /// When it cannot start.
+    fn attend(&self, of: &CausalAttention, operands: &AttentionOperands) -> Result<(), CudaError>;
+    /// The library that has run core attention, with its release, if one did.
+    fn attention_library(&self) -> Option<String>;
     /// Marks the end of all work so far.
     ///
     /// # Errors

@@ -30,6 +30,8 @@ pub enum Name {
     Nvrtc,
     /// Matrix products.
     CublasLt,
+    /// Core attention.
+    Cudnn,
     /// Messages between devices.
     Nccl,
     /// Facts of devices.
@@ -37,10 +39,11 @@ pub enum Name {
 }
 
 /// Every library, in the order they are needed.
-pub const LIBRARIES: [Name; 5] = [
+pub const LIBRARIES: [Name; 6] = [
     Name::Driver,
     Name::Nvrtc,
     Name::CublasLt,
+    Name::Cudnn,
     Name::Nccl,
     Name::Nvml,
 ];
@@ -53,6 +56,7 @@ impl Name {
             Self::Driver => &["libcuda.so.1", "libcuda.so"],
             Self::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
             Self::CublasLt => &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
+            Self::Cudnn => &["libcudnn.so.9", "libcudnn.so"],
             Self::Nccl => &["libnccl.so.2", "libnccl.so"],
             Self::Nvml => &["libnvidia-ml.so.1", "libnvidia-ml.so"],
         }
@@ -69,6 +73,10 @@ impl Name {
             }
             Self::CublasLt => {
                 "the CUDA toolkit has it, or `pip install nvidia-cublas` with \
+                 VESCALE_CUDA_LIBRARIES set to that environment's site-packages"
+            }
+            Self::Cudnn => {
+                "NVIDIA's package cudnn9 has it, or `pip install nvidia-cudnn-cu13` with \
                  VESCALE_CUDA_LIBRARIES set to that environment's site-packages"
             }
             Self::Nccl => {
@@ -107,6 +115,7 @@ impl fmt::Display for Name {
             Self::Driver => "the CUDA driver",
             Self::Nvrtc => "NVRTC",
             Self::CublasLt => "cuBLASLt",
+            Self::Cudnn => "cuDNN",
             Self::Nccl => "NCCL",
             Self::Nvml => "NVML",
         })

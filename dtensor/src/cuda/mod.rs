@@ -1,6 +1,7 @@
 //! The cuda device.
 
 mod compile;
+mod cudnn;
 mod error;
 mod facts;
 mod gpu;
@@ -19,6 +20,7 @@ pub mod sys;
 mod tensor;
 
 pub use compile::{CACHE, Compiler};
+pub use cudnn::attention_workspaces;
 pub use error::CudaError;
 pub use facts::{Condition, condition};
 pub use gpu::{Event, Gpu, Stream};

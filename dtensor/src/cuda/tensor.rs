@@ -5,7 +5,7 @@ use std::rc::Rc;
 use spec::DType;
 
 use super::error::CudaError;
-use super::launcher::{Address, Compute, Launcher};
+use super::launcher::{Address, AttentionBy, Compute, Launcher};
 use super::memory::{Buffer, Memory};
 use crate::cpu;
 
@@ -18,6 +18,8 @@ pub struct Device {
     pub memory: Rc<Memory>,
     /// How it multiplies matrices in 32 bits.
     pub compute: Compute,
+    /// Who runs core attention.
+    pub attention_by: AttentionBy,
 }
 
 /// A dense row-major tensor; several may share memory.
@@ -41,6 +43,7 @@ impl Device {
             launcher,
             memory,
             compute: Compute::Whole,
+            attention_by: AttentionBy::Library,
         }
     }
 
@@ -48,6 +51,15 @@ impl Device {
     #[must_use]
     pub fn with_compute(self, compute: Compute) -> Self {
         Self { compute, ..self }
+    }
+
+    /// The same, with core attention as `attention_by` says.
+    #[must_use]
+    pub fn with_attention(self, attention_by: AttentionBy) -> Self {
+        Self {
+            attention_by,
+            ..self
+        }
     }
 
     /// A tensor that nothing has written.

@@ -6,7 +6,10 @@
     reason = "calls into libraries built here, on memory allocated here"
 )]
 
-use std::cell::RefCell;
+#[path = "library_attention.rs"]
+mod library;
+
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::path::PathBuf;
@@ -15,9 +18,11 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
+use dtensor::block::CausalAttention;
 use dtensor::cuda::kernels::{Head, Kernel, Source};
 use dtensor::cuda::launcher::{
-    Address, Arguments, Compute, Element, Float8, GraphId, Launch, Launcher, Operand, Product,
+    Address, Arguments, AttentionOperands, Compute, Element, Float8, GraphId, Launch, Launcher,
+    Operand, Product,
 };
 use dtensor::cuda::{CudaError, Device, Gpu};
 use half::bf16;
@@ -42,6 +47,10 @@ pub struct Emulator {
     /// Which of the orders that a device may choose: bit 0 runs warps backwards, bit 1 lets asynchronous
     /// copies land at once rather than when they are waited for.
     order: u32,
+    /// Whether a library runs core attention.
+    has_attention: bool,
+    /// Whether it did.
+    attended: Cell<bool>,
     marks: RefCell<Vec<Instant>>,
     /// What a capture under way has recorded.
     recording: RefCell<Option<Vec<Recorded>>>,
@@ -53,6 +62,7 @@ pub struct Emulator {
 enum Recorded {
     Launch(Kernel, Launch, Arguments),
     Multiply(Product),
+    Attend(CausalAttention, AttentionOperands),
     Copy(Address, Address, u64),
     Fill(Address, u8, u64),
 }
@@ -89,6 +99,18 @@ pub fn device_in(order: u32) -> Option<Device> {
     }
     Some(Device::new(Rc::new(Emulator {
         order,
+        ..Emulator::default()
+    })))
+}
+
+/// One whose core attention a library runs where it may.
+pub fn device_with_library() -> Option<Device> {
+    if std::env::var_os(ON_GPU).is_some() {
+        return device();
+    }
+    device()?;
+    Some(Device::new(Rc::new(Emulator {
+        has_attention: true,
         ..Emulator::default()
     })))
 }
@@ -171,6 +193,10 @@ impl Emulator {
                 self.run_kernel(*kernel, *launch, arguments.clone());
             }
             Recorded::Multiply(product) => self.run_product(product),
+            Recorded::Attend(of, operands) => {
+                self.attended.set(true);
+                library::attend(of, operands);
+            }
             // SAFETY: the caller allocated as much.
             Recorded::Copy(to, from, bytes) => unsafe {
                 std::ptr::copy(*from as *const u8, *to as *mut u8, *bytes as usize);
@@ -374,6 +400,22 @@ impl Launcher for Emulator {
     fn multiply(&self, product: &Product) -> Result<(), CudaError> {
         self.queue(Recorded::Multiply(*product));
         Ok(())
+    }
+
+    fn attention_workspaces(&self, of: &CausalAttention) -> Result<Option<[u64; 2]>, CudaError> {
+        let backward = of.backward_workspace();
+        Ok(self.has_attention.then_some([256, backward]))
+    }
+
+    fn attend(&self, of: &CausalAttention, operands: &AttentionOperands) -> Result<(), CudaError> {
+        self.queue(Recorded::Attend(*of, *operands));
+        Ok(())
+    }
+
+    fn attention_library(&self) -> Option<String> {
+        self.attended
+            .get()
+            .then(|| "an emulated library".to_owned())
     }
 
     fn begin_capture(&self) -> Result<(), CudaError> {

@@ -453,6 +453,10 @@ impl Device for Cpu<'_> {
         match *captured {}
     }
 
+    fn attention_library(&self) -> Option<String> {
+        None
+    }
+
     fn take_peak(&self) -> Option<MemoryUse> {
         None
     }

@@ -9,7 +9,7 @@ use dtensor::TensorId;
 use dtensor::block::{Attention, Block, Forward, Parameters, Watch};
 use dtensor::comm::Group;
 use dtensor::cpu::{self, AdamWStep, ExactSum, MicroBatch, Numerics};
-use dtensor::cuda::launcher::Compute;
+use dtensor::cuda::launcher::{AttentionBy, Compute};
 use dtensor::cuda::{
     self, Batch, Context, CudaError, Gpu, GradientSink, Graph, Machine, NcclLinks, Saved, Tensor,
     Ticket,
@@ -29,6 +29,8 @@ pub struct Gpus {
     pub ordinal: Option<u32>,
     /// How they multiply matrices in 32 bits.
     pub compute: Compute,
+    /// Who runs core attention.
+    pub attention: AttentionBy,
     /// What carries messages between GPUs.
     pub messages: Messages,
     /// How long a rank waits for another.
@@ -50,7 +52,9 @@ impl Devices for Gpus {
     fn open<'c>(&self, host: cpu::Machine<'c>) -> Result<Machine<'c>, ExecutorError> {
         let ordinal = self.ordinal.unwrap_or(host.comm.rank() as u32);
         let gpu = Rc::new(Gpu::new(ordinal)?);
-        let device = cuda::Device::new(Rc::<Gpu>::clone(&gpu)).with_compute(self.compute);
+        let device = cuda::Device::new(Rc::<Gpu>::clone(&gpu))
+            .with_compute(self.compute)
+            .with_attention(self.attention);
         let alone = host.comm.world() == 1;
         if alone || self.messages == Messages::Host {
             return on(device, host);
@@ -305,6 +309,10 @@ impl Device for Machine<'_> {
             peak: usage.peak,
             reserved: usage.reserved,
         })
+    }
+
+    fn attention_library(&self) -> Option<String> {
+        self.device.launcher.attention_library()
     }
 
     fn parcel(&self, tensor: &Tensor) -> Result<Tensor, ExecutorError> {

@@ -360,6 +360,9 @@ pub trait Device: Sized {
     /// counted.
     fn take_peak(&self) -> Option<MemoryUse>;
 
+    /// The library that has run core attention, with its release, if one did.
+    fn attention_library(&self) -> Option<String>;
+
     /// Marks the end of all work so far.
     ///
     /// # Errors

@@ -1,7 +1,6 @@
 //! Core attention, forward and backward, over heads, lengths and dimensions.
 
-use std::f64::consts::LOG2_E;
-
+use dtensor::block::CausalAttention;
 use dtensor::cuda::launcher::{AttentionArgument, StreamArgument};
 use dtensor::cuda::{AttentionCall, Buffer, CudaError, Device, Tensor};
 use dtensor::philox::Stream;
@@ -108,6 +107,13 @@ impl Causal {
             positions,
             sinks: None,
             sizes,
+            library: Some(CausalAttention {
+                batch: self.batch as i64,
+                length: self.length as i64,
+                heads: sizes.heads,
+                dims: sizes.dims,
+                window: None,
+            }),
         }
     }
 
@@ -192,7 +198,7 @@ struct Oracle<'o> {
     groups: usize,
     dim: usize,
     scale: f64,
-    /// Log-sum-exps to base 2, and `Σ dO · O`, by sequence, head and query.
+    /// Log-sum-exps, and `Σ dO · O`, by sequence, head and query.
     sums: Vec<f32>,
     delta: Vec<f64>,
 }
@@ -256,14 +262,14 @@ impl<'o> Oracle<'o> {
         let row = [line / self.heads, query, line % self.heads];
         let total: f64 = (0..=query).map(|key| self.score(row, key).exp()).sum();
         Wanted {
-            value: total.log2(),
+            value: total.ln(),
             tolerance: SUM_ERROR,
         }
     }
 
     fn probability(&self, query: Row, key: usize) -> f64 {
         let sum = f64::from(self.sums[self.line(query)]);
-        (self.score(query, key) * LOG2_E - sum).exp2()
+        (self.score(query, key) - sum).exp()
     }
 
     /// The gradient of a score, times the scale of scores.

@@ -26,6 +26,18 @@ impl Devices for Emulated {
     }
 }
 
+/// One whose core attention a library runs where it may.
+struct WithLibrary;
+
+impl Devices for WithLibrary {
+    type Device<'c> = Machine<'c>;
+
+    fn open<'c>(&self, host: dtensor::cpu::Machine<'c>) -> Result<Machine<'c>, ExecutorError> {
+        let device = emulator::device_with_library().expect("asked for before");
+        executor::device::on(device, host)
+    }
+}
+
 /// Sequences per step, and tokens of each: as few as show everything, for kernels take their time.
 pub const BATCH: u64 = 4;
 pub const SEQ: u64 = 12;
@@ -144,7 +156,10 @@ fn peaks_of_memory_are_predicted() {
         {
             let mut job = sized(&model, layout, Numerics::Fast, *precision, [1, 4, 32]);
             job.settings.steps = 1;
-            let outcome = on_cuda(&job);
+            let outcome = executor::train_on(&WithLibrary, &session(&job)).expect("trains");
+            let library = outcome.ranks[0].attention_library.is_some();
+            let takes = *precision == Precision::Bf16 && model.name != "gpt";
+            assert_eq!(library, takes, "{} {layout} {precision:?}", model.name);
             let counted = outcome.ranks[0].memory.expect("is counted").peak;
             let costs = costs(&job, "vescale-cuda");
             let predicted = costs.peaks(&job.strategy).expect("traced")[0].0;

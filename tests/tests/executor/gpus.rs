@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use dtensor::block::{Seen, Watch, WatchError};
 use dtensor::cpu::Numerics;
-use dtensor::cuda::launcher::Compute;
+use dtensor::cuda::launcher::{AttentionBy, Compute};
 use executor::device::{Gpus, Messages};
 use executor::{Execution, ExecutorError, Job, Outcome, Session};
 use spec::Precision;
@@ -91,6 +91,7 @@ fn run(session: &Session<'_>, messages: Messages) -> Result<Outcome, ExecutorErr
         ordinal: None,
         compute: Compute::Whole,
         messages,
+        attention: AttentionBy::Library,
         // Kernels are compiled meanwhile.
         timeout: Duration::from_secs(600),
     };

@@ -44,7 +44,7 @@ pub(crate) struct Times {
 /// Predictions for our executor on this machine.
 pub(crate) fn predict(args: &RunArgs, loaded: &Loaded) -> Result<Predicted, CliError> {
     let scenario = Scenario {
-        runtime: spec::load::runtime(device::runtime(args.device))?,
+        runtime: device::runtime(args)?,
         ..loaded.costs.scenario().clone()
     };
     let costs = CostModel::new(scenario.clone())?;
@@ -135,6 +135,8 @@ pub(crate) struct Comparison {
     /// The most that a rank took from its GPU, with rounding and pieces that no tensor had; absent where it is
     /// not counted.
     pub(crate) reserved_bytes: Option<u64>,
+    /// The library that ran core attention, with its release; absent where the project's own code did.
+    pub(crate) attention_library: Option<String>,
 }
 
 impl Comparison {
@@ -153,6 +155,10 @@ impl Comparison {
             tokens_per_s: (job.global_batch * job.seq_len) as f64 / step_time_s,
             phases: phases(&outcome.timeline(), times.map(|t| &t.timeline)),
             memory: memory(job, outcome, predicted)?,
+            attention_library: {
+                let mut ranks = outcome.ranks.iter();
+                ranks.find_map(|rank| rank.attention_library.clone())
+            },
             reserved_bytes: {
                 let counted = outcome.ranks.iter().filter_map(|rank| rank.memory);
                 counted.map(|memory| memory.reserved).max()
@@ -217,6 +223,9 @@ impl Comparison {
             self.tokens_per_s,
             outcome.weights_sha256(),
         );
+        if let Some(library) = &self.attention_library {
+            text.push_str(&format!("core attention by {library}\n\n"));
+        }
         text.push_str("memory per rank (heaviest peer)          measured      predicted\n");
         for line in &self.memory {
             let error = line.predicted_bytes as f64 / line.measured_bytes as f64 - 1.0;

@@ -288,7 +288,7 @@ fn job(args: &RunArgs, loaded: &Loaded) -> Result<Job, CliError> {
     if steps == 0 {
         return Err(CliError::Usage("--steps: expected at least 1".to_owned()));
     }
-    let runtime = spec::load::runtime(device::runtime(args.device))?;
+    let runtime = device::runtime(args)?;
     plans::legality::allowed_by(&loaded.strategy, &scenario.model, &runtime)?;
     let settings = Settings {
         seed: args.seed.or(train.map(|t| t.seed)).unwrap_or(1234),

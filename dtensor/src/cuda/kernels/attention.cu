@@ -200,7 +200,7 @@ BOUNDED_KERNEL(THREADS) attention_forward_bf16(bf16* out, float* lse, const bf16
         total[i] += __shfl_xor_sync(0xffffffffu, total[i], 2);
         inverse[i] = total[i] > 0.0f ? 1.0f / total[i] : 0.0f;
         if (lane % 4 == 0 && row[i] < s.q_len)
-            lse[(b * s.heads + head) * s.q_len + row[i]] = largest[i] * scale + log2f(total[i]);
+            lse[(b * s.heads + head) * s.q_len + row[i]] = (largest[i] * scale + log2f(total[i])) * LN_2;
     }
     i64 mine = row0 + warp * 16;
     write_rows<VALUE>(out + (b * s.q_len + mine) * s.heads * s.v_dim + head * s.v_dim, s.heads * s.v_dim,
@@ -245,7 +245,7 @@ BOUNDED_KERNEL(THREADS) attention_key_backward_bf16(bf16* dk, bf16* dv, const bf
         if (threadIdx.x < N) {
             i64 stat = (b * s.heads + head) * s.q_len + row + threadIdx.x;
             bool in = row + threadIdx.x < s.q_len;
-            stats[buffer * 2 * N + threadIdx.x] = in ? lse[stat] : 0.0f;
+            stats[buffer * 2 * N + threadIdx.x] = in ? lse[stat] * LOG2_E : 0.0f;
             stats[buffer * 2 * N + N + threadIdx.x] = in ? delta[stat] : 0.0f;
         }
     };
@@ -341,7 +341,7 @@ BOUNDED_KERNEL(THREADS) attention_query_backward_bf16(bf16* dq, const bf16* d_ou
         bool in = row < s.q_len;
         i64 own = (b * s.heads + head) * s.q_len + row;
         position[i] = in ? (i64)positions[row] : -1;
-        stat[i] = in ? lse[own] : 0.0f;
+        stat[i] = in ? lse[own] * LOG2_E : 0.0f;
         minus[i] = in ? delta[own] : 0.0f;
     }
     float acc[HEAD / 8][4] = {}, slope = slope_of(s, head);

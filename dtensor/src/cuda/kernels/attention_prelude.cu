@@ -3,7 +3,8 @@
 //
 // Queries are [batch, q_len, heads · qk_dim], keys and values [batch, kv_len, kv_heads · dim]. Keys lie
 // in global order; a query stands where `positions` says and sees the keys up to its own, the last
-// `window` of them. Log-sum-exps are [batch, heads, q_len], in powers of two of the scaled scores.
+// `window` of them. Log-sum-exps are [batch, heads, q_len], natural;
+// within kernels scores and their sums are in powers of two.
 
 struct Attention {
     i64 q_len, kv_len, heads, kv_heads, qk_dim, v_dim;
@@ -24,6 +25,7 @@ struct Attention {
 };
 
 #define LOG2_E 1.4426950408889634f
+#define LN_2 0.6931471805599453f
 
 DEVICE bool sees(const Attention& s, i64 position, i64 key) {
     return key <= position && key > position - s.window;

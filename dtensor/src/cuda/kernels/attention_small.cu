@@ -70,7 +70,7 @@ KERNEL attention_forward_f32(float* out, float* lse, const float* q, const float
     }
     put(out + line * s.v_dim, sum, 1.0f / total, s.v_dim);
     if ((threadIdx.x & 31) == 0)
-        lse[(own.b * s.heads + own.head) * s.q_len + own.row] = largest + log2f(total);
+        lse[(own.b * s.heads + own.head) * s.q_len + own.row] = (largest + log2f(total)) * LN_2;
 }
 
 KERNEL attention_query_backward_f32(float* dq, const float* d_out, const float* q, const float* k,
@@ -88,7 +88,7 @@ KERNEL attention_query_backward_f32(float* dq, const float* d_out, const float* 
         lanes(y, k + own.at + key * s.kv_heads * s.qk_dim, s.qk_dim);
         lanes(z, v + own.v_at + key * s.kv_heads * s.v_dim, s.v_dim);
         float plain = product(x, y);
-        float p = exp2f(score(s, plain, slope, own.position, key) - lse[stat]);
+        float p = exp2f(score(s, plain, slope, own.position, key) - lse[stat] * LOG2_E);
         float dp = product(d, z) * kept(s, own.b, own.head, own.position, key);
         float ds = p * (dp - delta[stat]) * growth(s, plain);
 #pragma unroll
@@ -115,7 +115,7 @@ KERNEL attention_key_backward_f32(float* dk, float* dv, const float* d_out, cons
             lanes(x, q + line * s.qk_dim, s.qk_dim);
             lanes(d, d_out + line * s.v_dim, s.v_dim);
             float plain = product(x, y);
-            float p = exp2f(score(s, plain, slope_of(s, head), position, key) - lse[stat]);
+            float p = exp2f(score(s, plain, slope_of(s, head), position, key) - lse[stat] * LOG2_E);
             float keep = kept(s, b, head, position, key);
             float ds = p * (product(d, z) * keep - delta[stat]) * growth(s, plain);
 #pragma unroll
@@ -157,7 +157,7 @@ DEVICE void sinks_of(float* gradient, const float* lse, const float* delta, i64 
     float sink = as_float(((const T*)s.sinks)[head]) * LOG2_E, sum = 0.0f;
     for (i64 i = threadIdx.x; i < batch * s.q_len; i += blockDim.x) {
         i64 at = (i / s.q_len * s.heads + head) * s.q_len + i % s.q_len;
-        sum += exp2f(sink - lse[at]) * delta[at];
+        sum += exp2f(sink - lse[at] * LOG2_E) * delta[at];
     }
     sum = block_sum(sum, scratch);
     if (threadIdx.x == 0) gradient[head] -= sum;

@@ -3,9 +3,10 @@
 use spec::DType;
 
 use super::unsupported;
+use crate::block::CausalAttention;
 use crate::cuda::error::CudaError;
 use crate::cuda::kernels::{Head, Kernel, Source, typed};
-use crate::cuda::launcher::{Arguments, AttentionArgument};
+use crate::cuda::launcher::{Arguments, AttentionArgument, AttentionBy, AttentionOperands};
 use crate::cuda::memory::Buffer;
 use crate::cuda::tensor::{Device, Tensor};
 
@@ -37,6 +38,8 @@ pub struct AttentionCall<'a> {
     pub sinks: Option<&'a Tensor>,
     /// Sizes, mask, scores and dropout; not where sinks are.
     pub sizes: AttentionArgument,
+    /// The same as a library may have it.
+    pub library: Option<CausalAttention>,
 }
 
 /// What forward leaves for backward beside its output: log-sum-exps of every query's scores.
@@ -133,6 +136,10 @@ impl Device {
         let out = self.tensor(vec![batch, call.queries(), columns], call.q.dtype)?;
         let shape = vec![batch, heads as usize, call.queries()];
         let sums = self.tensor(shape, DType::F32)?;
+        if let Some((of, [workspace, _])) = self.library_attention(call)? {
+            self.attend(&of, call, [&out, &sums], None, workspace)?;
+            return Ok((out, sums));
+        }
         let arguments = Arguments::default()
             .with(out.address())
             .with(sums.address())
@@ -160,6 +167,12 @@ impl Device {
         d_sinks: Option<&Tensor>,
     ) -> Result<[Tensor; 3], CudaError> {
         call.check()?;
+        if let Some((of, [_, workspace])) = self.library_attention(call)? {
+            let [dq, dk, dv] = self.gradients(call)?;
+            let gradients = [d_out, &dq, &dk, &dv];
+            self.attend(&of, call, [out, sums], Some(gradients), workspace)?;
+            return Ok([dq, dk, dv]);
+        }
         let delta = self.tensor(sums.shape.clone(), DType::F32)?;
         let grid = [
             call.queries().div_ceil(WARPS) as u32,
@@ -184,8 +197,7 @@ impl Device {
             let grid = [call.heads(), 1, 1];
             self.blocks(kernel, grid, super::THREADS, 0, arguments)?;
         }
-        let like = |x: &Tensor| self.tensor(x.shape.clone(), x.dtype);
-        let (dq, dk, dv) = (like(call.q)?, like(call.k)?, like(call.v)?);
+        let [dq, dk, dv] = self.gradients(call)?;
         let rest = |arguments: Arguments| {
             arguments
                 .with(d_out.address())
@@ -207,5 +219,45 @@ impl Device {
         let arguments = Arguments::default().with(dq.address());
         self.blocks(kernel, grid, threads, shared, rest(arguments))?;
         Ok([dq, dk, dv])
+    }
+
+    /// Unwritten gradients of queries, keys and values.
+    fn gradients(&self, call: &AttentionCall<'_>) -> Result<[Tensor; 3], CudaError> {
+        let like = |x: &Tensor| self.tensor(x.shape.clone(), x.dtype);
+        Ok([like(call.q)?, like(call.k)?, like(call.v)?])
+    }
+
+    /// The attention as a library has it, with its bytes of workspace, if one runs it.
+    fn library_attention(
+        &self,
+        call: &AttentionCall<'_>,
+    ) -> Result<Option<(CausalAttention, [u64; 2])>, CudaError> {
+        let Some(of) = call
+            .library
+            .filter(|_| self.attention_by == AttentionBy::Library)
+        else {
+            return Ok(None);
+        };
+        let workspaces = self.launcher.attention_workspaces(&of)?;
+        Ok(workspaces.map(|bytes| (of, bytes)))
+    }
+
+    fn attend(
+        &self,
+        of: &CausalAttention,
+        call: &AttentionCall<'_>,
+        [out, sums]: [&Tensor; 2],
+        gradients: Option<[&Tensor; 4]>,
+        workspace: u64,
+    ) -> Result<(), CudaError> {
+        let workspace = self.memory.allocate(workspace)?;
+        let tensors = [call.q, call.k, call.v, out, sums];
+        let operands = AttentionOperands {
+            tensors: tensors.map(Tensor::address),
+            gradients: gradients.map(|all| all.map(Tensor::address)),
+            scale: call.sizes.scale,
+            workspace: workspace.address,
+        };
+        self.launcher.attend(of, &operands)
     }
 }

@@ -1,12 +1,13 @@
 //! Core attention of a pass.
 
 use super::{GradientSink, Run, unsupported};
+use crate::block::CausalAttention;
 use crate::cuda::error::CudaError;
 use crate::cuda::launcher::{AttentionArgument, StreamArgument, threshold};
 use crate::cuda::memory::Buffer;
 use crate::cuda::ops::AttentionCall;
 use crate::philox::Stream;
-use crate::trace::{AttentionShape, Detail, Op, OpKind, SoftmaxRule, TensorId};
+use crate::trace::{AttentionShape, Detail, Op, TensorId};
 use std::rc::Rc;
 
 /// The pieces that a fused attention stands for.
@@ -24,24 +25,20 @@ struct Sizes {
     positions: Rc<Buffer>,
     /// A score of every head whose weight goes nowhere.
     sinks: Option<TensorId>,
+    library: Option<CausalAttention>,
 }
 
 impl<'r> Run<'r> {
     fn attention_pieces(&self, op: usize) -> Result<Pieces<'r>, CudaError> {
         let forward = &self.block.trace.forward;
-        let find =
-            |wanted: fn(&OpKind) -> bool| self.block.pieces(op).find(|&i| wanted(&forward[i].kind));
-        let scores = find(|kind| matches!(kind, OpKind::AttentionScores(_)));
-        let context = find(|kind| matches!(kind, OpKind::AttentionContext(_)));
-        let dropout = find(|kind| matches!(kind, OpKind::Dropout));
-        let (Some(scores), Some(context)) = (scores, context) else {
+        let Some(pieces) = self.block.attention_pieces(op) else {
             return Err(unsupported(&forward[op], "attention without its pieces"));
         };
         Ok(Pieces {
-            scores: &forward[scores],
-            context: &forward[context],
-            dropout: dropout.map(|i| &forward[i]),
-            at: [scores, context],
+            scores: &forward[pieces.scores],
+            context: &forward[pieces.context],
+            dropout: pieces.dropout.map(|i| &forward[i]),
+            at: [pieces.scores, pieces.context],
         })
     }
 
@@ -59,7 +56,10 @@ impl<'r> Run<'r> {
         if keys != shape.kv_len {
             return Err(unsupported(pieces.scores, "keys that are on other ranks"));
         }
-        let rule = self.softmax_rule(pieces.scores)?;
+        let Some(rule) = self.block.softmax_rule(pieces.at[0]) else {
+            let reason = "scores that no softmax follows";
+            return Err(unsupported(pieces.scores, reason));
+        };
         let info = self.info(pieces.scores.outputs[0]);
         let slopes = self.machine.slopes(info, rule)?;
         if let Some(sinks) = rule.sinks
@@ -93,21 +93,15 @@ impl<'r> Run<'r> {
             slopes: slopes.map_or(0, |list| list.address),
             sinks: 0,
         };
+        // A rank's tokens may be whole sequences in another order.
+        let in_order = self.machine.span(self.info(pieces.scores.inputs[0]), 1);
+        let library = self.block.causal_attention(pieces.at[0]);
         Ok(Sizes {
             argument,
+            library: library.filter(|_| in_order.is_some()),
             positions,
             sinks: rule.sinks,
         })
-    }
-
-    /// How these scores become weights.
-    fn softmax_rule(&self, scores: &Op) -> Result<SoftmaxRule, CudaError> {
-        let mut ops = self.block.trace.forward.iter();
-        let softmax = ops.find(|op| op.inputs.first() == Some(&scores.outputs[0]));
-        match softmax.map(|op| op.detail) {
-            Some(Detail::Softmax(rule)) => Ok(rule),
-            _ => Err(unsupported(scores, "scores that no softmax follows")),
-        }
     }
 
     fn attention_call<'c>(
@@ -125,6 +119,7 @@ impl<'r> Run<'r> {
                 None => None,
             },
             sizes: sizes.argument,
+            library: sizes.library,
         })
     }
 

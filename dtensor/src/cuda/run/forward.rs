@@ -205,7 +205,7 @@ impl Run<'_> {
         let info = self.info(op.inputs[0]);
         let columns = self
             .machine
-            .columns(info)
+            .span(info, info.global.len() - 1)
             .filter(|_| info.global.len() == 3);
         let Some([first, number]) = columns else {
             return Err(unsupported(op, "columns that are not next to each other"));

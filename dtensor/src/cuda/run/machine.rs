@@ -28,8 +28,8 @@ pub struct Machine<'m> {
     lists: RefCell<Vec<(ListOf, Rc<Buffer>)>>,
     /// How tensors are cut among ranks. There are a few of them, too.
     cuts: RefCell<Vec<(CutOf, Rc<Cut>)>>,
-    /// First and number of the columns that a rank holds next to each other.
-    columns: RefCell<Vec<(ListOf, Option<[u64; 2]>)>>,
+    /// First and number of the indices that a rank holds next to each other.
+    spans: RefCell<Vec<(ListOf, Option<[u64; 2]>)>>,
     /// Orders of the rows of positions' tables.
     orders: RefCell<Vec<(ListOf, Rc<RowOrder>)>>,
     /// What changes from micro-batch to micro-batch, by its number.
@@ -96,7 +96,7 @@ impl<'m> Machine<'m> {
             links,
             lists: RefCell::default(),
             cuts: RefCell::default(),
-            columns: RefCell::default(),
+            spans: RefCell::default(),
             orders: RefCell::default(),
             words: RefCell::default(),
             optimizer: OnceCell::new(),
@@ -197,25 +197,25 @@ impl<'m> Machine<'m> {
             .indices(&info.global, &info.placements, dim)
     }
 
-    /// First and number of the columns of a tensor that this rank holds, if they are next to each other.
-    pub(super) fn columns(&self, info: &TensorInfo) -> Option<[u64; 2]> {
-        let dim = info.global.len() - 1;
+    /// First and number of the indices of a tensor along `dim` that this rank holds, if they are next to each
+    /// other.
+    pub(super) fn span(&self, info: &TensorInfo, dim: usize) -> Option<[u64; 2]> {
         let of = ListOf::new(info, dim, None);
         let known = self
-            .columns
+            .spans
             .borrow()
             .iter()
             .find(|(known, _)| *known == of)
             .copied();
-        if let Some((_, columns)) = known {
-            return columns;
+        if let Some((_, span)) = known {
+            return span;
         }
         let held = self.position_list(info, dim);
         let contiguous = held.windows(2).all(|pair| pair[1] == pair[0] + 1);
         let first = held.first().copied().unwrap_or(0);
-        let columns = contiguous.then_some([first, held.len() as u64]);
-        self.columns.borrow_mut().push((of, columns));
-        columns
+        let span = contiguous.then_some([first, held.len() as u64]);
+        self.spans.borrow_mut().push((of, span));
+        span
     }
 
     /// Cosines and sines of rotary positions, and how many tokens of a sequence they are of.

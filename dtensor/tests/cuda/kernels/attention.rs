@@ -1,7 +1,8 @@
 //! Core attention, fused, before scores, softmax and context in 64 bits.
 
+use dtensor::block::CausalAttention;
 use dtensor::cuda::AttentionCall;
-use dtensor::cuda::launcher::{AttentionArgument, StreamArgument, threshold};
+use dtensor::cuda::launcher::{AttentionArgument, AttentionBy, StreamArgument, threshold};
 use dtensor::philox::Stream;
 use spec::DType;
 
@@ -35,6 +36,23 @@ impl Scores {
         } else {
             0.0
         }
+    }
+}
+
+impl Case {
+    /// As a library may have it.
+    fn library(&self, dtype: DType) -> Option<CausalAttention> {
+        let Scores { cap, slopes, sinks } = self.scores;
+        let plain = cap.is_none() && !slopes && !sinks && self.dropout == 0.0;
+        let whole = self.positions == all(self.keys as u32);
+        let fits = self.dims.iter().all(|dim| dim.is_multiple_of(8));
+        (plain && whole && fits && dtype == DType::Bf16).then_some(CausalAttention {
+            batch: self.batch as i64,
+            length: self.keys as i64,
+            heads: self.heads.map(|n| n as i64),
+            dims: self.dims.map(|n| n as i64),
+            window: self.window,
+        })
     }
 }
 
@@ -114,13 +132,20 @@ fn attention_forward_and_backward() {
         return;
     }
     for (index, c) in cases().into_iter().enumerate() {
-        for (dtype, order) in [
-            (DType::F32, 0),
-            (DType::Bf16, 0),
-            (DType::Bf16, 1),
-            (DType::Bf16, 3),
+        for (dtype, order, by) in [
+            (DType::F32, 0, AttentionBy::Own),
+            (DType::Bf16, 0, AttentionBy::Own),
+            (DType::Bf16, 1, AttentionBy::Own),
+            (DType::Bf16, 3, AttentionBy::Own),
+            (DType::Bf16, 0, AttentionBy::Library),
         ] {
-            let device = emulator::device_in(order).expect("there is a compiler");
+            let library = c.library(dtype);
+            let device = match by {
+                AttentionBy::Own => emulator::device_in(order),
+                AttentionBy::Library if library.is_none() => continue,
+                AttentionBy::Library => emulator::device_with_library(),
+            };
+            let device = device.expect("there is a compiler").with_attention(by);
             let [h, g] = c.heads;
             let [dk, dv] = c.dims;
             let (queries, keys) = (c.positions.len(), c.keys);
@@ -159,6 +184,7 @@ fn attention_forward_and_backward() {
                     slopes: if c.scores.slopes { slopes.address() } else { 0 },
                     sinks: 0,
                 },
+                library,
             };
             let (out, sums) = device.attention(&call).expect("runs");
             let got = device
@@ -180,7 +206,7 @@ fn attention_forward_and_backward() {
                     }
                 }
             }
-            let what = |part: &str| format!("case {index} {dtype:?} order {order} {part}");
+            let what = |part: &str| format!("case {index} {dtype:?} {by:?} order {order} {part}");
             // In bf16 probabilities and their gradients are rounded before they are multiplied.
             let bound = if dtype == DType::Bf16 { 6e-3 } else { 5e-6 };
             within(&device, &what("output"), &out, &want.out, bound);
@@ -259,7 +285,7 @@ impl Oracle {
         let largest = scores.iter().copied().fold(sink, f64::max);
         let alone = (sink - largest).exp();
         let sum = alone + scores.iter().map(|s| (s - largest).exp()).sum::<f64>();
-        self.sums[(b * h + head) * queries + row] = (largest + sum.ln()) * std::f64::consts::LOG2_E;
+        self.sums[(b * h + head) * queries + row] = largest + sum.ln();
         let p: Vec<f64> = scores.iter().map(|s| (s - largest).exp() / sum).collect();
         let mut along = 0.0;
         for (key, p) in seen.clone().zip(&p) {
