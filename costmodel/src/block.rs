@@ -4,7 +4,7 @@ use dtensor::{Collective, CollectiveKind, Pass, TensorId, Trace};
 use models::{BlockClass, BlockLayout};
 use plans::{Group, NamedTime, Recompute};
 use rustc_hash::FxHashSet;
-use spec::runtime::Rewrite;
+use spec::runtime::{AttentionKernel, Rewrite};
 use spec::{Axis, Bytes, DType, ModelConfig, Precision, Runtime, Seconds};
 
 use crate::CostError;
@@ -298,15 +298,23 @@ impl Timed<'_> {
             KernelKind::BatchedGemm { batch, m, n, k } => {
                 prices.batched_gemm(batch, m, n, k, wide).time
             }
-            KernelKind::Attention { shape, backward } => self.attention_time(shape, backward),
+            KernelKind::Attention {
+                shape,
+                kernel,
+                backward,
+            } => self.attention_time(shape, kernel, backward),
             KernelKind::Memory { kind, bytes, .. } => prices.memory_bound(kind, bytes).time,
             KernelKind::Comm(collective) => self.collective_time(collective),
         }
     }
 
     /// Ring attention runs one kernel per block of keys that arrives; the others run one in all.
-    fn attention_time(&self, shape: dtensor::AttentionShape, backward: bool) -> Seconds {
-        let kernel = self.pricing.runtime.attention;
+    fn attention_time(
+        &self,
+        shape: dtensor::AttentionShape,
+        kernel: AttentionKernel,
+        backward: bool,
+    ) -> Seconds {
         let cp = self.key.layout.cp;
         if cp == 1 || self.key.layout.cp_kind != spec::CpKind::Ring {
             return self.prices.attention(&shape, kernel, backward).time;

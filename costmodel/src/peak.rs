@@ -44,7 +44,7 @@ pub(crate) fn peaks(
     program: &Program,
 ) -> Result<Vec<Bytes>, CostError> {
     let mut made = Made::default();
-    let library = costs.scenario().runtime.attention == AttentionKernel::CudnnOrFlash3;
+    let library = costs.scenario().runtime.attention == AttentionKernel::CudnnElseTwoPass;
     let ranks = (0u32..).zip(&program.ranks).zip(&assembled.states);
     ranks
         .map(|((rank, actions), states)| {

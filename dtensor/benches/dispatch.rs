@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use divan::Bencher;
 use divan::counter::ItemsCount;
-use dtensor::block::{Attention, Block, CausalAttention, Half, Keep, Parameters};
+use dtensor::block::{Attention, Block, Half, Keep, Parameters};
 use dtensor::comm::{Group, local};
 use dtensor::cpu::{self, MicroBatch, Numerics};
 use dtensor::cuda::kernels::Kernel;
@@ -19,7 +19,7 @@ use dtensor::cuda::launcher::{
     Address, Arguments, AttentionOperands, GraphId, Launch, Launcher, Product,
 };
 use dtensor::cuda::{Batch, Context, CudaError, Device, GradientSink, Machine, Tensor};
-use dtensor::{BlockPosition, TensorId, TensorRole};
+use dtensor::{BlockPosition, CausalAttention, TensorId, TensorRole};
 use models::{BlockClass, BlockLayout};
 use spec::DType;
 

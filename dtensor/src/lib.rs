@@ -1,5 +1,6 @@
 //! Global tensors: placements, propagation, redistribution, autograd tape; the meta device.
 
+mod attention;
 mod backward;
 pub mod block;
 pub mod comm;
@@ -18,6 +19,7 @@ pub mod plan;
 pub mod tape;
 pub mod trace;
 
+pub use attention::CausalAttention;
 pub use error::DTensorError;
 pub use layout::BlockPosition;
 pub use ops::Nonlinearity;

@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use dtensor::block::CausalAttention;
+use dtensor::CausalAttention;
 use dtensor::cuda::launcher::{
     Address, Arguments, AttentionOperands, GraphId, Launch, Launcher, Product,
 };

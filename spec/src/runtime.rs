@@ -251,6 +251,9 @@ pub enum AttentionKernel {
     Flash2TwoPass,
     /// FlashAttention 3 on Hopper, cuDNN SDPA on Hopper and Blackwell; FlashAttention 2 elsewhere.
     CudnnOrFlash3,
+    /// That where a library takes the attention: bf16, causal over whole sequences, without dropout, bounds, sinks or
+    /// slopes; elsewhere `flash2_two_pass`. This project's own executor on GPUs.
+    CudnnElseTwoPass,
 }
 
 /// Element types of what lives for the whole step.

@@ -5,7 +5,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use spec::Bytes;
 use spec::runtime::Rewrite;
 
-use super::{Kernel, KernelKind, Lowering, casts, is_core_attention};
+use super::{Kernel, KernelKind, Lowering, casts};
 use crate::price::{GemmLayout, MemoryKind};
 
 /// Kernels of one pass's operators.
@@ -16,8 +16,8 @@ pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, ops: &[Op]) -> Vec
     while index < ops.len() {
         let end = run_end(lowering, ops, index);
         let run = &ops[index..end];
-        if lowering.fuses_attention() && is_core_attention(&run[0]) {
-            kernels.push(attention(trace, run, index));
+        if lowering.fuses_attention() && run[0].is_core_attention() {
+            kernels.push(attention(lowering, trace, run, index));
         } else if run.len() > 1 || is_pointwise(run[0].kind) {
             kernels.extend(pointwise(lowering, trace, run, index, &readers));
         } else {
@@ -31,8 +31,8 @@ pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, ops: &[Op]) -> Vec
 /// End of the run of operators that share a kernel with the one at `start`.
 fn run_end(lowering: &Lowering<'_>, ops: &[Op], start: usize) -> usize {
     let mut end = start + 1;
-    if lowering.fuses_attention() && is_core_attention(&ops[start]) {
-        while end < ops.len() && is_core_attention(&ops[end]) {
+    if lowering.fuses_attention() && ops[start].is_core_attention() {
+        while end < ops.len() && ops[end].is_core_attention() {
             end += 1;
         }
         return end;
@@ -162,7 +162,7 @@ fn pointwise_kind(lowering: &Lowering<'_>, run: &[Op]) -> (MemoryKind, u32) {
 }
 
 /// The fused attention kernel of a run of core-attention operators.
-fn attention(trace: &Trace, run: &[Op], index: usize) -> Kernel {
+fn attention(lowering: &Lowering<'_>, trace: &Trace, run: &[Op], index: usize) -> Kernel {
     let backward = run[0].pass != Pass::Forward;
     let shape = run
         .iter()
@@ -197,7 +197,11 @@ fn attention(trace: &Trace, run: &[Op], index: usize) -> Kernel {
     writes.sort_unstable();
     Kernel {
         op: index,
-        kind: KernelKind::Attention { shape, backward },
+        kind: KernelKind::Attention {
+            shape,
+            kernel: lowering.attention_kernel(trace, &run[0].scope),
+            backward,
+        },
         pass: run[0].pass,
         reads,
         writes,

@@ -43,6 +43,7 @@ pub enum KernelKind {
     /// Fused attention.
     Attention {
         shape: AttentionShape,
+        kernel: AttentionKernel,
         backward: bool,
     },
     /// Bound by memory bandwidth.
@@ -99,6 +100,18 @@ impl Lowering<'_> {
         self.runtime.attention != AttentionKernel::Unfused
     }
 
+    /// The kernel that runs the attention of a scope.
+    #[must_use]
+    pub fn attention_kernel(&self, trace: &Trace, scope: &str) -> AttentionKernel {
+        match self.runtime.attention {
+            AttentionKernel::CudnnElseTwoPass => match trace.causal_attention(scope) {
+                Some(_) => AttentionKernel::CudnnOrFlash3,
+                None => AttentionKernel::Flash2TwoPass,
+            },
+            kernel => kernel,
+        }
+    }
+
     /// Whether an operator keeps the 8-bit copy of its input instead of the input.
     #[must_use]
     pub fn keeps_quantised(&self, trace: &Trace, op: &Op) -> bool {
@@ -123,8 +136,43 @@ impl Lowering<'_> {
     }
 }
 
-/// Whether an operator is one of the unfused pieces of core attention.
-#[must_use]
-pub fn is_core_attention(op: &Op) -> bool {
-    op.scope.ends_with("core_attention") && !matches!(op.kind, OpKind::Collective(_))
+#[cfg(test)]
+mod tests {
+    use models::{BlockClass, BlockLayout};
+    use spec::DType;
+
+    use super::*;
+
+    /// What runs core attention in a layer of 32 tokens, forward and backward.
+    fn kernels(model: &str, runtime: &str, activation: DType) -> Vec<AttentionKernel> {
+        let model = spec::load::model(model).expect("a preset");
+        let runtime = spec::load::runtime(runtime).expect("a preset");
+        let class = BlockClass::Layer(model.layer_class(0));
+        let layout = BlockLayout::alone(1, 32, activation);
+        let trace = models::trace_block(&model, class, &layout).expect("a block");
+        let lowered = Lowering { runtime: &runtime }.lower(&trace);
+        let all = lowered.forward.iter().chain(&lowered.backward);
+        all.filter_map(|kernel| match kernel.kind {
+            KernelKind::Attention { kernel, .. } => Some(kernel),
+            _ => None,
+        })
+        .collect()
+    }
+
+    #[test]
+    fn a_library_runs_the_attention_that_it_takes() {
+        use AttentionKernel::{CudnnOrFlash3, Flash2TwoPass};
+        for (model, runtime, activation, kernel) in [
+            ("llama3-8b", "vescale-cuda", DType::Bf16, CudnnOrFlash3),
+            ("llama3-8b", "vescale-cuda", DType::F32, Flash2TwoPass),
+            // Dropout; slopes; bounded scores.
+            ("gpt2", "vescale-cuda", DType::Bf16, Flash2TwoPass),
+            ("bloom-7b1", "vescale-cuda", DType::Bf16, Flash2TwoPass),
+            ("gemma2-9b", "vescale-cuda", DType::Bf16, Flash2TwoPass),
+            ("gpt2", "megatron-core", DType::Bf16, CudnnOrFlash3),
+        ] {
+            let got = kernels(model, runtime, activation);
+            assert_eq!(got, [kernel; 2], "{model} {runtime} {activation:?}");
+        }
+    }
 }

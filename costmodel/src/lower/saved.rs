@@ -11,7 +11,7 @@ use spec::runtime::Rewrite;
 use spec::{Bytes, DType};
 
 use super::fuse::is_pointwise;
-use super::{Kernel, KernelKind, Lowered, Lowering, is_core_attention};
+use super::{Kernel, KernelKind, Lowered, Lowering};
 
 /// A tensor kept for backward.
 #[derive(Clone, Debug, PartialEq)]
@@ -188,7 +188,7 @@ pub fn recomputed(
     let selected = selected_products(lowering, trace);
     let again = |kernel: &Kernel| match recompute {
         Recompute::None => false,
-        Recompute::Selective => is_core_attention(&trace.forward[kernel.op]),
+        Recompute::Selective => trace.forward[kernel.op].is_core_attention(),
         Recompute::Full | Recompute::Layers(_) => true,
         Recompute::SelectiveOps => match kernel.kind {
             KernelKind::Memory { .. } => true,
@@ -236,7 +236,7 @@ fn saved_by(
     op: &Op,
     recompute: Recompute,
 ) -> Vec<TensorId> {
-    if !is_core_attention(op) {
+    if !op.is_core_attention() {
         return op.saved.clone();
     }
     // Fused or recomputed attention keeps queries, keys and values, not what is between. Its
@@ -246,7 +246,7 @@ fn saved_by(
             !trace
                 .forward
                 .iter()
-                .any(|p| is_core_attention(p) && p.outputs.contains(id))
+                .any(|p| p.is_core_attention() && p.outputs.contains(id))
         };
         return op.saved.iter().copied().filter(external).collect();
     }
@@ -302,7 +302,7 @@ fn rebuilt(
     selected: &FxHashSet<TensorId>,
     recompute: Recompute,
 ) -> bool {
-    if is_core_attention(op) && reruns_attention(lowering, recompute) {
+    if op.is_core_attention() && reruns_attention(lowering, recompute) {
         return true;
     }
     match op.kind {
@@ -344,7 +344,7 @@ fn selected_products(lowering: &Lowering<'_>, trace: &Trace) -> FxHashSet<Tensor
     if !lowering.has(Rewrite::KeepAttentionProjections) {
         return products().step_by(2).map(|(_, op)| op.outputs[0]).collect();
     }
-    let Some(core) = trace.forward.iter().position(is_core_attention) else {
+    let Some(core) = trace.forward.iter().position(Op::is_core_attention) else {
         return FxHashSet::default();
     };
     let scope = trace.forward[core].scope.trim_end_matches("core_attention");

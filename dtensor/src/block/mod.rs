@@ -1,13 +1,11 @@
 //! A traced block made ready to run on a device: what runs when, what is kept from forward to
 //! backward, and what dies when.
 
-mod attention;
 pub(crate) mod pass;
 pub mod sizes;
 #[cfg(feature = "cpu")]
 mod watch;
 
-pub use attention::CausalAttention;
 pub use pass::{Forward, Parameters, Saved};
 #[cfg(feature = "cpu")]
 pub(crate) use watch::Tensors;
@@ -150,8 +148,7 @@ impl Block {
 
     /// Whether a forward operator is one of the pieces of core attention.
     pub(crate) fn is_attention(&self, op: usize) -> bool {
-        let op = &self.trace.forward[op];
-        op.scope.ends_with("core_attention") && !matches!(op.kind, OpKind::Collective(_))
+        self.trace.forward[op].is_core_attention()
     }
 
     fn is_ring(&self, op: usize) -> bool {
@@ -200,9 +197,7 @@ impl Block {
 
     /// The pieces of the core attention that a forward operator belongs to, in order.
     pub(crate) fn pieces(&self, op: usize) -> impl Iterator<Item = usize> + '_ {
-        let scope = &self.trace.forward[op].scope;
-        (0..self.trace.forward.len())
-            .filter(move |&i| self.is_attention(i) && self.trace.forward[i].scope == *scope)
+        self.trace.pieces(&self.trace.forward[op].scope)
     }
 
     /// The bias that a linear layer's product adds as it is written, if one follows.

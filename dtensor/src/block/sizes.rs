@@ -251,9 +251,9 @@ impl<'r> Run<'r> {
 
     fn attention(&mut self, scores: &Op) {
         let forward = &self.block.trace.forward;
-        let at = forward.iter().position(|op| op == scores);
-        let pieces = at.and_then(|at| self.block.attention_pieces(at));
-        let Some(pieces) = pieces else { return };
+        let Some(pieces) = self.block.trace.attention_pieces(&scores.scope) else {
+            return;
+        };
         let context = &forward[pieces.context];
         let (out, sums) = (context.outputs[0], scores.outputs[0]);
         let info = self.info(out);
@@ -267,11 +267,15 @@ impl<'r> Run<'r> {
     fn attention_backward(&mut self, of: usize) {
         let block = self.block;
         let forward = &block.trace.forward;
-        let Some(pieces) = block.attention_pieces(of) else {
+        let scope = &forward[of].scope;
+        let Some(pieces) = block.trace.attention_pieces(scope) else {
             return;
         };
         let (scores, context) = (pieces.scores, pieces.context);
-        let library = block.causal_attention(of).filter(|_| self.ledger.library);
+        let library = block
+            .trace
+            .causal_attention(scope)
+            .filter(|_| self.ledger.library);
         let passing = match library {
             Some(library) => library.backward_workspace(),
             None => 4 * self.rows(forward[scores].outputs[0]),

@@ -14,7 +14,7 @@ use super::kernels::{Head, Kernel, Source};
 use super::launcher::{Address, Arguments, AttentionOperands, GraphId, Launch, Launcher, Product};
 use super::products::Products;
 use super::sys::driver::{self, Driver, Handle};
-use crate::block::CausalAttention;
+use crate::CausalAttention;
 
 /// Dynamic shared memory that a kernel may ask for without saying so first.
 const PLAIN_SHARED: u32 = 48 << 10;

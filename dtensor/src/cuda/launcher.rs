@@ -11,7 +11,7 @@ use spec::DType;
 
 use super::error::CudaError;
 use super::kernels::Kernel;
-use crate::block::CausalAttention;
+use crate::CausalAttention;
 use crate::philox::Stream;
 
 /// An address in the device's memory.

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use dtensor::block::CausalAttention;
+use dtensor::CausalAttention;
 use dtensor::cuda::{Name, attention_workspaces};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
 

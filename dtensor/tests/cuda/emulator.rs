@@ -18,7 +18,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
-use dtensor::block::CausalAttention;
+use dtensor::CausalAttention;
 use dtensor::cuda::kernels::{Head, Kernel, Source};
 use dtensor::cuda::launcher::{
     Address, Arguments, AttentionOperands, Compute, Element, Float8, GraphId, Launch, Launcher,

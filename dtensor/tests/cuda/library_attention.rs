@@ -1,7 +1,7 @@
 //! Core attention as a library runs it, in 64 bits: scaled scores, causal, with a window or without. Sums of
 //! backward in the workspace are written, so that it must be as large as was asked for.
 
-use dtensor::block::CausalAttention;
+use dtensor::CausalAttention;
 use dtensor::cuda::launcher::{Address, AttentionOperands};
 use half::bf16;
 

@@ -1,6 +1,6 @@
 //! Core attention, forward and backward, over heads, lengths and dimensions.
 
-use dtensor::block::CausalAttention;
+use dtensor::CausalAttention;
 use dtensor::cuda::launcher::{AttentionArgument, StreamArgument};
 use dtensor::cuda::{AttentionCall, Buffer, CudaError, Device, Tensor};
 use dtensor::philox::Stream;

@@ -1,7 +1,7 @@
 //! Core attention as a graph of cuDNN's: the pattern that its documentation calls scaled dot product
 //! attention, forward and backward, causal and with or without a sliding window.
 
-use crate::block::CausalAttention;
+use crate::CausalAttention;
 use crate::cuda::error::CudaError;
 use crate::cuda::sys::cudnn::{Element, Pointwise, Reduction};
 

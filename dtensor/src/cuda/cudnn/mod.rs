@@ -13,7 +13,7 @@ use std::rc::Rc;
 use super::error::CudaError;
 use super::launcher::{Address, AttentionOperands};
 use super::sys::cudnn::{Cudnn, Handle, Kind, Type, attribute};
-use crate::block::CausalAttention;
+use crate::CausalAttention;
 use attention::{Backward, Forward, Numbers};
 use graph::{Descriptor, Graph, Id, Plan, Target};
 

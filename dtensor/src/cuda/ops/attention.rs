@@ -3,7 +3,7 @@
 use spec::DType;
 
 use super::unsupported;
-use crate::block::CausalAttention;
+use crate::CausalAttention;
 use crate::cuda::error::CudaError;
 use crate::cuda::kernels::{Head, Kernel, Source, typed};
 use crate::cuda::launcher::{Arguments, AttentionArgument, AttentionBy, AttentionOperands};

@@ -1,7 +1,7 @@
 //! Core attention of a pass.
 
 use super::{GradientSink, Run, unsupported};
-use crate::block::CausalAttention;
+use crate::CausalAttention;
 use crate::cuda::error::CudaError;
 use crate::cuda::launcher::{AttentionArgument, StreamArgument, threshold};
 use crate::cuda::memory::Buffer;
@@ -31,7 +31,7 @@ struct Sizes {
 impl<'r> Run<'r> {
     fn attention_pieces(&self, op: usize) -> Result<Pieces<'r>, CudaError> {
         let forward = &self.block.trace.forward;
-        let Some(pieces) = self.block.attention_pieces(op) else {
+        let Some(pieces) = self.block.trace.attention_pieces(&forward[op].scope) else {
             return Err(unsupported(&forward[op], "attention without its pieces"));
         };
         Ok(Pieces {
@@ -56,7 +56,7 @@ impl<'r> Run<'r> {
         if keys != shape.kv_len {
             return Err(unsupported(pieces.scores, "keys that are on other ranks"));
         }
-        let Some(rule) = self.block.softmax_rule(pieces.at[0]) else {
+        let Some(rule) = self.block.trace.softmax_rule(pieces.at[0]) else {
             let reason = "scores that no softmax follows";
             return Err(unsupported(pieces.scores, reason));
         };
@@ -95,7 +95,7 @@ impl<'r> Run<'r> {
         };
         // A rank's tokens may be whole sequences in another order.
         let in_order = self.machine.span(self.info(pieces.scores.inputs[0]), 1);
-        let library = self.block.causal_attention(pieces.at[0]);
+        let library = self.block.trace.causal_attention(&pieces.scores.scope);
         Ok(Sizes {
             argument,
             library: library.filter(|_| in_order.is_some()),

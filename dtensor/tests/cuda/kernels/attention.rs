@@ -1,6 +1,6 @@
 //! Core attention, fused, before scores, softmax and context in 64 bits.
 
-use dtensor::block::CausalAttention;
+use dtensor::CausalAttention;
 use dtensor::cuda::AttentionCall;
 use dtensor::cuda::launcher::{AttentionArgument, AttentionBy, StreamArgument, threshold};
 use dtensor::philox::Stream;

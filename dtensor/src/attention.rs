@@ -1,9 +1,8 @@
-//! Core attention of a block as one operator, and when a library may run it.
+//! Core attention of a trace as one operator, and when a library may run it.
 
 use spec::DType;
 
-use super::Block;
-use crate::trace::{Detail, OpKind, SoftmaxRule};
+use crate::trace::{Detail, Op, OpKind, SoftmaxRule, Trace};
 
 /// Heads of a library's attention are of multiples of so many dimensions, and of at most so many.
 const HEAD: (u64, u64) = (8, 256);
@@ -53,12 +52,22 @@ pub(crate) struct AttentionPieces {
     pub(crate) dropout: Option<usize>,
 }
 
-impl Block {
-    /// The pieces of the attention that an operator belongs to.
-    pub(crate) fn attention_pieces(&self, op: usize) -> Option<AttentionPieces> {
-        let forward = &self.trace.forward;
-        let find =
-            |wanted: fn(&OpKind) -> bool| self.pieces(op).find(|&i| wanted(&forward[i].kind));
+impl Trace {
+    /// The pieces of core attention in a scope, in order.
+    pub(crate) fn pieces<'t>(&'t self, scope: &'t str) -> impl Iterator<Item = usize> + 't {
+        let pieces = self.forward.iter().enumerate();
+        let here = move |op: &Op| op.scope == scope && op.is_core_attention();
+        pieces
+            .filter(move |(_, op)| here(op))
+            .map(|(index, _)| index)
+    }
+
+    /// The pieces of the attention in a scope.
+    pub(crate) fn attention_pieces(&self, scope: &str) -> Option<AttentionPieces> {
+        let find = |wanted: fn(&OpKind) -> bool| {
+            let mut pieces = self.pieces(scope);
+            pieces.find(|&i| wanted(&self.forward[i].kind))
+        };
         Some(AttentionPieces {
             scores: find(|kind| matches!(kind, OpKind::AttentionScores(_)))?,
             context: find(|kind| matches!(kind, OpKind::AttentionContext(_)))?,
@@ -68,8 +77,8 @@ impl Block {
 
     /// How these scores become weights.
     pub(crate) fn softmax_rule(&self, scores: usize) -> Option<SoftmaxRule> {
-        let scores = self.trace.forward[scores].outputs[0];
-        let mut ops = self.trace.forward.iter();
+        let scores = self.forward[scores].outputs[0];
+        let mut ops = self.forward.iter();
         let softmax = ops.find(|op| op.inputs.first() == Some(&scores))?;
         match softmax.detail {
             Detail::Softmax(rule) => Some(rule),
@@ -77,20 +86,21 @@ impl Block {
         }
     }
 
-    /// The attention that an operator belongs to, if a library may have it.
-    pub(crate) fn causal_attention(&self, op: usize) -> Option<CausalAttention> {
-        let pieces = self.attention_pieces(op)?;
-        let scores = &self.trace.forward[pieces.scores];
+    /// The core attention in a scope, if a library may have it.
+    #[must_use]
+    pub fn causal_attention(&self, scope: &str) -> Option<CausalAttention> {
+        let pieces = self.attention_pieces(scope)?;
+        let scores = &self.forward[pieces.scores];
         let OpKind::AttentionScores(shape) = scores.kind else {
             return None;
         };
         let rule = self.softmax_rule(pieces.scores)?;
         let plain = rule.cap.is_none() && rule.sinks.is_none() && rule.alibi.is_none();
-        let drops = |op: usize| match self.trace.forward[op].detail {
+        let drops = |op: usize| match self.forward[op].detail {
             Detail::Dropout { probability } => probability > 0.0,
             _ => true,
         };
-        let q = self.trace.tensor(scores.inputs[0]);
+        let q = self.tensor(scores.inputs[0]);
         let whole = shape.causal && shape.q_len == shape.kv_len && q.shape[1] == q.global[1];
         let (multiple, most) = HEAD;
         let fits = |dim: u64| dim.is_multiple_of(multiple) && dim <= most;
@@ -108,5 +118,13 @@ impl Block {
             dims: [shape.qk_dim, shape.v_dim].map(|n| n as i64),
             window: shape.window.filter(|&w| w < shape.kv_len).map(|w| w as i64),
         })
+    }
+}
+
+impl Op {
+    /// Whether it is one of the unfused pieces of core attention.
+    #[must_use]
+    pub fn is_core_attention(&self) -> bool {
+        self.scope.ends_with("core_attention") && !matches!(self.kind, OpKind::Collective(_))
     }
 }
