@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use dtensor::{Op, OpKind, Trace};
+use dtensor::{Epilogues, Op, OpKind, Trace};
 use models::{BlockClass, BlockLayout};
 use spec::DType;
 use spec::profile::{self, Kernel, Measured, Profile};
@@ -59,9 +59,9 @@ fn what_the_device_cannot_do_is_refused() {
     }
 }
 
-const MODEL: &str = r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 128,
-    "max_position_embeddings": 64, "rms_norm_eps": 1e-5}"#;
+/// Its products take GELUs, on a GPU.
+const MODEL: &str = r#"{"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4,
+    "n_positions": 64, "vocab_size": 128, "tie_word_embeddings": false}"#;
 
 fn entry(kernel: Kernel, seconds: f64) -> Measured {
     Measured {
@@ -78,7 +78,7 @@ struct Blocks(Vec<Trace>);
 
 impl Blocks {
     fn new(layout: &BlockLayout) -> Self {
-        let model = spec::hf::decode(MODEL, "config.json", "llama").expect("a model");
+        let model = spec::hf::decode(MODEL, "config.json", "gpt").expect("a model");
         let layer = BlockClass::Layer(model.layer_class(0));
         let classes = [BlockClass::Embedding, layer, layer, layer, BlockClass::Head];
         let trace = |class| models::trace_block(&model, class, layout).expect("a block");
@@ -103,10 +103,14 @@ impl Blocks {
     }
 
     /// Every operator takes a millisecond, the optimizer ten, and a copy two.
-    fn measured(&self, ranks: u64) -> Vec<Measured> {
+    fn measured(&self, gpus: Option<u64>) -> Vec<Measured> {
+        let kernel = |trace: &Trace, op: &Op| match gpus {
+            Some(gpus) => trace.kernel_on_gpu(op, &Epilogues::of(trace), |_| gpus),
+            None => trace.kernel(op, |_| 1),
+        };
         let ops = self.ops();
         let mut measured: Vec<Measured> = ops
-            .map(|(trace, op)| entry(trace.kernel(op, |_| ranks), 1e-3))
+            .map(|(trace, op)| entry(kernel(trace, op), 1e-3))
             .collect();
         for (name, seconds) in [("gradient norm", 1e-2), ("adamw", 1e-2), ("copy", 2e-3)] {
             measured.push(entry(Kernel::new(name, [self.elements()]), seconds));
@@ -166,7 +170,7 @@ fn steps_are_priced_from_a_profile_of_a_gpu() {
     let wanted = 4.0 * passes + 2e-2 + 1.5 * 2e-3;
     // Of a GPU as such, and of one whose ranks would share it.
     for gpus in [Some(1), None] {
-        let profile = gpu_profile(gpus, blocks.measured(1));
+        let profile = gpu_profile(gpus, blocks.measured(gpus));
         let predicted = step_time(&estimated(&profile, 1, "mbs=2,zero=0"));
         assert!(
             (predicted / wanted - 1.0).abs() < 1e-6,
@@ -183,7 +187,7 @@ fn messages_between_gpus_are_priced_as_they_were_measured() {
         ..BlockLayout::alone(2, 32, DType::Bf16)
     };
     let blocks = Blocks::new(&layout);
-    let whole = gpu_profile(Some(2), blocks.measured(2));
+    let whole = gpu_profile(Some(2), blocks.measured(Some(2)));
     let mut measured = whole.clone();
     let message = |name: &str, bytes: u64| entry(Kernel::new(name, [2, bytes]), 5e-4);
     measured.add([1, 1 << 30].map(|bytes| message("nccl all-reduce", bytes)));
@@ -228,7 +232,7 @@ fn messages_between_gpus_are_priced_as_they_were_measured() {
 #[test]
 fn gradients_are_reduced_beside_compute() {
     let blocks = Blocks::new(&BlockLayout::alone(2, 32, DType::Bf16));
-    let mut profile = gpu_profile(Some(2), blocks.measured(1));
+    let mut profile = gpu_profile(Some(2), blocks.measured(Some(1)));
     let message = |bytes: u64| entry(Kernel::new("nccl all-reduce", [2, bytes]), 5e-2);
     profile.add([1, 1 << 30].map(message));
     let predicted = step_time(&estimated(&profile, 2, "dp=2,mbs=2,zero=0"));

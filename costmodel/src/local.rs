@@ -5,7 +5,7 @@
 //! of a block costs what packing it was measured to take, and the message; messages of data parallelism run beside
 //! compute as on any cluster (`assemble`).
 
-use dtensor::{CollectiveKind, OpKind, Pass, Trace};
+use dtensor::{CollectiveKind, Epilogues, OpKind, Pass, Trace};
 use plans::{NamedTime, Strategy, Zero};
 use spec::profile::Kernel;
 use spec::{Axis, Bytes, DType, Origin, Precision, Runtime, Seconds, Sourced};
@@ -106,8 +106,13 @@ impl Local<'_> {
         cost: &mut BlockCost,
     ) -> Result<(), CostError> {
         let mut forward = Vec::with_capacity(trace.forward.len());
+        let epilogues = Epilogues::of(trace);
         for op in trace.forward.iter().chain(&trace.backward) {
-            let kernel = trace.kernel(op, |axis| size(key, axis));
+            let ranks = |axis| size(key, axis);
+            let kernel = match self.prices.is_of_gpus() {
+                true => trace.kernel_on_gpu(op, &epilogues, ranks),
+                false => trace.kernel(op, ranks),
+            };
             let mut time = self.price(&kernel)?;
             let mut work = Work::default();
             if let OpKind::Collective(collective) = op.kind {

@@ -101,6 +101,9 @@ impl Launcher for Idle {
     fn multiprocessors(&self) -> u32 {
         132
     }
+    fn fuses_gelu(&self) -> bool {
+        true
+    }
 }
 
 /// Parameters and their gradients, of which nothing but addresses is there.

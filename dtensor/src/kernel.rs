@@ -4,6 +4,7 @@ use spec::Axis;
 use spec::model::NormKind;
 use spec::profile::Kernel;
 
+use crate::epilogues::Epilogues;
 use crate::placement::Placement;
 use crate::trace::{Detail, Op, OpKind, Pass, TensorRole, Trace};
 
@@ -11,12 +12,44 @@ impl Trace {
     /// The kernel that an operator runs unfused; `ranks` gives the ranks of a mesh axis.
     #[must_use]
     pub fn kernel(&self, op: &Op, ranks: impl Fn(Axis) -> u64) -> Kernel {
+        self.named(self.operator(op), op, ranks)
+    }
+
+    /// The kernel that an operator runs on a GPU. A product that takes a GELU is another than one that does not, and
+    /// that GELU is none: it takes no time.
+    #[must_use]
+    pub fn kernel_on_gpu(
+        &self,
+        op: &Op,
+        epilogues: &Epilogues,
+        ranks: impl Fn(Axis) -> u64,
+    ) -> Kernel {
+        let name = self.operator(op);
+        let forward = op.pass == Pass::Forward;
+        let ops = if forward {
+            &self.forward
+        } else {
+            &self.backward
+        };
+        let known = matches!(op.kind, OpKind::Matmul { .. } | OpKind::Activation { .. });
+        let at = ops.iter().position(|other| known && other == op);
+        let name = match (at, forward) {
+            (Some(at), true) if epilogues.gelu(at).is_some() => format!("gelu of {name}"),
+            (Some(at), true) if epilogues.is_gelu(at) => format!("{name} in matmul"),
+            (Some(at), false) if epilogues.gelu_gradient(at).is_some() => format!("gelu of {name}"),
+            (Some(at), false) if epilogues.is_gelu_gradient(at) => format!("{name} in matmul"),
+            _ => name,
+        };
+        self.named(name, op, ranks)
+    }
+
+    fn named(&self, name: String, op: &Op, ranks: impl Fn(Axis) -> u64) -> Kernel {
         let pass = match op.pass {
             Pass::Forward => "forward",
             Pass::BackwardInput => "backward",
             Pass::BackwardWeight => "weight gradient",
         };
-        let name = format!("{} {pass} {}", self.operator(op), self.element_type(op));
+        let name = format!("{name} {pass} {}", self.element_type(op));
         Kernel::new(name, self.sizes(op, ranks))
     }
 

@@ -8,6 +8,7 @@ pub mod comm;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+pub mod epilogues;
 pub mod error;
 mod expert_ops;
 mod kernel;
@@ -20,6 +21,7 @@ pub mod tape;
 pub mod trace;
 
 pub use attention::CausalAttention;
+pub use epilogues::Epilogues;
 pub use error::DTensorError;
 pub use layout::BlockPosition;
 pub use ops::Nonlinearity;

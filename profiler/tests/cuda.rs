@@ -14,7 +14,7 @@ use dtensor::cuda::launcher::{
     Address, Arguments, AttentionOperands, GraphId, Launch, Launcher, Product,
 };
 use dtensor::cuda::{CudaError, Device, kernels};
-use dtensor::{BlockMesh, BlockPosition};
+use dtensor::{BlockMesh, BlockPosition, Epilogues};
 use models::{BlockClass, BlockLayout};
 use profiler::cuda::{
     Asked, Causal, ELEMENTS, Linear, OPERATORS, Operator, OperatorKind, Request, Way,
@@ -198,6 +198,9 @@ impl Launcher for Lazy {
     fn multiprocessors(&self) -> u32 {
         self.works.multiprocessors()
     }
+    fn fuses_gelu(&self) -> bool {
+        self.works.fuses_gelu()
+    }
 }
 
 #[test]
@@ -326,11 +329,13 @@ fn grids_have_the_names_of_traces() {
         (model(LLAMA), wide),
         (model(GPT), wide),
         (model(LLAMA), narrow),
+        (model(GPT), narrow),
     ] {
         for class in classes(&model) {
             let trace = models::trace_block(&model, class, &layout).expect("a block");
             let ops = trace.forward.iter().chain(&trace.backward);
-            names.extend(ops.map(|op| trace.kernel(op, |_| 1).name));
+            let epilogues = Epilogues::of(&trace);
+            names.extend(ops.map(|op| trace.kernel_on_gpu(op, &epilogues, |_| 1).name));
         }
     }
     let beside = ["copy to device", "copy to host", "dispatch", "launch"];

@@ -203,6 +203,9 @@ pub enum Rewrite {
     GatherTensorByTensor,
     /// Biases inside the matrix product's epilogue.
     FuseBiasEpilogue,
+    /// With those, GELUs by tanh in bf16 inside the epilogue of the product before them, and their gradients inside that of
+    /// the product that makes the gradient of what they wrote (`dtensor/src/epilogues.rs`).
+    FuseGeluEpilogue,
     /// Under sequence parallelism the sharded input is kept and gathered again in backward.
     RegatherSequenceParallelInput,
     /// Backward tensor-parallel collectives of column-parallel linears run beside the weight-gradient

@@ -1,11 +1,11 @@
 //! Which operators share a kernel.
 
-use dtensor::{Collective, CollectiveKind, Op, OpKind, Pass, TensorId, Trace};
+use dtensor::{Collective, CollectiveKind, Epilogues, Op, OpKind, Pass, TensorId, Trace};
 use rustc_hash::{FxHashMap, FxHashSet};
 use spec::Bytes;
 use spec::runtime::Rewrite;
 
-use super::{Kernel, KernelKind, Lowering, casts};
+use super::{Kernel, KernelKind, Lowered, Lowering, casts};
 use crate::price::{GemmLayout, MemoryKind};
 
 /// Kernels of one pass's operators.
@@ -26,6 +26,31 @@ pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, ops: &[Op]) -> Vec
         index = end;
     }
     kernels
+}
+
+/// GELUs that products take are no kernels of their own: what they read and write, the product does.
+pub(super) fn gelus(trace: &Trace, lowered: &mut Lowered) {
+    let epilogues = Epilogues::of(trace);
+    let passes = [
+        (&mut lowered.forward, &trace.forward),
+        (&mut lowered.backward, &trace.backward),
+    ];
+    for (kernels, ops) in passes {
+        let gelu = |kernel: &Kernel| match kernel.pass {
+            Pass::Forward => (epilogues.gelu(kernel.op), epilogues.is_gelu(kernel.op)),
+            _ => (
+                epilogues.gelu_gradient(kernel.op),
+                epilogues.is_gelu_gradient(kernel.op),
+            ),
+        };
+        kernels.retain(|kernel| !gelu(kernel).1);
+        for kernel in kernels.iter_mut() {
+            if let (Some(taken), KernelKind::Gemm { .. }) = (gelu(kernel).0, kernel.kind) {
+                kernel.reads.extend(&ops[taken].inputs[1..]);
+                kernel.writes.clone_from(&ops[taken].outputs);
+            }
+        }
+    }
 }
 
 /// End of the run of operators that share a kernel with the one at `start`.
@@ -352,4 +377,52 @@ fn readers(trace: &Trace, ops: &[Op]) -> FxHashMap<TensorId, u32> {
         *readers.entry(output).or_default() += 1;
     }
     readers
+}
+
+#[cfg(test)]
+mod tests {
+    use models::{BlockClass, BlockLayout};
+    use spec::DType;
+
+    use super::*;
+
+    /// GELUs of each pass that are kernels of their own, and those whose results products write.
+    fn gelus(kind: &str, dtype: DType) -> [[usize; 2]; 2] {
+        let json = format!(
+            r#"{{"model_type": "{kind}", "n_embd": 64, "n_head": 4, "n_layer": 1, "n_positions": 64,
+                "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1,
+                "max_position_embeddings": 64, "intermediate_size": 256, "vocab_size": 128}}"#
+        );
+        let model = spec::hf::decode(&json, "test", kind).expect("a model");
+        let layout = BlockLayout::alone(1, 32, dtype);
+        let class = BlockClass::Layer(model.layer_class(0));
+        let trace = models::trace_block(&model, class, &layout).expect("a block");
+        let runtime = spec::load::runtime("vescale-cuda").expect("a preset");
+        let lowered = Lowering { runtime: &runtime }.lower(&trace);
+        let of = |ops: &[Op], kernels: &[Kernel]| {
+            let is = |op: &Op| matches!(op.kind, OpKind::Activation { .. });
+            let apart = kernels.iter().filter(|kernel| is(&ops[kernel.op])).count();
+            let products = kernels
+                .iter()
+                .filter(|kernel| matches!(kernel.kind, KernelKind::Gemm { .. }));
+            let writes = |gelu: &Op| {
+                products
+                    .clone()
+                    .any(|product| product.writes == gelu.outputs)
+            };
+            [apart, ops.iter().filter(|op| is(op) && writes(op)).count()]
+        };
+        [
+            of(&trace.forward, &lowered.forward),
+            of(&trace.backward, &lowered.backward),
+        ]
+    }
+
+    #[test]
+    fn gelus_that_products_take_are_no_kernels() {
+        assert_eq!(gelus("gpt2", DType::Bf16), [[0, 1]; 2]);
+        // In 32 bits, and a GELU by the error function.
+        assert_eq!(gelus("gpt2", DType::F32), [[1, 0]; 2]);
+        assert_eq!(gelus("gpt_neox", DType::Bf16), [[1, 0]; 2]);
+    }
 }

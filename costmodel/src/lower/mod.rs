@@ -129,10 +129,14 @@ impl Lowering<'_> {
     /// Kernels of both passes.
     #[must_use]
     pub fn lower(&self, trace: &Trace) -> Lowered {
-        Lowered {
+        let mut lowered = Lowered {
             forward: fuse::kernels(self, trace, &trace.forward),
             backward: fuse::kernels(self, trace, &trace.backward),
+        };
+        if self.has(Rewrite::FuseGeluEpilogue) {
+            fuse::gelus(trace, &mut lowered);
         }
+        lowered
     }
 }
 

@@ -14,6 +14,7 @@ pub use watch::{FirstNonFinite, Seen, Watch, WatchError};
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::epilogues::Epilogues;
 use crate::trace::{CollectiveKind, Detail, Op, OpKind, Pass, TensorId, TensorRole, Trace};
 
 /// What is kept from forward to backward.
@@ -70,6 +71,8 @@ pub struct Block {
     pub keep: Keep,
     /// How core attention runs.
     pub attention: Attention,
+    /// What runs within products, on devices that can.
+    pub(crate) epilogues: Epilogues,
     pub(crate) forward: Vec<Step>,
     pub(crate) backward: Vec<Step>,
     /// Storages kept after forward.
@@ -118,6 +121,7 @@ impl Block {
             layer,
             keep,
             attention,
+            epilogues: Epilogues::of(&trace),
             kept: BTreeSet::new(),
             again: Vec::new(),
             forward_dies: Vec::new(),
@@ -200,14 +204,15 @@ impl Block {
         self.trace.pieces(&self.trace.forward[op].scope)
     }
 
-    /// The bias that a linear layer's product adds as it is written, if one follows.
-    pub(crate) fn fused_bias(&self, product: usize) -> Option<&Op> {
-        let out = self.trace.forward[product].outputs[0];
-        let next = self.trace.forward.get(product + 1)?;
-        let adds =
-            next.kind == OpKind::Bias && next.detail == Detail::None && next.inputs[0] == out;
-        let mut views = self.trace.forward_views.iter();
-        (adds && !views.any(|view| view.from == out)).then_some(next)
+    /// Whether backward reads a tensor that forward makes: it is kept, or forward runs again for it, in backward.
+    pub(crate) fn stays(&self, id: TensorId, half: Option<Half>) -> bool {
+        half.is_some() || self.kept.contains(&self.storage(id))
+    }
+
+    /// Where a product of forward leaves what it makes, after its bias.
+    pub(crate) fn made_by(&self, product: usize) -> TensorId {
+        let last = self.epilogues.bias(product).unwrap_or(product);
+        self.trace.forward[last].outputs[0]
     }
 
     /// Whether all that reads a tensor is the loss, which takes logits of any type.

@@ -110,7 +110,7 @@ impl Drop for Piece {
 /// Forward of a micro-batch through a block whose attention is fused.
 #[must_use]
 pub fn forward(block: &Block, ledger: &Rc<Ledger>, input: Option<Room>) -> Forward<Room, Rooms> {
-    let Ok(forward) = pass::forward(block, Run::new(block, ledger, Half::Both), input);
+    let Ok(forward) = pass::forward(block, Run::new(block, ledger, None), input);
     forward
 }
 
@@ -122,7 +122,7 @@ pub fn backward(
     gradient: Option<Room>,
     half: Half,
 ) -> Option<Room> {
-    let run = Run::new(block, ledger, half);
+    let run = Run::new(block, ledger, Some(half));
     let Ok(gradient) = pass::backward(block, run, saved, gradient, half, &mut ());
     gradient
 }
@@ -135,8 +135,8 @@ struct Run<'r> {
     ring: BTreeMap<u32, Room>,
     /// Parameters are counted with the states.
     parameter: Room,
-    /// Which half of backward runs; both in forward.
-    half: Half,
+    /// Which half of backward runs; none in forward.
+    half: Option<Half>,
     /// The activation and the gradient that were cast to 8 bits last, by rows, by columns, or both.
     casts: [Option<(TensorId, [bool; 2], Room)>; 2],
 }
@@ -146,7 +146,7 @@ const ACTIVATION: usize = 0;
 const GRADIENT: usize = 1;
 
 impl<'r> Run<'r> {
-    fn new(block: &'r Block, ledger: &'r Rc<Ledger>, half: Half) -> Self {
+    fn new(block: &'r Block, ledger: &'r Rc<Ledger>, half: Option<Half>) -> Self {
         Self {
             block,
             ledger,
@@ -223,7 +223,7 @@ impl<'r> Run<'r> {
                 Some(self.codes(second, 1))
             }
             trace::Pass::BackwardInput => {
-                self.cast(GRADIENT, first, [true, self.half == Half::Both]);
+                self.cast(GRADIENT, first, [true, self.half == Some(Half::Both)]);
                 Some(self.codes(second, 1))
             }
             trace::Pass::BackwardWeight => {
@@ -336,18 +336,11 @@ impl<'r> Run<'r> {
             }
             return;
         }
+        if block.epilogues.is_bias(index) || block.epilogues.is_gelu(index) {
+            return;
+        }
         match op.kind {
-            OpKind::Matmul { .. } => {
-                let to = block
-                    .fused_bias(index)
-                    .map_or(op.outputs[0], |bias| bias.outputs[0]);
-                if block.trace.is_eight_bit(op) {
-                    self.product_in_8_bits(op, Some(to));
-                } else {
-                    self.make(to);
-                }
-            }
-            OpKind::Bias if self.held.values.contains_key(&block.storage(op.outputs[0])) => {}
+            OpKind::Matmul { .. } => self.linear(index, op),
             OpKind::Copy if op.detail == Detail::None => {
                 let (from, to) = (op.inputs[0], op.outputs[0]);
                 self.copy(from, to, block.is_only_for_the_loss(to));
@@ -380,8 +373,29 @@ impl<'r> Run<'r> {
         }
     }
 
-    fn backward_kernels(&mut self, op: &Op) {
+    fn linear(&mut self, index: usize, op: &Op) {
         let block = self.block;
+        let to = block.made_by(index);
+        let gelu = block.epilogues.gelu(index);
+        if block.trace.is_eight_bit(op) {
+            self.product_in_8_bits(op, Some(to));
+        } else if gelu.is_none() || block.stays(to, self.half) {
+            self.make(to);
+        }
+        if let Some(gelu) = gelu {
+            self.make(block.trace.forward[gelu].outputs[0]);
+        }
+    }
+
+    fn backward_kernels(&mut self, index: usize) {
+        let block = self.block;
+        let op = &block.trace.backward[index];
+        if block.epilogues.is_gelu_gradient(index) {
+            return;
+        }
+        if let Some(gelu) = block.epilogues.gelu_gradient(index) {
+            return self.make(block.trace.backward[gelu].outputs[0]);
+        }
         let of = match op.detail {
             Detail::Gradient { of, input } => Some((of, input)),
             _ => None,
@@ -442,7 +456,7 @@ impl Pass for Run<'_> {
     }
 
     fn backward_op(&mut self, op: usize, (): &mut ()) -> Result<(), Infallible> {
-        self.backward_kernels(&self.block.trace.backward[op]);
+        self.backward_kernels(op);
         Ok(())
     }
 

@@ -45,6 +45,12 @@ pub trait Watch {
     /// # Errors
     /// To stop the rank.
     fn ran(&self, seen: &Seen<'_>) -> Result<(), WatchError>;
+
+    /// Whether it reads what operators made. For one that does not, products may keep to themselves what they
+    /// take a GELU of, as where nobody watches.
+    fn reads(&self) -> bool {
+        true
+    }
 }
 
 /// The tensors of a running pass.

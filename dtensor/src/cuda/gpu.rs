@@ -427,6 +427,10 @@ impl Launcher for Gpu {
     fn multiprocessors(&self) -> u32 {
         self.multiprocessors
     }
+
+    fn fuses_gelu(&self) -> bool {
+        self.products.fuses_gelu()
+    }
 }
 
 impl Event {

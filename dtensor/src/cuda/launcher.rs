@@ -99,7 +99,29 @@ pub struct Operand {
     pub transposed: bool,
 }
 
-/// `c = a · b`, or `c += a · b`, with `c: [m, n]`, plus a bias by column.
+/// What a product does with what it makes, in 32 bits, before it writes it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Epilogue {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Adds a number by column, of the result's type.
+    Bias(Address),
+    /// Adds a bias, if there is one, and takes the GELU by tanh of the sum.
+    Gelu {
+        /// By column, of the result's type.
+        bias: Option<Address>,
+        /// Where the sum is to stay, if it is: as the result lies.
+        input: Option<Address>,
+    },
+    /// Multiplies by the slope of the GELU by tanh.
+    GeluGradient {
+        /// What the GELU was taken of: as the result lies.
+        input: Address,
+    },
+}
+
+/// `c = a · b`, or `c += a · b`, with `c: [m, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Product {
     /// Rows, columns, contracted length.
@@ -116,8 +138,8 @@ pub struct Product {
     pub compute: Compute,
     /// Whether to add to what is there.
     pub accumulate: bool,
-    /// Added to every row; of the result's type.
-    pub bias: Option<Address>,
+    /// What else it does.
+    pub epilogue: Epilogue,
 }
 
 /// Who runs core attention.
@@ -233,6 +255,8 @@ pub trait Launcher {
     fn forget(&self, graph: GraphId);
     /// Multiprocessors of the device: how many blocks run side by side.
     fn multiprocessors(&self) -> u32;
+    /// Whether its products take a GELU in less time than a kernel after them.
+    fn fuses_gelu(&self) -> bool;
 }
 
 /// Work that a launcher recorded.

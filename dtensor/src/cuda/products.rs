@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 use spec::DType;
 
 use super::error::CudaError;
-use super::launcher::{Address, Compute, Element, Float8, Operand, Product};
+use super::launcher::{Address, Compute, Element, Epilogue, Float8, Operand, Product};
 use super::library::Name;
 use super::sys::cublaslt::{self as lt, CublasLt, Handle, Heuristic};
 use super::sys::driver::Driver;
@@ -19,6 +19,11 @@ const WORKSPACE: usize = 32 << 20;
 
 /// The first compute capability whose tensor cores multiply 8 bits: Ada's.
 pub const EIGHT_BITS: [u32; 2] = [8, 9];
+
+/// Major compute capabilities of GPUs on which a product takes a GELU on its way: Hopper's, and those of Blackwell in
+/// data centres. On Ada and on Blackwell's smaller GPUs cuBLASLt was measured to be slower with it than without it
+/// and a kernel after (karpathy/llm.c#591, sgl-project/sglang#34350).
+const FUSES_GELU: [u32; 2] = [9, 10];
 
 /// cuBLASLt on one stream.
 pub(super) struct Products {
@@ -38,9 +43,9 @@ struct Shape {
     transposed: [bool; 2],
     compute: Compute,
     accumulate: bool,
-    bias: bool,
-    /// Bytes that the addresses of both operands and the result are multiples of.
-    alignments: [u32; 3],
+    epilogue: c_int,
+    /// Bytes that addresses are multiples of: of both operands, the result, and what the epilogue reads or writes.
+    alignments: [u32; 5],
 }
 
 /// A product made ready. cuBLASLt thinks in columns: it computes `cᵀ = bᵀ · aᵀ`, so its first operand is
@@ -72,6 +77,21 @@ fn element(operand: &Operand) -> c_int {
     }
 }
 
+/// An epilogue's number, the address of its bias, and of its matrix; 0 for none.
+fn epilogue(of: Epilogue) -> (c_int, [Address; 2]) {
+    match of {
+        Epilogue::Nothing => (lt::EPILOGUE_DEFAULT, [0, 0]),
+        Epilogue::Bias(bias) => (lt::EPILOGUE_BIAS, [bias, 0]),
+        Epilogue::Gelu { bias, input } => {
+            let biased = bias.map_or(0, |_| lt::EPILOGUE_BIAS);
+            let kept = input.map_or(0, |_| lt::EPILOGUE_AUX);
+            let addresses = [bias, input].map(Option::unwrap_or_default);
+            (lt::EPILOGUE_GELU | biased | kept, addresses)
+        }
+        Epilogue::GeluGradient { input } => (lt::EPILOGUE_DGELU, [0, input]),
+    }
+}
+
 impl Products {
     pub(super) fn new(driver: &Driver, capability: [u32; 2]) -> Result<Self, CudaError> {
         let library = CublasLt::load()?;
@@ -88,6 +108,10 @@ impl Products {
             capability,
             plans: RefCell::default(),
         })
+    }
+
+    pub(super) fn fuses_gelu(&self) -> bool {
+        FUSES_GELU.contains(&self.capability[0])
     }
 
     pub(super) fn multiply(&self, product: &Product, stream: *mut c_void) -> Result<(), CudaError> {
@@ -149,6 +173,14 @@ impl Products {
     }
 
     fn plan(&self, product: &Product) -> Result<Plan, CudaError> {
+        let (epilogue, [bias, matrix]) = epilogue(product.epilogue);
+        let addresses = [
+            product.a.address,
+            product.b.address,
+            product.c,
+            bias,
+            matrix,
+        ];
         let shape = Shape {
             sizes: product.sizes,
             types: [
@@ -159,18 +191,18 @@ impl Products {
             transposed: [product.a.transposed, product.b.transposed],
             compute: product.compute,
             accumulate: product.accumulate,
-            bias: product.bias.is_some(),
-            alignments: [product.a.address, product.b.address, product.c].map(alignment),
+            epilogue,
+            alignments: addresses.map(alignment),
         };
         if let Some(&plan) = self.plans.borrow().get(&shape) {
             return Ok(plan);
         }
-        let plan = self.make(product, shape.alignments)?;
+        let plan = self.make(product, &shape)?;
         self.plans.borrow_mut().insert(shape, plan);
         Ok(plan)
     }
 
-    fn make(&self, product: &Product, [a, b, c]: [u32; 3]) -> Result<Plan, CudaError> {
+    fn make(&self, product: &Product, shape: &Shape) -> Result<Plan, CudaError> {
         let [m, n, k] = product.sizes;
         self.check_capability(product)?;
         let mut handle = std::ptr::null_mut();
@@ -189,8 +221,10 @@ impl Products {
         };
         self.set(handle, lt::TRANSPOSE_A, &transpose(&product.b))?;
         self.set(handle, lt::TRANSPOSE_B, &transpose(&product.a))?;
-        if product.bias.is_some() {
-            self.set(handle, lt::EPILOGUE, &lt::EPILOGUE_BIAS)?;
+        self.set(handle, lt::EPILOGUE, &shape.epilogue)?;
+        if shape.epilogue & lt::EPILOGUE_AUX != 0 {
+            // It lies as the result does.
+            self.set(handle, lt::AUX_STRIDE, &n)?;
         }
         self.set_addresses(handle, product)?;
         // By rows [rows, columns] is by columns [columns, rows].
@@ -216,14 +250,17 @@ impl Products {
         Ok(Plan {
             product: handle,
             layouts,
-            heuristic: self.heuristic(handle, layouts, [b, a, c, c])?,
+            heuristic: self.heuristic(handle, layouts, shape)?,
         })
     }
 
     /// What changes from one product of a shape to the next.
     fn set_addresses(&self, handle: Handle, product: &Product) -> Result<(), CudaError> {
-        if let Some(bias) = product.bias {
-            self.set(handle, lt::BIAS_POINTER, &bias)?;
+        let (_, [bias, matrix]) = epilogue(product.epilogue);
+        for (attribute, address) in [(lt::BIAS_POINTER, bias), (lt::AUX_POINTER, matrix)] {
+            if address != 0 {
+                self.set(handle, attribute, &address)?;
+            }
         }
         let factors = [
             (lt::A_SCALE_POINTER, &product.b),
@@ -266,9 +303,10 @@ impl Products {
         &self,
         product: Handle,
         layouts: [Handle; 3],
-        alignments: [u32; 4],
+        shape: &Shape,
     ) -> Result<Heuristic, CudaError> {
-        let preference = self.preference(alignments)?;
+        let [first, second, result, ..] = shape.alignments;
+        let preference = self.preference([second, first, result, result])?;
         let mut best = Heuristic::default();
         let mut found = 0;
         let [a, b, c] = layouts;
@@ -295,7 +333,7 @@ impl Products {
                 library: Name::CublasLt,
                 call: "cublasLtMatmulAlgoGetHeuristic",
                 code: best.state,
-                reason: "no algorithm for these operands".to_owned(),
+                reason: format!("no algorithm for {shape:?}"),
             });
         }
         Ok(best)

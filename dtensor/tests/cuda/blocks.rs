@@ -1,9 +1,10 @@
 //! Whole models on the emulator before the cpu device: the same traces, parameters, tokens and random
 //! numbers, forward and backward, with all that is kept and all that runs again.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use dtensor::block::{Attention, Block, Half, Keep, Parameters};
+use dtensor::block::{Attention, Block, Half, Keep, Parameters, Seen, Watch, WatchError};
 use dtensor::comm::{Communicator, Group, local};
 use dtensor::cuda::{self, Device};
 use dtensor::philox::Stream;
@@ -204,9 +205,22 @@ impl Case {
         Left { losses, gradients }
     }
 
-    fn on_cuda(&self, device: &Device, (keep, apart): (Keep, bool)) -> Left {
+    fn on_cuda(&self, device: &Device, way: (Keep, bool)) -> Left {
+        self.watched(device, way, None)
+    }
+
+    fn watched(
+        &self,
+        device: &Device,
+        (keep, apart): (Keep, bool),
+        watch: Option<&dyn Watch>,
+    ) -> Left {
         let world = local::world(1, std::time::Duration::from_secs(1));
-        let machine = cuda::Machine::new(device.clone(), alone(&world[0]));
+        let host = cpu::Machine {
+            watch,
+            ..alone(&world[0])
+        };
+        let machine = cuda::Machine::new(device.clone(), host);
         let batch = cuda::Batch::new(device, self.batch()).expect("memory");
         let blocks = self.blocks(keep, Attention::Fused);
         let there: Vec<There> = self.held.iter().map(|h| There::new(device, h)).collect();
@@ -359,7 +373,11 @@ fn check(device: &Device, model: &ModelConfig, ways: &[(Keep, bool)]) {
             (_, Activation::Relu) => 5e-2,
             _ => 3e-2,
         };
-        compare(device, (&wide, &[kind], Precision::Bf16), &WAYS[..1], bound);
+        // Products take GELUs, of what is kept and of what is not.
+        let taken = model.mlp.activation == Activation::Gelu && !model.mlp.gated;
+        let ways = [WAYS[0], (Keep::Input, true)];
+        let ways = &ways[..1 + usize::from(taken)];
+        compare(device, (&wide, &[kind], Precision::Bf16), ways, bound);
     }
     assert_eq!(device.memory.usage().live, 0);
 }
@@ -415,6 +433,65 @@ fn every_family_trains_as_on_the_cpu() {
     for model in families() {
         check(&device, &model, &FAMILY_WAYS);
     }
+}
+
+/// Counts the tensors that are there when an operator has run: those it reads, and those it writes.
+struct Counts {
+    reads: bool,
+    seen: RefCell<BTreeMap<(String, &'static str), [usize; 2]>>,
+}
+
+impl Watch for Counts {
+    fn ran(&self, seen: &Seen<'_>) -> Result<(), WatchError> {
+        let count = |ids| seen.tensors(ids).count();
+        let counts = [count(&seen.op.inputs), count(&seen.op.outputs)];
+        let key = (seen.title(), seen.pass());
+        self.seen.borrow_mut().entry(key).or_insert(counts);
+        Ok(())
+    }
+
+    fn reads(&self) -> bool {
+        self.reads
+    }
+}
+
+/// What lies between a product and the GELU that it takes is not there, but for who reads it.
+#[test]
+fn products_that_take_gelus_keep_what_lies_between() {
+    let Some(device) = emulator::device_in(0) else {
+        return;
+    };
+    let gpt = &model_list()[0];
+    let case = |precision| Case::new(gpt, &[gpt.layer_class(0)], (SEQ, precision));
+    let mut losses = Vec::new();
+    for (precision, reads) in [
+        (Precision::Bf16, false),
+        (Precision::Bf16, true),
+        (Precision::Fp32, false),
+    ] {
+        let counts = Counts {
+            reads,
+            seen: RefCell::default(),
+        };
+        let left = case(precision).watched(&device, (Keep::Input, false), Some(&counts));
+        losses.push(left.losses);
+        // The GELU's input in forward, which is not kept; and the gradient of its output.
+        let apart = reads || precision == Precision::Fp32 || !device.launcher.fuses_gelu();
+        let there = usize::from(apart);
+        for (operator, pass, want) in [
+            ("mlp.act_fn Activation", "forward", [there, 1]),
+            ("mlp.c_proj Matmul", "backward", [2, there]),
+            ("mlp.act_fn Activation", "backward", [1 + there, 1]),
+        ] {
+            let key = (format!("block.1.{operator}"), pass);
+            let seen = counts.seen.borrow().get(&key).copied();
+            assert_eq!(seen, Some(want), "{key:?} {precision:?} {reads}");
+        }
+    }
+    let [taken, apart, ..] = &losses[..] else {
+        unreachable!("three runs")
+    };
+    within("GELUs in products", taken, apart, 1e-2 * norm(apart));
 }
 
 /// Tokens of a sequence such that a micro-batch's are a multiple of 16.

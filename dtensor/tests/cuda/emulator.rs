@@ -21,8 +21,8 @@ use std::time::Instant;
 use dtensor::CausalAttention;
 use dtensor::cuda::kernels::{Head, Kernel, Source};
 use dtensor::cuda::launcher::{
-    Address, Arguments, AttentionOperands, Compute, Element, Float8, GraphId, Launch, Launcher,
-    Operand, Product,
+    Address, Arguments, AttentionOperands, Compute, Element, Epilogue, Float8, GraphId, Launch,
+    Launcher, Operand, Product,
 };
 use dtensor::cuda::{CudaError, Device, Gpu};
 use half::bf16;
@@ -257,20 +257,40 @@ impl Emulator {
                 if product.accumulate {
                     sum += self.number(product.c, product.dtype, i * n + j);
                 }
-                if let Some(bias) = product.bias {
-                    sum += self.number(bias, product.dtype, j);
+                let made = self.ended(product, sum, [i, j]);
+                self.put(product.c, product.dtype, i * n + j, made);
+            }
+        }
+    }
+
+    /// What an epilogue makes of an element of a product.
+    fn ended(&self, product: &Product, sum: f64, [i, j]: [usize; 2]) -> f64 {
+        let (dtype, at) = (product.dtype, i * product.sizes[1] as usize + j);
+        if !matches!(product.epilogue, Epilogue::Nothing | Epilogue::Bias(_)) {
+            // What cuBLASLt wants of such products, and where it is quick.
+            assert_eq!((dtype, product.accumulate), (DType::Bf16, false));
+            assert!(product.sizes[1].is_multiple_of(8));
+        }
+        match product.epilogue {
+            Epilogue::Nothing => sum,
+            Epilogue::Bias(bias) => sum + self.number(bias, dtype, j),
+            Epilogue::Gelu { bias, input } => {
+                let sum = sum + bias.map_or(0.0, |bias| self.number(bias, dtype, j));
+                if let Some(input) = input {
+                    self.put(input, dtype, at, sum);
                 }
-                // SAFETY: the caller allocated the result.
-                unsafe {
-                    match product.dtype {
-                        DType::Bf16 => {
-                            (product.c as *mut bf16)
-                                .add(i * n + j)
-                                .write(bf16::from_f64(sum));
-                        }
-                        _ => (product.c as *mut f32).add(i * n + j).write(sum as f32),
-                    }
-                }
+                gelu(sum)[0]
+            }
+            Epilogue::GeluGradient { input } => sum * gelu(self.number(input, dtype, at))[1],
+        }
+    }
+
+    fn put(&self, address: Address, dtype: DType, index: usize, x: f64) {
+        // SAFETY: products name results that were allocated here.
+        unsafe {
+            match dtype {
+                DType::Bf16 => (address as *mut bf16).add(index).write(bf16::from_f64(x)),
+                _ => (address as *mut f32).add(index).write(x as f32),
             }
         }
     }
@@ -315,6 +335,17 @@ impl Emulator {
 pub fn tf32(x: f64) -> f64 {
     let bits = (x as f32).to_bits() + 0x1000;
     f64::from(f32::from_bits(bits & !0x1FFF))
+}
+
+/// The GELU by tanh (Hendrycks and Gimpel 2016), and its slope.
+pub fn gelu(x: f64) -> [f64; 2] {
+    let scale = (2.0 / std::f64::consts::PI).sqrt();
+    let t = (scale * (x + 0.044_715 * x.powi(3))).tanh();
+    let inner = scale * (1.0 + 3.0 * 0.044_715 * x * x);
+    [
+        0.5 * x * (1.0 + t),
+        0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner,
+    ]
 }
 
 /// The number of a code of 8 bits, by the formats' definition: sign, exponent, mantissa.
@@ -467,5 +498,9 @@ impl Launcher for Emulator {
 
     fn multiprocessors(&self) -> u32 {
         3
+    }
+
+    fn fuses_gelu(&self) -> bool {
+        true
     }
 }

@@ -1,6 +1,8 @@
 // What stands on the driver of driver.cpp: matrix products as cuBLASLt takes them, NCCL between threads of one
 // process, NVML's facts.
 
+#include <algorithm>
+
 #include "driver.cpp"
 
 // ---- cuBLASLt ----
@@ -8,6 +10,8 @@
 struct ProductDescription {
     int compute, transposed[2], epilogue;
     const void* bias;
+    void* matrix;
+    int64_t matrix_stride;
     const float* scales[2];
 };
 struct Layout {
@@ -64,7 +68,7 @@ API cublasLtCreate(void** handle) {
 }
 API cublasLtDestroy(void*) { return 0; }
 API cublasLtMatmulDescCreate(ProductDescription** product, int compute, int) {
-    *product = new ProductDescription{compute, {0, 0}, 1, nullptr, {nullptr, nullptr}};
+    *product = new ProductDescription{compute, {0, 0}, 1, nullptr, nullptr, 0, {nullptr, nullptr}};
     return 0;
 }
 API cublasLtMatmulDescDestroy(ProductDescription* product) {
@@ -76,6 +80,8 @@ API cublasLtMatmulDescSetAttribute(ProductDescription* product, int attribute, c
                : attribute == 4  ? (void*)&product->transposed[1]
                : attribute == 7  ? (void*)&product->epilogue
                : attribute == 8  ? (void*)&product->bias
+               : attribute == 11 ? (void*)&product->matrix
+               : attribute == 12 ? (void*)&product->matrix_stride
                : attribute == 17 ? (void*)&product->scales[0]
                : attribute == 18 ? (void*)&product->scales[1]
                                  : nullptr;
@@ -98,13 +104,32 @@ API cublasLtMatmulPreferenceCreate(void** preference) {
 API cublasLtMatmulPreferenceDestroy(void*) { return 0; }
 API cublasLtMatmulPreferenceSetAttribute(void*, int, const void*, size_t) { return 0; }
 
+// What follows a product: bits of a GELU, of a bias before it, and of a matrix that the GELU's input goes to; or the
+// slope of a GELU whose input lies there. Of these types and alignments only.
+static bool takes_epilogue(const ProductDescription& p, const Layout& a, const Layout& b, const Layout& d) {
+    enum { BIAS = 4, GELU = 32, MATRIX = 128, SLOPE = 192 };
+    int known[] = {1, BIAS, GELU, GELU | BIAS, GELU | MATRIX, GELU | MATRIX | BIAS, SLOPE};
+    if (std::find(std::begin(known), std::end(known), p.epilogue) == std::end(known)) return false;
+    if ((p.epilogue & BIAS) && !p.bias) return false;
+    if (p.epilogue < GELU) return true;
+    bool lies = p.matrix && (uintptr_t)p.matrix % 16 == 0 && p.matrix_stride % 8 == 0 && p.matrix_stride >= (int64_t)d.rows;
+    return a.element == 14 && b.element == 14 && d.element == 14 && (!(p.epilogue & MATRIX) || lies);
+}
+
+// The GELU by tanh, and its slope.
+static double gelu(double x, bool slope) {
+    double scale = std::sqrt(2.0 / M_PI), t = std::tanh(scale * (x + 0.044715 * x * x * x));
+    if (!slope) return 0.5 * x * (1.0 + t);
+    return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * scale * (1.0 + 3.0 * 0.044715 * x * x);
+}
+
 static bool fits(const ProductDescription& p, const Layout& a, const Layout& b, const Layout& d) {
     u64 m = p.transposed[0] ? a.columns : a.rows, k = p.transposed[0] ? a.rows : a.columns;
     u64 inner = p.transposed[1] ? b.columns : b.rows, n = p.transposed[1] ? b.rows : b.columns;
     bool eight = a.element >= 28;
     // Eight bits want both operands along the contracted length, and sizes that are multiples of 16.
     bool takes = !eight || (p.transposed[0] && !p.transposed[1] && m % 16 == 0 && k % 16 == 0 && n % 16 == 0);
-    return takes && m == d.rows && n == d.columns && k == inner && (p.epilogue == 1 || p.epilogue == 4);
+    return takes && m == d.rows && n == d.columns && k == inner && takes_epilogue(p, a, b, d);
 }
 
 API cublasLtMatmulAlgoGetHeuristic(void*, ProductDescription* p, Layout* a, Layout* b, Layout*, Layout* d, void*,
@@ -142,7 +167,14 @@ API cublasLtMatmul(void*, ProductDescription* product, const float* alpha, const
                 u64 at = i + j * ld.stride;
                 float x = (float)(sum * scale);
                 if (more != 0.0f) x += more * read_element(c, ld.element, at);
-                if (p.epilogue == 4) x += read_element(p.bias, ld.element, i);
+                if (p.epilogue & 4) x += read_element(p.bias, ld.element, i);
+                u64 beside = i + j * p.matrix_stride;
+                if (p.epilogue == 192) {
+                    x *= gelu(read_element(p.matrix, ld.element, beside), true);
+                } else if (p.epilogue & 32) {
+                    if (p.epilogue & 128) write_element(p.matrix, ld.element, beside, x);
+                    x = gelu(x, false);
+                }
                 write_element(d, ld.element, at, x);
             }
     });

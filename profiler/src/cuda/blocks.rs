@@ -14,7 +14,7 @@ use dtensor::cpu::MicroBatch;
 use dtensor::cuda::{
     self, Batch, Context, CudaError, Device, EchoLinks, GradientSink, Machine, Tensor,
 };
-use dtensor::{BLOCK_AXES, BlockMesh, OpKind, TensorId, TensorInfo, TensorRole, Trace};
+use dtensor::{BLOCK_AXES, BlockMesh, Epilogues, OpKind, TensorId, TensorInfo, TensorRole, Trace};
 use spec::DType;
 use spec::profile::{Kernel, Measured};
 
@@ -29,7 +29,8 @@ pub(super) fn kernels(request: &BlockRequest) -> Vec<Kernel> {
     let trace = &request.trace;
     let mesh = request.position.mesh;
     let ops = trace.forward.iter().chain(&trace.backward);
-    let kernels = ops.map(|op| trace.kernel(op, |axis| mesh.size(axis)));
+    let epilogues = Epilogues::of(trace);
+    let kernels = ops.map(|op| trace.kernel_on_gpu(op, &epilogues, |axis| mesh.size(axis)));
     let mut kernels: Vec<Kernel> = kernels.collect();
     kernels.sort();
     kernels.dedup();
@@ -65,6 +66,7 @@ pub fn blocks(
     let timer = Timer {
         device,
         mesh: request.position.mesh,
+        epilogues: Epilogues::of(trace),
         kernels: RefCell::default(),
         failed: RefCell::default(),
     };
@@ -127,6 +129,7 @@ fn finite(device: &Device, x: &Tensor) -> Result<(), ProfilerError> {
 struct Timer<'d> {
     device: &'d Device,
     mesh: BlockMesh,
+    epilogues: Epilogues,
     kernels: RefCell<Vec<Kernel>>,
     /// Why a mark could not be made.
     failed: RefCell<Option<CudaError>>,
@@ -138,9 +141,14 @@ impl Watch for Timer<'_> {
             *self.failed.borrow_mut() = Some(error);
         }
         let ranks = |axis| self.mesh.size(axis);
-        let kernel = seen.block.trace.kernel(seen.op, ranks);
+        let trace = &seen.block.trace;
+        let kernel = trace.kernel_on_gpu(seen.op, &self.epilogues, ranks);
         self.kernels.borrow_mut().push(kernel);
         Ok(())
+    }
+
+    fn reads(&self) -> bool {
+        false
     }
 }
 

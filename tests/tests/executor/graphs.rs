@@ -7,14 +7,15 @@ use spec::Precision;
 use spec::model::ModelConfig;
 
 use super::cuda::{BATCH, Emulated, SEQ, is_here, models, on_cuda};
-use super::jobs::{session, sized};
+use super::jobs::{families, session, sized};
 
 /// A job of four steps, each with another learning rate.
-pub(super) fn job(model: &ModelConfig, layout: &str, execution: Execution) -> Job {
-    let precision = match layout.contains("recompute=full") {
-        true => Precision::Bf16,
-        false => Precision::Fp32,
-    };
+pub(super) fn job(
+    model: &ModelConfig,
+    layout: &str,
+    precision: Precision,
+    execution: Execution,
+) -> Job {
     let mut job = sized(model, layout, Numerics::Fast, precision, [4, BATCH, SEQ]);
     job.settings.optimizer.warmup_steps = 2;
     job.settings.execution = execution;
@@ -22,39 +23,51 @@ pub(super) fn job(model: &ModelConfig, layout: &str, execution: Execution) -> Jo
 }
 
 /// One micro-batch and two; everything kept, attention again, everything again.
-const LAYOUTS: &[&str] = &[
-    "mbs=4",
-    "mbs=2,recompute=selective",
-    "mbs=2,recompute=full,zero=3",
+const LAYOUTS: [(&str, Precision); 3] = [
+    ("mbs=4", Precision::Fp32),
+    ("mbs=2,recompute=selective", Precision::Fp32),
+    ("mbs=2,recompute=full,zero=3", Precision::Bf16),
 ];
+
+/// [`LAYOUTS`] of every model; factors of 8 bits, which kernels find; slopes, which the host writes when they are first
+/// read.
+fn cases() -> Vec<(ModelConfig, &'static str, Precision)> {
+    let all =
+        |model: ModelConfig| LAYOUTS.map(|(layout, precision)| (model.clone(), layout, precision));
+    let mut cases: Vec<_> = models().into_iter().flat_map(all).collect();
+    let [gpt, ..] = models();
+    cases.push((gpt, "mbs=4", Precision::Fp8));
+    let mut families = families().into_iter();
+    let (_, bloom) = families.find(|(name, _)| name == "bloom").expect("is one");
+    cases.push((bloom, "mbs=4", Precision::Fp32));
+    cases
+}
 
 #[test]
 fn captured_steps_are_the_steps_queued_anew() {
     if !is_here() {
         return;
     }
-    for model in models() {
-        for layout in LAYOUTS {
-            let what = format!("{} {layout}", model.name);
-            let replayed = on_cuda(&job(&model, layout, Execution::Replayed));
-            let captured = on_cuda(&job(&model, layout, Execution::Graph));
-            assert_eq!(captured.losses, replayed.losses, "{what}");
-            assert_eq!(captured.gradient_norms, replayed.gradient_norms, "{what}");
-            assert_eq!(
-                captured.weights_sha256(),
-                replayed.weights_sha256(),
-                "{what}"
-            );
-            let mut losses = captured.losses.clone();
-            losses.dedup();
-            assert_eq!(losses.len(), 4, "{what}: every step has other tokens");
-            let [here, there] = [&captured, &replayed].map(|outcome| &outcome.ranks[0]);
-            let peak = |memory: Option<executor::MemoryUse>| memory.map(|memory| memory.peak);
-            assert_eq!(peak(here.memory), peak(there.memory), "{what}");
-            assert_eq!(here.peak_saved, there.peak_saved, "{what}");
-            assert_eq!(here.routed, there.routed, "{what}");
-            assert!(here.events.is_empty() && !there.events.is_empty(), "{what}");
-        }
+    for (model, layout, precision) in cases() {
+        let what = format!("{} {layout} {precision:?}", model.name);
+        let replayed = on_cuda(&job(&model, layout, precision, Execution::Replayed));
+        let captured = on_cuda(&job(&model, layout, precision, Execution::Graph));
+        assert_eq!(captured.losses, replayed.losses, "{what}");
+        assert_eq!(captured.gradient_norms, replayed.gradient_norms, "{what}");
+        assert_eq!(
+            captured.weights_sha256(),
+            replayed.weights_sha256(),
+            "{what}"
+        );
+        let mut losses = captured.losses.clone();
+        losses.dedup();
+        assert_eq!(losses.len(), 4, "{what}: every step has other tokens");
+        let [here, there] = [&captured, &replayed].map(|outcome| &outcome.ranks[0]);
+        let peak = |memory: Option<executor::MemoryUse>| memory.map(|memory| memory.peak);
+        assert_eq!(peak(here.memory), peak(there.memory), "{what}");
+        assert_eq!(here.peak_saved, there.peak_saved, "{what}");
+        assert_eq!(here.routed, there.routed, "{what}");
+        assert!(here.events.is_empty() && !there.events.is_empty(), "{what}");
     }
 }
 
@@ -64,7 +77,7 @@ fn a_captured_step_that_diverges_names_its_operator() {
         return;
     }
     let [_, llama, _] = models();
-    let mut broken = job(&llama, "mbs=4", Execution::Graph);
+    let mut broken = job(&llama, "mbs=4", Precision::Fp32, Execution::Graph);
     broken.settings.optimizer.warmup_steps = 0;
     broken.settings.optimizer.learning_rate = 1e30;
     let error = executor::train_on(&Emulated, &session(&broken)).expect_err("it diverges");
@@ -78,7 +91,7 @@ fn steps_that_need_the_host_are_not_captured() {
         return;
     }
     let [gpt, ..] = models();
-    let alone = job(&gpt, "mbs=2", Execution::Graph);
+    let alone = job(&gpt, "mbs=2", Precision::Fp32, Execution::Graph);
     let refused = |result: Result<executor::Outcome, executor::ExecutorError>, says: &str| {
         let error = result.expect_err("refused").to_string();
         assert!(error.contains("cannot be captured"), "{error}");
@@ -91,7 +104,7 @@ fn steps_that_need_the_host_are_not_captured() {
     };
     refused(executor::train_on(&Emulated, &watched), "--break-at");
     for layout in ["dp=2,mbs=2", "pp=2,mbs=2", "tp=2,mbs=2"] {
-        let several = job(&gpt, layout, Execution::Graph);
+        let several = job(&gpt, layout, Precision::Fp32, Execution::Graph);
         let result = executor::train_on(&Emulated, &session(&several));
         refused(result, "send each other");
     }

@@ -8,7 +8,7 @@ use spec::DType;
 use super::{EACH, THREADS, WAVES, unsupported};
 use crate::cuda::error::CudaError;
 use crate::cuda::kernels::{Kernel, Source};
-use crate::cuda::launcher::{Address, Arguments, Compute, Element, Float8, Operand, Product};
+use crate::cuda::launcher::{Arguments, Compute, Element, Epilogue, Float8, Operand, Product};
 use crate::cuda::tensor::{Device, Tensor};
 use crate::trace::EIGHT_BIT_MULTIPLE;
 
@@ -86,7 +86,7 @@ struct Result8<'t> {
     to: &'t Tensor,
     sizes: [usize; 3],
     accumulate: bool,
-    bias: Option<Address>,
+    epilogue: Epilogue,
 }
 
 impl Device {
@@ -169,7 +169,7 @@ impl Device {
                 to: &out,
                 sizes: [x.size[0], w.size[0], x.size[1]],
                 accumulate: false,
-                bias: bias.map(Tensor::address),
+                epilogue: bias.map_or(Epilogue::Nothing, |bias| Epilogue::Bias(bias.address())),
             },
         )?;
         Ok(out)
@@ -193,7 +193,7 @@ impl Device {
                 to: &out,
                 sizes: [dy.size[0], w.size[1], dy.size[1]],
                 accumulate: false,
-                bias: None,
+                epilogue: Epilogue::Nothing,
             },
         )?;
         Ok(out)
@@ -219,7 +219,7 @@ impl Device {
                 to: gradient,
                 sizes: [dy.size[1], x.size[1], dy.size[0]],
                 accumulate: true,
-                bias: None,
+                epilogue: Epilogue::Nothing,
             },
         )
     }
@@ -233,7 +233,7 @@ impl Device {
             dtype: result.to.dtype,
             compute: Compute::Whole,
             accumulate: result.accumulate,
-            bias: result.bias,
+            epilogue: result.epilogue,
         })
     }
 }

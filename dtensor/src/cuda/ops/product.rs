@@ -3,7 +3,7 @@
 use spec::DType;
 
 use crate::cuda::error::CudaError;
-use crate::cuda::launcher::{Element, Operand, Product};
+use crate::cuda::launcher::{Element, Epilogue, Operand, Product};
 use crate::cuda::tensor::{Device, Tensor};
 
 fn operand(x: &Tensor, transposed: bool) -> Operand {
@@ -12,6 +12,13 @@ fn operand(x: &Tensor, transposed: bool) -> Operand {
         element: Element::Plain(x.dtype),
         transposed,
     }
+}
+
+/// A tensor's shape with other columns.
+fn with_columns(x: &Tensor, columns: usize) -> Vec<usize> {
+    let mut shape = x.shape.clone();
+    *shape.last_mut().expect("linear layers have a last dim") = columns;
+    shape
 }
 
 impl Device {
@@ -45,21 +52,33 @@ impl Device {
             let out = self.linear(&x, &w, bias.as_ref(), DType::F32)?;
             return self.as_type(&out, dtype);
         }
-        let (n, k) = (w.shape[0], w.shape[1]);
-        let mut shape = x.shape.clone();
-        *shape.last_mut().expect("linear inputs have a last dim") = n;
-        let out = self.tensor(shape, dtype)?;
-        self.launcher.multiply(&Product {
-            sizes: [x.rows() as u64, n as u64, k as u64],
-            a: operand(x, false),
-            b: operand(w, true),
-            c: out.address(),
-            dtype,
-            compute: self.compute,
-            accumulate: false,
-            bias: bias.map(Tensor::address),
-        })?;
+        let out = self.tensor(with_columns(x, w.shape[0]), dtype)?;
+        let bias = bias.map(Tensor::address);
+        let epilogue = bias.map_or(Epilogue::Nothing, Epilogue::Bias);
+        self.multiply([operand(x, false), operand(w, true)], &out, w, epilogue)?;
         Ok(out)
+    }
+
+    /// The GELU by tanh of `x · wᵀ`, plus a bias; beside it what it was taken of, if that `stays`. All in bf16, with
+    /// columns of both and of the result in multiples of 8.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn linear_gelu(
+        &self,
+        x: &Tensor,
+        w: &Tensor,
+        bias: Option<&Tensor>,
+        stays: bool,
+    ) -> Result<(Tensor, Option<Tensor>), CudaError> {
+        let made = || self.tensor(with_columns(x, w.shape[0]), DType::Bf16);
+        let (out, input) = (made()?, stays.then(made).transpose()?);
+        let epilogue = Epilogue::Gelu {
+            bias: bias.map(Tensor::address),
+            input: input.as_ref().map(Tensor::address),
+        };
+        self.multiply([operand(x, false), operand(w, true)], &out, w, epilogue)?;
+        Ok((out, input))
     }
 
     /// `dy · w`: the gradient of a linear layer's input.
@@ -77,21 +96,50 @@ impl Device {
             let out = self.linear_backward(&dy, &w, DType::F32)?;
             return self.as_type(&out, dtype);
         }
-        let (n, k) = (w.shape[0], w.shape[1]);
-        let mut shape = dy.shape.clone();
-        *shape.last_mut().expect("gradients have a last dim") = k;
-        let out = self.tensor(shape, dtype)?;
+        let out = self.tensor(with_columns(dy, w.shape[1]), dtype)?;
+        let operands = [operand(dy, false), operand(w, false)];
+        self.multiply(operands, &out, w, Epilogue::Nothing)?;
+        Ok(out)
+    }
+
+    /// `dy · w` times the slope of the GELU by tanh at `input`: the gradient of what a linear layer's input is the GELU
+    /// of. All in bf16, with columns in multiples of 8.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn linear_gelu_backward(
+        &self,
+        dy: &Tensor,
+        w: &Tensor,
+        input: &Tensor,
+    ) -> Result<Tensor, CudaError> {
+        let out = self.tensor(with_columns(dy, w.shape[1]), DType::Bf16)?;
+        let epilogue = Epilogue::GeluGradient {
+            input: input.address(),
+        };
+        self.multiply([operand(dy, false), operand(w, false)], &out, w, epilogue)?;
+        Ok(out)
+    }
+
+    /// A product with a weight, of which it contracts what the result does not have.
+    fn multiply(
+        &self,
+        [a, b]: [Operand; 2],
+        out: &Tensor,
+        w: &Tensor,
+        epilogue: Epilogue,
+    ) -> Result<(), CudaError> {
+        let contracted = w.shape[usize::from(b.transposed)];
         self.launcher.multiply(&Product {
-            sizes: [dy.rows() as u64, k as u64, n as u64],
-            a: operand(dy, false),
-            b: operand(w, false),
+            sizes: [out.rows(), out.columns(), contracted].map(|size| size as u64),
+            a,
+            b,
             c: out.address(),
-            dtype,
+            dtype: out.dtype,
             compute: self.compute,
             accumulate: false,
-            bias: None,
-        })?;
-        Ok(out)
+            epilogue,
+        })
     }
 
     /// `gradient += dyᵀ · x`: the gradient of a linear layer's weight, in 32 bits.
@@ -112,7 +160,7 @@ impl Device {
             dtype: DType::F32,
             compute: self.compute,
             accumulate: true,
-            bias: None,
+            epilogue: Epilogue::Nothing,
         })
     }
 }

@@ -33,9 +33,11 @@ impl Run<'_> {
 
     pub(super) fn backward_op(
         &mut self,
-        op: &Op,
+        index: usize,
         sink: &mut dyn GradientSink,
     ) -> Result<(), CudaError> {
+        let block = self.block;
+        let op = &block.trace.backward[index];
         if op.scope == GRADIENT_SUM {
             let (a, b) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
             let sum = self.device().add(a, b)?;
@@ -48,8 +50,11 @@ impl Run<'_> {
                 _ => Err(unsupported(op, "a gradient of nothing")),
             };
         };
-        let block = self.block;
         let forward = &block.trace.forward[of];
+        if self.gelus && block.epilogues.is_gelu_gradient(index) {
+            // Done by the product before.
+            return Ok(());
+        }
         if block.is_attention(of) {
             return match op.kind {
                 OpKind::AttentionContext(shape) if input == Some(0) => {
@@ -73,13 +78,7 @@ impl Run<'_> {
                 self.set(op.outputs[0], dx);
                 Ok(())
             }
-            (OpKind::Matmul { .. }, _) => {
-                let (dy, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
-                let dtype = self.info(op.outputs[0]).dtype;
-                let dx = self.device().linear_backward(dy, w, dtype)?;
-                self.set(op.outputs[0], dx);
-                Ok(())
-            }
+            (OpKind::Matmul { .. }, _) => self.linear_backward(index, op),
             (OpKind::GroupedMatmul { .. }, Pass::BackwardWeight) => {
                 let route = self.routing(op)?;
                 let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
@@ -111,6 +110,24 @@ impl Run<'_> {
             (OpKind::Collective(c), _) if c.kind == CollectiveKind::RingExchange => Ok(()),
             _ => self.expert_backward(op, forward),
         }
+    }
+
+    /// The gradient of a linear layer's input, or of what that is the GELU of.
+    fn linear_backward(&mut self, index: usize, op: &Op) -> Result<(), CudaError> {
+        let trace = &self.block.trace;
+        let (dy, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+        let gelu = self.block.epilogues.gelu_gradient(index);
+        if let Some(gelu) = gelu.filter(|_| self.gelus).map(|i| &trace.backward[i]) {
+            // Its backward reads the gradient and what it was taken of.
+            let input = self.tensor(gelu.inputs[1])?;
+            let dx = self.device().linear_gelu_backward(dy, w, input)?;
+            self.set(gelu.outputs[0], dx);
+            return Ok(());
+        }
+        let dtype = self.info(op.outputs[0]).dtype;
+        let dx = self.device().linear_backward(dy, w, dtype)?;
+        self.set(op.outputs[0], dx);
+        Ok(())
     }
 
     fn embedding_backward(

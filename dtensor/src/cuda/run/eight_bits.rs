@@ -61,7 +61,7 @@ impl Run<'_> {
         let [dy, w] = [op.inputs[0], op.inputs[1]];
         let shape = self.shape_of(dy, self.tensor(w)?.columns())?;
         // The gradient of the weight, where it comes in the same pass, contracts the other dim.
-        let ways = if self.half == crate::block::Half::Both {
+        let ways = if self.half == Some(crate::block::Half::Both) {
             Lies::Both
         } else {
             Lies::Rows

@@ -33,6 +33,11 @@ impl Run<'_> {
                 _ => Ok(()),
             };
         }
+        let epilogues = &block.epilogues;
+        if epilogues.is_bias(index) || self.gelus && epilogues.is_gelu(index) {
+            // Done by the product before.
+            return Ok(());
+        }
         match op.kind {
             OpKind::Matmul { .. } => self.linear(index, op),
             OpKind::GroupedMatmul { .. } => {
@@ -85,22 +90,30 @@ impl Run<'_> {
         vec![batch, tokens / batch.max(1), columns]
     }
 
-    /// A linear layer, with the bias that follows it, if one does.
+    /// A linear layer, with the bias and the GELU that follow it, if they do.
     fn linear(&mut self, index: usize, op: &Op) -> Result<(), CudaError> {
+        let (block, ops) = (self.block, &self.block.trace.forward);
         let (x, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
-        let out = op.outputs[0];
-        let biased = match self.block.fused_bias(index) {
-            Some(next) => Some((self.tensor(next.inputs[1])?, next.outputs[0])),
+        let bias = match block.epilogues.bias(index) {
+            Some(bias) => Some(self.tensor(ops[bias].inputs[1])?),
             None => None,
         };
-        let bias = biased.map(|(bias, _)| bias);
-        let y = if self.block.trace.is_eight_bit(op) {
+        let to = block.made_by(index);
+        if let Some(gelu) = block.epilogues.gelu(index).filter(|_| self.gelus) {
+            let stays = block.stays(to, self.half);
+            let (y, input) = self.device().linear_gelu(x, w, bias, stays)?;
+            self.set(ops[gelu].outputs[0], y);
+            if let Some(input) = input {
+                self.set(to, input);
+            }
+            return Ok(());
+        }
+        let y = if block.trace.is_eight_bit(op) {
             self.linear8(op, bias)?
         } else {
-            let dtype = self.info(out).dtype;
+            let dtype = self.info(op.outputs[0]).dtype;
             self.device().linear(x, w, bias, dtype)?
         };
-        let to = biased.map_or(out, |(_, to)| to);
         self.set(to, y);
         Ok(())
     }
@@ -169,15 +182,6 @@ impl Run<'_> {
     }
 
     fn bias(&mut self, op: &Op) -> Result<(), CudaError> {
-        if self
-            .held
-            .values
-            .contains_key(&self.block.storage(op.outputs[0]))
-            && op.detail == Detail::None
-        {
-            // The product before wrote it.
-            return Ok(());
-        }
         let x = self.tensor(op.inputs[0])?;
         let out = match op.detail {
             Detail::Table { table, first } => {

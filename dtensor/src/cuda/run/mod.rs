@@ -1,8 +1,8 @@
 //! Runs a block's passes on a device: the same program as the cpu device's, with kernels that take
 //! several operators at once where the trace allows it.
 //!
-//! Fused here: a linear layer with its bias; core attention; the loss with the cast of its logits, which
-//! are never widened.
+//! Fused here: a linear layer with its bias and a GELU after it, forward and backward; core attention; the loss with
+//! the cast of its logits, which are never widened.
 
 mod attention;
 mod backward;
@@ -60,8 +60,10 @@ struct Run<'r> {
     held: Saved,
     /// Keys and values of the whole sequence while attention runs round the ring.
     ring: BTreeMap<u32, Tensor>,
-    /// Which half of backward runs; both in forward.
-    half: Half,
+    /// Which half of backward runs; none in forward.
+    half: Option<Half>,
+    /// Whether products take GELUs: where they are quick at it, and nobody reads what lies between.
+    gelus: bool,
     casts: Casts,
 }
 
@@ -75,7 +77,7 @@ pub fn forward(
     context: &Context<'_>,
     input: Option<Tensor>,
 ) -> Result<Forward, CudaError> {
-    pass::forward(block, Run::new(block, context, Half::Both), input)
+    pass::forward(block, Run::new(block, context, None), input)
 }
 
 /// Backward of a micro-batch, or half of it. `gradient` is that of the output; the loss block needs none,
@@ -91,7 +93,7 @@ pub fn backward(
     half: Half,
     sink: &mut dyn GradientSink,
 ) -> Result<Option<Tensor>, CudaError> {
-    let run = Run::new(block, context, half);
+    let run = Run::new(block, context, Some(half));
     pass::backward(block, run, saved, gradient, half, sink)
 }
 
@@ -123,7 +125,7 @@ impl<'r> Pass for Run<'r> {
     }
 
     fn backward_op(&mut self, op: usize, sink: &mut Self::Sink) -> Result<(), CudaError> {
-        Run::backward_op(self, &self.block.trace.backward[op], sink)
+        Run::backward_op(self, op, sink)
     }
 
     fn backward_view(&mut self, view: usize) -> Result<(), CudaError> {
@@ -157,15 +159,18 @@ impl Tensors for Run<'_> {
 }
 
 impl<'r> Run<'r> {
-    fn new(block: &'r Block, context: &Context<'r>, half: Half) -> Self {
+    fn new(block: &'r Block, context: &Context<'r>, half: Option<Half>) -> Self {
+        let machine = context.machine;
+        let read = machine.host.watch.is_some_and(|watch| watch.reads());
         Self {
             block,
-            machine: context.machine,
+            machine,
             batch: context.batch,
             parameters: context.parameters,
             held: Saved::default(),
             ring: BTreeMap::new(),
             half,
+            gelus: !read && machine.device.launcher.fuses_gelu(),
             casts: Casts::default(),
         }
     }

@@ -29,12 +29,24 @@ pub const TRANSPOSE_B: c_int = 4;
 pub const EPILOGUE: c_int = 7;
 /// `CUBLASLT_MATMUL_DESC_BIAS_POINTER`.
 pub const BIAS_POINTER: c_int = 8;
+/// `CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER`.
+pub const AUX_POINTER: c_int = 11;
+/// `CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`.
+pub const AUX_STRIDE: c_int = 12;
 /// `CUBLASLT_MATMUL_DESC_A_SCALE_POINTER`.
 pub const A_SCALE_POINTER: c_int = 17;
 /// `CUBLASLT_MATMUL_DESC_B_SCALE_POINTER`.
 pub const B_SCALE_POINTER: c_int = 18;
-/// `CUBLASLT_EPILOGUE_BIAS`.
+/// `CUBLASLT_EPILOGUE_DEFAULT`.
+pub const EPILOGUE_DEFAULT: c_int = 1;
+/// `CUBLASLT_EPILOGUE_BIAS`; in sums, a bias before what else.
 pub const EPILOGUE_BIAS: c_int = 4;
+/// `CUBLASLT_EPILOGUE_GELU`.
+pub const EPILOGUE_GELU: c_int = 32;
+/// What `CUBLASLT_EPILOGUE_GELU_AUX` has beyond it.
+pub const EPILOGUE_AUX: c_int = 128;
+/// `CUBLASLT_EPILOGUE_DGELU`.
+pub const EPILOGUE_DGELU: c_int = 192;
 /// `CUBLAS_OP_N`.
 pub const PLAIN: c_int = 0;
 /// `CUBLAS_OP_T`.

@@ -13,7 +13,7 @@ use crate::emulator;
 const SHAPES: [[usize; 2]; 5] = [[1, 1], [3, 7], [5, 8], [4, 40], [33, 67]];
 
 /// A nonlinearity and its derivative in 64 bits.
-fn oracle(f: Nonlinearity, x: f64) -> [f64; 2] {
+pub(super) fn oracle(f: Nonlinearity, x: f64) -> [f64; 2] {
     let value = |x: f64| match f.function {
         Activation::Gelu if f.tanh => {
             0.5 * x

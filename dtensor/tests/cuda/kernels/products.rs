@@ -1,9 +1,12 @@
 //! Matrix products: linear layers forward and backward, in every way that operands are multiplied.
 
+use dtensor::Nonlinearity;
 use dtensor::cuda::Device;
 use dtensor::cuda::launcher::Compute;
 use spec::DType;
+use spec::model::Activation;
 
+use super::elementwise::oracle;
 use super::{random, within};
 use crate::emulator;
 
@@ -69,6 +72,53 @@ fn check(device: &Device, sizes: [usize; 3], dtype: DType, bound: f64, compute: 
     // Products of numbers in bf16 are whole.
     let bound = if dtype == DType::Bf16 { 2e-6 } else { bound };
     within(device, &format!("weight {what}"), &gradient, &dw, bound);
+}
+
+/// GELUs by tanh, and gradients through them. Tokens are no multiple of anything.
+#[test]
+fn products_take_gelus() {
+    for device in emulator::devices() {
+        for sizes in [[5, 8, 16], [3, 40, 24], [49, 24, 64]] {
+            check_gelus(&device, sizes);
+        }
+    }
+}
+
+fn check_gelus(device: &Device, sizes: [usize; 3]) {
+    // A result in bf16 is rounded once; of tanh no more than 11 bits may be right (`tanh.approx.f32`).
+    const BOUND: f64 = 4e-3;
+    let f = Nonlinearity {
+        function: Activation::Gelu,
+        tanh: true,
+    };
+    let [m, n, k] = sizes;
+    let (x, wx) = random(device, &[m, k], DType::Bf16, 30);
+    let (w, ww) = random(device, &[n, k], DType::Bf16, 31);
+    let (dy, wd) = random(device, &[m, n], DType::Bf16, 32);
+    let (bias, wb) = random(device, &[n], DType::Bf16, 33);
+    let (before, wp) = random(device, &[m, k], DType::Bf16, 34);
+    let [y, dx, _] = linear(sizes, &wx, &ww, &wd);
+    for (bias, wb) in [(None, vec![0.0; n]), (Some(&bias), wb)] {
+        let sum: Vec<f64> = y
+            .iter()
+            .zip(wb.iter().cycle())
+            .map(|(y, b)| y + b)
+            .collect();
+        let want: Vec<f64> = sum.iter().map(|&x| oracle(f, x)[0]).collect();
+        for stays in [false, true] {
+            let what = format!("{sizes:?}, bias {}, stays {stays}", bias.is_some());
+            let got = device.linear_gelu(&x, &w, bias, stays).expect("runs");
+            within(device, &format!("GELU {what}"), &got.0, &want, BOUND);
+            assert_eq!(got.1.is_some(), stays, "{what}");
+            if let Some(input) = got.1 {
+                within(device, &format!("input {what}"), &input, &sum, BOUND);
+            }
+        }
+    }
+    let slopes = dx.iter().zip(&wp).map(|(d, &x)| d * oracle(f, x)[1]);
+    let want: Vec<f64> = slopes.collect();
+    let got = device.linear_gelu_backward(&dy, &w, &before).expect("runs");
+    within(device, &format!("gradient {sizes:?}"), &got, &want, BOUND);
 }
 
 #[test]

@@ -1,0 +1,143 @@
+//! Which operators run within a product, on devices whose products do more with what they make than write it.
+
+use std::collections::BTreeMap;
+
+use spec::DType;
+use spec::model::Activation;
+
+use crate::trace::{Detail, Op, OpKind, Pass, TensorId, Trace, View};
+
+/// Columns and contracted length of a product that takes a GELU are multiples of this: cuBLASLt wants it of the
+/// lines of the GELU's input (`CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`), and lines of 16 bytes of the rest.
+const GELU_MULTIPLE: u64 = 8;
+
+/// Operators that run within products, by the products, all by their places in a trace's lists.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Epilogues {
+    biases: BTreeMap<usize, usize>,
+    gelus: BTreeMap<usize, usize>,
+    gelu_gradients: BTreeMap<usize, usize>,
+}
+
+impl Epilogues {
+    /// Those of a trace. A GELU is one by tanh, in bf16: in 32 bits nobody says how well a product's GELU is
+    /// rounded, and products in 8 bits are not said to have one beside an output in bf16.
+    #[must_use]
+    pub fn of(trace: &Trace) -> Self {
+        let mut found = Self::default();
+        for product in (0..trace.forward.len()).filter(|&i| is_product(&trace.forward[i])) {
+            let bias = bias_after(trace, product);
+            found.biases.extend(bias.map(|bias| (product, bias)));
+            let gelu = gelu_after(trace, product, bias.unwrap_or(product));
+            found.gelus.extend(gelu.map(|gelu| (product, gelu)));
+        }
+        for product in (0..trace.backward.len()).filter(|&i| is_product(&trace.backward[i])) {
+            let gelu = gelu_gradient_after(trace, product);
+            found
+                .gelu_gradients
+                .extend(gelu.map(|gelu| (product, gelu)));
+        }
+        found
+    }
+
+    /// The bias that a product of forward adds.
+    #[must_use]
+    pub fn bias(&self, product: usize) -> Option<usize> {
+        self.biases.get(&product).copied()
+    }
+
+    /// The GELU that a product of forward takes of what it makes, after its bias.
+    #[must_use]
+    pub fn gelu(&self, product: usize) -> Option<usize> {
+        self.gelus.get(&product).copied()
+    }
+
+    /// The GELU whose gradient a product of backward takes of what it makes.
+    #[must_use]
+    pub fn gelu_gradient(&self, product: usize) -> Option<usize> {
+        self.gelu_gradients.get(&product).copied()
+    }
+
+    /// Whether an operator of forward is a bias that a product adds.
+    #[must_use]
+    pub fn is_bias(&self, op: usize) -> bool {
+        self.biases.values().any(|&bias| bias == op)
+    }
+
+    /// Whether an operator of forward is a GELU that a product takes.
+    #[must_use]
+    pub fn is_gelu(&self, op: usize) -> bool {
+        self.gelus.values().any(|&gelu| gelu == op)
+    }
+
+    /// Whether an operator of backward is a GELU's gradient that a product takes.
+    #[must_use]
+    pub fn is_gelu_gradient(&self, op: usize) -> bool {
+        self.gelu_gradients.values().any(|&gelu| gelu == op)
+    }
+}
+
+fn is_product(op: &Op) -> bool {
+    matches!(op.kind, OpKind::Matmul { .. })
+}
+
+fn bias_after(trace: &Trace, product: usize) -> Option<usize> {
+    let made = trace.forward[product].outputs[0];
+    let next = trace.forward.get(product + 1)?;
+    let adds = next.kind == OpKind::Bias && next.detail == Detail::None && next.inputs[0] == made;
+    let mut views = trace.forward_views.iter();
+    (adds && !views.any(|view| view.from == made)).then_some(product + 1)
+}
+
+/// The GELU of what `last` makes, the product or its bias.
+fn gelu_after(trace: &Trace, product: usize, last: usize) -> Option<usize> {
+    let made = trace.forward[last].outputs[0];
+    let next = trace.forward.get(last + 1)?;
+    let takes = is_gelu(next) && next.inputs == [made];
+    let alone = only_reader(trace, &trace.forward, &trace.forward_views, made) == Some(last + 1);
+    (takes && alone && fits(trace, &trace.forward[product])).then_some(last + 1)
+}
+
+fn gelu_gradient_after(trace: &Trace, product: usize) -> Option<usize> {
+    let op = &trace.backward[product];
+    if op.pass != Pass::BackwardInput || !fits(trace, op) {
+        return None;
+    }
+    let made = op.outputs[0];
+    let reader = only_reader(trace, &trace.backward, &trace.backward_views, made)?;
+    let Detail::Gradient { of, .. } = trace.backward[reader].detail else {
+        return None;
+    };
+    let forward = &trace.forward[of];
+    let narrow = trace.tensor(forward.inputs[0]).dtype == DType::Bf16;
+    (is_gelu(forward) && narrow && reader > product).then_some(reader)
+}
+
+/// The operator that reads a tensor, if it is one, and nothing else does: no view, no other block.
+fn only_reader(trace: &Trace, ops: &[Op], views: &[View], made: TensorId) -> Option<usize> {
+    let storage = trace.tensor(made).storage;
+    let same = |id: &TensorId| trace.tensor(*id).storage == storage;
+    let leaves = trace.output.iter().chain(&trace.input_gradient).any(same);
+    let seen = views.iter().any(|view| same(&view.from) || same(&view.to));
+    let mut readers = (0..).zip(ops).filter(|(_, op)| op.inputs.iter().any(same));
+    let (reader, _) = readers.next()?;
+    (!leaves && !seen && readers.next().is_none()).then_some(reader)
+}
+
+fn is_gelu(op: &Op) -> bool {
+    let by_tanh = Detail::Activation {
+        function: Activation::Gelu,
+        tanh: true,
+    };
+    op.kind == OpKind::Activation { gated: false } && op.detail == by_tanh
+}
+
+fn fits(trace: &Trace, op: &Op) -> bool {
+    let OpKind::Matmul { n, k, .. } = op.kind else {
+        return false;
+    };
+    let mut tensors = op.inputs.iter().chain(&op.outputs);
+    let narrow = tensors.all(|&id| trace.tensor(id).dtype == DType::Bf16);
+    let sizes = [n, k].iter().all(|size| size.is_multiple_of(GELU_MULTIPLE));
+    narrow && sizes && !trace.is_eight_bit(op)
+}
