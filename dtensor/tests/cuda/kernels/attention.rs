@@ -135,7 +135,6 @@ fn attention_forward_and_backward() {
         for (dtype, order, by) in [
             (DType::F32, 0, AttentionBy::Own),
             (DType::Bf16, 0, AttentionBy::Own),
-            (DType::Bf16, 1, AttentionBy::Own),
             (DType::Bf16, 3, AttentionBy::Own),
             (DType::Bf16, 0, AttentionBy::Library),
         ] {
