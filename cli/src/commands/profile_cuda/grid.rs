@@ -153,13 +153,17 @@ fn models(suite: SuiteArg) -> Result<Vec<Shapes>, CliError> {
                 "max_position_embeddings": 8192{more}}}"#
         )
     };
-    let gpt = r#"{"model_type": "gpt2", "n_embd": 768, "n_layer": 1, "n_head": 12,
-        "n_positions": 1024, "vocab_size": 50304, "activation_function": "gelu_new"}"#;
+    let gpt = |hidden: u64, heads: u64, positions: u64| {
+        format!(
+            r#"{{"model_type": "gpt2", "n_embd": {hidden}, "n_layer": 1, "n_head": {heads},
+                "n_positions": {positions}, "vocab_size": 50304, "activation_function": "gelu_new"}}"#
+        )
+    };
     let experts = r#", "num_local_experts": 8, "num_experts_per_tok": 2"#;
     let llama = decoder("llama", 2048, 32, 8, 8192, "");
     let mixtral = decoder("mixtral", 1024, 16, 4, 2816, experts);
     let mut grid = vec![
-        ("gpt", gpt.to_owned(), vec![[8, 1024], [32, 1024]]),
+        ("gpt", gpt(768, 12, 1024), vec![[8, 1024], [32, 1024]]),
         ("llama", llama, vec![[1, 2048], [4, 2048], [1, 8192]]),
         ("mixtral", mixtral, vec![[1, 2048], [8, 2048]]),
     ];
@@ -168,6 +172,7 @@ fn models(suite: SuiteArg) -> Result<Vec<Shapes>, CliError> {
         let wider = decoder("llama", 8192, 64, 8, 28672, "");
         grid.push(("llama", wide, vec![[1, 2048], [1, 8192], [4, 4096]]));
         grid.push(("llama", wider, vec![[1, 2048], [1, 8192]]));
+        grid.push(("gpt", gpt(4096, 32, 2048), vec![[1, 2048], [4, 2048]]));
     }
     grid.into_iter()
         .map(|(name, json, tokens)| {
@@ -194,7 +199,7 @@ mod tests {
         for (suite, gpus, models_wanted, least, most) in [
             (SuiteArg::Quick, 1, 3, 100, 200),
             (SuiteArg::Quick, 8, 3, 150, 250),
-            (SuiteArg::Full, 1, 5, 900, 2000),
+            (SuiteArg::Full, 1, 6, 900, 2000),
         ] {
             assert_eq!(models(suite).expect("decodes").len(), models_wanted);
             let without = requests(suite, gpus, false).expect("traces");
