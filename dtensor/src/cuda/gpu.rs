@@ -25,7 +25,7 @@ pub struct Gpu {
     compiler: Compiler,
     products: Products,
     /// Loaded when first asked for: it takes a second.
-    attentions: OnceCell<Option<Attentions>>,
+    attentions: OnceCell<Result<Option<Attentions>, CudaError>>,
     device: driver::Device,
     stream: Handle,
     capability: [u32; 2],
@@ -124,8 +124,19 @@ impl Gpu {
 
     /// cuDNN, where it is there and starts.
     fn attentions(&self) -> Option<&Attentions> {
-        let load = || Attentions::new(self.stream).ok().flatten();
-        self.attentions.get_or_init(load).as_ref()
+        let load = || Attentions::new(self.stream);
+        self.attentions.get_or_init(load).as_ref().ok()?.as_ref()
+    }
+
+    /// The release of cuDNN that runs core attention; none where it is too old.
+    ///
+    /// # Errors
+    /// Why it does not, where it is missing or does not start.
+    pub fn cudnn(&self) -> Result<Option<[i32; 3]>, CudaError> {
+        let load = || Attentions::new(self.stream);
+        let loaded = self.attentions.get_or_init(load).as_ref();
+        let loaded = loaded.map_err(Clone::clone)?;
+        Ok(loaded.as_ref().map(Attentions::version))
     }
 
     /// A mark in the stream: the time at which all work so far is done.
@@ -357,7 +368,7 @@ impl Launcher for Gpu {
     }
 
     fn attention_library(&self) -> Option<String> {
-        let loaded = self.attentions.get()?.as_ref()?;
+        let loaded = self.attentions.get()?.as_ref().ok()?.as_ref()?;
         let [major, minor, patch] = loaded.version();
         loaded
             .has_run()
@@ -505,7 +516,7 @@ impl Drop for Gpu {
         unsafe {
             let _ = self.driver.synchronize_stream(self.stream);
             self.products.release(&self.driver);
-            if let Some(Some(cudnn)) = self.attentions.get() {
+            if let Some(Ok(Some(cudnn))) = self.attentions.get() {
                 cudnn.release();
             }
             for module in modules.into_values() {

@@ -1,11 +1,11 @@
-//! What only a GPU can show: NCCL. Run with `VESCALE_TEST_GPU=1`.
+//! What only a GPU can show: NCCL, and cuDNN. Run with `VESCALE_TEST_GPU=1`.
 
 use std::rc::Rc;
 use std::time::Duration;
 
 use dtensor::comm::{Group, local};
-use dtensor::cpu;
-use dtensor::cuda::{CudaError, Device, Gpu, Links, NcclGroup, NcclLinks, Reduction, Tensor};
+use dtensor::cuda::{CudaError, Device, Gpu, Links, Name, NcclGroup, NcclLinks, Reduction, Tensor};
+use dtensor::{CausalAttention, cpu};
 use spec::DType;
 
 use crate::emulator::ON_GPU;
@@ -18,6 +18,34 @@ fn gpu() -> Option<(Rc<Gpu>, Device)> {
     let gpu = Rc::new(Gpu::new(0).expect("a GPU"));
     let device = Device::new(Rc::<Gpu>::clone(&gpu));
     Some((gpu, device))
+}
+
+/// Where cuDNN is installed, it runs the attention of a Llama; what keeps it from that is said.
+#[test]
+fn cudnn_runs_attention() {
+    let Some((gpu, device)) = gpu() else {
+        return;
+    };
+    if let Err(error) = Name::Cudnn.open() {
+        eprintln!("not tested: {error}");
+        return;
+    }
+    let release = gpu.cudnn().expect("it starts");
+    assert!(release.is_some(), "it is too old");
+    let of = CausalAttention {
+        batch: 2,
+        length: 4096,
+        heads: [32, 8],
+        dims: [128, 128],
+        window: None,
+    };
+    let asked = device.launcher.attention_workspaces(&of);
+    let [_, backward] = asked.expect("it works").expect("it takes the sizes");
+    let predicted = of.backward_workspace();
+    assert!(
+        backward.abs_diff(predicted) * 50 < predicted,
+        "{backward}, predicted {predicted}"
+    );
 }
 
 fn numbers(device: &Device, dtype: DType) -> (Tensor, Vec<f32>) {

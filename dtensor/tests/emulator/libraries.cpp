@@ -1,4 +1,4 @@
-// What stands on the driver of driver.cpp: matrix products as cuBLASLt takes them, NCCL between threads of one
+// What stands on the driver of driver.cpp: matrix products as cuBLASLt takes them, cuDNN's graphs, NCCL between threads of one
 // process, NVML's facts.
 
 #include <algorithm>
@@ -180,6 +180,10 @@ API cublasLtMatmul(void*, ProductDescription* product, const float* alpha, const
     });
     return 0;
 }
+
+// ---- cuDNN ----
+
+#include "cudnn.cpp"
 
 // ---- NCCL ----
 

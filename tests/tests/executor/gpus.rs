@@ -18,10 +18,11 @@ use super::graphs;
 use super::jobs::{session, train};
 
 /// Names under which the libraries are looked for.
-const NAMES: [&str; 5] = [
+const NAMES: [&str; 6] = [
     "libcuda.so.1",
     "libnvrtc.so.13",
     "libcublasLt.so.13",
+    "libcudnn.so.9",
     "libnccl.so.2",
     "libnvidia-ml.so.1",
 ];
@@ -127,6 +128,9 @@ fn trains_through_nccl_as_the_cpu_does() {
     let on = job(&llama, "dp=2,zero=2,mbs=2", Numerics::Fast, Precision::Bf16);
     let through = [Messages::Nccl, Messages::Host].map(|m| on_gpus(&on, m).expect("trains"));
     close("llama in bf16", &through[0], &through[1], 2e-3);
+    let library = through[0].ranks[1].attention_library.as_deref();
+    assert_eq!(library, Some("cuDNN 9.19.0"));
+    close("llama in bf16", &through[0], &on_cuda(&on), 2e-3);
     // Scale factors lie where cuBLASLt is told that they do.
     let eight = job(&llama, "mbs=4", Numerics::Fast, Precision::Fp8);
     let got = on_gpus(&eight, Messages::Nccl).expect("trains");

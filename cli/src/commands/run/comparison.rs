@@ -223,8 +223,11 @@ impl Comparison {
             self.tokens_per_s,
             outcome.weights_sha256(),
         );
-        if let Some(library) = &self.attention_library {
-            text.push_str(&format!("core attention by {library}\n\n"));
+        // A GPU counts what it has in use.
+        if self.reserved_bytes.is_some() {
+            let ours = "the project's own kernels";
+            let by = self.attention_library.as_deref().unwrap_or(ours);
+            text.push_str(&format!("core attention by {by}\n\n"));
         }
         text.push_str("memory per rank (heaviest peer)          measured      predicted\n");
         for line in &self.memory {
