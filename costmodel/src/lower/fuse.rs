@@ -28,7 +28,8 @@ pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, ops: &[Op]) -> Vec
     kernels
 }
 
-/// GELUs that products take are no kernels of their own: what they read and write, the product does.
+/// GELUs that products take are no kernels of their own: what they read and write, the product does. It moves one
+/// tensor more than by itself: forward writes the GELU's input beside its result, backward reads it.
 pub(super) fn gelus(trace: &Trace, lowered: &mut Lowered) {
     let epilogues = Epilogues::of(trace);
     let passes = [
@@ -43,13 +44,30 @@ pub(super) fn gelus(trace: &Trace, lowered: &mut Lowered) {
                 epilogues.is_gelu_gradient(kernel.op),
             ),
         };
-        kernels.retain(|kernel| !gelu(kernel).1);
         for kernel in kernels.iter_mut() {
+            if gelu(kernel).1 {
+                let bytes = trace.tensor(ops[kernel.op].inputs[0]).bytes();
+                *kernel = beside(kernel, bytes);
+            }
             if let (Some(taken), KernelKind::Gemm { .. }) = (gelu(kernel).0, kernel.kind) {
                 kernel.reads.extend(&ops[taken].inputs[1..]);
                 kernel.writes.clone_from(&ops[taken].outputs);
             }
         }
+    }
+}
+
+/// What is left of a kernel whose work another does: bytes that are moved.
+fn beside(kernel: &Kernel, bytes: Bytes) -> Kernel {
+    Kernel {
+        kind: KernelKind::Memory {
+            kind: MemoryKind::Pointwise,
+            bytes,
+            launches: 0,
+        },
+        reads: Vec::new(),
+        writes: Vec::new(),
+        ..kernel.clone()
     }
 }
 
@@ -401,7 +419,8 @@ mod tests {
         let lowered = Lowering { runtime: &runtime }.lower(&trace);
         let of = |ops: &[Op], kernels: &[Kernel]| {
             let is = |op: &Op| matches!(op.kind, OpKind::Activation { .. });
-            let apart = kernels.iter().filter(|kernel| is(&ops[kernel.op])).count();
+            let own = |kernel: &&Kernel| is(&ops[kernel.op]) && !kernel.writes.is_empty();
+            let apart = kernels.iter().filter(own).count();
             let products = kernels
                 .iter()
                 .filter(|kernel| matches!(kernel.kind, KernelKind::Gemm { .. }));
@@ -419,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn gelus_that_products_take_are_no_kernels() {
+    fn gelus_that_products_take_are_no_kernels_of_their_own() {
         assert_eq!(gelus("gpt2", DType::Bf16), [[0, 1]; 2]);
         // In 32 bits, and a GELU by the error function.
         assert_eq!(gelus("gpt2", DType::F32), [[1, 0]; 2]);
