@@ -11,6 +11,7 @@
 )]
 mod exact;
 #[path = "executor/jobs.rs"]
+#[allow(dead_code, reason = "its jobs are used, what they cost is not")]
 mod jobs;
 
 use std::process::{Command, ExitCode};
