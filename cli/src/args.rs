@@ -415,6 +415,9 @@ pub(crate) struct ProfileArgs {
     /// With --device cuda: GPUs to measure messages between [default: all of this host]
     #[arg(long)]
     pub(crate) gpus: Option<u64>,
+    /// With --device cuda: what runs core attention
+    #[arg(long, value_enum, default_value_t = AttentionArg::Library)]
+    pub(crate) attention: AttentionArg,
     /// Quick: a minute or two. Full: more shapes and repetitions
     #[arg(long, value_enum, default_value_t = SuiteArg::Quick)]
     pub(crate) suite: SuiteArg,

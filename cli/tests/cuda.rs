@@ -36,19 +36,28 @@ fn without_a_gpu_one_line_says_what_is_missing() {
 #[test]
 fn what_the_device_cannot_do_is_refused() {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
-    for (args, says) in [
-        (&["--gpus", "1"][..], "expected --device cuda"),
-        (&["--gpu-messages", "host"], "expected --device cuda"),
-        (&["--attention", "own"], "expected --device cuda"),
-        (&["--gpus", "2", "--device", "cuda"], "the plan has 1 ranks"),
-        (&["--tf32"], "expected --device cuda"),
+    let run = ["run", "nanogpt-single.yaml"];
+    let wants_cuda = "expected --device cuda";
+    for (command, args, says) in [
+        (&run[..], &["--gpus", "1"][..], wants_cuda),
+        (&run, &["--gpu-messages", "host"], wants_cuda),
+        (&run, &["--attention", "own"], wants_cuda),
         (
+            &run,
+            &["--gpus", "2", "--device", "cuda"],
+            "the plan has 1 ranks",
+        ),
+        (&run, &["--tf32"], wants_cuda),
+        (
+            &run,
             &["--numerics", "exact", "--device", "cuda"],
             "--numerics exact",
         ),
+        (&["profile"], &["--gpus", "1"], wants_cuda),
+        (&["profile"], &["--attention", "own"], wants_cuda),
     ] {
         let output = Command::new(env!("CARGO_BIN_EXE_vescale-plan"))
-            .args(["run", "nanogpt-single.yaml"])
+            .args(command)
             .args(args)
             .current_dir(&examples)
             .output()

@@ -94,6 +94,9 @@ pub struct Gpu {
     /// Version of the driver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
+    /// The library that ran core attention, with its release; absent where this program's own kernels did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attention: Option<String>,
     /// Lowest and median clock of the multiprocessors at the end of each measurement, MHz.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clock_mhz: Option<[u32; 2]>,
@@ -125,6 +128,9 @@ impl Gpu {
         if let Some(driver) = &self.driver {
             parts.push(format!("driver {driver}"));
         }
+        if let Some(library) = &self.attention {
+            parts.push(format!("attention by {library}"));
+        }
         parts.join(", ")
     }
 
@@ -136,6 +142,9 @@ impl Gpu {
         ];
         if let Some(driver) = &self.driver {
             fields.push(format!("driver: \"{}\"", quotable(driver)));
+        }
+        if let Some(library) = &self.attention {
+            fields.push(format!("attention: \"{}\"", quotable(library)));
         }
         if let Some([lowest, median]) = self.clock_mhz {
             fields.push(format!("clock_mhz: [{lowest}, {median}]"));
@@ -367,6 +376,7 @@ mod tests {
             count: 2,
             multiprocessors: 132,
             driver: Some("570.1".to_owned()),
+            attention: Some("cuDNN 9.19.0".to_owned()),
             clock_mhz: Some([1500, 1830]),
             most_clock_mhz: Some(1980),
             memory_clock_mhz: Some(2619),
@@ -380,7 +390,7 @@ mod tests {
         for (gpu, said) in [
             (
                 known,
-                "2 GPUs, 1830 of 1980 MHz, 1500 at least, 700 W, driver 570.1",
+                "2 GPUs, 1830 of 1980 MHz, 1500 at least, 700 W, driver 570.1, attention by cuDNN 9.19.0",
             ),
             (little, "1 GPU"),
         ] {

@@ -1,17 +1,45 @@
 //! The device that a run works on.
 
+use std::path::Path;
 use std::time::Duration;
 
 use dtensor::cuda::launcher::{AttentionBy, Compute};
 use executor::device::{Cores, Gpus, Messages};
 use executor::{Outcome, Session};
 use spec::Runtime;
+use spec::profile::Profile;
 use spec::runtime::AttentionKernel;
 
 use super::run::{mpi, processes};
 use crate::args::{AttentionArg, CommunicatorArg, DeviceArg, GpuMessagesArg, NumericsArg, RunArgs};
 use crate::error::CliError;
 use crate::inputs::EXECUTOR;
+
+impl From<AttentionArg> for AttentionBy {
+    fn from(arg: AttentionArg) -> Self {
+        match arg {
+            AttentionArg::Library => Self::Library,
+            AttentionArg::Own => Self::Own,
+        }
+    }
+}
+
+/// Whether a profile is of the attention that is asked for: a library's times say nothing of our kernels'.
+pub(crate) fn measured_as_run(
+    asked: AttentionArg,
+    profile: &Profile,
+    path: &Path,
+) -> Result<(), CliError> {
+    let gpu = profile.machine.gpu.as_ref();
+    match gpu.and_then(|gpu| gpu.attention.as_ref()) {
+        Some(library) if asked == AttentionArg::Own => Err(CliError::Usage(format!(
+            "--attention own: {} has the times of {library}'s attention; `vescale-plan profile --device cuda \
+             --attention own` measures ours in another file",
+            path.display()
+        ))),
+        _ => Ok(()),
+    }
+}
 
 /// Whether the device is here and can do what is asked of so many ranks, before anything else is done: what
 /// is missing is said in one line.
@@ -78,10 +106,7 @@ fn gpus(args: &RunArgs, place: Option<usize>) -> Gpus {
             GpuMessagesArg::Host => Messages::Host,
         },
         timeout: Duration::from_secs(args.timeout),
-        attention: match args.attention {
-            AttentionArg::Library => AttentionBy::Library,
-            AttentionArg::Own => AttentionBy::Own,
-        },
+        attention: args.attention.into(),
         compute: if args.tf32 {
             Compute::Tf32
         } else {
@@ -115,6 +140,42 @@ pub(crate) fn train(args: &RunArgs, session: &Session<'_>) -> Result<Option<Outc
         }
         (CommunicatorArg::Tcp, DeviceArg::Cuda) => {
             processes::train(session, |place| gpus(args, Some(place.local_rank)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use spec::profile::{Gpu, Machine, SCHEMA_VERSION};
+
+    use super::*;
+
+    #[test]
+    fn times_of_a_library_are_not_those_of_our_kernels() {
+        let profile = |attention: Option<&str>| Profile {
+            schema_version: SCHEMA_VERSION,
+            tool_version: "test".to_owned(),
+            machine: Machine {
+                processor: "a GPU".to_owned(),
+                cores: 1,
+                memory_bytes: 1 << 30,
+                gpu: Some(Gpu {
+                    attention: attention.map(str::to_owned),
+                    ..Gpu::default()
+                }),
+            },
+            measured: Vec::new(),
+        };
+        let check = |asked, attention| {
+            let path = Path::new("gpu.yaml");
+            measured_as_run(asked, &profile(attention), path)
+        };
+        let cudnn = Some("cuDNN 9.19.0");
+        assert!(check(AttentionArg::Library, cudnn).is_ok());
+        assert!(check(AttentionArg::Own, None).is_ok());
+        let error = check(AttentionArg::Own, cudnn).expect_err("another's times");
+        for part in ["gpu.yaml", "cuDNN 9.19.0", "--attention own"] {
+            assert!(error.to_string().contains(part), "{error}");
         }
     }
 }

@@ -10,7 +10,7 @@ use serde::Serialize;
 use spec::profile::{self, Machine, Measured, Profile};
 use spec::{CpKind, DType, ModelConfig};
 
-use crate::args::{DeviceArg, ProfileArgs, SuiteArg};
+use crate::args::{AttentionArg, DeviceArg, ProfileArgs, SuiteArg};
 use crate::commands::plan;
 use crate::error::CliError;
 use crate::output::{self, Progress, SCHEMA_VERSION};
@@ -48,6 +48,10 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
     }
     if let Some(gpus) = args.gpus {
         let message = format!("--gpus {gpus}: expected --device cuda with it");
+        return Err(CliError::Usage(message));
+    }
+    if args.attention == AttentionArg::Own {
+        let message = "--attention own: expected --device cuda with it".to_owned();
         return Err(CliError::Usage(message));
     }
     let path = args
@@ -118,8 +122,14 @@ pub(super) fn before(path: &Path, machine: &Machine) -> Result<Profile, CliError
             old.machine.processor, old.machine.cores
         )));
     }
+    let attention = old.machine.gpu.and_then(|gpu| gpu.attention);
+    let gpu = machine.gpu.clone();
     Ok(Profile {
         measured: old.measured,
+        machine: Machine {
+            gpu: gpu.map(|gpu| profile::Gpu { attention, ..gpu }),
+            ..machine.clone()
+        },
         ..empty
     })
 }

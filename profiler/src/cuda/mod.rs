@@ -18,6 +18,7 @@ mod timing;
 use std::rc::Rc;
 use std::time::Duration;
 
+use dtensor::cuda::launcher::AttentionBy;
 use dtensor::cuda::{self, Condition, CudaError, Device, Gpu};
 use spec::profile::{self, Kernel, Measured};
 
@@ -57,11 +58,11 @@ pub struct Target {
 }
 
 impl Target {
-    /// The GPU of that number.
+    /// The GPU of that number, its core attention run by a library or not.
     ///
     /// # Errors
     /// When there is none or a library is missing.
-    pub fn new(ordinal: u32) -> Result<Self, ProfilerError> {
+    pub fn new(ordinal: u32, attention: AttentionBy) -> Result<Self, ProfilerError> {
         let facts = cuda::ready()?;
         let facts = facts.get(ordinal as usize).ok_or(CudaError::NoDevice)?;
         let mut gpu = profile::Gpu {
@@ -74,7 +75,7 @@ impl Target {
             describe(&mut gpu, &condition);
         }
         Ok(Self {
-            device: Device::new(Rc::new(Gpu::new(ordinal)?)),
+            device: Device::new(Rc::new(Gpu::new(ordinal)?)).with_attention(attention),
             machine: profile::Machine {
                 processor: facts.name.clone(),
                 cores: 1,
@@ -119,8 +120,13 @@ impl Meter for Target {
     fn machine(&self) -> profile::Machine {
         let clock_mhz = lowest_and_median(&self.clocks);
         let gpu = self.machine.gpu.clone();
+        let attention = self.device.launcher.attention_library();
         profile::Machine {
-            gpu: gpu.map(|gpu| profile::Gpu { clock_mhz, ..gpu }),
+            gpu: gpu.map(|gpu| profile::Gpu {
+                clock_mhz,
+                attention,
+                ..gpu
+            }),
             ..self.machine.clone()
         }
     }

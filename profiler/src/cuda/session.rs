@@ -83,6 +83,12 @@ pub fn complete<M: Meter, E: From<ProfilerError>>(
 fn joined(before: &Machine, now: Machine) -> Machine {
     let count = |machine: &Machine| machine.gpu.as_ref().map_or(0, |gpu| gpu.count);
     let most = count(before).max(count(&now));
-    let gpu = now.gpu.map(|gpu| spec::profile::Gpu { count: most, ..gpu });
+    // What was measured now may have had no attention in it.
+    let known = before.gpu.as_ref().and_then(|gpu| gpu.attention.clone());
+    let gpu = now.gpu.map(|gpu| spec::profile::Gpu {
+        count: most,
+        attention: gpu.attention.or(known),
+        ..gpu
+    });
     Machine { gpu, ..now }
 }

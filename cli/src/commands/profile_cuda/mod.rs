@@ -15,7 +15,7 @@ use spec::profile::{self, Profile};
 
 use super::profile::{self as host, ProfileJson, What, before, effort, of_plan, summary};
 use crate::args::{ProfileArgs, SuiteArg};
-use crate::commands::plan;
+use crate::commands::{device, plan};
 use crate::error::CliError;
 use crate::output::{self, Progress, SCHEMA_VERSION};
 
@@ -62,10 +62,12 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
         let message = format!("--gpus {gpus}: this host shows {here} GPUs");
         return Err(CliError::Usage(message));
     }
-    let mut target = Target::new(0)?;
+    let mut target = Target::new(0, args.attention.into())?;
     let wanted = wanted(args, gpus, facts.first())?;
+    let profile = before(path, &target.machine)?;
+    device::measured_as_run(args.attention, &profile, path)?;
     let mut growing = Growing {
-        profile: before(path, &target.machine)?,
+        profile,
         path,
         suite: args.suite,
         progress: Progress::new(args.output.quiet, "measuring"),

@@ -66,8 +66,12 @@ pub(crate) fn predict(args: &RunArgs, loaded: &Loaded) -> Result<Predicted, CliE
     if args.numerics == NumericsArg::Exact {
         return Ok(predicted);
     }
+    let cluster = spec::load::cluster(&path.display().to_string())?;
+    if let Some(profile) = &cluster.profile {
+        device::measured_as_run(args.attention, profile, path)?;
+    }
     let scenario = Scenario {
-        cluster: spec::load::cluster(&path.display().to_string())?,
+        cluster,
         ..scenario
     };
     match times(scenario, loaded) {
