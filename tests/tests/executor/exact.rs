@@ -117,7 +117,7 @@ fn gpt_with_dropout_and_tied_embeddings_under_every_layout() {
 #[test]
 fn gpt_with_heavy_dropout() {
     let some = [&ALONE[..10], SCHEDULES, &MIXES[..6]].concat();
-    check_steps(&nanogpt(0.9), Precision::Fp32, &some, 8);
+    check_steps(&nanogpt(0.9), Precision::Fp32, &some, 5);
 }
 
 #[test]
@@ -149,8 +149,8 @@ fn uneven_vocabularies() {
 
 #[test]
 fn mixed_precision_is_exact_too() {
-    check_steps(&llama(), Precision::Bf16, MIXES, 8);
-    check_steps(&mixtral(), Precision::Bf16, &EXPERTS[..6], 8);
+    check_steps(&llama(), Precision::Bf16, MIXES, 5);
+    check_steps(&mixtral(), Precision::Bf16, &EXPERTS[..6], 5);
 }
 
 /// Norms of each head's queries and keys, whose weights sum over heads that ranks share out.
