@@ -122,10 +122,18 @@ impl Gpu {
         self.launches.get()
     }
 
+    /// cuDNN, or why it is not here; none where it is too old.
+    fn loaded(&self) -> Result<Option<&Attentions>, &CudaError> {
+        let load = || Attentions::new(self.stream);
+        self.attentions
+            .get_or_init(load)
+            .as_ref()
+            .map(Option::as_ref)
+    }
+
     /// cuDNN, where it is there and starts.
     fn attentions(&self) -> Option<&Attentions> {
-        let load = || Attentions::new(self.stream);
-        self.attentions.get_or_init(load).as_ref().ok()?.as_ref()
+        self.loaded().ok().flatten()
     }
 
     /// The release of cuDNN that runs core attention; none where it is too old.
@@ -133,10 +141,8 @@ impl Gpu {
     /// # Errors
     /// Why it does not, where it is missing or does not start.
     pub fn cudnn(&self) -> Result<Option<[i32; 3]>, CudaError> {
-        let load = || Attentions::new(self.stream);
-        let loaded = self.attentions.get_or_init(load).as_ref();
-        let loaded = loaded.map_err(Clone::clone)?;
-        Ok(loaded.as_ref().map(Attentions::version))
+        let loaded = self.loaded().map_err(Clone::clone)?;
+        Ok(loaded.map(Attentions::version))
     }
 
     /// A mark in the stream: the time at which all work so far is done.
