@@ -561,6 +561,7 @@ pub(crate) struct SchemaArgs {
 pub(crate) enum SchemaFormat {
     Plan,
     Cluster,
+    ClusterExtension,
     Device,
     Runtime,
     Constraints,

@@ -281,10 +281,12 @@ fn lists_and_schemas_are_json() {
     for format in [
         "plan",
         "cluster",
+        "cluster-extension",
         "device",
         "runtime",
         "constraints",
         "runs",
+        "profile",
     ] {
         let answer = json(&run(folder.path(), &["schema", format]));
         assert!(answer["$schema"].is_string(), "{format}");

@@ -146,8 +146,17 @@ fn gpu_profile(gpus: Option<u64>, measured: Vec<Measured>) -> Profile {
     }
 }
 
-/// What `estimate` says with a profile.
+/// What `estimate` says of our executor with a profile.
 fn estimated(profile: &Profile, gpus: u64, strategy: &str) -> std::process::Output {
+    let of = "--cluster gpu.yaml --runtime vescale-cuda";
+    estimated_for(profile, of, gpus, strategy)
+}
+
+/// A cluster that a profile says more about.
+const EXTENDED: &str = "schema_version: 1\nname: ours\nextends: dgx-h100\nprofile: gpu.yaml\n";
+
+/// What `estimate` says for a cluster and a runtime, with a profile `gpu.yaml` and `ours.yaml` that extends a cluster by it.
+fn estimated_for(profile: &Profile, of: &str, gpus: u64, strategy: &str) -> std::process::Output {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let write = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -155,8 +164,10 @@ fn estimated(profile: &Profile, gpus: u64, strategy: &str) -> std::process::Outp
     };
     write("config.json", MODEL);
     write("gpu.yaml", &profile.to_yaml());
+    write("ours.yaml", EXTENDED);
     Command::new(env!("CARGO_BIN_EXE_vescale-plan"))
-        .args("estimate --model config.json --cluster gpu.yaml --runtime vescale-cuda".split(' '))
+        .args("estimate --model config.json".split(' '))
+        .args(of.split(' '))
         .args("--seq 32 --global-batch 8 --precision bf16 --json".split(' '))
         .args(["--gpus", &gpus.to_string(), "--strategy", strategy])
         .current_dir(folder.path())
@@ -250,5 +261,38 @@ fn gradients_are_reduced_beside_compute() {
     assert!(
         predicted < 1.15 * compute + 3.0 * 5e-2,
         "{predicted} {compute}"
+    );
+}
+
+/// One host was measured; many are planned for, for another system.
+#[test]
+fn a_profile_of_a_host_prices_a_cluster_of_them() {
+    let slow = [
+        entry(Kernel::new("copy", [1u64 << 28]), 1e3),
+        entry(Kernel::new("nccl all-reduce", [8u64, 1 << 20]), 1e-1),
+    ];
+    let profile = gpu_profile(Some(8), slow.into());
+    let estimated = |of: &str| estimated_for(&profile, of, 16, "tp=2,dp=8,mbs=1,zero=1");
+    let preset = estimated("--cluster dgx-h100");
+    let ours = estimated("--cluster ours.yaml");
+    assert!(step_time(&ours) > 2.0 * step_time(&preset));
+    let json: serde_json::Value = serde_json::from_slice(&ours.stdout).expect("one document");
+    assert_eq!(json["inputs"]["cluster"], "ours");
+    let text = json.to_string();
+    for row in [
+        "copies on the device",
+        "1 measured between 8 GPUs",
+        "profile of a GPU, 8 GPUs",
+    ] {
+        assert!(text.contains(row), "{row}");
+    }
+
+    let other = gpu_profile(None, Vec::new());
+    let refused = estimated_for(&other, "--cluster ours.yaml", 16, "tp=2,dp=8,mbs=1");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success());
+    assert!(
+        said.contains("ours.yaml: field `profile`: gpu.yaml is of the processor a GPU"),
+        "{said}"
     );
 }

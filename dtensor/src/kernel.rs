@@ -6,7 +6,7 @@ use spec::profile::Kernel;
 
 use crate::epilogues::Epilogues;
 use crate::placement::Placement;
-use crate::trace::{Detail, Op, OpKind, Pass, TensorRole, Trace};
+use crate::trace::{Detail, Op, OpKind, Pass, SoftmaxRule, TensorRole, Trace};
 
 impl Trace {
     /// The kernel that an operator runs unfused; `ranks` gives the ranks of a mesh axis.
@@ -16,7 +16,7 @@ impl Trace {
     }
 
     /// The kernel that an operator runs on a GPU. A product that takes a GELU is another than one that does not, and
-    /// that GELU is none: it takes no time.
+    /// that GELU is none: it takes no time. A fused attention is another with every mask and every number it draws.
     #[must_use]
     pub fn kernel_on_gpu(
         &self,
@@ -38,9 +38,37 @@ impl Trace {
             (Some(at), true) if epilogues.is_gelu(at) => format!("{name} in matmul"),
             (Some(at), false) if epilogues.gelu_gradient(at).is_some() => format!("gelu of {name}"),
             (Some(at), false) if epilogues.is_gelu_gradient(at) => format!("{name} in matmul"),
-            _ => name,
+            _ => name + &self.fused_with(op),
         };
         self.named(name, op, ranks)
+    }
+
+    /// What core attention does beside its products, where they are all of one kernel.
+    fn fused_with(&self, op: &Op) -> String {
+        let op = match op.detail {
+            Detail::Gradient { of, .. } => &self.forward[of],
+            _ => op,
+        };
+        let (OpKind::AttentionScores(shape) | OpKind::AttentionContext(shape)) = op.kind else {
+            return String::new();
+        };
+        let Some(pieces) = self.attention_pieces(&op.scope) else {
+            return String::new();
+        };
+        let drops = |at: usize| matches!(self.forward[at].detail, Detail::Dropout { probability } if probability > 0.0);
+        let rule = self.softmax_rule(pieces.scores);
+        let ruled = |by: fn(SoftmaxRule) -> bool| rule.is_some_and(by);
+        let has = [
+            (!shape.causal, " both ways"),
+            (pieces.dropout.is_some_and(drops), " dropout"),
+            (ruled(|rule| rule.cap.is_some()), " bounded"),
+            (ruled(|rule| rule.sinks.is_some()), " sinks"),
+            (ruled(|rule| rule.alibi.is_some()), " alibi"),
+        ];
+        let named = has.iter().filter(|(has, _)| *has).map(|(_, name)| *name);
+        let window = shape.window.filter(|&window| window < shape.kv_len);
+        let window = window.map(|window| format!(" window {window}"));
+        named.map(str::to_owned).chain(window).collect()
     }
 
     fn named(&self, name: String, op: &Op, ranks: impl Fn(Axis) -> u64) -> Kernel {

@@ -14,7 +14,7 @@ use dtensor::cuda::launcher::{
     Address, Arguments, AttentionOperands, GraphId, Launch, Launcher, Product,
 };
 use dtensor::cuda::{CudaError, Device, kernels};
-use dtensor::{BlockMesh, BlockPosition, Epilogues};
+use dtensor::{BlockMesh, BlockPosition, Epilogues, OpKind};
 use models::{BlockClass, BlockLayout};
 use profiler::cuda::{
     Asked, Causal, ELEMENTS, Linear, OPERATORS, Operator, OperatorKind, Request, Way,
@@ -352,5 +352,35 @@ fn grids_have_the_names_of_traces() {
                 || states.contains(&name.as_str());
             assert!(known, "{name}");
         }
+    }
+}
+
+/// One measurement never stands for attentions that do different work.
+#[test]
+fn attention_is_named_by_what_it_does() {
+    let layout = BlockLayout::alone(1, 8192, DType::Bf16);
+    for (name, layer, wanted) in [
+        ("llama3-8b", 0, "attention scores forward bf16"),
+        ("gpt2", 0, "attention scores dropout forward bf16"),
+        ("bloom-7b1", 0, "attention scores alibi forward bf16"),
+        (
+            "gemma2-9b",
+            0,
+            "attention scores bounded window 4096 forward bf16",
+        ),
+        ("gemma2-9b", 1, "attention scores bounded forward bf16"),
+        (
+            "gpt-oss-20b",
+            0,
+            "attention scores sinks window 128 forward bf16",
+        ),
+    ] {
+        let model = spec::load::model(name).expect("a preset");
+        let class = BlockClass::Layer(model.layer_class(layer));
+        let trace = models::trace_block(&model, class, &layout).expect("a block");
+        let mut ops = trace.forward.iter();
+        let scores = ops.find(|op| matches!(op.kind, OpKind::AttentionScores(_)));
+        let kernel = trace.kernel_on_gpu(scores.expect("scores"), &Epilogues::of(&trace), |_| 1);
+        assert_eq!(kernel.name, wanted, "{name}");
     }
 }

@@ -37,6 +37,8 @@ pub struct Cluster {
     pub max_gpus: Option<u64>,
     /// Measurements of this very machine; prices come from them alone.
     pub profile: Option<Arc<Profile>>,
+    /// Measurements of GPUs like these, and between those of one host: they beat tables.
+    pub gpu_profile: Option<Arc<Profile>>,
     /// Measured over predicted step times of runs on it.
     pub calibration: Vec<Calibration>,
 }

@@ -186,6 +186,7 @@ impl ClusterFile {
             dollars_per_gpu_hour: self.dollars_per_gpu_hour,
             max_gpus: self.max_gpus,
             profile: None,
+            gpu_profile: None,
             calibration: Vec::new(),
         })
     }

@@ -7,6 +7,7 @@ mod cluster_presets;
 pub mod device;
 pub mod dtype;
 pub mod error;
+pub mod extension;
 pub mod fitted;
 pub mod hf;
 pub mod load;

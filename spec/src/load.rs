@@ -1,13 +1,15 @@
 //! Models, clusters and runtimes by name or from files.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use crate::calibration::{Calibration, CalibrationFile};
+use crate::calibration::Calibration;
 use crate::cluster::Cluster;
 use crate::cluster_file::{ClusterFile, DeviceFile};
 use crate::cluster_presets::{CLUSTERS, DEVICES};
 use crate::device::Device;
 use crate::error::SpecError;
+use crate::extension::{self, ExtensionFile};
 use crate::hf;
 use crate::model::ModelConfig;
 use crate::model_presets::MODELS;
@@ -69,7 +71,7 @@ pub fn cluster(arg: &str) -> Result<Cluster, SpecError> {
     cluster_below(arg, 0)
 }
 
-/// Calibrations may extend calibrations, but not without end.
+/// Extensions may extend extensions, but not without end.
 const MAX_EXTENDS: usize = 8;
 
 fn cluster_below(arg: &str, depth: usize) -> Result<Cluster, SpecError> {
@@ -94,27 +96,41 @@ fn cluster_below(arg: &str, depth: usize) -> Result<Cluster, SpecError> {
     if yaml.lines().any(|line| line.starts_with("measured:")) {
         return Ok(Profile::from_yaml(&yaml, arg)?.cluster(arg));
     }
-    if CalibrationFile::is(&yaml) {
-        return calibrated(CalibrationFile::from_yaml(&yaml, arg)?, path, depth);
+    if ExtensionFile::is(&yaml) {
+        return extended(ExtensionFile::from_yaml(&yaml, arg)?, path, depth);
     }
     let file: ClusterFile = text::yaml(&yaml, arg)?;
     file.resolve(arg, device)
 }
 
-fn calibrated(file: CalibrationFile, path: &Path, depth: usize) -> Result<Cluster, SpecError> {
-    if depth == MAX_EXTENDS {
-        return Err(SpecError::Field {
-            path: path.display().to_string(),
-            field: "extends".to_owned(),
-            message: format!("{} extends itself, or too many others", file.name),
-        });
-    }
-    let beside = path.parent().map(|folder| folder.join(&file.extends));
-    let arg = match beside.filter(|p| p.is_file()) {
-        Some(near) => near.display().to_string(),
-        None => file.extends,
+fn extended(file: ExtensionFile, path: &Path, depth: usize) -> Result<Cluster, SpecError> {
+    let wrong = |field: &str, message: String| SpecError::Field {
+        path: path.display().to_string(),
+        field: field.to_owned(),
+        message,
     };
-    let mut cluster = cluster_below(&arg, depth + 1)?;
+    if depth == MAX_EXTENDS {
+        let message = format!("{} extends itself, or too many others", file.name);
+        return Err(wrong("extends", message));
+    }
+    // Files lie beside the one that names them.
+    let near = |arg: String| {
+        let beside = path.parent().map(|folder| folder.join(&arg));
+        let beside = beside.filter(|p| p.is_file());
+        beside.map_or(arg, |p| p.display().to_string())
+    };
+    let mut cluster = cluster_below(&near(file.extends), depth + 1)?;
+    if let Some(arg) = file.profile {
+        if cluster.profile.is_some() {
+            let message = format!("{} is a profile itself", cluster.name);
+            return Err(wrong("profile", message));
+        }
+        let at = near(arg.clone());
+        let profile = Profile::from_yaml(&text::read(Path::new(&at))?, &at)?;
+        extension::of_its_gpus(&profile, &cluster)
+            .map_err(|other| wrong("profile", format!("{arg} {other}")))?;
+        cluster.gpu_profile = Some(Arc::new(profile));
+    }
     cluster.name = file.name;
     // The newer ratio of a runtime stands for the older.
     let mut calibration = file.calibration;

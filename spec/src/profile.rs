@@ -318,6 +318,7 @@ impl Profile {
             dollars_per_gpu_hour: None,
             max_gpus: Some(most),
             profile: Some(std::sync::Arc::new(self)),
+            gpu_profile: None,
             calibration: Vec::new(),
         }
     }

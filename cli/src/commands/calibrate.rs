@@ -5,7 +5,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use serde::Serialize;
-use spec::calibration::{Calibration, CalibrationFile};
+use spec::calibration::Calibration;
+use spec::extension::ExtensionFile;
 use spec::{Origin, Precision, Sourced};
 
 use crate::commands::diagnose::{self, Run};
@@ -102,7 +103,7 @@ impl Source {
 
 /// Writes what runs show; those of one runtime and precision are taken together by their geometric
 /// mean, since the errors of a price are factors.
-pub(crate) fn write(path: &Path, sources: &[Source]) -> Result<CalibrationFile, CliError> {
+pub(crate) fn write(path: &Path, sources: &[Source]) -> Result<ExtensionFile, CliError> {
     let Some(first) = sources.first() else {
         return inputs::usage("no run to learn from".to_owned());
     };
@@ -130,32 +131,33 @@ pub(crate) fn write(path: &Path, sources: &[Source]) -> Result<CalibrationFile, 
             },
         }
     });
-    let base = extended(path, &first.cluster);
+    let (extends, profile) = extended(path, &first.cluster);
     let name = path.file_stem().map_or_else(
         || "calibrated".to_owned(),
         |s| s.to_string_lossy().into_owned(),
     );
-    let file = CalibrationFile {
+    let file = ExtensionFile {
         schema_version: 1,
         name,
-        extends: base,
+        extends,
+        profile,
         calibration: calibration.collect(),
     };
     let text = file.to_yaml()?;
     // What will be read must be readable: a ratio out of all proportion is refused here.
-    CalibrationFile::from_yaml(&text, &path.display().to_string())?;
+    ExtensionFile::from_yaml(&text, &path.display().to_string())?;
     output::write(path, &text)?;
     Ok(file)
 }
 
-/// The cluster to extend, never the file that is written: its own base then.
-fn extended(path: &Path, cluster: &str) -> String {
+/// The cluster to extend, never the file that is written: what that extends then, with its profile.
+fn extended(path: &Path, cluster: &str) -> (String, Option<String>) {
     let same = Path::new(cluster) == path;
     let text = same.then(|| spec::text::read(path).ok()).flatten();
-    let older = text.and_then(|text| CalibrationFile::from_yaml(&text, cluster).ok());
+    let older = text.and_then(|text| ExtensionFile::from_yaml(&text, cluster).ok());
     match older {
-        Some(older) => older.extends,
-        None => absolute(cluster),
+        Some(older) => (older.extends, older.profile),
+        None => (absolute(cluster), None),
     }
 }
 

@@ -74,6 +74,9 @@ pub(crate) fn schema(args: &SchemaArgs) -> Result<ExitCode, CliError> {
     let schema = match args.format {
         SchemaFormat::Plan => schemars::schema_for!(plans::PlanFile),
         SchemaFormat::Cluster => schemars::schema_for!(spec::cluster_file::ClusterFile),
+        SchemaFormat::ClusterExtension => {
+            schemars::schema_for!(spec::extension::ExtensionFile)
+        }
         SchemaFormat::Device => schemars::schema_for!(spec::cluster_file::DeviceFile),
         SchemaFormat::Runtime => schemars::schema_for!(spec::runtime_file::RuntimeFile),
         SchemaFormat::Constraints => schemars::schema_for!(planner::Constraints),

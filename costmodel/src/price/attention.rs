@@ -1,13 +1,16 @@
 //! Fused attention: achieved rate by kernel generation, sequence and head dimension.
 //!
 //! FLOPs forward: `2 · b · h · s_q · s_kv · (d_qk + d_v)`, half of that when causal; backward 2.5
-//! times forward (Dao 2023, §4.1). With a sliding window `s_kv` is the window.
+//! times forward (Dao 2023, §4.1). With a sliding window `s_kv` is the window. Where a profile of the very GPUs measured
+//! a library's causal attention, its times beat the charts' (`ratios`).
 
 use dtensor::AttentionShape;
 use plans::UsedConstant;
 use spec::runtime::AttentionKernel;
 use spec::{Architecture, DType, Device, Fitted, Origin, Seconds};
 
+use super::measured::{self, OfGpus};
+use super::ratios::Ratios;
 use super::{Priced, constant};
 
 /// Achieved TFLOP/s at head dimension 128, causal, by key length 512 · 2^i.
@@ -97,23 +100,39 @@ pub(super) struct AttentionPrices {
     architecture: Architecture,
     peak: f64,
     sustained: f64,
+    /// Measured over charted time, forward and backward.
+    ratios: [Ratios<4>; 2],
+    source: Option<String>,
 }
 
+/// What measured attention beats.
+const NEWEST: AttentionKernel = AttentionKernel::CudnnOrFlash3;
+
 impl AttentionPrices {
-    pub(super) fn new(device: &Device, fitted: &Fitted) -> Self {
+    pub(super) fn new(device: &Device, fitted: &Fitted, profile: Option<OfGpus<'_>>) -> Self {
         let peak = device
             .peak_rate(DType::Bf16)
             .map_or(1.0, |rate| rate.0 / 1e12);
         let peak = peak / super::clock_factor(device, fitted);
-        Self {
+        let charts = Self {
             architecture: device.architecture,
             peak,
             sustained: super::sustained(device.architecture, fitted),
-        }
+            ratios: Default::default(),
+            source: profile.map(|profile| profile.source()),
+        };
+        let ratios = [false, true].map(|backward| {
+            let measured = profile.map_or_else(Vec::new, |profile| profile.attentions(backward));
+            Ratios::new(measured, |sizes| {
+                let shape = measured::attention(sizes);
+                charts.charted(&shape, NEWEST, backward).0
+            })
+        });
+        Self { ratios, ..charts }
     }
 
     fn rates(&self, kernel: AttentionKernel) -> (&'static Rates, f64) {
-        let newest = kernel == AttentionKernel::CudnnOrFlash3;
+        let newest = kernel == NEWEST;
         let older = if kernel == AttentionKernel::Flash1 {
             FLASH1
         } else {
@@ -138,6 +157,19 @@ impl AttentionPrices {
         kernel: AttentionKernel,
         backward: bool,
     ) -> Priced {
+        let plain = s.causal && s.window.is_none_or(|w| w >= s.kv_len);
+        let sizes = [s.batch * s.heads, s.q_len, s.kv_len, s.qk_dim];
+        let ratio = match kernel == NEWEST && plain {
+            true => self.ratios[usize::from(backward)].at(sizes),
+            false => None,
+        };
+        Priced {
+            time: self.charted(s, kernel, backward) * ratio.unwrap_or(1.0),
+            origin: ratio.map_or(Origin::Published, |_| Origin::Measured),
+        }
+    }
+
+    fn charted(&self, s: &AttentionShape, kernel: AttentionKernel, backward: bool) -> Seconds {
         let (rates, factor) = self.rates(kernel);
         let seen = s.window.map_or(s.kv_len, |w| w.min(s.kv_len));
         let half = if s.causal && s.window.is_none_or(|w| w >= s.kv_len) {
@@ -164,16 +196,24 @@ impl AttentionPrices {
         };
         let sustained = if rates.boost { self.sustained } else { 1.0 };
         let rate = at_length(table, seen) * factor * width * self.peak / (rates.peak * sustained);
-        let time = Seconds(flops / (rate * 1e12)).max(LAUNCH);
-        Priced {
-            time,
-            origin: Origin::Published,
-        }
+        Seconds(flops / (rate * 1e12)).max(LAUNCH)
     }
 
     pub(super) fn provenance(&self) -> Vec<UsedConstant> {
-        let (rates, _) = self.rates(AttentionKernel::CudnnOrFlash3);
-        vec![constant(
+        let (rates, _) = self.rates(NEWEST);
+        let [forward, _] = self.ratios.each_ref().map(Ratios::summary);
+        let measured = forward
+            .zip(self.source.as_deref())
+            .map(|(summary, source)| {
+                let value = measured::beside(summary, "the charts");
+                constant(
+                    "fused attention, causal, forward",
+                    value,
+                    Origin::Measured,
+                    source,
+                )
+            });
+        let charted = constant(
             "fused attention, causal, head dimension 128, 8192 tokens",
             format!(
                 "{} / {} TFLOP/s forward / backward",
@@ -181,7 +221,8 @@ impl AttentionPrices {
             ),
             Origin::Published,
             rates.source,
-        )]
+        );
+        measured.into_iter().chain([charted]).collect()
     }
 }
 

@@ -4,12 +4,17 @@
 //! the edge holds (time grows with the product of sizes); below its lower end time stays at the
 //! edge's, because launch and one tile bound it. A device without a grid uses its nearest relative's
 //! with time scaled by the ratio of peaks.
+//!
+//! Where a profile of the very GPUs measured products, these beat the grid (`ratios`). A profile keeps the device busy, so
+//! its times need not be stretched to those of training; the rate at the power limit bounds them as it does the grid's.
 
 use plans::UsedConstant;
 use spec::fitted::Constant;
 use spec::tables::{self, GemmGrid};
 use spec::{Architecture, DType, Device, Fitted, FlopRate, Origin, Seconds};
 
+use super::measured::{self, OfGpus};
+use super::ratios::Ratios;
 use super::{PriceError, Priced, constant};
 
 /// Which of the three products of a linear.
@@ -63,6 +68,9 @@ impl PowerCap {
 /// instructions for as many multiplications, where the two take turns and take as long as each other.
 const EIGHT_BYTE_LOADS: f64 = 4.0 / 3.0;
 
+/// Time of products in TF32 over those in 16 bits: half the rate on every generation here.
+const TF32: f64 = 2.0;
+
 /// Rate of grouped products over one product of all rows: 0.85 (SimuMax group_matmul against
 /// matmul medians; DeepGEMM grouped against dense on H800: 0.84–0.9).
 const GROUPED: f64 = 1.0 / 0.85;
@@ -77,6 +85,9 @@ pub(super) struct GemmPrices {
     cap: Option<PowerCap>,
     table: String,
     fitted: Fitted,
+    /// Measured over tabled time of products in 16 bits, and of those of TF32 units.
+    ratios: [Ratios<3>; 2],
+    source: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -91,7 +102,11 @@ struct Scaled {
 }
 
 impl GemmPrices {
-    pub(super) fn new(device: &Device, fitted: &Fitted) -> Result<Self, PriceError> {
+    pub(super) fn new(
+        device: &Device,
+        fitted: &Fitted,
+        profile: Option<OfGpus<'_>>,
+    ) -> Result<Self, PriceError> {
         let unknown = || PriceError::UnknownTable(device.kernels.clone());
         let peak = device.peak_rate(DType::Bf16).ok_or_else(unknown)?;
         let grid = tables::gemm(&device.kernels, DType::Bf16).ok_or_else(unknown)?;
@@ -102,8 +117,13 @@ impl GemmPrices {
             let factor = reference_peak(&device.kernels, DType::F8) / own.value * clocks;
             Some(Scaled::new(grid, factor))
         });
+        let wide = Scaled::new(grid, factor);
+        let ratios = [("bf16", 1.0), ("tf32", TF32)].map(|(element, slower)| {
+            let products = profile.map_or_else(Vec::new, |profile| profile.products(element));
+            Ratios::new(products, |[m, n, k]| wide.time(m, n, k).0 * slower)
+        });
         Ok(Self {
-            wide: Scaled::new(grid, factor),
+            wide,
             narrow,
             peak,
             sustained: super::sustained(device.architecture, fitted),
@@ -111,15 +131,17 @@ impl GemmPrices {
             cap: PowerCap::of(device, clocks, fitted),
             table: device.kernels.clone(),
             fitted: *fitted,
+            ratios,
+            source: profile.map(|profile| profile.source()),
         })
     }
 
     pub(super) fn price(&self, m: u64, n: u64, k: u64, dtype: DType, layout: GemmLayout) -> Priced {
-        let measured = match (dtype, &self.narrow) {
-            (DType::F8, Some(narrow)) => narrow.time(m, n, k),
-            // TF32 units run at half the rate of 16-bit ones on every generation here.
-            (DType::F32, _) => self.wide.time(m, n, k) * 2.0,
-            _ => self.wide.time(m, n, k),
+        let [half, single] = &self.ratios;
+        let ratio = match (dtype, &self.narrow) {
+            (DType::F8, Some(_)) => None,
+            (DType::F32, _) => single.at([m, n, k]),
+            _ => half.at([m, n, k]),
         };
         let flops = 2.0 * m as f64 * n as f64 * k as f64;
         let (sustained, cap) = if dtype == DType::F8 && self.narrow.is_some() {
@@ -131,14 +153,24 @@ impl GemmPrices {
             (self.sustained(flops), self.cap.map(|cap| cap.wide))
         };
         let throttled = cap.map_or(Seconds(0.0), |rate| Seconds(flops / rate.0));
-        let time = (measured * sustained).max(throttled);
+        let tabled = self.tabled(m, n, k, dtype);
+        let time = (tabled * ratio.unwrap_or(sustained)).max(throttled);
         let layout = match layout {
             GemmLayout::Forward | GemmLayout::DataGrad => 1.0,
             GemmLayout::WeightGrad => WEIGHT_GRADIENT,
         };
         Priced {
             time: time * layout,
-            origin: Origin::Published,
+            origin: ratio.map_or(Origin::Published, |_| Origin::Measured),
+        }
+    }
+
+    /// By the device's grid, run briefly.
+    pub(super) fn tabled(&self, m: u64, n: u64, k: u64, dtype: DType) -> Seconds {
+        match (dtype, &self.narrow) {
+            (DType::F8, Some(narrow)) => narrow.time(m, n, k),
+            (DType::F32, _) => self.wide.time(m, n, k) * TF32,
+            _ => self.wide.time(m, n, k),
         }
     }
 
@@ -208,14 +240,24 @@ impl GemmPrices {
     }
 
     pub(super) fn provenance(&self) -> Vec<UsedConstant> {
-        let table = format!("grid {}", self.table);
-        vec![
-            constant(
+        let grid = format!("grid {}", self.table);
+        let [half, single] = self.ratios.each_ref().map(Ratios::summary);
+        let products = match (half.or(single), &self.source) {
+            (Some(summary), Some(source)) => constant(
                 "matrix products",
-                table,
+                measured::beside(summary, &grid),
+                Origin::Measured,
+                source,
+            ),
+            _ => constant(
+                "matrix products",
+                grid,
                 Origin::Published,
                 "ai-dynamo/aiconfigurator@095f58a GEMM tables; interpolation off the grid: median error 2-5% (docs/kernels.md)",
             ),
+        };
+        vec![
+            products,
             constant(
                 "weight-gradient products over forward",
                 format!("{WEIGHT_GRADIENT}×"),

@@ -4,6 +4,7 @@
 use plans::UsedConstant;
 use spec::{Bandwidth, Bytes, Device, Origin, Seconds};
 
+use super::measured::OfGpus;
 use super::{Priced, constant};
 
 /// Classes of memory-bound kernels that reach different shares of the bandwidth.
@@ -40,7 +41,9 @@ const START: Seconds = Seconds(3e-6);
 
 #[derive(Clone, Debug)]
 pub(super) struct MemoryPrices {
+    /// That of the datasheet; or of which measured copies reach the share of one pass.
     bandwidth: Bandwidth,
+    measured: Option<(Bandwidth, String)>,
 }
 
 /// Share of the datasheet bandwidth, with its source.
@@ -80,9 +83,15 @@ fn share(kind: MemoryKind) -> (f64, &'static str) {
 }
 
 impl MemoryPrices {
-    pub(super) fn new(device: &Device) -> Self {
+    pub(super) fn new(device: &Device, profile: Option<OfGpus<'_>>) -> Self {
+        let measured = profile.and_then(|profile| Some((profile.copies()?, profile.source())));
+        let (copies, _) = share(MemoryKind::Pointwise);
         Self {
-            bandwidth: device.memory_bandwidth.value,
+            bandwidth: match &measured {
+                Some((rate, _)) => Bandwidth(rate.0 / copies),
+                None => device.memory_bandwidth.value,
+            },
+            measured,
         }
     }
 
@@ -108,13 +117,15 @@ impl MemoryPrices {
             ("cross-entropy", MemoryKind::CrossEntropy),
             ("optimizer", MemoryKind::Optimizer),
         ];
-        kinds
-            .into_iter()
-            .map(|(name, kind)| {
-                let (share, source) = share(kind);
-                let value = format!("{share} of memory bandwidth");
-                constant(name, value, Origin::Published, source)
-            })
-            .collect()
+        let measured = self.measured.iter().map(|(rate, source)| {
+            let value = format!("{:.0} GB/s: memory bandwidth scaled by it", rate.0 / 1e9);
+            constant("copies on the device", value, Origin::Measured, source)
+        });
+        let shares = kinds.into_iter().map(|(name, kind)| {
+            let (share, source) = share(kind);
+            let value = format!("{share} of memory bandwidth");
+            constant(name, value, Origin::Published, source)
+        });
+        measured.chain(shares).collect()
     }
 }

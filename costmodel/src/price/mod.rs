@@ -1,10 +1,13 @@
 //! What one kernel or collective costs on a device and its network, alone.
 
 mod attention;
+pub(crate) mod between_gpus;
 mod gemm;
+mod measured;
 mod memory;
 mod network;
 mod profile;
+mod ratios;
 
 use dtensor::{AttentionShape, CollectiveKind};
 use plans::{Group, UsedConstant};
@@ -81,11 +84,12 @@ impl Prices {
 impl TablePrices {
     fn new(cluster: &Cluster, fitted: &Fitted) -> Result<Self, PriceError> {
         let device: &Device = &cluster.device;
+        let profile = cluster.gpu_profile.as_deref().map(measured::OfGpus);
         Ok(Self {
-            gemm: gemm::GemmPrices::new(device, fitted)?,
-            attention: attention::AttentionPrices::new(device, fitted),
-            memory: memory::MemoryPrices::new(device),
-            network: network::NetworkPrices::new(cluster),
+            gemm: gemm::GemmPrices::new(device, fitted, profile)?,
+            attention: attention::AttentionPrices::new(device, fitted, profile),
+            memory: memory::MemoryPrices::new(device, profile),
+            network: network::NetworkPrices::new(cluster, profile),
             fitted: *fitted,
         })
     }
@@ -207,5 +211,231 @@ fn constant(name: &str, value: String, origin: Origin, source: &str) -> UsedCons
         value,
         origin,
         source: source.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use spec::Bandwidth;
+    use spec::profile::{Gpu, Machine, Measured, Profile};
+
+    use super::*;
+
+    const SIZE: [u64; 3] = [1024, 1024, 1024];
+    const ATTENTION: [u64; 4] = [64, 8192, 8192, 128];
+
+    /// An H200 whose products take twice, whose attention three times, whose copies half and whose messages four
+    /// times what they do by the tables.
+    fn measured(tables: &TablePrices, library: Option<&str>) -> Profile {
+        let [m, n, k] = SIZE;
+        let product = tables.gemm.tabled(m, n, k, DType::Bf16).0;
+        let attention = |backward| {
+            let shape = measured::attention(ATTENTION);
+            let price = tables.attention(&shape, AttentionKernel::CudnnOrFlash3, backward);
+            price.time.0
+        };
+        let copied = Bytes(8 << 28);
+        let copy = copied / (Bandwidth(4800e9) * 0.87);
+        let message = tables.collective(CollectiveKind::AllReduce, Bytes(1 << 24), near(8));
+        let entry = |kernel: &str, sizes: &[u64], seconds: f64| Measured {
+            kernel: kernel.to_owned(),
+            sizes: sizes.to_vec(),
+            ranks: 1,
+            seconds,
+            spread: 0.0,
+        };
+        Profile {
+            schema_version: 1,
+            tool_version: String::new(),
+            machine: Machine {
+                processor: "NVIDIA H200".to_owned(),
+                cores: 1,
+                memory_bytes: 140 << 30,
+                gpu: Some(Gpu {
+                    count: 8,
+                    multiprocessors: 132,
+                    attention: library.map(str::to_owned),
+                    ..Gpu::default()
+                }),
+            },
+            measured: vec![
+                entry("matmul forward bf16", &SIZE, product * 2.0),
+                // Ours are added up in 32 bits, and count their casts.
+                entry("matmul weight gradient bf16", &SIZE, 1.0),
+                entry("matmul forward f8", &SIZE, 1.0),
+                // Faster than power allows in training.
+                entry("matmul forward tf32", &[1 << 14; 3], 1e-9),
+                entry(
+                    "attention scores forward bf16",
+                    &ATTENTION,
+                    attention(false) * 3.0,
+                ),
+                entry(
+                    "attention context of input 0 backward bf16",
+                    &ATTENTION,
+                    attention(true) * 3.0,
+                ),
+                // In caches.
+                entry("copy", &[1 << 20], 1e-9),
+                entry("copy", &[1 << 28], copy.0 * 0.5),
+                entry("nccl all-reduce", &[8, 1 << 24], message.time.0 * 4.0),
+                entry("nccl send and receive", &[2, 1 << 24], 1.0),
+            ],
+        }
+    }
+
+    fn near(size: u64) -> Group {
+        Group { size, stride: 1 }
+    }
+
+    /// Prices of H200s by the tables, and with that profile.
+    fn both(library: Option<&str>) -> [TablePrices; 2] {
+        let mut cluster = spec::load::cluster("dgx-h200").expect("a preset");
+        let fitted = Fitted::default();
+        let tables = TablePrices::new(&cluster, &fitted).expect("prices");
+        cluster.gpu_profile = Some(Arc::new(measured(&tables, library)));
+        let with = TablePrices::new(&cluster, &fitted).expect("prices");
+        [tables, with]
+    }
+
+    fn assert_ratio(of: [Priced; 2], wanted: f64, what: &str) {
+        let [before, after] = of.map(|priced| priced.time.0);
+        assert!(
+            (after / before / wanted - 1.0).abs() < 1e-9,
+            "{what}: {before} {after}"
+        );
+        let origin = match wanted == 1.0 {
+            true => of[0].origin,
+            false => Origin::Measured,
+        };
+        assert_eq!(of[1].origin, origin, "{what}");
+    }
+
+    #[test]
+    fn measured_kernels_beat_tables() {
+        let both = both(Some("cuDNN 9.19.0"));
+        // What a profile has needs no stretching to training.
+        let sustained = sustained(Architecture::Hopper, &Fitted::default());
+        for (size, dtype, layout, wanted) in [
+            (SIZE, DType::Bf16, GemmLayout::Forward, 2.0 / sustained),
+            (SIZE, DType::Bf16, GemmLayout::WeightGrad, 2.0 / sustained),
+            (
+                [2048, 1024, 512],
+                DType::F16,
+                GemmLayout::DataGrad,
+                2.0 / sustained,
+            ),
+            (SIZE, DType::F8, GemmLayout::Forward, 1.0),
+        ] {
+            let [m, n, k] = size;
+            let of = both
+                .each_ref()
+                .map(|prices| prices.gemm(m, n, k, dtype, layout));
+            assert_ratio(of, wanted, &format!("{size:?} {dtype:?} {layout:?}"));
+        }
+        let [_, with] = &both;
+        let side = 1u64 << 14;
+        let fast = with.gemm(side, side, side, DType::F32, GemmLayout::Forward);
+        let rate = 2.0 * (side as f64).powi(3) / fast.time.0;
+        let power = Fitted::default().get(Constant::HopperRate16) * 989e12;
+        assert!((rate / power - 1.0).abs() < 1e-9, "{rate}");
+        let moved = |prices: &TablePrices| {
+            let time = |bytes| {
+                prices
+                    .memory_bound(MemoryKind::Optimizer, Bytes(bytes))
+                    .time
+                    .0
+            };
+            time(2 << 30) - time(1 << 30)
+        };
+        let [before, after] = both.each_ref().map(moved);
+        assert!((after / before - 0.5).abs() < 1e-6, "{before} {after}");
+    }
+
+    #[test]
+    fn measured_attention_beats_charts_of_the_same_kernel() {
+        use AttentionKernel::{CudnnOrFlash3, Flash2};
+        let plain = measured::attention(ATTENTION);
+        let windowed = AttentionShape {
+            window: Some(1024),
+            ..plain
+        };
+        let longer = AttentionShape {
+            q_len: 1 << 14,
+            kv_len: 1 << 14,
+            ..plain
+        };
+        for (library, shape, kernel, wanted) in [
+            (true, plain, CudnnOrFlash3, 3.0),
+            (true, longer, CudnnOrFlash3, 3.0),
+            (true, windowed, CudnnOrFlash3, 1.0),
+            (true, plain, Flash2, 1.0),
+            // Our own kernels are no other system's.
+            (false, plain, CudnnOrFlash3, 1.0),
+        ] {
+            let both = both(library.then_some("cuDNN 9.19.0"));
+            for backward in [false, true] {
+                let of = both
+                    .each_ref()
+                    .map(|p| p.attention(&shape, kernel, backward));
+                assert_ratio(of, wanted, &format!("{library} {shape:?} {kernel:?}"));
+            }
+        }
+    }
+
+    #[test]
+    fn measured_messages_beat_fits_inside_a_node() {
+        let both = both(None);
+        let across = Group { size: 8, stride: 8 };
+        for (kind, group, wanted) in [
+            (CollectiveKind::AllReduce, near(8), 4.0),
+            (CollectiveKind::AllReduce, near(4), 1.0),
+            (CollectiveKind::AllReduce, near(16), 1.0),
+            (CollectiveKind::AllReduce, across, 1.0),
+            (CollectiveKind::AllGather, near(8), 1.0),
+            (CollectiveKind::SendRecv, across, 1.0),
+        ] {
+            let of = both
+                .each_ref()
+                .map(|p| p.collective(kind, Bytes(1 << 24), group));
+            assert_ratio(of, wanted, &format!("{kind:?} {group:?}"));
+        }
+        let [_, with] = both;
+        let step = with.point_to_point(Bytes(1 << 24), near(4));
+        assert_eq!((step.time, step.origin), (Seconds(1.0), Origin::Measured));
+    }
+
+    #[test]
+    fn provenance_names_the_profile() {
+        let [tables, with] = both(Some("cuDNN 9.19.0"));
+        let rows = |prices: &TablePrices| {
+            let used = prices.provenance().into_iter();
+            let measured = used.filter(|row| row.origin == Origin::Measured);
+            measured
+                .map(|row| (row.name, row.value))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(rows(&tables), []);
+        let expected = [
+            (
+                "matrix products",
+                "1 measured, 2.00 to 2.00 times grid h200_sxm; others by it and the nearest of them",
+            ),
+            (
+                "fused attention, causal, forward",
+                "1 measured, 3.00 to 3.00 times the charts; others by it and the nearest of them",
+            ),
+            (
+                "copies on the device",
+                "8352 GB/s: memory bandwidth scaled by it",
+            ),
+            ("messages inside a node", "2 measured between 2, 8 GPUs"),
+        ];
+        assert_eq!(
+            rows(&with),
+            expected.map(|(a, b)| (a.to_owned(), b.to_owned()))
+        );
     }
 }

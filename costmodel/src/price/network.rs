@@ -3,13 +3,16 @@
 //! Bytes follow nccl-tests: the whole tensor for all-gather and reduce-scatter, one rank's for
 //! all-reduce and all-to-all. With `n` ranks, `r` of them per domain, and every rank its own network
 //! card, a ring crosses each node boundary on `r` cards at once: its rate is
-//! `min(rate in the domain, r · card)` (rail-optimised fabrics).
+//! `min(rate in the domain, r · card)` (rail-optimised fabrics). What a profile measured between as many GPUs of one host
+//! beats the fits inside a domain.
 
 use dtensor::CollectiveKind;
 use plans::{Group, UsedConstant};
 use spec::tables::{self, CollectiveFit, CollectiveOp};
 use spec::{Bytes, Cluster, Fabric, Origin, Seconds};
 
+use super::between_gpus::BetweenGpus;
+use super::measured::OfGpus;
 use super::{Priced, constant};
 
 /// Share of a card's rate that large transfers reach: 0.95–0.96 (aliyun/SimAI@cef83f9 nic_ratio).
@@ -42,10 +45,12 @@ pub(super) struct NetworkPrices {
     far_latency: f64,
     in_switch: bool,
     direct_links: bool,
+    measured: BetweenGpus,
+    source: Option<String>,
 }
 
 impl NetworkPrices {
-    pub(super) fn new(cluster: &Cluster) -> Self {
+    pub(super) fn new(cluster: &Cluster, profile: Option<OfGpus<'_>>) -> Self {
         let table = &cluster.device.kernels;
         let near = cluster.scale_up.bandwidth.value.0;
         let reference = match table.as_str() {
@@ -63,30 +68,38 @@ impl NetworkPrices {
             far_latency: cluster.scale_out.latency.value.0 + fabric_latency(cluster.fabric),
             in_switch: cluster.in_switch_reduction,
             direct_links: cluster.device.architecture == spec::Architecture::Cdna3,
+            measured: profile.map_or_else(BetweenGpus::default, |of| BetweenGpus::of(of.0)),
+            source: profile.map(|profile| profile.source()),
         }
     }
 
     pub(super) fn collective(&self, kind: CollectiveKind, bytes: Bytes, group: Group) -> Priced {
-        let time = if group.size <= 1 || bytes.0 == 0 {
-            Seconds(0.0)
-        } else {
-            match kind {
-                CollectiveKind::SendRecv
-                | CollectiveKind::RingExchange
-                | CollectiveKind::Broadcast => {
-                    return self.point_to_point(bytes, group);
-                }
-                CollectiveKind::AllReduce => self.over(CollectiveOp::AllReduce, bytes, group),
-                CollectiveKind::AllGather => self.over(CollectiveOp::AllGather, bytes, group),
-                CollectiveKind::ReduceScatter => {
-                    self.over(CollectiveOp::ReduceScatter, bytes, group)
-                }
-                CollectiveKind::AllToAll => self.over(CollectiveOp::AllToAll, bytes, group),
+        if group.size <= 1 || bytes.0 == 0 {
+            return Priced {
+                time: Seconds(0.0),
+                origin: Origin::Fitted,
+            };
+        }
+        let op = match kind {
+            CollectiveKind::SendRecv | CollectiveKind::RingExchange | CollectiveKind::Broadcast => {
+                return self.point_to_point(bytes, group);
             }
+            CollectiveKind::AllReduce => CollectiveOp::AllReduce,
+            CollectiveKind::AllGather => CollectiveOp::AllGather,
+            CollectiveKind::ReduceScatter => CollectiveOp::ReduceScatter,
+            CollectiveKind::AllToAll => CollectiveOp::AllToAll,
         };
-        Priced {
-            time,
-            origin: Origin::Fitted,
+        let inside = group.ranks_per_block(self.domain) >= group.size;
+        let measured = self.measured.time(kind, bytes, group.size);
+        match measured.filter(|_| inside) {
+            Some(time) => Priced {
+                time,
+                origin: Origin::Measured,
+            },
+            None => Priced {
+                time: self.over(op, bytes, group),
+                origin: Origin::Fitted,
+            },
         }
     }
 
@@ -185,6 +198,13 @@ impl NetworkPrices {
 
     pub(super) fn point_to_point(&self, bytes: Bytes, group: Group) -> Priced {
         let near = group.ranks_per_block(self.domain) > 1;
+        let measured = self.measured.time(CollectiveKind::SendRecv, bytes, 2);
+        if let (true, Some(time)) = (near, measured) {
+            return Priced {
+                time,
+                origin: Origin::Measured,
+            };
+        }
         let time = if near {
             let links = if self.direct_links {
                 (self.domain - 1) as f64
@@ -216,6 +236,16 @@ impl NetworkPrices {
                 constant(&name, value, Origin::Fitted, &source)
             })
             .collect();
+        if let (Some(source), false) = (&self.source, self.measured.groups().is_empty()) {
+            let groups: Vec<String> = self.measured.groups().iter().map(u64::to_string).collect();
+            let value = format!(
+                "{} measured between {} GPUs",
+                self.measured.count(),
+                groups.join(", ")
+            );
+            let name = "messages inside a node";
+            used.insert(0, constant(name, value, Origin::Measured, source));
+        }
         used.push(constant(
             "latency of a ring step between nodes",
             format!("{} µs", RING_STEP * 1e6),

@@ -7,22 +7,20 @@
 use std::collections::BTreeMap;
 
 use plans::UsedConstant;
-use spec::profile::{Kernel, Profile};
+use spec::profile::{Kernel, Measured, Profile};
 use spec::{Origin, Seconds};
 
+use super::between_gpus::BetweenGpus;
 use super::constant;
 
 /// Measurements that an interpolated price rests on.
 const NEIGHBOURS: usize = 4;
-/// What names of messages between GPUs begin with; their sizes are ranks and bytes.
-const MESSAGE: &str = "nccl ";
 
 /// Prices of kernels on ranks that share a machine's cores.
 #[derive(Clone, Debug)]
 pub struct ProfilePrices {
     kernels: BTreeMap<String, Vec<Point>>,
-    /// Messages between GPUs, `(bytes, seconds)` in ascending order, by kind and number of ranks.
-    messages: BTreeMap<(String, u64), Vec<(u64, f64)>>,
+    messages: BetweenGpus,
     /// Whose measurements these are.
     source: String,
     of_gpus: bool,
@@ -40,13 +38,8 @@ struct Point {
 impl ProfilePrices {
     pub(super) fn new(profile: &Profile, ranks: u64) -> Self {
         let mut kernels: BTreeMap<String, Vec<Point>> = BTreeMap::new();
-        let mut messages: BTreeMap<(String, u64), Vec<(u64, f64)>> = BTreeMap::new();
-        for m in &profile.measured {
-            if let (true, &[ranks, bytes]) = (m.kernel.starts_with(MESSAGE), m.sizes.as_slice()) {
-                let sizes = messages.entry((m.kernel.clone(), ranks)).or_default();
-                sizes.push((bytes, m.seconds));
-                continue;
-            }
+        let kernel = |m: &&Measured| BetweenGpus::sizes(m).is_none();
+        for m in profile.measured.iter().filter(kernel) {
             kernels.entry(m.kernel.clone()).or_default().push(Point {
                 sizes: m.sizes.clone(),
                 ranks: m.ranks,
@@ -54,12 +47,9 @@ impl ProfilePrices {
             });
         }
         let machine = &profile.machine;
-        for sizes in messages.values_mut() {
-            sizes.sort_unstable_by_key(|size| size.0);
-        }
         Self {
             kernels,
-            messages,
+            messages: BetweenGpus::of(profile),
             of_gpus: machine.gpu.is_some(),
             source: format!("profile of {}, {}", machine.processor, machine.shared()),
             cores: machine.cores,
@@ -67,11 +57,9 @@ impl ProfilePrices {
         }
     }
 
-    /// Measured sizes of a message between so many GPUs, with their times; ascending.
-    #[must_use]
-    pub fn sizes(&self, message: &str, ranks: u64) -> &[(u64, f64)] {
-        let sizes = self.messages.get(&(message.to_owned(), ranks));
-        sizes.map_or(&[], Vec::as_slice)
+    /// Messages between GPUs.
+    pub(crate) fn between_gpus(&self) -> &BetweenGpus {
+        &self.messages
     }
 
     /// Whether every rank has a GPU: ranks share no cores.
@@ -128,7 +116,7 @@ impl ProfilePrices {
 
     pub(super) fn provenance(&self) -> Vec<UsedConstant> {
         let count = self.kernels.values().map(Vec::len).sum::<usize>();
-        let messages = self.messages.values().map(Vec::len).sum::<usize>();
+        let messages = self.messages.count();
         vec![constant(
             "kernels and messages",
             format!("{} measurements", count + messages),
@@ -151,7 +139,7 @@ fn work(sizes: &[u64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spec::profile::{Machine, Measured};
+    use spec::profile::Machine;
 
     fn prices(points: &[(&[u64], u64, f64)]) -> ProfilePrices {
         let measured = points.iter().map(|&(sizes, ranks, seconds)| Measured {

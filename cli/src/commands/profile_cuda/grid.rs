@@ -142,7 +142,8 @@ fn operators(suite: SuiteArg) -> Vec<Operator> {
     operators
 }
 
-/// Models of sizes that one GPU trains: GPT-2 124M, a Llama of 1 B parameters, a small mixture of experts;
+/// Models of sizes that one GPU trains: GPT-2 124M with and without dropout, a Llama of 1 B parameters, a small
+/// mixture of experts;
 /// in full also layers as wide as those of larger ones.
 fn models(suite: SuiteArg) -> Result<Vec<Shapes>, CliError> {
     let decoder = |kind: &str, hidden: u64, heads: u64, groups: u64, inner: u64, more: &str| {
@@ -153,17 +154,20 @@ fn models(suite: SuiteArg) -> Result<Vec<Shapes>, CliError> {
                 "max_position_embeddings": 8192{more}}}"#
         )
     };
-    let gpt = |hidden: u64, heads: u64, positions: u64| {
+    let gpt = |hidden: u64, heads: u64, positions: u64, more: &str| {
         format!(
-            r#"{{"model_type": "gpt2", "n_embd": {hidden}, "n_layer": 1, "n_head": {heads},
-                "n_positions": {positions}, "vocab_size": 50304, "activation_function": "gelu_new"}}"#
+            r#"{{"model_type": "gpt2", "n_embd": {hidden}, "n_layer": 1, "n_head": {heads}, "vocab_size": 50304,
+                "n_positions": {positions}, "activation_function": "gelu_new"{more}}}"#
         )
     };
+    // Another kernel runs attention that drops.
+    let drops = r#", "attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1"#;
     let experts = r#", "num_local_experts": 8, "num_experts_per_tok": 2"#;
     let llama = decoder("llama", 2048, 32, 8, 8192, "");
     let mixtral = decoder("mixtral", 1024, 16, 4, 2816, experts);
     let mut grid = vec![
-        ("gpt", gpt(768, 12, 1024), vec![[8, 1024], [32, 1024]]),
+        ("gpt", gpt(768, 12, 1024, ""), vec![[8, 1024], [32, 1024]]),
+        ("gpt", gpt(768, 12, 1024, drops), vec![[16, 1024]]),
         ("llama", llama, vec![[1, 2048], [4, 2048], [1, 8192]]),
         ("mixtral", mixtral, vec![[1, 2048], [8, 2048]]),
     ];
@@ -172,7 +176,7 @@ fn models(suite: SuiteArg) -> Result<Vec<Shapes>, CliError> {
         let wider = decoder("llama", 8192, 64, 8, 28672, "");
         grid.push(("llama", wide, vec![[1, 2048], [1, 8192], [4, 4096]]));
         grid.push(("llama", wider, vec![[1, 2048], [1, 8192]]));
-        grid.push(("gpt", gpt(4096, 32, 2048), vec![[1, 2048], [4, 2048]]));
+        grid.push(("gpt", gpt(4096, 32, 2048, ""), vec![[1, 2048], [4, 2048]]));
     }
     grid.into_iter()
         .map(|(name, json, tokens)| {
@@ -197,9 +201,9 @@ mod tests {
     #[test]
     fn suites_are_of_models_and_shapes() {
         for (suite, gpus, models_wanted, least, most) in [
-            (SuiteArg::Quick, 1, 3, 100, 200),
-            (SuiteArg::Quick, 8, 3, 150, 250),
-            (SuiteArg::Full, 1, 6, 900, 2000),
+            (SuiteArg::Quick, 1, 4, 100, 220),
+            (SuiteArg::Quick, 8, 4, 150, 270),
+            (SuiteArg::Full, 1, 7, 900, 2000),
         ] {
             assert_eq!(models(suite).expect("decodes").len(), models_wanted);
             let without = requests(suite, gpus, false).expect("traces");

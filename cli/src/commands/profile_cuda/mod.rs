@@ -117,6 +117,8 @@ fn shown(args: &ProfileArgs, profile: Profile, path: &Path) -> Result<ExitCode, 
         })?;
     } else {
         output::print(&summary(&profile, path));
+        let note = "for other systems than this program's own, name it as `profile` in a cluster file that `extends` a preset";
+        output::note(args.output.quiet, note);
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,0 +1,109 @@
+//! Messages between GPUs as a profile has them.
+//!
+//! Measured times hold for a kind of message between a number of ranks, of one host: any ranks of it. Between two
+//! measured sizes the logarithm of time is linear in that of size; below the smallest, time is the smallest's; beyond
+//! the largest it grows with size, at the largest's bandwidth.
+
+use std::collections::BTreeMap;
+
+use dtensor::CollectiveKind;
+use spec::profile::{Measured, Profile};
+use spec::{Bytes, Seconds};
+
+/// Measured sizes of a kind of message between so many ranks, `(bytes, seconds)` in ascending order.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BetweenGpus(BTreeMap<(String, u64), Vec<(u64, f64)>>);
+
+impl BetweenGpus {
+    /// Those of a profile.
+    pub(super) fn of(profile: &Profile) -> Self {
+        let mut all: BTreeMap<(String, u64), Vec<(u64, f64)>> = BTreeMap::new();
+        for m in &profile.measured {
+            if let Some((ranks, bytes)) = Self::sizes(m) {
+                let sizes = all.entry((m.kernel.clone(), ranks)).or_default();
+                sizes.push((bytes, m.seconds));
+            }
+        }
+        for sizes in all.values_mut() {
+            sizes.sort_unstable_by_key(|size| size.0);
+        }
+        Self(all)
+    }
+
+    /// Ranks and bytes, if a measurement is of a message.
+    pub(super) fn sizes(measured: &Measured) -> Option<(u64, u64)> {
+        match (measured.kernel.starts_with("nccl "), &measured.sizes[..]) {
+            (true, &[ranks, bytes]) => Some((ranks, bytes)),
+            _ => None,
+        }
+    }
+
+    /// Time of a message between so many ranks; `None` where nothing of its kind was measured between so many.
+    pub(crate) fn time(&self, kind: CollectiveKind, bytes: Bytes, ranks: u64) -> Option<Seconds> {
+        let points = self.0.get(&(name(kind).to_owned(), ranks))?;
+        between(points, bytes.0).map(Seconds)
+    }
+
+    /// Number of measurements.
+    pub(super) fn count(&self) -> usize {
+        self.0.values().map(Vec::len).sum()
+    }
+
+    /// Numbers of ranks that something was measured between, ascending.
+    pub(super) fn groups(&self) -> Vec<u64> {
+        let mut ranks: Vec<u64> = self.0.keys().map(|(_, ranks)| *ranks).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    }
+}
+
+/// What a profile calls a message. A ring's steps are messages from neighbour to neighbour.
+pub(crate) fn name(kind: CollectiveKind) -> &'static str {
+    match kind {
+        CollectiveKind::AllReduce => "nccl all-reduce",
+        CollectiveKind::AllGather => "nccl all-gather",
+        CollectiveKind::ReduceScatter => "nccl reduce-scatter",
+        CollectiveKind::AllToAll => "nccl all-to-all",
+        CollectiveKind::Broadcast => "nccl broadcast",
+        CollectiveKind::SendRecv | CollectiveKind::RingExchange => "nccl send and receive",
+    }
+}
+
+/// The time of a size between measured `(size, seconds)` in ascending order.
+fn between(points: &[(u64, f64)], bytes: u64) -> Option<f64> {
+    let after = points.partition_point(|point| point.0 < bytes);
+    let (first, last) = (points.first()?, points.last()?);
+    let (Some(upper), true) = (points.get(after), after > 0) else {
+        let beyond = bytes as f64 / last.0 as f64;
+        return Some(if after == 0 { first.1 } else { last.1 * beyond });
+    };
+    let lower = points[after - 1];
+    let log = |a: u64, b: u64| (a as f64 / b as f64).ln();
+    let share = log(bytes, lower.0) / log(upper.0, lower.0);
+    Some(lower.1 * (upper.1 / lower.1).powf(share))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_lie_between_what_was_measured() {
+        let points = [(1 << 10, 1e-5), (1 << 20, 2e-5), (1 << 24, 32e-5)];
+        for (bytes, wanted) in [
+            (1, 1e-5),
+            (1 << 10, 1e-5),
+            (1 << 15, 1e-5 * 2f64.sqrt()),
+            (1 << 20, 2e-5),
+            // Sixteen times the time at sixteen times the size: linear.
+            (1 << 22, 8e-5),
+            (1 << 24, 32e-5),
+            (1 << 26, 128e-5),
+        ] {
+            let time = between(&points, bytes).expect("measured");
+            assert!((time / wanted - 1.0).abs() < 1e-9, "{bytes}: {time}");
+        }
+        assert_eq!(between(&[], 1), None);
+    }
+}

@@ -1,0 +1,85 @@
+//! What a profile says of a cluster's GPUs that tables say too. Only kernels that other systems run as well: products
+//! and copies, attention where a library ran it, messages. Gradients of weights are left out, for ours are added up in 32
+//! bits, and products in 8 bits, for ours count their casts.
+
+use dtensor::AttentionShape;
+use spec::profile::{Machine, Measured, Profile};
+use spec::{Bandwidth, Bytes, Seconds};
+
+/// A profile of GPUs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OfGpus<'p>(pub(super) &'p Profile);
+
+impl OfGpus<'_> {
+    fn named<const N: usize>(&self, name: &str) -> impl Iterator<Item = ([u64; N], f64)> {
+        let named = move |m: &&Measured| m.kernel == name;
+        let measured = self.0.measured.iter().filter(named);
+        measured.filter_map(|m| Some((m.sizes[..].try_into().ok()?, m.seconds)))
+    }
+
+    /// Products `[m, n, k]` forward, and those that are gradients of what was multiplied; of operands that profiles
+    /// name so.
+    pub(super) fn products(&self, element: &str) -> Vec<([u64; 3], f64)> {
+        let passes = ["forward", "backward"].map(|pass| format!("matmul {pass} {element}"));
+        let products = passes.iter().flat_map(|name| self.named(name));
+        products.collect()
+    }
+
+    /// Causal attention in 16 bits by a library, forward or backward: `[sequences × heads, queries, keys, dimensions]`.
+    pub(super) fn attentions(&self, backward: bool) -> Vec<([u64; 4], f64)> {
+        if self
+            .machine()
+            .gpu
+            .as_ref()
+            .is_none_or(|gpu| gpu.attention.is_none())
+        {
+            return Vec::new();
+        }
+        // The first piece stands for all that one kernel runs.
+        let first = match backward {
+            false => "attention scores forward bf16",
+            true => "attention context of input 0 backward bf16",
+        };
+        self.named(first).collect()
+    }
+
+    /// Bytes that a copy on the device reads and writes in a second, by the largest that was measured: smaller ones
+    /// stay in caches.
+    pub(super) fn copies(&self) -> Option<Bandwidth> {
+        let ([elements], seconds) = self.named("copy").max_by_key(|&([elements], _)| elements)?;
+        let moved = Bytes(2 * 4 * elements);
+        Some(Bandwidth(moved.as_f64() / Seconds(seconds).0))
+    }
+
+    fn machine(&self) -> &Machine {
+        &self.0.machine
+    }
+
+    /// Whose measurements these are.
+    pub(super) fn source(&self) -> String {
+        let machine = self.machine();
+        format!("profile of {}, {}", machine.processor, machine.shared())
+    }
+}
+
+/// The attention that a measurement is of.
+pub(super) fn attention([lines, q_len, kv_len, dim]: [u64; 4]) -> AttentionShape {
+    AttentionShape {
+        batch: 1,
+        heads: lines,
+        kv_heads: lines,
+        q_len,
+        kv_len,
+        qk_dim: dim,
+        v_dim: dim,
+        causal: true,
+        window: None,
+    }
+}
+
+/// What prices rest on where some sizes were measured, for people.
+pub(super) fn beside((count, [lowest, highest]): (usize, [f64; 2]), table: &str) -> String {
+    format!(
+        "{count} measured, {lowest:.2} to {highest:.2} times {table}; others by it and the nearest of them"
+    )
+}

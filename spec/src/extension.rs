@@ -1,0 +1,239 @@
+//! Clusters that differ from another by what was measured on them: kernels and messages, and whole runs.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::calibration::{self, Calibration};
+use crate::cluster::Cluster;
+use crate::error::SpecError;
+use crate::profile::Profile;
+use crate::units::Bytes;
+
+/// Share by which a GPU's memory as the driver tells it may lie apart from the device's: labels, what a framework
+/// sees, and what error correction takes differ by less, devices of one chip with more or less memory by more.
+const MEMORY_APART: f64 = 0.12;
+
+/// A cluster as what it extends and what was measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ExtensionFile {
+    /// Version of this format: 1.
+    pub schema_version: u32,
+    /// Name to show.
+    pub name: String,
+    /// The cluster: a preset, or a file relative to this one.
+    pub extends: String,
+    /// A profile of its GPUs, as a file relative to this one: what it holds beats the tables.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
+    /// Measured over predicted step times.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub calibration: Vec<Calibration>,
+}
+
+impl ExtensionFile {
+    /// Whether a file is of this kind.
+    #[must_use]
+    pub fn is(yaml: &str) -> bool {
+        yaml.lines().any(|line| line.starts_with("extends:"))
+    }
+
+    /// Reads a file; `path` is for messages.
+    ///
+    /// # Errors
+    /// With line and field when it is malformed or a ratio makes no sense.
+    pub fn from_yaml(text: &str, path: &str) -> Result<Self, SpecError> {
+        let file: Self = crate::text::yaml(text, path)?;
+        let wrong = |field: &str, message: String| SpecError::Field {
+            path: path.to_owned(),
+            field: field.to_owned(),
+            message,
+        };
+        if file.schema_version != 1 {
+            let message = format!("{}; this tool reads version 1", file.schema_version);
+            return Err(wrong("schema_version", message));
+        }
+        if file.profile.is_none() && file.calibration.is_empty() {
+            let message = "adds nothing: expected `profile` or `calibration`".to_owned();
+            return Err(wrong("extends", message));
+        }
+        calibration::check(&file.calibration).map_err(|(field, message)| wrong(field, message))?;
+        Ok(file)
+    }
+
+    /// The file's text.
+    ///
+    /// # Errors
+    /// When a value cannot be written as YAML.
+    pub fn to_yaml(&self) -> Result<String, SpecError> {
+        serde_saphyr::to_string(self).map_err(|e| SpecError::Malformed {
+            path: self.name.clone(),
+            message: e.to_string(),
+        })
+    }
+}
+
+/// Whether a profile is of the GPUs that a cluster has.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn of_its_gpus(profile: &Profile, cluster: &Cluster) -> Result<(), String> {
+    let machine = &profile.machine;
+    let Some(gpu) = &machine.gpu else {
+        return Err(format!(
+            "is of the processor {}; `vescale-plan profile --device cuda` measures GPUs",
+            machine.processor
+        ));
+    };
+    let device = &cluster.device;
+    let memory = device.memory.value.as_f64();
+    let apart = (machine.memory_bytes as f64 / memory - 1.0).abs();
+    if u64::from(gpu.multiprocessors) == device.sm_count && apart <= MEMORY_APART {
+        return Ok(());
+    }
+    Err(format!(
+        "is of {} with {} multiprocessors and {}, but {} has {} with {} and {}",
+        machine.processor,
+        gpu.multiprocessors,
+        Bytes(machine.memory_bytes),
+        cluster.name,
+        device.name,
+        device.sm_count,
+        device.memory.value,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::Precision;
+    use crate::profile::{Gpu, Machine};
+    use crate::provenance::{Origin, Sourced};
+
+    fn file(ratio: f64) -> ExtensionFile {
+        ExtensionFile {
+            schema_version: 1,
+            name: "ours".to_owned(),
+            extends: "dgx-h100".to_owned(),
+            profile: None,
+            calibration: vec![Calibration {
+                runtime: "megatron-core".to_owned(),
+                precision: Precision::Bf16,
+                step_time: Sourced {
+                    value: ratio,
+                    origin: Origin::Measured,
+                    source: "run.log: 90 steps".to_owned(),
+                },
+            }],
+        }
+    }
+
+    fn profile(multiprocessors: Option<u32>, memory: u64) -> Profile {
+        Profile {
+            schema_version: 1,
+            tool_version: String::new(),
+            machine: Machine {
+                processor: "NVIDIA H100 80GB HBM3".to_owned(),
+                cores: 1,
+                memory_bytes: memory,
+                gpu: multiprocessors.map(|multiprocessors| Gpu {
+                    count: 8,
+                    multiprocessors,
+                    ..Gpu::default()
+                }),
+            },
+            measured: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn extensions_read_back_and_extend_their_cluster() {
+        let text = file(1.25).to_yaml().expect("YAML");
+        assert!(ExtensionFile::is(&text));
+        assert_eq!(ExtensionFile::from_yaml(&text, "x"), Ok(file(1.25)));
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let write = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).expect("written");
+            path.display().to_string()
+        };
+        write("gpu.yaml", &profile(Some(132), 80 << 30).to_yaml());
+        write("measured.yaml", MEASURED);
+        // Beside the file that names it, not in this folder.
+        let calibrated = ExtensionFile {
+            extends: "measured.yaml".to_owned(),
+            ..file(1.25)
+        };
+        let path = write("ours.yaml", &calibrated.to_yaml().expect("YAML"));
+        let cluster = crate::load::cluster(&path).expect("cluster");
+        assert_eq!(cluster.name, "ours");
+        assert_eq!(cluster.device.name, "h100-sxm");
+        assert!(cluster.profile.is_none() && cluster.gpu_profile.is_some());
+        let ratio =
+            |runtime, precision| cluster.step_time_ratio(runtime, precision).map(|r| r.value);
+        assert_eq!(ratio("megatron-core", Precision::Bf16), Some(1.25));
+        assert_eq!(ratio("megatron-core", Precision::Fp8), None);
+        assert_eq!(ratio("torchtitan", Precision::Bf16), None);
+    }
+
+    const MEASURED: &str =
+        "schema_version: 1\nname: measured\nextends: dgx-h100\nprofile: gpu.yaml\n";
+
+    #[test]
+    fn profiles_of_other_machines_are_refused() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("measured.yaml");
+        std::fs::write(&path, MEASURED).expect("written");
+        for (profile, wanted) in [
+            (None, "gpu.yaml"),
+            (
+                Some(profile(None, 80 << 30)),
+                "field `profile`: gpu.yaml is of the processor",
+            ),
+            (
+                Some(profile(Some(108), 80 << 30)),
+                "with 108 multiprocessors and 80 GiB, but dgx-h100 has h100-sxm with 132 and",
+            ),
+            (
+                Some(profile(Some(132), 141 << 30)),
+                "and 141 GiB, but dgx-h100 has h100-sxm",
+            ),
+        ] {
+            if let Some(profile) = profile {
+                std::fs::write(folder.path().join("gpu.yaml"), profile.to_yaml()).expect("written");
+            }
+            let error = crate::load::cluster(&path.display().to_string()).expect_err("refused");
+            assert!(error.to_string().contains(wanted), "{error}");
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let check = |edit: fn(&mut ExtensionFile), expected: &str| {
+            let mut file = file(1.25);
+            edit(&mut file);
+            let text = file.to_yaml().expect("YAML");
+            let error = ExtensionFile::from_yaml(&text, "x").expect_err("refused");
+            assert_eq!(error.to_string(), expected);
+        };
+        check(
+            |f| f.calibration[0].step_time.value = 25.0,
+            "x: field `step_time`: 25 is not from 0.1 to 10",
+        );
+        check(
+            |f| f.calibration.push(f.calibration[0].clone()),
+            "x: field `calibration`: megatron-core Bf16 is there twice",
+        );
+        check(
+            |f| f.calibration.clear(),
+            "x: field `extends`: adds nothing: expected `profile` or `calibration`",
+        );
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("loop.yaml");
+        let mut own = file(1.0);
+        own.extends = "loop.yaml".to_owned();
+        std::fs::write(&path, own.to_yaml().expect("YAML")).expect("written");
+        let error = crate::load::cluster(&path.display().to_string()).expect_err("refused");
+        assert!(error.to_string().contains("extends itself"), "{error}");
+    }
+}
