@@ -413,8 +413,12 @@ pub(crate) struct ProfileArgs {
     #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
     pub(crate) device: DeviceArg,
     /// With --device cuda: GPUs to measure messages between [default: all of this host]
-    #[arg(long)]
+    #[arg(long, conflicts_with = "all_hosts")]
     pub(crate) gpus: Option<u64>,
+    /// With --device cuda: this process is one of those that torchrun, srun or mpirun started, one for every
+    /// GPU of several hosts; messages between hosts are measured too, and rank 0 writes
+    #[arg(long)]
+    pub(crate) all_hosts: bool,
     /// With --device cuda: what runs core attention
     #[arg(long, value_enum, default_value_t = AttentionArg::Library)]
     pub(crate) attention: AttentionArg,

@@ -55,6 +55,7 @@ fn what_the_device_cannot_do_is_refused() {
         ),
         (&["profile"], &["--gpus", "1"], wants_cuda),
         (&["profile"], &["--attention", "own"], wants_cuda),
+        (&["profile"], &["--all-hosts"], wants_cuda),
     ] {
         let output = Command::new(env!("CARGO_BIN_EXE_vescale-plan"))
             .args(command)

@@ -8,13 +8,14 @@ mod emulator;
 use std::rc::Rc;
 use std::time::Duration;
 
-use dtensor::comm::{Communicator, Group};
+use dtensor::comm::{Communicator, Group, local};
 use dtensor::cuda::{CudaError, Device, HostLinks, Links, Tensor};
 use profiler::cuda::{
-    Asked, Budget, COLLECTIVES, Collective, Exchange, Meter, Peers, Rank, complete, with_fleet,
+    Asked, Budget, COLLECTIVES, Collective, Exchange, Fleet, Meter, Peers, Rank, complete, follow,
+    with_fleet,
 };
 use profiler::{Effort, ProfilerError};
-use spec::profile::{Gpu, Machine, Profile};
+use spec::profile::{Gpu, Kernel, Machine, Profile};
 
 const EFFORT: Effort = Effort {
     time: Duration::ZERO,
@@ -140,11 +141,8 @@ fn exchanges_are_right_and_measured() {
         let mut requests = Vec::new();
         for collective in COLLECTIVES {
             for &ranks in groups {
-                requests.extend([2, 1000, 30_000].map(|bytes| Exchange {
-                    collective,
-                    ranks,
-                    bytes,
-                }));
+                let of = |bytes| Exchange::inside(collective, ranks, bytes);
+                requests.extend([2, 1000, 30_000].map(of));
             }
         }
         let mut profile = Profile {
@@ -177,21 +175,16 @@ fn exchanges_are_right_and_measured() {
 #[test]
 fn numbers_that_do_not_come_and_devices_that_are_not_there_end_it() {
     for collective in COLLECTIVES {
-        let exchange = Exchange {
-            collective,
-            ranks: 3,
-            bytes: 300,
-        };
+        let exchange = Exchange::inside(collective, 3, 300);
         let answer = with_fleet(
             machine(1),
             3,
             |rank| Ok(open(rank == 1)),
             |fleet| fleet.measure(&exchange, EFFORT),
         );
-        assert!(
-            matches!(&answer, Err(ProfilerError::Wrong { kernel, .. }) if kernel.contains("nccl")),
-            "{collective:?}: {answer:?}"
-        );
+        // Rank 1 saw it, or the first rank by what it was sent.
+        let said = answer.expect_err("refused").to_string();
+        assert!(said.contains("nccl"), "{collective:?}: {said}");
     }
     let missing = ProfilerError::Cuda(CudaError::NoDevice);
     let answer = with_fleet(
@@ -202,13 +195,53 @@ fn numbers_that_do_not_come_and_devices_that_are_not_there_end_it() {
             _ => Ok(open(false)),
         },
         |fleet| {
-            let exchange = Exchange {
-                collective: Collective::AllReduce,
-                ranks: 3,
-                bytes: 8,
-            };
+            let exchange = Exchange::inside(Collective::AllReduce, 3, 8);
             fleet.measure(&exchange, EFFORT)
         },
     );
-    assert_eq!(answer, Err(missing));
+    let said = answer.expect_err("refused").to_string();
+    assert!(said.contains(&missing.to_string()), "{said}");
+}
+
+/// Two hosts of two GPUs, and of three: groups of one and of all GPUs of each host, and of two where the third waits.
+#[test]
+fn exchanges_between_hosts_are_right_and_named() {
+    for (per_host, groups) in [(2, &[[2, 1], [4, 2]][..]), (3, &[[2, 1], [4, 2], [6, 3]])] {
+        let mut requests = Vec::new();
+        for collective in COLLECTIVES {
+            requests.extend(groups.iter().map(|&[ranks, together]| Exchange {
+                collective,
+                ranks,
+                together,
+                bytes: 1000,
+            }));
+            requests.push(Exchange::inside(collective, 2, 1000));
+        }
+        let mut comms = local::world(2 * per_host, Duration::from_secs(60)).into_iter();
+        let first = comms.next().expect("a rank");
+        std::thread::scope(|scope| {
+            for comm in comms {
+                scope.spawn(move || follow(open(false), &comm, per_host).expect("follows"));
+            }
+            let mut fleet = Fleet::new(machine(1), open(false), &first, per_host);
+            for request in &requests {
+                let measured = fleet.measure(request, EFFORT).expect("measured");
+                let [got] = measured.as_slice() else {
+                    panic!("{measured:?}");
+                };
+                let name = Kernel::new(got.kernel.clone(), got.sizes.clone());
+                assert_eq!(request.kernels(), [name]);
+            }
+            let gpu = fleet.machine().gpu.expect("a GPU");
+            assert_eq!((gpu.count, gpu.hosts), (per_host as u64, Some(2)));
+        });
+    }
+    let apart = Exchange {
+        collective: Collective::AllReduce,
+        ranks: 4,
+        together: 2,
+        bytes: 8,
+    };
+    let named = Kernel::new("nccl all-reduce over hosts", [4u64, 2, 8]);
+    assert_eq!(apart.kernels(), [named]);
 }

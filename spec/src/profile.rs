@@ -83,12 +83,15 @@ impl Machine {
     }
 }
 
-/// GPUs of one host that were measured, and the condition they were in. What NVML did not tell is absent.
+/// GPUs of a host that were measured, and the condition they were in. What NVML did not tell is absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Gpu {
-    /// GPUs that were measured together.
+    /// GPUs of a host that were measured together.
     pub count: u64,
+    /// Hosts that messages were measured between, where they are several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hosts: Option<u64>,
     /// Multiprocessors of each.
     pub multiprocessors: u32,
     /// Version of the driver.
@@ -115,7 +118,11 @@ impl Gpu {
     /// On one line, for people.
     #[must_use]
     pub fn described(&self) -> String {
-        let mut parts = vec![format!("{} GPU{}", self.count, plural(self.count))];
+        let gpus = format!("{} GPU{}", self.count, plural(self.count));
+        let mut parts = vec![match self.hosts {
+            Some(hosts) => format!("{hosts} hosts of {gpus}"),
+            None => gpus,
+        }];
         if let Some([lowest, median]) = self.clock_mhz {
             let most = self
                 .most_clock_mhz
@@ -140,6 +147,9 @@ impl Gpu {
             format!("count: {}", self.count),
             format!("multiprocessors: {}", self.multiprocessors),
         ];
+        if let Some(hosts) = self.hosts {
+            fields.push(format!("hosts: {hosts}"));
+        }
         if let Some(driver) = &self.driver {
             fields.push(format!("driver: \"{}\"", quotable(driver)));
         }
@@ -375,6 +385,7 @@ mod tests {
     fn what_is_known_of_gpus_reads_back() {
         let known = Gpu {
             count: 2,
+            hosts: Some(4),
             multiprocessors: 132,
             driver: Some("570.1".to_owned()),
             attention: Some("cuDNN 9.19.0".to_owned()),
@@ -391,7 +402,7 @@ mod tests {
         for (gpu, said) in [
             (
                 known,
-                "2 GPUs, 1830 of 1980 MHz, 1500 at least, 700 W, driver 570.1, attention by cuDNN 9.19.0",
+                "4 hosts of 2 GPUs, 1830 of 1980 MHz, 1500 at least, 700 W, driver 570.1, attention by cuDNN 9.19.0",
             ),
             (little, "1 GPU"),
         ] {

@@ -95,12 +95,16 @@ pub(crate) fn runtime(args: &RunArgs) -> Result<Runtime, CliError> {
     })
 }
 
+/// The GPU of a process at a place on its host. A launcher may show each process its own GPU only.
+pub(crate) fn own_gpu(place: usize) -> u32 {
+    let only = dtensor::cuda::ready().is_ok_and(|here| here.len() == 1);
+    if only { 0 } else { place as u32 }
+}
+
 /// The GPUs of a run: that of a process's place on its host, or one for every thread.
 fn gpus(args: &RunArgs, place: Option<usize>) -> Gpus {
-    // A launcher may show each process its own GPU only.
-    let only = dtensor::cuda::ready().is_ok_and(|here| here.len() == 1);
     Gpus {
-        ordinal: place.map(|place| if only { 0 } else { place as u32 }),
+        ordinal: place.map(own_gpu),
         messages: match args.gpu_messages {
             GpuMessagesArg::Nccl => Messages::Nccl,
             GpuMessagesArg::Host => Messages::Host,

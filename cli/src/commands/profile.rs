@@ -50,8 +50,12 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
         let message = format!("--gpus {gpus}: expected --device cuda with it");
         return Err(CliError::Usage(message));
     }
-    if args.attention == AttentionArg::Own {
-        let message = "--attention own: expected --device cuda with it".to_owned();
+    let others = [
+        ("--attention own", args.attention == AttentionArg::Own),
+        ("--all-hosts", args.all_hosts),
+    ];
+    if let Some((flag, _)) = others.iter().find(|(_, asked)| *asked) {
+        let message = format!("{flag}: expected --device cuda with it");
         return Err(CliError::Usage(message));
     }
     let path = args

@@ -30,7 +30,7 @@ impl BetweenGpus {
         Self(all)
     }
 
-    /// Ranks and bytes, if a measurement is of a message.
+    /// Ranks and bytes, if a measurement is of a message inside a host.
     pub(super) fn sizes(measured: &Measured) -> Option<(u64, u64)> {
         match (measured.kernel.starts_with("nccl "), &measured.sizes[..]) {
             (true, &[ranks, bytes]) => Some((ranks, bytes)),

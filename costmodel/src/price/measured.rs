@@ -2,9 +2,11 @@
 //! and copies, attention where a library ran it, messages. Gradients of weights are left out, for ours are added up in 32
 //! bits, and products in 8 bits, for ours count their casts.
 
-use dtensor::AttentionShape;
+use dtensor::{AttentionShape, CollectiveKind};
 use spec::profile::{Machine, Measured, Profile};
 use spec::{Bandwidth, Bytes, Seconds};
+
+use super::between_gpus;
 
 /// A profile of GPUs.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +43,12 @@ impl OfGpus<'_> {
             true => "attention context of input 0 backward bf16",
         };
         self.named(first).collect()
+    }
+
+    /// Messages between hosts: `[ranks, as many of them as are on each host, bytes]`.
+    pub(super) fn over_hosts(&self, kind: CollectiveKind) -> Vec<([u64; 3], f64)> {
+        let name = format!("{} over hosts", between_gpus::name(kind));
+        self.named(&name).collect()
     }
 
     /// Bytes that a copy on the device reads and writes in a second, by the largest that was measured: smaller ones

@@ -239,6 +239,7 @@ mod tests {
         let copied = Bytes(8 << 28);
         let copy = copied / (Bandwidth(4800e9) * 0.87);
         let message = tables.collective(CollectiveKind::AllReduce, Bytes(1 << 24), near(8));
+        let gather = tables.collective(CollectiveKind::AllGather, Bytes(1 << 24), near(16));
         let entry = |kernel: &str, sizes: &[u64], seconds: f64| Measured {
             kernel: kernel.to_owned(),
             sizes: sizes.to_vec(),
@@ -282,6 +283,11 @@ mod tests {
                 entry("copy", &[1 << 28], copy.0 * 0.5),
                 entry("nccl all-reduce", &[8, 1 << 24], message.time.0 * 4.0),
                 entry("nccl send and receive", &[2, 1 << 24], 1.0),
+                entry(
+                    "nccl all-gather over hosts",
+                    &[16, 8, 1 << 24],
+                    gather.time.0 * 5.0,
+                ),
             ],
         }
     }
@@ -386,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn measured_messages_beat_fits_inside_a_node() {
+    fn measured_messages_beat_fits_and_models() {
         let both = both(None);
         let across = Group { size: 8, stride: 8 };
         for (kind, group, wanted) in [
@@ -395,6 +401,9 @@ mod tests {
             (CollectiveKind::AllReduce, near(16), 1.0),
             (CollectiveKind::AllReduce, across, 1.0),
             (CollectiveKind::AllGather, near(8), 1.0),
+            (CollectiveKind::AllGather, near(16), 5.0),
+            (CollectiveKind::AllGather, near(64), 5.0),
+            (CollectiveKind::AllGather, across, 5.0),
             (CollectiveKind::SendRecv, across, 1.0),
         ] {
             let of = both
@@ -432,6 +441,10 @@ mod tests {
                 "8352 GB/s: memory bandwidth scaled by it",
             ),
             ("messages inside a node", "2 measured between 2, 8 GPUs"),
+            (
+                "nccl all-gather between nodes",
+                "1 measured, 5.00 to 5.00 times the model; others by it and the nearest of them",
+            ),
         ];
         assert_eq!(
             rows(&with),

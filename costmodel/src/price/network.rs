@@ -4,15 +4,16 @@
 //! all-reduce and all-to-all. With `n` ranks, `r` of them per domain, and every rank its own network
 //! card, a ring crosses each node boundary on `r` cards at once: its rate is
 //! `min(rate in the domain, r · card)` (rail-optimised fabrics). What a profile measured between as many GPUs of one host
-//! beats the fits inside a domain.
+//! beats the fits inside a domain; what it measured between hosts, as a ratio to the model of rings and trees, the model.
 
 use dtensor::CollectiveKind;
 use plans::{Group, UsedConstant};
 use spec::tables::{self, CollectiveFit, CollectiveOp};
 use spec::{Bytes, Cluster, Fabric, Origin, Seconds};
 
-use super::between_gpus::BetweenGpus;
-use super::measured::OfGpus;
+use super::between_gpus::{self, BetweenGpus};
+use super::measured::{self, OfGpus};
+use super::ratios::Ratios;
 use super::{Priced, constant};
 
 /// Share of a card's rate that large transfers reach: 0.95–0.96 (aliyun/SimAI@cef83f9 nic_ratio).
@@ -46,8 +47,19 @@ pub(super) struct NetworkPrices {
     in_switch: bool,
     direct_links: bool,
     measured: BetweenGpus,
+    /// Measured over modelled time between hosts: ranks, as many of them as are on each, bytes.
+    over_hosts: [Ratios<3>; OVER_HOSTS.len()],
     source: Option<String>,
 }
+
+/// What is measured between hosts. The last is from one rank to another.
+const OVER_HOSTS: [CollectiveKind; 5] = [
+    CollectiveKind::AllReduce,
+    CollectiveKind::AllGather,
+    CollectiveKind::ReduceScatter,
+    CollectiveKind::AllToAll,
+    CollectiveKind::SendRecv,
+];
 
 impl NetworkPrices {
     pub(super) fn new(cluster: &Cluster, profile: Option<OfGpus<'_>>) -> Self {
@@ -59,7 +71,7 @@ impl NetworkPrices {
             "l40s" => 32e9,
             _ => 450e9,
         };
-        Self {
+        let model = Self {
             fits: tables::one_node_collectives(table),
             scale: near / reference,
             domain: cluster.scale_up_domain.max(1),
@@ -69,8 +81,29 @@ impl NetworkPrices {
             in_switch: cluster.in_switch_reduction,
             direct_links: cluster.device.architecture == spec::Architecture::Cdna3,
             measured: profile.map_or_else(BetweenGpus::default, |of| BetweenGpus::of(of.0)),
+            over_hosts: Default::default(),
             source: profile.map(|profile| profile.source()),
+        };
+        let over_hosts = OVER_HOSTS.map(|kind| {
+            let measured = profile.map_or_else(Vec::new, |of| of.over_hosts(kind));
+            Ratios::new(measured, |[ranks, together, bytes]| {
+                let time = match operation(kind) {
+                    Some(op) => model.across(op, Bytes(bytes), ranks, together),
+                    None => model.far_transfer(Bytes(bytes)),
+                };
+                time.0
+            })
+        });
+        Self {
+            over_hosts,
+            ..model
         }
+    }
+
+    /// Measured over modelled time of what crosses hosts.
+    fn ratio(&self, kind: CollectiveKind, sizes: [u64; 3]) -> Option<f64> {
+        let at = OVER_HOSTS.iter().position(|&other| other == kind)?;
+        self.over_hosts[at].at(sizes)
     }
 
     pub(super) fn collective(&self, kind: CollectiveKind, bytes: Bytes, group: Group) -> Priced {
@@ -80,39 +113,36 @@ impl NetworkPrices {
                 origin: Origin::Fitted,
             };
         }
-        let op = match kind {
-            CollectiveKind::SendRecv | CollectiveKind::RingExchange | CollectiveKind::Broadcast => {
-                return self.point_to_point(bytes, group);
-            }
-            CollectiveKind::AllReduce => CollectiveOp::AllReduce,
-            CollectiveKind::AllGather => CollectiveOp::AllGather,
-            CollectiveKind::ReduceScatter => CollectiveOp::ReduceScatter,
-            CollectiveKind::AllToAll => CollectiveOp::AllToAll,
+        let Some(op) = operation(kind) else {
+            return self.point_to_point(bytes, group);
         };
-        let inside = group.ranks_per_block(self.domain) >= group.size;
-        let measured = self.measured.time(kind, bytes, group.size);
-        match measured.filter(|_| inside) {
-            Some(time) => Priced {
-                time,
-                origin: Origin::Measured,
-            },
-            None => Priced {
-                time: self.over(op, bytes, group),
-                origin: Origin::Fitted,
-            },
+        let (ranks, together) = (group.size, group.ranks_per_block(self.domain));
+        if together >= ranks {
+            return match self.measured.time(kind, bytes, ranks) {
+                Some(time) => Priced {
+                    time,
+                    origin: Origin::Measured,
+                },
+                None => Priced {
+                    time: self.inside(op, bytes, ranks),
+                    origin: Origin::Fitted,
+                },
+            };
+        }
+        let ratio = self.ratio(kind, [ranks, together, bytes.0]);
+        Priced {
+            time: self.across(op, bytes, ranks, together) * ratio.unwrap_or(1.0),
+            origin: ratio.map_or(Origin::Fitted, |_| Origin::Measured),
         }
     }
 
-    fn over(&self, op: CollectiveOp, bytes: Bytes, group: Group) -> Seconds {
-        let together = group.ranks_per_block(self.domain);
-        if together >= group.size {
-            return self.inside(op, bytes, group.size);
-        }
+    /// Between domains with so many of the ranks in each.
+    fn across(&self, op: CollectiveOp, bytes: Bytes, ranks: u64, together: u64) -> Seconds {
         match op {
-            CollectiveOp::AllToAll => self.exchange(bytes, group.size, together),
-            CollectiveOp::AllReduce => self.across_all_reduce(bytes, group.size, together),
+            CollectiveOp::AllToAll => self.exchange(bytes, ranks, together),
+            CollectiveOp::AllReduce => self.across_all_reduce(bytes, ranks, together),
             CollectiveOp::AllGather | CollectiveOp::ReduceScatter => {
-                self.across_ring(op, bytes, group.size, together)
+                self.across_ring(op, bytes, ranks, together)
             }
         }
     }
@@ -198,27 +228,34 @@ impl NetworkPrices {
 
     pub(super) fn point_to_point(&self, bytes: Bytes, group: Group) -> Priced {
         let near = group.ranks_per_block(self.domain) > 1;
-        let measured = self.measured.time(CollectiveKind::SendRecv, bytes, 2);
-        if let (true, Some(time)) = (near, measured) {
+        if !near {
+            let ratio = self.ratio(CollectiveKind::SendRecv, [2, 1, bytes.0]);
+            return Priced {
+                time: self.far_transfer(bytes) * ratio.unwrap_or(1.0),
+                origin: ratio.map_or(Origin::Published, |_| Origin::Measured),
+            };
+        }
+        if let Some(time) = self.measured.time(CollectiveKind::SendRecv, bytes, 2) {
             return Priced {
                 time,
                 origin: Origin::Measured,
             };
         }
-        let time = if near {
-            let links = if self.direct_links {
-                (self.domain - 1) as f64
-            } else {
-                1.0
-            };
-            NEAR_TRANSFER + bytes.as_f64() / (self.near * NEAR_SHARE / links)
+        let links = if self.direct_links {
+            (self.domain - 1) as f64
         } else {
-            FAR_TRANSFER + self.far_latency + bytes.as_f64() / (self.far * CARD_SHARE)
+            1.0
         };
+        let time = NEAR_TRANSFER + bytes.as_f64() / (self.near * NEAR_SHARE / links);
         Priced {
             time: Seconds(time),
             origin: Origin::Published,
         }
+    }
+
+    /// From one rank to another in another domain.
+    fn far_transfer(&self, bytes: Bytes) -> Seconds {
+        Seconds(FAR_TRANSFER + self.far_latency + bytes.as_f64() / (self.far * CARD_SHARE))
     }
 
     pub(super) fn provenance(&self) -> Vec<UsedConstant> {
@@ -236,16 +273,7 @@ impl NetworkPrices {
                 constant(&name, value, Origin::Fitted, &source)
             })
             .collect();
-        if let (Some(source), false) = (&self.source, self.measured.groups().is_empty()) {
-            let groups: Vec<String> = self.measured.groups().iter().map(u64::to_string).collect();
-            let value = format!(
-                "{} measured between {} GPUs",
-                self.measured.count(),
-                groups.join(", ")
-            );
-            let name = "messages inside a node";
-            used.insert(0, constant(name, value, Origin::Measured, source));
-        }
+        used.extend(self.measurements());
         used.push(constant(
             "latency of a ring step between nodes",
             format!("{} µs", RING_STEP * 1e6),
@@ -259,6 +287,37 @@ impl NetworkPrices {
             "aliyun/SimAI@cef83f9 nic_ratio",
         ));
         used
+    }
+
+    /// What was measured.
+    fn measurements(&self) -> Vec<UsedConstant> {
+        let Some(source) = &self.source else {
+            return Vec::new();
+        };
+        let groups: Vec<String> = self.measured.groups().iter().map(u64::to_string).collect();
+        let inside = (!groups.is_empty()).then(|| {
+            let count = self.measured.count();
+            let value = format!("{count} measured between {} GPUs", groups.join(", "));
+            constant("messages inside a node", value, Origin::Measured, source)
+        });
+        let between = OVER_HOSTS.iter().zip(&self.over_hosts);
+        let between = between.filter_map(|(&kind, ratios)| {
+            let name = format!("{} between nodes", between_gpus::name(kind));
+            let value = measured::beside(ratios.summary()?, "the model");
+            Some(constant(&name, value, Origin::Measured, source))
+        });
+        inside.into_iter().chain(between).collect()
+    }
+}
+
+/// The collective that a message is, if it is one of all ranks.
+fn operation(kind: CollectiveKind) -> Option<CollectiveOp> {
+    match kind {
+        CollectiveKind::SendRecv | CollectiveKind::RingExchange | CollectiveKind::Broadcast => None,
+        CollectiveKind::AllReduce => Some(CollectiveOp::AllReduce),
+        CollectiveKind::AllGather => Some(CollectiveOp::AllGather),
+        CollectiveKind::ReduceScatter => Some(CollectiveOp::ReduceScatter),
+        CollectiveKind::AllToAll => Some(CollectiveOp::AllToAll),
     }
 }
 

@@ -25,7 +25,8 @@ use spec::profile::{self, Kernel, Measured};
 pub use attention::Causal;
 pub use blocks::blocks;
 pub use exchange::{
-    COLLECTIVES, Collective, Exchange, Fleet, GpuRank, Peers, Rank, group_sizes, with_fleet,
+    COLLECTIVES, Collective, Exchange, Fleet, GpuRank, MOST_RANKS, Peers, Rank, follow,
+    group_sizes, with_fleet,
 };
 pub use operators::{OPERATORS, Operator, OperatorKind};
 pub use products::{ELEMENTS, Element, Linear, Way};

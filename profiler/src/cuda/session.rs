@@ -79,14 +79,19 @@ pub fn complete<M: Meter, E: From<ProfilerError>>(
     Ok(too_large)
 }
 
-/// The machine as it is known now; as many GPUs were measured together as at most before.
+/// The machine as it is known now; as many GPUs and hosts were measured together as at most before.
 fn joined(before: &Machine, now: Machine) -> Machine {
-    let count = |machine: &Machine| machine.gpu.as_ref().map_or(0, |gpu| gpu.count);
-    let most = count(before).max(count(&now));
+    let most = |of: fn(&spec::profile::Gpu) -> Option<u64>| {
+        let of = |machine: &Machine| machine.gpu.as_ref().and_then(of);
+        of(before).max(of(&now))
+    };
+    let count = most(|gpu| Some(gpu.count)).unwrap_or(1);
+    let hosts = most(|gpu| gpu.hosts);
     // What was measured now may have had no attention in it.
     let known = before.gpu.as_ref().and_then(|gpu| gpu.attention.clone());
     let gpu = now.gpu.map(|gpu| spec::profile::Gpu {
-        count: most,
+        count,
+        hosts,
         attention: gpu.attention.or(known),
         ..gpu
     });

@@ -3,7 +3,7 @@
 use dtensor::{CollectiveKind, OpKind};
 use plans::{Axis, Strategy, Zero};
 use profiler::BlockRequest;
-use profiler::cuda::{COLLECTIVES, Collective, Exchange, group_sizes};
+use profiler::cuda::{COLLECTIVES, Collective, Exchange, MOST_RANKS, group_sizes};
 
 use crate::args::SuiteArg;
 
@@ -20,13 +20,37 @@ fn over_sizes(suite: SuiteArg, collectives: &[Collective], ranks: u64) -> Vec<Ex
         SuiteArg::Full => (4..=15).map(|power| 1 << (2 * power)).collect(),
     };
     let of = |&collective: &Collective| {
-        bytes.iter().map(move |&bytes| Exchange {
-            collective,
-            ranks,
-            bytes,
-        })
+        let of = move |&bytes| Exchange::inside(collective, ranks, bytes);
+        bytes.iter().map(of)
     };
     collectives.iter().flat_map(of).collect()
+}
+
+/// Between so many hosts of so many GPUs, and between fewer: groups with one GPU of each host, with all, and with what
+/// lies between. Whatever ranks send to one other rank, they do from host to host.
+pub(super) fn over_hosts(suite: SuiteArg, hosts: u64, per_host: u64) -> Vec<Exchange> {
+    let shared = [
+        Collective::AllReduce,
+        Collective::AllGather,
+        Collective::ReduceScatter,
+        Collective::AllToAll,
+    ];
+    let spread = |collectives: &[Collective], hosts: u64, together: u64| {
+        let inside = over_sizes(suite, collectives, hosts * together);
+        inside.into_iter().map(move |e| Exchange { together, ..e })
+    };
+    let mut exchanges = Vec::new();
+    for hosts in group_sizes(hosts) {
+        for together in [1].into_iter().chain(group_sizes(per_host)) {
+            if hosts * together <= MOST_RANKS {
+                exchanges.extend(spread(&shared, hosts, together));
+            }
+        }
+    }
+    if hosts > 1 {
+        exchanges.extend(spread(&[Collective::SendAndReceive], 2, 1));
+    }
+    exchanges
 }
 
 /// What ranks exchange inside a block, at the sizes they do.
@@ -37,10 +61,9 @@ pub(super) fn of_block(block: &BlockRequest) -> Vec<Exchange> {
         OpKind::Collective(collective) => Some(collective),
         _ => None,
     });
-    let exchange = |c: dtensor::Collective| Exchange {
-        collective: named(c.kind),
-        ranks: block.position.mesh.size(c.axis),
-        bytes: c.bytes,
+    let exchange = |c: dtensor::Collective| {
+        let ranks = block.position.mesh.size(c.axis);
+        Exchange::inside(named(c.kind), ranks, c.bytes)
     };
     collectives.map(exchange).collect()
 }
@@ -79,11 +102,7 @@ pub(super) fn beside_blocks(
         exchanges.extend(over_sizes(suite, shares, ranks));
     }
     exchanges.extend(over_sizes(suite, &[Collective::AllReduce], copies));
-    let one = |collective, ranks, bytes| Exchange {
-        collective,
-        ranks,
-        bytes,
-    };
+    let one = Exchange::inside;
     exchanges.push(one(Collective::AllReduce, strategy.world(), 8));
     if strategy.pp > 1 {
         exchanges.push(one(Collective::SendAndReceive, 2, activation));
@@ -111,11 +130,7 @@ mod tests {
     use super::*;
 
     fn all(ranks: u64, bytes: u64) -> Exchange {
-        Exchange {
-            collective: Collective::AllReduce,
-            ranks,
-            bytes,
-        }
+        Exchange::inside(Collective::AllReduce, ranks, bytes)
     }
 
     #[test]
@@ -138,6 +153,33 @@ mod tests {
             (SuiteArg::Full, 8, 3 * 6 * 12),
         ] {
             assert_eq!(grid(suite, gpus).len(), wanted);
+        }
+    }
+
+    #[test]
+    fn hosts_exchange_with_as_many_gpus_as_plans_have_on_each() {
+        for (hosts, per_host, groups) in [
+            (1, 8, &[][..]),
+            (2, 2, &[[2, 1], [4, 2]]),
+            (4, 1, &[[2, 1], [4, 1]]),
+            (128, 8, &[[2, 1], [512, 4], [256, 8], [128, 1]]),
+        ] {
+            let exchanges = over_hosts(SuiteArg::Quick, hosts, per_host);
+            for &[ranks, together] in groups {
+                let of = |e: &&Exchange| (e.ranks, e.together) == (ranks, together);
+                let passed = usize::from(ranks == 2);
+                assert_eq!(
+                    exchanges.iter().filter(of).count(),
+                    5 * (4 + passed),
+                    "{ranks}"
+                );
+            }
+            assert!(
+                exchanges
+                    .iter()
+                    .all(|e| e.ranks <= MOST_RANKS && e.together < e.ranks)
+            );
+            assert_eq!(exchanges.is_empty(), groups.is_empty());
         }
     }
 }

@@ -1,18 +1,21 @@
 //! `profile --device cuda`: measures GPUs.
 
 mod grid;
+mod hosts;
 mod messages;
 
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use dtensor::comm::Communicator;
 use dtensor::cuda::{DeviceFacts, EIGHT_BITS, ready};
 use profiler::cuda::{
-    Asked, Budget, Exchange, GpuRank, Meter, Request, Target, complete, with_fleet,
+    Asked, Budget, Exchange, Fleet, GpuRank, Meter, Request, Target, complete, with_fleet,
 };
 use spec::profile::{self, Profile};
 
+use self::hosts::Hosts;
 use super::profile::{self as host, ProfileJson, What, before, effort, of_plan, summary};
 use crate::args::{ProfileArgs, SuiteArg};
 use crate::commands::{device, plan};
@@ -51,20 +54,32 @@ struct Growing<'g> {
 }
 
 /// Runs `profile --device cuda`. Every measurement is written as soon as it is there, and what a file holds
-/// already is not measured again.
+/// already is not measured again. Messages come first: the other hosts are free after them.
 pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
     let path = args.output_profile.as_deref();
     let path = path.unwrap_or(Path::new(profile::DEFAULT_PATH));
     let facts = ready()?;
+    let hosts = args.all_hosts.then(Hosts::join).transpose()?;
+    if let Some(hosts) = hosts.as_ref().filter(|hosts| hosts.comm.rank() > 0) {
+        hosts.follow()?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let here = facts.len() as u64;
-    let gpus = args.gpus.unwrap_or(here);
-    if gpus == 0 || gpus > here {
+    let gpus = match &hosts {
+        Some(hosts) => hosts.per_host as u64,
+        None => args.gpus.unwrap_or(here),
+    };
+    if gpus == 0 || (gpus > here && hosts.is_none()) {
         let message = format!("--gpus {gpus}: this host shows {here} GPUs");
         return Err(CliError::Usage(message));
     }
-    let mut target = Target::new(0, args.attention.into())?;
-    let wanted = wanted(args, gpus, facts.first())?;
-    let profile = before(path, &target.machine)?;
+    let own = hosts.as_ref().map_or(0, |hosts| hosts.gpu);
+    let target = || Target::new(own, args.attention.into());
+    // Its memory is free for what comes next.
+    let machine = target()?.machine();
+    let hosts_count = hosts.as_ref().map_or(1, Hosts::count);
+    let wanted = wanted(args, hosts_count, gpus, facts.first())?;
+    let profile = before(path, &machine)?;
     device::measured_as_run(args.attention, &profile, path)?;
     let mut growing = Growing {
         profile,
@@ -75,17 +90,23 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
         too_large: Vec::new(),
     };
     let [alone, between] = budgets(args.suite);
+    match &hosts {
+        Some(hosts) => {
+            let rank = GpuRank::new(own)?;
+            let mut fleet = Fleet::new(machine, rank, &hosts.comm, hosts.per_host);
+            growing.complete(&mut fleet, &wanted.between, between)?;
+        }
+        None if gpus > 1 => {
+            let open = |rank: usize| GpuRank::new(rank as u32);
+            with_fleet(machine, gpus as usize, open, |fleet| {
+                growing.complete(fleet, &wanted.between, between)
+            })?;
+        }
+        None => {}
+    }
+    let mut target = target()?;
     target.warm_up()?;
     growing.complete(&mut target, &wanted.alone, alone)?;
-    let machine = target.machine();
-    // Its memory is free for what comes next.
-    drop(target);
-    if gpus > 1 {
-        let open = |rank: usize| GpuRank::new(rank as u32);
-        with_fleet(machine, gpus as usize, open, |fleet| {
-            growing.complete(fleet, &wanted.between, between)
-        })?;
-    }
     growing.progress.finish();
     notes(args.output.quiet, &growing.too_large, &wanted.beyond, gpus);
     shown(args, growing.profile, path)
@@ -153,12 +174,18 @@ impl Wanted {
 }
 
 /// What to measure: what plans need, or grids.
-fn wanted(args: &ProfileArgs, gpus: u64, first: Option<&DeviceFacts>) -> Result<Wanted, CliError> {
+fn wanted(
+    args: &ProfileArgs,
+    hosts: u64,
+    gpus: u64,
+    first: Option<&DeviceFacts>,
+) -> Result<Wanted, CliError> {
+    let over_hosts = messages::over_hosts(args.suite, hosts, gpus);
     if args.plans.is_empty() {
         let eight_bits = first.is_some_and(|gpu| gpu.capability >= EIGHT_BITS);
         return Ok(Wanted {
             alone: grid::requests(args.suite, gpus, eight_bits)?,
-            between: messages::grid(args.suite, gpus),
+            between: [messages::grid(args.suite, gpus), over_hosts].concat(),
             beyond: Vec::new(),
         });
     }
@@ -179,7 +206,10 @@ fn wanted(args: &ProfileArgs, gpus: u64, first: Option<&DeviceFacts>) -> Result<
         let activation = tokens * loaded.costs.scenario().model.hidden * size / split;
         between.extend(messages::beside_blocks(s, activation, args.suite));
     }
-    let (between, beyond) = messages::possible(between, gpus);
+    let (mut between, mut beyond) = messages::possible(between, gpus);
+    between.extend(over_hosts);
+    // What a plan's ranks of several hosts exchange is priced by what hosts were measured to.
+    beyond.retain(|_| hosts == 1);
     Ok(Wanted {
         alone,
         between,

@@ -1,67 +1,116 @@
-//! A thread per rank, each with its device; requests go to all of them.
+//! Ranks that measure together: the first says what comes next, the others follow.
 
 use std::collections::BTreeMap;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::Arc;
 use std::time::Duration;
 
-use dtensor::comm::local::{self, LocalCommunicator};
-use dtensor::comm::{CommError, Communicator, Group};
+use dtensor::comm::local;
+use dtensor::comm::{Communicator, Group};
 use spec::profile::{Gpu, Machine, Measured};
 
 use super::rank::Member;
-use super::{Exchange, Peers, Rank};
+use super::{COLLECTIVES, Exchange, Peers, Rank};
 use crate::ProfilerError;
 use crate::cuda::Meter;
 use crate::lanes::Effort;
 
 /// How long ranks wait for each other.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
-/// Channel on which the ranks of a group meet, beside the number of them.
-const MEETING: u64 = 1 << 16;
+/// Channel on which the ranks of a group meet, beside their number and that of each host.
+const MEETING: u64 = 1 << 48;
+/// Channel on which the first rank says what comes next.
+const REQUESTS: u64 = 62;
 
-type Answer = Result<Vec<Measured>, ProfilerError>;
-
-/// Ranks that wait for requests.
-pub struct Fleet {
+/// All ranks with their GPUs, of which this is the first.
+pub struct Fleet<'c> {
     machine: Machine,
-    ranks: Vec<Sender<(Exchange, Effort)>>,
-    answers: Receiver<Answer>,
+    own: Own<'c>,
 }
 
-/// Opens `count` devices of one machine, each in a thread of its own, and lets `work` measure between them.
-pub fn with_fleet<R: Rank, T>(
+/// A rank, and the groups in which it has met others.
+struct Own<'c> {
+    rank: Box<dyn Rank>,
+    comm: &'c dyn Communicator,
+    /// GPUs of every host, whose ranks follow each other.
+    per_host: usize,
+    met: BTreeMap<u64, Option<Met>>,
+}
+
+/// A group that this rank is in.
+struct Met {
+    peers: Box<dyn Peers>,
+    index: usize,
+}
+
+/// Opens `count` devices of one host, each in a thread of its own but for the first, and lets `work` measure between
+/// them.
+///
+/// # Errors
+/// When `work` fails, or the first device cannot be opened.
+pub fn with_fleet<R: Rank + 'static, T, E: From<ProfilerError>>(
     machine: Machine,
     count: usize,
     open: impl Fn(usize) -> Result<R, ProfilerError> + Sync,
-    work: impl FnOnce(&mut Fleet) -> T,
-) -> T {
-    let gpu = machine.gpu.unwrap_or_default();
-    let machine = Machine {
-        gpu: Some(Gpu {
-            count: count as u64,
-            ..gpu
-        }),
-        ..machine
+    work: impl FnOnce(&mut Fleet<'_>) -> Result<T, E>,
+) -> Result<T, E> {
+    let mut comms = local::world(count, TIMEOUT).into_iter();
+    let Some(first) = comms.next() else {
+        return Err(ProfilerError::Cuda(dtensor::cuda::CudaError::NoDevice).into());
     };
-    let (answer, answers) = channel();
     std::thread::scope(|scope| {
-        let mut ranks = Vec::with_capacity(count);
-        for comm in local::world(count, TIMEOUT) {
-            let (request, requests) = channel();
-            ranks.push(request);
-            let (open, answer) = (&open, answer.clone());
-            scope.spawn(move || serve(open, &comm, &requests, &answer));
+        for comm in comms {
+            let open = &open;
+            scope.spawn(move || {
+                let followed = open(comm.rank()).and_then(|rank| follow(rank, &comm, count));
+                if let Err(error) = followed {
+                    comm.fail(&error.to_string());
+                }
+            });
         }
-        // Dropped with the fleet, requests end, and with them the ranks.
-        work(&mut Fleet {
-            machine,
-            ranks,
-            answers,
-        })
+        let opened = open(0).inspect_err(|error| first.fail(&error.to_string()));
+        work(&mut Fleet::new(machine, opened?, &first, count))
     })
 }
 
-impl Meter for Fleet {
+impl<'c> Fleet<'c> {
+    /// The first of some ranks, `per_host` on every host. The others [`follow`] until this ends.
+    pub fn new(
+        machine: Machine,
+        rank: impl Rank + 'static,
+        comm: &'c dyn Communicator,
+        per_host: usize,
+    ) -> Self {
+        let gpu = machine.gpu.unwrap_or_default();
+        let machine = Machine {
+            gpu: Some(Gpu {
+                count: per_host as u64,
+                hosts: Some((comm.world() / per_host) as u64).filter(|&hosts| hosts > 1),
+                ..gpu
+            }),
+            ..machine
+        };
+        let own = Own::new(rank, comm, per_host);
+        Self { machine, own }
+    }
+}
+
+/// Measures what the first rank asks for, until it is done.
+///
+/// # Errors
+/// When the device or another rank fails, or wrong numbers come.
+pub fn follow(
+    rank: impl Rank + 'static,
+    comm: &dyn Communicator,
+    per_host: usize,
+) -> Result<(), ProfilerError> {
+    let mut own = Own::new(rank, comm, per_host);
+    while let Some((exchange, effort)) = asked(comm, None)? {
+        own.measure(&exchange, effort)?;
+    }
+    Ok(())
+}
+
+impl Meter for Fleet<'_> {
     type Asked = Exchange;
 
     fn measure(
@@ -69,21 +118,10 @@ impl Meter for Fleet {
         exchange: &Exchange,
         effort: Effort,
     ) -> Result<Vec<Measured>, ProfilerError> {
-        for rank in &self.ranks {
-            // A rank that has ended has said why.
-            let _ = rank.send((*exchange, effort));
-        }
-        let mut measured = Vec::new();
-        let mut failed: Option<ProfilerError> = None;
-        for answer in self.answers.iter().take(self.ranks.len()) {
-            match answer {
-                Ok(own) => measured.extend(own),
-                // Who stopped because another failed is not the one to hear about.
-                Err(error) if failed.as_ref().is_none_or(is_of_a_peer) => failed = Some(error),
-                Err(_) => {}
-            }
-        }
-        failed.map_or(Ok(measured), Err)
+        let comm = self.own.comm;
+        let measured = asked(comm, Some(words(exchange, effort)))
+            .and_then(|_| self.own.measure(exchange, effort));
+        measured.inspect_err(|error| comm.fail(&error.to_string()))
     }
 
     fn machine(&self) -> Machine {
@@ -91,76 +129,125 @@ impl Meter for Fleet {
     }
 }
 
-fn is_of_a_peer(error: &ProfilerError) -> bool {
-    matches!(
-        error,
-        ProfilerError::Comm(CommError::PeerFailed { .. } | CommError::Timeout { .. })
-    )
-}
-
-/// One rank: opens its device, then does what is asked until nothing more is, or something fails.
-fn serve<R: Rank>(
-    open: &impl Fn(usize) -> Result<R, ProfilerError>,
-    comm: &LocalCommunicator,
-    requests: &Receiver<(Exchange, Effort)>,
-    answers: &Sender<Answer>,
-) {
-    let answer = |answer: Answer| {
-        if let Err(error) = &answer {
-            comm.fail(&error.to_string());
-        }
-        let going_on = answer.is_ok();
-        answers.send(answer).is_ok() && going_on
-    };
-    let rank = match open(comm.rank()) {
-        Ok(rank) => rank,
-        Err(error) => {
-            answer(Err(error));
-            return;
-        }
-    };
-    let mut met: BTreeMap<u64, Option<Box<dyn Peers>>> = BTreeMap::new();
-    for (exchange, effort) in requests {
-        if !answer(measure(&rank, comm, &mut met, &exchange, effort)) {
-            break;
-        }
+impl Drop for Fleet<'_> {
+    fn drop(&mut self) {
+        // Where a rank has failed, all know.
+        let _ = asked(self.own.comm, Some(Vec::new()));
     }
 }
 
-/// Measures as this rank, which meets the others of its group when they first have something to say.
-fn measure(
-    rank: &dyn Rank,
+/// What the first rank asks for, told by it in `words`: none at the end.
+fn asked(
     comm: &dyn Communicator,
-    met: &mut BTreeMap<u64, Option<Box<dyn Peers>>>,
-    exchange: &Exchange,
-    effort: Effort,
-) -> Answer {
-    let size = exchange.ranks as usize;
-    let group = group(comm, size);
-    let first = !met.contains_key(&exchange.ranks);
-    if first {
-        let peers = match &group {
-            Some(group) => Some(rank.join(comm, group)?),
-            None => None,
-        };
-        met.insert(exchange.ranks, peers);
-    }
-    let peers = met.get(&exchange.ranks).and_then(Option::as_deref);
-    let member = Member {
-        rank,
-        comm,
-        peers,
-        index: comm.rank() % size,
+    words: Option<Vec<u64>>,
+) -> Result<Option<(Exchange, Effort)>, ProfilerError> {
+    let everyone = Group {
+        ranks: (0..comm.world()).collect(),
+        index: comm.rank(),
+        channel: REQUESTS,
     };
-    member.measure(exchange, effort)
+    let own = words.map(|words| Arc::new(words.into_iter().flat_map(u64::to_le_bytes).collect()));
+    let told = everyone.broadcast(comm, "measuring", 0, own)?;
+    let words: Vec<u64> = told
+        .as_chunks::<8>()
+        .0
+        .iter()
+        .map(|&bytes| u64::from_le_bytes(bytes))
+        .collect();
+    let &[collective, ranks, together, bytes, nanoseconds, least, most] = words.as_slice() else {
+        return Ok(None);
+    };
+    let collective = COLLECTIVES.get(collective as usize);
+    Ok(collective.map(|&collective| {
+        let exchange = Exchange {
+            collective,
+            ranks,
+            together,
+            bytes,
+        };
+        let effort = Effort {
+            time: Duration::from_nanos(nanoseconds),
+            least: least as usize,
+            most: most as usize,
+        };
+        (exchange, effort)
+    }))
 }
 
-/// The group of so many ranks that this one is in, if there are enough of them.
-fn group(comm: &dyn Communicator, size: usize) -> Option<Group> {
-    let first = comm.rank() / size * size;
-    (first + size <= comm.world()).then(|| Group {
-        ranks: (first..first + size).collect(),
-        index: comm.rank() - first,
-        channel: MEETING + size as u64,
+fn words(exchange: &Exchange, effort: Effort) -> Vec<u64> {
+    let number = COLLECTIVES.iter().position(|&c| c == exchange.collective);
+    vec![
+        number.map_or(u64::MAX, |number| number as u64),
+        exchange.ranks,
+        exchange.together,
+        exchange.bytes,
+        effort.time.as_nanos() as u64,
+        effort.least as u64,
+        effort.most as u64,
+    ]
+}
+
+impl<'c> Own<'c> {
+    fn new(rank: impl Rank + 'static, comm: &'c dyn Communicator, per_host: usize) -> Self {
+        Self {
+            rank: Box::new(rank),
+            comm,
+            per_host,
+            met: BTreeMap::new(),
+        }
+    }
+
+    /// Measures as this rank, which meets the others of its group when they first have something to say.
+    fn measure(
+        &mut self,
+        exchange: &Exchange,
+        effort: Effort,
+    ) -> Result<Vec<Measured>, ProfilerError> {
+        let (rank, comm) = (&*self.rank, self.comm);
+        let channel = MEETING | exchange.ranks << 16 | exchange.together;
+        if !self.met.contains_key(&channel) {
+            let group = group(comm, exchange, self.per_host, channel);
+            let meet = |group: Group| -> Result<Met, ProfilerError> {
+                Ok(Met {
+                    peers: rank.join(comm, &group)?,
+                    index: group.index,
+                })
+            };
+            let met = group.map(meet).transpose()?;
+            self.met.insert(channel, met);
+        }
+        let met = self.met.get(&channel).and_then(Option::as_ref);
+        let member = Member {
+            rank,
+            comm,
+            peers: met.map(|met| &*met.peers),
+            index: met.map_or(0, |met| met.index),
+        };
+        member.measure(exchange, effort)
+    }
+}
+
+/// The group of an exchange that this rank is in, if there are enough ranks for it.
+fn group(
+    comm: &dyn Communicator,
+    exchange: &Exchange,
+    per_host: usize,
+    channel: u64,
+) -> Option<Group> {
+    let together = exchange.together as usize;
+    let hosts = exchange.ranks as usize / together;
+    let (host, local) = (comm.rank() / per_host, comm.rank() % per_host);
+    let (first_host, first_local) = (host / hosts * hosts, local / together * together);
+    let there =
+        first_local + together <= per_host && (first_host + hosts) * per_host <= comm.world();
+    let ranks = || {
+        let hosts = first_host..first_host + hosts;
+        let of = |host: usize| (0..together).map(move |i| host * per_host + first_local + i);
+        hosts.flat_map(of).collect()
+    };
+    there.then(|| Group {
+        ranks: ranks(),
+        index: (host - first_host) * together + local - first_local,
+        channel,
     })
 }

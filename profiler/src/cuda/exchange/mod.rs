@@ -1,7 +1,8 @@
 //! Messages between GPUs: collectives and point to point, by size and number of ranks.
 //!
-//! Every GPU has a thread. Ranks `0..n`, `n..2n` and so on form groups of `n` that run at the same time, as groups
-//! of an axis do in training; ranks beyond the last whole group wait. Rank 0 says how often; times are of all ranks.
+//! Every GPU has a rank: a thread, or where there are several hosts a process. All groups of a size run at the same time,
+//! as those of an axis do in training: of consecutive ranks of a host, or of as many of each of some hosts one after the
+//! other. Ranks beyond the last whole group wait. Rank 0 says how often; times are of all ranks.
 
 mod fleet;
 mod nccl;
@@ -12,14 +13,14 @@ use dtensor::cuda::{Device, Tensor};
 use spec::DType;
 use spec::profile::Kernel;
 
-pub use fleet::{Fleet, with_fleet};
+pub use fleet::{Fleet, follow, with_fleet};
 pub use nccl::GpuRank;
 
 use super::Asked;
 use crate::ProfilerError;
 
-/// Numbers that ranks send are below it, so that sums over 64 ranks are exact in bf16.
-const NUMBERS: usize = 4;
+/// Most ranks of a group: sums of what they send are exact in bf16.
+pub const MOST_RANKS: u64 = 512;
 
 /// Which exchange. Names are NCCL's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,6 +56,8 @@ pub struct Exchange {
     pub collective: Collective,
     /// Ranks of a group.
     pub ranks: u64,
+    /// As many of them are on every host of the group.
+    pub together: u64,
     /// Bytes by the convention of [`dtensor::Collective`]: of the whole for all-gather and reduce-scatter, of one
     /// rank's tensor for the others.
     pub bytes: u64,
@@ -74,8 +77,30 @@ impl Collective {
 }
 
 impl Exchange {
+    /// Between so many GPUs of one host.
+    #[must_use]
+    pub fn inside(collective: Collective, ranks: u64, bytes: u64) -> Self {
+        Self {
+            collective,
+            ranks,
+            together: ranks,
+            bytes,
+        }
+    }
+
     fn kernel(&self) -> Kernel {
-        Kernel::new(self.collective.name(), [self.ranks, self.bytes])
+        let name = self.collective.name();
+        if self.together == self.ranks {
+            return Kernel::new(name, [self.ranks, self.bytes]);
+        }
+        let sizes = [self.ranks, self.together, self.bytes];
+        Kernel::new(format!("{name} over hosts"), sizes)
+    }
+
+    /// An element that a rank sends: below 4, or below 2 where so many ranks send that sums of more are not exact.
+    fn sent(&self, index: usize, at: usize) -> f64 {
+        let numbers = if self.ranks <= 64 { 4 } else { 2 };
+        ((index + at) % numbers) as f64
     }
 
     /// Elements of one part, and of all ranks' parts.
@@ -100,6 +125,7 @@ impl Exchange {
     fn wanted(&self, index: usize, at: usize) -> f64 {
         let [part, _] = self.elements();
         let ranks = self.ranks as usize;
+        let sent = |index: usize, at: usize| self.sent(index, at);
         let sum = |at: usize| (0..ranks).map(|rank| sent(rank, at)).sum();
         match self.collective {
             Collective::AllReduce => sum(at),
@@ -127,12 +153,7 @@ impl Asked for Exchange {
     }
 }
 
-/// An element that a rank sends.
-fn sent(rank: usize, at: usize) -> f64 {
-    ((rank + at) % NUMBERS) as f64
-}
-
-/// Numbers of ranks to measure between so many GPUs: powers of two, and what divides the number of GPUs, for axes of
+/// Numbers of ranks to measure between so many GPUs or hosts: powers of two, and what divides the number of GPUs, for axes of
 /// a plan have such sizes.
 #[must_use]
 pub fn group_sizes(gpus: u64) -> Vec<u64> {

@@ -9,7 +9,7 @@ use dtensor::cuda::{Device, Tensor};
 use spec::DType;
 use spec::profile::Measured;
 
-use super::{Exchange, Peers, Rank, sent};
+use super::{Exchange, Peers, Rank};
 use crate::ProfilerError;
 use crate::cuda::operands::{Wanted, check, repeated};
 use crate::cuda::timing::NOTHING;
@@ -136,7 +136,9 @@ impl Member<'_> {
         let device = self.rank.device();
         let [sends, receives] = exchange.lengths();
         let from = device.tensor(vec![sends], DTYPE)?;
-        let own = (0..TILE).map(|at| sent(self.index, at) as f32).collect();
+        let own = (0..TILE)
+            .map(|at| exchange.sent(self.index, at) as f32)
+            .collect();
         repeated(device, &from, &cpu::Tensor::new(vec![TILE], own, DTYPE))?;
         let to = device
             .memory

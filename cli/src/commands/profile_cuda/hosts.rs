@@ -1,0 +1,100 @@
+//! The ranks of several hosts, each with a GPU of its own, as a launcher started them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dtensor::comm::bootstrap::Place;
+use dtensor::comm::tcp::TcpCommunicator;
+use dtensor::comm::{Communicator, Group};
+use profiler::ProfilerError;
+use profiler::cuda::{GpuRank, follow};
+
+use crate::commands::device;
+use crate::error::CliError;
+
+/// How long ranks wait for each other.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Channel on which ranks tell their places on their hosts.
+const PLACES: u64 = 63;
+
+/// A rank among those of all hosts.
+pub(super) struct Hosts {
+    pub(super) comm: TcpCommunicator,
+    /// GPUs of every host.
+    pub(super) per_host: usize,
+    /// This rank's.
+    pub(super) gpu: u32,
+}
+
+impl Hosts {
+    /// Meets the others.
+    pub(super) fn join() -> Result<Self, CliError> {
+        let place = Place::new(|name| std::env::var(name).ok());
+        let place = place.map_err(|e| CliError::Usage(e.to_string()))?;
+        let failed = |e| CliError::from(ProfilerError::Comm(e));
+        let comm = TcpCommunicator::join(&place, TIMEOUT).map_err(failed)?;
+        let everyone = Group {
+            ranks: (0..comm.world()).collect(),
+            index: comm.rank(),
+            channel: PLACES,
+        };
+        let own = Arc::new(place.local_rank.to_le_bytes().to_vec());
+        let told = everyone.all_gather(&comm, "places on hosts", own);
+        let told = told.and_then(|told| told.wait(&comm)).map_err(failed)?;
+        let places: Vec<usize> = told
+            .iter()
+            .filter_map(|bytes| bytes[..].try_into().ok().map(usize::from_le_bytes))
+            .collect();
+        let per_host = per_host(&places).map_err(CliError::Usage)?;
+        Ok(Self {
+            comm,
+            per_host,
+            gpu: device::own_gpu(place.local_rank),
+        })
+    }
+
+    /// How many hosts there are.
+    pub(super) fn count(&self) -> u64 {
+        (self.comm.world() / self.per_host) as u64
+    }
+
+    /// Measures what rank 0 asks for.
+    pub(super) fn follow(&self) -> Result<(), CliError> {
+        let rank = GpuRank::new(self.gpu);
+        let followed = rank.and_then(|rank| follow(rank, &self.comm, self.per_host));
+        Ok(followed.inspect_err(|error| self.comm.fail(&error.to_string()))?)
+    }
+}
+
+/// GPUs of a host, from all ranks' places on theirs.
+fn per_host(places: &[usize]) -> Result<usize, String> {
+    let most = places.iter().max().map_or(1, |most| most + 1);
+    let in_order = places
+        .iter()
+        .enumerate()
+        .all(|(rank, place)| rank % most == *place);
+    if in_order && places.len().is_multiple_of(most) {
+        return Ok(most);
+    }
+    Err(format!(
+        "ranks have places {places:?} on their hosts: expected as many on every host, one host after the other"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_full_and_in_order() {
+        for (places, wanted) in [
+            (&[0][..], Some(1)),
+            (&[0, 1, 0, 1], Some(2)),
+            (&[0, 0, 0], Some(1)),
+            (&[0, 1, 2, 0, 1], None),
+            (&[0, 0, 1, 1], None),
+        ] {
+            assert_eq!(per_host(places).ok(), wanted, "{places:?}");
+        }
+    }
+}
