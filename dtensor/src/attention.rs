@@ -1,5 +1,7 @@
 //! Core attention of a trace as one operator, and when a library may run it.
 
+use std::collections::BTreeMap;
+
 use spec::DType;
 
 use crate::trace::{Detail, Op, OpKind, SoftmaxRule, Trace};
@@ -84,6 +86,15 @@ impl Trace {
             Detail::Softmax(rule) => Some(rule),
             _ => None,
         }
+    }
+
+    /// The core attentions that a library may have, by the place of their scores in forward.
+    pub(crate) fn causal_attentions(&self) -> BTreeMap<usize, CausalAttention> {
+        let ops = self.forward.iter().enumerate();
+        let scores = ops.filter(|(_, op)| matches!(op.kind, OpKind::AttentionScores(_)));
+        scores
+            .filter_map(|(index, op)| Some((index, self.causal_attention(&op.scope)?)))
+            .collect()
     }
 
     /// The core attention in a scope, if a library may have it.

@@ -14,6 +14,7 @@ pub use watch::{FirstNonFinite, Seen, Watch, WatchError};
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::attention::CausalAttention;
 use crate::epilogues::Epilogues;
 use crate::trace::{CollectiveKind, Detail, Op, OpKind, Pass, TensorId, TensorRole, Trace};
 
@@ -73,6 +74,8 @@ pub struct Block {
     pub attention: Attention,
     /// What runs within products, on devices that can.
     pub(crate) epilogues: Epilogues,
+    /// Core attentions that a library may run, by the place of their scores in forward.
+    pub(crate) causal_attentions: BTreeMap<usize, CausalAttention>,
     pub(crate) forward: Vec<Step>,
     pub(crate) backward: Vec<Step>,
     /// Storages kept after forward.
@@ -122,6 +125,7 @@ impl Block {
             keep,
             attention,
             epilogues: Epilogues::of(&trace),
+            causal_attentions: trace.causal_attentions(),
             kept: BTreeSet::new(),
             again: Vec::new(),
             forward_dies: Vec::new(),

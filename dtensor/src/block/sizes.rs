@@ -272,10 +272,8 @@ impl<'r> Run<'r> {
             return;
         };
         let (scores, context) = (pieces.scores, pieces.context);
-        let library = block
-            .trace
-            .causal_attention(scope)
-            .filter(|_| self.ledger.library);
+        let library = block.causal_attentions.get(&scores);
+        let library = library.filter(|_| self.ledger.library);
         let passing = match library {
             Some(library) => library.backward_workspace(),
             None => 4 * self.rows(forward[scores].outputs[0]),

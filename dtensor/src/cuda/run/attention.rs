@@ -95,7 +95,7 @@ impl<'r> Run<'r> {
         };
         // A rank's tokens may be whole sequences in another order.
         let in_order = self.machine.span(self.info(pieces.scores.inputs[0]), 1);
-        let library = self.block.trace.causal_attention(&pieces.scores.scope);
+        let library = self.block.causal_attentions.get(&pieces.at[0]).copied();
         Ok(Sizes {
             argument,
             library: library.filter(|_| in_order.is_some()),
