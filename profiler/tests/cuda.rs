@@ -155,6 +155,9 @@ impl Launcher for Lazy {
             Undone::Products | Undone::Reads => self.works.launch(kernel, launch, arguments),
         }
     }
+    fn takes(&self, product: &Product) -> Result<bool, CudaError> {
+        self.works.takes(product)
+    }
     fn multiply(&self, product: &Product) -> Result<(), CudaError> {
         match self.undone {
             Undone::Products => Ok(()),

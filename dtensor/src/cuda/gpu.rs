@@ -358,6 +358,10 @@ impl Launcher for Gpu {
         }
     }
 
+    fn takes(&self, product: &Product) -> Result<bool, CudaError> {
+        self.products.takes(product)
+    }
+
     fn multiply(&self, product: &Product) -> Result<(), CudaError> {
         self.launches.set(self.launches.get() + 1);
         self.products.multiply(product, self.stream)

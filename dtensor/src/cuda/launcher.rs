@@ -203,6 +203,11 @@ pub trait Launcher {
     /// When it does not compile or cannot start.
     fn launch(&self, kernel: Kernel, launch: Launch, arguments: Arguments)
     -> Result<(), CudaError>;
+    /// Whether there is an algorithm for a matrix product; a shape is asked about once.
+    ///
+    /// # Errors
+    /// When it cannot be found out.
+    fn takes(&self, product: &Product) -> Result<bool, CudaError>;
     /// A matrix product.
     ///
     /// # Errors

@@ -54,7 +54,34 @@ struct Shape {
 struct Plan {
     product: Handle,
     layouts: [Handle; 3],
-    heuristic: Heuristic,
+    /// The algorithm that it runs by; none where there is none.
+    heuristic: Option<Heuristic>,
+}
+
+impl Shape {
+    fn of(product: &Product) -> Self {
+        let (epilogue, [bias, matrix]) = epilogue(product.epilogue);
+        let addresses = [
+            product.a.address,
+            product.b.address,
+            product.c,
+            bias,
+            matrix,
+        ];
+        Self {
+            sizes: product.sizes,
+            types: [
+                element(&product.a),
+                element(&product.b),
+                number(product.dtype),
+            ],
+            transposed: [product.a.transposed, product.b.transposed],
+            compute: product.compute,
+            accumulate: product.accumulate,
+            epilogue,
+            alignments: addresses.map(alignment),
+        }
+    }
 }
 
 /// The power of two that an address is a multiple of, as far as algorithms ask.
@@ -92,6 +119,16 @@ fn epilogue(of: Epilogue) -> (c_int, [Address; 2]) {
     }
 }
 
+/// An error of the search for an algorithm.
+fn failed(code: c_int, what: &str, shape: &Shape) -> CudaError {
+    CudaError::Call {
+        library: Name::CublasLt,
+        call: "cublasLtMatmulAlgoGetHeuristic",
+        code,
+        reason: format!("{what} for {shape:?}"),
+    }
+}
+
 impl Products {
     pub(super) fn new(driver: &Driver, capability: [u32; 2]) -> Result<Self, CudaError> {
         let library = CublasLt::load()?;
@@ -114,11 +151,23 @@ impl Products {
         FUSES_GELU.contains(&self.capability[0])
     }
 
+    /// Whether there is an algorithm for a product.
+    pub(super) fn takes(&self, product: &Product) -> Result<bool, CudaError> {
+        Ok(product.sizes.contains(&0) || self.plan(product)?.heuristic.is_some())
+    }
+
     pub(super) fn multiply(&self, product: &Product, stream: *mut c_void) -> Result<(), CudaError> {
         if product.sizes.contains(&0) {
             return self.nothing(product);
         }
         let plan = self.plan(product)?;
+        let Some(heuristic) = plan.heuristic else {
+            return Err(failed(
+                lt::NOT_SUPPORTED,
+                "no algorithm",
+                &Shape::of(product),
+            ));
+        };
         self.set_addresses(plan.product, product)?;
         let (one, beta) = (1.0f32, f32::from(u8::from(product.accumulate)));
         let [first, second, result] = plan.layouts;
@@ -137,7 +186,7 @@ impl Products {
                 result,
                 product.c,
                 result,
-                &raw const plan.heuristic.algorithm,
+                &raw const heuristic.algorithm,
                 self.workspace,
                 WORKSPACE,
                 stream,
@@ -173,27 +222,7 @@ impl Products {
     }
 
     fn plan(&self, product: &Product) -> Result<Plan, CudaError> {
-        let (epilogue, [bias, matrix]) = epilogue(product.epilogue);
-        let addresses = [
-            product.a.address,
-            product.b.address,
-            product.c,
-            bias,
-            matrix,
-        ];
-        let shape = Shape {
-            sizes: product.sizes,
-            types: [
-                element(&product.a),
-                element(&product.b),
-                number(product.dtype),
-            ],
-            transposed: [product.a.transposed, product.b.transposed],
-            compute: product.compute,
-            accumulate: product.accumulate,
-            epilogue,
-            alignments: addresses.map(alignment),
-        };
+        let shape = Shape::of(product);
         if let Some(&plan) = self.plans.borrow().get(&shape) {
             return Ok(plan);
         }
@@ -304,7 +333,7 @@ impl Products {
         product: Handle,
         layouts: [Handle; 3],
         shape: &Shape,
-    ) -> Result<Heuristic, CudaError> {
+    ) -> Result<Option<Heuristic>, CudaError> {
         let [first, second, result, ..] = shape.alignments;
         let preference = self.preference([second, first, result, result])?;
         let mut best = Heuristic::default();
@@ -327,16 +356,17 @@ impl Products {
         };
         // SAFETY: made above, used no more.
         unsafe { self.library.destroy_preference(preference) }?;
-        asked?;
-        if found == 0 || best.state != 0 {
-            return Err(CudaError::Call {
-                library: Name::CublasLt,
-                call: "cublasLtMatmulAlgoGetHeuristic",
-                code: best.state,
-                reason: format!("no algorithm for {shape:?}"),
-            });
+        // That there is none it says by its result, by finding none, or of what it found.
+        match asked {
+            Err(CudaError::Call { code, .. }) if code == lt::NOT_SUPPORTED => return Ok(None),
+            other => other?,
         }
-        Ok(best)
+        match best.state {
+            _ if found == 0 => Ok(None),
+            0 => Ok(Some(best)),
+            lt::NOT_SUPPORTED => Ok(None),
+            code => Err(failed(code, "an algorithm that does not run", shape)),
+        }
     }
 
     fn set<T>(&self, product: Handle, attribute: c_int, value: &T) -> Result<(), CudaError> {

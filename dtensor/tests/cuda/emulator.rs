@@ -47,6 +47,8 @@ pub struct Emulator {
     /// Which of the orders that a device may choose: bit 0 runs warps backwards, bit 1 lets asynchronous
     /// copies land at once rather than when they are waited for.
     order: u32,
+    /// Whether there is no algorithm for products that take a GELU.
+    refuses_gelus: bool,
     /// Whether a library runs core attention.
     has_attention: bool,
     /// Whether it did.
@@ -99,6 +101,18 @@ pub fn device_in(order: u32) -> Option<Device> {
     }
     Some(Device::new(Rc::new(Emulator {
         order,
+        ..Emulator::default()
+    })))
+}
+
+/// One that is quick at products that take a GELU but has no algorithm for ours; none on a GPU, whose library decides.
+pub fn device_without_gelus() -> Option<Device> {
+    if std::env::var_os(ON_GPU).is_some() {
+        return None;
+    }
+    device()?;
+    Some(Device::new(Rc::new(Emulator {
+        refuses_gelus: true,
         ..Emulator::default()
     })))
 }
@@ -428,7 +442,13 @@ impl Launcher for Emulator {
         Ok(())
     }
 
+    fn takes(&self, product: &Product) -> Result<bool, CudaError> {
+        let plain = matches!(product.epilogue, Epilogue::Nothing | Epilogue::Bias(_));
+        Ok(plain || !self.refuses_gelus)
+    }
+
     fn multiply(&self, product: &Product) -> Result<(), CudaError> {
+        assert!(self.takes(product)?, "there is no algorithm for it");
         self.queue(Recorded::Multiply(*product));
         Ok(())
     }

@@ -137,13 +137,17 @@ fn trains_through_nccl_as_the_cpu_does() {
     close("llama in fp8", &got, &on_cuda(&eight), 2e-3);
 }
 
+/// What the emulated cuBLASLt makes of products that take a GELU, if it has none.
+const GELUS: &str = "EMULATED_GELUS";
+
+/// Products take GELUs, of what is not kept and then of what is; kernels do where there is no such product.
 #[test]
 fn captures_steps() {
     if !is_elsewhere() {
-        return elsewhere("captures_steps", &[]);
+        elsewhere("captures_steps", &[]);
+        return elsewhere("captures_steps", &[(GELUS, "refused")]);
     }
     let [gpt, ..] = models();
-    // Products take GELUs, of what is not kept and then of what is.
     let [replayed, captured] = [Execution::Replayed, Execution::Graph].map(|execution| {
         let layout = "mbs=2,recompute=full";
         let job = graphs::job(&gpt, layout, Precision::Bf16, execution);
@@ -152,6 +156,20 @@ fn captures_steps() {
     assert_eq!(captured.0.losses, replayed.0.losses);
     assert_eq!(captured.0.weights_sha256(), replayed.0.weights_sha256());
     close("gpt in bf16", &replayed.0, &on_cuda(&replayed.1), 2e-3);
+}
+
+/// Kernels do not stand in for a product that fails.
+#[test]
+fn a_product_that_fails_ends_the_run() {
+    if !is_elsewhere() {
+        return elsewhere("a_product_that_fails_ends_the_run", &[(GELUS, "fail")]);
+    }
+    let [gpt, ..] = models();
+    let on = job(&gpt, "mbs=2", Numerics::Fast, Precision::Bf16);
+    let trained = on_gpus(&on, Messages::Nccl).map(|_| ());
+    let error = trained.expect_err("cuBLASLt fails").to_string();
+    let said = "cublasLtMatmulAlgoGetHeuristic of cuBLASLt failed: internal error";
+    assert!(error.contains(said), "{error}");
 }
 
 /// The rank whose memory is full says so, and the other does not wait for it for ever.

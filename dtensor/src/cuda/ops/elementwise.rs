@@ -85,14 +85,24 @@ impl Device {
     /// When memory or the device fails.
     pub fn activation(&self, f: Nonlinearity, x: &Tensor) -> Result<Tensor, CudaError> {
         let out = self.tensor(x.shape.clone(), x.dtype)?;
+        self.activate(f, &out, x)?;
+        Ok(out)
+    }
+
+    /// A nonlinearity into a tensor that is there, or in place.
+    pub(super) fn activate(
+        &self,
+        f: Nonlinearity,
+        out: &Tensor,
+        x: &Tensor,
+    ) -> Result<(), CudaError> {
         let arguments = Arguments::default()
             .with(out.address())
             .with(x.address())
             .with(x.len() as i64)
             .with(number(f));
         let kernel = typed!(Elementwise, "activation", x.is_bf16());
-        self.flat(kernel, x.len().div_ceil(EACH), arguments)?;
-        Ok(out)
+        self.flat(kernel, x.len().div_ceil(EACH), arguments)
     }
 
     /// `dy · f'(x)`.
@@ -106,6 +116,18 @@ impl Device {
         x: &Tensor,
     ) -> Result<Tensor, CudaError> {
         let out = self.tensor(x.shape.clone(), x.dtype)?;
+        self.activate_backward(f, &out, dy, x)?;
+        Ok(out)
+    }
+
+    /// `dy · f'(x)` into a tensor that is there, or in place of `dy`.
+    pub(super) fn activate_backward(
+        &self,
+        f: Nonlinearity,
+        out: &Tensor,
+        dy: &Tensor,
+        x: &Tensor,
+    ) -> Result<(), CudaError> {
         let arguments = Arguments::default()
             .with(out.address())
             .with(dy.address())
@@ -113,8 +135,7 @@ impl Device {
             .with(x.len() as i64)
             .with(number(f));
         let kernel = typed!(Elementwise, "activation_backward", x.is_bf16());
-        self.flat(kernel, x.len().div_ceil(EACH), arguments)?;
-        Ok(out)
+        self.flat(kernel, x.len().div_ceil(EACH), arguments)
     }
 
     /// `f(gate) · up`; without `up`, the halves of every row of `gate`.

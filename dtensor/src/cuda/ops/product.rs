@@ -1,10 +1,18 @@
 //! Matrix products.
 
 use spec::DType;
+use spec::model::Activation;
 
+use crate::Nonlinearity;
 use crate::cuda::error::CudaError;
 use crate::cuda::launcher::{Element, Epilogue, Operand, Product};
 use crate::cuda::tensor::{Device, Tensor};
+
+/// The GELU that products take.
+const GELU: Nonlinearity = Nonlinearity {
+    function: Activation::Gelu,
+    tanh: true,
+};
 
 fn operand(x: &Tensor, transposed: bool) -> Operand {
     Operand {
@@ -60,7 +68,8 @@ impl Device {
     }
 
     /// The GELU by tanh of `x · wᵀ`, plus a bias; beside it what it was taken of, if that `stays`. All in bf16, with
-    /// columns of both and of the result in multiples of 8.
+    /// columns of both and of the result in multiples of 8. Where there is no algorithm for a product that takes a
+    /// GELU, a kernel of its own takes it.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -73,11 +82,22 @@ impl Device {
     ) -> Result<(Tensor, Option<Tensor>), CudaError> {
         let made = || self.tensor(with_columns(x, w.shape[0]), DType::Bf16);
         let (out, input) = (made()?, stays.then(made).transpose()?);
+        let bias = bias.map(Tensor::address);
         let epilogue = Epilogue::Gelu {
-            bias: bias.map(Tensor::address),
+            bias,
             input: input.as_ref().map(Tensor::address),
         };
-        self.multiply([operand(x, false), operand(w, true)], &out, w, epilogue)?;
+        let operands = [operand(x, false), operand(w, true)];
+        let product = self.product(operands, &out, w, epilogue);
+        if self.launcher.takes(&product)? {
+            self.launcher.multiply(&product)?;
+        } else {
+            // What does not stay lies where the result will.
+            let before = input.as_ref().unwrap_or(&out);
+            let epilogue = bias.map_or(Epilogue::Nothing, Epilogue::Bias);
+            self.multiply(operands, before, w, epilogue)?;
+            self.activate(GELU, &out, before)?;
+        }
         Ok((out, input))
     }
 
@@ -103,7 +123,7 @@ impl Device {
     }
 
     /// `dy · w` times the slope of the GELU by tanh at `input`: the gradient of what a linear layer's input is the GELU
-    /// of. All in bf16, with columns in multiples of 8.
+    /// of. All in bf16, with columns in multiples of 8. See [`Device::linear_gelu`] for where a product does not take it.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -117,20 +137,27 @@ impl Device {
         let epilogue = Epilogue::GeluGradient {
             input: input.address(),
         };
-        self.multiply([operand(dy, false), operand(w, false)], &out, w, epilogue)?;
+        let operands = [operand(dy, false), operand(w, false)];
+        let product = self.product(operands, &out, w, epilogue);
+        if self.launcher.takes(&product)? {
+            self.launcher.multiply(&product)?;
+        } else {
+            self.multiply(operands, &out, w, Epilogue::Nothing)?;
+            self.activate_backward(GELU, &out, &out, input)?;
+        }
         Ok(out)
     }
 
     /// A product with a weight, of which it contracts what the result does not have.
-    fn multiply(
+    fn product(
         &self,
         [a, b]: [Operand; 2],
         out: &Tensor,
         w: &Tensor,
         epilogue: Epilogue,
-    ) -> Result<(), CudaError> {
+    ) -> Product {
         let contracted = w.shape[usize::from(b.transposed)];
-        self.launcher.multiply(&Product {
+        Product {
             sizes: [out.rows(), out.columns(), contracted].map(|size| size as u64),
             a,
             b,
@@ -139,7 +166,18 @@ impl Device {
             compute: self.compute,
             accumulate: false,
             epilogue,
-        })
+        }
+    }
+
+    fn multiply(
+        &self,
+        operands: [Operand; 2],
+        out: &Tensor,
+        w: &Tensor,
+        epilogue: Epilogue,
+    ) -> Result<(), CudaError> {
+        let product = self.product(operands, out, w, epilogue);
+        self.launcher.multiply(&product)
     }
 
     /// `gradient += dyᵀ · x`: the gradient of a linear layer's weight, in 32 bits.

@@ -56,6 +56,8 @@ pub const MAX_WORKSPACE_BYTES: c_int = 1;
 
 /// `CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES`, `…_B_BYTES`, `…_C_BYTES`, `…_D_BYTES`.
 pub const MIN_ALIGNMENTS: [c_int; 4] = [5, 6, 7, 8];
+/// `CUBLAS_STATUS_NOT_SUPPORTED`.
+pub const NOT_SUPPORTED: c_int = 15;
 
 /// `cublasLtMatmulAlgo_t`.
 #[repr(C)]
@@ -122,7 +124,7 @@ impl CublasLt {
             11 => "mapping error",
             13 => "execution failed",
             14 => "internal error",
-            15 => "no algorithm for these operands",
+            NOT_SUPPORTED => "no algorithm for these operands",
             _ => "unknown error",
         }
         .to_owned()
