@@ -79,7 +79,7 @@ impl Launcher for Idle {
     fn attend(&self, _: &CausalAttention, _: &AttentionOperands) -> Result<(), CudaError> {
         self.count()
     }
-    fn attention_library(&self) -> Option<String> {
+    fn attention_library(&self) -> Option<Result<String, String>> {
         None
     }
     fn mark(&self) -> Result<(), CudaError> {

@@ -31,8 +31,9 @@ pub struct RankReport {
     pub routed: Vec<Routed>,
     /// Memory of the device in the step that used most; nothing where it is not counted.
     pub memory: Option<MemoryUse>,
-    /// The library that ran core attention, with its release; none where the project's own kernels did.
-    pub attention_library: Option<String>,
+    /// The library that ran core attention, with its release, or why the project's own kernels did; nothing where no
+    /// library was asked.
+    pub attention_library: Option<Result<String, String>>,
 }
 
 /// Bytes of a device's memory.

@@ -173,7 +173,7 @@ impl Launcher for Lazy {
             Undone::Products | Undone::Reads => self.works.attend(of, operands),
         }
     }
-    fn attention_library(&self) -> Option<String> {
+    fn attention_library(&self) -> Option<Result<String, String>> {
         self.works.attention_library()
     }
     fn begin_capture(&self) -> Result<(), CudaError> {

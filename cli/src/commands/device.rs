@@ -41,6 +41,12 @@ pub(crate) fn measured_as_run(
     }
 }
 
+/// The project's own kernels, which run core attention, and why a library that was asked does not.
+pub(crate) fn own_kernels(reason: Option<&str>) -> String {
+    let reason = reason.map_or(String::new(), |reason| format!(": {reason}"));
+    format!("the project's own kernels{reason}")
+}
+
 /// Whether the device is here and can do what is asked of so many ranks, before anything else is done: what
 /// is missing is said in one line.
 pub(crate) fn check(args: &RunArgs, ranks: u64) -> Result<(), CliError> {
@@ -153,6 +159,22 @@ mod tests {
     use spec::profile::{Gpu, Machine, SCHEMA_VERSION};
 
     use super::*;
+
+    #[test]
+    fn why_no_library_runs_attention_is_said() {
+        let old = "cuDNN 9.8.0 at /lib/libcudnn.so.9 is older than 9.11";
+        for (reason, says) in [
+            (None, String::new()),
+            (
+                Some("cuDNN was not found"),
+                ": cuDNN was not found".to_owned(),
+            ),
+            (Some(old), format!(": {old}")),
+        ] {
+            let expected = format!("the project's own kernels{says}");
+            assert_eq!(own_kernels(reason), expected);
+        }
+    }
 
     #[test]
     fn times_of_a_library_are_not_those_of_our_kernels() {

@@ -27,6 +27,18 @@ pub enum CudaError {
         /// What it lacks.
         function: &'static str,
     },
+    /// A library is there but of a release that is not used.
+    #[error("{library} {release} at {path} is older than {oldest}")]
+    Old {
+        /// Which.
+        library: Name,
+        /// Its release.
+        release: String,
+        /// File.
+        path: String,
+        /// The first release that is used.
+        oldest: String,
+    },
     /// A driver without a device.
     #[error("the NVIDIA driver is here, but it shows no device")]
     NoDevice,
@@ -84,4 +96,63 @@ pub enum CudaError {
         /// What is not there.
         reason: String,
     },
+}
+
+impl CudaError {
+    /// Why a library that one can do without takes no part.
+    #[must_use]
+    pub fn why_unused(&self) -> String {
+        match self {
+            Self::Missing { library, .. } => format!("{library} was not found"),
+            other => other.to_string(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn why_cudnn_takes_no_part_is_one_line() {
+        let (library, path) = (Name::Cudnn, "/lib/libcudnn.so.9".to_owned());
+        for (error, says) in [
+            (
+                CudaError::Missing {
+                    library,
+                    tried: library.files().join(", "),
+                    remedy: library.remedy(),
+                },
+                "cuDNN was not found",
+            ),
+            (
+                CudaError::Old {
+                    library,
+                    release: "9.8.0".to_owned(),
+                    path: path.clone(),
+                    oldest: "9.11".to_owned(),
+                },
+                "cuDNN 9.8.0 at /lib/libcudnn.so.9 is older than 9.11",
+            ),
+            (
+                CudaError::Function {
+                    library,
+                    path,
+                    function: "cudnnBackendExecute",
+                },
+                "cuDNN at /lib/libcudnn.so.9 has no function cudnnBackendExecute: it is older than this program needs",
+            ),
+            (
+                CudaError::Call {
+                    library,
+                    call: "cudnnCreate",
+                    code: 1001,
+                    reason: "not initialised".to_owned(),
+                },
+                "cudnnCreate of cuDNN failed: not initialised (code 1001)",
+            ),
+        ] {
+            assert_eq!(error.why_unused(), says);
+        }
+    }
 }

@@ -25,7 +25,7 @@ pub struct Gpu {
     compiler: Compiler,
     products: Products,
     /// Loaded when first asked for: it takes a second.
-    attentions: OnceCell<Result<Option<Attentions>, CudaError>>,
+    attentions: OnceCell<Result<Attentions, CudaError>>,
     device: driver::Device,
     stream: Handle,
     capability: [u32; 2],
@@ -122,27 +122,19 @@ impl Gpu {
         self.launches.get()
     }
 
-    /// cuDNN, or why it is not here; none where it is too old.
-    fn loaded(&self) -> Result<Option<&Attentions>, &CudaError> {
+    /// cuDNN, or why it cannot be used.
+    fn attentions(&self) -> Result<&Attentions, &CudaError> {
         let load = || Attentions::new(self.stream);
-        self.attentions
-            .get_or_init(load)
-            .as_ref()
-            .map(Option::as_ref)
+        self.attentions.get_or_init(load).as_ref()
     }
 
-    /// cuDNN, where it is there and starts.
-    fn attentions(&self) -> Option<&Attentions> {
-        self.loaded().ok().flatten()
-    }
-
-    /// The release of cuDNN that runs core attention; none where it is too old.
+    /// The release of cuDNN that runs core attention.
     ///
     /// # Errors
-    /// Why it does not, where it is missing or does not start.
-    pub fn cudnn(&self) -> Result<Option<[i32; 3]>, CudaError> {
-        let loaded = self.loaded().map_err(Clone::clone)?;
-        Ok(loaded.map(Attentions::version))
+    /// Why it does not: it is missing, too old, or does not start.
+    pub fn cudnn(&self) -> Result<[i32; 3], CudaError> {
+        let loaded = self.attentions().map_err(Clone::clone)?;
+        Ok(loaded.version())
     }
 
     /// A mark in the stream: the time at which all work so far is done.
@@ -368,7 +360,8 @@ impl Launcher for Gpu {
     }
 
     fn attention_workspaces(&self, of: &CausalAttention) -> Result<Option<[u64; 2]>, CudaError> {
-        Ok(self.attentions().and_then(|cudnn| cudnn.workspaces(of)))
+        let cudnn = self.attentions().ok();
+        Ok(cudnn.and_then(|cudnn| cudnn.workspaces(of)))
     }
 
     fn attend(&self, of: &CausalAttention, operands: &AttentionOperands) -> Result<(), CudaError> {
@@ -377,12 +370,11 @@ impl Launcher for Gpu {
         cudnn.attend(of, operands)
     }
 
-    fn attention_library(&self) -> Option<String> {
-        let loaded = self.attentions.get()?.as_ref().ok()?.as_ref()?;
-        let [major, minor, patch] = loaded.version();
-        loaded
-            .has_run()
-            .then(|| format!("cuDNN {major}.{minor}.{patch}"))
+    fn attention_library(&self) -> Option<Result<String, String>> {
+        Some(match self.attentions.get()? {
+            Ok(cudnn) => cudnn.part(),
+            Err(error) => Err(error.why_unused()),
+        })
     }
 
     fn mark(&self) -> Result<(), CudaError> {
@@ -526,7 +518,7 @@ impl Drop for Gpu {
         unsafe {
             let _ = self.driver.synchronize_stream(self.stream);
             self.products.release(&self.driver);
-            if let Some(Ok(Some(cudnn))) = self.attentions.get() {
+            if let Some(Ok(cudnn)) = self.attentions.get() {
                 cudnn.release();
             }
             for module in modules.into_values() {

@@ -223,8 +223,8 @@ pub trait Launcher {
     /// # Errors
     /// When it cannot start.
     fn attend(&self, of: &CausalAttention, operands: &AttentionOperands) -> Result<(), CudaError>;
-    /// The library that has run core attention, with its release, if one did.
-    fn attention_library(&self) -> Option<String>;
+    /// The library that has run core attention, with its release, or why none did; nothing where none was asked.
+    fn attention_library(&self) -> Option<Result<String, String>>;
     /// Marks the end of all work so far.
     ///
     /// # Errors

@@ -463,10 +463,10 @@ impl Launcher for Emulator {
         Ok(())
     }
 
-    fn attention_library(&self) -> Option<String> {
+    fn attention_library(&self) -> Option<Result<String, String>> {
         self.attended
             .get()
-            .then(|| "an emulated library".to_owned())
+            .then(|| Ok("an emulated library".to_owned()))
     }
 
     fn begin_capture(&self) -> Result<(), CudaError> {

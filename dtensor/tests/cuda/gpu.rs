@@ -30,8 +30,7 @@ fn cudnn_runs_attention() {
         eprintln!("not tested: {error}");
         return;
     }
-    let release = gpu.cudnn().expect("it starts");
-    assert!(release.is_some(), "it is too old");
+    gpu.cudnn().expect("it is new enough and starts");
     let of = CausalAttention {
         batch: 2,
         length: 4096,

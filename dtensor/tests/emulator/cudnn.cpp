@@ -227,13 +227,19 @@ static int64_t workspace(Descriptor& graph) {
 
 using CudnnHandle = cudnn::Shared*;
 
+// EMULATED_CUDNN says its release, and what it returns when it is to start.
+static int cudnn_said(int which) {
+    int said[4] = {9, 19, 0, cudnn::OK};
+    sscanf(variable("EMULATED_CUDNN", "").c_str(), "%d.%d.%d %d", said, said + 1, said + 2, said + 3);
+    return said[which];
+}
 API cudnnGetProperty(int which, int* value) {
-    *value = which == 0 ? 9 : which == 1 ? 19 : 0;
+    *value = cudnn_said(which);
     return cudnn::OK;
 }
 API cudnnCreate(cudnn::Library** library) {
     *library = new cudnn::Library();
-    return cudnn::OK;
+    return cudnn_said(3);
 }
 API cudnnDestroy(cudnn::Library* library) {
     delete library;

@@ -453,7 +453,7 @@ impl Device for Cpu<'_> {
         match *captured {}
     }
 
-    fn attention_library(&self) -> Option<String> {
+    fn attention_library(&self) -> Option<Result<String, String>> {
         None
     }
 

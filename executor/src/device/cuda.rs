@@ -311,7 +311,7 @@ impl Device for Machine<'_> {
         })
     }
 
-    fn attention_library(&self) -> Option<String> {
+    fn attention_library(&self) -> Option<Result<String, String>> {
         self.device.launcher.attention_library()
     }
 

@@ -88,6 +88,12 @@ impl Target {
         })
     }
 
+    /// Why core attention ran by this program's own kernels, where a library was asked.
+    #[must_use]
+    pub fn without_library(&self) -> Option<String> {
+        self.device.launcher.attention_library()?.err()
+    }
+
     /// Keeps the device busy, so that its clocks are what they are in a long run.
     ///
     /// # Errors
@@ -121,7 +127,11 @@ impl Meter for Target {
     fn machine(&self) -> profile::Machine {
         let clock_mhz = lowest_and_median(&self.clocks);
         let gpu = self.machine.gpu.clone();
-        let attention = self.device.launcher.attention_library();
+        let attention = self
+            .device
+            .launcher
+            .attention_library()
+            .and_then(Result::ok);
         profile::Machine {
             gpu: gpu.map(|gpu| profile::Gpu {
                 clock_mhz,

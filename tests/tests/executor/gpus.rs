@@ -6,9 +6,11 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use dtensor::CausalAttention;
 use dtensor::block::{Seen, Watch, WatchError};
 use dtensor::cpu::Numerics;
-use dtensor::cuda::launcher::{AttentionBy, Compute};
+use dtensor::cuda::Gpu;
+use dtensor::cuda::launcher::{AttentionBy, Compute, Launcher};
 use executor::device::{Gpus, Messages};
 use executor::{Execution, ExecutorError, Job, Outcome, Session};
 use spec::Precision;
@@ -128,8 +130,8 @@ fn trains_through_nccl_as_the_cpu_does() {
     let on = job(&llama, "dp=2,zero=2,mbs=2", Numerics::Fast, Precision::Bf16);
     let through = [Messages::Nccl, Messages::Host].map(|m| on_gpus(&on, m).expect("trains"));
     close("llama in bf16", &through[0], &through[1], 2e-3);
-    let library = through[0].ranks[1].attention_library.as_deref();
-    assert_eq!(library, Some("cuDNN 9.19.0"));
+    let library = through[0].ranks[1].attention_library.clone();
+    assert_eq!(library, Some(Ok("cuDNN 9.19.0".to_owned())));
     close("llama in bf16", &through[0], &on_cuda(&on), 2e-3);
     // Scale factors lie where cuBLASLt is told that they do.
     let eight = job(&llama, "mbs=4", Numerics::Fast, Precision::Fp8);
@@ -170,6 +172,42 @@ fn a_product_that_fails_ends_the_run() {
     let error = trained.expect_err("cuBLASLt fails").to_string();
     let said = "cublasLtMatmulAlgoGetHeuristic of cuBLASLt failed: internal error";
     assert!(error.contains(said), "{error}");
+}
+
+#[test]
+fn what_keeps_cudnn_from_attention_is_said() {
+    const RELEASE: &str = "EMULATED_CUDNN";
+    if !is_elsewhere() {
+        for release in ["9.19.0", "9.8.0", "9.11.1 1001"] {
+            elsewhere(
+                "what_keeps_cudnn_from_attention_is_said",
+                &[(RELEASE, release)],
+            );
+        }
+        return;
+    }
+    let release = std::env::var(RELEASE).expect("is set");
+    let gpu = Gpu::new(0).expect("is emulated");
+    assert_eq!(gpu.attention_library(), None, "nobody asked");
+    let of = CausalAttention {
+        batch: 1,
+        length: 16,
+        heads: [2, 2],
+        dims: [8, 8],
+        window: None,
+    };
+    let takes = gpu.attention_workspaces(&of).expect("works").is_some();
+    let said = gpu.attention_library().expect("was asked");
+    assert_eq!(takes, said.is_ok(), "{said:?}");
+    let folder = std::env::var("VESCALE_CUDA_LIBRARIES").expect("is set");
+    let expected = match release.as_str() {
+        "9.19.0" => Ok("cuDNN 9.19.0".to_owned()),
+        "9.8.0" => Err(format!(
+            "cuDNN 9.8.0 at {folder}/libcudnn.so.9 is older than 9.11"
+        )),
+        _ => Err("cudnnCreate of cuDNN failed: not initialised (code 1001)".to_owned()),
+    };
+    assert_eq!(said, expected);
 }
 
 /// The rank whose memory is full says so, and the other does not wait for it for ever.

@@ -108,6 +108,10 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
     target.warm_up()?;
     growing.complete(&mut target, &wanted.alone, alone)?;
     growing.progress.finish();
+    if let Some(reason) = target.without_library() {
+        let text = format!("core attention by {}", device::own_kernels(Some(&reason)));
+        output::note(args.output.quiet, &text);
+    }
     notes(args.output.quiet, &growing.too_large, &wanted.beyond, gpus);
     shown(args, growing.profile, path)
 }

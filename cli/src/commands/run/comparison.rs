@@ -141,6 +141,8 @@ pub(crate) struct Comparison {
     pub(crate) reserved_bytes: Option<u64>,
     /// The library that ran core attention, with its release; absent where the project's own code did.
     pub(crate) attention_library: Option<String>,
+    /// Why no library did; absent where none was asked.
+    pub(crate) without_library: Option<String>,
 }
 
 impl Comparison {
@@ -153,16 +155,16 @@ impl Comparison {
             .or(outcome.step_times.first().copied())
             .unwrap_or(f64::NAN);
         let times = predicted.times.as_ref();
+        let ranks = || outcome.ranks.iter();
+        let asked = || ranks().filter_map(|rank| rank.attention_library.clone());
         Ok(Self {
             step_time_s,
             predicted_step_time_s: times.map(|t| t.step_time_s),
             tokens_per_s: (job.global_batch * job.seq_len) as f64 / step_time_s,
             phases: phases(&outcome.timeline(), times.map(|t| &t.timeline)),
             memory: memory(job, outcome, predicted)?,
-            attention_library: {
-                let mut ranks = outcome.ranks.iter();
-                ranks.find_map(|rank| rank.attention_library.clone())
-            },
+            attention_library: asked().find_map(Result::ok),
+            without_library: asked().find_map(Result::err),
             reserved_bytes: {
                 let counted = outcome.ranks.iter().filter_map(|rank| rank.memory);
                 counted.map(|memory| memory.reserved).max()
@@ -229,8 +231,8 @@ impl Comparison {
         );
         // A GPU counts what it has in use.
         if self.reserved_bytes.is_some() {
-            let ours = "the project's own kernels";
-            let by = self.attention_library.as_deref().unwrap_or(ours);
+            let by = self.attention_library.clone();
+            let by = by.unwrap_or_else(|| device::own_kernels(self.without_library.as_deref()));
             text.push_str(&format!("core attention by {by}\n\n"));
         }
         text.push_str("memory per rank (heaviest peer)          measured      predicted\n");

@@ -12,6 +12,7 @@ use std::rc::Rc;
 
 use super::error::CudaError;
 use super::launcher::{Address, AttentionOperands};
+use super::library::Name;
 use super::sys::cudnn::{Cudnn, Handle, Kind, Type, attribute};
 use crate::CausalAttention;
 use attention::{Backward, Forward, Numbers};
@@ -86,13 +87,23 @@ fn version(library: &Cudnn) -> Result<[i32; 3], CudaError> {
     Ok(version)
 }
 
+fn dotted(version: &[i32]) -> String {
+    let numbers: Vec<String> = version.iter().map(i32::to_string).collect();
+    numbers.join(".")
+}
+
 impl Attentions {
-    /// Loads the library; none where its release is too old.
-    pub(super) fn new(stream: *mut c_void) -> Result<Option<Self>, CudaError> {
+    /// Loads the library, if its release is not too old.
+    pub(super) fn new(stream: *mut c_void) -> Result<Self, CudaError> {
         let library = Rc::new(Cudnn::load()?);
         let version = version(&library)?;
         if version[..2] < OLDEST[..] {
-            return Ok(None);
+            return Err(CudaError::Old {
+                library: Name::Cudnn,
+                release: dotted(&version),
+                path: library.path.clone(),
+                oldest: dotted(&OLDEST),
+            });
         }
         let mut handle = std::ptr::null_mut();
         // SAFETY: a context is current, and the stream is of it.
@@ -100,12 +111,12 @@ impl Attentions {
             library.create(&raw mut handle)?;
             library.set_stream(handle, stream)?;
         }
-        Ok(Some(Self {
+        Ok(Self {
             library,
             handle,
             version,
             ready: RefCell::default(),
-        }))
+        })
     }
 
     /// Its release.
@@ -124,9 +135,13 @@ impl Attentions {
         ready
     }
 
-    /// Whether it has any plan.
-    pub(super) fn has_run(&self) -> bool {
-        self.ready.borrow().values().any(Option::is_some)
+    /// Its name and release where it has any plan; else why it runs nothing.
+    pub(super) fn part(&self) -> Result<String, String> {
+        let name = format!("{} {}", Name::Cudnn, dotted(&self.version));
+        match self.ready.borrow().values().any(Option::is_some) {
+            true => Ok(name),
+            false => Err(format!("{name} has no engine for the sizes")),
+        }
     }
 
     pub(super) fn workspaces(&self, of: &CausalAttention) -> Option<[u64; 2]> {
