@@ -168,20 +168,15 @@ DEVICE void dropout(T* out, u8* mask, const T* x, const u32* positions, i64 rows
         u64 index = (u64)(line * at.global_columns + at.first_column + c);
         float v[8];
         load8(x + row * at.columns + c, count, v);
-        u32 word[4];
-        u64 block = ~0ull;
+        u32 word[8];
+        philox8(at.stream, index, word);
+        u8 kept[8];
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            if ((index + j) / 4 != block) {
-                block = (index + j) / 4;
-                philox(at.stream, block, word);
-            }
-            u32 lane = (u32)((index + j) & 3);
-            u32 own = lane == 0 ? word[0] : lane == 1 ? word[1] : lane == 2 ? word[2] : word[3];
-            bool kept = is_kept(own, at.threshold);
-            v[j] = kept ? v[j] * at.scale : 0.0f;
-            if (j < count) mask[row * at.columns + c + j] = kept;
+            kept[j] = is_kept(word[j], at.threshold);
+            v[j] = kept[j] ? v[j] * at.scale : 0.0f;
         }
+        store8(mask + row * at.columns + c, count, kept);
         store8(out + row * at.columns + c, count, v);
     }
 }
@@ -189,10 +184,11 @@ DEVICE void dropout(T* out, u8* mask, const T* x, const u32* positions, i64 rows
 template <class T> DEVICE void masked(T* out, const T* x, const u8* mask, float scale, i64 n) {
     for (i64 i = first8(); i < n; i += stride8()) {
         float v[8];
+        u8 kept[8];
         load8(x + i, n - i, v);
+        load8(mask + i, n - i, kept);
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-            if (i + j < n) v[j] = mask[i + j] ? v[j] * scale : 0.0f;
+        for (int j = 0; j < 8; j++) v[j] = kept[j] ? v[j] * scale : 0.0f;
         store8(out + i, n - i, v);
     }
 }
@@ -233,19 +229,21 @@ DEVICE void rope(T* out, const T* x, const float* turns, i64 rows, Turning s) {
         }
         i64 c = (piece - before) * 8;
         at += s.first + c;
+        float by[2][8];
         if (s.neighbours) {
             load8(x + at, s.dims - c, a);
+            load8(own + c, s.dims - c, by[0]);
 #pragma unroll
-            for (int j = 0; j < 8; j += 2)
-                if (c + j < s.dims) turn(a[j], a[j + 1], own + c + j, s.direction);
+            for (int j = 0; j < 8; j += 2) turn(a[j], a[j + 1], by[0] + j, s.direction);
             store8(out + at, s.dims - c, a);
             continue;
         }
         load8(x + at, half - c, a);
         load8(x + at + half, half - c, b);
+        load8(own + 2 * c, 2 * (half - c), by[0]);
+        load8(own + 2 * c + 8, 2 * (half - c) - 8, by[1]);
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-            if (c + j < half) turn(a[j], b[j], own + 2 * (c + j), s.direction);
+        for (int j = 0; j < 8; j++) turn(a[j], b[j], by[j / 4] + 2 * j % 8, s.direction);
         store8(out + at, half - c, a);
         store8(out + at + half, half - c, b);
     }

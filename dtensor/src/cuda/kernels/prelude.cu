@@ -55,6 +55,7 @@ struct __align__(16) Words {
 };
 
 DEVICE bool is_aligned(const void* p) { return ((u64)p & 15) == 0; }
+DEVICE bool is_aligned8(const void* p) { return ((u64)p & 7) == 0; }
 
 // Eight elements, or the first `count` of them; the rest is 0.
 DEVICE void load8(const float* p, i64 count, float (&x)[8]) {
@@ -112,6 +113,59 @@ DEVICE void store8(bf16* p, i64 count, const float (&x)[8]) {
     }
 #pragma unroll
     for (int i = 0; i < 8; i++)
+        if (i < count) p[i] = rounded<bf16>(x[i]);
+}
+
+// Eight bytes, or the first `count` of them.
+DEVICE void load8(const u8* p, i64 count, u8 (&x)[8]) {
+    bool whole = count >= 8 && is_aligned8(p);
+    u64 word = whole ? *(const u64*)p : 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] = whole ? (u8)(word >> 8 * i) : i < count ? p[i] : 0;
+}
+
+DEVICE void store8(u8* p, i64 count, const u8 (&x)[8]) {
+    if (count >= 8 && is_aligned8(p)) {
+        u64 word = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) word |= (u64)x[i] << 8 * i;
+        *(u64*)p = word;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (i < count) p[i] = x[i];
+}
+
+// Four elements, or the first `count` of them; the rest is 0. Where neighbours each have eight numbers of 32 bits,
+// in halves, their words lie side by side.
+DEVICE void load4(const float* p, i64 count, float* x) {
+    bool whole = count >= 4 && is_aligned(p);
+    Words a = whole ? *(const Words*)p : Words{};
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[i] = whole ? __uint_as_float(a.word[i]) : i < count ? p[i] : 0.0f;
+}
+
+DEVICE void store4(float* p, i64 count, const float* x) {
+    if (count >= 4 && is_aligned(p)) {
+        Words a;
+#pragma unroll
+        for (int i = 0; i < 4; i++) a.word[i] = __float_as_uint(x[i]);
+        *(Words*)p = a;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (i < count) p[i] = x[i];
+}
+
+DEVICE void store4(bf16* p, i64 count, const float* x) {
+    if (count >= 4 && is_aligned8(p)) {
+        *(u64*)p = pack_bf16(x[0], x[1]) | (u64)pack_bf16(x[2], x[3]) << 32;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
         if (i < count) p[i] = rounded<bf16>(x[i]);
 }
 
@@ -179,6 +233,26 @@ DEVICE void philox(Stream stream, u64 block, u32 (&word)[4]) {
     word[1] = c1;
     word[2] = c2;
     word[3] = c3;
+}
+
+// The words of eight elements of a stream, one after the other.
+DEVICE void philox8(Stream stream, u64 first, u32 (&word)[8]) {
+    u32 one[4], two[4];
+    philox(stream, first / 4, one);
+    philox(stream, first / 4 + 1, two);
+    int skip = (int)(first & 3);
+    if (skip == 0) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) word[i] = i < 4 ? one[i] : two[i - 4];
+        return;
+    }
+    u32 all[12];
+    u32 three[4];
+    philox(stream, first / 4 + 2, three);
+#pragma unroll
+    for (int i = 0; i < 12; i++) all[i] = i < 4 ? one[i] : i < 8 ? two[i - 4] : three[i - 8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) word[i] = skip == 1 ? all[i + 1] : skip == 2 ? all[i + 2] : all[i + 3];
 }
 
 // Whether an element is kept: its uniform number, of 24 bits, is not below the threshold.

@@ -44,6 +44,21 @@ KERNEL add_lines(float* out, const float* partial, i64 lines, i64 columns) {
 // part of the launch it is. The last run that begins at or before a chunk.
 #define CHUNK 2048
 
+// The first of a thread's eight elements of a chunk: four, and four half a chunk on.
+#define HALF_CHUNK (CHUNK / 2)
+
+DEVICE i64 in_chunk(i64 chunk) { return chunk * CHUNK + threadIdx.x * 4; }
+
+DEVICE void load_halves(const float* p, i64 count, float (&x)[8]) {
+    load4(p, count, x);
+    load4(p + HALF_CHUNK, count - HALF_CHUNK, x + 4);
+}
+
+template <class T> DEVICE void store_halves(T* p, i64 count, const float (&x)[8]) {
+    store4(p, count, x);
+    store4(p + HALF_CHUNK, count - HALF_CHUNK, x + 4);
+}
+
 template <class R> DEVICE i64 run_of(const R* runs, i64 count, i64 chunk) {
     i64 low = 0, high = count;
     while (high - low > 1) {
@@ -66,10 +81,10 @@ KERNEL square_sum(double* partial, const Numbers* runs, i64 count, i64 chunks) {
     double sum = 0.0;
     for (i64 chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
         Numbers run = runs[run_of(runs, count, chunk)];
-        i64 i = (chunk - run.first) * CHUNK + threadIdx.x * 8;
+        i64 i = in_chunk(chunk - run.first);
         if (i >= run.n) continue;
         float v[8];
-        load8(run.x + i, run.n - i, v);
+        load_halves(run.x + i, run.n - i, v);
         float square = 0.0f;
 #pragma unroll
         for (int j = 0; j < 8; j++) square += run.counts ? v[j] * v[j] : v[j] * 0.0f;
@@ -128,14 +143,14 @@ KERNEL adamw(const Weights* runs, i64 count, i64 chunks, const Step* step, const
     if (!(scale == scale)) return;
     for (i64 chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
         Weights run = runs[run_of(runs, count, chunk)];
-        i64 i = (chunk - run.first) * CHUNK + threadIdx.x * 8, n = run.n;
+        i64 i = in_chunk(chunk - run.first), n = run.n;
         if (i >= n) continue;
         float keep = run.decays ? s.keep : 1.0f;
         float w[8], m[8], v[8], g[8];
-        load8(run.master + i, n - i, w);
-        load8(run.momentum + i, n - i, m);
-        load8(run.variance + i, n - i, v);
-        load8(run.gradient + i, n - i, g);
+        load_halves(run.master + i, n - i, w);
+        load_halves(run.momentum + i, n - i, m);
+        load_halves(run.variance + i, n - i, v);
+        load_halves(run.gradient + i, n - i, g);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             g[j] *= scale;
@@ -144,11 +159,11 @@ KERNEL adamw(const Weights* runs, i64 count, i64 chunks, const Step* step, const
             float root = sqrtf(v[j] / s.correction2) + s.epsilon;
             w[j] = w[j] * keep - s.rate * (m[j] / s.correction1) / root;
         }
-        store8(run.master + i, n - i, w);
-        store8(run.momentum + i, n - i, m);
-        store8(run.variance + i, n - i, v);
+        store_halves(run.master + i, n - i, w);
+        store_halves(run.momentum + i, n - i, m);
+        store_halves(run.variance + i, n - i, v);
         if (!run.weights) continue;
-        if (run.is_bf16) store8((bf16*)run.weights + i, n - i, w);
-        else store8((float*)run.weights + i, n - i, w);
+        if (run.is_bf16) store_halves((bf16*)run.weights + i, n - i, w);
+        else store_halves((float*)run.weights + i, n - i, w);
     }
 }
