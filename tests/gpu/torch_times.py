@@ -120,7 +120,6 @@ def main(profile, out):
     kinds = {row["kind"] for row in rows}
     missing = sorted(set(FLOORS) - kinds)
     below = [row for row in rows if row["ratio"] < FLOORS.get(row["kind"], 0.0)]
-    # What moves memory, by the bytes it must move over what a copy reached.
     answer = {"torch": torch.__version__, "rows": rows, "missing": missing, "below": below}
     json.dump(answer, open(out, "w"), indent=1)
     for entry in rows:
