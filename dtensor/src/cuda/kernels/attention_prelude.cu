@@ -24,7 +24,6 @@ struct Attention {
     const void* sinks;
 };
 
-#define LOG2_E 1.4426950408889634f
 #define LN_2 0.6931471805599453f
 
 DEVICE bool sees(const Attention& s, i64 position, i64 key) {

@@ -21,7 +21,9 @@ template <class To, class From> DEVICE void cast(To* out, const From* x, i64 n) 
 }
 
 // The nonlinearities, by the number the caller gives: GELU by tanh, GELU, SiLU, ReLU, ReLU².
-DEVICE float hyperbolic_tangent(float x) { return 1.0f - 2.0f / (expf(2.0f * x) + 1.0f); }
+DEVICE float hyperbolic_tangent(float x) {
+    return 1.0f - 2.0f * reciprocal(exponential(2.0f * x) + 1.0f);
+}
 
 template <int F> DEVICE float value(float x) {
     if (F == 0) {
@@ -42,7 +44,7 @@ template <int F> DEVICE float slope(float x) {
     }
     if (F == 1) {
         float below = 0.5f * (1.0f + erff(x * 0.7071067812f));
-        return below + x * 0.3989422804f * expf(-0.5f * x * x);
+        return below + x * 0.3989422804f * exponential(-0.5f * x * x);
     }
     if (F == 2) {
         float s = sigmoid(x);

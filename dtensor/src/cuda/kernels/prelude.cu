@@ -204,7 +204,33 @@ DEVICE float block_max(float x, float* scratch) {
     return warp_max(lane < warps ? scratch[lane] : -INFINITY);
 }
 
-DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+// 2^x and 1/x by the special function units, within two units in the last place; what is too small for a normal
+// number is 0. The library's own functions take three times as many instructions, more than there is time for where
+// a kernel should take as long as its bytes.
+DEVICE float power_of_2(float x) {
+#ifdef EMULATED
+    return exp2f(x);
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
+DEVICE float reciprocal(float x) {
+#ifdef EMULATED
+    return 1.0f / x;
+#else
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
+#define LOG2_E 1.4426950408889634f
+
+DEVICE float exponential(float x) { return power_of_2(x * LOG2_E); }
+DEVICE float sigmoid(float x) { return reciprocal(1.0f + exponential(-x)); }
 
 // Philox4x32-10 (Salmon et al. 2011): the words of a block of four elements of a stream. The step is read
 // when a kernel runs, so that recorded launches draw anew.

@@ -8,11 +8,14 @@ template <class T> DEVICE void column_sum(float* partial, const T* x, i64 rows, 
     i64 c = ((i64)blockIdx.x * 32 + across) * 8;
     float sum[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
     if (c < columns)
-        for (i64 row = (i64)blockIdx.y * 8 + down; row < rows; row += (i64)gridDim.y * 8) {
-            float v[8];
+        // Two rows at a time, so that one is on its way while the other is added.
+        for (i64 row = (i64)blockIdx.y * 8 + down; row < rows; row += (i64)gridDim.y * 16) {
+            i64 other = row + (i64)gridDim.y * 8;
+            float v[8], w[8];
             load8(x + row * columns + c, columns - c, v);
+            load8(x + other * columns + c, other < rows ? columns - c : 0, w);
 #pragma unroll
-            for (int j = 0; j < 8; j++) sum[j] += v[j];
+            for (int j = 0; j < 8; j++) sum[j] += v[j] + w[j];
         }
 #pragma unroll
     for (int j = 0; j < 8; j++) lines[down][across * 8 + j] = sum[j];
@@ -31,13 +34,20 @@ KERNEL column_sum_bf16(float* partial, const bf16* x, i64 rows, i64 columns) {
     column_sum(partial, x, rows, columns);
 }
 
-// out += Σ lines.
-KERNEL add_lines(float* out, const float* partial, i64 lines, i64 columns) {
-    i64 column = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (column >= columns) return;
+// out += Σ lines. A block has 32 columns, and of each 32 threads that go down the lines; a warp adds theirs.
+BOUNDED_KERNEL(1024) add_lines(float* out, const float* partial, i64 lines, i64 columns) {
+    __shared__ float sums[32][33];
+    int across = threadIdx.x & 31, down = threadIdx.x >> 5;
+    i64 column = (i64)blockIdx.x * 32 + across;
     float sum = 0.0f;
-    for (i64 line = 0; line < lines; line++) sum += partial[line * columns + column];
-    out[column] += sum;
+    if (column < columns)
+#pragma unroll 8
+        for (i64 line = down; line < lines; line += 32) sum += partial[line * columns + column];
+    sums[down][across] = sum;
+    __syncthreads();
+    column = (i64)blockIdx.x * 32 + down;
+    sum = warp_sum(sums[across][down]);
+    if (across == 0 && column < columns) out[column] += sum;
 }
 
 // Many runs of numbers are treated by one launch: a table says where each lies, and in chunks of 2048 which

@@ -56,18 +56,20 @@ DEVICE void loss(T* logits, float* losses, float* sums, const u32* labels, i64 r
         for (i64 c = (i64)threadIdx.x * 8; c < columns; c += (i64)blockDim.x * 8) {
             float v[8];
             load8(x + c, columns - c, v);
+            if (columns - c < 8)
+#pragma unroll
+                for (int j = 0; j < 8; j++)
+                    if (c + j >= columns) v[j] = -INFINITY;
             float before = largest;
 #pragma unroll
-            for (int j = 0; j < 8; j++)
-                if (c + j < columns) largest = fmaxf(largest, v[j]);
-            sum = before == largest ? sum : sum * expf(before - largest);
+            for (int j = 0; j < 8; j++) largest = fmaxf(largest, v[j]);
+            if (before != largest) sum *= exponential(before - largest);
 #pragma unroll
-            for (int j = 0; j < 8; j++)
-                if (c + j < columns) sum += expf(v[j] - largest);
+            for (int j = 0; j < 8; j++) sum += exponential(v[j] - largest);
         }
         float own = largest;
         largest = block_max(own, scratch);
-        sum = block_sum(sum > 0.0f ? sum * expf(own - largest) : 0.0f, scratch);
+        sum = block_sum(sum > 0.0f ? sum * exponential(own - largest) : 0.0f, scratch);
         if (threadIdx.x == 0) {
             sums[row] = largest;
             sums[rows + row] = sum;
@@ -79,14 +81,15 @@ DEVICE void loss(T* logits, float* losses, float* sums, const u32* labels, i64 r
         target = sums[2 * rows + row];
     }
     if (!finish) return;
-    float inverse = 1.0f / sum;
+    float factor = scale / sum;
     for (i64 c = (i64)threadIdx.x * 8; c < columns; c += (i64)blockDim.x * 8) {
         float v[8];
         load8(x + c, columns - c, v);
+        int own = here && label >= c && label < c + 8 ? (int)(label - c) : -1;
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            v[j] = expf(v[j] - largest) * inverse * scale;
-            if (here && c + j == label) v[j] -= scale;
+            v[j] = exponential(v[j] - largest) * factor;
+            if (j == own) v[j] -= scale;
         }
         store8(x + c, columns - c, v);
     }

@@ -13,6 +13,8 @@ use crate::cuda::tensor::{Device, Tensor};
 const NARROW: usize = 1024 * EACH;
 /// Columns that half as many threads cover in four.
 const WIDE: usize = 512 * EACH * 4;
+/// Threads of backward that a multiprocessor has registers for: as many rows are on their way at a time.
+const AT_ONCE: u32 = 1024;
 
 /// What the backward of a norm reads, and where the gradients of its parameters are added.
 #[derive(Clone, Copy, Debug)]
@@ -109,7 +111,8 @@ impl Device {
             true => Some(self.tensor(x.shape.clone(), x.dtype)?),
             false => None,
         };
-        let blocks = rows.min(2 * self.launcher.multiprocessors() as usize);
+        let each = (AT_ONCE / threads).max(1) * self.launcher.multiprocessors();
+        let blocks = rows.min(each as usize);
         let partial = |wanted: bool| match wanted {
             true => self.tensor(vec![blocks, columns], DType::F32).map(Some),
             false => Ok(None),

@@ -12,6 +12,10 @@ use crate::cuda::tensor::{Device, Tensor};
 const COLUMNS: usize = 256;
 /// Rows it treats at a time.
 const ROWS: usize = 8;
+/// Blocks of it that a multiprocessor has registers for.
+const AT_ONCE: usize = 5;
+/// Columns of a block of `add_lines`, and threads of each column.
+const LANES: usize = 32;
 
 impl Device {
     /// `gradient += Σ` rows of `x`.
@@ -21,8 +25,9 @@ impl Device {
     pub fn add_column_sum(&self, gradient: &Tensor, x: &Tensor) -> Result<(), CudaError> {
         let (rows, columns) = (x.rows(), x.columns());
         let across = columns.div_ceil(COLUMNS);
-        // Enough blocks for every multiprocessor, each with some rows to go through.
-        let busy = (4 * self.launcher.multiprocessors() as usize).div_ceil(across.max(1));
+        // As many blocks as have room, each with some rows to go through.
+        let room = AT_ONCE * self.launcher.multiprocessors() as usize;
+        let busy = room.div_ceil(across.max(1));
         let lines = rows.div_ceil(4 * ROWS).clamp(1, busy.max(1));
         let partial = self.tensor(vec![lines, columns], DType::F32)?;
         let arguments = Arguments::default()
@@ -45,7 +50,7 @@ impl Device {
             .with(partial.rows() as i64)
             .with(columns as i64);
         let kernel = Kernel::plain(Source::Reduce, "add_lines");
-        let grid = [columns.div_ceil(THREADS as usize) as u32, 1, 1];
-        self.blocks(kernel, grid, THREADS, 0, arguments)
+        let grid = [columns.div_ceil(LANES) as u32, 1, 1];
+        self.blocks(kernel, grid, (LANES * LANES) as u32, 0, arguments)
     }
 }
