@@ -21,6 +21,9 @@ pub(crate) const EXECUTOR: &str = "vescale";
 pub(crate) struct InputsJson {
     pub(crate) model: String,
     pub(crate) cluster: String,
+    /// The GPUs whose measurements beat the cluster's tables.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) profile: Option<String>,
     pub(crate) runtime: String,
     pub(crate) gpus: u64,
     pub(crate) seq_len: u64,
@@ -28,6 +31,32 @@ pub(crate) struct InputsJson {
     pub(crate) precision: Precision,
     pub(crate) headroom: f64,
     pub(crate) parameters: u64,
+}
+
+impl InputsJson {
+    /// What a scenario is of, with its model's parameters.
+    pub(crate) fn of(scenario: &Scenario, parameters: u64) -> Self {
+        let Scenario {
+            model,
+            cluster,
+            runtime,
+            workload,
+            headroom,
+        } = scenario;
+        let machine = cluster.gpu_profile.as_ref().map(|profile| &profile.machine);
+        Self {
+            model: model.name.clone(),
+            cluster: cluster.name.clone(),
+            profile: machine.map(|m| format!("{}, {}", m.processor, m.shared())),
+            runtime: runtime.name.clone(),
+            gpus: workload.gpus,
+            seq_len: workload.seq_len,
+            global_batch: workload.global_batch,
+            precision: workload.precision,
+            headroom: *headroom,
+            parameters,
+        }
+    }
 }
 
 /// A scenario with the words it was made from.
@@ -77,28 +106,18 @@ pub(crate) fn resolve(args: &ScenarioArgs) -> Result<Inputs, CliError> {
     };
     let parameters = models::parameter_count(&model)
         .map_err(|e| CliError::Usage(format!("model {}: {e}", args.model)))?;
-    let json = InputsJson {
-        model: model.name.clone(),
-        cluster: cluster.name.clone(),
-        runtime: runtime.name.clone(),
-        gpus: args.gpus,
-        seq_len: args.seq,
-        global_batch,
-        precision,
+    let scenario = Scenario {
+        model,
+        cluster,
+        runtime,
+        workload,
         headroom: args.headroom,
-        parameters,
     };
     Ok(Inputs {
-        scenario: Scenario {
-            model,
-            cluster,
-            runtime,
-            workload,
-            headroom: args.headroom,
-        },
+        json: InputsJson::of(&scenario, parameters),
+        scenario,
         model_arg: args.model.clone(),
         cluster_arg: args.cluster.clone(),
-        json,
     })
 }
 

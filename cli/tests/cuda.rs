@@ -279,6 +279,7 @@ fn a_profile_of_a_host_prices_a_cluster_of_them() {
     assert!(step_time(&ours) > 2.0 * step_time(&preset));
     let json: serde_json::Value = serde_json::from_slice(&ours.stdout).expect("one document");
     assert_eq!(json["inputs"]["cluster"], "ours");
+    assert_eq!(json["inputs"]["profile"], "a GPU, 8 GPUs");
     let text = json.to_string();
     for row in [
         "copies on the device",

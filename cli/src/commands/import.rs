@@ -171,28 +171,18 @@ fn finish(args: &ImportArgs, source: Source) -> Result<ExitCode, CliError> {
     inputs::check_gpus(w.gpus, &cluster)?;
     let parameters = models::parameter_count(&source.model)
         .map_err(|e| CliError::Usage(format!("model {}: {e}", source.model_arg)))?;
-    let json = InputsJson {
-        model: source.model.name.clone(),
-        cluster: cluster.name.clone(),
-        runtime: source.runtime.name.clone(),
-        gpus: w.gpus,
-        seq_len: w.seq_len,
-        global_batch: w.global_batch,
-        precision: w.precision,
+    let scenario = Scenario {
+        model: source.model,
+        cluster,
+        runtime: source.runtime,
+        workload: w,
         headroom: plan::HEADROOM,
-        parameters,
     };
     let inputs = Inputs {
-        scenario: Scenario {
-            model: source.model,
-            cluster,
-            runtime: source.runtime,
-            workload: w,
-            headroom: plan::HEADROOM,
-        },
+        json: InputsJson::of(&scenario, parameters),
+        scenario,
         model_arg: source.model_arg,
         cluster_arg: args.cluster.clone(),
-        json,
     };
     let strategy = source.strategy;
     let costs = CostModel::new(inputs.scenario.clone())?;

@@ -59,7 +59,7 @@ pub(crate) fn load(path: &Path) -> Result<Loaded, CliError> {
     let shown = path.display().to_string();
     let file = PlanFile::from_yaml(&spec::text::read(path)?, &shown)?;
     let model = spec::load::model(&beside(path, &file.model))?;
-    let cluster = spec::load::cluster(&file.cluster)?;
+    let cluster = spec::load::cluster(&beside(path, &file.cluster))?;
     let runtime = spec::load::runtime(&file.runtime)?;
     let w = &file.workload;
     crate::inputs::check_gpus(w.gpus, &cluster)?;
@@ -78,17 +78,6 @@ pub(crate) fn load(path: &Path) -> Result<Loaded, CliError> {
             message: "says something else than `strategy`".to_owned(),
         }));
     }
-    let inputs = InputsJson {
-        model: model.name.clone(),
-        cluster: cluster.name.clone(),
-        runtime: runtime.name.clone(),
-        gpus: w.gpus,
-        seq_len: w.seq_len,
-        global_batch: w.global_batch,
-        precision: w.precision,
-        headroom: HEADROOM,
-        parameters,
-    };
     let scenario = Scenario {
         model,
         cluster,
@@ -98,8 +87,8 @@ pub(crate) fn load(path: &Path) -> Result<Loaded, CliError> {
     };
     Ok(Loaded {
         file,
+        inputs: InputsJson::of(&scenario, parameters),
         costs: CostModel::new(scenario)?,
         strategy,
-        inputs,
     })
 }

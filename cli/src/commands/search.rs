@@ -179,7 +179,7 @@ fn write_files(
 
 /// Inputs as rows for people.
 pub(crate) fn input_rows(json: &InputsJson) -> Vec<(String, String)> {
-    vec![
+    let mut rows = vec![
         (
             "model".into(),
             format!(
@@ -204,7 +204,11 @@ pub(crate) fn input_rows(json: &InputsJson) -> Vec<(String, String)> {
             "memory headroom".into(),
             format!("{:.0}%", json.headroom * 100.0),
         ),
-    ]
+    ];
+    if let Some(profile) = &json.profile {
+        rows.insert(2, ("profile".into(), profile.clone()));
+    }
+    rows
 }
 
 fn echo(args: &SearchArgs, resolved: &Inputs) {
