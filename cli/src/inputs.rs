@@ -43,11 +43,11 @@ impl InputsJson {
             workload,
             headroom,
         } = scenario;
-        let machine = cluster.gpu_profile.as_ref().map(|profile| &profile.machine);
+        let profile = cluster.gpu_profile.as_ref();
         Self {
             model: model.name.clone(),
             cluster: cluster.name.clone(),
-            profile: machine.map(|m| format!("{}, {}", m.processor, m.shared())),
+            profile: profile.map(|profile| profile.machine.described()),
             runtime: runtime.name.clone(),
             gpus: workload.gpus,
             seq_len: workload.seq_len,

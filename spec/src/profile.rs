@@ -73,6 +73,12 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// Its processor, and what ranks share or have to themselves.
+    #[must_use]
+    pub fn described(&self) -> String {
+        format!("{}, {}", self.processor, self.shared())
+    }
+
     /// What ranks share, or have to themselves.
     #[must_use]
     pub fn shared(&self) -> String {

@@ -348,9 +348,8 @@ fn synthetic(hidden: u64) -> Result<Vec<ModelConfig>, CliError> {
 pub(super) fn summary(profile: &Profile, path: &Path) -> String {
     let noisy = profile.measured.iter().filter(|m| m.spread > 0.1).count();
     format!(
-        "{}, {}: {} kernels, matrix products up to {}\n{} of them vary by more than 10% from run to run\nwrote {}; plan for it with --cluster {}\n",
-        profile.machine.processor,
-        profile.machine.shared(),
+        "{}: {} kernels, matrix products up to {}\n{} of them vary by more than 10% from run to run\nwrote {}; plan for it with --cluster {}\n",
+        profile.machine.described(),
         profile.measured.len(),
         profile.peak(),
         noisy,

@@ -65,8 +65,7 @@ impl OfGpus<'_> {
 
     /// Whose measurements these are.
     pub(super) fn source(&self) -> String {
-        let machine = self.machine();
-        format!("profile of {}, {}", machine.processor, machine.shared())
+        format!("profile of {}", self.machine().described())
     }
 }
 

@@ -12,9 +12,7 @@ use spec::{Origin, Seconds};
 
 use super::between_gpus::BetweenGpus;
 use super::constant;
-
-/// Measurements that an interpolated price rests on.
-const NEIGHBOURS: usize = 4;
+use super::ratios::{between, squared};
 
 /// Prices of kernels on ranks that share a machine's cores.
 #[derive(Clone, Debug)]
@@ -51,7 +49,7 @@ impl ProfilePrices {
             kernels,
             messages: BetweenGpus::of(profile),
             of_gpus: machine.gpu.is_some(),
-            source: format!("profile of {}, {}", machine.processor, machine.shared()),
+            source: format!("profile of {}", machine.described()),
             cores: machine.cores,
             ranks,
         }
@@ -92,26 +90,13 @@ impl ProfilePrices {
             .filter(alike)
             .map(apart)
             .min_by(f64::total_cmp)?;
-        let mut near: Vec<(f64, &Point)> = points
-            .iter()
-            .filter(alike)
-            .filter(|p| apart(p) <= nearest)
-            .map(|p| (distance(&p.sizes, &kernel.sizes), p))
-            .collect();
-        near.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| a.1.sizes.cmp(&b.1.sizes)));
-        let (closest, first) = near.first()?;
-        if *closest == 0.0 {
-            return Some(Seconds(first.seconds));
-        }
-        let work = work(&kernel.sizes);
-        let (mut weights, mut sum) = (0.0, 0.0);
-        for (distance, point) in near.iter().take(NEIGHBOURS) {
-            let weight = 1.0 / (distance * distance);
-            let per_unit = point.seconds / self::work(&point.sizes);
-            weights += weight;
-            sum += weight * per_unit.ln();
-        }
-        Some(Seconds((sum / weights).exp() * work))
+        let wanted = logs(&kernel.sizes);
+        let here = |p: &&Point| apart(p) <= nearest;
+        let near = points.iter().filter(alike).filter(here).map(|p| {
+            let per_unit = p.seconds / work(&p.sizes);
+            (squared(&logs(&p.sizes), &wanted), per_unit.ln())
+        });
+        between(near).map(|per_unit| Seconds(per_unit.exp() * work(&kernel.sizes)))
     }
 
     pub(super) fn provenance(&self) -> Vec<UsedConstant> {
@@ -126,10 +111,8 @@ impl ProfilePrices {
     }
 }
 
-/// Euclidean, in the logarithm of every size.
-fn distance(a: &[u64], b: &[u64]) -> f64 {
-    let square = |(&a, &b): (&u64, &u64)| (a as f64 / b as f64).ln().powi(2);
-    a.iter().zip(b).map(square).sum::<f64>().sqrt()
+fn logs(sizes: &[u64]) -> Vec<f64> {
+    sizes.iter().map(|&size| (size as f64).ln()).collect()
 }
 
 fn work(sizes: &[u64]) -> f64 {

@@ -4,7 +4,7 @@
 //! the ratio is interpolated over the nearest ones in the logarithm of every size, weighted by inverse squared distance
 //! (Shepard 1968): the table says how time grows with size, measurements how fast this device is.
 
-/// Measurements that an interpolated ratio rests on.
+/// Measurements that a value between them rests on.
 const NEIGHBOURS: usize = 4;
 
 /// Ratios of measured to tabled time of kernels with `N` sizes.
@@ -37,22 +37,9 @@ impl<const N: usize> Ratios<N> {
     /// The ratio at sizes; `None` where nothing was measured.
     pub(super) fn at(&self, sizes: [u64; N]) -> Option<f64> {
         let sizes = logs(sizes);
-        let mut near: Vec<(f64, f64)> = self
-            .points
-            .iter()
-            .map(|point| (squared(point.sizes, sizes), point.ratio))
-            .collect();
-        if near.len() > NEIGHBOURS {
-            near.select_nth_unstable_by(NEIGHBOURS - 1, |a, b| a.0.total_cmp(&b.0));
-            near.truncate(NEIGHBOURS);
-        }
-        let exact = near.iter().find(|(distance, _)| *distance == 0.0);
-        if let Some((_, ratio)) = exact {
-            return Some(ratio.exp());
-        }
-        let weights: f64 = near.iter().map(|(distance, _)| 1.0 / distance).sum();
-        let sum: f64 = near.iter().map(|(distance, ratio)| ratio / distance).sum();
-        (!near.is_empty()).then(|| (sum / weights).exp())
+        let points = self.points.iter();
+        let near = between(points.map(|point| (squared(&point.sizes, &sizes), point.ratio)));
+        near.map(f64::exp)
     }
 
     /// How many were measured, with the lowest and the highest ratio; `None` for none.
@@ -64,12 +51,29 @@ impl<const N: usize> Ratios<N> {
     }
 }
 
-fn logs<const N: usize>(sizes: [u64; N]) -> [f64; N] {
-    sizes.map(|size| (size.max(1) as f64).ln())
+/// The mean of the values of the nearest points, `(squared distance, value)`, weighted by inverse squared distance;
+/// that of a point which is no distance away. `None` without points.
+pub(super) fn between(points: impl Iterator<Item = (f64, f64)>) -> Option<f64> {
+    let mut near: Vec<(f64, f64)> = points.collect();
+    if near.len() > NEIGHBOURS {
+        near.select_nth_unstable_by(NEIGHBOURS - 1, |a, b| a.0.total_cmp(&b.0));
+        near.truncate(NEIGHBOURS);
+    }
+    if let Some((_, value)) = near.iter().find(|(distance, _)| *distance == 0.0) {
+        return Some(*value);
+    }
+    let weights: f64 = near.iter().map(|(distance, _)| 1.0 / distance).sum();
+    let sum: f64 = near.iter().map(|(distance, value)| value / distance).sum();
+    (!near.is_empty()).then(|| sum / weights)
 }
 
-fn squared<const N: usize>(a: [f64; N], b: [f64; N]) -> f64 {
+/// Squared distance of two vectors.
+pub(super) fn squared(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum()
+}
+
+fn logs<const N: usize>(sizes: [u64; N]) -> [f64; N] {
+    sizes.map(|size| (size.max(1) as f64).ln())
 }
 
 #[cfg(test)]
