@@ -342,7 +342,7 @@ pub(crate) struct RunArgs {
     pub(crate) numerics: NumericsArg,
     /// Replayed: run the model's code once and replay what it did. Eager: run it for every micro-batch.
     /// Graph: replay it, and from the second step on let the GPU run all that a step queued by one call
-    /// (CUDA graph; one rank, without --break-at). Same bits
+    /// (CUDA graph; several ranks by two, with NCCL, not with experts on other ranks nor --break-at). Same bits
     #[arg(long, value_enum, default_value_t = ExecutionArg::Replayed)]
     pub(crate) execution: ExecutionArg,
     /// What to train on

@@ -2,15 +2,15 @@
 
 mod captured;
 mod times;
+mod update;
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::Instant;
 
 use dtensor::BlockPosition;
 use dtensor::block::{FirstNonFinite, Half, Watch};
-use dtensor::comm::{Communicator, Group, Message};
-use dtensor::cpu::{ExactSum, Machine, MicroBatch};
+use dtensor::comm::{Communicator, Group};
+use dtensor::cpu::{Machine, MicroBatch};
 use plans::{Action, ActionKind};
 
 use crate::checkpoint::{self, Piece, Source};
@@ -25,11 +25,6 @@ use crate::train::StepReport;
 
 /// First channel of pipeline transfers; a boundary between stages has two.
 const PIPELINE: u64 = 1000;
-/// Channels of tied weights' gradients, from the first stage and to it, and of which elements come.
-const TIED: [u64; 2] = [40, 41];
-const BOUNDS: [u64; 2] = [42, 43];
-/// What tied weights are called in errors.
-const WHAT: &str = "tied weights";
 /// Channel of sums over all ranks.
 const WORLD: u64 = 30;
 
@@ -53,7 +48,7 @@ pub(crate) struct Rank<'j, D: Device> {
     report: RankReport,
     /// Whether a step has run: kernels are compiled, and everything that stays is there.
     has_run: bool,
-    captured: Option<D::Captured>,
+    captured: captured::Captured<D>,
 }
 
 impl<'j, D: Device> Rank<'j, D> {
@@ -64,7 +59,6 @@ impl<'j, D: Device> Rank<'j, D> {
         devices: &impl Devices<Device<'j> = D>,
         watch: Option<&'j (dyn Watch + Sync)>,
     ) -> Result<Self, ExecutorError> {
-        captured::check::<D>(job, watch.is_some())?;
         let rank = comm.rank();
         let place = mesh.place(rank);
         let position = mesh.block_position(rank);
@@ -81,6 +75,7 @@ impl<'j, D: Device> Rank<'j, D> {
             },
             watch: watch.map(|watch| watch as &dyn Watch),
         })?;
+        captured::check(job, &device, watch.is_some())?;
         let plan = Plan {
             model: &job.model,
             strategy: &job.strategy,
@@ -120,7 +115,7 @@ impl<'j, D: Device> Rank<'j, D> {
                 ..RankReport::default()
             },
             has_run: false,
-            captured: None,
+            captured: captured::Captured::<D>::default(),
         };
         made.device.meet(&made.peers())?;
         Ok(made)
@@ -141,7 +136,11 @@ impl<'j, D: Device> Rank<'j, D> {
             for (end, stage) in ends.into_iter().enumerate() {
                 if self.stages.iter().any(|(s, _)| *s == stage) {
                     let sharers = self.sharers(ends[1 - end]);
-                    peers.extend(sharers.iter().flat_map(|&peer| TIED.map(|c| (peer, c))));
+                    peers.extend(
+                        sharers
+                            .iter()
+                            .flat_map(|&peer| update::TIED.map(|c| (peer, c))),
+                    );
                 }
             }
         }
@@ -271,7 +270,7 @@ impl<'j, D: Device> Rank<'j, D> {
     /// Runs the passes of a step again, to name the operator that made the first number that is not
     /// finite. Weights are still what they were; gradients are of no use any more.
     fn name_non_finite(&mut self, step: u64) -> Result<(), ExecutorError> {
-        self.captured = None;
+        self.captured = captured::Captured::<D>::default();
         self.device.set_watch(&FirstNonFinite);
         let last_backward = self.last_backward();
         for &action in self.actions.iter().filter(|a| a.kind != ActionKind::Optim) {
@@ -469,132 +468,5 @@ impl<'j, D: Device> Rank<'j, D> {
         places
             .map(|at| (data.token(at), data.token(at + 1)))
             .unzip()
-    }
-
-    /// Tied weights, clipping, the optimizer. A rank that is alone does not wait for its device.
-    fn optimize(&mut self, step: u64) -> Result<(), ExecutorError> {
-        let tied = self.add_tied()?;
-        let optimizer = &self.job.settings.optimizer;
-        let tp = self.place.tp;
-        let measured = self.stages.iter().flat_map(|(stage, made)| {
-            let skip = tied.filter(|_| *stage > 0);
-            made.states.measured(tp, skip)
-        });
-        let measured: Vec<_> = measured.collect();
-        self.device
-            .measure(&measured, self.losses.as_ref(), optimizer)?;
-        if self.world.size() > 1 {
-            let norm = self.conclude(step)?;
-            self.device.set_scale(optimizer.scale(norm))?;
-        }
-        for (_, stage) in &mut self.stages {
-            stage.states.step(&self.device)?;
-        }
-        Ok(())
-    }
-
-    /// Loss and gradient norm over all ranks; returns the norm.
-    fn conclude(&mut self, step: u64) -> Result<f64, ExecutorError> {
-        // A rank that failed is noticed here: reading would wait for it.
-        self.device.settle("a step")?;
-        let mut loss = ExactSum::default();
-        if let Some(losses) = &self.losses {
-            for &token in self.device.read(losses, 0..D::len(losses))?.iter() {
-                loss.add(f64::from(token));
-            }
-        }
-        let mut message = loss.bytes();
-        let split = message.len();
-        message.extend(self.device.squares()?.bytes());
-        let comm = self.comm;
-        let message = std::sync::Arc::new(message);
-        let mut loss = ExactSum::default();
-        let mut squares = ExactSum::default();
-        let arrived = self.world.all_gather(comm, "loss and norm", message)?;
-        for part in arrived.wait(comm)? {
-            loss.merge(&ExactSum::from_bytes(&part[..split]));
-            squares.merge(&ExactSum::from_bytes(&part[split..]));
-        }
-        let tokens = self.job.global_batch * self.job.seq_len;
-        let loss = loss.value() / tokens as f64;
-        let norm = squares.value().sqrt();
-        for (what, value) in [("the loss", loss), ("the gradient norm", norm)] {
-            if !value.is_finite() {
-                self.name_non_finite(step)?;
-                return Err(ExecutorError::NotFinite { step, what, value });
-            }
-        }
-        self.report.losses.push(loss);
-        self.report.gradient_norms.push(norm);
-        Ok(norm)
-    }
-
-    /// Exchanges gradients of a weight that the first and the last stage both hold. Returns its
-    /// slot in the last stage, if this rank has that stage and another one has the first.
-    fn add_tied(&mut self) -> Result<Option<usize>, ExecutorError> {
-        let Some(name) = self.tied_name() else {
-            return Ok(None);
-        };
-        let last = self.last_stage();
-        let comm = self.comm;
-        let ends = [0, last];
-        let mut found = [None, None];
-        // Send both before receiving either: one rank may hold both ends of a V.
-        for (end, &stage) in ends.iter().enumerate() {
-            let Some((_, made)) = self.stages.iter().find(|(s, _)| *s == stage) else {
-                continue;
-            };
-            let slot = made.states.slots.iter().position(|s| s.name == name);
-            let slot = slot.expect("both ends hold the tied weight");
-            found[end] = Some(slot);
-            let own = made.states.own_gradient(&self.device, slot)?;
-            let own = own.filter(|(range, _)| !range.is_empty());
-            let bounds = own
-                .as_ref()
-                .map_or([0, 0], |(range, _)| [range.start as u64, range.end as u64]);
-            let bounds: Message = Arc::new(bytemuck::cast_slice(&bounds).to_vec());
-            for peer in self.sharers(ends[1 - end]) {
-                comm.send(peer, BOUNDS[end], WHAT, Message::clone(&bounds))?;
-                if let Some((_, parcel)) = &own {
-                    self.device.send(peer, TIED[end], WHAT, parcel)?;
-                }
-            }
-        }
-        let mut arrived = Vec::new();
-        for (end, &stage) in ends.iter().enumerate() {
-            let Some(slot) = found[end] else { continue };
-            for peer in self.sharers(ends[1 - end]) {
-                let bounds = comm.receive(peer, BOUNDS[1 - end], WHAT)?;
-                let bounds: Vec<u64> = bytemuck::pod_collect_to_vec(&bounds);
-                let (first, len) = (bounds[0] as usize, (bounds[1] - bounds[0]) as usize);
-                if len > 0 {
-                    let channel = TIED[1 - end];
-                    let theirs = self.device.receive_flat(peer, channel, WHAT, len)?;
-                    arrived.push((stage, slot, first, theirs));
-                }
-            }
-        }
-        // Gradients that are still being sent must stay as they are.
-        self.device.sent()?;
-        for (stage, slot, first, theirs) in arrived {
-            let at = self.stages.iter().position(|(s, _)| *s == stage);
-            let states = &mut self.stages[at.expect("found above")].1.states;
-            states.add_tied(&self.device, slot, (first, &theirs))?;
-        }
-        Ok(found[1])
-    }
-
-    /// Ranks that share the dense states of another stage at this rank's place.
-    fn sharers(&self, stage: u32) -> Vec<usize> {
-        let sharded = self.job.strategy.zero != spec::Zero::Z0;
-        let owner = u64::from(self.job.schedule.rank_of_stage[stage as usize]);
-        let peer = self.mesh.peer(self.place.rank, owner);
-        if sharded {
-            self.mesh
-                .group(peer, 0, |p| (p.pp, p.tp, p.dp_replicate))
-                .ranks
-        } else {
-            vec![peer]
-        }
     }
 }

@@ -36,7 +36,7 @@ pub enum Execution {
     /// For every micro-batch anew, as in a system that does not compile.
     Eager,
     /// Once per block; and all that the first step queued is captured in the second, which the device then
-    /// runs by one call per step.
+    /// runs by one call per step, on several ranks by two.
     Graph,
 }
 

@@ -202,6 +202,20 @@ impl Gpu {
         unsafe { self.driver.wait_event(self.stream, event.handle, 0) }
     }
 
+    /// Whether work is only recorded.
+    #[must_use]
+    pub fn is_capturing(&self) -> bool {
+        self.capturing.get()
+    }
+
+    /// Lets go of all captured work; what of it runs goes on to its end.
+    pub fn forget_captured(&self) {
+        let graphs = self.graphs.borrow().len();
+        for at in 0..graphs {
+            self.forget(GraphId(at));
+        }
+    }
+
     /// Refuses what the host and the device do together while work is only recorded.
     fn with_host(&self, what: &'static str) -> Result<(), CudaError> {
         match self.capturing.get() {
@@ -509,10 +523,7 @@ impl Drop for Gpu {
     fn drop(&mut self) {
         let modules = std::mem::take(&mut *self.modules.borrow_mut());
         self.marks.borrow_mut().clear();
-        let graphs = self.graphs.borrow().len();
-        for at in 0..graphs {
-            self.forget(GraphId(at));
-        }
+        self.forget_captured();
         // SAFETY: all of them are of this context, which is released last. Nothing can be done where one
         // fails.
         unsafe {

@@ -355,6 +355,19 @@ impl NcclGroup {
     }
 }
 
+/// Ends kernels of groups of one GPU that wait for a peer. Together: who is given up alone may wait for a kernel that
+/// waits in another group. NCCL keeps a group for as long as captured work has messages of it.
+pub(super) fn give_up(groups: &[&NcclGroup]) -> Result<(), CudaError> {
+    let Some(first) = groups.first() else {
+        return Ok(());
+    };
+    first.gpu.forget_captured();
+    first.together(|| {
+        let given_up = groups.iter().map(|group| group.abort());
+        given_up.fold(Ok(()), Result::and)
+    })
+}
+
 /// Waits on the host until `done` is reached. When a peer failed or it takes longer than the timeout, gives up
 /// all groups, so that nothing on the device waits any more.
 pub(super) fn settle(
@@ -379,9 +392,7 @@ pub(super) fn settle(
             });
         }
         if let Some(failed) = failed {
-            for group in groups {
-                group.abort()?;
-            }
+            give_up(groups)?;
             comm.fail(&format!("{what}: a GPU of a group did not answer"));
             return Err(CudaError::Host(CpuError::Comm(failed)));
         }

@@ -321,7 +321,9 @@ API cudnnBackendExecute(cudnn::Library* library, CudnnHandle plan, CudnnHandle p
                 if (tensor->kind == cudnn::TENSOR && tensor->one<char>(908)) run->in(tensor);
     library->stream->push([=] {
         memset(room, 0xEE, cudnn::workspace(*graph));
-        run->all(*graph);
+        // Captured work runs again and again.
+        cudnn::Run once = *run;
+        once.all(*graph);
     });
     return cudnn::OK;
 }

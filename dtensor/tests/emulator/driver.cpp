@@ -7,7 +7,9 @@
 //   EMULATED_MEMORY  bytes of each [4 GiB], or a list of them
 //   EMULATED_HEADER  emulator.h
 //   EMULATED_FOLDER  where built kernels are kept
+//   EMULATED_NO_GRAPHS  a device that refuses to run captured work
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
@@ -37,7 +39,8 @@
 typedef uint64_t u64;
 typedef std::function<void()> Task;
 
-const int INVALID = 1, OUT_OF_MEMORY = 2, NOT_READY = 600, NOT_WHILE_CAPTURING = 900;
+const int INVALID = 1, OUT_OF_MEMORY = 2, NOT_READY = 600, NOT_WHILE_CAPTURING = 900, NOT_JOINED = 904,
+          NOT_CAPTURED = 905, OTHER_CAPTURE = 906, ONLY_CAPTURED = 907;
 const size_t GUARD = 256;
 
 static std::string variable(const char* name, const char* otherwise) {
@@ -47,6 +50,45 @@ static std::string variable(const char* name, const char* otherwise) {
 
 // ---- streams and events ----
 
+// Work of a stream, and of those that it forked to, that is recorded instead of run. A line is a stream's part of it.
+struct Capture {
+    struct Step {
+        size_t line;
+        Task task;
+        // An event that it reaches, or waits for, by its number.
+        long reaches = -1, waits = -1;
+    };
+    std::vector<Step> steps;
+    // By line, how many steps of every line it comes after.
+    typedef std::vector<size_t> Seen;
+    std::vector<Seen> seen;
+    long events = 0;
+    bool ended = false;
+
+    size_t begin_line() {
+        seen.emplace_back();
+        return seen.size() - 1;
+    }
+    void add(Step step) {
+        Seen& own = seen[step.line];
+        own.resize(seen.size());
+        if (step.reaches < 0) own[step.line]++;
+        steps.push_back(std::move(step));
+    }
+    void come_after(size_t line, const Seen& other) {
+        Seen& own = seen[line];
+        own.resize(seen.size());
+        for (size_t i = 0; i < other.size(); i++) own[i] = std::max(own[i], other[i]);
+    }
+    // Whether the first line comes after all others.
+    bool is_joined() {
+        seen[0].resize(seen.size());
+        for (size_t line = 1; line < seen.size(); line++)
+            if (seen[line].size() > line && seen[0][line] < seen[line][line]) return false;
+        return true;
+    }
+};
+
 struct Stream {
     int device;
     std::mutex lock;
@@ -54,7 +96,8 @@ struct Stream {
     std::deque<Task> tasks;
     u64 given = 0, done = 0;
     bool closed = false;
-    std::unique_ptr<std::vector<Task>> captured;
+    std::shared_ptr<Capture> capture;
+    size_t line = 0;
     std::thread thread;
 
     explicit Stream(int device) : device(device), thread([this] { work(); }) {}
@@ -74,10 +117,15 @@ struct Stream {
         }
     }
 
+    bool is_captured() {
+        if (capture && capture->ended) capture.reset();
+        return capture != nullptr;
+    }
+
     void push(Task task) {
         std::lock_guard<std::mutex> hold(lock);
-        if (captured) {
-            captured->push_back(std::move(task));
+        if (is_captured()) {
+            capture->add({line, std::move(task)});
             return;
         }
         tasks.push_back(std::move(task));
@@ -120,8 +168,12 @@ struct Mark {
     }
 };
 
+// Recorded while work ran, or while it was captured.
 struct Event {
     std::shared_ptr<Mark> mark;
+    std::shared_ptr<Capture> capture;
+    long number = 0;
+    Capture::Seen seen;
 };
 
 static std::mutex all_lock;
@@ -154,7 +206,7 @@ API cuStreamDestroy_v2(Stream* stream) {
     return 0;
 }
 API cuStreamSynchronize(Stream* stream) {
-    if (stream->captured) return NOT_WHILE_CAPTURING;
+    if (stream->is_captured()) return NOT_WHILE_CAPTURING;
     stream->drain();
     return 0;
 }
@@ -167,21 +219,43 @@ API cuEventDestroy_v2(Event* event) {
     return 0;
 }
 API cuEventRecord(Event* event, Stream* stream) {
-    auto mark = event->mark = std::make_shared<Mark>();
+    if (stream->is_captured()) {
+        Capture& capture = *stream->capture;
+        *event = Event{nullptr, stream->capture, capture.events++, capture.seen[stream->line]};
+        capture.add({stream->line, nullptr, event->number, -1});
+        return 0;
+    }
+    auto mark = std::make_shared<Mark>();
+    *event = Event{mark, nullptr, 0, {}};
     stream->push([mark] { mark->reach(); });
     return 0;
 }
+// A stream that waits for captured work is captured with it.
 API cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
-    auto mark = event->mark;
-    if (!mark) return INVALID;
-    stream->push([mark] { mark->wait(); });
+    if (!event->capture) {
+        auto mark = event->mark;
+        if (!mark) return INVALID;
+        if (stream->is_captured()) return NOT_CAPTURED;
+        stream->push([mark] { mark->wait(); });
+        return 0;
+    }
+    if (event->capture->ended) return ONLY_CAPTURED;
+    if (!stream->is_captured()) {
+        stream->capture = event->capture;
+        stream->line = event->capture->begin_line();
+    }
+    if (stream->capture != event->capture) return OTHER_CAPTURE;
+    stream->capture->come_after(stream->line, event->seen);
+    stream->capture->add({stream->line, nullptr, -1, event->number});
     return 0;
 }
 API cuEventQuery(Event* event) {
+    if (event->capture) return ONLY_CAPTURED;
     std::lock_guard<std::mutex> hold(event->mark->lock);
     return event->mark->reached ? 0 : NOT_READY;
 }
 API cuEventSynchronize(Event* event) {
+    if (event->capture) return ONLY_CAPTURED;
     event->mark->wait();
     return 0;
 }
@@ -367,28 +441,72 @@ API cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, un
 
 // ---- captured graphs ----
 
-typedef std::vector<Task> Graph;
+struct Graph {
+    std::vector<Capture::Step> steps;
+    size_t lines;
+    long events;
+};
+
+struct Executable {
+    Graph graph;
+    // For all lines but the first, which runs where the graph is launched.
+    std::vector<Stream*> others;
+
+    ~Executable() {
+        for (Stream* stream : others) {
+            stream->drain();
+            stream->close();
+            delete stream;
+        }
+    }
+};
 
 API cuStreamBeginCapture_v2(Stream* stream, int) {
     std::lock_guard<std::mutex> hold(stream->lock);
-    stream->captured.reset(new Graph);
+    stream->capture = std::make_shared<Capture>();
+    stream->line = stream->capture->begin_line();
     return 0;
 }
 API cuStreamEndCapture(Stream* stream, Graph** graph) {
     std::lock_guard<std::mutex> hold(stream->lock);
-    *graph = stream->captured.release();
+    std::shared_ptr<Capture> capture = std::move(stream->capture);
+    capture->ended = true;
+    // Streams and events still know the capture; what was recorded is the graph's alone.
+    *graph = new Graph{std::move(capture->steps), capture->seen.size(), capture->events};
+    if (capture->is_joined()) return 0;
+    delete *graph;
+    return NOT_JOINED;
+}
+API cuGraphInstantiateWithFlags(Executable** executable, Graph* graph, u64) {
+    *executable = new Executable{*graph, {}};
+    for (size_t line = 1; line < graph->lines; line++)
+        (*executable)->others.push_back(new Stream(current_device));
     return 0;
 }
-API cuGraphInstantiateWithFlags(Graph** executable, Graph* graph, u64) {
-    *executable = new Graph(*graph);
+API cuGraphLaunch(Executable* executable, Stream* stream) {
+    if (current_device == atoi(variable("EMULATED_NO_GRAPHS", "-1").c_str())) return INVALID;
+    auto start = std::make_shared<Mark>();
+    stream->push([=] { start->reach(); });
+    for (Stream* other : executable->others) other->push([=] { start->wait(); });
+    std::vector<std::shared_ptr<Mark>> marks;
+    for (long i = 0; i < executable->graph.events; i++) marks.push_back(std::make_shared<Mark>());
+    for (const Capture::Step& step : executable->graph.steps) {
+        Stream* on = step.line == 0 ? stream : executable->others[step.line - 1];
+        if (step.reaches >= 0) {
+            auto mark = marks[step.reaches];
+            on->push([=] { mark->reach(); });
+        } else if (step.waits >= 0) {
+            auto mark = marks[step.waits];
+            on->push([=] { mark->wait(); });
+        } else {
+            on->push(step.task);
+        }
+    }
     return 0;
 }
-API cuGraphLaunch(Graph* executable, Stream* stream) {
-    for (const Task& task : *executable) stream->push(task);
-    return 0;
-}
-API cuGraphExecDestroy(Graph* executable) {
-    delete executable;
+// What runs goes on to its end.
+API cuGraphExecDestroy(Executable* executable) {
+    std::thread([=] { delete executable; }).detach();
     return 0;
 }
 API cuGraphDestroy(Graph* graph) {

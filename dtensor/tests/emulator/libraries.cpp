@@ -224,6 +224,8 @@ struct Comm {
     u64 next = 0;
     // By this rank alone: the others go on waiting.
     std::shared_ptr<bool> aborted = std::make_shared<bool>(false);
+    // Its calls in captured work that is still there.
+    std::shared_ptr<int> captured = std::make_shared<int>(0);
 };
 
 static std::map<std::string, std::shared_ptr<NcclGroup>> nccl_groups;
@@ -258,13 +260,6 @@ API ncclCommInitRank(Comm** comm, int size, Unique id, int rank) {
     *comm = new Comm{group, rank};
     return 0;
 }
-API ncclCommDestroy(Comm*) { return 0; }
-API ncclCommAbort(Comm* comm) {
-    std::lock_guard<std::mutex> hold(comm->group->lock);
-    *comm->aborted = true;
-    comm->group->changed.notify_all();
-    return 0;
-}
 API ncclCommGetAsyncError(Comm*, int* error) {
     *error = 0;
     return 0;
@@ -272,11 +267,37 @@ API ncclCommGetAsyncError(Comm*, int* error) {
 
 struct Queued {
     Stream* stream;
+    std::shared_ptr<void> counted;
     // Of a group of calls, all begin before any works, and all have worked before any waits for its peer.
     Task begin, work, end;
 };
 static thread_local int depth = 0;
 static thread_local std::vector<Queued> queued;
+static thread_local std::vector<Comm*> leaving;
+
+// As NCCL: nobody is let go of before all captured work with calls of it is gone.
+static void leave() {
+    std::vector<Comm*> all;
+    all.swap(leaving);
+    for (Comm* comm : all) {
+        std::unique_lock<std::mutex> hold(comm->group->lock);
+        comm->group->changed.wait(hold, [&] { return *comm->captured == 0; });
+    }
+}
+
+API ncclCommDestroy(Comm* comm) {
+    leaving.push_back(comm);
+    if (depth == 0) leave();
+    return 0;
+}
+API ncclCommAbort(Comm* comm) {
+    {
+        std::lock_guard<std::mutex> hold(comm->group->lock);
+        *comm->aborted = true;
+        comm->group->changed.notify_all();
+    }
+    return ncclCommDestroy(comm);
+}
 
 static void flush() {
     std::vector<Queued> all;
@@ -293,8 +314,22 @@ static void flush() {
     });
 }
 
-static int queue(Stream* stream, Task begin, Task work, Task end) {
-    queued.push_back({stream, std::move(begin), std::move(work), std::move(end)});
+// A captured call counts as long as it may be made.
+static std::shared_ptr<void> counted(Comm* comm, Stream* stream) {
+    if (!stream->is_captured()) return nullptr;
+    auto group = comm->group;
+    auto captured = comm->captured;
+    std::lock_guard<std::mutex> hold(group->lock);
+    ++*captured;
+    return std::shared_ptr<void>(comm, [=](void*) {
+        std::lock_guard<std::mutex> hold(group->lock);
+        --*captured;
+        group->changed.notify_all();
+    });
+}
+
+static int queue(Comm* comm, Stream* stream, Task begin, Task work, Task end) {
+    queued.push_back({stream, counted(comm, stream), std::move(begin), std::move(work), std::move(end)});
     if (depth == 0) flush();
     return 0;
 }
@@ -304,7 +339,9 @@ API ncclGroupStart() {
     return 0;
 }
 API ncclGroupEnd() {
-    if (--depth == 0) flush();
+    if (--depth > 0) return 0;
+    flush();
+    leave();
     return 0;
 }
 
@@ -314,11 +351,12 @@ typedef std::map<int, Shown> Everyone;
 // show, and stays until all have.
 static int collective(Comm* comm, Stream* stream, const void* from, size_t count, int element,
                       std::function<void(Everyone&)> make) {
-    u64 number = comm->next++;
     auto group = comm->group;
     auto aborted = comm->aborted;
     int rank = comm->rank;
     auto work = [=] {
+        // Captured calls are made again and again.
+        u64 number = comm->next++;
         auto copy = std::make_shared<std::vector<unsigned char>>();
         if (from) copy->assign((const unsigned char*)from, (const unsigned char*)from + count * nccl_bytes(element));
         std::unique_lock<std::mutex> hold(group->lock);
@@ -340,7 +378,7 @@ static int collective(Comm* comm, Stream* stream, const void* from, size_t count
         group->changed.notify_all();
         group->changed.wait(hold, [&] { return *aborted || group->finished[number] == group->size; });
     };
-    return queue(stream, nullptr, work, nullptr);
+    return queue(comm, stream, nullptr, work, nullptr);
 }
 
 static void reduced(Everyone& all, size_t first, void* to, size_t count, int element, int operation) {
@@ -387,16 +425,17 @@ API ncclBroadcast(const void* from, void* to, size_t count, int element, int roo
 API ncclSend(const void* from, size_t count, int element, int peer, Comm* comm, Stream* stream) {
     auto group = comm->group;
     auto aborted = comm->aborted;
-    auto taken = std::make_shared<bool>(false);
+    auto taken = std::make_shared<std::shared_ptr<bool>>();
     std::pair<int, int> way(comm->rank, peer);
     auto begin = [=] {
         std::lock_guard<std::mutex> hold(group->lock);
-        group->sent[way].push_back({{from, count * nccl_bytes(element), nullptr}, taken});
+        *taken = std::make_shared<bool>(false);
+        group->sent[way].push_back({{from, count * nccl_bytes(element), nullptr}, *taken});
         group->changed.notify_all();
     };
-    return queue(stream, begin, nullptr, [=] {
+    return queue(comm, stream, begin, nullptr, [=] {
         std::unique_lock<std::mutex> hold(group->lock);
-        group->changed.wait(hold, [&] { return *aborted || *taken; });
+        group->changed.wait(hold, [&] { return *aborted || **taken; });
     });
 }
 API ncclRecv(void* to, size_t count, int element, int peer, Comm* comm, Stream* stream) {
@@ -418,7 +457,7 @@ API ncclRecv(void* to, size_t count, int element, int peer, Comm* comm, Stream* 
         line.pop_front();
         group->changed.notify_all();
     };
-    return queue(stream, nullptr, work, nullptr);
+    return queue(comm, stream, nullptr, work, nullptr);
 }
 
 // ---- NVML ----

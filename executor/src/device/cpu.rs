@@ -116,7 +116,6 @@ impl Device for Cpu<'_> {
     const NAME: &'static str = "cpu";
     const PRECISIONS: &'static [Precision] = &[Precision::Fp32, Precision::Bf16];
     const ATTENTION: Attention = Attention::Pieces;
-    const CAPTURES: bool = false;
 
     fn set_watch(&mut self, watch: &'static dyn Watch) {
         self.machine.watch = Some(watch);
@@ -301,6 +300,10 @@ impl Device for Cpu<'_> {
                 *value = Tensor::new(shape, states.master[range].to_vec(), dtype);
             }
         }
+        if let Some(shard) = states.shard {
+            let (shape, dtype) = (shard.shape.clone(), shard.dtype());
+            *shard = Tensor::new(shape, states.master.clone(), dtype);
+        }
         Ok(())
     }
 
@@ -439,6 +442,10 @@ impl Device for Cpu<'_> {
 
     fn settle(&self, _: &str) -> Result<(), ExecutorError> {
         Ok(())
+    }
+
+    fn captures(&self) -> Result<(), &'static str> {
+        Err("the cpu device queues no work")
     }
 
     fn begin_capture(&self) -> Result<(), ExecutorError> {

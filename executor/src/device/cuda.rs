@@ -110,7 +110,6 @@ impl Device for Machine<'_> {
     const NAME: &'static str = "cuda";
     const PRECISIONS: &'static [Precision] = &[Precision::Fp32, Precision::Bf16, Precision::Fp8];
     const ATTENTION: Attention = Attention::Fused;
-    const CAPTURES: bool = true;
 
     fn set_watch(&mut self, watch: &'static dyn Watch) {
         self.host.watch = Some(watch);
@@ -274,6 +273,8 @@ impl Device for Machine<'_> {
     ) -> Result<(), ExecutorError> {
         let weights = runs.iter().map(|run| {
             let from = run.gradient_at;
+            let value = run.value.and_then(|at| values[at].clone());
+            let shard = states.shard.as_deref();
             cuda::Weights {
                 states: [
                     part(states.master, &run.range),
@@ -281,12 +282,16 @@ impl Device for Machine<'_> {
                     part(states.variance, &run.range),
                     part(states.gradient, &(from..from + run.range.len())),
                 ],
-                rounded: run.value.and_then(|at| values[at].as_ref()),
+                rounded: value.or_else(|| shard.map(|shard| part(shard, &run.range))),
                 decays: run.decays,
             }
         });
         let weights: Vec<_> = weights.collect();
         Ok(self.optimizer()?.step(&weights)?)
+    }
+
+    fn captures(&self) -> Result<(), &'static str> {
+        self.links.captures()
     }
 
     fn begin_capture(&self) -> Result<(), ExecutorError> {

@@ -57,8 +57,6 @@ pub trait Device: Sized {
     const PRECISIONS: &'static [Precision];
     /// How core attention runs.
     const ATTENTION: Attention;
-    /// Whether steps can be captured.
-    const CAPTURES: bool;
 
     /// Shows every operator to a watch from now on.
     fn set_watch(&mut self, watch: &'static dyn Watch);
@@ -197,8 +195,8 @@ pub trait Device: Sized {
     /// # Errors
     /// See [`Device::batch`].
     fn set_scale(&self, scale: f32) -> Result<(), ExecutorError>;
-    /// One step of AdamW over runs of a partition; those of `values` that a run names receive their
-    /// weights as kernels read them.
+    /// One step of AdamW over runs of a partition; those of `values` that a run names, and the shard, receive their
+    /// weights as kernels read them, where they lie.
     ///
     /// # Errors
     /// See [`Device::batch`].
@@ -340,6 +338,11 @@ pub trait Device: Sized {
     /// # Errors
     /// See [`Device::meet`].
     fn settle(&self, what: &str) -> Result<(), ExecutorError>;
+    /// Whether steps can be captured.
+    ///
+    /// # Errors
+    /// Why they cannot.
+    fn captures(&self) -> Result<(), &'static str>;
     /// From here on records work instead of running it.
     ///
     /// # Errors
@@ -395,6 +398,8 @@ pub struct FlatStates<'s, D: Device> {
     pub variance: &'s mut D::Flat,
     /// Gradients.
     pub gradient: &'s D::Flat,
+    /// Receives the weights as kernels read them, where they are next to each other.
+    pub shard: Option<&'s mut D::Tensor>,
 }
 
 /// A run of weights of one parameter.

@@ -1,5 +1,7 @@
 //! Steps that a device captures once and then runs by one call each, and the memory of a step.
 
+use plans::ActionKind;
+
 use super::Rank;
 use crate::device::Device;
 use crate::error::ExecutorError;
@@ -7,18 +9,25 @@ use crate::job::Job;
 use crate::report::MemoryUse;
 use crate::settings::Execution;
 
-/// Refuses captured steps where the host has a part in every step.
-pub(super) fn check<D: Device>(job: &Job, watched: bool) -> Result<(), ExecutorError> {
-    let refused = |reason| Err(ExecutorError::Capture { reason });
-    match job.settings.execution {
+/// Parts of a step that are captured: passes and norm, and, where the host learns after them what other ranks measured,
+/// the update of weights.
+pub(super) type Captured<D> = [Option<<D as Device>::Captured>; 2];
+const PASSES: usize = 0;
+const UPDATE: usize = 1;
+
+/// Refuses captured steps where the host has a part in every pass.
+pub(super) fn check<D: Device>(job: &Job, device: &D, watched: bool) -> Result<(), ExecutorError> {
+    let strategy = &job.strategy;
+    let experts = strategy.ep * strategy.etp;
+    let captures = match job.settings.execution {
         Execution::Replayed | Execution::Eager => Ok(()),
-        Execution::Graph if !D::CAPTURES => refused("the cpu device queues no work"),
-        Execution::Graph if watched => refused("--break-at reads every operator"),
-        Execution::Graph if job.strategy.world() > 1 => {
-            refused("ranks send each other losses and norms through the host")
+        Execution::Graph if watched => Err("--break-at reads every operator"),
+        Execution::Graph if experts > 1 => {
+            Err("the host counts the rows that go to other ranks' experts")
         }
-        Execution::Graph => Ok(()),
-    }
+        Execution::Graph => device.captures(),
+    };
+    captures.map_err(|reason| ExecutorError::Capture { reason })
 }
 
 impl<D: Device> Rank<'_, D> {
@@ -30,27 +39,55 @@ impl<D: Device> Rank<'_, D> {
             let batch = self.micro_batch(micro_batch, step, &ids, &labels);
             self.device.batch(micro_batch, batch)?;
         }
-        let captured = match self.captured.take() {
-            Some(captured) => captured,
-            None => self.capture(step)?,
-        };
-        self.device.replay(&captured)?;
-        self.captured = Some(captured);
+        self.run(PASSES, |rank| rank.passes(step))?;
         self.report.events.clear();
-        self.conclude(step)?;
-        Ok(())
+        if self.world.size() == 1 {
+            return self.conclude(step).map(|_| ());
+        }
+        self.clip(step)?;
+        self.run(UPDATE, Self::update)
     }
 
-    fn capture(&mut self, step: u64) -> Result<D::Captured, ExecutorError> {
+    /// Everything up to what only the host knows.
+    fn passes(&mut self, step: u64) -> Result<(), ExecutorError> {
         let last_backward = self.last_backward();
-        self.device.begin_capture()?;
-        let mut actions = self.actions.iter();
-        let queued = actions.try_for_each(|&action| self.act(action, step, &last_backward));
-        // Recording must end also where queueing failed, and its failure is the cause of the other.
-        let captured = self.device.end_capture();
-        queued?;
+        let actions = self.actions;
+        for (index, &action) in actions.iter().enumerate() {
+            if action.kind == ActionKind::Optim {
+                self.measure()?;
+            } else {
+                self.prefetch(action, &actions[index + 1..])?;
+                self.act(action, step, &last_backward)?;
+            }
+        }
+        if self.world.size() == 1 {
+            self.update()?;
+        }
         self.take_routed();
-        captured
+        // All that travels is part of it.
+        self.device.sent()
+    }
+
+    /// Runs a part of the step by one call, after capturing it if it was not.
+    fn run(
+        &mut self,
+        part: usize,
+        queue: impl FnOnce(&mut Self) -> Result<(), ExecutorError>,
+    ) -> Result<(), ExecutorError> {
+        let captured = match self.captured[part].take() {
+            Some(captured) => captured,
+            None => {
+                self.device.begin_capture()?;
+                let queued = queue(self);
+                // Recording must end also where queueing failed, and its failure is the cause of the other.
+                let captured = self.device.end_capture();
+                queued?;
+                captured?
+            }
+        };
+        let running = self.device.replay(&captured);
+        self.captured[part] = Some(captured);
+        running
     }
 
     /// Keeps what the step used of the device's memory, if no step before used more.

@@ -370,11 +370,11 @@ impl<D: Device> States<D> {
                 momentum: &mut partition.momentum,
                 variance: &mut partition.variance,
                 gradient: &partition.gradient,
+                shard: partition.shard.as_mut(),
             };
             device.adamw(states, &runs, &mut self.values)?;
             device.clear(&mut partition.gradient)?;
         }
-        self.round_shards(device)?;
         self.reshard();
         Ok(())
     }

@@ -50,7 +50,7 @@ pub(super) fn measure(
     optimizer.set_numbers(&STEP)?;
     let weights = [Weights {
         states: [&master, &momentum, &variance, &gradient.tensor].map(Tensor::clone),
-        rounded: Some(&rounded),
+        rounded: Some(rounded.clone()),
         decays: true,
     }];
     optimizer.measure(gradients, &[], None)?;

@@ -160,6 +160,65 @@ fn captures_steps() {
     close("gpt in bf16", &replayed.0, &on_cuda(&replayed.1), 2e-3);
 }
 
+/// Messages are part of captured work. The host tells of losses and norms between its two parts.
+#[test]
+fn captures_steps_of_several_ranks() {
+    if !is_elsewhere() {
+        return elsewhere("captures_steps_of_several_ranks", &[]);
+    }
+    let [gpt, llama, mixtral] = models();
+    let cases = [
+        (&gpt, "dp=2,zero=0,mbs=1", Precision::Fp32),
+        (&gpt, "pp=2,zero=1,mbs=1", Precision::Fp32),
+        (&llama, "dp=2,zero=3,mbs=1", Precision::Bf16),
+        (
+            &llama,
+            "dp_shard=2,dp_replicate=2,zero=2,mbs=1",
+            Precision::Fp32,
+        ),
+        (
+            &llama,
+            "tp=2,sp=on,pp=2,mbs=1,schedule=zb-h1",
+            Precision::Fp32,
+        ),
+        (
+            &llama,
+            "cp=2,cp_kind=ring,mbs=2,recompute=full",
+            Precision::Fp32,
+        ),
+        (&mixtral, "dp=2,zero=1,mbs=2", Precision::Bf16),
+    ];
+    for (model, layout, precision) in cases {
+        let what = format!("{} {layout}", model.name);
+        let [replayed, captured] = [Execution::Replayed, Execution::Graph].map(|execution| {
+            let job = graphs::job(model, layout, precision, execution);
+            on_gpus(&job, Messages::Nccl).unwrap_or_else(|e| panic!("{what}: {e}"))
+        });
+        assert_eq!(captured.losses, replayed.losses, "{what}");
+        assert_eq!(captured.gradient_norms, replayed.gradient_norms, "{what}");
+        let [here, there] = [&captured, &replayed].map(Outcome::weights_sha256);
+        assert_eq!(here, there, "{what}");
+    }
+}
+
+/// The other waits for it on the device, inside captured work that its groups cannot end before.
+#[test]
+fn a_rank_that_fails_in_a_captured_step_ends_the_others() {
+    const TEST: &str = "a_rank_that_fails_in_a_captured_step_ends_the_others";
+    if !is_elsewhere() {
+        return elsewhere(TEST, &[("EMULATED_NO_GRAPHS", "1")]);
+    }
+    let [_, llama, _] = models();
+    for layout in ["dp=2,zero=3,mbs=1", "tp=2,sp=on,mbs=2"] {
+        let job = graphs::job(&llama, layout, Precision::Fp32, Execution::Graph);
+        let trained = on_gpus(&job, Messages::Nccl).map(|_| ());
+        let error = trained
+            .expect_err("rank 1 runs no captured work")
+            .to_string();
+        assert!(error.contains("cuGraphLaunch"), "{error}");
+    }
+}
+
 /// Kernels do not stand in for a product that fails.
 #[test]
 fn a_product_that_fails_ends_the_run() {

@@ -130,4 +130,8 @@ impl Links for EchoLinks {
     fn settle(&self, _: &str) -> Result<(), CudaError> {
         self.device.launcher.synchronize()
     }
+
+    fn captures(&self) -> Result<(), &'static str> {
+        Ok(())
+    }
 }

@@ -175,4 +175,11 @@ impl Links for HostLinks<'_> {
     fn settle(&self, _: &str) -> Result<(), CudaError> {
         self.device.launcher.synchronize()
     }
+
+    fn captures(&self) -> Result<(), &'static str> {
+        match self.comm.world() {
+            1 => Ok(()),
+            _ => Err("messages pass through the memory of the hosts"),
+        }
+    }
 }

@@ -93,6 +93,11 @@ pub trait Links {
     /// # Errors
     /// See [`Links::all_reduce`].
     fn settle(&self, what: &str) -> Result<(), CudaError>;
+    /// Whether messages can be part of captured work.
+    ///
+    /// # Errors
+    /// Why they cannot.
+    fn captures(&self) -> Result<(), &'static str>;
 }
 
 /// A collective under way, to be waited for by who began it. It holds what it reads and writes.

@@ -11,7 +11,7 @@ use crate::comm::{Communicator, Group};
 use crate::cuda::error::CudaError;
 use crate::cuda::gpu::{Event, Gpu};
 use crate::cuda::launcher::Launcher;
-use crate::cuda::nccl::{NcclGroup, Reduction, settle};
+use crate::cuda::nccl::{NcclGroup, Reduction, give_up, settle};
 use crate::cuda::sys::nccl::Nccl;
 use crate::cuda::tensor::Tensor;
 
@@ -242,16 +242,18 @@ impl Links for NcclLinks<'_> {
         let pair = self.pair(to, channel);
         let met = self.group(&pair)?;
         let end = self.queue(&met, || met.send(x, 1 - pair.index))?;
-        // What has arrived is let go of.
         let mut sending = self.sending.borrow_mut();
-        let mut going = Vec::with_capacity(sending.len() + 1);
-        for (end, x) in sending.drain(..) {
-            if !end.is_reached()? {
-                going.push((end, x));
+        // What has arrived is let go of. Of captured work nobody knows.
+        if !self.gpu.is_capturing() {
+            let mut going = Vec::with_capacity(sending.len() + 1);
+            for (end, x) in sending.drain(..) {
+                if !end.is_reached()? {
+                    going.push((end, x));
+                }
             }
+            *sending = going;
         }
-        going.push((end, x.clone()));
-        *sending = going;
+        sending.push((end, x.clone()));
         Ok(())
     }
 
@@ -283,5 +285,23 @@ impl Links for NcclLinks<'_> {
         let groups = self.groups.borrow();
         let groups: Vec<&NcclGroup> = groups.values().map(|group| &**group).collect();
         settle(&groups, &self.gpu.event()?, self.comm, (what, self.timeout))
+    }
+
+    fn captures(&self) -> Result<(), &'static str> {
+        Ok(())
+    }
+}
+
+impl Drop for NcclLinks<'_> {
+    fn drop(&mut self) {
+        // Groups end once no captured work has messages of them.
+        self.gpu.forget_captured();
+        let is_idle = self.gpu.event().and_then(|end| end.is_reached());
+        if !matches!(is_idle, Ok(true)) {
+            let groups = self.groups.borrow();
+            let groups: Vec<&NcclGroup> = groups.values().map(|group| &**group).collect();
+            // Nothing can be done where it fails.
+            let _ = give_up(&groups);
+        }
     }
 }

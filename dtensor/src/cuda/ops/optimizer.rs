@@ -22,11 +22,11 @@ const SCALE: u64 = 8;
 
 /// A run of weights with their states, all in 32 bits.
 #[derive(Clone, Debug)]
-pub struct Weights<'w> {
+pub struct Weights {
     /// Weights, momentum, variance and gradient.
     pub states: [Tensor; 4],
     /// Receives the weights as other kernels read them.
-    pub rounded: Option<&'w Tensor>,
+    pub rounded: Option<Tensor>,
     /// Whether they decay.
     pub decays: bool,
 }
@@ -150,17 +150,17 @@ impl Optimizer {
     ///
     /// # Errors
     /// When memory or the device fails.
-    pub fn step(&self, weights: &[Weights<'_>]) -> Result<(), CudaError> {
+    pub fn step(&self, weights: &[Weights]) -> Result<(), CudaError> {
         let mut chunks = 0;
         let runs: Vec<WeightsArgument> = weights
             .iter()
             .filter(|run| !run.states[0].is_empty())
             .map(|run| WeightsArgument {
                 states: run.states.each_ref().map(Tensor::address),
-                weights: run.rounded.map_or(0, Tensor::address),
+                weights: run.rounded.as_ref().map_or(0, Tensor::address),
                 count: run.states[0].len() as i64,
                 first: claim(&mut chunks, run.states[0].len()),
-                is_bf16: i32::from(run.rounded.is_some_and(Tensor::is_bf16)),
+                is_bf16: i32::from(run.rounded.as_ref().is_some_and(Tensor::is_bf16)),
                 decays: i32::from(run.decays),
             })
             .collect();

@@ -82,11 +82,11 @@ fn one_launch_of_the_optimizer_takes_many_runs() {
             (measured - squares).abs() <= 1e-6 * squares,
             "{measured} {squares}"
         );
-        let weights: Vec<Weights<'_>> = (0..)
+        let weights: Vec<Weights> = (0..)
             .zip(all.iter().zip(&values))
             .map(|(k, ((here, _), value))| Weights {
                 states: here.clone(),
-                rounded: value.as_ref(),
+                rounded: value.clone(),
                 decays: k % 2 == 0,
             })
             .collect();

@@ -1,0 +1,161 @@
+//! The end of a step: tied weights, loss and norm, clipping, the optimizer.
+
+use std::sync::Arc;
+
+use dtensor::comm::Message;
+use dtensor::cpu::ExactSum;
+
+use super::Rank;
+use crate::device::Device;
+use crate::error::ExecutorError;
+
+/// Channels of tied weights' gradients, from the first stage and to it, and of which elements come.
+pub(super) const TIED: [u64; 2] = [40, 41];
+const BOUNDS: [u64; 2] = [42, 43];
+/// What tied weights are called in errors.
+const WHAT: &str = "tied weights";
+
+impl<D: Device> Rank<'_, D> {
+    /// All of it. A rank that is alone does not wait for its device.
+    pub(super) fn optimize(&mut self, step: u64) -> Result<(), ExecutorError> {
+        self.measure()?;
+        if self.world.size() > 1 {
+            self.clip(step)?;
+        }
+        self.update()
+    }
+
+    /// Whole gradients and their squares.
+    pub(super) fn measure(&mut self) -> Result<(), ExecutorError> {
+        let tied = self.add_tied()?;
+        let optimizer = &self.job.settings.optimizer;
+        let tp = self.place.tp;
+        let measured = self.stages.iter().flat_map(|(stage, made)| {
+            let skip = tied.filter(|_| *stage > 0);
+            made.states.measured(tp, skip)
+        });
+        let measured: Vec<_> = measured.collect();
+        let losses = self.losses.as_ref();
+        self.device.measure(&measured, losses, optimizer)
+    }
+
+    /// The factor of clipping by the squares of all ranks.
+    pub(super) fn clip(&mut self, step: u64) -> Result<(), ExecutorError> {
+        let norm = self.conclude(step)?;
+        let scale = self.job.settings.optimizer.scale(norm);
+        self.device.set_scale(scale)
+    }
+
+    /// The optimizer.
+    pub(super) fn update(&mut self) -> Result<(), ExecutorError> {
+        for (_, stage) in &mut self.stages {
+            stage.states.step(&self.device)?;
+        }
+        Ok(())
+    }
+
+    /// Loss and gradient norm over all ranks; returns the norm.
+    pub(super) fn conclude(&mut self, step: u64) -> Result<f64, ExecutorError> {
+        // A rank that failed is noticed here: reading would wait for it.
+        self.device.settle("a step")?;
+        let mut loss = ExactSum::default();
+        if let Some(losses) = &self.losses {
+            for &token in self.device.read(losses, 0..D::len(losses))?.iter() {
+                loss.add(f64::from(token));
+            }
+        }
+        let mut message = loss.bytes();
+        let split = message.len();
+        message.extend(self.device.squares()?.bytes());
+        let comm = self.comm;
+        let message = Arc::new(message);
+        let mut loss = ExactSum::default();
+        let mut squares = ExactSum::default();
+        let arrived = self.world.all_gather(comm, "loss and norm", message)?;
+        for part in arrived.wait(comm)? {
+            loss.merge(&ExactSum::from_bytes(&part[..split]));
+            squares.merge(&ExactSum::from_bytes(&part[split..]));
+        }
+        let tokens = self.job.global_batch * self.job.seq_len;
+        let loss = loss.value() / tokens as f64;
+        let norm = squares.value().sqrt();
+        for (what, value) in [("the loss", loss), ("the gradient norm", norm)] {
+            if !value.is_finite() {
+                self.name_non_finite(step)?;
+                return Err(ExecutorError::NotFinite { step, what, value });
+            }
+        }
+        self.report.losses.push(loss);
+        self.report.gradient_norms.push(norm);
+        Ok(norm)
+    }
+
+    /// Exchanges gradients of a weight that the first and the last stage both hold. Returns its
+    /// slot in the last stage, if this rank has that stage and another one has the first.
+    fn add_tied(&mut self) -> Result<Option<usize>, ExecutorError> {
+        let Some(name) = self.tied_name() else {
+            return Ok(None);
+        };
+        let last = self.last_stage();
+        let comm = self.comm;
+        let ends = [0, last];
+        let mut found = [None, None];
+        // Send both before receiving either: one rank may hold both ends of a V.
+        for (end, &stage) in ends.iter().enumerate() {
+            let Some((_, made)) = self.stages.iter().find(|(s, _)| *s == stage) else {
+                continue;
+            };
+            let slot = made.states.slots.iter().position(|s| s.name == name);
+            let slot = slot.expect("both ends hold the tied weight");
+            found[end] = Some(slot);
+            let own = made.states.own_gradient(&self.device, slot)?;
+            let own = own.filter(|(range, _)| !range.is_empty());
+            let bounds = own
+                .as_ref()
+                .map_or([0, 0], |(range, _)| [range.start as u64, range.end as u64]);
+            let bounds: Message = Arc::new(bytemuck::cast_slice(&bounds).to_vec());
+            for peer in self.sharers(ends[1 - end]) {
+                comm.send(peer, BOUNDS[end], WHAT, Message::clone(&bounds))?;
+                if let Some((_, parcel)) = &own {
+                    self.device.send(peer, TIED[end], WHAT, parcel)?;
+                }
+            }
+        }
+        let mut arrived = Vec::new();
+        for (end, &stage) in ends.iter().enumerate() {
+            let Some(slot) = found[end] else { continue };
+            for peer in self.sharers(ends[1 - end]) {
+                let bounds = comm.receive(peer, BOUNDS[1 - end], WHAT)?;
+                let bounds: Vec<u64> = bytemuck::pod_collect_to_vec(&bounds);
+                let (first, len) = (bounds[0] as usize, (bounds[1] - bounds[0]) as usize);
+                if len > 0 {
+                    let channel = TIED[1 - end];
+                    let theirs = self.device.receive_flat(peer, channel, WHAT, len)?;
+                    arrived.push((stage, slot, first, theirs));
+                }
+            }
+        }
+        // Gradients that are still being sent must stay as they are.
+        self.device.sent()?;
+        for (stage, slot, first, theirs) in arrived {
+            let at = self.stages.iter().position(|(s, _)| *s == stage);
+            let states = &mut self.stages[at.expect("found above")].1.states;
+            states.add_tied(&self.device, slot, (first, &theirs))?;
+        }
+        Ok(found[1])
+    }
+
+    /// Ranks that share the dense states of another stage at this rank's place.
+    pub(super) fn sharers(&self, stage: u32) -> Vec<usize> {
+        let sharded = self.job.strategy.zero != spec::Zero::Z0;
+        let owner = u64::from(self.job.schedule.rank_of_stage[stage as usize]);
+        let peer = self.mesh.peer(self.place.rank, owner);
+        if sharded {
+            self.mesh
+                .group(peer, 0, |p| (p.pp, p.tp, p.dp_replicate))
+                .ranks
+        } else {
+            vec![peer]
+        }
+    }
+}
