@@ -63,7 +63,9 @@ pub(crate) fn peaks(
             for action in actions {
                 let elements = assembled.elements(costs, strategy, action.stage);
                 live += apart.before(costs, strategy, action.kind, elements);
-                let change = changes[&action.stage].get(&action.kind);
+                // The optimizer is of all stages, and takes nothing.
+                let of_stage = changes.get(&action.stage);
+                let change = of_stage.and_then(|changes| changes.get(&action.kind));
                 let change = change.copied().unwrap_or_default();
                 most = most.max(live + change.most as i64);
                 live += change.left;

@@ -23,6 +23,8 @@ pub struct RankReport {
     pub step_times: Vec<f64>,
     /// What ran when in the last step; nothing of a captured step, which is one call.
     pub events: Vec<Event>,
+    /// Seconds that the device took for the passes of every step that was captured: the rest is the host's.
+    pub captured_times: Vec<f64>,
     /// States.
     pub states: StateBytes,
     /// Most bytes kept for backward at any moment of a step.

@@ -3,7 +3,8 @@
     python3 tests/gpu/train.py VESCALE_PLAN CASES.json PROFILE.yaml OUT.json [TORCH.json]
 
 Times are predicted twice: with the presets only, and with the profile of this GPU, to which what a plan needs is added first.
-Exits with 1 where a run fails, where a prediction is further off than CASES.json allows, where a counted byte is not the predicted one (the most in use of all: by more than 2%), where a loss is no number or not
+Exits with 1 where a run fails, where a prediction is further off than CASES.json allows, where the host holds up more of a captured
+step than that allows, where a counted byte is not the predicted one (the most in use of all: by more than 2%), where a loss is no number or not
 that of the same steps queued kernel by kernel (within 0.2% where a library runs core attention), or where our tokens per second are under 0.8 of
 PyTorch's (TORCH.json, of torch_train.py). Nothing here is told how long a run took before it predicts. OUT.json is written after every
 run, so one that is stopped leaves what it has seen.
@@ -78,6 +79,13 @@ def off(errors, limits):
     return found
 
 
+def gap(measured, limit):
+    """What of a captured step the GPU does not take, if it is too much."""
+    captured = measured["captured_time_s"]
+    share = 0.0 if captured is None else 1 - captured / measured["step_time_s"]
+    return [f"the host holds up {share:.1%} of a captured step"] if share > limit else []
+
+
 def train(binary, cases, model, strategy, execution, profile, folder):
     plan, data = os.path.join(folder, "plan.yaml"), os.path.join(folder, "tokens.bin")
     shape = ["--seq", str(model["seq"]), "--global-batch", str(model["global_batch"])]
@@ -97,11 +105,13 @@ def train(binary, cases, model, strategy, execution, profile, folder):
         "step_time_s": seconds,
         "tokens_per_s": measured["tokens_per_s"],
         "losses": losses,
+        "captured_time_s": measured["captured_time_s"],
         "attention_library": measured["attention_library"],
         "step_time_error": errors,
         "memory": measured["memory"],
         "failed": [f"{line['name']}: bytes differ" for line in measured["memory"] if differs(line)]
         + ["a loss is no number" for loss in losses if not math.isfinite(loss)]
+        + gap(measured, cases.get("host", 1.0))
         + off(errors, cases.get("limits", {})),
     }
 

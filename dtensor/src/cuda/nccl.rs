@@ -25,6 +25,9 @@ use crate::cpu::CpuError;
 const POLL: Duration = Duration::from_micros(50);
 const SOON: Duration = Duration::from_millis(1);
 
+/// The oldest release that gives up several groups at once.
+const OLDEST: c_int = 22_200;
+
 /// The ranks of a group, each with its GPU.
 pub struct NcclGroup {
     nccl: Rc<Nccl>,
@@ -91,7 +94,7 @@ impl NcclGroup {
         group: &Group,
         side: Option<Stream>,
     ) -> Result<Self, CudaError> {
-        let nccl = Rc::new(Nccl::load()?);
+        let nccl = Rc::new(load()?);
         let what = "meeting for NCCL";
         let own = match group.index {
             0 => Some(Arc::new(unique_id(&nccl)?.0.to_vec())),
@@ -331,6 +334,11 @@ impl NcclGroup {
         Ok(state != 0 && state != nccl::IN_PROGRESS)
     }
 
+    /// Whether something was queued of which nobody knows that it ended.
+    pub(super) fn is_open(&self) -> bool {
+        self.open.get()
+    }
+
     /// Ends kernels that wait for a peer. Nothing can be queued after.
     fn abort(&self) -> Result<(), CudaError> {
         if self.aborted.replace(true) {
@@ -355,8 +363,21 @@ impl NcclGroup {
     }
 }
 
-/// Ends kernels of groups of one GPU that wait for a peer. Together: who is given up alone may wait for a kernel that
-/// waits in another group. NCCL keeps a group for as long as captured work has messages of it.
+/// Whether `done` is reached, now or soon: an event that was recorded a moment ago is not, on an idle device.
+pub(super) fn is_soon(done: &Event) -> Result<bool, CudaError> {
+    let start = Instant::now();
+    while !done.is_reached()? {
+        if start.elapsed() >= SOON {
+            return Ok(false);
+        }
+        std::hint::spin_loop();
+    }
+    Ok(true)
+}
+
+/// Ends kernels of groups of one GPU that wait for a peer. Together, as NCCL can since 2.22: who is given up alone may
+/// wait for a kernel that waits in another group (NVIDIA/nccl#1013). NCCL keeps a group for as long as captured work has
+/// messages of it.
 pub(super) fn give_up(groups: &[&NcclGroup]) -> Result<(), CudaError> {
     let Some(first) = groups.first() else {
         return Ok(());
@@ -423,6 +444,24 @@ impl Drop for NcclGroup {
     }
 }
 
+/// Loads the library, if its release is not too old.
+pub(super) fn load() -> Result<Nccl, CudaError> {
+    let nccl = Nccl::load()?;
+    let mut version = 0;
+    // SAFETY: writes one number.
+    unsafe { nccl.version(&raw mut version) }?;
+    let release = |code: c_int| format!("{}.{}.{}", code / 10_000, code / 100 % 100, code % 100);
+    if version < OLDEST {
+        return Err(CudaError::Old {
+            library: Name::Nccl,
+            release: release(version),
+            path: nccl.path,
+            oldest: release(OLDEST),
+        });
+    }
+    Ok(nccl)
+}
+
 fn unique_id(nccl: &Nccl) -> Result<UniqueId, CudaError> {
     let mut id = UniqueId([0; 128]);
     // SAFETY: writes 128 bytes.
@@ -436,17 +475,13 @@ mod tests {
 
     #[test]
     fn ids_are_made_without_a_gpu() {
-        let nccl = match Nccl::load() {
+        let nccl = match load() {
             Ok(nccl) => nccl,
             Err(error) => {
                 assert_eq!(Name::Nccl.open().err(), Some(error));
                 return;
             }
         };
-        let mut version = 0;
-        // SAFETY: writes one number.
-        unsafe { nccl.version(&raw mut version) }.expect("has a version");
-        assert!(version >= 22_000, "{version}");
         let (a, b) = (unique_id(&nccl), unique_id(&nccl));
         assert!(a.is_ok() && b.is_ok() && a != b);
     }

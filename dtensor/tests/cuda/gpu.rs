@@ -91,7 +91,8 @@ fn every_collective_with_one_rank() {
     }
 }
 
-/// A queue of its own comes after what it forked from, and what joins it after its end.
+/// A queue of its own comes after what it forked from, and what joins it after its end; so again where both are
+/// captured.
 #[test]
 fn queues_fork_and_join() {
     let Some((gpu, device)) = gpu() else {
@@ -102,22 +103,32 @@ fn queues_fork_and_join() {
     let group = group.expect("NCCL starts");
     let side = group.side().expect("it is beside");
     let (x, values) = numbers(&device, DType::F32);
-    let to = device.zeros(vec![1000], DType::F32).expect("memory");
+    let [sum, total] = [(); 2].map(|()| device.zeros(vec![1000], DType::F32).expect("memory"));
+    let work = || -> Result<(), CudaError> {
+        let twice = device.add(&x, &x)?;
+        gpu.fork(side)?;
+        group.all_reduce(&twice, &sum, Reduction::Sum)?;
+        gpu.join(&gpu.end_of(side)?)?;
+        device.add_into(&total, &sum)
+    };
     for _ in 0..100 {
-        let twice = device.add(&x, &x).expect("runs");
-        gpu.fork(side).expect("forks");
-        let sum = group.all_reduce(&twice, &to, Reduction::Sum);
-        sum.expect("reduces");
-        let end = gpu.end_of(side).expect("ends");
-        gpu.join(&end).expect("joins");
-        device.add_into(&to, &x).expect("runs");
+        work().expect("runs");
+    }
+    device.begin_capture().expect("begins");
+    let recorded = work();
+    let graph = device.end_capture().expect("both queues have joined");
+    recorded.expect("is recorded");
+    for _ in 0..100 {
+        graph.replay().expect("runs");
     }
     group
         .finish(&world[0], "test", Duration::from_secs(10))
         .expect("nobody failed");
-    let got = device.download(&to).expect("reads").into_f32();
-    let want: Vec<f32> = values.iter().map(|x| 3.0 * x).collect();
+    let got = device.download(&total).expect("reads").into_f32();
+    let want: Vec<f32> = values.iter().map(|x| 400.0 * x).collect();
     assert_eq!(got, want);
+    // A group ends after what was captured of it.
+    drop(graph);
 }
 
 /// What a rank sends to itself, and groups of one.

@@ -272,6 +272,19 @@ inline void __syncthreads() { emulator::wait(emulator::BLOCK); }
 template <class T> T __shfl_xor_sync(unsigned, T x, int mask) {
     return emulator::exchange(x, (emulator::current & 31) ^ mask);
 }
+inline void __syncwarp() { emulator::wait(emulator::WARP); }
+// The lanes that show the same.
+inline unsigned __match_any_sync(unsigned, unsigned x) {
+    unsigned same = 0;
+    for (int lane = 0; lane < 32; lane++) same |= (unsigned)(emulator::exchange(x, lane) == x) << lane;
+    return same;
+}
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline unsigned atomicAdd(unsigned* to, unsigned x) {
+    unsigned before = *to;
+    *to += x;
+    return before;
+}
 inline unsigned __float_as_uint(float x) {
     unsigned bits;
     memcpy(&bits, &x, 4);

@@ -40,12 +40,20 @@ impl<D: Device> Rank<'_, D> {
             self.device.batch(micro_batch, batch)?;
         }
         self.run(PASSES, |rank| rank.passes(step))?;
-        self.report.events.clear();
-        if self.world.size() == 1 {
-            return self.conclude(step).map(|_| ());
+        let alone = self.world.size() == 1;
+        match alone {
+            true => self.conclude(step).map(|_| ())?,
+            false => self.clip(step)?,
         }
-        self.clip(step)?;
-        self.run(UPDATE, Self::update)
+        self.report.events.clear();
+        // Before the passes' there may be the update of the step before.
+        self.report
+            .captured_times
+            .extend(self.device.laps()?.last());
+        match alone {
+            true => Ok(()),
+            false => self.run(UPDATE, Self::update),
+        }
     }
 
     /// Everything up to what only the host knows.
@@ -85,9 +93,10 @@ impl<D: Device> Rank<'_, D> {
                 captured?
             }
         };
-        let running = self.device.replay(&captured);
+        self.device.mark()?;
+        self.device.replay(&captured)?;
         self.captured[part] = Some(captured);
-        running
+        self.device.mark()
     }
 
     /// Keeps what the step used of the device's memory, if no step before used more.

@@ -198,6 +198,9 @@ fn captures_steps_of_several_ranks() {
         assert_eq!(captured.gradient_norms, replayed.gradient_norms, "{what}");
         let [here, there] = [&captured, &replayed].map(Outcome::weights_sha256);
         assert_eq!(here, there, "{what}");
+        // Of all steps but the first, the passes: not the update of the step before.
+        let mut times = captured.ranks.iter().map(|rank| rank.captured_times.len());
+        assert!(times.all(|count| count == 3), "{what}");
     }
 }
 
@@ -267,6 +270,22 @@ fn what_keeps_cudnn_from_attention_is_said() {
         _ => Err("cudnnCreate of cuDNN failed: not initialised (code 1001)".to_owned()),
     };
     assert_eq!(said, expected);
+}
+
+#[test]
+fn an_old_nccl_is_refused() {
+    if !is_elsewhere() {
+        return elsewhere("an_old_nccl_is_refused", &[("EMULATED_NCCL", "22105")]);
+    }
+    let [gpt, ..] = models();
+    let on = job(&gpt, "dp=2,mbs=2", Numerics::Fast, Precision::Fp32);
+    let trained = on_gpus(&on, Messages::Nccl).map(|_| ());
+    let error = trained.expect_err("it is too old").to_string();
+    let said = "libnccl.so.2 is older than 2.22.0";
+    assert!(
+        error.contains("NCCL 2.21.5") && error.contains(said),
+        "{error}"
+    );
 }
 
 /// The rank whose memory is full says so, and the other does not wait for it for ever.

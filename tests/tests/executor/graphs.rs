@@ -68,6 +68,11 @@ fn captured_steps_are_the_steps_queued_anew() {
         assert_eq!(here.peak_saved, there.peak_saved, "{what}");
         assert_eq!(here.routed, there.routed, "{what}");
         assert!(here.events.is_empty() && !there.events.is_empty(), "{what}");
+        // All but the first step.
+        let within = |(captured, step): (&f64, &f64)| captured <= step;
+        let mut times = here.captured_times.iter().zip(&here.step_times[1..]);
+        assert_eq!(times.len(), 3, "{what}");
+        assert!(times.all(within) && there.captured_times.is_empty(), "{what}");
     }
 }
 

@@ -134,6 +134,8 @@ pub(crate) struct Comparison {
     /// Absent without a profile of this machine.
     pub(crate) predicted_step_time_s: Option<f64>,
     pub(crate) tokens_per_s: f64,
+    /// Median time of a captured step's passes on the GPU that took longest; absent where steps are not captured.
+    pub(crate) captured_time_s: Option<f64>,
     pub(crate) phases: Vec<PhaseJson>,
     pub(crate) memory: Vec<MemoryJson>,
     /// The most that a rank took from its GPU, with rounding and pieces that no tensor had; absent where it is
@@ -161,6 +163,9 @@ impl Comparison {
             step_time_s,
             predicted_step_time_s: times.map(|t| t.step_time_s),
             tokens_per_s: (job.global_batch * job.seq_len) as f64 / step_time_s,
+            captured_time_s: ranks()
+                .filter_map(|rank| median(&rank.captured_times))
+                .reduce(f64::max),
             phases: phases(&outcome.timeline(), times.map(|t| &t.timeline)),
             memory: memory(job, outcome, predicted)?,
             attention_library: asked().find_map(Result::ok),
@@ -255,8 +260,11 @@ impl Comparison {
                 "  taken from the GPU, with rounding and free pieces: {reserved}\n"
             ));
         }
-        if self.phases.is_empty() {
-            text.push_str("\nA captured step is one call: its actions are not timed.\n");
+        if let Some(captured) = self.captured_time_s {
+            text.push_str(&format!(
+                "\nCaptured passes are one call: their actions are not timed. The GPU takes {:.1} ms of a step for them.\n",
+                captured * 1e3
+            ));
             return text;
         }
         text.push_str("\ntime of the last step, by action              measured      predicted\n");

@@ -151,20 +151,20 @@ DEVICE void top_k_backward(T* d_logits, const float* gradient, const u32* chosen
     }
 }
 
+// Choices of a chunk: eight warps treat the eighths of it, each in lines of 32.
 #define CHUNK 1024
+#define EIGHTH (CHUNK / 8)
 
 // How many choices of each chunk go to each expert: counts[expert · chunks + chunk].
 KERNEL route_count(u32* counts, const u32* chosen, i64 choices, int experts) {
-    __shared__ u32 own[CHUNK];
-    i64 start = (i64)blockIdx.x * CHUNK;
-    int here = (int)(choices - start < CHUNK ? choices - start : CHUNK);
-    for (int i = threadIdx.x; i < here; i += blockDim.x) own[i] = chosen[start + i];
+    __shared__ u32 own[MOST_EXPERTS];
+    i64 start = (i64)blockIdx.x * CHUNK, end = start + CHUNK < choices ? start + CHUNK : choices;
+    for (int e = threadIdx.x; e < experts; e += blockDim.x) own[e] = 0;
     __syncthreads();
-    for (int e = threadIdx.x; e < experts; e += blockDim.x) {
-        u32 count = 0;
-        for (int i = 0; i < here; i++) count += own[i] == (u32)e;
-        counts[(i64)e * gridDim.x + blockIdx.x] = count;
-    }
+    for (i64 i = start + threadIdx.x; i < end; i += blockDim.x) atomicAdd(&own[chosen[i]], 1u);
+    __syncthreads();
+    for (int e = threadIdx.x; e < experts; e += blockDim.x)
+        counts[(i64)e * gridDim.x + blockIdx.x] = own[e];
 }
 
 // Where each expert's rows begin, and each chunk's rows among them, in place of the counts. One block.
@@ -200,19 +200,37 @@ KERNEL route_scan(u32* counts, u32* offsets, int experts, int chunks) {
 // The choice behind every row and the row of every choice: rows by expert, then by token.
 KERNEL route_place(u32* source, u32* place, const u32* starts, const u32* chosen, i64 choices,
                    int experts) {
-    __shared__ u32 own[CHUNK];
-    i64 start = (i64)blockIdx.x * CHUNK;
-    int here = (int)(choices - start < CHUNK ? choices - start : CHUNK);
-    for (int i = threadIdx.x; i < here; i += blockDim.x) own[i] = chosen[start + i];
+    // The next row of every warp's choices.
+    __shared__ u32 next[8][MOST_EXPERTS];
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    i64 first = (i64)blockIdx.x * CHUNK + warp * EIGHTH + lane;
+    for (int e = lane; e < experts; e += 32) next[warp][e] = 0;
+    __syncwarp();
+    for (i64 i = first; i < first + EIGHTH; i += 32)
+        if (i < choices) atomicAdd(&next[warp][chosen[i]], 1u);
     __syncthreads();
     for (int e = threadIdx.x; e < experts; e += blockDim.x) {
         u32 at = starts[(i64)e * gridDim.x + blockIdx.x];
-        for (int i = 0; i < here; i++)
-            if (own[i] == (u32)e) {
-                source[at] = (u32)(start + i);
-                place[start + i] = at;
-                at++;
-            }
+        for (int w = 0; w < 8; w++) {
+            u32 count = next[w][e];
+            next[w][e] = at;
+            at += count;
+        }
+    }
+    __syncthreads();
+    for (i64 i = first; i < first + EIGHTH; i += 32) {
+        bool is_one = i < choices;
+        u32 expert = is_one ? chosen[i] : ~0u, row = 0;
+        // Lanes with choices of the same expert, in the order of tokens.
+        u32 same = __match_any_sync(0xffffffffu, expert);
+        if (is_one) {
+            row = next[warp][expert] + __popc(same & ((1u << lane) - 1));
+            source[row] = (u32)i;
+            place[i] = row;
+        }
+        __syncwarp();
+        if (is_one && same >> lane == 1) next[warp][expert] = row + 1;
+        __syncwarp();
     }
 }
 

@@ -11,8 +11,7 @@ use crate::comm::{Communicator, Group};
 use crate::cuda::error::CudaError;
 use crate::cuda::gpu::{Event, Gpu};
 use crate::cuda::launcher::Launcher;
-use crate::cuda::nccl::{NcclGroup, Reduction, give_up, settle};
-use crate::cuda::sys::nccl::Nccl;
+use crate::cuda::nccl::{self, NcclGroup, Reduction, give_up, is_soon, settle};
 use crate::cuda::tensor::Tensor;
 
 /// Bytes of a greeting, out and in.
@@ -44,7 +43,7 @@ impl<'c> NcclLinks<'c> {
         comm: &'c dyn Communicator,
         timeout: Duration,
     ) -> Result<Self, CudaError> {
-        Nccl::load()?;
+        nccl::load()?;
         Ok(Self {
             gpu,
             comm,
@@ -296,10 +295,10 @@ impl Drop for NcclLinks<'_> {
     fn drop(&mut self) {
         // Groups end once no captured work has messages of them.
         self.gpu.forget_captured();
-        let is_idle = self.gpu.event().and_then(|end| end.is_reached());
-        if !matches!(is_idle, Ok(true)) {
-            let groups = self.groups.borrow();
-            let groups: Vec<&NcclGroup> = groups.values().map(|group| &**group).collect();
+        let groups = self.groups.borrow();
+        let groups: Vec<&NcclGroup> = groups.values().map(|group| &**group).collect();
+        let is_idle = self.gpu.event().and_then(|end| is_soon(&end)) == Ok(true);
+        if !is_idle || groups.iter().any(|group| group.is_open()) {
             // Nothing can be done where it fails.
             let _ = give_up(&groups);
         }

@@ -18,7 +18,7 @@ use crate::cuda::tensor::{Device, Tensor};
 const MOST_EXPERTS: usize = 256;
 /// Groups of them: one to a lane.
 const MOST_GROUPS: usize = 32;
-/// Choices that a block of `route_count` goes through.
+/// Choices that a block of `route_count` and of `route_place`, which has eight warps, goes through.
 const CHUNK: usize = 1024;
 /// Rows and columns of a tile of the products in bf16, and the part of the contracted length held at a
 /// time, with what keeps banks apart.
