@@ -9,8 +9,8 @@ use dtensor::TensorRole;
 use dtensor::block::sizes::{self, Ledger, Room, Rooms};
 use dtensor::block::{Attention, Block, Half, Keep};
 use models::{BlockClass, BlockLayout};
-use plans::program::Program;
-use plans::{ActionKind, Recompute, Strategy};
+use plans::program::{Arrived, Program};
+use plans::{Action, ActionKind, Recompute, Strategy};
 use rustc_hash::FxHashMap;
 use spec::runtime::AttentionKernel;
 use spec::{Bytes, DType, Zero};
@@ -45,6 +45,7 @@ pub(crate) fn peaks(
 ) -> Result<Vec<Bytes>, CostError> {
     let mut made = Made::default();
     let library = costs.scenario().runtime.attention == AttentionKernel::CudnnElseTwoPass;
+    let arrived = program.arrived(&assembled.rank_of_stage);
     let ranks = (0u32..).zip(&program.ranks).zip(&assembled.states);
     ranks
         .map(|((rank, actions), states)| {
@@ -59,56 +60,135 @@ pub(crate) fn peaks(
             let mut live = (states.total().0 + ledger.lists()) as i64;
             live += words(costs, strategy, assembled, rank) as i64;
             let mut most = live;
-            let mut apart = Apart::default();
-            for action in actions {
-                let elements = assembled.elements(costs, strategy, action.stage);
-                live += apart.before(costs, strategy, action.kind, elements);
+            let mut apart = Apart::new(costs, strategy, &arrived[rank as usize]);
+            for (index, &action) in actions.iter().enumerate() {
+                let elements = |stage| assembled.elements(costs, strategy, stage);
+                let around = apart.around(action, &actions[index + 1..], &elements);
                 // The optimizer is of all stages, and takes nothing.
                 let of_stage = changes.get(&action.stage);
                 let change = of_stage.and_then(|changes| changes.get(&action.kind));
                 let change = change.copied().unwrap_or_default();
-                most = most.max(live + change.most as i64);
-                live += change.left;
+                most = most.max(live + (around.most + change.most) as i64);
+                live += around.left + change.left + apart.keep(action, change);
             }
             Ok(Bytes(most as u64))
         })
         .collect()
 }
 
-/// Under ZeRO among several ranks: gathered parameters, and gradients of the running micro-batch.
-#[derive(Default)]
-struct Apart {
-    gathered: i64,
-    running: i64,
+/// What a rank of several has beside the buffers of passes: under ZeRO gathered parameters and gradients of the running
+/// micro-batch, and what travels.
+struct Apart<'p> {
+    strategy: &'p Strategy,
+    /// Bytes of a parameter as kernels read it.
+    size: u64,
+    /// Ranks that share states.
+    shards: u64,
+    /// Parameters on their way, of the stage whose turn is next.
+    coming: u64,
+    running: u64,
+    /// What is sent, until a receive tells that it has arrived.
+    sending: FxHashMap<Action, i64>,
+    arrived: &'p Arrived,
 }
 
-impl Apart {
-    /// What an action takes, or gives back, before anything else.
-    fn before(
-        &mut self,
-        costs: &CostModel,
-        strategy: &Strategy,
-        kind: ActionKind,
-        elements: u64,
-    ) -> i64 {
-        let shared = strategy.dp_shard * strategy.cp > 1;
-        let size = costs.scenario().workload.precision.activation().size();
-        let before = self.gathered + self.running;
-        match kind {
-            ActionKind::Unshard if shared && strategy.zero == Zero::Z3 => {
-                self.gathered = (elements * size) as i64;
-            }
-            ActionKind::Reshard => self.gathered = 0,
-            ActionKind::B | ActionKind::I | ActionKind::W
-                if strategy.zero >= Zero::Z2
-                    && shared | (strategy.tp > 1) | (strategy.dp_replicate > 1) =>
-            {
-                self.running = (elements * DType::F32.size()) as i64;
-            }
-            ActionKind::ReduceGrad => self.running = 0,
-            _ => {}
+impl<'p> Apart<'p> {
+    fn new(costs: &CostModel, strategy: &'p Strategy, arrived: &'p Arrived) -> Self {
+        Self {
+            strategy,
+            size: costs.scenario().workload.precision.activation().size(),
+            shards: match strategy.zero {
+                Zero::Z0 => 1,
+                _ => strategy.dp_shard * strategy.cp,
+            },
+            coming: 0,
+            running: 0,
+            sending: FxHashMap::default(),
+            arrived,
         }
-        self.gathered + self.running - before
+    }
+
+    /// What an action takes meanwhile and leaves, beside the passes' own; `elements` are a stage's parameters.
+    fn around(
+        &mut self,
+        action: Action,
+        later: &[Action],
+        elements: &dyn Fn(u32) -> u64,
+    ) -> Change {
+        let kept = self.strategy.zero == Zero::Z3;
+        let before = self.coming + self.running;
+        match action.kind {
+            ActionKind::Unshard if self.shards > 1 => {
+                // What came is cut into parameters, and let go of.
+                let came = elements(action.stage) * self.size;
+                // Values of ZeRO-1 and 2 count as states.
+                let values = if kept { came } else { 0 };
+                let here = std::mem::take(&mut self.coming);
+                Change {
+                    most: came - here + values,
+                    left: values as i64 - here as i64,
+                }
+            }
+            ActionKind::Reshard if self.shards > 1 => Change {
+                most: 0,
+                left: -((elements(action.stage) * self.size) as i64),
+            },
+            ActionKind::F | ActionKind::B | ActionKind::I | ActionKind::W => {
+                let next = later.iter().find(|a| a.kind == ActionKind::Unshard);
+                if let Some(next) = next.filter(|_| self.shards > 1) {
+                    self.coming = elements(next.stage) * self.size;
+                }
+                if action.kind != ActionKind::F && self.is_apart() {
+                    self.running = elements(action.stage) * DType::F32.size();
+                }
+                let more = self.coming + self.running - before;
+                Change {
+                    most: more,
+                    left: more as i64,
+                }
+            }
+            ActionKind::ReduceGrad => {
+                let gradients = elements(action.stage) * DType::F32.size();
+                let all = self.strategy.dp_shard * self.strategy.dp_replicate * self.strategy.cp;
+                let most = match self.strategy.zero {
+                    Zero::Z0 if all == 1 => 0,
+                    // Own sums, and those of all.
+                    Zero::Z0 => gradients / all + gradients,
+                    _ if all == 1 && !self.is_apart() => 0,
+                    // Own sums as they came, and next to each other.
+                    _ => 2 * gradients / self.shards,
+                };
+                let left = -(std::mem::take(&mut self.running) as i64);
+                Change { most, left }
+            }
+            ActionKind::RecvF | ActionKind::RecvB => {
+                let arrived = self.arrived.get(&action).into_iter().flatten();
+                let gone = arrived.filter_map(|send| self.sending.remove(send));
+                Change {
+                    most: 0,
+                    left: -gone.sum::<i64>(),
+                }
+            }
+            _ => Change::default(),
+        }
+    }
+
+    /// Whether gradients of a micro-batch are apart from their sums.
+    fn is_apart(&self) -> bool {
+        let strategy = self.strategy;
+        strategy.zero >= Zero::Z2
+            && (self.shards > 1 || strategy.tp > 1 || strategy.dp_replicate > 1)
+    }
+
+    /// What is sent stays until it has arrived.
+    fn keep(&mut self, action: Action, sent: Change) -> i64 {
+        match action.kind {
+            ActionKind::SendF | ActionKind::SendB => {
+                self.sending.insert(action, -sent.left);
+                -sent.left
+            }
+            _ => 0,
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use dtensor::BlockPosition;
 use dtensor::block::{FirstNonFinite, Half, Watch};
 use dtensor::comm::{Communicator, Group};
 use dtensor::cpu::{Machine, MicroBatch};
+use plans::program::Arrived;
 use plans::{Action, ActionKind};
 
 use crate::checkpoint::{self, Piece, Source};
@@ -43,6 +44,10 @@ pub(crate) struct Rank<'j, D: Device> {
     hidden: Vec<usize>,
     /// Activations and gradients waiting at a stage, by `(backward, stage, micro-batch)`.
     waiting: HashMap<(bool, u32, u32), D::Tensor>,
+    /// What is being sent, by what began it.
+    sending: HashMap<Action, D::Sending>,
+    /// Sends that have arrived, by what tells of them.
+    arrived: Arrived,
     /// Losses of every token of the step by micro-batch, where this rank has any.
     losses: Option<D::Flat>,
     report: RankReport,
@@ -96,6 +101,7 @@ impl<'j, D: Device> Rank<'j, D> {
                 Ok((stage, made))
             })
             .collect::<Result<Vec<_>, ExecutorError>>()?;
+        let mut arrived = job.program.arrived(&job.schedule.rank_of_stage);
         let made = Self {
             job,
             mesh,
@@ -108,6 +114,8 @@ impl<'j, D: Device> Rank<'j, D> {
             world: mesh.group(rank, WORLD, |_| ()),
             hidden: stage::hidden(&plan, &position)?,
             waiting: HashMap::new(),
+            sending: HashMap::new(),
+            arrived: arrived.swap_remove(place.pp as usize),
             losses: None,
             report: RankReport {
                 rank,
@@ -347,8 +355,9 @@ impl<'j, D: Device> Rank<'j, D> {
         if let Some(x) = self.waiting.remove(&(backward, to, a.micro_batch)) {
             let peer = self.neighbour(to);
             let parcel = self.device.parcel(&x)?;
-            self.device
-                .send(peer, Self::channel(a), "pipeline", &parcel)?;
+            let channel = Self::channel(a);
+            let sending = self.device.send(peer, channel, "pipeline", &parcel)?;
+            self.sending.insert(a, sending);
         }
         Ok(())
     }
@@ -364,6 +373,11 @@ impl<'j, D: Device> Rank<'j, D> {
             .device
             .receive(peer, Self::channel(a), "pipeline", of)?;
         self.waiting.insert((backward, a.stage, a.micro_batch), x);
+        for arrived in self.arrived.get(&a).into_iter().flatten() {
+            if let Some(sending) = self.sending.remove(arrived) {
+                self.device.sent(sending)?;
+            }
+        }
         Ok(())
     }
 

@@ -1,5 +1,7 @@
 //! The program of a step: a schedule with everything else the runtime must do, added by passes.
 
+use std::collections::BTreeMap;
+
 use spec::Zero;
 
 use crate::schedule::{Action, ActionKind, Schedule, action};
@@ -10,6 +12,44 @@ use crate::strategy::Strategy;
 pub struct Program {
     /// In execution order.
     pub ranks: Vec<Vec<Action>>,
+}
+
+/// By receive of a rank, those of its sends of which that receive tells that they have arrived.
+pub type Arrived = BTreeMap<Action, Vec<Action>>;
+
+impl Program {
+    /// What every rank learns of its messages from those it receives: a peer has taken what it takes before the
+    /// message that it sends. Of the other sends a rank knows at the end of the step.
+    #[must_use]
+    pub fn arrived(&self, rank_of_stage: &[u32]) -> Vec<Arrived> {
+        // Who takes a message, and by which action.
+        let taken = |send: &Action| {
+            let (kind, stage) = match send.kind {
+                ActionKind::SendF => (ActionKind::RecvF, send.stage + 1),
+                ActionKind::SendB => (ActionKind::RecvB, send.stage - 1),
+                _ => return None,
+            };
+            let peer = rank_of_stage[stage as usize];
+            Some((peer, action(kind, stage, send.micro_batch)))
+        };
+        let ranks = (0u32..).zip(&self.ranks);
+        ranks
+            .map(|(rank, actions)| {
+                let mut arrived = Arrived::new();
+                for send in actions {
+                    let Some((peer, take)) = taken(send) else {
+                        continue;
+                    };
+                    let theirs = self.ranks[peer as usize].iter();
+                    let mut after = theirs.skip_while(|&a| *a != take).filter_map(&taken);
+                    if let Some((_, answer)) = after.find(|&(to, _)| to == rank) {
+                        arrived.entry(answer).or_default().push(*send);
+                    }
+                }
+                arrived
+            })
+            .collect()
+    }
 }
 
 /// Adds transfers, parameter gathering, gradient reduction and the optimizer to a schedule.

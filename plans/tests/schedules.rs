@@ -1,7 +1,9 @@
 //! Every schedule is complete and free of deadlock, and has its published bubble.
 
+use std::collections::BTreeSet;
+
 use plans::schedule::{self, ActionKind, Schedule};
-use spec::ScheduleKind;
+use spec::{Precision, ScheduleKind, Workload};
 
 /// Times of the four kinds of pass, in units.
 #[derive(Clone, Copy)]
@@ -235,4 +237,56 @@ fn activations_in_flight_are_those_of_the_papers() {
             .iter()
             .all(|&chunks| chunks <= 9)
     );
+}
+
+/// A stage holds what is on its way and no more, however many micro-batches there are.
+#[test]
+fn messages_on_their_way_do_not_grow_with_the_number_of_micro_batches() {
+    let model = spec::load::model("llama3-8b").expect("preset");
+    let runtime = spec::load::runtime("vescale").expect("preset");
+    let most = |schedule: &str, sequences: u64| -> Vec<usize> {
+        let workload = Workload {
+            gpus: 4,
+            seq_len: 1024,
+            global_batch: sequences,
+            precision: Precision::Bf16,
+        };
+        let text = format!("pp=4,mbs=1,{schedule}");
+        let strategy = plans::grammar::parse(&text, &model, &workload, &runtime);
+        let strategy = strategy.unwrap_or_else(|e| panic!("{text}: {e}"));
+        let kind = strategy.schedule;
+        let schedule = schedule::build(kind, 4, strategy.vpp, sequences).expect("legal");
+        let program = plans::program::lower(&schedule, &strategy);
+        let arrived = program.arrived(&schedule.rank_of_stage);
+        let ranks = program.ranks.iter().zip(&arrived);
+        ranks
+            .map(|(actions, arrived)| {
+                let mut sending = BTreeSet::new();
+                let mut most = 0;
+                for a in actions {
+                    if matches!(a.kind, ActionKind::SendF | ActionKind::SendB) {
+                        sending.insert(*a);
+                    }
+                    for send in arrived.get(a).into_iter().flatten() {
+                        assert!(sending.remove(send), "{text}: {send} was sent before {a}");
+                    }
+                    most = most.max(sending.len());
+                }
+                most
+            })
+            .collect()
+    };
+    for schedule in [
+        "schedule=1f1b",
+        "vpp=2,schedule=interleaved",
+        "schedule=zb-h1",
+        "vpp=2,schedule=zb-v",
+    ] {
+        let few = most(schedule, 16);
+        assert_eq!(few, most(schedule, 32), "{schedule}");
+        assert!(
+            few.iter().all(|&count| (1..=16).contains(&count)),
+            "{schedule}: {few:?}"
+        );
+    }
 }

@@ -86,8 +86,9 @@ impl HostPeers {
             }
             Collective::SendAndReceive => {
                 let peer = |shift: usize| group.ranks[(group.index + shift) % size];
-                links.send(peer(1), 99, "test", from)?;
-                return links.receive(peer(size - 1), 99, "test", to);
+                let sending = links.send(peer(1), 99, "test", from)?;
+                links.receive(peer(size - 1), 99, "test", to)?;
+                Ok(sending)
             }
         };
         links.wait(ticket?)

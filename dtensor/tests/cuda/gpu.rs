@@ -141,8 +141,9 @@ fn links_of_one_rank() {
     let links = NcclLinks::new(gpu, &world[0], Duration::from_secs(10)).expect("NCCL is here");
     let (x, values) = numbers(&device, DType::F32);
     let to = device.zeros(vec![1000], DType::F32).expect("memory");
-    links.send(0, 7, "test", &x).expect("sends");
+    let sending = links.send(0, 7, "test", &x).expect("sends");
     links.receive(0, 7, "test", &to).expect("receives");
+    links.wait(sending).expect("has arrived");
     let ticket = links.all_reduce(&Group::single(0), "test", &to, &to);
     links.wait(ticket.expect("reduces")).expect("joins");
     links.settle("test").expect("nobody failed");

@@ -108,6 +108,7 @@ impl Device for Cpu<'_> {
     type Tensor = Tensor;
     type Flat = Vec<f32>;
     type Parcel = Message;
+    type Sending = ();
     type Moving = Pending;
     type Whole = Vec<Message>;
     type Saved = Saved;
@@ -330,7 +331,7 @@ impl Device for Cpu<'_> {
         Ok(comm.send(to, channel, what, Message::clone(parcel))?)
     }
 
-    fn sent(&self) -> Result<(), ExecutorError> {
+    fn sent(&self, (): ()) -> Result<(), ExecutorError> {
         Ok(())
     }
 

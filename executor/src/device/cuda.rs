@@ -102,6 +102,7 @@ impl Device for Machine<'_> {
     type Tensor = Tensor;
     type Flat = Tensor;
     type Parcel = Tensor;
+    type Sending = Ticket;
     type Moving = Moving;
     type Whole = Tensor;
     type Saved = Saved;
@@ -338,12 +339,12 @@ impl Device for Machine<'_> {
         channel: u64,
         what: &str,
         parcel: &Tensor,
-    ) -> Result<(), ExecutorError> {
+    ) -> Result<Ticket, ExecutorError> {
         Ok(self.links.send(to, channel, what, parcel)?)
     }
 
-    fn sent(&self) -> Result<(), ExecutorError> {
-        Ok(self.links.sent()?)
+    fn sent(&self, sending: Ticket) -> Result<(), ExecutorError> {
+        Ok(self.links.wait(sending)?)
     }
 
     fn receive(

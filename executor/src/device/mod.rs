@@ -41,6 +41,8 @@ pub trait Device: Sized {
     type Flat: Debug;
     /// Numbers as they go to another rank.
     type Parcel;
+    /// A message under way.
+    type Sending;
     /// A collective under way.
     type Moving: Debug;
     /// What a group's members gathered.
@@ -226,8 +228,7 @@ pub trait Device: Sized {
     /// # Errors
     /// When communication stops; so of all that follows.
     fn meet(&self, peers: &[(usize, u64)]) -> Result<(), ExecutorError>;
-    /// Sends to a rank; what goes through a channel arrives in order. Until [`Device::sent`] it may not be
-    /// written to.
+    /// Sends to a rank; what goes through a channel arrives in order. Until [`Device::sent`] it stays as it is.
     ///
     /// # Errors
     /// See [`Device::meet`].
@@ -237,12 +238,12 @@ pub trait Device: Sized {
         channel: u64,
         what: &str,
         parcel: &Self::Parcel,
-    ) -> Result<(), ExecutorError>;
-    /// Ends all that is being sent.
+    ) -> Result<Self::Sending, ExecutorError>;
+    /// The end of [`Device::send`]: what is queued from now on comes after the peer has taken it.
     ///
     /// # Errors
     /// See [`Device::meet`].
-    fn sent(&self) -> Result<(), ExecutorError>;
+    fn sent(&self, sending: Self::Sending) -> Result<(), ExecutorError>;
     /// Receives a tensor that another rank sent.
     ///
     /// # Errors

@@ -25,8 +25,11 @@ impl<D: Device> Rank<'_, D> {
         self.update()
     }
 
-    /// Whole gradients and their squares.
+    /// Ends what is still being sent; whole gradients and their squares.
     pub(super) fn measure(&mut self) -> Result<(), ExecutorError> {
+        for (_, sending) in self.sending.drain() {
+            self.device.sent(sending)?;
+        }
         let tied = self.add_tied()?;
         let optimizer = &self.job.settings.optimizer;
         let tp = self.place.tp;
@@ -100,6 +103,7 @@ impl<D: Device> Rank<'_, D> {
         let comm = self.comm;
         let ends = [0, last];
         let mut found = [None, None];
+        let mut sending = Vec::new();
         // Send both before receiving either: one rank may hold both ends of a V.
         for (end, &stage) in ends.iter().enumerate() {
             let Some((_, made)) = self.stages.iter().find(|(s, _)| *s == stage) else {
@@ -117,7 +121,7 @@ impl<D: Device> Rank<'_, D> {
             for peer in self.sharers(ends[1 - end]) {
                 comm.send(peer, BOUNDS[end], WHAT, Message::clone(&bounds))?;
                 if let Some((_, parcel)) = &own {
-                    self.device.send(peer, TIED[end], WHAT, parcel)?;
+                    sending.push(self.device.send(peer, TIED[end], WHAT, parcel)?);
                 }
             }
         }
@@ -136,7 +140,9 @@ impl<D: Device> Rank<'_, D> {
             }
         }
         // Gradients that are still being sent must stay as they are.
-        self.device.sent()?;
+        for sending in sending {
+            self.device.sent(sending)?;
+        }
         for (stage, slot, first, theirs) in arrived {
             let at = self.stages.iter().position(|(s, _)| *s == stage);
             let states = &mut self.stages[at.expect("found above")].1.states;

@@ -124,6 +124,16 @@ fn check_bytes(what: &str, job: &Job, outcome: &Outcome) {
 /// The most that ranks alone on their GPU have in use: predicted within 2%. What is not predicted are sums
 /// by block of kernels, tables of the optimizer, and lists of positions' rows, which do not grow with the
 /// model.
+/// A model of a kind with more in it than buffers of a few rows.
+pub(super) fn wide(kind: &str, more: &str) -> ModelConfig {
+    let json = format!(
+        r#"{{"model_type": "{kind}", "hidden_size": 64, "num_hidden_layers": 3,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
+            "vocab_size": 512, "rms_norm_eps": 1e-5, "max_position_embeddings": 64{more}}}"#
+    );
+    spec::hf::decode(&json, "the test's own models", kind).expect("a model")
+}
+
 #[test]
 fn peaks_of_memory_are_predicted() {
     if !is_here() {
@@ -132,14 +142,6 @@ fn peaks_of_memory_are_predicted() {
     let gpt = r#"{"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 64,
         "vocab_size": 512, "resid_pdrop": 0.1, "attn_pdrop": 0.1}"#;
     let gpt = spec::hf::decode(gpt, "the test's own models", "gpt").expect("a model");
-    let wide = |kind: &str, more: &str| {
-        let json = format!(
-            r#"{{"model_type": "{kind}", "hidden_size": 64, "num_hidden_layers": 3,
-                "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
-                "vocab_size": 512, "rms_norm_eps": 1e-5, "max_position_embeddings": 64{more}}}"#
-        );
-        spec::hf::decode(&json, "the test's own models", kind).expect("a model")
-    };
     let experts = r#", "num_local_experts": 4, "num_experts_per_tok": 2"#;
     let layouts = [
         "mbs=4",

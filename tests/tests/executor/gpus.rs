@@ -15,9 +15,9 @@ use executor::device::{Gpus, Messages};
 use executor::{Execution, ExecutorError, Job, Outcome, Session};
 use spec::Precision;
 
-use super::cuda::{close, job, models, on_cuda};
+use super::cuda::{close, job, models, on_cuda, wide};
 use super::graphs;
-use super::jobs::{session, train};
+use super::jobs::{costs, session, sized, train};
 
 /// Names under which the libraries are looked for.
 const NAMES: [&str; 6] = [
@@ -198,10 +198,56 @@ fn captures_steps_of_several_ranks() {
         assert_eq!(captured.gradient_norms, replayed.gradient_norms, "{what}");
         let [here, there] = [&captured, &replayed].map(Outcome::weights_sha256);
         assert_eq!(here, there, "{what}");
+        let peaks = |outcome: &Outcome| -> Vec<_> {
+            let memory = outcome.ranks.iter().map(|rank| rank.memory);
+            memory.map(|memory| memory.map(|used| used.peak)).collect()
+        };
+        assert_eq!(peaks(&captured), peaks(&replayed), "{what}");
         // Of all steps but the first, the passes: not the update of the step before.
         let mut times = captured.ranks.iter().map(|rank| rank.captured_times.len());
         assert!(times.all(|count| count == 3), "{what}");
     }
+}
+
+/// Gathered parameters, sums of gradients and what stages send count too.
+#[test]
+fn peaks_of_several_ranks_are_predicted() {
+    if !is_elsewhere() {
+        return elsewhere("peaks_of_several_ranks_are_predicted", &[]);
+    }
+    let layouts = [
+        ("dp=2,zero=0,mbs=1", Precision::Bf16),
+        ("dp=2,zero=1,mbs=2", Precision::Fp32),
+        ("dp=2,zero=2,mbs=2", Precision::Bf16),
+        ("dp=2,zero=3,mbs=1,recompute=full", Precision::Bf16),
+        ("dp_shard=2,dp_replicate=2,zero=3,mbs=1", Precision::Bf16),
+        ("cp=2,cp_kind=ring,mbs=2,zero=0", Precision::Bf16),
+        ("tp=2,sp=on,mbs=2", Precision::Bf16),
+        ("pp=2,mbs=1", Precision::Bf16),
+        ("pp=2,mbs=1,schedule=zb-h1", Precision::Fp32),
+        ("pp=3,mbs=1,recompute=full", Precision::Bf16),
+        ("tp=2,pp=2,mbs=1", Precision::Bf16),
+    ];
+    let mut far = Vec::new();
+    for (layout, precision) in layouts {
+        let model = wide("llama", "");
+        let mut job = sized(&model, layout, Numerics::Fast, precision, [1, 8, 32]);
+        job.settings.steps = 1;
+        let outcome = on_gpus(&job, Messages::Nccl).expect("trains");
+        let predicted = costs(&job, "vescale-cuda").peaks(&job.strategy);
+        for (pp, predicted) in (0u64..).zip(predicted.expect("traced")) {
+            let peers = outcome.ranks.iter().filter(|rank| rank.pp == pp);
+            let counted = peers
+                .filter_map(|rank| rank.memory)
+                .map(|memory| memory.peak);
+            let counted = counted.max().expect("is counted");
+            let error = predicted.0 as f64 / counted as f64 - 1.0;
+            if error.abs() > 0.02 {
+                far.push(format!("{layout} stage {pp}: {error:+.4}"));
+            }
+        }
+    }
+    assert!(far.is_empty(), "{far:#?}");
 }
 
 /// The other waits for it on the device, inside captured work that its groups cannot end before.

@@ -72,7 +72,10 @@ fn captured_steps_are_the_steps_queued_anew() {
         let within = |(captured, step): (&f64, &f64)| captured <= step;
         let mut times = here.captured_times.iter().zip(&here.step_times[1..]);
         assert_eq!(times.len(), 3, "{what}");
-        assert!(times.all(within) && there.captured_times.is_empty(), "{what}");
+        assert!(
+            times.all(within) && there.captured_times.is_empty(),
+            "{what}"
+        );
     }
 }
 

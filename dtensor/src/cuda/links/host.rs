@@ -157,14 +157,11 @@ impl Links for HostLinks<'_> {
         Ok(())
     }
 
-    fn send(&self, to: usize, channel: u64, what: &str, x: &Tensor) -> Result<(), CudaError> {
+    fn send(&self, to: usize, channel: u64, what: &str, x: &Tensor) -> Result<Ticket, CudaError> {
         let message = self.message(x)?;
         let sent = self.comm.send(to, channel, what, message);
-        Ok(sent.map_err(CpuError::from)?)
-    }
-
-    fn sent(&self) -> Result<(), CudaError> {
-        Ok(())
+        sent.map_err(CpuError::from)?;
+        Ok(Ticket::done())
     }
 
     fn receive(&self, from: usize, channel: u64, what: &str, x: &Tensor) -> Result<(), CudaError> {

@@ -62,7 +62,7 @@ pub trait Links {
         from: &[Tensor],
         to: &[Tensor],
     ) -> Result<Ticket, CudaError>;
-    /// Has all work queued from now on come after a collective that was begun here.
+    /// Has all work queued from now on come after a collective that was begun here, or a message.
     ///
     /// # Errors
     /// See [`Links::all_reduce`].
@@ -73,16 +73,12 @@ pub trait Links {
     /// # Errors
     /// See [`Links::all_reduce`].
     fn meet(&self, peers: &[(usize, u64)]) -> Result<(), CudaError>;
-    /// Sends a tensor; messages of a channel arrive in order. Until [`Links::sent`] nothing may write to it.
+    /// Sends a tensor; messages of a channel arrive in order. Until it was waited for nothing may write to it, and who
+    /// waits before the peer takes it waits for the peer.
     ///
     /// # Errors
     /// See [`Links::all_reduce`].
-    fn send(&self, to: usize, channel: u64, what: &str, x: &Tensor) -> Result<(), CudaError>;
-    /// Has all work queued from now on come after all that was sent.
-    ///
-    /// # Errors
-    /// See [`Links::all_reduce`].
-    fn sent(&self) -> Result<(), CudaError>;
+    fn send(&self, to: usize, channel: u64, what: &str, x: &Tensor) -> Result<Ticket, CudaError>;
     /// Receives what [`Links::send`] sent, of the same shape and type.
     ///
     /// # Errors
@@ -100,8 +96,8 @@ pub trait Links {
     fn captures(&self) -> Result<(), &'static str>;
 }
 
-/// A collective under way, to be waited for by who began it. It holds what it reads and writes.
-#[must_use = "nothing may read its result before it was waited for"]
+/// A collective or a message under way, to be waited for by who began it. It holds what it reads and writes.
+#[must_use = "nothing may touch what it is of before it was waited for"]
 #[derive(Debug)]
 pub struct Ticket {
     tensors: Vec<Tensor>,

@@ -26,8 +26,6 @@ pub struct NcclLinks<'c> {
     comm: &'c dyn Communicator,
     timeout: Duration,
     groups: RefCell<Met>,
-    /// What is being sent, and the end of it.
-    sending: RefCell<Vec<(Event, Tensor)>>,
     /// What this rank sent to itself, by channel.
     own: RefCell<HashMap<u64, VecDeque<Tensor>>>,
 }
@@ -49,7 +47,6 @@ impl<'c> NcclLinks<'c> {
             comm,
             timeout,
             groups: RefCell::default(),
-            sending: RefCell::default(),
             own: RefCell::default(),
         })
     }
@@ -232,33 +229,14 @@ impl Links for NcclLinks<'_> {
         self.gpu.free(word)
     }
 
-    fn send(&self, to: usize, channel: u64, _: &str, x: &Tensor) -> Result<(), CudaError> {
+    fn send(&self, to: usize, channel: u64, _: &str, x: &Tensor) -> Result<Ticket, CudaError> {
         if to == self.comm.rank() {
             let mut own = self.own.borrow_mut();
             own.entry(channel).or_default().push_back(x.clone());
-            return Ok(());
+            return Ok(Ticket::done());
         }
         let pair = self.pair(to, channel);
-        let met = self.group(&pair)?;
-        let end = self.queue(&met, || met.send(x, 1 - pair.index))?;
-        let mut sending = self.sending.borrow_mut();
-        // What has arrived is let go of. Of captured work nobody knows.
-        if !self.gpu.is_capturing() {
-            let mut going = Vec::with_capacity(sending.len() + 1);
-            for (end, x) in sending.drain(..) {
-                if !end.is_reached()? {
-                    going.push((end, x));
-                }
-            }
-            *sending = going;
-        }
-        sending.push((end, x.clone()));
-        Ok(())
-    }
-
-    fn sent(&self) -> Result<(), CudaError> {
-        let sending = std::mem::take(&mut *self.sending.borrow_mut());
-        sending.iter().try_for_each(|(end, _)| self.gpu.join(end))
+        self.collective(&pair, vec![x.clone()], |met| met.send(x, 1 - pair.index))
     }
 
     fn receive(&self, from: usize, channel: u64, what: &str, x: &Tensor) -> Result<(), CudaError> {
@@ -280,7 +258,6 @@ impl Links for NcclLinks<'_> {
     }
 
     fn settle(&self, what: &str) -> Result<(), CudaError> {
-        self.sent()?;
         let groups = self.groups.borrow();
         let groups: Vec<&NcclGroup> = groups.values().map(|group| &**group).collect();
         settle(&groups, &self.gpu.event()?, self.comm, (what, self.timeout))
