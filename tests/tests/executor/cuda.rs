@@ -338,6 +338,26 @@ fn trains_in_bf16_with_masters_in_32_bits() {
     }
 }
 
+/// Whose choice of experts goes on from 16 bits in 32, with biases of experts or of their scores.
+#[test]
+fn mixtures_of_every_family_train_in_bf16() {
+    if !is_here() {
+        return;
+    }
+    let mixtures = families()
+        .into_iter()
+        .filter(|(_, model)| model.moe.is_some());
+    for (name, model) in mixtures {
+        let job = job(&model, "mbs=4", Numerics::Fast, Precision::Bf16);
+        close(
+            &format!("{name} in bf16"),
+            &on_cuda(&job),
+            &train(&job),
+            2e-2,
+        );
+    }
+}
+
 #[test]
 fn trains_in_8_bits_nearly_as_in_16() {
     if !is_here() {

@@ -23,14 +23,14 @@ DEVICE Best better(Best a, Best b) {
     return a.expert == NOBODY || wins ? b : a;
 }
 
-// The best of a warp's values, ties to the lower expert. A lane holds every 32nd, of which `open` says which
-// count.
+// The best of a warp's values, ties to the lower expert: what is no number is the least, so that all lanes agree. A lane
+// holds every 32nd, of which `open` says which count.
 DEVICE Best best_of(const float (&v)[MOST_EXPERTS / 32], u32 open) {
     int lane = threadIdx.x & 31;
     Best best = {-INFINITY, NOBODY};
 #pragma unroll
     for (int i = 0; i < MOST_EXPERTS / 32; i++)
-        if (open >> i & 1) best = better(best, {v[i], i * 32 + lane});
+        if (open >> i & 1) best = better(best, {fmaxf(v[i], -INFINITY), i * 32 + lane});
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
         Best other;

@@ -167,6 +167,9 @@ impl Device {
         let rule = argument(router, experts, top_k)?;
         // Without sigmoids and groups the order is that of the logits.
         let bias = bias.filter(|_| router.sigmoid || router.groups > 1);
+        let narrow = bias.filter(|bias| bias.is_bf16());
+        let widened = narrow.map(|bias| self.cast(bias, DType::F32)).transpose()?;
+        let bias = widened.as_ref().or(bias);
         let choices = tokens * top_k;
         let words = |count: usize| self.memory.allocate(4 * count as u64);
         let mut shape = logits.shape.clone();

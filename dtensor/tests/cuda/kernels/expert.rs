@@ -1,5 +1,8 @@
 //! Routing, rows by expert, and products per expert.
 
+use std::collections::BTreeSet;
+
+use dtensor::cpu;
 use dtensor::cuda::{Device, Route, Tensor};
 use spec::DType;
 use spec::model::Router;
@@ -125,6 +128,29 @@ fn routes_are_the_best_in_order() {
                     .collect();
                 assert_eq!(words(&device, &route.offsets), offsets, "{what}");
                 router_gradient(&device, (&route, &got), (&logits, &wide), &router);
+            }
+        }
+    }
+}
+
+/// Nothing is read or written beside memory when training has diverged.
+#[test]
+fn logits_that_are_no_numbers_choose_some_expert() {
+    for device in emulator::devices() {
+        for (experts, k, router) in [
+            (8, 3, grouped(true, true, [4, 2])),
+            (40, 4, Router::default()),
+        ] {
+            let values: Vec<f32> = (0..16 * experts)
+                .map(|i| if i % 3 == 0 { f32::NAN } else { (i % 7) as f32 })
+                .collect();
+            let host = cpu::Tensor::new(vec![16, experts], values, DType::F32);
+            let logits = device.upload(&host).expect("memory");
+            let (route, _) = device.route(&logits, k, (&router, None)).expect("routes");
+            for choices in words(&device, &route.chosen).chunks(k) {
+                let different: BTreeSet<_> = choices.iter().collect();
+                assert_eq!(different.len(), k, "{choices:?}");
+                assert!(choices.iter().all(|&choice| (choice as usize) < experts));
             }
         }
     }
