@@ -86,7 +86,8 @@ struct Apart<'p> {
     shards: u64,
     /// Parameters on their way, of the stage whose turn is next.
     coming: u64,
-    running: u64,
+    /// Gradients of a running micro-batch, by stage.
+    running: FxHashMap<u32, u64>,
     /// What is sent, until a receive tells that it has arrived.
     sending: FxHashMap<Action, i64>,
     arrived: &'p Arrived,
@@ -102,7 +103,7 @@ impl<'p> Apart<'p> {
                 _ => strategy.dp_shard * strategy.cp,
             },
             coming: 0,
-            running: 0,
+            running: FxHashMap::default(),
             sending: FxHashMap::default(),
             arrived,
         }
@@ -116,7 +117,6 @@ impl<'p> Apart<'p> {
         elements: &dyn Fn(u32) -> u64,
     ) -> Change {
         let kept = self.strategy.zero == Zero::Z3;
-        let before = self.coming + self.running;
         match action.kind {
             ActionKind::Unshard if self.shards > 1 => {
                 // What came is cut into parameters, and let go of.
@@ -134,14 +134,18 @@ impl<'p> Apart<'p> {
                 left: -((elements(action.stage) * self.size) as i64),
             },
             ActionKind::F | ActionKind::B | ActionKind::I | ActionKind::W => {
+                let mut more = 0;
                 let next = later.iter().find(|a| a.kind == ActionKind::Unshard);
-                if let Some(next) = next.filter(|_| self.shards > 1) {
+                if let Some(next) = next.filter(|_| self.shards > 1 && self.coming == 0) {
                     self.coming = elements(next.stage) * self.size;
+                    more += self.coming;
                 }
-                if action.kind != ActionKind::F && self.is_apart() {
-                    self.running = elements(action.stage) * DType::F32.size();
+                let is_first = !self.running.contains_key(&action.stage);
+                if action.kind != ActionKind::F && self.is_apart() && is_first {
+                    let running = elements(action.stage) * DType::F32.size();
+                    self.running.insert(action.stage, running);
+                    more += running;
                 }
-                let more = self.coming + self.running - before;
                 Change {
                     most: more,
                     left: more as i64,
@@ -158,7 +162,8 @@ impl<'p> Apart<'p> {
                     // Own sums as they came, and next to each other.
                     _ => 2 * gradients / self.shards,
                 };
-                let left = -(std::mem::take(&mut self.running) as i64);
+                let running = self.running.remove(&action.stage);
+                let left = -(running.unwrap_or(0) as i64);
                 Change { most, left }
             }
             ActionKind::RecvF | ActionKind::RecvB => {

@@ -14,6 +14,7 @@ use dtensor::cuda::launcher::{AttentionBy, Compute, Launcher};
 use executor::device::{Gpus, Messages};
 use executor::{Execution, ExecutorError, Job, Outcome, Session};
 use spec::Precision;
+use spec::model::ModelConfig;
 
 use super::cuda::{close, job, models, on_cuda, wide};
 use super::graphs;
@@ -227,10 +228,18 @@ fn peaks_of_several_ranks_are_predicted() {
         ("pp=2,mbs=1,schedule=zb-h1", Precision::Fp32),
         ("pp=3,mbs=1,recompute=full", Precision::Bf16),
         ("tp=2,pp=2,mbs=1", Precision::Bf16),
+        ("pp=2,vpp=2,mbs=1,schedule=interleaved", Precision::Bf16),
+        (
+            "dp=2,pp=2,vpp=2,mbs=1,zero=2,schedule=zb-v",
+            Precision::Bf16,
+        ),
     ];
     let mut far = Vec::new();
     for (layout, precision) in layouts {
-        let model = wide("llama", "");
+        let model = ModelConfig {
+            layers: if layout.contains("vpp") { 4 } else { 3 },
+            ..wide("llama", "")
+        };
         let mut job = sized(&model, layout, Numerics::Fast, precision, [1, 8, 32]);
         job.settings.steps = 1;
         let outcome = on_gpus(&job, Messages::Nccl).expect("trains");
