@@ -20,7 +20,7 @@ use crate::space::{Family, SearchSpace};
 /// Most strategies that an exhaustive search simulates.
 const EXHAUSTIVE_LIMIT: u64 = 1_000_000;
 /// Members simulated between two updates of the incumbents.
-const WAVE: usize = 64;
+pub(crate) const WAVE: usize = 64;
 
 /// What is best.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -289,6 +289,7 @@ impl Run<'_> {
     }
 
     fn finish(self) -> Result<SearchOutcome, PlannerError> {
+        let interrupted = self.stopped();
         let mut top: Vec<Candidate> = Vec::with_capacity(self.best.len());
         for scored in self.best {
             let prediction = self.costs.predict(&scored.strategy)?;
@@ -305,6 +306,7 @@ impl Run<'_> {
             top,
             space: self.report,
             relax: Vec::new(),
+            interrupted,
         })
     }
 }

@@ -1,13 +1,14 @@
 //! How many devices: the smallest cluster that fits, and time against cost over sizes.
 
 use costmodel::{CostModel, Scenario};
-use plans::Candidate;
-use spec::Workload;
+use plans::{Candidate, Recompute};
+use rayon::prelude::*;
+use spec::{Bytes, Workload};
 
 use crate::PlannerError;
 use crate::constraints::Constraints;
-use crate::search::{SearchOptions, search};
-use crate::space::SearchSpace;
+use crate::search::{SearchOptions, WAVE, search};
+use crate::space::{Family, SearchSpace};
 
 /// The best plan at one number of devices.
 #[derive(Clone, Debug, PartialEq)]
@@ -147,26 +148,29 @@ fn single_relaxations(constraints: &Constraints) -> Vec<(String, Constraints)> {
     list
 }
 
-fn least_memory(
-    scenario: &Scenario,
-    space: &SearchSpace,
-) -> Result<Option<spec::Bytes>, PlannerError> {
-    use rayon::prelude::*;
+/// The peak of the lightest strategy: families are simulated in order of their memory floors, until a floor is
+/// above the least peak.
+fn least_memory(scenario: &Scenario, space: &SearchSpace) -> Result<Option<Bytes>, PlannerError> {
     let costs = CostModel::new(scenario.clone())?;
-    let least = space
-        .families
-        .par_iter()
-        .filter_map(|family| {
-            let last = *family.recompute.last()?;
-            let full = family
-                .recompute
-                .iter()
-                .copied()
-                .find(|r| *r == plans::Recompute::Full)
-                .unwrap_or(last);
-            let member = family.member(scenario, full)?;
-            Some(costs.score(&member).map(|s| s.peak_memory))
-        })
-        .collect::<Result<Vec<_>, _>>()?;
-    Ok(least.into_iter().min())
+    let lightest = |family: &Family| {
+        let full = family.recompute.iter().find(|&&r| r == Recompute::Full);
+        let recompute = full.or(family.recompute.last())?;
+        family.member(scenario, *recompute)
+    };
+    let members = space.families.par_iter().filter_map(lightest);
+    let mut order = members
+        .map(|member| Ok((costs.floors(&member)?.memory, member)))
+        .collect::<Result<Vec<_>, PlannerError>>()?;
+    order.sort_by_key(|(floor, _)| *floor);
+    let mut least: Option<Bytes> = None;
+    for wave in order.chunks(WAVE) {
+        if least.is_some_and(|least| wave[0].0 >= least) {
+            break;
+        }
+        let peaks = wave.par_iter().map(|(_, member)| costs.score(member));
+        let peaks = peaks.map(|score| score.map(|s| s.peak_memory));
+        let peaks = peaks.collect::<Result<Vec<_>, _>>()?;
+        least = least.into_iter().chain(peaks).min();
+    }
+    Ok(least)
 }

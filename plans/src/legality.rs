@@ -221,6 +221,11 @@ fn experts(d: &Decisions, model: &ModelConfig) -> Result<(), StrategyError> {
     divides("experts", moe.experts, "ep", d.ep)?;
     divides("expert ffn", moe.expert_ffn, "etp", d.etp)?;
     divides("tp·cp·dp", d.tp * d.cp * d.dp(), "ep·etp", d.ep * d.etp)?;
+    if moe.bias && d.etp > 1 {
+        return Err(StrategyError::Conflict(
+            "experts with biases need etp=1: biases are added once, and its ranks hold parts of sums",
+        ));
+    }
     if d.tp > 1 && !d.sequence_parallel {
         return Err(StrategyError::Conflict(
             "experts with tp need sequence parallelism, or every tensor rank routes the same tokens",

@@ -175,6 +175,8 @@ pub struct SearchOutcome {
     pub space: SpaceReport,
     /// What to relax when nothing fits, one sentence each.
     pub relax: Vec<String>,
+    /// Whether it was stopped before it had treated the whole space.
+    pub interrupted: bool,
 }
 
 /// How the space of strategies was disposed of.

@@ -22,7 +22,11 @@ pub fn search(outcome: &SearchOutcome, capacity: Bytes, colour: bool) -> String 
             text.push_str(&candidates(&outcome.top[1..], best.prediction.step_time));
         }
     } else {
-        text.push_str(&paint("No plan fits.\n", "31", colour));
+        let why = match outcome.interrupted {
+            true => "Interrupted before a plan was found that fits.\n",
+            false => "No plan fits.\n",
+        };
+        text.push_str(&paint(why, "31", colour));
         for line in &outcome.relax {
             text.push_str(&format!("  {line}\n"));
         }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use costmodel::CostModel;
-use planner::{Objective, SearchOptions, SearchSpace};
+use planner::{Objective, PlannerError, SearchOptions, SearchSpace};
 use plans::json::{CandidateJson, DetailJson};
 use plans::prediction::SpaceReport;
 use plans::{Candidate, SearchOutcome};
@@ -59,22 +59,16 @@ pub(crate) fn run(args: &SearchArgs) -> Result<ExitCode, CliError> {
             exhaustive: args.exhaustive,
             cancelled: Some(&cancelled),
         };
-        planner::search(&costs, &space, &options, &|share| progress.update(share))
+        let progress = |share| progress.update(share);
+        let mut outcome = planner::search(&costs, &space, &options, &progress)?;
+        if outcome.top.is_empty() && !outcome.interrupted {
+            outcome.relax = planner::size::relaxations(&resolved.scenario, &constraints)?;
+        }
+        Ok::<_, PlannerError>(outcome)
     })?;
     progress.finish();
     let elapsed_s = started.elapsed().as_secs_f64();
-    let mut outcome = outcome;
-    if outcome.top.is_empty() {
-        outcome.relax = planner::size::relaxations(&resolved.scenario, &constraints)?;
-    }
-    finish(
-        args,
-        &resolved,
-        &costs,
-        outcome,
-        cancelled.load(Ordering::Relaxed),
-        elapsed_s,
-    )
+    finish(args, &resolved, &costs, outcome, elapsed_s)
 }
 
 fn finish(
@@ -82,7 +76,6 @@ fn finish(
     resolved: &Inputs,
     costs: &CostModel,
     outcome: SearchOutcome,
-    interrupted: bool,
     elapsed_s: f64,
 ) -> Result<ExitCode, CliError> {
     let budget = match outcome.top.first() {
@@ -109,7 +102,7 @@ fn finish(
             space: outcome.space.clone(),
             relax: outcome.relax.clone(),
             budget,
-            interrupted,
+            interrupted: outcome.interrupted,
             elapsed_s,
             plan_path: paths.as_ref().map(|p| p.0.display().to_string()),
             report_path: paths.as_ref().map(|p| p.1.display().to_string()),
@@ -130,7 +123,7 @@ fn finish(
             note(args.output.quiet, &format!("report {}", report.display()));
         }
     }
-    Ok(if interrupted {
+    Ok(if outcome.interrupted {
         ExitCode::from(code::INTERRUPTED)
     } else if outcome.top.is_empty() {
         ExitCode::from(code::DOES_NOT_FIT)

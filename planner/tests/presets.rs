@@ -1,0 +1,44 @@
+//! Every strategy that a search may meet has a price, for every model that the project knows.
+
+use std::collections::BTreeMap;
+
+use costmodel::{CostModel, Scenario};
+use planner::{Constraints, SearchSpace};
+use spec::load::PresetInfo;
+use spec::{Precision, Workload};
+
+#[test]
+fn legal_strategies_of_every_model_are_priced() {
+    for PresetInfo { name, .. } in spec::load::model_names() {
+        let scenario = Scenario {
+            model: spec::load::model(&name).expect("preset"),
+            cluster: spec::load::cluster("dgx-h200").expect("preset"),
+            // Its space has those of the others in it.
+            runtime: spec::load::runtime("vescale-cuda").expect("preset"),
+            workload: Workload {
+                gpus: 4,
+                seq_len: 2048,
+                global_batch: 4,
+                precision: Precision::Bf16,
+            },
+            headroom: 0.05,
+        };
+        let costs = CostModel::new(scenario.clone()).expect("priced");
+        let space = SearchSpace::new(&scenario, &Constraints::default());
+        // What an operator's price depends on: how its tensors are placed.
+        let placed: BTreeMap<_, _> = space
+            .families
+            .iter()
+            .map(|family| {
+                let d = family.base.decisions();
+                let sizes = [d.tp, d.cp, d.ep, d.etp];
+                ((sizes, d.cp_kind.name(), d.sequence_parallel), &family.base)
+            })
+            .collect();
+        for strategy in placed.values() {
+            if let Err(error) = costs.floors(strategy) {
+                panic!("{name}: {strategy}: {error}");
+            }
+        }
+    }
+}
