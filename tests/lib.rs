@@ -1,1 +1,3 @@
-//! Home of the end-to-end tests; see `tests/main.rs`.
+//! What tests of several packages share; the end-to-end tests themselves start in `tests/main.rs`.
+
+pub mod emulated;

@@ -1,8 +1,11 @@
 //! Which global elements a rank holds.
 
+use std::ops::Range;
+
 use spec::Axis;
 
 use crate::placement::{BLOCK_AXES, BlockMesh, Placement, Placements, chunk_size};
+use crate::trace::TensorInfo;
 
 /// A rank's place on the axes inside a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +79,16 @@ impl BlockPosition {
             };
         }
         indices
+    }
+
+    /// Those of a parameter's numbers per head, as this rank holds them, that are of the heads of attention's scores
+    /// `[batch, heads, query, key]` here: context parallelism by all-to-all deals out the heads.
+    #[must_use]
+    pub fn numbers_of_heads(&self, parameter: &TensorInfo, scores: &TensorInfo) -> Range<usize> {
+        let of = |info: &TensorInfo, dim| self.indices(&info.global, &info.placements, dim);
+        let (held, here) = (of(parameter, 0), of(scores, 1));
+        let first = held.iter().position(|head| here.first() == Some(head));
+        first.map_or(0..0, |first| first..first + here.len())
     }
 
     /// Global indices along every dim.

@@ -355,14 +355,8 @@ pub fn allowed_by(
     }
     let mode = mode(s.recompute);
     if !space.recompute.contains(&mode) {
-        let has = list(
-            space
-                .recompute
-                .iter()
-                .map(|m| format!("{m:?}").to_lowercase()),
-            "none",
-        );
-        return lacks(format!("recompute {mode:?}").to_lowercase(), has);
+        let has = list(space.recompute.iter().map(|m| m.name().to_owned()), "none");
+        return lacks(format!("recompute {}", mode.name()), has);
     }
     Ok(())
 }

@@ -89,6 +89,20 @@ pub enum RecomputeMode {
     SelectiveOps,
 }
 
+impl RecomputeMode {
+    /// As in strategies.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Selective => "selective",
+            Self::Full => "full",
+            Self::Layers => "layers:N",
+            Self::SelectiveOps => "selective_ops",
+        }
+    }
+}
+
 /// When tensor parallelism shards the sequence between its blocks.
 #[derive(
     Clone,

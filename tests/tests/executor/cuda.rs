@@ -303,6 +303,7 @@ fn every_family_trains_as_the_cpu_does() {
         let want = train(&whole);
         let splits = model.attention.kv_heads().is_multiple_of(2);
         let shared = match (model.moe, splits) {
+            (Some(_), true) if model.attention.sinks => Some("cp=2,cp_kind=all_to_all,ep=2,mbs=4"),
             (Some(_), _) => Some("dp=2,ep=2,mbs=2"),
             (None, true) => Some("tp=2,sp=on,mbs=4,recompute=selective"),
             (None, false) => None,

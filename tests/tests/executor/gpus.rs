@@ -1,9 +1,8 @@
 //! Training on GPUs through NVIDIA's libraries, all of them emulated: driver, compiler, matrix products and
 //! NCCL, on streams that wait for each other only where they are told to.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use dtensor::CausalAttention;
@@ -20,61 +19,19 @@ use super::cuda::{close, job, models, on_cuda, wide};
 use super::graphs;
 use super::jobs::{costs, session, sized, train};
 
-/// Names under which the libraries are looked for.
-const NAMES: [&str; 6] = [
-    "libcuda.so.1",
-    "libnvrtc.so.13",
-    "libcublasLt.so.13",
-    "libcudnn.so.9",
-    "libnccl.so.2",
-    "libnvidia-ml.so.1",
-];
 /// Set in the process that has them.
 const HERE: &str = "VESCALE_TEST_EMULATED_LIBRARIES";
 
-/// Their folder, built once; none where no C++ compiler is.
-fn libraries() -> Option<PathBuf> {
-    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
-    BUILT.get_or_init(build).clone()
-}
-
-fn build() -> Option<PathBuf> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dtensor/tests/emulator");
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-libraries");
-    std::fs::create_dir_all(&folder).expect("the target folder is writable");
-    let built = Command::new("c++")
-        .args(["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o"])
-        .arg(folder.join("libemulated.so"))
-        .arg(source.join("libraries.cpp"))
-        .args(["-ldl", "-lpthread"])
-        .output();
-    let Ok(built) = built else {
-        eprintln!("not tested: no C++ compiler (c++) is here");
-        return None;
-    };
-    let said = String::from_utf8_lossy(&built.stderr);
-    assert!(built.status.success(), "{said}");
-    for name in NAMES {
-        let link = folder.join(name);
-        if !link.exists() {
-            std::os::unix::fs::symlink("libemulated.so", link).expect("the folder is writable");
-        }
-    }
-    Some(folder)
-}
-
 /// Runs a test of this file again, in a process that has the libraries.
 fn elsewhere(test: &str, variables: &[(&str, &str)]) {
-    let Some(folder) = libraries() else { return };
-    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dtensor/tests/emulator/emulator.h");
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let Some(environment) = vescale_tests::emulated::environment(target, 4) else {
+        return;
+    };
     let output = Command::new(std::env::current_exe().expect("this program"))
         .args(["--exact", &format!("executor::gpus::{test}"), "--nocapture"])
         .env(HERE, "1")
-        .env("VESCALE_CUDA_LIBRARIES", &folder)
-        .env("VESCALE_CUDA_CACHE", folder.join("cache"))
-        .env("EMULATED_FOLDER", &folder)
-        .env("EMULATED_HEADER", header)
-        .env("EMULATED_GPUS", "4")
+        .envs(environment)
         .envs(variables.iter().copied())
         .output()
         .expect("starts");

@@ -77,12 +77,9 @@ pub fn family_layouts(model: &ModelConfig) -> Vec<&'static str> {
         (1, "dp_shard=2,pp=2,zero=3,mbs=2,schedule=zb-h1"),
     ];
     let kv_heads = model.attention.kv_heads();
-    // Experts under tensor parallelism need sequence parallelism; sinks have no rule for the heads of
-    // an all-to-all.
+    // Experts under tensor parallelism need sequence parallelism.
     let fits = |(ranks, layout): &&(u64, &str)| {
-        kv_heads.is_multiple_of(*ranks)
-            && (model.moe.is_none() || !layout.contains("sp=off"))
-            && (!model.attention.sinks || !layout.contains("all_to_all"))
+        kv_heads.is_multiple_of(*ranks) && (model.moe.is_none() || !layout.contains("sp=off"))
     };
     let layouts = LAYOUTS.iter().filter(fits).map(|&(_, layout)| layout);
     let experts = model

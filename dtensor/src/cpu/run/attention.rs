@@ -10,6 +10,7 @@ use crate::cpu::tree::TreeSum;
 use crate::placement::Placement;
 use crate::trace::{AttentionShape, CollectiveKind, Detail, Op, OpKind, SoftmaxRule, TensorId};
 use spec::Axis;
+use std::ops::Range;
 use std::sync::Arc;
 
 impl Run<'_> {
@@ -62,26 +63,30 @@ impl Run<'_> {
             let each = heads.sinks_backward(&p.f32(), &dp);
             let columns = heads.heads;
             let value = |row: usize, head: usize| each[row * columns + head];
-            self.query_sum(sink, sinks, &positions, columns, value)?;
+            let scores = self.info(forward.inputs[0]);
+            let held = self
+                .machine
+                .position
+                .numbers_of_heads(self.info(sinks), scores);
+            self.query_sum(sink, (sinks, held), (p.shape[0], &positions), value)?;
         }
         let dims = p.shape.clone();
         self.put_tensor(op.outputs[0], dims, out);
         Ok(())
     }
 
-    /// Adds to the gradient of a number per head the sum over this rank's queries.
+    /// Adds to the gradient of a number per head, in the part of this rank's heads, the sum over its queries.
     fn query_sum(
         &self,
         sink: &mut dyn GradientSink,
-        parameter: TensorId,
-        positions: &[u64],
-        columns: usize,
+        (parameter, part): (TensorId, Range<usize>),
+        (sequences, positions): (usize, &[u64]),
         value: impl Fn(usize, usize) -> f32,
     ) -> Result<(), CpuError> {
-        let sequences = self.batch.ids.len() / positions.len().max(1);
         let rows = sequences * positions.len();
+        let columns = part.len();
         if !self.machine.is_exact() {
-            tokens::column_sum(0..rows, columns, sink.plain(parameter), value);
+            tokens::column_sum(0..rows, columns, &mut sink.plain(parameter)[part], value);
             return Ok(());
         }
         let leaves = self
@@ -93,7 +98,7 @@ impl Run<'_> {
             tokens::column_sum(rows, columns, &mut node, &value);
             sum.leaf(leaf, node);
         }
-        sink.tree(parameter, 0..columns, sum);
+        sink.tree(parameter, part, sum);
         Ok(())
     }
 
@@ -107,15 +112,12 @@ impl Run<'_> {
         let here = position.indices(&info.global, &info.placements, 1);
         let slopes = here.into_iter().map(|head| rule.slope(head)).collect();
         let sinks = match rule.sinks {
-            Some(sinks) => Some(self.tensor(sinks)?.f32().into_owned()),
+            Some(sinks) => {
+                let held = position.numbers_of_heads(self.info(sinks), info);
+                Some(self.tensor(sinks)?.f32()[held].to_vec())
+            }
             None => None,
         };
-        let heads = self.info(scores).shape[1] as usize;
-        if sinks.as_ref().is_some_and(|s| s.len() != heads) {
-            let reason =
-                "sinks of heads that are on other ranks (context parallelism by all-to-all)";
-            return Err(Machine::unsupported(op, reason));
-        }
         Ok(Weighting {
             sinks,
             scale: rule.scale as f32,

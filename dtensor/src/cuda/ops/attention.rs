@@ -24,7 +24,7 @@ const THREADS: u32 = 128;
 const WARPS: usize = 4;
 
 /// One attention.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct AttentionCall<'a> {
     /// Queries `[batch, q_len, heads · qk_dim]`.
     pub q: &'a Tensor,
@@ -35,7 +35,7 @@ pub struct AttentionCall<'a> {
     /// Positions of the queries.
     pub positions: &'a Buffer,
     /// A score of every head whose weight goes nowhere.
-    pub sinks: Option<&'a Tensor>,
+    pub sinks: Option<Tensor>,
     /// Sizes, mask, scores and dropout; not where sinks are.
     pub sizes: AttentionArgument,
     /// The same as a library may have it.
@@ -69,7 +69,7 @@ impl AttentionCall<'_> {
 
     fn argument(&self) -> AttentionArgument {
         AttentionArgument {
-            sinks: self.sinks.map_or(0, Tensor::address),
+            sinks: self.sinks.as_ref().map_or(0, Tensor::address),
             ..self.sizes
         }
     }

@@ -6,8 +6,10 @@ use crate::cuda::error::CudaError;
 use crate::cuda::launcher::{AttentionArgument, StreamArgument, threshold};
 use crate::cuda::memory::Buffer;
 use crate::cuda::ops::AttentionCall;
+use crate::cuda::tensor::Tensor;
 use crate::philox::Stream;
 use crate::trace::{AttentionShape, Detail, Op, TensorId};
+use std::ops::Range;
 use std::rc::Rc;
 
 /// The pieces that a fused attention stands for.
@@ -23,9 +25,13 @@ struct Pieces<'p> {
 struct Sizes {
     argument: AttentionArgument,
     positions: Rc<Buffer>,
-    /// A score of every head whose weight goes nowhere.
-    sinks: Option<TensorId>,
+    /// A score of every head whose weight goes nowhere, and which of them are of heads here.
+    sinks: Option<(TensorId, Range<usize>)>,
     library: Option<CausalAttention>,
+}
+
+fn of_heads(list: &Tensor, held: &Range<usize>) -> Tensor {
+    list.part(held.start, vec![held.len()])
 }
 
 impl<'r> Run<'r> {
@@ -62,13 +68,11 @@ impl<'r> Run<'r> {
         };
         let info = self.info(pieces.scores.outputs[0]);
         let slopes = self.machine.slopes(info, rule)?;
-        if let Some(sinks) = rule.sinks
-            && self.tensor(sinks)?.len() as u64 != heads
-        {
-            let reason =
-                "sinks of heads that are on other ranks (context parallelism by all-to-all)";
-            return Err(unsupported(pieces.scores, reason));
-        }
+        let position = &self.machine.host.position;
+        let sinks = rule.sinks.map(|sinks| {
+            let held = position.numbers_of_heads(self.info(sinks), info);
+            (sinks, held)
+        });
         let first_head = self.machine.position_list(info, 1);
         let (probability, stream) = match pieces.dropout.map(|op| (op.detail, op)) {
             Some((Detail::Dropout { probability }, op)) => (probability, self.stream(op)),
@@ -100,7 +104,7 @@ impl<'r> Run<'r> {
             argument,
             library: library.filter(|_| in_order.is_some()),
             positions,
-            sinks: rule.sinks,
+            sinks,
         })
     }
 
@@ -114,8 +118,8 @@ impl<'r> Run<'r> {
             k: self.keys(pieces.scores.inputs[1])?,
             v: self.keys(pieces.context.inputs[1])?,
             positions: &sizes.positions,
-            sinks: match sizes.sinks {
-                Some(sinks) => Some(self.tensor(sinks)?),
+            sinks: match &sizes.sinks {
+                Some((sinks, held)) => Some(of_heads(self.tensor(*sinks)?, held)),
                 None => None,
             },
             sizes: sizes.argument,
@@ -153,7 +157,8 @@ impl<'r> Run<'r> {
         let d_out = self.tensor(op.inputs[0])?;
         let out = self.tensor(pieces.context.outputs[0])?;
         let sums = self.tensor(pieces.scores.outputs[0])?;
-        let d_sinks = sizes.sinks.map(|sinks| sink.gradient(sinks));
+        let d_sinks = sizes.sinks.as_ref();
+        let d_sinks = d_sinks.map(|(sinks, held)| of_heads(&sink.gradient(*sinks), held));
         let [dq, dk, dv] =
             self.device()
                 .attention_backward(&call, d_out, out, sums, d_sinks.as_ref())?;

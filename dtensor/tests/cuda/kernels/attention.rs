@@ -165,7 +165,7 @@ fn attention_forward_and_backward() {
                 k: &k,
                 v: &v,
                 positions: &positions,
-                sinks: c.scores.sinks.then_some(&sinks),
+                sinks: c.scores.sinks.then(|| sinks.clone()),
                 sizes: AttentionArgument {
                     lengths: [queries as i64, keys as i64],
                     heads: [h as i64, g as i64],
@@ -187,7 +187,13 @@ fn attention_forward_and_backward() {
             };
             let (out, sums) = device.attention(&call).expect("runs");
             let got = device
-                .attention_backward(&call, &d, &out, &sums, call.sinks.map(|_| &d_sinks))
+                .attention_backward(
+                    &call,
+                    &d,
+                    &out,
+                    &sums,
+                    call.sinks.as_ref().map(|_| &d_sinks),
+                )
                 .expect("runs");
             let mut want = Oracle::new(&c, wide_sinks, before);
             for b in 0..c.batch {
