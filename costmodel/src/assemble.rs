@@ -92,10 +92,9 @@ pub fn assemble(
 
 impl Assembled {
     /// Elements that a rank holds of a virtual stage, before sharding.
-    pub(crate) fn elements(&self, costs: &CostModel, strategy: &Strategy, stage: u32) -> u64 {
+    pub(crate) fn elements(&self, costs: &CostModel, strategy: &Strategy, stage: u32) -> Elements {
         let stage = stage as usize;
-        let elements = stage_elements(costs, strategy, &self.runs[stage], stage);
-        elements.dense + elements.expert
+        stage_elements(costs, strategy, &self.runs[stage], stage)
     }
 
     fn rank(

@@ -18,6 +18,8 @@ use spec::{Bytes, DType, Zero};
 use crate::CostError;
 use crate::assemble::Assembled;
 use crate::cost_model::CostModel;
+use crate::states::Elements;
+use crate::traffic::DataParallel;
 
 /// Words of 32 bits per token that a micro-batch has on the device: its id and its label; and where it reads
 /// a table of embeddings, the order of the rows that it adds to.
@@ -76,14 +78,24 @@ pub(crate) fn peaks(
         .collect()
 }
 
+/// Ranks with the parameters of one kind, dense or of experts.
+#[derive(Clone, Copy, Debug)]
+struct Sharers {
+    /// Those that share states.
+    shards: u64,
+    /// Those whose gradients are summed.
+    all: u64,
+    /// Whether gradients of a micro-batch are apart from their sums.
+    is_apart: bool,
+}
+
 /// What a rank of several has beside the buffers of passes: under ZeRO gathered parameters and gradients of the running
 /// micro-batch, and what travels.
 struct Apart<'p> {
-    strategy: &'p Strategy,
+    zero: Zero,
+    kinds: [Sharers; 2],
     /// Bytes of a parameter as kernels read it.
     size: u64,
-    /// Ranks that share states.
-    shards: u64,
     /// Parameters on their way, of the stage whose turn is next.
     coming: u64,
     /// Gradients of a running micro-batch, by stage.
@@ -94,14 +106,21 @@ struct Apart<'p> {
 }
 
 impl<'p> Apart<'p> {
-    fn new(costs: &CostModel, strategy: &'p Strategy, arrived: &'p Arrived) -> Self {
+    fn new(costs: &CostModel, strategy: &Strategy, arrived: &'p Arrived) -> Self {
+        let scenario = costs.scenario();
+        let sharding = DataParallel::new(strategy, &scenario.cluster).sharding;
+        let kinds = [
+            (sharding.dense, strategy.dp() * strategy.cp),
+            (sharding.expert, strategy.edp()),
+        ];
         Self {
-            strategy,
-            size: costs.scenario().workload.precision.activation().size(),
-            shards: match strategy.zero {
-                Zero::Z0 => 1,
-                _ => strategy.dp_shard * strategy.cp,
-            },
+            zero: strategy.zero,
+            kinds: kinds.map(|(shards, all)| Sharers {
+                shards,
+                all,
+                is_apart: strategy.zero >= Zero::Z2 && (all > 1 || strategy.tp > 1),
+            }),
+            size: scenario.workload.precision.activation().size(),
             coming: 0,
             running: FxHashMap::default(),
             sending: FxHashMap::default(),
@@ -109,40 +128,48 @@ impl<'p> Apart<'p> {
         }
     }
 
+    /// Bytes of those parameters of a stage that other ranks have shards of.
+    fn shared(&self, elements: Elements) -> u64 {
+        let kinds = self.kinds.iter().zip([elements.dense, elements.expert]);
+        let shared = kinds.filter(|(of, _)| of.shards > 1);
+        shared.map(|(_, elements)| elements * self.size).sum()
+    }
+
     /// What an action takes meanwhile and leaves, beside the passes' own; `elements` are a stage's parameters.
     fn around(
         &mut self,
         action: Action,
         later: &[Action],
-        elements: &dyn Fn(u32) -> u64,
+        elements: &dyn Fn(u32) -> Elements,
     ) -> Change {
-        let kept = self.strategy.zero == Zero::Z3;
         match action.kind {
-            ActionKind::Unshard if self.shards > 1 => {
+            ActionKind::Unshard => {
                 // What came is cut into parameters, and let go of.
-                let came = elements(action.stage) * self.size;
+                let came = self.shared(elements(action.stage));
                 // Values of ZeRO-1 and 2 count as states.
-                let values = if kept { came } else { 0 };
+                let values = if self.zero == Zero::Z3 { came } else { 0 };
                 let here = std::mem::take(&mut self.coming);
                 Change {
                     most: came - here + values,
                     left: values as i64 - here as i64,
                 }
             }
-            ActionKind::Reshard if self.shards > 1 => Change {
+            ActionKind::Reshard => Change {
                 most: 0,
-                left: -((elements(action.stage) * self.size) as i64),
+                left: -(self.shared(elements(action.stage)) as i64),
             },
             ActionKind::F | ActionKind::B | ActionKind::I | ActionKind::W => {
                 let mut more = 0;
                 let next = later.iter().find(|a| a.kind == ActionKind::Unshard);
-                if let Some(next) = next.filter(|_| self.shards > 1 && self.coming == 0) {
-                    self.coming = elements(next.stage) * self.size;
+                if let Some(next) = next.filter(|_| self.coming == 0) {
+                    self.coming = self.shared(elements(next.stage));
                     more += self.coming;
                 }
                 let is_first = !self.running.contains_key(&action.stage);
-                if action.kind != ActionKind::F && self.is_apart() && is_first {
-                    let running = elements(action.stage) * DType::F32.size();
+                if action.kind != ActionKind::F && is_first {
+                    let kinds = self.gradients(elements(action.stage));
+                    let running = kinds.into_iter().filter(|(of, _)| of.is_apart);
+                    let running = running.map(|(_, bytes)| bytes).sum();
                     self.running.insert(action.stage, running);
                     more += running;
                 }
@@ -152,19 +179,11 @@ impl<'p> Apart<'p> {
                 }
             }
             ActionKind::ReduceGrad => {
-                let gradients = elements(action.stage) * DType::F32.size();
-                let all = self.strategy.dp_shard * self.strategy.dp_replicate * self.strategy.cp;
-                let most = match self.strategy.zero {
-                    Zero::Z0 if all == 1 => 0,
-                    // Own sums, and those of all.
-                    Zero::Z0 => gradients / all + gradients,
-                    _ if all == 1 && !self.is_apart() => 0,
-                    // Own sums as they came, and next to each other.
-                    _ => 2 * gradients / self.shards,
-                };
                 let running = self.running.remove(&action.stage);
-                let left = -(running.unwrap_or(0) as i64);
-                Change { most, left }
+                Change {
+                    most: self.reduced(elements(action.stage)),
+                    left: -(running.unwrap_or(0) as i64),
+                }
             }
             ActionKind::RecvF | ActionKind::RecvB => {
                 let arrived = self.arrived.get(&action).into_iter().flatten();
@@ -178,11 +197,33 @@ impl<'p> Apart<'p> {
         }
     }
 
-    /// Whether gradients of a micro-batch are apart from their sums.
-    fn is_apart(&self) -> bool {
-        let strategy = self.strategy;
-        strategy.zero >= Zero::Z2
-            && (self.shards > 1 || strategy.tp > 1 || strategy.dp_replicate > 1)
+    /// Bytes of gradients by kind.
+    fn gradients(&self, elements: Elements) -> [(Sharers, u64); 2] {
+        let bytes = |elements| elements * DType::F32.size();
+        let [dense, expert] = self.kinds;
+        [
+            (dense, bytes(elements.dense)),
+            (expert, bytes(elements.expert)),
+        ]
+    }
+
+    /// The most that sums of gradients take.
+    fn reduced(&self, elements: Elements) -> u64 {
+        let kinds = self.gradients(elements);
+        let kinds = || kinds.iter().filter(|(of, _)| of.all > 1 || of.is_apart);
+        if self.zero == Zero::Z0 {
+            // Own sums, and those of all.
+            return kinds().map(|(of, bytes)| bytes / of.all + bytes).sum();
+        }
+        // Own sums as they came, and next to each other; after a kind's what was apart of it is gone.
+        let came: u64 = kinds().map(|(of, bytes)| bytes / of.shards).sum();
+        let mut gone = 0;
+        let mut most = 0;
+        for (of, bytes) in kinds() {
+            most = most.max((came + bytes / of.shards).saturating_sub(gone));
+            gone += if of.is_apart { *bytes } else { 0 };
+        }
+        most
     }
 
     /// What is sent stays until it has arrived.

@@ -1,0 +1,142 @@
+//! Training on GPUs as a user meets it; NVIDIA's libraries are emulated.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+type Environment = Vec<(&'static str, OsString)>;
+
+/// A folder with tokens, and what a process finds four GPUs by; none where no C++ compiler is.
+fn here() -> Option<(tempfile::TempDir, Environment)> {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let environment = vescale_tests::emulated::environment(target, 4)?;
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let tokens = (0..1u32 << 14)
+        .flat_map(|i| (i.wrapping_mul(2_654_435_761) >> 25).to_le_bytes()[..2].to_vec());
+    std::fs::write(
+        folder.path().join("tokens.bin"),
+        tokens.collect::<Vec<u8>>(),
+    )
+    .expect("written");
+    Some((folder, environment))
+}
+
+fn command(folder: &Path, environment: &Environment, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_vescale-plan"))
+        .args(args)
+        .current_dir(folder)
+        .env("NO_COLOR", "1")
+        .envs(environment.iter().cloned())
+        .output()
+        .expect("the binary starts")
+}
+
+fn answer(output: &Output) -> Value {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    serde_json::from_slice(&output.stdout).expect("stdout is one JSON document")
+}
+
+/// A plan of a small model, written to `plan.yaml`.
+fn plan(folder: &Path, model: &str, precision: &str, gpus: u64, strategy: &str) {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/pytorch/models");
+    let model: PathBuf = models.join(format!("{model}.json"));
+    let gpus = gpus.to_string();
+    let args = [
+        &["estimate", "--model", model.to_str().expect("UTF-8")][..],
+        &["--cluster", "dgx-h200", "--runtime", "vescale-cuda"],
+        &["--gpus", &gpus, "--precision", precision],
+        &["--strategy", strategy, "--seq", "32", "--global-batch", "8"],
+        &["--output-plan", "plan.yaml", "--json"],
+    ];
+    answer(&command(folder, &Vec::new(), &args.concat()));
+}
+
+const RUN: [&str; 6] = ["run", "plan.yaml", "--steps", "2", "--data", "tokens.bin"];
+
+/// Losses and gradient norms.
+fn learned(answer: &Value) -> Vec<f64> {
+    let losses = answer["losses"].as_array().expect("a list").iter();
+    let losses = losses.map(|step| step["loss"].as_f64());
+    let norms = answer["gradient_norms"].as_array().expect("a list").iter();
+    let all: Option<Vec<f64>> = losses.chain(norms.map(Value::as_f64)).collect();
+    all.expect("numbers")
+}
+
+fn close(what: &str, got: &Value, want: &Value, bound: f64) {
+    let (got, want) = (learned(got), learned(want));
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (a, b) in got.iter().zip(&want) {
+        assert!((a - b).abs() <= bound * b.abs(), "{what}: {a} for {b}");
+    }
+}
+
+/// Counted bytes are the predicted ones; the most in use at a time nearly so.
+fn held(what: &str, answer: &Value, bound: f64) {
+    for line in answer["memory"].as_array().expect("a list") {
+        let bytes = |of: &str| line[of].as_f64().expect("a number");
+        let (measured, predicted) = (bytes("measured_bytes"), bytes("predicted_bytes"));
+        let bound = if line["name"] == "most in use of all" {
+            bound
+        } else {
+            0.0
+        };
+        assert!(
+            (measured - predicted).abs() <= bound * predicted,
+            "{what}: {line}"
+        );
+    }
+}
+
+/// Every kind of parallelism, schedule and execution, on one model or another.
+#[test]
+fn plans_train_on_gpus_as_on_the_cpu() {
+    let Some((folder, environment)) = here() else {
+        return;
+    };
+    let folder = folder.path();
+    let graph = &["--execution", "graph"][..];
+    for (model, gpus, strategy, options) in [
+        (
+            "llama31",
+            4,
+            "tp=2,sp=on,pp=2,mbs=2,recompute=selective",
+            &[][..],
+        ),
+        ("llama31", 2, "dp=2,zero=3,mbs=2,recompute=full", graph),
+        (
+            "llama31",
+            2,
+            "pp=2,mbs=1",
+            &["--gpus", "2", "--gpu-messages", "host"],
+        ),
+        ("gemma2", 2, "cp=2,mbs=2", graph),
+        (
+            "bloom",
+            2,
+            "pp=2,mbs=1,schedule=zb-h1",
+            &["--attention", "own"],
+        ),
+        ("qwen2_moe", 2, "dp=2,ep=2,zero=1,mbs=2", &[]),
+        (
+            "gpt_oss",
+            2,
+            "cp=2,cp_kind=all_to_all,ep=2,mbs=2",
+            &["--execution", "eager"],
+        ),
+        ("deepseek_v3", 2, "tp=2,sp=on,etp=2,mbs=2", &[]),
+    ] {
+        let what = format!("{model} {strategy} {options:?}");
+        plan(folder, model, "bf16", gpus, strategy);
+        let run = |args: &[&str]| answer(&command(folder, &environment, &[&RUN, args].concat()));
+        let start = std::time::Instant::now();
+        let got = run(&[&["--device", "cuda", "--json"], options].concat());
+        let t1 = start.elapsed();
+        let want = run(&["--json"]);
+        eprintln!("{what} {t1:?} {:?}", start.elapsed());
+        close(&what, &got, &want, 5e-3);
+        held(&what, &got, 0.1);
+    }
+}
