@@ -271,22 +271,7 @@ impl Gpu {
 
 impl Launcher for Gpu {
     fn allocate(&self, bytes: u64) -> Result<Address, CudaError> {
-        let mut address = 0;
-        // SAFETY: writes one address.
-        let result = unsafe { self.driver.allocate(&raw mut address, bytes as usize) };
-        match result {
-            Err(CudaError::Call { code, .. }) if code == driver::OUT_OF_MEMORY => {
-                let (mut free, mut total) = (0, 0);
-                // SAFETY: writes two numbers.
-                unsafe { self.driver.memory(&raw mut free, &raw mut total) }?;
-                Err(CudaError::OutOfMemory {
-                    asked: bytes,
-                    live: (total - free) as u64,
-                    free: free as u64,
-                })
-            }
-            other => other.map(|()| address),
-        }
+        self.driver.take(bytes)
     }
 
     fn free(&self, address: Address) -> Result<(), CudaError> {

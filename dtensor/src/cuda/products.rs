@@ -135,13 +135,10 @@ impl Products {
         let mut handle = std::ptr::null_mut();
         // SAFETY: a context is current.
         unsafe { library.create(&raw mut handle) }?;
-        let mut workspace = 0;
-        // SAFETY: writes one address.
-        unsafe { driver.allocate(&raw mut workspace, WORKSPACE) }?;
         Ok(Self {
             library,
             handle,
-            workspace,
+            workspace: driver.take(WORKSPACE as u64)?,
             capability,
             plans: RefCell::default(),
         })

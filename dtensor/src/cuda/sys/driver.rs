@@ -4,6 +4,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
+use crate::cuda::error::CudaError;
 use crate::cuda::library::{Name, functions};
 
 /// A device's number.
@@ -88,6 +89,29 @@ functions! {
 }
 
 impl Driver {
+    /// Memory of the device whose context is current.
+    ///
+    /// # Errors
+    /// When it is full.
+    pub fn take(&self, bytes: u64) -> Result<Address, CudaError> {
+        let mut address = 0;
+        // SAFETY: writes one address.
+        let result = unsafe { self.allocate(&raw mut address, bytes as usize) };
+        match result {
+            Err(CudaError::Call { code, .. }) if code == OUT_OF_MEMORY => {
+                let (mut free, mut total) = (0, 0);
+                // SAFETY: writes two numbers.
+                unsafe { self.memory(&raw mut free, &raw mut total) }?;
+                Err(CudaError::OutOfMemory {
+                    asked: bytes,
+                    live: (total - free) as u64,
+                    free: free as u64,
+                })
+            }
+            other => other.map(|()| address),
+        }
+    }
+
     fn reason(&self, code: i32) -> String {
         let mut name = std::ptr::null();
         // SAFETY: writes a pointer to the driver's own text, or leaves it null.
