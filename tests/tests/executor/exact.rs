@@ -141,10 +141,10 @@ pub const UNEVEN: &[&str] = &[
 fn uneven_vocabularies() {
     let mut gpt = nanogpt(0.1);
     gpt.vocab = 67;
-    check(&gpt, Precision::Fp32, UNEVEN);
+    check_steps(&gpt, Precision::Fp32, UNEVEN, 5);
     let mut llama = llama();
     llama.vocab = 101;
-    check(&llama, Precision::Fp32, &UNEVEN[..3]);
+    check_steps(&llama, Precision::Fp32, &UNEVEN[..3], 5);
 }
 
 #[test]
@@ -162,8 +162,8 @@ fn qwen3_under_layouts() {
         "cp=2,cp_kind=all_to_all,mbs=2,recompute=selective",
         "tp=2,sp=on,cp=2,cp_kind=ring,pp=2,mbs=2,schedule=zb-h1",
     ];
-    check(&qwen3(), Precision::Fp32, &layouts);
-    check(&qwen3(), Precision::Bf16, &layouts[..1]);
+    check_steps(&qwen3(), Precision::Fp32, &layouts, 5);
+    check_steps(&qwen3(), Precision::Bf16, &layouts[..1], 5);
 }
 
 /// Running the model's code for every micro-batch gives the bits of replaying what it recorded.
