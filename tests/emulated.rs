@@ -42,6 +42,12 @@ pub fn environment(target: &Path, gpus: u64) -> Option<Vec<(&'static str, OsStri
 
 fn build(source: &Path, folder: &Path) -> Option<()> {
     std::fs::create_dir_all(folder).expect("the target folder is writable");
+    for name in NAMES {
+        let link = folder.join(name);
+        if link.symlink_metadata().is_err() {
+            std::os::unix::fs::symlink("libemulated.so", link).expect("the folder is writable");
+        }
+    }
     let library = folder.join("libemulated.so");
     let changed = |file: PathBuf| std::fs::metadata(file).and_then(|about| about.modified());
     let built = changed(library.clone());
@@ -67,11 +73,5 @@ fn build(source: &Path, folder: &Path) -> Option<()> {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
     std::fs::rename(draft, library).expect("the folder is writable");
-    for name in NAMES {
-        let link = folder.join(name);
-        if !link.exists() {
-            std::os::unix::fs::symlink("libemulated.so", link).expect("the folder is writable");
-        }
-    }
     Some(())
 }
