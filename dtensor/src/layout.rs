@@ -101,7 +101,7 @@ impl BlockPosition {
 }
 
 /// Dim 1 of `[batch, sequence, …]` and dim 2 of attention's `[batch, heads, query, key]`.
-fn is_sequence(dims: usize, dim: usize) -> bool {
+pub(crate) fn is_sequence(dims: usize, dim: usize) -> bool {
     dim == if dims == 4 { 2 } else { 1 } && dims > 1
 }
 

@@ -166,6 +166,11 @@ impl Block {
         )
     }
 
+    /// Whether keys and values of its attention go round the ring.
+    pub(crate) fn has_ring(&self) -> bool {
+        (0..self.trace.forward.len()).any(|op| self.is_ring(op))
+    }
+
     fn kept_storages(&self) -> BTreeSet<u32> {
         if self.keep == Keep::Input {
             return self

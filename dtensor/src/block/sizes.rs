@@ -1,6 +1,8 @@
 //! What a block's passes hold on a GPU, buffer by buffer: the program that a device runs, run on sizes
 //! only. It allocates what `cuda::run` allocates, in the same order, but for partial sums of a few rows.
 
+mod exchange;
+
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -12,7 +14,7 @@ use super::pass::{self, Pass};
 use super::{Block, Forward, Half, Saved};
 use crate::backward::GRADIENT_SUM;
 use crate::plan::RoutedRows;
-use crate::trace::{self, CollectiveKind, Detail, Op, OpKind, TensorId, TensorInfo};
+use crate::trace::{self, Detail, Op, OpKind, TensorId, TensorInfo};
 
 /// Bytes of a device's memory as they are taken and given back.
 #[derive(Debug, Default)]
@@ -178,12 +180,6 @@ impl<'r> Run<'r> {
         self.set(id, value);
     }
 
-    fn make_like(&mut self, id: TensorId, like: TensorId) {
-        let (bytes, dtype) = (self.get(like).bytes, self.get(like).dtype);
-        let value = self.ledger.take(bytes, dtype);
-        self.set(id, value);
-    }
-
     fn alias(&mut self, id: TensorId, of: TensorId) {
         let value = Rc::clone(self.get(of));
         self.set(id, value);
@@ -284,12 +280,17 @@ impl<'r> Run<'r> {
             forward[scores].inputs[1],
             forward[context].inputs[1],
         ];
-        for (piece, input, like) in [(scores, 0, q), (scores, 1, k), (context, 1, v)] {
+        self.ring_again([k, v]);
+        let gradients = [q, k, v].map(|like| self.keys(like));
+        let gradients = gradients.map(|like| self.ledger.take(like.bytes, like.dtype));
+        drop(passing);
+        let pieces = [(scores, 0, q), (scores, 1, k), (context, 1, v)];
+        for ((piece, input, of), gradient) in pieces.into_iter().zip(gradients) {
+            let gradient = self.return_ring(of, gradient);
             if let Some(id) = block.gradient_of(piece, input) {
-                self.make_like(id, like);
+                self.set(id, gradient);
             }
         }
-        drop(passing);
     }
 
     fn routed(&mut self, op: &Op) {
@@ -299,21 +300,6 @@ impl<'r> Run<'r> {
         self.held.route = Some(self.ledger.take(lists, DType::F32));
         self.make(op.outputs[0]);
         self.passing(experts * choices.div_ceil(1024));
-    }
-
-    fn collective(&mut self, op: &Op, kind: CollectiveKind) {
-        if kind == CollectiveKind::RingExchange {
-            for &id in &op.inputs {
-                let info = self.info(id);
-                let whole = info.bytes().0 * info.global[1] / info.shape[1].max(1);
-                let whole = self.ledger.take(whole, info.dtype);
-                self.ring.insert(self.block.storage(id), whole);
-            }
-            return;
-        }
-        for &id in &op.outputs {
-            self.make(id);
-        }
     }
 
     /// Lists of positions, made once for all blocks.
@@ -399,7 +385,10 @@ impl<'r> Run<'r> {
             _ => None,
         };
         let Some((of, input)) = of.filter(|_| op.scope != GRADIENT_SUM) else {
-            return op.outputs.iter().for_each(|&id| self.make(id));
+            return match op.kind {
+                OpKind::Collective(c) => self.collective(op, c.kind),
+                _ => op.outputs.iter().for_each(|&id| self.make(id)),
+            };
         };
         if block.is_attention(of) {
             if matches!(op.kind, OpKind::AttentionContext(_)) && input == Some(0) {

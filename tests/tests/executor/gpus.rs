@@ -198,10 +198,22 @@ fn peaks_of_several_ranks_are_predicted() {
         ("dp=4,ep=2,zero=2,mbs=1", Precision::Bf16),
         ("dp=4,ep=2,zero=3,mbs=1,recompute=full", Precision::Bf16),
     ];
+    let split = [
+        (
+            "pp=2,cp=2,cp_kind=ring,mbs=4,schedule=zb-h1",
+            Precision::Bf16,
+        ),
+        (
+            "pp=2,cp=2,cp_kind=all_to_all,mbs=4,schedule=zb-h1",
+            Precision::Bf16,
+        ),
+    ];
+    let small = r#", "word_embed_proj_dim": 64, "ffn_dim": 96"#;
     let layouts = layouts.map(|case| (case, ("llama", "")));
+    let split = split.map(|case| (case, ("opt", small)));
     let of_experts = of_experts.map(|case| (case, ("mixtral", experts)));
     let mut far = Vec::new();
-    for ((layout, precision), (kind, more)) in layouts.into_iter().chain(of_experts) {
+    for ((layout, precision), (kind, more)) in layouts.into_iter().chain(of_experts).chain(split) {
         let model = ModelConfig {
             layers: if layout.contains("vpp") { 4 } else { 3 },
             ..wide(kind, more)

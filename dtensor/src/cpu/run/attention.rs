@@ -8,7 +8,7 @@ use crate::cpu::tensor::{Tensor, Terms, Value};
 use crate::cpu::tokens;
 use crate::cpu::tree::TreeSum;
 use crate::placement::Placement;
-use crate::trace::{AttentionShape, CollectiveKind, Detail, Op, OpKind, SoftmaxRule, TensorId};
+use crate::trace::{AttentionShape, Detail, Op, OpKind, SoftmaxRule, TensorId};
 use spec::Axis;
 use std::ops::Range;
 use std::sync::Arc;
@@ -296,13 +296,6 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Whether keys and values of this attention go round the ring.
-    pub(super) fn is_ring(&self) -> bool {
-        self.block.trace.forward.iter().any(
-            |op| matches!(op.kind, OpKind::Collective(c) if c.kind == CollectiveKind::RingExchange),
-        )
-    }
-
     pub(super) fn attention_backward(
         &mut self,
         op: &Op,
@@ -310,7 +303,7 @@ impl Run<'_> {
         input: usize,
         shape: &AttentionShape,
     ) -> Result<(), CpuError> {
-        if self.is_ring() {
+        if self.block.has_ring() {
             let key = forward.inputs[1];
             if !self.ring.contains_key(&self.block.storage(key)) {
                 self.gather_ring(forward, key)?;
@@ -368,7 +361,7 @@ impl Run<'_> {
                     let data = heads.weighted_rows(&w, &x, dim);
                     Value::Tensor(Tensor::new(shape, data, dtype))
                 };
-                let value = if self.is_ring() {
+                let value = if self.block.has_ring() {
                     self.return_ring(forward, value)?
                 } else {
                     value

@@ -5,7 +5,7 @@ use crate::cuda::error::CudaError;
 use crate::cuda::ops::Losses;
 use crate::cuda::tensor::Tensor;
 use crate::placement::Placement;
-use crate::trace::{CollectiveKind, Detail, Op, OpKind, TensorId, View};
+use crate::trace::{CollectiveKind, Detail, Op, TensorId, View};
 use spec::{Axis, DType};
 
 impl Run<'_> {
@@ -59,17 +59,10 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn is_ring(&self) -> bool {
-        let mut ops = self.block.trace.forward.iter();
-        ops.any(
-            |op| matches!(op.kind, OpKind::Collective(c) if c.kind == CollectiveKind::RingExchange),
-        )
-    }
-
     /// Before backward of an attention whose keys and values go round the ring, has them here.
     pub(super) fn ring_again(&mut self, op: &Op, ids: [TensorId; 2]) -> Result<(), CudaError> {
         for id in ids {
-            if self.is_ring() && !self.ring.contains_key(&self.block.storage(id)) {
+            if self.block.has_ring() && !self.ring.contains_key(&self.block.storage(id)) {
                 self.gather_ring(op, id)?;
             }
         }
@@ -83,7 +76,7 @@ impl Run<'_> {
         of: TensorId,
         gradient: Tensor,
     ) -> Result<Tensor, CudaError> {
-        if !self.is_ring() {
+        if !self.block.has_ring() {
             return Ok(gradient);
         }
         let info = self.info(of);

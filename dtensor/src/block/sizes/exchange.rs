@@ -1,0 +1,93 @@
+//! What exchanges between ranks have in use: what they make, and parts of it that do not lie together.
+
+use spec::{Axis, DType};
+
+use super::{Room, Run};
+use crate::layout::is_sequence;
+use crate::placement::Placement;
+use crate::trace::{CollectiveKind, Detail, Op, TensorId, TensorInfo};
+
+impl Run<'_> {
+    pub(super) fn collective(&mut self, op: &Op, kind: CollectiveKind) {
+        if kind == CollectiveKind::RingExchange {
+            return op.inputs.iter().for_each(|&id| self.gather_ring(id));
+        }
+        let ends = op.inputs.first().zip(op.outputs.first());
+        let beside = ends.map_or(0, |(&read, &made)| self.beside(op, read, made));
+        let beside = self.ledger.take(beside, DType::U8);
+        op.outputs.iter().for_each(|&id| self.make(id));
+        drop(beside);
+    }
+
+    /// Bytes that an exchange has beside what it reads and what it makes.
+    fn beside(&self, op: &Op, read: TensorId, made: TensorId) -> u64 {
+        let [from_bytes, to_bytes] = [self.get(read).bytes, self.info(made).bytes().0];
+        match op.detail {
+            Detail::Redistribute { axis, from, to } => {
+                let apart = |whole: u64, part: u64, id, placement| {
+                    apart(self.info(id), (axis, placement), whole, part)
+                };
+                let sent = apart(from_bytes, to_bytes, read, to);
+                let received = apart(to_bytes, from_bytes, made, from);
+                sent + received
+            }
+            // Rows as they travel, by rank, and by expert.
+            Detail::Dispatch { back } => [to_bytes, from_bytes][usize::from(back)],
+            Detail::ExpertTensor { gather } => [from_bytes, to_bytes][usize::from(gather)],
+            _ => 0,
+        }
+    }
+
+    /// Has keys or values of the whole sequence here.
+    fn gather_ring(&mut self, id: TensorId) {
+        let info = self.info(id);
+        let part = self.get(id).bytes;
+        let whole = part * info.global[1] / info.shape[1].max(1);
+        let parts = apart(info, (Axis::Cp, info.placements.on(Axis::Cp)), whole, part);
+        let whole = self.ledger.take(whole, info.dtype);
+        drop(self.ledger.take(parts, info.dtype));
+        self.ring.insert(self.block.storage(id), whole);
+    }
+
+    /// Before backward of an attention whose keys and values go round the ring, has them here.
+    pub(super) fn ring_again(&mut self, ids: [TensorId; 2]) {
+        for id in ids {
+            if self.block.has_ring() && !self.ring.contains_key(&self.block.storage(id)) {
+                self.gather_ring(id);
+            }
+        }
+    }
+
+    /// Queries, or keys or values of the whole sequence.
+    pub(super) fn keys(&self, id: TensorId) -> &Room {
+        let whole = self.ring.get(&self.block.storage(id));
+        whole.unwrap_or_else(|| self.get(id))
+    }
+
+    /// The gradient of keys or values of the whole sequence, back to the ranks that hold them.
+    pub(super) fn return_ring(&self, of: TensorId, gradient: Room) -> Room {
+        if !self.ring.contains_key(&self.block.storage(of)) {
+            return gradient;
+        }
+        let (info, own) = (self.info(of), self.get(of).bytes);
+        let shards = (Axis::Cp, info.placements.on(Axis::Cp));
+        let parts = apart(info, shards, gradient.bytes, own);
+        let parts = self.ledger.take(parts, gradient.dtype);
+        let own = self.ledger.take(own, gradient.dtype);
+        drop(parts);
+        own
+    }
+}
+
+/// Bytes of the ranks' parts of a tensor that cannot lie within it: those along a dim within rows, and those of
+/// a sequence whose every part but the last is a piece from either end.
+fn apart(info: &TensorInfo, (axis, shards): (Axis, Placement), whole: u64, part: u64) -> u64 {
+    match shards {
+        Placement::Shard(dim) if info.shape[..dim].iter().product::<u64>() == 1 => {
+            let from_both_ends = axis == Axis::Cp && is_sequence(info.shape.len(), dim);
+            if from_both_ends { whole - part } else { 0 }
+        }
+        Placement::Shard(_) | Placement::Interleaved(..) => whole,
+        Placement::Replicate | Placement::Partial => 0,
+    }
+}
