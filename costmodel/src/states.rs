@@ -14,6 +14,8 @@ use plans::Zero;
 use spec::runtime::StateTypes;
 use spec::{Bytes, DType, Precision};
 
+use crate::{CostError, Scenario};
+
 /// Element counts of a stage on one rank, before ZeRO sharding. Dense and expert parameters are
 /// shared by different groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -140,6 +142,25 @@ impl Sharding {
         let gradient = gradient_type(types, precision).size();
         Bytes(updated * (weights + moments + gradient))
     }
+}
+
+/// What the fullest of `gpus` devices holds of a model's states under every strategy, at least: an equal share.
+///
+/// # Errors
+/// When the model cannot be traced.
+pub fn least(scenario: &Scenario, gpus: u64) -> Result<Bytes, CostError> {
+    let dense = models::parameter_count(&scenario.model);
+    let elements = Elements {
+        dense: dense.map_err(|e| CostError::Trace(e.to_string()))?,
+        expert: 0,
+    };
+    let equal = Sharding {
+        zero: Zero::Z3,
+        dense: gpus,
+        expert: 1,
+    };
+    let (types, precision) = (&scenario.runtime.states, scenario.workload.precision);
+    Ok(equal.states(elements, types, precision).total())
 }
 
 /// Type of the parameter copy that lives for the whole step.

@@ -191,6 +191,10 @@ impl Run<'_> {
             .copied()
             .find(|r| *r == Recompute::Full);
         let time = self.costs.floors(&family.base)?;
+        if self.options.objective == Objective::Time && time.memory <= self.costs.capacity() {
+            // The lightest member fits too, and only whether one does matters.
+            return Ok(Some(time));
+        }
         let memory = match lightest.and_then(|r| family.member(self.costs.scenario(), r)) {
             Some(full) => self.costs.floors(&full)?.memory.min(time.memory),
             None if family.recompute == [Recompute::None] => time.memory,

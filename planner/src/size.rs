@@ -100,10 +100,12 @@ pub fn relaxations(
     }
     let node = scenario.cluster.gpus_per_node;
     let most = (scenario.workload.gpus * 64).min(1 << 17).max(node);
-    let larger = usual_counts(node, most)
-        .into_iter()
-        .filter(|&n| n > scenario.workload.gpus);
-    for gpus in larger {
+    let capacity = CostModel::new(scenario.clone())?.capacity();
+    let larger = usual_counts(node, most).into_iter();
+    for gpus in larger.filter(|&n| n > scenario.workload.gpus) {
+        if costmodel::states::least(scenario, gpus)? > capacity {
+            continue;
+        }
         let batch = scenario.workload.global_batch;
         let workload = Workload {
             gpus,

@@ -12,6 +12,7 @@
 use costmodel::Scenario;
 use plans::legality::allowed_by;
 use plans::{Decisions, Recompute, StagePartition, Strategy};
+use rayon::prelude::*;
 use spec::runtime::{RecomputeMode, SequenceParallelUse};
 use spec::{AxisOrder, CpKind, ScheduleKind, Zero};
 use std::collections::BTreeMap;
@@ -47,13 +48,30 @@ impl SearchSpace {
     /// Every legal strategy of a scenario under constraints.
     #[must_use]
     pub fn new(scenario: &Scenario, constraints: &Constraints) -> Self {
-        let mut builder = Builder {
+        let builder = || Builder {
             scenario,
             constraints,
+            meshes: Vec::new(),
             space: Self::default(),
         };
-        builder.meshes();
-        builder.space
+        let mut sizes = builder();
+        sizes.meshes();
+        let of_mesh = |&mesh: &Mesh| {
+            let mut builder = builder();
+            builder.batches(mesh);
+            builder.space
+        };
+        let parts: Vec<Self> = sizes.meshes.par_iter().map(of_mesh).collect();
+        let mut space = sizes.space;
+        let families = parts.iter().map(|part| part.families.len()).sum();
+        space.families.reserve_exact(families);
+        for part in parts {
+            space.families.extend(part.families);
+            for (rule, count) in part.illegal {
+                *space.illegal.entry(rule).or_default() += count;
+            }
+        }
+        space
     }
 
     /// Number of strategies.
@@ -84,6 +102,8 @@ impl Family {
 struct Builder<'a> {
     scenario: &'a Scenario,
     constraints: &'a Constraints,
+    /// In order of enumeration.
+    meshes: Vec<Mesh>,
     space: SearchSpace,
 }
 
@@ -146,7 +166,7 @@ impl Builder<'_> {
 
     fn experts(&mut self, mesh: Mesh) {
         let Some(moe) = self.scenario.model.moe else {
-            self.batches(mesh);
+            self.meshes.push(mesh);
             return;
         };
         let ranks = mesh.tp * mesh.cp * mesh.dp;
@@ -161,7 +181,7 @@ impl Builder<'_> {
                 if !ranks.is_multiple_of(ep * etp) || (ep * etp > MAX_EXPERT_RANKS && !asked) {
                     continue;
                 }
-                self.batches(Mesh { ep, etp, ..mesh });
+                self.meshes.push(Mesh { ep, etp, ..mesh });
                 if mesh.tp == 1 {
                     break;
                 }
@@ -354,17 +374,18 @@ impl Builder<'_> {
                 return;
             }
         };
-        if recompute.is_empty() {
-            return;
-        }
+        let family = Family { base, recompute };
+        let allowed = |member: &Strategy| allowed_by(member, model, &self.scenario.runtime).is_ok();
         // The base itself need not be allowed: it only bounds the members.
-        let probe = Decisions {
-            recompute: recompute[0],
-            ..base.decisions().clone()
+        let is_allowed = match family.recompute.first() {
+            None => return,
+            Some(Recompute::None) => allowed(&family.base),
+            Some(&first) => family
+                .member(self.scenario, first)
+                .is_some_and(|m| allowed(&m)),
         };
-        let probe = Strategy::new(probe, model, workload);
-        if probe.is_ok_and(|p| allowed_by(&p, model, &self.scenario.runtime).is_ok()) {
-            self.space.families.push(Family { base, recompute });
+        if is_allowed {
+            self.space.families.push(family);
         } else {
             self.exclude("the runtime cannot express it");
         }

@@ -1,9 +1,11 @@
-//! Every strategy that a search may meet has a price, for every model that the project knows.
+//! Every strategy that a search may meet has a price, for every model that the project knows, and holds at
+//! least its share of the states.
 
 use std::collections::BTreeMap;
 
 use costmodel::{CostModel, Scenario};
 use planner::{Constraints, SearchSpace};
+use plans::Recompute;
 use spec::load::PresetInfo;
 use spec::{Precision, Workload};
 
@@ -32,12 +34,16 @@ fn legal_strategies_of_every_model_are_priced() {
             .map(|family| {
                 let d = family.base.decisions();
                 let sizes = [d.tp, d.cp, d.ep, d.etp];
-                ((sizes, d.cp_kind.name(), d.sequence_parallel), &family.base)
+                ((sizes, d.cp_kind.name(), d.sequence_parallel), family)
             })
             .collect();
-        for strategy in placed.values() {
-            if let Err(error) = costs.floors(strategy) {
-                panic!("{name}: {strategy}: {error}");
+        let least = costmodel::states::least(&scenario, 4).expect("traced");
+        for family in placed.values() {
+            let lightest = family.member(&scenario, Recompute::Full);
+            for strategy in lightest.iter().chain([&family.base]) {
+                let floors = costs.floors(strategy);
+                let floors = floors.unwrap_or_else(|e| panic!("{name}: {strategy}: {e}"));
+                assert!(floors.memory >= least, "{name}: {strategy}: {floors:?}");
             }
         }
     }
