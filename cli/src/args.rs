@@ -166,7 +166,7 @@ pub(crate) struct SearchArgs {
     /// Plan file [default: MODEL-Ngpus.plan.yaml]
     #[arg(short, long)]
     pub(crate) output_plan: Option<PathBuf>,
-    /// HTML report [default: MODEL-Ngpus.report.html]
+    /// HTML report [default: MODEL-Ngpus.report.html, or beside the plan file]
     #[arg(long)]
     pub(crate) report: Option<PathBuf>,
 }

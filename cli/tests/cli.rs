@@ -506,6 +506,25 @@ fn own_clusters_and_models_work() {
 }
 
 #[test]
+fn what_is_made_from_a_plan_lies_beside_it() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    fs::create_dir(folder.path().join("plans")).expect("a folder");
+    for (plan, stem) in [("plans/v1.5.plan.yaml", "v1.5"), ("plans/a.yaml", "a")] {
+        let searched = run(folder.path(), &with(&["search"], &["-q", "-o", plan]));
+        assert_eq!(code(&searched), 0);
+        let report = folder.path().join(format!("plans/{stem}.report.html"));
+        fs::remove_file(&report).expect("the search's report");
+        for command in ["report", "trace"] {
+            assert_eq!(code(&run(folder.path(), &[command, plan])), 0);
+        }
+        assert!(report.exists());
+        let trace = folder.path().join(format!("plans/{stem}.trace.json"));
+        assert!(trace.exists());
+    }
+    assert_eq!(fs::read_dir(folder.path()).expect("folder").count(), 1);
+}
+
+#[test]
 fn unwritable_outputs_leave_nothing() {
     let folder = tempfile::tempdir().expect("temporary folder");
     for (flag, path) in [

@@ -1,6 +1,6 @@
 //! Plans between files and scenarios.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use costmodel::{CostModel, Scenario};
 use plans::json::StrategyJson;
@@ -20,6 +20,13 @@ pub(crate) struct Loaded {
     pub(crate) costs: CostModel,
     pub(crate) strategy: Strategy,
     pub(crate) inputs: InputsJson,
+}
+
+/// Where what is made from a plan lies unless told otherwise: `x.ENDING` beside `x.plan.yaml` or `x.yaml`.
+pub(crate) fn derived(plan: &Path, ending: &str) -> PathBuf {
+    let name = plan.file_name().unwrap_or_default().to_string_lossy();
+    let stem = name.trim_end_matches(".yaml").trim_end_matches(".plan");
+    plan.with_file_name(format!("{stem}.{ending}"))
 }
 
 /// The plan file of a strategy.

@@ -53,7 +53,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode, CliError> {
     let path = args
         .output
         .clone()
-        .unwrap_or_else(|| args.plan.with_extension("report.html"));
+        .unwrap_or_else(|| plan::derived(&args.plan, "report.html"));
     output::write(&path, &text)?;
     output::note(false, &format!("report {}", path.display()));
     Ok(ExitCode::SUCCESS)

@@ -148,7 +148,7 @@ fn write_files(
     let report_path = args
         .report
         .clone()
-        .unwrap_or_else(|| PathBuf::from(format!("{stem}.report.html")));
+        .unwrap_or_else(|| plan::derived(&plan_path, "report.html"));
     let file = plan::file(resolved, &best.strategy, &best.prediction)?;
     let timeline = costs.timeline(&best.strategy)?;
     let html = report::html(&ReportSource {

@@ -14,7 +14,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<ExitCode, CliError> {
     let path = args
         .output
         .clone()
-        .unwrap_or_else(|| args.plan.with_extension("trace.json"));
+        .unwrap_or_else(|| plan::derived(&args.plan, "trace.json"));
     output::write(&path, &format!("{}\n", reports::perfetto::trace(&timeline)))?;
     output::note(false, &format!("trace {}", path.display()));
     Ok(ExitCode::SUCCESS)
