@@ -24,12 +24,9 @@ impl Run<'_> {
         let [from_bytes, to_bytes] = [self.get(read).bytes, self.info(made).bytes().0];
         match op.detail {
             Detail::Redistribute { axis, from, to } => {
-                let apart = |whole: u64, part: u64, id, placement| {
-                    apart(self.info(id), (axis, placement), whole, part)
-                };
-                let sent = apart(from_bytes, to_bytes, read, to);
-                let received = apart(to_bytes, from_bytes, made, from);
-                sent + received
+                let [read, made] = [read, made].map(|id| self.info(id));
+                let sent = apart((read, from_bytes), &made.shape, (axis, to));
+                sent + apart((made, to_bytes), &read.shape, (axis, from))
             }
             // Rows as they travel, by rank, and by expert.
             Detail::Dispatch { back } => [to_bytes, from_bytes][usize::from(back)],
@@ -40,13 +37,21 @@ impl Run<'_> {
 
     /// Has keys or values of the whole sequence here.
     fn gather_ring(&mut self, id: TensorId) {
-        let info = self.info(id);
-        let part = self.get(id).bytes;
-        let whole = part * info.global[1] / info.shape[1].max(1);
-        let parts = apart(info, (Axis::Cp, info.placements.on(Axis::Cp)), whole, part);
-        let whole = self.ledger.take(whole, info.dtype);
-        drop(self.ledger.take(parts, info.dtype));
+        let (whole, parts) = self.around(id);
+        let dtype = self.get(id).dtype;
+        let whole = self.ledger.take(whole, dtype);
+        drop(self.ledger.take(parts, dtype));
         self.ring.insert(self.block.storage(id), whole);
+    }
+
+    /// Bytes of keys or values of the whole sequence, and of ranks' parts that cannot lie within them.
+    fn around(&self, id: TensorId) -> (u64, u64) {
+        let info = self.info(id);
+        let mut whole = info.clone();
+        whole.shape[1] = info.global[1];
+        let bytes = self.get(id).bytes * info.global[1] / info.shape[1].max(1);
+        let shards = (Axis::Cp, info.placements.on(Axis::Cp));
+        (bytes, apart((&whole, bytes), &info.shape, shards))
     }
 
     /// Before backward of an attention whose keys and values go round the ring, has them here.
@@ -69,25 +74,31 @@ impl Run<'_> {
         if !self.ring.contains_key(&self.block.storage(of)) {
             return gradient;
         }
-        let (info, own) = (self.info(of), self.get(of).bytes);
-        let shards = (Axis::Cp, info.placements.on(Axis::Cp));
-        let parts = apart(info, shards, gradient.bytes, own);
-        let parts = self.ledger.take(parts, gradient.dtype);
-        let own = self.ledger.take(own, gradient.dtype);
+        let parts = self.ledger.take(self.around(of).1, gradient.dtype);
+        let own = self.ledger.take(self.get(of).bytes, gradient.dtype);
         drop(parts);
         own
     }
 }
 
-/// Bytes of the ranks' parts of a tensor that cannot lie within it: those along a dim within rows, and those of
-/// a sequence whose every part but the last is a piece from either end.
-fn apart(info: &TensorInfo, (axis, shards): (Axis, Placement), whole: u64, part: u64) -> u64 {
+/// Bytes of the ranks' parts of a tensor, of this shape each, that cannot lie within it: those along a dim within
+/// rows, and those of a sequence whose every part but the last is a piece from either end.
+fn apart(
+    (whole, bytes): (&TensorInfo, u64),
+    part: &[u64],
+    (axis, shards): (Axis, Placement),
+) -> u64 {
     match shards {
-        Placement::Shard(dim) if info.shape[..dim].iter().product::<u64>() == 1 => {
-            let from_both_ends = axis == Axis::Cp && is_sequence(info.shape.len(), dim);
-            if from_both_ends { whole - part } else { 0 }
+        Placement::Shard(dim) if whole.shape[..dim].iter().product::<u64>() == 1 => {
+            let ranks = whole.shape[dim].div_ceil(part[dim].max(1)).max(1);
+            let from_both_ends = axis == Axis::Cp && is_sequence(part.len(), dim);
+            if from_both_ends {
+                bytes - bytes / ranks
+            } else {
+                0
+            }
         }
-        Placement::Shard(_) | Placement::Interleaved(..) => whole,
+        Placement::Shard(_) | Placement::Interleaved(..) => bytes,
         Placement::Replicate | Placement::Partial => 0,
     }
 }
