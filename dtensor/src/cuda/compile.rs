@@ -4,6 +4,7 @@
 #![allow(unsafe_code, reason = "functions of NVRTC")]
 
 use std::ffi::CString;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
@@ -153,12 +154,36 @@ fn cache_folder() -> Option<PathBuf> {
         .or_else(|| Some(folder("HOME")?.join(".cache/vescale-plan")))
 }
 
-/// Writes a file whole or not at all: processes of one job compile at the same time.
+/// Writes a file whole or not at all: ranks of one job, threads or processes, compile at the same time.
 fn keep(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder)?;
+    let folder = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder)?;
+    let mut draft = tempfile::NamedTempFile::new_in(folder)?;
+    draft.write_all(bytes)?;
+    draft.persist(path)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_keep_the_same_kernels_never_show_a_part() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("kept/kernels.cubin");
+        let bytes = vec![7; 1 << 16];
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..100 {
+                        keep(&path, &bytes).expect("the folder is writable");
+                        assert!(std::fs::read(&path).expect("was kept") == bytes);
+                    }
+                });
+            }
+        });
+        let kept = std::fs::read_dir(folder.path().join("kept")).expect("a folder");
+        assert_eq!(kept.count(), 1);
     }
-    let draft = path.with_extension(format!("{}.partial", std::process::id()));
-    std::fs::write(&draft, bytes)?;
-    std::fs::rename(&draft, path)
 }
