@@ -144,23 +144,23 @@ impl Sharding {
     }
 }
 
-/// What the fullest of `gpus` devices holds of a model's states under every strategy, at least: an equal share.
+/// All states of a model, once. Under every strategy the fullest device holds an equal share of them at least.
 ///
 /// # Errors
 /// When the model cannot be traced.
-pub fn least(scenario: &Scenario, gpus: u64) -> Result<Bytes, CostError> {
+pub fn whole(scenario: &Scenario) -> Result<Bytes, CostError> {
     let dense = models::parameter_count(&scenario.model);
     let elements = Elements {
         dense: dense.map_err(|e| CostError::Trace(e.to_string()))?,
         expert: 0,
     };
-    let equal = Sharding {
-        zero: Zero::Z3,
-        dense: gpus,
+    let alone = Sharding {
+        zero: Zero::Z0,
+        dense: 1,
         expert: 1,
     };
     let (types, precision) = (&scenario.runtime.states, scenario.workload.precision);
-    Ok(equal.states(elements, types, precision).total())
+    Ok(alone.states(elements, types, precision).total())
 }
 
 /// Type of the parameter copy that lives for the whole step.

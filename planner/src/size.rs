@@ -101,9 +101,10 @@ pub fn relaxations(
     let node = scenario.cluster.gpus_per_node;
     let most = (scenario.workload.gpus * 64).min(1 << 17).max(node);
     let capacity = CostModel::new(scenario.clone())?.capacity();
+    let states = costmodel::states::whole(scenario)?;
     let larger = usual_counts(node, most).into_iter();
     for gpus in larger.filter(|&n| n > scenario.workload.gpus) {
-        if costmodel::states::least(scenario, gpus)? > capacity {
+        if states.0 / gpus > capacity.0 {
             continue;
         }
         let batch = scenario.workload.global_batch;
