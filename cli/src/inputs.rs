@@ -3,13 +3,17 @@
 use costmodel::Scenario;
 use planner::Constraints;
 use serde::Serialize;
-use spec::{Cluster, Precision, Runtime, Workload};
+use spec::{Cluster, Precision, Runtime, Workload, WorkloadError, WorkloadSizes};
 
 use crate::args::{BudgetArgs, ConstraintArgs, PrecisionArg, ScenarioArgs};
 use crate::error::CliError;
 
 /// Tokens per step when no batch is given: what Llama 3 405B started with (Llama 3 paper, §3.4.1).
 const DEFAULT_TOKENS_PER_STEP: u64 = 4 << 20;
+
+/// Sequences per step at most when no batch is given: with very short sequences 4 Mi tokens would be more
+/// micro-batches than any training has.
+const MAX_DEFAULT_BATCH: u64 = 1 << 14;
 
 /// The runtime that plans are for when none is named.
 const DEFAULT_RUNTIME: &str = "megatron-core";
@@ -74,36 +78,14 @@ pub(crate) fn resolve(args: &ScenarioArgs) -> Result<Inputs, CliError> {
     let cluster = spec::load::cluster(&args.cluster)?;
     let runtime = runtime(args.runtime.as_deref(), &cluster)?;
     check_gpus(args.gpus, &cluster)?;
-    if args.seq == 0 || args.seq > 1 << 24 {
-        return usage(format!(
-            "--seq {}: expected 1 to {} tokens",
-            args.seq,
-            1 << 24
-        ));
-    }
     if !(0.0..1.0).contains(&args.headroom) {
         return usage(format!(
             "--headroom {}: expected a share in [0, 1)",
             args.headroom
         ));
     }
-    let global_batch = match args.global_batch {
-        Some(batch) if batch == 0 || batch > 1 << 24 => {
-            return usage(format!(
-                "--global-batch {batch}: expected 1 to {} sequences",
-                1 << 24
-            ));
-        }
-        Some(batch) => batch,
-        None => default_batch(args.gpus, args.seq),
-    };
     let precision = precision(args.precision);
-    let workload = Workload {
-        gpus: args.gpus,
-        seq_len: args.seq,
-        global_batch,
-        precision,
-    };
+    let workload = workload(args.gpus, args.seq, args.global_batch, precision)?;
     let parameters = models::parameter_count(&model)
         .map_err(|e| CliError::Usage(format!("model {}: {e}", args.model)))?;
     let scenario = Scenario {
@@ -119,6 +101,41 @@ pub(crate) fn resolve(args: &ScenarioArgs) -> Result<Inputs, CliError> {
         model_arg: args.model.clone(),
         cluster_arg: args.cluster.clone(),
     })
+}
+
+/// A workload of flags; without a batch, of the usual one.
+pub(crate) fn workload(
+    gpus: u64,
+    seq_len: u64,
+    global_batch: Option<u64>,
+    precision: Precision,
+) -> Result<Workload, CliError> {
+    let sizes = WorkloadSizes {
+        gpus,
+        seq_len,
+        global_batch: global_batch.unwrap_or(1),
+        precision,
+    };
+    let flag = |wrong: WorkloadError| {
+        let flag = match wrong.field {
+            "seq_len" => "--seq",
+            "global_batch" => "--global-batch",
+            _ => "--gpus",
+        };
+        CliError::Usage(format!(
+            "{flag} {}: expected 1 to {} {}",
+            wrong.value, wrong.most, wrong.unit
+        ))
+    };
+    let checked = Workload::new(sizes).map_err(flag)?;
+    match global_batch {
+        Some(_) => Ok(checked),
+        None => Workload::new(WorkloadSizes {
+            global_batch: default_batch(gpus, seq_len),
+            ..sizes
+        })
+        .map_err(flag),
+    }
 }
 
 /// The runtime asked for, or the one that plans on such a cluster are usually for: our own executor
@@ -139,10 +156,10 @@ pub(crate) fn check_gpus(gpus: u64, cluster: &Cluster) -> Result<(), CliError> {
         .map_err(|wrong| CliError::Usage(format!("--gpus {gpus}: {wrong}")))
 }
 
-/// About 4 Mi tokens, and at least one sequence per GPU, in whole multiples of the GPUs' largest
-/// power of two so that it divides.
-pub(crate) fn default_batch(gpus: u64, seq: u64) -> u64 {
-    let sequences = (DEFAULT_TOKENS_PER_STEP / seq).max(1);
+/// About 4 Mi tokens in at most [`MAX_DEFAULT_BATCH`] sequences, and at least one sequence per GPU, in
+/// whole multiples of the GPUs' largest power of two so that it divides.
+fn default_batch(gpus: u64, seq: u64) -> u64 {
+    let sequences = (DEFAULT_TOKENS_PER_STEP / seq).clamp(1, MAX_DEFAULT_BATCH);
     let unit = 1u64 << gpus.trailing_zeros();
     let odd = gpus / unit;
     let batch = sequences.max(unit.min(2048));
@@ -158,28 +175,22 @@ pub(crate) fn precision(arg: PrecisionArg) -> Precision {
     }
 }
 
-/// Constraints from flags over those from a file.
-pub(crate) fn constraints(args: &ConstraintArgs) -> Result<Constraints, CliError> {
-    let mut constraints = match &args.constraints {
+/// Constraints from flags over those from a file, checked for a scenario at some numbers of GPUs.
+pub(crate) fn constraints(
+    args: &ConstraintArgs,
+    scenario: &Scenario,
+    counts: &[u64],
+) -> Result<Constraints, CliError> {
+    let file: Constraints = match &args.constraints {
         Some(path) => {
             let text = spec::text::read(path)?;
             spec::text::yaml(&text, &path.display().to_string())?
         }
         None => Constraints::default(),
     };
-    for text in &args.fix {
-        constraints.fix(text)?;
-    }
-    for text in &args.min {
-        constraints.at_least(text)?;
-    }
-    for text in &args.max {
-        constraints.at_most(text)?;
-    }
-    for text in &args.forbid {
-        constraints.forbid(text)?;
-    }
-    constraints.check()?;
+    let flags = Constraints::parse(&args.fix, &args.min, &args.max, &args.forbid)?;
+    let constraints = file.overridden_by(flags);
+    planner::legal_values::check(scenario, counts, &constraints)?;
     Ok(constraints)
 }
 
@@ -196,13 +207,31 @@ pub(crate) struct Budget {
     pub(crate) dollars: Option<f64>,
 }
 
-/// What a training of that many tokens takes.
-pub(crate) fn budget(
-    args: &BudgetArgs,
-    cluster: &Cluster,
-    gpus: u64,
-    tokens_per_s_per_gpu: f64,
-) -> Result<Option<Budget>, CliError> {
+/// The training that was asked about.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Training {
+    tokens: Option<f64>,
+    price: Option<f64>,
+}
+
+impl Training {
+    /// What a training of that many tokens takes, if any were named.
+    pub(crate) fn budget(&self, gpus: u64, tokens_per_s_per_gpu: f64) -> Option<Budget> {
+        let tokens = self.tokens?;
+        let seconds = tokens / (tokens_per_s_per_gpu * gpus as f64);
+        Some(Budget {
+            tokens,
+            days: seconds / 86400.0,
+            price: self.price,
+            dollars: self
+                .price
+                .map(|price| price * gpus as f64 * seconds / 3600.0),
+        })
+    }
+}
+
+/// Tokens and price as asked: checked before anything takes time.
+pub(crate) fn training(args: &BudgetArgs, cluster: &Cluster) -> Result<Training, CliError> {
     let price = match args.price {
         Some(price) if !(price.is_finite() && price >= 0.0) => {
             return usage(format!(
@@ -212,19 +241,12 @@ pub(crate) fn budget(
         Some(price) => Some(price),
         None => cluster.dollars_per_gpu_hour.as_ref().map(|p| p.value),
     };
-    let Some(text) = &args.tokens else {
-        return Ok(None);
-    };
-    let tokens = tokens(text)?;
-    let seconds = tokens / (tokens_per_s_per_gpu * gpus as f64);
-    let dollars = price.map(|price| price * gpus as f64 * seconds / 3600.0);
-    Ok(Some(Budget {
-        tokens,
-        days: seconds / 86400.0,
-        price,
-        dollars,
-    }))
+    let tokens = args.tokens.as_deref().map(tokens).transpose()?;
+    Ok(Training { tokens, price })
 }
+
+/// Most tokens of a training, a million times what the largest has taken.
+const MAX_TOKENS: f64 = 1e20;
 
 fn tokens(text: &str) -> Result<f64, CliError> {
     let (number, scale) = match text.trim().char_indices().last() {
@@ -235,9 +257,12 @@ fn tokens(text: &str) -> Result<f64, CliError> {
         _ => (text.trim(), 1.0),
     };
     match number.parse::<f64>() {
-        Ok(n) if n.is_finite() && n > 0.0 => Ok(n * scale),
+        Ok(n) if n > 0.0 && n * scale <= MAX_TOKENS => Ok(n * scale),
+        _ if text.trim().ends_with(['B', 'b']) => usage(format!(
+            "--tokens {text}: expected tokens, not bytes, such as 15T or 300B (B is 10^9)"
+        )),
         _ => usage(format!(
-            "--tokens {text}: expected a number such as 15T or 300B"
+            "--tokens {text}: expected a number of tokens such as 15T or 300B"
         )),
     }
 }

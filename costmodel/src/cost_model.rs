@@ -6,7 +6,7 @@ use std::sync::{Arc, RwLock};
 use dtensor::RoutedRows;
 use plans::{Floors, Prediction, Schedule, ScheduleKind, Strategy, Timeline, program};
 use rustc_hash::FxHashMap;
-use spec::model::{AttentionKind, ModelConfig, Projections};
+
 use spec::runtime::Rewrite;
 use spec::{Bytes, Fitted, LayerClass, Seconds};
 
@@ -77,7 +77,7 @@ impl CostModel {
             .rewrites
             .contains(&Rewrite::FuseProjections)
         {
-            fuse_projections(&mut scenario.model);
+            scenario.model = scenario.model.with_fused_projections();
         }
         if let Some(profile) = &scenario.cluster.profile {
             let gpus = profile.machine.gpu.is_some();
@@ -345,14 +345,6 @@ fn schedule_key(strategy: &Strategy) -> ScheduleKey {
         strategy.vpp,
         strategy.num_micro_batches,
     )
-}
-
-/// The same model with its parallel projections stored as one.
-fn fuse_projections(model: &mut ModelConfig) {
-    if let AttentionKind::Grouped { projections, .. } = &mut model.attention.kind {
-        *projections = Projections::Stacked;
-    }
-    model.mlp.fused_gate_up = model.mlp.gated;
 }
 
 /// Looks a value up, or makes and stores it. Two threads may make the same value; both are equal.

@@ -27,7 +27,7 @@ mod tensorwise;
 mod traffic;
 mod work;
 
-use spec::{Cluster, ModelConfig, Runtime, Workload};
+use spec::{Cluster, Model, Runtime, Workload};
 
 pub use block::{BlockCost, BlockGroups, BlockKey, BlockPricing};
 pub use cost_model::{CostModel, Score};
@@ -39,7 +39,7 @@ pub use work::Work;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scenario {
     /// The model.
-    pub model: ModelConfig,
+    pub model: Model,
     /// The cluster.
     pub cluster: Cluster,
     /// The training system.

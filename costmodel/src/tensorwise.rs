@@ -86,12 +86,13 @@ mod tests {
             model: spec::load::model("gpt3-175b").expect("preset"),
             cluster: spec::load::cluster("dgx-a100").expect("preset"),
             runtime: spec::load::runtime("deepspeed-2021").expect("preset"),
-            workload: Workload {
+            workload: Workload::new(spec::WorkloadSizes {
                 gpus,
                 seq_len: 2048,
                 global_batch: gpus,
                 precision: Precision::Fp16,
-            },
+            })
+            .expect("a workload"),
             headroom: 0.0,
         };
         scenario.runtime.overheads.launch.value = Seconds(launch);

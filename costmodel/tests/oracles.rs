@@ -12,12 +12,13 @@ fn scenario(model: &str, gpus: u64, seq_len: u64, global_batch: u64, runtime: &s
         model: spec::load::model(model).expect("preset"),
         cluster: spec::load::cluster("dgx-h100").expect("preset"),
         runtime: spec::load::runtime(runtime).expect("preset"),
-        workload: Workload {
+        workload: Workload::new(spec::WorkloadSizes {
             gpus,
             seq_len,
             global_batch,
             precision: Precision::Bf16,
-        },
+        })
+        .expect("a workload"),
         headroom: 0.0,
     }
 }
@@ -159,7 +160,11 @@ fn distributed_optimizer_bytes_per_parameter() {
 fn eight_bits_cost_their_casts() {
     let scenario = |precision| {
         let mut s = scenario("llama3-8b", 8, 8192, 64, "vescale-cuda");
-        s.workload.precision = precision;
+        let sizes = spec::WorkloadSizes {
+            precision,
+            ..*s.workload
+        };
+        s.workload = Workload::new(sizes).expect("a workload");
         s
     };
     let predict = |precision| {

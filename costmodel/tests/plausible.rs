@@ -24,12 +24,13 @@ fn predict(case: Case) -> Prediction {
         model: spec::load::model(case.model).expect("preset"),
         cluster: spec::load::cluster(case.cluster).expect("preset"),
         runtime: spec::load::runtime(case.runtime).expect("preset"),
-        workload: Workload {
+        workload: Workload::new(spec::WorkloadSizes {
             gpus: case.gpus,
             seq_len: case.seq_len,
             global_batch: case.batch,
             precision: case.precision,
-        },
+        })
+        .expect("a workload"),
         headroom: 0.0,
     };
     let plan: Plan = plans::grammar::parse(

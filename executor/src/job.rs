@@ -3,8 +3,7 @@
 use plans::Strategy;
 use plans::program::{self, Program};
 use plans::schedule::{self, Schedule};
-use spec::model::ModelConfig;
-use spec::{DType, Precision, ScheduleKind, Workload};
+use spec::{DType, Model, Precision, ScheduleKind, Workload};
 
 use crate::data::Dataset;
 use crate::error::ExecutorError;
@@ -15,7 +14,7 @@ use crate::stage;
 #[derive(Clone, Debug)]
 pub struct Job {
     /// What is trained.
-    pub model: ModelConfig,
+    pub model: Model,
     /// How it is sharded.
     pub strategy: Strategy,
     /// Tokens per sequence.
@@ -42,7 +41,7 @@ impl Job {
     /// # Errors
     /// When the model has no kernels or the schedule does not exist.
     pub fn new(
-        model: ModelConfig,
+        model: Model,
         strategy: Strategy,
         workload: &Workload,
         data: Dataset,

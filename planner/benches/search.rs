@@ -21,12 +21,13 @@ fn scenario(model: &str, gpus: u64) -> Scenario {
         model: spec::load::model(model).expect("preset"),
         cluster: spec::load::cluster("dgx-h100").expect("preset"),
         runtime: spec::load::runtime("megatron-core").expect("preset"),
-        workload: Workload {
+        workload: Workload::new(spec::WorkloadSizes {
             gpus,
             seq_len: 8192,
             global_batch: gpus.clamp(512, 2048),
             precision: Precision::Bf16,
-        },
+        })
+        .expect("a workload"),
         headroom: 0.05,
     }
 }

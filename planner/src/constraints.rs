@@ -1,10 +1,13 @@
-//! What the user fixes, bounds or forbids.
+//! What the user fixes, bounds or forbids: [`Constraints`] say what was asked, and whether it
+//! contradicts itself. Whether any strategy can have a value is [`crate::legal_values`]' to say.
 
 use std::collections::BTreeMap;
 
 use plans::Decisions;
 use plans::grammar::recompute_name;
 use serde::{Deserialize, Serialize};
+use spec::Zero;
+use spec::runtime::RecomputeMode;
 
 use crate::PlannerError;
 
@@ -24,6 +27,11 @@ pub const DIMENSIONS: [&str; 10] = [
 /// Dimensions of names.
 pub const CHOICES: [&str; 5] = ["cp_kind", "zero", "schedule", "recompute", "sp"];
 
+/// Largest value of a numeric dimension.
+const MAX_SIZE: u64 = 1 << 24;
+/// Most layers by which a stage at an end may be lighter.
+const MAX_UNEVEN: u64 = 64;
+
 /// Bounds on the dimensions of a strategy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -39,21 +47,48 @@ pub struct Constraints {
 }
 
 impl Constraints {
+    /// Constraints written as texts: fixed values, lower bounds, upper bounds, forbidden dimensions.
+    ///
+    /// # Errors
+    /// Unknown keys, values of a wrong form, keys that are given twice.
+    pub fn parse(
+        fix: &[String],
+        at_least: &[String],
+        at_most: &[String],
+        forbid: &[String],
+    ) -> Result<Self, PlannerError> {
+        let mut constraints = Self::default();
+        for text in fix {
+            constraints.fix(text)?;
+        }
+        for text in at_least {
+            constraints.at_least(text)?;
+        }
+        for text in at_most {
+            constraints.at_most(text)?;
+        }
+        for text in forbid {
+            constraints.forbid(text)?;
+        }
+        Ok(constraints)
+    }
+
     /// Adds `key=value[|value…]`.
     ///
     /// # Errors
-    /// Unknown keys with the nearest known one.
+    /// Unknown keys with the nearest known one; a key that is fixed already.
     pub fn fix(&mut self, text: &str) -> Result<(), PlannerError> {
-        for part in text.split(',').filter(|p| !p.trim().is_empty()) {
+        for part in text.split(',') {
             let (key, value) = split(part)?;
             known(part, key, &all())?;
             let values: Vec<String> = value.split('|').map(|v| v.trim().to_owned()).collect();
-            if DIMENSIONS.contains(&key) {
-                for value in &values {
-                    number(part, value)?;
-                }
+            values_of(part, key, &values)?;
+            if self.fix.insert(key.to_owned(), values).is_some() {
+                return wrong(
+                    part,
+                    format!("`{key}` is fixed twice; write {key}=A|B for a choice"),
+                );
             }
-            self.fix.insert(key.to_owned(), values);
         }
         Ok(())
     }
@@ -79,30 +114,88 @@ impl Constraints {
     /// # Errors
     /// Unknown keys.
     pub fn forbid(&mut self, text: &str) -> Result<(), PlannerError> {
-        for key in text.split(',').map(str::trim).filter(|k| !k.is_empty()) {
+        for key in text.split(',').map(str::trim) {
             known(text, key, &DIMENSIONS)?;
             self.max.insert(key.to_owned(), 1);
         }
         Ok(())
     }
 
-    /// Whether every key is known; for constraints read from a file.
+    /// These constraints, with those of `other` in place of its keys.
+    #[must_use]
+    pub fn overridden_by(mut self, other: Self) -> Self {
+        self.min.extend(other.min);
+        self.max.extend(other.max);
+        self.fix.extend(other.fix);
+        self.uneven = other.uneven.or(self.uneven);
+        self
+    }
+
+    /// Whether every key is known, every value is of its key's form, and none contradicts another.
     ///
     /// # Errors
-    /// The first unknown key.
+    /// The first that is not.
     pub fn check(&self) -> Result<(), PlannerError> {
-        for key in self.min.keys().chain(self.max.keys()) {
+        for (key, bound) in self.min.iter().chain(&self.max) {
             known(key, key, &DIMENSIONS)?;
+            number(key, &bound.to_string())?;
         }
         for (key, values) in &self.fix {
             known(key, key, &all())?;
-            if DIMENSIONS.contains(&key.as_str()) {
-                for value in values {
-                    number(key, value)?;
-                }
-            }
+            values_of(key, key, values)?;
+        }
+        if let Some(uneven) = self.uneven.filter(|&n| n > MAX_UNEVEN) {
+            return wrong(
+                &format!("uneven={uneven}"),
+                format!("expected 0 to {MAX_UNEVEN} layers"),
+            );
+        }
+        for key in DIMENSIONS {
+            self.contradicts(key)?;
         }
         Ok(())
+    }
+
+    /// Whether bounds of a dimension leave nothing, or nothing of what it is fixed to.
+    fn contradicts(&self, key: &str) -> Result<(), PlannerError> {
+        let (min, max) = (self.min.get(key), self.max.get(key));
+        if let (Some(min), Some(max)) = (min, max)
+            && min > max
+        {
+            let text = format!("{key} from {min} to {max}");
+            return wrong(&text, "the lower bound is above the upper".to_owned());
+        }
+        let Some(values) = self.fix.get(key) else {
+            return Ok(());
+        };
+        let allowed = |v: &String| v.parse().is_ok_and(|size| self.allows(key, size));
+        if values.iter().any(allowed) {
+            return Ok(());
+        }
+        let bound = match (min, max) {
+            (_, Some(1)) => "forbidden, or at most 1".to_owned(),
+            (Some(min), None) => format!("at least {min}"),
+            (None, Some(max)) => format!("at most {max}"),
+            (Some(min), Some(max)) => format!("from {min} to {max}"),
+            (None, None) => return Ok(()),
+        };
+        let text = format!("{key}={}", values.join("|"));
+        wrong(&text, format!("contradicts that `{key}` is {bound}"))
+    }
+
+    /// Counts of recomputed layers that are fixed (`recompute=layers:3`).
+    pub(crate) fn fixed_layers(&self) -> impl Iterator<Item = u64> {
+        let values = self.fix.get("recompute").map_or(&[][..], Vec::as_slice);
+        values
+            .iter()
+            .filter_map(|v| v.strip_prefix("layers:")?.parse().ok())
+            .filter(|&n| n > 0)
+    }
+
+    /// Sizes that a dimension is fixed to.
+    pub(crate) fn fixed(&self, key: &str) -> impl Iterator<Item = u64> {
+        let values = self.fix.get(key).map_or(&[][..], Vec::as_slice);
+        values.iter().filter_map(|v| v.parse().ok())
     }
 
     /// Whether a numeric dimension may have this size.
@@ -126,6 +219,18 @@ impl Constraints {
         })
     }
 
+    /// Whether some strategy of a recompute mode is allowed.
+    pub(crate) fn allows_mode(&self, mode: RecomputeMode) -> bool {
+        let layers = |v: &String| *v == "layers" || v.starts_with("layers:");
+        match mode {
+            RecomputeMode::Layers => self
+                .fix
+                .get("recompute")
+                .is_none_or(|v| v.iter().any(layers)),
+            _ => self.allows_name("recompute", mode.name()),
+        }
+    }
+
     /// Whether a whole strategy is allowed.
     #[must_use]
     pub fn allow(&self, d: &Decisions) -> bool {
@@ -141,8 +246,15 @@ impl Constraints {
             ("dp_replicate", d.dp_replicate),
             ("mbs", d.micro_batch),
         ];
+        let names = [
+            ("cp_kind", d.cp_kind.name()),
+            ("zero", zero_name(d.zero)),
+            ("schedule", d.schedule.name()),
+            ("recompute", &recompute_name(d.recompute)),
+            ("sp", switch_name(d.sequence_parallel)),
+        ];
         sizes.iter().all(|&(key, size)| self.allows(key, size))
-            && self.allows_name("recompute", &recompute_name(d.recompute))
+            && names.iter().all(|(key, name)| self.allows_name(key, name))
     }
 
     /// Whether nothing is constrained.
@@ -152,8 +264,43 @@ impl Constraints {
     }
 }
 
+/// A ZeRO level as constraints name it.
+pub(crate) fn zero_name(zero: Zero) -> &'static str {
+    match zero {
+        Zero::Z0 => "0",
+        Zero::Z1 => "1",
+        Zero::Z2 => "2",
+        Zero::Z3 => "3",
+    }
+}
+
+/// A switch as constraints name it.
+pub(crate) fn switch_name(on: bool) -> &'static str {
+    if on { "on" } else { "off" }
+}
+
 fn all() -> Vec<&'static str> {
     DIMENSIONS.iter().chain(&CHOICES).copied().collect()
+}
+
+fn wrong<T>(text: &str, reason: String) -> Result<T, PlannerError> {
+    Err(PlannerError::Constraint {
+        text: text.to_owned(),
+        reason,
+    })
+}
+
+/// Values of a dimension are numbers; a choice needs one.
+fn values_of(text: &str, key: &str, values: &[String]) -> Result<(), PlannerError> {
+    if values.is_empty() || values.iter().any(String::is_empty) {
+        return wrong(text, format!("expected a value of `{key}`"));
+    }
+    if DIMENSIONS.contains(&key) {
+        for value in values {
+            number(text, value)?;
+        }
+    }
+    Ok(())
 }
 
 fn split(part: &str) -> Result<(&str, &str), PlannerError> {
@@ -183,9 +330,9 @@ fn number(text: &str, value: &str) -> Result<u64, PlannerError> {
     value
         .parse::<u64>()
         .ok()
-        .filter(|n| (1..=1 << 24).contains(n))
+        .filter(|n| (1..=MAX_SIZE).contains(n))
         .ok_or_else(|| {
-            let reason = format!("`{value}` is not a whole number from 1 to {}", 1 << 24);
+            let reason = format!("`{value}` is not a whole number from 1 to {MAX_SIZE}");
             PlannerError::Constraint {
                 text: text.to_owned(),
                 reason,
@@ -194,10 +341,15 @@ fn number(text: &str, value: &str) -> Result<u64, PlannerError> {
 }
 
 fn bound(bounds: &mut BTreeMap<String, u64>, text: &str) -> Result<(), PlannerError> {
-    for part in text.split(',').filter(|p| !p.trim().is_empty()) {
+    for part in text.split(',') {
         let (key, value) = split(part)?;
         known(part, key, &DIMENSIONS)?;
-        bounds.insert(key.to_owned(), number(part, value)?);
+        if bounds
+            .insert(key.to_owned(), number(part, value)?)
+            .is_some()
+        {
+            return wrong(part, format!("`{key}` is bounded twice"));
+        }
     }
     Ok(())
 }

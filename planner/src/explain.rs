@@ -141,31 +141,40 @@ fn one_step(base: &Strategy) -> Vec<Decisions> {
         }
     }
     // Ranks moved between tensor, pipeline and data parallelism.
-    let sizes = |tp: u64, pp: u64, dp: u64| {
+    let sequences = d.dp() * d.num_micro_batches * d.micro_batch;
+    let sized = |tp: Option<u64>, pp: Option<u64>, dp: Option<u64>| {
+        let (tp, pp, dp) = (tp?, pp?, dp?);
         let mut n = d.clone();
         n.tp = tp;
         n.pp = pp;
         n.sequence_parallel = tp > 1 && (d.sequence_parallel || d.tp == 1);
-        if n.dp_shard > 1 || d.zero != plans::Zero::Z0 {
+        if n.dp_shard > 1 || n.zero != plans::Zero::Z0 {
             n.dp_shard = (dp / n.dp_replicate).max(1);
         } else {
             n.dp_replicate = dp;
         }
-        let sequences = d.dp() * d.num_micro_batches * d.micro_batch;
         n.num_micro_batches = (sequences / n.dp() / n.micro_batch).max(1);
         if pp == 1 {
             n.vpp = 1;
         }
         restage(&mut n);
-        n
+        Some(n)
     };
     let (tp, pp, dp) = (d.tp, d.pp, d.dp());
-    list.push(sizes(tp * 2, pp, dp / 2));
-    list.push(sizes(tp * 2, (pp / 2).max(1), dp));
-    list.push(sizes((tp / 2).max(1), pp, dp * 2));
-    list.push(sizes((tp / 2).max(1), pp * 2, dp));
-    list.push(sizes(tp, pp * 2, dp / 2));
-    list.push(sizes(tp, (pp / 2).max(1), dp * 2));
+    let twice = |size: u64| Some(size * 2);
+    let half = |size: u64| size.is_multiple_of(2).then_some(size / 2);
+    list.extend(
+        [
+            sized(twice(tp), Some(pp), half(dp)),
+            sized(twice(tp), half(pp), Some(dp)),
+            sized(half(tp), Some(pp), twice(dp)),
+            sized(half(tp), twice(pp), Some(dp)),
+            sized(Some(tp), twice(pp), half(dp)),
+            sized(Some(tp), half(pp), twice(dp)),
+        ]
+        .into_iter()
+        .flatten(),
+    );
     // Virtual stages.
     for vpp in [d.vpp * 2, d.vpp / 2, 1] {
         if vpp >= 1 && d.pp > 1 {

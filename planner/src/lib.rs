@@ -4,6 +4,7 @@
 pub mod constraints;
 pub mod diagnose;
 pub mod explain;
+pub mod legal_values;
 pub mod search;
 pub mod size;
 pub mod space;
@@ -20,6 +21,9 @@ pub enum PlannerError {
     /// A strategy could not be priced.
     #[error(transparent)]
     Cost(#[from] CostError),
+    /// A number of devices is out of range.
+    #[error(transparent)]
+    Workload(#[from] spec::WorkloadError),
     /// A constraint does not make sense.
     #[error("constraint `{text}`: {reason}")]
     Constraint {

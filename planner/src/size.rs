@@ -3,7 +3,7 @@
 use costmodel::{CostModel, Scenario};
 use plans::{Candidate, Recompute};
 use rayon::prelude::*;
-use spec::{Bytes, Workload};
+use spec::Bytes;
 
 use crate::PlannerError;
 use crate::constraints::Constraints;
@@ -35,10 +35,7 @@ pub fn sizes(
     counts
         .iter()
         .map(|&gpus| {
-            let workload = Workload {
-                gpus,
-                ..scenario.workload
-            };
+            let workload = scenario.workload.on(gpus)?;
             let costs = CostModel::new(Scenario {
                 workload,
                 ..scenario.clone()
@@ -107,19 +104,9 @@ pub fn relaxations(
         if states.0 / gpus > capacity.0 {
             continue;
         }
-        let batch = scenario.workload.global_batch;
-        let workload = Workload {
-            gpus,
-            global_batch: batch,
-            ..scenario.workload
-        };
-        let one = Scenario {
-            workload,
-            ..scenario.clone()
-        };
         if let Some(Sized {
             best: Some(best), ..
-        }) = sizes(&one, constraints, &[gpus])?.into_iter().next()
+        }) = sizes(scenario, constraints, &[gpus])?.into_iter().next()
         {
             advice.push(format!(
                 "{gpus} GPUs would fit ({})",

@@ -6,6 +6,7 @@
 //! virtual stages over divisors of the layers per rank; recompute counts over eighths of a stage;
 //! stages even (a remainder spread over the middle without virtual stages), or lighter at the ends by
 //! up to `uneven` layers; experts spread over at most 64 ranks; hybrid sharding over powers of two.
+//! A size that a constraint fixes is tried also where it lies outside of these.
 //! What does not change a step (context kind without context parallelism, order without a pipeline,
 //! ZeRO without data parallelism) has one value, so that every strategy counts once.
 
@@ -17,7 +18,7 @@ use spec::runtime::{RecomputeMode, SequenceParallelUse};
 use spec::{AxisOrder, CpKind, ScheduleKind, Zero};
 use std::collections::BTreeMap;
 
-use crate::constraints::Constraints;
+use crate::constraints::{Constraints, switch_name, zero_name};
 
 /// Sequences per micro-batch at most.
 const MAX_MICRO_BATCH: u64 = 16;
@@ -48,12 +49,7 @@ impl SearchSpace {
     /// Every legal strategy of a scenario under constraints.
     #[must_use]
     pub fn new(scenario: &Scenario, constraints: &Constraints) -> Self {
-        let builder = || Builder {
-            scenario,
-            constraints,
-            meshes: Vec::new(),
-            space: Self::default(),
-        };
+        let builder = || Builder::new(scenario, constraints, false);
         let mut sizes = builder();
         sizes.meshes();
         let of_mesh = |&mesh: &Mesh| {
@@ -72,6 +68,20 @@ impl SearchSpace {
             }
         }
         space
+    }
+
+    /// Whether any strategy is legal; stops at the first.
+    #[must_use]
+    pub fn has_any(scenario: &Scenario, constraints: &Constraints) -> bool {
+        let mut builder = Builder::new(scenario, constraints, true);
+        builder.meshes();
+        for mesh in std::mem::take(&mut builder.meshes) {
+            builder.batches(mesh);
+            if builder.done() {
+                return true;
+            }
+        }
+        false
     }
 
     /// Number of strategies.
@@ -102,6 +112,8 @@ impl Family {
 struct Builder<'a> {
     scenario: &'a Scenario,
     constraints: &'a Constraints,
+    /// Whether one family is enough.
+    only_first: bool,
     /// In order of enumeration.
     meshes: Vec<Mesh>,
     space: SearchSpace,
@@ -118,12 +130,44 @@ struct Mesh {
     etp: u64,
 }
 
-impl Builder<'_> {
+impl<'a> Builder<'a> {
+    fn new(scenario: &'a Scenario, constraints: &'a Constraints, only_first: bool) -> Self {
+        Self {
+            scenario,
+            constraints,
+            only_first,
+            meshes: Vec::new(),
+            space: SearchSpace::default(),
+        }
+    }
+
+    /// Whether nothing more is asked for.
+    fn done(&self) -> bool {
+        self.only_first && !self.space.families.is_empty()
+    }
+
+    /// These sizes, and those that a dimension is fixed to.
+    fn with_fixed(&self, key: &str, sizes: impl Iterator<Item = u64>) -> Vec<u64> {
+        let mut sizes: Vec<u64> = sizes.collect();
+        for size in self.constraints.fixed(key) {
+            if !sizes.contains(&size) {
+                sizes.push(size);
+            }
+        }
+        sizes.retain(|&size| self.constraints.allows(key, size));
+        sizes
+    }
+
     fn exclude(&mut self, rule: &str) {
         *self.space.illegal.entry(rule.to_owned()).or_default() += 1;
     }
 
     fn meshes(&mut self) {
+        let offered = &self.scenario.runtime.space.recompute;
+        let wanted = |mode: &RecomputeMode| self.constraints.allows_mode(*mode);
+        if !offered.iter().any(wanted) {
+            return;
+        }
         let gpus = self.scenario.workload.gpus;
         let model = &self.scenario.model;
         let domain = self.scenario.cluster.scale_up_domain;
@@ -132,7 +176,9 @@ impl Builder<'_> {
             if tp > 1 && !runtime.tensor_parallel {
                 continue;
             }
-            if tp > domain && !self.constraints.fix.contains_key("tp") {
+            let asked = self.constraints.fix.contains_key("tp")
+                || self.constraints.min.get("tp").is_some_and(|&n| n > domain);
+            if tp > domain && !asked {
                 continue;
             }
             if !model.attention.heads.is_multiple_of(tp) {
@@ -144,11 +190,11 @@ impl Builder<'_> {
                     continue;
                 }
                 let rest = gpus / tp / pp;
-                for cp in powers_of_two(rest).filter(|&cp| self.constraints.allows("cp", cp)) {
+                for cp in self.with_fixed("cp", powers_of_two(rest)) {
                     if cp > 1 && runtime.cp_kinds.is_empty() {
                         continue;
                     }
-                    if !rest.is_multiple_of(cp) {
+                    if !rest.is_multiple_of(cp) || !self.constraints.allows("dp", rest / cp) {
                         continue;
                     }
                     self.experts(Mesh {
@@ -172,19 +218,21 @@ impl Builder<'_> {
         let ranks = mesh.tp * mesh.cp * mesh.dp;
         let parallel = self.scenario.runtime.space.expert_parallel;
         for ep in divisors(moe.experts).filter(|&ep| self.constraints.allows("ep", ep)) {
-            for etp in [1, mesh.tp] {
-                let repeated = etp == mesh.tp && mesh.tp == 1 && etp != 1;
-                if repeated || !self.constraints.allows("etp", etp) || (ep * etp > 1 && !parallel) {
+            let tensor = [1, mesh.tp]
+                .into_iter()
+                .take(if mesh.tp == 1 { 1 } else { 2 });
+            for etp in self.with_fixed("etp", tensor) {
+                let spread = ep.saturating_mul(etp);
+                if spread > 1 && !parallel {
                     continue;
                 }
-                let asked = self.constraints.fix.contains_key("ep");
-                if !ranks.is_multiple_of(ep * etp) || (ep * etp > MAX_EXPERT_RANKS && !asked) {
+                let asked = ["ep", "etp"].iter().any(|&key| {
+                    self.constraints.fix.contains_key(key) || self.constraints.min.contains_key(key)
+                });
+                if !ranks.is_multiple_of(spread) || (spread > MAX_EXPERT_RANKS && !asked) {
                     continue;
                 }
                 self.meshes.push(Mesh { ep, etp, ..mesh });
-                if mesh.tp == 1 {
-                    break;
-                }
             }
         }
     }
@@ -196,10 +244,12 @@ impl Builder<'_> {
             return;
         }
         let per_rank = batch / mesh.dp;
-        let sizes: Vec<u64> = powers_of_two(per_rank.min(MAX_MICRO_BATCH))
-            .filter(|&b| per_rank.is_multiple_of(b) && self.constraints.allows("mbs", b))
-            .collect();
+        let mut sizes = self.with_fixed("mbs", powers_of_two(per_rank.min(MAX_MICRO_BATCH)));
+        sizes.retain(|&b| per_rank.is_multiple_of(b));
         for micro_batch in sizes {
+            if self.done() {
+                return;
+            }
             for (zero, reshard, replicate) in self.sharding(mesh) {
                 for (schedule, vpp) in self.schedules(mesh, per_rank / micro_batch) {
                     for stages in self.partitions(mesh.pp, vpp) {
@@ -238,28 +288,39 @@ impl Builder<'_> {
     /// ZeRO level, resharding, replicas.
     fn sharding(&self, mesh: Mesh) -> Vec<(Zero, bool, u64)> {
         if mesh.dp * mesh.cp == 1 {
-            return vec![(Zero::Z0, false, 1)];
+            let allowed = self.constraints.allows_name("zero", zero_name(Zero::Z0));
+            return allowed
+                .then_some((Zero::Z0, false, 1))
+                .into_iter()
+                .collect();
         }
         let space = &self.scenario.runtime.space;
         let mut choices = Vec::new();
         for &zero in &space.zero {
-            if !self
-                .constraints
-                .allows_name("zero", &u8::from(zero).to_string())
-            {
+            if !self.constraints.allows_name("zero", zero_name(zero)) {
                 continue;
             }
             if zero == Zero::Z0 {
                 choices.push((zero, false, 1));
                 continue;
             }
-            let replicas: Vec<u64> = if space.hybrid_shard && mesh.dp > 1 {
-                powers_of_two(mesh.dp / 2)
-                    .filter(|&r| mesh.dp.is_multiple_of(r))
-                    .collect()
+            let mut replicas: Vec<u64> = if space.hybrid_shard && mesh.dp > 1 {
+                self.with_fixed("dp_replicate", powers_of_two(mesh.dp / 2))
             } else {
                 vec![1]
             };
+            if space.hybrid_shard {
+                for shard in self.constraints.fixed("dp_shard") {
+                    replicas.extend(mesh.dp.is_multiple_of(shard).then_some(mesh.dp / shard));
+                }
+            }
+            replicas.retain(|&r| {
+                mesh.dp.is_multiple_of(r)
+                    && self.constraints.allows("dp_shard", mesh.dp / r)
+                    && self.constraints.allows("dp_replicate", r)
+            });
+            replicas.sort_unstable();
+            replicas.dedup();
             for replicate in replicas {
                 choices.push((zero, zero == Zero::Z3, replicate));
                 if zero == Zero::Z3 && space.keep_after_forward {
@@ -272,7 +333,10 @@ impl Builder<'_> {
 
     fn schedules(&self, mesh: Mesh, micro_batches: u64) -> Vec<(ScheduleKind, u64)> {
         if mesh.pp == 1 {
-            return vec![(ScheduleKind::OneFOneB, 1)];
+            let kind = ScheduleKind::OneFOneB;
+            let allowed = self.constraints.allows_name("schedule", kind.name())
+                && self.constraints.allows("vpp", 1);
+            return allowed.then_some((kind, 1)).into_iter().collect();
         }
         let per_rank = self.scenario.model.layers.div_ceil(mesh.pp);
         let mut choices = Vec::new();
@@ -280,10 +344,10 @@ impl Builder<'_> {
             if !self.constraints.allows_name("schedule", kind.name()) {
                 continue;
             }
-            for vpp in 1..=per_rank.min(MAX_VPP) {
+            for vpp in self.with_fixed("vpp", 1..=per_rank.min(MAX_VPP)) {
                 let legal = plans::schedule::check(kind, mesh.pp, vpp, micro_batches).is_ok();
                 let fills = !self.partitions(mesh.pp, vpp).is_empty();
-                if fills && legal && self.constraints.allows("vpp", vpp) {
+                if fills && legal {
                     choices.push((kind, vpp));
                 }
             }
@@ -319,12 +383,12 @@ impl Builder<'_> {
     /// Context kind, sequence parallelism and axis order, then the recompute choices.
     fn layouts(&mut self, base: Decisions) {
         let space = self.scenario.runtime.space.clone();
-        let kinds: Vec<CpKind> = if base.cp == 1 {
+        let mut kinds: Vec<CpKind> = if base.cp == 1 {
             vec![CpKind::Ring]
         } else {
-            let allowed = |k: &CpKind| self.constraints.allows_name("cp_kind", k.name());
-            space.cp_kinds.iter().copied().filter(allowed).collect()
+            space.cp_kinds.clone()
         };
+        kinds.retain(|k| self.constraints.allows_name("cp_kind", k.name()));
         let sequence: Vec<bool> = match (base.tp, space.sequence_parallel) {
             (1, _) | (_, SequenceParallelUse::Never) => vec![false],
             (_, SequenceParallelUse::Always) => vec![true],
@@ -338,8 +402,10 @@ impl Builder<'_> {
         };
         for &cp_kind in &kinds {
             for &sequence_parallel in &sequence {
-                let name = if sequence_parallel { "on" } else { "off" };
-                if !self.constraints.allows_name("sp", name) {
+                if !self
+                    .constraints
+                    .allows_name("sp", switch_name(sequence_parallel))
+                {
                     continue;
                 }
                 for &axis_order in &orders {
@@ -356,16 +422,21 @@ impl Builder<'_> {
     }
 
     fn family(&mut self, decisions: Decisions) {
-        let (model, workload) = (&self.scenario.model, &self.scenario.workload);
-        if !self.constraints.allows("dp", decisions.dp())
-            || !self.constraints.allows("dp_shard", decisions.dp_shard)
-            || !self
-                .constraints
-                .allows("dp_replicate", decisions.dp_replicate)
-        {
+        if self.done() {
             return;
         }
-        let recompute = self.recompute(&decisions);
+        let (model, workload) = (&self.scenario.model, &self.scenario.workload);
+        // Whatever was enumerated: what is returned satisfies every constraint.
+        let mut recompute = self.recompute(&decisions);
+        recompute.retain(|&recompute| {
+            self.constraints.allow(&Decisions {
+                recompute,
+                ..decisions.clone()
+            })
+        });
+        if recompute.is_empty() {
+            return;
+        }
         let base = match Strategy::new(decisions, model, workload) {
             Ok(base) => base,
             Err(error) => {
@@ -402,15 +473,15 @@ impl Builder<'_> {
                 RecomputeMode::SelectiveOps => choices.push(Recompute::SelectiveOps),
                 RecomputeMode::Layers => {
                     let step = most.div_ceil(8).max(1);
-                    let counts = (1..).map(|i| i * step).take_while(|&n| n < most);
-                    choices.extend(counts.map(Recompute::Layers));
+                    let mut counts: Vec<u64> =
+                        (1..).map(|i| i * step).take_while(|&n| n < most).collect();
+                    counts.extend(self.constraints.fixed_layers().filter(|&n| n <= most));
+                    counts.sort_unstable();
+                    counts.dedup();
+                    choices.extend(counts.into_iter().map(Recompute::Layers));
                 }
             }
         }
-        choices.retain(|&r| {
-            let name = plans::grammar::recompute_name(r);
-            self.constraints.allows_name("recompute", &name)
-        });
         choices
     }
 }
@@ -423,12 +494,14 @@ fn rule(error: &plans::StrategyError) -> &'static str {
         E::Schedule(_) => "the schedule does not exist for these sizes",
         E::Stages { .. } => "layers do not fill the stages",
         E::Batch { .. } => "the global batch does not come out",
+        E::Passes { .. } => "more passes of micro-batches through stages than are simulated",
+        E::Elements { .. } => "a tensor has more elements than are counted",
         E::Conflict(why) => why,
         E::Zero { .. } | E::World { .. } | E::Runtime { .. } | E::Syntax(_) => "sizes do not match",
     }
 }
 
-fn divisors(n: u64) -> impl Iterator<Item = u64> {
+pub(crate) fn divisors(n: u64) -> impl Iterator<Item = u64> {
     let small: Vec<u64> = (1..=n.isqrt()).filter(|d| n.is_multiple_of(*d)).collect();
     let large: Vec<u64> = small
         .iter()
@@ -439,7 +512,7 @@ fn divisors(n: u64) -> impl Iterator<Item = u64> {
     small.into_iter().chain(large)
 }
 
-fn powers_of_two(most: u64) -> impl Iterator<Item = u64> {
+pub(crate) fn powers_of_two(most: u64) -> impl Iterator<Item = u64> {
     (0..63)
         .map(|i| 1u64 << i)
         .take_while(move |&p| p <= most.max(1))

@@ -10,12 +10,13 @@ fn scenario(model: &str, cluster: &str, gpus: u64, runtime: &str, headroom: f64)
         model: spec::load::model(model).expect("preset"),
         cluster: spec::load::cluster(cluster).expect("preset"),
         runtime: spec::load::runtime(runtime).expect("preset"),
-        workload: Workload {
+        workload: Workload::new(spec::WorkloadSizes {
             gpus,
             seq_len: 2048,
             global_batch: 64,
             precision: Precision::Bf16,
-        },
+        })
+        .expect("a workload"),
         headroom,
     }
 }

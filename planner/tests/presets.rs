@@ -17,12 +17,13 @@ fn legal_strategies_of_every_model_are_priced() {
             cluster: spec::load::cluster("dgx-h200").expect("preset"),
             // Its space has those of the others in it.
             runtime: spec::load::runtime("vescale-cuda").expect("preset"),
-            workload: Workload {
+            workload: Workload::new(spec::WorkloadSizes {
                 gpus: 4,
                 seq_len: 2048,
                 global_batch: 4,
                 precision: Precision::Bf16,
-            },
+            })
+            .expect("a workload"),
             headroom: 0.05,
         };
         let costs = CostModel::new(scenario.clone()).expect("priced");

@@ -399,7 +399,7 @@ impl<'a> Fields<'a> {
 
     fn stages(&self, model: &ModelConfig, count: u64) -> Result<StagePartition, StrategyError> {
         let Some(value) = self.get("stages") else {
-            return Ok(StagePartition::even(model.layers, count.clamp(1, 1 << 16)));
+            return Ok(StagePartition::even(model.layers, count));
         };
         value
             .split('/')

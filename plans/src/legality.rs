@@ -75,6 +75,34 @@ pub enum StrategyError {
         /// Layers of the model.
         layers: u64,
     },
+    /// More passes than are simulated.
+    #[error(
+        "{micro_batches} micro-batches through {stages} stages are {passes} passes; up to {most} are \
+         simulated: choose a larger micro-batch or a smaller global batch"
+    )]
+    Passes {
+        /// Micro-batches.
+        micro_batches: u64,
+        /// Virtual stages of the pipeline.
+        stages: u64,
+        /// Their product.
+        passes: u64,
+        /// Most.
+        most: u64,
+    },
+    /// A tensor is larger than any machine counts.
+    #[error(
+        "a micro-batch of {micro_batch} sequences of {seq_len} tokens has a tensor of more than 2^{bits} \
+         elements; choose a smaller micro-batch"
+    )]
+    Elements {
+        /// Sequences.
+        micro_batch: u64,
+        /// Tokens in each.
+        seq_len: u64,
+        /// Logarithm of the largest number of elements.
+        bits: u32,
+    },
     /// The schedule does not exist for these sizes.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
@@ -157,7 +185,41 @@ pub fn check(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<
     context(d, model, workload)?;
     experts(d, model)?;
     data(d)?;
+    elements(d, model, workload)?;
     pipeline(d, model, workload)
+}
+
+/// Logarithm of the most elements of a tensor: bytes of it, in 64 bits each, stay below 2^63.
+const ELEMENT_BITS: u32 = 58;
+/// Most passes of micro-batches through stages that one simulation has.
+const MAX_PASSES: u64 = 1 << 20;
+
+/// That no tensor of a micro-batch has more elements than sums of bytes can hold.
+fn elements(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<(), StrategyError> {
+    let (qk, v) = model.attention.head_dims();
+    let heads = u128::from(model.attention.heads);
+    let moe = model
+        .moe
+        .map_or(1, |m| m.top_k * m.expert_ffn.max(model.hidden));
+    let widths = [
+        u128::from(model.hidden),
+        u128::from(model.vocab),
+        u128::from(model.mlp.ffn),
+        heads * u128::from(qk.max(v)),
+        u128::from(moe),
+        // Attention scores, where the kernel is not fused.
+        heads * u128::from(workload.seq_len),
+    ];
+    let widest = widths.into_iter().max().unwrap_or(1);
+    let tokens = u128::from(d.micro_batch) * u128::from(workload.seq_len);
+    match tokens.checked_mul(widest) {
+        Some(count) if count <= 1 << ELEMENT_BITS => Ok(()),
+        _ => Err(StrategyError::Elements {
+            micro_batch: d.micro_batch,
+            seq_len: workload.seq_len,
+            bits: ELEMENT_BITS,
+        }),
+    }
 }
 
 fn tensor(d: &Decisions, model: &ModelConfig) -> Result<(), StrategyError> {
@@ -220,7 +282,8 @@ fn experts(d: &Decisions, model: &ModelConfig) -> Result<(), StrategyError> {
     };
     divides("experts", moe.experts, "ep", d.ep)?;
     divides("expert ffn", moe.expert_ffn, "etp", d.etp)?;
-    divides("tp·cp·dp", d.tp * d.cp * d.dp(), "ep·etp", d.ep * d.etp)?;
+    let spread = d.ep.saturating_mul(d.etp);
+    divides("tp·cp·dp", d.tp * d.cp * d.dp(), "ep·etp", spread)?;
     if moe.bias && d.etp > 1 {
         return Err(StrategyError::Conflict(
             "experts with biases need etp=1: biases are added once, and its ranks hold parts of sums",
@@ -256,7 +319,7 @@ fn pipeline(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<(
             count: d.num_micro_batches,
         });
     }
-    let (stages, wanted_stages) = (d.stages.0.len() as u64, d.pp * d.vpp);
+    let (stages, wanted_stages) = (d.stages.0.len() as u64, d.pp.saturating_mul(d.vpp));
     if stages != wanted_stages || d.stages.layers() != model.layers {
         let (held, layers) = (d.stages.layers(), model.layers);
         return Err(StrategyError::Stages {
@@ -264,6 +327,15 @@ fn pipeline(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<(
             held,
             wanted_stages,
             layers,
+        });
+    }
+    let passes = d.num_micro_batches.saturating_mul(wanted_stages);
+    if passes > MAX_PASSES {
+        return Err(StrategyError::Passes {
+            micro_batches: d.num_micro_batches,
+            stages,
+            passes,
+            most: MAX_PASSES,
         });
     }
     if d.pp == 1 && d.vpp > 1 {

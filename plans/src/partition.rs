@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// Most stages that a partition has.
+pub const MAX_STAGES: u64 = 1 << 16;
+
 /// Decoder layers per virtual stage, in model order: `pp · vpp` entries. The embedding is on the
 /// first stage, final norm, head and loss on the last; an entry may be 0.
 #[derive(
@@ -13,8 +16,10 @@ pub struct StagePartition(pub Vec<u64>);
 impl StagePartition {
     /// Layers spread as evenly as they go; earlier stages but the first take the remainder, because
     /// the first also holds the embedding and the last the head.
+    /// At most [`MAX_STAGES`] are written down; more are no strategy of any model.
     #[must_use]
     pub fn even(layers: u64, stages: u64) -> Self {
+        let stages = stages.clamp(1, MAX_STAGES);
         let base = layers / stages;
         let mut extra = layers % stages;
         let mut sizes = vec![base; stages as usize];
@@ -33,8 +38,8 @@ impl StagePartition {
     /// embedding and head; `None` when the rest does not divide evenly or goes negative.
     #[must_use]
     pub fn lighter_ends(layers: u64, stages: u64, less_first: u64, less_last: u64) -> Option<Self> {
-        let total = layers + less_first + less_last;
-        if stages < 2 || !total.is_multiple_of(stages) {
+        let total = layers.checked_add(less_first)?.checked_add(less_last)?;
+        if !(2..=MAX_STAGES).contains(&stages) || !total.is_multiple_of(stages) {
             return None;
         }
         let each = total / stages;
@@ -45,10 +50,10 @@ impl StagePartition {
         Some(Self(sizes))
     }
 
-    /// Layers in all stages.
+    /// Layers in all stages; stages that hold more than 64 bits count hold more than any model has.
     #[must_use]
     pub fn layers(&self) -> u64 {
-        self.0.iter().sum()
+        self.0.iter().copied().fold(0, u64::saturating_add)
     }
 
     /// Whether all stages have the same number of layers.

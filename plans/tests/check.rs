@@ -11,7 +11,7 @@ use proptest::prelude::*;
 fn findings(name: &str, text: &str, model: Option<&str>) -> Vec<String> {
     let document = Document::read(text, name, None, &|_| None).expect("well-formed");
     let model = model.map(|m| spec::load::model(m).expect("preset"));
-    let found = check(&document, model.as_ref()).expect("schema");
+    let found = check(&document, model.as_deref()).expect("schema");
     found.iter().map(ToString::to_string).collect()
 }
 

@@ -11,12 +11,13 @@ use spec::{Precision, Workload};
 fn parsed(text: &str) -> Result<Plan, plans::StrategyError> {
     let model = spec::load::model("mixtral-8x7b").expect("preset");
     let runtime = spec::load::runtime("vescale").expect("preset");
-    let workload = Workload {
+    let workload = Workload::new(spec::WorkloadSizes {
         gpus: 64,
         seq_len: 4096,
         global_batch: 128,
         precision: Precision::Bf16,
-    };
+    })
+    .expect("a workload");
     plans::grammar::parse(text, &model, &workload, &runtime)
 }
 

@@ -245,12 +245,13 @@ fn messages_on_their_way_do_not_grow_with_the_number_of_micro_batches() {
     let model = spec::load::model("llama3-8b").expect("preset");
     let runtime = spec::load::runtime("vescale").expect("preset");
     let most = |schedule: &str, sequences: u64| -> Vec<usize> {
-        let workload = Workload {
+        let workload = Workload::new(spec::WorkloadSizes {
             gpus: 4,
             seq_len: 1024,
             global_batch: sequences,
             precision: Precision::Bf16,
-        };
+        })
+        .expect("a workload");
         let text = format!("pp=4,mbs=1,{schedule}");
         let strategy = plans::grammar::parse(&text, &model, &workload, &runtime);
         let strategy = strategy.unwrap_or_else(|e| panic!("{text}: {e}"));

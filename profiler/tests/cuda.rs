@@ -21,7 +21,7 @@ use profiler::cuda::{
 };
 use profiler::{BlockRequest, Effort, ProfilerError};
 use spec::profile::Kernel;
-use spec::{CpKind, DType, ModelConfig};
+use spec::{CpKind, DType, Model};
 
 const EFFORT: Effort = Effort {
     time: Duration::ZERO,
@@ -234,7 +234,7 @@ fn work_left_undone_is_refused() {
     }
 }
 
-fn model(json: &str) -> ModelConfig {
+fn model(json: &str) -> Model {
     spec::hf::decode(json, "test", "model").expect("a model")
 }
 
@@ -248,7 +248,7 @@ const MIXTRAL: &str = r#"{"model_type": "mixtral", "hidden_size": 64, "num_hidde
 const GPT: &str = r#"{"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 2,
     "n_positions": 64, "vocab_size": 128, "activation_function": "gelu_new"}"#;
 
-fn classes(model: &ModelConfig) -> [BlockClass; 3] {
+fn classes(model: &Model) -> [BlockClass; 3] {
     let layer = BlockClass::Layer(model.layer_class(0));
     [BlockClass::Embedding, layer, BlockClass::Head]
 }

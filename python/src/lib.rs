@@ -51,7 +51,11 @@ fn search(
     objective: &str,
 ) -> PyResult<Plan> {
     let inputs = Inputs::resolve(given)?;
-    let constraints = constraints(&fix, &at_least, &at_most, &forbid)?;
+    let constraints =
+        Constraints::parse(&fix, &at_least, &at_most, &forbid).map_err(PlanError::from)?;
+    let scenario = &inputs.scenario;
+    planner::legal_values::check(scenario, &[scenario.workload.gpus], &constraints)
+        .map_err(PlanError::from)?;
     let objective = match objective {
         "time" => Objective::Time,
         "memory" => Objective::Memory,
@@ -109,29 +113,6 @@ fn estimate(py: Python<'_>, given: Given, strategy: &str) -> PyResult<Plan> {
         Plan::new(&inputs, &strategy, &prediction)
     })?;
     Ok(plan)
-}
-
-fn constraints(
-    fix: &[String],
-    at_least: &[String],
-    at_most: &[String],
-    forbid: &[String],
-) -> Result<Constraints, PlanError> {
-    let mut constraints = Constraints::default();
-    for text in fix {
-        constraints.fix(text)?;
-    }
-    for text in at_least {
-        constraints.at_least(text)?;
-    }
-    for text in at_most {
-        constraints.at_most(text)?;
-    }
-    for text in forbid {
-        constraints.forbid(text)?;
-    }
-    constraints.check()?;
-    Ok(constraints)
 }
 
 /// Why there is no plan, with what would make one possible.

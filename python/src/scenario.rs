@@ -2,12 +2,9 @@
 
 use costmodel::Scenario;
 use pyo3::FromPyObject;
-use spec::{ModelConfig, Precision, SpecError, Workload};
+use spec::{Model, Precision, SpecError, Workload, WorkloadSizes};
 
 use crate::PlanError;
-
-/// Most tokens per sequence and sequences per step that make sense.
-const MOST: u64 = 1 << 24;
 
 /// What to plan for, as the Python side collected it.
 #[derive(FromPyObject)]
@@ -45,22 +42,19 @@ impl Inputs {
         if let Err(wrong) = cluster.check_devices(given.gpus) {
             return usage(format!("gpus {}: {wrong}", given.gpus));
         }
-        let most = |name: &str, value: u64| match value {
-            1..=MOST => Ok(value),
-            _ => usage(format!("{name} {value}: expected 1 to {MOST}")),
-        };
         if !(0.0..1.0).contains(&given.headroom) {
             return usage(format!(
                 "headroom {}: expected a share in [0, 1)",
                 given.headroom
             ));
         }
-        let workload = Workload {
+        let workload = Workload::new(WorkloadSizes {
             gpus: given.gpus,
-            seq_len: most("seq_len", given.seq_len)?,
-            global_batch: most("global_batch", given.global_batch)?,
+            seq_len: given.seq_len,
+            global_batch: given.global_batch,
             precision: precision(&given.precision)?,
-        };
+        })
+        .map_err(|e| PlanError::Usage(e.to_string()))?;
         Ok(Self {
             scenario: Scenario {
                 model,
@@ -77,7 +71,7 @@ impl Inputs {
 }
 
 /// A model's configuration from its text.
-fn decode(json: &str, name: &str) -> Result<ModelConfig, SpecError> {
+fn decode(json: &str, name: &str) -> Result<Model, SpecError> {
     let stem = name.strip_suffix(".config.json").unwrap_or(name);
     spec::hf::decode(json, name, stem)
 }

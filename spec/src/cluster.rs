@@ -8,12 +8,20 @@ use crate::dtype::Precision;
 use crate::profile::Profile;
 use crate::provenance::Sourced;
 use crate::units::{Bandwidth, Seconds};
+use crate::workload::MAX_GPUS;
 
-/// Most devices that make sense.
-const MAX_DEVICES: u64 = 1 << 20;
+/// Most devices in a node or in a scale-up domain.
+const MAX_DOMAIN: u64 = 1 << 16;
+/// Largest bandwidth of a link, far above any that is made.
+const MAX_BANDWIDTH: Bandwidth = Bandwidth(1e15);
+/// Largest latency of a link: a step across the world takes a tenth of it.
+const MAX_LATENCY: Seconds = Seconds(1.0);
+/// Largest price of a device, in dollars per hour.
+const MAX_PRICE: f64 = 1e6;
 
 /// A resolved cluster.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Cluster {
     /// Preset name, such as `dgx-h100`.
     pub name: String,
@@ -44,6 +52,51 @@ pub struct Cluster {
 }
 
 impl Cluster {
+    /// Whether its sizes make sense; its device has checked its own.
+    ///
+    /// # Errors
+    /// The field, and what is wrong with it.
+    pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
+        let (node, domain) = (self.gpus_per_node, self.scale_up_domain);
+        for (field, size) in [("gpus_per_node", node), ("scale_up_domain", domain)] {
+            if size == 0 || size > MAX_DOMAIN {
+                return Err((field, format!("{size} is not from 1 to {MAX_DOMAIN}")));
+            }
+        }
+        if !domain.is_multiple_of(node) && !node.is_multiple_of(domain) {
+            let message = format!(
+                "{domain} and nodes of {node} GPUs do not fill each other; expected a divisor or a \
+                 multiple of {node}"
+            );
+            return Err(("scale_up_domain", message));
+        }
+        for (field, link) in [("scale_up", &self.scale_up), ("scale_out", &self.scale_out)] {
+            let bandwidth = link.bandwidth.value;
+            if !(bandwidth.0 > 0.0 && bandwidth <= MAX_BANDWIDTH) {
+                let message =
+                    format!("bandwidth {bandwidth} is not above 0 and up to {MAX_BANDWIDTH}");
+                return Err((field, message));
+            }
+            let latency = link.latency.value;
+            if !(latency.0 >= 0.0 && latency <= MAX_LATENCY) {
+                let message = format!("latency {latency} is not from 0 to {MAX_LATENCY}");
+                return Err((field, message));
+            }
+        }
+        if let Some(price) = &self.dollars_per_gpu_hour
+            && !(0.0..=MAX_PRICE).contains(&price.value)
+        {
+            let message = format!("{} is not from 0 to {MAX_PRICE}", price.value);
+            return Err(("dollars_per_gpu_hour", message));
+        }
+        match self.max_gpus {
+            Some(most) if most == 0 || most > MAX_GPUS => {
+                Err(("max_gpus", format!("{most} is not from 1 to {MAX_GPUS}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Measured over predicted step time under a runtime and precision, if runs have shown it.
     #[must_use]
     pub fn step_time_ratio(&self, runtime: &str, precision: Precision) -> Option<&Sourced<f64>> {
@@ -57,8 +110,8 @@ impl Cluster {
     /// # Errors
     /// What is wrong, with the nearest numbers that are not.
     pub fn check_devices(&self, gpus: u64) -> Result<(), String> {
-        if gpus == 0 || gpus > MAX_DEVICES {
-            return Err(format!("expected 1 to {MAX_DEVICES}"));
+        if gpus == 0 || gpus > MAX_GPUS {
+            return Err(format!("expected 1 to {MAX_GPUS}"));
         }
         let node = self.gpus_per_node;
         if gpus > node && !gpus.is_multiple_of(node) {

@@ -1,9 +1,12 @@
 //! Devices and clusters as files.
 
 use std::collections::BTreeMap;
+use std::fmt::{self, Formatter};
 
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use crate::cluster::{Cluster, Fabric, Link};
 use crate::device::{Architecture, Device};
@@ -82,13 +85,34 @@ pub struct LinkFile {
 }
 
 /// A device by name or in full.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(untagged)]
+#[derive(Clone, Debug, JsonSchema)]
+#[schemars(untagged)]
 pub enum DeviceRef {
     /// Name of a preset.
     Name(String),
     /// In full.
     Inline(Box<DeviceFile>),
+}
+
+/// By hand, so that an error inside a device names its line and field.
+impl<'de> Deserialize<'de> for DeviceRef {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NameOrDevice;
+        impl<'de> Visitor<'de> for NameOrDevice {
+            type Value = DeviceRef;
+            fn expecting(&self, f: &mut Formatter<'_>) -> fmt::Result {
+                f.write_str("the name of a device, or a device in full")
+            }
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<DeviceRef, E> {
+                Ok(DeviceRef::Name(name.to_owned()))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<DeviceRef, A::Error> {
+                DeviceFile::deserialize(MapAccessDeserializer::new(map))
+                    .map(|file| DeviceRef::Inline(Box::new(file)))
+            }
+        }
+        deserializer.deserialize_any(NameOrDevice)
+    }
 }
 
 impl DeviceFile {
@@ -103,15 +127,6 @@ impl DeviceFile {
             message,
         };
         version(self.schema_version, path)?;
-        if self.memory.value.0 == 0 {
-            return Err(wrong("memory", "is 0".to_owned()));
-        }
-        if self.memory_bandwidth.value.0 <= 0.0 {
-            return Err(wrong("memory_bandwidth", "is 0".to_owned()));
-        }
-        if let Some((dtype, _)) = self.peak.iter().find(|(_, rate)| rate.value.0 <= 0.0) {
-            return Err(wrong("peak", format!("{dtype:?} is 0")));
-        }
         if !self.peak.contains_key(&DType::Bf16) && !self.peak.contains_key(&DType::F16) {
             return Err(wrong("peak", "needs bf16 or f16".to_owned()));
         }
@@ -123,7 +138,7 @@ impl DeviceFile {
                 format!("`{}` is not one of: {known}", self.kernels),
             ));
         }
-        Ok(Device {
+        let device = Device {
             name: self.name,
             architecture: self.architecture,
             memory: self.memory,
@@ -132,7 +147,11 @@ impl DeviceFile {
             sm_count: self.sm_count,
             power_watts: self.power_watts,
             kernels: self.kernels,
-        })
+        };
+        device
+            .check()
+            .map_err(|(field, message)| wrong(field, message))?;
+        Ok(device)
     }
 }
 
@@ -152,33 +171,15 @@ impl ClusterFile {
             message,
         };
         version(self.schema_version, path)?;
-        let domain = self.scale_up_domain.unwrap_or(self.gpus_per_node);
-        if self.gpus_per_node == 0 || self.gpus_per_node > 1 << 16 {
-            return Err(wrong(
-                "gpus_per_node",
-                format!("{} is not from 1 to 65536", self.gpus_per_node),
-            ));
-        }
-        if domain == 0 || domain > 1 << 16 {
-            return Err(wrong(
-                "scale_up_domain",
-                format!("{domain} is not from 1 to 65536"),
-            ));
-        }
-        for (field, link) in [("scale_up", &self.scale_up), ("scale_out", &self.scale_out)] {
-            if link.bandwidth.value.0 <= 0.0 {
-                return Err(wrong(field, "bandwidth is 0".to_owned()));
-            }
-        }
         let device = match self.device {
             DeviceRef::Name(name) => device(&name)?,
             DeviceRef::Inline(file) => file.resolve(path)?,
         };
-        Ok(Cluster {
+        let cluster = Cluster {
             name: self.name,
             device,
             gpus_per_node: self.gpus_per_node,
-            scale_up_domain: domain,
+            scale_up_domain: self.scale_up_domain.unwrap_or(self.gpus_per_node),
             scale_up: self.scale_up.resolve(),
             scale_out: self.scale_out.resolve(),
             in_switch_reduction: self.in_switch_reduction,
@@ -188,7 +189,11 @@ impl ClusterFile {
             profile: None,
             gpu_profile: None,
             calibration: Vec::new(),
-        })
+        };
+        cluster
+            .check()
+            .map_err(|(field, message)| wrong(field, message))?;
+        Ok(cluster)
     }
 }
 

@@ -40,6 +40,7 @@ pub enum Architecture {
 
 /// A resolved accelerator.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Device {
     /// Preset name, such as `h100-sxm`.
     pub name: String,
@@ -59,7 +60,55 @@ pub struct Device {
     pub kernels: String,
 }
 
+/// Largest memory of one device, far above any that is made.
+const MAX_MEMORY: Bytes = Bytes(1 << 50);
+/// Largest memory bandwidth, likewise.
+const MAX_BANDWIDTH: Bandwidth = Bandwidth(1e16);
+/// Largest rate of products, likewise.
+const MAX_RATE: FlopRate = FlopRate(1e19);
+
 impl Device {
+    /// Whether its facts make sense.
+    ///
+    /// # Errors
+    /// The field, and what is wrong with it.
+    pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
+        let memory = self.memory.value;
+        if memory == Bytes(0) || memory > MAX_MEMORY {
+            return Err((
+                "memory",
+                format!("{memory} is not above 0 and up to {MAX_MEMORY}"),
+            ));
+        }
+        let bandwidth = self.memory_bandwidth.value;
+        if !(bandwidth.0 > 0.0 && bandwidth <= MAX_BANDWIDTH) {
+            let message = format!("{bandwidth} is not above 0 and up to {MAX_BANDWIDTH}");
+            return Err(("memory_bandwidth", message));
+        }
+        for (dtype, rate) in &self.peak {
+            if !(rate.value.0 > 0.0 && rate.value <= MAX_RATE) {
+                let message = format!(
+                    "{dtype:?} of {} is not above 0 and up to {MAX_RATE}",
+                    rate.value
+                );
+                return Err(("peak", message));
+            }
+        }
+        if self.sm_count == 0 || self.sm_count > 1 << 16 {
+            return Err((
+                "sm_count",
+                format!("{} is not from 1 to 65536", self.sm_count),
+            ));
+        }
+        match self.power_watts {
+            Some(watts) if !(watts > 0.0 && watts <= 1e5) => Err((
+                "power_watts",
+                format!("{watts} is not above 0 and up to 100000"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Dense peak for products of `dtype`; falls back to the next wider type that has one.
     #[must_use]
     pub fn peak_rate(&self, dtype: DType) -> Option<FlopRate> {

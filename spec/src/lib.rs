@@ -1,6 +1,7 @@
 //! What we are given: units, provenance, models, devices, clusters, workloads, runtimes, tables.
 
 pub mod calibration;
+mod checked;
 pub mod cluster;
 pub mod cluster_file;
 mod cluster_presets;
@@ -28,6 +29,7 @@ pub mod text;
 pub mod units;
 pub mod workload;
 
+pub use checked::Model;
 pub use cluster::{Cluster, Fabric, Link};
 pub use device::{Architecture, Device};
 pub use dtype::{DType, Precision};
@@ -40,4 +42,4 @@ pub use provenance::{Origin, Sourced};
 pub use rope::RopeScaling;
 pub use runtime::Runtime;
 pub use units::{Bandwidth, Bytes, FlopRate, Flops, Seconds};
-pub use workload::Workload;
+pub use workload::{Workload, WorkloadError, WorkloadSizes};

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::calibration::Calibration;
+use crate::checked::Model;
 use crate::cluster::Cluster;
 use crate::cluster_file::{ClusterFile, DeviceFile};
 use crate::cluster_presets::{CLUSTERS, DEVICES};
@@ -34,7 +35,7 @@ pub struct PresetInfo {
 ///
 /// # Errors
 /// Unknown names with the nearest known one; malformed files.
-pub fn model(arg: &str) -> Result<ModelConfig, SpecError> {
+pub fn model(arg: &str) -> Result<Model, SpecError> {
     let preset = MODELS
         .iter()
         .find(|(name, aliases, _)| same(name, aliases, arg));
@@ -59,7 +60,26 @@ pub fn model(arg: &str) -> Result<ModelConfig, SpecError> {
         .filter(|_| file.file_name().is_some_and(|n| n == "config.json"))
         .or(file.file_stem())
         .map_or_else(|| "model".to_owned(), |n| n.to_string_lossy().into_owned());
+    if !file.exists() && arg.split('/').count() == 2 && !arg.contains('.') {
+        return Err(SpecError::Unreadable {
+            path: arg.to_owned(),
+            reason: format!(
+                "no such file or folder; models of a hub are not downloaded: give a preset \
+                 (`vescale-plan models`) or the path of its config.json{}",
+                preset_of(arg)
+            ),
+        });
+    }
     hf::decode(&text::read(&file)?, &file.display().to_string(), &name)
+}
+
+/// The preset that a hub's `owner/name` is most like, as a hint.
+fn preset_of(arg: &str) -> String {
+    let name = arg.rsplit('/').next().unwrap_or(arg);
+    let names = MODELS
+        .iter()
+        .flat_map(|(name, aliases, _)| aliases.iter().chain([name]));
+    nearest(name, names).map_or_else(String::new, |near| format!("; did you mean `{near}`?"))
 }
 
 /// A cluster preset, a cluster file, or a profile of this machine; `local` is the profile in the
@@ -94,7 +114,7 @@ fn cluster_below(arg: &str, depth: usize) -> Result<Cluster, SpecError> {
     }
     let yaml = text::read(path)?;
     if yaml.lines().any(|line| line.starts_with("measured:")) {
-        return Ok(Profile::from_yaml(&yaml, arg)?.cluster(arg));
+        return Profile::from_yaml(&yaml, arg)?.cluster(arg);
     }
     if ExtensionFile::is(&yaml) {
         return extended(ExtensionFile::from_yaml(&yaml, arg)?, path, depth);
@@ -159,10 +179,7 @@ fn local() -> Result<Cluster, SpecError> {
             ),
         });
     }
-    Ok(
-        Profile::from_yaml(&text::read(path)?, profile::DEFAULT_PATH)?
-            .cluster(profile::DEFAULT_PATH),
-    )
+    Profile::from_yaml(&text::read(path)?, profile::DEFAULT_PATH)?.cluster(profile::DEFAULT_PATH)
 }
 
 /// A device preset.

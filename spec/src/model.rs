@@ -74,6 +74,8 @@ pub struct ModelConfig {
     pub max_position: u64,
     /// Numbers that training needs and planning does not.
     pub constants: ModelConstants,
+    /// How published weights are stored where that is not a type to train in (`fp8`, `mxfp4`).
+    pub stored_as: Option<String>,
 }
 
 /// Constants of a model's arithmetic. They change results; of cost, a pointwise kernel at most.

@@ -16,6 +16,10 @@ use crate::units::{Bandwidth, Bytes, FlopRate, Seconds};
 
 /// Version of the file format.
 pub const SCHEMA_VERSION: u32 = 1;
+/// Most cores of a machine.
+const MAX_CORES: u64 = 1 << 16;
+/// Longest run of one kernel, in seconds.
+const MAX_SECONDS: f64 = 86_400.0;
 /// Where `profile` writes and where a local cluster is read from, when nothing else is said.
 pub const DEFAULT_PATH: &str = "vescale-profile.yaml";
 
@@ -218,14 +222,18 @@ impl Profile {
             );
             return Err(wrong("schema_version".to_owned(), &message));
         }
-        if profile.machine.cores == 0 {
-            return Err(wrong("machine.cores".to_owned(), "is 0"));
+        if !(1..=MAX_CORES).contains(&profile.machine.cores) {
+            let message = format!("{} is not from 1 to {MAX_CORES}", profile.machine.cores);
+            return Err(wrong("machine.cores".to_owned(), &message));
         }
         for (index, m) in profile.measured.iter().enumerate() {
-            let positive = m.seconds.is_finite() && m.seconds > 0.0;
+            let positive = m.seconds > 0.0 && m.seconds <= MAX_SECONDS;
             if !positive || m.ranks == 0 || m.sizes.contains(&0) {
                 let field = format!("measured[{index}] ({})", m.kernel);
-                return Err(wrong(field, "expected positive sizes, ranks and seconds"));
+                return Err(wrong(
+                    field,
+                    "expected positive sizes and ranks, and up to a day of seconds",
+                ));
             }
         }
         Ok(profile)
@@ -285,8 +293,10 @@ impl Profile {
     }
 
     /// The machine as a cluster whose devices are its GPUs, or ranks that share its cores.
-    #[must_use]
-    pub fn cluster(self, path: &str) -> Cluster {
+    ///
+    /// # Errors
+    /// When what was measured makes no sense as a device or a link.
+    pub fn cluster(self, path: &str) -> Result<Cluster, SpecError> {
         let source = format!("{path}: {}", self.machine.processor);
         let gpu = self.machine.gpu.clone();
         let cores = match &gpu {
@@ -300,7 +310,9 @@ impl Profile {
         });
         let copies = copies.max(1e9);
         // Ranks that share cores exchange messages through memory: what a copy reaches bounds them.
-        let messages = self.fastest("nccl send and receive", |sizes| sizes[1] as f64);
+        let messages = self.fastest("nccl send and receive", |sizes| {
+            sizes.get(1).map_or(0.0, |&bytes| bytes as f64)
+        });
         let link = Link {
             bandwidth: measured(
                 Bandwidth(if messages > 0.0 { messages } else { copies }),
@@ -313,7 +325,7 @@ impl Profile {
             Some(_) => self.machine.processor.clone(),
             None => "cpu".to_owned(),
         };
-        Cluster {
+        let cluster = Cluster {
             name: "local".to_owned(),
             device: Device {
                 name,
@@ -336,7 +348,14 @@ impl Profile {
             profile: Some(std::sync::Arc::new(self)),
             gpu_profile: None,
             calibration: Vec::new(),
-        }
+        };
+        let checked = cluster.device.check().and_then(|()| cluster.check());
+        checked.map_err(|(field, message)| SpecError::Field {
+            path: path.to_owned(),
+            field: field.to_owned(),
+            message,
+        })?;
+        Ok(cluster)
     }
 
     /// Largest rate at which a kernel went through the bytes that `bytes` says its sizes are.

@@ -1,5 +1,6 @@
 //! Reading YAML and JSON strictly: the one place that knows the parsers.
 
+use std::io::Read;
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
@@ -19,15 +20,17 @@ pub fn read(path: &Path) -> Result<String, SpecError> {
         path: shown.clone(),
         reason,
     };
-    let size = std::fs::metadata(path)
-        .map_err(|e| unreadable(e.to_string()))?
-        .len();
-    if size > MAX_BYTES {
+    let file = std::fs::File::open(path).map_err(|e| unreadable(e.to_string()))?;
+    let mut bytes = Vec::new();
+    // What a device or pipe gives has no size before it is read: the limit is on what is read.
+    file.take(MAX_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|e| unreadable(e.to_string()))?;
+    if bytes.len() as u64 > MAX_BYTES {
         return Err(unreadable(format!(
-            "{size} bytes; files of up to {MAX_BYTES} are read"
+            "larger than {MAX_BYTES} bytes, the most that is read"
         )));
     }
-    let bytes = std::fs::read(path).map_err(|e| unreadable(e.to_string()))?;
     String::from_utf8(bytes).map_err(|e| {
         unreadable(format!(
             "not UTF-8 text at byte {}",
@@ -72,6 +75,10 @@ fn with_source(message: &str, text: &str) -> String {
         ("expected string scalar", "expected one value"),
     ];
     let mut message = message.trim_start_matches("error: ").to_owned();
+    // Advice to programmers of the parser.
+    if let Some(at) = message.find(", set DuplicateKeyPolicy") {
+        message.truncate(at);
+    }
     for (parser, ours) in words {
         message = message.replace(parser, ours);
     }

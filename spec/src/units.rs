@@ -62,7 +62,37 @@ macro_rules! additive {
         }
     )*};
 }
-additive!(Bytes, Seconds, Flops, FlopRate, Bandwidth);
+additive!(Seconds, Flops, FlopRate, Bandwidth);
+
+// Sums and products of bytes stop at the largest number, which no device holds: what does not fit 64
+// bits "does not fit" either. A difference below zero is a mistake of ours, and is caught.
+impl Add for Bytes {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+}
+impl Sub for Bytes {
+    type Output = Self;
+    fn sub(self, other: Self) -> Self {
+        Self(self.0 - other.0)
+    }
+}
+impl AddAssign for Bytes {
+    fn add_assign(&mut self, other: Self) {
+        *self = *self + other;
+    }
+}
+impl SubAssign for Bytes {
+    fn sub_assign(&mut self, other: Self) {
+        *self = *self - other;
+    }
+}
+impl Sum for Bytes {
+    fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
+        iter.fold(Self::default(), Add::add)
+    }
+}
 
 macro_rules! scaled_by_f64 {
     ($($t:ident),*) => {$(
@@ -103,7 +133,7 @@ scaled_by_f64!(Seconds, Flops, FlopRate, Bandwidth);
 impl Mul<u64> for Bytes {
     type Output = Self;
     fn mul(self, count: u64) -> Self {
-        Self(self.0 * count)
+        Self(self.0.saturating_mul(count))
     }
 }
 
@@ -233,17 +263,20 @@ pub struct UnitError {
     units: String,
 }
 
+impl UnitError {
+    fn new(text: &str, kind: &'static str, units: &[(&str, f64)]) -> Self {
+        let units: Vec<&str> = units.iter().map(|(name, _)| *name).collect();
+        Self {
+            text: text.chars().take(40).collect(),
+            kind,
+            units: units.join(", "),
+        }
+    }
+}
+
 /// Splits number and unit, and multiplies.
 fn parse(text: &str, kind: &'static str, units: &[(&str, f64)]) -> Result<f64, UnitError> {
-    let error = || UnitError {
-        text: text.chars().take(40).collect(),
-        kind,
-        units: units
-            .iter()
-            .map(|(name, _)| *name)
-            .collect::<Vec<_>>()
-            .join(", "),
-    };
+    let error = || UnitError::new(text, kind, units);
     let trimmed = text.trim();
     let split = trimmed
         .find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '-' | '+' | '_')))
@@ -255,8 +288,9 @@ fn parse(text: &str, kind: &'static str, units: &[(&str, f64)]) -> Result<f64, U
         .iter()
         .find(|(name, _)| *name == unit)
         .ok_or_else(error)?;
-    if number.is_finite() && number >= 0.0 {
-        Ok(number * size)
+    let value = number * size;
+    if value.is_finite() && number >= 0.0 {
+        Ok(value)
     } else {
         Err(error())
     }
@@ -276,7 +310,12 @@ impl FromStr for Bytes {
             ("GiB", 1073741824.0),
             ("TiB", 1099511627776.0),
         ];
-        parse(text, "size in bytes", &units).map(|bytes| Self(bytes.round() as u64))
+        let bytes = parse(text, "size in bytes", &units)?;
+        if bytes < 2f64.powi(63) {
+            Ok(Self(bytes.round() as u64))
+        } else {
+            Err(UnitError::new(text, "size in bytes below 8 EiB", &units))
+        }
     }
 }
 
@@ -374,11 +413,27 @@ mod tests {
             "80 XB",
             "-1 GiB",
             "1e99999 B",
+            "99999999999999 TiB",
             "nan B",
             "8 0 GiB",
         ] {
             assert!(text.parse::<Bytes>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn refuses_what_overflows() {
+        let huge = "9".repeat(308);
+        assert!(format!("{huge} days").parse::<Seconds>().is_err());
+        assert!(format!("{huge} TB/s").parse::<Bandwidth>().is_err());
+        assert!("8388608 TiB".parse::<Bytes>().is_err());
+    }
+
+    #[test]
+    fn bytes_do_not_wrap() {
+        let most = Bytes(u64::MAX);
+        assert_eq!(most + Bytes(1), most);
+        assert_eq!(Bytes(1 << 40) * (1 << 40), most);
     }
 
     #[test]

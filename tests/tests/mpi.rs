@@ -20,8 +20,8 @@ use std::time::Duration;
 use dtensor::cpu::Numerics;
 use executor::device::Cores;
 use executor::{Job, Outcome};
+use spec::Model;
 use spec::Precision;
-use spec::model::ModelConfig;
 
 const STEPS: u64 = 20;
 /// Most ranks of a layout: each is a process.
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn model(name: &str) -> ModelConfig {
+fn model(name: &str) -> Model {
     match name {
         "llama" => jobs::llama(),
         "mixtral" => jobs::mixtral(),

@@ -30,16 +30,12 @@ struct EstimateJson {
 pub(crate) fn run(args: &EstimateArgs) -> Result<ExitCode, CliError> {
     let resolved = inputs::resolve(&args.scenario)?;
     let s = &resolved.scenario;
+    let training = inputs::training(&args.budget, &s.cluster)?;
     let strategy = plans::grammar::parse(&args.strategy, &s.model, &s.workload, &s.runtime)?;
     plans::legality::allowed_by(&strategy, &s.model, &s.runtime)?;
     let costs = CostModel::new(s.clone())?;
     let prediction = costs.predict(&strategy)?;
-    let budget = inputs::budget(
-        &args.budget,
-        &s.cluster,
-        resolved.json.gpus,
-        prediction.tokens_per_s_per_gpu,
-    )?;
+    let budget = training.budget(resolved.json.gpus, prediction.tokens_per_s_per_gpu);
     let fits = prediction.fit.fits();
     if let Some(path) = &args.output_plan {
         let file = plan::file(&resolved, &strategy, &prediction)?;

@@ -90,7 +90,7 @@ struct FindingJson {
 fn checked(args: &ExportArgs, file: &Path, dialect: Option<Dialect>) -> Result<ExitCode, CliError> {
     let document = document(file, dialect)?;
     let model = args.model.as_deref().map(spec::load::model).transpose()?;
-    let findings = plans::check::check(&document, model.as_ref())?;
+    let findings = plans::check::check(&document, model.as_deref())?;
     if args.format.json {
         output::json(&CheckJson {
             schema_version: SCHEMA_VERSION,

@@ -9,8 +9,7 @@ use plans::import::{self, Document, Given, Imported};
 use plans::json::{PredictedJson, StrategyJson};
 use plans::{Decisions, Strategy};
 use serde::Serialize;
-use spec::model::ModelConfig;
-use spec::{Precision, Runtime, Workload};
+use spec::{Model, Precision, Runtime, Workload};
 
 use crate::commands::plan;
 use crate::error::CliError;
@@ -51,7 +50,7 @@ pub(crate) fn run(args: &ImportArgs) -> Result<ExitCode, CliError> {
 struct Source {
     target: Option<Dialect>,
     model_arg: String,
-    model: ModelConfig,
+    model: Model,
     runtime: Runtime,
     strategy: Strategy,
     workload: Workload,
@@ -84,15 +83,7 @@ fn of_model(args: &ImportArgs) -> Result<Source, CliError> {
     let model = spec::load::model(&model_arg)?;
     let runtime = spec::load::runtime(args.runtime.as_deref().unwrap_or("megatron-core"))?;
     let (gpus, seq_len) = (args.gpus.unwrap_or(1), args.seq.unwrap_or(DEFAULT_SEQ));
-    if gpus == 0 || seq_len == 0 {
-        return inputs::usage("--gpus and --seq start at 1".to_owned());
-    }
-    let workload = Workload {
-        gpus,
-        seq_len,
-        global_batch: inputs::default_batch(gpus, seq_len),
-        precision: Precision::Bf16,
-    };
+    let workload = inputs::workload(gpus, seq_len, None, Precision::Bf16)?;
     let strategy = plans::grammar::parse("", &model, &workload, &runtime)?;
     let note =
         "a model's configuration says nothing about parallelism: this is data parallelism alone";
@@ -157,7 +148,7 @@ fn of_system(args: &ImportArgs, dialect: Option<Dialect>) -> Result<Source, CliE
 
 fn legal(
     decisions: Decisions,
-    model: &ModelConfig,
+    model: &Model,
     workload: &Workload,
     path: &str,
 ) -> Result<Strategy, CliError> {

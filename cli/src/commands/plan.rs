@@ -6,7 +6,7 @@ use costmodel::{CostModel, Scenario};
 use plans::json::StrategyJson;
 use plans::plan_file::{PlannedFor, ShardingFile};
 use plans::{PlanFile, Prediction, Strategy};
-use spec::Workload;
+use spec::{Workload, WorkloadSizes};
 
 use crate::error::CliError;
 use crate::inputs::{Inputs, InputsJson};
@@ -69,21 +69,27 @@ pub(crate) fn load(path: &Path) -> Result<Loaded, CliError> {
     let cluster = spec::load::cluster(&beside(path, &file.cluster))?;
     let runtime = spec::load::runtime(&file.runtime)?;
     let w = &file.workload;
-    crate::inputs::check_gpus(w.gpus, &cluster)?;
-    let workload = Workload {
+    let wrong = |field: &str, message: String| {
+        CliError::Spec(spec::SpecError::Field {
+            path: shown.clone(),
+            field: field.to_owned(),
+            message,
+        })
+    };
+    let sizes = WorkloadSizes {
         gpus: w.gpus,
         seq_len: w.seq_len,
         global_batch: w.global_batch,
         precision: w.precision,
     };
+    let workload = Workload::new(sizes).map_err(|e| wrong("workload", e.to_string()))?;
+    let devices = cluster.check_devices(w.gpus);
+    devices.map_err(|e| wrong("workload.gpus", format!("{}: {e}", w.gpus)))?;
     let parameters = models::parameter_count(&model).map_err(|e| CliError::Usage(e.to_string()))?;
     let strategy = plans::grammar::parse(&file.strategy_text, &model, &workload, &runtime)?;
     if StrategyJson::new(strategy.decisions(), w.precision) != file.strategy {
-        return Err(CliError::Spec(spec::SpecError::Field {
-            path: shown,
-            field: "strategy_text".to_owned(),
-            message: "says something else than `strategy`".to_owned(),
-        }));
+        let message = "says something else than `strategy`".to_owned();
+        return Err(wrong("strategy_text", message));
     }
     let scenario = Scenario {
         model,

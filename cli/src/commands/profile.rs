@@ -8,7 +8,7 @@ use models::{BlockClass, BlockLayout};
 use profiler::{BlockRequest, Effort, VISITS};
 use serde::Serialize;
 use spec::profile::{self, Machine, Measured, Profile};
-use spec::{CpKind, DType, ModelConfig};
+use spec::{CpKind, DType, Model};
 
 use crate::args::{AttentionArg, DeviceArg, ProfileArgs, SuiteArg};
 use crate::commands::plan;
@@ -206,7 +206,7 @@ fn shares(world: u64, cores: u64) -> (u64, usize) {
 }
 
 pub(super) fn blocks_of(
-    model: &ModelConfig,
+    model: &Model,
     layout: &BlockLayout,
     depth: u64,
     (ranks, threads): (u64, usize),
@@ -295,7 +295,7 @@ fn suite(suite: SuiteArg, cores: u64) -> Result<Vec<Request>, CliError> {
 
 /// Alone and split in two, by every way to split tokens: sizes decide what a rank computes, the way
 /// what it does to communicate.
-pub(super) fn layouts(model: &ModelConfig, tokens: &[[u64; 2]], dtype: DType) -> Vec<BlockLayout> {
+pub(super) fn layouts(model: &Model, tokens: &[[u64; 2]], dtype: DType) -> Vec<BlockLayout> {
     let mut layouts = Vec::new();
     for &[micro_batch, seq_len] in tokens {
         let alone = BlockLayout::alone(micro_batch, seq_len, dtype);
@@ -322,7 +322,7 @@ pub(super) fn layouts(model: &ModelConfig, tokens: &[[u64; 2]], dtype: DType) ->
 }
 
 /// One layer of each family whose operators differ.
-fn synthetic(hidden: u64) -> Result<Vec<ModelConfig>, CliError> {
+fn synthetic(hidden: u64) -> Result<Vec<Model>, CliError> {
     let heads = (hidden / 64).max(2);
     let gpt = format!(
         r#"{{"model_type": "gpt2", "n_embd": {hidden}, "n_layer": 1, "n_head": {heads},

@@ -39,7 +39,8 @@ pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode, CliError> {
     top.extend(near.into_iter().filter(|c| c.prediction.fit.fits()).take(9));
     let scenario = loaded.costs.scenario();
     let rate = best.prediction.tokens_per_s_per_gpu;
-    let budget = inputs::budget(&args.budget, &scenario.cluster, loaded.inputs.gpus, rate)?;
+    let budget =
+        inputs::training(&args.budget, &scenario.cluster)?.budget(loaded.inputs.gpus, rate);
     let text = html(&ReportSource {
         inputs: &loaded.inputs,
         scenario,

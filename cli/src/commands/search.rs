@@ -40,10 +40,12 @@ struct SearchJson {
 pub(crate) fn run(args: &SearchArgs) -> Result<ExitCode, CliError> {
     let started = Instant::now();
     let resolved = inputs::resolve(&args.scenario)?;
-    let constraints = inputs::constraints(&args.constraints)?;
+    let scenario = &resolved.scenario;
+    let constraints = inputs::constraints(&args.constraints, scenario, &[scenario.workload.gpus])?;
     if args.top == 0 || args.top > 1000 {
         return inputs::usage(format!("--top {}: expected 1 to 1000", args.top));
     }
+    inputs::training(&args.budget, &resolved.scenario.cluster)?;
     echo(args, &resolved);
     let costs = CostModel::new(resolved.scenario.clone())?;
     let cancelled = interrupt_flag();
@@ -78,15 +80,11 @@ fn finish(
     outcome: SearchOutcome,
     elapsed_s: f64,
 ) -> Result<ExitCode, CliError> {
-    let budget = match outcome.top.first() {
-        Some(best) => inputs::budget(
-            &args.budget,
-            &resolved.scenario.cluster,
-            resolved.json.gpus,
-            best.prediction.tokens_per_s_per_gpu,
-        )?,
-        None => None,
-    };
+    let training = inputs::training(&args.budget, &resolved.scenario.cluster)?;
+    let budget = outcome
+        .top
+        .first()
+        .and_then(|best| training.budget(resolved.json.gpus, best.prediction.tokens_per_s_per_gpu));
     let paths = match outcome.top.first() {
         Some(best) => Some(write_files(args, resolved, costs, &outcome, best, budget)?),
         None => None,

@@ -6,11 +6,10 @@ use costmodel::Scenario;
 use planner::size::{Sized, sizes, usual_counts};
 use plans::json::CandidateJson;
 use serde::Serialize;
-use spec::Workload;
 
 use crate::args::{ScenarioArgs, SizeArgs};
 use crate::error::{CliError, code};
-use crate::inputs::{self, Budget, InputsJson};
+use crate::inputs::{self, Budget, InputsJson, Training};
 use crate::output::{self, SCHEMA_VERSION, note};
 
 /// Most GPUs tried when none are named.
@@ -45,35 +44,29 @@ pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
         inputs::check_gpus(gpus, &cluster)?;
     }
     let most = counts.iter().copied().max().unwrap_or(1);
-    let batch = args
-        .global_batch
-        .unwrap_or_else(|| inputs::default_batch(most, args.seq));
     let resolved = inputs::resolve(&ScenarioArgs {
         model: args.model.clone(),
         cluster: args.cluster.clone(),
         gpus: most,
         runtime: args.runtime.clone(),
         seq: args.seq,
-        global_batch: Some(batch),
+        global_batch: args.global_batch,
         precision: args.precision,
         headroom: args.headroom,
     })?;
+    let scenario = &resolved.scenario;
+    let training = inputs::training(&args.budget, &scenario.cluster)?;
+    let constraints = inputs::constraints(&args.constraints, scenario, &counts)?;
     note(
         args.output.quiet,
-        &format!("global batch {batch} sequences of {} tokens", args.seq),
+        &format!(
+            "global batch {} sequences of {} tokens",
+            scenario.workload.global_batch, args.seq
+        ),
     );
-    let constraints = inputs::constraints(&args.constraints)?;
-    let workload = Workload {
-        global_batch: batch,
-        ..resolved.scenario.workload
-    };
-    let scenario = Scenario {
-        workload,
-        ..resolved.scenario.clone()
-    };
-    let found = sizes(&scenario, &constraints, &counts)?;
+    let found = sizes(scenario, &constraints, &counts)?;
     let smallest = found.iter().find(|s| s.best.is_some()).map(|s| s.gpus);
-    let rows = rows(args, &scenario, &found)?;
+    let rows = rows(&training, scenario, &found);
     if args.output.json {
         output::json(&SizeJson {
             schema_version: SCHEMA_VERSION,
@@ -91,17 +84,14 @@ pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
     })
 }
 
-fn rows(args: &SizeArgs, scenario: &Scenario, found: &[Sized]) -> Result<Vec<SizeRow>, CliError> {
+fn rows(training: &Training, scenario: &Scenario, found: &[Sized]) -> Vec<SizeRow> {
     let mut rows = Vec::with_capacity(found.len());
     for sized in found {
         let rate = sized
             .best
             .as_ref()
             .map(|b| b.prediction.tokens_per_s_per_gpu);
-        let budget = match rate {
-            Some(rate) => inputs::budget(&args.budget, &scenario.cluster, sized.gpus, rate)?,
-            None => None,
-        };
+        let budget = rate.and_then(|rate| training.budget(sized.gpus, rate));
         rows.push(SizeRow {
             gpus: sized.gpus,
             best: sized
@@ -122,7 +112,7 @@ fn rows(args: &SizeArgs, scenario: &Scenario, found: &[Sized]) -> Result<Vec<Siz
             other >= rate && other_per_gpu >= per_gpu && (other > rate || other_per_gpu > per_gpu)
         });
     }
-    Ok(rows)
+    rows
 }
 
 fn speed(row: &SizeRow) -> Option<(f64, f64)> {

@@ -4,7 +4,7 @@ use costmodel::Scenario;
 use plans::{Decisions, Recompute, StagePartition, Strategy};
 use spec::runs::Run;
 use spec::runtime::{AttentionKernel, Rewrite};
-use spec::{CpKind, Precision, Runtime, ScheduleKind, Workload, Zero};
+use spec::{CpKind, Precision, Runtime, ScheduleKind, Workload, WorkloadSizes, Zero};
 
 /// A run ready to predict.
 #[derive(Debug)]
@@ -30,21 +30,26 @@ pub(crate) fn map(run: &Run) -> Result<Mapped, String> {
     let pp = need(run.pp, "pp")?;
     let cp = run.size("cp", run.cp).unwrap_or(1);
     let seq_len = need(run.seq_len, "seq_len")?;
-    let dp = gpus / (tp * pp * cp).max(1);
+    let dp = gpus / tp.saturating_mul(pp).saturating_mul(cp).max(1);
     let micro_batch = micro_batch(run, dp)?;
     let global_batch = match run.size("global_batch", run.global_batch) {
         Some(batch) => batch,
-        None => micro_batch * dp * run.grad_accum.ok_or("global_batch is not stated")?,
+        None => run
+            .grad_accum
+            .ok_or("global_batch is not stated")?
+            .saturating_mul(micro_batch)
+            .saturating_mul(dp),
     };
     // GPT-3's recipes of the Megatron family train with dropout 0.1 (NeMo `megatron_gpt_config.yaml`).
     let dropout = runtime.name.starts_with("megatron") || runtime.name.starts_with("nemo");
     let model = super::model::build(run, tp, seq_len, dropout)?;
-    let workload = Workload {
+    let workload = Workload::new(WorkloadSizes {
         gpus,
         seq_len,
         global_batch,
         precision,
-    };
+    })
+    .map_err(|e| e.to_string())?;
     let vpp = run.size("vpp", run.vpp).unwrap_or(1);
     let zero = zero(run, dp * cp)?;
     let replicas = run

@@ -1,5 +1,6 @@
 //! A run's model block as a model: generic rules, no names.
 
+use spec::Model;
 use spec::model::{
     Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, Moe, Norm, NormKind, Position,
     Projections, Residual, WindowPattern,
@@ -17,12 +18,7 @@ const LATENT: AttentionKind = AttentionKind::Latent {
 };
 
 /// Builds the model; `old_gpt` says that the runtime trains with dropout, as GPT-3 did.
-pub(super) fn build(
-    run: &Run,
-    tp: u64,
-    seq_len: u64,
-    dropout: bool,
-) -> Result<ModelConfig, String> {
+pub(super) fn build(run: &Run, tp: u64, seq_len: u64, dropout: bool) -> Result<Model, String> {
     let m = &run.model;
     let need = |value: Option<u64>, field: &str| {
         value
@@ -46,7 +42,7 @@ pub(super) fn build(
             experts,
             top_k: m.topk.unwrap_or(1),
             expert_ffn,
-            shared_ffn: m.shared_experts.unwrap_or(0) * expert_ffn,
+            shared_ffn: m.shared_experts.unwrap_or(0).saturating_mul(expert_ffn),
             shared_gate: false,
             first_dense: m.dense_layers.unwrap_or(0).min(layers),
             every: 1,
@@ -70,11 +66,13 @@ pub(super) fn build(
     };
     // Megatron pads the vocabulary to a multiple of 128 per tensor rank; others do not split it.
     let vocab = if tp > 1 {
-        vocab.next_multiple_of(128 * tp)
+        vocab
+            .checked_next_multiple_of(tp.saturating_mul(128))
+            .ok_or("model.vocab is too large")?
     } else {
         vocab
     };
-    Ok(ModelConfig {
+    let config = ModelConfig {
         name: m.name.clone().unwrap_or_else(|| "unnamed".to_owned()),
         family: if gpt {
             Family::Gpt2
@@ -131,5 +129,7 @@ pub(super) fn build(
         mtp_layers: 0,
         max_position: seq_len,
         constants: spec::model::ModelConstants::default(),
-    })
+        stored_as: None,
+    };
+    Model::new(config, &run.id).map_err(|e| e.to_string())
 }

@@ -113,7 +113,7 @@ pub(crate) fn held(lowering: &Lowering<'_>, trace: &Trace) -> Bytes {
 #[cfg(test)]
 mod tests {
     use models::{BlockClass, BlockLayout};
-    use spec::{DType, ModelConfig, Runtime};
+    use spec::{DType, Model, Runtime};
 
     use super::*;
 
@@ -122,7 +122,7 @@ mod tests {
     const KEYS: u64 = 32;
     const INNER: u64 = 96;
 
-    fn model(kind: &str, more: &str) -> ModelConfig {
+    fn model(kind: &str, more: &str) -> Model {
         let json = format!(
             r#"{{"model_type": "{kind}", "hidden_size": {HIDDEN}, "num_hidden_layers": 1,
                 "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": {INNER},
@@ -131,7 +131,7 @@ mod tests {
         spec::hf::decode(&json, "test", kind).expect("a model")
     }
 
-    fn layer(model: &ModelConfig, tokens: u64) -> Trace {
+    fn layer(model: &Model, tokens: u64) -> Trace {
         let layout = BlockLayout {
             eight_bits: true,
             ..BlockLayout::alone(1, tokens, DType::Bf16)

@@ -1,6 +1,6 @@
 //! DeepSpeed configurations as strategies.
 
-use spec::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, Zero};
+use spec::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
 
 use super::{Document, Given, ImportError, Imported, data_parallel, micro_batches, workload};
 use crate::partition::StagePartition;
@@ -78,7 +78,15 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     Ok(Imported {
         dialect: doc.dialect,
         decisions,
-        workload: workload(gpus, seq_len, batch.global, precision(doc)?),
+        workload: workload(
+            doc,
+            WorkloadSizes {
+                gpus,
+                seq_len,
+                global_batch: batch.global,
+                precision: precision(doc)?,
+            },
+        )?,
         notes,
     })
 }

@@ -1,6 +1,6 @@
 //! Megatron-LM options as a strategy.
 
-use spec::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, Zero};
+use spec::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
 
 use super::{Document, Given, ImportError, Imported, data_parallel, micro_batches, workload};
 use crate::export::Dialect;
@@ -98,7 +98,15 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     Ok(Imported {
         dialect: Dialect::MegatronLm,
         decisions,
-        workload: workload(gpus, seq_len, global_batch, precision(doc)?),
+        workload: workload(
+            doc,
+            WorkloadSizes {
+                gpus,
+                seq_len,
+                global_batch,
+                precision: precision(doc)?,
+            },
+        )?,
         notes,
     })
 }

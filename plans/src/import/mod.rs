@@ -10,7 +10,7 @@ pub use document::Document;
 pub(crate) use megatron::parse_layout;
 
 use spec::model::ModelConfig;
-use spec::{Precision, Workload};
+use spec::{Workload, WorkloadSizes};
 
 use crate::config::SyntaxError;
 use crate::export::Dialect;
@@ -76,6 +76,14 @@ pub enum ImportError {
         key: String,
         /// What is wrong.
         message: String,
+    },
+    /// A size of what is trained is out of range.
+    #[error("{path}: {error}")]
+    Workload {
+        /// File.
+        path: String,
+        /// Which size, and its range.
+        error: spec::WorkloadError,
     },
     /// Something needed stands nowhere.
     #[error("{path}: {what} is not said; {how}")]
@@ -143,16 +151,9 @@ pub(crate) fn micro_batches(
 }
 
 /// The file's workload.
-pub(crate) fn workload(
-    gpus: u64,
-    seq_len: u64,
-    global_batch: u64,
-    precision: Precision,
-) -> Workload {
-    Workload {
-        gpus,
-        seq_len,
-        global_batch,
-        precision,
-    }
+pub(crate) fn workload(document: &Document, sizes: WorkloadSizes) -> Result<Workload, ImportError> {
+    Workload::new(sizes).map_err(|error| ImportError::Workload {
+        path: document.path.clone(),
+        error,
+    })
 }

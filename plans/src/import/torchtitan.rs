@@ -1,6 +1,6 @@
 //! torchtitan configurations as strategies: TOML of 0.2, Python of 0.3 and main.
 
-use spec::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, Zero};
+use spec::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
 
 use super::{Document, Given, ImportError, Imported, data_parallel, micro_batches, workload};
 use crate::config::{Node, Value};
@@ -77,7 +77,15 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     Ok(Imported {
         dialect: doc.dialect,
         decisions,
-        workload: workload(gpus, batch.seq_len, batch.global, precision(doc)?),
+        workload: workload(
+            doc,
+            WorkloadSizes {
+                gpus,
+                seq_len: batch.seq_len,
+                global_batch: batch.global,
+                precision: precision(doc)?,
+            },
+        )?,
         notes,
     })
 }

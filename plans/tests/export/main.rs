@@ -9,25 +9,22 @@ use plans::import::{Document, Given, import};
 use plans::plan_file::ShardingFile;
 use plans::{Strategy as Plan, check::check};
 use proptest::prelude::*;
-use spec::model::ModelConfig;
+use spec::Model;
 use spec::{Precision, Workload};
 
 /// A model with the workload that its plans are for.
-fn scene(name: &str, gpus: u64, precision: Precision) -> (ModelConfig, Workload) {
-    let workload = Workload {
+fn scene(name: &str, gpus: u64, precision: Precision) -> (Model, Workload) {
+    let workload = Workload::new(spec::WorkloadSizes {
         gpus,
         seq_len: 4096,
         global_batch: 256,
         precision,
-    };
+    })
+    .expect("a workload");
     (spec::load::model(name).expect("preset"), workload)
 }
 
-fn parse(
-    text: &str,
-    model: &ModelConfig,
-    workload: &Workload,
-) -> Result<Plan, plans::StrategyError> {
+fn parse(text: &str, model: &Model, workload: &Workload) -> Result<Plan, plans::StrategyError> {
     let runtime = spec::load::runtime("vescale").expect("preset");
     plans::grammar::parse(text, model, workload, &runtime)
 }
@@ -50,7 +47,7 @@ fn sharding() -> ShardingFile {
 
 fn exported(
     strategy: &Plan,
-    model: &ModelConfig,
+    model: &Model,
     workload: &Workload,
     dialect: Dialect,
     launcher: Option<Launcher>,
@@ -74,7 +71,7 @@ fn read(text: &str, name: &str, dialect: Option<Dialect>) -> Document {
 }
 
 /// Exports, checks what came out strictly, and imports it again where that is possible.
-fn round_trip(strategy: &Plan, model: &ModelConfig, workload: &Workload, dialect: Dialect) -> bool {
+fn round_trip(strategy: &Plan, model: &Model, workload: &Workload, dialect: Dialect) -> bool {
     let exported = match exported(strategy, model, workload, dialect, None) {
         Ok(exported) => exported,
         Err(ExportError::Inexpressible { refusals, .. }) => {

@@ -5,16 +5,17 @@ mod fields;
 
 use serde_json::Value;
 
+use crate::checked::{MAX_DIM, Model};
 use crate::error::SpecError;
 use crate::model::{
     Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, ModelConstants, Moe, Norm,
     NormKind, Position, Projections, Residual, WindowPattern,
 };
-use crate::suggest::nearest;
+use crate::suggest::nearest_above;
 use fields::Fields;
 
-/// Largest size of any dimension that makes sense.
-const MAX_DIM: u64 = 1 << 24;
+/// How alike a misspelt model type must be: families of other names are other models.
+const ALIKE: f64 = 0.88;
 
 const TYPES: &[&str] = &[
     "gpt2",
@@ -46,7 +47,7 @@ const TYPES: &[&str] = &[
 ///
 /// # Errors
 /// When the model type is unknown, a needed field is missing, or sizes contradict each other.
-pub fn decode(text: &str, path: &str, name: &str) -> Result<ModelConfig, SpecError> {
+pub fn decode(text: &str, path: &str, name: &str) -> Result<Model, SpecError> {
     let value: Value = crate::text::json(text, path)?;
     let fields = Fields::new(&value, path)?;
     let kind = fields.text("model_type")?;
@@ -68,68 +69,17 @@ pub fn decode(text: &str, path: &str, name: &str) -> Result<ModelConfig, SpecErr
             return Err(SpecError::Unknown {
                 kind: "model_type",
                 name: kind.to_owned(),
-                nearest: nearest(kind, TYPES),
+                nearest: nearest_above(kind, TYPES, ALIKE),
             });
         }
     };
     let model = ModelConfig {
         name: name.to_owned(),
+        stored_as: stored_as(&fields)?,
         constants: constants::decode(&fields, kind)?,
         ..model
     };
-    check(&model, path)?;
-    Ok(model)
-}
-
-/// Sizes that cannot be, whatever the family.
-fn check(model: &ModelConfig, path: &str) -> Result<(), SpecError> {
-    let wrong = |field: &str, message: String| {
-        Err(SpecError::Field {
-            path: path.to_owned(),
-            field: field.to_owned(),
-            message,
-        })
-    };
-    let sizes = [
-        ("hidden size", model.hidden),
-        ("layers", model.layers),
-        ("vocabulary", model.vocab),
-        ("attention heads", model.attention.heads),
-        ("key/value heads", model.attention.kv_heads()),
-        ("feed-forward size", model.mlp.ffn),
-    ];
-    for (field, size) in sizes {
-        if size == 0 || size > MAX_DIM {
-            return wrong(field, format!("{size} is not between 1 and {MAX_DIM}"));
-        }
-    }
-    if model.layers > 4096 {
-        return wrong("layers", format!("{} is more than 4096", model.layers));
-    }
-    let kv = model.attention.kv_heads();
-    if !model.attention.heads.is_multiple_of(kv) {
-        return wrong(
-            "key/value heads",
-            format!(
-                "{kv} does not divide the {} attention heads",
-                model.attention.heads
-            ),
-        );
-    }
-    let (qk, v) = model.attention.head_dims();
-    if qk == 0 || v == 0 {
-        return wrong("head dimension", "is 0".to_owned());
-    }
-    if let Some(moe) = &model.moe
-        && (moe.experts == 0 || moe.top_k == 0 || moe.top_k > moe.experts || moe.expert_ffn == 0)
-    {
-        let message = format!(
-            "{} experts, {} per token, width {}",
-            moe.experts, moe.top_k, moe.expert_ffn
-        );
-        return wrong("experts", message);
-    }
-    Ok(())
+    Model::new(model, path)
 }
 
 fn layer_norm() -> Norm {
@@ -141,15 +91,16 @@ fn layer_norm() -> Norm {
 
 /// A GPT-like block: LayerNorm, biases, GELU, four times the width.
 fn gpt_base(
+    f: &Fields<'_>,
     family: Family,
     hidden: u64,
     layers: u64,
     vocab: u64,
     heads: u64,
     ffn: u64,
-) -> ModelConfig {
-    let head_dim = hidden.checked_div(heads).unwrap_or(0);
-    ModelConfig {
+) -> Result<ModelConfig, SpecError> {
+    let head_dim = head_dim(f, hidden, heads)?;
+    Ok(ModelConfig {
         name: String::new(),
         family,
         hidden,
@@ -187,6 +138,38 @@ fn gpt_base(
         mtp_layers: 0,
         max_position: 2048,
         constants: ModelConstants::default(),
+        stored_as: None,
+    })
+}
+
+/// Dimensions per head where the file gives none: the width, divided among the heads.
+fn head_dim(f: &Fields<'_>, hidden: u64, heads: u64) -> Result<u64, SpecError> {
+    if heads == 0 || hidden.is_multiple_of(heads) {
+        return Ok(hidden.checked_div(heads).unwrap_or(0));
+    }
+    let (below, above) = (hidden / heads * heads, hidden.div_ceil(heads) * heads);
+    let message = format!(
+        "{hidden} is not divisible by {heads} attention heads; the nearest that are: {below}, {above}"
+    );
+    Err(f.wrong("hidden size", message))
+}
+
+/// How the published weights are stored, where that is not a type to train in. Planning is for
+/// training in `--precision`; weights that only inference can use are refused.
+fn stored_as(f: &Fields<'_>) -> Result<Option<String>, SpecError> {
+    let Some(quantization) = f.nested("quantization_config") else {
+        return Ok(None);
+    };
+    match quantization.maybe_text("quant_method")? {
+        Some(method @ ("fp8" | "mxfp4")) => Ok(Some(method.to_owned())),
+        other => {
+            let method = other.unwrap_or("an unnamed method");
+            let message = format!(
+                "weights quantized by {method} are for inference; expected a model to train: a \
+                 config.json without quantization_config, or one stored in fp8 or mxfp4"
+            );
+            Err(f.wrong("quantization_config", message))
+        }
     }
 }
 
@@ -201,13 +184,14 @@ fn gpt2(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
     let positions = f.size("n_positions")?;
     let ffn = f.maybe("n_inner")?.unwrap_or(4 * hidden);
     let base = gpt_base(
+        f,
         Family::Gpt2,
         hidden,
         f.size("n_layer")?,
         f.size("vocab_size")?,
         f.size("n_head")?,
         ffn,
-    );
+    )?;
     Ok(ModelConfig {
         tied_embeddings: f.flag("tie_word_embeddings", true)?,
         position: Position::Learned { rows: positions },
@@ -221,13 +205,14 @@ fn gpt2(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
 fn opt(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
     let positions = f.size("max_position_embeddings")?;
     let mut base = gpt_base(
+        f,
         Family::Opt,
         f.size("hidden_size")?,
         f.size("num_hidden_layers")?,
         f.size("vocab_size")?,
         f.size("num_attention_heads")?,
         f.size("ffn_dim")?,
-    );
+    )?;
     set_projections(&mut base, Projections::Separate);
     base.mlp.activation = Activation::Relu;
     // The table has two rows more than positions.
@@ -252,13 +237,14 @@ fn opt(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
 fn bloom(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
     let hidden = f.any(&["hidden_size", "n_embed"])?;
     let mut base = gpt_base(
+        f,
         Family::Bloom,
         hidden,
         f.any(&["n_layer", "num_hidden_layers"])?,
         f.size("vocab_size")?,
         f.any(&["n_head", "num_attention_heads"])?,
         4 * hidden,
-    );
+    )?;
     set_projections(&mut base, Projections::Grouped);
     f.only("apply_residual_connection_post_layernorm", false)?;
     Ok(ModelConfig {
@@ -272,13 +258,14 @@ fn bloom(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
 
 fn gpt_neox(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
     let mut base = gpt_base(
+        f,
         Family::GptNeox,
         f.size("hidden_size")?,
         f.size("num_hidden_layers")?,
         f.size("vocab_size")?,
         f.size("num_attention_heads")?,
         f.size("intermediate_size")?,
-    );
+    )?;
     set_projections(&mut base, Projections::Grouped);
     let rope = f.nested("rope_parameters");
     let share = match &rope {
@@ -307,13 +294,14 @@ fn falcon(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
     let ffn = f.maybe("ffn_hidden_size")?.unwrap_or(4 * hidden);
     let layers = f.any(&["num_hidden_layers", "n_layer"])?;
     let mut base = gpt_base(
+        f,
         Family::Falcon,
         hidden,
         layers,
         f.size("vocab_size")?,
         heads,
         ffn,
-    );
+    )?;
     let new = f.flag("new_decoder_architecture", false)?;
     let shared = if f.flag("multi_query", true)? {
         1
@@ -327,7 +315,7 @@ fn falcon(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
     } else {
         shared
     };
-    let head_dim = hidden.checked_div(heads).unwrap_or(0);
+    let head_dim = head_dim(f, hidden, heads)?;
     let bias = f.flag("bias", false)?;
     base.attention.kind = AttentionKind::Grouped {
         kv_heads,
@@ -348,13 +336,14 @@ fn mpt(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
     let hidden = f.size("d_model")?;
     let ffn = hidden * f.maybe("expansion_ratio")?.unwrap_or(4);
     let mut base = gpt_base(
+        f,
         Family::Mpt,
         hidden,
         f.size("n_layers")?,
         f.size("vocab_size")?,
         f.size("n_heads")?,
         ffn,
-    );
+    )?;
     let bias = !f.flag("no_bias", true)?;
     if let Some(attention) = f.nested("attn_config") {
         attention.only("qk_ln", false)?;
@@ -445,6 +434,7 @@ fn llama_like(f: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError> {
         mtp_layers: f.maybe("num_nextn_predict_layers")?.unwrap_or(0),
         max_position: f.maybe("max_position_embeddings")?.unwrap_or(8192),
         constants: ModelConstants::default(),
+        stored_as: None,
     })
 }
 
@@ -476,9 +466,10 @@ fn llama_attention(
     } else {
         AttentionKind::Grouped {
             kv_heads: f.maybe("num_key_value_heads")?.unwrap_or(heads),
-            head_dim: f
-                .maybe("head_dim")?
-                .unwrap_or(hidden.checked_div(heads).unwrap_or(0)),
+            head_dim: match f.maybe("head_dim")? {
+                Some(head_dim) => head_dim,
+                None => head_dim(f, hidden, heads)?,
+            },
             qk_norm: kind.starts_with("qwen3") || kind.starts_with("gemma3"),
             projections: if kind == "phi3" {
                 Projections::Stacked

@@ -5,14 +5,14 @@ use std::path::Path;
 use dtensor::cpu::Numerics;
 use executor::checkpoint::Checkpoint;
 use executor::{Checkpoints, Job, Outcome, Session};
+use spec::Model;
 use spec::Precision;
-use spec::model::ModelConfig;
 
 use super::jobs::{job, llama, mixtral, nanogpt, session, train};
 
 const STEPS: u64 = 4;
 
-fn exact(model: &ModelConfig, layout: &str) -> Job {
+fn exact(model: &Model, layout: &str) -> Job {
     job(model, layout, Numerics::Exact, Precision::Fp32, STEPS)
 }
 
@@ -34,7 +34,7 @@ fn half(job: &Job, dir: &Path) -> Outcome {
 }
 
 /// Resumes from `dir` under every layout; weights, moments and losses must be those of one run.
-fn check(model: &ModelConfig, saved_under: &str, loaded_under: &[&str]) {
+fn check(model: &Model, saved_under: &str, loaded_under: &[&str]) {
     let dir = tempfile::tempdir().expect("a temporary folder");
     half(&exact(model, saved_under), dir.path());
     let whole = train(&exact(model, "tp=1,mbs=4"));

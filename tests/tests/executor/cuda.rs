@@ -9,10 +9,10 @@ use dtensor::cpu::Numerics;
 use dtensor::cuda::Machine;
 use executor::device::Devices;
 use executor::{Checkpoints, ExecutorError, Job, Outcome, Session};
+use spec::Model;
 use spec::Precision;
-use spec::model::ModelConfig;
 
-use super::jobs::{costs, families, session, sized, train};
+use super::jobs::{changed, costs, families, session, sized, train};
 
 /// An emulated GPU per rank.
 pub struct Emulated;
@@ -43,12 +43,7 @@ pub const BATCH: u64 = 4;
 pub const SEQ: u64 = 12;
 
 /// A job of two steps.
-pub(super) fn job(
-    model: &ModelConfig,
-    layout: &str,
-    numerics: Numerics,
-    precision: Precision,
-) -> Job {
+pub(super) fn job(model: &Model, layout: &str, numerics: Numerics, precision: Precision) -> Job {
     sized(model, layout, numerics, precision, [2, BATCH, SEQ])
 }
 
@@ -57,7 +52,7 @@ pub fn is_here() -> bool {
     emulator::device().is_some()
 }
 
-fn model(kind: &str, more: &str) -> ModelConfig {
+fn model(kind: &str, more: &str) -> Model {
     let json = format!(
         r#"{{"model_type": "{kind}", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
             "num_key_value_heads": 2, "intermediate_size": 40, "vocab_size": 128, "rms_norm_eps": 1e-5,
@@ -68,7 +63,7 @@ fn model(kind: &str, more: &str) -> ModelConfig {
 
 /// Three families: learned positions, biases, dropout and tied weights; rotary positions and gates;
 /// experts.
-pub fn models() -> [ModelConfig; 3] {
+pub fn models() -> [Model; 3] {
     let gpt = r#"{"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
         "vocab_size": 128, "resid_pdrop": 0.1, "attn_pdrop": 0.1}"#;
     let experts = r#", "num_local_experts": 4, "num_experts_per_tok": 2"#;
@@ -125,7 +120,7 @@ fn check_bytes(what: &str, job: &Job, outcome: &Outcome) {
 /// by block of kernels, tables of the optimizer, and lists of positions' rows, which do not grow with the
 /// model.
 /// A model of a kind with more in it than buffers of a few rows.
-pub(super) fn wide(kind: &str, more: &str) -> ModelConfig {
+pub(super) fn wide(kind: &str, more: &str) -> Model {
     let json = format!(
         r#"{{"model_type": "{kind}", "hidden_size": 64, "num_hidden_layers": 3,
             "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
@@ -274,10 +269,7 @@ fn uneven_shards_train_as_on_the_cpu() {
         return;
     }
     let llama = model("llama", r#", "tie_word_embeddings": true"#);
-    let llama = ModelConfig {
-        vocab: 131,
-        ..llama
-    };
+    let llama = changed(&llama, |m| m.vocab = 131);
     let on = |layout: &str| {
         let sizes = [2, BATCH, 10];
         sized(&llama, layout, Numerics::Fast, Precision::Fp32, sizes)

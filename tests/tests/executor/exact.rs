@@ -2,17 +2,17 @@
 
 use dtensor::cpu::Numerics;
 use executor::{Execution, Outcome};
+use spec::Model;
 use spec::Precision;
-use spec::model::ModelConfig;
 
-use super::jobs::{families, family_layouts, job, llama, mixtral, nanogpt, qwen3, train};
+use super::jobs::{changed, families, family_layouts, job, llama, mixtral, nanogpt, qwen3, train};
 
 /// Trains `model` for 20 steps under every layout and compares with one device, bit by bit.
-fn check(model: &ModelConfig, precision: Precision, layouts: &[&str]) {
+fn check(model: &Model, precision: Precision, layouts: &[&str]) {
     check_steps(model, precision, layouts, 20);
 }
 
-fn check_steps(model: &ModelConfig, precision: Precision, layouts: &[&str], steps: u64) {
+fn check_steps(model: &Model, precision: Precision, layouts: &[&str], steps: u64) {
     let single = train(&job(model, "tp=1,mbs=4", Numerics::Exact, precision, steps));
     let last = single.losses[single.losses.len() - 1];
     assert!(last < single.losses[0], "{:?}", single.losses);
@@ -139,11 +139,9 @@ pub const UNEVEN: &[&str] = &[
 
 #[test]
 fn uneven_vocabularies() {
-    let mut gpt = nanogpt(0.1);
-    gpt.vocab = 67;
+    let gpt = changed(&nanogpt(0.1), |m| m.vocab = 67);
     check_steps(&gpt, Precision::Fp32, UNEVEN, 5);
-    let mut llama = llama();
-    llama.vocab = 101;
+    let llama = changed(&llama(), |m| m.vocab = 101);
     check_steps(&llama, Precision::Fp32, &UNEVEN[..3], 5);
 }
 

@@ -1,7 +1,7 @@
 //! Fast mode: equal within rounding.
 
 use dtensor::cpu::Numerics;
-use spec::model::ModelConfig;
+use spec::Model;
 use spec::{Bytes, Precision};
 
 use super::exact::{ALONE, EXPERTS, MIXES, SCHEDULES};
@@ -13,7 +13,7 @@ use super::jobs::{job, llama, mixtral, nanogpt, train};
 /// here have 10³ terms and a loss depends on some 10² of them in a row, and AdamW divides by the root
 /// of the second moment, which makes the first steps as sensitive as the sign of small gradients:
 /// 10⁻⁴ leaves a margin of ten over what is seen.
-fn check(model: &ModelConfig, tolerance: f64, layouts: &[&str]) {
+fn check(model: &Model, tolerance: f64, layouts: &[&str]) {
     let losses =
         |layout: &str, numerics| train(&job(model, layout, numerics, Precision::Fp32, 4)).losses;
     let single = losses("tp=1,mbs=4", Numerics::Exact);

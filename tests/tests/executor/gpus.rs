@@ -13,11 +13,10 @@ use dtensor::cuda::launcher::{AttentionBy, Compute, Launcher};
 use executor::device::{Gpus, Messages};
 use executor::{Execution, ExecutorError, Job, Outcome, Session};
 use spec::Precision;
-use spec::model::ModelConfig;
 
 use super::cuda::{close, job, models, on_cuda, wide};
 use super::graphs;
-use super::jobs::{costs, session, sized, train};
+use super::jobs::{changed, costs, session, sized, train};
 
 /// Set in the process that has them.
 const HERE: &str = "VESCALE_TEST_EMULATED_LIBRARIES";
@@ -214,10 +213,8 @@ fn peaks_of_several_ranks_are_predicted() {
     let of_experts = of_experts.map(|case| (case, ("mixtral", experts)));
     let mut far = Vec::new();
     for ((layout, precision), (kind, more)) in layouts.into_iter().chain(of_experts).chain(split) {
-        let model = ModelConfig {
-            layers: if layout.contains("vpp") { 4 } else { 3 },
-            ..wide(kind, more)
-        };
+        let layers = if layout.contains("vpp") { 4 } else { 3 };
+        let model = changed(&wide(kind, more), |m| m.layers = layers);
         let mut job = sized(&model, layout, Numerics::Fast, precision, [1, 8, 32]);
         job.settings.steps = 1;
         let outcome = on_gpus(&job, Messages::Nccl).expect("trains");

@@ -3,19 +3,14 @@
 use dtensor::block::{FirstNonFinite, Watch, WatchError};
 use dtensor::cpu::Numerics;
 use executor::{Execution, Job, Session};
+use spec::Model;
 use spec::Precision;
-use spec::model::ModelConfig;
 
 use super::cuda::{BATCH, Emulated, SEQ, is_here, models, on_cuda};
 use super::jobs::{families, session, sized};
 
 /// A job of four steps, each with another learning rate.
-pub(super) fn job(
-    model: &ModelConfig,
-    layout: &str,
-    precision: Precision,
-    execution: Execution,
-) -> Job {
+pub(super) fn job(model: &Model, layout: &str, precision: Precision, execution: Execution) -> Job {
     let mut job = sized(model, layout, Numerics::Fast, precision, [4, BATCH, SEQ]);
     job.settings.optimizer.warmup_steps = 2;
     job.settings.execution = execution;
@@ -31,9 +26,8 @@ const LAYOUTS: [(&str, Precision); 3] = [
 
 /// [`LAYOUTS`] of every model; factors of 8 bits, which kernels find; slopes, which the host writes when they are first
 /// read.
-fn cases() -> Vec<(ModelConfig, &'static str, Precision)> {
-    let all =
-        |model: ModelConfig| LAYOUTS.map(|(layout, precision)| (model.clone(), layout, precision));
+fn cases() -> Vec<(Model, &'static str, Precision)> {
+    let all = |model: Model| LAYOUTS.map(|(layout, precision)| (model.clone(), layout, precision));
     let mut cases: Vec<_> = models().into_iter().flat_map(all).collect();
     let [gpt, ..] = models();
     cases.push((gpt, "mbs=4", Precision::Fp8));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use costmodel::{CostModel, Scenario};
 use executor::{AdamW, Dataset, Execution, Job, Observer, Outcome, Session, Settings};
-use spec::model::ModelConfig;
+use spec::{Model, ModelConfig};
 use spec::{Precision, Workload};
 
 /// Sequences per step of every job.
@@ -12,8 +12,15 @@ pub const BATCH: u64 = 16;
 /// Tokens per sequence.
 pub const SEQ: u64 = 32;
 
+/// A model with something changed.
+pub fn changed(model: &Model, change: impl FnOnce(&mut ModelConfig)) -> Model {
+    let mut config = (**model).clone();
+    change(&mut config);
+    Model::new(config, "a test").expect("a model")
+}
+
 /// nanoGPT: 4 layers, width 64, a character vocabulary padded to 128.
-pub fn nanogpt(dropout: f64) -> ModelConfig {
+pub fn nanogpt(dropout: f64) -> Model {
     let text = format!(
         r#"{{"model_type": "gpt2", "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 64,
             "vocab_size": 128, "resid_pdrop": {dropout}, "attn_pdrop": {dropout}}}"#
@@ -22,7 +29,7 @@ pub fn nanogpt(dropout: f64) -> ModelConfig {
 }
 
 /// A small Llama: grouped-query attention, rotary positions, SwiGLU.
-pub fn llama() -> ModelConfig {
+pub fn llama() -> Model {
     let text = r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4,
         "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 128,
         "vocab_size": 128, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}"#;
@@ -30,7 +37,7 @@ pub fn llama() -> ModelConfig {
 }
 
 /// A small Mixtral: 8 experts, 2 per token.
-pub fn mixtral() -> ModelConfig {
+pub fn mixtral() -> Model {
     let text = r#"{"model_type": "mixtral", "hidden_size": 64, "num_hidden_layers": 4,
         "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 64,
         "vocab_size": 128, "num_local_experts": 8, "num_experts_per_tok": 2}"#;
@@ -38,7 +45,7 @@ pub fn mixtral() -> ModelConfig {
 }
 
 /// A small Qwen3: norms of queries and keys, heads wider than their share, YaRN's frequencies.
-pub fn qwen3() -> ModelConfig {
+pub fn qwen3() -> Model {
     let text = r#"{"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 4, "head_dim": 16,
         "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 128, "vocab_size": 128,
         "rms_norm_eps": 1e-5, "max_position_embeddings": 64, "rope_parameters": {"rope_type": "yarn",
@@ -47,7 +54,7 @@ pub fn qwen3() -> ModelConfig {
 }
 
 /// The small models of every family in `tests/pytorch/models`, by name.
-pub fn families() -> Vec<(String, ModelConfig)> {
+pub fn families() -> Vec<(String, Model)> {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("pytorch/models");
     let mut models: Vec<_> = std::fs::read_dir(&folder)
         .expect("a folder")
@@ -65,7 +72,7 @@ pub fn families() -> Vec<(String, ModelConfig)> {
 }
 
 /// Layouts of [`families`], those that split no key head.
-pub fn family_layouts(model: &ModelConfig) -> Vec<&'static str> {
+pub fn family_layouts(model: &Model) -> Vec<&'static str> {
     // Ranks that share out key heads, and a layout.
     const LAYOUTS: [(u64, &str); 7] = [
         (2, "tp=2,sp=on,pp=2,mbs=2"),
@@ -108,7 +115,7 @@ fn text() -> Dataset {
 
 /// A job of `strategy`.
 pub fn job(
-    model: &ModelConfig,
+    model: &Model,
     strategy: &str,
     numerics: dtensor::cpu::Numerics,
     precision: Precision,
@@ -119,19 +126,20 @@ pub fn job(
 
 /// A job of `strategy` of so many steps, sequences and tokens per sequence.
 pub fn sized(
-    model: &ModelConfig,
+    model: &Model,
     strategy: &str,
     numerics: dtensor::cpu::Numerics,
     precision: Precision,
     [steps, global_batch, seq_len]: [u64; 3],
 ) -> Job {
     let gpus = world(strategy);
-    let workload = Workload {
+    let workload = Workload::new(spec::WorkloadSizes {
         gpus,
         seq_len,
         global_batch,
         precision,
-    };
+    })
+    .expect("a workload");
     let runtime = spec::load::runtime("vescale").expect("a preset");
     let strategy = plans::grammar::parse(strategy, model, &workload, &runtime)
         .unwrap_or_else(|e| panic!("{strategy}: {e}"));
@@ -167,12 +175,13 @@ pub fn costs(job: &Job, runtime: &str) -> CostModel {
         model: job.model.clone(),
         cluster: spec::load::cluster("dgx-h100").expect("a preset"),
         runtime: spec::load::runtime(runtime).expect("a preset"),
-        workload: Workload {
+        workload: Workload::new(spec::WorkloadSizes {
             gpus: job.strategy.world(),
             seq_len: job.seq_len,
             global_batch: job.global_batch,
             precision: job.precision,
-        },
+        })
+        .expect("a workload"),
         headroom: 0.0,
     };
     CostModel::new(scenario).expect("priced")

@@ -1,13 +1,15 @@
 //! Predicted bytes are the bytes that training holds, exactly.
 
 use dtensor::cpu::Numerics;
+use spec::Model;
 use spec::Precision;
-use spec::model::ModelConfig;
 
 use super::exact::{ALONE, EXPERTS, MIXES, SCHEDULES, UNEVEN};
-use super::jobs::{costs, families, family_layouts, job, llama, mixtral, nanogpt, qwen3, train};
+use super::jobs::{
+    changed, costs, families, family_layouts, job, llama, mixtral, nanogpt, qwen3, train,
+};
 
-fn check(model: &ModelConfig, precision: Precision, layouts: &[&str]) {
+fn check(model: &Model, precision: Precision, layouts: &[&str]) {
     let mut wrong = Vec::new();
     for layout in layouts {
         let job = job(model, layout, Numerics::Fast, precision, 1);
@@ -88,8 +90,7 @@ fn of_gpt() {
 
 #[test]
 fn of_uneven_vocabularies() {
-    let mut gpt = nanogpt(0.1);
-    gpt.vocab = 67;
+    let gpt = changed(&nanogpt(0.1), |m| m.vocab = 67);
     check(&gpt, Precision::Fp32, UNEVEN);
 }
 

@@ -8,7 +8,7 @@ use dtensor::{OpKind, Pass};
 use executor::checkpoint::{Memory, Piece};
 use executor::{AdamW, Dataset, Execution, Job, Session, Settings};
 use serde_json::Value;
-use spec::{ModelConfig, Precision, Workload};
+use spec::{Model, Precision, Workload};
 
 use super::jobs::{families, session};
 
@@ -94,16 +94,17 @@ fn compare(what: &str, theirs: &Value, least: f64, ours: impl Fn(usize) -> f64) 
     }
 }
 
-fn check(model: &str, config: &ModelConfig) {
+fn check(model: &str, config: &Model) {
     let text = include_str!("../../fixtures/pytorch.json");
     let expected: Value = serde_json::from_str(text).expect("a fixture");
     let expected = &expected[model];
-    let workload = Workload {
+    let workload = Workload::new(spec::WorkloadSizes {
         gpus: 1,
         seq_len: SEQ,
         global_batch: 1,
         precision: Precision::Fp32,
-    };
+    })
+    .expect("a workload");
     let runtime = spec::load::runtime("vescale").expect("a preset");
     let strategy = plans::grammar::parse("mbs=1", config, &workload, &runtime).expect("legal");
     for numerics in [Numerics::Exact, Numerics::Fast] {

@@ -3,7 +3,7 @@
 
 use models::BlockLayout;
 use profiler::cuda::{Causal, ELEMENTS, Linear, OPERATORS, Operator, OperatorKind, Request, Way};
-use spec::{DType, ModelConfig};
+use spec::{DType, Model};
 
 use super::requests_of;
 use crate::args::SuiteArg;
@@ -20,7 +20,7 @@ const HEADS: [[u64; 3]; 3] = [[12, 12, 64], [32, 8, 64], [32, 8, 128]];
 const VOCABULARIES: [u64; 3] = [32_000, 50_304, 128_256];
 
 /// A model, and micro-batches `[sequences, tokens]` to measure it at.
-type Shapes = (ModelConfig, Vec<[u64; 2]>);
+type Shapes = (Model, Vec<[u64; 2]>);
 
 /// Everything, what predictions rest on most first: what comes late gets less time. `eight_bits` says whether the
 /// device has such products.

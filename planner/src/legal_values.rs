@@ -1,0 +1,147 @@
+//! Which values of a dimension any strategy of a model, runtime and number of devices can have. A
+//! constraint that asks for another is refused, with the values there are and the nearest of them.
+//!
+//! What is legal is asked of the space itself: a value is legal when the space under that one
+//! constraint is not empty, for a batch and a sequence that everything divides.
+
+use costmodel::Scenario;
+use spec::{CpKind, ScheduleKind, Workload, WorkloadSizes};
+
+use crate::PlannerError;
+use crate::constraints::{Constraints, DIMENSIONS};
+use crate::space::{SearchSpace, divisors, powers_of_two};
+
+/// Most values that a message lists.
+const LISTED: usize = 24;
+/// Micro-batches per pipeline rank that every schedule can work with.
+const MICRO_BATCHES_PER_STAGE: u64 = 2;
+
+/// Refuses constraints that contradict themselves, and values that no strategy can have at any of
+/// several numbers of devices.
+///
+/// # Errors
+/// The first such constraint, with the legal values and the nearest.
+pub fn check(
+    scenario: &Scenario,
+    counts: &[u64],
+    constraints: &Constraints,
+) -> Result<(), PlannerError> {
+    constraints.check()?;
+    for (key, values) in &constraints.fix {
+        for value in values {
+            refuse(scenario, counts, key, &fix(key, value), value)?;
+        }
+    }
+    for (key, &bound) in &constraints.min {
+        let least = Constraints {
+            min: [(key.clone(), bound)].into(),
+            ..Constraints::default()
+        };
+        refuse(scenario, counts, key, &least, &bound.to_string())?;
+    }
+    Ok(())
+}
+
+fn fix(key: &str, value: &str) -> Constraints {
+    Constraints {
+        fix: [(key.to_owned(), vec![value.to_owned()])].into(),
+        ..Constraints::default()
+    }
+}
+
+fn refuse(
+    scenario: &Scenario,
+    counts: &[u64],
+    key: &str,
+    asked: &Constraints,
+    value: &str,
+) -> Result<(), PlannerError> {
+    if is_legal(scenario, counts, asked) {
+        return Ok(());
+    }
+    let mut legal = candidates(scenario, counts, key);
+    legal.retain(|value| is_legal(scenario, counts, &fix(key, value)));
+    let near = nearest(value, &legal).map_or_else(String::new, |near| format!("; nearest: {near}"));
+    let more = if legal.len() > LISTED { ", …" } else { "" };
+    legal.truncate(LISTED);
+    let counts: Vec<String> = counts.iter().map(u64::to_string).collect();
+    Err(PlannerError::Constraint {
+        text: match asked.min.is_empty() {
+            true => format!("{key}={value}"),
+            false => format!("{key} at least {value}"),
+        },
+        reason: format!(
+            "no strategy of {} on {} GPUs under {} has it; `{key}` can be {}{more}{near}",
+            scenario.model.name,
+            counts.join(", "),
+            scenario.runtime.name,
+            legal.join(", "),
+        ),
+    })
+}
+
+/// Whether some strategy satisfies one constraint, at some number of devices.
+fn is_legal(scenario: &Scenario, counts: &[u64], asked: &Constraints) -> bool {
+    let micro_batch = asked.fixed("mbs").max().unwrap_or(1);
+    counts.iter().any(|&gpus| {
+        let sizes = WorkloadSizes {
+            gpus,
+            seq_len: 2 * gpus,
+            global_batch: gpus
+                .saturating_mul(MICRO_BATCHES_PER_STAGE)
+                .saturating_mul(micro_batch),
+            ..*scenario.workload
+        };
+        Workload::new(sizes).is_ok_and(|workload| {
+            let roomy = Scenario {
+                workload,
+                ..scenario.clone()
+            };
+            SearchSpace::has_any(&roomy, asked)
+        })
+    })
+}
+
+/// Values that a dimension might have.
+fn candidates(scenario: &Scenario, counts: &[u64], key: &str) -> Vec<String> {
+    let model = &scenario.model;
+    let sizes: Vec<u64> = match key {
+        "vpp" => (1..=model.layers).collect(),
+        "ep" => model
+            .moe
+            .map_or(vec![1], |moe| divisors(moe.experts).collect()),
+        "mbs" => powers_of_two(16).collect(),
+        key if DIMENSIONS.contains(&key) => {
+            let mut all: Vec<u64> = counts.iter().flat_map(|&gpus| divisors(gpus)).collect();
+            all.sort_unstable();
+            all.dedup();
+            all
+        }
+        _ => Vec::new(),
+    };
+    let names: Vec<&str> = match key {
+        "zero" => vec!["0", "1", "2", "3"],
+        "sp" => vec!["on", "off"],
+        "schedule" => ScheduleKind::ALL.iter().map(|kind| kind.name()).collect(),
+        "cp_kind" => CpKind::ALL.iter().map(|kind| kind.name()).collect(),
+        "recompute" => vec!["none", "selective", "full", "layers", "selective_ops"],
+        _ => Vec::new(),
+    };
+    let sizes = sizes.into_iter().map(|size| size.to_string());
+    sizes.chain(names.into_iter().map(str::to_owned)).collect()
+}
+
+/// The nearest legal value: by ratio among numbers, by spelling among names.
+fn nearest(value: &str, legal: &[String]) -> Option<String> {
+    if let Ok(asked) = value.parse::<f64>() {
+        let apart = |v: &&String| {
+            let size = v.parse::<f64>().unwrap_or(f64::MAX);
+            ((size + 1.0) / (asked + 1.0)).ln().abs()
+        };
+        return legal
+            .iter()
+            .min_by(|a, b| apart(a).total_cmp(&apart(b)))
+            .cloned();
+    }
+    spec::suggest::nearest(value, legal)
+}

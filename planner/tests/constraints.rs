@@ -1,0 +1,216 @@
+//! Constraints hold or are refused.
+
+use costmodel::{CostModel, Scenario};
+use planner::{Constraints, PlannerError, SearchOptions, SearchSpace, legal_values, search};
+use proptest::prelude::*;
+use spec::{Precision, Workload, WorkloadSizes};
+
+fn scenario(model: &str, gpus: u64, runtime: &str) -> Scenario {
+    Scenario {
+        model: spec::load::model(model).expect("preset"),
+        cluster: spec::load::cluster("dgx-h100").expect("preset"),
+        runtime: spec::load::runtime(runtime).expect("preset"),
+        workload: Workload::new(WorkloadSizes {
+            gpus,
+            seq_len: 2048,
+            global_batch: 64,
+            precision: Precision::Bf16,
+        })
+        .expect("a workload"),
+        headroom: 0.05,
+    }
+}
+
+fn parse(
+    fix: &[&str],
+    min: &[&str],
+    max: &[&str],
+    forbid: &[&str],
+) -> Result<Constraints, PlannerError> {
+    let texts = |list: &[&str]| list.iter().map(|t| (*t).to_owned()).collect::<Vec<_>>();
+    Constraints::parse(&texts(fix), &texts(min), &texts(max), &texts(forbid))
+}
+
+fn refusal(scenario: &Scenario, constraints: Result<Constraints, PlannerError>) -> String {
+    let counts = [scenario.workload.gpus];
+    let checked = constraints.and_then(|c| legal_values::check(scenario, &counts, &c));
+    checked.expect_err("refused").to_string()
+}
+
+/// What is asked, and what the refusal names: the legal values and the nearest of them.
+#[test]
+fn values_that_nothing_has_are_refused_with_those_there_are() {
+    let megatron = scenario("llama3-8b", 8, "megatron-core");
+    let cases: [(&[&str], &str, &str); 12] = [
+        (&["zero=9"], "`zero` can be 0, 1", "nearest: 1"),
+        (&["zero=3"], "`zero` can be 0, 1", "nearest: 1"),
+        (&["schedule=zbv"], "`schedule` can be 1f1b, interleaved", ""),
+        (
+            &["schedule=zerobubble"],
+            "`schedule` can be 1f1b, interleaved",
+            "",
+        ),
+        (&["tp=3"], "`tp` can be 1, 2, 4, 8", "nearest: "),
+        (&["pp=5"], "`pp` can be 1, 2, 4, 8", "nearest: 4"),
+        (&["ep=2"], "`ep` can be 1", "nearest: 1"),
+        (&["sp=yes"], "`sp` can be on, off", ""),
+        (&["cp_kind=rings"], "`cp_kind` can be", "nearest: ring"),
+        (&["recompute=ful"], "`recompute` can be", "nearest: full"),
+        (&["dp=16"], "`dp` can be 1, 2, 4, 8", "nearest: 8"),
+        (&["zero=1|2"], "zero=2", "`zero` can be 0, 1"),
+    ];
+    for (fix, values, near) in cases {
+        let message = refusal(&megatron, parse(fix, &[], &[], &[]));
+        assert!(
+            message.contains(values) && message.contains(near),
+            "{fix:?}: {message}"
+        );
+    }
+    let message = refusal(&megatron, parse(&[], &["pp=64"], &[], &[]));
+    assert!(
+        message.contains("pp at least 64") && message.contains("nearest: 8"),
+        "{message}"
+    );
+}
+
+#[test]
+fn constraints_that_contradict_each_other_are_refused() {
+    let s = scenario("llama3-8b", 8, "megatron-core");
+    type Texts<'a> = &'a [&'a str];
+    let cases: [(Texts<'_>, Texts<'_>, Texts<'_>, Texts<'_>, &str); 8] = [
+        (
+            &[],
+            &["tp=4"],
+            &["tp=2"],
+            &[],
+            "lower bound is above the upper",
+        ),
+        (&["tp=8"], &[], &[], &["tp"], "contradicts"),
+        (
+            &["tp=8"],
+            &[],
+            &["tp=4"],
+            &[],
+            "contradicts that `tp` is at most 4",
+        ),
+        (
+            &["tp=2"],
+            &["tp=4"],
+            &[],
+            &[],
+            "contradicts that `tp` is at least 4",
+        ),
+        (&["tp=2", "tp=4"], &[], &[], &[], "fixed twice"),
+        (&["tp=2,tp=4"], &[], &[], &[], "fixed twice"),
+        (&[], &[], &["tp=4", "tp=2"], &[], "bounded twice"),
+        (&["tp"], &[], &[], &[], "expected key=value"),
+    ];
+    for (fix, min, max, forbid, expected) in cases {
+        let message = refusal(&s, parse(fix, min, max, forbid));
+        assert!(message.contains(expected), "{fix:?}: {message}");
+    }
+    let narrowed = parse(&["tp=2|8"], &[], &["tp=4"], &[]).expect("read");
+    legal_values::check(&s, &[8], &narrowed).expect("2 is left");
+}
+
+#[test]
+fn a_file_of_constraints_is_held_to_the_same() {
+    let read = |yaml: &str| -> Constraints { spec::text::yaml(yaml, "c.yaml").expect("read") };
+    let s = scenario("llama3-8b", 8, "megatron-core");
+    for yaml in [
+        "fix: {zero: ['9']}",
+        "uneven: 18446744073709551615",
+        "min: {tp: 4}\nmax: {tp: 2}",
+        "max: {tp: 0}",
+        "fix: {tp: []}",
+        "fix: {tpp: ['8']}",
+    ] {
+        assert!(
+            legal_values::check(&s, &[8], &read(yaml)).is_err(),
+            "{yaml}"
+        );
+    }
+}
+
+/// What lies outside the stated space is tried when it is asked for by name.
+#[test]
+fn what_is_fixed_is_tried() {
+    let s = scenario("llama3-8b", 8, "megatron-core");
+    for fix in ["mbs=32", "recompute=layers:3", "vpp=16,pp=2"] {
+        let constraints = parse(&[fix], &[], &[], &[]).expect("read");
+        legal_values::check(&s, &[8], &constraints).expect(fix);
+    }
+    let space = SearchSpace::new(&s, &parse(&["mbs=32"], &[], &[], &[]).expect("read"));
+    assert!(!space.is_empty());
+    assert!(space.families.iter().all(|f| f.base.micro_batch == 32));
+}
+
+fn some_constraint() -> impl Strategy<Value = Constraints> {
+    let size = prop::sample::select(vec![1u64, 2, 4, 8]);
+    let key = prop::sample::select(planner::constraints::DIMENSIONS.to_vec());
+    let choice = prop::sample::select(vec![
+        "zero=0",
+        "zero=1",
+        "zero=3",
+        "schedule=1f1b",
+        "schedule=interleaved",
+        "schedule=zb-v",
+        "sp=on",
+        "sp=off",
+        "cp_kind=ring",
+        "cp_kind=all_gather",
+        "recompute=full",
+        "recompute=none",
+        "recompute=layers",
+        "recompute=selective|full",
+    ]);
+    (
+        prop::collection::vec((key.clone(), size.clone()), 0..2),
+        prop::option::of((key.clone(), size.clone())),
+        prop::option::of((key, size)),
+        prop::collection::vec(choice, 0..3),
+    )
+        .prop_map(|(fix, min, max, choices)| {
+            let mut constraints = Constraints::default();
+            for (key, size) in fix {
+                constraints
+                    .fix
+                    .insert(key.to_owned(), vec![size.to_string()]);
+            }
+            for text in choices {
+                // A second value of the same choice is refused: the first stands.
+                let _ = constraints.fix(text);
+            }
+            constraints
+                .min
+                .extend(min.map(|(key, size)| (key.to_owned(), size)));
+            constraints
+                .max
+                .extend(max.map(|(key, size)| (key.to_owned(), size)));
+            constraints
+        })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+    /// Every plan that a search returns satisfies every constraint it was given.
+    #[test]
+    fn every_plan_found_satisfies_every_constraint(
+        constraints in some_constraint(),
+        model in prop::sample::select(vec!["gpt2", "llama3-8b", "mixtral-8x7b"]),
+        gpus in prop::sample::select(vec![1u64, 4, 8, 16]),
+        runtime in prop::sample::select(vec!["megatron-core", "torchtitan", "deepspeed"]),
+    ) {
+        let s = scenario(model, gpus, runtime);
+        if legal_values::check(&s, &[gpus], &constraints).is_ok() {
+            let space = SearchSpace::new(&s, &constraints);
+            prop_assert_eq!(SearchSpace::has_any(&s, &constraints), !space.is_empty());
+            let costs = CostModel::new(s).expect("priced");
+            let found = search(&costs, &space, &SearchOptions::default(), &|_| {}).expect("searched");
+            for candidate in found.top {
+                prop_assert!(constraints.allow(candidate.strategy.decisions()), "{}", candidate.strategy);
+            }
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! The one door for models: sizes that cannot be are refused, whatever file or flag they came from.
+
+use std::ops::Deref;
+
+use crate::error::SpecError;
+use crate::model::{AttentionKind, ModelConfig, Moe, Position, Projections, WindowPattern};
+
+/// Largest size of any one dimension.
+pub(crate) const MAX_DIM: u64 = 1 << 24;
+/// Most decoder layers.
+const MAX_LAYERS: u64 = 4096;
+/// Most experts of a layer.
+const MAX_EXPERTS: u64 = 1 << 16;
+/// Most parameters: a hundred times the largest model published, and few enough that bytes of states
+/// stay far below 2^64.
+const MAX_PARAMETERS: u64 = 1 << 50;
+
+/// A model whose sizes were checked. Fields are read through `Deref`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Model(ModelConfig);
+
+impl Model {
+    /// Makes a model of a configuration that makes sense; `path` is for messages.
+    ///
+    /// # Errors
+    /// The first size that is out of range, does not divide another, or makes the model too large.
+    pub fn new(config: ModelConfig, path: &str) -> Result<Self, SpecError> {
+        let wrong = |(field, message): (&str, String)| SpecError::Field {
+            path: path.to_owned(),
+            field: field.to_owned(),
+            message,
+        };
+        check(&config).map_err(wrong)?;
+        Ok(Self(config))
+    }
+
+    /// The same model with its parallel projections stored as one: other weights of the same sizes.
+    #[must_use]
+    pub fn with_fused_projections(mut self) -> Self {
+        if let AttentionKind::Grouped { projections, .. } = &mut self.0.attention.kind {
+            *projections = Projections::Stacked;
+        }
+        self.0.mlp.fused_gate_up = self.0.mlp.gated;
+        self
+    }
+}
+
+impl Deref for Model {
+    type Target = ModelConfig;
+    fn deref(&self) -> &ModelConfig {
+        &self.0
+    }
+}
+
+type Wrong = (&'static str, String);
+
+fn check(model: &ModelConfig) -> Result<(), Wrong> {
+    let sizes = [
+        ("hidden size", model.hidden, MAX_DIM),
+        ("layers", model.layers, MAX_LAYERS),
+        ("vocabulary", model.vocab, MAX_DIM),
+        ("attention heads", model.attention.heads, MAX_DIM),
+        ("key/value heads", model.attention.kv_heads(), MAX_DIM),
+        ("feed-forward size", model.mlp.ffn, MAX_DIM),
+    ];
+    for (field, size, most) in sizes {
+        if size == 0 || size > most {
+            return Err((field, format!("{size} is not between 1 and {most}")));
+        }
+    }
+    if model.mtp_layers > model.layers {
+        let message = format!(
+            "{} is more than the {} layers",
+            model.mtp_layers, model.layers
+        );
+        return Err(("prediction layers", message));
+    }
+    attention(model)?;
+    if let Some(moe) = &model.moe {
+        experts(moe, model.layers)?;
+    }
+    probabilities(model)?;
+    let parameters = parameters(model);
+    if parameters.is_none_or(|n| n > MAX_PARAMETERS) {
+        let message = format!(
+            "the sizes multiply to more than {MAX_PARAMETERS} parameters, the most planned"
+        );
+        return Err(("hidden size", message));
+    }
+    Ok(())
+}
+
+fn attention(model: &ModelConfig) -> Result<(), Wrong> {
+    let attention = &model.attention;
+    let (heads, kv) = (attention.heads, attention.kv_heads());
+    if !heads.is_multiple_of(kv) {
+        let message = format!("{kv} does not divide the {heads} attention heads");
+        return Err(("key/value heads", message));
+    }
+    let (qk, v) = attention.head_dims();
+    for dim in [qk, v] {
+        if dim == 0 || heads.checked_mul(dim).is_none_or(|width| width > MAX_DIM) {
+            let message =
+                format!("{heads} heads of {dim} are not from 1 to {MAX_DIM} wide together");
+            return Err(("head dimension", message));
+        }
+    }
+    if let AttentionKind::Latent {
+        q_lora_rank,
+        kv_lora_rank,
+        ..
+    } = attention.kind
+    {
+        for rank in [q_lora_rank.unwrap_or(1), kv_lora_rank] {
+            if rank == 0 || rank > MAX_DIM {
+                return Err((
+                    "latent rank",
+                    format!("{rank} is not between 1 and {MAX_DIM}"),
+                ));
+            }
+        }
+    }
+    match attention.window {
+        WindowPattern::Full => {}
+        WindowPattern::All { window } if window > 0 => {}
+        WindowPattern::Alternating { window, period } if window > 0 && period > 0 => {}
+        WindowPattern::All { .. } | WindowPattern::Alternating { .. } => {
+            return Err((
+                "sliding window",
+                "windows and their period start at 1".to_owned(),
+            ));
+        }
+    }
+    match model.position {
+        Position::Rope { dims } if dims > qk => {
+            let message = format!("{dims} dimensions of a head of {qk} cannot be rotated");
+            Err(("rotary dimensions", message))
+        }
+        Position::Learned { rows } if rows == 0 || rows > MAX_DIM + 2 => Err((
+            "positions",
+            format!("{rows} is not between 1 and {MAX_DIM}"),
+        )),
+        Position::Rope { .. } | Position::Learned { .. } | Position::Alibi | Position::Absent => {
+            Ok(())
+        }
+    }
+}
+
+fn experts(moe: &Moe, layers: u64) -> Result<(), Wrong> {
+    let possible = (1..=MAX_EXPERTS).contains(&moe.experts)
+        && (1..=moe.experts).contains(&moe.top_k)
+        && (1..=MAX_DIM).contains(&moe.expert_ffn)
+        && moe.shared_ffn <= MAX_DIM;
+    if !possible {
+        let message = format!(
+            "{} experts, {} per token, width {}, shared width {}; expected 1 to {MAX_EXPERTS} experts, \
+             1 per token or more, widths up to {MAX_DIM}",
+            moe.experts, moe.top_k, moe.expert_ffn, moe.shared_ffn
+        );
+        return Err(("experts", message));
+    }
+    if moe.every == 0 || moe.first_dense > layers {
+        let message = format!(
+            "every {} layers after the first {}, of {layers}",
+            moe.every, moe.first_dense
+        );
+        return Err(("layers with experts", message));
+    }
+    Ok(())
+}
+
+fn probabilities(model: &ModelConfig) -> Result<(), Wrong> {
+    for (field, p) in [
+        ("dropout", model.hidden_dropout),
+        ("attention dropout", model.attention_dropout),
+    ] {
+        if !(0.0..1.0).contains(&p) {
+            return Err((field, format!("{p} is not in [0, 1)")));
+        }
+    }
+    Ok(())
+}
+
+/// An upper bound of the parameters; `None` when it does not fit 64 bits.
+fn parameters(model: &ModelConfig) -> Option<u64> {
+    let a = &model.attention;
+    let (qk, v) = a.head_dims();
+    // Queries, keys, values and output; a latent form has less than twice that and its ranks.
+    let latent = match a.kind {
+        AttentionKind::Grouped { .. } => 0,
+        AttentionKind::Latent {
+            q_lora_rank,
+            kv_lora_rank,
+            ..
+        } => q_lora_rank.unwrap_or(0).checked_add(kv_lora_rank)?,
+    };
+    let width = model.hidden.checked_add(latent)?;
+    let heads = a.heads.checked_mul(qk.checked_add(v)?)?.checked_mul(2)?;
+    let attention = width.checked_mul(heads.checked_add(latent)?)?;
+    let dense = model.hidden.checked_mul(model.mlp.ffn)?.checked_mul(3)?;
+    let experts = match &model.moe {
+        None => 0,
+        Some(moe) => {
+            let routed = moe.experts.checked_mul(moe.expert_ffn)?;
+            let inner = routed.checked_add(moe.shared_ffn)?.checked_mul(3)?;
+            model.hidden.checked_mul(inner.checked_add(moe.experts)?)?
+        }
+    };
+    let layers = model.layers.checked_add(model.mtp_layers)?;
+    let layer = attention.checked_add(dense)?.checked_add(experts)?;
+    let embeddings = model.hidden.checked_mul(model.vocab)?.checked_mul(2)?;
+    layers.checked_mul(layer)?.checked_add(embeddings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn llama() -> ModelConfig {
+        crate::load::model("llama3-8b").expect("a preset").0
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_are_refused() {
+        type Change = fn(&mut ModelConfig);
+        let cases: [(&str, Change); 9] = [
+            ("layers", |m| m.layers = 5000),
+            ("hidden size", |m| m.hidden = 0),
+            ("feed-forward size", |m| m.mlp.ffn = u64::MAX),
+            ("key/value heads", |m| m.attention.heads = 7),
+            ("head dimension", |m| {
+                m.attention.heads = 1 << 24;
+                m.attention.kind = AttentionKind::Grouped {
+                    kv_heads: 1 << 24,
+                    head_dim: 1 << 20,
+                    qk_norm: false,
+                    projections: crate::model::Projections::Separate,
+                };
+            }),
+            ("rotary dimensions", |m| {
+                m.position = Position::Rope { dims: 4096 };
+            }),
+            ("sliding window", |m| {
+                m.attention.window = WindowPattern::Alternating {
+                    window: 1,
+                    period: 0,
+                };
+            }),
+            ("dropout", |m| m.hidden_dropout = f64::NAN),
+            // Each size alone is in range; their product is not.
+            ("hidden size", |m| {
+                m.hidden = 1 << 24;
+                m.mlp.ffn = 1 << 24;
+                m.layers = 4096;
+            }),
+        ];
+        for (field, change) in cases {
+            let mut config = llama();
+            change(&mut config);
+            let error = Model::new(config, "m.json").expect_err(field).to_string();
+            assert!(error.contains(&format!("field `{field}`")), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_bound_of_parameters_holds_for_every_preset() {
+        for info in crate::load::model_names() {
+            let model = crate::load::model(&info.name).expect("a preset");
+            let bound = parameters(&model).expect("fits 64 bits");
+            assert!(bound < MAX_PARAMETERS, "{}", info.name);
+        }
+    }
+}
