@@ -57,14 +57,8 @@ impl CliError {
     /// 1 for our faults, 2 for bad input.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::Cost(costmodel::CostError::Trace(_))
-            | Self::Executor(
-                executor::ExecutorError::Panic { .. }
-                | executor::ExecutorError::Comm(_)
-                | executor::ExecutorError::NotFinite { .. },
-            )
-            | Self::Profiler(_)
-            | Self::Cuda(_) => 1,
+            Self::Cost(costmodel::CostError::Trace(_)) | Self::Profiler(_) | Self::Cuda(_) => 1,
+            Self::Executor(error) if error.is_failure() => 1,
             Self::Said(code) => *code,
             Self::Export(plans::export::ExportError::Inexpressible { .. }) => code::EXPORT_INVALID,
             Self::Spec(_)

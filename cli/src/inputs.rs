@@ -77,7 +77,7 @@ pub(crate) fn resolve(args: &ScenarioArgs) -> Result<Inputs, CliError> {
     let model = spec::load::model(&args.model)?;
     let cluster = spec::load::cluster(&args.cluster)?;
     let runtime = runtime(args.runtime.as_deref(), &cluster)?;
-    check_gpus(args.gpus, &cluster)?;
+    check_gpus(args.gpus, &cluster).map_err(|e| for_own_ranks(e, &runtime, &cluster))?;
     if !(0.0..1.0).contains(&args.headroom) {
         return usage(format!(
             "--headroom {}: expected a share in [0, 1)",
@@ -154,6 +154,16 @@ pub(crate) fn check_gpus(gpus: u64, cluster: &Cluster) -> Result<(), CliError> {
     cluster
         .check_devices(gpus)
         .map_err(|wrong| CliError::Usage(format!("--gpus {gpus}: {wrong}")))
+}
+
+/// Our own executor runs any number of ranks on a cpu; a cluster of GPUs has nodes to fill.
+fn for_own_ranks(error: CliError, runtime: &Runtime, cluster: &Cluster) -> CliError {
+    if runtime.name != EXECUTOR || cluster.profile.is_some() {
+        return error;
+    }
+    CliError::Usage(format!(
+        "{error}; for ranks on this machine's cpu, of any number, `vescale-plan profile` it and plan with --cluster local"
+    ))
 }
 
 /// About 4 Mi tokens in at most [`MAX_DEFAULT_BATCH`] sequences, and at least one sequence per GPU, in

@@ -451,7 +451,7 @@ fn memory(
     let mode = key.recompute;
     let fused = lowering.has(Rewrite::FuseGradientAccumulation);
     cost.saved = kept(&lowering, trace, mode);
-    cost.saved_bytes = cost.saved.iter().map(|s| s.bytes).sum();
+    [cost.saved_bytes, cost.saved_for_weight] = kept_bytes(&lowering, trace, mode);
     let kept_ids = kept_ids(&lowering, trace, mode);
     let casts = casts::held(&lowering, trace);
     cost.transient_forward = peak_transient(trace, &lowered.forward, &kept_ids, fused) + casts;
@@ -471,8 +471,21 @@ fn memory(
     } else {
         backward + rebuilt
     };
-    cost.saved_for_weight = weight_operands(trace, &all);
     cost.output = trace.output.map_or(Bytes(0), |id| trace.tensor(id).bytes());
+}
+
+/// Bytes that a block keeps from forward to backward, and those that its weight half needs.
+pub(crate) fn kept_bytes(
+    lowering: &Lowering<'_>,
+    trace: &Trace,
+    recompute: Recompute,
+) -> [Bytes; 2] {
+    let saved = kept(lowering, trace, recompute);
+    let all = kept(lowering, trace, Recompute::None);
+    [
+        saved.iter().map(|s| s.bytes).sum(),
+        weight_operands(trace, &all),
+    ]
 }
 
 /// Storages kept under a mode, for liveness.

@@ -217,21 +217,23 @@ impl CostModel {
         peak::peaks(self, strategy, &assembled, &*self.program(strategy)?)
     }
 
-    /// What one rank keeps for backward at most, as [`CostModel::held`], when `rows` says how many
-    /// rows its experts get by micro-batch and layer.
+    /// What one rank keeps for backward at most, as [`CostModel::held`] says it of the heaviest, when
+    /// `rows` says how many rows its experts get by micro-batch and layer. The rank is named by its
+    /// pipeline and its tensor-parallel rank: where these do not divide the vocabulary, the last ones
+    /// keep less.
     ///
     /// # Errors
     /// When a block cannot be traced.
     pub fn peak_saved(
         &self,
         strategy: &Strategy,
-        pp: u64,
+        [pp, tp]: [u64; 2],
         rows: &BTreeMap<(u32, u64), RoutedRows>,
     ) -> Result<Bytes, CostError> {
         let pipeline = self.pipeline(strategy)?;
         let assembled = assemble(self, strategy, Arc::clone(&pipeline.rank_of_stage))?;
         let actions = &self.program(strategy)?.ranks[pp as usize];
-        held::with_routing(self, strategy, &assembled, actions, rows)
+        held::of_rank(self, strategy, &assembled, (actions, tp), rows)
     }
 
     /// Allocated memory as the allocator reserves it.

@@ -2,15 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use dtensor::{RoutedRows, Routing};
+use dtensor::placement::shard_size;
+use dtensor::{Placement, RoutedRows, Routing, Trace};
 use models::BlockClass;
 use plans::program::Program;
-use plans::{Action, ActionKind, Strategy};
-use spec::Bytes;
+use plans::{Action, ActionKind, Recompute, Strategy};
+use spec::{Axis, Bytes};
 
 use crate::CostError;
 use crate::assemble::{Assembled, key};
+use crate::block;
 use crate::cost_model::CostModel;
+use crate::lower::Lowering;
 use crate::states::StateBytes;
 
 /// What a rank holds.
@@ -45,16 +48,25 @@ pub(crate) fn held(assembled: &Assembled, program: &Program) -> Result<Vec<Held>
         .collect()
 }
 
-/// The most that a rank keeps when its experts get `rows`, by micro-batch and layer.
-pub(crate) fn with_routing(
+/// The most that the `tp`-th tensor-parallel rank keeps when its experts get `rows`, by micro-batch and
+/// layer.
+pub(crate) fn of_rank(
     costs: &CostModel,
     strategy: &Strategy,
     assembled: &Assembled,
-    actions: &[Action],
+    (actions, tp): (&[Action], u64),
     rows: &BTreeMap<(u32, u64), RoutedRows>,
 ) -> Result<Bytes, CostError> {
+    let last = strategy.stages.0.len() - 1;
+    let embedding = less(costs, strategy, BlockClass::Embedding, tp)?;
+    let head = less(costs, strategy, BlockClass::Head, tp)?;
     peak(actions, |stage, micro_batch| {
         let mut kept = of_stage(assembled, stage);
+        let ends = [(0, embedding), (last, head)];
+        for (_, less) in ends.iter().filter(|(at, _)| *at == stage as usize) {
+            kept.all -= less.all;
+            kept.for_weight -= less.for_weight;
+        }
         let first: u64 = strategy.stages.0[..stage as usize].iter().sum();
         for offset in 0..strategy.stages.0[stage as usize] {
             let Some(&rows) = rows.get(&(micro_batch, first + offset)) else {
@@ -71,6 +83,44 @@ pub(crate) fn with_routing(
                 kept.for_weight + recorded.saved_for_weight - balanced.saved_for_weight;
         }
         Ok(kept)
+    })
+}
+
+/// What the `tp`-th tensor-parallel rank keeps less of a block than the first, which has the most: where
+/// ranks do not divide the vocabulary, the last ones have fewer rows of it.
+fn less(
+    costs: &CostModel,
+    strategy: &Strategy,
+    class: BlockClass,
+    tp: u64,
+) -> Result<Kept, CostError> {
+    let scenario = costs.scenario();
+    if scenario.model.vocab.is_multiple_of(strategy.tp) {
+        return Ok(Kept::default());
+    }
+    let key = key(costs, strategy, class, Recompute::None);
+    let mut trace = models::trace_block(&scenario.model, class, &key.layout)
+        .map_err(|e| CostError::Trace(e.to_string()))?;
+    let lowering = Lowering {
+        runtime: &scenario.runtime,
+    };
+    let kept = |trace: &Trace| {
+        let [all, for_weight] = block::kept_bytes(&lowering, trace, Recompute::None);
+        Kept { all, for_weight }
+    };
+    let most = kept(&trace);
+    for tensor in &mut trace.tensors {
+        let Placement::Shard(dim) = tensor.placements.on(Axis::Tp) else {
+            continue;
+        };
+        if tensor.global[dim] == scenario.model.vocab {
+            tensor.shape[dim] = shard_size(scenario.model.vocab, strategy.tp, tp);
+        }
+    }
+    let own = kept(&trace);
+    Ok(Kept {
+        all: most.all - own.all,
+        for_weight: most.for_weight - own.for_weight,
     })
 }
 

@@ -20,6 +20,38 @@ impl ExecutorError {
         )
     }
 
+    /// Whether something failed on the way, rather than that what was given cannot be run: another rank,
+    /// the transport, a library, the numbers themselves.
+    #[must_use]
+    pub fn is_failure(&self) -> bool {
+        match self {
+            Self::Comm(_) | Self::NotFinite { .. } | Self::Panic { .. } => true,
+            Self::Cpu(error) => failed_on_cpu(error),
+            Self::Cuda(error) => match error {
+                CudaError::Host(error) => failed_on_cpu(error),
+                CudaError::Watch(error) => matches!(error, WatchError::NotFinite { .. }),
+                CudaError::OutOfMemory { .. }
+                | CudaError::Captured { .. }
+                | CudaError::Unsupported { .. } => false,
+                CudaError::Missing { .. }
+                | CudaError::Function { .. }
+                | CudaError::Old { .. }
+                | CudaError::NoDevice
+                | CudaError::Call { .. }
+                | CudaError::Compile { .. } => true,
+            },
+            Self::Model { .. }
+            | Self::Trace(_)
+            | Self::Device { .. }
+            | Self::Capture { .. }
+            | Self::Schedule(_)
+            | Self::Data { .. }
+            | Self::World { .. }
+            | Self::OtherJob { .. }
+            | Self::Checkpoint { .. } => false,
+        }
+    }
+
     /// What a watch stopped a rank for, if one did.
     #[must_use]
     pub fn watched(&self) -> Option<&WatchError> {
@@ -27,6 +59,14 @@ impl ExecutorError {
             Self::Cpu(CpuError::Watch(error)) | Self::Cuda(CudaError::Watch(error)) => Some(error),
             _ => None,
         }
+    }
+}
+
+fn failed_on_cpu(error: &CpuError) -> bool {
+    match error {
+        CpuError::Comm(_) => true,
+        CpuError::Watch(error) => matches!(error, WatchError::NotFinite { .. }),
+        CpuError::Unsupported { .. } | CpuError::Misaligned { .. } => false,
     }
 }
 
@@ -120,4 +160,47 @@ pub enum ExecutorError {
         /// What is wrong.
         reason: String,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Wherever a rank meets another's failure: between blocks, inside one, on a cpu or a GPU.
+    #[test]
+    fn a_peers_failure_is_no_bad_input() {
+        let lost = CommError::PeerFailed {
+            rank: 0,
+            collective: "mlp".to_owned(),
+            failed: 1,
+            reason: "its connection broke".to_owned(),
+        };
+        let late = CommError::Timeout {
+            rank: 0,
+            peer: 1,
+            collective: "mlp".to_owned(),
+            waited: std::time::Duration::from_secs(3),
+        };
+        for comm in [lost, late] {
+            let within = CpuError::Comm(comm.clone());
+            for error in [
+                ExecutorError::Comm(comm),
+                ExecutorError::Cpu(within.clone()),
+                ExecutorError::Cuda(CudaError::Host(within)),
+            ] {
+                assert!(error.is_failure(), "{error:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_layout_that_exact_mode_cannot_sum_is_bad_input() {
+        let error = ExecutorError::Cpu(CpuError::Misaligned {
+            what: "tokens",
+            leaf: 4,
+            index: 4,
+        });
+        assert!(!error.is_failure());
+        assert!(error.to_string().contains("--numerics fast"), "{error}");
+    }
 }

@@ -120,6 +120,7 @@ impl<'j, D: Device> Rank<'j, D> {
             report: RankReport {
                 rank,
                 pp: place.pp,
+                tp: place.tp,
                 ..RankReport::default()
             },
             has_run: false,

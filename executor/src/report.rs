@@ -15,6 +15,8 @@ pub struct RankReport {
     pub rank: usize,
     /// Pipeline rank.
     pub pp: u64,
+    /// Tensor-parallel rank.
+    pub tp: u64,
     /// Mean loss of every step.
     pub losses: Vec<f64>,
     /// Global gradient norm of every step.

@@ -1,6 +1,9 @@
 //! Which rank this process is, and where the others meet, as launchers tell it in the environment.
 
 use std::fmt;
+use std::net::IpAddr;
+
+use super::secret::{self, SHORTEST, Secret};
 
 /// A process's place in a job, and where rank 0 listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,7 +18,14 @@ pub struct Place {
     pub host: String,
     /// Port on which rank 0 listens.
     pub port: u16,
+    /// Whether all ranks are on this host: then they listen on loopback only.
+    pub one_host: bool,
+    /// What a process must know to take part; ranks of several hosts have one.
+    pub secret: Option<Secret>,
 }
+
+/// Where a job meets whose ranks are on one host.
+const LOOPBACK: &str = "127.0.0.1";
 
 /// Where a job meets when nothing says another port: torchrun's default.
 const PORT: u16 = 29500;
@@ -26,6 +36,15 @@ struct Launcher {
     rank: &'static str,
     world: &'static str,
     local_rank: &'static str,
+    here: Here,
+}
+
+/// How a launcher tells whether all ranks are on this host.
+enum Here {
+    /// By the number of those that are.
+    Ranks(&'static str),
+    /// By the number of hosts.
+    Hosts(&'static str),
 }
 
 /// torchrun's names come first: a script inside a Slurm or MPI job may set them to start ranks of its own.
@@ -35,24 +54,28 @@ const LAUNCHERS: [Launcher; 4] = [
         rank: "RANK",
         world: "WORLD_SIZE",
         local_rank: "LOCAL_RANK",
+        here: Here::Ranks("LOCAL_WORLD_SIZE"),
     },
     Launcher {
         name: "Open MPI",
         rank: "OMPI_COMM_WORLD_RANK",
         world: "OMPI_COMM_WORLD_SIZE",
         local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        here: Here::Ranks("OMPI_COMM_WORLD_LOCAL_SIZE"),
     },
     Launcher {
         name: "PMI",
         rank: "PMI_RANK",
         world: "PMI_SIZE",
         local_rank: "MPI_LOCALRANKID",
+        here: Here::Ranks("MPI_LOCALNRANKS"),
     },
     Launcher {
         name: "Slurm",
         rank: "SLURM_PROCID",
         world: "SLURM_NTASKS",
         local_rank: "SLURM_LOCALID",
+        here: Here::Hosts("SLURM_STEP_NUM_NODES"),
     },
 ];
 
@@ -83,6 +106,24 @@ pub enum PlaceError {
         value: String,
         /// What it should be.
         expected: String,
+    },
+    /// The job's secret cannot be had. (The variable is named, never its value.)
+    #[error("{name}: {reason}")]
+    Secret {
+        /// Variable.
+        name: &'static str,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Anybody on the network could take part.
+    #[error(
+        "ranks of several hosts meet at {host}, where other machines can connect: give all of them the same secret of at least {SHORTEST} characters in {variable}, or the name of a file with it in {file}; where all ranks are on this host, set MASTER_ADDR=127.0.0.1",
+        variable = secret::VARIABLE,
+        file = secret::FILE_VARIABLE
+    )]
+    NoSecret {
+        /// Where rank 0 listens.
+        host: String,
     },
 }
 
@@ -122,30 +163,67 @@ impl Place {
         let rank = number(launcher.rank, Some(world))?.unwrap_or(0);
         let local_rank = number(launcher.local_rank, Some(world))?;
         let port = number("MASTER_PORT", Some(1 << 16))?;
-        let host = variable("MASTER_ADDR")
-            .or_else(|| variable("SLURM_LAUNCH_NODE_IPADDR"))
-            .or_else(|| (local_rank == Some(rank)).then(|| "127.0.0.1".to_owned()))
-            .ok_or_else(|| missing("MASTER_ADDR"))?;
+        let all_here = match launcher.here {
+            Here::Ranks(name) => number(name, None)? == Some(world),
+            Here::Hosts(name) => number(name, None)? == Some(1),
+        };
+        let host = if all_here {
+            LOOPBACK.to_owned()
+        } else {
+            variable("MASTER_ADDR")
+                .or_else(|| variable("SLURM_LAUNCH_NODE_IPADDR"))
+                .or_else(|| (local_rank == Some(rank)).then(|| LOOPBACK.to_owned()))
+                .ok_or_else(|| missing("MASTER_ADDR"))?
+        };
+        let one_host = world <= 1 || is_loopback(&host);
+        let told = Secret::told(&variable);
+        let secret = told.map_err(|(name, reason)| PlaceError::Secret { name, reason })?;
+        if secret.is_none() && !one_host {
+            return Err(PlaceError::NoSecret { host });
+        }
         Ok(Self {
             rank,
             world,
             local_rank: local_rank.unwrap_or(0),
-            host,
+            host: if one_host { LOOPBACK.to_owned() } else { host },
             port: port.map_or(PORT, |port| port as u16),
+            one_host,
+            secret,
         })
     }
 
-    /// The variables that tell another process of this host its place, as torchrun does.
+    /// A rank of this host's own job: all its ranks are here, and know a secret.
     #[must_use]
-    pub fn variables(&self) -> [(&'static str, String); 5] {
-        [
+    pub fn of_this_host(rank: usize, world: usize, port: u16, secret: Secret) -> Self {
+        Self {
+            rank,
+            world,
+            local_rank: rank,
+            host: LOOPBACK.to_owned(),
+            port,
+            one_host: true,
+            secret: Some(secret),
+        }
+    }
+
+    /// The variables that tell another process of this host its place, as torchrun does, and the secret.
+    #[must_use]
+    pub fn variables(&self) -> Vec<(&'static str, String)> {
+        let mut variables = vec![
             ("RANK", self.rank.to_string()),
             ("WORLD_SIZE", self.world.to_string()),
             ("LOCAL_RANK", self.local_rank.to_string()),
             ("MASTER_ADDR", self.host.clone()),
             ("MASTER_PORT", self.port.to_string()),
-        ]
+        ];
+        let secret = self.secret.as_ref();
+        variables.extend(secret.map(|secret| (secret::VARIABLE, secret.text().to_owned())));
+        variables
     }
+}
+
+fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
 }
 
 impl fmt::Display for Place {
@@ -165,6 +243,8 @@ impl fmt::Display for Place {
 mod tests {
     use super::*;
 
+    const SECRET: &str = "0123456789abcdef";
+
     fn place(variables: &[(&str, &str)]) -> Result<Place, PlaceError> {
         Place::new(|name| {
             let found = variables.iter().find(|(key, _)| *key == name);
@@ -181,6 +261,8 @@ mod tests {
                 local_rank,
                 host: host.to_owned(),
                 port,
+                one_host: host == LOOPBACK,
+                secret: (host != LOOPBACK).then(|| Secret::new(SECRET).expect("long enough")),
             })
         };
         let torchrun = [
@@ -190,6 +272,8 @@ mod tests {
             ("MASTER_ADDR", "node0"),
             ("MASTER_PORT", "4000"),
             ("SLURM_PROCID", "1"),
+            ("LOCAL_WORLD_SIZE", "8"),
+            (secret::VARIABLE, SECRET),
         ];
         assert_eq!(place(&torchrun), at(9, 16, 1, "node0", 4000));
         let slurm = [
@@ -197,6 +281,7 @@ mod tests {
             ("SLURM_NTASKS", "4"),
             ("SLURM_LOCALID", "1"),
             ("SLURM_LAUNCH_NODE_IPADDR", "10.0.0.1"),
+            (secret::VARIABLE, SECRET),
         ];
         assert_eq!(place(&slurm), at(3, 4, 1, "10.0.0.1", PORT));
         let open_mpi = [
@@ -205,7 +290,12 @@ mod tests {
             ("OMPI_COMM_WORLD_LOCAL_RANK", "2"),
         ];
         assert_eq!(place(&open_mpi), at(2, 4, 2, "127.0.0.1", PORT));
-        let pmi = [("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("MASTER_ADDR", "a")];
+        let pmi = [
+            ("PMI_RANK", "0"),
+            ("PMI_SIZE", "2"),
+            ("MASTER_ADDR", "a"),
+            (secret::VARIABLE, SECRET),
+        ];
         assert_eq!(place(&pmi), at(0, 2, 0, "a", PORT));
         let place = place(&torchrun).expect("above");
         let again = Place::new(|name| {
@@ -214,6 +304,41 @@ mod tests {
             found.map(|(_, value)| value.clone())
         });
         assert_eq!(again, Ok(place));
+    }
+
+    #[test]
+    fn ranks_of_one_host_stay_on_it_and_those_of_several_have_a_secret() {
+        let of = |more: &[(&str, &str)]| {
+            let ranks = [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")];
+            place(&[&ranks[..], more].concat())
+        };
+        for here in [
+            &[("MASTER_ADDR", "localhost")][..],
+            &[("MASTER_ADDR", "127.0.0.1")],
+            &[("MASTER_ADDR", "::1")],
+            &[("MASTER_ADDR", "node0"), ("LOCAL_WORLD_SIZE", "2")],
+        ] {
+            let place = of(here).expect("needs no secret");
+            assert!(place.one_host && place.host == LOOPBACK && place.secret.is_none());
+        }
+        let slurm = [
+            ("SLURM_PROCID", "1"),
+            ("SLURM_NTASKS", "2"),
+            ("SLURM_STEP_NUM_NODES", "1"),
+        ];
+        assert!(place(&slurm).expect("one host").one_host);
+        let alone = place(&[("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "node0")]);
+        assert!(alone.expect("meets nobody").one_host);
+        let apart = &[("MASTER_ADDR", "node0"), ("LOCAL_WORLD_SIZE", "1")];
+        let error = of(apart).expect_err("no secret").to_string();
+        assert!(
+            error.contains(secret::VARIABLE) && error.contains(secret::FILE_VARIABLE),
+            "{error}"
+        );
+        let error = of(&[&apart[..], &[(secret::VARIABLE, "guessed")]].concat());
+        let error = error.expect_err("too short").to_string();
+        assert!(error.contains("has 7 characters"), "{error}");
+        assert!(!error.contains("guessed"), "{error}");
     }
 
     #[test]

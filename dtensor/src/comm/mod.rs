@@ -4,11 +4,15 @@
 //! order, never by a library.
 
 pub mod bootstrap;
+pub mod frames;
 mod inbox;
 pub mod local;
 pub mod loopback;
+mod meeting;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+mod outbox;
+pub mod secret;
 pub mod tcp;
 
 use std::sync::Arc;

@@ -40,7 +40,7 @@ pub enum CpuError {
     /// Exact mode: a shard ends inside a leaf of the canonical tree.
     #[error(
         "exact mode reduces {what} in blocks of {leaf}; this layout splits the block at index {index}: \
-         use shards of a multiple of {leaf}"
+         use shards of a multiple of {leaf}, or --numerics fast, which runs every layout that `estimate` takes"
     )]
     Misaligned {
         /// The dimension.

@@ -102,7 +102,7 @@ fn check_bytes(what: &str, job: &Job, outcome: &Outcome) {
     let held = costs.held(&job.strategy).expect("traced");
     for rank in &outcome.ranks {
         let states = &held[rank.pp as usize].states;
-        let saved = costs.peak_saved(&job.strategy, rank.pp, &rank.routed_rows());
+        let saved = costs.peak_saved(&job.strategy, [rank.pp, rank.tp], &rank.routed_rows());
         let pairs = [
             ("parameters", states.parameters.0, rank.states.parameters),
             ("gradients", states.gradients.0, rank.states.gradients),

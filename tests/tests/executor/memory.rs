@@ -17,9 +17,9 @@ fn check(model: &Model, precision: Precision, layouts: &[&str]) {
         let costs = costs(&job, "vescale");
         let held = costs.held(&job.strategy).expect("traced");
         // Experts keep what the tokens' choices brought them: every rank its own amount.
-        for rank in outcome.ranks.iter().filter(|r| !r.routed.is_empty()) {
+        for rank in &outcome.ranks {
             let rows = rank.routed_rows();
-            let predicted = costs.peak_saved(&job.strategy, rank.pp, &rows);
+            let predicted = costs.peak_saved(&job.strategy, [rank.pp, rank.tp], &rows);
             let (predicted, measured) = (predicted.expect("traced").0, rank.peak_saved);
             if predicted != measured {
                 wrong.push(format!(
@@ -92,6 +92,24 @@ fn of_gpt() {
 fn of_uneven_vocabularies() {
     let gpt = changed(&nanogpt(0.1), |m| m.vocab = 67);
     check(&gpt, Precision::Fp32, UNEVEN);
+}
+
+/// Ranks whose experts get most need not be those with most of the vocabulary.
+#[test]
+fn of_uneven_vocabularies_with_experts() {
+    let mut model = mixtral();
+    for vocab in [67, 101] {
+        model.vocab = vocab;
+        check(
+            &model,
+            Precision::Fp32,
+            &[
+                "tp=4,sp=on,ep=2,etp=2,mbs=2",
+                "tp=4,sp=on,dp_shard=2,ep=8,etp=1,zero=3,mbs=2",
+                "tp=2,sp=on,pp=2,ep=2,etp=1,mbs=2,schedule=zb-h1",
+            ],
+        );
+    }
 }
 
 #[test]

@@ -19,6 +19,11 @@ use crate::output;
 /// The most that tensors and lists of a GPU have in use at a time; predicted to a few in a thousand.
 const MOST: &str = "most in use of all";
 
+/// Actions that take this share of a step are large enough for the headline.
+const PART_OF_STEP: f64 = 0.05;
+/// Seconds beyond which the error of a prediction is shown.
+const TOLD: f64 = 1e-6;
+
 /// What the cost model says of a plan on this machine.
 pub(crate) struct Predicted {
     /// Who says what ranks hold.
@@ -114,6 +119,24 @@ pub(crate) struct PhaseJson {
     pub(crate) measured_s: f64,
     /// Absent without a profile of this machine, and for waits.
     pub(crate) predicted_s: Option<f64>,
+}
+
+impl PhaseJson {
+    /// Predicted over measured time, less one.
+    fn error(&self) -> Option<f64> {
+        let predicted = self.predicted_s.filter(|_| self.measured_s > 0.0)?;
+        Some(relative(predicted, self.measured_s))
+    }
+
+    /// The error, where it says something: of what takes no time it is noise.
+    fn shown_error(&self) -> String {
+        let told = self.error().filter(|_| self.predicted_s > Some(TOLD));
+        told.map_or_else(String::new, |error| format!("{:+.1}%", 100.0 * error))
+    }
+}
+
+fn relative(predicted: f64, measured: f64) -> f64 {
+    predicted / measured - 1.0
 }
 
 /// Bytes of a kind on a pipeline rank.
@@ -216,6 +239,50 @@ impl Comparison {
         })
     }
 
+    /// What was predicted of a step, and how far the parts are off that it is made of: errors of parts may
+    /// cancel.
+    fn verdict(&self, predicted: f64) -> String {
+        let error = relative(predicted, self.step_time_s) * 100.0;
+        let large = |p: &&PhaseJson| p.measured_s >= PART_OF_STEP * self.step_time_s;
+        let errors = self
+            .phases
+            .iter()
+            .filter(large)
+            .filter_map(PhaseJson::error);
+        let (least, most) = errors.fold((f64::MAX, f64::MIN), |(least, most), error| {
+            (least.min(error), most.max(error))
+        });
+        let parts = if least > most {
+            String::new()
+        } else {
+            let [least, most] = [least, most].map(|error| 100.0 * error);
+            format!("; its actions {least:+.1}% to {most:+.1}%")
+        };
+        format!("predicted {:.1} ms, {error:+.1}%{parts}", predicted * 1e3)
+    }
+
+    /// What every kind of action took, beside what was predicted.
+    fn actions(&self) -> String {
+        let mut text = String::from(
+            "\ntime of the last step, by action              measured      predicted\n",
+        );
+        for phase in &self.phases {
+            let predicted = phase.predicted_s.map_or_else(
+                || format!("{:>14}", "–"),
+                |p| format!("{:>11.3} ms{:>9}", p * 1e3, phase.shown_error()),
+            );
+            text.push_str(&format!(
+                "  pp{:<3} {:<18} × {:<4} {:>12.3} ms {}\n",
+                phase.rank,
+                phase.phase,
+                phase.count,
+                phase.measured_s * 1e3,
+                predicted,
+            ));
+        }
+        text
+    }
+
     /// For a terminal.
     pub(crate) fn text(&self, job: &Job, outcome: &Outcome) -> String {
         let last = outcome.losses.last().copied().unwrap_or(f64::NAN);
@@ -227,10 +294,8 @@ impl Comparison {
             plans::grammar::short(&job.strategy),
             outcome.losses.len(),
             self.step_time_s * 1e3,
-            self.predicted_step_time_s.map_or_else(String::new, |p| {
-                let error = (p / self.step_time_s - 1.0) * 100.0;
-                format!(" (predicted {:.1} ms, {error:+.1}%)", p * 1e3)
-            }),
+            self.predicted_step_time_s
+                .map_or_else(String::new, |p| format!(" ({})", self.verdict(p))),
             self.tokens_per_s,
             outcome.weights_sha256(),
         );
@@ -241,6 +306,9 @@ impl Comparison {
             text.push_str(&format!("core attention by {by}\n\n"));
         }
         text.push_str("memory per rank (heaviest peer)          measured      predicted\n");
+        if job.model.moe.is_some() {
+            text.push_str("  (saved activations are predicted from the routing that this run recorded; `estimate` takes routing as balanced)\n");
+        }
         for line in &self.memory {
             let error = line.predicted_bytes as f64 / line.measured_bytes as f64 - 1.0;
             let differs = if line.measured_bytes == line.predicted_bytes {
@@ -267,20 +335,7 @@ impl Comparison {
             ));
             return text;
         }
-        text.push_str("\ntime of the last step, by action              measured      predicted\n");
-        for phase in &self.phases {
-            let predicted = phase
-                .predicted_s
-                .map_or_else(|| "–".to_owned(), |p| format!("{:.3} ms", p * 1e3));
-            text.push_str(&format!(
-                "  pp{:<3} {:<18} × {:<4} {:>12.3} ms {:>14}\n",
-                phase.rank,
-                phase.phase,
-                phase.count,
-                phase.measured_s * 1e3,
-                predicted,
-            ));
-        }
+        text.push_str(&self.actions());
         if self.predicted_step_time_s.is_none() {
             text.push_str("  `vescale-plan profile PLAN` measures what predicting these takes\n");
         }
@@ -299,7 +354,9 @@ fn memory(
         let mut saved = Bytes(0);
         for peer in outcome.ranks.iter().filter(|r| r.pp == rank) {
             let rows = peer.routed_rows();
-            let of_peer = predicted.costs.peak_saved(&job.strategy, rank, &rows)?;
+            let of_peer = predicted
+                .costs
+                .peak_saved(&job.strategy, [rank, peer.tp], &rows)?;
             saved = saved.max(of_peer);
         }
         let most = |bytes: fn(&RankReport) -> u64| {

@@ -3,13 +3,19 @@
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
+use dtensor::comm::CommError;
 use dtensor::comm::bootstrap::{Place, PlaceError};
+use dtensor::comm::secret::Secret;
 use dtensor::comm::tcp::TcpCommunicator;
 use executor::device::Devices;
 use executor::{ExecutorError, Outcome, Session};
 
 use crate::error::CliError;
+
+/// Between two looks whether a process has ended.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// Processes started here; whatever still runs when this rank is done is stopped.
 struct Others(Vec<Child>);
@@ -35,11 +41,10 @@ pub(crate) fn train<D: Devices>(
         Err(PlaceError::NoLauncher) => start(session.job.strategy.world() as usize)?,
         Err(error) => return Err(CliError::Usage(error.to_string())),
     };
-    let comm = TcpCommunicator::join(&place, session.job.settings.timeout)
-        .map_err(|e| CliError::Executor(ExecutorError::Comm(e)))?;
+    let comm = TcpCommunicator::join(&place, session.job.settings.timeout).map_err(failed)?;
     let trained = executor::train_rank(&devices(&place), session, &comm)?;
     drop(comm);
-    finish(others)?;
+    finish(others, session.job.settings.timeout)?;
     Ok(trained)
 }
 
@@ -50,13 +55,8 @@ fn start(world: usize) -> Result<(Place, Others), CliError> {
         .and_then(|listener| listener.local_addr())
         .map_err(wrong)?
         .port();
-    let place = |rank| Place {
-        rank,
-        world,
-        local_rank: rank,
-        host: "127.0.0.1".to_owned(),
-        port,
-    };
+    let secret = Secret::random().map_err(|reason| failed(CommError::Start { reason }))?;
+    let place = |rank| Place::of_this_host(rank, world, port, secret.clone());
     let program = std::env::current_exe().map_err(wrong)?;
     let mut others = Others(Vec::new());
     for rank in 1..world {
@@ -73,17 +73,30 @@ fn start(world: usize) -> Result<(Place, Others), CliError> {
 }
 
 /// Waits for the others, which have nothing left to do.
-fn finish(mut others: Others) -> Result<(), CliError> {
+fn finish(mut others: Others, timeout: Duration) -> Result<(), CliError> {
+    let until = Instant::now() + timeout;
     for (rank, child) in (1..).zip(&mut others.0) {
-        let ended = child.wait();
-        let wrong = match ended {
-            Ok(status) if status.success() => continue,
-            Ok(status) => status.to_string(),
-            Err(error) => error.to_string(),
+        let wrong = loop {
+            match child.try_wait() {
+                Ok(Some(status)) if status.success() => break None,
+                Ok(Some(status)) => break Some(format!("it ended with {status}")),
+                Ok(None) if Instant::now() < until => std::thread::sleep(LOOK),
+                Ok(None) => break Some(format!("it did not end in {} s", timeout.as_secs_f64())),
+                Err(error) => break Some(error.to_string()),
+            }
         };
-        return Err(CliError::Usage(format!(
-            "rank {rank} ended wrongly: {wrong}"
-        )));
+        if let Some(reason) = wrong {
+            return Err(failed(CommError::PeerFailed {
+                rank: 0,
+                collective: "ending the job".to_owned(),
+                failed: rank,
+                reason,
+            }));
+        }
     }
     Ok(())
+}
+
+fn failed(error: CommError) -> CliError {
+    CliError::Executor(ExecutorError::Comm(error))
 }

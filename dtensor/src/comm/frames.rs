@@ -1,0 +1,163 @@
+//! Frames: how messages lie in a connection between ranks, and reading and writing by a deadline.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+/// Channel of a rank's last words.
+pub(super) const FAILED: u64 = u64::MAX;
+/// Channel on which a rank says that it is done.
+pub(super) const DONE: u64 = u64::MAX - 1;
+/// Bytes of one message at most: no plan sends more, and a damaged length is not waited for.
+pub const LONGEST: u64 = 1 << 36;
+/// Bytes of a rank's last words at most.
+const LAST_WORDS: u64 = 1 << 16;
+/// Taken for a message before it has come, at most: the rest as it arrives.
+const AHEAD: u64 = 1 << 24;
+/// Messages up to this size leave in one piece with their head.
+const SMALL: usize = 1 << 14;
+
+/// Writes a message: its channel and length, then its bytes.
+pub(super) fn write(to: &mut impl Write, channel: u64, data: &[u8]) -> io::Result<()> {
+    let mut head = Vec::with_capacity(16 + if data.len() <= SMALL { data.len() } else { 0 });
+    head.extend(channel.to_le_bytes());
+    head.extend((data.len() as u64).to_le_bytes());
+    if data.len() <= SMALL {
+        head.extend(data);
+        return to.write_all(&head);
+    }
+    to.write_all(&head)?;
+    to.write_all(data)
+}
+
+/// Reads the channel and the bytes of a message of at most `longest` bytes.
+///
+/// # Errors
+/// When the connection ends inside it, or its length is beyond what its channel may carry: before memory is
+/// taken for it.
+pub fn read(from: &mut impl Read, longest: u64) -> io::Result<(u64, Vec<u8>)> {
+    let mut word = || {
+        let mut bytes = [0; 8];
+        from.read_exact(&mut bytes)
+            .map(|()| u64::from_le_bytes(bytes))
+    };
+    let (channel, length) = (word()?, word()?);
+    let most = match channel {
+        FAILED => LAST_WORDS,
+        DONE => 0,
+        _ => longest,
+    };
+    if length > most {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("a message of {length} bytes, where at most {most} may come"),
+        ));
+    }
+    let mut data = Vec::with_capacity(length.min(AHEAD) as usize);
+    let read = from.take(length).read_to_end(&mut data)?;
+    if (read as u64) < length {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok((channel, data))
+}
+
+/// Last words, as many as a peer takes.
+pub(super) fn last_words(reason: &str) -> Vec<u8> {
+    let mut end = reason.len().min(LAST_WORDS as usize);
+    while !reason.is_char_boundary(end) {
+        end -= 1;
+    }
+    reason.as_bytes()[..end].to_vec()
+}
+
+/// A connection that is read and written until a moment, however little comes or goes at a time.
+pub(super) struct Timed<'s> {
+    pub(super) stream: &'s TcpStream,
+    pub(super) until: Instant,
+}
+
+impl Timed<'_> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(Some(left))
+    }
+}
+
+/// A socket says that its own time is over in one of two ways; ours may have a little left.
+fn again(result: io::Result<usize>) -> io::Result<usize> {
+    match result {
+        Err(e)
+            if matches!(
+                e.kind(),
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+            ) =>
+        {
+            Err(io::ErrorKind::Interrupted.into())
+        }
+        other => other,
+    }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        let mut stream = self.stream;
+        again(stream.read(buffer))
+    }
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        let mut stream = self.stream;
+        again(stream.write(data))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_read_as_written() {
+        for length in [0, 1, SMALL, SMALL + 1, 3 * SMALL] {
+            let data: Vec<u8> = (0..length).map(|i| i as u8).collect();
+            let mut bytes = Vec::new();
+            write(&mut bytes, 7, &data).expect("memory");
+            let read = read(&mut &bytes[..], LONGEST).expect("whole");
+            assert_eq!(read, (7, data));
+        }
+        let words = "é".repeat(1 << 16);
+        let mut bytes = Vec::new();
+        write(&mut bytes, FAILED, &last_words(&words)).expect("memory");
+        let (_, read) = read(&mut &bytes[..], 0).expect("short enough");
+        assert_eq!(String::from_utf8(read).expect("whole").len(), 1 << 16);
+    }
+
+    #[test]
+    fn a_wrong_length_takes_no_memory() {
+        let head =
+            |channel: u64, length: u64| [channel.to_le_bytes(), length.to_le_bytes()].concat();
+        for (channel, length, longest, said) in [
+            (3, u64::MAX, LONGEST, "at most 68719476736 may come"),
+            (3, 17, 16, "a message of 17 bytes"),
+            (DONE, 1, LONGEST, "at most 0 may come"),
+            (FAILED, 1 << 40, LONGEST, "at most 65536 may come"),
+        ] {
+            let error = read(&mut &head(channel, length)[..], longest).expect_err("too long");
+            assert!(error.to_string().contains(said), "{error}");
+        }
+        // A length that may be, of which nothing comes.
+        let error = read(&mut &head(3, LONGEST)[..], LONGEST).expect_err("ends");
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+        let error = read(&mut &head(3, 5)[..9], LONGEST).expect_err("ends");
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    }
+}
