@@ -92,6 +92,7 @@ pub(crate) struct ScenarioArgs {
 /// Precision flag.
 #[derive(ValueEnum, Debug, Clone, Copy)]
 pub(crate) enum PrecisionArg {
+    /// Products on TF32 units where the device has them, elsewhere on 32-bit units
     Fp32,
     Fp16,
     Bf16,

@@ -315,15 +315,16 @@ impl Timed<'_> {
         kernel: AttentionKernel,
         backward: bool,
     ) -> Seconds {
+        let dtype = self.pricing.precision.activation();
         let cp = self.key.layout.cp;
         if cp == 1 || self.key.layout.cp_kind != spec::CpKind::Ring {
-            return self.prices.attention(&shape, kernel, backward).time;
+            return self.prices.attention(&shape, kernel, dtype, backward).time;
         }
         let block = dtensor::AttentionShape {
             kv_len: shape.kv_len / cp,
             ..shape
         };
-        self.prices.attention(&block, kernel, backward).time * cp as f64
+        self.prices.attention(&block, kernel, dtype, backward).time * cp as f64
     }
 
     fn group(&self, axis: Axis) -> Group {

@@ -19,7 +19,7 @@ use crate::price::{Prices, ProfilePrices};
 use crate::profile::InFlight;
 use crate::recorder::Recorder;
 use crate::shared_cores::Busy;
-use crate::{CostError, Scenario, floors, held, local, peak, predict};
+use crate::{CostError, Scenario, floors, held, local, peak, predict, quantities};
 
 /// Prices strategies of one scenario. Thread-safe; remembers block costs by local shape and
 /// programs by schedule.
@@ -72,6 +72,7 @@ impl CostModel {
     /// # Errors
     /// When the device has no prices for the workload's precision.
     pub fn with_constants(mut scenario: Scenario, fitted: &Fitted) -> Result<Self, CostError> {
+        quantities::check(&scenario)?;
         if scenario
             .runtime
             .rewrites
@@ -267,14 +268,14 @@ impl CostModel {
             step_overhead: overheads.step.value,
         };
         let Some(cores) = self.cores() else {
-            let outcome = simulate(&inputs, record);
+            let outcome = finite(simulate(&inputs, record))?;
             return Ok((assembled, outcome));
         };
         let mut busy = Busy::default();
         let mut outcome = simulate(&inputs, &mut busy);
         let peers = self.scenario.workload.gpus / strategy.pp;
         busy.stretch(&mut outcome, peers, cores, record);
-        Ok((assembled, outcome))
+        Ok((assembled, finite(outcome)?))
     }
 
     /// Prices of our executor on this machine.
@@ -337,6 +338,15 @@ impl CostModel {
         remembered(&self.programs, &key, || {
             Ok(program::lower(&self.pipeline(strategy)?.schedule, strategy))
         })
+    }
+}
+
+/// An outcome whose step ends.
+fn finite(outcome: Outcome) -> Result<Outcome, CostError> {
+    if outcome.step_time.0.is_finite() {
+        Ok(outcome)
+    } else {
+        Err(CostError::Endless)
     }
 }
 

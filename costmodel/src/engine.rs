@@ -97,14 +97,13 @@ pub fn simulate(inputs: &Inputs<'_>, record: &mut impl Record) -> Outcome {
     engine.finish()
 }
 
-const NOT_YET: Seconds = Seconds(f64::INFINITY);
-
 struct Engine<'a> {
     inputs: &'a Inputs<'a>,
     states: Vec<RankState>,
-    /// Arrival of the forward input and of the output gradient, by `stage · m + micro_batch`.
-    forward_arrival: Vec<Seconds>,
-    backward_arrival: Vec<Seconds>,
+    /// Arrival of the forward input and of the output gradient, by `stage · m + micro_batch`; `None`
+    /// before it is sent.
+    forward_arrival: Vec<Option<Seconds>>,
+    backward_arrival: Vec<Option<Seconds>>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -136,8 +135,8 @@ impl<'a> Engine<'a> {
         Self {
             inputs,
             states,
-            forward_arrival: vec![NOT_YET; slots],
-            backward_arrival: vec![NOT_YET; slots],
+            forward_arrival: vec![None; slots],
+            backward_arrival: vec![None; slots],
         }
     }
 
@@ -235,17 +234,17 @@ impl<'a> Engine<'a> {
         };
         if forward {
             let slot = self.slot(action.stage + 1, action.micro_batch);
-            self.forward_arrival[slot] = end;
+            self.forward_arrival[slot] = Some(end);
         } else {
             let slot = self.slot(action.stage - 1, action.micro_batch);
-            self.backward_arrival[slot] = end;
+            self.backward_arrival[slot] = Some(end);
         }
     }
 
-    fn receive(&mut self, rank: usize, arrival: Seconds) -> bool {
-        if arrival == NOT_YET {
+    fn receive(&mut self, rank: usize, arrival: Option<Seconds>) -> bool {
+        let Some(arrival) = arrival else {
             return false;
-        }
+        };
         let state = &mut self.states[rank];
         let arrival = if self.inputs.transfer_overlaps {
             arrival

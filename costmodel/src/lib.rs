@@ -19,6 +19,7 @@ mod peak;
 mod predict;
 pub mod price;
 mod profile;
+mod quantities;
 mod recorder;
 mod shared_cores;
 mod stage;
@@ -82,6 +83,21 @@ pub enum CostError {
         /// GPUs of its group.
         ranks: u64,
     },
+    /// A rate or time of the scenario is not a usable number.
+    #[error("{name} is {value}: expected a {expected}")]
+    Quantity {
+        /// What.
+        name: String,
+        /// As given.
+        value: f64,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// The sum of a strategy's times is beyond what a number holds.
+    #[error(
+        "the predicted step time is not finite: some time or rate of the cluster or runtime is extreme"
+    )]
+    Endless,
     /// The device has no matrix rate for the asked precision.
     #[error("device {device} has no peak for {precision}")]
     NoPeak {

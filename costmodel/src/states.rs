@@ -28,8 +28,8 @@ pub struct Elements {
 
 impl std::ops::AddAssign for Elements {
     fn add_assign(&mut self, other: Self) {
-        self.dense += other.dense;
-        self.expert += other.expert;
+        self.dense = self.dense.saturating_add(other.dense);
+        self.expert = self.expert.saturating_add(other.expert);
     }
 }
 
@@ -37,8 +37,8 @@ impl std::ops::Mul<u64> for Elements {
     type Output = Self;
     fn mul(self, count: u64) -> Self {
         Self {
-            dense: self.dense * count,
-            expert: self.expert * count,
+            dense: self.dense.saturating_mul(count),
+            expert: self.expert.saturating_mul(count),
         }
     }
 }

@@ -455,13 +455,16 @@ impl TensorInfo {
     /// Local elements.
     #[must_use]
     pub fn elements(&self) -> u64 {
-        self.shape.iter().product()
+        // Scores of a very long sequence are more than can be counted: as many as can.
+        self.shape
+            .iter()
+            .fold(1, |product, &size| product.saturating_mul(size))
     }
 
     /// Local bytes.
     #[must_use]
     pub fn bytes(&self) -> spec::Bytes {
-        spec::Bytes(self.elements() * self.dtype.size())
+        spec::Bytes(self.elements().saturating_mul(self.dtype.size()))
     }
 }
 

@@ -50,7 +50,8 @@ pub struct Device {
     pub memory: Sourced<Bytes>,
     /// Peak memory bandwidth.
     pub memory_bandwidth: Sourced<Bandwidth>,
-    /// Dense peaks of the matrix units per operand type.
+    /// Dense peaks per operand type. That of 32 bits is of the TF32 matrix units where the device has
+    /// them, else of its 32-bit units.
     pub peak: BTreeMap<DType, Sourced<FlopRate>>,
     /// Streaming multiprocessors or compute units.
     pub sm_count: u64,

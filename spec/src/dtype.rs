@@ -63,7 +63,8 @@ impl DType {
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
-    /// 32-bit floats (TF32 matrix units where the device has them).
+    /// 32-bit floats. Products run on TF32 matrix units where the device has them, as after PyTorch's
+    /// `torch.set_float32_matmul_precision("high")`, which is not its default; elsewhere on 32-bit units.
     Fp32,
     /// IEEE half precision.
     Fp16,

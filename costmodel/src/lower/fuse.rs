@@ -11,12 +11,13 @@ use crate::price::{GemmLayout, MemoryKind};
 /// Kernels of one pass's operators.
 pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, ops: &[Op]) -> Vec<Kernel> {
     let readers = readers(trace, ops);
+    let fused_attention = lowering.fuses_attention(trace);
     let mut kernels = Vec::with_capacity(ops.len());
     let mut index = 0;
     while index < ops.len() {
-        let end = run_end(lowering, ops, index);
+        let end = run_end(lowering, ops, index, fused_attention);
         let run = &ops[index..end];
-        if lowering.fuses_attention() && run[0].is_core_attention() {
+        if fused_attention && run[0].is_core_attention() {
             kernels.push(attention(lowering, trace, run, index));
         } else if run.len() > 1 || is_pointwise(run[0].kind) {
             kernels.extend(pointwise(lowering, trace, run, index, &readers));
@@ -72,9 +73,9 @@ fn beside(kernel: &Kernel, bytes: Bytes) -> Kernel {
 }
 
 /// End of the run of operators that share a kernel with the one at `start`.
-fn run_end(lowering: &Lowering<'_>, ops: &[Op], start: usize) -> usize {
+fn run_end(lowering: &Lowering<'_>, ops: &[Op], start: usize, fused_attention: bool) -> usize {
     let mut end = start + 1;
-    if lowering.fuses_attention() && ops[start].is_core_attention() {
+    if fused_attention && ops[start].is_core_attention() {
         while end < ops.len() && ops[end].is_core_attention() {
             end += 1;
         }

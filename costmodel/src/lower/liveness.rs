@@ -42,7 +42,7 @@ pub fn peak_transient(
                 .output
                 .is_some_and(|o| trace.tensor(o).storage == storage);
             if done && !leaves && alive.remove(&storage) {
-                live -= trace.tensor(storage).bytes();
+                live = live.saturating_sub(trace.tensor(storage).bytes());
             }
         }
     }

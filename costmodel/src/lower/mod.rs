@@ -11,7 +11,7 @@ mod saved;
 
 use dtensor::{AttentionShape, Collective, Op, OpKind, Pass, TensorId, Trace};
 use spec::runtime::{AttentionKernel, Rewrite};
-use spec::{Bytes, Runtime};
+use spec::{Bytes, DType, Runtime};
 
 use crate::price::{GemmLayout, MemoryKind};
 
@@ -94,10 +94,20 @@ impl Lowering<'_> {
         self.runtime.rewrites.contains(&rewrite)
     }
 
-    /// Whether attention runs in one kernel.
+    /// Whether attention runs in one kernel. cuDNN and FlashAttention 3, which runtimes with
+    /// `cudnn_or_flash3` call by name, take 16-bit tensors only: in 32 bits these run two products and
+    /// a softmax (Transformer Engine's unfused attention). The others' calls find a kernel for 32 bits:
+    /// PyTorch's `scaled_dot_product_attention` its memory-efficient one.
     #[must_use]
-    pub fn fuses_attention(&self) -> bool {
-        self.runtime.attention != AttentionKernel::Unfused
+    pub fn fuses_attention(&self, trace: &Trace) -> bool {
+        match self.runtime.attention {
+            AttentionKernel::Unfused => false,
+            AttentionKernel::CudnnOrFlash3 => !attends_in_32_bits(trace),
+            AttentionKernel::Flash1
+            | AttentionKernel::Flash2
+            | AttentionKernel::Flash2TwoPass
+            | AttentionKernel::CudnnElseTwoPass => true,
+        }
     }
 
     /// The kernel that runs the attention of a scope.
@@ -140,12 +150,17 @@ impl Lowering<'_> {
     }
 }
 
+/// Whether queries are of 32 bits.
+fn attends_in_32_bits(trace: &Trace) -> bool {
+    let scores = |op: &&Op| matches!(op.kind, OpKind::AttentionScores(_));
+    let query = trace.forward.iter().find(scores).map(|op| op.inputs[0]);
+    query.is_some_and(|id| trace.tensor(id).dtype == DType::F32)
+}
+
 #[cfg(test)]
 mod tests {
-    use models::{BlockClass, BlockLayout};
-    use spec::DType;
-
     use super::*;
+    use models::{BlockClass, BlockLayout};
 
     /// What runs core attention in a layer of 32 tokens, forward and backward.
     fn kernels(model: &str, runtime: &str, activation: DType) -> Vec<AttentionKernel> {
@@ -177,6 +192,28 @@ mod tests {
         ] {
             let got = kernels(model, runtime, activation);
             assert_eq!(got, [kernel; 2], "{model} {runtime} {activation:?}");
+        }
+    }
+
+    #[test]
+    fn attention_in_32_bits_runs_where_a_kernel_takes_it() {
+        use AttentionKernel::{Flash1, Flash2};
+        for (runtime, kernels_in_32_bits) in [
+            ("megatron-core", vec![]),
+            ("nemo", vec![]),
+            ("fsdp2", vec![Flash2; 2]),
+            ("fsdp1", vec![Flash1; 2]),
+        ] {
+            assert_eq!(
+                kernels("llama3-8b", runtime, DType::F32),
+                kernels_in_32_bits,
+                "{runtime}"
+            );
+            assert_eq!(
+                kernels("llama3-8b", runtime, DType::Bf16).len(),
+                2,
+                "{runtime}"
+            );
         }
     }
 }

@@ -64,7 +64,7 @@ pub fn kept(lowering: &Lowering<'_>, trace: &Trace, recompute: Recompute) -> Vec
             }
         }
     }
-    let fused_keeps = lowering.fuses_attention()
+    let fused_keeps = lowering.fuses_attention(trace)
         && recompute != Recompute::Selective
         && !reruns_attention(lowering, recompute);
     if fused_keeps {
@@ -241,7 +241,7 @@ fn saved_by(
     }
     // Fused or recomputed attention keeps queries, keys and values, not what is between. Its
     // output is kept by the projection that reads it.
-    if lowering.fuses_attention() || recompute == Recompute::Selective {
+    if lowering.fuses_attention(trace) || recompute == Recompute::Selective {
         let external = |id: &TensorId| {
             !trace
                 .forward

@@ -1,8 +1,10 @@
 //! Fused attention: achieved rate by kernel generation, sequence and head dimension.
 //!
 //! FLOPs forward: `2 · b · h · s_q · s_kv · (d_qk + d_v)`, half of that when causal; backward 2.5
-//! times forward (Dao 2023, §4.1). With a sliding window `s_kv` is the window. Where a profile of the very GPUs measured
-//! a library's causal attention, its times beat the charts' (`ratios`).
+//! times forward (Dao 2023, §4.1). With a sliding window `s_kv` is the window. The charts are of 16-bit
+//! kernels; a kernel that takes 32 bits (PyTorch's memory-efficient attention, our own) reaches the same
+//! share of the device's 32-bit peak. Where a profile of the very GPUs measured a library's causal attention,
+//! its times beat the charts' (`ratios`).
 
 use dtensor::AttentionShape;
 use plans::UsedConstant;
@@ -99,6 +101,8 @@ const TWO_PASSES: f64 = 7.0 / 5.0;
 pub(super) struct AttentionPrices {
     architecture: Architecture,
     peak: f64,
+    /// Time in 32 bits over that in 16, as of products.
+    single: f64,
     sustained: f64,
     /// Measured over charted time, forward and backward.
     ratios: [Ratios<4>; 2],
@@ -113,10 +117,14 @@ impl AttentionPrices {
         let peak = device
             .peak_rate(DType::Bf16)
             .map_or(1.0, |rate| rate.0 / 1e12);
+        let single = device
+            .peak_rate(DType::F32)
+            .map_or(1.0, |rate| (peak * 1e12 / rate.0).max(1.0));
         let peak = peak / super::clock_factor(device, fitted);
         let charts = Self {
             architecture: device.architecture,
             peak,
+            single,
             sustained: super::sustained(device.architecture, fitted),
             ratios: Default::default(),
             source: profile.map(|profile| profile.source()),
@@ -155,16 +163,19 @@ impl AttentionPrices {
         &self,
         s: &AttentionShape,
         kernel: AttentionKernel,
+        dtype: DType,
         backward: bool,
     ) -> Priced {
-        let plain = s.causal && s.window.is_none_or(|w| w >= s.kv_len);
+        let wide = dtype == DType::F32;
+        let plain = !wide && s.causal && s.window.is_none_or(|w| w >= s.kv_len);
         let sizes = [s.batch * s.heads, s.q_len, s.kv_len, s.qk_dim];
         let ratio = match kernel == NEWEST && plain {
             true => self.ratios[usize::from(backward)].at(sizes),
             false => None,
         };
         Priced {
-            time: self.charted(s, kernel, backward) * ratio.unwrap_or(1.0),
+            time: self.charted(s, kernel, backward)
+                * ratio.unwrap_or(if wide { self.single } else { 1.0 }),
             origin: ratio.map_or(Origin::Published, |_| Origin::Measured),
         }
     }

@@ -68,9 +68,6 @@ impl PowerCap {
 /// instructions for as many multiplications, where the two take turns and take as long as each other.
 const EIGHT_BYTE_LOADS: f64 = 4.0 / 3.0;
 
-/// Time of products in TF32 over those in 16 bits: half the rate on every generation here.
-const TF32: f64 = 2.0;
-
 /// Rate of grouped products over one product of all rows: 0.85 (SimuMax group_matmul against
 /// matmul medians; DeepGEMM grouped against dense on H800: 0.84–0.9).
 const GROUPED: f64 = 1.0 / 0.85;
@@ -80,6 +77,9 @@ pub(super) struct GemmPrices {
     wide: Scaled,
     narrow: Option<Scaled>,
     peak: FlopRate,
+    /// Time of products in 32 bits over those in 16: the ratio of the device's own peaks. Where it has
+    /// TF32 units these run them (2 on every generation so far), elsewhere its 32-bit units do (8 on V100).
+    single: f64,
     sustained: f64,
     architecture: Architecture,
     cap: Option<PowerCap>,
@@ -118,7 +118,10 @@ impl GemmPrices {
             Some(Scaled::new(grid, factor))
         });
         let wide = Scaled::new(grid, factor);
-        let ratios = [("bf16", 1.0), ("tf32", TF32)].map(|(element, slower)| {
+        let single = device
+            .peak_rate(DType::F32)
+            .map_or(1.0, |own| (peak / own).max(1.0));
+        let ratios = [("bf16", 1.0), ("tf32", single)].map(|(element, slower)| {
             let products = profile.map_or_else(Vec::new, |profile| profile.products(element));
             Ratios::new(products, |[m, n, k]| wide.time(m, n, k).0 * slower)
         });
@@ -126,6 +129,7 @@ impl GemmPrices {
             wide,
             narrow,
             peak,
+            single,
             sustained: super::sustained(device.architecture, fitted),
             architecture: device.architecture,
             cap: PowerCap::of(device, clocks, fitted),
@@ -169,7 +173,7 @@ impl GemmPrices {
     pub(super) fn tabled(&self, m: u64, n: u64, k: u64, dtype: DType) -> Seconds {
         match (dtype, &self.narrow) {
             (DType::F8, Some(narrow)) => narrow.time(m, n, k),
-            (DType::F32, _) => self.wide.time(m, n, k) * TF32,
+            (DType::F32, _) => self.wide.time(m, n, k) * self.single,
             _ => self.wide.time(m, n, k),
         }
     }
@@ -218,7 +222,7 @@ impl GemmPrices {
     pub(super) fn batched(&self, batch: u64, [m, n, k]: [u64; 3], dtype: DType) -> Priced {
         let flops = 2.0 * batch as f64 * m as f64 * n as f64 * k as f64;
         let rate = match dtype {
-            DType::F32 => self.peak.0 * 0.5,
+            DType::F32 => self.peak.0 / self.single,
             _ => self.peak.0,
         };
         // Matrix units read rows in 16-byte pieces; other row lengths take slower kernels (NVIDIA,

@@ -227,7 +227,8 @@ impl NetworkPrices {
     }
 
     pub(super) fn point_to_point(&self, bytes: Bytes, group: Group) -> Priced {
-        let near = group.ranks_per_block(self.domain) > 1;
+        // Where a group spans domains, the neighbours that lie in two of them are the slowest.
+        let near = group.ranks_per_block(self.domain) >= group.size;
         if !near {
             let ratio = self.ratio(CollectiveKind::SendRecv, [2, 1, bytes.0]);
             return Priced {

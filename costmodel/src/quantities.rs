@@ -1,0 +1,79 @@
+//! Rates and times of a scenario that prices divide by and add up: refused unless they are usable.
+
+use crate::{CostError, Scenario};
+
+/// Refuses a scenario with a rate that is not positive and finite, or a time that is not finite.
+pub(crate) fn check(scenario: &Scenario) -> Result<(), CostError> {
+    let cluster = &scenario.cluster;
+    let device = &cluster.device;
+    let rates = [
+        ("device memory bandwidth", device.memory_bandwidth.value.0),
+        ("scale-up bandwidth", cluster.scale_up.bandwidth.value.0),
+        ("scale-out bandwidth", cluster.scale_out.bandwidth.value.0),
+    ];
+    for (name, value) in rates {
+        positive(name, value)?;
+    }
+    for (dtype, peak) in &device.peak {
+        positive(
+            &format!("dense peak, {dtype:?}").to_lowercase(),
+            peak.value.0,
+        )?;
+    }
+    let overheads = &scenario.runtime.overheads;
+    let times = [
+        ("scale-up latency", cluster.scale_up.latency.value.0),
+        ("scale-out latency", cluster.scale_out.latency.value.0),
+        ("host time per kernel", overheads.launch.value.0),
+        ("host time per step", overheads.step.value.0),
+        (
+            "time per byte of gradients",
+            overheads.gradient_byte.value.0,
+        ),
+        ("time per pipeline transfer", overheads.transfer.value.0),
+        (
+            "slow-down beside collectives",
+            overheads.overlap_slowdown.value,
+        ),
+        (
+            "reserved over allocated memory",
+            overheads.fragmentation.value,
+        ),
+    ];
+    for (name, value) in times {
+        held(
+            name,
+            value,
+            value.is_finite() && value >= 0.0,
+            "finite number, 0 or more",
+        )?;
+    }
+    let fraction = (0.0..1.0).contains(&scenario.headroom);
+    held(
+        "headroom",
+        scenario.headroom,
+        fraction,
+        "fraction from 0 to below 1",
+    )?;
+    Ok(())
+}
+
+fn positive(name: &str, value: f64) -> Result<(), CostError> {
+    held(
+        name,
+        value,
+        value.is_finite() && value > 0.0,
+        "finite rate above 0",
+    )
+}
+
+fn held(name: &str, value: f64, holds: bool, expected: &'static str) -> Result<(), CostError> {
+    if holds {
+        return Ok(());
+    }
+    Err(CostError::Quantity {
+        name: name.to_owned(),
+        value,
+        expected,
+    })
+}
