@@ -39,6 +39,35 @@ fn with<'a>(first: &[&'a str], rest: &[&'a str]) -> Vec<&'a str> {
     [first, SMALL, rest].concat()
 }
 
+/// Attention over a million tokens is counted once, and by the PaLM convention beside it.
+#[test]
+fn utilisation_of_long_sequences_is_below_the_peak() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let asked = [
+        "estimate",
+        "--model",
+        "llama3-8b",
+        "--gpus",
+        "256",
+        "--seq",
+        "1048576",
+        "--global-batch",
+        "4",
+        "--strategy",
+        "tp=8,cp=32,recompute=full",
+    ];
+    let predicted = &json(&run(folder.path(), &[&asked[..], &["--json"]].concat()))["predicted"];
+    let [once, palm] = ["mfu", "mfu_palm"].map(|key| predicted[key].as_f64().expect("a number"));
+    assert!(once < 1.0 && palm > 1.8 * once, "{once} {palm}");
+    let text = run(folder.path(), &asked).stdout;
+    let text = String::from_utf8_lossy(&text);
+    let said = format!(
+        "causal attention counted once ({:.1}% by the PaLM convention)",
+        palm * 100.0
+    );
+    assert!(text.contains(&said), "{text}");
+}
+
 #[test]
 fn search_writes_plan_and_report_and_prints_json() {
     let folder = tempfile::tempdir().expect("temporary folder");

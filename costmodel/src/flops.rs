@@ -3,37 +3,61 @@
 use spec::model::{AttentionKind, Mlp, ModelConfig, Moe};
 use spec::{Flops, Workload};
 
-/// Model FLOPs per token, forward and backward, without recomputation (PaLM, appendix B; Megatron):
-/// 6 per active parameter in matrix products, the head once, plus
-/// `6 · Σ_layers heads · (d_qk + d_v) · min(seq, window)`. Causality is not credited.
+/// Model FLOPs of one token, forward and backward, without recomputation: 6 per active parameter in
+/// matrix products, the head once, and those of attention,
+/// `6 · Σ_layers heads · (d_qk + d_v) · keys`, by two conventions of how many keys a query has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ModelFlops {
+    /// The keys that a query may see under the causal mask and the layer's sliding window, on average
+    /// over the sequence: causal attention counted once.
+    pub once: Flops,
+    /// All keys of the sequence, or of the window, as if nothing were masked (PaLM, appendix B; Megatron).
+    pub palm: Flops,
+}
+
+/// Model FLOPs per token. Sums are floats, which hold models of any size.
 #[must_use]
-pub fn per_token(model: &ModelConfig, workload: &Workload) -> Flops {
-    let mut parameters = model.hidden * model.vocab;
-    let mut attention = 0u64;
+pub fn per_token(model: &ModelConfig, workload: &Workload) -> ModelFlops {
+    let hidden = model.hidden as f64;
+    let head = hidden * model.vocab as f64;
+    let mut parameters = head;
+    let (mut seen, mut all) = (0.0, 0.0);
     let (qk, v) = model.attention.head_dims();
+    let per_key = model.attention.heads as f64 * (qk as f64 + v as f64);
     for index in 0..model.layers + model.mtp_layers {
-        let class = model.layer_class(index.min(model.layers - 1));
+        let class = model.layer_class(index.min(model.layers.saturating_sub(1)));
         parameters += attention_parameters(model);
         parameters += match (&model.moe, class.moe) {
             (Some(moe), true) => expert_parameters(model, moe),
-            _ => mlp_parameters(model.hidden, &model.mlp, model.mlp.ffn),
+            _ => mlp_parameters(model.hidden, &model.mlp, model.mlp.ffn as f64),
         };
-        let seen = class
+        let window = class
             .window
             .map_or(workload.seq_len, |w| w.min(workload.seq_len));
-        attention += model.attention.heads * (qk + v) * seen;
+        seen += per_key * visible_keys(workload.seq_len, window);
+        all += per_key * window as f64;
     }
     // A prediction module projects two hidden states to one and has its own pass of the head.
-    parameters += model.mtp_layers * (2 * model.hidden * model.hidden + model.hidden * model.vocab);
-    Flops(6.0 * (parameters + attention) as f64)
+    parameters += model.mtp_layers as f64 * (2.0 * hidden * hidden + head);
+    ModelFlops {
+        once: Flops(6.0 * (parameters + seen)),
+        palm: Flops(6.0 * (parameters + all)),
+    }
 }
 
-fn attention_parameters(model: &ModelConfig) -> u64 {
-    let heads = model.attention.heads;
+/// Keys that a query sees on average: `(s + 1) / 2` of a whole sequence, fewer under a window, which the
+/// first `window` queries do not fill.
+fn visible_keys(seq_len: u64, window: u64) -> f64 {
+    let (sequence, window) = (seq_len.max(1) as f64, window as f64);
+    window - window * (window - 1.0) / (2.0 * sequence)
+}
+
+fn attention_parameters(model: &ModelConfig) -> f64 {
+    let (hidden, heads) = (model.hidden as f64, model.attention.heads as f64);
     match model.attention.kind {
         AttentionKind::Grouped {
             kv_heads, head_dim, ..
-        } => 2 * model.hidden * heads * head_dim + 2 * model.hidden * kv_heads * head_dim,
+        } => 2.0 * hidden * head_dim as f64 * (heads + kv_heads as f64),
         AttentionKind::Latent {
             q_lora_rank,
             kv_lora_rank,
@@ -41,21 +65,38 @@ fn attention_parameters(model: &ModelConfig) -> u64 {
             qk_rope_dim,
             v_dim,
         } => {
-            let q_out = heads * (qk_nope_dim + qk_rope_dim);
-            let query = q_lora_rank.map_or(model.hidden * q_out, |r| r * (model.hidden + q_out));
-            let down = model.hidden * (kv_lora_rank + qk_rope_dim);
-            let up = kv_lora_rank * heads * (qk_nope_dim + v_dim);
-            query + down + up + heads * v_dim * model.hidden
+            let [rank, nope, rope, v] =
+                [kv_lora_rank, qk_nope_dim, qk_rope_dim, v_dim].map(|size| size as f64);
+            let q_out = heads * (nope + rope);
+            let query = q_lora_rank.map_or(hidden * q_out, |r| r as f64 * (hidden + q_out));
+            query + hidden * (rank + rope) + rank * heads * (nope + v) + heads * v * hidden
         }
     }
 }
 
-fn mlp_parameters(hidden: u64, mlp: &Mlp, ffn: u64) -> u64 {
-    let matrices = if mlp.gated { 3 } else { 2 };
-    matrices * hidden * ffn
+fn mlp_parameters(hidden: u64, mlp: &Mlp, ffn: f64) -> f64 {
+    let matrices = if mlp.gated { 3.0 } else { 2.0 };
+    matrices * hidden as f64 * ffn
 }
 
-fn expert_parameters(model: &ModelConfig, moe: &Moe) -> u64 {
-    let active = moe.top_k * moe.expert_ffn + moe.shared_ffn;
-    mlp_parameters(model.hidden, &model.mlp, active) + model.hidden * moe.experts
+fn expert_parameters(model: &ModelConfig, moe: &Moe) -> f64 {
+    let active = moe.top_k as f64 * moe.expert_ffn as f64 + moe.shared_ffn as f64;
+    mlp_parameters(model.hidden, &model.mlp, active) + model.hidden as f64 * moe.experts as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_counted_query_by_query() {
+        for (sequence, window) in [(1, 1), (2, 2), (8, 8), (8, 3), (64, 1), (1000, 128)] {
+            let pairs: u64 = (1..=sequence).map(|query: u64| query.min(window)).sum();
+            let average = visible_keys(sequence, window);
+            assert!(
+                (average * sequence as f64 - pairs as f64).abs() < 1e-6,
+                "{sequence} {window}: {average}"
+            );
+        }
+    }
 }

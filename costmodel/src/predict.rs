@@ -34,7 +34,8 @@ pub fn prediction(
         .device
         .peak_rate(scenario.workload.precision.matmul())
         .expect("checked when the cost model was made");
-    let model_flops = flops::per_token(&scenario.model, &scenario.workload).0 * tokens;
+    let model_flops = flops::per_token(&scenario.model, &scenario.workload);
+    let at_peak = step.0 * at_once * peak_rate.0;
     let peak_rank = heaviest(outcome);
     let by_rank: Vec<Bytes> = outcome
         .ranks
@@ -60,7 +61,8 @@ pub fn prediction(
         step_time_interval: (Seconds(shortest), Seconds(longest)),
         ratio_error: residual(Quantity::Ratio).high,
         tokens_per_s_per_gpu: tokens / step.0 / gpus,
-        mfu: model_flops / (step.0 * at_once * peak_rate.0),
+        mfu: model_flops.once.0 * tokens / at_peak,
+        mfu_palm: model_flops.palm.0 * tokens / at_peak,
         peak_flop_rate: peak_rate,
         peak_memory: peak,
         peak_memory_interval: (Bytes(least as u64), Bytes(most as u64)),

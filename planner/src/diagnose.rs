@@ -237,7 +237,8 @@ fn of_the_log(
     let flops = log.steps.iter().rev().find_map(|s| s.tflops_per_gpu);
     if let Some(tflops) = flops.filter(|&t| t > 0.0) {
         let counted = tflops * 1e12 * steady.median();
-        let planned = predicted.mfu * predicted.peak_flop_rate.0 * predicted.step_time.0;
+        // Training systems count attention as if nothing were masked.
+        let planned = predicted.mfu_palm * predicted.peak_flop_rate.0 * predicted.step_time.0;
         let ratio = counted / planned;
         if !(0.8..=1.25).contains(&ratio) {
             let evidence = format!(

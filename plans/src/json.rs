@@ -77,8 +77,12 @@ pub struct PredictedJson {
     pub step_time_interval_s: [f64; 2],
     /// Tokens per second and device.
     pub tokens_per_s_per_gpu: f64,
-    /// Model FLOPs utilisation over the dense peak.
+    /// Model FLOPs utilisation over the dense peak, causal attention counted once.
     pub mfu: f64,
+    /// The same by the PaLM convention (attention as if nothing were masked). Files of version 0.1 have it
+    /// as `mfu` and do not have this field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mfu_palm: Option<f64>,
     /// That peak, FLOP/s per device.
     pub peak_flops_per_s: f64,
     /// Heaviest rank's peak.
@@ -106,6 +110,7 @@ impl From<&Prediction> for PredictedJson {
             step_time_interval_s: [p.step_time_interval.0.0, p.step_time_interval.1.0],
             tokens_per_s_per_gpu: p.tokens_per_s_per_gpu,
             mfu: p.mfu,
+            mfu_palm: Some(p.mfu_palm),
             peak_flops_per_s: p.peak_flop_rate.0,
             peak_memory_bytes: p.peak_memory.0,
             peak_memory_interval_bytes: [p.peak_memory_interval.0.0, p.peak_memory_interval.1.0],
@@ -114,12 +119,17 @@ impl From<&Prediction> for PredictedJson {
             memory_by_rank_bytes: p.memory_by_rank.iter().map(|b| b.0).collect(),
             fits: p.fit.fits(),
             spare_bytes: match &p.fit {
-                Fit::Fits { spare } => spare.0 as i64,
-                Fit::TooLarge { over, .. } => -(over.0 as i64),
+                Fit::Fits { spare } => signed(spare.0),
+                Fit::TooLarge { over, .. } => -signed(over.0),
             },
             breakdown: p.breakdown,
         }
     }
+}
+
+/// The nearest number that has a sign.
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 /// A strategy with its prediction.

@@ -19,9 +19,13 @@ pub struct Prediction {
     pub ratio_error: f64,
     /// Tokens per second and device.
     pub tokens_per_s_per_gpu: f64,
-    /// Model FLOPs utilisation over the dense peak.
+    /// Model FLOPs utilisation over the dense peak. Causal attention counts once: a query has the keys
+    /// that it may see.
     pub mfu: f64,
-    /// The dense peak used for `mfu`, per device.
+    /// The same by the PaLM convention, which counts attention as if nothing were masked. Published
+    /// figures, Megatron's and NeMo's among them, mostly are of this kind.
+    pub mfu_palm: f64,
+    /// The dense peak used for both, per device.
     pub peak_flop_rate: spec::FlopRate,
     /// Memory of the heaviest rank at its peak.
     pub peak_memory: Bytes,
@@ -43,6 +47,16 @@ pub struct Prediction {
     pub fit: Fit,
     /// Constants used, with their evidence.
     pub provenance: Vec<UsedConstant>,
+}
+
+impl Prediction {
+    /// The MFU by the PaLM convention where it is 1% or more off the one that counts causal attention
+    /// once: what to print beside it.
+    #[must_use]
+    pub fn mfu_palm_beside(&self) -> Option<f64> {
+        let differs = (self.mfu_palm - self.mfu).abs() >= 0.01 * self.mfu;
+        differs.then_some(self.mfu_palm)
+    }
 }
 
 /// A named part of memory.

@@ -43,6 +43,7 @@ fn plan(strategy: &Plan) -> PlanFile {
         step_time_interval_s: [1.0, 1.5],
         tokens_per_s_per_gpu: 1000.5,
         mfu: 0.5,
+        mfu_palm: Some(0.52),
         peak_flops_per_s: 989e12,
         peak_memory_bytes: 1 << 36,
         peak_memory_interval_bytes: [1 << 35, 1 << 37],
@@ -117,6 +118,22 @@ proptest! {
         let read = PlanFile::from_yaml(&text, "test").expect("reads");
         prop_assert_eq!(read, written);
     }
+}
+
+/// Files of version 0.1 know one convention of MFU.
+#[test]
+fn a_plan_file_without_the_second_mfu_opens_with_its_id() {
+    let written = plan(&parsed("tp=2,ep=4").expect("legal"));
+    let text = written.to_yaml().expect("writes");
+    let old: String = text
+        .lines()
+        .filter(|line| !line.contains("mfu_palm"))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    assert_ne!(old, text);
+    let read = PlanFile::from_yaml(&old, "test").expect("reads");
+    assert_eq!((&read.id, read.prediction.mfu_palm), (&written.id, None));
+    assert_eq!(read.to_yaml().expect("writes"), old);
 }
 
 #[test]

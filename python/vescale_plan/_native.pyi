@@ -24,7 +24,8 @@ class Plan:
 
     @property
     def predicted(self) -> Dict[str, Any]:
-        """What was predicted: `step_time_s`, `peak_memory_bytes`, `mfu`, `breakdown` and more."""
+        """What was predicted: `step_time_s`, `peak_memory_bytes`, `mfu` (causal attention counted
+        once), `mfu_palm` (as if nothing were masked), `breakdown` and more."""
 
     @property
     def workload(self) -> Dict[str, Any]:

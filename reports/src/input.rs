@@ -64,7 +64,7 @@ pub struct Alternative {
     pub step_time: Seconds,
     /// Tokens per second and device.
     pub tokens_per_s_per_gpu: f64,
-    /// Model FLOPs utilisation.
+    /// Model FLOPs utilisation, causal attention counted once.
     pub mfu: f64,
     /// Memory of the heaviest rank.
     pub peak_memory: Bytes,

@@ -93,7 +93,15 @@ pub fn prediction(strategy: &Strategy, p: &Prediction, capacity: Bytes, colour: 
         ),
         row(
             "MFU",
-            format!("{:.1}% of {} dense", p.mfu * 100.0, p.peak_flop_rate),
+            format!(
+                "{:.1}% of {} dense{}",
+                p.mfu * 100.0,
+                p.peak_flop_rate,
+                p.mfu_palm_beside().map_or_else(String::new, |palm| format!(
+                    ", causal attention counted once ({:.1}% by the PaLM convention)",
+                    palm * 100.0
+                ))
+            ),
         ),
         row(
             "memory",

@@ -19,6 +19,7 @@ fn prediction(fit: Fit) -> Prediction {
         ratio_error: 0.03,
         tokens_per_s_per_gpu: 1024.0,
         mfu: 0.462,
+        mfu_palm: 0.481,
         peak_flop_rate: FlopRate(989e12),
         peak_memory: Bytes(66 * GIB),
         peak_memory_interval: (Bytes(62 * GIB), Bytes(70 * GIB)),
@@ -200,6 +201,7 @@ fn a_report_says_the_verdict_first_and_escapes_what_it_shows() {
         "66.0 of 72.0 GiB",
         "8.00 s",
         "46.2 %",
+        "causal attention counted once (48.1 % by the PaLM convention)",
         "331 days",
         "$ 10,172,526",
     ] {

@@ -49,6 +49,11 @@ pub(crate) fn run(args: &CompareArgs) -> Result<ExitCode, CliError> {
         ],
         ["MFU".to_owned(), percent(a.mfu), percent(b.mfu)],
         [
+            "MFU, PaLM convention".to_owned(),
+            percent(a.mfu_palm),
+            percent(b.mfu_palm),
+        ],
+        [
             "peak memory".to_owned(),
             a.peak_memory.to_string(),
             b.peak_memory.to_string(),

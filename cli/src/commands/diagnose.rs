@@ -183,7 +183,8 @@ fn shown(run: &Run, hypotheses: &[Hypothesis]) -> String {
         ratio(rate, p.tokens_per_s_per_gpu),
     ]);
     if let Some(tflops) = tflops(run) {
-        let predicted = p.mfu * p.peak_flop_rate.0 / 1e12;
+        // Logs count attention as if nothing were masked.
+        let predicted = p.mfu_palm * p.peak_flop_rate.0 / 1e12;
         rows.push([
             "TFLOP/s/GPU".to_owned(),
             format!("{predicted:.0}"),

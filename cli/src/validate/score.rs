@@ -50,7 +50,10 @@ pub(crate) struct Predicted {
     pub(crate) peak_memory_bytes: f64,
     pub(crate) fits: bool,
     pub(crate) interval: [f64; 2],
+    /// Causal attention counted once.
     pub(crate) mfu: f64,
+    /// As most sources count: attention as if nothing were masked.
+    pub(crate) mfu_palm: f64,
     pub(crate) breakdown: Breakdown,
     /// Device time per step of the busiest rank's kernels and collectives, longest first.
     pub(crate) kernels: Vec<NamedTime>,
@@ -118,6 +121,7 @@ pub(crate) fn score(run: &Run, file: &str, constants: &Fitted, left_out: Option<
                     prediction.step_time_interval.1.0,
                 ],
                 mfu: prediction.mfu,
+                mfu_palm: prediction.mfu_palm,
                 breakdown: prediction.breakdown,
                 kernels: prediction.kernels,
                 memory: prediction.memory,

@@ -56,9 +56,20 @@ fn figures(input: &ReportInput) -> Markup {
         (figure("Tokens/s/GPU", &format::significant(p.tokens_per_s_per_gpu),
             &format!("{} tokens/s in all",
                 format::short_count(p.tokens_per_s_per_gpu * input.gpus as f64))))
-        (figure("MFU", &format::percent(p.mfu),
-            &format!("of {} dense", format::flop_rate(p.peak_flop_rate))))
+        (figure("MFU", &format::percent(p.mfu), &mfu_note(p)))
         @if let Some(budget) = &input.budget { (budget_figures(budget)) }
+    }
+}
+
+/// What the MFU is a share of, and the other convention's figure where it differs.
+fn mfu_note(p: &Prediction) -> String {
+    let peak = format!("of {} dense", format::flop_rate(p.peak_flop_rate));
+    match p.mfu_palm_beside() {
+        Some(palm) => format!(
+            "{peak}; causal attention counted once ({} by the PaLM convention)",
+            format::percent(palm)
+        ),
+        None => peak,
     }
 }
 
