@@ -61,10 +61,7 @@ fn a_loss_that_is_no_number_stops_training_and_keeps_the_checkpoint() {
     );
     broken.settings.optimizer.learning_rate = 1e30;
     let dir = tempfile::tempdir().expect("a temporary folder");
-    let checkpoints = Checkpoints {
-        dir: dir.path().to_owned(),
-        every: 1,
-    };
+    let checkpoints = Checkpoints::of(&broken, dir.path(), 1);
     let error = executor::train(&Session {
         checkpoints: Some(&checkpoints),
         ..session(&broken)
@@ -113,10 +110,7 @@ fn a_full_disk_stops_saving_and_keeps_the_checkpoint_before() {
         3,
     );
     let dir = tempfile::tempdir().expect("a temporary folder");
-    let checkpoints = Checkpoints {
-        dir: dir.path().to_owned(),
-        every: 1,
-    };
+    let checkpoints = Checkpoints::of(&trained, dir.path(), 1);
     let full = FullDisk(dir.path().to_owned());
     let error = executor::train(&Session {
         checkpoints: Some(&checkpoints),
