@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use spec::model::ModelConfig;
 
 use super::{Problem, wrong};
 use crate::error::ExecutorError;
@@ -80,7 +81,7 @@ impl RunIdentity {
     /// Of a job.
     #[must_use]
     pub fn of(job: &Job) -> Self {
-        let mut model = job.model.clone();
+        let mut model = ModelConfig::clone(&job.model);
         model.name.clear();
         let adamw = &job.settings.optimizer;
         Self {
