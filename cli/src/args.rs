@@ -383,18 +383,22 @@ pub(crate) struct RunArgs {
     /// Write an HTML report: measured beside predicted
     #[arg(long)]
     pub(crate) report: Option<PathBuf>,
-    /// Write a line of JSON per step: loss, gradient norm, time
+    /// Write a line of JSON per step: loss, gradient norm, time. With --resume the lines are added to the file
     #[arg(long)]
     pub(crate) log: Option<PathBuf>,
-    /// Folder to save checkpoints in
+    /// Folder to save checkpoints in; a run from the beginning refuses one that holds an earlier run's
     #[arg(long)]
     pub(crate) checkpoints: Option<PathBuf>,
     /// Steps between checkpoints; the end is always saved
     #[arg(long, default_value_t = 0, requires = "checkpoints")]
     pub(crate) every: u64,
-    /// Go on from the last checkpoint of --checkpoints, or from this one
+    /// Go on from the last whole checkpoint of --checkpoints or of this folder, or from this checkpoint. It must be
+    /// of this run: the same model, data, batch, precision, optimizer, learning rate, steps and seed
     #[arg(long, num_args = 0..=1, value_name = "CHECKPOINT")]
     pub(crate) resume: Option<Option<PathBuf>>,
+    /// With --resume: go on from another run's checkpoint too, and say what differs
+    #[arg(long, requires = "resume")]
+    pub(crate) force_resume: bool,
     /// Begin from weights of the Hugging Face hub: a .safetensors file or a folder of them
     #[arg(long, conflicts_with = "resume")]
     pub(crate) init: Option<PathBuf>,

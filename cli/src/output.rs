@@ -66,6 +66,11 @@ pub(crate) fn note(quiet: bool, text: &str) {
     }
 }
 
+/// What the user must know of even when notes are off, to stderr.
+pub(crate) fn warning(text: &str) {
+    eprintln!("warning: {text}");
+}
+
 /// What went wrong, to stderr.
 pub(crate) fn error(text: &str) {
     eprintln!("error: {text}");

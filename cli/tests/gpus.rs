@@ -157,7 +157,9 @@ fn a_run_goes_on_from_another_devices_checkpoint() {
             ]
         };
         run(&on(first, "1"));
-        let resumed = run(&[&on(second, "2")[..], &["--resume"]].concat());
+        // Another number of steps has other rates: another run.
+        let forced = ["--resume", "--force-resume"];
+        let resumed = run(&[&on(second, "2")[..], &forced].concat());
         assert_eq!(resumed["first_step"], 1);
         let got = last(&resumed).expect("a loss");
         assert!(

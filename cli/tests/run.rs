@@ -163,7 +163,8 @@ fn weights_go_to_the_hubs_format_and_back() {
         let file = format!("{model}.safetensors");
         train(&["--checkpoints", &saved]);
         at(&["checkpoint", "export", &saved, "-o", &file]);
-        let fine_tuned = train(&["--init", &file, "--checkpoints", "tuned"]);
+        let tuned = format!("{model}-tuned");
+        let fine_tuned = train(&["--init", &file, "--checkpoints", &tuned]);
         let start = fine_tuned["losses"][0]["loss"].as_f64().expect("a number");
         assert!(start < 4.7, "{model} starts from what it learned: {start}");
         let missing = run(folder.path(), &["run", plan, "--init", "no.safetensors"]);
@@ -265,11 +266,11 @@ fn bad_input_has_one_clear_message() {
         ),
         (
             &["run", llama, "--resume", "saved"],
-            "is of model nanogpt, the plan has llama",
+            "model is nanogpt there and llama here",
         ),
         (
             &["run", plan, "--resume", "saved", "--seed", "5"],
-            "is of seed 1234, the plan has 5",
+            "seed is 1234 there and 5 here",
         ),
         (
             &["run", plan, "--resume", "saved", "--steps", "1"],
@@ -281,7 +282,7 @@ fn bad_input_has_one_clear_message() {
         ),
         (
             &["run", plan, "--checkpoints", "short.txt"],
-            "short.txt: File exists",
+            "short.txt: is a file, expected a folder",
         ),
         (
             &["checkpoint", "verify", "nowhere"],

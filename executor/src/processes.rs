@@ -37,8 +37,8 @@ pub fn train_rank(
             });
         }
         same_job(session, comm)?;
-        if let Some(checkpoints) = session.checkpoints.filter(|_| comm.rank() == 0) {
-            prepare(&checkpoints.dir)?;
+        if comm.rank() == 0 {
+            prepare(session)?;
         }
         everyone(comm).barrier(comm)?;
         let (report, pieces) = one_rank(devices, session, &mesh, comm)?;

@@ -12,7 +12,7 @@ use plans::Timeline;
 use sha2::{Digest, Sha256};
 use spec::Precision;
 
-use crate::checkpoint::{self, Manifest, Memory, Piece, Source};
+use crate::checkpoint::{self, Manifest, Memory, Piece, RunIdentity, Source, Store, Written};
 use crate::device::{Cores, Device, Devices};
 use crate::error::ExecutorError;
 use crate::job::Job;
@@ -60,6 +60,20 @@ pub struct Checkpoints {
     pub dir: PathBuf,
     /// Steps between two; the end of training is always saved.
     pub every: u64,
+    /// The run that they are of, as their manifests say it; absent where that is not known.
+    pub run: Option<RunIdentity>,
+}
+
+impl Checkpoints {
+    /// Of a job.
+    #[must_use]
+    pub fn of(job: &Job, dir: &Path, every: u64) -> Self {
+        Self {
+            dir: dir.to_owned(),
+            every,
+            run: Some(RunIdentity::of(job)),
+        }
+    }
 }
 
 /// A step that is done.
@@ -101,9 +115,7 @@ pub fn train(session: &Session<'_>) -> Result<Outcome, ExecutorError> {
 pub fn train_on(devices: &impl Devices, session: &Session<'_>) -> Result<Outcome, ExecutorError> {
     let job = session.job;
     let mesh = Mesh::new(&job.strategy);
-    if let Some(checkpoints) = session.checkpoints {
-        prepare(&checkpoints.dir)?;
-    }
+    prepare(session)?;
     let ranks = local::world(mesh.world(), job.settings.timeout);
     let results: Vec<Result<_, ExecutorError>> = std::thread::scope(|scope| {
         let handles: Vec<_> = ranks
@@ -151,21 +163,37 @@ pub(crate) fn outcome(reports: Vec<RankReport>, states: Memory) -> Outcome {
     }
 }
 
-/// Makes the folder of checkpoints, and clears what interrupted saves left.
-pub(crate) fn prepare(dir: &Path) -> Result<(), ExecutorError> {
-    let wrong = |e: std::io::Error| ExecutorError::Checkpoint {
-        path: dir.display().to_string(),
-        reason: e.to_string(),
+/// Makes the folder of checkpoints, puts in order what an interrupted save left, and refuses to mix this run's
+/// checkpoints with another's: the last of a folder must be the one to go on from.
+pub(crate) fn prepare(session: &Session<'_>) -> Result<(), ExecutorError> {
+    let Some(checkpoints) = session.checkpoints else {
+        return Ok(());
     };
-    std::fs::create_dir_all(dir).map_err(wrong)?;
-    for entry in std::fs::read_dir(dir).map_err(wrong)? {
-        let path = entry.map_err(wrong)?.path();
-        let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("");
-        if name.starts_with(".step-") && name.ends_with(".partial") {
-            std::fs::remove_dir_all(&path).map_err(wrong)?;
+    let dir = &checkpoints.dir;
+    let first = session.start.map_or(0, |(_, step)| step);
+    let refused = |step: u64, of: &str, how: &str| ExecutorError::Checkpoint {
+        path: dir.display().to_string(),
+        reason: format!("holds step {step} of {of}: {how}"),
+    };
+    for (step, folder) in checkpoint::all(dir)? {
+        if first == 0 {
+            let how = "go on from it with --resume, or save into another folder";
+            return Err(refused(step, "an earlier run", how));
+        }
+        // Earlier ones are this run's past, or were given up with --force-resume; a damaged one is of no run.
+        let of_another = step > first
+            && Manifest::read(&folder).is_ok_and(|manifest| {
+                let ours = (&checkpoints.run, session.job.settings.seed);
+                manifest.run.is_some() && (&manifest.run, manifest.seed) != ours
+            });
+        if of_another {
+            let how = format!(
+                "it would be taken for a later one than step {first} of this run; save into another folder"
+            );
+            return Err(refused(step, "another run", &how));
         }
     }
-    Ok(())
+    Store::new(dir).recover()
 }
 
 /// Runs a rank; its failure, or its panic, stops the others.
@@ -252,7 +280,7 @@ fn steps<'scope>(
     let mut writer: Option<ScopedJoinHandle<'scope, Result<(), ExecutorError>>> = None;
     if let Some(checkpoints) = session.checkpoints.filter(|_| first >= job.last_step()) {
         // Nothing left to train: what was loaded is saved as this layout has it.
-        return save(session, comm, &checkpoints.dir, first, &rank.pieces()?);
+        return save(session, comm, checkpoints, first, &rank.pieces()?);
     }
     for step in first..job.last_step() {
         let report = rank.step(step)?;
@@ -266,8 +294,7 @@ fn steps<'scope>(
         if done == job.last_step() || (checkpoints.every > 0 && done % checkpoints.every == 0) {
             join(writer.take())?;
             let pieces = rank.pieces()?;
-            writer =
-                Some(scope.spawn(move || save(session, comm, &checkpoints.dir, done, &pieces)));
+            writer = Some(scope.spawn(move || save(session, comm, checkpoints, done, &pieces)));
         }
     }
     join(writer)
@@ -286,31 +313,61 @@ fn join(
     }
 }
 
-/// Writes a rank's file; rank 0 completes the checkpoint when every rank has.
+/// Writes a rank's file; rank 0 completes the checkpoint when every rank has, and tells them. When one cannot, all
+/// remove what they wrote.
 fn save(
     session: &Session<'_>,
     comm: &dyn Communicator,
-    dir: &Path,
+    checkpoints: &Checkpoints,
     step: u64,
     pieces: &[Piece],
 ) -> Result<(), ExecutorError> {
-    let job = session.job;
-    let entry = checkpoint::write_rank(dir, step, comm.rank(), pieces)?;
-    let message = Arc::new(serde_json::to_vec(&entry).expect("names and numbers become JSON"));
-    comm.send(0, FILES, "checkpoint", message)?;
-    if comm.rank() != 0 {
-        return Ok(());
+    let store = Store::new(&checkpoints.dir);
+    let saved = match comm.rank() {
+        0 => save_all(session, comm, checkpoints, (step, pieces)),
+        rank => store.write_rank(step, rank, pieces).and_then(|written| {
+            let message = serde_json::to_vec(&written).expect("names and numbers become JSON");
+            comm.send(0, FILES, "checkpoint", Arc::new(message))?;
+            comm.receive(0, FILES, "checkpoint")?;
+            Ok(())
+        }),
+    };
+    if saved.is_err() {
+        // The others learn of it from this rank's failure; whoever is last leaves no folder.
+        let rank = comm.rank();
+        store.abandon(step, Some(rank).filter(|&rank| rank > 0));
     }
-    let files = (0..comm.world())
-        .map(|from| {
-            let bytes = comm.receive(from, FILES, "checkpoint")?;
-            Ok(serde_json::from_slice(&bytes).expect("what a rank wrote"))
-        })
-        .collect::<Result<Vec<_>, ExecutorError>>()?;
+    saved
+}
+
+/// Rank 0's part of [`save`].
+fn save_all(
+    session: &Session<'_>,
+    comm: &dyn Communicator,
+    checkpoints: &Checkpoints,
+    (step, pieces): (u64, &[Piece]),
+) -> Result<(), ExecutorError> {
+    let job = session.job;
+    let store = Store::new(&checkpoints.dir);
+    let Written {
+        file,
+        mut parameters,
+    } = store.write_rank(step, 0, pieces)?;
+    let mut files = vec![file];
+    for from in 1..comm.world() {
+        let bytes = comm.receive(from, FILES, "checkpoint")?;
+        let written: Written = serde_json::from_slice(&bytes).expect("what a rank wrote");
+        files.push(written.file);
+        parameters.extend(written.parameters);
+    }
     let names = (job.model.name.clone(), job.strategy.to_string());
-    let manifest = Manifest::new(step, job.settings.seed, names, files);
-    let path = checkpoint::finish(dir, &manifest)?;
+    let of = (step, job.settings.seed);
+    let manifest = Manifest::new(of, names, checkpoints.run.clone(), (files, parameters));
+    let path = store.finish(&manifest)?;
     session.observer.saved(&path);
+    for to in 1..comm.world() {
+        comm.send(to, FILES, "checkpoint", Arc::default())?;
+    }
     Ok(())
 }
 

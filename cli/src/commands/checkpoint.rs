@@ -64,8 +64,17 @@ fn inspect(args: &CheckpointPath) -> Result<ExitCode, CliError> {
         .iter()
         .map(|p| p.shape.iter().product::<u64>())
         .sum();
+    let run = manifest.run.as_ref().map_or_else(
+        || "of a run that it does not describe".to_owned(),
+        |run| {
+            format!(
+                "{} in {}; data {:.12}; {}; learning rate {}",
+                run.batch, run.precision, run.data_sha256, run.optimizer, run.learning_rate
+            )
+        },
+    );
     let mut text = format!(
-        "{path}\n  model {} after {} steps, seed {}\n  written under {}\n  {} parameters, {elements} elements with both moments, {} in {} files\n\n",
+        "{path}\n  model {} after {} steps, seed {}\n  {run}\n  written under {}\n  {} parameters, {elements} elements with both moments, {} in {} files\n\n",
         manifest.model,
         manifest.step,
         manifest.seed,
@@ -156,6 +165,8 @@ fn reshard(args: &ReshardArgs) -> Result<ExitCode, CliError> {
     let checkpoints = Checkpoints {
         dir: args.to.clone(),
         every: 0,
+        // Another layout of the same run.
+        run: checkpoint.manifest.run.clone(),
     };
     executor::train(&Session {
         job: &job,

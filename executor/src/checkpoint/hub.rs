@@ -1,13 +1,14 @@
 //! Weights as the Hugging Face hub has them: `.safetensors` files by `state_dict` name.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
-use super::{Checkpoint, Source};
+use super::files::{Disk, Files};
+use super::{Checkpoint, ParameterEntry, Problem, Source, io, read_bounded, wrong};
 use crate::error::ExecutorError;
 
 /// Weights of a downloaded model; moments are zero.
@@ -76,10 +77,10 @@ impl Place {
             "down_proj" => (1, 0),
             _ => return None,
         };
-        let out = every * global[0];
+        let out = every * global.first()?;
         let (shape, strides, bias) = match (parts.next()?, global) {
             ("weight", &[_, inner]) => (vec![inner, out], vec![every, out], ""),
-            ("bias", _) => (vec![out], vec![every], "_bias"),
+            ("bias", &[_]) => (vec![out], vec![every], "_bias"),
             _ => return None,
         };
         Some(Self {
@@ -99,13 +100,6 @@ impl Place {
             (_, strides) => index * strides[0],
         };
         before + self.first + inside
-    }
-}
-
-fn wrong(path: &Path, reason: String) -> ExecutorError {
-    ExecutorError::Checkpoint {
-        path: path.display().to_string(),
-        reason,
     }
 }
 
@@ -129,7 +123,7 @@ impl HubWeights {
         }
         let mut tensors = BTreeMap::new();
         for file in files {
-            let bytes = std::fs::read(&file).map_err(|e| wrong(&file, e.to_string()))?;
+            let bytes = read_bounded(&file, u64::MAX)?;
             let parsed =
                 SafeTensors::deserialize(&bytes).map_err(|e| wrong(&file, e.to_string()))?;
             for (name, view) in parsed.tensors() {
@@ -215,39 +209,29 @@ impl Checkpoint {
     /// # Errors
     /// When a piece is damaged or the file cannot be written.
     pub fn export(&self, path: &Path) -> Result<(), ExecutorError> {
+        if path.is_dir() {
+            return Err(wrong(
+                path,
+                "is a folder, expected a file to write".to_owned(),
+            ));
+        }
         let mut data: BTreeMap<String, (Vec<usize>, Vec<f32>)> = BTreeMap::new();
         let parameters = self.parameters();
-        for parameter in &parameters {
-            let elements = parameter.shape.iter().product::<u64>() as usize;
-            let mut states = [
-                vec![0.0; elements],
-                vec![0.0; elements],
-                vec![0.0; elements],
-            ];
-            let [weights, momentum, variance] = &mut states;
-            self.read(
-                &parameter.name,
-                &parameter.shape,
-                0,
-                [weights, momentum, variance],
-            )?;
-            let place = Place::of(&parameter.name, &parameter.shape);
-            let of_tensor = place.shape.iter().product::<u64>() as usize;
-            let dims = place.shape.iter().map(|&d| d as usize);
-            let (shape, values) = data
-                .entry(place.tensor.clone())
-                .or_insert_with(|| (dims.collect(), Vec::new()));
-            let experts = place.expert.map_or(1, |e| e as usize + 1);
-            if values.len() < experts * of_tensor {
-                values.resize(experts * of_tensor, 0.0);
-                if place.expert.is_some() {
-                    let dims = place.shape.iter().map(|&d| d as usize);
-                    *shape = std::iter::once(experts).chain(dims).collect();
+        let tensors = tensors(&parameters).map_err(|reason| wrong(self.folder(), reason))?;
+        for (name, parts) in tensors {
+            let mut shape: Vec<usize> = parts[0].1.shape.iter().map(|&d| d as usize).collect();
+            let experts = parts.iter().filter_map(|(_, place)| place.expert).max();
+            if let Some(last) = experts {
+                shape.insert(0, last as usize + 1);
+            }
+            let mut values = vec![0.0; shape.iter().product()];
+            for (parameter, place) in parts {
+                let weights = self.weights(parameter)?;
+                for (index, weight) in (0..).zip(weights) {
+                    values[place.at(index, &parameter.shape) as usize] = weight;
                 }
             }
-            for (index, weight) in (0..).zip(weights.iter()) {
-                values[place.at(index, &parameter.shape) as usize] = *weight;
-            }
+            data.insert(name, (shape, values));
         }
         let views = data
             .iter()
@@ -258,14 +242,75 @@ impl Checkpoint {
             })
             .collect::<Result<Vec<_>, ExecutorError>>()?;
         let bytes = safetensors::serialize(views, None).map_err(|e| wrong(path, e.to_string()))?;
-        let partial = path.with_extension("partial");
-        std::fs::write(&partial, bytes)
-            .and_then(|()| std::fs::rename(&partial, path))
-            .map_err(|e| {
-                // What was begun must not look like a file.
-                let _ = std::fs::remove_file(&partial);
-                wrong(path, e.to_string())
-            })
+        write_whole(path, &bytes).map_err(|e| io(path, &e))
+    }
+
+    /// A parameter's weights, without its moments.
+    fn weights(&self, parameter: &ParameterEntry) -> Result<Vec<f32>, ExecutorError> {
+        let elements = parameter.shape.iter().product::<u64>() as usize;
+        let mut states = [(); 3].map(|()| vec![0.0; elements]);
+        let into = states.each_mut().map(Vec::as_mut_slice);
+        self.read(&parameter.name, &parameter.shape, 0, into)?;
+        let [weights, ..] = states;
+        Ok(weights)
+    }
+}
+
+/// The tensors that parameters fill, with each one's parameters; together these have as many elements as it.
+fn tensors(
+    parameters: &[ParameterEntry],
+) -> Result<BTreeMap<String, Vec<(&ParameterEntry, Place)>>, Problem> {
+    let mut tensors: BTreeMap<String, Vec<(&ParameterEntry, Place)>> = BTreeMap::new();
+    for parameter in parameters {
+        let place = Place::of(&parameter.name, &parameter.shape);
+        let parts = tensors.entry(place.tensor.clone()).or_default();
+        parts.push((parameter, place));
+    }
+    for (name, parts) in &tensors {
+        let shape = &parts[0].1.shape;
+        if parts.iter().any(|(_, place)| place.shape != *shape) {
+            return Err(format!("parameters of tensor {name} differ in shape"));
+        }
+        let elements: u64 = parts
+            .iter()
+            .map(|(p, _)| p.shape.iter().product::<u64>())
+            .sum();
+        let of_one: u64 = shape.iter().product();
+        let firsts: BTreeSet<_> = parts.iter().map(|(_, p)| (p.expert, p.first)).collect();
+        let experts: BTreeSet<_> = parts.iter().map(|(_, p)| p.expert).collect();
+        // One that is no expert's, or experts from 0 on without a gap, each with all of its parts.
+        let numbered = (0..)
+            .zip(&experts)
+            .all(|(number, &expert)| expert == Some(number));
+        let known = experts.len() == 1 && experts.contains(&None) || numbered;
+        if !known || firsts.len() < parts.len() || elements != experts.len() as u64 * of_one {
+            return Err(format!(
+                "the {} parameters of tensor {name} do not fill it",
+                parts.len()
+            ));
+        }
+    }
+    Ok(tensors)
+}
+
+/// Writes a file whole or not at all: under a name of its own beside it, synced, then renamed. Nothing that has the
+/// other name is followed or replaced.
+fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let draft = path.with_file_name(format!(".{name}.{}.partial", std::process::id()));
+    let mut file = Disk.create(&draft)?;
+    let written = Disk
+        .write(&mut file, bytes)
+        .and_then(|()| Disk.sync(&file))
+        .and_then(|()| Disk.rename(&draft, path));
+    if written.is_err() {
+        // What was begun must not stay.
+        let _ = Disk.remove_file(&draft);
+        return written;
+    }
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => Disk.sync_dir(folder),
+        _ => Disk.sync_dir(Path::new(".")),
     }
 }
 

@@ -4,19 +4,43 @@
 //! them from whichever pieces hold them, so any layout loads what any other wrote: from disk, or
 //! from the memory of a running job.
 
-mod disk;
+mod files;
 mod hub;
+mod manifest;
 mod memory;
+mod open;
+mod store;
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
 
 use crate::device::Device;
 use crate::error::ExecutorError;
 use crate::slots::Slot;
 use crate::states::States;
 
-pub use disk::{Checkpoint, Manifest, ParameterEntry, latest};
-pub(crate) use disk::{finish, write_rank};
 pub use hub::HubWeights;
+pub use manifest::{FileEntry, Manifest, RunIdentity};
 pub use memory::Memory;
+use open::read_bounded;
+pub use open::{Checkpoint, ParameterEntry};
+pub(crate) use store::{Store, Written};
+pub use store::{all, latest};
+
+/// What is wrong with a file, without its name.
+type Problem = String;
+
+fn wrong(path: &Path, reason: Problem) -> ExecutorError {
+    ExecutorError::Checkpoint {
+        path: path.display().to_string(),
+        reason,
+    }
+}
+
+fn io(path: &Path, error: &std::io::Error) -> ExecutorError {
+    wrong(path, error.to_string())
+}
 
 /// Master weights, first and second moments of some elements.
 pub type Triple = [Vec<f32>; 3];

@@ -22,10 +22,7 @@ fn half(job: &Job, dir: &Path) -> Outcome {
         stop_after: Some(STEPS / 2),
         ..job.clone()
     };
-    let checkpoints = Checkpoints {
-        dir: dir.to_owned(),
-        every: 1,
-    };
+    let checkpoints = Checkpoints::of(&half, dir, 1);
     let run = Session {
         checkpoints: Some(&checkpoints),
         ..session(&half)

@@ -394,10 +394,7 @@ fn goes_on_from_a_checkpoint_of_the_cpu_and_saves_one() {
     };
     let before = train(&first);
     let dir = tempfile::tempdir().expect("a temporary folder");
-    let checkpoints = Checkpoints {
-        dir: dir.path().to_owned(),
-        every: 0,
-    };
+    let checkpoints = Checkpoints::of(&whole, dir.path(), 0);
     let after = executor::train_on(
         &Emulated,
         &Session {

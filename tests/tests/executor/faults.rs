@@ -61,10 +61,7 @@ fn a_loss_that_is_no_number_stops_training_and_keeps_the_checkpoint() {
     );
     broken.settings.optimizer.learning_rate = 1e30;
     let dir = tempfile::tempdir().expect("a temporary folder");
-    let checkpoints = Checkpoints {
-        dir: dir.path().to_owned(),
-        every: 1,
-    };
+    let checkpoints = Checkpoints::of(&broken, dir.path(), 1);
     let error = executor::train(&Session {
         checkpoints: Some(&checkpoints),
         ..session(&broken)
@@ -85,25 +82,25 @@ fn a_loss_that_is_no_number_stops_training_and_keeps_the_checkpoint() {
     assert_eq!(kept.verify(), []);
 }
 
-/// Puts a file in the way of the second checkpoint to which every write fails as on a full disk.
+/// Puts a link in the way of the second checkpoint's first file.
 #[cfg(target_os = "linux")]
-struct FullDisk(std::path::PathBuf);
+struct Planted(std::path::PathBuf);
 
 #[cfg(target_os = "linux")]
-impl executor::Observer for FullDisk {
+impl executor::Observer for Planted {
     fn step(&self, report: &executor::StepReport) {
         if report.step == 1 {
             let folder = self.0.join(".step-00000002.partial");
             std::fs::create_dir_all(&folder).expect("writable");
             let file = folder.join("rank-00000.bin");
-            std::os::unix::fs::symlink("/dev/full", file).expect("writable");
+            std::os::unix::fs::symlink(self.0.join("victim"), file).expect("writable");
         }
     }
 }
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_full_disk_stops_saving_and_keeps_the_checkpoint_before() {
+fn a_save_that_fails_leaves_the_checkpoint_before_and_nothing_else() {
     let model = llama();
     let trained = job(
         &model,
@@ -113,24 +110,23 @@ fn a_full_disk_stops_saving_and_keeps_the_checkpoint_before() {
         3,
     );
     let dir = tempfile::tempdir().expect("a temporary folder");
-    let checkpoints = Checkpoints {
-        dir: dir.path().to_owned(),
-        every: 1,
-    };
-    let full = FullDisk(dir.path().to_owned());
+    let checkpoints = Checkpoints::of(&trained, dir.path(), 1);
+    let planted = Planted(dir.path().to_owned());
     let error = executor::train(&Session {
         checkpoints: Some(&checkpoints),
-        observer: &full,
+        observer: &planted,
         ..session(&trained)
     })
-    .expect_err("no space is left");
+    .expect_err("a link is not followed");
     let text = error.to_string();
     assert!(
-        text.contains("rank-00000") && text.contains("No space left"),
+        text.contains("rank-00000") && text.contains("File exists"),
         "{text}"
     );
     let kept = executor::checkpoint::Checkpoint::open(dir.path()).expect("the step before");
     assert_eq!((kept.manifest.step, kept.verify()), (1, vec![]));
+    let entries = std::fs::read_dir(dir.path()).expect("a folder");
+    assert_eq!(entries.count(), 1);
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod comparison;
 pub(super) mod mpi;
 mod narrator;
 pub(super) mod processes;
+mod resume;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use costmodel::Scenario;
 use dtensor::block::{Watch, WatchError};
 use dtensor::cpu::Numerics;
-use executor::checkpoint::{Checkpoint, HubWeights, Source};
+use executor::checkpoint::{HubWeights, Source};
 use executor::{AdamW, Checkpoints, Dataset, Execution, Job, Outcome, Session, Settings};
 use plans::plan_file::TrainFile;
 use serde::Serialize;
@@ -21,7 +22,7 @@ use spec::Bytes;
 
 use break_at::BreakAt;
 use comparison::{Comparison, Predicted};
-use narrator::Narrator;
+use narrator::{Log, Narrator};
 
 use crate::args::{ExecutionArg, NumericsArg, RunArgs};
 use crate::commands::device;
@@ -64,9 +65,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         args.output.quiet,
         (job.settings.steps, job.global_batch * job.seq_len),
         predicted.times.as_ref().map(|t| t.at_peak),
-        args.log.as_deref(),
-    )?;
-    let resumed = resumed(args, &job)?;
+        Log::new(args.log.as_deref(), args.resume.is_some())?,
+    );
+    let resumed = resume::checkpoint(args, &job)?;
     let first = resumed.as_ref().map_or(0, |c| c.manifest.step);
     let hub = match &args.init {
         Some(path) => Some(HubWeights::open(path)?),
@@ -77,10 +78,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         (None, Some(weights)) => Some((weights as &dyn Source, 0)),
         (None, None) => None,
     };
-    let checkpoints = args.checkpoints.as_ref().map(|dir| Checkpoints {
-        dir: dir.clone(),
-        every: args.every,
-    });
+    let checkpoints = checkpoints(args, &job);
     let breaks = args.break_at.as_deref().map(BreakAt::new);
     let session = Session {
         job: &job,
@@ -132,6 +130,12 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Where the checkpoints of a job go.
+fn checkpoints(args: &RunArgs, job: &Job) -> Option<Checkpoints> {
+    let dir = args.checkpoints.as_deref()?;
+    Some(Checkpoints::of(job, dir, args.every))
+}
+
 /// What `--break-at` saw, unless training failed before.
 fn stopped(breaks: BreakAt, trained: Result<(), CliError>) -> Result<ExitCode, CliError> {
     let broke = |error: &executor::ExecutorError| {
@@ -156,41 +160,6 @@ fn write_traces(path: &Path, outcome: &Outcome, predicted: &Predicted) -> Result
         Some(times) => write(&path.with_extension("predicted.json"), &times.timeline),
         None => Ok(()),
     }
-}
-
-/// The checkpoint to go on from, if one was asked for; it must be of this model and seed.
-fn resumed(args: &RunArgs, job: &Job) -> Result<Option<Checkpoint>, CliError> {
-    let path = match (&args.resume, &args.checkpoints) {
-        (None, _) => return Ok(None),
-        (Some(Some(path)), _) | (Some(None), Some(path)) => path,
-        (Some(None), None) => {
-            let message = "--resume: name a checkpoint, or a folder with --checkpoints";
-            return Err(CliError::Usage(message.to_owned()));
-        }
-    };
-    let checkpoint = Checkpoint::open(path)?;
-    let manifest = &checkpoint.manifest;
-    let wrong = |what: &str, theirs: &str, ours: &str| {
-        let folder = checkpoint.folder().display();
-        let message = format!("{folder}: is of {what} {theirs}, the plan has {ours}");
-        Err(CliError::Usage(message))
-    };
-    if manifest.model != job.model.name {
-        return wrong("model", &manifest.model, &job.model.name);
-    }
-    if manifest.seed != job.settings.seed {
-        let (theirs, ours) = (manifest.seed.to_string(), job.settings.seed.to_string());
-        return wrong("seed", &theirs, &ours);
-    }
-    if manifest.step >= job.settings.steps {
-        let message = format!(
-            "{}: has seen {} steps already; ask for more than that with --steps",
-            checkpoint.folder().display(),
-            manifest.step
-        );
-        return Err(CliError::Usage(message));
-    }
-    Ok(Some(checkpoint))
 }
 
 /// Trains under the session's plan up to a step, then under another.
@@ -236,8 +205,10 @@ fn replanned(
             plans::grammar::short(&job_after.strategy)
         ),
     );
+    let checkpoints = checkpoints(args, &job_after);
     let session_after = Session {
         job: &job_after,
+        checkpoints: checkpoints.as_ref(),
         start: Some((&before.states, at)),
         ..*session
     };

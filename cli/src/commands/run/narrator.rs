@@ -1,7 +1,7 @@
 //! Says how training goes: a bar on a terminal, lines elsewhere, a log for programs.
 
-use std::fs::File;
-use std::io::{IsTerminal, Write};
+use std::fs::{File, OpenOptions};
+use std::io::{IsTerminal, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -20,7 +20,67 @@ pub(crate) struct Narrator {
     /// Model FLOPs of a step over the machine's peak, seconds: where a profile says.
     at_peak: Option<f64>,
     bar: Option<ProgressBar>,
-    log: Option<Mutex<File>>,
+    log: Option<Log>,
+}
+
+/// The file of `--log`: a line per step. A run from the beginning empties it at its first step, so that one that is
+/// refused before loses nothing; a resumed run adds its lines, and of a step that stands there twice the later line
+/// is the one that the weights have seen.
+pub(crate) struct Log(Mutex<Lines>);
+
+struct Lines {
+    file: File,
+    /// Whether what is there is of another run.
+    empty_first: bool,
+}
+
+impl Log {
+    pub(crate) fn new(path: Option<&Path>, resumed: bool) -> Result<Option<Self>, CliError> {
+        let Some(path) = path else {
+            return Ok(None);
+        };
+        let open = || {
+            let mut options = OpenOptions::new();
+            let mut file = options.append(true).create(true).open(path)?;
+            if resumed && !ends_a_line(path)? {
+                // The run before was killed within its last line.
+                writeln!(file)?;
+            }
+            Ok(file)
+        };
+        let file = open().map_err(|e: std::io::Error| CliError::Write {
+            path: path.display().to_string(),
+            reason: e.to_string(),
+        })?;
+        Ok(Some(Self(Mutex::new(Lines {
+            file,
+            empty_first: !resumed,
+        }))))
+    }
+
+    fn add(&self, text: &str) {
+        let lines = self.0.lock();
+        let mut lines = lines.unwrap_or_else(std::sync::PoisonError::into_inner);
+        if std::mem::take(&mut lines.empty_first) {
+            // A pipe or a device has nothing to empty.
+            let _ = lines.file.set_len(0);
+        }
+        // A full disk must not stop training; the log ends where it was full.
+        let _ = lines.file.write_all(format!("{text}\n").as_bytes());
+    }
+}
+
+/// Whether a file is empty or ends with a line's end; true of what is no file.
+fn ends_a_line(path: &Path) -> std::io::Result<bool> {
+    let metadata = std::fs::metadata(path)?;
+    if !metadata.is_file() || metadata.len() == 0 {
+        return Ok(true);
+    }
+    let mut file = File::open(path)?;
+    file.seek(SeekFrom::End(-1))?;
+    let mut last = [0];
+    file.read_exact(&mut last)?;
+    Ok(last == *b"\n")
 }
 
 /// A line of the log.
@@ -41,30 +101,22 @@ impl Narrator {
         quiet: bool,
         (steps, tokens): (u64, u64),
         at_peak: Option<f64>,
-        log: Option<&Path>,
-    ) -> Result<Self, CliError> {
-        let log = log.map(|path| {
-            File::create(path)
-                .map(Mutex::new)
-                .map_err(|e| CliError::Write {
-                    path: path.display().to_string(),
-                    reason: e.to_string(),
-                })
-        });
+        log: Option<Log>,
+    ) -> Self {
         let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
             let style = ProgressStyle::with_template("[{bar:30}] {pos}/{len}  {msg}  {eta} left");
             let bar = ProgressBar::new(steps);
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
             bar
         });
-        Ok(Self {
+        Self {
             quiet,
             steps,
             tokens: tokens as f64,
             at_peak,
             bar,
-            log: log.transpose()?,
-        })
+            log,
+        }
     }
 
     fn line(&self, report: &StepReport) -> Line {
@@ -84,12 +136,7 @@ impl Observer for Narrator {
     fn step(&self, report: &StepReport) {
         let line = self.line(report);
         if let Some(log) = &self.log {
-            let text = serde_json::to_string(&line).unwrap_or_default();
-            let mut log = log
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
-            // A full disk must not stop training; the log ends where it was full.
-            let _ = writeln!(log, "{text}");
+            log.add(&serde_json::to_string(&line).unwrap_or_default());
         }
         let mfu = line
             .mfu

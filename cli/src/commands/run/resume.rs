@@ -1,0 +1,60 @@
+//! The checkpoint that a run goes on from.
+
+use executor::Job;
+use executor::checkpoint::{Checkpoint, RunIdentity};
+
+use crate::args::RunArgs;
+use crate::error::CliError;
+use crate::output;
+
+/// The checkpoint to go on from, if one was asked for. It must be whole, and of this run unless `--force-resume` gives
+/// that up.
+pub(super) fn checkpoint(args: &RunArgs, job: &Job) -> Result<Option<Checkpoint>, CliError> {
+    let path = match (&args.resume, &args.checkpoints) {
+        (None, _) => return Ok(None),
+        (Some(Some(path)), _) | (Some(None), Some(path)) => path,
+        (Some(None), None) => {
+            let message = "--resume: name a checkpoint, or a folder with --checkpoints";
+            return Err(CliError::Usage(message.to_owned()));
+        }
+    };
+    let (checkpoint, damaged) = Checkpoint::open_whole(path)?;
+    let folder = checkpoint.folder().display();
+    for error in damaged {
+        output::warning(&format!("damaged: {error}; going on from {folder}"));
+    }
+    let manifest = &checkpoint.manifest;
+    let different: Vec<String> = manifest
+        .differences(job, &RunIdentity::of(job))
+        .iter()
+        .map(|[what, there, here]| format!("{what} is {there} there and {here} here"))
+        .collect();
+    let different = different.join("; ");
+    if !different.is_empty() && !args.force_resume {
+        return Err(CliError::Usage(format!(
+            "{folder}: is of another run: {different}. Ask for the same, or go on all the same with --force-resume"
+        )));
+    }
+    if !different.is_empty() {
+        output::warning(&format!(
+            "{folder} is of another run: {different}. The steps before and after are not one run that could be \
+             repeated: the optimizer's moments, the place in the data and the learning rate are those of step {}",
+            manifest.step
+        ));
+    } else if manifest.run.is_none() {
+        output::note(
+            args.output.quiet,
+            &format!(
+                "{folder} does not say of which data, batch, optimizer and learning rate it is: not compared"
+            ),
+        );
+    }
+    if manifest.step >= job.settings.steps {
+        let message = format!(
+            "{folder}: has seen {} steps already; ask for more than that with --steps",
+            manifest.step
+        );
+        return Err(CliError::Usage(message));
+    }
+    Ok(Some(checkpoint))
+}

@@ -1,0 +1,195 @@
+//! A run goes on from its own checkpoints, and mixes them with no other's.
+
+use std::fs;
+use std::path::Path;
+
+use crate::forge::Forge;
+use crate::{limited, plan, run, saved, stderr};
+
+/// Runs on what was saved, with other options.
+fn resumed(folder: &Path, options: &[&str]) -> (Option<i32>, String) {
+    let plan = plan("dp2-zero3");
+    let output = run(folder, &[&["run", &plan, "-q"], options].concat());
+    (output.status.code(), stderr(&output))
+}
+
+/// Names in the folder of checkpoints, in order.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder.join("saved"))
+        .expect("a folder")
+        .flatten();
+    let mut names: Vec<_> = entries
+        .map(|e| e.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn another_run_is_refused_by_what_differs() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let folder = folder.path();
+    saved(folder);
+    let text = "another text, long enough for a sequence and its labels. ".repeat(9);
+    fs::write(folder.join("other.txt"), text).expect("writable");
+    let cases: [(&[&str], &str); 3] = [
+        (&["--data", "other.txt"], "data is "),
+        (&["--seed", "77"], "seed is 1234 there and 77 here"),
+        (&["--steps", "9"], "over 2 steps"),
+    ];
+    for (options, says) in cases {
+        let steps: &[&str] = if options[0] == "--steps" {
+            &[]
+        } else {
+            &["--steps", "2"]
+        };
+        let args = [&["--resume", "saved/step-00000001"], steps, options].concat();
+        let (code, said) = resumed(folder, &args);
+        assert_eq!(code, Some(2), "{options:?}: {said}");
+        assert!(
+            said.contains(says) && said.contains("--force-resume"),
+            "{said}"
+        );
+        assert_eq!(said.lines().count(), 1, "{said}");
+        let (code, said) = resumed(folder, &[&args[..], &["--force-resume"]].concat());
+        assert_eq!(code, Some(0), "{options:?}: {said}");
+        assert!(said.contains("warning: ") && said.contains(says), "{said}");
+    }
+    // The one given up is not mixed with: its step 2 would be taken for this run's.
+    let mixed = [
+        "--resume",
+        "saved/step-00000001",
+        "--checkpoints",
+        "saved",
+        "--force-resume",
+    ];
+    let (code, said) = resumed(folder, &[&mixed[..], &["--seed", "77"]].concat());
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("holds step 2 of another run"), "{said}");
+    assert_eq!(names(folder), ["step-00000001", "step-00000002"]);
+}
+
+#[test]
+fn a_fresh_run_does_not_mix_with_an_earlier_one() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let folder = folder.path();
+    saved(folder);
+    fs::write(folder.join("log"), "an earlier run's line\n").expect("writable");
+    let fresh = ["--steps", "1", "--checkpoints", "saved", "--log", "log"];
+    let (code, said) = resumed(folder, &fresh);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(
+        said.contains("saved: holds step 1 of an earlier run: go on from it with --resume, or save into another folder"),
+        "{said}"
+    );
+    let log = fs::read_to_string(folder.join("log")).expect("a log");
+    assert_eq!(log, "an earlier run's line\n");
+}
+
+#[test]
+fn a_log_is_added_to_when_a_run_goes_on() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let folder = folder.path();
+    saved(folder);
+    // Two steps, then killed within a line; step 1 is repeated.
+    fs::write(folder.join("log"), "{\"step\":0}\n{\"step\":1}\n{\"st").expect("writable");
+    let on = [
+        "--steps",
+        "2",
+        "--resume",
+        "saved/step-00000001",
+        "--log",
+        "log",
+    ];
+    let (code, said) = resumed(folder, &on);
+    assert_eq!(code, Some(0), "{said}");
+    let log = fs::read_to_string(folder.join("log")).expect("a log");
+    let lines: Vec<&str> = log.lines().collect();
+    assert_eq!(lines[..3], ["{\"step\":0}", "{\"step\":1}", "{\"st"]);
+    assert!(
+        lines.len() == 4 && lines[3].starts_with("{\"step\":1,"),
+        "{log}"
+    );
+}
+
+#[test]
+fn checkpoints_of_the_first_version_open() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let folder = folder.path();
+    let path = saved(folder);
+    let mut old = Forge::read(&path);
+    let manifest = &mut old.manifest;
+    (manifest.schema_version, manifest.run) = (1, None);
+    (manifest.parameters, manifest.sha256) = (None, None);
+    old.write_manifest(&path);
+    let output = run(folder, &["checkpoint", "verify", "saved"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let plan = plan("dp2-zero3");
+    let output = run(folder, &["run", &plan, "--steps", "3", "--resume", "saved"]);
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(
+        said.contains("does not say of which data, batch, optimizer"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_disk_that_is_full_leaves_the_last_checkpoint_and_nothing_else() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let folder = folder.path();
+    saved(folder);
+    // A file may have 200 blocks, and a write beyond fails instead of ending the process.
+    let limits = "trap '' XFSZ && ulimit -f 200";
+    let plan = plan("dp2-zero3");
+    for more in [&[][..], &["--communicator", "tcp"]] {
+        let args = [
+            "--steps",
+            "2",
+            "--checkpoints",
+            "saved",
+            "--resume",
+            "saved/step-00000001",
+        ];
+        let output = limited(
+            folder,
+            limits,
+            &[&["run", &plan, "-q"], &args[..], more].concat(),
+        );
+        let said = stderr(&output);
+        assert_ne!(output.status.code(), Some(0), "{said}");
+        assert!(said.contains("File too large"), "{said}");
+        assert_eq!(names(folder), ["step-00000001", "step-00000002"]);
+        let output = run(folder, &["checkpoint", "verify", "saved"]);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn an_export_follows_no_link_and_touches_no_other_file() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let folder = folder.path();
+    saved(folder);
+    fs::write(folder.join("victim"), "mine").expect("writable");
+    fs::write(folder.join("x.partial"), "mine too").expect("writable");
+    std::os::unix::fs::symlink("victim", folder.join("y.partial")).expect("linked");
+    for name in ["x.safetensors", "y.safetensors"] {
+        let output = run(folder, &["checkpoint", "export", "saved", "-o", name]);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    }
+    let text = |name: &str| fs::read_to_string(folder.join(name)).expect("there");
+    assert_eq!(
+        (text("victim"), text("x.partial")),
+        ("mine".into(), "mine too".into())
+    );
+    // One that cannot be written leaves no draft.
+    let before = fs::read_dir(folder).expect("a folder").count();
+    let limits = "trap '' XFSZ && ulimit -f 200";
+    let output = limited(
+        folder,
+        limits,
+        &["checkpoint", "export", "saved", "-o", "z.safetensors"],
+    );
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(fs::read_dir(folder).expect("a folder").count(), before);
+}

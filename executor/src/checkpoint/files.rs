@@ -1,0 +1,110 @@
+//! The calls that change a folder of checkpoints.
+//!
+//! Saving, replacing and recovering go through [`Files`] alone, so that a test can stop them at any call, as a kill
+//! or a full disk would.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::Path;
+
+/// Every call that changes a folder of checkpoints. Reading changes nothing, so no kill can fall into it that does
+/// not also fall between two of these.
+pub(crate) trait Files: Sync {
+    /// Makes one folder; its parent is there.
+    fn create_dir(&self, path: &Path) -> io::Result<()>;
+    /// Makes a file that is not there yet; what has its name, a link too, is an error.
+    fn create(&self, path: &Path) -> io::Result<File>;
+    /// Writes at the end of a file.
+    fn write(&self, file: &mut File, bytes: &[u8]) -> io::Result<()>;
+    /// Waits until a file's bytes are on the disk.
+    fn sync(&self, file: &File) -> io::Result<()>;
+    /// Waits until a folder's names are on the disk.
+    fn sync_dir(&self, path: &Path) -> io::Result<()>;
+    /// Gives a file or folder another name.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Removes a file or a link.
+    fn remove_file(&self, path: &Path) -> io::Result<()>;
+    /// Removes an empty folder.
+    fn remove_dir(&self, path: &Path) -> io::Result<()>;
+}
+
+/// The file system.
+pub(crate) struct Disk;
+
+impl Files for Disk {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        fs::create_dir(path)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<File> {
+        OpenOptions::new().write(true).create_new(true).open(path)
+    }
+
+    fn write(&self, file: &mut File, bytes: &[u8]) -> io::Result<()> {
+        file.write_all(bytes)
+    }
+
+    fn sync(&self, file: &File) -> io::Result<()> {
+        file.sync_all()
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        File::open(path)?.sync_all()
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        fs::remove_dir(path)
+    }
+}
+
+/// Makes a folder and the folders above it; the names of new ones are on the disk when this returns.
+pub(crate) fn create_dirs(files: &dyn Files, path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    if parent != path {
+        create_dirs(files, parent)?;
+    }
+    match files.create_dir(path) {
+        // Another rank was faster.
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+        Err(e) => Err(e),
+        Ok(()) => files.sync_dir(parent),
+    }
+}
+
+/// Removes a folder and the files in it, `first` before the others: without it the rest is no checkpoint. A link is
+/// removed, never followed; what is not there is no error.
+pub(crate) fn remove_tree(files: &dyn Files, path: &Path, first: &str) -> io::Result<()> {
+    let gone = |result: io::Result<()>| match result {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    };
+    match fs::symlink_metadata(path) {
+        Err(e) => return gone(Err(e)),
+        Ok(kind) if !kind.is_dir() => return gone(files.remove_file(path)),
+        Ok(_) => {}
+    }
+    gone(files.remove_file(&path.join(first)))?;
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_tree(files, &entry.path(), first)?;
+        } else {
+            gone(files.remove_file(&entry.path()))?;
+        }
+    }
+    gone(files.remove_dir(path))
+}

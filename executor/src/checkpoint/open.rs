@@ -1,0 +1,450 @@
+//! A checkpoint opened for reading.
+//!
+//! Opening holds everything that the manifest and the headers say against the files: sizes, offsets, runs and
+//! shapes. So whoever has a [`Checkpoint`] may allocate what it speaks of: it is no more than its files hold.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::manifest::{FileEntry, MANIFEST, Manifest, hex, hex_of};
+use super::store::{all, latest};
+use super::{Problem, Source, copy_common, io, wrong};
+use crate::error::ExecutorError;
+
+/// First bytes of a rank's file. The length of the header follows, the header, and the data.
+pub(super) const MAGIC: &[u8; 8] = b"vsplanck";
+/// Bytes of [`MAGIC`] and of the length.
+const FRONT: u64 = 16;
+/// Bytes of an element: the weight and both moments.
+const ELEMENT: u64 = 12;
+/// Bytes that are read at a time to be checked.
+const CHUNK: usize = 1 << 20;
+
+/// A piece in a file's header.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PieceEntry {
+    pub(super) name: String,
+    pub(super) global: Vec<u64>,
+    pub(super) runs: Vec<[u64; 2]>,
+    /// Where its data start, in bytes after the header.
+    pub(super) offset: u64,
+    /// SHA-256 of the data.
+    pub(super) sha256: String,
+}
+
+/// A piece and where it lies.
+struct Held {
+    /// Which file.
+    file: usize,
+    /// First byte in the file.
+    start: u64,
+    entry: PieceEntry,
+}
+
+/// A checkpoint opened for reading.
+pub struct Checkpoint {
+    folder: PathBuf,
+    /// What it says of itself.
+    pub manifest: Manifest,
+    /// Pieces of every parameter.
+    pieces: BTreeMap<String, Vec<Held>>,
+    /// What was read and checked so far, by file and first byte: pieces do not overlap.
+    read: Mutex<BTreeMap<(usize, u64), Arc<Vec<f32>>>>,
+}
+
+/// A parameter of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ParameterEntry {
+    /// Name.
+    pub name: String,
+    /// Global shape.
+    pub shape: Vec<u64>,
+    /// Files that hold pieces of it.
+    pub files: Vec<String>,
+}
+
+/// Whether a path is a checkpoint's folder, rather than a folder of checkpoints.
+fn is_one(path: &Path) -> bool {
+    path.join(MANIFEST).is_file()
+}
+
+impl Checkpoint {
+    /// Opens a checkpoint's folder, or the last one in a folder of checkpoints.
+    ///
+    /// # Errors
+    /// When there is none, or its manifest or a header is damaged.
+    pub fn open(path: &Path) -> Result<Self, ExecutorError> {
+        let folder = if is_one(path) {
+            path.to_owned()
+        } else {
+            latest(path)?.ok_or_else(|| none(path))?
+        };
+        let manifest = Manifest::read(&folder)?;
+        let mut pieces: BTreeMap<String, Vec<Held>> = BTreeMap::new();
+        for (file, entry) in manifest.files.iter().enumerate() {
+            let path = folder.join(&entry.name);
+            let (first, entries) = read_header(&path, entry)?;
+            for entry in entries {
+                let start = first + entry.offset;
+                let name = entry.name.clone();
+                let held = Held { file, start, entry };
+                pieces.entry(name).or_default().push(held);
+            }
+        }
+        complete(&manifest, &pieces).map_err(|reason| wrong(&folder, reason))?;
+        Ok(Self {
+            folder,
+            manifest,
+            pieces,
+            read: Mutex::default(),
+        })
+    }
+
+    /// Opens what a run may go on from, every byte checked: the checkpoint at `path`, or the last whole one in a
+    /// folder of checkpoints. Returns also what is wrong with later ones.
+    ///
+    /// # Errors
+    /// When there is no whole one, or the one that `path` names is damaged.
+    pub fn open_whole(path: &Path) -> Result<(Self, Vec<ExecutorError>), ExecutorError> {
+        if is_one(path) {
+            return Ok((Self::whole(path)?, Vec::new()));
+        }
+        let mut damaged = Vec::new();
+        for folder in all(path)?.values().rev() {
+            match Self::whole(folder) {
+                Ok(checkpoint) => return Ok((checkpoint, damaged)),
+                Err(error) => damaged.push(error),
+            }
+        }
+        Err(damaged.into_iter().next().unwrap_or_else(|| none(path)))
+    }
+
+    fn whole(folder: &Path) -> Result<Self, ExecutorError> {
+        if !is_one(folder) {
+            return Err(wrong(folder, format!("has no {MANIFEST}")));
+        }
+        let checkpoint = Self::open(folder)?;
+        match checkpoint.verify().into_iter().next() {
+            Some(error) => Err(error),
+            None => Ok(checkpoint),
+        }
+    }
+
+    /// Its folder.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Its parameters by name.
+    #[must_use]
+    pub fn parameters(&self) -> Vec<ParameterEntry> {
+        self.pieces
+            .iter()
+            .map(|(name, pieces)| ParameterEntry {
+                name: name.clone(),
+                shape: pieces[0].entry.global.clone(),
+                files: pieces
+                    .iter()
+                    .map(|p| self.manifest.files[p.file].name.clone())
+                    .collect(),
+            })
+            .collect()
+    }
+
+    /// Checks every byte. Returns what is wrong; that every element of every parameter is there once was seen when it
+    /// was opened.
+    #[must_use]
+    pub fn verify(&self) -> Vec<ExecutorError> {
+        let mut chunk = vec![0; CHUNK];
+        let pieces = self.pieces.values().flatten();
+        let mut damage = |piece| self.check(piece, &mut chunk).err();
+        pieces.filter_map(&mut damage).collect()
+    }
+
+    fn path(&self, piece: &Held) -> PathBuf {
+        self.folder.join(&self.manifest.files[piece.file].name)
+    }
+
+    /// Holds a piece's data against their checksum, a chunk at a time.
+    fn check(&self, piece: &Held, chunk: &mut [u8]) -> Result<(), ExecutorError> {
+        let path = self.path(piece);
+        let mut digest = Sha256::new();
+        let mut left = piece.entry.bytes();
+        let mut read = || -> std::io::Result<()> {
+            let mut file = File::open(&path)?;
+            file.seek(SeekFrom::Start(piece.start))?;
+            while left > 0 {
+                let part = left.min(chunk.len() as u64);
+                let part = &mut chunk[..part as usize];
+                file.read_exact(part)?;
+                digest.update(&*part);
+                left -= part.len() as u64;
+            }
+            Ok(())
+        };
+        read().map_err(|e| io(&path, &e))?;
+        piece.matches(&hex_of(digest), &path)
+    }
+
+    /// A piece's data: master weights, then both moments. Checked when it is read first.
+    fn data(&self, piece: &Held) -> Result<Arc<Vec<f32>>, ExecutorError> {
+        let key = (piece.file, piece.start);
+        let poisoned = std::sync::PoisonError::into_inner;
+        if let Some(data) = self.read.lock().unwrap_or_else(poisoned).get(&key) {
+            return Ok(Arc::clone(data));
+        }
+        let path = self.path(piece);
+        let mut bytes = vec![0; piece.entry.bytes() as usize];
+        read_at(&path, piece.start, &mut bytes)?;
+        piece.matches(&hex(&bytes), &path)?;
+        let data = Arc::new(bytemuck::pod_collect_to_vec(&bytes));
+        let mut read = self.read.lock().unwrap_or_else(poisoned);
+        read.insert(key, Arc::clone(&data));
+        Ok(data)
+    }
+}
+
+fn none(path: &Path) -> ExecutorError {
+    wrong(path, "holds no complete checkpoint".to_owned())
+}
+
+impl Held {
+    fn matches(&self, sha256: &str, path: &Path) -> Result<(), ExecutorError> {
+        if sha256 == self.entry.sha256 {
+            return Ok(());
+        }
+        let name = &self.entry.name;
+        let reason = format!("{name}: the data do not match their checksum");
+        Err(wrong(path, reason))
+    }
+}
+
+impl PieceEntry {
+    /// Bytes of its data. What was opened has no runs whose sum overflows.
+    fn bytes(&self) -> u64 {
+        ELEMENT * self.runs.iter().map(|run| run[1]).sum::<u64>()
+    }
+
+    /// Bytes of its data, if its shape and runs can be.
+    fn checked(&self) -> Result<u64, Problem> {
+        let (name, global) = (&self.name, &self.global);
+        let whole = elements(name, global)?;
+        let mut sum = 0u64;
+        for &[first, length] in &self.runs {
+            let end = first.checked_add(length).filter(|&end| end <= whole);
+            if end.is_none() {
+                return Err(format!(
+                    "{name}: a run of {length} elements from {first} on is beyond its shape {global:?}"
+                ));
+            }
+            sum = sum.saturating_add(length);
+        }
+        let bytes = sum.checked_mul(ELEMENT).filter(|&bytes| bytes > 0);
+        bytes.ok_or_else(|| {
+            format!(
+                "{name}: its runs have {sum} elements, expected some and no more than a file holds"
+            )
+        })
+    }
+}
+
+/// Elements of a parameter.
+fn elements(name: &str, shape: &[u64]) -> Result<u64, Problem> {
+    let product = shape
+        .iter()
+        .try_fold(1u64, |all, &dim| all.checked_mul(dim));
+    let some = product.filter(|&elements| elements > 0 && !shape.is_empty());
+    some.ok_or_else(|| format!("{name}: shape {shape:?} is no parameter's"))
+}
+
+/// Whether every element of every parameter is there once.
+fn complete(manifest: &Manifest, pieces: &BTreeMap<String, Vec<Held>>) -> Result<(), Problem> {
+    for (name, pieces) in pieces {
+        let shape = &pieces[0].entry.global;
+        if let Some(other) = pieces.iter().find(|p| p.entry.global != *shape) {
+            let other = &other.entry.global;
+            return Err(format!("{name} has two shapes: {shape:?} and {other:?}"));
+        }
+        let runs = pieces.iter().flat_map(|p| p.entry.runs.iter().copied());
+        let mut runs: Vec<[u64; 2]> = runs.collect();
+        runs.sort_unstable();
+        let mut next = 0;
+        for [first, length] in runs {
+            if first > next {
+                return Err(format!("{name}: elements {next}..{first} are missing"));
+            }
+            if first < next {
+                return Err(format!("{name}: element {first} is there twice"));
+            }
+            next = first + length;
+        }
+        let whole = elements(name, shape)?;
+        if next != whole {
+            return Err(format!("{name}: elements {next}..{whole} are missing"));
+        }
+    }
+    let Some(listed) = &manifest.parameters else {
+        return match pieces.is_empty() {
+            true => Err("its files hold no parameters".to_owned()),
+            false => Ok(()),
+        };
+    };
+    for (name, shape) in listed {
+        match pieces.get(name).map(|pieces| &pieces[0].entry.global) {
+            Some(there) if there == shape => {}
+            Some(there) => {
+                return Err(format!(
+                    "{name} has shape {there:?}, the manifest says {shape:?}"
+                ));
+            }
+            None => return Err(format!("{name} is missing")),
+        }
+    }
+    match pieces.keys().find(|name| !listed.contains_key(*name)) {
+        Some(name) => Err(format!("{name} is not in the manifest's list")),
+        None => Ok(()),
+    }
+}
+
+impl Source for Checkpoint {
+    fn read(
+        &self,
+        name: &str,
+        global: &[u64],
+        first: u64,
+        mut into: [&mut [f32]; 3],
+    ) -> Result<(), ExecutorError> {
+        let pieces = self
+            .pieces
+            .get(name)
+            .ok_or_else(|| wrong(&self.folder, format!("{name} is not in the checkpoint")))?;
+        let end = first + into[0].len() as u64;
+        let mut copied = 0;
+        for piece in pieces {
+            let entry = &piece.entry;
+            if entry.global != global {
+                let reason = format!(
+                    "{name} has shape {:?}, the model wants {global:?}",
+                    entry.global
+                );
+                return Err(wrong(&self.folder, reason));
+            }
+            let meets = |run: &[u64; 2]| run[0] < end && run[0] + run[1] > first;
+            if entry.runs.iter().any(meets) {
+                let data = self.data(piece)?;
+                let (master, moments) = data.split_at(data.len() / 3);
+                let (momentum, variance) = moments.split_at(moments.len() / 2);
+                copied += copy_common(&entry.runs, [master, momentum, variance], first, &mut into);
+            }
+        }
+        if copied < into[0].len() {
+            let reason = format!(
+                "{name}: {copied} of {} elements from {first} on",
+                into[0].len()
+            );
+            return Err(wrong(&self.folder, reason));
+        }
+        Ok(())
+    }
+}
+
+/// Where a file's data start, and what it holds. Its pieces lie one after another and fill it.
+fn read_header(path: &Path, entry: &FileEntry) -> Result<(u64, Vec<PieceEntry>), ExecutorError> {
+    let size = regular(path)?;
+    if size != entry.bytes {
+        let reason = format!("{size} bytes, the manifest says {}", entry.bytes);
+        return Err(wrong(path, reason));
+    }
+    let damaged = || {
+        wrong(
+            path,
+            "is not a rank's file, or its head is damaged".to_owned(),
+        )
+    };
+    if size < FRONT {
+        return Err(damaged());
+    }
+    let mut front = [0; FRONT as usize];
+    read_at(path, 0, &mut front)?;
+    let (magic, length) = front.split_at(MAGIC.len());
+    let length = u64::from_le_bytes(length.try_into().expect("eight bytes"));
+    if magic != MAGIC || length > size - FRONT {
+        return Err(damaged());
+    }
+    let mut header = vec![0; length as usize];
+    read_at(path, FRONT, &mut header)?;
+    if hex(&header) != entry.header_sha256 {
+        return Err(wrong(
+            path,
+            "its header does not match its checksum".to_owned(),
+        ));
+    }
+    let pieces: Vec<PieceEntry> =
+        serde_json::from_slice(&header).map_err(|e| wrong(path, e.to_string()))?;
+    let first = FRONT + length;
+    fill(&pieces, size - first).map_err(|reason| wrong(path, reason))?;
+    Ok((first, pieces))
+}
+
+/// Whether pieces lie one after another and fill so many bytes.
+fn fill(pieces: &[PieceEntry], bytes: u64) -> Result<(), Problem> {
+    let mut next = 0u64;
+    for piece in pieces {
+        let own = piece.checked()?;
+        if piece.offset != next {
+            return Err(format!(
+                "{}: its data start at byte {}, expected {next}",
+                piece.name, piece.offset
+            ));
+        }
+        let end = next.checked_add(own).filter(|&end| end <= bytes);
+        next = end.ok_or_else(|| {
+            format!(
+                "{}: {own} bytes of data from {next} on, the file has {bytes}",
+                piece.name
+            )
+        })?;
+    }
+    match next == bytes {
+        true => Ok(()),
+        false => Err(format!("{} bytes after its data", bytes - next)),
+    }
+}
+
+/// Size of a file, if it is one: what is read from a device or a pipe would not end.
+fn regular(path: &Path) -> Result<u64, ExecutorError> {
+    let metadata = fs::metadata(path).map_err(|e| io(path, &e))?;
+    match metadata.is_file() {
+        true => Ok(metadata.len()),
+        false => Err(wrong(path, "is not a file".to_owned())),
+    }
+}
+
+/// A whole file of at most so many bytes.
+pub(super) fn read_bounded(path: &Path, most: u64) -> Result<Vec<u8>, ExecutorError> {
+    let size = regular(path)?;
+    if size > most {
+        let reason = format!("{size} bytes, expected at most {most}");
+        return Err(wrong(path, reason));
+    }
+    let mut bytes = vec![0; size as usize];
+    read_at(path, 0, &mut bytes)?;
+    Ok(bytes)
+}
+
+fn read_at(path: &Path, offset: u64, into: &mut [u8]) -> Result<(), ExecutorError> {
+    File::open(path)
+        .and_then(|mut file| {
+            file.seek(SeekFrom::Start(offset))?;
+            file.read_exact(into)
+        })
+        .map_err(|e| io(path, &e))
+}

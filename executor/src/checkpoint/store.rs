@@ -1,0 +1,248 @@
+//! A folder of checkpoints: how one is added or replaced so that a whole one is there at every moment.
+//!
+//! `DIR/step-00000100/` is a checkpoint: a file per rank and `manifest.json`. It is written as
+//! `.step-00000100.partial`, every file synced, the manifest last, and then renamed: what has the final name is
+//! whole. A checkpoint of the same step that is there already is first renamed to `.step-00000100.replaced`, and
+//! removed when the new one has the final name. Whoever finds a `.replaced` without the final name was left between
+//! the two renames, and takes it for the checkpoint.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::files::{Disk, Files, create_dirs, remove_tree};
+use super::manifest::{FileEntry, MANIFEST, Manifest, hex, rank_file, step_of};
+use super::open::{MAGIC, PieceEntry};
+use super::{Piece, io, wrong};
+use crate::error::ExecutorError;
+
+const PARTIAL: &str = ".partial";
+const REPLACED: &str = ".replaced";
+
+/// A folder of checkpoints.
+#[derive(Clone, Copy)]
+pub(crate) struct Store<'a> {
+    dir: &'a Path,
+    files: &'a dyn Files,
+}
+
+/// What a rank has written of a checkpoint.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Written {
+    pub(crate) file: FileEntry,
+    /// Names and shapes of the parameters that pieces are of.
+    pub(crate) parameters: BTreeMap<String, Vec<u64>>,
+}
+
+impl<'a> Store<'a> {
+    /// On the file system.
+    pub(crate) fn new(dir: &'a Path) -> Self {
+        Self::with(dir, &Disk)
+    }
+
+    /// By calls that a test has in its hands.
+    pub(crate) fn with(dir: &'a Path, files: &'a dyn Files) -> Self {
+        Self { dir, files }
+    }
+
+    /// As a replacement does before the new checkpoint has its name.
+    #[cfg(test)]
+    pub(super) fn set_aside(&self, step: u64) {
+        let aside = self.hidden(step, REPLACED);
+        fs::rename(self.target(step), aside).expect("renamed");
+    }
+
+    fn target(&self, step: u64) -> PathBuf {
+        self.dir.join(format!("step-{step:08}"))
+    }
+
+    fn hidden(&self, step: u64, end: &str) -> PathBuf {
+        self.dir.join(format!(".step-{step:08}{end}"))
+    }
+
+    /// Makes the folder, and puts in order what an interrupted save left: an old checkpoint that was set aside gets
+    /// its name back if the new one does not have it, and what was begun is removed.
+    pub(crate) fn recover(&self) -> Result<(), ExecutorError> {
+        create_dirs(self.files, self.dir).map_err(|e| io(self.dir, &e))?;
+        for path in listed(self.dir)? {
+            let Some((step, end)) = hidden_step(&path) else {
+                continue;
+            };
+            let target = self.target(step);
+            let done = if end == REPLACED && !target.exists() && path.join(MANIFEST).is_file() {
+                self.files
+                    .rename(&path, &target)
+                    .and_then(|()| self.files.sync_dir(self.dir))
+            } else {
+                remove_tree(self.files, &path, MANIFEST)
+            };
+            done.map_err(|e| io(&path, &e))?;
+        }
+        Ok(())
+    }
+
+    /// Writes one rank's file of a checkpoint that [`Store::finish`] completes.
+    pub(crate) fn write_rank(
+        &self,
+        step: u64,
+        rank: usize,
+        pieces: &[Piece],
+    ) -> Result<Written, ExecutorError> {
+        let folder = self.hidden(step, PARTIAL);
+        create_dirs(self.files, &folder).map_err(|e| io(&folder, &e))?;
+        let path = folder.join(rank_file(rank));
+        let data: Vec<Vec<u8>> = pieces
+            .iter()
+            .map(|p| {
+                let states = p.data.iter();
+                let bytes = states.flat_map(|d| bytemuck::cast_slice::<f32, u8>(d));
+                bytes.copied().collect()
+            })
+            .collect();
+        let mut offset = 0;
+        let entries: Vec<PieceEntry> = pieces
+            .iter()
+            .zip(&data)
+            .map(|(piece, data)| {
+                let entry = PieceEntry {
+                    name: piece.name.clone(),
+                    global: piece.global.clone(),
+                    runs: piece.runs.clone(),
+                    offset,
+                    sha256: hex(data),
+                };
+                offset += data.len() as u64;
+                entry
+            })
+            .collect();
+        let header = serde_json::to_vec(&entries).map_err(|e| wrong(&path, e.to_string()))?;
+        let length = (header.len() as u64).to_le_bytes();
+        let front = [&MAGIC[..], &length[..], &header[..]];
+        let parts = front.into_iter().chain(data.iter().map(Vec::as_slice));
+        let bytes = self.write_file(&path, parts).map_err(|e| io(&path, &e))?;
+        Ok(Written {
+            file: FileEntry {
+                name: rank_file(rank),
+                bytes,
+                header_sha256: hex(&header),
+            },
+            parameters: pieces
+                .iter()
+                .map(|p| (p.name.clone(), p.global.clone()))
+                .collect(),
+        })
+    }
+
+    /// Writes a new file and waits until it is on the disk; returns its size.
+    fn write_file<'p>(
+        &self,
+        path: &Path,
+        parts: impl Iterator<Item = &'p [u8]>,
+    ) -> std::io::Result<u64> {
+        let mut file = self.files.create(path)?;
+        let mut bytes = 0;
+        for part in parts {
+            self.files.write(&mut file, part)?;
+            bytes += part.len() as u64;
+        }
+        self.files.sync(&file)?;
+        Ok(bytes)
+    }
+
+    /// Completes a checkpoint whose files are all written.
+    pub(crate) fn finish(&self, manifest: &Manifest) -> Result<PathBuf, ExecutorError> {
+        let step = manifest.step;
+        let (folder, target) = (self.hidden(step, PARTIAL), self.target(step));
+        let aside = self.hidden(step, REPLACED);
+        let complete = || -> std::io::Result<()> {
+            let text = manifest.text();
+            self.write_file(&folder.join(MANIFEST), std::iter::once(&text[..]))?;
+            self.files.sync_dir(&folder)?;
+            if fs::symlink_metadata(&target).is_ok() {
+                // The same step again, after a resume: the new one replaces the old.
+                remove_tree(self.files, &aside, MANIFEST)?;
+                self.files.rename(&target, &aside)?;
+            }
+            if let Err(error) = self.files.rename(&folder, &target) {
+                // Where nothing was set aside there is nothing to put back.
+                let _ = self.files.rename(&aside, &target);
+                return Err(error);
+            }
+            self.files.sync_dir(self.dir)
+        };
+        complete().map_err(|e| io(&target, &e))?;
+        // The checkpoint is there; what is left of the old one is removed by the next run at the latest.
+        let _ = remove_tree(self.files, &aside, MANIFEST);
+        Ok(target)
+    }
+
+    /// Removes what was written of a checkpoint that cannot be completed: all of it, or one rank's file and the
+    /// folder if that was the last. What cannot be removed now is removed by the next run.
+    pub(crate) fn abandon(&self, step: u64, rank: Option<usize>) {
+        let folder = self.hidden(step, PARTIAL);
+        match rank {
+            None => drop(remove_tree(self.files, &folder, MANIFEST)),
+            Some(rank) => {
+                let _ = self.files.remove_file(&folder.join(rank_file(rank)));
+                let _ = self.files.remove_dir(&folder);
+            }
+        }
+    }
+}
+
+/// Every entry of a folder.
+fn listed(dir: &Path) -> Result<Vec<PathBuf>, ExecutorError> {
+    let entries = fs::read_dir(dir).map_err(|e| io(dir, &e))?;
+    let paths = entries.map(|entry| Ok(entry.map_err(|e| io(dir, &e))?.path()));
+    let mut paths = paths.collect::<Result<Vec<_>, ExecutorError>>()?;
+    paths.sort();
+    Ok(paths)
+}
+
+/// The step and kind of a folder that a save has not finished with.
+fn hidden_step(path: &Path) -> Option<(u64, &'static str)> {
+    let name = path.file_name()?.to_str()?.strip_prefix('.')?;
+    [PARTIAL, REPLACED].into_iter().find_map(|end| {
+        let step = step_of(Path::new(name.strip_suffix(end)?))?;
+        Some((step, end))
+    })
+}
+
+/// Checkpoints in a folder by step. One that was set aside counts where a kill came before the new one had its name.
+///
+/// # Errors
+/// When the folder cannot be read.
+pub fn all(dir: &Path) -> Result<BTreeMap<u64, PathBuf>, ExecutorError> {
+    match fs::metadata(dir) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+        Ok(kind) if !kind.is_dir() => {
+            return Err(wrong(dir, "is a file, expected a folder".to_owned()));
+        }
+        _ => {}
+    }
+    let mut found = BTreeMap::new();
+    let paths = listed(dir)?;
+    for path in &paths {
+        if let Some((step, REPLACED)) = hidden_step(path)
+            && path.join(MANIFEST).is_file()
+        {
+            found.insert(step, path.clone());
+        }
+    }
+    for path in paths {
+        if let Some(step) = step_of(&path).filter(|_| path.is_dir()) {
+            found.insert(step, path);
+        }
+    }
+    Ok(found)
+}
+
+/// The last checkpoint in a folder of checkpoints, if there is one.
+///
+/// # Errors
+/// When the folder cannot be read.
+pub fn latest(dir: &Path) -> Result<Option<PathBuf>, ExecutorError> {
+    Ok(all(dir)?.into_values().next_back())
+}

@@ -1,0 +1,175 @@
+//! File calls that stop working at one of them. They wait for no disk: what a power cut loses is kept account of.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use crate::checkpoint::files::{Disk, Files};
+
+/// What happens at the call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Fault {
+    /// The process is killed: this call and all after it do nothing; of a write, the first half is done.
+    Kill,
+    /// The power fails: as a kill, and what was not synced is lost. Of files, the bytes; of folders, the names.
+    PowerCut,
+    /// The disk is full: a write or a new file fails, and so do all after it; the rest works.
+    FullDisk,
+    /// This call fails, the others work.
+    Once,
+}
+
+/// A change of names that is not on the disk yet.
+enum Change {
+    Made(PathBuf),
+    Renamed(PathBuf, PathBuf),
+}
+
+#[derive(Default)]
+struct State {
+    calls: usize,
+    /// Files with bytes that are not on the disk.
+    dirty: Vec<PathBuf>,
+    changes: Vec<Change>,
+}
+
+/// A disk with a fault at one call.
+pub(super) struct Dying {
+    fault: Fault,
+    /// The call, from 0.
+    at: usize,
+    state: Mutex<State>,
+}
+
+impl Dying {
+    pub(super) fn new(fault: Fault, at: usize) -> Self {
+        Self {
+            fault,
+            at,
+            state: Mutex::default(),
+        }
+    }
+
+    /// A disk without a fault.
+    pub(super) fn never() -> Self {
+        Self::new(Fault::Once, usize::MAX)
+    }
+
+    /// Whether the fault has happened.
+    pub(super) fn died(&self) -> bool {
+        self.state.lock().expect("no panic").calls > self.at
+    }
+
+    /// Counts a call; an error if it fails.
+    fn call(&self, grows: bool) -> io::Result<()> {
+        let mut state = self.state.lock().expect("no panic");
+        let call = state.calls;
+        state.calls += 1;
+        let fails = match self.fault {
+            Fault::Kill | Fault::PowerCut => call >= self.at,
+            Fault::FullDisk => call >= self.at && grows,
+            Fault::Once => call == self.at,
+        };
+        match fails {
+            true => Err(io::Error::other(format!("{:?} at {call}", self.fault))),
+            false => Ok(()),
+        }
+    }
+
+    /// After a power cut: takes back what was not synced, the last first.
+    pub(super) fn restart(&self) {
+        if self.fault != Fault::PowerCut {
+            return;
+        }
+        let mut state = self.state.lock().expect("no panic");
+        for path in state.dirty.drain(..) {
+            // It may have been removed since.
+            let _ = File::options()
+                .write(true)
+                .open(&path)
+                .map(|f| f.set_len(0));
+        }
+        for change in state.changes.drain(..).rev() {
+            let _ = match change {
+                Change::Made(path) if path.is_dir() => fs::remove_dir_all(&path),
+                Change::Made(path) => fs::remove_file(&path),
+                Change::Renamed(from, to) => fs::rename(&to, &from),
+            };
+        }
+    }
+
+    fn changed(&self, change: Change) {
+        self.state.lock().expect("no panic").changes.push(change);
+    }
+}
+
+/// The folder whose names a change is of.
+fn folder(change: &Change) -> Option<&Path> {
+    match change {
+        Change::Made(path) | Change::Renamed(path, _) => path.parent(),
+    }
+}
+
+impl Files for Dying {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.call(true)?;
+        Disk.create_dir(path)?;
+        self.changed(Change::Made(path.to_owned()));
+        Ok(())
+    }
+
+    fn create(&self, path: &Path) -> io::Result<File> {
+        self.call(true)?;
+        let file = Disk.create(path)?;
+        self.changed(Change::Made(path.to_owned()));
+        self.state
+            .lock()
+            .expect("no panic")
+            .dirty
+            .push(path.to_owned());
+        Ok(file)
+    }
+
+    fn write(&self, file: &mut File, bytes: &[u8]) -> io::Result<()> {
+        let first_half = self.died();
+        if let Err(error) = self.call(true) {
+            if !first_half {
+                Disk.write(file, &bytes[..bytes.len() / 2])?;
+            }
+            return Err(error);
+        }
+        Disk.write(file, bytes)
+    }
+
+    fn sync(&self, _: &File) -> io::Result<()> {
+        self.call(false)?;
+        // Files are written one at a time: the last that was made is the one.
+        self.state.lock().expect("no panic").dirty.pop();
+        Ok(())
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.call(false)?;
+        let mut state = self.state.lock().expect("no panic");
+        state.changes.retain(|change| folder(change) != Some(path));
+        Ok(())
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.call(false)?;
+        Disk.rename(from, to)?;
+        self.changed(Change::Renamed(from.to_owned(), to.to_owned()));
+        Ok(())
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.call(false)?;
+        Disk.remove_file(path)
+    }
+
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.call(false)?;
+        Disk.remove_dir(path)
+    }
+}
