@@ -59,9 +59,15 @@ fn refuse(
     if is_legal(scenario, counts, asked) {
         return Ok(());
     }
-    let mut legal = candidates(scenario, counts, key);
+    let known = candidates(scenario, counts, key);
+    let mut legal = known.clone();
     legal.retain(|value| is_legal(scenario, counts, &fix(key, value)));
-    let near = nearest(value, &legal).map_or_else(String::new, |near| format!("; nearest: {near}"));
+    let near = match nearest(value, &legal) {
+        Some(near) => format!("; nearest: {near}"),
+        None => nearest(value, &known).map_or_else(String::new, |name| {
+            format!("; `{name}` is of other runtimes (`vescale-plan runtimes`)")
+        }),
+    };
     let more = if legal.len() > LISTED { ", …" } else { "" };
     legal.truncate(LISTED);
     let counts: Vec<String> = counts.iter().map(u64::to_string).collect();

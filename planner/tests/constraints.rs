@@ -44,7 +44,11 @@ fn values_that_nothing_has_are_refused_with_those_there_are() {
     let cases: [(&[&str], &str, &str); 12] = [
         (&["zero=9"], "`zero` can be 0, 1", "nearest: 1"),
         (&["zero=3"], "`zero` can be 0, 1", "nearest: 1"),
-        (&["schedule=zbv"], "`schedule` can be 1f1b, interleaved", ""),
+        (
+            &["schedule=zbv"],
+            "`schedule` can be 1f1b, interleaved",
+            "`zb-v` is of other runtimes",
+        ),
         (
             &["schedule=zerobubble"],
             "`schedule` can be 1f1b, interleaved",

@@ -60,7 +60,8 @@ pub fn model(arg: &str) -> Result<Model, SpecError> {
         .filter(|_| file.file_name().is_some_and(|n| n == "config.json"))
         .or(file.file_stem())
         .map_or_else(|| "model".to_owned(), |n| n.to_string_lossy().into_owned());
-    if !file.exists() && arg.split('/').count() == 2 && !arg.contains('.') {
+    let of_a_hub = arg.split('/').count() == 2 && !arg.starts_with(['.', '/', '~']);
+    if !file.exists() && of_a_hub && !arg.ends_with(".json") {
         return Err(SpecError::Unreadable {
             path: arg.to_owned(),
             reason: format!(
@@ -342,6 +343,14 @@ mod tests {
             names.dedup();
             assert_eq!(names.len(), before);
         }
+    }
+
+    #[test]
+    fn names_of_a_hub_are_told_what_to_give() {
+        let error = model("meta-llama/Llama-3.1-70B").expect_err("no file");
+        let message = error.to_string();
+        assert!(message.contains("are not downloaded"), "{message}");
+        assert!(message.contains("did you mean `llama3"), "{message}");
     }
 
     #[test]
