@@ -324,6 +324,9 @@ pub(crate) struct TraceArgs {
     pub(crate) output: Option<PathBuf>,
 }
 
+/// Seconds that ranks may wait for each other, at most: a month.
+const MOST_TIMEOUT: u64 = 30 * 24 * 3600;
+
 /// `run`.
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
@@ -332,7 +335,7 @@ pub(crate) struct RunArgs {
     /// Steps [default: the plan's]
     #[arg(long)]
     pub(crate) steps: Option<u64>,
-    /// Text (.txt) or 16-bit tokens (.bin) [default: the plan's]
+    /// Text (.txt), 16-bit tokens (.bin, .u16.bin) or 32-bit tokens (.u32.bin) [default: the plan's]
     #[arg(long)]
     pub(crate) data: Option<PathBuf>,
     /// Seed of every random number [default: the plan's]
@@ -368,7 +371,7 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) tf32: bool,
     /// Seconds a rank waits for another before it gives up
-    #[arg(long, default_value_t = 120)]
+    #[arg(long, default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=MOST_TIMEOUT))]
     pub(crate) timeout: u64,
     /// Profile of this machine to predict times with [default: vescale-profile.yaml, if it is there]
     #[arg(long)]

@@ -351,6 +351,17 @@ fn a_profile_predicts_what_run_measures() {
         estimated["predicted"]["step_time_s"].as_f64(),
         Some(predicted)
     );
+    // Errors of a step's parts may cancel: they stand beside its own.
+    let shown = run(folder.path(), &["run", plan, "--steps", "3"]);
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    let step = shown.lines().find(|line| line.starts_with("step "));
+    let step = step.expect("a line of the step's time");
+    assert!(
+        step.contains("(predicted ") && step.contains("%; its actions "),
+        "{step}"
+    );
+    let forward = shown.lines().find(|line| line.starts_with("  pp0   F "));
+    assert!(forward.is_some_and(|line| line.ends_with('%')), "{shown}");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use spec::runtime::{AttentionKernel, Rewrite};
 use spec::{Axis, Bytes, DType, ModelConfig, Precision, Runtime, Seconds};
 
 use crate::CostError;
+use crate::held::kept_bytes;
 use crate::local::Local;
 use crate::lower::{
     Kernel, KernelKind, Lowered, Lowering, SavedTensor, casts, kept, peak_transient, recomputed,
@@ -475,20 +476,6 @@ fn memory(
     cost.output = trace.output.map_or(Bytes(0), |id| trace.tensor(id).bytes());
 }
 
-/// Bytes that a block keeps from forward to backward, and those that its weight half needs.
-pub(crate) fn kept_bytes(
-    lowering: &Lowering<'_>,
-    trace: &Trace,
-    recompute: Recompute,
-) -> [Bytes; 2] {
-    let saved = kept(lowering, trace, recompute);
-    let all = kept(lowering, trace, Recompute::None);
-    [
-        saved.iter().map(|s| s.bytes).sum(),
-        weight_operands(trace, &all),
-    ]
-}
-
 /// Storages kept under a mode, for liveness.
 fn kept_ids(lowering: &Lowering<'_>, trace: &Trace, mode: Recompute) -> FxHashSet<TensorId> {
     let names: FxHashSet<String> = kept(lowering, trace, mode)
@@ -499,26 +486,6 @@ fn kept_ids(lowering: &Lowering<'_>, trace: &Trace, mode: Recompute) -> FxHashSe
         .map(TensorId)
         .filter(|&id| names.contains(&trace.tensor(id).name))
         .collect()
-}
-
-/// Kept activations that weight gradients read, and the output gradients they read.
-fn weight_operands(trace: &Trace, saved: &[SavedTensor]) -> Bytes {
-    let mut gradients: FxHashSet<TensorId> = FxHashSet::default();
-    let mut bytes: Bytes = saved.iter().filter(|s| s.for_weight).map(|s| s.bytes).sum();
-    for op in trace
-        .backward
-        .iter()
-        .filter(|op| op.pass == Pass::BackwardWeight)
-    {
-        for &id in &op.inputs {
-            let storage = trace.tensor(id).storage;
-            let info = trace.tensor(storage);
-            if info.role == dtensor::TensorRole::Gradient && gradients.insert(storage) {
-                bytes += info.bytes();
-            }
-        }
-    }
-    bytes
 }
 
 fn is_product(kernel: &Kernel) -> bool {

@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 
 use dtensor::placement::shard_size;
-use dtensor::{Placement, RoutedRows, Routing, Trace};
+use dtensor::{Pass, Placement, RoutedRows, Routing, TensorId, TensorRole, Trace};
 use models::BlockClass;
 use plans::program::Program;
 use plans::{Action, ActionKind, Recompute, Strategy};
+use rustc_hash::FxHashSet;
 use spec::{Axis, Bytes};
 
 use crate::CostError;
 use crate::assemble::{Assembled, key};
-use crate::block;
 use crate::cost_model::CostModel;
-use crate::lower::Lowering;
+use crate::lower::{Lowering, SavedTensor, kept};
 use crate::states::StateBytes;
 
 /// What a rank holds.
@@ -86,6 +86,40 @@ pub(crate) fn of_rank(
     })
 }
 
+/// Bytes that a block keeps from forward to backward, and those that its weight half needs.
+pub(crate) fn kept_bytes(
+    lowering: &Lowering<'_>,
+    trace: &Trace,
+    recompute: Recompute,
+) -> [Bytes; 2] {
+    let saved = kept(lowering, trace, recompute);
+    let all = kept(lowering, trace, Recompute::None);
+    [
+        saved.iter().map(|s| s.bytes).sum(),
+        weight_operands(trace, &all),
+    ]
+}
+
+/// Kept activations that weight gradients read, and the output gradients they read.
+fn weight_operands(trace: &Trace, saved: &[SavedTensor]) -> Bytes {
+    let mut gradients: FxHashSet<TensorId> = FxHashSet::default();
+    let mut bytes: Bytes = saved.iter().filter(|s| s.for_weight).map(|s| s.bytes).sum();
+    for op in trace
+        .backward
+        .iter()
+        .filter(|op| op.pass == Pass::BackwardWeight)
+    {
+        for &id in &op.inputs {
+            let storage = trace.tensor(id).storage;
+            let info = trace.tensor(storage);
+            if info.role == TensorRole::Gradient && gradients.insert(storage) {
+                bytes += info.bytes();
+            }
+        }
+    }
+    bytes
+}
+
 /// What the `tp`-th tensor-parallel rank keeps less of a block than the first, which has the most: where
 /// ranks do not divide the vocabulary, the last ones have fewer rows of it.
 fn less(
@@ -105,7 +139,7 @@ fn less(
         runtime: &scenario.runtime,
     };
     let kept = |trace: &Trace| {
-        let [all, for_weight] = block::kept_bytes(&lowering, trace, Recompute::None);
+        let [all, for_weight] = kept_bytes(&lowering, trace, Recompute::None);
         Kept { all, for_weight }
     };
     let most = kept(&trace);

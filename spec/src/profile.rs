@@ -61,6 +61,15 @@ pub struct Measured {
     pub spread: f64,
 }
 
+impl Measured {
+    /// Whether a price can be made of it.
+    fn makes_sense(&self) -> bool {
+        let time = self.seconds > 0.0 && self.seconds <= MAX_SECONDS;
+        let spread = self.spread.is_finite() && self.spread >= 0.0;
+        time && spread && self.ranks > 0 && !self.sizes.contains(&0)
+    }
+}
+
 /// The machine that was measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -161,10 +170,10 @@ impl Gpu {
             fields.push(format!("hosts: {hosts}"));
         }
         if let Some(driver) = &self.driver {
-            fields.push(format!("driver: \"{}\"", quotable(driver)));
+            fields.push(format!("driver: {}", quoted(driver)));
         }
         if let Some(library) = &self.attention {
-            fields.push(format!("attention: \"{}\"", quotable(library)));
+            fields.push(format!("attention: {}", quoted(library)));
         }
         if let Some([lowest, median]) = self.clock_mhz {
             fields.push(format!("clock_mhz: [{lowest}, {median}]"));
@@ -185,8 +194,24 @@ fn plural(count: u64) -> &'static str {
     if count == 1 { "" } else { "s" }
 }
 
-fn quotable(text: &str) -> String {
-    text.replace(['"', '\\'], " ")
+/// Text as a double-quoted scalar of YAML, whatever is in it: JSON's quoting, and what YAML takes no character for.
+fn quoted(text: &str) -> String {
+    let json = serde_json::Value::from(text).to_string();
+    let mut quoted = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c {
+            '\u{7f}'..='\u{9f}'
+            | '\u{2028}'
+            | '\u{2029}'
+            | '\u{feff}'
+            | '\u{fffe}'
+            | '\u{ffff}' => {
+                let _ = write!(quoted, "\\u{:04x}", u32::from(c));
+            }
+            c => quoted.push(c),
+        }
+    }
+    quoted
 }
 
 /// A profile.
@@ -227,12 +252,11 @@ impl Profile {
             return Err(wrong("machine.cores".to_owned(), &message));
         }
         for (index, m) in profile.measured.iter().enumerate() {
-            let positive = m.seconds > 0.0 && m.seconds <= MAX_SECONDS;
-            if !positive || m.ranks == 0 || m.sizes.contains(&0) {
+            if !m.makes_sense() {
                 let field = format!("measured[{index}] ({})", m.kernel);
                 return Err(wrong(
                     field,
-                    "expected positive sizes and ranks, and up to a day of seconds",
+                    "expected positive sizes and ranks, up to a day of seconds, and a finite spread of at least 0",
                 ));
             }
         }
@@ -244,20 +268,21 @@ impl Profile {
     pub fn to_yaml(&self) -> String {
         let m = &self.machine;
         let mut yaml = format!(
-            "schema_version: {}\ntool_version: \"{}\"\nmachine:\n  processor: \"{}\"\n  cores: {}\n  memory_bytes: {}\n{}measured:\n",
+            "schema_version: {}\ntool_version: {}\nmachine:\n  processor: {}\n  cores: {}\n  memory_bytes: {}\n{}measured:{}\n",
             self.schema_version,
-            self.tool_version,
-            quotable(&m.processor),
+            quoted(&self.tool_version),
+            quoted(&m.processor),
             m.cores,
             m.memory_bytes,
-            m.gpu.as_ref().map_or_else(String::new, Gpu::to_yaml)
+            m.gpu.as_ref().map_or_else(String::new, Gpu::to_yaml),
+            if self.measured.is_empty() { " []" } else { "" }
         );
         for m in &self.measured {
             let sizes: Vec<String> = m.sizes.iter().map(u64::to_string).collect();
             let _ = writeln!(
                 yaml,
-                "  - {{kernel: \"{}\", sizes: [{}], ranks: {}, seconds: {:.4e}, spread: {:.3}}}",
-                m.kernel,
+                "  - {{kernel: {}, sizes: [{}], ranks: {}, seconds: {:.4e}, spread: {:.3}}}",
+                quoted(&m.kernel),
                 sizes.join(", "),
                 m.ranks,
                 m.seconds,
@@ -267,14 +292,16 @@ impl Profile {
         yaml
     }
 
-    /// Adds measurements; a kernel measured again replaces what was there.
+    /// Adds measurements; a kernel measured again replaces what was there. A measurement that says nothing, such
+    /// as of a time below what the clock tells, is left out: no reader would take the file.
     pub fn add(&mut self, measured: impl IntoIterator<Item = Measured>) {
         let key = |m: &Measured| (m.kernel.clone(), m.ranks, m.sizes.clone());
         let mut all: BTreeMap<_, Measured> = std::mem::take(&mut self.measured)
             .into_iter()
             .map(|m| (key(&m), m))
             .collect();
-        all.extend(measured.into_iter().map(|m| (key(&m), m)));
+        let measured = measured.into_iter().filter(Measured::makes_sense);
+        all.extend(measured.map(|m| (key(&m), m)));
         self.measured = all.into_values().collect();
     }
 
@@ -375,93 +402,4 @@ fn measured<T>(value: T, source: &str) -> Sourced<T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn profile() -> Profile {
-        Profile {
-            schema_version: SCHEMA_VERSION,
-            tool_version: "0.1.0".to_owned(),
-            machine: Machine {
-                processor: "a \"fast\" one".to_owned(),
-                cores: 4,
-                memory_bytes: 1 << 34,
-                gpu: None,
-            },
-            measured: vec![Measured {
-                kernel: "matmul forward f32".to_owned(),
-                sizes: vec![64, 128, 256],
-                ranks: 2,
-                seconds: 1.5e-4,
-                spread: 0.02,
-            }],
-        }
-    }
-
-    #[test]
-    fn a_written_profile_reads_back() {
-        let written = profile().to_yaml();
-        let read = Profile::from_yaml(&written, "p.yaml").expect("reads");
-        assert_eq!(read.measured, profile().measured);
-        assert_eq!(read.to_yaml(), written);
-    }
-
-    #[test]
-    fn what_is_known_of_gpus_reads_back() {
-        let known = Gpu {
-            count: 2,
-            hosts: Some(4),
-            multiprocessors: 132,
-            driver: Some("570.1".to_owned()),
-            attention: Some("cuDNN 9.19.0".to_owned()),
-            clock_mhz: Some([1500, 1830]),
-            most_clock_mhz: Some(1980),
-            memory_clock_mhz: Some(2619),
-            power_limit_watts: Some(700),
-        };
-        let little = Gpu {
-            count: 1,
-            multiprocessors: 108,
-            ..Gpu::default()
-        };
-        for (gpu, said) in [
-            (
-                known,
-                "4 hosts of 2 GPUs, 1830 of 1980 MHz, 1500 at least, 700 W, driver 570.1, attention by cuDNN 9.19.0",
-            ),
-            (little, "1 GPU"),
-        ] {
-            assert_eq!(gpu.described(), said);
-            let mut p = profile();
-            p.machine.gpu = Some(gpu);
-            let read = Profile::from_yaml(&p.to_yaml(), "p.yaml").expect("reads");
-            assert_eq!(read.machine.gpu, p.machine.gpu);
-        }
-    }
-
-    #[test]
-    fn measuring_again_replaces() {
-        let mut p = profile();
-        let mut again = p.measured[0].clone();
-        again.seconds = 2e-4;
-        let mut other = again.clone();
-        other.ranks = 4;
-        p.add([again.clone(), other.clone()]);
-        assert_eq!(p.measured, [again, other]);
-    }
-
-    #[test]
-    fn nonsense_is_named() {
-        let check = |yaml: &str, expected: &str| {
-            let error = Profile::from_yaml(yaml, "p.yaml").expect_err("refused");
-            assert!(error.to_string().contains(expected), "{error}");
-        };
-        let good = profile().to_yaml();
-        check(&good.replace("cores: 4", "cores: 0"), "machine.cores");
-        check(&good.replace("1.5000e-4", "-1"), "measured[0]");
-        check(
-            &good.replace("schema_version: 1", "schema_version: 7"),
-            "reads version 1",
-        );
-    }
-}
+mod tests;

@@ -13,6 +13,7 @@ mod lists;
 mod plan;
 mod profile;
 mod profile_cuda;
+mod profile_file;
 mod report;
 mod run;
 mod search;

@@ -12,6 +12,7 @@ use spec::{CpKind, DType, Model};
 
 use crate::args::{AttentionArg, DeviceArg, ProfileArgs, SuiteArg};
 use crate::commands::plan;
+use crate::commands::profile_file::ProfileFile;
 use crate::error::CliError;
 use crate::output::{self, Progress, SCHEMA_VERSION};
 
@@ -63,7 +64,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
         .as_deref()
         .unwrap_or(Path::new(profile::DEFAULT_PATH));
     let machine = profiler::machine();
-    let mut profile = before(path, &machine)?;
+    let (file, mut profile) = ProfileFile::open(path, &machine)?;
     let effort = effort(args.suite);
     let requests = if args.plans.is_empty() {
         suite(args.suite, machine.cores)?
@@ -85,7 +86,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
     }
     profile.add(profiler::middle(measured));
     progress.finish();
-    output::write(path, &profile.to_yaml())?;
+    let profile = file.add(&profile)?;
     if args.output.json {
         output::json(&ProfileJson {
             schema_version: SCHEMA_VERSION,
@@ -105,37 +106,6 @@ pub(super) fn effort(suite: SuiteArg) -> Effort {
         SuiteArg::Quick => Effort::QUICK,
         SuiteArg::Full => Effort::FULL,
     }
-}
-
-/// What was measured on this machine before, to add to.
-pub(super) fn before(path: &Path, machine: &Machine) -> Result<Profile, CliError> {
-    let empty = Profile {
-        schema_version: profile::SCHEMA_VERSION,
-        tool_version: env!("CARGO_PKG_VERSION").to_owned(),
-        machine: machine.clone(),
-        measured: Vec::new(),
-    };
-    if !path.exists() {
-        return Ok(empty);
-    }
-    let shown = path.display().to_string();
-    let old = Profile::from_yaml(&spec::text::read(path)?, &shown)?;
-    if (&old.machine.processor, old.machine.cores) != (&machine.processor, machine.cores) {
-        return Err(CliError::Usage(format!(
-            "{shown}: is of another machine ({}, {} cores); write to another file with -o",
-            old.machine.processor, old.machine.cores
-        )));
-    }
-    let attention = old.machine.gpu.and_then(|gpu| gpu.attention);
-    let gpu = machine.gpu.clone();
-    Ok(Profile {
-        measured: old.measured,
-        machine: Machine {
-            gpu: gpu.map(|gpu| profile::Gpu { attention, ..gpu }),
-            ..machine.clone()
-        },
-        ..empty
-    })
 }
 
 fn measure(request: &Request, effort: Effort) -> Result<Vec<Measured>, CliError> {

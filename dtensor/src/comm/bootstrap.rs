@@ -176,7 +176,7 @@ impl Place {
                 .ok_or_else(|| missing("MASTER_ADDR"))?
         };
         let one_host = world <= 1 || is_loopback(&host);
-        let told = Secret::told(&variable);
+        let told = Secret::told(variable);
         let secret = told.map_err(|(name, reason)| PlaceError::Secret { name, reason })?;
         if secret.is_none() && !one_host {
             return Err(PlaceError::NoSecret { host });

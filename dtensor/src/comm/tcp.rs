@@ -28,6 +28,9 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long a peer's own last words may take to arrive after its connection broke.
 const HINDSIGHT: Duration = Duration::from_millis(200);
 
+/// Nobody waits longer: a moment further off may be none that a clock has.
+const LONGEST_WAIT: Duration = Duration::from_secs(366 * 24 * 3600);
+
 struct Shared {
     rank: usize,
     inbox: Inbox,
@@ -54,6 +57,7 @@ impl TcpCommunicator {
     /// # Errors
     /// When they do not all come in time.
     pub fn join(place: &Place, timeout: Duration) -> Result<Self, CommError> {
+        let timeout = timeout.min(LONGEST_WAIT);
         let streams = meet(place, timeout)?;
         let shared = Arc::new(Shared {
             rank: place.rank,

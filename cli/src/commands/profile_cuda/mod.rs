@@ -16,8 +16,9 @@ use profiler::cuda::{
 use spec::profile::{self, Profile};
 
 use self::hosts::Hosts;
-use super::profile::{self as host, ProfileJson, What, before, effort, of_plan, summary};
+use super::profile::{self as host, ProfileJson, What, effort, of_plan, summary};
 use crate::args::{ProfileArgs, SuiteArg};
+use crate::commands::profile_file::ProfileFile;
 use crate::commands::{device, plan};
 use crate::error::CliError;
 use crate::output::{self, Progress, SCHEMA_VERSION};
@@ -43,9 +44,9 @@ struct Wanted {
 }
 
 /// A profile as it grows: written after every measurement.
-struct Growing<'g> {
+struct Growing {
     profile: Profile,
-    path: &'g Path,
+    file: ProfileFile,
     suite: SuiteArg,
     progress: Progress,
     /// Measurements in all, and of phases that are over.
@@ -79,11 +80,11 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
     let machine = target()?.machine();
     let hosts_count = hosts.as_ref().map_or(1, Hosts::count);
     let wanted = wanted(args, hosts_count, gpus, facts.first())?;
-    let profile = before(path, &machine)?;
+    let (file, profile) = ProfileFile::open(path, &machine)?;
     device::measured_as_run(args.attention, &profile, path)?;
     let mut growing = Growing {
         profile,
-        path,
+        file,
         suite: args.suite,
         progress: Progress::new(args.output.quiet, "measuring"),
         parts: [wanted.parts(), 0],
@@ -113,7 +114,8 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
         output::note(args.output.quiet, &text);
     }
     notes(args.output.quiet, &growing.too_large, &wanted.beyond, gpus);
-    shown(args, growing.profile, path)
+    let profile = growing.file.add(&growing.profile)?;
+    shown(args, profile, growing.file.path())
 }
 
 fn notes(quiet: bool, too_large: &[String], beyond: &[u64], gpus: u64) {
@@ -148,7 +150,7 @@ fn shown(args: &ProfileArgs, profile: Profile, path: &Path) -> Result<ExitCode, 
     Ok(ExitCode::SUCCESS)
 }
 
-impl Growing<'_> {
+impl Growing {
     /// Measures what is lacking of `asked`.
     fn complete<M: Meter>(
         &mut self,
@@ -158,10 +160,10 @@ impl Growing<'_> {
     ) -> Result<(), CliError> {
         let time = (Budget::new(budget), effort(self.suite).at_once());
         let own: usize = asked.iter().map(Asked::parts).sum();
-        let (progress, path, [all, over]) = (&self.progress, self.path, self.parts);
+        let (progress, file, [all, over]) = (&self.progress, &self.file, self.parts);
         let after = |share: f64, profile: &Profile| {
             progress.update((over as f64 + share * own as f64) / all as f64);
-            output::write(path, &profile.to_yaml())
+            file.add(profile).map(drop)
         };
         let too_large = complete(meter, &mut self.profile, asked, time, after)?;
         self.too_large.extend(too_large);

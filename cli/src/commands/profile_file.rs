@@ -1,0 +1,185 @@
+//! The file of a profile, which several `profile` runs may add to at the same time.
+//!
+//! Measuring takes minutes, so a run does not keep others from the file meanwhile: when it writes, it holds a
+//! lock, reads the file again, and adds to it what itself has measured. Of a kernel that both measured the later
+//! measurement stays.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use spec::profile::{self, Machine, Measured, Profile};
+
+use crate::error::CliError;
+use crate::output;
+
+/// What tells measurements apart.
+type Key = (String, u64, Vec<u64>);
+
+/// A profile's file, as it was when a run began.
+pub(super) struct ProfileFile {
+    path: PathBuf,
+    machine: Machine,
+    /// What it held: seconds by kernel, ranks and sizes.
+    held: BTreeMap<Key, f64>,
+}
+
+impl ProfileFile {
+    /// A file to add to, and what was measured on this machine before.
+    pub(super) fn open(path: &Path, machine: &Machine) -> Result<(Self, Profile), CliError> {
+        let profile = read(path, machine)?;
+        let file = Self {
+            path: path.to_owned(),
+            machine: machine.clone(),
+            held: profile
+                .measured
+                .iter()
+                .map(|m| (key(m), m.seconds))
+                .collect(),
+        };
+        Ok((file, profile))
+    }
+
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Adds what `profile` has and the file had not when it was opened; says what the file holds then.
+    pub(super) fn add(&self, profile: &Profile) -> Result<Profile, CliError> {
+        let _lock = lock(&self.path).map_err(|error| CliError::Write {
+            path: self.path.display().to_string(),
+            reason: format!("its lock cannot be had: {error}"),
+        })?;
+        let now = read(&self.path, &self.machine)?;
+        let own = profile.measured.iter();
+        let own = own.filter(|m| self.held.get(&key(m)) != Some(&m.seconds));
+        let mut all = Profile {
+            measured: now.measured,
+            ..profile.clone()
+        };
+        all.add(own.cloned());
+        output::write(&self.path, &all.to_yaml())?;
+        Ok(all)
+    }
+}
+
+fn key(m: &Measured) -> Key {
+    (m.kernel.clone(), m.ranks, m.sizes.clone())
+}
+
+/// A file beside the profile that is locked while the profile is read and replaced; the profile itself is
+/// another file after it is replaced. It stays: who removes it might remove it from under another's lock. Gives
+/// nothing where the file system has no locks.
+fn lock(path: &Path) -> io::Result<Option<File>> {
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(".lock");
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(path.with_file_name(name))?;
+    match file.lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// What was measured on this machine before.
+fn read(path: &Path, machine: &Machine) -> Result<Profile, CliError> {
+    let empty = Profile {
+        schema_version: profile::SCHEMA_VERSION,
+        tool_version: env!("CARGO_PKG_VERSION").to_owned(),
+        machine: machine.clone(),
+        measured: Vec::new(),
+    };
+    if !path.exists() {
+        return Ok(empty);
+    }
+    let shown = path.display().to_string();
+    let old = Profile::from_yaml(&spec::text::read(path)?, &shown)?;
+    if (&old.machine.processor, old.machine.cores) != (&machine.processor, machine.cores) {
+        return Err(CliError::Usage(format!(
+            "{shown}: is of another machine ({}, {} cores); write to another file with -o",
+            old.machine.processor, old.machine.cores
+        )));
+    }
+    let attention = old.machine.gpu.and_then(|gpu| gpu.attention);
+    let gpu = machine.gpu.clone();
+    Ok(Profile {
+        measured: old.measured,
+        machine: Machine {
+            gpu: gpu.map(|gpu| profile::Gpu { attention, ..gpu }),
+            ..machine.clone()
+        },
+        ..empty
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine() -> Machine {
+        Machine {
+            processor: "of these tests".to_owned(),
+            cores: 2,
+            memory_bytes: 1 << 30,
+            gpu: None,
+        }
+    }
+
+    fn measured(kernel: &str, seconds: f64) -> Measured {
+        Measured {
+            kernel: kernel.to_owned(),
+            sizes: vec![8],
+            ranks: 1,
+            seconds,
+            spread: 0.0,
+        }
+    }
+
+    /// What a run does: opens, measures, and writes after every measurement.
+    fn run(path: &Path, own: &str) {
+        let (file, mut profile) = ProfileFile::open(path, &machine()).expect("readable");
+        for kernel in 0..20 {
+            profile.add([measured(&format!("{own} {kernel}"), 1e-3)]);
+            file.add(&profile).expect("writable");
+        }
+    }
+
+    #[test]
+    fn runs_on_one_file_keep_each_others_measurements() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = &folder.path().join("p.yaml");
+        std::thread::scope(|scope| {
+            for own in ["a", "b", "c"] {
+                scope.spawn(move || run(path, own));
+            }
+        });
+        let (_, profile) = ProfileFile::open(path, &machine()).expect("readable");
+        assert_eq!(profile.measured.len(), 60);
+    }
+
+    #[test]
+    fn of_a_kernel_that_both_measured_the_later_stays() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = &folder.path().join("p.yaml");
+        let (first, mut early) = ProfileFile::open(path, &machine()).expect("readable");
+        early.add([measured("old", 1.0), measured("both", 2.0)]);
+        first.add(&early).expect("writable");
+        // Two that begin from the same file.
+        let (a, mut of_a) = ProfileFile::open(path, &machine()).expect("readable");
+        let (b, mut of_b) = ProfileFile::open(path, &machine()).expect("readable");
+        of_a.add([measured("old", 3.0), measured("both", 4.0)]);
+        of_b.add([measured("both", 5.0)]);
+        a.add(&of_a).expect("writable");
+        let all = b.add(&of_b).expect("writable");
+        let seconds: Vec<f64> = all.measured.iter().map(|m| m.seconds).collect();
+        // What b read as `old` is older than what a measured since.
+        assert_eq!(seconds, [5.0, 3.0]);
+    }
+}
