@@ -7,7 +7,7 @@
 //! the two renames, and takes it for the checkpoint.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -90,9 +90,7 @@ impl<'a> Store<'a> {
         rank: usize,
         pieces: &[Piece],
     ) -> Result<Written, ExecutorError> {
-        let folder = self.hidden(step, PARTIAL);
-        create_dirs(self.files, &folder).map_err(|e| io(&folder, &e))?;
-        let path = folder.join(rank_file(rank));
+        let path = self.hidden(step, PARTIAL).join(rank_file(rank));
         let data: Vec<Vec<u8>> = pieces
             .iter()
             .map(|p| {
@@ -121,7 +119,8 @@ impl<'a> Store<'a> {
         let length = (header.len() as u64).to_le_bytes();
         let front = [&MAGIC[..], &length[..], &header[..]];
         let parts = front.into_iter().chain(data.iter().map(Vec::as_slice));
-        let bytes = self.write_file(&path, parts).map_err(|e| io(&path, &e))?;
+        let file = self.create_rank(&path).map_err(|e| io(&path, &e))?;
+        let bytes = self.write_file(file, parts).map_err(|e| io(&path, &e))?;
         Ok(Written {
             file: FileEntry {
                 name: rank_file(rank),
@@ -135,13 +134,27 @@ impl<'a> Store<'a> {
         })
     }
 
+    /// Makes a rank's file and the folder that it is in. Another rank that cannot write may remove the folder before
+    /// this one's file is in it: whether this rank can write it must find out itself.
+    fn create_rank(&self, path: &Path) -> std::io::Result<File> {
+        let folder = path.parent().unwrap_or(self.dir);
+        let mut attempts = 3;
+        loop {
+            create_dirs(self.files, folder)?;
+            attempts -= 1;
+            match self.files.create(path) {
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound && attempts > 0 => {}
+                result => return result,
+            }
+        }
+    }
+
     /// Writes a new file and waits until it is on the disk; returns its size.
     fn write_file<'p>(
         &self,
-        path: &Path,
+        mut file: File,
         parts: impl Iterator<Item = &'p [u8]>,
     ) -> std::io::Result<u64> {
-        let mut file = self.files.create(path)?;
         let mut bytes = 0;
         for part in parts {
             self.files.write(&mut file, part)?;
@@ -158,7 +171,8 @@ impl<'a> Store<'a> {
         let aside = self.hidden(step, REPLACED);
         let complete = || -> std::io::Result<()> {
             let text = manifest.text();
-            self.write_file(&folder.join(MANIFEST), std::iter::once(&text[..]))?;
+            let file = self.files.create(&folder.join(MANIFEST))?;
+            self.write_file(file, std::iter::once(&text[..]))?;
             self.files.sync_dir(&folder)?;
             if fs::symlink_metadata(&target).is_ok() {
                 // The same step again, after a resume: the new one replaces the old.
