@@ -48,6 +48,9 @@ struct Held {
     entry: PieceEntry,
 }
 
+/// Data that matches its checksum, by file and first byte: pieces do not overlap.
+type Checked = BTreeMap<(usize, u64), Arc<Vec<f32>>>;
+
 /// A checkpoint opened for reading.
 pub struct Checkpoint {
     folder: PathBuf,
@@ -55,8 +58,8 @@ pub struct Checkpoint {
     pub manifest: Manifest,
     /// Pieces of every parameter.
     pieces: BTreeMap<String, Vec<Held>>,
-    /// What was read and checked so far, by file and first byte: pieces do not overlap.
-    read: Mutex<BTreeMap<(usize, u64), Arc<Vec<f32>>>>,
+    /// What was read and checked so far.
+    read: Mutex<Checked>,
 }
 
 /// A parameter of a checkpoint.
