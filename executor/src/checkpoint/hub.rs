@@ -256,11 +256,12 @@ impl Checkpoint {
     }
 }
 
+/// Tensors of the hub's files: parameters that fill each one, and where they lie in it.
+type Tensors<'p> = BTreeMap<String, Vec<(&'p ParameterEntry, Place)>>;
+
 /// The tensors that parameters fill, with each one's parameters; together these have as many elements as it.
-fn tensors(
-    parameters: &[ParameterEntry],
-) -> Result<BTreeMap<String, Vec<(&ParameterEntry, Place)>>, Problem> {
-    let mut tensors: BTreeMap<String, Vec<(&ParameterEntry, Place)>> = BTreeMap::new();
+fn tensors(parameters: &[ParameterEntry]) -> Result<Tensors<'_>, Problem> {
+    let mut tensors = Tensors::new();
     for parameter in parameters {
         let place = Place::of(&parameter.name, &parameter.shape);
         let parts = tensors.entry(place.tensor.clone()).or_default();

@@ -48,6 +48,9 @@ struct Held {
     entry: PieceEntry,
 }
 
+/// Data of pieces that match their checksums, by file and first byte.
+type Checked = BTreeMap<(usize, u64), Arc<Vec<f32>>>;
+
 /// A checkpoint opened for reading.
 pub struct Checkpoint {
     folder: PathBuf,
@@ -56,7 +59,7 @@ pub struct Checkpoint {
     /// Pieces of every parameter.
     pieces: BTreeMap<String, Vec<Held>>,
     /// What was read and checked so far, by file and first byte: pieces do not overlap.
-    read: Mutex<BTreeMap<(usize, u64), Arc<Vec<f32>>>>,
+    read: Mutex<Checked>,
 }
 
 /// A parameter of a checkpoint.
