@@ -256,7 +256,7 @@ impl Checkpoint {
     }
 }
 
-/// Parameters and where they lie, by tensor.
+/// Tensors of the hub's files: parameters that fill each one, and where they lie in it.
 type Tensors<'p> = BTreeMap<String, Vec<(&'p ParameterEntry, Place)>>;
 
 /// The tensors that parameters fill, with each one's parameters; together these have as many elements as it.

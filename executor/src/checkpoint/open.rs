@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::manifest::{FileEntry, MANIFEST, Manifest, hex, hex_of};
-use super::store::{all, latest};
+use super::store::{all, latest, restored};
 use super::{Problem, Source, copy_common, io, wrong};
 use crate::error::ExecutorError;
 
@@ -48,7 +48,7 @@ struct Held {
     entry: PieceEntry,
 }
 
-/// Data that matches its checksum, by file and first byte: pieces do not overlap.
+/// Data of pieces that match their checksums, by file and first byte.
 type Checked = BTreeMap<(usize, u64), Arc<Vec<f32>>>;
 
 /// A checkpoint opened for reading.
@@ -58,7 +58,7 @@ pub struct Checkpoint {
     pub manifest: Manifest,
     /// Pieces of every parameter.
     pieces: BTreeMap<String, Vec<Held>>,
-    /// What was read and checked so far.
+    /// What was read and checked so far, by file and first byte: pieces do not overlap.
     read: Mutex<Checked>,
 }
 
@@ -173,7 +173,11 @@ impl Checkpoint {
     }
 
     fn path(&self, piece: &Held) -> PathBuf {
-        self.folder.join(&self.manifest.files[piece.file].name)
+        let name = &self.manifest.files[piece.file].name;
+        let path = self.folder.join(name);
+        // A checkpoint that was set aside gets its name back when the run that goes on from it prepares the folder.
+        let back = restored(&self.folder).filter(|_| !path.exists());
+        back.map_or(path, |folder| folder.join(name))
     }
 
     /// Holds a piece's data against their checksum, a chunk at a time.

@@ -55,7 +55,7 @@ impl<'a> Store<'a> {
     }
 
     fn target(&self, step: u64) -> PathBuf {
-        self.dir.join(format!("step-{step:08}"))
+        self.dir.join(final_name(step))
     }
 
     fn hidden(&self, step: u64, end: &str) -> PathBuf {
@@ -222,6 +222,17 @@ fn hidden_step(path: &Path) -> Option<(u64, &'static str)> {
         let step = step_of(Path::new(name.strip_suffix(end)?))?;
         Some((step, end))
     })
+}
+
+/// The final name of a checkpoint that was set aside.
+pub(super) fn restored(folder: &Path) -> Option<PathBuf> {
+    let (step, _) = hidden_step(folder).filter(|(_, end)| *end == REPLACED)?;
+    Some(folder.with_file_name(final_name(step)))
+}
+
+/// Name of a whole checkpoint's folder.
+fn final_name(step: u64) -> String {
+    format!("step-{step:08}")
 }
 
 /// Checkpoints in a folder by step. One that was set aside counts where a kill came before the new one had its name.

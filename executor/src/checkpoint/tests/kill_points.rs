@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::dying::{Dying, Fault};
 use super::{last, names, save};
-use crate::checkpoint::{Store, latest};
+use crate::checkpoint::{Checkpoint, Store, latest};
 use crate::error::ExecutorError;
 
 /// What a process does before it dies.
@@ -179,6 +179,18 @@ fn a_disk_that_fills_up_at_any_call_loses_nothing_and_leaves_nothing() {
             }
         }
     }
+}
+
+#[test]
+fn a_checkpoint_that_was_set_aside_is_read_while_it_gets_its_name_back() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let store = Store::new(folder.path());
+    save(&store, 4, 1.0).expect("saved");
+    store.set_aside(4);
+    let (checkpoint, _) = Checkpoint::open_whole(folder.path()).expect("whole");
+    store.recover().expect("in order");
+    assert_eq!(names(folder.path()), ["step-00000004"]);
+    assert_eq!(checkpoint.verify(), []);
 }
 
 #[test]
