@@ -43,6 +43,9 @@ pub(crate) enum CliError {
     /// A flag's value.
     #[error("{0}")]
     Usage(String),
+    /// A file that cannot be written, or may not be replaced.
+    #[error(transparent)]
+    File(#[from] spec::files::FileError),
     /// An output that cannot be written.
     #[error("cannot write {path}: {reason}")]
     Write {
@@ -70,6 +73,7 @@ impl CliError {
             | Self::Import(_)
             | Self::Log(_)
             | Self::Usage(_)
+            | Self::File(_)
             | Self::Write { .. } => 2,
         }
     }
