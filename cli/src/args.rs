@@ -164,12 +164,15 @@ pub(crate) struct SearchArgs {
     /// Threads [default: all cores]
     #[arg(long)]
     pub(crate) threads: Option<usize>,
-    /// Plan file [default: MODEL-Ngpus.plan.yaml]
+    /// Plan file [default: MODEL-Ngpus-CLUSTER-RUNTIME.plan.yaml]
     #[arg(short, long)]
     pub(crate) output_plan: Option<PathBuf>,
-    /// HTML report [default: MODEL-Ngpus.report.html, or beside the plan file]
+    /// HTML report [default: beside the plan file]
     #[arg(long)]
     pub(crate) report: Option<PathBuf>,
+    /// Replace files of another plan or kind
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 /// Objective flag.
@@ -198,6 +201,9 @@ pub(crate) struct EstimateArgs {
     /// Write the strategy as a plan file
     #[arg(short, long)]
     pub(crate) output_plan: Option<PathBuf>,
+    /// Replace a file of any kind
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 /// `explain`.
@@ -298,6 +304,9 @@ pub(crate) struct ValidateArgs {
     /// tool embeds
     #[arg(long)]
     pub(crate) export: Option<PathBuf>,
+    /// Replace a file of any kind
+    #[arg(long)]
+    pub(crate) force: bool,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }
@@ -310,6 +319,9 @@ pub(crate) struct ReportArgs {
     /// HTML file
     #[arg(short, long)]
     pub(crate) output: Option<PathBuf>,
+    /// Replace a file of any kind
+    #[arg(long)]
+    pub(crate) force: bool,
     #[command(flatten)]
     pub(crate) budget: BudgetArgs,
 }
@@ -322,6 +334,9 @@ pub(crate) struct TraceArgs {
     /// Trace file
     #[arg(short, long)]
     pub(crate) output: Option<PathBuf>,
+    /// Replace a file of any kind
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 /// `run`.
@@ -386,6 +401,9 @@ pub(crate) struct RunArgs {
     /// Write a line of JSON per step: loss, gradient norm, time. With --resume the lines are added to the file
     #[arg(long)]
     pub(crate) log: Option<PathBuf>,
+    /// Let --trace and --report replace files of any kind
+    #[arg(long)]
+    pub(crate) force: bool,
     /// Folder to save checkpoints in; a run from the beginning refuses one that holds an earlier run's
     #[arg(long)]
     pub(crate) checkpoints: Option<PathBuf>,

@@ -46,13 +46,13 @@ pub(crate) enum CliError {
     /// A file that cannot be written, or may not be replaced.
     #[error(transparent)]
     File(#[from] spec::files::FileError),
-    /// An output that cannot be written.
-    #[error("cannot write {path}: {reason}")]
-    Write {
+    /// A name that the tool chose, taken by another plan or what was made from it.
+    #[error(
+        "{path} is of another plan, and was left as it is; give a name with -o, or replace it with --force"
+    )]
+    OtherPlan {
         /// Path.
         path: String,
-        /// Why.
-        reason: String,
     },
 }
 
@@ -74,7 +74,7 @@ impl CliError {
             | Self::Log(_)
             | Self::Usage(_)
             | Self::File(_)
-            | Self::Write { .. } => 2,
+            | Self::OtherPlan { .. } => 2,
         }
     }
 }

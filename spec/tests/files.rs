@@ -38,6 +38,7 @@ fn example(kind: Kind) -> &'static [u8] {
         Kind::Residuals => b"# ln(measured / predicted) of the published runs\n",
         Kind::AccuracyReport => b"# Accuracy\n\nPredictions\n",
         Kind::Plot => b"<svg xmlns=\"http://www.w3.org/2000/svg\"></svg>\n",
+        Kind::ModelConfig => b"{\"model_type\": \"llama\"}\n",
         Kind::Exported => b"#!/bin/sh\n# vescale-plan 1: a model\n",
     }
 }

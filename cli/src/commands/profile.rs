@@ -7,6 +7,7 @@ use dtensor::{BlockMesh, BlockPosition};
 use models::{BlockClass, BlockLayout};
 use profiler::{BlockRequest, Effort, VISITS};
 use serde::Serialize;
+use spec::files::{Destination, Kind, Replace};
 use spec::profile::{self, Machine, Measured, Profile};
 use spec::{CpKind, DType, Model};
 
@@ -62,6 +63,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
         .output_profile
         .as_deref()
         .unwrap_or(Path::new(profile::DEFAULT_PATH));
+    let to = Destination::check(path, Kind::Profile, Replace::SameKind)?;
     let machine = profiler::machine();
     let mut profile = before(path, &machine)?;
     let effort = effort(args.suite);
@@ -85,7 +87,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
     }
     profile.add(profiler::middle(measured));
     progress.finish();
-    output::write(path, &profile.to_yaml())?;
+    to.write(profile.to_yaml())?;
     if args.output.json {
         output::json(&ProfileJson {
             schema_version: SCHEMA_VERSION,

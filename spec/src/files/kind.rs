@@ -29,13 +29,15 @@ pub enum Kind {
     AccuracyReport,
     /// A plot (SVG).
     Plot,
+    /// A model's `config.json`.
+    ModelConfig,
     /// A file of an export for a training system, in its own format.
     Exported,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Plan,
         Self::Report,
         Self::Trace,
@@ -48,6 +50,7 @@ impl Kind {
         Self::Residuals,
         Self::AccuracyReport,
         Self::Plot,
+        Self::ModelConfig,
         Self::Exported,
     ];
 
@@ -78,6 +81,7 @@ impl Kind {
             Self::Residuals => begins("# ln(measured / predicted)"),
             Self::AccuracyReport => begins("# Accuracy\n"),
             Self::Plot => begins("<svg "),
+            Self::ModelConfig => begins("{") && text.contains("\"model_type\""),
             Self::Exported => text.lines().take(4).any(is_heading),
             Self::Weights => false,
         }
@@ -99,6 +103,7 @@ impl fmt::Display for Kind {
             Self::Residuals => "a table of residuals",
             Self::AccuracyReport => "an accuracy report",
             Self::Plot => "a plot (SVG)",
+            Self::ModelConfig => "a model's config.json",
             Self::Exported => "an export of this tool",
         })
     }

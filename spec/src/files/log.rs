@@ -5,11 +5,17 @@ use std::path::Path;
 
 use super::{Destination, FileError, Kind, Replace, shown};
 
-/// Opens a log to add lines to, after checking that what lies at `path` is one, or nothing.
+/// Opens a log to add lines to, after checking that what lies at `path` is one, or nothing. Lines may go to a
+/// pipe or a device: nothing there is replaced.
 ///
 /// # Errors
 /// As [`Destination::check`]; a symbolic link is refused also when forced, for a log is not replaced.
 pub fn open_log(path: &Path, kind: Kind, replace: Replace) -> Result<File, FileError> {
+    let found = std::fs::symlink_metadata(path).map(|found| found.file_type());
+    if found.is_ok_and(|found| !found.is_file() && !found.is_dir() && !found.is_symlink()) {
+        let opened = OpenOptions::new().append(true).open(path);
+        return opened.map_err(|e| FileError::io(path, e));
+    }
     Destination::check(path, kind, replace)?;
     let refuse_link = || FileError::Link { path: shown(path) };
     if std::fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink()) {

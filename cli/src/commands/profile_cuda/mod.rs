@@ -13,6 +13,7 @@ use dtensor::cuda::{DeviceFacts, EIGHT_BITS, ready};
 use profiler::cuda::{
     Asked, Budget, Exchange, Fleet, GpuRank, Meter, Request, Target, complete, with_fleet,
 };
+use spec::files::{self, Destination, Kind, Replace};
 use spec::profile::{self, Profile};
 
 use self::hosts::Hosts;
@@ -58,6 +59,7 @@ struct Growing<'g> {
 pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
     let path = args.output_profile.as_deref();
     let path = path.unwrap_or(Path::new(profile::DEFAULT_PATH));
+    Destination::check(path, Kind::Profile, Replace::SameKind)?;
     let facts = ready()?;
     let hosts = args.all_hosts.then(Hosts::join).transpose()?;
     if let Some(hosts) = hosts.as_ref().filter(|hosts| hosts.comm.rank() > 0) {
@@ -161,7 +163,8 @@ impl Growing<'_> {
         let (progress, path, [all, over]) = (&self.progress, self.path, self.parts);
         let after = |share: f64, profile: &Profile| {
             progress.update((over as f64 + share * own as f64) / all as f64);
-            output::write(path, &profile.to_yaml())
+            files::write(path, Kind::Profile, Replace::SameKind, profile.to_yaml())
+                .map_err(CliError::from)
         };
         let too_large = complete(meter, &mut self.profile, asked, time, after)?;
         self.too_large.extend(too_large);
