@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::exchange_args::{CalibrateArgs, DiagnoseArgs, ExportArgs, ImportArgs};
+pub(crate) use crate::list_args::{CompletionsArgs, ListArgs, SchemaArgs, SchemaFormat};
 
 /// Plans how to shard LLM training, predicts its speed and memory, and says why.
 #[derive(Parser, Debug)]
@@ -566,40 +567,4 @@ pub(crate) enum ExecutionArg {
 pub(crate) enum NumericsArg {
     Exact,
     Fast,
-}
-
-/// Lists.
-#[derive(Args, Debug)]
-pub(crate) struct ListArgs {
-    #[command(flatten)]
-    pub(crate) output: OutputArgs,
-}
-
-/// `schema`.
-#[derive(Args, Debug)]
-pub(crate) struct SchemaArgs {
-    /// Which format
-    #[arg(value_enum)]
-    pub(crate) format: SchemaFormat,
-}
-
-/// Formats with a schema.
-#[derive(ValueEnum, Debug, Clone, Copy)]
-pub(crate) enum SchemaFormat {
-    Plan,
-    Cluster,
-    ClusterExtension,
-    Device,
-    Runtime,
-    Constraints,
-    Runs,
-    Profile,
-}
-
-/// `completions`.
-#[derive(Args, Debug)]
-pub(crate) struct CompletionsArgs {
-    /// Shell
-    #[arg(value_enum)]
-    pub(crate) shell: clap_complete::Shell,
 }

@@ -6,6 +6,7 @@ mod destinations;
 mod error;
 mod exchange_args;
 mod inputs;
+mod list_args;
 mod memory;
 mod origins;
 mod output;
