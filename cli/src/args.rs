@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::exchange_args::{CalibrateArgs, DiagnoseArgs, ExportArgs, ImportArgs};
+pub(crate) use crate::list_args::{CompletionsArgs, ListArgs, SchemaArgs, SchemaFormat};
 
 /// Plans how to shard LLM training, predicts its speed and memory, and says why.
 #[derive(Parser, Debug)]
@@ -164,12 +165,15 @@ pub(crate) struct SearchArgs {
     /// Threads [default: all cores]
     #[arg(long)]
     pub(crate) threads: Option<usize>,
-    /// Plan file [default: MODEL-Ngpus.plan.yaml]
+    /// Plan file [default: MODEL-Ngpus-CLUSTER-RUNTIME.plan.yaml]
     #[arg(short, long)]
     pub(crate) output_plan: Option<PathBuf>,
-    /// HTML report [default: MODEL-Ngpus.report.html, or beside the plan file]
+    /// HTML report [default: beside the plan file]
     #[arg(long)]
     pub(crate) report: Option<PathBuf>,
+    /// Replace files of another plan or kind
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 /// Objective flag.
@@ -198,6 +202,9 @@ pub(crate) struct EstimateArgs {
     /// Write the strategy as a plan file
     #[arg(short, long)]
     pub(crate) output_plan: Option<PathBuf>,
+    /// Replace a file of any kind
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 /// `explain`.
@@ -298,6 +305,9 @@ pub(crate) struct ValidateArgs {
     /// tool embeds
     #[arg(long)]
     pub(crate) export: Option<PathBuf>,
+    /// Replace a file of any kind
+    #[arg(long)]
+    pub(crate) force: bool,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }
@@ -310,6 +320,9 @@ pub(crate) struct ReportArgs {
     /// HTML file
     #[arg(short, long)]
     pub(crate) output: Option<PathBuf>,
+    /// Replace a file of any kind
+    #[arg(long)]
+    pub(crate) force: bool,
     #[command(flatten)]
     pub(crate) budget: BudgetArgs,
 }
@@ -322,6 +335,9 @@ pub(crate) struct TraceArgs {
     /// Trace file
     #[arg(short, long)]
     pub(crate) output: Option<PathBuf>,
+    /// Replace a file of any kind
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 /// Seconds that ranks may wait for each other, at most: a month.
@@ -389,6 +405,9 @@ pub(crate) struct RunArgs {
     /// Write a line of JSON per step: loss, gradient norm, time. With --resume the lines are added to the file
     #[arg(long)]
     pub(crate) log: Option<PathBuf>,
+    /// Let --trace and --report replace files of any kind
+    #[arg(long)]
+    pub(crate) force: bool,
     /// Folder to save checkpoints in; a run from the beginning refuses one that holds an earlier run's
     #[arg(long)]
     pub(crate) checkpoints: Option<PathBuf>,
@@ -551,40 +570,4 @@ pub(crate) enum ExecutionArg {
 pub(crate) enum NumericsArg {
     Exact,
     Fast,
-}
-
-/// Lists.
-#[derive(Args, Debug)]
-pub(crate) struct ListArgs {
-    #[command(flatten)]
-    pub(crate) output: OutputArgs,
-}
-
-/// `schema`.
-#[derive(Args, Debug)]
-pub(crate) struct SchemaArgs {
-    /// Which format
-    #[arg(value_enum)]
-    pub(crate) format: SchemaFormat,
-}
-
-/// Formats with a schema.
-#[derive(ValueEnum, Debug, Clone, Copy)]
-pub(crate) enum SchemaFormat {
-    Plan,
-    Cluster,
-    ClusterExtension,
-    Device,
-    Runtime,
-    Constraints,
-    Runs,
-    Profile,
-}
-
-/// `completions`.
-#[derive(Args, Debug)]
-pub(crate) struct CompletionsArgs {
-    /// Shell
-    #[arg(value_enum)]
-    pub(crate) shell: clap_complete::Shell,
 }

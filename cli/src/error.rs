@@ -43,13 +43,16 @@ pub(crate) enum CliError {
     /// A flag's value.
     #[error("{0}")]
     Usage(String),
-    /// An output that cannot be written.
-    #[error("cannot write {path}: {reason}")]
-    Write {
+    /// A file that cannot be written, or may not be replaced.
+    #[error(transparent)]
+    File(#[from] spec::files::FileError),
+    /// A name that the tool chose, taken by another plan or what was made from it.
+    #[error(
+        "{path} is of another plan, and was left as it is; give a name with -o, or replace it with --force"
+    )]
+    OtherPlan {
         /// Path.
         path: String,
-        /// Why.
-        reason: String,
     },
 }
 
@@ -70,7 +73,8 @@ impl CliError {
             | Self::Import(_)
             | Self::Log(_)
             | Self::Usage(_)
-            | Self::Write { .. } => 2,
+            | Self::File(_)
+            | Self::OtherPlan { .. } => 2,
         }
     }
 }

@@ -22,6 +22,9 @@ pub(crate) struct ExportArgs {
     /// Folder to write to; all files or none [default: stdout]
     #[arg(short, long, value_name = "DIR", conflicts_with = "check")]
     pub(crate) output: Option<PathBuf>,
+    /// Replace a file of any kind
+    #[arg(long)]
+    pub(crate) force: bool,
     /// Also write what starts the ranks
     #[arg(long, value_enum, conflicts_with = "check")]
     pub(crate) launcher: Option<LauncherArg>,
@@ -69,6 +72,9 @@ pub(crate) struct ImportArgs {
     /// Write the strategy as a plan file
     #[arg(short, long)]
     pub(crate) output_plan: Option<PathBuf>,
+    /// Replace a file of any kind
+    #[arg(long)]
+    pub(crate) force: bool,
     #[command(flatten)]
     pub(crate) format: OutputArgs,
 }
@@ -87,6 +93,9 @@ pub(crate) struct DiagnoseArgs {
     /// Write what was learned as a cluster file that later predictions use
     #[arg(long, value_name = "FILE")]
     pub(crate) calibrate: Option<PathBuf>,
+    /// Replace a file of any kind
+    #[arg(long)]
+    pub(crate) force: bool,
     #[command(flatten)]
     pub(crate) format: OutputArgs,
 }
@@ -106,6 +115,9 @@ pub(crate) struct CalibrateArgs {
     /// Cluster file to write; give it to --cluster
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: PathBuf,
+    /// Replace a file of any kind
+    #[arg(long)]
+    pub(crate) force: bool,
     #[command(flatten)]
     pub(crate) format: OutputArgs,
 }

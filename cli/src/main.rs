@@ -2,27 +2,35 @@
 
 mod args;
 mod commands;
+mod destinations;
 mod error;
 mod exchange_args;
 mod inputs;
+mod list_args;
 mod memory;
+mod origins;
 mod output;
 mod validate;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 
 fn main() -> ExitCode {
     memory::keep();
-    let cli = args::Cli::parse();
-    match commands::run(cli) {
-        Ok(code) => code,
-        Err(error) => {
-            if !matches!(error, error::CliError::Said(_)) {
-                eprintln!("error: {error}");
-            }
-            ExitCode::from(error.exit_code())
+    let parsed = args::Cli::command().try_get_matches().and_then(|matches| {
+        let cli = args::Cli::from_arg_matches(&matches)?;
+        Ok((cli, origins::Asked::on(&matches)))
+    });
+    let (cli, asked) = match parsed {
+        Ok(parsed) => parsed,
+        Err(message) => return output::ended(output::usage(&message)),
+    };
+    let code = commands::run(cli, &asked).unwrap_or_else(|error| {
+        if !matches!(error, error::CliError::Said(_)) {
+            output::error(&error.to_string());
         }
-    }
+        ExitCode::from(error.exit_code())
+    });
+    output::ended(code)
 }

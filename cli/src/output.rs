@@ -1,68 +1,58 @@
-//! Writing: JSON on stdout, notes on stderr, files whole or not at all.
+//! Printing: answers on stdout, notes on stderr. The only module that touches either.
+//!
+//! A stream may be closed or full. That never ends the program early: files are still written. What was
+//! for stdout and was lost makes the exit code 1; a reader that closed its end of a pipe, as `head` does,
+//! is told nothing more. A stdout that was closed before the program started is `/dev/null` to it.
 
 use std::io::{IsTerminal, Write};
-use std::path::Path;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use spec::names;
 
 use crate::error::CliError;
 
 /// Version of the JSON documents.
 pub(crate) const SCHEMA_VERSION: u32 = 1;
 
-/// Writes a file whole or not at all: to a temporary one beside it, then renamed.
-pub(crate) fn write(path: &Path, text: &str) -> Result<(), CliError> {
-    let failed = |reason: String| CliError::Write {
-        path: path.display().to_string(),
-        reason,
-    };
-    let folder = path
-        .parent()
-        .filter(|p| !p.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
-    if path.is_dir() {
-        return Err(failed("it is a folder".to_owned()));
-    }
-    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(|e| failed(e.to_string()))?;
-    file.write_all(text.as_bytes())
-        .map_err(|e| failed(e.to_string()))?;
-    set_readable(&file);
-    file.persist(path)
-        .map_err(|e| failed(e.error.to_string()))?;
-    Ok(())
-}
-
-/// Temporary files are private; outputs are for everyone the umask allows.
-#[cfg(unix)]
-fn set_readable(file: &tempfile::NamedTempFile) {
-    use std::os::unix::fs::PermissionsExt;
-    let mode = std::fs::Permissions::from_mode(0o644);
-    // A file system without modes is no reason to fail.
-    let _ = file.as_file().set_permissions(mode);
-}
-
-#[cfg(not(unix))]
-fn set_readable(_: &tempfile::NamedTempFile) {}
+/// Set once something for stdout could not be written.
+static LOST: AtomicBool = AtomicBool::new(false);
 
 /// Prints one JSON document.
 pub(crate) fn json<T: Serialize>(document: &T) -> Result<(), CliError> {
     let text = serde_json::to_string_pretty(document)
         .map_err(|e| CliError::Usage(format!("cannot write JSON: {e}")))?;
-    print(&format!("{text}\n"));
+    self::document(&format!("{text}\n"));
     Ok(())
 }
 
-/// Prints to stdout; a closed pipe is the reader's choice.
+/// Prints a document for programs, byte by byte as it is.
+pub(crate) fn document(text: &str) {
+    let mut stdout = std::io::stdout().lock();
+    let written = stdout.write_all(text.as_bytes());
+    let Err(error) = written.and_then(|()| stdout.flush()) else {
+        return;
+    };
+    // The rest of the work goes on, for files may still be written; the exit code tells. One that closed its
+    // end of a pipe knows what it left unread.
+    let first = !LOST.swap(true, Ordering::Relaxed);
+    if first && error.kind() != std::io::ErrorKind::BrokenPipe {
+        self::error(&format!("cannot write to stdout: {error}"));
+    }
+}
+
+/// Prints for people.
 pub(crate) fn print(text: &str) {
-    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    document(&visible(text, colour()));
 }
 
 /// Notes to stderr unless quiet.
 pub(crate) fn note(quiet: bool, text: &str) {
     if !quiet {
-        eprintln!("{text}");
+        say(text);
     }
 }
 
@@ -73,7 +63,76 @@ pub(crate) fn warning(text: &str) {
 
 /// What went wrong, to stderr.
 pub(crate) fn error(text: &str) {
-    eprintln!("error: {text}");
+    say(&format!("error: {text}"));
+}
+
+/// A message of one or several lines. Lines after the first are indented, so that no text from outside
+/// looks like a message of its own.
+fn say(text: &str) {
+    let mut lines = visible(text, false);
+    lines = lines
+        .trim_end()
+        .replace("\n", "\n  ")
+        .replace("\n    ", "\n  ");
+    // Where nobody can be told, the exit code says it.
+    let _ = std::io::stderr()
+        .lock()
+        .write_all((lines + "\n").as_bytes());
+}
+
+/// What is said of the command line itself: help and version on stdout, mistakes on stderr.
+pub(crate) fn usage(message: &clap::Error) -> ExitCode {
+    let asked = !message.use_stderr();
+    let rendered = message.render();
+    if asked {
+        let coloured = colour();
+        let text = if coloured {
+            rendered.ansi().to_string()
+        } else {
+            rendered.to_string()
+        };
+        document(&text);
+    } else {
+        let text = visible(&rendered.to_string(), false);
+        let _ = std::io::stderr().lock().write_all(text.as_bytes());
+    }
+    ExitCode::from(message.exit_code() as u8)
+}
+
+/// The code to end with: success only when stdout took all that was for it.
+pub(crate) fn ended(code: ExitCode) -> ExitCode {
+    if code == ExitCode::SUCCESS && LOST.load(Ordering::Relaxed) {
+        return ExitCode::FAILURE;
+    }
+    code
+}
+
+/// Text for a terminal: characters that it would act on are written as escapes, but for line ends, tabs
+/// and, when `coloured`, sequences that only set colours.
+fn visible(text: &str, coloured: bool) -> String {
+    let mut shown = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        if coloured && let Some(length) = colour_sequence(rest) {
+            shown.push_str(&rest[..length]);
+            rest = &rest[length..];
+            continue;
+        }
+        if names::is_control(c) && !matches!(c, '\n' | '\t') {
+            shown.extend(c.escape_default());
+        } else {
+            shown.push(c);
+        }
+        rest = &rest[c.len_utf8()..];
+    }
+    shown
+}
+
+/// Length of the sequence at the start of `text` that sets a colour or weight.
+fn colour_sequence(text: &str) -> Option<usize> {
+    let inside = text.strip_prefix("\u{1b}[")?;
+    let end = inside.find(|c: char| !c.is_ascii_digit() && c != ';')?;
+    inside[end..].starts_with('m').then_some(end + 3)
 }
 
 /// Whether stdout takes colour.
@@ -115,5 +174,37 @@ impl Progress {
 
     pub(crate) fn finish(self) {
         self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::visible;
+
+    #[test]
+    fn a_terminal_is_not_moved_by_what_is_shown() {
+        for (text, plain, coloured) in [
+            ("a\tb\nc é", "a\tb\nc é", "a\tb\nc é"),
+            (
+                "\u{1b}[1mbold\u{1b}[0m",
+                "\\u{1b}[1mbold\\u{1b}[0m",
+                "\u{1b}[1mbold\u{1b}[0m",
+            ),
+            ("\u{1b}[2J", "\\u{1b}[2J", "\\u{1b}[2J"),
+            (
+                "\u{1b}]0;title\u{7}",
+                "\\u{1b}]0;title\\u{7}",
+                "\\u{1b}]0;title\\u{7}",
+            ),
+            ("\u{1b}[", "\\u{1b}[", "\\u{1b}["),
+            (
+                "a\rb\u{9b}2J\u{202e}c",
+                "a\\rb\\u{9b}2J\\u{202e}c",
+                "a\\rb\\u{9b}2J\\u{202e}c",
+            ),
+        ] {
+            assert_eq!(visible(text, false), plain);
+            assert_eq!(visible(text, true), coloured);
+        }
     }
 }

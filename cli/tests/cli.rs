@@ -176,7 +176,12 @@ fn searching_twice_gives_the_same_bytes() {
         answer["elapsed_s"] = Value::Null;
         answers.push((
             answer.to_string(),
-            fs::read(folder.path().join("llama3-8b-8gpus.plan.yaml")).expect("plan"),
+            fs::read(
+                folder
+                    .path()
+                    .join("llama3-8b-8gpus-dgx-h100-megatron-core.plan.yaml"),
+            )
+            .expect("plan"),
         ));
     }
     assert!(answers.windows(2).all(|pair| pair[0] == pair[1]));
@@ -575,7 +580,9 @@ fn unwritable_outputs_leave_nothing() {
 fn a_tampered_plan_is_refused() {
     let folder = tempfile::tempdir().expect("temporary folder");
     assert_eq!(code(&run(folder.path(), &with(&["search"], &["-q"]))), 0);
-    let path = folder.path().join("llama3-8b-8gpus.plan.yaml");
+    let path = folder
+        .path()
+        .join("llama3-8b-8gpus-dgx-h100-megatron-core.plan.yaml");
     let text = fs::read_to_string(&path)
         .expect("plan")
         .replace("global_batch: 32", "global_batch: 64");

@@ -32,6 +32,9 @@ pub struct PlanFile {
     pub runtime: String,
     /// What is trained.
     pub workload: WorkloadFile,
+    /// Share of device memory to leave free. Not part of the id; absent in plans of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub headroom: Option<f64>,
     /// The decisions.
     pub strategy: StrategyJson,
     /// The same on one line, as `--strategy` takes it.
@@ -129,7 +132,7 @@ mod defaults {
 }
 
 /// What a plan is for, by the names it was asked with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlannedFor<'a> {
     /// Model preset or path.
     pub model: &'a str,
@@ -139,6 +142,8 @@ pub struct PlannedFor<'a> {
     pub runtime: &'a str,
     /// Devices, sequence, batch, precision.
     pub workload: &'a Workload,
+    /// Share of device memory to leave free.
+    pub headroom: f64,
 }
 
 impl PlanFile {
@@ -164,6 +169,7 @@ impl PlanFile {
                 global_batch: workload.global_batch,
                 precision: workload.precision,
             },
+            headroom: Some(planned.headroom),
             strategy: StrategyJson::new(strategy.decisions(), workload.precision),
             strategy_text: strategy.to_string(),
             sharding,
@@ -228,6 +234,10 @@ impl PlanFile {
                 plan.schema_version
             );
             return Err(field("schema_version", message));
+        }
+        if let Some(share) = plan.headroom.filter(|share| !(0.0..1.0).contains(share)) {
+            let message = format!("{share}; expected a share in [0, 1)");
+            return Err(field("headroom", message));
         }
         let id = plan.content_id();
         if plan.id != id {

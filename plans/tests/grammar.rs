@@ -70,6 +70,7 @@ fn plan(strategy: &Plan) -> PlanFile {
             global_batch: 128,
             precision: Precision::Bf16,
         },
+        headroom: None,
         strategy: StrategyJson::new(strategy.decisions(), Precision::Bf16),
         strategy_text: strategy.to_string(),
         sharding: ShardingFile::default(),

@@ -6,6 +6,7 @@ use plans::plan_file::PlannedFor;
 use plans::{PlanFile, Prediction, Strategy};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
+use spec::files::{self, Kind, Replace};
 
 use crate::PlanError;
 use crate::scenario::Inputs;
@@ -34,9 +35,9 @@ impl Plan {
         let text = self.to_yaml()?;
         if let Some(config) = &self.config {
             let folder = path.parent().unwrap_or(Path::new(""));
-            write(&folder.join(&self.file.model), config)?;
+            write(&folder.join(&self.file.model), Kind::ModelConfig, config)?;
         }
-        write(&path, &text)
+        write(&path, Kind::Plan, &text)
     }
 
     /// The plan file's text.
@@ -126,6 +127,7 @@ impl Plan {
             cluster: &inputs.cluster,
             runtime: &scenario.runtime.name,
             workload: &scenario.workload,
+            headroom: scenario.headroom,
         };
         let sharding = models::sharding_section(&scenario.model, strategy, &scenario.workload)
             .map_err(|e| PlanError::Usage(e.to_string()))?;
@@ -136,9 +138,8 @@ impl Plan {
     }
 }
 
-fn write(path: &Path, text: &str) -> PyResult<()> {
-    std::fs::write(path, text)
-        .map_err(|e| PyOSError::new_err(format!("cannot write {}: {e}", path.display())))
+fn write(path: &Path, kind: Kind, text: &str) -> PyResult<()> {
+    files::write(path, kind, Replace::SameKind, text).map_err(|e| PyOSError::new_err(e.to_string()))
 }
 
 /// JSON as a Python object.

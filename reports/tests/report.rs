@@ -109,21 +109,21 @@ fn alternatives() -> Vec<Alternative> {
         why_not_first: why.into(),
     };
     vec![
-        row("tp=4,pp=4,dp_shard=32,micro_batch=1", 8.0, 66, ""),
+        row("tp4 pp4 dp32 zero1 mbs1 recompute none", 8.0, 66, ""),
         row(
-            "tp=8,pp=4,dp_shard=16,micro_batch=2",
+            "tp8 pp4 dp16 zero1 mbs2 recompute none",
             8.4,
             58,
             "TP communication is exposed for 0.6 s more",
         ),
         row(
-            "tp=4,pp=8,dp_shard=16,micro_batch=1",
+            "tp4 pp8 dp16 zero1 mbs1 recompute none",
             8.9,
             49,
             "the bubble is 0.9 s longer",
         ),
         row(
-            "tp=8,pp=8,dp_shard=8,micro_batch=1",
+            "tp8 pp8 dp8 zero1 mbs1 recompute selective",
             9.6,
             51,
             "both <bubble> and TP communication grow",
@@ -229,8 +229,144 @@ fn what_does_not_fit_says_by_how_much_and_what_is_largest() {
         largest: "optimizer states".into(),
     });
     let page = reports::html::report(&input(&prediction, None, None));
-    assert!(page.contains("Too large"));
+    assert!(page.contains("hero too-large"));
     assert!(page.contains("by 9.00 GiB; the largest part is optimizer states"));
+    // What cannot run has no price.
+    for absent in ["Training time", "$ ", "331 days"] {
+        assert!(!page.contains(absent), "{absent}");
+    }
+    // The mark of what may be used lies within the bar, in another colour than a bar beyond it.
+    let mark = page.split("<u style=\"left:").nth(1).expect("a mark");
+    let percent = mark.split('%').next().expect("percent");
+    assert!((0.0..100.0).contains(&percent.parse::<f64>().expect("a number")));
+    let colour = page.split(".rank .track u {").nth(1).expect("a rule");
+    let colour = colour.split('}').next().expect("its end");
+    assert!(
+        !colour.contains("--mark") && !colour.contains("--bad"),
+        "{colour}"
+    );
+}
+
+/// Bold says what the first does not have, part by part.
+#[test]
+fn what_differs_is_bold() {
+    let prediction = prediction(Fit::Fits { spare: Bytes(1) });
+    let space = space();
+    let page = reports::html::report(&input(&prediction, None, Some(&space)));
+    let rows: Vec<&str> = page.split("<td><code>").skip(1).collect();
+    let row = |index: usize| rows[index].split("</code>").next().expect("its end");
+    assert_eq!(row(0), "tp4 pp4 dp32 zero1 mbs1 recompute none");
+    assert_eq!(
+        row(1),
+        "<b>tp8</b> pp4 <b>dp16</b> zero1 <b>mbs2</b> recompute none"
+    );
+    assert_eq!(
+        row(2),
+        "tp4 <b>pp8</b> <b>dp16</b> zero1 mbs1 recompute none"
+    );
+    assert_eq!(
+        row(3),
+        "<b>tp8</b> <b>pp8</b> <b>dp8</b> zero1 mbs1 recompute <b>selective</b>"
+    );
+}
+
+/// A bar is as long as its number; a sum of many, which may be longer than the longest, has none.
+#[test]
+fn bars_are_as_long_as_their_numbers() {
+    let mut prediction = prediction(Fit::Fits { spare: Bytes(1) });
+    prediction.kernels = vec![
+        NamedTime {
+            name: "k".into(),
+            seconds: 1.0,
+        };
+        50
+    ];
+    let page = reports::html::report(&input(&prediction, None, None));
+    let others = page.split("<td>38 others</td>").nth(1).expect("a sum");
+    assert!(
+        others.starts_with("<td class=\"track\"></td>"),
+        "{}",
+        &others[..60]
+    );
+    let section = page.split("id=\"kernels\"").nth(1).expect("the section");
+    let section = section.split("</section>").next().expect("its end");
+    assert_eq!(section.matches("width:100.00%").count(), 12);
+}
+
+/// Names from outside stand as text wherever the page has them: a page of hostile names is that of benign ones
+/// with other words.
+#[test]
+fn names_are_text_in_the_page() {
+    let page = |name: &str| {
+        let mut prediction = prediction(Fit::TooLarge {
+            over: Bytes(1),
+            largest: name.into(),
+        });
+        prediction.peak_moment = name.into();
+        for part in &mut prediction.memory {
+            part.name = name.into();
+            part.moment = name.into();
+        }
+        for kernel in &mut prediction.kernels {
+            kernel.name = name.into();
+        }
+        for constant in &mut prediction.provenance {
+            constant.name = name.into();
+            constant.value = name.into();
+            constant.source = name.into();
+        }
+        let mut timeline = timeline(2, 4);
+        for event in &mut timeline.events {
+            event.name = format!("F {name}");
+        }
+        let mut space = space();
+        space.pruned = BTreeMap::from([(name.to_owned(), 1)]);
+        space.illegal = BTreeMap::from([(name.to_owned(), 1)]);
+        let mut input = input(&prediction, Some(&timeline), Some(&space));
+        for text in [
+            &mut input.model,
+            &mut input.devices,
+            &mut input.cluster,
+            &mut input.runtime,
+            &mut input.strategy,
+            &mut input.plan_id,
+            &mut input.command,
+            &mut input.version,
+        ] {
+            *text = name.into();
+        }
+        for other in &mut input.alternatives {
+            other.why_not_first = name.into();
+        }
+        for fact in &mut input.inputs {
+            fact.name = name.into();
+            fact.value = name.into();
+            fact.origin = name.into();
+        }
+        reports::html::report(&input)
+    };
+    let benign = page("benignname");
+    for name in [
+        "<script>x()</script>",
+        "</script><script>x()</script>",
+        "</style><b>",
+        "\" onmouseover=\"x()",
+        "' onmouseover='x()",
+        "<!--",
+        "&lt;b&gt;",
+        "$(touch PWNED)`x`",
+        "../../etc/passwd",
+    ] {
+        let escaped = name
+            .replace('&', "&amp;")
+            .replace('<', "&lt;")
+            .replace('>', "&gt;")
+            .replace('"', "&quot;");
+        let json = serde_json::to_string(name).expect("JSON");
+        let json = json.trim_matches('"').replace('<', "\\u003c");
+        let page = page(name).replace(&json, "benignname");
+        assert_eq!(page.replace(&escaped, "benignname"), benign, "{name}");
+    }
 }
 
 #[test]

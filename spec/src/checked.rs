@@ -25,6 +25,7 @@ impl Model {
     /// # Errors
     /// The first size that is out of range, does not divide another, or makes the model too large.
     pub fn new(config: ModelConfig, path: &str) -> Result<Self, SpecError> {
+        crate::names::checked(&config.name, path, "name")?;
         let wrong = |(field, message): (&str, String)| SpecError::Field {
             path: path.to_owned(),
             field: field.to_owned(),

@@ -127,6 +127,7 @@ impl DeviceFile {
             message,
         };
         version(self.schema_version, path)?;
+        crate::names::checked(&self.name, path, "name")?;
         if !self.peak.contains_key(&DType::Bf16) && !self.peak.contains_key(&DType::F16) {
             return Err(wrong("peak", "needs bf16 or f16".to_owned()));
         }
@@ -171,6 +172,7 @@ impl ClusterFile {
             message,
         };
         version(self.schema_version, path)?;
+        crate::names::checked(&self.name, path, "name")?;
         let device = match self.device {
             DeviceRef::Name(name) => device(&name)?,
             DeviceRef::Inline(file) => file.resolve(path)?,

@@ -14,6 +14,7 @@ use crate::extension::{self, ExtensionFile};
 use crate::hf;
 use crate::model::ModelConfig;
 use crate::model_presets::MODELS;
+use crate::names;
 use crate::profile::{self, Profile};
 use crate::runtime::Runtime;
 use crate::runtime_presets;
@@ -36,6 +37,7 @@ pub struct PresetInfo {
 /// # Errors
 /// Unknown names with the nearest known one; malformed files.
 pub fn model(arg: &str) -> Result<Model, SpecError> {
+    names::checked(arg, "the model", "model")?;
     let preset = MODELS
         .iter()
         .find(|(name, aliases, _)| same(name, aliases, arg));
@@ -96,6 +98,7 @@ pub fn cluster(arg: &str) -> Result<Cluster, SpecError> {
 const MAX_EXTENDS: usize = 8;
 
 fn cluster_below(arg: &str, depth: usize) -> Result<Cluster, SpecError> {
+    names::checked(arg, "the cluster", "cluster")?;
     if arg == LOCAL {
         return local();
     }
@@ -152,7 +155,7 @@ fn extended(file: ExtensionFile, path: &Path, depth: usize) -> Result<Cluster, S
             .map_err(|other| wrong("profile", format!("{arg} {other}")))?;
         cluster.gpu_profile = Some(Arc::new(profile));
     }
-    cluster.name = file.name;
+    cluster.name = names::checked(&file.name, &path.display().to_string(), "name")?.to_owned();
     // The newer ratio of a runtime stands for the older.
     let mut calibration = file.calibration;
     for older in cluster.calibration {

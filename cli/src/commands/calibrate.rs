@@ -7,9 +7,11 @@ use std::process::ExitCode;
 use serde::Serialize;
 use spec::calibration::Calibration;
 use spec::extension::ExtensionFile;
+use spec::files::Kind;
 use spec::{Origin, Precision, Sourced};
 
 use crate::commands::diagnose::{self, Run};
+use crate::destinations::Target;
 use crate::error::CliError;
 use crate::exchange_args::CalibrateArgs;
 use crate::inputs;
@@ -41,16 +43,17 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode, CliError> {
             args.plans.len()
         ));
     }
+    let to = Target::named(&args.output, Kind::Cluster, args.force)?;
     let mut sources = Vec::new();
     for (log, plan) in args.logs.iter().zip(&args.plans) {
         let run = diagnose::read(log, plan, args.warmup)?;
         sources.push(Source::of(&run, log));
     }
-    let file = write(&args.output, &sources)?;
+    let file = write(&to, &sources)?;
     if args.format.json {
         output::json(&CalibrateJson {
             schema_version: SCHEMA_VERSION,
-            path: args.output.display().to_string(),
+            path: to.text(),
             calibration: file.calibration,
         })?;
         return Ok(ExitCode::SUCCESS);
@@ -64,10 +67,7 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode, CliError> {
             c.step_time.source
         ));
     }
-    output::note(
-        args.format.quiet,
-        &format!("cluster {}", args.output.display()),
-    );
+    to.say(args.format.quiet, "cluster");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -103,10 +103,11 @@ impl Source {
 
 /// Writes what runs show; those of one runtime and precision are taken together by their geometric
 /// mean, since the errors of a price are factors.
-pub(crate) fn write(path: &Path, sources: &[Source]) -> Result<ExtensionFile, CliError> {
+pub(crate) fn write(to: &Target, sources: &[Source]) -> Result<ExtensionFile, CliError> {
     let Some(first) = sources.first() else {
         return inputs::usage("no run to learn from".to_owned());
     };
+    let path = to.path();
     if let Some(other) = sources.iter().find(|s| s.cluster != first.cluster) {
         return inputs::usage(format!(
             "plans are for different clusters, {} and {}; calibrate each by itself",
@@ -146,7 +147,7 @@ pub(crate) fn write(path: &Path, sources: &[Source]) -> Result<ExtensionFile, Cl
     let text = file.to_yaml()?;
     // What will be read must be readable: a ratio out of all proportion is refused here.
     ExtensionFile::from_yaml(&text, &path.display().to_string())?;
-    output::write(path, &text)?;
+    to.write(&text)?;
     Ok(file)
 }
 

@@ -8,10 +8,12 @@ use plans::json::PredictedJson;
 use plans::training_log::{self, LogSystem, Steady, TrainingLog};
 use plans::{Breakdown, Prediction};
 use serde::Serialize;
+use spec::files::Kind;
 use spec::{Bytes, Seconds};
 
 use crate::commands::calibrate;
 use crate::commands::plan::{self, Loaded};
+use crate::destinations::Target;
 use crate::error::CliError;
 use crate::exchange_args::DiagnoseArgs;
 use crate::inputs::InputsJson;
@@ -85,6 +87,7 @@ pub(crate) fn read(log: &Path, plan: &Path, warmup: Option<usize>) -> Result<Run
 
 /// Runs `diagnose`.
 pub(crate) fn run(args: &DiagnoseArgs) -> Result<ExitCode, CliError> {
+    let calibrated = Target::optional(args.calibrate.as_ref(), Kind::Cluster, args.force)?;
     let run = read(&args.log, &args.plan, args.warmup)?;
     let measured = Measured {
         log: &run.log,
@@ -96,16 +99,18 @@ pub(crate) fn run(args: &DiagnoseArgs) -> Result<ExitCode, CliError> {
         &run.prediction,
         &measured,
     )?;
-    if let Some(path) = &args.calibrate {
+    let saved = calibrated.map(|to| {
         let source = calibrate::Source::of(&run, &args.log);
-        calibrate::write(path, &[source])?;
-        output::note(args.format.quiet, &format!("cluster {}", path.display()));
-    }
+        calibrate::write(&to, &[source])?;
+        to.say(args.format.quiet, "cluster");
+        Ok::<_, CliError>(())
+    });
     if args.format.json {
         output::json(&document(args, &run, &hypotheses))?;
     } else {
         output::print(&shown(&run, &hypotheses));
     }
+    saved.transpose()?;
     Ok(ExitCode::SUCCESS)
 }
 

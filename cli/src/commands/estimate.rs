@@ -6,9 +6,11 @@ use costmodel::CostModel;
 use plans::MemoryItem;
 use plans::json::{DetailJson, PredictedJson, StrategyJson};
 use serde::Serialize;
+use spec::files::Kind;
 
 use crate::args::EstimateArgs;
 use crate::commands::plan;
+use crate::destinations::Target;
 use crate::error::{CliError, code};
 use crate::inputs::{self, Budget, InputsJson};
 use crate::output::{self, SCHEMA_VERSION};
@@ -29,6 +31,7 @@ struct EstimateJson {
 /// Runs `estimate`.
 pub(crate) fn run(args: &EstimateArgs) -> Result<ExitCode, CliError> {
     let resolved = inputs::resolve(&args.scenario)?;
+    let plan_path = Target::optional(args.output_plan.as_ref(), Kind::Plan, args.force)?;
     let s = &resolved.scenario;
     let training = inputs::training(&args.budget, &s.cluster)?;
     let strategy = plans::grammar::parse(&args.strategy, &s.model, &s.workload, &s.runtime)?;
@@ -37,11 +40,14 @@ pub(crate) fn run(args: &EstimateArgs) -> Result<ExitCode, CliError> {
     let prediction = costs.predict(&strategy)?;
     let budget = training.budget(resolved.json.gpus, prediction.tokens_per_s_per_gpu);
     let fits = prediction.fit.fits();
-    if let Some(path) = &args.output_plan {
-        let file = plan::file(&resolved, &strategy, &prediction)?;
-        output::write(path, &file.to_yaml()?)?;
-        output::note(args.output.quiet, &format!("plan {}", path.display()));
-    }
+    // What cannot run has no price.
+    let budget = budget.filter(|_| fits);
+    // When the plan cannot be written after all, the answer is still given.
+    let saved = plan_path.map(|to| {
+        to.write(&plan::file(&resolved, &strategy, &prediction)?.to_yaml()?)?;
+        to.say(args.output.quiet, "plan");
+        Ok::<_, CliError>(())
+    });
     if args.output.json {
         output::json(&EstimateJson {
             schema_version: SCHEMA_VERSION,
@@ -66,6 +72,7 @@ pub(crate) fn run(args: &EstimateArgs) -> Result<ExitCode, CliError> {
             output::print(&budget_line(&budget));
         }
     }
+    saved.transpose()?;
     Ok(if fits {
         ExitCode::SUCCESS
     } else {

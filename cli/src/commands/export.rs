@@ -3,9 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use plans::config::escape;
 use plans::export::{self, Dialect, ExportError, Exported, ExportedFile, Job, Launcher, Refusal};
 use plans::{Strategy, grammar};
 use serde::Serialize;
+use spec::files::{self, FolderDestination, Kind, NamedFile, Replace};
 
 use crate::commands::import::document;
 use crate::commands::plan::{self, Loaded};
@@ -150,13 +152,19 @@ fn finish(
     dialect: Dialect,
     exported: &Exported,
 ) -> Result<ExitCode, CliError> {
-    if let Some(folder) = &args.output {
-        write(folder, &exported.files)?;
-    }
+    let saved = match &args.output {
+        Some(folder) => {
+            let replace = Replace::forced(args.force);
+            let to = FolderDestination::check(folder, Kind::Exported, replace)?;
+            write(&to, &exported.files)
+        }
+        None => Ok(Vec::new()),
+    };
     for note in &exported.notes {
         output::note(args.format.quiet, &format!("note: {note}"));
     }
-    let path = |file: &ExportedFile| args.output.as_ref().map(|folder| folder.join(&file.name));
+    let folder = args.output.as_ref().filter(|_| saved.is_ok());
+    let path = |file: &ExportedFile| folder.map(|folder| folder.join(&file.name));
     if args.format.json {
         output::json(&ExportJson {
             schema_version: SCHEMA_VERSION,
@@ -175,64 +183,40 @@ fn finish(
         })?;
     } else if args.output.is_some() {
         for path in exported.files.iter().filter_map(path) {
-            output::note(args.format.quiet, &path.display().to_string());
+            let replaced = saved
+                .as_ref()
+                .is_ok_and(|replaced| replaced.contains(&path));
+            let note = if replaced {
+                " (replaced the file that was there)"
+            } else {
+                ""
+            };
+            output::note(args.format.quiet, &format!("{}{note}", files::shown(&path)));
         }
     } else {
         let several = exported.files.len() > 1;
         for file in &exported.files {
             if several {
-                output::print(&format!("==> {} <==\n", file.name));
+                output::document(&format!("==> {} <==\n", file.name));
             }
-            output::print(&file.text);
+            output::document(&file.text);
         }
     }
+    saved?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes all files or none: into a temporary folder beside the target, then moved.
-fn write(folder: &Path, files: &[ExportedFile]) -> Result<(), CliError> {
-    let failed = |path: &Path, reason: std::io::Error| CliError::Write {
-        path: path.display().to_string(),
-        reason: reason.to_string(),
-    };
-    let parent = folder.parent().filter(|p| !p.as_os_str().is_empty());
-    let parent = parent.unwrap_or(Path::new("."));
-    let staged = tempfile::tempdir_in(parent).map_err(|e| failed(folder, e))?;
-    for file in files {
-        let path = staged.path().join(&file.name);
-        std::fs::write(&path, &file.text).map_err(|e| failed(&path, e))?;
-        set_mode(&path, if file.executable { 0o755 } else { 0o644 });
-    }
-    if !folder.exists() {
-        let whole = staged.keep();
-        set_mode(&whole, 0o755);
-        return std::fs::rename(&whole, folder).map_err(|e| {
-            // The folder could not be put in place; nothing of it may stay.
-            let _ = std::fs::remove_dir_all(&whole);
-            failed(folder, e)
-        });
-    }
-    let targets: Vec<PathBuf> = files.iter().map(|f| folder.join(&f.name)).collect();
-    if let Some(taken) = targets.iter().find(|path| path.is_dir()) {
-        let reason = std::io::Error::other("it is a folder");
-        return Err(failed(taken, reason));
-    }
-    for (file, target) in files.iter().zip(&targets) {
-        let from = staged.path().join(&file.name);
-        std::fs::rename(&from, target).map_err(|e| failed(target, e))?;
-    }
-    Ok(())
+fn write(to: &FolderDestination, files: &[ExportedFile]) -> Result<Vec<PathBuf>, CliError> {
+    let files: Vec<NamedFile<'_>> = files
+        .iter()
+        .map(|file| NamedFile {
+            name: &file.name,
+            content: file.text.as_bytes(),
+            executable: file.executable,
+        })
+        .collect();
+    Ok(to.write(&files)?)
 }
-
-#[cfg(unix)]
-fn set_mode(path: &Path, mode: u32) {
-    use std::os::unix::fs::PermissionsExt;
-    // A file system without modes is no reason to fail.
-    let _ = std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode));
-}
-
-#[cfg(not(unix))]
-fn set_mode(_: &Path, _: u32) {}
 
 fn refused(
     args: &ExportArgs,
@@ -304,20 +288,13 @@ fn nearest(loaded: &Loaded, dialect: Dialect, refusals: &[Refusal]) -> Option<St
 fn search_command(loaded: &Loaded, dialect: Dialect, refusals: &[Refusal]) -> String {
     let w = &loaded.file.workload;
     let known = dialect.limits();
-    let quoted = |value: &str| {
-        if value.contains('|') {
-            format!("'{value}'")
-        } else {
-            value.to_owned()
-        }
-    };
     let mut limits: Vec<String> = known
         .iter()
-        .map(|(key, value)| format!(" --fix {key}={}", quoted(value)))
+        .map(|(key, value)| format!(" --fix {}", escape::shell(&format!("{key}={value}"))))
         .collect();
     for (key, value) in refusals.iter().filter_map(|r| r.instead.as_ref()) {
         let size = planner::constraints::DIMENSIONS.contains(key);
-        let limit = format!(" --max {key}={value}");
+        let limit = format!(" --max {}", escape::shell(&format!("{key}={value}")));
         if size && !known.iter().any(|(k, _)| k == key) && !limits.contains(&limit) {
             limits.push(limit);
         }
@@ -325,8 +302,8 @@ fn search_command(loaded: &Loaded, dialect: Dialect, refusals: &[Refusal]) -> St
     let limits = limits.concat();
     format!(
         "vescale-plan search --model {} --cluster {} --gpus {} --seq {} --global-batch {} --precision {} --runtime {}{limits}",
-        loaded.file.model,
-        loaded.file.cluster,
+        escape::shell(&loaded.file.model),
+        escape::shell(&loaded.file.cluster),
         w.gpus,
         w.seq_len,
         w.global_batch,

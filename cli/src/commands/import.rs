@@ -9,9 +9,11 @@ use plans::import::{self, Document, Given, Imported};
 use plans::json::{PredictedJson, StrategyJson};
 use plans::{Decisions, Strategy};
 use serde::Serialize;
+use spec::files::Kind;
 use spec::{Model, Precision, Runtime, Workload};
 
 use crate::commands::plan;
+use crate::destinations::Target;
 use crate::error::CliError;
 use crate::exchange_args::ImportArgs;
 use crate::inputs::{self, Inputs, InputsJson};
@@ -158,6 +160,7 @@ fn legal(
 
 fn finish(args: &ImportArgs, source: Source) -> Result<ExitCode, CliError> {
     let cluster = spec::load::cluster(&args.cluster)?;
+    let plan_path = Target::optional(args.output_plan.as_ref(), Kind::Plan, args.force)?;
     let w = source.workload;
     inputs::check_gpus(w.gpus, &cluster)?;
     let parameters = models::parameter_count(&source.model)
@@ -178,11 +181,12 @@ fn finish(args: &ImportArgs, source: Source) -> Result<ExitCode, CliError> {
     let strategy = source.strategy;
     let costs = CostModel::new(inputs.scenario.clone())?;
     let prediction = costs.predict(&strategy)?;
-    if let Some(path) = &args.output_plan {
-        let file = plan::file(&inputs, &strategy, &prediction)?;
-        output::write(path, &file.to_yaml()?)?;
-        output::note(args.format.quiet, &format!("plan {}", path.display()));
-    }
+    let saved = plan_path.as_ref().map(|to| {
+        to.write(&plan::file(&inputs, &strategy, &prediction)?.to_yaml()?)?;
+        to.say(args.format.quiet, "plan");
+        Ok::<_, CliError>(())
+    });
+    let saved = saved.transpose();
     for note in &source.notes {
         output::note(args.format.quiet, &format!("note: {note}"));
     }
@@ -195,7 +199,7 @@ fn finish(args: &ImportArgs, source: Source) -> Result<ExitCode, CliError> {
             strategy_text: strategy.to_string(),
             predicted: PredictedJson::from(&prediction),
             notes: source.notes,
-            plan_path: args.output_plan.as_ref().map(|p| p.display().to_string()),
+            plan_path: plan_path.filter(|_| saved.is_ok()).map(|to| to.text()),
             inputs: inputs.json,
         })?;
     } else {
@@ -216,5 +220,6 @@ fn finish(args: &ImportArgs, source: Source) -> Result<ExitCode, CliError> {
         );
         output::print(&text);
     }
+    saved?;
     Ok(ExitCode::SUCCESS)
 }

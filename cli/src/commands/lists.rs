@@ -91,6 +91,6 @@ pub(crate) fn schema(args: &SchemaArgs) -> Result<ExitCode, CliError> {
 pub(crate) fn completions(args: &CompletionsArgs) -> Result<ExitCode, CliError> {
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "vescale-plan", &mut text);
-    output::print(&String::from_utf8_lossy(&text));
+    output::document(&String::from_utf8_lossy(&text));
     Ok(ExitCode::SUCCESS)
 }

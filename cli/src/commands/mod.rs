@@ -25,11 +25,12 @@ use std::process::ExitCode;
 
 use crate::args::{Cli, Command};
 use crate::error::CliError;
+use crate::origins::Asked;
 
 /// Runs a subcommand.
-pub(crate) fn run(cli: Cli) -> Result<ExitCode, CliError> {
+pub(crate) fn run(cli: Cli, asked: &Asked) -> Result<ExitCode, CliError> {
     match cli.command {
-        Command::Search(args) => search::run(&args),
+        Command::Search(args) => search::run(&args, asked),
         Command::Estimate(args) => estimate::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Compare(args) => compare::run(&args),

@@ -11,7 +11,7 @@ use spec::{Workload, WorkloadSizes};
 use crate::error::CliError;
 use crate::inputs::{Inputs, InputsJson};
 
-/// Headroom of predictions from a plan file, which holds decisions only.
+/// Headroom of plans whose file does not say it, and of imported configurations.
 pub(crate) const HEADROOM: f64 = 0.05;
 
 /// A plan read back.
@@ -41,6 +41,7 @@ pub(crate) fn file(
         cluster: &inputs.cluster_arg,
         runtime: &scenario.runtime.name,
         workload: &scenario.workload,
+        headroom: scenario.headroom,
     };
     let sharding = sharding(scenario, strategy)?;
     Ok(PlanFile::of(planned, strategy, sharding, prediction))
@@ -96,7 +97,7 @@ pub(crate) fn load(path: &Path) -> Result<Loaded, CliError> {
         cluster,
         runtime,
         workload,
-        headroom: HEADROOM,
+        headroom: file.headroom.unwrap_or(HEADROOM),
     };
     Ok(Loaded {
         file,

@@ -5,21 +5,19 @@
 //! measurement stays.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use spec::files::{self, Destination, Kind, Replace};
 use spec::profile::{self, Machine, Measured, Profile};
 
 use crate::error::CliError;
-use crate::output;
 
 /// What tells measurements apart.
 type Key = (String, u64, Vec<u64>);
 
 /// A profile's file, as it was when a run began.
 pub(super) struct ProfileFile {
-    path: PathBuf,
+    to: Destination,
     machine: Machine,
     /// What it held: seconds by kernel, ranks and sizes.
     held: BTreeMap<Key, f64>,
@@ -30,7 +28,7 @@ impl ProfileFile {
     pub(super) fn open(path: &Path, machine: &Machine) -> Result<(Self, Profile), CliError> {
         let profile = read(path, machine)?;
         let file = Self {
-            path: path.to_owned(),
+            to: Destination::check(path, Kind::Profile, Replace::SameKind)?,
             machine: machine.clone(),
             held: profile
                 .measured
@@ -43,16 +41,13 @@ impl ProfileFile {
 
     /// Where it is.
     pub(super) fn path(&self) -> &Path {
-        &self.path
+        self.to.path()
     }
 
     /// Adds what `profile` has and the file had not when it was opened; says what the file holds then.
     pub(super) fn add(&self, profile: &Profile) -> Result<Profile, CliError> {
-        let _lock = lock(&self.path).map_err(|error| CliError::Write {
-            path: self.path.display().to_string(),
-            reason: format!("its lock cannot be had: {error}"),
-        })?;
-        let now = read(&self.path, &self.machine)?;
+        let _lock = files::lock(self.path())?;
+        let now = read(self.path(), &self.machine)?;
         let own = profile.measured.iter();
         let own = own.filter(|m| self.held.get(&key(m)) != Some(&m.seconds));
         let mut all = Profile {
@@ -60,32 +55,13 @@ impl ProfileFile {
             ..profile.clone()
         };
         all.add(own.cloned());
-        output::write(&self.path, &all.to_yaml())?;
+        self.to.write(all.to_yaml())?;
         Ok(all)
     }
 }
 
 fn key(m: &Measured) -> Key {
     (m.kernel.clone(), m.ranks, m.sizes.clone())
-}
-
-/// A file beside the profile that is locked while the profile is read and replaced; the profile itself is
-/// another file after it is replaced. It stays: who removes it might remove it from under another's lock. Gives
-/// nothing where the file system has no locks.
-fn lock(path: &Path) -> io::Result<Option<File>> {
-    let mut name = std::ffi::OsString::from(".");
-    name.push(path.file_name().unwrap_or_default());
-    name.push(".lock");
-    let file = OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(path.with_file_name(name))?;
-    match file.lock() {
-        Ok(()) => Ok(Some(file)),
-        Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(None),
-        Err(error) => Err(error),
-    }
 }
 
 /// What was measured on this machine before.

@@ -3,18 +3,26 @@
 use std::process::ExitCode;
 
 use costmodel::Scenario;
+use plans::config::escape;
 use plans::{Candidate, PlanFile, SpaceReport, Timeline};
 use reports::{Alternative, InputFact, ReportInput};
+use spec::files::Kind;
 
 use crate::args::ReportArgs;
-use crate::commands::{plan, search};
+use crate::commands::plan;
+use crate::destinations::Target;
 use crate::error::CliError;
-use crate::inputs::{self, Budget, InputsJson};
-use crate::output;
+use crate::inputs::{self, Budget};
+use crate::origins::{self, Asked, Row};
 
 /// What a report is made from.
 pub(crate) struct ReportSource<'a> {
-    pub(crate) inputs: &'a InputsJson,
+    pub(crate) inputs: Vec<Row>,
+    /// The model's name.
+    pub(crate) model: &'a str,
+    /// Model and cluster as the command line takes them here.
+    pub(crate) model_arg: &'a str,
+    pub(crate) cluster_arg: &'a str,
     pub(crate) scenario: &'a Scenario,
     pub(crate) plan: &'a PlanFile,
     pub(crate) best: &'a Candidate,
@@ -27,6 +35,11 @@ pub(crate) struct ReportSource<'a> {
 /// Runs `report`.
 pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode, CliError> {
     let loaded = plan::load(&args.plan)?;
+    let path = args
+        .output
+        .clone()
+        .unwrap_or_else(|| plan::derived(&args.plan, "report.html"));
+    let to = Target::named(&path, Kind::Report, args.force)?;
     let prediction = loaded.costs.predict(&loaded.strategy)?;
     let timeline = loaded.costs.timeline(&loaded.strategy)?;
     let near = planner::explain::neighbours(&loaded.costs, &loaded.strategy)?;
@@ -41,8 +54,12 @@ pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode, CliError> {
     let rate = best.prediction.tokens_per_s_per_gpu;
     let budget =
         inputs::training(&args.budget, &scenario.cluster)?.budget(loaded.inputs.gpus, rate);
+    let asked = Asked::in_plan(loaded.file.headroom.is_some());
     let text = html(&ReportSource {
-        inputs: &loaded.inputs,
+        inputs: origins::rows(&loaded.inputs, &asked),
+        model: &loaded.inputs.model,
+        model_arg: &plan::beside(&args.plan, &loaded.file.model),
+        cluster_arg: &plan::beside(&args.plan, &loaded.file.cluster),
         scenario,
         plan: &loaded.file,
         best: &best,
@@ -51,12 +68,8 @@ pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode, CliError> {
         timeline: &timeline,
         budget,
     });
-    let path = args
-        .output
-        .clone()
-        .unwrap_or_else(|| plan::derived(&args.plan, "report.html"));
-    output::write(&path, &text)?;
-    output::note(false, &format!("report {}", path.display()));
+    to.write(&text)?;
+    to.say(false, "report");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -71,32 +84,21 @@ pub(crate) fn html(source: &ReportSource<'_>) -> String {
         peak_memory: c.prediction.peak_memory,
         why_not_first: c.why_not_first.clone(),
     };
-    let facts = search::input_rows(source.inputs)
-        .into_iter()
-        .map(|(name, value)| InputFact {
-            name,
-            value,
-            origin: "plan".to_owned(),
-        });
-    let w = &source.plan.workload;
+    let fact = |row: &Row| InputFact {
+        name: row.name.to_owned(),
+        value: row.value.clone(),
+        origin: row.origin.to_owned(),
+    };
+    let gpus = source.plan.workload.gpus;
     reports::html::report(&ReportInput {
-        model: source.inputs.model.clone(),
-        devices: format!("{} × {}", source.inputs.gpus, cluster.device.name),
-        gpus: source.inputs.gpus,
+        model: source.model.to_owned(),
+        devices: format!("{gpus} × {}", cluster.device.name),
+        gpus,
         cluster: cluster.name.clone(),
-        runtime: source.inputs.runtime.clone(),
+        runtime: source.scenario.runtime.name.clone(),
         strategy: source.best.strategy.to_string(),
         plan_id: source.plan.id.clone(),
-        command: format!(
-            "vescale-plan estimate --model {} --cluster {} --runtime {} --gpus {} --seq {} --global-batch {} --strategy {}",
-            source.plan.model,
-            source.plan.cluster,
-            source.plan.runtime,
-            w.gpus,
-            w.seq_len,
-            w.global_batch,
-            source.best.strategy,
-        ),
+        command: command(source),
         prediction: &source.best.prediction,
         timeline: Some(source.timeline),
         capacity: cluster.device.memory.value,
@@ -109,7 +111,36 @@ pub(crate) fn html(source: &ReportSource<'_>) -> String {
         }),
         alternatives: source.top.iter().map(alternative).collect(),
         space: source.space,
-        inputs: facts.collect(),
+        inputs: source.inputs.iter().map(fact).collect(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
     })
+}
+
+/// The command that makes the same prediction again, with everything it depends on said.
+fn command(source: &ReportSource<'_>) -> String {
+    let w = &source.scenario.workload;
+    let mut options = vec![
+        ("model", source.model_arg.to_owned()),
+        ("cluster", source.cluster_arg.to_owned()),
+        ("runtime", source.scenario.runtime.name.clone()),
+        ("gpus", w.gpus.to_string()),
+        ("seq", w.seq_len.to_string()),
+        ("global-batch", w.global_batch.to_string()),
+        ("precision", format!("{:?}", w.precision).to_lowercase()),
+        ("headroom", source.scenario.headroom.to_string()),
+        ("strategy", source.best.strategy.to_string()),
+    ];
+    if let Some(budget) = source.budget {
+        options.push(("tokens", budget.tokens.to_string()));
+        options.extend(budget.price.map(|price| ("price", price.to_string())));
+    }
+    options
+        .into_iter()
+        .fold("vescale-plan estimate".to_owned(), |mut command, option| {
+            let (name, value) = option;
+            // A value that begins with a dash would be read as a flag.
+            let between = if value.starts_with('-') { '=' } else { ' ' };
+            command.push_str(&format!(" --{name}{between}{}", escape::shell(&value)));
+            command
+        })
 }

@@ -12,12 +12,15 @@ use plans::json::{CandidateJson, DetailJson};
 use plans::prediction::SpaceReport;
 use plans::{Candidate, SearchOutcome};
 use serde::Serialize;
+use spec::files::Kind;
 
 use crate::args::{ObjectiveArg, SearchArgs};
 use crate::commands::plan;
 use crate::commands::report::{self, ReportSource};
+use crate::destinations::{self, Target};
 use crate::error::{CliError, code};
 use crate::inputs::{self, Budget, Inputs, InputsJson};
+use crate::origins::{self, Asked};
 use crate::output::{self, Progress, SCHEMA_VERSION, note};
 
 #[derive(Serialize)]
@@ -37,7 +40,7 @@ struct SearchJson {
 }
 
 /// Runs `search`.
-pub(crate) fn run(args: &SearchArgs) -> Result<ExitCode, CliError> {
+pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError> {
     let started = Instant::now();
     let resolved = inputs::resolve(&args.scenario)?;
     let scenario = &resolved.scenario;
@@ -46,6 +49,7 @@ pub(crate) fn run(args: &SearchArgs) -> Result<ExitCode, CliError> {
         return inputs::usage(format!("--top {}: expected 1 to 1000", args.top));
     }
     inputs::training(&args.budget, &resolved.scenario.cluster)?;
+    let files = Files::check(args, &resolved)?;
     echo(args, &resolved);
     let costs = CostModel::new(resolved.scenario.clone())?;
     let cancelled = interrupt_flag();
@@ -70,25 +74,46 @@ pub(crate) fn run(args: &SearchArgs) -> Result<ExitCode, CliError> {
     })?;
     progress.finish();
     let elapsed_s = started.elapsed().as_secs_f64();
-    finish(args, &resolved, &costs, outcome, elapsed_s)
+    let found = Found {
+        resolved: &resolved,
+        costs: &costs,
+        outcome: &outcome,
+        asked,
+    };
+    finish(args, &found, &files, elapsed_s)
+}
+
+/// A search that is over.
+struct Found<'a> {
+    resolved: &'a Inputs,
+    costs: &'a CostModel,
+    outcome: &'a SearchOutcome,
+    asked: &'a Asked,
 }
 
 fn finish(
     args: &SearchArgs,
-    resolved: &Inputs,
-    costs: &CostModel,
-    outcome: SearchOutcome,
+    found: &Found<'_>,
+    files: &Files,
     elapsed_s: f64,
 ) -> Result<ExitCode, CliError> {
+    let Found {
+        resolved,
+        costs,
+        outcome,
+        ..
+    } = found;
     let training = inputs::training(&args.budget, &resolved.scenario.cluster)?;
     let budget = outcome
         .top
         .first()
         .and_then(|best| training.budget(resolved.json.gpus, best.prediction.tokens_per_s_per_gpu));
-    let paths = match outcome.top.first() {
-        Some(best) => Some(write_files(args, resolved, costs, &outcome, best, budget)?),
-        None => None,
+    // When files cannot be written after all, the answer is still given.
+    let saved = match outcome.top.first() {
+        Some(best) => files.write(found, best, budget).map(|()| true),
+        None => Ok(false),
     };
+    let written = matches!(saved, Ok(true));
     if args.output.json {
         let candidate = |c| CandidateJson::new(c, resolved.scenario.workload.precision);
         output::json(&SearchJson {
@@ -102,13 +127,13 @@ fn finish(
             budget,
             interrupted: outcome.interrupted,
             elapsed_s,
-            plan_path: paths.as_ref().map(|p| p.0.display().to_string()),
-            report_path: paths.as_ref().map(|p| p.1.display().to_string()),
+            plan_path: written.then(|| files.plan.text()),
+            report_path: written.then(|| files.report.text()),
         })?;
     } else {
         let capacity = costs.capacity();
         output::print(&reports::terminal::search(
-            &outcome,
+            outcome,
             capacity,
             output::colour(),
         ));
@@ -116,11 +141,12 @@ fn finish(
             output::print(&super::estimate::budget_line(&budget));
         }
         output::print(&format!("\n{elapsed_s:.2} s\n"));
-        if let Some((plan, report)) = &paths {
-            note(args.output.quiet, &format!("plan   {}", plan.display()));
-            note(args.output.quiet, &format!("report {}", report.display()));
+        if written {
+            files.plan.say(args.output.quiet, "plan  ");
+            files.report.say(args.output.quiet, "report");
         }
     }
+    saved?;
     Ok(if outcome.interrupted {
         ExitCode::from(code::INTERRUPTED)
     } else if outcome.top.is_empty() {
@@ -130,82 +156,72 @@ fn finish(
     })
 }
 
-fn write_files(
-    args: &SearchArgs,
-    resolved: &Inputs,
-    costs: &CostModel,
-    outcome: &SearchOutcome,
-    best: &Candidate,
-    budget: Option<Budget>,
-) -> Result<(PathBuf, PathBuf), CliError> {
-    let stem = format!("{}-{}gpus", resolved.json.model, resolved.json.gpus);
-    let plan_path = args
-        .output_plan
-        .clone()
-        .unwrap_or_else(|| PathBuf::from(format!("{stem}.plan.yaml")));
-    let report_path = args
-        .report
-        .clone()
-        .unwrap_or_else(|| plan::derived(&plan_path, "report.html"));
-    let file = plan::file(resolved, &best.strategy, &best.prediction)?;
-    let timeline = costs.timeline(&best.strategy)?;
-    let html = report::html(&ReportSource {
-        inputs: &resolved.json,
-        scenario: &resolved.scenario,
-        plan: &file,
-        best,
-        top: &outcome.top,
-        space: Some(&outcome.space),
-        timeline: &timeline,
-        budget,
-    });
-    output::write(&plan_path, &file.to_yaml()?)?;
-    if let Err(error) = output::write(&report_path, &html) {
-        // Both or none: a plan without the report that was asked for is half an answer.
-        let _ = std::fs::remove_file(&plan_path);
-        return Err(error);
-    }
-    Ok((plan_path, report_path))
+/// Where the plan and its report will be.
+struct Files {
+    plan: Target,
+    report: Target,
 }
 
-/// Inputs as rows for people.
-pub(crate) fn input_rows(json: &InputsJson) -> Vec<(String, String)> {
-    let mut rows = vec![
-        (
-            "model".into(),
-            format!(
-                "{} ({:.2} B parameters)",
-                json.model,
-                json.parameters as f64 / 1e9
-            ),
-        ),
-        ("cluster".into(), json.cluster.clone()),
-        ("GPUs".into(), json.gpus.to_string()),
-        ("runtime".into(), json.runtime.clone()),
-        ("sequence".into(), format!("{} tokens", json.seq_len)),
-        (
-            "global batch".into(),
-            format!("{} sequences", json.global_batch),
-        ),
-        (
-            "precision".into(),
-            format!("{:?}", json.precision).to_lowercase(),
-        ),
-        (
-            "memory headroom".into(),
-            format!("{:.0}%", json.headroom * 100.0),
-        ),
-    ];
-    if let Some(profile) = &json.profile {
-        rows.insert(2, ("profile".into(), profile.clone()));
+impl Files {
+    /// Checked before the search: its answer must not be lost for want of a place.
+    fn check(args: &SearchArgs, resolved: &Inputs) -> Result<Self, CliError> {
+        let json = &resolved.json;
+        let gpus = format!("{}gpus", json.gpus);
+        let stem = destinations::stem(&[&json.model, &gpus, &json.cluster, &json.runtime]);
+        let chosen = PathBuf::from(format!("{stem}.plan.yaml"));
+        let plan = match &args.output_plan {
+            Some(path) => Target::named(path, Kind::Plan, args.force)?,
+            None => Target::chosen(&chosen, Kind::Plan, args.force)?,
+        };
+        let beside = plan::derived(plan.path(), "report.html");
+        let report = match (&args.report, &args.output_plan) {
+            (Some(path), _) => Target::named(path, Kind::Report, args.force)?,
+            (None, Some(_)) => Target::named(&beside, Kind::Report, args.force)?,
+            (None, None) => Target::chosen(&beside, Kind::Report, args.force)?,
+        };
+        Ok(Self { plan, report })
     }
-    rows
+
+    /// Writes both or neither: a plan without the report that was asked for is half an answer.
+    fn write(
+        &self,
+        found: &Found<'_>,
+        best: &Candidate,
+        budget: Option<Budget>,
+    ) -> Result<(), CliError> {
+        let Found {
+            resolved,
+            costs,
+            outcome,
+            asked,
+        } = found;
+        let file = plan::file(resolved, &best.strategy, &best.prediction)?;
+        let timeline = costs.timeline(&best.strategy)?;
+        let html = report::html(&ReportSource {
+            inputs: origins::rows(&resolved.json, asked),
+            model: &resolved.json.model,
+            model_arg: &resolved.model_arg,
+            cluster_arg: &resolved.cluster_arg,
+            scenario: &resolved.scenario,
+            plan: &file,
+            best,
+            top: &outcome.top,
+            space: Some(&outcome.space),
+            timeline: &timeline,
+            budget,
+        });
+        let plan = self.plan.of_plan(&file.id, &file.to_yaml()?)?;
+        let report = self.report.of_plan(&file.id, &html)?;
+        report.commit()?;
+        plan.commit()?;
+        Ok(())
+    }
 }
 
 fn echo(args: &SearchArgs, resolved: &Inputs) {
-    let rows: Vec<String> = input_rows(&resolved.json)
+    let rows: Vec<String> = origins::rows(&resolved.json, &Asked::default())
         .into_iter()
-        .map(|(k, v)| format!("{k} {v}"))
+        .map(|row| format!("{} {}", row.name, row.value))
         .collect();
     note(args.output.quiet, &rows.join(" · "));
 }

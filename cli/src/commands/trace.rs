@@ -2,20 +2,23 @@
 
 use std::process::ExitCode;
 
+use spec::files::Kind;
+
 use crate::args::TraceArgs;
 use crate::commands::plan;
+use crate::destinations::Target;
 use crate::error::CliError;
-use crate::output;
 
 /// Runs `trace`.
 pub(crate) fn run(args: &TraceArgs) -> Result<ExitCode, CliError> {
     let loaded = plan::load(&args.plan)?;
-    let timeline = loaded.costs.timeline(&loaded.strategy)?;
     let path = args
         .output
         .clone()
         .unwrap_or_else(|| plan::derived(&args.plan, "trace.json"));
-    output::write(&path, &format!("{}\n", reports::perfetto::trace(&timeline)))?;
-    output::note(false, &format!("trace {}", path.display()));
+    let to = Target::named(&path, Kind::Trace, args.force)?;
+    let timeline = loaded.costs.timeline(&loaded.strategy)?;
+    to.write(&format!("{}\n", reports::perfetto::trace(&timeline)))?;
+    to.say(false, "trace");
     Ok(ExitCode::SUCCESS)
 }

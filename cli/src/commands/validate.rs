@@ -1,13 +1,15 @@
 //! `validate`: published runs against predictions.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use serde::Serialize;
 use spec::Fitted;
+use spec::files::Kind;
 use spec::runs::{Run, RunsFile};
 
 use crate::args::ValidateArgs;
+use crate::destinations::Target;
 use crate::error::{CliError, code};
 use crate::output::{self, SCHEMA_VERSION, note};
 use crate::validate::{Report, baseline, intervals, mapping, markdown, refit, tables};
@@ -34,8 +36,10 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode, CliError> {
             })
             .cloned()
             .collect();
-        output::write(path, &spec::runs::to_compact(&usable))?;
+        let to = Target::named(path, Kind::PublishedRuns, args.force)?;
+        to.write(&spec::runs::to_compact(&usable))?;
     }
+    let files = Files::check(args)?;
     let constants = match &args.constants {
         Some(path) => spec::fitted::load(path)?,
         None => Fitted::default(),
@@ -44,7 +48,7 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode, CliError> {
     if args.leave_one_out {
         report.leave_one_out = Some(refit::leave_one_out(&runs));
     }
-    write_files(args, &report)?;
+    let saved = files.write(&report);
     if args.output.json {
         output::json(&ValidateJson {
             schema_version: SCHEMA_VERSION,
@@ -53,6 +57,7 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode, CliError> {
     } else {
         output::print(&tables::text(&report, args.worst));
     }
+    saved?;
     let grown = match &args.baseline {
         Some(path) => baseline::grown(&report.summary, &spec::text::read(path)?),
         None => Vec::new(),
@@ -77,22 +82,46 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode, CliError> {
     })
 }
 
-fn write_files(args: &ValidateArgs, report: &Report) -> Result<(), CliError> {
-    if let Some(path) = &args.residuals {
-        output::write(path, &intervals::table(&report.runs, &report.sweeps))?;
+/// What is written beside the answer, checked before the runs are predicted.
+struct Files {
+    residuals: Option<Target>,
+    baseline: Option<Target>,
+    markdown: Option<Target>,
+    /// The folder of the plots that the Markdown shows.
+    plots: PathBuf,
+    force: bool,
+}
+
+impl Files {
+    fn check(args: &ValidateArgs) -> Result<Self, CliError> {
+        let to = |path: &Option<PathBuf>, kind| Target::optional(path.as_ref(), kind, args.force);
+        Ok(Self {
+            residuals: to(&args.residuals, Kind::Residuals)?,
+            baseline: to(&args.write_baseline, Kind::Baseline)?,
+            markdown: to(&args.markdown, Kind::AccuracyReport)?,
+            plots: args.plots.clone(),
+            force: args.force,
+        })
     }
-    if let Some(path) = &args.write_baseline {
-        output::write(path, &baseline::text(&report.summary))?;
+
+    fn write(&self, report: &Report) -> Result<(), CliError> {
+        if let Some(to) = &self.residuals {
+            to.write(&intervals::table(&report.runs, &report.sweeps))?;
+        }
+        if let Some(to) = &self.baseline {
+            to.write(&baseline::text(&report.summary))?;
+        }
+        let Some(to) = &self.markdown else {
+            return Ok(());
+        };
+        let shown = self.plots.display().to_string();
+        to.write(&markdown::text(report, &shown))?;
+        for (name, svg) in markdown::plots(report) {
+            let path = self.plots.join(name);
+            Target::named(&path, Kind::Plot, self.force)?.write(&svg)?;
+        }
+        Ok(())
     }
-    let Some(path) = &args.markdown else {
-        return Ok(());
-    };
-    let shown = args.plots.display().to_string();
-    output::write(path, &markdown::text(report, &shown))?;
-    for (name, svg) in markdown::plots(report) {
-        output::write(&args.plots.join(name), &svg)?;
-    }
-    Ok(())
 }
 
 fn read(args: &ValidateArgs) -> Result<Vec<(Run, String)>, CliError> {

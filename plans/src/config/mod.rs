@@ -1,6 +1,7 @@
 //! Configuration files of training systems as one tree with line numbers: what exporters write,
 //! importers read and `export --check` judges, whatever the syntax.
 
+pub mod escape;
 pub mod json;
 pub mod python;
 pub mod shell;

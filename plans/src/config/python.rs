@@ -427,6 +427,10 @@ fn string(
             '\\' => match chars.next()? {
                 'n' => text.push('\n'),
                 't' => text.push('\t'),
+                'r' => text.push('\r'),
+                'x' => text.push(code_point(chars, 2)?),
+                'u' => text.push(code_point(chars, 4)?),
+                'U' => text.push(code_point(chars, 8)?),
                 '\n' => *line += 1,
                 c => text.push(c),
             },
@@ -441,4 +445,13 @@ fn string(
             c => text.push(c),
         }
     }
+}
+
+/// The character that so many hexadecimal digits name.
+fn code_point(chars: &mut std::iter::Peekable<std::str::Chars<'_>>, digits: usize) -> Option<char> {
+    let mut code = 0;
+    for _ in 0..digits {
+        code = code * 16 + chars.next()?.to_digit(16)?;
+    }
+    char::from_u32(code)
 }

@@ -1,5 +1,6 @@
 //! Trees as text: JSON, YAML, TOML, Python.
 
+use super::escape::quoted;
 use super::{Node, Value};
 
 /// A JSON document.
@@ -186,21 +187,4 @@ fn number(f: f64) -> String {
         Some((digits, power)) if !digits.contains('.') => format!("{digits}.0e{power}"),
         _ => text,
     }
-}
-
-/// Double quotes with the escapes that JSON, YAML, TOML and Python share.
-fn quoted(text: &str) -> String {
-    let mut out = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => out.extend(['\\', c]),
-            '\n' => out.push_str("\\n"),
-            '\t' => out.push_str("\\t"),
-            '\r' => out.push_str("\\r"),
-            c if c.is_control() => out.push_str(&format!("\\u{:04x}", c as u32)),
-            c => out.push(c),
-        }
-    }
-    out.push('"');
-    out
 }

@@ -4,7 +4,7 @@ use spec::Precision;
 
 use super::launch::{Program, Starter};
 use super::megatron::{self, Flag};
-use super::{ExportedFile, Job, Limits, heading};
+use super::{ExportedFile, Job, Limits, python_heading};
 use crate::config::yaml::number;
 use crate::config::{Node, Value, write};
 
@@ -41,10 +41,10 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile> {
     settings.push(("mixed_precision".to_owned(), precision));
     settings.push(("dataset.seq_length".to_owned(), job.workload.seq_len.into()));
     let mut text = format!(
-        "\"\"\"{}.\"\"\"\n\nimport importlib\nimport sys\n\n\
+        "{}import importlib\nimport sys\n\n\
          from megatron.bridge.training.config import ConfigContainer\n\n\n\
          def apply(cfg: ConfigContainer) -> ConfigContainer:\n    \"\"\"Sets what the plan decides.\"\"\"\n",
-        heading(job)
+        python_heading(job)
     );
     for (path, value) in settings {
         let value = write::python(&Node::made(value));

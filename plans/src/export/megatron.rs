@@ -4,6 +4,7 @@ use spec::{AxisOrder, CpKind, Precision, ScheduleKind, Zero};
 
 use super::launch::{Program, Starter};
 use super::{ExportedFile, Job, Limits, model};
+use crate::config::escape;
 use crate::grammar::{order_name, recompute_name};
 use crate::strategy::{Decisions, Recompute};
 
@@ -70,7 +71,7 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile> {
             text.push_str(flag.name);
             for value in &flag.values {
                 text.push(' ');
-                text.push_str(&quoted(value));
+                text.push_str(&escape::shell(value));
             }
             text.push('\n');
         }
@@ -92,16 +93,6 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
     flags.extend(recompute(d, limits));
     flags.extend(overlap(d, limits));
     flags
-}
-
-/// Single quotes where the shell would read more than text.
-pub(crate) fn quoted(value: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:+=@%".contains(c);
-    if !value.is_empty() && value.chars().all(plain) {
-        value.to_owned()
-    } else {
-        format!("'{}'", value.replace('\'', r"'\''"))
-    }
 }
 
 fn parallelism(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {

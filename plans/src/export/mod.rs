@@ -17,6 +17,7 @@ use spec::model::ModelConfig;
 
 use self::launch::Program;
 use self::torchtitan::Edition;
+use crate::config::escape;
 use crate::plan_file::ShardingFile;
 use crate::strategy::Decisions;
 
@@ -359,8 +360,17 @@ fn titan(job: &Job<'_>, edition: Edition, limits: &mut Limits) -> (Vec<ExportedF
     (files, torchtitan::program(edition))
 }
 
-/// The first line of every file.
+/// The first line of every file, as a comment takes it.
 pub(crate) fn heading(job: &Job<'_>) -> String {
+    escape::comment(&title(job))
+}
+
+/// The same as a Python module's documentation takes it.
+pub(crate) fn python_heading(job: &Job<'_>) -> String {
+    format!("\"\"\"{}.\"\"\"\n\n", escape::docstring(&title(job)))
+}
+
+fn title(job: &Job<'_>) -> String {
     format!(
         "vescale-plan {} · {} on {} GPUs: {}",
         job.id,

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use spec::{Precision, ScheduleKind, Zero};
 
 use super::launch::{Program, Starter};
-use super::{ExportedFile, Job, Limits, heading};
+use super::{ExportedFile, Job, Limits, python_heading};
+use crate::config::escape;
 use crate::grammar::recompute_name;
 use crate::strategy::{Decisions, Recompute};
 
@@ -26,10 +27,10 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile> {
     let d = job.decisions;
     refuse(job, limits);
     let mut text = format!(
-        "\"\"\"{}.\"\"\"\n\n\
+        "{}\
          from vescale.dtensor.placement_types import InterleavedShard, Partial, Replicate, Shard\n\
          from vescale.plan import ModeType, PipelineParallelPlan, PipelineScheduleType, PipelineSplitMethodType\n\n",
-        heading(job)
+        python_heading(job)
     );
     text.push_str("sharding_plan = {\n    \"parameter\": {\n");
     entries(&job.sharding.parameter, false, limits, &mut text);
@@ -70,7 +71,10 @@ fn entries(
         } else {
             format!("[{python}]")
         };
-        text.push_str(&format!("        r\"{}\": {value},\n", qualified(pattern)));
+        text.push_str(&format!(
+            "        {}: {value},\n",
+            escape::python_pattern(&qualified(pattern))
+        ));
     }
 }
 

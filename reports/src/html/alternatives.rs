@@ -27,13 +27,13 @@ pub(super) fn section(input: &ReportInput) -> Markup {
                 }
                 tbody {
                     @for (index, row) in input.alternatives.iter().enumerate() {
-                        (line(index, row, &input.alternatives[0].strategy))
+                        (line(index, row, input))
                     }
                 }
             }
         }
     };
-    let lead = "Choose a column to sort by it. What differs from the first is set in bold.";
+    let lead = "Choose a column to sort by it. What the first does not have is set in bold.";
     frame("top", "Alternatives", lead, &body)
 }
 
@@ -45,7 +45,9 @@ fn column(name: &str, number: bool) -> Markup {
     }
 }
 
-fn line(index: usize, row: &Alternative, first: &str) -> Markup {
+fn line(index: usize, row: &Alternative, input: &ReportInput) -> Markup {
+    let first = &input.alternatives[0].strategy;
+    let over = row.peak_memory > input.usable();
     html! {
         tr .first[index == 0] {
             td.num data-value=(index) { (index + 1) }
@@ -55,7 +57,7 @@ fn line(index: usize, row: &Alternative, first: &str) -> Markup {
                 (format::significant(row.tokens_per_s_per_gpu))
             }
             td.num data-value=(row.mfu) { (format::percent(row.mfu)) }
-            td.num data-value=(row.peak_memory.0) { (format::gib(row.peak_memory)) " GiB" }
+            td.num .over[over] data-value=(row.peak_memory.0) { (format::gib(row.peak_memory)) " GiB" }
             td.why { (row.why_not_first) }
         }
     }
@@ -63,10 +65,10 @@ fn line(index: usize, row: &Alternative, first: &str) -> Markup {
 
 /// The strategy's parts, those that the first does not have in bold.
 fn differences(strategy: &str, first: &str) -> Markup {
-    let known: Vec<&str> = first.split(',').collect();
+    let known: Vec<&str> = first.split_whitespace().collect();
     html! {
-        @for (index, part) in strategy.split(',').enumerate() {
-            @if index > 0 { "," wbr; }
+        @for (index, part) in strategy.split_whitespace().enumerate() {
+            @if index > 0 { " " }
             @if known.contains(&part) { (part) } @else { b { (part) } }
         }
     }

@@ -45,11 +45,11 @@ pub(super) fn kernels(prediction: &Prediction) -> Markup {
     let body = html! {
         table.bars {
             @for kernel in shown {
-                (row(&kernel.name, kernel.seconds, kernel.seconds / largest, total))
+                (row(&kernel.name, kernel.seconds, Some(kernel.seconds / largest), total))
             }
             @if !rest.is_empty() {
                 @let sum: f64 = rest.iter().map(|k| k.seconds).sum();
-                (row(&format!("{} others", rest.len()), sum, (sum / largest).min(1.0), total))
+                (row(&format!("{} others", rest.len()), sum, None, total))
             }
         }
     };
@@ -57,11 +57,14 @@ pub(super) fn kernels(prediction: &Prediction) -> Markup {
     frame("kernels", "Kernels and collectives", lead, &body)
 }
 
-fn row(name: &str, time: f64, share: f64, total: f64) -> Markup {
+/// A kernel's row; a sum of several has no bar, for it may be longer than the longest.
+fn row(name: &str, time: f64, share: Option<f64>, total: f64) -> Markup {
     html! {
         tr {
             td { (name) }
-            td.track { i style=(format!("width:{:.2}%", share * 100.0)) {} }
+            td.track {
+                @if let Some(share) = share { i style=(format!("width:{:.2}%", share * 100.0)) {} }
+            }
             td.num { (format::seconds(Seconds(time))) }
             td.num { (format::percent(time / total)) }
         }

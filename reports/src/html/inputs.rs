@@ -19,6 +19,7 @@ pub(super) fn section(input: &ReportInput) -> Markup {
         }
         p.note { "The same prediction again: " code.command { (input.command) } }
     };
-    let lead = "What was asked and what was taken by default.";
+    let lead =
+        "Every value and where it was said: asked for, taken by default, or read from a file.";
     frame("inputs", "Inputs", lead, &body)
 }

@@ -58,11 +58,12 @@ pub(super) fn parts(prediction: &Prediction) -> Markup {
     let body = html! {
         table.bars {
             @for part in shown {
-                (row(&part.name, &part.moment, part.bytes, largest, peak))
+                @let share = Some(part.bytes as f64 / largest);
+                (row(&part.name, &part.moment, part.bytes, share, peak))
             }
             @if !rest.is_empty() {
                 @let sum = rest.iter().map(|part| part.bytes).sum();
-                (row(&format!("{} others", rest.len()), "", sum, largest, peak))
+                (row(&format!("{} others", rest.len()), "", sum, None, peak))
             }
         }
     };
@@ -75,12 +76,14 @@ pub(super) fn parts(prediction: &Prediction) -> Markup {
     frame("memory-parts", "What fills the memory", &lead, &body)
 }
 
-fn row(name: &str, moment: &str, bytes: u64, largest: f64, peak: f64) -> Markup {
-    let share = (bytes as f64 / largest).min(1.0);
+/// A part's row; a sum of several has no bar, for it may be longer than the longest.
+fn row(name: &str, moment: &str, bytes: u64, share: Option<f64>, peak: f64) -> Markup {
     html! {
         tr data-tip=[(!moment.is_empty()).then(|| format!("{name}, {moment}"))] {
             td { (name) }
-            td.track { i style=(format!("width:{:.2}%", share * 100.0)) {} }
+            td.track {
+                @if let Some(share) = share { i style=(format!("width:{:.2}%", share * 100.0)) {} }
+            }
             td.num { (format::bytes(Bytes(bytes))) }
             td.num { (format::percent(bytes as f64 / peak)) }
         }

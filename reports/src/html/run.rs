@@ -97,7 +97,7 @@ fn verdict(run: &RunReport<'_>) -> Markup {
     let differ = differ.count();
     let error = run.predicted_step_time.map(|p| p.0 / run.step_time.0 - 1.0);
     html! {
-        section.hero #verdict {
+        section #verdict class=(format!("hero {}", rating(error))) {
             p.verdict {
                 @match error {
                     Some(error) => {
@@ -121,6 +121,22 @@ fn verdict(run: &RunReport<'_>) -> Markup {
             }
             div.plan { code { (run.strategy) } }
         }
+    }
+}
+
+/// Errors up to this are what a prediction is for.
+const GOOD: f64 = 0.10;
+/// Errors above this mean that what ran is not what was predicted.
+const BAD: f64 = 0.25;
+
+/// How the verdict is coloured.
+fn rating(error: Option<f64>) -> &'static str {
+    match error.map(f64::abs) {
+        None => "plain",
+        Some(error) if error <= GOOD => "fits",
+        Some(error) if error <= BAD => "off",
+        // An error that is no number is not a good one either.
+        Some(_) => "too-large",
     }
 }
 
@@ -279,6 +295,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_large_error_is_not_green() {
+        for (error, class) in [
+            (None, "plain"),
+            (Some(0.0), "fits"),
+            (Some(-0.1), "fits"),
+            (Some(0.2), "off"),
+            (Some(-0.2), "off"),
+            (Some(-0.889), "too-large"),
+            (Some(9.0), "too-large"),
+            (Some(f64::NAN), "too-large"),
+        ] {
+            assert_eq!(rating(error), class);
+        }
+    }
+
+    #[test]
     fn the_page_says_what_was_measured_and_predicted() {
         let event = Event {
             rank: 0,
@@ -321,6 +353,7 @@ mod tests {
         });
         for text in [
             "+10.0 %",
+            "hero off",
             "1 of 1",
             "-20 %",
             "equal",

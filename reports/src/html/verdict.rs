@@ -23,10 +23,13 @@ pub(super) fn section(input: &ReportInput) -> Markup {
 fn verdict(input: &ReportInput) -> Markup {
     let prediction = input.prediction;
     let (word, detail) = match &prediction.fit {
-        Fit::Fits { spare } => ("Fits", format!("{} to spare", format::bytes(*spare))),
+        Fit::Fits { spare } => ("Fits", format!("With {} to spare", format::bytes(*spare))),
         Fit::TooLarge { over, largest } => (
             "Too large",
-            format!("by {}; the largest part is {largest}", format::bytes(*over)),
+            format!(
+                "Too large by {}; the largest part is {largest}",
+                format::bytes(*over)
+            ),
         ),
     };
     let (low, high) = prediction.peak_memory_interval;
@@ -39,9 +42,10 @@ fn verdict(input: &ReportInput) -> Markup {
             }
             small { (spread_gib(low, high)) }
         }
+        p class=(if prediction.fit.fits() { "where" } else { "too-much" }) { (detail) "." }
         p.where {
             "Heaviest: pipeline rank " (prediction.peak_rank) ", at "
-            code { (prediction.peak_moment) } ". " (detail) ". Usable is "
+            code { (prediction.peak_moment) } ". Usable is "
             (format::bytes(input.capacity)) " less " (format::percent(input.headroom))
             " headroom."
         }
@@ -57,7 +61,10 @@ fn figures(input: &ReportInput) -> Markup {
             &format!("{} tokens/s in all",
                 format::short_count(p.tokens_per_s_per_gpu * input.gpus as f64))))
         (figure("MFU", &format::percent(p.mfu), &mfu_note(p)))
-        @if let Some(budget) = &input.budget { (budget_figures(budget)) }
+        // A plan that cannot run takes no days and costs nothing.
+        @if let Some(budget) = input.budget.as_ref().filter(|_| p.fit.fits()) {
+            (budget_figures(budget))
+        }
     }
 }
 

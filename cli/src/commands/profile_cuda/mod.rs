@@ -13,6 +13,7 @@ use dtensor::cuda::{DeviceFacts, EIGHT_BITS, ready};
 use profiler::cuda::{
     Asked, Budget, Exchange, Fleet, GpuRank, Meter, Request, Target, complete, with_fleet,
 };
+use spec::files::{Destination, Kind, Replace};
 use spec::profile::{self, Profile};
 
 use self::hosts::Hosts;
@@ -59,6 +60,7 @@ struct Growing {
 pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
     let path = args.output_profile.as_deref();
     let path = path.unwrap_or(Path::new(profile::DEFAULT_PATH));
+    Destination::check(path, Kind::Profile, Replace::SameKind)?;
     let facts = ready()?;
     let hosts = args.all_hosts.then(Hosts::join).transpose()?;
     if let Some(hosts) = hosts.as_ref().filter(|hosts| hosts.comm.rank() > 0) {

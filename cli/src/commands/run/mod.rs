@@ -19,6 +19,7 @@ use executor::{AdamW, Checkpoints, Dataset, Execution, Job, Outcome, Session, Se
 use plans::plan_file::TrainFile;
 use serde::Serialize;
 use spec::Bytes;
+use spec::files::Kind;
 
 use break_at::BreakAt;
 use comparison::{Comparison, Predicted};
@@ -27,6 +28,7 @@ use narrator::{Log, Narrator};
 use crate::args::{ExecutionArg, NumericsArg, RunArgs};
 use crate::commands::device;
 use crate::commands::plan::{self, Loaded};
+use crate::destinations::Target;
 use crate::error::CliError;
 use crate::inputs::InputsJson;
 use crate::output::{self, SCHEMA_VERSION};
@@ -60,6 +62,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     let loaded = plan::load(&args.plan)?;
     device::check(args, loaded.strategy.world())?;
     let job = job(args, &loaded)?;
+    let files = Files::check(args)?;
     let predicted = comparison::predict(args, &loaded)?;
     let narrator = Narrator::new(
         args.output.quiet,
@@ -102,13 +105,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         return stopped(breaks, trained.map(drop));
     }
     let (outcome, job, predicted) = trained?;
-    if let Some(path) = &args.trace {
-        write_traces(path, &outcome, &predicted)?;
-    }
     let comparison = Comparison::new(&job, &outcome, &predicted)?;
-    if let Some(path) = &args.report {
-        output::write(path, &comparison.page(&job, &outcome, &predicted))?;
-    }
+    // When a file cannot be written after all, the answer is still given.
+    let saved = files.write(
+        &comparison.page(&job, &outcome, &predicted),
+        &outcome,
+        &predicted,
+    );
     if args.output.json {
         output::json(&RunJson {
             schema_version: SCHEMA_VERSION,
@@ -127,6 +130,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     } else {
         output::print(&comparison.text(&job, &outcome));
     }
+    saved?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -149,16 +153,39 @@ fn stopped(breaks: BreakAt, trained: Result<(), CliError>) -> Result<ExitCode, C
     Ok(ExitCode::SUCCESS)
 }
 
-/// The last step as measured, and as predicted in a file beside it.
-fn write_traces(path: &Path, outcome: &Outcome, predicted: &Predicted) -> Result<(), CliError> {
-    let write = |path: &Path, timeline: &plans::Timeline| {
-        let trace = reports::perfetto::trace(timeline);
-        output::write(path, &format!("{trace}\n"))
-    };
-    write(path, &outcome.timeline())?;
-    match &predicted.times {
-        Some(times) => write(&path.with_extension("predicted.json"), &times.timeline),
-        None => Ok(()),
+/// What is written beside the answer, checked before training.
+struct Files {
+    /// The last step as measured, and as predicted in a file beside it.
+    traces: Option<[Target; 2]>,
+    report: Option<Target>,
+}
+
+impl Files {
+    fn check(args: &RunArgs) -> Result<Self, CliError> {
+        let trace = |path: &Path| Target::named(path, Kind::Trace, args.force);
+        let traces = args.trace.as_deref().map(|path| {
+            let predicted = path.with_extension("predicted.json");
+            Ok::<_, CliError>([trace(path)?, trace(&predicted)?])
+        });
+        Ok(Self {
+            traces: traces.transpose()?,
+            report: Target::optional(args.report.as_ref(), Kind::Report, args.force)?,
+        })
+    }
+
+    fn write(&self, page: &str, outcome: &Outcome, predicted: &Predicted) -> Result<(), CliError> {
+        if let Some([measured_at, predicted_at]) = &self.traces {
+            let text =
+                |timeline: &plans::Timeline| format!("{}\n", reports::perfetto::trace(timeline));
+            measured_at.write(&text(&outcome.timeline()))?;
+            if let Some(times) = &predicted.times {
+                predicted_at.write(&text(&times.timeline))?;
+            }
+        }
+        if let Some(to) = &self.report {
+            to.write(page)?;
+        }
+        Ok(())
     }
 }
 

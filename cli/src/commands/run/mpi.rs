@@ -71,7 +71,7 @@ mod carried {
         executor::train_rank(&devices(on_host), session, &comm).map_err(|error| {
             // Leaving may have to stop ranks that hang, and this one with them: say why first.
             let error = CliError::from(error);
-            eprintln!("error: {error}");
+            crate::output::error(&error.to_string());
             CliError::Said(error.exit_code())
         })
     }

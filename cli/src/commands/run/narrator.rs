@@ -1,6 +1,6 @@
 //! Says how training goes: a bar on a terminal, lines elsewhere, a log for programs.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{IsTerminal, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::Mutex;
@@ -8,6 +8,7 @@ use std::sync::Mutex;
 use executor::{Observer, StepReport};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use spec::files::{self, FileError, Kind, Replace};
 
 use crate::error::CliError;
 use crate::output;
@@ -39,18 +40,17 @@ impl Log {
         let Some(path) = path else {
             return Ok(None);
         };
-        let open = || {
-            let mut options = OpenOptions::new();
-            let mut file = options.append(true).create(true).open(path)?;
+        let mut file = files::open_log(path, Kind::RunLog, Replace::SameKind)?;
+        let mut finish = || {
             if resumed && !ends_a_line(path)? {
                 // The run before was killed within its last line.
                 writeln!(file)?;
             }
-            Ok(file)
+            Ok(())
         };
-        let file = open().map_err(|e: std::io::Error| CliError::Write {
-            path: path.display().to_string(),
-            reason: e.to_string(),
+        finish().map_err(|source: std::io::Error| FileError::Io {
+            path: files::shown(path),
+            source,
         })?;
         Ok(Some(Self(Mutex::new(Lines {
             file,
@@ -160,7 +160,7 @@ impl Observer for Narrator {
     }
 
     fn saved(&self, path: &Path) {
-        let text = format!("saved {}", path.display());
+        let text = format!("saved {}", files::shown(path));
         match &self.bar {
             Some(bar) => bar.println(text),
             None => output::note(self.quiet, &text),

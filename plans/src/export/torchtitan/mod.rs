@@ -9,8 +9,8 @@ use spec::{Precision, ScheduleKind, Zero};
 use self::limits::refuse;
 use self::registry::{family_module, registered};
 use super::launch::{Program, Starter};
-use super::{ExportedFile, Job, Limits, heading};
-use crate::config::{Node, Value, write};
+use super::{ExportedFile, Job, Limits, heading, python_heading};
+use crate::config::{Node, Value, escape, write};
 use crate::strategy::{Decisions, Recompute};
 
 /// Name of the 0.2 file.
@@ -229,7 +229,7 @@ fn python(job: &Job<'_>, edition: Edition, limits: &mut Limits) -> String {
     let function = entry.and_then(|e| e.function);
     let module = entry.map_or_else(|| family_module(job.model), |e| e.module);
     let fp8 = job.workload.precision == Precision::Fp8;
-    let mut text = format!("\"\"\"{}.\"\"\"\n\n", heading(job));
+    let mut text = python_heading(job);
     if fp8 {
         text.push_str("from torchtitan.components.quantization import Float8LinearConverter\n");
     }
@@ -252,8 +252,9 @@ fn python(job: &Job<'_>, edition: Edition, limits: &mut Limits) -> String {
         let flavor = entry.map_or(job.model.name.as_str(), |e| e.flavor);
         text.push_str(&format!(
             "    converters = [Float8LinearConverter.Config(model_compile_enabled={})]\n    \
-             config.model_spec = model_registry(\"{flavor}\", converters=converters)\n",
-            if compiles(job) { "True" } else { "False" }
+             config.model_spec = model_registry({}, converters=converters)\n",
+            if compiles(job) { "True" } else { "False" },
+            escape::quoted(flavor)
         ));
     }
     for (key, value) in training(job, edition) {

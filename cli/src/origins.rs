@@ -1,0 +1,116 @@
+//! What a prediction is of, row by row, and where each value was said.
+
+use std::collections::BTreeSet;
+
+use clap::ArgMatches;
+use clap::parser::ValueSource;
+
+use crate::inputs::InputsJson;
+
+/// Where values that the command line does not give come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Rest {
+    /// The tool's defaults.
+    #[default]
+    Default,
+    /// A plan file, which says all of them.
+    Plan,
+}
+
+/// Which values were asked for on the command line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Asked {
+    flags: BTreeSet<String>,
+    rest: Rest,
+}
+
+/// An input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Row {
+    pub(crate) name: &'static str,
+    pub(crate) value: String,
+    pub(crate) origin: &'static str,
+}
+
+impl Asked {
+    /// The flags of a subcommand that were on its command line.
+    pub(crate) fn on(matches: &ArgMatches) -> Self {
+        let Some((_, matches)) = matches.subcommand() else {
+            return Self::default();
+        };
+        let given =
+            |id: &&clap::Id| matches.value_source(id.as_str()) == Some(ValueSource::CommandLine);
+        let flags = matches.ids().filter(given).map(|id| id.to_string());
+        Self {
+            flags: flags.collect(),
+            rest: Rest::Default,
+        }
+    }
+
+    /// Everything is in a plan file, but for the headroom of one that does not say it.
+    pub(crate) fn in_plan(says_headroom: bool) -> Self {
+        let silent = (!says_headroom).then(|| "headroom".to_owned());
+        Self {
+            flags: silent.into_iter().collect(),
+            rest: Rest::Plan,
+        }
+    }
+
+    fn origin(&self, flag: &str) -> &'static str {
+        match (self.rest, self.flags.contains(flag)) {
+            (Rest::Default, true) => "asked",
+            (Rest::Plan, false) => "plan file",
+            (Rest::Default, false) | (Rest::Plan, true) => "default",
+        }
+    }
+}
+
+/// Inputs as rows for people.
+pub(crate) fn rows(json: &InputsJson, asked: &Asked) -> Vec<Row> {
+    let billions = json.parameters as f64 / 1e9;
+    let values = [
+        (
+            "model",
+            "model",
+            format!("{} ({billions:.2} B parameters)", json.model),
+        ),
+        ("cluster", "cluster", json.cluster.clone()),
+        ("gpus", "GPUs", json.gpus.to_string()),
+        ("runtime", "runtime", json.runtime.clone()),
+        ("seq", "sequence", format!("{} tokens", json.seq_len)),
+        (
+            "global_batch",
+            "global batch",
+            format!("{} sequences", json.global_batch),
+        ),
+        (
+            "precision",
+            "precision",
+            format!("{:?}", json.precision).to_lowercase(),
+        ),
+        ("headroom", "memory headroom", percent(json.headroom)),
+    ];
+    let mut rows: Vec<Row> = values
+        .into_iter()
+        .map(|(flag, name, value)| Row {
+            name,
+            value,
+            origin: asked.origin(flag),
+        })
+        .collect();
+    if let Some(profile) = &json.profile {
+        let measured = Row {
+            name: "profile",
+            value: profile.clone(),
+            origin: "cluster file",
+        };
+        rows.insert(2, measured);
+    }
+    rows
+}
+
+/// All digits that a share has: what is shown is what the command says.
+fn percent(share: f64) -> String {
+    let percent = (share * 1e8).round() / 1e6;
+    format!("{percent}%")
+}

@@ -1,0 +1,152 @@
+//! Exported launch scripts, executed: whatever a model's folder is called, they start what they are for and
+//! nothing else.
+#![cfg(unix)]
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use common::{code, run, stderr};
+
+/// Names of model folders that some format would act on. None has control characters: those are refused.
+const NAMES: [&str; 9] = [
+    "plain",
+    "$(touch PWNED)",
+    "`touch PWNED`",
+    "a'; touch PWNED; '",
+    "a\"; touch PWNED; \"",
+    "x && touch PWNED",
+    "a\\' ; touch PWNED #",
+    "'''\"\"\"${x}",
+    "</script><script>touch PWNED",
+];
+
+/// Targets and a strategy each takes, with what starts its ranks.
+const TARGETS: [(&str, &str); 10] = [
+    ("megatron-lm", "tp=2,zero=1"),
+    ("megatron-bridge", "tp=2,zero=1"),
+    ("torchtitan@0.3", "tp=2,zero=3"),
+    ("torchtitan@0.2", "tp=2,zero=3"),
+    ("torchtitan@main", "tp=2,zero=3"),
+    ("deepspeed", "zero=1"),
+    ("accelerate", "zero=2"),
+    ("axolotl", "zero=2"),
+    ("nanotron", "tp=2,zero=1"),
+    ("vescale", "tp=2,zero=1"),
+];
+
+/// A program that writes down that it ran, by its name and arguments.
+fn recording(folder: &Path, name: &str, then: &str) {
+    let path = folder.join(name);
+    let script = format!("#!/bin/sh\necho {name} >> \"$RECORD\"\n{then}\n");
+    fs::write(&path, script).expect("a script");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("modes");
+}
+
+/// Runs a script with nothing but recording programs, and gives what was started.
+fn started(root: &Path, script: &str) -> Vec<String> {
+    let record = root.join("record");
+    fs::write(&record, "").expect("a record");
+    let system = "/usr/bin:/bin";
+    let output = Command::new("bash")
+        .arg(script)
+        .current_dir(root)
+        .env_clear()
+        .env("PATH", format!("{}:{system}", root.join("bin").display()))
+        .env("RECORD", &record)
+        .env("SLURM_SUBMIT_DIR", root.join("out"))
+        .env("SLURM_JOB_NODELIST", "host0")
+        .env("SLURM_NODEID", "0")
+        .env("TRAIN_SCRIPT", "train.py")
+        .env("RECIPE", "module:function")
+        .output()
+        .expect("bash starts");
+    assert_eq!(code(&output), 0, "{script}: {}", stderr(&output));
+    let record = fs::read_to_string(&record).expect("a record");
+    record.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn launch_scripts_start_ranks_and_nothing_else() {
+    let folder = tempfile::tempdir().expect("folder");
+    let root = folder.path();
+    fs::create_dir(root.join("bin")).expect("folder");
+    for name in ["torchrun", "accelerate"] {
+        recording(&root.join("bin"), name, "");
+    }
+    recording(&root.join("bin"), "srun", "shift; exec \"$@\"");
+    recording(&root.join("bin"), "scontrol", "echo host0");
+    let config = fs::read(common::examples().join("llama/config.json")).expect("config");
+    let all = NAMES.concat();
+    let few = TARGETS
+        .iter()
+        .filter(|(target, _)| ["megatron-lm", "axolotl"].contains(target));
+    let each = NAMES
+        .iter()
+        .flat_map(|name| few.clone().map(move |target| (*name, target)));
+    let cases = TARGETS.iter().map(|target| (&all[..], target)).chain(each);
+    for (name, (target, strategy)) in cases {
+        let model = name.replace('/', "∕");
+        fs::create_dir_all(root.join(&model)).expect("folder");
+        fs::write(root.join(&model).join("config.json"), &config).expect("config");
+        exported(root, &model, target, strategy);
+        let expected = if *target == "accelerate" {
+            "accelerate"
+        } else {
+            "torchrun"
+        };
+        let direct = started(root, "out/launch.sh");
+        assert_eq!(direct, [expected], "{target} {name}");
+        let slurm = started(root, "out/launch.sbatch");
+        assert_eq!(slurm, ["scontrol", "srun", expected], "{target} {name}");
+        for folder in [root.to_path_buf(), root.join("out"), root.join("bin")] {
+            assert!(!folder.join("PWNED").exists(), "{target} {name}");
+        }
+    }
+}
+
+/// Exports a plan for a model folder with both kinds of script.
+fn exported(root: &Path, model: &str, target: &str, strategy: &str) {
+    let runtime = "vescale";
+    let strategy = format!("{strategy},mbs=1,overlap=grad+param+pp");
+    let estimate = [
+        "estimate",
+        "-q",
+        "--model",
+        model,
+        "--gpus",
+        "4",
+        "--seq",
+        "64",
+        "--global-batch",
+        "16",
+        "--runtime",
+        runtime,
+        "--strategy",
+        &strategy,
+        "-o",
+        "a.yaml",
+        "--force",
+    ];
+    let output = run(root, &estimate);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    for launcher in ["torchrun", "slurm"] {
+        let export = [
+            "export",
+            "a.yaml",
+            "--to",
+            target,
+            "--launcher",
+            launcher,
+            "-o",
+            "out",
+            "--force",
+            "-q",
+        ];
+        let output = run(root, &export);
+        assert_eq!(code(&output), 0, "{target}: {}", stderr(&output));
+    }
+}

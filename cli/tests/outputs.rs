@@ -1,0 +1,318 @@
+//! What commands write: where, over what, with which mode, and what is said when it cannot be written.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::{code, estimate, json, run, shell, stderr};
+
+const SEARCH: &[&str] = &[
+    "search",
+    "--model",
+    "gpt2",
+    "--gpus",
+    "1",
+    "--seq",
+    "1024",
+    "--global-batch",
+    "8",
+];
+
+const CHOSEN: &str = "gpt2-1gpus-dgx-h100-megatron-core.plan.yaml";
+
+fn search(more: &[&'static str]) -> Vec<&'static str> {
+    [SEARCH, more].concat()
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let found = fs::read_dir(folder).expect("folder").flatten();
+    let mut names: Vec<String> = found
+        .map(|e| e.file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+/// A name that the tool chose never replaces another plan, and the answer is given all the same.
+#[test]
+fn a_chosen_name_never_replaces_another_plan() {
+    let folder = tempfile::tempdir().expect("folder");
+    let at = folder.path().join(CHOSEN);
+    assert_eq!(code(&run(folder.path(), &search(&["-q"]))), 0);
+    let first = fs::read(&at).expect("the plan");
+    // The same plan again changes nothing and is no reason to speak.
+    let again = run(folder.path(), &search(&[]));
+    assert_eq!(code(&again), 0);
+    assert!(!stderr(&again).contains("replaced"), "{}", stderr(&again));
+    let other = search(&["--precision", "fp32"]);
+    let refused = run(folder.path(), &other);
+    assert_eq!(code(&refused), 2);
+    assert!(String::from_utf8_lossy(&refused.stdout).contains("MFU"));
+    for words in [CHOSEN, "another plan", "-o", "--force"] {
+        assert!(stderr(&refused).contains(words), "{}", stderr(&refused));
+    }
+    let refused = run(folder.path(), &[&other[..], &["--json"]].concat());
+    assert_eq!(code(&refused), 2);
+    assert!(json(&refused)["best"]["predicted"]["step_time_s"].is_f64());
+    assert!(json(&refused)["plan_path"].is_null());
+    assert_eq!(fs::read(&at).expect("the plan"), first);
+    assert_eq!(names(folder.path()).len(), 2);
+    let forced = run(folder.path(), &[&other[..], &["--force"]].concat());
+    assert_eq!(code(&forced), 0);
+    assert_ne!(fs::read(&at).expect("the plan"), first);
+}
+
+/// A given name replaces a file of the same kind, says so, and nothing else.
+#[test]
+fn a_given_name_replaces_its_own_kind_only() {
+    let folder = tempfile::tempdir().expect("folder");
+    let root = folder.path();
+    estimate(root, "a.plan.yaml");
+    fs::write(root.join("notes.txt"), "my notes\n").expect("notes");
+    fs::write(root.join("run.log"), LOG).expect("log");
+    fs::create_dir(root.join("out")).expect("folder");
+    fs::write(root.join("out/megatron_args.sh"), "my script\n").expect("script");
+    let estimate: Vec<&str> = [&["estimate", "--strategy", "tp=1"][..], &SEARCH[1..]].concat();
+    let import = ["import", "a.toml", "--model", "llama3-8b", "--gpus", "8"];
+    let toml = "[training]\nlocal_batch_size = 1\nglobal_batch_size = 8\nseq_len = 4096\n\
+                [parallelism]\ntensor_parallel_degree = 8\n[model]\nname = \"llama3\"\n";
+    fs::write(root.join("a.toml"), toml).expect("configuration");
+    let export = ["export", "a.plan.yaml", "--to", "megatron-lm"];
+    let cases: &[(&[&str], &str, &str)] = &[
+        (&estimate, "-o", "notes.txt"),
+        (&search(&[]), "-o", "notes.txt"),
+        (&search(&["-o", "b.plan.yaml"]), "--report", "notes.txt"),
+        (&["report", "a.plan.yaml"], "-o", "notes.txt"),
+        (&["trace", "a.plan.yaml"], "-o", "notes.txt"),
+        (&import, "-o", "notes.txt"),
+        (
+            &["calibrate", "run.log", "--plan", "a.plan.yaml"],
+            "-o",
+            "notes.txt",
+        ),
+        (
+            &["diagnose", "run.log", "--plan", "a.plan.yaml"],
+            "--calibrate",
+            "notes.txt",
+        ),
+        (
+            &["validate", "--only", "bloom_L389"],
+            "--markdown",
+            "notes.txt",
+        ),
+        (
+            &["validate", "--only", "bloom_L389"],
+            "--residuals",
+            "notes.txt",
+        ),
+        (
+            &["validate", "--only", "bloom_L389"],
+            "--write-baseline",
+            "notes.txt",
+        ),
+        (
+            &["validate", "--only", "bloom_L389"],
+            "--export",
+            "notes.txt",
+        ),
+        (&export, "-o", "out"),
+    ];
+    for (command, flag, path) in cases {
+        let before = names(root);
+        let shown = format!("{} {flag} {path}", command.join(" "));
+        let refused = run(root, &[command, &[*flag, *path][..]].concat());
+        assert_eq!(code(&refused), 2, "{shown}: {}", stderr(&refused));
+        assert!(stderr(&refused).contains("--force"), "{shown}");
+        assert_eq!(names(root), before, "{shown}");
+        assert_eq!(
+            fs::read_to_string(root.join("notes.txt")).expect("notes"),
+            "my notes\n"
+        );
+        let script = fs::read_to_string(root.join("out/megatron_args.sh"));
+        assert_eq!(script.expect("script"), "my script\n");
+    }
+    let forced = run(
+        root,
+        &[&estimate[..], &["-o", "notes.txt", "--force"]].concat(),
+    );
+    assert_eq!(code(&forced), 0, "{}", stderr(&forced));
+    let again = run(root, &[&estimate[..], &["-o", "notes.txt"]].concat());
+    assert_eq!(code(&again), 0);
+    assert!(stderr(&again).contains("replaced"), "{}", stderr(&again));
+    let forced = run(root, &[&export[..], &["-o", "out", "--force"]].concat());
+    assert_eq!(code(&forced), 0, "{}", stderr(&forced));
+    assert_eq!(names(&root.join("out")), ["megatron_args.sh"]);
+}
+
+/// Enough of a log to learn from.
+const LOG: &str = "[rank0]:[titan] step:  1  loss:  8.0\n";
+
+/// A destination is refused before the work, not after it: nothing fits here, and that is never said.
+#[test]
+fn destinations_are_checked_before_the_work() {
+    let folder = tempfile::tempdir().expect("folder");
+    let large = [
+        "search",
+        "--model",
+        "llama3-405b",
+        "--gpus",
+        "8",
+        "-o",
+        "absent/a.yaml",
+    ];
+    let refused = run(folder.path(), &large);
+    assert_eq!(code(&refused), 2);
+    assert!(stderr(&refused).contains("there is no folder absent"));
+    assert!(refused.stdout.is_empty());
+    assert!(names(folder.path()).is_empty());
+}
+
+#[cfg(unix)]
+#[test]
+fn the_umask_rules_and_links_are_not_followed() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let folder = tempfile::tempdir().expect("folder");
+    let root = folder.path();
+    let command = "umask 077; vescale-plan estimate --model gpt2 --gpus 1 --strategy tp=1 -o a.yaml \
+                   && vescale-plan export a.yaml --to megatron-lm --launcher torchrun -o out";
+    let output = shell(root, command);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    for (path, mode) in [
+        ("a.yaml", 0o600),
+        ("out", 0o700),
+        ("out/megatron_args.sh", 0o600),
+        ("out/launch.sh", 0o700),
+    ] {
+        let found = fs::metadata(root.join(path)).expect("there").permissions();
+        assert_eq!(found.mode() & 0o777, mode, "{path}");
+    }
+    let victim = fs::read(root.join("a.yaml")).expect("plan");
+    symlink("a.yaml", root.join("link.yaml")).expect("link");
+    let linked = shell(
+        root,
+        "vescale-plan estimate --model gpt2 --gpus 1 --seq 64 --strategy tp=1 -o link.yaml",
+    );
+    assert_eq!(code(&linked), 2);
+    assert!(stderr(&linked).contains("symbolic link"));
+    assert_eq!(fs::read(root.join("a.yaml")).expect("plan"), victim);
+}
+
+/// Streams that are closed or full: no panic, files written, and a code that says what was lost.
+#[test]
+fn streams_may_be_closed_or_full() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_vescale-plan"))
+        .args(search(&["--json"]))
+        .current_dir(folder.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("started");
+    drop(child.stdout.take());
+    drop(child.stderr.take());
+    assert_eq!(child.wait().expect("ended").code(), Some(1));
+    assert!(folder.path().join(CHOSEN).exists());
+    for (command, expected) in [
+        ("vescale-plan clusters 2>&-", 0),
+        ("vescale-plan clusters --json 2>&-", 0),
+        ("vescale-plan search --model absent --gpus 8 2>&-", 2),
+        ("vescale-plan --no-such-flag 2>&-", 2),
+        #[cfg(target_os = "linux")]
+        ("vescale-plan clusters --json > /dev/full", 1),
+        #[cfg(target_os = "linux")]
+        ("vescale-plan --help > /dev/full", 1),
+        #[cfg(target_os = "linux")]
+        ("vescale-plan --version > /dev/full", 1),
+        #[cfg(target_os = "linux")]
+        ("vescale-plan clusters > /dev/full 2> /dev/full", 1),
+        #[cfg(target_os = "linux")]
+        (
+            "vescale-plan search --model absent --gpus 8 2> /dev/full",
+            2,
+        ),
+        #[cfg(target_os = "linux")]
+        ("vescale-plan completions bash > /dev/full", 1),
+    ] {
+        let output = shell(folder.path(), command);
+        assert_eq!(code(&output), expected, "{command}: {}", stderr(&output));
+        if !command.contains("2>") && expected == 1 {
+            assert!(
+                stderr(&output).contains("cannot write to stdout"),
+                "{command}"
+            );
+        }
+    }
+}
+
+/// Names with control characters are refused, and no message carries them to the terminal.
+#[test]
+fn no_name_or_path_moves_the_terminal() {
+    let folder = tempfile::tempdir().expect("folder");
+    let root = folder.path();
+    let config = fs::read_to_string(common::examples().join("llama/config.json")).expect("config");
+    let lines = "m\ntouch PWNED\n";
+    fs::create_dir(root.join(lines)).expect("folder");
+    fs::write(root.join(lines).join("config.json"), &config).expect("config");
+    let cluster = "schema_version: 1\nname: \"a\\x1b[2Jb\"\nextends: dgx-h100\n\
+                   calibration: [{runtime: vescale, precision: bf16, step_time: {value: 1.1, origin: measured, source: us}}]\n";
+    fs::write(root.join("c.yaml"), cluster).expect("cluster");
+    let with = |model: &'static str, cluster: &'static str, plan: &'static str| {
+        [
+            "estimate",
+            "--gpus",
+            "1",
+            "--strategy",
+            "tp=1",
+            "--model",
+            model,
+            "--cluster",
+            cluster,
+            "-o",
+            plan,
+        ]
+    };
+    for (args, refused_for) in [
+        (with(lines, "dgx-h100", "a.yaml"), "control character"),
+        (with("gpt2", "c.yaml", "a.yaml"), "control character"),
+        (
+            with("gpt2", "\u{1b}]0;title\u{7}.yaml", "a.yaml"),
+            "control character",
+        ),
+        (
+            with("gpt2", "dgx-h100", "no\u{1b}[2J\n/a.yaml"),
+            "no folder",
+        ),
+        (
+            with("gpt2\u{202e}", "dgx-h100", "a.yaml"),
+            "control character",
+        ),
+    ] {
+        let refused = run(root, &args);
+        assert_eq!(code(&refused), 2, "{args:?}");
+        let said = stderr(&refused);
+        assert!(said.contains(refused_for), "{said}");
+        assert!(
+            !said
+                .trim_end()
+                .contains(['\u{1b}', '\u{7}', '\u{202e}', '\n']),
+            "{said:?}"
+        );
+    }
+    for args in [
+        &["explain", "\u{1b}[2J.yaml"][..],
+        &["\u{1b}[2J"],
+        &["estimate", "--gpus", "\u{1b}[31m8"],
+        &["export", "--check", "\u{1b}[2J.toml"],
+        &["run", "\u{9b}2J.yaml"],
+        &["checkpoint", "inspect", "\u{1b}[2J"],
+        &["validate", "\u{1b}[2J"],
+    ] {
+        let refused = run(root, args);
+        assert_eq!(code(&refused), 2, "{args:?}");
+        assert!(!stderr(&refused).contains(['\u{1b}', '\u{9b}']), "{args:?}");
+    }
+    assert!(!root.join("PWNED").exists());
+    assert!(!root.join("a.yaml").exists());
+}
