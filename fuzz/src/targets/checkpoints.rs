@@ -115,23 +115,21 @@ fn signed(files: &mut [(String, Vec<u8>)]) -> Option<()> {
     let contents = files.to_vec();
     let (_, manifest) = files.iter_mut().find(|(name, _)| name == "manifest.json")?;
     let mut tree: Value = serde_json::from_slice(manifest).ok()?;
-    for entry in tree["files"].as_array_mut()? {
+    for entry in tree.get_mut("files")?.as_array_mut()? {
         let (_, content) = contents
             .iter()
-            .find(|(name, _)| entry["name"] == name.as_str())?;
+            .find(|(name, _)| entry.get("name").is_some_and(|n| n == name.as_str()))?;
         let length = content
             .get(8..FRONT)?
             .try_into()
             .map(u64::from_le_bytes)
             .ok()?;
         let header = content.get(FRONT..FRONT.checked_add(usize::try_from(length).ok()?)?)?;
-        entry["bytes"] = json!(content.len());
+        let entry = entry.as_object_mut()?;
+        entry.insert("bytes".to_owned(), json!(content.len()));
         let digest = Sha256::digest(header);
-        entry["header_sha256"] = digest
-            .iter()
-            .map(|b| format!("{b:02x}"))
-            .collect::<String>()
-            .into();
+        let digest: String = digest.iter().map(|b| format!("{b:02x}")).collect();
+        entry.insert("header_sha256".to_owned(), digest.into());
     }
     *manifest = serde_json::to_vec_pretty(&tree).ok()?;
     Some(())
