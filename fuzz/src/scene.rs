@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use costmodel::Scenario;
-use spec::{Cluster, ModelConfig, Precision, Runtime, Workload};
+use spec::{Cluster, Model, Precision, Runtime, Workload, WorkloadSizes};
 
 use crate::rng::Rng;
 
@@ -177,19 +177,13 @@ pub fn workload(
     global_batch: u64,
     precision: Precision,
 ) -> Result<Workload, String> {
-    let most = 1 << 24;
-    if gpus == 0 || gpus > 1 << 20 || seq_len == 0 || seq_len > most {
-        return Err(format!("{gpus} GPUs, {seq_len} tokens: out of range"));
-    }
-    if global_batch == 0 || global_batch > most {
-        return Err(format!("{global_batch} sequences: out of range"));
-    }
-    Ok(Workload {
+    let sizes = WorkloadSizes {
         gpus,
         seq_len,
         global_batch,
         precision,
-    })
+    };
+    Workload::new(sizes).map_err(|e| e.to_string())
 }
 
 /// Presets that were resolved before.
@@ -214,7 +208,7 @@ impl<T: Clone> Known<T> {
     }
 }
 
-static KNOWN_MODELS: Known<ModelConfig> = Known::new();
+static KNOWN_MODELS: Known<Model> = Known::new();
 static KNOWN_CLUSTERS: Known<Cluster> = Known::new();
 static KNOWN_RUNTIMES: Known<Runtime> = Known::new();
 
@@ -230,7 +224,7 @@ fn preset(kind: &str, name: &str) -> Result<(), String> {
 ///
 /// # Errors
 /// When there is none of that name.
-pub fn model(name: &str) -> Result<ModelConfig, String> {
+pub fn model(name: &str) -> Result<Model, String> {
     preset("model", name)?;
     KNOWN_MODELS.get(name, || spec::load::model(name).map_err(|e| e.to_string()))
 }

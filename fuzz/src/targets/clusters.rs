@@ -196,7 +196,9 @@ impl Target for Devices {
                 let mut outcome = Outcome::accepted(format!("{:?} {types:?}", device.architecture));
                 of_device(&device, &mut outcome);
                 if let (Depth::Use, Ok(cluster)) = (depth, scene::cluster("dgx-h100")) {
-                    priced(Cluster { device, ..cluster }, &mut outcome);
+                    let mut cluster = cluster;
+                    cluster.device = device;
+                    priced(cluster, &mut outcome);
                 }
                 outcome
             }
@@ -248,13 +250,9 @@ impl Target for Extensions {
                 });
                 if let (Depth::Use, Ok(cluster)) = (depth, scene::cluster("dgx-h100")) {
                     let calibration = file.calibration;
-                    priced(
-                        Cluster {
-                            calibration,
-                            ..cluster
-                        },
-                        &mut outcome,
-                    );
+                    let mut cluster = cluster;
+                    cluster.calibration = calibration;
+                    priced(cluster, &mut outcome);
                 }
                 outcome
             }
@@ -265,9 +263,7 @@ impl Target for Extensions {
 
 /// A cluster whose GPUs a profile prices, where the profile may do so.
 pub(super) fn with_profile(profile: spec::Profile) -> Option<Cluster> {
-    let cluster = scene::cluster("dgx-h100").ok()?;
-    Some(Cluster {
-        gpu_profile: Some(Arc::new(profile)),
-        ..cluster
-    })
+    let mut cluster = scene::cluster("dgx-h100").ok()?;
+    cluster.gpu_profile = Some(Arc::new(profile));
+    Some(cluster)
 }

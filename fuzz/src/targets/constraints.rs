@@ -146,6 +146,10 @@ fn judged(constraints: &Constraints, scene: &Scene, depth: Depth) -> Outcome {
     let Ok(scenario) = scene.scenario() else {
         return outcome;
     };
+    let legal = planner::legal_values::check(&scenario, &[scene.gpus], constraints);
+    if let Err(error) = legal {
+        return Outcome::refused(&error);
+    }
     let space = SearchSpace::new(&scenario, constraints);
     for family in space
         .families

@@ -95,7 +95,10 @@ impl Target for Profiles {
             if let Some(cluster) = clusters::with_profile(profile.clone()) {
                 clusters::priced(cluster, &mut outcome);
             }
-            clusters::priced(profile.cluster("input"), &mut outcome);
+            match profile.cluster("input") {
+                Ok(cluster) => clusters::priced(cluster, &mut outcome),
+                Err(error) => return Outcome::refused(&error),
+            }
         }
         outcome
     }

@@ -69,7 +69,11 @@ impl Target for Scenarios {
             Ok(constraints) => constraints,
             Err(error) => return Outcome::refused(&error),
         };
-        searched(&scenario, &constraints)
+        let legal = planner::legal_values::check(&scenario, &[scene.gpus], &constraints);
+        match legal {
+            Ok(()) => searched(&scenario, &constraints),
+            Err(error) => Outcome::refused(&error),
+        }
     }
 
     fn use_every(&self) -> u64 {
