@@ -23,6 +23,7 @@ const TARGETS: [&str; 10] = [
 ];
 
 /// A model, devices, a runtime and a strategy that uses one axis.
+#[rustfmt::skip]
 const PLANS: [(&str, u64, &str, &str); 40] = [
     ("gpt2", 1, "megatron-core", ""),
     ("gpt2", 1, "vescale", ""),
@@ -33,7 +34,7 @@ const PLANS: [(&str, u64, &str, &str); 40] = [
     ("gpt2", 2, "megatron-core", "tp=2"),
     ("gpt2", 4, "megatron-core", "tp=4"),
     ("llama", 8, "megatron-core", "tp=8"),
-    ("gpt2", 4, "megatron-core", "tp=4,sp=off"),
+    ("gpt2", 4, "megatron-2021", "tp=4,sp=off,recompute=full"),
     ("gpt2", 2, "vescale", "tp=2"),
     ("gpt2", 4, "torchtitan", "tp=4"),
     ("gpt2", 2, "megatron-core", "pp=2"),

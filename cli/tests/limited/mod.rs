@@ -1,5 +1,7 @@
 //! Runs the command under limits: of memory by `ulimit`, of time by a deadline.
 
+#![allow(dead_code, reason = "not every test that shares this needs all of it")]
+
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Stdio};
