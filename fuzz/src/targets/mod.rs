@@ -11,6 +11,7 @@ mod plan_files;
 mod profiles;
 mod published;
 mod scenarios;
+mod tcp;
 mod units;
 
 use plans::export::Dialect;
@@ -40,6 +41,8 @@ pub fn all() -> Vec<Box<dyn Target>> {
     all.push(Box::new(checkpoints::Checkpoints));
     all.push(Box::new(checkpoints::Hub));
     all.push(Box::new(checkpoints::Tokens));
+    all.push(Box::new(tcp::Frames));
+    all.push(Box::new(tcp::Admissions));
     all.push(Box::new(scenarios::Scenarios));
     all
 }
