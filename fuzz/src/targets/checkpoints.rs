@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use dtensor::cpu::Numerics;
-use executor::checkpoint::{Checkpoint, HubWeights, Source};
+use executor::checkpoint::{Checkpoint, HubWeights, Manifest, Source};
 use executor::{AdamW, Dataset, Execution, Job, Observer, Session, Settings, StepReport};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -87,10 +87,7 @@ fn written(strategy: &str) -> Option<Vec<u8>> {
         timeout: Duration::from_secs(60),
     };
     let job = Job::new(model, strategy, &workload, data, settings).ok()?;
-    let saved = executor::Checkpoints {
-        dir: folder.path().join("saved"),
-        every: 1,
-    };
+    let saved = executor::Checkpoints::of(&job, &folder.path().join("saved"), 1);
     let session = Session {
         job: &job,
         start: None,
@@ -131,8 +128,18 @@ fn signed(files: &mut [(String, Vec<u8>)]) -> Option<()> {
         let digest: String = digest.iter().map(|b| format!("{b:02x}")).collect();
         entry.insert("header_sha256".to_owned(), digest.into());
     }
-    *manifest = serde_json::to_vec_pretty(&tree).ok()?;
+    *manifest = sealed(&tree);
     Some(())
+}
+
+/// A manifest with the checksum of what it says, where it says what a manifest does.
+fn sealed(tree: &Value) -> Vec<u8> {
+    let manifest = serde_json::from_value::<Manifest>(tree.clone());
+    let text = match manifest {
+        Ok(manifest) => serde_json::to_vec_pretty(&manifest.sealed()),
+        Err(_) => serde_json::to_vec(tree),
+    };
+    text.unwrap_or_default()
 }
 
 /// Changes what stands in a file's header, whose length comes before it at `at`.
@@ -173,7 +180,11 @@ impl Target for Checkpoints {
             if let Some((_, manifest)) = found {
                 if let Ok(mut tree) = serde_json::from_slice(manifest) {
                     tree::change(&mut tree, pool, rng);
-                    *manifest = serde_json::to_vec(&tree).unwrap_or_default();
+                    *manifest = if rng.percent(80) {
+                        sealed(&tree)
+                    } else {
+                        serde_json::to_vec(&tree).unwrap_or_default()
+                    };
                 }
             }
         } else if rng.percent(70) {
