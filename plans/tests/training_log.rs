@@ -96,3 +96,12 @@ fn malformed_logs_say_where() {
         "t.log: 3 steps are logged, and 9 are warm-up; give a longer log or a smaller --warmup"
     );
 }
+
+#[test]
+fn numbers_beyond_any_run_are_refused() {
+    for time in ["1e308K", "1e400", "inf", "nan", "-5", "1e19"] {
+        let line = format!("iteration 1/ 9 | elapsed time per iteration (ms): {time} |\n");
+        let error = parse(&line, "m.log").expect_err(time).to_string();
+        assert!(error.contains("is not a number"), "{error}");
+    }
+}

@@ -20,6 +20,10 @@ pub const SCHEMA_VERSION: u32 = 1;
 const MAX_CORES: u64 = 1 << 16;
 /// Longest run of one kernel, in seconds.
 const MAX_SECONDS: f64 = 86_400.0;
+/// Shortest run of one kernel, in seconds: a rate of its work stays a number.
+const MIN_SECONDS: f64 = 1e-9;
+/// Largest size of a kernel: the product of its sizes stays a number.
+const MAX_SIZE: u64 = 1 << 48;
 /// Where `profile` writes and where a local cluster is read from, when nothing else is said.
 pub const DEFAULT_PATH: &str = "vescale-profile.yaml";
 
@@ -64,9 +68,10 @@ pub struct Measured {
 impl Measured {
     /// Whether a price can be made of it.
     fn makes_sense(&self) -> bool {
-        let time = self.seconds > 0.0 && self.seconds <= MAX_SECONDS;
+        let time = (MIN_SECONDS..=MAX_SECONDS).contains(&self.seconds);
         let spread = self.spread.is_finite() && self.spread >= 0.0;
-        time && spread && self.ranks > 0 && !self.sizes.contains(&0)
+        let sized = self.sizes.iter().all(|size| (1..=MAX_SIZE).contains(size));
+        time && spread && self.ranks > 0 && sized
     }
 }
 
@@ -256,7 +261,7 @@ impl Profile {
                 let field = format!("measured[{index}] ({})", m.kernel);
                 return Err(wrong(
                     field,
-                    "expected positive sizes and ranks, up to a day of seconds, and a finite spread of at least 0",
+                    "expected positive sizes and ranks, a nanosecond to a day, and a finite spread of at least 0",
                 ));
             }
         }

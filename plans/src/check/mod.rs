@@ -43,10 +43,10 @@ pub fn check(
     let root = &document.root;
     if document.dialect == Dialect::MegatronLm {
         for (key, node) in root.entries() {
-            value(document, &schema, key, node, &mut findings);
+            value(document, schema, key, node, &mut findings);
         }
     } else {
-        section(document, &schema, "", root, &mut findings);
+        section(document, schema, "", root, &mut findings);
     }
     rules::contradictions(document, model, &mut findings);
     findings.sort_by_key(|f| f.line);

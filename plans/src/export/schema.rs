@@ -2,6 +2,7 @@
 //! with repository and commit.
 
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
 use serde::Deserialize;
 
@@ -53,11 +54,22 @@ pub enum Kind {
 }
 
 impl Schema {
-    /// The schema of a dialect.
+    /// The schema of a dialect, read when it is first asked for.
     ///
     /// # Errors
     /// Never for the embedded schemas; a test reads them all.
-    pub fn of(dialect: Dialect) -> Result<Self, spec::SpecError> {
+    pub fn of(dialect: Dialect) -> Result<&'static Self, spec::SpecError> {
+        static READ: [OnceLock<Schema>; Dialect::ALL.len()] =
+            [const { OnceLock::new() }; Dialect::ALL.len()];
+        let place = &READ[dialect as usize];
+        if let Some(schema) = place.get() {
+            return Ok(schema);
+        }
+        let schema = Self::read(dialect)?;
+        Ok(place.get_or_init(|| schema))
+    }
+
+    fn read(dialect: Dialect) -> Result<Self, spec::SpecError> {
         let text = match dialect {
             Dialect::MegatronLm => include_str!("schemas/megatron-lm-0.20.yaml"),
             Dialect::MegatronBridge => include_str!("schemas/megatron-bridge-main.yaml"),

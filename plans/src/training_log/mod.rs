@@ -167,6 +167,10 @@ impl<'a> Line<'a> {
     }
 }
 
+/// Largest number that any step logs: far above tokens, milliseconds and bytes of every run, and small enough
+/// that sums of them stay finite.
+const MOST: f64 = 1e18;
+
 /// A number with thousands separators and a unit.
 fn quantity(word: &str) -> Option<f64> {
     let word = word.trim_end_matches([',', '.', ';', '|']).replace(',', "");
@@ -182,8 +186,8 @@ fn quantity(word: &str) -> Option<f64> {
         "GiB" => 1024f64.powi(3),
         _ => return None,
     };
-    let number: f64 = digits.parse().ok()?;
-    (number.is_finite() && number >= 0.0).then_some(number * scale)
+    let number = digits.parse::<f64>().ok()? * scale;
+    (0.0..=MOST).contains(&number).then_some(number)
 }
 
 /// Peaks of memory that a line reports: Megatron-LM's and nanotron's reports are in MiB.
@@ -192,7 +196,9 @@ fn memory(line: &Line<'_>) -> (Option<u64>, Option<u64>) {
         let found = labels.iter().find_map(|label| line.after(label));
         let word = found?.trim_end_matches(['M', 'G', 'i', 'B', '.', ',']);
         let number: f64 = word.parse().ok()?;
-        (number >= 0.0).then_some((number * 1024f64.powi(2)) as u64)
+        (0.0..=MOST / 1024f64.powi(2))
+            .contains(&number)
+            .then_some((number * 1024f64.powi(2)) as u64)
     };
     let report = line.text.contains("memory (MB)") || line.text.contains("Peak allocated");
     if !report && !line.text.contains("Peak reserved") {

@@ -1,0 +1,265 @@
+//! What must be true of every prediction, strategy and file, whatever the input was.
+
+use costmodel::{CostModel, Scenario};
+use plans::export::{Dialect, ExportError, Exported, Job, Launcher, export};
+use plans::import::{Document, Given, import};
+use plans::json::{DetailJson, PredictedJson, StrategyJson};
+use plans::plan_file::PlannedFor;
+use plans::{PlanFile, Prediction, Strategy};
+use serde_json::Value;
+use spec::Bytes;
+
+use crate::outcome::Outcome;
+
+/// Schedules of more actions are not priced here: a legal plan may be as large as its user likes.
+const MOST_ACTIONS: u64 = 4000;
+
+/// Prices a strategy and checks everything that is promised of a prediction.
+pub fn predicted(scenario: &Scenario, strategy: &Strategy, outcome: &mut Outcome) {
+    let actions = strategy.pp.saturating_mul(strategy.vpp);
+    if actions.saturating_mul(strategy.num_micro_batches) > MOST_ACTIONS {
+        return;
+    }
+    let costs = match CostModel::new(scenario.clone()) {
+        Ok(costs) => costs,
+        Err(_) => return,
+    };
+    let Ok(prediction) = costs.predict(strategy) else {
+        return;
+    };
+    of_prediction(&prediction, outcome);
+    if let Ok(score) = costs.score(strategy) {
+        // A calibration multiplies predictions, never what a search compares.
+        let ratio = scenario
+            .cluster
+            .step_time_ratio(&scenario.runtime.name, scenario.workload.precision);
+        let same = (ratio.is_some() || score.step_time == prediction.step_time)
+            && score.peak_memory == prediction.peak_memory;
+        outcome.expect(same, || "score and prediction differ".to_owned());
+        if let Ok(floors) = costs.floors(strategy) {
+            outcome.expect(floors.time.0 <= score.step_time.0 * (1.0 + 1e-9), || {
+                format!("time floor {:?} above {:?}", floors.time, score.step_time)
+            });
+            outcome.expect(floors.memory <= score.peak_memory, || {
+                format!("memory floor {} above {}", floors.memory, score.peak_memory)
+            });
+        }
+    }
+    written(scenario, strategy, &prediction, outcome);
+    let text = reports::terminal::prediction(strategy, &prediction, costs.capacity(), false);
+    readable("terminal", &text, outcome);
+    outcome.class.push_str(if prediction.fit.fits() {
+        " fits"
+    } else {
+        " too large"
+    });
+}
+
+/// Numbers that are numbers, parts that sum, shares that are shares.
+pub fn of_prediction(p: &Prediction, outcome: &mut Outcome) {
+    let step = p.step_time.0;
+    outcome.expect(step.is_finite() && step > 0.0, || {
+        format!("step time {step}")
+    });
+    outcome.expect(p.mfu.is_finite() && p.mfu > 0.0 && p.mfu <= 1.0, || {
+        format!("MFU {}", p.mfu)
+    });
+    let parts = planner::explain::parts(&p.breakdown);
+    let sum: f64 = parts.iter().map(|(_, s)| s).sum();
+    outcome.expect((sum - step).abs() <= 1e-6 * step, || {
+        format!("the parts sum to {sum}, the step takes {step}")
+    });
+    for (name, seconds) in parts {
+        outcome.expect(seconds.is_finite() && seconds >= -1e-9 * step, || {
+            format!("{name} takes {seconds}")
+        });
+    }
+    let memory: u64 = p
+        .memory
+        .iter()
+        .map(|item| item.bytes)
+        .fold(0, u64::saturating_add);
+    outcome.expect(memory == p.peak_memory.0, || {
+        format!(
+            "parts of memory sum to {memory}, the peak is {}",
+            p.peak_memory.0
+        )
+    });
+    let (low, high) = p.step_time_interval;
+    outcome.expect(low.0 <= high.0 && high.0.is_finite() && low.0 > 0.0, || {
+        format!("interval {low:?} {high:?}")
+    });
+    outcome.expect(p.peak_memory > Bytes(0), || "no memory".to_owned());
+    match (
+        serde_json::to_value(PredictedJson::from(p)),
+        serde_json::to_value(DetailJson::from(p)),
+    ) {
+        (Ok(predicted), Ok(detail)) => {
+            let null = has_null(&predicted) || has_null(&detail);
+            outcome.expect(!null, || "null in JSON".to_owned());
+        }
+        _ => outcome.expect(false, || "no JSON".to_owned()),
+    }
+}
+
+/// JSON writes infinities and what is not a number as null.
+#[must_use]
+pub fn has_null(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(items) => items.iter().any(has_null),
+        Value::Object(map) => map.values().any(has_null),
+        _ => false,
+    }
+}
+
+/// A text for people holds no control character and no number that is none.
+pub fn readable(what: &str, text: &str, outcome: &mut Outcome) {
+    let control = |c: char| c.is_control() && c != '\n';
+    outcome.expect(!text.contains(control), || {
+        format!("{what}: a control character")
+    });
+    let nonsense = text
+        .split(|c: char| !c.is_alphanumeric())
+        .find(|w| matches!(*w, "NaN" | "inf"));
+    outcome.expect(nonsense.is_none(), || format!("{what}: not a number"));
+}
+
+/// A strategy's text is read back as the same strategy; its sizes multiply.
+pub fn of_strategy(scenario: &Scenario, strategy: &Strategy, outcome: &mut Outcome) {
+    let w = &scenario.workload;
+    let again = plans::grammar::parse(&strategy.to_string(), &scenario.model, w, &scenario.runtime);
+    outcome.expect(again.as_ref() == Ok(strategy), || {
+        format!("printed and read again: {again:?}")
+    });
+    outcome.expect(strategy.world() == w.gpus, || {
+        format!("{} ranks of {} GPUs", strategy.world(), w.gpus)
+    });
+    let sequences = strategy.dp() * strategy.micro_batch * strategy.num_micro_batches;
+    outcome.expect(sequences == w.global_batch, || {
+        format!("{sequences} sequences of {}", w.global_batch)
+    });
+    let layers: u64 = strategy
+        .stages
+        .0
+        .iter()
+        .fold(0, |sum, n| sum.saturating_add(*n));
+    outcome.expect(layers == scenario.model.layers, || {
+        format!("{layers} layers in stages")
+    });
+    let canonical = Strategy::new(strategy.canonical(), &scenario.model, w);
+    outcome.expect(canonical.is_ok(), || {
+        format!("canonical form: {canonical:?}")
+    });
+}
+
+/// The plan file of a strategy reads back as it was.
+fn written(
+    scenario: &Scenario,
+    strategy: &Strategy,
+    prediction: &Prediction,
+    outcome: &mut Outcome,
+) {
+    let w = &scenario.workload;
+    let Ok(sharding) = models::sharding_section(&scenario.model, strategy, w) else {
+        return;
+    };
+    let planned = PlannedFor {
+        model: &scenario.model.name,
+        cluster: &scenario.cluster.name,
+        runtime: &scenario.runtime.name,
+        workload: w,
+        headroom: scenario.headroom,
+    };
+    let file = PlanFile::of(planned, strategy, sharding, prediction);
+    let again = file
+        .to_yaml()
+        .and_then(|text| PlanFile::from_yaml(&text, "plan"));
+    outcome.expect(again.as_ref() == Ok(&file), || {
+        format!(
+            "a plan that is written reads back as {:?}",
+            again.map(|f| f.id)
+        )
+    });
+    let json = StrategyJson::new(strategy.decisions(), w.precision);
+    outcome.expect(json == file.strategy, || {
+        "strategy and plan differ".to_owned()
+    });
+}
+
+/// Writes a strategy for a training system; none if it takes no such plan.
+#[must_use]
+pub fn exported(
+    scenario: &Scenario,
+    strategy: &Strategy,
+    dialect: Dialect,
+    launcher: Option<Launcher>,
+) -> Option<Result<Exported, ExportError>> {
+    let w = &scenario.workload;
+    let sharding = models::sharding_section(&scenario.model, strategy, w).ok()?;
+    let job = Job {
+        model: &scenario.model,
+        model_name: &scenario.model.name,
+        decisions: strategy.decisions(),
+        workload: w,
+        headroom: scenario.headroom,
+        runtime: &scenario.runtime.name,
+        sharding: &sharding,
+        id: "0123456789abcdef",
+        gpus_per_node: scenario.cluster.gpus_per_node,
+    };
+    Some(export(&job, dialect, launcher))
+}
+
+/// What is exported passes its own check and is read back as the same strategy.
+pub fn round_trip(
+    scenario: &Scenario,
+    strategy: &Strategy,
+    dialect: Dialect,
+    outcome: &mut Outcome,
+) {
+    let exported = match exported(scenario, strategy, dialect, Some(Launcher::Torchrun)) {
+        Some(Ok(exported)) => exported,
+        Some(Err(ExportError::Inexpressible { refusals, .. })) => {
+            outcome.expect(!refusals.is_empty(), || "refused for nothing".to_owned());
+            return;
+        }
+        Some(Err(error)) => return outcome.expect(false, || error.to_string()),
+        None => return,
+    };
+    let name = dialect.name();
+    let file = &exported.files[0];
+    let document = match Document::read(&file.text, &file.name, None, &|_| None) {
+        Ok(document) => document,
+        Err(error) => return outcome.expect(false, || format!("{name}: its own file: {error}")),
+    };
+    outcome.expect(document.dialect == dialect, || {
+        format!(
+            "{name}: its own file is taken for {}",
+            document.dialect.name()
+        )
+    });
+    if let Ok(findings) = plans::check::check(&document, Some(&scenario.model)) {
+        outcome.expect(findings.is_empty(), || {
+            format!("{name}: its own file: {findings:?}")
+        });
+    }
+    let given = Given {
+        model: &scenario.model,
+        gpus: Some(scenario.workload.gpus),
+        seq_len: (dialect == Dialect::DeepSpeed).then_some(scenario.workload.seq_len),
+    };
+    match import(&document, &given) {
+        Ok(imported) => {
+            let same = imported.decisions.canonical() == strategy.canonical();
+            outcome.expect(same, || {
+                format!("{name}: {strategy} came back as {:?}", imported.decisions)
+            });
+            outcome.expect(imported.workload == scenario.workload, || {
+                format!("{name}: another workload came back")
+            });
+        }
+        Err(plans::import::ImportError::NotImportable { .. }) => {}
+        Err(error) => outcome.expect(false, || format!("{name}: its own file: {error}")),
+    }
+}

@@ -1,0 +1,269 @@
+//! Clusters, devices and extensions of clusters, as YAML.
+
+use std::sync::Arc;
+
+use spec::cluster_file::{ClusterFile, DeviceFile};
+use spec::extension::ExtensionFile;
+use spec::{Cluster, Device, SpecError};
+
+use crate::outcome::Outcome;
+use crate::promises;
+use crate::rng::Rng;
+use crate::scene::{self, Scene};
+use crate::target::{Depth, Pool, Target};
+use crate::tree::Format;
+
+/// Cluster files, with devices by name or in full.
+pub(super) struct Clusters;
+/// Device files.
+pub(super) struct Devices;
+/// Files that extend a cluster.
+pub(super) struct Extensions;
+
+/// Refused as a whole, or for its syntax.
+pub(super) fn refused(text: &str, error: &SpecError) -> Outcome {
+    if Format::Yaml.parse(text).is_some() {
+        Outcome::refused(error)
+    } else {
+        Outcome::malformed(error)
+    }
+}
+
+/// Prices a small job on a cluster.
+pub(super) fn priced(cluster: Cluster, outcome: &mut Outcome) {
+    let scene = Scene::default();
+    let runtime = if cluster.profile.is_some() {
+        "vescale"
+    } else {
+        "megatron-core"
+    };
+    for gpus in [1, 2 * cluster.gpus_per_node] {
+        if cluster.check_devices(gpus).is_err() || gpus > 1024 {
+            continue;
+        }
+        let (Ok(base), Ok(runtime)) = (scene.scenario(), scene::runtime(runtime)) else {
+            return;
+        };
+        let Ok(workload) = scene::workload(gpus, 512, gpus * 2, base.workload.precision) else {
+            return;
+        };
+        let scenario = costmodel::Scenario {
+            cluster: cluster.clone(),
+            runtime,
+            workload,
+            ..base
+        };
+        let text = if gpus.is_multiple_of(2) { "tp=2" } else { "" };
+        let parsed = plans::grammar::parse(text, &scenario.model, &workload, &scenario.runtime);
+        if let Ok(strategy) = parsed {
+            promises::predicted(&scenario, &strategy, outcome);
+        }
+    }
+}
+
+fn features(cluster: &Cluster) -> String {
+    format!(
+        "{:?} {} per node, domain of {}, reduces {}, {:?}",
+        cluster.fabric,
+        cluster.gpus_per_node.ilog2(),
+        cluster.scale_up_domain.ilog2(),
+        cluster.in_switch_reduction,
+        cluster.device.architecture
+    )
+}
+
+fn device(name: &str) -> Result<Device, SpecError> {
+    let unknown = SpecError::Unknown {
+        kind: "device",
+        name: name.to_owned(),
+        nearest: None,
+    };
+    let known = scene::CLUSTERS
+        .iter()
+        .filter_map(|c| scene::cluster(c).ok());
+    let mut known = known.map(|c| c.device);
+    known.find(|d| d.name == name).ok_or(unknown)
+}
+
+impl Target for Clusters {
+    fn name(&self) -> &'static str {
+        "clusters"
+    }
+
+    fn seeds(&self) -> Vec<Vec<u8>> {
+        let mut seeds = scene::files("spec/presets/clusters", ".yaml");
+        // One with its device in full.
+        let inline = scene::files("spec/presets/devices", "h100-sxm.yaml");
+        let parsed = |text: &[u8]| Format::Yaml.parse(&String::from_utf8_lossy(text));
+        let whole = inline.first().and_then(|t| parsed(t));
+        let first = seeds.first().and_then(|t| parsed(t));
+        if let (Some(device), Some(mut cluster)) = (whole, first) {
+            cluster["device"] = device;
+            seeds.push(Format::Yaml.print(&cluster).into_bytes());
+        }
+        seeds
+    }
+
+    fn mutate(&self, pool: &Pool, rng: &mut Rng) -> Vec<u8> {
+        Format::Yaml.mutate(pool, rng)
+    }
+
+    fn run(&self, input: &[u8], depth: Depth) -> Outcome {
+        let text = match super::text(input) {
+            Ok(text) => text,
+            Err(outcome) => return outcome,
+        };
+        let file: Result<ClusterFile, SpecError> = spec::text::yaml(text, "input");
+        match file.and_then(|file| file.resolve("input", device)) {
+            Ok(cluster) => {
+                let mut outcome = Outcome::accepted(features(&cluster));
+                of_cluster(&cluster, &mut outcome);
+                if depth == Depth::Use {
+                    priced(cluster, &mut outcome);
+                }
+                outcome
+            }
+            Err(error) => refused(text, &error),
+        }
+    }
+}
+
+/// Every number that enters a price is a number.
+fn of_cluster(cluster: &Cluster, outcome: &mut Outcome) {
+    for link in [&cluster.scale_up, &cluster.scale_out] {
+        let bandwidth = link.bandwidth.value.0;
+        outcome.expect(bandwidth.is_finite() && bandwidth > 0.0, || {
+            format!("bandwidth {bandwidth}")
+        });
+        let latency = link.latency.value.0;
+        outcome.expect(latency.is_finite() && latency >= 0.0, || {
+            format!("latency {latency}")
+        });
+    }
+    if let Some(price) = &cluster.dollars_per_gpu_hour {
+        let dollars = price.value;
+        outcome.expect(dollars.is_finite() && dollars >= 0.0, || {
+            format!("price {dollars}")
+        });
+    }
+    let (domain, node) = (cluster.scale_up_domain, cluster.gpus_per_node);
+    outcome.expect(
+        domain.is_multiple_of(node) || node.is_multiple_of(domain),
+        || format!("domains of {domain} and nodes of {node}"),
+    );
+    of_device(&cluster.device, outcome);
+}
+
+fn of_device(device: &Device, outcome: &mut Outcome) {
+    for (dtype, rate) in &device.peak {
+        let rate = rate.value.0;
+        outcome.expect(rate.is_finite() && rate > 0.0, || {
+            format!("{dtype:?} {rate}")
+        });
+    }
+    let bandwidth = device.memory_bandwidth.value.0;
+    outcome.expect(bandwidth.is_finite(), || {
+        format!("memory bandwidth {bandwidth}")
+    });
+    outcome.expect(
+        device.power_watts.is_none_or(|w| w.is_finite() && w >= 0.0),
+        || "power".to_owned(),
+    );
+}
+
+impl Target for Devices {
+    fn name(&self) -> &'static str {
+        "devices"
+    }
+
+    fn seeds(&self) -> Vec<Vec<u8>> {
+        scene::files("spec/presets/devices", ".yaml")
+    }
+
+    fn mutate(&self, pool: &Pool, rng: &mut Rng) -> Vec<u8> {
+        Format::Yaml.mutate(pool, rng)
+    }
+
+    fn run(&self, input: &[u8], depth: Depth) -> Outcome {
+        let text = match super::text(input) {
+            Ok(text) => text,
+            Err(outcome) => return outcome,
+        };
+        let file: Result<DeviceFile, SpecError> = spec::text::yaml(text, "input");
+        match file.and_then(|file| file.resolve("input")) {
+            Ok(device) => {
+                let types: Vec<_> = device.peak.keys().collect();
+                let mut outcome = Outcome::accepted(format!("{:?} {types:?}", device.architecture));
+                of_device(&device, &mut outcome);
+                if let (Depth::Use, Ok(cluster)) = (depth, scene::cluster("dgx-h100")) {
+                    let mut cluster = cluster;
+                    cluster.device = device;
+                    priced(cluster, &mut outcome);
+                }
+                outcome
+            }
+            Err(error) => refused(text, &error),
+        }
+    }
+}
+
+impl Target for Extensions {
+    fn name(&self) -> &'static str {
+        "extensions"
+    }
+
+    fn seeds(&self) -> Vec<Vec<u8>> {
+        let ratio =
+            "step_time: {value: 1.07, origin: measured, source: 'run.log: median of 20 steps'}";
+        let with = |rest: &str| {
+            format!("schema_version: 1\nname: ours\nextends: dgx-h100\n{rest}").into_bytes()
+        };
+        vec![
+            with(&format!(
+                "calibration:\n- runtime: megatron-core\n  precision: bf16\n  {ratio}\n"
+            )),
+            with("profile: gpu-profile.yaml\n"),
+        ]
+    }
+
+    fn mutate(&self, pool: &Pool, rng: &mut Rng) -> Vec<u8> {
+        Format::Yaml.mutate(pool, rng)
+    }
+
+    fn run(&self, input: &[u8], depth: Depth) -> Outcome {
+        let text = match super::text(input) {
+            Ok(text) => text,
+            Err(outcome) => return outcome,
+        };
+        match ExtensionFile::from_yaml(text, "input") {
+            Ok(file) => {
+                let mut outcome = Outcome::accepted(format!(
+                    "profile {} ratios {}",
+                    file.profile.is_some(),
+                    file.calibration.len()
+                ));
+                let again = file
+                    .to_yaml()
+                    .and_then(|t| ExtensionFile::from_yaml(&t, "input"));
+                outcome.expect(again.as_ref() == Ok(&file), || {
+                    format!("written and read again: {again:?}")
+                });
+                if let (Depth::Use, Ok(cluster)) = (depth, scene::cluster("dgx-h100")) {
+                    let calibration = file.calibration;
+                    let mut cluster = cluster;
+                    cluster.calibration = calibration;
+                    priced(cluster, &mut outcome);
+                }
+                outcome
+            }
+            Err(error) => refused(text, &error),
+        }
+    }
+}
+
+/// A cluster whose GPUs a profile prices, where the profile may do so.
+pub(super) fn with_profile(profile: spec::Profile) -> Option<Cluster> {
+    let mut cluster = scene::cluster("dgx-h100").ok()?;
+    cluster.gpu_profile = Some(Arc::new(profile));
+    Some(cluster)
+}
