@@ -202,7 +202,6 @@ pub fn exported(
         model_name: &scenario.model.name,
         decisions: strategy.decisions(),
         workload: w,
-        headroom: scenario.headroom,
         runtime: &scenario.runtime.name,
         sharding: &sharding,
         id: "0123456789abcdef",
