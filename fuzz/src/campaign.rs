@@ -54,7 +54,7 @@ pub enum Line {
 }
 
 /// Inputs of one process at most.
-const SHARD: u64 = 50_000;
+const SHARD: u64 = 10_000;
 /// Time of one process at most.
 const SHARD_TIME: Duration = Duration::from_secs(30);
 
