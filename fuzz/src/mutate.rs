@@ -84,7 +84,7 @@ pub fn number(old: &str, rng: &mut Rng) -> String {
     if rng.percent(6) {
         return (*rng.pick(&ODD)).to_owned();
     }
-    if let Ok(n) = old.parse::<i128>() {
+    if let Ok(n) = old.parse::<i64>().map(i128::from) {
         let near = [n + 1, n - 1, n * 2, n / 2, n * 3, n * 10, -n];
         return match rng.below(10) {
             0..=4 => near[rng.below(6)].max(0).to_string(),

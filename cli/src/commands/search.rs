@@ -49,12 +49,13 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
         return inputs::usage(format!("--top {}: expected 1 to 1000", args.top));
     }
     inputs::training(&args.budget, &resolved.scenario.cluster)?;
+    let pool = pool(args.threads)?;
     let files = Files::check(args, &resolved)?;
     echo(args, &resolved);
     let costs = CostModel::new(resolved.scenario.clone())?;
     let cancelled = interrupt_flag();
     let progress = Progress::new(args.output.quiet || args.output.json, "searching");
-    let outcome = pool(args.threads)?.install(|| {
+    let outcome = pool.install(|| {
         let space = SearchSpace::new(&resolved.scenario, &constraints);
         let options = SearchOptions {
             objective: match args.objective {
