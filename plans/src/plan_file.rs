@@ -239,11 +239,27 @@ impl PlanFile {
             let message = format!("{share}; expected a share in [0, 1)");
             return Err(field("headroom", message));
         }
+        // JSON writes what is no number, and what has no end, as null.
+        let numbers = serde_json::to_value(&plan.prediction);
+        if !numbers.is_ok_and(|numbers| all_said(&numbers)) {
+            let message = "holds what is not a finite number".to_owned();
+            return Err(field("prediction", message));
+        }
         let id = plan.content_id();
         if plan.id != id {
             let message = format!("{} does not match the decisions, whose id is {id}", plan.id);
             return Err(field("id", message));
         }
         Ok(plan)
+    }
+}
+
+/// Whether nothing in a value is null.
+fn all_said(value: &serde_json::Value) -> bool {
+    match value {
+        serde_json::Value::Null => false,
+        serde_json::Value::Array(items) => items.iter().all(all_said),
+        serde_json::Value::Object(map) => map.values().all(all_said),
+        _ => true,
     }
 }

@@ -180,7 +180,7 @@ fn memory(p: &Prediction) -> Vec<Vec<String>> {
 }
 
 fn bar(share: f64) -> String {
-    "▇".repeat((share / 2.5).round() as usize)
+    "▇".repeat((share.clamp(0.0, 100.0) / 2.5).round() as usize)
 }
 
 /// Kernels and collectives that take most time.

@@ -102,10 +102,9 @@ impl Device {
             ));
         }
         match self.power_watts {
-            Some(watts) if !(watts > 0.0 && watts <= 1e5) => Err((
-                "power_watts",
-                format!("{watts} is not above 0 and up to 100000"),
-            )),
+            Some(watts) if !(1.0..=1e5).contains(&watts) => {
+                Err(("power_watts", format!("{watts} is not from 1 to 100000")))
+            }
             _ => Ok(()),
         }
     }
