@@ -7,9 +7,9 @@
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use spec::names;
 
@@ -140,40 +140,33 @@ pub(crate) fn colour() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
 }
 
-/// A bar on stderr that shows itself once a second has passed.
-pub(crate) struct Progress {
-    bar: ProgressBar,
-    started: Instant,
-    shown: bool,
-}
+/// Between two signs of life.
+const TICK: Duration = Duration::from_millis(150);
+
+/// A bar on stderr that moves while work goes on, also where that cannot say how far it is.
+pub(crate) struct Progress(ProgressBar);
 
 impl Progress {
     pub(crate) fn new(quiet: bool, what: &str) -> Self {
-        let shown = !quiet && std::io::stderr().is_terminal();
         let bar = ProgressBar::hidden();
         bar.set_length(1000);
-        let style = ProgressStyle::with_template("{msg} [{bar:30}] {percent}%")
+        let style = ProgressStyle::with_template("{spinner} {msg} [{bar:30}] {percent}% {elapsed}")
             .unwrap_or_else(|_| ProgressStyle::default_bar());
         bar.set_style(style);
         bar.set_message(what.to_owned());
-        Self {
-            bar,
-            started: Instant::now(),
-            shown,
+        if !quiet && std::io::stderr().is_terminal() {
+            bar.set_draw_target(ProgressDrawTarget::stderr());
+            bar.enable_steady_tick(TICK);
         }
+        Self(bar)
     }
 
     pub(crate) fn update(&self, share: f64) {
-        if self.shown && self.started.elapsed() > Duration::from_secs(1) {
-            self.bar
-                .set_draw_target(indicatif::ProgressDrawTarget::stderr());
-        }
-        self.bar
-            .set_position((share.clamp(0.0, 1.0) * 1000.0) as u64);
+        self.0.set_position((share.clamp(0.0, 1.0) * 1000.0) as u64);
     }
 
     pub(crate) fn finish(self) {
-        self.bar.finish_and_clear();
+        self.0.finish_and_clear();
     }
 }
 

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::args::{ScenarioArgs, SizeArgs};
 use crate::error::{CliError, code};
 use crate::inputs::{self, Budget, InputsJson, Training};
-use crate::output::{self, SCHEMA_VERSION, note};
+use crate::output::{self, Progress, SCHEMA_VERSION, note};
 
 /// Most GPUs tried when none are named.
 const DEFAULT_MOST: u64 = 2048;
@@ -64,7 +64,13 @@ pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
             scenario.workload.global_batch, args.seq
         ),
     );
-    let found = sizes(scenario, &constraints, &counts)?;
+    let progress = Progress::new(args.output.quiet || args.output.json, "sizing");
+    let mut found = Vec::with_capacity(counts.len());
+    for (done, &gpus) in counts.iter().enumerate() {
+        progress.update(done as f64 / counts.len() as f64);
+        found.extend(sizes(scenario, &constraints, &[gpus])?);
+    }
+    progress.finish();
     let smallest = found.iter().find(|s| s.best.is_some()).map(|s| s.gpus);
     let rows = rows(&training, scenario, &found);
     if args.output.json {

@@ -61,13 +61,24 @@ pub fn read(from: &mut impl Read, longest: u64) -> io::Result<(u64, Vec<u8>)> {
     Ok((channel, data))
 }
 
-/// Last words, as many as a peer takes.
-pub(super) fn last_words(reason: &str) -> Vec<u8> {
-    let mut end = reason.len().min(LAST_WORDS as usize);
+/// Last words, as many as a peer takes: which rank failed, for it may be another than the one that says it,
+/// and why.
+pub(super) fn last_words(failed: usize, reason: &str) -> Vec<u8> {
+    let mut end = reason.len().min(LAST_WORDS as usize - 8);
     while !reason.is_char_boundary(end) {
         end -= 1;
     }
-    reason.as_bytes()[..end].to_vec()
+    let rank = (failed as u64).to_le_bytes();
+    [&rank[..], &reason.as_bytes()[..end]].concat()
+}
+
+/// The rank that failed and why, of a peer's last words; the peer itself where they name no other rank.
+pub(super) fn failure(peer: usize, world: usize, words: &[u8]) -> (usize, String) {
+    let (rank, reason) = words.split_at(words.len().min(8));
+    let rank: Option<[u8; 8]> = rank.try_into().ok();
+    let named = rank.and_then(|rank| usize::try_from(u64::from_le_bytes(rank)).ok());
+    let failed = named.filter(|&rank| rank < world).unwrap_or(peer);
+    (failed, String::from_utf8_lossy(reason).into_owned())
 }
 
 /// A connection that is read and written until a moment, however little comes or goes at a time.
@@ -136,9 +147,15 @@ mod tests {
         }
         let words = "é".repeat(1 << 16);
         let mut bytes = Vec::new();
-        write(&mut bytes, FAILED, &last_words(&words)).expect("memory");
+        write(&mut bytes, FAILED, &last_words(1, &words)).expect("memory");
         let (_, read) = read(&mut &bytes[..], 0).expect("short enough");
-        assert_eq!(String::from_utf8(read).expect("whole").len(), 1 << 16);
+        assert_eq!(read.len(), 1 << 16);
+        let (failed, reason) = failure(0, 3, &read);
+        assert_eq!((failed, reason.chars().all(|c| c == 'é')), (1, true));
+        // Words that name no rank are the peer's own.
+        let unknown = last_words(3, "lost");
+        assert_eq!(failure(2, 3, &unknown), (2, "lost".to_owned()));
+        assert_eq!(failure(2, 3, b"x"), (2, String::new()));
     }
 
     #[test]

@@ -205,13 +205,15 @@ pub(super) fn start(what: &str, error: &io::Error) -> CommError {
     }
 }
 
-/// Whether the other end has not hung up.
+/// Whether the other end has not hung up: it is silent, or has said something already.
 fn is_open(stream: &TcpStream) -> bool {
     let mut byte = [0];
     let waits = stream.set_nonblocking(true).is_ok();
-    let seen = stream.peek(&mut byte);
-    let still = matches!(seen, Err(e) if e.kind() == io::ErrorKind::WouldBlock);
-    stream.set_nonblocking(false).is_ok() && waits && still
+    let open = match stream.peek(&mut byte) {
+        Ok(bytes) => bytes > 0,
+        Err(e) => e.kind() == io::ErrorKind::WouldBlock,
+    };
+    stream.set_nonblocking(false).is_ok() && waits && open
 }
 
 /// Ranks while they meet.
@@ -341,7 +343,10 @@ impl Meeting<'_> {
         while met(&self.streams) < before + count {
             let left = self.deadline.saturating_duration_since(Instant::now());
             match door.callers.recv_timeout(left) {
-                Ok(Caller::Proved(hello, stream)) => self.admit(hello, stream),
+                Ok(Caller::Proved(hello, stream)) => {
+                    self.admit(hello, stream);
+                    self.forget_who_left();
+                }
                 Ok(Caller::Stranger(said)) => self.turned_away.push(said),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                     let come = met(&self.streams) - before;
@@ -351,6 +356,15 @@ impl Meeting<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Ranks that called and hung up while others were waited for will call again.
+    fn forget_who_left(&mut self) {
+        for stream in self.streams.iter_mut().skip(self.place.rank + 1) {
+            if stream.as_ref().is_some_and(|stream| !is_open(stream)) {
+                *stream = None;
+            }
+        }
     }
 
     /// Who was turned away, for an error.

@@ -47,13 +47,13 @@ impl Outbox {
     }
 
     /// Instead of what is here, says why this rank failed.
-    pub(super) fn fail(&self, reason: &str) {
+    pub(super) fn fail(&self, failed: usize, reason: &str) {
         let mut state = self.lock();
         if state.ending {
             return;
         }
         state.frames.clear();
-        let words = Arc::new(frames::last_words(reason));
+        let words = Arc::new(frames::last_words(failed, reason));
         state.frames.push_back((FAILED, words));
         state.ending = true;
         self.changed.notify_all();

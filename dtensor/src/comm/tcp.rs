@@ -33,6 +33,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(366 * 24 * 3600);
 
 struct Shared {
     rank: usize,
+    world: usize,
     inbox: Inbox,
     failed: Failure,
     timeout: Duration,
@@ -61,6 +62,7 @@ impl TcpCommunicator {
         let streams = meet(place, timeout)?;
         let shared = Arc::new(Shared {
             rank: place.rank,
+            world: place.world,
             inbox: Inbox::default(),
             failed: Failure::new(),
             timeout,
@@ -108,8 +110,8 @@ impl Shared {
             match frames::read(&mut stream, frames::LONGEST) {
                 Ok((DONE, _)) => return,
                 Ok((FAILED, reason)) => {
-                    let reason = String::from_utf8_lossy(&reason).into_owned();
-                    return self.lost(peer, reason);
+                    let (failed, reason) = frames::failure(peer, self.world, &reason);
+                    return self.lost(failed, reason);
                 }
                 Ok((channel, data)) => self.inbox.put(peer, channel, Arc::new(data)),
                 Err(error) => return self.lost(peer, format!("its connection broke: {error}")),
@@ -188,7 +190,8 @@ impl Communicator for TcpCommunicator {
     fn fail(&self, reason: &str) {
         let own = (self.shared.rank, reason.to_owned());
         let _ = self.shared.failed.set(own);
-        self.outboxes().for_each(|outbox| outbox.fail(reason));
+        self.outboxes()
+            .for_each(|outbox| outbox.fail(self.shared.rank, reason));
         self.shared.inbox.wake();
     }
 }
@@ -198,8 +201,8 @@ impl Drop for TcpCommunicator {
         let failure = self.shared.failed.get();
         let patience = match failure {
             Some((rank, reason)) => {
-                let reason = format!("rank {rank} failed: {reason}");
-                self.outboxes().for_each(|outbox| outbox.fail(&reason));
+                self.outboxes()
+                    .for_each(|outbox| outbox.fail(*rank, reason));
                 LAST_WORDS
             }
             None => {

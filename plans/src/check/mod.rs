@@ -76,7 +76,12 @@ fn section(
     }
 }
 
+/// Findings that say which key may have been meant; a file with more unknown keys is for another system, and
+/// every key is compared with all of a schema's.
+const MOST_HINTS: usize = 100;
+
 fn value(doc: &Document, schema: &Schema, key: &str, node: &Node, findings: &mut Vec<Finding>) {
+    let hints = findings.len() < MOST_HINTS;
     let mut found = |message: String| {
         findings.push(Finding {
             path: doc.path.clone(),
@@ -111,7 +116,7 @@ fn value(doc: &Document, schema: &Schema, key: &str, node: &Node, findings: &mut
             ));
         }
         None => {
-            let nearest = schema.nearest(key);
+            let nearest = hints.then(|| schema.nearest(key)).flatten();
             let hint = nearest.map_or_else(
                 || format!("{} has no such key", doc.dialect.name()),
                 |k| format!("unknown to {}; did you mean `{k}`?", doc.dialect.name()),

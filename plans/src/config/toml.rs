@@ -1,5 +1,7 @@
 //! TOML with line numbers.
 
+use std::ops::Range;
+
 use toml_edit::{Document, Item, Table, TableLike};
 
 use super::{Node, SyntaxError, Value};
@@ -9,25 +11,38 @@ use super::{Node, SyntaxError, Value};
 /// # Errors
 /// With the line, when it is not TOML.
 pub fn parse(text: &str, path: &str) -> Result<Node, SyntaxError> {
+    let lines = Lines::of(text);
     let document = Document::parse(text.to_owned()).map_err(|error| {
-        let line = error.span().map_or(0, |span| line(text, span.start));
+        let line = lines.at(error.span());
         let message = error.message().lines().next().unwrap_or("malformed");
         SyntaxError::new(path, line, message)
     })?;
     let root: &Table = document.as_table();
-    Ok(table(root, text))
+    Ok(table(root, &lines))
 }
 
-fn line(text: &str, offset: usize) -> usize {
-    text.bytes().take(offset).filter(|&b| b == b'\n').count() + 1
+/// Where the lines of a text end.
+struct Lines(Vec<usize>);
+
+impl Lines {
+    fn of(text: &str) -> Self {
+        Self(text.match_indices('\n').map(|(at, _)| at).collect())
+    }
+
+    /// The line on which a span begins, from 1; 0 when nothing says where it is.
+    fn at(&self, span: Option<Range<usize>>) -> usize {
+        span.map_or(0, |span| {
+            self.0.partition_point(|&end| end < span.start) + 1
+        })
+    }
 }
 
-fn table(table: &dyn TableLike, text: &str) -> Node {
+fn table(table: &dyn TableLike, lines: &Lines) -> Node {
     let entries = table.iter().map(|(key, item)| {
         let at = table.key(key).and_then(toml_edit::Key::span);
-        let mut node = node(item, text);
-        if let Some(span) = at {
-            node.line = line(text, span.start);
+        let mut node = node(item, lines);
+        if at.is_some() {
+            node.line = lines.at(at);
         }
         (key.to_owned(), node)
     });
@@ -37,21 +52,23 @@ fn table(table: &dyn TableLike, text: &str) -> Node {
     }
 }
 
-fn node(item: &Item, text: &str) -> Node {
-    let line = item.span().map_or(0, |span| line(text, span.start));
+fn node(item: &Item, lines: &Lines) -> Node {
+    let line = lines.at(item.span());
     if let Some(inner) = item.as_table_like() {
-        let value = table(inner, text).value;
+        let value = table(inner, lines).value;
         return Node { line, value };
     }
     let value = match item {
-        Item::ArrayOfTables(tables) => Value::List(tables.iter().map(|t| table(t, text)).collect()),
-        Item::Value(value) => scalar(value, text),
+        Item::ArrayOfTables(tables) => {
+            Value::List(tables.iter().map(|t| table(t, lines)).collect())
+        }
+        Item::Value(value) => scalar(value, lines),
         Item::None | Item::Table(_) => Value::Null,
     };
     Node { line, value }
 }
 
-fn scalar(value: &toml_edit::Value, text: &str) -> Value {
+fn scalar(value: &toml_edit::Value, lines: &Lines) -> Value {
     match value {
         toml_edit::Value::String(s) => Value::Str(s.value().clone()),
         toml_edit::Value::Integer(i) => Value::Int(*i.value()),
@@ -62,11 +79,11 @@ fn scalar(value: &toml_edit::Value, text: &str) -> Value {
             items
                 .iter()
                 .map(|item| Node {
-                    line: item.span().map_or(0, |span| line(text, span.start)),
-                    value: scalar(item, text),
+                    line: lines.at(item.span()),
+                    value: scalar(item, lines),
                 })
                 .collect(),
         ),
-        toml_edit::Value::InlineTable(inner) => table(inner, text).value,
+        toml_edit::Value::InlineTable(inner) => table(inner, lines).value,
     }
 }

@@ -254,6 +254,7 @@ fn only_ranks_of_the_job_take_part() {
     ];
     std::thread::scope(|scope| {
         let first = scope.spawn(move || TcpCommunicator::join(&place(0, 3, port), PATIENT));
+        drop(connect(port));
         for (place, said) in &wrong {
             let error = TcpCommunicator::join(place, wait).err();
             let error = error.expect("is turned away").to_string();
