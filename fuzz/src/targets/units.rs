@@ -85,6 +85,9 @@ impl Target for Units {
     }
 }
 
+/// Larger numbers are not read back: bytes end at 2^63.
+const MOST_PRINTED: f64 = 9.2e18;
+
 /// A number and a unit of letters.
 fn well_formed(text: &str) -> bool {
     let text = text.trim();
@@ -107,7 +110,8 @@ where
 {
     let read: T = text.parse().map_err(|e: T::Err| e.to_string())?;
     let number = value(&read);
-    if number.is_finite() && number > 1e-8 {
+    // Just below 2^63 bytes the rounded text says 2^63, which is refused.
+    if number.is_finite() && number > 1e-8 && number < MOST_PRINTED {
         match read.to_string().parse::<T>() {
             Ok(again) => {
                 let near = (value(&again) / number - 1.0).abs() < 0.01 || value(&again) < 1.0;
