@@ -125,7 +125,7 @@ pub fn run(target: &dyn Target, input: &[u8], depth: Depth) -> Run {
 /// Whether an input really takes too long: the shortest of three runs counts, because the machine may
 /// have been busy with something else.
 pub fn is_slow(target: &dyn Target, input: &[u8], depth: Depth) -> bool {
-    (0..3).all(|_| run(target, input, depth).time > MOST_TIME)
+    (0..3).all(|_| run(target, input, depth).time > target.most_time())
 }
 
 /// Takes pieces out of an input while it shows the same fault.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::guard::{self, Fault, Finding, MOST_TIME};
+use crate::guard::{self, Fault, Finding};
 use crate::rng::{Rng, hash};
 use crate::target::{Depth, Pool, Target};
 
@@ -96,7 +96,7 @@ pub fn run(
             Some((Instant::now(), input.clone()));
         let mut run = guard::run(target, &input, depth);
         // Inputs that show the same fault are not looked at twice, however slow.
-        if run.time > MOST_TIME && kinds.insert("slow".to_owned()) {
+        if run.time > target.most_time() && kinds.insert("slow".to_owned()) {
             if guard::is_slow(target, &input, depth) {
                 let time = format!("{} s", run.time.as_secs());
                 run.faults.push((Fault::Slow, time));

@@ -1,5 +1,8 @@
 //! What is fuzzed: a reader, the project's own files that it reads, and how those are changed.
 
+use std::time::Duration;
+
+use crate::guard::MOST_TIME;
 use crate::outcome::Outcome;
 use crate::rng::Rng;
 
@@ -25,6 +28,11 @@ pub trait Target: Send + Sync {
 
     /// Feeds one input to the reader.
     fn run(&self, input: &[u8], depth: Depth) -> Outcome;
+
+    /// Longest that one input may take.
+    fn most_time(&self) -> Duration {
+        MOST_TIME
+    }
 
     /// One accepted input in so many is followed with [`Depth::Use`].
     fn use_every(&self) -> u64 {

@@ -1,6 +1,7 @@
 //! Random models, clusters, workloads, runtimes and constraints through search, estimate and explain.
 
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use costmodel::{CostModel, Scenario};
 use planner::{Constraints, SearchOptions, SearchSpace, search};
@@ -78,6 +79,11 @@ impl Target for Scenarios {
 
     fn use_every(&self) -> u64 {
         1
+    }
+
+    /// Two searches, their estimates and explanations.
+    fn most_time(&self) -> Duration {
+        Duration::from_secs(15)
     }
 }
 
