@@ -105,3 +105,10 @@ fn numbers_beyond_any_run_are_refused() {
         assert!(error.contains("is not a number"), "{error}");
     }
 }
+
+#[test]
+fn a_rate_of_nothing_makes_no_step() {
+    let log = parse("step: 1 tps: 700\nstep: 2 tps: 1e-308\n", "t.log").expect("read");
+    let steady = log.steady("t.log", Some(0), 7000.0).expect("one step");
+    assert_eq!(steady.seconds, [10.0]);
+}

@@ -171,6 +171,9 @@ impl<'a> Line<'a> {
 /// that sums of them stay finite.
 const MOST: f64 = 1e18;
 
+/// Slowest that a step counts as a step, in tokens per second and device: slower, and its time has no end.
+const LEAST_RATE: f64 = 1e-6;
+
 /// A number with thousands separators and a unit.
 fn quantity(word: &str) -> Option<f64> {
     let word = word.trim_end_matches([',', '.', ';', '|']).replace(',', "");
@@ -254,7 +257,7 @@ impl TrainingLog {
         };
         let warmup = warmup.unwrap_or(usual);
         let time = |s: &LoggedStep| {
-            let by_tokens = s.tokens_per_s_per_gpu.filter(|&t| t > 0.0);
+            let by_tokens = s.tokens_per_s_per_gpu.filter(|&t| t >= LEAST_RATE);
             s.seconds.or(by_tokens.map(|t| tokens_per_step_per_gpu / t))
         };
         let mut seconds: Vec<f64> = self.steps.iter().skip(warmup).filter_map(time).collect();
