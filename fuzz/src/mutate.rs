@@ -211,7 +211,7 @@ pub fn bytes(input: &[u8], rng: &mut Rng) -> Vec<u8> {
     let at = rng.below(all.len());
     let upto = (at + 1 + rng.below(16)).min(all.len());
     match rng.below(6) {
-        0 if !all.is_empty() => all[at] = rng.next() as u8,
+        0 if !all.is_empty() => all[at] = rng.bits() as u8,
         1 if !all.is_empty() => all[at] ^= 1 << rng.below(8),
         2 => drop(all.drain(at..upto)),
         3 => all.insert(at, *rng.pick(b"{}[]:,\"'\\\n #&*|>-=$()\t\0\xff9")),

@@ -13,12 +13,12 @@ impl Rng {
     pub fn of(seed: u64, target: &str, index: u64) -> Self {
         let name = hash(target.as_bytes());
         let mut rng = Self(seed ^ name.rotate_left(17) ^ index.wrapping_mul(STEP));
-        rng.next();
+        rng.bits();
         rng
     }
 
     /// The next 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(STEP);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -31,7 +31,7 @@ impl Rng {
         if end == 0 {
             return 0;
         }
-        (self.next() % end as u64) as usize
+        (self.bits() % end as u64) as usize
     }
 
     /// True in `share` of a hundred cases.

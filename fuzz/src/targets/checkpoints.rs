@@ -177,15 +177,15 @@ impl Target for Checkpoints {
         let (name, content) = &mut files[at];
         if name == "manifest.json" || rng.percent(20) {
             let found = files.iter_mut().find(|(name, _)| name == "manifest.json");
-            if let Some((_, manifest)) = found {
-                if let Ok(mut tree) = serde_json::from_slice(manifest) {
-                    tree::change(&mut tree, pool, rng);
-                    *manifest = if rng.percent(80) {
-                        sealed(&tree)
-                    } else {
-                        serde_json::to_vec(&tree).unwrap_or_default()
-                    };
-                }
+            if let Some((_, manifest)) = found
+                && let Ok(mut tree) = serde_json::from_slice(manifest)
+            {
+                tree::change(&mut tree, pool, rng);
+                *manifest = if rng.percent(80) {
+                    sealed(&tree)
+                } else {
+                    serde_json::to_vec(&tree).unwrap_or_default()
+                };
             }
         } else if rng.percent(70) {
             let _ = header(content, 8, pool, rng);
@@ -228,7 +228,7 @@ impl Target for Checkpoints {
         for parameter in checkpoint.parameters() {
             let elements: u64 = parameter.shape.iter().fold(1, |n, d| n.saturating_mul(*d));
             outcome.expect(
-                wrong.len() > 0 || 12 * elements <= input.len() as u64,
+                !wrong.is_empty() || 12 * elements <= input.len() as u64,
                 || format!("whole, with {elements} elements in {} bytes", input.len()),
             );
             if let Err(error) = states(&checkpoint, &parameter.name, &parameter.shape) {

@@ -160,7 +160,7 @@ fn judged(constraints: &Constraints, scene: &Scene, depth: Depth) -> Outcome {
             if let Some(strategy) = family.member(&scenario, recompute) {
                 let held = within(constraints, strategy.decisions());
                 outcome.expect(held.is_ok(), || {
-                    format!("a strategy of the space: {}", held.unwrap_err())
+                    format!("a strategy of the space: {held:?}")
                 });
             }
         }

@@ -122,9 +122,7 @@ fn searched(scenario: &Scenario, constraints: &Constraints) -> Outcome {
         promises::of_strategy(scenario, strategy, &mut outcome);
         promises::of_prediction(&candidate.prediction, &mut outcome);
         let held = constraints::within(constraints, strategy.decisions());
-        outcome.expect(held.is_ok(), || {
-            format!("constraint: {}", held.unwrap_err())
-        });
+        outcome.expect(held.is_ok(), || format!("constraint: {held:?}"));
         let allowed = plans::legality::allowed_by(strategy, &scenario.model, &scenario.runtime);
         outcome.expect(allowed.is_ok(), || format!("runtime: {allowed:?}"));
         outcome.expect(candidate.prediction.fit.fits(), || {
