@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use plans::Decisions;
 use plans::grammar::recompute_name;
+use plans::{Decisions, Recompute};
 use serde::{Deserialize, Serialize};
 use spec::Zero;
 use spec::runtime::RecomputeMode;
@@ -234,6 +234,20 @@ impl Constraints {
     /// Whether a whole strategy is allowed.
     #[must_use]
     pub fn allow(&self, d: &Decisions) -> bool {
+        self.allow_but_recompute(d) && self.allow_recompute(d.recompute)
+    }
+
+    /// Whether what a strategy recomputes is allowed.
+    pub(crate) fn allow_recompute(&self, recompute: Recompute) -> bool {
+        !self.fix.contains_key("recompute")
+            || self.allows_name("recompute", &recompute_name(recompute))
+    }
+
+    /// Whether a strategy is allowed but for what it recomputes.
+    pub(crate) fn allow_but_recompute(&self, d: &Decisions) -> bool {
+        if self.is_empty() {
+            return true;
+        }
         let sizes = [
             ("tp", d.tp),
             ("pp", d.pp),
@@ -250,7 +264,6 @@ impl Constraints {
             ("cp_kind", d.cp_kind.name()),
             ("zero", zero_name(d.zero)),
             ("schedule", d.schedule.name()),
-            ("recompute", &recompute_name(d.recompute)),
             ("sp", switch_name(d.sequence_parallel)),
         ];
         sizes.iter().all(|&(key, size)| self.allows(key, size))

@@ -427,13 +427,11 @@ impl<'a> Builder<'a> {
         }
         let (model, workload) = (&self.scenario.model, &self.scenario.workload);
         // Whatever was enumerated: what is returned satisfies every constraint.
+        if !self.constraints.allow_but_recompute(&decisions) {
+            return;
+        }
         let mut recompute = self.recompute(&decisions);
-        recompute.retain(|&recompute| {
-            self.constraints.allow(&Decisions {
-                recompute,
-                ..decisions.clone()
-            })
-        });
+        recompute.retain(|&recompute| self.constraints.allow_recompute(recompute));
         if recompute.is_empty() {
             return;
         }
