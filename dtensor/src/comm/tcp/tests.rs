@@ -234,7 +234,7 @@ fn strangers_hold_up_nobody() {
 /// Ranks of another job, or of this one by mistake: each is turned away, the job goes on, and each learns why.
 #[test]
 fn only_ranks_of_the_job_take_part() {
-    let wait = Duration::from_millis(700);
+    let wait = Duration::from_millis(2500);
     let port = port();
     let other_secret = |rank| Place {
         secret: secret("another secret than theirs"),
@@ -283,7 +283,7 @@ fn only_ranks_of_the_job_take_part() {
 #[test]
 fn who_was_turned_away_is_said_when_ranks_are_missing() {
     let port = port();
-    let wait = Duration::from_millis(600);
+    let wait = Duration::from_secs(2);
     std::thread::scope(|scope| {
         let first = scope.spawn(move || TcpCommunicator::join(&place(0, 2, port), wait));
         let mut stream = connect(port);
