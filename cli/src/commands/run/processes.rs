@@ -17,12 +17,19 @@ use crate::error::CliError;
 /// Between two looks whether a process has ended.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Processes started here; whatever still runs when this rank is done is stopped.
+/// How long ranks that have learned of a failure may take to remove what they were writing.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// Processes started here; whatever still runs a while after this rank is done is stopped.
 struct Others(Vec<Child>);
 
 impl Drop for Others {
     fn drop(&mut self) {
+        let until = Instant::now() + GRACE;
         for child in &mut self.0 {
+            while matches!(child.try_wait(), Ok(None)) && Instant::now() < until {
+                std::thread::sleep(LOOK);
+            }
             // Ended already, or cannot be ended: nothing is left to do either way.
             let _ = child.kill();
             let _ = child.wait();
