@@ -263,6 +263,10 @@ fn only_ranks_of_the_job_take_part() {
         // Two processes of one rank: the first that comes stays.
         let both = [(); 2]
             .map(|()| scope.spawn(move || TcpCommunicator::join(&place(1, 3, port), PATIENT)));
+        // One is turned away while the others still meet; once they have met nobody listens.
+        while !both.iter().any(std::thread::ScopedJoinHandle::is_finished) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let third = TcpCommunicator::join(&place(2, 3, port), PATIENT).expect("meets");
         let first = first.join().expect("runs").expect("meets");
         let both = both.map(|process| process.join().expect("runs"));
