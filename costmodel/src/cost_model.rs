@@ -218,10 +218,10 @@ impl CostModel {
         peak::peaks(self, strategy, &assembled, &*self.program(strategy)?)
     }
 
-    /// What one rank keeps for backward at most, as [`CostModel::held`] says it of the heaviest, when
-    /// `rows` says how many rows its experts get by micro-batch and layer. The rank is named by its
-    /// pipeline and its tensor-parallel rank: where these do not divide the vocabulary, the last ones
-    /// keep less.
+    /// The most bytes that one rank keeps for backward; [`CostModel::held`] gives the same for the heaviest
+    /// rank. `rows` gives the rows that this rank's experts receive, for each micro-batch and layer. The
+    /// rank is given by its pipeline rank and its tensor-parallel rank, because the last tensor-parallel
+    /// ranks keep less where their number does not divide the vocabulary.
     ///
     /// # Errors
     /// When a block cannot be traced.

@@ -3,8 +3,8 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// Most that one thread may hold: a larger request is refused, which ends the process; the
-/// supervisor then names the input.
+/// Most bytes that one thread may hold. A request beyond it is refused, which ends the worker process; the
+/// process that started the worker then reports the input.
 const MOST: i64 = 8 << 30;
 
 thread_local! {

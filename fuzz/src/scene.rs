@@ -137,10 +137,11 @@ impl Scene {
         }
     }
 
-    /// What it names, resolved and checked as the command line does.
+    /// The scenario that the names and sizes of this scene stand for, made by the same constructors as on the
+    /// command line.
     ///
     /// # Errors
-    /// Unknown names, sizes out of range.
+    /// When a name is unknown or a size is out of range.
     pub fn scenario(&self) -> Result<Scenario, String> {
         let model = model(&self.model)?;
         let cluster = cluster(&self.cluster)?;

@@ -1,5 +1,5 @@
-//! Changes of trees: YAML and JSON are read, changed in one place, and written again, so that most
-//! inputs are well-formed.
+//! Mutates YAML and JSON as trees: a file is parsed, one place of it is changed, and it is written again. Most
+//! inputs made this way are well-formed.
 
 use serde_json::{Map, Value};
 

@@ -1,8 +1,9 @@
-//! Which values of a dimension any strategy of a model, runtime and number of devices can have. A
-//! constraint that asks for another is refused, with the values there are and the nearest of them.
+//! Refuses constraints that no strategy can satisfy. The error lists the legal values of the dimension and
+//! names the nearest.
 //!
-//! What is legal is asked of the space itself: a value is legal when the space under that one
-//! constraint is not empty, for a batch and a sequence that everything divides.
+//! A value is legal if at least one strategy of the search space has it, for the given model, runtime and
+//! number of devices. The check uses a batch and a sequence length that every size divides, so that these
+//! two never decide.
 
 use costmodel::Scenario;
 use spec::{CpKind, ScheduleKind, Workload, WorkloadSizes};

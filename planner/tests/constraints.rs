@@ -1,4 +1,4 @@
-//! Constraints hold or are refused.
+//! Every plan that a search finds satisfies the constraints given; constraints that cannot be satisfied are errors.
 
 use costmodel::{CostModel, Scenario};
 use planner::{Constraints, PlannerError, SearchOptions, SearchSpace, legal_values, search};

@@ -61,8 +61,8 @@ pub fn read(from: &mut impl Read, longest: u64) -> io::Result<(u64, Vec<u8>)> {
     Ok((channel, data))
 }
 
-/// Last words, as many as a peer takes: which rank failed, for it may be another than the one that says it,
-/// and why.
+/// The message by which a rank tells a peer of a failure: the number of the rank that failed, which may be
+/// another than the sender, then the reason, shortened to what a peer accepts.
 pub(super) fn last_words(failed: usize, reason: &str) -> Vec<u8> {
     let mut end = reason.len().min(LAST_WORDS as usize - 8);
     while !reason.is_char_boundary(end) {
@@ -72,7 +72,8 @@ pub(super) fn last_words(failed: usize, reason: &str) -> Vec<u8> {
     [&rank[..], &reason.as_bytes()[..end]].concat()
 }
 
-/// The rank that failed and why, of a peer's last words; the peer itself where they name no other rank.
+/// Reads the last words of a peer: which rank failed, and why. If they name no rank of the job, the peer
+/// itself failed.
 pub(super) fn failure(peer: usize, world: usize, words: &[u8]) -> (usize, String) {
     let (rank, reason) = words.split_at(words.len().min(8));
     let rank: Option<[u8; 8]> = rank.try_into().ok();

@@ -58,7 +58,7 @@ pub struct Checkpoint {
     pub manifest: Manifest,
     /// Pieces of every parameter.
     pieces: BTreeMap<String, Vec<Held>>,
-    /// What was read and checked so far, by file and first byte: pieces do not overlap.
+    /// Pieces that were read and whose checksums matched.
     read: Mutex<Checked>,
 }
 

@@ -149,7 +149,7 @@ impl<'a> Store<'a> {
         }
     }
 
-    /// Writes a new file and waits until it is on the disk; returns its size.
+    /// Writes `parts` to a new file, waits until they are on the disk, and returns how many bytes they are.
     fn write_file<'p>(
         &self,
         mut file: File,

@@ -94,7 +94,7 @@ fn of_uneven_vocabularies() {
     check(&gpt, Precision::Fp32, UNEVEN);
 }
 
-/// Ranks whose experts get most need not be those with most of the vocabulary.
+/// The rank whose experts receive the most tokens need not be the rank with the largest shard of the vocabulary.
 #[test]
 fn of_uneven_vocabularies_with_experts() {
     for vocab in [67, 101] {
