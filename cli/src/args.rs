@@ -273,7 +273,7 @@ pub(crate) struct ValidateArgs {
     /// Largest median step-time error allowed, such as 0.12; exit code 5 above it
     #[arg(long)]
     pub(crate) tolerance: Option<f64>,
-    /// Fitted constants in place of the shipped (form: spec/presets/fitted.yaml)
+    /// Fitted constants in place of the shipped (form: catalog/presets/fitted.yaml)
     #[arg(long)]
     pub(crate) constants: Option<PathBuf>,
     /// Fit the fitted constants again without each source in turn and predict that source's runs

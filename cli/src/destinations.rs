@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use spec::files::{Destination, Draft, FileError, Kind, Replace, shown};
+use catalog::files::{Destination, Draft, FileError, Kind, Replace, shown};
 
 use crate::error::CliError;
 use crate::output;
@@ -87,7 +87,7 @@ impl Target {
 
 /// Whether a file holds the id of a plan: its own, or that of the plan it was made from.
 fn mentions(path: &Path, id: &str) -> bool {
-    spec::text::read(path).is_ok_and(|text| text.contains(id))
+    catalog::text::read(path).is_ok_and(|text| text.contains(id))
 }
 
 /// A name for files, of the words that describe what they hold: letters, digits, `.`, `_` and `-`.

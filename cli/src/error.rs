@@ -5,7 +5,7 @@
 pub(crate) enum CliError {
     /// A name, file or field given.
     #[error(transparent)]
-    Spec(#[from] spec::SpecError),
+    Spec(#[from] catalog::SpecError),
     /// A strategy that is not legal.
     #[error(transparent)]
     Strategy(#[from] plans::StrategyError),
@@ -45,7 +45,7 @@ pub(crate) enum CliError {
     Usage(String),
     /// A file that cannot be written, or may not be replaced.
     #[error(transparent)]
-    File(#[from] spec::files::FileError),
+    File(#[from] catalog::files::FileError),
     /// A name that the tool chose, taken by another plan or what was made from it.
     #[error(
         "{path} is of another plan, and was left as it is; give a name with -o, or replace it with --force"

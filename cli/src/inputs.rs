@@ -1,9 +1,9 @@
 //! From flags to a scenario: everything resolved, checked and echoed.
 
+use catalog::{Cluster, Precision, Runtime, Workload, WorkloadError, WorkloadSizes};
 use costmodel::Scenario;
 use planner::Constraints;
 use serde::Serialize;
-use spec::{Cluster, Precision, Runtime, Workload, WorkloadError, WorkloadSizes};
 
 use crate::args::{BudgetArgs, ConstraintArgs, PrecisionArg, ScenarioArgs};
 use crate::error::CliError;
@@ -74,8 +74,8 @@ pub(crate) struct Inputs {
 
 /// Resolves flags.
 pub(crate) fn resolve(args: &ScenarioArgs) -> Result<Inputs, CliError> {
-    let model = spec::load::model(&args.model)?;
-    let cluster = spec::load::cluster(&args.cluster)?;
+    let model = catalog::load::model(&args.model)?;
+    let cluster = catalog::load::cluster(&args.cluster)?;
     let runtime = runtime(args.runtime.as_deref(), &cluster)?;
     check_gpus(args.gpus, &cluster).map_err(|e| for_own_ranks(e, &runtime, &cluster))?;
     if !(0.0..1.0).contains(&args.headroom) {
@@ -146,7 +146,7 @@ fn runtime(asked: Option<&str>, cluster: &Cluster) -> Result<Runtime, CliError> 
     } else {
         DEFAULT_RUNTIME
     };
-    Ok(spec::load::runtime(asked.unwrap_or(usual))?)
+    Ok(catalog::load::runtime(asked.unwrap_or(usual))?)
 }
 
 /// GPUs must be there, and fill nodes when there is more than one.
@@ -193,8 +193,8 @@ pub(crate) fn constraints(
 ) -> Result<Constraints, CliError> {
     let file: Constraints = match &args.constraints {
         Some(path) => {
-            let text = spec::text::read(path)?;
-            spec::text::yaml(&text, &path.display().to_string())?
+            let text = catalog::text::read(path)?;
+            catalog::text::yaml(&text, &path.display().to_string())?
         }
         None => Constraints::default(),
     };

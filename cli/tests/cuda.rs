@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::process::Command;
 
+use catalog::DType;
+use catalog::profile::{self, Kernel, Measured, Profile};
 use dtensor::{Epilogues, Op, OpKind, Trace};
 use models::{BlockClass, BlockLayout};
-use spec::DType;
-use spec::profile::{self, Kernel, Measured, Profile};
 
 #[test]
 fn without_a_gpu_one_line_says_what_is_missing() {
@@ -88,7 +88,7 @@ struct Blocks(Vec<Trace>);
 
 impl Blocks {
     fn new(layout: &BlockLayout) -> Self {
-        let model = spec::hf::decode(MODEL, "config.json", "gpt").expect("a model");
+        let model = catalog::hf::decode(MODEL, "config.json", "gpt").expect("a model");
         let layer = BlockClass::Layer(model.layer_class(0));
         let classes = [BlockClass::Embedding, layer, layer, layer, BlockClass::Head];
         let trace = |class| models::trace_block(&model, class, layout).expect("a block");

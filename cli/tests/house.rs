@@ -13,18 +13,25 @@ fn root() -> PathBuf {
 
 /// ARCHITECTURE.md's import table.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
-    ("spec", &[]),
-    ("plans", &["spec"]),
-    ("dtensor", &["spec", "plans"]),
-    ("models", &["spec", "plans", "dtensor"]),
-    ("costmodel", &["spec", "plans", "dtensor", "models"]),
-    ("planner", &["spec", "plans", "costmodel"]),
-    ("executor", &["spec", "plans", "dtensor", "models"]),
-    ("profiler", &["spec", "dtensor"]),
-    ("reports", &["spec", "plans", "costmodel"]),
+    ("catalog", &[]),
+    ("plans", &["catalog"]),
+    ("dtensor", &["catalog", "plans"]),
+    ("models", &["catalog", "plans", "dtensor"]),
+    ("costmodel", &["catalog", "plans", "dtensor", "models"]),
+    ("planner", &["catalog", "plans", "costmodel"]),
+    ("executor", &["catalog", "plans", "dtensor", "models"]),
+    ("profiler", &["catalog", "dtensor"]),
+    ("reports", &["catalog", "plans", "costmodel"]),
     (
         "python",
-        &["spec", "plans", "dtensor", "models", "costmodel", "planner"],
+        &[
+            "catalog",
+            "plans",
+            "dtensor",
+            "models",
+            "costmodel",
+            "planner",
+        ],
     ),
 ];
 
@@ -135,7 +142,7 @@ fn only_binaries_print_and_the_cost_model_is_pure() {
 }
 
 /// A macro that prints panics where the stream is closed; `output` asks instead. What may be lost or
-/// overwritten goes through `spec::files`, but for checkpoints, which are folders of many files.
+/// overwritten goes through `catalog::files`, but for checkpoints, which are folders of many files.
 #[test]
 fn files_and_streams_are_written_in_one_place_each() {
     let streams = ["stdout()", "stderr()"];
@@ -150,7 +157,7 @@ fn files_and_streams_are_written_in_one_place_each() {
     // Compiled kernels are a cache, which nobody else reads; inputs of the fuzzer lie in temporary folders.
     let may_write = [
         "fuzz/src/",
-        "spec/src/files/",
+        "catalog/src/files/",
         "executor/src/checkpoint/",
         "dtensor/src/cuda/compile.rs",
     ];

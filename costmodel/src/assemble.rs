@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
+use catalog::runtime::Rewrite;
+use catalog::{Bytes, DType, LayerClass, Seconds};
 use dtensor::CollectiveKind;
 use models::{BlockClass, BlockLayout};
 use plans::{Axis, Recompute, Strategy, Zero};
-use spec::runtime::Rewrite;
-use spec::{Bytes, DType, LayerClass, Seconds};
 
 use crate::block::{BlockCost, BlockGroups, BlockKey};
 use crate::cost_model::CostModel;

@@ -1,11 +1,11 @@
 //! The cost of one block under one layout: trace, lower, price.
 
+use catalog::runtime::{AttentionKernel, Rewrite};
+use catalog::{Axis, Bytes, DType, ModelConfig, Precision, Runtime, Seconds};
 use dtensor::{Collective, CollectiveKind, Pass, TensorId, Trace};
 use models::{BlockClass, BlockLayout};
 use plans::{Group, NamedTime, Recompute};
 use rustc_hash::FxHashSet;
-use spec::runtime::{AttentionKernel, Rewrite};
-use spec::{Axis, Bytes, DType, ModelConfig, Precision, Runtime, Seconds};
 
 use crate::CostError;
 use crate::held::kept_bytes;
@@ -318,7 +318,7 @@ impl Timed<'_> {
     ) -> Seconds {
         let dtype = self.pricing.precision.activation();
         let cp = self.key.layout.cp;
-        if cp == 1 || self.key.layout.cp_kind != spec::CpKind::Ring {
+        if cp == 1 || self.key.layout.cp_kind != catalog::CpKind::Ring {
             return self.prices.attention(&shape, kernel, dtype, backward).time;
         }
         let block = dtensor::AttentionShape {

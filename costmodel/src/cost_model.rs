@@ -7,8 +7,8 @@ use dtensor::RoutedRows;
 use plans::{Floors, Prediction, Schedule, ScheduleKind, Strategy, Timeline, program};
 use rustc_hash::FxHashMap;
 
-use spec::runtime::Rewrite;
-use spec::{Bytes, Fitted, LayerClass, Seconds};
+use catalog::runtime::Rewrite;
+use catalog::{Bytes, Fitted, LayerClass, Seconds};
 
 use crate::assemble::{Assembled, assemble};
 use crate::block::{BlockCost, BlockKey, BlockPricing};
@@ -34,7 +34,7 @@ pub struct CostModel {
 }
 
 type ScheduleKey = (ScheduleKind, u64, u64, u64);
-type ProgramKey = (ScheduleKey, spec::Zero, bool);
+type ProgramKey = (ScheduleKey, catalog::Zero, bool);
 
 /// A schedule with what follows from its order alone.
 #[derive(Debug)]

@@ -4,8 +4,8 @@
 //! advances a rank whose next action is ready yields the schedule. Ranks are representatives: their
 //! tensor-, context- and data-parallel peers do the same at the same time.
 
+use catalog::{Bytes, Seconds};
 use plans::{Action, ActionKind, Breakdown, Stream};
-use spec::{Bytes, Seconds};
 
 use crate::stage::StageWork;
 

@@ -6,8 +6,8 @@
 //! readings. *Memory.* What the rank holds all step, plus what its schedule holds at its fullest
 //! moment. Both use prices without contention.
 
+use catalog::{Bytes, Seconds};
 use plans::{Floors, Strategy};
-use spec::{Bytes, Seconds};
 
 use crate::assemble::Assembled;
 use crate::cost_model::{CostModel, Pipeline};

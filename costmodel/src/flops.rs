@@ -1,7 +1,7 @@
 //! Model FLOPs: the numerator of MFU, independent of how the model is run.
 
-use spec::model::{AttentionKind, Mlp, ModelConfig, Moe};
-use spec::{Flops, Workload};
+use catalog::model::{AttentionKind, Mlp, ModelConfig, Moe};
+use catalog::{Flops, Workload};
 
 /// Model FLOPs of one token, forward and backward, without recomputation: 6 per active parameter in
 /// matrix products, the head once, and those of attention,

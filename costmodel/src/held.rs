@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use catalog::{Axis, Bytes};
 use dtensor::placement::shard_size;
 use dtensor::{Pass, Placement, RoutedRows, Routing, TensorId, TensorRole, Trace};
 use models::BlockClass;
 use plans::program::Program;
 use plans::{Action, ActionKind, Recompute, Strategy};
 use rustc_hash::FxHashSet;
-use spec::{Axis, Bytes};
 
 use crate::CostError;
 use crate::assemble::{Assembled, key};

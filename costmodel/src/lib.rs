@@ -28,7 +28,7 @@ mod tensorwise;
 mod traffic;
 mod work;
 
-use spec::{Cluster, Model, Runtime, Workload};
+use catalog::{Cluster, Model, Runtime, Workload};
 
 pub use block::{BlockCost, BlockGroups, BlockKey, BlockPricing};
 pub use cost_model::{CostModel, Score};

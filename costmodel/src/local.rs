@@ -5,10 +5,10 @@
 //! of a block costs what packing it was measured to take, and the message; messages of data parallelism run beside
 //! compute as on any cluster (`assemble`).
 
+use catalog::profile::Kernel;
+use catalog::{Axis, Bytes, DType, Origin, Precision, Runtime, Seconds, Sourced};
 use dtensor::{CollectiveKind, Epilogues, OpKind, Pass, Trace};
 use plans::{NamedTime, Strategy, Zero};
-use spec::profile::Kernel;
-use spec::{Axis, Bytes, DType, Origin, Precision, Runtime, Seconds, Sourced};
 
 use crate::CostError;
 use crate::block::{BlockCost, BlockKey};

@@ -1,8 +1,8 @@
 //! What messages between devices cost: by a network's model, or as they were measured between GPUs.
 
+use catalog::{Bytes, Seconds};
 use dtensor::CollectiveKind;
 use plans::Group;
-use spec::{Bytes, Seconds};
 
 use crate::CostError;
 use crate::price::{ProfilePrices, TablePrices, between_gpus};

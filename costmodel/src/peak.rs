@@ -5,6 +5,8 @@
 
 use std::rc::Rc;
 
+use catalog::runtime::AttentionKernel;
+use catalog::{Bytes, DType, Zero};
 use dtensor::TensorRole;
 use dtensor::block::sizes::{self, Ledger, Room, Rooms};
 use dtensor::block::{Attention, Block, Half, Keep};
@@ -12,8 +14,6 @@ use models::{BlockClass, BlockLayout};
 use plans::program::{Arrived, Program};
 use plans::{Action, ActionKind, Recompute, Strategy};
 use rustc_hash::FxHashMap;
-use spec::runtime::AttentionKernel;
-use spec::{Bytes, DType, Zero};
 
 use crate::CostError;
 use crate::assemble::Assembled;

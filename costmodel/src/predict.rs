@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use catalog::residuals::{self, Quantity};
+use catalog::{Bytes, Origin, Seconds, Sourced};
 use plans::program::Program;
 use plans::{
     Action, ActionKind, Breakdown, Fit, MemoryItem, NamedTime, Prediction, Strategy, UsedConstant,
 };
-use spec::residuals::{self, Quantity};
-use spec::{Bytes, Origin, Seconds, Sourced};
 
 use crate::assemble::Assembled;
 use crate::cost_model::CostModel;

@@ -1,7 +1,7 @@
 //! A timeline from the engine's events.
 
+use catalog::{Bytes, Seconds};
 use plans::{Action, ActionKind, Event, Stream, Timeline};
-use spec::{Bytes, Seconds};
 
 use crate::engine::Record;
 

@@ -4,8 +4,8 @@
 //! are slowed alike – the operating system shares cores out evenly – the order of everything stays
 //! and only the clock stretches: where `n` ranks compute on `c` cores, by `max(1, n/c)`.
 
+use catalog::{Bytes, Seconds};
 use plans::{Action, Stream};
-use spec::{Bytes, Seconds};
 
 use crate::engine::{Outcome, Record};
 

@@ -1,8 +1,8 @@
 //! What a virtual stage costs: the sums over its blocks, and the data-parallel traffic that runs
 //! beside them layer by layer.
 
+use catalog::{Bytes, Seconds};
 use plans::{Action, ActionKind};
-use spec::{Bytes, Seconds};
 
 use crate::work::Work;
 

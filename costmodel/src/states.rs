@@ -10,9 +10,9 @@
 //! | ZeRO-2 | N | N/d | N/d |
 //! | ZeRO-3 | N/d | N/d | N/d |
 
+use catalog::runtime::StateTypes;
+use catalog::{Bytes, DType, Precision};
 use plans::Zero;
-use spec::runtime::StateTypes;
-use spec::{Bytes, DType, Precision};
 
 use crate::{CostError, Scenario};
 

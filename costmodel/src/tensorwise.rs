@@ -4,8 +4,8 @@
 //! costs one launch per rank beside its bytes, and the device is synchronised before it, so nothing hides
 //! it (`deepspeed/runtime/zero/partition_parameters.py`, `stage3.py` at c83e49f).
 
+use catalog::{Bytes, Seconds};
 use dtensor::Trace;
-use spec::{Bytes, Seconds};
 
 use crate::Scenario;
 use crate::assemble::Run;
@@ -78,15 +78,15 @@ pub(crate) fn expose(
 #[cfg(test)]
 mod tests {
     use crate::{CostModel, Scenario};
-    use spec::{Precision, Seconds, Workload};
+    use catalog::{Precision, Seconds, Workload};
 
     /// Data-parallel seconds that nothing hides, of GPT-3 under DeepSpeed's first ZeRO-3.
     fn exposed(gpus: u64, launch: f64, recompute: &str) -> f64 {
         let mut scenario = Scenario {
-            model: spec::load::model("gpt3-175b").expect("preset"),
-            cluster: spec::load::cluster("dgx-a100").expect("preset"),
-            runtime: spec::load::runtime("deepspeed-2021").expect("preset"),
-            workload: Workload::new(spec::WorkloadSizes {
+            model: catalog::load::model("gpt3-175b").expect("preset"),
+            cluster: catalog::load::cluster("dgx-a100").expect("preset"),
+            runtime: catalog::load::runtime("deepspeed-2021").expect("preset"),
+            workload: Workload::new(catalog::WorkloadSizes {
                 gpus,
                 seq_len: 2048,
                 global_batch: gpus,

@@ -1,9 +1,9 @@
 //! Data-parallel traffic: what is gathered and reduced per block, over which ranks.
 
+use catalog::runtime::Rewrite;
+use catalog::{Bytes, Cluster, Precision, Runtime, Seconds};
 use dtensor::CollectiveKind;
 use plans::{Axis, Decisions, Group, Zero};
-use spec::runtime::Rewrite;
-use spec::{Bytes, Cluster, Precision, Runtime, Seconds};
 
 use crate::CostError;
 use crate::messages::Messages;

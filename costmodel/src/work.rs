@@ -2,7 +2,7 @@
 
 use std::ops::{Add, AddAssign, Mul};
 
-use spec::Seconds;
+use catalog::Seconds;
 
 /// Device time of a piece of work, by what it is spent on. Everything here is serial on the
 /// compute stream: communication that hides behind kernels is already taken out.

@@ -1,16 +1,16 @@
 //! Numbers that no machine and no model has: a typed error or a prediction of finite numbers, at once and
 //! without a panic.
 
+use catalog::{Cluster, DType, Model, Precision, Workload, WorkloadSizes};
 use costmodel::{CostError, CostModel, Scenario};
 use plans::Prediction;
-use spec::{Cluster, DType, Model, Precision, Workload, WorkloadSizes};
 
 /// A model of that many parameters, unless that is too many.
 fn decoded(kind: &str, fields: &str) -> Option<Model> {
     let json = format!(
         r#"{{"model_type": "{kind}", "max_position_embeddings": 1048576, "rms_norm_eps": 1e-5, {fields}}}"#
     );
-    spec::hf::decode(&json, "test", kind).ok()
+    catalog::hf::decode(&json, "test", kind).ok()
 }
 
 /// A scenario and its plan, where the plan is legal.
@@ -21,7 +21,7 @@ fn scenario(
     workload: WorkloadSizes,
     text: &str,
 ) -> Option<(Scenario, plans::Strategy)> {
-    let runtime = spec::load::runtime(runtime).expect("a preset");
+    let runtime = catalog::load::runtime(runtime).expect("a preset");
     let workload = Workload::new(workload).expect("a workload");
     let plan = plans::grammar::parse(text, &model, &workload, &runtime).ok()?;
     let scenario = Scenario {
@@ -39,7 +39,7 @@ fn predicted(scenario: Scenario, plan: &plans::Strategy) -> Result<Prediction, C
 }
 
 fn cluster() -> Cluster {
-    spec::load::cluster("dgx-h100").expect("a preset")
+    catalog::load::cluster("dgx-h100").expect("a preset")
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn unusable_numbers_are_refused() {
         global_batch: 32,
         precision: Precision::Bf16,
     };
-    let model = spec::load::model("gpt2").expect("a preset");
+    let model = catalog::load::model("gpt2").expect("a preset");
     type Change = fn(&mut Scenario);
     let changes: [(&str, Change); 8] = [
         ("scale-out latency", |s| {

@@ -1,18 +1,18 @@
 //! The cost model against published memory reports and against its own invariants.
 
+use catalog::{Bytes, Precision, Workload};
 use costmodel::{CostModel, Scenario};
 use plans::Strategy as Plan;
 use proptest::prelude::*;
-use spec::{Bytes, Precision, Workload};
 
 const MIB: f64 = 1048576.0;
 
 fn scenario(model: &str, gpus: u64, seq_len: u64, global_batch: u64, runtime: &str) -> Scenario {
     Scenario {
-        model: spec::load::model(model).expect("preset"),
-        cluster: spec::load::cluster("dgx-h100").expect("preset"),
-        runtime: spec::load::runtime(runtime).expect("preset"),
-        workload: Workload::new(spec::WorkloadSizes {
+        model: catalog::load::model(model).expect("preset"),
+        cluster: catalog::load::cluster("dgx-h100").expect("preset"),
+        runtime: catalog::load::runtime(runtime).expect("preset"),
+        workload: Workload::new(catalog::WorkloadSizes {
             gpus,
             seq_len,
             global_batch,
@@ -128,14 +128,16 @@ fn selective_recomputation_drops_the_scores() {
 #[test]
 fn distributed_optimizer_bytes_per_parameter() {
     use costmodel::states::{Elements, Sharding};
-    let types = spec::load::runtime("megatron-core").expect("preset").states;
+    let types = catalog::load::runtime("megatron-core")
+        .expect("preset")
+        .states;
     for (zero, ranks, expected) in [
-        (spec::Zero::Z0, 1, 18.0),
-        (spec::Zero::Z1, 1, 18.0),
-        (spec::Zero::Z1, 4, 6.0 + 12.0 / 4.0),
-        (spec::Zero::Z1, 64, 6.0 + 12.0 / 64.0),
-        (spec::Zero::Z2, 4, 2.0 + 16.0 / 4.0),
-        (spec::Zero::Z3, 4, 18.0 / 4.0),
+        (catalog::Zero::Z0, 1, 18.0),
+        (catalog::Zero::Z1, 1, 18.0),
+        (catalog::Zero::Z1, 4, 6.0 + 12.0 / 4.0),
+        (catalog::Zero::Z1, 64, 6.0 + 12.0 / 64.0),
+        (catalog::Zero::Z2, 4, 2.0 + 16.0 / 4.0),
+        (catalog::Zero::Z3, 4, 18.0 / 4.0),
     ] {
         let sharding = Sharding {
             zero,
@@ -160,7 +162,7 @@ fn distributed_optimizer_bytes_per_parameter() {
 fn eight_bits_cost_their_casts() {
     let scenario = |precision| {
         let mut s = scenario("llama3-8b", 8, 8192, 64, "vescale-cuda");
-        let sizes = spec::WorkloadSizes {
+        let sizes = catalog::WorkloadSizes {
             precision,
             ..*s.workload
         };

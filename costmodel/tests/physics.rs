@@ -2,15 +2,15 @@
 //! its wire, more model FLOPs than the peak allows, a better machine that is slower. The bounds are
 //! written down here once more, apart from the code that holds prices against them.
 
+use catalog::runtime::AttentionKernel;
+use catalog::{
+    Architecture, Bytes, Cluster, DType, Fitted, Model, Precision, Workload, WorkloadSizes,
+};
 use costmodel::price::{GemmLayout, MemoryKind, Prices, TablePrices};
 use costmodel::{CostError, CostModel, Scenario};
 use dtensor::{AttentionShape, CollectiveKind};
 use plans::{Group, Prediction};
 use proptest::prelude::*;
-use spec::runtime::AttentionKernel;
-use spec::{
-    Architecture, Bytes, Cluster, DType, Fitted, Model, Precision, Workload, WorkloadSizes,
-};
 
 /// Sums of floats are taken in another order here.
 const ROUNDING: f64 = 1.0 - 1e-9;
@@ -60,7 +60,7 @@ type Speeds = [f64; 5];
 
 /// A cluster with its speeds multiplied.
 fn cluster(name: &str, speeds: Speeds) -> Cluster {
-    let mut cluster = spec::load::cluster(name).expect("a preset");
+    let mut cluster = catalog::load::cluster(name).expect("a preset");
     scale(&mut cluster, speeds);
     cluster
 }
@@ -395,7 +395,7 @@ fn decoded(kind: &str, fields: &str) -> Model {
     let json = format!(
         r#"{{"model_type": "{kind}", "max_position_embeddings": 1048576, "rms_norm_eps": 1e-5, {fields}}}"#
     );
-    spec::hf::decode(&json, "test", kind).expect("a model")
+    catalog::hf::decode(&json, "test", kind).expect("a model")
 }
 
 /// A scenario and its plan, where the plan is legal.
@@ -406,7 +406,7 @@ fn scenario(
     workload: WorkloadSizes,
     text: &str,
 ) -> Option<(Scenario, plans::Strategy)> {
-    let runtime = spec::load::runtime(runtime).expect("a preset");
+    let runtime = catalog::load::runtime(runtime).expect("a preset");
     let workload = Workload::new(workload).expect("a workload");
     let plan = plans::grammar::parse(text, &model, &workload, &runtime).ok()?;
     let scenario = Scenario {
@@ -485,8 +485,8 @@ fn preset(
     workload: WorkloadSizes,
     text: &str,
 ) -> Prediction {
-    let model = spec::load::model(model).expect("a preset");
-    let cluster = spec::load::cluster(cluster).expect("a preset");
+    let model = catalog::load::model(model).expect("a preset");
+    let cluster = catalog::load::cluster(cluster).expect("a preset");
     let (scenario, plan) = scenario(model, cluster, runtime, workload, text).expect(text);
     predicted(scenario, &plan).expect("priced")
 }

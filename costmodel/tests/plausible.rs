@@ -1,10 +1,10 @@
 //! Scenarios that no embedded run covers: other models, devices and systems. Nothing here knows a
 //! measured time; what must hold is physics and what such systems are known to reach.
 
+use catalog::{Precision, Workload};
 use costmodel::{CostModel, Scenario};
 use plans::{Prediction, Strategy as Plan};
 use proptest::prelude::*;
-use spec::{Precision, Workload};
 
 /// A scenario in words.
 #[derive(Clone, Copy, Debug)]
@@ -21,10 +21,10 @@ struct Case {
 
 fn predict(case: Case) -> Prediction {
     let scenario = Scenario {
-        model: spec::load::model(case.model).expect("preset"),
-        cluster: spec::load::cluster(case.cluster).expect("preset"),
-        runtime: spec::load::runtime(case.runtime).expect("preset"),
-        workload: Workload::new(spec::WorkloadSizes {
+        model: catalog::load::model(case.model).expect("preset"),
+        cluster: catalog::load::cluster(case.cluster).expect("preset"),
+        runtime: catalog::load::runtime(case.runtime).expect("preset"),
+        workload: Workload::new(catalog::WorkloadSizes {
             gpus: case.gpus,
             seq_len: case.seq_len,
             global_batch: case.batch,

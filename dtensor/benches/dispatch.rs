@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+use catalog::DType;
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use dtensor::block::{Attention, Block, Half, Keep, Parameters};
@@ -21,7 +22,6 @@ use dtensor::cuda::launcher::{
 use dtensor::cuda::{Batch, Context, CudaError, Device, GradientSink, Machine, Tensor};
 use dtensor::{BlockPosition, CausalAttention, TensorId, TensorRole};
 use models::{BlockClass, BlockLayout};
-use spec::DType;
 
 fn main() {
     divan::main();
@@ -129,7 +129,7 @@ impl GradientSink for &Held {
 
 #[divan::bench]
 fn layer(bencher: Bencher<'_, '_>) {
-    let model = spec::load::model("llama3-8b").expect("a preset");
+    let model = catalog::load::model("llama3-8b").expect("a preset");
     let class = BlockClass::Layer(model.layer_class(0));
     let layout = BlockLayout::alone(1, 4096, DType::Bf16);
     let trace = models::trace_block(&model, class, &layout).expect("traced");

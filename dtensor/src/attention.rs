@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use spec::DType;
+use catalog::DType;
 
 use crate::trace::{Detail, Op, OpKind, SoftmaxRule, Trace};
 

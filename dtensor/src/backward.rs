@@ -1,7 +1,7 @@
 //! The backward pass: the records in reverse, each by its rule.
 
+use catalog::Axis;
 use rustc_hash::FxHashMap;
-use spec::Axis;
 
 use crate::error::DTensorError;
 use crate::ops::shards;

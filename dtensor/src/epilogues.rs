@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use spec::DType;
-use spec::model::Activation;
+use catalog::DType;
+use catalog::model::Activation;
 
 use crate::trace::{Detail, Op, OpKind, Pass, TensorId, Trace, View};
 

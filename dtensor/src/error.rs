@@ -1,7 +1,7 @@
 //! What can go wrong when a model runs under a plan.
 
 use crate::placement::{Placement, Placements};
-use spec::Axis;
+use catalog::Axis;
 
 /// An operator met placements it has no rule for.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

@@ -1,7 +1,7 @@
 //! Forward operators of mixtures of experts: choice, dispatch, grouped products, combination.
 
-use spec::model::Router;
-use spec::{Axis, DType};
+use catalog::model::Router;
+use catalog::{Axis, DType};
 
 use crate::error::DTensorError;
 use crate::ops::{no_rule, shards};

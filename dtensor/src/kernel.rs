@@ -1,8 +1,8 @@
 //! What an operator is called in profiles, with the local sizes that decide its time.
 
-use spec::Axis;
-use spec::model::NormKind;
-use spec::profile::Kernel;
+use catalog::Axis;
+use catalog::model::NormKind;
+use catalog::profile::Kernel;
 
 use crate::epilogues::Epilogues;
 use crate::placement::Placement;
@@ -129,8 +129,8 @@ impl Trace {
             .iter()
             .chain(&op.outputs)
             .map(|&id| self.tensor(id).dtype);
-        let float = types.find(|d| matches!(d, spec::DType::F32 | spec::DType::Bf16));
-        format!("{:?}", float.unwrap_or(spec::DType::F32)).to_lowercase()
+        let float = types.find(|d| matches!(d, catalog::DType::F32 | catalog::DType::Bf16));
+        format!("{:?}", float.unwrap_or(catalog::DType::F32)).to_lowercase()
     }
 
     fn sizes(&self, op: &Op, ranks: impl Fn(Axis) -> u64) -> Vec<u64> {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use spec::Axis;
+use catalog::Axis;
 
 use crate::placement::{BLOCK_AXES, BlockMesh, Placement, Placements, chunk_size};
 use crate::trace::TensorInfo;

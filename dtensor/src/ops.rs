@@ -1,7 +1,7 @@
 //! Forward operators: shapes, placement propagation, and what each keeps for its backward.
 
-use spec::model::{Activation, NormKind};
-use spec::{Axis, DType, RopeScaling};
+use catalog::model::{Activation, NormKind};
+use catalog::{Axis, DType, RopeScaling};
 
 use crate::error::DTensorError;
 use crate::placement::{BLOCK_AXES, Placement, Placements};

@@ -1,6 +1,6 @@
 //! How a global tensor lies on the axes of the mesh inside a block.
 
-use spec::Axis;
+use catalog::Axis;
 
 /// Placement on one mesh axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

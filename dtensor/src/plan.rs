@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock, RwLock};
 
+use catalog::{Axis, CpKind};
 use regex::Regex;
-use spec::{Axis, CpKind};
 
 use crate::placement::{BlockMesh, Placement, Placements};
 

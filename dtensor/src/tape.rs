@@ -1,6 +1,6 @@
 //! The tape: runs operators on meta tensors, records them, and derives the backward pass.
 
-use spec::{Axis, DType};
+use catalog::{Axis, DType};
 
 use crate::error::DTensorError;
 use crate::placement::{BlockMesh, Placement, Placements};
@@ -208,7 +208,7 @@ impl<'p> Tape<'p> {
 
     /// How attention exchanges keys and values over the sharded sequence.
     #[must_use]
-    pub fn attention_exchange(&self) -> spec::CpKind {
+    pub fn attention_exchange(&self) -> catalog::CpKind {
         self.plan.attention_exchange
     }
 

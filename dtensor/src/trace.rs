@@ -3,8 +3,8 @@
 //! The trace is an *unfused* operator graph over local shapes. Costs are not here: `costmodel`
 //! lowers the graph for a runtime (fusion, kept tensors, overlapped collectives) and prices it.
 
-use spec::model::{Activation, NormKind, Router};
-use spec::{Axis, DType, RopeScaling};
+use catalog::model::{Activation, NormKind, Router};
+use catalog::{Axis, DType, RopeScaling};
 
 use crate::placement::{Placement, Placements};
 
@@ -463,8 +463,8 @@ impl TensorInfo {
 
     /// Local bytes.
     #[must_use]
-    pub fn bytes(&self) -> spec::Bytes {
-        spec::Bytes(self.elements().saturating_mul(self.dtype.size()))
+    pub fn bytes(&self) -> catalog::Bytes {
+        catalog::Bytes(self.elements().saturating_mul(self.dtype.size()))
     }
 }
 

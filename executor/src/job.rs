@@ -1,9 +1,9 @@
 //! A training job: a plan with everything needed to run it.
 
+use catalog::{DType, Model, Precision, ScheduleKind, Workload};
 use plans::Strategy;
 use plans::program::{self, Program};
 use plans::schedule::{self, Schedule};
-use spec::{DType, Model, Precision, ScheduleKind, Workload};
 
 use crate::data::Dataset;
 use crate::error::ExecutorError;

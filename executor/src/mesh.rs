@@ -1,9 +1,9 @@
 //! Where a rank stands on every axis of both meshes, and who its peers are.
 
+use catalog::Axis;
 use dtensor::comm::Group;
 use dtensor::{BlockMesh, BlockPosition};
 use plans::Strategy;
-use spec::Axis;
 
 /// A rank's index on every axis of the dense and the expert mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -424,7 +424,7 @@ impl<'j, D: Device> Rank<'j, D> {
             half,
             reduces: strategy.overlap.grad_reduce
                 && half != Half::Input
-                && (last || strategy.zero >= spec::Zero::Z2),
+                && (last || strategy.zero >= catalog::Zero::Z2),
         };
         let last = self.last_stage();
         let gradient = match half {
@@ -472,7 +472,7 @@ impl<'j, D: Device> Rank<'j, D> {
     fn tokens(&self, micro_batch: u32, step: u64) -> (Vec<u32>, Vec<u32>) {
         let (job, data) = (self.job, &self.job.data);
         let placements =
-            dtensor::Placements::REPLICATE.with(spec::Axis::Cp, dtensor::Placement::Shard(1));
+            dtensor::Placements::REPLICATE.with(catalog::Axis::Cp, dtensor::Placement::Shard(1));
         let global = [job.strategy.micro_batch, job.seq_len];
         let positions = self.position.indices(&global, &placements, 1);
         let first = step * job.global_batch + self.first_sequence(micro_batch);

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use catalog::Bytes;
 use dtensor::cpu::{AdamWStep, Numerics};
-use spec::Bytes;
 
 /// Settings of a training job.
 #[derive(Clone, Debug, PartialEq)]

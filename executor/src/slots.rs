@@ -4,12 +4,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use catalog::Axis;
+use catalog::model::{Family, ModelConfig};
 use dtensor::block::Block;
 use dtensor::layout::consecutive;
 use dtensor::philox::Stream;
 use dtensor::{BlockPosition, Detail, OpKind, Placement, TensorId, TensorInfo};
-use spec::Axis;
-use spec::model::{Family, ModelConfig};
 
 /// Which mesh shares a parameter's states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

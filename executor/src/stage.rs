@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use catalog::model::ModelConfig;
+use catalog::{Bytes, Precision, Zero};
 use dtensor::block::{Attention, Block, Half, Keep};
 use dtensor::cpu::Numerics;
 use dtensor::{BlockPosition, TensorRole};
 use models::{BlockClass, BlockLayout};
 use plans::{Recompute, Strategy};
-use spec::model::ModelConfig;
-use spec::{Bytes, Precision, Zero};
 
 use crate::device::{Device, Passing};
 use crate::error::ExecutorError;
@@ -317,7 +317,7 @@ pub(crate) fn sharing(mesh: &Mesh, rank: usize, zero: Zero) -> [Sharing; 2] {
 
 /// Refuses models with something that has no cpu kernel, before any rank starts.
 pub(crate) fn check(model: &ModelConfig) -> Result<(), ExecutorError> {
-    let reason = if model.constants.rope_scaling == spec::RopeScaling::Other {
+    let reason = if model.constants.rope_scaling == catalog::RopeScaling::Other {
         Some("this rope_type (default, linear, llama3 and yarn are)")
     } else if model.mtp_layers > 0 {
         Some("prediction modules; set num_nextn_predict_layers to 0 to train without them")

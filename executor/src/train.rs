@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{Scope, ScopedJoinHandle};
 
+use catalog::Precision;
 use dtensor::block::Watch;
 use dtensor::comm::{Communicator, local};
 use plans::Timeline;
 use sha2::{Digest, Sha256};
-use spec::Precision;
 
 use crate::checkpoint::{self, Manifest, Memory, Piece, RunIdentity, Source, Store, Written};
 use crate::device::{Cores, Device, Devices};
@@ -255,7 +255,7 @@ fn computes<D: Devices>(_: &D, job: &Job) -> Result<(), ExecutorError> {
     if here.contains(&job.precision) {
         return Ok(());
     }
-    let name = |p: &Precision| spec::residuals::precision_name(*p);
+    let name = |p: &Precision| catalog::residuals::precision_name(*p);
     let names: Vec<&str> = here.iter().map(name).collect();
     Err(ExecutorError::Device {
         reason: format!(

@@ -1,5 +1,6 @@
 //! What must be true of every prediction, strategy and file, whatever the input was.
 
+use catalog::Bytes;
 use costmodel::{CostModel, Scenario};
 use plans::export::{Dialect, ExportError, Exported, Job, Launcher, export};
 use plans::import::{Document, Given, import};
@@ -7,7 +8,6 @@ use plans::json::{DetailJson, PredictedJson, StrategyJson};
 use plans::plan_file::PlannedFor;
 use plans::{PlanFile, Prediction, Strategy};
 use serde_json::Value;
-use spec::Bytes;
 
 use crate::outcome::Outcome;
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use catalog::{Cluster, Model, Precision, Runtime, Workload, WorkloadSizes};
 use costmodel::Scenario;
-use spec::{Cluster, Model, Precision, Runtime, Workload, WorkloadSizes};
 
 use crate::rng::Rng;
 
@@ -227,7 +227,9 @@ fn preset(kind: &str, name: &str) -> Result<(), String> {
 /// When there is none of that name.
 pub fn model(name: &str) -> Result<Model, String> {
     preset("model", name)?;
-    KNOWN_MODELS.get(name, || spec::load::model(name).map_err(|e| e.to_string()))
+    KNOWN_MODELS.get(name, || {
+        catalog::load::model(name).map_err(|e| e.to_string())
+    })
 }
 
 /// A cluster preset.
@@ -237,7 +239,7 @@ pub fn model(name: &str) -> Result<Model, String> {
 pub fn cluster(name: &str) -> Result<Cluster, String> {
     preset("cluster", name)?;
     KNOWN_CLUSTERS.get(name, || {
-        spec::load::cluster(name).map_err(|e| e.to_string())
+        catalog::load::cluster(name).map_err(|e| e.to_string())
     })
 }
 
@@ -247,7 +249,7 @@ pub fn cluster(name: &str) -> Result<Cluster, String> {
 /// When there is none of that name.
 pub fn runtime(name: &str) -> Result<Runtime, String> {
     KNOWN_RUNTIMES.get(name, || {
-        spec::load::runtime(name).map_err(|e| e.to_string())
+        catalog::load::runtime(name).map_err(|e| e.to_string())
     })
 }
 

@@ -21,7 +21,7 @@ impl Format {
     #[must_use]
     pub fn parse(self, text: &str) -> Option<Value> {
         match self {
-            Self::Yaml => spec::text::yaml(text, "input").ok(),
+            Self::Yaml => catalog::text::yaml(text, "input").ok(),
             Self::Json => serde_json::from_str(text).ok(),
         }
     }

@@ -1,8 +1,8 @@
 //! Self-attention: grouped-query and latent.
 
+use catalog::model::{AttentionKind, Position, Projections};
+use catalog::{Axis, CpKind, LayerClass, RopeScaling};
 use dtensor::{AttentionShape, DTensor, Placement, SoftmaxRule, TensorId};
-use spec::model::{AttentionKind, Position, Projections};
-use spec::{Axis, CpKind, LayerClass, RopeScaling};
 
 use crate::decoder::Block;
 use crate::error::ModelError;

@@ -1,9 +1,9 @@
 //! The blocks a model is traced in: equal blocks under equal layouts have equal traces.
 
+use catalog::CpKind;
+use catalog::{DType, LayerClass, Precision};
 use dtensor::Routing;
 use plans::Strategy;
-use spec::CpKind;
-use spec::{DType, LayerClass, Precision};
 
 /// A traceable part of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,9 +1,9 @@
 //! A decoder, written once for one device. The mesh is never mentioned: layouts come from the
 //! sharding plan at module inputs and outputs.
 
+use catalog::model::{Mlp, ModelConfig, Moe, Position, Residual};
+use catalog::{DType, LayerClass};
 use dtensor::{DTensor, Nonlinearity, Placement, Placements, Tape};
-use spec::model::{Mlp, ModelConfig, Moe, Position, Residual};
-use spec::{DType, LayerClass};
 
 use crate::attention::{grouped, latent};
 use crate::error::ModelError;
@@ -67,8 +67,8 @@ impl Block<'_, '_, '_> {
 
     fn attention(&mut self, class: LayerClass, x: DTensor) -> Result<DTensor, ModelError> {
         match self.model.attention.kind {
-            spec::model::AttentionKind::Grouped { .. } => grouped(self, class, x),
-            spec::model::AttentionKind::Latent { .. } => latent(self, class, x),
+            catalog::model::AttentionKind::Grouped { .. } => grouped(self, class, x),
+            catalog::model::AttentionKind::Latent { .. } => latent(self, class, x),
         }
     }
 
@@ -89,7 +89,7 @@ impl Block<'_, '_, '_> {
     ) -> Result<DTensor, ModelError> {
         let n = self.names;
         let hidden = self.model.hidden;
-        let flat = self.model.family == spec::model::Family::Opt;
+        let flat = self.model.family == catalog::model::Family::Opt;
         let scope = |name: &str| {
             if flat {
                 name.to_owned()
@@ -324,7 +324,7 @@ impl Block<'_, '_, '_> {
     /// Token indices: whole on every tensor-parallel rank, sharded with the sequence over context.
     fn token_ids(&mut self, batch: u64, sequence: u64) -> DTensor {
         let placements = if self.tape.mesh().cp > 1 {
-            Placements::REPLICATE.with(spec::Axis::Cp, Placement::Shard(1))
+            Placements::REPLICATE.with(catalog::Axis::Cp, Placement::Shard(1))
         } else {
             Placements::REPLICATE
         };

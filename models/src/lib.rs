@@ -8,9 +8,9 @@ pub mod names;
 mod plan_section;
 pub mod sharding;
 
+use catalog::DType;
+use catalog::model::ModelConfig;
 use dtensor::{ParameterInfo, Tape, Trace};
-use spec::DType;
-use spec::model::ModelConfig;
 
 pub use block::{BlockClass, BlockLayout};
 pub use error::ModelError;

@@ -1,6 +1,6 @@
 //! What each family calls its modules: the names of the Hugging Face `state_dict`.
 
-use spec::model::{Family, ModelConfig, Residual};
+use catalog::model::{Family, ModelConfig, Residual};
 
 /// Module names of a family. Layer modules are relative to the layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use catalog::model::ModelConfig;
+use catalog::{Axis, Workload};
 use dtensor::{Entry, Placement};
 use plans::Strategy;
 use plans::plan_file::ShardingFile;
-use spec::model::ModelConfig;
-use spec::{Axis, Workload};
 
 use crate::{BlockClass, BlockLayout, ModelError, sharding_plan, trace_block};
 

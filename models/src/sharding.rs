@@ -2,9 +2,9 @@
 //! sequence parallelism between them, the sequence over context-parallel ranks, experts over
 //! expert-parallel ranks.
 
+use catalog::Axis;
+use catalog::model::{AttentionKind, Family, ModelConfig, Projections};
 use dtensor::{BlockMesh, Entry, Parts, Placement, Placements, ShardingPlan};
-use spec::Axis;
-use spec::model::{AttentionKind, Family, ModelConfig, Projections};
 
 use crate::block::BlockLayout;
 use crate::error::ModelError;

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use catalog::{DType, Model};
 use dtensor::{OpKind, TensorRole, Trace};
 use models::{BlockClass, BlockLayout, trace_block};
-use spec::{DType, Model};
 
 const S: u64 = 128;
 const B: u64 = 2;
@@ -12,7 +12,7 @@ const B: u64 = 2;
 fn gpt() -> Model {
     let text = r#"{"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 8, "vocab_size": 512,
         "n_positions": 128, "resid_pdrop": 0.1, "attn_pdrop": 0.1}"#;
-    spec::hf::decode(text, "test", "test").expect("decodes")
+    catalog::hf::decode(text, "test", "test").expect("decodes")
 }
 
 fn trace(tp: u64, sequence_parallel: bool) -> Trace {

@@ -1,8 +1,8 @@
 //! Parameter counts equal the published ones to the unit, and ranks partition them exactly.
 
+use catalog::{CpKind, DType};
 use models::{BlockClass, BlockLayout, parameter_count, trace_block};
 use proptest::prelude::*;
-use spec::{CpKind, DType};
 
 #[test]
 fn counts_equal_the_published_ones() {
@@ -34,7 +34,7 @@ fn counts_equal_the_published_ones() {
     let wrong: Vec<String> = published
         .into_iter()
         .filter_map(|(name, expected)| {
-            let model = spec::load::model(name).expect(name);
+            let model = catalog::load::model(name).expect(name);
             let count = parameter_count(&model).expect(name);
             (count != expected).then(|| {
                 format!(
@@ -49,8 +49,8 @@ fn counts_equal_the_published_ones() {
 
 #[test]
 fn every_preset_traces_under_every_axis() {
-    for info in spec::load::model_names() {
-        let model = spec::load::model(&info.name).expect("preset");
+    for info in catalog::load::model_names() {
+        let model = catalog::load::model(&info.name).expect("preset");
         for block in models::blocks(&model) {
             for cp_kind in CpKind::ALL {
                 let layout = BlockLayout {
@@ -97,7 +97,7 @@ proptest! {
     #[test]
     fn experts_divide_by_ep_and_etp(ep in 0u32..4, etp in 0u32..3) {
         let (ep, etp) = (1u64 << ep, 1u64 << etp);
-        let model = spec::load::model("mixtral-8x7b").expect("preset");
+        let model = catalog::load::model("mixtral-8x7b").expect("preset");
         let class = BlockClass::Layer(model.layer_class(0));
         let trace = trace_block(&model, class, &layout(4, ep, etp)).expect("traces");
         for p in trace.parameters.iter().filter(|p| p.expert) {
@@ -108,7 +108,7 @@ proptest! {
     #[test]
     fn matrices_divide_by_tp(tp in 0u32..4) {
         let tp = 1u64 << tp;
-        let model = spec::load::model("llama3-70b").expect("preset");
+        let model = catalog::load::model("llama3-70b").expect("preset");
         let class = BlockClass::Layer(model.layer_class(0));
         let trace = trace_block(&model, class, &layout(tp, 1, 1)).expect("traces");
         for p in trace.parameters.iter().filter(|p| p.global_shape.len() == 2) {

@@ -5,12 +5,12 @@
 
 use std::sync::OnceLock;
 
+use catalog::{Precision, Workload};
 use costmodel::{CostModel, Scenario};
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use planner::{Constraints, SearchOptions, SearchSpace, search};
 use plans::Strategy;
-use spec::{Precision, Workload};
 
 fn main() {
     divan::main();
@@ -18,10 +18,10 @@ fn main() {
 
 fn scenario(model: &str, gpus: u64) -> Scenario {
     Scenario {
-        model: spec::load::model(model).expect("preset"),
-        cluster: spec::load::cluster("dgx-h100").expect("preset"),
-        runtime: spec::load::runtime("megatron-core").expect("preset"),
-        workload: Workload::new(spec::WorkloadSizes {
+        model: catalog::load::model(model).expect("preset"),
+        cluster: catalog::load::cluster("dgx-h100").expect("preset"),
+        runtime: catalog::load::runtime("megatron-core").expect("preset"),
+        workload: Workload::new(catalog::WorkloadSizes {
             gpus,
             seq_len: 8192,
             global_batch: gpus.clamp(512, 2048),

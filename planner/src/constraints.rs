@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
+use catalog::Zero;
+use catalog::runtime::RecomputeMode;
 use plans::grammar::recompute_name;
 use plans::{Decisions, Recompute};
 use serde::{Deserialize, Serialize};
-use spec::Zero;
-use spec::runtime::RecomputeMode;
 
 use crate::PlannerError;
 
@@ -329,7 +329,7 @@ fn known(text: &str, key: &str, keys: &[&str]) -> Result<(), PlannerError> {
     if keys.contains(&key) {
         return Ok(());
     }
-    let reason = spec::suggest::nearest(key, keys.iter().copied()).map_or_else(
+    let reason = catalog::suggest::nearest(key, keys.iter().copied()).map_or_else(
         || format!("unknown dimension `{key}`; there are {}", keys.join(", ")),
         |near| format!("unknown dimension `{key}`; did you mean `{near}`?"),
     );

@@ -2,11 +2,11 @@
 //! cost model predicts again with one thing changed, or a number of the log itself. Those that come
 //! nearest to the measurement stand first.
 
+use catalog::runtime::AttentionKernel;
+use catalog::{Bandwidth, Bytes, Seconds};
 use costmodel::{CostModel, Scenario};
 use plans::training_log::{Steady, TrainingLog};
 use plans::{Decisions, Overlap, Prediction, Recompute, Strategy, Zero};
-use spec::runtime::AttentionKernel;
-use spec::{Bandwidth, Bytes, Seconds};
 
 use crate::PlannerError;
 

@@ -1,8 +1,8 @@
 //! Why one strategy beats another, and what one decision changes.
 
+use catalog::ScheduleKind;
 use costmodel::CostModel;
 use plans::{Breakdown, Candidate, Decisions, Prediction, Recompute, Strategy};
-use spec::ScheduleKind;
 
 use crate::PlannerError;
 

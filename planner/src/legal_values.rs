@@ -5,8 +5,8 @@
 //! number of devices. The check uses a batch and a sequence length that every size divides, so that these
 //! two never decide.
 
+use catalog::{CpKind, ScheduleKind, Workload, WorkloadSizes};
 use costmodel::Scenario;
-use spec::{CpKind, ScheduleKind, Workload, WorkloadSizes};
 
 use crate::PlannerError;
 use crate::constraints::{Constraints, DIMENSIONS};
@@ -150,5 +150,5 @@ fn nearest(value: &str, legal: &[String]) -> Option<String> {
             .min_by(|a, b| apart(a).total_cmp(&apart(b)))
             .cloned();
     }
-    spec::suggest::nearest(value, legal)
+    catalog::suggest::nearest(value, legal)
 }

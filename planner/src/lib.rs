@@ -23,7 +23,7 @@ pub enum PlannerError {
     Cost(#[from] CostError),
     /// A number of devices is out of range.
     #[error(transparent)]
-    Workload(#[from] spec::WorkloadError),
+    Workload(#[from] catalog::WorkloadError),
     /// A constraint does not make sense.
     #[error("constraint `{text}`: {reason}")]
     Constraint {

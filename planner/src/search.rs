@@ -199,7 +199,7 @@ impl Run<'_> {
             Some(full) => self.costs.floors(&full)?.memory.min(time.memory),
             None if family.recompute == [Recompute::None] => time.memory,
             // Without full recomputation among the members nothing bounds them all from below.
-            None => spec::Bytes(0),
+            None => catalog::Bytes(0),
         };
         Ok((memory <= self.costs.capacity()).then_some(Floors {
             time: time.time,

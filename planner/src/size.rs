@@ -1,9 +1,9 @@
 //! How many devices: the smallest cluster that fits, and time against cost over sizes.
 
+use catalog::Bytes;
 use costmodel::{CostModel, Scenario};
 use plans::{Candidate, Recompute};
 use rayon::prelude::*;
-use spec::Bytes;
 
 use crate::PlannerError;
 use crate::constraints::Constraints;

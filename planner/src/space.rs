@@ -10,12 +10,12 @@
 //! What does not change a step (context kind without context parallelism, order without a pipeline,
 //! ZeRO without data parallelism) has one value, so that every strategy counts once.
 
+use catalog::runtime::{RecomputeMode, SequenceParallelUse};
+use catalog::{AxisOrder, CpKind, ScheduleKind, Zero};
 use costmodel::Scenario;
 use plans::legality::allowed_by;
 use plans::{Decisions, Recompute, StagePartition, Strategy};
 use rayon::prelude::*;
-use spec::runtime::{RecomputeMode, SequenceParallelUse};
-use spec::{AxisOrder, CpKind, ScheduleKind, Zero};
 use std::collections::BTreeMap;
 
 use crate::constraints::{Constraints, switch_name, zero_name};

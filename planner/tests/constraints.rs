@@ -1,15 +1,15 @@
 //! Every plan that a search finds satisfies the constraints given; constraints that cannot be satisfied are errors.
 
+use catalog::{Precision, Workload, WorkloadSizes};
 use costmodel::{CostModel, Scenario};
 use planner::{Constraints, PlannerError, SearchOptions, SearchSpace, legal_values, search};
 use proptest::prelude::*;
-use spec::{Precision, Workload, WorkloadSizes};
 
 fn scenario(model: &str, gpus: u64, runtime: &str) -> Scenario {
     Scenario {
-        model: spec::load::model(model).expect("preset"),
-        cluster: spec::load::cluster("dgx-h100").expect("preset"),
-        runtime: spec::load::runtime(runtime).expect("preset"),
+        model: catalog::load::model(model).expect("preset"),
+        cluster: catalog::load::cluster("dgx-h100").expect("preset"),
+        runtime: catalog::load::runtime(runtime).expect("preset"),
         workload: Workload::new(WorkloadSizes {
             gpus,
             seq_len: 2048,
@@ -119,7 +119,7 @@ fn constraints_that_contradict_each_other_are_refused() {
 
 #[test]
 fn a_file_of_constraints_is_held_to_the_same() {
-    let read = |yaml: &str| -> Constraints { spec::text::yaml(yaml, "c.yaml").expect("read") };
+    let read = |yaml: &str| -> Constraints { catalog::text::yaml(yaml, "c.yaml").expect("read") };
     let s = scenario("llama3-8b", 8, "megatron-core");
     for yaml in [
         "fix: {zero: ['9']}",

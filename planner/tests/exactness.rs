@@ -1,16 +1,16 @@
 //! The pruned search equals brute force, whatever the threads.
 
+use catalog::{Precision, Workload};
 use costmodel::{CostModel, Scenario};
 use planner::{Constraints, Objective, SearchOptions, SearchSpace, search};
 use plans::SearchOutcome;
-use spec::{Precision, Workload};
 
 fn scenario(model: &str, cluster: &str, gpus: u64, runtime: &str, headroom: f64) -> Scenario {
     Scenario {
-        model: spec::load::model(model).expect("preset"),
-        cluster: spec::load::cluster(cluster).expect("preset"),
-        runtime: spec::load::runtime(runtime).expect("preset"),
-        workload: Workload::new(spec::WorkloadSizes {
+        model: catalog::load::model(model).expect("preset"),
+        cluster: catalog::load::cluster(cluster).expect("preset"),
+        runtime: catalog::load::runtime(runtime).expect("preset"),
+        workload: Workload::new(catalog::WorkloadSizes {
             gpus,
             seq_len: 2048,
             global_batch: 64,

@@ -3,21 +3,21 @@
 
 use std::collections::BTreeMap;
 
+use catalog::load::PresetInfo;
+use catalog::{Precision, Workload};
 use costmodel::{CostModel, Scenario};
 use planner::{Constraints, SearchSpace};
 use plans::Recompute;
-use spec::load::PresetInfo;
-use spec::{Precision, Workload};
 
 #[test]
 fn legal_strategies_of_every_model_are_priced() {
-    for PresetInfo { name, .. } in spec::load::model_names() {
+    for PresetInfo { name, .. } in catalog::load::model_names() {
         let scenario = Scenario {
-            model: spec::load::model(&name).expect("preset"),
-            cluster: spec::load::cluster("dgx-h200").expect("preset"),
+            model: catalog::load::model(&name).expect("preset"),
+            cluster: catalog::load::cluster("dgx-h200").expect("preset"),
             // Its space has those of the others in it.
-            runtime: spec::load::runtime("vescale-cuda").expect("preset"),
-            workload: Workload::new(spec::WorkloadSizes {
+            runtime: catalog::load::runtime("vescale-cuda").expect("preset"),
+            workload: Workload::new(catalog::WorkloadSizes {
                 gpus: 4,
                 seq_len: 2048,
                 global_batch: 4,

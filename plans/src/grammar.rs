@@ -3,9 +3,9 @@
 
 use std::fmt;
 
-use spec::model::ModelConfig;
-use spec::runtime::SequenceParallelUse;
-use spec::{Axis, AxisOrder, CpKind, Overlap, Runtime, ScheduleKind, Workload, Zero};
+use catalog::model::ModelConfig;
+use catalog::runtime::SequenceParallelUse;
+use catalog::{Axis, AxisOrder, CpKind, Overlap, Runtime, ScheduleKind, Workload, Zero};
 
 use crate::legality::StrategyError;
 use crate::partition::StagePartition;
@@ -215,7 +215,7 @@ impl<'a> Fields<'a> {
                 .split_once('=')
                 .ok_or_else(|| syntax(format!("`{part}` is not of the form key=value")))?;
             if !KEYS.contains(&key) {
-                let hint = spec::suggest::nearest(key, KEYS).map_or_else(
+                let hint = catalog::suggest::nearest(key, KEYS).map_or_else(
                     || format!("keys: {}", KEYS.join(", ")),
                     |k| format!("did you mean `{k}`?"),
                 );

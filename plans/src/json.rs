@@ -1,8 +1,8 @@
 //! The stable JSON forms of strategies, predictions and search results.
 
+use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, Zero};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use spec::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, Zero};
 
 use crate::grammar::{recompute_name, short};
 use crate::partition::StagePartition;

@@ -1,8 +1,8 @@
 //! Which strategies are legal: for any system, and for a given runtime.
 
-use spec::model::ModelConfig;
-use spec::runtime::{RecomputeMode, SequenceParallelUse};
-use spec::{CpKind, Runtime, ScheduleKind, Workload, Zero};
+use catalog::model::ModelConfig;
+use catalog::runtime::{RecomputeMode, SequenceParallelUse};
+use catalog::{CpKind, Runtime, ScheduleKind, Workload, Zero};
 
 use crate::schedule::{self, ScheduleError};
 use crate::strategy::{Decisions, Recompute, Strategy};

@@ -17,6 +17,7 @@ pub mod strategy;
 pub mod timeline;
 pub mod training_log;
 
+pub use catalog::{Axis, AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
 pub use legality::StrategyError;
 pub use mesh::Group;
 pub use partition::StagePartition;
@@ -27,6 +28,5 @@ pub use prediction::{
 };
 pub use program::Program;
 pub use schedule::{Action, ActionKind, Schedule};
-pub use spec::{Axis, AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
 pub use strategy::{Decisions, Recompute, Strategy};
 pub use timeline::{Event, Stream, Timeline};

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use catalog::{SpecError, Workload};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use spec::{SpecError, Workload};
 
 use crate::json::{PredictedJson, StrategyJson};
 use crate::prediction::Prediction;
@@ -59,7 +59,7 @@ pub struct WorkloadFile {
     /// Sequences per step.
     pub global_batch: u64,
     /// Precision of linear layers.
-    pub precision: spec::Precision,
+    pub precision: catalog::Precision,
 }
 
 /// The sharding plan: full-match patterns to placements per axis.
@@ -222,7 +222,7 @@ impl PlanFile {
     /// # Errors
     /// With line and field when it is malformed; when its id does not match its content.
     pub fn from_yaml(text: &str, path: &str) -> Result<Self, SpecError> {
-        let plan: Self = spec::text::yaml(text, path)?;
+        let plan: Self = catalog::text::yaml(text, path)?;
         let field = |field: &str, message: String| SpecError::Field {
             path: path.to_owned(),
             field: field.to_owned(),

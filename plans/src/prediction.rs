@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use catalog::{Bytes, Origin, Seconds};
 use serde::{Deserialize, Serialize};
-use spec::{Bytes, Origin, Seconds};
 
 use crate::strategy::Strategy;
 
@@ -26,7 +26,7 @@ pub struct Prediction {
     /// figures, Megatron's and NeMo's among them, mostly are of this kind.
     pub mfu_palm: f64,
     /// The dense peak used for both, per device.
-    pub peak_flop_rate: spec::FlopRate,
+    pub peak_flop_rate: catalog::FlopRate,
     /// Memory of the heaviest rank at its peak.
     pub peak_memory: Bytes,
     /// Interval at level 0.8.

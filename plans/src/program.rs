@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use spec::Zero;
+use catalog::Zero;
 
 use crate::schedule::{Action, ActionKind, Schedule, action};
 use crate::strategy::Strategy;

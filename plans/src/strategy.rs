@@ -4,8 +4,8 @@ use std::ops::Deref;
 
 use serde::{Deserialize, Serialize};
 
-use spec::model::ModelConfig;
-use spec::{Axis, AxisOrder, CpKind, Overlap, ScheduleKind, Workload, Zero};
+use catalog::model::ModelConfig;
+use catalog::{Axis, AxisOrder, CpKind, Overlap, ScheduleKind, Workload, Zero};
 
 use crate::legality::{self, StrategyError};
 use crate::mesh::Group;

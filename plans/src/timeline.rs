@@ -1,6 +1,6 @@
 //! What happened, or is predicted to happen, when: the type that simulator and executor share.
 
-use spec::{Bytes, Seconds};
+use catalog::{Bytes, Seconds};
 
 /// Where on a rank an event runs.
 #[derive(

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 fn findings(name: &str, text: &str, model: Option<&str>) -> Vec<String> {
     let document = Document::read(text, name, None, &|_| None).expect("well-formed");
-    let model = model.map(|m| spec::load::model(m).expect("preset"));
+    let model = model.map(|m| catalog::load::model(m).expect("preset"));
     let found = check(&document, model.as_deref()).expect("schema");
     found.iter().map(ToString::to_string).collect()
 }
@@ -146,7 +146,7 @@ torchrun $DISTRIBUTED \
     let document = Document::read(script, "run.sh", None, &|_| None).expect("shell");
     assert_eq!(document.dialect, Dialect::MegatronLm);
     assert_eq!(document.gpus, Some(32));
-    let model = spec::load::model("llama3-8b").expect("preset");
+    let model = catalog::load::model("llama3-8b").expect("preset");
     let given = Given {
         model: &model,
         gpus: None,
@@ -159,7 +159,7 @@ torchrun $DISTRIBUTED \
 
 #[test]
 fn imports_that_cannot_be_say_why() {
-    let model = spec::load::model("llama3-8b").expect("preset");
+    let model = catalog::load::model("llama3-8b").expect("preset");
     let message = |name: &str, text: &str, gpus: Option<u64>| {
         let document = Document::read(text, name, None, &|_| None).expect("well-formed");
         let given = Given {
@@ -223,7 +223,7 @@ fn imports_that_cannot_be_say_why() {
 /// Layouts as Megatron-LM's own documentation writes them.
 #[test]
 fn pipeline_layouts_unroll() {
-    let model = spec::load::model("llama3-8b").expect("preset");
+    let model = catalog::load::model("llama3-8b").expect("preset");
     let stages = |layout: &str, pp: u64| {
         let text = format!(
             "--pipeline-model-parallel-size {pp} --pipeline-model-parallel-layout '{layout}' --seq-length 64"
@@ -338,7 +338,7 @@ proptest! {
     #[test]
     fn nonsense_never_panics(pieces in prop::collection::vec(0usize..PIECES.len(), 0..40)) {
         let text: String = pieces.into_iter().map(|i| PIECES[i]).collect();
-        let model = spec::load::model("mixtral-8x7b").expect("preset");
+        let model = catalog::load::model("mixtral-8x7b").expect("preset");
         for dialect in Dialect::ALL {
             let document = Document::read(&text, "x", Some(dialect), &|_| Some("A=1".to_owned()));
             let Ok(document) = document else { continue };

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeSet;
 
+use catalog::{Precision, Workload};
 use plans::json::{PredictedJson, StrategyJson};
 use plans::plan_file::{SCHEMA_VERSION, ShardingFile, WorkloadFile};
 use plans::{Axis, Breakdown, PlanFile, Strategy as Plan};
 use proptest::prelude::*;
-use spec::{Precision, Workload};
 
 fn parsed(text: &str) -> Result<Plan, plans::StrategyError> {
-    let model = spec::load::model("mixtral-8x7b").expect("preset");
-    let runtime = spec::load::runtime("vescale").expect("preset");
-    let workload = Workload::new(spec::WorkloadSizes {
+    let model = catalog::load::model("mixtral-8x7b").expect("preset");
+    let runtime = catalog::load::runtime("vescale").expect("preset");
+    let workload = Workload::new(catalog::WorkloadSizes {
         gpus: 64,
         seq_len: 4096,
         global_batch: 128,

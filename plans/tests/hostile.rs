@@ -1,13 +1,13 @@
 //! Names and paths from outside are data in every exported file: they read back as they are, and nothing of
 //! them becomes a line, a key, a word or a statement of its own.
 
+use catalog::model::ModelConfig;
+use catalog::{Precision, Workload, WorkloadSizes};
 use plans::config::{Node, Value, escape, python, toml, write, yaml};
 use plans::export::{Dialect, Exported, Job, Launcher, export};
 use plans::import::Document;
 use plans::plan_file::ShardingFile;
 use proptest::prelude::*;
-use spec::model::ModelConfig;
-use spec::{Precision, Workload, WorkloadSizes};
 
 /// A name that nothing else in a file is.
 const SAFE: &str = "benignmodelname";
@@ -62,7 +62,7 @@ fn hostile() -> impl Strategy<Value = String> {
 
 /// A plan that the target takes, for a model of that name.
 fn exported(name: &str, dialect: Dialect, launcher: Option<Launcher>) -> Exported {
-    let model = spec::load::model("llama3-8b").expect("preset");
+    let model = catalog::load::model("llama3-8b").expect("preset");
     let mut named = ModelConfig::clone(&model);
     name.clone_into(&mut named.name);
     let workload = Workload::new(WorkloadSizes {
@@ -72,7 +72,7 @@ fn exported(name: &str, dialect: Dialect, launcher: Option<Launcher>) -> Exporte
         precision: Precision::Bf16,
     })
     .expect("a workload");
-    let runtime = spec::load::runtime("vescale").expect("preset");
+    let runtime = catalog::load::runtime("vescale").expect("preset");
     let zero = match dialect {
         Dialect::Torchtitan02 | Dialect::Torchtitan03 | Dialect::TorchtitanMain => 3,
         Dialect::Accelerate | Dialect::Axolotl => 2,
@@ -146,7 +146,7 @@ fn same_but_for_the_name(name: &str, dialect: Dialect, launcher: Option<Launcher
         let control = hostile
             .text
             .chars()
-            .find(|&c| c != '\n' && spec::names::is_control(c));
+            .find(|&c| c != '\n' && catalog::names::is_control(c));
         assert_eq!(
             control, None,
             "{dialect:?} {}\n{}",

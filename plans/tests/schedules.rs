@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use catalog::{Precision, ScheduleKind, Workload};
 use plans::schedule::{self, ActionKind, Schedule};
-use spec::{Precision, ScheduleKind, Workload};
 
 /// Times of the four kinds of pass, in units.
 #[derive(Clone, Copy)]
@@ -242,10 +242,10 @@ fn activations_in_flight_are_those_of_the_papers() {
 /// A stage holds what is on its way and no more, however many micro-batches there are.
 #[test]
 fn messages_on_their_way_do_not_grow_with_the_number_of_micro_batches() {
-    let model = spec::load::model("llama3-8b").expect("preset");
-    let runtime = spec::load::runtime("vescale").expect("preset");
+    let model = catalog::load::model("llama3-8b").expect("preset");
+    let runtime = catalog::load::runtime("vescale").expect("preset");
     let most = |schedule: &str, sequences: u64| -> Vec<usize> {
-        let workload = Workload::new(spec::WorkloadSizes {
+        let workload = Workload::new(catalog::WorkloadSizes {
             gpus: 4,
             seq_len: 1024,
             global_batch: sequences,

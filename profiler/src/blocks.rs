@@ -5,14 +5,14 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::time::Instant;
 
+use catalog::DType;
+use catalog::profile::Measured;
 use dtensor::block::{Block, Half, Keep, Parameters, Seen, Watch, WatchError};
 use dtensor::comm::Group;
 use dtensor::comm::loopback::Loopback;
 use dtensor::cpu::{Context, GradientSink, Machine, MicroBatch, Numerics, Tensor, TreeSum};
 use dtensor::philox::Stream;
 use dtensor::{BLOCK_AXES, BlockPosition, ParameterInfo, TensorId, TensorInfo, TensorRole, Trace};
-use spec::DType;
-use spec::profile::Measured;
 
 use crate::ProfilerError;
 use crate::lanes::{Effort, Laps, measure};

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use spec::profile::{Kernel, Measured};
+use catalog::profile::{Kernel, Measured};
 
 use crate::ProfilerError;
 use crate::visits::VISITS;

@@ -1,6 +1,6 @@
 //! What machine this is.
 
-use spec::profile::Machine;
+use catalog::profile::Machine;
 
 /// This machine, as far as the operating system says.
 #[must_use]

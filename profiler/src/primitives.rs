@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use catalog::DType;
+use catalog::profile::{Kernel, Measured};
 use dtensor::comm::local::{self, LocalCommunicator};
 use dtensor::comm::{Communicator, Group, pack, unpack};
 use dtensor::cpu::{AdamWStep, ExactSum, Tensor, Weights, adamw};
-use spec::DType;
-use spec::profile::{Kernel, Measured};
 
 use crate::ProfilerError;
 use crate::lanes::{Effort, Laps, measure};

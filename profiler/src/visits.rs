@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use spec::profile::{Kernel, Measured};
+use catalog::profile::{Kernel, Measured};
 
 /// Times at which everything is measured. A machine's clock and its neighbours change from minute to
 /// minute; what is measured in one go is all of one minute, and prices of different shapes would not

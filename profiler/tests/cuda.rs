@@ -9,6 +9,8 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use catalog::profile::Kernel;
+use catalog::{CpKind, DType, Model};
 use dtensor::CausalAttention;
 use dtensor::cuda::launcher::{
     Address, Arguments, AttentionOperands, GraphId, Launch, Launcher, Product,
@@ -20,8 +22,6 @@ use profiler::cuda::{
     Asked, Causal, ELEMENTS, Linear, OPERATORS, Operator, OperatorKind, Request, Way,
 };
 use profiler::{BlockRequest, Effort, ProfilerError};
-use spec::profile::Kernel;
-use spec::{CpKind, DType, Model};
 
 const EFFORT: Effort = Effort {
     time: Duration::ZERO,
@@ -235,7 +235,7 @@ fn work_left_undone_is_refused() {
 }
 
 fn model(json: &str) -> Model {
-    spec::hf::decode(json, "test", "model").expect("a model")
+    catalog::hf::decode(json, "test", "model").expect("a model")
 }
 
 const LLAMA: &str = r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1,
@@ -378,7 +378,7 @@ fn attention_is_named_by_what_it_does() {
             "attention scores sinks window 128 forward bf16",
         ),
     ] {
-        let model = spec::load::model(name).expect("a preset");
+        let model = catalog::load::model(name).expect("a preset");
         let class = BlockClass::Layer(model.layer_class(layer));
         let trace = models::trace_block(&model, class, &layout).expect("a block");
         let mut ops = trace.forward.iter();

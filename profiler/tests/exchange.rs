@@ -8,6 +8,7 @@ mod emulator;
 use std::rc::Rc;
 use std::time::Duration;
 
+use catalog::profile::{Gpu, Kernel, Machine, Profile};
 use dtensor::comm::{Communicator, Group, local};
 use dtensor::cuda::{CudaError, Device, HostLinks, Links, Tensor};
 use profiler::cuda::{
@@ -15,7 +16,6 @@ use profiler::cuda::{
     with_fleet,
 };
 use profiler::{Effort, ProfilerError};
-use spec::profile::{Gpu, Kernel, Machine, Profile};
 
 const EFFORT: Effort = Effort {
     time: Duration::ZERO,

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use catalog::profile::{Gpu, Kernel, Machine, Measured, Profile};
 use dtensor::cuda::CudaError;
 use profiler::cuda::{Asked, Budget, Meter, complete};
 use profiler::{Effort, ProfilerError};
-use spec::profile::{Gpu, Kernel, Machine, Measured, Profile};
 
 /// Sizes of the kernel `k` that a request is of, and how it ends.
 #[derive(Clone)]

@@ -21,7 +21,7 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(20);
 #[derive(Debug, thiserror::Error)]
 enum PlanError {
     #[error(transparent)]
-    Spec(#[from] spec::SpecError),
+    Spec(#[from] catalog::SpecError),
     #[error(transparent)]
     Strategy(#[from] plans::StrategyError),
     #[error(transparent)]

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use catalog::files::{self, Kind, Replace};
 use plans::plan_file::PlannedFor;
 use plans::{PlanFile, Prediction, Strategy};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
-use spec::files::{self, Kind, Replace};
 
 use crate::PlanError;
 use crate::scenario::Inputs;
@@ -25,7 +25,7 @@ impl Plan {
     #[staticmethod]
     fn from_file(path: PathBuf) -> PyResult<Self> {
         let shown = path.display().to_string();
-        let text = spec::text::read(&path).map_err(PlanError::from)?;
+        let text = catalog::text::read(&path).map_err(PlanError::from)?;
         let file = PlanFile::from_yaml(&text, &shown).map_err(PlanError::from)?;
         Ok(Self { file, config: None })
     }

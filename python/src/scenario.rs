@@ -1,8 +1,8 @@
 //! From what Python passes to a scenario.
 
+use catalog::{Model, Precision, SpecError, Workload, WorkloadSizes};
 use costmodel::Scenario;
 use pyo3::FromPyObject;
-use spec::{Model, Precision, SpecError, Workload, WorkloadSizes};
 
 use crate::PlanError;
 
@@ -35,10 +35,10 @@ impl Inputs {
     pub(crate) fn resolve(given: Given) -> Result<Self, PlanError> {
         let model = match &given.config {
             Some(json) => decode(json, &given.model)?,
-            None => spec::load::model(&given.model)?,
+            None => catalog::load::model(&given.model)?,
         };
-        let cluster = spec::load::cluster(&given.cluster)?;
-        let runtime = spec::load::runtime(&given.runtime)?;
+        let cluster = catalog::load::cluster(&given.cluster)?;
+        let runtime = catalog::load::runtime(&given.runtime)?;
         if let Err(wrong) = cluster.check_devices(given.gpus) {
             return usage(format!("gpus {}: {wrong}", given.gpus));
         }
@@ -73,7 +73,7 @@ impl Inputs {
 /// A model's configuration from its text.
 fn decode(json: &str, name: &str) -> Result<Model, SpecError> {
     let stem = name.strip_suffix(".config.json").unwrap_or(name);
-    spec::hf::decode(json, name, stem)
+    catalog::hf::decode(json, name, stem)
 }
 
 fn precision(name: &str) -> Result<Precision, PlanError> {

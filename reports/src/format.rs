@@ -1,7 +1,7 @@
 //! Numbers as people read them. Memory is in GiB, as frameworks report it; rates are decimal.
 
+use catalog::{Bytes, FlopRate, Seconds};
 use plans::Breakdown;
-use spec::{Bytes, FlopRate, Seconds};
 
 const GIB: f64 = 1_073_741_824.0;
 const MIB: f64 = 1_048_576.0;

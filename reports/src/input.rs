@@ -1,7 +1,7 @@
 //! What a report shows, gathered by the caller.
 
+use catalog::{Bytes, Seconds};
 use plans::{Prediction, SpaceReport, Timeline};
-use spec::{Bytes, Seconds};
 
 /// Everything one report shows. The caller fills it; the sections only read it.
 #[derive(Clone, Debug)]

@@ -69,7 +69,7 @@ fn micros(seconds: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spec::{Bytes, Seconds};
+    use catalog::{Bytes, Seconds};
 
     #[test]
     fn events_are_complete_and_in_microseconds() {

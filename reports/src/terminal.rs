@@ -1,10 +1,10 @@
 //! Tables for a terminal: aligned, coloured only when asked.
 
+use catalog::{Bytes, Seconds};
 use comfy_table::presets;
 use comfy_table::{CellAlignment, Table};
 use plans::grammar::short;
 use plans::{Candidate, Fit, Prediction, SearchOutcome, Strategy};
-use spec::{Bytes, Seconds};
 
 /// The result of a search.
 #[must_use]

@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 
+use catalog::{Bytes, FlopRate, Origin, Seconds};
 use plans::{
     Breakdown, Event, Fit, MemoryItem, NamedTime, Prediction, SpaceReport, Stream, Timeline,
     UsedConstant,
 };
 use reports::{Alternative, Budget, InputFact, ReportInput};
-use spec::{Bytes, FlopRate, Origin, Seconds};
 
 const GIB: u64 = 1 << 30;
 

@@ -17,11 +17,11 @@ mod jobs;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
+use catalog::Model;
+use catalog::Precision;
 use dtensor::cpu::Numerics;
 use executor::device::Cores;
 use executor::{Job, Outcome};
-use spec::Model;
-use spec::Precision;
 
 const STEPS: u64 = 20;
 /// Most ranks of a layout: each is a process.

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::ExitCode;
 
+use catalog::calibration::Calibration;
+use catalog::extension::ExtensionFile;
+use catalog::files::Kind;
+use catalog::{Origin, Precision, Sourced};
 use serde::Serialize;
-use spec::calibration::Calibration;
-use spec::extension::ExtensionFile;
-use spec::files::Kind;
-use spec::{Origin, Precision, Sourced};
 
 use crate::commands::diagnose::{self, Run};
 use crate::destinations::Target;
@@ -154,7 +154,7 @@ pub(crate) fn write(to: &Target, sources: &[Source]) -> Result<ExtensionFile, Cl
 /// The cluster to extend, never the file that is written: what that extends then, with its profile.
 fn extended(path: &Path, cluster: &str) -> (String, Option<String>) {
     let same = Path::new(cluster) == path;
-    let text = same.then(|| spec::text::read(path).ok()).flatten();
+    let text = same.then(|| catalog::text::read(path).ok()).flatten();
     let older = text.and_then(|text| ExtensionFile::from_yaml(&text, cluster).ok());
     match older {
         Some(older) => (older.extends, older.profile),

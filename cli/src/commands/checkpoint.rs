@@ -80,7 +80,7 @@ fn inspect(args: &CheckpointPath) -> Result<ExitCode, CliError> {
         manifest.seed,
         manifest.strategy,
         parameters.len(),
-        spec::Bytes(bytes),
+        catalog::Bytes(bytes),
         manifest.files.len(),
     );
     for p in &parameters {

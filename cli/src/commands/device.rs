@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::time::Duration;
 
+use catalog::Runtime;
+use catalog::profile::Profile;
+use catalog::runtime::AttentionKernel;
 use dtensor::cuda::launcher::{AttentionBy, Compute};
 use executor::device::{Cores, Gpus, Messages};
 use executor::{Outcome, Session};
-use spec::Runtime;
-use spec::profile::Profile;
-use spec::runtime::AttentionKernel;
 
 use super::run::{mpi, processes};
 use crate::args::{AttentionArg, CommunicatorArg, DeviceArg, GpuMessagesArg, NumericsArg, RunArgs};
@@ -89,9 +89,9 @@ pub(crate) fn check(args: &RunArgs, ranks: u64) -> Result<(), CliError> {
 /// The runtime that predicts a run on its device.
 pub(crate) fn runtime(args: &RunArgs) -> Result<Runtime, CliError> {
     if args.device == DeviceArg::Cpu {
-        return Ok(spec::load::runtime(EXECUTOR)?);
+        return Ok(catalog::load::runtime(EXECUTOR)?);
     }
-    let runtime = spec::load::runtime("vescale-cuda")?;
+    let runtime = catalog::load::runtime("vescale-cuda")?;
     Ok(match args.attention {
         AttentionArg::Library => runtime,
         AttentionArg::Own => Runtime {
@@ -156,7 +156,7 @@ pub(crate) fn train(args: &RunArgs, session: &Session<'_>) -> Result<Option<Outc
 
 #[cfg(test)]
 mod tests {
-    use spec::profile::{Gpu, Machine, SCHEMA_VERSION};
+    use catalog::profile::{Gpu, Machine, SCHEMA_VERSION};
 
     use super::*;
 

@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+use catalog::files::Kind;
+use catalog::{Bytes, Seconds};
 use planner::diagnose::{self, Hypothesis, Measured};
 use plans::json::PredictedJson;
 use plans::training_log::{self, LogSystem, Steady, TrainingLog};
 use plans::{Breakdown, Prediction};
 use serde::Serialize;
-use spec::files::Kind;
-use spec::{Bytes, Seconds};
 
 use crate::commands::calibrate;
 use crate::commands::plan::{self, Loaded};
@@ -71,7 +71,7 @@ pub(crate) struct Run {
 pub(crate) fn read(log: &Path, plan: &Path, warmup: Option<usize>) -> Result<Run, CliError> {
     let loaded = plan::load(plan)?;
     let shown = log.display().to_string();
-    let text = spec::text::read(log)?;
+    let text = catalog::text::read(log)?;
     let parsed = training_log::parse(&text, &shown)?;
     let workload = &loaded.costs.scenario().workload;
     let tokens = workload.tokens_per_step() as f64 / workload.gpus as f64;

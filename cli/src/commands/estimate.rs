@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
+use catalog::files::Kind;
 use costmodel::CostModel;
 use plans::MemoryItem;
 use plans::json::{DetailJson, PredictedJson, StrategyJson};
 use serde::Serialize;
-use spec::files::Kind;
 
 use crate::args::EstimateArgs;
 use crate::commands::plan;

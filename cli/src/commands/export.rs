@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use catalog::files::{self, FolderDestination, Kind, NamedFile, Replace};
 use plans::config::escape;
 use plans::export::{self, Dialect, ExportError, Exported, ExportedFile, Job, Launcher, Refusal};
 use plans::{Strategy, grammar};
 use serde::Serialize;
-use spec::files::{self, FolderDestination, Kind, NamedFile, Replace};
 
 use crate::commands::import::document;
 use crate::commands::plan::{self, Loaded};
@@ -91,7 +91,11 @@ struct FindingJson {
 /// Checks a configuration; exit code 4 when anything is wrong.
 fn checked(args: &ExportArgs, file: &Path, dialect: Option<Dialect>) -> Result<ExitCode, CliError> {
     let document = document(file, dialect)?;
-    let model = args.model.as_deref().map(spec::load::model).transpose()?;
+    let model = args
+        .model
+        .as_deref()
+        .map(catalog::load::model)
+        .transpose()?;
     let findings = plans::check::check(&document, model.as_deref())?;
     if args.format.json {
         output::json(&CheckJson {

@@ -3,14 +3,14 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+use catalog::files::Kind;
+use catalog::{Model, Precision, Runtime, Workload};
 use costmodel::{CostModel, Scenario};
 use plans::export::Dialect;
 use plans::import::{self, Document, Given, Imported};
 use plans::json::{PredictedJson, StrategyJson};
 use plans::{Decisions, Strategy};
 use serde::Serialize;
-use spec::files::Kind;
-use spec::{Model, Precision, Runtime, Workload};
 
 use crate::commands::plan;
 use crate::destinations::Target;
@@ -39,7 +39,7 @@ struct ImportJson {
 /// Runs `import`.
 pub(crate) fn run(args: &ImportArgs) -> Result<ExitCode, CliError> {
     let dialect = args.from.as_deref().map(Dialect::parse).transpose()?;
-    let text = spec::text::read(&args.file)?;
+    let text = catalog::text::read(&args.file)?;
     let source = if dialect.is_none() && is_model(&text) {
         of_model(args)?
     } else {
@@ -61,10 +61,10 @@ struct Source {
 
 /// A file for a training system, with what it sources beside it.
 pub(crate) fn document(path: &Path, dialect: Option<Dialect>) -> Result<Document, CliError> {
-    let text = spec::text::read(path)?;
+    let text = catalog::text::read(path)?;
     let beside = |name: &str| {
         let folder = path.parent().unwrap_or(Path::new(""));
-        spec::text::read(&folder.join(name)).ok()
+        catalog::text::read(&folder.join(name)).ok()
     };
     Ok(Document::read(
         &text,
@@ -82,8 +82,8 @@ fn is_model(text: &str) -> bool {
 fn of_model(args: &ImportArgs) -> Result<Source, CliError> {
     let shown = args.file.display().to_string();
     let model_arg = args.model.clone().unwrap_or(shown);
-    let model = spec::load::model(&model_arg)?;
-    let runtime = spec::load::runtime(args.runtime.as_deref().unwrap_or("megatron-core"))?;
+    let model = catalog::load::model(&model_arg)?;
+    let runtime = catalog::load::runtime(args.runtime.as_deref().unwrap_or("megatron-core"))?;
     let (gpus, seq_len) = (args.gpus.unwrap_or(1), args.seq.unwrap_or(DEFAULT_SEQ));
     let workload = inputs::workload(gpus, seq_len, None, Precision::Bf16)?;
     let strategy = plans::grammar::parse("", &model, &workload, &runtime)?;
@@ -108,7 +108,7 @@ fn of_system(args: &ImportArgs, dialect: Option<Dialect>) -> Result<Source, CliE
             document.path
         ));
     };
-    let model = spec::load::model(&model_arg)?;
+    let model = catalog::load::model(&model_arg)?;
     let of_file = document.dialect != Dialect::DeepSpeed;
     let given = Given {
         model: &model,
@@ -132,7 +132,7 @@ fn of_system(args: &ImportArgs, dialect: Option<Dialect>) -> Result<Source, CliE
     } else {
         dialect.runtime()
     };
-    let runtime = spec::load::runtime(args.runtime.as_deref().unwrap_or(usual))?;
+    let runtime = catalog::load::runtime(args.runtime.as_deref().unwrap_or(usual))?;
     let strategy = legal(decisions, &model, &workload, &document.path)?;
     if let Err(error) = plans::legality::allowed_by(&strategy, &model, &runtime) {
         notes.push(format!("the prediction stretches its runtime: {error}"));
@@ -159,7 +159,7 @@ fn legal(
 }
 
 fn finish(args: &ImportArgs, source: Source) -> Result<ExitCode, CliError> {
-    let cluster = spec::load::cluster(&args.cluster)?;
+    let cluster = catalog::load::cluster(&args.cluster)?;
     let plan_path = Target::optional(args.output_plan.as_ref(), Kind::Plan, args.force)?;
     let w = source.workload;
     inputs::check_gpus(w.gpus, &cluster)?;

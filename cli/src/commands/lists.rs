@@ -2,9 +2,9 @@
 
 use std::process::ExitCode;
 
+use catalog::load::PresetInfo;
 use clap::CommandFactory;
 use serde::Serialize;
-use spec::load::PresetInfo;
 
 use crate::args::{Cli, CompletionsArgs, ListArgs, SchemaArgs, SchemaFormat};
 use crate::error::CliError;
@@ -25,9 +25,9 @@ struct ItemJson {
 
 /// Runs `models`.
 pub(crate) fn models(args: &ListArgs) -> Result<ExitCode, CliError> {
-    let mut presets = spec::load::model_names();
+    let mut presets = catalog::load::model_names();
     for preset in &mut presets {
-        let model = spec::load::model(&preset.name)?;
+        let model = catalog::load::model(&preset.name)?;
         if let Ok(count) = models::parameter_count(&model) {
             preset.summary = format!("{:.2} B, {}", count as f64 / 1e9, preset.summary);
         }
@@ -37,12 +37,12 @@ pub(crate) fn models(args: &ListArgs) -> Result<ExitCode, CliError> {
 
 /// Runs `clusters`.
 pub(crate) fn clusters(args: &ListArgs) -> Result<ExitCode, CliError> {
-    list(args, spec::load::cluster_names()?)
+    list(args, catalog::load::cluster_names()?)
 }
 
 /// Runs `runtimes`.
 pub(crate) fn runtimes(args: &ListArgs) -> Result<ExitCode, CliError> {
-    list(args, spec::load::runtime_names())
+    list(args, catalog::load::runtime_names())
 }
 
 fn list(args: &ListArgs, presets: Vec<PresetInfo>) -> Result<ExitCode, CliError> {
@@ -73,15 +73,15 @@ fn list(args: &ListArgs, presets: Vec<PresetInfo>) -> Result<ExitCode, CliError>
 pub(crate) fn schema(args: &SchemaArgs) -> Result<ExitCode, CliError> {
     let schema = match args.format {
         SchemaFormat::Plan => schemars::schema_for!(plans::PlanFile),
-        SchemaFormat::Cluster => schemars::schema_for!(spec::cluster_file::ClusterFile),
+        SchemaFormat::Cluster => schemars::schema_for!(catalog::cluster_file::ClusterFile),
         SchemaFormat::ClusterExtension => {
-            schemars::schema_for!(spec::extension::ExtensionFile)
+            schemars::schema_for!(catalog::extension::ExtensionFile)
         }
-        SchemaFormat::Device => schemars::schema_for!(spec::cluster_file::DeviceFile),
-        SchemaFormat::Runtime => schemars::schema_for!(spec::runtime_file::RuntimeFile),
+        SchemaFormat::Device => schemars::schema_for!(catalog::cluster_file::DeviceFile),
+        SchemaFormat::Runtime => schemars::schema_for!(catalog::runtime_file::RuntimeFile),
         SchemaFormat::Constraints => schemars::schema_for!(planner::Constraints),
-        SchemaFormat::Profile => schemars::schema_for!(spec::Profile),
-        SchemaFormat::Runs => schemars::schema_for!(spec::runs::RunsFile),
+        SchemaFormat::Profile => schemars::schema_for!(catalog::Profile),
+        SchemaFormat::Runs => schemars::schema_for!(catalog::runs::RunsFile),
     };
     output::json(&schema)?;
     Ok(ExitCode::SUCCESS)

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use catalog::{Workload, WorkloadSizes};
 use costmodel::{CostModel, Scenario};
 use plans::json::StrategyJson;
 use plans::plan_file::{PlannedFor, ShardingFile};
 use plans::{PlanFile, Prediction, Strategy};
-use spec::{Workload, WorkloadSizes};
 
 use crate::error::CliError;
 use crate::inputs::{Inputs, InputsJson};
@@ -65,13 +65,13 @@ pub(crate) fn beside(plan: &Path, name: &str) -> String {
 /// Reads a plan and rebuilds its scenario.
 pub(crate) fn load(path: &Path) -> Result<Loaded, CliError> {
     let shown = path.display().to_string();
-    let file = PlanFile::from_yaml(&spec::text::read(path)?, &shown)?;
-    let model = spec::load::model(&beside(path, &file.model))?;
-    let cluster = spec::load::cluster(&beside(path, &file.cluster))?;
-    let runtime = spec::load::runtime(&file.runtime)?;
+    let file = PlanFile::from_yaml(&catalog::text::read(path)?, &shown)?;
+    let model = catalog::load::model(&beside(path, &file.model))?;
+    let cluster = catalog::load::cluster(&beside(path, &file.cluster))?;
+    let runtime = catalog::load::runtime(&file.runtime)?;
     let w = &file.workload;
     let wrong = |field: &str, message: String| {
-        CliError::Spec(spec::SpecError::Field {
+        CliError::Spec(catalog::SpecError::Field {
             path: shown.clone(),
             field: field.to_owned(),
             message,

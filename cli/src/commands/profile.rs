@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+use catalog::profile::{self, Machine, Measured, Profile};
+use catalog::{CpKind, DType, Model};
 use dtensor::{BlockMesh, BlockPosition};
 use models::{BlockClass, BlockLayout};
 use profiler::{BlockRequest, Effort, VISITS};
 use serde::Serialize;
-use spec::profile::{self, Machine, Measured, Profile};
-use spec::{CpKind, DType, Model};
 
 use crate::args::{AttentionArg, DeviceArg, ProfileArgs, SuiteArg};
 use crate::commands::plan;
@@ -311,7 +311,13 @@ fn synthetic(hidden: u64) -> Result<Vec<Model>, CliError> {
     );
     [("gpt", gpt), ("llama", llama), ("mixtral", mixtral)]
         .into_iter()
-        .map(|(name, json)| Ok(spec::hf::decode(&json, "the profile's own models", name)?))
+        .map(|(name, json)| {
+            Ok(catalog::hf::decode(
+                &json,
+                "the profile's own models",
+                name,
+            )?)
+        })
         .collect()
 }
 

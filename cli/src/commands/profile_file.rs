@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use spec::files::{self, Destination, Kind, Replace};
-use spec::profile::{self, Machine, Measured, Profile};
+use catalog::files::{self, Destination, Kind, Replace};
+use catalog::profile::{self, Machine, Measured, Profile};
 
 use crate::error::CliError;
 
@@ -76,7 +76,7 @@ fn read(path: &Path, machine: &Machine) -> Result<Profile, CliError> {
         return Ok(empty);
     }
     let shown = path.display().to_string();
-    let old = Profile::from_yaml(&spec::text::read(path)?, &shown)?;
+    let old = Profile::from_yaml(&catalog::text::read(path)?, &shown)?;
     if (&old.machine.processor, old.machine.cores) != (&machine.processor, machine.cores) {
         return Err(CliError::Usage(format!(
             "{shown}: is of another machine ({}, {} cores); write to another file with -o",

@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
+use catalog::files::Kind;
 use costmodel::Scenario;
 use plans::config::escape;
 use plans::{Candidate, PlanFile, SpaceReport, Timeline};
 use reports::{Alternative, InputFact, ReportInput};
-use spec::files::Kind;
 
 use crate::args::ReportArgs;
 use crate::commands::plan;
@@ -105,7 +105,7 @@ pub(crate) fn html(source: &ReportSource<'_>) -> String {
         headroom: source.scenario.headroom,
         budget: source.budget.map(|b| reports::Budget {
             tokens: b.tokens,
-            time: spec::Seconds(b.days * 86400.0),
+            time: catalog::Seconds(b.days * 86400.0),
             price: b.price,
             dollars: b.dollars,
         }),

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use catalog::files::Kind;
 use costmodel::CostModel;
 use planner::{Objective, PlannerError, SearchOptions, SearchSpace};
 use plans::json::{CandidateJson, DetailJson};
 use plans::prediction::SpaceReport;
 use plans::{Candidate, SearchOutcome};
 use serde::Serialize;
-use spec::files::Kind;
 
 use crate::args::{ObjectiveArg, SearchArgs};
 use crate::commands::plan;

@@ -34,7 +34,7 @@ struct SizeRow {
 
 /// Runs `size`.
 pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
-    let cluster = spec::load::cluster(&args.cluster)?;
+    let cluster = catalog::load::cluster(&args.cluster)?;
     let counts = if args.gpus.is_empty() {
         usual_counts(cluster.gpus_per_node, DEFAULT_MOST)
     } else {

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use spec::files::Kind;
+use catalog::files::Kind;
 
 use crate::args::TraceArgs;
 use crate::commands::plan;

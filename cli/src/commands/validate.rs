@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use catalog::Fitted;
+use catalog::files::Kind;
+use catalog::runs::{Run, RunsFile};
 use serde::Serialize;
-use spec::Fitted;
-use spec::files::Kind;
-use spec::runs::{Run, RunsFile};
 
 use crate::args::ValidateArgs;
 use crate::destinations::Target;
@@ -37,11 +37,11 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode, CliError> {
             .cloned()
             .collect();
         let to = Target::named(path, Kind::PublishedRuns, args.force)?;
-        to.write(&spec::runs::to_compact(&usable))?;
+        to.write(&catalog::runs::to_compact(&usable))?;
     }
     let files = Files::check(args)?;
     let constants = match &args.constants {
-        Some(path) => spec::fitted::load(path)?,
+        Some(path) => catalog::fitted::load(path)?,
         None => Fitted::default(),
     };
     let mut report = Report::new(&runs, &constants);
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode, CliError> {
     }
     saved?;
     let grown = match &args.baseline {
-        Some(path) => baseline::grown(&report.summary, &spec::text::read(path)?),
+        Some(path) => baseline::grown(&report.summary, &catalog::text::read(path)?),
         None => Vec::new(),
     };
     for group in &grown {
@@ -131,7 +131,7 @@ fn read(args: &ValidateArgs) -> Result<Vec<(Run, String)>, CliError> {
     let mut runs = Vec::new();
     for path in &args.files {
         let shown = path.display().to_string();
-        let file = RunsFile::parse(&spec::text::read(path)?, &shown)?;
+        let file = RunsFile::parse(&catalog::text::read(path)?, &shown)?;
         let name = stem(path);
         runs.extend(file.runs.into_iter().map(|run| (run, name.clone())));
     }

@@ -82,7 +82,7 @@ pub(crate) fn grown(groups: &[Group], baseline: &str) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::validate::{Report, embedded};
-    use spec::Fitted;
+    use catalog::Fitted;
 
     #[test]
     fn no_group_of_published_runs_is_predicted_worse_than_committed() {

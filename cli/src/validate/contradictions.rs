@@ -1,7 +1,7 @@
 //! Published rows that other rows of the same source contradict. They are left out by rules about facts,
 //! and the reason names the other row; no rule knows a run, a model or a source.
 
-use spec::runs::Run;
+use catalog::runs::Run;
 
 use super::{mapping, score};
 
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     fn row(id: &str, change: impl FnOnce(&mut Run)) -> (Run, String) {
-        let runs = spec::runs::embedded().expect("embedded runs are well-formed");
+        let runs = catalog::runs::embedded().expect("embedded runs are well-formed");
         let mut run = runs
             .into_iter()
             .find(|run| run.id == "bloom_L939_203b_n384_dp8_tp4_pp12_mbs2")

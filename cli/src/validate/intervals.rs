@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use catalog::residuals::{self, Quantity, Residual};
 use serde::Serialize;
-use spec::residuals::{self, Quantity, Residual};
 
 use super::score::Scored;
 use super::summary::is_complete;
@@ -67,11 +67,11 @@ fn kinds<'a>(samples: impl Iterator<Item = &'a Sample>) -> BTreeMap<(String, Str
         .collect()
 }
 
-/// The table of `spec/presets/runs/residuals.csv`.
+/// The table of `catalog/presets/runs/residuals.csv`.
 pub(crate) fn table(scored: &[Scored], sweeps: &[Sweep]) -> String {
     let mut text = String::from(
         "# ln(measured / predicted) of the published runs, by kind: 10% and 90% order statistics.\n\
-         # Made by `vescale-plan validate --residuals spec/presets/runs/residuals.csv`.\n\
+         # Made by `vescale-plan validate --residuals catalog/presets/runs/residuals.csv`.\n\
          # quantity,runtime,precision,runs,low,high; ratio: pairs of strategies inside a sweep.\n",
     );
     for quantity in [Quantity::Time, Quantity::Memory] {

@@ -1,8 +1,8 @@
 //! How well the tables of kernels interpolate: every point left out and predicted from its neighbours.
 
+use catalog::DType;
+use catalog::tables::{self, CollectiveOp, GemmGrid};
 use costmodel::price::attention_charts;
-use spec::DType;
-use spec::tables::{self, CollectiveOp, GemmGrid};
 
 use super::summary::{Stats, stats};
 

@@ -1,10 +1,10 @@
 //! From a published run to a scenario and a strategy, by rules that know no run, model or source.
 
+use catalog::runs::Run;
+use catalog::runtime::{AttentionKernel, Rewrite};
+use catalog::{CpKind, Precision, Runtime, ScheduleKind, Workload, WorkloadSizes, Zero};
 use costmodel::Scenario;
 use plans::{Decisions, Recompute, StagePartition, Strategy};
-use spec::runs::Run;
-use spec::runtime::{AttentionKernel, Rewrite};
-use spec::{CpKind, Precision, Runtime, ScheduleKind, Workload, WorkloadSizes, Zero};
 
 /// A run ready to predict.
 #[derive(Debug)]
@@ -81,7 +81,7 @@ pub(crate) fn map(run: &Run) -> Result<Mapped, String> {
     let habit = ["nemo", "megatron-core"]
         .contains(&runtime.name.as_str())
         .then_some("none");
-    let always = runtime.space.sequence_parallel == spec::runtime::SequenceParallelUse::Always;
+    let always = runtime.space.sequence_parallel == catalog::runtime::SequenceParallelUse::Always;
     let decisions = Decisions {
         tp,
         pp,
@@ -230,7 +230,7 @@ pub(crate) fn runtime(run: &Run) -> Result<Runtime, String> {
     } else {
         "fsdp2"
     };
-    let mut runtime = spec::load::runtime(name).map_err(|e| e.to_string())?;
+    let mut runtime = catalog::load::runtime(name).map_err(|e| e.to_string())?;
     if run.is_on("flash_attention") && runtime.attention == AttentionKernel::Unfused {
         runtime.attention = AttentionKernel::Flash2;
     }
@@ -247,10 +247,10 @@ pub(crate) fn runtime(run: &Run) -> Result<Runtime, String> {
         .flag("grad_sync_dtype")
         .and_then(serde_json::Value::as_str)
     {
-        Some("bf16") => runtime.states.reduce = spec::DType::Bf16,
+        Some("bf16") => runtime.states.reduce = catalog::DType::Bf16,
         Some("fp32") => {
-            runtime.states.reduce = spec::DType::F32;
-            runtime.states.gradient = Some(spec::DType::F32);
+            runtime.states.reduce = catalog::DType::F32;
+            runtime.states.gradient = Some(catalog::DType::F32);
         }
         _ => {}
     }
@@ -264,8 +264,8 @@ pub(crate) fn runtime(run: &Run) -> Result<Runtime, String> {
         .flag("fsdp_mixed_precision_mode")
         .and_then(serde_json::Value::as_str)
     {
-        Some("DEFAULT") => runtime.states.reduce = spec::DType::F32,
-        Some("PURE") => runtime.states.reduce = spec::DType::Bf16,
+        Some("DEFAULT") => runtime.states.reduce = catalog::DType::F32,
+        Some("PURE") => runtime.states.reduce = catalog::DType::Bf16,
         _ => {}
     }
     Ok(runtime)
@@ -297,7 +297,7 @@ fn modern(run: &Run) -> bool {
 }
 
 /// The cluster preset that the words of the GPU name.
-fn cluster(run: &Run) -> Result<(spec::Cluster, bool), String> {
+fn cluster(run: &Run) -> Result<(catalog::Cluster, bool), String> {
     let gpu = run
         .text("gpu", run.gpu.as_deref())
         .ok_or("gpu is not stated")?
@@ -338,7 +338,7 @@ fn cluster(run: &Run) -> Result<(spec::Cluster, bool), String> {
     } else {
         return Err(format!("gpu `{gpu}` is not recognised"));
     };
-    let mut cluster = spec::load::cluster(name).map_err(|e| e.to_string())?;
+    let mut cluster = catalog::load::cluster(name).map_err(|e| e.to_string())?;
     if let Some(node) = run
         .size("gpus_per_node", run.gpus_per_node)
         .filter(|&n| n > 0)

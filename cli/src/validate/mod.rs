@@ -1,9 +1,9 @@
 //! Published runs, predicted with nothing but their configuration.
 
+use catalog::Fitted;
+use catalog::runs::Run;
 use rayon::prelude::*;
 use serde::Serialize;
-use spec::Fitted;
-use spec::runs::Run;
 
 use intervals::Coverage;
 use refit::Refit;
@@ -63,8 +63,8 @@ impl Report {
 }
 
 /// The embedded runs, each with the name of its source.
-pub(crate) fn embedded() -> Result<Vec<(Run, String)>, spec::SpecError> {
-    let runs = spec::runs::embedded()?;
+pub(crate) fn embedded() -> Result<Vec<(Run, String)>, catalog::SpecError> {
+    let runs = catalog::runs::embedded()?;
     Ok(runs
         .into_iter()
         .map(|run| {

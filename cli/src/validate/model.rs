@@ -1,11 +1,11 @@
 //! A run's model block as a model: generic rules, no names.
 
-use spec::Model;
-use spec::model::{
+use catalog::Model;
+use catalog::model::{
     Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, Moe, Norm, NormKind, Position,
     Projections, Residual, WindowPattern,
 };
-use spec::runs::Run;
+use catalog::runs::Run;
 
 /// Latent attention's ranks, which the schema does not carry: those of DeepSeek-V2 and V3, the only
 /// published models that have it (arXiv 2405.04434, table of hyper-parameters).
@@ -128,7 +128,7 @@ pub(super) fn build(run: &Run, tp: u64, seq_len: u64, dropout: bool) -> Result<M
         attention_dropout: if dropout && gpt { 0.1 } else { 0.0 },
         mtp_layers: 0,
         max_position: seq_len,
-        constants: spec::model::ModelConstants::default(),
+        constants: catalog::model::ModelConstants::default(),
         stored_as: None,
     };
     Model::new(config, &run.id).map_err(|e| e.to_string())

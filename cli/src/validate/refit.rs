@@ -11,13 +11,13 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
+use catalog::fitted::{self, Constant, Fitted};
+use catalog::runs::Run;
+use catalog::runtime::{AttentionKernel, Overheads, Rewrite};
+use catalog::{Architecture, Origin, Precision, Seconds};
 use costmodel::CostModel;
 use rayon::prelude::*;
 use serde::Serialize;
-use spec::fitted::{self, Constant, Fitted};
-use spec::runs::Run;
-use spec::runtime::{AttentionKernel, Overheads, Rewrite};
-use spec::{Architecture, Origin, Precision, Seconds};
 
 use super::mapping::{self, Mapped};
 use super::score::{self, Measured};
@@ -417,9 +417,9 @@ fn parameters() -> Vec<Parameter> {
         shipped: entry.value,
     });
     let overhead = |kind, name: &str, prior, range, value: fn(&Overheads) -> (Origin, f64)| {
-        let shipped = spec::load::runtime_names()
+        let shipped = catalog::load::runtime_names()
             .iter()
-            .filter_map(|preset| spec::load::runtime(&preset.name).ok())
+            .filter_map(|preset| catalog::load::runtime(&preset.name).ok())
             .map(|runtime| value(&runtime.overheads))
             .find(|(origin, _)| *origin == Origin::Fitted)
             .map_or(prior, |(_, value)| value);

@@ -1,11 +1,11 @@
 //! One run, measured and predicted.
 
+use catalog::Fitted;
+use catalog::residuals::precision_name;
+use catalog::runs::Run;
 use costmodel::CostModel;
 use plans::{Breakdown, MemoryItem, NamedTime, Prediction};
 use serde::Serialize;
-use spec::Fitted;
-use spec::residuals::precision_name;
-use spec::runs::Run;
 
 use super::mapping::{self, Mapped};
 

@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
+use catalog::runs::Run;
 use serde::Serialize;
-use spec::runs::Run;
 
 use super::score::Scored;
 use super::summary::is_complete;

@@ -13,7 +13,7 @@ use plans::PlanFile;
 use rows::{CLUSTERS, CONSTRAINTS, FILES, FLAGS, MODELS, Row, STRATEGIES};
 
 fn preset(path: &str) -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../spec/presets");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../catalog/presets");
     fs::read_to_string(root.join(path)).expect("a preset")
 }
 

@@ -1,8 +1,8 @@
 //! Casts before products in 8 bits.
 
+use catalog::Bytes;
+use catalog::runtime::Rewrite;
 use dtensor::{Op, OpKind, Pass, TensorId, TensorRole, Trace};
-use spec::Bytes;
-use spec::runtime::Rewrite;
 
 use super::{Kernel, KernelKind, Lowering};
 use crate::price::MemoryKind;
@@ -112,8 +112,8 @@ pub(crate) fn held(lowering: &Lowering<'_>, trace: &Trace) -> Bytes {
 
 #[cfg(test)]
 mod tests {
+    use catalog::{DType, Model, Runtime};
     use models::{BlockClass, BlockLayout};
-    use spec::{DType, Model, Runtime};
 
     use super::*;
 
@@ -128,7 +128,7 @@ mod tests {
                 "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": {INNER},
                 "vocab_size": 128, "max_position_embeddings": 64, "rms_norm_eps": 1e-5{more}}}"#
         );
-        spec::hf::decode(&json, "test", kind).expect("a model")
+        catalog::hf::decode(&json, "test", kind).expect("a model")
     }
 
     fn layer(model: &Model, tokens: u64) -> Trace {
@@ -141,7 +141,7 @@ mod tests {
     }
 
     fn runtime(name: &str) -> Runtime {
-        spec::load::runtime(name).expect("a preset")
+        catalog::load::runtime(name).expect("a preset")
     }
 
     /// Bytes and launches of the casts of each pass.

@@ -1,9 +1,9 @@
 //! Which operators share a kernel.
 
+use catalog::Bytes;
+use catalog::runtime::Rewrite;
 use dtensor::{Collective, CollectiveKind, Epilogues, Op, OpKind, Pass, TensorId, Trace};
 use rustc_hash::{FxHashMap, FxHashSet};
-use spec::Bytes;
-use spec::runtime::Rewrite;
 
 use super::{Kernel, KernelKind, Lowered, Lowering, casts};
 use crate::price::{GemmLayout, MemoryKind};
@@ -173,7 +173,7 @@ fn pointwise(
 
 /// The copy of the logits to 32 bits before the loss, or its transpose.
 fn is_loss_copy(trace: &Trace, op: &Op) -> bool {
-    let wide = |id: &TensorId| trace.tensor(*id).dtype == spec::DType::F32;
+    let wide = |id: &TensorId| trace.tensor(*id).dtype == catalog::DType::F32;
     op.kind == OpKind::Copy && op.inputs.iter().any(wide) != op.outputs.iter().any(wide)
 }
 
@@ -352,7 +352,7 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &Op, index: usize) -> Vec<
         OpKind::Collective(collective) => {
             let narrow = trace.eight_bits
                 && lowering.has(Rewrite::GatherQuantised)
-                && collective.axis == spec::Axis::Tp
+                && collective.axis == catalog::Axis::Tp
                 && collective.kind == CollectiveKind::AllGather;
             kernel(KernelKind::Comm(Collective {
                 bytes: if narrow {
@@ -400,8 +400,8 @@ fn readers(trace: &Trace, ops: &[Op]) -> FxHashMap<TensorId, u32> {
 
 #[cfg(test)]
 mod tests {
+    use catalog::DType;
     use models::{BlockClass, BlockLayout};
-    use spec::DType;
 
     use super::*;
 
@@ -412,11 +412,11 @@ mod tests {
                 "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1,
                 "max_position_embeddings": 64, "intermediate_size": 256, "vocab_size": 128}}"#
         );
-        let model = spec::hf::decode(&json, "test", kind).expect("a model");
+        let model = catalog::hf::decode(&json, "test", kind).expect("a model");
         let layout = BlockLayout::alone(1, 32, dtype);
         let class = BlockClass::Layer(model.layer_class(0));
         let trace = models::trace_block(&model, class, &layout).expect("a block");
-        let runtime = spec::load::runtime("vescale-cuda").expect("a preset");
+        let runtime = catalog::load::runtime("vescale-cuda").expect("a preset");
         let lowered = Lowering { runtime: &runtime }.lower(&trace);
         let of = |ops: &[Op], kernels: &[Kernel]| {
             let is = |op: &Op| matches!(op.kind, OpKind::Activation { .. });

@@ -1,9 +1,9 @@
 //! How much memory a pass needs beside what is kept: the peak of tensors between their first and
 //! last use.
 
+use catalog::Bytes;
 use dtensor::{TensorId, TensorRole, Trace};
 use rustc_hash::{FxHashMap, FxHashSet};
-use spec::Bytes;
 
 use super::Kernel;
 

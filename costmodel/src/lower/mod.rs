@@ -9,9 +9,9 @@ mod fuse;
 mod liveness;
 mod saved;
 
+use catalog::runtime::{AttentionKernel, Rewrite};
+use catalog::{Bytes, DType, Runtime};
 use dtensor::{AttentionShape, Collective, Op, OpKind, Pass, TensorId, Trace};
-use spec::runtime::{AttentionKernel, Rewrite};
-use spec::{Bytes, DType, Runtime};
 
 use crate::price::{GemmLayout, MemoryKind};
 
@@ -164,8 +164,8 @@ mod tests {
 
     /// What runs core attention in a layer of 32 tokens, forward and backward.
     fn kernels(model: &str, runtime: &str, activation: DType) -> Vec<AttentionKernel> {
-        let model = spec::load::model(model).expect("a preset");
-        let runtime = spec::load::runtime(runtime).expect("a preset");
+        let model = catalog::load::model(model).expect("a preset");
+        let runtime = catalog::load::runtime(runtime).expect("a preset");
         let class = BlockClass::Layer(model.layer_class(0));
         let layout = BlockLayout::alone(1, 32, activation);
         let trace = models::trace_block(&model, class, &layout).expect("a block");

@@ -3,12 +3,12 @@
 //! The trace says what each operator's backward reads. A runtime keeps a tensor as it is, keeps a
 //! cheaper one it can be rebuilt from, or runs the operators again.
 
+use catalog::Axis;
+use catalog::runtime::Rewrite;
+use catalog::{Bytes, DType};
 use dtensor::{CollectiveKind, Detail, Op, OpKind, Pass, TensorId, TensorRole, Trace};
 use plans::Recompute;
 use rustc_hash::{FxHashMap, FxHashSet};
-use spec::Axis;
-use spec::runtime::Rewrite;
-use spec::{Bytes, DType};
 
 use super::fuse::is_pointwise;
 use super::{Kernel, KernelKind, Lowered, Lowering};

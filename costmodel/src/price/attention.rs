@@ -6,10 +6,10 @@
 //! share of the device's 32-bit peak. Where a profile of the very GPUs measured a library's causal attention,
 //! its times beat the charts' (`ratios`).
 
+use catalog::runtime::AttentionKernel;
+use catalog::{Architecture, DType, Device, Fitted, Origin, Seconds};
 use dtensor::AttentionShape;
 use plans::UsedConstant;
-use spec::runtime::AttentionKernel;
-use spec::{Architecture, DType, Device, Fitted, Origin, Seconds};
 
 use super::measured::{self, OfGpus};
 use super::ratios::Ratios;

@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 
+use catalog::profile::{Measured, Profile};
+use catalog::{Bytes, Seconds};
 use dtensor::CollectiveKind;
-use spec::profile::{Measured, Profile};
-use spec::{Bytes, Seconds};
 
 /// Measured sizes of a kind of message between so many ranks, `(bytes, seconds)` in ascending order.
 #[derive(Clone, Debug, Default)]

@@ -8,10 +8,10 @@
 //! Where a profile of the very GPUs measured products, these beat the grid (`ratios`). A profile keeps the device busy, so
 //! its times need not be stretched to those of training; the rate at the power limit bounds them as it does the grid's.
 
+use catalog::fitted::Constant;
+use catalog::tables::{self, GemmGrid};
+use catalog::{Architecture, DType, Device, Fitted, FlopRate, Origin, Seconds};
 use plans::UsedConstant;
-use spec::fitted::Constant;
-use spec::tables::{self, GemmGrid};
-use spec::{Architecture, DType, Device, Fitted, FlopRate, Origin, Seconds};
 
 use super::measured::{self, OfGpus};
 use super::ratios::Ratios;

@@ -2,9 +2,9 @@
 //! and copies, attention where a library ran it, messages. Gradients of weights are left out, for ours are added up in 32
 //! bits, and products in 8 bits, for ours count their casts.
 
+use catalog::profile::{Machine, Measured, Profile};
+use catalog::{Bandwidth, Bytes, Seconds};
 use dtensor::{AttentionShape, CollectiveKind};
-use spec::profile::{Machine, Measured, Profile};
-use spec::{Bandwidth, Bytes, Seconds};
 
 use super::between_gpus;
 

@@ -1,8 +1,8 @@
 //! Kernels bound by memory bandwidth: bytes over an achieved share of the datasheet bandwidth, plus
 //! a fixed start.
 
+use catalog::{Bandwidth, Bytes, Device, Origin, Seconds};
 use plans::UsedConstant;
-use spec::{Bandwidth, Bytes, Device, Origin, Seconds};
 
 use super::measured::OfGpus;
 use super::{Priced, constant};

@@ -10,11 +10,11 @@ mod profile;
 mod ratios;
 mod roofline;
 
+use catalog::fitted::Constant;
+use catalog::runtime::AttentionKernel;
+use catalog::{Architecture, Bytes, Cluster, DType, Device, Fitted, Origin, Seconds};
 use dtensor::{AttentionShape, CollectiveKind};
 use plans::{Group, UsedConstant};
-use spec::fitted::Constant;
-use spec::runtime::AttentionKernel;
-use spec::{Architecture, Bytes, Cluster, DType, Device, Fitted, Origin, Seconds};
 
 pub use attention::charts as attention_charts;
 pub use gemm::GemmLayout;
@@ -247,8 +247,8 @@ fn constant(name: &str, value: String, origin: Origin, source: &str) -> UsedCons
 mod tests {
     use std::sync::Arc;
 
-    use spec::Bandwidth;
-    use spec::profile::{Gpu, Machine, Measured, Profile};
+    use catalog::Bandwidth;
+    use catalog::profile::{Gpu, Machine, Measured, Profile};
 
     use super::*;
 
@@ -328,7 +328,7 @@ mod tests {
 
     /// Prices of H200s by the tables, and with that profile.
     fn both(library: Option<&str>) -> [TablePrices; 2] {
-        let mut cluster = spec::load::cluster("dgx-h200").expect("a preset");
+        let mut cluster = catalog::load::cluster("dgx-h200").expect("a preset");
         let fitted = Fitted::default();
         let tables = TablePrices::new(&cluster, &fitted).expect("prices");
         cluster.gpu_profile = Some(Arc::new(measured(&tables, library)));

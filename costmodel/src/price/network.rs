@@ -6,10 +6,10 @@
 //! `min(rate in the domain, r · card)` (rail-optimised fabrics). What a profile measured between as many GPUs of one host
 //! beats the fits inside a domain; what it measured between hosts, as a ratio to the model of rings and trees, the model.
 
+use catalog::tables::{self, CollectiveFit, CollectiveOp};
+use catalog::{Bytes, Cluster, Fabric, Origin, Seconds};
 use dtensor::CollectiveKind;
 use plans::{Group, UsedConstant};
-use spec::tables::{self, CollectiveFit, CollectiveOp};
-use spec::{Bytes, Cluster, Fabric, Origin, Seconds};
 
 use super::between_gpus::{self, BetweenGpus};
 use super::measured::{self, OfGpus};
@@ -79,7 +79,7 @@ impl NetworkPrices {
             far: cluster.scale_out.bandwidth.value.0,
             far_latency: cluster.scale_out.latency.value.0 + fabric_latency(cluster.fabric),
             in_switch: cluster.in_switch_reduction,
-            direct_links: cluster.device.architecture == spec::Architecture::Cdna3,
+            direct_links: cluster.device.architecture == catalog::Architecture::Cdna3,
             measured: profile.map_or_else(BetweenGpus::default, |of| BetweenGpus::of(of.0)),
             over_hosts: Default::default(),
             source: profile.map(|profile| profile.source()),

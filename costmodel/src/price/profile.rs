@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 
+use catalog::profile::{Kernel, Measured, Profile};
+use catalog::{Origin, Seconds};
 use plans::UsedConstant;
-use spec::profile::{Kernel, Measured, Profile};
-use spec::{Origin, Seconds};
 
 use super::between_gpus::BetweenGpus;
 use super::constant;
@@ -122,7 +122,7 @@ fn work(sizes: &[u64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use spec::profile::Machine;
+    use catalog::profile::Machine;
 
     fn prices(points: &[(&[u64], u64, f64)]) -> ProfilePrices {
         let measured = points.iter().map(|&(sizes, ranks, seconds)| Measured {

@@ -5,9 +5,9 @@
 //! Every price is held against these bounds last, in `TablePrices`: a table of a related part, a fit
 //! beyond the sizes it was made from, or a wrong measurement may promise more than the device can do.
 
+use catalog::{Architecture, Bandwidth, Bytes, Cluster, DType, Device, FlopRate, Seconds};
 use dtensor::{AttentionShape, CollectiveKind};
 use plans::Group;
-use spec::{Architecture, Bandwidth, Bytes, Cluster, DType, Device, FlopRate, Seconds};
 
 /// Bounds of a device and its network.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::rc::Rc;
 
-use spec::DType;
+use catalog::DType;
 
 use super::pass::{self, Pass};
 use super::{Block, Forward, Half, Saved};

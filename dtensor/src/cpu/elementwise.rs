@@ -1,7 +1,7 @@
 //! Kernels on rows: nonlinearities, norms, rotary positions, dropout.
 
+use catalog::model::NormKind;
 use rayon::prelude::*;
-use spec::model::NormKind;
 
 use super::math::row_sum;
 use crate::layout::consecutive;

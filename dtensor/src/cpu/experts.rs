@@ -5,7 +5,7 @@ use super::tensor::Tensor;
 use crate::comm::{CommError, Communicator, Group, Message};
 use crate::placement::BlockMesh;
 use crate::plan::RoutedRows;
-use spec::model::Router;
+use catalog::model::Router;
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -267,7 +267,7 @@ impl Level {
         &self,
         arrived: &[Message],
         shape: impl Fn(usize, usize) -> Vec<usize>,
-        dtype: spec::DType,
+        dtype: catalog::DType,
     ) -> Vec<Vec<f32>> {
         arrived
             .iter()

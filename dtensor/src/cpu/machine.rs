@@ -1,6 +1,6 @@
 //! One rank: its place, its peers, and how it computes.
 
-use spec::Axis;
+use catalog::Axis;
 
 use super::tree::{FEATURE_LEAF, TOKEN_LEAF, leaves};
 use crate::block::{Watch, WatchError};

@@ -1,7 +1,7 @@
 //! Nonlinearities and their derivatives. Each is a type of its own, so that loops over rows are
 //! compiled for it and vectorise.
 
-use spec::model::Activation;
+use catalog::model::Activation;
 
 use super::math::{exp, sigmoid, tanh};
 

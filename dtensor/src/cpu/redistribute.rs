@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use spec::{Axis, DType};
+use catalog::{Axis, DType};
 
 use super::machine::{CpuError, Machine};
 use super::tensor::{Tensor, Terms, Value};

@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use catalog::DType;
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
-use spec::DType;
 
 use super::experts::Route;
 use super::tree::TreeSum;

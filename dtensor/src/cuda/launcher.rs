@@ -7,7 +7,7 @@
 )]
 
 use bytemuck::Pod;
-use spec::DType;
+use catalog::DType;
 
 use super::error::CudaError;
 use super::kernels::Kernel;

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use spec::DType;
+use catalog::DType;
 
 use super::error::CudaError;
 use super::gpu::{Event, Gpu, Stream};

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 
-use spec::DType;
+use catalog::DType;
 
 use super::error::CudaError;
 use super::launcher::{Address, Compute, Element, Epilogue, Float8, Operand, Product};

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use spec::DType;
+use catalog::DType;
 
 use super::error::CudaError;
 use super::launcher::{Address, AttentionBy, Compute, Launcher};

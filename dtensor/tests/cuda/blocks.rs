@@ -4,14 +4,14 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
+use catalog::model::Activation;
+use catalog::{DType, LayerClass, Model, Precision};
 use dtensor::block::{Attention, Block, Half, Keep, Parameters, Seen, Watch, WatchError};
 use dtensor::comm::{Communicator, Group, local};
 use dtensor::cuda::{self, Device};
 use dtensor::philox::Stream;
 use dtensor::{BlockPosition, Detail, TensorId, Trace, cpu};
 use models::{BlockClass, BlockLayout};
-use spec::model::Activation;
-use spec::{DType, LayerClass, Model, Precision};
 
 use crate::emulator;
 
@@ -19,7 +19,7 @@ const SEQ: u64 = 36;
 const SEQUENCES: u64 = 2;
 
 fn model(name: &str, json: &str) -> Model {
-    spec::hf::decode(json, "the test's own models", name).expect("a model")
+    catalog::hf::decode(json, "the test's own models", name).expect("a model")
 }
 
 fn model_list() -> Vec<Model> {

@@ -18,6 +18,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
+use catalog::DType;
 use dtensor::CausalAttention;
 use dtensor::cuda::kernels::{Head, Kernel, Source};
 use dtensor::cuda::launcher::{
@@ -27,7 +28,6 @@ use dtensor::cuda::launcher::{
 use dtensor::cuda::{CudaError, Device, Gpu};
 use half::bf16;
 use sha2::{Digest, Sha256};
-use spec::DType;
 
 /// Bytes around every allocation that nobody may write.
 const GUARD: usize = 256;

@@ -3,10 +3,10 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use catalog::DType;
 use dtensor::comm::{Group, local};
 use dtensor::cuda::{CudaError, Device, Gpu, Links, Name, NcclGroup, NcclLinks, Reduction, Tensor};
 use dtensor::{CausalAttention, cpu};
-use spec::DType;
 
 use crate::emulator::ON_GPU;
 

@@ -1,10 +1,10 @@
 //! Captured work runs again: with the arguments it was recorded with, in memory of its own.
 
+use catalog::DType;
 use dtensor::cpu;
 use dtensor::cuda::launcher::{Place, StreamArgument, threshold};
 use dtensor::cuda::{CudaError, Device, Dropout, Tensor};
 use dtensor::philox::Stream;
-use spec::DType;
 
 use crate::emulator;
 

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use catalog::model::ModelConfig;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use spec::model::ModelConfig;
 
 use super::{Problem, wrong};
 use crate::error::ExecutorError;
@@ -88,7 +88,7 @@ impl RunIdentity {
             model_sha256: hex(format!("{model:?}").as_bytes()),
             data_sha256: job.data.digest(),
             batch: format!("{} sequences of {} tokens", job.global_batch, job.seq_len),
-            precision: spec::residuals::precision_name(job.precision).to_owned(),
+            precision: catalog::residuals::precision_name(job.precision).to_owned(),
             optimizer: format!(
                 "AdamW, betas {} and {}, epsilon {:e}, weight decay {}, clipped at {}",
                 adamw.beta1,

@@ -6,13 +6,13 @@ use std::convert::Infallible;
 use std::ops::Range;
 use std::time::Instant;
 
+use catalog::{DType, Precision};
 use dtensor::TensorId;
 use dtensor::block::{Attention, Block, Forward, Parameters, Watch};
 use dtensor::comm::{CommError, Group, Message, Pending, pack, unpack};
 use dtensor::cpu::{
     self, AdamWStep, Context, ExactSum, GradientSink, Machine, MicroBatch, Saved, Tensor, TreeSum,
 };
-use spec::{DType, Precision};
 
 use super::{Device, Devices, FlatStates, Passing, Run};
 use crate::error::ExecutorError;

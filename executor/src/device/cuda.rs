@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
+use catalog::{DType, Precision};
 use dtensor::TensorId;
 use dtensor::block::{Attention, Block, Forward, Parameters, Watch};
 use dtensor::comm::Group;
@@ -14,7 +15,6 @@ use dtensor::cuda::{
     self, Batch, Context, CudaError, Gpu, GradientSink, Graph, Machine, NcclLinks, Saved, Tensor,
     Ticket,
 };
-use spec::{DType, Precision};
 
 use super::{Device, Devices, FlatStates, Passing, Run};
 use crate::error::ExecutorError;

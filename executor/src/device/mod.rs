@@ -8,10 +8,10 @@ use std::borrow::Cow;
 use std::fmt::Debug;
 use std::ops::Range;
 
+use catalog::{DType, Precision};
 use dtensor::block::{Attention, Block, Forward, Half, Parameters, Watch};
 use dtensor::comm::Group;
 use dtensor::cpu::{AdamWStep, ExactSum, Machine, MicroBatch};
-use spec::{DType, Precision};
 
 pub use cpu::{Cores, Cpu};
 pub use cuda::{Gpus, Messages, on};

@@ -1,7 +1,7 @@
 //! When the actions of a step ran.
 
+use catalog::Seconds;
 use plans::{Action, ActionKind, Event, Stream};
-use spec::Seconds;
 
 use super::Rank;
 use crate::device::Device;

@@ -153,7 +153,7 @@ impl<D: Device> Rank<'_, D> {
 
     /// Ranks that share the dense states of another stage at this rank's place.
     pub(super) fn sharers(&self, stage: u32) -> Vec<usize> {
-        let sharded = self.job.strategy.zero != spec::Zero::Z0;
+        let sharded = self.job.strategy.zero != catalog::Zero::Z0;
         let owner = u64::from(self.job.schedule.rank_of_stage[stage as usize]);
         let peer = self.mesh.peer(self.place.rank, owner);
         if sharded {

@@ -9,10 +9,10 @@ mod reduce;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
+use catalog::{Bytes, DType, Zero};
 use dtensor::TensorId;
 use dtensor::comm::Group;
 use dtensor::cpu::{Numerics, TreeSum};
-use spec::{Bytes, DType, Zero};
 
 pub use block::{Block, BlockGradients, BlockParameters};
 use reduce::{Bucket, Moving};

@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use catalog::{Bytes, Zero};
 use dtensor::comm::{self, Communicator, Group};
 use dtensor::cpu::{Numerics, TreeSum};
-use spec::{Bytes, Zero};
 
 use super::{Partition, States, overlap, owned};
 use crate::device::Device;

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::time::Duration;
 
+use catalog::Precision;
 use dtensor::cpu::Numerics;
 use executor::checkpoint::{Checkpoint, HubWeights, Manifest, Source};
 use executor::{AdamW, Dataset, Execution, Job, Observer, Session, Settings, StepReport};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use spec::Precision;
 
 use crate::mutate;
 use crate::outcome::Outcome;
@@ -69,7 +69,7 @@ fn written(strategy: &str) -> Option<Vec<u8>> {
     let config = r#"{"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2,
         "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 8,
         "vocab_size": 16, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}"#;
-    let model = spec::hf::decode(config, "config.json", "small").ok()?;
+    let model = catalog::hf::decode(config, "config.json", "small").ok()?;
     let workload = scene::workload(2, 8, 4, Precision::Fp32).ok()?;
     let runtime = scene::runtime("vescale").ok()?;
     let strategy = plans::grammar::parse(strategy, &model, &workload, &runtime).ok()?;

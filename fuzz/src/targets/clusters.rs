@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use spec::cluster_file::{ClusterFile, DeviceFile};
-use spec::extension::ExtensionFile;
-use spec::{Cluster, Device, SpecError};
+use catalog::cluster_file::{ClusterFile, DeviceFile};
+use catalog::extension::ExtensionFile;
+use catalog::{Cluster, Device, SpecError};
 
 use crate::outcome::Outcome;
 use crate::promises;
@@ -91,9 +91,9 @@ impl Target for Clusters {
     }
 
     fn seeds(&self) -> Vec<Vec<u8>> {
-        let mut seeds = scene::files("spec/presets/clusters", ".yaml");
+        let mut seeds = scene::files("catalog/presets/clusters", ".yaml");
         // One with its device in full.
-        let inline = scene::files("spec/presets/devices", "h100-sxm.yaml");
+        let inline = scene::files("catalog/presets/devices", "h100-sxm.yaml");
         let parsed = |text: &[u8]| Format::Yaml.parse(&String::from_utf8_lossy(text));
         let whole = inline.first().and_then(|t| parsed(t));
         let first = seeds.first().and_then(|t| parsed(t));
@@ -113,7 +113,7 @@ impl Target for Clusters {
             Ok(text) => text,
             Err(outcome) => return outcome,
         };
-        let file: Result<ClusterFile, SpecError> = spec::text::yaml(text, "input");
+        let file: Result<ClusterFile, SpecError> = catalog::text::yaml(text, "input");
         match file.and_then(|file| file.resolve("input", device)) {
             Ok(cluster) => {
                 let mut outcome = Outcome::accepted(features(&cluster));
@@ -177,7 +177,7 @@ impl Target for Devices {
     }
 
     fn seeds(&self) -> Vec<Vec<u8>> {
-        scene::files("spec/presets/devices", ".yaml")
+        scene::files("catalog/presets/devices", ".yaml")
     }
 
     fn mutate(&self, pool: &Pool, rng: &mut Rng) -> Vec<u8> {
@@ -189,7 +189,7 @@ impl Target for Devices {
             Ok(text) => text,
             Err(outcome) => return outcome,
         };
-        let file: Result<DeviceFile, SpecError> = spec::text::yaml(text, "input");
+        let file: Result<DeviceFile, SpecError> = catalog::text::yaml(text, "input");
         match file.and_then(|file| file.resolve("input")) {
             Ok(device) => {
                 let types: Vec<_> = device.peak.keys().collect();
@@ -262,7 +262,7 @@ impl Target for Extensions {
 }
 
 /// A cluster whose GPUs a profile prices, where the profile may do so.
-pub(super) fn with_profile(profile: spec::Profile) -> Option<Cluster> {
+pub(super) fn with_profile(profile: catalog::Profile) -> Option<Cluster> {
     let mut cluster = scene::cluster("dgx-h100").ok()?;
     cluster.gpu_profile = Some(Arc::new(profile));
     Some(cluster)

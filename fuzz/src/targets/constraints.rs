@@ -241,7 +241,7 @@ impl Target for Files {
             Ok(text) => text,
             Err(outcome) => return outcome,
         };
-        let constraints: Constraints = match spec::text::yaml(text, "input") {
+        let constraints: Constraints = match catalog::text::yaml(text, "input") {
             Ok(constraints) => constraints,
             Err(error) if Format::Yaml.parse(text).is_some() => return Outcome::refused(&error),
             Err(error) => return Outcome::malformed(&error),

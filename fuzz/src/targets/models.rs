@@ -21,7 +21,7 @@ impl Target for Configs {
     }
 
     fn seeds(&self) -> Vec<Vec<u8>> {
-        scene::files("spec/presets/models", ".json")
+        scene::files("catalog/presets/models", ".json")
     }
 
     fn mutate(&self, pool: &Pool, rng: &mut Rng) -> Vec<u8> {
@@ -33,7 +33,7 @@ impl Target for Configs {
             Ok(text) => text,
             Err(outcome) => return outcome,
         };
-        let model = match spec::hf::decode(text, "input", "model") {
+        let model = match catalog::hf::decode(text, "input", "model") {
             Ok(model) => model,
             Err(error) if Format::Json.parse(text).is_some() => return Outcome::refused(&error),
             Err(error) => return Outcome::malformed(&error),

@@ -30,8 +30,8 @@ fn with_preset(text: &[u8], model: &str) -> Vec<u8> {
     file.to_yaml().unwrap_or_default().into_bytes()
 }
 
-fn serde_yaml_plan(text: &str) -> Result<PlanFile, spec::SpecError> {
-    spec::text::yaml(text, "input")
+fn serde_yaml_plan(text: &str) -> Result<PlanFile, catalog::SpecError> {
+    catalog::text::yaml(text, "input")
 }
 
 impl Target for Plans {

@@ -1,7 +1,7 @@
 //! Profiles of machines, as `profile` writes them.
 
-use spec::Profile;
-use spec::profile::{Gpu, Machine, Measured, SCHEMA_VERSION};
+use catalog::Profile;
+use catalog::profile::{Gpu, Machine, Measured, SCHEMA_VERSION};
 
 use super::clusters;
 use crate::outcome::Outcome;

@@ -1,7 +1,7 @@
 //! Published training runs: the `runs-v1` schema.
 
-use spec::SpecError;
-use spec::runs::{RunsFile, to_compact};
+use catalog::SpecError;
+use catalog::runs::{RunsFile, to_compact};
 
 use super::clusters::refused;
 use crate::outcome::Outcome;
@@ -19,7 +19,7 @@ impl Target for Runs {
     }
 
     fn seeds(&self) -> Vec<Vec<u8>> {
-        let all = scene::files("spec/presets/runs", "published.jsonl");
+        let all = scene::files("catalog/presets/runs", "published.jsonl");
         let text = String::from_utf8_lossy(all.first().map_or(&[][..], |v| v));
         let lines: Vec<&str> = text.lines().collect();
         let some = lines.iter().step_by(1 + lines.len() / 24);
@@ -50,9 +50,9 @@ impl Target for Runs {
             file.runs.len().min(3)
         ));
         let compact = to_compact(&file.runs);
-        let again: Result<Vec<spec::runs::Run>, SpecError> = compact
+        let again: Result<Vec<catalog::runs::Run>, SpecError> = compact
             .lines()
-            .map(|line| spec::text::json(line, "written"))
+            .map(|line| catalog::text::json(line, "written"))
             .collect();
         // What is null is left out, and nulls inside of flags are nothing.
         let count = again.as_ref().map_or(0, Vec::len);

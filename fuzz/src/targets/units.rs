@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
-use spec::{Bandwidth, Bytes, FlopRate, Seconds};
+use catalog::{Bandwidth, Bytes, FlopRate, Seconds};
 
 use crate::mutate;
 use crate::outcome::Outcome;

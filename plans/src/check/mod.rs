@@ -3,7 +3,7 @@
 
 mod rules;
 
-use spec::model::ModelConfig;
+use catalog::model::ModelConfig;
 
 use crate::config::{Node, Value, place};
 use crate::export::Dialect;
@@ -37,7 +37,7 @@ impl std::fmt::Display for Finding {
 pub fn check(
     document: &Document,
     model: Option<&ModelConfig>,
-) -> Result<Vec<Finding>, spec::SpecError> {
+) -> Result<Vec<Finding>, catalog::SpecError> {
     let schema = Schema::of(document.dialect)?;
     let mut findings = Vec::new();
     let root = &document.root;
@@ -96,7 +96,7 @@ fn value(doc: &Document, schema: &Schema, key: &str, node: &Node, findings: &mut
             let near = match &node.value {
                 Value::Str(text) => kind
                     .words_of()
-                    .and_then(|w| spec::suggest::nearest(text, w)),
+                    .and_then(|w| catalog::suggest::nearest(text, w)),
                 _ => None,
             };
             let hint = near.map_or_else(String::new, |word| format!("; did you mean `{word}`?"));

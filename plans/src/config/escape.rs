@@ -3,7 +3,7 @@
 //! Names and paths may hold anything that a file system takes. Whoever writes them into a script or a
 //! configuration does it by one of these.
 
-use spec::names::is_control;
+use catalog::names::is_control;
 
 /// A word of a shell script or command: single quotes where a shell would read more than text.
 #[must_use]
@@ -47,7 +47,7 @@ pub fn python_pattern(text: &str) -> String {
 /// The rest of a line that is a comment in any of the formats: nothing in it ends the line.
 #[must_use]
 pub fn comment(text: &str) -> String {
-    spec::names::shown(text)
+    catalog::names::shown(text)
 }
 
 /// Text between the three double quotes of a Python docstring.

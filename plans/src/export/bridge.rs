@@ -1,6 +1,6 @@
 //! Megatron Bridge: a Python function over `ConfigContainer`, made of Megatron-LM's options.
 
-use spec::Precision;
+use catalog::Precision;
 
 use super::launch::{Program, Starter};
 use super::megatron::{self, Flag};

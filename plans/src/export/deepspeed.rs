@@ -1,6 +1,6 @@
 //! DeepSpeed: the JSON that `deepspeed.initialize` reads.
 
-use spec::{CpKind, Precision, Zero};
+use catalog::{CpKind, Precision, Zero};
 
 use super::launch::{Program, Starter};
 use super::{ExportedFile, Job, Limits};

@@ -1,6 +1,6 @@
 //! accelerate (FSDP2) and axolotl, which both drive Hugging Face's trainer.
 
-use spec::{CpKind, Precision, Zero};
+use catalog::{CpKind, Precision, Zero};
 
 use super::launch::{Program, Starter};
 use super::{ExportedFile, Job, Limits, heading};

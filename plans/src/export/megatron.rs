@@ -1,6 +1,6 @@
 //! Megatron-LM: a bash file that sets the array `MEGATRON_ARGS`.
 
-use spec::{AxisOrder, CpKind, Precision, ScheduleKind, Zero};
+use catalog::{AxisOrder, CpKind, Precision, ScheduleKind, Zero};
 
 use super::launch::{Program, Starter};
 use super::{ExportedFile, Job, Limits, model};

@@ -12,8 +12,8 @@ pub mod schema;
 pub(crate) mod torchtitan;
 mod vescale;
 
-use spec::Workload;
-use spec::model::ModelConfig;
+use catalog::Workload;
+use catalog::model::ModelConfig;
 
 use self::launch::Program;
 use self::torchtitan::Edition;
@@ -161,7 +161,7 @@ impl Dialect {
         }
         let mut targets: Vec<&str> = Self::ALL.iter().map(|d| d.target()).collect();
         targets.dedup();
-        let nearest = spec::suggest::nearest(target, &targets);
+        let nearest = catalog::suggest::nearest(target, &targets);
         Err(ExportError::UnknownTarget {
             asked: target.chars().take(80).collect(),
             hint: nearest.map_or_else(String::new, |t| format!("did you mean `{t}`? ")),

@@ -1,7 +1,7 @@
 //! A model's sizes as Megatron-LM options, for Megatron-LM's own GPT model.
 
-use spec::RopeScaling;
-use spec::model::{
+use catalog::RopeScaling;
+use catalog::model::{
     Activation, AttentionKind, ModelConfig, NormKind, Position, Residual, WindowPattern,
 };
 

@@ -1,7 +1,7 @@
 //! nanotron: its YAML.
 
-use spec::model::{Activation, Family, ModelConfig, NormKind, Position};
-use spec::{AxisOrder, CpKind, Precision, ScheduleKind, Zero};
+use catalog::model::{Activation, Family, ModelConfig, NormKind, Position};
+use catalog::{AxisOrder, CpKind, Precision, ScheduleKind, Zero};
 
 use super::launch::{Program, Starter};
 use super::{ExportedFile, Job, Limits, heading};

@@ -58,7 +58,7 @@ impl Schema {
     ///
     /// # Errors
     /// Never for the embedded schemas; a test reads them all.
-    pub fn of(dialect: Dialect) -> Result<&'static Self, spec::SpecError> {
+    pub fn of(dialect: Dialect) -> Result<&'static Self, catalog::SpecError> {
         static READ: [OnceLock<Schema>; Dialect::ALL.len()] =
             [const { OnceLock::new() }; Dialect::ALL.len()];
         let place = &READ[dialect as usize];
@@ -69,7 +69,7 @@ impl Schema {
         Ok(place.get_or_init(|| schema))
     }
 
-    fn read(dialect: Dialect) -> Result<Self, spec::SpecError> {
+    fn read(dialect: Dialect) -> Result<Self, catalog::SpecError> {
         let text = match dialect {
             Dialect::MegatronLm => include_str!("schemas/megatron-lm-0.20.yaml"),
             Dialect::MegatronBridge => include_str!("schemas/megatron-bridge-main.yaml"),
@@ -82,7 +82,7 @@ impl Schema {
             Dialect::Nanotron => include_str!("schemas/nanotron-main.yaml"),
             Dialect::VeScale => include_str!("schemas/vescale-legacy.yaml"),
         };
-        spec::text::yaml(text, &dialect.name())
+        catalog::text::yaml(text, &dialect.name())
     }
 
     /// What a key may hold; `None` for unknown keys.
@@ -119,13 +119,13 @@ impl Schema {
         let names = all()
             .filter_map(|k| k.strip_prefix(prefix.as_str()))
             .map(|rest| rest.split('.').next().unwrap_or(rest));
-        if let Some(near) = spec::suggest::nearest_above(name, names, ALIKE) {
+        if let Some(near) = catalog::suggest::nearest_above(name, names, ALIKE) {
             return Some(format!("{prefix}{near}"));
         }
         let moved = all().find(|k| k.rsplit('.').next() == Some(name));
         moved
             .map(str::to_owned)
-            .or_else(|| spec::suggest::nearest_above(key, all(), ALIKE))
+            .or_else(|| catalog::suggest::nearest_above(key, all(), ALIKE))
     }
 
     /// Whether keys lie below this path.

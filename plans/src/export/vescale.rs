@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use spec::{Precision, ScheduleKind, Zero};
+use catalog::{Precision, ScheduleKind, Zero};
 
 use super::launch::{Program, Starter};
 use super::{ExportedFile, Job, Limits, python_heading};

@@ -1,6 +1,6 @@
 //! Megatron-LM options as a strategy.
 
-use spec::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
+use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
 
 use super::{Document, Given, ImportError, Imported, data_parallel, micro_batches, workload};
 use crate::export::Dialect;

@@ -9,8 +9,8 @@ mod torchtitan;
 pub use document::Document;
 pub(crate) use megatron::parse_layout;
 
-use spec::model::ModelConfig;
-use spec::{Workload, WorkloadSizes};
+use catalog::model::ModelConfig;
+use catalog::{Workload, WorkloadSizes};
 
 use crate::config::SyntaxError;
 use crate::export::Dialect;
@@ -48,7 +48,7 @@ pub enum ImportError {
     Syntax(#[from] SyntaxError),
     /// An embedded schema is broken; a test reads them all.
     #[error(transparent)]
-    Schema(#[from] spec::SpecError),
+    Schema(#[from] catalog::SpecError),
     /// Nobody knows what it is for.
     #[error(
         "{path}: cannot tell which training system this is for; say so with --to TARGET[@VERSION]"
@@ -83,7 +83,7 @@ pub enum ImportError {
         /// File.
         path: String,
         /// Which size, and its range.
-        error: spec::WorkloadError,
+        error: catalog::WorkloadError,
     },
     /// Something needed stands nowhere.
     #[error("{path}: {what} is not said; {how}")]

@@ -1,6 +1,6 @@
 //! torchtitan configurations as strategies: TOML of 0.2, Python of 0.3 and main.
 
-use spec::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
+use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
 
 use super::{Document, Given, ImportError, Imported, data_parallel, micro_batches, workload};
 use crate::config::{Node, Value};

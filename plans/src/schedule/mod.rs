@@ -7,7 +7,7 @@ mod one_f_one_b;
 mod zb_h1;
 mod zb_v;
 
-use spec::ScheduleKind;
+use catalog::ScheduleKind;
 
 /// What an action does. Letters are PyTorch's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

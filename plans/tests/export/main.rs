@@ -3,29 +3,29 @@
 
 mod snapshots;
 
+use catalog::Model;
+use catalog::{Precision, Workload};
 use plans::config::Node;
 use plans::export::{Dialect, ExportError, Exported, Job, Launcher, export};
 use plans::import::{Document, Given, import};
 use plans::plan_file::ShardingFile;
 use plans::{Strategy as Plan, check::check};
 use proptest::prelude::*;
-use spec::Model;
-use spec::{Precision, Workload};
 
 /// A model with the workload that its plans are for.
 fn scene(name: &str, gpus: u64, precision: Precision) -> (Model, Workload) {
-    let workload = Workload::new(spec::WorkloadSizes {
+    let workload = Workload::new(catalog::WorkloadSizes {
         gpus,
         seq_len: 4096,
         global_batch: 256,
         precision,
     })
     .expect("a workload");
-    (spec::load::model(name).expect("preset"), workload)
+    (catalog::load::model(name).expect("preset"), workload)
 }
 
 fn parse(text: &str, model: &Model, workload: &Workload) -> Result<Plan, plans::StrategyError> {
-    let runtime = spec::load::runtime("vescale").expect("preset");
+    let runtime = catalog::load::runtime("vescale").expect("preset");
     plans::grammar::parse(text, model, workload, &runtime)
 }
 
@@ -232,7 +232,7 @@ fn each_target_takes_the_plans_it_is_made_for() {
 #[test]
 fn every_model_is_exported_or_refused_by_name() {
     let mut taken = 0;
-    for preset in spec::load::model_names() {
+    for preset in catalog::load::model_names() {
         let (model, workload) = scene(&preset.name, 1, Precision::Bf16);
         let strategy = parse("tp=1", &model, &workload).expect("legal");
         for dialect in Dialect::ALL {

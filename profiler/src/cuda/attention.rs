@@ -1,11 +1,11 @@
 //! Core attention, forward and backward, over heads, lengths and dimensions.
 
+use catalog::DType;
+use catalog::profile::{Kernel, Measured};
 use dtensor::CausalAttention;
 use dtensor::cuda::launcher::{AttentionArgument, StreamArgument};
 use dtensor::cuda::{AttentionCall, Buffer, CudaError, Device, Tensor};
 use dtensor::philox::Stream;
-use spec::DType;
-use spec::profile::{Kernel, Measured};
 
 use super::operands::{Tiled, Wanted, check, rounding};
 use super::timing::{sets, timed};

@@ -8,6 +8,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use catalog::DType;
+use catalog::profile::{Kernel, Measured};
 use dtensor::block::{Attention, Block, Half, Keep, Parameters, Seen, Watch, WatchError};
 use dtensor::comm::loopback::Loopback;
 use dtensor::cpu::MicroBatch;
@@ -15,8 +17,6 @@ use dtensor::cuda::{
     self, Batch, Context, CudaError, Device, EchoLinks, GradientSink, Machine, Tensor,
 };
 use dtensor::{BLOCK_AXES, BlockMesh, Epilogues, OpKind, TensorId, TensorInfo, TensorRole, Trace};
-use spec::DType;
-use spec::profile::{Kernel, Measured};
 
 use super::operands::Tiled;
 use super::timing::{NOTHING, repeat};

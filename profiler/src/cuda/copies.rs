@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
+use catalog::DType;
+use catalog::profile::{Kernel, Measured};
 use dtensor::cuda::{CudaError, Device};
-use spec::DType;
-use spec::profile::{Kernel, Measured};
 
 use super::timing::repeat;
 use crate::ProfilerError;

@@ -18,9 +18,9 @@ mod timing;
 use std::rc::Rc;
 use std::time::Duration;
 
+use catalog::profile::{self, Kernel, Measured};
 use dtensor::cuda::launcher::AttentionBy;
 use dtensor::cuda::{self, Condition, CudaError, Device, Gpu};
-use spec::profile::{self, Kernel, Measured};
 
 pub use attention::Causal;
 pub use blocks::blocks;

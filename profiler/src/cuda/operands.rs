@@ -6,11 +6,11 @@
 
 use std::rc::Rc;
 
+use catalog::DType;
+use catalog::profile::Kernel;
 use dtensor::cpu;
 use dtensor::cuda::{CudaError, Device, Tensor};
 use dtensor::philox::Stream;
-use spec::DType;
-use spec::profile::Kernel;
 
 use crate::ProfilerError;
 

@@ -1,9 +1,9 @@
 //! Matrix products of linear layers: forward, gradient of the input, gradient of the weight.
 
+use catalog::DType;
+use catalog::profile::{Kernel, Measured};
 use dtensor::cuda::launcher::{Compute, Float8};
 use dtensor::cuda::{CudaError, Device, Lies, Matrix8, Tensor};
-use spec::DType;
-use spec::profile::{Kernel, Measured};
 
 use super::operands::{Tiled, Wanted, check, rounding};
 use super::timing::{sets, timed};

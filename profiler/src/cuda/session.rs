@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use catalog::profile::{Kernel, Machine, Measured, Profile};
 use dtensor::cuda::CudaError;
-use spec::profile::{Kernel, Machine, Measured, Profile};
 
 use super::Budget;
 use crate::ProfilerError;
@@ -81,7 +81,7 @@ pub fn complete<M: Meter, E: From<ProfilerError>>(
 
 /// The machine as it is known now; as many GPUs and hosts were measured together as at most before.
 fn joined(before: &Machine, now: Machine) -> Machine {
-    let most = |of: fn(&spec::profile::Gpu) -> Option<u64>| {
+    let most = |of: fn(&catalog::profile::Gpu) -> Option<u64>| {
         let of = |machine: &Machine| machine.gpu.as_ref().and_then(of);
         of(before).max(of(&now))
     };
@@ -89,7 +89,7 @@ fn joined(before: &Machine, now: Machine) -> Machine {
     let hosts = most(|gpu| gpu.hosts);
     // What was measured now may have had no attention in it.
     let known = before.gpu.as_ref().and_then(|gpu| gpu.attention.clone());
-    let gpu = now.gpu.map(|gpu| spec::profile::Gpu {
+    let gpu = now.gpu.map(|gpu| catalog::profile::Gpu {
         count,
         hosts,
         attention: gpu.attention.or(known),

@@ -3,10 +3,10 @@
 
 use std::time::Instant;
 
+use catalog::DType;
+use catalog::profile::{Kernel, Measured};
 use dtensor::cpu::AdamWStep;
 use dtensor::cuda::{Device, Optimizer, Tensor, Weights};
-use spec::DType;
-use spec::profile::{Kernel, Measured};
 
 use super::operands::{Tiled, Wanted, check, rounding};
 use super::timing::repeat;

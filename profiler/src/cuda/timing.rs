@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use catalog::profile::{Kernel, Measured};
 use dtensor::cuda::{CudaError, Device};
-use spec::profile::{Kernel, Measured};
 
 use crate::ProfilerError;
 use crate::lanes::{Effort, Laps, summarised};

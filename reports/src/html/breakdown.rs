@@ -1,8 +1,8 @@
 //! Where the step time goes: one stacked bar, its legend, and the kernels behind it.
 
+use catalog::Seconds;
 use maud::{Markup, html};
 use plans::Prediction;
-use spec::Seconds;
 
 use super::section as frame;
 use crate::format;

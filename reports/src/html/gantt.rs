@@ -136,8 +136,8 @@ fn script_safe(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use catalog::Seconds;
     use plans::Stream;
-    use spec::Seconds;
 
     fn timeline(ranks: u32, per_rank: u32) -> Timeline {
         let event = |rank, m| Event {

@@ -1,8 +1,8 @@
 //! Memory: the peak of every pipeline rank against capacity, and the named parts of the heaviest.
 
+use catalog::Bytes;
 use maud::{Markup, html};
 use plans::Prediction;
-use spec::Bytes;
 
 use super::section as frame;
 use crate::format;

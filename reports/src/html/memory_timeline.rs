@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use catalog::{Bytes, Seconds};
 use maud::{Markup, html};
 use plans::Timeline;
-use spec::{Bytes, Seconds};
 
 use super::section as frame;
 use crate::format;

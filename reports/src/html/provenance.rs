@@ -1,8 +1,8 @@
 //! Every constant that entered the prediction, with its evidence.
 
+use catalog::Origin;
 use maud::{Markup, html};
 use plans::{Prediction, UsedConstant};
-use spec::Origin;
 
 use super::section as frame;
 

@@ -1,8 +1,8 @@
 //! The report of a training run: what was measured beside what was predicted.
 
+use catalog::{Bytes, Seconds};
 use maud::{Markup, html};
 use plans::{Event, Stream, Timeline};
-use spec::{Bytes, Seconds};
 
 use super::{document, section as frame};
 use crate::format;

@@ -1,8 +1,8 @@
 //! The first screen: does it fit, how fast is it, what is the plan.
 
+use catalog::{Bytes, Origin, Seconds};
 use maud::{Markup, html};
 use plans::{Fit, Prediction};
-use spec::{Bytes, Origin, Seconds};
 
 use crate::format;
 use crate::input::{Budget, ReportInput};

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
+use catalog::Model;
+use catalog::Precision;
 use dtensor::cpu::Numerics;
 use executor::checkpoint::Checkpoint;
 use executor::{Checkpoints, Job, Outcome, Session};
-use spec::Model;
-use spec::Precision;
 
 use super::jobs::{job, llama, mixtral, nanogpt, session, train};
 

@@ -5,12 +5,12 @@
 #[allow(dead_code, reason = "kernels are tested one by one where it lies")]
 mod emulator;
 
+use catalog::Model;
+use catalog::Precision;
 use dtensor::cpu::Numerics;
 use dtensor::cuda::Machine;
 use executor::device::Devices;
 use executor::{Checkpoints, ExecutorError, Job, Outcome, Session};
-use spec::Model;
-use spec::Precision;
 
 use super::jobs::{changed, costs, families, session, sized, train};
 
@@ -58,7 +58,7 @@ fn model(kind: &str, more: &str) -> Model {
             "num_key_value_heads": 2, "intermediate_size": 40, "vocab_size": 128, "rms_norm_eps": 1e-5,
             "max_position_embeddings": 64{more}}}"#
     );
-    spec::hf::decode(&json, "the test's own models", kind).expect("a model")
+    catalog::hf::decode(&json, "the test's own models", kind).expect("a model")
 }
 
 /// Three families: learned positions, biases, dropout and tied weights; rotary positions and gates;
@@ -68,7 +68,7 @@ pub fn models() -> [Model; 3] {
         "vocab_size": 128, "resid_pdrop": 0.1, "attn_pdrop": 0.1}"#;
     let experts = r#", "num_local_experts": 4, "num_experts_per_tok": 2"#;
     [
-        spec::hf::decode(gpt, "the test's own models", "gpt").expect("a model"),
+        catalog::hf::decode(gpt, "the test's own models", "gpt").expect("a model"),
         model("llama", ""),
         model("mixtral", experts),
     ]
@@ -126,7 +126,7 @@ pub(super) fn wide(kind: &str, more: &str) -> Model {
             "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96,
             "vocab_size": 512, "rms_norm_eps": 1e-5, "max_position_embeddings": 64{more}}}"#
     );
-    spec::hf::decode(&json, "the test's own models", kind).expect("a model")
+    catalog::hf::decode(&json, "the test's own models", kind).expect("a model")
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn peaks_of_memory_are_predicted() {
     }
     let gpt = r#"{"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 64,
         "vocab_size": 512, "resid_pdrop": 0.1, "attn_pdrop": 0.1}"#;
-    let gpt = spec::hf::decode(gpt, "the test's own models", "gpt").expect("a model");
+    let gpt = catalog::hf::decode(gpt, "the test's own models", "gpt").expect("a model");
     let experts = r#", "num_local_experts": 4, "num_experts_per_tok": 2"#;
     let layouts = [
         "mbs=4",
@@ -363,7 +363,7 @@ fn trains_in_8_bits_nearly_as_in_16() {
         "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 128,
         "rms_norm_eps": 1e-5, "max_position_embeddings": 64}"#;
     for (name, json) in [("gpt", gpt), ("llama", llama)] {
-        let model = spec::hf::decode(json, "the test's own models", name).expect("a model");
+        let model = catalog::hf::decode(json, "the test's own models", name).expect("a model");
         let job = |layout: &str, precision| {
             let sizes = [2, BATCH, 16];
             sized(&model, layout, Numerics::Fast, precision, sizes)

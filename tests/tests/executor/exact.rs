@@ -1,9 +1,9 @@
 //! Exact mode: every layout gives the bits of one device.
 
+use catalog::Model;
+use catalog::Precision;
 use dtensor::cpu::Numerics;
 use executor::{Execution, Outcome};
-use spec::Model;
-use spec::Precision;
 
 use super::jobs::{changed, families, family_layouts, job, llama, mixtral, nanogpt, qwen3, train};
 

@@ -1,8 +1,8 @@
 //! Fast mode: equal within rounding.
 
+use catalog::Model;
+use catalog::{Bytes, Precision};
 use dtensor::cpu::Numerics;
-use spec::Model;
-use spec::{Bytes, Precision};
 
 use super::exact::{ALONE, EXPERTS, MIXES, SCHEDULES};
 use super::jobs::{job, llama, mixtral, nanogpt, train};

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use catalog::Precision;
 use dtensor::block::WatchError;
 use dtensor::comm::{CommError, Communicator, Group, Message, local};
 use dtensor::cpu::Numerics;
 use executor::device::Cores;
 use executor::{Checkpoints, Session};
-use spec::Precision;
 
 use super::jobs::{job, llama, nanogpt, session, train};
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use catalog::Precision;
 use dtensor::CausalAttention;
 use dtensor::block::{Seen, Watch, WatchError};
 use dtensor::cpu::Numerics;
@@ -12,7 +13,6 @@ use dtensor::cuda::Gpu;
 use dtensor::cuda::launcher::{AttentionBy, Compute, Launcher};
 use executor::device::{Gpus, Messages};
 use executor::{Execution, ExecutorError, Job, Outcome, Session};
-use spec::Precision;
 
 use super::cuda::{close, job, models, on_cuda, wide};
 use super::graphs;

@@ -1,10 +1,10 @@
 //! Gradients agree with finite differences of the loss, parameter by parameter.
 
+use catalog::Model;
+use catalog::Precision;
 use dtensor::cpu::Numerics;
 use executor::checkpoint::{Memory, Piece};
 use executor::{AdamW, Job, Session};
-use spec::Model;
-use spec::Precision;
 
 use super::jobs::{changed, job, llama, mixtral, nanogpt, session};
 

@@ -1,10 +1,10 @@
 //! Steps captured once and run by one call each train as those that are queued anew, to the bit.
 
+use catalog::Model;
+use catalog::Precision;
 use dtensor::block::{FirstNonFinite, Watch, WatchError};
 use dtensor::cpu::Numerics;
 use executor::{Execution, Job, Session};
-use spec::Model;
-use spec::Precision;
 
 use super::cuda::{BATCH, Emulated, SEQ, is_here, models, on_cuda};
 use super::jobs::{families, session, sized};

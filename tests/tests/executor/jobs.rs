@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use catalog::{Model, ModelConfig};
+use catalog::{Precision, Workload};
 use costmodel::{CostModel, Scenario};
 use executor::{AdamW, Dataset, Execution, Job, Observer, Outcome, Session, Settings};
-use spec::{Model, ModelConfig};
-use spec::{Precision, Workload};
 
 /// Sequences per step of every job.
 pub const BATCH: u64 = 16;
@@ -25,7 +25,7 @@ pub fn nanogpt(dropout: f64) -> Model {
         r#"{{"model_type": "gpt2", "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 64,
             "vocab_size": 128, "resid_pdrop": {dropout}, "attn_pdrop": {dropout}}}"#
     );
-    spec::hf::decode(&text, "config.json", "nanogpt").expect("a valid config")
+    catalog::hf::decode(&text, "config.json", "nanogpt").expect("a valid config")
 }
 
 /// A small Llama: grouped-query attention, rotary positions, SwiGLU.
@@ -33,7 +33,7 @@ pub fn llama() -> Model {
     let text = r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4,
         "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 128,
         "vocab_size": 128, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}"#;
-    spec::hf::decode(text, "config.json", "llama").expect("a valid config")
+    catalog::hf::decode(text, "config.json", "llama").expect("a valid config")
 }
 
 /// A small Mixtral: 8 experts, 2 per token.
@@ -41,7 +41,7 @@ pub fn mixtral() -> Model {
     let text = r#"{"model_type": "mixtral", "hidden_size": 64, "num_hidden_layers": 4,
         "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 64,
         "vocab_size": 128, "num_local_experts": 8, "num_experts_per_tok": 2}"#;
-    spec::hf::decode(text, "config.json", "mixtral").expect("a valid config")
+    catalog::hf::decode(text, "config.json", "mixtral").expect("a valid config")
 }
 
 /// A small Qwen3: norms of queries and keys, heads wider than their share, YaRN's frequencies.
@@ -50,7 +50,7 @@ pub fn qwen3() -> Model {
         "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 128, "vocab_size": 128,
         "rms_norm_eps": 1e-5, "max_position_embeddings": 64, "rope_parameters": {"rope_type": "yarn",
         "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}}"#;
-    spec::hf::decode(text, "config.json", "qwen3").expect("a valid config")
+    catalog::hf::decode(text, "config.json", "qwen3").expect("a valid config")
 }
 
 /// The small models of every family in `tests/pytorch/models`, by name.
@@ -62,7 +62,7 @@ pub fn families() -> Vec<(String, Model)> {
             let path = entry.expect("an entry").path();
             let name = path.file_stem().and_then(|n| n.to_str()).expect("a name");
             let text = std::fs::read_to_string(&path).expect("readable");
-            let model = spec::hf::decode(&text, "config.json", name).expect("a valid config");
+            let model = catalog::hf::decode(&text, "config.json", name).expect("a valid config");
             (name.to_owned(), model)
         })
         .collect();
@@ -133,14 +133,14 @@ pub fn sized(
     [steps, global_batch, seq_len]: [u64; 3],
 ) -> Job {
     let gpus = world(strategy);
-    let workload = Workload::new(spec::WorkloadSizes {
+    let workload = Workload::new(catalog::WorkloadSizes {
         gpus,
         seq_len,
         global_batch,
         precision,
     })
     .expect("a workload");
-    let runtime = spec::load::runtime("vescale").expect("a preset");
+    let runtime = catalog::load::runtime("vescale").expect("a preset");
     let strategy = plans::grammar::parse(strategy, model, &workload, &runtime)
         .unwrap_or_else(|e| panic!("{strategy}: {e}"));
     let settings = Settings {
@@ -173,9 +173,9 @@ fn world(strategy: &str) -> u64 {
 pub fn costs(job: &Job, runtime: &str) -> CostModel {
     let scenario = Scenario {
         model: job.model.clone(),
-        cluster: spec::load::cluster("dgx-h100").expect("a preset"),
-        runtime: spec::load::runtime(runtime).expect("a preset"),
-        workload: Workload::new(spec::WorkloadSizes {
+        cluster: catalog::load::cluster("dgx-h100").expect("a preset"),
+        runtime: catalog::load::runtime(runtime).expect("a preset"),
+        workload: Workload::new(catalog::WorkloadSizes {
             gpus: job.strategy.world(),
             seq_len: job.seq_len,
             global_batch: job.global_batch,

@@ -1,8 +1,8 @@
 //! Predicted bytes are the bytes that training holds, exactly.
 
+use catalog::Model;
+use catalog::Precision;
 use dtensor::cpu::Numerics;
-use spec::Model;
-use spec::Precision;
 
 use super::exact::{ALONE, EXPERTS, MIXES, SCHEDULES, UNEVEN};
 use super::jobs::{

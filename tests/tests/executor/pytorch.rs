@@ -2,13 +2,13 @@
 
 use std::sync::Mutex;
 
+use catalog::{Model, Precision, Workload};
 use dtensor::block::{Seen, Watch, WatchError};
 use dtensor::cpu::Numerics;
 use dtensor::{OpKind, Pass};
 use executor::checkpoint::{Memory, Piece};
 use executor::{AdamW, Dataset, Execution, Job, Session, Settings};
 use serde_json::Value;
-use spec::{Model, Precision, Workload};
 
 use super::jobs::{families, session};
 
@@ -98,14 +98,14 @@ fn check(model: &str, config: &Model) {
     let text = include_str!("../../fixtures/pytorch.json");
     let expected: Value = serde_json::from_str(text).expect("a fixture");
     let expected = &expected[model];
-    let workload = Workload::new(spec::WorkloadSizes {
+    let workload = Workload::new(catalog::WorkloadSizes {
         gpus: 1,
         seq_len: SEQ,
         global_batch: 1,
         precision: Precision::Fp32,
     })
     .expect("a workload");
-    let runtime = spec::load::runtime("vescale").expect("a preset");
+    let runtime = catalog::load::runtime("vescale").expect("a preset");
     let strategy = plans::grammar::parse("mbs=1", config, &workload, &runtime).expect("legal");
     for numerics in [Numerics::Exact, Numerics::Fast] {
         let settings = Settings {
@@ -175,7 +175,7 @@ fn gpt_and_llama_equal_pytorch() {
         "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 128,
         "vocab_size": 128, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}"#;
     for (name, config) in [("gpt", gpt), ("llama", llama)] {
-        let config = spec::hf::decode(config, "config.json", name).expect("a valid config");
+        let config = catalog::hf::decode(config, "config.json", name).expect("a valid config");
         check(name, &config);
     }
 }

@@ -1,9 +1,9 @@
 //! What `profile --device cuda` measures when no plan says it: grids over shapes, and blocks of models that one GPU
 //! trains.
 
+use catalog::{DType, Model};
 use models::BlockLayout;
 use profiler::cuda::{Causal, ELEMENTS, Linear, OPERATORS, Operator, OperatorKind, Request, Way};
-use spec::{DType, Model};
 
 use super::requests_of;
 use crate::args::SuiteArg;
@@ -180,7 +180,7 @@ fn models(suite: SuiteArg) -> Result<Vec<Shapes>, CliError> {
     }
     grid.into_iter()
         .map(|(name, json, tokens)| {
-            let model = spec::hf::decode(&json, "the profile's own models", name)?;
+            let model = catalog::hf::decode(&json, "the profile's own models", name)?;
             Ok((model, tokens))
         })
         .collect()

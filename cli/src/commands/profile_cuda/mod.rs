@@ -8,13 +8,13 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use catalog::files::{Destination, Kind, Replace};
+use catalog::profile::{self, Profile};
 use dtensor::comm::Communicator;
 use dtensor::cuda::{DeviceFacts, EIGHT_BITS, ready};
 use profiler::cuda::{
     Asked, Budget, Exchange, Fleet, GpuRank, Meter, Request, Target, complete, with_fleet,
 };
-use spec::files::{Destination, Kind, Replace};
-use spec::profile::{self, Profile};
 
 use self::hosts::Hosts;
 use super::profile::{self as host, ProfileJson, What, effort, of_plan, summary};

@@ -45,7 +45,7 @@ impl BreakAt {
             .into_inner()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         if reports.is_empty() {
-            let nearest = spec::suggest::nearest(&self.name, &others);
+            let nearest = catalog::suggest::nearest(&self.name, &others);
             let hint = nearest.map_or_else(String::new, |n| format!("; did you mean `{n}`?"));
             let message = format!(
                 "--break-at {}: no operator of that name ran{hint}",

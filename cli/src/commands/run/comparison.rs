@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use catalog::{Bytes, Seconds, profile};
 use costmodel::{CostModel, Held, Scenario};
 use executor::{Job, Outcome, RankReport};
 use plans::Timeline;
 use reports::html::run::{Phase, RunReport};
 use serde::Serialize;
-use spec::{Bytes, Seconds, profile};
 
 use crate::args::{DeviceArg, NumericsArg, RunArgs};
 use crate::commands::device;
@@ -71,7 +71,7 @@ pub(crate) fn predict(args: &RunArgs, loaded: &Loaded) -> Result<Predicted, CliE
     if args.numerics == NumericsArg::Exact {
         return Ok(predicted);
     }
-    let cluster = spec::load::cluster(&path.display().to_string())?;
+    let cluster = catalog::load::cluster(&path.display().to_string())?;
     if let Some(profile) = &cluster.profile {
         device::measured_as_run(args.attention, profile, path)?;
     }

@@ -11,6 +11,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use catalog::Bytes;
+use catalog::files::Kind;
 use costmodel::Scenario;
 use dtensor::block::{Watch, WatchError};
 use dtensor::cpu::Numerics;
@@ -18,8 +20,6 @@ use executor::checkpoint::{HubWeights, Source};
 use executor::{AdamW, Checkpoints, Dataset, Execution, Job, Outcome, Session, Settings};
 use plans::plan_file::TrainFile;
 use serde::Serialize;
-use spec::Bytes;
-use spec::files::Kind;
 
 use break_at::BreakAt;
 use comparison::{Comparison, Predicted};

@@ -5,10 +5,10 @@ use std::io::{IsTerminal, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::sync::Mutex;
 
+use catalog::files::{self, FileError, Kind, Replace};
 use executor::{Observer, StepReport};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use spec::files::{self, FileError, Kind, Replace};
 
 use crate::error::CliError;
 use crate::output;

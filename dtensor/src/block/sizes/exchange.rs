@@ -1,6 +1,6 @@
 //! What exchanges between ranks have in use: what they make, and parts of it that do not lie together.
 
-use spec::{Axis, DType};
+use catalog::{Axis, DType};
 
 use super::{Room, Run};
 use crate::layout::is_sequence;

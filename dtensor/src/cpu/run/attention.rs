@@ -9,7 +9,7 @@ use crate::cpu::tokens;
 use crate::cpu::tree::TreeSum;
 use crate::placement::Placement;
 use crate::trace::{AttentionShape, Detail, Op, OpKind, SoftmaxRule, TensorId};
-use spec::Axis;
+use catalog::Axis;
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -10,7 +10,7 @@ use crate::cpu::tensor::{Tensor, Value};
 use crate::cpu::tokens;
 use crate::cpu::tree::{TOKEN_LEAF, TreeSum, parts_of_leaves};
 use crate::trace::{Detail, Op, TensorId};
-use spec::Axis;
+use catalog::Axis;
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -9,8 +9,8 @@ use crate::cpu::tensor::{Tensor, Value};
 use crate::cpu::tree::TreeSum;
 use crate::cpu::{elementwise, tokens};
 use crate::trace::{Detail, Op, OpKind, TensorId};
-use spec::DType;
-use spec::model::NormKind;
+use catalog::DType;
+use catalog::model::NormKind;
 use std::borrow::Cow;
 
 impl Run<'_> {

@@ -5,7 +5,7 @@ use crate::cpu::machine::{CpuError, Machine};
 use crate::cpu::redistribute::{read_terms, write_terms};
 use crate::cpu::tokens;
 use crate::trace::{Detail, Op, TensorId};
-use spec::Axis;
+use catalog::Axis;
 
 impl Run<'_> {
     pub(super) fn first_row(&self, table: TensorId) -> u64 {
@@ -63,7 +63,7 @@ impl Run<'_> {
             let tree = tokens::sums_tree(&data, columns, &largest, &leaves);
             let message = write_terms(std::iter::once(&tree));
             let arrived = group.all_gather(comm, &op.scope, message)?.wait(comm)?;
-            let terms = read_terms(&arrived, vec![rows], spec::DType::F32);
+            let terms = read_terms(&arrived, vec![rows], catalog::DType::F32);
             terms.reduce().into_f32()
         } else {
             let mut sum = tokens::sums(&data, columns, &largest, self.threads());

@@ -1,6 +1,6 @@
 //! Core attention, fused.
 
-use spec::DType;
+use catalog::DType;
 
 use super::unsupported;
 use crate::CausalAttention;

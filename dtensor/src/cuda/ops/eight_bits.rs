@@ -3,7 +3,7 @@
 //! A tensor is scaled by its current maximum (torchao's tensorwise dynamic scaling), which no host reads.
 //! Products want both operands by rows of what is contracted, so a cast writes rows, columns, or both.
 
-use spec::DType;
+use catalog::DType;
 
 use super::{EACH, THREADS, WAVES, unsupported};
 use crate::cuda::error::CudaError;

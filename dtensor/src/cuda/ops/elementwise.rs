@@ -1,7 +1,7 @@
 //! Operators of one pass.
 
-use spec::DType;
-use spec::model::Activation;
+use catalog::DType;
+use catalog::model::Activation;
 
 use super::EACH;
 use crate::Nonlinearity;

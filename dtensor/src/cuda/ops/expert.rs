@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 
-use spec::DType;
-use spec::model::Router;
+use catalog::DType;
+use catalog::model::Router;
 
 use super::{THREADS, threads_of, unsupported};
 use crate::cuda::error::CudaError;

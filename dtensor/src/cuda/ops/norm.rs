@@ -1,7 +1,7 @@
 //! Layer and RMS norms.
 
-use spec::DType;
-use spec::model::NormKind;
+use catalog::DType;
+use catalog::model::NormKind;
 
 use super::{EACH, threads_of, unsupported};
 use crate::cuda::error::CudaError;

@@ -1,7 +1,7 @@
 //! Matrix products.
 
-use spec::DType;
-use spec::model::Activation;
+use catalog::DType;
+use catalog::model::Activation;
 
 use crate::Nonlinearity;
 use crate::cuda::error::CudaError;

@@ -1,6 +1,6 @@
 //! Sums in a fixed order.
 
-use spec::DType;
+use catalog::DType;
 
 use super::THREADS;
 use crate::cuda::error::CudaError;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use spec::DType;
+use catalog::DType;
 
 use super::{THREADS, threads_of};
 use crate::cuda::error::CudaError;

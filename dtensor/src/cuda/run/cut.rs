@@ -9,7 +9,7 @@ use crate::cuda::tensor::{Device, Tensor};
 use crate::layout::consecutive;
 use crate::placement::{Placement, Placements};
 use crate::trace::TensorInfo;
-use spec::{Axis, DType};
+use catalog::{Axis, DType};
 
 /// Runs of indices of one dim.
 #[derive(Clone, Debug, PartialEq)]

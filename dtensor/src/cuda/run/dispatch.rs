@@ -11,7 +11,7 @@ use crate::cuda::ops::{Level, Route};
 use crate::cuda::tensor::{Device, Tensor};
 use crate::plan::RoutedRows;
 use crate::trace::Op;
-use spec::Axis;
+use catalog::Axis;
 
 /// What an exchange between ranks does with rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use crate::cuda::ops::Losses;
 use crate::cuda::tensor::Tensor;
 use crate::placement::Placement;
 use crate::trace::{CollectiveKind, Detail, Op, TensorId, View};
-use spec::{Axis, DType};
+use catalog::{Axis, DType};
 
 impl Run<'_> {
     pub(super) fn collective(&mut self, op: &Op, kind: CollectiveKind) -> Result<(), CudaError> {

@@ -31,7 +31,7 @@ use crate::block::{self, Block, Half, Seen, Tensors};
 use crate::cpu;
 use crate::plan::RoutedRows;
 use crate::trace::{Op, TensorId, TensorInfo, TensorRole};
-use spec::DType;
+use catalog::DType;
 
 /// What a block keeps of a micro-batch between its passes.
 pub type Saved = block::Saved<Tensor, Rc<Route>>;

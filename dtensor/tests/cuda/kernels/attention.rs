@@ -1,10 +1,10 @@
 //! Core attention, fused, before scores, softmax and context in 64 bits.
 
+use catalog::DType;
 use dtensor::CausalAttention;
 use dtensor::cuda::AttentionCall;
 use dtensor::cuda::launcher::{AttentionArgument, AttentionBy, StreamArgument, threshold};
 use dtensor::philox::Stream;
-use spec::DType;
 
 use super::{random, upload, within};
 use crate::emulator;

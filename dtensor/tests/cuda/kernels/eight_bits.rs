@@ -1,9 +1,9 @@
 //! Casts to 8 bits, and products of what they make.
 
+use catalog::DType;
 use dtensor::cuda::launcher::Float8;
 use dtensor::cuda::{Device, Lies, Matrix8, Tensor};
 use half::bf16;
-use spec::DType;
 
 use super::{random, read, upload, within};
 use crate::emulator::{self, decoded};

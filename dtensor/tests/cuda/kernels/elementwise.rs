@@ -1,11 +1,11 @@
 //! Operators of one pass.
 
+use catalog::DType;
+use catalog::model::Activation;
 use dtensor::Nonlinearity;
 use dtensor::cuda::launcher::{Place, StreamArgument, threshold};
 use dtensor::cuda::{Dropout, Rope};
 use dtensor::philox::Stream;
-use spec::DType;
-use spec::model::Activation;
 
 use super::{TYPES, close, random, read, upload};
 use crate::emulator;

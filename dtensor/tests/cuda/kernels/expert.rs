@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use catalog::DType;
+use catalog::model::Router;
 use dtensor::cpu;
 use dtensor::cuda::{Device, Route, Tensor};
-use spec::DType;
-use spec::model::Router;
 
 use super::{TYPES, close, random, read, within};
 use crate::emulator::{self, ORDERS};

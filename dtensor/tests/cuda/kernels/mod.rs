@@ -10,10 +10,10 @@ mod products;
 mod rows;
 mod scale;
 
+use catalog::DType;
 use dtensor::cpu;
 use dtensor::cuda::{Device, Tensor};
 use dtensor::philox::Stream;
-use spec::DType;
 
 /// Both element types.
 const TYPES: [DType; 2] = [DType::F32, DType::Bf16];

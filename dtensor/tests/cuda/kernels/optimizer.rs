@@ -2,9 +2,9 @@
 
 use std::slice::from_ref;
 
+use catalog::DType;
 use dtensor::cpu::AdamWStep;
 use dtensor::cuda::{Device, Optimizer, Tensor, Weights};
-use spec::DType;
 
 use super::{close, random, within};
 use crate::emulator;

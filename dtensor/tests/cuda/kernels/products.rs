@@ -1,10 +1,10 @@
 //! Matrix products: linear layers forward and backward, in every way that operands are multiplied.
 
+use catalog::DType;
+use catalog::model::Activation;
 use dtensor::Nonlinearity;
 use dtensor::cuda::Device;
 use dtensor::cuda::launcher::Compute;
-use spec::DType;
-use spec::model::Activation;
 
 use super::elementwise::oracle;
 use super::{random, within};

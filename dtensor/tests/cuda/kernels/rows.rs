@@ -1,8 +1,8 @@
 //! Norms, sums over rows, embeddings and the loss.
 
+use catalog::DType;
+use catalog::model::NormKind;
 use dtensor::cuda::{Losses, NormGradient, RowOrder};
-use spec::DType;
-use spec::model::NormKind;
 
 use super::{TYPES, close, random, read, within};
 use crate::emulator;

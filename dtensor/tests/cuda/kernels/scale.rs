@@ -2,7 +2,7 @@
 
 use super::{TYPES, close, random, within};
 use crate::emulator;
-use spec::DType;
+use catalog::DType;
 
 const SHAPES: [[usize; 2]; 4] = [[1, 1], [3, 7], [5, 8], [33, 267]];
 

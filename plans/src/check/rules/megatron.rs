@@ -1,6 +1,6 @@
 //! Megatron-LM (`validate_args` of `megatron/training/arguments.py`) and Megatron Bridge.
 
-use spec::model::ModelConfig;
+use catalog::model::ModelConfig;
 
 use super::{Rules, times};
 

@@ -5,7 +5,7 @@ mod megatron;
 mod others;
 mod torchtitan;
 
-use spec::model::ModelConfig;
+use catalog::model::ModelConfig;
 
 use super::Finding;
 use crate::config::Value;

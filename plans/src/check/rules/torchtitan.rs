@@ -1,6 +1,6 @@
 //! torchtitan: what its configuration classes and `ParallelDims` assert.
 
-use spec::model::ModelConfig;
+use catalog::model::ModelConfig;
 
 use super::{Rules, times};
 use crate::config::Node;

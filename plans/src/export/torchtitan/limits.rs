@@ -1,6 +1,6 @@
 //! What torchtitan cannot express.
 
-use spec::{AxisOrder, CpKind, Precision, ScheduleKind, Zero};
+use catalog::{AxisOrder, CpKind, Precision, ScheduleKind, Zero};
 
 use super::Edition;
 use crate::export::{Job, Limits};

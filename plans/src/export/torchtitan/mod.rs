@@ -4,7 +4,7 @@
 mod limits;
 mod registry;
 
-use spec::{Precision, ScheduleKind, Zero};
+use catalog::{Precision, ScheduleKind, Zero};
 
 use self::limits::refuse;
 use self::registry::{family_module, registered};

@@ -1,6 +1,6 @@
 //! The models that torchtitan knows.
 
-use spec::model::{Family, ModelConfig};
+use catalog::model::{Family, ModelConfig};
 
 /// A model that torchtitan's registries hold.
 #[derive(Clone, Copy)]

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use catalog::profile::{Gpu, Machine, Measured};
 use dtensor::comm::local;
 use dtensor::comm::{Communicator, Group};
-use spec::profile::{Gpu, Machine, Measured};
 
 use super::rank::Member;
 use super::{COLLECTIVES, Exchange, Peers, Rank};

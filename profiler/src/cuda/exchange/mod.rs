@@ -8,10 +8,10 @@ mod fleet;
 mod nccl;
 mod rank;
 
+use catalog::DType;
+use catalog::profile::Kernel;
 use dtensor::comm::{Communicator, Group};
 use dtensor::cuda::{Device, Tensor};
-use spec::DType;
-use spec::profile::Kernel;
 
 pub use fleet::{Fleet, follow, with_fleet};
 pub use nccl::GpuRank;

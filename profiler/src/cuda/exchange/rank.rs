@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use catalog::DType;
+use catalog::profile::Measured;
 use dtensor::comm::{Communicator, Group};
 use dtensor::cpu;
 use dtensor::cuda::{Device, Tensor};
-use spec::DType;
-use spec::profile::Measured;
 
 use super::{Exchange, Peers, Rank};
 use crate::ProfilerError;

@@ -5,9 +5,9 @@ mod loss;
 mod norm;
 mod pointwise;
 
+use catalog::DType;
+use catalog::profile::{Kernel, Measured};
 use dtensor::cuda::{CudaError, Device};
-use spec::DType;
-use spec::profile::{Kernel, Measured};
 
 use super::operands::{Tiled, Wanted, rounding};
 use super::timing::sets;

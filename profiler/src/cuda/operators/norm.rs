@@ -1,9 +1,9 @@
 //! Norms.
 
+use catalog::DType;
+use catalog::model::NormKind;
+use catalog::profile::{Kernel, Measured};
 use dtensor::cuda::{CudaError, Device, NormGradient, Tensor};
-use spec::DType;
-use spec::model::NormKind;
-use spec::profile::{Kernel, Measured};
 
 use super::{ARITHMETIC, Operator, OperatorKind};
 use crate::ProfilerError;

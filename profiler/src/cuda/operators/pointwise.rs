@@ -1,9 +1,9 @@
 //! Activations, rotary embedding, additions.
 
+use catalog::model::Activation;
+use catalog::profile::Measured;
 use dtensor::Nonlinearity;
 use dtensor::cuda::{Buffer, CudaError, Device, Rope};
-use spec::model::Activation;
-use spec::profile::Measured;
 
 use super::Operator;
 use crate::ProfilerError;

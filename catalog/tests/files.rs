@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use spec::files::{self, Destination, FileError, FolderDestination, Kind, NamedFile, Replace};
+use catalog::files::{self, Destination, FileError, FolderDestination, Kind, NamedFile, Replace};
 
 const PLAN: &str = "schema_version: 1\nid: a\nstrategy:\n  tp: 1\n";
 const PROFILE: &str = "schema_version: 1\nmachine:\n  cores: 1\nmeasured:\n";
@@ -257,11 +257,11 @@ fn a_log_grows() {
 /// Names are shown on one line, without what a terminal would act on.
 #[test]
 fn control_characters_are_shown_not_sent() {
-    let shown = spec::names::shown("a\u{1b}[2J\n\u{202e}b\u{9b}é·中");
+    let shown = catalog::names::shown("a\u{1b}[2J\n\u{202e}b\u{9b}é·中");
     assert_eq!(shown, "a\\u{1b}[2J\\n\\u{202e}b\\u{9b}é·中");
-    assert!(spec::names::checked("é·中 8b", "x", "name").is_ok());
+    assert!(catalog::names::checked("é·中 8b", "x", "name").is_ok());
     for name in ["a\nb", "a\u{1b}", "\u{202e}a", "a\0", "a\u{2028}"] {
-        let error = spec::names::checked(name, "x", "name").expect_err("refused");
+        let error = catalog::names::checked(name, "x", "name").expect_err("refused");
         assert!(error.to_string().contains("control character"));
     }
 }

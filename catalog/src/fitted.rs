@@ -121,7 +121,7 @@ fn parse(text: &str) -> Result<Vec<Entry>, SpecError> {
     Ok(file.constants)
 }
 
-/// Constants of a file in the form of `spec/presets/fitted.yaml`; those it leaves out are the shipped.
+/// Constants of a file in the form of `catalog/presets/fitted.yaml`; those it leaves out are the shipped.
 ///
 /// # Errors
 /// With line and field when it is malformed.
