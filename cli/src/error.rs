@@ -26,7 +26,7 @@ pub(crate) enum CliError {
     Cuda(#[from] dtensor::cuda::CudaError),
     /// An export that cannot be.
     #[error(transparent)]
-    Export(#[from] plans::export::ExportError),
+    Export(#[from] interop::export::ExportError),
     /// An error that was said already; its exit code.
     #[cfg_attr(
         not(feature = "mpi"),
@@ -36,10 +36,10 @@ pub(crate) enum CliError {
     Said(u8),
     /// A configuration that cannot be read as a strategy.
     #[error(transparent)]
-    Import(#[from] plans::import::ImportError),
+    Import(#[from] interop::import::ImportError),
     /// A training log that cannot be read.
     #[error(transparent)]
-    Log(#[from] plans::training_log::LogError),
+    Log(#[from] interop::training_log::LogError),
     /// A flag's value.
     #[error("{0}")]
     Usage(String),
@@ -63,7 +63,7 @@ impl CliError {
             Self::Cost(costmodel::CostError::Trace(_)) | Self::Profiler(_) | Self::Cuda(_) => 1,
             Self::Executor(error) if error.is_failure() => 1,
             Self::Said(code) => *code,
-            Self::Export(plans::export::ExportError::Inexpressible { .. }) => code::EXPORT_INVALID,
+            Self::Export(interop::export::ExportError::Inexpressible { .. }) => code::EXPORT_INVALID,
             Self::Spec(_)
             | Self::Strategy(_)
             | Self::Planner(_)

@@ -10,7 +10,6 @@ mod list_args;
 mod memory;
 mod origins;
 mod output;
-mod validate;
 
 use std::process::ExitCode;
 

@@ -2,8 +2,8 @@
 
 use catalog::Bytes;
 use costmodel::{CostModel, Scenario};
-use plans::export::{Dialect, ExportError, Exported, Job, Launcher, export};
-use plans::import::{Document, Given, import};
+use interop::export::{Dialect, ExportError, Exported, Job, Launcher, export};
+use interop::import::{Document, Given, import};
 use plans::json::{DetailJson, PredictedJson, StrategyJson};
 use plans::plan_file::PlannedFor;
 use plans::{PlanFile, Prediction, Strategy};
@@ -238,7 +238,7 @@ pub fn round_trip(
             document.dialect.name()
         )
     });
-    if let Ok(findings) = plans::check::check(&document, Some(&scenario.model)) {
+    if let Ok(findings) = interop::check::check(&document, Some(&scenario.model)) {
         outcome.expect(findings.is_empty(), || {
             format!("{name}: its own file: {findings:?}")
         });
@@ -258,7 +258,7 @@ pub fn round_trip(
                 format!("{name}: another workload came back")
             });
         }
-        Err(plans::import::ImportError::NotImportable { .. }) => {}
+        Err(interop::import::ImportError::NotImportable { .. }) => {}
         Err(error) => outcome.expect(false, || format!("{name}: its own file: {error}")),
     }
 }

@@ -2,7 +2,6 @@
 //! No formula lives here; costs and bounds come from `costmodel`.
 
 pub mod constraints;
-pub mod diagnose;
 pub mod explain;
 pub mod legal_values;
 pub mod search;

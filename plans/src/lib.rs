@@ -1,10 +1,6 @@
 //! What to do: strategies, meshes, schedules, programs, timelines, predictions and plan files.
 
-pub mod check;
-pub mod config;
-pub mod export;
 pub mod grammar;
-pub mod import;
 pub mod json;
 pub mod legality;
 pub mod mesh;
@@ -15,7 +11,6 @@ pub mod program;
 pub mod schedule;
 pub mod strategy;
 pub mod timeline;
-pub mod training_log;
 
 pub use catalog::{Axis, AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
 pub use legality::StrategyError;

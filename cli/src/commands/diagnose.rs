@@ -5,9 +5,9 @@ use std::process::ExitCode;
 
 use catalog::files::Kind;
 use catalog::{Bytes, Seconds};
-use planner::diagnose::{self, Hypothesis, Measured};
+use accuracy::diagnose::{self, Hypothesis, Measured};
 use plans::json::PredictedJson;
-use plans::training_log::{self, LogSystem, Steady, TrainingLog};
+use interop::training_log::{self, LogSystem, Steady, TrainingLog};
 use plans::{Breakdown, Prediction};
 use serde::Serialize;
 

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use catalog::files::{self, FolderDestination, Kind, NamedFile, Replace};
-use plans::config::escape;
-use plans::export::{self, Dialect, ExportError, Exported, ExportedFile, Job, Launcher, Refusal};
+use interop::config::escape;
+use interop::export::{self, Dialect, ExportError, Exported, ExportedFile, Job, Launcher, Refusal};
 use plans::{Strategy, grammar};
 use serde::Serialize;
 
@@ -96,7 +96,7 @@ fn checked(args: &ExportArgs, file: &Path, dialect: Option<Dialect>) -> Result<E
         .as_deref()
         .map(catalog::load::model)
         .transpose()?;
-    let findings = plans::check::check(&document, model.as_deref())?;
+    let findings = interop::check::check(&document, model.as_deref())?;
     if args.format.json {
         output::json(&CheckJson {
             schema_version: SCHEMA_VERSION,

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use catalog::files::Kind;
 use costmodel::Scenario;
-use plans::config::escape;
+use interop::config::escape;
 use plans::{Candidate, PlanFile, SpaceReport, Timeline};
 use reports::{Alternative, InputFact, ReportInput};
 

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use accuracy::Report;
 use catalog::Fitted;
 use catalog::files::Kind;
 use catalog::runs::{Run, RunsFile};
@@ -12,7 +13,6 @@ use crate::args::ValidateArgs;
 use crate::destinations::Target;
 use crate::error::{CliError, code};
 use crate::output::{self, SCHEMA_VERSION, note};
-use crate::validate::{Report, baseline, intervals, mapping, markdown, refit, tables};
 
 #[derive(Serialize)]
 struct ValidateJson<'a> {
@@ -32,7 +32,7 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode, CliError> {
             .iter()
             .map(|(run, _)| run)
             .filter(|run| {
-                matches!(run.tier.as_deref(), Some("A" | "B")) || mapping::map(run).is_ok()
+                matches!(run.tier.as_deref(), Some("A" | "B")) || accuracy::is_predictable(run)
             })
             .cloned()
             .collect();
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode, CliError> {
     };
     let mut report = Report::new(&runs, &constants);
     if args.leave_one_out {
-        report.leave_one_out = Some(refit::leave_one_out(&runs));
+        report = report.with_leave_one_out(&runs);
     }
     let saved = files.write(&report);
     if args.output.json {
@@ -55,11 +55,11 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode, CliError> {
             report: &report,
         })?;
     } else {
-        output::print(&tables::text(&report, args.worst));
+        output::print(&report.text(args.worst));
     }
     saved?;
     let grown = match &args.baseline {
-        Some(path) => baseline::grown(&report.summary, &catalog::text::read(path)?),
+        Some(path) => report.worse_than(&catalog::text::read(path)?),
         None => Vec::new(),
     };
     for group in &grown {
@@ -68,12 +68,7 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode, CliError> {
             &format!("worse than the baseline: {group}"),
         );
     }
-    let median = report
-        .summary
-        .iter()
-        .find(|g| g.by == "all")
-        .and_then(|g| g.step_time)
-        .map(|s| s.median);
+    let median = report.median_error();
     let outside = args.tolerance.is_some_and(|t| median.is_none_or(|m| m > t));
     Ok(if outside || !grown.is_empty() {
         ExitCode::from(code::OUTSIDE_TOLERANCE)
@@ -106,17 +101,17 @@ impl Files {
 
     fn write(&self, report: &Report) -> Result<(), CliError> {
         if let Some(to) = &self.residuals {
-            to.write(&intervals::table(&report.runs, &report.sweeps))?;
+            to.write(&report.residuals())?;
         }
         if let Some(to) = &self.baseline {
-            to.write(&baseline::text(&report.summary))?;
+            to.write(&report.baseline())?;
         }
         let Some(to) = &self.markdown else {
             return Ok(());
         };
         let shown = self.plots.display().to_string();
-        to.write(&markdown::text(report, &shown))?;
-        for (name, svg) in markdown::plots(report) {
+        to.write(&report.markdown(&shown))?;
+        for (name, svg) in report.plots() {
             let path = self.plots.join(name);
             Target::named(&path, Kind::Plot, self.force)?.write(&svg)?;
         }
@@ -126,7 +121,7 @@ impl Files {
 
 fn read(args: &ValidateArgs) -> Result<Vec<(Run, String)>, CliError> {
     if args.files.is_empty() {
-        return Ok(crate::validate::embedded()?);
+        return Ok(accuracy::embedded()?);
     }
     let mut runs = Vec::new();
     for path in &args.files {

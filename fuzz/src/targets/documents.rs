@@ -3,9 +3,9 @@
 
 use costmodel::Scenario;
 use plans::Strategy;
-use plans::check::check;
-use plans::export::Dialect;
-use plans::import::{Document, Given, ImportError, import};
+use interop::check::check;
+use interop::export::Dialect;
+use interop::import::{Document, Given, ImportError, import};
 
 use crate::mutate;
 use crate::outcome::Outcome;
@@ -191,7 +191,7 @@ impl Target for Documents {
 impl Documents {
     fn imported(
         &self,
-        imported: plans::import::Imported,
+        imported: interop::import::Imported,
         scenario: &Scenario,
         depth: Depth,
     ) -> Outcome {

@@ -1,6 +1,6 @@
 //! Strategies as text: `tp=8,pp=4,zero=1`.
 
-use plans::export::Dialect;
+use interop::export::Dialect;
 
 use crate::mutate;
 use crate::outcome::Outcome;

@@ -3,8 +3,8 @@
 use std::sync::OnceLock;
 
 use costmodel::CostModel;
-use planner::diagnose::{Measured, diagnose};
-use plans::training_log::{LogError, Steady, TrainingLog, parse};
+use accuracy::diagnose::{Measured, diagnose};
+use interop::training_log::{LogError, Steady, TrainingLog, parse};
 use plans::{Prediction, Strategy};
 
 use crate::mutate;

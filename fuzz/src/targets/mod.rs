@@ -14,7 +14,7 @@ mod scenarios;
 mod tcp;
 mod units;
 
-use plans::export::Dialect;
+use interop::export::Dialect;
 
 use crate::target::Target;
 

@@ -2,7 +2,7 @@
 
 use costmodel::Scenario;
 use plans::PlanFile;
-use plans::export::Dialect;
+use interop::export::Dialect;
 use plans::json::StrategyJson;
 
 use super::clusters::refused;

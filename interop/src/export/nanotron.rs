@@ -6,8 +6,8 @@ use catalog::{AxisOrder, CpKind, Precision, ScheduleKind, Zero};
 use super::launch::{Program, Starter};
 use super::{ExportedFile, Job, Limits, heading};
 use crate::config::{Node, Value, write};
-use crate::grammar::{order_name, recompute_name};
-use crate::strategy::{Decisions, Recompute};
+use plans::grammar::{order_name, recompute_name};
+use plans::strategy::{Decisions, Recompute};
 
 const FILE: &str = "nanotron.yaml";
 

@@ -5,11 +5,12 @@ mod snapshots;
 
 use catalog::Model;
 use catalog::{Precision, Workload};
-use plans::config::Node;
-use plans::export::{Dialect, ExportError, Exported, Job, Launcher, export};
-use plans::import::{Document, Given, import};
+use interop::config::Node;
+use interop::export::{Dialect, ExportError, Exported, Job, Launcher, export};
+use interop::import::{Document, Given, import};
 use plans::plan_file::ShardingFile;
-use plans::{Strategy as Plan, check::check};
+use interop::check::check;
+use plans::Strategy as Plan;
 use proptest::prelude::*;
 
 /// A model with the workload that its plans are for.
@@ -330,7 +331,7 @@ fn unknown_targets_and_versions_list_the_known_ones() {
     );
     for dialect in Dialect::ALL {
         assert_eq!(Dialect::parse(&dialect.name()).expect("own name"), dialect);
-        let schema = plans::export::schema::Schema::of(dialect).expect("schema");
+        let schema = interop::export::schema::Schema::of(dialect).expect("schema");
         assert_eq!(
             (schema.target.as_str(), schema.version.as_str()),
             (dialect.target(), dialect.version())
@@ -350,7 +351,7 @@ fn launchers_are_well_formed() {
             let script = exported.files.last().expect("a script");
             if launcher == Launcher::Kubernetes {
                 for document in script.text.split("---\n") {
-                    plans::config::yaml::parse(document, "job.yaml").expect("YAML");
+                    interop::config::yaml::parse(document, "job.yaml").expect("YAML");
                 }
             } else {
                 let status = std::process::Command::new("bash")

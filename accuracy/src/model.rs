@@ -17,7 +17,7 @@ const LATENT: AttentionKind = AttentionKind::Latent {
     v_dim: 128,
 };
 
-/// Builds the model; `old_gpt` says that the runtime trains with dropout, as GPT-3 did.
+/// Builds the model; `dropout` says that the runtime trains with it, as GPT-3 did.
 pub(super) fn build(run: &Run, tp: u64, seq_len: u64, dropout: bool) -> Result<Model, String> {
     let m = &run.model;
     let need = |value: Option<u64>, field: &str| {

@@ -5,8 +5,8 @@ use catalog::{AxisOrder, CpKind, Precision, ScheduleKind, Zero};
 use super::launch::{Program, Starter};
 use super::{ExportedFile, Job, Limits, model};
 use crate::config::escape;
-use crate::grammar::{order_name, recompute_name};
-use crate::strategy::{Decisions, Recompute};
+use plans::grammar::{order_name, recompute_name};
+use plans::strategy::{Decisions, Recompute};
 
 /// Name of the file written.
 pub(crate) const FILE: &str = "megatron_args.sh";

@@ -5,8 +5,8 @@ use catalog::{CpKind, Precision, Zero};
 use super::launch::{Program, Starter};
 use super::{ExportedFile, Job, Limits, heading};
 use crate::config::{Node, write};
-use crate::grammar::recompute_name;
-use crate::strategy::{Decisions, Recompute};
+use plans::grammar::recompute_name;
+use plans::strategy::{Decisions, Recompute};
 
 const ACCELERATE: &str = "accelerate.yaml";
 const AXOLOTL: &str = "axolotl.yaml";

@@ -18,8 +18,8 @@ use catalog::model::ModelConfig;
 use self::launch::Program;
 use self::torchtitan::Edition;
 use crate::config::escape;
-use crate::plan_file::ShardingFile;
-use crate::strategy::Decisions;
+use plans::plan_file::ShardingFile;
+use plans::strategy::Decisions;
 
 /// A training system's configuration format at a stated version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -376,6 +376,6 @@ fn title(job: &Job<'_>) -> String {
         job.id,
         job.model.name,
         job.workload.gpus,
-        crate::grammar::short(job.decisions)
+        plans::grammar::short(job.decisions)
     )
 }

@@ -4,8 +4,8 @@ use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes
 
 use super::{Document, Given, ImportError, Imported, data_parallel, micro_batches, workload};
 use crate::export::Dialect;
-use crate::partition::StagePartition;
-use crate::strategy::{Decisions, Recompute};
+use plans::partition::StagePartition;
+use plans::strategy::{Decisions, Recompute};
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
     same_model(doc, given)?;

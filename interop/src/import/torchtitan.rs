@@ -5,8 +5,8 @@ use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes
 use super::{Document, Given, ImportError, Imported, data_parallel, micro_batches, workload};
 use crate::config::{Node, Value};
 use crate::export::Dialect;
-use crate::partition::StagePartition;
-use crate::strategy::{Decisions, Recompute};
+use plans::partition::StagePartition;
+use plans::strategy::{Decisions, Recompute};
 
 /// torchtitan's defaults where a file is silent (`TrainingConfig` and `ParallelismConfig`).
 const LOCAL_BATCH: u64 = 8;

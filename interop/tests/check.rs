@@ -1,11 +1,11 @@
 //! What is wrong with a configuration is found, with its line and the nearest right key; scripts as
 //! people write them are read.
 
-use plans::check::check;
-use plans::config::shell;
-use plans::export::Dialect;
-use plans::import::{Document, Given, import};
-use plans::training_log;
+use interop::check::check;
+use interop::config::shell;
+use interop::export::Dialect;
+use interop::import::{Document, Given, import};
+use interop::training_log;
 use proptest::prelude::*;
 
 fn findings(name: &str, text: &str, model: Option<&str>) -> Vec<String> {

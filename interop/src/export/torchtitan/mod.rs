@@ -11,7 +11,7 @@ use self::registry::{family_module, registered};
 use super::launch::{Program, Starter};
 use super::{ExportedFile, Job, Limits, heading, python_heading};
 use crate::config::{Node, Value, escape, write};
-use crate::strategy::{Decisions, Recompute};
+use plans::strategy::{Decisions, Recompute};
 
 /// Name of the 0.2 file.
 const TOML: &str = "train.toml";

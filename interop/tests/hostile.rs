@@ -3,9 +3,9 @@
 
 use catalog::model::ModelConfig;
 use catalog::{Precision, Workload, WorkloadSizes};
-use plans::config::{Node, Value, escape, python, toml, write, yaml};
-use plans::export::{Dialect, Exported, Job, Launcher, export};
-use plans::import::Document;
+use interop::config::{Node, Value, escape, python, toml, write, yaml};
+use interop::export::{Dialect, Exported, Job, Launcher, export};
+use interop::import::Document;
 use plans::plan_file::ShardingFile;
 use proptest::prelude::*;
 
@@ -209,7 +209,7 @@ proptest! {
         for (parsed, format) in [
             (yaml::parse(&write::yaml(&root), "x"), "YAML"),
             (toml::parse(&write::toml(&root), "x"), "TOML"),
-            (plans::config::json::parse(&write::json(&root), "x"), "JSON"),
+            (interop::config::json::parse(&write::json(&root), "x"), "JSON"),
         ] {
             let parsed = parsed.unwrap_or_else(|e| panic!("{format}: {e}"));
             let found = parsed.at("section.key").and_then(Node::text);
@@ -223,7 +223,7 @@ proptest! {
         let parsed = python::parse(&documented, "x").expect("Python");
         prop_assert_eq!(parsed.len(), 1, "{}", documented);
         let word = escape::shell(&text);
-        let script = plans::config::shell::parse(&format!("run {word}\n"), "x", &|_| None);
+        let script = interop::config::shell::parse(&format!("run {word}\n"), "x", &|_| None);
         let script = script.expect("a script");
         let words: Vec<&str> = script.commands[0].iter().map(|w| w.text.as_str()).collect();
         prop_assert_eq!(script.commands.len(), 1);

@@ -3,8 +3,8 @@
 use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
 
 use super::{Document, Given, ImportError, Imported, data_parallel, micro_batches, workload};
-use crate::partition::StagePartition;
-use crate::strategy::{Decisions, Recompute};
+use plans::partition::StagePartition;
+use plans::strategy::{Decisions, Recompute};
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
     let tp = match doc.size("tensor_parallel.autotp_size")? {

@@ -14,7 +14,7 @@ use catalog::{Workload, WorkloadSizes};
 
 use crate::config::SyntaxError;
 use crate::export::Dialect;
-use crate::strategy::Decisions;
+use plans::strategy::Decisions;
 
 /// What the file may leave open.
 #[derive(Clone, Copy, Debug)]

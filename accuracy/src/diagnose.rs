@@ -5,10 +5,9 @@
 use catalog::runtime::AttentionKernel;
 use catalog::{Bandwidth, Bytes, Seconds};
 use costmodel::{CostModel, Scenario};
-use plans::training_log::{Steady, TrainingLog};
+use interop::training_log::{Steady, TrainingLog};
+use planner::PlannerError;
 use plans::{Decisions, Overlap, Prediction, Recompute, Strategy, Zero};
-
-use crate::PlannerError;
 
 /// An explanation.
 #[derive(Clone, Debug, PartialEq)]

@@ -7,8 +7,8 @@ use catalog::{Precision, ScheduleKind, Zero};
 use super::launch::{Program, Starter};
 use super::{ExportedFile, Job, Limits, python_heading};
 use crate::config::escape;
-use crate::grammar::recompute_name;
-use crate::strategy::{Decisions, Recompute};
+use plans::grammar::recompute_name;
+use plans::strategy::{Decisions, Recompute};
 
 const FILE: &str = "sharding_plan.py";
 

@@ -81,7 +81,7 @@ pub(crate) fn grown(groups: &[Group], baseline: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::validate::{Report, embedded};
+    use crate::{Report, embedded};
     use catalog::Fitted;
 
     #[test]

@@ -1,6 +1,6 @@
 //! Training logs in the words of the systems that print them.
 
-use plans::training_log::{LogSystem, parse};
+use interop::training_log::{LogSystem, parse};
 
 const MEGATRON: &str = "\
  [2026-05-01 12:00:00.000000] iteration        1/  500000 | consumed samples:          128 | elapsed time per iteration (ms): 21234.5 | throughput per GPU (TFLOP/s/GPU): 40.1 | learning rate: 1.500000E-04 | global batch size:   128 | lm loss: 1.2E+01 | loss scale: 1.0 | grad norm: 9.001 | number of skipped iterations:   0 | number of nan iterations:   0 |
