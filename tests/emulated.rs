@@ -1,4 +1,4 @@
-//! NVIDIA's libraries, emulated (`dtensor/tests/emulator`), for tests that start a process with them.
+//! NVIDIA's libraries, emulated (`devices/cuda/tests/emulator`), for tests that start a process with them.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ const SOURCES: [&str; 4] = ["libraries.cpp", "driver.cpp", "cudnn.cpp", "emulato
 #[must_use]
 pub fn environment(target: &Path, gpus: u64) -> Option<Vec<(&'static str, OsString)>> {
     let folder = target.join("emulated-libraries");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dtensor/tests/emulator");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../devices/cuda/tests/emulator");
     // Tests of one program are threads.
     static BUILDING: Mutex<()> = Mutex::new(());
     let building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);

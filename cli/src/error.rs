@@ -23,7 +23,7 @@ pub(crate) enum CliError {
     Profiler(#[from] profiler::ProfilerError),
     /// A cuda device that is not there or does not work.
     #[error(transparent)]
-    Cuda(#[from] dtensor::cuda::CudaError),
+    Cuda(#[from] cuda_device::CudaError),
     /// An export that cannot be.
     #[error(transparent)]
     Export(#[from] interop::export::ExportError),
@@ -63,7 +63,9 @@ impl CliError {
             Self::Cost(costmodel::CostError::Trace(_)) | Self::Profiler(_) | Self::Cuda(_) => 1,
             Self::Executor(error) if error.is_failure() => 1,
             Self::Said(code) => *code,
-            Self::Export(interop::export::ExportError::Inexpressible { .. }) => code::EXPORT_INVALID,
+            Self::Export(interop::export::ExportError::Inexpressible { .. }) => {
+                code::EXPORT_INVALID
+            }
             Self::Spec(_)
             | Self::Strategy(_)
             | Self::Planner(_)

@@ -21,7 +21,7 @@ fn without_a_gpu_one_line_says_what_is_missing() {
             .output()
             .expect("the binary starts");
         let said = String::from_utf8_lossy(&output.stderr);
-        if dtensor::cuda::devices().is_ok() {
+        if cuda_device::devices().is_ok() {
             eprintln!("not tested: this machine has a CUDA device");
             return;
         }

@@ -159,7 +159,7 @@ fn files_and_streams_are_written_in_one_place_each() {
         "fuzz/src/",
         "catalog/src/files/",
         "executor/src/checkpoint/",
-        "dtensor/src/cuda/compile.rs",
+        "devices/cuda/src/compile.rs",
     ];
     for (path, text) in all_sources() {
         let relative = path

@@ -6,27 +6,18 @@ use std::sync::Arc;
 use catalog::runtime::Rewrite;
 use catalog::{Bytes, DType, LayerClass, Seconds};
 use dtensor::CollectiveKind;
-use models::{BlockClass, BlockLayout};
+use models::BlockClass;
 use plans::{Axis, Recompute, Strategy, Zero};
 
-use crate::block::{BlockCost, BlockGroups, BlockKey};
-use crate::cost_model::CostModel;
+use crate::block_cost::{BlockCost, BlockKey};
+use crate::blocks::BlockCosts;
 use crate::messages::Messages;
 use crate::price::{MemoryKind, Prices, TablePrices};
-use crate::stage::{LayerTraffic, StageWork, TrafficPlan, When};
+use crate::stage::{LayerTraffic, Run, StageWork, TrafficPlan, When};
 use crate::states::{Elements, StateBytes};
 use crate::traffic::DataParallel;
 use crate::work::Work;
 use crate::{CostError, states, tensorwise};
-
-/// A run of equal blocks of a stage.
-#[derive(Clone, Debug)]
-pub struct Run {
-    /// Equal blocks in a row.
-    pub count: u64,
-    /// What each costs.
-    pub cost: Arc<BlockCost>,
-}
 
 /// Everything the engine and the reports need to know about a strategy.
 #[derive(Clone, Debug)]
@@ -65,7 +56,7 @@ struct Blocks {
 /// # Errors
 /// When a block cannot be traced.
 pub fn assemble(
-    costs: &CostModel,
+    costs: &BlockCosts,
     strategy: &Strategy,
     rank_of_stage: Arc<Vec<u32>>,
 ) -> Result<Assembled, CostError> {
@@ -92,14 +83,14 @@ pub fn assemble(
 
 impl Assembled {
     /// Elements that a rank holds of a virtual stage, before sharding.
-    pub(crate) fn elements(&self, costs: &CostModel, strategy: &Strategy, stage: u32) -> Elements {
+    pub(crate) fn elements(&self, costs: &BlockCosts, strategy: &Strategy, stage: u32) -> Elements {
         let stage = stage as usize;
         stage_elements(costs, strategy, &self.runs[stage], stage)
     }
 
     fn rank(
         &mut self,
-        costs: &CostModel,
+        costs: &BlockCosts,
         strategy: &Strategy,
         parallel: &DataParallel,
         rank: u32,
@@ -154,7 +145,7 @@ impl Assembled {
 
 /// Gradient norm, clipping and update of a rank on an accelerator.
 fn optimizer(
-    costs: &CostModel,
+    costs: &BlockCosts,
     prices: &TablePrices,
     parallel: &DataParallel,
     elements: Elements,
@@ -183,7 +174,7 @@ fn optimizer(
 
 /// Elements a rank holds of a virtual stage. Where one stage has both ends of the model, tied
 /// embeddings are one table.
-fn stage_elements(costs: &CostModel, strategy: &Strategy, runs: &[Run], stage: usize) -> Elements {
+fn stage_elements(costs: &BlockCosts, strategy: &Strategy, runs: &[Run], stage: usize) -> Elements {
     let model = &costs.scenario().model;
     let mut elements = Elements::default();
     for run in runs {
@@ -196,9 +187,11 @@ fn stage_elements(costs: &CostModel, strategy: &Strategy, runs: &[Run], stage: u
 }
 
 impl Blocks {
-    fn look_up(costs: &CostModel, strategy: &Strategy) -> Result<Self, CostError> {
+    fn look_up(costs: &BlockCosts, strategy: &Strategy) -> Result<Self, CostError> {
         let model = &costs.scenario().model;
-        let key = |class: BlockClass, recompute: Recompute| key(costs, strategy, class, recompute);
+        let key = |class: BlockClass, recompute: Recompute| {
+            BlockKey::of(costs.scenario(), strategy, class, recompute)
+        };
         // Beyond what `Layers` counts, layers are as they would be without.
         let mode = strategy.recompute.of_layer(u64::MAX);
         let mut layers = Vec::new();
@@ -224,7 +217,7 @@ impl Blocks {
         })
     }
 
-    fn stage_runs(&self, costs: &CostModel, strategy: &Strategy) -> Vec<Vec<Run>> {
+    fn stage_runs(&self, costs: &BlockCosts, strategy: &Strategy) -> Vec<Vec<Run>> {
         let model = &costs.scenario().model;
         let last = strategy.stages.0.len() - 1;
         let mut first_layer = 0;
@@ -269,47 +262,9 @@ fn push(runs: &mut Vec<Run>, cost: &Arc<BlockCost>, count: u64) {
     }
 }
 
-/// Memo key of a block under a strategy.
-pub(crate) fn key(
-    costs: &CostModel,
-    strategy: &Strategy,
-    class: BlockClass,
-    recompute: Recompute,
-) -> BlockKey {
-    let workload = &costs.scenario().workload;
-    let experts = matches!(class, BlockClass::Layer(c) if c.moe)
-        || (class == BlockClass::Mtp && costs.scenario().model.moe.is_some());
-    let layout = BlockLayout {
-        ep: if experts { strategy.ep } else { 1 },
-        etp: if experts { strategy.etp } else { 1 },
-        ..BlockLayout::of(strategy, workload.seq_len, workload.precision)
-    };
-    let groups = BlockGroups {
-        tp: strategy.group(Axis::Tp),
-        cp: strategy.group(Axis::Cp),
-        ep: if experts {
-            strategy.group(Axis::Ep)
-        } else {
-            strategy.group(Axis::Tp)
-        },
-        etp: if experts {
-            strategy.group(Axis::Etp)
-        } else {
-            strategy.group(Axis::Tp)
-        },
-    };
-    BlockKey {
-        class,
-        layout,
-        recompute,
-        overlap_tp: strategy.overlap.tensor_parallel,
-        groups,
-    }
-}
-
 /// Work of every stage; most have the blocks of one before, and so its work.
 fn stages(
-    costs: &CostModel,
+    costs: &BlockCosts,
     strategy: &Strategy,
     parallel: &DataParallel,
     runs: &[Vec<Run>],
@@ -337,7 +292,7 @@ fn same(a: &[Run], b: &[Run]) -> bool {
 }
 
 fn stage(
-    costs: &CostModel,
+    costs: &BlockCosts,
     strategy: &Strategy,
     parallel: &DataParallel,
     runs: &[Run],
@@ -391,7 +346,7 @@ fn stage(
 
 /// Passes over whole parameters and gradients between a runtime's collective buffers and the tensors
 /// that kernels use.
-fn copies(costs: &CostModel, prices: &TablePrices, runs: &[Run], stage: &mut StageWork) {
+fn copies(costs: &BlockCosts, prices: &TablePrices, runs: &[Run], stage: &mut StageWork) {
     let scenario = costs.scenario();
     let has = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
     let compute = scenario.workload.precision.activation().size();
@@ -441,7 +396,7 @@ fn transients(stage: &mut StageWork, runs: &[Run]) {
 }
 
 fn traffic(
-    costs: &CostModel,
+    costs: &BlockCosts,
     messages: Messages<'_>,
     strategy: &Strategy,
     parallel: &DataParallel,
@@ -524,7 +479,7 @@ fn share(part: Work, whole: f64) -> f64 {
 
 /// ZeRO-3 holds two gathered blocks (current and prefetched) and one block's gradients before they
 /// are reduced; ZeRO-2 holds one block's gradients.
-fn in_flight(strategy: &Strategy, costs: &CostModel, largest: u64, held: Elements) -> Bytes {
+fn in_flight(strategy: &Strategy, costs: &BlockCosts, largest: u64, held: Elements) -> Bytes {
     let scenario = costs.scenario();
     let compute = scenario.workload.precision.activation().size();
     let reduce = scenario.runtime.states.reduce.size();
@@ -548,7 +503,11 @@ fn in_flight(strategy: &Strategy, costs: &CostModel, largest: u64, held: Element
 
 /// Sending a micro-batch's activation to the next pipeline rank: every tensor-parallel rank sends
 /// its shard.
-fn transfer(costs: &CostModel, strategy: &Strategy, blocks: &Blocks) -> Result<Seconds, CostError> {
+fn transfer(
+    costs: &BlockCosts,
+    strategy: &Strategy,
+    blocks: &Blocks,
+) -> Result<Seconds, CostError> {
     if strategy.pp == 1 {
         return Ok(Seconds(0.0));
     }

@@ -3,85 +3,24 @@
 use catalog::runtime::{AttentionKernel, Rewrite};
 use catalog::{Axis, Bytes, DType, ModelConfig, Precision, Runtime, Seconds};
 use dtensor::{Collective, CollectiveKind, Pass, TensorId, Trace};
-use models::{BlockClass, BlockLayout};
 use plans::{Group, NamedTime, Recompute};
 use rustc_hash::FxHashSet;
 
 use crate::CostError;
-use crate::held::kept_bytes;
+use crate::block_cost::{BlockCost, BlockKey, Tensors};
 use crate::local::Local;
 use crate::lower::{
-    Kernel, KernelKind, Lowered, Lowering, SavedTensor, casts, kept, peak_transient, recomputed,
+    Kernel, KernelKind, Lowered, Lowering, casts, kept, kept_bytes, peak_transient, recomputed,
     split_softmax,
 };
 use crate::price::{MemoryKind, Prices, TablePrices};
 use crate::states::{self, Elements};
-use crate::tensorwise::Tensors;
 use crate::work::Work;
 
 /// Time of 8-bit products with a scale per row over those with one per tensor: Llama 3 8B on H100 trains
 /// at 5,760 tokens per second in 16 bits, 6,424 with a scale per row and 7,186 with one per tensor
 /// (pytorch/torchtitan@7a04053), and products are about 45% of the last.
 const ROWWISE: f64 = 1.3;
-
-/// What a block's cost depends on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BlockKey {
-    /// Which block.
-    pub class: BlockClass,
-    /// Local shapes.
-    pub layout: BlockLayout,
-    /// What is run again.
-    pub recompute: Recompute,
-    /// Whether tensor-parallel collectives run beside products.
-    pub overlap_tp: bool,
-    /// Where the groups lie.
-    pub groups: BlockGroups,
-}
-
-/// Groups of the axes that communicate inside a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BlockGroups {
-    /// Tensor parallel.
-    pub tp: Group,
-    /// Context parallel.
-    pub cp: Group,
-    /// Expert parallel.
-    pub ep: Group,
-    /// Expert tensor parallel.
-    pub etp: Group,
-}
-
-/// Time and memory of a block for one micro-batch.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct BlockCost {
-    /// Forward.
-    pub forward: Work,
-    /// Backward towards inputs.
-    pub backward_input: Work,
-    /// Backward towards weights.
-    pub backward_weight: Work,
-    /// Forward kernels run again.
-    pub recompute: Work,
-    /// Kept from forward to backward.
-    pub saved: Vec<SavedTensor>,
-    /// Sum of `saved`.
-    pub saved_bytes: Bytes,
-    /// Of those, needed by the weight half, with the output gradients it reads.
-    pub saved_for_weight: Bytes,
-    /// Peak beside what is kept, in forward.
-    pub transient_forward: Bytes,
-    /// Peak beside what is kept, in backward, recomputed activations included.
-    pub transient_backward: Bytes,
-    /// Bytes of the tensor handed to the next block.
-    pub output: Bytes,
-    /// Parameters this rank holds before ZeRO.
-    pub elements: Elements,
-    /// The tensors they are in.
-    pub tensors: Tensors,
-    /// Kernels and collectives by name.
-    pub kernels: Vec<NamedTime>,
-}
 
 /// What pricing a block needs beside its key.
 #[derive(Clone, Copy, Debug)]

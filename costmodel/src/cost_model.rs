@@ -1,22 +1,20 @@
 //! The entry point: prices of one scenario, with layer costs and programs remembered.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, RwLock};
-
-use dtensor::RoutedRows;
-use plans::{Floors, Prediction, Schedule, ScheduleKind, Strategy, Timeline, program};
-use rustc_hash::FxHashMap;
+use std::sync::Arc;
 
 use catalog::runtime::Rewrite;
 use catalog::{Bytes, Fitted, LayerClass, Seconds};
+use dtensor::RoutedRows;
+use plans::{Floors, Prediction, Strategy, Timeline};
 
 use crate::assemble::{Assembled, assemble};
-use crate::block::{BlockCost, BlockKey, BlockPricing};
+use crate::block_cost::{BlockCost, BlockKey};
+use crate::blocks::BlockCosts;
 use crate::engine::{Inputs, Outcome, Record, simulate};
 use crate::held::Held;
-use crate::local::Local;
-use crate::price::{Prices, ProfilePrices};
-use crate::profile::InFlight;
+use crate::pipeline::Pipelines;
+use crate::price::Prices;
 use crate::recorder::Recorder;
 use crate::shared_cores::Busy;
 use crate::{CostError, Scenario, floors, held, local, peak, predict, quantities};
@@ -25,26 +23,8 @@ use crate::{CostError, Scenario, floors, held, local, peak, predict, quantities}
 /// programs by schedule.
 #[derive(Debug)]
 pub struct CostModel {
-    scenario: Scenario,
-    prices: Prices,
-    layer_classes: Vec<LayerClass>,
-    blocks: RwLock<FxHashMap<BlockKey, Arc<BlockCost>>>,
-    schedules: RwLock<FxHashMap<ScheduleKey, Arc<Pipeline>>>,
-    programs: RwLock<FxHashMap<ProgramKey, Arc<program::Program>>>,
-}
-
-type ScheduleKey = (ScheduleKind, u64, u64, u64);
-type ProgramKey = (ScheduleKey, catalog::Zero, bool);
-
-/// A schedule with what follows from its order alone.
-#[derive(Debug)]
-pub struct Pipeline {
-    /// The action lists.
-    pub schedule: Schedule,
-    /// Rank of every virtual stage, shared.
-    pub rank_of_stage: Arc<Vec<u32>>,
-    /// Micro-batches in flight, per rank.
-    pub in_flight: InFlight,
+    blocks: BlockCosts,
+    pipelines: Pipelines,
 }
 
 /// Time and memory of a simulated strategy, without the names.
@@ -104,44 +84,34 @@ impl CostModel {
                 precision: format!("{precision:?}").to_lowercase(),
             });
         }
-        let mut layer_classes: Vec<LayerClass> = (0..scenario.model.layers)
-            .map(|i| scenario.model.layer_class(i))
-            .collect();
-        layer_classes.sort_unstable();
-        layer_classes.dedup();
         Ok(Self {
-            scenario,
-            prices,
-            layer_classes,
-            blocks: RwLock::default(),
-            schedules: RwLock::default(),
-            programs: RwLock::default(),
+            blocks: BlockCosts::new(scenario, prices),
+            pipelines: Pipelines::default(),
         })
     }
 
     /// What it was made for.
     #[must_use]
     pub fn scenario(&self) -> &Scenario {
-        &self.scenario
+        self.blocks.scenario()
     }
 
     /// Device and network prices.
     #[must_use]
     pub fn prices(&self) -> &Prices {
-        &self.prices
+        self.blocks.prices()
     }
 
     /// The distinct decoder layers of the model.
     #[must_use]
     pub fn layer_classes(&self) -> &[LayerClass] {
-        &self.layer_classes
+        self.blocks.layer_classes()
     }
 
     /// Device memory that a strategy may use.
     #[must_use]
     pub fn capacity(&self) -> Bytes {
-        let total = self.scenario.cluster.device.memory.value.as_f64();
-        Bytes((total * (1.0 - self.scenario.headroom)) as u64)
+        self.scenario().capacity()
     }
 
     /// Lower bounds on time and memory, without simulation.
@@ -149,9 +119,14 @@ impl CostModel {
     /// # Errors
     /// When a block cannot be traced.
     pub fn floors(&self, strategy: &Strategy) -> Result<Floors, CostError> {
-        let pipeline = self.pipeline(strategy)?;
-        let assembled = assemble(self, strategy, Arc::clone(&pipeline.rank_of_stage))?;
-        Ok(floors::floors(self, strategy, &assembled, &pipeline))
+        let pipeline = self.pipelines.pipeline(strategy)?;
+        let assembled = self.assembled(strategy)?;
+        Ok(floors::floors(
+            self.scenario(),
+            strategy,
+            &assembled,
+            &pipeline,
+        ))
     }
 
     /// Simulates a strategy for time and memory only.
@@ -180,9 +155,15 @@ impl CostModel {
     /// When a block cannot be traced.
     pub fn predict(&self, strategy: &Strategy) -> Result<Prediction, CostError> {
         let (assembled, outcome) = self.simulated(strategy, &mut ())?;
-        let program = self.program(strategy)?;
+        let program = self.pipelines.program(strategy)?;
+        let prices = self.prices();
         Ok(predict::prediction(
-            self, strategy, &assembled, &outcome, &program,
+            self.scenario(),
+            prices,
+            strategy,
+            &assembled,
+            &outcome,
+            &program,
         ))
     }
 
@@ -202,9 +183,8 @@ impl CostModel {
     /// # Errors
     /// When a block cannot be traced.
     pub fn held(&self, strategy: &Strategy) -> Result<Vec<Held>, CostError> {
-        let pipeline = self.pipeline(strategy)?;
-        let assembled = assemble(self, strategy, Arc::clone(&pipeline.rank_of_stage))?;
-        held::held(&assembled, &*self.program(strategy)?)
+        let assembled = self.assembled(strategy)?;
+        held::held(&assembled, &*self.pipelines.program(strategy)?)
     }
 
     /// The most that every pipeline rank's heaviest peer has in use on its GPU, as our own executor counts it:
@@ -213,9 +193,13 @@ impl CostModel {
     /// # Errors
     /// When a block cannot be traced.
     pub fn peaks(&self, strategy: &Strategy) -> Result<Vec<Bytes>, CostError> {
-        let pipeline = self.pipeline(strategy)?;
-        let assembled = assemble(self, strategy, Arc::clone(&pipeline.rank_of_stage))?;
-        peak::peaks(self, strategy, &assembled, &*self.program(strategy)?)
+        let assembled = self.assembled(strategy)?;
+        peak::peaks(
+            &self.blocks,
+            strategy,
+            &assembled,
+            &*self.pipelines.program(strategy)?,
+        )
     }
 
     /// The most bytes that one rank keeps for backward; [`CostModel::held`] gives the same for the heaviest
@@ -231,19 +215,15 @@ impl CostModel {
         [pp, tp]: [u64; 2],
         rows: &BTreeMap<(u32, u64), RoutedRows>,
     ) -> Result<Bytes, CostError> {
-        let pipeline = self.pipeline(strategy)?;
-        let assembled = assemble(self, strategy, Arc::clone(&pipeline.rank_of_stage))?;
-        let actions = &self.program(strategy)?.ranks[pp as usize];
-        held::of_rank(self, strategy, &assembled, (actions, tp), rows)
+        let assembled = self.assembled(strategy)?;
+        let actions = &self.pipelines.program(strategy)?.ranks[pp as usize];
+        held::of_rank(&self.blocks, strategy, &assembled, (actions, tp), rows)
     }
 
     /// Allocated memory as the allocator reserves it.
     #[must_use]
     pub fn with_fragmentation(&self, peak: Bytes) -> Bytes {
-        let overheads = &self.scenario.runtime.overheads;
-        let outside = overheads.context.value;
-        let inside = peak.saturating_sub(outside);
-        Bytes((inside.as_f64() * overheads.fragmentation.value) as u64) + outside
+        self.scenario().with_fragmentation(peak)
     }
 
     fn simulated(
@@ -251,15 +231,14 @@ impl CostModel {
         strategy: &Strategy,
         record: &mut impl Record,
     ) -> Result<(Assembled, Outcome), CostError> {
-        let pipeline = self.pipeline(strategy)?;
-        let program = self.program(strategy)?;
-        let assembled = assemble(self, strategy, Arc::clone(&pipeline.rank_of_stage))?;
-        let overheads = &self.scenario.runtime.overheads;
+        let program = self.pipelines.program(strategy)?;
+        let assembled = self.assembled(strategy)?;
+        let overheads = &self.scenario().runtime.overheads;
         let inputs = Inputs {
             ranks: &program.ranks,
             stages: &assembled.stages,
             transfer: assembled.transfer,
-            transfer_overlaps: strategy.overlap.pipeline && !self.shares_cores(),
+            transfer_overlaps: strategy.overlap.pipeline && !self.scenario().shares_cores(),
             micro_batches: strategy.num_micro_batches as u32,
             overlap_slowdown: overheads.overlap_slowdown.value,
             optimizer: &assembled.optimizer,
@@ -267,34 +246,15 @@ impl CostModel {
             optimizer_transient: &assembled.optimizer_transient,
             step_overhead: overheads.step.value,
         };
-        let Some(cores) = self.cores() else {
+        let Some(cores) = self.scenario().cores() else {
             let outcome = finite(simulate(&inputs, record))?;
             return Ok((assembled, outcome));
         };
         let mut busy = Busy::default();
         let mut outcome = simulate(&inputs, &mut busy);
-        let peers = self.scenario.workload.gpus / strategy.pp;
+        let peers = self.scenario().workload.gpus / strategy.pp;
         busy.stretch(&mut outcome, peers, cores, record);
         Ok((assembled, finite(outcome)?))
-    }
-
-    /// Prices of our executor on this machine.
-    pub(crate) fn local<'p>(&self, prices: &'p ProfilePrices) -> Local<'p> {
-        Local {
-            prices,
-            precision: self.scenario.workload.precision,
-        }
-    }
-
-    /// Cores that ranks share, where they do.
-    fn cores(&self) -> Option<u64> {
-        let machine = &self.scenario.cluster.profile.as_ref()?.machine;
-        machine.gpu.is_none().then_some(machine.cores)
-    }
-
-    /// Whether communication is work of the ranks' own cores.
-    pub(crate) fn shares_cores(&self) -> bool {
-        self.cores().is_some()
     }
 
     /// The cost of a block, from memory when its local shape was priced before.
@@ -302,42 +262,12 @@ impl CostModel {
     /// # Errors
     /// When the block cannot be traced.
     pub fn block(&self, key: &BlockKey) -> Result<Arc<BlockCost>, CostError> {
-        remembered(&self.blocks, key, || {
-            let pricing = BlockPricing {
-                model: &self.scenario.model,
-                runtime: &self.scenario.runtime,
-                prices: &self.prices,
-                precision: self.scenario.workload.precision,
-            };
-            pricing.cost(key)
-        })
+        self.blocks.block(key)
     }
 
-    pub(crate) fn pipeline(&self, strategy: &Strategy) -> Result<Arc<Pipeline>, CostError> {
-        let key = schedule_key(strategy);
-        remembered(&self.schedules, &key, || {
-            let (kind, pp, vpp, micro_batches) = key;
-            let schedule = plans::schedule::build(kind, pp, vpp, micro_batches)
-                .map_err(|e| CostError::Trace(e.to_string()))?;
-            let in_flight = InFlight::of(&schedule);
-            let rank_of_stage = Arc::new(schedule.rank_of_stage.clone());
-            Ok(Pipeline {
-                schedule,
-                rank_of_stage,
-                in_flight,
-            })
-        })
-    }
-
-    fn program(&self, strategy: &Strategy) -> Result<Arc<program::Program>, CostError> {
-        let key = (
-            schedule_key(strategy),
-            strategy.zero,
-            strategy.reshard_after_forward,
-        );
-        remembered(&self.programs, &key, || {
-            Ok(program::lower(&self.pipeline(strategy)?.schedule, strategy))
-        })
+    fn assembled(&self, strategy: &Strategy) -> Result<Assembled, CostError> {
+        let pipeline = self.pipelines.pipeline(strategy)?;
+        assemble(&self.blocks, strategy, Arc::clone(&pipeline.rank_of_stage))
     }
 }
 
@@ -348,28 +278,4 @@ fn finite(outcome: Outcome) -> Result<Outcome, CostError> {
     } else {
         Err(CostError::Endless)
     }
-}
-
-fn schedule_key(strategy: &Strategy) -> ScheduleKey {
-    (
-        strategy.schedule,
-        strategy.pp,
-        strategy.vpp,
-        strategy.num_micro_batches,
-    )
-}
-
-/// Looks a value up, or makes and stores it. Two threads may make the same value; both are equal.
-fn remembered<K: Clone + Eq + std::hash::Hash, V>(
-    memo: &RwLock<FxHashMap<K, Arc<V>>>,
-    key: &K,
-    make: impl FnOnce() -> Result<V, CostError>,
-) -> Result<Arc<V>, CostError> {
-    let poisoned = "no thread panics while holding the memo";
-    if let Some(found) = memo.read().expect(poisoned).get(key) {
-        return Ok(Arc::clone(found));
-    }
-    let value = Arc::new(make()?);
-    let mut memo = memo.write().expect(poisoned);
-    Ok(Arc::clone(memo.entry(key.clone()).or_insert(value)))
 }

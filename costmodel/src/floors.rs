@@ -9,14 +9,15 @@
 use catalog::{Bytes, Seconds};
 use plans::{Floors, Strategy};
 
+use crate::Scenario;
 use crate::assemble::Assembled;
-use crate::cost_model::{CostModel, Pipeline};
+use crate::pipeline::Pipeline;
 use crate::stage::StageWork;
 
 /// Bounds of an assembled strategy.
 #[must_use]
 pub fn floors(
-    costs: &CostModel,
+    scenario: &Scenario,
     strategy: &Strategy,
     assembled: &Assembled,
     pipeline: &Pipeline,
@@ -61,11 +62,11 @@ pub fn floors(
             .sum();
         peak = peak.max(assembled.resident[rank as usize] + held);
     }
-    let step = costs.scenario().runtime.overheads.step.value;
+    let step = scenario.runtime.overheads.step.value;
     // Sums are taken in another order than the engine's; a relative 1e-9 covers the rounding.
     Floors {
         time: (time + step) * (1.0 - 1e-9),
-        memory: costs.with_fragmentation(peak),
+        memory: scenario.with_fragmentation(peak),
     }
 }
 

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 
 use catalog::{Axis, Bytes};
 use dtensor::placement::shard_size;
-use dtensor::{Pass, Placement, RoutedRows, Routing, TensorId, TensorRole, Trace};
+use dtensor::{Placement, RoutedRows, Routing, Trace};
 use models::BlockClass;
 use plans::program::Program;
 use plans::{Action, ActionKind, Recompute, Strategy};
-use rustc_hash::FxHashSet;
 
 use crate::CostError;
-use crate::assemble::{Assembled, key};
-use crate::cost_model::CostModel;
-use crate::lower::{Lowering, SavedTensor, kept};
+use crate::assemble::Assembled;
+use crate::block_cost::BlockKey;
+use crate::blocks::BlockCosts;
+use crate::lower::{Lowering, kept_bytes};
 use crate::states::StateBytes;
 
 /// What a rank holds.
@@ -51,7 +51,7 @@ pub(crate) fn held(assembled: &Assembled, program: &Program) -> Result<Vec<Held>
 /// The most that the `tp`-th tensor-parallel rank keeps when its experts get `rows`, by micro-batch and
 /// layer.
 pub(crate) fn of_rank(
-    costs: &CostModel,
+    costs: &BlockCosts,
     strategy: &Strategy,
     assembled: &Assembled,
     (actions, tp): (&[Action], u64),
@@ -74,7 +74,7 @@ pub(crate) fn of_rank(
             };
             let class = BlockClass::Layer(costs.scenario().model.layer_class(first + offset));
             let recompute = strategy.recompute.of_layer(offset);
-            let mut key = key(costs, strategy, class, recompute);
+            let mut key = BlockKey::of(costs.scenario(), strategy, class, recompute);
             let balanced = costs.block(&key)?;
             key.layout.routing = Routing::Recorded(rows);
             let recorded = costs.block(&key)?;
@@ -86,44 +86,10 @@ pub(crate) fn of_rank(
     })
 }
 
-/// Bytes that a block keeps from forward to backward, and those that its weight half needs.
-pub(crate) fn kept_bytes(
-    lowering: &Lowering<'_>,
-    trace: &Trace,
-    recompute: Recompute,
-) -> [Bytes; 2] {
-    let saved = kept(lowering, trace, recompute);
-    let all = kept(lowering, trace, Recompute::None);
-    [
-        saved.iter().map(|s| s.bytes).sum(),
-        weight_operands(trace, &all),
-    ]
-}
-
-/// Kept activations that weight gradients read, and the output gradients they read.
-fn weight_operands(trace: &Trace, saved: &[SavedTensor]) -> Bytes {
-    let mut gradients: FxHashSet<TensorId> = FxHashSet::default();
-    let mut bytes: Bytes = saved.iter().filter(|s| s.for_weight).map(|s| s.bytes).sum();
-    for op in trace
-        .backward
-        .iter()
-        .filter(|op| op.pass == Pass::BackwardWeight)
-    {
-        for &id in &op.inputs {
-            let storage = trace.tensor(id).storage;
-            let info = trace.tensor(storage);
-            if info.role == TensorRole::Gradient && gradients.insert(storage) {
-                bytes += info.bytes();
-            }
-        }
-    }
-    bytes
-}
-
 /// What the `tp`-th tensor-parallel rank keeps less of a block than the first, which has the most: where
 /// ranks do not divide the vocabulary, the last ones have fewer rows of it.
 fn less(
-    costs: &CostModel,
+    costs: &BlockCosts,
     strategy: &Strategy,
     class: BlockClass,
     tp: u64,
@@ -132,7 +98,7 @@ fn less(
     if scenario.model.vocab.is_multiple_of(strategy.tp) {
         return Ok(Kept::default());
     }
-    let key = key(costs, strategy, class, Recompute::None);
+    let key = BlockKey::of(scenario, strategy, class, Recompute::None);
     let mut trace = models::trace_block(&scenario.model, class, &key.layout)
         .map_err(|e| CostError::Trace(e.to_string()))?;
     let lowering = Lowering {

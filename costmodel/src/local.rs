@@ -11,7 +11,7 @@ use dtensor::{CollectiveKind, Epilogues, OpKind, Pass, Trace};
 use plans::{NamedTime, Strategy, Zero};
 
 use crate::CostError;
-use crate::block::{BlockCost, BlockKey};
+use crate::block_cost::{BlockCost, BlockKey};
 use crate::messages::measured;
 use crate::price::ProfilePrices;
 use crate::states::Elements;

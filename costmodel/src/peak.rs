@@ -17,7 +17,7 @@ use rustc_hash::FxHashMap;
 
 use crate::CostError;
 use crate::assemble::Assembled;
-use crate::cost_model::CostModel;
+use crate::blocks::BlockCosts;
 use crate::states::Elements;
 use crate::traffic::DataParallel;
 
@@ -40,7 +40,7 @@ type Changes = FxHashMap<ActionKind, Change>;
 
 /// The peak of every pipeline rank's heaviest peer.
 pub(crate) fn peaks(
-    costs: &CostModel,
+    costs: &BlockCosts,
     strategy: &Strategy,
     assembled: &Assembled,
     program: &Program,
@@ -106,7 +106,7 @@ struct Apart<'p> {
 }
 
 impl<'p> Apart<'p> {
-    fn new(costs: &CostModel, strategy: &Strategy, arrived: &'p Arrived) -> Self {
+    fn new(costs: &BlockCosts, strategy: &Strategy, arrived: &'p Arrived) -> Self {
         let scenario = costs.scenario();
         let sharding = DataParallel::new(strategy, &scenario.cluster).sharding;
         let kinds = [
@@ -239,7 +239,7 @@ impl<'p> Apart<'p> {
 }
 
 /// Bytes of what the host writes every step and of what it reads: tokens, and losses.
-fn words(costs: &CostModel, strategy: &Strategy, assembled: &Assembled, rank: u32) -> u64 {
+fn words(costs: &BlockCosts, strategy: &Strategy, assembled: &Assembled, rank: u32) -> u64 {
     let seq_len = costs.scenario().workload.seq_len;
     let tokens = strategy.micro_batch * seq_len / strategy.cp;
     let owners = &assembled.rank_of_stage;
@@ -262,7 +262,7 @@ impl Made {
     /// The blocks of a virtual stage, in order.
     fn blocks(
         &mut self,
-        costs: &CostModel,
+        costs: &BlockCosts,
         strategy: &Strategy,
         stage: u64,
     ) -> Result<Vec<Rc<Block>>, CostError> {
@@ -291,7 +291,7 @@ impl Made {
 
     fn block(
         &mut self,
-        costs: &CostModel,
+        costs: &BlockCosts,
         strategy: &Strategy,
         class: BlockClass,
         keep: Keep,

@@ -10,21 +10,21 @@ use plans::{
 };
 
 use crate::assemble::Assembled;
-use crate::cost_model::CostModel;
 use crate::engine::{Outcome, RankOutcome};
-use crate::flops;
+use crate::price::Prices;
+use crate::{Scenario, flops};
 
 /// Names everything about a simulated strategy.
 #[must_use]
 pub fn prediction(
-    costs: &CostModel,
+    scenario: &Scenario,
+    prices: &Prices,
     strategy: &Strategy,
     assembled: &Assembled,
     outcome: &Outcome,
     program: &Program,
 ) -> Prediction {
-    let scenario = costs.scenario();
-    let ratio = calibrated(costs).map_or(1.0, |ratio| ratio.value);
+    let ratio = calibrated(scenario).map_or(1.0, |ratio| ratio.value);
     let step = Seconds(outcome.step_time.0 * ratio);
     let gpus = scenario.workload.gpus as f64;
     let at_once = scenario.cluster.at_once(scenario.workload.gpus) as f64;
@@ -40,11 +40,11 @@ pub fn prediction(
     let by_rank: Vec<Bytes> = outcome
         .ranks
         .iter()
-        .map(|r| costs.with_fragmentation(r.peak))
+        .map(|r| scenario.with_fragmentation(r.peak))
         .collect();
     let peak = by_rank[peak_rank];
     let memory = memory_items(
-        costs,
+        scenario,
         assembled,
         &outcome.ranks[peak_rank],
         program,
@@ -70,19 +70,18 @@ pub fn prediction(
         peak_moment: outcome.ranks[peak_rank]
             .peak_action
             .map_or_else(|| "whole step".to_owned(), |a| a.to_string()),
-        fit: fit(costs.capacity(), peak, &memory),
+        fit: fit(scenario.capacity(), peak, &memory),
         memory_by_rank: by_rank,
         memory,
         breakdown: scaled(&breakdown(outcome.step_time, outcome), ratio),
         kernels: kernels(assembled, strategy, critical(outcome), ratio),
-        provenance: provenance(costs),
+        provenance: provenance(scenario, prices),
     }
 }
 
 /// What runs on this cluster have shown for the runtime. It multiplies every time of a prediction
 /// alike; simulation and search do without it, as it changes no order.
-fn calibrated(costs: &CostModel) -> Option<&Sourced<f64>> {
-    let scenario = costs.scenario();
+fn calibrated(scenario: &Scenario) -> Option<&Sourced<f64>> {
     let precision = scenario.workload.precision;
     scenario
         .cluster
@@ -161,7 +160,7 @@ fn fit(capacity: Bytes, peak: Bytes, memory: &[MemoryItem]) -> Fit {
 }
 
 fn memory_items(
-    costs: &CostModel,
+    scenario: &Scenario,
     assembled: &Assembled,
     rank: &RankOutcome,
     program: &Program,
@@ -172,7 +171,7 @@ fn memory_items(
         .peak_action
         .map_or_else(|| whole.clone(), |a| a.to_string());
     let states = &assembled.states[index as usize];
-    let overheads = &costs.scenario().runtime.overheads;
+    let overheads = &scenario.runtime.overheads;
     let mut parts: Vec<(String, Bytes, &str)> = vec![
         ("parameters".into(), states.parameters, &whole),
         ("gradients".into(), states.gradients, &whole),
@@ -210,7 +209,7 @@ fn memory_items(
         rank.peak.saturating_sub(named),
         &moment,
     ));
-    let reserved = costs.with_fragmentation(rank.peak);
+    let reserved = scenario.with_fragmentation(rank.peak);
     parts.push((
         "allocator rounding and fragmentation".into(),
         reserved.saturating_sub(rank.peak),
@@ -276,8 +275,7 @@ fn kernels(assembled: &Assembled, strategy: &Strategy, rank: usize, ratio: f64) 
     list
 }
 
-fn provenance(costs: &CostModel) -> Vec<UsedConstant> {
-    let scenario = costs.scenario();
+fn provenance(scenario: &Scenario, prices: &Prices) -> Vec<UsedConstant> {
     let overheads = &scenario.runtime.overheads;
     let device = &scenario.cluster.device;
     let mut used = vec![
@@ -300,7 +298,7 @@ fn provenance(costs: &CostModel) -> Vec<UsedConstant> {
         constant("reserved over allocated memory", &overheads.fragmentation),
         constant("slow-down beside collectives", &overheads.overlap_slowdown),
     ];
-    if let Some(ratio) = calibrated(costs) {
+    if let Some(ratio) = calibrated(scenario) {
         used.push(constant("measured over predicted step time", ratio));
     }
     for (dtype, rate) in &device.peak {
@@ -309,18 +307,21 @@ fn provenance(costs: &CostModel) -> Vec<UsedConstant> {
             rate,
         ));
     }
-    used.push(interval(costs, "80% interval of step time", Quantity::Time));
     used.push(interval(
-        costs,
+        scenario,
+        "80% interval of step time",
+        Quantity::Time,
+    ));
+    used.push(interval(
+        scenario,
         "80% interval of peak memory",
         Quantity::Memory,
     ));
-    used.extend(costs.prices().provenance());
+    used.extend(prices.provenance());
     used
 }
 
-fn interval(costs: &CostModel, name: &str, quantity: Quantity) -> UsedConstant {
-    let scenario = costs.scenario();
+fn interval(scenario: &Scenario, name: &str, quantity: Quantity) -> UsedConstant {
     let precision = scenario.workload.precision;
     let found = residuals::of(quantity, &scenario.runtime.name, precision);
     let percent = |log: f64| (log.exp() - 1.0) * 100.0;

@@ -1,10 +1,22 @@
 //! What a virtual stage costs: the sums over its blocks, and the data-parallel traffic that runs
 //! beside them layer by layer.
 
+use std::sync::Arc;
+
 use catalog::{Bytes, Seconds};
 use plans::{Action, ActionKind};
 
+use crate::block_cost::BlockCost;
 use crate::work::Work;
+
+/// A run of equal blocks of a stage.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// Equal blocks in a row.
+    pub count: u64,
+    /// What each costs.
+    pub cost: Arc<BlockCost>,
+}
 
 /// Work and memory of one virtual stage for one micro-batch.
 #[derive(Clone, Debug, Default)]

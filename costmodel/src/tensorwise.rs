@@ -5,37 +5,10 @@
 //! it (`deepspeed/runtime/zero/partition_parameters.py`, `stage3.py` at c83e49f).
 
 use catalog::{Bytes, Seconds};
-use dtensor::Trace;
 
 use crate::Scenario;
-use crate::assemble::Run;
 use crate::price::{MemoryKind, TablePrices};
-use crate::stage::StageWork;
-
-/// Tensors of fewer elements stay on every rank: `stage3_param_persistence_threshold`.
-const PERSISTENT: u64 = 100_000;
-
-/// Parameter tensors of a block.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tensors {
-    /// Those that are gathered.
-    pub gathered: u64,
-    /// All: every gradient is reduced.
-    pub all: u64,
-}
-
-impl Tensors {
-    /// The tensors of a traced block.
-    #[must_use]
-    pub fn of(trace: &Trace) -> Self {
-        let large = |elements: u64| elements >= PERSISTENT;
-        let sizes = || trace.parameters.iter().map(|p| p.local_elements);
-        Self {
-            gathered: sizes().filter(|&elements| large(elements)).count() as u64,
-            all: sizes().count() as u64,
-        }
-    }
-}
+use crate::stage::{Run, StageWork};
 
 /// Adds the gathers and reductions of a stage to its work, for every micro-batch. `stage.layers` has the
 /// collectives' own times.

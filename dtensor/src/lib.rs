@@ -1,13 +1,8 @@
 //! Global tensors: placements, propagation, redistribution, autograd tape; the meta device.
 
 mod attention;
-mod backward;
+pub mod backward;
 pub mod block;
-pub mod comm;
-#[cfg(feature = "cpu")]
-pub mod cpu;
-#[cfg(feature = "cuda")]
-pub mod cuda;
 pub mod epilogues;
 pub mod error;
 mod expert_ops;

@@ -1,8 +1,8 @@
 //! Why training cannot start or go on.
 
-use dtensor::comm::CommError;
-use dtensor::cpu::{CpuError, WatchError};
-use dtensor::cuda::CudaError;
+use comm::CommError;
+use cpu_device::{CpuError, WatchError};
+use cuda_device::CudaError;
 use models::ModelError;
 use plans::schedule::ScheduleError;
 

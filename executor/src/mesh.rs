@@ -1,7 +1,7 @@
 //! Where a rank stands on every axis of both meshes, and who its peers are.
 
 use catalog::Axis;
-use dtensor::comm::Group;
+use comm::Group;
 use dtensor::{BlockMesh, BlockPosition};
 use plans::Strategy;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dtensor::comm::{Communicator, Group, Message, pack, unpack};
+use comm::{Communicator, Group, Message, pack, unpack};
 use sha2::{Digest, Sha256};
 
 use crate::checkpoint::{Memory, Piece};

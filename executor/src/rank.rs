@@ -7,10 +7,11 @@ mod update;
 use std::collections::HashMap;
 use std::time::Instant;
 
+use comm::{Communicator, Group};
+use cpu_device::{FirstNonFinite, Watch};
+use cpu_device::{Machine, MicroBatch};
 use dtensor::BlockPosition;
-use dtensor::block::{FirstNonFinite, Half, Watch};
-use dtensor::comm::{Communicator, Group};
-use dtensor::cpu::{Machine, MicroBatch};
+use dtensor::block::Half;
 use plans::program::Arrived;
 use plans::{Action, ActionKind};
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use catalog::Bytes;
-use dtensor::cpu::{AdamWStep, Numerics};
+use cpu_device::{AdamWStep, Numerics};
 
 /// Settings of a training job.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use catalog::model::ModelConfig;
 use catalog::{Bytes, Precision, Zero};
+use cpu_device::Numerics;
 use dtensor::block::{Attention, Block, Half, Keep};
-use dtensor::cpu::Numerics;
 use dtensor::{BlockPosition, TensorRole};
 use models::{BlockClass, BlockLayout};
 use plans::{Recompute, Strategy};
@@ -267,7 +267,7 @@ pub(crate) fn hidden(
 pub(crate) fn sharing(mesh: &Mesh, rank: usize, zero: Zero) -> [Sharing; 2] {
     let sharded = zero != Zero::Z0;
     let place = mesh.place(rank);
-    let alone = dtensor::comm::Group::single(rank);
+    let alone = comm::Group::single(rank);
     let tp = mesh.group(rank, 14, |p| (p.pp, p.dp_replicate, p.dp_shard, p.cp));
     let all = mesh.group(rank, 12, |p| (p.pp, p.tp));
     let dense = Sharing {

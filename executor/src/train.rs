@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::thread::{Scope, ScopedJoinHandle};
 
 use catalog::Precision;
-use dtensor::block::Watch;
-use dtensor::comm::{Communicator, local};
+use comm::{Communicator, local};
+use cpu_device::Watch;
 use plans::Timeline;
 use sha2::{Digest, Sha256};
 

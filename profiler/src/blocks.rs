@@ -7,10 +7,11 @@ use std::time::Instant;
 
 use catalog::DType;
 use catalog::profile::Measured;
-use dtensor::block::{Block, Half, Keep, Parameters, Seen, Watch, WatchError};
-use dtensor::comm::Group;
-use dtensor::comm::loopback::Loopback;
-use dtensor::cpu::{Context, GradientSink, Machine, MicroBatch, Numerics, Tensor, TreeSum};
+use comm::Group;
+use comm::loopback::Loopback;
+use cpu_device::{Context, GradientSink, Machine, MicroBatch, Numerics, Tensor, TreeSum};
+use cpu_device::{Seen, Watch, WatchError};
+use dtensor::block::{Block, Half, Keep, Parameters};
 use dtensor::philox::Stream;
 use dtensor::{BLOCK_AXES, BlockPosition, ParameterInfo, TensorId, TensorInfo, TensorRole, Trace};
 

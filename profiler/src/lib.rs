@@ -18,9 +18,9 @@ pub use machine::machine;
 pub use primitives::{messages, states};
 pub use visits::{VISITS, middle};
 
-use dtensor::comm::CommError;
-use dtensor::cpu::CpuError;
-use dtensor::cuda::CudaError;
+use comm::CommError;
+use cpu_device::CpuError;
+use cuda_device::CudaError;
 
 /// Why a measurement failed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

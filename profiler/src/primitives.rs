@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use catalog::DType;
 use catalog::profile::{Kernel, Measured};
-use dtensor::comm::local::{self, LocalCommunicator};
-use dtensor::comm::{Communicator, Group, pack, unpack};
-use dtensor::cpu::{AdamWStep, ExactSum, Tensor, Weights, adamw};
+use comm::local::{self, LocalCommunicator};
+use comm::{Communicator, Group, pack, unpack};
+use cpu_device::{AdamWStep, ExactSum, Tensor, Weights, adamw};
 
 use crate::ProfilerError;
 use crate::lanes::{Effort, Laps, measure};

@@ -1,7 +1,7 @@
 //! The profiler of GPUs where there is none: what it measures runs on the emulator of the cuda device, and is
 //! refused where a kernel does not do its work.
 
-#[path = "../../dtensor/tests/cuda/emulator.rs"]
+#[path = "../../devices/cuda/tests/cuda/emulator.rs"]
 #[allow(dead_code, reason = "other tests use the rest")]
 mod emulator;
 
@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use catalog::profile::Kernel;
 use catalog::{CpKind, DType, Model};
-use dtensor::CausalAttention;
-use dtensor::cuda::launcher::{
+use cuda_device::launcher::{
     Address, Arguments, AttentionOperands, GraphId, Launch, Launcher, Product,
 };
-use dtensor::cuda::{CudaError, Device, kernels};
+use cuda_device::{CudaError, Device, kernels};
+use dtensor::CausalAttention;
 use dtensor::{BlockMesh, BlockPosition, Epilogues, OpKind};
 use models::{BlockClass, BlockLayout};
 use profiler::cuda::{

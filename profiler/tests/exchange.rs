@@ -1,7 +1,7 @@
 //! Measuring exchanges between devices, where messages pass through the host: every one is right, timed by all
 //! ranks, and refused where numbers do not come.
 
-#[path = "../../dtensor/tests/cuda/emulator.rs"]
+#[path = "../../devices/cuda/tests/cuda/emulator.rs"]
 #[allow(dead_code, reason = "other tests use the rest")]
 mod emulator;
 
@@ -9,8 +9,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use catalog::profile::{Gpu, Kernel, Machine, Profile};
-use dtensor::comm::{Communicator, Group, local};
-use dtensor::cuda::{CudaError, Device, HostLinks, Links, Tensor};
+use comm::{Communicator, Group, local};
+use cuda_device::{CudaError, Device, HostLinks, Links, Tensor};
 use profiler::cuda::{
     Asked, Budget, COLLECTIVES, Collective, Exchange, Fleet, Meter, Peers, Rank, complete, follow,
     with_fleet,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use catalog::profile::{Gpu, Kernel, Machine, Measured, Profile};
-use dtensor::cuda::CudaError;
+use cuda_device::CudaError;
 use profiler::cuda::{Asked, Budget, Meter, complete};
 use profiler::{Effort, ProfilerError};
 

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use catalog::Model;
 use catalog::Precision;
-use dtensor::cpu::Numerics;
+use cpu_device::Numerics;
 use executor::device::Cores;
 use executor::{Job, Outcome};
 
@@ -61,7 +61,7 @@ fn bits(outcome: &Outcome) -> String {
 /// One process of a layout; rank 0 says what came of it.
 fn rank(model: &str, layout: &str) -> ExitCode {
     let job = of(model, layout);
-    let comm = dtensor::comm::mpi::MpiCommunicator::join(Duration::from_secs(60));
+    let comm = comm::mpi::MpiCommunicator::join(Duration::from_secs(60));
     let comm = comm.expect("started by mpirun");
     match executor::train_rank(&Cores { threads: 1 }, &jobs::session(&job), &comm) {
         Ok(outcome) => {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use dtensor::cpu::Numerics;
+use cpu_device::Numerics;
 use executor::checkpoint::{Checkpoint, Manifest, ParameterEntry};
 use executor::{AdamW, Checkpoints, Dataset, Execution, Job, Observer, Session, Settings};
 use serde::Serialize;

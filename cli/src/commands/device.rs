@@ -6,7 +6,7 @@ use std::time::Duration;
 use catalog::Runtime;
 use catalog::profile::Profile;
 use catalog::runtime::AttentionKernel;
-use dtensor::cuda::launcher::{AttentionBy, Compute};
+use cuda_device::launcher::{AttentionBy, Compute};
 use executor::device::{Cores, Gpus, Messages};
 use executor::{Outcome, Session};
 
@@ -76,7 +76,7 @@ pub(crate) fn check(args: &RunArgs, ranks: u64) -> Result<(), CliError> {
     if args.numerics == NumericsArg::Exact {
         return wrong("--numerics exact: is the cpu device's, use --device cpu".to_owned());
     }
-    let here = dtensor::cuda::ready()?.len() as u64;
+    let here = cuda_device::ready()?.len() as u64;
     if args.communicator == CommunicatorArg::Local && ranks > here {
         return wrong(format!(
             "the plan has {ranks} ranks, this host shows {here} GPUs; torchrun, srun or mpirun start \
@@ -103,7 +103,7 @@ pub(crate) fn runtime(args: &RunArgs) -> Result<Runtime, CliError> {
 
 /// The GPU of a process at a place on its host. A launcher may show each process its own GPU only.
 pub(crate) fn own_gpu(place: usize) -> u32 {
-    let only = dtensor::cuda::ready().is_ok_and(|here| here.len() == 1);
+    let only = cuda_device::ready().is_ok_and(|here| here.len() == 1);
     if only { 0 } else { place as u32 }
 }
 

@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+use accuracy::diagnose::{self, Hypothesis, Measured};
 use catalog::files::Kind;
 use catalog::{Bytes, Seconds};
-use accuracy::diagnose::{self, Hypothesis, Measured};
-use plans::json::PredictedJson;
 use interop::training_log::{self, LogSystem, Steady, TrainingLog};
+use plans::json::PredictedJson;
 use plans::{Breakdown, Prediction};
 use serde::Serialize;
 

@@ -4,7 +4,8 @@ use catalog::Bytes;
 use catalog::runtime::Rewrite;
 use dtensor::{Op, OpKind, Pass, TensorId, TensorRole, Trace};
 
-use super::{Kernel, KernelKind, Lowering};
+use super::kernel::{Kernel, KernelKind};
+use super::lowering::Lowering;
 use crate::price::MemoryKind;
 
 /// Bytes moved per element to find a tensor's largest magnitude, and to cast it from 16 bits to 8.
@@ -65,7 +66,7 @@ fn quantised(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> Option<(Bytes, 
 
 /// Bytes and launches of scaling both operands by their largest magnitudes: a pass finds it, a pass casts.
 /// What the product before cast is not cast again: projections read the same activations, and both
-/// gradients that of the output, which is written both ways (`dtensor/src/cuda/run/eight_bits.rs`).
+/// gradients that of the output, which is written both ways (`devices/cuda/src/run/eight_bits.rs`).
 fn scaled(trace: &Trace, index: usize, op: &Op) -> (Bytes, u32) {
     let ops = match op.pass {
         Pass::Forward => &trace.forward,

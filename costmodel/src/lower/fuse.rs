@@ -5,7 +5,9 @@ use catalog::runtime::Rewrite;
 use dtensor::{Collective, CollectiveKind, Epilogues, Op, OpKind, Pass, TensorId, Trace};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{Kernel, KernelKind, Lowered, Lowering, casts};
+use super::casts;
+use super::kernel::{Kernel, KernelKind, Lowered};
+use super::lowering::Lowering;
 use crate::price::{GemmLayout, MemoryKind};
 
 /// Kernels of one pass's operators.

@@ -5,7 +5,7 @@ use catalog::Bytes;
 use dtensor::{TensorId, TensorRole, Trace};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::Kernel;
+use super::kernel::Kernel;
 
 /// Peak bytes of tensors that these kernels write and that are not in `kept`, each alive from its
 /// write to its last read. `fused_weight_gradients` says that weight gradients go straight into

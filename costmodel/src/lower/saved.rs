@@ -11,7 +11,8 @@ use plans::Recompute;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::fuse::is_pointwise;
-use super::{Kernel, KernelKind, Lowered, Lowering};
+use super::kernel::{Kernel, KernelKind, Lowered};
+use super::lowering::Lowering;
 
 /// A tensor kept for backward.
 #[derive(Clone, Debug, PartialEq)]
@@ -416,4 +417,38 @@ fn weight_operands(trace: &Trace) -> FxHashSet<TensorId> {
         .filter(|op| op.pass == Pass::BackwardWeight)
         .flat_map(|op| op.inputs.iter().map(|&id| trace.tensor(id).storage))
         .collect()
+}
+
+/// Bytes that a block keeps from forward to backward, and those that its weight half needs.
+pub(crate) fn kept_bytes(
+    lowering: &Lowering<'_>,
+    trace: &Trace,
+    recompute: Recompute,
+) -> [Bytes; 2] {
+    let saved = kept(lowering, trace, recompute);
+    let all = kept(lowering, trace, Recompute::None);
+    [
+        saved.iter().map(|s| s.bytes).sum(),
+        weight_operands(trace, &all),
+    ]
+}
+
+/// Kept activations that weight gradients read, and the output gradients they read.
+fn weight_operands(trace: &Trace, saved: &[SavedTensor]) -> Bytes {
+    let mut gradients: FxHashSet<TensorId> = FxHashSet::default();
+    let mut bytes: Bytes = saved.iter().filter(|s| s.for_weight).map(|s| s.bytes).sum();
+    for op in trace
+        .backward
+        .iter()
+        .filter(|op| op.pass == Pass::BackwardWeight)
+    {
+        for &id in &op.inputs {
+            let storage = trace.tensor(id).storage;
+            let info = trace.tensor(storage);
+            if info.role == TensorRole::Gradient && gradients.insert(storage) {
+                bytes += info.bytes();
+            }
+        }
+    }
+    bytes
 }

@@ -11,9 +11,10 @@ use catalog::{Architecture, DType, Device, Fitted, Origin, Seconds};
 use dtensor::AttentionShape;
 use plans::UsedConstant;
 
+use super::clocks::{clock_factor, sustained};
 use super::measured::{self, OfGpus};
+use super::priced::{Priced, constant};
 use super::ratios::Ratios;
-use super::{Priced, constant};
 
 /// Achieved TFLOP/s at head dimension 128, causal, by key length 512 · 2^i.
 struct Rates {
@@ -120,12 +121,12 @@ impl AttentionPrices {
         let single = device
             .peak_rate(DType::F32)
             .map_or(1.0, |rate| (peak * 1e12 / rate.0).max(1.0));
-        let peak = peak / super::clock_factor(device, fitted);
+        let peak = peak / clock_factor(device, fitted);
         let charts = Self {
             architecture: device.architecture,
             peak,
             single,
-            sustained: super::sustained(device.architecture, fitted),
+            sustained: sustained(device.architecture, fitted),
             ratios: Default::default(),
             source: profile.map(|profile| profile.source()),
         };

@@ -13,9 +13,10 @@ use catalog::tables::{self, GemmGrid};
 use catalog::{Architecture, DType, Device, Fitted, FlopRate, Origin, Seconds};
 use plans::UsedConstant;
 
+use super::clocks::{clock_factor, reference_peak, sustained};
 use super::measured::{self, OfGpus};
+use super::priced::{PriceError, Priced, constant};
 use super::ratios::Ratios;
-use super::{PriceError, Priced, constant};
 
 /// Which of the three products of a linear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -110,7 +111,7 @@ impl GemmPrices {
         let unknown = || PriceError::UnknownTable(device.kernels.clone());
         let peak = device.peak_rate(DType::Bf16).ok_or_else(unknown)?;
         let grid = tables::gemm(&device.kernels, DType::Bf16).ok_or_else(unknown)?;
-        let clocks = super::clock_factor(device, fitted);
+        let clocks = clock_factor(device, fitted);
         let factor = reference_peak(&device.kernels, DType::Bf16) / peak * clocks;
         let narrow = tables::gemm(&device.kernels, DType::F8).and_then(|grid| {
             let own = device.peak.get(&DType::F8)?;
@@ -130,7 +131,7 @@ impl GemmPrices {
             narrow,
             peak,
             single,
-            sustained: super::sustained(device.architecture, fitted),
+            sustained: sustained(device.architecture, fitted),
             architecture: device.architecture,
             cap: PowerCap::of(device, clocks, fitted),
             table: device.kernels.clone(),
@@ -297,18 +298,6 @@ impl GemmPrices {
             ),
         ]
     }
-}
-
-/// Dense peak of the device a table was measured on (vendor datasheets).
-pub(super) fn reference_peak(table: &str, dtype: DType) -> FlopRate {
-    let bf16 = match table {
-        "a100_sxm" => 312e12,
-        "b200_sxm" | "b300_sxm" => 2250e12,
-        "gb200" | "gb300" => 2500e12,
-        "l40s" => 362e12,
-        _ => 989e12,
-    };
-    FlopRate(if dtype == DType::F8 { 2.0 * bf16 } else { bf16 })
 }
 
 impl Scaled {

@@ -5,7 +5,7 @@ use catalog::{Bandwidth, Bytes, Device, Origin, Seconds};
 use plans::UsedConstant;
 
 use super::measured::OfGpus;
-use super::{Priced, constant};
+use super::priced::{Priced, constant};
 
 /// Classes of memory-bound kernels that reach different shares of the bandwidth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

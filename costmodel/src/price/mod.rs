@@ -2,51 +2,27 @@
 
 mod attention;
 pub(crate) mod between_gpus;
+mod clocks;
 mod gemm;
 mod measured;
 mod memory;
 mod network;
+mod priced;
 mod profile;
 mod ratios;
 mod roofline;
 
 use catalog::fitted::Constant;
 use catalog::runtime::AttentionKernel;
-use catalog::{Architecture, Bytes, Cluster, DType, Device, Fitted, Origin, Seconds};
+use catalog::{Bytes, Cluster, DType, Device, Fitted};
 use dtensor::{AttentionShape, CollectiveKind};
 use plans::{Group, UsedConstant};
 
 pub use attention::charts as attention_charts;
 pub use gemm::GemmLayout;
 pub use memory::MemoryKind;
+pub use priced::{PriceError, Priced};
 pub use profile::ProfilePrices;
-
-/// A price and the evidence behind it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Priced {
-    /// Time alone on the device or network.
-    pub time: Seconds,
-    /// Weakest evidence used.
-    pub origin: Origin,
-}
-
-impl Priced {
-    /// No less than physics allows.
-    fn at_least(self, bound: Seconds) -> Self {
-        Self {
-            time: self.time.max(bound),
-            ..self
-        }
-    }
-}
-
-/// Why a cluster has no prices.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum PriceError {
-    /// The device names a table that does not exist.
-    #[error("unknown kernel table {0}")]
-    UnknownTable(String),
-}
 
 /// Where the prices of a cluster come from.
 #[derive(Clone, Debug)]
@@ -189,60 +165,6 @@ impl TablePrices {
     }
 }
 
-/// Time in long training over short benchmarks, which run at boost clocks. Ampere: ten thousand
-/// iterations of cuBLASLt against the table take 1.11 at 4096³ (Azure/AI-benchmarking-guide@8fd0c6e).
-/// Hopper: fitted on published H100 runs.
-pub(crate) fn sustained(architecture: Architecture, fitted: &Fitted) -> f64 {
-    match architecture {
-        Architecture::Hopper => fitted.get(Constant::HopperSustained),
-        Architecture::Blackwell => fitted.get(Constant::BlackwellSustained),
-        Architecture::Ampere => 1.11,
-        Architecture::Volta | Architecture::Ada | Architecture::Cdna3 | Architecture::Cpu => 1.06,
-    }
-}
-
-/// Power limit of the device that a table was measured on, watts (vendor datasheets).
-fn reference_watts(table: &str) -> f64 {
-    match table {
-        "a100_sxm" => 400.0,
-        "b200_sxm" => 1000.0,
-        "b300_sxm" => 1100.0,
-        "gb200" => 1200.0,
-        "gb300" => 1400.0,
-        "l40s" => 350.0,
-        _ => 700.0,
-    }
-}
-
-/// How much longer matrix kernels take than the ratio of datasheet peaks says on a part with a lower
-/// power limit than the table's: dynamic power grows with `f·V²` and voltage nearly with frequency, so
-/// the sustained clock follows the power limit to a power below one. A part whose peak is lower runs at
-/// lower clocks already; only what its power takes beyond that counts, so that neither more power nor a
-/// higher peak ever makes a kernel slower.
-pub(crate) fn clock_factor(device: &Device, fitted: &Fitted) -> f64 {
-    let own = device.peak_rate(DType::Bf16).map_or(0.0, |rate| rate.0);
-    let share = own / gemm::reference_peak(&device.kernels, DType::Bf16).0;
-    match device.power_watts {
-        Some(watts) if watts > 0.0 => {
-            let slower = (reference_watts(&device.kernels) / watts)
-                .max(1.0)
-                .powf(fitted.get(Constant::ClockExponent));
-            (slower * share.min(1.0)).max(1.0)
-        }
-        _ => 1.0,
-    }
-}
-
-/// Shorthand for a constant's row.
-fn constant(name: &str, value: String, origin: Origin, source: &str) -> UsedConstant {
-    UsedConstant {
-        name: name.to_owned(),
-        value,
-        origin,
-        source: source.to_owned(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -250,6 +172,7 @@ mod tests {
     use catalog::Bandwidth;
     use catalog::profile::{Gpu, Machine, Measured, Profile};
 
+    use super::clocks::sustained;
     use super::*;
 
     const SIZE: [u64; 3] = [1024, 1024, 1024];

@@ -13,8 +13,8 @@ use plans::{Group, UsedConstant};
 
 use super::between_gpus::{self, BetweenGpus};
 use super::measured::{self, OfGpus};
+use super::priced::{Priced, constant};
 use super::ratios::Ratios;
-use super::{Priced, constant};
 
 /// Share of a card's rate that large transfers reach: 0.95–0.96 (aliyun/SimAI@cef83f9 nic_ratio).
 const CARD_SHARE: f64 = 0.95;

@@ -11,7 +11,7 @@ use catalog::{Origin, Seconds};
 use plans::UsedConstant;
 
 use super::between_gpus::BetweenGpus;
-use super::constant;
+use super::priced::constant;
 use super::ratios::{between, squared};
 
 /// Prices of kernels on ranks that share a machine's cores.

@@ -1,16 +1,10 @@
 //! A traced block made ready to run on a device: what runs when, what is kept from forward to
 //! backward, and what dies when.
 
-pub(crate) mod pass;
+pub mod pass;
 pub mod sizes;
-#[cfg(feature = "cpu")]
-mod watch;
 
 pub use pass::{Forward, Parameters, Saved};
-#[cfg(feature = "cpu")]
-pub(crate) use watch::Tensors;
-#[cfg(feature = "cpu")]
-pub use watch::{FirstNonFinite, Seen, Watch, WatchError};
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,7 +46,7 @@ pub enum Attention {
 
 /// An entry of a block's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub enum Step {
     /// Operator of the pass's list.
     Op(usize),
     /// View of the pass's list.
@@ -73,21 +67,21 @@ pub struct Block {
     /// How core attention runs.
     pub attention: Attention,
     /// What runs within products, on devices that can.
-    pub(crate) epilogues: Epilogues,
+    pub epilogues: Epilogues,
     /// Core attentions that a library may run, by the place of their scores in forward.
-    pub(crate) causal_attentions: BTreeMap<usize, CausalAttention>,
-    pub(crate) forward: Vec<Step>,
-    pub(crate) backward: Vec<Step>,
+    pub causal_attentions: BTreeMap<usize, CausalAttention>,
+    pub forward: Vec<Step>,
+    pub backward: Vec<Step>,
     /// Storages kept after forward.
-    pub(crate) kept: BTreeSet<u32>,
+    pub kept: BTreeSet<u32>,
     /// Forward steps that run again before backward.
-    pub(crate) again: Vec<usize>,
+    pub again: Vec<usize>,
     /// Storages that die after each forward step when it runs for the first time.
-    pub(crate) forward_dies: Vec<Vec<u32>>,
+    pub forward_dies: Vec<Vec<u32>>,
     /// Storages that die after each backward step, when the whole of backward runs.
-    pub(crate) backward_dies: Vec<Vec<u32>>,
+    pub backward_dies: Vec<Vec<u32>>,
     /// Storages that the weight half reads.
-    pub(crate) weight_reads: BTreeSet<u32>,
+    pub weight_reads: BTreeSet<u32>,
 }
 
 impl Block {
@@ -143,7 +137,7 @@ impl Block {
         block
     }
 
-    pub(crate) fn storage(&self, id: TensorId) -> u32 {
+    pub fn storage(&self, id: TensorId) -> u32 {
         self.trace.tensor(id).storage.0
     }
 
@@ -155,7 +149,7 @@ impl Block {
     }
 
     /// Whether a forward operator is one of the pieces of core attention.
-    pub(crate) fn is_attention(&self, op: usize) -> bool {
+    pub fn is_attention(&self, op: usize) -> bool {
         self.trace.forward[op].is_core_attention()
     }
 
@@ -167,7 +161,7 @@ impl Block {
     }
 
     /// Whether keys and values of its attention go round the ring.
-    pub(crate) fn has_ring(&self) -> bool {
+    pub fn has_ring(&self) -> bool {
         (0..self.trace.forward.len()).any(|op| self.is_ring(op))
     }
 
@@ -209,23 +203,23 @@ impl Block {
     }
 
     /// The pieces of the core attention that a forward operator belongs to, in order.
-    pub(crate) fn pieces(&self, op: usize) -> impl Iterator<Item = usize> + '_ {
+    pub fn pieces(&self, op: usize) -> impl Iterator<Item = usize> + '_ {
         self.trace.pieces(&self.trace.forward[op].scope)
     }
 
     /// Whether backward reads a tensor that forward makes: it is kept, or forward runs again for it, in backward.
-    pub(crate) fn stays(&self, id: TensorId, half: Option<Half>) -> bool {
+    pub fn stays(&self, id: TensorId, half: Option<Half>) -> bool {
         half.is_some() || self.kept.contains(&self.storage(id))
     }
 
     /// Where a product of forward leaves what it makes, after its bias.
-    pub(crate) fn made_by(&self, product: usize) -> TensorId {
+    pub fn made_by(&self, product: usize) -> TensorId {
         let last = self.epilogues.bias(product).unwrap_or(product);
         self.trace.forward[last].outputs[0]
     }
 
     /// Whether all that reads a tensor is the loss, which takes logits of any type.
-    pub(crate) fn is_only_for_the_loss(&self, id: TensorId) -> bool {
+    pub fn is_only_for_the_loss(&self, id: TensorId) -> bool {
         let storage = self.storage(id);
         let mut readers = self.trace.forward.iter().filter(|op| {
             let logits = match op.detail {
@@ -241,7 +235,7 @@ impl Block {
     }
 
     /// The tensor that receives the gradient of an input of a forward operator.
-    pub(crate) fn gradient_of(&self, forward: usize, input: usize) -> Option<TensorId> {
+    pub fn gradient_of(&self, forward: usize, input: usize) -> Option<TensorId> {
         let wanted = Detail::Gradient {
             of: forward,
             input: Some(input),

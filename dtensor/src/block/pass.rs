@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Block, Half, Keep, Step};
-#[cfg(feature = "cpu")]
 use crate::layout::BlockPosition;
-#[cfg(feature = "cpu")]
 use crate::philox::Stream;
 use crate::plan::RoutedRows;
 use crate::trace::{self, Op, TensorId, TensorRole};
@@ -20,8 +18,8 @@ pub trait Parameters<T> {
 /// went.
 #[derive(Clone, Debug)]
 pub struct Saved<V, R> {
-    pub(crate) values: BTreeMap<u32, V>,
-    pub(crate) route: Option<R>,
+    pub values: BTreeMap<u32, V>,
+    pub route: Option<R>,
 }
 
 impl<V, R> Default for Saved<V, R> {
@@ -45,7 +43,7 @@ pub struct Forward<T, S> {
 }
 
 /// A pass of one micro-batch through a block on a device: its kernels and what they work on.
-pub(crate) trait Pass {
+pub trait Pass {
     /// A local tensor.
     type Tensor: Clone;
     /// What stands behind a traced tensor.
@@ -73,7 +71,7 @@ pub(crate) trait Pass {
 }
 
 /// What a device's passes keep.
-pub(crate) type Kept<P> = Saved<<P as Pass>::Value, <P as Pass>::Route>;
+pub type Kept<P> = Saved<<P as Pass>::Value, <P as Pass>::Route>;
 
 fn forward_step<P: Pass>(block: &Block, run: &mut P, step: Step) -> Result<(), P::Error> {
     match step {
@@ -86,7 +84,7 @@ fn forward_step<P: Pass>(block: &Block, run: &mut P, step: Step) -> Result<(), P
 }
 
 /// Forward of a micro-batch through the block of `run`.
-pub(crate) fn forward<P: Pass>(
+pub fn forward<P: Pass>(
     block: &Block,
     mut run: P,
     input: Option<P::Tensor>,
@@ -120,7 +118,7 @@ pub(crate) fn forward<P: Pass>(
 
 /// Backward of a micro-batch through the block of `run`, or half of it. `gradient` is that of the output;
 /// the loss block needs none, nor does the weight half. Returns the gradient of the input.
-pub(crate) fn backward<P: Pass>(
+pub fn backward<P: Pass>(
     block: &Block,
     mut run: P,
     saved: &mut Kept<P>,
@@ -177,15 +175,13 @@ impl Block {
     }
 
     /// Random numbers of an operator.
-    #[cfg(feature = "cpu")]
-    pub(crate) fn stream(&self, op: &Op, seed: u64, step: u32) -> Stream {
+    pub fn stream(&self, op: &Op, seed: u64, step: u32) -> Stream {
         Stream::of(seed, step, [&self.prefix, &op.scope])
     }
 
     /// First global index that a rank holds of a dim, past the end if it holds none: the first row of a
     /// table, the first entry of a vocabulary.
-    #[cfg(feature = "cpu")]
-    pub(crate) fn first_index(&self, id: TensorId, dim: usize, position: &BlockPosition) -> u64 {
+    pub fn first_index(&self, id: TensorId, dim: usize, position: &BlockPosition) -> u64 {
         let info = self.trace.tensor(id);
         let held = position.indices(&info.global, &info.placements, dim);
         held.first().copied().unwrap_or(info.global[dim])

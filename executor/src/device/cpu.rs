@@ -7,12 +7,13 @@ use std::ops::Range;
 use std::time::Instant;
 
 use catalog::{DType, Precision};
-use dtensor::TensorId;
-use dtensor::block::{Attention, Block, Forward, Parameters, Watch};
-use dtensor::comm::{CommError, Group, Message, Pending, pack, unpack};
-use dtensor::cpu::{
+use comm::{CommError, Group, Message, Pending, pack, unpack};
+use cpu_device::Watch;
+use cpu_device::{
     self, AdamWStep, Context, ExactSum, GradientSink, Machine, MicroBatch, Saved, Tensor, TreeSum,
 };
+use dtensor::TensorId;
+use dtensor::block::{Attention, Block, Forward, Parameters};
 
 use super::{Device, Devices, FlatStates, Passing, Run};
 use crate::error::ExecutorError;

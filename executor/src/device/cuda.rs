@@ -6,15 +6,16 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use catalog::{DType, Precision};
-use dtensor::TensorId;
-use dtensor::block::{Attention, Block, Forward, Parameters, Watch};
-use dtensor::comm::Group;
-use dtensor::cpu::{self, AdamWStep, ExactSum, MicroBatch, Numerics};
-use dtensor::cuda::launcher::{AttentionBy, Compute};
-use dtensor::cuda::{
+use comm::Group;
+use cpu_device::Watch;
+use cpu_device::{AdamWStep, ExactSum, MicroBatch, Numerics};
+use cuda_device::launcher::{AttentionBy, Compute};
+use cuda_device::{
     self, Batch, Context, CudaError, Gpu, GradientSink, Graph, Machine, NcclLinks, Saved, Tensor,
     Ticket,
 };
+use dtensor::TensorId;
+use dtensor::block::{Attention, Block, Forward, Parameters};
 
 use super::{Device, Devices, FlatStates, Passing, Run};
 use crate::error::ExecutorError;
@@ -49,7 +50,7 @@ pub enum Messages {
 impl Devices for Gpus {
     type Device<'c> = Machine<'c>;
 
-    fn open<'c>(&self, host: cpu::Machine<'c>) -> Result<Machine<'c>, ExecutorError> {
+    fn open<'c>(&self, host: cpu_device::Machine<'c>) -> Result<Machine<'c>, ExecutorError> {
         let ordinal = self.ordinal.unwrap_or(host.comm.rank() as u32);
         let gpu = Rc::new(Gpu::new(ordinal)?);
         let device = cuda::Device::new(Rc::<Gpu>::clone(&gpu))
@@ -69,12 +70,15 @@ impl Devices for Gpus {
 ///
 /// # Errors
 /// When the device cannot run the plan.
-pub fn on(device: cuda::Device, host: cpu::Machine<'_>) -> Result<Machine<'_>, ExecutorError> {
+pub fn on(
+    device: cuda::Device,
+    host: cpu_device::Machine<'_>,
+) -> Result<Machine<'_>, ExecutorError> {
     check(&host)?;
     Ok(Machine::new(device, host))
 }
 
-fn check(host: &cpu::Machine<'_>) -> Result<(), ExecutorError> {
+fn check(host: &cpu_device::Machine<'_>) -> Result<(), ExecutorError> {
     match host.numerics {
         Numerics::Fast => Ok(()),
         Numerics::Exact => Err(ExecutorError::Device {
@@ -171,7 +175,7 @@ impl Device for Machine<'_> {
     }
 
     fn flat(&self, values: Vec<f32>) -> Result<Tensor, ExecutorError> {
-        let host = cpu::Tensor::new(vec![values.len()], values, DType::F32);
+        let host = cpu_device::Tensor::new(vec![values.len()], values, DType::F32);
         Ok(self.device.upload(&host)?)
     }
 

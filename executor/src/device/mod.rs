@@ -9,9 +9,10 @@ use std::fmt::Debug;
 use std::ops::Range;
 
 use catalog::{DType, Precision};
-use dtensor::block::{Attention, Block, Forward, Half, Parameters, Watch};
-use dtensor::comm::Group;
-use dtensor::cpu::{AdamWStep, ExactSum, Machine, MicroBatch};
+use comm::Group;
+use cpu_device::Watch;
+use cpu_device::{AdamWStep, ExactSum, Machine, MicroBatch};
+use dtensor::block::{Attention, Block, Forward, Half, Parameters};
 
 pub use cpu::{Cores, Cpu};
 pub use cuda::{Gpus, Messages, on};

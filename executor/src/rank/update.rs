@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use dtensor::comm::Message;
-use dtensor::cpu::ExactSum;
+use comm::Message;
+use cpu_device::ExactSum;
 
 use super::Rank;
 use crate::device::Device;

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use cpu_device::TreeSum;
 use dtensor::TensorId;
 use dtensor::block::Parameters;
-use dtensor::cpu::TreeSum;
 
 use super::Partition;
 use crate::device::Device;

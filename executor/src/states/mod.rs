@@ -10,9 +10,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use catalog::{Bytes, DType, Zero};
+use comm::Group;
+use cpu_device::{Numerics, TreeSum};
 use dtensor::TensorId;
-use dtensor::comm::Group;
-use dtensor::cpu::{Numerics, TreeSum};
 
 pub use block::{Block, BlockGradients, BlockParameters};
 use reduce::{Bucket, Moving};

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use catalog::{Bytes, Zero};
-use dtensor::comm::{self, Communicator, Group};
-use dtensor::cpu::{Numerics, TreeSum};
+use comm::{Communicator, Group};
+use cpu_device::{Numerics, TreeSum};
 
 use super::{Partition, States, overlap, owned};
 use crate::device::Device;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use catalog::Precision;
-use dtensor::cpu::Numerics;
+use cpu_device::Numerics;
 use executor::checkpoint::{Checkpoint, HubWeights, Manifest, Source};
 use executor::{AdamW, Dataset, Execution, Job, Observer, Session, Settings, StepReport};
 use serde_json::{Value, json};

@@ -2,10 +2,10 @@
 //! and exported again.
 
 use costmodel::Scenario;
-use plans::Strategy;
 use interop::check::check;
 use interop::export::Dialect;
 use interop::import::{Document, Given, ImportError, import};
+use plans::Strategy;
 
 use crate::mutate;
 use crate::outcome::Outcome;

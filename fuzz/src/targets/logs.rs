@@ -2,8 +2,8 @@
 
 use std::sync::OnceLock;
 
-use costmodel::CostModel;
 use accuracy::diagnose::{Measured, diagnose};
+use costmodel::CostModel;
 use interop::training_log::{LogError, Steady, TrainingLog, parse};
 use plans::{Prediction, Strategy};
 

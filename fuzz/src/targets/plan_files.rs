@@ -1,8 +1,8 @@
 //! Plan files, signed again after a change so that what they say is what is judged.
 
 use costmodel::Scenario;
-use plans::PlanFile;
 use interop::export::Dialect;
+use plans::PlanFile;
 use plans::json::StrategyJson;
 
 use super::clusters::refused;

@@ -5,10 +5,10 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use dtensor::comm::bootstrap::Place;
-use dtensor::comm::frames;
-use dtensor::comm::secret::Secret;
-use dtensor::comm::tcp::TcpCommunicator;
+use comm::bootstrap::Place;
+use comm::frames;
+use comm::secret::Secret;
+use comm::tcp::TcpCommunicator;
 
 use crate::mutate;
 use crate::outcome::Outcome;

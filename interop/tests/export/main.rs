@@ -5,12 +5,12 @@ mod snapshots;
 
 use catalog::Model;
 use catalog::{Precision, Workload};
+use interop::check::check;
 use interop::config::Node;
 use interop::export::{Dialect, ExportError, Exported, Job, Launcher, export};
 use interop::import::{Document, Given, import};
-use plans::plan_file::ShardingFile;
-use interop::check::check;
 use plans::Strategy as Plan;
+use plans::plan_file::ShardingFile;
 use proptest::prelude::*;
 
 /// A model with the workload that its plans are for.

@@ -2,9 +2,9 @@
 
 use catalog::DType;
 use catalog::profile::{Kernel, Measured};
+use cuda_device::launcher::{AttentionArgument, StreamArgument};
+use cuda_device::{AttentionCall, Buffer, CudaError, Device, Tensor};
 use dtensor::CausalAttention;
-use dtensor::cuda::launcher::{AttentionArgument, StreamArgument};
-use dtensor::cuda::{AttentionCall, Buffer, CudaError, Device, Tensor};
 use dtensor::philox::Stream;
 
 use super::operands::{Tiled, Wanted, check, rounding};

@@ -10,12 +10,13 @@ use std::rc::Rc;
 
 use catalog::DType;
 use catalog::profile::{Kernel, Measured};
-use dtensor::block::{Attention, Block, Half, Keep, Parameters, Seen, Watch, WatchError};
-use dtensor::comm::loopback::Loopback;
-use dtensor::cpu::MicroBatch;
-use dtensor::cuda::{
+use comm::loopback::Loopback;
+use cpu_device::MicroBatch;
+use cpu_device::{Seen, Watch, WatchError};
+use cuda_device::{
     self, Batch, Context, CudaError, Device, EchoLinks, GradientSink, Machine, Tensor,
 };
+use dtensor::block::{Attention, Block, Half, Keep, Parameters};
 use dtensor::{BLOCK_AXES, BlockMesh, Epilogues, OpKind, TensorId, TensorInfo, TensorRole, Trace};
 
 use super::operands::Tiled;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use catalog::DType;
 use catalog::profile::{Kernel, Measured};
-use dtensor::cuda::{CudaError, Device};
+use cuda_device::{CudaError, Device};
 
 use super::timing::repeat;
 use crate::ProfilerError;

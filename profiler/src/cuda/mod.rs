@@ -19,8 +19,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use catalog::profile::{self, Kernel, Measured};
-use dtensor::cuda::launcher::AttentionBy;
-use dtensor::cuda::{self, Condition, CudaError, Device, Gpu};
+use cuda_device::launcher::AttentionBy;
+use cuda_device::{Condition, CudaError, Device, Gpu};
 
 pub use attention::Causal;
 pub use blocks::blocks;
@@ -64,7 +64,7 @@ impl Target {
     /// # Errors
     /// When there is none or a library is missing.
     pub fn new(ordinal: u32, attention: AttentionBy) -> Result<Self, ProfilerError> {
-        let facts = cuda::ready()?;
+        let facts = cuda_device::ready()?;
         let facts = facts.get(ordinal as usize).ok_or(CudaError::NoDevice)?;
         let mut gpu = profile::Gpu {
             count: 1,
@@ -72,7 +72,7 @@ impl Target {
             ..profile::Gpu::default()
         };
         // NVML is not needed to measure: what it does not say stays unknown.
-        if let Ok(condition) = cuda::condition(ordinal) {
+        if let Ok(condition) = cuda_device::condition(ordinal) {
             describe(&mut gpu, &condition);
         }
         Ok(Self {
@@ -118,7 +118,7 @@ impl Meter for Target {
         effort: Effort,
     ) -> Result<Vec<Measured>, ProfilerError> {
         let measured = request.measure(&self.device, effort)?;
-        if let Ok(condition) = cuda::condition(self.ordinal) {
+        if let Ok(condition) = cuda_device::condition(self.ordinal) {
             self.clocks.push(condition.clock_mhz[0]);
         }
         Ok(measured)

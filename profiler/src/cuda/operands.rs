@@ -8,8 +8,7 @@ use std::rc::Rc;
 
 use catalog::DType;
 use catalog::profile::Kernel;
-use dtensor::cpu;
-use dtensor::cuda::{CudaError, Device, Tensor};
+use cuda_device::{CudaError, Device, Tensor};
 use dtensor::philox::Stream;
 
 use crate::ProfilerError;
@@ -92,7 +91,7 @@ impl Tiled {
 pub(super) fn repeated(
     device: &Device,
     tensor: &Tensor,
-    tile: &cpu::Tensor,
+    tile: &cpu_device::Tensor,
 ) -> Result<(), CudaError> {
     let each = tensor.dtype.size();
     let at = tensor.address();
@@ -110,11 +109,11 @@ pub(super) fn repeated(
     Ok(())
 }
 
-fn tile(len: usize, seed: u64, dtype: DType) -> cpu::Tensor {
+fn tile(len: usize, seed: u64, dtype: DType) -> cpu_device::Tensor {
     let mut data = vec![0.0; len];
     Stream::new(seed, 0, "operands").uniforms(0, &mut data);
     data.iter_mut().for_each(|x| *x -= 0.5);
-    cpu::Tensor::new(vec![len], data, dtype)
+    cpu_device::Tensor::new(vec![len], data, dtype)
 }
 
 /// What an element should be, and how far rounding may leave it from that.

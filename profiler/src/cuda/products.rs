@@ -2,8 +2,8 @@
 
 use catalog::DType;
 use catalog::profile::{Kernel, Measured};
-use dtensor::cuda::launcher::{Compute, Float8};
-use dtensor::cuda::{CudaError, Device, Lies, Matrix8, Tensor};
+use cuda_device::launcher::{Compute, Float8};
+use cuda_device::{CudaError, Device, Lies, Matrix8, Tensor};
 
 use super::operands::{Tiled, Wanted, check, rounding};
 use super::timing::{sets, timed};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use catalog::profile::{Kernel, Machine, Measured, Profile};
-use dtensor::cuda::CudaError;
+use cuda_device::CudaError;
 
 use super::Budget;
 use crate::ProfilerError;

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use catalog::DType;
 use catalog::profile::{Kernel, Measured};
-use dtensor::cpu::AdamWStep;
-use dtensor::cuda::{Device, Optimizer, Tensor, Weights};
+use cpu_device::AdamWStep;
+use cuda_device::{Device, Optimizer, Tensor, Weights};
 
 use super::operands::{Tiled, Wanted, check, rounding};
 use super::timing::repeat;

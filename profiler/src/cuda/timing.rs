@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use catalog::profile::{Kernel, Measured};
-use dtensor::cuda::{CudaError, Device};
+use cuda_device::{CudaError, Device};
 
 use crate::ProfilerError;
 use crate::lanes::{Effort, Laps, summarised};

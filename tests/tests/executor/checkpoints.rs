@@ -4,7 +4,7 @@ use std::path::Path;
 
 use catalog::Model;
 use catalog::Precision;
-use dtensor::cpu::Numerics;
+use cpu_device::Numerics;
 use executor::checkpoint::Checkpoint;
 use executor::{Checkpoints, Job, Outcome, Session};
 

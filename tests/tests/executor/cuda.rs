@@ -1,14 +1,14 @@
 //! Training on the cuda device, its kernels run by the emulator: as on the cpu device, with the bytes that
 //! were predicted.
 
-#[path = "../../../dtensor/tests/cuda/emulator.rs"]
+#[path = "../../../devices/cuda/tests/cuda/emulator.rs"]
 #[allow(dead_code, reason = "kernels are tested one by one where it lies")]
 mod emulator;
 
 use catalog::Model;
 use catalog::Precision;
-use dtensor::cpu::Numerics;
-use dtensor::cuda::Machine;
+use cpu_device::Numerics;
+use cuda_device::Machine;
 use executor::device::Devices;
 use executor::{Checkpoints, ExecutorError, Job, Outcome, Session};
 
@@ -20,7 +20,7 @@ pub struct Emulated;
 impl Devices for Emulated {
     type Device<'c> = Machine<'c>;
 
-    fn open<'c>(&self, host: dtensor::cpu::Machine<'c>) -> Result<Machine<'c>, ExecutorError> {
+    fn open<'c>(&self, host: cpu_device::Machine<'c>) -> Result<Machine<'c>, ExecutorError> {
         let device = emulator::device().expect("asked for before");
         executor::device::on(device, host)
     }
@@ -32,7 +32,7 @@ struct WithLibrary;
 impl Devices for WithLibrary {
     type Device<'c> = Machine<'c>;
 
-    fn open<'c>(&self, host: dtensor::cpu::Machine<'c>) -> Result<Machine<'c>, ExecutorError> {
+    fn open<'c>(&self, host: cpu_device::Machine<'c>) -> Result<Machine<'c>, ExecutorError> {
         let device = emulator::device_with_library().expect("asked for before");
         executor::device::on(device, host)
     }
@@ -372,7 +372,7 @@ fn trains_in_8_bits_nearly_as_in_16() {
         for layout in EIGHT_BITS {
             let job = job(layout, Precision::Fp8);
             let got = on_cuda(&job);
-            // A gradient is off by up to 0.2 of its norm in any direction (`dtensor/tests/cuda/blocks.rs`).
+            // A gradient is off by up to 0.2 of its norm in any direction (`devices/cuda/tests/cuda/blocks.rs`).
             let what = format!("{name} {layout} in fp8");
             close(&what, &got, &wide, 5e-2);
             check_bytes(&what, &job, &got);
@@ -436,7 +436,7 @@ fn names_the_operator_of_the_first_number_that_is_not_finite() {
     let error = executor::train_on(&Emulated, &session(&broken)).expect_err("it diverges");
     let named = matches!(
         error.watched(),
-        Some(dtensor::block::WatchError::NotFinite { operator, .. }) if operator.contains('.')
+        Some(cpu_device::WatchError::NotFinite { operator, .. }) if operator.contains('.')
     );
     assert!(named, "{error}");
 }

@@ -2,7 +2,7 @@
 
 use catalog::Model;
 use catalog::Precision;
-use dtensor::cpu::Numerics;
+use cpu_device::Numerics;
 use executor::{Execution, Outcome};
 
 use super::jobs::{changed, families, family_layouts, job, llama, mixtral, nanogpt, qwen3, train};

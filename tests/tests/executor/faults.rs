@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use catalog::Precision;
-use dtensor::block::WatchError;
-use dtensor::comm::{CommError, Communicator, Group, Message, local};
-use dtensor::cpu::Numerics;
+use comm::{CommError, Communicator, Group, Message, local};
+use cpu_device::Numerics;
+use cpu_device::WatchError;
 use executor::device::Cores;
 use executor::{Checkpoints, Session};
 

@@ -6,11 +6,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use catalog::Precision;
+use cpu_device::Numerics;
+use cpu_device::{Seen, Watch, WatchError};
+use cuda_device::Gpu;
+use cuda_device::launcher::{AttentionBy, Compute, Launcher};
 use dtensor::CausalAttention;
-use dtensor::block::{Seen, Watch, WatchError};
-use dtensor::cpu::Numerics;
-use dtensor::cuda::Gpu;
-use dtensor::cuda::launcher::{AttentionBy, Compute, Launcher};
 use executor::device::{Gpus, Messages};
 use executor::{Execution, ExecutorError, Job, Outcome, Session};
 

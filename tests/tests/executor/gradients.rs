@@ -2,7 +2,7 @@
 
 use catalog::Model;
 use catalog::Precision;
-use dtensor::cpu::Numerics;
+use cpu_device::Numerics;
 use executor::checkpoint::{Memory, Piece};
 use executor::{AdamW, Job, Session};
 

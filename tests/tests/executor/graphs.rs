@@ -2,8 +2,8 @@
 
 use catalog::Model;
 use catalog::Precision;
-use dtensor::block::{FirstNonFinite, Watch, WatchError};
-use dtensor::cpu::Numerics;
+use cpu_device::Numerics;
+use cpu_device::{FirstNonFinite, Watch, WatchError};
 use executor::{Execution, Job, Session};
 
 use super::cuda::{BATCH, Emulated, SEQ, is_here, models, on_cuda};

@@ -117,7 +117,7 @@ fn text() -> Dataset {
 pub fn job(
     model: &Model,
     strategy: &str,
-    numerics: dtensor::cpu::Numerics,
+    numerics: cpu_device::Numerics,
     precision: Precision,
     steps: u64,
 ) -> Job {
@@ -128,7 +128,7 @@ pub fn job(
 pub fn sized(
     model: &Model,
     strategy: &str,
-    numerics: dtensor::cpu::Numerics,
+    numerics: cpu_device::Numerics,
     precision: Precision,
     [steps, global_batch, seq_len]: [u64; 3],
 ) -> Job {

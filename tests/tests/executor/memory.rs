@@ -2,7 +2,7 @@
 
 use catalog::Model;
 use catalog::Precision;
-use dtensor::cpu::Numerics;
+use cpu_device::Numerics;
 
 use super::exact::{ALONE, EXPERTS, MIXES, SCHEDULES, UNEVEN};
 use super::jobs::{

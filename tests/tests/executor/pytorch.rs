@@ -3,8 +3,8 @@
 use std::sync::Mutex;
 
 use catalog::{Model, Precision, Workload};
-use dtensor::block::{Seen, Watch, WatchError};
-use dtensor::cpu::Numerics;
+use cpu_device::Numerics;
+use cpu_device::{Seen, Watch, WatchError};
 use dtensor::{OpKind, Pass};
 use executor::checkpoint::{Memory, Piece};
 use executor::{AdamW, Dataset, Execution, Job, Session, Settings};

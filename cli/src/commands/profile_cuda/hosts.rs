@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dtensor::comm::bootstrap::Place;
-use dtensor::comm::tcp::TcpCommunicator;
-use dtensor::comm::{Communicator, Group};
+use comm::bootstrap::Place;
+use comm::tcp::TcpCommunicator;
+use comm::{Communicator, Group};
 use profiler::ProfilerError;
 use profiler::cuda::{GpuRank, follow};
 

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use catalog::files::{Destination, Kind, Replace};
 use catalog::profile::{self, Profile};
-use dtensor::comm::Communicator;
-use dtensor::cuda::{DeviceFacts, EIGHT_BITS, ready};
+use comm::Communicator;
+use cuda_device::{DeviceFacts, EIGHT_BITS, ready};
 use profiler::cuda::{
     Asked, Budget, Exchange, Fleet, GpuRank, Meter, Request, Target, complete, with_fleet,
 };

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::sync::Mutex;
 
-use dtensor::block::{Seen, Watch, WatchError};
-use dtensor::cpu::Tensor;
+use cpu_device::Tensor;
+use cpu_device::{Seen, Watch, WatchError};
 use dtensor::{TensorId, TensorInfo};
 
 use crate::error::CliError;

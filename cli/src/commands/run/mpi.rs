@@ -31,8 +31,8 @@ pub(crate) fn train<D: Devices>(
 
 #[cfg(feature = "mpi")]
 mod carried {
-    use dtensor::comm::Communicator;
-    use dtensor::comm::mpi::MpiCommunicator;
+    use comm::Communicator;
+    use comm::mpi::MpiCommunicator;
 
     use super::{CliError, Devices, OnHost, Outcome, Session};
 

@@ -5,10 +5,10 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use dtensor::comm::CommError;
-use dtensor::comm::bootstrap::{Place, PlaceError};
-use dtensor::comm::secret::Secret;
-use dtensor::comm::tcp::TcpCommunicator;
+use comm::CommError;
+use comm::bootstrap::{Place, PlaceError};
+use comm::secret::Secret;
+use comm::tcp::TcpCommunicator;
 use executor::device::Devices;
 use executor::{ExecutorError, Outcome, Session};
 

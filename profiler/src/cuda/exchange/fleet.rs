@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use catalog::profile::{Gpu, Machine, Measured};
-use dtensor::comm::local;
-use dtensor::comm::{Communicator, Group};
+use comm::local;
+use comm::{Communicator, Group};
 
 use super::rank::Member;
 use super::{COLLECTIVES, Exchange, Peers, Rank};
@@ -55,7 +55,7 @@ pub fn with_fleet<R: Rank + 'static, T, E: From<ProfilerError>>(
 ) -> Result<T, E> {
     let mut comms = local::world(count, TIMEOUT).into_iter();
     let Some(first) = comms.next() else {
-        return Err(ProfilerError::Cuda(dtensor::cuda::CudaError::NoDevice).into());
+        return Err(ProfilerError::Cuda(cuda_device::CudaError::NoDevice).into());
     };
     std::thread::scope(|scope| {
         for comm in comms {

@@ -10,8 +10,8 @@ mod rank;
 
 use catalog::DType;
 use catalog::profile::Kernel;
-use dtensor::comm::{Communicator, Group};
-use dtensor::cuda::{Device, Tensor};
+use comm::{Communicator, Group};
+use cuda_device::{Device, Tensor};
 
 pub use fleet::{Fleet, follow, with_fleet};
 pub use nccl::GpuRank;

@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
-use dtensor::comm::{Communicator, Group};
-use dtensor::cuda::{Device, Gpu, NcclGroup, Reduction, Tensor};
+use comm::{Communicator, Group};
+use cuda_device::{Device, Gpu, NcclGroup, Reduction, Tensor};
 
 use super::fleet::TIMEOUT;
 use super::{Collective, Peers, Rank};

@@ -5,9 +5,8 @@ use std::time::Instant;
 
 use catalog::DType;
 use catalog::profile::Measured;
-use dtensor::comm::{Communicator, Group};
-use dtensor::cpu;
-use dtensor::cuda::{Device, Tensor};
+use comm::{Communicator, Group};
+use cuda_device::{Device, Tensor};
 
 use super::{Exchange, Peers, Rank};
 use crate::ProfilerError;
@@ -139,7 +138,11 @@ impl Member<'_> {
         let own = (0..TILE)
             .map(|at| exchange.sent(self.index, at) as f32)
             .collect();
-        repeated(device, &from, &cpu::Tensor::new(vec![TILE], own, DTYPE))?;
+        repeated(
+            device,
+            &from,
+            &cpu_device::Tensor::new(vec![TILE], own, DTYPE),
+        )?;
         let to = device
             .memory
             .poisoned(|| device.tensor(vec![receives], DTYPE))?;

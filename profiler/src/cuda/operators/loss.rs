@@ -1,7 +1,7 @@
 //! The loss.
 
 use catalog::profile::Measured;
-use dtensor::cuda::{Device, Losses};
+use cuda_device::{Device, Losses};
 
 use super::Operator;
 use crate::ProfilerError;

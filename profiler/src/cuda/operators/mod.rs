@@ -7,7 +7,7 @@ mod pointwise;
 
 use catalog::DType;
 use catalog::profile::{Kernel, Measured};
-use dtensor::cuda::{CudaError, Device};
+use cuda_device::{CudaError, Device};
 
 use super::operands::{Tiled, Wanted, rounding};
 use super::timing::sets;

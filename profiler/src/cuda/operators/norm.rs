@@ -3,7 +3,7 @@
 use catalog::DType;
 use catalog::model::NormKind;
 use catalog::profile::{Kernel, Measured};
-use dtensor::cuda::{CudaError, Device, NormGradient, Tensor};
+use cuda_device::{CudaError, Device, NormGradient, Tensor};
 
 use super::{ARITHMETIC, Operator, OperatorKind};
 use crate::ProfilerError;

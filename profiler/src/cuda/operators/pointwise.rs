@@ -2,8 +2,8 @@
 
 use catalog::model::Activation;
 use catalog::profile::Measured;
+use cuda_device::{Buffer, CudaError, Device, Rope};
 use dtensor::Nonlinearity;
-use dtensor::cuda::{Buffer, CudaError, Device, Rope};
 
 use super::Operator;
 use crate::ProfilerError;

@@ -1,0 +1,41 @@
+//! A price, and the row of a constant behind it.
+
+use catalog::{Origin, Seconds};
+use plans::UsedConstant;
+
+/// A price and the evidence behind it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Priced {
+    /// Time alone on the device or network.
+    pub time: Seconds,
+    /// Weakest evidence used.
+    pub origin: Origin,
+}
+
+impl Priced {
+    /// No less than physics allows.
+    pub(crate) fn at_least(self, bound: Seconds) -> Self {
+        Self {
+            time: self.time.max(bound),
+            ..self
+        }
+    }
+}
+
+/// Why a cluster has no prices.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum PriceError {
+    /// The device names a table that does not exist.
+    #[error("unknown kernel table {0}")]
+    UnknownTable(String),
+}
+
+/// Shorthand for a constant's row.
+pub(crate) fn constant(name: &str, value: String, origin: Origin, source: &str) -> UsedConstant {
+    UsedConstant {
+        name: name.to_owned(),
+        value,
+        origin,
+        source: source.to_owned(),
+    }
+}

@@ -1,0 +1,402 @@
+//! Routing of tokens to experts, and the way of their rows between ranks.
+
+use super::math::{exp, sigmoid};
+use super::tensor::Tensor;
+use catalog::model::Router;
+use comm::{CommError, Communicator, Group, Message};
+use dtensor::placement::BlockMesh;
+use dtensor::plan::RoutedRows;
+use std::borrow::Cow;
+use std::sync::Arc;
+
+/// One row on its way: a token's choice of an expert. Rows are ordered by these fields, so an
+/// expert sees its tokens in global order whoever sent them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Row {
+    /// Global expert.
+    pub expert: u32,
+    /// Global token.
+    pub token: u64,
+    /// Which of the token's choices.
+    pub slot: u32,
+}
+
+/// Bytes of a row's description in a message.
+const ROW_BYTES: usize = 16;
+
+/// Rows as they lie at one point of their way.
+#[derive(Clone, Debug)]
+pub struct Level {
+    /// In order.
+    pub rows: Vec<Row>,
+    /// For every row, which peer it came from and its place among what that peer sent; empty at the
+    /// first level.
+    origin: Vec<(u32, u32)>,
+    /// Rows of the level before that go to each peer (the same rows may go to all).
+    sent: Vec<Vec<u32>>,
+    /// Rows that came from each peer.
+    received: Vec<usize>,
+}
+
+/// A router's choice for the tokens of one micro-batch, and where their rows went.
+#[derive(Clone, Debug)]
+pub struct Route {
+    /// Experts per token.
+    pub top_k: usize,
+    /// All experts.
+    pub experts: usize,
+    /// Chosen experts of every local token, best first.
+    pub chosen: Vec<u32>,
+    /// Source (`token · k + slot`, local) of every row of the first level.
+    pub source: Vec<u32>,
+    /// From the token's rank to the expert's.
+    pub levels: Vec<Level>,
+}
+
+impl Route {
+    /// Bytes of the indices kept: one 64-bit index per token and choice.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        8 * self.chosen.len() as u64
+    }
+
+    /// The choice of the `k` largest of every row of `ranking` (ties to the lower expert), and the rows
+    /// in order of expert and token.
+    pub(super) fn new(ranking: &[f32], experts: usize, top_k: usize, tokens: &[u64]) -> Self {
+        let mut chosen = Vec::with_capacity(tokens.len() * top_k);
+        for row in ranking.chunks(experts) {
+            let mut order: Vec<u32> = (0..experts as u32).collect();
+            order.sort_by(|&a, &b| row[b as usize].total_cmp(&row[a as usize]).then(a.cmp(&b)));
+            chosen.extend(&order[..top_k]);
+        }
+        let mut rows: Vec<(Row, u32)> = chosen
+            .iter()
+            .enumerate()
+            .map(|(source, &expert)| {
+                let row = Row {
+                    expert,
+                    token: tokens[source / top_k],
+                    slot: (source % top_k) as u32,
+                };
+                (row, source as u32)
+            })
+            .collect();
+        rows.sort_unstable();
+        let first = Level {
+            rows: rows.iter().map(|r| r.0).collect(),
+            origin: Vec::new(),
+            sent: Vec::new(),
+            received: Vec::new(),
+        };
+        Self {
+            top_k,
+            experts,
+            chosen,
+            source: rows.iter().map(|r| r.1).collect(),
+            levels: vec![first],
+        }
+    }
+
+    /// Row of every choice (`token · k + slot`) at the first level.
+    pub(super) fn places(&self) -> Vec<usize> {
+        let mut places = vec![0; self.source.len()];
+        for (row, &source) in self.source.iter().enumerate() {
+            places[source as usize] = row;
+        }
+        places
+    }
+
+    /// How many rows reached this rank's experts.
+    pub(super) fn rows(&self, mesh: &BlockMesh) -> RoutedRows {
+        let count = |level: usize| self.levels[level].rows.len() as u64;
+        RoutedRows {
+            dispatched: count(usize::from(mesh.ep > 1)),
+            gathered: count(self.levels.len() - 1),
+        }
+    }
+
+    /// Rows where the experts are.
+    pub(super) fn at_experts(&self) -> &[Row] {
+        &self.levels[self.levels.len() - 1].rows
+    }
+
+    /// Ranges of rows of each of the experts `first..first + count` where the experts are.
+    pub(super) fn groups(&self, first: usize, count: usize) -> Vec<std::ops::Range<usize>> {
+        let rows = self.at_experts();
+        let start = |expert: usize| rows.partition_point(|r| (r.expert as usize) < expert);
+        (first..first + count)
+            .map(|e| start(e)..start(e + 1))
+            .collect()
+    }
+
+    /// Adds the level where every row is on the rank of its expert, or, with `everyone`, on all
+    /// ranks of the group.
+    pub(super) fn extend(
+        &mut self,
+        comm: &dyn Communicator,
+        group: &Group,
+        what: &str,
+        everyone: bool,
+    ) -> Result<(), CommError> {
+        let rows = &self.levels[self.levels.len() - 1].rows;
+        let per_rank = self.experts.div_ceil(group.size());
+        let sent: Vec<Vec<u32>> = (0..group.size())
+            .map(|peer| {
+                (0..rows.len() as u32)
+                    .filter(|&i| everyone || rows[i as usize].expert as usize / per_rank == peer)
+                    .collect()
+            })
+            .collect();
+        let describe = |indices: &Vec<u32>| {
+            let mut bytes = Vec::with_capacity(indices.len() * ROW_BYTES);
+            for &i in indices {
+                let row = rows[i as usize];
+                bytes.extend(row.expert.to_le_bytes());
+                bytes.extend(row.slot.to_le_bytes());
+                bytes.extend(row.token.to_le_bytes());
+            }
+            Arc::new(bytes)
+        };
+        let parts = sent.iter().map(describe).collect();
+        let arrived = group.all_to_all(comm, what, parts)?.wait(comm)?;
+        let mut met: Vec<(Row, (u32, u32))> = Vec::new();
+        let mut received = Vec::with_capacity(arrived.len());
+        for (peer, bytes) in arrived.iter().enumerate() {
+            received.push(bytes.len() / ROW_BYTES);
+            for (place, bytes) in bytes.chunks_exact(ROW_BYTES).enumerate() {
+                let row = Row {
+                    expert: u32::from_le_bytes(bytes[..4].try_into().expect("four bytes")),
+                    slot: u32::from_le_bytes(bytes[4..8].try_into().expect("four bytes")),
+                    token: u64::from_le_bytes(bytes[8..].try_into().expect("eight bytes")),
+                };
+                met.push((row, (peer as u32, place as u32)));
+            }
+        }
+        met.sort_unstable();
+        self.levels.push(Level {
+            rows: met.iter().map(|m| m.0).collect(),
+            origin: met.iter().map(|m| m.1).collect(),
+            sent,
+            received,
+        });
+        Ok(())
+    }
+}
+
+impl Level {
+    /// Data of the rows before this level, brought to it.
+    pub(super) fn forward(
+        &self,
+        comm: &dyn Communicator,
+        group: &Group,
+        what: &str,
+        data: &Tensor,
+    ) -> Result<Tensor, CommError> {
+        let columns = data.columns();
+        let dtype = data.dtype();
+        let values = data.f32();
+        let pick = |indices: &Vec<u32>| {
+            let rows = indices
+                .iter()
+                .flat_map(|&i| values[i as usize * columns..][..columns].iter().copied());
+            Tensor::new(vec![indices.len(), columns], rows.collect(), dtype).pack()
+        };
+        let parts = self.sent.iter().map(pick).collect();
+        let arrived = group.all_to_all(comm, what, parts)?.wait(comm)?;
+        let arrived = self.unpack(&arrived, |_, rows| vec![rows, columns], dtype);
+        let mut out = Vec::with_capacity(self.rows.len() * columns);
+        for &(peer, place) in &self.origin {
+            out.extend_from_slice(&arrived[peer as usize][place as usize * columns..][..columns]);
+        }
+        Ok(Tensor::new(vec![self.rows.len(), columns], out, dtype))
+    }
+
+    /// Rows of this level grouped by the peer they came from, in the order that peer sent them.
+    pub(super) fn parts(&self, values: &[f32], columns: usize) -> Vec<Vec<f32>> {
+        let mut parts: Vec<Vec<f32>> = self
+            .received
+            .iter()
+            .map(|&rows| vec![0.0; rows * columns])
+            .collect();
+        for (row, &(peer, place)) in self.origin.iter().enumerate() {
+            parts[peer as usize][place as usize * columns..][..columns]
+                .copy_from_slice(&values[row * columns..][..columns]);
+        }
+        parts
+    }
+
+    /// Data of this level's rows, brought back to the rows before it. Rows that went to several
+    /// peers come back as a sum, in peer order.
+    pub(super) fn back(
+        &self,
+        comm: &dyn Communicator,
+        group: &Group,
+        what: &str,
+        data: &Tensor,
+    ) -> Result<Tensor, CommError> {
+        let columns = data.columns();
+        let dtype = data.dtype();
+        let parts = self
+            .parts(&data.f32(), columns)
+            .into_iter()
+            .map(|part| Tensor::new(vec![part.len() / columns.max(1), columns], part, dtype).pack())
+            .collect();
+        let arrived = group.all_to_all(comm, what, parts)?.wait(comm)?;
+        let shape = |peer: usize, _| vec![self.sent[peer].len(), columns];
+        let arrived = self.unpack(&arrived, shape, dtype);
+        let rows = self.rows_before();
+        let mut out = vec![-0.0; rows * columns];
+        for (indices, values) in self.sent.iter().zip(&arrived) {
+            for (&row, value) in indices.iter().zip(values.chunks(columns.max(1))) {
+                let to = &mut out[row as usize * columns..][..columns];
+                for (a, b) in to.iter_mut().zip(value) {
+                    *a += b;
+                }
+            }
+        }
+        Ok(Tensor::new(vec![rows, columns], out, dtype))
+    }
+
+    /// Rows of the level before this one.
+    pub(super) fn rows_before(&self) -> usize {
+        let last = self.sent.iter().filter_map(|s| s.last()).max();
+        last.map_or(0, |&i| i as usize + 1)
+    }
+
+    fn unpack(
+        &self,
+        arrived: &[Message],
+        shape: impl Fn(usize, usize) -> Vec<usize>,
+        dtype: catalog::DType,
+    ) -> Vec<Vec<f32>> {
+        arrived
+            .iter()
+            .enumerate()
+            .map(|(peer, bytes)| {
+                let shape = shape(peer, self.received[peer]);
+                Tensor::unpack(shape, bytes, dtype).into_f32()
+            })
+            .collect()
+    }
+}
+
+/// What experts are chosen by, per row of logits: the largest are. Experts of groups that are not among
+/// the best are below all others.
+pub(super) fn ranking<'l>(
+    logits: &'l [f32],
+    experts: usize,
+    router: &Router,
+    bias: Option<&[f32]>,
+) -> Cow<'l, [f32]> {
+    if !router.sigmoid && router.groups == 1 {
+        return Cow::Borrowed(logits);
+    }
+    let mut out = logits.to_vec();
+    for row in out.chunks_mut(experts) {
+        // A softmax has the order of its logits, and so have its groups.
+        if router.sigmoid {
+            row.iter_mut().for_each(|x| *x = sigmoid(*x));
+        }
+        for (x, b) in row.iter_mut().zip(bias.unwrap_or_default()) {
+            *x += b;
+        }
+        let size = experts / router.groups as usize;
+        let mut groups: Vec<(f32, usize)> = row
+            .chunks(size)
+            .map(|group| group_score(group, router.sigmoid))
+            .zip(0..)
+            .collect();
+        groups.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        for &(_, group) in &groups[router.best_groups as usize..] {
+            row[group * size..(group + 1) * size].fill(f32::NEG_INFINITY);
+        }
+    }
+    Cow::Owned(out)
+}
+
+/// The best score of a group, or the sum of its two best.
+fn group_score(group: &[f32], two: bool) -> f32 {
+    let mut best = [f32::NEG_INFINITY; 2];
+    for &x in group {
+        if x > best[0] {
+            best = [x, best[0]];
+        } else if x > best[1] {
+            best[1] = x;
+        }
+    }
+    match two && group.len() > 1 {
+        true => best[0] + best[1],
+        false => best[0],
+    }
+}
+
+/// Scores of some experts: softmax over all, or over these when normalised; or sigmoids.
+fn scores(row: &[f32], chosen: &[u32], router: &Router) -> Vec<f32> {
+    if router.sigmoid {
+        let of = |&e: &u32| sigmoid(row[e as usize]);
+        let mut scores: Vec<f32> = chosen.iter().map(of).collect();
+        if router.normalise {
+            let sum: f32 = scores.iter().sum();
+            scores.iter_mut().for_each(|s| *s /= sum);
+        }
+        return scores;
+    }
+    let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f32 = if router.normalise {
+        chosen.iter().map(|&e| exp(row[e as usize] - largest)).sum()
+    } else {
+        row.iter().map(|x| exp(x - largest)).sum()
+    };
+    let of = |&e: &u32| exp(row[e as usize] - largest) / sum;
+    chosen.iter().map(of).collect()
+}
+
+/// Weights of the chosen experts.
+pub(super) fn weights(
+    logits: &[f32],
+    experts: usize,
+    (chosen, top_k): (&[u32], usize),
+    router: &Router,
+) -> Vec<f32> {
+    let scale = router.scale as f32;
+    let rows = logits.chunks(experts).zip(chosen.chunks(top_k));
+    rows.flat_map(|(row, chosen)| scores(row, chosen, router))
+        .map(|s| s * scale)
+        .collect()
+}
+
+/// Gradient of the router's logits from that of the chosen experts' weights.
+pub(super) fn weights_backward(
+    logits: &[f32],
+    experts: usize,
+    (chosen, top_k): (&[u32], usize),
+    router: &Router,
+    gradient: &[f32],
+) -> Vec<f32> {
+    let scale = router.scale as f32;
+    let mut out = vec![0.0; logits.len()];
+    for (token, row) in logits.chunks(experts).enumerate() {
+        let picked = token * top_k..(token + 1) * top_k;
+        let chosen = &chosen[picked.clone()];
+        let gradient: Vec<f32> = gradient[picked].iter().map(|g| g * scale).collect();
+        let p = scores(row, chosen, router);
+        let along: f32 = p.iter().zip(&gradient).map(|(p, g)| p * g).sum();
+        let out = &mut out[token * experts..(token + 1) * experts];
+        if !router.sigmoid && !router.normalise {
+            let all: Vec<u32> = (0..experts as u32).collect();
+            for (y, p) in out.iter_mut().zip(scores(row, &all, router)) {
+                *y = -p * along;
+            }
+        }
+        for ((&expert, p), g) in chosen.iter().zip(&p).zip(&gradient) {
+            let x = row[expert as usize];
+            out[expert as usize] += match (router.sigmoid, router.normalise) {
+                (false, true) => p * (g - along),
+                (false, false) => p * g,
+                (true, true) => p * (1.0 - sigmoid(x)) * (g - along),
+                (true, false) => p * (1.0 - p) * g,
+            };
+        }
+    }
+    out
+}

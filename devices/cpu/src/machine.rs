@@ -1,0 +1,184 @@
+//! One rank: its place, its peers, and how it computes.
+
+use catalog::Axis;
+
+use super::tree::{FEATURE_LEAF, TOKEN_LEAF, leaves};
+use crate::watch::{Watch, WatchError};
+use comm::{CommError, Communicator, Group};
+use dtensor::layout::BlockPosition;
+use dtensor::placement::{BLOCK_AXES, Placements};
+use dtensor::trace::{Op, TensorInfo};
+
+/// How sums that a sharding splits are evaluated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Numerics {
+    /// Over the canonical tree: equal to the bit under every layout.
+    Exact,
+    /// By fast kernels and plain sums.
+    Fast,
+}
+
+/// Why a rank cannot go on.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum CpuError {
+    /// Communication stopped.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// No kernel for an operator with these operands.
+    #[error("operator {operator} in {scope} has no cpu kernel for {reason}")]
+    Unsupported {
+        /// Operator.
+        operator: String,
+        /// Module.
+        scope: String,
+        /// What is not there.
+        reason: String,
+    },
+    /// A watch stopped it.
+    #[error(transparent)]
+    Watch(#[from] WatchError),
+    /// Exact mode: a shard ends inside a leaf of the canonical tree.
+    #[error(
+        "exact mode reduces {what} in blocks of {leaf}; this layout splits the block at index {index}: \
+         use shards of a multiple of {leaf}, or --numerics fast, which runs every layout that `estimate` takes"
+    )]
+    Misaligned {
+        /// The dimension.
+        what: &'static str,
+        /// Elements per leaf.
+        leaf: u64,
+        /// Where.
+        index: u64,
+    },
+}
+
+/// One rank.
+pub struct Machine<'c> {
+    /// Its line to the other ranks.
+    pub comm: &'c dyn Communicator,
+    /// Its groups on [`BLOCK_AXES`].
+    pub groups: [Group; 4],
+    /// Its place.
+    pub position: BlockPosition,
+    /// How it sums.
+    pub numerics: Numerics,
+    /// Threads a kernel may use.
+    pub threads: usize,
+    /// Seed of every random number.
+    pub seed: u64,
+    /// Sees every operator that has run.
+    pub watch: Option<&'c dyn Watch>,
+}
+
+/// What one pass works on.
+#[derive(Clone, Copy, Debug)]
+pub struct MicroBatch<'d> {
+    /// This rank's tokens, `[sequences, tokens of this context-parallel rank]`.
+    pub ids: &'d [u32],
+    /// The tokens that follow them.
+    pub labels: &'d [u32],
+    /// Index of its first sequence in the global batch.
+    pub first_sequence: u64,
+    /// Tokens per sequence, over all ranks.
+    pub seq_len: u64,
+    /// Step of training.
+    pub step: u32,
+    /// Gradient of the batch's loss by one token's loss.
+    pub loss_scale: f32,
+}
+
+impl Machine<'_> {
+    /// Ranks on an axis.
+    #[must_use]
+    pub fn group(&self, axis: Axis) -> &Group {
+        let index = BLOCK_AXES.iter().position(|&a| a == axis).unwrap_or(0);
+        &self.groups[index]
+    }
+
+    pub(super) fn is_exact(&self) -> bool {
+        self.numerics == Numerics::Exact
+    }
+
+    /// Leaves of a feature dimension that this rank holds.
+    pub(super) fn feature_leaves(
+        &self,
+        info: &TensorInfo,
+        dim: usize,
+    ) -> Result<Vec<(u64, std::ops::Range<usize>)>, CpuError> {
+        let indices = self.position.indices(&info.global, &info.placements, dim);
+        leaves(&indices, info.global[dim], FEATURE_LEAF).map_err(|index| CpuError::Misaligned {
+            what: "features",
+            leaf: FEATURE_LEAF,
+            index,
+        })
+    }
+
+    /// Positions in their sequence of the tokens a tensor `[batch, sequence, …]` holds here.
+    pub(super) fn positions(&self, global: &[u64], placements: &Placements) -> Vec<u64> {
+        self.position.indices(global, placements, 1)
+    }
+
+    /// Leaves of sequence positions that this rank holds.
+    pub(super) fn position_leaves(
+        &self,
+        positions: &[u64],
+        seq_len: u64,
+    ) -> Result<Vec<(u64, std::ops::Range<usize>)>, CpuError> {
+        leaves(positions, seq_len, TOKEN_LEAF).map_err(|index| CpuError::Misaligned {
+            what: "tokens of a sequence",
+            leaf: TOKEN_LEAF,
+            index,
+        })
+    }
+
+    /// Global tokens of the rows of `[batch, sequence, …]`.
+    pub(super) fn tokens(&self, info: &TensorInfo, batch: &MicroBatch<'_>) -> Vec<u64> {
+        let positions = self.positions(&info.global, &info.placements);
+        (0..info.global[0])
+            .flat_map(|b| {
+                let first = (batch.first_sequence + b) * batch.seq_len;
+                positions.iter().map(move |p| first + p)
+            })
+            .collect()
+    }
+
+    /// Leaves of the batch's tokens that these rows belong to.
+    pub(super) fn token_leaves(
+        &self,
+        info: &TensorInfo,
+        batch: &MicroBatch<'_>,
+    ) -> Result<Vec<(u64, std::ops::Range<usize>)>, CpuError> {
+        let positions = self.positions(&info.global, &info.placements);
+        self.leaves_at(&positions, info.global[0], batch)
+    }
+
+    /// Leaves of the batch's tokens that rows belong to, of so many sequences at these positions.
+    pub(super) fn leaves_at(
+        &self,
+        positions: &[u64],
+        sequences: u64,
+        batch: &MicroBatch<'_>,
+    ) -> Result<Vec<(u64, std::ops::Range<usize>)>, CpuError> {
+        let one = self.position_leaves(positions, batch.seq_len)?;
+        let per_sequence = batch.seq_len.div_ceil(TOKEN_LEAF);
+        Ok((0..sequences)
+            .flat_map(|b| {
+                let (first, at) = (
+                    (batch.first_sequence + b) * per_sequence,
+                    b as usize * positions.len(),
+                );
+                one.iter()
+                    .map(move |(leaf, range)| (first + leaf, at + range.start..at + range.end))
+            })
+            .collect())
+    }
+
+    /// A typed refusal.
+    pub(super) fn unsupported(op: &Op, reason: &str) -> CpuError {
+        CpuError::Unsupported {
+            operator: format!("{:?}", op.kind),
+            scope: op.scope.clone(),
+            reason: reason.to_owned(),
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! Mixture of experts of a pass: routing, dispatch, grouped products.
+
+use super::Run;
+use crate::block::GradientSink;
+use crate::experts::{Route, ranking, weights};
+use crate::gemm::{Matrix, multiply_add, multiply_part, multiply_tree};
+use crate::machine::{CpuError, Machine};
+use crate::redistribute::{read_terms, write_terms};
+use crate::tensor::{Tensor, Value};
+use crate::tokens;
+use crate::tree::{TOKEN_LEAF, TreeSum, parts_of_leaves};
+use catalog::Axis;
+use dtensor::trace::{Detail, Op, TensorId};
+use std::ops::Range;
+use std::sync::Arc;
+
+impl Run<'_> {
+    pub(super) fn routing(&self, op: &Op) -> Result<&Arc<Route>, CpuError> {
+        self.held
+            .route
+            .as_ref()
+            .ok_or_else(|| Machine::unsupported(op, "tokens that were not routed"))
+    }
+
+    pub(super) fn top_k(&mut self, op: &Op) -> Result<(), CpuError> {
+        let Detail::Route { router, bias } = op.detail else {
+            return Err(Machine::unsupported(op, "no rule of choice"));
+        };
+        let logits = self.tensor(op.inputs[0])?;
+        let experts = logits.columns();
+        let top_k = *self
+            .info(op.outputs[0])
+            .shape
+            .last()
+            .expect("choices have a last dim") as usize;
+        let tokens = self.machine.tokens(self.info(op.inputs[0]), self.batch);
+        let data = logits.f32();
+        let bias = bias.map(|b| self.parameters.parameter(b).f32());
+        let ranks = ranking(&data, experts, &router, bias.as_deref());
+        let route = Arc::new(Route::new(&ranks, experts, top_k, &tokens));
+        let p = weights(&data, experts, (&route.chosen, top_k), &router);
+        let mut shape = logits.shape.clone();
+        *shape.last_mut().expect("logits have a last dim") = top_k;
+        self.put_tensor(op.outputs[0], shape, p);
+        // The indices are saved with the operator; the route is what they stand for.
+        if let Some(&indices) = op.saved.last() {
+            self.set(indices, Value::Route(Arc::clone(&route)));
+        }
+        self.held.route = Some(route);
+        Ok(())
+    }
+
+    pub(super) fn permute(&mut self, op: &Op) -> Result<(), CpuError> {
+        let route = Arc::clone(self.routing(op)?);
+        let x = self.tensor(op.inputs[0])?;
+        let columns = x.columns();
+        let data = x.f32();
+        let token = |&source: &u32| source as usize / route.top_k;
+        let out: Vec<f32> = route
+            .source
+            .iter()
+            .flat_map(|s| data[token(s) * columns..][..columns].iter().copied())
+            .collect();
+        let shape = vec![route.source.len(), columns];
+        self.put_tensor(op.outputs[0], shape, out);
+        Ok(())
+    }
+
+    pub(super) fn permute_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CpuError> {
+        let route = Arc::clone(self.routing(op)?);
+        let dy = self.tensor(op.inputs[0])?;
+        let columns = dy.columns();
+        let data = dy.f32();
+        // Choices of a token are added in the order of their slots.
+        let place = route.places();
+        let tokens = place.len() / route.top_k;
+        let mut out = vec![0.0; tokens * columns];
+        for (token, out) in out.chunks_mut(columns).enumerate() {
+            for slot in 0..route.top_k {
+                let row = place[token * route.top_k + slot];
+                for (a, b) in out.iter_mut().zip(&data[row * columns..][..columns]) {
+                    *a += b;
+                }
+            }
+        }
+        let info = self.info(forward.inputs[0]);
+        let batch = info.global[0] as usize;
+        self.put_tensor(op.outputs[0], vec![batch, tokens / batch, columns], out);
+        Ok(())
+    }
+
+    pub(super) fn unpermute(&mut self, op: &Op) -> Result<(), CpuError> {
+        let route = Arc::clone(self.routing(op)?);
+        let (rows, p) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+        let columns = rows.columns();
+        let (data, p) = (rows.f32(), p.f32());
+        let place = route.places();
+        let tokens = place.len() / route.top_k;
+        let mut out = vec![0.0; tokens * columns];
+        for (token, out) in out.chunks_mut(columns).enumerate() {
+            for slot in 0..route.top_k {
+                let choice = token * route.top_k + slot;
+                let row = &data[place[choice] * columns..][..columns];
+                for (a, b) in out.iter_mut().zip(row) {
+                    *a += p[choice] * b;
+                }
+            }
+        }
+        let batch = self.info(op.outputs[0]).global[0] as usize;
+        let shape = vec![batch, tokens / batch, columns];
+        self.put_tensor(op.outputs[0], shape, out);
+        Ok(())
+    }
+
+    pub(super) fn unpermute_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CpuError> {
+        let route = Arc::clone(self.routing(op)?);
+        let dy = self.tensor(op.inputs[0])?;
+        let rows = self.tensor(forward.inputs[0])?;
+        let probabilities = self.tensor(forward.inputs[1])?;
+        let columns = rows.columns();
+        let (dy, data, p) = (dy.f32(), rows.f32(), probabilities.f32());
+        let mut d_rows = vec![0.0; data.len()];
+        let mut d_p = vec![0.0; p.len()];
+        for (row, &source) in route.source.iter().enumerate() {
+            let source = source as usize;
+            let dy = &dy[source / route.top_k * columns..][..columns];
+            let x = &data[row * columns..][..columns];
+            for (d, y) in d_rows[row * columns..][..columns].iter_mut().zip(dy) {
+                *d = p[source] * y;
+            }
+            let along = dy.iter().zip(x).map(|(a, b)| a * b);
+            d_p[source] = crate::math::row_sum(along);
+        }
+        let shapes = (rows.shape.clone(), probabilities.shape.clone());
+        self.put_tensor(op.outputs[0], shapes.0, d_rows);
+        self.put_tensor(op.outputs[1], shapes.1, d_p);
+        Ok(())
+    }
+
+    /// Number of levels of the rows' way that a collective stands for: the dispatch is the first
+    /// after the permutation, the gather over expert tensor parallelism the next.
+    pub(super) fn level(&self, axis: Axis) -> usize {
+        match axis {
+            Axis::Ep => 1,
+            _ => 1 + usize::from(self.machine.position.mesh.ep > 1),
+        }
+    }
+
+    pub(super) fn extended(&mut self, op: &Op, axis: Axis) -> Result<Arc<Route>, CpuError> {
+        let level = self.level(axis);
+        let mut route = Arc::clone(self.routing(op)?);
+        if route.levels.len() <= level {
+            let mut longer = Route::clone(&route);
+            let everyone = axis == Axis::Etp;
+            longer.extend(
+                self.machine.comm,
+                self.machine.group(axis),
+                &op.scope,
+                everyone,
+            )?;
+            route = Arc::new(longer);
+            self.held.route = Some(Arc::clone(&route));
+        }
+        Ok(route)
+    }
+
+    pub(super) fn dispatch(&mut self, op: &Op, back: bool) -> Result<(), CpuError> {
+        let route = self.extended(op, Axis::Ep)?;
+        let level = &route.levels[self.level(Axis::Ep)];
+        let x = self.tensor(op.inputs[0])?;
+        let (comm, group) = (self.machine.comm, self.machine.group(Axis::Ep));
+        let out = if back {
+            level.back(comm, group, &op.scope, x)?
+        } else {
+            level.forward(comm, group, &op.scope, x)?
+        };
+        self.set(op.outputs[0], Value::Tensor(out));
+        Ok(())
+    }
+
+    pub(super) fn expert_tensor(&mut self, op: &Op, gather: bool) -> Result<(), CpuError> {
+        let route = self.extended(op, Axis::Etp)?;
+        let level = &route.levels[self.level(Axis::Etp)];
+        let (comm, group) = (self.machine.comm, self.machine.group(Axis::Etp));
+        let out = match self.value(op.inputs[0])? {
+            Value::Tensor(x) if gather => level.forward(comm, group, &op.scope, x)?,
+            Value::Tensor(x) => level.back(comm, group, &op.scope, x)?,
+            Value::Terms(terms) if !gather => {
+                let columns = terms.shape[1];
+                let parts = (0..group.size())
+                    .map(|peer| {
+                        let sliced: Vec<TreeSum> = terms
+                            .terms
+                            .iter()
+                            .map(|t| {
+                                t.clone()
+                                    .map(|node| level.parts(&node, columns).swap_remove(peer))
+                            })
+                            .collect();
+                        write_terms(sliced.iter())
+                    })
+                    .collect();
+                let arrived = group.all_to_all(comm, &op.scope, parts)?.wait(comm)?;
+                let shape = vec![level.rows_before(), columns];
+                read_terms(&arrived, shape, terms.dtype).reduce()
+            }
+            _ => return Err(Machine::unsupported(op, "partial rows")),
+        };
+        self.set(op.outputs[0], Value::Tensor(out));
+        Ok(())
+    }
+
+    pub(super) fn experts_here(&self, op: &Op) -> Result<Vec<Range<usize>>, CpuError> {
+        let route = self.routing(op)?;
+        let ep = self.machine.position.mesh.ep as usize;
+        let count = route.experts.div_ceil(ep);
+        let first = self.machine.position.index(Axis::Ep) as usize * count;
+        Ok(route.groups(first, count))
+    }
+
+    /// One product per expert; `backward` multiplies by the weight instead of its transpose.
+    pub(super) fn grouped_product(
+        &mut self,
+        op: &Op,
+        (x, w, out): (TensorId, TensorId, TensorId),
+        backward: bool,
+    ) -> Result<(), CpuError> {
+        let groups = self.experts_here(op)?;
+        let (data, weight) = (self.tensor(x)?, self.tensor(w)?);
+        let (n, k) = (weight.shape[1], weight.shape[2]);
+        let rows = data.rows();
+        let (data, weight) = (data.f32(), weight.f32());
+        let dim = usize::from(!backward);
+        let columns = if backward { k } else { n };
+        let operands = |(e, range)| operands(&data, &weight, range, (e, n, k), backward);
+        let shape = vec![rows, columns];
+        let value = if self.machine.is_exact() {
+            // One node holds the rows of all experts.
+            let mut sum = TreeSum::default();
+            for (leaf, part) in self.machine.feature_leaves(self.info(w), dim)? {
+                let mut node = vec![0.0; rows * columns];
+                for (e, range) in groups.iter().enumerate() {
+                    let (a, b) = operands((e, range));
+                    let out = &mut node[range.start * columns..];
+                    multiply_part(a, b, part.clone(), out, columns);
+                }
+                sum.leaf(leaf, node);
+            }
+            self.settled(sum, (w, dim), (shape, out))
+        } else {
+            let mut plain = vec![0.0; rows * columns];
+            for (e, range) in groups.iter().enumerate() {
+                let (a, b) = operands((e, range));
+                let out = &mut plain[range.start * columns..];
+                multiply_add(a, b, out, columns, self.machine.threads);
+            }
+            Value::Tensor(Tensor::new(shape, plain, self.info(out).dtype))
+        };
+        self.set(out, value);
+        Ok(())
+    }
+
+    pub(super) fn grouped_linear(&mut self, op: &Op) -> Result<(), CpuError> {
+        self.grouped_product(op, (op.inputs[0], op.inputs[1], op.outputs[0]), false)
+    }
+
+    /// Leaves of tokens that an expert's rows belong to; ranges count from the first of these rows.
+    fn leaves_of_rows(
+        &self,
+        op: &Op,
+        rows: Range<usize>,
+    ) -> Result<Vec<(u64, Range<usize>)>, CpuError> {
+        let rows = &self.routing(op)?.at_experts()[rows];
+        let tokens: Vec<u64> = rows.iter().map(|r| r.token).collect();
+        Ok(parts_of_leaves(&tokens, TOKEN_LEAF))
+    }
+
+    /// Adds every expert's bias to its rows.
+    pub(super) fn expert_bias(&mut self, op: &Op) -> Result<(), CpuError> {
+        let groups = self.experts_here(op)?;
+        let (x, b) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+        let (columns, shape) = (x.columns(), x.shape.clone());
+        let (mut out, b) = (x.f32().into_owned(), b.f32());
+        for (e, range) in groups.into_iter().enumerate() {
+            let bias = &b[e * columns..(e + 1) * columns];
+            for row in out[range.start * columns..range.end * columns].chunks_mut(columns) {
+                row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+            }
+        }
+        self.put_tensor(op.outputs[0], shape, out);
+        Ok(())
+    }
+
+    pub(super) fn expert_bias_backward(
+        &mut self,
+        op: &Op,
+        forward: &Op,
+        sink: &mut dyn GradientSink,
+    ) -> Result<(), CpuError> {
+        let groups = self.experts_here(op)?;
+        let dy = self.tensor(op.inputs[0])?;
+        let columns = dy.columns();
+        let dy = dy.f32();
+        let bias = forward.inputs[1];
+        let value = |row: usize, j: usize| dy[row * columns + j];
+        for (e, range) in groups.into_iter().enumerate() {
+            let part = e * columns..(e + 1) * columns;
+            if !self.machine.is_exact() {
+                tokens::column_sum(range, columns, &mut sink.plain(bias)[part], value);
+                continue;
+            }
+            let mut sum = TreeSum::default();
+            for (leaf, rows) in self.leaves_of_rows(op, range.clone())? {
+                let mut node = vec![0.0; columns];
+                let rows = range.start + rows.start..range.start + rows.end;
+                tokens::column_sum(rows, columns, &mut node, value);
+                sum.leaf(leaf, node);
+            }
+            sink.tree(bias, part, sum);
+        }
+        Ok(())
+    }
+
+    pub(super) fn grouped_backward_weight(
+        &mut self,
+        op: &Op,
+        forward: &Op,
+        sink: &mut dyn GradientSink,
+    ) -> Result<(), CpuError> {
+        let groups = self.experts_here(op)?;
+        let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+        let (n, k) = (dy.columns(), x.columns());
+        let (dy, data) = (dy.f32(), x.f32());
+        let weight = forward.inputs[1];
+        let exact = self.machine.is_exact();
+        for (e, range) in groups.into_iter().enumerate() {
+            let rows = range.len();
+            let a = Matrix::new(&dy[range.start * n..], rows, n, n).transposed();
+            let b = Matrix::new(&data[range.start * k..], rows, k, k);
+            let part = e * n * k..(e + 1) * n * k;
+            if exact {
+                let leaves = self.leaves_of_rows(op, range)?;
+                sink.tree(weight, part, multiply_tree(a, b, &leaves));
+            } else {
+                let out = &mut sink.plain(weight)[part];
+                multiply_add(a, b, out, k, self.machine.threads);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Operands of one expert's product.
+fn operands<'a>(
+    data: &'a [f32],
+    weight: &'a [f32],
+    rows: &std::ops::Range<usize>,
+    (expert, n, k): (usize, usize, usize),
+    backward: bool,
+) -> (Matrix<'a>, Matrix<'a>) {
+    let inner = if backward { n } else { k };
+    let a = Matrix::new(&data[rows.start * inner..], rows.len(), inner, inner);
+    let w = Matrix::new(&weight[expert * n * k..], n, k, k);
+    (a, if backward { w } else { w.transposed() })
+}

@@ -1,0 +1,112 @@
+//! Linear layers: products with weights, and their gradients.
+
+use super::Run;
+use crate::block::GradientSink;
+use crate::gemm::{Matrix, multiply_add, multiply_tree};
+use crate::machine::CpuError;
+use crate::tensor::{Tensor, Terms, Value};
+use crate::tree::TreeSum;
+use dtensor::placement::{BLOCK_AXES, Placement};
+use dtensor::trace::{Op, TensorId};
+
+impl Run<'_> {
+    /// Whether some axis shards a dim of a parameter, so that contracting it leaves partial sums.
+    pub(super) fn is_split(&self, id: TensorId, dim: usize) -> bool {
+        let info = self.info(id);
+        BLOCK_AXES.iter().any(|&axis| {
+            self.machine.position.mesh.size(axis) > 1
+                && matches!(
+                    info.placements.on(axis),
+                    Placement::Shard(d) | Placement::Interleaved(d, _) if d == dim
+                )
+        })
+    }
+
+    /// `a · b` contracted over dim `dim` of the weight `w`.
+    pub(super) fn product(
+        &self,
+        a: Matrix<'_>,
+        b: Matrix<'_>,
+        w: TensorId,
+        dim: usize,
+        (shape, out): (Vec<usize>, TensorId),
+    ) -> Result<Value, CpuError> {
+        if self.machine.is_exact() {
+            let leaves = self.machine.feature_leaves(self.info(w), dim)?;
+            let sum = multiply_tree(a, b, &leaves);
+            return Ok(self.settled(sum, (w, dim), (shape, out)));
+        }
+        let mut data = vec![0.0; a.rows * b.columns];
+        multiply_add(a, b, &mut data, b.columns, self.threads());
+        let dtype = self.info(out).dtype;
+        Ok(Value::Tensor(Tensor::new(shape, data, dtype)))
+    }
+
+    /// A sum over a dim of a weight: reduced at once when this rank holds all of the dim.
+    pub(super) fn settled(
+        &self,
+        sum: TreeSum,
+        (w, dim): (TensorId, usize),
+        (shape, out): (Vec<usize>, TensorId),
+    ) -> Value {
+        let terms = Terms {
+            terms: vec![sum],
+            shape,
+            dtype: self.info(out).dtype,
+        };
+        if self.is_split(w, dim) {
+            Value::Terms(terms)
+        } else {
+            Value::Tensor(terms.reduce())
+        }
+    }
+
+    pub(super) fn linear(&mut self, op: &Op) -> Result<(), CpuError> {
+        let (x, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+        let (n, k) = (w.shape[0], w.shape[1]);
+        let mut shape = x.shape.clone();
+        *shape.last_mut().expect("linear inputs have a last dim") = n;
+        let (data, weight) = (x.f32(), w.f32());
+        let a = Matrix::new(&data, x.rows(), k, k);
+        let b = Matrix::new(&weight, n, k, k).transposed();
+        let value = self.product(a, b, op.inputs[1], 1, (shape, op.outputs[0]))?;
+        self.set(op.outputs[0], value);
+        Ok(())
+    }
+
+    pub(super) fn linear_backward_input(&mut self, op: &Op) -> Result<(), CpuError> {
+        let (dy, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+        let (n, k) = (w.shape[0], w.shape[1]);
+        let mut shape = dy.shape.clone();
+        *shape.last_mut().expect("gradients have a last dim") = k;
+        let (data, weight) = (dy.f32(), w.f32());
+        let a = Matrix::new(&data, dy.rows(), n, n);
+        let b = Matrix::new(&weight, n, k, k);
+        let value = self.product(a, b, op.inputs[1], 0, (shape, op.outputs[0]))?;
+        self.set(op.outputs[0], value);
+        Ok(())
+    }
+
+    pub(super) fn linear_backward_weight(
+        &mut self,
+        op: &Op,
+        forward: &Op,
+        sink: &mut dyn GradientSink,
+    ) -> Result<(), CpuError> {
+        let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+        let (n, k, rows) = (dy.columns(), x.columns(), x.rows());
+        let (dy, data) = (dy.f32(), x.f32());
+        let a = Matrix::new(&dy, rows, n, n).transposed();
+        let b = Matrix::new(&data, rows, k, k);
+        let weight = forward.inputs[1];
+        if self.machine.is_exact() {
+            let leaves = self
+                .machine
+                .token_leaves(self.info(op.inputs[1]), self.batch)?;
+            sink.tree(weight, 0..n * k, multiply_tree(a, b, &leaves));
+        } else {
+            multiply_add(a, b, sink.plain(weight), k, self.threads());
+        }
+        Ok(())
+    }
+}

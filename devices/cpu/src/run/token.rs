@@ -1,0 +1,125 @@
+//! Embeddings and the loss of a pass.
+
+use super::Run;
+use crate::machine::{CpuError, Machine};
+use crate::redistribute::{read_terms, write_terms};
+use crate::tokens;
+use catalog::Axis;
+use dtensor::trace::{Detail, Op, TensorId};
+
+impl Run<'_> {
+    pub(super) fn first_row(&self, table: TensorId) -> u64 {
+        self.block.first_index(table, 0, &self.machine.position)
+    }
+
+    pub(super) fn embedding(&mut self, op: &Op) -> Result<(), CpuError> {
+        let Detail::Table { table: id, .. } = op.detail else {
+            return Err(Machine::unsupported(op, "no table"));
+        };
+        let table = self.parameters.parameter(id);
+        let columns = table.columns();
+        let out = tokens::lookup(self.batch.ids, &table.f32(), columns, self.first_row(id));
+        let batch = self.info(op.outputs[0]).global[0] as usize;
+        let shape = vec![batch, self.batch.ids.len() / batch.max(1), columns];
+        self.put_tensor(op.outputs[0], shape, out);
+        Ok(())
+    }
+
+    pub(super) fn vocabulary(&self, logits: TensorId) -> (u64, usize) {
+        let dim = self.info(logits).global.len() - 1;
+        let first = self.block.first_index(logits, dim, &self.machine.position);
+        (first, dim)
+    }
+
+    /// The loss's three numbers per token over the vocabulary shards: the largest logit, the sum of
+    /// exponentials, the label's logit.
+    pub(super) fn vocabulary_sums(&mut self, op: &Op, logits: TensorId) -> Result<(), CpuError> {
+        let x = self.tensor(logits)?;
+        let (columns, rows) = (x.columns(), x.rows());
+        let data = x.f32();
+        let (first, dim) = self.vocabulary(logits);
+        let group = self.machine.group(Axis::Tp);
+        let comm = self.machine.comm;
+        let gather = |data: Vec<f32>| -> Result<Vec<Vec<f32>>, CpuError> {
+            let message = comm::pack(&data);
+            let parts = group.all_gather(comm, &op.scope, message)?.wait(comm)?;
+            Ok(parts.iter().map(|p| comm::unpack(p)).collect())
+        };
+        let mut largest = vec![f32::NEG_INFINITY; rows];
+        for part in gather(tokens::largest(&data, columns, rows))? {
+            for (a, b) in largest.iter_mut().zip(part) {
+                *a = a.max(b);
+            }
+        }
+        // Only one rank has the label; −0 from the others changes nothing.
+        let mut target = vec![-0.0; rows];
+        for part in gather(tokens::targets(&data, columns, self.batch.labels, first))? {
+            for (a, b) in target.iter_mut().zip(part) {
+                *a += b;
+            }
+        }
+        let sum = if self.machine.is_exact() {
+            let leaves = self.machine.feature_leaves(self.info(logits), dim)?;
+            let tree = tokens::sums_tree(&data, columns, &largest, &leaves);
+            let message = write_terms(std::iter::once(&tree));
+            let arrived = group.all_gather(comm, &op.scope, message)?.wait(comm)?;
+            let terms = read_terms(&arrived, vec![rows], catalog::DType::F32);
+            terms.reduce().into_f32()
+        } else {
+            let mut sum = tokens::sums(&data, columns, &largest, self.threads());
+            group.all_reduce(comm, &op.scope, &mut sum)?;
+            sum
+        };
+        let all = [largest, sum, target].concat();
+        self.put_tensor(op.outputs[0], vec![3, rows], all);
+        Ok(())
+    }
+
+    pub(super) fn cross_entropy(&mut self, op: &Op) -> Result<(), CpuError> {
+        let logits = op.inputs[0];
+        let x = self.tensor(logits)?;
+        let (columns, rows, shape) = (x.columns(), x.rows(), x.shape.clone());
+        let mut data = x.f32().into_owned();
+        let (first, dim) = self.vocabulary(logits);
+        let labels = self.batch.labels;
+        let reduced = match op.detail {
+            Detail::Loss { sums } => sums,
+            _ => None,
+        };
+        let sums = match reduced {
+            Some(sums) => {
+                let all = self.tensor(sums)?.f32();
+                let part = |i: usize| all[i * rows..(i + 1) * rows].to_vec();
+                tokens::RowSums {
+                    largest: part(0),
+                    sum: part(1),
+                    target: part(2),
+                }
+            }
+            None => {
+                let largest = tokens::largest(&data, columns, rows);
+                let sum = if self.machine.is_exact() {
+                    let leaves = self.machine.feature_leaves(self.info(logits), dim)?;
+                    let tree = tokens::sums_tree(&data, columns, &largest, &leaves);
+                    tree.root().unwrap_or_default()
+                } else {
+                    tokens::sums(&data, columns, &largest, self.threads())
+                };
+                let target = tokens::targets(&data, columns, labels, first);
+                tokens::RowSums {
+                    largest,
+                    sum,
+                    target,
+                }
+            }
+        };
+        let scale = self.batch.loss_scale;
+        let threads = self.threads();
+        let losses =
+            tokens::cross_entropy(&mut data, columns, &sums, labels, first, scale, threads);
+        // The logits' place now holds their gradient: backward needs nothing else of them.
+        self.put_tensor(logits, shape, data);
+        self.put_tensor(op.outputs[0], vec![rows], losses);
+        Ok(())
+    }
+}

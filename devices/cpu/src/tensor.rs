@@ -1,0 +1,209 @@
+//! Local tensors in memory.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use catalog::DType;
+use half::bf16;
+use half::slice::HalfFloatSliceExt;
+
+use super::experts::Route;
+use super::tree::TreeSum;
+use comm::Message;
+
+/// A dense row-major tensor. Arithmetic is in 32 bits; storage may be bf16, rounded once.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// Local shape.
+    pub shape: Vec<usize>,
+    data: Data,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Data {
+    F32(Vec<f32>),
+    Bf16(Vec<bf16>),
+}
+
+impl Tensor {
+    /// A tensor of `data`, rounded when `dtype` is bf16 and kept in 32 bits otherwise.
+    #[must_use]
+    pub fn new(shape: Vec<usize>, data: Vec<f32>, dtype: DType) -> Self {
+        debug_assert_eq!(shape.iter().product::<usize>(), data.len());
+        let data = match dtype {
+            DType::Bf16 => {
+                let mut rounded = vec![bf16::ZERO; data.len()];
+                rounded.convert_from_f32_slice(&data);
+                Data::Bf16(rounded)
+            }
+            _ => Data::F32(data),
+        };
+        Self { shape, data }
+    }
+
+    /// Its element type.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        match self.data {
+            Data::F32(_) => DType::F32,
+            Data::Bf16(_) => DType::Bf16,
+        }
+    }
+
+    /// Its elements in 32 bits.
+    #[must_use]
+    pub fn f32(&self) -> Cow<'_, [f32]> {
+        match &self.data {
+            Data::F32(data) => Cow::Borrowed(data),
+            Data::Bf16(data) => Cow::Owned(data.to_f32_vec()),
+        }
+    }
+
+    /// Its elements in 32 bits, taking them.
+    #[must_use]
+    pub fn into_f32(self) -> Vec<f32> {
+        match self.data {
+            Data::F32(data) => data,
+            Data::Bf16(data) => data.to_f32_vec(),
+        }
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match &self.data {
+            Data::F32(data) => data.len(),
+            Data::Bf16(data) => data.len(),
+        }
+    }
+
+    /// Whether it has no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of storage.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.len() as u64 * self.dtype().size()
+    }
+
+    /// Length of the last dim.
+    #[must_use]
+    pub fn columns(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1)
+    }
+
+    /// Product of all dims but the last; the last may be empty.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.shape.iter().rev().skip(1).product()
+    }
+
+    /// Its storage as bytes.
+    #[must_use]
+    pub fn pack(&self) -> Message {
+        Arc::new(match &self.data {
+            Data::F32(data) => bytemuck::cast_slice(data).to_vec(),
+            Data::Bf16(data) => bytemuck::cast_slice(data).to_vec(),
+        })
+    }
+
+    /// A tensor from bytes that [`Tensor::pack`] made of one of this type.
+    #[must_use]
+    pub fn unpack(shape: Vec<usize>, bytes: &[u8], dtype: DType) -> Self {
+        let data = match dtype {
+            DType::Bf16 => Data::Bf16(bytemuck::pod_collect_to_vec(bytes)),
+            _ => Data::F32(bytemuck::pod_collect_to_vec(bytes)),
+        };
+        Self { shape, data }
+    }
+
+    /// A tensor from consecutive pieces of what [`Tensor::pack`] made of tensors of this type.
+    #[must_use]
+    pub fn from_pieces<'b>(
+        shape: Vec<usize>,
+        pieces: impl IntoIterator<Item = &'b [u8]>,
+        dtype: DType,
+    ) -> Self {
+        let len = shape.iter().product();
+        let mut data = match dtype {
+            DType::Bf16 => Data::Bf16(vec![bf16::ZERO; len]),
+            _ => Data::F32(vec![0.0; len]),
+        };
+        let mut bytes: &mut [u8] = match &mut data {
+            Data::F32(data) => bytemuck::cast_slice_mut(data),
+            Data::Bf16(data) => bytemuck::cast_slice_mut(data),
+        };
+        for piece in pieces {
+            let (here, rest) = bytes.split_at_mut(piece.len());
+            here.copy_from_slice(piece);
+            bytes = rest;
+        }
+        Self { shape, data }
+    }
+}
+
+/// What stands behind a traced tensor.
+#[derive(Clone, Debug)]
+pub enum Value {
+    /// Elements.
+    Tensor(Tensor),
+    /// Exact mode's partial sums: terms, added in order once each is reduced over its tree.
+    Terms(Terms),
+    /// Token ids.
+    Ids(Vec<u32>),
+    /// A dropout mask.
+    Mask(Vec<u8>),
+    /// A router's choice.
+    Route(Arc<Route>),
+}
+
+/// Sums not yet reduced.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// In the order they are added.
+    pub terms: Vec<TreeSum>,
+    /// Shape of each.
+    pub shape: Vec<usize>,
+    /// Type they are rounded to at their root.
+    pub dtype: DType,
+}
+
+impl Terms {
+    /// The sum, once all leaves are here.
+    #[must_use]
+    pub fn reduce(self) -> Tensor {
+        let elements = self.shape.iter().product();
+        let zero = || Tensor::new(self.shape.clone(), vec![0.0; elements], self.dtype);
+        let rounded = |sum: TreeSum| {
+            sum.root().map_or_else(zero, |root| {
+                Tensor::new(self.shape.clone(), root, self.dtype)
+            })
+        };
+        let mut terms = self.terms.into_iter().map(rounded);
+        let first = terms.next().unwrap_or_else(zero);
+        terms.fold(first, |sum, term| {
+            let mut data = sum.into_f32();
+            for (a, b) in data.iter_mut().zip(term.f32().iter()) {
+                *a += b;
+            }
+            Tensor::new(self.shape.clone(), data, self.dtype)
+        })
+    }
+}
+
+impl Value {
+    /// Bytes of storage.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::Tensor(tensor) => tensor.bytes(),
+            Self::Terms(terms) => terms.shape.iter().product::<usize>() as u64 * terms.dtype.size(),
+            Self::Ids(ids) => 8 * ids.len() as u64,
+            Self::Mask(mask) => mask.len() as u64,
+            Self::Route(route) => route.bytes(),
+        }
+    }
+}

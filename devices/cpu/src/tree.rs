@@ -1,0 +1,196 @@
+//! The canonical reduction tree of exact mode.
+//!
+//! A sum that a sharding can split is evaluated over one binary tree whose leaves are fixed blocks
+//! of the global index. Whoever holds some leaves reduces them to the largest nodes they cover;
+//! nodes merge, left plus right, wherever they meet. An absent node is skipped. So the value at the
+//! root has the same bits whatever the layout.
+
+use std::collections::BTreeMap;
+
+pub use dtensor::placement::FEATURE_LEAF;
+
+/// Tokens of a sequence per leaf.
+pub const TOKEN_LEAF: u64 = 4;
+
+/// Nodes of one tree that are known here: `(level, index)` covers leaves
+/// `index · 2^level .. (index + 1) · 2^level`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TreeSum {
+    nodes: BTreeMap<(u32, u64), Vec<f32>>,
+}
+
+impl TreeSum {
+    /// Adds a node, merging it with its sibling as often as there is one.
+    pub fn insert(&mut self, mut level: u32, mut index: u64, mut value: Vec<f32>) {
+        while let Some(sibling) = self.nodes.remove(&(level, index ^ 1)) {
+            value = if index & 1 == 0 {
+                merged(value, &sibling)
+            } else {
+                merged(sibling, &value)
+            };
+            level += 1;
+            index >>= 1;
+        }
+        self.nodes.insert((level, index), value);
+    }
+
+    /// Adds a leaf.
+    pub fn leaf(&mut self, index: u64, value: Vec<f32>) {
+        self.insert(0, index, value);
+    }
+
+    /// Takes in another's nodes.
+    pub fn merge(&mut self, other: Self) {
+        for ((level, index), value) in other.nodes {
+            self.insert(level, index, value);
+        }
+    }
+
+    /// The root, with absent nodes skipped; `None` when there are no leaves.
+    #[must_use]
+    pub fn root(self) -> Option<Vec<f32>> {
+        let mut levels = self.nodes;
+        loop {
+            let (level, index) = *levels.keys().next()?;
+            let value = levels.remove(&(level, index))?;
+            if levels.is_empty() {
+                return Some(value);
+            }
+            // The lowest level is visited left to right, so a right sibling is still here.
+            let value = match levels.remove(&(level, index ^ 1)) {
+                Some(right) => merged(value, &right),
+                None => value,
+            };
+            match levels.remove(&(level + 1, index >> 1)) {
+                // A node of a level above covers leaves that are here too: the layout gave leaves
+                // to two ranks. It cannot happen for leaves that are inserted once.
+                Some(other) => levels.insert((level + 1, index >> 1), merged(value, &other)),
+                None => levels.insert((level + 1, index >> 1), value),
+            };
+        }
+    }
+
+    /// Every node's value changed elementwise, such as by a slice.
+    #[must_use]
+    pub fn map(self, change: impl Fn(Vec<f32>) -> Vec<f32>) -> Self {
+        let nodes = self
+            .nodes
+            .into_iter()
+            .map(|(key, value)| (key, change(value)))
+            .collect();
+        Self { nodes }
+    }
+
+    /// Nodes as bytes.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        out.extend((self.nodes.len() as u64).to_le_bytes());
+        for ((level, index), value) in &self.nodes {
+            out.extend(level.to_le_bytes());
+            out.extend(index.to_le_bytes());
+            out.extend((value.len() as u64).to_le_bytes());
+            out.extend_from_slice(bytemuck::cast_slice(value));
+        }
+    }
+
+    /// Reads what [`TreeSum::write`] wrote into this one; returns the rest of the bytes.
+    pub fn read<'b>(&mut self, mut bytes: &'b [u8]) -> &'b [u8] {
+        let count = word(&mut bytes);
+        for _ in 0..count {
+            let (level, rest) = bytes.split_at(4);
+            let level = u32::from_le_bytes(level.try_into().expect("four bytes"));
+            bytes = rest;
+            let index = word(&mut bytes);
+            let length = word(&mut bytes) as usize;
+            let (value, rest) = bytes.split_at(4 * length);
+            self.insert(level, index, bytemuck::pod_collect_to_vec(value));
+            bytes = rest;
+        }
+        bytes
+    }
+}
+
+/// A little-endian word from the front.
+pub(crate) fn word(bytes: &mut &[u8]) -> u64 {
+    let (first, rest) = bytes.split_at(8);
+    *bytes = rest;
+    u64::from_le_bytes(first.try_into().expect("eight bytes"))
+}
+
+fn merged(mut left: Vec<f32>, right: &[f32]) -> Vec<f32> {
+    for (a, b) in left.iter_mut().zip(right) {
+        *a += b;
+    }
+    left
+}
+
+/// Runs of consecutive leaves of `leaf` elements in the indices a rank holds: the leaf's number and
+/// where its elements lie locally.
+///
+/// # Errors
+/// The first index of a leaf that the rank holds only in part.
+pub fn leaves(
+    indices: &[u64],
+    whole: u64,
+    leaf: u64,
+) -> Result<Vec<(u64, std::ops::Range<usize>)>, u64> {
+    let mut found: Vec<(u64, std::ops::Range<usize>)> = Vec::new();
+    for (at, &index) in indices.iter().enumerate() {
+        match found.last_mut() {
+            Some((number, range)) if *number == index / leaf && range.end == at => {
+                range.end = at + 1;
+            }
+            _ => found.push((index / leaf, at..at + 1)),
+        }
+    }
+    for (number, range) in &found {
+        let full = leaf.min(whole - number * leaf);
+        if range.len() as u64 != full {
+            return Err(number * leaf);
+        }
+    }
+    Ok(found)
+}
+
+/// Runs of leaves in ascending indices of which any may be absent, such as an expert's tokens.
+pub(super) fn parts_of_leaves(indices: &[u64], leaf: u64) -> Vec<(u64, std::ops::Range<usize>)> {
+    let mut found: Vec<(u64, std::ops::Range<usize>)> = Vec::new();
+    for (at, &index) in indices.iter().enumerate() {
+        match found.last_mut() {
+            Some((number, range)) if *number == index / leaf => range.end = at + 1,
+            _ => found.push((index / leaf, at..at + 1)),
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_way_of_sharing_leaves_gives_the_same_bits(
+            values in prop::collection::vec(prop::option::of(-1e3f32..1e3), 1..70),
+            owners in prop::collection::vec(0usize..5, 70),
+        ) {
+            let mut single = TreeSum::default();
+            let mut ranks = vec![TreeSum::default(); 5];
+            for (i, value) in values.iter().enumerate() {
+                if let Some(value) = value {
+                    single.leaf(i as u64, vec![*value]);
+                    ranks[owners[i]].leaf(i as u64, vec![*value]);
+                }
+            }
+            let mut together = TreeSum::default();
+            for rank in ranks.iter().rev() {
+                let mut bytes = Vec::new();
+                rank.write(&mut bytes);
+                let rest = together.read(&bytes);
+                prop_assert!(rest.is_empty());
+            }
+            let bits = |sum: TreeSum| sum.root().map(|v| v[0].to_bits());
+            prop_assert_eq!(bits(single), bits(together));
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Watches: what sees every operator as it runs, and may stop its rank.
+
+use std::borrow::Cow;
+
+use crate::{MicroBatch, Tensor};
+use dtensor::block::Block;
+use dtensor::trace::{Op, Pass, TensorId, TensorInfo};
+
+/// Why a watch stopped a rank.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum WatchError {
+    /// An operator made a number that is none of finite numbers.
+    #[error(
+        "rank {rank}: {operator} ({pass}) made {value} at element {element} of {tensor}, placed {placement}; everything before it was finite"
+    )]
+    NotFinite {
+        /// Rank.
+        rank: usize,
+        /// Full name of the operator, with its kind.
+        operator: String,
+        /// Which pass.
+        pass: &'static str,
+        /// The tensor it wrote.
+        tensor: String,
+        /// Where its shards lie.
+        placement: String,
+        /// Local element.
+        element: usize,
+        /// What it made.
+        value: f32,
+    },
+    /// It was asked to stop here.
+    #[error("stopped at {operator}")]
+    Stopped {
+        /// Full name of the operator.
+        operator: String,
+    },
+}
+
+/// Sees every operator that has run.
+pub trait Watch {
+    /// An operator has run, with the views it reads through. On a device that fuses operators the first of
+    /// them runs all.
+    ///
+    /// # Errors
+    /// To stop the rank.
+    fn ran(&self, seen: &Seen<'_>) -> Result<(), WatchError>;
+
+    /// Whether it reads what operators made. For one that does not, products may keep to themselves what they
+    /// take a GELU of, as where nobody watches.
+    fn reads(&self) -> bool {
+        true
+    }
+}
+
+/// The tensors of a running pass.
+pub(crate) trait Tensors {
+    /// What stands behind a traced tensor now, on the host; nothing where that is no tensor, such as
+    /// partial sums of exact mode.
+    fn on_host(&self, id: TensorId) -> Option<Cow<'_, Tensor>>;
+}
+
+/// An operator that has just run.
+pub struct Seen<'s> {
+    pub(crate) tensors: &'s dyn Tensors,
+    /// The operator.
+    pub op: &'s Op,
+    /// The block it belongs to.
+    pub block: &'s Block,
+    /// The micro-batch it ran on.
+    pub micro_batch: &'s MicroBatch<'s>,
+    /// The rank that ran it.
+    pub rank: usize,
+}
+
+impl Seen<'_> {
+    /// Its full name, such as `model.layers.3.self_attn.q_proj`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("{}{}", self.block.prefix, self.op.scope)
+    }
+
+    /// Its name with its kind, such as `model.layers.3.self_attn.q_proj Matmul`.
+    #[must_use]
+    pub fn title(&self) -> String {
+        let kind = format!("{:?}", self.op.kind);
+        let end = kind.find([' ', '(', '{']).unwrap_or(kind.len());
+        format!("{} {}", self.name(), &kind[..end])
+    }
+
+    /// Its pass, in words.
+    #[must_use]
+    pub fn pass(&self) -> &'static str {
+        match self.op.pass {
+            Pass::Forward => "forward",
+            Pass::BackwardInput => "backward",
+            Pass::BackwardWeight => "weight gradient",
+        }
+    }
+
+    /// The tensors of a list that hold numbers now, with what they are.
+    pub fn tensors<'t>(
+        &'t self,
+        ids: &'t [TensorId],
+    ) -> impl Iterator<Item = (&'t TensorInfo, Cow<'t, Tensor>)> {
+        ids.iter().filter_map(|&id| {
+            let tensor = self.tensors.on_host(id)?;
+            Some((self.block.trace.tensor(id), tensor))
+        })
+    }
+}
+
+/// Stops a rank at the first operator that makes a number that is not finite.
+#[derive(Clone, Copy, Debug)]
+pub struct FirstNonFinite;
+
+impl Watch for FirstNonFinite {
+    fn ran(&self, seen: &Seen<'_>) -> Result<(), WatchError> {
+        for (info, tensor) in seen.tensors(&seen.op.outputs) {
+            let values = tensor.f32();
+            let Some(element) = values.iter().position(|x| !x.is_finite()) else {
+                continue;
+            };
+            return Err(WatchError::NotFinite {
+                rank: seen.rank,
+                operator: seen.title(),
+                pass: seen.pass(),
+                tensor: info.name.clone(),
+                placement: info.placements.to_string(),
+                element,
+                value: values[element],
+            });
+        }
+        Ok(())
+    }
+}

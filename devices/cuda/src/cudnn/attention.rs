@@ -1,0 +1,234 @@
+//! Core attention as a graph of cuDNN's: the pattern that its documentation calls scaled dot product
+//! attention, forward and backward, causal and with or without a sliding window.
+
+use crate::error::CudaError;
+use crate::sys::cudnn::{Element, Pointwise, Reduction};
+use dtensor::CausalAttention;
+
+use super::graph::{Graph, Id, Place, Shape};
+
+/// What calls name of forward's graph.
+#[derive(Clone, Copy)]
+pub(super) struct Forward {
+    /// Queries, keys, values, output, log-sum-exps.
+    pub(super) tensors: [Id; 5],
+    pub(super) numbers: Numbers,
+}
+
+/// What calls name of backward's graph.
+#[derive(Clone, Copy)]
+pub(super) struct Backward {
+    /// Queries, keys, values, output, log-sum-exps.
+    pub(super) tensors: [Id; 5],
+    /// Gradients of the output, queries, keys and values.
+    pub(super) gradients: [Id; 4],
+    /// Sums in 32 bits in the workspace: of queries' gradients, and of outputs times their gradients.
+    pub(super) sums: [Id; 2],
+    pub(super) numbers: Numbers,
+}
+
+/// Numbers that calls give.
+#[derive(Clone, Copy)]
+pub(super) struct Numbers {
+    /// Factor of the scores.
+    pub(super) scale: Id,
+    /// What a score is that is not seen.
+    pub(super) lowest: Id,
+    /// Keys seen at most, in 32 bits.
+    pub(super) window: Option<Id>,
+    /// One, a factor of backward.
+    pub(super) one: Option<Id>,
+}
+
+/// Shapes of one attention.
+struct Shapes {
+    q: Shape,
+    k: Shape,
+    v: Shape,
+    out: Shape,
+    /// `[batch, heads, length, 1]`.
+    rows: [i64; 4],
+    /// `[batch, heads, length, length]`.
+    scores: [i64; 4],
+}
+
+impl CausalAttention {
+    fn shapes(&self) -> Shapes {
+        let ([heads, kv_heads], [key, value]) = (self.heads, self.dims);
+        let lies = |heads, columns| Shape::by_rows([self.batch, heads, self.length, columns]);
+        Shapes {
+            q: lies(heads, key),
+            k: lies(kv_heads, key),
+            v: lies(kv_heads, value),
+            out: lies(heads, value),
+            rows: [self.batch, heads, self.length, 1],
+            scores: [self.batch, heads, self.length, self.length],
+        }
+    }
+}
+
+fn memory(graph: &mut Graph, element: Element, shape: Shape) -> Result<Id, CudaError> {
+    graph.tensor(element, shape, Place::Memory)
+}
+
+fn numbers(graph: &mut Graph, of: &CausalAttention) -> Result<Numbers, CudaError> {
+    Ok(Numbers {
+        scale: graph.number(Element::F32)?,
+        lowest: graph.number(Element::F32)?,
+        window: match of.window {
+            Some(_) => Some(graph.number(Element::I32)?),
+            None => None,
+        },
+        one: None,
+    })
+}
+
+/// Scores, those of keys that a query does not see replaced.
+fn masked(
+    graph: &mut Graph,
+    scores: Id,
+    sizes: [i64; 4],
+    numbers: &Numbers,
+) -> Result<Id, CudaError> {
+    let places = |graph: &mut Graph, of: Id, axis| -> Result<Id, CudaError> {
+        let at = graph.tensor(Element::I32, Shape::packed(sizes), Place::Within)?;
+        graph.index(of, axis, at)?;
+        Ok(at)
+    };
+    let kept = |graph: &mut Graph, of: Id, mode, a, b| -> Result<Id, CudaError> {
+        let sees = graph.tensor(Element::Boolean, Shape::packed(sizes), Place::Within)?;
+        graph.pointwise(mode, a, Some(b), sees)?;
+        let kept = graph.within(sizes)?;
+        graph.select(of, numbers.lowest, sees, kept)?;
+        Ok(kept)
+    };
+    let (column, row) = (places(graph, scores, 3)?, places(graph, scores, 2)?);
+    let causal = kept(graph, scores, Pointwise::NotBelow, row, column)?;
+    let Some(window) = numbers.window else {
+        return Ok(causal);
+    };
+    let column = places(graph, causal, 3)?;
+    let end = graph.tensor(Element::I32, Shape::packed(sizes), Place::Within)?;
+    graph.pointwise(Pointwise::Add, column, Some(window), end)?;
+    let row = places(graph, causal, 2)?;
+    kept(graph, causal, Pointwise::Above, end, row)
+}
+
+/// Output and log-sum-exps of queries, keys and values.
+pub(super) fn forward(graph: &mut Graph, of: &CausalAttention) -> Result<Forward, CudaError> {
+    let shapes = of.shapes();
+    let q = memory(graph, Element::Bf16, shapes.q)?;
+    let k = memory(graph, Element::Bf16, shapes.k.transposed())?;
+    let v = memory(graph, Element::Bf16, shapes.v)?;
+    let out = memory(graph, Element::Bf16, shapes.out)?;
+    let sums = memory(graph, Element::F32, Shape::packed(shapes.rows))?;
+    let numbers = numbers(graph, of)?;
+    let [plain, scaled] = [graph.within(shapes.scores)?, graph.within(shapes.scores)?];
+    graph.product(q, k, plain)?;
+    graph.pointwise(Pointwise::Multiply, plain, Some(numbers.scale), scaled)?;
+    let scores = masked(graph, scaled, shapes.scores, &numbers)?;
+    let [largest, total, logarithm] = [
+        graph.within(shapes.rows)?,
+        graph.within(shapes.rows)?,
+        graph.within(shapes.rows)?,
+    ];
+    let [below, powers] = [graph.within(shapes.scores)?, graph.within(shapes.scores)?];
+    graph.reduce(Reduction::Maximum, scores, largest)?;
+    graph.pointwise(Pointwise::Subtract, scores, Some(largest), below)?;
+    graph.pointwise(Pointwise::Exponential, below, None, powers)?;
+    graph.reduce(Reduction::Sum, powers, total)?;
+    graph.pointwise(Pointwise::Logarithm, total, None, logarithm)?;
+    graph.pointwise(Pointwise::Add, largest, Some(logarithm), sums)?;
+    let weights = Shape::packed(shapes.scores);
+    let weights = graph.tensor(Element::Bf16, weights, Place::Within)?;
+    graph.pointwise(Pointwise::Divide, powers, Some(total), weights)?;
+    graph.product(weights, v, out)?;
+    Ok(Forward {
+        tensors: [q, k, v, out, sums],
+        numbers,
+    })
+}
+
+/// Gradients of queries, keys and values: five products, queries' summed by atomic additions.
+pub(super) fn backward(graph: &mut Graph, of: &CausalAttention) -> Result<Backward, CudaError> {
+    let shapes = of.shapes();
+    let q = memory(graph, Element::Bf16, shapes.q)?;
+    let k = memory(graph, Element::Bf16, shapes.k.transposed())?;
+    let v = memory(graph, Element::Bf16, shapes.v.transposed())?;
+    let out = memory(graph, Element::Bf16, shapes.out)?;
+    let d_out = memory(graph, Element::Bf16, shapes.out)?;
+    let lse = memory(graph, Element::F32, Shape::packed(shapes.rows))?;
+    let dq = memory(graph, Element::Bf16, shapes.q)?;
+    let dk = memory(graph, Element::Bf16, shapes.k)?;
+    let dv = memory(graph, Element::Bf16, shapes.v)?;
+    let one = graph.number(Element::F32)?;
+    let numbers = Numbers {
+        one: Some(one),
+        ..numbers(graph, of)?
+    };
+    // What a score's gradient loses: the output times its gradient, summed.
+    let [both, bare] = [graph.within(shapes.out.sizes)?, graph.within(shapes.rows)?];
+    let delta = memory(graph, Element::F32, Shape::packed(shapes.rows))?;
+    graph.pointwise(Pointwise::Multiply, d_out, Some(out), both)?;
+    graph.reduce(Reduction::Sum, both, bare)?;
+    graph.pointwise(Pointwise::Multiply, bare, Some(one), delta)?;
+    // Weights, as forward had them.
+    let [plain, scaled, below, powers] = within4(graph, shapes.scores)?;
+    graph.product(q, k, plain)?;
+    graph.pointwise(Pointwise::Multiply, plain, Some(numbers.scale), scaled)?;
+    graph.pointwise(Pointwise::Subtract, scaled, Some(lse), below)?;
+    let scores = masked(graph, below, shapes.scores, &numbers)?;
+    graph.pointwise(Pointwise::Exponential, scores, None, powers)?;
+    // Queries as columns.
+    let turned = Shape::packed(shapes.scores).transposed();
+    let weights = graph.tensor(Element::Bf16, turned, Place::Within)?;
+    graph.reshape(powers, weights)?;
+    over_heads(graph, of, weights, d_out, (dv, of.dims[1]))?;
+    // Gradients of scores.
+    let [d_weights, less, times, d_scores] = within4(graph, shapes.scores)?;
+    graph.product(d_out, v, d_weights)?;
+    graph.pointwise(Pointwise::Subtract, d_weights, Some(delta), less)?;
+    graph.pointwise(Pointwise::Multiply, less, Some(powers), times)?;
+    graph.pointwise(Pointwise::Multiply, times, Some(numbers.scale), d_scores)?;
+    let keys = graph.tensor(Element::F32, shapes.k, Place::Within)?;
+    graph.reshape(k, keys)?;
+    let sum = memory(graph, Element::F32, Shape::packed(shapes.q.sizes))?;
+    graph.product(d_scores, keys, sum)?;
+    graph.pointwise(Pointwise::Same, sum, None, dq)?;
+    let turned = graph.tensor(Element::Bf16, turned, Place::Within)?;
+    graph.reshape(d_scores, turned)?;
+    over_heads(graph, of, turned, q, (dk, of.dims[0]))?;
+    Ok(Backward {
+        tensors: [q, k, v, out, lse],
+        gradients: [d_out, dq, dk, dv],
+        sums: [sum, delta],
+        numbers,
+    })
+}
+
+/// `to = a · b`, summed over the heads that share keys.
+fn over_heads(
+    graph: &mut Graph,
+    of: &CausalAttention,
+    a: Id,
+    b: Id,
+    (to, columns): (Id, i64),
+) -> Result<(), CudaError> {
+    let [heads, kv_heads] = of.heads;
+    if heads == kv_heads {
+        return graph.product(a, b, to);
+    }
+    let each = Shape::packed([of.batch, heads, of.length, columns]);
+    let each = graph.tensor(Element::Bf16, each, Place::Within)?;
+    graph.product(a, b, each)?;
+    graph.reduce(Reduction::Sum, each, to)
+}
+
+fn within4(graph: &mut Graph, sizes: [i64; 4]) -> Result<[Id; 4], CudaError> {
+    Ok([
+        graph.within(sizes)?,
+        graph.within(sizes)?,
+        graph.within(sizes)?,
+        graph.within(sizes)?,
+    ])
+}

@@ -1,0 +1,217 @@
+//! Core attention by cuDNN, with the plan that it makes for a size kept.
+
+#![allow(unsafe_code, reason = "functions of cuDNN")]
+
+mod attention;
+mod graph;
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::rc::Rc;
+
+use super::error::CudaError;
+use super::launcher::{Address, AttentionOperands};
+use super::library::Name;
+use super::sys::cudnn::{Cudnn, Handle, Kind, Type, attribute};
+use attention::{Backward, Forward, Numbers};
+use dtensor::CausalAttention;
+use graph::{Descriptor, Graph, Id, Plan, Target};
+
+/// The oldest release whose masks are used: those before have faults that NVIDIA's own front end works round.
+const OLDEST: [i32; 2] = [9, 11];
+/// Where a part of the workspace begins is a multiple of this.
+const GRAIN: u64 = 256;
+
+/// cuDNN on one stream.
+pub(super) struct Attentions {
+    library: Rc<Cudnn>,
+    handle: Handle,
+    version: [i32; 3],
+    ready: RefCell<HashMap<CausalAttention, Option<Rc<Ready>>>>,
+}
+
+/// Both passes of attentions of one size.
+struct Ready {
+    forward: (Forward, Plan),
+    backward: (Backward, Plan),
+}
+
+impl Ready {
+    fn new(
+        library: &Rc<Cudnn>,
+        of: &CausalAttention,
+        target: &Target<'_>,
+    ) -> Result<Self, CudaError> {
+        let mut graph = Graph::new(library);
+        let forward = attention::forward(&mut graph, of)?;
+        let forward = (forward, graph.plan(target)?);
+        let mut graph = Graph::new(library);
+        let backward = attention::backward(&mut graph, of)?;
+        Ok(Self {
+            forward,
+            backward: (backward, graph.plan(target)?),
+        })
+    }
+
+    /// Bytes of workspace, forward and backward.
+    fn workspaces(&self, of: &CausalAttention) -> [u64; 2] {
+        let [gradients, deltas] = of.sums();
+        let backward = self.backward.1.workspace.next_multiple_of(GRAIN);
+        [self.forward.1.workspace, backward + gradients + deltas]
+    }
+}
+
+/// Bytes of workspace that cuDNN asks for, forward and backward, on a GPU that is described to it in JSON as it
+/// describes one itself: no GPU is needed, kernels are compiled for it and not run. NVRTC and cuBLASLt must have been
+/// loaded.
+///
+/// # Errors
+/// When the library is missing, does not take the description, or has no engine for the sizes.
+pub fn attention_workspaces(device: &str, of: &CausalAttention) -> Result<[u64; 2], CudaError> {
+    let library = Rc::new(Cudnn::load()?);
+    let properties = Descriptor::new(&library, Kind::Properties)?
+        .with(attribute::PROPERTIES, Type::Character, device.as_bytes())?
+        .finish()?;
+    let ready = Ready::new(&library, of, &Target::Described(&properties))?;
+    Ok(ready.workspaces(of))
+}
+
+/// Its release.
+fn version(library: &Cudnn) -> Result<[i32; 3], CudaError> {
+    let mut version = [0; 3];
+    for (which, number) in version.iter_mut().enumerate() {
+        // SAFETY: writes one number.
+        unsafe { library.property(which as c_int, number) }?;
+    }
+    Ok(version)
+}
+
+fn dotted(version: &[i32]) -> String {
+    let numbers: Vec<String> = version.iter().map(i32::to_string).collect();
+    numbers.join(".")
+}
+
+impl Attentions {
+    /// Loads the library, if its release is not too old.
+    pub(super) fn new(stream: *mut c_void) -> Result<Self, CudaError> {
+        let library = Rc::new(Cudnn::load()?);
+        let version = version(&library)?;
+        if version[..2] < OLDEST[..] {
+            return Err(CudaError::Old {
+                library: Name::Cudnn,
+                release: dotted(&version),
+                path: library.path.clone(),
+                oldest: dotted(&OLDEST),
+            });
+        }
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a context is current, and the stream is of it.
+        unsafe {
+            library.create(&raw mut handle)?;
+            library.set_stream(handle, stream)?;
+        }
+        Ok(Self {
+            library,
+            handle,
+            version,
+            ready: RefCell::default(),
+        })
+    }
+
+    /// Its release.
+    pub(super) fn version(&self) -> [i32; 3] {
+        self.version
+    }
+
+    /// Whatever the library does not take it says when a plan is made: then there is none.
+    fn ready(&self, of: &CausalAttention) -> Option<Rc<Ready>> {
+        if let Some(known) = self.ready.borrow().get(of) {
+            return known.clone();
+        }
+        let target = Target::Device(self.handle);
+        let ready = Ready::new(&self.library, of, &target).ok().map(Rc::new);
+        self.ready.borrow_mut().insert(*of, ready.clone());
+        ready
+    }
+
+    /// Its name and release where it has any plan; else why it runs nothing.
+    pub(super) fn part(&self) -> Result<String, String> {
+        let name = format!("{} {}", Name::Cudnn, dotted(&self.version));
+        match self.ready.borrow().values().any(Option::is_some) {
+            true => Ok(name),
+            false => Err(format!("{name} has no engine for the sizes")),
+        }
+    }
+
+    pub(super) fn workspaces(&self, of: &CausalAttention) -> Option<[u64; 2]> {
+        self.ready(of).map(|ready| ready.workspaces(of))
+    }
+
+    pub(super) fn attend(
+        &self,
+        of: &CausalAttention,
+        operands: &AttentionOperands,
+    ) -> Result<(), CudaError> {
+        let ready = self.ready(of);
+        let ready = ready.expect("who asks has been told of its workspace");
+        let given = Given {
+            scale: operands.scale,
+            lowest: f32::NEG_INFINITY,
+            window: of.window.map_or(0, |keys| keys as i32),
+            one: 1.0,
+        };
+        let pairs = |ids: &[Id], at: &[Address]| -> Vec<(Id, *const c_void)> {
+            let at = at.iter().map(|&at| at as *const c_void);
+            ids.iter().copied().zip(at).collect()
+        };
+        let Some(gradients) = operands.gradients else {
+            let (forward, plan) = &ready.forward;
+            let mut all = pairs(&forward.tensors, &operands.tensors);
+            all.extend(given.pairs(&forward.numbers));
+            // SAFETY: the caller's addresses are as it says; the numbers live until this returns.
+            return unsafe { plan.run(self.handle, &all, operands.workspace as *const c_void) };
+        };
+        let (backward, plan) = &ready.backward;
+        let sums = operands.workspace + plan.workspace.next_multiple_of(GRAIN);
+        let sums = [sums, sums + of.sums()[0]];
+        let mut all = pairs(&backward.tensors, &operands.tensors);
+        all.extend(pairs(&backward.gradients, &gradients));
+        all.extend(pairs(&backward.sums, &sums));
+        all.extend(given.pairs(&backward.numbers));
+        // SAFETY: as above.
+        unsafe { plan.run(self.handle, &all, operands.workspace as *const c_void) }
+    }
+
+    /// Gives everything back.
+    ///
+    /// # Safety
+    /// Nothing queued may still use it, and nothing is asked of it after.
+    pub(super) unsafe fn release(&self) {
+        self.ready.borrow_mut().clear();
+        // SAFETY: made here, used no more; nothing can be done where it fails.
+        let _ = unsafe { self.library.destroy(self.handle) };
+    }
+}
+
+/// Numbers of a call, which the library reads when it is called.
+struct Given {
+    scale: f32,
+    lowest: f32,
+    window: i32,
+    one: f32,
+}
+
+impl Given {
+    fn pairs(&self, numbers: &Numbers) -> Vec<(Id, *const c_void)> {
+        let mut pairs = vec![
+            (numbers.scale, std::ptr::from_ref(&self.scale).cast()),
+            (numbers.lowest, std::ptr::from_ref(&self.lowest).cast()),
+        ];
+        let window = std::ptr::from_ref(&self.window).cast();
+        pairs.extend(numbers.window.map(|id| (id, window)));
+        let one = std::ptr::from_ref(&self.one).cast();
+        pairs.extend(numbers.one.map(|id| (id, one)));
+        pairs
+    }
+}

@@ -1,0 +1,283 @@
+//! Tensors between GPUs by NCCL: a communicator and a queue for every group and channel, so that what
+//! one waits for never holds up another.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::{Links, Ticket, Way};
+use crate::error::CudaError;
+use crate::gpu::{Event, Gpu};
+use crate::launcher::Launcher;
+use crate::nccl::{self, NcclGroup, Reduction, give_up, is_soon, settle};
+use crate::tensor::Tensor;
+use comm::{Communicator, Group};
+
+/// Bytes of a greeting, out and in.
+const WORDS: u64 = 2;
+
+/// Groups that have met, by channel and members.
+type Met = BTreeMap<(u64, Vec<usize>), Rc<NcclGroup>>;
+
+/// Through NCCL.
+pub struct NcclLinks<'c> {
+    gpu: Rc<Gpu>,
+    comm: &'c dyn Communicator,
+    timeout: Duration,
+    groups: RefCell<Met>,
+    /// What this rank sent to itself, by channel.
+    own: RefCell<HashMap<u64, VecDeque<Tensor>>>,
+}
+
+impl<'c> NcclLinks<'c> {
+    /// A GPU's lines. Groups meet when they first have something to say; ranks wait for each other at most
+    /// `timeout`.
+    ///
+    /// # Errors
+    /// When NCCL is missing.
+    pub fn new(
+        gpu: Rc<Gpu>,
+        comm: &'c dyn Communicator,
+        timeout: Duration,
+    ) -> Result<Self, CudaError> {
+        nccl::load()?;
+        Ok(Self {
+            gpu,
+            comm,
+            timeout,
+            groups: RefCell::default(),
+            own: RefCell::default(),
+        })
+    }
+
+    fn group(&self, group: &Group) -> Result<Rc<NcclGroup>, CudaError> {
+        let key = (group.channel, group.ranks.clone());
+        if let Some(met) = self.groups.borrow().get(&key) {
+            return Ok(Rc::clone(met));
+        }
+        let met = NcclGroup::beside(Rc::clone(&self.gpu), self.comm, group)?;
+        let met = Rc::new(met);
+        self.groups.borrow_mut().insert(key, Rc::clone(&met));
+        Ok(met)
+    }
+
+    /// Queues work of a group after all of the GPU's so far; the end of it.
+    fn queue(
+        &self,
+        group: &NcclGroup,
+        work: impl FnOnce() -> Result<(), CudaError>,
+    ) -> Result<Event, CudaError> {
+        match group.side() {
+            Some(side) => {
+                self.gpu.fork(side)?;
+                work()?;
+                self.gpu.end_of(side)
+            }
+            None => {
+                work()?;
+                self.gpu.event()
+            }
+        }
+    }
+
+    /// A collective of a group that reads and writes these tensors.
+    fn collective(
+        &self,
+        group: &Group,
+        tensors: Vec<Tensor>,
+        work: impl FnOnce(&NcclGroup) -> Result<(), CudaError>,
+    ) -> Result<Ticket, CudaError> {
+        let met = self.group(group)?;
+        let end = self.queue(&met, || work(&met))?;
+        let way = Way::Event(end);
+        Ok(Ticket { tensors, way })
+    }
+
+    /// What one rank alone does.
+    fn copied(&self, from: &Tensor, to: &Tensor) -> Result<Ticket, CudaError> {
+        if from.address() != to.address() {
+            self.gpu.copy(to.address(), from.address(), from.bytes())?;
+        }
+        Ok(Ticket::done())
+    }
+
+    /// The two ends of a channel.
+    fn pair(&self, peer: usize, channel: u64) -> Group {
+        let rank = self.comm.rank();
+        Group {
+            ranks: vec![rank.min(peer), rank.max(peer)],
+            index: usize::from(rank > peer),
+            channel,
+        }
+    }
+}
+
+/// All parts as one tensor, where they lie one after the other and are equally long.
+fn in_line(parts: &[Tensor]) -> Option<Tensor> {
+    let first = parts.first()?;
+    let bytes = first.bytes();
+    let mut at = first.address();
+    for part in parts {
+        if part.address() != at || part.bytes() != bytes {
+            return None;
+        }
+        at += bytes;
+    }
+    first.extended(parts.len())
+}
+
+impl Links for NcclLinks<'_> {
+    fn all_reduce(
+        &self,
+        group: &Group,
+        _: &str,
+        from: &Tensor,
+        to: &Tensor,
+    ) -> Result<Ticket, CudaError> {
+        if group.size() == 1 {
+            return self.copied(from, to);
+        }
+        self.collective(group, vec![from.clone(), to.clone()], |met| {
+            met.all_reduce(from, to, Reduction::Sum)
+        })
+    }
+
+    fn reduce_scatter(
+        &self,
+        group: &Group,
+        _: &str,
+        parts: &[Tensor],
+        own: &Tensor,
+    ) -> Result<Ticket, CudaError> {
+        if group.size() == 1 {
+            return self.copied(&parts[0], own);
+        }
+        let mut tensors = parts.to_vec();
+        tensors.push(own.clone());
+        self.collective(group, tensors, |met| match in_line(parts) {
+            Some(whole) => met.reduce_scatter(&whole, own),
+            None => met.together(|| {
+                for (root, part) in parts.iter().enumerate().filter(|(_, p)| !p.is_empty()) {
+                    met.reduce(part, own, root)?;
+                }
+                Ok(())
+            }),
+        })
+    }
+
+    fn all_gather(
+        &self,
+        group: &Group,
+        _: &str,
+        own: &Tensor,
+        parts: &[Tensor],
+    ) -> Result<Ticket, CudaError> {
+        if group.size() == 1 {
+            return self.copied(own, &parts[0]);
+        }
+        let mut tensors = parts.to_vec();
+        tensors.push(own.clone());
+        self.collective(group, tensors, |met| match in_line(parts) {
+            Some(whole) => met.all_gather(own, &whole),
+            None => met.together(|| {
+                for (root, part) in parts.iter().enumerate().filter(|(_, p)| !p.is_empty()) {
+                    met.broadcast(own, part, root)?;
+                }
+                Ok(())
+            }),
+        })
+    }
+
+    fn all_to_all(
+        &self,
+        group: &Group,
+        _: &str,
+        from: &[Tensor],
+        to: &[Tensor],
+    ) -> Result<Ticket, CudaError> {
+        if group.size() == 1 {
+            return self.copied(&from[0], &to[0]);
+        }
+        let tensors = [from, to].concat();
+        self.collective(group, tensors, |met| met.all_to_all(from, to))
+    }
+
+    fn wait(&self, ticket: Ticket) -> Result<(), CudaError> {
+        match &ticket.way {
+            Way::Event(end) => self.gpu.join(end),
+            _ => Ok(()),
+        }
+    }
+
+    fn meet(&self, peers: &[(usize, u64)]) -> Result<(), CudaError> {
+        let rank = self.comm.rank();
+        let others = peers.iter().filter(|&&(peer, _)| peer != rank);
+        let pairs = others.map(|&(peer, channel)| self.pair(peer, channel));
+        // All ranks meet in one order, so that none waits for one that waits for it.
+        let sorted: BTreeMap<_, _> = pairs
+            .map(|pair| ((pair.channel, pair.ranks.clone()), pair))
+            .collect();
+        let word = self.gpu.allocate(WORDS)?;
+        for pair in sorted.values() {
+            let met = self.group(pair)?;
+            // NCCL connects two ranks when they first send, and has each wait for the other.
+            let end = self.queue(&met, || met.greet(word, 1 - pair.index))?;
+            self.gpu.join(&end)?;
+        }
+        self.settle("meeting")?;
+        self.gpu.free(word)
+    }
+
+    fn send(&self, to: usize, channel: u64, _: &str, x: &Tensor) -> Result<Ticket, CudaError> {
+        if to == self.comm.rank() {
+            let mut own = self.own.borrow_mut();
+            own.entry(channel).or_default().push_back(x.clone());
+            return Ok(Ticket::done());
+        }
+        let pair = self.pair(to, channel);
+        self.collective(&pair, vec![x.clone()], |met| met.send(x, 1 - pair.index))
+    }
+
+    fn receive(&self, from: usize, channel: u64, what: &str, x: &Tensor) -> Result<(), CudaError> {
+        if from == self.comm.rank() {
+            let mut own = self.own.borrow_mut();
+            let sent = own.get_mut(&channel).and_then(VecDeque::pop_front);
+            let Some(sent) = sent else {
+                return Err(CudaError::Unsupported {
+                    operator: "receiving".to_owned(),
+                    scope: what.to_owned(),
+                    reason: "what this rank has not sent itself".to_owned(),
+                });
+            };
+            return self.copied(&sent, x).map(|_| ());
+        }
+        let pair = self.pair(from, channel);
+        let ticket = self.collective(&pair, vec![x.clone()], |met| met.receive(x, 1 - pair.index));
+        self.wait(ticket?)
+    }
+
+    fn settle(&self, what: &str) -> Result<(), CudaError> {
+        let groups = self.groups.borrow();
+        let groups: Vec<&NcclGroup> = groups.values().map(|group| &**group).collect();
+        settle(&groups, &self.gpu.event()?, self.comm, (what, self.timeout))
+    }
+
+    fn captures(&self) -> Result<(), &'static str> {
+        Ok(())
+    }
+}
+
+impl Drop for NcclLinks<'_> {
+    fn drop(&mut self) {
+        // Groups end once no captured work has messages of them.
+        self.gpu.forget_captured();
+        let groups = self.groups.borrow();
+        let groups: Vec<&NcclGroup> = groups.values().map(|group| &**group).collect();
+        let is_idle = self.gpu.event().and_then(|end| is_soon(&end)) == Ok(true);
+        if !is_idle || groups.iter().any(|group| group.is_open()) {
+            // Nothing can be done where it fails.
+            let _ = give_up(&groups);
+        }
+    }
+}

@@ -1,0 +1,488 @@
+//! Collectives between the GPUs of a group of ranks, by NCCL, in the order of each device's stream.
+//!
+//! Ranks meet over another communicator, which carries NCCL's id; it also carries the news of a failed
+//! rank, upon which the group is aborted so that nobody waits inside a kernel.
+
+#![allow(unsafe_code, reason = "functions of NCCL")]
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use catalog::DType;
+
+use super::error::CudaError;
+use super::gpu::{Event, Gpu, Stream};
+use super::library::Name;
+use super::sys::nccl::{self, Comm, Nccl, UniqueId};
+use super::tensor::Tensor;
+use comm::{CommError, Communicator, Group};
+use cpu_device::CpuError;
+
+/// Between two looks at whether queued work is done, once it was not done soon.
+const POLL: Duration = Duration::from_micros(50);
+const SOON: Duration = Duration::from_millis(1);
+
+/// The oldest release that gives up several groups at once.
+const OLDEST: c_int = 22_200;
+
+/// The ranks of a group, each with its GPU.
+pub struct NcclGroup {
+    nccl: Rc<Nccl>,
+    comm: Comm,
+    /// Whether NCCL has let go of it already.
+    aborted: Cell<bool>,
+    /// Whether something was queued of which nobody knows that it ended.
+    open: Cell<bool>,
+    gpu: Rc<Gpu>,
+    /// Its own queue, if it has one beside the GPU's.
+    side: Option<Stream>,
+    /// Ranks in the group.
+    pub size: usize,
+    /// This rank among them.
+    pub index: usize,
+}
+
+/// How a sum is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduction {
+    /// Sum.
+    Sum,
+    /// Largest.
+    Max,
+}
+
+/// Units of a tensor as NCCL counts them: elements that it can add, or bytes.
+fn units(x: &Tensor) -> (c_int, usize) {
+    match x.dtype {
+        DType::Bf16 => (nccl::BF16, x.len()),
+        DType::F32 => (nccl::F32, x.len()),
+        _ => (nccl::U8, x.bytes() as usize),
+    }
+}
+
+fn operator(reduction: Reduction) -> c_int {
+    match reduction {
+        Reduction::Sum => nccl::SUM,
+        Reduction::Max => nccl::MAX,
+    }
+}
+
+impl NcclGroup {
+    /// Meets the other ranks of a group. Its collectives run in the order of the GPU's own queue.
+    ///
+    /// # Errors
+    /// When NCCL is missing, or the ranks cannot meet.
+    pub fn new(gpu: Rc<Gpu>, comm: &dyn Communicator, group: &Group) -> Result<Self, CudaError> {
+        Self::meet(gpu, comm, group, None)
+    }
+
+    /// As [`NcclGroup::new`], on a queue of its own: the caller orders it with the GPU's.
+    ///
+    /// # Errors
+    /// See [`NcclGroup::new`].
+    pub fn beside(gpu: Rc<Gpu>, comm: &dyn Communicator, group: &Group) -> Result<Self, CudaError> {
+        let side = gpu.side_stream()?;
+        Self::meet(gpu, comm, group, Some(side))
+    }
+
+    fn meet(
+        gpu: Rc<Gpu>,
+        comm: &dyn Communicator,
+        group: &Group,
+        side: Option<Stream>,
+    ) -> Result<Self, CudaError> {
+        let nccl = Rc::new(load()?);
+        let what = "meeting for NCCL";
+        let own = match group.index {
+            0 => Some(Arc::new(unique_id(&nccl)?.0.to_vec())),
+            _ => None,
+        };
+        let told = group.broadcast(comm, what, 0, own);
+        let told = told.map_err(CpuError::from)?;
+        let id = <[u8; 128]>::try_from(told.as_slice()).map_err(|_| {
+            CpuError::from(CommError::Size {
+                rank: comm.rank(),
+                peer: group.ranks[0],
+                collective: what.to_owned(),
+                got: told.len(),
+                expected: 128,
+            })
+        })?;
+        // NCCL waits for ranks that never come: here who is missing is noticed.
+        group.barrier(comm).map_err(CpuError::from)?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the id is NCCL's own; the GPU's context is current in this thread.
+        unsafe {
+            nccl.init(
+                &raw mut handle,
+                group.size() as c_int,
+                UniqueId(id),
+                group.index as c_int,
+            )
+        }?;
+        Ok(Self {
+            nccl,
+            comm: handle,
+            aborted: Cell::new(false),
+            open: Cell::new(false),
+            gpu,
+            side,
+            size: group.size(),
+            index: group.index,
+        })
+    }
+
+    /// Its own queue, of one that is beside the GPU's.
+    #[must_use]
+    pub fn side(&self) -> Option<&Stream> {
+        self.side.as_ref()
+    }
+
+    fn stream(&self) -> *mut c_void {
+        self.side
+            .as_ref()
+            .map_or_else(|| self.gpu.stream(), Stream::handle)
+    }
+
+    /// `to`, which may be `from`, becomes the reduction of all ranks' `from`.
+    ///
+    /// # Errors
+    /// When the device or a peer failed.
+    pub fn all_reduce(
+        &self,
+        from: &Tensor,
+        to: &Tensor,
+        reduction: Reduction,
+    ) -> Result<(), CudaError> {
+        debug_assert_eq!(from.len(), to.len());
+        let (kind, count) = units(from);
+        let (from, to) = (from.address(), to.address());
+        let operator = operator(reduction);
+        let (comm, stream) = (self.comm()?, self.stream());
+        // SAFETY: whole tensors.
+        unsafe {
+            self.nccl
+                .all_reduce(from, to, count, kind, operator, comm, stream)
+        }
+    }
+
+    /// `whole` becomes the parts of all ranks, in their order.
+    ///
+    /// # Errors
+    /// When the device or a peer failed.
+    pub fn all_gather(&self, part: &Tensor, whole: &Tensor) -> Result<(), CudaError> {
+        debug_assert_eq!(part.len() * self.size, whole.len());
+        let (kind, count) = units(part);
+        let (from, to) = (part.address(), whole.address());
+        let (comm, stream) = (self.comm()?, self.stream());
+        // SAFETY: the whole holds as many parts as there are ranks.
+        unsafe { self.nccl.all_gather(from, to, count, kind, comm, stream) }
+    }
+
+    /// `part` becomes this rank's part of the sum of all ranks' wholes.
+    ///
+    /// # Errors
+    /// When the device or a peer failed.
+    pub fn reduce_scatter(&self, whole: &Tensor, part: &Tensor) -> Result<(), CudaError> {
+        debug_assert_eq!(part.len() * self.size, whole.len());
+        let (kind, count) = units(part);
+        let (from, to) = (whole.address(), part.address());
+        let (comm, stream) = (self.comm()?, self.stream());
+        // SAFETY: the whole holds as many parts as there are ranks.
+        unsafe {
+            self.nccl
+                .reduce_scatter(from, to, count, kind, nccl::SUM, comm, stream)
+        }
+    }
+
+    /// `to` of rank `root` becomes the sum of all ranks' `from`; that of the others is not written.
+    ///
+    /// # Errors
+    /// When the device or a peer failed.
+    pub fn reduce(&self, from: &Tensor, to: &Tensor, root: usize) -> Result<(), CudaError> {
+        let (kind, count) = units(from);
+        let (from, to) = (from.address(), to.address());
+        let (comm, stream) = (self.comm()?, self.stream());
+        // SAFETY: `to` is as long as `from` where it is written.
+        unsafe {
+            self.nccl.reduce(
+                from,
+                to,
+                count,
+                kind,
+                nccl::SUM,
+                root as c_int,
+                comm,
+                stream,
+            )
+        }
+    }
+
+    /// Every rank's `to` becomes `from` of rank `root`.
+    ///
+    /// # Errors
+    /// When the device or a peer failed.
+    pub fn broadcast(&self, from: &Tensor, to: &Tensor, root: usize) -> Result<(), CudaError> {
+        let (kind, count) = units(to);
+        let (from, to) = (from.address(), to.address());
+        let (comm, stream) = (self.comm()?, self.stream());
+        // SAFETY: `from` is as long as `to` where it is read.
+        unsafe {
+            self.nccl
+                .broadcast(from, to, count, kind, root as c_int, comm, stream)
+        }
+    }
+
+    /// Sends the `i`-th tensor to rank `i`, and receives its for this rank.
+    ///
+    /// # Errors
+    /// When the device or a peer failed.
+    pub fn all_to_all(&self, from: &[Tensor], to: &[Tensor]) -> Result<(), CudaError> {
+        self.together(|| {
+            for (peer, (from, to)) in from.iter().zip(to).enumerate() {
+                self.send(from, peer)?;
+                self.receive(to, peer)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Sends a tensor to a rank.
+    ///
+    /// # Errors
+    /// When the device or a peer failed.
+    pub fn send(&self, x: &Tensor, peer: usize) -> Result<(), CudaError> {
+        let (kind, count) = units(x);
+        if count == 0 {
+            return Ok(());
+        }
+        let (comm, stream) = (self.comm()?, self.stream());
+        // SAFETY: the whole tensor.
+        unsafe {
+            self.nccl
+                .send(x.address(), count, kind, peer as c_int, comm, stream)
+        }
+    }
+
+    /// Receives a tensor from a rank.
+    ///
+    /// # Errors
+    /// When the device or a peer failed.
+    pub fn receive(&self, x: &Tensor, peer: usize) -> Result<(), CudaError> {
+        let (kind, count) = units(x);
+        if count == 0 {
+            return Ok(());
+        }
+        let (comm, stream) = (self.comm()?, self.stream());
+        // SAFETY: the whole tensor.
+        unsafe {
+            self.nccl
+                .receive(x.address(), count, kind, peer as c_int, comm, stream)
+        }
+    }
+
+    /// Sends the byte at an address to a rank and receives one into the next.
+    ///
+    /// # Errors
+    /// When the device or a peer failed.
+    pub(super) fn greet(&self, byte: u64, peer: usize) -> Result<(), CudaError> {
+        let (comm, stream, peer) = (self.comm()?, self.stream(), peer as c_int);
+        self.together(|| {
+            // SAFETY: the caller allocated two bytes.
+            unsafe {
+                self.nccl.send(byte, 1, nccl::U8, peer, comm, stream)?;
+                self.nccl.receive(byte + 1, 1, nccl::U8, peer, comm, stream)
+            }
+        })
+    }
+
+    /// Queues what `queue` does as one: its messages pass at the same time.
+    ///
+    /// # Errors
+    /// When the device or a peer failed, or `queue` did.
+    pub fn together(&self, queue: impl FnOnce() -> Result<(), CudaError>) -> Result<(), CudaError> {
+        // SAFETY: ended below, also where queueing failed.
+        unsafe { self.nccl.group_start() }?;
+        let queued = queue();
+        // SAFETY: begun above.
+        let ended = unsafe { self.nccl.group_end() };
+        queued.and(ended)
+    }
+
+    /// Waits until all of the GPU's own queue is done; gives up, and lets go of the peers, when one of them
+    /// failed or it takes longer than `timeout`.
+    ///
+    /// # Errors
+    /// When a peer failed, or did not come in time.
+    pub fn finish(
+        &self,
+        comm: &dyn Communicator,
+        what: &str,
+        timeout: Duration,
+    ) -> Result<(), CudaError> {
+        settle(&[self], &self.gpu.event()?, comm, (what, timeout))
+    }
+
+    /// Whether NCCL knows of something that went wrong.
+    fn is_broken(&self) -> Result<bool, CudaError> {
+        let mut state = 0;
+        // SAFETY: writes one number.
+        unsafe { self.nccl.state(self.comm()?, &raw mut state) }?;
+        Ok(state != 0 && state != nccl::IN_PROGRESS)
+    }
+
+    /// Whether something was queued of which nobody knows that it ended.
+    pub(super) fn is_open(&self) -> bool {
+        self.open.get()
+    }
+
+    /// Ends kernels that wait for a peer. Nothing can be queued after.
+    fn abort(&self) -> Result<(), CudaError> {
+        if self.aborted.replace(true) {
+            return Ok(());
+        }
+        // SAFETY: NCCL frees the communicator; `aborted` keeps this from using it again.
+        unsafe { self.nccl.abort(self.comm) }
+    }
+
+    /// The communicator, while there is one, for something to be queued.
+    fn comm(&self) -> Result<Comm, CudaError> {
+        self.open.set(true);
+        match self.aborted.get() {
+            false => Ok(self.comm),
+            true => Err(CudaError::Call {
+                library: Name::Nccl,
+                call: "ncclCommAbort",
+                code: 0,
+                reason: "the group was given up before".to_owned(),
+            }),
+        }
+    }
+}
+
+/// Whether `done` is reached, now or soon: an event that was recorded a moment ago is not, on an idle device.
+pub(super) fn is_soon(done: &Event) -> Result<bool, CudaError> {
+    let start = Instant::now();
+    while !done.is_reached()? {
+        if start.elapsed() >= SOON {
+            return Ok(false);
+        }
+        std::hint::spin_loop();
+    }
+    Ok(true)
+}
+
+/// Ends kernels of groups of one GPU that wait for a peer. Together, as NCCL can since 2.22: who is given up alone may
+/// wait for a kernel that waits in another group (NVIDIA/nccl#1013). NCCL keeps a group for as long as captured work has
+/// messages of it.
+pub(super) fn give_up(groups: &[&NcclGroup]) -> Result<(), CudaError> {
+    let Some(first) = groups.first() else {
+        return Ok(());
+    };
+    first.gpu.forget_captured();
+    first.together(|| {
+        let given_up = groups.iter().map(|group| group.abort());
+        given_up.fold(Ok(()), Result::and)
+    })
+}
+
+/// Waits on the host until `done` is reached. When a peer failed or it takes longer than the timeout, gives up
+/// all groups, so that nothing on the device waits any more.
+pub(super) fn settle(
+    groups: &[&NcclGroup],
+    done: &Event,
+    comm: &dyn Communicator,
+    (what, timeout): (&str, Duration),
+) -> Result<(), CudaError> {
+    let start = Instant::now();
+    while !done.is_reached()? {
+        let mut failed = comm.check(what).err();
+        let mut broken = start.elapsed() >= timeout;
+        for group in groups {
+            broken |= group.is_broken()?;
+        }
+        if failed.is_none() && broken {
+            failed = Some(CommError::Timeout {
+                rank: comm.rank(),
+                peer: comm.rank(),
+                collective: what.to_owned(),
+                waited: start.elapsed(),
+            });
+        }
+        if let Some(failed) = failed {
+            give_up(groups)?;
+            comm.fail(&format!("{what}: a GPU of a group did not answer"));
+            return Err(CudaError::Host(CpuError::Comm(failed)));
+        }
+        match start.elapsed() < SOON {
+            true => std::hint::spin_loop(),
+            false => std::thread::sleep(POLL),
+        }
+    }
+    for group in groups {
+        group.open.set(false);
+    }
+    Ok(())
+}
+
+impl Drop for NcclGroup {
+    fn drop(&mut self) {
+        if self.aborted.get() {
+            return;
+        }
+        // SAFETY: used no more. What may still wait for a peer is given up, for it would be waited for.
+        // Nothing can be done where it fails.
+        let _ = unsafe {
+            match self.open.get() {
+                false => self.nccl.destroy(self.comm),
+                true => self.nccl.abort(self.comm),
+            }
+        };
+    }
+}
+
+/// Loads the library, if its release is not too old.
+pub(super) fn load() -> Result<Nccl, CudaError> {
+    let nccl = Nccl::load()?;
+    let mut version = 0;
+    // SAFETY: writes one number.
+    unsafe { nccl.version(&raw mut version) }?;
+    let release = |code: c_int| format!("{}.{}.{}", code / 10_000, code / 100 % 100, code % 100);
+    if version < OLDEST {
+        return Err(CudaError::Old {
+            library: Name::Nccl,
+            release: release(version),
+            path: nccl.path,
+            oldest: release(OLDEST),
+        });
+    }
+    Ok(nccl)
+}
+
+fn unique_id(nccl: &Nccl) -> Result<UniqueId, CudaError> {
+    let mut id = UniqueId([0; 128]);
+    // SAFETY: writes 128 bytes.
+    unsafe { nccl.unique_id(&raw mut id) }?;
+    Ok(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_made_without_a_gpu() {
+        let nccl = match load() {
+            Ok(nccl) => nccl,
+            Err(error) => {
+                assert_eq!(Name::Nccl.open().err(), Some(error));
+                return;
+            }
+        };
+        let (a, b) = (unique_id(&nccl), unique_id(&nccl));
+        assert!(a.is_ok() && b.is_ok() && a != b);
+    }
+}

@@ -1,0 +1,263 @@
+//! Core attention, fused.
+
+use catalog::DType;
+
+use super::unsupported;
+use crate::error::CudaError;
+use crate::kernels::{Head, Kernel, Source, typed};
+use crate::launcher::{Arguments, AttentionArgument, AttentionBy, AttentionOperands};
+use crate::memory::Buffer;
+use crate::tensor::{Device, Tensor};
+use dtensor::CausalAttention;
+
+/// Longest head of the kernels in 32 bits and of the sums for backward.
+const MOST_DIMS: i64 = 256;
+/// Queries, or keys, of a block: forward, and backward; and how many of the others it sees at a time.
+const FORWARD: [usize; 2] = [64, 64];
+const BACKWARD: [usize; 2] = [64, 32];
+/// What keeps banks apart.
+const PAD: usize = 8;
+const BF16: usize = 2;
+/// Threads of a block of the tensor-core kernels.
+const THREADS: u32 = 128;
+/// Warps of a block, a query each, of the others.
+const WARPS: usize = 4;
+
+/// One attention.
+#[derive(Clone, Debug)]
+pub struct AttentionCall<'a> {
+    /// Queries `[batch, q_len, heads · qk_dim]`.
+    pub q: &'a Tensor,
+    /// Keys `[batch, kv_len, kv_heads · qk_dim]`.
+    pub k: &'a Tensor,
+    /// Values `[batch, kv_len, kv_heads · v_dim]`.
+    pub v: &'a Tensor,
+    /// Positions of the queries.
+    pub positions: &'a Buffer,
+    /// A score of every head whose weight goes nowhere.
+    pub sinks: Option<Tensor>,
+    /// Sizes, mask, scores and dropout; not where sinks are.
+    pub sizes: AttentionArgument,
+    /// The same as a library may have it.
+    pub library: Option<CausalAttention>,
+}
+
+/// What forward leaves for backward beside its output: log-sum-exps of every query's scores.
+pub type LogSumExp = Tensor;
+
+impl AttentionCall<'_> {
+    fn batch(&self) -> usize {
+        self.q.shape[0]
+    }
+
+    fn queries(&self) -> usize {
+        self.sizes.lengths[0] as usize
+    }
+
+    fn keys(&self) -> usize {
+        self.sizes.lengths[1] as usize
+    }
+
+    fn heads(&self) -> u32 {
+        self.sizes.heads[0] as u32
+    }
+
+    fn head(&self) -> Head {
+        let [key, value] = self.sizes.dims.map(|dim| (dim as u32).next_multiple_of(16));
+        Head { key, value }
+    }
+
+    fn argument(&self) -> AttentionArgument {
+        AttentionArgument {
+            sinks: self.sinks.as_ref().map_or(0, Tensor::address),
+            ..self.sizes
+        }
+    }
+
+    fn check(&self) -> Result<(), CudaError> {
+        let [key, value] = self.sizes.dims;
+        if key.max(value) > MOST_DIMS {
+            let reason = format!("heads of {key} and {value} dimensions, more than {MOST_DIMS}");
+            return Err(unsupported("attention", reason));
+        }
+        Ok(())
+    }
+
+    /// A kernel, its grid over `count` queries or keys and `heads`, threads and shared memory.
+    fn launch(
+        &self,
+        name: [&'static str; 2],
+        count: usize,
+        heads: u32,
+        sizes: [usize; 2],
+    ) -> (Kernel, [u32; 3], u32, u32) {
+        let batch = self.batch() as u32;
+        if !self.q.is_bf16() {
+            let kernel = Kernel::plain(Source::AttentionSmall, name[0]);
+            let grid = [count.div_ceil(WARPS) as u32, heads, batch];
+            return (kernel, grid, THREADS, 0);
+        }
+        let head = self.head();
+        let kernel = Kernel {
+            source: Source::Attention,
+            name: name[1],
+            head,
+        };
+        let row = |dim: u32| (dim as usize + PAD) * BF16;
+        let (own, other) = (sizes[0], 2 * sizes[1]);
+        let both = row(head.key) + row(head.value);
+        let shared = if name[1] == FORWARD_NAMES[1] {
+            own * row(head.key) + other * both
+        } else {
+            // Two lines of two statistics in 32 bits for the queries of a step.
+            (own + other) * both + 2 * other * 4
+        };
+        let grid = [count.div_ceil(own) as u32, heads, batch];
+        (kernel, grid, THREADS, shared as u32)
+    }
+}
+
+const FORWARD_NAMES: [&str; 2] = ["attention_forward_f32", "attention_forward_bf16"];
+const KEY_NAMES: [&str; 2] = ["attention_key_backward_f32", "attention_key_backward_bf16"];
+const QUERY_NAMES: [&str; 2] = [
+    "attention_query_backward_f32",
+    "attention_query_backward_bf16",
+];
+
+impl Device {
+    /// Attention, and its log-sum-exps `[batch, heads, q_len]`.
+    ///
+    /// # Errors
+    /// When memory or the device fails, or heads are too long.
+    pub fn attention(&self, call: &AttentionCall<'_>) -> Result<(Tensor, LogSumExp), CudaError> {
+        call.check()?;
+        let (batch, heads) = (call.batch(), call.heads());
+        let columns = heads as usize * call.sizes.dims[1] as usize;
+        let out = self.tensor(vec![batch, call.queries(), columns], call.q.dtype)?;
+        let shape = vec![batch, heads as usize, call.queries()];
+        let sums = self.tensor(shape, DType::F32)?;
+        if let Some((of, [workspace, _])) = self.library_attention(call)? {
+            self.attend(&of, call, [&out, &sums], None, workspace)?;
+            return Ok((out, sums));
+        }
+        let arguments = Arguments::default()
+            .with(out.address())
+            .with(sums.address())
+            .with(call.q.address())
+            .with(call.k.address())
+            .with(call.v.address())
+            .with(call.positions.address)
+            .with(call.argument());
+        let (kernel, grid, threads, shared) =
+            call.launch(FORWARD_NAMES, call.queries(), heads, FORWARD);
+        self.blocks(kernel, grid, threads, shared, arguments)?;
+        Ok((out, sums))
+    }
+
+    /// Gradients of queries, keys and values; that of the sinks is added to `d_sinks`.
+    ///
+    /// # Errors
+    /// When memory or the device fails, or heads are too long.
+    pub fn attention_backward(
+        &self,
+        call: &AttentionCall<'_>,
+        d_out: &Tensor,
+        out: &Tensor,
+        sums: &LogSumExp,
+        d_sinks: Option<&Tensor>,
+    ) -> Result<[Tensor; 3], CudaError> {
+        call.check()?;
+        if let Some((of, [_, workspace])) = self.library_attention(call)? {
+            let [dq, dk, dv] = self.gradients(call)?;
+            let gradients = [d_out, &dq, &dk, &dv];
+            self.attend(&of, call, [out, sums], Some(gradients), workspace)?;
+            return Ok([dq, dk, dv]);
+        }
+        let delta = self.tensor(sums.shape.clone(), DType::F32)?;
+        let grid = [
+            call.queries().div_ceil(WARPS) as u32,
+            call.heads(),
+            call.batch() as u32,
+        ];
+        let arguments = Arguments::default()
+            .with(delta.address())
+            .with(d_out.address())
+            .with(out.address())
+            .with(call.argument());
+        let kernel = typed!(AttentionSmall, "attention_delta", call.q.is_bf16());
+        self.blocks(kernel, grid, THREADS, 0, arguments)?;
+        if let Some(gradient) = d_sinks {
+            let arguments = Arguments::default()
+                .with(gradient.address())
+                .with(sums.address())
+                .with(delta.address())
+                .with(call.batch() as i64)
+                .with(call.argument());
+            let kernel = typed!(AttentionSmall, "attention_sinks", call.q.is_bf16());
+            let grid = [call.heads(), 1, 1];
+            self.blocks(kernel, grid, super::THREADS, 0, arguments)?;
+        }
+        let [dq, dk, dv] = self.gradients(call)?;
+        let rest = |arguments: Arguments| {
+            arguments
+                .with(d_out.address())
+                .with(call.q.address())
+                .with(call.k.address())
+                .with(call.v.address())
+                .with(sums.address())
+                .with(delta.address())
+                .with(call.positions.address)
+                .with(call.argument())
+        };
+        let kv_heads = call.sizes.heads[1] as u32;
+        let (kernel, grid, threads, shared) =
+            call.launch(KEY_NAMES, call.keys(), kv_heads, BACKWARD);
+        let arguments = Arguments::default().with(dk.address()).with(dv.address());
+        self.blocks(kernel, grid, threads, shared, rest(arguments))?;
+        let (kernel, grid, threads, shared) =
+            call.launch(QUERY_NAMES, call.queries(), call.heads(), BACKWARD);
+        let arguments = Arguments::default().with(dq.address());
+        self.blocks(kernel, grid, threads, shared, rest(arguments))?;
+        Ok([dq, dk, dv])
+    }
+
+    /// Unwritten gradients of queries, keys and values.
+    fn gradients(&self, call: &AttentionCall<'_>) -> Result<[Tensor; 3], CudaError> {
+        let like = |x: &Tensor| self.tensor(x.shape.clone(), x.dtype);
+        Ok([like(call.q)?, like(call.k)?, like(call.v)?])
+    }
+
+    /// The attention as a library has it, with its bytes of workspace, if one runs it.
+    fn library_attention(
+        &self,
+        call: &AttentionCall<'_>,
+    ) -> Result<Option<(CausalAttention, [u64; 2])>, CudaError> {
+        let Some(of) = call
+            .library
+            .filter(|_| self.attention_by == AttentionBy::Library)
+        else {
+            return Ok(None);
+        };
+        let workspaces = self.launcher.attention_workspaces(&of)?;
+        Ok(workspaces.map(|bytes| (of, bytes)))
+    }
+
+    fn attend(
+        &self,
+        of: &CausalAttention,
+        call: &AttentionCall<'_>,
+        [out, sums]: [&Tensor; 2],
+        gradients: Option<[&Tensor; 4]>,
+        workspace: u64,
+    ) -> Result<(), CudaError> {
+        let workspace = self.memory.allocate(workspace)?;
+        let tensors = [call.q, call.k, call.v, out, sums];
+        let operands = AttentionOperands {
+            tensors: tensors.map(Tensor::address),
+            gradients: gradients.map(|all| all.map(Tensor::address)),
+            scale: call.sizes.scale,
+            workspace: workspace.address,
+        };
+        self.launcher.attend(of, &operands)
+    }
+}

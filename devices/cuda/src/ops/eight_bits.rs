@@ -1,0 +1,239 @@
+//! Casts to 8 bits and products of what they make.
+//!
+//! A tensor is scaled by its current maximum (torchao's tensorwise dynamic scaling), which no host reads.
+//! Products want both operands by rows of what is contracted, so a cast writes rows, columns, or both.
+
+use catalog::DType;
+
+use super::{EACH, THREADS, WAVES, unsupported};
+use crate::error::CudaError;
+use crate::kernels::{Kernel, Source};
+use crate::launcher::{Arguments, Compute, Element, Epilogue, Float8, Operand, Product};
+use crate::tensor::{Device, Tensor};
+use dtensor::trace::EIGHT_BIT_MULTIPLE;
+
+/// Rows and columns of a block of the casts.
+const TILE: [usize; 2] = [128, 64];
+
+/// Which ways a matrix in 8 bits lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lies {
+    /// By rows.
+    Rows,
+    /// By columns.
+    Columns,
+    /// By rows, and by columns beside them.
+    Both,
+}
+
+/// A matrix in 8 bits, with what its codes are to be multiplied by.
+#[derive(Clone, Debug)]
+pub struct Matrix8 {
+    format: Float8,
+    /// Rows and columns.
+    size: [usize; 2],
+    factor: Tensor,
+    rows: Option<Tensor>,
+    columns: Option<Tensor>,
+}
+
+impl Matrix8 {
+    /// Whether it lies these ways.
+    #[must_use]
+    pub fn lies(&self, ways: Lies) -> bool {
+        let [rows, columns] = [self.rows.is_some(), self.columns.is_some()];
+        match ways {
+            Lies::Rows => rows,
+            Lies::Columns => columns,
+            Lies::Both => rows && columns,
+        }
+    }
+
+    /// Codes by rows.
+    #[must_use]
+    pub fn rows(&self) -> Option<&Tensor> {
+        self.rows.as_ref()
+    }
+
+    /// Codes by columns.
+    #[must_use]
+    pub fn columns(&self) -> Option<&Tensor> {
+        self.columns.as_ref()
+    }
+
+    /// What codes are to be multiplied by, in 32 bits.
+    #[must_use]
+    pub fn factor(&self) -> &Tensor {
+        &self.factor
+    }
+
+    /// An operand of a product that contracts what its lines run along.
+    fn operand(&self, codes: Option<&Tensor>, transposed: bool) -> Result<Operand, CudaError> {
+        let codes = codes.ok_or_else(|| {
+            let reason = format!("{:?} that do not lie by what is contracted", self.size);
+            unsupported("a product in 8 bits", reason)
+        })?;
+        Ok(Operand {
+            address: codes.address(),
+            element: Element::Scaled(self.format, self.factor.address()),
+            transposed,
+        })
+    }
+}
+
+/// Where a product of matrices in 8 bits goes.
+struct Result8<'t> {
+    to: &'t Tensor,
+    sizes: [usize; 3],
+    accumulate: bool,
+    epilogue: Epilogue,
+}
+
+impl Device {
+    /// A matrix in bf16, all dims but the last its rows, in 8 bits.
+    ///
+    /// # Errors
+    /// When memory or the device fails, or rows or columns are no multiple of 16.
+    pub fn cast8(&self, x: &Tensor, format: Float8, ways: Lies) -> Result<Matrix8, CudaError> {
+        let [rows, columns] = [x.rows(), x.columns()];
+        let fits = |size: usize| size.is_multiple_of(EIGHT_BIT_MULTIPLE as usize);
+        if !x.is_bf16() || !fits(rows) || !fits(columns) {
+            let reason = format!(
+                "{rows} × {columns} of {:?}: expected bf16 and multiples of {EIGHT_BIT_MULTIPLE}",
+                x.dtype
+            );
+            return Err(unsupported("a cast to 8 bits", reason));
+        }
+        let most = self.launcher.multiprocessors() * WAVES;
+        let blocks = x.len().div_ceil(EACH * THREADS as usize).min(most as usize);
+        let largest = self.tensor(vec![blocks], DType::F32)?;
+        let arguments = Arguments::default()
+            .with(largest.address())
+            .with(x.address())
+            .with(x.len() as i64);
+        let kernel = Kernel::plain(Source::EightBits, "largest_bf16");
+        self.blocks(kernel, [blocks as u32, 1, 1], THREADS, 0, arguments)?;
+        let codes = |wanted: bool, shape: [usize; 2]| match wanted {
+            true => self.tensor(shape.to_vec(), DType::F8).map(Some),
+            false => Ok(None),
+        };
+        let made = Matrix8 {
+            format,
+            size: [rows, columns],
+            factor: self.tensor(vec![1], DType::F32)?,
+            rows: codes(ways != Lies::Columns, [rows, columns])?,
+            columns: codes(ways != Lies::Rows, [columns, rows])?,
+        };
+        let address = |codes: &Option<Tensor>| codes.as_ref().map_or(0, Tensor::address);
+        let arguments = Arguments::default()
+            .with(address(&made.rows))
+            .with(address(&made.columns))
+            .with(made.factor.address())
+            .with(largest.address())
+            .with(blocks as i64)
+            .with(x.address())
+            .with(rows as i64)
+            .with(columns as i64);
+        let name = match format {
+            Float8::E4m3 => "cast_e4m3",
+            Float8::E5m2 => "cast_e5m2",
+        };
+        let [across, down] = [columns.div_ceil(TILE[1]), rows.div_ceil(TILE[0])];
+        let kernel = Kernel::plain(Source::EightBits, name);
+        self.blocks(
+            kernel,
+            [across as u32, down as u32, 1],
+            THREADS,
+            0,
+            arguments,
+        )?;
+        Ok(made)
+    }
+
+    /// `x · wᵀ` in bf16, plus a bias; `shape` is the result's.
+    ///
+    /// # Errors
+    /// When memory or the device fails, or an operand does not lie by rows.
+    pub fn linear8(
+        &self,
+        x: &Matrix8,
+        w: &Matrix8,
+        bias: Option<&Tensor>,
+        shape: Vec<usize>,
+    ) -> Result<Tensor, CudaError> {
+        let out = self.tensor(shape, DType::Bf16)?;
+        let operands = [x.operand(x.rows(), false)?, w.operand(w.rows(), true)?];
+        self.multiply8(
+            operands,
+            &Result8 {
+                to: &out,
+                sizes: [x.size[0], w.size[0], x.size[1]],
+                accumulate: false,
+                epilogue: bias.map_or(Epilogue::Nothing, |bias| Epilogue::Bias(bias.address())),
+            },
+        )?;
+        Ok(out)
+    }
+
+    /// `dy · w` in bf16: the gradient of a linear layer's input, of this shape.
+    ///
+    /// # Errors
+    /// When memory or the device fails, or `dy` does not lie by rows or `w` by columns.
+    pub fn linear_backward8(
+        &self,
+        dy: &Matrix8,
+        w: &Matrix8,
+        shape: Vec<usize>,
+    ) -> Result<Tensor, CudaError> {
+        let out = self.tensor(shape, DType::Bf16)?;
+        let operands = [dy.operand(dy.rows(), false)?, w.operand(w.columns(), true)?];
+        self.multiply8(
+            operands,
+            &Result8 {
+                to: &out,
+                sizes: [dy.size[0], w.size[1], dy.size[1]],
+                accumulate: false,
+                epilogue: Epilogue::Nothing,
+            },
+        )?;
+        Ok(out)
+    }
+
+    /// `gradient += dyᵀ · x`: the gradient of a linear layer's weight, in 32 bits.
+    ///
+    /// # Errors
+    /// When the device fails, or an operand does not lie by columns.
+    pub fn add_linear_gradient8(
+        &self,
+        gradient: &Tensor,
+        dy: &Matrix8,
+        x: &Matrix8,
+    ) -> Result<(), CudaError> {
+        let operands = [
+            dy.operand(dy.columns(), false)?,
+            x.operand(x.columns(), true)?,
+        ];
+        self.multiply8(
+            operands,
+            &Result8 {
+                to: gradient,
+                sizes: [dy.size[1], x.size[1], dy.size[0]],
+                accumulate: true,
+                epilogue: Epilogue::Nothing,
+            },
+        )
+    }
+
+    fn multiply8(&self, [a, b]: [Operand; 2], result: &Result8<'_>) -> Result<(), CudaError> {
+        self.launcher.multiply(&Product {
+            sizes: result.sizes.map(|size| size as u64),
+            a,
+            b,
+            c: result.to.address(),
+            dtype: result.to.dtype,
+            compute: Compute::Whole,
+            accumulate: result.accumulate,
+            epilogue: result.epilogue,
+        })
+    }
+}

@@ -1,0 +1,469 @@
+//! Mixtures of experts: routing, rows by expert, and their products.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::rc::Rc;
+
+use catalog::DType;
+use catalog::model::Router;
+
+use super::{THREADS, threads_of, unsupported};
+use crate::error::CudaError;
+use crate::kernels::{Kernel, Source, typed};
+use crate::launcher::{Arguments, RouterArgument};
+use crate::memory::Buffer;
+use crate::tensor::{Device, Tensor};
+
+/// Experts that the router's kernels can choose from.
+const MOST_EXPERTS: usize = 256;
+/// Groups of them: one to a lane.
+const MOST_GROUPS: usize = 32;
+/// Choices that a block of `route_count` and of `route_place`, which has eight warps, goes through.
+const CHUNK: usize = 1024;
+/// Rows and columns of a tile of the products in bf16, and the part of the contracted length held at a
+/// time, with what keeps banks apart.
+const TILE: usize = 128;
+const DEEP: usize = 32;
+const PAD: usize = 8;
+/// Rows and columns of a tile in 32 bits.
+const SMALL: usize = 16;
+
+/// A router's choice for the tokens of a micro-batch, on the device.
+#[derive(Debug)]
+pub struct Route {
+    /// Experts per token.
+    pub top_k: usize,
+    /// All experts.
+    pub experts: usize,
+    /// Tokens.
+    pub tokens: usize,
+    /// Chosen experts of every token, best first.
+    pub chosen: Buffer,
+    /// The choice (`token · k + slot`) behind every row.
+    pub source: Buffer,
+    /// The row of every choice.
+    pub place: Buffer,
+    /// Where each expert's rows begin, and their end.
+    pub offsets: Buffer,
+    /// How rows went on to the ranks of their experts, an exchange after the other.
+    pub levels: RefCell<Vec<Rc<Level>>>,
+}
+
+/// Rows after an exchange between ranks, by expert and by the rank that sent them.
+#[derive(Debug)]
+pub struct Level {
+    /// Rows before it that went to each member of the group.
+    pub sent: Vec<Range<usize>>,
+    /// Places of what came from each member, one after the other.
+    pub received: Vec<Range<usize>>,
+    /// Rows of every expert, of those that are here.
+    pub counts: Vec<u32>,
+    /// The place among what was received behind every row.
+    pub order: Buffer,
+    /// The row of every place.
+    pub inverse: Buffer,
+    /// Where the rows of each expert that is here begin, and their end.
+    pub offsets: Buffer,
+}
+
+impl Level {
+    /// Its rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.received.last().map_or(0, |range| range.end)
+    }
+
+    /// Bytes of its lists.
+    fn bytes(&self) -> u64 {
+        let lists = [&self.order, &self.inverse, &self.offsets];
+        lists.iter().map(|list| list.bytes).sum()
+    }
+}
+
+impl Route {
+    /// The last exchange, if there was any.
+    #[must_use]
+    pub fn last(&self) -> Option<Rc<Level>> {
+        self.levels.borrow().last().map(Rc::clone)
+    }
+
+    /// Gives where the rows of each expert begin where the experts are.
+    pub fn at_experts<T>(&self, read: impl FnOnce(&Buffer) -> T) -> T {
+        match self.last() {
+            Some(level) => read(&level.offsets),
+            None => read(&self.offsets),
+        }
+    }
+
+    /// Rows after so many exchanges.
+    #[must_use]
+    pub fn rows_after(&self, exchanges: usize) -> usize {
+        match exchanges.checked_sub(1) {
+            Some(level) => self.levels.borrow()[level].rows(),
+            None => self.rows(),
+        }
+    }
+
+    /// Rows: one per choice.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.tokens * self.top_k
+    }
+
+    /// Bytes of its lists.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let lists = [&self.chosen, &self.source, &self.place, &self.offsets];
+        let levels = self.levels.borrow();
+        let exchanged: u64 = levels.iter().map(|level| level.bytes()).sum();
+        exchanged + lists.iter().map(|list| list.bytes).sum::<u64>()
+    }
+}
+
+/// A router as its kernels take it.
+///
+/// # Errors
+/// When it has more experts or groups than they hold, or chooses more than there are.
+fn argument(router: &Router, experts: usize, top_k: usize) -> Result<RouterArgument, CudaError> {
+    let [groups, best] = [router.groups, router.best_groups].map(|n| n as usize);
+    let refused = |reason| Err(unsupported("a router", reason));
+    if experts > MOST_EXPERTS {
+        return refused(format!("{experts} experts, more than {MOST_EXPERTS}"));
+    }
+    if groups > MOST_GROUPS || !experts.is_multiple_of(groups.max(1)) {
+        return refused(format!(
+            "{experts} experts in {groups} groups, which are not equal or more than {MOST_GROUPS}"
+        ));
+    }
+    if best > groups || top_k > experts / groups.max(1) * best {
+        return refused(format!(
+            "{top_k} of the experts in the best {best} of {groups} groups of {experts} experts"
+        ));
+    }
+    Ok(RouterArgument {
+        experts: [experts, top_k].map(|n| n as i32),
+        rule: [router.sigmoid, router.normalise].map(i32::from),
+        groups: [groups, best].map(|n| n as i32),
+        scale: router.scale as f32,
+    })
+}
+
+/// Warps of a block that each treat a token.
+const WARPS: usize = THREADS as usize / 32;
+
+impl Device {
+    /// The `top_k` best experts of every row of logits, and their weights; `bias` is added to scores for the
+    /// choice alone.
+    ///
+    /// # Errors
+    /// When memory or the device fails, or the router is more than its kernels hold.
+    pub fn route(
+        &self,
+        logits: &Tensor,
+        top_k: usize,
+        (router, bias): (&Router, Option<&Tensor>),
+    ) -> Result<(Route, Tensor), CudaError> {
+        let (tokens, experts) = (logits.rows(), logits.columns());
+        let rule = argument(router, experts, top_k)?;
+        // Without sigmoids and groups the order is that of the logits.
+        let bias = bias.filter(|_| router.sigmoid || router.groups > 1);
+        let narrow = bias.filter(|bias| bias.is_bf16());
+        let widened = narrow.map(|bias| self.cast(bias, DType::F32)).transpose()?;
+        let bias = widened.as_ref().or(bias);
+        let choices = tokens * top_k;
+        let words = |count: usize| self.memory.allocate(4 * count as u64);
+        let mut shape = logits.shape.clone();
+        *shape.last_mut().expect("logits have a last dim") = top_k;
+        let route = Route {
+            top_k,
+            experts,
+            tokens,
+            chosen: words(choices)?,
+            source: words(choices)?,
+            place: words(choices)?,
+            offsets: words(experts + 1)?,
+            levels: RefCell::default(),
+        };
+        let weights = self.tensor(shape, DType::F32)?;
+        let arguments = Arguments::default()
+            .with(route.chosen.address)
+            .with(weights.address())
+            .with(logits.address())
+            .with(bias.map_or(0, Tensor::address))
+            .with(tokens as i64)
+            .with(rule);
+        let kernel = typed!(Expert, "top_k", logits.is_bf16());
+        let grid = [tokens.div_ceil(WARPS) as u32, 1, 1];
+        self.blocks(kernel, grid, THREADS, 0, arguments)?;
+        self.order(&route)?;
+        Ok((route, weights))
+    }
+
+    /// Sorts rows by expert and token.
+    fn order(&self, route: &Route) -> Result<(), CudaError> {
+        let (choices, experts) = (route.rows(), route.experts);
+        let chunks = choices.div_ceil(CHUNK);
+        let counts = self.memory.allocate(4 * (experts * chunks) as u64)?;
+        let plain = |name| Kernel::plain(Source::Expert, name);
+        let grid = [chunks as u32, 1, 1];
+        let count = Arguments::default()
+            .with(counts.address)
+            .with(route.chosen.address)
+            .with(choices as i64)
+            .with(experts as i32);
+        self.blocks(plain("route_count"), grid, THREADS, 0, count)?;
+        let scan = Arguments::default()
+            .with(counts.address)
+            .with(route.offsets.address)
+            .with(experts as i32)
+            .with(chunks as i32);
+        self.blocks(plain("route_scan"), [1, 1, 1], THREADS, 0, scan)?;
+        let place = Arguments::default()
+            .with(route.source.address)
+            .with(route.place.address)
+            .with(counts.address)
+            .with(route.chosen.address)
+            .with(choices as i64)
+            .with(experts as i32);
+        self.blocks(plain("route_place"), grid, THREADS, 0, place)
+    }
+
+    /// Gradient of the router's logits from that of the chosen experts' weights.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn route_backward(
+        &self,
+        route: &Route,
+        gradient: &Tensor,
+        (logits, weights): (&Tensor, &Tensor),
+        router: &Router,
+    ) -> Result<Tensor, CudaError> {
+        let rule = argument(router, route.experts, route.top_k)?;
+        let out = self.tensor(logits.shape.clone(), logits.dtype)?;
+        let arguments = Arguments::default()
+            .with(out.address())
+            .with(gradient.address())
+            .with(route.chosen.address)
+            .with(weights.address())
+            .with(logits.address())
+            .with(route.tokens as i64)
+            .with(rule);
+        let kernel = typed!(Expert, "top_k_backward", logits.is_bf16());
+        let grid = [route.tokens.div_ceil(WARPS) as u32, 1, 1];
+        self.blocks(kernel, grid, THREADS, 0, arguments)?;
+        Ok(out)
+    }
+
+    /// Tokens copied to one row per choice, by expert.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn permute(&self, route: &Route, x: &Tensor) -> Result<Tensor, CudaError> {
+        self.rows_of(x, (&route.source, route.top_k))
+    }
+
+    /// Row `sources[i] / k` of `x` as the `i`-th row.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn rows_of(&self, x: &Tensor, (sources, k): (&Buffer, usize)) -> Result<Tensor, CudaError> {
+        let (rows, columns) = (sources.bytes as usize / 4, x.columns());
+        let out = self.tensor(vec![rows, columns], x.dtype)?;
+        let arguments = Arguments::default()
+            .with(out.address())
+            .with(x.address())
+            .with(sources.address)
+            .with(k as i64)
+            .with(columns as i64);
+        let kernel = typed!(Expert, "permute", x.is_bf16());
+        let grid = [rows as u32, 1, 1];
+        self.blocks(kernel, grid, threads_of(columns, 256), 0, arguments)?;
+        Ok(out)
+    }
+
+    /// Rows back at their tokens, added in the order of their slots, times their probabilities if asked.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn combine(
+        &self,
+        route: &Route,
+        rows: &Tensor,
+        probabilities: Option<&Tensor>,
+        shape: Vec<usize>,
+    ) -> Result<Tensor, CudaError> {
+        let columns = rows.columns();
+        let out = self.tensor(shape, rows.dtype)?;
+        let arguments = Arguments::default()
+            .with(out.address())
+            .with(rows.address())
+            .with(probabilities.map_or(0, Tensor::address))
+            .with(route.place.address)
+            .with(route.top_k as i64)
+            .with(columns as i64);
+        let kernel = typed!(Expert, "combine", rows.is_bf16());
+        let grid = [route.tokens as u32, 1, 1];
+        self.blocks(kernel, grid, threads_of(columns, 256), 0, arguments)?;
+        Ok(out)
+    }
+
+    /// Gradients of the rows and of the probabilities.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn combine_backward(
+        &self,
+        route: &Route,
+        dy: &Tensor,
+        rows: &Tensor,
+        probabilities: &Tensor,
+    ) -> Result<[Tensor; 2], CudaError> {
+        let columns = rows.columns();
+        let d_rows = self.tensor(rows.shape.clone(), rows.dtype)?;
+        let d_probabilities = self.tensor(probabilities.shape.clone(), DType::F32)?;
+        let arguments = Arguments::default()
+            .with(d_rows.address())
+            .with(d_probabilities.address())
+            .with(dy.address())
+            .with(rows.address())
+            .with(probabilities.address())
+            .with(route.source.address)
+            .with(route.top_k as i64)
+            .with(columns as i64);
+        let kernel = typed!(Expert, "combine_backward", rows.is_bf16());
+        let grid = [route.rows() as u32, 1, 1];
+        self.blocks(kernel, grid, threads_of(columns, 256), 0, arguments)?;
+        Ok([d_rows, d_probabilities])
+    }
+
+    /// Rows plus the bias of their expert, `b: [experts, n]`.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn expert_bias(
+        &self,
+        offsets: &Buffer,
+        x: &Tensor,
+        b: &Tensor,
+    ) -> Result<Tensor, CudaError> {
+        let columns = x.columns();
+        let out = self.tensor(x.shape.clone(), x.dtype)?;
+        let arguments = Arguments::default()
+            .with(out.address())
+            .with(x.address())
+            .with(b.address())
+            .with(offsets.address)
+            .with(b.rows() as i32)
+            .with(columns as i64);
+        let kernel = typed!(Expert, "expert_bias", x.is_bf16());
+        let grid = [x.rows() as u32, 1, 1];
+        self.blocks(kernel, grid, threads_of(columns, 256), 0, arguments)?;
+        Ok(out)
+    }
+
+    /// `gradient[e] += Σ` rows of every expert.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn add_expert_bias_gradient(
+        &self,
+        offsets: &Buffer,
+        gradient: &Tensor,
+        dy: &Tensor,
+    ) -> Result<(), CudaError> {
+        let columns = dy.columns();
+        let arguments = Arguments::default()
+            .with(gradient.address())
+            .with(dy.address())
+            .with(offsets.address)
+            .with(columns as i64);
+        let kernel = typed!(Expert, "expert_bias_backward", dy.is_bf16());
+        let across = columns.div_ceil(THREADS as usize) as u32;
+        let grid = [across, gradient.rows() as u32, 1];
+        self.blocks(kernel, grid, THREADS, 0, arguments)
+    }
+
+    /// One product per expert: `x · wᵀ`, or backwards `x · w`, with `w: [experts, n, k]`.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn grouped(
+        &self,
+        offsets: &Buffer,
+        x: &Tensor,
+        w: &Tensor,
+        backward: bool,
+    ) -> Result<Tensor, CudaError> {
+        let (experts, n, k) = (w.shape[0], w.shape[1], w.shape[2]);
+        let (columns, length) = if backward { (k, n) } else { (n, k) };
+        let out = self.tensor(vec![x.rows(), columns], x.dtype)?;
+        let arguments = Arguments::default()
+            .with(out.address())
+            .with(x.address())
+            .with(w.address())
+            .with(offsets.address)
+            .with(experts as i32)
+            .with(columns as i64)
+            .with(length as i64);
+        let kernel = if backward {
+            typed!(Grouped, "grouped_backward", x.is_bf16())
+        } else {
+            typed!(Grouped, "grouped_forward", x.is_bf16())
+        };
+        let tile = if x.is_bf16() { TILE } else { SMALL };
+        // Every expert may end inside a tile.
+        let down = x.rows() / tile + experts;
+        let grid = [down as u32, columns.div_ceil(tile) as u32, 1];
+        let shared = if x.is_bf16() {
+            shared(false, backward)
+        } else {
+            0
+        };
+        self.blocks(kernel, grid, THREADS, shared, arguments)?;
+        Ok(out)
+    }
+
+    /// `gradient[e] += dyᵀ · x` over the rows of every expert.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn add_grouped_gradient(
+        &self,
+        offsets: &Buffer,
+        gradient: &Tensor,
+        dy: &Tensor,
+        x: &Tensor,
+    ) -> Result<(), CudaError> {
+        let experts = gradient.shape[0];
+        let (m, n) = (dy.columns(), x.columns());
+        let arguments = Arguments::default()
+            .with(gradient.address())
+            .with(dy.address())
+            .with(x.address())
+            .with(offsets.address)
+            .with(m as i64)
+            .with(n as i64);
+        let kernel = typed!(Grouped, "grouped_weight", x.is_bf16());
+        let tile = if x.is_bf16() { TILE } else { SMALL };
+        let grid = [
+            m.div_ceil(tile) as u32,
+            n.div_ceil(tile) as u32,
+            experts as u32,
+        ];
+        let shared = if x.is_bf16() { shared(true, true) } else { 0 };
+        self.blocks(kernel, grid, THREADS, shared, arguments)
+    }
+}
+
+/// Bytes of two tiles of both operands: by rows of the contracted length where they lie transposed.
+fn shared(a_transposed: bool, b_by_length: bool) -> u32 {
+    let tile = |deep: bool| {
+        if deep {
+            DEEP * (TILE + PAD)
+        } else {
+            TILE * (DEEP + PAD)
+        }
+    };
+    (2 * 2 * (tile(a_transposed) + tile(b_by_length))) as u32
+}

@@ -1,0 +1,142 @@
+//! Layer and RMS norms.
+
+use catalog::DType;
+use catalog::model::NormKind;
+
+use super::{EACH, threads_of, unsupported};
+use crate::error::CudaError;
+use crate::kernels::{Kernel, typed};
+use crate::launcher::Arguments;
+use crate::tensor::{Device, Tensor};
+
+/// Columns that one pass of most threads covers.
+const NARROW: usize = 1024 * EACH;
+/// Columns that half as many threads cover in four.
+const WIDE: usize = 512 * EACH * 4;
+/// Threads of backward that a multiprocessor has registers for: as many rows are on their way at a time.
+const AT_ONCE: u32 = 1024;
+
+/// What the backward of a norm reads, and where the gradients of its parameters are added.
+#[derive(Clone, Copy, Debug)]
+pub struct NormGradient<'n> {
+    /// Which norm.
+    pub kind: NormKind,
+    /// Whether the weight is what the factor has beyond 1.
+    pub from_one: bool,
+    /// Gradient of the output.
+    pub dy: &'n Tensor,
+    /// Input.
+    pub x: &'n Tensor,
+    /// Weight.
+    pub weight: &'n Tensor,
+    /// Statistics that forward left.
+    pub statistics: &'n Tensor,
+    /// Gradient of the weight so far.
+    pub d_weight: &'n Tensor,
+    /// Gradient of the bias so far.
+    pub d_bias: Option<&'n Tensor>,
+}
+
+fn kernels(kind: NormKind, columns: usize, bf16: bool) -> Result<([Kernel; 2], u32), CudaError> {
+    let wide = columns > NARROW;
+    if columns > WIDE {
+        let reason = format!("rows of {columns} elements, more than {WIDE}");
+        return Err(unsupported("a norm", reason));
+    }
+    let pair = match (kind, wide) {
+        (NormKind::LayerNorm, false) => [
+            typed!(Norm, "layer_norm", bf16),
+            typed!(Norm, "layer_norm_backward", bf16),
+        ],
+        (NormKind::LayerNorm, true) => [
+            typed!(Norm, "layer_norm_wide", bf16),
+            typed!(Norm, "layer_norm_backward_wide", bf16),
+        ],
+        (NormKind::RmsNorm, false) => [
+            typed!(Norm, "rms_norm", bf16),
+            typed!(Norm, "rms_norm_backward", bf16),
+        ],
+        (NormKind::RmsNorm, true) => [
+            typed!(Norm, "rms_norm_wide", bf16),
+            typed!(Norm, "rms_norm_backward_wide", bf16),
+        ],
+    };
+    Ok((pair, threads_of(columns, if wide { 512 } else { 1024 })))
+}
+
+impl Device {
+    /// A norm over the last dim, by its kind, epsilon, and whether the weight is what the factor has beyond
+    /// 1; and its statistics by row.
+    ///
+    /// # Errors
+    /// When memory or the device fails, or rows are too long.
+    pub fn norm(
+        &self,
+        (kind, epsilon, from_one): (NormKind, f64, bool),
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+    ) -> Result<(Tensor, Tensor), CudaError> {
+        let (rows, columns) = (x.rows(), x.columns());
+        let ([kernel, _], threads) = kernels(kind, columns, x.is_bf16())?;
+        let out = self.tensor(x.shape.clone(), x.dtype)?;
+        let each = if kind == NormKind::LayerNorm { 2 } else { 1 };
+        let statistics = self.tensor(vec![rows, each], DType::F32)?;
+        let arguments = Arguments::default()
+            .with(out.address())
+            .with(statistics.address())
+            .with(x.address())
+            .with(weight.address())
+            .with(bias.map_or(0, Tensor::address))
+            .with(columns as i64)
+            .with(epsilon as f32)
+            .with(f32::from(from_one));
+        self.blocks(kernel, [rows as u32, 1, 1], threads, 0, arguments)?;
+        Ok((out, statistics))
+    }
+
+    /// The gradient of a norm's input, if asked for; gradients of its parameters are added.
+    ///
+    /// # Errors
+    /// When memory or the device fails, or rows are too long.
+    pub fn norm_backward(
+        &self,
+        norm: &NormGradient<'_>,
+        input: bool,
+    ) -> Result<Option<Tensor>, CudaError> {
+        let x = norm.x;
+        let (rows, columns) = (x.rows(), x.columns());
+        let ([_, kernel], threads) = kernels(norm.kind, columns, x.is_bf16())?;
+        let dx = match input {
+            true => Some(self.tensor(x.shape.clone(), x.dtype)?),
+            false => None,
+        };
+        let each = (AT_ONCE / threads).max(1) * self.launcher.multiprocessors();
+        let blocks = rows.min(each as usize);
+        let partial = |wanted: bool| match wanted {
+            true => self.tensor(vec![blocks, columns], DType::F32).map(Some),
+            false => Ok(None),
+        };
+        let (weights, biases) = (partial(true)?, partial(norm.d_bias.is_some())?);
+        let address = |t: &Option<Tensor>| t.as_ref().map_or(0, Tensor::address);
+        let arguments = Arguments::default()
+            .with(address(&dx))
+            .with(address(&weights))
+            .with(address(&biases))
+            .with(norm.dy.address())
+            .with(x.address())
+            .with(norm.weight.address())
+            .with(norm.statistics.address())
+            .with(rows as i64)
+            .with(columns as i64)
+            .with(f32::from(norm.from_one));
+        self.blocks(kernel, [blocks as u32, 1, 1], threads, 0, arguments)?;
+        let gradients = [Some(norm.d_weight), norm.d_bias];
+        for (partial, gradient) in [weights, biases].iter().zip(gradients) {
+            if let (Some(partial), Some(gradient)) = (partial, gradient) {
+                self.add_lines(gradient, partial)?;
+            }
+        }
+        Ok(dx)
+    }
+}

@@ -1,0 +1,207 @@
+//! The optimizer: the gradient's norm, clipping and AdamW, each one launch over all runs of weights.
+//! Nothing waits: what a step needs of the host is written before, the clipping factor stays on the device.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use bytemuck::Pod;
+
+use super::{THREADS, WAVES};
+use crate::error::CudaError;
+use crate::kernels::{Kernel, Source};
+use crate::launcher::{Address, Arguments, NumbersArgument, StepArgument, WeightsArgument};
+use crate::memory::Buffer;
+use crate::tensor::{Device, Tensor};
+use cpu_device::AdamWStep;
+
+/// Elements of a chunk: what a block treats at a time.
+const CHUNK: usize = 2048;
+/// Bytes of `struct Norm` of `reduce.cu`, and where its factor lies.
+const NORM: u64 = 16;
+const SCALE: u64 = 8;
+
+/// A run of weights with their states, all in 32 bits.
+#[derive(Clone, Debug)]
+pub struct Weights {
+    /// Weights, momentum, variance and gradient.
+    pub states: [Tensor; 4],
+    /// Receives the weights as other kernels read them.
+    pub rounded: Option<Tensor>,
+    /// Whether they decay.
+    pub decays: bool,
+}
+
+/// The optimizer's part of a device.
+pub struct Optimizer {
+    device: Device,
+    /// Square of the gradient's norm, and the factor of clipping.
+    norm: Buffer,
+    /// Numbers of the step.
+    numbers: Buffer,
+    /// Sums of squares by block.
+    partial: Buffer,
+    /// Tables of runs that kernels read, by what identifies each. They are written where they change.
+    tables: RefCell<BTreeMap<Address, Table>>,
+}
+
+struct Table {
+    words: Vec<u8>,
+    buffer: Buffer,
+}
+
+impl Optimizer {
+    /// On a device.
+    ///
+    /// # Errors
+    /// When its memory is full.
+    pub fn new(device: &Device) -> Result<Self, CudaError> {
+        let blocks = u64::from(2 * device.launcher.multiprocessors());
+        Ok(Self {
+            norm: device.memory.allocate(NORM)?,
+            numbers: device.memory.allocate(size_of::<StepArgument>() as u64)?,
+            partial: device.memory.allocate(8 * blocks)?,
+            tables: RefCell::default(),
+            device: device.clone(),
+        })
+    }
+
+    /// Says what the next [`Optimizer::step`] computes with.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn set_numbers(&self, step: &AdamWStep) -> Result<(), CudaError> {
+        let numbers = StepArgument {
+            rate: step.rate,
+            betas: step.betas,
+            corrections: step.corrections,
+            epsilon: step.epsilon,
+            keep: step.keep,
+        };
+        let launcher = &self.device.launcher;
+        launcher.write(self.numbers.address, bytemuck::bytes_of(&numbers))
+    }
+
+    /// Sums the squares of gradients in 64 bits and a fixed order, and sets the factor that scales a
+    /// longer norm down to `limit`. Where a gradient, or one of `finite`, is not finite, there is no factor
+    /// and no step is taken.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn measure(
+        &self,
+        gradients: &[Tensor],
+        finite: &[Tensor],
+        limit: Option<f64>,
+    ) -> Result<(), CudaError> {
+        let counted = gradients.iter().map(|x| (x, 1));
+        let mut chunks = 0;
+        let runs: Vec<NumbersArgument> = counted
+            .chain(finite.iter().map(|x| (x, 0)))
+            .filter(|(x, _)| !x.is_empty())
+            .map(|(x, counts)| NumbersArgument {
+                address: x.address(),
+                count: x.len() as i64,
+                first: claim(&mut chunks, x.len()),
+                counts,
+            })
+            .collect();
+        let table = self.table(self.norm.address, &runs)?;
+        let blocks = self.partial.bytes / 8;
+        let arguments = Arguments::default()
+            .with(self.partial.address)
+            .with(table)
+            .with(runs.len() as i64)
+            .with(chunks);
+        let plain = |name| Kernel::plain(Source::Reduce, name);
+        let grid = [blocks as u32, 1, 1];
+        self.device
+            .blocks(plain("square_sum"), grid, THREADS, 0, arguments)?;
+        let arguments = Arguments::default()
+            .with(self.norm.address)
+            .with(self.partial.address)
+            .with(blocks as i64)
+            .with(limit.unwrap_or(f64::INFINITY));
+        self.device
+            .blocks(plain("clip"), [1, 1, 1], THREADS, 0, arguments)
+    }
+
+    /// The sum of squares measured last. Waits for the device.
+    ///
+    /// # Errors
+    /// When work before failed.
+    pub fn squares(&self) -> Result<f64, CudaError> {
+        let mut squares = 0.0;
+        let bytes = bytemuck::bytes_of_mut(&mut squares);
+        self.device.launcher.read(self.norm.address, bytes)?;
+        Ok(squares)
+    }
+
+    /// Sets the factor of the gradients where other ranks' count too.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn set_scale(&self, scale: f32) -> Result<(), CudaError> {
+        let to = self.norm.address + SCALE;
+        let launcher = &self.device.launcher;
+        launcher.write(to, bytemuck::bytes_of(&scale))
+    }
+
+    /// One step of AdamW over runs of weights.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn step(&self, weights: &[Weights]) -> Result<(), CudaError> {
+        let mut chunks = 0;
+        let runs: Vec<WeightsArgument> = weights
+            .iter()
+            .filter(|run| !run.states[0].is_empty())
+            .map(|run| WeightsArgument {
+                states: run.states.each_ref().map(Tensor::address),
+                weights: run.rounded.as_ref().map_or(0, Tensor::address),
+                count: run.states[0].len() as i64,
+                first: claim(&mut chunks, run.states[0].len()),
+                is_bf16: i32::from(run.rounded.as_ref().is_some_and(Tensor::is_bf16)),
+                decays: i32::from(run.decays),
+            })
+            .collect();
+        let Some(first) = runs.first() else {
+            return Ok(());
+        };
+        let table = self.table(first.states[0], &runs)?;
+        let arguments = Arguments::default()
+            .with(table)
+            .with(runs.len() as i64)
+            .with(chunks)
+            .with(self.numbers.address)
+            .with(self.norm.address);
+        let most = i64::from(self.device.launcher.multiprocessors() * WAVES);
+        let grid = [chunks.min(most) as u32, 1, 1];
+        let kernel = Kernel::plain(Source::Reduce, "adamw");
+        self.device.blocks(kernel, grid, THREADS, 0, arguments)
+    }
+
+    /// A table on the device, written if it is another than the last time.
+    fn table<R: Pod>(&self, key: Address, runs: &[R]) -> Result<Address, CudaError> {
+        let words: &[u8] = bytemuck::cast_slice(runs);
+        let mut tables = self.tables.borrow_mut();
+        if let Some(known) = tables.get(&key).filter(|known| known.words == words) {
+            return Ok(known.buffer.address);
+        }
+        let buffer = self.device.memory.allocate(words.len() as u64)?;
+        self.device.launcher.write(buffer.address, words)?;
+        let address = buffer.address;
+        let table = Table {
+            words: words.to_vec(),
+            buffer,
+        };
+        tables.insert(key, table);
+        Ok(address)
+    }
+}
+
+/// First chunk of a run of so many elements, after those before it.
+fn claim(chunks: &mut i64, elements: usize) -> i64 {
+    let first = *chunks;
+    *chunks += elements.div_ceil(CHUNK) as i64;
+    first
+}

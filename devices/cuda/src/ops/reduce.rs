@@ -1,0 +1,56 @@
+//! Sums in a fixed order.
+
+use catalog::DType;
+
+use super::THREADS;
+use crate::error::CudaError;
+use crate::kernels::{Kernel, Source, typed};
+use crate::launcher::Arguments;
+use crate::tensor::{Device, Tensor};
+
+/// Columns of a block of `column_sum`.
+const COLUMNS: usize = 256;
+/// Rows it treats at a time.
+const ROWS: usize = 8;
+/// Blocks of it that a multiprocessor has registers for.
+const AT_ONCE: usize = 5;
+/// Columns of a block of `add_lines`, and threads of each column.
+const LANES: usize = 32;
+
+impl Device {
+    /// `gradient += Σ` rows of `x`.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn add_column_sum(&self, gradient: &Tensor, x: &Tensor) -> Result<(), CudaError> {
+        let (rows, columns) = (x.rows(), x.columns());
+        let across = columns.div_ceil(COLUMNS);
+        // As many blocks as have room, each with some rows to go through.
+        let room = AT_ONCE * self.launcher.multiprocessors() as usize;
+        let busy = room.div_ceil(across.max(1));
+        let lines = rows.div_ceil(4 * ROWS).clamp(1, busy.max(1));
+        let partial = self.tensor(vec![lines, columns], DType::F32)?;
+        let arguments = Arguments::default()
+            .with(partial.address())
+            .with(x.address())
+            .with(rows as i64)
+            .with(columns as i64);
+        let kernel = typed!(Reduce, "column_sum", x.is_bf16());
+        let grid = [across as u32, lines as u32, 1];
+        self.blocks(kernel, grid, THREADS, 0, arguments)?;
+        self.add_lines(gradient, &partial)
+    }
+
+    /// `gradient += Σ` lines.
+    pub(super) fn add_lines(&self, gradient: &Tensor, partial: &Tensor) -> Result<(), CudaError> {
+        let columns = partial.columns();
+        let arguments = Arguments::default()
+            .with(gradient.address())
+            .with(partial.address())
+            .with(partial.rows() as i64)
+            .with(columns as i64);
+        let kernel = Kernel::plain(Source::Reduce, "add_lines");
+        let grid = [columns.div_ceil(LANES) as u32, 1, 1];
+        self.blocks(kernel, grid, (LANES * LANES) as u32, 0, arguments)
+    }
+}

@@ -1,0 +1,233 @@
+//! Embeddings and the loss.
+
+use std::ops::Range;
+
+use catalog::DType;
+
+use super::{THREADS, threads_of};
+use crate::error::CudaError;
+use crate::kernels::{Kernel, Source, typed};
+use crate::launcher::Arguments;
+use crate::memory::Buffer;
+use crate::tensor::{Device, Tensor};
+
+/// Most threads that share a row.
+const MOST: u32 = 1024;
+
+/// What a loss needs beside its logits.
+#[derive(Clone, Copy, Debug)]
+pub struct Losses<'l> {
+    /// Labels, one per row.
+    pub labels: &'l Buffer,
+    /// The vocabulary's entry of the first column.
+    pub first: u64,
+    /// Gradient of the batch's loss by one token's.
+    pub scale: f32,
+}
+
+/// Which rows of a table tokens add to: tokens by row, where those of a row begin, and the rows that have
+/// any. There may be as many rows as tokens; what is left over is empty.
+#[derive(Debug)]
+pub struct RowOrder {
+    tokens: Buffer,
+    starts: Buffer,
+    distinct: Buffer,
+    count: usize,
+    rows: Range<u64>,
+}
+
+impl RowOrder {
+    /// Of tokens by id, for the part `rows` of a table.
+    ///
+    /// # Errors
+    /// When the device's memory is full.
+    pub fn new(device: &Device, ids: &[u32], rows: Range<u64>) -> Result<Self, CudaError> {
+        let words = |count: usize| device.memory.allocate(4 * count as u64);
+        let order = Self {
+            tokens: words(ids.len())?,
+            starts: words(ids.len() + 1)?,
+            distinct: words(ids.len())?,
+            count: ids.len(),
+            rows,
+        };
+        order.update(device, ids)?;
+        Ok(order)
+    }
+
+    /// The part of the table.
+    #[must_use]
+    pub fn rows(&self) -> &Range<u64> {
+        &self.rows
+    }
+
+    /// Tokens.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.count
+    }
+
+    /// Overwrites it by that of as many other tokens.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn update(&self, device: &Device, ids: &[u32]) -> Result<(), CudaError> {
+        debug_assert_eq!(ids.len(), self.count);
+        let row = |id: u32| self.rows.contains(&u64::from(id));
+        let first = self.rows.start;
+        let mut order: Vec<(u32, u32)> = (0u32..)
+            .zip(ids)
+            .filter(|&(_, &id)| row(id))
+            .map(|(token, &id)| ((u64::from(id) - first) as u32, token))
+            .collect();
+        order.sort_unstable();
+        let mut starts = Vec::with_capacity(self.count + 1);
+        let mut distinct: Vec<u32> = Vec::with_capacity(self.count);
+        for (at, &(row, _)) in (0u32..).zip(&order) {
+            if distinct.last() != Some(&row) {
+                distinct.push(row);
+                starts.push(at);
+            }
+        }
+        starts.resize(self.count + 1, order.len() as u32);
+        distinct.resize(self.count, 0);
+        let mut tokens: Vec<u32> = order.into_iter().map(|(_, token)| token).collect();
+        tokens.resize(self.count, 0);
+        let lists = [
+            (&self.tokens, tokens),
+            (&self.starts, starts),
+            (&self.distinct, distinct),
+        ];
+        for (to, words) in lists {
+            let launcher = &device.launcher;
+            launcher.write(to.address, bytemuck::cast_slice(&words))?;
+        }
+        Ok(())
+    }
+}
+
+impl Device {
+    /// Rows of a table that begins at row `first` of the whole, by id.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn embedding(
+        &self,
+        ids: &Buffer,
+        table: &Tensor,
+        first: u64,
+        shape: Vec<usize>,
+    ) -> Result<Tensor, CudaError> {
+        let out = self.tensor(shape, table.dtype)?;
+        let columns = table.columns();
+        let arguments = Arguments::default()
+            .with(out.address())
+            .with(table.address())
+            .with(ids.address)
+            .with(first as i64)
+            .with(table.rows() as i64)
+            .with(columns as i64);
+        let kernel = typed!(Token, "embedding", table.is_bf16());
+        let threads = threads_of(columns, 256);
+        self.blocks(kernel, [out.rows() as u32, 1, 1], threads, 0, arguments)?;
+        Ok(out)
+    }
+
+    /// Adds the gradients of looked-up rows to a table's, tokens of a row in their order.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn add_embedding_gradient(
+        &self,
+        gradient: &Tensor,
+        dy: &Tensor,
+        order: &RowOrder,
+    ) -> Result<(), CudaError> {
+        let columns = dy.columns();
+        let arguments = Arguments::default()
+            .with(gradient.address())
+            .with(dy.address())
+            .with(order.tokens.address)
+            .with(order.starts.address)
+            .with(order.distinct.address)
+            .with(columns as i64);
+        let kernel = typed!(Token, "embedding_backward", dy.is_bf16());
+        let grid = [order.count as u32, 1, 1];
+        self.blocks(kernel, grid, threads_of(columns, 256), 0, arguments)
+    }
+
+    /// The largest logit, the sum of exponentials relative to it, and the label's logit of every row:
+    /// `[3, rows]`.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn loss_sums(&self, logits: &Tensor, losses: &Losses<'_>) -> Result<Tensor, CudaError> {
+        let sums = self.tensor(vec![3, logits.rows()], DType::F32)?;
+        self.loss_kernel(logits, losses, (None, &sums), [true, false])?;
+        Ok(sums)
+    }
+
+    /// The sums of [`Device::loss_sums`] over all shards of the vocabulary, from theirs one after the other.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn merged_sums(&self, shards: &Tensor, rows: usize) -> Result<Tensor, CudaError> {
+        let sums = self.tensor(vec![3, rows], DType::F32)?;
+        let arguments = Arguments::default()
+            .with(sums.address())
+            .with(shards.address())
+            .with(shards.rows() as i64)
+            .with(rows as i64);
+        let kernel = Kernel::plain(Source::Token, "loss_merge");
+        let grid = [rows.div_ceil(THREADS as usize) as u32, 1, 1];
+        self.blocks(kernel, grid, THREADS, 0, arguments)?;
+        Ok(sums)
+    }
+
+    /// The loss of every row; the gradient by the logits takes their place. Sums over shards of the
+    /// vocabulary are given where there are several.
+    ///
+    /// # Errors
+    /// When memory or the device fails.
+    pub fn loss(
+        &self,
+        logits: &Tensor,
+        losses: &Losses<'_>,
+        sums: Option<&Tensor>,
+    ) -> Result<Tensor, CudaError> {
+        let out = self.tensor(vec![logits.rows()], DType::F32)?;
+        match sums {
+            Some(sums) => {
+                self.loss_kernel(logits, losses, (Some(&out), sums), [false, true])?;
+            }
+            None => {
+                let sums = self.tensor(vec![3, logits.rows()], DType::F32)?;
+                self.loss_kernel(logits, losses, (Some(&out), &sums), [true, true])?;
+            }
+        }
+        Ok(out)
+    }
+
+    fn loss_kernel(
+        &self,
+        logits: &Tensor,
+        losses: &Losses<'_>,
+        (out, sums): (Option<&Tensor>, &Tensor),
+        [measure, finish]: [bool; 2],
+    ) -> Result<(), CudaError> {
+        let arguments = Arguments::default()
+            .with(logits.address())
+            .with(out.map_or(0, Tensor::address))
+            .with(sums.address())
+            .with(losses.labels.address)
+            .with(logits.rows() as i64)
+            .with(logits.columns() as i64)
+            .with(losses.first as i64)
+            .with(losses.scale)
+            .with(i32::from(measure))
+            .with(i32::from(finish));
+        let kernel = typed!(Token, "loss", logits.is_bf16());
+        let threads = threads_of(logits.columns(), MOST);
+        let grid = [logits.rows() as u32, 1, 1];
+        self.blocks(kernel, grid, threads, 0, arguments)
+    }
+}

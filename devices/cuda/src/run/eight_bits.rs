@@ -1,0 +1,86 @@
+//! Linear layers in 8 bits: weights and activations in E4M3, gradients in E5M2, results in bf16 and gradients
+//! of weights in 32 bits.
+
+use std::cell::RefCell;
+
+use super::{GradientSink, Run};
+use crate::error::CudaError;
+use crate::launcher::Float8;
+use crate::ops::{Lies, Matrix8};
+use crate::tensor::Tensor;
+use dtensor::trace::{Op, TensorId};
+
+/// What was cast last, for products that read it again: a layer's projections read the same activations,
+/// and both gradients that of the output.
+#[derive(Default)]
+pub(super) struct Casts {
+    activation: RefCell<Option<(TensorId, Matrix8)>>,
+    gradient: RefCell<Option<(TensorId, Matrix8)>>,
+}
+
+impl Run<'_> {
+    /// An activation or a gradient in 8 bits.
+    fn cast(&self, id: TensorId, format: Float8, ways: Lies) -> Result<Matrix8, CudaError> {
+        let last = match format {
+            Float8::E4m3 => &self.casts.activation,
+            Float8::E5m2 => &self.casts.gradient,
+        };
+        let found = last
+            .take()
+            .filter(|(of, cast)| *of == id && cast.lies(ways));
+        let cast = match found {
+            Some((_, cast)) => cast,
+            None => self.device().cast8(self.tensor(id)?, format, ways)?,
+        };
+        *last.borrow_mut() = Some((id, cast.clone()));
+        Ok(cast)
+    }
+
+    fn weight(&self, id: TensorId, ways: Lies) -> Result<Matrix8, CudaError> {
+        self.device().cast8(self.tensor(id)?, Float8::E4m3, ways)
+    }
+
+    /// A traced tensor's shape when the operand it is made of has other columns.
+    fn shape_of(&self, from: TensorId, columns: usize) -> Result<Vec<usize>, CudaError> {
+        let mut shape = self.tensor(from)?.shape.clone();
+        *shape.last_mut().expect("linear layers have a last dim") = columns;
+        Ok(shape)
+    }
+
+    /// `x · wᵀ`, plus a bias.
+    pub(super) fn linear8(&self, op: &Op, bias: Option<&Tensor>) -> Result<Tensor, CudaError> {
+        let [x, w] = [op.inputs[0], op.inputs[1]];
+        let shape = self.shape_of(x, self.tensor(w)?.rows())?;
+        let x = self.cast(x, Float8::E4m3, Lies::Rows)?;
+        let w = self.weight(w, Lies::Rows)?;
+        self.device().linear8(&x, &w, bias, shape)
+    }
+
+    /// The gradient of a linear layer's input.
+    pub(super) fn linear_backward8(&self, op: &Op) -> Result<Tensor, CudaError> {
+        let [dy, w] = [op.inputs[0], op.inputs[1]];
+        let shape = self.shape_of(dy, self.tensor(w)?.columns())?;
+        // The gradient of the weight, where it comes in the same pass, contracts the other dim.
+        let ways = if self.half == Some(dtensor::block::Half::Both) {
+            Lies::Both
+        } else {
+            Lies::Rows
+        };
+        let dy = self.cast(dy, Float8::E5m2, ways)?;
+        let w = self.weight(w, Lies::Columns)?;
+        self.device().linear_backward8(&dy, &w, shape)
+    }
+
+    /// The gradient of a linear layer's weight, added to what `sink` has of it.
+    pub(super) fn weight_gradient8(
+        &self,
+        op: &Op,
+        weight: TensorId,
+        sink: &mut dyn GradientSink,
+    ) -> Result<(), CudaError> {
+        let dy = self.cast(op.inputs[0], Float8::E5m2, Lies::Columns)?;
+        let x = self.cast(op.inputs[1], Float8::E4m3, Lies::Columns)?;
+        self.device()
+            .add_linear_gradient8(&sink.gradient(weight), &dy, &x)
+    }
+}

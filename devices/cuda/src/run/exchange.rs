@@ -1,0 +1,114 @@
+//! What ranks exchange inside a block.
+
+use super::{Run, unsupported};
+use crate::error::CudaError;
+use crate::ops::Losses;
+use crate::tensor::Tensor;
+use catalog::{Axis, DType};
+use dtensor::placement::Placement;
+use dtensor::trace::{CollectiveKind, Detail, Op, TensorId, View};
+
+impl Run<'_> {
+    pub(super) fn collective(&mut self, op: &Op, kind: CollectiveKind) -> Result<(), CudaError> {
+        match op.detail {
+            Detail::Redistribute { axis, from, to } => {
+                let id = op.inputs[0];
+                let mut info = self.info(id).clone();
+                info.placements = info.placements.with(axis, from);
+                let moves = (axis, from, to);
+                let x = self.tensor(id)?;
+                let out = self.machine.redistribute(&op.scope, x, &info, moves)?;
+                self.set(op.outputs[0], out);
+                Ok(())
+            }
+            Detail::Dispatch { back } => self.dispatch(op, back),
+            Detail::ExpertTensor { gather } => self.expert_tensor(op, gather),
+            Detail::VocabularySums { logits } => self.vocabulary_sums(op, logits),
+            _ if kind == CollectiveKind::RingExchange => {
+                for &id in &op.inputs {
+                    self.gather_ring(op, id)?;
+                }
+                Ok(())
+            }
+            _ => Err(unsupported(op, "this exchange")),
+        }
+    }
+
+    /// This rank's shard of a tensor that it holds whole.
+    pub(super) fn shard(&mut self, view: &View) -> Result<(), CudaError> {
+        let [from, to] = [view.from, view.to].map(|id| self.info(id));
+        let part = self.machine.shard(self.tensor(view.from)?, from, to)?;
+        self.set(view.to, part);
+        Ok(())
+    }
+
+    /// Keys or values of the whole sequence: as they are, or from round the ring.
+    pub(super) fn keys(&self, id: TensorId) -> Result<&Tensor, CudaError> {
+        match self.ring.get(&self.block.storage(id)) {
+            Some(whole) => Ok(whole),
+            None => self.tensor(id),
+        }
+    }
+
+    fn gather_ring(&mut self, op: &Op, id: TensorId) -> Result<(), CudaError> {
+        let info = self.info(id);
+        let shards = (Axis::Cp, info.placements.on(Axis::Cp));
+        let part = self.tensor(id)?;
+        let whole = self.machine.all_gather(&op.scope, part, info, shards)?;
+        self.ring.insert(self.block.storage(id), whole);
+        Ok(())
+    }
+
+    /// Before backward of an attention whose keys and values go round the ring, has them here.
+    pub(super) fn ring_again(&mut self, op: &Op, ids: [TensorId; 2]) -> Result<(), CudaError> {
+        for id in ids {
+            if self.block.has_ring() && !self.ring.contains_key(&self.block.storage(id)) {
+                self.gather_ring(op, id)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The gradient of keys or values of the whole sequence, back to the ranks that hold them.
+    pub(super) fn return_ring(
+        &self,
+        op: &Op,
+        of: TensorId,
+        gradient: Tensor,
+    ) -> Result<Tensor, CudaError> {
+        if !self.block.has_ring() {
+            return Ok(gradient);
+        }
+        let info = self.info(of);
+        let moves = (Axis::Cp, Placement::Partial, info.placements.on(Axis::Cp));
+        self.machine.redistribute(&op.scope, &gradient, info, moves)
+    }
+
+    /// What the loss needs beside its logits.
+    pub(super) fn losses(&self, logits: TensorId) -> Losses<'_> {
+        let vocabulary = self.info(logits).global.len() - 1;
+        Losses {
+            labels: &self.batch.words.labels,
+            first: self.first_index(logits, vocabulary),
+            scale: self.batch.host.loss_scale,
+        }
+    }
+
+    /// The loss's three numbers per token over the shards of the vocabulary.
+    fn vocabulary_sums(&mut self, op: &Op, logits: TensorId) -> Result<(), CudaError> {
+        let x = self.tensor(logits)?;
+        let own = self.device().loss_sums(x, &self.losses(logits))?;
+        let group = self.machine.host.group(Axis::Tp);
+        let lines = own.len();
+        let all = vec![group.size(), lines];
+        let all = self.device().tensor(all, DType::F32)?;
+        let parts: Vec<_> = (0..group.size())
+            .map(|member| all.part(member * lines, own.shape.clone()))
+            .collect();
+        let links = &self.machine.links;
+        links.wait(links.all_gather(group, &op.scope, &own, &parts)?)?;
+        let sums = self.device().merged_sums(&all, own.shape[1])?;
+        self.set(op.outputs[0], sums);
+        Ok(())
+    }
+}

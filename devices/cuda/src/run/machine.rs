@@ -1,0 +1,286 @@
+//! One rank on a device: its place, and what of its place kernels read.
+
+use std::cell::{OnceCell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use super::batch::{Batch, Words};
+use super::cut::{Cut, CutOf};
+use crate::error::CudaError;
+use crate::links::{HostLinks, Links};
+use crate::memory::Buffer;
+use crate::ops::{Optimizer, RowOrder};
+use crate::tensor::{Device, Tensor};
+use cpu_device::MicroBatch;
+use dtensor::block;
+use dtensor::placement::Placements;
+use dtensor::trace::{Detail, SoftmaxRule, TensorId, TensorInfo};
+
+/// One rank.
+pub struct Machine<'m> {
+    /// Its device.
+    pub device: Device,
+    /// Its place, and its peers as the host knows them.
+    pub host: cpu_device::Machine<'m>,
+    /// Its lines to its peers' devices.
+    pub links: Rc<dyn Links + 'm>,
+    /// Lists that many operators read. There are a few of them for all blocks of a model.
+    lists: RefCell<Vec<(ListOf, Rc<Buffer>)>>,
+    /// How tensors are cut among ranks. There are a few of them, too.
+    cuts: RefCell<Vec<(CutOf, Rc<Cut>)>>,
+    /// First and number of the indices that a rank holds next to each other.
+    spans: RefCell<Vec<(ListOf, Option<[u64; 2]>)>>,
+    /// Orders of the rows of positions' tables.
+    orders: RefCell<Vec<(ListOf, Rc<RowOrder>)>>,
+    /// What changes from micro-batch to micro-batch, by its number.
+    words: RefCell<BTreeMap<u32, Rc<Words>>>,
+    optimizer: OnceCell<Optimizer>,
+}
+
+/// What a list is of: the positions along a dim, or what an operator makes of them: the turns of rotary
+/// positions, the slopes of heads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct ListOf {
+    /// Which dim, of how many.
+    dim: [usize; 2],
+    length: u64,
+    placements: Placements,
+    made: Option<Detail>,
+}
+
+impl ListOf {
+    fn new(info: &TensorInfo, dim: usize, made: Option<Detail>) -> Self {
+        Self {
+            dim: [dim, info.global.len()],
+            length: info.global[dim],
+            placements: info.placements,
+            made,
+        }
+    }
+}
+
+/// Parameters of a block as a rank holds them now.
+pub type Parameters<'p> = dyn block::Parameters<Tensor> + 'p;
+
+/// Where gradients of weights go.
+pub trait GradientSink {
+    /// The sum of a parameter's gradients so far, in 32 bits, to add to.
+    fn gradient(&mut self, id: TensorId) -> Tensor;
+}
+
+/// Who runs a pass, on what, with which parameters.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    /// The rank.
+    pub machine: &'a Machine<'a>,
+    /// The micro-batch.
+    pub batch: &'a Batch<'a>,
+    /// The block's parameters.
+    pub parameters: &'a Parameters<'a>,
+}
+
+impl<'m> Machine<'m> {
+    /// A rank that reaches its peers through the host.
+    #[must_use]
+    pub fn new(device: Device, host: cpu_device::Machine<'m>) -> Self {
+        let links = Rc::new(HostLinks::new(device.clone(), host.comm));
+        Self::linked(device, host, links)
+    }
+
+    /// A rank with lines of its device's own.
+    #[must_use]
+    pub fn linked(
+        device: Device,
+        host: cpu_device::Machine<'m>,
+        links: Rc<dyn Links + 'm>,
+    ) -> Self {
+        Self {
+            device,
+            host,
+            links,
+            lists: RefCell::default(),
+            cuts: RefCell::default(),
+            spans: RefCell::default(),
+            orders: RefCell::default(),
+            words: RefCell::default(),
+            optimizer: OnceCell::new(),
+        }
+    }
+
+    /// A cut, made once.
+    pub(super) fn known_cut(&self, of: CutOf, make: impl FnOnce(&CutOf) -> Cut) -> Rc<Cut> {
+        let known = |cuts: &[(CutOf, Rc<Cut>)]| {
+            let found = cuts.iter().find(|(known, _)| *known == of);
+            found.map(|(_, cut)| Rc::clone(cut))
+        };
+        if let Some(cut) = known(&self.cuts.borrow()) {
+            return cut;
+        }
+        let cut = Rc::new(make(&of));
+        self.cuts.borrow_mut().push((of, Rc::clone(&cut)));
+        cut
+    }
+
+    /// The optimizer.
+    ///
+    /// # Errors
+    /// When the device's memory is full.
+    pub fn optimizer(&self) -> Result<&Optimizer, CudaError> {
+        if let Some(optimizer) = self.optimizer.get() {
+            return Ok(optimizer);
+        }
+        let made = Optimizer::new(&self.device)?;
+        Ok(self.optimizer.get_or_init(|| made))
+    }
+
+    /// A micro-batch of a step brought to the device. It lies at the same addresses in every step.
+    ///
+    /// # Errors
+    /// When the device's memory is full.
+    pub fn batch<'b>(
+        &self,
+        micro_batch: u32,
+        host: MicroBatch<'b>,
+    ) -> Result<Batch<'b>, CudaError> {
+        if let Some(words) = self.words.borrow().get(&micro_batch) {
+            words.update(&self.device, &host)?;
+            let words = Rc::clone(words);
+            return Ok(Batch { host, words });
+        }
+        let batch = Batch::new(&self.device, host)?;
+        let words = Rc::clone(&batch.words);
+        self.words.borrow_mut().insert(micro_batch, words);
+        Ok(batch)
+    }
+
+    /// The rows of a table of positions that a tensor's tokens add to, in order.
+    pub(super) fn position_order(
+        &self,
+        info: &TensorInfo,
+        rows: u64,
+    ) -> Result<Rc<RowOrder>, CudaError> {
+        let of = ListOf::new(info, 1, None);
+        let known = |orders: &[(ListOf, Rc<RowOrder>)]| {
+            let tokens = info.shape[..2].iter().product::<u64>() as usize;
+            let same = |(known, order): &&(ListOf, Rc<RowOrder>)| {
+                *known == of && *order.rows() == (0..rows) && order.tokens() == tokens
+            };
+            orders.iter().find(same).map(|(_, order)| Rc::clone(order))
+        };
+        if let Some(order) = known(&self.orders.borrow()) {
+            return Ok(order);
+        }
+        let positions = self.position_list(info, 1);
+        let ids: Vec<u32> = (0..info.global[0])
+            .flat_map(|_| positions.iter().map(|&p| p as u32))
+            .collect();
+        let order = Rc::new(RowOrder::new(&self.device, &ids, 0..rows)?);
+        self.orders.borrow_mut().push((of, Rc::clone(&order)));
+        Ok(order)
+    }
+
+    /// Positions in their sequence of a tensor's tokens, along `dim`, and how many there are.
+    pub(super) fn positions(
+        &self,
+        info: &TensorInfo,
+        dim: usize,
+    ) -> Result<(Rc<Buffer>, usize), CudaError> {
+        let list = self.list(ListOf::new(info, dim, None), || {
+            self.position_list(info, dim)
+                .iter()
+                .map(|&p| p as u32)
+                .collect()
+        })?;
+        let count = (list.bytes / 4) as usize;
+        Ok((list, count))
+    }
+
+    pub(super) fn position_list(&self, info: &TensorInfo, dim: usize) -> Vec<u64> {
+        self.host
+            .position
+            .indices(&info.global, &info.placements, dim)
+    }
+
+    /// First and number of the indices of a tensor along `dim` that this rank holds, if they are next to each
+    /// other.
+    pub(super) fn span(&self, info: &TensorInfo, dim: usize) -> Option<[u64; 2]> {
+        let of = ListOf::new(info, dim, None);
+        let known = self
+            .spans
+            .borrow()
+            .iter()
+            .find(|(known, _)| *known == of)
+            .copied();
+        if let Some((_, span)) = known {
+            return span;
+        }
+        let held = self.position_list(info, dim);
+        let contiguous = held.windows(2).all(|pair| pair[1] == pair[0] + 1);
+        let first = held.first().copied().unwrap_or(0);
+        let span = contiguous.then_some([first, held.len() as u64]);
+        self.spans.borrow_mut().push((of, span));
+        span
+    }
+
+    /// Cosines and sines of rotary positions, and how many tokens of a sequence they are of.
+    pub(super) fn turns(
+        &self,
+        info: &TensorInfo,
+        rope: &Detail,
+    ) -> Result<(Rc<Buffer>, usize), CudaError> {
+        let (_, count) = self.positions(info, 1)?;
+        let Detail::Rope {
+            dims,
+            theta,
+            scaling,
+            ..
+        } = *rope
+        else {
+            return self.positions(info, 1);
+        };
+        let list = self.list(ListOf::new(info, 1, Some(*rope)), || {
+            let frequencies = scaling.frequencies(theta, dims);
+            let magnitude = scaling.magnitude();
+            let turn = |position: u64, frequency: f64| {
+                let (sin, cos) = (position as f64 * frequency).sin_cos();
+                [(magnitude * cos) as f32, (magnitude * sin) as f32].map(f32::to_bits)
+            };
+            self.position_list(info, 1)
+                .iter()
+                .flat_map(|&p| frequencies.iter().flat_map(move |&f| turn(p, f)))
+                .collect()
+        })?;
+        Ok((list, count))
+    }
+
+    /// What scores of this rank's heads lose per token of distance.
+    pub(super) fn slopes(
+        &self,
+        scores: &TensorInfo,
+        rule: SoftmaxRule,
+    ) -> Result<Option<Rc<Buffer>>, CudaError> {
+        if rule.alibi.is_none() {
+            return Ok(None);
+        }
+        let of = ListOf::new(scores, 1, Some(Detail::Softmax(rule)));
+        let list = self.list(of, || {
+            let heads = self.position_list(scores, 1);
+            let slope = |head| rule.slope(head).map(f32::to_bits);
+            heads.into_iter().filter_map(slope).collect()
+        })?;
+        Ok(Some(list))
+    }
+
+    fn list(&self, of: ListOf, make: impl FnOnce() -> Vec<u32>) -> Result<Rc<Buffer>, CudaError> {
+        let known = |lists: &[(ListOf, Rc<Buffer>)]| {
+            let found = lists.iter().find(|(known, _)| *known == of);
+            found.map(|(_, list)| Rc::clone(list))
+        };
+        if let Some(list) = known(&self.lists.borrow()) {
+            return Ok(list);
+        }
+        let list = Rc::new(self.device.indices(&make())?);
+        self.lists.borrow_mut().push((of, Rc::clone(&list)));
+        Ok(list)
+    }
+}
