@@ -57,11 +57,12 @@ pub(crate) enum CliError {
 }
 
 impl CliError {
-    /// 1 for our faults, 2 for bad input.
+    /// 1 for our faults and the machine's, 2 for bad input.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Cost(costmodel::CostError::Trace(_)) | Self::Profiler(_) | Self::Cuda(_) => 1,
             Self::Executor(error) if error.is_failure() => 1,
+            Self::File(catalog::files::FileError::Io { .. }) => 1,
             Self::Said(code) => *code,
             Self::Export(interop::export::ExportError::Inexpressible { .. }) => {
                 code::EXPORT_INVALID

@@ -46,18 +46,28 @@ fn recording(folder: &Path, name: &str, then: &str) {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("modes");
 }
 
+/// Puts the recording programs where `started` looks for them.
+fn programs(root: &Path) {
+    fs::create_dir(root.join("bin")).expect("folder");
+    for name in ["torchrun", "accelerate"] {
+        recording(&root.join("bin"), name, "");
+    }
+    recording(&root.join("bin"), "srun", "shift; exec \"$@\"");
+    recording(&root.join("bin"), "scontrol", "echo host0");
+}
+
 /// Runs a script with nothing but recording programs, and gives what was started.
-fn started(root: &Path, script: &str) -> Vec<String> {
+fn started(root: &Path, out: &str, script: &str) -> Vec<String> {
     let record = root.join("record");
     fs::write(&record, "").expect("a record");
     let system = "/usr/bin:/bin";
     let output = Command::new("bash")
-        .arg(script)
+        .arg(Path::new(out).join(script))
         .current_dir(root)
         .env_clear()
         .env("PATH", format!("{}:{system}", root.join("bin").display()))
         .env("RECORD", &record)
-        .env("SLURM_SUBMIT_DIR", root.join("out"))
+        .env("SLURM_SUBMIT_DIR", root.join(out))
         .env("SLURM_JOB_NODELIST", "host0")
         .env("SLURM_NODEID", "0")
         .env("TRAIN_SCRIPT", "train.py")
@@ -73,12 +83,7 @@ fn started(root: &Path, script: &str) -> Vec<String> {
 fn launch_scripts_start_ranks_and_nothing_else() {
     let folder = tempfile::tempdir().expect("folder");
     let root = folder.path();
-    fs::create_dir(root.join("bin")).expect("folder");
-    for name in ["torchrun", "accelerate"] {
-        recording(&root.join("bin"), name, "");
-    }
-    recording(&root.join("bin"), "srun", "shift; exec \"$@\"");
-    recording(&root.join("bin"), "scontrol", "echo host0");
+    programs(root);
     let config = fs::read(common::examples().join("llama/config.json")).expect("config");
     let all = NAMES.concat();
     let few = TARGETS
@@ -92,15 +97,15 @@ fn launch_scripts_start_ranks_and_nothing_else() {
         let model = name.replace('/', "∕");
         fs::create_dir_all(root.join(&model)).expect("folder");
         fs::write(root.join(&model).join("config.json"), &config).expect("config");
-        exported(root, &model, target, strategy);
+        exported(root, &model, target, strategy, "out");
         let expected = if *target == "accelerate" {
             "accelerate"
         } else {
             "torchrun"
         };
-        let direct = started(root, "out/launch.sh");
+        let direct = started(root, "out", "launch.sh");
         assert_eq!(direct, [expected], "{target} {name}");
-        let slurm = started(root, "out/launch.sbatch");
+        let slurm = started(root, "out", "launch.sbatch");
         assert_eq!(slurm, ["scontrol", "srun", expected], "{target} {name}");
         for folder in [root.to_path_buf(), root.join("out"), root.join("bin")] {
             assert!(!folder.join("PWNED").exists(), "{target} {name}");
@@ -108,8 +113,38 @@ fn launch_scripts_start_ranks_and_nothing_else() {
     }
 }
 
+#[test]
+fn scripts_start_from_a_folder_of_any_name() {
+    let folder = tempfile::tempdir().expect("folder");
+    let root = folder.path();
+    programs(root);
+    fs::create_dir(root.join("llama")).expect("folder");
+    let config = common::examples().join("llama/config.json");
+    fs::copy(config, root.join("llama/config.json")).expect("config");
+    for (target, strategy) in TARGETS {
+        for name in NAMES {
+            let out = name.replace('/', "∕");
+            exported(root, "llama", target, strategy, &out);
+            let expected = if target == "accelerate" {
+                "accelerate"
+            } else {
+                "torchrun"
+            };
+            assert_eq!(
+                started(root, &out, "launch.sh"),
+                [expected],
+                "{target} {out}"
+            );
+            let slurm = started(root, &out, "launch.sbatch");
+            assert_eq!(slurm, ["scontrol", "srun", expected], "{target} {out}");
+            assert!(!root.join("PWNED").exists(), "{target} {out}");
+            fs::remove_dir_all(root.join(&out)).expect("removed");
+        }
+    }
+}
+
 /// Exports a plan for a model folder with both kinds of script.
-fn exported(root: &Path, model: &str, target: &str, strategy: &str) {
+fn exported(root: &Path, model: &str, target: &str, strategy: &str, out: &str) {
     let runtime = "vescale";
     let strategy = format!("{strategy},mbs=1,overlap=grad+param+pp");
     let estimate = [
@@ -142,7 +177,7 @@ fn exported(root: &Path, model: &str, target: &str, strategy: &str) {
             "--launcher",
             launcher,
             "-o",
-            "out",
+            out,
             "--force",
             "-q",
         ];

@@ -246,6 +246,111 @@ fn streams_may_be_closed_or_full() {
     }
 }
 
+/// A disk that fills while the answer is written: the answer is printed, the code says that something was
+/// lost, and no part of a file stays.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_full_disk_loses_no_answer() {
+    let folder = tempfile::tempdir().expect("folder");
+    // A file may grow to 1 KiB; a plan is longer. Without the trap the signal would end the command.
+    let limited = "trap '' XFSZ; ulimit -f 1; exec vescale-plan ";
+    let command = format!("{limited}{}", search(&["--json", "-q"]).join(" "));
+    let searched = shell(folder.path(), &command);
+    assert_eq!(code(&searched), 1, "{}", stderr(&searched));
+    assert!(json(&searched)["best"]["predicted"]["step_time_s"].is_f64());
+    assert!(stderr(&searched).contains(CHOSEN), "{}", stderr(&searched));
+    assert_eq!(names(folder.path()), [""; 0]);
+
+    assert_eq!(code(&run(folder.path(), &search(&["-q"]))), 0);
+    let before = names(folder.path());
+    let plan = fs::read(folder.path().join(CHOSEN)).expect("the plan");
+    for command in [
+        format!("export {CHOSEN} --to megatron-lm -o out"),
+        format!("report {CHOSEN} -o new.html"),
+        format!("trace {CHOSEN} -o new.json"),
+        format!(
+            "{} --precision fp32 -o {CHOSEN} --force",
+            search(&["-q"]).join(" ")
+        ),
+    ] {
+        let lost = shell(folder.path(), &format!("{limited}{command}"));
+        assert_eq!(code(&lost), 1, "{command}: {}", stderr(&lost));
+        assert_eq!(names(folder.path()), before, "{command}");
+        assert_eq!(
+            fs::read(folder.path().join(CHOSEN)).expect("the plan"),
+            plan
+        );
+    }
+}
+
+/// A model folder's name is text in the report and the timeline of a run.
+#[test]
+fn names_are_text_in_what_a_run_leaves() {
+    let folder = tempfile::tempdir().expect("folder");
+    let root = folder.path();
+    let name = "a</script><script>touch(1)</script>\"'`$(x)";
+    let name = name.replace('/', "∕");
+    fs::create_dir(root.join(&name)).expect("folder");
+    let config = common::examples().join("llama/config.json");
+    fs::copy(config, root.join(&name).join("config.json")).expect("config");
+    fs::write(
+        root.join("$(touch PWNED)\"'.txt"),
+        "some text to learn from. ".repeat(200),
+    )
+    .expect("data");
+    let estimate = [
+        "estimate",
+        "-q",
+        "--model",
+        &name,
+        "--gpus",
+        "1",
+        "--seq",
+        "64",
+        "--global-batch",
+        "2",
+        "--runtime",
+        "vescale",
+        "--precision",
+        "fp32",
+        "--strategy",
+        "tp=1,mbs=1",
+        "-o",
+        "a.yaml",
+    ];
+    let output = run(root, &estimate);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    let train = [
+        "run",
+        "a.yaml",
+        "--steps",
+        "2",
+        "-q",
+        "--data",
+        "$(touch PWNED)\"'.txt",
+        "--report",
+        "r.html",
+        "--trace",
+        "t.json",
+        "--log",
+        "l.jsonl",
+    ];
+    let output = run(root, &train);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    let page = fs::read_to_string(root.join("r.html")).expect("report");
+    assert!(
+        page.contains("touch(1)") && !page.contains("<script>touch"),
+        "{page}"
+    );
+    let trace = fs::read(root.join("t.json")).expect("trace");
+    let _: serde_json::Value = serde_json::from_slice(&trace).expect("JSON");
+    let log = fs::read_to_string(root.join("l.jsonl")).expect("log");
+    for line in log.lines() {
+        let _: serde_json::Value = serde_json::from_str(line).expect("JSON");
+    }
+    assert!(!root.join("PWNED").exists());
+}
+
 /// Names with control characters are refused, and no message carries them to the terminal.
 #[test]
 fn no_name_or_path_moves_the_terminal() {

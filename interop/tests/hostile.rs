@@ -110,6 +110,19 @@ fn texts(node: &Node, at: &str, found: &mut Vec<(String, String)>) {
     }
 }
 
+/// Where texts stand in the documents of a manifest: a name adds, moves and removes none.
+fn places(manifest: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (at, document) in manifest.split("\n---\n").enumerate() {
+        let root = yaml::parse(document, "x").unwrap_or_else(|e| panic!("{e}\n{manifest}"));
+        texts(&root, &at.to_string(), &mut found);
+    }
+    found
+        .into_iter()
+        .map(|(at, _)| at.replace(SAFE, "NAME"))
+        .collect()
+}
+
 /// What a training system reads of an exported file.
 fn read_back(name: &str, text: &str, dialect: Dialect) -> Vec<(String, String)> {
     let document = Document::read(text, name, Some(dialect), &|_| None);
@@ -143,6 +156,14 @@ fn same_but_for_the_name(name: &str, dialect: Dialect, launcher: Option<Launcher
     assert_eq!(ours.files.len(), theirs.files.len());
     for (benign, hostile) in ours.files.iter().zip(&theirs.files) {
         assert_eq!(benign.name, hostile.name);
+        if launcher == Some(Launcher::Kubernetes) && hostile.name.ends_with(".yaml") {
+            assert_eq!(
+                places(&hostile.text),
+                places(&benign.text),
+                "{}",
+                hostile.text
+            );
+        }
         let control = hostile
             .text
             .chars()

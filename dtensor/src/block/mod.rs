@@ -70,7 +70,9 @@ pub struct Block {
     pub epilogues: Epilogues,
     /// Core attentions that a library may run, by the place of their scores in forward.
     pub causal_attentions: BTreeMap<usize, CausalAttention>,
+    /// Steps of forward, in order.
     pub forward: Vec<Step>,
+    /// Steps of backward, in order.
     pub backward: Vec<Step>,
     /// Storages kept after forward.
     pub kept: BTreeSet<u32>,
@@ -137,6 +139,8 @@ impl Block {
         block
     }
 
+    /// The tensor whose memory a tensor lies in: itself, unless it is a view.
+    #[must_use]
     pub fn storage(&self, id: TensorId) -> u32 {
         self.trace.tensor(id).storage.0
     }

@@ -18,7 +18,9 @@ pub trait Parameters<T> {
 /// went.
 #[derive(Clone, Debug)]
 pub struct Saved<V, R> {
+    /// What stands behind each storage.
     pub values: BTreeMap<u32, V>,
+    /// Where the rows of its experts went.
     pub route: Option<R>,
 }
 
@@ -59,12 +61,35 @@ pub trait Pass {
     fn value(tensor: Self::Tensor) -> Self::Value;
     /// Everything that lives now.
     fn held(&mut self) -> &mut Kept<Self>;
+    /// A tensor that lives now.
+    ///
+    /// # Errors
+    /// When it does not.
     fn tensor(&self, id: TensorId) -> Result<&Self::Tensor, Self::Error>;
+    /// Runs an operator of forward, by its place in the trace.
+    ///
+    /// # Errors
+    /// When a kernel or a message fails.
     fn forward_op(&mut self, op: usize) -> Result<(), Self::Error>;
+    /// Makes a view of forward.
+    ///
+    /// # Errors
+    /// When what it is a view of does not live.
     fn forward_view(&mut self, view: usize) -> Result<(), Self::Error>;
+    /// Runs an operator of backward; `sink` takes gradients of weights.
+    ///
+    /// # Errors
+    /// When a kernel or a message fails.
     fn backward_op(&mut self, op: usize, sink: &mut Self::Sink) -> Result<(), Self::Error>;
+    /// Makes a view of backward.
+    ///
+    /// # Errors
+    /// When what it is a view of does not live.
     fn backward_view(&mut self, view: usize) -> Result<(), Self::Error>;
     /// An operator has run.
+    ///
+    /// # Errors
+    /// When a watch stops the rank.
     fn ran(&self, op: &Op) -> Result<(), Self::Error>;
     /// Rows that reached this rank's experts.
     fn routed(&self) -> Option<RoutedRows>;
