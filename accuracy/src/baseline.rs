@@ -90,7 +90,7 @@ mod tests {
             &embedded().expect("embedded runs are well-formed"),
             &Fitted::default(),
         );
-        let grown = grown(&report.summary, include_str!("../../../tests/accuracy.csv"));
+        let grown = grown(&report.summary, include_str!("../../tests/accuracy.csv"));
         assert!(grown.is_empty(), "{}", grown.join("\n"));
     }
 }

@@ -6,6 +6,8 @@ use catalog::runs::Run;
 use rayon::prelude::*;
 use serde::Serialize;
 
+pub use markdown::PLOTS;
+
 use intervals::Coverage;
 use refit::Refit;
 use score::Scored;
@@ -90,9 +92,9 @@ impl Report {
         markdown::text(self, plots)
     }
 
-    /// The plots that the Markdown shows: file names and SVG.
+    /// The plots that the Markdown shows as SVG, in the order of [`PLOTS`].
     #[must_use]
-    pub fn plots(&self) -> Vec<(&'static str, String)> {
+    pub fn plots(&self) -> [String; 2] {
         markdown::plots(self)
     }
 

@@ -22,7 +22,7 @@ pub(crate) fn text(report: &Report, plots: &str) -> String {
         tables::coverage(&report.intervals).replace('\n', "\n\n")
     );
     let _ = writeln!(text, "{}\n", tables::ranking(&report.ranking));
-    for (name, _) in plots_of(report) {
+    for name in PLOTS {
         let _ = writeln!(text, "![{name}]({plots}/{name})\n");
     }
     table(&mut text, &HEADER, &tables::rows(&report.summary));
@@ -64,24 +64,18 @@ pub(crate) fn text(report: &Report, plots: &str) -> String {
     text
 }
 
-/// The figures by file name.
-pub(crate) fn plots(report: &Report) -> Vec<(&'static str, String)> {
-    plots_of(report)
-        .into_iter()
-        .map(|(name, (title, unit, points))| (name, plot::svg(title, unit, &points)))
-        .collect()
-}
+/// File names of the plots that the Markdown shows.
+pub const PLOTS: [&str; 2] = ["step-time.svg", "peak-memory.svg"];
 
-type Figure<'a> = (&'static str, &'static str, Vec<Point<'a>>);
-
-fn plots_of(report: &Report) -> Vec<(&'static str, Figure<'_>)> {
+/// Those plots as SVG, in that order.
+pub(crate) fn plots(report: &Report) -> [String; 2] {
     let complete = || {
         report
             .runs
             .iter()
             .filter(|s| is_complete(s) && s.status == "ok")
     };
-    let time = complete()
+    let time: Vec<Point<'_>> = complete()
         .filter_map(|s| {
             Some(Point {
                 measured: s.measured.step_time_s?,
@@ -91,7 +85,7 @@ fn plots_of(report: &Report) -> Vec<(&'static str, Figure<'_>)> {
         })
         .collect();
     let gib = 1024f64.powi(3);
-    let memory = complete()
+    let memory: Vec<Point<'_>> = complete()
         .filter_map(|s| {
             Some(Point {
                 measured: s.measured.peak_memory_bytes? / gib,
@@ -100,15 +94,9 @@ fn plots_of(report: &Report) -> Vec<(&'static str, Figure<'_>)> {
             })
         })
         .collect();
-    vec![
-        (
-            "step-time.svg",
-            ("Step time, with a band of ±10%", "s", time),
-        ),
-        (
-            "peak-memory.svg",
-            ("Peak memory, with a band of ±10%", "GiB", memory),
-        ),
+    [
+        plot::svg("Step time, with a band of ±10%", "s", &time),
+        plot::svg("Peak memory, with a band of ±10%", "GiB", &memory),
     ]
 }
 

@@ -48,10 +48,13 @@ impl CausalAttention {
 
 /// The pieces that a fused attention stands for, as indices in the forward trace.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct AttentionPieces {
-    pub(crate) scores: usize,
-    pub(crate) context: usize,
-    pub(crate) dropout: Option<usize>,
+pub struct AttentionPieces {
+    /// Products of queries and keys.
+    pub scores: usize,
+    /// Products of weights and values.
+    pub context: usize,
+    /// Dropout of the weights.
+    pub dropout: Option<usize>,
 }
 
 impl Trace {
@@ -65,7 +68,8 @@ impl Trace {
     }
 
     /// The pieces of the attention in a scope.
-    pub(crate) fn attention_pieces(&self, scope: &str) -> Option<AttentionPieces> {
+    #[must_use]
+    pub fn attention_pieces(&self, scope: &str) -> Option<AttentionPieces> {
         let find = |wanted: fn(&OpKind) -> bool| {
             let mut pieces = self.pieces(scope);
             pieces.find(|&i| wanted(&self.forward[i].kind))
@@ -78,7 +82,8 @@ impl Trace {
     }
 
     /// How these scores become weights.
-    pub(crate) fn softmax_rule(&self, scores: usize) -> Option<SoftmaxRule> {
+    #[must_use]
+    pub fn softmax_rule(&self, scores: usize) -> Option<SoftmaxRule> {
         let scores = self.forward[scores].outputs[0];
         let mut ops = self.forward.iter();
         let softmax = ops.find(|op| op.inputs.first() == Some(&scores))?;

@@ -15,7 +15,7 @@ pub mod plan;
 pub mod tape;
 pub mod trace;
 
-pub use attention::CausalAttention;
+pub use attention::{AttentionPieces, CausalAttention};
 pub use epilogues::Epilogues;
 pub use error::DTensorError;
 pub use layout::BlockPosition;

@@ -115,7 +115,7 @@ impl<'r> Worker<'r> {
             };
             let input = input.map(random);
             timer.reset();
-            let forward = block.forward(&context, input)?;
+            let forward = cpu_device::forward(block, &context, input)?;
             check(&forward.output)?;
             kept.push(forward.saved);
         }
@@ -137,8 +137,14 @@ impl<'r> Worker<'r> {
             let mut saved = kept.pop().unwrap_or_default();
             timer.reset();
             let mut sink = Sink(gradients);
-            let input =
-                block.backward(&context, &mut saved, Some(gradient), Half::Both, &mut sink)?;
+            let input = cpu_device::backward(
+                block,
+                &context,
+                &mut saved,
+                Some(gradient),
+                Half::Both,
+                &mut sink,
+            )?;
             input.as_ref().map_or(Ok(()), check)?;
         }
         Ok(())

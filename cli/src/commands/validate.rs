@@ -82,20 +82,31 @@ struct Files {
     residuals: Option<Target>,
     baseline: Option<Target>,
     markdown: Option<Target>,
-    /// The folder of the plots that the Markdown shows.
-    plots: PathBuf,
-    force: bool,
+    /// The plots that the Markdown shows, which lie in `folder`.
+    plots: Vec<Target>,
+    folder: PathBuf,
 }
 
 impl Files {
     fn check(args: &ValidateArgs) -> Result<Self, CliError> {
         let to = |path: &Option<PathBuf>, kind| Target::optional(path.as_ref(), kind, args.force);
+        let plot = |name| {
+            Ok(Target::named(
+                &args.plots.join(name),
+                Kind::Plot,
+                args.force,
+            )?)
+        };
+        let plots: Result<_, CliError> = match args.markdown {
+            Some(_) => accuracy::PLOTS.into_iter().map(plot).collect(),
+            None => Ok(Vec::new()),
+        };
         Ok(Self {
             residuals: to(&args.residuals, Kind::Residuals)?,
             baseline: to(&args.write_baseline, Kind::Baseline)?,
             markdown: to(&args.markdown, Kind::AccuracyReport)?,
-            plots: args.plots.clone(),
-            force: args.force,
+            plots: plots?,
+            folder: args.plots.clone(),
         })
     }
 
@@ -109,11 +120,10 @@ impl Files {
         let Some(to) = &self.markdown else {
             return Ok(());
         };
-        let shown = self.plots.display().to_string();
+        let shown = self.folder.display().to_string();
         to.write(&report.markdown(&shown))?;
-        for (name, svg) in report.plots() {
-            let path = self.plots.join(name);
-            Target::named(&path, Kind::Plot, self.force)?.write(&svg)?;
+        for (to, svg) in self.plots.iter().zip(report.plots()) {
+            to.write(&svg)?;
         }
         Ok(())
     }

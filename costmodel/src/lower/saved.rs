@@ -420,21 +420,17 @@ fn weight_operands(trace: &Trace) -> FxHashSet<TensorId> {
 }
 
 /// Bytes that a block keeps from forward to backward, and those that its weight half needs.
-pub(crate) fn kept_bytes(
-    lowering: &Lowering<'_>,
-    trace: &Trace,
-    recompute: Recompute,
-) -> [Bytes; 2] {
+pub fn kept_bytes(lowering: &Lowering<'_>, trace: &Trace, recompute: Recompute) -> [Bytes; 2] {
     let saved = kept(lowering, trace, recompute);
     let all = kept(lowering, trace, Recompute::None);
     [
         saved.iter().map(|s| s.bytes).sum(),
-        weight_operands(trace, &all),
+        weight_half_bytes(trace, &all),
     ]
 }
 
 /// Kept activations that weight gradients read, and the output gradients they read.
-fn weight_operands(trace: &Trace, saved: &[SavedTensor]) -> Bytes {
+fn weight_half_bytes(trace: &Trace, saved: &[SavedTensor]) -> Bytes {
     let mut gradients: FxHashSet<TensorId> = FxHashSet::default();
     let mut bytes: Bytes = saved.iter().filter(|s| s.for_weight).map(|s| s.bytes).sum();
     for op in trace

@@ -169,8 +169,8 @@ impl TablePrices {
 mod tests {
     use std::sync::Arc;
 
-    use catalog::Bandwidth;
     use catalog::profile::{Gpu, Machine, Measured, Profile};
+    use catalog::{Architecture, Bandwidth, Origin, Seconds};
 
     use super::clocks::sustained;
     use super::*;

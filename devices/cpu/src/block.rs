@@ -23,10 +23,8 @@ pub trait GradientSink {
 /// What a block keeps of a micro-batch between its passes.
 pub type Saved = block::Saved<Arc<Value>, Arc<Route>>;
 
-impl Saved {
-    /// Bytes kept.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.values.values().map(|v| v.bytes()).sum()
-    }
+/// Bytes that a block keeps.
+#[must_use]
+pub fn kept_bytes(saved: &Saved) -> u64 {
+    saved.values.values().map(|v| v.bytes()).sum()
 }

@@ -62,7 +62,8 @@ fn visit(shape: &[usize], indices: &[Vec<usize>], run: &mut impl FnMut(usize, us
 }
 
 /// Where the elements of `part` lie in `whole` (both lists of global indices of one dim).
-pub(crate) fn places(whole: &[u64], part: &[u64]) -> Vec<usize> {
+#[must_use]
+pub fn places(whole: &[u64], part: &[u64]) -> Vec<usize> {
     let size = whole.iter().max().map_or(0, |&m| m as usize + 1);
     let mut at = vec![usize::MAX; size];
     for (place, &index) in whole.iter().enumerate() {

@@ -54,7 +54,7 @@ pub trait Watch {
 }
 
 /// The tensors of a running pass.
-pub(crate) trait Tensors {
+pub trait Tensors {
     /// What stands behind a traced tensor now, on the host; nothing where that is no tensor, such as
     /// partial sums of exact mode.
     fn on_host(&self, id: TensorId) -> Option<Cow<'_, Tensor>>;
@@ -62,7 +62,8 @@ pub(crate) trait Tensors {
 
 /// An operator that has just run.
 pub struct Seen<'s> {
-    pub(crate) tensors: &'s dyn Tensors,
+    /// The tensors that it may read.
+    pub tensors: &'s dyn Tensors,
     /// The operator.
     pub op: &'s Op,
     /// The block it belongs to.

@@ -37,5 +37,6 @@ pub use probe::{DeviceFacts, Presence, devices, probe, ready};
 pub use products::EIGHT_BITS;
 pub use run::{
     Batch, Context, Forward, GradientSink, Machine, Parameters, Saved, backward, forward,
+    kept_bytes,
 };
 pub use tensor::{Device, Tensor};

@@ -143,7 +143,7 @@ impl Device for Cpu<'_> {
             batch,
             parameters,
         };
-        Ok(block.forward(&context, input)?)
+        Ok(cpu_device::forward(block, &context, input)?)
     }
 
     fn backward(
@@ -164,11 +164,13 @@ impl Device for Cpu<'_> {
             gradient,
             half,
         } = passing;
-        Ok(block.backward(&context, saved, gradient, half, gradients)?)
+        Ok(cpu_device::backward(
+            block, &context, saved, gradient, half, gradients,
+        )?)
     }
 
     fn saved_bytes(saved: &Saved) -> u64 {
-        saved.bytes()
+        cpu_device::kept_bytes(saved)
     }
 
     fn shape(tensor: &Tensor) -> &[usize] {
@@ -289,14 +291,14 @@ impl Device for Cpu<'_> {
         }
         for run in runs {
             let (range, from) = (run.range.clone(), run.gradient_at);
-            let mut weights = cpu::Weights {
+            let mut weights = cpu_device::Weights {
                 master: &mut states.master[range.clone()],
                 momentum: &mut states.momentum[range.clone()],
                 variance: &mut states.variance[range.clone()],
                 gradient: &states.gradient[from..from + range.len()],
             };
             let keep = if run.decays { numbers.keep } else { 1.0 };
-            cpu::adamw(&mut weights, &AdamWStep { keep, ..numbers }, scale);
+            cpu_device::adamw(&mut weights, &AdamWStep { keep, ..numbers }, scale);
             if let Some(value) = run.value.and_then(|at| values[at].as_mut()) {
                 let (shape, dtype) = (value.shape.clone(), value.dtype());
                 *value = Tensor::new(shape, states.master[range].to_vec(), dtype);

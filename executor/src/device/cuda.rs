@@ -53,7 +53,7 @@ impl Devices for Gpus {
     fn open<'c>(&self, host: cpu_device::Machine<'c>) -> Result<Machine<'c>, ExecutorError> {
         let ordinal = self.ordinal.unwrap_or(host.comm.rank() as u32);
         let gpu = Rc::new(Gpu::new(ordinal)?);
-        let device = cuda::Device::new(Rc::<Gpu>::clone(&gpu))
+        let device = cuda_device::Device::new(Rc::<Gpu>::clone(&gpu))
             .with_compute(self.compute)
             .with_attention(self.attention);
         let alone = host.comm.world() == 1;
@@ -71,7 +71,7 @@ impl Devices for Gpus {
 /// # Errors
 /// When the device cannot run the plan.
 pub fn on(
-    device: cuda::Device,
+    device: cuda_device::Device,
     host: cpu_device::Machine<'_>,
 ) -> Result<Machine<'_>, ExecutorError> {
     check(&host)?;
@@ -140,7 +140,7 @@ impl Device for Machine<'_> {
             batch,
             parameters,
         };
-        Ok(cuda::forward(block, &context, input)?)
+        Ok(cuda_device::forward(block, &context, input)?)
     }
 
     fn backward(
@@ -161,13 +161,13 @@ impl Device for Machine<'_> {
             gradient,
             half,
         } = passing;
-        Ok(cuda::backward(
+        Ok(cuda_device::backward(
             block, &context, saved, gradient, half, gradients,
         )?)
     }
 
     fn saved_bytes(saved: &Saved) -> u64 {
-        saved.bytes()
+        cuda_device::kept_bytes(saved)
     }
 
     fn shape(tensor: &Tensor) -> &[usize] {
@@ -280,7 +280,7 @@ impl Device for Machine<'_> {
             let from = run.gradient_at;
             let value = run.value.and_then(|at| values[at].clone());
             let shard = states.shard.as_deref();
-            cuda::Weights {
+            cuda_device::Weights {
                 states: [
                     part(states.master, &run.range),
                     part(states.momentum, &run.range),

@@ -170,7 +170,7 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
         Some(("schedule", "1f1b".to_owned())),
     );
     limits.refuse(
-        !d.stages.is_uniform() && d.stages != crate::StagePartition::even(m.layers, d.pp),
+        !d.stages.is_uniform() && d.stages != plans::StagePartition::even(m.layers, d.pp),
         "stages",
         "it places layers by their cost",
         Some(("vpp", "1".to_owned())),

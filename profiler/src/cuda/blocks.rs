@@ -85,10 +85,10 @@ pub fn blocks(
     };
     let run = || -> Result<_, ProfilerError> {
         device.launcher.mark()?;
-        let forward = cuda::forward(&block, &context, input.clone())?;
+        let forward = cuda_device::forward(&block, &context, input.clone())?;
         let mut saved = forward.saved;
         let mut sink = held.sink();
-        let dx = cuda::backward(
+        let dx = cuda_device::backward(
             &block,
             &context,
             &mut saved,

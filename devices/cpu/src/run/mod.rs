@@ -51,34 +51,33 @@ pub struct Context<'a> {
 /// What a block returns from forward.
 pub type Forward = block::Forward<Tensor, Saved>;
 
-impl Block {
-    /// Forward of a micro-batch. `input` is the previous block's output, absent for the embedding.
-    ///
-    /// # Errors
-    /// When communication stops or an operator has no kernel.
-    pub fn forward(
-        &self,
-        context: &Context<'_>,
-        input: Option<Tensor>,
-    ) -> Result<Forward, CpuError> {
-        pass::forward(self, Run::new(self, context), input)
-    }
+/// Forward of a micro-batch through a block. `input` is the previous block's output, absent for the
+/// embedding.
+///
+/// # Errors
+/// When communication stops or an operator has no kernel.
+pub fn forward(
+    block: &Block,
+    context: &Context<'_>,
+    input: Option<Tensor>,
+) -> Result<Forward, CpuError> {
+    pass::forward(block, Run::new(block, context), input)
+}
 
-    /// Backward of a micro-batch, or half of it. `gradient` is that of the output; the loss block
-    /// needs none, nor does the weight half. Returns the gradient of the input.
-    ///
-    /// # Errors
-    /// When communication stops or an operator has no kernel.
-    pub fn backward(
-        &self,
-        context: &Context<'_>,
-        saved: &mut Saved,
-        gradient: Option<Tensor>,
-        half: Half,
-        sink: &mut dyn GradientSink,
-    ) -> Result<Option<Tensor>, CpuError> {
-        pass::backward(self, Run::new(self, context), saved, gradient, half, sink)
-    }
+/// Backward of a micro-batch, or half of it. `gradient` is that of the output; the loss block
+/// needs none, nor does the weight half. Returns the gradient of the input.
+///
+/// # Errors
+/// When communication stops or an operator has no kernel.
+pub fn backward(
+    block: &Block,
+    context: &Context<'_>,
+    saved: &mut Saved,
+    gradient: Option<Tensor>,
+    half: Half,
+    sink: &mut dyn GradientSink,
+) -> Result<Option<Tensor>, CpuError> {
+    pass::backward(block, Run::new(block, context), saved, gradient, half, sink)
 }
 
 impl<'r> Pass for Run<'r> {

@@ -52,17 +52,18 @@ struct Shapes {
     scores: [i64; 4],
 }
 
-impl CausalAttention {
-    fn shapes(&self) -> Shapes {
-        let ([heads, kv_heads], [key, value]) = (self.heads, self.dims);
-        let lies = |heads, columns| Shape::by_rows([self.batch, heads, self.length, columns]);
-        Shapes {
+impl Shapes {
+    fn of(attention: &CausalAttention) -> Self {
+        let &CausalAttention { batch, length, .. } = attention;
+        let ([heads, kv_heads], [key, value]) = (attention.heads, attention.dims);
+        let lies = |heads, columns| Shape::by_rows([batch, heads, length, columns]);
+        Self {
             q: lies(heads, key),
             k: lies(kv_heads, key),
             v: lies(kv_heads, value),
             out: lies(heads, value),
-            rows: [self.batch, heads, self.length, 1],
-            scores: [self.batch, heads, self.length, self.length],
+            rows: [batch, heads, length, 1],
+            scores: [batch, heads, length, length],
         }
     }
 }
@@ -116,7 +117,7 @@ fn masked(
 
 /// Output and log-sum-exps of queries, keys and values.
 pub(super) fn forward(graph: &mut Graph, of: &CausalAttention) -> Result<Forward, CudaError> {
-    let shapes = of.shapes();
+    let shapes = Shapes::of(of);
     let q = memory(graph, Element::Bf16, shapes.q)?;
     let k = memory(graph, Element::Bf16, shapes.k.transposed())?;
     let v = memory(graph, Element::Bf16, shapes.v)?;
@@ -151,7 +152,7 @@ pub(super) fn forward(graph: &mut Graph, of: &CausalAttention) -> Result<Forward
 
 /// Gradients of queries, keys and values: five products, queries' summed by atomic additions.
 pub(super) fn backward(graph: &mut Graph, of: &CausalAttention) -> Result<Backward, CudaError> {
-    let shapes = of.shapes();
+    let shapes = Shapes::of(of);
     let q = memory(graph, Element::Bf16, shapes.q)?;
     let k = memory(graph, Element::Bf16, shapes.k.transposed())?;
     let v = memory(graph, Element::Bf16, shapes.v.transposed())?;

@@ -13,14 +13,14 @@ use dtensor::trace::TensorInfo;
 
 /// Runs of indices of one dim.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::cuda) struct Piece {
+pub(crate) struct Piece {
     dim: usize,
     runs: Vec<Range<usize>>,
 }
 
 /// What a cut is of.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::cuda) struct CutOf {
+pub(crate) struct CutOf {
     global: Vec<u64>,
     placements: [Placements; 2],
     /// Among whom; without, this rank alone.
@@ -30,7 +30,7 @@ pub(in crate::cuda) struct CutOf {
 /// What each rank on an axis holds afterwards of a tensor that this rank holds: runs along the dims that
 /// are cut.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::cuda) struct Cut {
+pub(crate) struct Cut {
     members: Vec<Vec<Piece>>,
 }
 

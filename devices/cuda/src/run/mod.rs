@@ -37,15 +37,13 @@ use dtensor::trace::{Op, TensorId, TensorInfo, TensorRole};
 /// What a block keeps of a micro-batch between its passes.
 pub type Saved = block::Saved<Tensor, Rc<Route>>;
 
-impl Saved {
-    /// Bytes kept: of memory that several tensors share, once.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        let buffers = self.values.values().map(Tensor::buffer);
-        let buffers: HashMap<_, _> = buffers.map(|b| (b.address, b.bytes)).collect();
-        let route = self.route.as_ref().map_or(0, |route| route.bytes());
-        buffers.values().sum::<u64>() + route
-    }
+/// Bytes that a block keeps: of memory that several tensors share, once.
+#[must_use]
+pub fn kept_bytes(saved: &Saved) -> u64 {
+    let buffers = saved.values.values().map(Tensor::buffer);
+    let buffers: HashMap<_, _> = buffers.map(|b| (b.address, b.bytes)).collect();
+    let route = saved.route.as_ref().map_or(0, |route| route.bytes());
+    buffers.values().sum::<u64>() + route
 }
 
 /// What a block returns from forward.

@@ -191,7 +191,7 @@ impl Case {
         let mut x = None;
         let mut saved = Vec::new();
         for (i, block) in blocks.iter().enumerate() {
-            let forward = block.forward(&context(i), x).expect("runs");
+            let forward = cpu_device::forward(block, &context(i), x).expect("runs");
             saved.push(forward.saved);
             x = Some(forward.output);
         }
@@ -200,8 +200,8 @@ impl Case {
         let mut d = None;
         for (i, block) in blocks.iter().enumerate().rev() {
             let sink = &mut HostSink(&mut gradients[i]);
-            d = block
-                .backward(&context(i), &mut saved[i], d, Half::Both, sink)
+            let context = context(i);
+            d = cpu_device::backward(block, &context, &mut saved[i], d, Half::Both, sink)
                 .expect("runs");
         }
         Left { losses, gradients }
