@@ -5,19 +5,16 @@ use std::sync::Arc;
 
 use catalog::runtime::Rewrite;
 use catalog::{Bytes, DType, LayerClass, Seconds};
-use dtensor::CollectiveKind;
 use models::BlockClass;
-use plans::{Axis, Recompute, Strategy, Zero};
+use plans::{Recompute, Strategy, Zero};
 
+use crate::CostError;
 use crate::block_cost::{BlockCost, BlockKey};
 use crate::blocks::BlockCosts;
-use crate::messages::Messages;
-use crate::price::{MemoryKind, Prices, TablePrices};
-use crate::stage::{LayerTraffic, Run, StageWork, TrafficPlan, When};
+use crate::book::Update;
+use crate::stage::{Run, StageWork};
 use crate::states::{Elements, StateBytes};
 use crate::traffic::DataParallel;
-use crate::work::Work;
-use crate::{CostError, states, tensorwise};
 
 /// Everything the engine and the reports need to know about a strategy.
 #[derive(Clone, Debug)]
@@ -65,7 +62,7 @@ pub fn assemble(
     let runs = blocks.stage_runs(costs, strategy);
     let stages = stages(costs, strategy, &parallel, &runs)?;
     let mut built = Assembled {
-        transfer: transfer(costs, strategy, &blocks)?,
+        transfer: blocks.transfer(costs, strategy)?,
         states: Vec::new(),
         in_flight: Vec::new(),
         optimizer: Vec::new(),
@@ -114,15 +111,12 @@ impl Assembled {
             }
         }
         let in_flight = in_flight(strategy, costs, largest, elements);
-        let time = match costs.prices() {
-            Prices::Tables(prices) => optimizer(costs, prices, parallel, elements, bytes.gradients),
-            Prices::Profile(prices) => {
-                let whole = elements.dense + elements.expert;
-                let own = parallel.sharding.shard(elements);
-                let world = scenario.workload.gpus;
-                costs.local(prices).optimizer(strategy, whole, own, world)?
-            }
+        let update = Update {
+            parallel,
+            elements,
+            gradients: bytes.gradients,
         };
+        let time = costs.book().optimizer(scenario, strategy, &update)?;
         let overheads = &scenario.runtime.overheads;
         let copies = scenario
             .runtime
@@ -141,35 +135,6 @@ impl Assembled {
             .push(bytes.total() + in_flight + overheads.context.value + overheads.workspace.value);
         Ok(())
     }
-}
-
-/// Gradient norm, clipping and update of a rank on an accelerator.
-fn optimizer(
-    costs: &BlockCosts,
-    prices: &TablePrices,
-    parallel: &DataParallel,
-    elements: Elements,
-    gradients: Bytes,
-) -> Seconds {
-    let scenario = costs.scenario();
-    let types = &scenario.runtime.states;
-    let precision = scenario.workload.precision;
-    let traffic = parallel
-        .sharding
-        .optimizer_traffic(elements, types, precision);
-    let kind = if scenario.runtime.rewrites.contains(&Rewrite::FusedOptimizer) {
-        MemoryKind::Optimizer
-    } else {
-        MemoryKind::UnfusedOptimizer
-    };
-    let norm =
-        Bytes(gradients.0.min(
-            parallel.sharding.shard(elements) * states::gradient_type(types, precision).size(),
-        ));
-    let time = prices.memory_bound(kind, traffic).time
-        + prices.memory_bound(MemoryKind::Pointwise, norm).time;
-    let whole = (elements.dense + elements.expert) * types.reduce.size();
-    time + scenario.runtime.overheads.gradient_byte.value * whole as f64
 }
 
 /// Elements a rank holds of a virtual stage. Where one stage has both ends of the model, tied
@@ -215,6 +180,16 @@ impl Blocks {
             mtp,
             layers,
         })
+    }
+
+    /// Sending a micro-batch's activation to the next pipeline rank.
+    fn transfer(&self, costs: &BlockCosts, strategy: &Strategy) -> Result<Seconds, CostError> {
+        if strategy.pp == 1 {
+            return Ok(Seconds(0.0));
+        }
+        let layer = self.layers.first().map(|(_, asked, _)| asked.output);
+        let output = layer.unwrap_or(self.embedding.output);
+        costs.book().transfer(costs.scenario(), strategy, output)
     }
 
     fn stage_runs(&self, costs: &BlockCosts, strategy: &Strategy) -> Vec<Vec<Run>> {
@@ -316,64 +291,10 @@ fn stage(
         stage.saved += runs.last().map_or(Bytes(0), |run| run.cost.output);
     }
     transients(&mut stage, runs);
-    match costs.prices() {
-        Prices::Tables(prices) => {
-            let messages = Messages::Network(prices);
-            traffic(costs, messages, strategy, parallel, runs, &mut stage)?;
-            // After the traffic, whose blocks share the stage's time in proportion to their own.
-            if strategy.zero == Zero::Z3 && strategy.reshard_after_forward && parallel.ranks() > 1 {
-                copies(costs, prices, runs, &mut stage);
-            }
-        }
-        Prices::Profile(prices) if prices.is_of_gpus() && parallel.ranks() > 1 => {
-            let messages = Messages::Measured(prices);
-            traffic(costs, messages, strategy, parallel, runs, &mut stage)?;
-        }
-        Prices::Profile(prices) => {
-            let mut elements = Elements::default();
-            for run in runs {
-                elements += run.cost.elements * run.count;
-            }
-            let local = costs.local(prices);
-            if strategy.zero != Zero::Z0 {
-                stage.exposed_gather = Some(local.gather(parallel, elements)?);
-            }
-            stage.exposed_reduce = Some(local.reduce(parallel, elements)?);
-        }
-    }
+    costs
+        .book()
+        .data_parallel(costs.scenario(), strategy, parallel, runs, &mut stage)?;
     Ok(stage)
-}
-
-/// Passes over whole parameters and gradients between a runtime's collective buffers and the tensors
-/// that kernels use.
-fn copies(costs: &BlockCosts, prices: &TablePrices, runs: &[Run], stage: &mut StageWork) {
-    let scenario = costs.scenario();
-    let has = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
-    let compute = scenario.workload.precision.activation().size();
-    let reduce = scenario.runtime.states.reduce.size();
-    let cast = if reduce == compute {
-        0
-    } else {
-        compute + reduce
-    };
-    let (gathered, reduced) = if has(Rewrite::CopyShards) {
-        (2 * compute, compute + reduce)
-    } else if has(Rewrite::FlattenGradients) {
-        (0, 4 * compute + cast)
-    } else {
-        return;
-    };
-    let whole: u64 = runs
-        .iter()
-        .map(|run| (run.cost.elements.dense + run.cost.elements.expert) * run.count)
-        .sum();
-    let pass = |bytes: u64| {
-        prices
-            .memory_bound(MemoryKind::Pointwise, Bytes(whole * bytes))
-            .time
-    };
-    stage.forward.compute += pass(gathered);
-    stage.backward_weight.compute += pass(gathered) + pass(reduced);
 }
 
 /// Peaks beside what is held: forward keeps what earlier blocks saved, backward has released what
@@ -393,88 +314,6 @@ fn transients(stage: &mut StageWork, runs: &[Run]) {
         released += run.cost.saved_bytes * run.count;
     }
     stage.transient_backward = peak;
-}
-
-fn traffic(
-    costs: &BlockCosts,
-    messages: Messages<'_>,
-    strategy: &Strategy,
-    parallel: &DataParallel,
-    runs: &[Run],
-    stage: &mut StageWork,
-) -> Result<(), CostError> {
-    if parallel.ranks() == 1 {
-        return Ok(());
-    }
-    let scenario = costs.scenario();
-    let forward = stage.forward.duration().0;
-    let backward = (stage.recompute + stage.backward_input + stage.backward_weight)
-        .duration()
-        .0;
-    for run in runs {
-        let elements = run.cost.elements;
-        stage.layers.push(LayerTraffic {
-            count: run.count,
-            forward_share: share(run.cost.forward, forward),
-            backward_share: share(
-                run.cost.recompute + run.cost.backward_input + run.cost.backward_weight,
-                backward,
-            ),
-            gather: match strategy.zero {
-                Zero::Z0 => Seconds(0.0),
-                _ => parallel.gather(elements, messages, scenario.workload.precision)?,
-            },
-            reduce: parallel.reduce(elements, messages, &scenario.runtime)?,
-        });
-    }
-    if let Messages::Network(prices) = messages
-        && strategy.zero == Zero::Z3
-        && strategy.reshard_after_forward
-        && scenario
-            .runtime
-            .rewrites
-            .contains(&Rewrite::GatherTensorByTensor)
-    {
-        tensorwise::expose(scenario, prices, parallel.ranks(), runs, stage);
-        return Ok(());
-    }
-    let gathers: Seconds = stage.layers.iter().map(|l| l.gather * l.count as f64).sum();
-    let reduces: Seconds = stage.layers.iter().map(|l| l.reduce * l.count as f64).sum();
-    let overlap = strategy.overlap;
-    let mut plan = TrafficPlan {
-        first: 0,
-        last: strategy.num_micro_batches as u32 - 1,
-        ..TrafficPlan::default()
-    };
-    match strategy.zero {
-        Zero::Z0 => {}
-        Zero::Z1 | Zero::Z2 if overlap.param_gather => plan.gather_forward = When::First,
-        Zero::Z1 | Zero::Z2 => stage.exposed_gather = Some(gathers),
-        Zero::Z3 if strategy.reshard_after_forward => {
-            plan.gather_forward = When::Always;
-            plan.gather_backward = When::Always;
-        }
-        Zero::Z3 => plan.gather_forward = When::First,
-    }
-    match strategy.zero {
-        Zero::Z0 | Zero::Z1 if overlap.grad_reduce => plan.reduce = When::Last,
-        // Kept gathered for the step, gradients accumulate unsharded and are reduced once.
-        Zero::Z3 if overlap.grad_reduce && !strategy.reshard_after_forward => {
-            plan.reduce = When::Last;
-        }
-        Zero::Z2 | Zero::Z3 if overlap.grad_reduce => plan.reduce = When::Always,
-        Zero::Z0 | Zero::Z1 | Zero::Z2 | Zero::Z3 => stage.exposed_reduce = Some(reduces),
-    }
-    stage.traffic = plan;
-    Ok(())
-}
-
-fn share(part: Work, whole: f64) -> f64 {
-    if whole > 0.0 {
-        part.duration().0.min(whole) / whole
-    } else {
-        0.0
-    }
 }
 
 /// ZeRO-3 holds two gathered blocks (current and prefetched) and one block's gradients before they
@@ -499,38 +338,4 @@ fn in_flight(strategy: &Strategy, costs: &BlockCosts, largest: u64, held: Elemen
         }
         Zero::Z3 => Bytes(largest * (2 * compute + reduce)),
     }
-}
-
-/// Sending a micro-batch's activation to the next pipeline rank: every tensor-parallel rank sends
-/// its shard.
-fn transfer(
-    costs: &BlockCosts,
-    strategy: &Strategy,
-    blocks: &Blocks,
-) -> Result<Seconds, CostError> {
-    if strategy.pp == 1 {
-        return Ok(Seconds(0.0));
-    }
-    let output = blocks
-        .layers
-        .first()
-        .map_or(blocks.embedding.output, |l| l.1.output);
-    let prices = match costs.prices() {
-        Prices::Tables(prices) => prices,
-        Prices::Profile(prices) => return costs.local(prices).transfer(output),
-    };
-    let stages = strategy.group(Axis::Pp);
-    let splits = costs
-        .scenario()
-        .runtime
-        .rewrites
-        .contains(&Rewrite::ScatterGatherTransfer)
-        && !strategy.sequence_parallel;
-    let beside = costs.scenario().runtime.overheads.transfer.value;
-    if !splits || strategy.tp == 1 {
-        return Ok(beside + prices.point_to_point(output, stages).time);
-    }
-    let gather = prices.collective(CollectiveKind::AllGather, output, strategy.group(Axis::Tp));
-    let share = prices.point_to_point(Bytes(output.0 / strategy.tp), stages);
-    Ok(beside + share.time + gather.time)
 }

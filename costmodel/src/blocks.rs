@@ -4,25 +4,23 @@ use std::sync::Arc;
 
 use catalog::LayerClass;
 
-use crate::block::BlockPricing;
 use crate::block_cost::{BlockCost, BlockKey};
-use crate::local::Local;
+use crate::book::PriceBook;
 use crate::memo::Memo;
-use crate::price::{Prices, ProfilePrices};
-use crate::{CostError, Scenario};
+use crate::{CostError, Scenario, block};
 
 /// A scenario, its prices, and the blocks that were priced by local shape.
 #[derive(Debug)]
 pub(crate) struct BlockCosts {
     scenario: Scenario,
-    prices: Prices,
+    book: Box<dyn PriceBook>,
     layer_classes: Vec<LayerClass>,
     blocks: Memo<BlockKey, BlockCost>,
 }
 
 impl BlockCosts {
     /// No block is priced yet.
-    pub(crate) fn new(scenario: Scenario, prices: Prices) -> Self {
+    pub(crate) fn new(scenario: Scenario, book: Box<dyn PriceBook>) -> Self {
         let layers = 0..scenario.model.layers;
         let mut layer_classes: Vec<LayerClass> =
             layers.map(|i| scenario.model.layer_class(i)).collect();
@@ -30,7 +28,7 @@ impl BlockCosts {
         layer_classes.dedup();
         Self {
             scenario,
-            prices,
+            book,
             layer_classes,
             blocks: Memo::default(),
         }
@@ -41,9 +39,9 @@ impl BlockCosts {
         &self.scenario
     }
 
-    /// Device and network prices.
-    pub(crate) fn prices(&self) -> &Prices {
-        &self.prices
+    /// Prices of kernels, messages and the optimizer.
+    pub(crate) fn book(&self) -> &dyn PriceBook {
+        &*self.book
     }
 
     /// The distinct decoder layers of the model.
@@ -56,22 +54,8 @@ impl BlockCosts {
     /// # Errors
     /// When the block cannot be traced.
     pub(crate) fn block(&self, key: &BlockKey) -> Result<Arc<BlockCost>, CostError> {
-        self.blocks.get(key, || {
-            let pricing = BlockPricing {
-                model: &self.scenario.model,
-                runtime: &self.scenario.runtime,
-                prices: &self.prices,
-                precision: self.scenario.workload.precision,
-            };
-            pricing.cost(key)
-        })
-    }
-
-    /// Prices of our executor on this machine.
-    pub(crate) fn local<'p>(&self, prices: &'p ProfilePrices) -> Local<'p> {
-        Local {
-            prices,
-            precision: self.scenario.workload.precision,
-        }
+        let book = self.book();
+        self.blocks
+            .get(key, || block::price(&self.scenario, book, key))
     }
 }

@@ -14,10 +14,9 @@ use crate::blocks::BlockCosts;
 use crate::engine::{Inputs, Outcome, Record, simulate};
 use crate::held::Held;
 use crate::pipeline::Pipelines;
-use crate::price::Prices;
 use crate::recorder::Recorder;
 use crate::shared_cores::Busy;
-use crate::{CostError, Scenario, floors, held, local, peak, predict, quantities};
+use crate::{CostError, Scenario, book, floors, held, peak, predict, quantities};
 
 /// Prices strategies of one scenario. Thread-safe; remembers block costs by local shape and
 /// programs by schedule.
@@ -62,15 +61,14 @@ impl CostModel {
         }
         if let Some(profile) = &scenario.cluster.profile {
             let gpus = profile.machine.gpu.is_some();
-            scenario.runtime = local::adapted(scenario.runtime, gpus)?;
+            scenario.runtime = book::adapted(scenario.runtime, gpus)?;
         }
-        let prices =
-            Prices::new(&scenario.cluster, scenario.workload.gpus, fitted).map_err(|e| {
-                CostError::Prices {
-                    device: scenario.cluster.device.name.clone(),
-                    reason: e.to_string(),
-                }
-            })?;
+        let book = book::open(&scenario.cluster, scenario.workload.gpus, fitted).map_err(|e| {
+            CostError::Prices {
+                device: scenario.cluster.device.name.clone(),
+                reason: e.to_string(),
+            }
+        })?;
         let precision = scenario.workload.precision;
         if scenario
             .cluster
@@ -85,7 +83,7 @@ impl CostModel {
             });
         }
         Ok(Self {
-            blocks: BlockCosts::new(scenario, prices),
+            blocks: BlockCosts::new(scenario, book),
             pipelines: Pipelines::default(),
         })
     }
@@ -94,12 +92,6 @@ impl CostModel {
     #[must_use]
     pub fn scenario(&self) -> &Scenario {
         self.blocks.scenario()
-    }
-
-    /// Device and network prices.
-    #[must_use]
-    pub fn prices(&self) -> &Prices {
-        self.blocks.prices()
     }
 
     /// The distinct decoder layers of the model.
@@ -156,10 +148,10 @@ impl CostModel {
     pub fn predict(&self, strategy: &Strategy) -> Result<Prediction, CostError> {
         let (assembled, outcome) = self.simulated(strategy, &mut ())?;
         let program = self.pipelines.program(strategy)?;
-        let prices = self.prices();
+        let used = self.blocks.book().provenance();
         Ok(predict::prediction(
             self.scenario(),
-            prices,
+            used,
             strategy,
             &assembled,
             &outcome,

@@ -1,38 +1,15 @@
-//! What messages between devices cost: by a network's model, or as they were measured between GPUs.
+//! What a message between devices costs, and what one between GPUs was measured to.
 
 use catalog::{Bytes, Seconds};
 use dtensor::CollectiveKind;
 use plans::Group;
 
 use crate::CostError;
-use crate::price::{ProfilePrices, TablePrices, between_gpus};
+use crate::price::{ProfilePrices, between_gpus};
 
-/// Prices of messages.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Messages<'p> {
-    /// Of a network.
-    Network(&'p TablePrices),
-    /// Between the GPUs of a profile.
-    Measured(&'p ProfilePrices),
-}
-
-impl Messages<'_> {
-    /// A collective; bytes by the convention of [`dtensor::Collective`].
-    ///
-    /// # Errors
-    /// When it was not measured between so many GPUs.
-    pub(crate) fn collective(
-        &self,
-        kind: CollectiveKind,
-        bytes: Bytes,
-        group: Group,
-    ) -> Result<Seconds, CostError> {
-        match self {
-            Self::Network(prices) => Ok(prices.collective(kind, bytes, group).time),
-            Self::Measured(prices) => measured(prices, kind, bytes, group.size),
-        }
-    }
-}
+/// What a message costs; bytes by the convention of [`dtensor::Collective`].
+pub(crate) type Message<'p> =
+    &'p dyn Fn(CollectiveKind, Bytes, Group) -> Result<Seconds, CostError>;
 
 /// A message between GPUs as it was measured.
 ///

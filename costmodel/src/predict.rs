@@ -11,14 +11,13 @@ use plans::{
 
 use crate::assemble::Assembled;
 use crate::engine::{Outcome, RankOutcome};
-use crate::price::Prices;
 use crate::{Scenario, flops};
 
-/// Names everything about a simulated strategy.
+/// Names everything about a simulated strategy; `used` are the constants behind its prices.
 #[must_use]
 pub fn prediction(
     scenario: &Scenario,
-    prices: &Prices,
+    used: Vec<UsedConstant>,
     strategy: &Strategy,
     assembled: &Assembled,
     outcome: &Outcome,
@@ -75,7 +74,7 @@ pub fn prediction(
         memory,
         breakdown: scaled(&breakdown(outcome.step_time, outcome), ratio),
         kernels: kernels(assembled, strategy, critical(outcome), ratio),
-        provenance: provenance(scenario, prices),
+        provenance: provenance(scenario, used),
     }
 }
 
@@ -189,15 +188,7 @@ fn memory_items(
             &whole,
         ),
     ];
-    let mut saved: BTreeMap<String, Bytes> = BTreeMap::new();
-    for (stage, count) in held_at(program, index, rank.peak_action) {
-        for run in &assembled.runs[stage as usize] {
-            for tensor in &run.cost.saved {
-                let name = format!("saved activations: {}", tensor.name);
-                *saved.entry(name).or_default() += tensor.bytes * (run.count * u64::from(count));
-            }
-        }
-    }
+    let saved = saved_activations(assembled, program, rank.peak_action, index);
     parts.extend(
         saved
             .into_iter()
@@ -227,6 +218,25 @@ fn memory_items(
         .collect();
     items.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(a.name.cmp(&b.name)));
     items
+}
+
+/// Bytes of activations held while an action runs, by name.
+fn saved_activations(
+    assembled: &Assembled,
+    program: &Program,
+    peak: Option<Action>,
+    rank: u32,
+) -> BTreeMap<String, Bytes> {
+    let mut saved: BTreeMap<String, Bytes> = BTreeMap::new();
+    for (stage, count) in held_at(program, rank, peak) {
+        for run in &assembled.runs[stage as usize] {
+            for tensor in &run.cost.saved {
+                let name = format!("saved activations: {}", tensor.name);
+                *saved.entry(name).or_default() += tensor.bytes * (run.count * u64::from(count));
+            }
+        }
+    }
+    saved
 }
 
 /// Micro-batches of each stage whose activations are held while an action runs; a forward holds its
@@ -275,7 +285,7 @@ fn kernels(assembled: &Assembled, strategy: &Strategy, rank: usize, ratio: f64) 
     list
 }
 
-fn provenance(scenario: &Scenario, prices: &Prices) -> Vec<UsedConstant> {
+fn provenance(scenario: &Scenario, prices: Vec<UsedConstant>) -> Vec<UsedConstant> {
     let overheads = &scenario.runtime.overheads;
     let device = &scenario.cluster.device;
     let mut used = vec![
@@ -317,7 +327,7 @@ fn provenance(scenario: &Scenario, prices: &Prices) -> Vec<UsedConstant> {
         "80% interval of peak memory",
         Quantity::Memory,
     ));
-    used.extend(prices.provenance());
+    used.extend(prices);
     used
 }
 

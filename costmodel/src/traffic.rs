@@ -6,7 +6,7 @@ use dtensor::CollectiveKind;
 use plans::{Axis, Decisions, Group, Zero};
 
 use crate::CostError;
-use crate::messages::Messages;
+use crate::messages::Message;
 use crate::states::{Elements, Sharding};
 
 /// Parameters per communication bucket: Megatron-LM's `ddp_bucket_size` default
@@ -87,13 +87,13 @@ impl DataParallel {
     pub(crate) fn gather(
         &self,
         elements: Elements,
-        prices: Messages<'_>,
+        message: Message<'_>,
         precision: Precision,
     ) -> Result<Seconds, CostError> {
         let size = precision.activation().size();
         self.split(elements, |count, group| {
             bucketed(count, size, |bytes| {
-                prices.collective(CollectiveKind::AllGather, bytes, group)
+                message(CollectiveKind::AllGather, bytes, group)
             })
         })
     }
@@ -105,7 +105,7 @@ impl DataParallel {
     pub(crate) fn reduce(
         &self,
         elements: Elements,
-        prices: Messages<'_>,
+        message: Message<'_>,
         runtime: &Runtime,
     ) -> Result<Seconds, CostError> {
         let size = runtime.states.reduce.size();
@@ -116,7 +116,7 @@ impl DataParallel {
             CollectiveKind::ReduceScatter
         };
         let within = self.split(elements, |count, group| {
-            bucketed(count, size, |bytes| prices.collective(kind, bytes, group))
+            bucketed(count, size, |bytes| message(kind, bytes, group))
         })?;
         if self.replicate.size == 1 {
             return Ok(within);
@@ -124,7 +124,7 @@ impl DataParallel {
         let shard =
             elements.dense.div_ceil(self.dense.size) + elements.expert.div_ceil(self.expert.size);
         let across = bucketed(shard, size, |bytes| {
-            prices.collective(CollectiveKind::AllReduce, bytes, self.replicate)
+            message(CollectiveKind::AllReduce, bytes, self.replicate)
         })?;
         Ok(within + across)
     }

@@ -6,7 +6,7 @@ use catalog::runtime::AttentionKernel;
 use catalog::{
     Architecture, Bytes, Cluster, DType, Fitted, Model, Precision, Workload, WorkloadSizes,
 };
-use costmodel::price::{GemmLayout, MemoryKind, Prices, TablePrices};
+use costmodel::price::{GemmLayout, MemoryKind, TablePrices};
 use costmodel::{CostError, CostModel, Scenario};
 use dtensor::{AttentionShape, CollectiveKind};
 use plans::{Group, Prediction};
@@ -83,10 +83,7 @@ fn scale(cluster: &mut Cluster, [clock, memory, near, far, power]: Speeds) {
 }
 
 fn tables(cluster: &Cluster) -> TablePrices {
-    match Prices::new(cluster, 64, &Fitted::default()).expect("prices") {
-        Prices::Tables(tables) => *tables,
-        Prices::Profile(_) => panic!("a preset is no profile"),
-    }
+    TablePrices::new(cluster, &Fitted::default()).expect("prices")
 }
 
 /// Sizes from 1 to 2^`most`, all magnitudes alike.

@@ -272,45 +272,20 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &Op, index: usize) -> Vec<
         reads: op.inputs.clone(),
         writes: op.outputs.clone(),
     };
-    let memory = |kind: MemoryKind, passes: u32| {
-        let bytes = traffic(trace, &op.inputs, &op.outputs) * u64::from(passes);
+    let memory = |kind: MemoryKind, launches: u32| {
+        let bytes = traffic(trace, &op.inputs, &op.outputs) * u64::from(launches);
         kernel(KernelKind::Memory {
             kind,
             bytes,
-            launches: passes,
+            launches,
         })
     };
-    let layout = match op.pass {
-        Pass::Forward => GemmLayout::Forward,
-        Pass::BackwardInput => GemmLayout::DataGrad,
-        Pass::BackwardWeight => GemmLayout::WeightGrad,
-    };
+    let has = |rewrite| lowering.has(rewrite);
     let one = match op.kind {
-        OpKind::Matmul { m, n, k } => {
-            let product = kernel(KernelKind::Gemm {
-                m,
-                n,
-                k,
-                layout,
-                low_precision: trace.is_eight_bit(op),
-            });
-            return casts::before(lowering, trace, index, op)
-                .into_iter()
-                .chain([product])
-                .collect();
-        }
-        OpKind::GroupedMatmul { groups, m, n, k } => {
-            let product = kernel(KernelKind::GroupedGemm {
-                groups,
-                m,
-                n,
-                k,
-                layout,
-                low_precision: lowering.narrows_experts(trace),
-            });
-            return casts::before(lowering, trace, index, op)
-                .into_iter()
-                .chain([product])
+        OpKind::Matmul { .. } | OpKind::GroupedMatmul { .. } => {
+            let cast = casts::before(lowering, trace, index, op).into_iter();
+            return cast
+                .chain(product(lowering, trace, op).map(kernel))
                 .collect();
         }
         OpKind::AttentionScores(s) => kernel(KernelKind::BatchedGemm {
@@ -327,41 +302,28 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &Op, index: usize) -> Vec<
         }),
         // Eager: scale, mask, upcast, softmax, downcast; the fused kernel makes one pass.
         OpKind::Softmax(_) => {
-            let fused = lowering.has(Rewrite::FuseScaledMaskedSoftmax)
-                || lowering.has(Rewrite::FusePointwise);
+            let fused = has(Rewrite::FuseScaledMaskedSoftmax) || has(Rewrite::FusePointwise);
             memory(MemoryKind::Softmax, if fused { 1 } else { 3 })
         }
         OpKind::Embedding => memory(MemoryKind::Embedding, 1),
         // Eager cross-entropy upcasts, finds the maximum, exponentiates, sums and normalises.
         OpKind::CrossEntropy => {
-            let fused =
-                lowering.has(Rewrite::FuseCrossEntropy) || lowering.has(Rewrite::FusePointwise);
+            let fused = has(Rewrite::FuseCrossEntropy) || has(Rewrite::FusePointwise);
             let mut loss = memory(MemoryKind::CrossEntropy, if fused { 1 } else { 2 });
-            if lowering.has(Rewrite::FuseCrossEntropy) {
+            if has(Rewrite::FuseCrossEntropy) {
                 loss.writes.clear();
             }
             loss
         }
         OpKind::TopK => memory(MemoryKind::Pointwise, 4),
-        OpKind::Permute | OpKind::Unpermute => memory(
-            MemoryKind::Permute,
-            if lowering.has(Rewrite::FusePermute) {
-                1
-            } else {
-                2
-            },
-        ),
+        OpKind::Permute | OpKind::Unpermute => {
+            let fused = has(Rewrite::FusePermute);
+            memory(MemoryKind::Permute, if fused { 1 } else { 2 })
+        }
         OpKind::Collective(collective) => {
-            let narrow = trace.eight_bits
-                && lowering.has(Rewrite::GatherQuantised)
-                && collective.axis == catalog::Axis::Tp
-                && collective.kind == CollectiveKind::AllGather;
+            let bytes = sent(lowering, trace, collective);
             kernel(KernelKind::Comm(Collective {
-                bytes: if narrow {
-                    collective.bytes / 2
-                } else {
-                    collective.bytes
-                },
+                bytes,
                 ..collective
             }))
         }
@@ -375,6 +337,44 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &Op, index: usize) -> Vec<
         | OpKind::Copy => memory(MemoryKind::Pointwise, 1),
     };
     vec![one]
+}
+
+/// What a product of a linear layer, or of all experts, launches.
+fn product(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> Option<KernelKind> {
+    let layout = match op.pass {
+        Pass::Forward => GemmLayout::Forward,
+        Pass::BackwardInput => GemmLayout::DataGrad,
+        Pass::BackwardWeight => GemmLayout::WeightGrad,
+    };
+    match op.kind {
+        OpKind::Matmul { m, n, k } => Some(KernelKind::Gemm {
+            m,
+            n,
+            k,
+            layout,
+            low_precision: trace.is_eight_bit(op),
+        }),
+        OpKind::GroupedMatmul { groups, m, n, k } => Some(KernelKind::GroupedGemm {
+            groups,
+            m,
+            n,
+            k,
+            layout,
+            low_precision: lowering.narrows_experts(trace),
+        }),
+        _ => None,
+    }
+}
+
+/// Bytes of a collective: runtimes that gather inputs of 8-bit products send them in 8 bits.
+fn sent(lowering: &Lowering<'_>, trace: &Trace, collective: Collective) -> u64 {
+    let gathers_inputs =
+        collective.axis == catalog::Axis::Tp && collective.kind == CollectiveKind::AllGather;
+    if gathers_inputs && trace.eight_bits && lowering.has(Rewrite::GatherQuantised) {
+        collective.bytes / 2
+    } else {
+        collective.bytes
+    }
 }
 
 /// Bytes of tensors read and written.

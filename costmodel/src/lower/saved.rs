@@ -78,19 +78,10 @@ pub fn kept(lowering: &Lowering<'_>, trace: &Trace, recompute: Recompute) -> Vec
             keep(output, false);
         }
     }
-    // A part of a selected product that is itself kept is no copy of it.
-    let selecting = recompute == Recompute::SelectiveOps;
-    let parts: FxHashSet<TensorId> = trace
-        .forward_views
-        .iter()
-        .filter(|view| selecting && seen.contains(&trace.tensor(view.from).storage))
-        .map(|view| trace.tensor(view.to).storage)
-        .collect();
-    let mut saved: Vec<SavedTensor> = saved
-        .into_iter()
-        .filter(|(storage, _)| !parts.contains(storage))
-        .map(|(_, tensor)| tensor)
-        .collect();
+    if recompute == Recompute::SelectiveOps {
+        drop_parts(trace, &seen, &mut saved);
+    }
+    let mut saved: Vec<SavedTensor> = saved.into_iter().map(|(_, tensor)| tensor).collect();
     saved.extend(eight_bit(trace, quantised));
     if fused_keeps {
         saved.extend(log_sum_exp(trace));
@@ -99,6 +90,16 @@ pub fn kept(lowering: &Lowering<'_>, trace: &Trace, recompute: Recompute) -> Vec
         saved.extend(log_probabilities(trace));
     }
     saved
+}
+
+/// Leaves out parts of products that are kept themselves: a part is no copy.
+fn drop_parts(trace: &Trace, seen: &FxHashSet<TensorId>, saved: &mut Vec<(TensorId, SavedTensor)>) {
+    let views = trace.forward_views.iter();
+    let parts: FxHashSet<TensorId> = views
+        .filter(|view| seen.contains(&trace.tensor(view.from).storage))
+        .map(|view| trace.tensor(view.to).storage)
+        .collect();
+    saved.retain(|(storage, _)| !parts.contains(storage));
 }
 
 /// Bytes of the lists that stand for a router's indices, in 32 bits: for every choice its expert, its row and

@@ -24,15 +24,6 @@ pub use memory::MemoryKind;
 pub use priced::{PriceError, Priced};
 pub use profile::ProfilePrices;
 
-/// Where the prices of a cluster come from.
-#[derive(Clone, Debug)]
-pub enum Prices {
-    /// Tables and models of accelerators and networks.
-    Tables(Box<TablePrices>),
-    /// Measurements of this very machine.
-    Profile(ProfilePrices),
-}
-
 /// Prices of an accelerator cluster's kernels and collectives.
 #[derive(Clone, Debug)]
 pub struct TablePrices {
@@ -44,33 +35,12 @@ pub struct TablePrices {
     fitted: Fitted,
 }
 
-impl Prices {
-    /// Prices of a cluster for jobs of that many ranks.
+impl TablePrices {
+    /// Prices of a cluster.
     ///
     /// # Errors
     /// When the device names a table that does not exist.
-    pub fn new(cluster: &Cluster, ranks: u64, fitted: &Fitted) -> Result<Self, PriceError> {
-        match &cluster.profile {
-            Some(profile) => {
-                let at_once = cluster.at_once(ranks);
-                Ok(Self::Profile(ProfilePrices::new(profile, at_once)))
-            }
-            None => Ok(Self::Tables(Box::new(TablePrices::new(cluster, fitted)?))),
-        }
-    }
-
-    /// The constants behind these prices.
-    #[must_use]
-    pub fn provenance(&self) -> Vec<UsedConstant> {
-        match self {
-            Self::Tables(tables) => tables.provenance(),
-            Self::Profile(profile) => profile.provenance(),
-        }
-    }
-}
-
-impl TablePrices {
-    fn new(cluster: &Cluster, fitted: &Fitted) -> Result<Self, PriceError> {
+    pub fn new(cluster: &Cluster, fitted: &Fitted) -> Result<Self, PriceError> {
         let device: &Device = &cluster.device;
         let profile = cluster.gpu_profile.as_deref().map(measured::OfGpus);
         Ok(Self {
@@ -156,7 +126,8 @@ impl TablePrices {
         self.fitted.get(Constant::ExposedEpilogue)
     }
 
-    fn provenance(&self) -> Vec<UsedConstant> {
+    /// The constants behind these prices.
+    pub(crate) fn constants(&self) -> Vec<UsedConstant> {
         let mut used = self.gemm.provenance();
         used.extend(self.attention.provenance());
         used.extend(self.memory.provenance());
@@ -373,7 +344,7 @@ mod tests {
     fn provenance_names_the_profile() {
         let [tables, with] = both(Some("cuDNN 9.19.0"));
         let rows = |prices: &TablePrices| {
-            let used = prices.provenance().into_iter();
+            let used = prices.constants().into_iter();
             let measured = used.filter(|row| row.origin == Origin::Measured);
             measured
                 .map(|row| (row.name, row.value))

@@ -34,7 +34,7 @@ struct Point {
 }
 
 impl ProfilePrices {
-    pub(super) fn new(profile: &Profile, ranks: u64) -> Self {
+    pub(crate) fn new(profile: &Profile, ranks: u64) -> Self {
         let mut kernels: BTreeMap<String, Vec<Point>> = BTreeMap::new();
         let kernel = |m: &&Measured| BetweenGpus::sizes(m).is_none();
         for m in profile.measured.iter().filter(kernel) {
@@ -99,7 +99,7 @@ impl ProfilePrices {
         between(near).map(|per_unit| Seconds(per_unit.exp() * work(&kernel.sizes)))
     }
 
-    pub(super) fn provenance(&self) -> Vec<UsedConstant> {
+    pub(crate) fn constants(&self) -> Vec<UsedConstant> {
         let count = self.kernels.values().map(Vec::len).sum::<usize>();
         let messages = self.messages.count();
         vec![constant(

@@ -7,16 +7,19 @@
 
 use catalog::profile::Kernel;
 use catalog::{Axis, Bytes, DType, Origin, Precision, Runtime, Seconds, Sourced};
-use dtensor::{CollectiveKind, Epilogues, OpKind, Pass, Trace};
-use plans::{NamedTime, Strategy, Zero};
+use dtensor::{CollectiveKind, Epilogues, OpKind, Pass};
+use plans::{Group, NamedTime, Strategy, UsedConstant, Zero};
 
-use crate::CostError;
+use super::entry::{BlockToPrice, PriceBook, Update};
 use crate::block_cost::{BlockCost, BlockKey};
+use crate::lower::recomputed;
 use crate::messages::measured;
 use crate::price::ProfilePrices;
+use crate::stage::{Run, StageWork};
 use crate::states::Elements;
 use crate::traffic::DataParallel;
 use crate::work::Work;
+use crate::{CostError, Scenario, stage_traffic};
 
 /// Our executor, on the cpu and on GPUs.
 const OURS: [&str; 2] = ["vescale", "vescale-cuda"];
@@ -62,54 +65,14 @@ fn here<T>(value: T, source: &str) -> Sourced<T> {
     }
 }
 
-/// Prices of a strategy on this machine.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Local<'p> {
-    pub(crate) prices: &'p ProfilePrices,
-    pub(crate) precision: Precision,
-}
-
-impl Local<'_> {
-    fn price(&self, kernel: &Kernel) -> Result<Seconds, CostError> {
-        let time = self.prices.time(kernel, self.prices.ranks());
-        time.ok_or_else(|| CostError::NotMeasured {
-            kernel: kernel.name.clone(),
-        })
-    }
-
-    /// A message of `ranks` ranks, as long as it would take if every rank had a core.
-    fn message(&self, kernel: &Kernel, ranks: u64) -> Result<Seconds, CostError> {
-        let time = self.prices.time(kernel, ranks);
-        let time = time.ok_or_else(|| CostError::NotMeasured {
-            kernel: kernel.name.clone(),
-        })?;
-        Ok(time * (self.prices.cores() as f64 / ranks as f64).min(1.0))
-    }
-
-    /// How long ranks take to meet.
-    fn barrier(&self, ranks: u64) -> Result<Seconds, CostError> {
-        if ranks == 1 {
-            return Ok(Seconds(0.0));
-        }
-        self.message(&Kernel::new("barrier", [ranks]), ranks)
-    }
-
-    /// Times of a block's operators. `again` are the forward operators that run again.
-    ///
-    /// # Errors
-    /// When nothing like one of them was measured.
-    pub(crate) fn block(
-        &self,
-        trace: &Trace,
-        key: &BlockKey,
-        again: &[usize],
-        cost: &mut BlockCost,
-    ) -> Result<(), CostError> {
+impl PriceBook for ProfilePrices {
+    fn block(&self, of: &BlockToPrice<'_>, cost: &mut BlockCost) -> Result<(), CostError> {
+        let BlockToPrice { trace, key, .. } = *of;
         let mut forward = Vec::with_capacity(trace.forward.len());
         let epilogues = Epilogues::of(trace);
         for op in trace.forward.iter().chain(&trace.backward) {
             let ranks = |axis| size(key, axis);
-            let kernel = match self.prices.is_of_gpus() {
+            let kernel = match self.is_of_gpus() {
                 true => trace.kernel_on_gpu(op, &epilogues, ranks),
                 false => trace.kernel(op, ranks),
             };
@@ -117,10 +80,10 @@ impl Local<'_> {
             let mut work = Work::default();
             if let OpKind::Collective(collective) = op.kind {
                 let ranks = size(key, collective.axis);
-                time += match self.prices.is_of_gpus() {
+                time += match self.is_of_gpus() {
                     true => {
                         let bytes = Bytes(collective.bytes);
-                        measured(self.prices, collective.kind, bytes, ranks)?
+                        measured(self, collective.kind, bytes, ranks)?
                     }
                     false => self.barrier(ranks)?,
                 };
@@ -145,7 +108,8 @@ impl Local<'_> {
                 seconds: time.0,
             });
         }
-        for &index in again {
+        for kernel in recomputed(&of.lowering, trace, of.lowered, key.recompute) {
+            let index = of.lowered.forward[kernel].op;
             let (work, name) = &forward[index];
             cost.recompute += *work;
             cost.kernels.push(NamedTime {
@@ -154,6 +118,110 @@ impl Local<'_> {
             });
         }
         Ok(())
+    }
+
+    /// Between GPUs traffic runs beside compute, as on any cluster; where ranks share cores it is their own work.
+    fn data_parallel(
+        &self,
+        scenario: &Scenario,
+        strategy: &Strategy,
+        parallel: &DataParallel,
+        runs: &[Run],
+        stage: &mut StageWork,
+    ) -> Result<(), CostError> {
+        if self.is_of_gpus() && parallel.ranks() > 1 {
+            let message = |kind, bytes, group: Group| measured(self, kind, bytes, group.size);
+            stage_traffic::add_layers(scenario, strategy, parallel, &message, runs, stage)?;
+            stage_traffic::plan(strategy, stage);
+            return Ok(());
+        }
+        let mut elements = Elements::default();
+        for run in runs {
+            elements += run.cost.elements * run.count;
+        }
+        if strategy.zero != Zero::Z0 {
+            let gathered = self.gather(parallel, elements, scenario.workload.precision)?;
+            stage.exposed_gather = Some(gathered);
+        }
+        stage.exposed_reduce = Some(self.reduce(parallel, elements)?);
+        Ok(())
+    }
+
+    /// Also the parameters that kernels read anew.
+    fn optimizer(
+        &self,
+        scenario: &Scenario,
+        strategy: &Strategy,
+        of: &Update<'_>,
+    ) -> Result<Seconds, CostError> {
+        let whole = of.elements.dense + of.elements.expert;
+        let own = of.parallel.sharding.shard(of.elements);
+        let world = scenario.workload.gpus;
+        let norm = self.price(&Kernel::new("gradient norm", [own.max(1)]))?;
+        let update = self.price(&Kernel::new("adamw", [own.max(1)]))?;
+        let held = if strategy.zero >= Zero::Z2 {
+            own
+        } else {
+            whole
+        };
+        // Gradients are cleared: half a copy.
+        let clear = self.copy(held)? * 0.5;
+        let anew = match strategy.zero {
+            Zero::Z0 => self.copy(whole)?,
+            Zero::Z3 => self.copy(own)?,
+            Zero::Z1 | Zero::Z2 => Seconds(0.0),
+        };
+        let meeting = match self.is_of_gpus() {
+            // The norm's sum, and the news of it.
+            true => measured(self, CollectiveKind::AllReduce, NUMBER, world)?,
+            false => self.barrier(world)?,
+        };
+        Ok(norm + update + clear + anew + meeting * 2.0)
+    }
+
+    /// One rank's part.
+    fn transfer(
+        &self,
+        _scenario: &Scenario,
+        _strategy: &Strategy,
+        bytes: Bytes,
+    ) -> Result<Seconds, CostError> {
+        if self.is_of_gpus() {
+            return measured(self, CollectiveKind::SendRecv, bytes, 2);
+        }
+        let elements = (bytes.0 / DType::F32.size()).max(1);
+        let kernel = Kernel::new("send and receive", [2, elements]);
+        Ok(self.message(&kernel, 2)? * 0.5)
+    }
+
+    fn provenance(&self) -> Vec<UsedConstant> {
+        self.constants()
+    }
+}
+
+impl ProfilePrices {
+    fn price(&self, kernel: &Kernel) -> Result<Seconds, CostError> {
+        let time = self.time(kernel, self.ranks());
+        time.ok_or_else(|| CostError::NotMeasured {
+            kernel: kernel.name.clone(),
+        })
+    }
+
+    /// A message of `ranks` ranks, as long as it would take if every rank had a core.
+    fn message(&self, kernel: &Kernel, ranks: u64) -> Result<Seconds, CostError> {
+        let time = self.time(kernel, ranks);
+        let time = time.ok_or_else(|| CostError::NotMeasured {
+            kernel: kernel.name.clone(),
+        })?;
+        Ok(time * (self.cores() as f64 / ranks as f64).min(1.0))
+    }
+
+    /// How long ranks take to meet.
+    fn barrier(&self, ranks: u64) -> Result<Seconds, CostError> {
+        if ranks == 1 {
+            return Ok(Seconds(0.0));
+        }
+        self.message(&Kernel::new("barrier", [ranks]), ranks)
     }
 
     fn copy(&self, elements: u64) -> Result<Seconds, CostError> {
@@ -174,12 +242,13 @@ impl Local<'_> {
     ///
     /// # Errors
     /// When messages were not measured.
-    pub(crate) fn gather(
+    fn gather(
         &self,
         parallel: &DataParallel,
         elements: Elements,
+        precision: Precision,
     ) -> Result<Seconds, CostError> {
-        let narrow = self.precision.activation().size() as f64 / DType::F32.size() as f64;
+        let narrow = precision.activation().size() as f64 / DType::F32.size() as f64;
         let mut time = Seconds(0.0);
         for (count, ranks) in Self::kinds(parallel, elements) {
             if count > 0 && ranks > 1 {
@@ -196,11 +265,7 @@ impl Local<'_> {
     ///
     /// # Errors
     /// When messages were not measured.
-    pub(crate) fn reduce(
-        &self,
-        parallel: &DataParallel,
-        elements: Elements,
-    ) -> Result<Seconds, CostError> {
+    fn reduce(&self, parallel: &DataParallel, elements: Elements) -> Result<Seconds, CostError> {
         let mut time = Seconds(0.0);
         for (count, ranks) in Self::kinds(parallel, elements) {
             if count == 0 {
@@ -231,53 +296,6 @@ impl Local<'_> {
             }
         }
         Ok(time)
-    }
-
-    /// Gradient norm, update, and the parameters that kernels read anew. `whole` and `own` are the
-    /// elements a rank holds and those it updates.
-    ///
-    /// # Errors
-    /// When the optimizer was not measured.
-    pub(crate) fn optimizer(
-        &self,
-        strategy: &Strategy,
-        whole: u64,
-        own: u64,
-        world: u64,
-    ) -> Result<Seconds, CostError> {
-        let norm = self.price(&Kernel::new("gradient norm", [own.max(1)]))?;
-        let update = self.price(&Kernel::new("adamw", [own.max(1)]))?;
-        let held = if strategy.zero >= Zero::Z2 {
-            own
-        } else {
-            whole
-        };
-        // Gradients are cleared: half a copy.
-        let clear = self.copy(held)? * 0.5;
-        let anew = match strategy.zero {
-            Zero::Z0 => self.copy(whole)?,
-            Zero::Z3 => self.copy(own)?,
-            Zero::Z1 | Zero::Z2 => Seconds(0.0),
-        };
-        let meeting = match self.prices.is_of_gpus() {
-            // The norm's sum, and the news of it.
-            true => measured(self.prices, CollectiveKind::AllReduce, NUMBER, world)?,
-            false => self.barrier(world)?,
-        };
-        Ok(norm + update + clear + anew + meeting * 2.0)
-    }
-
-    /// One rank's part of handing an activation of `bytes` to the next stage.
-    ///
-    /// # Errors
-    /// When messages were not measured.
-    pub(crate) fn transfer(&self, bytes: Bytes) -> Result<Seconds, CostError> {
-        if self.prices.is_of_gpus() {
-            return measured(self.prices, CollectiveKind::SendRecv, bytes, 2);
-        }
-        let elements = (bytes.0 / DType::F32.size()).max(1);
-        let kernel = Kernel::new("send and receive", [2, elements]);
-        Ok(self.message(&kernel, 2)? * 0.5)
     }
 }
 

@@ -1,0 +1,32 @@
+//! A price book: what blocks, messages, transfers and the optimizer of a strategy take, by tables and models
+//! of a cluster, or as they were measured on this machine.
+
+mod block_times;
+mod entry;
+mod profile;
+mod tables;
+
+use catalog::{Cluster, Fitted};
+
+use crate::price::{PriceError, ProfilePrices, TablePrices};
+
+pub(crate) use entry::{BlockToPrice, PriceBook, Update};
+pub(crate) use profile::adapted;
+
+/// The price book of a cluster for jobs of that many ranks.
+///
+/// # Errors
+/// When the device names a table that does not exist.
+pub(crate) fn open(
+    cluster: &Cluster,
+    ranks: u64,
+    fitted: &Fitted,
+) -> Result<Box<dyn PriceBook>, PriceError> {
+    match &cluster.profile {
+        Some(profile) => {
+            let at_once = cluster.at_once(ranks);
+            Ok(Box::new(ProfilePrices::new(profile, at_once)))
+        }
+        None => Ok(Box::new(TablePrices::new(cluster, fitted)?)),
+    }
+}

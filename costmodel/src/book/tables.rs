@@ -1,0 +1,132 @@
+//! The price book of a cluster: tables and models of its device and network.
+
+use catalog::runtime::Rewrite;
+use catalog::{Axis, Bytes, Seconds, Zero};
+use dtensor::CollectiveKind;
+use plans::{Group, Strategy, UsedConstant};
+
+use super::block_times::Timed;
+use super::entry::{BlockToPrice, PriceBook, Update};
+use crate::block_cost::BlockCost;
+use crate::price::{MemoryKind, TablePrices};
+use crate::stage::{Run, StageWork};
+use crate::traffic::DataParallel;
+use crate::{CostError, Scenario, stage_traffic, states, tensorwise};
+
+impl PriceBook for TablePrices {
+    fn block(&self, of: &BlockToPrice<'_>, cost: &mut BlockCost) -> Result<(), CostError> {
+        Timed { of, prices: self }.time(cost);
+        Ok(())
+    }
+
+    fn data_parallel(
+        &self,
+        scenario: &Scenario,
+        strategy: &Strategy,
+        parallel: &DataParallel,
+        runs: &[Run],
+        stage: &mut StageWork,
+    ) -> Result<(), CostError> {
+        if parallel.ranks() == 1 {
+            return Ok(());
+        }
+        let message = |kind, bytes, group: Group| Ok(self.collective(kind, bytes, group).time);
+        stage_traffic::add_layers(scenario, strategy, parallel, &message, runs, stage)?;
+        let gathers_for_every_pass = strategy.zero == Zero::Z3 && strategy.reshard_after_forward;
+        let has = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
+        if gathers_for_every_pass && has(Rewrite::GatherTensorByTensor) {
+            tensorwise::expose(scenario, self, parallel.ranks(), runs, stage);
+        } else {
+            stage_traffic::plan(strategy, stage);
+        }
+        // After the traffic, whose blocks share the stage's time in proportion to their own.
+        if gathers_for_every_pass {
+            copies(scenario, self, runs, stage);
+        }
+        Ok(())
+    }
+
+    fn optimizer(
+        &self,
+        scenario: &Scenario,
+        _strategy: &Strategy,
+        of: &Update<'_>,
+    ) -> Result<Seconds, CostError> {
+        let types = &scenario.runtime.states;
+        let precision = scenario.workload.precision;
+        let Update {
+            elements,
+            gradients,
+            ..
+        } = *of;
+        let sharding = &of.parallel.sharding;
+        let traffic = sharding.optimizer_traffic(elements, types, precision);
+        let kind = if scenario.runtime.rewrites.contains(&Rewrite::FusedOptimizer) {
+            MemoryKind::Optimizer
+        } else {
+            MemoryKind::UnfusedOptimizer
+        };
+        let owned = sharding.shard(elements) * states::gradient_type(types, precision).size();
+        let norm = Bytes(gradients.0.min(owned));
+        let time = self.memory_bound(kind, traffic).time
+            + self.memory_bound(MemoryKind::Pointwise, norm).time;
+        let whole = (elements.dense + elements.expert) * types.reduce.size();
+        Ok(time + scenario.runtime.overheads.gradient_byte.value * whole as f64)
+    }
+
+    /// Every tensor-parallel rank sends its shard; where all hold the whole, each may send a part that the
+    /// receivers gather.
+    fn transfer(
+        &self,
+        scenario: &Scenario,
+        strategy: &Strategy,
+        output: Bytes,
+    ) -> Result<Seconds, CostError> {
+        let stages = strategy.group(Axis::Pp);
+        let rewrites = &scenario.runtime.rewrites;
+        let splits =
+            rewrites.contains(&Rewrite::ScatterGatherTransfer) && !strategy.sequence_parallel;
+        let beside = scenario.runtime.overheads.transfer.value;
+        if !splits || strategy.tp == 1 {
+            return Ok(beside + self.point_to_point(output, stages).time);
+        }
+        let gather = self.collective(CollectiveKind::AllGather, output, strategy.group(Axis::Tp));
+        let share = self.point_to_point(Bytes(output.0 / strategy.tp), stages);
+        Ok(beside + share.time + gather.time)
+    }
+
+    fn provenance(&self) -> Vec<UsedConstant> {
+        self.constants()
+    }
+}
+
+/// Passes over whole parameters and gradients between a runtime's collective buffers and the tensors
+/// that kernels use.
+fn copies(scenario: &Scenario, prices: &TablePrices, runs: &[Run], stage: &mut StageWork) {
+    let has = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
+    let compute = scenario.workload.precision.activation().size();
+    let reduce = scenario.runtime.states.reduce.size();
+    let cast = if reduce == compute {
+        0
+    } else {
+        compute + reduce
+    };
+    let (gathered, reduced) = if has(Rewrite::CopyShards) {
+        (2 * compute, compute + reduce)
+    } else if has(Rewrite::FlattenGradients) {
+        (0, 4 * compute + cast)
+    } else {
+        return;
+    };
+    let whole: u64 = runs
+        .iter()
+        .map(|run| (run.cost.elements.dense + run.cost.elements.expert) * run.count)
+        .sum();
+    let pass = |bytes: u64| {
+        prices
+            .memory_bound(MemoryKind::Pointwise, Bytes(whole * bytes))
+            .time
+    };
+    stage.forward.compute += pass(gathered);
+    stage.backward_weight.compute += pass(gathered) + pass(reduced);
+}

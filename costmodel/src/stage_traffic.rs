@@ -1,0 +1,85 @@
+//! Data-parallel traffic of a stage: what every block gathers and reduces, and which actions it runs beside.
+
+use catalog::{Seconds, Zero};
+use plans::Strategy;
+
+use crate::messages::Message;
+use crate::stage::{LayerTraffic, Run, StageWork, TrafficPlan, When};
+use crate::traffic::DataParallel;
+use crate::work::Work;
+use crate::{CostError, Scenario};
+
+/// Adds what the blocks of a stage gather and reduce.
+///
+/// # Errors
+/// When a message was not measured.
+pub(crate) fn add_layers(
+    scenario: &Scenario,
+    strategy: &Strategy,
+    parallel: &DataParallel,
+    message: Message<'_>,
+    runs: &[Run],
+    stage: &mut StageWork,
+) -> Result<(), CostError> {
+    let forward = stage.forward.duration().0;
+    let backward = (stage.recompute + stage.backward_input + stage.backward_weight)
+        .duration()
+        .0;
+    for run in runs {
+        let elements = run.cost.elements;
+        stage.layers.push(LayerTraffic {
+            count: run.count,
+            forward_share: share(run.cost.forward, forward),
+            backward_share: share(
+                run.cost.recompute + run.cost.backward_input + run.cost.backward_weight,
+                backward,
+            ),
+            gather: match strategy.zero {
+                Zero::Z0 => Seconds(0.0),
+                _ => parallel.gather(elements, message, scenario.workload.precision)?,
+            },
+            reduce: parallel.reduce(elements, message, &scenario.runtime)?,
+        });
+    }
+    Ok(())
+}
+
+/// Says which actions a stage's traffic runs beside; what nothing hides becomes time of its own.
+pub(crate) fn plan(strategy: &Strategy, stage: &mut StageWork) {
+    let gathers: Seconds = stage.layers.iter().map(|l| l.gather * l.count as f64).sum();
+    let reduces: Seconds = stage.layers.iter().map(|l| l.reduce * l.count as f64).sum();
+    let overlap = strategy.overlap;
+    let mut plan = TrafficPlan {
+        first: 0,
+        last: strategy.num_micro_batches as u32 - 1,
+        ..TrafficPlan::default()
+    };
+    match strategy.zero {
+        Zero::Z0 => {}
+        Zero::Z1 | Zero::Z2 if overlap.param_gather => plan.gather_forward = When::First,
+        Zero::Z1 | Zero::Z2 => stage.exposed_gather = Some(gathers),
+        Zero::Z3 if strategy.reshard_after_forward => {
+            plan.gather_forward = When::Always;
+            plan.gather_backward = When::Always;
+        }
+        Zero::Z3 => plan.gather_forward = When::First,
+    }
+    match strategy.zero {
+        Zero::Z0 | Zero::Z1 if overlap.grad_reduce => plan.reduce = When::Last,
+        // Kept gathered for the step, gradients accumulate unsharded and are reduced once.
+        Zero::Z3 if overlap.grad_reduce && !strategy.reshard_after_forward => {
+            plan.reduce = When::Last;
+        }
+        Zero::Z2 | Zero::Z3 if overlap.grad_reduce => plan.reduce = When::Always,
+        Zero::Z0 | Zero::Z1 | Zero::Z2 | Zero::Z3 => stage.exposed_reduce = Some(reduces),
+    }
+    stage.traffic = plan;
+}
+
+fn share(part: Work, whole: f64) -> f64 {
+    if whole > 0.0 {
+        part.duration().0.min(whole) / whole
+    } else {
+        0.0
+    }
+}
