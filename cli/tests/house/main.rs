@@ -1,5 +1,8 @@
 //! House rules that a machine can check: who imports whom, how long files are, what is printed where.
 
+mod circles;
+mod functions;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,6 +33,12 @@ const MAY_IMPORT: &[(&str, &str, &[&str])] = &[
     ("accuracy", "accuracy", &["catalog", "plans", "costmodel", "interop", "planner", "reports"]),
     ("python", "_native", &["catalog", "plans", "dtensor", "models", "costmodel", "planner"]),
 ];
+
+/// Folders of all crates that have sources.
+fn crates() -> Vec<String> {
+    let table = MAY_IMPORT.iter().map(|(folder, _, _)| (*folder).to_owned());
+    table.chain(["cli", "fuzz"].map(str::to_owned)).collect()
+}
 
 /// Names in a manifest's `[dependencies]`.
 fn dependencies(manifest: &str) -> Vec<String> {
