@@ -38,8 +38,8 @@ pub struct DeviceFile {
     pub sm_count: u64,
     /// Power limit in watts.
     pub power_watts: Option<f64>,
-    /// Measured tables that price it.
-    pub kernels: String,
+    /// Measured tables that price it; if absent, those of the nearest architecture, as an assumption.
+    pub kernels: Option<String>,
 }
 
 /// A cluster as written.
@@ -53,7 +53,7 @@ pub struct ClusterFile {
     /// Other names.
     #[serde(default)]
     pub aliases: Vec<String>,
-    /// A device preset by name, or a device in full.
+    /// A device preset by name, a device file beside this one, or a device in full.
     pub device: DeviceRef,
     /// Devices per host.
     pub gpus_per_node: u64,
@@ -88,7 +88,7 @@ pub struct LinkFile {
 #[derive(Clone, Debug, JsonSchema)]
 #[schemars(untagged)]
 pub enum DeviceRef {
-    /// Name of a preset.
+    /// Name of a preset, or a file beside the cluster's.
     Name(String),
     /// In full.
     Inline(Box<DeviceFile>),
@@ -101,7 +101,7 @@ impl<'de> Deserialize<'de> for DeviceRef {
         impl<'de> Visitor<'de> for NameOrDevice {
             type Value = DeviceRef;
             fn expecting(&self, f: &mut Formatter<'_>) -> fmt::Result {
-                f.write_str("the name of a device, or a device in full")
+                f.write_str("the name or file of a device, or a device in full")
             }
             fn visit_str<E: de::Error>(self, name: &str) -> Result<DeviceRef, E> {
                 Ok(DeviceRef::Name(name.to_owned()))
@@ -132,12 +132,14 @@ impl DeviceFile {
             return Err(wrong("peak", "needs bf16 or f16".to_owned()));
         }
         let tables: Vec<&str> = crate::tables::gemm_names().collect();
-        if !tables.contains(&self.kernels.as_str()) {
-            let known = tables.join(", ");
-            return Err(wrong(
-                "kernels",
-                format!("`{}` is not one of: {known}", self.kernels),
-            ));
+        let known = tables.join(", ");
+        let nearest = self.architecture.nearest_tables().map(str::to_owned);
+        let kernels = self.kernels.or(nearest).ok_or_else(|| {
+            let message = format!("no architecture is near this one; expected one of: {known}");
+            wrong("kernels", message)
+        })?;
+        if !tables.contains(&kernels.as_str()) {
+            return Err(wrong("kernels", format!("`{kernels}` is not one of: {known}")));
         }
         let device = Device {
             name: self.name,
@@ -147,7 +149,7 @@ impl DeviceFile {
             peak: self.peak,
             sm_count: self.sm_count,
             power_watts: self.power_watts,
-            kernels: self.kernels,
+            kernels,
         };
         device
             .check()
@@ -157,7 +159,7 @@ impl DeviceFile {
 }
 
 impl ClusterFile {
-    /// Checks and resolves; `device` finds presets.
+    /// Checks and resolves; `device` finds presets and files.
     ///
     /// # Errors
     /// When a value makes no sense or the device is unknown.

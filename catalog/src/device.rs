@@ -38,6 +38,20 @@ pub enum Architecture {
     Cpu,
 }
 
+impl Architecture {
+    /// The tables that a device without its own borrows; none for a processor, which is measured itself.
+    #[must_use]
+    pub fn nearest_tables(self) -> Option<&'static str> {
+        match self {
+            Self::Volta | Self::Ampere => Some("a100_sxm"),
+            Self::Ada => Some("l40s"),
+            Self::Hopper | Self::Cdna3 => Some("h100_sxm"),
+            Self::Blackwell => Some("b200_sxm"),
+            Self::Cpu => None,
+        }
+    }
+}
+
 /// A resolved accelerator.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]

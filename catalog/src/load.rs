@@ -124,7 +124,7 @@ fn cluster_below(arg: &str, depth: usize) -> Result<Cluster, SpecError> {
         return extended(ExtensionFile::from_yaml(&yaml, arg)?, path, depth);
     }
     let file: ClusterFile = text::yaml(&yaml, arg)?;
-    file.resolve(arg, device)
+    file.resolve(arg, |device| device_beside(device, path))
 }
 
 fn extended(file: ExtensionFile, path: &Path, depth: usize) -> Result<Cluster, SpecError> {
@@ -201,6 +201,17 @@ pub fn device(arg: &str) -> Result<Device, SpecError> {
         names.push(file.name);
     }
     Err(unknown("device", arg, names))
+}
+
+/// A device preset, or a device file named from beside a cluster file.
+fn device_beside(arg: &str, cluster: &Path) -> Result<Device, SpecError> {
+    if !looks_like_path(arg) {
+        return device(arg);
+    }
+    names::checked(arg, "the device", "device")?;
+    let path = cluster.with_file_name(arg);
+    let file: DeviceFile = text::yaml(&text::read(&path)?, &path.display().to_string())?;
+    file.resolve(&path.display().to_string())
 }
 
 /// A runtime preset.

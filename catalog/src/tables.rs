@@ -1,6 +1,13 @@
 //! Measured tables: the schema in which profiler, presets and cost model meet.
 
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use serde::Deserialize;
+
 use crate::dtype::DType;
+use crate::provenance::Sourced;
+use crate::units::{Bandwidth, FlopRate};
 
 /// Measured matrix products on a regular grid, logarithmic in every dimension.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,6 +78,46 @@ const GEMM: &[(&str, &str)] = &[
     ("gb300", include_str!("../presets/kernels/gemm_gb300.csv")),
     ("l40s", include_str!("../presets/kernels/gemm_l40s.csv")),
 ];
+
+const MEASURED_ON: &str = include_str!("../presets/kernels/measured_on.yaml");
+
+/// The part that a table was measured on.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredOn {
+    /// Dense peak in 16 bits. Every part with an 8-bit table is twice as fast in 8 bits.
+    pub peak: Sourced<FlopRate>,
+    /// Power limit, watts.
+    pub power_watts: f64,
+    /// Links to its neighbours, per direction.
+    pub scale_up: Sourced<Bandwidth>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MeasuredOnFile {
+    #[allow(
+        dead_code,
+        reason = "read so that other versions are refused by the schema"
+    )]
+    schema_version: u32,
+    tables: BTreeMap<String, MeasuredOn>,
+}
+
+/// The part that a table was measured on; `None` when there is no such table.
+///
+/// # Panics
+/// Never: a test parses the embedded file.
+#[must_use]
+pub fn measured_on(table: &str) -> Option<&'static MeasuredOn> {
+    static PARTS: OnceLock<BTreeMap<String, MeasuredOn>> = OnceLock::new();
+    let parts = PARTS.get_or_init(|| {
+        let file: Result<MeasuredOnFile, _> = crate::text::yaml(MEASURED_ON, "measured_on.yaml");
+        file.expect("the embedded file is well-formed, a test shows")
+            .tables
+    });
+    parts.get(table)
+}
 
 const ONE_NODE: &str = include_str!("../presets/collectives/one_node.csv");
 

@@ -7,6 +7,7 @@
 //! its times beat the charts' (`ratios`).
 
 use catalog::runtime::AttentionKernel;
+use catalog::tables::MeasuredOn;
 use catalog::{Architecture, DType, Device, Fitted, Origin, Seconds};
 use dtensor::AttentionShape;
 use plans::UsedConstant;
@@ -114,14 +115,19 @@ pub(super) struct AttentionPrices {
 const NEWEST: AttentionKernel = AttentionKernel::CudnnOrFlash3;
 
 impl AttentionPrices {
-    pub(super) fn new(device: &Device, fitted: &Fitted, profile: Option<OfGpus<'_>>) -> Self {
+    pub(super) fn new(
+        device: &Device,
+        fitted: &Fitted,
+        part: &MeasuredOn,
+        profile: Option<OfGpus<'_>>,
+    ) -> Self {
         let peak = device
             .peak_rate(DType::Bf16)
             .map_or(1.0, |rate| rate.0 / 1e12);
         let single = device
             .peak_rate(DType::F32)
             .map_or(1.0, |rate| (peak * 1e12 / rate.0).max(1.0));
-        let peak = peak / clock_factor(device, fitted);
+        let peak = peak / clock_factor(device, part, fitted);
         let charts = Self {
             architecture: device.architecture,
             peak,

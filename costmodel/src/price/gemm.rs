@@ -9,11 +9,11 @@
 //! its times need not be stretched to those of training; the rate at the power limit bounds them as it does the grid's.
 
 use catalog::fitted::Constant;
-use catalog::tables::{self, GemmGrid};
+use catalog::tables::{self, GemmGrid, MeasuredOn};
 use catalog::{Architecture, DType, Device, Fitted, FlopRate, Origin, Seconds};
 use plans::UsedConstant;
 
-use super::clocks::{clock_factor, reference_peak, sustained};
+use super::clocks::{clock_factor, sustained};
 use super::measured::{self, OfGpus};
 use super::priced::{PriceError, Priced, constant};
 use super::ratios::Ratios;
@@ -85,6 +85,8 @@ pub(super) struct GemmPrices {
     architecture: Architecture,
     cap: Option<PowerCap>,
     table: String,
+    /// Whether the table is another part's.
+    is_borrowed: bool,
     fitted: Fitted,
     /// Measured over tabled time of products in 16 bits, and of those of TF32 units.
     ratios: [Ratios<3>; 2],
@@ -106,16 +108,18 @@ impl GemmPrices {
     pub(super) fn new(
         device: &Device,
         fitted: &Fitted,
+        part: &MeasuredOn,
         profile: Option<OfGpus<'_>>,
     ) -> Result<Self, PriceError> {
         let unknown = || PriceError::UnknownTable(device.kernels.clone());
         let peak = device.peak_rate(DType::Bf16).ok_or_else(unknown)?;
         let grid = tables::gemm(&device.kernels, DType::Bf16).ok_or_else(unknown)?;
-        let clocks = clock_factor(device, fitted);
-        let factor = reference_peak(&device.kernels, DType::Bf16) / peak * clocks;
+        let clocks = clock_factor(device, part, fitted);
+        let factor = part.peak.value / peak * clocks;
         let narrow = tables::gemm(&device.kernels, DType::F8).and_then(|grid| {
             let own = device.peak.get(&DType::F8)?;
-            let factor = reference_peak(&device.kernels, DType::F8) / own.value * clocks;
+            let reference = FlopRate(2.0 * part.peak.value.0);
+            let factor = reference / own.value * clocks;
             Some(Scaled::new(grid, factor))
         });
         let wide = Scaled::new(grid, factor);
@@ -135,6 +139,7 @@ impl GemmPrices {
             architecture: device.architecture,
             cap: PowerCap::of(device, clocks, fitted),
             table: device.kernels.clone(),
+            is_borrowed: part.peak.value != peak || clocks != 1.0,
             fitted: *fitted,
             ratios,
             source: profile.map(|profile| profile.source()),
@@ -245,7 +250,13 @@ impl GemmPrices {
     }
 
     pub(super) fn provenance(&self) -> Vec<UsedConstant> {
-        let grid = format!("grid {}", self.table);
+        let (grid, origin) = match self.is_borrowed {
+            false => (format!("grid {}", self.table), Origin::Published),
+            true => {
+                let borrowed = format!("grid {}, scaled to this device's peak and power", self.table);
+                (borrowed, Origin::Assumed)
+            }
+        };
         let [half, single] = self.ratios.each_ref().map(Ratios::summary);
         let products = match (half.or(single), &self.source) {
             (Some(summary), Some(source)) => constant(
@@ -257,7 +268,7 @@ impl GemmPrices {
             _ => constant(
                 "matrix products",
                 grid,
-                Origin::Published,
+                origin,
                 "ai-dynamo/aiconfigurator@095f58a GEMM tables; interpolation off the grid: median error 2-5% (docs/kernels.md)",
             ),
         };

@@ -14,7 +14,7 @@ mod roofline;
 
 use catalog::fitted::Constant;
 use catalog::runtime::AttentionKernel;
-use catalog::{Bytes, Cluster, DType, Device, Fitted};
+use catalog::{Bytes, Cluster, DType, Device, Fitted, tables};
 use dtensor::{AttentionShape, CollectiveKind};
 use plans::{Group, UsedConstant};
 
@@ -42,12 +42,14 @@ impl TablePrices {
     /// When the device names a table that does not exist.
     pub fn new(cluster: &Cluster, fitted: &Fitted) -> Result<Self, PriceError> {
         let device: &Device = &cluster.device;
+        let unknown = || PriceError::UnknownTable(device.kernels.clone());
+        let part = tables::measured_on(&device.kernels).ok_or_else(unknown)?;
         let profile = cluster.gpu_profile.as_deref().map(measured::OfGpus);
         Ok(Self {
-            gemm: gemm::GemmPrices::new(device, fitted, profile)?,
-            attention: attention::AttentionPrices::new(device, fitted, profile),
+            gemm: gemm::GemmPrices::new(device, fitted, part, profile)?,
+            attention: attention::AttentionPrices::new(device, fitted, part, profile),
             memory: memory::MemoryPrices::new(device, profile),
-            network: network::NetworkPrices::new(cluster, profile),
+            network: network::NetworkPrices::new(cluster, part, profile),
             roofline: roofline::Roofline::new(cluster),
             fitted: *fitted,
         })

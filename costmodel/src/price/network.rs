@@ -6,7 +6,7 @@
 //! `min(rate in the domain, r · card)` (rail-optimised fabrics). What a profile measured between as many GPUs of one host
 //! beats the fits inside a domain; what it measured between hosts, as a ratio to the model of rings and trees, the model.
 
-use catalog::tables::{self, CollectiveFit, CollectiveOp};
+use catalog::tables::{self, CollectiveFit, CollectiveOp, MeasuredOn};
 use catalog::{Bytes, Cluster, Fabric, Origin, Seconds};
 use dtensor::CollectiveKind;
 use plans::{Group, UsedConstant};
@@ -62,15 +62,10 @@ const OVER_HOSTS: [CollectiveKind; 5] = [
 ];
 
 impl NetworkPrices {
-    pub(super) fn new(cluster: &Cluster, profile: Option<OfGpus<'_>>) -> Self {
+    pub(super) fn new(cluster: &Cluster, part: &MeasuredOn, profile: Option<OfGpus<'_>>) -> Self {
         let table = &cluster.device.kernels;
         let near = cluster.scale_up.bandwidth.value.0;
-        let reference = match table.as_str() {
-            "a100_sxm" => 300e9,
-            "b200_sxm" | "b300_sxm" | "gb200" | "gb300" => 900e9,
-            "l40s" => 32e9,
-            _ => 450e9,
-        };
+        let reference = part.scale_up.value.0;
         let model = Self {
             fits: tables::one_node_collectives(table),
             scale: near / reference,
