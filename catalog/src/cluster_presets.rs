@@ -35,6 +35,10 @@ pub(crate) const DEVICES: &[(&str, &str)] = &[
         include_str!("../presets/devices/h800.yaml"),
     ),
     (
+        "devices/h20.yaml",
+        include_str!("../presets/devices/h20.yaml"),
+    ),
+    (
         "devices/h200.yaml",
         include_str!("../presets/devices/h200.yaml"),
     ),
@@ -161,6 +165,10 @@ pub(crate) const CLUSTERS: &[(&str, &str)] = &[
     (
         "clusters/jean-zay-a100.yaml",
         include_str!("../presets/clusters/jean-zay-a100.yaml"),
+    ),
+    (
+        "clusters/h20.yaml",
+        include_str!("../presets/clusters/h20.yaml"),
     ),
     (
         "clusters/h800.yaml",
