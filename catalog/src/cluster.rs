@@ -39,6 +39,8 @@ pub struct Cluster {
     pub in_switch_reduction: bool,
     /// Family of collective tuning: which measured tables and latencies apply.
     pub fabric: Fabric,
+    /// What the collective library may choose from between domains.
+    pub algorithms: Vec<Algorithm>,
     /// On-demand price of one device, dollars per hour, if known.
     pub dollars_per_gpu_hour: Option<Sourced<f64>>,
     /// Devices available; `None` means as many as asked.
@@ -148,6 +150,36 @@ pub struct Link {
     pub bandwidth: Sourced<Bandwidth>,
     /// Extra latency of one step on top of the collective library's own.
     pub latency: Sourced<Seconds>,
+}
+
+/// How a collective library sends between scale-up domains (NCCL's `NCCL_ALGO`).
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    serde::Serialize,
+    serde::Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Algorithm {
+    /// Every rank sends to the next.
+    Ring,
+    /// Two trees over the nodes, up and down: all-reduce.
+    Tree,
+    /// Every rank sends to every other: all-to-all.
+    Pairwise,
+    /// Parallel aggregated trees, for one rank per domain: all-gather and reduce-scatter in a logarithmic
+    /// number of steps (NCCL 2.23). Its price is not measured yet.
+    Pat,
+}
+
+impl Algorithm {
+    /// Those whose prices were measured, which clusters use unless they say otherwise.
+    pub const MEASURED: [Self; 3] = [Self::Ring, Self::Tree, Self::Pairwise];
 }
 
 /// Kind of scale-out network.

@@ -8,7 +8,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use crate::cluster::{Cluster, Fabric, Link};
+use crate::cluster::{Algorithm, Cluster, Fabric, Link};
 use crate::device::{Architecture, Device};
 use crate::dtype::DType;
 use crate::error::SpecError;
@@ -68,6 +68,9 @@ pub struct ClusterFile {
     pub in_switch_reduction: bool,
     /// Kind of scale-out network.
     pub fabric: Fabric,
+    /// Algorithms that collectives between domains may use; those with measured prices if absent. Those left
+    /// out are not used, but for what no other of the list does.
+    pub algorithms: Option<Vec<Algorithm>>,
     /// Price of a device, dollars per hour.
     pub dollars_per_gpu_hour: Option<Sourced<f64>>,
     /// Devices there are.
@@ -139,7 +142,10 @@ impl DeviceFile {
             wrong("kernels", message)
         })?;
         if !tables.contains(&kernels.as_str()) {
-            return Err(wrong("kernels", format!("`{kernels}` is not one of: {known}")));
+            return Err(wrong(
+                "kernels",
+                format!("`{kernels}` is not one of: {known}"),
+            ));
         }
         let device = Device {
             name: self.name,
@@ -188,6 +194,9 @@ impl ClusterFile {
             scale_out: self.scale_out.resolve(),
             in_switch_reduction: self.in_switch_reduction,
             fabric: self.fabric,
+            algorithms: self
+                .algorithms
+                .unwrap_or_else(|| Algorithm::MEASURED.to_vec()),
             dollars_per_gpu_hour: self.dollars_per_gpu_hour,
             max_gpus: self.max_gpus,
             profile: None,

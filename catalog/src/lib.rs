@@ -32,7 +32,7 @@ pub mod units;
 pub mod workload;
 
 pub use checked::Model;
-pub use cluster::{Cluster, Fabric, Link};
+pub use cluster::{Algorithm, Cluster, Fabric, Link};
 pub use device::{Architecture, Device};
 pub use dtype::{DType, Precision};
 pub use error::SpecError;

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::{Cluster, Fabric, Link};
+use crate::cluster::{Algorithm, Cluster, Fabric, Link};
 use crate::device::{Architecture, Device};
 use crate::dtype::DType;
 use crate::error::SpecError;
@@ -375,6 +375,7 @@ impl Profile {
             scale_out: link,
             in_switch_reduction: false,
             fabric: Fabric::Local,
+            algorithms: Algorithm::MEASURED.to_vec(),
             dollars_per_gpu_hour: None,
             max_gpus: Some(most),
             profile: Some(std::sync::Arc::new(self)),

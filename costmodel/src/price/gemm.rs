@@ -253,7 +253,10 @@ impl GemmPrices {
         let (grid, origin) = match self.is_borrowed {
             false => (format!("grid {}", self.table), Origin::Published),
             true => {
-                let borrowed = format!("grid {}, scaled to this device's peak and power", self.table);
+                let borrowed = format!(
+                    "grid {}, scaled to this device's peak and power",
+                    self.table
+                );
                 (borrowed, Origin::Assumed)
             }
         };

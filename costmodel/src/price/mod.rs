@@ -1,5 +1,6 @@
 //! What one kernel or collective costs on a device and its network, alone.
 
+mod algorithms;
 mod attention;
 pub(crate) mod between_gpus;
 mod clocks;

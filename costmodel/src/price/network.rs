@@ -7,10 +7,11 @@
 //! beats the fits inside a domain; what it measured between hosts, as a ratio to the model of rings and trees, the model.
 
 use catalog::tables::{self, CollectiveFit, CollectiveOp, MeasuredOn};
-use catalog::{Bytes, Cluster, Fabric, Origin, Seconds};
+use catalog::{Algorithm, Bytes, Cluster, Fabric, Origin, Seconds};
 use dtensor::CollectiveKind;
 use plans::{Group, UsedConstant};
 
+use super::algorithms::{Crossing, RING_STEP};
 use super::between_gpus::{self, BetweenGpus};
 use super::measured::{self, OfGpus};
 use super::priced::{Priced, constant};
@@ -18,23 +19,12 @@ use super::ratios::Ratios;
 
 /// Share of a card's rate that large transfers reach: 0.95–0.96 (aliyun/SimAI@cef83f9 nic_ratio).
 const CARD_SHARE: f64 = 0.95;
-/// Latency of one ring step between nodes, fitted on SimAI's multi-node all-gather ratios
-/// (64 MiB–1 GiB, 16–512 GPUs).
-const RING_STEP: f64 = 4.5e-6;
-/// Latency of one level of a tree up and down: small all-reduces over 2 nodes of p5 take 69 µs.
-const TREE_LEVEL: f64 = 25e-6;
-/// Ramp of multi-node all-reduce, seconds per square root of a megabyte: p5 tables, 16 MiB–1 GiB.
-const MULTI_NODE_RAMP: f64 = 20e-6;
 /// Latency of a transfer inside a domain and between domains (microsoft/vidur send_recv tables:
 /// 5–10 µs and 17 µs on H100).
 const NEAR_TRANSFER: f64 = 8e-6;
 const FAR_TRANSFER: f64 = 17e-6;
 /// Share of the scale-up rate that one transfer reaches (vidur send_recv, H100 and A100).
 const NEAR_SHARE: f64 = 0.70;
-/// All-to-all between nodes reaches this share of the cards (DeepEP reports 43–58 of 50 GB/s at best,
-/// NCCL's pairwise form less).
-const EXCHANGE_SHARE: f64 = 0.75;
-
 #[derive(Clone, Debug)]
 pub(super) struct NetworkPrices {
     fits: Vec<CollectiveFit>,
@@ -44,6 +34,7 @@ pub(super) struct NetworkPrices {
     near: f64,
     far: f64,
     far_latency: f64,
+    algorithms: Vec<Algorithm>,
     in_switch: bool,
     direct_links: bool,
     measured: BetweenGpus,
@@ -73,6 +64,7 @@ impl NetworkPrices {
             near,
             far: cluster.scale_out.bandwidth.value.0,
             far_latency: cluster.scale_out.latency.value.0 + fabric_latency(cluster.fabric),
+            algorithms: cluster.algorithms.clone(),
             in_switch: cluster.in_switch_reduction,
             direct_links: cluster.device.architecture == catalog::Architecture::Cdna3,
             measured: profile.map_or_else(BetweenGpus::default, |of| BetweenGpus::of(of.0)),
@@ -131,15 +123,25 @@ impl NetworkPrices {
         }
     }
 
-    /// Between domains with so many of the ranks in each.
+    /// Between domains with so many of the ranks in each, by the fastest algorithm of the cluster.
     fn across(&self, op: CollectiveOp, bytes: Bytes, ranks: u64, together: u64) -> Seconds {
-        match op {
-            CollectiveOp::AllToAll => self.exchange(bytes, ranks, together),
-            CollectiveOp::AllReduce => self.across_all_reduce(bytes, ranks, together),
-            CollectiveOp::AllGather | CollectiveOp::ReduceScatter => {
-                self.across_ring(op, bytes, ranks, together)
-            }
-        }
+        let crossing = Crossing {
+            op,
+            bytes: bytes.as_f64(),
+            ranks,
+            together,
+            moved: bytes.as_f64() * bus(op, ranks) / self.across_rate(op, together),
+            far_latency: self.far_latency,
+            far: self.far,
+            inside_rate: self.inside_rate(op, together),
+        };
+        let fastest = |among: &[Algorithm]| {
+            let times = among.iter().filter_map(|a| crossing.time(*a));
+            times.reduce(Seconds::min)
+        };
+        fastest(&self.algorithms)
+            .or_else(|| fastest(&Algorithm::MEASURED))
+            .expect("every operation has a measured algorithm, a test shows")
     }
 
     /// The fit for the largest measured number of ranks up to `ranks` (at least the smallest).
@@ -188,37 +190,6 @@ impl NetworkPrices {
         } else {
             cards.min(self.inside_rate(op, together))
         }
-    }
-
-    fn across_ring(&self, op: CollectiveOp, bytes: Bytes, ranks: u64, together: u64) -> Seconds {
-        let steps = (ranks - 1) as f64 * RING_STEP + (ranks / together) as f64 * self.far_latency;
-        let moved = bytes.as_f64() * bus(op, ranks) / self.across_rate(op, together);
-        Seconds(steps + moved)
-    }
-
-    /// The better of a ring and a double tree: NCCL picks by size.
-    fn across_all_reduce(&self, bytes: Bytes, ranks: u64, together: u64) -> Seconds {
-        let op = CollectiveOp::AllReduce;
-        let nodes = (ranks as f64 / together as f64).max(2.0);
-        let moved = bytes.as_f64() * bus(op, ranks) / self.across_rate(op, together);
-        let ring = 2.0 * (ranks - 1) as f64 * RING_STEP + moved;
-        let level = TREE_LEVEL + self.far_latency;
-        let ramp = MULTI_NODE_RAMP * (bytes.as_f64() / 1e6).sqrt();
-        let tree = 2.0 * nodes.log2().ceil() * level + ramp + moved * 1.05;
-        Seconds(ring.min(tree))
-    }
-
-    /// Every rank sends a share to every other: the part for other domains leaves by its own card.
-    fn exchange(&self, bytes: Bytes, ranks: u64, together: u64) -> Seconds {
-        let share = bytes.as_f64() / ranks as f64;
-        let far = share * (ranks - together) as f64 / (self.far * EXCHANGE_SHARE);
-        let near = if together > 1 {
-            share * (together - 1) as f64 / self.inside_rate(CollectiveOp::AllToAll, together)
-        } else {
-            0.0
-        };
-        let start = 15e-6 + 1e-6 * ranks as f64 + self.far_latency;
-        Seconds(start + far.max(near))
     }
 
     pub(super) fn point_to_point(&self, bytes: Bytes, group: Group) -> Priced {

@@ -1,0 +1,144 @@
+//! Algorithms by which collectives cross scale-up domains: what each takes, or that it does not do an operation.
+
+use catalog::tables::CollectiveOp;
+use catalog::{Algorithm, Seconds};
+
+/// Latency of one ring step between nodes, fitted on SimAI's multi-node all-gather ratios
+/// (64 MiB–1 GiB, 16–512 GPUs).
+pub(super) const RING_STEP: f64 = 4.5e-6;
+/// Latency of one level of a tree up and down: small all-reduces over 2 nodes of p5 take 69 µs.
+const TREE_LEVEL: f64 = 25e-6;
+/// Ramp of multi-node all-reduce, seconds per square root of a megabyte: p5 tables, 16 MiB–1 GiB.
+const MULTI_NODE_RAMP: f64 = 20e-6;
+/// All-to-all between nodes reaches this share of the cards (DeepEP reports 43–58 of 50 GB/s at best,
+/// NCCL's pairwise form less).
+const EXCHANGE_SHARE: f64 = 0.75;
+
+/// A collective between domains.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Crossing {
+    pub(super) op: CollectiveOp,
+    /// By the convention of nccl-tests.
+    pub(super) bytes: f64,
+    pub(super) ranks: u64,
+    /// Ranks in each domain.
+    pub(super) together: u64,
+    /// Seconds that the busiest link is in use.
+    pub(super) moved: f64,
+    /// Latency of a step between domains beyond the library's own, seconds.
+    pub(super) far_latency: f64,
+    /// Rate of a card, bytes per second.
+    pub(super) far: f64,
+    /// Rate inside a domain, bytes per second.
+    pub(super) inside_rate: f64,
+}
+
+impl Crossing {
+    /// What an algorithm takes; none if it does not do this operation.
+    pub(super) fn time(&self, algorithm: Algorithm) -> Option<Seconds> {
+        match algorithm {
+            Algorithm::Ring => self.ring(),
+            Algorithm::Tree => self.tree(),
+            Algorithm::Pairwise => self.pairwise(),
+            Algorithm::Pat => self.pat(),
+        }
+        .map(Seconds)
+    }
+
+    fn ring(&self) -> Option<f64> {
+        let steps = (self.ranks - 1) as f64;
+        match self.op {
+            CollectiveOp::AllReduce => Some(2.0 * steps * RING_STEP + self.moved),
+            CollectiveOp::AllGather | CollectiveOp::ReduceScatter => {
+                let crossings = (self.ranks / self.together) as f64;
+                let start = steps * RING_STEP + crossings * self.far_latency;
+                Some(start + self.moved)
+            }
+            CollectiveOp::AllToAll => None,
+        }
+    }
+
+    fn tree(&self) -> Option<f64> {
+        if self.op != CollectiveOp::AllReduce {
+            return None;
+        }
+        let nodes = (self.ranks as f64 / self.together as f64).max(2.0);
+        let level = TREE_LEVEL + self.far_latency;
+        let ramp = MULTI_NODE_RAMP * (self.bytes / 1e6).sqrt();
+        Some(2.0 * nodes.log2().ceil() * level + ramp + self.moved * 1.05)
+    }
+
+    /// The part for other domains leaves by its own card.
+    fn pairwise(&self) -> Option<f64> {
+        if self.op != CollectiveOp::AllToAll {
+            return None;
+        }
+        let share = self.bytes / self.ranks as f64;
+        let far = share * (self.ranks - self.together) as f64 / (self.far * EXCHANGE_SHARE);
+        let near = if self.together > 1 {
+            share * (self.together - 1) as f64 / self.inside_rate
+        } else {
+            0.0
+        };
+        let start = 15e-6 + 1e-6 * self.ranks as f64 + self.far_latency;
+        Some(start + far.max(near))
+    }
+
+    /// A step costs what one of a ring does; there are as many as the number of ranks has bits (NCCL 2.23 release
+    /// notes, for one rank per node).
+    fn pat(&self) -> Option<f64> {
+        let scatters = matches!(
+            self.op,
+            CollectiveOp::AllGather | CollectiveOp::ReduceScatter
+        );
+        (scatters && self.together == 1).then(|| {
+            let steps = (self.ranks as f64).log2().ceil();
+            steps * (RING_STEP + self.far_latency) + self.moved
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPS: [CollectiveOp; 4] = [
+        CollectiveOp::AllReduce,
+        CollectiveOp::AllGather,
+        CollectiveOp::ReduceScatter,
+        CollectiveOp::AllToAll,
+    ];
+
+    fn crossing(op: CollectiveOp, ranks: u64, together: u64) -> Crossing {
+        Crossing {
+            op,
+            bytes: 1e6,
+            ranks,
+            together,
+            moved: 1e-3,
+            far_latency: 1e-6,
+            far: 5e10,
+            inside_rate: 3e11,
+        }
+    }
+
+    #[test]
+    fn every_operation_has_a_measured_algorithm() {
+        for op in OPS {
+            let times = Algorithm::MEASURED.map(|a| crossing(op, 64, 8).time(a));
+            assert!(times.iter().any(Option::is_some), "{op:?}");
+        }
+    }
+
+    #[test]
+    fn aggregated_trees_take_fewer_steps_than_a_ring() {
+        for (ranks, together, steps) in [(2, 1, Some(1.0)), (64, 1, Some(6.0)), (64, 8, None)] {
+            let of = crossing(CollectiveOp::ReduceScatter, ranks, together);
+            let expected = steps.map(|steps: f64| Seconds(steps * (RING_STEP + 1e-6) + 1e-3));
+            assert_eq!(of.time(Algorithm::Pat), expected);
+            assert!(of.time(Algorithm::Ring) >= expected);
+        }
+        let reduce = crossing(CollectiveOp::AllReduce, 64, 1);
+        assert_eq!(reduce.time(Algorithm::Pat), None);
+    }
+}
