@@ -29,6 +29,8 @@ pub enum Family {
     QwenMoe,
     /// MLA, `mlp.shared_experts`, `mlp.gate`, first dense layers, MTP.
     DeepSeek,
+    /// As Llama with `mlp.c_fc`, `mlp.c_proj`.
+    Starcoder2,
     /// As Llama with `mlp.experts.gate_up_proj` for all experts, `mlp.router`, sinks.
     GptOss,
 }

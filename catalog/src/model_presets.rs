@@ -123,6 +123,16 @@ pub(crate) const MODELS: &[(&str, &[&str], &str)] = &[
         include_str!("../presets/models/phi3-medium.json"),
     ),
     (
+        "starcoder2-3b",
+        &[],
+        include_str!("../presets/models/starcoder2-3b.json"),
+    ),
+    (
+        "starcoder2-7b",
+        &[],
+        include_str!("../presets/models/starcoder2-7b.json"),
+    ),
+    (
         "gpt2",
         &["gpt2-small", "gpt2-124m"],
         include_str!("../presets/models/gpt2.json"),

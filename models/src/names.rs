@@ -167,6 +167,11 @@ pub fn names(model: &ModelConfig) -> Names {
             ],
             ..LLAMA
         },
+        Family::Starcoder2 => Names {
+            up: "c_fc",
+            down: "c_proj",
+            ..LLAMA
+        },
         Family::QwenMoe => LLAMA,
         Family::DeepSeek => Names {
             shared: "shared_experts",

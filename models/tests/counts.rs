@@ -27,6 +27,8 @@ fn counts_equal_the_published_ones() {
         ("falcon-7b", 6_921_720_704),
         ("mpt-7b", 6_649_286_656),
         ("phi3-mini", 3_821_079_552),
+        ("starcoder2-3b", 3_030_371_328),
+        ("starcoder2-7b", 7_173_923_840),
         ("gemma2-9b", 9_241_705_984),
         ("deepseek-v3", 671_026_419_200),
         ("gpt-oss-20b", 20_914_757_184),

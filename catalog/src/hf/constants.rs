@@ -13,6 +13,7 @@ pub(super) fn decode(f: &Fields<'_>, kind: &str) -> Result<ModelConstants, SpecE
         "layer_norm_epsilon",
         "layer_norm_eps",
         "norm_eps",
+        "norm_epsilon",
     ];
     let mut norm_epsilon = usual.norm_epsilon;
     for name in epsilon {

@@ -41,6 +41,7 @@ const TYPES: &[&str] = &[
     "deepseek_v3",
     "gpt_oss",
     "nemotron",
+    "starcoder2",
 ];
 
 /// Decodes a `config.json`; `path` is for messages, `name` for reports.
@@ -62,6 +63,7 @@ pub fn decode(text: &str, path: &str, name: &str) -> Result<Model, SpecError> {
         "gpt_neox" => gpt_neox(&fields)?,
         "falcon" | "RefinedWeb" | "RefinedWebModel" => falcon(&fields)?,
         "mpt" => mpt(&fields)?,
+        "starcoder2" => starcoder2(&fields)?,
         "llama" | "mistral" | "qwen2" | "qwen3" | "gemma2" | "gemma3" | "gemma3_text" | "phi3"
         | "mixtral" | "qwen2_moe" | "qwen3_moe" | "deepseek_v2" | "deepseek_v3" | "gpt_oss"
         | "nemotron" => llama_like(&fields, kind)?,
@@ -371,6 +373,38 @@ fn mpt(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
     Ok(base)
 }
 
+/// Llama's frame with GPT's parts: LayerNorm, biases, an MLP without gates.
+fn starcoder2(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
+    let (hidden, heads) = (f.size("hidden_size")?, f.size("num_attention_heads")?);
+    let base = gpt_base(
+        f,
+        Family::Starcoder2,
+        hidden,
+        f.size("num_hidden_layers")?,
+        f.size("vocab_size")?,
+        heads,
+        f.size("intermediate_size")?,
+    )?;
+    let bias = f.flag("use_bias", true)?;
+    let attention = llama_attention(f, "starcoder2", heads, hidden)?;
+    Ok(ModelConfig {
+        tied_embeddings: f.flag("tie_word_embeddings", true)?,
+        position: Position::Rope {
+            dims: attention.head_dims().0,
+        },
+        attention: Attention {
+            qkv_bias: bias,
+            out_bias: bias,
+            ..attention
+        },
+        mlp: Mlp { bias, ..base.mlp },
+        hidden_dropout: f.fraction("residual_dropout")?,
+        attention_dropout: f.fraction("attention_dropout")?,
+        max_position: f.maybe("max_position_embeddings")?.unwrap_or(4096),
+        ..base
+    })
+}
+
 /// Families that share Llama's frame: RMSNorm (or Nemotron's LayerNorm), rotary positions, split
 /// projections, gated MLP.
 fn llama_like(f: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError> {
@@ -502,7 +536,7 @@ fn window(f: &Fields<'_>, kind: &str) -> Result<WindowPattern, SpecError> {
             let period = f.maybe("sliding_window_pattern")?.unwrap_or(6);
             WindowPattern::Alternating { window, period }
         }
-        "mistral" | "mixtral" | "phi3" => WindowPattern::All { window },
+        "mistral" | "mixtral" | "phi3" | "starcoder2" => WindowPattern::All { window },
         _ => WindowPattern::Full,
     })
 }
