@@ -2,8 +2,9 @@
 
 use catalog::{AxisOrder, CpKind, Precision, ScheduleKind, Zero};
 
-use super::Edition;
-use crate::export::{Job, Limits};
+use super::edition::Edition;
+use crate::export::job::Job;
+use crate::export::refusal::Limits;
 use plans::grammar::{order_name, recompute_name};
 use plans::strategy::{Decisions, Recompute};
 
