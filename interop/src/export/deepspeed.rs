@@ -6,8 +6,8 @@ use super::job::{ExportedFile, Job};
 use super::launch::{Program, Starter};
 use super::refusal::Limits;
 use crate::config::{Node, write};
+use plans::decisions::{Decisions, Recompute};
 use plans::grammar::recompute_name;
-use plans::strategy::{Decisions, Recompute};
 
 const FILE: &str = "ds_config.json";
 

@@ -6,8 +6,8 @@ use super::job::{ExportedFile, Job, heading};
 use super::launch::{Program, Starter};
 use super::refusal::Limits;
 use crate::config::{Node, write};
+use plans::decisions::{Decisions, Recompute};
 use plans::grammar::recompute_name;
-use plans::strategy::{Decisions, Recompute};
 
 const ACCELERATE: &str = "accelerate.yaml";
 const AXOLOTL: &str = "axolotl.yaml";

@@ -4,8 +4,8 @@ use catalog::Workload;
 use catalog::model::ModelConfig;
 
 use crate::config::escape;
+use plans::decisions::Decisions;
 use plans::plan_file::ShardingFile;
-use plans::strategy::Decisions;
 
 /// What starts the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

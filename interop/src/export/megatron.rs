@@ -8,8 +8,8 @@ use super::launch::{Program, Starter};
 use super::model;
 use super::refusal::Limits;
 use crate::config::escape;
+use plans::decisions::{Decisions, Recompute};
 use plans::grammar::{order_name, recompute_name};
-use plans::strategy::{Decisions, Recompute};
 
 /// Name of the file written.
 pub(crate) const FILE: &str = "megatron_args.sh";

@@ -7,8 +7,8 @@ use super::job::{ExportedFile, Job, heading};
 use super::launch::{Program, Starter};
 use super::refusal::Limits;
 use crate::config::{Node, Value, write};
+use plans::decisions::{Decisions, Recompute};
 use plans::grammar::{order_name, recompute_name};
-use plans::strategy::{Decisions, Recompute};
 
 const FILE: &str = "nanotron.yaml";
 

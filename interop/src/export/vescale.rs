@@ -8,8 +8,8 @@ use super::job::{ExportedFile, Job, python_heading};
 use super::launch::{Program, Starter};
 use super::refusal::Limits;
 use crate::config::escape;
+use plans::decisions::{Decisions, Recompute};
 use plans::grammar::recompute_name;
-use plans::strategy::{Decisions, Recompute};
 
 const FILE: &str = "sharding_plan.py";
 

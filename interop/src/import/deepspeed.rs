@@ -7,8 +7,8 @@ use super::error::ImportError;
 use super::imported::{Given, Imported};
 use super::sizes::{data_parallel, micro_batches, workload};
 use crate::config::Node;
+use plans::decisions::{Decisions, Recompute};
 use plans::partition::StagePartition;
-use plans::strategy::{Decisions, Recompute};
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
     let tp = match doc.size("tensor_parallel.autotp_size")? {

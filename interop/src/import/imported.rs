@@ -4,7 +4,7 @@ use catalog::Workload;
 use catalog::model::ModelConfig;
 
 use crate::export::Dialect;
-use plans::strategy::Decisions;
+use plans::decisions::Decisions;
 
 /// What the file may leave open.
 #[derive(Clone, Copy, Debug)]

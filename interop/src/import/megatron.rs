@@ -8,8 +8,8 @@ use super::imported::{Given, Imported};
 use super::layout::parse_layout;
 use super::sizes::{data_parallel, micro_batches, workload};
 use crate::export::Dialect;
+use plans::decisions::{Decisions, Recompute};
 use plans::partition::StagePartition;
-use plans::strategy::{Decisions, Recompute};
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
     same_model(doc, given)?;

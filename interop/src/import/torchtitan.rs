@@ -8,8 +8,8 @@ use super::imported::{Given, Imported};
 use super::sizes::{data_parallel, micro_batches, workload};
 use crate::config::{Node, Value};
 use crate::export::Dialect;
+use plans::decisions::{Decisions, Recompute};
 use plans::partition::StagePartition;
-use plans::strategy::{Decisions, Recompute};
 
 /// torchtitan's defaults where a file is silent (`TrainingConfig` and `ParallelismConfig`).
 const LOCAL_BATCH: u64 = 8;

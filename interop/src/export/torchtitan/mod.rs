@@ -15,7 +15,7 @@ use super::job::{ExportedFile, Job, heading, python_heading};
 use super::launch::{Program, Starter};
 use super::refusal::Limits;
 use crate::config::{Node, Value, escape, write};
-use plans::strategy::{Decisions, Recompute};
+use plans::decisions::{Decisions, Recompute};
 
 /// Name of the 0.2 file.
 const TOML: &str = "train.toml";
