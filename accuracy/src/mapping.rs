@@ -148,11 +148,7 @@ fn decisions(
         micro_batch,
         num_micro_batches: sizes.global_batch / (dp * micro_batch).max(1),
         recompute: recompute(run, layers / (pp * vpp).max(1), habit)?,
-        schedule: if vpp > 1 {
-            ScheduleKind::Interleaved
-        } else {
-            ScheduleKind::OneFOneB
-        },
+        schedule: ScheduleKind::one_f_one_b(vpp),
         axis_order: runtime.space.axis_orders[0],
         stages: StagePartition::even(layers, pp * vpp),
         overlap: overlap(run, runtime.overlap),

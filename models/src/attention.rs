@@ -115,23 +115,7 @@ pub(crate) fn latent(
     let (heads, hidden) = (config.heads, block.model.hidden);
     let qk_dim = qk_nope_dim + qk_rope_dim;
     let scope = |name: &str| format!("{}.{name}", n.attention);
-    // Down-projections run on the tokens that a rank holds; what they make is gathered, being narrower.
-    let q = match q_lora_rank {
-        Some(rank) => {
-            let a = block.linear(&scope("q_a_proj"), &x, rank, hidden, false)?;
-            raised(
-                block,
-                ["q_a_layernorm", "q_b_proj"],
-                &a,
-                rank,
-                heads * qk_dim,
-            )?
-        }
-        None => {
-            let x = block.tape.at(&scope("q_proj.input"), x.clone())?;
-            block.linear(&scope("q_proj"), &x, heads * qk_dim, hidden, false)?
-        }
-    };
+    let q = latent_queries(block, &x, q_lora_rank, heads * qk_dim)?;
     let down = kv_lora_rank + qk_rope_dim;
     let a = block.linear(&scope("kv_a_proj_with_mqa"), &x, down, hidden, false)?;
     let compressed = block.tape.slice(&a, [0, kv_lora_rank, down]);
@@ -164,6 +148,26 @@ pub(crate) fn latent(
     };
     let out = core(block, class, [q, k, v], dims)?;
     block.linear(&scope(n.o), &out, hidden, heads * v_dim, config.out_bias)
+}
+
+/// Queries of latent attention, compressed to a rank on the way if the model has one. Down-projections run on
+/// the tokens that a rank holds; what they make is gathered, being narrower.
+fn latent_queries(
+    block: &mut Block<'_, '_, '_>,
+    x: &DTensor,
+    compressed: Option<u64>,
+    out: u64,
+) -> Result<DTensor, ModelError> {
+    let hidden = block.model.hidden;
+    let module = block.names.attention;
+    let Some(rank) = compressed else {
+        let x = block
+            .tape
+            .at(&format!("{module}.q_proj.input"), x.clone())?;
+        return block.linear(&format!("{module}.q_proj"), &x, out, hidden, false);
+    };
+    let a = block.linear(&format!("{module}.q_a_proj"), x, rank, hidden, false)?;
+    raised(block, ["q_a_layernorm", "q_b_proj"], &a, rank, out)
 }
 
 /// What was compressed, normed and projected up again; the names are the norm's and the projection's.

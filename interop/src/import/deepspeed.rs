@@ -53,25 +53,19 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         stages: StagePartition(vec![given.model.layers]),
         overlap: overlap(doc, zero, batch.dp.saturating_mul(cp))?,
     };
-    let seq_len = given.seq_len.ok_or_else(|| {
-        doc.missing(
-            "the sequence length",
-            "DeepSpeed's file has none; give --seq",
-        )
-    })?;
-    let gpus = batch.dp.saturating_mul(tp).saturating_mul(cp);
+    let how = "DeepSpeed's file has none; give --seq";
+    let seq_len = given.seq_len;
+    let seq_len = seq_len.ok_or_else(|| doc.missing("the sequence length", how))?;
+    let sizes = WorkloadSizes {
+        gpus: batch.dp.saturating_mul(tp).saturating_mul(cp),
+        seq_len,
+        global_batch: batch.global,
+        precision: precision(doc)?,
+    };
     Ok(Imported {
         dialect: doc.dialect,
         decisions,
-        workload: workload(
-            doc,
-            WorkloadSizes {
-                gpus,
-                seq_len,
-                global_batch: batch.global,
-                precision: precision(doc)?,
-            },
-        )?,
+        workload: workload(doc, sizes)?,
         notes,
     })
 }

@@ -22,13 +22,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     let gpus = gpus.ok_or_else(|| doc.missing("the number of GPUs", "give --gpus"))?;
     let dp = data_parallel(doc, gpus, tp.saturating_mul(pp).saturating_mul(cp))?;
     let zero = zero(doc)?;
-    let (dp_shard, dp_replicate) = match zero {
-        Zero::Z0 => (1, dp),
-        Zero::Z1 | Zero::Z2 | Zero::Z3 => {
-            let replicas = size("--num-distributed-optimizer-instances")?;
-            (data_parallel(doc, dp, replicas)?, replicas)
-        }
-    };
+    let (dp_shard, dp_replicate) = shards_and_replicas(doc, zero, dp)?;
     let (stages, vpp) = stages(doc, given, pp)?;
     let micro_batch = size("--micro-batch-size")?;
     let global = "--global-batch-size";
@@ -50,33 +44,26 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         micro_batch,
         num_micro_batches: micro_batches(doc, global, global_batch, per_step)?,
         recompute: recompute(doc)?,
-        schedule: if vpp > 1 {
-            ScheduleKind::Interleaved
-        } else {
-            ScheduleKind::OneFOneB
-        },
-        axis_order: if on("--use-tp-pp-dp-mapping")? {
-            AxisOrder::TP_CP_PP_DP
-        } else {
-            AxisOrder::TP_CP_DP_PP
+        schedule: ScheduleKind::one_f_one_b(vpp),
+        axis_order: match on("--use-tp-pp-dp-mapping")? {
+            true => AxisOrder::TP_CP_PP_DP,
+            false => AxisOrder::TP_CP_DP_PP,
         },
         stages,
         overlap: overlap(doc)?,
     };
     let seq_len = doc.size("--seq-length")?.or(given.seq_len);
     let seq_len = seq_len.ok_or_else(|| doc.missing("the sequence length", "give --seq"))?;
+    let sizes = WorkloadSizes {
+        gpus,
+        seq_len,
+        global_batch,
+        precision: precision(doc)?,
+    };
     Ok(Imported {
         dialect: Dialect::MegatronLm,
         decisions,
-        workload: workload(
-            doc,
-            WorkloadSizes {
-                gpus,
-                seq_len,
-                global_batch,
-                precision: precision(doc)?,
-            },
-        )?,
+        workload: workload(doc, sizes)?,
         notes: left_out(doc),
     })
 }
@@ -162,6 +149,14 @@ fn zero(doc: &Document) -> Result<Zero, ImportError> {
     } else {
         Zero::Z0
     })
+}
+
+fn shards_and_replicas(doc: &Document, zero: Zero, dp: u64) -> Result<(u64, u64), ImportError> {
+    if zero == Zero::Z0 {
+        return Ok((1, dp));
+    }
+    let replicas = doc.degree("--num-distributed-optimizer-instances")?;
+    Ok((data_parallel(doc, dp, replicas)?, replicas))
 }
 
 fn cp_kind(doc: &Document) -> Result<CpKind, ImportError> {

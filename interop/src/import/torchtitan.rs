@@ -17,10 +17,8 @@ const SEQ_LEN: u64 = 2048;
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
     let size = |key: &str| doc.degree(&format!("parallelism.{key}"));
-    let (tp, cp) = (
-        size("tensor_parallel_degree")?,
-        size("context_parallel_degree")?,
-    );
+    let tp = size("tensor_parallel_degree")?;
+    let cp = size("context_parallel_degree")?;
     let pp = size("pipeline_parallel_degree")?;
     let dp_replicate = size("data_parallel_replicate_degree")?;
     let ranks = |dp: u64| dp.saturating_mul(tp).saturating_mul(cp).saturating_mul(pp);
@@ -64,18 +62,16 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
             pipeline: true,
         },
     };
+    let sizes = WorkloadSizes {
+        gpus: ranks(dp),
+        seq_len: batch.seq_len,
+        global_batch: batch.global,
+        precision: precision(doc)?,
+    };
     Ok(Imported {
         dialect: doc.dialect,
         decisions,
-        workload: workload(
-            doc,
-            WorkloadSizes {
-                gpus: ranks(dp),
-                seq_len: batch.seq_len,
-                global_batch: batch.global,
-                precision: precision(doc)?,
-            },
-        )?,
+        workload: workload(doc, sizes)?,
         notes,
     })
 }
