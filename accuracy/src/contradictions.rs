@@ -158,74 +158,55 @@ mod tests {
         metrics.insert(metric.to_owned(), value.into());
     }
 
+    fn assert_second_left_out(what: &str, rows: &[(Run, String); 2], expected: bool) {
+        assert_eq!(contradicted(rows, 1).is_some(), expected, "{what}");
+        assert_eq!(contradicted(rows, 0), None, "{what}: the row that ran");
+    }
+
     #[test]
-    fn only_rows_that_cannot_both_be_true_are_left_out() {
-        let oom = |change: fn(&mut Run)| {
-            row("b", move |run| {
-                run.status = "oom".to_owned();
-                run.metrics = None;
-                change(run);
-            })
-        };
-        let ran = || row("a", |_| {});
-        let exchanged = |time: f64, rate: f64| {
-            row("b", move |run| {
-                set(run, "step_time_s", time);
-                set(run, "tflops_per_gpu", rate);
-            })
-        };
-        let with_rate = || row("a", |run| set(run, "tflops_per_gpu", 146.12));
-        for (what, rows, expected) in [
-            ("the same run", [ran(), oom(|_| {})], true),
-            (
-                "a smaller model",
-                [ran(), oom(|r| r.model.layers = Some(48))],
-                true,
-            ),
-            (
-                "wider, still fits",
-                [ran(), oom(|r| r.model.hidden = Some(14336))],
-                true,
-            ),
-            (
-                "twice as wide",
-                [ran(), oom(|r| r.model.hidden = Some(26624))],
-                false,
-            ),
-            (
-                "deeper by a fifth",
-                [ran(), oom(|r| r.model.layers = Some(118))],
-                false,
-            ),
-            (
-                "twice the batch",
-                [ran(), oom(|r| r.micro_batch = Some(4))],
-                false,
-            ),
+    fn rows_out_of_memory_are_left_out_only_where_a_larger_one_ran() {
+        type Change = fn(&mut Run);
+        let cases: [(&str, Change, bool); 8] = [
+            ("the same run", |_| {}, true),
+            ("a smaller model", |r| r.model.layers = Some(48), true),
+            ("wider, still fits", |r| r.model.hidden = Some(14336), true),
+            ("twice as wide", |r| r.model.hidden = Some(26624), false),
+            ("deeper by a fifth", |r| r.model.layers = Some(118), false),
+            ("twice the batch", |r| r.micro_batch = Some(4), false),
             (
                 "another layout",
-                [ran(), oom(|r| r.zero = Some("zero0".to_owned()))],
+                |r| r.zero = Some("zero0".to_owned()),
                 false,
             ),
             (
                 "another device",
-                [ran(), oom(|r| r.gpu = Some("A100-40GB".to_owned()))],
+                |r| r.gpu = Some("A100-40GB".to_owned()),
                 false,
             ),
-            (
-                "exchanged columns",
-                [with_rate(), exchanged(146.12, 124.1)],
-                true,
-            ),
-            ("a repeat", [with_rate(), exchanged(124.1, 146.12)], false),
-            (
-                "a faster repeat",
-                [with_rate(), exchanged(120.0, 150.0)],
-                false,
-            ),
+        ];
+        for (what, change, expected) in cases {
+            let oom = row("b", |run| {
+                run.status = "oom".to_owned();
+                run.metrics = None;
+                change(run);
+            });
+            assert_second_left_out(what, &[row("a", |_| {}), oom], expected);
+        }
+    }
+
+    #[test]
+    fn rows_with_exchanged_columns_are_left_out_and_repeats_are_not() {
+        for (what, time, rate, expected) in [
+            ("exchanged columns", 146.12, 124.1, true),
+            ("a repeat", 124.1, 146.12, false),
+            ("a faster repeat", 120.0, 150.0, false),
         ] {
-            assert_eq!(contradicted(&rows, 1).is_some(), expected, "{what}");
-            assert_eq!(contradicted(&rows, 0), None, "{what}: the row that ran");
+            let first = row("a", |run| set(run, "tflops_per_gpu", 146.12));
+            let second = row("b", |run| {
+                set(run, "step_time_s", time);
+                set(run, "tflops_per_gpu", rate);
+            });
+            assert_second_left_out(what, &[first, second], expected);
         }
     }
 }

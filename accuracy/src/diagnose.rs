@@ -122,79 +122,93 @@ pub fn reserved_by(prediction: &Prediction) -> Bytes {
     prediction.peak_memory.saturating_sub(Bytes(held))
 }
 
+/// A prediction's inputs with one thing changed, and what that thing is.
+type Change = (&'static str, Scenario, Decisions);
+
 /// Scenarios with one thing changed. Those for a slow run slow down, those for a fast one speed up.
-fn changes(
-    costs: &CostModel,
-    strategy: &Strategy,
-    slower: bool,
-) -> Vec<(&'static str, Scenario, Decisions)> {
-    let base = costs.scenario();
-    let d = strategy.decisions();
-    let mut list = Vec::new();
-    let decided = |cause: &'static str, edit: &dyn Fn(&mut Decisions)| {
-        let mut changed = d.clone();
-        edit(&mut changed);
-        (changed != *d).then(|| (cause, base.clone(), changed))
+fn changes(costs: &CostModel, strategy: &Strategy, slower: bool) -> Vec<Change> {
+    let base = Base {
+        scenario: costs.scenario(),
+        decisions: strategy.decisions(),
     };
-    let given = |cause: &'static str, edit: &dyn Fn(&mut Scenario)| {
-        let mut changed = base.clone();
-        edit(&mut changed);
-        (cause, changed, d.clone())
-    };
-    if !slower {
-        list.extend(decided(
-            "communication overlaps more than the plan says",
-            &|d| {
-                d.overlap = Overlap::ALL;
-            },
-        ));
-        list.extend(decided(
-            "nothing is recomputed, though the plan says so",
-            &|d| {
-                d.recompute = Recompute::None;
-            },
-        ));
-        return list;
+    if slower {
+        slowing(&base)
+    } else {
+        speeding(&base)
     }
-    list.extend(decided(
-        "communication does not overlap with compute",
-        &|d| {
+}
+
+/// What is changed.
+struct Base<'a> {
+    scenario: &'a Scenario,
+    decisions: &'a Decisions,
+}
+
+impl Base<'_> {
+    /// With other decisions; nothing if the edit changes none.
+    fn decided(&self, cause: &'static str, edit: impl Fn(&mut Decisions)) -> Option<Change> {
+        let mut changed = self.decisions.clone();
+        edit(&mut changed);
+        (changed != *self.decisions).then(|| (cause, self.scenario.clone(), changed))
+    }
+
+    /// With another machine or runtime.
+    fn given(&self, cause: &'static str, edit: impl Fn(&mut Scenario)) -> Change {
+        let mut changed = self.scenario.clone();
+        edit(&mut changed);
+        (cause, changed, self.decisions.clone())
+    }
+}
+
+fn speeding(base: &Base<'_>) -> Vec<Change> {
+    let overlaps = base.decided("communication overlaps more than the plan says", |d| {
+        d.overlap = Overlap::ALL;
+    });
+    let kept = base.decided("nothing is recomputed, though the plan says so", |d| {
+        d.recompute = Recompute::None;
+    });
+    overlaps.into_iter().chain(kept).collect()
+}
+
+fn slowing(base: &Base<'_>) -> Vec<Change> {
+    let mut list = Vec::new();
+    list.extend(
+        base.decided("communication does not overlap with compute", |d| {
             d.overlap = Overlap::NONE;
-        },
-    ));
-    list.extend(decided("gradients and parameters move unhidden", &|d| {
+        }),
+    );
+    list.extend(base.decided("gradients and parameters move unhidden", |d| {
         d.overlap.grad_reduce = false;
         d.overlap.param_gather = false;
     }));
-    list.extend(decided("every layer is recomputed", &|d| {
-        d.recompute = Recompute::Full
+    list.extend(base.decided("every layer is recomputed", |d| {
+        d.recompute = Recompute::Full;
     }));
-    list.extend(decided("parameters are gathered again in backward", &|d| {
-        d.reshard_after_forward = d.zero == Zero::Z3;
-    }));
-    if base.cluster.profile.is_none() {
-        list.push(given(
-            "the network between nodes gives half its bandwidth",
-            &|s| {
-                s.cluster.scale_out.bandwidth.value = half(s.cluster.scale_out.bandwidth.value);
-            },
-        ));
-        list.push(given(
-            "the network inside nodes gives half its bandwidth",
-            &|s| {
-                s.cluster.scale_up.bandwidth.value = half(s.cluster.scale_up.bandwidth.value);
-            },
-        ));
-        list.push(given("attention is not fused", &|s| {
+    list.extend(
+        base.decided("parameters are gathered again in backward", |d| {
+            d.reshard_after_forward = d.zero == Zero::Z3;
+        }),
+    );
+    if base.scenario.cluster.profile.is_none() {
+        list.push(
+            base.given("the network between nodes gives half its bandwidth", |s| {
+                s.cluster.scale_out.bandwidth.value = half(s.cluster.scale_out.bandwidth.value)
+            }),
+        );
+        list.push(
+            base.given("the network inside nodes gives half its bandwidth", |s| {
+                s.cluster.scale_up.bandwidth.value = half(s.cluster.scale_up.bandwidth.value)
+            }),
+        );
+        list.push(base.given("attention is not fused", |s| {
             s.runtime.attention = AttentionKernel::Unfused;
         }));
     }
-    list.push(given(
-        "the host takes twice as long to issue a kernel",
-        &|s| {
+    list.push(
+        base.given("the host takes twice as long to issue a kernel", |s| {
             s.runtime.overheads.launch.value = Seconds(s.runtime.overheads.launch.value.0 * 2.0);
-        },
-    ));
+        }),
+    );
     list
 }
 
@@ -208,93 +222,101 @@ fn of_the_log(
     predicted: &Prediction,
     measured: &Measured<'_>,
 ) -> Vec<Hypothesis> {
-    let mut found = Vec::new();
-    let mut say = |cause: &str, evidence: String, step_time, share| {
-        found.push(Hypothesis {
-            cause: cause.to_owned(),
-            evidence,
-            step_time,
-            share,
-        });
-    };
-    let (log, steady) = (measured.log, measured.steady);
-    let workload = &costs.scenario().workload;
-    let batch = log.steps.iter().rev().find_map(|s| s.global_batch);
-    if let Some(batch) = batch.filter(|&b| b != workload.global_batch) {
-        let share = 1.0;
-        let evidence = format!(
-            "the log has {batch} sequences per step, the plan {}",
-            workload.global_batch
-        );
-        say(
-            "the run is not the plan: another global batch",
-            evidence,
-            None,
-            share,
-        );
+    let (log, scenario) = (measured.log, costs.scenario());
+    let capacity = scenario.cluster.device.memory.value.as_f64();
+    [
+        another_batch(log, scenario.workload.global_batch),
+        another_count(measured, predicted),
+        retries(log),
+        full_memory(log, capacity),
+        another_memory(log, predicted),
+        slow_steps(measured.steady),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn said(cause: &str, evidence: String, share: f64) -> Hypothesis {
+    Hypothesis {
+        cause: cause.to_owned(),
+        evidence,
+        step_time: None,
+        share,
     }
-    let flops = log.steps.iter().rev().find_map(|s| s.tflops_per_gpu);
-    if let Some(tflops) = flops.filter(|&t| t > 0.0) {
-        let counted = tflops * 1e12 * steady.median();
-        // Training systems count attention as if nothing were masked.
-        let planned = predicted.mfu_palm * predicted.peak_flop_rate.0 * predicted.step_time.0;
-        let ratio = counted / planned;
-        if !(0.8..=1.25).contains(&ratio) {
-            let evidence = format!(
-                "the log counts {:.1} TFLOP per GPU and step, the plan has {:.1}: another model, sequence or way of counting",
-                counted / 1e12,
-                planned / 1e12
-            );
-            say("the run may not be the plan", evidence, None, 0.5);
-        }
+}
+
+fn another_batch(log: &TrainingLog, planned: u64) -> Option<Hypothesis> {
+    let batch = log.steps.iter().rev().find_map(|s| s.global_batch)?;
+    let cause = "the run is not the plan: another global batch";
+    let evidence = format!("the log has {batch} sequences per step, the plan {planned}");
+    (batch != planned).then(|| said(cause, evidence, 1.0))
+}
+
+/// The work of a step as the log counts it is not the plan's.
+fn another_count(measured: &Measured<'_>, predicted: &Prediction) -> Option<Hypothesis> {
+    let mut steps = measured.log.steps.iter().rev();
+    let stated = steps.find_map(|s| s.tflops_per_gpu);
+    let tflops = stated.filter(|&t| t > 0.0)?;
+    let counted = tflops * 1e12 * measured.steady.median();
+    // Training systems count attention as if nothing were masked.
+    let planned = predicted.mfu_palm * predicted.peak_flop_rate.0 * predicted.step_time.0;
+    let ratio = counted / planned;
+    if (0.8..=1.25).contains(&ratio) {
+        return None;
     }
-    if log.retries > 0 {
-        let evidence = format!(
-            "the log reports {} allocation retries, each of which waits for the device",
-            log.retries
-        );
-        say("memory is short", evidence, None, 0.5);
+    let evidence = format!(
+        "the log counts {:.1} TFLOP per GPU and step, the plan has {:.1}: another model, sequence or way of counting",
+        counted / 1e12,
+        planned / 1e12
+    );
+    Some(said("the run may not be the plan", evidence, 0.5))
+}
+
+fn retries(log: &TrainingLog) -> Option<Hypothesis> {
+    let evidence = format!(
+        "the log reports {} allocation retries, each of which waits for the device",
+        log.retries
+    );
+    (log.retries > 0).then(|| said("memory is short", evidence, 0.5))
+}
+
+fn full_memory(log: &TrainingLog, capacity: f64) -> Option<Hypothesis> {
+    let reserved = log.reserved.filter(|&r| r as f64 > 0.95 * capacity)?;
+    let share = reserved as f64 / capacity * 100.0;
+    let evidence = format!(
+        "{share:.0}% of device memory is reserved; the allocator may free and reallocate in every step"
+    );
+    Some(said("memory is short", evidence, 0.4))
+}
+
+/// The memory that the log reports is not the plan's.
+fn another_memory(log: &TrainingLog, predicted: &Prediction) -> Option<Hypothesis> {
+    let reserved = log.reserved?;
+    let planned = reserved_by(predicted);
+    if (0.67..=1.5).contains(&(reserved as f64 / planned.as_f64())) {
+        return None;
     }
-    let capacity = costs.scenario().cluster.device.memory.value.as_f64();
-    if let Some(reserved) = log.reserved.filter(|&r| r as f64 > 0.95 * capacity) {
-        let share = reserved as f64 / capacity * 100.0;
-        let evidence = format!(
-            "{share:.0}% of device memory is reserved; the allocator may free and reallocate in every step"
-        );
-        say("memory is short", evidence, None, 0.4);
-    }
-    if let Some(reserved) = log.reserved {
-        let ratio = reserved as f64 / reserved_by(predicted).as_f64();
-        if !(0.67..=1.5).contains(&ratio) {
-            let evidence = format!(
-                "{} are reserved where {} are predicted: another micro-batch, sequence, sharding or recomputation, or an allocator that keeps more than it uses",
-                Bytes(reserved),
-                reserved_by(predicted)
-            );
-            say(
-                "the run may not be the plan: another memory",
-                evidence,
-                None,
-                0.5,
-            );
-        }
-    }
+    let evidence = format!(
+        "{} are reserved where {planned} are predicted: another micro-batch, sequence, sharding or recomputation, or an allocator that keeps more than it uses",
+        Bytes(reserved),
+    );
+    let cause = "the run may not be the plan: another memory";
+    Some(said(cause, evidence, 0.5))
+}
+
+fn slow_steps(steady: &Steady) -> Option<Hypothesis> {
     let lost = steady.mean() - steady.median();
-    if lost > 0.02 * steady.median() {
-        let evidence = format!(
-            "{} of {} steps take more than 1.5 times the median; the mean is {:.0}% above it (checkpoints, data loading, stragglers)",
-            steady.slow(),
-            steady.seconds.len(),
-            lost / steady.median() * 100.0
-        );
-        say(
-            "some steps are much slower",
-            evidence,
-            Some(Seconds(steady.median())),
-            0.3,
-        );
-    }
-    found
+    let evidence = format!(
+        "{} of {} steps take more than 1.5 times the median; the mean is {:.0}% above it (checkpoints, data loading, stragglers)",
+        steady.slow(),
+        steady.seconds.len(),
+        lost / steady.median() * 100.0
+    );
+    (lost > 0.02 * steady.median()).then(|| Hypothesis {
+        step_time: Some(Seconds(steady.median())),
+        ..said("some steps are much slower", evidence, 0.3)
+    })
 }
 
 /// What is left when nothing else explains: kernels themselves.

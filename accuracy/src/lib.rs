@@ -1,22 +1,10 @@
 //! Predictions against measurements: published runs, predicted with nothing but their configuration, and
 //! training logs.
 
-use catalog::Fitted;
-use catalog::runs::Run;
-use rayon::prelude::*;
-use serde::Serialize;
-
-pub use markdown::PLOTS;
-
-use intervals::Coverage;
-use refit::Refit;
-use score::Scored;
-use summary::Group;
-use sweeps::{Ranking, Sweep};
-
 mod baseline;
 mod contradictions;
 pub mod diagnose;
+mod framework;
 mod intervals;
 mod kernels;
 mod mapping;
@@ -24,98 +12,16 @@ mod markdown;
 mod model;
 mod plot;
 mod refit;
+mod report;
 mod score;
 mod summary;
 mod sweeps;
 mod tables;
 
-/// Everything there is to say about some published runs; as JSON, what `validate --json` prints.
-#[derive(Debug, Serialize)]
-pub struct Report {
-    pub(crate) runs: Vec<Scored>,
-    pub(crate) summary: Vec<Group>,
-    pub(crate) skipped: Vec<(String, usize)>,
-    pub(crate) sweeps: Vec<Sweep>,
-    pub(crate) ranking: Ranking,
-    pub(crate) intervals: Vec<Coverage>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) leave_one_out: Option<Refit>,
-}
+pub use markdown::PLOTS;
+pub use report::Report;
 
-impl Report {
-    /// Predicts the runs, each with the name of its source.
-    #[must_use]
-    pub fn new(runs: &[(Run, String)], constants: &Fitted) -> Self {
-        let scored: Vec<Scored> = runs
-            .par_iter()
-            .enumerate()
-            .map(|(index, (run, source))| {
-                let left_out = contradictions::contradicted(runs, index);
-                score::score(run, source, constants, left_out)
-            })
-            .collect();
-        let sweeps = sweeps::sweeps(runs, &scored);
-        Self {
-            summary: summary::groups(&scored),
-            skipped: summary::skipped(&scored),
-            ranking: sweeps::ranking(&sweeps),
-            intervals: intervals::coverage(&scored),
-            leave_one_out: None,
-            sweeps,
-            runs: scored,
-        }
-    }
-
-    /// Fits the constants again without one source after another, and predicts each by the others' fit.
-    #[must_use]
-    pub fn with_leave_one_out(mut self, runs: &[(Run, String)]) -> Self {
-        self.leave_one_out = Some(refit::leave_one_out(runs));
-        self
-    }
-
-    /// Median of the relative errors of all predicted step times, if there are any.
-    #[must_use]
-    pub fn median_error(&self) -> Option<f64> {
-        let all = self.summary.iter().find(|group| group.by == "all")?;
-        all.step_time.map(|errors| errors.median)
-    }
-
-    /// The report for a terminal, with the `worst` predictions.
-    #[must_use]
-    pub fn text(&self, worst: usize) -> String {
-        tables::text(self, worst)
-    }
-
-    /// The report as Markdown that shows the plots of the folder `plots`.
-    #[must_use]
-    pub fn markdown(&self, plots: &str) -> String {
-        markdown::text(self, plots)
-    }
-
-    /// The plots that the Markdown shows as SVG, in the order of [`PLOTS`].
-    #[must_use]
-    pub fn plots(&self) -> [String; 2] {
-        markdown::plots(self)
-    }
-
-    /// Errors by group as CSV, to compare later reports with.
-    #[must_use]
-    pub fn baseline(&self) -> String {
-        baseline::text(&self.summary)
-    }
-
-    /// Groups whose errors have grown beyond those of such a CSV.
-    #[must_use]
-    pub fn worse_than(&self, baseline: &str) -> Vec<String> {
-        baseline::grown(&self.summary, baseline)
-    }
-
-    /// Residuals as CSV, from which intervals are made.
-    #[must_use]
-    pub fn residuals(&self) -> String {
-        intervals::table(&self.runs, &self.sweeps)
-    }
-}
+use catalog::runs::Run;
 
 /// Whether a published run says enough to be predicted.
 #[must_use]

@@ -1,116 +1,40 @@
 //! From a published run to a scenario and a strategy, by rules that know no run, model or source.
 
 use catalog::runs::Run;
-use catalog::runtime::{AttentionKernel, Rewrite};
-use catalog::{CpKind, Precision, Runtime, ScheduleKind, Workload, WorkloadSizes, Zero};
+use catalog::runtime::SequenceParallelUse;
+use catalog::{
+    Cluster, CpKind, Overlap, Precision, Runtime, ScheduleKind, Workload, WorkloadSizes, Zero,
+};
 use costmodel::Scenario;
 use plans::{Decisions, Recompute, StagePartition, Strategy};
+
+use super::framework::{self, sharding};
 
 /// A run ready to predict.
 #[derive(Debug)]
 pub(crate) struct Mapped {
     pub(crate) scenario: Scenario,
     pub(crate) strategy: Strategy,
-    pub(crate) device_matched: bool,
 }
 
 /// Maps a run, or says what is missing.
 pub(crate) fn map(run: &Run) -> Result<Mapped, String> {
     out_of_scope(run)?;
-    let runtime = runtime(run)?;
-    let (cluster, device_matched) = cluster(run)?;
+    let runtime = framework::runtime(run)?;
+    let cluster = cluster(run)?;
     let precision = precision(run)?;
-    let need = |value: Option<u64>, field: &str| {
-        run.size(field, value)
-            .filter(|&v| v > 0)
-            .ok_or_else(|| format!("{field} is not stated"))
-    };
-    let gpus = need(run.num_gpus, "num_gpus")?;
-    let tp = need(run.tp, "tp")?;
-    let pp = need(run.pp, "pp")?;
-    let cp = run.size("cp", run.cp).unwrap_or(1);
-    let seq_len = need(run.seq_len, "seq_len")?;
-    let dp = gpus / tp.saturating_mul(pp).saturating_mul(cp).max(1);
-    let micro_batch = micro_batch(run, dp)?;
-    let global_batch = match run.size("global_batch", run.global_batch) {
-        Some(batch) => batch,
-        None => run
-            .grad_accum
-            .ok_or("global_batch is not stated")?
-            .saturating_mul(micro_batch)
-            .saturating_mul(dp),
-    };
+    let sizes = Sizes::of(run)?;
     // GPT-3's recipes of the Megatron family train with dropout 0.1 (NeMo `megatron_gpt_config.yaml`).
     let dropout = runtime.name.starts_with("megatron") || runtime.name.starts_with("nemo");
-    let model = super::model::build(run, tp, seq_len, dropout)?;
+    let model = super::model::build(run, sizes.tp, sizes.seq_len, dropout)?;
     let workload = Workload::new(WorkloadSizes {
-        gpus,
-        seq_len,
-        global_batch,
+        gpus: sizes.gpus,
+        seq_len: sizes.seq_len,
+        global_batch: sizes.global_batch,
         precision,
     })
     .map_err(|e| e.to_string())?;
-    let vpp = run.size("vpp", run.vpp).unwrap_or(1);
-    let zero = zero(run, dp * cp)?;
-    let replicas = run
-        .flag("hsdp_replicas")
-        .and_then(serde_json::Value::as_u64)
-        .unwrap_or(1);
-    let replicate = if zero == Zero::Z0 {
-        dp
-    } else {
-        replicas.max(1)
-    };
-    let mut overlap = runtime.overlap;
-    let said = |names: &[&str], habit: bool| {
-        let flag = names.iter().find_map(|name| run.flag(name));
-        flag.and_then(serde_json::Value::as_bool).unwrap_or(habit)
-    };
-    overlap.tensor_parallel = said(&["tp_comm_overlap", "async_tp"], overlap.tensor_parallel);
-    overlap.grad_reduce = said(
-        &["overlap_grad", "overlap_grad_sync", "overlap_grad_reduce"],
-        overlap.grad_reduce,
-    );
-    overlap.param_gather = said(
-        &["overlap_param_sync", "overlap_param_gather"],
-        overlap.param_gather,
-    );
-    overlap.pipeline = said(&["overlap_p2p"], overlap.pipeline);
-    // Megatron-Core recomputes nothing unless told (`recompute_granularity` is null by default, and in
-    // NeMo's scripts/performance/recommended_model_configs).
-    let habit = ["nemo", "megatron-core"]
-        .contains(&runtime.name.as_str())
-        .then_some("none");
-    let always = runtime.space.sequence_parallel == catalog::runtime::SequenceParallelUse::Always;
-    let decisions = Decisions {
-        tp,
-        pp,
-        vpp,
-        cp,
-        cp_kind: CpKind::Ring,
-        ep: run.size("ep", run.ep).unwrap_or(1),
-        etp: run
-            .size("etp", run.etp)
-            .unwrap_or_else(|| default_etp(run, tp)),
-        dp_shard: if zero == Zero::Z0 { 1 } else { dp / replicate },
-        dp_replicate: replicate,
-        zero,
-        // FSDP under a pipeline keeps parameters gathered, or every micro-batch would gather them
-        // (torchtitan's default policy).
-        reshard_after_forward: zero == Zero::Z3 && !label(run).contains("shard_grad_op") && pp == 1,
-        sequence_parallel: tp > 1 && run.sequence_parallel.unwrap_or(always),
-        micro_batch,
-        num_micro_batches: global_batch / (dp * micro_batch).max(1),
-        recompute: recompute(run, model.layers / (pp * vpp).max(1), habit)?,
-        schedule: if vpp > 1 {
-            ScheduleKind::Interleaved
-        } else {
-            ScheduleKind::OneFOneB
-        },
-        axis_order: runtime.space.axis_orders[0],
-        stages: StagePartition::even(model.layers, pp * vpp),
-        overlap,
-    };
+    let decisions = decisions(run, &sizes, model.layers, &runtime)?;
     let strategy =
         Strategy::new(decisions, &model, &workload).map_err(|e| format!("strategy: {e}"))?;
     let scenario = Scenario {
@@ -120,21 +44,141 @@ pub(crate) fn map(run: &Run) -> Result<Mapped, String> {
         workload,
         headroom: 0.0,
     };
-    Ok(Mapped {
-        scenario,
-        strategy,
-        device_matched,
+    Ok(Mapped { scenario, strategy })
+}
+
+/// The sizes of a run's mesh and batch.
+struct Sizes {
+    gpus: u64,
+    tp: u64,
+    pp: u64,
+    vpp: u64,
+    cp: u64,
+    dp: u64,
+    seq_len: u64,
+    micro_batch: u64,
+    global_batch: u64,
+}
+
+impl Sizes {
+    fn of(run: &Run) -> Result<Self, String> {
+        let need = |value: Option<u64>, field: &str| {
+            run.size(field, value)
+                .filter(|&v| v > 0)
+                .ok_or_else(|| format!("{field} is not stated"))
+        };
+        let gpus = need(run.num_gpus, "num_gpus")?;
+        let tp = need(run.tp, "tp")?;
+        let pp = need(run.pp, "pp")?;
+        let cp = run.size("cp", run.cp).unwrap_or(1);
+        let seq_len = need(run.seq_len, "seq_len")?;
+        let dp = gpus / tp.saturating_mul(pp).saturating_mul(cp).max(1);
+        let micro_batch = micro_batch(run, dp)?;
+        let global_batch = match run.size("global_batch", run.global_batch) {
+            Some(batch) => batch,
+            None => run
+                .grad_accum
+                .ok_or("global_batch is not stated")?
+                .saturating_mul(micro_batch)
+                .saturating_mul(dp),
+        };
+        Ok(Self {
+            gpus,
+            tp,
+            pp,
+            vpp: run.size("vpp", run.vpp).unwrap_or(1),
+            cp,
+            dp,
+            seq_len,
+            micro_batch,
+            global_batch,
+        })
+    }
+}
+
+fn decisions(
+    run: &Run,
+    sizes: &Sizes,
+    layers: u64,
+    runtime: &Runtime,
+) -> Result<Decisions, String> {
+    let &Sizes {
+        tp,
+        pp,
+        vpp,
+        cp,
+        dp,
+        micro_batch,
+        ..
+    } = sizes;
+    let zero = zero(run, dp * cp)?;
+    let (dp_shard, dp_replicate) = match (zero, run.flag("hsdp_replicas")) {
+        (Zero::Z0, _) => (1, dp),
+        (_, replicas) => {
+            let replicas = replicas.and_then(serde_json::Value::as_u64);
+            let replicas = replicas.unwrap_or(1).max(1);
+            (dp / replicas, replicas)
+        }
+    };
+    // Megatron-Core recomputes nothing unless told (`recompute_granularity` is null by default, and in
+    // NeMo's scripts/performance/recommended_model_configs).
+    let habit = ["nemo", "megatron-core"]
+        .contains(&runtime.name.as_str())
+        .then_some("none");
+    let always = runtime.space.sequence_parallel == SequenceParallelUse::Always;
+    Ok(Decisions {
+        tp,
+        pp,
+        vpp,
+        cp,
+        cp_kind: CpKind::Ring,
+        ep: run.size("ep", run.ep).unwrap_or(1),
+        etp: run
+            .size("etp", run.etp)
+            .unwrap_or_else(|| default_etp(run, tp)),
+        dp_shard,
+        dp_replicate,
+        zero,
+        // FSDP under a pipeline keeps parameters gathered, or every micro-batch would gather them
+        // (torchtitan's default policy).
+        reshard_after_forward: zero == Zero::Z3
+            && !sharding(run).contains("shard_grad_op")
+            && pp == 1,
+        sequence_parallel: tp > 1 && run.sequence_parallel.unwrap_or(always),
+        micro_batch,
+        num_micro_batches: sizes.global_batch / (dp * micro_batch).max(1),
+        recompute: recompute(run, layers / (pp * vpp).max(1), habit)?,
+        schedule: ScheduleKind::one_f_one_b(vpp),
+        axis_order: runtime.space.axis_orders[0],
+        stages: StagePartition::even(layers, pp * vpp),
+        overlap: overlap(run, runtime.overlap),
     })
 }
 
-fn label(run: &Run) -> &str {
-    run.text("zero", run.zero.as_deref()).unwrap_or("")
+/// What the run says of its overlap, else its runtime's habit.
+fn overlap(run: &Run, habit: Overlap) -> Overlap {
+    let said = |names: &[&str], habit: bool| {
+        let flag = names.iter().find_map(|name| run.flag(name));
+        flag.and_then(serde_json::Value::as_bool).unwrap_or(habit)
+    };
+    Overlap {
+        tensor_parallel: said(&["tp_comm_overlap", "async_tp"], habit.tensor_parallel),
+        grad_reduce: said(
+            &["overlap_grad", "overlap_grad_sync", "overlap_grad_reduce"],
+            habit.grad_reduce,
+        ),
+        param_gather: said(
+            &["overlap_param_sync", "overlap_param_gather"],
+            habit.param_gather,
+        ),
+        pipeline: said(&["overlap_p2p"], habit.pipeline),
+    }
 }
 
 /// With experts but no word of their tensor parallelism, Megatron splits them like the rest unless
 /// expert parallelism takes the ranks.
 fn default_etp(run: &Run, tp: u64) -> u64 {
-    if run.model.experts.is_some_and(|e| e > 1) && label(run).contains("megatron") {
+    if run.model.experts.is_some_and(|e| e > 1) && sharding(run).contains("megatron") {
         tp
     } else {
         1
@@ -168,175 +212,37 @@ fn out_of_scope(run: &Run) -> Result<(), String> {
     Ok(())
 }
 
-/// The framework, from what the source says of itself.
-pub(crate) fn runtime(run: &Run) -> Result<Runtime, String> {
-    let framework = run
-        .flag("framework")
-        .and_then(serde_json::Value::as_str)
-        .unwrap_or("");
-    let words = format!(
-        "{framework} {} {} {}",
-        run.sw_version.as_deref().unwrap_or(""),
-        run.source,
-        label(run)
-    )
-    .to_lowercase();
-    let compiled =
-        run.is_on("compile") || run.precision.as_deref().is_some_and(|p| p.contains("fp8"));
-    let selective = run
-        .recompute
-        .as_deref()
-        .is_some_and(|r| r.contains("selective"));
-    let has = |word: &str| words.contains(word);
-    let name = if has("maxtext") || has("paxml") || has("(jax)") {
-        "maxtext"
-    } else if has("nemo") {
-        "nemo"
-    } else if has("torchtitan") {
-        if compiled && has("2025") {
-            "torchtitan-compile-2025"
-        } else if compiled {
-            "torchtitan-compile"
-        } else {
-            "torchtitan"
-        }
-    } else if has("bigscience") || has("megatron-deepspeed") || has("neox") {
-        if run.precision.as_deref() == Some("bf16") {
-            "megatron-deepspeed-bf16"
-        } else {
-            "megatron-deepspeed"
-        }
-    } else if has("megatron-core") || has("megatron_distopt") {
-        "megatron-core"
-    } else if has("llm-foundry") || has("mosaic") {
-        "fsdp1"
-    } else if has("deepspeed") {
-        if year(run).is_some_and(|year| year <= 2021) {
-            "deepspeed-2021"
-        } else {
-            "deepspeed"
-        }
-    } else if model_parallel(run) || has("megatron") {
-        // What the source does not name is Megatron's kind of system of its time.
-        if modern(run) {
-            "megatron-core"
-        } else if run.sequence_parallel == Some(true) || selective || has("2205.05198") {
-            "megatron-2022"
-        } else {
-            "megatron-2021"
-        }
-    } else if has("zero") {
-        "deepspeed"
-    } else {
-        "fsdp2"
-    };
-    let mut runtime = catalog::load::runtime(name).map_err(|e| e.to_string())?;
-    if run.is_on("flash_attention") && runtime.attention == AttentionKernel::Unfused {
-        runtime.attention = AttentionKernel::Flash2;
-    }
-    if run
-        .precision
-        .as_deref()
-        .is_some_and(|p| p.contains("rowwise"))
-    {
-        runtime.rewrites.remove(&Rewrite::GatherQuantised);
-        runtime.rewrites.insert(Rewrite::RowwiseScaling);
-    }
-    // What the run itself says of its gradients outranks the runtime's habit.
-    match run
-        .flag("grad_sync_dtype")
-        .and_then(serde_json::Value::as_str)
-    {
-        Some("bf16") => runtime.states.reduce = catalog::DType::Bf16,
-        Some("fp32") => {
-            runtime.states.reduce = catalog::DType::F32;
-            runtime.states.gradient = Some(catalog::DType::F32);
-        }
-        _ => {}
-    }
-    // Policies that name the output projection, or every product outside the feed-forward.
-    let policy = run.recompute.as_deref().unwrap_or("");
-    if policy.contains("out_proj") || policy.contains("save_dot") {
-        runtime.rewrites.insert(Rewrite::KeepOutputProjection);
-    }
-    // Composer's mixed-precision modes: DEFAULT reduces gradients in 32 bits, PURE in the training type.
-    match run
-        .flag("fsdp_mixed_precision_mode")
-        .and_then(serde_json::Value::as_str)
-    {
-        Some("DEFAULT") => runtime.states.reduce = catalog::DType::F32,
-        Some("PURE") => runtime.states.reduce = catalog::DType::Bf16,
-        _ => {}
-    }
-    Ok(runtime)
-}
-
-/// Whether layers are split over devices.
-fn model_parallel(run: &Run) -> bool {
-    [run.tp, run.pp, run.ep, run.cp]
-        .iter()
-        .any(|size| size.is_some_and(|n| n > 1))
-}
-
-/// The year that a run states.
-fn year(run: &Run) -> Option<u32> {
-    run.date.as_deref()?.get(..4)?.parse().ok()
-}
-
-/// Whether a run is of the years of fused attention: its date, its device, its precision or its
-/// model says so.
-fn modern(run: &Run) -> bool {
-    let gpu = run.gpu.as_deref().unwrap_or("").to_lowercase();
-    let precision = run.precision.as_deref().unwrap_or("");
-    let grouped = run.model.kv_heads.zip(run.model.heads);
-    year(run).is_some_and(|year| year >= 2023)
-        || !(gpu.contains("a100") || gpu.contains("v100"))
-        || precision.contains("fp8")
-        || grouped.is_some_and(|(kv, heads)| kv < heads)
-        || run.model.experts.is_some_and(|experts| experts > 1)
-}
+/// Cluster presets by a word of the GPU; the first word found decides.
+const CLUSTERS: [(&str, &str); 14] = [
+    ("jean zay", "jean-zay-a100"),
+    ("gb200", "gb200-nvl72"),
+    ("gb300", "gb300-nvl72"),
+    ("b200", "dgx-b200"),
+    ("b300", "dgx-b300"),
+    ("h200", "dgx-h200"),
+    ("h800", "h800"),
+    ("h100", "dgx-h100"),
+    ("a100", "dgx-a100"),
+    ("v100", "dgx2-v100"),
+    ("mi300", "mi300x"),
+    ("4090", "rtx-4090-node"),
+    ("a6000", "rtx-a6000-node"),
+    ("l40s", "l40s-node"),
+];
 
 /// The cluster preset that the words of the GPU name.
-fn cluster(run: &Run) -> Result<(catalog::Cluster, bool), String> {
+fn cluster(run: &Run) -> Result<Cluster, String> {
     let gpu = run
         .text("gpu", run.gpu.as_deref())
         .ok_or("gpu is not stated")?
         .to_lowercase();
     let has = |word: &str| gpu.contains(word);
-    let (name, matched) = if has("jean zay") {
-        ("jean-zay-a100", true)
-    } else if has("gb200") {
-        ("gb200-nvl72", true)
-    } else if has("gb300") {
-        ("gb300-nvl72", true)
-    } else if has("b200") {
-        ("dgx-b200", true)
-    } else if has("b300") {
-        ("dgx-b300", true)
-    } else if has("h200") {
-        ("dgx-h200", true)
-    } else if has("h800") {
-        ("h800", true)
-    } else if has("h100") && (has("96gb") || has("94") || has("95gb") || has("hbm2e")) {
-        ("grand-teton-96gb", true)
-    } else if has("h100") {
-        ("dgx-h100", true)
-    } else if has("a100") && has("40gb") && !has("80gb") {
-        ("dgx-a100-40gb", true)
-    } else if has("a100") {
-        ("dgx-a100", true)
-    } else if has("v100") {
-        ("dgx2-v100", true)
-    } else if has("mi300") {
-        ("mi300x", true)
-    } else if has("4090") {
-        ("rtx-4090-node", true)
-    } else if has("a6000") {
-        ("rtx-a6000-node", true)
-    } else if has("l40s") {
-        ("l40s-node", true)
-    } else {
-        return Err(format!("gpu `{gpu}` is not recognised"));
+    let found = CLUSTERS.iter().find(|(word, _)| has(word));
+    let (_, name) = found.ok_or_else(|| format!("gpu `{gpu}` is not recognised"))?;
+    let name = match *name {
+        "dgx-h100" if has("96gb") || has("94") || has("95gb") || has("hbm2e") => "grand-teton-96gb",
+        "dgx-a100" if has("40gb") && !has("80gb") => "dgx-a100-40gb",
+        name => name,
     };
     let mut cluster = catalog::load::cluster(name).map_err(|e| e.to_string())?;
     if let Some(node) = run
@@ -347,7 +253,7 @@ fn cluster(run: &Run) -> Result<(catalog::Cluster, bool), String> {
         cluster.gpus_per_node = node;
         cluster.scale_up_domain = node;
     }
-    Ok((cluster, matched))
+    Ok(cluster)
 }
 
 fn precision(run: &Run) -> Result<Precision, String> {
@@ -383,7 +289,7 @@ fn micro_batch(run: &Run, dp: u64) -> Result<u64, String> {
 }
 
 fn zero(run: &Run, shared: u64) -> Result<Zero, String> {
-    let label = label(run).to_lowercase();
+    let label = sharding(run).to_lowercase();
     if shared == 1 {
         return Ok(Zero::Z0);
     }

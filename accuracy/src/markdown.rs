@@ -2,14 +2,31 @@
 
 use std::fmt::Write as _;
 
-use super::Report;
 use super::kernels;
 use super::plot::{self, Point};
+use super::report::Report;
 use super::summary::is_complete;
 use super::tables::{self, HEADER, WORST};
 
+/// File names of the plots that the Markdown shows.
+pub const PLOTS: [&str; 2] = ["step-time.svg", "peak-memory.svg"];
+
+impl Report {
+    /// The report as Markdown that shows the plots of the folder `plots`.
+    #[must_use]
+    pub fn markdown(&self, plots: &str) -> String {
+        text(self, plots)
+    }
+
+    /// The plots that the Markdown shows as SVG, in the order of [`PLOTS`].
+    #[must_use]
+    pub fn plots(&self) -> [String; 2] {
+        plots(self)
+    }
+}
+
 /// The report; `plots` is the folder its figures lie in.
-pub(crate) fn text(report: &Report, plots: &str) -> String {
+fn text(report: &Report, plots: &str) -> String {
     let mut text = String::from(
         "# Accuracy\n\nPredictions of published training runs from their configuration alone. \
          Made by `vescale-plan validate --leave-one-out --markdown ACCURACY.md`; error = predicted/measured − 1. \
@@ -64,11 +81,7 @@ pub(crate) fn text(report: &Report, plots: &str) -> String {
     text
 }
 
-/// File names of the plots that the Markdown shows.
-pub const PLOTS: [&str; 2] = ["step-time.svg", "peak-memory.svg"];
-
-/// Those plots as SVG, in that order.
-pub(crate) fn plots(report: &Report) -> [String; 2] {
+fn plots(report: &Report) -> [String; 2] {
     let complete = || {
         report
             .runs

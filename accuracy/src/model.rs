@@ -5,7 +5,7 @@ use catalog::model::{
     Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, Moe, Norm, NormKind, Position,
     Projections, Residual, WindowPattern,
 };
-use catalog::runs::Run;
+use catalog::runs::{Run, RunModel};
 
 /// Latent attention's ranks, which the schema does not carry: those of DeepSeek-V2 and V3, the only
 /// published models that have it (arXiv 2405.04434, table of hyper-parameters).
@@ -29,32 +29,89 @@ pub(super) fn build(run: &Run, tp: u64, seq_len: u64, dropout: bool) -> Result<M
     let layers = need(m.layers, "layers")?;
     let heads = need(m.heads, "heads")?;
     let vocab = need(run.size("vocab", m.vocab), "vocab")?;
-    let kind = m.mlp.as_deref().unwrap_or("gelu_2mat");
-    let gated = kind.contains("3mat");
-    let gpt = kind.starts_with("gelu");
+    let mlp_kind = m.mlp.as_deref().unwrap_or("gelu_2mat");
+    let gpt = mlp_kind.starts_with("gelu");
     let ffn = need(m.ffn.or(m.moe_ffn), "ffn")?;
-    let kv_heads = m.kv_heads.unwrap_or(heads);
     let head_dim = m.head_dim.unwrap_or(hidden / heads);
-    let latent = m.attn.as_deref() == Some("mla");
-    let moe = m.experts.filter(|&e| e > 1).map(|experts| {
-        let expert_ffn = m.moe_ffn.unwrap_or(ffn);
-        Moe {
-            experts,
-            top_k: m.topk.unwrap_or(1),
-            expert_ffn,
-            shared_ffn: m.shared_experts.unwrap_or(0).saturating_mul(expert_ffn),
-            shared_gate: false,
-            first_dense: m.dense_layers.unwrap_or(0).min(layers),
-            every: 1,
-            bias: false,
-            router_correction_bias: latent,
-        }
-    });
-    let attention = if latent {
+    let moe = experts(m, layers, ffn);
+    let dropout = if dropout && gpt { 0.1 } else { 0.0 };
+    let config = ModelConfig {
+        name: m.name.clone().unwrap_or_else(|| "unnamed".to_owned()),
+        family: match (gpt, moe) {
+            (true, _) => Family::Gpt2,
+            (false, Some(_)) => Family::Mixtral,
+            (false, None) => Family::Llama,
+        },
+        hidden,
+        layers,
+        vocab: padded(vocab, tp)?,
+        tied_embeddings: m.tied_embeddings.unwrap_or(gpt),
+        head_bias: false,
+        norm: norm(gpt),
+        embedding_norm: false,
+        position: if gpt {
+            Position::Learned { rows: seq_len }
+        } else {
+            Position::Rope { dims: head_dim }
+        },
+        attention: attention(m, heads, head_dim, gpt),
+        mlp: mlp(ffn, mlp_kind, gpt),
+        moe,
+        residual: Residual::Sequential,
+        hidden_dropout: dropout,
+        attention_dropout: dropout,
+        mtp_layers: 0,
+        max_position: seq_len,
+        constants: catalog::model::ModelConstants::default(),
+        stored_as: None,
+    };
+    Model::new(config, &run.id).map_err(|e| e.to_string())
+}
+
+/// Megatron pads the vocabulary to a multiple of 128 per tensor rank; others do not split it.
+fn padded(vocab: u64, tp: u64) -> Result<u64, String> {
+    if tp <= 1 {
+        return Ok(vocab);
+    }
+    let padded = vocab.checked_next_multiple_of(tp.saturating_mul(128));
+    padded.ok_or_else(|| "model.vocab is too large".to_owned())
+}
+
+fn is_latent(m: &RunModel) -> bool {
+    m.attn.as_deref() == Some("mla")
+}
+
+fn experts(m: &RunModel, layers: u64, ffn: u64) -> Option<Moe> {
+    let experts = m.experts.filter(|&e| e > 1)?;
+    let expert_ffn = m.moe_ffn.unwrap_or(ffn);
+    Some(Moe {
+        experts,
+        top_k: m.topk.unwrap_or(1),
+        expert_ffn,
+        shared_ffn: m.shared_experts.unwrap_or(0).saturating_mul(expert_ffn),
+        shared_gate: false,
+        first_dense: m.dense_layers.unwrap_or(0).min(layers),
+        every: 1,
+        bias: false,
+        router_correction_bias: is_latent(m),
+    })
+}
+
+fn norm(gpt: bool) -> Norm {
+    let kind = if gpt {
+        NormKind::LayerNorm
+    } else {
+        NormKind::RmsNorm
+    };
+    Norm { kind, bias: gpt }
+}
+
+fn attention(m: &RunModel, heads: u64, head_dim: u64, gpt: bool) -> Attention {
+    let kind = if is_latent(m) {
         LATENT
     } else {
         AttentionKind::Grouped {
-            kv_heads,
+            kv_heads: m.kv_heads.unwrap_or(heads),
             head_dim,
             qk_norm: false,
             projections: if gpt {
@@ -64,72 +121,26 @@ pub(super) fn build(run: &Run, tp: u64, seq_len: u64, dropout: bool) -> Result<M
             },
         }
     };
-    // Megatron pads the vocabulary to a multiple of 128 per tensor rank; others do not split it.
-    let vocab = if tp > 1 {
-        vocab
-            .checked_next_multiple_of(tp.saturating_mul(128))
-            .ok_or("model.vocab is too large")?
-    } else {
-        vocab
-    };
-    let config = ModelConfig {
-        name: m.name.clone().unwrap_or_else(|| "unnamed".to_owned()),
-        family: if gpt {
-            Family::Gpt2
-        } else if moe.is_some() {
-            Family::Mixtral
+    Attention {
+        heads,
+        kind,
+        qkv_bias: gpt,
+        out_bias: gpt,
+        window: WindowPattern::Full,
+        sinks: false,
+    }
+}
+
+fn mlp(ffn: u64, kind: &str, gpt: bool) -> Mlp {
+    Mlp {
+        ffn,
+        activation: if gpt {
+            Activation::Gelu
         } else {
-            Family::Llama
+            Activation::Silu
         },
-        hidden,
-        layers,
-        vocab,
-        tied_embeddings: m.tied_embeddings.unwrap_or(gpt),
-        head_bias: false,
-        norm: if gpt {
-            Norm {
-                kind: NormKind::LayerNorm,
-                bias: true,
-            }
-        } else {
-            Norm {
-                kind: NormKind::RmsNorm,
-                bias: false,
-            }
-        },
-        embedding_norm: false,
-        position: if gpt {
-            Position::Learned { rows: seq_len }
-        } else {
-            Position::Rope { dims: head_dim }
-        },
-        attention: Attention {
-            heads,
-            kind: attention,
-            qkv_bias: gpt,
-            out_bias: gpt,
-            window: WindowPattern::Full,
-            sinks: false,
-        },
-        mlp: Mlp {
-            ffn,
-            activation: if gpt {
-                Activation::Gelu
-            } else {
-                Activation::Silu
-            },
-            gated,
-            bias: gpt,
-            fused_gate_up: false,
-        },
-        moe,
-        residual: Residual::Sequential,
-        hidden_dropout: if dropout && gpt { 0.1 } else { 0.0 },
-        attention_dropout: if dropout && gpt { 0.1 } else { 0.0 },
-        mtp_layers: 0,
-        max_position: seq_len,
-        constants: catalog::model::ModelConstants::default(),
-        stored_as: None,
-    };
-    Model::new(config, &run.id).map_err(|e| e.to_string())
+        gated: kind.contains("3mat"),
+        bias: gpt,
+        fused_gate_up: false,
+    }
 }

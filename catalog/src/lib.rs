@@ -13,6 +13,7 @@ pub mod files;
 pub mod fitted;
 pub mod hf;
 pub mod load;
+mod measured_cluster;
 pub mod model;
 mod model_presets;
 pub mod names;

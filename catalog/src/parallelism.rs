@@ -238,6 +238,16 @@ impl ScheduleKind {
         Self::DualPipeV,
     ];
 
+    /// 1F1B with that many virtual stages per rank: interleaved if they are several.
+    #[must_use]
+    pub fn one_f_one_b(vpp: u64) -> Self {
+        if vpp > 1 {
+            Self::Interleaved
+        } else {
+            Self::OneFOneB
+        }
+    }
+
     /// The name used in files, flags and reports.
     #[must_use]
     pub fn name(self) -> &'static str {

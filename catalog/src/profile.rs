@@ -6,13 +6,9 @@ use std::fmt::Write as _;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::{Algorithm, Cluster, Fabric, Link};
-use crate::device::{Architecture, Device};
-use crate::dtype::DType;
 use crate::error::SpecError;
-use crate::provenance::{Origin, Sourced};
 use crate::text;
-use crate::units::{Bandwidth, Bytes, FlopRate, Seconds};
+use crate::units::FlopRate;
 
 /// Version of the file format.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -322,88 +318,6 @@ impl Profile {
                 flops / m.seconds * m.ranks.min(self.machine.cores) as f64
             });
         FlopRate(rates.fold(1.0, f64::max))
-    }
-
-    /// The machine as a cluster whose devices are its GPUs, or ranks that share its cores.
-    ///
-    /// # Errors
-    /// When what was measured makes no sense as a device or a link.
-    pub fn cluster(self, path: &str) -> Result<Cluster, SpecError> {
-        let source = format!("{path}: {}", self.machine.processor);
-        let gpu = self.machine.gpu.clone();
-        let cores = match &gpu {
-            Some(_) => 1,
-            None => self.machine.cores,
-        };
-        let most = gpu.as_ref().map_or(1 << 10, |gpu| gpu.count);
-        let per_device = FlopRate(self.peak().0 / cores as f64);
-        let copies = self.fastest("copy", |sizes| {
-            8.0 * sizes.iter().map(|&s| s as f64).product::<f64>()
-        });
-        let copies = copies.max(1e9);
-        // Ranks that share cores exchange messages through memory: what a copy reaches bounds them.
-        let messages = self.fastest("nccl send and receive", |sizes| {
-            sizes.get(1).map_or(0.0, |&bytes| bytes as f64)
-        });
-        let link = Link {
-            bandwidth: measured(
-                Bandwidth(if messages > 0.0 { messages } else { copies }),
-                &source,
-            ),
-            latency: measured(Seconds(0.0), &source),
-        };
-        let peak = [DType::F32, DType::Bf16].map(|dtype| (dtype, measured(per_device, &source)));
-        let name = match &gpu {
-            Some(_) => self.machine.processor.clone(),
-            None => "cpu".to_owned(),
-        };
-        let cluster = Cluster {
-            name: "local".to_owned(),
-            device: Device {
-                name,
-                architecture: Architecture::Cpu,
-                memory: measured(Bytes(self.machine.memory_bytes / cores), &source),
-                memory_bandwidth: measured(Bandwidth(copies), &source),
-                peak: peak.into_iter().collect(),
-                sm_count: gpu.as_ref().map_or(1, |gpu| u64::from(gpu.multiprocessors)),
-                power_watts: None,
-                kernels: "profile".to_owned(),
-            },
-            gpus_per_node: 1 << 10,
-            scale_up_domain: 1 << 10,
-            scale_up: link.clone(),
-            scale_out: link,
-            in_switch_reduction: false,
-            fabric: Fabric::Local,
-            algorithms: Algorithm::MEASURED.to_vec(),
-            dollars_per_gpu_hour: None,
-            max_gpus: Some(most),
-            profile: Some(std::sync::Arc::new(self)),
-            gpu_profile: None,
-            calibration: Vec::new(),
-        };
-        let checked = cluster.device.check().and_then(|()| cluster.check());
-        checked.map_err(|(field, message)| SpecError::Field {
-            path: path.to_owned(),
-            field: field.to_owned(),
-            message,
-        })?;
-        Ok(cluster)
-    }
-
-    /// Largest rate at which a kernel went through the bytes that `bytes` says its sizes are.
-    fn fastest(&self, kernel: &str, bytes: impl Fn(&[u64]) -> f64) -> f64 {
-        let of = self.measured.iter().filter(|m| m.kernel == kernel);
-        let rates = of.map(|m| bytes(&m.sizes) / m.seconds);
-        rates.fold(0.0, f64::max)
-    }
-}
-
-fn measured<T>(value: T, source: &str) -> Sourced<T> {
-    Sourced {
-        value,
-        origin: Origin::Measured,
-        source: source.to_owned(),
     }
 }
 

@@ -10,10 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::memory;
 use crate::outcome::{Outcome, kind};
-use crate::target::{Depth, Target};
+use crate::target::{Depth, MOST_TIME, Target};
 
-/// Longest that one input may take.
-pub const MOST_TIME: Duration = Duration::from_secs(2);
 /// Most memory that one input may take.
 pub const MOST_MEMORY: u64 = 1 << 30;
 

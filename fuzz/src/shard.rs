@@ -47,6 +47,20 @@ pub struct Report {
 }
 
 impl Report {
+    /// Counts an input's run; whether its outcome is of a class that no other had.
+    fn count(&mut self, run: &guard::Run, depth: Depth) -> bool {
+        self.inputs += 1;
+        self.slowest_ms = self.slowest_ms.max(run.time.as_millis() as u64);
+        self.peak = self.peak.max(run.peak);
+        let Some(outcome) = &run.outcome else {
+            return false;
+        };
+        self.syntax += u64::from(outcome.syntax);
+        self.accepted += u64::from(outcome.accepted);
+        self.used += u64::from(outcome.accepted && depth == Depth::Use);
+        self.classes.insert(hash(outcome.class.as_bytes()))
+    }
+
     /// Adds another report.
     pub fn add(&mut self, other: Self) {
         self.inputs += other.inputs;
@@ -104,17 +118,9 @@ pub fn run(
                 kinds.remove("slow");
             }
         }
-        report.inputs += 1;
-        report.slowest_ms = report.slowest_ms.max(run.time.as_millis() as u64);
-        report.peak = report.peak.max(run.peak);
-        if let Some(outcome) = run.outcome {
-            report.syntax += u64::from(outcome.syntax);
-            report.accepted += u64::from(outcome.accepted);
-            accepted += u64::from(outcome.accepted);
-            report.used += u64::from(outcome.accepted && depth == Depth::Use);
-            if report.classes.insert(hash(outcome.class.as_bytes())) {
-                pool.keep(input.clone());
-            }
+        accepted += u64::from(run.outcome.as_ref().is_some_and(|o| o.accepted));
+        if report.count(&run, depth) {
+            pool.keep(input.clone());
         }
         for (fault, message) in run.faults {
             let finding = Finding {

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use crate::guard::MOST_TIME;
 use crate::outcome::Outcome;
 use crate::rng::Rng;
+
+/// Longest that one input may take, unless its target says otherwise.
+pub const MOST_TIME: Duration = Duration::from_secs(2);
 
 /// How far an accepted input is followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

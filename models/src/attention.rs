@@ -1,11 +1,11 @@
 //! Self-attention: grouped-query and latent.
 
-use catalog::model::{AttentionKind, Position, Projections};
+use catalog::model::{AttentionKind, ModelConfig, Position, Projections};
 use catalog::{Axis, CpKind, LayerClass, RopeScaling};
 use dtensor::{AttentionShape, DTensor, Placement, SoftmaxRule, TensorId};
 
-use crate::decoder::Block;
 use crate::error::ModelError;
+use crate::modules::Block;
 
 /// Multi-head, grouped-query or multi-query attention.
 pub(crate) fn grouped(
@@ -24,30 +24,10 @@ pub(crate) fn grouped(
     else {
         unreachable!("called for grouped attention")
     };
-    let (heads, hidden, bias) = (config.heads, block.model.hidden, config.qkv_bias);
+    let (heads, hidden) = (config.heads, block.model.hidden);
     let scope = |name: &str| format!("{}.{name}", n.attention);
     let x = block.tape.at(&scope("input"), x)?;
-    let mut part =
-        |name: &str, heads: u64| block.linear(&scope(name), &x, heads * head_dim, hidden, bias);
-    let (mut q, mut k, v) = if projections == Projections::Separate {
-        (
-            part(n.q, heads)?,
-            part(n.k, kv_heads)?,
-            part(n.v, kv_heads)?,
-        )
-    } else {
-        let qkv = part(n.qkv, heads + 2 * kv_heads)?;
-        // Heads of queries, and of keys as of values, before the next such run.
-        let (q, kv) = match projections {
-            Projections::Grouped => (heads / kv_heads, 1),
-            _ => (heads, kv_heads),
-        };
-        let mut cut = |first: u64, heads: u64| {
-            let columns = [first, heads, q + 2 * kv].map(|heads| heads * head_dim);
-            block.tape.slice(&qkv, columns)
-        };
-        (cut(0, q), cut(q, kv), cut(q + kv, kv))
-    };
+    let [mut q, mut k, v] = projected(block, &x, [heads, kv_heads, head_dim], projections)?;
     if qk_norm {
         q = block.norm_over(&scope("q_norm"), &q, head_dim);
         k = block.norm_over(&scope("k_norm"), &k, head_dim);
@@ -77,6 +57,39 @@ pub(crate) fn grouped(
     block.linear(&scope(n.o), &out, hidden, heads * head_dim, config.out_bias)
 }
 
+/// Queries, keys and values of grouped attention.
+fn projected(
+    block: &mut Block<'_, '_, '_>,
+    x: &DTensor,
+    [heads, kv_heads, head_dim]: [u64; 3],
+    projections: Projections,
+) -> Result<[DTensor; 3], ModelError> {
+    let n = block.names;
+    let (hidden, bias) = (block.model.hidden, block.model.attention.qkv_bias);
+    let mut part = |name: &str, heads: u64| {
+        let scope = format!("{}.{name}", n.attention);
+        block.linear(&scope, x, heads * head_dim, hidden, bias)
+    };
+    // Heads of queries, and of keys as of values, before the next such run.
+    let (q, kv) = match projections {
+        Projections::Separate => {
+            return Ok([
+                part(n.q, heads)?,
+                part(n.k, kv_heads)?,
+                part(n.v, kv_heads)?,
+            ]);
+        }
+        Projections::Grouped => (heads / kv_heads, 1),
+        Projections::Stacked => (heads, kv_heads),
+    };
+    let qkv = part(n.qkv, heads + 2 * kv_heads)?;
+    let mut cut = |first: u64, heads: u64| {
+        let columns = [first, heads, q + 2 * kv].map(|heads| heads * head_dim);
+        block.tape.slice(&qkv, columns)
+    };
+    Ok([cut(0, q), cut(q, kv), cut(q + kv, kv)])
+}
+
 /// Epsilon of the norms of compressed queries, keys and values: DeepSeek's code has it fixed, whatever the
 /// model's.
 const LATENT_EPSILON: f64 = 1e-6;
@@ -102,37 +115,13 @@ pub(crate) fn latent(
     let (heads, hidden) = (config.heads, block.model.hidden);
     let qk_dim = qk_nope_dim + qk_rope_dim;
     let scope = |name: &str| format!("{}.{name}", n.attention);
-    // Down-projections run on the tokens that a rank holds; what they make is gathered, being narrower.
-    let q = match q_lora_rank {
-        Some(rank) => {
-            let a = block.linear(&scope("q_a_proj"), &x, rank, hidden, false)?;
-            let a = block.norm_with(&scope("q_a_layernorm"), &a, rank, LATENT_EPSILON);
-            let a = block.tape.at(&scope("q_b_proj.input"), a)?;
-            block.linear(&scope("q_b_proj"), &a, heads * qk_dim, rank, false)?
-        }
-        None => {
-            let x = block.tape.at(&scope("q_proj.input"), x.clone())?;
-            block.linear(&scope("q_proj"), &x, heads * qk_dim, hidden, false)?
-        }
-    };
+    let q = latent_queries(block, &x, q_lora_rank, heads * qk_dim)?;
     let down = kv_lora_rank + qk_rope_dim;
     let a = block.linear(&scope("kv_a_proj_with_mqa"), &x, down, hidden, false)?;
     let compressed = block.tape.slice(&a, [0, kv_lora_rank, down]);
-    let compressed = block.norm_with(
-        &scope("kv_a_layernorm"),
-        &compressed,
-        kv_lora_rank,
-        LATENT_EPSILON,
-    );
-    let compressed = block.tape.at(&scope("kv_b_proj.input"), compressed)?;
     let period = qk_nope_dim + v_dim;
-    let up = block.linear(
-        &scope("kv_b_proj"),
-        &compressed,
-        heads * period,
-        kv_lora_rank,
-        false,
-    )?;
+    let names = ["kv_a_layernorm", "kv_b_proj"];
+    let up = raised(block, names, &compressed, kv_lora_rank, heads * period)?;
     let constants = &block.model.constants;
     let frequencies = (
         constants.rope_theta,
@@ -161,12 +150,58 @@ pub(crate) fn latent(
     block.linear(&scope(n.o), &out, hidden, heads * v_dim, config.out_bias)
 }
 
+/// Queries of latent attention, compressed to a rank on the way if the model has one. Down-projections run on
+/// the tokens that a rank holds; what they make is gathered, being narrower.
+fn latent_queries(
+    block: &mut Block<'_, '_, '_>,
+    x: &DTensor,
+    compressed: Option<u64>,
+    out: u64,
+) -> Result<DTensor, ModelError> {
+    let hidden = block.model.hidden;
+    let module = block.names.attention;
+    let Some(rank) = compressed else {
+        let x = block
+            .tape
+            .at(&format!("{module}.q_proj.input"), x.clone())?;
+        return block.linear(&format!("{module}.q_proj"), &x, out, hidden, false);
+    };
+    let a = block.linear(&format!("{module}.q_a_proj"), x, rank, hidden, false)?;
+    raised(block, ["q_a_layernorm", "q_b_proj"], &a, rank, out)
+}
+
+/// What was compressed, normed and projected up again; the names are the norm's and the projection's.
+fn raised(
+    block: &mut Block<'_, '_, '_>,
+    [norm, up]: [&str; 2],
+    compressed: &DTensor,
+    rank: u64,
+    out: u64,
+) -> Result<DTensor, ModelError> {
+    let module = block.names.attention;
+    let norm = format!("{module}.{norm}");
+    let normed = block.norm_with(&norm, compressed, rank, LATENT_EPSILON);
+    let up = format!("{module}.{up}");
+    let normed = block.tape.at(&format!("{up}.input"), normed)?;
+    block.linear(&up, &normed, out, rank, false)
+}
+
 struct Dims {
     heads: u64,
     kv_heads: u64,
     qk_dim: u64,
     v_dim: u64,
     sinks: Option<TensorId>,
+}
+
+fn softmax(model: &ModelConfig, dims: &Dims) -> SoftmaxRule {
+    let usual = 1.0 / (dims.qk_dim as f64).sqrt();
+    SoftmaxRule {
+        scale: model.constants.attention_scale.unwrap_or(usual),
+        cap: model.constants.attention_cap,
+        sinks: dims.sinks,
+        alibi: (model.position == Position::Alibi).then_some(dims.heads),
+    }
 }
 
 /// Core attention with its exchange over the sharded sequence.
@@ -190,15 +225,7 @@ fn core(
         causal: true,
         window: class.window,
     };
-    let constants = &block.model.constants;
-    let usual = 1.0 / (dims.qk_dim as f64).sqrt();
-    let rule = SoftmaxRule {
-        scale: constants.attention_scale.unwrap_or(usual),
-        cap: constants.attention_cap,
-        sinks: dims.sinks,
-        alibi: (block.model.position == Position::Alibi).then_some(dims.heads),
-    };
-    let weights = (rule, block.model.attention_dropout);
+    let weights = (softmax(block.model, &dims), block.model.attention_dropout);
     if mesh.cp == 1 {
         return Ok(block.tape.attention(&scope, [&q, &k, &v], shape, weights));
     }

@@ -1,21 +1,13 @@
 //! A decoder, written once for one device. The mesh is never mentioned: layouts come from the
 //! sharding plan at module inputs and outputs.
 
-use catalog::model::{Mlp, ModelConfig, Moe, Position, Residual};
+use catalog::model::{Mlp, Moe, Position, Residual};
 use catalog::{DType, LayerClass};
-use dtensor::{DTensor, Nonlinearity, Placement, Placements, Tape};
+use dtensor::{DTensor, Nonlinearity, Placement, Placements};
 
 use crate::attention::{grouped, latent};
 use crate::error::ModelError;
-use crate::names::Names;
-
-/// What the modules of one block share.
-pub(crate) struct Block<'t, 'p, 'm> {
-    pub(crate) tape: &'t mut Tape<'p>,
-    pub(crate) model: &'m ModelConfig,
-    pub(crate) names: Names,
-    pub(crate) dtype: DType,
-}
+use crate::modules::Block;
 
 impl Block<'_, '_, '_> {
     /// A decoder layer.
@@ -189,7 +181,7 @@ impl Block<'_, '_, '_> {
         self.expert_linear(moe, &inner, 2, [hidden, moe.expert_ffn])
     }
 
-    /// One of the projections of all experts, by its place in [`Names::expert`], with its bias.
+    /// One of the projections of all experts, by its place in [`Names::expert`](crate::names::Names::expert), with its bias.
     fn expert_linear(
         &mut self,
         moe: &Moe,
@@ -211,78 +203,6 @@ impl Block<'_, '_, '_> {
             Some(b) => Ok(self.tape.expert_bias(&scope, &y, &b)?),
             None => Ok(y),
         }
-    }
-
-    /// A norm with its weight (and bias).
-    pub(crate) fn norm(&mut self, scope: &str, x: &DTensor) -> DTensor {
-        self.norm_over(scope, x, self.model.hidden)
-    }
-
-    /// A norm over a given width.
-    pub(crate) fn norm_over(&mut self, scope: &str, x: &DTensor, width: u64) -> DTensor {
-        self.norm_with(scope, x, width, self.model.constants.norm_epsilon)
-    }
-
-    /// A norm over a given width with its own epsilon.
-    pub(crate) fn norm_with(
-        &mut self,
-        scope: &str,
-        x: &DTensor,
-        width: u64,
-        epsilon: f64,
-    ) -> DTensor {
-        let norm = self.model.norm;
-        let weight = self
-            .tape
-            .parameter(&format!("{scope}.weight"), &[width], self.dtype, 1);
-        let bias = norm.bias.then(|| {
-            self.tape
-                .parameter(&format!("{scope}.bias"), &[width], self.dtype, 1)
-        });
-        let kind = (norm.kind, epsilon, self.model.constants.norm_from_one);
-        self.tape.norm(
-            scope.trim_start_matches('/'),
-            x,
-            &weight,
-            bias.as_ref(),
-            kind,
-        )
-    }
-
-    /// A linear with its redistribution and bias.
-    pub(crate) fn linear(
-        &mut self,
-        scope: &str,
-        x: &DTensor,
-        out: u64,
-        inner: u64,
-        bias: bool,
-    ) -> Result<DTensor, ModelError> {
-        self.linear_typed(scope, x, out, inner, bias, self.dtype)
-    }
-
-    fn linear_typed(
-        &mut self,
-        scope: &str,
-        x: &DTensor,
-        out: u64,
-        inner: u64,
-        bias: bool,
-        dtype: DType,
-    ) -> Result<DTensor, ModelError> {
-        let w = self
-            .tape
-            .parameter(&format!("{scope}.weight"), &[out, inner], dtype, 1);
-        let bare = scope.trim_start_matches('/');
-        let y = self.tape.linear(bare, x, &w)?;
-        let y = self.tape.at(&format!("{bare}.output"), y)?;
-        if !bias {
-            return Ok(y);
-        }
-        let b = self
-            .tape
-            .parameter(&format!("{scope}.bias"), &[out], dtype, 1);
-        Ok(self.tape.bias(bare, &y, &b))
     }
 
     /// Token embedding with positions, norm and dropout.

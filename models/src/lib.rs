@@ -4,6 +4,7 @@ mod attention;
 pub mod block;
 mod decoder;
 pub mod error;
+mod modules;
 pub mod names;
 mod plan_section;
 pub mod sharding;
@@ -17,7 +18,7 @@ pub use error::ModelError;
 pub use plan_section::sharding_section;
 pub use sharding::sharding_plan;
 
-use decoder::Block;
+use modules::Block;
 
 /// Runs one block on the meta device under a layout.
 ///

@@ -111,81 +111,97 @@ const BLOOM: Names = Names {
     ..LLAMA
 };
 
+const OPT: Names = Names {
+    layer: "model.decoder.layers.{layer}.",
+    embedding: "model.decoder.embed_tokens",
+    positions: "model.decoder.embed_positions",
+    final_norm: "model.decoder.final_layer_norm",
+    o: "out_proj",
+    up: "fc1",
+    down: "fc2",
+    norm1: "self_attn_layer_norm",
+    norm2: "final_layer_norm",
+    ..LLAMA
+};
+
+const GPT_NEOX: Names = Names {
+    layer: "gpt_neox.layers.{layer}.",
+    embedding: "gpt_neox.embed_in",
+    final_norm: "gpt_neox.final_layer_norm",
+    head: "embed_out",
+    attention: "attention",
+    ..BLOOM
+};
+
+/// Falcon whose attention and feed-forward block have a norm each.
+const FALCON: Names = Names {
+    norm1: "ln_attn",
+    norm2: "ln_mlp",
+    ..BLOOM
+};
+
+const MPT: Names = Names {
+    layer: "transformer.blocks.{layer}.",
+    embedding: "transformer.wte",
+    positions: "transformer.wpe",
+    final_norm: "transformer.norm_f",
+    attention: "attn",
+    qkv: "Wqkv",
+    o: "out_proj",
+    mlp: "ffn",
+    norm1: "norm_1",
+    norm2: "norm_2",
+    ..LLAMA
+};
+
+const MIXTRAL: Names = Names {
+    moe: "block_sparse_moe",
+    expert: [
+        "experts.{expert}.w1",
+        "experts.{expert}.w3",
+        "experts.{expert}.w2",
+    ],
+    ..LLAMA
+};
+
+const DEEPSEEK: Names = Names {
+    shared: "shared_experts",
+    ..LLAMA
+};
+
+const GPT_OSS: Names = Names {
+    router: "router",
+    // Files have one tensor for the gates and ups of all experts, and one for their downs.
+    expert: [
+        "experts.gate_up_proj.{expert}.gate",
+        "experts.gate_up_proj.{expert}.up",
+        "experts.down_proj.{expert}",
+    ],
+    ..LLAMA
+};
+
+const STARCODER2: Names = Names {
+    up: "c_fc",
+    down: "c_proj",
+    ..LLAMA
+};
+
 /// Names of a model's family.
 #[must_use]
 pub fn names(model: &ModelConfig) -> Names {
     match model.family {
-        Family::Llama | Family::Phi3 => LLAMA,
+        Family::Llama | Family::Phi3 | Family::QwenMoe => LLAMA,
         Family::Gpt2 => GPT2,
-        Family::Opt => Names {
-            layer: "model.decoder.layers.{layer}.",
-            embedding: "model.decoder.embed_tokens",
-            positions: "model.decoder.embed_positions",
-            final_norm: "model.decoder.final_layer_norm",
-            o: "out_proj",
-            up: "fc1",
-            down: "fc2",
-            norm1: "self_attn_layer_norm",
-            norm2: "final_layer_norm",
-            ..LLAMA
-        },
+        Family::Opt => OPT,
         Family::Bloom => BLOOM,
-        Family::GptNeox => Names {
-            layer: "gpt_neox.layers.{layer}.",
-            embedding: "gpt_neox.embed_in",
-            final_norm: "gpt_neox.final_layer_norm",
-            head: "embed_out",
-            attention: "attention",
-            ..BLOOM
-        },
+        Family::GptNeox => GPT_NEOX,
         // Attention and feed-forward block read one norm or have one each.
         Family::Falcon if model.residual == (Residual::Parallel { shared_norm: true }) => BLOOM,
-        Family::Falcon => Names {
-            norm1: "ln_attn",
-            norm2: "ln_mlp",
-            ..BLOOM
-        },
-        Family::Mpt => Names {
-            layer: "transformer.blocks.{layer}.",
-            embedding: "transformer.wte",
-            positions: "transformer.wpe",
-            final_norm: "transformer.norm_f",
-            attention: "attn",
-            qkv: "Wqkv",
-            o: "out_proj",
-            mlp: "ffn",
-            norm1: "norm_1",
-            norm2: "norm_2",
-            ..LLAMA
-        },
-        Family::Mixtral => Names {
-            moe: "block_sparse_moe",
-            expert: [
-                "experts.{expert}.w1",
-                "experts.{expert}.w3",
-                "experts.{expert}.w2",
-            ],
-            ..LLAMA
-        },
-        Family::Starcoder2 => Names {
-            up: "c_fc",
-            down: "c_proj",
-            ..LLAMA
-        },
-        Family::QwenMoe => LLAMA,
-        Family::DeepSeek => Names {
-            shared: "shared_experts",
-            ..LLAMA
-        },
-        Family::GptOss => Names {
-            router: "router",
-            // Files have one tensor for the gates and ups of all experts, and one for their downs.
-            expert: [
-                "experts.gate_up_proj.{expert}.gate",
-                "experts.gate_up_proj.{expert}.up",
-                "experts.down_proj.{expert}",
-            ],
-            ..LLAMA
-        },
+        Family::Falcon => FALCON,
+        Family::Mpt => MPT,
+        Family::Mixtral => MIXTRAL,
+        Family::Starcoder2 => STARCODER2,
+        Family::DeepSeek => DEEPSEEK,
+        Family::GptOss => GPT_OSS,
     }
 }

@@ -61,10 +61,41 @@ fn entries(patterns: Vec<Pattern>) -> Result<Vec<Entry>, ModelError> {
         .collect()
 }
 
+fn column() -> Vec<(Axis, Placement)> {
+    vec![(Axis::Tp, Placement::Shard(0))]
+}
+
+fn row() -> Vec<(Axis, Placement)> {
+    vec![(Axis::Tp, Placement::Shard(1))]
+}
+
+fn fused(parts: Parts) -> Vec<(Axis, Placement)> {
+    vec![(Axis::Tp, Placement::Interleaved(0, parts))]
+}
+
 fn parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
-    let column = || vec![(Axis::Tp, Placement::Shard(0))];
-    let row = || vec![(Axis::Tp, Placement::Shard(1))];
-    let fused = |parts| vec![(Axis::Tp, Placement::Interleaved(0, parts))];
+    let mut patterns = attention_parameters(model, n);
+    patterns.extend(mlp_parameters(model, n));
+    for (index, (ending, dim)) in [("(weight|bias)", 0), ("(weight|bias)", 0), ("weight", 1)]
+        .into_iter()
+        .enumerate()
+    {
+        let expert = regex::escape(n.expert[index]);
+        let shard = vec![(Axis::Etp, Placement::Shard(dim))];
+        patterns.push((format!("{}\\.{expert}\\.{ending}", n.moe), shard));
+    }
+    patterns.push((
+        format!(
+            "/?({}|{})\\.(weight|bias)",
+            regex::escape(n.embedding),
+            regex::escape(n.head)
+        ),
+        column(),
+    ));
+    patterns
+}
+
+fn attention_parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
     // Where each key head stands with its queries, ranks share out whole heads.
     let qkv = match model.attention.kind {
         AttentionKind::Grouped {
@@ -75,17 +106,6 @@ fn parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
         _ => column(),
     };
     let a = regex::escape(n.attention);
-    let m = regex::escape(n.mlp);
-    let up = if model.family == Family::Opt {
-        n.up.to_owned()
-    } else {
-        format!("{m}\\.{}", n.up)
-    };
-    let down = if model.family == Family::Opt {
-        n.down.to_owned()
-    } else {
-        format!("{m}\\.{}", n.down)
-    };
     vec![
         (
             format!(
@@ -97,6 +117,18 @@ fn parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
         (format!("{a}\\.{}\\.(weight|bias)", n.qkv), qkv),
         (format!("{a}\\.{}\\.weight", n.o), row()),
         (format!("{a}\\.sinks"), column()),
+    ]
+}
+
+fn mlp_parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
+    let m = regex::escape(n.mlp);
+    // OPT's projections stand in the layer itself.
+    let inside = |name: &str| match model.family {
+        Family::Opt => name.to_owned(),
+        _ => format!("{m}\\.{name}"),
+    };
+    let (up, down) = (inside(n.up), inside(n.down));
+    vec![
         (
             format!(
                 "({up}|{m}\\.{}|.*{}\\.({}|{}))\\.(weight|bias)",
@@ -112,31 +144,7 @@ fn parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
             format!("({down}|.*{}\\.{})\\.weight", n.shared, n.down),
             row(),
         ),
-        (
-            format!("{}\\.{}\\.(weight|bias)", n.moe, experts(n, 0)),
-            vec![(Axis::Etp, Placement::Shard(0))],
-        ),
-        (
-            format!("{}\\.{}\\.(weight|bias)", n.moe, experts(n, 1)),
-            vec![(Axis::Etp, Placement::Shard(0))],
-        ),
-        (
-            format!("{}\\.{}\\.weight", n.moe, experts(n, 2)),
-            vec![(Axis::Etp, Placement::Shard(1))],
-        ),
-        (
-            format!(
-                "/?({}|{})\\.(weight|bias)",
-                regex::escape(n.embedding),
-                regex::escape(n.head)
-            ),
-            column(),
-        ),
     ]
-}
-
-fn experts(n: &Names, index: usize) -> String {
-    regex::escape(n.expert[index])
 }
 
 fn forward(n: &Names, between: Placement) -> Vec<Pattern> {

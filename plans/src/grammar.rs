@@ -7,9 +7,10 @@ use catalog::model::ModelConfig;
 use catalog::runtime::SequenceParallelUse;
 use catalog::{Axis, AxisOrder, CpKind, Overlap, Runtime, ScheduleKind, Workload, Zero};
 
+use crate::decisions::{Decisions, Recompute};
 use crate::legality::StrategyError;
 use crate::partition::StagePartition;
-use crate::strategy::{Decisions, Recompute, Strategy};
+use crate::strategy::Strategy;
 
 const KEYS: [&str; 20] = [
     "tp",

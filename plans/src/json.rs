@@ -4,12 +4,12 @@ use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, Zero};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::decisions::Decisions;
 use crate::grammar::{recompute_name, short};
 use crate::partition::StagePartition;
 use crate::prediction::{
     Breakdown, Candidate, Fit, MemoryItem, NamedTime, Prediction, UsedConstant,
 };
-use crate::strategy::Decisions;
 
 /// A strategy, with the precision it was planned for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

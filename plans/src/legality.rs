@@ -1,11 +1,11 @@
 //! Which strategies are legal: for any system, and for a given runtime.
 
 use catalog::model::ModelConfig;
-use catalog::runtime::{RecomputeMode, SequenceParallelUse};
+use catalog::runtime::{RecomputeMode, RuntimeSpace, SequenceParallelUse};
 use catalog::{CpKind, Runtime, ScheduleKind, Workload, Zero};
 
+use crate::decisions::{Decisions, Recompute};
 use crate::schedule::{self, ScheduleError};
-use crate::strategy::{Decisions, Recompute, Strategy};
 
 /// The rule a strategy breaks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -354,83 +354,107 @@ fn pipeline(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<(
 /// # Errors
 /// What it lacks, and what it has instead.
 pub fn allowed_by(
-    s: &Strategy,
+    d: &Decisions,
     model: &ModelConfig,
     runtime: &Runtime,
 ) -> Result<(), StrategyError> {
     let space = &runtime.space;
-    let lacks = |what: String, has: String| {
-        Err(StrategyError::Runtime {
+    let lack = unlisted(d, space)
+        .or_else(|| tensor_lack(d, model, space))
+        .or_else(|| layout_lack(d, space))
+        .or_else(|| recompute_lack(d, space));
+    match lack {
+        None => Ok(()),
+        Some(Lack { what, has }) => Err(StrategyError::Runtime {
             runtime: runtime.name.clone(),
             what,
             has,
-        })
-    };
-    let dp = s.dp();
-    if s.pp > 1 && !space.schedules.contains(&s.schedule) {
+        }),
+    }
+}
+
+/// What a runtime has not, and what it has instead.
+struct Lack {
+    what: String,
+    has: String,
+}
+
+fn lacks(what: impl Into<String>, has: impl Into<String>) -> Option<Lack> {
+    let (what, has) = (what.into(), has.into());
+    Some(Lack { what, has })
+}
+
+/// A schedule, a kind of context parallelism or a ZeRO level that the runtime does not list.
+fn unlisted(d: &Decisions, space: &RuntimeSpace) -> Option<Lack> {
+    if d.pp > 1 && !space.schedules.contains(&d.schedule) {
         let has = list(
             space.schedules.iter().map(ToString::to_string),
             "no pipeline parallelism",
         );
-        return lacks(format!("pipeline schedule {}", s.schedule), has);
+        return lacks(format!("pipeline schedule {}", d.schedule), has);
     }
-    if s.cp > 1 && !space.cp_kinds.contains(&s.cp_kind) {
+    if d.cp > 1 && !space.cp_kinds.contains(&d.cp_kind) {
         let has = list(
             space.cp_kinds.iter().map(|k| k.name().into()),
             "no context parallelism",
         );
-        return lacks(format!("context parallelism by {}", s.cp_kind.name()), has);
+        return lacks(format!("context parallelism by {}", d.cp_kind.name()), has);
     }
-    if dp * s.cp > 1 && !space.zero.contains(&s.zero) {
+    if d.dp() * d.cp > 1 && !space.zero.contains(&d.zero) {
         let has = list(
             space.zero.iter().map(|&z| format!("ZeRO-{}", u8::from(z))),
             "none",
         );
-        return lacks(format!("ZeRO-{}", u8::from(s.zero)), has);
+        return lacks(format!("ZeRO-{}", u8::from(d.zero)), has);
     }
-    if s.tp > 1 && !space.tensor_parallel {
-        return lacks("tensor parallelism".into(), "tp=1".into());
+    None
+}
+
+fn tensor_lack(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Option<Lack> {
+    if d.tp > 1 && !space.tensor_parallel {
+        return lacks("tensor parallelism", "tp=1");
     }
     match space.sequence_parallel {
-        SequenceParallelUse::Never if s.sequence_parallel => {
-            return lacks("sequence parallelism".into(), "sp=off".into());
+        SequenceParallelUse::Never if d.sequence_parallel => {
+            return lacks("sequence parallelism", "sp=off");
         }
-        SequenceParallelUse::Always if s.tp > 1 && !s.sequence_parallel => {
-            return lacks(
-                "tensor parallelism without sequence parallelism".into(),
-                "sp=on".into(),
-            );
+        SequenceParallelUse::Always if d.tp > 1 && !d.sequence_parallel => {
+            return lacks("tensor parallelism without sequence parallelism", "sp=on");
         }
         SequenceParallelUse::Never | SequenceParallelUse::Always | SequenceParallelUse::Choice => {}
     }
-    if s.tp > 1 && space.kv_heads_limit_tp && s.tp > model.attention.kv_heads() {
-        let has = format!(
-            "tp up to the {} key/value heads",
-            model.attention.kv_heads()
-        );
-        return lacks(format!("tp={}", s.tp), has);
+    let heads = model.attention.kv_heads();
+    if d.tp > 1 && space.kv_heads_limit_tp && d.tp > heads {
+        let has = format!("tp up to the {heads} key/value heads");
+        return lacks(format!("tp={}", d.tp), has);
     }
-    if (s.ep > 1 || s.etp > 1) && !space.expert_parallel {
-        return lacks("expert parallelism".into(), "ep=1".into());
+    None
+}
+
+/// A placement of experts, states, layers or ranks that the runtime does not do.
+fn layout_lack(d: &Decisions, space: &RuntimeSpace) -> Option<Lack> {
+    if (d.ep > 1 || d.etp > 1) && !space.expert_parallel {
+        return lacks("expert parallelism", "ep=1");
     }
-    if s.zero != Zero::Z0 && s.dp_replicate > 1 && !space.hybrid_shard {
-        return lacks("hybrid sharding".into(), "dp_replicate=1".into());
+    if d.zero != Zero::Z0 && d.dp_replicate > 1 && !space.hybrid_shard {
+        return lacks("hybrid sharding", "dp_replicate=1");
     }
-    if !s.stages.is_uniform() && !space.uneven_stages {
-        return lacks("uneven stages".into(), "stages of equal size".into());
+    if !d.stages.is_uniform() && !space.uneven_stages {
+        return lacks("uneven stages", "stages of equal size");
     }
-    if s.pp > 1 && dp > 1 && !space.axis_orders.contains(&s.axis_order) {
-        return lacks(
-            "this axis order".into(),
-            "the orders that `runtimes` lists".into(),
-        );
+    if d.pp > 1 && d.dp() > 1 && !space.axis_orders.contains(&d.axis_order) {
+        return lacks("this axis order", "the orders that `runtimes` lists");
     }
-    let mode = mode(s.recompute);
-    if !space.recompute.contains(&mode) {
-        let has = list(space.recompute.iter().map(|m| m.name().to_owned()), "none");
-        return lacks(format!("recompute {}", mode.name()), has);
+    None
+}
+
+fn recompute_lack(d: &Decisions, space: &RuntimeSpace) -> Option<Lack> {
+    let mode = mode(d.recompute);
+    if space.recompute.contains(&mode) {
+        return None;
     }
-    Ok(())
+    let has = list(space.recompute.iter().map(|m| m.name().to_owned()), "none");
+    lacks(format!("recompute {}", mode.name()), has)
 }
 
 /// The kind of a recompute choice.

@@ -1,5 +1,6 @@
 //! What to do: strategies, meshes, schedules, programs, timelines, predictions and plan files.
 
+pub mod decisions;
 pub mod grammar;
 pub mod json;
 pub mod legality;
@@ -13,6 +14,7 @@ pub mod strategy;
 pub mod timeline;
 
 pub use catalog::{Axis, AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
+pub use decisions::{Decisions, Recompute};
 pub use legality::StrategyError;
 pub use mesh::Group;
 pub use partition::StagePartition;
@@ -23,5 +25,5 @@ pub use prediction::{
 };
 pub use program::Program;
 pub use schedule::{Action, ActionKind, Schedule};
-pub use strategy::{Decisions, Recompute, Strategy};
+pub use strategy::Strategy;
 pub use timeline::{Event, Stream, Timeline};

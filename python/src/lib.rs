@@ -1,5 +1,6 @@
 //! The Python module `vescale_plan._native`: the planner, without anything that needs PyTorch.
 
+mod error;
 mod plan;
 mod scenario;
 
@@ -8,35 +9,14 @@ use std::time::Duration;
 
 use costmodel::CostModel;
 use planner::{Constraints, Objective, SearchOptions, SearchSpace};
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use error::PlanError;
 use plan::Plan;
 use scenario::{Given, Inputs};
 
 /// How often a running search looks for Ctrl-C.
 const SIGNALS_EVERY: Duration = Duration::from_millis(20);
-
-/// Everything that becomes a `ValueError`.
-#[derive(Debug, thiserror::Error)]
-enum PlanError {
-    #[error(transparent)]
-    Spec(#[from] catalog::SpecError),
-    #[error(transparent)]
-    Strategy(#[from] plans::StrategyError),
-    #[error(transparent)]
-    Planner(#[from] planner::PlannerError),
-    #[error(transparent)]
-    Cost(#[from] costmodel::CostError),
-    #[error("{0}")]
-    Usage(String),
-}
-
-impl From<PlanError> for PyErr {
-    fn from(error: PlanError) -> Self {
-        PyValueError::new_err(error.to_string())
-    }
-}
 
 /// The best plan of a search.
 #[pyfunction]

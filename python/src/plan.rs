@@ -8,7 +8,7 @@ use plans::{PlanFile, Prediction, Strategy};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
-use crate::PlanError;
+use crate::error::PlanError;
 use crate::scenario::Inputs;
 
 /// A plan: decisions, what they were made for, and what they were predicted to cost.

@@ -4,7 +4,7 @@ use catalog::{Model, Precision, SpecError, Workload, WorkloadSizes};
 use costmodel::Scenario;
 use pyo3::FromPyObject;
 
-use crate::PlanError;
+use crate::error::PlanError;
 
 /// What to plan for, as the Python side collected it.
 #[derive(FromPyObject)]

@@ -10,17 +10,18 @@ mod gantt;
 mod inputs;
 mod memory;
 mod memory_timeline;
+mod page;
 mod pareto;
 mod provenance;
 pub mod run;
 mod space;
 mod verdict;
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, PreEscaped, html};
 
+use self::page::document;
 use crate::input::ReportInput;
 
-const STYLE: &str = include_str!("assets/report.css");
 const SCRIPT: &str = include_str!("assets/report.js");
 
 /// The whole report as one HTML document.
@@ -36,31 +37,6 @@ pub fn report(input: &ReportInput) -> String {
         script { (PreEscaped(SCRIPT)) }
     };
     document(&title, &masthead(input), &sections(input), &footer, &script)
-}
-
-/// A page that opens offline.
-fn document(title: &str, header: &Markup, main: &Markup, footer: &str, script: &Markup) -> String {
-    let page = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                meta name="color-scheme" content="light dark";
-                title { (title) }
-                // Browsers ask for a favicon unless the page brings one.
-                link rel="icon" href="data:,";
-                style { (PreEscaped(STYLE)) }
-            }
-            body {
-                header.page { (header) }
-                main { (main) }
-                footer { (footer) }
-                (script)
-            }
-        }
-    };
-    page.into_string()
 }
 
 fn masthead(input: &ReportInput) -> Markup {
@@ -88,16 +64,5 @@ fn sections(input: &ReportInput) -> Markup {
         (space::section(input))
         (inputs::section(input))
         (provenance::section(input.prediction))
-    }
-}
-
-/// A section with a heading and one sentence that says what it shows.
-fn section(id: &str, title: &str, lead: &str, body: &Markup) -> Markup {
-    html! {
-        section id=(id) {
-            h2 { (title) }
-            @if !lead.is_empty() { p.lead { (lead) } }
-            (body)
-        }
     }
 }

@@ -8,56 +8,11 @@ use crate::rope::RopeScaling;
 /// The arithmetic's constants, where the file leaves them out as the family's code has them.
 pub(super) fn decode(f: &Fields<'_>, kind: &str) -> Result<ModelConstants, SpecError> {
     let usual = ModelConstants::default();
-    let epsilon = [
-        "rms_norm_eps",
-        "layer_norm_epsilon",
-        "layer_norm_eps",
-        "norm_eps",
-        "norm_epsilon",
-    ];
-    let mut norm_epsilon = usual.norm_epsilon;
-    for name in epsilon {
-        norm_epsilon = f.real(name)?.unwrap_or(norm_epsilon);
-    }
-    let exact = matches!(
-        kind,
-        "falcon" | "RefinedWeb" | "RefinedWebModel" | "mpt" | "gpt_neox"
-    );
-    let gelu = f
-        .maybe_text("activation_function")?
-        .or(f.maybe_text("hidden_act")?)
-        .or(f.maybe_text("hidden_activation")?)
-        .or(f.maybe_text("activation")?)
-        .or(exact.then_some("gelu"));
-    // Newer files hold everything about rotary positions in one object.
-    let rope = f.nested("rope_parameters");
     let gemma3 = kind.starts_with("gemma3");
     let gemma = gemma3 || kind == "gemma2";
-    // Gemma 3 has one such object for each kind of layer.
-    let by_kind = |kind: &str| rope.as_ref().and_then(|r| r.nested(kind));
-    let local_rope = by_kind("sliding_attention");
-    let rope = by_kind("full_attention")
-        .or(rope)
-        .or(f.nested("rope_scaling"));
-    let own_theta = match &rope {
-        Some(rope) => rope.real("rope_theta")?,
-        None => None,
-    };
-    let theta = own_theta
-        .or(f.real("rope_theta")?)
-        .or(f.real("rotary_emb_base")?);
-    let latent = match kind.starts_with("deepseek") {
-        true => Some((f.size("qk_nope_head_dim")? + f.size("qk_rope_head_dim")?) as f64),
-        false => None,
-    };
-    let local_rope_theta = match &local_rope {
-        Some(local) => local.real("rope_theta")?,
-        None => f.real("rope_local_base_freq")?,
-    };
-    let scalar = match gemma {
-        true => f.real_or("query_pre_attn_scalar", 256.0)?,
-        false => None,
-    };
+    let norm_epsilon = norm_epsilon(f)?.unwrap_or(usual.norm_epsilon);
+    let gelu_tanh = gelu_tanh(f, kind)?;
+    let rotary = Rotary::of(f)?;
     let cap = |field: &str, usual: f64| match kind {
         "gemma2" => f.real_or(field, usual),
         "gemma3" | "gemma3_text" => f.real(field),
@@ -65,29 +20,26 @@ pub(super) fn decode(f: &Fields<'_>, kind: &str) -> Result<ModelConstants, SpecE
     };
     Ok(ModelConstants {
         norm_epsilon,
-        rope_theta: theta.unwrap_or(if kind == "mixtral" || gemma3 {
+        rope_theta: rotary.theta.unwrap_or(if kind == "mixtral" || gemma3 {
             1e6
         } else {
             usual.rope_theta
         }),
-        local_rope_theta: gemma3.then(|| local_rope_theta.unwrap_or(10_000.0)),
+        local_rope_theta: gemma3.then(|| rotary.local_theta.unwrap_or(10_000.0)),
         norm_from_one: gemma,
         embedding_scale: if gemma {
             (f.size("hidden_size")? as f64).sqrt()
         } else {
             1.0
         },
-        attention_scale: match latent {
-            Some(width) => Some(temperature(rope.as_ref(), f)?.powi(2) / width.sqrt()),
-            None => scalar.map(|s| 1.0 / s.sqrt()),
-        },
+        attention_scale: attention_scale(f, kind, rotary.rope.as_ref())?,
         attention_cap: cap("attn_logit_softcapping", 50.0)?,
         logit_cap: cap("final_logit_softcapping", 30.0)?,
-        rope_scaling: match rope {
-            Some(rope) => rope_scaling(&rope, f)?,
+        rope_scaling: match &rotary.rope {
+            Some(rope) => rope_scaling(rope, f)?,
             None => RopeScaling::None,
         },
-        gelu_tanh: gelu != Some("gelu"),
+        gelu_tanh,
         rope_neighbours: match kind {
             "deepseek_v2" => true,
             "deepseek_v3" => f.flag("rope_interleave", true)?,
@@ -102,6 +54,91 @@ pub(super) fn decode(f: &Fields<'_>, kind: &str) -> Result<ModelConstants, SpecE
             .real("initializer_range")?
             .unwrap_or(usual.initializer_range),
     })
+}
+
+/// The last of the names that norms' epsilon has.
+fn norm_epsilon(f: &Fields<'_>) -> Result<Option<f64>, SpecError> {
+    let mut found = None;
+    for name in [
+        "rms_norm_eps",
+        "layer_norm_epsilon",
+        "layer_norm_eps",
+        "norm_eps",
+        "norm_epsilon",
+    ] {
+        found = f.real(name)?.or(found);
+    }
+    Ok(found)
+}
+
+/// Whether GELU is computed by its approximation with a hyperbolic tangent.
+fn gelu_tanh(f: &Fields<'_>, kind: &str) -> Result<bool, SpecError> {
+    let exact = matches!(
+        kind,
+        "falcon" | "RefinedWeb" | "RefinedWebModel" | "mpt" | "gpt_neox"
+    );
+    let name = f
+        .maybe_text("activation_function")?
+        .or(f.maybe_text("hidden_act")?)
+        .or(f.maybe_text("hidden_activation")?)
+        .or(f.maybe_text("activation")?)
+        .or(exact.then_some("gelu"));
+    Ok(name != Some("gelu"))
+}
+
+/// What a file says of rotary positions.
+struct Rotary<'a> {
+    /// The object that says how they scale with the context.
+    rope: Option<Fields<'a>>,
+    theta: Option<f64>,
+    /// Of layers whose attention is local.
+    local_theta: Option<f64>,
+}
+
+impl<'a> Rotary<'a> {
+    fn of(f: &Fields<'a>) -> Result<Self, SpecError> {
+        // Newer files hold everything about rotary positions in one object.
+        let rope = f.nested("rope_parameters");
+        // Gemma 3 has one such object for each kind of layer.
+        let by_kind = |kind: &str| rope.as_ref().and_then(|r| r.nested(kind));
+        let local = by_kind("sliding_attention");
+        let rope = by_kind("full_attention")
+            .or(rope)
+            .or(f.nested("rope_scaling"));
+        let own_theta = match &rope {
+            Some(rope) => rope.real("rope_theta")?,
+            None => None,
+        };
+        let theta = own_theta
+            .or(f.real("rope_theta")?)
+            .or(f.real("rotary_emb_base")?);
+        let local_theta = match &local {
+            Some(local) => local.real("rope_theta")?,
+            None => f.real("rope_local_base_freq")?,
+        };
+        Ok(Self {
+            rope,
+            theta,
+            local_theta,
+        })
+    }
+}
+
+/// What attention's scores are multiplied by, where that is not the root of the width of a head.
+fn attention_scale(
+    f: &Fields<'_>,
+    kind: &str,
+    rope: Option<&Fields<'_>>,
+) -> Result<Option<f64>, SpecError> {
+    if kind.starts_with("deepseek") {
+        let width = (f.size("qk_nope_head_dim")? + f.size("qk_rope_head_dim")?) as f64;
+        return Ok(Some(temperature(rope, f)?.powi(2) / width.sqrt()));
+    }
+    if !kind.starts_with("gemma") {
+        return Ok(None);
+    }
+    let scalar = f.real_or("query_pre_attn_scalar", 256.0)?;
+    Ok(scalar.map(|s| 1.0 / s.sqrt()))
 }
 
 /// What attention's scores are multiplied by the square of where YaRN's temperature is not all in queries

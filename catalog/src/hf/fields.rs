@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value};
 
+use crate::checked::MAX_DIM;
 use crate::error::SpecError;
 
 /// The fields of one object.
@@ -56,7 +57,7 @@ impl<'a> Fields<'a> {
             None => Ok(None),
             Some(value) => value
                 .as_u64()
-                .filter(|&size| size <= super::MAX_DIM)
+                .filter(|&size| size <= MAX_DIM)
                 .map(Some)
                 .ok_or_else(|| {
                     self.wrong(

@@ -5,7 +5,7 @@ mod fields;
 
 use serde_json::Value;
 
-use crate::checked::{MAX_DIM, Model};
+use crate::checked::Model;
 use crate::error::SpecError;
 use crate::model::{
     Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, ModelConstants, Moe, Norm,
@@ -84,12 +84,15 @@ pub fn decode(text: &str, path: &str, name: &str) -> Result<Model, SpecError> {
     Model::new(model, path)
 }
 
-fn layer_norm() -> Norm {
-    Norm {
-        kind: NormKind::LayerNorm,
-        bias: true,
-    }
-}
+const RMS_NORM: Norm = Norm {
+    kind: NormKind::RmsNorm,
+    bias: false,
+};
+
+const LAYER_NORM: Norm = Norm {
+    kind: NormKind::LayerNorm,
+    bias: true,
+};
 
 /// A GPT-like block: LayerNorm, biases, GELU, four times the width.
 fn gpt_base(
@@ -110,7 +113,7 @@ fn gpt_base(
         vocab,
         tied_embeddings: true,
         head_bias: false,
-        norm: layer_norm(),
+        norm: LAYER_NORM,
         embedding_norm: false,
         position: Position::Absent,
         attention: Attention {
@@ -414,13 +417,6 @@ fn llama_like(f: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError> {
     let nemotron = kind == "nemotron";
     let gemma = kind.starts_with("gemma");
     let moe = experts(f, kind)?;
-    let activation = if nemotron {
-        Activation::Relu2
-    } else if gemma {
-        Activation::Gelu
-    } else {
-        Activation::Silu
-    };
     let ffn = match (f.maybe("intermediate_size")?, moe) {
         (Some(ffn), _) => ffn,
         (None, Some(moe)) => moe.expert_ffn,
@@ -439,20 +435,17 @@ fn llama_like(f: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError> {
         vocab: f.size("vocab_size")?,
         tied_embeddings: f.flag("tie_word_embeddings", gemma)?,
         head_bias: false,
-        norm: if nemotron {
-            layer_norm()
-        } else {
-            Norm {
-                kind: NormKind::RmsNorm,
-                bias: false,
-            }
-        },
+        norm: if nemotron { LAYER_NORM } else { RMS_NORM },
         embedding_norm: false,
         position: Position::Rope { dims: rope },
         attention,
         mlp: Mlp {
             ffn,
-            activation,
+            activation: match (nemotron, gemma) {
+                (true, _) => Activation::Relu2,
+                (false, true) => Activation::Gelu,
+                (false, false) => Activation::Silu,
+            },
             gated: !nemotron,
             bias: f.flag("mlp_bias", false)?,
             fused_gate_up: kind == "phi3",

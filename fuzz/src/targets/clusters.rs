@@ -109,7 +109,7 @@ impl Target for Clusters {
     }
 
     fn run(&self, input: &[u8], depth: Depth) -> Outcome {
-        let text = match super::text(input) {
+        let text = match super::utf8::text(input) {
             Ok(text) => text,
             Err(outcome) => return outcome,
         };
@@ -185,7 +185,7 @@ impl Target for Devices {
     }
 
     fn run(&self, input: &[u8], depth: Depth) -> Outcome {
-        let text = match super::text(input) {
+        let text = match super::utf8::text(input) {
             Ok(text) => text,
             Err(outcome) => return outcome,
         };
@@ -231,7 +231,7 @@ impl Target for Extensions {
     }
 
     fn run(&self, input: &[u8], depth: Depth) -> Outcome {
-        let text = match super::text(input) {
+        let text = match super::utf8::text(input) {
             Ok(text) => text,
             Err(outcome) => return outcome,
         };

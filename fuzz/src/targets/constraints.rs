@@ -198,7 +198,7 @@ impl Target for Flags {
     }
 
     fn run(&self, input: &[u8], depth: Depth) -> Outcome {
-        let text = match super::text(input) {
+        let text = match super::utf8::text(input) {
             Ok(text) => text,
             Err(outcome) => return outcome,
         };
@@ -237,7 +237,7 @@ impl Target for Files {
     }
 
     fn run(&self, input: &[u8], depth: Depth) -> Outcome {
-        let text = match super::text(input) {
+        let text = match super::utf8::text(input) {
             Ok(text) => text,
             Err(outcome) => return outcome,
         };

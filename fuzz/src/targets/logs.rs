@@ -46,7 +46,7 @@ impl Target for Logs {
     }
 
     fn run(&self, input: &[u8], depth: Depth) -> Outcome {
-        let text = match super::text(input) {
+        let text = match super::utf8::text(input) {
             Ok(text) => text,
             Err(outcome) => return outcome,
         };

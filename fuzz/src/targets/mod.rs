@@ -13,6 +13,7 @@ mod published;
 mod scenarios;
 mod tcp;
 mod units;
+mod utf8;
 
 use interop::export::Dialect;
 
@@ -51,10 +52,4 @@ pub fn all() -> Vec<Box<dyn Target>> {
 #[must_use]
 pub fn of(name: &str) -> Option<Box<dyn Target>> {
     all().into_iter().find(|target| target.name() == name)
-}
-
-/// An input as text.
-pub(crate) fn text(input: &[u8]) -> Result<&str, crate::outcome::Outcome> {
-    std::str::from_utf8(input)
-        .map_err(|_| crate::outcome::Outcome::malformed(&"not UTF-8 text".to_owned()))
 }

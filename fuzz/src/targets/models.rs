@@ -29,7 +29,7 @@ impl Target for Configs {
     }
 
     fn run(&self, input: &[u8], depth: Depth) -> Outcome {
-        let text = match super::text(input) {
+        let text = match super::utf8::text(input) {
             Ok(text) => text,
             Err(outcome) => return outcome,
         };

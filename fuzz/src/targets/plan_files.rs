@@ -84,7 +84,7 @@ impl Target for Plans {
     }
 
     fn run(&self, input: &[u8], depth: Depth) -> Outcome {
-        let text = match super::text(input) {
+        let text = match super::utf8::text(input) {
             Ok(text) => text,
             Err(outcome) => return outcome,
         };

@@ -32,7 +32,7 @@ impl Target for Runs {
     }
 
     fn run(&self, input: &[u8], _: Depth) -> Outcome {
-        let text = match super::text(input) {
+        let text = match super::utf8::text(input) {
             Ok(text) => text,
             Err(outcome) => return outcome,
         };

@@ -57,7 +57,7 @@ impl Target for Scenarios {
     }
 
     fn run(&self, input: &[u8], _: Depth) -> Outcome {
-        let text = match super::text(input) {
+        let text = match super::utf8::text(input) {
             Ok(text) => text,
             Err(outcome) => return outcome,
         };

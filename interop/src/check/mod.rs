@@ -1,34 +1,17 @@
 //! Strict judgement of a configuration: unknown keys with the nearest known one, values of the wrong
 //! kind, and keys that contradict each other. The systems themselves drop many of these in silence.
 
+mod finding;
 mod rules;
+
+pub use self::finding::Finding;
 
 use catalog::model::ModelConfig;
 
-use crate::config::{Node, Value, place};
+use crate::config::{Node, Value};
 use crate::export::Dialect;
 use crate::export::schema::Schema;
 use crate::import::Document;
-
-/// Something wrong with a configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
-    /// File.
-    pub path: String,
-    /// Line, 0 if unknown.
-    pub line: usize,
-    /// Key or option.
-    pub key: String,
-    /// What is wrong, and what would be right.
-    pub message: String,
-}
-
-impl std::fmt::Display for Finding {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let place = place(&self.path, self.line);
-        write!(f, "{place}: `{}`: {}", self.key, self.message)
-    }
-}
 
 /// Everything wrong with a configuration, in the order of the file.
 ///

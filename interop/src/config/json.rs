@@ -1,6 +1,8 @@
 //! JSON with line numbers.
 
-use super::{Node, SyntaxError, yaml};
+use super::error::SyntaxError;
+use super::node::Node;
+use super::yaml;
 
 /// Reads a JSON document.
 ///

@@ -2,7 +2,11 @@
 //! and constructors with keyword arguments. Nothing is run; other statements are passed over, and
 //! expressions that are not literals are kept as text.
 
-use super::{Node, SyntaxError, Value};
+use std::iter::Peekable;
+use std::str::Chars;
+
+use super::error::SyntaxError;
+use super::node::{Node, Value};
 
 /// An attribute assignment such as `config.training.seq_len = 8192`.
 #[derive(Clone, Debug, PartialEq)]
@@ -378,16 +382,7 @@ fn tokens(text: &str, path: &str) -> Result<Vec<Placed>, SyntaxError> {
                 }
             }
             c if c.is_ascii_digit() => {
-                let mut number = String::from(c);
-                while let Some(c) =
-                    chars.next_if(|&c| c.is_ascii_alphanumeric() || c == '.' || c == '_')
-                {
-                    number.push(c);
-                    if matches!(c, 'e' | 'E') {
-                        number.extend(chars.next_if(|&c| c == '-' || c == '+'));
-                    }
-                }
-                found.push((Token::Number(number), line));
+                found.push((Token::Number(number(c, &mut chars)), line));
             }
             c => {
                 depth += i64::from("([{".contains(c)) - i64::from(")]}".contains(c));
@@ -398,11 +393,23 @@ fn tokens(text: &str, path: &str) -> Result<Vec<Placed>, SyntaxError> {
     Ok(found)
 }
 
+/// A number that begins with a digit.
+fn number(first: char, chars: &mut Peekable<Chars<'_>>) -> String {
+    let mut number = String::from(first);
+    while let Some(c) = chars.next_if(|&c| c.is_ascii_alphanumeric() || c == '.' || c == '_') {
+        number.push(c);
+        if matches!(c, 'e' | 'E') {
+            number.extend(chars.next_if(|&c| c == '-' || c == '+'));
+        }
+    }
+    number
+}
+
 /// The rest of a string after its first quote; triple quotes included.
 fn string(
     quote: char,
     raw: bool,
-    chars: &mut std::iter::Peekable<std::str::Chars<'_>>,
+    chars: &mut Peekable<Chars<'_>>,
     line: &mut usize,
 ) -> Option<String> {
     let mut triple = false;
@@ -448,7 +455,7 @@ fn string(
 }
 
 /// The character that so many hexadecimal digits name.
-fn code_point(chars: &mut std::iter::Peekable<std::str::Chars<'_>>, digits: usize) -> Option<char> {
+fn code_point(chars: &mut Peekable<Chars<'_>>, digits: usize) -> Option<char> {
     let mut code = 0;
     for _ in 0..digits {
         code = code * 16 + chars.next()?.to_digit(16)?;

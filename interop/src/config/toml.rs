@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use toml_edit::{Document, Item, Table, TableLike};
 
-use super::{Node, SyntaxError, Value};
+use super::error::SyntaxError;
+use super::node::{Node, Value};
 
 /// Reads a TOML document.
 ///

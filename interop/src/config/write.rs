@@ -1,7 +1,7 @@
 //! Trees as text: JSON, YAML, TOML, Python.
 
 use super::escape::quoted;
-use super::{Node, Value};
+use super::node::{Node, Value};
 
 /// A JSON document.
 #[must_use]

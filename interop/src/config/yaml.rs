@@ -2,7 +2,8 @@
 
 use granit_parser::{Event, Parser, ScalarStyle};
 
-use super::{Node, SyntaxError, Value};
+use super::error::SyntaxError;
+use super::node::{Node, Value};
 
 /// Deepest nesting read.
 const MAX_DEPTH: usize = 64;

@@ -2,9 +2,11 @@
 
 use catalog::Precision;
 
+use super::flag::Flag;
+use super::job::{ExportedFile, Job, python_heading};
 use super::launch::{Program, Starter};
-use super::megatron::{self, Flag};
-use super::{ExportedFile, Job, Limits, python_heading};
+use super::megatron;
+use super::refusal::Limits;
 use crate::config::yaml::number;
 use crate::config::{Node, Value, write};
 

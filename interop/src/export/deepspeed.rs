@@ -2,11 +2,12 @@
 
 use catalog::{CpKind, Precision, Zero};
 
+use super::job::{ExportedFile, Job};
 use super::launch::{Program, Starter};
-use super::{ExportedFile, Job, Limits};
+use super::refusal::Limits;
 use crate::config::{Node, write};
+use plans::decisions::{Decisions, Recompute};
 use plans::grammar::recompute_name;
-use plans::strategy::{Decisions, Recompute};
 
 const FILE: &str = "ds_config.json";
 

@@ -2,11 +2,12 @@
 
 use catalog::{CpKind, Precision, Zero};
 
+use super::job::{ExportedFile, Job, heading};
 use super::launch::{Program, Starter};
-use super::{ExportedFile, Job, Limits, heading};
+use super::refusal::Limits;
 use crate::config::{Node, write};
+use plans::decisions::{Decisions, Recompute};
 use plans::grammar::recompute_name;
-use plans::strategy::{Decisions, Recompute};
 
 const ACCELERATE: &str = "accelerate.yaml";
 const AXOLOTL: &str = "axolotl.yaml";
@@ -152,13 +153,7 @@ pub(crate) fn accelerate(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile
     root.set("use_cpu", false);
     root.set("debug", false);
     if sharded {
-        let fsdp = |key: &str| format!("fsdp_config.fsdp_{key}");
-        root.set(&fsdp("version"), 2);
-        root.set(&fsdp("auto_wrap_policy"), "TRANSFORMER_BASED_WRAP");
-        root.set(&fsdp("reshard_after_forward"), d.reshard_after_forward);
-        let full = d.recompute == Recompute::Full;
-        root.set(&fsdp("activation_checkpointing"), full);
-        root.set(&fsdp("state_dict_type"), "SHARDED_STATE_DICT");
+        accelerate_fsdp(d, &mut root);
     } else {
         limits.note(
             d.recompute == Recompute::Full,
@@ -166,20 +161,7 @@ pub(crate) fn accelerate(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile
         );
     }
     if sharded || d.tp > 1 {
-        let axis = |key: &str| format!("parallelism_config.parallelism_config_{key}");
-        root.set(&axis("dp_replicate_size"), d.dp_replicate);
-        root.set(&axis("dp_shard_size"), d.dp_shard);
-        root.set(&axis("tp_size"), d.tp);
-        root.set(&axis("cp_size"), d.cp);
-        if d.cp > 1 {
-            // The rotation by all-to-all is PyTorch's ring.
-            let kind = match d.cp_kind {
-                CpKind::AllGather | CpKind::AllToAll => "allgather",
-                CpKind::Ring => "alltoall",
-            };
-            root.set(&axis("cp_backend"), "torch");
-            root.set(&axis("cp_comm_strategy"), kind);
-        }
+        accelerate_axes(d, &mut root);
     }
     limits.note(
         true,
@@ -187,6 +169,33 @@ pub(crate) fn accelerate(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile
          as Trainer arguments (--launcher torchrun)",
     );
     yaml(job, ACCELERATE, &root)
+}
+
+fn accelerate_fsdp(d: &Decisions, root: &mut Node) {
+    let fsdp = |key: &str| format!("fsdp_config.fsdp_{key}");
+    root.set(&fsdp("version"), 2);
+    root.set(&fsdp("auto_wrap_policy"), "TRANSFORMER_BASED_WRAP");
+    root.set(&fsdp("reshard_after_forward"), d.reshard_after_forward);
+    let full = d.recompute == Recompute::Full;
+    root.set(&fsdp("activation_checkpointing"), full);
+    root.set(&fsdp("state_dict_type"), "SHARDED_STATE_DICT");
+}
+
+fn accelerate_axes(d: &Decisions, root: &mut Node) {
+    let axis = |key: &str| format!("parallelism_config.parallelism_config_{key}");
+    root.set(&axis("dp_replicate_size"), d.dp_replicate);
+    root.set(&axis("dp_shard_size"), d.dp_shard);
+    root.set(&axis("tp_size"), d.tp);
+    root.set(&axis("cp_size"), d.cp);
+    if d.cp > 1 {
+        // The rotation by all-to-all is PyTorch's ring.
+        let kind = match d.cp_kind {
+            CpKind::AllGather | CpKind::AllToAll => "allgather",
+            CpKind::Ring => "alltoall",
+        };
+        root.set(&axis("cp_backend"), "torch");
+        root.set(&axis("cp_comm_strategy"), kind);
+    }
 }
 
 pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile> {
@@ -220,22 +229,7 @@ pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile> {
     }
     root.set("gradient_checkpointing", d.recompute == Recompute::Full);
     if sharded(d) {
-        root.set("dp_shard_size", d.dp_shard);
-        root.set("dp_replicate_size", d.dp_replicate);
-        root.set("tensor_parallel_size", d.tp);
-        root.set("context_parallel_size", d.cp);
-        if d.cp > 1 {
-            let function = match d.cp_kind {
-                CpKind::Ring => "batch_ring",
-                CpKind::AllGather | CpKind::AllToAll => "varlen_llama3",
-            };
-            root.set("ring_attn_func", function);
-            root.set("attn_implementation", "flash_attention_2");
-        }
-        root.set("fsdp_version", 2);
-        root.set("fsdp_config.reshard_after_forward", d.reshard_after_forward);
-        root.set("fsdp_config.auto_wrap_policy", "TRANSFORMER_BASED_WRAP");
-        root.set("fsdp_config.state_dict_type", "SHARDED_STATE_DICT");
+        axolotl_fsdp(d, &mut root);
     } else if d.tp > 1 {
         root.set("tensor_parallel_size", d.tp);
     }
@@ -251,6 +245,25 @@ pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile> {
         "add your datasets, optimizer and output folder to axolotl.yaml",
     );
     yaml(job, AXOLOTL, &root)
+}
+
+fn axolotl_fsdp(d: &Decisions, root: &mut Node) {
+    root.set("dp_shard_size", d.dp_shard);
+    root.set("dp_replicate_size", d.dp_replicate);
+    root.set("tensor_parallel_size", d.tp);
+    root.set("context_parallel_size", d.cp);
+    if d.cp > 1 {
+        let function = match d.cp_kind {
+            CpKind::Ring => "batch_ring",
+            CpKind::AllGather | CpKind::AllToAll => "varlen_llama3",
+        };
+        root.set("ring_attn_func", function);
+        root.set("attn_implementation", "flash_attention_2");
+    }
+    root.set("fsdp_version", 2);
+    root.set("fsdp_config.reshard_after_forward", d.reshard_after_forward);
+    root.set("fsdp_config.auto_wrap_policy", "TRANSFORMER_BASED_WRAP");
+    root.set("fsdp_config.state_dict_type", "SHARDED_STATE_DICT");
 }
 
 fn yaml(job: &Job<'_>, name: &str, root: &Node) -> Vec<ExportedFile> {

@@ -1,6 +1,6 @@
 //! What starts the ranks: `torchrun` on every node, a Slurm batch script, a Kubernetes job.
 
-use super::{ExportedFile, Job, Launcher, heading};
+use super::job::{ExportedFile, Job, Launcher, heading};
 
 /// How a training system is started with its configuration.
 #[derive(Clone, Debug)]

@@ -2,33 +2,17 @@
 
 use catalog::{AxisOrder, CpKind, Precision, ScheduleKind, Zero};
 
+use super::flag::Flag;
+use super::job::{ExportedFile, Job, heading};
 use super::launch::{Program, Starter};
-use super::{ExportedFile, Job, Limits, model};
+use super::model;
+use super::refusal::Limits;
 use crate::config::escape;
+use plans::decisions::{Decisions, Recompute};
 use plans::grammar::{order_name, recompute_name};
-use plans::strategy::{Decisions, Recompute};
 
 /// Name of the file written.
 pub(crate) const FILE: &str = "megatron_args.sh";
-
-/// An option with its values.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Flag {
-    pub(crate) name: &'static str,
-    pub(crate) values: Vec<String>,
-}
-
-impl Flag {
-    pub(crate) fn switch(name: &'static str) -> Self {
-        let values = Vec::new();
-        Self { name, values }
-    }
-
-    pub(crate) fn value(name: &'static str, value: impl ToString) -> Self {
-        let values = vec![value.to_string()];
-        Self { name, values }
-    }
-}
 
 /// What starts Megatron-LM with the file.
 pub(crate) fn program(job: &Job<'_>) -> Program {
@@ -59,7 +43,7 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile> {
     let mut text = format!(
         "# {}\n# Data, tokenizer, optimizer and number of steps are yours: add them after these.\n\
          GPUS={}\nMEGATRON_ARGS=(\n",
-        super::heading(job),
+        heading(job),
         job.workload.gpus
     );
     for (title, flags) in sections {

@@ -5,8 +5,8 @@ use catalog::model::{
     Activation, AttentionKind, ModelConfig, NormKind, Position, Residual, WindowPattern,
 };
 
-use super::Limits;
-use super::megatron::Flag;
+use super::flag::Flag;
+use super::refusal::Limits;
 
 /// Options that make Megatron-LM build this model; what it cannot build is refused.
 pub(crate) fn flags(model: &ModelConfig, limits: &mut Limits) -> Vec<Flag> {

@@ -3,11 +3,12 @@
 use catalog::model::{Activation, Family, ModelConfig, NormKind, Position};
 use catalog::{AxisOrder, CpKind, Precision, ScheduleKind, Zero};
 
+use super::job::{ExportedFile, Job, heading};
 use super::launch::{Program, Starter};
-use super::{ExportedFile, Job, Limits, heading};
+use super::refusal::Limits;
 use crate::config::{Node, Value, write};
+use plans::decisions::{Decisions, Recompute};
 use plans::grammar::{order_name, recompute_name};
-use plans::strategy::{Decisions, Recompute};
 
 const FILE: &str = "nanotron.yaml";
 
@@ -144,55 +145,22 @@ fn model(model: &ModelConfig, d: &Decisions, root: &mut Node) {
 }
 
 fn refuse(job: &Job<'_>, limits: &mut Limits) {
-    let (d, m) = (job.decisions, job.model);
-    let llama = matches!(
-        m.family,
-        Family::Llama | Family::Phi3 | Family::Mixtral | Family::QwenMoe
-    ) && m.norm.kind == NormKind::RmsNorm
-        && m.mlp.activation == Activation::Silu
-        && matches!(m.position, Position::Rope { .. });
-    limits.refuse(
-        !llama,
-        format!("model {}", m.name),
-        "it has Llama and Qwen2 models only",
-        None,
-    );
+    let d = job.decisions;
+    refuse_model(job.model, limits);
     limits.refuse(
         d.ep > 1 || d.etp > 1,
         format!("ep={}, etp={}", d.ep, d.etp),
         "expert_parallel_size is an axis of its own there, not folded into data parallelism",
         Some(("ep", "1".to_owned())),
     );
-    limits.refuse(
-        d.pp > 1 && !matches!(d.schedule, ScheduleKind::OneFOneB | ScheduleKind::GPipe),
-        format!("schedule={}", d.schedule),
-        "it has 1f1b and afab (GPipe) only",
-        Some(("schedule", "1f1b".to_owned())),
-    );
-    limits.refuse(
-        !d.stages.is_uniform() && d.stages != plans::StagePartition::even(m.layers, d.pp),
-        "stages",
-        "it places layers by their cost",
-        Some(("vpp", "1".to_owned())),
-    );
+    refuse_stages(d, job.model.layers, limits);
     limits.refuse(
         d.cp > 1 && d.cp_kind != CpKind::AllGather,
         format!("cp_kind={}", d.cp_kind.name()),
         "its attention gathers keys and values (llama3_ring_attention)",
         Some(("cp_kind", CpKind::AllGather.name().to_owned())),
     );
-    limits.refuse(
-        matches!(d.zero, Zero::Z2 | Zero::Z3),
-        format!("zero={}", u8::from(d.zero)),
-        "it has ZeRO 0 and 1",
-        Some(("zero", "1".to_owned())),
-    );
-    limits.refuse(
-        d.zero == Zero::Z1 && d.dp_replicate > 1,
-        format!("dp_replicate={}", d.dp_replicate),
-        "it shards states over all data-parallel ranks",
-        Some(("dp_replicate", "1".to_owned())),
-    );
+    refuse_states(d, limits);
     limits.refuse(
         d.overlap.tensor_parallel && d.tp > 1 && !d.sequence_parallel,
         "overlap=tp with sp=off",
@@ -220,5 +188,50 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
         "precision fp8",
         "its configuration has no fp8 training",
         None,
+    );
+}
+
+fn refuse_model(m: &ModelConfig, limits: &mut Limits) {
+    let llama = matches!(
+        m.family,
+        Family::Llama | Family::Phi3 | Family::Mixtral | Family::QwenMoe
+    ) && m.norm.kind == NormKind::RmsNorm
+        && m.mlp.activation == Activation::Silu
+        && matches!(m.position, Position::Rope { .. });
+    limits.refuse(
+        !llama,
+        format!("model {}", m.name),
+        "it has Llama and Qwen2 models only",
+        None,
+    );
+}
+
+fn refuse_stages(d: &Decisions, layers: u64, limits: &mut Limits) {
+    limits.refuse(
+        d.pp > 1 && !matches!(d.schedule, ScheduleKind::OneFOneB | ScheduleKind::GPipe),
+        format!("schedule={}", d.schedule),
+        "it has 1f1b and afab (GPipe) only",
+        Some(("schedule", "1f1b".to_owned())),
+    );
+    limits.refuse(
+        !d.stages.is_uniform() && d.stages != plans::StagePartition::even(layers, d.pp),
+        "stages",
+        "it places layers by their cost",
+        Some(("vpp", "1".to_owned())),
+    );
+}
+
+fn refuse_states(d: &Decisions, limits: &mut Limits) {
+    limits.refuse(
+        matches!(d.zero, Zero::Z2 | Zero::Z3),
+        format!("zero={}", u8::from(d.zero)),
+        "it has ZeRO 0 and 1",
+        Some(("zero", "1".to_owned())),
+    );
+    limits.refuse(
+        d.zero == Zero::Z1 && d.dp_replicate > 1,
+        format!("dp_replicate={}", d.dp_replicate),
+        "it shards states over all data-parallel ranks",
+        Some(("dp_replicate", "1".to_owned())),
     );
 }

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use serde::Deserialize;
 
 use crate::config::{Node, Value};
-use crate::export::Dialect;
+use crate::export::dialect::Dialect;
 
 /// A dialect's keys.
 #[derive(Clone, Debug, Deserialize)]

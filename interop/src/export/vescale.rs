@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 
 use catalog::{Precision, ScheduleKind, Zero};
 
+use super::job::{ExportedFile, Job, python_heading};
 use super::launch::{Program, Starter};
-use super::{ExportedFile, Job, Limits, python_heading};
+use super::refusal::Limits;
 use crate::config::escape;
+use plans::decisions::{Decisions, Recompute};
 use plans::grammar::recompute_name;
-use plans::strategy::{Decisions, Recompute};
 
 const FILE: &str = "sharding_plan.py";
 

@@ -2,9 +2,13 @@
 
 use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
 
-use super::{Document, Given, ImportError, Imported, data_parallel, micro_batches, workload};
+use super::document::Document;
+use super::error::ImportError;
+use super::imported::{Given, Imported};
+use super::sizes::{data_parallel, micro_batches, workload};
+use crate::config::Node;
+use plans::decisions::{Decisions, Recompute};
 use plans::partition::StagePartition;
-use plans::strategy::{Decisions, Recompute};
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
     let tp = match doc.size("tensor_parallel.autotp_size")? {
@@ -13,35 +17,15 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     };
     let cp = doc.degree("sequence_parallel_size")?;
     let batch = batch(doc, given, tp.saturating_mul(cp))?;
-    let stage = "zero_optimization.stage";
-    let level = doc.size(stage)?.unwrap_or(0);
-    let zero = u8::try_from(level)
-        .ok()
-        .and_then(|level| Zero::try_from(level).ok());
-    let zero = zero.ok_or_else(|| doc.wrong(stage, "0, 1, 2 or 3"))?;
+    let zero = zero(doc)?;
     let (dp_shard, dp_replicate) = match (zero, doc.size("zero_optimization.mics_shard_size")?) {
         (Zero::Z0, _) => (1, batch.dp),
         (Zero::Z3, Some(shard)) if shard > 0 => (shard, data_parallel(doc, batch.dp, shard)?),
         _ => (batch.dp, 1),
     };
-    let mut notes = Vec::new();
-    for key in [
-        "zero_optimization.offload_optimizer",
-        "zero_optimization.offload_param",
-    ] {
-        let device = doc.text(&format!("{key}.device"))?;
-        if device.is_some_and(|device| device != "none") {
-            notes.push(format!(
-                "{}: {key} is not planned for and left out",
-                doc.place(key)
-            ));
-        }
-    }
+    let mut notes = offload(doc)?;
     let pipeline = "pipeline.stages";
-    if doc
-        .size(pipeline)
-        .is_ok_and(|stages| stages.is_some_and(|n| n > 1))
-    {
+    if matches!(doc.size(pipeline), Ok(Some(2..))) {
         return Err(doc.unsupported(
             pipeline,
             "pipelines of DeepSpeed are made in code; import the plain configuration",
@@ -69,26 +53,69 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         stages: StagePartition(vec![given.model.layers]),
         overlap: overlap(doc, zero, batch.dp.saturating_mul(cp))?,
     };
-    let seq_len = given.seq_len.ok_or_else(|| ImportError::Missing {
-        path: doc.path.clone(),
-        what: "the sequence length".to_owned(),
-        how: "DeepSpeed's file has none; give --seq".to_owned(),
-    })?;
-    let gpus = batch.dp.saturating_mul(tp).saturating_mul(cp);
+    let how = "DeepSpeed's file has none; give --seq";
+    let seq_len = given.seq_len;
+    let seq_len = seq_len.ok_or_else(|| doc.missing("the sequence length", how))?;
+    let sizes = WorkloadSizes {
+        gpus: batch.dp.saturating_mul(tp).saturating_mul(cp),
+        seq_len,
+        global_batch: batch.global,
+        precision: precision(doc)?,
+    };
     Ok(Imported {
         dialect: doc.dialect,
         decisions,
-        workload: workload(
-            doc,
-            WorkloadSizes {
-                gpus,
-                seq_len,
-                global_batch: batch.global,
-                precision: precision(doc)?,
-            },
-        )?,
+        workload: workload(doc, sizes)?,
         notes,
     })
+}
+
+/// Whether the file leaves a key to DeepSpeed.
+fn is_auto(doc: &Document, key: &str) -> bool {
+    doc.find(key).and_then(Node::text) == Some("auto")
+}
+
+/// A whole number, unless the key is absent or `auto`.
+fn size(doc: &Document, key: &str) -> Result<Option<u64>, ImportError> {
+    if is_auto(doc, key) {
+        return Ok(None);
+    }
+    doc.size(key)
+}
+
+/// A switch, unless the key is absent or `auto`.
+fn flag(doc: &Document, key: &str) -> Result<Option<bool>, ImportError> {
+    if is_auto(doc, key) {
+        return Ok(None);
+    }
+    doc.flag(key)
+}
+
+fn zero(doc: &Document) -> Result<Zero, ImportError> {
+    let stage = "zero_optimization.stage";
+    let level = doc.size(stage)?.unwrap_or(0);
+    let zero = u8::try_from(level)
+        .ok()
+        .and_then(|level| Zero::try_from(level).ok());
+    zero.ok_or_else(|| doc.wrong(stage, "0, 1, 2 or 3"))
+}
+
+/// What the file moves to the host, which no plan does: a note for each.
+fn offload(doc: &Document) -> Result<Vec<String>, ImportError> {
+    let mut notes = Vec::new();
+    for key in [
+        "zero_optimization.offload_optimizer",
+        "zero_optimization.offload_param",
+    ] {
+        let device = doc.text(&format!("{key}.device"))?;
+        if device.is_some_and(|device| device != "none") {
+            notes.push(format!(
+                "{}: {key} is not planned for and left out",
+                doc.place(key)
+            ));
+        }
+    }
+    Ok(notes)
 }
 
 struct Batch {
@@ -100,23 +127,16 @@ struct Batch {
 
 /// `train_batch_size = micro · accumulation · dp`; what is missing follows from the others.
 fn batch(doc: &Document, given: &Given<'_>, rest: u64) -> Result<Batch, ImportError> {
-    let value = |key: &str| match doc.find(key).and_then(|n| n.text()) {
-        Some("auto") => Ok(None),
-        _ => doc.size(key),
-    };
     let global_key = "train_batch_size";
-    let (global, micro) = (value(global_key)?, value("train_micro_batch_size_per_gpu")?);
-    let accumulate = value("gradient_accumulation_steps")?;
+    let global = size(doc, global_key)?;
+    let micro = size(doc, "train_micro_batch_size_per_gpu")?;
+    let accumulate = size(doc, "gradient_accumulation_steps")?;
     let dp = given
         .gpus
         .map(|gpus| data_parallel(doc, gpus, rest))
         .transpose()?;
     let missing = || {
-        ImportError::Missing {
-        path: doc.path.clone(),
-        what: "the batch".to_owned(),
-        how: "three of train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps and --gpus are needed, as numbers".to_owned(),
-    }
+        doc.missing("the batch", "three of train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps and --gpus are needed, as numbers")
     };
     let product = |a: u64, b: u64| a.saturating_mul(b);
     let (micro, accumulate, dp, global) = match (global, micro, accumulate, dp) {
@@ -162,22 +182,9 @@ fn experts(doc: &Document) -> Result<(u64, u64), ImportError> {
 }
 
 fn overlap(doc: &Document, zero: Zero, ranks: u64) -> Result<Overlap, ImportError> {
-    let comm = match doc
-        .find("zero_optimization.overlap_comm")
-        .and_then(|n| n.text())
-    {
-        Some("auto") => None,
-        _ => doc.flag("zero_optimization.overlap_comm")?,
-    };
     // DeepSpeed's own default: on for stage 3.
-    let comm = comm.unwrap_or(zero == Zero::Z3);
-    let prefetch = match doc
-        .find("zero_optimization.stage3_prefetch_bucket_size")
-        .and_then(|n| n.text())
-    {
-        Some("auto") => None,
-        _ => doc.size("zero_optimization.stage3_prefetch_bucket_size")?,
-    };
+    let comm = flag(doc, "zero_optimization.overlap_comm")?.unwrap_or(zero == Zero::Z3);
+    let prefetch = size(doc, "zero_optimization.stage3_prefetch_bucket_size")?;
     Ok(Overlap {
         grad_reduce: if zero == Zero::Z0 { ranks > 1 } else { comm },
         param_gather: match zero {
@@ -212,10 +219,7 @@ fn recompute(
 }
 
 fn precision(doc: &Document) -> Result<Precision, ImportError> {
-    let on = |key: &str| match doc.find(key).and_then(|n| n.text()) {
-        Some("auto") => Ok(false),
-        _ => doc.flag(key).map(|f| f == Some(true)),
-    };
+    let on = |key: &str| flag(doc, key).map(|f| f == Some(true));
     if on("bf16.enabled")? {
         return Ok(Precision::Bf16);
     }

@@ -4,7 +4,7 @@ use crate::config::shell::{self, Word};
 use crate::config::{self, Node, SyntaxError, Value, place};
 use crate::export::Dialect;
 use crate::export::schema::{Kind, Schema};
-use crate::import::ImportError;
+use crate::import::error::ImportError;
 
 /// A file read for a dialect.
 #[derive(Clone, Debug)]
@@ -158,6 +158,16 @@ impl Document {
             place: self.place(key),
             key: key.to_owned(),
             message: why.to_owned(),
+        }
+    }
+
+    /// Something needed that stands nowhere, and how to say it.
+    #[must_use]
+    pub fn missing(&self, what: impl Into<String>, how: impl Into<String>) -> ImportError {
+        ImportError::Missing {
+            path: self.path.clone(),
+            what: what.into(),
+            how: how.into(),
         }
     }
 }

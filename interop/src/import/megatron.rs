@@ -2,10 +2,14 @@
 
 use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
 
-use super::{Document, Given, ImportError, Imported, data_parallel, micro_batches, workload};
+use super::document::Document;
+use super::error::ImportError;
+use super::imported::{Given, Imported};
+use super::layout::parse_layout;
+use super::sizes::{data_parallel, micro_batches, workload};
 use crate::export::Dialect;
+use plans::decisions::{Decisions, Recompute};
 use plans::partition::StagePartition;
-use plans::strategy::{Decisions, Recompute};
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
     same_model(doc, given)?;
@@ -14,42 +18,16 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     let tp = size("--tensor-model-parallel-size")?;
     let pp = size("--pipeline-model-parallel-size")?;
     let cp = size("--context-parallel-size")?;
-    let gpus = given
-        .gpus
-        .or(doc.gpus)
-        .ok_or_else(|| ImportError::Missing {
-            path: doc.path.clone(),
-            what: "the number of GPUs".to_owned(),
-            how: "give --gpus".to_owned(),
-        })?;
+    let gpus = given.gpus.or(doc.gpus);
+    let gpus = gpus.ok_or_else(|| doc.missing("the number of GPUs", "give --gpus"))?;
     let dp = data_parallel(doc, gpus, tp.saturating_mul(pp).saturating_mul(cp))?;
     let zero = zero(doc)?;
-    let (dp_shard, dp_replicate) = match zero {
-        Zero::Z0 => (1, dp),
-        Zero::Z1 | Zero::Z2 | Zero::Z3 => {
-            let replicas = size("--num-distributed-optimizer-instances")?;
-            (data_parallel(doc, dp, replicas)?, replicas)
-        }
-    };
+    let (dp_shard, dp_replicate) = shards_and_replicas(doc, zero, dp)?;
     let (stages, vpp) = stages(doc, given, pp)?;
     let micro_batch = size("--micro-batch-size")?;
     let global = "--global-batch-size";
     let per_step = micro_batch.saturating_mul(dp);
     let global_batch = doc.size(global)?.unwrap_or(per_step);
-    let moe = given.model.moe.is_some();
-    let mut notes = Vec::new();
-    for key in [
-        "--rampup-batch-size",
-        "--use-torch-fsdp2",
-        "--tensor-parallel-num-weight-shards",
-    ] {
-        if doc.find(key).is_some() {
-            notes.push(format!(
-                "{}: {key} has no part in a strategy and is left out",
-                doc.place(key)
-            ));
-        }
-    }
     let decisions = Decisions {
         tp,
         pp,
@@ -57,12 +35,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         cp,
         cp_kind: cp_kind(doc)?,
         ep: size("--expert-model-parallel-size")?,
-        etp: match doc.size("--expert-tensor-parallel-size")? {
-            Some(_) => size("--expert-tensor-parallel-size")?,
-            // Megatron-LM's default.
-            None if moe => tp,
-            None => 1,
-        },
+        etp: expert_tensor_parallel(doc, given, tp)?,
         dp_shard,
         dp_replicate,
         zero,
@@ -71,43 +44,62 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         micro_batch,
         num_micro_batches: micro_batches(doc, global, global_batch, per_step)?,
         recompute: recompute(doc)?,
-        schedule: if vpp > 1 {
-            ScheduleKind::Interleaved
-        } else {
-            ScheduleKind::OneFOneB
-        },
-        axis_order: if on("--use-tp-pp-dp-mapping")? {
-            AxisOrder::TP_CP_PP_DP
-        } else {
-            AxisOrder::TP_CP_DP_PP
+        schedule: ScheduleKind::one_f_one_b(vpp),
+        axis_order: match on("--use-tp-pp-dp-mapping")? {
+            true => AxisOrder::TP_CP_PP_DP,
+            false => AxisOrder::TP_CP_DP_PP,
         },
         stages,
-        overlap: Overlap {
-            grad_reduce: on("--overlap-grad-reduce")?,
-            param_gather: on("--overlap-param-gather")?,
-            tensor_parallel: on("--tp-comm-overlap")?,
-            pipeline: !on("--no-overlap-p2p-communication")?,
-        },
+        overlap: overlap(doc)?,
     };
     let seq_len = doc.size("--seq-length")?.or(given.seq_len);
-    let seq_len = seq_len.ok_or_else(|| ImportError::Missing {
-        path: doc.path.clone(),
-        what: "the sequence length".to_owned(),
-        how: "give --seq".to_owned(),
-    })?;
+    let seq_len = seq_len.ok_or_else(|| doc.missing("the sequence length", "give --seq"))?;
+    let sizes = WorkloadSizes {
+        gpus,
+        seq_len,
+        global_batch,
+        precision: precision(doc)?,
+    };
     Ok(Imported {
         dialect: Dialect::MegatronLm,
         decisions,
-        workload: workload(
-            doc,
-            WorkloadSizes {
-                gpus,
-                seq_len,
-                global_batch,
-                precision: precision(doc)?,
-            },
-        )?,
-        notes,
+        workload: workload(doc, sizes)?,
+        notes: left_out(doc),
+    })
+}
+
+/// Options that no strategy holds: a note for each.
+fn left_out(doc: &Document) -> Vec<String> {
+    let options = [
+        "--rampup-batch-size",
+        "--use-torch-fsdp2",
+        "--tensor-parallel-num-weight-shards",
+    ];
+    let given = options.into_iter().filter(|key| doc.find(key).is_some());
+    given
+        .map(|key| {
+            let place = doc.place(key);
+            format!("{place}: {key} has no part in a strategy and is left out")
+        })
+        .collect()
+}
+
+/// Ranks that split an expert; unless the file says, as many as split a dense layer.
+fn expert_tensor_parallel(doc: &Document, given: &Given<'_>, tp: u64) -> Result<u64, ImportError> {
+    let key = "--expert-tensor-parallel-size";
+    match doc.size(key)? {
+        Some(_) => doc.degree(key),
+        None => Ok(given.model.moe.map_or(1, |_| tp)),
+    }
+}
+
+fn overlap(doc: &Document) -> Result<Overlap, ImportError> {
+    let on = |key: &str| doc.flag(key).map(|f| f == Some(true));
+    Ok(Overlap {
+        grad_reduce: on("--overlap-grad-reduce")?,
+        param_gather: on("--overlap-param-gather")?,
+        tensor_parallel: on("--tp-comm-overlap")?,
+        pipeline: !on("--no-overlap-p2p-communication")?,
     })
 }
 
@@ -159,6 +151,14 @@ fn zero(doc: &Document) -> Result<Zero, ImportError> {
     })
 }
 
+fn shards_and_replicas(doc: &Document, zero: Zero, dp: u64) -> Result<(u64, u64), ImportError> {
+    if zero == Zero::Z0 {
+        return Ok((1, dp));
+    }
+    let replicas = doc.degree("--num-distributed-optimizer-instances")?;
+    Ok((data_parallel(doc, dp, replicas)?, replicas))
+}
+
 fn cp_kind(doc: &Document) -> Result<CpKind, ImportError> {
     let key = "--cp-comm-type";
     match doc.text(key)? {
@@ -192,11 +192,10 @@ fn recompute(doc: &Document) -> Result<Recompute, ImportError> {
             match (doc.text("--recompute-method")?, layers) {
                 (Some("block"), Some(n)) => Ok(Recompute::Layers(n)),
                 (Some("uniform") | None, _) => Ok(Recompute::Full),
-                (Some("block"), None) => Err(ImportError::Missing {
-                    path: doc.path.clone(),
-                    what: "--recompute-num-layers".to_owned(),
-                    how: "--recompute-method block needs it".to_owned(),
-                }),
+                (Some("block"), None) => Err(doc.missing(
+                    "--recompute-num-layers",
+                    "--recompute-method block needs it",
+                )),
                 (Some(_), _) => Err(doc.wrong("--recompute-method", "uniform or block")),
             }
         }
@@ -222,6 +221,9 @@ fn precision(doc: &Document) -> Result<Precision, ImportError> {
     })
 }
 
+const PIPELINE: &str = "--pipeline-model-parallel-size";
+const LAYOUT: &str = "--pipeline-model-parallel-layout";
+
 /// Layers of every virtual stage, and virtual stages per rank.
 fn stages(
     doc: &Document,
@@ -229,43 +231,13 @@ fn stages(
     pp: u64,
 ) -> Result<(StagePartition, u64), ImportError> {
     let layers = given.model.layers;
-    let layout = "--pipeline-model-parallel-layout";
-    if let Some(text) = doc.text(layout)? {
-        let stages = parse_layout(text)
-            .ok_or_else(|| doc.wrong(layout, "a layout such as Et*9|t*10|t*11L"))?;
-        let count = stages.len() as u64;
-        if stages.iter().sum::<u64>() != layers || !count.is_multiple_of(pp) {
-            let message = format!(
-                "{} layers in {count} stages; {layers} layers in a multiple of {pp} stages are needed",
-                stages.iter().sum::<u64>()
-            );
-            return Err(doc.unsupported(layout, &message));
-        }
-        return Ok((StagePartition(stages), count / pp));
+    if let Some(text) = doc.text(LAYOUT)? {
+        return stages_of_layout(doc, text, layers, pp);
     }
-    let each = "--num-layers-per-virtual-pipeline-stage";
-    let vpp = match (
-        doc.size("--num-virtual-stages-per-pipeline-rank")?,
-        doc.size(each)?,
-    ) {
-        (Some(_), _) => doc.degree("--num-virtual-stages-per-pipeline-rank")?,
-        (None, Some(n))
-            if n > 0 && (layers / pp).is_multiple_of(n) && layers.is_multiple_of(pp) =>
-        {
-            layers / pp / n
-        }
-        (None, Some(_)) => {
-            let message = format!("does not divide the {layers} layers over {pp} stages");
-            return Err(doc.unsupported(each, &message));
-        }
-        (None, None) => 1,
-    };
+    let vpp = virtual_stages(doc, layers, pp)?;
     let count = pp.saturating_mul(vpp);
     if count > 1 << 16 {
-        return Err(doc.wrong(
-            "--pipeline-model-parallel-size",
-            "below 65537 stages in all",
-        ));
+        return Err(doc.wrong(PIPELINE, "below 65537 stages in all"));
     }
     let (first, last) = (
         "--decoder-first-pipeline-num-layers",
@@ -279,20 +251,58 @@ fn stages(
         return Ok((ends, vpp));
     }
     let on = |key: &str| doc.flag(key).map(|f| f == Some(true));
-    let embedding = on("--account-for-embedding-in-pipeline-split")?;
+    let key = "--account-for-embedding-in-pipeline-split";
+    let embedding = on(key)?;
     let loss = on("--account-for-loss-in-pipeline-split")?;
     if (embedding || loss) && count > 1 {
         let ends =
             StagePartition::lighter_ends(layers, count, u64::from(embedding), u64::from(loss));
-        let key = "--account-for-embedding-in-pipeline-split";
         let ends = ends.ok_or_else(|| doc.unsupported(key, "the layers do not divide evenly"))?;
         return Ok((ends, vpp));
     }
     if !layers.is_multiple_of(count) {
-        let message = format!("{layers} layers do not divide into {count} stages; give {layout}");
-        return Err(doc.unsupported("--pipeline-model-parallel-size", &message));
+        let message = format!("{layers} layers do not divide into {count} stages; give {LAYOUT}");
+        return Err(doc.unsupported(PIPELINE, &message));
     }
     Ok((StagePartition(vec![layers / count; count as usize]), vpp))
+}
+
+/// The same where a layout states every stage.
+fn stages_of_layout(
+    doc: &Document,
+    text: &str,
+    layers: u64,
+    pp: u64,
+) -> Result<(StagePartition, u64), ImportError> {
+    let stages =
+        parse_layout(text).ok_or_else(|| doc.wrong(LAYOUT, "a layout such as Et*9|t*10|t*11L"))?;
+    let (held, count) = (stages.iter().sum::<u64>(), stages.len() as u64);
+    if held != layers || !count.is_multiple_of(pp) {
+        let message = format!(
+            "{held} layers in {count} stages; {layers} layers in a multiple of {pp} stages are needed"
+        );
+        return Err(doc.unsupported(LAYOUT, &message));
+    }
+    Ok((StagePartition(stages), count / pp))
+}
+
+/// Virtual stages per rank.
+fn virtual_stages(doc: &Document, layers: u64, pp: u64) -> Result<u64, ImportError> {
+    let count = "--num-virtual-stages-per-pipeline-rank";
+    let each = "--num-layers-per-virtual-pipeline-stage";
+    match (doc.size(count)?, doc.size(each)?) {
+        (Some(_), _) => doc.degree(count),
+        (None, Some(n))
+            if n > 0 && (layers / pp).is_multiple_of(n) && layers.is_multiple_of(pp) =>
+        {
+            Ok(layers / pp / n)
+        }
+        (None, Some(_)) => {
+            let message = format!("does not divide the {layers} layers over {pp} stages");
+            Err(doc.unsupported(each, &message))
+        }
+        (None, None) => Ok(1),
+    }
 }
 
 /// Megatron-LM splits the first and last *rank's* layers over its virtual stages.
@@ -324,53 +334,4 @@ fn ends(
         }
     }
     Some(StagePartition(stages))
-}
-
-/// Decoder layers of each stage of a layout: `|` separates stages, `*n` repeats a letter or a group.
-pub(crate) fn parse_layout(text: &str) -> Option<Vec<u64>> {
-    let flat = unrolled(
-        &mut text
-            .chars()
-            .filter(|c| !c.is_whitespace() && *c != ',')
-            .peekable(),
-        0,
-    )?;
-    if flat.len() > 1 << 20 {
-        return None;
-    }
-    let stages = flat.split('|');
-    stages
-        .map(|stage| {
-            let known = stage.chars().all(|c| "EtmL".contains(c));
-            known.then(|| stage.matches('t').count() as u64)
-        })
-        .collect()
-}
-
-fn unrolled(
-    chars: &mut std::iter::Peekable<impl Iterator<Item = char>>,
-    depth: usize,
-) -> Option<String> {
-    let mut flat = String::new();
-    while let Some(c) = chars.next() {
-        let unit = match c {
-            ')' if depth > 0 => return Some(flat),
-            '(' if depth < 8 => unrolled(chars, depth + 1)?,
-            ')' | '(' => return None,
-            c => c.to_string(),
-        };
-        let mut times = 1usize;
-        if chars.next_if_eq(&'*').is_some() {
-            let mut digits = String::new();
-            while let Some(d) = chars.next_if(char::is_ascii_digit) {
-                digits.push(d);
-            }
-            times = digits.parse().ok()?;
-        }
-        if unit.len().checked_mul(times)? > 1 << 20 || flat.len() > 1 << 20 {
-            return None;
-        }
-        flat.push_str(&unit.repeat(times));
-    }
-    (depth == 0).then_some(flat)
 }

@@ -2,11 +2,14 @@
 
 use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
 
-use super::{Document, Given, ImportError, Imported, data_parallel, micro_batches, workload};
+use super::document::Document;
+use super::error::ImportError;
+use super::imported::{Given, Imported};
+use super::sizes::{data_parallel, micro_batches, workload};
 use crate::config::{Node, Value};
 use crate::export::Dialect;
+use plans::decisions::{Decisions, Recompute};
 use plans::partition::StagePartition;
-use plans::strategy::{Decisions, Recompute};
 
 /// torchtitan's defaults where a file is silent (`TrainingConfig` and `ParallelismConfig`).
 const LOCAL_BATCH: u64 = 8;
@@ -14,22 +17,13 @@ const SEQ_LEN: u64 = 2048;
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
     let size = |key: &str| doc.degree(&format!("parallelism.{key}"));
-    let (tp, cp) = (
-        size("tensor_parallel_degree")?,
-        size("context_parallel_degree")?,
-    );
+    let tp = size("tensor_parallel_degree")?;
+    let cp = size("context_parallel_degree")?;
     let pp = size("pipeline_parallel_degree")?;
     let dp_replicate = size("data_parallel_replicate_degree")?;
-    let dp_shard = sharded(
-        doc,
-        given,
-        dp_replicate
-            .saturating_mul(tp)
-            .saturating_mul(cp)
-            .saturating_mul(pp),
-    )?;
+    let ranks = |dp: u64| dp.saturating_mul(tp).saturating_mul(cp).saturating_mul(pp);
+    let dp_shard = sharded(doc, given, ranks(dp_replicate))?;
     let dp = dp_shard.saturating_mul(dp_replicate);
-    let gpus = dp.saturating_mul(tp).saturating_mul(cp).saturating_mul(pp);
     let mut notes = Vec::new();
     let batch = batch(doc, dp, pp)?;
     let schedule = schedule(doc, pp)?;
@@ -40,13 +34,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         Zero::Z0
     };
     let ep = size("expert_parallel_degree")?;
-    let toml = doc.dialect == Dialect::Torchtitan02;
-    let etp = match (given.model.moe.is_some(), toml, ep) {
-        (false, ..) => 1,
-        (true, _, 1) => tp,
-        (true, true, _) => size("expert_tensor_parallel_degree")?,
-        (true, false, _) => 1,
-    };
+    let etp = expert_tensor_parallel(doc, given, tp, ep)?;
     let decisions = Decisions {
         tp,
         pp,
@@ -74,20 +62,33 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
             pipeline: true,
         },
     };
+    let sizes = WorkloadSizes {
+        gpus: ranks(dp),
+        seq_len: batch.seq_len,
+        global_batch: batch.global,
+        precision: precision(doc)?,
+    };
     Ok(Imported {
         dialect: doc.dialect,
         decisions,
-        workload: workload(
-            doc,
-            WorkloadSizes {
-                gpus,
-                seq_len: batch.seq_len,
-                global_batch: batch.global,
-                precision: precision(doc)?,
-            },
-        )?,
+        workload: workload(doc, sizes)?,
         notes,
     })
+}
+
+/// Without expert parallelism experts are split as the dense layers are.
+fn expert_tensor_parallel(
+    doc: &Document,
+    given: &Given<'_>,
+    tp: u64,
+    ep: u64,
+) -> Result<u64, ImportError> {
+    let toml = doc.dialect == Dialect::Torchtitan02;
+    match (given.model.moe.is_some(), toml, ep) {
+        (true, _, 1) => Ok(tp),
+        (true, true, _) => doc.degree("parallelism.expert_tensor_parallel_degree"),
+        (false, ..) | (true, false, _) => Ok(1),
+    }
 }
 
 fn sharded(doc: &Document, given: &Given<'_>, rest: u64) -> Result<u64, ImportError> {
@@ -96,11 +97,7 @@ fn sharded(doc: &Document, given: &Given<'_>, rest: u64) -> Result<u64, ImportEr
         Some(n) if n >= 1 => doc.degree(key),
         None | Some(-1) => match given.gpus {
             Some(gpus) => data_parallel(doc, gpus, rest),
-            None => Err(ImportError::Missing {
-                path: doc.path.clone(),
-                what: format!("{key} (-1: the rest of the ranks)"),
-                how: "give --gpus".to_owned(),
-            }),
+            None => Err(doc.missing(format!("{key} (-1: the rest of the ranks)"), "give --gpus")),
         },
         Some(_) => Err(doc.wrong(key, "-1 or at least 1")),
     }

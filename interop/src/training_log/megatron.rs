@@ -1,7 +1,8 @@
 //! Megatron-LM: `[time] iteration 10/ 500 | … | elapsed time per iteration (ms): 1234.5 | …`
 //! (`megatron/training/training.py`, `training_log`).
 
-use super::{Line, LogError, LoggedStep};
+use super::line::Line;
+use super::log::{LogError, LoggedStep};
 
 pub(super) fn step(line: &Line<'_>) -> Result<Option<LoggedStep>, LogError> {
     let elapsed = "elapsed time per iteration (ms):";

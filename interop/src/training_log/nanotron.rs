@@ -1,7 +1,8 @@
 //! nanotron: `iteration: 10 / 2000 | consumed_tokens: 1.05M | time_per_iteration_ms: 1.23K |
 //! tokens_per_sec_per_gpu: 10.7K | …` (`src/nanotron/trainer.py`, `train_step_logs`).
 
-use super::{Line, LogError, LoggedStep};
+use super::line::Line;
+use super::log::{LogError, LoggedStep};
 
 pub(super) fn step(line: &Line<'_>) -> Result<Option<LoggedStep>, LogError> {
     if !line.text.contains("iteration:") || !line.text.contains("time_per_iteration_ms:") {

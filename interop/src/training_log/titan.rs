@@ -1,7 +1,8 @@
 //! torchtitan: `step: 10 loss: … memory: 30.50GiB(38.5%) tps: 7,123 tflops: 412.3 mfu: 41.7%`
 //! (`torchtitan/components/metrics.py`; `tps` is per device).
 
-use super::{Line, LogError, LoggedStep};
+use super::line::Line;
+use super::log::{LogError, LoggedStep};
 
 pub(super) fn step(line: &Line<'_>) -> Result<Option<LoggedStep>, LogError> {
     if !line.text.contains("step:") || !line.text.contains(" tps: ") {

@@ -2,7 +2,7 @@
 //! deepseek-ai/DualPipe `dualpipev.py`). Steps: warm-up forwards of both chunks, input and weight
 //! halves in the ramps, forward–backward pairs in the middle.
 
-use super::{Action, ActionKind, action};
+use super::action::{Action, ActionKind, action};
 
 struct Builder {
     rank: u32,

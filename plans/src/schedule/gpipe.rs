@@ -1,6 +1,6 @@
 //! GPipe: all forwards, then all backwards (Huang et al. 2019).
 
-use super::{Action, ActionKind, action};
+use super::action::{Action, ActionKind, action};
 
 pub(super) fn ranks(p: u32, m: u32) -> Vec<Vec<Action>> {
     (0..p)

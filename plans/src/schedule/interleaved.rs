@@ -1,7 +1,7 @@
 //! Interleaved 1F1B: each rank holds `v` chunks and runs micro-batches in groups of `p`
 //! (Narayanan et al. 2021, figure 4 bottom; Megatron-LM `forward_backward_pipelining_with_interleaving`).
 
-use super::{Action, ActionKind, action};
+use super::action::{Action, ActionKind, action};
 
 pub(super) fn ranks(p: u32, v: u32, m: u32) -> Vec<Vec<Action>> {
     let total = m * v;

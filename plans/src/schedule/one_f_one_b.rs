@@ -1,7 +1,7 @@
 //! 1F1B: after `min(p − r − 1, m)` warm-up forwards, one forward and one backward in turn
 //! (Narayanan et al. 2021, figure 4 top).
 
-use super::{Action, ActionKind, action};
+use super::action::{Action, ActionKind, action};
 
 pub(super) fn ranks(p: u32, m: u32) -> Vec<Vec<Action>> {
     (0..p)

@@ -2,7 +2,7 @@
 //! figure 3 top). Rank `r` warms up like 1F1B; its weight halves lag `r` micro-batches behind, so
 //! that at most `p` micro-batches are held anywhere. Bubble: `(p − 1)(F + I − W)`.
 
-use super::{Action, ActionKind, action};
+use super::action::{Action, ActionKind, action};
 
 pub(super) fn ranks(p: u32, m: u32) -> Vec<Vec<Action>> {
     (0..p)

@@ -4,7 +4,7 @@
 //! and drains; a weight half follows its input half except in the drain's last corner, where
 //! input halves go first because other ranks wait for them.
 
-use super::{Action, ActionKind, action};
+use super::action::{Action, ActionKind, action};
 
 /// One rank's list in the making. Chunk 0 goes down the V, chunk 1 comes back.
 struct Builder {

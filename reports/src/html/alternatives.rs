@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::section as frame;
+use super::page::section as frame;
 use crate::format;
 use crate::input::{Alternative, ReportInput};
 

@@ -4,7 +4,7 @@ use catalog::Seconds;
 use maud::{Markup, html};
 use plans::Prediction;
 
-use super::section as frame;
+use super::page::section as frame;
 use crate::format;
 
 /// Kernels beyond this many are summed: the list is for reading, the JSON has them all.

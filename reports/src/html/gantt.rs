@@ -10,7 +10,7 @@ use maud::{Markup, PreEscaped, html};
 use plans::{Event, Timeline};
 use serde_json::{Value, json};
 
-use super::section as frame;
+use super::page::section as frame;
 use crate::format;
 use crate::input::ReportInput;
 use crate::perfetto;

@@ -4,7 +4,7 @@ use catalog::Bytes;
 use maud::{Markup, html};
 use plans::Prediction;
 
-use super::section as frame;
+use super::page::section as frame;
 use crate::format;
 use crate::input::ReportInput;
 

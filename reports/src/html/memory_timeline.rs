@@ -6,7 +6,7 @@ use catalog::{Bytes, Seconds};
 use maud::{Markup, html};
 use plans::Timeline;
 
-use super::section as frame;
+use super::page::section as frame;
 use crate::format;
 use crate::input::ReportInput;
 

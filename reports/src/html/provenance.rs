@@ -4,7 +4,7 @@ use catalog::Origin;
 use maud::{Markup, html};
 use plans::{Prediction, UsedConstant};
 
-use super::section as frame;
+use super::page::section as frame;
 
 /// The sortable table of constants.
 pub(super) fn section(prediction: &Prediction) -> Markup {

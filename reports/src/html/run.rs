@@ -4,7 +4,7 @@ use catalog::{Bytes, Seconds};
 use maud::{Markup, html};
 use plans::{Event, Stream, Timeline};
 
-use super::{document, section as frame};
+use super::page::{document, section as frame};
 use crate::format;
 
 /// Events a drawing carries; beyond that the earliest are shown.

@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 use std::collections::BTreeMap;
 
-use super::section as frame;
+use super::page::section as frame;
 use crate::format;
 use crate::input::ReportInput;
 

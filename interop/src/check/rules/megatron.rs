@@ -2,43 +2,85 @@
 
 use catalog::model::ModelConfig;
 
-use super::{Rules, times};
+use super::collector::{Rules, times};
+
+const TP: &str = "--tensor-model-parallel-size";
+const PP: &str = "--pipeline-model-parallel-size";
+const SP: &str = "--sequence-parallel";
+const LAYOUT: &str = "--pipeline-model-parallel-layout";
 
 pub(super) fn megatron(r: &mut Rules<'_>, model: Option<&ModelConfig>) {
-    let (tp, pp, cp) = (
-        "--tensor-model-parallel-size",
-        "--pipeline-model-parallel-size",
-        "--context-parallel-size",
-    );
-    let (t, p, c) = (r.size_or_one(tp), r.size_or_one(pp), r.size_or_one(cp));
-    let sp = "--sequence-parallel";
+    let (t, p) = (r.size_or_one(TP), r.size_or_one(PP));
+    let c = r.size_or_one("--context-parallel-size");
+    sequence_parallel(r, t);
+    let interleaved = virtual_stages(r, p);
+    overlap(r);
+    for key in [
+        "--expert-model-parallel-size",
+        "--expert-tensor-parallel-size",
+    ] {
+        let used = r.size(key).is_some_and(|n| n > 1);
+        let experts = r.has("--num-experts");
+        r.require(!used || experts, key, "needs a model with --num-experts");
+    }
+    recomputation(r);
+    fsdp(r, p);
+    heads(r, t, model);
+    layers(r, p, interleaved, model);
+    if r.on("--no-overlap-p2p-communication") && p == 2 && interleaved {
+        r.require(
+            false,
+            "--no-overlap-p2p-communication",
+            "interleaving over 2 ranks needs overlapped sends and receives",
+        );
+    }
+    sequence(r, c);
+    let both = r.on("--bf16") && r.on("--fp16");
+    r.require(!both, "--fp16", "cannot stand beside --bf16");
     r.require(
-        !r.on(sp) || t > 1,
-        sp,
-        format!("has no effect without {tp} of at least 2; Megatron-LM switches it off"),
+        !r.has("--fp8-format") || !r.has("--fp4-format"),
+        "--fp4-format",
+        "cannot stand beside --fp8-format",
     );
-    let experts = r.has("--num-experts");
+    batch_of_megatron(r, times(&[t, p, c]));
+}
+
+fn sequence_parallel(r: &mut Rules<'_>, tp: u64) {
     r.require(
-        !experts || t == 1 || r.on(sp),
-        tp,
-        format!("experts with tensor parallelism need {sp}"),
+        !r.on(SP) || tp > 1,
+        SP,
+        format!("has no effect without {TP} of at least 2; Megatron-LM switches it off"),
     );
-    let virtual_stages = [
+    r.require(
+        !r.has("--num-experts") || tp == 1 || r.on(SP),
+        TP,
+        format!("experts with tensor parallelism need {SP}"),
+    );
+}
+
+/// Whether an option states the virtual stages; only one may.
+fn virtual_stages(r: &mut Rules<'_>, pp: u64) -> bool {
+    let stating = [
         "--num-layers-per-virtual-pipeline-stage",
         "--num-virtual-stages-per-pipeline-rank",
-        "--pipeline-model-parallel-layout",
+        LAYOUT,
     ];
-    let given: Vec<&str> = virtual_stages.into_iter().filter(|k| r.has(k)).collect();
-    if let [first, rest @ ..] = given.as_slice() {
-        for key in rest {
-            r.require(
-                false,
-                key,
-                format!("cannot stand beside {first}; one of them says the stages"),
-            );
-        }
-        r.require(p > 1, first, format!("needs {pp} of at least 2"));
+    let given: Vec<&str> = stating.into_iter().filter(|k| r.has(k)).collect();
+    let [first, rest @ ..] = given.as_slice() else {
+        return false;
+    };
+    for key in rest {
+        r.require(
+            false,
+            key,
+            format!("cannot stand beside {first}; one of them says the stages"),
+        );
     }
+    r.require(pp > 1, first, format!("needs {PP} of at least 2"));
+    true
+}
+
+fn overlap(r: &mut Rules<'_>) {
     let gather = "--overlap-param-gather";
     if r.on(gather) {
         let sharded = r.on("--use-distributed-optimizer") || r.on("--use-megatron-fsdp");
@@ -53,73 +95,55 @@ pub(super) fn megatron(r: &mut Rules<'_>, model: Option<&ModelConfig>) {
             "needs --overlap-grad-reduce",
         );
     }
-    let overlap = "--tp-comm-overlap";
-    r.require(!r.on(overlap) || r.on(sp), overlap, format!("needs {sp}"));
-    for key in [
-        "--expert-model-parallel-size",
-        "--expert-tensor-parallel-size",
-    ] {
-        let used = r.size(key).is_some_and(|n| n > 1);
-        r.require(!used || experts, key, "needs a model with --num-experts");
-    }
-    recomputation(r);
-    fsdp(r, p);
-    heads(r, t, model);
-    let layers = r.size("--num-layers").or(model.map(|m| m.layers));
-    let stated = given.is_empty()
+    let tensor = "--tp-comm-overlap";
+    r.require(!r.on(tensor) || r.on(SP), tensor, format!("needs {SP}"));
+}
+
+/// Layers divide evenly over the stages, unless the file says which stage holds how many.
+fn layers(r: &mut Rules<'_>, pp: u64, interleaved: bool, model: Option<&ModelConfig>) {
+    let Some(layers) = r.size("--num-layers").or(model.map(|m| m.layers)) else {
+        return;
+    };
+    let even = !interleaved
         && !r.has("--decoder-first-pipeline-num-layers")
         && !r.has("--decoder-last-pipeline-num-layers")
         && !r.on("--account-for-embedding-in-pipeline-split")
         && !r.on("--account-for-loss-in-pipeline-split")
         && !r.has("--hybrid-layer-pattern");
-    if let Some(layers) = layers.filter(|_| stated) {
-        r.require(layers.is_multiple_of(p), pp, format!("{layers} layers do not divide into {p} stages; give --pipeline-model-parallel-layout"));
-    }
-    let layout = r
-        .text("--pipeline-model-parallel-layout")
-        .map(str::to_owned);
-    if let (Some(layers), Some(layout)) = (layers, layout) {
-        layout_rules(r, &layout, layers, p);
-    }
-    if r.on("--no-overlap-p2p-communication") && p == 2 && !given.is_empty() {
-        r.require(
-            false,
-            "--no-overlap-p2p-communication",
-            "interleaving over 2 ranks needs overlapped sends and receives",
-        );
-    }
-    let sequence = r.size("--seq-length");
-    if let Some(s) = sequence.filter(|_| c > 1) {
-        r.require(
-            s.is_multiple_of(times(&[2, c])),
-            "--seq-length",
-            format!("{s} is not a multiple of 2·cp = {}", times(&[2, c])),
-        );
-    }
-    if let (Some(s), Some(most)) = (sequence, r.size("--max-position-embeddings")) {
-        r.require(
-            s <= most,
-            "--seq-length",
-            format!("{s} is above --max-position-embeddings {most}"),
-        );
-    }
-    let both = r.on("--bf16") && r.on("--fp16");
-    r.require(!both, "--fp16", "cannot stand beside --bf16");
     r.require(
-        !r.has("--fp8-format") || !r.has("--fp4-format"),
-        "--fp4-format",
-        "cannot stand beside --fp8-format",
+        !even || layers.is_multiple_of(pp),
+        PP,
+        format!("{layers} layers do not divide into {pp} stages; give {LAYOUT}"),
     );
-    batch_of_megatron(r, times(&[t, p, c]));
+    if let Some(layout) = r.text(LAYOUT).map(str::to_owned) {
+        layout_rules(r, &layout, layers, pp);
+    }
+}
+
+fn sequence(r: &mut Rules<'_>, cp: u64) {
+    let key = "--seq-length";
+    let Some(sequence) = r.size(key) else { return };
+    let parts = times(&[2, cp]);
+    r.require(
+        cp <= 1 || sequence.is_multiple_of(parts),
+        key,
+        format!("{sequence} is not a multiple of 2·cp = {parts}"),
+    );
+    if let Some(most) = r.size("--max-position-embeddings") {
+        r.require(
+            sequence <= most,
+            key,
+            format!("{sequence} is above --max-position-embeddings {most}"),
+        );
+    }
 }
 
 fn batch_of_megatron(r: &mut Rules<'_>, model_parallel: u64) {
     let (micro, global) = (r.size("--micro-batch-size"), r.size("--global-batch-size"));
     let Some(gpus) = r.doc.gpus else { return };
-    let key = "--tensor-model-parallel-size";
     r.require(
         gpus.is_multiple_of(model_parallel),
-        key,
+        TP,
         format!("tp·pp·cp = {model_parallel} does not divide the {gpus} GPUs"),
     );
     if let (Some(micro), Some(global)) = (micro, global) {
@@ -194,17 +218,16 @@ fn heads(r: &mut Rules<'_>, tp: u64, model: Option<&ModelConfig>) {
         .size("--num-attention-heads")
         .or(model.map(|m| m.attention.heads));
     if let Some(heads) = heads {
-        let key = "--tensor-model-parallel-size";
         r.require(
             heads.is_multiple_of(tp),
-            key,
+            TP,
             format!("{tp} does not divide the {heads} attention heads"),
         );
     }
 }
 
 fn layout_rules(r: &mut Rules<'_>, layout: &str, layers: u64, pp: u64) {
-    let key = "--pipeline-model-parallel-layout";
+    let key = LAYOUT;
     let Some(stages) = crate::import::parse_layout(layout) else {
         r.require(false, key, "is not a layout such as Et*9|t*10|t*11L");
         return;

@@ -1,6 +1,6 @@
 //! DeepSpeed, accelerate, axolotl, nanotron.
 
-use super::{Rules, times};
+use super::collector::{Rules, times};
 use crate::config::Node;
 
 pub(super) fn deepspeed(r: &mut Rules<'_>) {

@@ -2,7 +2,7 @@
 
 use catalog::model::ModelConfig;
 
-use super::{Rules, times};
+use super::collector::{Rules, times};
 use crate::config::Node;
 use crate::export::Dialect;
 
@@ -38,32 +38,37 @@ pub(super) fn torchtitan(r: &mut Rules<'_>, model: Option<&ModelConfig>) {
             format!("has {count} parts, not a multiple of {p} ranks"),
         );
     }
-    let ep = r.size_or_one(&axis("expert_parallel_degree"));
-    let etp = r.size(&axis("expert_tensor_parallel_degree")).unwrap_or(1);
-    if r.doc.dialect == Dialect::Torchtitan02 {
-        let key = axis("expert_tensor_parallel_degree");
-        r.require(
-            ep == 1 || etp == t || etp == 1,
-            &key,
-            format!("{etp} is neither 1 nor tp = {t}"),
-        );
-    }
-    if let Some(shard) = r.size(&axis("data_parallel_shard_degree")) {
-        let cp = r.size_or_one(&axis("context_parallel_degree"));
-        let inner = times(&[shard, cp, t]);
-        let key = axis("expert_parallel_degree");
-        r.require(
-            inner.is_multiple_of(ep),
-            &key,
-            format!("{ep} does not divide dp_shard·cp·tp = {inner}"),
-        );
-    }
+    experts(r, t);
     async_tensor_parallel(r);
     if r.text("activation_checkpoint.mode") == Some("memory_budget") {
         r.require(
             r.on("compile.enable"),
             "activation_checkpoint.mode",
             "memory_budget needs compile.enable",
+        );
+    }
+}
+
+fn experts(r: &mut Rules<'_>, tp: u64) {
+    let axis = |name: &str| format!("parallelism.{name}");
+    let ep = r.size_or_one(&axis("expert_parallel_degree"));
+    let etp = r.size(&axis("expert_tensor_parallel_degree")).unwrap_or(1);
+    if r.doc.dialect == Dialect::Torchtitan02 {
+        let key = axis("expert_tensor_parallel_degree");
+        r.require(
+            ep == 1 || etp == tp || etp == 1,
+            &key,
+            format!("{etp} is neither 1 nor tp = {tp}"),
+        );
+    }
+    if let Some(shard) = r.size(&axis("data_parallel_shard_degree")) {
+        let cp = r.size_or_one(&axis("context_parallel_degree"));
+        let inner = times(&[shard, cp, tp]);
+        let key = axis("expert_parallel_degree");
+        r.require(
+            inner.is_multiple_of(ep),
+            &key,
+            format!("{ep} does not divide dp_shard·cp·tp = {inner}"),
         );
     }
 }

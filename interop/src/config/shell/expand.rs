@@ -1,10 +1,7 @@
 //! What words become: variables, arrays and products put in.
 
 use super::lexer::{Piece, Raw};
-use super::{Script, Word};
-
-/// More text than this comes from variables that double themselves.
-pub(super) const MAX_TEXT: usize = 1 << 22;
+use super::script::{MAX_TEXT, Script, Word};
 
 /// Expansion without splitting, as in an assignment; nothing when it is too long.
 pub(super) fn joined(raw: &Raw, script: &Script) -> Option<Vec<Word>> {

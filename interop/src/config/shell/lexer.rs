@@ -1,6 +1,6 @@
 //! Words of a shell script, as written.
 
-use crate::config::SyntaxError;
+use crate::config::error::SyntaxError;
 
 #[derive(Clone, Debug)]
 pub(super) enum Token {
@@ -201,77 +201,76 @@ impl<'a> Lexer<'a> {
         Ok(())
     }
 
+    /// What follows a `$`.
     fn variable(&mut self, quoted: bool) -> Result<Piece, SyntaxError> {
-        let line = self.line;
+        let named = |name: String| Piece::Variable {
+            name,
+            default: None,
+            quoted,
+        };
         match self.chars.peek() {
-            Some('{') => {
-                self.next();
-                let inner = self.braces(line)?;
-                let end = inner.find(|c: char| !is_name(c)).unwrap_or(inner.len());
-                let (name, rest) = inner.split_at(end);
-                let default = [":-", "-", ":="]
-                    .iter()
-                    .find_map(|op| rest.strip_prefix(op));
-                let array = rest.starts_with("[@]") || rest.starts_with("[*]");
-                let name = if array {
-                    format!("{name}[@]")
-                } else {
-                    name.to_owned()
-                };
-                let default = default.map(|text| text.trim_matches(['"', '\'']).to_owned());
-                Ok(Piece::Variable {
-                    name,
-                    default,
-                    quoted,
-                })
-            }
+            Some('{') => self.braced(quoted),
             Some('(') => {
-                let mut depth = 0;
-                let mut text = String::from("$");
-                loop {
-                    let Some(c) = self.next() else {
-                        return Err(SyntaxError::new(self.path, line, "`$(` is not closed"));
-                    };
-                    text.push(c);
-                    depth += i32::from(c == '(') - i32::from(c == ')');
-                    if depth == 0 && text.starts_with("$((") {
-                        let (name, default) = (text, None);
-                        return Ok(Piece::Variable {
-                            name,
-                            default,
-                            quoted,
-                        });
-                    }
-                    if depth == 0 {
-                        return Ok(Piece::Text(text, quoted));
-                    }
-                }
-            }
-            Some(&c) if c == '@' || c == '*' => {
-                self.next();
-                let name = "@[@]".to_owned();
-                Ok(Piece::Variable {
-                    name,
-                    default: None,
-                    quoted,
+                let text = self.parentheses()?;
+                Ok(if text.starts_with("$((") {
+                    named(text)
+                } else {
+                    Piece::Text(text, quoted)
                 })
+            }
+            Some('@' | '*') => {
+                self.next();
+                Ok(named("@[@]".to_owned()))
             }
             Some(&c) if is_name(c) => {
                 let mut name = String::new();
-                while let Some(&c) = self.chars.peek() {
-                    if !is_name(c) {
-                        break;
-                    }
+                while let Some(c) = self.chars.next_if(|&c| is_name(c)) {
                     name.push(c);
-                    self.next();
                 }
-                Ok(Piece::Variable {
-                    name,
-                    default: None,
-                    quoted,
-                })
+                Ok(named(name))
             }
             _ => Ok(Piece::Text("$".to_owned(), quoted)),
+        }
+    }
+
+    /// `${name}`, `${name:-default}` or `${name[@]}`, after the `$`.
+    fn braced(&mut self, quoted: bool) -> Result<Piece, SyntaxError> {
+        let line = self.line;
+        self.next();
+        let inner = self.braces(line)?;
+        let end = inner.find(|c: char| !is_name(c)).unwrap_or(inner.len());
+        let (name, rest) = inner.split_at(end);
+        let default = [":-", "-", ":="]
+            .iter()
+            .find_map(|op| rest.strip_prefix(op));
+        let array = rest.starts_with("[@]") || rest.starts_with("[*]");
+        let name = if array {
+            format!("{name}[@]")
+        } else {
+            name.to_owned()
+        };
+        let default = default.map(|text| text.trim_matches(['"', '\'']).to_owned());
+        Ok(Piece::Variable {
+            name,
+            default,
+            quoted,
+        })
+    }
+
+    /// `$(…)` or `$((…))` as text, after the `$`.
+    fn parentheses(&mut self) -> Result<String, SyntaxError> {
+        let line = self.line;
+        let mut depth = 0;
+        let mut text = String::from("$");
+        loop {
+            let Some(c) = self.next() else {
+                return Err(SyntaxError::new(self.path, line, "`$(` is not closed"));
+            };
+            text.push(c);
+            depth += i32::from(c == '(') - i32::from(c == ')');
+            if depth == 0 {
+                return Ok(text);
+            }
         }
     }
 }

@@ -4,52 +4,13 @@
 
 mod expand;
 mod lexer;
+mod script;
 
-use std::collections::BTreeMap;
+pub use self::script::{Script, Word};
 
-use self::expand::{MAX_TEXT, expand, joined};
+use self::expand::{expand, joined};
 use self::lexer::{Lexer, Piece, Raw, Token, is_name};
-use super::SyntaxError;
-
-/// A word with the line it began on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Word {
-    /// Text, expanded.
-    pub text: String,
-    /// Line, from 1.
-    pub line: usize,
-}
-
-/// A script's words, command by command, and the variables it sets.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Script {
-    /// Words of each command.
-    pub commands: Vec<Vec<Word>>,
-    /// Variables and arrays; an ordinary variable has one word.
-    pub variables: BTreeMap<String, Vec<Word>>,
-    /// Bytes of text made so far.
-    made: usize,
-}
-
-impl Script {
-    /// Counts what an expansion made; too much is an error.
-    fn made(
-        &mut self,
-        words: Option<Vec<Word>>,
-        path: &str,
-        line: usize,
-    ) -> Result<Vec<Word>, SyntaxError> {
-        let length = |words: &Vec<Word>| words.iter().map(|w| w.text.len() + 1).sum::<usize>();
-        self.made += words.as_ref().map_or(MAX_TEXT, length).max(1);
-        match words {
-            Some(words) if self.made <= 4 * MAX_TEXT => Ok(words),
-            _ => {
-                let message = "the script's variables expand to too much text";
-                Err(SyntaxError::new(path, line, message))
-            }
-        }
-    }
-}
+use super::error::SyntaxError;
 
 /// Reads a script. `include` gives the text of a sourced file by its base name, if there is one.
 ///

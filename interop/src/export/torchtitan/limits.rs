@@ -2,10 +2,11 @@
 
 use catalog::{AxisOrder, CpKind, Precision, ScheduleKind, Zero};
 
-use super::Edition;
-use crate::export::{Job, Limits};
+use super::edition::Edition;
+use crate::export::job::Job;
+use crate::export::refusal::Limits;
+use plans::decisions::{Decisions, Recompute};
 use plans::grammar::{order_name, recompute_name};
-use plans::strategy::{Decisions, Recompute};
 
 /// What no edition, or not this one, can express.
 pub(super) fn refuse(job: &Job<'_>, edition: Edition, limits: &mut Limits) {

@@ -1,30 +1,26 @@
 //! torchtitan: the TOML of 0.2, and the Python configuration functions of 0.3 and of main, which
 //! counts the batch in tokens.
 
+mod edition;
 mod limits;
 mod registry;
 
 use catalog::{Precision, ScheduleKind, Zero};
 
+pub(crate) use self::edition::Edition;
+
 use self::limits::refuse;
-use self::registry::{family_module, registered};
+use self::registry::{Registered, family_module, registered};
+use super::job::{ExportedFile, Job, heading, python_heading};
 use super::launch::{Program, Starter};
-use super::{ExportedFile, Job, Limits, heading, python_heading};
+use super::refusal::Limits;
 use crate::config::{Node, Value, escape, write};
-use plans::strategy::{Decisions, Recompute};
+use plans::decisions::{Decisions, Recompute};
 
 /// Name of the 0.2 file.
 const TOML: &str = "train.toml";
 /// Module of the Python dialects.
 const MODULE: &str = "vescale_plan_config";
-
-/// The three dialects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Edition {
-    Toml02,
-    Python03,
-    PythonMain,
-}
 
 /// What starts torchtitan with the file.
 pub(crate) fn program(edition: Edition) -> Program {
@@ -227,33 +223,16 @@ fn compiles(job: &Job<'_>) -> bool {
 fn python(job: &Job<'_>, edition: Edition, limits: &mut Limits) -> String {
     let entry = registered(job.model).filter(|e| e.function.is_some());
     let function = entry.and_then(|e| e.function);
-    let module = entry.map_or_else(|| family_module(job.model), |e| e.module);
-    let fp8 = job.workload.precision == Precision::Fp8;
     let mut text = python_heading(job);
-    if fp8 {
-        text.push_str("from torchtitan.components.quantization import Float8LinearConverter\n");
-    }
-    text.push_str("from torchtitan.config import CompileConfig, ParallelismConfig\n");
-    text.push_str("from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC\n");
-    if fp8 {
-        text.push_str(&format!(
-            "from torchtitan.models.{module} import model_registry\n"
-        ));
-    }
-    if let Some(function) = function {
-        text.push_str(&format!(
-            "from torchtitan.models.{module}.config_registry import {function}\n"
-        ));
-    }
-    text.push_str("from torchtitan.trainer import Trainer\n\n\n");
+    text.push_str(&imports(job, entry));
     text.push_str("def apply(config: Trainer.Config) -> Trainer.Config:\n");
     text.push_str("    \"\"\"Sets what the plan decides.\"\"\"\n");
-    if fp8 {
+    if job.workload.precision == Precision::Fp8 {
         let flavor = entry.map_or(job.model.name.as_str(), |e| e.flavor);
         text.push_str(&format!(
             "    converters = [Float8LinearConverter.Config(model_compile_enabled={})]\n    \
              config.model_spec = model_registry({}, converters=converters)\n",
-            if compiles(job) { "True" } else { "False" },
+            boolean(compiles(job)),
             escape::quoted(flavor)
         ));
     }
@@ -272,13 +251,12 @@ fn python(job: &Job<'_>, edition: Edition, limits: &mut Limits) -> String {
         Recompute::SelectiveOps => "SelectiveAC.Config()",
         Recompute::Full | Recompute::Selective | Recompute::Layers(_) => "FullAC.Config()",
     };
-    text.push_str(&format!("    config.activation_checkpoint = {recompute}\n"));
-    let flag = |on: bool| if on { "True" } else { "False" };
     text.push_str(&format!(
-        "    config.compile = CompileConfig(enable={}, enable_async_tensor_parallel={})\n    \
+        "    config.activation_checkpoint = {recompute}\n    \
+         config.compile = CompileConfig(enable={}, enable_async_tensor_parallel={})\n    \
          return config\n",
-        flag(compiles(job)),
-        flag(async_tp(job.decisions)),
+        boolean(compiles(job)),
+        boolean(async_tp(job.decisions)),
     ));
     match function {
         Some(function) => text.push_str(&format!(
@@ -294,4 +272,32 @@ fn python(job: &Job<'_>, edition: Edition, limits: &mut Limits) -> String {
         ),
     }
     text
+}
+
+/// The import statements of the Python file; `entry` is the model's, if torchtitan configures it.
+fn imports(job: &Job<'_>, entry: Option<Registered>) -> String {
+    let module = entry.map_or_else(|| family_module(job.model), |e| e.module);
+    let fp8 = job.workload.precision == Precision::Fp8;
+    let mut text = String::new();
+    if fp8 {
+        text.push_str("from torchtitan.components.quantization import Float8LinearConverter\n");
+    }
+    text.push_str("from torchtitan.config import CompileConfig, ParallelismConfig\n");
+    text.push_str("from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC\n");
+    if fp8 {
+        text.push_str(&format!(
+            "from torchtitan.models.{module} import model_registry\n"
+        ));
+    }
+    if let Some(function) = entry.and_then(|e| e.function) {
+        text.push_str(&format!(
+            "from torchtitan.models.{module}.config_registry import {function}\n"
+        ));
+    }
+    text.push_str("from torchtitan.trainer import Trainer\n\n\n");
+    text
+}
+
+fn boolean(on: bool) -> &'static str {
+    if on { "True" } else { "False" }
 }

@@ -1,0 +1,105 @@
+//! A machine that was measured as a cluster: its devices and links have the rates that its kernels and messages
+//! reached.
+
+use std::sync::Arc;
+
+use crate::cluster::{Algorithm, Cluster, Fabric, Link};
+use crate::device::{Architecture, Device};
+use crate::dtype::DType;
+use crate::error::SpecError;
+use crate::profile::Profile;
+use crate::provenance::{Origin, Sourced};
+use crate::units::{Bandwidth, Bytes, FlopRate, Seconds};
+
+impl Profile {
+    /// The machine as a cluster whose devices are its GPUs, or ranks that share its cores.
+    ///
+    /// # Errors
+    /// When what was measured makes no sense as a device or a link.
+    pub fn cluster(self, path: &str) -> Result<Cluster, SpecError> {
+        let source = format!("{path}: {}", self.machine.processor);
+        let copies = self.fastest("copy", |sizes| {
+            8.0 * sizes.iter().map(|&s| s as f64).product::<f64>()
+        });
+        let copies = Bandwidth(copies.max(1e9));
+        let link = self.link(copies, &source);
+        let gpu = self.machine.gpu.as_ref();
+        let cluster = Cluster {
+            name: "local".to_owned(),
+            device: self.device(copies, &source),
+            gpus_per_node: 1 << 10,
+            scale_up_domain: 1 << 10,
+            scale_up: link.clone(),
+            scale_out: link,
+            in_switch_reduction: false,
+            fabric: Fabric::Local,
+            algorithms: Algorithm::MEASURED.to_vec(),
+            dollars_per_gpu_hour: None,
+            max_gpus: Some(gpu.map_or(1 << 10, |gpu| gpu.count)),
+            profile: Some(Arc::new(self)),
+            gpu_profile: None,
+            calibration: Vec::new(),
+        };
+        let checked = cluster.device.check().and_then(|()| cluster.check());
+        checked.map_err(|(field, message)| SpecError::Field {
+            path: path.to_owned(),
+            field: field.to_owned(),
+            message,
+        })?;
+        Ok(cluster)
+    }
+
+    /// One GPU, or one of the ranks that share the cores.
+    fn device(&self, copies: Bandwidth, source: &str) -> Device {
+        let (name, sm_count, cores) = match &self.machine.gpu {
+            Some(gpu) => {
+                let name = self.machine.processor.clone();
+                (name, u64::from(gpu.multiprocessors), 1)
+            }
+            None => ("cpu".to_owned(), 1, self.machine.cores),
+        };
+        let peak = FlopRate(self.peak().0 / cores as f64);
+        let peak = [DType::F32, DType::Bf16].map(|dtype| (dtype, measured(peak, source)));
+        Device {
+            name,
+            architecture: Architecture::Cpu,
+            memory: measured(Bytes(self.machine.memory_bytes / cores), source),
+            memory_bandwidth: measured(copies, source),
+            peak: peak.into_iter().collect(),
+            sm_count,
+            power_watts: None,
+            kernels: "profile".to_owned(),
+        }
+    }
+
+    /// Ranks that share cores exchange messages through memory: what a copy reaches bounds them.
+    fn link(&self, copies: Bandwidth, source: &str) -> Link {
+        let messages = self.fastest("nccl send and receive", |sizes| {
+            sizes.get(1).map_or(0.0, |&bytes| bytes as f64)
+        });
+        let bandwidth = if messages > 0.0 {
+            Bandwidth(messages)
+        } else {
+            copies
+        };
+        Link {
+            bandwidth: measured(bandwidth, source),
+            latency: measured(Seconds(0.0), source),
+        }
+    }
+
+    /// Largest rate at which a kernel went through the bytes that `bytes` says its sizes are.
+    fn fastest(&self, kernel: &str, bytes: impl Fn(&[u64]) -> f64) -> f64 {
+        let of = self.measured.iter().filter(|m| m.kernel == kernel);
+        let rates = of.map(|m| bytes(&m.sizes) / m.seconds);
+        rates.fold(0.0, f64::max)
+    }
+}
+
+fn measured<T>(value: T, source: &str) -> Sourced<T> {
+    Sourced {
+        value,
+        origin: Origin::Measured,
+        source: source.to_owned(),
+    }
+}

@@ -1,0 +1,52 @@
+//! The findings of one document: what a rule asks of the document, and where it reports.
+
+use crate::check::finding::Finding;
+use crate::config::Value;
+use crate::import::Document;
+
+/// Findings of one document, collected.
+pub(super) struct Rules<'a> {
+    pub(super) doc: &'a Document,
+    pub(super) findings: &'a mut Vec<Finding>,
+}
+
+impl Rules<'_> {
+    pub(super) fn size(&self, key: &str) -> Option<u64> {
+        // What is of the wrong kind was found already.
+        self.doc.size(key).ok().flatten()
+    }
+
+    pub(super) fn size_or_one(&self, key: &str) -> u64 {
+        self.size(key).unwrap_or(1).max(1)
+    }
+
+    pub(super) fn on(&self, key: &str) -> bool {
+        self.doc.flag(key).ok().flatten() == Some(true)
+    }
+
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.doc
+            .find(key)
+            .is_some_and(|node| node.value != Value::Null)
+    }
+
+    pub(super) fn text(&self, key: &str) -> Option<&str> {
+        self.doc.text(key).ok().flatten()
+    }
+
+    pub(super) fn require(&mut self, holds: bool, key: &str, message: impl Into<String>) {
+        if !holds {
+            self.findings.push(Finding {
+                path: self.doc.path.clone(),
+                line: self.doc.find(key).map_or(0, |node| node.line),
+                key: key.to_owned(),
+                message: message.into(),
+            });
+        }
+    }
+}
+
+/// A product that does not overflow: nonsense sizes are found as such.
+pub(super) fn times(sizes: &[u64]) -> u64 {
+    sizes.iter().fold(1, |all, &size| all.saturating_mul(size))
+}

@@ -1,0 +1,201 @@
+//! A configuration as one tree whose leaves know their lines.
+
+/// A value and the line it stands on (0 for a value that was made, not read).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// Line in the file, from 1.
+    pub line: usize,
+    /// The value.
+    pub value: Value,
+}
+
+/// What can stand in a configuration file.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// `null`, `None`.
+    Null,
+    /// True or false.
+    Bool(bool),
+    /// A whole number.
+    Int(i64),
+    /// Any other number.
+    Float(f64),
+    /// Text.
+    Str(String),
+    /// A list.
+    List(Vec<Node>),
+    /// Keys and values in the file's order.
+    Table(Vec<(String, Node)>),
+    /// A Python constructor with keyword arguments, such as `FullAC.Config()`.
+    Call(String, Vec<(String, Node)>),
+    /// A Python expression that is not a literal.
+    Expression(String),
+}
+
+impl Node {
+    /// A value that was made, not read.
+    #[must_use]
+    pub fn made(value: impl Into<Value>) -> Self {
+        Self {
+            line: 0,
+            value: value.into(),
+        }
+    }
+
+    /// An empty table.
+    #[must_use]
+    pub fn table() -> Self {
+        Self::made(Value::Table(Vec::new()))
+    }
+
+    /// The entries of a table or of a constructor's arguments.
+    #[must_use]
+    pub fn entries(&self) -> &[(String, Node)] {
+        match &self.value {
+            Value::Table(entries) | Value::Call(_, entries) => entries,
+            _ => &[],
+        }
+    }
+
+    /// The entry of one key.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&Node> {
+        let entries = self.entries().iter();
+        entries.rev().find(|(k, _)| k == key).map(|(_, node)| node)
+    }
+
+    /// The value at a dotted path.
+    #[must_use]
+    pub fn at(&self, path: &str) -> Option<&Node> {
+        path.split('.').try_fold(self, |node, key| node.get(key))
+    }
+
+    /// Sets the value at a dotted path, making tables on the way.
+    pub fn set(&mut self, path: &str, value: impl Into<Value>) {
+        let (key, rest) = match path.split_once('.') {
+            Some((key, rest)) => (key, Some(rest)),
+            None => (path, None),
+        };
+        if self.entries().is_empty() && !matches!(self.value, Value::Table(_) | Value::Call(..)) {
+            self.value = Value::Table(Vec::new());
+        }
+        let (Value::Table(entries) | Value::Call(_, entries)) = &mut self.value else {
+            return;
+        };
+        let index = entries.iter().position(|(k, _)| k == key);
+        let index = index.unwrap_or_else(|| {
+            entries.push((key.to_owned(), Node::table()));
+            entries.len() - 1
+        });
+        match rest {
+            Some(rest) => entries[index].1.set(rest, value),
+            None => entries[index].1 = Node::made(value),
+        }
+    }
+
+    /// As a whole number.
+    #[must_use]
+    pub fn int(&self) -> Option<i64> {
+        match self.value {
+            Value::Int(i) => Some(i),
+            _ => None,
+        }
+    }
+
+    /// As text.
+    #[must_use]
+    pub fn text(&self) -> Option<&str> {
+        match &self.value {
+            Value::Str(s) => Some(s),
+            _ => None,
+        }
+    }
+
+    /// As true or false.
+    #[must_use]
+    pub fn bool(&self) -> Option<bool> {
+        match self.value {
+            Value::Bool(b) => Some(b),
+            _ => None,
+        }
+    }
+
+    /// As a list.
+    #[must_use]
+    pub fn list(&self) -> Option<&[Node]> {
+        match &self.value {
+            Value::List(items) => Some(items),
+            _ => None,
+        }
+    }
+}
+
+impl Value {
+    /// What it is, for messages.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Null => "null",
+            Self::Bool(_) => "true or false",
+            Self::Int(_) => "a whole number",
+            Self::Float(_) => "a number",
+            Self::Str(_) => "text",
+            Self::List(_) => "a list",
+            Self::Table(_) => "a section",
+            Self::Call(..) => "a constructor",
+            Self::Expression(_) => "an expression",
+        }
+    }
+
+    /// The value on one line, for messages.
+    #[must_use]
+    pub fn shown(&self) -> String {
+        match self {
+            Self::Null => "null".to_owned(),
+            Self::Bool(b) => b.to_string(),
+            Self::Int(i) => i.to_string(),
+            Self::Float(f) => f.to_string(),
+            Self::Str(s) => format!("`{}`", s.chars().take(80).collect::<String>()),
+            Self::List(_) | Self::Table(_) => self.kind().to_owned(),
+            Self::Call(name, _) => format!("{name}(…)"),
+            Self::Expression(text) => text.chars().take(80).collect(),
+        }
+    }
+}
+
+impl From<bool> for Value {
+    fn from(b: bool) -> Self {
+        Self::Bool(b)
+    }
+}
+
+impl From<u64> for Value {
+    fn from(n: u64) -> Self {
+        // Sizes are far below 2^63: `legality` and the command line bound them.
+        Self::Int(i64::try_from(n).unwrap_or(i64::MAX))
+    }
+}
+
+impl From<f64> for Value {
+    fn from(f: f64) -> Self {
+        Self::Float(f)
+    }
+}
+
+impl From<&str> for Value {
+    fn from(s: &str) -> Self {
+        Self::Str(s.to_owned())
+    }
+}
+
+impl From<String> for Value {
+    fn from(s: String) -> Self {
+        Self::Str(s)
+    }
+}
+
+impl<T: Into<Value>> From<Vec<T>> for Value {
+    fn from(items: Vec<T>) -> Self {
+        Self::List(items.into_iter().map(Node::made).collect())
+    }
+}

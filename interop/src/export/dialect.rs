@@ -1,0 +1,152 @@
+//! The training systems whose configurations are written and read, each at a stated version.
+
+use super::refusal::ExportError;
+
+/// A training system's configuration format at a stated version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Dialect {
+    /// Megatron-LM command line, core 0.20.
+    MegatronLm,
+    /// Megatron Bridge, main of 2026-08.
+    MegatronBridge,
+    /// torchtitan 0.3, Python.
+    Torchtitan03,
+    /// torchtitan 0.2, TOML.
+    Torchtitan02,
+    /// torchtitan main of 2026-08, Python, batch in tokens.
+    TorchtitanMain,
+    /// DeepSpeed 0.19, JSON.
+    DeepSpeed,
+    /// accelerate 1.15 with FSDP2, YAML.
+    Accelerate,
+    /// axolotl 0.19, YAML.
+    Axolotl,
+    /// nanotron main of 2026-04, YAML.
+    Nanotron,
+    /// veScale's sharding plan (legacy API), Python.
+    VeScale,
+}
+
+impl Dialect {
+    /// Every dialect; the first of a target is its default version.
+    pub const ALL: [Self; 10] = [
+        Self::MegatronLm,
+        Self::MegatronBridge,
+        Self::Torchtitan03,
+        Self::Torchtitan02,
+        Self::TorchtitanMain,
+        Self::DeepSpeed,
+        Self::Accelerate,
+        Self::Axolotl,
+        Self::Nanotron,
+        Self::VeScale,
+    ];
+
+    /// The training system.
+    #[must_use]
+    pub fn target(self) -> &'static str {
+        match self {
+            Self::MegatronLm => "megatron-lm",
+            Self::MegatronBridge => "megatron-bridge",
+            Self::Torchtitan02 | Self::Torchtitan03 | Self::TorchtitanMain => "torchtitan",
+            Self::DeepSpeed => "deepspeed",
+            Self::Accelerate => "accelerate",
+            Self::Axolotl => "axolotl",
+            Self::Nanotron => "nanotron",
+            Self::VeScale => "vescale",
+        }
+    }
+
+    /// Its version.
+    #[must_use]
+    pub fn version(self) -> &'static str {
+        match self {
+            Self::MegatronLm => "0.20",
+            Self::Torchtitan02 => "0.2",
+            Self::Torchtitan03 => "0.3",
+            Self::MegatronBridge | Self::TorchtitanMain | Self::Nanotron => "main",
+            Self::DeepSpeed | Self::Axolotl => "0.19",
+            Self::Accelerate => "1.15",
+            Self::VeScale => "legacy",
+        }
+    }
+
+    /// `target@version`.
+    #[must_use]
+    pub fn name(self) -> String {
+        format!("{}@{}", self.target(), self.version())
+    }
+
+    /// The runtime whose search space is nearest to what this target expresses.
+    #[must_use]
+    pub fn runtime(self) -> &'static str {
+        match self {
+            Self::MegatronLm | Self::MegatronBridge => "megatron-core",
+            Self::Torchtitan02 | Self::Torchtitan03 | Self::TorchtitanMain => "torchtitan",
+            Self::DeepSpeed => "deepspeed",
+            Self::Accelerate | Self::Axolotl => "fsdp2",
+            Self::Nanotron => "megatron-2022",
+            Self::VeScale => "vescale",
+        }
+    }
+
+    /// What this target lacks within that runtime's space, as keys and values of `search --fix`.
+    #[must_use]
+    pub fn limits(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::MegatronLm | Self::MegatronBridge | Self::DeepSpeed => &[],
+            Self::Accelerate | Self::Axolotl => &[("zero", "0|2|3")],
+            Self::Torchtitan02 | Self::Torchtitan03 | Self::TorchtitanMain => {
+                &[("cp_kind", "all_gather")]
+            }
+            Self::Nanotron => &[("schedule", "1f1b"), ("recompute", "none|full")],
+            Self::VeScale => &[
+                ("cp", "1"),
+                ("ep", "1"),
+                ("etp", "1"),
+                ("zero", "0|1"),
+                ("recompute", "none"),
+                ("schedule", "1f1b|interleaved|gpipe|zb-h1"),
+            ],
+        }
+    }
+
+    /// Parses `target` or `target@version`.
+    ///
+    /// # Errors
+    /// Unknown targets and versions, with the known ones.
+    pub fn parse(text: &str) -> Result<Self, ExportError> {
+        let (target, version) = match text.split_once('@') {
+            Some((target, version)) => (target, Some(version)),
+            None => (text, None),
+        };
+        let mut of_target = Self::ALL.into_iter().filter(|d| d.target() == target);
+        let found = match version {
+            None => of_target.next(),
+            Some(version) => of_target.find(|d| d.version() == version),
+        };
+        if let Some(found) = found {
+            return Ok(found);
+        }
+        let known: Vec<&str> = Self::ALL
+            .iter()
+            .filter(|d| d.target() == target)
+            .map(|d| d.version())
+            .collect();
+        if !known.is_empty() {
+            return Err(ExportError::UnknownVersion {
+                target: target.to_owned(),
+                asked: version.unwrap_or_default().to_owned(),
+                known: known.join(", "),
+            });
+        }
+        let mut targets: Vec<&str> = Self::ALL.iter().map(|d| d.target()).collect();
+        targets.dedup();
+        let nearest = catalog::suggest::nearest(target, &targets);
+        Err(ExportError::UnknownTarget {
+            asked: target.chars().take(80).collect(),
+            hint: nearest.map_or_else(String::new, |t| format!("did you mean `{t}`? ")),
+            known: targets.join(", "),
+        })
+    }
+}

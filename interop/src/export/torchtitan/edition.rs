@@ -1,0 +1,9 @@
+//! The forms that torchtitan's configuration has had.
+
+/// A form of the configuration: TOML of 0.2, Python of 0.3, Python of main.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Edition {
+    Toml02,
+    Python03,
+    PythonMain,
+}

@@ -1,0 +1,50 @@
+//! Megatron-LM's pipeline layout, such as `Et*9|t*10|t*11L`, as decoder layers per stage.
+
+/// Decoder layers of each stage of a layout: `|` separates stages, `*n` repeats a letter or a group.
+pub(crate) fn parse_layout(text: &str) -> Option<Vec<u64>> {
+    let flat = unrolled(
+        &mut text
+            .chars()
+            .filter(|c| !c.is_whitespace() && *c != ',')
+            .peekable(),
+        0,
+    )?;
+    if flat.len() > 1 << 20 {
+        return None;
+    }
+    let stages = flat.split('|');
+    stages
+        .map(|stage| {
+            let known = stage.chars().all(|c| "EtmL".contains(c));
+            known.then(|| stage.matches('t').count() as u64)
+        })
+        .collect()
+}
+
+fn unrolled(
+    chars: &mut std::iter::Peekable<impl Iterator<Item = char>>,
+    depth: usize,
+) -> Option<String> {
+    let mut flat = String::new();
+    while let Some(c) = chars.next() {
+        let unit = match c {
+            ')' if depth > 0 => return Some(flat),
+            '(' if depth < 8 => unrolled(chars, depth + 1)?,
+            ')' | '(' => return None,
+            c => c.to_string(),
+        };
+        let mut times = 1usize;
+        if chars.next_if_eq(&'*').is_some() {
+            let mut digits = String::new();
+            while let Some(d) = chars.next_if(char::is_ascii_digit) {
+                digits.push(d);
+            }
+            times = digits.parse().ok()?;
+        }
+        if unit.len().checked_mul(times)? > 1 << 20 || flat.len() > 1 << 20 {
+            return None;
+        }
+        flat.push_str(&unit.repeat(times));
+    }
+    (depth == 0).then_some(flat)
+}

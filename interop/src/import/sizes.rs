@@ -1,0 +1,44 @@
+//! Sizes that follow from others that a file states: data parallelism, micro-batches, the workload.
+
+use catalog::{Workload, WorkloadSizes};
+
+use super::document::Document;
+use super::error::ImportError;
+
+/// The sizes that multiply to the number of devices.
+pub(crate) fn data_parallel(document: &Document, gpus: u64, rest: u64) -> Result<u64, ImportError> {
+    if rest == 0 || gpus == 0 || !gpus.is_multiple_of(rest) {
+        return Err(document.missing(
+            "a data-parallel size",
+            format!("{gpus} GPUs do not divide into tp·cp·pp = {rest}; give the right --gpus"),
+        ));
+    }
+    Ok(gpus / rest)
+}
+
+/// Micro-batches per rank and step.
+pub(crate) fn micro_batches(
+    document: &Document,
+    key: &str,
+    global: u64,
+    per_step: u64,
+) -> Result<u64, ImportError> {
+    if per_step == 0 || global == 0 || !global.is_multiple_of(per_step) {
+        let message =
+            format!("{global} sequences are not a multiple of micro-batch · dp = {per_step}");
+        return Err(ImportError::Value {
+            place: document.place(key),
+            key: key.to_owned(),
+            message,
+        });
+    }
+    Ok(global / per_step)
+}
+
+/// The file's workload.
+pub(crate) fn workload(document: &Document, sizes: WorkloadSizes) -> Result<Workload, ImportError> {
+    Workload::new(sizes).map_err(|error| ImportError::Workload {
+        path: document.path.clone(),
+        error,
+    })
+}

@@ -1,0 +1,73 @@
+//! A line of a log, and the labelled numbers on it.
+
+use super::log::LogError;
+
+/// A line without terminal colours.
+pub(super) struct Line<'a> {
+    pub(super) text: &'a str,
+    pub(super) number: usize,
+    pub(super) path: &'a str,
+}
+
+impl<'a> Line<'a> {
+    /// The word after a label.
+    pub(super) fn after(&self, label: &str) -> Option<&'a str> {
+        let (_, rest) = self.text.split_once(label)?;
+        let end = |c: char| c.is_whitespace() || c == '|' || c == '(' || c == '/';
+        let word = rest.trim_start().split(end).next()?;
+        (!word.is_empty()).then_some(word)
+    }
+
+    /// The number after a label; `1,234`, `10.7K`, `30.5GiB` and `41.7%` are numbers.
+    pub(super) fn number(&self, label: &str, field: &'static str) -> Result<Option<f64>, LogError> {
+        let Some(word) = self.after(label) else {
+            return Ok(None);
+        };
+        match quantity(word) {
+            Some(number) => Ok(Some(number)),
+            None => Err(LogError::Number {
+                path: self.path.to_owned(),
+                line: self.number,
+                field,
+                found: word.chars().take(40).collect(),
+            }),
+        }
+    }
+}
+
+/// Largest number that any step logs: far above tokens, milliseconds and bytes of every run, and small enough
+/// that sums of them stay finite.
+pub(super) const MOST: f64 = 1e18;
+
+/// A number with thousands separators and a unit.
+fn quantity(word: &str) -> Option<f64> {
+    let word = word.trim_end_matches([',', '.', ';', '|']).replace(',', "");
+    let end = word.find(|c: char| c.is_ascii_alphabetic() && c != 'e' && c != 'E' || c == '%');
+    let (digits, unit) = word.split_at(end.unwrap_or(word.len()));
+    let scale = match unit {
+        "" | "%" => 1.0,
+        "K" => 1e3,
+        "M" => 1e6,
+        "B" => 1e9,
+        "T" => 1e12,
+        "MiB" | "MB" => 1024f64.powi(2),
+        "GiB" => 1024f64.powi(3),
+        _ => return None,
+    };
+    let number = digits.parse::<f64>().ok()? * scale;
+    (0.0..=MOST).contains(&number).then_some(number)
+}
+
+/// torchtitan colours its lines.
+pub(super) fn without_colour(line: &str) -> String {
+    let mut plain = String::with_capacity(line.len());
+    let mut chars = line.chars().peekable();
+    while let Some(c) = chars.next() {
+        if c == '\u{1b}' && chars.next_if_eq(&'[').is_some() {
+            while chars.next().is_some_and(|c| !c.is_ascii_alphabetic()) {}
+        } else {
+            plain.push(c);
+        }
+    }
+    plain
+}

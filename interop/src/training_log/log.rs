@@ -1,0 +1,167 @@
+//! What a training log says: its steps, its peaks of memory, and the time of a step after the warm-up.
+
+/// Which system wrote a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogSystem {
+    /// Megatron-LM, also under NeMo and Megatron Bridge.
+    Megatron,
+    /// torchtitan.
+    Torchtitan,
+    /// nanotron.
+    Nanotron,
+}
+
+/// What one logged step says.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LoggedStep {
+    /// Step number.
+    pub step: u64,
+    /// Line in the log, from 1.
+    pub line: usize,
+    /// Seconds per optimizer step.
+    pub seconds: Option<f64>,
+    /// Tokens per second and device.
+    pub tokens_per_s_per_gpu: Option<f64>,
+    /// Model TFLOP/s per device, as the system counts them.
+    pub tflops_per_gpu: Option<f64>,
+    /// Sequences per step, where the system logs sequences.
+    pub global_batch: Option<u64>,
+    /// Peak memory that the allocator has reserved, bytes.
+    pub reserved: Option<u64>,
+}
+
+/// A log, read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainingLog {
+    /// Who wrote it.
+    pub system: LogSystem,
+    /// Steps in the log's order.
+    pub steps: Vec<LoggedStep>,
+    /// Largest peak of allocated memory that it reports, bytes.
+    pub allocated: Option<u64>,
+    /// Largest peak of reserved memory that it reports, bytes.
+    pub reserved: Option<u64>,
+    /// Allocation retries that it reports.
+    pub retries: u64,
+}
+
+/// Why a log is not read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LogError {
+    /// No line is a training step.
+    #[error(
+        "{path}: no training step is found; lines of Megatron-LM (`iteration … elapsed time per iteration (ms): …`), \
+         torchtitan (`step: … tps: …`) and nanotron (`iteration: … tokens_per_sec_per_gpu: …`) are read"
+    )]
+    NoSteps {
+        /// File.
+        path: String,
+    },
+    /// A step line holds a number that is none.
+    #[error("{path}:{line}: `{field}`: `{found}` is not a number")]
+    Number {
+        /// File.
+        path: String,
+        /// Line.
+        line: usize,
+        /// Which number.
+        field: &'static str,
+        /// What stands there.
+        found: String,
+    },
+    /// Too few steps are left after the warm-up.
+    #[error(
+        "{path}: {steps} steps are logged, and {warmup} are warm-up; give a longer log or a smaller --warmup"
+    )]
+    TooFew {
+        /// File.
+        path: String,
+        /// Logged.
+        steps: usize,
+        /// Skipped.
+        warmup: usize,
+    },
+}
+
+/// Slowest that a step counts as a step, in tokens per second and device: slower, and its time has no end.
+const LEAST_RATE: f64 = 1e-6;
+
+/// Step times after the warm-up.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Steady {
+    /// Steps skipped.
+    pub warmup: usize,
+    /// Seconds of each step kept, ascending.
+    pub seconds: Vec<f64>,
+}
+
+impl TrainingLog {
+    /// Step times after `warmup` logged steps; by default a tenth of them, at least two where there
+    /// are more than four. Where a log has throughput only, `tokens_per_step_per_gpu` turns it into
+    /// time.
+    ///
+    /// # Errors
+    /// When nothing is left.
+    pub fn steady(
+        &self,
+        path: &str,
+        warmup: Option<usize>,
+        tokens_per_step_per_gpu: f64,
+    ) -> Result<Steady, LogError> {
+        let count = self.steps.len();
+        let usual = if count > 4 {
+            (count / 10).max(2)
+        } else {
+            count / 2
+        };
+        let warmup = warmup.unwrap_or(usual);
+        let time = |s: &LoggedStep| {
+            let by_tokens = s.tokens_per_s_per_gpu.filter(|&t| t >= LEAST_RATE);
+            s.seconds.or(by_tokens.map(|t| tokens_per_step_per_gpu / t))
+        };
+        let mut seconds: Vec<f64> = self.steps.iter().skip(warmup).filter_map(time).collect();
+        seconds.retain(|s| *s > 0.0);
+        if seconds.is_empty() {
+            return Err(LogError::TooFew {
+                path: path.to_owned(),
+                steps: count,
+                warmup,
+            });
+        }
+        seconds.sort_by(f64::total_cmp);
+        Ok(Steady { warmup, seconds })
+    }
+}
+
+impl Steady {
+    /// The value below which a share of the steps lies.
+    #[must_use]
+    pub fn quantile(&self, share: f64) -> f64 {
+        let last = self.seconds.len() - 1;
+        let at = share.clamp(0.0, 1.0) * last as f64;
+        let (low, high) = (
+            self.seconds[at.floor() as usize],
+            self.seconds[at.ceil() as usize],
+        );
+        low + (high - low) * at.fract()
+    }
+
+    /// The middle step.
+    #[must_use]
+    pub fn median(&self) -> f64 {
+        self.quantile(0.5)
+    }
+
+    /// The mean step: what the whole run takes.
+    #[must_use]
+    pub fn mean(&self) -> f64 {
+        self.seconds.iter().sum::<f64>() / self.seconds.len() as f64
+    }
+
+    /// Steps that took more than half again the median.
+    #[must_use]
+    pub fn slow(&self) -> usize {
+        let limit = 1.5 * self.median();
+        self.seconds.iter().filter(|s| **s > limit).count()
+    }
+}

@@ -1,0 +1,91 @@
+//! What the modules of a block share: the tape they run on, their names, norms and linears.
+
+use catalog::DType;
+use catalog::model::ModelConfig;
+use dtensor::{DTensor, Tape};
+
+use crate::error::ModelError;
+use crate::names::Names;
+
+/// What the modules of one block share.
+pub(crate) struct Block<'t, 'p, 'm> {
+    pub(crate) tape: &'t mut Tape<'p>,
+    pub(crate) model: &'m ModelConfig,
+    pub(crate) names: Names,
+    pub(crate) dtype: DType,
+}
+
+impl Block<'_, '_, '_> {
+    /// A norm with its weight (and bias).
+    pub(crate) fn norm(&mut self, scope: &str, x: &DTensor) -> DTensor {
+        self.norm_over(scope, x, self.model.hidden)
+    }
+
+    /// A norm over a given width.
+    pub(crate) fn norm_over(&mut self, scope: &str, x: &DTensor, width: u64) -> DTensor {
+        self.norm_with(scope, x, width, self.model.constants.norm_epsilon)
+    }
+
+    /// A norm over a given width with its own epsilon.
+    pub(crate) fn norm_with(
+        &mut self,
+        scope: &str,
+        x: &DTensor,
+        width: u64,
+        epsilon: f64,
+    ) -> DTensor {
+        let norm = self.model.norm;
+        let weight = self
+            .tape
+            .parameter(&format!("{scope}.weight"), &[width], self.dtype, 1);
+        let bias = norm.bias.then(|| {
+            self.tape
+                .parameter(&format!("{scope}.bias"), &[width], self.dtype, 1)
+        });
+        let kind = (norm.kind, epsilon, self.model.constants.norm_from_one);
+        self.tape.norm(
+            scope.trim_start_matches('/'),
+            x,
+            &weight,
+            bias.as_ref(),
+            kind,
+        )
+    }
+
+    /// A linear with its redistribution and bias.
+    pub(crate) fn linear(
+        &mut self,
+        scope: &str,
+        x: &DTensor,
+        out: u64,
+        inner: u64,
+        bias: bool,
+    ) -> Result<DTensor, ModelError> {
+        self.linear_typed(scope, x, out, inner, bias, self.dtype)
+    }
+
+    /// The same with weights of a given type.
+    pub(crate) fn linear_typed(
+        &mut self,
+        scope: &str,
+        x: &DTensor,
+        out: u64,
+        inner: u64,
+        bias: bool,
+        dtype: DType,
+    ) -> Result<DTensor, ModelError> {
+        let w = self
+            .tape
+            .parameter(&format!("{scope}.weight"), &[out, inner], dtype, 1);
+        let bare = scope.trim_start_matches('/');
+        let y = self.tape.linear(bare, x, &w)?;
+        let y = self.tape.at(&format!("{bare}.output"), y)?;
+        if !bias {
+            return Ok(y);
+        }
+        let b = self
+            .tape
+            .parameter(&format!("{scope}.bias"), &[out], dtype, 1);
+        Ok(self.tape.bias(bare, &y, &b))
+    }
+}

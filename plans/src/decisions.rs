@@ -1,0 +1,178 @@
+//! Every decision that a plan makes, legal or not.
+
+use serde::{Deserialize, Serialize};
+
+use catalog::{Axis, AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
+
+use crate::mesh::Group;
+use crate::partition::StagePartition;
+
+/// The decisions, as plain fields. [`Strategy::new`](crate::Strategy::new) turns legal ones into a [`Strategy`](crate::Strategy).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Decisions {
+    /// Tensor-parallel size.
+    pub tp: u64,
+    /// Pipeline-parallel size.
+    pub pp: u64,
+    /// Virtual stages per pipeline rank (1 = none).
+    pub vpp: u64,
+    /// Context-parallel size.
+    pub cp: u64,
+    /// How attention communicates under context parallelism.
+    pub cp_kind: CpKind,
+    /// Expert-parallel size.
+    pub ep: u64,
+    /// Tensor-parallel size inside experts.
+    pub etp: u64,
+    /// Data-parallel ranks that shard states (1 under ZeRO-0).
+    pub dp_shard: u64,
+    /// Data-parallel ranks that replicate states.
+    pub dp_replicate: u64,
+    /// Which states data parallelism shards.
+    pub zero: Zero,
+    /// Under ZeRO-3, whether parameters are freed between forward and backward.
+    pub reshard_after_forward: bool,
+    /// Megatron sequence parallelism: activations between TP blocks are sharded on sequence.
+    pub sequence_parallel: bool,
+    /// Sequences per micro-batch and data-parallel rank.
+    pub micro_batch: u64,
+    /// Micro-batches per step and data-parallel rank.
+    pub num_micro_batches: u64,
+    /// What is recomputed in backward.
+    pub recompute: Recompute,
+    /// Pipeline schedule.
+    pub schedule: ScheduleKind,
+    /// Order of mesh axes, innermost first.
+    pub axis_order: AxisOrder,
+    /// Layers of each virtual stage.
+    pub stages: StagePartition,
+    /// Which communication the runtime is told to overlap.
+    pub overlap: Overlap,
+}
+
+/// What the forward pass of a stage is run again for in backward.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Recompute {
+    /// Nothing.
+    None,
+    /// Core attention only (Korthikanti et al. 2022); nothing where the kernel is fused and saves no scores.
+    Selective,
+    /// Every layer, from its input.
+    Full,
+    /// The first `n` layers of every virtual stage fully, the rest as under `None`
+    /// (Megatron `--recompute-method block --recompute-num-layers n`).
+    Layers(u64),
+    /// Operator-level selection of torchtitan: matrix-product outputs kept alternately, attention and
+    /// collectives kept, the rest recomputed.
+    SelectiveOps,
+}
+
+impl Recompute {
+    /// What it means for one layer, counted from the first of its virtual stage.
+    #[must_use]
+    pub fn of_layer(self, offset: u64) -> Self {
+        match self {
+            Self::Layers(n) if offset < n => Self::Full,
+            Self::Layers(_) => Self::None,
+            other => other,
+        }
+    }
+}
+
+impl Decisions {
+    /// All data-parallel ranks.
+    #[must_use]
+    pub fn dp(&self) -> u64 {
+        self.dp_shard * self.dp_replicate
+    }
+
+    /// Ranks in the job.
+    #[must_use]
+    pub fn world(&self) -> u64 {
+        self.pp * self.dp() * self.cp * self.tp
+    }
+
+    /// The same job with every decision that has no effect at its usual value: the form in which two
+    /// strategies are compared when one has passed through a configuration file, which says nothing
+    /// about what is not there.
+    #[must_use]
+    pub fn canonical(&self) -> Self {
+        let mut d = self.clone();
+        if d.dp_shard * d.cp == 1 {
+            d.zero = Zero::Z0;
+        }
+        d.reshard_after_forward &= d.zero == Zero::Z3;
+        if d.cp == 1 {
+            d.cp_kind = CpKind::Ring;
+        }
+        if d.pp == 1 {
+            d.schedule = ScheduleKind::OneFOneB;
+        }
+        if d.pp == 1 || d.dp() == 1 {
+            d.axis_order = AxisOrder::TP_CP_DP_PP;
+        }
+        if d.recompute == Recompute::Layers(0) {
+            d.recompute = Recompute::None;
+        }
+        d.overlap.grad_reduce &= d.dp() * d.cp > 1;
+        d.overlap.param_gather &= d.zero != Zero::Z0;
+        d.overlap.tensor_parallel &= d.tp > 1;
+        d.overlap.pipeline |= d.pp == 1;
+        d
+    }
+
+    /// Size of an axis.
+    #[must_use]
+    pub fn size(&self, axis: Axis) -> u64 {
+        match axis {
+            Axis::Tp => self.tp,
+            Axis::Cp => self.cp,
+            Axis::Ep => self.ep,
+            Axis::Etp => self.etp,
+            Axis::Edp => self.edp(),
+            Axis::DpShard => self.dp_shard,
+            Axis::DpReplicate => self.dp_replicate,
+            Axis::Pp => self.pp,
+        }
+    }
+
+    /// Where the groups of an axis lie. Dense axes nest as the axis order says; experts fold the
+    /// ranks of a pipeline stage with `etp` innermost, then `ep`, then their replicas (Megatron's
+    /// parallel folding, torchtitan's expert mesh).
+    #[must_use]
+    pub fn group(&self, axis: Axis) -> Group {
+        let size = self.size(axis);
+        let stride = match axis {
+            Axis::Etp => 1,
+            Axis::Ep => self.etp,
+            Axis::Edp => self.etp * self.ep,
+            _ => self
+                .axis_order
+                .0
+                .iter()
+                .take_while(|&&inner| inner != axis)
+                .map(|&inner| self.size(inner))
+                .product(),
+        };
+        Group { size, stride }
+    }
+
+    /// Replicas of one expert shard.
+    #[must_use]
+    pub fn edp(&self) -> u64 {
+        self.world() / (self.pp * self.ep * self.etp)
+    }
+}

@@ -1,0 +1,25 @@
+//! What goes wrong in planning, as Python is told of it.
+
+use pyo3::PyErr;
+use pyo3::exceptions::PyValueError;
+
+/// Everything that becomes a `ValueError`.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PlanError {
+    #[error(transparent)]
+    Spec(#[from] catalog::SpecError),
+    #[error(transparent)]
+    Strategy(#[from] plans::StrategyError),
+    #[error(transparent)]
+    Planner(#[from] planner::PlannerError),
+    #[error(transparent)]
+    Cost(#[from] costmodel::CostError),
+    #[error("{0}")]
+    Usage(String),
+}
+
+impl From<PlanError> for PyErr {
+    fn from(error: PlanError) -> Self {
+        PyValueError::new_err(error.to_string())
+    }
+}

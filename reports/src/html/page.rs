@@ -1,0 +1,47 @@
+//! A page that opens offline, and the frame of its sections.
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+const STYLE: &str = include_str!("../assets/report.css");
+
+/// The page as HTML, its style inlined.
+pub(super) fn document(
+    title: &str,
+    header: &Markup,
+    main: &Markup,
+    footer: &str,
+    script: &Markup,
+) -> String {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { (title) }
+                // Browsers ask for a favicon unless the page brings one.
+                link rel="icon" href="data:,";
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                header.page { (header) }
+                main { (main) }
+                footer { (footer) }
+                (script)
+            }
+        }
+    };
+    page.into_string()
+}
+
+/// A section with a heading and one sentence that says what it shows.
+pub(super) fn section(id: &str, title: &str, lead: &str, body: &Markup) -> Markup {
+    html! {
+        section id=(id) {
+            h2 { (title) }
+            @if !lead.is_empty() { p.lead { (lead) } }
+            (body)
+        }
+    }
+}
