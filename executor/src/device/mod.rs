@@ -11,7 +11,8 @@ use std::ops::Range;
 use catalog::{DType, Precision};
 use comm::Group;
 use cpu_device::Watch;
-use cpu_device::{AdamWStep, ExactSum, Machine, MicroBatch};
+use cpu_device::{AdamWStep, ExactSum, Machine, MicroBatch, TreeSum};
+use dtensor::TensorId;
 use dtensor::block::{Attention, Block, Forward, Half, Parameters};
 
 pub use cpu::{Cores, Cpu};
@@ -20,7 +21,7 @@ pub use cuda::{Gpus, Messages, on};
 use crate::error::ExecutorError;
 use crate::report::MemoryUse;
 use crate::settings::AdamW;
-use crate::states::BlockGradients;
+use crate::slots::Slot;
 
 /// Where ranks get their devices from.
 pub trait Devices: Sync {
@@ -94,7 +95,7 @@ pub trait Device: Sized {
         batch: &Self::Batch<'_>,
         parameters: &dyn Parameters<Self::Tensor>,
         passing: Passing<'_, Self>,
-        gradients: &mut BlockGradients<'_, Self>,
+        gradients: &mut dyn Gradients<Self>,
     ) -> Result<Option<Self::Tensor>, ExecutorError>;
     /// Bytes kept.
     fn saved_bytes(saved: &Self::Saved) -> u64;
@@ -388,6 +389,14 @@ pub struct Passing<'p, D: Device> {
     pub gradient: Option<D::Tensor>,
     /// Which half.
     pub half: Half,
+}
+
+/// Where one block's gradients go.
+pub trait Gradients<D: Device> {
+    /// The sums that a parameter's gradient is added to, and where in them it lies.
+    fn sum(&mut self, id: TensorId) -> (&mut D::Flat, &Slot);
+    /// Exact mode: takes nodes of a parameter's gradient in; `start` is the first element they are of.
+    fn add_tree(&mut self, id: TensorId, start: usize, sum: TreeSum);
 }
 
 /// A partition's flat states.
