@@ -173,19 +173,7 @@ impl Device {
             self.attend(&of, call, [out, sums], Some(gradients), workspace)?;
             return Ok([dq, dk, dv]);
         }
-        let delta = self.tensor(sums.shape.clone(), DType::F32)?;
-        let grid = [
-            call.queries().div_ceil(WARPS) as u32,
-            call.heads(),
-            call.batch() as u32,
-        ];
-        let arguments = Arguments::default()
-            .with(delta.address())
-            .with(d_out.address())
-            .with(out.address())
-            .with(call.argument());
-        let kernel = typed!(AttentionSmall, "attention_delta", call.q.is_bf16());
-        self.blocks(kernel, grid, THREADS, 0, arguments)?;
+        let delta = self.attention_delta(call, d_out, out, sums)?;
         if let Some(gradient) = d_sinks {
             let arguments = Arguments::default()
                 .with(gradient.address())
@@ -219,6 +207,30 @@ impl Device {
         let arguments = Arguments::default().with(dq.address());
         self.blocks(kernel, grid, threads, shared, rest(arguments))?;
         Ok([dq, dk, dv])
+    }
+
+    /// Every row's product of the output and its gradient.
+    fn attention_delta(
+        &self,
+        call: &AttentionCall<'_>,
+        d_out: &Tensor,
+        out: &Tensor,
+        sums: &LogSumExp,
+    ) -> Result<Tensor, CudaError> {
+        let delta = self.tensor(sums.shape.clone(), DType::F32)?;
+        let grid = [
+            call.queries().div_ceil(WARPS) as u32,
+            call.heads(),
+            call.batch() as u32,
+        ];
+        let arguments = Arguments::default()
+            .with(delta.address())
+            .with(d_out.address())
+            .with(out.address())
+            .with(call.argument());
+        let kernel = typed!(AttentionSmall, "attention_delta", call.q.is_bf16());
+        self.blocks(kernel, grid, THREADS, 0, arguments)?;
+        Ok(delta)
     }
 
     /// Unwritten gradients of queries, keys and values.

@@ -5,7 +5,8 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use crate::error::CudaError;
-use crate::library::{Name, functions};
+use crate::library::Name;
+use crate::loading::functions;
 
 /// A device's number.
 pub type Device = c_int;
