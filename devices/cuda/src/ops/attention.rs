@@ -2,7 +2,7 @@
 
 use catalog::DType;
 
-use super::unsupported;
+use super::grid::unsupported;
 use crate::error::CudaError;
 use crate::kernels::{Head, Kernel, Source, typed};
 use crate::launcher::{Arguments, AttentionArgument, AttentionBy, AttentionOperands};
@@ -183,7 +183,7 @@ impl Device {
                 .with(call.argument());
             let kernel = typed!(AttentionSmall, "attention_sinks", call.q.is_bf16());
             let grid = [call.heads(), 1, 1];
-            self.blocks(kernel, grid, super::THREADS, 0, arguments)?;
+            self.blocks(kernel, grid, super::grid::THREADS, 0, arguments)?;
         }
         let [dq, dk, dv] = self.gradients(call)?;
         let rest = |arguments: Arguments| {
