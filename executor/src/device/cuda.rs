@@ -17,7 +17,7 @@ use cuda_device::{
 use dtensor::TensorId;
 use dtensor::block::{Attention, Block, Forward, Parameters};
 
-use super::{Device, Devices, FlatStates, Gradients, Passing, Run};
+use super::interface::{Device, Devices, FlatStates, Gradients, Passing, Run};
 use crate::error::ExecutorError;
 use crate::report::MemoryUse;
 use crate::settings::AdamW;
