@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{CommError, Message};
+use super::communicator::{CommError, Message};
 
 type Queues = HashMap<(usize, u64), VecDeque<Message>>;
 

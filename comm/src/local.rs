@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::communicator::{CommError, Communicator, Message};
 use super::inbox::{Failure, Inbox, Waiter};
-use super::{CommError, Communicator, Message};
 
 struct Shared {
     boxes: Vec<Inbox>,

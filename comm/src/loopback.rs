@@ -5,7 +5,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Mutex;
 
-use super::{CommError, Communicator, Message};
+use super::communicator::{CommError, Communicator, Message};
 
 /// A rank whose peers echo.
 #[derive(Debug)]

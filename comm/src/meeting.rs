@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use super::CommError;
 use super::bootstrap::Place;
+use super::communicator::CommError;
 use super::frames::{self, Timed};
 use super::secret::{self, End, PROOF, Secret};
 

@@ -15,8 +15,8 @@ use mpi::request::{Request, StaticScope};
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator as _, Destination, MatchedReceiveVec, Source};
 
+use super::communicator::{CommError, Communicator, Message};
 use super::inbox::{Failure, Inbox, Waiter};
-use super::{CommError, Communicator, Message};
 
 /// How long the thread sleeps when nothing moves; messages wait no longer than that.
 const IDLE: Duration = Duration::from_micros(20);

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::Message;
+use super::communicator::Message;
 use super::frames::{self, DONE, FAILED};
 
 /// What is to be written to a peer, in order.

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use socket2::{SockRef, TcpKeepalive};
 
 use super::bootstrap::Place;
+use super::communicator::{CommError, Communicator, Message};
 use super::frames::{self, DONE, FAILED, Timed};
 use super::inbox::{Failure, Inbox, Waiter};
 use super::meeting::{meet, start};
 use super::outbox::Outbox;
-use super::{CommError, Communicator, Message};
 
 /// A connection that is silent for so long is asked whether its other end still exists, and then
 /// again: a host that lost power says nothing.

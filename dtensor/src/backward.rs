@@ -8,7 +8,8 @@ use crate::ops::shards;
 use crate::placement::{Placement, Placements};
 use crate::tape::{DTensor, Record, Rule, Tape, transfer};
 use crate::trace::{
-    Collective, CollectiveKind, Detail, Op, OpKind, Pass, TensorId, TensorRole, View, ViewKind,
+    Collective, CollectiveKind, Columns, Detail, Op, OpKind, Pass, TensorId, TensorRole, View,
+    ViewKind,
 };
 
 /// Scope of the additions where a tensor has several readers.
@@ -61,6 +62,7 @@ impl Tape<'_> {
         }
     }
 
+    /// What a record's output gradient makes of the gradients of its inputs.
     fn backward_of(
         &mut self,
         record: &Record,
@@ -76,71 +78,62 @@ impl Tape<'_> {
         let Some(gradient) = gradients.remove(&output.id) else {
             return Ok(());
         };
-        if let Rule::Slice(columns) = record.rule {
-            let whole = &record.inputs[0];
-            let parts = gradients
-                .entry(whole.id)
-                .or_insert_with(|| self.gradient("parts", whole));
-            self.trace.backward_views.push(View {
-                before: self.trace.backward.len(),
-                from: gradient.id,
-                to: parts.id,
-                kind: ViewKind::Columns(columns),
-            });
-            return Ok(());
+        match record.rule {
+            Rule::Slice(columns) => {
+                self.slice_backward(columns, &record.inputs[0], &gradient, gradients);
+            }
+            Rule::Redistribute { axis, from, to } => {
+                let back = self.transpose(record, &gradient, axis, from, to)?;
+                self.accumulate(gradients, &record.inputs[0], back);
+            }
+            _ if record.op == usize::MAX => {
+                let input = &record.inputs[0];
+                let view = DTensor {
+                    shape: input.shape.clone(),
+                    ..gradient
+                };
+                self.accumulate(gradients, input, view);
+            }
+            _ => self.operator_backward(record, gradient, gradients),
         }
-        if let Rule::Redistribute { axis, from, to } = record.rule {
-            let back = self.transpose(record, &gradient, axis, from, to)?;
-            self.accumulate(gradients, &record.inputs[0], back);
-            return Ok(());
-        }
-        if record.op == usize::MAX {
-            let input = &record.inputs[0];
-            let view = DTensor {
-                shape: input.shape.clone(),
-                ..gradient
-            };
-            self.accumulate(gradients, input, view);
-            return Ok(());
-        }
+        Ok(())
+    }
+
+    /// The gradient of a part is written into that of the whole.
+    fn slice_backward(
+        &mut self,
+        columns: Columns,
+        whole: &DTensor,
+        gradient: &DTensor,
+        gradients: &mut Gradients,
+    ) {
+        let parts = gradients
+            .entry(whole.id)
+            .or_insert_with(|| self.gradient("parts", whole));
+        self.trace.backward_views.push(View {
+            before: self.trace.backward.len(),
+            from: gradient.id,
+            to: parts.id,
+            kind: ViewKind::Columns(columns),
+        });
+    }
+
+    /// The backward operators of a forward one, by its kind.
+    fn operator_backward(&mut self, record: &Record, gradient: DTensor, gradients: &mut Gradients) {
         let op = self.trace.forward[record.op].clone();
         match op.kind {
             OpKind::Matmul { m, n, k } => {
-                let input = OpKind::Matmul { m, n: k, k: n };
-                let weight = OpKind::Matmul { m: n, n: k, k: m };
-                self.product_backward(&op, record, &gradient, gradients, input, weight);
+                let kind = |m, n, k| OpKind::Matmul { m, n, k };
+                let kinds = [kind(m, k, n), kind(n, k, m)];
+                self.product_backward(&op, record, &gradient, gradients, kinds);
             }
             OpKind::GroupedMatmul { groups, m, n, k } => {
-                let input = OpKind::GroupedMatmul {
-                    groups,
-                    m,
-                    n: k,
-                    k: n,
-                };
-                let weight = OpKind::GroupedMatmul {
-                    groups,
-                    m: n,
-                    n: k,
-                    k: m,
-                };
-                self.product_backward(&op, record, &gradient, gradients, input, weight);
+                let kind = |m, n, k| OpKind::GroupedMatmul { groups, m, n, k };
+                let kinds = [kind(m, k, n), kind(n, k, m)];
+                self.product_backward(&op, record, &gradient, gradients, kinds);
             }
             OpKind::AttentionScores(_) | OpKind::AttentionContext(_) => {
-                for (index, input) in record.inputs.iter().enumerate() {
-                    let other = record.inputs[1 - index].id;
-                    let mut out = self.gradient(&input_name(&op, index), input);
-                    if index == 1 && self.splits_queries(&op, input) {
-                        out.placements = out.placements.with(Axis::Cp, Placement::Partial);
-                    }
-                    self.push(
-                        &op,
-                        Pass::BackwardInput,
-                        op.kind,
-                        vec![gradient.id, other],
-                        vec![out.id],
-                    );
-                    self.accumulate(gradients, input, out);
-                }
+                self.attention_backward(&op, record, &gradient, gradients);
             }
             OpKind::Bias => {
                 let reads = vec![gradient.id];
@@ -159,7 +152,26 @@ impl Tape<'_> {
             }
             _ => self.elementwise_backward(&op, record, &gradient, gradients),
         }
-        Ok(())
+    }
+
+    /// Both factors of a product of attention: each one's gradient reads the other.
+    fn attention_backward(
+        &mut self,
+        op: &Op,
+        record: &Record,
+        gradient: &DTensor,
+        gradients: &mut Gradients,
+    ) {
+        for (index, input) in record.inputs.iter().enumerate() {
+            let other = record.inputs[1 - index].id;
+            let mut out = self.gradient(&input_name(op, index), input);
+            if index == 1 && self.splits_queries(op, input) {
+                out.placements = out.placements.with(Axis::Cp, Placement::Partial);
+            }
+            let reads = vec![gradient.id, other];
+            self.push(op, Pass::BackwardInput, op.kind, reads, vec![out.id]);
+            self.accumulate(gradients, input, out);
+        }
     }
 
     /// Whether keys or values that every context-parallel rank holds whole meet the queries of one
@@ -221,8 +233,7 @@ impl Tape<'_> {
         record: &Record,
         gradient: &DTensor,
         gradients: &mut Gradients,
-        input_kind: OpKind,
-        weight_kind: OpKind,
+        [input_kind, weight_kind]: [OpKind; 2],
     ) {
         let (x, w) = (&record.inputs[0], &record.inputs[1]);
         let mut back = self.gradient(&input_name(op, 0), x);
@@ -254,7 +265,6 @@ impl Tape<'_> {
         from: Placement,
         to: Placement,
     ) -> Result<DTensor, DTensorError> {
-        let input = &record.inputs[0];
         let have = match gradient.placements.on(axis) {
             Placement::Partial => Placement::Partial,
             _ if to == Placement::Partial => Placement::Replicate,
@@ -278,25 +288,50 @@ impl Tape<'_> {
                 to: want,
             })?
         };
-        let placements = gradient.placements.with(axis, want);
-        let Some(kind) = kind else {
-            let mut id = gradient.id;
-            if have == Placement::Replicate && want != Placement::Replicate {
-                id = self.gradient(&format!("{scope}.gradient"), input).id;
-                self.trace.backward_views.push(View {
-                    before: self.trace.backward.len(),
-                    from: gradient.id,
-                    to: id,
-                    kind: ViewKind::Shard,
-                });
-            }
-            return Ok(DTensor {
-                id,
-                placements,
-                shape: input.shape.clone(),
-                dtype: gradient.dtype,
+        Ok(match kind {
+            Some(kind) => self.collective_backward(record, gradient, kind, (axis, have, want)),
+            None => self.shard_backward(record, gradient, (axis, have, want)),
+        })
+    }
+
+    /// A gradient that this rank finds within what it holds: all of it, or its shard.
+    fn shard_backward(
+        &mut self,
+        record: &Record,
+        gradient: &DTensor,
+        (axis, have, want): (Axis, Placement, Placement),
+    ) -> DTensor {
+        let input = &record.inputs[0];
+        let mut id = gradient.id;
+        if have == Placement::Replicate && want != Placement::Replicate {
+            let name = format!("{}.gradient", self.scope_of(record));
+            id = self.gradient(&name, input).id;
+            self.trace.backward_views.push(View {
+                before: self.trace.backward.len(),
+                from: gradient.id,
+                to: id,
+                kind: ViewKind::Shard,
             });
-        };
+        }
+        DTensor {
+            id,
+            placements: gradient.placements.with(axis, want),
+            shape: input.shape.clone(),
+            dtype: gradient.dtype,
+        }
+    }
+
+    /// A gradient that ranks exchange.
+    fn collective_backward(
+        &mut self,
+        record: &Record,
+        gradient: &DTensor,
+        kind: CollectiveKind,
+        (axis, have, want): (Axis, Placement, Placement),
+    ) -> DTensor {
+        let input = &record.inputs[0];
+        let scope = self.scope_of(record);
+        let placements = gradient.placements.with(axis, want);
         let mut out = self.gradient(&format!("{scope}.gradient"), input);
         out.placements = placements;
         self.place(out.id, &input.shape, placements);
@@ -318,7 +353,7 @@ impl Tape<'_> {
                 },
             },
         });
-        Ok(out)
+        out
     }
 
     fn scope_of(&self, record: &Record) -> String {

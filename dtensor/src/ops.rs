@@ -358,23 +358,8 @@ impl Tape<'_> {
         shape: AttentionShape,
         (rule, dropout): (SoftmaxRule, f64),
     ) -> DTensor {
-        let dims = vec![shape.batch, shape.heads, shape.q_len, shape.kv_len];
-        let heads = q.shape[2] / shape.qk_dim;
-        let global = [shape.batch, heads, q.shape[1], shape.kv_len];
-        let placements = scores_placements(q.placements);
-        let local = |tape: &mut Self, name: &str| {
-            let name = format!("{scope}.{name}");
-            let id = tape.local_tensor(&name, dims.clone(), q.dtype, TensorRole::Activation);
-            tape.place(id, &global, placements);
-            DTensor {
-                id,
-                shape: dims.clone(),
-                placements: Placements::REPLICATE,
-                dtype: q.dtype,
-            }
-        };
-        let scores = local(self, "scores");
-        let probabilities = local(self, "probabilities");
+        let scores = self.scores(&format!("{scope}.scores"), q, shape);
+        let probabilities = self.scores(&format!("{scope}.probabilities"), q, shape);
         let kind = OpKind::AttentionScores(shape);
         self.record(scope, kind, &[q, k], &[&scores], &[q.id, k.id], Rule::Own);
         let kind = OpKind::Softmax(shape);
@@ -411,6 +396,21 @@ impl Tape<'_> {
             Rule::Own,
         );
         out
+    }
+
+    /// A tensor of a number per head, query and key.
+    fn scores(&mut self, name: &str, q: &DTensor, shape: AttentionShape) -> DTensor {
+        let dims = vec![shape.batch, shape.heads, shape.q_len, shape.kv_len];
+        let id = self.local_tensor(name, dims.clone(), q.dtype, TensorRole::Activation);
+        let heads = q.shape[2] / shape.qk_dim;
+        let global = [shape.batch, heads, q.shape[1], shape.kv_len];
+        self.place(id, &global, scores_placements(q.placements));
+        DTensor {
+            id,
+            shape: dims,
+            placements: Placements::REPLICATE,
+            dtype: q.dtype,
+        }
     }
 
     /// Keys and values travel round the context-parallel ring while attention runs; the operator

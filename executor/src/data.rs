@@ -246,70 +246,21 @@ mod tests {
     fn what_cannot_be_the_models_tokens_is_refused() {
         let small = tokens(128);
         let (narrow, wide) = (words::<2>(&small), words::<4>(&small));
+        #[rustfmt::skip]
         let cases: &[(&str, &[u8], u64, &str)] = &[
-            (
-                "a.bin",
-                &wide,
-                128,
-                "as in a file of 32-bit tokens: name such a file .u32.bin",
-            ),
-            (
-                "a.u16.bin",
-                &wide,
-                50_257,
-                "every second 16-bit token is 0 or less",
-            ),
-            (
-                "a.bin",
-                &words::<4>(&tokens(128_256)),
-                65_536,
-                "every second 16-bit token is 1 or less",
-            ),
-            (
-                "a.u32.bin",
-                &narrow,
-                50_257,
-                "a file of 16-bit tokens is named .u16.bin",
-            ),
-            (
-                "a.bin",
-                &narrow,
-                128_256,
-                "the model's vocabulary of 128256 needs more",
-            ),
-            (
-                "a.bin",
-                &narrow[..7],
-                128,
-                "7 bytes are not a whole number of 16-bit",
-            ),
-            (
-                "a.u32.bin",
-                &wide[..6],
-                128,
-                "6 bytes are not a whole number of 32-bit",
-            ),
+            ("a.bin", &wide, 128, "as in a file of 32-bit tokens: name such a file .u32.bin"),
+            ("a.u16.bin", &wide, 50_257, "every second 16-bit token is 0 or less"),
+            ("a.bin", &words::<4>(&tokens(128_256)), 65_536, "every second 16-bit token is 1 or less"),
+            ("a.u32.bin", &narrow, 50_257, "a file of 16-bit tokens is named .u16.bin"),
+            ("a.bin", &narrow, 128_256, "the model's vocabulary of 128256 needs more"),
+            ("a.bin", &narrow[..7], 128, "7 bytes are not a whole number of 16-bit"),
+            ("a.u32.bin", &wide[..6], 128, "6 bytes are not a whole number of 32-bit"),
             ("a.bin", &narrow, 5, "is beyond the model's vocabulary of 5"),
-            (
-                "a.txt",
-                b"hello",
-                3,
-                "is beyond the model's vocabulary of 3",
-            ),
-            (
-                "a.txt",
-                b"hello",
-                257,
-                "in a file named .u16.bin (16-bit tokens) or .u32.bin",
-            ),
+            ("a.txt", b"hello", 3, "is beyond the model's vocabulary of 3"),
+            ("a.txt", b"hello", 257, "in a file named .u16.bin (16-bit tokens) or .u32.bin"),
             ("a.txt", b"hello", 50_257, "numbered by its distinct bytes"),
             ("a.txt", b"hello", 128_256, "in a file named .u32.bin"),
-            (
-                "a.jsonl",
-                b"{}",
-                128,
-                "expected .txt (text), .bin or .u16.bin",
-            ),
+            ("a.jsonl", b"{}", 128, "expected .txt (text), .bin or .u16.bin"),
             ("a.npy", &narrow, 128, "its name says no format"),
             ("tokens", &narrow, 128, "its name says no format"),
         ];

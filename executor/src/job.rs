@@ -8,7 +8,7 @@ use plans::schedule::{self, Schedule};
 use crate::data::Dataset;
 use crate::error::ExecutorError;
 use crate::settings::Settings;
-use crate::stage;
+use crate::stage::{self, Plan};
 
 /// A training job.
 #[derive(Clone, Debug)]
@@ -81,5 +81,19 @@ impl Job {
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.precision.activation()
+    }
+
+    /// What its stages are made of.
+    pub(crate) fn plan(&self) -> Plan<'_> {
+        Plan {
+            model: &self.model,
+            strategy: &self.strategy,
+            seq_len: self.seq_len,
+            precision: self.precision,
+            seed: self.settings.seed,
+            gradient_bucket: self.settings.gradient_bucket,
+            execution: self.settings.execution,
+            numerics: self.settings.numerics,
+        }
     }
 }

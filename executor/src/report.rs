@@ -1,12 +1,10 @@
-//! What a rank reports of a run.
+//! What a rank reports of a run and of each step.
 
 use std::collections::BTreeMap;
 
 use dtensor::RoutedRows;
 use plans::Event;
 use serde::{Deserialize, Serialize};
-
-use crate::states::StateBytes;
 
 /// A rank's line in the report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -47,6 +45,34 @@ pub struct MemoryUse {
     pub peak: u64,
     /// Taken from the device: with rounding and with pieces that nothing had.
     pub reserved: u64,
+}
+
+/// Bytes of what lives for the whole step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateBytes {
+    /// Parameters as kernels read them.
+    pub parameters: u64,
+    /// Gradients.
+    pub gradients: u64,
+    /// Master weights.
+    pub master: u64,
+    /// Both moments.
+    pub moments: u64,
+}
+
+/// A step that is done.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// Its number, from 0.
+    pub step: u64,
+    /// Mean loss of its tokens.
+    pub loss: f64,
+    /// Norm of the gradient before clipping.
+    pub gradient_norm: f64,
+    /// Seconds it took on rank 0.
+    pub seconds: f64,
+    /// Bytes of the device's memory that rank 0 used at most so far; nothing where they are not counted.
+    pub peak_memory: Option<u64>,
 }
 
 impl RankReport {

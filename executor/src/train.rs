@@ -18,7 +18,7 @@ use crate::error::ExecutorError;
 use crate::job::Job;
 use crate::mesh::Mesh;
 use crate::rank::Rank;
-use crate::report::RankReport;
+use crate::report::{RankReport, StepReport};
 
 /// Channel on which ranks tell rank 0 of the files they wrote.
 const FILES: u64 = 50;
@@ -74,21 +74,6 @@ impl Checkpoints {
             run: Some(RunIdentity::of(job)),
         }
     }
-}
-
-/// A step that is done.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepReport {
-    /// Its number, from 0.
-    pub step: u64,
-    /// Mean loss of its tokens.
-    pub loss: f64,
-    /// Norm of the gradient before clipping.
-    pub gradient_norm: f64,
-    /// Seconds it took on rank 0.
-    pub seconds: f64,
-    /// Bytes of the device's memory that rank 0 used at most so far; nothing where they are not counted.
-    pub peak_memory: Option<u64>,
 }
 
 /// What a run tells while it goes.

@@ -120,27 +120,42 @@ pub fn neighbours(costs: &CostModel, base: &Strategy) -> Result<Vec<Candidate>, 
 /// Decisions one step away: a size doubled or halved against another, one choice changed.
 fn one_step(base: &Strategy) -> Vec<Decisions> {
     let d = base.decisions();
+    let recompute = [Recompute::None, Recompute::Selective, Recompute::Full];
+    let recompute = recompute.map(|recompute| Decisions {
+        recompute,
+        ..d.clone()
+    });
+    let mut list = micro_batch_against_their_number(d);
+    list.extend(ranks_moved(d));
+    list.extend(virtual_stages(d));
+    list.extend(recompute);
+    list
+}
+
+/// Divides layers evenly among the stages there are now.
+fn restage(n: &mut Decisions) {
+    n.stages = plans::StagePartition::even(n.stages.layers(), n.pp * n.vpp);
+    if n.vpp == 1 && n.schedule == ScheduleKind::Interleaved {
+        n.schedule = ScheduleKind::OneFOneB;
+    }
+}
+
+fn micro_batch_against_their_number(d: &Decisions) -> Vec<Decisions> {
     let mut list = Vec::new();
-    let layers = d.stages.layers();
-    let restage = |n: &mut Decisions| {
-        n.stages = plans::StagePartition::even(layers, n.pp * n.vpp);
-        if n.vpp == 1 && n.schedule == ScheduleKind::Interleaved {
-            n.schedule = ScheduleKind::OneFOneB;
-        }
-    };
-    // Micro-batch against their number.
     for (grow, shrink) in [(2, 1), (1, 2)] {
         if d.num_micro_batches.is_multiple_of(grow) && d.micro_batch.is_multiple_of(shrink) {
-            let micro_batch = d.micro_batch * grow / shrink;
-            let num_micro_batches = d.num_micro_batches * shrink / grow;
             list.push(Decisions {
-                micro_batch,
-                num_micro_batches,
+                micro_batch: d.micro_batch * grow / shrink,
+                num_micro_batches: d.num_micro_batches * shrink / grow,
                 ..d.clone()
             });
         }
     }
-    // Ranks moved between tensor, pipeline and data parallelism.
+    list
+}
+
+/// Ranks moved between tensor, pipeline and data parallelism.
+fn ranks_moved(d: &Decisions) -> Vec<Decisions> {
     let sequences = d.dp() * d.num_micro_batches * d.micro_batch;
     let sized = |tp: Option<u64>, pp: Option<u64>, dp: Option<u64>| {
         let (tp, pp, dp) = (tp?, pp?, dp?);
@@ -163,19 +178,19 @@ fn one_step(base: &Strategy) -> Vec<Decisions> {
     let (tp, pp, dp) = (d.tp, d.pp, d.dp());
     let twice = |size: u64| Some(size * 2);
     let half = |size: u64| size.is_multiple_of(2).then_some(size / 2);
-    list.extend(
-        [
-            sized(twice(tp), Some(pp), half(dp)),
-            sized(twice(tp), half(pp), Some(dp)),
-            sized(half(tp), Some(pp), twice(dp)),
-            sized(half(tp), twice(pp), Some(dp)),
-            sized(Some(tp), twice(pp), half(dp)),
-            sized(Some(tp), half(pp), twice(dp)),
-        ]
-        .into_iter()
-        .flatten(),
-    );
-    // Virtual stages.
+    let moved = [
+        sized(twice(tp), Some(pp), half(dp)),
+        sized(twice(tp), half(pp), Some(dp)),
+        sized(half(tp), Some(pp), twice(dp)),
+        sized(half(tp), twice(pp), Some(dp)),
+        sized(Some(tp), twice(pp), half(dp)),
+        sized(Some(tp), half(pp), twice(dp)),
+    ];
+    moved.into_iter().flatten().collect()
+}
+
+fn virtual_stages(d: &Decisions) -> Vec<Decisions> {
+    let mut list = Vec::new();
     for vpp in [d.vpp * 2, d.vpp / 2, 1] {
         if vpp >= 1 && d.pp > 1 {
             let mut n = d.clone();
@@ -188,12 +203,6 @@ fn one_step(base: &Strategy) -> Vec<Decisions> {
             restage(&mut n);
             list.push(n);
         }
-    }
-    for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
-        list.push(Decisions {
-            recompute,
-            ..d.clone()
-        });
     }
     list
 }

@@ -10,10 +10,10 @@ use catalog::files::Kind;
 use catalog::{Origin, Precision, Sourced};
 use serde::Serialize;
 
-use crate::commands::diagnose::{self, Run};
+use crate::args::CalibrateArgs;
+use crate::commands::logged_run::{self, LoggedRun};
 use crate::destinations::Target;
 use crate::error::CliError;
-use crate::exchange_args::CalibrateArgs;
 use crate::inputs;
 use crate::output::{self, SCHEMA_VERSION};
 
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode, CliError> {
     let to = Target::named(&args.output, Kind::Cluster, args.force)?;
     let mut sources = Vec::new();
     for (log, plan) in args.logs.iter().zip(&args.plans) {
-        let run = diagnose::read(log, plan, args.warmup)?;
+        let run = logged_run::read(log, plan, args.warmup)?;
         sources.push(Source::of(&run, log));
     }
     let file = write(&to, &sources)?;
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode, CliError> {
 
 impl Source {
     /// What one run shows.
-    pub(crate) fn of(run: &Run, log: &Path) -> Self {
+    pub(crate) fn of(run: &LoggedRun, log: &Path) -> Self {
         let scenario = run.loaded.costs.scenario();
         let precision = scenario.workload.precision;
         let runtime = scenario.runtime.name.clone();

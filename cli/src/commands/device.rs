@@ -1,16 +1,12 @@
 //! The device that a run works on.
 
 use std::path::Path;
-use std::time::Duration;
 
 use catalog::Runtime;
 use catalog::profile::Profile;
 use catalog::runtime::AttentionKernel;
-use cuda_device::launcher::{AttentionBy, Compute};
-use executor::device::{Cores, Gpus, Messages};
-use executor::{Outcome, Session};
+use cuda_device::launcher::AttentionBy;
 
-use super::run::{mpi, processes};
 use crate::args::{AttentionArg, CommunicatorArg, DeviceArg, GpuMessagesArg, NumericsArg, RunArgs};
 use crate::error::CliError;
 use crate::inputs::EXECUTOR;
@@ -105,53 +101,6 @@ pub(crate) fn runtime(args: &RunArgs) -> Result<Runtime, CliError> {
 pub(crate) fn own_gpu(place: usize) -> u32 {
     let only = cuda_device::ready().is_ok_and(|here| here.len() == 1);
     if only { 0 } else { place as u32 }
-}
-
-/// The GPUs of a run: that of a process's place on its host, or one for every thread.
-fn gpus(args: &RunArgs, place: Option<usize>) -> Gpus {
-    Gpus {
-        ordinal: place.map(own_gpu),
-        messages: match args.gpu_messages {
-            GpuMessagesArg::Nccl => Messages::Nccl,
-            GpuMessagesArg::Host => Messages::Host,
-        },
-        timeout: Duration::from_secs(args.timeout),
-        attention: args.attention.into(),
-        compute: if args.tf32 {
-            Compute::Tf32
-        } else {
-            Compute::Whole
-        },
-    }
-}
-
-/// Trains with all ranks as threads of this process.
-pub(crate) fn train_threads(args: &RunArgs, session: &Session<'_>) -> Result<Outcome, CliError> {
-    Ok(match args.device {
-        DeviceArg::Cpu => executor::train(session)?,
-        DeviceArg::Cuda => executor::train_on(&gpus(args, None), session)?,
-    })
-}
-
-/// Trains; rank 0 returns what training left.
-pub(crate) fn train(args: &RunArgs, session: &Session<'_>) -> Result<Option<Outcome>, CliError> {
-    let communicator = match args.gpus {
-        Some(_) => CommunicatorArg::Tcp,
-        None => args.communicator,
-    };
-    match (communicator, args.device) {
-        (CommunicatorArg::Local, _) => train_threads(args, session).map(Some),
-        (CommunicatorArg::Mpi, DeviceArg::Cpu) => mpi::train(session, |on| Cores::among(on.ranks)),
-        (CommunicatorArg::Mpi, DeviceArg::Cuda) => {
-            mpi::train(session, |on| gpus(args, Some(on.rank)))
-        }
-        (CommunicatorArg::Tcp, DeviceArg::Cpu) => {
-            processes::train(session, |place| Cores::among(place.world))
-        }
-        (CommunicatorArg::Tcp, DeviceArg::Cuda) => {
-            processes::train(session, |place| gpus(args, Some(place.local_rank)))
-        }
-    }
 }
 
 #[cfg(test)]

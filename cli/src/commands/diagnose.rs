@@ -1,21 +1,20 @@
 //! `diagnose`: a training log against its plan.
 
-use std::path::Path;
 use std::process::ExitCode;
 
 use accuracy::diagnose::{self, Hypothesis, Measured};
 use catalog::files::Kind;
 use catalog::{Bytes, Seconds};
-use interop::training_log::{self, LogSystem, Steady, TrainingLog};
+use interop::training_log::LogSystem;
+use plans::Breakdown;
 use plans::json::PredictedJson;
-use plans::{Breakdown, Prediction};
 use serde::Serialize;
 
+use crate::args::DiagnoseArgs;
 use crate::commands::calibrate;
-use crate::commands::plan::{self, Loaded};
+use crate::commands::logged_run::{self, LoggedRun};
 use crate::destinations::Target;
 use crate::error::CliError;
-use crate::exchange_args::DiagnoseArgs;
 use crate::inputs::InputsJson;
 use crate::output::{self, SCHEMA_VERSION};
 
@@ -59,36 +58,10 @@ struct HypothesisJson {
     share_of_gap: f64,
 }
 
-/// A log with its plan, predicted.
-pub(crate) struct Run {
-    pub(crate) loaded: Loaded,
-    pub(crate) log: TrainingLog,
-    pub(crate) steady: Steady,
-    pub(crate) prediction: Prediction,
-}
-
-/// Reads a log and predicts its plan.
-pub(crate) fn read(log: &Path, plan: &Path, warmup: Option<usize>) -> Result<Run, CliError> {
-    let loaded = plan::load(plan)?;
-    let shown = log.display().to_string();
-    let text = catalog::text::read(log)?;
-    let parsed = training_log::parse(&text, &shown)?;
-    let workload = &loaded.costs.scenario().workload;
-    let tokens = workload.tokens_per_step() as f64 / workload.gpus as f64;
-    let steady = parsed.steady(&shown, warmup, tokens)?;
-    let prediction = loaded.costs.predict(&loaded.strategy)?;
-    Ok(Run {
-        loaded,
-        log: parsed,
-        steady,
-        prediction,
-    })
-}
-
 /// Runs `diagnose`.
 pub(crate) fn run(args: &DiagnoseArgs) -> Result<ExitCode, CliError> {
     let calibrated = Target::optional(args.calibrate.as_ref(), Kind::Cluster, args.force)?;
-    let run = read(&args.log, &args.plan, args.warmup)?;
+    let run = logged_run::read(&args.log, &args.plan, args.warmup)?;
     let measured = Measured {
         log: &run.log,
         steady: &run.steady,
@@ -114,19 +87,19 @@ pub(crate) fn run(args: &DiagnoseArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn tokens_per_s(run: &Run) -> f64 {
+fn tokens_per_s(run: &LoggedRun) -> f64 {
     let workload = &run.loaded.costs.scenario().workload;
     workload.tokens_per_step() as f64 / workload.gpus as f64 / run.steady.median()
 }
 
-fn tflops(run: &Run) -> Option<f64> {
+fn tflops(run: &LoggedRun) -> Option<f64> {
     let logged = run.log.steps.iter().skip(run.steady.warmup);
     let mut values: Vec<f64> = logged.filter_map(|s| s.tflops_per_gpu).collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied()
 }
 
-fn document(args: &DiagnoseArgs, run: &Run, hypotheses: &[Hypothesis]) -> DiagnoseJson {
+fn document(args: &DiagnoseArgs, run: &LoggedRun, hypotheses: &[Hypothesis]) -> DiagnoseJson {
     let reserved = diagnose::reserved_by(&run.prediction);
     DiagnoseJson {
         schema_version: SCHEMA_VERSION,
@@ -170,7 +143,8 @@ fn system(system: LogSystem) -> &'static str {
     }
 }
 
-fn shown(run: &Run, hypotheses: &[Hypothesis]) -> String {
+/// What was measured beside what was predicted: name, predicted, measured, gap.
+fn rows(run: &LoggedRun) -> Vec<[String; 4]> {
     let (steady, p) = (&run.steady, &run.prediction);
     let ratio =
         |measured: f64, predicted: f64| format!("{:+.1}%", (measured / predicted - 1.0) * 100.0);
@@ -214,8 +188,13 @@ fn shown(run: &Run, hypotheses: &[Hypothesis]) -> String {
             String::new(),
         ]);
     }
+    rows
+}
+
+fn shown(run: &LoggedRun, hypotheses: &[Hypothesis]) -> String {
+    let steady = &run.steady;
     let head = ["", "predicted", "measured", "gap"].map(str::to_owned);
-    let mut text = table(&head, &rows);
+    let mut text = table(&head, &rows(run));
     text.push_str(&format!(
         "\n{} steps of {} after {} of warm-up; tenth to ninetieth percentile {} to {}\n",
         steady.seconds.len(),
@@ -224,7 +203,10 @@ fn shown(run: &Run, hypotheses: &[Hypothesis]) -> String {
         Seconds(steady.quantile(0.1)),
         Seconds(steady.quantile(0.9)),
     ));
-    text.push_str(&format!("Predicted: {}\n", parts(&p.breakdown)));
+    text.push_str(&format!(
+        "Predicted: {}\n",
+        parts(&run.prediction.breakdown)
+    ));
     text.push_str("\nWhere the gap may lie, the likeliest first\n");
     for (i, h) in hypotheses.iter().enumerate() {
         text.push_str(&format!("{:>3}. {}: {}\n", i + 1, h.cause, h.evidence));

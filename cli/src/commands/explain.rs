@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use costmodel::CostModel;
 use planner::explain::{differences, neighbours};
 use plans::json::{CandidateJson, DetailJson, PredictedJson};
 use plans::{Candidate, Prediction};
@@ -32,27 +33,11 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode, CliError> {
     let prediction = loaded.costs.predict(&loaded.strategy)?;
     let near = neighbours(&loaded.costs, &loaded.strategy)?;
     let scenario = loaded.costs.scenario();
-    let why_not = match &args.why_not {
-        Some(text) => {
-            let other = plans::grammar::parse(
-                text,
-                &scenario.model,
-                &scenario.workload,
-                &scenario.runtime,
-            )?;
-            plans::legality::allowed_by(&other, &scenario.model, &scenario.runtime)?;
-            let its = loaded.costs.predict(&other)?;
-            let why = planner::explain::why_not_first(&prediction, &its);
-            Some(Candidate {
-                strategy: other,
-                prediction: its,
-                why_not_first: why,
-            })
-        }
-        None => None,
-    };
+    let expected = args.why_not.as_deref();
+    let why_not = expected.map(|text| candidate(&loaded.costs, text, &prediction));
+    let why_not = why_not.transpose()?;
     if args.output.json {
-        let candidate = |c| CandidateJson::new(c, scenario.workload.precision);
+        let json = |c| CandidateJson::new(c, scenario.workload.precision);
         output::json(&ExplainJson {
             schema_version: SCHEMA_VERSION,
             plan_id: loaded.file.id.clone(),
@@ -60,8 +45,8 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode, CliError> {
             binds: binds(&prediction),
             detail: DetailJson::from(&prediction),
             replicated_parameters: loaded.file.sharding.replicated.clone(),
-            neighbours: near.iter().map(candidate).collect(),
-            why_not: why_not.as_ref().map(candidate),
+            neighbours: near.iter().map(json).collect(),
+            why_not: why_not.as_ref().map(json),
             inputs: loaded.inputs,
         })?;
         return Ok(ExitCode::SUCCESS);
@@ -92,6 +77,19 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode, CliError> {
         output::print(&why_not_text(&prediction, &other));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Another strategy for the plan's scenario, and why it is not first.
+fn candidate(costs: &CostModel, text: &str, first: &Prediction) -> Result<Candidate, CliError> {
+    let s = costs.scenario();
+    let strategy = plans::grammar::parse(text, &s.model, &s.workload, &s.runtime)?;
+    plans::legality::allowed_by(&strategy, &s.model, &s.runtime)?;
+    let prediction = costs.predict(&strategy)?;
+    Ok(Candidate {
+        strategy,
+        why_not_first: planner::explain::why_not_first(first, &prediction),
+        prediction,
+    })
 }
 
 fn why_not_text(first: &Prediction, other: &Candidate) -> String {

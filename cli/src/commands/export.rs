@@ -9,10 +9,10 @@ use interop::export::{self, Dialect, ExportError, Exported, ExportedFile, Job, L
 use plans::{Strategy, grammar};
 use serde::Serialize;
 
+use crate::args::{ExportArgs, LauncherArg};
 use crate::commands::import::document;
 use crate::commands::plan::{self, Loaded};
 use crate::error::{CliError, code};
-use crate::exchange_args::{ExportArgs, LauncherArg};
 use crate::output::{self, SCHEMA_VERSION};
 
 #[derive(Serialize)]

@@ -12,10 +12,10 @@ use plans::json::{PredictedJson, StrategyJson};
 use plans::{Decisions, Strategy};
 use serde::Serialize;
 
+use crate::args::ImportArgs;
 use crate::commands::plan;
 use crate::destinations::Target;
 use crate::error::CliError;
-use crate::exchange_args::ImportArgs;
 use crate::inputs::{self, Inputs, InputsJson};
 use crate::output::{self, SCHEMA_VERSION};
 
@@ -158,6 +158,15 @@ fn legal(
         .map_err(|error| CliError::Usage(format!("{path}: {error}")))
 }
 
+/// A workload and runtime as `estimate` takes them.
+fn flags(w: &Workload, runtime: &str) -> String {
+    let precision = format!("{:?}", w.precision).to_lowercase();
+    format!(
+        "--gpus {} --seq {} --global-batch {} --precision {precision} --runtime {runtime}",
+        w.gpus, w.seq_len, w.global_batch
+    )
+}
+
 fn finish(args: &ImportArgs, source: Source) -> Result<ExitCode, CliError> {
     let cluster = catalog::load::cluster(&args.cluster)?;
     let plan_path = Target::optional(args.output_plan.as_ref(), Kind::Plan, args.force)?;
@@ -203,14 +212,7 @@ fn finish(args: &ImportArgs, source: Source) -> Result<ExitCode, CliError> {
             inputs: inputs.json,
         })?;
     } else {
-        output::print(&format!(
-            "--gpus {} --seq {} --global-batch {} --precision {} --runtime {}\n",
-            w.gpus,
-            w.seq_len,
-            w.global_batch,
-            format!("{:?}", w.precision).to_lowercase(),
-            inputs.json.runtime
-        ));
+        output::print(&format!("{}\n", flags(&w, &inputs.json.runtime)));
         output::print(&format!("--strategy {strategy}\n\n"));
         let text = reports::terminal::prediction(
             &strategy,

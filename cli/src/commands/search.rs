@@ -148,13 +148,17 @@ fn finish(
         }
     }
     saved?;
-    Ok(if outcome.interrupted {
+    Ok(exit_code(outcome))
+}
+
+fn exit_code(outcome: &SearchOutcome) -> ExitCode {
+    if outcome.interrupted {
         ExitCode::from(code::INTERRUPTED)
     } else if outcome.top.is_empty() {
         ExitCode::from(code::DOES_NOT_FIT)
     } else {
         ExitCode::SUCCESS
-    })
+    }
 }
 
 /// Where the plan and its report will be.

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::experts::Route;
-use super::tensor::{Tensor, Value};
+use super::tensor::Tensor;
 use super::tree::TreeSum;
+use super::value::Value;
 use dtensor::block;
 use dtensor::trace::TensorId;
 

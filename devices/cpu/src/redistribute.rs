@@ -6,8 +6,9 @@ use std::sync::Arc;
 use catalog::{Axis, DType};
 
 use super::machine::{CpuError, Machine};
-use super::tensor::{Tensor, Terms, Value};
+use super::tensor::Tensor;
 use super::tree::{TreeSum, word};
+use super::value::{Terms, Value};
 use comm::Message;
 use dtensor::placement::{Placement, Placements};
 use dtensor::trace::TensorInfo;

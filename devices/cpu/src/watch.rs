@@ -2,7 +2,8 @@
 
 use std::borrow::Cow;
 
-use crate::{MicroBatch, Tensor};
+use crate::micro_batch::MicroBatch;
+use crate::tensor::Tensor;
 use dtensor::block::Block;
 use dtensor::trace::{Op, Pass, TensorId, TensorInfo};
 

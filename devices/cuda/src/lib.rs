@@ -10,6 +10,7 @@ pub mod kernels;
 pub mod launcher;
 mod library;
 mod links;
+mod loading;
 mod memory;
 mod nccl;
 mod ops;
@@ -25,8 +26,9 @@ pub use error::CudaError;
 pub use facts::{Condition, condition};
 pub use gpu::{Event, Gpu, Stream};
 pub use graph::Graph;
-pub use library::{FOLDERS, LIBRARIES, Name};
+pub use library::{LIBRARIES, Name};
 pub use links::{EchoLinks, HostLinks, Links, NcclLinks, Ticket};
+pub use loading::FOLDERS;
 pub use memory::{Buffer, Memory, Reserved, Usage};
 pub use nccl::{NcclGroup, Reduction};
 pub use ops::{

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Block, Half, Keep, Step};
+use super::program::{Block, Half, Keep, Step};
 use crate::layout::BlockPosition;
 use crate::philox::Stream;
 use crate::plan::RoutedRows;

@@ -1,11 +1,14 @@
-//! The calls that change a folder of checkpoints.
+//! The calls that change a folder of checkpoints, and those that read its files.
 //!
 //! Saving, replacing and recovering go through [`Files`] alone, so that a test can stop them at any call, as a kill
 //! or a full disk would.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
+
+use super::problem::{self, wrong};
+use crate::error::ExecutorError;
 
 /// Every call that changes a folder of checkpoints. Reading changes nothing, so no kill can fall into it that does
 /// not also fall between two of these.
@@ -107,4 +110,34 @@ pub(crate) fn remove_tree(files: &dyn Files, path: &Path, first: &str) -> io::Re
         }
     }
     gone(files.remove_dir(path))
+}
+
+/// Size of a file, if it is one: what is read from a device or a pipe would not end.
+pub(super) fn regular(path: &Path) -> Result<u64, ExecutorError> {
+    let metadata = fs::metadata(path).map_err(|e| problem::io(path, &e))?;
+    match metadata.is_file() {
+        true => Ok(metadata.len()),
+        false => Err(wrong(path, "is not a file".to_owned())),
+    }
+}
+
+/// A whole file of at most so many bytes.
+pub(super) fn read_bounded(path: &Path, most: u64) -> Result<Vec<u8>, ExecutorError> {
+    let size = regular(path)?;
+    if size > most {
+        let reason = format!("{size} bytes, expected at most {most}");
+        return Err(wrong(path, reason));
+    }
+    let mut bytes = vec![0; size as usize];
+    read_at(path, 0, &mut bytes)?;
+    Ok(bytes)
+}
+
+pub(super) fn read_at(path: &Path, offset: u64, into: &mut [u8]) -> Result<(), ExecutorError> {
+    File::open(path)
+        .and_then(|mut file| {
+            file.seek(SeekFrom::Start(offset))?;
+            file.read_exact(into)
+        })
+        .map_err(|e| problem::io(path, &e))
 }

@@ -7,8 +7,10 @@ use half::{bf16, f16};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
-use super::files::{Disk, Files};
-use super::{Checkpoint, ParameterEntry, Problem, Source, io, read_bounded, wrong};
+use super::files::{Disk, Files, read_bounded};
+use super::open::{Checkpoint, ParameterEntry};
+use super::piece::Source;
+use super::problem::{Problem, io, wrong};
 use crate::error::ExecutorError;
 
 /// Weights of a downloaded model; moments are zero.
@@ -336,43 +338,14 @@ mod tests {
         let down = "layers.0.mlp.experts.down_proj.{e}";
         /// Names of parameters, their shape, their tensor and its (or one expert's) shape.
         type Case<'c> = (Vec<String>, &'c [u64], &'c str, &'c [u64]);
+        #[rustfmt::skip]
         let tensors: [Case<'_>; 6] = [
-            (
-                vec!["x.q_proj.weight".into()],
-                &[4, 5],
-                "x.q_proj.weight",
-                &[4, 5],
-            ),
-            (
-                vec!["h.0.attn.c_attn.weight".into()],
-                &[4, 5],
-                "h.0.attn.c_attn.weight",
-                &[5, 4],
-            ),
-            (
-                both("weight"),
-                &[4, 5],
-                "layers.0.mlp.experts.gate_up_proj",
-                &[5, 8],
-            ),
-            (
-                both("bias"),
-                &[4],
-                "layers.0.mlp.experts.gate_up_proj_bias",
-                &[8],
-            ),
-            (
-                experts(&format!("{down}.weight")),
-                &[4, 5],
-                "layers.0.mlp.experts.down_proj",
-                &[5, 4],
-            ),
-            (
-                experts(&format!("{down}.bias")),
-                &[4],
-                "layers.0.mlp.experts.down_proj_bias",
-                &[4],
-            ),
+            (vec!["x.q_proj.weight".into()], &[4, 5], "x.q_proj.weight", &[4, 5]),
+            (vec!["h.0.attn.c_attn.weight".into()], &[4, 5], "h.0.attn.c_attn.weight", &[5, 4]),
+            (both("weight"), &[4, 5], "layers.0.mlp.experts.gate_up_proj", &[5, 8]),
+            (both("bias"), &[4], "layers.0.mlp.experts.gate_up_proj_bias", &[8]),
+            (experts(&format!("{down}.weight")), &[4, 5], "layers.0.mlp.experts.down_proj", &[5, 4]),
+            (experts(&format!("{down}.bias")), &[4], "layers.0.mlp.experts.down_proj_bias", &[4]),
         ];
         for (names, global, tensor, shape) in tensors {
             let mut seen = BTreeSet::new();

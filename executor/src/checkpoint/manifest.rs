@@ -7,7 +7,8 @@ use catalog::model::ModelConfig;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{Problem, wrong};
+use super::files::read_bounded;
+use super::problem::{Problem, wrong};
 use crate::error::ExecutorError;
 use crate::job::Job;
 
@@ -152,7 +153,7 @@ impl Manifest {
     /// Reads and checks the manifest of a checkpoint's folder.
     pub(crate) fn read(folder: &Path) -> Result<Self, ExecutorError> {
         let path = folder.join(MANIFEST);
-        let text = super::read_bounded(&path, LARGEST)?;
+        let text = read_bounded(&path, LARGEST)?;
         let manifest: Self =
             serde_json::from_slice(&text).map_err(|e| wrong(&path, e.to_string()))?;
         manifest.check().map_err(|reason| wrong(&path, reason))?;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Piece, Source, copy_common};
+use super::piece::{Piece, Source, copy_common};
 use crate::error::ExecutorError;
 
 /// Pieces of all ranks.

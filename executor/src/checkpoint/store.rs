@@ -14,8 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use super::files::{Disk, Files, create_dirs, remove_tree};
 use super::manifest::{FileEntry, MANIFEST, Manifest, hex, rank_file, step_of};
-use super::open::{MAGIC, PieceEntry};
-use super::{Piece, io, wrong};
+use super::piece::Piece;
+use super::problem::{io, wrong};
+use super::rank_file::{MAGIC, PieceEntry};
 use crate::error::ExecutorError;
 
 const PARTIAL: &str = ".partial";

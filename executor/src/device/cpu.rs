@@ -15,11 +15,10 @@ use cpu_device::{
 use dtensor::TensorId;
 use dtensor::block::{Attention, Block, Forward, Parameters};
 
-use super::{Device, Devices, FlatStates, Passing, Run};
+use super::interface::{Device, Devices, FlatStates, Gradients, Passing, Run};
 use crate::error::ExecutorError;
 use crate::report::MemoryUse;
 use crate::settings::AdamW;
-use crate::states::BlockGradients;
 
 /// The processor's cores, shared among ranks.
 #[derive(Clone, Copy, Debug)]
@@ -152,7 +151,7 @@ impl Device for Cpu<'_> {
         batch: &MicroBatch<'_>,
         parameters: &dyn Parameters<Tensor>,
         passing: Passing<'_, Self>,
-        gradients: &mut BlockGradients<'_, Self>,
+        mut gradients: &mut dyn Gradients<Self>,
     ) -> Result<Option<Tensor>, ExecutorError> {
         let context = Context {
             machine: &self.machine,
@@ -165,7 +164,12 @@ impl Device for Cpu<'_> {
             half,
         } = passing;
         Ok(cpu_device::backward(
-            block, &context, saved, gradient, half, gradients,
+            block,
+            &context,
+            saved,
+            gradient,
+            half,
+            &mut gradients,
         )?)
     }
 
@@ -484,7 +488,7 @@ impl Device for Cpu<'_> {
     }
 }
 
-impl GradientSink for BlockGradients<'_, Cpu<'_>> {
+impl GradientSink for &mut dyn Gradients<Cpu<'_>> {
     fn plain(&mut self, id: TensorId) -> &mut [f32] {
         let (flat, slot) = self.sum(id);
         &mut flat[slot.offset..slot.offset + slot.len]

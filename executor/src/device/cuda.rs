@@ -17,11 +17,10 @@ use cuda_device::{
 use dtensor::TensorId;
 use dtensor::block::{Attention, Block, Forward, Parameters};
 
-use super::{Device, Devices, FlatStates, Passing, Run};
+use super::interface::{Device, Devices, FlatStates, Gradients, Passing, Run};
 use crate::error::ExecutorError;
 use crate::report::MemoryUse;
 use crate::settings::AdamW;
-use crate::states::BlockGradients;
 
 /// The GPUs of this host.
 #[derive(Clone, Copy, Debug)]
@@ -149,7 +148,7 @@ impl Device for Machine<'_> {
         batch: &Batch<'_>,
         parameters: &dyn Parameters<Tensor>,
         passing: Passing<'_, Self>,
-        gradients: &mut BlockGradients<'_, Self>,
+        mut gradients: &mut dyn Gradients<Self>,
     ) -> Result<Option<Tensor>, ExecutorError> {
         let context = Context {
             machine: self,
@@ -162,7 +161,12 @@ impl Device for Machine<'_> {
             half,
         } = passing;
         Ok(cuda_device::backward(
-            block, &context, saved, gradient, half, gradients,
+            block,
+            &context,
+            saved,
+            gradient,
+            half,
+            &mut gradients,
         )?)
     }
 
@@ -477,7 +481,7 @@ impl Device for Machine<'_> {
     }
 }
 
-impl GradientSink for BlockGradients<'_, Machine<'_>> {
+impl GradientSink for &mut dyn Gradients<Machine<'_>> {
     fn gradient(&mut self, id: TensorId) -> Tensor {
         let (flat, slot) = self.sum(id);
         flat.part(slot.offset, slot.shape())

@@ -2,33 +2,13 @@
 
 use plans::ActionKind;
 
-use super::Rank;
+use super::member::Rank;
 use crate::device::Device;
 use crate::error::ExecutorError;
-use crate::job::Job;
 use crate::report::MemoryUse;
-use crate::settings::Execution;
 
-/// Parts of a step that are captured: passes and norm, and, where the host learns after them what other ranks measured,
-/// the update of weights.
-pub(super) type Captured<D> = [Option<<D as Device>::Captured>; 2];
 const PASSES: usize = 0;
 const UPDATE: usize = 1;
-
-/// Refuses captured steps where the host has a part in every pass.
-pub(super) fn check<D: Device>(job: &Job, device: &D, watched: bool) -> Result<(), ExecutorError> {
-    let strategy = &job.strategy;
-    let experts = strategy.ep * strategy.etp;
-    let captures = match job.settings.execution {
-        Execution::Replayed | Execution::Eager => Ok(()),
-        Execution::Graph if watched => Err("--break-at reads every operator"),
-        Execution::Graph if experts > 1 => {
-            Err("the host counts the rows that go to other ranks' experts")
-        }
-        Execution::Graph => device.captures(),
-    };
-    captures.map_err(|reason| ExecutorError::Capture { reason })
-}
 
 impl<D: Device> Rank<'_, D> {
     /// Writes what differs from step to step where captured work reads it, and runs that. It is captured the

@@ -3,7 +3,7 @@
 use catalog::Seconds;
 use plans::{Action, ActionKind, Event, Stream};
 
-use super::Rank;
+use super::member::Rank;
 use crate::device::Device;
 
 impl<D: Device> Rank<'_, D> {

@@ -5,13 +5,10 @@ use std::sync::Arc;
 use comm::Message;
 use cpu_device::ExactSum;
 
-use super::Rank;
+use super::member::{BOUNDS, Rank, TIED};
 use crate::device::Device;
 use crate::error::ExecutorError;
 
-/// Channels of tied weights' gradients, from the first stage and to it, and of which elements come.
-pub(super) const TIED: [u64; 2] = [40, 41];
-const BOUNDS: [u64; 2] = [42, 43];
 /// What tied weights are called in errors.
 const WHAT: &str = "tied weights";
 
@@ -149,19 +146,5 @@ impl<D: Device> Rank<'_, D> {
             states.add_tied(&self.device, slot, (first, &theirs))?;
         }
         Ok(found[1])
-    }
-
-    /// Ranks that share the dense states of another stage at this rank's place.
-    pub(super) fn sharers(&self, stage: u32) -> Vec<usize> {
-        let sharded = self.job.strategy.zero != catalog::Zero::Z0;
-        let owner = u64::from(self.job.schedule.rank_of_stage[stage as usize]);
-        let peer = self.mesh.peer(self.place.rank, owner);
-        if sharded {
-            self.mesh
-                .group(peer, 0, |p| (p.pp, p.tp, p.dp_replicate))
-                .ranks
-        } else {
-            vec![peer]
-        }
     }
 }

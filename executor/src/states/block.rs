@@ -6,8 +6,8 @@ use cpu_device::TreeSum;
 use dtensor::TensorId;
 use dtensor::block::Parameters;
 
-use super::Partition;
-use crate::device::Device;
+use super::partition::Partition;
+use crate::device::{Device, Gradients};
 use crate::slots::Slot;
 
 /// Both.
@@ -43,17 +43,15 @@ pub struct BlockGradients<'s, D: Device> {
     pub(super) block: usize,
 }
 
-impl<D: Device> BlockGradients<'_, D> {
-    /// The sums that a parameter's gradient is added to, and where in them it lies.
-    pub(crate) fn sum(&mut self, id: TensorId) -> (&mut D::Flat, &Slot) {
+impl<D: Device> Gradients<D> for BlockGradients<'_, D> {
+    fn sum(&mut self, id: TensorId) -> (&mut D::Flat, &Slot) {
         let slot = &self.slots[self.index[&(self.block, id)].0];
         let kind = slot.kind as usize;
         let sum = self.running[kind].as_mut();
         (sum.unwrap_or(&mut self.partitions[kind].gradient), slot)
     }
 
-    /// Exact mode: takes nodes of a parameter's gradient in; `start` is the first element they are of.
-    pub(crate) fn add_tree(&mut self, id: TensorId, start: usize, sum: TreeSum) {
+    fn add_tree(&mut self, id: TensorId, start: usize, sum: TreeSum) {
         let (slot, u) = self.index[&(self.block, id)];
         self.trees[slot][u].entry(start).or_default().merge(sum);
     }

@@ -51,26 +51,12 @@ pub fn blocks(
     let block = Block::with_attention(trace.clone(), "", None, Keep::All, Attention::Fused);
     let held = There::new(device, trace, request)?;
     let ids = tokens(request);
-    let host = MicroBatch {
-        ids: &ids,
-        labels: &ids,
-        first_sequence: 0,
-        seq_len: request.seq_len,
-        step: 0,
-        loss_scale: 1.0 / ids.len() as f32,
-    };
-    let batch = Batch::new(device, host)?;
+    let batch = Batch::new(device, micro_batch(request, &ids))?;
     let input = trace.tensors.iter().find(|t| t.role == TensorRole::Input);
     let input = input.map(|info| activation(device, info)).transpose()?;
     let gradient = trace.output_gradient.map(|id| trace.tensor(id));
     let gradient = gradient.map(|info| activation(device, info)).transpose()?;
-    let timer = Timer {
-        device,
-        mesh: request.position.mesh,
-        epilogues: Epilogues::of(trace),
-        kernels: RefCell::default(),
-        failed: RefCell::default(),
-    };
+    let timer = Timer::new(device, request);
     let mesh = request.position.mesh;
     let ranks: u64 = BLOCK_AXES.iter().map(|&axis| mesh.size(axis)).product();
     let comm = Loopback::new(0, ranks as usize);
@@ -106,6 +92,18 @@ pub fn blocks(
     let chooses = trace.forward.iter().any(|op| op.kind == OpKind::TopK);
     links.carry(chooses);
     repeat(effort, || run().map(|(laps, ..)| laps))
+}
+
+/// Tokens that are their own labels.
+fn micro_batch<'t>(request: &BlockRequest, ids: &'t [u32]) -> MicroBatch<'t> {
+    MicroBatch {
+        ids,
+        labels: ids,
+        first_sequence: 0,
+        seq_len: request.seq_len,
+        step: 0,
+        loss_scale: 1.0 / ids.len() as f32,
+    }
 }
 
 /// An activation, or its gradient.
@@ -153,7 +151,17 @@ impl Watch for Timer<'_> {
     }
 }
 
-impl Timer<'_> {
+impl<'d> Timer<'d> {
+    fn new(device: &'d Device, request: &BlockRequest) -> Self {
+        Self {
+            device,
+            mesh: request.position.mesh,
+            epilogues: Epilogues::of(&request.trace),
+            kernels: RefCell::default(),
+            failed: RefCell::default(),
+        }
+    }
+
     fn finish(&self) -> Result<Laps, CudaError> {
         if let Some(error) = self.failed.take() {
             return Err(error);

@@ -2,9 +2,10 @@
 
 mod break_at;
 mod comparison;
-pub(super) mod mpi;
+mod mpi;
 mod narrator;
-pub(super) mod processes;
+mod processes;
+mod ranks;
 mod resume;
 
 use std::path::Path;
@@ -72,10 +73,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     );
     let resumed = resume::checkpoint(args, &job)?;
     let first = resumed.as_ref().map_or(0, |c| c.manifest.step);
-    let hub = match &args.init {
-        Some(path) => Some(HubWeights::open(path)?),
-        None => None,
-    };
+    let hub = args.init.as_deref().map(HubWeights::open).transpose()?;
     let start = match (&resumed, &hub) {
         (Some(checkpoint), _) => Some((checkpoint as &dyn Source, first)),
         (None, Some(weights)) => Some((weights as &dyn Source, 0)),
@@ -93,7 +91,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     let trained = match &args.replan_at {
         Some(words) => replanned(args, &session, words),
         None => {
-            match device::train(args, &session) {
+            match ranks::train(args, &session) {
                 Ok(Some(outcome)) => Ok((outcome, job.clone(), predicted)),
                 // Rank 0 says what came of it.
                 Ok(None) => return Ok(ExitCode::SUCCESS),
@@ -104,7 +102,17 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     if let Some(breaks) = breaks {
         return stopped(breaks, trained.map(drop));
     }
-    let (outcome, job, predicted) = trained?;
+    finish(args, loaded, &files, trained?, first)
+}
+
+/// Says what training left beside what was predicted.
+fn finish(
+    args: &RunArgs,
+    loaded: Loaded,
+    files: &Files,
+    (outcome, job, predicted): (Outcome, Job, Predicted),
+    first: u64,
+) -> Result<ExitCode, CliError> {
     let comparison = Comparison::new(&job, &outcome, &predicted)?;
     // When a file cannot be written after all, the answer is still given.
     let saved = files.write(
@@ -224,7 +232,7 @@ fn replanned(
         job: &job_before,
         ..*session
     };
-    let before = device::train_threads(args, &session_before)?;
+    let before = ranks::threads(args, &session_before)?;
     output::note(
         args.output.quiet,
         &format!(
@@ -239,7 +247,7 @@ fn replanned(
         start: Some((&before.states, at)),
         ..*session
     };
-    let mut after = device::train_threads(args, &session_after)?;
+    let mut after = ranks::threads(args, &session_after)?;
     for (all, more) in [
         (&mut after.losses, before.losses),
         (&mut after.gradient_norms, before.gradient_norms),

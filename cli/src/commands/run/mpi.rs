@@ -34,7 +34,7 @@ mod carried {
     use comm::Communicator;
     use comm::mpi::MpiCommunicator;
 
-    use super::{CliError, Devices, OnHost, Outcome, Session};
+    use crate::commands::run::mpi::{CliError, Devices, OnHost, Outcome, Session};
 
     /// Ranks on this host, as launchers say.
     const RANKS: [&str; 4] = [

@@ -1,13 +1,14 @@
 //! Core attention of a pass: scores, softmax, context, and the ring.
 
-use super::Run;
+use super::state::Run;
 use crate::attention::{Heads, Weighting};
 use crate::block::GradientSink;
 use crate::machine::{CpuError, Machine};
-use crate::tensor::{Tensor, Terms, Value};
+use crate::tensor::Tensor;
 use crate::tokens;
 use crate::tree::TreeSum;
-use catalog::Axis;
+use crate::value::{Terms, Value};
+use catalog::{Axis, DType};
 use dtensor::placement::Placement;
 use dtensor::trace::{AttentionShape, Detail, Op, OpKind, SoftmaxRule, TensorId};
 use std::ops::Range;
@@ -320,7 +321,6 @@ impl Run<'_> {
         let positions = self.scores_positions(by_scores);
         let heads = self.heads_of_scores(shape, &positions, self.tensor(by_scores)?);
         let (gradient, other) = (op.inputs[0], op.inputs[1]);
-        let dims = |columns: usize| vec![heads.batch, heads.kv_len, columns];
         match (scores, input) {
             (true, 0) => {
                 let (w, k) = (self.tensor(gradient)?.f32(), self.keys(other)?.f32());
@@ -340,27 +340,8 @@ impl Run<'_> {
                 } else {
                     (other, gradient)
                 };
-                let (w, x) = (self.tensor(w)?.f32(), self.tensor(x)?.f32());
-                let shape = dims(heads.kv_heads * dim);
                 let dtype = self.info(op.outputs[0]).dtype;
-                let value = if self.machine.is_exact() {
-                    let leaves = self
-                        .machine
-                        .position_leaves(&positions, self.batch.seq_len)?;
-                    let terms = Terms {
-                        terms: vec![heads.weighted_rows_tree(&w, &x, dim, &leaves)],
-                        shape,
-                        dtype,
-                    };
-                    if positions.len() < heads.kv_len {
-                        Value::Terms(terms)
-                    } else {
-                        Value::Tensor(terms.reduce())
-                    }
-                } else {
-                    let data = heads.weighted_rows(&w, &x, dim);
-                    Value::Tensor(Tensor::new(shape, data, dtype))
-                };
+                let value = self.summed_over_queries(&heads, [w, x], dim, dtype)?;
                 let value = if self.block.has_ring() {
                     self.return_ring(forward, value)?
                 } else {
@@ -370,6 +351,34 @@ impl Run<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Gradients of keys or values: the rows of `x`, weighted by `w`, summed over the queries of this rank.
+    fn summed_over_queries(
+        &self,
+        heads: &Heads<'_>,
+        [w, x]: [TensorId; 2],
+        dim: usize,
+        dtype: DType,
+    ) -> Result<Value, CpuError> {
+        let (w, x) = (self.tensor(w)?.f32(), self.tensor(x)?.f32());
+        let shape = vec![heads.batch, heads.kv_len, heads.kv_heads * dim];
+        if !self.machine.is_exact() {
+            let data = heads.weighted_rows(&w, &x, dim);
+            return Ok(Value::Tensor(Tensor::new(shape, data, dtype)));
+        }
+        let seq_len = self.batch.seq_len;
+        let leaves = self.machine.position_leaves(heads.positions, seq_len)?;
+        let terms = Terms {
+            terms: vec![heads.weighted_rows_tree(&w, &x, dim, &leaves)],
+            shape,
+            dtype,
+        };
+        Ok(if heads.positions.len() < heads.kv_len {
+            Value::Terms(terms)
+        } else {
+            Value::Tensor(terms.reduce())
+        })
     }
 
     /// Gradients of keys or values back to the ranks that hold them.

@@ -1,13 +1,14 @@
 //! Backward of a pass: which kernel each traced operator runs.
 
-use super::Run;
 use super::rows::dropped;
+use super::state::Run;
 use crate::block::GradientSink;
 use crate::elementwise;
 use crate::experts::weights_backward;
 use crate::machine::{CpuError, Machine};
 use crate::redistribute::put;
-use crate::tensor::{Tensor, Value};
+use crate::tensor::Tensor;
+use crate::value::Value;
 use dtensor::backward::GRADIENT_SUM;
 use dtensor::trace::{CollectiveKind, Detail, Op, OpKind, Pass, View, ViewKind};
 use std::sync::Arc;
@@ -86,49 +87,48 @@ impl Run<'_> {
             (OpKind::Copy, _) if matches!(forward.detail, Detail::Join { .. }) => {
                 self.join_backward(op, forward)
             }
-            (OpKind::Copy, _) => {
-                let x = self.tensor(op.inputs[0])?;
-                let (shape, data) = (x.shape.clone(), x.f32().into_owned());
-                self.put_tensor(op.outputs[0], shape, data);
-                Ok(())
-            }
-            (OpKind::Embedding, _) => {
-                let Detail::Table { table, .. } = forward.detail else {
-                    return Err(Machine::unsupported(op, "no table"));
-                };
-                let dy = self.tensor(op.inputs[0])?;
-                let columns = dy.columns();
-                let dy = dy.f32();
-                let at = (columns, self.first_row(table));
-                // The gradient of a partial output is whole on every rank: rows go by the ids.
-                self.table_gradient(sink, table, self.batch.ids, &dy, at, forward.inputs[0])
-            }
-            (OpKind::CrossEntropy, _) => {
-                // Forward left the gradient in the logits' place.
-                let x = self.tensor(forward.inputs[0])?;
-                let (shape, data) = (x.shape.clone(), x.f32().into_owned());
-                self.put_tensor(op.outputs[0], shape, data);
-                Ok(())
-            }
-            (OpKind::TopK, _) => {
-                let Detail::Route { router, .. } = forward.detail else {
-                    return Err(Machine::unsupported(op, "no rule of choice"));
-                };
-                let route = Arc::clone(self.routing(op)?);
-                let logits = self.tensor(forward.inputs[0])?;
-                let dy = self.tensor(op.inputs[0])?.f32();
-                let chosen = (route.chosen.as_slice(), route.top_k);
-                let out = weights_backward(&logits.f32(), route.experts, chosen, &router, &dy);
-                let shape = logits.shape.clone();
-                self.put_tensor(op.outputs[0], shape, out);
-                Ok(())
-            }
+            (OpKind::Copy, _) => self.copy(op.inputs[0], op.outputs[0]),
+            (OpKind::Embedding, _) => self.embedding_backward(op, forward, sink),
+            // Forward left the gradient in the logits' place.
+            (OpKind::CrossEntropy, _) => self.copy(forward.inputs[0], op.outputs[0]),
+            (OpKind::TopK, _) => self.top_k_backward(op, forward),
             (OpKind::Permute, _) => self.permute_backward(op, forward),
             (OpKind::Unpermute, _) => self.unpermute_backward(op, forward),
             // Gradients of keys and values went back as they were made.
             (OpKind::Collective(c), _) if c.kind == CollectiveKind::RingExchange => Ok(()),
             _ => Err(Machine::unsupported(op, "its backward")),
         }
+    }
+
+    fn embedding_backward(
+        &mut self,
+        op: &Op,
+        forward: &Op,
+        sink: &mut dyn GradientSink,
+    ) -> Result<(), CpuError> {
+        let Detail::Table { table, .. } = forward.detail else {
+            return Err(Machine::unsupported(op, "no table"));
+        };
+        let dy = self.tensor(op.inputs[0])?;
+        let columns = dy.columns();
+        let dy = dy.f32();
+        let at = (columns, self.first_row(table));
+        // The gradient of a partial output is whole on every rank: rows go by the ids.
+        self.table_gradient(sink, table, self.batch.ids, &dy, at, forward.inputs[0])
+    }
+
+    fn top_k_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CpuError> {
+        let Detail::Route { router, .. } = forward.detail else {
+            return Err(Machine::unsupported(op, "no rule of choice"));
+        };
+        let route = Arc::clone(self.routing(op)?);
+        let logits = self.tensor(forward.inputs[0])?;
+        let dy = self.tensor(op.inputs[0])?.f32();
+        let chosen = (route.chosen.as_slice(), route.top_k);
+        let out = weights_backward(&logits.f32(), route.experts, chosen, &router, &dy);
+        let shape = logits.shape.clone();
+        self.put_tensor(op.outputs[0], shape, out);
+        Ok(())
     }
 
     pub(super) fn dropout_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CpuError> {

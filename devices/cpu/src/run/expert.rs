@@ -1,14 +1,15 @@
 //! Mixture of experts of a pass: routing, dispatch, grouped products.
 
-use super::Run;
+use super::state::Run;
 use crate::block::GradientSink;
 use crate::experts::{Route, ranking, weights};
 use crate::gemm::{Matrix, multiply_add, multiply_part, multiply_tree};
 use crate::machine::{CpuError, Machine};
 use crate::redistribute::{read_terms, write_terms};
-use crate::tensor::{Tensor, Value};
+use crate::tensor::Tensor;
 use crate::tokens;
 use crate::tree::{TOKEN_LEAF, TreeSum, parts_of_leaves};
+use crate::value::Value;
 use catalog::Axis;
 use dtensor::trace::{Detail, Op, TensorId};
 use std::ops::Range;

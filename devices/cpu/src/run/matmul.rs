@@ -1,11 +1,12 @@
 //! Linear layers: products with weights, and their gradients.
 
-use super::Run;
+use super::state::Run;
 use crate::block::GradientSink;
 use crate::gemm::{Matrix, multiply_add, multiply_tree};
 use crate::machine::CpuError;
-use crate::tensor::{Tensor, Terms, Value};
+use crate::tensor::Tensor;
 use crate::tree::TreeSum;
+use crate::value::{Terms, Value};
 use dtensor::placement::{BLOCK_AXES, Placement};
 use dtensor::trace::{Op, TensorId};
 

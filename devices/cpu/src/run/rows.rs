@@ -1,12 +1,13 @@
 //! Norms, nonlinearities, biases, dropout and rotary positions of a pass.
 
-use super::Run;
+use super::state::Run;
 use crate::block::GradientSink;
 use crate::machine::{CpuError, Machine};
 use crate::math::{row_sum, sigmoid, tanh};
 use crate::nonlinear::{self, Nonlinear};
-use crate::tensor::{Tensor, Value};
+use crate::tensor::Tensor;
 use crate::tree::TreeSum;
+use crate::value::Value;
 use crate::{elementwise, tokens};
 use catalog::DType;
 use catalog::model::NormKind;

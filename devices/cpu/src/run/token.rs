@@ -1,6 +1,6 @@
 //! Embeddings and the loss of a pass.
 
-use super::Run;
+use super::state::Run;
 use crate::machine::{CpuError, Machine};
 use crate::redistribute::{read_terms, write_terms};
 use crate::tokens;

@@ -5,7 +5,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 
-use super::{Links, Ticket};
+use super::lines::{Links, Ticket};
 use crate::error::CudaError;
 use crate::tensor::{Device, Tensor};
 use comm::Group;

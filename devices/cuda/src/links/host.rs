@@ -1,6 +1,6 @@
 //! Tensors between devices through the memory of their hosts: for machines without NCCL, and for tests.
 
-use super::{Links, Ticket, Way};
+use super::lines::{Links, Ticket, Way};
 use crate::error::CudaError;
 use crate::tensor::{Device, Tensor};
 use comm::{CommError, Communicator, Group, Message, Pending};

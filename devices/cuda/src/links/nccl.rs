@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::{Links, Ticket, Way};
+use super::lines::{Links, Ticket, Way};
 use crate::error::CudaError;
 use crate::gpu::{Event, Gpu};
 use crate::launcher::Launcher;

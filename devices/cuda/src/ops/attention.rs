@@ -2,7 +2,7 @@
 
 use catalog::DType;
 
-use super::unsupported;
+use super::grid::unsupported;
 use crate::error::CudaError;
 use crate::kernels::{Head, Kernel, Source, typed};
 use crate::launcher::{Arguments, AttentionArgument, AttentionBy, AttentionOperands};
@@ -173,19 +173,7 @@ impl Device {
             self.attend(&of, call, [out, sums], Some(gradients), workspace)?;
             return Ok([dq, dk, dv]);
         }
-        let delta = self.tensor(sums.shape.clone(), DType::F32)?;
-        let grid = [
-            call.queries().div_ceil(WARPS) as u32,
-            call.heads(),
-            call.batch() as u32,
-        ];
-        let arguments = Arguments::default()
-            .with(delta.address())
-            .with(d_out.address())
-            .with(out.address())
-            .with(call.argument());
-        let kernel = typed!(AttentionSmall, "attention_delta", call.q.is_bf16());
-        self.blocks(kernel, grid, THREADS, 0, arguments)?;
+        let delta = self.attention_delta(call, d_out, out, sums)?;
         if let Some(gradient) = d_sinks {
             let arguments = Arguments::default()
                 .with(gradient.address())
@@ -195,7 +183,7 @@ impl Device {
                 .with(call.argument());
             let kernel = typed!(AttentionSmall, "attention_sinks", call.q.is_bf16());
             let grid = [call.heads(), 1, 1];
-            self.blocks(kernel, grid, super::THREADS, 0, arguments)?;
+            self.blocks(kernel, grid, super::grid::THREADS, 0, arguments)?;
         }
         let [dq, dk, dv] = self.gradients(call)?;
         let rest = |arguments: Arguments| {
@@ -219,6 +207,30 @@ impl Device {
         let arguments = Arguments::default().with(dq.address());
         self.blocks(kernel, grid, threads, shared, rest(arguments))?;
         Ok([dq, dk, dv])
+    }
+
+    /// Every row's product of the output and its gradient.
+    fn attention_delta(
+        &self,
+        call: &AttentionCall<'_>,
+        d_out: &Tensor,
+        out: &Tensor,
+        sums: &LogSumExp,
+    ) -> Result<Tensor, CudaError> {
+        let delta = self.tensor(sums.shape.clone(), DType::F32)?;
+        let grid = [
+            call.queries().div_ceil(WARPS) as u32,
+            call.heads(),
+            call.batch() as u32,
+        ];
+        let arguments = Arguments::default()
+            .with(delta.address())
+            .with(d_out.address())
+            .with(out.address())
+            .with(call.argument());
+        let kernel = typed!(AttentionSmall, "attention_delta", call.q.is_bf16());
+        self.blocks(kernel, grid, THREADS, 0, arguments)?;
+        Ok(delta)
     }
 
     /// Unwritten gradients of queries, keys and values.

@@ -5,7 +5,7 @@
 
 use catalog::DType;
 
-use super::{EACH, THREADS, WAVES, unsupported};
+use super::grid::{EACH, THREADS, WAVES, unsupported};
 use crate::error::CudaError;
 use crate::kernels::{Kernel, Source};
 use crate::launcher::{Arguments, Compute, Element, Epilogue, Float8, Operand, Product};

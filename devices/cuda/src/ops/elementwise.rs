@@ -3,7 +3,7 @@
 use catalog::DType;
 use catalog::model::Activation;
 
-use super::EACH;
+use super::grid::EACH;
 use crate::error::CudaError;
 use crate::kernels::{Kernel, Source, typed};
 use crate::launcher::{Arguments, Place, TurningArgument};

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use catalog::DType;
 use catalog::model::Router;
 
-use super::{THREADS, threads_of, unsupported};
+use super::grid::{THREADS, threads_of, unsupported};
 use crate::error::CudaError;
 use crate::kernels::{Kernel, Source, typed};
 use crate::launcher::{Arguments, RouterArgument};

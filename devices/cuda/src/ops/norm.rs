@@ -3,7 +3,7 @@
 use catalog::DType;
 use catalog::model::NormKind;
 
-use super::{EACH, threads_of, unsupported};
+use super::grid::{EACH, threads_of, unsupported};
 use crate::error::CudaError;
 use crate::kernels::{Kernel, typed};
 use crate::launcher::Arguments;

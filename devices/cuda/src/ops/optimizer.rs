@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use bytemuck::Pod;
 
-use super::{THREADS, WAVES};
+use super::grid::{THREADS, WAVES};
 use crate::error::CudaError;
 use crate::kernels::{Kernel, Source};
 use crate::launcher::{Address, Arguments, NumbersArgument, StepArgument, WeightsArgument};

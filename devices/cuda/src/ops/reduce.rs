@@ -2,7 +2,7 @@
 
 use catalog::DType;
 
-use super::THREADS;
+use super::grid::THREADS;
 use crate::error::CudaError;
 use crate::kernels::{Kernel, Source, typed};
 use crate::launcher::Arguments;

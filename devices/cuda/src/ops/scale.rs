@@ -1,6 +1,6 @@
 //! Scaling and bounding, and columns that heads share.
 
-use super::{EACH, threads_of};
+use super::grid::{EACH, threads_of};
 use crate::error::CudaError;
 use crate::kernels::{Kernel, typed};
 use crate::launcher::Arguments;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use catalog::DType;
 
-use super::{THREADS, threads_of};
+use super::grid::{THREADS, threads_of};
 use crate::error::CudaError;
 use crate::kernels::{Kernel, Source, typed};
 use crate::launcher::Arguments;

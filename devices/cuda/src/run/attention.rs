@@ -1,6 +1,7 @@
 //! Core attention of a pass.
 
-use super::{GradientSink, Run, unsupported};
+use super::machine::GradientSink;
+use super::state::{Run, unsupported};
 use crate::error::CudaError;
 use crate::launcher::{AttentionArgument, StreamArgument, threshold};
 use crate::memory::Buffer;

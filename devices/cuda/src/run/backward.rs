@@ -1,11 +1,12 @@
 //! Backward of a pass: which kernels each traced operator runs.
 
-use super::{GradientSink, Run, rounded, unsupported};
+use super::machine::GradientSink;
+use super::state::{Run, rounded, unsupported};
 use crate::error::CudaError;
 use crate::ops::NormGradient;
 use crate::tensor::Tensor;
 use dtensor::backward::GRADIENT_SUM;
-use dtensor::trace::{CollectiveKind, Detail, Op, OpKind, Pass, View, ViewKind};
+use dtensor::trace::{CollectiveKind, Detail, Op, OpKind, Pass, TensorId, View, ViewKind};
 
 impl Run<'_> {
     /// Writes the gradient of a part into that of the whole.
@@ -39,10 +40,7 @@ impl Run<'_> {
         let block = self.block;
         let op = &block.trace.backward[index];
         if op.scope == GRADIENT_SUM {
-            let (a, b) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
-            let sum = self.device().add(a, b)?;
-            self.set(op.outputs[0], sum);
-            return Ok(());
+            return self.gradient_sum(op);
         }
         let Detail::Gradient { of, input } = op.detail else {
             return match op.kind {
@@ -65,33 +63,14 @@ impl Run<'_> {
             };
         }
         match (op.kind, op.pass) {
-            (OpKind::Matmul { .. }, Pass::BackwardWeight) if block.trace.is_eight_bit(op) => {
-                self.weight_gradient8(op, forward.inputs[1], sink)
-            }
             (OpKind::Matmul { .. }, Pass::BackwardWeight) => {
-                let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
-                let gradient = sink.gradient(forward.inputs[1]);
-                self.device().add_linear_gradient(&gradient, dy, x)
-            }
-            (OpKind::Matmul { .. }, _) if block.trace.is_eight_bit(op) => {
-                let dx = self.linear_backward8(op)?;
-                self.set(op.outputs[0], dx);
-                Ok(())
+                self.weight_gradient(op, forward.inputs[1], sink)
             }
             (OpKind::Matmul { .. }, _) => self.linear_backward(index, op),
             (OpKind::GroupedMatmul { .. }, Pass::BackwardWeight) => {
-                let route = self.routing(op)?;
-                let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
-                let gradient = sink.gradient(forward.inputs[1]);
-                route.at_experts(|at| self.device().add_grouped_gradient(at, &gradient, dy, x))
+                self.grouped_weight_gradient(op, forward.inputs[1], sink)
             }
-            (OpKind::GroupedMatmul { .. }, _) => {
-                let route = self.routing(op)?;
-                let (dy, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
-                let dx = route.at_experts(|at| self.device().grouped(at, dy, w, true))?;
-                self.set(op.outputs[0], dx);
-                Ok(())
-            }
+            (OpKind::GroupedMatmul { .. }, _) => self.grouped_backward(op),
             (OpKind::Norm, _) => self.norm_backward(op, forward, sink),
             (OpKind::Activation { .. }, _) => self.activation_backward(op, forward),
             (OpKind::Scale, _) => self.scale_backward(op, forward),
@@ -112,9 +91,29 @@ impl Run<'_> {
         }
     }
 
+    /// The gradient of a linear layer's weight, added to what `sink` has of it.
+    fn weight_gradient(
+        &self,
+        op: &Op,
+        weight: TensorId,
+        sink: &mut dyn GradientSink,
+    ) -> Result<(), CudaError> {
+        if self.block.trace.is_eight_bit(op) {
+            return self.weight_gradient8(op, weight, sink);
+        }
+        let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+        let gradient = sink.gradient(weight);
+        self.device().add_linear_gradient(&gradient, dy, x)
+    }
+
     /// The gradient of a linear layer's input, or of what that is the GELU of.
     fn linear_backward(&mut self, index: usize, op: &Op) -> Result<(), CudaError> {
         let trace = &self.block.trace;
+        if trace.is_eight_bit(op) {
+            let dx = self.linear_backward8(op)?;
+            self.set(op.outputs[0], dx);
+            return Ok(());
+        }
         let (dy, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let gelu = self.block.epilogues.gelu_gradient(index);
         if let Some(gelu) = gelu.filter(|_| self.gelus).map(|i| &trace.backward[i]) {
@@ -127,6 +126,36 @@ impl Run<'_> {
         let dtype = self.info(op.outputs[0]).dtype;
         let dx = self.device().linear_backward(dy, w, dtype)?;
         self.set(op.outputs[0], dx);
+        Ok(())
+    }
+
+    /// The gradients of experts' weights, added to what `sink` has of them.
+    fn grouped_weight_gradient(
+        &self,
+        op: &Op,
+        weight: TensorId,
+        sink: &mut dyn GradientSink,
+    ) -> Result<(), CudaError> {
+        let route = self.routing(op)?;
+        let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+        let gradient = sink.gradient(weight);
+        route.at_experts(|at| self.device().add_grouped_gradient(at, &gradient, dy, x))
+    }
+
+    /// The gradient of the rows that experts' products read.
+    fn grouped_backward(&mut self, op: &Op) -> Result<(), CudaError> {
+        let route = self.routing(op)?;
+        let (dy, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+        let dx = route.at_experts(|at| self.device().grouped(at, dy, w, true))?;
+        self.set(op.outputs[0], dx);
+        Ok(())
+    }
+
+    /// The sum of what two readers of a tensor give it.
+    fn gradient_sum(&mut self, op: &Op) -> Result<(), CudaError> {
+        let (a, b) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+        let sum = self.device().add(a, b)?;
+        self.set(op.outputs[0], sum);
         Ok(())
     }
 

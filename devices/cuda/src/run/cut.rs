@@ -1,12 +1,8 @@
-//! Which part of a tensor a rank holds, as runs along its dims, and moving such parts.
+//! Which part of a tensor a rank holds, as runs along its dims.
 
 use std::ops::Range;
 
-use super::Machine;
-
-use crate::error::CudaError;
-use crate::tensor::{Device, Tensor};
-use catalog::{Axis, DType};
+use catalog::Axis;
 use dtensor::layout::consecutive;
 use dtensor::placement::{Placement, Placements};
 use dtensor::trace::TensorInfo;
@@ -14,8 +10,8 @@ use dtensor::trace::TensorInfo;
 /// Runs of indices of one dim.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Piece {
-    dim: usize,
-    runs: Vec<Range<usize>>,
+    pub(super) dim: usize,
+    pub(super) runs: Vec<Range<usize>>,
 }
 
 /// What a cut is of.
@@ -31,12 +27,12 @@ pub(crate) struct CutOf {
 /// are cut.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Cut {
-    members: Vec<Vec<Piece>>,
+    pub(super) members: Vec<Vec<Piece>>,
 }
 
 impl CutOf {
     /// From whole on an axis to sharded there.
-    fn among(info: &TensorInfo, axis: Axis, to: Placement) -> Self {
+    pub(super) fn among(info: &TensorInfo, axis: Axis, to: Placement) -> Self {
         let whole = info.placements.with(axis, Placement::Replicate);
         Self {
             global: info.global.clone(),
@@ -46,7 +42,7 @@ impl CutOf {
     }
 
     /// From one placement to another that this rank finds within it.
-    fn alone(from: &TensorInfo, to: &TensorInfo) -> Self {
+    pub(super) fn alone(from: &TensorInfo, to: &TensorInfo) -> Self {
         Self {
             global: to.global.clone(),
             placements: [from.placements, to.placements],
@@ -56,7 +52,7 @@ impl CutOf {
 }
 
 impl Cut {
-    fn new(host: &cpu_device::Machine<'_>, of: &CutOf) -> Self {
+    pub(super) fn new(host: &cpu_device::Machine<'_>, of: &CutOf) -> Self {
         let [before, after] = &of.placements;
         let here = &host.position;
         let mine = here.all_indices(&of.global, before);
@@ -91,236 +87,14 @@ fn runs(whole: &[u64], part: &[u64]) -> Vec<Range<usize>> {
 }
 
 impl Piece {
-    fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.runs.iter().map(Range::len).sum()
     }
 
     /// Shape of this part of a tensor.
-    fn of(&self, shape: &[usize]) -> Vec<usize> {
+    pub(super) fn of(&self, shape: &[usize]) -> Vec<usize> {
         let mut shape = shape.to_vec();
         shape[self.dim] = self.len();
         shape
-    }
-}
-
-/// Rows, and elements of one index of a dim, when a tensor is seen as rows of that dim.
-fn grid(shape: &[usize], dim: usize) -> (usize, usize) {
-    let rows = shape[..dim].iter().product();
-    (rows, shape[dim + 1..].iter().product())
-}
-
-impl Device {
-    /// The part of `x` along one dim: in its memory where it lies without gaps.
-    fn piece(&self, x: &Tensor, piece: &Piece) -> Result<Tensor, CudaError> {
-        if let Some(view) = in_place(x, piece) {
-            return Ok(view);
-        }
-        let out = self.tensor(piece.of(&x.shape), x.dtype)?;
-        self.along(x, piece, &out, |x, out, start, at, n| {
-            self.move_part((out, at), (x, start), n)
-        })?;
-        Ok(out)
-    }
-
-    /// Writes a part of `whole` along one dim.
-    fn put_piece(&self, whole: &Tensor, piece: &Piece, part: &Tensor) -> Result<(), CudaError> {
-        if let Some(to) = in_place(whole, piece) {
-            if to.address() != part.address() {
-                let bytes = part.bytes();
-                self.launcher.copy(to.address(), part.address(), bytes)?;
-            }
-            return Ok(());
-        }
-        self.along(whole, piece, part, |whole, part, start, at, n| {
-            self.move_part((whole, start), (part, at), n)
-        })
-    }
-
-    /// Goes over the runs of a piece: rows of the whole and of the part, the first element in each and how
-    /// many.
-    fn along(
-        &self,
-        whole: &Tensor,
-        piece: &Piece,
-        part: &Tensor,
-        mut each: impl FnMut(&Tensor, &Tensor, usize, usize, usize) -> Result<(), CudaError>,
-    ) -> Result<(), CudaError> {
-        let (rows, inner) = grid(&whole.shape, piece.dim);
-        if rows * inner == 0 || piece.len() == 0 {
-            return Ok(());
-        }
-        let by_rows = |x: &Tensor| x.reshaped(vec![rows, x.len() / rows]);
-        let (whole, part) = (by_rows(whole), by_rows(part));
-        let mut at = 0;
-        for run in &piece.runs {
-            let n = run.len() * inner;
-            each(&whole, &part, run.start * inner, at, n)?;
-            at += n;
-        }
-        Ok(())
-    }
-}
-
-/// A part where it lies, if it lies without gaps.
-fn in_place(x: &Tensor, piece: &Piece) -> Option<Tensor> {
-    let (rows, inner) = grid(&x.shape, piece.dim);
-    match (rows, piece.runs.as_slice()) {
-        (1, [run]) => Some(x.part(run.start * inner, piece.of(&x.shape))),
-        _ => None,
-    }
-}
-
-impl Machine<'_> {
-    fn cut_of(&self, of: CutOf) -> std::rc::Rc<Cut> {
-        self.known_cut(of, |of| Cut::new(&self.host, of))
-    }
-
-    /// This rank's shard of a tensor that it holds whole on the axes where `to` shards it.
-    pub(super) fn shard(
-        &self,
-        x: &Tensor,
-        from: &TensorInfo,
-        to: &TensorInfo,
-    ) -> Result<Tensor, CudaError> {
-        let cut = self.cut_of(CutOf::alone(from, to));
-        let part = self.cut_out(x, &cut.members[0])?;
-        if part.bytes() == x.bytes() || !part.shares_memory_with(x) {
-            return Ok(part);
-        }
-        // The rest of the memory is free once nobody reads the whole.
-        self.device.cast(&part, part.dtype)
-    }
-
-    fn cut_out(&self, x: &Tensor, pieces: &[Piece]) -> Result<Tensor, CudaError> {
-        let mut part = x.clone();
-        for piece in pieces {
-            part = self.device.piece(&part, piece)?;
-        }
-        Ok(part)
-    }
-
-    /// The same tensor with another placement on one axis.
-    pub(super) fn redistribute(
-        &self,
-        what: &str,
-        x: &Tensor,
-        info: &TensorInfo,
-        (axis, from, to): (Axis, Placement, Placement),
-    ) -> Result<Tensor, CudaError> {
-        match (from, to) {
-            (Placement::Partial, Placement::Replicate) => {
-                let out = self.device.tensor(x.shape.clone(), x.dtype)?;
-                let group = self.host.group(axis);
-                let ticket = self.links.all_reduce(group, what, x, &out)?;
-                self.links.wait(ticket)?;
-                Ok(out)
-            }
-            (Placement::Partial, to) => self.reduce_scatter(what, x, info, (axis, to)),
-            (from, Placement::Replicate) => self.all_gather(what, x, info, (axis, from)),
-            (from, to) => self.all_to_all(what, x, info, (axis, from, to)),
-        }
-    }
-
-    fn reduce_scatter(
-        &self,
-        what: &str,
-        x: &Tensor,
-        info: &TensorInfo,
-        (axis, to): (Axis, Placement),
-    ) -> Result<Tensor, CudaError> {
-        let cut = self.cut_of(CutOf::among(info, axis, to));
-        let group = self.host.group(axis);
-        let parts = cut.members.iter().map(|pieces| self.cut_out(x, pieces));
-        let parts = parts.collect::<Result<Vec<_>, _>>()?;
-        let own = parts[group.index].shape.clone();
-        let own = self.device.tensor(own, x.dtype)?;
-        let ticket = self.links.reduce_scatter(group, what, &parts, &own)?;
-        self.links.wait(ticket)?;
-        Ok(own)
-    }
-
-    /// The whole of a tensor of which each rank on an axis holds a shard, in global order.
-    pub(super) fn all_gather(
-        &self,
-        what: &str,
-        x: &Tensor,
-        info: &TensorInfo,
-        (axis, from): (Axis, Placement),
-    ) -> Result<Tensor, CudaError> {
-        let cut = self.cut_of(CutOf::among(info, axis, from));
-        let whole = info.placements.with(axis, Placement::Replicate);
-        let whole = self.empty(info, &whole, x.dtype)?;
-        let group = self.host.group(axis);
-        self.assembled(&cut.members, &whole, |parts| {
-            let ticket = self.links.all_gather(group, what, x, parts)?;
-            self.links.wait(ticket)
-        })?;
-        Ok(whole)
-    }
-
-    /// Shards along one dim become shards along another.
-    fn all_to_all(
-        &self,
-        what: &str,
-        x: &Tensor,
-        info: &TensorInfo,
-        (axis, from, to): (Axis, Placement, Placement),
-    ) -> Result<Tensor, CudaError> {
-        let group = self.host.group(axis);
-        let there = self.cut_of(CutOf::among(info, axis, to));
-        let send = there.members.iter().map(|pieces| self.cut_out(x, pieces));
-        let send = send.collect::<Result<Vec<_>, _>>()?;
-        let after = info.placements.with(axis, to);
-        let out = self.empty(info, &after, x.dtype)?;
-        let here = self.cut_of(CutOf::among(info, axis, from));
-        self.assembled(&here.members, &out, |parts| {
-            let ticket = self.links.all_to_all(group, what, &send, parts)?;
-            self.links.wait(ticket)
-        })?;
-        Ok(out)
-    }
-
-    /// Room for what this rank holds of a tensor.
-    fn empty(
-        &self,
-        info: &TensorInfo,
-        placements: &Placements,
-        dtype: DType,
-    ) -> Result<Tensor, CudaError> {
-        let held = self.host.position.all_indices(&info.global, placements);
-        let shape = held.iter().map(Vec::len).collect();
-        self.device.tensor(shape, dtype)
-    }
-
-    /// Has `fill` write the members' parts of a tensor, in their places or beside them.
-    fn assembled(
-        &self,
-        members: &[Vec<Piece>],
-        whole: &Tensor,
-        fill: impl FnOnce(&[Tensor]) -> Result<(), CudaError>,
-    ) -> Result<(), CudaError> {
-        let part = |pieces: &Vec<Piece>| match pieces.as_slice() {
-            [] => Ok(whole.clone()),
-            [piece] => match in_place(whole, piece) {
-                Some(part) => Ok(part),
-                None => self.device.tensor(piece.of(&whole.shape), whole.dtype),
-            },
-            _ => Err(CudaError::Unsupported {
-                operator: "an exchange".to_owned(),
-                scope: "the cuda device".to_owned(),
-                reason: "shards along several dims".to_owned(),
-            }),
-        };
-        let parts = members
-            .iter()
-            .map(part)
-            .collect::<Result<Vec<_>, CudaError>>()?;
-        fill(&parts)?;
-        for (pieces, part) in members.iter().zip(&parts) {
-            for piece in pieces {
-                self.device.put_piece(whole, piece, part)?;
-            }
-        }
-        Ok(())
     }
 }

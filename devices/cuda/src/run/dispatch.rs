@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::{Run, unsupported};
+use super::state::{Run, unsupported};
 use crate::error::CudaError;
 use crate::ops::{Level, Route};
 use crate::tensor::{Device, Tensor};

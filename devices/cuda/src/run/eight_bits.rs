@@ -1,22 +1,13 @@
 //! Linear layers in 8 bits: weights and activations in E4M3, gradients in E5M2, results in bf16 and gradients
 //! of weights in 32 bits.
 
-use std::cell::RefCell;
-
-use super::{GradientSink, Run};
+use super::machine::GradientSink;
+use super::state::Run;
 use crate::error::CudaError;
 use crate::launcher::Float8;
 use crate::ops::{Lies, Matrix8};
 use crate::tensor::Tensor;
 use dtensor::trace::{Op, TensorId};
-
-/// What was cast last, for products that read it again: a layer's projections read the same activations,
-/// and both gradients that of the output.
-#[derive(Default)]
-pub(super) struct Casts {
-    activation: RefCell<Option<(TensorId, Matrix8)>>,
-    gradient: RefCell<Option<(TensorId, Matrix8)>>,
-}
 
 impl Run<'_> {
     /// An activation or a gradient in 8 bits.

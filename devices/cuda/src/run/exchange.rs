@@ -1,6 +1,6 @@
 //! What ranks exchange inside a block.
 
-use super::{Run, unsupported};
+use super::state::{Run, unsupported};
 use crate::error::CudaError;
 use crate::ops::Losses;
 use crate::tensor::Tensor;

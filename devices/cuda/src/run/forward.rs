@@ -1,6 +1,6 @@
 //! Forward of a pass: which kernels each traced operator runs.
 
-use super::{Run, rounded, unsupported};
+use super::state::{Run, rounded, unsupported};
 use crate::error::CudaError;
 use crate::launcher::{Place, threshold};
 use crate::ops::{Dropout, Rope};

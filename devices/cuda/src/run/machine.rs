@@ -9,12 +9,15 @@ use super::cut::{Cut, CutOf};
 use crate::error::CudaError;
 use crate::links::{HostLinks, Links};
 use crate::memory::Buffer;
-use crate::ops::{Optimizer, RowOrder};
+use crate::ops::{Optimizer, Route, RowOrder};
 use crate::tensor::{Device, Tensor};
 use cpu_device::MicroBatch;
 use dtensor::block;
 use dtensor::placement::Placements;
 use dtensor::trace::{Detail, SoftmaxRule, TensorId, TensorInfo};
+
+/// What a block keeps of a micro-batch between its passes.
+pub type Saved = block::Saved<Tensor, Rc<Route>>;
 
 /// One rank.
 pub struct Machine<'m> {

@@ -13,29 +13,26 @@ mod eight_bits;
 mod exchange;
 mod forward;
 mod machine;
+mod redistribute;
+mod state;
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::rc::Rc;
 
 pub use batch::Batch;
-use eight_bits::Casts;
-pub use machine::{Context, GradientSink, Machine, Parameters};
+pub use machine::{Context, GradientSink, Machine, Parameters, Saved};
+use state::Run;
 
 use super::error::CudaError;
-use super::launcher::StreamArgument;
 use super::ops::Route;
-use super::tensor::{Device, Tensor};
+use super::tensor::Tensor;
 use cpu_device::{Seen, Tensors};
 use dtensor::block::pass::{self, Pass};
 use dtensor::block::{self, Block, Half};
 
-use catalog::DType;
 use dtensor::plan::RoutedRows;
-use dtensor::trace::{Op, TensorId, TensorInfo, TensorRole};
-
-/// What a block keeps of a micro-batch between its passes.
-pub type Saved = block::Saved<Tensor, Rc<Route>>;
+use dtensor::trace::{Op, TensorId};
 
 /// Bytes that a block keeps: of memory that several tensors share, once.
 #[must_use]
@@ -48,23 +45,6 @@ pub fn kept_bytes(saved: &Saved) -> u64 {
 
 /// What a block returns from forward.
 pub type Forward = block::Forward<Tensor, Saved>;
-
-/// One pass of one micro-batch through a block.
-struct Run<'r> {
-    block: &'r Block,
-    machine: &'r Machine<'r>,
-    batch: &'r Batch<'r>,
-    parameters: &'r Parameters<'r>,
-    /// Everything that lives now.
-    held: Saved,
-    /// Keys and values of the whole sequence while attention runs round the ring.
-    ring: BTreeMap<u32, Tensor>,
-    /// Which half of backward runs; none in forward.
-    half: Option<Half>,
-    /// Whether products take GELUs: where they are quick at it, and nobody reads what lies between.
-    gelus: bool,
-    casts: Casts,
-}
 
 /// Forward of a micro-batch through a block whose attention is fused. `input` is the previous block's
 /// output, absent for the embedding.
@@ -154,75 +134,5 @@ impl Tensors for Run<'_> {
     fn on_host(&self, id: TensorId) -> Option<Cow<'_, cpu_device::Tensor>> {
         let tensor = self.tensor(id).ok()?;
         self.device().download(tensor).ok().map(Cow::Owned)
-    }
-}
-
-impl<'r> Run<'r> {
-    fn new(block: &'r Block, context: &Context<'r>, half: Option<Half>) -> Self {
-        let machine = context.machine;
-        let read = machine.host.watch.is_some_and(|watch| watch.reads());
-        Self {
-            block,
-            machine,
-            batch: context.batch,
-            parameters: context.parameters,
-            held: Saved::default(),
-            ring: BTreeMap::new(),
-            half,
-            gelus: !read && machine.device.launcher.fuses_gelu(),
-            casts: Casts::default(),
-        }
-    }
-
-    fn device(&self) -> &'r Device {
-        &self.machine.device
-    }
-
-    fn info(&self, id: TensorId) -> &'r TensorInfo {
-        self.block.trace.tensor(id)
-    }
-
-    fn set(&mut self, id: TensorId, value: Tensor) {
-        self.held.values.insert(self.block.storage(id), value);
-    }
-
-    fn tensor(&self, id: TensorId) -> Result<&Tensor, CudaError> {
-        if self.info(id).role == TensorRole::Parameter {
-            return Ok(self.parameters.parameter(id));
-        }
-        let value = self.held.values.get(&self.block.storage(id));
-        value.ok_or_else(|| CudaError::Unsupported {
-            operator: "reading".to_owned(),
-            scope: self.info(id).name.clone(),
-            reason: "a tensor that nothing wrote".to_owned(),
-        })
-    }
-
-    fn stream(&self, op: &Op) -> StreamArgument {
-        let (seed, step) = (self.machine.host.seed, self.batch.host.step);
-        StreamArgument::new(self.block.stream(op, seed, step), self.batch.step())
-    }
-
-    fn routing(&self, op: &Op) -> Result<Rc<Route>, CudaError> {
-        let route = self.held.route.as_ref().map(Rc::clone);
-        route.ok_or_else(|| unsupported(op, "tokens that were not routed"))
-    }
-
-    fn first_index(&self, id: TensorId, dim: usize) -> u64 {
-        self.block.first_index(id, dim, &self.machine.host.position)
-    }
-}
-
-/// A factor in the type of what it multiplies.
-fn rounded(factor: f64, dtype: DType) -> f32 {
-    cpu_device::Tensor::new(vec![1], vec![factor as f32], dtype).f32()[0]
-}
-
-/// A typed refusal.
-fn unsupported(op: &Op, reason: &str) -> CudaError {
-    CudaError::Unsupported {
-        operator: format!("{:?}", op.kind),
-        scope: op.scope.clone(),
-        reason: reason.to_owned(),
     }
 }

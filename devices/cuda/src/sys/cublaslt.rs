@@ -4,7 +4,8 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::library::{Name, functions};
+use crate::library::Name;
+use crate::loading::functions;
 
 /// An opaque handle: library, product, layout, preference.
 pub type Handle = *mut c_void;

@@ -4,7 +4,8 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::library::{Name, functions};
+use crate::library::Name;
+use crate::loading::functions;
 
 /// An opaque handle: the library on a device, or a descriptor.
 pub type Handle = *mut c_void;

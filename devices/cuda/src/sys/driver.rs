@@ -2,10 +2,11 @@
 
 #![allow(unsafe_code, reason = "functions of a C library")]
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use crate::error::CudaError;
-use crate::library::{Name, functions};
+use crate::library::Name;
+use crate::loading::functions;
 
 /// A device's number.
 pub type Device = c_int;
@@ -117,8 +118,18 @@ impl Driver {
         // SAFETY: writes a pointer to the driver's own text, or leaves it null.
         let found = unsafe { (self.error_name)(code, &raw mut name) } == 0;
         found
-            .then(|| super::text(name))
+            .then(|| text(name))
             .flatten()
             .unwrap_or_else(|| "unknown error".to_owned())
     }
+}
+
+/// What the driver calls an error: text it owns, which lives as long as the program.
+fn text(pointer: *const c_char) -> Option<String> {
+    if pointer.is_null() {
+        return None;
+    }
+    // SAFETY: the driver returns strings of its own tables, ended by 0.
+    let text = unsafe { CStr::from_ptr(pointer) };
+    Some(text.to_string_lossy().into_owned())
 }

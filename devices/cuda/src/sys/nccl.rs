@@ -4,7 +4,8 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::library::{Name, functions};
+use crate::library::Name;
+use crate::loading::functions;
 
 /// A communicator.
 pub type Comm = *mut c_void;

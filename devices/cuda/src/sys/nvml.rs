@@ -4,7 +4,8 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use crate::library::{Name, functions};
+use crate::library::Name;
+use crate::loading::functions;
 
 /// A device.
 pub type Device = *mut c_void;

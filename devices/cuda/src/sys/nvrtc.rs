@@ -4,7 +4,8 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use crate::library::{Name, functions};
+use crate::library::Name;
+use crate::loading::functions;
 
 /// A program being compiled.
 pub type Program = *mut c_void;

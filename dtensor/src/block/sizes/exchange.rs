@@ -2,7 +2,8 @@
 
 use catalog::{Axis, DType};
 
-use super::{Room, Run};
+use super::ledger::Room;
+use super::run::Run;
 use crate::layout::is_sequence;
 use crate::placement::Placement;
 use crate::trace::{CollectiveKind, Detail, Op, TensorId, TensorInfo};

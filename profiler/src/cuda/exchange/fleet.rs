@@ -8,8 +8,9 @@ use catalog::profile::{Gpu, Machine, Measured};
 use comm::local;
 use comm::{Communicator, Group};
 
+use super::collective::{COLLECTIVES, Exchange};
+use super::peers::{Peers, Rank};
 use super::rank::Member;
-use super::{COLLECTIVES, Exchange, Peers, Rank};
 use crate::ProfilerError;
 use crate::cuda::Meter;
 use crate::lanes::Effort;

@@ -4,139 +4,20 @@
 //! as those of an axis do in training: of consecutive ranks of a host, or of as many of each of some hosts one after the
 //! other. Ranks beyond the last whole group wait. Rank 0 says how often; times are of all ranks.
 
+mod collective;
 mod fleet;
 mod nccl;
+mod peers;
 mod rank;
 
-use catalog::DType;
 use catalog::profile::Kernel;
-use comm::{Communicator, Group};
-use cuda_device::{Device, Tensor};
-
-pub use fleet::{Fleet, follow, with_fleet};
-pub use nccl::GpuRank;
 
 use super::Asked;
-use crate::ProfilerError;
 
-/// Most ranks of a group: sums of what they send are exact in bf16.
-pub const MOST_RANKS: u64 = 512;
-
-/// Which exchange. Names are NCCL's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Collective {
-    /// Every rank ends with the sum.
-    AllReduce,
-    /// Every rank ends with all parts.
-    AllGather,
-    /// Every rank ends with its part of the sum.
-    ReduceScatter,
-    /// Every rank sends a part to every other.
-    AllToAll,
-    /// The first rank to all.
-    Broadcast,
-    /// Every rank to the next, and from the one before.
-    SendAndReceive,
-}
-
-/// All of them.
-pub const COLLECTIVES: [Collective; 6] = [
-    Collective::AllReduce,
-    Collective::AllGather,
-    Collective::ReduceScatter,
-    Collective::AllToAll,
-    Collective::Broadcast,
-    Collective::SendAndReceive,
-];
-
-/// An exchange to measure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Exchange {
-    /// Which.
-    pub collective: Collective,
-    /// Ranks of a group.
-    pub ranks: u64,
-    /// As many of them are on every host of the group.
-    pub together: u64,
-    /// Bytes by the convention of [`dtensor::Collective`]: of the whole for all-gather and reduce-scatter, of one
-    /// rank's tensor for the others.
-    pub bytes: u64,
-}
-
-impl Collective {
-    fn name(self) -> &'static str {
-        match self {
-            Self::AllReduce => "nccl all-reduce",
-            Self::AllGather => "nccl all-gather",
-            Self::ReduceScatter => "nccl reduce-scatter",
-            Self::AllToAll => "nccl all-to-all",
-            Self::Broadcast => "nccl broadcast",
-            Self::SendAndReceive => "nccl send and receive",
-        }
-    }
-}
-
-impl Exchange {
-    /// Between so many GPUs of one host.
-    #[must_use]
-    pub fn inside(collective: Collective, ranks: u64, bytes: u64) -> Self {
-        Self {
-            collective,
-            ranks,
-            together: ranks,
-            bytes,
-        }
-    }
-
-    fn kernel(&self) -> Kernel {
-        let name = self.collective.name();
-        if self.together == self.ranks {
-            return Kernel::new(name, [self.ranks, self.bytes]);
-        }
-        let sizes = [self.ranks, self.together, self.bytes];
-        Kernel::new(format!("{name} over hosts"), sizes)
-    }
-
-    /// An element that a rank sends: below 4, or below 2 where so many ranks send that sums of more are not exact.
-    fn sent(&self, index: usize, at: usize) -> f64 {
-        let numbers = if self.ranks <= 64 { 4 } else { 2 };
-        ((index + at) % numbers) as f64
-    }
-
-    /// Elements of one part, and of all ranks' parts.
-    fn elements(&self) -> [usize; 2] {
-        let part = (self.bytes / DType::Bf16.size())
-            .div_ceil(self.ranks)
-            .max(1);
-        [part, part * self.ranks].map(|n| n as usize)
-    }
-
-    /// Elements that a rank sends and receives.
-    fn lengths(&self) -> [usize; 2] {
-        let [part, whole] = self.elements();
-        match self.collective {
-            Collective::AllGather => [part, whole],
-            Collective::ReduceScatter => [whole, part],
-            _ => [whole, whole],
-        }
-    }
-
-    /// An element that a rank receives.
-    fn wanted(&self, index: usize, at: usize) -> f64 {
-        let [part, _] = self.elements();
-        let ranks = self.ranks as usize;
-        let sent = |index: usize, at: usize| self.sent(index, at);
-        let sum = |at: usize| (0..ranks).map(|rank| sent(rank, at)).sum();
-        match self.collective {
-            Collective::AllReduce => sum(at),
-            Collective::ReduceScatter => sum(index * part + at),
-            Collective::AllGather => sent(at / part, at % part),
-            Collective::AllToAll => sent(at / part, index * part + at % part),
-            Collective::Broadcast => sent(0, at),
-            Collective::SendAndReceive => sent((index + ranks - 1) % ranks, at),
-        }
-    }
-}
+pub use collective::{COLLECTIVES, Collective, Exchange, MOST_RANKS, group_sizes};
+pub use fleet::{Fleet, follow, with_fleet};
+pub use nccl::GpuRank;
+pub use peers::{Peers, Rank};
 
 impl Asked for Exchange {
     fn kernels(&self) -> Vec<Kernel> {
@@ -150,59 +31,5 @@ impl Asked for Exchange {
     fn described(&self) -> String {
         let kernel = self.kernel();
         format!("{} {:?}", kernel.name, kernel.sizes)
-    }
-}
-
-/// Numbers of ranks to measure between so many GPUs or hosts: powers of two, and what divides the number of GPUs, for axes of
-/// a plan have such sizes.
-#[must_use]
-pub fn group_sizes(gpus: u64) -> Vec<u64> {
-    let sizes = 2..=gpus;
-    sizes
-        .filter(|&size| size.is_power_of_two() || gpus.is_multiple_of(size))
-        .collect()
-}
-
-/// One rank with its device.
-pub trait Rank {
-    /// Its device.
-    fn device(&self) -> &Device;
-    /// Meets the others of a group.
-    ///
-    /// # Errors
-    /// When they cannot meet.
-    fn join(&self, comm: &dyn Communicator, group: &Group)
-    -> Result<Box<dyn Peers>, ProfilerError>;
-}
-
-/// The ranks of a group, each with its device.
-pub trait Peers {
-    /// Queues an exchange.
-    ///
-    /// # Errors
-    /// When the device or a peer failed.
-    fn exchange(
-        &self,
-        comm: &dyn Communicator,
-        collective: Collective,
-        from: &Tensor,
-        to: &Tensor,
-    ) -> Result<(), ProfilerError>;
-    /// Waits for all that was queued.
-    ///
-    /// # Errors
-    /// When the device or a peer failed, or does not answer.
-    fn finish(&self, comm: &dyn Communicator) -> Result<(), ProfilerError>;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn groups_are_those_of_plans() {
-        for (gpus, sizes) in [(1, &[][..]), (2, &[2]), (6, &[2, 3, 4, 6]), (8, &[2, 4, 8])] {
-            assert_eq!(group_sizes(gpus), sizes, "{gpus}");
-        }
     }
 }

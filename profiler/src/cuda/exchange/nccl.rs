@@ -5,8 +5,9 @@ use std::rc::Rc;
 use comm::{Communicator, Group};
 use cuda_device::{Device, Gpu, NcclGroup, Reduction, Tensor};
 
+use super::collective::Collective;
 use super::fleet::TIMEOUT;
-use super::{Collective, Peers, Rank};
+use super::peers::{Peers, Rank};
 use crate::ProfilerError;
 
 /// A GPU of this host.

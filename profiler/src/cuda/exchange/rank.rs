@@ -8,7 +8,8 @@ use catalog::profile::Measured;
 use comm::{Communicator, Group};
 use cuda_device::{Device, Tensor};
 
-use super::{Exchange, Peers, Rank};
+use super::collective::Exchange;
+use super::peers::{Peers, Rank};
 use crate::ProfilerError;
 use crate::cuda::operands::{Wanted, check, repeated};
 use crate::cuda::timing::NOTHING;

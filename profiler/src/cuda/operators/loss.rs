@@ -3,7 +3,7 @@
 use catalog::profile::Measured;
 use cuda_device::{Device, Losses};
 
-use super::Operator;
+use super::operator::Operator;
 use crate::ProfilerError;
 use crate::cuda::operands::{Tiled, Wanted, check, rounding};
 use crate::cuda::timing::timed;

@@ -5,7 +5,7 @@ use catalog::model::NormKind;
 use catalog::profile::{Kernel, Measured};
 use cuda_device::{CudaError, Device, NormGradient, Tensor};
 
-use super::{ARITHMETIC, Operator, OperatorKind};
+use super::operator::{ARITHMETIC, Operator, OperatorKind};
 use crate::ProfilerError;
 use crate::cuda::operands::{Tiled, Wanted, check};
 use crate::cuda::timing::timed;

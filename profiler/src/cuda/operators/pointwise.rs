@@ -5,7 +5,7 @@ use catalog::profile::Measured;
 use cuda_device::{Buffer, CudaError, Device, Rope};
 use dtensor::Nonlinearity;
 
-use super::Operator;
+use super::operator::Operator;
 use crate::ProfilerError;
 use crate::cuda::operands::{Tiled, check};
 use crate::cuda::timing::timed;

@@ -5,9 +5,8 @@ use catalog::{DType, Model};
 use models::BlockLayout;
 use profiler::cuda::{Causal, ELEMENTS, Linear, OPERATORS, Operator, OperatorKind, Request, Way};
 
-use super::requests_of;
+use super::super::requests::{blocks_of, layouts};
 use crate::args::SuiteArg;
-use crate::commands::profile::{blocks_of, layouts};
 use crate::error::CliError;
 
 /// Largest product `m · n · k` in 32 bits, which no tensor core computes.
@@ -37,12 +36,12 @@ pub(super) fn requests(
                 .into_iter()
                 .skip(1);
             for layout in split {
-                requests.extend(requests_of(blocks_of(&model, &layout, 1, (1, 1))?));
+                requests.extend(on_one_gpu(&model, &layout)?);
             }
         }
         for [micro_batch, seq_len] in tokens {
             let layout = BlockLayout::alone(micro_batch, seq_len, DType::Bf16);
-            requests.extend(requests_of(blocks_of(&model, &layout, 1, (1, 1))?));
+            requests.extend(on_one_gpu(&model, &layout)?);
         }
     }
     // From what stays in the cache to what fills memory's queues.
@@ -56,6 +55,17 @@ pub(super) fn requests(
     requests.extend(attentions(suite).into_iter().map(Request::Attention));
     requests.extend(operators(suite).into_iter().map(Request::Operator));
     Ok(requests)
+}
+
+/// The blocks of a model under a layout, each by itself.
+fn on_one_gpu(
+    model: &Model,
+    layout: &BlockLayout,
+) -> Result<impl Iterator<Item = Request>, CliError> {
+    let blocks = blocks_of(model, layout, 1, (1, 1))?;
+    Ok(blocks
+        .into_iter()
+        .filter_map(|block| block.what.on_one_gpu()))
 }
 
 fn products(suite: SuiteArg, eight_bits: bool) -> Vec<Linear> {

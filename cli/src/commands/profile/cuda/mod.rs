@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use catalog::files::{Destination, Kind, Replace};
-use catalog::profile::{self, Profile};
+use catalog::profile::{self, Machine, Profile};
 use comm::Communicator;
 use cuda_device::{DeviceFacts, EIGHT_BITS, ready};
 use profiler::cuda::{
@@ -17,12 +17,13 @@ use profiler::cuda::{
 };
 
 use self::hosts::Hosts;
-use super::profile::{self as host, ProfileJson, What, effort, of_plan, summary};
+use super::file::ProfileFile;
+use super::requests::{What, effort, of_plan};
+use super::shown::show;
 use crate::args::{ProfileArgs, SuiteArg};
-use crate::commands::profile_file::ProfileFile;
 use crate::commands::{device, plan};
 use crate::error::CliError;
-use crate::output::{self, Progress, SCHEMA_VERSION};
+use crate::output::{self, Progress};
 
 /// Time for all measurements of a suite on one GPU, and for messages between GPUs. Starting devices, compiling
 /// kernels, making operands and checking results come on top.
@@ -67,31 +68,14 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
         hosts.follow()?;
         return Ok(ExitCode::SUCCESS);
     }
-    let here = facts.len() as u64;
-    let gpus = match &hosts {
-        Some(hosts) => hosts.per_host as u64,
-        None => args.gpus.unwrap_or(here),
-    };
-    if gpus == 0 || (gpus > here && hosts.is_none()) {
-        let message = format!("--gpus {gpus}: this host shows {here} GPUs");
-        return Err(CliError::Usage(message));
-    }
+    let gpus = gpus_of_host(args, facts.len() as u64, hosts.as_ref())?;
     let own = hosts.as_ref().map_or(0, |hosts| hosts.gpu);
     let target = || Target::new(own, args.attention.into());
     // Its memory is free for what comes next.
     let machine = target()?.machine();
     let hosts_count = hosts.as_ref().map_or(1, Hosts::count);
     let wanted = wanted(args, hosts_count, gpus, facts.first())?;
-    let (file, profile) = ProfileFile::open(path, &machine)?;
-    device::measured_as_run(args.attention, &profile, path)?;
-    let mut growing = Growing {
-        profile,
-        file,
-        suite: args.suite,
-        progress: Progress::new(args.output.quiet, "measuring"),
-        parts: [wanted.parts(), 0],
-        too_large: Vec::new(),
-    };
+    let mut growing = Growing::new(args, path, &machine, wanted.parts())?;
     let [alone, between] = budgets(args.suite);
     match &hosts {
         Some(hosts) => {
@@ -117,7 +101,25 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
     }
     notes(args.output.quiet, &growing.too_large, &wanted.beyond, gpus);
     let profile = growing.file.add(&growing.profile)?;
-    shown(args, profile, growing.file.path())
+    show(args.output, profile, growing.file.path())?;
+    if !args.output.json {
+        let note = "for other systems than this program's own, name it as `profile` in a cluster file that `extends` a preset";
+        output::note(args.output.quiet, note);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// GPUs of this host to measure messages between.
+fn gpus_of_host(args: &ProfileArgs, here: u64, hosts: Option<&Hosts>) -> Result<u64, CliError> {
+    let gpus = match hosts {
+        Some(hosts) => hosts.per_host as u64,
+        None => args.gpus.unwrap_or(here),
+    };
+    if gpus == 0 || (gpus > here && hosts.is_none()) {
+        let message = format!("--gpus {gpus}: this host shows {here} GPUs");
+        return Err(CliError::Usage(message));
+    }
+    Ok(gpus)
 }
 
 fn notes(quiet: bool, too_large: &[String], beyond: &[u64], gpus: u64) {
@@ -136,23 +138,26 @@ fn notes(quiet: bool, too_large: &[String], beyond: &[u64], gpus: u64) {
     }
 }
 
-fn shown(args: &ProfileArgs, profile: Profile, path: &Path) -> Result<ExitCode, CliError> {
-    if args.output.json {
-        output::json(&ProfileJson {
-            schema_version: SCHEMA_VERSION,
-            machine: profile.machine.clone(),
-            path: path.display().to_string(),
-            measured: profile.measured,
-        })?;
-    } else {
-        output::print(&summary(&profile, path));
-        let note = "for other systems than this program's own, name it as `profile` in a cluster file that `extends` a preset";
-        output::note(args.output.quiet, note);
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
 impl Growing {
+    /// Begins with what the file holds already; `parts` measurements are wanted.
+    fn new(
+        args: &ProfileArgs,
+        path: &Path,
+        machine: &Machine,
+        parts: usize,
+    ) -> Result<Self, CliError> {
+        let (file, profile) = ProfileFile::open(path, machine)?;
+        device::measured_as_run(args.attention, &profile, path)?;
+        Ok(Self {
+            profile,
+            file,
+            suite: args.suite,
+            progress: Progress::new(args.output.quiet, "measuring"),
+            parts: [parts, 0],
+            too_large: Vec::new(),
+        })
+    }
+
     /// Measures what is lacking of `asked`.
     fn complete<M: Meter>(
         &mut self,
@@ -205,7 +210,7 @@ fn wanted(
                 between.extend(messages::of_block(block));
             }
         }
-        alone.extend(requests_of(of_plan));
+        alone.extend(of_plan.into_iter().filter_map(|r| r.what.on_one_gpu()));
         let loaded = plan::load(path)?;
         let (s, workload) = (&loaded.strategy, &loaded.costs.scenario().workload);
         let tokens = s.micro_batch * workload.seq_len / s.cp;
@@ -223,15 +228,4 @@ fn wanted(
         between,
         beyond,
     })
-}
-
-/// What of a rank's work one GPU does alone.
-fn requests_of(requests: Vec<host::Request>) -> impl Iterator<Item = Request> {
-    requests
-        .into_iter()
-        .filter_map(|request| match request.what {
-            What::Block(block) => Some(Request::Block(block)),
-            What::States(elements) => Some(Request::States(elements)),
-            What::Messages(_) => None,
-        })
 }

@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 
-use crate::args::OutputArgs;
+use super::flags::OutputArgs;
 
 /// Lists.
 #[derive(Args, Debug)]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use crate::args::OutputArgs;
+use super::flags::OutputArgs;
 
 /// `export`.
 #[derive(Args, Debug)]

@@ -1,0 +1,68 @@
+//! What can be said on the command line.
+
+mod exchange;
+mod flags;
+mod lists;
+mod planning;
+mod training;
+
+use clap::{Parser, Subcommand};
+
+pub(crate) use exchange::*;
+pub(crate) use flags::*;
+pub(crate) use lists::*;
+pub(crate) use planning::*;
+pub(crate) use training::*;
+
+/// Plans how to shard LLM training, predicts its speed and memory, and says why.
+#[derive(Parser, Debug)]
+#[command(name = "vescale-plan", version, about, long_about = None, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Subcommands.
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Find the best plan for a model on a cluster
+    Search(SearchArgs),
+    /// Predict time and memory of one strategy
+    Estimate(EstimateArgs),
+    /// Where time and memory of a plan go, and what would change them
+    Explain(ExplainArgs),
+    /// Two plans, part by part
+    Compare(CompareArgs),
+    /// The smallest cluster that fits, and time against cost over sizes
+    Size(SizeArgs),
+    /// Predict published runs and compare
+    Validate(ValidateArgs),
+    /// HTML report of a plan
+    Report(ReportArgs),
+    /// Predicted timeline of a plan, for Perfetto or chrome://tracing
+    Trace(TraceArgs),
+    /// Train under a plan on this machine, and compare with the prediction
+    Run(RunArgs),
+    /// Measure this machine, for plans and predictions on it
+    Profile(ProfileArgs),
+    /// Look into, check and reshard checkpoints
+    Checkpoint(CheckpointArgs),
+    /// A plan as a training system's configuration and launch script; or check a configuration
+    Export(ExportArgs),
+    /// A training system's configuration as a strategy, predicted
+    Import(ImportArgs),
+    /// A training log against its plan: where the gap may lie
+    Diagnose(DiagnoseArgs),
+    /// A cluster file that carries what training logs have shown
+    Calibrate(CalibrateArgs),
+    /// Known models
+    Models(ListArgs),
+    /// Known clusters
+    Clusters(ListArgs),
+    /// Known runtimes
+    Runtimes(ListArgs),
+    /// JSON Schema of a file format
+    Schema(SchemaArgs),
+    /// Shell completions
+    Completions(CompletionsArgs),
+}

@@ -1,0 +1,205 @@
+//! What can be said to the commands that plan and predict.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::flags::{BudgetArgs, ConstraintArgs, OutputArgs, PrecisionArg, ScenarioArgs};
+
+/// `search`.
+#[derive(Args, Debug)]
+pub(crate) struct SearchArgs {
+    #[command(flatten)]
+    pub(crate) scenario: ScenarioArgs,
+    #[command(flatten)]
+    pub(crate) constraints: ConstraintArgs,
+    #[command(flatten)]
+    pub(crate) budget: BudgetArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+    /// What is best
+    #[arg(long, value_enum, default_value_t = ObjectiveArg::Time)]
+    pub(crate) objective: ObjectiveArg,
+    /// Plans to list
+    #[arg(long, default_value_t = 5)]
+    pub(crate) top: usize,
+    /// Simulate every strategy; gives the same best
+    #[arg(long)]
+    pub(crate) exhaustive: bool,
+    /// Threads [default: all cores]
+    #[arg(long)]
+    pub(crate) threads: Option<usize>,
+    /// Plan file [default: MODEL-Ngpus-CLUSTER-RUNTIME.plan.yaml]
+    #[arg(short, long)]
+    pub(crate) output_plan: Option<PathBuf>,
+    /// HTML report [default: beside the plan file]
+    #[arg(long)]
+    pub(crate) report: Option<PathBuf>,
+    /// Replace files of another plan or kind
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+/// Objective flag.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ObjectiveArg {
+    /// Step time
+    Time,
+    /// Peak memory
+    Memory,
+    /// Tokens per dollar; on a fixed number of GPUs the same as time
+    Cost,
+}
+
+/// `estimate`.
+#[derive(Args, Debug)]
+pub(crate) struct EstimateArgs {
+    #[command(flatten)]
+    pub(crate) scenario: ScenarioArgs,
+    /// Strategy: tp=8,pp=4,vpp=2,zero=1,mbs=1,recompute=selective,…
+    #[arg(long)]
+    pub(crate) strategy: String,
+    #[command(flatten)]
+    pub(crate) budget: BudgetArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+    /// Write the strategy as a plan file
+    #[arg(short, long)]
+    pub(crate) output_plan: Option<PathBuf>,
+    /// Replace a file of any kind
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+/// `explain`.
+#[derive(Args, Debug)]
+pub(crate) struct ExplainArgs {
+    /// Plan file
+    pub(crate) plan: PathBuf,
+    /// A strategy you expected instead
+    #[arg(long)]
+    pub(crate) why_not: Option<String>,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// `compare`.
+#[derive(Args, Debug)]
+pub(crate) struct CompareArgs {
+    /// First plan file
+    pub(crate) first: PathBuf,
+    /// Second plan file
+    pub(crate) second: PathBuf,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// `size`.
+#[derive(Args, Debug)]
+pub(crate) struct SizeArgs {
+    /// Model preset, config.json, or folder
+    #[arg(long)]
+    pub(crate) model: String,
+    /// Cluster preset or YAML file
+    #[arg(long, default_value = "dgx-h100")]
+    pub(crate) cluster: String,
+    /// Training system [default: megatron-core; vescale on a profiled machine]
+    #[arg(long)]
+    pub(crate) runtime: Option<String>,
+    /// Tokens per sequence
+    #[arg(long, default_value_t = 8192)]
+    pub(crate) seq: u64,
+    /// Sequences per optimizer step [default: 4 Mi tokens]
+    #[arg(long)]
+    pub(crate) global_batch: Option<u64>,
+    /// Precision of linear layers
+    #[arg(long, value_enum, default_value_t = PrecisionArg::Bf16)]
+    pub(crate) precision: PrecisionArg,
+    /// Share of device memory to leave free
+    #[arg(long, default_value_t = 0.05)]
+    pub(crate) headroom: f64,
+    /// Numbers of GPUs to try [default: powers of two times a node, up to 2048]
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) gpus: Vec<u64>,
+    #[command(flatten)]
+    pub(crate) constraints: ConstraintArgs,
+    #[command(flatten)]
+    pub(crate) budget: BudgetArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// `validate`.
+#[derive(Args, Debug)]
+pub(crate) struct ValidateArgs {
+    /// Files of published runs (runs-v1) [default: the embedded ones]
+    pub(crate) files: Vec<PathBuf>,
+    /// Largest median step-time error allowed, such as 0.12; exit code 5 above it
+    #[arg(long)]
+    pub(crate) tolerance: Option<f64>,
+    /// Fitted constants in place of the shipped (form: catalog/presets/fitted.yaml)
+    #[arg(long)]
+    pub(crate) constants: Option<PathBuf>,
+    /// Fit the fitted constants again without each source in turn and predict that source's runs
+    /// (some minutes)
+    #[arg(long)]
+    pub(crate) leave_one_out: bool,
+    /// Runs with the largest errors to list
+    #[arg(long, default_value_t = 10)]
+    pub(crate) worst: usize,
+    /// Only runs whose id contains this
+    #[arg(long)]
+    pub(crate) only: Option<String>,
+    /// Write the error report as Markdown
+    #[arg(long)]
+    pub(crate) markdown: Option<PathBuf>,
+    /// Folder for the plots that the report links
+    #[arg(long, default_value = "docs/accuracy")]
+    pub(crate) plots: PathBuf,
+    /// Groups' errors that may not grow; exit code 5 when one does
+    #[arg(long)]
+    pub(crate) baseline: Option<PathBuf>,
+    /// Write the groups' errors as the new baseline
+    #[arg(long)]
+    pub(crate) write_baseline: Option<PathBuf>,
+    /// Write the residuals that prediction intervals are made of
+    #[arg(long)]
+    pub(crate) residuals: Option<PathBuf>,
+    /// Write the runs that have complete facts, or can be predicted, in the compact form that the
+    /// tool embeds
+    #[arg(long)]
+    pub(crate) export: Option<PathBuf>,
+    /// Replace a file of any kind
+    #[arg(long)]
+    pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// `report`.
+#[derive(Args, Debug)]
+pub(crate) struct ReportArgs {
+    /// Plan file
+    pub(crate) plan: PathBuf,
+    /// HTML file
+    #[arg(short, long)]
+    pub(crate) output: Option<PathBuf>,
+    /// Replace a file of any kind
+    #[arg(long)]
+    pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) budget: BudgetArgs,
+}
+
+/// `trace`.
+#[derive(Args, Debug)]
+pub(crate) struct TraceArgs {
+    /// Plan file
+    pub(crate) plan: PathBuf,
+    /// Trace file
+    #[arg(short, long)]
+    pub(crate) output: Option<PathBuf>,
+    /// Replace a file of any kind
+    #[arg(long)]
+    pub(crate) force: bool,
+}

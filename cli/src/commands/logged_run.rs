@@ -1,0 +1,35 @@
+//! A run that a training log tells of, with its plan and what is predicted for that.
+
+use std::path::Path;
+
+use interop::training_log::{self, Steady, TrainingLog};
+use plans::Prediction;
+
+use crate::commands::plan::{self, Loaded};
+use crate::error::CliError;
+
+/// A log with its plan, predicted.
+pub(crate) struct LoggedRun {
+    pub(crate) loaded: Loaded,
+    pub(crate) log: TrainingLog,
+    pub(crate) steady: Steady,
+    pub(crate) prediction: Prediction,
+}
+
+/// Reads a log and predicts its plan.
+pub(crate) fn read(log: &Path, plan: &Path, warmup: Option<usize>) -> Result<LoggedRun, CliError> {
+    let loaded = plan::load(plan)?;
+    let shown = log.display().to_string();
+    let text = catalog::text::read(log)?;
+    let parsed = training_log::parse(&text, &shown)?;
+    let workload = &loaded.costs.scenario().workload;
+    let tokens = workload.tokens_per_step() as f64 / workload.gpus as f64;
+    let steady = parsed.steady(&shown, warmup, tokens)?;
+    let prediction = loaded.costs.predict(&loaded.strategy)?;
+    Ok(LoggedRun {
+        loaded,
+        log: parsed,
+        steady,
+        prediction,
+    })
+}

@@ -1,0 +1,49 @@
+//! What is shown of a profile that was measured.
+
+use std::path::Path;
+
+use catalog::profile::{self, Machine, Measured, Profile};
+use serde::Serialize;
+
+use crate::args::OutputArgs;
+use crate::error::CliError;
+use crate::output::{self, SCHEMA_VERSION};
+
+#[derive(Serialize)]
+struct ProfileJson {
+    schema_version: u32,
+    machine: Machine,
+    path: String,
+    measured: Vec<Measured>,
+}
+
+/// Says what the file at `path` holds now.
+pub(super) fn show(args: OutputArgs, profile: Profile, path: &Path) -> Result<(), CliError> {
+    if args.json {
+        return output::json(&ProfileJson {
+            schema_version: SCHEMA_VERSION,
+            machine: profile.machine,
+            path: path.display().to_string(),
+            measured: profile.measured,
+        });
+    }
+    output::print(&summary(&profile, path));
+    Ok(())
+}
+
+fn summary(profile: &Profile, path: &Path) -> String {
+    let noisy = profile.measured.iter().filter(|m| m.spread > 0.1).count();
+    format!(
+        "{}: {} kernels, matrix products up to {}\n{} of them vary by more than 10% from run to run\nwrote {}; plan for it with --cluster {}\n",
+        profile.machine.described(),
+        profile.measured.len(),
+        profile.peak(),
+        noisy,
+        path.display(),
+        if path == Path::new(profile::DEFAULT_PATH) {
+            "local".to_owned()
+        } else {
+            path.display().to_string()
+        }
+    )
+}

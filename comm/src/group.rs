@@ -1,0 +1,239 @@
+//! Collectives among ranks, built on messages.
+
+use std::sync::Arc;
+
+use super::communicator::{CommError, Communicator, Message};
+
+/// Ranks that communicate along one axis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Ranks in axis order.
+    pub ranks: Vec<usize>,
+    /// This rank's index among them.
+    pub index: usize,
+    /// Keeps the traffic of groups with common members apart.
+    pub channel: u64,
+}
+
+/// Messages under way to this rank, one per member of a group.
+#[must_use = "a collective ends when its handle is waited for"]
+#[derive(Debug)]
+pub struct Pending {
+    group: Group,
+    own: Message,
+    what: String,
+}
+
+impl Group {
+    /// A rank alone.
+    #[must_use]
+    pub fn single(rank: usize) -> Self {
+        Self {
+            ranks: vec![rank],
+            index: 0,
+            channel: 0,
+        }
+    }
+
+    /// The same ranks on a channel of their own.
+    #[must_use]
+    pub fn on(&self, channel: u64) -> Self {
+        Self {
+            channel,
+            ..self.clone()
+        }
+    }
+
+    /// Number of ranks.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// Starts sending `data` to every member.
+    ///
+    /// # Errors
+    /// When the job has failed.
+    pub fn all_gather(
+        &self,
+        comm: &dyn Communicator,
+        what: &str,
+        data: Message,
+    ) -> Result<Pending, CommError> {
+        for (index, &to) in self.ranks.iter().enumerate() {
+            if index != self.index {
+                comm.send(to, self.channel, what, Arc::clone(&data))?;
+            }
+        }
+        Ok(Pending {
+            group: self.clone(),
+            own: data,
+            what: what.to_owned(),
+        })
+    }
+
+    /// Starts sending the `i`-th part to the `i`-th member.
+    ///
+    /// # Errors
+    /// When the job has failed.
+    pub fn all_to_all(
+        &self,
+        comm: &dyn Communicator,
+        what: &str,
+        mut parts: Vec<Message>,
+    ) -> Result<Pending, CommError> {
+        for (index, &to) in self.ranks.iter().enumerate() {
+            if index != self.index {
+                comm.send(to, self.channel, what, Arc::clone(&parts[index]))?;
+            }
+        }
+        Ok(Pending {
+            group: self.clone(),
+            own: parts.swap_remove(self.index),
+            what: what.to_owned(),
+        })
+    }
+
+    /// Each member ends with its chunk of the sum, added in member order.
+    ///
+    /// # Errors
+    /// When a peer fails or runs another program.
+    pub fn reduce_scatter(
+        &self,
+        comm: &dyn Communicator,
+        what: &str,
+        data: &[f32],
+    ) -> Result<Vec<f32>, CommError> {
+        let chunk = data.len().div_ceil(self.size());
+        let parts = (0..self.size())
+            .map(|i| {
+                let start = (i * chunk).min(data.len());
+                pack(&data[start..(start + chunk).min(data.len())])
+            })
+            .collect();
+        let parts = self.all_to_all(comm, what, parts)?.wait(comm)?;
+        self.sum(comm, what, &parts)
+    }
+
+    /// The sum of the members' parts, added in member order.
+    ///
+    /// # Errors
+    /// When they are not equally long: members run different programs.
+    pub fn sum(
+        &self,
+        comm: &dyn Communicator,
+        what: &str,
+        parts: &[Message],
+    ) -> Result<Vec<f32>, CommError> {
+        let mut total = unpack(&parts[0]);
+        for (index, part) in parts.iter().enumerate().skip(1) {
+            if part.len() != total.len() * 4 {
+                return Err(CommError::Size {
+                    rank: comm.rank(),
+                    peer: self.ranks[index],
+                    collective: what.to_owned(),
+                    got: part.len(),
+                    expected: total.len() * 4,
+                });
+            }
+            for (sum, bytes) in total.iter_mut().zip(part.chunks_exact(4)) {
+                *sum += f32::from_le_bytes(bytes.try_into().expect("chunks of four"));
+            }
+        }
+        Ok(total)
+    }
+
+    /// Every member ends with the sum, added in member order.
+    ///
+    /// # Errors
+    /// When a peer fails or runs another program.
+    pub fn all_reduce(
+        &self,
+        comm: &dyn Communicator,
+        what: &str,
+        data: &mut [f32],
+    ) -> Result<(), CommError> {
+        if self.size() == 1 {
+            return Ok(());
+        }
+        let own = self.reduce_scatter(comm, what, data)?;
+        let all = self.all_gather(comm, what, pack(&own))?.wait(comm)?;
+        let mut at = 0;
+        for part in &all {
+            let part = unpack(part);
+            let Some(to) = data.get_mut(at..at + part.len()) else {
+                break;
+            };
+            to.copy_from_slice(&part);
+            at += part.len();
+        }
+        Ok(())
+    }
+
+    /// The `root`-th member's message on every member.
+    ///
+    /// # Errors
+    /// When a peer fails.
+    pub fn broadcast(
+        &self,
+        comm: &dyn Communicator,
+        what: &str,
+        root: usize,
+        data: Option<Message>,
+    ) -> Result<Message, CommError> {
+        match data {
+            Some(data) => {
+                for (index, &to) in self.ranks.iter().enumerate() {
+                    if index != self.index {
+                        comm.send(to, self.channel, what, Arc::clone(&data))?;
+                    }
+                }
+                Ok(data)
+            }
+            None => comm.receive(self.ranks[root], self.channel, what),
+        }
+    }
+
+    /// Returns when every member has come here.
+    ///
+    /// # Errors
+    /// When a peer fails.
+    pub fn barrier(&self, comm: &dyn Communicator) -> Result<(), CommError> {
+        self.all_gather(comm, "barrier", Message::default())?
+            .wait(comm)
+            .map(|_| ())
+    }
+}
+
+impl Pending {
+    /// Waits for everyone's message, in member order.
+    ///
+    /// # Errors
+    /// When a peer fails.
+    pub fn wait(self, comm: &dyn Communicator) -> Result<Vec<Message>, CommError> {
+        let mut own = Some(self.own);
+        self.group
+            .ranks
+            .iter()
+            .enumerate()
+            .map(
+                |(index, &from)| match own.take_if(|_| index == self.group.index) {
+                    Some(own) => Ok(own),
+                    None => comm.receive(from, self.group.channel, &self.what),
+                },
+            )
+            .collect()
+    }
+}
+
+/// Floats as bytes.
+#[must_use]
+pub fn pack(data: &[f32]) -> Message {
+    Arc::new(bytemuck::cast_slice(data).to_vec())
+}
+
+/// Bytes as floats.
+#[must_use]
+pub fn unpack(bytes: &[u8]) -> Vec<f32> {
+    bytemuck::pod_collect_to_vec(bytes)
+}

@@ -1,0 +1,110 @@
+//! One pass of a micro-batch through a block: what it works on, and what lives now.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use dtensor::block::Block;
+use dtensor::philox::Stream;
+use dtensor::trace::{Op, TensorId, TensorInfo, TensorRole};
+
+use crate::block::{Parameters, Saved};
+use crate::machine::{CpuError, Machine};
+use crate::micro_batch::MicroBatch;
+use crate::tensor::Tensor;
+use crate::value::Value;
+
+/// One pass of one micro-batch through a block.
+pub(super) struct Run<'r> {
+    pub(super) block: &'r Block,
+    pub(super) machine: &'r Machine<'r>,
+    pub(super) batch: &'r MicroBatch<'r>,
+    pub(super) parameters: &'r Parameters<'r>,
+    /// Everything that lives now.
+    pub(super) held: Saved,
+    /// Keys and values of the whole sequence while attention runs round the ring.
+    pub(super) ring: BTreeMap<u32, Arc<Value>>,
+}
+
+/// Who runs a pass, on what, with which parameters.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    /// The rank.
+    pub machine: &'a Machine<'a>,
+    /// The micro-batch.
+    pub batch: &'a MicroBatch<'a>,
+    /// The block's parameters.
+    pub parameters: &'a Parameters<'a>,
+}
+
+impl<'r> Run<'r> {
+    pub(super) fn new(block: &'r Block, context: &Context<'r>) -> Self {
+        Self {
+            block,
+            machine: context.machine,
+            batch: context.batch,
+            parameters: context.parameters,
+            held: Saved::default(),
+            ring: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn info(&self, id: TensorId) -> &'r TensorInfo {
+        self.block.trace.tensor(id)
+    }
+
+    pub(super) fn set(&mut self, id: TensorId, value: Value) {
+        let storage = self.block.storage(id);
+        self.held.values.insert(storage, Arc::new(value));
+    }
+
+    pub(super) fn value(&self, id: TensorId) -> Result<&Value, CpuError> {
+        let storage = self.block.storage(id);
+        self.held
+            .values
+            .get(&storage)
+            .map(AsRef::as_ref)
+            .ok_or_else(|| {
+                let info = self.info(id);
+                CpuError::Unsupported {
+                    operator: "reading".to_owned(),
+                    scope: info.name.clone(),
+                    reason: "a tensor that nothing wrote".to_owned(),
+                }
+            })
+    }
+
+    pub(super) fn tensor(&self, id: TensorId) -> Result<&Tensor, CpuError> {
+        if self.info(id).role == TensorRole::Parameter {
+            return Ok(self.parameters.parameter(id));
+        }
+        match self.value(id)? {
+            Value::Tensor(tensor) => Ok(tensor),
+            _ => Err(CpuError::Unsupported {
+                operator: "reading".to_owned(),
+                scope: self.info(id).name.clone(),
+                reason: "partial sums before they are reduced".to_owned(),
+            }),
+        }
+    }
+
+    pub(super) fn put_tensor(&mut self, id: TensorId, shape: Vec<usize>, data: Vec<f32>) {
+        let dtype = self.info(id).dtype;
+        self.set(id, Value::Tensor(Tensor::new(shape, data, dtype)));
+    }
+
+    /// The same numbers in another traced tensor, in its type.
+    pub(super) fn copy(&mut self, from: TensorId, to: TensorId) -> Result<(), CpuError> {
+        let x = self.tensor(from)?;
+        let (shape, data) = (x.shape.clone(), x.f32().into_owned());
+        self.put_tensor(to, shape, data);
+        Ok(())
+    }
+
+    pub(super) fn threads(&self) -> usize {
+        self.machine.threads
+    }
+
+    pub(super) fn stream(&self, op: &Op) -> Stream {
+        self.block.stream(op, self.machine.seed, self.batch.step)
+    }
+}

@@ -1,0 +1,72 @@
+//! What stands behind a traced tensor.
+
+use std::sync::Arc;
+
+use catalog::DType;
+
+use super::experts::Route;
+use super::tensor::Tensor;
+use super::tree::TreeSum;
+
+/// What stands behind a traced tensor.
+#[derive(Clone, Debug)]
+pub enum Value {
+    /// Elements.
+    Tensor(Tensor),
+    /// Exact mode's partial sums: terms, added in order once each is reduced over its tree.
+    Terms(Terms),
+    /// Token ids.
+    Ids(Vec<u32>),
+    /// A dropout mask.
+    Mask(Vec<u8>),
+    /// A router's choice.
+    Route(Arc<Route>),
+}
+
+/// Sums not yet reduced.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// In the order they are added.
+    pub terms: Vec<TreeSum>,
+    /// Shape of each.
+    pub shape: Vec<usize>,
+    /// Type they are rounded to at their root.
+    pub dtype: DType,
+}
+
+impl Terms {
+    /// The sum, once all leaves are here.
+    #[must_use]
+    pub fn reduce(self) -> Tensor {
+        let elements = self.shape.iter().product();
+        let zero = || Tensor::new(self.shape.clone(), vec![0.0; elements], self.dtype);
+        let rounded = |sum: TreeSum| {
+            sum.root().map_or_else(zero, |root| {
+                Tensor::new(self.shape.clone(), root, self.dtype)
+            })
+        };
+        let mut terms = self.terms.into_iter().map(rounded);
+        let first = terms.next().unwrap_or_else(zero);
+        terms.fold(first, |sum, term| {
+            let mut data = sum.into_f32();
+            for (a, b) in data.iter_mut().zip(term.f32().iter()) {
+                *a += b;
+            }
+            Tensor::new(self.shape.clone(), data, self.dtype)
+        })
+    }
+}
+
+impl Value {
+    /// Bytes of storage.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::Tensor(tensor) => tensor.bytes(),
+            Self::Terms(terms) => terms.shape.iter().product::<usize>() as u64 * terms.dtype.size(),
+            Self::Ids(ids) => 8 * ids.len() as u64,
+            Self::Mask(mask) => mask.len() as u64,
+            Self::Route(route) => route.bytes(),
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! What a pass works on, and what lives now.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use super::batch::Batch;
+use super::machine::{Context, Machine, Parameters, Saved};
+use crate::error::CudaError;
+use crate::launcher::StreamArgument;
+use crate::ops::{Matrix8, Route};
+use crate::tensor::{Device, Tensor};
+use catalog::DType;
+use dtensor::block::{Block, Half};
+use dtensor::trace::{Op, TensorId, TensorInfo, TensorRole};
+
+/// One pass of one micro-batch through a block.
+pub(super) struct Run<'r> {
+    pub(super) block: &'r Block,
+    pub(super) machine: &'r Machine<'r>,
+    pub(super) batch: &'r Batch<'r>,
+    pub(super) parameters: &'r Parameters<'r>,
+    /// Everything that lives now.
+    pub(super) held: Saved,
+    /// Keys and values of the whole sequence while attention runs round the ring.
+    pub(super) ring: BTreeMap<u32, Tensor>,
+    /// Which half of backward runs; none in forward.
+    pub(super) half: Option<Half>,
+    /// Whether products take GELUs: where they are quick at it, and nobody reads what lies between.
+    pub(super) gelus: bool,
+    pub(super) casts: Casts,
+}
+
+/// What was cast last, for products that read it again: a layer's projections read the same activations,
+/// and both gradients that of the output.
+#[derive(Default)]
+pub(super) struct Casts {
+    pub(super) activation: RefCell<Option<(TensorId, Matrix8)>>,
+    pub(super) gradient: RefCell<Option<(TensorId, Matrix8)>>,
+}
+
+impl<'r> Run<'r> {
+    pub(super) fn new(block: &'r Block, context: &Context<'r>, half: Option<Half>) -> Self {
+        let machine = context.machine;
+        let read = machine.host.watch.is_some_and(|watch| watch.reads());
+        Self {
+            block,
+            machine,
+            batch: context.batch,
+            parameters: context.parameters,
+            held: Saved::default(),
+            ring: BTreeMap::new(),
+            half,
+            gelus: !read && machine.device.launcher.fuses_gelu(),
+            casts: Casts::default(),
+        }
+    }
+
+    pub(super) fn device(&self) -> &'r Device {
+        &self.machine.device
+    }
+
+    pub(super) fn info(&self, id: TensorId) -> &'r TensorInfo {
+        self.block.trace.tensor(id)
+    }
+
+    pub(super) fn set(&mut self, id: TensorId, value: Tensor) {
+        self.held.values.insert(self.block.storage(id), value);
+    }
+
+    pub(super) fn tensor(&self, id: TensorId) -> Result<&Tensor, CudaError> {
+        if self.info(id).role == TensorRole::Parameter {
+            return Ok(self.parameters.parameter(id));
+        }
+        let value = self.held.values.get(&self.block.storage(id));
+        value.ok_or_else(|| CudaError::Unsupported {
+            operator: "reading".to_owned(),
+            scope: self.info(id).name.clone(),
+            reason: "a tensor that nothing wrote".to_owned(),
+        })
+    }
+
+    pub(super) fn stream(&self, op: &Op) -> StreamArgument {
+        let (seed, step) = (self.machine.host.seed, self.batch.host.step);
+        StreamArgument::new(self.block.stream(op, seed, step), self.batch.step())
+    }
+
+    pub(super) fn routing(&self, op: &Op) -> Result<Rc<Route>, CudaError> {
+        let route = self.held.route.as_ref().map(Rc::clone);
+        route.ok_or_else(|| unsupported(op, "tokens that were not routed"))
+    }
+
+    pub(super) fn first_index(&self, id: TensorId, dim: usize) -> u64 {
+        self.block.first_index(id, dim, &self.machine.host.position)
+    }
+}
+
+/// A factor in the type of what it multiplies.
+pub(super) fn rounded(factor: f64, dtype: DType) -> f32 {
+    cpu_device::Tensor::new(vec![1], vec![factor as f32], dtype).f32()[0]
+}
+
+/// A typed refusal.
+pub(super) fn unsupported(op: &Op, reason: &str) -> CudaError {
+    CudaError::Unsupported {
+        operator: format!("{:?}", op.kind),
+        scope: op.scope.clone(),
+        reason: reason.to_owned(),
+    }
+}

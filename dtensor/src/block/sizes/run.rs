@@ -1,0 +1,300 @@
+//! A pass of a block on sizes: which buffers each operator's kernels take and give back.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use catalog::DType;
+
+use super::ledger::{Ledger, Room};
+use crate::backward::GRADIENT_SUM;
+use crate::block::pass::Saved;
+use crate::block::program::{Block, Half};
+use crate::trace::{self, Detail, Op, OpKind, TensorId, TensorInfo};
+
+/// What a block keeps, as buffers.
+pub type Rooms = Saved<Room, Room>;
+
+/// One pass.
+pub(super) struct Run<'r> {
+    pub(super) block: &'r Block,
+    pub(super) ledger: &'r Rc<Ledger>,
+    pub(super) held: Rooms,
+    /// Keys and values of the whole sequence while attention runs round the ring.
+    pub(super) ring: BTreeMap<u32, Room>,
+    /// Parameters are counted with the states.
+    pub(super) parameter: Room,
+    /// Which half of backward runs; none in forward.
+    pub(super) half: Option<Half>,
+    /// The activation and the gradient that were cast to 8 bits last, by rows, by columns, or both.
+    pub(super) casts: [Option<(TensorId, [bool; 2], Room)>; 2],
+}
+
+/// Places of [`Run::casts`].
+const ACTIVATION: usize = 0;
+const GRADIENT: usize = 1;
+
+impl<'r> Run<'r> {
+    pub(super) fn new(block: &'r Block, ledger: &'r Rc<Ledger>, half: Option<Half>) -> Self {
+        Self {
+            block,
+            ledger,
+            held: Rooms::default(),
+            ring: BTreeMap::new(),
+            parameter: ledger.take(0, DType::F32),
+            half,
+            casts: [None, None],
+        }
+    }
+
+    pub(super) fn info(&self, id: TensorId) -> &'r TensorInfo {
+        self.block.trace.tensor(id)
+    }
+
+    pub(super) fn get(&self, id: TensorId) -> &Room {
+        let value = self.held.values.get(&self.block.storage(id));
+        value.unwrap_or(&self.parameter)
+    }
+
+    pub(super) fn set(&mut self, id: TensorId, value: Room) {
+        self.held.values.insert(self.block.storage(id), value);
+    }
+
+    /// A buffer of the size that the trace says.
+    pub(super) fn make(&mut self, id: TensorId) {
+        let info = self.info(id);
+        let value = self.ledger.take(info.bytes().0, info.dtype);
+        self.set(id, value);
+    }
+
+    pub(super) fn alias(&mut self, id: TensorId, of: TensorId) {
+        let value = Rc::clone(self.get(of));
+        self.set(id, value);
+    }
+
+    /// A copy to another type; none where the type is the same.
+    pub(super) fn copy(&mut self, from: TensorId, to: TensorId, any: bool) {
+        if any || self.get(from).dtype == self.info(to).dtype {
+            self.alias(to, from);
+        } else {
+            self.make(to);
+        }
+    }
+
+    /// Codes of a tensor in 8 bits, and their factor.
+    pub(super) fn codes(&self, id: TensorId, copies: u64) -> Room {
+        let bytes = self.info(id).elements() * copies + 4;
+        self.ledger.take(bytes, DType::F8)
+    }
+
+    /// An activation or a gradient in 8 bits, which stays until the next is cast.
+    pub(super) fn cast(&mut self, place: usize, id: TensorId, ways: [bool; 2]) {
+        let lies = |has: &[bool; 2]| (0..2).all(|way| has[way] || !ways[way]);
+        let last = self.casts[place].take();
+        let cast = last.filter(|(of, has, _)| *of == id && lies(has));
+        let copies = ways.iter().filter(|&&way| way).count() as u64;
+        let cast = cast.unwrap_or_else(|| (id, ways, self.codes(id, copies)));
+        self.casts[place] = Some(cast);
+    }
+
+    /// A product in 8 bits: its casts, and what it makes.
+    pub(super) fn product_in_8_bits(&mut self, op: &Op, to: Option<TensorId>) {
+        let [first, second] = [op.inputs[0], op.inputs[1]];
+        let weight = match op.pass {
+            trace::Pass::Forward => {
+                self.cast(ACTIVATION, first, [true, false]);
+                Some(self.codes(second, 1))
+            }
+            trace::Pass::BackwardInput => {
+                self.cast(GRADIENT, first, [true, self.half == Some(Half::Both)]);
+                Some(self.codes(second, 1))
+            }
+            trace::Pass::BackwardWeight => {
+                self.cast(GRADIENT, first, [false, true]);
+                self.cast(ACTIVATION, second, [false, true]);
+                None
+            }
+        };
+        if let Some(to) = to {
+            self.make(to);
+        }
+        drop(weight);
+    }
+
+    /// In use while one kernel runs.
+    pub(super) fn passing(&self, words: u64) {
+        drop(self.ledger.take(4 * words, DType::F32));
+    }
+
+    /// Rows of a tensor: all dims but the last.
+    pub(super) fn rows(&self, id: TensorId) -> u64 {
+        let shape = &self.info(id).shape;
+        shape[..shape.len().saturating_sub(1)].iter().product()
+    }
+
+    pub(super) fn attention(&mut self, scores: &Op) {
+        let forward = &self.block.trace.forward;
+        let Some(pieces) = self.block.trace.attention_pieces(&scores.scope) else {
+            return;
+        };
+        let context = &forward[pieces.context];
+        let (out, sums) = (context.outputs[0], scores.outputs[0]);
+        let info = self.info(out);
+        let dtype = self.get(scores.inputs[0]).dtype;
+        let value = self.ledger.take(info.elements() * dtype.size(), dtype);
+        self.set(out, value);
+        let value = self.ledger.take(4 * self.rows(sums), DType::F32);
+        self.set(sums, value);
+    }
+
+    pub(super) fn attention_backward(&mut self, of: usize) {
+        let block = self.block;
+        let forward = &block.trace.forward;
+        let scope = &forward[of].scope;
+        let Some(pieces) = block.trace.attention_pieces(scope) else {
+            return;
+        };
+        let (scores, context) = (pieces.scores, pieces.context);
+        let library = block.causal_attentions.get(&scores);
+        let library = library.filter(|_| self.ledger.library);
+        let passing = match library {
+            Some(library) => library.backward_workspace(),
+            None => 4 * self.rows(forward[scores].outputs[0]),
+        };
+        let passing = self.ledger.take(passing, DType::F32);
+        let [q, k, v] = [
+            forward[scores].inputs[0],
+            forward[scores].inputs[1],
+            forward[context].inputs[1],
+        ];
+        self.ring_again([k, v]);
+        let gradients = [q, k, v].map(|like| self.keys(like));
+        let gradients = gradients.map(|like| self.ledger.take(like.bytes, like.dtype));
+        drop(passing);
+        let pieces = [(scores, 0, q), (scores, 1, k), (context, 1, v)];
+        for ((piece, input, of), gradient) in pieces.into_iter().zip(gradients) {
+            let gradient = self.return_ring(of, gradient);
+            if let Some(id) = block.gradient_of(piece, input) {
+                self.set(id, gradient);
+            }
+        }
+    }
+
+    pub(super) fn routed(&mut self, op: &Op) {
+        let experts = *self.info(op.inputs[0]).shape.last().unwrap_or(&0);
+        let choices = self.info(op.outputs[0]).elements();
+        let lists = 4 * (3 * choices + experts + 1);
+        self.held.route = Some(self.ledger.take(lists, DType::F32));
+        self.make(op.outputs[0]);
+        self.passing(experts * choices.div_ceil(1024));
+    }
+
+    /// Lists of positions, made once for all blocks.
+    pub(super) fn positions(&self, x: TensorId) {
+        let info = self.info(x);
+        if let Some(&tokens) = info.shape.get(1) {
+            self.ledger.list(format!("positions {tokens}"), 4 * tokens);
+        }
+    }
+
+    pub(super) fn forward_kernels(&mut self, index: usize) {
+        let block = self.block;
+        let op = &block.trace.forward[index];
+        if block.is_attention(index) {
+            if matches!(op.kind, OpKind::AttentionScores(_)) {
+                self.positions(op.inputs[0]);
+                self.attention(op);
+            }
+            return;
+        }
+        if block.epilogues.is_bias(index) || block.epilogues.is_gelu(index) {
+            return;
+        }
+        match op.kind {
+            OpKind::Matmul { .. } => self.linear(index, op),
+            OpKind::Copy if op.detail == Detail::None => {
+                let (from, to) = (op.inputs[0], op.outputs[0]);
+                self.copy(from, to, block.is_only_for_the_loss(to));
+            }
+            OpKind::CrossEntropy => {
+                self.make(op.outputs[0]);
+                if !matches!(op.detail, Detail::Loss { sums: Some(_) }) {
+                    self.passing(3 * self.rows(op.inputs[0]));
+                }
+            }
+            OpKind::TopK => self.routed(op),
+            OpKind::Collective(c) => self.collective(op, c.kind),
+            _ => {
+                if let Detail::Rope { dims, .. } = op.detail {
+                    let tokens = self.info(op.inputs[0]).shape[1];
+                    let name = format!("turns {tokens} {:?}", op.detail);
+                    self.ledger.list(name, 4 * tokens * dims);
+                }
+                if matches!(
+                    op.detail,
+                    Detail::Rope { .. } | Detail::Dropout { .. } | Detail::Table { .. }
+                ) && op.kind != OpKind::Embedding
+                {
+                    self.positions(op.inputs[0]);
+                }
+                for &id in &op.outputs {
+                    self.make(id);
+                }
+            }
+        }
+    }
+
+    pub(super) fn linear(&mut self, index: usize, op: &Op) {
+        let block = self.block;
+        let to = block.made_by(index);
+        let gelu = block.epilogues.gelu(index);
+        if block.trace.is_eight_bit(op) {
+            self.product_in_8_bits(op, Some(to));
+        } else if gelu.is_none() || block.stays(to, self.half) {
+            self.make(to);
+        }
+        if let Some(gelu) = gelu {
+            self.make(block.trace.forward[gelu].outputs[0]);
+        }
+    }
+
+    pub(super) fn backward_kernels(&mut self, index: usize) {
+        let block = self.block;
+        let op = &block.trace.backward[index];
+        if block.epilogues.is_gelu_gradient(index) {
+            return;
+        }
+        if let Some(gelu) = block.epilogues.gelu_gradient(index) {
+            return self.make(block.trace.backward[gelu].outputs[0]);
+        }
+        let of = match op.detail {
+            Detail::Gradient { of, input } => Some((of, input)),
+            _ => None,
+        };
+        let Some((of, input)) = of.filter(|_| op.scope != GRADIENT_SUM) else {
+            return match op.kind {
+                OpKind::Collective(c) => self.collective(op, c.kind),
+                _ => op.outputs.iter().for_each(|&id| self.make(id)),
+            };
+        };
+        if block.is_attention(of) {
+            if matches!(op.kind, OpKind::AttentionContext(_)) && input == Some(0) {
+                self.attention_backward(of);
+            }
+            return;
+        }
+        let forward = &block.trace.forward[of];
+        match op.kind {
+            OpKind::Matmul { .. } if block.trace.is_eight_bit(op) => {
+                let made = op.pass == trace::Pass::BackwardInput;
+                self.product_in_8_bits(op, made.then(|| op.outputs[0]));
+            }
+            // Gradients of weights are added where their sums lie.
+            _ if op.pass == trace::Pass::BackwardWeight => {}
+            OpKind::Embedding | OpKind::Bias => {}
+            OpKind::CrossEntropy => self.alias(op.outputs[0], forward.inputs[0]),
+            OpKind::Copy => self.copy(op.inputs[0], op.outputs[0], false),
+            OpKind::Norm => op.outputs.iter().take(1).for_each(|&id| self.make(id)),
+            _ => op.outputs.iter().for_each(|&id| self.make(id)),
+        }
+    }
+}

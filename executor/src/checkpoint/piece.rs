@@ -1,0 +1,108 @@
+//! Pieces of a checkpoint: what a rank saves of its states, and where it loads them from.
+
+use crate::device::Device;
+use crate::error::ExecutorError;
+use crate::slots::Slot;
+use crate::states::States;
+
+/// Master weights, first and second moments of some elements.
+pub type Triple = [Vec<f32>; 3];
+
+/// Elements of one parameter that one rank owns.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Piece {
+    /// Name in the model's `state_dict`.
+    pub name: String,
+    /// Global shape.
+    pub global: Vec<u64>,
+    /// First global linear index and length of every run, in the order of the data.
+    pub runs: Vec<[u64; 2]>,
+    /// The elements.
+    pub data: Triple,
+}
+
+/// Where elements come from.
+pub trait Source: Sync {
+    /// Fills master weights and moments of `into[0].len()` elements of a parameter from global
+    /// index `first` on.
+    ///
+    /// # Errors
+    /// When the parameter is not there, has another shape, or is damaged.
+    fn read(
+        &self,
+        name: &str,
+        global: &[u64],
+        first: u64,
+        into: [&mut [f32]; 3],
+    ) -> Result<(), ExecutorError>;
+}
+
+/// What a rank owns of a stage and speaks for. A tied weight is the first stage's to save: `skip`
+/// names it in the last.
+pub(crate) fn pieces<D: Device>(
+    device: &D,
+    states: &States<D>,
+    tp: u64,
+    skip: Option<&str>,
+) -> Result<Vec<Piece>, ExecutorError> {
+    let mut pieces: Vec<Piece> = Vec::new();
+    states.own_runs(device, |slot, name, first, data| {
+        if !states.speaks_for(slot, tp) || skip == Some(name.as_str()) {
+            return;
+        }
+        let run = [first, data[0].len() as u64];
+        match pieces.last_mut().filter(|p| p.name == name) {
+            Some(piece) => {
+                piece.runs.push(run);
+                for (all, more) in piece.data.iter_mut().zip(data) {
+                    all.extend_from_slice(more);
+                }
+            }
+            None => pieces.push(Piece {
+                name,
+                global: slot.global.clone(),
+                runs: vec![run],
+                data: data.map(<[f32]>::to_vec),
+            }),
+        }
+    })?;
+    Ok(pieces)
+}
+
+/// Sets a stage's states from a source.
+pub(crate) fn load<D: Device>(
+    device: &D,
+    states: &mut States<D>,
+    source: &dyn Source,
+) -> Result<(), ExecutorError> {
+    states.load(device, |slot: &Slot, name, first, into| {
+        source.read(name, &slot.global, first, into)
+    })
+}
+
+/// Copies what the runs of a piece and the wanted run have in common; returns how many elements.
+pub(super) fn copy_common(
+    runs: &[[u64; 2]],
+    data: [&[f32]; 3],
+    first: u64,
+    into: &mut [&mut [f32]; 3],
+) -> usize {
+    let end = first + into[0].len() as u64;
+    let mut at = 0;
+    let mut copied = 0;
+    for &[start, length] in runs {
+        let from = start.max(first);
+        let to = (start + length).min(end);
+        if from < to {
+            let count = (to - from) as usize;
+            let source = at + (from - start) as usize;
+            let target = (from - first) as usize;
+            for (into, data) in into.iter_mut().zip(data) {
+                into[target..target + count].copy_from_slice(&data[source..source + count]);
+            }
+            copied += count;
+        }
+        at += length as usize;
+    }
+    copied
+}

@@ -1,0 +1,19 @@
+//! What is wrong with a checkpoint.
+
+use std::path::Path;
+
+use crate::error::ExecutorError;
+
+/// What is wrong with a file, without its name.
+pub(super) type Problem = String;
+
+pub(super) fn wrong(path: &Path, reason: Problem) -> ExecutorError {
+    ExecutorError::Checkpoint {
+        path: path.display().to_string(),
+        reason,
+    }
+}
+
+pub(super) fn io(path: &Path, error: &std::io::Error) -> ExecutorError {
+    wrong(path, error.to_string())
+}

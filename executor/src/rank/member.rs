@@ -1,0 +1,252 @@
+//! A rank: what it holds, the ranks that it talks to, and what it saves and loads.
+
+use std::collections::HashMap;
+
+use comm::{Communicator, Group};
+use cpu_device::{Machine, Watch};
+use dtensor::BlockPosition;
+use plans::program::Arrived;
+use plans::{Action, ActionKind};
+
+use crate::checkpoint::{self, Piece, Source};
+use crate::device::{Device, Devices};
+use crate::error::ExecutorError;
+use crate::job::Job;
+use crate::mesh::{Mesh, Place};
+use crate::report::RankReport;
+use crate::settings::Execution;
+use crate::stage::{self, Stage};
+
+/// First channel of pipeline transfers; a boundary between stages has two.
+const PIPELINE: u64 = 1000;
+/// Channel of sums over all ranks.
+const WORLD: u64 = 30;
+/// Channels of tied weights' gradients, from the first stage and to it, and of which elements come.
+pub(super) const TIED: [u64; 2] = [40, 41];
+pub(super) const BOUNDS: [u64; 2] = [42, 43];
+
+/// Parts of a step that are captured: passes and norm, and, where the host learns after them what other ranks measured,
+/// the update of weights.
+pub(super) type Captured<D> = [Option<<D as Device>::Captured>; 2];
+
+/// One rank.
+pub(crate) struct Rank<'j, D: Device> {
+    pub(super) job: &'j Job,
+    pub(super) mesh: &'j Mesh,
+    pub(super) place: Place,
+    pub(super) comm: &'j dyn Communicator,
+    pub(super) device: D,
+    pub(super) position: BlockPosition,
+    pub(super) stages: Vec<(u32, Stage<D>)>,
+    pub(super) actions: &'j [Action],
+    pub(super) world: Group,
+    /// Shape of what goes from a stage to the next.
+    pub(super) hidden: Vec<usize>,
+    /// Activations and gradients waiting at a stage, by `(backward, stage, micro-batch)`.
+    pub(super) waiting: HashMap<(bool, u32, u32), D::Tensor>,
+    /// What is being sent, by what began it.
+    pub(super) sending: HashMap<Action, D::Sending>,
+    /// Sends that have arrived, by what tells of them.
+    pub(super) arrived: Arrived,
+    /// Losses of every token of the step by micro-batch, where this rank has any.
+    pub(super) losses: Option<D::Flat>,
+    pub(super) report: RankReport,
+    /// Whether a step has run: kernels are compiled, and everything that stays is there.
+    pub(super) has_run: bool,
+    pub(super) captured: Captured<D>,
+}
+
+impl<'j, D: Device> Rank<'j, D> {
+    pub(crate) fn new(
+        job: &'j Job,
+        mesh: &'j Mesh,
+        comm: &'j dyn Communicator,
+        devices: &impl Devices<Device<'j> = D>,
+        watch: Option<&'j (dyn Watch + Sync)>,
+    ) -> Result<Self, ExecutorError> {
+        let rank = comm.rank();
+        let place = mesh.place(rank);
+        let position = mesh.block_position(rank);
+        let device = devices.open(machine(job, mesh, comm, watch))?;
+        check_captured(job, &device, watch.is_some())?;
+        let plan = job.plan();
+        let owned = (0u32..)
+            .zip(&job.schedule.rank_of_stage)
+            .filter(|&(_, &owner)| u64::from(owner) == place.pp);
+        let stages = owned
+            .map(|(stage, _)| {
+                let sharing = stage::sharing(mesh, rank, job.strategy.zero);
+                let made = Stage::new(&plan, &device, sharing, &position, u64::from(stage))?;
+                Ok((stage, made))
+            })
+            .collect::<Result<Vec<_>, ExecutorError>>()?;
+        let mut arrived = job.program.arrived(&job.schedule.rank_of_stage);
+        let made = Self {
+            job,
+            mesh,
+            place,
+            comm,
+            device,
+            position,
+            stages,
+            actions: &job.program.ranks[place.pp as usize],
+            world: mesh.group(rank, WORLD, |_| ()),
+            hidden: stage::hidden(&plan, &position)?,
+            waiting: HashMap::new(),
+            sending: HashMap::new(),
+            arrived: arrived.swap_remove(place.pp as usize),
+            losses: None,
+            report: RankReport {
+                rank,
+                pp: place.pp,
+                tp: place.tp,
+                ..RankReport::default()
+            },
+            has_run: false,
+            captured: Captured::<D>::default(),
+        };
+        made.device.meet(&made.peers())?;
+        Ok(made)
+    }
+
+    /// Ranks and channels that tensors go through one by one.
+    fn peers(&self) -> Vec<(usize, u64)> {
+        let neighbours = self.actions.iter().filter_map(|&a| match a.kind {
+            ActionKind::SendF | ActionKind::RecvB => Some((a, a.stage + 1)),
+            ActionKind::RecvF | ActionKind::SendB => Some((a, a.stage - 1)),
+            _ => None,
+        });
+        let mut peers: Vec<_> = neighbours
+            .map(|(a, stage)| (self.neighbour(stage), Self::channel(a)))
+            .collect();
+        if self.tied_name().is_some() {
+            let ends = [0, self.last_stage()];
+            for (end, stage) in ends.into_iter().enumerate() {
+                if self.stages.iter().any(|(s, _)| *s == stage) {
+                    let sharers = self.sharers(ends[1 - end]);
+                    peers.extend(sharers.iter().flat_map(|&peer| TIED.map(|c| (peer, c))));
+                }
+            }
+        }
+        peers
+    }
+
+    /// What this rank owns and speaks for.
+    pub(crate) fn pieces(&self) -> Result<Vec<Piece>, ExecutorError> {
+        let tied = self.tied_name();
+        let mut pieces = Vec::new();
+        for (stage, made) in &self.stages {
+            let skip = tied.as_deref().filter(|_| *stage > 0);
+            let tp = self.place.tp;
+            pieces.extend(checkpoint::pieces(&self.device, &made.states, tp, skip)?);
+        }
+        Ok(pieces)
+    }
+
+    /// Sets all states from a source.
+    pub(crate) fn load(&mut self, source: &dyn Source) -> Result<(), ExecutorError> {
+        for (_, stage) in &mut self.stages {
+            checkpoint::load(&self.device, &mut stage.states, source)?;
+        }
+        Ok(())
+    }
+
+    /// Name of a weight that the first and the last stage both hold.
+    pub(super) fn tied_name(&self) -> Option<String> {
+        let names = models::names::names(&self.job.model);
+        let tied = self.job.model.tied_embeddings && self.last_stage() > 0;
+        tied.then(|| format!("{}.weight", names.embedding))
+    }
+
+    pub(crate) fn report(mut self) -> RankReport {
+        for (_, stage) in &self.stages {
+            let bytes = stage.states.bytes();
+            let sum = &mut self.report.states;
+            sum.parameters += bytes.parameters;
+            sum.gradients += bytes.gradients;
+            sum.master += bytes.master;
+            sum.moments += bytes.moments;
+        }
+        self.report.attention_library = self.device.attention_library();
+        self.report
+    }
+
+    pub(super) fn stage(&mut self, stage: u32) -> (&mut Stage<D>, &D) {
+        let at = self.stages.iter().position(|(s, _)| *s == stage);
+        let at = at.expect("a rank's actions are of its own stages");
+        (&mut self.stages[at].1, &self.device)
+    }
+
+    pub(super) fn last_stage(&self) -> u32 {
+        self.job.schedule.rank_of_stage.len() as u32 - 1
+    }
+
+    pub(super) fn channel(a: Action) -> u64 {
+        // Between stages s and s + 1: forward 2s, backward 2s + 1.
+        let s = u64::from(a.stage);
+        PIPELINE
+            + match a.kind {
+                ActionKind::SendF => 2 * s,
+                ActionKind::RecvF => 2 * (s - 1),
+                ActionKind::SendB => 2 * (s - 1) + 1,
+                _ => 2 * s + 1,
+            }
+    }
+
+    pub(super) fn neighbour(&self, stage: u32) -> usize {
+        let owner = self.job.schedule.rank_of_stage[stage as usize];
+        self.mesh.peer(self.place.rank, u64::from(owner))
+    }
+
+    /// Ranks that share the dense states of another stage at this rank's place.
+    pub(super) fn sharers(&self, stage: u32) -> Vec<usize> {
+        let sharded = self.job.strategy.zero != catalog::Zero::Z0;
+        let owner = u64::from(self.job.schedule.rank_of_stage[stage as usize]);
+        let peer = self.mesh.peer(self.place.rank, owner);
+        if sharded {
+            self.mesh
+                .group(peer, 0, |p| (p.pp, p.tp, p.dp_replicate))
+                .ranks
+        } else {
+            vec![peer]
+        }
+    }
+}
+
+/// The rank as the host sees it.
+fn machine<'j>(
+    job: &Job,
+    mesh: &Mesh,
+    comm: &'j dyn Communicator,
+    watch: Option<&'j (dyn Watch + Sync)>,
+) -> Machine<'j> {
+    let rank = comm.rank();
+    Machine {
+        comm,
+        groups: mesh.block_groups(rank),
+        position: mesh.block_position(rank),
+        numerics: job.settings.numerics,
+        threads: 1,
+        seed: if job.settings.dropout_by_rank {
+            job.settings.seed + rank as u64
+        } else {
+            job.settings.seed
+        },
+        watch: watch.map(|watch| watch as &dyn Watch),
+    }
+}
+
+/// Refuses captured steps where the host has a part in every pass.
+fn check_captured<D: Device>(job: &Job, device: &D, watched: bool) -> Result<(), ExecutorError> {
+    let strategy = &job.strategy;
+    let experts = strategy.ep * strategy.etp;
+    let captures = match job.settings.execution {
+        Execution::Replayed | Execution::Eager => Ok(()),
+        Execution::Graph if watched => Err("--break-at reads every operator"),
+        Execution::Graph if experts > 1 => {
+            Err("the host counts the rows that go to other ranks' experts")
+        }
+        Execution::Graph => device.captures(),
+    };
+    captures.map_err(|reason| ExecutorError::Capture { reason })
+}

@@ -1,0 +1,418 @@
+//! Parameters, gradients and optimizer states of a virtual stage on one rank, sharded as ZeRO says.
+//!
+//! Parameters of a kind lie one after the other in a flat partition; rank `r` of a group of `d`
+//! owns elements `r·⌈N/d⌉ ..` of it, whatever tensors they belong to.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+
+use catalog::{Bytes, DType, Zero};
+use cpu_device::{Numerics, TreeSum};
+use dtensor::TensorId;
+
+use super::block::{Block, BlockGradients, BlockParameters};
+use super::buckets::{self, Bucket, Moving};
+use super::partition::{Partition, Sharing, overlap};
+use crate::device::{Device, FlatStates, Run};
+use crate::error::ExecutorError;
+use crate::report::StateBytes;
+use crate::slots::{Kind, Slot};
+
+/// States of a virtual stage on this rank.
+pub struct States<D: Device> {
+    /// Its parameters.
+    pub slots: Vec<Slot>,
+    pub(super) zero: Zero,
+    dtype: DType,
+    pub(super) numerics: Numerics,
+    index: HashMap<(usize, TensorId), (usize, usize)>,
+    values: Vec<Option<D::Tensor>>,
+    pub(super) partitions: Vec<Partition<D>>,
+    /// Exact mode: nodes per slot, use and first element.
+    pub(super) trees: Vec<Vec<BTreeMap<usize, TreeSum>>>,
+    /// Under ZeRO-2 and 3, gradients of the running micro-batch, by partition.
+    pub(super) running: [Option<D::Flat>; 2],
+    /// Parameters under way, by partition.
+    gathering: Vec<(usize, D::Moving)>,
+    /// Gradients that travel together, in the order backward makes them.
+    pub(super) buckets: Vec<Bucket>,
+    /// Those under way.
+    pub(super) moving: Vec<Moving<D>>,
+}
+
+/// Channels of gathered parameters, by kind: apart from the gradients', which may come in between.
+const PARAMETERS: [u64; 2] = [15, 25];
+
+/// A rank's part of a slot: its elements in the slot, and their values.
+pub type OwnPart<D> = (Range<usize>, <D as Device>::Parcel);
+
+impl<D: Device> States<D> {
+    /// States at the beginning of training: a rank draws only what it owns.
+    ///
+    /// # Errors
+    /// When the device fails or its memory is full; so of everything below.
+    pub fn new(
+        device: &D,
+        slots: Vec<Slot>,
+        sharing: [Sharing; 2],
+        (zero, dtype, numerics): (Zero, DType, Numerics),
+        bucket: Bytes,
+        seed: u64,
+    ) -> Result<Self, ExecutorError> {
+        let index = slots
+            .iter()
+            .enumerate()
+            .flat_map(|(s, slot)| {
+                slot.uses
+                    .iter()
+                    .enumerate()
+                    .map(move |(u, &key)| (key, (s, u)))
+            })
+            .collect();
+        let partitions = [Kind::Dense, Kind::Expert]
+            .into_iter()
+            .zip(sharing)
+            .map(|(kind, sharing)| {
+                Partition::new(device, (kind, sharing), &slots, (zero, dtype), seed)
+            })
+            .collect::<Result<_, _>>()?;
+        let trees = slots
+            .iter()
+            .map(|s| vec![BTreeMap::new(); s.uses.len()])
+            .collect();
+        let mut states = Self {
+            values: vec![None; slots.len()],
+            buckets: buckets::buckets(&slots, bucket),
+            moving: Vec::new(),
+            slots,
+            zero,
+            dtype,
+            numerics,
+            index,
+            partitions,
+            trees,
+            running: [None, None],
+            gathering: Vec::new(),
+        };
+        states.take_values(device)?;
+        Ok(states)
+    }
+
+    /// Bytes of the states.
+    #[must_use]
+    pub fn bytes(&self) -> StateBytes {
+        let sum = |f: &dyn Fn(&Partition<D>) -> usize| {
+            self.partitions.iter().map(f).sum::<usize>() as u64
+        };
+        let size = self.dtype.size();
+        StateBytes {
+            parameters: size
+                * sum(&|p| match &p.shard {
+                    Some(shard) => D::shape(shard).iter().product(),
+                    None => p.elements,
+                }),
+            gradients: 4 * sum(&|p| D::len(&p.gradient)),
+            master: 4 * sum(&|p| D::len(&p.master)),
+            moments: 4 * sum(&|p| D::len(&p.momentum) + D::len(&p.variance)),
+        }
+    }
+
+    fn partition(&self, slot: &Slot) -> &Partition<D> {
+        &self.partitions[slot.kind as usize]
+    }
+
+    /// Sends this rank's parameters to the ranks that will read them, if they are not under way.
+    ///
+    /// # Errors
+    /// Also when communication stops.
+    pub fn prefetch(&mut self, device: &D) -> Result<(), ExecutorError> {
+        if !self.gathering.is_empty() {
+            return Ok(());
+        }
+        for (p, partition) in self.partitions.iter().enumerate() {
+            if partition.elements == 0 || partition.is_whole() {
+                continue;
+            }
+            let shard = match &partition.shard {
+                Some(shard) => device.parcel(shard)?,
+                None => device.parcel(&partition.rounded(device, self.dtype)?)?,
+            };
+            let group = partition.sharing.shard.on(PARAMETERS[p]);
+            let owned = |rank| partition.owned(rank).len();
+            let lengths: Vec<usize> = (0..group.size()).map(owned).collect();
+            let moving = device.all_gather(&group, "parameters", shard, &lengths)?;
+            self.gathering.push((p, moving));
+        }
+        Ok(())
+    }
+
+    /// Gathers the parameters that kernels read from their owners.
+    ///
+    /// # Errors
+    /// Also when communication stops.
+    pub fn unshard(&mut self, device: &D) -> Result<(), ExecutorError> {
+        self.prefetch(device)?;
+        for (p, moving) in std::mem::take(&mut self.gathering) {
+            let partition = &self.partitions[p];
+            let whole = device.gathered(moving)?;
+            for (slot, value) in self.slots.iter().zip(&mut self.values) {
+                if slot.kind == partition.kind {
+                    let range = slot.offset..slot.offset + slot.len;
+                    *value = Some(device.taken(&whole, range, slot.shape(), self.dtype)?);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees the gathered parameters.
+    pub fn reshard(&mut self) {
+        for (slot, value) in self.slots.iter().zip(&mut self.values) {
+            if !self.partitions[slot.kind as usize].is_whole() {
+                *value = None;
+            }
+        }
+    }
+
+    /// Takes the parameters from master copies that are whole on this rank.
+    fn take_values(&mut self, device: &D) -> Result<(), ExecutorError> {
+        for partition in self.partitions.iter().filter(|p| p.is_whole()) {
+            for (slot, value) in self.slots.iter().zip(&mut self.values) {
+                if slot.kind == partition.kind {
+                    let range = slot.offset..slot.offset + slot.len;
+                    let master = &partition.master;
+                    *value = Some(device.rounded(master, range, slot.shape(), self.dtype)?);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Parameters of one block.
+    #[must_use]
+    pub fn parameters(&self, block: usize) -> BlockParameters<'_, D::Tensor> {
+        BlockParameters {
+            index: &self.index,
+            values: &self.values,
+            block,
+        }
+    }
+
+    /// Parameters and gradients of one block.
+    ///
+    /// # Errors
+    /// See [`States::new`].
+    pub fn block(&mut self, device: &D, block: usize) -> Result<Block<'_, D>, ExecutorError> {
+        if self.zero >= Zero::Z2 && self.numerics == Numerics::Fast {
+            self.begin_running(device)?;
+        }
+        let parameters = BlockParameters {
+            index: &self.index,
+            values: &self.values,
+            block,
+        };
+        let gradients = BlockGradients {
+            index: &self.index,
+            slots: &self.slots,
+            partitions: &mut self.partitions,
+            running: &mut self.running,
+            trees: &mut self.trees,
+            block,
+        };
+        Ok((parameters, gradients))
+    }
+
+    /// Room for the gradients of a micro-batch that others add to, if it is not there.
+    pub(super) fn begin_running(&mut self, device: &D) -> Result<(), ExecutorError> {
+        for (partition, running) in self.partitions.iter().zip(&mut self.running) {
+            if running.is_none() && !partition.is_alone() {
+                *running = Some(device.zeros(partition.elements)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// This rank's part of a slot's reduced gradient: its elements in the slot, and the values.
+    ///
+    /// # Errors
+    /// See [`States::new`].
+    pub fn own_gradient(
+        &self,
+        device: &D,
+        slot: usize,
+    ) -> Result<Option<OwnPart<D>>, ExecutorError> {
+        let slot = &self.slots[slot];
+        let partition = self.partition(slot);
+        let Some(range) = overlap(&partition.own, slot) else {
+            return Ok(None);
+        };
+        let place = partition.in_gradient(&range);
+        let parcel = device.parcel_of(&partition.gradient, place)?;
+        Ok(Some((
+            range.start - slot.offset..range.end - slot.offset,
+            parcel,
+        )))
+    }
+
+    /// Adds elements, from `first` on, of another stage's gradient of a tied weight to this rank's part.
+    ///
+    /// # Errors
+    /// See [`States::new`].
+    pub fn add_tied(
+        &mut self,
+        device: &D,
+        slot: usize,
+        (first, other): (usize, &D::Flat),
+    ) -> Result<(), ExecutorError> {
+        let slot = &self.slots[slot];
+        let partition = &mut self.partitions[slot.kind as usize];
+        let Some(own) = overlap(&partition.own, slot) else {
+            return Ok(());
+        };
+        let first = slot.offset + first;
+        let start = own.start.max(first);
+        let end = own.end.min(first + D::len(other));
+        if start >= end {
+            return Ok(());
+        }
+        let place = partition.in_gradient(&(start..end)).start;
+        let terms = start - first..end - first;
+        device.add(&mut partition.gradient, place, (other, terms))
+    }
+
+    /// The gradients whose squares this rank speaks for, but those of `skip`.
+    pub fn measured(
+        &self,
+        tp: u64,
+        skip: Option<usize>,
+    ) -> impl Iterator<Item = (&D::Flat, Range<usize>)> {
+        let slots = self.slots.iter().enumerate();
+        slots
+            .filter(move |&(s, slot)| Some(s) != skip && self.speaks_for(slot, tp))
+            .filter_map(|(_, slot)| {
+                let partition = self.partition(slot);
+                let range = overlap(&partition.own, slot)?;
+                Some((&partition.gradient, partition.in_gradient(&range)))
+            })
+    }
+
+    /// Takes a step, and clears the gradients.
+    ///
+    /// # Errors
+    /// See [`States::new`].
+    pub fn step(&mut self, device: &D) -> Result<(), ExecutorError> {
+        for partition in &mut self.partitions {
+            let slots = self.slots.iter().enumerate();
+            let runs: Vec<Run> = slots
+                .filter(|(_, slot)| slot.kind == partition.kind)
+                .filter_map(|(at, slot)| {
+                    let range = overlap(&partition.own, slot)?;
+                    Some(Run {
+                        gradient_at: partition.in_gradient(&range).start,
+                        range: range.start - partition.own.start..range.end - partition.own.start,
+                        decays: slot.decay,
+                        value: partition.is_whole().then_some(at),
+                    })
+                })
+                .collect();
+            let states = FlatStates {
+                master: &mut partition.master,
+                momentum: &mut partition.momentum,
+                variance: &mut partition.variance,
+                gradient: &partition.gradient,
+                shard: partition.shard.as_mut(),
+            };
+            device.adamw(states, &runs, &mut self.values)?;
+            device.clear(&mut partition.gradient)?;
+        }
+        self.reshard();
+        Ok(())
+    }
+
+    /// Under ZeRO-3, takes the own shard from the master copy.
+    fn round_shards(&mut self, device: &D) -> Result<(), ExecutorError> {
+        for partition in self.partitions.iter_mut().filter(|p| p.shard.is_some()) {
+            partition.shard = Some(partition.rounded(device, self.dtype)?);
+        }
+        Ok(())
+    }
+
+    /// Calls `piece` for every run of own elements that are consecutive in the model, with name,
+    /// global shape, first global index, and where master, first and second moments lie.
+    ///
+    /// # Errors
+    /// See [`States::new`].
+    pub fn own_runs(
+        &self,
+        device: &D,
+        mut piece: impl FnMut(&Slot, String, u64, [&[f32]; 3]),
+    ) -> Result<(), ExecutorError> {
+        for slot in &self.slots {
+            let partition = self.partition(slot);
+            let Some(range) = overlap(&partition.own, slot) else {
+                continue;
+            };
+            let here = range.start - partition.own.start..range.end - partition.own.start;
+            let states = [
+                device.read(&partition.master, here.clone())?,
+                device.read(&partition.momentum, here.clone())?,
+                device.read(&partition.variance, here)?,
+            ];
+            let in_slot = range.start - slot.offset..range.end - slot.offset;
+            slot.runs(&in_slot, |expert, first, at| {
+                let place = at.start - in_slot.start..at.end - in_slot.start;
+                let [master, momentum, variance] = &states;
+                let run = [
+                    &master[place.clone()],
+                    &momentum[place.clone()],
+                    &variance[place],
+                ];
+                piece(slot, slot.name_of(expert), first, run);
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether this rank speaks for a slot among ranks that hold the same elements.
+    #[must_use]
+    pub fn speaks_for(&self, slot: &Slot, tp: u64) -> bool {
+        self.partition(slot).sharing.speaks
+            && (tp == 0 || slot.kind == Kind::Expert || !slot.replicated_over_tp)
+    }
+
+    /// Sets own elements from a checkpoint: `fill(name, first global index, states)` writes master
+    /// and moments of a run.
+    ///
+    /// # Errors
+    /// Also what `fill` finds wrong.
+    pub fn load(
+        &mut self,
+        device: &D,
+        mut fill: impl FnMut(&Slot, &str, u64, [&mut [f32]; 3]) -> Result<(), ExecutorError>,
+    ) -> Result<(), ExecutorError> {
+        for slot in &self.slots {
+            let partition = &mut self.partitions[slot.kind as usize];
+            let Some(range) = overlap(&partition.own, slot) else {
+                continue;
+            };
+            let in_slot = range.start - slot.offset..range.end - slot.offset;
+            let mut states = [(); 3].map(|()| vec![0.0; range.len()]);
+            let mut outcome = Ok(());
+            slot.runs(&in_slot, |expert, first, at| {
+                let place = at.start - in_slot.start..at.end - in_slot.start;
+                let run = states.each_mut().map(|all| &mut all[place.clone()]);
+                if outcome.is_ok() {
+                    outcome = fill(slot, &slot.name_of(expert), first, run);
+                }
+            });
+            outcome?;
+            let at = range.start - partition.own.start;
+            let [master, momentum, variance] = &states;
+            device.write(&mut partition.master, at, master)?;
+            device.write(&mut partition.momentum, at, momentum)?;
+            device.write(&mut partition.variance, at, variance)?;
+        }
+        self.round_shards(device)?;
+        self.take_values(device)
+    }
+}
