@@ -186,6 +186,28 @@ const STARCODER2: Names = Names {
     ..LLAMA
 };
 
+/// Whether files of the hub hold a parameter as `[in, out]`: GPT-2's linear layers do, which are written as
+/// convolutions there. All others are `[out, in]`.
+#[must_use]
+pub fn is_stored_turned(parameter: &str) -> bool {
+    let (before, _) = GPT2
+        .layer
+        .split_once("{layer}")
+        .expect("layers have numbers");
+    let inside = parameter.strip_prefix(before);
+    let Some((_, inside)) = inside.and_then(|rest| rest.split_once('.')) else {
+        return false;
+    };
+    let linears = [
+        [GPT2.attention, GPT2.qkv],
+        [GPT2.attention, GPT2.o],
+        [GPT2.mlp, GPT2.up],
+        [GPT2.mlp, GPT2.down],
+    ];
+    let turned = linears.map(|[module, linear]| format!("{module}.{linear}.weight"));
+    turned.iter().any(|name| name == inside)
+}
+
 /// Names of a model's family.
 #[must_use]
 pub fn names(model: &ModelConfig) -> Names {

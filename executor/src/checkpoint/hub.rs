@@ -47,13 +47,7 @@ impl Place {
         if let Some(place) = Self::among_experts(name, global) {
             return place;
         }
-        const TURNED: [&str; 4] = [
-            "attn.c_attn.weight",
-            "attn.c_proj.weight",
-            "mlp.c_fc.weight",
-            "mlp.c_proj.weight",
-        ];
-        let turned = TURNED.iter().any(|end| name.ends_with(end));
+        let turned = models::names::is_stored_turned(name);
         let (shape, strides) = match *global {
             [rows, columns] if turned => (vec![columns, rows], vec![1, rows]),
             [rows, columns] => (vec![rows, columns], vec![columns, 1]),
@@ -338,10 +332,14 @@ mod tests {
         let down = "layers.0.mlp.experts.down_proj.{e}";
         /// Names of parameters, their shape, their tensor and its (or one expert's) shape.
         type Case<'c> = (Vec<String>, &'c [u64], &'c str, &'c [u64]);
+        // Both are called `c_fc`; GPT-2's alone are turned.
+        let gpt2 = "transformer.h.0.mlp.c_fc.weight";
+        let starcoder2 = "model.layers.0.mlp.c_fc.weight";
         #[rustfmt::skip]
-        let tensors: [Case<'_>; 6] = [
+        let tensors: [Case<'_>; 7] = [
             (vec!["x.q_proj.weight".into()], &[4, 5], "x.q_proj.weight", &[4, 5]),
-            (vec!["h.0.attn.c_attn.weight".into()], &[4, 5], "h.0.attn.c_attn.weight", &[5, 4]),
+            (vec![gpt2.into()], &[4, 5], gpt2, &[5, 4]),
+            (vec![starcoder2.into()], &[4, 5], starcoder2, &[4, 5]),
             (both("weight"), &[4, 5], "layers.0.mlp.experts.gate_up_proj", &[5, 8]),
             (both("bias"), &[4], "layers.0.mlp.experts.gate_up_proj_bias", &[8]),
             (experts(&format!("{down}.weight")), &[4, 5], "layers.0.mlp.experts.down_proj", &[5, 4]),

@@ -3,6 +3,7 @@
 use catalog::{AxisOrder, CpKind, Precision, ScheduleKind, Zero};
 
 use super::edition::Edition;
+use super::registry::family_module;
 use crate::export::job::Job;
 use crate::export::refusal::Limits;
 use plans::decisions::{Decisions, Recompute};
@@ -60,6 +61,12 @@ pub(super) fn refuse(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
         job.model.mtp_layers > 0 && (d.pp > 1 || edition == Edition::Toml02),
         format!("model {}", job.model.name),
         "its pipeline does not place multi-token-prediction layers",
+        None,
+    );
+    limits.refuse(
+        family_module(job.model).is_none(),
+        format!("model {}", job.model.name),
+        "it has no model with such layers",
         None,
     );
     experts(job, edition, limits);

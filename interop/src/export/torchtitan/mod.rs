@@ -183,7 +183,11 @@ fn toml(job: &Job<'_>, limits: &mut Limits) -> String {
     let mut root = Node::table();
     let (module, flavor) = match registered(job.model) {
         Some(entry) => (entry.module, entry.flavor.to_owned()),
-        None => (family_module(job.model), job.model.name.clone()),
+        // Without any the export is refused.
+        None => (
+            family_module(job.model).unwrap_or_default(),
+            job.model.name.clone(),
+        ),
     };
     limits.note(
         registered(job.model).is_none_or(|e| !e.in_02),
@@ -276,7 +280,10 @@ fn python(job: &Job<'_>, edition: Edition, limits: &mut Limits) -> String {
 
 /// The import statements of the Python file; `entry` is the model's, if torchtitan configures it.
 fn imports(job: &Job<'_>, entry: Option<Registered>) -> String {
-    let module = entry.map_or_else(|| family_module(job.model), |e| e.module);
+    let module = entry.map_or_else(
+        || family_module(job.model).unwrap_or_default(),
+        |e| e.module,
+    );
     let fp8 = job.workload.precision == Precision::Fp8;
     let mut text = String::new();
     if fp8 {

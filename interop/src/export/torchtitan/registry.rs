@@ -45,12 +45,21 @@ pub(super) fn registered(model: &ModelConfig) -> Option<Registered> {
     })
 }
 
-/// The torchtitan model nearest to a family.
-pub(super) fn family_module(model: &ModelConfig) -> &'static str {
+/// The torchtitan model nearest to a family; none where its layers differ from all of them.
+pub(super) fn family_module(model: &ModelConfig) -> Option<&'static str> {
     match model.family {
-        Family::QwenMoe => "qwen3",
-        Family::DeepSeek => "deepseek_v3",
-        Family::GptOss => "gpt_oss",
-        _ => "llama3",
+        Family::QwenMoe => Some("qwen3"),
+        Family::DeepSeek => Some("deepseek_v3"),
+        Family::GptOss => Some("gpt_oss"),
+        Family::Starcoder2 => None,
+        Family::Gpt2
+        | Family::Opt
+        | Family::Bloom
+        | Family::GptNeox
+        | Family::Falcon
+        | Family::Mpt
+        | Family::Llama
+        | Family::Phi3
+        | Family::Mixtral => Some("llama3"),
     }
 }
