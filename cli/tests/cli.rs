@@ -359,54 +359,20 @@ fn wrong_names_and_values() {
     search(&["--tokens", "1T", "--price=-1"], "--price");
     search(&["--no-such-flag"], "--no-such-flag");
     search(&["--constraints", "absent.yaml"], "absent.yaml");
-    refuses(
-        &["search", "--model", "lama70b", "--gpus", "8"],
-        &[],
-        "did you mean `llama70b`?",
-    );
-    refuses(
-        &["search", "--model", "llama70b", "--gpus", "0"],
-        &[],
-        "--gpus 0",
-    );
-    refuses(
-        &["search", "--model", "llama70b", "--gpus", "99999999999"],
-        &[],
-        "expected 1 to",
-    );
-    refuses(
-        &["search", "--model", "llama70b", "--gpus", "12"],
-        &[],
-        "8 and 16",
-    );
-    refuses(
-        &["search", "--model", "llama70b", "--gpus", "-8"],
-        &[],
-        "-8",
-    );
-    refuses(
-        &["search", "--model", "llama70b", "--gpus", "8", "--seq", "0"],
-        &[],
-        "--seq 0",
-    );
-    refuses(
-        &[
-            "search",
-            "--model",
-            "llama70b",
-            "--gpus",
-            "8",
-            "--global-batch",
-            "0",
-        ],
-        &[],
-        "--global-batch 0",
-    );
-    refuses(
-        &["search", "--model", "absent/config.json", "--gpus", "8"],
-        &[],
-        "absent/config.json",
-    );
+    #[rustfmt::skip]
+    let others: [(&[&str], &str); 8] = [
+        (&["lama70b", "--gpus", "8"], "did you mean `llama70b`?"),
+        (&["llama70b", "--gpus", "0"], "--gpus 0"),
+        (&["llama70b", "--gpus", "99999999999"], "expected 1 to"),
+        (&["llama70b", "--gpus", "12"], "8 and 16"),
+        (&["llama70b", "--gpus", "-8"], "-8"),
+        (&["llama70b", "--gpus", "8", "--seq", "0"], "--seq 0"),
+        (&["llama70b", "--gpus", "8", "--global-batch", "0"], "--global-batch 0"),
+        (&["absent/config.json", "--gpus", "8"], "absent/config.json"),
+    ];
+    for (args, expected) in others {
+        refuses(&[&["search", "--model"], args].concat(), &[], expected);
+    }
     for (strategy, expected) in [
         ("tp=3", "multiply to the number of GPUs"),
         ("tp=16", "multiply to the number of GPUs"),

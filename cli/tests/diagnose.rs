@@ -235,63 +235,15 @@ fn bad_logs_and_plans_are_one_message() {
     estimate(folder.path(), "dgx-a100", "tp=4", "b.plan.yaml");
     log(folder.path(), "run.log", 1e6, 128);
     fs::write(folder.path().join("empty.log"), "").expect("written");
+    #[rustfmt::skip]
     let cases: [(&[&str], &str); 6] = [
-        (
-            &["diagnose", "empty.log", "--plan", "a.plan.yaml"],
-            "no training step is found",
-        ),
-        (
-            &["diagnose", "missing.log", "--plan", "a.plan.yaml"],
-            "missing.log",
-        ),
-        (
-            &[
-                "diagnose",
-                "run.log",
-                "--plan",
-                "a.plan.yaml",
-                "--warmup",
-                "99",
-            ],
-            "30 steps are logged",
-        ),
-        (
-            &[
-                "calibrate",
-                "run.log",
-                "--plan",
-                "a.plan.yaml",
-                "-o",
-                "c.yaml",
-            ],
-            "is not from 0.1 to 10",
-        ),
-        (
-            &[
-                "calibrate",
-                "run.log",
-                "run.log",
-                "--plan",
-                "a.plan.yaml",
-                "-o",
-                "c.yaml",
-            ],
-            "2 logs and 1 plans",
-        ),
-        (
-            &[
-                "calibrate",
-                "run.log",
-                "run.log",
-                "--plan",
-                "a.plan.yaml",
-                "--plan",
-                "b.plan.yaml",
-                "-o",
-                "c.yaml",
-            ],
-            "different clusters",
-        ),
+        (&["diagnose", "empty.log", "--plan", "a.plan.yaml"], "no training step is found"),
+        (&["diagnose", "missing.log", "--plan", "a.plan.yaml"], "missing.log"),
+        (&["diagnose", "run.log", "--plan", "a.plan.yaml", "--warmup", "99"], "30 steps are logged"),
+        (&["calibrate", "run.log", "--plan", "a.plan.yaml", "-o", "c.yaml"], "is not from 0.1 to 10"),
+        (&["calibrate", "run.log", "run.log", "--plan", "a.plan.yaml", "-o", "c.yaml"], "2 logs and 1 plans"),
+        (&["calibrate", "run.log", "run.log", "--plan", "a.plan.yaml", "--plan", "b.plan.yaml", "-o", "c.yaml"],
+            "different clusters"),
     ];
     for (args, words) in cases {
         let output = run(folder.path(), args);

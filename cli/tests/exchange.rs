@@ -240,55 +240,18 @@ fn bad_input_is_one_message() {
     .expect("written");
     fs::write(root.join("broken.json"), "{").expect("written");
     fs::write(root.join("taken"), "a file").expect("written");
+    #[rustfmt::skip]
     let cases: [(&[&str], i32, &str); 10] = [
-        (
-            &["export", "a.plan.yaml", "--to", "megatron"],
-            2,
-            "targets: megatron-lm",
-        ),
-        (
-            &["export", "a.plan.yaml", "--to", "torchtitan@9"],
-            2,
-            "versions: 0.3, 0.2, main",
-        ),
+        (&["export", "a.plan.yaml", "--to", "megatron"], 2, "targets: megatron-lm"),
+        (&["export", "a.plan.yaml", "--to", "torchtitan@9"], 2, "versions: 0.3, 0.2, main"),
         (&["export", "a.plan.yaml"], 2, "--to"),
-        (
-            &["export", "missing.yaml", "--to", "deepspeed"],
-            2,
-            "missing.yaml",
-        ),
-        (
-            &[
-                "export",
-                "a.plan.yaml",
-                "--to",
-                "megatron-lm",
-                "-o",
-                "taken",
-            ],
-            2,
-            "taken",
-        ),
-        (
-            &[
-                "export",
-                "a.plan.yaml",
-                "--to",
-                "megatron-lm",
-                "-o",
-                "no/such/folder",
-            ],
-            2,
-            "no/such/folder",
-        ),
+        (&["export", "missing.yaml", "--to", "deepspeed"], 2, "missing.yaml"),
+        (&["export", "a.plan.yaml", "--to", "megatron-lm", "-o", "taken"], 2, "taken"),
+        (&["export", "a.plan.yaml", "--to", "megatron-lm", "-o", "no/such/folder"], 2, "no/such/folder"),
         (&["export", "--check", "bad.toml"], 4, "1 thing is wrong"),
         (&["export", "--check", "broken.json"], 2, "broken.json:1"),
         (&["import", "bad.toml"], 2, "--model"),
-        (
-            &["import", "bad.toml", "--model", "llama3-8b"],
-            2,
-            "give --gpus",
-        ),
+        (&["import", "bad.toml", "--model", "llama3-8b"], 2, "give --gpus"),
     ];
     let before = fs::read_dir(root).expect("folder").count();
     for (args, expected, words) in cases {

@@ -240,54 +240,23 @@ fn bad_input_has_one_clear_message() {
     let llama = llama.to_str().expect("a path in UTF-8");
     let save = ["run", plan, "--steps", "1", "--checkpoints", "saved", "-q"];
     assert_eq!(run(folder.path(), &save).status.code(), Some(0));
+    #[rustfmt::skip]
     let cases: &[(&[&str], &str)] = &[
         (&["run", "no.yaml"], "no.yaml"),
         (&["run", plan, "--data", "no.txt"], "no.txt: No such file"),
-        (
-            &["run", plan, "--data", "short.txt"],
-            "short.txt: 9 tokens are too few",
-        ),
-        (
-            &["run", plan, "--data", "odd.bin"],
-            "odd.bin: 3 bytes are not a whole number",
-        ),
-        (
-            &["run", plan, "--data", "large.bin"],
-            "large.bin: token 65535 at position 0 is beyond the model's vocabulary of 128",
-        ),
-        (
-            &["run", plan, "--steps", "0"],
-            "--steps: expected at least 1",
-        ),
+        (&["run", plan, "--data", "short.txt"], "short.txt: 9 tokens are too few"),
+        (&["run", plan, "--data", "odd.bin"], "odd.bin: 3 bytes are not a whole number"),
+        (&["run", plan, "--data", "large.bin"],
+            "large.bin: token 65535 at position 0 is beyond the model's vocabulary of 128"),
+        (&["run", plan, "--steps", "0"], "--steps: expected at least 1"),
         (&["run", plan, "--resume"], "--resume: name a checkpoint"),
-        (
-            &["run", plan, "--resume", "nowhere"],
-            "nowhere: holds no complete checkpoint",
-        ),
-        (
-            &["run", llama, "--resume", "saved"],
-            "model is nanogpt there and llama here",
-        ),
-        (
-            &["run", plan, "--resume", "saved", "--seed", "5"],
-            "seed is 1234 there and 5 here",
-        ),
-        (
-            &["run", plan, "--resume", "saved", "--steps", "1"],
-            "has seen 1 steps already",
-        ),
-        (
-            &["run", plan, "--replan-at", "0", plan],
-            "--replan-at: expected a step between 1",
-        ),
-        (
-            &["run", plan, "--checkpoints", "short.txt"],
-            "short.txt: is a file, expected a folder",
-        ),
-        (
-            &["checkpoint", "verify", "nowhere"],
-            "nowhere: holds no complete checkpoint",
-        ),
+        (&["run", plan, "--resume", "nowhere"], "nowhere: holds no complete checkpoint"),
+        (&["run", llama, "--resume", "saved"], "model is nanogpt there and llama here"),
+        (&["run", plan, "--resume", "saved", "--seed", "5"], "seed is 1234 there and 5 here"),
+        (&["run", plan, "--resume", "saved", "--steps", "1"], "has seen 1 steps already"),
+        (&["run", plan, "--replan-at", "0", plan], "--replan-at: expected a step between 1"),
+        (&["run", plan, "--checkpoints", "short.txt"], "short.txt: is a file, expected a folder"),
+        (&["checkpoint", "verify", "nowhere"], "nowhere: holds no complete checkpoint"),
     ];
     for (args, expected) in cases {
         let output = run(folder.path(), args);

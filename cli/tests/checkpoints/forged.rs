@@ -190,49 +190,17 @@ fn forged_manifests_are_refused_without_memory() {
     let whole = Forge::read(&path);
     /// Of the manifest alone: how, and whether its checksum is made right.
     type Edit = (&'static str, fn(&mut Forge), bool, &'static str);
+    #[rustfmt::skip]
     let edits: [Edit; 7] = [
-        (
-            "an edited step",
-            |f| f.manifest.step = 7,
-            false,
-            "it was changed",
-        ),
-        (
-            "an edited step with a right checksum",
-            |f| f.manifest.step = 7,
-            true,
-            "it is of step 7, its folder of step 2",
-        ),
-        (
-            "an edited seed",
-            |f| f.manifest.seed = 7,
-            false,
-            "it was changed",
-        ),
-        (
-            "a version to come",
-            |f| f.manifest.schema_version = 3,
-            true,
-            "this tool reads versions 1 and 2",
-        ),
-        (
-            "an old version with new fields",
-            |f| f.manifest.schema_version = 1,
-            true,
-            "or has another version's",
-        ),
-        (
-            "a new version without its checksum",
-            |f| f.manifest.sha256 = None,
-            false,
-            "it lacks fields of schema_version 2",
-        ),
-        (
-            "no list of parameters",
-            |f| f.manifest.parameters = None,
-            true,
-            "it lacks fields of schema_version 2",
-        ),
+        ("an edited step", |f| f.manifest.step = 7, false, "it was changed"),
+        ("an edited step with a right checksum", |f| f.manifest.step = 7, true,
+            "it is of step 7, its folder of step 2"),
+        ("an edited seed", |f| f.manifest.seed = 7, false, "it was changed"),
+        ("a version to come", |f| f.manifest.schema_version = 3, true, "this tool reads versions 1 and 2"),
+        ("an old version with new fields", |f| f.manifest.schema_version = 1, true, "or has another version's"),
+        ("a new version without its checksum", |f| f.manifest.sha256 = None, false,
+            "it lacks fields of schema_version 2"),
+        ("no list of parameters", |f| f.manifest.parameters = None, true, "it lacks fields of schema_version 2"),
     ];
     for (case, edit, seal, says) in edits {
         let mut forged = whole.clone();

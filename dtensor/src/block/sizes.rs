@@ -1,5 +1,5 @@
 //! What a block's passes hold on a GPU, buffer by buffer: the program that a device runs, run on sizes
-//! only. It allocates what `cuda::run` allocates, in the same order, but for partial sums of a few rows.
+//! only. It allocates what `cuda_device` allocates, in the same order, but for partial sums of a few rows.
 
 mod exchange;
 mod ledger;

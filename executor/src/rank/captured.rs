@@ -7,6 +7,7 @@ use crate::device::Device;
 use crate::error::ExecutorError;
 use crate::report::MemoryUse;
 
+/// Places of the captured parts.
 const PASSES: usize = 0;
 const UPDATE: usize = 1;
 

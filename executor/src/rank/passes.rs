@@ -62,11 +62,7 @@ impl<D: Device> Rank<'_, D> {
     }
 
     /// Puts the losses of a micro-batch's tokens where those of the step lie.
-    pub(super) fn keep_losses(
-        &mut self,
-        micro_batch: u32,
-        losses: &D::Tensor,
-    ) -> Result<(), ExecutorError> {
+    fn keep_losses(&mut self, micro_batch: u32, losses: &D::Tensor) -> Result<(), ExecutorError> {
         let tokens: usize = D::shape(losses).iter().product();
         let all = tokens * self.job.strategy.num_micro_batches as usize;
         let kept = match self.losses.take() {
@@ -115,7 +111,7 @@ impl<D: Device> Rank<'_, D> {
         Ok(())
     }
 
-    pub(super) fn first_sequence(&self, micro_batch: u32) -> u64 {
+    fn first_sequence(&self, micro_batch: u32) -> u64 {
         let s = &self.job.strategy;
         let replica = self.place.dp_replicate * s.dp_shard + self.place.dp_shard;
         (replica * s.num_micro_batches + u64::from(micro_batch)) * s.micro_batch

@@ -40,7 +40,7 @@ impl<D: Device> Rank<'_, D> {
         })
     }
 
-    pub(super) fn step_by_action(&mut self, step: u64) -> Result<(), ExecutorError> {
+    fn step_by_action(&mut self, step: u64) -> Result<(), ExecutorError> {
         let last_backward = self.last_backward();
         let actions = self.actions;
         let mut peak_saved = 0;

@@ -66,13 +66,13 @@ impl<'r> Run<'r> {
         self.set(id, value);
     }
 
-    pub(super) fn alias(&mut self, id: TensorId, of: TensorId) {
+    fn alias(&mut self, id: TensorId, of: TensorId) {
         let value = Rc::clone(self.get(of));
         self.set(id, value);
     }
 
     /// A copy to another type; none where the type is the same.
-    pub(super) fn copy(&mut self, from: TensorId, to: TensorId, any: bool) {
+    fn copy(&mut self, from: TensorId, to: TensorId, any: bool) {
         if any || self.get(from).dtype == self.info(to).dtype {
             self.alias(to, from);
         } else {
@@ -81,13 +81,13 @@ impl<'r> Run<'r> {
     }
 
     /// Codes of a tensor in 8 bits, and their factor.
-    pub(super) fn codes(&self, id: TensorId, copies: u64) -> Room {
+    fn codes(&self, id: TensorId, copies: u64) -> Room {
         let bytes = self.info(id).elements() * copies + 4;
         self.ledger.take(bytes, DType::F8)
     }
 
     /// An activation or a gradient in 8 bits, which stays until the next is cast.
-    pub(super) fn cast(&mut self, place: usize, id: TensorId, ways: [bool; 2]) {
+    fn cast(&mut self, place: usize, id: TensorId, ways: [bool; 2]) {
         let lies = |has: &[bool; 2]| (0..2).all(|way| has[way] || !ways[way]);
         let last = self.casts[place].take();
         let cast = last.filter(|(of, has, _)| *of == id && lies(has));
@@ -97,7 +97,7 @@ impl<'r> Run<'r> {
     }
 
     /// A product in 8 bits: its casts, and what it makes.
-    pub(super) fn product_in_8_bits(&mut self, op: &Op, to: Option<TensorId>) {
+    fn product_in_8_bits(&mut self, op: &Op, to: Option<TensorId>) {
         let [first, second] = [op.inputs[0], op.inputs[1]];
         let weight = match op.pass {
             trace::Pass::Forward => {
@@ -121,7 +121,7 @@ impl<'r> Run<'r> {
     }
 
     /// In use while one kernel runs.
-    pub(super) fn passing(&self, words: u64) {
+    fn passing(&self, words: u64) {
         drop(self.ledger.take(4 * words, DType::F32));
     }
 
@@ -131,7 +131,7 @@ impl<'r> Run<'r> {
         shape[..shape.len().saturating_sub(1)].iter().product()
     }
 
-    pub(super) fn attention(&mut self, scores: &Op) {
+    fn attention(&mut self, scores: &Op) {
         let forward = &self.block.trace.forward;
         let Some(pieces) = self.block.trace.attention_pieces(&scores.scope) else {
             return;
@@ -146,7 +146,7 @@ impl<'r> Run<'r> {
         self.set(sums, value);
     }
 
-    pub(super) fn attention_backward(&mut self, of: usize) {
+    fn attention_backward(&mut self, of: usize) {
         let block = self.block;
         let forward = &block.trace.forward;
         let scope = &forward[of].scope;
@@ -243,7 +243,7 @@ impl<'r> Run<'r> {
         }
     }
 
-    pub(super) fn linear(&mut self, index: usize, op: &Op) {
+    fn linear(&mut self, index: usize, op: &Op) {
         let block = self.block;
         let to = block.made_by(index);
         let gelu = block.epilogues.gelu(index);

@@ -88,7 +88,7 @@ impl Exchange {
     }
 
     /// Elements of one part, and of all ranks' parts.
-    pub(super) fn elements(&self) -> [usize; 2] {
+    fn elements(&self) -> [usize; 2] {
         let part = (self.bytes / DType::Bf16.size())
             .div_ceil(self.ranks)
             .max(1);

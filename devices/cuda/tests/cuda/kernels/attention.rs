@@ -73,7 +73,7 @@ fn cases() -> Vec<Case> {
     };
     let with = |scores, case: Case| Case { scores, ..case };
     let (cap, slopes, sinks) = (Some(0.7), true, true);
-    let zig_zag = || (0..20).chain(60..80).collect();
+    let quarters = |n: u32| (0..n).chain(3 * n..4 * n).collect();
     let none = Scores::default();
     vec![
         with(
@@ -90,7 +90,7 @@ fn cases() -> Vec<Case> {
         ),
         with(
             Scores { cap, slopes, sinks },
-            case(zig_zag(), 80, [2, 2], [8, 40], Some(33), 0.2),
+            case(quarters(20), 80, [2, 2], [8, 40], Some(33), 0.2),
         ),
         with(
             Scores { sinks, ..none },
@@ -107,22 +107,8 @@ fn cases() -> Vec<Case> {
         case(all(100), 100, [4, 2], [24, 10], Some(17), 0.0),
         case(all(65), 65, [2, 1], [32, 48], None, 0.25),
         // The first and last quarters of a sequence: a rank of two under zig-zag balance.
-        case(
-            (0..32).chain(96..128).collect(),
-            128,
-            [2, 2],
-            [16, 16],
-            None,
-            0.0,
-        ),
-        case(
-            (0..20).chain(60..80).collect(),
-            80,
-            [2, 1],
-            [16, 16],
-            Some(33),
-            0.1,
-        ),
+        case(quarters(32), 128, [2, 2], [16, 16], None, 0.0),
+        case(quarters(20), 80, [2, 1], [16, 16], Some(33), 0.1),
     ]
 }
 
