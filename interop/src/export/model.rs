@@ -47,7 +47,12 @@ pub(crate) fn flags(model: &ModelConfig, limits: &mut Limits) -> Vec<Flag> {
 }
 
 fn refuse(model: &ModelConfig, limits: &mut Limits) {
+    let rotates = matches!(model.position, Position::Rope { .. });
     let lacks = [
+        (
+            rotates && model.constants.rope_theta.fract() != 0.0,
+            "a rotary base that is no whole number",
+        ),
         (
             model.position == Position::Alibi,
             "linear attention biases (ALiBi)",

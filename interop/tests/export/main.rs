@@ -237,7 +237,11 @@ fn every_model_is_exported_or_refused_by_name() {
         let (model, workload) = scene(&preset.name, 1, Precision::Bf16);
         let strategy = parse("tp=1", &model, &workload).expect("legal");
         for dialect in Dialect::ALL {
-            taken += usize::from(round_trip(&strategy, &model, &workload, dialect));
+            let is_taken = round_trip(&strategy, &model, &workload, dialect);
+            taken += usize::from(is_taken);
+            // torchtitan has no model with LayerNorm, biases and an MLP without gates.
+            let titan = dialect.target() == "torchtitan";
+            assert!(!(is_taken && titan && preset.name.starts_with("starcoder2")));
         }
     }
     assert!(taken > 350, "{taken}");
