@@ -22,7 +22,7 @@ impl Crate {
     fn read(folder: &Path) -> Self {
         let mut files = BTreeMap::new();
         sources(folder, &mut files);
-        let noise = Regex::new(r#"//[^\n]*|"(\\.|[^"\\])*""#).expect("a pattern");
+        let noise = Regex::new(r#"//[^\n]*|"(?s:\\.|[^"\\])*""#).expect("a pattern");
         let texts = files.iter().filter_map(|(path, text)| {
             let inside = path.strip_prefix(folder).ok()?.with_extension("");
             let names = inside
@@ -32,7 +32,7 @@ impl Crate {
             if ["mod", "lib", "main"].contains(&module.last()?.as_str()) {
                 module.pop();
             }
-            let code = text.split("#[cfg(test)]\nmod tests").next()?;
+            let code = text.split("#[cfg(test)]\nmod tests {").next()?;
             let is_test = module.iter().any(|name| name == "tests");
             (!is_test).then(|| (module, noise.replace_all(code, "").into_owned()))
         });
