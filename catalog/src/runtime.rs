@@ -187,7 +187,7 @@ pub enum Rewrite {
     /// torchao `Float8ColwiseParallel`).
     GatherQuantised,
     /// Both operands of an 8-bit product are scaled by their current maximum, which one pass finds before another
-    /// casts (torchao `tensorwise`; `devices/cuda/src/ops/eight_bits.rs`).
+    /// casts (torchao `tensorwise`, and our own executor).
     ScaleDynamically,
     /// Products of experts stay in 16 bits where linear layers run in 8.
     WideExperts,
@@ -230,7 +230,7 @@ pub enum Rewrite {
     /// Token permutation fused with the cast and probabilities.
     FusePermute,
     /// A router keeps, in 32 bits, where every choice's row went and came from and where each expert's rows
-    /// begin, beside the experts chosen (`devices/cuda/src/ops/expert.rs`).
+    /// begin, beside the experts chosen (our own executor).
     KeepRowIndices,
     /// Steps are captured in CUDA graphs: no host cost per kernel.
     CudaGraph,
