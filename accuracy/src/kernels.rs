@@ -1,8 +1,8 @@
 //! How well the tables of kernels interpolate: every point left out and predicted from its neighbours.
 
 use catalog::DType;
+use catalog::attention_charts::attention_charts;
 use catalog::tables::{self, CollectiveOp, GemmGrid};
-use costmodel::price::attention_charts;
 
 use super::summary::{Stats, stats};
 
@@ -21,9 +21,16 @@ pub(crate) fn rows() -> Vec<Vec<String>> {
             }
         }
     }
-    for (what, rates) in attention_charts() {
-        let middles = rates.windows(3).map(|w| (w[0] + w[2]) / 2.0 / w[1] - 1.0);
-        rows.extend(row(what, &middles.collect::<Vec<_>>()));
+    for chart in attention_charts().all() {
+        let passes = [
+            ("forward", chart.forward_tflops),
+            ("backward", chart.backward_tflops),
+        ];
+        for (pass, rates) in passes {
+            let middles = rates.windows(3).map(|w| (w[0] + w[2]) / 2.0 / w[1] - 1.0);
+            let what = format!("{}, {pass}", chart.name);
+            rows.extend(row(&what, &middles.collect::<Vec<_>>()));
+        }
     }
     rows
 }

@@ -1,5 +1,6 @@
 //! What we are given: units, provenance, models, devices, clusters, workloads, runtimes, tables.
 
+pub mod attention_charts;
 pub mod calibration;
 mod checked;
 pub mod cluster;

@@ -13,7 +13,10 @@ fn every_preset_is_registered() {
         ("clusters", source("cluster_presets.rs")),
         ("models", source("model_presets.rs")),
         ("runtimes", source("runtime_presets.rs")),
-        ("kernels", source("tables.rs")),
+        (
+            "kernels",
+            source("tables.rs") + &source("attention_charts.rs"),
+        ),
     ];
     let mut missing = Vec::new();
     for (folder, list) in lists {

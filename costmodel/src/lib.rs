@@ -16,6 +16,7 @@ mod error;
 mod floors;
 pub mod flops;
 mod held;
+mod known;
 mod lower;
 mod memo;
 mod messages;

@@ -2,6 +2,7 @@
 
 mod circles;
 mod functions;
+mod numbers;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -7,15 +7,11 @@ use plans::{Group, NamedTime, Recompute};
 
 use super::entry::BlockToPrice;
 use crate::block_cost::BlockCost;
+use crate::known;
 use crate::lower::{Kernel, KernelKind, Lowered, recomputed};
 use crate::price::{MemoryKind, TablePrices};
 use crate::states::{self, Elements};
 use crate::work::Work;
-
-/// Time of 8-bit products with a scale per row over those with one per tensor: Llama 3 8B on H100 trains
-/// at 5,760 tokens per second in 16 bits, 6,424 with a scale per row and 7,186 with one per tensor
-/// (pytorch/torchtitan@7a04053), and products are about 45% of the last.
-const ROWWISE: f64 = 1.3;
 
 /// A block priced by tables.
 pub(super) struct Timed<'a> {
@@ -150,7 +146,7 @@ impl Timed<'_> {
                 let dtype = if low_precision { narrow } else { wide };
                 let slower = if dtype == DType::F8 && self.of.lowering.has(Rewrite::RowwiseScaling)
                 {
-                    ROWWISE
+                    known::ROWWISE.factor()
                 } else {
                     1.0
                 };
@@ -304,7 +300,7 @@ impl Timed<'_> {
                 // Without a product of its scope the gather has nothing to hide behind; with one,
                 // the product is longer than the gather on every NVLink system.
                 let exposed = if beside > 0 || self.of.key.overlap_tp {
-                    1.0 / 8.0
+                    known::REGATHER.factor()
                 } else {
                     0.0
                 };

@@ -3,16 +3,7 @@
 use catalog::tables::CollectiveOp;
 use catalog::{Algorithm, Seconds};
 
-/// Latency of one ring step between nodes, fitted on SimAI's multi-node all-gather ratios
-/// (64 MiB–1 GiB, 16–512 GPUs).
-pub(super) const RING_STEP: f64 = 4.5e-6;
-/// Latency of one level of a tree up and down: small all-reduces over 2 nodes of p5 take 69 µs.
-const TREE_LEVEL: f64 = 25e-6;
-/// Ramp of multi-node all-reduce, seconds per square root of a megabyte: p5 tables, 16 MiB–1 GiB.
-const MULTI_NODE_RAMP: f64 = 20e-6;
-/// All-to-all between nodes reaches this share of the cards (DeepEP reports 43–58 of 50 GB/s at best,
-/// NCCL's pairwise form less).
-const EXCHANGE_SHARE: f64 = 0.75;
+use crate::known;
 
 /// A collective between domains.
 #[derive(Clone, Copy, Debug)]
@@ -48,10 +39,10 @@ impl Crossing {
     fn ring(&self) -> Option<f64> {
         let steps = (self.ranks - 1) as f64;
         match self.op {
-            CollectiveOp::AllReduce => Some(2.0 * steps * RING_STEP + self.moved),
+            CollectiveOp::AllReduce => Some(2.0 * steps * known::RING_STEP.factor() + self.moved),
             CollectiveOp::AllGather | CollectiveOp::ReduceScatter => {
                 let crossings = (self.ranks / self.together) as f64;
-                let start = steps * RING_STEP + crossings * self.far_latency;
+                let start = steps * known::RING_STEP.factor() + crossings * self.far_latency;
                 Some(start + self.moved)
             }
             CollectiveOp::AllToAll => None,
@@ -63,9 +54,9 @@ impl Crossing {
             return None;
         }
         let nodes = (self.ranks as f64 / self.together as f64).max(2.0);
-        let level = TREE_LEVEL + self.far_latency;
-        let ramp = MULTI_NODE_RAMP * (self.bytes / 1e6).sqrt();
-        Some(2.0 * nodes.log2().ceil() * level + ramp + self.moved * 1.05)
+        let level = known::TREE_LEVEL.factor() + self.far_latency;
+        let ramp = known::TREE_RAMP.factor() * (self.bytes / 1e6).sqrt();
+        Some(2.0 * nodes.log2().ceil() * level + ramp + self.moved * known::TREE_TRAFFIC.factor())
     }
 
     /// The part for other domains leaves by its own card.
@@ -74,13 +65,16 @@ impl Crossing {
             return None;
         }
         let share = self.bytes / self.ranks as f64;
-        let far = share * (self.ranks - self.together) as f64 / (self.far * EXCHANGE_SHARE);
+        let far = share * (self.ranks - self.together) as f64
+            / (self.far * known::EXCHANGE_SHARE.factor());
         let near = if self.together > 1 {
             share * (self.together - 1) as f64 / self.inside_rate
         } else {
             0.0
         };
-        let start = 15e-6 + 1e-6 * self.ranks as f64 + self.far_latency;
+        let start = known::EXCHANGE_START.factor()
+            + known::EXCHANGE_PEER.factor() * self.ranks as f64
+            + self.far_latency;
         Some(start + far.max(near))
     }
 
@@ -93,7 +87,7 @@ impl Crossing {
         );
         (scatters && self.together == 1).then(|| {
             let steps = (self.ranks as f64).log2().ceil();
-            steps * (RING_STEP + self.far_latency) + self.moved
+            steps * (known::RING_STEP.factor() + self.far_latency) + self.moved
         })
     }
 }
@@ -134,7 +128,8 @@ mod tests {
     fn aggregated_trees_take_fewer_steps_than_a_ring() {
         for (ranks, together, steps) in [(2, 1, Some(1.0)), (64, 1, Some(6.0)), (64, 8, None)] {
             let of = crossing(CollectiveOp::ReduceScatter, ranks, together);
-            let expected = steps.map(|steps: f64| Seconds(steps * (RING_STEP + 1e-6) + 1e-3));
+            let expected =
+                steps.map(|steps: f64| Seconds(steps * (known::RING_STEP.factor() + 1e-6) + 1e-3));
             assert_eq!(of.time(Algorithm::Pat), expected);
             assert!(of.time(Algorithm::Ring) >= expected);
         }

@@ -6,6 +6,7 @@
 //! share of the device's 32-bit peak. Where a profile of the very GPUs measured a library's causal attention,
 //! its times beat the charts' (`ratios`).
 
+use catalog::attention_charts::{AttentionChart, FIRST_LENGTH, attention_charts};
 use catalog::runtime::AttentionKernel;
 use catalog::tables::MeasuredOn;
 use catalog::{Architecture, DType, Device, Fitted, Origin, Seconds};
@@ -16,88 +17,10 @@ use super::clocks::{clock_factor, sustained};
 use super::measured::{self, OfGpus};
 use super::priced::{Priced, constant};
 use super::ratios::Ratios;
+use crate::known;
 
-/// Achieved TFLOP/s at head dimension 128, causal, by key length 512 · 2^i.
-struct Rates {
-    forward: [f64; 7],
-    backward: [f64; 7],
-    /// Rate at head dimension 64 over 128.
-    narrow: f64,
-    /// Peak of the device measured, TFLOP/s.
-    peak: f64,
-    /// Whether the measurement ran at boost clocks: charts time single launches, the cuDNN tables
-    /// long series.
-    boost: bool,
-    source: &'static str,
-}
-
-/// FlashAttention 2 on A100: charts of Dao-AILab/flash-attention@0251105, forward and backward
-/// together; FlashAttention 1 runs at 0.6 of it (same charts).
-const FLASH2_AMPERE: Rates = Rates {
-    forward: [110.0, 145.0, 168.0, 185.0, 193.0, 199.0, 200.0],
-    backward: [95.0, 129.0, 150.0, 168.0, 178.0, 185.0, 188.0],
-    narrow: 0.90,
-    peak: 312.0,
-    boost: true,
-    source: "Dao-AILab/flash-attention@0251105 flash2_a100_fwd_bwd_benchmark.png",
-};
-
-/// FlashAttention 2 on H100, same charts.
-const FLASH2_HOPPER: Rates = Rates {
-    forward: [191.0, 260.0, 298.0, 319.0, 333.0, 335.0, 337.0],
-    backward: [154.0, 208.0, 254.0, 285.0, 299.0, 325.0, 327.0],
-    narrow: 0.87,
-    peak: 989.0,
-    boost: true,
-    source: "Dao-AILab/flash-attention@0251105 flash2_h100_fwd_bwd_benchmark.png, flash3_fp16_fwd.png",
-};
-
-/// cuDNN 9 on H200: NVIDIA/cudnn-frontend@3929da2 sdpa benchmarks, below 2048 the FlashAttention 3
-/// chart's shape.
-const CUDNN_HOPPER: Rates = Rates {
-    forward: [292.0, 400.0, 484.0, 591.0, 644.0, 673.0, 688.0],
-    backward: [205.0, 290.0, 370.0, 474.0, 541.0, 579.0, 581.0],
-    narrow: 0.72,
-    peak: 989.0,
-    boost: false,
-    source: "NVIDIA/cudnn-frontend@3929da2 benchmark/sdpa_benchmark_training, H200",
-};
-
-/// cuDNN 9 on GB200, same source.
-const CUDNN_BLACKWELL: Rates = Rates {
-    forward: [600.0, 880.0, 1150.0, 1408.0, 1574.0, 1708.0, 1622.0],
-    backward: [420.0, 650.0, 900.0, 1198.0, 1332.0, 1328.0, 1226.0],
-    narrow: 0.72,
-    peak: 2500.0,
-    boost: false,
-    source: "NVIDIA/cudnn-frontend@3929da2 benchmark/sdpa_benchmark_training, GB200",
-};
-
-/// A chart of achieved rates by key length, 512 · 2^i: `(what, TFLOP/s)`.
-pub type Chart = (&'static str, [f64; 7]);
-
-/// Every chart of fused attention, forward and backward.
-#[must_use]
-pub fn charts() -> [Chart; 8] {
-    [
-        ("FlashAttention 2, A100, forward", FLASH2_AMPERE.forward),
-        ("FlashAttention 2, A100, backward", FLASH2_AMPERE.backward),
-        ("FlashAttention 2, H100, forward", FLASH2_HOPPER.forward),
-        ("FlashAttention 2, H100, backward", FLASH2_HOPPER.backward),
-        ("cuDNN, H200, forward", CUDNN_HOPPER.forward),
-        ("cuDNN, H200, backward", CUDNN_HOPPER.backward),
-        ("cuDNN, GB200, forward", CUDNN_BLACKWELL.forward),
-        ("cuDNN, GB200, backward", CUDNN_BLACKWELL.backward),
-    ]
-}
-
-/// Smallest measured attention kernel (ai-dynamo/aiconfigurator tables).
-const LAUNCH: Seconds = Seconds(8e-6);
-/// FlashAttention 1 over 2 (Dao 2023, figure 4).
-const FLASH1: f64 = 0.6;
-/// Products of a backward in two passes over those of one pass: scores and gradients of probabilities are computed
-/// for the gradients of keys and values, and again for those of queries.
-const TWO_PASSES: f64 = 7.0 / 5.0;
+/// Widest head of the charts' slower rate, and the first that reaches the charts' own.
+const HEADS: [u64; 2] = [64, 96];
 
 #[derive(Clone, Debug)]
 pub(super) struct AttentionPrices {
@@ -146,22 +69,25 @@ impl AttentionPrices {
         Self { ratios, ..charts }
     }
 
-    fn rates(&self, kernel: AttentionKernel) -> (&'static Rates, f64) {
+    fn rates(&self, kernel: AttentionKernel) -> (&'static AttentionChart, f64) {
+        let charts = attention_charts();
         let newest = kernel == NEWEST;
         let older = if kernel == AttentionKernel::Flash1 {
-            FLASH1
+            known::FLASH1.factor()
         } else {
             1.0
         };
         match self.architecture {
-            Architecture::Hopper if newest => (&CUDNN_HOPPER, 1.0),
-            Architecture::Blackwell if newest => (&CUDNN_BLACKWELL, 1.0),
-            Architecture::Hopper => (&FLASH2_HOPPER, older),
-            // Without its own instructions a kernel of the previous generation reaches about half.
-            Architecture::Blackwell => (&CUDNN_BLACKWELL, 0.5 * older),
-            Architecture::Cdna3 => (&FLASH2_HOPPER, older),
+            Architecture::Hopper if newest => (&charts.cudnn_h200, 1.0),
+            Architecture::Blackwell if newest => (&charts.cudnn_gb200, 1.0),
+            Architecture::Hopper => (&charts.flash2_h100, older),
+            Architecture::Blackwell => (
+                &charts.cudnn_gb200,
+                known::OLDER_ON_BLACKWELL.factor() * older,
+            ),
+            Architecture::Cdna3 => (&charts.flash2_h100, older),
             Architecture::Volta | Architecture::Ampere | Architecture::Ada | Architecture::Cpu => {
-                (&FLASH2_AMPERE, older)
+                (&charts.flash2_a100, older)
             }
         }
     }
@@ -197,24 +123,28 @@ impl AttentionPrices {
         };
         let tokens = s.batch as f64 * s.heads as f64 * s.q_len as f64 * seen as f64;
         let forward = 2.0 * tokens * (s.qk_dim + s.v_dim) as f64 * half;
+        let again = known::ATTENTION_BACKWARD.factor();
         let flops = match (backward, kernel) {
-            (true, AttentionKernel::Flash2TwoPass) => 2.5 * TWO_PASSES * forward,
-            (true, _) => 2.5 * forward,
+            (true, AttentionKernel::Flash2TwoPass) => again * known::TWO_PASSES.factor() * forward,
+            (true, _) => again * forward,
             (false, _) => forward,
         };
         let table = if backward {
-            &rates.backward
+            &rates.backward_tflops
         } else {
-            &rates.forward
+            &rates.forward_tflops
         };
-        let width = if s.qk_dim >= 96 {
+        let [narrow, wide] = HEADS.map(|dim| dim as f64);
+        let width = if s.qk_dim >= HEADS[1] {
             1.0
         } else {
-            rates.narrow + (1.0 - rates.narrow) * ((s.qk_dim as f64 - 64.0) / 32.0).clamp(-1.0, 1.0)
+            let beyond = (s.qk_dim as f64 - narrow) / (wide - narrow);
+            rates.narrow + (1.0 - rates.narrow) * beyond.clamp(-1.0, 1.0)
         };
         let sustained = if rates.boost { self.sustained } else { 1.0 };
-        let rate = at_length(table, seen) * factor * width * self.peak / (rates.peak * sustained);
-        Seconds(flops / (rate * 1e12)).max(LAUNCH)
+        let rate =
+            at_length(table, seen) * factor * width * self.peak / (rates.peak_tflops * sustained);
+        Seconds(flops / (rate * 1e12)).max(known::ATTENTION_START.seconds())
     }
 
     pub(super) fn provenance(&self) -> Vec<UsedConstant> {
@@ -235,10 +165,10 @@ impl AttentionPrices {
             "fused attention, causal, head dimension 128, 8192 tokens",
             format!(
                 "{} / {} TFLOP/s forward / backward",
-                rates.forward[4], rates.backward[4]
+                rates.forward_tflops[4], rates.backward_tflops[4]
             ),
             Origin::Published,
-            rates.source,
+            &rates.source,
         );
         measured.into_iter().chain([charted]).collect()
     }
@@ -246,9 +176,9 @@ impl AttentionPrices {
 
 /// Interpolates over the logarithm of the length; flat beyond the ends, falling in proportion below.
 fn at_length(table: &[f64; 7], length: u64) -> f64 {
-    let position = (length.max(1) as f64 / 512.0).log2();
+    let position = (length.max(1) as f64 / FIRST_LENGTH as f64).log2();
     if position <= 0.0 {
-        return table[0] * position.exp2().max(0.1);
+        return table[0] * position.exp2().max(known::SHORTEST_ATTENTION.factor());
     }
     let cell = (position as usize).min(5);
     let f = (position - cell as f64).min(1.0);

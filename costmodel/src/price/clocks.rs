@@ -4,15 +4,17 @@ use catalog::fitted::Constant;
 use catalog::tables::MeasuredOn;
 use catalog::{Architecture, DType, Device, Fitted};
 
-/// Time in long training over short benchmarks, which run at boost clocks. Ampere: ten thousand
-/// iterations of cuBLASLt against the table take 1.11 at 4096³ (Azure/AI-benchmarking-guide@8fd0c6e).
-/// Hopper: fitted on published H100 runs.
+use crate::known;
+
+/// Time in long training over short benchmarks, which run at boost clocks.
 pub(crate) fn sustained(architecture: Architecture, fitted: &Fitted) -> f64 {
     match architecture {
         Architecture::Hopper => fitted.get(Constant::HopperSustained),
         Architecture::Blackwell => fitted.get(Constant::BlackwellSustained),
-        Architecture::Ampere => 1.11,
-        Architecture::Volta | Architecture::Ada | Architecture::Cdna3 | Architecture::Cpu => 1.06,
+        Architecture::Ampere => known::AMPERE_SUSTAINED.factor(),
+        Architecture::Volta | Architecture::Ada | Architecture::Cdna3 | Architecture::Cpu => {
+            known::OTHER_SUSTAINED.factor()
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use super::clocks::{clock_factor, sustained};
 use super::measured::{self, OfGpus};
 use super::priced::{PriceError, Priced, constant};
 use super::ratios::Ratios;
+use crate::known;
 
 /// Which of the three products of a linear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,10 +29,6 @@ pub enum GemmLayout {
     /// `gᵀ · x`.
     WeightGrad,
 }
-
-/// Median time of weight-gradient products over forward ones of the same size: 3–5% below forward
-/// rate (MooreThreads/SimuMax@4dcaae5, NT against TN tables of A100 and B200).
-const WEIGHT_GRADIENT: f64 = 1.04;
 
 /// Rates that a part sustains at its power limit, whatever the shape: the tables run each product
 /// briefly at boost clocks, and the larger a product the further training throttles it.
@@ -64,14 +61,6 @@ impl PowerCap {
         })
     }
 }
-
-/// Rate of products that read rows in pieces of eight bytes over pieces of four: half the load
-/// instructions for as many multiplications, where the two take turns and take as long as each other.
-const EIGHT_BYTE_LOADS: f64 = 4.0 / 3.0;
-
-/// Rate of grouped products over one product of all rows: 0.85 (SimuMax group_matmul against
-/// matmul medians; DeepGEMM grouped against dense on H800: 0.84–0.9).
-const GROUPED: f64 = 1.0 / 0.85;
 
 #[derive(Clone, Debug)]
 pub(super) struct GemmPrices {
@@ -167,7 +156,7 @@ impl GemmPrices {
         let time = (tabled * ratio.unwrap_or(sustained)).max(throttled);
         let layout = match layout {
             GemmLayout::Forward | GemmLayout::DataGrad => 1.0,
-            GemmLayout::WeightGrad => WEIGHT_GRADIENT,
+            GemmLayout::WeightGrad => known::WEIGHT_GRADIENT.factor(),
         };
         Priced {
             time: time * layout,
@@ -193,7 +182,11 @@ impl GemmPrices {
         }
         let (small, large) = (2.0 * 4096f64.powi(3), 2.0 * 8192f64.powi(3));
         let position = ((flops / small).ln() / (large / small).ln()).clamp(0.0, 1.0);
-        mix(self.sustained, 1.01, position)
+        mix(
+            self.sustained,
+            known::AMPERE_SUSTAINED_LARGE.factor(),
+            position,
+        )
     }
 
     pub(super) fn grouped(
@@ -216,7 +209,7 @@ impl GemmPrices {
             GemmLayout::WeightGrad => self.price(m * groups, n, k.div_ceil(groups), dtype, layout),
             GemmLayout::Forward | GemmLayout::DataGrad => self.price(m, n, k, dtype, layout),
         };
-        let time = (together.time * GROUPED)
+        let time = (together.time * known::GROUPED.factor())
             .min(one.time * groups as f64)
             .max(together.time);
         Priced {
@@ -237,9 +230,9 @@ impl GemmPrices {
         let bytes = row * dtype.size();
         let aligned = match row {
             _ if row.is_multiple_of(64) => 1.0,
-            _ if bytes.is_multiple_of(16) => 0.85,
+            _ if bytes.is_multiple_of(16) => known::SIXTEEN_BYTE_ROWS.factor(),
             _ if bytes.is_multiple_of(8) => {
-                self.fitted.get(Constant::UnalignedShare) * EIGHT_BYTE_LOADS
+                self.fitted.get(Constant::UnalignedShare) * known::EIGHT_BYTE_LOADS.factor()
             }
             _ => self.fitted.get(Constant::UnalignedShare),
         };
@@ -278,12 +271,6 @@ impl GemmPrices {
         vec![
             products,
             constant(
-                "weight-gradient products over forward",
-                format!("{WEIGHT_GRADIENT}×"),
-                Origin::Published,
-                "MooreThreads/SimuMax@4dcaae5, NT against TN medians",
-            ),
-            constant(
                 "sustained over short products",
                 format!("{}×", self.sustained),
                 Origin::Fitted,
@@ -303,12 +290,6 @@ impl GemmPrices {
                 ),
                 Origin::Fitted,
                 "published H100 runs",
-            ),
-            constant(
-                "grouped over single products",
-                format!("{GROUPED:.2}×"),
-                Origin::Fitted,
-                "SimuMax and DeepGEMM grouped tables",
             ),
         ]
     }

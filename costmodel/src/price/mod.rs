@@ -13,13 +13,15 @@ mod profile;
 mod ratios;
 mod roofline;
 
-use catalog::fitted::Constant;
+use catalog::fitted::{self, Constant};
 use catalog::runtime::AttentionKernel;
-use catalog::{Bytes, Cluster, DType, Device, Fitted, tables};
+use catalog::{Bytes, Cluster, DType, Device, Fitted, Origin, tables};
 use dtensor::{AttentionShape, CollectiveKind};
 use plans::{Group, UsedConstant};
 
-pub use attention::charts as attention_charts;
+use self::priced::constant;
+use crate::known::{self, Known};
+
 pub use gemm::GemmLayout;
 pub use memory::MemoryKind;
 pub use priced::{PriceError, Priced};
@@ -135,6 +137,11 @@ impl TablePrices {
         used.extend(self.attention.provenance());
         used.extend(self.memory.provenance());
         used.extend(self.network.provenance());
+        used.extend(known::ALL.iter().map(Known::row));
+        used.extend(fitted::entries().iter().map(|entry| {
+            let value = format!("{}, {}", self.fitted.get(entry.name), entry.unit);
+            constant(&entry.what, value, Origin::Fitted, &entry.source)
+        }));
         used
     }
 }
@@ -144,7 +151,7 @@ mod tests {
     use std::sync::Arc;
 
     use catalog::profile::{Gpu, Machine, Measured, Profile};
-    use catalog::{Architecture, Bandwidth, Origin, Seconds};
+    use catalog::{Architecture, Bandwidth, Seconds};
 
     use super::clocks::sustained;
     use super::*;

@@ -11,20 +11,13 @@ use catalog::{Algorithm, Bytes, Cluster, Fabric, Origin, Seconds};
 use dtensor::CollectiveKind;
 use plans::{Group, UsedConstant};
 
-use super::algorithms::{Crossing, RING_STEP};
+use super::algorithms::Crossing;
 use super::between_gpus::{self, BetweenGpus};
 use super::measured::{self, OfGpus};
 use super::priced::{Priced, constant};
 use super::ratios::Ratios;
+use crate::known;
 
-/// Share of a card's rate that large transfers reach: 0.95–0.96 (aliyun/SimAI@cef83f9 nic_ratio).
-const CARD_SHARE: f64 = 0.95;
-/// Latency of a transfer inside a domain and between domains (microsoft/vidur send_recv tables:
-/// 5–10 µs and 17 µs on H100).
-const NEAR_TRANSFER: f64 = 8e-6;
-const FAR_TRANSFER: f64 = 17e-6;
-/// Share of the scale-up rate that one transfer reaches (vidur send_recv, H100 and A100).
-const NEAR_SHARE: f64 = 0.70;
 #[derive(Clone, Debug)]
 pub(super) struct NetworkPrices {
     fits: Vec<CollectiveFit>,
@@ -157,10 +150,12 @@ impl NetworkPrices {
     fn inside_rate(&self, op: CollectiveOp, ranks: u64) -> f64 {
         let measured = self
             .fit(op, ranks)
-            .map_or(0.75 * self.near, |f| f.rate * 1e9 * self.scale);
+            .map_or(known::UNMEASURED_SHARE.factor() * self.near, |f| {
+                f.rate * 1e9 * self.scale
+            });
         // Without in-switch reduction a ring bounds all-reduce like the other collectives.
         let rate = if op == CollectiveOp::AllReduce && !self.in_switch {
-            measured.min(0.82 * self.near)
+            measured.min(known::RING_SHARE.factor() * self.near)
         } else {
             measured
         };
@@ -173,9 +168,14 @@ impl NetworkPrices {
     }
 
     fn inside(&self, op: CollectiveOp, bytes: Bytes, ranks: u64) -> Seconds {
+        let unmeasured = (
+            known::UNMEASURED_START.factor() * 1e6,
+            known::UNMEASURED_RAMP.factor() * 1e6,
+            8,
+        );
         let (a, b, measured) = self
             .fit(op, ranks)
-            .map_or((12.0, 5.0, 8), |f| (f.a, f.b, f.ranks));
+            .map_or(unmeasured, |f| (f.a, f.b, f.ranks));
         // Larger groups than measured add steps in proportion.
         let steps = (ranks as f64 / measured as f64).max(1.0);
         let megabytes = bytes.as_f64() / 1e6;
@@ -184,7 +184,7 @@ impl NetworkPrices {
     }
 
     fn across_rate(&self, op: CollectiveOp, together: u64) -> f64 {
-        let cards = together as f64 * self.far * CARD_SHARE;
+        let cards = together as f64 * self.far * known::CARD_SHARE.factor();
         if together == 1 {
             cards
         } else {
@@ -213,7 +213,8 @@ impl NetworkPrices {
         } else {
             1.0
         };
-        let time = NEAR_TRANSFER + bytes.as_f64() / (self.near * NEAR_SHARE / links);
+        let time = known::NEAR_TRANSFER.factor()
+            + bytes.as_f64() / (self.near * known::NEAR_SHARE.factor() / links);
         Priced {
             time: Seconds(time),
             origin: Origin::Published,
@@ -222,7 +223,11 @@ impl NetworkPrices {
 
     /// From one rank to another in another domain.
     fn far_transfer(&self, bytes: Bytes) -> Seconds {
-        Seconds(FAR_TRANSFER + self.far_latency + bytes.as_f64() / (self.far * CARD_SHARE))
+        Seconds(
+            known::FAR_TRANSFER.factor()
+                + self.far_latency
+                + bytes.as_f64() / (self.far * known::CARD_SHARE.factor()),
+        )
     }
 
     pub(super) fn provenance(&self) -> Vec<UsedConstant> {
@@ -241,18 +246,6 @@ impl NetworkPrices {
             })
             .collect();
         used.extend(self.measurements());
-        used.push(constant(
-            "latency of a ring step between nodes",
-            format!("{} µs", RING_STEP * 1e6),
-            Origin::Fitted,
-            "aliyun/SimAI@cef83f9 nic_ratio, 16-512 GPUs",
-        ));
-        used.push(constant(
-            "share of a network card's rate",
-            CARD_SHARE.to_string(),
-            Origin::Published,
-            "aliyun/SimAI@cef83f9 nic_ratio",
-        ));
         used
     }
 
@@ -299,14 +292,13 @@ fn bus(op: CollectiveOp, ranks: u64) -> f64 {
     }
 }
 
-/// Extra latency per step over InfiniBand: EFA's small all-reduces take 69 µs (p5) where NCCL's
-/// model on InfiniBand gives 31 µs.
+/// Latency of a step beyond InfiniBand's, seconds.
 fn fabric_latency(fabric: Fabric) -> f64 {
     match fabric {
         Fabric::InfiniBand | Fabric::Local => 0.0,
-        Fabric::Roce => 2e-6,
-        Fabric::Efa => 15e-6,
-        Fabric::Tcpx => 25e-6,
-        Fabric::Ethernet => 40e-6,
+        Fabric::Roce => known::ROCE.factor(),
+        Fabric::Efa => known::EFA.factor(),
+        Fabric::Tcpx => known::TCPX.factor(),
+        Fabric::Ethernet => known::ETHERNET.factor(),
     }
 }

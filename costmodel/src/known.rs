@@ -1,0 +1,156 @@
+//! Every number of the prices that no datasheet, table, runtime or fit gives: its value, unit, source and reason.
+//!
+//! A prediction's provenance lists all of them. A test finds numbers that stand in formulas instead.
+
+use catalog::{Origin, Seconds};
+use plans::UsedConstant;
+
+/// A number with its evidence.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Known {
+    name: &'static str,
+    value: f64,
+    unit: Unit,
+    origin: Origin,
+    source: &'static str,
+}
+
+/// What a number counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unit {
+    /// Of a time, given in microseconds.
+    Microseconds,
+    /// Of time for a square root of a megabyte, given in microseconds.
+    MicrosecondsPerRoot,
+    /// Of a rate, a time or a count, without unit.
+    Times,
+}
+
+impl Known {
+    /// As a factor.
+    pub(crate) const fn factor(&self) -> f64 {
+        self.value
+    }
+
+    /// As a time.
+    pub(crate) const fn seconds(&self) -> Seconds {
+        Seconds(self.value)
+    }
+
+    /// Its row in a prediction's provenance.
+    pub(crate) fn row(&self) -> UsedConstant {
+        let micro = self.value * 1e6;
+        UsedConstant {
+            name: self.name.to_owned(),
+            value: match self.unit {
+                Unit::Microseconds => format!("{} µs", (micro * 1e3).round() / 1e3),
+                Unit::MicrosecondsPerRoot => format!("{} µs/√MB", (micro * 1e3).round() / 1e3),
+                Unit::Times => format!("{}×", (self.value * 1e4).round() / 1e4),
+            },
+            origin: self.origin,
+            source: self.source.to_owned(),
+        }
+    }
+}
+
+/// Declares numbers and lists them, so that none is left out of the provenance.
+macro_rules! known {
+    ($($id:ident: $name:literal = $value:expr, $unit:ident, $origin:ident, $source:literal;)*) => {
+        $(#[doc = $name] pub(crate) const $id: Known = Known {
+            name: $name,
+            value: $value,
+            unit: Unit::$unit,
+            origin: Origin::$origin,
+            source: $source,
+        };)*
+        /// All of them.
+        pub(crate) const ALL: &[Known] = &[$($id),*];
+    };
+}
+
+known! {
+    // Matrix products.
+    WEIGHT_GRADIENT: "weight-gradient products over forward" = 1.04, Times, Published,
+        "MooreThreads/SimuMax@4dcaae5, NT against TN tables of A100 and B200: medians 3-5% apart";
+    GROUPED: "grouped over single products" = 1.0 / 0.85, Times, Fitted,
+        "rate 0.85: SimuMax group_matmul against matmul medians; DeepGEMM on H800, 0.84-0.9";
+    EIGHT_BYTE_LOADS: "rate of products with rows of 8-byte pieces over 4-byte ones" = 4.0 / 3.0, Times, Assumed,
+        "half the load instructions for as many multiplications, where the two take turns and take equally long";
+    SIXTEEN_BYTE_ROWS: "rate of batched products whose rows are whole 16-byte pieces over rows of 64" = 0.85, Times,
+        Assumed, "NVIDIA, Matrix multiplication background user's guide, alignment";
+    ROWWISE: "8-bit products scaled by row over those scaled by tensor" = 1.3, Times, Fitted,
+        "pytorch/torchtitan@7a04053: Llama 3 8B on H100, 5760, 6424 and 7186 tokens/s in 16 bits, by row and by tensor";
+    AMPERE_SUSTAINED: "long training over short products, 4096 cubed, A100" = 1.11, Times, Published,
+        "Azure/AI-benchmarking-guide@8fd0c6e: ten thousand iterations of cuBLASLt against the table";
+    AMPERE_SUSTAINED_LARGE: "long training over short products, from 8192 cubed on, A100" = 1.01, Times, Published,
+        "Azure/AI-benchmarking-guide@8fd0c6e";
+    OTHER_SUSTAINED: "long training over short products, generations without measurements" = 1.06, Times, Assumed,
+        "between those of A100 and none";
+    // Fused attention.
+    ATTENTION_START: "shortest fused attention" = 8e-6, Microseconds, Published, "ai-dynamo/aiconfigurator tables";
+    ATTENTION_BACKWARD: "products of fused attention, backward over forward" = 2.5, Times, Published,
+        "Dao 2023, section 4.1: five products for two";
+    TWO_PASSES: "products of a backward of attention in two passes over one" = 7.0 / 5.0, Times, Assumed,
+        "scores and gradients of probabilities are computed for keys and values, and again for queries";
+    FLASH1: "rate of FlashAttention 1 over 2" = 0.6, Times, Published, "Dao 2023, figure 4";
+    OLDER_ON_BLACKWELL: "rate of older attention kernels on Blackwell over its own" = 0.5, Times, Assumed,
+        "without its instructions a kernel of the generation before reaches about half";
+    SHORTEST_ATTENTION: "least rate of attention over short sequences, over that at 512" = 0.1, Times, Assumed,
+        "rates fall in proportion below the shortest chart";
+    // Memory-bound kernels: shares of the bandwidth.
+    KERNEL_START: "start of a memory-bound kernel" = 3e-6, Microseconds, Published,
+        "ai-dynamo/aiconfigurator mem_empirical_constant_latency";
+    POINTWISE: "elementwise kernels, of memory bandwidth" = 0.87, Times, Published,
+        "BabelStream 0.79-0.87 (Azure/AI-benchmarking-guide); vidur add 0.95, act 0.5-0.58";
+    NORM_FORWARD: "fused norms, forward, of memory bandwidth" = 0.74, Times, Published,
+        "cudnn-frontend@3929da2 norms, H200: 3352-3770 of 4800 GB/s";
+    NORM_BACKWARD: "fused norms, backward, of memory bandwidth" = 0.66, Times, Published,
+        "cudnn-frontend@3929da2 norms, H200: 3087-3801 of 4800 GB/s";
+    EAGER_NORM_FORWARD: "PyTorch's norms, forward, of memory bandwidth" = 0.56, Times, Published,
+        "cudnn-frontend@3929da2 norms, PyTorch on H200: 2670 of 4800 GB/s";
+    EAGER_NORM_BACKWARD: "PyTorch's norms, backward, of memory bandwidth" = 0.31, Times, Published,
+        "cudnn-frontend@3929da2 norms, PyTorch on H200: 1467 of 4800 GB/s";
+    SOFTMAX: "softmax of scores, of memory bandwidth" = 0.70, Times, Assumed, "between norm and elementwise kernels";
+    CROSS_ENTROPY: "cross-entropy, of memory bandwidth" = 0.30, Times, Published,
+        "Liger-Kernel@ead96b61: Megatron's fused kernel, 8192 × 131072 on H100, 18.2 ms";
+    EMBEDDING: "embedding, of memory bandwidth" = 0.50, Times, Published, "gathered rows; Liger-Kernel embedding benchmark";
+    PERMUTE: "ordering of tokens by expert, of memory bandwidth" = 0.35, Times, Published,
+        "SimuMax permute 0.19 (A100), 0.50 (B200)";
+    DROPOUT: "dropout, of memory bandwidth" = 0.70, Times, Assumed, "elementwise with random numbers";
+    OPTIMIZER: "fused optimizer, of memory bandwidth" = 0.80, Times, Published, "fused Adam 0.75-0.85 of bandwidth";
+    UNFUSED_OPTIMIZER: "unfused optimizer, of memory bandwidth" = 0.27, Times, Published,
+        "torch foreach AdamW on B200: 0.23-0.31";
+    // Messages.
+    CARD_SHARE: "share of a network card's rate" = 0.95, Times, Published, "aliyun/SimAI@cef83f9 nic_ratio: 0.95-0.96";
+    NEAR_SHARE: "share of the scale-up rate that one transfer reaches" = 0.70, Times, Published,
+        "microsoft/vidur send_recv tables, H100 and A100";
+    NEAR_TRANSFER: "start of a transfer inside a domain" = 8e-6, Microseconds, Published,
+        "microsoft/vidur send_recv tables: 5-10 µs on H100";
+    FAR_TRANSFER: "start of a transfer between domains" = 17e-6, Microseconds, Published,
+        "microsoft/vidur send_recv tables, H100";
+    RING_SHARE: "all-reduce without in-switch reduction, of the scale-up rate" = 0.82, Times, Assumed,
+        "a ring bounds it like the other collectives";
+    UNMEASURED_SHARE: "collectives without a table, of the scale-up rate" = 0.75, Times, Assumed,
+        "below what tables of other parts reach";
+    UNMEASURED_START: "start of collectives without a table" = 12e-6, Microseconds, Assumed, "as of tables of other parts";
+    UNMEASURED_RAMP: "ramp of collectives without a table" = 5e-6, MicrosecondsPerRoot, Assumed,
+        "as of tables of other parts";
+    RING_STEP: "latency of a ring step between nodes" = 4.5e-6, Microseconds, Fitted,
+        "aliyun/SimAI@cef83f9 nic_ratio of all-gather, 64 MiB-1 GiB, 16-512 GPUs";
+    TREE_LEVEL: "latency of a level of a tree between nodes, up and down" = 25e-6, Microseconds, Fitted,
+        "p5 tables: small all-reduces over 2 nodes take 69 µs";
+    TREE_RAMP: "ramp of all-reduce between nodes" = 20e-6, MicrosecondsPerRoot, Fitted, "p5 tables, 16 MiB-1 GiB";
+    TREE_TRAFFIC: "traffic of a tree over that of a ring" = 1.05, Times, Assumed, "leaves and inner nodes differ";
+    EXCHANGE_SHARE: "share of a network card's rate in all-to-all" = 0.75, Times, Assumed,
+        "DeepEP reaches 43-58 of 50 GB/s at best, NCCL's pairwise form less";
+    EXCHANGE_START: "start of all-to-all between nodes" = 15e-6, Microseconds, Assumed, "as of a transfer";
+    EXCHANGE_PEER: "start of all-to-all between nodes, for each rank" = 1e-6, Microseconds, Assumed,
+        "a message to every rank";
+    ROCE: "latency of a step over RoCE beyond InfiniBand" = 2e-6, Microseconds, Assumed, "switches";
+    EFA: "latency of a step over EFA beyond InfiniBand" = 15e-6, Microseconds, Fitted,
+        "p5: small all-reduces take 69 µs where NCCL's model on InfiniBand gives 31 µs";
+    TCPX: "latency of a step over TCPX beyond InfiniBand" = 25e-6, Microseconds, Assumed, "through the host's kernel";
+    ETHERNET: "latency of a step over Ethernet beyond InfiniBand" = 40e-6, Microseconds, Assumed, "sockets";
+    REGATHER: "share of a repeated gather of sequence-parallel inputs that stays exposed" = 1.0 / 8.0, Times, Assumed,
+        "it runs beside the data-gradient product, one chunk of eight before it";
+}
