@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use super::secret::{self, SHORTEST, Secret};
 
@@ -20,12 +21,15 @@ pub struct Place {
     pub port: u16,
     /// Whether all ranks are on this host: then they listen on loopback only.
     pub one_host: bool,
-    /// What a process must know to take part; ranks of several hosts have one.
-    pub secret: Option<Secret>,
+    /// What a process must know to take part.
+    pub secret: Secret,
 }
 
 /// Where a job meets whose ranks are on one host.
 const LOOPBACK: &str = "127.0.0.1";
+
+/// Variable that names a folder of this user alone, which lasts as long as the login.
+const RUNTIME_FOLDER: &str = "XDG_RUNTIME_DIR";
 
 /// Where a job meets when nothing says another port: torchrun's default.
 const PORT: u16 = 29500;
@@ -176,11 +180,19 @@ impl Place {
                 .ok_or_else(|| missing("MASTER_ADDR"))?
         };
         let one_host = world <= 1 || is_loopback(&host);
-        let told = Secret::told(variable);
-        let secret = told.map_err(|(name, reason)| PlaceError::Secret { name, reason })?;
-        if secret.is_none() && !one_host {
-            return Err(PlaceError::NoSecret { host });
-        }
+        let wrong = |(name, reason)| PlaceError::Secret { name, reason };
+        let secret = match Secret::told(variable).map_err(wrong)? {
+            Some(secret) => secret,
+            None if one_host => {
+                let runtime = variable(RUNTIME_FOLDER).map(PathBuf::from);
+                let folder = runtime.unwrap_or_else(std::env::temp_dir);
+                let made = Secret::of_this_user(&folder);
+                made.map_err(|reason| {
+                    wrong((secret::VARIABLE, format!("is not set, and {reason}")))
+                })?
+            }
+            None => return Err(PlaceError::NoSecret { host }),
+        };
         Ok(Self {
             rank,
             world,
@@ -202,23 +214,21 @@ impl Place {
             host: LOOPBACK.to_owned(),
             port,
             one_host: true,
-            secret: Some(secret),
+            secret,
         }
     }
 
     /// The variables that tell another process of this host its place, as torchrun does, and the secret.
     #[must_use]
     pub fn variables(&self) -> Vec<(&'static str, String)> {
-        let mut variables = vec![
+        vec![
             ("RANK", self.rank.to_string()),
             ("WORLD_SIZE", self.world.to_string()),
             ("LOCAL_RANK", self.local_rank.to_string()),
             ("MASTER_ADDR", self.host.clone()),
             ("MASTER_PORT", self.port.to_string()),
-        ];
-        let secret = self.secret.as_ref();
-        variables.extend(secret.map(|secret| (secret::VARIABLE, secret.text().to_owned())));
-        variables
+            (secret::VARIABLE, self.secret.text().to_owned()),
+        ]
     }
 }
 
@@ -262,7 +272,7 @@ mod tests {
                 host: host.to_owned(),
                 port,
                 one_host: host == LOOPBACK,
-                secret: (host != LOOPBACK).then(|| Secret::new(SECRET).expect("long enough")),
+                secret: Secret::new(SECRET).expect("long enough"),
             })
         };
         let torchrun = [
@@ -288,6 +298,7 @@ mod tests {
             ("OMPI_COMM_WORLD_RANK", "2"),
             ("OMPI_COMM_WORLD_SIZE", "4"),
             ("OMPI_COMM_WORLD_LOCAL_RANK", "2"),
+            (secret::VARIABLE, SECRET),
         ];
         assert_eq!(place(&open_mpi), at(2, 4, 2, "127.0.0.1", PORT));
         let pmi = [
@@ -308,26 +319,39 @@ mod tests {
 
     #[test]
     fn ranks_of_one_host_stay_on_it_and_those_of_several_have_a_secret() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder.path().display().to_string();
+        let runtime = (RUNTIME_FOLDER, &folder[..]);
         let of = |more: &[(&str, &str)]| {
             let ranks = [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")];
-            place(&[&ranks[..], more].concat())
+            place(&[&ranks[..], &[runtime], more].concat())
         };
+        let mut secrets = Vec::new();
         for here in [
             &[("MASTER_ADDR", "localhost")][..],
             &[("MASTER_ADDR", "127.0.0.1")],
             &[("MASTER_ADDR", "::1")],
             &[("MASTER_ADDR", "node0"), ("LOCAL_WORLD_SIZE", "2")],
         ] {
-            let place = of(here).expect("needs no secret");
-            assert!(place.one_host && place.host == LOOPBACK && place.secret.is_none());
+            let place = of(here).expect("makes a secret");
+            assert!(place.one_host && place.host == LOOPBACK);
+            secrets.push(place.secret);
         }
+        // Every rank finds the same.
+        assert!(secrets.iter().all(|secret| *secret == secrets[0]));
         let slurm = [
             ("SLURM_PROCID", "1"),
             ("SLURM_NTASKS", "2"),
             ("SLURM_STEP_NUM_NODES", "1"),
+            runtime,
         ];
         assert!(place(&slurm).expect("one host").one_host);
-        let alone = place(&[("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "node0")]);
+        let alone = place(&[
+            ("RANK", "0"),
+            ("WORLD_SIZE", "1"),
+            ("MASTER_ADDR", "node0"),
+            runtime,
+        ]);
         assert!(alone.expect("meets nobody").one_host);
         let apart = &[("MASTER_ADDR", "node0"), ("LOCAL_WORLD_SIZE", "1")];
         let error = of(apart).expect_err("no secret").to_string();

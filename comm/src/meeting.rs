@@ -107,11 +107,7 @@ struct Door {
 }
 
 impl Door {
-    fn open(
-        listener: TcpListener,
-        secret: Option<Secret>,
-        until: Instant,
-    ) -> Result<Self, CommError> {
+    fn open(listener: TcpListener, secret: Secret, until: Instant) -> Result<Self, CommError> {
         let wrong = |e: io::Error| start("listening", &e);
         listener.set_nonblocking(true).map_err(wrong)?;
         let address = listener.local_addr().map_err(wrong)?;
@@ -132,7 +128,7 @@ impl Door {
                 }
                 let (secret, said, heard) = (secret.clone(), said.clone(), Arc::clone(&heard));
                 std::thread::spawn(move || {
-                    hear(stream, from, secret.as_ref(), &said);
+                    hear(stream, from, &secret, &said);
                     heard.fetch_sub(1, Ordering::Relaxed);
                 });
             }
@@ -152,7 +148,7 @@ impl Drop for Door {
 }
 
 /// Lets a caller prove what it is.
-fn hear(stream: TcpStream, from: SocketAddr, secret: Option<&Secret>, said: &Sender<Caller>) {
+fn hear(stream: TcpStream, from: SocketAddr, secret: &Secret, said: &Sender<Caller>) {
     let heard = stream
         .set_nonblocking(false)
         .map_err(|e| e.to_string())
@@ -165,7 +161,7 @@ fn hear(stream: TcpStream, from: SocketAddr, secret: Option<&Secret>, said: &Sen
     let _ = said.send(caller);
 }
 
-fn proved(stream: &TcpStream, secret: Option<&Secret>) -> Result<Hello, String> {
+fn proved(stream: &TcpStream, secret: &Secret) -> Result<Hello, String> {
     use std::io::{Read, Write};
     let until = Instant::now() + HEARING;
     let mut timed = Timed { stream, until };
@@ -316,7 +312,7 @@ impl Meeting<'_> {
         timed.read_exact(&mut answer).map_err(yet)?;
         let (nonce, mut theirs) = (&answer[..32], [0; PROOF]);
         theirs.copy_from_slice(&answer[32..]);
-        let secret = self.place.secret.as_ref();
+        let secret = &self.place.secret;
         if !secret::proves(secret, End::Listener, &[&said, nonce], &theirs) {
             let reason = "what listens there does not know the job's secret";
             return Err(Unreached::Yet(reason.to_owned()));

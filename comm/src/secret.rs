@@ -2,6 +2,9 @@
 //! same job. It is never sent; a proof is an HMAC-SHA256 of numbers that both sides have just drawn.
 
 use std::fmt;
+use std::fs::Metadata;
+use std::io::{self, Write};
+use std::path::Path;
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -12,8 +15,6 @@ pub const VARIABLE: &str = "VESCALE_JOB_SECRET";
 pub const FILE_VARIABLE: &str = "VESCALE_JOB_SECRET_FILE";
 /// Characters of a secret, at least: a shorter one could be guessed from a recorded proof.
 pub const SHORTEST: usize = 16;
-/// Key of jobs without a secret. Proofs by it show nothing but the protocol: such ranks talk on loopback only.
-const NO_SECRET: &[u8] = b"vescale-plan: ranks of one host, without a secret";
 
 /// Bytes of a proof.
 pub(super) const PROOF: usize = 32;
@@ -74,6 +75,37 @@ impl Secret {
             .map_err(|e| (FILE_VARIABLE, format!("{path}: {e}")))
     }
 
+    /// The secret of ranks that a launcher started on one host and told none: a file in `folder` that only their
+    /// user can read, made by whichever rank comes first and kept for later jobs.
+    ///
+    /// # Errors
+    /// When it cannot be made, or what lies there is not such a file.
+    pub(super) fn of_this_user(folder: &Path) -> Result<Self, String> {
+        let wrong = |e: io::Error| format!("{}: {e}", folder.display());
+        // Made with mode 0600, and put in place only once it is whole.
+        let mut draft = tempfile::NamedTempFile::new_in(folder).map_err(wrong)?;
+        draft
+            .write_all(Self::random()?.0.as_bytes())
+            .map_err(wrong)?;
+        let own = draft.as_file().metadata().map_err(wrong)?;
+        let path = folder.join(file_name(&own));
+        match draft.persist_noclobber(&path) {
+            Err(e) if e.error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(wrong(e.error));
+            }
+            Ok(_) | Err(_) => {}
+        }
+        let found = std::fs::symlink_metadata(&path).map_err(wrong)?;
+        if !found.is_file() || !is_private(&found, &own) {
+            let path = path.display();
+            return Err(format!(
+                "{path} is no file that only this user can read; remove it"
+            ));
+        }
+        let text = std::fs::read_to_string(&path).map_err(wrong)?;
+        Self::new(&text).map_err(|e| format!("{}: {e}; remove it", path.display()))
+    }
+
     /// The secret itself, to hand it to another process.
     pub(super) fn text(&self) -> &str {
         &self.0
@@ -87,6 +119,30 @@ impl fmt::Debug for Secret {
     }
 }
 
+/// Users of one host have a file each.
+#[cfg(unix)]
+fn file_name(own: &Metadata) -> String {
+    use std::os::unix::fs::MetadataExt;
+    format!("vescale-plan-ranks-{}.secret", own.uid())
+}
+
+#[cfg(not(unix))]
+fn file_name(_own: &Metadata) -> String {
+    "vescale-plan-ranks.secret".to_owned()
+}
+
+/// Whether a file is of the user who made another just now, and nobody else can read it.
+#[cfg(unix)]
+fn is_private(found: &Metadata, own: &Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    found.uid() == own.uid() && found.mode() & 0o077 == 0
+}
+
+#[cfg(not(unix))]
+fn is_private(_found: &Metadata, _own: &Metadata) -> bool {
+    true
+}
+
 /// Bytes that nobody can foresee.
 pub(super) fn random<const N: usize>() -> Result<[u8; N], String> {
     let mut bytes = [0; N];
@@ -94,9 +150,9 @@ pub(super) fn random<const N: usize>() -> Result<[u8; N], String> {
     Ok(bytes)
 }
 
-fn hmac(secret: Option<&Secret>, end: End, said: &[&[u8]]) -> Hmac<Sha256> {
-    let key = secret.map_or(NO_SECRET, |secret| secret.0.as_bytes());
-    let mut hmac = Hmac::<Sha256>::new_from_slice(key).expect("a key of any length");
+fn hmac(secret: &Secret, end: End, said: &[&[u8]]) -> Hmac<Sha256> {
+    let mut hmac =
+        Hmac::<Sha256>::new_from_slice(secret.0.as_bytes()).expect("a key of any length");
     hmac.update(match end {
         End::Caller => b"caller",
         End::Listener => b"listen",
@@ -108,17 +164,12 @@ fn hmac(secret: Option<&Secret>, end: End, said: &[&[u8]]) -> Hmac<Sha256> {
 }
 
 /// Proof of one end, over what both have said.
-pub(super) fn proof(secret: Option<&Secret>, end: End, said: &[&[u8]]) -> [u8; PROOF] {
+pub(super) fn proof(secret: &Secret, end: End, said: &[&[u8]]) -> [u8; PROOF] {
     hmac(secret, end, said).finalize().into_bytes().into()
 }
 
 /// Whether a proof is that of an end; takes equally long whatever differs.
-pub(super) fn proves(
-    secret: Option<&Secret>,
-    end: End,
-    said: &[&[u8]],
-    proof: &[u8; PROOF],
-) -> bool {
+pub(super) fn proves(secret: &Secret, end: End, said: &[&[u8]], proof: &[u8; PROOF]) -> bool {
     hmac(secret, end, said).verify_slice(proof).is_ok()
 }
 
@@ -131,17 +182,11 @@ mod tests {
         let secret = |text| Secret::new(text).expect("long enough");
         let (ours, theirs) = (secret("0123456789abcdef"), secret("0123456789abcdeg"));
         let said: &[&[u8]] = &[b"hello", b"nonce"];
-        let made = proof(Some(&ours), End::Caller, said);
-        assert!(proves(Some(&ours), End::Caller, said, &made));
-        assert!(!proves(Some(&theirs), End::Caller, said, &made));
-        assert!(!proves(None, End::Caller, said, &made));
-        assert!(!proves(Some(&ours), End::Listener, said, &made));
-        assert!(!proves(
-            Some(&ours),
-            End::Caller,
-            &[b"hello", b"other"],
-            &made
-        ));
+        let made = proof(&ours, End::Caller, said);
+        assert!(proves(&ours, End::Caller, said, &made));
+        assert!(!proves(&theirs, End::Caller, said, &made));
+        assert!(!proves(&ours, End::Listener, said, &made));
+        assert!(!proves(&ours, End::Caller, &[b"hello", b"other"], &made));
     }
 
     #[test]
@@ -168,5 +213,44 @@ mod tests {
             Secret::random().expect("random"),
             Secret::random().expect("random")
         );
+    }
+
+    /// Another's file, one that others read, a link or a short one is no secret.
+    #[cfg(unix)]
+    #[test]
+    fn ranks_of_one_user_share_a_file_that_nobody_else_reads() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let folder = tempfile::tempdir().expect("a folder");
+        let secret = || Secret::of_this_user(folder.path());
+        let first = secret().expect("is made");
+        assert_eq!(secret(), Ok(first));
+        let entries = std::fs::read_dir(folder.path()).expect("a folder");
+        let files: Vec<_> = entries.map(|e| e.expect("an entry").path()).collect();
+        let [path] = &files[..] else {
+            panic!("{files:?}")
+        };
+        let mode = |mode| {
+            let mode = std::fs::Permissions::from_mode(mode);
+            std::fs::set_permissions(path, mode).expect("modes");
+        };
+        mode(0o644);
+        let wrong = secret().expect_err("others can read it");
+        assert!(wrong.contains("only this user can read"), "{wrong}");
+        mode(0o600);
+        std::fs::write(path, "short").expect("written");
+        assert!(
+            secret()
+                .expect_err("too short")
+                .contains("has 5 characters")
+        );
+        std::fs::remove_file(path).expect("removed");
+        symlink(folder.path().join("elsewhere"), path).expect("a link");
+        assert!(secret().is_err());
+        let threads = std::thread::scope(|scope| {
+            std::fs::remove_file(path).expect("removed");
+            let all = [(); 8].map(|()| scope.spawn(secret));
+            all.map(|thread| thread.join().expect("no panic").expect("a secret"))
+        });
+        assert!(threads.iter().all(|secret| *secret == threads[0]));
     }
 }

@@ -15,13 +15,12 @@ fn port() -> u16 {
     listener.local_addr().expect("its address").port()
 }
 
-fn secret(text: &str) -> Option<Secret> {
-    Some(Secret::new(text).expect("long enough"))
+fn secret(text: &str) -> Secret {
+    Secret::new(text).expect("long enough")
 }
 
 fn place(rank: usize, world: usize, port: u16) -> Place {
-    let secret = secret("the secret of these tests").expect("above");
-    Place::of_this_host(rank, world, port, secret)
+    Place::of_this_host(rank, world, port, secret("the secret of these tests"))
 }
 
 /// Runs `work` as every rank of a world, the last started first.
@@ -242,13 +241,7 @@ fn only_ranks_of_the_job_take_part() {
     };
     let wrong = [
         (other_secret(1), "does not know the job's secret"),
-        (
-            Place {
-                secret: None,
-                ..place(2, 3, port)
-            },
-            "does not know the job's secret",
-        ),
+        (other_secret(2), "does not know the job's secret"),
         (place(7, 9, port), "another number of ranks"),
         (place(1, 2, port), "another number of ranks"),
     ];
