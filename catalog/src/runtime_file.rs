@@ -21,7 +21,7 @@ pub struct RuntimeFile {
     pub schema_version: u32,
     /// Preset name.
     pub name: String,
-    /// Other names.
+    /// Other names by which `--runtime` finds it.
     #[serde(default)]
     pub aliases: Vec<String>,
     /// The runtime it differs from.

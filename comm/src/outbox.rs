@@ -22,7 +22,7 @@ struct State {
     writing: bool,
     /// Nothing comes after these frames.
     ending: bool,
-    /// Nothing can be written any more.
+    /// Whether a write to the peer failed, after which none is tried.
     broken: bool,
 }
 

@@ -158,8 +158,9 @@ fn bucketed(
     Ok(bucket * (count as f64 / BUCKET_ELEMENTS as f64))
 }
 
-/// The group of two axes together. When they are not neighbours in rank order, the stride is the
-/// one that leaves as many of its ranks in a domain as the two axes have there.
+/// The group of two axes together, `inner.size · outer.size` ranks; `domain` is how many ranks share a scale-up
+/// domain. Where the axes are not neighbours in rank order no stride describes the group; it gets the one by which
+/// as many of its ranks lie in a domain as really do.
 fn joined(inner: Group, outer: Group, domain: u64) -> Group {
     if outer.size == 1 {
         return inner;

@@ -6,7 +6,7 @@ use catalog::DType;
 
 use crate::trace::{Detail, Op, OpKind, SoftmaxRule, Trace};
 
-/// Heads of a library's attention are of multiples of so many dimensions, and of at most so many.
+/// Head dimensions that cuDNN's attention takes: multiples of the first number, up to the second.
 const HEAD: (u64, u64) = (8, 256);
 
 /// Core attention as a library may have it: bf16, whole sequences from their first token on, queries that see

@@ -91,7 +91,7 @@ impl BlockPosition {
         first.map_or(0..0, |first| first..first + here.len())
     }
 
-    /// Global indices along every dim.
+    /// Global indices of the elements that this rank holds, for every dim of a tensor.
     #[must_use]
     pub fn all_indices(&self, global: &[u64], placements: &Placements) -> Vec<Vec<u64>> {
         (0..global.len())

@@ -268,7 +268,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Whether nothing under these floors can be among the best.
+    /// Whether a strategy with these lower bounds is surely worse than every plan kept so far.
     fn beyond(&self, floors: &Floors) -> bool {
         if self.best.len() < self.options.top.max(1) {
             return false;

@@ -30,7 +30,7 @@ const MAX_VPP: u64 = 16;
 /// Strategies that differ only in what they recompute.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Family {
-    /// With nothing recomputed: its time floor bounds every member.
+    /// The strategy that recomputes nothing. No member is faster than its lower bound on time.
     pub base: Strategy,
     /// The members' recompute choices, in order.
     pub recompute: Vec<Recompute>,

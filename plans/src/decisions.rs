@@ -7,7 +7,7 @@ use catalog::{Axis, AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
 use crate::mesh::Group;
 use crate::partition::StagePartition;
 
-/// The decisions, as plain fields. [`Strategy::new`](crate::Strategy::new) turns legal ones into a [`Strategy`](crate::Strategy).
+/// Every decision of a parallelism strategy, as plain fields that nobody has checked. [`Strategy::new`](crate::Strategy::new) turns legal ones into a [`Strategy`](crate::Strategy).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Decisions {
     /// Tensor-parallel size.

@@ -238,7 +238,7 @@ impl ProfilePrices {
         [(elements.dense, dense), (elements.expert, expert)]
     }
 
-    /// Gathering a stage's parameters into tensors.
+    /// Time to gather a stage's sharded parameters into whole tensors.
     ///
     /// # Errors
     /// When messages were not measured.

@@ -60,7 +60,7 @@ pub(super) fn gelus(trace: &Trace, lowered: &mut Lowered) {
     }
 }
 
-/// What is left of a kernel whose work another does: bytes that are moved.
+/// A kernel whose arithmetic another kernel does: only these bytes are still moved, without a launch.
 fn beside(kernel: &Kernel, bytes: Bytes) -> Kernel {
     Kernel {
         kind: KernelKind::Memory {

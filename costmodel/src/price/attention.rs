@@ -19,7 +19,8 @@ use super::priced::{Priced, constant};
 use super::ratios::Ratios;
 use crate::known;
 
-/// Widest head of the charts' slower rate, and the first that reaches the charts' own.
+/// Head dimensions: up to the first a kernel runs at the charts' rate for narrow heads, from the second on at the
+/// charts' full rate, and between them in between.
 const HEADS: [u64; 2] = [64, 96];
 
 #[derive(Clone, Debug)]

@@ -27,7 +27,8 @@ impl OfGpus<'_> {
         products.collect()
     }
 
-    /// Causal attention in 16 bits by a library, forward or backward: `[sequences × heads, queries, keys, dimensions]`.
+    /// Measured times, in seconds, of a library's causal attention in 16 bits, forward or backward, by
+    /// `[sequences × heads, queries, keys, head dimension]`.
     pub(super) fn attentions(&self, backward: bool) -> Vec<([u64; 4], f64)> {
         if self
             .machine()

@@ -13,9 +13,9 @@ use std::sync::Arc;
 /// expert sees its tokens in global order whoever sent them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Row {
-    /// Global expert.
+    /// Number of the expert in the model.
     pub expert: u32,
-    /// Global token.
+    /// Number of the token in the global batch.
     pub token: u64,
     /// Which of the token's choices.
     pub slot: u32,

@@ -364,7 +364,7 @@ pub struct NumbersArgument {
     pub address: Address,
     /// How many.
     pub count: i64,
-    /// First chunk of the launch that treats them.
+    /// The first of the kernel launch's chunks that reads these numbers.
     pub first: i64,
     /// Whether their squares count; else they must only be finite.
     pub counts: i64,
@@ -380,7 +380,7 @@ pub struct WeightsArgument {
     pub weights: Address,
     /// How many.
     pub count: i64,
-    /// First chunk of the launch that treats them.
+    /// The first of the kernel launch's chunks that reads these numbers.
     pub first: i64,
     /// Whether other kernels read them in bf16.
     pub is_bf16: i32,

@@ -130,7 +130,7 @@ impl Checkpoint {
         &self.folder
     }
 
-    /// Its parameters by name.
+    /// The saved parameters in the order of their names: global shape, and the files that hold pieces of them.
     #[must_use]
     pub fn parameters(&self) -> Vec<ParameterEntry> {
         self.pieces

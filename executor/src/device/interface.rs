@@ -192,8 +192,8 @@ pub trait Device: Sized {
     /// # Errors
     /// See [`Device::batch`].
     fn set_scale(&self, scale: f32) -> Result<(), ExecutorError>;
-    /// One step of AdamW over runs of a partition; those of `values` that a run names, and the shard, receive their
-    /// weights as kernels read them, where they lie.
+    /// One step of AdamW over contiguous runs of this rank's partition of the parameters. Updated weights are written,
+    /// in the type that kernels read, to the shard, and to the tensors of `values` that the runs name.
     ///
     /// # Errors
     /// See [`Device::batch`].

@@ -9,7 +9,7 @@ pub(crate) struct Program {
     pub(crate) setup: Vec<String>,
     /// What makes processes of the program.
     pub(crate) starter: Starter,
-    /// The program and its arguments, as shell words.
+    /// The training program that every rank runs and its arguments, quoted for a shell.
     pub(crate) arguments: String,
 }
 

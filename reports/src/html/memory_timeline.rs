@@ -22,7 +22,7 @@ const POINTS: usize = 400;
 /// Lines drawn besides the heaviest rank's.
 const OTHERS: usize = 7;
 
-/// The plot; nothing without a timeline.
+/// The plot of every rank's memory over the step; empty where the report has no timeline.
 pub(super) fn section(input: &ReportInput) -> Markup {
     let Some(timeline) = input.timeline.filter(|t| !t.memory.is_empty()) else {
         return html! {};

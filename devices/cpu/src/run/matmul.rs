@@ -11,7 +11,8 @@ use dtensor::placement::{BLOCK_AXES, Placement};
 use dtensor::trace::{Op, TensorId};
 
 impl Run<'_> {
-    /// Whether some axis shards a dim of a parameter, so that contracting it leaves partial sums.
+    /// Whether some mesh axis shards this dim of a parameter: a product that sums over the dim then has partial sums on
+    /// every rank.
     pub(super) fn is_split(&self, id: TensorId, dim: usize) -> bool {
         let info = self.info(id);
         BLOCK_AXES.iter().any(|&axis| {

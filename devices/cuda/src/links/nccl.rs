@@ -62,7 +62,7 @@ impl<'c> NcclLinks<'c> {
         Ok(met)
     }
 
-    /// Queues work of a group after all of the GPU's so far; the end of it.
+    /// Queues a group's collective behind all that is queued on the GPU by now; returns the event of its end.
     fn queue(
         &self,
         group: &NcclGroup,
