@@ -152,7 +152,7 @@ impl Base<'_> {
         (changed != *self.decisions).then(|| (cause, self.scenario.clone(), changed))
     }
 
-    /// With another machine or runtime.
+    /// A what-if: the same strategy in a scenario that `edit` has changed, and what that would explain.
     fn given(&self, cause: &'static str, edit: impl Fn(&mut Scenario)) -> Change {
         let mut changed = self.scenario.clone();
         edit(&mut changed);

@@ -93,9 +93,9 @@ enum Unreached {
 
 /// A caller that has been heard.
 enum Caller {
-    /// It is of this job.
+    /// A rank of this job, which has proved it.
     Proved(Hello, TcpStream),
-    /// It is not, or did not say.
+    /// Somebody who is not of this job, or did not say who it is; with what was wrong.
     Stranger(String),
 }
 

@@ -48,7 +48,7 @@ struct Blocks {
     layers: Vec<(LayerClass, Arc<BlockCost>, Arc<BlockCost>)>,
 }
 
-/// Builds everything from a strategy.
+/// Builds what the engine simulates of a strategy: the work of its stages, and memory and optimizer of its ranks.
 ///
 /// # Errors
 /// When a block cannot be traced.

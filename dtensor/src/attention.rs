@@ -49,11 +49,11 @@ impl CausalAttention {
 /// The pieces that a fused attention stands for, as indices in the forward trace.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionPieces {
-    /// Products of queries and keys.
+    /// Place of the products of queries and keys in the forward list.
     pub scores: usize,
-    /// Products of weights and values.
+    /// Place of the products of weights and values.
     pub context: usize,
-    /// Dropout of the weights.
+    /// Place of the dropout of weights, if there is one.
     pub dropout: Option<usize>,
 }
 

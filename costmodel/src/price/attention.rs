@@ -175,7 +175,8 @@ impl AttentionPrices {
     }
 }
 
-/// Interpolates over the logarithm of the length; flat beyond the ends, falling in proportion below.
+/// The rate at a key length, interpolated between the chart's lengths in their logarithm: beyond the longest it stays,
+/// below the shortest it falls in proportion to the length.
 fn at_length(table: &[f64; 7], length: u64) -> f64 {
     let position = (length.max(1) as f64 / FIRST_LENGTH as f64).log2();
     if position <= 0.0 {

@@ -43,7 +43,7 @@ pub enum ScheduleError {
     TooFew {
         /// Schedule.
         schedule: ScheduleKind,
-        /// Least.
+        /// The fewest micro-batches that fill it.
         least: u64,
         /// Pipeline ranks.
         pp: u64,

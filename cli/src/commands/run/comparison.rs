@@ -149,7 +149,7 @@ pub(crate) struct MemoryJson {
     pub(crate) predicted_bytes: u64,
 }
 
-/// Everything, side by side.
+/// A run beside its prediction: step time, memory of every rank, time of every action.
 #[derive(Serialize)]
 pub(crate) struct Comparison {
     /// Median of all steps but the first.
