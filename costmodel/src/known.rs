@@ -1,8 +1,9 @@
 //! Every number of the prices that no datasheet, table, runtime or fit gives: its value, unit, source and reason.
 //!
-//! A prediction's provenance lists all of them. A test finds numbers that stand in formulas instead.
+//! A prediction's provenance lists all that can enter it. A test finds numbers that stand in formulas instead.
 
-use catalog::{Origin, Seconds};
+use catalog::fitted::Constant;
+use catalog::{Architecture, Fabric, Origin, Seconds};
 use plans::UsedConstant;
 
 /// A number with its evidence.
@@ -38,7 +39,7 @@ impl Known {
     }
 
     /// Its row in a prediction's provenance.
-    pub(crate) fn row(&self) -> UsedConstant {
+    fn row(&self) -> UsedConstant {
         let micro = self.value * 1e6;
         UsedConstant {
             name: self.name.to_owned(),
@@ -64,7 +65,7 @@ macro_rules! known {
             source: $source,
         };)*
         /// All of them.
-        pub(crate) const ALL: &[Known] = &[$($id),*];
+        const ALL: &[Known] = &[$($id),*];
     };
 }
 
@@ -153,4 +154,63 @@ known! {
     ETHERNET: "latency of a step over Ethernet beyond InfiniBand" = 40e-6, Microseconds, Assumed, "sockets";
     REGATHER: "share of a repeated gather of sequence-parallel inputs that stays exposed" = 1.0 / 8.0, Times, Assumed,
         "it runs beside the data-gradient product, one chunk of eight before it";
+}
+
+/// Rows of those that can enter predictions on a part of this generation and over this network.
+pub(crate) fn rows(architecture: Architecture, fabric: Fabric) -> Vec<UsedConstant> {
+    let generations: [(Known, &[Architecture]); 4] = [
+        (AMPERE_SUSTAINED, &[Architecture::Ampere]),
+        (AMPERE_SUSTAINED_LARGE, &[Architecture::Ampere]),
+        (OLDER_ON_BLACKWELL, &[Architecture::Blackwell]),
+        (
+            OTHER_SUSTAINED,
+            &[Architecture::Volta, Architecture::Ada, Architecture::Cdna3],
+        ),
+    ];
+    let networks = [
+        (ROCE, Fabric::Roce),
+        (EFA, Fabric::Efa),
+        (TCPX, Fabric::Tcpx),
+        (ETHERNET, Fabric::Ethernet),
+    ];
+    let applies = |known: &&Known| {
+        let generation = generations.iter().find(|(only, _)| only == *known);
+        let network = networks.iter().find(|(only, _)| only == *known);
+        generation.is_none_or(|(_, on)| on.contains(&architecture))
+            && network.is_none_or(|(_, by)| *by == fabric)
+    };
+    ALL.iter().filter(applies).map(Known::row).collect()
+}
+
+/// The generation that a fitted constant is of; none if it is of all.
+pub(crate) fn generation(constant: Constant) -> Option<Architecture> {
+    match constant {
+        Constant::HopperSustained | Constant::HopperRate16 | Constant::HopperRate8 => {
+            Some(Architecture::Hopper)
+        }
+        Constant::BlackwellSustained | Constant::BlackwellRate16 | Constant::BlackwellRate8 => {
+            Some(Architecture::Blackwell)
+        }
+        Constant::NarrowProducts
+        | Constant::BatchedShare
+        | Constant::UnalignedShare
+        | Constant::ExposedEpilogue
+        | Constant::ClockExponent => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_of_the_part_and_its_network() {
+        let has =
+            |architecture, fabric, known: Known| rows(architecture, fabric).contains(&known.row());
+        let (hopper, ampere) = (Architecture::Hopper, Architecture::Ampere);
+        assert!(has(ampere, Fabric::Efa, AMPERE_SUSTAINED));
+        assert!(!has(hopper, Fabric::Efa, AMPERE_SUSTAINED));
+        assert!(has(hopper, Fabric::Efa, EFA) && !has(hopper, Fabric::InfiniBand, EFA));
+        assert!(has(hopper, Fabric::InfiniBand, RING_STEP));
+    }
 }

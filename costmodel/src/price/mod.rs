@@ -13,14 +13,14 @@ mod profile;
 mod ratios;
 mod roofline;
 
-use catalog::fitted::{self, Constant};
+use catalog::fitted::{self, Constant, Entry};
 use catalog::runtime::AttentionKernel;
-use catalog::{Bytes, Cluster, DType, Device, Fitted, Origin, tables};
+use catalog::{Architecture, Bytes, Cluster, DType, Device, Fabric, Fitted, Origin, tables};
 use dtensor::{AttentionShape, CollectiveKind};
 use plans::{Group, UsedConstant};
 
 use self::priced::constant;
-use crate::known::{self, Known};
+use crate::known;
 
 pub use gemm::GemmLayout;
 pub use memory::MemoryKind;
@@ -36,6 +36,8 @@ pub struct TablePrices {
     network: network::NetworkPrices,
     roofline: roofline::Roofline,
     fitted: Fitted,
+    architecture: Architecture,
+    fabric: Fabric,
 }
 
 impl TablePrices {
@@ -55,6 +57,8 @@ impl TablePrices {
             network: network::NetworkPrices::new(cluster, part, profile),
             roofline: roofline::Roofline::new(cluster),
             fitted: *fitted,
+            architecture: device.architecture,
+            fabric: cluster.fabric,
         })
     }
 
@@ -137,8 +141,11 @@ impl TablePrices {
         used.extend(self.attention.provenance());
         used.extend(self.memory.provenance());
         used.extend(self.network.provenance());
-        used.extend(known::ALL.iter().map(Known::row));
-        used.extend(fitted::entries().iter().map(|entry| {
+        used.extend(known::rows(self.architecture, self.fabric));
+        let here = |entry: &&Entry| {
+            known::generation(entry.name).is_none_or(|only| only == self.architecture)
+        };
+        used.extend(fitted::entries().iter().filter(here).map(|entry| {
             let value = format!("{}, {}", self.fitted.get(entry.name), entry.unit);
             constant(&entry.what, value, Origin::Fitted, &entry.source)
         }));
@@ -151,7 +158,7 @@ mod tests {
     use std::sync::Arc;
 
     use catalog::profile::{Gpu, Machine, Measured, Profile};
-    use catalog::{Architecture, Bandwidth, Seconds};
+    use catalog::{Bandwidth, Seconds};
 
     use super::clocks::sustained;
     use super::*;
