@@ -89,6 +89,7 @@ mod tests {
         let report = Report::new(
             &embedded().expect("embedded runs are well-formed"),
             &Fitted::default(),
+            &|_| (),
         );
         let grown = grown(&report.summary, include_str!("../../tests/accuracy.csv"));
         assert!(grown.is_empty(), "{}", grown.join("\n"));

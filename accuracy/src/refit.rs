@@ -111,7 +111,7 @@ struct Residuals {
 }
 
 /// Leaves each source out in turn.
-pub(crate) fn leave_one_out(runs: &[(Run, String)]) -> Refit {
+pub(crate) fn leave_one_out(runs: &[(Run, String)], progress: &dyn Fn(f64)) -> Refit {
     let parameters = parameters();
     let samples = samples(runs, &parameters);
     let shipped: Vec<f64> = parameters.iter().map(|p| p.shipped).collect();
@@ -122,7 +122,10 @@ pub(crate) fn leave_one_out(runs: &[(Run, String)]) -> Refit {
     let all = fit(&parameters, &chosen(&samples, None));
     let mut folds = Vec::new();
     let mut together: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-    for &source in &sources {
+    // The fit of all runs is one step more.
+    let steps = (sources.len() + 1) as f64;
+    for (done, &source) in sources.iter().enumerate() {
+        progress((done + 1) as f64 / steps);
         let found = fit(&parameters, &chosen(&samples, Some(source)));
         let own: Vec<&Sample> = samples
             .iter()

@@ -1,5 +1,7 @@
 //! Everything there is to say about some published runs.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use catalog::Fitted;
 use catalog::runs::Run;
 use rayon::prelude::*;
@@ -26,15 +28,23 @@ pub struct Report {
 }
 
 impl Report {
-    /// Predicts the runs, each with the name of its source.
+    /// Predicts the runs, each with the name of its source; `progress` is told the share that is done.
     #[must_use]
-    pub fn new(runs: &[(Run, String)], constants: &Fitted) -> Self {
+    pub fn new(
+        runs: &[(Run, String)],
+        constants: &Fitted,
+        progress: &(dyn Fn(f64) + Sync),
+    ) -> Self {
+        let done = AtomicUsize::new(0);
         let scored: Vec<Scored> = runs
             .par_iter()
             .enumerate()
             .map(|(index, (run, source))| {
                 let left_out = contradictions::contradicted(runs, index);
-                score::score(run, source, constants, left_out)
+                let scored = score::score(run, source, constants, left_out);
+                let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+                progress(done as f64 / runs.len() as f64);
+                scored
             })
             .collect();
         let sweeps = sweeps::sweeps(runs, &scored);
@@ -49,10 +59,11 @@ impl Report {
         }
     }
 
-    /// Fits the constants again without one source after another, and predicts each by the others' fit.
+    /// Fits the constants again without one source after another, and predicts each by the others' fit. `progress`
+    /// is told the share that is done.
     #[must_use]
-    pub fn with_leave_one_out(mut self, runs: &[(Run, String)]) -> Self {
-        self.leave_one_out = Some(refit::leave_one_out(runs));
+    pub fn with_leave_one_out(mut self, runs: &[(Run, String)], progress: &dyn Fn(f64)) -> Self {
+        self.leave_one_out = Some(refit::leave_one_out(runs, progress));
         self
     }
 

@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::args::ValidateArgs;
 use crate::destinations::Target;
 use crate::error::{CliError, code};
-use crate::output::{self, SCHEMA_VERSION, note};
+use crate::output::{self, Progress, SCHEMA_VERSION, note};
 
 #[derive(Serialize)]
 struct ValidateJson<'a> {
@@ -44,9 +44,14 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode, CliError> {
         Some(path) => catalog::fitted::load(path)?,
         None => Fitted::default(),
     };
-    let mut report = Report::new(&runs, &constants);
+    let quiet = args.output.quiet || args.output.json;
+    let bar = Progress::new(quiet, "predicting");
+    let mut report = Report::new(&runs, &constants, &|share| bar.update(share));
+    bar.finish();
     if args.leave_one_out {
-        report = report.with_leave_one_out(&runs);
+        let bar = Progress::new(quiet, "fitting without one source after another");
+        report = report.with_leave_one_out(&runs, &|share| bar.update(share));
+        bar.finish();
     }
     let saved = files.write(&report);
     if args.output.json {
