@@ -112,7 +112,8 @@ impl CostModel {
     /// When a block cannot be traced.
     pub fn floors(&self, strategy: &Strategy) -> Result<Floors, CostError> {
         let pipeline = self.pipelines.pipeline(strategy)?;
-        let assembled = self.assembled(strategy)?;
+        let owners = Arc::clone(&pipeline.rank_of_stage);
+        let assembled = assemble(&self.blocks, strategy, owners)?;
         Ok(floors::floors(
             self.scenario(),
             strategy,

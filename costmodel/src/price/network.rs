@@ -118,15 +118,21 @@ impl NetworkPrices {
 
     /// Between domains with so many of the ranks in each, by the fastest algorithm of the cluster.
     fn across(&self, op: CollectiveOp, bytes: Bytes, ranks: u64, together: u64) -> Seconds {
+        // A rank that is alone in its domain has no links inside.
+        let inside_rate = match together {
+            1 => f64::INFINITY,
+            _ => self.inside_rate(op, together),
+        };
+        let cards = together as f64 * self.far * known::CARD_SHARE.factor();
         let crossing = Crossing {
             op,
             bytes: bytes.as_f64(),
             ranks,
             together,
-            moved: bytes.as_f64() * bus(op, ranks) / self.across_rate(op, together),
+            moved: bytes.as_f64() * bus(op, ranks) / cards.min(inside_rate),
             far_latency: self.far_latency,
             far: self.far,
-            inside_rate: self.inside_rate(op, together),
+            inside_rate,
         };
         let fastest = |among: &[Algorithm]| {
             let times = among.iter().filter_map(|a| crossing.time(*a));
@@ -181,15 +187,6 @@ impl NetworkPrices {
         let megabytes = bytes.as_f64() / 1e6;
         let start = (a * steps + b * megabytes.sqrt()) * 1e-6;
         Seconds(start + bytes.as_f64() * bus(op, ranks) / self.inside_rate(op, ranks))
-    }
-
-    fn across_rate(&self, op: CollectiveOp, together: u64) -> f64 {
-        let cards = together as f64 * self.far * known::CARD_SHARE.factor();
-        if together == 1 {
-            cards
-        } else {
-            cards.min(self.inside_rate(op, together))
-        }
     }
 
     pub(super) fn point_to_point(&self, bytes: Bytes, group: Group) -> Priced {
