@@ -1,4 +1,4 @@
-//! Intervals from residuals: the table that predictions read, and how often it holds.
+//! 80% intervals of predictions, made from the errors on published runs, and how many runs lie inside them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -22,7 +22,7 @@ pub(crate) struct Coverage {
     pub(crate) left_out_inside: f64,
 }
 
-/// `ln(measured / predicted)` with the kind and the source of its run.
+/// The error of one published run, `ln(measured / predicted)`, with its runtime, precision and source.
 struct Sample {
     runtime: String,
     precision: &'static str,
@@ -50,7 +50,8 @@ fn samples(scored: &[Scored], quantity: Quantity) -> Vec<Sample> {
         .collect()
 }
 
-/// Residuals of every kind with enough runs.
+/// The 80% interval of the errors for every pair of runtime and precision that has enough runs. `*` stands for all
+/// runtimes, or all precisions.
 fn kinds<'a>(samples: impl Iterator<Item = &'a Sample>) -> BTreeMap<(String, String), Residual> {
     let mut values: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
     for sample in samples {
@@ -67,7 +68,7 @@ fn kinds<'a>(samples: impl Iterator<Item = &'a Sample>) -> BTreeMap<(String, Str
         .collect()
 }
 
-/// The table of `catalog/presets/runs/residuals.csv`.
+/// The 80% intervals as CSV: what `catalog/presets/runs/residuals.csv` holds, and predictions read.
 pub(crate) fn table(scored: &[Scored], sweeps: &[Sweep]) -> String {
     let mut text = String::from(
         "# ln(measured / predicted) of the published runs, by kind: 10% and 90% order statistics.\n\
@@ -102,7 +103,7 @@ fn line(text: &mut String, quantity: Quantity, runtime: &str, precision: &str, r
     );
 }
 
-/// Coverage of step time and memory.
+/// How many published runs lie inside their intervals of step time, and of memory.
 pub(crate) fn coverage(scored: &[Scored]) -> Vec<Coverage> {
     [Quantity::Time, Quantity::Memory]
         .into_iter()

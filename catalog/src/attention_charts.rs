@@ -1,33 +1,34 @@
-//! Measured rates of fused attention, as data.
+//! Measured rates of fused attention kernels, read from `presets/kernels/attention.yaml`.
 
 use std::sync::OnceLock;
 
 use serde::Deserialize;
 
-/// Key lengths of a chart: this one, and its doubles.
+/// Number of keys, in tokens, at the first point of every chart; each further point has twice as many.
 pub const FIRST_LENGTH: u64 = 512;
 
-/// Achieved rates of one kernel on one part: causal, 16 bits, head dimension 128.
+/// Rates that one attention kernel achieves on one GPU, for causal attention in 16 bits with head dimension 128.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttentionChart {
-    /// Kernel and part.
+    /// Name of the kernel and of the GPU, such as `cuDNN, H200`.
     pub name: String,
-    /// By key length, TFLOP/s.
+    /// Forward rates in TFLOP/s, one for each number of keys.
     pub forward_tflops: [f64; 7],
-    /// By key length, TFLOP/s.
+    /// Backward rates in TFLOP/s, one for each number of keys.
     pub backward_tflops: [f64; 7],
-    /// Rate at head dimension 64 over 128.
+    /// Rate with head dimension 64 over that with 128.
     pub narrow: f64,
-    /// Peak of the part, TFLOP/s.
+    /// Dense 16-bit peak of that GPU, TFLOP/s.
     pub peak_tflops: f64,
-    /// Whether it ran at boost clocks: single launches do, long series do not.
+    /// Whether the GPU ran at boost clocks while it was measured: in a single launch it does, in a long series it
+    /// does not.
     pub boost: bool,
     /// Where it was published.
     pub source: String,
 }
 
-/// Every chart.
+/// The charts that the program carries.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttentionCharts {
@@ -42,7 +43,7 @@ pub struct AttentionCharts {
 }
 
 impl AttentionCharts {
-    /// All of them.
+    /// The charts in the order of their fields.
     #[must_use]
     pub fn all(&self) -> [&AttentionChart; 4] {
         [
@@ -54,17 +55,6 @@ impl AttentionCharts {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    #[allow(
-        dead_code,
-        reason = "read so that other versions are refused by the schema"
-    )]
-    schema_version: u32,
-    charts: AttentionCharts,
-}
-
 /// The charts that the program carries.
 ///
 /// # Panics
@@ -74,9 +64,8 @@ pub fn attention_charts() -> &'static AttentionCharts {
     static CHARTS: OnceLock<AttentionCharts> = OnceLock::new();
     CHARTS.get_or_init(|| {
         let text = include_str!("../presets/kernels/attention.yaml");
-        let file: Result<File, _> = crate::text::yaml(text, "attention.yaml");
-        file.expect("the embedded file is well-formed, a test shows")
-            .charts
+        let charts = crate::text::yaml(text, "attention.yaml");
+        charts.expect("the embedded file is well-formed, a test shows")
     })
 }
 

@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::device::Architecture;
 use crate::error::SpecError;
 
 const FILE: &str = include_str!("../presets/fitted.yaml");
@@ -42,6 +43,26 @@ pub enum Constant {
     ExposedEpilogue,
     /// Exponent of clock over power limit.
     ClockExponent,
+}
+
+impl Constant {
+    /// The generation of devices whose predictions it enters; `None` if it enters all.
+    #[must_use]
+    pub fn generation(self) -> Option<Architecture> {
+        match self {
+            Self::HopperSustained | Self::HopperRate16 | Self::HopperRate8 => {
+                Some(Architecture::Hopper)
+            }
+            Self::BlackwellSustained | Self::BlackwellRate16 | Self::BlackwellRate8 => {
+                Some(Architecture::Blackwell)
+            }
+            Self::NarrowProducts
+            | Self::BatchedShare
+            | Self::UnalignedShare
+            | Self::ExposedEpilogue
+            | Self::ClockExponent => None,
+        }
+    }
 }
 
 const COUNT: usize = 11;

@@ -127,7 +127,7 @@ pub enum SequenceParallelUse {
     Choice,
 }
 
-/// A rewrite of the operator graph, closed and sourced.
+/// A way in which a training system's kernels, or what they keep, differ from the traced operators.
 #[derive(
     Clone,
     Copy,
@@ -225,16 +225,16 @@ pub enum Rewrite {
     /// Backward tensor-parallel collectives of column-parallel linears run beside the weight-gradient
     /// product (Megatron-LM `LinearWithGradAccumulationAndAsyncCommunication`).
     AsyncTensorParallelBackward,
-    /// Norm inputs are kept in 32 bits, as autocast upcasts them.
+    /// Inputs of norms are kept for backward in 32 bits, because autocast casts them up.
     NormInF32,
-    /// Token permutation fused with the cast and probabilities.
+    /// Ordering tokens by expert, their cast, and the product with the router's probabilities are one kernel.
     FusePermute,
-    /// A router keeps, in 32 bits, where every choice's row went and came from and where each expert's rows
-    /// begin, beside the experts chosen (our own executor).
+    /// A router keeps for backward, as 32-bit integers, the row to which every choice of an expert was sent, the row it
+    /// came from, and the first row of each expert, beside the chosen experts' numbers (our own executor).
     KeepRowIndices,
-    /// Steps are captured in CUDA graphs: no host cost per kernel.
+    /// Steps are captured in CUDA graphs, so that the host spends no time per kernel.
     CudaGraph,
-    /// Optimizer runs as one multi-tensor kernel.
+    /// The optimizer is one kernel over all tensors.
     FusedOptimizer,
     /// The optimizer step makes a 32-bit copy of its share of the gradients (DeepSpeed `stage_1_and_2.py`,
     /// `single_grad_partition`; `fused_optimizer.py`, `grads_groups_flat`).

@@ -93,17 +93,6 @@ pub struct MeasuredOn {
     pub scale_up: Sourced<Bandwidth>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct MeasuredOnFile {
-    #[allow(
-        dead_code,
-        reason = "read so that other versions are refused by the schema"
-    )]
-    schema_version: u32,
-    tables: BTreeMap<String, MeasuredOn>,
-}
-
 /// The part that a table was measured on; `None` when there is no such table.
 ///
 /// # Panics
@@ -112,9 +101,8 @@ struct MeasuredOnFile {
 pub fn measured_on(table: &str) -> Option<&'static MeasuredOn> {
     static PARTS: OnceLock<BTreeMap<String, MeasuredOn>> = OnceLock::new();
     let parts = PARTS.get_or_init(|| {
-        let file: Result<MeasuredOnFile, _> = crate::text::yaml(MEASURED_ON, "measured_on.yaml");
-        file.expect("the embedded file is well-formed, a test shows")
-            .tables
+        let parts = crate::text::yaml(MEASURED_ON, "measured_on.yaml");
+        parts.expect("the embedded file is well-formed, a test shows")
     });
     parts.get(table)
 }

@@ -183,6 +183,10 @@ impl Place {
         let wrong = |(name, reason)| PlaceError::Secret { name, reason };
         let secret = match Secret::told(variable).map_err(wrong)? {
             Some(secret) => secret,
+            // Nobody else takes part.
+            None if world <= 1 => {
+                Secret::random().map_err(|reason| wrong((secret::VARIABLE, reason)))?
+            }
             None if one_host => {
                 let runtime = variable(RUNTIME_FOLDER).map(PathBuf::from);
                 let folder = runtime.unwrap_or_else(std::env::temp_dir);

@@ -1,36 +1,36 @@
-//! What a transport does: it sends and receives messages, in order.
+//! The interface of a transport between ranks: it sends messages and receives them in the order sent.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes under way; ranks that share a process share them.
+/// The bytes of a message. Between ranks of one process they are shared, not copied.
 pub type Message = Arc<Vec<u8>>;
 
 /// Why communication stopped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommError {
-    /// A rank waited too long.
+    /// No message came within the time that a rank waits.
     #[error("rank {rank} waited {seconds} s for rank {peer} in {collective}", seconds = waited.as_secs_f64())]
     Timeout {
-        /// Who waited.
+        /// The rank that waited.
         rank: usize,
-        /// For whom.
+        /// The rank whose message did not come.
         peer: usize,
-        /// In what.
+        /// The operation that it was part of.
         collective: String,
-        /// How long.
+        /// How long it waited.
         waited: Duration,
     },
-    /// Another rank stopped.
+    /// Another rank failed, so this one stops too.
     #[error("rank {rank} stopped in {collective} because rank {failed} failed: {reason}")]
     PeerFailed {
-        /// Who noticed.
+        /// The rank that stops.
         rank: usize,
-        /// In what.
+        /// The operation that it was part of.
         collective: String,
-        /// Who failed.
+        /// The rank that failed first.
         failed: usize,
-        /// With what.
+        /// What that rank said of its failure.
         reason: String,
     },
     /// The transport cannot start.
@@ -42,11 +42,11 @@ pub enum CommError {
     /// A message has the wrong size: ranks do not run the same program.
     #[error("rank {rank} got {got} bytes from rank {peer} in {collective}, expected {expected}")]
     Size {
-        /// Who received.
+        /// The rank that received it.
         rank: usize,
-        /// From whom.
+        /// The rank that sent it.
         peer: usize,
-        /// In what.
+        /// The operation that it was part of.
         collective: String,
         /// Bytes received.
         got: usize,
@@ -55,27 +55,27 @@ pub enum CommError {
     },
 }
 
-/// Point-to-point messages, in order per sender, receiver and channel.
+/// Point-to-point messages. Those with the same sender, receiver and channel arrive in the order sent.
 pub trait Communicator: Send + Sync {
-    /// This rank.
+    /// Number of this rank.
     fn rank(&self) -> usize;
-    /// All ranks.
+    /// Number of ranks in the job.
     fn world(&self) -> usize;
-    /// Sends without waiting for the receiver.
+    /// Sends `data` to rank `to`, and returns before it is received. `what` names the operation in errors.
     ///
     /// # Errors
     /// When the job has failed.
     fn send(&self, to: usize, channel: u64, what: &str, data: Message) -> Result<(), CommError>;
-    /// Waits for the next message of a sender on a channel.
+    /// Waits for the next message that rank `from` sent on a channel. `what` names the operation in errors.
     ///
     /// # Errors
-    /// When it does not come in time, or the job has failed.
+    /// When no message comes within the job's timeout, or another rank has failed.
     fn receive(&self, from: usize, channel: u64, what: &str) -> Result<Message, CommError>;
-    /// Whether the job still runs, for who waits elsewhere than in [`Communicator::receive`].
+    /// Asks whether another rank has failed. For code that waits for something else than a message, such as a GPU.
     ///
     /// # Errors
-    /// When the job has failed.
+    /// When one has.
     fn check(&self, what: &str) -> Result<(), CommError>;
-    /// Tells every rank that this one cannot go on.
+    /// Tells every other rank that this one has failed, and why.
     fn fail(&self, reason: &str);
 }

@@ -134,7 +134,7 @@ impl CostModel {
             .map(|r| r.peak)
             .max()
             .unwrap_or_default();
-        let peak_memory = self.with_fragmentation(peak);
+        let peak_memory = self.scenario().with_fragmentation(peak);
         Ok(Score {
             step_time: outcome.step_time,
             peak_memory,
@@ -170,8 +170,9 @@ impl CostModel {
         Ok(recorder.finish())
     }
 
-    /// What every pipeline rank's heaviest peer holds from action to action, by kind: what our own
-    /// executor counts.
+    /// Memory that every pipeline rank holds between actions: its states, and the most it keeps for backward.
+    /// Of the ranks that share a pipeline rank's stages, it is that of the one that holds most. Our own executor
+    /// counts the same bytes.
     ///
     /// # Errors
     /// When a block cannot be traced.
@@ -180,8 +181,9 @@ impl CostModel {
         held::held(&assembled, &*self.pipelines.program(strategy)?)
     }
 
-    /// The most that every pipeline rank's heaviest peer has in use on its GPU, as our own executor counts it:
-    /// buffers as they were asked for.
+    /// Peak of the memory in use on the GPU of every pipeline rank, during actions too. Of the ranks that share a
+    /// pipeline rank's stages, it is that of the one that uses most. Buffers count at the size that was asked for, as
+    /// our own executor counts them.
     ///
     /// # Errors
     /// When a block cannot be traced.
@@ -195,10 +197,10 @@ impl CostModel {
         )
     }
 
-    /// The most bytes that one rank keeps for backward; [`CostModel::held`] gives the same for the heaviest
-    /// rank. `rows` gives the rows that this rank's experts receive, for each micro-batch and layer. The
-    /// rank is given by its pipeline rank and its tensor-parallel rank, because the last tensor-parallel
-    /// ranks keep less where their number does not divide the vocabulary.
+    /// Peak of the activations, in bytes, that one rank keeps from forward to backward; [`CostModel::held`] gives that
+    /// of the rank that keeps most. `[pp, tp]` is the rank's place in the pipeline and among the tensor-parallel ranks:
+    /// where their number does not divide the vocabulary, the last of these keep less. `rows` is how many rows this
+    /// rank's experts receive, by micro-batch and layer.
     ///
     /// # Errors
     /// When a block cannot be traced.
@@ -211,12 +213,6 @@ impl CostModel {
         let assembled = self.assembled(strategy)?;
         let actions = &self.pipelines.program(strategy)?.ranks[pp as usize];
         held::of_rank(&self.blocks, strategy, &assembled, (actions, tp), rows)
-    }
-
-    /// Allocated memory as the allocator reserves it.
-    #[must_use]
-    pub fn with_fragmentation(&self, peak: Bytes) -> Bytes {
-        self.scenario().with_fragmentation(peak)
     }
 
     fn simulated(

@@ -2,29 +2,54 @@
 //!
 //! A prediction's provenance lists all that can enter it. A test finds numbers that stand in formulas instead.
 
-use catalog::fitted::Constant;
 use catalog::{Architecture, Fabric, Origin, Seconds};
 use plans::UsedConstant;
 
 /// A number with its evidence.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
     name: &'static str,
     value: f64,
     unit: Unit,
     origin: Origin,
     source: &'static str,
+    only: Only,
 }
 
-/// What a number counts.
+/// How a number is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
-    /// Of a time, given in microseconds.
+    /// A time in seconds, shown in microseconds.
     Microseconds,
-    /// Of time for a square root of a megabyte, given in microseconds.
+    /// Seconds for the square root of a megabyte, shown in microseconds.
     MicrosecondsPerRoot,
-    /// Of a rate, a time or a count, without unit.
+    /// A factor.
     Times,
+}
+
+/// Which predictions a number can enter.
+#[derive(Clone, Copy, Debug)]
+enum Only {
+    /// All.
+    Any,
+    /// Those for parts of these generations.
+    Parts(&'static [Architecture]),
+    /// Those for clusters with this network.
+    Network(Fabric),
+}
+
+impl Only {
+    const fn narrowed_to(self, only: Self) -> Self {
+        only
+    }
+
+    fn includes(self, architecture: Architecture, fabric: Fabric) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Parts(parts) => parts.contains(&architecture),
+            Self::Network(network) => network == fabric,
+        }
+    }
 }
 
 impl Known {
@@ -56,13 +81,17 @@ impl Known {
 
 /// Declares numbers and lists them, so that none is left out of the provenance.
 macro_rules! known {
-    ($($id:ident: $name:literal = $value:expr, $unit:ident, $origin:ident, $source:literal;)*) => {
+    ($(
+        $id:ident: $name:literal = $value:expr, $unit:ident, $origin:ident, $source:literal
+        $(, $only:expr)?;
+    )*) => {
         $(#[doc = $name] pub(crate) const $id: Known = Known {
             name: $name,
             value: $value,
             unit: Unit::$unit,
             origin: Origin::$origin,
             source: $source,
+            only: Only::Any$(.narrowed_to($only))?,
         };)*
         /// All of them.
         const ALL: &[Known] = &[$($id),*];
@@ -82,11 +111,14 @@ known! {
     ROWWISE: "8-bit products scaled by row over those scaled by tensor" = 1.3, Times, Fitted,
         "pytorch/torchtitan@7a04053: Llama 3 8B on H100, 5760, 6424 and 7186 tokens/s in 16 bits, by row and by tensor";
     AMPERE_SUSTAINED: "long training over short products, 4096 cubed, A100" = 1.11, Times, Published,
-        "Azure/AI-benchmarking-guide@8fd0c6e: ten thousand iterations of cuBLASLt against the table";
+        "Azure/AI-benchmarking-guide@8fd0c6e: ten thousand iterations of cuBLASLt against the table",
+        Only::Parts(&[Architecture::Ampere]);
     AMPERE_SUSTAINED_LARGE: "long training over short products, from 8192 cubed on, A100" = 1.01, Times, Published,
-        "Azure/AI-benchmarking-guide@8fd0c6e";
+        "Azure/AI-benchmarking-guide@8fd0c6e",
+        Only::Parts(&[Architecture::Ampere]);
     OTHER_SUSTAINED: "long training over short products, generations without measurements" = 1.06, Times, Assumed,
-        "between those of A100 and none";
+        "between those of A100 and none",
+        Only::Parts(&[Architecture::Volta, Architecture::Ada, Architecture::Cdna3, Architecture::Cpu]);
     // Fused attention.
     ATTENTION_START: "shortest fused attention" = 8e-6, Microseconds, Published, "ai-dynamo/aiconfigurator tables";
     ATTENTION_BACKWARD: "products of fused attention, backward over forward" = 2.5, Times, Published,
@@ -95,7 +127,8 @@ known! {
         "scores and gradients of probabilities are computed for keys and values, and again for queries";
     FLASH1: "rate of FlashAttention 1 over 2" = 0.6, Times, Published, "Dao 2023, figure 4";
     OLDER_ON_BLACKWELL: "rate of older attention kernels on Blackwell over its own" = 0.5, Times, Assumed,
-        "without its instructions a kernel of the generation before reaches about half";
+        "without its instructions a kernel of the generation before reaches about half",
+        Only::Parts(&[Architecture::Blackwell]);
     SHORTEST_ATTENTION: "least rate of attention over short sequences, over that at 512" = 0.1, Times, Assumed,
         "rates fall in proportion below the shortest chart";
     // Memory-bound kernels: shares of the bandwidth.
@@ -147,56 +180,23 @@ known! {
     EXCHANGE_START: "start of all-to-all between nodes" = 15e-6, Microseconds, Assumed, "as of a transfer";
     EXCHANGE_PEER: "start of all-to-all between nodes, for each rank" = 1e-6, Microseconds, Assumed,
         "a message to every rank";
-    ROCE: "latency of a step over RoCE beyond InfiniBand" = 2e-6, Microseconds, Assumed, "switches";
+    ROCE: "latency of a step over RoCE beyond InfiniBand" = 2e-6, Microseconds, Assumed, "switches",
+        Only::Network(Fabric::Roce);
     EFA: "latency of a step over EFA beyond InfiniBand" = 15e-6, Microseconds, Fitted,
-        "p5: small all-reduces take 69 µs where NCCL's model on InfiniBand gives 31 µs";
-    TCPX: "latency of a step over TCPX beyond InfiniBand" = 25e-6, Microseconds, Assumed, "through the host's kernel";
-    ETHERNET: "latency of a step over Ethernet beyond InfiniBand" = 40e-6, Microseconds, Assumed, "sockets";
+        "p5: small all-reduces take 69 µs where NCCL's model on InfiniBand gives 31 µs",
+        Only::Network(Fabric::Efa);
+    TCPX: "latency of a step over TCPX beyond InfiniBand" = 25e-6, Microseconds, Assumed, "through the host's kernel",
+        Only::Network(Fabric::Tcpx);
+    ETHERNET: "latency of a step over Ethernet beyond InfiniBand" = 40e-6, Microseconds, Assumed, "sockets",
+        Only::Network(Fabric::Ethernet);
     REGATHER: "share of a repeated gather of sequence-parallel inputs that stays exposed" = 1.0 / 8.0, Times, Assumed,
         "it runs beside the data-gradient product, one chunk of eight before it";
 }
 
-/// Rows of those that can enter predictions on a part of this generation and over this network.
+/// Provenance rows of the numbers that can enter predictions for parts of a generation and a network.
 pub(crate) fn rows(architecture: Architecture, fabric: Fabric) -> Vec<UsedConstant> {
-    let generations: [(Known, &[Architecture]); 4] = [
-        (AMPERE_SUSTAINED, &[Architecture::Ampere]),
-        (AMPERE_SUSTAINED_LARGE, &[Architecture::Ampere]),
-        (OLDER_ON_BLACKWELL, &[Architecture::Blackwell]),
-        (
-            OTHER_SUSTAINED,
-            &[Architecture::Volta, Architecture::Ada, Architecture::Cdna3],
-        ),
-    ];
-    let networks = [
-        (ROCE, Fabric::Roce),
-        (EFA, Fabric::Efa),
-        (TCPX, Fabric::Tcpx),
-        (ETHERNET, Fabric::Ethernet),
-    ];
-    let applies = |known: &&Known| {
-        let generation = generations.iter().find(|(only, _)| only == *known);
-        let network = networks.iter().find(|(only, _)| only == *known);
-        generation.is_none_or(|(_, on)| on.contains(&architecture))
-            && network.is_none_or(|(_, by)| *by == fabric)
-    };
-    ALL.iter().filter(applies).map(Known::row).collect()
-}
-
-/// The generation that a fitted constant is of; none if it is of all.
-pub(crate) fn generation(constant: Constant) -> Option<Architecture> {
-    match constant {
-        Constant::HopperSustained | Constant::HopperRate16 | Constant::HopperRate8 => {
-            Some(Architecture::Hopper)
-        }
-        Constant::BlackwellSustained | Constant::BlackwellRate16 | Constant::BlackwellRate8 => {
-            Some(Architecture::Blackwell)
-        }
-        Constant::NarrowProducts
-        | Constant::BatchedShare
-        | Constant::UnalignedShare
-        | Constant::ExposedEpilogue
-        | Constant::ClockExponent => None,
-    }
+    let here = |known: &&Known| known.only.includes(architecture, fabric);
+    ALL.iter().filter(here).map(Known::row).collect()
 }
 
 #[cfg(test)]

@@ -216,7 +216,7 @@ impl Tape<'_> {
         }
     }
 
-    /// Where a sum over heads lies when these are sharded.
+    /// Placements of a sum over attention heads: partial on every axis that shards the heads.
     fn summed_over_heads(&self, mut placements: Placements, heads: &DTensor) -> Placements {
         let last = heads.shape.len() - 1;
         for axis in crate::placement::BLOCK_AXES {
@@ -256,7 +256,8 @@ impl Tape<'_> {
         self.push(op, Pass::BackwardWeight, weight_kind, reads, vec![out]);
     }
 
-    /// The transpose of a redistribution: the gradient of `to` becomes the gradient of `from`.
+    /// Backward of a redistribution on one mesh axis, from placement `from` to placement `to`: turns the gradient of the
+    /// result into the gradient of the input.
     fn transpose(
         &mut self,
         record: &Record,
@@ -294,7 +295,8 @@ impl Tape<'_> {
         })
     }
 
-    /// A gradient that this rank finds within what it holds: all of it, or its shard.
+    /// Backward of a redistribution that needs no message: the input's gradient is the gradient that this rank has, or a
+    /// shard of it.
     fn shard_backward(
         &mut self,
         record: &Record,
@@ -321,7 +323,7 @@ impl Tape<'_> {
         }
     }
 
-    /// A gradient that ranks exchange.
+    /// Backward of a redistribution that needs a collective: `kind` turns the gradient's placement `have` into `want`.
     fn collective_backward(
         &mut self,
         record: &Record,

@@ -149,9 +149,10 @@ impl Decisions {
         }
     }
 
-    /// Where the groups of an axis lie. Dense axes nest as the axis order says; experts fold the
-    /// ranks of a pipeline stage with `etp` innermost, then `ep`, then their replicas (Megatron's
-    /// parallel folding, torchtitan's expert mesh).
+    /// Size and rank stride of the groups of an axis. The dense axes (tensor, context, data and pipeline parallelism)
+    /// are nested in the axis order. The expert axes arrange the same ranks of a pipeline stage in another way: `etp`
+    /// varies fastest, then `ep`, then the replicas of the experts. Megatron calls this parallel folding, torchtitan has
+    /// an expert mesh for it.
     #[must_use]
     pub fn group(&self, axis: Axis) -> Group {
         let size = self.size(axis);

@@ -1,10 +1,10 @@
-//! What a runtime's rewrites decide of a traced block.
+//! Which kernels and precisions a training system uses for the operators of a traced block.
 
 use catalog::runtime::{AttentionKernel, Rewrite};
 use catalog::{DType, Runtime};
 use dtensor::{Op, OpKind, Trace};
 
-/// What lowering needs to know beside the trace.
+/// Lowers traced blocks to the kernels of one training system.
 #[derive(Clone, Copy, Debug)]
 pub struct Lowering<'a> {
     /// The training system.
@@ -12,7 +12,7 @@ pub struct Lowering<'a> {
 }
 
 impl Lowering<'_> {
-    /// Whether the runtime performs a rewrite.
+    /// Whether the training system changes the operators in this way, such as by fusing bias and GELU.
     #[must_use]
     pub fn has(&self, rewrite: Rewrite) -> bool {
         self.runtime.rewrites.contains(&rewrite)
@@ -34,7 +34,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// The kernel that runs the attention of a scope.
+    /// The kernel that runs the attention of the module named `scope`.
     #[must_use]
     pub fn attention_kernel(&self, trace: &Trace, scope: &str) -> AttentionKernel {
         match self.runtime.attention {
@@ -46,7 +46,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Whether an operator keeps the 8-bit copy of its input instead of the input.
+    /// Whether a product keeps the 8-bit copy of its input for backward, and not the input itself.
     #[must_use]
     pub fn keeps_quantised(&self, trace: &Trace, op: &Op) -> bool {
         let grouped = matches!(op.kind, OpKind::GroupedMatmul { .. });
@@ -54,14 +54,14 @@ impl Lowering<'_> {
             && (trace.is_eight_bit(op) || grouped && self.narrows_experts(trace))
     }
 
-    /// Whether products of experts run in 8 bits.
+    /// Whether the experts' matrix products run in 8 bits.
     #[must_use]
     pub fn narrows_experts(&self, trace: &Trace) -> bool {
         trace.eight_bits && !self.has(Rewrite::WideExperts)
     }
 }
 
-/// Whether queries are of 32 bits.
+/// Whether the block's attention computes in 32 bits.
 fn attends_in_32_bits(trace: &Trace) -> bool {
     let scores = |op: &&Op| matches!(op.kind, OpKind::AttentionScores(_));
     let query = trace.forward.iter().find(scores).map(|op| op.inputs[0]);

@@ -90,7 +90,8 @@ impl MemoryPrices {
         }
     }
 
-    /// What was measured; shares of the bandwidth stand with the known numbers.
+    /// The provenance row of the copy rate that a profile measured, if there is one. The shares of the bandwidth that
+    /// kernels reach have their rows in `known`.
     pub(super) fn provenance(&self) -> Vec<UsedConstant> {
         let measured = self.measured.iter().map(|(rate, source)| {
             let value = format!("{:.0} GB/s: memory bandwidth scaled by it", rate.0 / 1e9);

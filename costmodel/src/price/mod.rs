@@ -143,7 +143,8 @@ impl TablePrices {
         used.extend(self.network.provenance());
         used.extend(known::rows(self.architecture, self.fabric));
         let here = |entry: &&Entry| {
-            known::generation(entry.name).is_none_or(|only| only == self.architecture)
+            let only = entry.name.generation();
+            only.is_none_or(|only| only == self.architecture)
         };
         used.extend(fitted::entries().iter().filter(here).map(|entry| {
             let value = format!("{}, {}", self.fitted.get(entry.name), entry.unit);

@@ -1,4 +1,4 @@
-//! What is shown of a profile that was measured.
+//! Prints a profile that has just been measured: a summary, or all of it as JSON.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ struct ProfileJson {
     measured: Vec<Measured>,
 }
 
-/// Says what the file at `path` holds now.
+/// Prints the profile that was written to `path`.
 pub(super) fn show(args: OutputArgs, profile: Profile, path: &Path) -> Result<(), CliError> {
     if args.json {
         return output::json(&ProfileJson {

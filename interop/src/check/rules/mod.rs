@@ -1,5 +1,5 @@
-//! Keys that contradict each other, system by system: what their own parsers assert, and what only
-//! shows when the ranks have started.
+//! Finds configuration keys that contradict each other, by rules of each training system. Some of these contradictions
+//! its own parser would refuse; others fail only after the ranks have started.
 
 mod collector;
 mod megatron;
