@@ -276,8 +276,7 @@ fn stage(
     for run in runs {
         let count = run.count as f64;
         stage.forward += run.cost.forward * count;
-        stage.backward_input += run.cost.backward_input * count;
-        stage.backward_weight += run.cost.backward_weight * count;
+        stage.backward += run.cost.backward * count;
         stage.recompute += run.cost.recompute * count;
         stage.saved += run.cost.saved_bytes * run.count;
         stage.saved_for_weight += run.cost.saved_for_weight * run.count;

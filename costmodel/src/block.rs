@@ -1,15 +1,17 @@
-//! The cost of one block under one layout: trace, lower, price.
+//! The cost of one block under one layout: trace, lower, price, run.
 
-use catalog::Bytes;
 use catalog::runtime::Rewrite;
+use catalog::{Bytes, Seconds};
 use dtensor::{TensorId, Trace};
-use plans::Recompute;
+use plans::{NamedTime, Recompute};
 use rustc_hash::FxHashSet;
 
-use crate::block_cost::{BlockCost, BlockKey, Tensors};
-use crate::book::{BlockToPrice, PriceBook};
+use crate::block_cost::{BlockCost, BlockKey, Tensors, elements};
+use crate::book::{BlockToPrice, PriceBook, PricedBlock};
+use crate::issue::Launch;
 use crate::lower::{Lowered, Lowering, casts, kept, kept_bytes, peak_transient, split_softmax};
-use crate::states::Elements;
+use crate::streams::{self, Task};
+use crate::work::Backward;
 use crate::{CostError, Scenario};
 
 /// The cost of a block.
@@ -39,21 +41,54 @@ pub(crate) fn price(
         lowering,
         lowered: &lowered,
     };
-    book.block(&of, &mut cost)?;
+    let slowdown = scenario.runtime.overheads.overlap_slowdown.value;
+    time(&book.block(&of)?, slowdown, &mut cost);
     memory(lowering, key, &trace, &lowered, &mut cost);
     Ok(cost)
 }
 
-fn elements(trace: &Trace) -> Elements {
-    let mut elements = Elements::default();
-    for parameter in &trace.parameters {
-        if parameter.expert {
-            elements.expert += parameter.local_elements;
-        } else {
-            elements.dense += parameter.local_elements;
+/// Runs every pass on streams of its own: what it takes, by what that is spent on and by kernel.
+fn time(priced: &PricedBlock, slowdown: f64, cost: &mut BlockCost) {
+    let named = |pass: &[Launch], what: &str, kernels: &mut Vec<NamedTime>| {
+        let mut spent = vec![Seconds(0.0); priced.kernels.len()];
+        let work = streams::run(&tasks(priced, pass), slowdown, |task, time| {
+            spent[pass[task].kernel] += time;
+        });
+        for (kernel, seconds) in priced.kernels.iter().zip(&spent) {
+            if seconds.0 > 0.0 {
+                kernels.push(NamedTime {
+                    name: format!("{}{what}", kernel.name),
+                    seconds: seconds.0,
+                });
+            }
         }
-    }
-    elements
+        work
+    };
+    let alone = |pass: &[Launch]| streams::run(&tasks(priced, pass), slowdown, |_, _| {});
+    let kernels = &mut cost.kernels;
+    cost.forward = named(&priced.forward, "", kernels);
+    cost.recompute = named(&priced.recompute, " (recomputed)", kernels);
+    cost.backward = Backward {
+        whole: named(&priced.backward, "", kernels),
+        input: alone(&priced.backward_input),
+        weight: alone(&priced.backward_weight),
+    };
+}
+
+fn tasks(priced: &PricedBlock, pass: &[Launch]) -> Vec<Task> {
+    let task = |launch: &Launch| {
+        let kernel = &priced.kernels[launch.kernel];
+        Task {
+            stream: launch.stream,
+            duration: match launch.parts {
+                1 => kernel.time,
+                parts => kernel.part.unwrap_or(kernel.time * (1.0 / parts as f64)),
+            },
+            host: kernel.host,
+            waits: launch.waits,
+        }
+    };
+    pass.iter().map(task).collect()
 }
 
 /// What a block keeps and needs beside it.

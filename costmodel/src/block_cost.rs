@@ -8,7 +8,7 @@ use plans::{Group, NamedTime, Recompute, Strategy};
 use crate::Scenario;
 use crate::lower::SavedTensor;
 use crate::states::Elements;
-use crate::work::Work;
+use crate::work::{Backward, Work};
 
 /// Tensors of fewer elements stay on every rank: `stage3_param_persistence_threshold`.
 const PERSISTENT: u64 = 100_000;
@@ -68,10 +68,8 @@ pub struct BlockGroups {
 pub struct BlockCost {
     /// Forward.
     pub forward: Work,
-    /// Backward towards inputs.
-    pub backward_input: Work,
-    /// Backward towards weights.
-    pub backward_weight: Work,
+    /// Backward.
+    pub backward: Backward,
     /// Forward kernels run again.
     pub recompute: Work,
     /// Kept from forward to backward.
@@ -92,6 +90,19 @@ pub struct BlockCost {
     pub tensors: Tensors,
     /// Kernels and collectives by name.
     pub kernels: Vec<NamedTime>,
+}
+
+/// Parameters that a rank holds of a traced block, before ZeRO.
+pub(crate) fn elements(trace: &Trace) -> Elements {
+    let mut elements = Elements::default();
+    for parameter in &trace.parameters {
+        if parameter.expert {
+            elements.expert += parameter.local_elements;
+        } else {
+            elements.dense += parameter.local_elements;
+        }
+    }
+    elements
 }
 
 impl BlockKey {

@@ -8,6 +8,7 @@ use catalog::{Bytes, Seconds};
 use plans::{Action, ActionKind, Breakdown, Stream};
 
 use crate::stage::StageWork;
+use crate::streams::{self, Streams};
 
 /// What the engine needs beside the program.
 #[derive(Clone, Debug)]
@@ -106,15 +107,41 @@ struct Engine<'a> {
     backward_arrival: Vec<Option<Seconds>>,
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct RankState {
-    compute: Seconds,
+    streams: Streams,
+    /// When its last pipeline transfer ends.
     pipeline: Seconds,
-    data_parallel: Seconds,
     memory: Bytes,
-    /// Backward passes still to come before gradients of a chunk are final is the program's matter;
-    /// this is the end of the last reduction.
     outcome: RankOutcome,
+}
+
+impl RankState {
+    /// When its compute stream has run everything so far.
+    fn compute(&self) -> Seconds {
+        self.streams.free(streams::Stream::Compute)
+    }
+
+    /// Data-parallel traffic of a stage all at once, for which compute waits.
+    fn exchange(&mut self, rank: usize, action: Action, time: Seconds, record: &mut impl Record) {
+        let asked = self.streams.end(streams::Stream::Compute);
+        let span = self.streams.issue(streams::Stream::Data, time, Some(asked));
+        self.streams.join(streams::Stream::Data);
+        record.event(
+            rank as u32,
+            Stream::DataParallel,
+            action,
+            span.start,
+            span.end,
+        );
+    }
+
+    fn outcome(self) -> RankOutcome {
+        let mut outcome = self.outcome;
+        outcome.parts.dp_exposed_s += self.streams.exposed(streams::Stream::Data).0;
+        outcome.end = self.compute();
+        outcome
+    }
 }
 
 impl<'a> Engine<'a> {
@@ -124,12 +151,13 @@ impl<'a> Engine<'a> {
             .resident
             .iter()
             .map(|&memory| RankState {
+                streams: Streams::new(inputs.overlap_slowdown),
+                pipeline: Seconds(0.0),
                 memory,
                 outcome: RankOutcome {
                     peak: memory,
                     ..RankOutcome::default()
                 },
-                ..RankState::default()
             })
             .collect();
         Self {
@@ -170,7 +198,7 @@ impl<'a> Engine<'a> {
     fn compute(&mut self, rank: usize, action: Action, record: &mut impl Record) {
         let stage = &self.inputs.stages[action.stage as usize];
         let state = &mut self.states[rank];
-        let start = state.compute;
+        let start = state.compute();
         let phase = stage.phase(action.kind);
         let parts = &mut state.outcome.parts;
         let work = phase.work;
@@ -182,22 +210,8 @@ impl<'a> Engine<'a> {
         parts.recompute_s += phase.recompute.device().0;
         let both = work + phase.recompute;
         parts.host_s += both.host_wait().0;
-        let end = if phase.data_parallel && !stage.layers.is_empty() {
-            let slowdown = self.inputs.overlap_slowdown;
-            let (end, dp_free, exposed) = stage.overlapped(
-                action,
-                start,
-                state.data_parallel,
-                both.duration(),
-                slowdown,
-            );
-            parts.dp_exposed_s += exposed.0;
-            state.data_parallel = dp_free;
-            end
-        } else {
-            start + both.duration()
-        };
-        state.compute = end;
+        stage.run(&mut state.streams, action, both.duration());
+        let end = state.compute();
         record.event(rank as u32, Stream::Compute, action, start, end);
         let held = state.memory + phase.transient;
         if held > state.outcome.peak {
@@ -214,14 +228,14 @@ impl<'a> Engine<'a> {
         let transfer = self.inputs.transfer;
         let state = &mut self.states[rank];
         let start = if self.inputs.transfer_overlaps {
-            state.pipeline.max(state.compute)
+            state.pipeline.max(state.compute())
         } else {
-            state.compute
+            state.compute()
         };
         let end = start + transfer;
         state.pipeline = end;
         if !self.inputs.transfer_overlaps {
-            state.compute = end;
+            state.streams.idle_until(end);
             state.outcome.parts.pp_exposed_s += transfer.0;
         }
         record.event(rank as u32, Stream::Pipeline, action, start, end);
@@ -249,12 +263,12 @@ impl<'a> Engine<'a> {
         let arrival = if self.inputs.transfer_overlaps {
             arrival
         } else {
-            state.compute.max(arrival) + self.inputs.transfer
+            state.compute().max(arrival) + self.inputs.transfer
         };
-        let wait = Seconds((arrival - state.compute).0.max(0.0));
+        let wait = Seconds((arrival - state.compute()).0.max(0.0));
         // A wait no longer than the transfer is the transfer's; beyond that the data did not exist.
         state.outcome.parts.pp_exposed_s += wait.min(self.inputs.transfer).0;
-        state.compute = state.compute.max(arrival);
+        state.streams.idle_until(arrival);
         true
     }
 
@@ -265,13 +279,7 @@ impl<'a> Engine<'a> {
         let Some(time) = stage.exposed_gather else {
             return;
         };
-        let state = &mut self.states[rank];
-        let start = state.compute.max(state.data_parallel);
-        let end = start + time;
-        state.data_parallel = end;
-        state.outcome.parts.dp_exposed_s += (end - state.compute).0;
-        state.compute = end;
-        record.event(rank as u32, Stream::DataParallel, action, start, end);
+        self.states[rank].exchange(rank, action, time, record);
     }
 
     /// Gradients of a stage reduced at once, when nothing overlaps them.
@@ -280,22 +288,16 @@ impl<'a> Engine<'a> {
         let Some(time) = stage.exposed_reduce else {
             return;
         };
-        let state = &mut self.states[rank];
-        let start = state.compute.max(state.data_parallel);
-        let end = start + time;
-        state.data_parallel = end;
-        state.outcome.parts.dp_exposed_s += (end - state.compute).0;
-        state.compute = end;
-        record.event(rank as u32, Stream::DataParallel, action, start, end);
+        self.states[rank].exchange(rank, action, time, record);
     }
 
     fn optimizer(&mut self, rank: usize, action: Action, record: &mut impl Record) {
         let state = &mut self.states[rank];
-        let start = state.compute.max(state.data_parallel);
-        state.outcome.parts.dp_exposed_s += (start - state.compute).0;
-        let end = start + self.inputs.optimizer[rank];
-        state.outcome.parts.optimizer_s += self.inputs.optimizer[rank].0;
-        state.compute = end;
+        state.streams.join(streams::Stream::Data);
+        let time = self.inputs.optimizer[rank];
+        let span = state.streams.issue(streams::Stream::Compute, time, None);
+        let (start, end) = (span.start, span.end);
+        state.outcome.parts.optimizer_s += time.0;
         let held = state.memory + self.inputs.optimizer_transient[rank];
         if held > state.outcome.peak {
             state.outcome.peak = held;
@@ -310,16 +312,9 @@ impl<'a> Engine<'a> {
         let last = self
             .states
             .iter()
-            .fold(Seconds(0.0), |t, s| t.max(s.compute));
+            .fold(Seconds(0.0), |t, s| t.max(s.compute()));
         let step_time = last + self.inputs.step_overhead;
-        let ranks = self
-            .states
-            .into_iter()
-            .map(|state| RankOutcome {
-                end: state.compute,
-                ..state.outcome
-            })
-            .collect();
+        let ranks = self.states.into_iter().map(RankState::outcome).collect();
         Outcome { step_time, ranks }
     }
 }

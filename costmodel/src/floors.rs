@@ -24,15 +24,16 @@ pub fn floors(
 ) -> Floors {
     let split = splits_backward(pipeline);
     let micro_batches = strategy.num_micro_batches as f64;
+    let least: Vec<Least> = (assembled.stages.iter())
+        .map(|stage| Least::of(stage, split))
+        .collect();
     let mut time = Seconds(0.0);
     let mut peak = Bytes(0);
     // What the owner of the first stage still has to do when the last gradient reaches it.
-    let last = exposed_traffic(&assembled.stages[0])
-        + assembled.optimizer[assembled.rank_of_stage[0] as usize];
+    let last = least[0].traffic + assembled.optimizer[assembled.rank_of_stage[0] as usize];
     for rank in 0..strategy.pp as u32 {
         let own = || {
-            assembled
-                .stages
+            least
                 .iter()
                 .zip(assembled.rank_of_stage.iter())
                 .filter(move |&(_, &owner)| owner == rank)
@@ -43,15 +44,11 @@ pub fn floors(
             .iter()
             .position(|&owner| owner == rank)
             .expect("every rank owns a stage");
-        let (head, tail) = path(assembled, first, split);
-        let work: Seconds = own().map(|s| forward(s) + backward(s, split)).sum();
-        let weights: Seconds = if split {
-            own().map(|s| s.backward_weight.duration()).sum()
-        } else {
-            Seconds(0.0)
-        };
+        let (head, tail) = path(assembled, &least[..first]);
+        let work: Seconds = own().map(|s| s.forward + s.backward).sum();
+        let weights: Seconds = own().map(|s| s.weights).sum();
         let sends = sends(strategy, assembled, rank);
-        let exposed: Seconds = own().map(exposed_traffic).sum();
+        let exposed: Seconds = own().map(|s| s.traffic).sum();
         let busy = (work + sends) * micro_batches;
         let with_weights = head + busy + weights * micro_batches;
         let own_end = with_weights + exposed + assembled.optimizer[rank as usize];
@@ -78,26 +75,44 @@ fn splits_backward(pipeline: &Pipeline) -> bool {
         .any(|actions| actions.iter().any(|a| a.kind == plans::ActionKind::W))
 }
 
-fn forward(stage: &StageWork) -> Seconds {
-    stage.forward.duration()
+/// The least times of a stage's actions for one micro-batch.
+struct Least {
+    forward: Seconds,
+    /// Backward until the input gradient exists; whole when nothing splits it.
+    backward: Seconds,
+    /// What is left of backward then.
+    weights: Seconds,
+    /// Traffic that runs as an action of its own, once a step.
+    traffic: Seconds,
 }
 
-/// Backward until the input gradient exists; whole when nothing splits it.
-fn backward(stage: &StageWork, split: bool) -> Seconds {
-    if split {
-        // A schedule may still run a fused backward, which is no shorter than this in sum.
-        return (stage.recompute + stage.backward_input).device();
+impl Least {
+    fn of(stage: &StageWork, split: bool) -> Self {
+        let whole = stage.recompute + stage.backward.whole;
+        let mut least = Self {
+            forward: stage.forward.duration(),
+            backward: whole.duration(),
+            weights: Seconds(0.0),
+            traffic: stage.exposed_reduce.unwrap_or(Seconds(0.0)),
+        };
+        if split {
+            // Some of it may still run whole, which may be shorter than both halves.
+            let input = (stage.recompute + stage.backward.input).device();
+            let all = (least.backward).min(input + stage.backward.weight.duration());
+            least.backward = input.min(whole.device());
+            least.weights = all - least.backward;
+        }
+        least
     }
-    (stage.recompute + stage.backward_input + stage.backward_weight).duration()
 }
 
-/// Time for the first forward to reach `stage`, and for the last gradient to leave it.
-fn path(assembled: &Assembled, stage: usize, split: bool) -> (Seconds, Seconds) {
+/// Time for the first forward to pass all `earlier` stages, and for the last gradient to pass them back.
+fn path(assembled: &Assembled, earlier: &[Least]) -> (Seconds, Seconds) {
     let mut head = Seconds(0.0);
     let mut tail = Seconds(0.0);
-    for (index, earlier) in assembled.stages[..stage].iter().enumerate() {
-        head += forward(earlier);
-        tail += backward(earlier, split);
+    for (index, stage) in earlier.iter().enumerate() {
+        head += stage.forward;
+        tail += stage.backward;
         if assembled.rank_of_stage[index] != assembled.rank_of_stage[index + 1] {
             head += assembled.transfer;
             tail += assembled.transfer;
@@ -124,10 +139,4 @@ fn sends(strategy: &Strategy, assembled: &Assembled, rank: u32) -> Seconds {
         0.0
     };
     assembled.transfer * (f64::from(crossings) - counted)
-}
-
-/// Traffic that runs as an action of its own, or before the first block.
-fn exposed_traffic(stage: &StageWork) -> Seconds {
-    let zero = Seconds(0.0);
-    stage.exposed_reduce.unwrap_or(zero)
 }

@@ -189,8 +189,6 @@ known! {
         Only::Network(Fabric::Tcpx);
     ETHERNET: "latency of a step over Ethernet beyond InfiniBand" = 40e-6, Microseconds, Assumed, "sockets",
         Only::Network(Fabric::Ethernet);
-    REGATHER: "share of a repeated gather of sequence-parallel inputs that stays exposed" = 1.0 / 8.0, Times, Assumed,
-        "it runs beside the data-gradient product, one chunk of eight before it";
 }
 
 /// Provenance rows of the numbers that can enter predictions for parts of a generation and a network.

@@ -7,7 +7,8 @@ use catalog::{Bytes, Seconds};
 use plans::{Action, ActionKind};
 
 use crate::block_cost::BlockCost;
-use crate::work::Work;
+use crate::streams::{Stream, Streams};
+use crate::work::{Backward, Work};
 
 /// A run of equal blocks of a stage.
 #[derive(Clone, Debug)]
@@ -23,10 +24,8 @@ pub struct Run {
 pub struct StageWork {
     /// Forward.
     pub forward: Work,
-    /// Backward towards inputs.
-    pub backward_input: Work,
-    /// Backward towards weights.
-    pub backward_weight: Work,
+    /// Backward.
+    pub backward: Backward,
     /// Forward kernels run again before backward.
     pub recompute: Work,
     /// Held from forward to backward.
@@ -98,8 +97,6 @@ pub struct Phase {
     pub work: Work,
     /// Of recomputation.
     pub recompute: Work,
-    /// Whether data-parallel traffic may run beside it.
-    pub data_parallel: bool,
     /// Memory beyond what is held.
     pub transient: Bytes,
     /// Memory held from its end on.
@@ -115,7 +112,6 @@ impl StageWork {
         let none = Phase {
             work: Work::default(),
             recompute: Work::default(),
-            data_parallel: false,
             transient: Bytes(0),
             allocates: Bytes(0),
             frees: Bytes(0),
@@ -123,29 +119,26 @@ impl StageWork {
         match kind {
             ActionKind::F => Phase {
                 work: self.forward,
-                data_parallel: self.traffic.gather_forward != When::Never,
                 transient: self.saved + self.transient_forward,
                 allocates: self.saved,
                 ..none
             },
             ActionKind::B => Phase {
-                work: self.backward_input + self.backward_weight,
+                work: self.backward.whole,
                 recompute: self.recompute,
-                data_parallel: self.backward_traffic(),
                 transient: self.transient_backward,
                 frees: self.saved,
                 ..none
             },
             ActionKind::I => Phase {
-                work: self.backward_input,
+                work: self.backward.input,
                 recompute: self.recompute,
-                data_parallel: self.backward_traffic(),
                 transient: self.transient_backward,
                 allocates: self.saved_for_weight,
                 frees: self.saved,
             },
             ActionKind::W => Phase {
-                work: self.backward_weight,
+                work: self.backward.weight,
                 frees: self.saved_for_weight,
                 ..none
             },
@@ -160,95 +153,67 @@ impl StageWork {
         }
     }
 
-    fn backward_traffic(&self) -> bool {
-        self.traffic.gather_backward != When::Never || self.traffic.reduce != When::Never
-    }
-
-    /// Runs an action with its traffic beside it, block by block.
+    /// Runs an action's kernels with the data-parallel traffic of its stage beside them, block by block.
     ///
-    /// A gather is issued when the block before it begins (FSDP's prefetch, Megatron's bucket
-    /// look-ahead) and so goes ahead of that block's reduction, which is issued when it ends; a block
-    /// starts when its parameters are there. All traffic shares one stream, because it shares the
-    /// links. Kernels beside traffic run slower by `slowdown`. Returns the end of compute, the end of
-    /// traffic, and the wait in between.
-    #[must_use]
-    pub fn overlapped(
-        &self,
-        action: Action,
-        start: Seconds,
-        traffic_free: Seconds,
-        duration: Seconds,
-        slowdown: f64,
-    ) -> (Seconds, Seconds, Seconds) {
+    /// A gather is issued when the block before it begins (FSDP's prefetch, Megatron's bucket look-ahead) and so goes
+    /// ahead of that block's reduction, which is issued when it ends; a block waits for its parameters. Parameters
+    /// gathered once per step are asked for when the optimizer is done, all stages' in turn. All traffic shares one
+    /// stream, because it shares the links.
+    pub(crate) fn run(&self, streams: &mut Streams, action: Action, duration: Seconds) {
         let forward = action.kind == ActionKind::F;
         let gathers = self.traffic.gathers(action);
         let reduces = self.traffic.reduces(action);
-        if !gathers && !reduces && traffic_free <= start {
-            let share = |layer: &LayerTraffic| {
-                if forward {
-                    layer.forward_share
-                } else {
-                    layer.backward_share
-                }
-            };
-            let whole: f64 = self.layers.iter().map(|l| share(l) * l.count as f64).sum();
-            return (start + duration * whole, traffic_free, Seconds(0.0));
+        if !gathers && !reduces {
+            streams.issue(Stream::Compute, duration, None);
+            return;
         }
-        // Parameters gathered once per step are asked for when the optimizer is done, all stages'
-        // in turn; those gathered for every pass one block ahead.
-        let at_once = gathers && self.traffic.gather_forward == When::First;
-        let mut clock = Clock {
-            compute: start,
-            traffic: traffic_free,
-            ready: start,
+        let at_once = self.traffic.gather_forward == When::First;
+        let gather = |streams: &mut Streams, layer: Option<&LayerTraffic>| {
+            let time = layer.filter(|_| gathers)?.gather;
+            let asked = (!at_once).then(|| streams.end(Stream::Compute));
+            (time.0 > 0.0).then(|| streams.issue(Stream::Data, time, asked))?;
+            Some(streams.end(Stream::Data))
         };
-        let order = |index: usize| {
-            if forward {
-                &self.layers[index]
-            } else {
-                &self.layers[self.layers.len() - 1 - index]
-            }
+        let order = |index: usize| match forward {
+            true => self.layers.get(index),
+            false => self.layers.iter().rev().nth(index),
         };
-        let gather_of = |index: usize| {
-            if gathers && index < self.layers.len() {
-                order(index).gather
-            } else {
-                Seconds(0.0)
-            }
-        };
-        clock.gather(gather_of(0), if at_once { Seconds(0.0) } else { start });
-        let mut exposed = Seconds(0.0);
+        let mut ready = gather(streams, order(0));
         for index in 0..self.layers.len() {
-            let layer = order(index);
-            let share = if forward {
-                layer.forward_share
-            } else {
-                layer.backward_share
+            let Some(layer) = order(index) else { continue };
+            let share = match forward {
+                true => layer.forward_share,
+                false => layer.backward_share,
             };
-            let reduce = if reduces { layer.reduce } else { Seconds(0.0) };
             for block in 1..=layer.count {
-                let next = gather_of(index + usize::from(block == layer.count));
-                let begin = clock.begin();
-                exposed += begin - clock.compute;
-                clock.gather(next, if at_once { Seconds(0.0) } else { begin });
-                clock.run(begin, duration * share, reduce, slowdown);
+                let next = match block == layer.count {
+                    true => order(index + 1),
+                    false => Some(layer),
+                };
+                let next = gather(streams, next);
+                streams.issue(Stream::Compute, duration * share, ready);
+                if reduces && layer.reduce.0 > 0.0 {
+                    let done = streams.end(Stream::Compute);
+                    streams.issue(Stream::Data, layer.reduce, Some(done));
+                }
+                ready = next;
             }
         }
-        (clock.compute, clock.traffic, exposed)
     }
 }
 
 impl TrafficPlan {
     fn gathers(&self, action: Action) -> bool {
-        let when = match action.kind {
-            ActionKind::F => self.gather_forward,
-            _ => self.gather_backward,
-        };
-        self.applies(when, action.micro_batch)
+        match action.kind {
+            ActionKind::F => self.applies(self.gather_forward, action.micro_batch),
+            ActionKind::B | ActionKind::I => self.applies(self.gather_backward, action.micro_batch),
+            _ => false,
+        }
     }
 
     fn reduces(&self, action: Action) -> bool {
-        action.kind != ActionKind::F && self.applies(self.reduce, action.micro_batch)
+        matches!(action.kind, ActionKind::B | ActionKind::I)
+            && self.applies(self.reduce, action.micro_batch)
     }
 
     fn applies(&self, when: When, micro_batch: u32) -> bool {
@@ -257,38 +222,6 @@ impl TrafficPlan {
             When::First => micro_batch == self.first,
             When::Last => micro_batch == self.last,
             When::Always => true,
-        }
-    }
-}
-
-/// The two streams of [`StageWork::overlapped`].
-struct Clock {
-    compute: Seconds,
-    traffic: Seconds,
-    /// When the next block's parameters are there.
-    ready: Seconds,
-}
-
-impl Clock {
-    /// Issues a gather no earlier than `asked`.
-    fn gather(&mut self, time: Seconds, asked: Seconds) {
-        if time.0 > 0.0 {
-            self.traffic = self.traffic.max(asked) + time;
-            self.ready = self.traffic;
-        }
-    }
-
-    /// When the next block may begin.
-    fn begin(&self) -> Seconds {
-        self.compute.max(self.ready)
-    }
-
-    /// Runs a block from `begin`, slower while traffic lasts, then issues its reduction.
-    fn run(&mut self, begin: Seconds, work: Seconds, reduce: Seconds, slowdown: f64) {
-        let beside = Seconds((self.traffic - begin).0.max(0.0)).min(work);
-        self.compute = begin + work + beside * (slowdown - 1.0);
-        if reduce.0 > 0.0 {
-            self.traffic = self.traffic.max(self.compute) + reduce;
         }
     }
 }

@@ -22,18 +22,13 @@ pub(crate) fn add_layers(
     stage: &mut StageWork,
 ) -> Result<(), CostError> {
     let forward = stage.forward.duration().0;
-    let backward = (stage.recompute + stage.backward_input + stage.backward_weight)
-        .duration()
-        .0;
+    let backward = (stage.recompute + stage.backward.whole).duration().0;
     for run in runs {
         let elements = run.cost.elements;
         stage.layers.push(LayerTraffic {
             count: run.count,
             forward_share: share(run.cost.forward, forward),
-            backward_share: share(
-                run.cost.recompute + run.cost.backward_input + run.cost.backward_weight,
-                backward,
-            ),
+            backward_share: share(run.cost.recompute + run.cost.backward.whole, backward),
             gather: match strategy.zero {
                 Zero::Z0 => Seconds(0.0),
                 _ => parallel.gather(elements, message, scenario.workload.precision)?,

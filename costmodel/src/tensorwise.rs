@@ -9,6 +9,7 @@ use catalog::{Bytes, Seconds};
 use crate::Scenario;
 use crate::price::{MemoryKind, TablePrices};
 use crate::stage::{Run, StageWork};
+use crate::work::Work;
 
 /// Adds the gathers and reductions of a stage to its work, for every micro-batch. `stage.layers` has the
 /// collectives' own times.
@@ -39,13 +40,18 @@ pub(crate) fn expose(
     let gather = collectives(|layer| layer.gather) + passes(3);
     // Gradients are read and the collective's buffer is written.
     let reduce = collectives(|layer| layer.reduce) + passes(2);
-    stage.forward.dp += gather + pieces(gathered);
+    let waits = |dp: Seconds| Work {
+        dp,
+        ..Work::default()
+    };
+    stage.forward += waits(gather + pieces(gathered));
     // Recomputation releases what it gathered but the tensor it used last, which backward begins with.
     if stage.recompute.duration().0 > 0.0 {
-        stage.backward_input.dp += gather + pieces(gathered.saturating_sub(blocks));
+        let again = gather + pieces(gathered.saturating_sub(blocks));
+        stage.backward.add_input(waits(again));
     }
-    stage.backward_input.dp += gather + pieces(gathered);
-    stage.backward_weight.dp += reduce + pieces(all);
+    stage.backward.add_input(waits(gather + pieces(gathered)));
+    stage.backward.add_weight(waits(reduce + pieces(all)));
 }
 
 #[cfg(test)]

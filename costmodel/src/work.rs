@@ -1,11 +1,11 @@
-//! What one action costs on one rank, apart from when it runs.
+//! What a pass over a block, or an action of a stage, costs on one rank, apart from when it runs.
 
 use std::ops::{Add, AddAssign, Mul};
 
 use catalog::Seconds;
 
-/// Device time of a piece of work, by what it is spent on. Everything here is serial on the
-/// compute stream: communication that hides behind kernels is already taken out.
+/// Time of a piece of work on the compute stream, by what it is spent on: kernels, and what communication streams
+/// leave exposed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
     /// Kernels.
@@ -42,6 +42,32 @@ impl Work {
     }
 }
 
+/// Work of backward: whole, and as two passes of their own. Whole it may be shorter than both, because messages of the
+/// one half run beside kernels of the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Backward {
+    /// Both halves together.
+    pub whole: Work,
+    /// Towards inputs.
+    pub input: Work,
+    /// Towards weights.
+    pub weight: Work,
+}
+
+impl Backward {
+    /// Adds work that belongs to the input half.
+    pub(crate) fn add_input(&mut self, work: Work) {
+        self.whole += work;
+        self.input += work;
+    }
+
+    /// Adds work that belongs to the weight half.
+    pub(crate) fn add_weight(&mut self, work: Work) {
+        self.whole += work;
+        self.weight += work;
+    }
+}
+
 impl Add for Work {
     type Output = Self;
     fn add(self, other: Self) -> Self {
@@ -72,6 +98,25 @@ impl Mul<f64> for Work {
             ep: self.ep * factor,
             dp: self.dp * factor,
             host: self.host * factor,
+        }
+    }
+}
+
+impl AddAssign for Backward {
+    fn add_assign(&mut self, other: Self) {
+        self.whole += other.whole;
+        self.input += other.input;
+        self.weight += other.weight;
+    }
+}
+
+impl Mul<f64> for Backward {
+    type Output = Self;
+    fn mul(self, factor: f64) -> Self {
+        Self {
+            whole: self.whole * factor,
+            input: self.input * factor,
+            weight: self.weight * factor,
         }
     }
 }

@@ -1,17 +1,17 @@
-//! Times of a block's passes by tables and models: every kernel, with what runs beside it taken out.
+//! Kernels and messages of a block by tables and models: how long each takes by itself.
 
 use catalog::runtime::{AttentionKernel, Rewrite};
 use catalog::{Axis, Bytes, DType, Precision, Seconds};
 use dtensor::{Collective, CollectiveKind, Pass, Trace};
-use plans::{Group, NamedTime, Recompute};
+use plans::Group;
 
-use super::entry::BlockToPrice;
-use crate::block_cost::BlockCost;
+use super::entry::{BlockToPrice, PricedBlock, PricedKernel};
+use crate::block_cost;
+use crate::issue::{Launch, Order};
 use crate::known;
 use crate::lower::{Kernel, KernelKind, Lowered, recomputed};
 use crate::price::{MemoryKind, TablePrices};
 use crate::states::{self, Elements};
-use crate::work::Work;
 
 /// A block priced by tables.
 pub(super) struct Timed<'a> {
@@ -20,104 +20,110 @@ pub(super) struct Timed<'a> {
 }
 
 impl Timed<'_> {
-    /// Adds the times of its passes to a block's cost.
-    pub(super) fn time(&self, cost: &mut BlockCost) {
-        let BlockToPrice { trace, lowered, .. } = *self.of;
-        let forward = self.pass_times(&lowered.forward);
-        let backward = self.pass_times(&lowered.backward);
-        for (kernel, work) in lowered.forward.iter().zip(&forward) {
-            cost.forward += *work;
-            let name = name(trace, kernel);
-            cost.kernels.push(NamedTime {
-                name,
-                seconds: work.device().0,
-            });
-        }
-        for (kernel, work) in lowered.backward.iter().zip(&backward) {
-            match kernel.pass {
-                Pass::BackwardWeight => cost.backward_weight += *work,
-                Pass::Forward | Pass::BackwardInput => cost.backward_input += *work,
-            }
-            let name = name(trace, kernel);
-            cost.kernels.push(NamedTime {
-                name,
-                seconds: work.device().0,
-            });
-        }
-        for index in recomputed(&self.of.lowering, trace, lowered, self.of.key.recompute) {
-            cost.recompute += forward[index];
-            let name = format!("{} (recomputed)", name(trace, &lowered.forward[index]));
-            cost.kernels.push(NamedTime {
-                name,
-                seconds: forward[index].device().0,
-            });
-        }
-        if self.regathers() {
-            cost.backward_input += self.regather(trace);
-        }
-        let accumulation = self.accumulation(lowered, cost.elements);
+    /// Prices every kernel and message by itself, and issues them as the runtime does.
+    pub(super) fn priced(&self) -> PricedBlock {
+        let BlockToPrice {
+            trace,
+            lowered,
+            lowering,
+            key,
+            ..
+        } = *self.of;
+        let all = || lowered.forward.iter().chain(&lowered.backward);
+        let epilogue = self.epilogue(lowered);
+        let mut kernels: Vec<PricedKernel> = all()
+            .map(|kernel| PricedKernel {
+                name: name(trace, kernel),
+                time: self.kernel_time(kernel.kind) + epilogue * weight_elements(kernel) as f64,
+                part: None,
+                host: self.host(kernel),
+            })
+            .collect();
+        let forward = lowered.forward.len();
+        let of_pass = |wanted: &[Pass]| -> Vec<usize> {
+            let is = |(_, kernel): &(usize, &Kernel)| wanted.contains(&kernel.pass);
+            let backward = all().enumerate().skip(forward);
+            backward.filter(is).map(|(index, _)| index).collect()
+        };
+        let order = Order::new(lowering, key, trace, lowered);
+        let mut backward = order.issue(&(forward..kernels.len()).collect::<Vec<usize>>());
+        let mut backward_weight = order.issue(&of_pass(&[Pass::BackwardWeight]));
+        let accumulation = self.accumulation(block_cost::elements(trace));
         if accumulation.0 > 0.0 {
-            cost.backward_weight.compute += accumulation;
-            cost.kernels.push(NamedTime {
+            for pass in [&mut backward, &mut backward_weight] {
+                pass.push(Launch::last(kernels.len(), pass));
+            }
+            kernels.push(PricedKernel {
                 name: "gradient accumulation memory-bound (weight gradient)".to_owned(),
-                seconds: accumulation.0,
+                time: accumulation,
+                part: None,
+                host: Seconds(0.0),
             });
         }
+        let passes = PricedBlock {
+            forward: order.issue(&(0..forward).collect::<Vec<usize>>()),
+            recompute: order.issue(&recomputed(&lowering, trace, lowered, key.recompute)),
+            backward_input: order.issue(&of_pass(&[Pass::Forward, Pass::BackwardInput])),
+            backward,
+            backward_weight,
+            kernels,
+        };
+        self.with_parts(passes)
+    }
+
+    /// Prices the parts of products that are split.
+    fn with_parts(&self, mut block: PricedBlock) -> PricedBlock {
+        let Lowered { forward, backward } = self.of.lowered;
+        let passes = block.forward.iter().chain(&block.recompute);
+        for launch in passes.chain(&block.backward).chain(&block.backward_input) {
+            let priced = &mut block.kernels[launch.kernel];
+            let kernel = forward.iter().chain(backward).nth(launch.kernel);
+            if launch.parts > 1
+                && priced.part.is_none()
+                && let Some(mut kind) = kernel.map(|kernel| kernel.kind)
+                && let KernelKind::Gemm { m, .. } = &mut kind
+            {
+                *m = m.div_ceil(launch.parts);
+                priced.part = Some(self.kernel_time(kind));
+            }
+        }
+        block
     }
 
     fn precision(&self) -> Precision {
         self.of.scenario.workload.precision
     }
 
-    /// Adding weight gradients to the buffer that gathers them over micro-batches: read and written
-    /// in the product's epilogue where the runtime fuses it, by a pass over gradient and buffer where
-    /// it does not.
-    fn accumulation(&self, lowered: &Lowered, elements: Elements) -> Seconds {
-        let precision = self.precision();
-        let gradient = precision.activation().size();
-        let buffer = states::gradient_type(&self.of.scenario.runtime.states, precision).size();
-        let bytes = if self.of.lowering.has(Rewrite::FuseGradientAccumulation) {
-            let written: u64 = lowered.backward.iter().map(weight_elements).sum();
-            let beside = written * (2 * buffer).saturating_sub(gradient);
-            Bytes((beside as f64 * self.prices.exposed_epilogue()) as u64)
-        } else if self.of.lowering.has(Rewrite::AccumulateGradients) {
-            Bytes((elements.dense + elements.expert) * (gradient + 2 * buffer))
-        } else {
-            Bytes(0)
-        };
+    /// Weight gradients are added to the buffer that gathers them over micro-batches in the epilogue of the product
+    /// that makes them: what that reads and writes beyond a product which only writes its result, by element.
+    fn epilogue(&self, lowered: &Lowered) -> Seconds {
+        let elements: u64 = lowered.backward.iter().map(weight_elements).sum();
+        if elements == 0 || !self.of.lowering.has(Rewrite::FuseGradientAccumulation) {
+            return Seconds(0.0);
+        }
+        let (gradient, buffer) = self.gradient_bytes();
+        let beside = elements * (2 * buffer).saturating_sub(gradient);
+        let bytes = Bytes((beside as f64 * self.prices.exposed_epilogue()) as u64);
+        self.prices.memory_bound(MemoryKind::Pointwise, bytes).time * (1.0 / elements as f64)
+    }
+
+    /// The same by a pass over gradients and buffer, where no product does it.
+    fn accumulation(&self, elements: Elements) -> Seconds {
+        if self.of.lowering.has(Rewrite::FuseGradientAccumulation)
+            || !self.of.lowering.has(Rewrite::AccumulateGradients)
+        {
+            return Seconds(0.0);
+        }
+        let (gradient, buffer) = self.gradient_bytes();
+        let bytes = Bytes((elements.dense + elements.expert) * (gradient + 2 * buffer));
         self.prices.memory_bound(MemoryKind::Pointwise, bytes).time
     }
 
-    /// Work of each kernel of a pass, with hidden communication taken out.
-    fn pass_times(&self, kernels: &[Kernel]) -> Vec<Work> {
-        let raw: Vec<Seconds> = kernels.iter().map(|k| self.kernel_time(k)).collect();
-        let mut works = Vec::with_capacity(kernels.len());
-        for (index, kernel) in kernels.iter().enumerate() {
-            let time = raw[index];
-            let host = self.host(kernel);
-            let mut work = Work {
-                host,
-                ..Work::default()
-            };
-            match kernel.kind {
-                KernelKind::Comm(collective) => {
-                    let exposed = self.exposed(collective, kernels, &raw, index);
-                    *self.bucket(&mut work, collective.axis) = exposed;
-                }
-                _ => work.compute = time,
-            }
-            works.push(work);
-        }
-        works
-    }
-
-    fn bucket<'w>(&self, work: &'w mut Work, axis: Axis) -> &'w mut Seconds {
-        match axis {
-            Axis::Tp | Axis::Etp => &mut work.tp,
-            Axis::Cp => &mut work.cp,
-            Axis::Ep => &mut work.ep,
-            Axis::Edp | Axis::DpShard | Axis::DpReplicate | Axis::Pp => &mut work.compute,
-        }
+    /// Bytes of an element of a gradient, and of the buffer that gathers them.
+    fn gradient_bytes(&self) -> (u64, u64) {
+        let precision = self.precision();
+        let buffer = states::gradient_type(&self.of.scenario.runtime.states, precision);
+        (precision.activation().size(), buffer.size())
     }
 
     fn host(&self, kernel: &Kernel) -> Seconds {
@@ -131,11 +137,11 @@ impl Timed<'_> {
         self.of.scenario.runtime.overheads.launch.value * f64::from(launches)
     }
 
-    fn kernel_time(&self, kernel: &Kernel) -> Seconds {
+    fn kernel_time(&self, kind: KernelKind) -> Seconds {
         let prices = self.prices;
         let wide = self.precision().activation();
         let narrow = self.precision().matmul();
-        match kernel.kind {
+        match kind {
             KernelKind::Gemm {
                 m,
                 n,
@@ -217,99 +223,6 @@ impl Timed<'_> {
             kind => self.prices.collective(kind, bytes, group).time,
         }
     }
-
-    /// What is left of a collective beside the kernel that can hide it.
-    fn exposed(
-        &self,
-        collective: Collective,
-        kernels: &[Kernel],
-        raw: &[Seconds],
-        index: usize,
-    ) -> Seconds {
-        let time = raw[index];
-        match (collective.axis, collective.kind) {
-            (Axis::Cp, CollectiveKind::RingExchange) => {
-                // The first of `cp` attention steps has its block already; the others hide a
-                // transfer each.
-                let cp = self.of.key.layout.cp as f64;
-                let attention = nearest(kernels, raw, index, is_attention);
-                let hidden = attention * ((cp - 1.0) / cp);
-                Seconds((time - hidden).0.max(0.0))
-            }
-            (Axis::Tp, kind) => self.exposed_tp(kind, kernels, raw, index),
-            _ => time,
-        }
-    }
-
-    /// Tensor-parallel collectives: Transformer Engine's user buffers and PyTorch's async TP split
-    /// them into `tp` chunks behind the product they feed or follow, so one chunk stays exposed;
-    /// Megatron runs the backward ones beside the other product of the same linear.
-    fn exposed_tp(
-        &self,
-        kind: CollectiveKind,
-        kernels: &[Kernel],
-        raw: &[Seconds],
-        index: usize,
-    ) -> Seconds {
-        let time = raw[index];
-        let slowdown = self.of.scenario.runtime.overheads.overlap_slowdown.value;
-        let chunks = self.of.key.layout.tp as f64;
-        let backward = kernels[index].pass != Pass::Forward;
-        let product = nearest(kernels, raw, index, is_product);
-        let decomposed = self.of.key.overlap_tp
-            && matches!(
-                kind,
-                CollectiveKind::AllGather | CollectiveKind::ReduceScatter
-            );
-        let hidden = if decomposed {
-            time.min(product) * (1.0 - 1.0 / chunks)
-        } else if backward && self.of.lowering.has(Rewrite::AsyncTensorParallelBackward) {
-            let beside = following(kernels, raw, index, is_weight_gradient);
-            time.min(beside)
-        } else {
-            Seconds(0.0)
-        };
-        time - hidden + hidden * (slowdown - 1.0)
-    }
-
-    fn regathers(&self) -> bool {
-        self.of.key.layout.sequence_parallel
-            && self.of.key.layout.tp > 1
-            && self.of.lowering.has(Rewrite::RegatherSequenceParallelInput)
-            && !matches!(
-                self.of.key.recompute,
-                Recompute::Full | Recompute::Layers(_)
-            )
-    }
-
-    /// The sharded inputs of column-parallel linears are gathered again in backward, beside the
-    /// data-gradient product (Korthikanti et al. 2022, §4.2.2).
-    fn regather(&self, trace: &Trace) -> Work {
-        let mut work = Work::default();
-        for op in &trace.forward {
-            let dtensor::OpKind::Collective(c) = op.kind else {
-                continue;
-            };
-            if c.axis == Axis::Tp && c.kind == CollectiveKind::AllGather {
-                let time = self.collective_time(c);
-                let beside = trace
-                    .backward
-                    .iter()
-                    .filter(|b| b.scope == op.scope && b.pass == Pass::BackwardInput)
-                    .count();
-                // Without a product of its scope the gather has nothing to hide behind; with one,
-                // the product is longer than the gather on every NVLink system.
-                let exposed = if beside > 0 || self.of.key.overlap_tp {
-                    known::REGATHER.factor()
-                } else {
-                    0.0
-                };
-                work.tp += time * exposed;
-                work.host += self.of.scenario.runtime.overheads.launch.value;
-            }
-        }
-        work
-    }
 }
 
 fn is_product(kernel: &Kernel) -> bool {
@@ -332,39 +245,6 @@ fn weight_elements(kernel: &Kernel) -> u64 {
         }
         _ => 0,
     }
-}
-
-fn is_attention(kernel: &Kernel) -> bool {
-    matches!(
-        kernel.kind,
-        KernelKind::Attention { .. } | KernelKind::BatchedGemm { .. }
-    )
-}
-
-/// Time of the closest kernel that satisfies `want`, looking both ways.
-fn nearest(
-    kernels: &[Kernel],
-    raw: &[Seconds],
-    index: usize,
-    want: fn(&Kernel) -> bool,
-) -> Seconds {
-    let distance = |i: &usize| i.abs_diff(index);
-    (0..kernels.len())
-        .filter(|&i| want(&kernels[i]))
-        .min_by_key(distance)
-        .map_or(Seconds(0.0), |i| raw[i])
-}
-
-/// Time of the next kernel that satisfies `want`, at most three further on.
-fn following(
-    kernels: &[Kernel],
-    raw: &[Seconds],
-    index: usize,
-    want: fn(&Kernel) -> bool,
-) -> Seconds {
-    (index + 1..kernels.len().min(index + 4))
-        .find(|&i| want(&kernels[i]))
-        .map_or(Seconds(0.0), |i| raw[i])
 }
 
 fn name(trace: &Trace, kernel: &Kernel) -> String {

@@ -6,7 +6,8 @@ use catalog::{Bytes, Seconds};
 use dtensor::Trace;
 use plans::{Strategy, UsedConstant};
 
-use crate::block_cost::{BlockCost, BlockKey};
+use crate::block_cost::BlockKey;
+use crate::issue::Launch;
 use crate::lower::{Lowered, Lowering};
 use crate::stage::{Run, StageWork};
 use crate::states::Elements;
@@ -16,11 +17,11 @@ use crate::{CostError, Scenario};
 /// Prices of what a strategy runs. There are two: by tables and models of a cluster, and by measurements of
 /// this very machine.
 pub(crate) trait PriceBook: Debug + Send + Sync {
-    /// Adds the times of a block's passes to its cost.
+    /// Prices the kernels and messages of a block.
     ///
     /// # Errors
     /// When nothing like one of its operators was measured.
-    fn block(&self, of: &BlockToPrice<'_>, cost: &mut BlockCost) -> Result<(), CostError>;
+    fn block(&self, of: &BlockToPrice<'_>) -> Result<PricedBlock, CostError>;
 
     /// Adds what a stage gathers and reduces over its data-parallel ranks.
     ///
@@ -69,6 +70,32 @@ pub(crate) struct BlockToPrice<'a> {
     pub(crate) trace: &'a Trace,
     pub(crate) lowering: Lowering<'a>,
     pub(crate) lowered: &'a Lowered,
+}
+
+/// A kernel or message of a block.
+#[derive(Clone, Debug)]
+pub(crate) struct PricedKernel {
+    pub(crate) name: String,
+    /// How long it takes with nothing beside it.
+    pub(crate) time: Seconds,
+    /// How long a part of it takes, where that is not its share of the time: a smaller product is less efficient.
+    pub(crate) part: Option<Seconds>,
+    /// How long the host takes to issue it, or each part of it.
+    pub(crate) host: Seconds,
+}
+
+/// Kernels and messages of a block, and the order in which each pass issues them.
+#[derive(Clone, Debug)]
+pub(crate) struct PricedBlock {
+    pub(crate) kernels: Vec<PricedKernel>,
+    pub(crate) forward: Vec<Launch>,
+    /// Run again before backward.
+    pub(crate) recompute: Vec<Launch>,
+    pub(crate) backward: Vec<Launch>,
+    /// Backward towards inputs, where it is a pass of its own.
+    pub(crate) backward_input: Vec<Launch>,
+    /// Backward towards weights, where it is a pass of its own.
+    pub(crate) backward_weight: Vec<Launch>,
 }
 
 /// What a rank's optimizer updates.

@@ -10,7 +10,7 @@ use catalog::{Cluster, Fitted};
 
 use crate::price::{PriceError, ProfilePrices, TablePrices};
 
-pub(crate) use entry::{BlockToPrice, PriceBook, Update};
+pub(crate) use entry::{BlockToPrice, PriceBook, PricedBlock, Update};
 pub(crate) use profile::adapted;
 
 /// The price book of a cluster for jobs of that many ranks.

@@ -7,18 +7,18 @@
 
 use catalog::profile::Kernel;
 use catalog::{Axis, Bytes, DType, Origin, Precision, Runtime, Seconds, Sourced};
-use dtensor::{CollectiveKind, Epilogues, OpKind, Pass};
-use plans::{Group, NamedTime, Strategy, UsedConstant, Zero};
+use dtensor::{CollectiveKind, Epilogues, Op, OpKind, Pass};
+use plans::{Group, Strategy, UsedConstant, Zero};
 
-use super::entry::{BlockToPrice, PriceBook, Update};
-use crate::block_cost::{BlockCost, BlockKey};
+use super::entry::{BlockToPrice, PriceBook, PricedBlock, PricedKernel, Update};
+use crate::block_cost::BlockKey;
+use crate::issue::{Launch, Queue};
 use crate::lower::recomputed;
 use crate::messages::measured;
 use crate::price::ProfilePrices;
 use crate::stage::{Run, StageWork};
 use crate::states::Elements;
 use crate::traffic::DataParallel;
-use crate::work::Work;
 use crate::{CostError, Scenario, stage_traffic};
 
 /// Our executor, on the cpu and on GPUs.
@@ -66,58 +66,30 @@ fn here<T>(value: T, source: &str) -> Sourced<T> {
 }
 
 impl PriceBook for ProfilePrices {
-    fn block(&self, of: &BlockToPrice<'_>, cost: &mut BlockCost) -> Result<(), CostError> {
-        let BlockToPrice { trace, key, .. } = *of;
-        let mut forward = Vec::with_capacity(trace.forward.len());
+    fn block(&self, of: &BlockToPrice<'_>) -> Result<PricedBlock, CostError> {
+        let trace = of.trace;
         let epilogues = Epilogues::of(trace);
-        for op in trace.forward.iter().chain(&trace.backward) {
-            let ranks = |axis| size(key, axis);
-            let kernel = match self.is_of_gpus() {
-                true => trace.kernel_on_gpu(op, &epilogues, ranks),
-                false => trace.kernel(op, ranks),
-            };
-            let mut time = self.price(&kernel)?;
-            let mut work = Work::default();
-            if let OpKind::Collective(collective) = op.kind {
-                let ranks = size(key, collective.axis);
-                time += match self.is_of_gpus() {
-                    true => {
-                        let bytes = Bytes(collective.bytes);
-                        measured(self, collective.kind, bytes, ranks)?
-                    }
-                    false => self.barrier(ranks)?,
-                };
-                match collective.axis {
-                    Axis::Cp => work.cp = time,
-                    Axis::Ep => work.ep = time,
-                    _ => work.tp = time,
-                }
-            } else {
-                work.compute = time;
-            }
-            match op.pass {
-                Pass::Forward => {
-                    cost.forward += work;
-                    forward.push((work, kernel.name.clone()));
-                }
-                Pass::BackwardInput => cost.backward_input += work,
-                Pass::BackwardWeight => cost.backward_weight += work,
-            }
-            cost.kernels.push(NamedTime {
-                name: format!("{} {}", op.scope, kernel.name),
-                seconds: time.0,
-            });
+        let ops: Vec<&Op> = trace.forward.iter().chain(&trace.backward).collect();
+        let mut kernels = Vec::with_capacity(ops.len());
+        for op in &ops {
+            kernels.push(self.operator(of, &epilogues, op)?);
         }
-        for kernel in recomputed(&of.lowering, trace, of.lowered, key.recompute) {
-            let index = of.lowered.forward[kernel].op;
-            let (work, name) = &forward[index];
-            cost.recompute += *work;
-            cost.kernels.push(NamedTime {
-                name: format!("{} {name} (recomputed)", trace.forward[index].scope),
-                seconds: work.device().0,
-            });
-        }
-        Ok(())
+        let issue = |wanted: &[Pass]| {
+            let of_pass = (0..ops.len()).filter(|&op| wanted.contains(&ops[op].pass));
+            in_order(&ops, of_pass)
+        };
+        let again = recomputed(&of.lowering, trace, of.lowered, of.key.recompute);
+        let again = again
+            .into_iter()
+            .map(|kernel| of.lowered.forward[kernel].op);
+        Ok(PricedBlock {
+            forward: issue(&[Pass::Forward]),
+            recompute: in_order(&ops, again),
+            backward: issue(&[Pass::BackwardInput, Pass::BackwardWeight]),
+            backward_input: issue(&[Pass::BackwardInput]),
+            backward_weight: issue(&[Pass::BackwardWeight]),
+            kernels,
+        })
     }
 
     /// Between GPUs traffic runs beside compute, as on any cluster; where ranks share cores it is their own work.
@@ -199,7 +171,47 @@ impl PriceBook for ProfilePrices {
     }
 }
 
+/// Operators one after the other, each of which waits for the one before: our executor runs a block's messages so.
+fn in_order(ops: &[&Op], indices: impl Iterator<Item = usize>) -> Vec<Launch> {
+    let mut queue = Queue::default();
+    for index in indices {
+        match ops[index].kind {
+            OpKind::Collective(collective) => queue.exchange(index, collective.axis),
+            _ => queue.compute(index, 1),
+        }
+    }
+    queue.launches()
+}
+
 impl ProfilePrices {
+    /// What an operator was measured to take; the host's time is part of it.
+    fn operator(
+        &self,
+        of: &BlockToPrice<'_>,
+        epilogues: &Epilogues,
+        op: &Op,
+    ) -> Result<PricedKernel, CostError> {
+        let ranks = |axis| size(of.key, axis);
+        let kernel = match self.is_of_gpus() {
+            true => of.trace.kernel_on_gpu(op, epilogues, ranks),
+            false => of.trace.kernel(op, ranks),
+        };
+        let mut time = self.price(&kernel)?;
+        if let OpKind::Collective(collective) = op.kind {
+            let ranks = ranks(collective.axis);
+            time += match self.is_of_gpus() {
+                true => measured(self, collective.kind, Bytes(collective.bytes), ranks)?,
+                false => self.barrier(ranks)?,
+            };
+        }
+        Ok(PricedKernel {
+            name: format!("{} {}", op.scope, kernel.name),
+            time,
+            part: None,
+            host: Seconds(0.0),
+        })
+    }
+
     fn price(&self, kernel: &Kernel) -> Result<Seconds, CostError> {
         let time = self.time(kernel, self.ranks());
         time.ok_or_else(|| CostError::NotMeasured {

@@ -6,17 +6,16 @@ use dtensor::CollectiveKind;
 use plans::{Group, Strategy, UsedConstant};
 
 use super::block_times::Timed;
-use super::entry::{BlockToPrice, PriceBook, Update};
-use crate::block_cost::BlockCost;
+use super::entry::{BlockToPrice, PriceBook, PricedBlock, Update};
 use crate::price::{MemoryKind, TablePrices};
 use crate::stage::{Run, StageWork};
 use crate::traffic::DataParallel;
+use crate::work::Work;
 use crate::{CostError, Scenario, stage_traffic, states, tensorwise};
 
 impl PriceBook for TablePrices {
-    fn block(&self, of: &BlockToPrice<'_>, cost: &mut BlockCost) -> Result<(), CostError> {
-        Timed { of, prices: self }.time(cost);
-        Ok(())
+    fn block(&self, of: &BlockToPrice<'_>) -> Result<PricedBlock, CostError> {
+        Ok(Timed { of, prices: self }.priced())
     }
 
     fn data_parallel(
@@ -128,5 +127,9 @@ fn copies(scenario: &Scenario, prices: &TablePrices, runs: &[Run], stage: &mut S
             .time
     };
     stage.forward.compute += pass(gathered);
-    stage.backward_weight.compute += pass(gathered) + pass(reduced);
+    let backward = Work {
+        compute: pass(gathered) + pass(reduced),
+        ..Work::default()
+    };
+    stage.backward.add_weight(backward);
 }

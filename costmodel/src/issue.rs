@@ -1,0 +1,586 @@
+//! In which order, and on which streams, a training system issues the kernels and messages of a block.
+//!
+//! A message waits for the kernels issued before it, and the next kernel waits for the message. Four kinds do otherwise:
+//!
+//! - Backward sums of column-parallel linears. Megatron-LM sends them between the linear's data-gradient and
+//!   weight-gradient products and waits after the second (`LinearWithGradAccumulationAndAsyncCommunication`); so does
+//!   Transformer Engine, also with user buffers ("bulk" overlap).
+//! - Repeated gathers of sequence-parallel inputs, in the same code: sent before the data-gradient product, waited for
+//!   before the weight-gradient product (Korthikanti et al. 2022, §4.2.2).
+//! - Gathers before and sums after a product of a layer, where both are split into a part per tensor-parallel rank
+//!   (PyTorch's async tensor parallelism, the "ring exchange" of Transformer Engine's user buffers): the product of one
+//!   part runs beside the message of another. A rank's own part needs no message. Transformer Engine splits sums after
+//!   a product in four instead, each of which is sent whole ("pipeline"; methods and splits by default, which NeMo's
+//!   configurations repeat, in `initialize_ub`, transformer_engine/pytorch/module/base.py;
+//!   NVIDIA/NeMo-Framework-Launcher@1ab2c78, conf/training/tp_overlap).
+//! - Ring attention: every step attends to one block of keys and values while the next one arrives (Transformer
+//!   Engine's `AttnFuncWithCPAndKVP2P`, PyTorch's `_templated_ring_attention`).
+
+use std::ops::Range;
+
+use catalog::Axis;
+use catalog::runtime::Rewrite;
+use dtensor::{Collective, CollectiveKind, Pass, TensorId, Trace};
+use models::BlockClass;
+
+use crate::block_cost::BlockKey;
+use crate::lower::{Kernel, KernelKind, Lowered, Lowering};
+use crate::streams::{Stream, Waits};
+
+/// Into how many parts Transformer Engine splits a product whose result is summed.
+const PIPELINE_SPLITS: u64 = 4;
+
+/// A kernel or message, or an equal part of one, given to a stream.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Launch {
+    /// Which, by its index among all kernels of the block.
+    pub(crate) kernel: usize,
+    /// Into how many equal parts it is split.
+    pub(crate) parts: u64,
+    pub(crate) stream: Stream,
+    pub(crate) waits: Waits,
+}
+
+impl Launch {
+    /// A kernel after those of a pass, which waits for all of its messages.
+    pub(crate) fn last(kernel: usize, pass: &[Self]) -> Self {
+        let mut waits = Waits::default();
+        for (index, launch) in pass.iter().enumerate() {
+            waits.add(launch.stream, index);
+        }
+        Self {
+            kernel,
+            parts: 1,
+            stream: Stream::Compute,
+            waits,
+        }
+    }
+}
+
+/// Launches in the order of the host.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    launches: Vec<Launch>,
+    /// The last on the compute stream.
+    kernel: Option<usize>,
+    /// What the next on the compute stream waits for.
+    pending: Waits,
+}
+
+impl Queue {
+    /// Gives the compute stream a kernel, or a part of one.
+    pub(crate) fn compute(&mut self, kernel: usize, parts: u64) {
+        self.kernel = Some(self.launches.len());
+        self.launches.push(Launch {
+            kernel,
+            parts,
+            stream: Stream::Compute,
+            waits: std::mem::take(&mut self.pending),
+        });
+    }
+
+    /// Sends a message, or a part of one, when the compute stream has come so far.
+    pub(crate) fn send(&mut self, kernel: usize, parts: u64, stream: Stream) -> usize {
+        let mut waits = self.pending;
+        if let Some(last) = self.kernel {
+            waits.add(Stream::Compute, last);
+        }
+        self.launches.push(Launch {
+            kernel,
+            parts,
+            stream,
+            waits,
+        });
+        self.launches.len() - 1
+    }
+
+    /// Lets the next kernel wait for a message.
+    pub(crate) fn wait(&mut self, launch: usize) {
+        self.pending.add(self.launches[launch].stream, launch);
+    }
+
+    /// Sends a message for which the next kernel waits.
+    pub(crate) fn exchange(&mut self, kernel: usize, axis: Axis) {
+        let launch = self.send(kernel, 1, Stream::of(axis));
+        self.wait(launch);
+    }
+
+    /// All of them.
+    pub(crate) fn launches(self) -> Vec<Launch> {
+        self.launches
+    }
+}
+
+/// Order of the kernels of a block: those of forward, then those of backward, by their index.
+#[derive(Debug)]
+pub(crate) struct Order<'a> {
+    lowering: Lowering<'a>,
+    key: &'a BlockKey,
+    trace: &'a Trace,
+    lowered: &'a Lowered,
+    regathers: Vec<Regather>,
+}
+
+/// A gather of forward that is repeated in backward.
+#[derive(Clone, Copy, Debug)]
+struct Regather {
+    message: usize,
+    /// The data-gradient product before which it is sent.
+    before: usize,
+    /// The weight-gradient product that waits for it.
+    until: usize,
+}
+
+/// A sum of what a product made.
+#[derive(Clone, Copy, Debug)]
+struct Sum {
+    message: usize,
+    product: usize,
+    /// Into how many parts the product is split.
+    parts: u64,
+    /// How many of them are sent, each when it is made: one less than there are where the last is the rank's own.
+    messages: u64,
+}
+
+/// A gather that is split into parts, and the products that read it.
+#[derive(Clone, Debug)]
+struct Gather {
+    message: usize,
+    products: Vec<usize>,
+}
+
+/// What of a list of kernels is not issued one after the other.
+#[derive(Debug, Default)]
+struct Beside {
+    sums: Vec<Sum>,
+    gathers: Vec<Gather>,
+    rings: Vec<(usize, Range<usize>)>,
+}
+
+impl<'a> Order<'a> {
+    /// Of a block under a layout.
+    pub(crate) fn new(
+        lowering: Lowering<'a>,
+        key: &'a BlockKey,
+        trace: &'a Trace,
+        lowered: &'a Lowered,
+    ) -> Self {
+        let mut order = Self {
+            lowering,
+            key,
+            trace,
+            lowered,
+            regathers: Vec::new(),
+        };
+        order.regathers = order.regathers();
+        order
+    }
+
+    /// Issues some of the block's kernels, by their indices in order.
+    pub(crate) fn issue(&self, kernels: &[usize]) -> Vec<Launch> {
+        let beside = self.beside(kernels);
+        let mut queue = Queue::default();
+        let mut sent: Vec<(usize, usize)> = Vec::new();
+        let mut skipped: Vec<usize> = Vec::new();
+        for &kernel in kernels {
+            for again in &self.regathers {
+                if again.before == kernel {
+                    sent.push((again.message, queue.send(again.message, 1, Stream::Tensor)));
+                }
+                if again.until == kernel {
+                    wait_for(again.message, &sent, &mut queue);
+                }
+            }
+            if skipped.contains(&kernel) {
+                continue;
+            }
+            if let Some((message, steps)) = beside.ring(kernel) {
+                let steps: Vec<usize> = steps.filter(|step| kernels.contains(step)).collect();
+                self.ring(message, &steps, &mut queue);
+                skipped.push(message);
+                skipped.extend(steps);
+            } else if let Some(gather) = beside.gathers.iter().find(|g| g.message == kernel) {
+                self.gather(gather, &mut queue);
+                skipped.extend(&gather.products);
+            } else if beside.sums.iter().any(|sum| sum.message == kernel) {
+                wait_for(kernel, &sent, &mut queue);
+            } else if let Some(sum) = beside.sums.iter().find(|sum| sum.product == kernel) {
+                let last = Self::sum(*sum, &mut queue);
+                sent.extend(last.map(|launch| (sum.message, launch)));
+            } else if let Some(collective) = self.message(kernel) {
+                queue.exchange(kernel, collective.axis);
+            } else {
+                queue.compute(kernel, 1);
+            }
+        }
+        queue.launches()
+    }
+
+    /// A product, and the sum of its result: beside its parts, or beside what follows.
+    fn sum(sum: Sum, queue: &mut Queue) -> Option<usize> {
+        let mut last = None;
+        for part in 0..sum.parts {
+            queue.compute(sum.product, sum.parts);
+            if part < sum.messages {
+                last = Some(queue.send(sum.message, sum.messages, Stream::Tensor));
+            }
+        }
+        last
+    }
+
+    /// Products of what arrives part by part. The first part is the rank's own.
+    fn gather(&self, gather: &Gather, queue: &mut Queue) {
+        let parts = self.key.layout.tp;
+        let others = parts - 1;
+        let arrivals: Vec<usize> = (0..others)
+            .map(|_| queue.send(gather.message, others, Stream::Tensor))
+            .collect();
+        for part in 0..parts as usize {
+            if part > 0 {
+                queue.wait(arrivals[part - 1]);
+            }
+            for &product in &gather.products {
+                queue.compute(product, parts);
+            }
+        }
+    }
+
+    /// Steps of attention, each while the next block of keys and values arrives.
+    fn ring(&self, message: usize, steps: &[usize], queue: &mut Queue) {
+        let blocks = self.key.layout.cp;
+        for block in 1..=blocks {
+            let arrival =
+                (block < blocks).then(|| queue.send(message, blocks - 1, Stream::Context));
+            for &step in steps {
+                queue.compute(step, blocks);
+            }
+            if let Some(arrival) = arrival {
+                queue.wait(arrival);
+            }
+        }
+    }
+
+    /// What of these kernels runs beside what.
+    fn beside(&self, kernels: &[usize]) -> Beside {
+        let mut beside = Beside::default();
+        for (place, &message) in kernels.iter().enumerate() {
+            let Some(collective) = self.message(message) else {
+                continue;
+            };
+            let (earlier, later) = (&kernels[..place], &kernels[place + 1..]);
+            if collective.kind == CollectiveKind::RingExchange {
+                if let Some(attention) = self.attention(message) {
+                    beside.rings.push((message, attention));
+                }
+            } else if collective.axis == Axis::Tp {
+                if let Some(gather) = self.split_gather(message, collective, later) {
+                    beside.gathers.push(gather);
+                } else if let Some(sum) = self.sum_of(message, collective, earlier)
+                    && !beside
+                        .gathers
+                        .iter()
+                        .any(|g| g.products.contains(&sum.product))
+                {
+                    beside.sums.push(sum);
+                }
+            }
+        }
+        beside
+    }
+
+    /// The gather, if it is split and products read it.
+    fn split_gather(
+        &self,
+        message: usize,
+        collective: Collective,
+        later: &[usize],
+    ) -> Option<Gather> {
+        if !self.splits() || collective.kind != CollectiveKind::AllGather {
+            return None;
+        }
+        let gathered = self.kernel(message).writes[0];
+        let reads = |&&kernel: &&usize| {
+            let kernel = self.kernel(kernel);
+            is_product(kernel)
+                && kernel.pass != Pass::BackwardWeight
+                && self.among(&kernel.reads, gathered)
+        };
+        let products: Vec<usize> = later.iter().filter(reads).copied().collect();
+        (!products.is_empty()).then_some(Gather { message, products })
+    }
+
+    /// The product whose result a message sums, if one runs beside the other.
+    fn sum_of(&self, message: usize, collective: Collective, earlier: &[usize]) -> Option<Sum> {
+        let forward = self.kernel(message).pass == Pass::Forward;
+        let megatron = self.lowering.has(Rewrite::AsyncTensorParallelBackward);
+        let splits = self.splits() && collective.kind == CollectiveKind::ReduceScatter;
+        let tp = self.key.layout.tp;
+        let (parts, messages) = match (megatron, forward) {
+            (true, false) if collective.kind != CollectiveKind::AllGather => (1, 1),
+            (true, true) if splits => (PIPELINE_SPLITS, PIPELINE_SPLITS),
+            (false, _) if splits => (tp, tp - 1),
+            _ => return None,
+        };
+        let summed = self.kernel(message).reads[0];
+        let makes = |&&kernel: &&usize| {
+            let kernel = self.kernel(kernel);
+            is_product(kernel) && self.among(&kernel.writes, summed)
+        };
+        let product = *earlier.iter().rfind(makes)?;
+        Some(Sum {
+            message,
+            product,
+            parts,
+            messages,
+        })
+    }
+
+    /// Whether products and their messages are split: those of layers, not those of the head.
+    fn splits(&self) -> bool {
+        self.key.overlap_tp && matches!(self.key.class, BlockClass::Layer(_) | BlockClass::Mtp)
+    }
+
+    /// The kernels of core attention whose keys and values a ring exchange brings: those after it in forward, before it
+    /// in backward.
+    fn attention(&self, message: usize) -> Option<Range<usize>> {
+        let forward = self.lowered.forward.len();
+        let is = |&kernel: &usize| self.is_attention(kernel);
+        if message < forward {
+            let start = (message + 1..forward).find(is)?;
+            let end = (start..forward)
+                .find(|kernel| !is(kernel))
+                .unwrap_or(forward);
+            return Some(start..end);
+        }
+        let end = (forward..message).rfind(is)? + 1;
+        let start = (forward..end).rfind(|kernel| !is(kernel));
+        Some(start.map_or(forward, |before| before + 1)..end)
+    }
+
+    /// Gathers of sharded inputs that are not kept, so that backward repeats them.
+    fn regathers(&self) -> Vec<Regather> {
+        let layout = &self.key.layout;
+        if !layout.sequence_parallel
+            || layout.tp == 1
+            || !self.lowering.has(Rewrite::RegatherSequenceParallelInput)
+        {
+            return Vec::new();
+        }
+        let forward = self.lowered.forward.len();
+        let backward = forward..forward + self.lowered.backward.len();
+        let again = |message: usize| {
+            let gathered = self.kernel(message).writes[0];
+            let until = backward.clone().find(|&kernel| {
+                let kernel = self.kernel(kernel);
+                is_product(kernel)
+                    && kernel.pass == Pass::BackwardWeight
+                    && self.among(&kernel.reads, gathered)
+            })?;
+            let is_data_gradient = |&kernel: &usize| {
+                let kernel = self.kernel(kernel);
+                is_product(kernel) && kernel.pass == Pass::BackwardInput
+            };
+            Some(Regather {
+                message,
+                before: (forward..until).rfind(is_data_gradient)?,
+                until,
+            })
+        };
+        (0..forward)
+            .filter(|&kernel| {
+                self.message(kernel).is_some_and(|collective| {
+                    collective.axis == Axis::Tp && collective.kind == CollectiveKind::AllGather
+                })
+            })
+            .filter_map(again)
+            .collect()
+    }
+
+    fn kernel(&self, index: usize) -> &'a Kernel {
+        let Lowered { forward, backward } = self.lowered;
+        match index.checked_sub(forward.len()) {
+            None => &forward[index],
+            Some(index) => &backward[index],
+        }
+    }
+
+    fn message(&self, kernel: usize) -> Option<Collective> {
+        match self.kernel(kernel).kind {
+            KernelKind::Comm(collective) => Some(collective),
+            _ => None,
+        }
+    }
+
+    fn is_attention(&self, kernel: usize) -> bool {
+        let kernel = self.kernel(kernel);
+        let ops = match kernel.pass {
+            Pass::Forward => &self.trace.forward,
+            Pass::BackwardInput | Pass::BackwardWeight => &self.trace.backward,
+        };
+        ops[kernel.op].is_core_attention()
+    }
+
+    /// Whether one of the tensors lies where `tensor` does.
+    fn among(&self, tensors: &[TensorId], tensor: TensorId) -> bool {
+        let storage = |id| self.trace.tensor(id).storage;
+        tensors.iter().any(|&id| storage(id) == storage(tensor))
+    }
+}
+
+impl Beside {
+    /// The ring exchange that a kernel is, or whose keys and values it attends to.
+    fn ring(&self, kernel: usize) -> Option<(usize, Range<usize>)> {
+        let is = |(message, steps): &&(usize, Range<usize>)| {
+            *message == kernel || steps.contains(&kernel)
+        };
+        self.rings.iter().find(is).cloned()
+    }
+}
+
+/// Lets the next kernel wait for a message that was sent before.
+fn wait_for(message: usize, sent: &[(usize, usize)], queue: &mut Queue) {
+    if let Some(&(_, launch)) = sent.iter().rfind(|(kernel, _)| *kernel == message) {
+        queue.wait(launch);
+    }
+}
+
+fn is_product(kernel: &Kernel) -> bool {
+    matches!(
+        kernel.kind,
+        KernelKind::Gemm { .. } | KernelKind::GroupedGemm { .. }
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use catalog::DType;
+    use models::BlockLayout;
+    use plans::{Group, Recompute};
+
+    use super::*;
+    use crate::block_cost::BlockGroups;
+
+    /// What a runtime issues of a layer of GPT-2 in a pass: products and attention, by the end of their names, `+` with
+    /// the message that is sent and `-` with the one that is waited for.
+    fn issued(runtime: &str, [tp, cp]: [u64; 2], overlap_tp: bool, backward: bool) -> String {
+        let model = catalog::load::model("gpt2").expect("a preset");
+        let runtime = catalog::load::runtime(runtime).expect("a preset");
+        let layout = BlockLayout {
+            tp,
+            cp,
+            sequence_parallel: tp > 1,
+            ..BlockLayout::alone(1, 64, DType::Bf16)
+        };
+        let class = BlockClass::Layer(model.layer_class(0));
+        let trace = models::trace_block(&model, class, &layout).expect("a block");
+        let lowering = Lowering { runtime: &runtime };
+        let lowered = lowering.lower(&trace);
+        let alone = Group { size: 1, stride: 1 };
+        let key = BlockKey {
+            class,
+            layout,
+            recompute: Recompute::None,
+            overlap_tp,
+            groups: BlockGroups {
+                tp: alone,
+                cp: alone,
+                ep: alone,
+                etp: alone,
+            },
+        };
+        let order = Order::new(lowering, &key, &trace, &lowered);
+        let forward = lowered.forward.len();
+        let kernels: Vec<usize> = match backward {
+            false => (0..forward).collect(),
+            true => (forward..forward + lowered.backward.len()).collect(),
+        };
+        let launches = order.issue(&kernels);
+        let name = |launch: &Launch| {
+            let kernel = order.kernel(launch.kernel);
+            let ops = match kernel.pass {
+                Pass::Forward => &trace.forward,
+                _ => &trace.backward,
+            };
+            let scope = ops[kernel.op].scope.rsplit('.').next().unwrap_or_default();
+            match (kernel.kind, kernel.pass) {
+                (KernelKind::Comm(c), _) => Some(format!("{:?}", c.kind)),
+                (KernelKind::Memory { .. }, _) => None,
+                (_, Pass::BackwardWeight) => Some(format!("{scope}'")),
+                _ => Some(scope.to_owned()),
+            }
+        };
+        let mut shown = Vec::new();
+        for launch in &launches {
+            for awaited in launch.waits.tasks() {
+                if launches[awaited].stream != Stream::Compute {
+                    shown.extend(name(&launches[awaited]).map(|name| format!("-{name}")));
+                }
+            }
+            let sign = match launch.stream {
+                Stream::Compute => "",
+                _ => "+",
+            };
+            shown.extend(name(launch).map(|name| format!("{sign}{name}")));
+        }
+        shown.join(" ")
+    }
+
+    #[test]
+    fn megatron_sends_backward_sums_and_gathers_beside_products() {
+        // The input of a column-parallel linear is gathered again beside its data-gradient product, and the sum of
+        // that product's results is sent beside the weight-gradient product.
+        assert_eq!(
+            issued("megatron-core", [2, 1], false, true),
+            "+AllGather -AllGather c_proj c_proj' +AllGather c_fc +ReduceScatter -AllGather c_fc' -ReduceScatter \
+             +AllGather -AllGather c_proj c_proj' core_attention \
+             +AllGather c_attn +ReduceScatter -AllGather c_attn' -ReduceScatter"
+        );
+        // Other systems wait for every message.
+        assert_eq!(
+            issued("torchtitan", [2, 1], false, true),
+            "+AllGather -AllGather c_proj c_proj' c_fc c_fc' +ReduceScatter -ReduceScatter \
+             +AllGather -AllGather c_proj c_proj' core_attention \
+             c_attn c_attn' +ReduceScatter -ReduceScatter"
+        );
+    }
+
+    #[test]
+    fn split_products_run_beside_the_next_part() {
+        let sum = "c_proj +ReduceScatter";
+        let four = [sum; 4].join(" ");
+        assert_eq!(
+            issued("nemo", [2, 1], true, false),
+            format!(
+                "+AllGather c_attn -AllGather c_attn core_attention {four} -ReduceScatter \
+                 +AllGather c_fc -AllGather c_fc {four} -ReduceScatter"
+            )
+        );
+        assert_eq!(
+            issued("nemo", [2, 1], true, true),
+            "+AllGather c_proj -AllGather c_proj c_proj' +AllGather c_fc +ReduceScatter -AllGather c_fc' -ReduceScatter \
+             +AllGather c_proj -AllGather c_proj c_proj' core_attention \
+             +AllGather c_attn +ReduceScatter -AllGather c_attn' -ReduceScatter"
+        );
+        // The rank's own part of a sum is made last and not sent.
+        assert_eq!(
+            issued("torchtitan", [2, 1], true, true),
+            "+AllGather c_proj -AllGather c_proj c_proj' c_fc +ReduceScatter c_fc c_fc' -ReduceScatter \
+             +AllGather c_proj -AllGather c_proj c_proj' core_attention \
+             c_attn +ReduceScatter c_attn c_attn' -ReduceScatter"
+        );
+    }
+
+    #[test]
+    fn attention_runs_while_the_next_keys_arrive() {
+        let ring = "+RingExchange core_attention -RingExchange +RingExchange -RingExchange core_attention \
+                    -RingExchange core_attention";
+        assert_eq!(
+            issued("megatron-core", [1, 3], false, false),
+            format!("c_attn {ring} c_proj c_fc c_proj")
+        );
+        assert_eq!(
+            issued("megatron-core", [1, 3], false, true),
+            format!("c_proj c_proj' c_fc c_fc' c_proj c_proj' {ring} c_attn c_attn'")
+        );
+    }
+}

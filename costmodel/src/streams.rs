@@ -1,0 +1,329 @@
+//! The streams of a GPU: when kernels and communication run that were issued in a given order.
+//!
+//! A stream runs what it is given one after the other, as a CUDA stream does. A task begins when its stream is free and
+//! every task that it waits for has ended. Tasks are issued in the order in which the host issues them, so each waits
+//! only for earlier ones and its start is known at once. Every second of communication beside a kernel makes the kernel
+//! take `slowdown − 1` seconds longer; how long communication takes does not depend on kernels. What the compute stream
+//! loses to a communication stream, by waiting for it or by running slower beside it, is that stream's exposed time.
+
+use catalog::{Axis, Seconds};
+
+use crate::work::Work;
+
+/// A stream of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stream {
+    /// Kernels.
+    Compute,
+    /// Messages of tensor parallelism.
+    Tensor,
+    /// Messages of context parallelism.
+    Context,
+    /// Messages of expert parallelism.
+    Expert,
+    /// Gathered parameters and reduced gradients of data parallelism.
+    Data,
+}
+
+/// How many streams there are.
+const STREAMS: usize = 5;
+
+/// Those beside which kernels run slower.
+const COMMUNICATION: [Stream; STREAMS - 1] = [
+    Stream::Tensor,
+    Stream::Context,
+    Stream::Expert,
+    Stream::Data,
+];
+
+impl Stream {
+    /// The stream that a block's messages over an axis use.
+    pub(crate) fn of(axis: Axis) -> Self {
+        match axis {
+            Axis::Tp | Axis::Etp => Self::Tensor,
+            Axis::Cp => Self::Context,
+            Axis::Ep => Self::Expert,
+            Axis::Edp | Axis::DpShard | Axis::DpReplicate | Axis::Pp => Self::Data,
+        }
+    }
+}
+
+/// The end of a task, which others may wait for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct End {
+    pub(crate) at: Seconds,
+    pub(crate) stream: Stream,
+}
+
+/// When an issued task runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span {
+    pub(crate) start: Seconds,
+    pub(crate) end: Seconds,
+    /// How much longer it takes because communication runs beside it, and on which stream.
+    slowed: Option<(Stream, Seconds)>,
+}
+
+/// What a stream has been given so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Queue {
+    /// Since when it has been busy without a pause.
+    since: Seconds,
+    /// When it has run everything.
+    free: Seconds,
+}
+
+/// The streams of one GPU.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Streams {
+    queues: [Queue; STREAMS],
+    exposed: [Seconds; STREAMS],
+    /// When all communication has run.
+    quiet: Seconds,
+    slowdown: f64,
+}
+
+impl Streams {
+    /// Idle streams. A kernel takes `slowdown − 1` seconds longer for every second of communication beside it.
+    pub(crate) fn new(slowdown: f64) -> Self {
+        Self {
+            queues: [Queue::default(); STREAMS],
+            exposed: [Seconds(0.0); STREAMS],
+            quiet: Seconds(0.0),
+            slowdown: slowdown.max(1.0),
+        }
+    }
+
+    /// When a stream has run everything that it was given.
+    pub(crate) fn free(&self, stream: Stream) -> Seconds {
+        self.queues[stream as usize].free
+    }
+
+    /// The end of what a stream was given last.
+    pub(crate) fn end(&self, stream: Stream) -> End {
+        End {
+            at: self.free(stream),
+            stream,
+        }
+    }
+
+    /// What the compute stream has lost to a communication stream.
+    pub(crate) fn exposed(&self, stream: Stream) -> Seconds {
+        self.exposed[stream as usize]
+    }
+
+    /// Gives a stream a task that waits for `after`, the latest of what it needs.
+    pub(crate) fn issue(&mut self, stream: Stream, duration: Seconds, after: Option<End>) -> Span {
+        let free = self.free(stream);
+        let start = after.map_or(free, |end| free.max(end.at));
+        let slowed = match stream {
+            Stream::Compute => self.slowed(start, duration),
+            _ => None,
+        };
+        let span = Span {
+            start,
+            end: start + duration + slowed.map_or(Seconds(0.0), |(_, longer)| longer),
+            slowed,
+        };
+        if stream == Stream::Compute {
+            if let Some(end) = after {
+                self.exposed[end.stream as usize] += start - free;
+            }
+            if let Some((beside, longer)) = slowed {
+                self.exposed[beside as usize] += longer;
+            }
+        } else {
+            self.quiet = self.quiet.max(span.end);
+        }
+        let queue = &mut self.queues[stream as usize];
+        if start > queue.free {
+            queue.since = start;
+        }
+        queue.free = span.end;
+        span
+    }
+
+    /// Lets the compute stream wait until everything that a stream was given has run.
+    pub(crate) fn join(&mut self, stream: Stream) -> Span {
+        let end = self.end(stream);
+        self.issue(Stream::Compute, Seconds(0.0), Some(end))
+    }
+
+    /// Lets the compute stream idle until then, for a reason of its own.
+    pub(crate) fn idle_until(&mut self, at: Seconds) {
+        let queue = &mut self.queues[Stream::Compute as usize];
+        queue.free = queue.free.max(at);
+    }
+
+    /// How much longer a kernel takes beside the communication that slows it most.
+    fn slowed(&self, start: Seconds, duration: Seconds) -> Option<(Stream, Seconds)> {
+        if self.quiet <= start {
+            return None;
+        }
+        let longer = |stream: Stream| {
+            let Queue { since, free } = self.queues[stream as usize];
+            let begins = since.max(start);
+            let beside = (free - begins).min(duration - (begins - start));
+            (stream, beside * (self.slowdown - 1.0))
+        };
+        COMMUNICATION
+            .into_iter()
+            .map(longer)
+            .filter(|(_, longer)| longer.0 > 0.0)
+            .max_by(|a, b| a.1.0.total_cmp(&b.1.0))
+    }
+}
+
+/// For every stream the last of its tasks, by index in a list, that a task waits for. Those before it on the same
+/// stream have ended by then.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Waits([Option<usize>; STREAMS]);
+
+impl Waits {
+    /// Waits for a task of a stream, too.
+    pub(crate) fn add(&mut self, stream: Stream, task: usize) {
+        let last = &mut self.0[stream as usize];
+        *last = (*last).max(Some(task));
+    }
+
+    pub(crate) fn tasks(self) -> impl Iterator<Item = usize> {
+        self.0.into_iter().flatten()
+    }
+}
+
+/// A kernel or a message, or a part of one, of a list that is issued in order.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Task {
+    pub(crate) stream: Stream,
+    /// How long it takes alone.
+    pub(crate) duration: Seconds,
+    /// How long the host takes to issue it.
+    pub(crate) host: Seconds,
+    pub(crate) waits: Waits,
+}
+
+/// Runs a list of tasks on idle streams until all have ended; what follows waits for all of them. Says for each task
+/// how long the list takes because of it: a kernel's own duration, and what a message leaves exposed.
+pub(crate) fn run(tasks: &[Task], slowdown: f64, mut spent: impl FnMut(usize, Seconds)) -> Work {
+    let mut streams = Streams::new(slowdown);
+    let mut ends: Vec<End> = Vec::with_capacity(tasks.len());
+    let mut last = [None; STREAMS];
+    let mut work = Work::default();
+    for (index, task) in tasks.iter().enumerate() {
+        let latest = |a: &usize, b: &usize| ends[*a].at.0.total_cmp(&ends[*b].at.0);
+        let awaited = task.waits.tasks().max_by(latest);
+        let free = streams.free(task.stream);
+        let after = awaited.map(|task| ends[task]);
+        let span = streams.issue(task.stream, task.duration, after);
+        if task.stream == Stream::Compute {
+            work.compute += task.duration;
+            spent(index, task.duration);
+            if let Some(task) = awaited {
+                spent(task, span.start - free);
+            }
+            if let Some((stream, longer)) = span.slowed {
+                spent(last[stream as usize].unwrap_or(index), longer);
+            }
+        }
+        work.host += task.host;
+        last[task.stream as usize] = Some(index);
+        ends.push(streams.end(task.stream));
+    }
+    for stream in COMMUNICATION {
+        let free = streams.free(Stream::Compute);
+        let waited = streams.join(stream).end - free;
+        if let Some(task) = last[stream as usize] {
+            spent(task, waited);
+        }
+    }
+    Work {
+        tp: streams.exposed(Stream::Tensor),
+        cp: streams.exposed(Stream::Context),
+        ep: streams.exposed(Stream::Expert),
+        dp: streams.exposed(Stream::Data),
+        ..work
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task(stream: Stream, duration: f64, waits: &[(Stream, usize)]) -> Task {
+        let mut all = Waits::default();
+        for &(stream, task) in waits {
+            all.add(stream, task);
+        }
+        Task {
+            stream,
+            duration: Seconds(duration),
+            host: Seconds(0.0),
+            waits: all,
+        }
+    }
+
+    fn near(a: Seconds, b: f64) -> bool {
+        (a.0 - b).abs() < 1e-12
+    }
+
+    #[test]
+    fn parts_add_up_to_when_the_last_stream_ends() {
+        use Stream::{Compute, Tensor};
+        // A product, a reduction of 4 s beside another product of 3 s.
+        let tasks = [
+            task(Compute, 1.0, &[]),
+            task(Tensor, 4.0, &[(Compute, 0)]),
+            task(Compute, 3.0, &[]),
+        ];
+        let mut by_task = [Seconds(0.0); 3];
+        let work = run(&tasks, 1.0, |task, time| by_task[task] += time);
+        assert!(near(work.device(), 5.0) && near(work.compute, 4.0) && near(work.tp, 1.0));
+        assert_eq!(by_task.map(|time| time.0), [1.0, 1.0, 3.0]);
+        // The product takes a quarter longer, still less than the reduction.
+        let work = run(&tasks, 1.25, |_, _| {});
+        assert!(near(work.device(), 5.0));
+        assert!(near(work.tp, 1.0));
+    }
+
+    #[test]
+    fn kernels_are_slower_only_beside_communication() {
+        let mut streams = Streams::new(1.25);
+        streams.issue(Stream::Data, Seconds(5.0), None);
+        let span = streams.issue(Stream::Compute, Seconds(10.0), None);
+        assert!(near(span.end, 11.25) && near(streams.exposed(Stream::Data), 1.25));
+        let span = streams.issue(Stream::Compute, Seconds(10.0), None);
+        assert!(near(span.end, 21.25));
+        // A message that begins in the middle of a kernel.
+        streams.issue(
+            Stream::Data,
+            Seconds(5.0),
+            Some(End {
+                at: Seconds(26.25),
+                stream: Stream::Compute,
+            }),
+        );
+        let span = streams.issue(Stream::Compute, Seconds(10.0), None);
+        assert!(near(span.end, 32.5));
+    }
+
+    #[test]
+    fn an_exchange_of_experts_runs_beside_shared_experts_or_another_micro_batch() {
+        use Stream::{Compute, Expert};
+        // Router, dispatch, shared expert beside it, experts, combination, the next layer's norm.
+        let layer = [
+            task(Compute, 1.0, &[]),
+            task(Expert, 4.0, &[(Compute, 0)]),
+            task(Compute, 3.0, &[]),
+            task(Compute, 6.0, &[(Expert, 1)]),
+            task(Expert, 4.0, &[(Compute, 3)]),
+            task(Compute, 1.0, &[(Expert, 4)]),
+        ];
+        let work = run(&layer, 1.0, |_, _| {});
+        assert!(near(work.compute, 11.0) && near(work.ep, 5.0));
+        // The attention of another micro-batch is issued beside the combination.
+        let mut both = layer.to_vec();
+        both.insert(5, task(Compute, 5.0, &[]));
+        let work = run(&both, 1.0, |_, _| {});
+        assert!(near(work.compute, 16.0) && near(work.ep, 1.0));
+    }
+}
