@@ -5,7 +5,7 @@ use std::process::Command;
 
 use catalog::DType;
 use catalog::profile::{self, Kernel, Measured, Profile};
-use dtensor::{Epilogues, Op, OpKind, Trace};
+use dtensor::{AnyOp, CostClass, Epilogues, Trace};
 use models::{BlockClass, BlockLayout};
 
 #[test]
@@ -95,16 +95,14 @@ impl Blocks {
         Self(classes.map(trace).into())
     }
 
-    fn ops(&self) -> impl Iterator<Item = (&Trace, &Op)> {
-        self.0.iter().flat_map(|trace| {
-            let ops = trace.forward.iter().chain(&trace.backward);
-            ops.map(move |op| (trace, op))
-        })
+    fn ops(&self) -> impl Iterator<Item = (&Trace, AnyOp<'_>)> {
+        let ops = |trace| Trace::ops(trace).map(move |op| (trace, op));
+        self.0.iter().flat_map(ops)
     }
 
     fn exchanges(&self) -> usize {
-        let collective = |op: &Op| matches!(op.kind, OpKind::Collective(_));
-        self.ops().filter(|(_, op)| collective(op)).count()
+        let collective = |op: AnyOp<'_>| matches!(op.cost(), CostClass::Collective(_));
+        self.ops().filter(|(_, op)| collective(*op)).count()
     }
 
     fn elements(&self) -> u64 {
@@ -114,7 +112,7 @@ impl Blocks {
 
     /// Every operator takes a millisecond, the optimizer ten, and a copy two.
     fn measured(&self, gpus: Option<u64>) -> Vec<Measured> {
-        let kernel = |trace: &Trace, op: &Op| match gpus {
+        let kernel = |trace: &Trace, op: AnyOp<'_>| match gpus {
             Some(gpus) => trace.kernel_on_gpu(op, &Epilogues::of(trace), |_| gpus),
             None => trace.kernel(op, |_| 1),
         };

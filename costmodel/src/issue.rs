@@ -413,11 +413,7 @@ impl<'a> Order<'a> {
 
     fn is_attention(&self, kernel: usize) -> bool {
         let kernel = self.kernel(kernel);
-        let ops = match kernel.pass {
-            Pass::Forward => &self.trace.forward,
-            Pass::BackwardInput | Pass::BackwardWeight => &self.trace.backward,
-        };
-        ops[kernel.op].is_core_attention()
+        self.trace.op(kernel.pass, kernel.op).is_core_attention()
     }
 
     /// Whether one of the tensors lies where `tensor` does.
@@ -497,11 +493,8 @@ mod tests {
         let launches = order.issue(&kernels);
         let name = |launch: &Launch| {
             let kernel = order.kernel(launch.kernel);
-            let ops = match kernel.pass {
-                Pass::Forward => &trace.forward,
-                _ => &trace.backward,
-            };
-            let scope = ops[kernel.op].scope.rsplit('.').next().unwrap_or_default();
+            let op = trace.op(kernel.pass, kernel.op);
+            let scope = op.scope.rsplit('.').next().unwrap_or_default();
             match (kernel.kind, kernel.pass) {
                 (KernelKind::Comm(c), _) => Some(format!("{:?}", c.kind)),
                 (KernelKind::Memory { .. }, _) => None,

@@ -1,10 +1,8 @@
 //! Core attention of a trace as one operator, and when a library may run it.
 
-use std::collections::BTreeMap;
-
 use catalog::DType;
 
-use crate::trace::{Detail, Op, OpKind, SoftmaxRule, Trace};
+use crate::trace::Trace;
 
 /// Head dimensions that cuDNN's attention takes: multiples of the first number, up to the second.
 const HEAD: (u64, u64) = (8, 256);
@@ -46,76 +44,15 @@ impl CausalAttention {
     }
 }
 
-/// The pieces that a fused attention stands for, as indices in the forward trace.
-#[derive(Clone, Copy, Debug)]
-pub struct AttentionPieces {
-    /// Place of the products of queries and keys in the forward list.
-    pub scores: usize,
-    /// Place of the products of weights and values.
-    pub context: usize,
-    /// Place of the dropout of weights, if there is one.
-    pub dropout: Option<usize>,
-}
-
 impl Trace {
-    /// The pieces of core attention in a scope, in order.
-    pub(crate) fn pieces<'t>(&'t self, scope: &'t str) -> impl Iterator<Item = usize> + 't {
-        let pieces = self.forward.iter().enumerate();
-        let here = move |op: &Op| op.scope == scope && op.is_core_attention();
-        pieces
-            .filter(move |(_, op)| here(op))
-            .map(|(index, _)| index)
-    }
-
-    /// The pieces of the attention in a scope.
+    /// The core attention at this place in [`Trace::attentions`], if a library may have it.
     #[must_use]
-    pub fn attention_pieces(&self, scope: &str) -> Option<AttentionPieces> {
-        let find = |wanted: fn(&OpKind) -> bool| {
-            let mut pieces = self.pieces(scope);
-            pieces.find(|&i| wanted(&self.forward[i].kind))
-        };
-        Some(AttentionPieces {
-            scores: find(|kind| matches!(kind, OpKind::AttentionScores(_)))?,
-            context: find(|kind| matches!(kind, OpKind::AttentionContext(_)))?,
-            dropout: find(|kind| matches!(kind, OpKind::Dropout)),
-        })
-    }
-
-    /// How these scores become weights.
-    #[must_use]
-    pub fn softmax_rule(&self, scores: usize) -> Option<SoftmaxRule> {
-        let scores = self.forward[scores].outputs[0];
-        let mut ops = self.forward.iter();
-        let softmax = ops.find(|op| op.inputs.first() == Some(&scores))?;
-        match softmax.detail {
-            Detail::Softmax(rule) => Some(rule),
-            _ => None,
-        }
-    }
-
-    /// The core attentions that a library may have, by the place of their scores in forward.
-    pub(crate) fn causal_attentions(&self) -> BTreeMap<usize, CausalAttention> {
-        let ops = self.forward.iter().enumerate();
-        let scores = ops.filter(|(_, op)| matches!(op.kind, OpKind::AttentionScores(_)));
-        scores
-            .filter_map(|(index, op)| Some((index, self.causal_attention(&op.scope)?)))
-            .collect()
-    }
-
-    /// The core attention in a scope, if a library may have it.
-    #[must_use]
-    pub fn causal_attention(&self, scope: &str) -> Option<CausalAttention> {
-        let pieces = self.attention_pieces(scope)?;
+    pub fn causal_attention(&self, of: usize) -> Option<CausalAttention> {
+        let pieces = self.attentions[of];
         let scores = &self.forward[pieces.scores];
-        let OpKind::AttentionScores(shape) = scores.kind else {
-            return None;
-        };
-        let rule = self.softmax_rule(pieces.scores)?;
+        let shape = scores.attention()?.shape;
+        let rule = pieces.rule;
         let plain = rule.cap.is_none() && rule.sinks.is_none() && rule.alibi.is_none();
-        let drops = |op: usize| match self.forward[op].detail {
-            Detail::Dropout { probability } => probability > 0.0,
-            _ => true,
-        };
         let q = self.tensor(scores.inputs[0]);
         let whole = shape.causal && shape.q_len == shape.kv_len && q.shape[1] == q.global[1];
         let (multiple, most) = HEAD;
@@ -125,7 +62,7 @@ impl Trace {
             && q.dtype == DType::Bf16
             && fits(shape.qk_dim)
             && fits(shape.v_dim)
-            && !pieces.dropout.is_some_and(drops);
+            && pieces.dropout.is_none();
         let heads = q.shape.last()? / shape.qk_dim;
         takes.then_some(CausalAttention {
             batch: q.shape[0] as i64,
@@ -134,13 +71,5 @@ impl Trace {
             dims: [shape.qk_dim, shape.v_dim].map(|n| n as i64),
             window: shape.window.filter(|&w| w < shape.kv_len).map(|w| w as i64),
         })
-    }
-}
-
-impl Op {
-    /// Whether it is one of the unfused pieces of core attention.
-    #[must_use]
-    pub fn is_core_attention(&self) -> bool {
-        self.scope.ends_with("core_attention") && !matches!(self.kind, OpKind::Collective(_))
     }
 }

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use catalog::DType;
 use catalog::model::Activation;
 
-use crate::trace::{Detail, Op, OpKind, Pass, TensorId, Trace, View};
+use crate::operator::{Factor, Gemm, Gradient, Nonlinearity, Operator, Pointwise, Product};
+use crate::tensor::{TensorId, View};
+use crate::trace::{Op, Trace};
 
 /// Columns and contracted length of a product that takes a GELU are multiples of this: cuBLASLt wants it of the
 /// lines of the GELU's input (`CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`), and lines of 16 bytes of the rest.
@@ -25,17 +27,23 @@ impl Epilogues {
     #[must_use]
     pub fn of(trace: &Trace) -> Self {
         let mut found = Self::default();
-        for product in (0..trace.forward.len()).filter(|&i| is_product(&trace.forward[i])) {
-            let bias = bias_after(trace, product);
-            found.biases.extend(bias.map(|bias| (product, bias)));
-            let gelu = gelu_after(trace, product, bias.unwrap_or(product));
-            found.gelus.extend(gelu.map(|gelu| (product, gelu)));
+        for (place, op) in trace.forward.iter().enumerate() {
+            if let Operator::Product(product @ Product::Matmul(..)) = op.operator {
+                let bias = bias_after(trace, place);
+                found.biases.extend(bias.map(|bias| (place, bias)));
+                if fits(trace, op, product) {
+                    let gelu = gelu_after(trace, bias.unwrap_or(place));
+                    found.gelus.extend(gelu.map(|gelu| (place, gelu)));
+                }
+            }
         }
-        for product in (0..trace.backward.len()).filter(|&i| is_product(&trace.backward[i])) {
-            let gelu = gelu_gradient_after(trace, product);
-            found
-                .gelu_gradients
-                .extend(gelu.map(|gelu| (product, gelu)));
+        for (place, op) in trace.backward.iter().enumerate() {
+            if let Gradient::Product(_, product, Factor::First) = op.operator
+                && fits(trace, op, product)
+            {
+                let gelu = gelu_gradient_after(trace, place);
+                found.gelu_gradients.extend(gelu.map(|gelu| (place, gelu)));
+            }
         }
         found
     }
@@ -77,44 +85,41 @@ impl Epilogues {
     }
 }
 
-fn is_product(op: &Op) -> bool {
-    matches!(op.kind, OpKind::Matmul { .. })
-}
+/// The GELU by tanh.
+const GELU: Pointwise = Pointwise::Activation(Nonlinearity {
+    function: Activation::Gelu,
+    tanh: true,
+});
 
 fn bias_after(trace: &Trace, product: usize) -> Option<usize> {
     let made = trace.forward[product].outputs[0];
     let next = trace.forward.get(product + 1)?;
-    let adds = next.kind == OpKind::Bias && next.detail == Detail::None && next.inputs[0] == made;
+    let adds = next.operator == Operator::Pointwise(Pointwise::Bias) && next.inputs[0] == made;
     let mut views = trace.forward_views.iter();
     (adds && !views.any(|view| view.from == made)).then_some(product + 1)
 }
 
 /// The GELU of what `last` makes, the product or its bias.
-fn gelu_after(trace: &Trace, product: usize, last: usize) -> Option<usize> {
+fn gelu_after(trace: &Trace, last: usize) -> Option<usize> {
     let made = trace.forward[last].outputs[0];
     let next = trace.forward.get(last + 1)?;
-    let takes = is_gelu(next) && next.inputs == [made];
+    let takes = next.operator == Operator::Pointwise(GELU) && next.inputs == [made];
     let alone = only_reader(trace, &trace.forward, &trace.forward_views, made) == Some(last + 1);
-    (takes && alone && fits(trace, &trace.forward[product])).then_some(last + 1)
+    (takes && alone).then_some(last + 1)
 }
 
 fn gelu_gradient_after(trace: &Trace, product: usize) -> Option<usize> {
-    let op = &trace.backward[product];
-    if op.pass != Pass::BackwardInput || !fits(trace, op) {
-        return None;
-    }
-    let made = op.outputs[0];
+    let made = trace.backward[product].outputs[0];
     let reader = only_reader(trace, &trace.backward, &trace.backward_views, made)?;
-    let Detail::Gradient { of, .. } = trace.backward[reader].detail else {
+    let Gradient::Pointwise(of, GELU) = trace.backward[reader].operator else {
         return None;
     };
-    let forward = &trace.forward[of];
-    let narrow = trace.tensor(forward.inputs[0]).dtype == DType::Bf16;
-    (is_gelu(forward) && narrow && reader > product).then_some(reader)
+    let narrow = trace.tensor(trace.forward[of].inputs[0]).dtype == DType::Bf16;
+    (narrow && reader > product).then_some(reader)
 }
 
 /// The operator that reads a tensor, if it is one, and nothing else does: no view, no other block.
-fn only_reader(trace: &Trace, ops: &[Op], views: &[View], made: TensorId) -> Option<usize> {
+fn only_reader<O>(trace: &Trace, ops: &[Op<O>], views: &[View], made: TensorId) -> Option<usize> {
     let storage = trace.tensor(made).storage;
     let same = |id: &TensorId| trace.tensor(*id).storage == storage;
     let leaves = trace.output.iter().chain(&trace.input_gradient).any(same);
@@ -124,20 +129,13 @@ fn only_reader(trace: &Trace, ops: &[Op], views: &[View], made: TensorId) -> Opt
     (!leaves && !seen && readers.next().is_none()).then_some(reader)
 }
 
-fn is_gelu(op: &Op) -> bool {
-    let by_tanh = Detail::Activation {
-        function: Activation::Gelu,
-        tanh: true,
-    };
-    op.kind == OpKind::Activation { gated: false } && op.detail == by_tanh
-}
-
-fn fits(trace: &Trace, op: &Op) -> bool {
-    let OpKind::Matmul { n, k, .. } = op.kind else {
+/// Whether a linear layer's product may take a GELU.
+fn fits<O>(trace: &Trace, op: &Op<O>, product: Product) -> bool {
+    let Product::Matmul(Gemm { n, k, .. }, _) = product else {
         return false;
     };
     let mut tensors = op.inputs.iter().chain(&op.outputs);
     let narrow = tensors.all(|&id| trace.tensor(id).dtype == DType::Bf16);
     let sizes = [n, k].iter().all(|size| size.is_multiple_of(GELU_MULTIPLE));
-    narrow && sizes && !trace.is_eight_bit(op)
+    narrow && sizes && !trace.is_eight_bit(product)
 }

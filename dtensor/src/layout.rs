@@ -5,7 +5,7 @@ use std::ops::Range;
 use catalog::Axis;
 
 use crate::placement::{BLOCK_AXES, BlockMesh, Placement, Placements, chunk_size};
-use crate::trace::TensorInfo;
+use crate::tensor::TensorInfo;
 
 /// A rank's place on the axes inside a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

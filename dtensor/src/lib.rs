@@ -1,29 +1,33 @@
 //! Global tensors: placements, propagation, redistribution, autograd tape; the meta device.
 
 mod attention;
-pub mod backward;
 pub mod block;
 pub mod epilogues;
 pub mod error;
-mod expert_ops;
+mod gradients;
 mod kernel;
 pub mod layout;
-mod ops;
+mod operator;
+mod operators;
 pub mod philox;
 pub mod placement;
 pub mod plan;
 pub mod tape;
-pub mod trace;
+mod tensor;
+mod trace;
 
-pub use attention::{AttentionPieces, CausalAttention};
+pub use attention::CausalAttention;
 pub use epilogues::Epilogues;
 pub use error::DTensorError;
 pub use layout::BlockPosition;
-pub use ops::Nonlinearity;
+pub use operator::{
+    Attention, AttentionPiece, AttentionShape, Collective, CollectiveKind, CostClass, Exchange,
+    Expert, Factor, Gemm, Gradient, Moves, Nonlinearity, Norm, Operator, Pointwise, Product,
+    Rotary, Route, Site, SoftmaxRule, Token,
+};
+pub use operators::EIGHT_BIT_MULTIPLE;
 pub use placement::{BLOCK_AXES, BlockMesh, Parts, Placement, Placements};
 pub use plan::{Entry, RoutedRows, Routing, ShardingPlan};
 pub use tape::{DTensor, Tape};
-pub use trace::{
-    AttentionShape, Collective, CollectiveKind, Columns, Detail, Op, OpKind, ParameterInfo, Pass,
-    SoftmaxRule, TensorId, TensorInfo, TensorRole, Trace, View, ViewKind,
-};
+pub use tensor::{Columns, TensorId, TensorInfo, TensorRole, View, ViewKind};
+pub use trace::{AnyOp, AttentionPieces, Op, ParameterInfo, Pass, Trace};

@@ -15,6 +15,14 @@ pub enum Placement {
     Partial,
 }
 
+impl Placement {
+    /// Whether ranks hold parts of a dimension.
+    #[must_use]
+    pub fn shards(self, dim: usize) -> bool {
+        matches!(self, Self::Shard(d) | Self::Interleaved(d, _) if d == dim)
+    }
+}
+
 /// Relative sizes of up to three parts of a dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Parts([u64; 3]);
@@ -132,6 +140,17 @@ impl Placements {
     pub fn with(mut self, axis: Axis, placement: Placement) -> Self {
         if let Some(index) = BLOCK_AXES.iter().position(|&a| a == axis) {
             self.0[index] = placement;
+        }
+        self
+    }
+
+    /// The same with every interleaved dim a plain shard: where one of its parts lies.
+    #[must_use]
+    pub fn of_a_part(mut self) -> Self {
+        for placement in &mut self.0 {
+            if let Placement::Interleaved(dim, _) = *placement {
+                *placement = Placement::Shard(dim);
+            }
         }
         self
     }

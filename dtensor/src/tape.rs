@@ -1,14 +1,13 @@
-//! The tape: runs operators on meta tensors, records them, and derives the backward pass.
+//! The tape: makes meta tensors and records what runs on them. Operators add themselves to it (`operators`).
 
 use catalog::{Axis, DType};
 
 use crate::error::DTensorError;
-use crate::placement::{BlockMesh, Placement, Placements};
+use crate::operator::Operator;
+use crate::placement::{BLOCK_AXES, BlockMesh, Placement, Placements};
 use crate::plan::ShardingPlan;
-use crate::trace::{
-    Collective, CollectiveKind, Columns, Detail, Op, OpKind, ParameterInfo, Pass, TensorId,
-    TensorInfo, TensorRole, Trace, View, ViewKind,
-};
+use crate::tensor::{Columns, TensorId, TensorInfo, TensorRole, View, ViewKind};
+use crate::trace::{Op, ParameterInfo, Pass, Trace};
 
 /// A global tensor: its local shard is [`TensorId`] in the trace.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,30 +22,35 @@ pub struct DTensor {
     pub dtype: DType,
 }
 
-/// What the backward of a recorded operator needs to know beyond the operator.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Rule {
-    /// The operator's own kind says it.
-    Own,
-    /// A redistribution on one axis between two placements.
-    Redistribute {
-        axis: Axis,
-        from: Placement,
-        to: Placement,
-    },
-    /// Keys and values went round the ring; their gradients do too.
-    Ring,
+/// What ran in forward, for backward to undo.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Recorded {
+    /// The operator of forward at this place.
+    Operator(usize),
+    /// The operator at this place, which makes no tensor: keys and values went round the ring.
+    Ring(usize),
+    /// A redistribution.
+    Redistribute(Redistribution),
     /// A part of a tensor: gradients of the parts are written into one tensor.
     Slice(Columns),
 }
 
-/// A recorded forward operator with its backward rule.
+/// A redistribution on one axis.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Redistribution {
+    pub(crate) axis: Axis,
+    pub(crate) from: Placement,
+    pub(crate) to: Placement,
+    /// The operator of forward that it took, if it took one.
+    pub(crate) by: Option<usize>,
+}
+
+/// What ran in forward, with its tensors.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
-    pub(crate) op: usize,
+    pub(crate) what: Recorded,
     pub(crate) inputs: Vec<DTensor>,
-    pub(crate) outputs: Vec<DTensor>,
-    pub(crate) rule: Rule,
+    pub(crate) output: Option<DTensor>,
 }
 
 /// Records a block while its model code runs.
@@ -75,6 +79,12 @@ impl<'p> Tape<'p> {
     #[must_use]
     pub fn mesh(&self) -> &BlockMesh {
         &self.plan.mesh
+    }
+
+    /// How attention exchanges keys and values over the sharded sequence.
+    #[must_use]
+    pub fn attention_exchange(&self) -> catalog::CpKind {
+        self.plan.attention_exchange
     }
 
     /// The tensor that enters the block.
@@ -122,7 +132,7 @@ impl<'p> Tape<'p> {
         tensor
     }
 
-    /// A new local tensor.
+    /// A new tensor.
     pub(crate) fn tensor(
         &mut self,
         name: &str,
@@ -142,6 +152,46 @@ impl<'p> Tape<'p> {
         }
     }
 
+    /// What an operator makes, named after its scope.
+    pub(crate) fn output(
+        &mut self,
+        scope: &str,
+        shape: &[u64],
+        placements: Placements,
+        dtype: DType,
+    ) -> DTensor {
+        let name = format!("{scope}.output");
+        self.tensor(&name, shape, placements, dtype, TensorRole::Activation)
+    }
+
+    /// What an operator makes that keeps its input's shape and placement.
+    pub(crate) fn like(&mut self, scope: &str, x: &DTensor, dtype: DType) -> DTensor {
+        let name = format!("{scope}.output");
+        let id = self.local_like(&name, x, dtype, TensorRole::Activation);
+        DTensor {
+            id,
+            dtype,
+            ..x.clone()
+        }
+    }
+
+    /// A local tensor with the shape and placement of the one behind `x`.
+    pub(crate) fn local_like(
+        &mut self,
+        name: &str,
+        x: &DTensor,
+        dtype: DType,
+        role: TensorRole,
+    ) -> TensorId {
+        let info = self.trace.tensor(x.id);
+        let (shape, global, placements) =
+            (info.shape.clone(), info.global.clone(), info.placements);
+        let id = self.local_tensor(name, shape, dtype, role);
+        self.place(id, &global, placements);
+        id
+    }
+
+    /// A local tensor that is not placed.
     pub(crate) fn local_tensor(
         &mut self,
         name: &str,
@@ -162,6 +212,17 @@ impl<'p> Tape<'p> {
         id
     }
 
+    /// A local activation that is not placed, as a tensor that every rank holds whole.
+    pub(crate) fn rows(&mut self, name: &str, shape: Vec<u64>, dtype: DType) -> DTensor {
+        let id = self.local_tensor(name, shape.clone(), dtype, TensorRole::Activation);
+        DTensor {
+            id,
+            shape,
+            placements: Placements::REPLICATE,
+            dtype,
+        }
+    }
+
     /// Says where a local tensor's shards lie.
     pub(crate) fn place(&mut self, id: TensorId, global: &[u64], placements: Placements) {
         let info = &mut self.trace.tensors[id.0 as usize];
@@ -169,59 +230,25 @@ impl<'p> Tape<'p> {
         info.placements = placements;
     }
 
-    /// Gives the operator recorded last its detail.
-    pub(crate) fn detail(&mut self, detail: Detail) {
-        if let Some(op) = self.trace.forward.last_mut() {
-            op.detail = detail;
-        }
-    }
-
-    /// The same storage under another shape.
-    pub fn view(&mut self, x: &DTensor, shape: &[u64], placements: Placements) -> DTensor {
-        let info = self.trace.tensor(x.id);
-        let (name, role, storage) = (info.name.clone(), info.role, info.storage);
-        let local = placements.local(shape, &self.plan.mesh);
+    /// The same storage with other placements.
+    pub(crate) fn alias(&mut self, x: &DTensor, placements: Placements) -> DTensor {
+        let mut info = self.trace.tensor(x.id).clone();
+        info.shape = placements.local(&x.shape, &self.plan.mesh);
+        info.global.clone_from(&x.shape);
+        info.placements = placements;
         let id = TensorId(self.trace.tensors.len() as u32);
-        self.trace.tensors.push(TensorInfo {
-            name,
-            shape: local,
-            dtype: x.dtype,
-            role,
-            storage,
-            global: shape.to_vec(),
-            placements,
-        });
-        let out = DTensor {
+        self.trace.tensors.push(info);
+        DTensor {
             id,
-            shape: shape.to_vec(),
             placements,
-            dtype: x.dtype,
-        };
-        self.records.push(Record {
-            op: usize::MAX,
-            inputs: vec![x.clone()],
-            outputs: vec![out.clone()],
-            rule: Rule::Own,
-        });
-        out
-    }
-
-    /// How attention exchanges keys and values over the sharded sequence.
-    #[must_use]
-    pub fn attention_exchange(&self) -> catalog::CpKind {
-        self.plan.attention_exchange
+            ..x.clone()
+        }
     }
 
     /// Of every `period` columns of `x`, `width` from `offset` on, in place: the result owns its size but
     /// writes nothing. A dim of interleaved parts is cut along its parts, so each part is a plain
     /// shard.
     pub fn slice(&mut self, x: &DTensor, [offset, width, period]: [u64; 3]) -> DTensor {
-        let mut placements = x.placements;
-        for axis in crate::placement::BLOCK_AXES {
-            if let Placement::Interleaved(dim, _) = placements.on(axis) {
-                placements = placements.with(axis, Placement::Shard(dim));
-            }
-        }
         let info = self.trace.tensor(x.id);
         let (name, role) = (format!("{} part", info.name), info.role);
         let mut shape = x.shape.clone();
@@ -233,206 +260,88 @@ impl<'p> Tape<'p> {
             whole: *last,
         };
         *last = *last / period * width;
-        let out = self.tensor(&name, &shape, placements, x.dtype, role);
+        let out = self.tensor(&name, &shape, x.placements.of_a_part(), x.dtype, role);
+        self.seen(x, &out, ViewKind::Columns(columns));
+        self.remember(Recorded::Slice(columns), &[x], Some(&out));
+        out
+    }
+
+    /// Says that a tensor is a view of another.
+    pub(crate) fn seen(&mut self, from: &DTensor, to: &DTensor, kind: ViewKind) {
         self.trace.forward_views.push(View {
             before: self.trace.forward.len(),
-            from: x.id,
-            to: out.id,
-            kind: ViewKind::Columns(columns),
+            from: from.id,
+            to: to.id,
+            kind,
         });
-        self.records.push(Record {
-            op: usize::MAX,
-            inputs: vec![x.clone()],
-            outputs: vec![out.clone()],
-            rule: Rule::Slice(columns),
-        });
-        out
     }
 
-    /// A wider copy of `x`, joined with another tensor that is not traced.
-    pub fn widened(&mut self, scope: &str, x: &DTensor, shape: &[u64]) -> DTensor {
-        let name = format!("{scope}.output");
-        let out = self.tensor(&name, shape, x.placements, x.dtype, TensorRole::Activation);
-        self.record(scope, OpKind::Copy, &[x], &[&out], &[], Rule::Own);
-        out
-    }
-
-    /// `parts` tensors like `x` joined along the last dim.
-    pub fn concatenated(&mut self, scope: &str, x: &DTensor, parts: u64) -> DTensor {
-        let mut shape = x.shape.clone();
-        let last = shape.len() - 1;
-        shape[last] *= parts;
-        self.widened(&format!("{scope}.join"), x, &shape)
-    }
-
-    /// Records a forward operator.
+    /// Records an operator that makes one tensor, and what it keeps for its backward.
     pub(crate) fn record(
         &mut self,
         scope: &str,
-        kind: OpKind,
+        operator: Operator,
         inputs: &[&DTensor],
-        outputs: &[&DTensor],
+        output: &DTensor,
         saved: &[TensorId],
-        rule: Rule,
     ) {
+        let ids: Vec<TensorId> = inputs.iter().map(|x| x.id).collect();
+        let op = self.push(scope, operator, [&ids, &[output.id], saved]);
+        self.remember(Recorded::Operator(op), inputs, Some(output));
+    }
+
+    /// Appends an operator to forward, with what it reads, makes and keeps; returns its place.
+    pub(crate) fn push(
+        &mut self,
+        scope: &str,
+        operator: Operator,
+        [inputs, outputs, saved]: [&[TensorId]; 3],
+    ) -> usize {
         self.trace.forward.push(Op {
             scope: scope.to_owned(),
-            kind,
             pass: Pass::Forward,
-            inputs: inputs.iter().map(|t| t.id).collect(),
-            outputs: outputs.iter().map(|t| t.id).collect(),
+            inputs: inputs.to_vec(),
+            outputs: outputs.to_vec(),
             saved: saved.to_vec(),
-            detail: Detail::None,
+            operator,
         });
-        self.records.push(Record {
-            op: self.trace.forward.len() - 1,
-            inputs: inputs.iter().map(|&t| t.clone()).collect(),
-            outputs: outputs.iter().map(|&t| t.clone()).collect(),
-            rule,
-        });
+        self.trace.forward.len() - 1
     }
 
-    /// Redistributes a module's input or output as the plan says; `name` is `module.input` or
-    /// `module.output`. Without an entry the tensor passes as it is.
-    ///
-    /// # Errors
-    /// When the plan asks for a redistribution that does not exist.
-    pub fn at(&mut self, name: &str, x: DTensor) -> Result<DTensor, DTensorError> {
-        let Some(targets) = self.plan.forward(name) else {
-            return Ok(x);
-        };
-        let targets = targets.to_vec();
-        let mut x = x;
-        for (axis, to) in targets {
-            if self.plan.mesh.size(axis) > 1 {
-                x = self.redistribute(name, &x, axis, to)?;
-            }
-        }
-        Ok(x)
-    }
-
-    /// One redistribution on one axis. Also recorded when nothing moves forward, because its
-    /// transpose may reduce gradients.
-    ///
-    /// # Errors
-    /// When no such redistribution exists.
-    pub fn redistribute(
+    /// Remembers for backward what ran.
+    pub(crate) fn remember(
         &mut self,
-        name: &str,
-        x: &DTensor,
-        axis: Axis,
-        to: Placement,
-    ) -> Result<DTensor, DTensorError> {
-        let from = x.placements.on(axis);
-        let scope = name.rsplit_once('.').map_or(name, |(scope, _)| scope);
-        let placements = x.placements.with(axis, to);
-        let rule = Rule::Redistribute { axis, from, to };
-        let kind = transfer(from, to).ok_or_else(|| DTensorError::NoRedistribution {
-            name: name.to_owned(),
-            axis,
-            from,
-            to,
-        })?;
-        let Some(kind) = kind else {
-            let mut same = x.clone();
-            same.placements = placements;
-            let out = self.alias(&same);
-            if from == Placement::Replicate && to != Placement::Replicate {
-                self.trace.forward_views.push(View {
-                    before: self.trace.forward.len(),
-                    from: x.id,
-                    to: out.id,
-                    kind: ViewKind::Shard,
-                });
-            }
-            self.records.push(Record {
-                op: usize::MAX,
-                inputs: vec![x.clone()],
-                outputs: vec![out.clone()],
-                rule,
-            });
-            return Ok(out);
-        };
-        let label = format!("{name} redistributed");
-        let out = self.tensor(
-            &label,
-            &x.shape,
-            placements,
-            x.dtype,
-            TensorRole::Activation,
-        );
-        let collective = self.collective(kind, axis, x.id, out.id);
-        self.record(
-            scope,
-            OpKind::Collective(collective),
-            &[x],
-            &[&out],
-            &[],
-            rule,
-        );
-        self.detail(Detail::Redistribute { axis, from, to });
-        Ok(out)
+        what: Recorded,
+        inputs: &[&DTensor],
+        output: Option<&DTensor>,
+    ) {
+        self.records.push(Record {
+            what,
+            inputs: inputs.iter().map(|&x| x.clone()).collect(),
+            output: output.cloned(),
+        });
     }
 
-    fn alias(&mut self, x: &DTensor) -> DTensor {
-        let info = self.trace.tensor(x.id);
-        let copy = TensorInfo {
-            name: info.name.clone(),
-            shape: x.placements.local(&x.shape, &self.plan.mesh),
-            dtype: info.dtype,
-            role: info.role,
-            storage: info.storage,
-            global: x.shape.clone(),
-            placements: x.placements,
-        };
-        let id = TensorId(self.trace.tensors.len() as u32);
-        self.trace.tensors.push(copy);
-        DTensor { id, ..x.clone() }
+    /// Says that the operator recorded last makes another tensor too.
+    pub(crate) fn also_makes(&mut self, id: TensorId) {
+        let op = self.trace.forward.last_mut();
+        op.expect("just recorded").outputs.push(id);
     }
 
-    /// A collective between two local tensors, with bytes by its convention.
-    pub(crate) fn collective(
-        &self,
-        kind: CollectiveKind,
-        axis: Axis,
-        from: TensorId,
-        to: TensorId,
-    ) -> Collective {
-        let from = self.trace.tensor(from).bytes().0;
-        let to = self.trace.tensor(to).bytes().0;
-        let bytes = match kind {
-            CollectiveKind::AllGather | CollectiveKind::ReduceScatter => from.max(to),
-            _ => from,
+    /// Whether two tensors lie alike on every axis of several ranks.
+    pub(crate) fn lie_alike(&self, a: &DTensor, b: &DTensor) -> bool {
+        let alike = |&axis: &Axis| {
+            self.mesh().size(axis) == 1 || a.placements.on(axis) == b.placements.on(axis)
         };
-        Collective { kind, axis, bytes }
-    }
-
-    /// Ends the block at `output` and derives its backward pass.
-    ///
-    /// # Errors
-    /// When a gradient cannot be redistributed as the forward's transpose asks.
-    pub fn finish(mut self, output: &DTensor) -> Result<Trace, DTensorError> {
-        self.trace.output = Some(output.id);
-        self.backward(output)?;
-        Ok(self.trace)
+        BLOCK_AXES.iter().all(alike)
     }
 }
 
-/// Which collective a redistribution needs: `None` if there is no such redistribution,
-/// `Some(None)` if nothing moves.
-pub(crate) fn transfer(from: Placement, to: Placement) -> Option<Option<CollectiveKind>> {
-    use Placement::{Interleaved, Partial, Replicate, Shard};
-    match (from, to) {
-        (Replicate, Replicate | Shard(_) | Interleaved(..)) => Some(None),
-        (Partial, Partial) => Some(None),
-        (Shard(a), Shard(b)) if a == b => Some(None),
-        (Shard(_) | Interleaved(..), Replicate) => Some(Some(CollectiveKind::AllGather)),
-        (Partial, Replicate) => Some(Some(CollectiveKind::AllReduce)),
-        (Partial, Shard(_)) => Some(Some(CollectiveKind::ReduceScatter)),
-        (Shard(_), Shard(_)) => Some(Some(CollectiveKind::AllToAll)),
-        (Interleaved(a, p), Interleaved(b, q)) if (a, p) == (b, q) => Some(None),
-        (Replicate | Shard(_) | Interleaved(..), Partial)
-        | (Partial | Shard(_) | Interleaved(..), Interleaved(..))
-        | (Interleaved(..), Shard(_)) => None,
+/// An operator met placements that it has no rule for.
+pub(crate) fn no_rule(operator: &'static str, scope: &str, inputs: &[&DTensor]) -> DTensorError {
+    DTensorError::NoRule {
+        operator,
+        scope: scope.to_owned(),
+        placements: inputs.iter().map(|t| t.placements).collect(),
     }
 }

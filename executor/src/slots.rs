@@ -9,7 +9,10 @@ use catalog::model::{Family, ModelConfig};
 use dtensor::block::Block;
 use dtensor::layout::consecutive;
 use dtensor::philox::Stream;
-use dtensor::{BlockPosition, Detail, OpKind, Placement, TensorId, TensorInfo};
+use dtensor::{
+    AttentionPiece, BlockPosition, Expert, Op, Operator, Placement, Pointwise, Product, Site,
+    TensorId, TensorInfo, Token,
+};
 
 /// Which mesh shares a parameter's states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,7 +181,7 @@ pub fn slots(model: &ModelConfig, blocks: &[Arc<Block>], position: &BlockPositio
                 replicated_over_tp: !shards_tp(info),
                 decay: info.global.len() > 1,
                 uses: vec![(index, parameter.tensor)],
-                start: start(model, block, parameter.tensor, &name),
+                start: start(model, block, parameter.tensor),
                 name,
             });
             *end += len;
@@ -210,9 +213,11 @@ fn partial_over_tp(block: &Block, id: TensorId, position: &BlockPosition) -> boo
         return false;
     }
     block.trace.forward.iter().any(|op| {
-        let in_detail = match op.detail {
-            Detail::Norm { bias, .. } => bias == Some(id),
-            Detail::Table { table, .. } => table == id,
+        let beside = match op.operator {
+            Operator::Norm(norm) => norm.bias == Some(id),
+            Operator::Token(Token::Embedding(table) | Token::Positions { table, .. }) => {
+                table == id
+            }
             _ => false,
         };
         let sharded = |x: TensorId| {
@@ -221,41 +226,39 @@ fn partial_over_tp(block: &Block, id: TensorId, position: &BlockPosition) -> boo
                 Placement::Shard(_)
             )
         };
-        (in_detail || op.inputs.contains(&id)) && sharded(op.inputs[0])
+        (beside || op.inputs.contains(&id)) && sharded(op.inputs[0])
     })
 }
 
 /// Norms begin at 1, biases at 0, everything else is drawn. GPT-2 draws the projections into the
 /// residual stream smaller, by the root of their number (Radford et al. 2019, §2.3).
-fn start(model: &ModelConfig, block: &Block, id: TensorId, name: &str) -> Start {
-    for op in &block.trace.forward {
-        let bias = matches!(op.detail, Detail::Norm { bias: Some(b), .. } if b == id);
-        match op.kind {
-            OpKind::Norm if op.inputs[1] == id => {
-                return match op.detail {
-                    Detail::Norm { from_one: true, .. } => Start::Zeros,
-                    _ => Start::Ones,
-                };
-            }
-            OpKind::Norm if bias => return Start::Zeros,
-            OpKind::Bias if op.inputs.get(1) == Some(&id) => return Start::Zeros,
-            OpKind::Softmax(_) if matches!(op.detail, Detail::Softmax(r) if r.sinks == Some(id)) => {
-                return Start::Zeros;
-            }
-            OpKind::TopK if matches!(op.detail, Detail::Route { bias: Some(b), .. } if b == id) => {
-                return Start::Zeros;
-            }
-            _ => {}
-        }
-    }
+fn start(model: &ModelConfig, block: &Block, id: TensorId) -> Start {
     let deviation = model.constants.initializer_range;
-    let names = models::names::names(model);
-    let into_residual = [names.o, names.down]
-        .iter()
-        .any(|n| name.ends_with(&format!("{n}.weight")));
-    if model.family == Family::Gpt2 && into_residual {
-        Start::Normal(deviation / (2.0 * model.layers as f64).sqrt())
-    } else {
-        Start::Normal(deviation)
-    }
+    let residual = match model.family {
+        Family::Gpt2 => deviation / (2.0 * model.layers as f64).sqrt(),
+        _ => deviation,
+    };
+    let starts = |op: &Op| {
+        let second = op.inputs.get(1) == Some(&id);
+        match op.operator {
+            Operator::Norm(norm) if second && norm.from_one => Some(Start::Zeros),
+            Operator::Norm(_) if second => Some(Start::Ones),
+            Operator::Norm(norm) if norm.bias == Some(id) => Some(Start::Zeros),
+            Operator::Pointwise(Pointwise::Bias) | Operator::Expert(Expert::Bias) if second => {
+                Some(Start::Zeros)
+            }
+            Operator::Attention(attention) => match attention.piece {
+                AttentionPiece::Softmax(rule) if rule.sinks == Some(id) => Some(Start::Zeros),
+                _ => None,
+            },
+            Operator::Expert(Expert::Route(route)) if route.bias == Some(id) => Some(Start::Zeros),
+            Operator::Product(Product::Matmul(
+                _,
+                Site::AttentionOutput | Site::FeedForwardOutput,
+            )) if second => Some(Start::Normal(residual)),
+            _ => None,
+        }
+    };
+    let mut found = block.trace.forward.iter().filter_map(starts);
+    found.next().unwrap_or(Start::Normal(deviation))
 }

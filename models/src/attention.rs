@@ -2,7 +2,7 @@
 
 use catalog::model::{AttentionKind, ModelConfig, Position, Projections};
 use catalog::{Axis, CpKind, LayerClass, RopeScaling};
-use dtensor::{AttentionShape, DTensor, Placement, SoftmaxRule, TensorId};
+use dtensor::{AttentionShape, DTensor, Placement, Rotary, Site, SoftmaxRule, TensorId};
 
 use crate::error::ModelError;
 use crate::modules::Block;
@@ -34,13 +34,20 @@ pub(crate) fn grouped(
     }
     if let Position::Rope { dims } = block.model.position {
         let constants = &block.model.constants;
-        let frequencies = match (class.window, constants.local_rope_theta) {
-            (Some(_), Some(theta)) => (theta, RopeScaling::None, false),
-            _ => (constants.rope_theta, constants.rope_scaling, false),
+        let (theta, scaling) = match (class.window, constants.local_rope_theta) {
+            (Some(_), Some(theta)) => (theta, RopeScaling::None),
+            _ => (constants.rope_theta, constants.rope_scaling),
         };
-        let head = [head_dim, 0, dims];
-        q = block.tape.rope(&scope("rotary_emb"), &q, head, frequencies);
-        k = block.tape.rope(&scope("rotary_emb"), &k, head, frequencies);
+        let rotary = Rotary {
+            head_dim,
+            first: 0,
+            dims,
+            neighbours: false,
+            theta,
+            scaling,
+        };
+        q = block.tape.rope(&scope("rotary_emb"), &q, rotary);
+        k = block.tape.rope(&scope("rotary_emb"), &k, rotary);
     }
     let sinks = config.sinks.then(|| {
         let name = scope("sinks");
@@ -54,7 +61,8 @@ pub(crate) fn grouped(
         sinks,
     };
     let out = core(block, class, [q, k, v], dims)?;
-    block.linear(&scope(n.o), &out, hidden, heads * head_dim, config.out_bias)
+    let (site, inner) = (Site::AttentionOutput, heads * head_dim);
+    block.linear(site, &scope(n.o), &out, hidden, inner, config.out_bias)
 }
 
 /// Queries, keys and values of grouped attention.
@@ -68,7 +76,8 @@ fn projected(
     let (hidden, bias) = (block.model.hidden, block.model.attention.qkv_bias);
     let mut part = |name: &str, heads: u64| {
         let scope = format!("{}.{name}", n.attention);
-        block.linear(&scope, x, heads * head_dim, hidden, bias)
+        let site = Site::AttentionInput;
+        block.linear(site, &scope, x, heads * head_dim, hidden, bias)
     };
     // Heads of queries, and of keys as of values, before the next such run.
     let (q, kv) = match projections {
@@ -117,24 +126,31 @@ pub(crate) fn latent(
     let scope = |name: &str| format!("{}.{name}", n.attention);
     let q = latent_queries(block, &x, q_lora_rank, heads * qk_dim)?;
     let down = kv_lora_rank + qk_rope_dim;
-    let a = block.linear(&scope("kv_a_proj_with_mqa"), &x, down, hidden, false)?;
+    let (site, name) = (Site::AttentionInput, scope("kv_a_proj_with_mqa"));
+    let a = block.linear(site, &name, &x, down, hidden, false)?;
     let compressed = block.tape.slice(&a, [0, kv_lora_rank, down]);
     let period = qk_nope_dim + v_dim;
     let names = ["kv_a_layernorm", "kv_b_proj"];
     let up = raised(block, names, &compressed, kv_lora_rank, heads * period)?;
     let constants = &block.model.constants;
-    let frequencies = (
-        constants.rope_theta,
-        constants.rope_scaling,
-        constants.rope_neighbours,
-    );
+    let rotary = Rotary {
+        head_dim: qk_dim,
+        first: qk_nope_dim,
+        dims: qk_rope_dim,
+        neighbours: constants.rope_neighbours,
+        theta: constants.rope_theta,
+        scaling: constants.rope_scaling,
+    };
     let rope = scope("rotary_emb");
-    let head = [qk_dim, qk_nope_dim, qk_rope_dim];
-    let q = block.tape.rope(&rope, &q, head, frequencies);
+    let q = block.tape.rope(&rope, &q, rotary);
     // One rotated part for the keys of all heads.
     let shared = block.tape.slice(&a, [kv_lora_rank, qk_rope_dim, down]);
-    let head = [qk_rope_dim, 0, qk_rope_dim];
-    let shared = block.tape.rope(&rope, &shared, head, frequencies);
+    let alone = Rotary {
+        head_dim: qk_rope_dim,
+        first: 0,
+        ..rotary
+    };
+    let shared = block.tape.rope(&rope, &shared, alone);
     let shared = block.tape.at(&scope("k_rope.input"), shared)?;
     let k = block.tape.slice(&up, [0, qk_nope_dim, period]);
     let k = block.tape.join(&scope("keys"), &k, &shared, heads);
@@ -147,7 +163,8 @@ pub(crate) fn latent(
         sinks: None,
     };
     let out = core(block, class, [q, k, v], dims)?;
-    block.linear(&scope(n.o), &out, hidden, heads * v_dim, config.out_bias)
+    let (site, inner) = (Site::AttentionOutput, heads * v_dim);
+    block.linear(site, &scope(n.o), &out, hidden, inner, config.out_bias)
 }
 
 /// Queries of latent attention, compressed to a rank on the way if the model has one. Down-projections run on
@@ -164,9 +181,11 @@ fn latent_queries(
         let x = block
             .tape
             .at(&format!("{module}.q_proj.input"), x.clone())?;
-        return block.linear(&format!("{module}.q_proj"), &x, out, hidden, false);
+        let name = format!("{module}.q_proj");
+        return block.linear(Site::AttentionInput, &name, &x, out, hidden, false);
     };
-    let a = block.linear(&format!("{module}.q_a_proj"), x, rank, hidden, false)?;
+    let name = format!("{module}.q_a_proj");
+    let a = block.linear(Site::AttentionInput, &name, x, rank, hidden, false)?;
     raised(block, ["q_a_layernorm", "q_b_proj"], &a, rank, out)
 }
 
@@ -183,7 +202,7 @@ fn raised(
     let normed = block.norm_with(&norm, compressed, rank, LATENT_EPSILON);
     let up = format!("{module}.{up}");
     let normed = block.tape.at(&format!("{up}.input"), normed)?;
-    block.linear(&up, &normed, out, rank, false)
+    block.linear(Site::AttentionInput, &up, &normed, out, rank, false)
 }
 
 struct Dims {

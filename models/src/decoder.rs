@@ -3,7 +3,7 @@
 
 use catalog::model::{Mlp, Moe, Position, Residual};
 use catalog::{DType, LayerClass};
-use dtensor::{DTensor, Nonlinearity, Placement, Placements};
+use dtensor::{DTensor, Nonlinearity, Placement, Placements, Route, Site};
 
 use crate::attention::{grouped, latent};
 use crate::error::ModelError;
@@ -91,20 +91,22 @@ impl Block<'_, '_, '_> {
         };
         let x = self.tape.at(&format!("{module}.input"), x)?;
         let activation = format!("{module}.act_fn");
+        let into = Site::FeedForwardInput;
         let inner = if mlp.gated && mlp.fused_gate_up {
-            let both = self.linear(&scope(n.gate_up), &x, 2 * ffn, hidden, mlp.bias)?;
+            let both = self.linear(into, &scope(n.gate_up), &x, 2 * ffn, hidden, mlp.bias)?;
             self.tape
                 .fused_gated_activation(&activation, self.nonlinearity(), &both)
         } else if mlp.gated {
-            let gate = self.linear(&scope(n.gate), &x, ffn, hidden, mlp.bias)?;
-            let up = self.linear(&scope(n.up), &x, ffn, hidden, mlp.bias)?;
+            let gate = self.linear(into, &scope(n.gate), &x, ffn, hidden, mlp.bias)?;
+            let up = self.linear(into, &scope(n.up), &x, ffn, hidden, mlp.bias)?;
             self.tape
                 .gated_activation(&activation, self.nonlinearity(), &gate, &up)
         } else {
-            let up = self.linear(&scope(n.up), &x, ffn, hidden, mlp.bias)?;
+            let up = self.linear(into, &scope(n.up), &x, ffn, hidden, mlp.bias)?;
             self.tape.activation(&activation, self.nonlinearity(), &up)
         };
-        self.linear(&scope(n.down), &inner, hidden, ffn, mlp.bias)
+        let out = Site::FeedForwardOutput;
+        self.linear(out, &scope(n.down), &inner, hidden, ffn, mlp.bias)
     }
 
     fn nonlinearity(&self) -> Nonlinearity {
@@ -118,20 +120,17 @@ impl Block<'_, '_, '_> {
     fn experts(&mut self, moe: &Moe, x: DTensor) -> Result<DTensor, ModelError> {
         let n = self.names;
         let router = format!("{}.{}", n.moe, n.router);
-        let logits = self.linear_typed(
-            &router,
-            &x,
-            moe.experts,
-            self.model.hidden,
-            moe.bias,
-            DType::F32,
-        )?;
+        let hidden = self.model.hidden;
+        let logits = self.linear(Site::Router, &router, &x, moe.experts, hidden, moe.bias)?;
         let bias = moe.router_correction_bias.then(|| {
             let name = format!("{router}.e_score_correction_bias");
             self.tape.parameter(&name, &[moe.experts], DType::F32, 1)
         });
-        let rule = (self.model.constants.router, bias.as_ref());
-        let chosen = self.tape.top_k(&router, &logits, moe.top_k, rule);
+        let route = Route {
+            router: self.model.constants.router,
+            bias: bias.map(|b| b.id),
+        };
+        let chosen = self.tape.top_k(&router, &logits, moe.top_k, route);
         let scope = format!("{}.experts", n.moe);
         let chosen_rows = self.tape.permute(&scope, &x, moe.top_k);
         let sent = self.tape.dispatch(&scope, &chosen_rows, None);
@@ -146,7 +145,7 @@ impl Block<'_, '_, '_> {
         // Before the shared expert: its input's gradients are then summed in one order however they come.
         let gate = format!("{}.shared_expert_gate", n.moe);
         let weight = match moe.shared_gate {
-            true => Some(self.linear(&gate, &x, 1, self.model.hidden, false)?),
+            true => Some(self.linear(Site::Other, &gate, &x, 1, hidden, false)?),
             false => None,
         };
         let module = format!("{}.{}", n.moe, n.shared);
@@ -273,7 +272,7 @@ impl Block<'_, '_, '_> {
         let w = self
             .tape
             .parameter(&format!("/{name}.weight"), &shape, self.dtype, 1);
-        let logits = self.tape.linear(n.head, &x, &w)?;
+        let logits = self.tape.linear(n.head, &x, &w, Site::Other)?;
         let logits = if model.head_bias {
             let b =
                 self.tape
@@ -303,7 +302,7 @@ impl Block<'_, '_, '_> {
         let both = self.tape.add("eh_proj", &h, &e)?;
         let both = self.tape.at("eh_proj.input", both)?;
         let wide = self.tape.concatenated("eh_proj", &both, 2);
-        let projected = self.linear("eh_proj", &wide, hidden, 2 * hidden, false)?;
+        let projected = self.linear(Site::Other, "eh_proj", &wide, hidden, 2 * hidden, false)?;
         let x = self.layer(class, projected)?;
         let x = self.norm("shared_head.norm", &x);
         self.logits_and_loss(x)

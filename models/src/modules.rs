@@ -2,7 +2,7 @@
 
 use catalog::DType;
 use catalog::model::ModelConfig;
-use dtensor::{DTensor, Tape};
+use dtensor::{DTensor, Norm, Site, Tape};
 
 use crate::error::ModelError;
 use crate::names::Names;
@@ -42,43 +42,35 @@ impl Block<'_, '_, '_> {
             self.tape
                 .parameter(&format!("{scope}.bias"), &[width], self.dtype, 1)
         });
-        let kind = (norm.kind, epsilon, self.model.constants.norm_from_one);
-        self.tape.norm(
-            scope.trim_start_matches('/'),
-            x,
-            &weight,
-            bias.as_ref(),
-            kind,
-        )
+        let norm = Norm {
+            kind: norm.kind,
+            epsilon,
+            bias: bias.map(|b| b.id),
+            from_one: self.model.constants.norm_from_one,
+        };
+        let bare = scope.trim_start_matches('/');
+        self.tape.norm(bare, x, &weight, norm)
     }
 
-    /// A linear with its redistribution and bias.
+    /// A linear with its redistribution and bias. A router's works in 32 bits.
     pub(crate) fn linear(
         &mut self,
+        site: Site,
         scope: &str,
         x: &DTensor,
         out: u64,
         inner: u64,
         bias: bool,
     ) -> Result<DTensor, ModelError> {
-        self.linear_typed(scope, x, out, inner, bias, self.dtype)
-    }
-
-    /// The same with weights of a given type.
-    pub(crate) fn linear_typed(
-        &mut self,
-        scope: &str,
-        x: &DTensor,
-        out: u64,
-        inner: u64,
-        bias: bool,
-        dtype: DType,
-    ) -> Result<DTensor, ModelError> {
+        let dtype = match site {
+            Site::Router => DType::F32,
+            _ => self.dtype,
+        };
         let w = self
             .tape
             .parameter(&format!("{scope}.weight"), &[out, inner], dtype, 1);
         let bare = scope.trim_start_matches('/');
-        let y = self.tape.linear(bare, x, &w)?;
+        let y = self.tape.linear(bare, x, &w, site)?;
         let y = self.tape.at(&format!("{bare}.output"), y)?;
         if !bias {
             return Ok(y);

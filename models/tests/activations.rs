@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use catalog::{DType, Model};
-use dtensor::{OpKind, TensorRole, Trace};
+use dtensor::{AttentionPiece, CostClass, Gemm, Operator, Pointwise, Product, TensorRole, Trace};
 use models::{BlockClass, BlockLayout, trace_block};
 
 const S: u64 = 128;
@@ -34,7 +34,7 @@ fn saved(trace: &Trace, regather: bool) -> BTreeMap<&'static str, u64> {
     let gathers: Vec<_> = trace
         .forward
         .iter()
-        .filter(|op| matches!(op.kind, OpKind::Collective(_)))
+        .filter(|op| matches!(op.operator, Operator::Exchange(_)))
         .collect();
     for op in &trace.forward {
         for &id in &op.saved {
@@ -45,23 +45,23 @@ fn saved(trace: &Trace, regather: bool) -> BTreeMap<&'static str, u64> {
             let storage = trace.tensor(id).storage;
             let info = trace.tensor(storage);
             // The paper leaves out the norms' statistics, 4·s·b bytes each.
-            let statistics = info.name.ends_with("statistics");
+            let statistics = info.dtype == DType::F32;
             if info.role == TensorRole::Parameter || statistics || seen.contains(&storage) {
                 continue;
             }
             seen.push(storage);
-            let kind = match op.kind {
-                OpKind::Norm => "norm inputs",
-                OpKind::Matmul { .. } => "linear inputs",
-                OpKind::AttentionScores(_) => "queries and keys",
-                OpKind::Softmax(_) => "softmax output",
-                OpKind::Dropout if op.scope.contains("core_attention") => "attention mask",
-                OpKind::Dropout => "hidden masks",
-                OpKind::AttentionContext(_) if info.name.contains("core_attention") => {
-                    "attention dropout output"
-                }
-                OpKind::AttentionContext(_) => "values",
-                OpKind::Activation { .. } => "gelu input",
+            let kind = match op.operator {
+                Operator::Norm(_) => "norm inputs",
+                Operator::Product(Product::Matmul(..)) => "linear inputs",
+                Operator::Attention(attention) => match attention.piece {
+                    AttentionPiece::Scores => "queries and keys",
+                    AttentionPiece::Softmax(_) => "softmax output",
+                    AttentionPiece::Dropout(_) => "attention mask",
+                    AttentionPiece::Context if id == op.inputs[0] => "attention dropout output",
+                    AttentionPiece::Context => "values",
+                },
+                Operator::Pointwise(Pointwise::Dropout(_)) => "hidden masks",
+                Operator::Pointwise(Pointwise::Activation(_)) => "gelu input",
                 _ => "other",
             };
             *bytes.entry(kind).or_default() += info.bytes().0;
@@ -140,18 +140,14 @@ fn sequence_parallelism_divides_everything() {
 fn matrix_flops_equal_the_closed_form() {
     // 24·b·s·h²·(1 + s/(6h)) forward, twice that backward (Narayanan et al. 2021, appendix).
     let trace = trace(1, false);
-    let flops = |ops: &[dtensor::Op]| -> u64 {
-        ops.iter()
-            .map(|op| match op.kind {
-                OpKind::Matmul { m, n, k } => 2 * m * n * k,
-                OpKind::AttentionScores(s) => 2 * s.batch * s.heads * s.q_len * s.kv_len * s.qk_dim,
-                OpKind::AttentionContext(s) => 2 * s.batch * s.heads * s.q_len * s.kv_len * s.v_dim,
-                _ => 0,
-            })
-            .sum()
+    let flops = |op: dtensor::AnyOp<'_>| match op.cost() {
+        CostClass::Product(Product::Matmul(Gemm { m, n, k }, _)) => 2 * m * n * k,
+        CostClass::AttentionScores(s) => 2 * s.batch * s.heads * s.q_len * s.kv_len * s.qk_dim,
+        CostClass::AttentionContext(s) => 2 * s.batch * s.heads * s.q_len * s.kv_len * s.v_dim,
+        _ => 0,
     };
     let h = 64;
     let forward = 24 * B * S * h * h + 4 * B * S * S * h;
-    assert_eq!(flops(&trace.forward), forward);
-    assert_eq!(flops(&trace.backward), 2 * forward);
+    assert_eq!(trace.forward_ops().map(flops).sum::<u64>(), forward);
+    assert_eq!(trace.backward_ops().map(flops).sum::<u64>(), 2 * forward);
 }

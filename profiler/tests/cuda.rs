@@ -16,7 +16,7 @@ use cuda_device::launcher::{
 };
 use cuda_device::{CudaError, Device, kernels};
 use dtensor::CausalAttention;
-use dtensor::{BlockMesh, BlockPosition, Epilogues, OpKind};
+use dtensor::{BlockMesh, BlockPosition, CostClass, Epilogues};
 use models::{BlockClass, BlockLayout};
 use profiler::cuda::{
     Asked, Causal, ELEMENTS, Linear, OPERATORS, Operator, OperatorKind, Request, Way,
@@ -336,9 +336,12 @@ fn grids_have_the_names_of_traces() {
     ] {
         for class in classes(&model) {
             let trace = models::trace_block(&model, class, &layout).expect("a block");
-            let ops = trace.forward.iter().chain(&trace.backward);
             let epilogues = Epilogues::of(&trace);
-            names.extend(ops.map(|op| trace.kernel_on_gpu(op, &epilogues, |_| 1).name));
+            names.extend(
+                trace
+                    .ops()
+                    .map(|op| trace.kernel_on_gpu(op, &epilogues, |_| 1).name),
+            );
         }
     }
     let beside = ["copy to device", "copy to host", "dispatch", "launch"];
@@ -381,8 +384,8 @@ fn attention_is_named_by_what_it_does() {
         let model = catalog::load::model(name).expect("a preset");
         let class = BlockClass::Layer(model.layer_class(layer));
         let trace = models::trace_block(&model, class, &layout).expect("a block");
-        let mut ops = trace.forward.iter();
-        let scores = ops.find(|op| matches!(op.kind, OpKind::AttentionScores(_)));
+        let mut ops = trace.forward_ops();
+        let scores = ops.find(|op| matches!(op.cost(), CostClass::AttentionScores(_)));
         let kernel = trace.kernel_on_gpu(scores.expect("scores"), &Epilogues::of(&trace), |_| 1);
         assert_eq!(kernel.name, wanted, "{name}");
     }

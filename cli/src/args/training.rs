@@ -82,8 +82,8 @@ pub(crate) struct RunArgs {
     pub(crate) every: u64,
     /// Go on from the last whole checkpoint of --checkpoints or of this folder, or from this checkpoint. It must be
     /// of this run: the same model, data, batch, precision, optimizer, learning rate, steps and seed
-    #[arg(long, num_args = 0..=1, value_name = "CHECKPOINT")]
-    pub(crate) resume: Option<Option<PathBuf>>,
+    #[arg(long, action = clap::ArgAction::Set, num_args = 0..=1, value_name = "CHECKPOINT")]
+    pub(crate) resume: Option<Vec<PathBuf>>,
     /// With --resume: go on from another run's checkpoint too, and say what differs
     #[arg(long, requires = "resume")]
     pub(crate) force_resume: bool,

@@ -248,10 +248,7 @@ fn weight_elements(kernel: &Kernel) -> u64 {
 }
 
 fn name(trace: &Trace, kernel: &Kernel) -> String {
-    let op = match kernel.pass {
-        Pass::Forward => &trace.forward[kernel.op],
-        Pass::BackwardInput | Pass::BackwardWeight => &trace.backward[kernel.op],
-    };
+    let op = trace.op(kernel.pass, kernel.op);
     let what = match kernel.kind {
         KernelKind::Gemm { .. } => "matmul",
         KernelKind::GroupedGemm { .. } => "grouped matmul",

@@ -7,7 +7,7 @@
 
 use catalog::profile::Kernel;
 use catalog::{Axis, Bytes, DType, Origin, Precision, Runtime, Seconds, Sourced};
-use dtensor::{CollectiveKind, Epilogues, Op, OpKind, Pass};
+use dtensor::{AnyOp, CollectiveKind, CostClass, Epilogues, Pass};
 use plans::{Group, Strategy, UsedConstant, Zero};
 
 use super::entry::{BlockToPrice, PriceBook, PricedBlock, PricedKernel, Update};
@@ -69,9 +69,9 @@ impl PriceBook for ProfilePrices {
     fn block(&self, of: &BlockToPrice<'_>) -> Result<PricedBlock, CostError> {
         let trace = of.trace;
         let epilogues = Epilogues::of(trace);
-        let ops: Vec<&Op> = trace.forward.iter().chain(&trace.backward).collect();
+        let ops: Vec<AnyOp<'_>> = trace.ops().collect();
         let mut kernels = Vec::with_capacity(ops.len());
-        for op in &ops {
+        for &op in &ops {
             kernels.push(self.operator(of, &epilogues, op)?);
         }
         let issue = |wanted: &[Pass]| {
@@ -172,11 +172,11 @@ impl PriceBook for ProfilePrices {
 }
 
 /// Operators one after the other, each of which waits for the one before: our executor runs a block's messages so.
-fn in_order(ops: &[&Op], indices: impl Iterator<Item = usize>) -> Vec<Launch> {
+fn in_order(ops: &[AnyOp<'_>], indices: impl Iterator<Item = usize>) -> Vec<Launch> {
     let mut queue = Queue::default();
     for index in indices {
-        match ops[index].kind {
-            OpKind::Collective(collective) => queue.exchange(index, collective.axis),
+        match ops[index].cost() {
+            CostClass::Collective(collective) => queue.exchange(index, collective.axis),
             _ => queue.compute(index, 1),
         }
     }
@@ -189,7 +189,7 @@ impl ProfilePrices {
         &self,
         of: &BlockToPrice<'_>,
         epilogues: &Epilogues,
-        op: &Op,
+        op: AnyOp<'_>,
     ) -> Result<PricedKernel, CostError> {
         let ranks = |axis| size(of.key, axis);
         let kernel = match self.is_of_gpus() {
@@ -197,7 +197,7 @@ impl ProfilePrices {
             false => of.trace.kernel(op, ranks),
         };
         let mut time = self.price(&kernel)?;
-        if let OpKind::Collective(collective) = op.kind {
+        if let CostClass::Collective(collective) = op.cost() {
             let ranks = ranks(collective.axis);
             time += match self.is_of_gpus() {
                 true => measured(self, collective.kind, Bytes(collective.bytes), ranks)?,

@@ -2,7 +2,7 @@
 
 use catalog::Bytes;
 use catalog::runtime::Rewrite;
-use dtensor::{Op, OpKind, Pass, TensorId, TensorRole, Trace};
+use dtensor::{AnyOp, CostClass, Gemm, Operator, Pass, Product, TensorId, TensorRole, Trace};
 
 use super::kernel::{Kernel, KernelKind};
 use super::lowering::Lowering;
@@ -13,25 +13,23 @@ const SCALED: u64 = 2 + 2 + 1;
 /// The same where the transpose is written too.
 const SCALED_BOTH_WAYS: u64 = SCALED + 1;
 
-/// The casts before an operator, if it is a product in 8 bits.
+/// The casts before a product, if it runs in 8 bits.
 pub(super) fn before(
     lowering: &Lowering<'_>,
     trace: &Trace,
-    index: usize,
-    op: &Op,
+    op: &AnyOp<'_>,
+    product: Product,
 ) -> Option<Kernel> {
-    let grouped = matches!(op.kind, OpKind::GroupedMatmul { .. });
-    let narrow = trace.is_eight_bit(op) || grouped && lowering.narrows_experts(trace);
-    if !narrow {
+    if !lowering.is_eight_bit(trace, product) {
         return None;
     }
     let (bytes, launches) = if lowering.has(Rewrite::ScaleDynamically) {
-        scaled(trace, index, op)
+        scaled(trace, op)
     } else {
         quantised(lowering, trace, op)?
     };
     (launches > 0).then_some(Kernel {
-        op: index,
+        op: op.index,
         kind: KernelKind::Memory {
             kind: MemoryKind::Pointwise,
             bytes,
@@ -47,7 +45,7 @@ pub(super) fn before(
 /// reads 2 bytes, writes 1 + 1 per element (Transformer Engine `cast_transpose`). A pointwise compiler
 /// casts where the operand is made and reads nothing again. Weight gradients read the transposes that the
 /// forward and data-gradient casts left behind.
-fn quantised(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> Option<(Bytes, u32)> {
+fn quantised(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<(Bytes, u32)> {
     if op.pass == Pass::BackwardWeight {
         return None;
     }
@@ -67,12 +65,12 @@ fn quantised(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> Option<(Bytes, 
 /// Bytes and launches of scaling both operands by their largest magnitudes: a pass finds it, a pass casts.
 /// What the product before cast is not cast again: projections read the same activations, and both
 /// gradients that of the output, which is written both ways (`devices/cuda/src/run/eight_bits.rs`).
-fn scaled(trace: &Trace, index: usize, op: &Op) -> (Bytes, u32) {
-    let ops = match op.pass {
-        Pass::Forward => &trace.forward,
-        Pass::BackwardInput | Pass::BackwardWeight => &trace.backward,
-    };
-    let mut before = ops[..index].iter().rev().filter(|o| trace.is_eight_bit(o));
+fn scaled(trace: &Trace, op: &AnyOp<'_>) -> (Bytes, u32) {
+    let narrow = |o: &AnyOp<'_>| matches!(o.cost(), CostClass::Product(p) if trace.is_eight_bit(p));
+    let mut before = (0..op.index)
+        .rev()
+        .map(|index| trace.op(op.pass, index))
+        .filter(narrow);
     let [first, second] = [op.inputs[0], op.inputs[1]];
     let casts: Vec<(TensorId, u64)> = match op.pass {
         Pass::Forward => {
@@ -103,9 +101,10 @@ pub(crate) fn held(lowering: &Lowering<'_>, trace: &Trace) -> Bytes {
     if !lowering.has(Rewrite::ScaleDynamically) {
         return Bytes(0);
     }
-    let layers = trace.forward.iter().filter(|op| trace.is_eight_bit(op));
-    let held = layers.filter_map(|op| match op.kind {
-        OpKind::Matmul { m, n, k } => Some(2 * m * n + n * k + m * k),
+    let held = trace.forward.iter().filter_map(|op| match op.operator {
+        Operator::Product(p @ Product::Matmul(Gemm { m, n, k }, _)) if trace.is_eight_bit(p) => {
+            Some(2 * m * n + n * k + m * k)
+        }
         _ => None,
     });
     Bytes(held.max().unwrap_or(0))

@@ -2,7 +2,10 @@
 
 use catalog::Bytes;
 use catalog::runtime::Rewrite;
-use dtensor::{Collective, CollectiveKind, Epilogues, Op, OpKind, Pass, TensorId, Trace};
+use dtensor::{
+    AnyOp, Attention, Collective, CollectiveKind, CostClass, Epilogues, Gemm, Operator, Pass,
+    Product, TensorId, Trace,
+};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::casts;
@@ -11,7 +14,7 @@ use super::lowering::Lowering;
 use crate::price::{GemmLayout, MemoryKind};
 
 /// Kernels of one pass's operators.
-pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, ops: &[Op]) -> Vec<Kernel> {
+pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, ops: &[AnyOp<'_>]) -> Vec<Kernel> {
     let readers = readers(trace, ops);
     let fused_attention = lowering.fuses_attention(trace);
     let mut kernels = Vec::with_capacity(ops.len());
@@ -21,7 +24,7 @@ pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, ops: &[Op]) -> Vec
         let run = &ops[index..end];
         if fused_attention && run[0].is_core_attention() {
             kernels.push(attention(lowering, trace, run, index));
-        } else if run.len() > 1 || is_pointwise(run[0].kind) {
+        } else if run.len() > 1 || is_pointwise(run[0].cost()) {
             kernels.extend(pointwise(lowering, trace, run, index, &readers));
         } else {
             kernels.extend(single(lowering, trace, &run[0], index));
@@ -35,11 +38,7 @@ pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, ops: &[Op]) -> Vec
 /// tensor more than by itself: forward writes the GELU's input beside its result, backward reads it.
 pub(super) fn gelus(trace: &Trace, lowered: &mut Lowered) {
     let epilogues = Epilogues::of(trace);
-    let passes = [
-        (&mut lowered.forward, &trace.forward),
-        (&mut lowered.backward, &trace.backward),
-    ];
-    for (kernels, ops) in passes {
+    for kernels in [&mut lowered.forward, &mut lowered.backward] {
         let gelu = |kernel: &Kernel| match kernel.pass {
             Pass::Forward => (epilogues.gelu(kernel.op), epilogues.is_gelu(kernel.op)),
             _ => (
@@ -49,12 +48,15 @@ pub(super) fn gelus(trace: &Trace, lowered: &mut Lowered) {
         };
         for kernel in kernels.iter_mut() {
             if gelu(kernel).1 {
-                let bytes = trace.tensor(ops[kernel.op].inputs[0]).bytes();
+                let bytes = trace
+                    .tensor(trace.op(kernel.pass, kernel.op).inputs[0])
+                    .bytes();
                 *kernel = beside(kernel, bytes);
             }
             if let (Some(taken), KernelKind::Gemm { .. }) = (gelu(kernel).0, kernel.kind) {
-                kernel.reads.extend(&ops[taken].inputs[1..]);
-                kernel.writes.clone_from(&ops[taken].outputs);
+                let taken = trace.op(kernel.pass, taken);
+                kernel.reads.extend(&taken.inputs[1..]);
+                kernel.writes = taken.outputs.to_vec();
             }
         }
     }
@@ -75,7 +77,12 @@ fn beside(kernel: &Kernel, bytes: Bytes) -> Kernel {
 }
 
 /// End of the run of operators that share a kernel with the one at `start`.
-fn run_end(lowering: &Lowering<'_>, ops: &[Op], start: usize, fused_attention: bool) -> usize {
+fn run_end(
+    lowering: &Lowering<'_>,
+    ops: &[AnyOp<'_>],
+    start: usize,
+    fused_attention: bool,
+) -> usize {
     let mut end = start + 1;
     if fused_attention && ops[start].is_core_attention() {
         while end < ops.len() && ops[end].is_core_attention() {
@@ -83,7 +90,7 @@ fn run_end(lowering: &Lowering<'_>, ops: &[Op], start: usize, fused_attention: b
         }
         return end;
     }
-    while end < ops.len() && joins(lowering, ops[end - 1].kind, ops[end].kind) {
+    while end < ops.len() && joins(lowering, ops[end - 1].cost(), ops[end].cost()) {
         end += 1;
     }
     end
@@ -91,8 +98,8 @@ fn run_end(lowering: &Lowering<'_>, ops: &[Op], start: usize, fused_attention: b
 
 /// Whether `next` runs in the same kernel as `previous`. Symmetric, so that backward, which visits
 /// the operators in reverse, fuses the same pairs.
-fn joins(lowering: &Lowering<'_>, previous: OpKind, next: OpKind) -> bool {
-    use OpKind::{Activation, Add, Bias, Dropout};
+fn joins(lowering: &Lowering<'_>, previous: CostClass, next: CostClass) -> bool {
+    use CostClass::{Activation, Add, Bias, Dropout, Rope};
     if lowering.has(Rewrite::FusePointwise) {
         return is_pointwise(previous) && is_pointwise(next);
     }
@@ -103,23 +110,23 @@ fn joins(lowering: &Lowering<'_>, previous: OpKind, next: OpKind) -> bool {
         (Bias, Dropout | Add) | (Dropout, Bias | Add) | (Add, Dropout | Bias) => {
             lowering.has(Rewrite::FuseBiasDropoutAdd)
         }
-        (OpKind::Rope, OpKind::Rope) => lowering.has(Rewrite::FuseRope),
+        (Rope, Rope) => lowering.has(Rewrite::FuseRope),
         _ => false,
     }
 }
 
 /// Operators that a pointwise compiler can chain: elementwise ones and row reductions.
-pub(super) fn is_pointwise(kind: OpKind) -> bool {
+pub(super) fn is_pointwise(class: CostClass) -> bool {
     matches!(
-        kind,
-        OpKind::Norm
-            | OpKind::Activation { .. }
-            | OpKind::Add
-            | OpKind::Bias
-            | OpKind::Dropout
-            | OpKind::Rope
-            | OpKind::Scale
-            | OpKind::Copy
+        class,
+        CostClass::Norm
+            | CostClass::Activation { .. }
+            | CostClass::Add
+            | CostClass::Bias
+            | CostClass::Dropout
+            | CostClass::Rope
+            | CostClass::Scale
+            | CostClass::Copy
     )
 }
 
@@ -127,11 +134,12 @@ pub(super) fn is_pointwise(kind: OpKind) -> bool {
 fn pointwise(
     lowering: &Lowering<'_>,
     trace: &Trace,
-    run: &[Op],
+    run: &[AnyOp<'_>],
     index: usize,
     readers: &FxHashMap<TensorId, u32>,
 ) -> Option<Kernel> {
-    if run.len() == 1 && run[0].kind == OpKind::Bias && lowering.has(Rewrite::FuseBiasEpilogue) {
+    if run.len() == 1 && run[0].cost() == CostClass::Bias && lowering.has(Rewrite::FuseBiasEpilogue)
+    {
         return None;
     }
     if run.len() == 1 && is_loss_copy(trace, &run[0]) && lowering.has(Rewrite::FuseCrossEntropy) {
@@ -143,7 +151,7 @@ fn pointwise(
         .collect();
     let mut reads: Vec<TensorId> = Vec::new();
     for op in run {
-        for &input in &op.inputs {
+        for &input in op.inputs {
             if !inside.contains(&input) && !reads.contains(&input) {
                 reads.push(input);
             }
@@ -174,16 +182,16 @@ fn pointwise(
 }
 
 /// The copy of the logits to 32 bits before the loss, or its transpose.
-fn is_loss_copy(trace: &Trace, op: &Op) -> bool {
+fn is_loss_copy(trace: &Trace, op: &AnyOp<'_>) -> bool {
     let wide = |id: &TensorId| trace.tensor(*id).dtype == catalog::DType::F32;
-    op.kind == OpKind::Copy && op.inputs.iter().any(wide) != op.outputs.iter().any(wide)
+    op.cost() == CostClass::Copy && op.inputs.iter().any(wide) != op.outputs.iter().any(wide)
 }
 
 /// Price class of a pointwise run, and how many passes over its data an unfused runtime makes.
-fn pointwise_kind(lowering: &Lowering<'_>, run: &[Op]) -> (MemoryKind, u32) {
+fn pointwise_kind(lowering: &Lowering<'_>, run: &[AnyOp<'_>]) -> (MemoryKind, u32) {
     let compiled = lowering.has(Rewrite::FusePointwise);
     let backward = run[0].pass != Pass::Forward;
-    if run.iter().any(|op| op.kind == OpKind::Norm) {
+    if run.iter().any(|op| op.cost() == CostClass::Norm) {
         let fused = compiled || lowering.has(Rewrite::FuseNorm);
         let kind = match (fused, backward) {
             (true, false) => MemoryKind::NormForward,
@@ -194,29 +202,31 @@ fn pointwise_kind(lowering: &Lowering<'_>, run: &[Op]) -> (MemoryKind, u32) {
         // Autocast copies the input to 32 bits and the result back beside the norm itself.
         return (kind, if fused { 1 } else { 2 });
     }
-    match run[0].kind {
+    match run[0].cost() {
         // Eager gated activations run the nonlinearity and the product separately: 5 tensors
         // moved instead of 3.
-        OpKind::Activation { gated: true } if !compiled && !lowering.has(Rewrite::FuseSwiglu) => {
+        CostClass::Activation { gated: true }
+            if !compiled && !lowering.has(Rewrite::FuseSwiglu) =>
+        {
             (MemoryKind::Pointwise, 2)
         }
         // Eager rotary embedding splits, negates, concatenates, multiplies twice and adds.
-        OpKind::Rope if !compiled && !lowering.has(Rewrite::FuseRope) => (MemoryKind::Pointwise, 4),
-        OpKind::Dropout => (MemoryKind::Dropout, 1),
+        CostClass::Rope if !compiled && !lowering.has(Rewrite::FuseRope) => {
+            (MemoryKind::Pointwise, 4)
+        }
+        CostClass::Dropout => (MemoryKind::Dropout, 1),
         _ => (MemoryKind::Pointwise, 1),
     }
 }
 
 /// The fused attention kernel of a run of core-attention operators.
-fn attention(lowering: &Lowering<'_>, trace: &Trace, run: &[Op], index: usize) -> Kernel {
+fn attention(lowering: &Lowering<'_>, trace: &Trace, run: &[AnyOp<'_>], index: usize) -> Kernel {
     let backward = run[0].pass != Pass::Forward;
-    let shape = run
-        .iter()
-        .find_map(|op| match op.kind {
-            OpKind::AttentionScores(shape) | OpKind::AttentionContext(shape) => Some(shape),
-            _ => None,
-        })
-        .expect("a core-attention run holds a product");
+    let pieces = run.iter().find_map(|op| match op.operator {
+        Operator::Attention(attention) => Some(attention),
+        _ => None,
+    });
+    let Attention { of, shape, .. } = pieces.expect("a run of pieces of core attention");
     let inside: FxHashSet<TensorId> = run
         .iter()
         .flat_map(|op| op.outputs.iter().copied())
@@ -225,9 +235,10 @@ fn attention(lowering: &Lowering<'_>, trace: &Trace, run: &[Op], index: usize) -
         .iter()
         .flat_map(|op| op.inputs.iter().copied())
         .collect();
+    let kv_len = shape.kv_len;
     let scores = |id: &TensorId| {
         let shape = &trace.tensor(*id).shape;
-        shape.len() >= 2 && shape[shape.len() - 1] == shape_kv(run)
+        shape.len() >= 2 && shape[shape.len() - 1] == kv_len
     };
     let mut reads: Vec<TensorId> = consumed
         .iter()
@@ -245,7 +256,7 @@ fn attention(lowering: &Lowering<'_>, trace: &Trace, run: &[Op], index: usize) -
         op: index,
         kind: KernelKind::Attention {
             shape,
-            kernel: lowering.attention_kernel(trace, &run[0].scope),
+            kernel: lowering.attention_kernel(trace, of),
             backward,
         },
         pass: run[0].pass,
@@ -254,26 +265,17 @@ fn attention(lowering: &Lowering<'_>, trace: &Trace, run: &[Op], index: usize) -
     }
 }
 
-fn shape_kv(run: &[Op]) -> u64 {
-    run.iter()
-        .find_map(|op| match op.kind {
-            OpKind::AttentionScores(shape) | OpKind::AttentionContext(shape) => Some(shape.kv_len),
-            _ => None,
-        })
-        .unwrap_or(0)
-}
-
 /// Kernels of an operator that fuses with none of its neighbours.
-fn single(lowering: &Lowering<'_>, trace: &Trace, op: &Op, index: usize) -> Vec<Kernel> {
+fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) -> Vec<Kernel> {
     let kernel = |kind: KernelKind| Kernel {
         op: index,
         kind,
         pass: op.pass,
-        reads: op.inputs.clone(),
-        writes: op.outputs.clone(),
+        reads: op.inputs.to_vec(),
+        writes: op.outputs.to_vec(),
     };
     let memory = |kind: MemoryKind, launches: u32| {
-        let bytes = traffic(trace, &op.inputs, &op.outputs) * u64::from(launches);
+        let bytes = traffic(trace, op.inputs, op.outputs) * u64::from(launches);
         kernel(KernelKind::Memory {
             kind,
             bytes,
@@ -281,33 +283,32 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &Op, index: usize) -> Vec<
         })
     };
     let has = |rewrite| lowering.has(rewrite);
-    let one = match op.kind {
-        OpKind::Matmul { .. } | OpKind::GroupedMatmul { .. } => {
-            let cast = casts::before(lowering, trace, index, op).into_iter();
-            return cast
-                .chain(product(lowering, trace, op).map(kernel))
-                .collect();
+    let one = match op.cost() {
+        CostClass::Product(of) => {
+            let cast = casts::before(lowering, trace, op, of).into_iter();
+            let product = kernel(product(lowering, trace, op.pass, of));
+            return cast.chain([product]).collect();
         }
-        OpKind::AttentionScores(s) => kernel(KernelKind::BatchedGemm {
+        CostClass::AttentionScores(s) => kernel(KernelKind::BatchedGemm {
             batch: s.batch * s.heads,
             m: s.q_len,
             n: s.kv_len,
             k: s.qk_dim,
         }),
-        OpKind::AttentionContext(s) => kernel(KernelKind::BatchedGemm {
+        CostClass::AttentionContext(s) => kernel(KernelKind::BatchedGemm {
             batch: s.batch * s.heads,
             m: s.q_len,
             n: s.v_dim,
             k: s.kv_len,
         }),
         // Eager: scale, mask, upcast, softmax, downcast; the fused kernel makes one pass.
-        OpKind::Softmax(_) => {
+        CostClass::Softmax => {
             let fused = has(Rewrite::FuseScaledMaskedSoftmax) || has(Rewrite::FusePointwise);
             memory(MemoryKind::Softmax, if fused { 1 } else { 3 })
         }
-        OpKind::Embedding => memory(MemoryKind::Embedding, 1),
+        CostClass::Embedding => memory(MemoryKind::Embedding, 1),
         // Eager cross-entropy upcasts, finds the maximum, exponentiates, sums and normalises.
-        OpKind::CrossEntropy => {
+        CostClass::CrossEntropy => {
             let fused = has(Rewrite::FuseCrossEntropy) || has(Rewrite::FusePointwise);
             let mut loss = memory(MemoryKind::CrossEntropy, if fused { 1 } else { 2 });
             if has(Rewrite::FuseCrossEntropy) {
@@ -315,54 +316,54 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &Op, index: usize) -> Vec<
             }
             loss
         }
-        OpKind::TopK => memory(MemoryKind::Pointwise, 4),
-        OpKind::Permute | OpKind::Unpermute => {
+        CostClass::TopK => memory(MemoryKind::Pointwise, 4),
+        CostClass::Permute | CostClass::Unpermute => {
             let fused = has(Rewrite::FusePermute);
             memory(MemoryKind::Permute, if fused { 1 } else { 2 })
         }
-        OpKind::Collective(collective) => {
+        CostClass::Collective(collective) => {
             let bytes = sent(lowering, trace, collective);
             kernel(KernelKind::Comm(Collective {
                 bytes,
                 ..collective
             }))
         }
-        OpKind::Norm
-        | OpKind::Activation { .. }
-        | OpKind::Add
-        | OpKind::Bias
-        | OpKind::Dropout
-        | OpKind::Rope
-        | OpKind::Scale
-        | OpKind::Copy => memory(MemoryKind::Pointwise, 1),
+        CostClass::Norm
+        | CostClass::Activation { .. }
+        | CostClass::Add
+        | CostClass::Bias
+        | CostClass::Dropout
+        | CostClass::Rope
+        | CostClass::Scale
+        | CostClass::Copy => memory(MemoryKind::Pointwise, 1),
     };
     vec![one]
 }
 
 /// What a product of a linear layer, or of all experts, launches.
-fn product(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> Option<KernelKind> {
-    let layout = match op.pass {
+fn product(lowering: &Lowering<'_>, trace: &Trace, pass: Pass, product: Product) -> KernelKind {
+    let layout = match pass {
         Pass::Forward => GemmLayout::Forward,
         Pass::BackwardInput => GemmLayout::DataGrad,
         Pass::BackwardWeight => GemmLayout::WeightGrad,
     };
-    match op.kind {
-        OpKind::Matmul { m, n, k } => Some(KernelKind::Gemm {
+    let low_precision = lowering.is_eight_bit(trace, product);
+    match product {
+        Product::Matmul(Gemm { m, n, k }, _) => KernelKind::Gemm {
             m,
             n,
             k,
             layout,
-            low_precision: trace.is_eight_bit(op),
-        }),
-        OpKind::GroupedMatmul { groups, m, n, k } => Some(KernelKind::GroupedGemm {
+            low_precision,
+        },
+        Product::GroupedMatmul(Gemm { m, n, k }, groups) => KernelKind::GroupedGemm {
             groups,
             m,
             n,
             k,
             layout,
-            low_precision: lowering.narrows_experts(trace),
-        }),
-        _ => None,
+            low_precision,
+        },
     }
 }
 
@@ -387,10 +388,10 @@ fn traffic(trace: &Trace, reads: &[TensorId], writes: &[TensorId]) -> Bytes {
 }
 
 /// How many operators read each tensor.
-fn readers(trace: &Trace, ops: &[Op]) -> FxHashMap<TensorId, u32> {
+fn readers(trace: &Trace, ops: &[AnyOp<'_>]) -> FxHashMap<TensorId, u32> {
     let mut readers: FxHashMap<TensorId, u32> = FxHashMap::default();
     for op in ops {
-        for &input in &op.inputs {
+        for &input in op.inputs {
             *readers.entry(input).or_default() += 1;
         }
     }
@@ -420,14 +421,14 @@ mod tests {
         let trace = models::trace_block(&model, class, &layout).expect("a block");
         let runtime = catalog::load::runtime("vescale-cuda").expect("a preset");
         let lowered = Lowering { runtime: &runtime }.lower(&trace);
-        let of = |ops: &[Op], kernels: &[Kernel]| {
-            let is = |op: &Op| matches!(op.kind, OpKind::Activation { .. });
+        let of = |ops: &[AnyOp<'_>], kernels: &[Kernel]| {
+            let is = |op: &AnyOp<'_>| matches!(op.cost(), CostClass::Activation { .. });
             let own = |kernel: &&Kernel| is(&ops[kernel.op]) && !kernel.writes.is_empty();
             let apart = kernels.iter().filter(own).count();
             let products = kernels
                 .iter()
                 .filter(|kernel| matches!(kernel.kind, KernelKind::Gemm { .. }));
-            let writes = |gelu: &Op| {
+            let writes = |gelu: &AnyOp<'_>| {
                 products
                     .clone()
                     .any(|product| product.writes == gelu.outputs)
@@ -435,8 +436,8 @@ mod tests {
             [apart, ops.iter().filter(|op| is(op) && writes(op)).count()]
         };
         [
-            of(&trace.forward, &lowered.forward),
-            of(&trace.backward, &lowered.backward),
+            of(&trace.forward_ops().collect::<Vec<_>>(), &lowered.forward),
+            of(&trace.backward_ops().collect::<Vec<_>>(), &lowered.backward),
         ]
     }
 

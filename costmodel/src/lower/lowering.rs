@@ -2,7 +2,7 @@
 
 use catalog::runtime::{AttentionKernel, Rewrite};
 use catalog::{DType, Runtime};
-use dtensor::{Op, OpKind, Trace};
+use dtensor::{Operator, Product, Trace};
 
 /// Lowers traced blocks to the kernels of one training system.
 #[derive(Clone, Copy, Debug)]
@@ -34,11 +34,11 @@ impl Lowering<'_> {
         }
     }
 
-    /// The kernel that runs the attention of the module named `scope`.
+    /// The kernel that runs the core attention at this place in the trace's list of them.
     #[must_use]
-    pub fn attention_kernel(&self, trace: &Trace, scope: &str) -> AttentionKernel {
+    pub fn attention_kernel(&self, trace: &Trace, of: usize) -> AttentionKernel {
         match self.runtime.attention {
-            AttentionKernel::CudnnElseTwoPass => match trace.causal_attention(scope) {
+            AttentionKernel::CudnnElseTwoPass => match trace.causal_attention(of) {
                 Some(_) => AttentionKernel::CudnnOrFlash3,
                 None => AttentionKernel::Flash2TwoPass,
             },
@@ -46,24 +46,34 @@ impl Lowering<'_> {
         }
     }
 
-    /// Whether a product keeps the 8-bit copy of its input for backward, and not the input itself.
+    /// Whether an operator keeps the 8-bit copy of its input for backward, and not the input itself.
     #[must_use]
-    pub fn keeps_quantised(&self, trace: &Trace, op: &Op) -> bool {
-        let grouped = matches!(op.kind, OpKind::GroupedMatmul { .. });
-        self.has(Rewrite::SaveQuantisedInputs)
-            && (trace.is_eight_bit(op) || grouped && self.narrows_experts(trace))
+    pub fn keeps_quantised(&self, trace: &Trace, operator: Operator) -> bool {
+        let narrow =
+            |operator| matches!(operator, Operator::Product(p) if self.is_eight_bit(trace, p));
+        self.has(Rewrite::SaveQuantisedInputs) && narrow(operator)
+    }
+
+    /// Whether a product runs in 8 bits.
+    #[must_use]
+    pub fn is_eight_bit(&self, trace: &Trace, product: Product) -> bool {
+        match product {
+            Product::Matmul(..) => trace.is_eight_bit(product),
+            Product::GroupedMatmul(..) => self.narrows_experts(trace),
+        }
     }
 
     /// Whether the experts' matrix products run in 8 bits.
-    #[must_use]
-    pub fn narrows_experts(&self, trace: &Trace) -> bool {
+    fn narrows_experts(&self, trace: &Trace) -> bool {
         trace.eight_bits && !self.has(Rewrite::WideExperts)
     }
 }
 
 /// Whether the block's attention computes in 32 bits.
 fn attends_in_32_bits(trace: &Trace) -> bool {
-    let scores = |op: &&Op| matches!(op.kind, OpKind::AttentionScores(_));
-    let query = trace.forward.iter().find(scores).map(|op| op.inputs[0]);
-    query.is_some_and(|id| trace.tensor(id).dtype == DType::F32)
+    let first = trace.attentions.first();
+    first.is_some_and(|attention| {
+        let query = trace.forward[attention.scores].inputs[0];
+        trace.tensor(query).dtype == DType::F32
+    })
 }

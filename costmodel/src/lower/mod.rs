@@ -24,8 +24,8 @@ impl Lowering<'_> {
     #[must_use]
     pub fn lower(&self, trace: &Trace) -> Lowered {
         let mut lowered = Lowered {
-            forward: fuse::kernels(self, trace, &trace.forward),
-            backward: fuse::kernels(self, trace, &trace.backward),
+            forward: fuse::kernels(self, trace, &trace.forward_ops().collect::<Vec<_>>()),
+            backward: fuse::kernels(self, trace, &trace.backward_ops().collect::<Vec<_>>()),
         };
         if self.has(Rewrite::FuseGeluEpilogue) {
             fuse::gelus(trace, &mut lowered);

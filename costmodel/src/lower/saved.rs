@@ -6,7 +6,10 @@
 use catalog::Axis;
 use catalog::runtime::Rewrite;
 use catalog::{Bytes, DType};
-use dtensor::{CollectiveKind, Detail, Op, OpKind, Pass, TensorId, TensorRole, Trace};
+use dtensor::{
+    CollectiveKind, CostClass, Exchange, Expert, Moves, Op, Operator, Pass, Pointwise, Product,
+    Site, TensorId, TensorRole, Token, Trace,
+};
 use plans::Recompute;
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -57,7 +60,7 @@ pub fn kept(lowering: &Lowering<'_>, trace: &Trace, recompute: Recompute) -> Vec
         for id in saved_by(lowering, trace, op, recompute) {
             let weight = for_weight.contains(&trace.tensor(id).storage);
             for source in resolve(lowering, trace, &producers, &selected, id, recompute) {
-                if lowering.keeps_quantised(trace, op) {
+                if lowering.keeps_quantised(trace, op.operator) {
                     quantised.push(trace.tensor(source).storage);
                 } else {
                     keep(source, weight);
@@ -106,8 +109,9 @@ fn drop_parts(trace: &Trace, seen: &FxHashSet<TensorId>, saved: &mut Vec<(Tensor
 /// the choice behind a row, and where each expert's rows begin and the last one's end; after an exchange between
 /// ranks, for every row the place where it came and back, and where the rows of the experts here begin.
 fn row_indices(lowering: &Lowering<'_>, trace: &Trace) -> FxHashMap<TensorId, Bytes> {
-    let routers = trace.forward.iter().filter(|op| op.kind == OpKind::TopK);
+    let routers = trace.forward.iter();
     routers
+        .filter(|op| matches!(op.operator, Operator::Expert(Expert::Route(_))))
         .filter(|_| lowering.has(Rewrite::KeepRowIndices))
         .filter_map(|op| {
             let indices = trace.tensor(*op.saved.last()?);
@@ -119,16 +123,15 @@ fn row_indices(lowering: &Lowering<'_>, trace: &Trace) -> FxHashMap<TensorId, By
 }
 
 fn exchanged_words(trace: &Trace) -> u64 {
-    let groups = trace.forward.iter().find_map(|op| match op.kind {
-        OpKind::GroupedMatmul { groups, .. } => Some(groups),
+    let groups = trace.forward.iter().find_map(|op| match op.operator {
+        Operator::Product(Product::GroupedMatmul(_, groups)) => Some(groups),
         _ => None,
     });
-    let exchanges = trace.forward.iter().filter(|op| {
-        let (dispatch, gather) = (
-            Detail::Dispatch { back: false },
-            Detail::ExpertTensor { gather: true },
-        );
-        op.detail == dispatch || op.detail == gather
+    let exchanges = trace.forward.iter().filter(|op| match op.operator {
+        Operator::Exchange(Exchange { moves, .. }) => {
+            matches!(moves, Moves::Dispatch | Moves::ExpertGather)
+        }
+        _ => false,
     });
     let rows = exchanges.map(|op| trace.tensor(op.outputs[0]).shape[0]);
     rows.map(|rows| 2 * rows + groups.unwrap_or(0) + 1).sum()
@@ -158,7 +161,7 @@ fn log_probabilities(trace: &Trace) -> impl Iterator<Item = SavedTensor> + '_ {
     trace
         .forward
         .iter()
-        .filter(|op| op.kind == OpKind::CrossEntropy)
+        .filter(|op| matches!(op.operator, Operator::Token(Token::CrossEntropy(_))))
         .map(|op| {
             let bytes = trace.tensor(op.inputs[0]).bytes();
             SavedTensor {
@@ -190,7 +193,7 @@ pub fn recomputed(
     let selected = selected_products(lowering, trace);
     let again = |kernel: &Kernel| match recompute {
         Recompute::None => false,
-        Recompute::Selective => trace.forward[kernel.op].is_core_attention(),
+        Recompute::Selective => trace.forward[kernel.op].attention().is_some(),
         Recompute::Full | Recompute::Layers(_) => true,
         Recompute::SelectiveOps => match kernel.kind {
             KernelKind::Memory { .. } => true,
@@ -238,7 +241,7 @@ fn saved_by(
     op: &Op,
     recompute: Recompute,
 ) -> Vec<TensorId> {
-    if !op.is_core_attention() {
+    if op.attention().is_none() {
         return op.saved.clone();
     }
     // Fused or recomputed attention keeps queries, keys and values, not what is between. Its
@@ -248,7 +251,7 @@ fn saved_by(
             !trace
                 .forward
                 .iter()
-                .any(|p| p.is_core_attention() && p.outputs.contains(id))
+                .any(|p| p.attention().is_some() && p.outputs.contains(id))
         };
         return op.saved.iter().copied().filter(external).collect();
     }
@@ -304,56 +307,51 @@ fn rebuilt(
     selected: &FxHashSet<TensorId>,
     recompute: Recompute,
 ) -> bool {
-    if op.is_core_attention() && reruns_attention(lowering, recompute) {
+    if op.attention().is_some() && reruns_attention(lowering, recompute) {
         return true;
     }
-    match op.kind {
-        OpKind::Collective(c) => {
+    match op.operator {
+        Operator::Exchange(Exchange { collective: c, .. }) => {
             let regather = c.axis == Axis::Tp
                 && c.kind == CollectiveKind::AllGather
                 && lowering.has(Rewrite::RegatherSequenceParallelInput);
             regather
                 || (recompute == Recompute::SelectiveOps && c.kind == CollectiveKind::AllGather)
         }
-        OpKind::Matmul { .. } | OpKind::GroupedMatmul { .. } => {
+        Operator::Product(_) => {
             recompute == Recompute::SelectiveOps && !selected.contains(&op.outputs[0])
         }
         // The 32-bit copy that a fused loss does not make.
-        OpKind::Copy if op.detail == Detail::None && lowering.has(Rewrite::FuseCrossEntropy) => {
-            true
-        }
+        Operator::Pointwise(Pointwise::Copy) if lowering.has(Rewrite::FuseCrossEntropy) => true,
         // Dropout masks cannot be rebuilt by a compiler's partitioner; other pointwise results
         // can, at no more than the traffic of reading them back.
-        kind if is_pointwise(kind) => {
-            kind != OpKind::Dropout
+        operator => {
+            let class = operator.cost();
+            is_pointwise(class)
+                && class != CostClass::Dropout
                 && (recompute == Recompute::SelectiveOps || lowering.has(Rewrite::FusePointwise))
         }
-        _ => false,
     }
 }
 
 /// Outputs of products that operator-level selection keeps: every second one (torchtitan), or the
 /// projections around attention (MaxText).
 fn selected_products(lowering: &Lowering<'_>, trace: &Trace) -> FxHashSet<TensorId> {
-    let products = || {
-        trace.forward.iter().enumerate().filter(|(_, op)| {
-            matches!(
-                op.kind,
-                OpKind::Matmul { .. } | OpKind::GroupedMatmul { .. }
-            )
-        })
-    };
+    let products = trace.forward.iter().filter_map(|op| match op.operator {
+        Operator::Product(product) => Some((product, op.outputs[0])),
+        _ => None,
+    });
     if !lowering.has(Rewrite::KeepAttentionProjections) {
-        return products().step_by(2).map(|(_, op)| op.outputs[0]).collect();
+        return products.step_by(2).map(|(_, output)| output).collect();
     }
-    let Some(core) = trace.forward.iter().position(Op::is_core_attention) else {
-        return FxHashSet::default();
+    let kept = |site| match site {
+        Site::AttentionInput => true,
+        Site::AttentionOutput => lowering.has(Rewrite::KeepOutputProjection),
+        Site::FeedForwardInput | Site::FeedForwardOutput | Site::Router | Site::Other => false,
     };
-    let scope = trace.forward[core].scope.trim_end_matches("core_attention");
-    products()
-        .filter(|(_, op)| op.scope.starts_with(scope))
-        .filter(|&(index, _)| index < core || lowering.has(Rewrite::KeepOutputProjection))
-        .map(|(_, op)| op.outputs[0])
+    products
+        .filter(|(product, _)| matches!(product, Product::Matmul(_, site) if kept(*site)))
+        .map(|(_, output)| output)
         .collect()
 }
 
@@ -362,27 +360,26 @@ fn selected_products(lowering: &Lowering<'_>, trace: &Trace) -> FxHashSet<Tensor
 fn exchanged_outputs(trace: &Trace) -> impl Iterator<Item = TensorId> + '_ {
     let exchanged = |output: &TensorId| {
         trace.forward.iter().any(|op| {
-            let exchange =
-                matches!(op.kind, OpKind::Collective(c) if c.kind == CollectiveKind::AllToAll);
+            let exchange = matches!(op.operator, Operator::Exchange(e) if e.collective.kind == CollectiveKind::AllToAll);
             exchange && op.inputs[0] == *output
         })
     };
-    let contexts = trace.forward.iter();
+    let contexts = trace.attentions.iter();
     contexts
-        .filter(|op| matches!(op.kind, OpKind::AttentionContext(_)))
-        .map(|op| op.outputs[0])
+        .map(|pieces| trace.forward[pieces.context].outputs[0])
         .filter(exchanged)
 }
 
 /// The statistics a fused attention kernel keeps: one 32-bit log-sum-exp per head and query.
 fn log_sum_exp(trace: &Trace) -> impl Iterator<Item = SavedTensor> + '_ {
-    trace.forward.iter().filter_map(|op| match op.kind {
-        OpKind::AttentionScores(s) => Some(SavedTensor {
+    trace.attentions.iter().filter_map(|pieces| {
+        let op = &trace.forward[pieces.scores];
+        let s = op.attention()?.shape;
+        Some(SavedTensor {
             name: format!("{}.log_sum_exp", op.scope),
             bytes: Bytes(s.batch * s.heads * s.q_len * DType::F32.size()),
             for_weight: false,
-        }),
-        _ => None,
+        })
     })
 }
 

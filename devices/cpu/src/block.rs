@@ -6,8 +6,8 @@ use super::experts::Route;
 use super::tensor::Tensor;
 use super::tree::TreeSum;
 use super::value::Value;
+use dtensor::TensorId;
 use dtensor::block;
-use dtensor::trace::TensorId;
 
 /// Parameters of a block as a rank holds them now.
 pub type Parameters<'p> = dyn block::Parameters<Tensor> + 'p;

@@ -6,9 +6,9 @@ use super::micro_batch::MicroBatch;
 use super::tree::{FEATURE_LEAF, TOKEN_LEAF, leaves};
 use crate::watch::{Watch, WatchError};
 use comm::{CommError, Communicator, Group};
+use dtensor::TensorInfo;
 use dtensor::layout::BlockPosition;
 use dtensor::placement::{BLOCK_AXES, Placements};
-use dtensor::trace::{Op, TensorInfo};
 
 /// How sums that a sharding splits are evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,10 +158,10 @@ impl Machine<'_> {
     }
 
     /// A typed refusal.
-    pub(super) fn unsupported(op: &Op, reason: &str) -> CpuError {
+    pub(super) fn unsupported(operator: &str, scope: &str, reason: &str) -> CpuError {
         CpuError::Unsupported {
-            operator: format!("{:?}", op.kind),
-            scope: op.scope.clone(),
+            operator: operator.to_owned(),
+            scope: scope.to_owned(),
             reason: reason.to_owned(),
         }
     }

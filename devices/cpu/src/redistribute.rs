@@ -10,8 +10,8 @@ use super::tensor::Tensor;
 use super::tree::{TreeSum, word};
 use super::value::{Terms, Value};
 use comm::Message;
+use dtensor::TensorInfo;
 use dtensor::placement::{Placement, Placements};
-use dtensor::trace::TensorInfo;
 
 /// Elements of `src` at the product of `indices` (one list per dim).
 pub(crate) fn take(src: &[f32], shape: &[usize], indices: &[Vec<usize>]) -> Vec<f32> {
@@ -66,11 +66,12 @@ fn visit(shape: &[usize], indices: &[Vec<usize>], run: &mut impl FnMut(usize, us
 #[must_use]
 pub fn places(whole: &[u64], part: &[u64]) -> Vec<usize> {
     let size = whole.iter().max().map_or(0, |&m| m as usize + 1);
-    let mut at = vec![usize::MAX; size];
+    let mut at = vec![None; size];
     for (place, &index) in whole.iter().enumerate() {
-        at[index as usize] = place;
+        at[index as usize] = Some(place);
     }
-    part.iter().map(|&index| at[index as usize]).collect()
+    let found = |&index: &u64| at[index as usize].expect("a part lies within its whole");
+    part.iter().map(found).collect()
 }
 
 fn lengths(indices: &[Vec<u64>]) -> Vec<usize> {
@@ -338,7 +339,7 @@ mod tests {
     use comm::{Group, local};
     use dtensor::layout::BlockPosition;
     use dtensor::placement::BlockMesh;
-    use dtensor::trace::{TensorId, TensorRole};
+    use dtensor::{TensorId, TensorRole};
 
     /// A placement on one axis of a tensor with three dims.
     fn placement() -> impl Strategy<Value = Placement> {

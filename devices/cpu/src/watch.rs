@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use crate::micro_batch::MicroBatch;
 use crate::tensor::Tensor;
 use dtensor::block::Block;
-use dtensor::trace::{Op, Pass, TensorId, TensorInfo};
+use dtensor::{AnyOp, CostClass, Pass, TensorId, TensorInfo};
 
 /// Why a watch stopped a rank.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -66,7 +66,7 @@ pub struct Seen<'s> {
     /// The tensors that it may read.
     pub tensors: &'s dyn Tensors,
     /// The operator.
-    pub op: &'s Op,
+    pub op: AnyOp<'s>,
     /// The block it belongs to.
     pub block: &'s Block,
     /// The micro-batch it ran on.
@@ -85,7 +85,10 @@ impl Seen<'_> {
     /// Its name with its kind, such as `model.layers.3.self_attn.q_proj Matmul`.
     #[must_use]
     pub fn title(&self) -> String {
-        let kind = format!("{:?}", self.op.kind);
+        let kind = match self.op.cost() {
+            CostClass::Product(product) => format!("{product:?}"),
+            class => format!("{class:?}"),
+        };
         let end = kind.find([' ', '(', '{']).unwrap_or(kind.len());
         format!("{} {}", self.name(), &kind[..end])
     }
@@ -118,7 +121,7 @@ pub struct FirstNonFinite;
 
 impl Watch for FirstNonFinite {
     fn ran(&self, seen: &Seen<'_>) -> Result<(), WatchError> {
-        for (info, tensor) in seen.tensors(&seen.op.outputs) {
+        for (info, tensor) in seen.tensors(seen.op.outputs) {
             let values = tensor.f32();
             let Some(element) = values.iter().position(|x| !x.is_finite()) else {
                 continue;

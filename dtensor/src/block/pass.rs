@@ -6,7 +6,8 @@ use super::program::{Block, Half, Keep, Step};
 use crate::layout::BlockPosition;
 use crate::philox::Stream;
 use crate::plan::RoutedRows;
-use crate::trace::{self, Op, TensorId, TensorRole};
+use crate::tensor::{TensorId, TensorRole};
+use crate::trace::{self, AnyOp, Op};
 
 /// Parameters of a block as a rank holds them now.
 pub trait Parameters<T> {
@@ -90,7 +91,7 @@ pub trait Pass {
     ///
     /// # Errors
     /// When a watch stops the rank.
-    fn ran(&self, op: &Op) -> Result<(), Self::Error>;
+    fn ran(&self, op: AnyOp<'_>) -> Result<(), Self::Error>;
     /// Rows that reached this rank's experts.
     fn routed(&self) -> Option<RoutedRows>;
 }
@@ -102,7 +103,7 @@ fn forward_step<P: Pass>(block: &Block, run: &mut P, step: Step) -> Result<(), P
     match step {
         Step::Op(op) => {
             run.forward_op(op)?;
-            run.ran(&block.trace.forward[op])
+            run.ran(block.trace.op(trace::Pass::Forward, op))
         }
         Step::View(view) => run.forward_view(view),
     }
@@ -171,7 +172,7 @@ pub fn backward<P: Pass>(
         match step {
             Step::Op(op) => {
                 run.backward_op(op, sink)?;
-                run.ran(&block.trace.backward[op])?;
+                run.ran(block.trace.op(trace::Pass::BackwardInput, op))?;
             }
             Step::View(view) => run.backward_view(view)?,
         }

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::attention::CausalAttention;
 use crate::epilogues::Epilogues;
-use crate::trace::{CollectiveKind, Detail, Op, OpKind, Pass, TensorId, TensorRole, Trace};
+use crate::operator::{AttentionPiece, Exchange, Factor, Gradient, Moves, Operator, Token};
+use crate::tensor::{TensorId, TensorRole, View};
+use crate::trace::{Pass, Trace};
 
 /// What is kept from forward to backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,8 +64,8 @@ pub struct Block {
     pub attention: Attention,
     /// What runs within products, on devices that can.
     pub epilogues: Epilogues,
-    /// Core attentions that a library may run, by the place of their scores in forward.
-    pub causal_attentions: BTreeMap<usize, CausalAttention>,
+    /// What a library may run of each core attention of the trace.
+    pub causal_attentions: Vec<Option<CausalAttention>>,
     /// Steps of forward, in order.
     pub forward: Vec<Step>,
     /// Steps of backward, in order.
@@ -96,7 +98,7 @@ impl Block {
         keep: Keep,
         attention: Attention,
     ) -> Self {
-        let views = |views: &[crate::trace::View], ops: usize| {
+        let views = |views: &[View], ops: usize| {
             let mut steps = Vec::with_capacity(ops + views.len());
             for op in 0..=ops {
                 let here = views.iter().enumerate().filter(|(_, v)| v.before == op);
@@ -115,7 +117,9 @@ impl Block {
             keep,
             attention,
             epilogues: Epilogues::of(&trace),
-            causal_attentions: trace.causal_attentions(),
+            causal_attentions: (0..trace.attentions.len())
+                .map(|of| trace.causal_attention(of))
+                .collect(),
             kept: BTreeSet::new(),
             again: Vec::new(),
             forward_dies: Vec::new(),
@@ -146,16 +150,13 @@ impl Block {
         )
     }
 
-    /// Whether a forward operator is one of the pieces of core attention.
-    pub fn is_attention(&self, op: usize) -> bool {
-        self.trace.forward[op].is_core_attention()
+    fn is_attention(&self, op: usize) -> bool {
+        self.trace.forward[op].attention().is_some()
     }
 
     fn is_ring(&self, op: usize) -> bool {
-        matches!(
-            self.trace.forward[op].kind,
-            OpKind::Collective(c) if c.kind == CollectiveKind::RingExchange
-        )
+        let operator = self.trace.forward[op].operator;
+        matches!(operator, Operator::Exchange(Exchange { moves, .. }) if moves == Moves::Ring)
     }
 
     /// Whether keys and values of its attention go round the ring.
@@ -188,21 +189,18 @@ impl Block {
             }
         }
         if self.keep == Keep::All && self.attention == Attention::Fused {
-            kept.extend(self.trace.forward.iter().flat_map(|op| match op.kind {
-                OpKind::AttentionScores(_) | OpKind::AttentionContext(_) => self.storages(op),
-                _ => Vec::new(),
-            }));
+            for pieces in &self.trace.attentions {
+                kept.extend(self.storages(pieces.scores));
+                kept.extend(self.storages(pieces.context));
+            }
         }
         kept
     }
 
-    fn storages(&self, op: &Op) -> Vec<u32> {
-        op.outputs.iter().map(|&id| self.storage(id)).collect()
-    }
-
-    /// The pieces of the core attention that a forward operator belongs to, in order.
-    pub fn pieces(&self, op: usize) -> impl Iterator<Item = usize> + '_ {
-        self.trace.pieces(&self.trace.forward[op].scope)
+    /// Where an operator of forward writes.
+    fn storages(&self, op: usize) -> impl Iterator<Item = u32> + '_ {
+        let outputs = self.trace.forward[op].outputs.iter();
+        outputs.map(|&id| self.storage(id))
     }
 
     /// Whether backward reads a tensor that forward makes: it is kept, or forward runs again for it, in backward.
@@ -219,27 +217,18 @@ impl Block {
     /// Whether all that reads a tensor is the loss, which takes logits of any type.
     pub fn is_only_for_the_loss(&self, id: TensorId) -> bool {
         let storage = self.storage(id);
-        let mut readers = self.trace.forward.iter().filter(|op| {
-            let logits = match op.detail {
-                Detail::VocabularySums { logits } => Some(logits),
-                _ => None,
-            };
-            let mut reads = op.inputs.iter().chain(&logits);
-            reads.any(|&id| self.storage(id) == storage)
-        });
-        readers.all(|op| {
-            op.kind == OpKind::CrossEntropy || matches!(op.detail, Detail::VocabularySums { .. })
+        self.trace.forward.iter().all(|op| match op.operator {
+            Operator::Token(Token::CrossEntropy(_)) => true,
+            _ => op.inputs.iter().all(|&id| self.storage(id) != storage),
         })
     }
 
-    /// The tensor that receives the gradient of an input of a forward operator.
-    pub fn gradient_of(&self, forward: usize, input: usize) -> Option<TensorId> {
-        let wanted = Detail::Gradient {
-            of: forward,
-            input: Some(input),
-        };
+    /// The tensor that receives the gradient of a factor of a piece of core attention.
+    pub fn gradient_of(&self, forward: usize, wanted: Factor) -> Option<TensorId> {
         let mut ops = self.trace.backward.iter();
-        let op = ops.find(|op| op.detail == wanted)?;
+        let op = ops.find(|op| {
+            matches!(op.operator, Gradient::Attention(of, _, factor) if (of, factor) == (forward, wanted))
+        })?;
         op.outputs.first().copied()
     }
 
@@ -269,8 +258,8 @@ impl Block {
         let ids: Vec<TensorId> = match (step, forward) {
             (Step::Op(op), true) => {
                 let op = &self.trace.forward[op];
-                let sums = match op.detail {
-                    Detail::Loss { sums } => sums,
+                let sums = match op.operator {
+                    Operator::Token(Token::CrossEntropy(sums)) => sums,
                     _ => None,
                 };
                 op.inputs.iter().copied().chain(sums).collect()
@@ -278,11 +267,14 @@ impl Block {
             (Step::Op(op), false) => {
                 let op = &self.trace.backward[op];
                 let mut ids = op.inputs.clone();
-                if let (Detail::Gradient { of, .. }, Attention::Fused) = (op.detail, self.attention)
-                    && matches!(op.kind, OpKind::AttentionContext(_))
+                if let Gradient::Attention(_, attention, _) = op.operator
+                    && attention.piece == AttentionPiece::Context
+                    && self.attention == Attention::Fused
                 {
                     // Fused backward reads the output and the log-sum-exps.
-                    ids.extend(self.pieces(of).flat_map(|i| &self.trace.forward[i].outputs));
+                    let pieces = self.trace.attentions[attention.of];
+                    let forward = &self.trace.forward[pieces.scores..=pieces.context];
+                    ids.extend(forward.iter().flat_map(|op| &op.outputs));
                 }
                 ids
             }
@@ -299,7 +291,7 @@ impl Block {
         let mut last: BTreeMap<u32, usize> = BTreeMap::new();
         for (index, &step) in steps.iter().enumerate() {
             let writes: Vec<u32> = match (step, forward) {
-                (Step::Op(op), true) => self.storages(&self.trace.forward[op]),
+                (Step::Op(op), true) => self.storages(op).collect(),
                 _ => Vec::new(),
             };
             for storage in self.reads(step, forward).into_iter().chain(writes) {

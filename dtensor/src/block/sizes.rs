@@ -12,7 +12,8 @@ use self::run::Run;
 use super::pass::{self, Forward, Pass};
 use super::program::{Block, Half};
 use crate::plan::RoutedRows;
-use crate::trace::{Op, TensorId};
+use crate::tensor::TensorId;
+use crate::trace::AnyOp;
 
 pub use ledger::{Ledger, Piece, Room};
 pub use run::Rooms;
@@ -79,7 +80,7 @@ impl Pass for Run<'_> {
         Ok(())
     }
 
-    fn ran(&self, _op: &Op) -> Result<(), Infallible> {
+    fn ran(&self, _op: AnyOp<'_>) -> Result<(), Infallible> {
         Ok(())
     }
 

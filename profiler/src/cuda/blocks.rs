@@ -17,7 +17,9 @@ use cuda_device::{
     self, Batch, Context, CudaError, Device, EchoLinks, GradientSink, Machine, Tensor,
 };
 use dtensor::block::{Attention, Block, Half, Keep, Parameters};
-use dtensor::{BLOCK_AXES, BlockMesh, Epilogues, OpKind, TensorId, TensorInfo, TensorRole, Trace};
+use dtensor::{
+    BLOCK_AXES, BlockMesh, CostClass, Epilogues, TensorId, TensorInfo, TensorRole, Trace,
+};
 
 use super::operands::Tiled;
 use super::timing::{NOTHING, repeat};
@@ -29,9 +31,10 @@ use crate::lanes::{Effort, Laps};
 pub(super) fn kernels(request: &BlockRequest) -> Vec<Kernel> {
     let trace = &request.trace;
     let mesh = request.position.mesh;
-    let ops = trace.forward.iter().chain(&trace.backward);
     let epilogues = Epilogues::of(trace);
-    let kernels = ops.map(|op| trace.kernel_on_gpu(op, &epilogues, |axis| mesh.size(axis)));
+    let kernels = trace
+        .ops()
+        .map(|op| trace.kernel_on_gpu(op, &epilogues, |axis| mesh.size(axis)));
     let mut kernels: Vec<Kernel> = kernels.collect();
     kernels.sort();
     kernels.dedup();
@@ -89,7 +92,7 @@ pub fn blocks(
     dx.map_or(Ok(()), |dx| finite(device, &dx))?;
     drop(output);
     // Messages take no time of this rank's, but numbers that never came must not choose experts.
-    let chooses = trace.forward.iter().any(|op| op.kind == OpKind::TopK);
+    let chooses = trace.forward_ops().any(|op| op.cost() == CostClass::TopK);
     links.carry(chooses);
     repeat(effort, || run().map(|(laps, ..)| laps))
 }

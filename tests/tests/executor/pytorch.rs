@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use catalog::{Model, Precision, Workload};
 use cpu_device::Numerics;
 use cpu_device::{Seen, Watch, WatchError};
-use dtensor::{OpKind, Pass};
+use dtensor::{CostClass, Pass};
 use executor::checkpoint::{Memory, Piece};
 use executor::{AdamW, Dataset, Execution, Job, Session, Settings};
 use serde_json::Value;
@@ -66,11 +66,11 @@ impl Watch for Logits {
     fn ran(&self, seen: &Seen<'_>) -> Result<(), WatchError> {
         // The product, and what bounds it.
         let makes = matches!(
-            seen.op.kind,
-            OpKind::Matmul { .. } | OpKind::Activation { .. }
+            seen.op.cost(),
+            CostClass::Product(_) | CostClass::Activation { .. }
         );
         if makes && seen.op.pass == Pass::Forward {
-            for (info, tensor) in seen.tensors(&seen.op.outputs) {
+            for (info, tensor) in seen.tensors(seen.op.outputs) {
                 if seen.block.layer.is_none() && info.global.last() == Some(&128) {
                     *self.0.lock().expect("one rank") = tensor.f32().into_owned();
                 }

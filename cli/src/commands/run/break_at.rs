@@ -83,8 +83,8 @@ fn describe(seen: &Seen<'_>) -> String {
         seen.micro_batch.step,
         seen.micro_batch.first_sequence
     );
-    list(&mut text, seen, "read", &seen.op.inputs);
-    list(&mut text, seen, "wrote", &seen.op.outputs);
+    list(&mut text, seen, "read", seen.op.inputs);
+    list(&mut text, seen, "wrote", seen.op.outputs);
     text
 }
 

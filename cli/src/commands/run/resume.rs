@@ -10,10 +10,10 @@ use crate::output;
 /// The checkpoint to go on from, if one was asked for. It must be whole, and of this run unless `--force-resume` gives
 /// that up.
 pub(super) fn checkpoint(args: &RunArgs, job: &Job) -> Result<Option<Checkpoint>, CliError> {
-    let path = match (&args.resume, &args.checkpoints) {
+    let path = match (args.resume.as_deref(), &args.checkpoints) {
         (None, _) => return Ok(None),
-        (Some(Some(path)), _) | (Some(None), Some(path)) => path,
-        (Some(None), None) => {
+        (Some([path, ..]), _) | (Some([]), Some(path)) => path,
+        (Some([]), None) => {
             let message = "--resume: name a checkpoint, or a folder with --checkpoints";
             return Err(CliError::Usage(message.to_owned()));
         }

@@ -3,23 +3,21 @@
 use super::state::Run;
 use crate::attention::{Heads, Weighting};
 use crate::block::GradientSink;
-use crate::machine::{CpuError, Machine};
+use crate::machine::CpuError;
 use crate::tensor::Tensor;
 use crate::tokens;
 use crate::tree::TreeSum;
 use crate::value::{Terms, Value};
 use catalog::{Axis, DType};
 use dtensor::placement::Placement;
-use dtensor::trace::{AttentionShape, Detail, Op, OpKind, SoftmaxRule, TensorId};
+use dtensor::{
+    AttentionShape, Factor, Gradient, Op, SoftmaxRule, TensorId,
+};
 use std::ops::Range;
 use std::sync::Arc;
 
 impl Run<'_> {
-    pub(super) fn attention_scores(
-        &mut self,
-        op: &Op,
-        shape: &AttentionShape,
-    ) -> Result<(), CpuError> {
+    pub(super) fn attention_scores(&mut self, op: &Op, shape: &AttentionShape) -> Result<(), CpuError> {
         let (q, k) = (op.inputs[0], op.inputs[1]);
         let positions = self.query_positions(q);
         let heads = self.heads(shape, &positions, q)?;
@@ -30,11 +28,16 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn softmax(&mut self, op: &Op, shape: &AttentionShape) -> Result<(), CpuError> {
+    pub(super) fn softmax(
+        &mut self,
+        op: &Op,
+        shape: &AttentionShape,
+        rule: SoftmaxRule,
+    ) -> Result<(), CpuError> {
         let x = self.tensor(op.inputs[0])?;
         let positions = self.scores_positions(op.inputs[0]);
         let heads = self.heads_of_scores(shape, &positions, x);
-        let out = heads.softmax(&x.f32(), &self.weighting(op, op.inputs[0])?);
+        let out = heads.softmax(&x.f32(), &self.weighting(rule, op.inputs[0])?);
         let dims = x.shape.clone();
         self.put_tensor(op.outputs[0], dims, out);
         Ok(())
@@ -42,25 +45,22 @@ impl Run<'_> {
 
     pub(super) fn softmax_backward(
         &mut self,
-        op: &Op,
+        op: &Op<Gradient>,
         forward: &Op,
-        shape: &AttentionShape,
+        (shape, rule): (&AttentionShape, SoftmaxRule),
         sink: &mut dyn GradientSink,
     ) -> Result<(), CpuError> {
         let p = self.tensor(forward.outputs[0])?;
         let positions = self.scores_positions(forward.outputs[0]);
         let heads = self.heads_of_scores(shape, &positions, p);
         let dp = self.tensor(op.inputs[0])?.f32();
-        let weighting = self.weighting(forward, forward.inputs[0])?;
+        let weighting = self.weighting(rule, forward.inputs[0])?;
         let mut out = heads.softmax_backward(&p.f32(), &dp, weighting.scale);
         if let Some(cap) = weighting.cap {
             let scores = self.tensor(forward.inputs[0])?.f32();
             heads.uncap(&mut out, &scores, (weighting.scale, cap));
         }
-        if let Detail::Softmax(SoftmaxRule {
-            sinks: Some(sinks), ..
-        }) = forward.detail
-        {
+        if let Some(sinks) = rule.sinks {
             let each = heads.sinks_backward(&p.f32(), &dp);
             let columns = heads.heads;
             let value = |row: usize, head: usize| each[row * columns + head];
@@ -104,10 +104,7 @@ impl Run<'_> {
     }
 
     /// How the scores of this rank's heads become weights.
-    fn weighting(&self, op: &Op, scores: TensorId) -> Result<Weighting, CpuError> {
-        let Detail::Softmax(rule) = op.detail else {
-            return Err(Machine::unsupported(op, "no factor of scores"));
-        };
+    fn weighting(&self, rule: SoftmaxRule, scores: TensorId) -> Result<Weighting, CpuError> {
         let info = self.info(scores);
         let position = &self.machine.position;
         let here = position.indices(&info.global, &info.placements, 1);
@@ -127,11 +124,7 @@ impl Run<'_> {
         })
     }
 
-    pub(super) fn attention_context(
-        &mut self,
-        op: &Op,
-        shape: &AttentionShape,
-    ) -> Result<(), CpuError> {
+    pub(super) fn attention_context(&mut self, op: &Op, shape: &AttentionShape) -> Result<(), CpuError> {
         let (w, v) = (op.inputs[0], op.inputs[1]);
         let weights = self.tensor(w)?;
         let positions = self.scores_positions(w);
@@ -145,11 +138,7 @@ impl Run<'_> {
     }
 
     /// Every head's own columns with those all heads share.
-    pub(super) fn join(&mut self, op: &Op) -> Result<(), CpuError> {
-        let Detail::Join { own, shared } = op.detail else {
-            return Err(Machine::unsupported(op, "no widths"));
-        };
-        let (own, shared) = (own as usize, shared as usize);
+    pub(super) fn join(&mut self, op: &Op, [own, shared]: [usize; 2]) -> Result<(), CpuError> {
         let (x, more) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let heads = x.columns() / own;
         let (mut shape, rows) = (x.shape.clone(), x.rows());
@@ -167,11 +156,12 @@ impl Run<'_> {
     }
 
     /// Gradients of each; that of the shared columns is a sum over heads.
-    pub(super) fn join_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CpuError> {
-        let Detail::Join { own, shared } = forward.detail else {
-            return Err(Machine::unsupported(op, "no widths"));
-        };
-        let (own, shared) = (own as usize, shared as usize);
+    pub(super) fn join_backward(
+        &mut self,
+        op: &Op<Gradient>,
+        forward: &Op,
+        [own, shared]: [usize; 2],
+    ) -> Result<(), CpuError> {
         let dy = self.tensor(op.inputs[0])?;
         let heads = dy.columns() / (own + shared);
         let (shape, rows) = (dy.shape.clone(), dy.rows());
@@ -228,20 +218,20 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn query_positions(&self, q: TensorId) -> Vec<u64> {
+    fn query_positions(&self, q: TensorId) -> Vec<u64> {
         let info = self.info(q);
         self.machine.positions(&info.global, &info.placements)
     }
 
     /// Positions of the query dim of `[b, heads, q, kv]`.
-    pub(super) fn scores_positions(&self, scores: TensorId) -> Vec<u64> {
+    fn scores_positions(&self, scores: TensorId) -> Vec<u64> {
         let info = self.info(scores);
         self.machine
             .position
             .indices(&info.global, &info.placements, 2)
     }
 
-    pub(super) fn heads<'p>(
+    fn heads<'p>(
         &self,
         shape: &AttentionShape,
         positions: &'p [u64],
@@ -252,7 +242,7 @@ impl Run<'_> {
         Ok(self.heads_with(shape, positions, x.shape[0], heads))
     }
 
-    pub(super) fn heads_of_scores<'p>(
+    fn heads_of_scores<'p>(
         &self,
         shape: &AttentionShape,
         positions: &'p [u64],
@@ -261,7 +251,7 @@ impl Run<'_> {
         self.heads_with(shape, positions, scores.shape[0], scores.shape[1])
     }
 
-    pub(super) fn heads_with<'p>(
+    fn heads_with<'p>(
         &self,
         shape: &AttentionShape,
         positions: &'p [u64],
@@ -281,76 +271,93 @@ impl Run<'_> {
     }
 
     /// Keys or values of the whole sequence: as they are, or from round the ring.
-    pub(super) fn keys(&self, id: TensorId) -> Result<&Tensor, CpuError> {
+    fn keys(&self, id: TensorId) -> Result<&Tensor, CpuError> {
         match self.ring.get(&self.block.storage(id)).map(AsRef::as_ref) {
             Some(Value::Tensor(x)) => Ok(x),
             _ => self.tensor(id),
         }
     }
 
-    pub(super) fn gather_ring(&mut self, op: &Op, id: TensorId) -> Result<(), CpuError> {
+    pub(super) fn gather_ring(&mut self, scope: &str, id: TensorId) -> Result<(), CpuError> {
         let storage = self.block.storage(id);
-        let whole = self
-            .machine
-            .ring(&op.scope, self.tensor(id)?, self.info(id))?;
+        let whole = self.machine.ring(scope, self.tensor(id)?, self.info(id))?;
         self.ring.insert(storage, Arc::new(Value::Tensor(whole)));
         Ok(())
     }
 
-    pub(super) fn attention_backward(
+    /// Gradients of queries or keys from those of the scores, which go by `[b, h, q, k]`.
+    pub(super) fn scores_backward(
         &mut self,
-        op: &Op,
+        op: &Op<Gradient>,
         forward: &Op,
-        input: usize,
         shape: &AttentionShape,
+        factor: Factor,
     ) -> Result<(), CpuError> {
-        if self.block.has_ring() {
-            let key = forward.inputs[1];
-            if !self.ring.contains_key(&self.block.storage(key)) {
-                self.gather_ring(forward, key)?;
-            }
-        }
-        let scores = matches!(op.kind, OpKind::AttentionScores(_));
-        let dim = if scores { shape.qk_dim } else { shape.v_dim } as usize;
-        // The scores' gradients go by [b, h, q, k]; the context's come as [b, q, h·d].
-        let by_scores = if scores {
-            op.inputs[0]
-        } else {
-            forward.inputs[0]
-        };
-        let positions = self.scores_positions(by_scores);
-        let heads = self.heads_of_scores(shape, &positions, self.tensor(by_scores)?);
-        let (gradient, other) = (op.inputs[0], op.inputs[1]);
-        match (scores, input) {
-            (true, 0) => {
+        let (gradient, other, dim) = (op.inputs[0], op.inputs[1], shape.qk_dim as usize);
+        let positions = self.scores_positions(gradient);
+        let heads = self.heads_of_scores(shape, &positions, self.tensor(gradient)?);
+        let value = match factor {
+            Factor::First => {
+                self.keys_again(forward)?;
                 let (w, k) = (self.tensor(gradient)?.f32(), self.keys(other)?.f32());
                 let data = heads.weighted_keys(&w, &k, dim);
                 let shape = vec![heads.batch, positions.len(), heads.heads * dim];
-                self.put_tensor(op.outputs[0], shape, data);
+                Value::Tensor(Tensor::new(shape, data, self.info(op.outputs[0]).dtype))
             }
-            (false, 0) => {
+            Factor::Second => self.key_gradient(op, forward, (&heads, [gradient, other], dim))?,
+        };
+        self.set(op.outputs[0], value);
+        Ok(())
+    }
+
+    /// Gradients of weights or values from those of the context, which come as `[b, q, h·d]`.
+    pub(super) fn context_backward(
+        &mut self,
+        op: &Op<Gradient>,
+        forward: &Op,
+        shape: &AttentionShape,
+        factor: Factor,
+    ) -> Result<(), CpuError> {
+        let (gradient, other, dim) = (op.inputs[0], op.inputs[1], shape.v_dim as usize);
+        let weights = forward.inputs[0];
+        let positions = self.scores_positions(weights);
+        let heads = self.heads_of_scores(shape, &positions, self.tensor(weights)?);
+        let value = match factor {
+            Factor::First => {
+                self.keys_again(forward)?;
                 let (d, v) = (self.tensor(gradient)?.f32(), self.keys(other)?.f32());
                 let data = heads.rows_by_keys(&d, &v, dim);
                 let shape = vec![heads.batch, heads.heads, positions.len(), heads.kv_len];
-                self.put_tensor(op.outputs[0], shape, data);
+                Value::Tensor(Tensor::new(shape, data, self.info(op.outputs[0]).dtype))
             }
-            _ => {
-                let (w, x) = if scores {
-                    (gradient, other)
-                } else {
-                    (other, gradient)
-                };
-                let dtype = self.info(op.outputs[0]).dtype;
-                let value = self.summed_over_queries(&heads, [w, x], dim, dtype)?;
-                let value = if self.block.has_ring() {
-                    self.return_ring(forward, value)?
-                } else {
-                    value
-                };
-                self.set(op.outputs[0], value);
-            }
+            Factor::Second => self.key_gradient(op, forward, (&heads, [other, gradient], dim))?,
+        };
+        self.set(op.outputs[0], value);
+        Ok(())
+    }
+
+    /// Has keys or values of the whole sequence here again, if they go round the ring.
+    fn keys_again(&mut self, forward: &Op) -> Result<(), CpuError> {
+        let key = forward.inputs[1];
+        if self.block.has_ring() && !self.ring.contains_key(&self.block.storage(key)) {
+            self.gather_ring(&forward.scope, key)?;
         }
         Ok(())
+    }
+
+    /// The gradient of keys or values, back at the ranks that hold them.
+    fn key_gradient(
+        &self,
+        op: &Op<Gradient>,
+        forward: &Op,
+        (heads, factors, dim): (&Heads<'_>, [TensorId; 2], usize),
+    ) -> Result<Value, CpuError> {
+        let dtype = self.info(op.outputs[0]).dtype;
+        let value = self.summed_over_queries(heads, factors, dim, dtype)?;
+        if self.block.has_ring() {
+            return self.return_ring(forward, value);
+        }
+        Ok(value)
     }
 
     /// Gradients of keys or values: the rows of `x`, weighted by `w`, summed over the queries of this rank.
@@ -382,7 +389,7 @@ impl Run<'_> {
     }
 
     /// Gradients of keys or values back to the ranks that hold them.
-    pub(super) fn return_ring(&self, forward: &Op, value: Value) -> Result<Value, CpuError> {
+    fn return_ring(&self, forward: &Op, value: Value) -> Result<Value, CpuError> {
         let info = self.info(forward.inputs[1]);
         let to = info.placements.on(Axis::Cp);
         let moves = (Axis::Cp, Placement::Partial, to);

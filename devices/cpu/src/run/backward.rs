@@ -1,16 +1,15 @@
 //! Backward of a pass: which kernel each traced operator runs.
 
-use super::rows::dropped;
 use super::state::Run;
 use crate::block::GradientSink;
 use crate::elementwise;
-use crate::experts::weights_backward;
 use crate::machine::{CpuError, Machine};
 use crate::redistribute::put;
 use crate::tensor::Tensor;
 use crate::value::Value;
-use dtensor::backward::GRADIENT_SUM;
-use dtensor::trace::{CollectiveKind, Detail, Op, OpKind, Pass, View, ViewKind};
+use dtensor::{
+    Attention, AttentionPiece, Expert, Factor, Gradient, Op, Product, Token, View, ViewKind,
+};
 use std::sync::Arc;
 
 impl Run<'_> {
@@ -46,106 +45,61 @@ impl Run<'_> {
 
     pub(super) fn backward_op(
         &mut self,
-        op: &Op,
+        op: &Op<Gradient>,
         sink: &mut dyn GradientSink,
     ) -> Result<(), CpuError> {
-        if op.scope == GRADIENT_SUM {
-            return self.gradient_sum(op);
-        }
-        let Detail::Gradient { of, input } = op.detail else {
-            return match op.kind {
-                OpKind::Collective(c) => self.collective(op, c.kind),
-                _ => Err(Machine::unsupported(op, "a gradient of nothing")),
-            };
-        };
         let block = self.block;
-        let forward = &block.trace.forward[of];
-        match (op.kind, op.pass) {
-            (OpKind::Matmul { .. }, Pass::BackwardWeight) => {
-                self.linear_backward_weight(op, forward, sink)
+        let forward = |of: usize| &block.trace.forward[of];
+        match op.operator {
+            Gradient::Product(of, product, factor) => match (product, factor) {
+                (Product::Matmul(..), Factor::First) => self.linear_backward_input(op),
+                (Product::Matmul(..), Factor::Second) => {
+                    self.linear_backward_weight(op, forward(of), sink)
+                }
+                (Product::GroupedMatmul(..), Factor::First) => {
+                    let operands = (op.inputs[0], op.inputs[1], op.outputs[0]);
+                    self.grouped_product(&op.scope, operands, true)
+                }
+                (Product::GroupedMatmul(..), Factor::Second) => {
+                    self.grouped_backward_weight(op, forward(of), sink)
+                }
+            },
+            Gradient::Attention(of, Attention { shape, piece, .. }, factor) => match piece {
+                AttentionPiece::Softmax(rule) => {
+                    self.softmax_backward(op, forward(of), (&shape, rule), sink)
+                }
+                AttentionPiece::Dropout(p) => self.dropout_backward(op, forward(of), p),
+                AttentionPiece::Scores => self.scores_backward(op, forward(of), &shape, factor),
+                AttentionPiece::Context => self.context_backward(op, forward(of), &shape, factor),
+            },
+            Gradient::Norm(of, norm) => self.norm_backward(op, forward(of), &norm, sink),
+            Gradient::Pointwise(of, pointwise) => {
+                self.pointwise_backward(op, forward(of), pointwise, sink)
             }
-            (OpKind::Matmul { .. }, _) => self.linear_backward_input(op),
-            (OpKind::GroupedMatmul { .. }, Pass::BackwardWeight) => {
-                self.grouped_backward_weight(op, forward, sink)
+            Gradient::Token(of, Token::Embedding(table)) => {
+                self.embedding_backward(op, forward(of), table, sink)
             }
-            (OpKind::GroupedMatmul { .. }, _) => {
-                self.grouped_product(op, (op.inputs[0], op.inputs[1], op.outputs[0]), true)
+            Gradient::Token(of, Token::Positions { table, first }) => {
+                self.positions_backward(op, forward(of), (table, first), sink)
             }
-            (OpKind::AttentionScores(shape) | OpKind::AttentionContext(shape), _) => {
-                self.attention_backward(op, forward, input.unwrap_or(0), &shape)
-            }
-            (OpKind::Softmax(shape), _) => self.softmax_backward(op, forward, &shape, sink),
-            (OpKind::Norm, _) => self.norm_backward(op, forward, sink),
-            (OpKind::Activation { .. }, _) => self.activation_backward(op, forward),
-            (OpKind::Scale, _) => self.scale_backward(op, forward),
-            (OpKind::Bias, _) if forward.detail == Detail::ExpertBias => {
-                self.expert_bias_backward(op, forward, sink)
-            }
-            (OpKind::Bias, _) => self.bias_backward(op, forward, sink),
-            (OpKind::Dropout, _) => self.dropout_backward(op, forward),
-            (OpKind::Rope, _) => self.rope(forward, true, op.inputs[0], op.outputs[0]),
-            (OpKind::Copy, _) if matches!(forward.detail, Detail::Join { .. }) => {
-                self.join_backward(op, forward)
-            }
-            (OpKind::Copy, _) => self.copy(op.inputs[0], op.outputs[0]),
-            (OpKind::Embedding, _) => self.embedding_backward(op, forward, sink),
             // Forward left the gradient in the logits' place.
-            (OpKind::CrossEntropy, _) => self.copy(forward.inputs[0], op.outputs[0]),
-            (OpKind::TopK, _) => self.top_k_backward(op, forward),
-            (OpKind::Permute, _) => self.permute_backward(op, forward),
-            (OpKind::Unpermute, _) => self.unpermute_backward(op, forward),
+            Gradient::Token(of, Token::CrossEntropy(_)) => {
+                self.copy(forward(of).inputs[0], op.outputs[0])
+            }
+            Gradient::Expert(of, Expert::Route(rule)) => {
+                self.top_k_backward(op, forward(of), &rule)
+            }
+            Gradient::Expert(of, Expert::Permute) => self.permute_backward(op, forward(of)),
+            Gradient::Expert(of, Expert::Unpermute) => self.unpermute_backward(op, forward(of)),
+            Gradient::Expert(of, Expert::Bias) => self.expert_bias_backward(op, forward(of), sink),
+            Gradient::Sum => self.gradient_sum(op),
+            Gradient::Exchange(exchange) => self.exchange(op, exchange),
             // Gradients of keys and values went back as they were made.
-            (OpKind::Collective(c), _) if c.kind == CollectiveKind::RingExchange => Ok(()),
-            _ => Err(Machine::unsupported(op, "its backward")),
+            Gradient::Ring(_) => Ok(()),
         }
     }
 
-    fn embedding_backward(
-        &mut self,
-        op: &Op,
-        forward: &Op,
-        sink: &mut dyn GradientSink,
-    ) -> Result<(), CpuError> {
-        let Detail::Table { table, .. } = forward.detail else {
-            return Err(Machine::unsupported(op, "no table"));
-        };
-        let dy = self.tensor(op.inputs[0])?;
-        let columns = dy.columns();
-        let dy = dy.f32();
-        let at = (columns, self.first_row(table));
-        // The gradient of a partial output is whole on every rank: rows go by the ids.
-        self.table_gradient(sink, table, self.batch.ids, &dy, at, forward.inputs[0])
-    }
-
-    fn top_k_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CpuError> {
-        let Detail::Route { router, .. } = forward.detail else {
-            return Err(Machine::unsupported(op, "no rule of choice"));
-        };
-        let route = Arc::clone(self.routing(op)?);
-        let logits = self.tensor(forward.inputs[0])?;
-        let dy = self.tensor(op.inputs[0])?.f32();
-        let chosen = (route.chosen.as_slice(), route.top_k);
-        let out = weights_backward(&logits.f32(), route.experts, chosen, &router, &dy);
-        let shape = logits.shape.clone();
-        self.put_tensor(op.outputs[0], shape, out);
-        Ok(())
-    }
-
-    pub(super) fn dropout_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CpuError> {
-        let Detail::Dropout { probability } = forward.detail else {
-            return Err(Machine::unsupported(op, "no probability"));
-        };
-        let dy = self.tensor(op.inputs[0])?;
-        let Value::Mask(mask) = self.value(forward.outputs[1])? else {
-            return Err(Machine::unsupported(op, "no mask"));
-        };
-        let out = dropped(&dy.f32(), mask, probability, self.threads());
-        let shape = dy.shape.clone();
-        self.put_tensor(op.outputs[0], shape, out);
-        Ok(())
-    }
-
-    pub(super) fn gradient_sum(&mut self, op: &Op) -> Result<(), CpuError> {
+    fn gradient_sum(&mut self, op: &Op<Gradient>) -> Result<(), CpuError> {
         let (a, b) = (self.value(op.inputs[0])?, self.value(op.inputs[1])?);
         let value = match (a, b) {
             (Value::Tensor(a), Value::Tensor(b)) => {
@@ -160,7 +114,10 @@ impl Run<'_> {
                 sum.terms.extend(b.terms.iter().cloned());
                 Value::Terms(sum)
             }
-            _ => return Err(Machine::unsupported(op, "a partial and a whole gradient")),
+            _ => {
+                let reason = "a partial and a whole gradient";
+                return Err(Machine::unsupported("addition", &op.scope, reason));
+            }
         };
         self.set(op.outputs[0], value);
         Ok(())

@@ -2,7 +2,7 @@
 
 use super::state::Run;
 use crate::block::GradientSink;
-use crate::experts::{Route, ranking, weights};
+use crate::experts::{Route, ranking, weights, weights_backward};
 use crate::gemm::{Matrix, multiply_add, multiply_part, multiply_tree};
 use crate::machine::{CpuError, Machine};
 use crate::redistribute::{read_terms, write_terms};
@@ -11,22 +11,17 @@ use crate::tokens;
 use crate::tree::{TOKEN_LEAF, TreeSum, parts_of_leaves};
 use crate::value::Value;
 use catalog::Axis;
-use dtensor::trace::{Detail, Op, TensorId};
+use dtensor::{self, Gradient, Op, TensorId};
 use std::ops::Range;
 use std::sync::Arc;
 
 impl Run<'_> {
-    pub(super) fn routing(&self, op: &Op) -> Result<&Arc<Route>, CpuError> {
-        self.held
-            .route
-            .as_ref()
-            .ok_or_else(|| Machine::unsupported(op, "tokens that were not routed"))
+    fn routing(&self, scope: &str) -> Result<&Arc<Route>, CpuError> {
+        let route = self.held.route.as_ref();
+        route.ok_or_else(|| Machine::unsupported("routing", scope, "tokens that were not routed"))
     }
 
-    pub(super) fn top_k(&mut self, op: &Op) -> Result<(), CpuError> {
-        let Detail::Route { router, bias } = op.detail else {
-            return Err(Machine::unsupported(op, "no rule of choice"));
-        };
+    pub(super) fn top_k(&mut self, op: &Op, rule: &dtensor::Route) -> Result<(), CpuError> {
         let logits = self.tensor(op.inputs[0])?;
         let experts = logits.columns();
         let top_k = *self
@@ -36,10 +31,10 @@ impl Run<'_> {
             .expect("choices have a last dim") as usize;
         let tokens = self.machine.tokens(self.info(op.inputs[0]), self.batch);
         let data = logits.f32();
-        let bias = bias.map(|b| self.parameters.parameter(b).f32());
-        let ranks = ranking(&data, experts, &router, bias.as_deref());
+        let bias = rule.bias.map(|b| self.parameters.parameter(b).f32());
+        let ranks = ranking(&data, experts, &rule.router, bias.as_deref());
         let route = Arc::new(Route::new(&ranks, experts, top_k, &tokens));
-        let p = weights(&data, experts, (&route.chosen, top_k), &router);
+        let p = weights(&data, experts, (&route.chosen, top_k), &rule.router);
         let mut shape = logits.shape.clone();
         *shape.last_mut().expect("logits have a last dim") = top_k;
         self.put_tensor(op.outputs[0], shape, p);
@@ -51,8 +46,24 @@ impl Run<'_> {
         Ok(())
     }
 
+    pub(super) fn top_k_backward(
+        &mut self,
+        op: &Op<Gradient>,
+        forward: &Op,
+        rule: &dtensor::Route,
+    ) -> Result<(), CpuError> {
+        let route = Arc::clone(self.routing(&op.scope)?);
+        let logits = self.tensor(forward.inputs[0])?;
+        let dy = self.tensor(op.inputs[0])?.f32();
+        let chosen = (route.chosen.as_slice(), route.top_k);
+        let out = weights_backward(&logits.f32(), route.experts, chosen, &rule.router, &dy);
+        let shape = logits.shape.clone();
+        self.put_tensor(op.outputs[0], shape, out);
+        Ok(())
+    }
+
     pub(super) fn permute(&mut self, op: &Op) -> Result<(), CpuError> {
-        let route = Arc::clone(self.routing(op)?);
+        let route = Arc::clone(self.routing(&op.scope)?);
         let x = self.tensor(op.inputs[0])?;
         let columns = x.columns();
         let data = x.f32();
@@ -67,8 +78,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn permute_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CpuError> {
-        let route = Arc::clone(self.routing(op)?);
+    pub(super) fn permute_backward(&mut self, op: &Op<Gradient>, forward: &Op) -> Result<(), CpuError> {
+        let route = Arc::clone(self.routing(&op.scope)?);
         let dy = self.tensor(op.inputs[0])?;
         let columns = dy.columns();
         let data = dy.f32();
@@ -91,7 +102,7 @@ impl Run<'_> {
     }
 
     pub(super) fn unpermute(&mut self, op: &Op) -> Result<(), CpuError> {
-        let route = Arc::clone(self.routing(op)?);
+        let route = Arc::clone(self.routing(&op.scope)?);
         let (rows, p) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let columns = rows.columns();
         let (data, p) = (rows.f32(), p.f32());
@@ -113,8 +124,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn unpermute_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CpuError> {
-        let route = Arc::clone(self.routing(op)?);
+    pub(super) fn unpermute_backward(&mut self, op: &Op<Gradient>, forward: &Op) -> Result<(), CpuError> {
+        let route = Arc::clone(self.routing(&op.scope)?);
         let dy = self.tensor(op.inputs[0])?;
         let rows = self.tensor(forward.inputs[0])?;
         let probabilities = self.tensor(forward.inputs[1])?;
@@ -140,33 +151,28 @@ impl Run<'_> {
 
     /// Number of levels of the rows' way that a collective stands for: the dispatch is the first
     /// after the permutation, the gather over expert tensor parallelism the next.
-    pub(super) fn level(&self, axis: Axis) -> usize {
+    fn level(&self, axis: Axis) -> usize {
         match axis {
             Axis::Ep => 1,
             _ => 1 + usize::from(self.machine.position.mesh.ep > 1),
         }
     }
 
-    pub(super) fn extended(&mut self, op: &Op, axis: Axis) -> Result<Arc<Route>, CpuError> {
+    fn extended(&mut self, scope: &str, axis: Axis) -> Result<Arc<Route>, CpuError> {
         let level = self.level(axis);
-        let mut route = Arc::clone(self.routing(op)?);
+        let mut route = Arc::clone(self.routing(scope)?);
         if route.levels.len() <= level {
             let mut longer = Route::clone(&route);
             let everyone = axis == Axis::Etp;
-            longer.extend(
-                self.machine.comm,
-                self.machine.group(axis),
-                &op.scope,
-                everyone,
-            )?;
+            longer.extend(self.machine.comm, self.machine.group(axis), scope, everyone)?;
             route = Arc::new(longer);
             self.held.route = Some(Arc::clone(&route));
         }
         Ok(route)
     }
 
-    pub(super) fn dispatch(&mut self, op: &Op, back: bool) -> Result<(), CpuError> {
-        let route = self.extended(op, Axis::Ep)?;
+    pub(super) fn dispatch<O>(&mut self, op: &Op<O>, back: bool) -> Result<(), CpuError> {
+        let route = self.extended(&op.scope, Axis::Ep)?;
         let level = &route.levels[self.level(Axis::Ep)];
         let x = self.tensor(op.inputs[0])?;
         let (comm, group) = (self.machine.comm, self.machine.group(Axis::Ep));
@@ -179,8 +185,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn expert_tensor(&mut self, op: &Op, gather: bool) -> Result<(), CpuError> {
-        let route = self.extended(op, Axis::Etp)?;
+    pub(super) fn expert_tensor<O>(&mut self, op: &Op<O>, gather: bool) -> Result<(), CpuError> {
+        let route = self.extended(&op.scope, Axis::Etp)?;
         let level = &route.levels[self.level(Axis::Etp)];
         let (comm, group) = (self.machine.comm, self.machine.group(Axis::Etp));
         let out = match self.value(op.inputs[0])? {
@@ -205,14 +211,20 @@ impl Run<'_> {
                 let shape = vec![level.rows_before(), columns];
                 read_terms(&arrived, shape, terms.dtype).reduce()
             }
-            _ => return Err(Machine::unsupported(op, "partial rows")),
+            _ => {
+                return Err(Machine::unsupported(
+                    "expert gather",
+                    &op.scope,
+                    "partial rows",
+                ));
+            }
         };
         self.set(op.outputs[0], Value::Tensor(out));
         Ok(())
     }
 
-    pub(super) fn experts_here(&self, op: &Op) -> Result<Vec<Range<usize>>, CpuError> {
-        let route = self.routing(op)?;
+    fn experts_here(&self, scope: &str) -> Result<Vec<Range<usize>>, CpuError> {
+        let route = self.routing(scope)?;
         let ep = self.machine.position.mesh.ep as usize;
         let count = route.experts.div_ceil(ep);
         let first = self.machine.position.index(Axis::Ep) as usize * count;
@@ -222,11 +234,11 @@ impl Run<'_> {
     /// One product per expert; `backward` multiplies by the weight instead of its transpose.
     pub(super) fn grouped_product(
         &mut self,
-        op: &Op,
+        scope: &str,
         (x, w, out): (TensorId, TensorId, TensorId),
         backward: bool,
     ) -> Result<(), CpuError> {
-        let groups = self.experts_here(op)?;
+        let groups = self.experts_here(scope)?;
         let (data, weight) = (self.tensor(x)?, self.tensor(w)?);
         let (n, k) = (weight.shape[1], weight.shape[2]);
         let rows = data.rows();
@@ -262,23 +274,24 @@ impl Run<'_> {
     }
 
     pub(super) fn grouped_linear(&mut self, op: &Op) -> Result<(), CpuError> {
-        self.grouped_product(op, (op.inputs[0], op.inputs[1], op.outputs[0]), false)
+        let operands = (op.inputs[0], op.inputs[1], op.outputs[0]);
+        self.grouped_product(&op.scope, operands, false)
     }
 
     /// Leaves of tokens that an expert's rows belong to; ranges count from the first of these rows.
     fn leaves_of_rows(
         &self,
-        op: &Op,
+        scope: &str,
         rows: Range<usize>,
     ) -> Result<Vec<(u64, Range<usize>)>, CpuError> {
-        let rows = &self.routing(op)?.at_experts()[rows];
+        let rows = &self.routing(scope)?.at_experts()[rows];
         let tokens: Vec<u64> = rows.iter().map(|r| r.token).collect();
         Ok(parts_of_leaves(&tokens, TOKEN_LEAF))
     }
 
     /// Adds every expert's bias to its rows.
     pub(super) fn expert_bias(&mut self, op: &Op) -> Result<(), CpuError> {
-        let groups = self.experts_here(op)?;
+        let groups = self.experts_here(&op.scope)?;
         let (x, b) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let (columns, shape) = (x.columns(), x.shape.clone());
         let (mut out, b) = (x.f32().into_owned(), b.f32());
@@ -294,11 +307,11 @@ impl Run<'_> {
 
     pub(super) fn expert_bias_backward(
         &mut self,
-        op: &Op,
+        op: &Op<Gradient>,
         forward: &Op,
         sink: &mut dyn GradientSink,
     ) -> Result<(), CpuError> {
-        let groups = self.experts_here(op)?;
+        let groups = self.experts_here(&op.scope)?;
         let dy = self.tensor(op.inputs[0])?;
         let columns = dy.columns();
         let dy = dy.f32();
@@ -311,7 +324,7 @@ impl Run<'_> {
                 continue;
             }
             let mut sum = TreeSum::default();
-            for (leaf, rows) in self.leaves_of_rows(op, range.clone())? {
+            for (leaf, rows) in self.leaves_of_rows(&op.scope, range.clone())? {
                 let mut node = vec![0.0; columns];
                 let rows = range.start + rows.start..range.start + rows.end;
                 tokens::column_sum(rows, columns, &mut node, value);
@@ -324,11 +337,11 @@ impl Run<'_> {
 
     pub(super) fn grouped_backward_weight(
         &mut self,
-        op: &Op,
+        op: &Op<Gradient>,
         forward: &Op,
         sink: &mut dyn GradientSink,
     ) -> Result<(), CpuError> {
-        let groups = self.experts_here(op)?;
+        let groups = self.experts_here(&op.scope)?;
         let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let (n, k) = (dy.columns(), x.columns());
         let (dy, data) = (dy.f32(), x.f32());
@@ -340,7 +353,7 @@ impl Run<'_> {
             let b = Matrix::new(&data[range.start * k..], rows, k, k);
             let part = e * n * k..(e + 1) * n * k;
             if exact {
-                let leaves = self.leaves_of_rows(op, range)?;
+                let leaves = self.leaves_of_rows(&op.scope, range)?;
                 sink.tree(weight, part, multiply_tree(a, b, &leaves));
             } else {
                 let out = &mut sink.plain(weight)[part];

@@ -1,10 +1,13 @@
 //! Forward of a pass: which kernel each traced operator runs.
 
-use dtensor::trace::{CollectiveKind, Detail, Op, OpKind, View, ViewKind};
+use dtensor::{
+    Attention, AttentionPiece, Exchange, Expert, Moves, Op, Operator, Product, Token, View,
+    ViewKind,
+};
 
 use super::state::Run;
 use crate::elementwise;
-use crate::machine::{CpuError, Machine};
+use crate::machine::CpuError;
 use crate::redistribute::take;
 use crate::tensor::Tensor;
 use crate::value::Value;
@@ -33,43 +36,44 @@ impl Run<'_> {
     }
 
     pub(super) fn forward_op(&mut self, op: &Op) -> Result<(), CpuError> {
-        match op.kind {
-            OpKind::Matmul { .. } => self.linear(op),
-            OpKind::GroupedMatmul { .. } => self.grouped_linear(op),
-            OpKind::AttentionScores(shape) => self.attention_scores(op, &shape),
-            OpKind::Softmax(shape) => self.softmax(op, &shape),
-            OpKind::AttentionContext(shape) => self.attention_context(op, &shape),
-            OpKind::Norm => self.norm(op),
-            OpKind::Activation { gated } => self.activation(op, gated),
-            OpKind::Add => {
-                let (a, b) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
-                let mut out = a.f32().into_owned();
-                let b = b.f32();
-                elementwise::add(&mut out, &b, self.threads());
-                let shape = a.shape.clone();
-                self.put_tensor(op.outputs[0], shape, out);
-                Ok(())
-            }
-            OpKind::Bias if op.detail == Detail::ExpertBias => self.expert_bias(op),
-            OpKind::Bias => self.bias(op),
-            OpKind::Dropout => self.dropout(op),
-            OpKind::Rope => self.rope(op, false, op.inputs[0], op.outputs[0]),
-            OpKind::Copy if matches!(op.detail, Detail::Join { .. }) => self.join(op),
-            OpKind::Copy => self.copy(op.inputs[0], op.outputs[0]),
-            OpKind::Embedding => self.embedding(op),
-            OpKind::CrossEntropy => self.cross_entropy(op),
-            OpKind::TopK => self.top_k(op),
-            OpKind::Permute => self.permute(op),
-            OpKind::Unpermute => self.unpermute(op),
-            OpKind::Collective(collective) => self.collective(op, collective.kind),
-            OpKind::Scale => self.scale(op),
+        match op.operator {
+            Operator::Product(Product::Matmul(..)) => self.linear(op),
+            Operator::Product(Product::GroupedMatmul(..)) => self.grouped_linear(op),
+            Operator::Attention(Attention { shape, piece, .. }) => match piece {
+                AttentionPiece::Scores => self.attention_scores(op, &shape),
+                AttentionPiece::Softmax(rule) => self.softmax(op, &shape, rule),
+                AttentionPiece::Dropout(probability) => self.dropout(op, probability),
+                AttentionPiece::Context => self.attention_context(op, &shape),
+            },
+            Operator::Norm(norm) => self.norm(op, &norm),
+            Operator::Pointwise(pointwise) => self.pointwise(op, pointwise),
+            Operator::Token(Token::Embedding(table)) => self.embedding(op, table),
+            Operator::Token(Token::Positions { table, first }) => self.positions(op, table, first),
+            Operator::Token(Token::CrossEntropy(sums)) => self.cross_entropy(op, sums),
+            Operator::Expert(Expert::Route(rule)) => self.top_k(op, &rule),
+            Operator::Expert(Expert::Permute) => self.permute(op),
+            Operator::Expert(Expert::Unpermute) => self.unpermute(op),
+            Operator::Expert(Expert::Bias) => self.expert_bias(op),
+            Operator::Add => self.add(op),
+            Operator::Exchange(exchange) => self.exchange(op, exchange),
         }
     }
 
-    pub(super) fn collective(&mut self, op: &Op, kind: CollectiveKind) -> Result<(), CpuError> {
-        match op.detail {
-            Detail::Redistribute { axis, from, to } => {
+    fn add(&mut self, op: &Op) -> Result<(), CpuError> {
+        let (a, b) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+        let mut out = a.f32().into_owned();
+        let b = b.f32();
+        elementwise::add(&mut out, &b, self.threads());
+        let shape = a.shape.clone();
+        self.put_tensor(op.outputs[0], shape, out);
+        Ok(())
+    }
+
+    pub(super) fn exchange<O>(&mut self, op: &Op<O>, exchange: Exchange) -> Result<(), CpuError> {
+        match exchange.moves {
+            Moves::Redistribute { from, to } => {
                 let (x, out) = (op.inputs[0], op.outputs[0]);
+                let axis = exchange.collective.axis;
                 let mut info = self.info(x).clone();
                 info.placements = info.placements.with(axis, from);
                 let value = self.machine.redistribute(
@@ -81,16 +85,15 @@ impl Run<'_> {
                 self.set(out, value);
                 Ok(())
             }
-            Detail::Dispatch { back } => self.dispatch(op, back),
-            Detail::ExpertTensor { gather } => self.expert_tensor(op, gather),
-            Detail::VocabularySums { logits } => self.vocabulary_sums(op, logits),
-            _ if kind == CollectiveKind::RingExchange => {
-                for &id in &op.inputs {
-                    self.gather_ring(op, id)?;
-                }
-                Ok(())
-            }
-            _ => Err(Machine::unsupported(op, "this collective")),
+            Moves::Dispatch => self.dispatch(op, false),
+            Moves::Combine => self.dispatch(op, true),
+            Moves::ExpertGather => self.expert_tensor(op, true),
+            Moves::ExpertReduce => self.expert_tensor(op, false),
+            Moves::VocabularySums(logits) => self.vocabulary_sums(op, logits),
+            Moves::Ring => op
+                .inputs
+                .iter()
+                .try_for_each(|&id| self.gather_ring(&op.scope, id)),
         }
     }
 }

@@ -7,8 +7,8 @@ use crate::machine::CpuError;
 use crate::tensor::Tensor;
 use crate::tree::TreeSum;
 use crate::value::{Terms, Value};
-use dtensor::placement::{BLOCK_AXES, Placement};
-use dtensor::trace::{Op, TensorId};
+use dtensor::placement::BLOCK_AXES;
+use dtensor::{Gradient, Op, TensorId};
 
 impl Run<'_> {
     /// Whether some mesh axis shards this dim of a parameter: a product that sums over the dim then has partial sums on
@@ -16,11 +16,7 @@ impl Run<'_> {
     pub(super) fn is_split(&self, id: TensorId, dim: usize) -> bool {
         let info = self.info(id);
         BLOCK_AXES.iter().any(|&axis| {
-            self.machine.position.mesh.size(axis) > 1
-                && matches!(
-                    info.placements.on(axis),
-                    Placement::Shard(d) | Placement::Interleaved(d, _) if d == dim
-                )
+            self.machine.position.mesh.size(axis) > 1 && info.placements.on(axis).shards(dim)
         })
     }
 
@@ -76,7 +72,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn linear_backward_input(&mut self, op: &Op) -> Result<(), CpuError> {
+    pub(super) fn linear_backward_input(&mut self, op: &Op<Gradient>) -> Result<(), CpuError> {
         let (dy, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let (n, k) = (w.shape[0], w.shape[1]);
         let mut shape = dy.shape.clone();
@@ -91,7 +87,7 @@ impl Run<'_> {
 
     pub(super) fn linear_backward_weight(
         &mut self,
-        op: &Op,
+        op: &Op<Gradient>,
         forward: &Op,
         sink: &mut dyn GradientSink,
     ) -> Result<(), CpuError> {

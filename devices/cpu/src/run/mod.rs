@@ -15,7 +15,7 @@ use std::sync::Arc;
 use dtensor::block::pass::{self, Pass};
 use dtensor::block::{self, Block, Half};
 use dtensor::plan::RoutedRows;
-use dtensor::trace::{Op, TensorId};
+use dtensor::{AnyOp, TensorId};
 
 use self::state::Run;
 use crate::block::{GradientSink, Saved};
@@ -94,7 +94,7 @@ impl<'r> Pass for Run<'r> {
         Run::backward_view(self, &self.block.trace.backward_views[view])
     }
 
-    fn ran(&self, op: &Op) -> Result<(), CpuError> {
+    fn ran(&self, op: AnyOp<'_>) -> Result<(), CpuError> {
         let Some(watch) = self.machine.watch else {
             return Ok(());
         };

@@ -11,29 +11,20 @@ use crate::value::Value;
 use crate::{elementwise, tokens};
 use catalog::DType;
 use catalog::model::NormKind;
-use dtensor::trace::{Detail, Op, OpKind, TensorId};
+use dtensor::{Gradient, Nonlinearity, Norm, Op, Pointwise, Rotary, TensorId};
 use std::borrow::Cow;
 
 impl Run<'_> {
-    pub(super) fn norm(&mut self, op: &Op) -> Result<(), CpuError> {
-        let Detail::Norm {
-            kind,
-            epsilon,
-            bias,
-            from_one,
-        } = op.detail
-        else {
-            return Err(Machine::unsupported(op, "a norm without its kind"));
-        };
+    pub(super) fn norm(&mut self, op: &Op, norm: &Norm) -> Result<(), CpuError> {
         let x = self.tensor(op.inputs[0])?;
-        let w = self.norm_factor(op.inputs[1], from_one)?;
+        let w = self.norm_factor(op.inputs[1], norm.from_one)?;
         let data = x.f32();
-        let statistics = elementwise::statistics(&data, w.len(), kind, epsilon);
-        let bias = bias.map(|b| self.parameters.parameter(b).f32());
+        let statistics = elementwise::statistics(&data, w.len(), norm.kind, norm.epsilon);
+        let bias = norm.bias.map(|b| self.parameters.parameter(b).f32());
         let out = elementwise::norm(&data, &w, bias.as_deref(), &statistics, self.threads());
         let shape = x.shape.clone();
         let rows = statistics.len();
-        let (columns, kept) = match kind {
+        let (columns, kept) = match norm.kind {
             NormKind::LayerNorm => (2, statistics.into_flattened()),
             NormKind::RmsNorm => (1, statistics.iter().map(|s| s[1]).collect()),
         };
@@ -44,23 +35,15 @@ impl Run<'_> {
 
     pub(super) fn norm_backward(
         &mut self,
-        op: &Op,
+        op: &Op<Gradient>,
         forward: &Op,
+        norm: &Norm,
         sink: &mut dyn GradientSink,
     ) -> Result<(), CpuError> {
-        let Detail::Norm {
-            kind,
-            bias,
-            from_one,
-            ..
-        } = forward.detail
-        else {
-            return Err(Machine::unsupported(op, "a norm without its kind"));
-        };
         let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(forward.inputs[0])?);
-        let w = self.norm_factor(forward.inputs[1], from_one)?;
+        let w = self.norm_factor(forward.inputs[1], norm.from_one)?;
         let columns = w.len();
-        let statistics: Vec<[f32; 2]> = match kind {
+        let statistics: Vec<[f32; 2]> = match norm.kind {
             NormKind::LayerNorm => {
                 let kept = self.tensor(forward.outputs[1])?.f32();
                 kept.chunks(2).map(|s| [s[0], s[1]]).collect()
@@ -72,14 +55,14 @@ impl Run<'_> {
         };
         let shape = x.shape.clone();
         let (dy, data) = (dy.f32(), x.f32());
-        let dx = elementwise::norm_backward(&dy, &data, &w, &statistics, kind, self.threads());
+        let dx = elementwise::norm_backward(&dy, &data, &w, &statistics, norm.kind, self.threads());
         let hat = |row: usize, j: usize| {
             let [mean, r] = statistics[row];
             dy[row * columns + j] * ((data[row * columns + j] - mean) * r)
         };
         let sizes = (columns, x.columns() / columns);
         self.token_sum(sink, forward.inputs[1], forward.inputs[0], sizes, hat)?;
-        if let Some(bias) = bias {
+        if let Some(bias) = norm.bias {
             let plain = |row: usize, j: usize| dy[row * columns + j];
             self.token_sum(sink, bias, forward.inputs[0], sizes, plain)?;
         }
@@ -136,246 +119,222 @@ impl Run<'_> {
         })
     }
 
-    /// Multiplies by a number, or every row by the sigmoid of its own.
-    pub(super) fn scale(&mut self, op: &Op) -> Result<(), CpuError> {
-        let x = self.tensor(op.inputs[0])?;
-        let out = match op.detail {
-            Detail::Scale { factor } => {
-                let factor = rounded(factor, x.dtype());
-                x.f32().iter().map(|x| x * factor).collect()
-            }
-            Detail::Gate => self.gated_rows(&x.f32(), op.inputs[1])?,
-            _ => return Err(Machine::unsupported(op, "no factor")),
-        };
-        let shape = x.shape.clone();
-        self.put_tensor(op.outputs[0], shape, out);
-        Ok(())
-    }
-
-    pub(super) fn scale_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CpuError> {
-        let dy = self.tensor(op.inputs[0])?;
-        let shape = dy.shape.clone();
-        let out = match forward.detail {
-            Detail::Scale { factor } => {
-                let factor = rounded(factor, dy.dtype());
-                dy.f32().iter().map(|d| d * factor).collect()
-            }
-            Detail::Gate => {
-                let gate = self.tensor(forward.inputs[1])?;
-                let x = self.tensor(forward.inputs[0])?.f32();
-                let (dy, columns) = (dy.f32(), dy.columns());
-                let of_gate = |(row, g): (usize, &f32)| {
-                    let range = row * columns..(row + 1) * columns;
-                    let along = dy[range.clone()].iter().zip(&x[range]).map(|(d, x)| d * x);
-                    let s = sigmoid(*g);
-                    row_sum(along) * s * (1.0 - s)
-                };
-                let d_gate = gate.f32().iter().enumerate().map(of_gate).collect();
-                let d_x = self.gated_rows(&dy, forward.inputs[1])?;
-                let gate_shape = gate.shape.clone();
-                self.put_tensor(op.outputs[1], gate_shape, d_gate);
-                d_x
-            }
-            _ => return Err(Machine::unsupported(op, "no factor")),
-        };
-        self.put_tensor(op.outputs[0], shape, out);
-        Ok(())
-    }
-
-    fn gated_rows(&self, x: &[f32], gate: TensorId) -> Result<Vec<f32>, CpuError> {
-        let gate = self.tensor(gate)?.f32();
-        let columns = x.len() / gate.len().max(1);
-        let mut out = x.to_vec();
-        elementwise::each_row(&mut out, columns, self.threads(), |row, out| {
-            let factor = sigmoid(gate[row]);
-            out.iter_mut().for_each(|x| *x *= factor);
-        });
-        Ok(out)
-    }
-
-    fn function(op: &Op) -> Result<&'static dyn Nonlinear, CpuError> {
-        match op.detail {
-            Detail::Activation { function, tanh } => Ok(nonlinear::kernels(function, tanh)),
-            _ => Err(Machine::unsupported(op, "an unnamed function")),
-        }
-    }
-
-    pub(super) fn activation(&mut self, op: &Op, gated: bool) -> Result<(), CpuError> {
+    pub(super) fn pointwise(&mut self, op: &Op, pointwise: Pointwise) -> Result<(), CpuError> {
         let threads = self.threads();
         let x = self.tensor(op.inputs[0])?;
         let mut shape = x.shape.clone();
-        if let Detail::Cap { bound } = op.detail {
-            let cap = bound as f32;
-            let mut out = x.f32().into_owned();
-            elementwise::each_block(&mut out, threads, |_, x| {
-                x.iter_mut().for_each(|x| *x = cap * tanh(*x / cap));
-            });
-            self.put_tensor(op.outputs[0], shape, out);
-            return Ok(());
-        }
-        if let Detail::BoundedGlu { limit } = op.detail {
-            let up = self.tensor(op.inputs[1])?.f32();
-            let mut out = x.f32().into_owned();
-            elementwise::each_block(&mut out, threads, |first, gate| {
-                nonlinear::bounded_glu(gate, &up[first..], limit as f32);
-            });
-            self.put_tensor(op.outputs[0], shape, out);
-            return Ok(());
-        }
-        let f = Self::function(op)?;
-        let data = x.f32();
-        let mut out;
-        if op.inputs.len() == 2 {
-            let up = self.tensor(op.inputs[1])?.f32();
-            out = vec![0.0; data.len()];
-            elementwise::each_block(&mut out, threads, |first, out| {
-                f.gated(out, &data[first..], &up[first..]);
-            });
-        } else if gated {
-            let columns = x.columns() / 2;
-            *shape.last_mut().expect("activations have a last dim") = columns;
-            out = vec![0.0; x.rows() * columns];
-            elementwise::each_row(&mut out, columns, threads, |row, out| {
-                let (gate, up) = data[row * 2 * columns..][..2 * columns].split_at(columns);
-                f.gated(out, gate, up);
-            });
-        } else {
-            out = data.into_owned();
-            elementwise::each_block(&mut out, threads, |_, x| f.forward(x));
-        }
+        let copied = || x.f32().into_owned();
+        let out = match pointwise {
+            Pointwise::Activation(function) => {
+                let (f, mut out) = (kernels(function), copied());
+                elementwise::each_block(&mut out, threads, |_, x| f.forward(x));
+                out
+            }
+            Pointwise::Gated(function) => {
+                let (f, gate) = (kernels(function), x.f32());
+                let up = self.tensor(op.inputs[1])?.f32();
+                let mut out = vec![0.0; gate.len()];
+                elementwise::each_block(&mut out, threads, |first, out| {
+                    f.gated(out, &gate[first..], &up[first..]);
+                });
+                out
+            }
+            Pointwise::FusedGated(function) => {
+                let (f, both, columns) = (kernels(function), x.f32(), x.columns() / 2);
+                *shape.last_mut().expect("activations have a last dim") = columns;
+                let mut out = vec![0.0; x.rows() * columns];
+                elementwise::each_row(&mut out, columns, threads, |row, out| {
+                    let (gate, up) = both[row * 2 * columns..][..2 * columns].split_at(columns);
+                    f.gated(out, gate, up);
+                });
+                out
+            }
+            Pointwise::BoundedGlu(limit) => {
+                let up = self.tensor(op.inputs[1])?.f32();
+                let mut out = copied();
+                elementwise::each_block(&mut out, threads, |first, gate| {
+                    nonlinear::bounded_glu(gate, &up[first..], limit as f32);
+                });
+                out
+            }
+            Pointwise::Cap(bound) => {
+                let (cap, mut out) = (bound as f32, copied());
+                elementwise::each_block(&mut out, threads, |_, x| {
+                    x.iter_mut().for_each(|x| *x = cap * tanh(*x / cap));
+                });
+                out
+            }
+            Pointwise::Scale(factor) => {
+                let factor = rounded(factor, x.dtype());
+                x.f32().iter().map(|x| x * factor).collect()
+            }
+            Pointwise::Gate => self.gated_rows(copied(), op.inputs[1])?,
+            Pointwise::Bias => {
+                let b = self.tensor(op.inputs[1])?.f32();
+                let mut out = copied();
+                elementwise::each_row(&mut out, x.columns(), threads, |_, y| {
+                    for (y, b) in y.iter_mut().zip(b.iter()) {
+                        *y += b;
+                    }
+                });
+                out
+            }
+            Pointwise::Copy => copied(),
+            Pointwise::Rope(rotary) => self.turned(x, op.inputs[0], &rotary, false),
+            Pointwise::Dropout(probability) => return self.dropout(op, probability),
+            Pointwise::Join { own, shared } => {
+                return self.join(op, [own, shared].map(|n| n as usize));
+            }
+        };
         self.put_tensor(op.outputs[0], shape, out);
         Ok(())
     }
 
-    pub(super) fn activation_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CpuError> {
-        let threads = self.threads();
+    pub(super) fn pointwise_backward(
+        &mut self,
+        op: &Op<Gradient>,
+        forward: &Op,
+        pointwise: Pointwise,
+        sink: &mut dyn GradientSink,
+    ) -> Result<(), CpuError> {
+        match pointwise {
+            Pointwise::Activation(function) => {
+                let f = kernels(function);
+                self.derivative(op, forward, |x, dy| f.backward(x, dy))
+            }
+            Pointwise::Cap(bound) => {
+                let cap = bound as f32;
+                self.derivative(op, forward, |x, dy| {
+                    for (x, d) in x.iter_mut().zip(dy) {
+                        let t = tanh(*x / cap);
+                        *x = d * (1.0 - t * t);
+                    }
+                })
+            }
+            Pointwise::Gated(function) => {
+                let f = kernels(function);
+                self.both_derivatives(op, forward, |gate, up, dy| f.gated_backward(gate, up, dy))
+            }
+            Pointwise::BoundedGlu(limit) => self.both_derivatives(op, forward, |gate, up, dy| {
+                nonlinear::bounded_glu_backward(gate, up, dy, limit as f32);
+            }),
+            Pointwise::FusedGated(function) => self.fused_gated_backward(op, forward, function),
+            Pointwise::Scale(factor) => {
+                let dy = self.tensor(op.inputs[0])?;
+                let factor = rounded(factor, dy.dtype());
+                let shape = dy.shape.clone();
+                let out = dy.f32().iter().map(|d| d * factor).collect();
+                self.put_tensor(op.outputs[0], shape, out);
+                Ok(())
+            }
+            Pointwise::Gate => self.gate_backward(op, forward),
+            Pointwise::Bias => {
+                let dy = self.tensor(op.inputs[0])?;
+                let (dy, columns) = (dy.f32(), dy.columns());
+                let value = |row: usize, j: usize| dy[row * columns + j];
+                let (bias, like) = (forward.inputs[1], forward.inputs[0]);
+                self.token_sum(sink, bias, like, (columns, 1), value)
+            }
+            Pointwise::Copy => self.copy(op.inputs[0], op.outputs[0]),
+            Pointwise::Rope(rotary) => {
+                let dy = self.tensor(op.inputs[0])?;
+                let shape = dy.shape.clone();
+                let out = self.turned(dy, forward.inputs[0], &rotary, true);
+                self.put_tensor(op.outputs[0], shape, out);
+                Ok(())
+            }
+            Pointwise::Dropout(probability) => self.dropout_backward(op, forward, probability),
+            Pointwise::Join { own, shared } => {
+                self.join_backward(op, forward, [own, shared].map(|n| n as usize))
+            }
+        }
+    }
+
+    /// The gradient of a function of one number: `each` turns inputs into it.
+    fn derivative(
+        &mut self,
+        op: &Op<Gradient>,
+        forward: &Op,
+        each: impl Fn(&mut [f32], &[f32]) + Sync,
+    ) -> Result<(), CpuError> {
         let dy = self.tensor(op.inputs[0])?.f32();
         let x = self.tensor(forward.inputs[0])?;
-        let shape = x.shape.clone();
-        let mut out = x.f32().into_owned();
-        if let Detail::Cap { bound } = forward.detail {
-            let cap = bound as f32;
-            elementwise::each_block(&mut out, threads, |first, x| {
-                for (x, d) in x.iter_mut().zip(&dy[first..]) {
-                    let t = tanh(*x / cap);
-                    *x = d * (1.0 - t * t);
-                }
-            });
-            self.put_tensor(op.outputs[0], shape, out);
-            return Ok(());
-        }
-        if let Detail::BoundedGlu { limit } = forward.detail {
-            let mut up = self.tensor(forward.inputs[1])?.f32().into_owned();
-            nonlinear::bounded_glu_backward(&mut out, &mut up, &dy, limit as f32);
-            self.put_tensor(op.outputs[0], shape.clone(), out);
-            self.put_tensor(op.outputs[1], shape, up);
-            return Ok(());
-        }
-        let f = Self::function(forward)?;
-        if forward.inputs.len() == 2 {
-            let mut up = self.tensor(forward.inputs[1])?.f32().into_owned();
-            f.gated_backward(&mut out, &mut up, &dy);
-            self.put_tensor(op.outputs[0], shape.clone(), out);
-            self.put_tensor(op.outputs[1], shape, up);
-            return Ok(());
-        }
-        if matches!(forward.kind, OpKind::Activation { gated: true }) {
-            let columns = x.columns() / 2;
-            elementwise::each_row(&mut out, 2 * columns, threads, |row, both| {
-                let (gate, up) = both.split_at_mut(columns);
-                f.gated_backward(gate, up, &dy[row * columns..]);
-            });
-        } else {
-            elementwise::each_block(&mut out, threads, |first, x| f.backward(x, &dy[first..]));
-        }
+        let (shape, mut out) = (x.shape.clone(), x.f32().into_owned());
+        elementwise::each_block(&mut out, self.threads(), |first, x| each(x, &dy[first..]));
         self.put_tensor(op.outputs[0], shape, out);
         Ok(())
     }
 
-    pub(super) fn bias(&mut self, op: &Op) -> Result<(), CpuError> {
-        let x = self.tensor(op.inputs[0])?;
-        let shape = x.shape.clone();
-        let columns = x.columns();
-        let mut out = x.f32().into_owned();
-        if let Detail::Table { table, first } = op.detail {
-            let info = self.info(op.inputs[0]);
-            let positions = self.machine.positions(&info.global, &info.placements);
-            let table = self.parameters.parameter(table).f32();
-            elementwise::each_row(&mut out, columns, self.threads(), |row, y| {
-                let at = (first + positions[row % positions.len()]) as usize * columns;
-                for (y, t) in y.iter_mut().zip(&table[at..at + columns]) {
-                    *y += t;
-                }
-            });
-        } else {
-            let b = self.tensor(op.inputs[1])?.f32();
-            elementwise::each_row(&mut out, columns, self.threads(), |_, y| {
-                for (y, b) in y.iter_mut().zip(b.iter()) {
-                    *y += b;
-                }
-            });
-        }
-        self.put_tensor(op.outputs[0], shape, out);
-        Ok(())
-    }
-
-    pub(super) fn bias_backward(
+    /// The gradients of a function of a gate and what it multiplies: `both` turns these into them.
+    fn both_derivatives(
         &mut self,
-        op: &Op,
+        op: &Op<Gradient>,
         forward: &Op,
-        sink: &mut dyn GradientSink,
+        both: impl Fn(&mut [f32], &mut [f32], &[f32]),
     ) -> Result<(), CpuError> {
-        let dy = self.tensor(op.inputs[0])?;
-        let columns = dy.columns();
-        let dy = dy.f32();
-        let like = forward.inputs[0];
-        if let Detail::Table { table, first } = forward.detail {
-            let info = self.info(like);
-            let positions = self.machine.positions(&info.global, &info.placements);
-            let rows: Vec<u32> = (0..info.global[0])
-                .flat_map(|_| positions.iter().map(|&p| (first + p) as u32))
-                .collect();
-            return self.table_gradient(sink, table, &rows, &dy, (columns, 0), like);
-        }
-        let value = |row: usize, j: usize| dy[row * columns + j];
-        self.token_sum(sink, forward.inputs[1], like, (columns, 1), value)
-    }
-
-    /// Adds the gradients of looked-up rows to a table's.
-    pub(super) fn table_gradient(
-        &self,
-        sink: &mut dyn GradientSink,
-        table: TensorId,
-        ids: &[u32],
-        dy: &[f32],
-        (columns, first): (usize, u64),
-        like: TensorId,
-    ) -> Result<(), CpuError> {
-        if self.machine.is_exact() {
-            let info = self.info(table);
-            let rows = self
-                .machine
-                .position
-                .indices(&info.global, &info.placements, 0);
-            let size = rows.len() * columns;
-            let mut sum = TreeSum::default();
-            for (leaf, rows) in self.machine.token_leaves(self.info(like), self.batch)? {
-                let mut node = vec![0.0; size];
-                tokens::scatter(ids, dy, columns, first, rows, &mut node);
-                sum.leaf(leaf, node);
-            }
-            sink.tree(table, 0..size, sum);
-        } else {
-            let rows = 0..ids.len();
-            tokens::scatter(ids, dy, columns, first, rows, sink.plain(table));
-        }
+        let dy = self.tensor(op.inputs[0])?.f32();
+        let (gate, up) = (
+            self.tensor(forward.inputs[0])?,
+            self.tensor(forward.inputs[1])?,
+        );
+        let shape = gate.shape.clone();
+        let (mut gate, mut up) = (gate.f32().into_owned(), up.f32().into_owned());
+        both(&mut gate, &mut up, &dy);
+        self.put_tensor(op.outputs[0], shape.clone(), gate);
+        self.put_tensor(op.outputs[1], shape, up);
         Ok(())
     }
 
-    pub(super) fn dropout(&mut self, op: &Op) -> Result<(), CpuError> {
-        let Detail::Dropout { probability } = op.detail else {
-            return Err(Machine::unsupported(op, "no probability"));
+    fn fused_gated_backward(
+        &mut self,
+        op: &Op<Gradient>,
+        forward: &Op,
+        function: Nonlinearity,
+    ) -> Result<(), CpuError> {
+        let f = kernels(function);
+        let dy = self.tensor(op.inputs[0])?.f32();
+        let x = self.tensor(forward.inputs[0])?;
+        let (shape, mut out, columns) = (x.shape.clone(), x.f32().into_owned(), x.columns() / 2);
+        elementwise::each_row(&mut out, 2 * columns, self.threads(), |row, both| {
+            let (gate, up) = both.split_at_mut(columns);
+            f.gated_backward(gate, up, &dy[row * columns..]);
+        });
+        self.put_tensor(op.outputs[0], shape, out);
+        Ok(())
+    }
+
+    fn gate_backward(&mut self, op: &Op<Gradient>, forward: &Op) -> Result<(), CpuError> {
+        let dy = self.tensor(op.inputs[0])?;
+        let gate = self.tensor(forward.inputs[1])?;
+        let x = self.tensor(forward.inputs[0])?.f32();
+        let (shape, columns) = (dy.shape.clone(), dy.columns());
+        let dy = dy.f32().into_owned();
+        let of_gate = |(row, g): (usize, &f32)| {
+            let range = row * columns..(row + 1) * columns;
+            let along = dy[range.clone()].iter().zip(&x[range]).map(|(d, x)| d * x);
+            let s = sigmoid(*g);
+            row_sum(along) * s * (1.0 - s)
         };
+        let d_gate = gate.f32().iter().enumerate().map(of_gate).collect();
+        let gate_shape = gate.shape.clone();
+        let d_x = self.gated_rows(dy, forward.inputs[1])?;
+        self.put_tensor(op.outputs[1], gate_shape, d_gate);
+        self.put_tensor(op.outputs[0], shape, d_x);
+        Ok(())
+    }
+
+    /// Every row times the sigmoid of its own number.
+    fn gated_rows(&self, mut x: Vec<f32>, gate: TensorId) -> Result<Vec<f32>, CpuError> {
+        let gate = self.tensor(gate)?.f32();
+        let columns = x.len() / gate.len().max(1);
+        elementwise::each_row(&mut x, columns, self.threads(), |row, out| {
+            let factor = sigmoid(gate[row]);
+            out.iter_mut().for_each(|x| *x *= factor);
+        });
+        Ok(x)
+    }
+
+    pub(super) fn dropout(&mut self, op: &Op, probability: f64) -> Result<(), CpuError> {
         let x = self.tensor(op.inputs[0])?;
         let info = self.info(op.inputs[0]);
         let position = &self.machine.position;
@@ -401,45 +360,42 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn rope(
+    pub(super) fn dropout_backward(
         &mut self,
-        op: &Op,
-        backward: bool,
-        from: TensorId,
-        to: TensorId,
+        op: &Op<Gradient>,
+        forward: &Op,
+        probability: f64,
     ) -> Result<(), CpuError> {
-        let Detail::Rope {
-            head_dim,
-            first,
-            neighbours,
-            dims,
-            theta,
-            scaling,
-        } = op.detail
-        else {
-            return Err(Machine::unsupported(op, "no frequencies"));
+        let dy = self.tensor(op.inputs[0])?;
+        let Value::Mask(mask) = self.value(forward.outputs[1])? else {
+            return Err(Machine::unsupported("dropout", &op.scope, "no mask"));
         };
-        let info = self.info(op.inputs[0]);
+        let out = dropped(&dy.f32(), mask, probability, self.threads());
+        let shape = dy.shape.clone();
+        self.put_tensor(op.outputs[0], shape, out);
+        Ok(())
+    }
+
+    /// `x`, whose tokens are those of `like`, turned by its rotary positions, or back.
+    fn turned(&self, x: &Tensor, like: TensorId, rotary: &Rotary, backward: bool) -> Vec<f32> {
+        let info = self.info(like);
         let positions = self.machine.positions(&info.global, &info.placements);
-        let x = self.tensor(from)?;
-        let (shape, columns) = (x.shape.clone(), x.columns());
-        let mut out = x.f32().into_owned();
+        let (columns, mut out) = (x.columns(), x.f32().into_owned());
         let rotation = elementwise::Rotation {
-            head_dim: head_dim as usize,
-            first: first as usize,
-            neighbours,
-            frequencies: scaling.frequencies(theta, dims),
-            magnitude: scaling.magnitude(),
+            head_dim: rotary.head_dim as usize,
+            first: rotary.first as usize,
+            neighbours: rotary.neighbours,
+            frequencies: rotary.scaling.frequencies(rotary.theta, rotary.dims),
+            magnitude: rotary.scaling.magnitude(),
             backward,
         };
         elementwise::rope(&mut out, columns, &rotation, &positions, self.threads());
-        self.put_tensor(to, shape, out);
-        Ok(())
+        out
     }
 }
 
 /// Kept elements over the probability of keeping them, zero elsewhere.
-pub(super) fn dropped(x: &[f32], mask: &[u8], probability: f64, threads: usize) -> Vec<f32> {
+fn dropped(x: &[f32], mask: &[u8], probability: f64, threads: usize) -> Vec<f32> {
     let keep = (1.0 / (1.0 - probability)) as f32;
     let mut out = x.to_vec();
     elementwise::each_block(&mut out, threads, |first, out| {
@@ -448,6 +404,10 @@ pub(super) fn dropped(x: &[f32], mask: &[u8], probability: f64, threads: usize) 
         }
     });
     out
+}
+
+fn kernels(of: Nonlinearity) -> &'static dyn Nonlinear {
+    nonlinear::kernels(of.function, of.tanh)
 }
 
 /// A factor in the type of what it multiplies.

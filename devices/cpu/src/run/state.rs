@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dtensor::block::Block;
 use dtensor::philox::Stream;
-use dtensor::trace::{Op, TensorId, TensorInfo, TensorRole};
+use dtensor::{Op, TensorId, TensorInfo, TensorRole};
 
 use crate::block::{Parameters, Saved};
 use crate::machine::{CpuError, Machine};
@@ -65,11 +65,7 @@ impl<'r> Run<'r> {
             .map(AsRef::as_ref)
             .ok_or_else(|| {
                 let info = self.info(id);
-                CpuError::Unsupported {
-                    operator: "reading".to_owned(),
-                    scope: info.name.clone(),
-                    reason: "a tensor that nothing wrote".to_owned(),
-                }
+                Machine::unsupported("reading", &info.name, "a tensor that nothing wrote")
             })
     }
 
@@ -79,11 +75,11 @@ impl<'r> Run<'r> {
         }
         match self.value(id)? {
             Value::Tensor(tensor) => Ok(tensor),
-            _ => Err(CpuError::Unsupported {
-                operator: "reading".to_owned(),
-                scope: self.info(id).name.clone(),
-                reason: "partial sums before they are reduced".to_owned(),
-            }),
+            _ => {
+                let reason = "partial sums before they are reduced";
+                let name = &self.info(id).name;
+                Err(Machine::unsupported("reading", name, reason))
+            }
         }
     }
 

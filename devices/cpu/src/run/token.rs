@@ -1,21 +1,99 @@
 //! Embeddings and the loss of a pass.
 
 use super::state::Run;
-use crate::machine::{CpuError, Machine};
+use crate::block::GradientSink;
+use crate::machine::CpuError;
 use crate::redistribute::{read_terms, write_terms};
-use crate::tokens;
+use crate::tree::TreeSum;
+use crate::{elementwise, tokens};
 use catalog::Axis;
-use dtensor::trace::{Detail, Op, TensorId};
+use dtensor::{Gradient, Op, TensorId};
 
 impl Run<'_> {
-    pub(super) fn first_row(&self, table: TensorId) -> u64 {
+    fn first_row(&self, table: TensorId) -> u64 {
         self.block.first_index(table, 0, &self.machine.position)
     }
 
-    pub(super) fn embedding(&mut self, op: &Op) -> Result<(), CpuError> {
-        let Detail::Table { table: id, .. } = op.detail else {
-            return Err(Machine::unsupported(op, "no table"));
-        };
+    pub(super) fn embedding_backward(
+        &mut self,
+        op: &Op<Gradient>,
+        forward: &Op,
+        table: TensorId,
+        sink: &mut dyn GradientSink,
+    ) -> Result<(), CpuError> {
+        let dy = self.tensor(op.inputs[0])?;
+        let at = (dy.columns(), self.first_row(table));
+        // The gradient of a partial output is whole on every rank: rows go by the ids.
+        let (ids, like) = (self.batch.ids, forward.inputs[0]);
+        self.table_gradient(sink, table, ids, &dy.f32(), at, like)
+    }
+
+    pub(super) fn positions_backward(
+        &mut self,
+        op: &Op<Gradient>,
+        forward: &Op,
+        (table, first): (TensorId, u64),
+        sink: &mut dyn GradientSink,
+    ) -> Result<(), CpuError> {
+        let dy = self.tensor(op.inputs[0])?;
+        let like = forward.inputs[0];
+        let info = self.info(like);
+        let positions = self.machine.positions(&info.global, &info.placements);
+        let rows: Vec<u32> = (0..info.global[0])
+            .flat_map(|_| positions.iter().map(|&p| (first + p) as u32))
+            .collect();
+        self.table_gradient(sink, table, &rows, &dy.f32(), (dy.columns(), 0), like)
+    }
+
+    pub(super) fn positions(&mut self, op: &Op, table: TensorId, first: u64) -> Result<(), CpuError> {
+        let x = self.tensor(op.inputs[0])?;
+        let (shape, columns) = (x.shape.clone(), x.columns());
+        let mut out = x.f32().into_owned();
+        let info = self.info(op.inputs[0]);
+        let positions = self.machine.positions(&info.global, &info.placements);
+        let table = self.parameters.parameter(table).f32();
+        elementwise::each_row(&mut out, columns, self.threads(), |row, y| {
+            let at = (first + positions[row % positions.len()]) as usize * columns;
+            for (y, t) in y.iter_mut().zip(&table[at..at + columns]) {
+                *y += t;
+            }
+        });
+        self.put_tensor(op.outputs[0], shape, out);
+        Ok(())
+    }
+
+    /// Adds the gradients of looked-up rows to a table's.
+    fn table_gradient(
+        &self,
+        sink: &mut dyn GradientSink,
+        table: TensorId,
+        ids: &[u32],
+        dy: &[f32],
+        (columns, first): (usize, u64),
+        like: TensorId,
+    ) -> Result<(), CpuError> {
+        if self.machine.is_exact() {
+            let info = self.info(table);
+            let rows = self
+                .machine
+                .position
+                .indices(&info.global, &info.placements, 0);
+            let size = rows.len() * columns;
+            let mut sum = TreeSum::default();
+            for (leaf, rows) in self.machine.token_leaves(self.info(like), self.batch)? {
+                let mut node = vec![0.0; size];
+                tokens::scatter(ids, dy, columns, first, rows, &mut node);
+                sum.leaf(leaf, node);
+            }
+            sink.tree(table, 0..size, sum);
+        } else {
+            let rows = 0..ids.len();
+            tokens::scatter(ids, dy, columns, first, rows, sink.plain(table));
+        }
+        Ok(())
+    }
+
+    pub(super) fn embedding(&mut self, op: &Op, id: TensorId) -> Result<(), CpuError> {
         let table = self.parameters.parameter(id);
         let columns = table.columns();
         let out = tokens::lookup(self.batch.ids, &table.f32(), columns, self.first_row(id));
@@ -25,7 +103,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn vocabulary(&self, logits: TensorId) -> (u64, usize) {
+    fn vocabulary(&self, logits: TensorId) -> (u64, usize) {
         let dim = self.info(logits).global.len() - 1;
         let first = self.block.first_index(logits, dim, &self.machine.position);
         (first, dim)
@@ -33,7 +111,11 @@ impl Run<'_> {
 
     /// The loss's three numbers per token over the vocabulary shards: the largest logit, the sum of
     /// exponentials, the label's logit.
-    pub(super) fn vocabulary_sums(&mut self, op: &Op, logits: TensorId) -> Result<(), CpuError> {
+    pub(super) fn vocabulary_sums<O>(
+        &mut self,
+        op: &Op<O>,
+        logits: TensorId,
+    ) -> Result<(), CpuError> {
         let x = self.tensor(logits)?;
         let (columns, rows) = (x.columns(), x.rows());
         let data = x.f32();
@@ -75,17 +157,13 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn cross_entropy(&mut self, op: &Op) -> Result<(), CpuError> {
+    pub(super) fn cross_entropy(&mut self, op: &Op, reduced: Option<TensorId>) -> Result<(), CpuError> {
         let logits = op.inputs[0];
         let x = self.tensor(logits)?;
         let (columns, rows, shape) = (x.columns(), x.rows(), x.shape.clone());
         let mut data = x.f32().into_owned();
         let (first, dim) = self.vocabulary(logits);
         let labels = self.batch.labels;
-        let reduced = match op.detail {
-            Detail::Loss { sums } => sums,
-            _ => None,
-        };
         let sums = match reduced {
             Some(sums) => {
                 let all = self.tensor(sums)?.f32();

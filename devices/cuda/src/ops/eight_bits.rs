@@ -10,7 +10,7 @@ use crate::error::CudaError;
 use crate::kernels::{Kernel, Source};
 use crate::launcher::{Arguments, Compute, Element, Epilogue, Float8, Operand, Product};
 use crate::tensor::{Device, Tensor};
-use dtensor::trace::EIGHT_BIT_MULTIPLE;
+use dtensor::EIGHT_BIT_MULTIPLE;
 
 /// Rows and columns of a block of the casts.
 const TILE: [usize; 2] = [128, 64];

@@ -9,17 +9,16 @@ use crate::ops::AttentionCall;
 use crate::tensor::Tensor;
 use dtensor::CausalAttention;
 use dtensor::philox::Stream;
-use dtensor::trace::{AttentionShape, Detail, Op, TensorId};
+use dtensor::{Attention, AttentionPieces, Factor, Gradient, Op, TensorId};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// The pieces that a fused attention stands for.
+/// A core attention, by the operators that name its tensors.
 struct Pieces<'p> {
     scores: &'p Op,
     context: &'p Op,
     dropout: Option<&'p Op>,
-    /// Indices in the forward trace of scores and context.
-    at: [usize; 2],
+    of: AttentionPieces,
 }
 
 /// Sizes of an attention with what they point to.
@@ -36,37 +35,37 @@ fn of_heads(list: &Tensor, held: &Range<usize>) -> Tensor {
 }
 
 impl<'r> Run<'r> {
-    fn attention_pieces(&self, op: usize) -> Result<Pieces<'r>, CudaError> {
-        let forward = &self.block.trace.forward;
-        let Some(pieces) = self.block.trace.attention_pieces(&forward[op].scope) else {
-            return Err(unsupported(&forward[op], "attention without its pieces"));
-        };
-        Ok(Pieces {
-            scores: &forward[pieces.scores],
-            context: &forward[pieces.context],
-            dropout: pieces.dropout.map(|i| &forward[i]),
-            at: [pieces.scores, pieces.context],
-        })
+    fn attention_pieces(&self, attention: &Attention) -> Pieces<'r> {
+        let trace = &self.block.trace;
+        let of = trace.attentions[attention.of];
+        Pieces {
+            scores: &trace.forward[of.scores],
+            context: &trace.forward[of.context],
+            dropout: of.dropout.map(|i| &trace.forward[i]),
+            of,
+        }
     }
 
     /// Sizes and positions of an attention as its operands have them now.
     fn attention_sizes(
         &self,
         pieces: &Pieces<'_>,
-        shape: &AttentionShape,
+        attention: &Attention,
     ) -> Result<Sizes, CudaError> {
+        let (shape, rule) = (attention.shape, pieces.of.rule);
         let (q, k) = (pieces.scores.inputs[0], pieces.scores.inputs[1]);
         let (positions, queries) = self.machine.positions(self.info(q), 1)?;
         let (q, k) = (self.tensor(q)?, self.keys(k)?);
         let heads = q.columns() as u64 / shape.qk_dim;
         let keys = k.len() as u64 / (q.shape[0] * k.columns()) as u64;
         if keys != shape.kv_len {
-            return Err(unsupported(pieces.scores, "keys that are on other ranks"));
+            let scope = &pieces.scores.scope;
+            return Err(unsupported(
+                "attention",
+                scope,
+                "keys that are on other ranks",
+            ));
         }
-        let Some(rule) = self.block.trace.softmax_rule(pieces.at[0]) else {
-            let reason = "scores that no softmax follows";
-            return Err(unsupported(pieces.scores, reason));
-        };
         let info = self.info(pieces.scores.outputs[0]);
         let slopes = self.machine.slopes(info, rule)?;
         let position = &self.machine.host.position;
@@ -75,9 +74,10 @@ impl<'r> Run<'r> {
             (sinks, held)
         });
         let first_head = self.machine.position_list(info, 1);
-        let (probability, stream) = match pieces.dropout.map(|op| (op.detail, op)) {
-            Some((Detail::Dropout { probability }, op)) => (probability, self.stream(op)),
-            _ => (0.0, StreamArgument::new(Stream::new(0, 0, ""), 0)),
+        let probability = pieces.of.probability;
+        let stream = match pieces.dropout {
+            Some(op) => self.stream(op),
+            None => StreamArgument::new(Stream::new(0, 0, ""), 0),
         };
         let argument = AttentionArgument {
             lengths: [queries as i64, keys as i64],
@@ -100,7 +100,7 @@ impl<'r> Run<'r> {
         };
         // A rank's tokens may be whole sequences in another order.
         let in_order = self.machine.span(self.info(pieces.scores.inputs[0]), 1);
-        let library = self.block.causal_attentions.get(&pieces.at[0]).copied();
+        let library = self.block.causal_attentions[attention.of];
         Ok(Sizes {
             argument,
             library: library.filter(|_| in_order.is_some()),
@@ -129,9 +129,9 @@ impl<'r> Run<'r> {
     }
 
     /// All pieces at once, at the first of them.
-    pub(super) fn attention(&mut self, op: usize, shape: &AttentionShape) -> Result<(), CudaError> {
-        let pieces = self.attention_pieces(op)?;
-        let sizes = self.attention_sizes(&pieces, shape)?;
+    pub(super) fn attention(&mut self, attention: &Attention) -> Result<(), CudaError> {
+        let pieces = self.attention_pieces(attention);
+        let sizes = self.attention_sizes(&pieces, attention)?;
         let call = self.attention_call(&pieces, &sizes)?;
         let (out, sums) = self.device().attention(&call)?;
         let to = [pieces.context.outputs[0], pieces.scores.outputs[0]];
@@ -143,17 +143,15 @@ impl<'r> Run<'r> {
     /// Gradients of queries, keys, values and sinks, at the first of their operators.
     pub(super) fn attention_backward(
         &mut self,
-        op: &Op,
-        of: usize,
-        shape: &AttentionShape,
+        op: &Op<Gradient>,
+        attention: &Attention,
         sink: &mut dyn GradientSink,
     ) -> Result<(), CudaError> {
-        let pieces = self.attention_pieces(of)?;
-        let block = self.block;
-        let scope = &block.trace.forward[of];
+        let pieces = self.attention_pieces(attention);
+        let scope = &pieces.context.scope;
         let [k, v] = [pieces.scores.inputs[1], pieces.context.inputs[1]];
         self.ring_again(scope, [k, v])?;
-        let sizes = self.attention_sizes(&pieces, shape)?;
+        let sizes = self.attention_sizes(&pieces, attention)?;
         let call = self.attention_call(&pieces, &sizes)?;
         let d_out = self.tensor(op.inputs[0])?;
         let out = self.tensor(pieces.context.outputs[0])?;
@@ -168,11 +166,13 @@ impl<'r> Run<'r> {
             self.return_ring(scope, k, dk)?,
             self.return_ring(scope, v, dv)?,
         ];
-        let [scores, context] = pieces.at;
+        let AttentionPieces {
+            scores, context, ..
+        } = pieces.of;
         let to = [
-            self.block.gradient_of(scores, 0),
-            self.block.gradient_of(scores, 1),
-            self.block.gradient_of(context, 1),
+            self.block.gradient_of(scores, Factor::First),
+            self.block.gradient_of(scores, Factor::Second),
+            self.block.gradient_of(context, Factor::Second),
         ];
         for (id, gradient) in to.into_iter().zip(gradients) {
             if let Some(id) = id {

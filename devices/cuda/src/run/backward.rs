@@ -1,12 +1,14 @@
 //! Backward of a pass: which kernels each traced operator runs.
 
 use super::machine::GradientSink;
-use super::state::{Run, rounded, unsupported};
+use super::state::{Run, rounded};
 use crate::error::CudaError;
 use crate::ops::NormGradient;
 use crate::tensor::Tensor;
-use dtensor::backward::GRADIENT_SUM;
-use dtensor::trace::{CollectiveKind, Detail, Op, OpKind, Pass, TensorId, View, ViewKind};
+use dtensor::{
+    AttentionPiece, Expert, Factor, Gradient, Norm, Op, Pointwise, Product, TensorId, Token, View,
+    ViewKind,
+};
 
 impl Run<'_> {
     /// Writes the gradient of a part into that of the whole.
@@ -39,66 +41,61 @@ impl Run<'_> {
     ) -> Result<(), CudaError> {
         let block = self.block;
         let op = &block.trace.backward[index];
-        if op.scope == GRADIENT_SUM {
-            return self.gradient_sum(op);
-        }
-        let Detail::Gradient { of, input } = op.detail else {
-            return match op.kind {
-                OpKind::Collective(c) => self.collective(op, c.kind),
-                _ => Err(unsupported(op, "a gradient of nothing")),
-            };
-        };
-        let forward = &block.trace.forward[of];
         if self.gelus && block.epilogues.is_gelu_gradient(index) {
             // Done by the product before.
             return Ok(());
         }
-        if block.is_attention(of) {
-            return match op.kind {
-                OpKind::AttentionContext(shape) if input == Some(0) => {
-                    self.attention_backward(op, of, &shape, sink)
+        let forward = |of: usize| &block.trace.forward[of];
+        match op.operator {
+            Gradient::Product(of, product, factor) => {
+                let weight = forward(of).inputs[1];
+                match (product, factor) {
+                    (Product::Matmul(..), Factor::First) => {
+                        self.linear_backward(index, op, product)
+                    }
+                    (Product::Matmul(..), Factor::Second) => {
+                        self.weight_gradient(op, (weight, product), sink)
+                    }
+                    (Product::GroupedMatmul(..), Factor::First) => self.grouped_backward(op),
+                    (Product::GroupedMatmul(..), Factor::Second) => {
+                        self.grouped_weight_gradient(op, weight, sink)
+                    }
                 }
-                // Done with the gradient of the probabilities.
-                _ => Ok(()),
-            };
-        }
-        match (op.kind, op.pass) {
-            (OpKind::Matmul { .. }, Pass::BackwardWeight) => {
-                self.weight_gradient(op, forward.inputs[1], sink)
             }
-            (OpKind::Matmul { .. }, _) => self.linear_backward(index, op),
-            (OpKind::GroupedMatmul { .. }, Pass::BackwardWeight) => {
-                self.grouped_weight_gradient(op, forward.inputs[1], sink)
+            Gradient::Attention(_, attention, factor) => match (attention.piece, factor) {
+                (AttentionPiece::Context, Factor::First) => {
+                    self.attention_backward(op, &attention, sink)
+                }
+                // Done with the gradient of the weights.
+                (AttentionPiece::Context, Factor::Second)
+                | (
+                    AttentionPiece::Scores
+                    | AttentionPiece::Softmax(_)
+                    | AttentionPiece::Dropout(_),
+                    _,
+                ) => Ok(()),
+            },
+            Gradient::Norm(of, norm) => self.norm_backward(op, forward(of), &norm, sink),
+            Gradient::Pointwise(of, pointwise) => {
+                self.pointwise_backward(op, forward(of), pointwise, sink)
             }
-            (OpKind::GroupedMatmul { .. }, _) => self.grouped_backward(op),
-            (OpKind::Norm, _) => self.norm_backward(op, forward, sink),
-            (OpKind::Activation { .. }, _) => self.activation_backward(op, forward),
-            (OpKind::Scale, _) => self.scale_backward(op, forward),
-            (OpKind::Bias, _) => self.bias_backward(op, forward, sink),
-            (OpKind::Dropout, _) => self.dropout_backward(op, forward),
-            (OpKind::Rope, _) => self.rope(forward, true, op.inputs[0], op.outputs[0]),
-            (OpKind::Copy, _) => self.copied_backward(op, forward),
-            (OpKind::Embedding, _) => self.embedding_backward(op, forward, sink),
-            (OpKind::CrossEntropy, _) => {
-                // Forward left the gradient in the logits' place.
-                let gradient = self.tensor(forward.inputs[0])?.clone();
-                self.set(op.outputs[0], gradient);
-                Ok(())
-            }
+            Gradient::Token(of, token) => self.token_backward(op, forward(of), token, sink),
+            Gradient::Expert(of, expert) => self.expert_backward(op, forward(of), expert, sink),
+            Gradient::Sum => self.gradient_sum(op),
+            Gradient::Exchange(exchange) => self.exchange(op, exchange),
             // Gradients of keys and values went back as they were made.
-            (OpKind::Collective(c), _) if c.kind == CollectiveKind::RingExchange => Ok(()),
-            _ => self.expert_backward(op, forward),
+            Gradient::Ring(_) => Ok(()),
         }
     }
 
     /// The gradient of a linear layer's weight, added to what `sink` has of it.
     fn weight_gradient(
         &self,
-        op: &Op,
-        weight: TensorId,
+        op: &Op<Gradient>,
+        (weight, product): (TensorId, Product),
         sink: &mut dyn GradientSink,
     ) -> Result<(), CudaError> {
-        if self.block.trace.is_eight_bit(op) {
+        if self.block.trace.is_eight_bit(product) {
             return self.weight_gradient8(op, weight, sink);
         }
         let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
@@ -107,9 +104,14 @@ impl Run<'_> {
     }
 
     /// The gradient of a linear layer's input, or of what that is the GELU of.
-    fn linear_backward(&mut self, index: usize, op: &Op) -> Result<(), CudaError> {
+    fn linear_backward(
+        &mut self,
+        index: usize,
+        op: &Op<Gradient>,
+        product: Product,
+    ) -> Result<(), CudaError> {
         let trace = &self.block.trace;
-        if trace.is_eight_bit(op) {
+        if trace.is_eight_bit(product) {
             let dx = self.linear_backward8(op)?;
             self.set(op.outputs[0], dx);
             return Ok(());
@@ -132,19 +134,19 @@ impl Run<'_> {
     /// The gradients of experts' weights, added to what `sink` has of them.
     fn grouped_weight_gradient(
         &self,
-        op: &Op,
+        op: &Op<Gradient>,
         weight: TensorId,
         sink: &mut dyn GradientSink,
     ) -> Result<(), CudaError> {
-        let route = self.routing(op)?;
+        let route = self.routing(&op.scope)?;
         let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let gradient = sink.gradient(weight);
         route.at_experts(|at| self.device().add_grouped_gradient(at, &gradient, dy, x))
     }
 
     /// The gradient of the rows that experts' products read.
-    fn grouped_backward(&mut self, op: &Op) -> Result<(), CudaError> {
-        let route = self.routing(op)?;
+    fn grouped_backward(&mut self, op: &Op<Gradient>) -> Result<(), CudaError> {
+        let route = self.routing(&op.scope)?;
         let (dy, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let dx = route.at_experts(|at| self.device().grouped(at, dy, w, true))?;
         self.set(op.outputs[0], dx);
@@ -152,89 +154,101 @@ impl Run<'_> {
     }
 
     /// The sum of what two readers of a tensor give it.
-    fn gradient_sum(&mut self, op: &Op) -> Result<(), CudaError> {
+    fn gradient_sum(&mut self, op: &Op<Gradient>) -> Result<(), CudaError> {
         let (a, b) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let sum = self.device().add(a, b)?;
         self.set(op.outputs[0], sum);
         Ok(())
     }
 
-    fn embedding_backward(
-        &self,
-        op: &Op,
+    fn token_backward(
+        &mut self,
+        op: &Op<Gradient>,
         forward: &Op,
+        token: Token,
         sink: &mut dyn GradientSink,
     ) -> Result<(), CudaError> {
-        let Detail::Table { table, .. } = forward.detail else {
-            return Err(unsupported(op, "no table"));
-        };
-        let dy = self.tensor(op.inputs[0])?;
-        let first = self.first_index(table, 0);
-        let gradient = sink.gradient(table);
-        let rows = first..first + gradient.rows() as u64;
-        let order = self.batch.row_order(self.device(), rows)?;
-        self.device().add_embedding_gradient(&gradient, dy, &order)
+        match token {
+            Token::Embedding(table) => {
+                let dy = self.tensor(op.inputs[0])?;
+                let first = self.first_index(table, 0);
+                let gradient = sink.gradient(table);
+                let rows = first..first + gradient.rows() as u64;
+                let order = self.batch.row_order(self.device(), rows)?;
+                self.device().add_embedding_gradient(&gradient, dy, &order)
+            }
+            Token::Positions { table, first } => {
+                let dy = self.tensor(op.inputs[0])?;
+                let info = self.info(forward.inputs[0]);
+                // Positions count from a row of the table on.
+                let (whole, first) = (sink.gradient(table), first as usize);
+                let (rows, columns) = (whole.rows() - first, whole.columns());
+                let gradient = whole.part(first * columns, vec![rows, columns]);
+                let order = self.machine.position_order(info, rows as u64)?;
+                self.device().add_embedding_gradient(&gradient, dy, &order)
+            }
+            Token::CrossEntropy(_) => {
+                // Forward left the gradient in the logits' place.
+                let gradient = self.tensor(forward.inputs[0])?.clone();
+                self.set(op.outputs[0], gradient);
+                Ok(())
+            }
+        }
     }
 
-    fn expert_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CudaError> {
-        match op.kind {
-            OpKind::TopK => {
-                let Detail::Route { router, .. } = forward.detail else {
-                    return Err(unsupported(op, "no rule of choice"));
-                };
-                let route = self.routing(op)?;
-                let (d, logits) = (self.tensor(op.inputs[0])?, self.tensor(forward.inputs[0])?);
+    fn expert_backward(
+        &mut self,
+        op: &Op<Gradient>,
+        forward: &Op,
+        expert: Expert,
+        sink: &mut dyn GradientSink,
+    ) -> Result<(), CudaError> {
+        let route = self.routing(&op.scope)?;
+        let device = self.device();
+        let dy = self.tensor(op.inputs[0])?;
+        match expert {
+            Expert::Route(rule) => {
+                let logits = self.tensor(forward.inputs[0])?;
                 let choice = (logits, self.tensor(forward.outputs[0])?);
-                let out = self.device().route_backward(&route, d, choice, &router)?;
+                let out = device.route_backward(&route, dy, choice, &rule.router)?;
                 self.set(op.outputs[0], out);
-                Ok(())
             }
-            OpKind::Permute => {
-                let route = self.routing(op)?;
-                let dy = self.tensor(op.inputs[0])?;
+            Expert::Permute => {
                 let shape = self.tokens_shape(forward.inputs[0], route.tokens, dy.columns());
-                let out = self.device().combine(&route, dy, None, shape)?;
+                let out = device.combine(&route, dy, None, shape)?;
                 self.set(op.outputs[0], out);
-                Ok(())
             }
-            OpKind::Unpermute => {
-                let route = self.routing(op)?;
-                let dy = self.tensor(op.inputs[0])?;
+            Expert::Unpermute => {
                 let rows = self.tensor(forward.inputs[0])?;
                 let p = self.tensor(forward.inputs[1])?;
-                let [d_rows, d_p] = self.device().combine_backward(&route, dy, rows, p)?;
+                let [d_rows, d_p] = device.combine_backward(&route, dy, rows, p)?;
                 self.set(op.outputs[0], d_rows);
                 self.set(op.outputs[1], d_p);
-                Ok(())
             }
-            _ => Err(unsupported(op, "its backward")),
+            Expert::Bias => {
+                let gradient = sink.gradient(forward.inputs[1]);
+                route.at_experts(|at| device.add_expert_bias_gradient(at, &gradient, dy))?;
+            }
         }
+        Ok(())
     }
 
     fn norm_backward(
         &mut self,
-        op: &Op,
+        op: &Op<Gradient>,
         forward: &Op,
+        norm: &Norm,
         sink: &mut dyn GradientSink,
     ) -> Result<(), CudaError> {
-        let Detail::Norm {
-            kind,
-            bias,
-            from_one,
-            ..
-        } = forward.detail
-        else {
-            return Err(unsupported(op, "a norm without its kind"));
-        };
         let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(forward.inputs[0])?);
         let weight = self.tensor(forward.inputs[1])?;
         let rows = vec![x.len() / weight.len(), weight.len()];
         let (dy, rows) = (dy.reshaped(rows.clone()), x.reshaped(rows));
         let d_weight = sink.gradient(forward.inputs[1]);
-        let d_bias = bias.map(|bias| sink.gradient(bias));
+        let d_bias = norm.bias.map(|bias| sink.gradient(bias));
         let call = NormGradient {
-            kind,
-            from_one,
+            kind: norm.kind,
+            from_one: norm.from_one,
             dy: &dy,
             x: &rows,
             weight,
@@ -251,104 +265,56 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn copied_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CudaError> {
-        let dy = self.tensor(op.inputs[0])?;
-        if let Detail::Join { own, shared } = forward.detail {
-            let widths = [own, shared].map(|n| n as usize);
-            let [own, shared] = self.device().join_backward(dy, widths[0], widths[1])?;
-            self.set(op.outputs[0], own);
-            self.set(op.outputs[1], shared);
-            return Ok(());
-        }
-        let dtype = self.info(op.outputs[0]).dtype;
-        let dx = if dy.dtype == dtype {
-            dy.clone()
-        } else {
-            self.device().cast(dy, dtype)?
-        };
-        self.set(op.outputs[0], dx);
-        Ok(())
-    }
-
-    fn scale_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CudaError> {
-        let dy = self.tensor(op.inputs[0])?;
-        let dx = match forward.detail {
-            Detail::Scale { factor } => self.device().scale(dy, rounded(factor, dy.dtype))?,
-            Detail::Gate => {
-                let [x, gate] = [forward.inputs[0], forward.inputs[1]];
-                let (x, gate) = (self.tensor(x)?, self.tensor(gate)?);
-                let [dx, d_gate] = self.device().gate_rows_backward(dy, x, gate)?;
-                self.set(op.outputs[1], d_gate);
-                dx
-            }
-            _ => return Err(unsupported(op, "no factor")),
-        };
-        self.set(op.outputs[0], dx);
-        Ok(())
-    }
-
-    fn activation_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CudaError> {
-        let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(forward.inputs[0])?);
-        let up = match forward.inputs.get(1) {
-            Some(&up) => Some(self.tensor(up)?),
-            None => None,
-        };
-        let gated = matches!(forward.kind, OpKind::Activation { gated: true });
-        let device = self.device();
-        let (dx, d_up) = match (forward.detail, up) {
-            (Detail::Cap { bound }, _) => (device.cap_backward(dy, x, bound as f32)?, None),
-            (Detail::BoundedGlu { limit }, Some(up)) => {
-                let [d_gate, d_up] = device.bounded_glu_backward(dy, x, up, limit as f32)?;
-                (d_gate, Some(d_up))
-            }
-            _ if gated => device.gated_backward(Self::nonlinearity(forward)?, dy, x, up)?,
-            _ => {
-                let f = Self::nonlinearity(forward)?;
-                (device.activation_backward(f, dy, x)?, None)
-            }
-        };
-        self.set(op.outputs[0], dx);
-        if let Some(d_up) = d_up {
-            self.set(op.outputs[1], d_up);
-        }
-        Ok(())
-    }
-
-    fn bias_backward(
+    fn pointwise_backward(
         &mut self,
-        op: &Op,
+        op: &Op<Gradient>,
         forward: &Op,
+        pointwise: Pointwise,
         sink: &mut dyn GradientSink,
     ) -> Result<(), CudaError> {
         let dy = self.tensor(op.inputs[0])?;
-        if forward.detail == Detail::ExpertBias {
-            let route = self.routing(op)?;
-            let gradient = sink.gradient(forward.inputs[1]);
-            let device = self.device();
-            return route.at_experts(|at| device.add_expert_bias_gradient(at, &gradient, dy));
-        }
-        let Detail::Table { table, first } = forward.detail else {
-            return self
-                .device()
-                .add_column_sum(&sink.gradient(forward.inputs[1]), dy);
+        let input = |i: usize| self.tensor(forward.inputs[i]);
+        let device = self.device();
+        let (dx, second) = match pointwise {
+            Pointwise::Activation(function) => {
+                (device.activation_backward(function, dy, input(0)?)?, None)
+            }
+            Pointwise::Gated(function) => {
+                device.gated_backward(function, dy, input(0)?, Some(input(1)?))?
+            }
+            Pointwise::FusedGated(function) => {
+                device.gated_backward(function, dy, input(0)?, None)?
+            }
+            Pointwise::BoundedGlu(limit) => {
+                let [d_gate, d_up] =
+                    device.bounded_glu_backward(dy, input(0)?, input(1)?, limit as f32)?;
+                (d_gate, Some(d_up))
+            }
+            Pointwise::Cap(bound) => (device.cap_backward(dy, input(0)?, bound as f32)?, None),
+            Pointwise::Rope(rotary) => (self.turned(dy, forward.inputs[0], &rotary, true)?, None),
+            Pointwise::Scale(factor) => (device.scale(dy, rounded(factor, dy.dtype))?, None),
+            Pointwise::Gate => {
+                let [dx, d_gate] = device.gate_rows_backward(dy, input(0)?, input(1)?)?;
+                (dx, Some(d_gate))
+            }
+            Pointwise::Bias => {
+                return device.add_column_sum(&sink.gradient(forward.inputs[1]), dy);
+            }
+            Pointwise::Dropout(probability) => {
+                let mask = self.tensor(forward.outputs[1])?;
+                let scale = (1.0 / (1.0 - probability)) as f32;
+                (device.masked(dy, mask, scale)?, None)
+            }
+            Pointwise::Copy => (self.copied(dy, op.outputs[0], false)?, None),
+            Pointwise::Join { own, shared } => {
+                let [own, shared] = device.join_backward(dy, own as usize, shared as usize)?;
+                (own, Some(shared))
+            }
         };
-        let info = self.info(forward.inputs[0]);
-        // Positions count from a row of the table on.
-        let (whole, first) = (sink.gradient(table), first as usize);
-        let (rows, columns) = (whole.rows() - first, whole.columns());
-        let gradient = whole.part(first * columns, vec![rows, columns]);
-        let order = self.machine.position_order(info, rows as u64)?;
-        self.device().add_embedding_gradient(&gradient, dy, &order)
-    }
-
-    fn dropout_backward(&mut self, op: &Op, forward: &Op) -> Result<(), CudaError> {
-        let Detail::Dropout { probability } = forward.detail else {
-            return Err(unsupported(op, "no probability"));
-        };
-        let (dy, mask) = (self.tensor(op.inputs[0])?, self.tensor(forward.outputs[1])?);
-        let scale = (1.0 / (1.0 - probability)) as f32;
-        let dx = self.device().masked(dy, mask, scale)?;
         self.set(op.outputs[0], dx);
+        if let Some(second) = second {
+            self.set(op.outputs[1], second);
+        }
         Ok(())
     }
 }

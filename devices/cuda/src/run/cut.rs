@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use catalog::Axis;
+use dtensor::TensorInfo;
 use dtensor::layout::consecutive;
 use dtensor::placement::{Placement, Placements};
-use dtensor::trace::TensorInfo;
 
 /// Runs of indices of one dim.
 #[derive(Clone, Debug, PartialEq)]

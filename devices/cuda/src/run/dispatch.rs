@@ -10,8 +10,8 @@ use crate::tensor::{Device, Tensor};
 use catalog::Axis;
 use comm::{Group, Message};
 use cpu_device::CpuError;
+use dtensor::Op;
 use dtensor::plan::RoutedRows;
-use dtensor::trace::Op;
 
 /// What an exchange between ranks does with rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +29,8 @@ impl Run<'_> {
     }
 
     /// Rows to the ranks of their experts, or back to those of their tokens.
-    pub(super) fn dispatch(&mut self, op: &Op, back: bool) -> Result<(), CudaError> {
-        let level = self.level(op, Axis::Ep, Exchange::Dispatch)?;
+    pub(super) fn dispatch<O>(&mut self, op: &Op<O>, back: bool) -> Result<(), CudaError> {
+        let level = self.level(&op.scope, Axis::Ep, Exchange::Dispatch)?;
         let group = self.machine.host.group(Axis::Ep);
         let (device, links) = (self.device(), &self.machine.links);
         let x = self.tensor(op.inputs[0])?;
@@ -55,8 +55,8 @@ impl Run<'_> {
     }
 
     /// Rows of all expert-tensor-parallel ranks together, or summed and shared out.
-    pub(super) fn expert_tensor(&mut self, op: &Op, gather: bool) -> Result<(), CudaError> {
-        let level = self.level(op, Axis::Etp, Exchange::Gather)?;
+    pub(super) fn expert_tensor<O>(&mut self, op: &Op<O>, gather: bool) -> Result<(), CudaError> {
+        let level = self.level(&op.scope, Axis::Etp, Exchange::Gather)?;
         let group = self.machine.host.group(Axis::Etp);
         let (device, links) = (self.device(), &self.machine.links);
         let x = self.tensor(op.inputs[0])?;
@@ -79,21 +79,25 @@ impl Run<'_> {
     }
 
     /// The exchange of an axis; rows are counted when it is first asked for.
-    fn level(&self, op: &Op, axis: Axis, exchange: Exchange) -> Result<Rc<Level>, CudaError> {
-        let route = self.routing(op)?;
+    fn level(&self, scope: &str, axis: Axis, exchange: Exchange) -> Result<Rc<Level>, CudaError> {
+        let route = self.routing(scope)?;
         let before = self.exchanges_before(axis);
         if let Some(level) = route.levels.borrow().get(before) {
             return Ok(Rc::clone(level));
         }
         if route.levels.borrow().len() < before {
-            return Err(unsupported(op, "rows that have not reached their rank"));
+            return Err(unsupported(
+                "expert gather",
+                scope,
+                "rows that have not reached their rank",
+            ));
         }
         let counts = match route.last() {
             Some(level) => level.counts.clone(),
-            None => self.counts(&op.scope, &route)?,
+            None => self.counts(scope, &route)?,
         };
         let group = self.machine.host.group(axis);
-        let everyone = self.everyones(&op.scope, group, &counts)?;
+        let everyone = self.everyones(scope, group, &counts)?;
         let level = Rc::new(self.exchanged(group, exchange, &counts, &everyone)?);
         route.levels.borrow_mut().push(Rc::clone(&level));
         Ok(level)

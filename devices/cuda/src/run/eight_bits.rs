@@ -7,7 +7,7 @@ use crate::error::CudaError;
 use crate::launcher::Float8;
 use crate::ops::{Lies, Matrix8};
 use crate::tensor::Tensor;
-use dtensor::trace::{Op, TensorId};
+use dtensor::{Gradient, Op, TensorId};
 
 impl Run<'_> {
     /// An activation or a gradient in 8 bits.
@@ -48,7 +48,7 @@ impl Run<'_> {
     }
 
     /// The gradient of a linear layer's input.
-    pub(super) fn linear_backward8(&self, op: &Op) -> Result<Tensor, CudaError> {
+    pub(super) fn linear_backward8(&self, op: &Op<Gradient>) -> Result<Tensor, CudaError> {
         let [dy, w] = [op.inputs[0], op.inputs[1]];
         let shape = self.shape_of(dy, self.tensor(w)?.columns())?;
         // The gradient of the weight, where it comes in the same pass, contracts the other dim.
@@ -65,7 +65,7 @@ impl Run<'_> {
     /// The gradient of a linear layer's weight, added to what `sink` has of it.
     pub(super) fn weight_gradient8(
         &self,
-        op: &Op,
+        op: &Op<Gradient>,
         weight: TensorId,
         sink: &mut dyn GradientSink,
     ) -> Result<(), CudaError> {

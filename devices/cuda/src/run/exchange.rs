@@ -1,18 +1,18 @@
 //! What ranks exchange inside a block.
 
-use super::state::{Run, unsupported};
+use super::state::Run;
 use crate::error::CudaError;
 use crate::ops::Losses;
 use crate::tensor::Tensor;
 use catalog::{Axis, DType};
 use dtensor::placement::Placement;
-use dtensor::trace::{CollectiveKind, Detail, Op, TensorId, View};
+use dtensor::{Exchange, Moves, Op, TensorId, View};
 
 impl Run<'_> {
-    pub(super) fn collective(&mut self, op: &Op, kind: CollectiveKind) -> Result<(), CudaError> {
-        match op.detail {
-            Detail::Redistribute { axis, from, to } => {
-                let id = op.inputs[0];
+    pub(super) fn exchange<O>(&mut self, op: &Op<O>, exchange: Exchange) -> Result<(), CudaError> {
+        match exchange.moves {
+            Moves::Redistribute { from, to } => {
+                let (id, axis) = (op.inputs[0], exchange.collective.axis);
                 let mut info = self.info(id).clone();
                 info.placements = info.placements.with(axis, from);
                 let moves = (axis, from, to);
@@ -21,16 +21,15 @@ impl Run<'_> {
                 self.set(op.outputs[0], out);
                 Ok(())
             }
-            Detail::Dispatch { back } => self.dispatch(op, back),
-            Detail::ExpertTensor { gather } => self.expert_tensor(op, gather),
-            Detail::VocabularySums { logits } => self.vocabulary_sums(op, logits),
-            _ if kind == CollectiveKind::RingExchange => {
-                for &id in &op.inputs {
-                    self.gather_ring(op, id)?;
-                }
-                Ok(())
-            }
-            _ => Err(unsupported(op, "this exchange")),
+            Moves::Dispatch => self.dispatch(op, false),
+            Moves::Combine => self.dispatch(op, true),
+            Moves::ExpertGather => self.expert_tensor(op, true),
+            Moves::ExpertReduce => self.expert_tensor(op, false),
+            Moves::VocabularySums(logits) => self.vocabulary_sums(op, logits),
+            Moves::Ring => op
+                .inputs
+                .iter()
+                .try_for_each(|&id| self.gather_ring(&op.scope, id)),
         }
     }
 
@@ -50,20 +49,20 @@ impl Run<'_> {
         }
     }
 
-    fn gather_ring(&mut self, op: &Op, id: TensorId) -> Result<(), CudaError> {
+    fn gather_ring(&mut self, scope: &str, id: TensorId) -> Result<(), CudaError> {
         let info = self.info(id);
         let shards = (Axis::Cp, info.placements.on(Axis::Cp));
         let part = self.tensor(id)?;
-        let whole = self.machine.all_gather(&op.scope, part, info, shards)?;
+        let whole = self.machine.all_gather(scope, part, info, shards)?;
         self.ring.insert(self.block.storage(id), whole);
         Ok(())
     }
 
     /// Before backward of an attention whose keys and values go round the ring, has them here.
-    pub(super) fn ring_again(&mut self, op: &Op, ids: [TensorId; 2]) -> Result<(), CudaError> {
+    pub(super) fn ring_again(&mut self, scope: &str, ids: [TensorId; 2]) -> Result<(), CudaError> {
         for id in ids {
             if self.block.has_ring() && !self.ring.contains_key(&self.block.storage(id)) {
-                self.gather_ring(op, id)?;
+                self.gather_ring(scope, id)?;
             }
         }
         Ok(())
@@ -72,7 +71,7 @@ impl Run<'_> {
     /// The gradient of keys or values of the whole sequence, back to the ranks that hold them.
     pub(super) fn return_ring(
         &self,
-        op: &Op,
+        scope: &str,
         of: TensorId,
         gradient: Tensor,
     ) -> Result<Tensor, CudaError> {
@@ -81,7 +80,7 @@ impl Run<'_> {
         }
         let info = self.info(of);
         let moves = (Axis::Cp, Placement::Partial, info.placements.on(Axis::Cp));
-        self.machine.redistribute(&op.scope, &gradient, info, moves)
+        self.machine.redistribute(scope, &gradient, info, moves)
     }
 
     /// What the loss needs beside its logits.
@@ -95,7 +94,7 @@ impl Run<'_> {
     }
 
     /// The loss's three numbers per token over the shards of the vocabulary.
-    fn vocabulary_sums(&mut self, op: &Op, logits: TensorId) -> Result<(), CudaError> {
+    fn vocabulary_sums<O>(&mut self, op: &Op<O>, logits: TensorId) -> Result<(), CudaError> {
         let x = self.tensor(logits)?;
         let own = self.device().loss_sums(x, &self.losses(logits))?;
         let group = self.machine.host.group(Axis::Tp);

@@ -4,8 +4,11 @@ use super::state::{Run, rounded, unsupported};
 use crate::error::CudaError;
 use crate::launcher::{Place, threshold};
 use crate::ops::{Dropout, Rope};
-use dtensor::Nonlinearity;
-use dtensor::trace::{Detail, Op, OpKind, TensorId, View, ViewKind};
+use crate::tensor::Tensor;
+use dtensor::{
+    self, AttentionPiece, Expert, Norm, Op, Operator, Pointwise, Product, Rotary, TensorId, Token,
+    View, ViewKind,
+};
 use std::rc::Rc;
 
 impl Run<'_> {
@@ -26,62 +29,113 @@ impl Run<'_> {
     pub(super) fn forward_op(&mut self, index: usize) -> Result<(), CudaError> {
         let block = self.block;
         let op = &block.trace.forward[index];
-        if block.is_attention(index) {
-            return match op.kind {
-                OpKind::AttentionScores(shape) => self.attention(index, &shape),
-                // Done at the scores.
-                _ => Ok(()),
-            };
-        }
         let epilogues = &block.epilogues;
         if epilogues.is_bias(index) || self.gelus && epilogues.is_gelu(index) {
             // Done by the product before.
             return Ok(());
         }
-        match op.kind {
-            OpKind::Matmul { .. } => self.linear(index, op),
-            OpKind::GroupedMatmul { .. } => {
-                let route = self.routing(op)?;
+        match op.operator {
+            Operator::Product(product @ Product::Matmul(..)) => self.linear(index, op, product),
+            Operator::Product(Product::GroupedMatmul(..)) => {
+                let route = self.routing(&op.scope)?;
                 let (x, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
                 let out = route.at_experts(|at| self.device().grouped(at, x, w, false))?;
                 self.set(op.outputs[0], out);
                 Ok(())
             }
-            OpKind::Norm => self.norm(op),
-            OpKind::Activation { .. } => self.activation(op),
-            OpKind::Add => {
+            Operator::Attention(attention) => match attention.piece {
+                AttentionPiece::Scores => self.attention(&attention),
+                // Done at the scores.
+                AttentionPiece::Softmax(_)
+                | AttentionPiece::Dropout(_)
+                | AttentionPiece::Context => Ok(()),
+            },
+            Operator::Norm(norm) => self.norm(op, &norm),
+            Operator::Pointwise(pointwise) => self.pointwise(op, pointwise),
+            Operator::Token(token) => self.token(op, token),
+            Operator::Expert(expert) => self.expert(op, expert),
+            Operator::Add => {
                 let (a, b) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
                 let out = self.device().add(a, b)?;
                 self.set(op.outputs[0], out);
                 Ok(())
             }
-            OpKind::Bias => self.bias(op),
-            OpKind::Dropout => self.dropout(op),
-            OpKind::Rope => self.rope(op, false, op.inputs[0], op.outputs[0]),
-            OpKind::Copy => self.copied(op),
-            OpKind::Embedding => self.embedding(op),
-            OpKind::CrossEntropy => self.cross_entropy(op),
-            OpKind::TopK => self.top_k(op),
-            OpKind::Permute => {
-                let route = self.routing(op)?;
-                let out = self.device().permute(&route, self.tensor(op.inputs[0])?)?;
-                self.set(op.outputs[0], out);
-                Ok(())
+            Operator::Exchange(exchange) => self.exchange(op, exchange),
+        }
+    }
+
+    fn pointwise(&mut self, op: &Op, pointwise: Pointwise) -> Result<(), CudaError> {
+        let x = self.tensor(op.inputs[0])?;
+        let second = || self.tensor(op.inputs[1]);
+        let device = self.device();
+        let out = match pointwise {
+            Pointwise::Activation(function) => device.activation(function, x)?,
+            Pointwise::Gated(function) => device.gated(function, x, Some(second()?))?,
+            Pointwise::FusedGated(function) => device.gated(function, x, None)?,
+            Pointwise::BoundedGlu(limit) => device.bounded_glu(x, second()?, limit as f32)?,
+            Pointwise::Cap(bound) => device.cap(x, bound as f32)?,
+            Pointwise::Rope(rotary) => self.turned(x, op.inputs[0], &rotary, false)?,
+            Pointwise::Scale(factor) => device.scale(x, rounded(factor, x.dtype))?,
+            Pointwise::Gate => device.gate_rows(x, second()?)?,
+            Pointwise::Bias => device.bias(x, second()?, None)?,
+            Pointwise::Dropout(probability) => return self.dropout(op, probability),
+            Pointwise::Copy => {
+                let (to, any) = (
+                    op.outputs[0],
+                    self.block.is_only_for_the_loss(op.outputs[0]),
+                );
+                self.copied(x, to, any)?
             }
-            OpKind::Unpermute => {
-                let route = self.routing(op)?;
+            Pointwise::Join { own, .. } => device.join(x, second()?, own as usize)?,
+        };
+        self.set(op.outputs[0], out);
+        Ok(())
+    }
+
+    fn token(&mut self, op: &Op, token: Token) -> Result<(), CudaError> {
+        let out = match token {
+            Token::Embedding(table) => self.embedding(op, table)?,
+            Token::Positions { table, first } => {
+                let x = self.tensor(op.inputs[0])?;
+                let (positions, count) = self.machine.positions(self.info(op.inputs[0]), 1)?;
+                let (table, first) = (self.parameters.parameter(table), first as usize);
+                let columns = table.columns();
+                let table = table.part(first * columns, vec![table.rows() - first, columns]);
+                self.device().bias(x, &table, Some((&*positions, count)))?
+            }
+            Token::CrossEntropy(sums) => {
+                let sums = sums.map(|sums| self.tensor(sums)).transpose()?;
+                let logits = op.inputs[0];
+                // The logits' place now holds their gradient: backward needs nothing else of them.
+                self.device()
+                    .loss(self.tensor(logits)?, &self.losses(logits), sums)?
+            }
+        };
+        self.set(op.outputs[0], out);
+        Ok(())
+    }
+
+    fn expert(&mut self, op: &Op, expert: Expert) -> Result<(), CudaError> {
+        let out = match expert {
+            Expert::Route(rule) => self.top_k(op, &rule)?,
+            Expert::Permute => {
+                let route = self.routing(&op.scope)?;
+                self.device().permute(&route, self.tensor(op.inputs[0])?)?
+            }
+            Expert::Unpermute => {
+                let route = self.routing(&op.scope)?;
                 let (rows, p) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
                 let shape = self.tokens_shape(op.outputs[0], route.tokens, rows.columns());
-                let out = self.device().combine(&route, rows, Some(p), shape)?;
-                self.set(op.outputs[0], out);
-                Ok(())
+                self.device().combine(&route, rows, Some(p), shape)?
             }
-            OpKind::AttentionScores(_) | OpKind::Softmax(_) | OpKind::AttentionContext(_) => {
-                Err(unsupported(op, "attention in pieces"))
+            Expert::Bias => {
+                let route = self.routing(&op.scope)?;
+                let (x, b) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
+                route.at_experts(|at| self.device().expert_bias(at, x, b))?
             }
-            OpKind::Collective(collective) => self.collective(op, collective.kind),
-            OpKind::Scale => self.scale(op),
-        }
+        };
+        self.set(op.outputs[0], out);
+        Ok(())
     }
 
     /// `[batch, tokens, columns]` of a tensor whose tokens are so many.
@@ -91,7 +145,7 @@ impl Run<'_> {
     }
 
     /// A linear layer, with the bias and the GELU that follow it, if they do.
-    fn linear(&mut self, index: usize, op: &Op) -> Result<(), CudaError> {
+    fn linear(&mut self, index: usize, op: &Op, product: Product) -> Result<(), CudaError> {
         let (block, ops) = (self.block, &self.block.trace.forward);
         let (x, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let bias = match block.epilogues.bias(index) {
@@ -108,7 +162,7 @@ impl Run<'_> {
             }
             return Ok(());
         }
-        let y = if block.trace.is_eight_bit(op) {
+        let y = if block.trace.is_eight_bit(product) {
             self.linear8(op, bias)?
         } else {
             let dtype = self.info(op.outputs[0]).dtype;
@@ -118,93 +172,21 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn norm(&mut self, op: &Op) -> Result<(), CudaError> {
-        let Detail::Norm {
-            kind,
-            epsilon,
-            bias,
-            from_one,
-        } = op.detail
-        else {
-            return Err(unsupported(op, "a norm without its kind"));
-        };
+    fn norm(&mut self, op: &Op, norm: &Norm) -> Result<(), CudaError> {
         let (x, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
-        let bias = match bias {
-            Some(bias) => Some(self.tensor(bias)?),
-            None => None,
-        };
+        let bias = norm.bias.map(|bias| self.tensor(bias)).transpose()?;
         // One head is a row of its own.
         let rows = x.reshaped(vec![x.len() / w.len(), w.len()]);
-        let (out, statistics) = self
-            .device()
-            .norm((kind, epsilon, from_one), &rows, w, bias)?;
+        let (out, statistics) =
+            self.device()
+                .norm((norm.kind, norm.epsilon, norm.from_one), &rows, w, bias)?;
         let out = out.reshaped(x.shape.clone());
         self.set(op.outputs[0], out);
         self.set(op.outputs[1], statistics);
         Ok(())
     }
 
-    pub(super) fn nonlinearity(op: &Op) -> Result<Nonlinearity, CudaError> {
-        match op.detail {
-            Detail::Activation { function, tanh } => Ok(Nonlinearity { function, tanh }),
-            _ => Err(unsupported(op, "an unnamed function")),
-        }
-    }
-
-    fn activation(&mut self, op: &Op) -> Result<(), CudaError> {
-        let x = self.tensor(op.inputs[0])?;
-        let up = match op.inputs.get(1) {
-            Some(&up) => Some(self.tensor(up)?),
-            None => None,
-        };
-        let gated = matches!(op.kind, OpKind::Activation { gated: true });
-        let device = self.device();
-        let out = match (op.detail, up) {
-            (Detail::Cap { bound }, _) => device.cap(x, bound as f32)?,
-            (Detail::BoundedGlu { limit }, Some(up)) => device.bounded_glu(x, up, limit as f32)?,
-            _ if gated => device.gated(Self::nonlinearity(op)?, x, up)?,
-            _ => device.activation(Self::nonlinearity(op)?, x)?,
-        };
-        self.set(op.outputs[0], out);
-        Ok(())
-    }
-
-    /// Multiplies by a number, or every row by the sigmoid of its own.
-    fn scale(&mut self, op: &Op) -> Result<(), CudaError> {
-        let x = self.tensor(op.inputs[0])?;
-        let out = match op.detail {
-            Detail::Scale { factor } => self.device().scale(x, rounded(factor, x.dtype))?,
-            Detail::Gate => self.device().gate_rows(x, self.tensor(op.inputs[1])?)?,
-            _ => return Err(unsupported(op, "no factor")),
-        };
-        self.set(op.outputs[0], out);
-        Ok(())
-    }
-
-    fn bias(&mut self, op: &Op) -> Result<(), CudaError> {
-        let x = self.tensor(op.inputs[0])?;
-        let out = match op.detail {
-            Detail::Table { table, first } => {
-                let (positions, count) = self.machine.positions(self.info(op.inputs[0]), 1)?;
-                let (table, first) = (self.parameters.parameter(table), first as usize);
-                let columns = table.columns();
-                let table = table.part(first * columns, vec![table.rows() - first, columns]);
-                self.device().bias(x, &table, Some((&*positions, count)))?
-            }
-            Detail::ExpertBias => {
-                let (route, b) = (self.routing(op)?, self.tensor(op.inputs[1])?);
-                route.at_experts(|at| self.device().expert_bias(at, x, b))?
-            }
-            _ => self.device().bias(x, self.tensor(op.inputs[1])?, None)?,
-        };
-        self.set(op.outputs[0], out);
-        Ok(())
-    }
-
-    fn dropout(&mut self, op: &Op) -> Result<(), CudaError> {
-        let Detail::Dropout { probability } = op.detail else {
-            return Err(unsupported(op, "no probability"));
-        };
+    fn dropout(&mut self, op: &Op, probability: f64) -> Result<(), CudaError> {
         let x = self.tensor(op.inputs[0])?;
         let info = self.info(op.inputs[0]);
         let columns = self
@@ -212,7 +194,8 @@ impl Run<'_> {
             .span(info, info.global.len() - 1)
             .filter(|_| info.global.len() == 3);
         let Some([first, number]) = columns else {
-            return Err(unsupported(op, "columns that are not next to each other"));
+            let reason = "columns that are not next to each other";
+            return Err(unsupported("dropout", &op.scope, reason));
         };
         let (positions, count) = self.machine.positions(info, 1)?;
         let call = Dropout {
@@ -232,106 +215,55 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn rope(
-        &mut self,
-        op: &Op,
+    /// `x`, whose tokens are those of `like`, turned by its rotary positions, or back.
+    pub(super) fn turned(
+        &self,
+        x: &Tensor,
+        like: TensorId,
+        rotary: &Rotary,
         backward: bool,
-        from: TensorId,
-        to: TensorId,
-    ) -> Result<(), CudaError> {
-        let Detail::Rope {
-            head_dim,
-            dims,
-            first,
-            neighbours,
-            ..
-        } = op.detail
-        else {
-            return Err(unsupported(op, "no frequencies"));
-        };
-        let (turns, sequence) = self.machine.turns(self.info(op.inputs[0]), &op.detail)?;
+    ) -> Result<Tensor, CudaError> {
+        let (turns, sequence) = self.machine.turns(self.info(like), rotary)?;
         let call = Rope {
             turns: &turns,
             sequence,
-            dims: [head_dim, first, dims].map(|n| n as usize),
-            neighbours,
+            dims: [rotary.head_dim, rotary.first, rotary.dims].map(|n| n as usize),
+            neighbours: rotary.neighbours,
             backward,
         };
-        let out = self.device().rope(self.tensor(from)?, &call)?;
-        self.set(to, out);
-        Ok(())
+        self.device().rope(x, &call)
     }
 
-    /// Every head's own columns with those that all share, or a copy to another type; none where the type is
-    /// the same or the loss takes any.
-    fn copied(&mut self, op: &Op) -> Result<(), CudaError> {
-        let (x, to) = (self.tensor(op.inputs[0])?, op.outputs[0]);
-        if let Detail::Join { own, .. } = op.detail {
-            let out = self
-                .device()
-                .join(x, self.tensor(op.inputs[1])?, own as usize)?;
-            self.set(to, out);
-            return Ok(());
-        }
+    /// A copy in the type of `to`; none where the type is the same or any will do.
+    pub(super) fn copied(&self, x: &Tensor, to: TensorId, any: bool) -> Result<Tensor, CudaError> {
         let dtype = self.info(to).dtype;
-        let out = if x.dtype == dtype || self.block.is_only_for_the_loss(to) {
-            x.clone()
-        } else {
-            self.device().cast(x, dtype)?
-        };
-        self.set(to, out);
-        Ok(())
+        if any || x.dtype == dtype {
+            return Ok(x.clone());
+        }
+        self.device().cast(x, dtype)
     }
 
-    fn embedding(&mut self, op: &Op) -> Result<(), CudaError> {
-        let Detail::Table { table: id, .. } = op.detail else {
-            return Err(unsupported(op, "no table"));
-        };
+    fn embedding(&self, op: &Op, id: TensorId) -> Result<Tensor, CudaError> {
         let table = self.parameters.parameter(id);
         let first = self.first_index(id, 0);
-        let tokens = self.batch.host.ids.len();
-        let shape = self.tokens_shape(op.outputs[0], tokens, table.columns());
+        let (tokens, to) = (self.batch.host.ids.len(), op.outputs[0]);
+        let shape = self.tokens_shape(to, tokens, table.columns());
         let out = self
             .device()
             .embedding(&self.batch.words.ids, table, first, shape)?;
-        let dtype = self.info(op.outputs[0]).dtype;
-        let out = if out.dtype == dtype {
-            out
-        } else {
-            self.device().cast(&out, dtype)?
-        };
-        self.set(op.outputs[0], out);
-        Ok(())
+        self.copied(&out, to, false)
     }
 
-    fn cross_entropy(&mut self, op: &Op) -> Result<(), CudaError> {
-        let sums = match op.detail {
-            Detail::Loss { sums: Some(sums) } => Some(self.tensor(sums)?),
-            _ => None,
-        };
-        let logits = op.inputs[0];
-        // The logits' place now holds their gradient: backward needs nothing else of them.
-        let out = self
-            .device()
-            .loss(self.tensor(logits)?, &self.losses(logits), sums)?;
-        self.set(op.outputs[0], out);
-        Ok(())
-    }
-
-    fn top_k(&mut self, op: &Op) -> Result<(), CudaError> {
-        let Detail::Route { router, bias } = op.detail else {
-            return Err(unsupported(op, "no rule of choice"));
-        };
+    fn top_k(&mut self, op: &Op, rule: &dtensor::Route) -> Result<Tensor, CudaError> {
         let logits = self.tensor(op.inputs[0])?;
         let top_k = *self
             .info(op.outputs[0])
             .shape
             .last()
             .expect("choices have a last dim") as usize;
-        let bias = bias.map(|bias| self.parameters.parameter(bias));
-        let (route, weights) = self.device().route(logits, top_k, (&router, bias))?;
-        self.set(op.outputs[0], weights);
+        let bias = rule.bias.map(|bias| self.parameters.parameter(bias));
+        let (route, weights) = self.device().route(logits, top_k, (&rule.router, bias))?;
         self.held.route = Some(Rc::new(route));
-        Ok(())
+        Ok(weights)
     }
 }

@@ -14,7 +14,7 @@ use crate::tensor::{Device, Tensor};
 use cpu_device::MicroBatch;
 use dtensor::block;
 use dtensor::placement::Placements;
-use dtensor::trace::{Detail, SoftmaxRule, TensorId, TensorInfo};
+use dtensor::{Rotary, SoftmaxRule, TensorId, TensorInfo};
 
 /// What a block keeps of a micro-batch between its passes.
 pub type Saved = block::Saved<Tensor, Rc<Route>>;
@@ -40,24 +40,34 @@ pub struct Machine<'m> {
     optimizer: OnceCell<Optimizer>,
 }
 
-/// What a list is of: the positions along a dim, or what an operator makes of them: the turns of rotary
-/// positions, the slopes of heads.
+/// What a list holds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Holds {
+    /// The positions along a dim.
+    Positions,
+    /// Cosines and sines of rotary positions.
+    Turns(Rotary),
+    /// The slopes of heads.
+    Slopes(SoftmaxRule),
+}
+
+/// What a list is of: the positions along a dim, or what an operator makes of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct ListOf {
     /// Which dim, of how many.
     dim: [usize; 2],
     length: u64,
     placements: Placements,
-    made: Option<Detail>,
+    holds: Holds,
 }
 
 impl ListOf {
-    fn new(info: &TensorInfo, dim: usize, made: Option<Detail>) -> Self {
+    fn new(info: &TensorInfo, dim: usize, holds: Holds) -> Self {
         Self {
             dim: [dim, info.global.len()],
             length: info.global[dim],
             placements: info.placements,
-            made,
+            holds,
         }
     }
 }
@@ -162,7 +172,7 @@ impl<'m> Machine<'m> {
         info: &TensorInfo,
         rows: u64,
     ) -> Result<Rc<RowOrder>, CudaError> {
-        let of = ListOf::new(info, 1, None);
+        let of = ListOf::new(info, 1, Holds::Positions);
         let known = |orders: &[(ListOf, Rc<RowOrder>)]| {
             let tokens = info.shape[..2].iter().product::<u64>() as usize;
             let same = |(known, order): &&(ListOf, Rc<RowOrder>)| {
@@ -188,7 +198,7 @@ impl<'m> Machine<'m> {
         info: &TensorInfo,
         dim: usize,
     ) -> Result<(Rc<Buffer>, usize), CudaError> {
-        let list = self.list(ListOf::new(info, dim, None), || {
+        let list = self.list(ListOf::new(info, dim, Holds::Positions), || {
             self.position_list(info, dim)
                 .iter()
                 .map(|&p| p as u32)
@@ -207,7 +217,7 @@ impl<'m> Machine<'m> {
     /// First and number of the indices of a tensor along `dim` that this rank holds, if they are next to each
     /// other.
     pub(super) fn span(&self, info: &TensorInfo, dim: usize) -> Option<[u64; 2]> {
-        let of = ListOf::new(info, dim, None);
+        let of = ListOf::new(info, dim, Holds::Positions);
         let known = self
             .spans
             .borrow()
@@ -229,21 +239,12 @@ impl<'m> Machine<'m> {
     pub(super) fn turns(
         &self,
         info: &TensorInfo,
-        rope: &Detail,
+        rotary: &Rotary,
     ) -> Result<(Rc<Buffer>, usize), CudaError> {
         let (_, count) = self.positions(info, 1)?;
-        let Detail::Rope {
-            dims,
-            theta,
-            scaling,
-            ..
-        } = *rope
-        else {
-            return self.positions(info, 1);
-        };
-        let list = self.list(ListOf::new(info, 1, Some(*rope)), || {
-            let frequencies = scaling.frequencies(theta, dims);
-            let magnitude = scaling.magnitude();
+        let list = self.list(ListOf::new(info, 1, Holds::Turns(*rotary)), || {
+            let frequencies = rotary.scaling.frequencies(rotary.theta, rotary.dims);
+            let magnitude = rotary.scaling.magnitude();
             let turn = |position: u64, frequency: f64| {
                 let (sin, cos) = (position as f64 * frequency).sin_cos();
                 [(magnitude * cos) as f32, (magnitude * sin) as f32].map(f32::to_bits)
@@ -265,7 +266,7 @@ impl<'m> Machine<'m> {
         if rule.alibi.is_none() {
             return Ok(None);
         }
-        let of = ListOf::new(scores, 1, Some(Detail::Softmax(rule)));
+        let of = ListOf::new(scores, 1, Holds::Slopes(rule));
         let list = self.list(of, || {
             let heads = self.position_list(scores, 1);
             let slope = |head| rule.slope(head).map(f32::to_bits);

@@ -32,7 +32,7 @@ use dtensor::block::pass::{self, Pass};
 use dtensor::block::{self, Block, Half};
 
 use dtensor::plan::RoutedRows;
-use dtensor::trace::{Op, TensorId};
+use dtensor::{AnyOp, TensorId};
 
 /// Bytes that a block keeps: of memory that several tensors share, once.
 #[must_use]
@@ -111,7 +111,7 @@ impl<'r> Pass for Run<'r> {
         Run::backward_view(self, &self.block.trace.backward_views[view])
     }
 
-    fn ran(&self, op: &Op) -> Result<(), CudaError> {
+    fn ran(&self, op: AnyOp<'_>) -> Result<(), CudaError> {
         let Some(watch) = self.machine.host.watch else {
             return Ok(());
         };

@@ -5,8 +5,8 @@ use super::machine::Machine;
 use crate::error::CudaError;
 use crate::tensor::{Device, Tensor};
 use catalog::{Axis, DType};
+use dtensor::TensorInfo;
 use dtensor::placement::{Placement, Placements};
-use dtensor::trace::TensorInfo;
 
 /// Rows, and elements of one index of a dim, when a tensor is seen as rows of that dim.
 fn grid(shape: &[usize], dim: usize) -> (usize, usize) {

@@ -12,7 +12,7 @@ use crate::ops::{Matrix8, Route};
 use crate::tensor::{Device, Tensor};
 use catalog::DType;
 use dtensor::block::{Block, Half};
-use dtensor::trace::{Op, TensorId, TensorInfo, TensorRole};
+use dtensor::{Op, TensorId, TensorInfo, TensorRole};
 
 /// One pass of one micro-batch through a block.
 pub(super) struct Run<'r> {
@@ -73,10 +73,9 @@ impl<'r> Run<'r> {
             return Ok(self.parameters.parameter(id));
         }
         let value = self.held.values.get(&self.block.storage(id));
-        value.ok_or_else(|| CudaError::Unsupported {
-            operator: "reading".to_owned(),
-            scope: self.info(id).name.clone(),
-            reason: "a tensor that nothing wrote".to_owned(),
+        value.ok_or_else(|| {
+            let name = &self.info(id).name;
+            unsupported("reading", name, "a tensor that nothing wrote")
         })
     }
 
@@ -85,9 +84,9 @@ impl<'r> Run<'r> {
         StreamArgument::new(self.block.stream(op, seed, step), self.batch.step())
     }
 
-    pub(super) fn routing(&self, op: &Op) -> Result<Rc<Route>, CudaError> {
+    pub(super) fn routing(&self, scope: &str) -> Result<Rc<Route>, CudaError> {
         let route = self.held.route.as_ref().map(Rc::clone);
-        route.ok_or_else(|| unsupported(op, "tokens that were not routed"))
+        route.ok_or_else(|| unsupported("routing", scope, "tokens that were not routed"))
     }
 
     pub(super) fn first_index(&self, id: TensorId, dim: usize) -> u64 {
@@ -101,10 +100,10 @@ pub(super) fn rounded(factor: f64, dtype: DType) -> f32 {
 }
 
 /// A typed refusal.
-pub(super) fn unsupported(op: &Op, reason: &str) -> CudaError {
+pub(super) fn unsupported(operator: &str, scope: &str, reason: &str) -> CudaError {
     CudaError::Unsupported {
-        operator: format!("{:?}", op.kind),
-        scope: op.scope.clone(),
+        operator: operator.to_owned(),
+        scope: scope.to_owned(),
         reason: reason.to_owned(),
     }
 }

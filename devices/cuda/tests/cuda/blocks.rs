@@ -11,7 +11,7 @@ use cpu_device::{Seen, Watch, WatchError};
 use cuda_device::Device;
 use dtensor::block::{Attention, Block, Half, Keep, Parameters};
 use dtensor::philox::Stream;
-use dtensor::{BlockPosition, Detail, TensorId, Trace};
+use dtensor::{BlockPosition, Op, Operator, TensorId, Trace};
 use models::{BlockClass, BlockLayout};
 
 use crate::emulator;
@@ -88,7 +88,7 @@ type Gradients = BTreeMap<TensorId, Vec<f32>>;
 fn held(trace: &Trace, seed: u64) -> Held {
     let from_one = |parameter: TensorId| {
         trace.forward.iter().any(|op| {
-            let counts = matches!(op.detail, Detail::Norm { from_one: true, .. });
+            let counts = matches!(op.operator, Operator::Norm(norm) if norm.from_one);
             counts && op.inputs[1] == parameter
         })
     };
@@ -448,7 +448,7 @@ struct Counts {
 impl Watch for Counts {
     fn ran(&self, seen: &Seen<'_>) -> Result<(), WatchError> {
         let count = |ids| seen.tensors(ids).count();
-        let counts = [count(&seen.op.inputs), count(&seen.op.outputs)];
+        let counts = [count(seen.op.inputs), count(seen.op.outputs)];
         let key = (seen.title(), seen.pass());
         self.seen.borrow_mut().entry(key).or_insert(counts);
         Ok(())
@@ -541,7 +541,9 @@ fn models_train_in_8_bits_nearly_as_in_16() {
         let case = Case::new(&model, &layers, (SEQ_8, Precision::Fp8));
         let of = |trace: &Trace| {
             let ops = trace.forward.iter();
-            ops.filter(|op| trace.is_eight_bit(op)).count()
+            let narrow =
+                |op: &&Op| matches!(op.operator, Operator::Product(p) if trace.is_eight_bit(p));
+            ops.filter(narrow).count()
         };
         let counts: Vec<usize> = case.traces.iter().map(of).collect();
         assert_eq!(counts, [0, products, 0], "{}", model.name);

@@ -5,34 +5,38 @@ use catalog::{Axis, DType};
 use super::ledger::Room;
 use super::run::Run;
 use crate::layout::is_sequence;
+use crate::operator::{Exchange, Moves};
 use crate::placement::Placement;
-use crate::trace::{CollectiveKind, Detail, Op, TensorId, TensorInfo};
+use crate::tensor::{TensorId, TensorInfo};
+use crate::trace::Op;
 
 impl Run<'_> {
-    pub(super) fn collective(&mut self, op: &Op, kind: CollectiveKind) {
-        if kind == CollectiveKind::RingExchange {
-            return op.inputs.iter().for_each(|&id| self.gather_ring(id));
-        }
+    pub(super) fn exchange<O>(&mut self, op: &Op<O>, exchange: Exchange) {
         let ends = op.inputs.first().zip(op.outputs.first());
-        let beside = ends.map_or(0, |(&read, &made)| self.beside(op, read, made));
-        let beside = self.ledger.take(beside, DType::U8);
+        let Some((&read, &made)) = ends.filter(|_| exchange.moves != Moves::Ring) else {
+            return op.inputs.iter().for_each(|&id| self.gather_ring(id));
+        };
+        let beside = self
+            .ledger
+            .take(self.beside(exchange, read, made), DType::U8);
         op.outputs.iter().for_each(|&id| self.make(id));
         drop(beside);
     }
 
     /// Bytes that an exchange has beside what it reads and what it makes.
-    fn beside(&self, op: &Op, read: TensorId, made: TensorId) -> u64 {
+    fn beside(&self, exchange: Exchange, read: TensorId, made: TensorId) -> u64 {
         let [from_bytes, to_bytes] = [self.get(read).bytes, self.info(made).bytes().0];
-        match op.detail {
-            Detail::Redistribute { axis, from, to } => {
+        match exchange.moves {
+            Moves::Redistribute { from, to } => {
+                let axis = exchange.collective.axis;
                 let [read, made] = [read, made].map(|id| self.info(id));
                 let sent = apart((read, from_bytes), &made.shape, (axis, to));
                 sent + apart((made, to_bytes), &read.shape, (axis, from))
             }
             // Rows as they travel, by rank, and by expert.
-            Detail::Dispatch { back } => [to_bytes, from_bytes][usize::from(back)],
-            Detail::ExpertTensor { gather } => [from_bytes, to_bytes][usize::from(gather)],
-            _ => 0,
+            Moves::Dispatch | Moves::ExpertGather => to_bytes,
+            Moves::Combine | Moves::ExpertReduce => from_bytes,
+            Moves::VocabularySums(_) | Moves::Ring => 0,
         }
     }
 

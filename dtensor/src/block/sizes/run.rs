@@ -6,10 +6,13 @@ use std::rc::Rc;
 use catalog::DType;
 
 use super::ledger::{Ledger, Room};
-use crate::backward::GRADIENT_SUM;
 use crate::block::pass::Saved;
 use crate::block::program::{Block, Half};
-use crate::trace::{self, Detail, Op, OpKind, TensorId, TensorInfo};
+use crate::operator::{
+    Attention, AttentionPiece, Expert, Factor, Gradient, Operator, Pointwise, Product, Token,
+};
+use crate::tensor::{TensorId, TensorInfo};
+use crate::trace::{AttentionPieces, Op, Pass};
 
 /// What a block keeps, as buffers.
 pub type Rooms = Saved<Room, Room>;
@@ -97,18 +100,18 @@ impl<'r> Run<'r> {
     }
 
     /// A product in 8 bits: its casts, and what it makes.
-    fn product_in_8_bits(&mut self, op: &Op, to: Option<TensorId>) {
+    fn product_in_8_bits<O>(&mut self, op: &Op<O>, to: Option<TensorId>) {
         let [first, second] = [op.inputs[0], op.inputs[1]];
         let weight = match op.pass {
-            trace::Pass::Forward => {
+            Pass::Forward => {
                 self.cast(ACTIVATION, first, [true, false]);
                 Some(self.codes(second, 1))
             }
-            trace::Pass::BackwardInput => {
+            Pass::BackwardInput => {
                 self.cast(GRADIENT, first, [true, self.half == Some(Half::Both)]);
                 Some(self.codes(second, 1))
             }
-            trace::Pass::BackwardWeight => {
+            Pass::BackwardWeight => {
                 self.cast(GRADIENT, first, [false, true]);
                 self.cast(ACTIVATION, second, [false, true]);
                 None
@@ -131,12 +134,9 @@ impl<'r> Run<'r> {
         shape[..shape.len().saturating_sub(1)].iter().product()
     }
 
-    fn attention(&mut self, scores: &Op) {
+    fn attention(&mut self, pieces: AttentionPieces) {
         let forward = &self.block.trace.forward;
-        let Some(pieces) = self.block.trace.attention_pieces(&scores.scope) else {
-            return;
-        };
-        let context = &forward[pieces.context];
+        let [scores, context] = [pieces.scores, pieces.context].map(|piece| &forward[piece]);
         let (out, sums) = (context.outputs[0], scores.outputs[0]);
         let info = self.info(out);
         let dtype = self.get(scores.inputs[0]).dtype;
@@ -146,17 +146,14 @@ impl<'r> Run<'r> {
         self.set(sums, value);
     }
 
-    fn attention_backward(&mut self, of: usize) {
+    fn attention_backward(&mut self, attention: Attention) {
         let block = self.block;
         let forward = &block.trace.forward;
-        let scope = &forward[of].scope;
-        let Some(pieces) = block.trace.attention_pieces(scope) else {
-            return;
-        };
-        let (scores, context) = (pieces.scores, pieces.context);
-        let library = block.causal_attentions.get(&scores);
-        let library = library.filter(|_| self.ledger.library);
-        let passing = match library {
+        let AttentionPieces {
+            scores, context, ..
+        } = block.trace.attentions[attention.of];
+        let library = block.causal_attentions[attention.of];
+        let passing = match library.filter(|_| self.ledger.library) {
             Some(library) => library.backward_workspace(),
             None => 4 * self.rows(forward[scores].outputs[0]),
         };
@@ -170,10 +167,14 @@ impl<'r> Run<'r> {
         let gradients = [q, k, v].map(|like| self.keys(like));
         let gradients = gradients.map(|like| self.ledger.take(like.bytes, like.dtype));
         drop(passing);
-        let pieces = [(scores, 0, q), (scores, 1, k), (context, 1, v)];
-        for ((piece, input, of), gradient) in pieces.into_iter().zip(gradients) {
+        let pieces = [
+            (scores, Factor::First, q),
+            (scores, Factor::Second, k),
+            (context, Factor::Second, v),
+        ];
+        for ((piece, factor, of), gradient) in pieces.into_iter().zip(gradients) {
             let gradient = self.return_ring(of, gradient);
-            if let Some(id) = block.gradient_of(piece, input) {
+            if let Some(id) = block.gradient_of(piece, factor) {
                 self.set(id, gradient);
             }
         }
@@ -199,55 +200,60 @@ impl<'r> Run<'r> {
     pub(super) fn forward_kernels(&mut self, index: usize) {
         let block = self.block;
         let op = &block.trace.forward[index];
-        if block.is_attention(index) {
-            if matches!(op.kind, OpKind::AttentionScores(_)) {
-                self.positions(op.inputs[0]);
-                self.attention(op);
-            }
-            return;
-        }
         if block.epilogues.is_bias(index) || block.epilogues.is_gelu(index) {
             return;
         }
-        match op.kind {
-            OpKind::Matmul { .. } => self.linear(index, op),
-            OpKind::Copy if op.detail == Detail::None => {
+        match op.operator {
+            Operator::Attention(Attention { of, piece, .. }) => {
+                if piece == AttentionPiece::Scores {
+                    self.positions(op.inputs[0]);
+                    self.attention(block.trace.attentions[of]);
+                }
+            }
+            Operator::Product(product @ Product::Matmul(..)) => self.linear(index, op, product),
+            Operator::Pointwise(Pointwise::Copy) => {
                 let (from, to) = (op.inputs[0], op.outputs[0]);
                 self.copy(from, to, block.is_only_for_the_loss(to));
             }
-            OpKind::CrossEntropy => {
+            Operator::Pointwise(Pointwise::Rope(rotary)) => {
+                let tokens = self.info(op.inputs[0]).shape[1];
+                let name = format!("turns {tokens} {rotary:?}");
+                self.ledger.list(name, 4 * tokens * rotary.dims);
+                self.positions(op.inputs[0]);
+                self.make_all(op);
+            }
+            Operator::Pointwise(Pointwise::Dropout(_))
+            | Operator::Token(Token::Positions { .. }) => {
+                self.positions(op.inputs[0]);
+                self.make_all(op);
+            }
+            Operator::Token(Token::CrossEntropy(sums)) => {
                 self.make(op.outputs[0]);
-                if !matches!(op.detail, Detail::Loss { sums: Some(_) }) {
+                if sums.is_none() {
                     self.passing(3 * self.rows(op.inputs[0]));
                 }
             }
-            OpKind::TopK => self.routed(op),
-            OpKind::Collective(c) => self.collective(op, c.kind),
-            _ => {
-                if let Detail::Rope { dims, .. } = op.detail {
-                    let tokens = self.info(op.inputs[0]).shape[1];
-                    let name = format!("turns {tokens} {:?}", op.detail);
-                    self.ledger.list(name, 4 * tokens * dims);
-                }
-                if matches!(
-                    op.detail,
-                    Detail::Rope { .. } | Detail::Dropout { .. } | Detail::Table { .. }
-                ) && op.kind != OpKind::Embedding
-                {
-                    self.positions(op.inputs[0]);
-                }
-                for &id in &op.outputs {
-                    self.make(id);
-                }
-            }
+            Operator::Expert(Expert::Route(_)) => self.routed(op),
+            Operator::Exchange(exchange) => self.exchange(op, exchange),
+            Operator::Product(Product::GroupedMatmul(..))
+            | Operator::Norm(_)
+            | Operator::Pointwise(_)
+            | Operator::Token(Token::Embedding(_))
+            | Operator::Expert(_)
+            | Operator::Add => self.make_all(op),
         }
     }
 
-    fn linear(&mut self, index: usize, op: &Op) {
+    /// Buffers of the sizes that the trace says.
+    fn make_all<O>(&mut self, op: &Op<O>) {
+        op.outputs.iter().for_each(|&id| self.make(id));
+    }
+
+    fn linear(&mut self, index: usize, op: &Op, product: Product) {
         let block = self.block;
         let to = block.made_by(index);
         let gelu = block.epilogues.gelu(index);
-        if block.trace.is_eight_bit(op) {
+        if block.trace.is_eight_bit(product) {
             self.product_in_8_bits(op, Some(to));
         } else if gelu.is_none() || block.stays(to, self.half) {
             self.make(to);
@@ -266,35 +272,35 @@ impl<'r> Run<'r> {
         if let Some(gelu) = block.epilogues.gelu_gradient(index) {
             return self.make(block.trace.backward[gelu].outputs[0]);
         }
-        let of = match op.detail {
-            Detail::Gradient { of, input } => Some((of, input)),
-            _ => None,
-        };
-        let Some((of, input)) = of.filter(|_| op.scope != GRADIENT_SUM) else {
-            return match op.kind {
-                OpKind::Collective(c) => self.collective(op, c.kind),
-                _ => op.outputs.iter().for_each(|&id| self.make(id)),
-            };
-        };
-        if block.is_attention(of) {
-            if matches!(op.kind, OpKind::AttentionContext(_)) && input == Some(0) {
-                self.attention_backward(of);
+        match op.operator {
+            Gradient::Attention(_, attention, factor) => {
+                if (attention.piece, factor) == (AttentionPiece::Context, Factor::First) {
+                    self.attention_backward(attention);
+                }
             }
-            return;
-        }
-        let forward = &block.trace.forward[of];
-        match op.kind {
-            OpKind::Matmul { .. } if block.trace.is_eight_bit(op) => {
-                let made = op.pass == trace::Pass::BackwardInput;
-                self.product_in_8_bits(op, made.then(|| op.outputs[0]));
+            Gradient::Product(_, product, factor) => match factor {
+                _ if block.trace.is_eight_bit(product) => {
+                    let to = (factor == Factor::First).then(|| op.outputs[0]);
+                    self.product_in_8_bits(op, to);
+                }
+                Factor::First => self.make(op.outputs[0]),
+                // Gradients of weights are added where their sums lie.
+                Factor::Second => {}
+            },
+            Gradient::Norm(..) => op.outputs.iter().take(1).for_each(|&id| self.make(id)),
+            Gradient::Pointwise(_, Pointwise::Copy | Pointwise::Join { .. }) => {
+                self.copy(op.inputs[0], op.outputs[0], false);
             }
-            // Gradients of weights are added where their sums lie.
-            _ if op.pass == trace::Pass::BackwardWeight => {}
-            OpKind::Embedding | OpKind::Bias => {}
-            OpKind::CrossEntropy => self.alias(op.outputs[0], forward.inputs[0]),
-            OpKind::Copy => self.copy(op.inputs[0], op.outputs[0], false),
-            OpKind::Norm => op.outputs.iter().take(1).for_each(|&id| self.make(id)),
-            _ => op.outputs.iter().for_each(|&id| self.make(id)),
+            Gradient::Token(of, Token::CrossEntropy(_)) => {
+                self.alias(op.outputs[0], block.trace.forward[of].inputs[0]);
+            }
+            // These, too, are gradients of weights.
+            Gradient::Pointwise(_, Pointwise::Bias)
+            | Gradient::Expert(_, Expert::Bias)
+            | Gradient::Token(_, Token::Embedding(_) | Token::Positions { .. })
+            | Gradient::Ring(_) => {}
+            Gradient::Pointwise(..) | Gradient::Expert(..) | Gradient::Sum => self.make_all(op),
+            Gradient::Exchange(exchange) => self.exchange(op, exchange),
         }
     }
 }

@@ -37,8 +37,8 @@ struct State {
 /// A disk with a fault at one call.
 pub(super) struct Dying {
     fault: Fault,
-    /// The call, from 0.
-    at: usize,
+    /// The call, from 0; none, if it has no fault.
+    at: Option<usize>,
     state: Mutex<State>,
 }
 
@@ -46,19 +46,23 @@ impl Dying {
     pub(super) fn new(fault: Fault, at: usize) -> Self {
         Self {
             fault,
-            at,
+            at: Some(at),
             state: Mutex::default(),
         }
     }
 
     /// A disk without a fault.
     pub(super) fn never() -> Self {
-        Self::new(Fault::Once, usize::MAX)
+        Self {
+            at: None,
+            ..Self::new(Fault::Once, 0)
+        }
     }
 
     /// Whether the fault has happened.
     pub(super) fn died(&self) -> bool {
-        self.state.lock().expect("no panic").calls > self.at
+        let calls = self.state.lock().expect("no panic").calls;
+        self.at.is_some_and(|at| calls > at)
     }
 
     /// Counts a call; an error if it fails.
@@ -66,12 +70,12 @@ impl Dying {
         let mut state = self.state.lock().expect("no panic");
         let call = state.calls;
         state.calls += 1;
-        let fails = match self.fault {
-            Fault::Kill | Fault::PowerCut => call >= self.at,
-            Fault::FullDisk => call >= self.at && grows,
-            Fault::Once => call == self.at,
+        let fails = |at| match self.fault {
+            Fault::Kill | Fault::PowerCut => call >= at,
+            Fault::FullDisk => call >= at && grows,
+            Fault::Once => call == at,
         };
-        match fails {
+        match self.at.is_some_and(fails) {
             true => Err(io::Error::other(format!("{:?} at {call}", self.fault))),
             false => Ok(()),
         }

@@ -1,6 +1,6 @@
 //! Messages between GPUs that are measured: over a grid, or those that a plan's ranks exchange.
 
-use dtensor::{CollectiveKind, OpKind};
+use dtensor::{CollectiveKind, CostClass};
 use plans::{Axis, Strategy, Zero};
 use profiler::BlockRequest;
 use profiler::cuda::{COLLECTIVES, Collective, Exchange, MOST_RANKS, group_sizes};
@@ -55,10 +55,8 @@ pub(super) fn over_hosts(suite: SuiteArg, hosts: u64, per_host: u64) -> Vec<Exch
 
 /// What ranks exchange inside a block, at the sizes they do.
 pub(super) fn of_block(block: &BlockRequest) -> Vec<Exchange> {
-    let trace = &block.trace;
-    let ops = trace.forward.iter().chain(&trace.backward);
-    let collectives = ops.filter_map(|op| match op.kind {
-        OpKind::Collective(collective) => Some(collective),
+    let collectives = block.trace.ops().filter_map(|op| match op.cost() {
+        CostClass::Collective(collective) => Some(collective),
         _ => None,
     });
     let exchange = |c: dtensor::Collective| {

@@ -1,0 +1,173 @@
+//! Core attention, unfused: scores, softmax, dropout, context.
+
+use catalog::Axis;
+
+use crate::gradients::Backward;
+use crate::operator::{
+    Attention, AttentionPiece, AttentionShape, CostClass, Factor, Gradient, Operator, SoftmaxRule,
+};
+use crate::placement::{BLOCK_AXES, Placement, Placements};
+use crate::tape::{DTensor, Record, Tape};
+use crate::trace::AttentionPieces;
+
+impl Tape<'_> {
+    /// Core attention: `q: [b, s, heads·d]` and so on, sharded by heads; returns `[b, s, heads·d_v]`.
+    pub fn attention(
+        &mut self,
+        scope: &str,
+        [q, k, v]: [&DTensor; 3],
+        shape: AttentionShape,
+        (rule, probability): (SoftmaxRule, f64),
+    ) -> DTensor {
+        let of = self.trace.attentions.len();
+        let operator = |piece| Operator::Attention(Attention { of, shape, piece });
+        let scores = self.scores(&format!("{scope}.scores"), q, shape);
+        let probabilities = self.scores(&format!("{scope}.probabilities"), q, shape);
+        let first = self.trace.forward.len();
+        let product = operator(AttentionPiece::Scores);
+        self.record(scope, product, &[q, k], &scores, &[q.id, k.id]);
+        // The derivative of a bound needs what it bounds.
+        let saved: &[_] = match rule.cap {
+            Some(_) => &[probabilities.id, scores.id],
+            None => &[probabilities.id],
+        };
+        let softmax = operator(AttentionPiece::Softmax(rule));
+        self.record(scope, softmax, &[&scores], &probabilities, saved);
+        let drops = probability > 0.0;
+        let weights = if drops {
+            let dropout = operator(AttentionPiece::Dropout(probability));
+            self.masked(scope, dropout, &probabilities)
+        } else {
+            probabilities
+        };
+        let mut out_shape = q.shape.clone();
+        let last = out_shape.len() - 1;
+        out_shape[last] = q.shape[last] / shape.qk_dim * shape.v_dim;
+        let out = self.output(scope, &out_shape, q.placements, q.dtype);
+        let (product, saved) = (operator(AttentionPiece::Context), [weights.id, v.id]);
+        self.record(scope, product, &[&weights, v], &out, &saved);
+        self.trace.attentions.push(AttentionPieces {
+            scores: first,
+            dropout: drops.then_some(first + 2),
+            context: self.trace.forward.len() - 1,
+            rule,
+            probability,
+        });
+        out
+    }
+
+    /// A tensor of a number per head, query and key.
+    fn scores(&mut self, name: &str, q: &DTensor, shape: AttentionShape) -> DTensor {
+        let dims = vec![shape.batch, shape.heads, shape.q_len, shape.kv_len];
+        let scores = self.rows(name, dims, q.dtype);
+        let heads = q.shape[2] / shape.qk_dim;
+        let global = [shape.batch, heads, q.shape[1], shape.kv_len];
+        self.place(scores.id, &global, scores_placements(q.placements));
+        scores
+    }
+}
+
+/// Where attention's `[b, heads, q, kv]` lies when its queries `[b, s, heads·d]` lie so.
+fn scores_placements(queries: Placements) -> Placements {
+    let mut placements = Placements::REPLICATE;
+    for axis in BLOCK_AXES {
+        let on = match queries.on(axis) {
+            Placement::Shard(1) => Placement::Shard(2),
+            Placement::Shard(2) => Placement::Shard(1),
+            other => other,
+        };
+        placements = placements.with(axis, on);
+    }
+    placements
+}
+
+impl Attention {
+    /// Softmax and dropout have one kernel; of a product, each factor's gradient reads the other factor.
+    pub(super) fn backward(
+        self,
+        backward: &mut Backward<'_, '_>,
+        (of, record): (usize, &Record),
+        gradient: &DTensor,
+    ) {
+        let operator = |factor| Gradient::Attention(of, self, factor);
+        let scores = match self.piece {
+            AttentionPiece::Scores => record.output.as_ref(),
+            AttentionPiece::Context => record.inputs.first(),
+            AttentionPiece::Softmax(_) | AttentionPiece::Dropout(_) => {
+                let one = operator(Factor::First);
+                return backward.push_one((of, record), gradient, one, |_, placed| placed);
+            }
+        };
+        let factors = [Factor::First, Factor::Second].into_iter().enumerate();
+        for ((index, factor), input) in factors.zip(&record.inputs) {
+            let other = record.inputs[1 - index].id;
+            let mut out = backward.of_input(of, index, input);
+            let split = scores.is_some_and(|scores| splits_queries(backward.tape, scores, input));
+            if factor == Factor::Second && split {
+                out.placements = out.placements.with(Axis::Cp, Placement::Partial);
+            }
+            let (reads, writes) = (vec![gradient.id, other], vec![out.id]);
+            backward.push(of, operator(factor), reads, writes);
+            backward.accumulate(input, out);
+        }
+    }
+
+    /// Its name in profiles. Gradients of queries and of keys are different products.
+    pub(super) fn key(self, factor: Option<Factor>) -> String {
+        let of = match factor {
+            Some(Factor::First) => " of input 0",
+            Some(Factor::Second) => " of input 1",
+            None => "",
+        };
+        match self.piece {
+            AttentionPiece::Scores => format!("attention scores{of}"),
+            AttentionPiece::Softmax(_) => "softmax".to_owned(),
+            AttentionPiece::Dropout(_) => "dropout".to_owned(),
+            AttentionPiece::Context => format!("attention context{of}"),
+        }
+    }
+
+    /// The sizes that decide its time, where its tensors' are not those.
+    pub(super) fn sizes(self) -> Option<Vec<u64>> {
+        let s = self.shape;
+        match self.piece {
+            AttentionPiece::Scores => Some(vec![s.batch * s.heads, s.q_len, s.kv_len, s.qk_dim]),
+            AttentionPiece::Context => Some(vec![s.batch * s.heads, s.q_len, s.kv_len, s.v_dim]),
+            AttentionPiece::Softmax(_) => Some(vec![s.batch * s.heads * s.q_len, s.kv_len]),
+            AttentionPiece::Dropout(_) => None,
+        }
+    }
+
+    /// Its class of cost.
+    pub(super) fn cost(self) -> CostClass {
+        match self.piece {
+            AttentionPiece::Scores => CostClass::AttentionScores(self.shape),
+            AttentionPiece::Softmax(_) => CostClass::Softmax,
+            AttentionPiece::Dropout(_) => CostClass::Dropout,
+            AttentionPiece::Context => CostClass::AttentionContext(self.shape),
+        }
+    }
+}
+
+/// Whether keys or values that every context-parallel rank holds whole meet the queries of one
+/// rank only, so that each rank has a term of their gradient.
+fn splits_queries(tape: &Tape<'_>, scores: &DTensor, keys: &DTensor) -> bool {
+    tape.mesh().cp > 1
+        && tape.trace.tensor(scores.id).placements.on(Axis::Cp) == Placement::Shard(2)
+        && keys.placements.on(Axis::Cp) == Placement::Replicate
+}
+
+impl SoftmaxRule {
+    /// What a head's scores lose per token of distance (Press et al. 2022, §3): powers of `2^(−8/n)` for `n`
+    /// heads, a power of two; further heads take every other power for twice as many.
+    #[must_use]
+    pub fn slope(&self, head: u64) -> Option<f32> {
+        let n = 1u64 << self.alibi?.ilog2();
+        let power = if head < n {
+            8.0 * (head + 1) as f64 / n as f64
+        } else {
+            4.0 * (2 * (head - n) + 1) as f64 / n as f64
+        };
+        Some((-power).exp2() as f32)
+    }
+}

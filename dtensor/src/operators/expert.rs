@@ -1,0 +1,108 @@
+//! Mixtures of experts: choice, order of rows, combination.
+
+use catalog::{Axis, DType};
+
+use crate::error::DTensorError;
+use crate::gradients::Backward;
+use crate::operator::{CostClass, Expert, Gradient, Operator, Route};
+use crate::placement::Placement;
+use crate::tape::{DTensor, Record, Tape, no_rule};
+use crate::tensor::TensorRole;
+
+impl Tape<'_> {
+    /// Router choice over `logits: […, experts]`: keeps probabilities and chosen indices. Returns the weights of the
+    /// chosen.
+    pub fn top_k(&mut self, scope: &str, logits: &DTensor, k: u64, route: Route) -> DTensor {
+        let mut shape = logits.shape.clone();
+        *shape.last_mut().expect("logits have a last dim") = k;
+        let (name, role) = (format!("{scope}.probabilities"), TensorRole::Activation);
+        let chosen = self.tensor(&name, &shape, logits.placements, DType::F32, role);
+        let local = self.trace.tensor(chosen.id).shape.clone();
+        let indices = self.local_tensor(&format!("{scope}.indices"), local, DType::I64, role);
+        let saved = [logits.id, chosen.id, indices];
+        let operator = Operator::Expert(Expert::Route(route));
+        self.record(scope, operator, &[logits], &chosen, &saved);
+        chosen
+    }
+
+    /// Adds every expert's bias to its rows.
+    ///
+    /// # Errors
+    /// When rows are terms of a sum: the bias would be added once for each.
+    pub fn expert_bias(
+        &mut self,
+        scope: &str,
+        rows: &DTensor,
+        b: &DTensor,
+    ) -> Result<DTensor, DTensorError> {
+        if self.mesh().etp > 1 && rows.placements.on(Axis::Etp) == Placement::Partial {
+            return Err(no_rule("expert bias", scope, &[rows, b]));
+        }
+        let out = self.like(scope, rows, rows.dtype);
+        let operator = Operator::Expert(Expert::Bias);
+        self.record(scope, operator, &[rows, b], &out, &[]);
+        Ok(out)
+    }
+
+    /// Tokens copied to one row per choice, ordered by expert: `[b, s, h]` → `[b·s·k, h]`.
+    pub fn permute(&mut self, scope: &str, x: &DTensor, k: u64) -> DTensor {
+        let local = &self.trace.tensor(x.id).shape;
+        let h = *local.last().expect("tokens have a width");
+        let rows = local.iter().product::<u64>() / h * k;
+        let out = self.rows(&format!("{scope}.permuted"), vec![rows, h], x.dtype);
+        self.record(scope, Operator::Expert(Expert::Permute), &[x], &out, &[]);
+        out
+    }
+
+    /// Rows back to tokens, weighted by the router: keeps the rows for the router's gradient.
+    pub fn unpermute(
+        &mut self,
+        scope: &str,
+        rows: &DTensor,
+        probabilities: &DTensor,
+        like: &DTensor,
+    ) -> DTensor {
+        let out = self.like(scope, like, like.dtype);
+        let (operator, inputs) = (Operator::Expert(Expert::Unpermute), [rows, probabilities]);
+        self.record(scope, operator, &inputs, &out, &[rows.id]);
+        out
+    }
+}
+
+impl Expert {
+    /// One kernel; a bias passes the gradient on and has the sums of rows for itself.
+    pub(super) fn backward(
+        self,
+        backward: &mut Backward<'_, '_>,
+        (of, record): (usize, &Record),
+        gradient: DTensor,
+    ) {
+        let operator = Gradient::Expert(of, self);
+        match self {
+            Self::Bias => backward.push_sum((of, record), gradient, operator),
+            Self::Route(_) | Self::Permute | Self::Unpermute => {
+                backward.push_one((of, record), &gradient, operator, |_, placed| placed);
+            }
+        }
+    }
+
+    /// Its name in profiles.
+    pub(super) fn key(self) -> &'static str {
+        match self {
+            Self::Route(_) => "routing",
+            Self::Permute => "permute",
+            Self::Unpermute => "unpermute",
+            Self::Bias => "bias",
+        }
+    }
+
+    /// Its class of cost.
+    pub(super) fn cost(self) -> CostClass {
+        match self {
+            Self::Route(_) => CostClass::TopK,
+            Self::Permute => CostClass::Permute,
+            Self::Unpermute => CostClass::Unpermute,
+            Self::Bias => CostClass::Bias,
+        }
+    }
+}

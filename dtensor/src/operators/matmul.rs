@@ -1,0 +1,162 @@
+//! Products with weights: linear layers, and those of experts.
+
+use catalog::Axis;
+
+use crate::error::DTensorError;
+use crate::gradients::Backward;
+use crate::operator::{Factor, Gemm, Gradient, Operator, Product, Site};
+use crate::placement::{BLOCK_AXES, Placement};
+use crate::tape::{DTensor, Record, Tape, no_rule};
+use crate::tensor::TensorRole;
+use crate::trace::Trace;
+
+/// Products in 8 bits want sizes that are multiples of this: rows of 16 bytes (cuBLAS, "FP8 data types":
+/// 16-byte alignment of all dimensions).
+pub const EIGHT_BIT_MULTIPLE: u64 = 16;
+
+impl Tape<'_> {
+    /// `y = x · wᵀ` with `x: […, k]`, `w: [n, k]`. Keeps `x`.
+    ///
+    /// # Errors
+    /// When `x` and `w` are placed so that no product of shards gives a placed result.
+    pub fn linear(
+        &mut self,
+        scope: &str,
+        x: &DTensor,
+        w: &DTensor,
+        site: Site,
+    ) -> Result<DTensor, DTensorError> {
+        let last = x.shape.len() - 1;
+        let mut placements = x.placements;
+        for axis in BLOCK_AXES {
+            if self.mesh().size(axis) == 1 {
+                continue;
+            }
+            let placement = match (x.placements.on(axis), w.placements.on(axis)) {
+                (p, Placement::Replicate) if p != Placement::Partial && !p.shards(last) => p,
+                (Placement::Replicate, Placement::Shard(0)) => Placement::Shard(last),
+                (Placement::Replicate, Placement::Interleaved(0, g)) => {
+                    Placement::Interleaved(last, g)
+                }
+                (p, Placement::Shard(1)) if p.shards(last) => Placement::Partial,
+                _ => return Err(no_rule("linear", scope, &[x, w])),
+            };
+            placements = placements.with(axis, placement);
+        }
+        let mut shape = x.shape.clone();
+        shape[last] = w.shape[0];
+        let out = self.output(scope, &shape, placements, x.dtype);
+        let input = self.trace.tensor(x.id);
+        let k = *input.shape.last().expect("linear inputs have a last dim");
+        let m = input.elements() / k;
+        let n = self.trace.tensor(w.id).shape[0];
+        let product = Operator::Product(Product::Matmul(Gemm { m, n, k }, site));
+        self.record(scope, product, &[x, w], &out, &[x.id]);
+        Ok(out)
+    }
+
+    /// One product per local expert: `x: [rows, k]` ordered by expert, `w: [n, k]` each. Keeps `x`.
+    ///
+    /// # Errors
+    /// When the experts' shards do not match.
+    pub fn grouped_linear(
+        &mut self,
+        scope: &str,
+        x: &DTensor,
+        w: &DTensor,
+        groups: u64,
+    ) -> Result<DTensor, DTensorError> {
+        let etp = self.mesh().etp;
+        let placement = match (x.placements.on(Axis::Etp), w.placements.on(Axis::Etp)) {
+            _ if etp == 1 => Placement::Replicate,
+            (Placement::Replicate, Placement::Shard(0)) => Placement::Shard(1),
+            (Placement::Replicate, Placement::Interleaved(0, g)) => Placement::Interleaved(1, g),
+            (p, Placement::Shard(1)) if p.shards(1) => Placement::Partial,
+            _ => return Err(no_rule("grouped_linear", scope, &[x, w])),
+        };
+        let placements = x.placements.with(Axis::Etp, placement);
+        let out = self.output(scope, &[x.shape[0], w.shape[0]], placements, x.dtype);
+        let [m, k] = [0, 1].map(|dim| self.trace.tensor(x.id).shape[dim]);
+        let n = self.trace.tensor(w.id).shape[0];
+        let product = Operator::Product(Product::GroupedMatmul(Gemm { m, n, k }, groups));
+        self.record(scope, product, &[x, w], &out, &[x.id]);
+        Ok(out)
+    }
+}
+
+impl Gemm {
+    /// The product that gives the gradient of one of the factors.
+    fn gradient(self, factor: Factor) -> Self {
+        let Self { m, n, k } = self;
+        match factor {
+            Factor::First => Self { m, n: k, k: n },
+            Factor::Second => Self { m: n, n: k, k: m },
+        }
+    }
+}
+
+impl Product {
+    /// The gradient of the input is there at once; that of the weight goes where weights' gradients go.
+    pub(super) fn backward(
+        self,
+        backward: &mut Backward<'_, '_>,
+        (of, record): (usize, &Record),
+        gradient: &DTensor,
+    ) {
+        let (x, w) = (&record.inputs[0], &record.inputs[1]);
+        let operator = |factor| {
+            let product = match self {
+                Self::Matmul(gemm, site) => Self::Matmul(gemm.gradient(factor), site),
+                Self::GroupedMatmul(gemm, n) => Self::GroupedMatmul(gemm.gradient(factor), n),
+            };
+            Gradient::Product(of, product, factor)
+        };
+        let mut back = backward.of_input(of, 0, x);
+        for axis in BLOCK_AXES {
+            // A weight sharded by columns leaves each rank with one term of the input's gradient.
+            if w.placements.on(axis).shards(0) {
+                back.placements = back.placements.with(axis, Placement::Partial);
+            }
+        }
+        let (reads, writes) = (vec![gradient.id, w.id], vec![back.id]);
+        backward.push(of, operator(Factor::First), reads, writes);
+        backward.accumulate(x, back);
+        let tape = &mut *backward.tape;
+        let name = format!("{}.weight_gradient", tape.trace.forward[of].scope);
+        let shape = tape.trace.tensor(w.id).shape.clone();
+        let out = tape.local_tensor(&name, shape, w.dtype, TensorRole::Gradient);
+        let reads = vec![gradient.id, x.id];
+        backward.push(of, operator(Factor::Second), reads, vec![out]);
+    }
+
+    /// Its name in profiles.
+    pub(super) fn key(self) -> &'static str {
+        match self {
+            Self::Matmul(..) => "matmul",
+            Self::GroupedMatmul(..) => "grouped matmul",
+        }
+    }
+
+    /// The sizes that decide its time.
+    pub(super) fn sizes(self) -> Vec<u64> {
+        match self {
+            Self::Matmul(Gemm { m, n, k }, _) => vec![m, n, k],
+            Self::GroupedMatmul(Gemm { m, n, k }, groups) => vec![groups, m, n, k],
+        }
+    }
+}
+
+impl Trace {
+    /// Whether a product runs in 8 bits: a linear layer's, of sizes that allow it, and no router's, which chooses by
+    /// small differences.
+    #[must_use]
+    pub fn is_eight_bit(&self, product: Product) -> bool {
+        match product {
+            Product::Matmul(_, Site::Router) | Product::GroupedMatmul(..) => false,
+            Product::Matmul(Gemm { m, n, k }, _) => {
+                let fits = |size: u64| size.is_multiple_of(EIGHT_BIT_MULTIPLE);
+                self.eight_bits && [m, n, k].into_iter().all(fits)
+            }
+        }
+    }
+}

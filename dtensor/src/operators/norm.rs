@@ -1,0 +1,39 @@
+//! Layer and RMS norms.
+
+use catalog::DType;
+use catalog::model::NormKind;
+
+use crate::operator::{Norm, Operator};
+use crate::tape::{DTensor, Tape};
+use crate::tensor::TensorRole;
+
+impl Tape<'_> {
+    /// Layer or RMS norm over the last dim, or over every run of `weight`'s length in it (one head).
+    /// Keeps the input and 32-bit statistics per norm (mean and reciprocal deviation, or the latter
+    /// alone).
+    pub fn norm(&mut self, scope: &str, x: &DTensor, weight: &DTensor, norm: Norm) -> DTensor {
+        let statistics = match norm.kind {
+            NormKind::LayerNorm => 2,
+            NormKind::RmsNorm => 1,
+        };
+        let out = self.like(scope, x, x.dtype);
+        let rows = self.trace.tensor(x.id).elements() / weight.shape[0].max(1);
+        let name = format!("{scope}.statistics");
+        let shape = vec![rows, statistics];
+        let stats = self.local_tensor(&name, shape, DType::F32, TensorRole::Activation);
+        let saved = [x.id, stats];
+        self.record(scope, Operator::Norm(norm), &[x, weight], &out, &saved);
+        self.also_makes(stats);
+        out
+    }
+}
+
+impl Norm {
+    /// Its name in profiles.
+    pub(super) fn key(self) -> &'static str {
+        match self.kind {
+            NormKind::LayerNorm => "layer norm",
+            NormKind::RmsNorm => "rms norm",
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Functions of each element, or of each row.
+
+use catalog::DType;
+
+use crate::error::DTensorError;
+use crate::gradients::Backward;
+use crate::operator::{CostClass, Gradient, Nonlinearity, Operator, Pointwise, Rotary};
+use crate::placement::{BLOCK_AXES, Placement, Placements};
+use crate::tape::{DTensor, Record, Tape, no_rule};
+use crate::tensor::{TensorId, TensorRole};
+
+impl Tape<'_> {
+    /// A function of tensors that lie alike, whose result lies so too.
+    fn pointwise(
+        &mut self,
+        scope: &str,
+        function: Pointwise,
+        inputs: &[&DTensor],
+        saved: &[TensorId],
+    ) -> DTensor {
+        let out = self.like(scope, inputs[0], inputs[0].dtype);
+        self.record(scope, Operator::Pointwise(function), inputs, &out, saved);
+        out
+    }
+
+    /// A nonlinearity. Keeps its input.
+    pub fn activation(&mut self, scope: &str, function: Nonlinearity, x: &DTensor) -> DTensor {
+        self.pointwise(scope, Pointwise::Activation(function), &[x], &[x.id])
+    }
+
+    /// The nonlinearity of a gated MLP: `act(gate) · up`. Keeps both.
+    pub fn gated_activation(
+        &mut self,
+        scope: &str,
+        function: Nonlinearity,
+        gate: &DTensor,
+        up: &DTensor,
+    ) -> DTensor {
+        let saved = [gate.id, up.id];
+        self.pointwise(scope, Pointwise::Gated(function), &[gate, up], &saved)
+    }
+
+    /// As [`Tape::gated_activation`] on one tensor that holds gate and up, `[…, 2f]` → `[…, f]`.
+    pub fn fused_gated_activation(
+        &mut self,
+        scope: &str,
+        function: Nonlinearity,
+        both: &DTensor,
+    ) -> DTensor {
+        let mut shape = both.shape.clone();
+        *shape.last_mut().expect("activations have a last dim") /= 2;
+        let out = self.output(scope, &shape, both.placements.of_a_part(), both.dtype);
+        let function = Operator::Pointwise(Pointwise::FusedGated(function));
+        self.record(scope, function, &[both], &out, &[both.id]);
+        out
+    }
+
+    /// `g·σ(1.702·g)·(u + 1)` of bounded operands, as gpt-oss has it. Keeps both.
+    pub fn bounded_glu(
+        &mut self,
+        scope: &str,
+        gate: &DTensor,
+        up: &DTensor,
+        limit: f64,
+    ) -> DTensor {
+        let saved = [gate.id, up.id];
+        self.pointwise(scope, Pointwise::BoundedGlu(limit), &[gate, up], &saved)
+    }
+
+    /// Bounds smoothly: `c·tanh(x/c)`. Keeps its input.
+    pub fn cap(&mut self, scope: &str, x: &DTensor, bound: f64) -> DTensor {
+        self.pointwise(scope, Pointwise::Cap(bound), &[x], &[x.id])
+    }
+
+    /// Rotary positions of `x: [b, s, heads·d]`.
+    pub fn rope(&mut self, scope: &str, x: &DTensor, rotary: Rotary) -> DTensor {
+        self.pointwise(scope, Pointwise::Rope(rotary), &[x], &[])
+    }
+
+    /// Multiplies by a number.
+    pub fn scale(&mut self, scope: &str, x: &DTensor, factor: f64) -> DTensor {
+        self.pointwise(scope, Pointwise::Scale(factor), &[x], &[])
+    }
+
+    /// Multiplies every row of `x` by the sigmoid of its number in `gate: […, 1]`. Keeps both.
+    ///
+    /// # Errors
+    /// When the gate does not lie where the rows do.
+    pub fn gate(
+        &mut self,
+        scope: &str,
+        x: &DTensor,
+        gate: &DTensor,
+    ) -> Result<DTensor, DTensorError> {
+        if !self.lie_alike(x, gate) {
+            return Err(no_rule("gate", scope, &[x, gate]));
+        }
+        Ok(self.pointwise(scope, Pointwise::Gate, &[x, gate], &[x.id, gate.id]))
+    }
+
+    /// Adds a bias vector.
+    pub fn bias(&mut self, scope: &str, x: &DTensor, b: &DTensor) -> DTensor {
+        self.pointwise(scope, Pointwise::Bias, &[x, b], &[])
+    }
+
+    /// Adds two tensors of equal placement.
+    ///
+    /// # Errors
+    /// When placements differ.
+    pub fn add(&mut self, scope: &str, a: &DTensor, b: &DTensor) -> Result<DTensor, DTensorError> {
+        if !self.lie_alike(a, b) {
+            return Err(no_rule("add", scope, &[a, b]));
+        }
+        let out = self.like(scope, a, a.dtype);
+        self.record(scope, Operator::Add, &[a, b], &out, &[]);
+        Ok(out)
+    }
+
+    /// Dropout; keeps a one-byte mask.
+    pub fn dropout(&mut self, scope: &str, x: &DTensor, probability: f64) -> DTensor {
+        let operator = Operator::Pointwise(Pointwise::Dropout(probability));
+        self.masked(scope, operator, x)
+    }
+
+    /// An operator that keeps a one-byte mask.
+    pub(super) fn masked(&mut self, scope: &str, operator: Operator, x: &DTensor) -> DTensor {
+        let out = self.like(scope, x, x.dtype);
+        let shape = self.trace.tensor(x.id).shape.clone();
+        let name = format!("{scope}.mask");
+        let mask = self.local_tensor(&name, shape, DType::U8, TensorRole::Activation);
+        self.record(scope, operator, &[x], &out, &[mask]);
+        self.also_makes(mask);
+        out
+    }
+
+    /// Copies to another type.
+    pub fn cast(&mut self, scope: &str, x: &DTensor, dtype: DType) -> DTensor {
+        let out = self.like(&format!("{scope}.cast"), x, dtype);
+        let copy = Operator::Pointwise(Pointwise::Copy);
+        self.record(scope, copy, &[x], &out, &[]);
+        out
+    }
+
+    /// `parts` tensors like `x` joined along the last dim; the others are not traced.
+    pub fn concatenated(&mut self, scope: &str, x: &DTensor, parts: u64) -> DTensor {
+        let mut shape = x.shape.clone();
+        *shape.last_mut().expect("joined tensors have a last dim") *= parts;
+        let scope = format!("{scope}.join");
+        let out = self.output(&scope, &shape, x.placements, x.dtype);
+        let copy = Operator::Pointwise(Pointwise::Copy);
+        self.record(&scope, copy, &[x], &out, &[]);
+        out
+    }
+
+    /// Columns of `shared: […, r]` after those of every head of `x: […, heads·d]`. Keeps nothing. The
+    /// gradient of `shared` is a sum over heads: of those here, where ranks share them out.
+    pub fn join(&mut self, scope: &str, x: &DTensor, shared: &DTensor, heads: u64) -> DTensor {
+        let last = x.shape.len() - 1;
+        let (own, more) = (x.shape[last] / heads, shared.shape[last]);
+        let mut shape = x.shape.clone();
+        shape[last] = heads * (own + more);
+        let out = self.output(scope, &shape, x.placements, x.dtype);
+        let join = Operator::Pointwise(Pointwise::Join { own, shared: more });
+        self.record(scope, join, &[x, shared], &out, &[]);
+        out
+    }
+}
+
+impl Pointwise {
+    /// One kernel; a bias passes the gradient on and has the column sum for itself.
+    pub(super) fn backward(
+        self,
+        backward: &mut Backward<'_, '_>,
+        (of, record): (usize, &Record),
+        gradient: DTensor,
+    ) {
+        let operator = Gradient::Pointwise(of, self);
+        match self {
+            Self::Bias => backward.push_sum((of, record), gradient, operator),
+            Self::Join { .. } => {
+                let mesh = *backward.tape.mesh();
+                let heads = &record.inputs[0];
+                let last = heads.shape.len() - 1;
+                let sharded = BLOCK_AXES
+                    .into_iter()
+                    .filter(|&axis| mesh.size(axis) > 1 && heads.placements.on(axis).shards(last));
+                let summed = |placed: Placements| {
+                    let partial = |placed: Placements, axis| placed.with(axis, Placement::Partial);
+                    sharded.clone().fold(placed, partial)
+                };
+                backward.push_one((of, record), &gradient, operator, |index, placed| {
+                    if index == 1 { summed(placed) } else { placed }
+                });
+            }
+            _ => backward.push_one((of, record), &gradient, operator, |_, placed| placed),
+        }
+    }
+
+    /// Its name in profiles.
+    pub(super) fn key(self) -> String {
+        let name = match self {
+            Self::Activation(function) => return function.name(),
+            Self::Gated(function) | Self::FusedGated(function) => {
+                return format!("{} gated", function.name());
+            }
+            Self::BoundedGlu(_) | Self::Cap(_) => "activation",
+            Self::Rope(_) => "rotary embedding",
+            Self::Scale(_) | Self::Gate => "scale",
+            Self::Bias => "bias",
+            Self::Dropout(_) => "dropout",
+            Self::Copy | Self::Join { .. } => "copy",
+        };
+        name.to_owned()
+    }
+
+    /// Its class of cost.
+    pub(super) fn cost(self) -> CostClass {
+        match self {
+            Self::Activation(_) | Self::Cap(_) => CostClass::Activation { gated: false },
+            Self::Gated(_) | Self::FusedGated(_) | Self::BoundedGlu(_) => {
+                CostClass::Activation { gated: true }
+            }
+            Self::Rope(_) => CostClass::Rope,
+            Self::Scale(_) | Self::Gate => CostClass::Scale,
+            Self::Bias => CostClass::Bias,
+            Self::Dropout(_) => CostClass::Dropout,
+            Self::Copy | Self::Join { .. } => CostClass::Copy,
+        }
+    }
+}
+
+impl Nonlinearity {
+    fn name(self) -> String {
+        let name = format!("{:?}", self.function).to_lowercase();
+        let tanh = if self.tanh { " tanh" } else { "" };
+        name + tanh
+    }
+}

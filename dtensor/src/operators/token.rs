@@ -1,0 +1,112 @@
+//! What token ids, positions and labels decide: embeddings and the loss.
+
+use catalog::{Axis, DType};
+
+use crate::gradients::Backward;
+use crate::operator::{
+    Collective, CollectiveKind, CostClass, Exchange, Gradient, Moves, Operator, Token,
+};
+use crate::placement::{BLOCK_AXES, Placement, Placements};
+use crate::tape::{DTensor, Record, Tape};
+use crate::tensor::TensorRole;
+
+impl Tape<'_> {
+    /// Looks rows of `table: [rows, h]` up. With the table sharded by rows the result is partial.
+    pub fn embedding(
+        &mut self,
+        scope: &str,
+        ids: &DTensor,
+        table: &DTensor,
+        dtype: DType,
+    ) -> DTensor {
+        let mut shape = ids.shape.clone();
+        shape.push(table.shape[1]);
+        let mut placements = ids.placements;
+        for axis in BLOCK_AXES {
+            if table.placements.on(axis) == Placement::Shard(0) {
+                placements = placements.with(axis, Placement::Partial);
+            }
+        }
+        let out = self.output(scope, &shape, placements, dtype);
+        let token = Token::Embedding(table.id);
+        self.record(scope, Operator::Token(token), &[ids], &out, &[ids.id]);
+        out
+    }
+
+    /// Adds the rows of a learned table of positions, whose row for position 0 is `first`.
+    pub fn positions(&mut self, scope: &str, x: &DTensor, table: &DTensor, first: u64) -> DTensor {
+        let out = self.like(scope, x, x.dtype);
+        let table = table.id;
+        let token = Token::Positions { table, first };
+        self.record(scope, Operator::Token(token), &[x], &out, &[]);
+        out
+    }
+
+    /// Cross-entropy over 32-bit logits, which it keeps. With a sharded vocabulary the maxima,
+    /// sums and target logits are reduced: three numbers per token.
+    pub fn cross_entropy(&mut self, scope: &str, logits: &DTensor) -> DTensor {
+        let shape = &self.trace.tensor(logits.id).shape;
+        let vocabulary = shape.len() - 1;
+        let rows: u64 = shape[..vocabulary].iter().product();
+        let sharded = self.mesh().tp > 1 && logits.placements.on(Axis::Tp).shards(vocabulary);
+        let sums = sharded.then(|| {
+            let name = format!("{scope}.sums");
+            let shape = vec![rows, 3];
+            let sums = self.local_tensor(&name, shape, DType::F32, TensorRole::Activation);
+            let collective = Collective {
+                kind: CollectiveKind::AllReduce,
+                axis: Axis::Tp,
+                bytes: self.trace.tensor(sums).bytes().0,
+            };
+            let moves = Moves::VocabularySums(logits.id);
+            let exchange = Exchange { collective, moves };
+            self.push(scope, Operator::Exchange(exchange), [&[sums], &[sums], &[]]);
+            sums
+        });
+        let (name, whole) = (format!("{scope}.loss"), Placements::REPLICATE);
+        let loss = self.tensor(&name, &[rows], whole, DType::F32, TensorRole::Activation);
+        let operator = Operator::Token(Token::CrossEntropy(sums));
+        self.record(scope, operator, &[logits], &loss, &[logits.id]);
+        loss
+    }
+}
+
+impl Token {
+    /// A table's gradient goes where weights' gradients go; forward left that of the logits in their place.
+    pub(super) fn backward(
+        self,
+        backward: &mut Backward<'_, '_>,
+        (of, record): (usize, &Record),
+        gradient: DTensor,
+    ) {
+        let operator = Gradient::Token(of, self);
+        match self {
+            Self::Embedding(_) => {
+                let rows = backward.gradient("rows", &gradient);
+                backward.push(of, operator, vec![gradient.id], vec![rows.id]);
+            }
+            Self::Positions { .. } => backward.push_sum((of, record), gradient, operator),
+            Self::CrossEntropy(_) => {
+                backward.push_one((of, record), &gradient, operator, |_, placed| placed);
+            }
+        }
+    }
+
+    /// Its name in profiles.
+    pub(super) fn key(self) -> &'static str {
+        match self {
+            Self::Embedding(_) => "embedding",
+            Self::Positions { .. } => "bias",
+            Self::CrossEntropy(_) => "cross-entropy",
+        }
+    }
+
+    /// Its class of cost.
+    pub(super) fn cost(self) -> CostClass {
+        match self {
+            Self::Embedding(_) => CostClass::Embedding,
+            Self::Positions { .. } => CostClass::Bias,
+            Self::CrossEntropy(_) => CostClass::CrossEntropy,
+        }
+    }
+}
