@@ -8,6 +8,13 @@ use crate::tape::{DTensor, Record, Tape};
 use crate::tensor::{TensorId, TensorRole, View, ViewKind};
 use crate::trace::{Op, Pass};
 
+/// An operator of forward whose backward is derived: its place, and its tensors.
+#[derive(Clone, Copy)]
+pub(crate) struct Of<'r> {
+    pub(crate) index: usize,
+    pub(crate) record: &'r Record,
+}
+
 /// Backward on its way through a tape's records.
 pub(crate) struct Backward<'b, 'p> {
     pub(crate) tape: &'b mut Tape<'p>,
@@ -101,16 +108,16 @@ impl<'b, 'p> Backward<'b, 'p> {
     }
 
     /// The sum of a gradient is that of what an operator added to its input, which has the gradient itself.
-    pub(crate) fn push_sum(&mut self, of: (usize, &Record), gradient: DTensor, operator: Gradient) {
-        self.push(of.0, operator, vec![gradient.id], Vec::new());
-        self.accumulate(&of.1.inputs[0], gradient);
+    pub(crate) fn push_sum(&mut self, of: Of<'_>, gradient: DTensor, operator: Gradient) {
+        self.push(of.index, operator, vec![gradient.id], Vec::new());
+        self.accumulate(&of.record.inputs[0], gradient);
     }
 
     /// One kernel that reads the gradient and what was kept, and writes a gradient per activation among the inputs;
     /// `placed` says where each lies, by its place among the inputs and where the input lies.
     pub(crate) fn push_one(
         &mut self,
-        (of, record): (usize, &Record),
+        Of { index: of, record }: Of<'_>,
         gradient: &DTensor,
         operator: Gradient,
         placed: impl Fn(usize, Placements) -> Placements,

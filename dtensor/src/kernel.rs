@@ -4,7 +4,7 @@ use catalog::Axis;
 use catalog::profile::Kernel;
 
 use crate::epilogues::Epilogues;
-use crate::operator::{AttentionPiece, Collective, Exchange, Operator};
+use crate::operator::{AttentionPiece, CostClass, Gemm, Operator, Product};
 use crate::tensor::TensorRole;
 use crate::trace::{AnyOp, Pass, Trace};
 
@@ -12,7 +12,8 @@ impl Trace {
     /// The kernel that an operator runs unfused; `ranks` gives the ranks of a mesh axis.
     #[must_use]
     pub fn kernel(&self, op: AnyOp<'_>, ranks: impl Fn(Axis) -> u64) -> Kernel {
-        self.named(op.operator.key(op.factor), op, ranks)
+        let name = op.operator.class(op.factor).0;
+        self.named(&name, op, ranks)
     }
 
     /// The kernel that an operator runs on a GPU. A product that takes a GELU is another than one that does not, and
@@ -24,7 +25,7 @@ impl Trace {
         epilogues: &Epilogues,
         ranks: impl Fn(Axis) -> u64,
     ) -> Kernel {
-        let name = op.operator.key(op.factor);
+        let name = op.operator.class(op.factor).0;
         let [takes, taken] = match op.pass {
             Pass::Forward => [
                 epilogues.gelu(op.index).is_some(),
@@ -38,9 +39,9 @@ impl Trace {
         let name = match [takes, taken] {
             [true, _] => format!("gelu of {name}"),
             [_, true] => format!("{name} in matmul"),
-            _ => name + &self.fused_with(op.operator),
+            _ => format!("{name}{}", self.fused_with(op.operator)),
         };
-        self.named(name, op, ranks)
+        self.named(&name, op, ranks)
     }
 
     /// What core attention does beside its products, where they are all of one kernel.
@@ -69,7 +70,7 @@ impl Trace {
         named.map(str::to_owned).chain(window).collect()
     }
 
-    fn named(&self, name: String, op: AnyOp<'_>, ranks: impl Fn(Axis) -> u64) -> Kernel {
+    fn named(&self, name: &str, op: AnyOp<'_>, ranks: impl Fn(Axis) -> u64) -> Kernel {
         let pass = match op.pass {
             Pass::Forward => "forward",
             Pass::BackwardInput => "backward",
@@ -94,15 +95,19 @@ impl Trace {
     }
 
     fn sizes(&self, op: AnyOp<'_>, ranks: impl Fn(Axis) -> u64) -> Vec<u64> {
-        let sizes = op.operator.sizes().unwrap_or_else(|| {
-            let elements = self.largest(op);
-            if let Operator::Exchange(Exchange { collective, .. }) = op.operator {
-                let Collective { axis, .. } = collective;
-                return vec![ranks(axis), elements];
+        let sizes = match op.cost() {
+            CostClass::Product(Product::Matmul(Gemm { m, n, k }, _)) => vec![m, n, k],
+            CostClass::Product(Product::GroupedMatmul(Gemm { m, n, k }, of)) => vec![of, m, n, k],
+            CostClass::AttentionScores(s) => vec![s.batch * s.heads, s.q_len, s.kv_len, s.qk_dim],
+            CostClass::AttentionContext(s) => vec![s.batch * s.heads, s.q_len, s.kv_len, s.v_dim],
+            CostClass::Softmax(s) => vec![s.batch * s.heads * s.q_len, s.kv_len],
+            CostClass::Collective(c) => vec![ranks(c.axis), self.largest(op)],
+            _ => {
+                let elements = self.largest(op);
+                let columns = self.columns(op).clamp(1, elements);
+                vec![elements.div_ceil(columns), columns]
             }
-            let columns = self.columns(op).clamp(1, elements);
-            vec![elements.div_ceil(columns), columns]
-        });
+        };
         sizes.into_iter().map(|size| size.max(1)).collect()
     }
 

@@ -347,7 +347,7 @@ pub enum CostClass {
     /// `P·V` per head; in backward one of the two products of its transpose.
     AttentionContext(AttentionShape),
     /// Scale, mask and softmax of attention's scores.
-    Softmax,
+    Softmax(AttentionShape),
     /// A layer or RMS norm.
     Norm,
     /// A nonlinearity, with the gate's product when gated.

@@ -3,7 +3,7 @@
 use catalog::{Axis, DType};
 
 use crate::error::DTensorError;
-use crate::operator::Operator;
+use crate::operator::{Collective, Moves, Operator};
 use crate::placement::{BLOCK_AXES, BlockMesh, Placement, Placements};
 use crate::plan::ShardingPlan;
 use crate::tensor::{Columns, TensorId, TensorInfo, TensorRole, View, ViewKind};
@@ -28,7 +28,7 @@ pub(crate) enum Recorded {
     /// The operator of forward at this place.
     Operator(usize),
     /// The operator at this place, which makes no tensor: keys and values went round the ring.
-    Ring(usize),
+    Ring(usize, Collective),
     /// A redistribution.
     Redistribute(Redistribution),
     /// A part of a tensor: gradients of the parts are written into one tensor.
@@ -42,7 +42,7 @@ pub(crate) struct Redistribution {
     pub(crate) from: Placement,
     pub(crate) to: Placement,
     /// The operator of forward that it took, if it took one.
-    pub(crate) by: Option<usize>,
+    pub(crate) by: Option<(usize, Moves)>,
 }
 
 /// What ran in forward, with its tensors.

@@ -302,7 +302,7 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) 
             k: s.kv_len,
         }),
         // Eager: scale, mask, upcast, softmax, downcast; the fused kernel makes one pass.
-        CostClass::Softmax => {
+        CostClass::Softmax(_) => {
             let fused = has(Rewrite::FuseScaledMaskedSoftmax) || has(Rewrite::FusePointwise);
             memory(MemoryKind::Softmax, if fused { 1 } else { 3 })
         }

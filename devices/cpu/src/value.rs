@@ -15,8 +15,6 @@ pub enum Value {
     Tensor(Tensor),
     /// Exact mode's partial sums: terms, added in order once each is reduced over its tree.
     Terms(Terms),
-    /// Token ids.
-    Ids(Vec<u32>),
     /// A dropout mask.
     Mask(Vec<u8>),
     /// A router's choice.
@@ -64,7 +62,6 @@ impl Value {
         match self {
             Self::Tensor(tensor) => tensor.bytes(),
             Self::Terms(terms) => terms.shape.iter().product::<usize>() as u64 * terms.dtype.size(),
-            Self::Ids(ids) => 8 * ids.len() as u64,
             Self::Mask(mask) => mask.len() as u64,
             Self::Route(route) => route.bytes(),
         }

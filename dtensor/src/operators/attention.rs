@@ -2,12 +2,13 @@
 
 use catalog::Axis;
 
-use crate::gradients::Backward;
+use super::Class;
+use crate::gradients::{Backward, Of};
 use crate::operator::{
     Attention, AttentionPiece, AttentionShape, CostClass, Factor, Gradient, Operator, SoftmaxRule,
 };
 use crate::placement::{BLOCK_AXES, Placement, Placements};
-use crate::tape::{DTensor, Record, Tape};
+use crate::tape::{DTensor, Tape};
 use crate::trace::AttentionPieces;
 
 impl Tape<'_> {
@@ -83,68 +84,46 @@ fn scores_placements(queries: Placements) -> Placements {
 
 impl Attention {
     /// Softmax and dropout have one kernel; of a product, each factor's gradient reads the other factor.
-    pub(super) fn backward(
-        self,
-        backward: &mut Backward<'_, '_>,
-        (of, record): (usize, &Record),
-        gradient: &DTensor,
-    ) {
-        let operator = |factor| Gradient::Attention(of, self, factor);
+    pub(super) fn backward(self, to: &mut Backward<'_, '_>, of: Of<'_>, gradient: &DTensor) {
+        let (index, record) = (of.index, of.record);
+        let operator = |factor| Gradient::Attention(index, self, factor);
         let scores = match self.piece {
             AttentionPiece::Scores => record.output.as_ref(),
             AttentionPiece::Context => record.inputs.first(),
             AttentionPiece::Softmax(_) | AttentionPiece::Dropout(_) => {
                 let one = operator(Factor::First);
-                return backward.push_one((of, record), gradient, one, |_, placed| placed);
+                return to.push_one(of, gradient, one, |_, placed| placed);
             }
         };
         let factors = [Factor::First, Factor::Second].into_iter().enumerate();
-        for ((index, factor), input) in factors.zip(&record.inputs) {
-            let other = record.inputs[1 - index].id;
-            let mut out = backward.of_input(of, index, input);
-            let split = scores.is_some_and(|scores| splits_queries(backward.tape, scores, input));
+        for ((at, factor), input) in factors.zip(&record.inputs) {
+            let other = record.inputs[1 - at].id;
+            let mut out = to.of_input(index, at, input);
+            let split = scores.is_some_and(|scores| splits_queries(to.tape, scores, input));
             if factor == Factor::Second && split {
                 out.placements = out.placements.with(Axis::Cp, Placement::Partial);
             }
             let (reads, writes) = (vec![gradient.id, other], vec![out.id]);
-            backward.push(of, operator(factor), reads, writes);
-            backward.accumulate(input, out);
+            to.push(index, operator(factor), reads, writes);
+            to.accumulate(input, out);
         }
     }
 
-    /// Its name in profiles. Gradients of queries and of keys are different products.
-    pub(super) fn key(self, factor: Option<Factor>) -> String {
+    /// Its name in profiles, and its class of cost. Gradients of queries and of keys are different products.
+    pub(super) fn class(self, factor: Option<Factor>) -> Class {
         let of = match factor {
             Some(Factor::First) => " of input 0",
             Some(Factor::Second) => " of input 1",
             None => "",
         };
+        let product = |name| format!("attention {name}{of}").into();
         match self.piece {
-            AttentionPiece::Scores => format!("attention scores{of}"),
-            AttentionPiece::Softmax(_) => "softmax".to_owned(),
-            AttentionPiece::Dropout(_) => "dropout".to_owned(),
-            AttentionPiece::Context => format!("attention context{of}"),
-        }
-    }
-
-    /// The sizes that decide its time, where its tensors' are not those.
-    pub(super) fn sizes(self) -> Option<Vec<u64>> {
-        let s = self.shape;
-        match self.piece {
-            AttentionPiece::Scores => Some(vec![s.batch * s.heads, s.q_len, s.kv_len, s.qk_dim]),
-            AttentionPiece::Context => Some(vec![s.batch * s.heads, s.q_len, s.kv_len, s.v_dim]),
-            AttentionPiece::Softmax(_) => Some(vec![s.batch * s.heads * s.q_len, s.kv_len]),
-            AttentionPiece::Dropout(_) => None,
-        }
-    }
-
-    /// Its class of cost.
-    pub(super) fn cost(self) -> CostClass {
-        match self.piece {
-            AttentionPiece::Scores => CostClass::AttentionScores(self.shape),
-            AttentionPiece::Softmax(_) => CostClass::Softmax,
-            AttentionPiece::Dropout(_) => CostClass::Dropout,
-            AttentionPiece::Context => CostClass::AttentionContext(self.shape),
+            AttentionPiece::Scores => (product("scores"), CostClass::AttentionScores(self.shape)),
+            AttentionPiece::Softmax(_) => ("softmax".into(), CostClass::Softmax(self.shape)),
+            AttentionPiece::Dropout(_) => ("dropout".into(), CostClass::Dropout),
+            AttentionPiece::Context => {
+                (product("context"), CostClass::AttentionContext(self.shape))
+            }
         }
     }
 }

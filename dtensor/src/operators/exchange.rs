@@ -3,9 +3,10 @@
 
 use catalog::Axis;
 
+use super::Class;
 use crate::error::DTensorError;
 use crate::gradients::Backward;
-use crate::operator::{Collective, CollectiveKind, Exchange, Gradient, Moves, Operator};
+use crate::operator::{Collective, CollectiveKind, CostClass, Exchange, Gradient, Moves, Operator};
 use crate::placement::{Placement, Placements};
 use crate::plan::{RoutedRows, Routing};
 use crate::tape::{DTensor, Record, Recorded, Redistribution, Tape};
@@ -73,41 +74,49 @@ impl Tape<'_> {
     ) -> Result<DTensor, DTensorError> {
         let from = x.placements.on(axis);
         let placements = x.placements.with(axis, to);
-        let (out, by) = match message(|| name.to_owned(), axis, from, to)? {
-            None => {
-                let out = self.alias(x, placements);
-                if from == Placement::Replicate && to != Placement::Replicate {
-                    self.seen(x, &out, ViewKind::Shard);
-                }
-                (out, None)
+        let on = (axis, from, to);
+        let Some(kind) = message(|| name.to_owned(), axis, from, to)? else {
+            let out = self.alias(x, placements);
+            if from == Placement::Replicate && to != Placement::Replicate {
+                self.seen(x, &out, ViewKind::Shard);
             }
-            Some(kind) => {
-                let label = format!("{name} redistributed");
-                let role = TensorRole::Activation;
-                let out = self.tensor(&label, &x.shape, placements, x.dtype, role);
-                let scope = name.rsplit_once('.').map_or(name, |(scope, _)| scope);
-                let moves = Moves::Redistribute { from, to };
-                let by = self.exchange(scope, (kind, axis, moves), x, &out);
-                (out, Some(by))
-            }
+            self.redistributed(on, None, [x, &out]);
+            return Ok(out);
         };
-        let what = Recorded::Redistribute(Redistribution { axis, from, to, by });
-        self.remember(what, &[x], Some(&out));
+        let (label, role) = (format!("{name} redistributed"), TensorRole::Activation);
+        let out = self.tensor(&label, &x.shape, placements, x.dtype, role);
+        let scope = name.rsplit_once('.').map_or(name, |(scope, _)| scope);
+        self.exchange(
+            scope,
+            (kind, Moves::Redistribute { from, to }),
+            on,
+            [x, &out],
+        );
         Ok(out)
     }
 
-    /// Appends an exchange of one tensor; returns its place.
+    /// Appends an exchange of one tensor.
     fn exchange(
         &mut self,
         scope: &str,
-        (kind, axis, moves): (CollectiveKind, Axis, Moves),
-        x: &DTensor,
-        out: &DTensor,
-    ) -> usize {
-        let collective = self.collective(kind, axis, x.id, out.id);
-        let exchange = Exchange { collective, moves };
-        let tensors: [&[_]; 3] = [&[x.id], &[out.id], &[]];
-        self.push(scope, Operator::Exchange(exchange), tensors)
+        (kind, moves): (CollectiveKind, Moves),
+        on: (Axis, Placement, Placement),
+        [x, out]: [&DTensor; 2],
+    ) {
+        let collective = self.collective(kind, on.0, x.id, out.id);
+        let exchange = Operator::Exchange(Exchange { collective, moves });
+        let by = self.push(scope, exchange, [&[x.id], &[out.id], &[]]);
+        self.redistributed(on, Some((by, moves)), [x, out]);
+    }
+
+    fn redistributed(
+        &mut self,
+        (axis, from, to): (Axis, Placement, Placement),
+        by: Option<(usize, Moves)>,
+        [x, out]: [&DTensor; 2],
+    ) {
+        let what = Recorded::Redistribute(Redistribution { axis, from, to, by });
+        self.remember(what, &[x], Some(out));
     }
 
     /// A message between two local tensors, with bytes by its convention.
@@ -132,13 +141,12 @@ impl Tape<'_> {
             return rows.clone();
         }
         let out = self.moved_rows((scope, "exchanged"), rows, (home, 1), |r| r.dispatched);
-        let shard = Placement::Shard(0);
         let moves = match home {
             None => Moves::Dispatch,
             Some(_) => Moves::Combine,
         };
-        let how = (CollectiveKind::AllToAll, Axis::Ep, moves);
-        self.exchange_rows(scope, how, [shard, shard], [rows, &out]);
+        let on = (Axis::Ep, Placement::Shard(0), Placement::Shard(0));
+        self.exchange(scope, (CollectiveKind::AllToAll, moves), on, [rows, &out]);
         out
     }
 
@@ -154,24 +162,20 @@ impl Tape<'_> {
         if etp == 1 {
             return rows.clone();
         }
-        let (kind, moves, placements) = match home {
-            None => {
-                let placements = [Placement::Shard(0), Placement::Replicate];
-                (CollectiveKind::AllGather, Moves::ExpertGather, placements)
-            }
-            Some(_) => {
-                let placements = [Placement::Partial, Placement::Shard(0)];
-                (
-                    CollectiveKind::ReduceScatter,
-                    Moves::ExpertReduce,
-                    placements,
-                )
-            }
-        };
         let mut out = self.moved_rows((scope, "gathered"), rows, (home, etp), |r| r.gathered);
         out.placements = Placements::REPLICATE;
-        let how = (kind, Axis::Etp, moves);
-        self.exchange_rows(scope, how, placements, [rows, &out]);
+        let shard = Placement::Shard(0);
+        let (how, from, to) = match home {
+            None => {
+                let how = (CollectiveKind::AllGather, Moves::ExpertGather);
+                (how, shard, Placement::Replicate)
+            }
+            Some(_) => {
+                let how = (CollectiveKind::ReduceScatter, Moves::ExpertReduce);
+                (how, Placement::Partial, shard)
+            }
+        };
+        self.exchange(scope, how, (Axis::Etp, from, to), [rows, &out]);
         out
     }
 
@@ -196,19 +200,6 @@ impl Tape<'_> {
         }
     }
 
-    fn exchange_rows(
-        &mut self,
-        scope: &str,
-        how: (CollectiveKind, Axis, Moves),
-        [from, to]: [Placement; 2],
-        [rows, out]: [&DTensor; 2],
-    ) {
-        let by = Some(self.exchange(scope, how, rows, out));
-        let axis = how.1;
-        let what = Recorded::Redistribute(Redistribution { axis, from, to, by });
-        self.remember(what, &[rows], Some(out));
-    }
-
     /// Keys and values travel round the context-parallel ring while attention runs; the operator
     /// sees all of them. One record stands for `cp − 1` steps of the local keys and values.
     pub fn ring_exchange(&mut self, scope: &str, k: &DTensor, v: &DTensor) {
@@ -221,7 +212,7 @@ impl Tape<'_> {
         let moves = Moves::Ring;
         let operator = Operator::Exchange(Exchange { collective, moves });
         let by = self.push(scope, operator, [&[k.id, v.id], &[], &[]]);
-        self.remember(Recorded::Ring(by), &[k, v], None);
+        self.remember(Recorded::Ring(by, collective), &[k, v], None);
     }
 }
 
@@ -244,15 +235,13 @@ impl Redistribution {
         } else {
             from
         };
-        let all_to_all =
-            matches!((from, to), (Placement::Shard(_), Placement::Shard(_))) && by.is_some();
         let scope = match by {
-            Some(op) => backward.tape.trace.forward[op].scope.clone(),
+            Some((op, _)) => backward.tape.trace.forward[op].scope.clone(),
             None => "input".to_owned(),
         };
-        let kind = match all_to_all {
-            true => Some(CollectiveKind::AllToAll),
-            false => message(|| format!("{scope} gradient"), axis, have, want)?,
+        let kind = match (from, to, by) {
+            (Placement::Shard(_), Placement::Shard(_), Some(_)) => Some(CollectiveKind::AllToAll),
+            _ => message(|| format!("{scope} gradient"), axis, have, want)?,
         };
         let input = &record.inputs[0];
         let placements = gradient.placements.with(axis, want);
@@ -277,13 +266,10 @@ impl Redistribution {
                 let tape = &mut *backward.tape;
                 tape.place(out.id, &input.shape, placements);
                 let collective = tape.collective(kind, axis, gradient.id, out.id);
-                let undone = by.map(|op| tape.trace.forward[op].operator);
-                let moves = match undone {
-                    Some(Operator::Exchange(exchange)) => exchange.moves.undone(have, want),
-                    _ => Moves::Redistribute {
-                        from: have,
-                        to: want,
-                    },
+                let (from, to) = (have, want);
+                let moves = match by {
+                    Some((_, moves)) => moves.undone(from, to),
+                    None => Moves::Redistribute { from, to },
                 };
                 let operator = Gradient::Exchange(Exchange { collective, moves });
                 let (reads, writes) = (vec![gradient.id], vec![out.id]);
@@ -309,38 +295,27 @@ impl Moves {
             }
         }
     }
+}
 
-    /// Its name in profiles.
-    pub(super) fn key(self) -> String {
+impl Exchange {
+    /// Its name in profiles, and its class of cost.
+    pub(super) fn class(self) -> Class {
         let placement = |p: Placement| match p {
             Placement::Replicate => "replicate".to_owned(),
             Placement::Partial => "partial".to_owned(),
             Placement::Shard(dim) | Placement::Interleaved(dim, _) => format!("shard {dim}"),
         };
-        let name = match self {
-            Self::Redistribute { from, to } => {
-                return format!("{} to {}", placement(from), placement(to));
+        let name = match self.moves {
+            Moves::Redistribute { from, to } => {
+                format!("{} to {}", placement(from), placement(to)).into()
             }
-            Self::Dispatch => "dispatch",
-            Self::Combine => "combine",
-            Self::ExpertGather => "expert gather",
-            Self::ExpertReduce => "expert reduce",
-            Self::VocabularySums(_) => "vocabulary sums",
-            Self::Ring => "ring exchange",
+            Moves::Dispatch => "dispatch".into(),
+            Moves::Combine => "combine".into(),
+            Moves::ExpertGather => "expert gather".into(),
+            Moves::ExpertReduce => "expert reduce".into(),
+            Moves::VocabularySums(_) => "vocabulary sums".into(),
+            Moves::Ring => "ring exchange".into(),
         };
-        name.to_owned()
-    }
-}
-
-/// Keys and values go round again, with their gradients beside them.
-pub(super) fn ring_backward(backward: &mut Backward<'_, '_>, of: usize, record: &Record) {
-    let forward = &backward.tape.trace.forward[of].operator;
-    if let Operator::Exchange(Exchange { collective, .. }) = *forward {
-        let operator = Gradient::Ring(Collective {
-            bytes: 2 * collective.bytes,
-            ..collective
-        });
-        let reads = record.inputs.iter().map(|x| x.id).collect();
-        backward.push(of, operator, reads, Vec::new());
+        (name, CostClass::Collective(self.collective))
     }
 }

@@ -2,11 +2,12 @@
 
 use catalog::{Axis, DType};
 
+use super::Class;
 use crate::error::DTensorError;
-use crate::gradients::Backward;
+use crate::gradients::{Backward, Of};
 use crate::operator::{CostClass, Expert, Gradient, Operator, Route};
 use crate::placement::Placement;
-use crate::tape::{DTensor, Record, Tape, no_rule};
+use crate::tape::{DTensor, Tape, no_rule};
 use crate::tensor::TensorRole;
 
 impl Tape<'_> {
@@ -71,38 +72,23 @@ impl Tape<'_> {
 
 impl Expert {
     /// One kernel; a bias passes the gradient on and has the sums of rows for itself.
-    pub(super) fn backward(
-        self,
-        backward: &mut Backward<'_, '_>,
-        (of, record): (usize, &Record),
-        gradient: DTensor,
-    ) {
-        let operator = Gradient::Expert(of, self);
+    pub(super) fn backward(self, to: &mut Backward<'_, '_>, of: Of<'_>, gradient: DTensor) {
+        let operator = Gradient::Expert(of.index, self);
         match self {
-            Self::Bias => backward.push_sum((of, record), gradient, operator),
+            Self::Bias => to.push_sum(of, gradient, operator),
             Self::Route(_) | Self::Permute | Self::Unpermute => {
-                backward.push_one((of, record), &gradient, operator, |_, placed| placed);
+                to.push_one(of, &gradient, operator, |_, placed| placed);
             }
         }
     }
 
-    /// Its name in profiles.
-    pub(super) fn key(self) -> &'static str {
+    /// Its name in profiles, and its class of cost.
+    pub(super) fn class(self) -> Class {
         match self {
-            Self::Route(_) => "routing",
-            Self::Permute => "permute",
-            Self::Unpermute => "unpermute",
-            Self::Bias => "bias",
-        }
-    }
-
-    /// Its class of cost.
-    pub(super) fn cost(self) -> CostClass {
-        match self {
-            Self::Route(_) => CostClass::TopK,
-            Self::Permute => CostClass::Permute,
-            Self::Unpermute => CostClass::Unpermute,
-            Self::Bias => CostClass::Bias,
+            Self::Route(_) => ("routing".into(), CostClass::TopK),
+            Self::Permute => ("permute".into(), CostClass::Permute),
+            Self::Unpermute => ("unpermute".into(), CostClass::Unpermute),
+            Self::Bias => ("bias".into(), CostClass::Bias),
         }
     }
 }

@@ -2,11 +2,12 @@
 
 use catalog::Axis;
 
+use super::Class;
 use crate::error::DTensorError;
-use crate::gradients::Backward;
-use crate::operator::{Factor, Gemm, Gradient, Operator, Product, Site};
+use crate::gradients::{Backward, Of};
+use crate::operator::{CostClass, Factor, Gemm, Gradient, Operator, Product, Site};
 use crate::placement::{BLOCK_AXES, Placement};
-use crate::tape::{DTensor, Record, Tape, no_rule};
+use crate::tape::{DTensor, Tape, no_rule};
 use crate::tensor::TensorRole;
 use crate::trace::Trace;
 
@@ -99,8 +100,8 @@ impl Product {
     /// The gradient of the input is there at once; that of the weight goes where weights' gradients go.
     pub(super) fn backward(
         self,
-        backward: &mut Backward<'_, '_>,
-        (of, record): (usize, &Record),
+        to: &mut Backward<'_, '_>,
+        Of { index: of, record }: Of<'_>,
         gradient: &DTensor,
     ) {
         let (x, w) = (&record.inputs[0], &record.inputs[1]);
@@ -111,7 +112,7 @@ impl Product {
             };
             Gradient::Product(of, product, factor)
         };
-        let mut back = backward.of_input(of, 0, x);
+        let mut back = to.of_input(of, 0, x);
         for axis in BLOCK_AXES {
             // A weight sharded by columns leaves each rank with one term of the input's gradient.
             if w.placements.on(axis).shards(0) {
@@ -119,30 +120,23 @@ impl Product {
             }
         }
         let (reads, writes) = (vec![gradient.id, w.id], vec![back.id]);
-        backward.push(of, operator(Factor::First), reads, writes);
-        backward.accumulate(x, back);
-        let tape = &mut *backward.tape;
+        to.push(of, operator(Factor::First), reads, writes);
+        to.accumulate(x, back);
+        let tape = &mut *to.tape;
         let name = format!("{}.weight_gradient", tape.trace.forward[of].scope);
         let shape = tape.trace.tensor(w.id).shape.clone();
         let out = tape.local_tensor(&name, shape, w.dtype, TensorRole::Gradient);
         let reads = vec![gradient.id, x.id];
-        backward.push(of, operator(Factor::Second), reads, vec![out]);
+        to.push(of, operator(Factor::Second), reads, vec![out]);
     }
 
-    /// Its name in profiles.
-    pub(super) fn key(self) -> &'static str {
-        match self {
+    /// Its name in profiles, and its class of cost.
+    pub(super) fn class(self) -> Class {
+        let name = match self {
             Self::Matmul(..) => "matmul",
             Self::GroupedMatmul(..) => "grouped matmul",
-        }
-    }
-
-    /// The sizes that decide its time.
-    pub(super) fn sizes(self) -> Vec<u64> {
-        match self {
-            Self::Matmul(Gemm { m, n, k }, _) => vec![m, n, k],
-            Self::GroupedMatmul(Gemm { m, n, k }, groups) => vec![groups, m, n, k],
-        }
+        };
+        (name.into(), CostClass::Product(self))
     }
 }
 

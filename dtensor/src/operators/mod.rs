@@ -9,15 +9,19 @@ mod norm;
 mod pointwise;
 mod token;
 
-use self::exchange::ring_backward;
+use std::borrow::Cow;
+
 use crate::error::DTensorError;
-use crate::gradients::Backward;
-use crate::operator::{CostClass, Exchange, Factor, Gradient, Operator};
+use crate::gradients::{Backward, Of};
+use crate::operator::{Collective, CostClass, Factor, Gradient, Operator};
 use crate::tape::{DTensor, Record, Recorded, Tape};
 use crate::tensor::ViewKind;
 use crate::trace::{AnyOp, Trace};
 
 pub use matmul::EIGHT_BIT_MULTIPLE;
+
+/// An operator's name in profiles, and its class of cost.
+type Class = (Cow<'static, str>, CostClass);
 
 impl Tape<'_> {
     /// Ends the block at `output` and derives its backward pass: the records in reverse, each by its operator.
@@ -38,21 +42,28 @@ impl Tape<'_> {
 
 /// What a record's output gradient makes of the gradients of its inputs.
 fn undo(backward: &mut Backward<'_, '_>, record: &Record) -> Result<(), DTensorError> {
-    if let Recorded::Ring(op) = record.what {
-        ring_backward(backward, op, record);
+    if let Recorded::Ring(op, collective) = record.what {
+        // Keys and values go round again, with their gradients beside them.
+        let bytes = 2 * collective.bytes;
+        let ring = Gradient::Ring(Collective {
+            bytes,
+            ..collective
+        });
+        let reads = record.inputs.iter().map(|x| x.id).collect();
+        backward.push(op, ring, reads, Vec::new());
     }
     let output = record.output.as_ref();
     let Some(gradient) = output.and_then(|output| backward.take(output)) else {
         return Ok(());
     };
     match record.what {
-        Recorded::Ring(_) => {}
+        Recorded::Ring(..) => {}
         Recorded::Slice(columns) => {
             backward.write_part(&record.inputs[0], &gradient, ViewKind::Columns(columns));
         }
         Recorded::Redistribute(of) => of.backward(backward, record, &gradient)?,
         Recorded::Operator(op) => {
-            let of = (op, record);
+            let of = Of { index: op, record };
             match backward.tape.trace.forward[op].operator {
                 Operator::Product(product) => product.backward(backward, of, &gradient),
                 Operator::Attention(attention) => attention.backward(backward, of, &gradient),
@@ -77,43 +88,24 @@ fn undo(backward: &mut Backward<'_, '_>, record: &Record) -> Result<(), DTensorE
 }
 
 impl Operator {
-    /// Its name in profiles, or that of the gradient of one of its factors.
-    pub(crate) fn key(&self, factor: Option<Factor>) -> String {
-        let name = match *self {
-            Self::Product(product) => product.key(),
-            Self::Attention(attention) => return attention.key(factor),
-            Self::Norm(norm) => norm.key(),
-            Self::Pointwise(pointwise) => return pointwise.key(),
-            Self::Token(token) => token.key(),
-            Self::Expert(expert) => expert.key(),
-            Self::Add => "add",
-            Self::Exchange(Exchange { moves, .. }) => return moves.key(),
-        };
-        name.to_owned()
-    }
-
-    /// The sizes that decide its time, where these are not the rows and columns of its largest tensor.
-    pub(crate) fn sizes(&self) -> Option<Vec<u64>> {
+    /// Its name in profiles, or that of the gradient of one of its factors, and its class of cost.
+    pub(crate) fn class(&self, factor: Option<Factor>) -> Class {
         match *self {
-            Self::Product(product) => Some(product.sizes()),
-            Self::Attention(attention) => attention.sizes(),
-            _ => None,
+            Self::Product(product) => product.class(),
+            Self::Attention(attention) => attention.class(factor),
+            Self::Norm(norm) => norm.class(),
+            Self::Pointwise(pointwise) => pointwise.class(),
+            Self::Token(token) => token.class(),
+            Self::Expert(expert) => expert.class(),
+            Self::Add => ("add".into(), CostClass::Add),
+            Self::Exchange(exchange) => exchange.class(),
         }
     }
 
     /// Its class of cost.
     #[must_use]
     pub fn cost(&self) -> CostClass {
-        match *self {
-            Self::Product(product) => CostClass::Product(product),
-            Self::Attention(attention) => attention.cost(),
-            Self::Norm(_) => CostClass::Norm,
-            Self::Pointwise(pointwise) => pointwise.cost(),
-            Self::Token(token) => token.cost(),
-            Self::Expert(expert) => expert.cost(),
-            Self::Add => CostClass::Add,
-            Self::Exchange(Exchange { collective, .. }) => CostClass::Collective(collective),
-        }
+        self.class(None).1
     }
 }
 

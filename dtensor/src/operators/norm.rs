@@ -3,7 +3,8 @@
 use catalog::DType;
 use catalog::model::NormKind;
 
-use crate::operator::{Norm, Operator};
+use super::Class;
+use crate::operator::{CostClass, Norm, Operator};
 use crate::tape::{DTensor, Tape};
 use crate::tensor::TensorRole;
 
@@ -29,11 +30,12 @@ impl Tape<'_> {
 }
 
 impl Norm {
-    /// Its name in profiles.
-    pub(super) fn key(self) -> &'static str {
-        match self.kind {
+    /// Its name in profiles, and its class of cost.
+    pub(super) fn class(self) -> Class {
+        let name = match self.kind {
             NormKind::LayerNorm => "layer norm",
             NormKind::RmsNorm => "rms norm",
-        }
+        };
+        (name.into(), CostClass::Norm)
     }
 }

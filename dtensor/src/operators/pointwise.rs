@@ -2,11 +2,12 @@
 
 use catalog::DType;
 
+use super::Class;
 use crate::error::DTensorError;
-use crate::gradients::Backward;
+use crate::gradients::{Backward, Of};
 use crate::operator::{CostClass, Gradient, Nonlinearity, Operator, Pointwise, Rotary};
 use crate::placement::{BLOCK_AXES, Placement, Placements};
-use crate::tape::{DTensor, Record, Tape, no_rule};
+use crate::tape::{DTensor, Tape, no_rule};
 use crate::tensor::{TensorId, TensorRole};
 
 impl Tape<'_> {
@@ -168,18 +169,13 @@ impl Tape<'_> {
 
 impl Pointwise {
     /// One kernel; a bias passes the gradient on and has the column sum for itself.
-    pub(super) fn backward(
-        self,
-        backward: &mut Backward<'_, '_>,
-        (of, record): (usize, &Record),
-        gradient: DTensor,
-    ) {
-        let operator = Gradient::Pointwise(of, self);
+    pub(super) fn backward(self, to: &mut Backward<'_, '_>, of: Of<'_>, gradient: DTensor) {
+        let operator = Gradient::Pointwise(of.index, self);
         match self {
-            Self::Bias => backward.push_sum((of, record), gradient, operator),
+            Self::Bias => to.push_sum(of, gradient, operator),
             Self::Join { .. } => {
-                let mesh = *backward.tape.mesh();
-                let heads = &record.inputs[0];
+                let mesh = *to.tape.mesh();
+                let heads = &of.record.inputs[0];
                 let last = heads.shape.len() - 1;
                 let sharded = BLOCK_AXES
                     .into_iter()
@@ -188,43 +184,30 @@ impl Pointwise {
                     let partial = |placed: Placements, axis| placed.with(axis, Placement::Partial);
                     sharded.clone().fold(placed, partial)
                 };
-                backward.push_one((of, record), &gradient, operator, |index, placed| {
+                to.push_one(of, &gradient, operator, |index, placed| {
                     if index == 1 { summed(placed) } else { placed }
                 });
             }
-            _ => backward.push_one((of, record), &gradient, operator, |_, placed| placed),
+            _ => to.push_one(of, &gradient, operator, |_, placed| placed),
         }
     }
 
-    /// Its name in profiles.
-    pub(super) fn key(self) -> String {
-        let name = match self {
-            Self::Activation(function) => return function.name(),
-            Self::Gated(function) | Self::FusedGated(function) => {
-                return format!("{} gated", function.name());
-            }
-            Self::BoundedGlu(_) | Self::Cap(_) => "activation",
-            Self::Rope(_) => "rotary embedding",
-            Self::Scale(_) | Self::Gate => "scale",
-            Self::Bias => "bias",
-            Self::Dropout(_) => "dropout",
-            Self::Copy | Self::Join { .. } => "copy",
-        };
-        name.to_owned()
-    }
-
-    /// Its class of cost.
-    pub(super) fn cost(self) -> CostClass {
+    /// Its name in profiles, and its class of cost.
+    pub(super) fn class(self) -> Class {
+        let activation = |gated| CostClass::Activation { gated };
         match self {
-            Self::Activation(_) | Self::Cap(_) => CostClass::Activation { gated: false },
-            Self::Gated(_) | Self::FusedGated(_) | Self::BoundedGlu(_) => {
-                CostClass::Activation { gated: true }
+            Self::Activation(function) => (function.name().into(), activation(false)),
+            Self::Gated(function) | Self::FusedGated(function) => {
+                let name = format!("{} gated", function.name());
+                (name.into(), activation(true))
             }
-            Self::Rope(_) => CostClass::Rope,
-            Self::Scale(_) | Self::Gate => CostClass::Scale,
-            Self::Bias => CostClass::Bias,
-            Self::Dropout(_) => CostClass::Dropout,
-            Self::Copy | Self::Join { .. } => CostClass::Copy,
+            Self::BoundedGlu(_) => ("activation".into(), activation(true)),
+            Self::Cap(_) => ("activation".into(), activation(false)),
+            Self::Rope(_) => ("rotary embedding".into(), CostClass::Rope),
+            Self::Scale(_) | Self::Gate => ("scale".into(), CostClass::Scale),
+            Self::Bias => ("bias".into(), CostClass::Bias),
+            Self::Dropout(_) => ("dropout".into(), CostClass::Dropout),
+            Self::Copy | Self::Join { .. } => ("copy".into(), CostClass::Copy),
         }
     }
 }

@@ -2,12 +2,13 @@
 
 use catalog::{Axis, DType};
 
-use crate::gradients::Backward;
+use super::Class;
+use crate::gradients::{Backward, Of};
 use crate::operator::{
     Collective, CollectiveKind, CostClass, Exchange, Gradient, Moves, Operator, Token,
 };
 use crate::placement::{BLOCK_AXES, Placement, Placements};
-use crate::tape::{DTensor, Record, Tape};
+use crate::tape::{DTensor, Tape};
 use crate::tensor::TensorRole;
 
 impl Tape<'_> {
@@ -73,40 +74,26 @@ impl Tape<'_> {
 
 impl Token {
     /// A table's gradient goes where weights' gradients go; forward left that of the logits in their place.
-    pub(super) fn backward(
-        self,
-        backward: &mut Backward<'_, '_>,
-        (of, record): (usize, &Record),
-        gradient: DTensor,
-    ) {
-        let operator = Gradient::Token(of, self);
+    pub(super) fn backward(self, to: &mut Backward<'_, '_>, of: Of<'_>, gradient: DTensor) {
+        let operator = Gradient::Token(of.index, self);
         match self {
             Self::Embedding(_) => {
-                let rows = backward.gradient("rows", &gradient);
-                backward.push(of, operator, vec![gradient.id], vec![rows.id]);
+                let rows = to.gradient("rows", &gradient);
+                to.push(of.index, operator, vec![gradient.id], vec![rows.id]);
             }
-            Self::Positions { .. } => backward.push_sum((of, record), gradient, operator),
+            Self::Positions { .. } => to.push_sum(of, gradient, operator),
             Self::CrossEntropy(_) => {
-                backward.push_one((of, record), &gradient, operator, |_, placed| placed);
+                to.push_one(of, &gradient, operator, |_, placed| placed);
             }
         }
     }
 
-    /// Its name in profiles.
-    pub(super) fn key(self) -> &'static str {
+    /// Its name in profiles, and its class of cost.
+    pub(super) fn class(self) -> Class {
         match self {
-            Self::Embedding(_) => "embedding",
-            Self::Positions { .. } => "bias",
-            Self::CrossEntropy(_) => "cross-entropy",
-        }
-    }
-
-    /// Its class of cost.
-    pub(super) fn cost(self) -> CostClass {
-        match self {
-            Self::Embedding(_) => CostClass::Embedding,
-            Self::Positions { .. } => CostClass::Bias,
-            Self::CrossEntropy(_) => CostClass::CrossEntropy,
+            Self::Embedding(_) => ("embedding".into(), CostClass::Embedding),
+            Self::Positions { .. } => ("bias".into(), CostClass::Bias),
+            Self::CrossEntropy(_) => ("cross-entropy".into(), CostClass::CrossEntropy),
         }
     }
 }

@@ -10,14 +10,16 @@ use crate::tree::TreeSum;
 use crate::value::{Terms, Value};
 use catalog::{Axis, DType};
 use dtensor::placement::Placement;
-use dtensor::{
-    AttentionShape, Factor, Gradient, Op, SoftmaxRule, TensorId,
-};
+use dtensor::{AttentionShape, Factor, Gradient, Op, SoftmaxRule, TensorId};
 use std::ops::Range;
 use std::sync::Arc;
 
 impl Run<'_> {
-    pub(super) fn attention_scores(&mut self, op: &Op, shape: &AttentionShape) -> Result<(), CpuError> {
+    pub(super) fn attention_scores(
+        &mut self,
+        op: &Op,
+        shape: &AttentionShape,
+    ) -> Result<(), CpuError> {
         let (q, k) = (op.inputs[0], op.inputs[1]);
         let positions = self.query_positions(q);
         let heads = self.heads(shape, &positions, q)?;
@@ -124,7 +126,11 @@ impl Run<'_> {
         })
     }
 
-    pub(super) fn attention_context(&mut self, op: &Op, shape: &AttentionShape) -> Result<(), CpuError> {
+    pub(super) fn attention_context(
+        &mut self,
+        op: &Op,
+        shape: &AttentionShape,
+    ) -> Result<(), CpuError> {
         let (w, v) = (op.inputs[0], op.inputs[1]);
         let weights = self.tensor(w)?;
         let positions = self.scores_positions(w);

@@ -78,7 +78,11 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn permute_backward(&mut self, op: &Op<Gradient>, forward: &Op) -> Result<(), CpuError> {
+    pub(super) fn permute_backward(
+        &mut self,
+        op: &Op<Gradient>,
+        forward: &Op,
+    ) -> Result<(), CpuError> {
         let route = Arc::clone(self.routing(&op.scope)?);
         let dy = self.tensor(op.inputs[0])?;
         let columns = dy.columns();
@@ -124,7 +128,11 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn unpermute_backward(&mut self, op: &Op<Gradient>, forward: &Op) -> Result<(), CpuError> {
+    pub(super) fn unpermute_backward(
+        &mut self,
+        op: &Op<Gradient>,
+        forward: &Op,
+    ) -> Result<(), CpuError> {
         let route = Arc::clone(self.routing(&op.scope)?);
         let dy = self.tensor(op.inputs[0])?;
         let rows = self.tensor(forward.inputs[0])?;

@@ -45,7 +45,12 @@ impl Run<'_> {
         self.table_gradient(sink, table, &rows, &dy.f32(), (dy.columns(), 0), like)
     }
 
-    pub(super) fn positions(&mut self, op: &Op, table: TensorId, first: u64) -> Result<(), CpuError> {
+    pub(super) fn positions(
+        &mut self,
+        op: &Op,
+        table: TensorId,
+        first: u64,
+    ) -> Result<(), CpuError> {
         let x = self.tensor(op.inputs[0])?;
         let (shape, columns) = (x.shape.clone(), x.columns());
         let mut out = x.f32().into_owned();
@@ -157,7 +162,11 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn cross_entropy(&mut self, op: &Op, reduced: Option<TensorId>) -> Result<(), CpuError> {
+    pub(super) fn cross_entropy(
+        &mut self,
+        op: &Op,
+        reduced: Option<TensorId>,
+    ) -> Result<(), CpuError> {
         let logits = op.inputs[0];
         let x = self.tensor(logits)?;
         let (columns, rows, shape) = (x.columns(), x.rows(), x.shape.clone());

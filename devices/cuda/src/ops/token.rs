@@ -60,12 +60,6 @@ impl RowOrder {
         &self.rows
     }
 
-    /// Tokens.
-    #[must_use]
-    pub fn tokens(&self) -> usize {
-        self.count
-    }
-
     /// Overwrites it by that of as many other tokens.
     ///
     /// # Errors

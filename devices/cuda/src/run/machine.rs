@@ -2,6 +2,7 @@
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::rc::Rc;
 
 use super::batch::{Batch, Words};
@@ -28,16 +29,30 @@ pub struct Machine<'m> {
     /// Its lines to its peers' devices.
     pub links: Rc<dyn Links + 'm>,
     /// Lists that many operators read. There are a few of them for all blocks of a model.
-    lists: RefCell<Vec<(ListOf, Rc<Buffer>)>>,
+    lists: MadeOnce<ListOf, Rc<Buffer>>,
     /// How tensors are cut among ranks. There are a few of them, too.
-    cuts: RefCell<Vec<(CutOf, Rc<Cut>)>>,
+    cuts: MadeOnce<CutOf, Rc<Cut>>,
     /// First and number of the indices that a rank holds next to each other.
-    spans: RefCell<Vec<(ListOf, Option<[u64; 2]>)>>,
-    /// Orders of the rows of positions' tables.
-    orders: RefCell<Vec<(ListOf, Rc<RowOrder>)>>,
+    spans: MadeOnce<ListOf, Option<[u64; 2]>>,
+    /// Orders of the rows of positions' tables, by their number and that of the tokens.
+    orders: MadeOnce<(ListOf, u64, u64), Rc<RowOrder>>,
     /// What changes from micro-batch to micro-batch, by its number.
     words: RefCell<BTreeMap<u32, Rc<Words>>>,
     optimizer: OnceCell<Optimizer>,
+}
+
+/// What was made once for each of a few keys.
+struct MadeOnce<K, V>(RefCell<Vec<(K, V)>>);
+
+impl<K: PartialEq, V: Clone> MadeOnce<K, V> {
+    fn get<E>(&self, key: K, make: impl FnOnce(&K) -> Result<V, E>) -> Result<V, E> {
+        if let Some((_, made)) = self.0.borrow().iter().find(|(known, _)| *known == key) {
+            return Ok(made.clone());
+        }
+        let made = make(&key)?;
+        self.0.borrow_mut().push((key, made.clone()));
+        Ok(made)
+    }
 }
 
 /// What a list holds.
@@ -111,10 +126,10 @@ impl<'m> Machine<'m> {
             device,
             host,
             links,
-            lists: RefCell::default(),
-            cuts: RefCell::default(),
-            spans: RefCell::default(),
-            orders: RefCell::default(),
+            lists: MadeOnce(RefCell::default()),
+            cuts: MadeOnce(RefCell::default()),
+            spans: MadeOnce(RefCell::default()),
+            orders: MadeOnce(RefCell::default()),
             words: RefCell::default(),
             optimizer: OnceCell::new(),
         }
@@ -122,15 +137,9 @@ impl<'m> Machine<'m> {
 
     /// A cut, made once.
     pub(super) fn known_cut(&self, of: CutOf, make: impl FnOnce(&CutOf) -> Cut) -> Rc<Cut> {
-        let known = |cuts: &[(CutOf, Rc<Cut>)]| {
-            let found = cuts.iter().find(|(known, _)| *known == of);
-            found.map(|(_, cut)| Rc::clone(cut))
-        };
-        if let Some(cut) = known(&self.cuts.borrow()) {
-            return cut;
-        }
-        let cut = Rc::new(make(&of));
-        self.cuts.borrow_mut().push((of, Rc::clone(&cut)));
+        let Ok(cut) = self
+            .cuts
+            .get(of, |of| Ok::<_, Infallible>(Rc::new(make(of))));
         cut
     }
 
@@ -173,23 +182,14 @@ impl<'m> Machine<'m> {
         rows: u64,
     ) -> Result<Rc<RowOrder>, CudaError> {
         let of = ListOf::new(info, 1, Holds::Positions);
-        let known = |orders: &[(ListOf, Rc<RowOrder>)]| {
-            let tokens = info.shape[..2].iter().product::<u64>() as usize;
-            let same = |(known, order): &&(ListOf, Rc<RowOrder>)| {
-                *known == of && *order.rows() == (0..rows) && order.tokens() == tokens
-            };
-            orders.iter().find(same).map(|(_, order)| Rc::clone(order))
-        };
-        if let Some(order) = known(&self.orders.borrow()) {
-            return Ok(order);
-        }
-        let positions = self.position_list(info, 1);
-        let ids: Vec<u32> = (0..info.global[0])
-            .flat_map(|_| positions.iter().map(|&p| p as u32))
-            .collect();
-        let order = Rc::new(RowOrder::new(&self.device, &ids, 0..rows)?);
-        self.orders.borrow_mut().push((of, Rc::clone(&order)));
-        Ok(order)
+        let tokens = info.shape[..2].iter().product();
+        self.orders.get((of, rows, tokens), |_| {
+            let positions = self.position_list(info, 1);
+            let ids: Vec<u32> = (0..info.global[0])
+                .flat_map(|_| positions.iter().map(|&p| p as u32))
+                .collect();
+            Ok(Rc::new(RowOrder::new(&self.device, &ids, 0..rows)?))
+        })
     }
 
     /// Positions in their sequence of a tensor's tokens, along `dim`, and how many there are.
@@ -218,20 +218,12 @@ impl<'m> Machine<'m> {
     /// other.
     pub(super) fn span(&self, info: &TensorInfo, dim: usize) -> Option<[u64; 2]> {
         let of = ListOf::new(info, dim, Holds::Positions);
-        let known = self
-            .spans
-            .borrow()
-            .iter()
-            .find(|(known, _)| *known == of)
-            .copied();
-        if let Some((_, span)) = known {
-            return span;
-        }
-        let held = self.position_list(info, dim);
-        let contiguous = held.windows(2).all(|pair| pair[1] == pair[0] + 1);
-        let first = held.first().copied().unwrap_or(0);
-        let span = contiguous.then_some([first, held.len() as u64]);
-        self.spans.borrow_mut().push((of, span));
+        let Ok(span) = self.spans.get(of, |_| {
+            let held = self.position_list(info, dim);
+            let contiguous = held.windows(2).all(|pair| pair[1] == pair[0] + 1);
+            let first = held.first().copied().unwrap_or(0);
+            Ok::<_, Infallible>(contiguous.then_some([first, held.len() as u64]))
+        });
         span
     }
 
@@ -276,15 +268,7 @@ impl<'m> Machine<'m> {
     }
 
     fn list(&self, of: ListOf, make: impl FnOnce() -> Vec<u32>) -> Result<Rc<Buffer>, CudaError> {
-        let known = |lists: &[(ListOf, Rc<Buffer>)]| {
-            let found = lists.iter().find(|(known, _)| *known == of);
-            found.map(|(_, list)| Rc::clone(list))
-        };
-        if let Some(list) = known(&self.lists.borrow()) {
-            return Ok(list);
-        }
-        let list = Rc::new(self.device.indices(&make())?);
-        self.lists.borrow_mut().push((of, Rc::clone(&list)));
-        Ok(list)
+        self.lists
+            .get(of, |_| Ok(Rc::new(self.device.indices(&make())?)))
     }
 }
