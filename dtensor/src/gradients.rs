@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::operator::{Expert, Factor, Gradient, Pointwise, Token};
+use crate::operator::Gradient;
 use crate::placement::Placements;
 use crate::tape::{DTensor, Record, Tape};
 use crate::tensor::{TensorId, TensorRole, View, ViewKind};
@@ -70,7 +70,7 @@ impl<'b, 'p> Backward<'b, 'p> {
         self.gradient(&name, input)
     }
 
-    /// Appends an operator in the scope of the forward operator `of`.
+    /// Appends an operator that makes gradients of inputs, in the scope of the forward operator `of`.
     pub(crate) fn push(
         &mut self,
         of: usize,
@@ -79,24 +79,29 @@ impl<'b, 'p> Backward<'b, 'p> {
         writes: Vec<TensorId>,
     ) {
         let scope = self.tape.trace.forward[of].scope.clone();
-        self.push_in(scope, operator, reads, writes);
+        self.append(scope, Pass::BackwardInput, operator, [reads, writes]);
+    }
+
+    /// Appends an operator that makes the gradient of a weight.
+    pub(crate) fn push_weight(
+        &mut self,
+        of: usize,
+        operator: Gradient,
+        reads: Vec<TensorId>,
+        writes: Vec<TensorId>,
+    ) {
+        let scope = self.tape.trace.forward[of].scope.clone();
+        self.append(scope, Pass::BackwardWeight, operator, [reads, writes]);
     }
 
     /// Appends an operator.
-    pub(crate) fn push_in(
+    pub(crate) fn append(
         &mut self,
         scope: String,
+        pass: Pass,
         operator: Gradient,
-        inputs: Vec<TensorId>,
-        outputs: Vec<TensorId>,
+        [inputs, outputs]: [Vec<TensorId>; 2],
     ) {
-        let pass = match operator {
-            Gradient::Product(.., Factor::Second)
-            | Gradient::Pointwise(_, Pointwise::Bias)
-            | Gradient::Token(_, Token::Embedding(_) | Token::Positions { .. })
-            | Gradient::Expert(_, Expert::Bias) => Pass::BackwardWeight,
-            _ => Pass::BackwardInput,
-        };
         self.tape.trace.backward.push(Op {
             scope,
             pass,
@@ -107,9 +112,9 @@ impl<'b, 'p> Backward<'b, 'p> {
         });
     }
 
-    /// The sum of a gradient is that of what an operator added to its input, which has the gradient itself.
+    /// The gradient of what an operator added to its input is a sum; the input has the gradient itself.
     pub(crate) fn push_sum(&mut self, of: Of<'_>, gradient: DTensor, operator: Gradient) {
-        self.push(of.index, operator, vec![gradient.id], Vec::new());
+        self.push_weight(of.index, operator, vec![gradient.id], Vec::new());
         self.accumulate(&of.record.inputs[0], gradient);
     }
 
@@ -156,9 +161,9 @@ impl<'b, 'p> Backward<'b, 'p> {
         };
         let mut sum = self.gradient("sum", input);
         sum.placements = gradient.placements;
-        let reads = vec![first.id, gradient.id];
+        let tensors = [vec![first.id, gradient.id], vec![sum.id]];
         let scope = "gradient_sum".to_owned();
-        self.push_in(scope, Gradient::Sum, reads, vec![sum.id]);
+        self.append(scope, Pass::BackwardInput, Gradient::Sum, tensors);
         self.so_far.insert(input.id, sum);
     }
 

@@ -11,6 +11,7 @@ use crate::placement::{Placement, Placements};
 use crate::plan::{RoutedRows, Routing};
 use crate::tape::{DTensor, Record, Recorded, Redistribution, Tape};
 use crate::tensor::{TensorId, TensorRole, ViewKind};
+use crate::trace::Pass;
 
 /// The message that a redistribution takes; none where every rank has what it will hold.
 ///
@@ -86,12 +87,8 @@ impl Tape<'_> {
         let (label, role) = (format!("{name} redistributed"), TensorRole::Activation);
         let out = self.tensor(&label, &x.shape, placements, x.dtype, role);
         let scope = name.rsplit_once('.').map_or(name, |(scope, _)| scope);
-        self.exchange(
-            scope,
-            (kind, Moves::Redistribute { from, to }),
-            on,
-            [x, &out],
-        );
+        let how = (kind, Moves::Redistribute { from, to });
+        self.exchange(scope, how, on, [x, &out]);
         Ok(out)
     }
 
@@ -103,7 +100,7 @@ impl Tape<'_> {
         on: (Axis, Placement, Placement),
         [x, out]: [&DTensor; 2],
     ) {
-        let collective = self.collective(kind, on.0, x.id, out.id);
+        let collective = self.collective(kind, on.0, [x.id, out.id]);
         let exchange = Operator::Exchange(Exchange { collective, moves });
         let by = self.push(scope, exchange, [&[x.id], &[out.id], &[]]);
         self.redistributed(on, Some((by, moves)), [x, out]);
@@ -120,14 +117,8 @@ impl Tape<'_> {
     }
 
     /// A message between two local tensors, with bytes by its convention.
-    fn collective(
-        &self,
-        kind: CollectiveKind,
-        axis: Axis,
-        from: TensorId,
-        to: TensorId,
-    ) -> Collective {
-        let [from, to] = [from, to].map(|id| self.trace.tensor(id).bytes().0);
+    fn collective(&self, kind: CollectiveKind, axis: Axis, ends: [TensorId; 2]) -> Collective {
+        let [from, to] = ends.map(|id| self.trace.tensor(id).bytes().0);
         let bytes = match kind {
             CollectiveKind::AllGather | CollectiveKind::ReduceScatter => from.max(to),
             _ => from,
@@ -265,15 +256,15 @@ impl Redistribution {
                 out.placements = placements;
                 let tape = &mut *backward.tape;
                 tape.place(out.id, &input.shape, placements);
-                let collective = tape.collective(kind, axis, gradient.id, out.id);
+                let collective = tape.collective(kind, axis, [gradient.id, out.id]);
                 let (from, to) = (have, want);
                 let moves = match by {
                     Some((_, moves)) => moves.undone(from, to),
                     None => Moves::Redistribute { from, to },
                 };
                 let operator = Gradient::Exchange(Exchange { collective, moves });
-                let (reads, writes) = (vec![gradient.id], vec![out.id]);
-                backward.push_in(scope, operator, reads, writes);
+                let tensors = [vec![gradient.id], vec![out.id]];
+                backward.append(scope, Pass::BackwardInput, operator, tensors);
                 out
             }
         };

@@ -127,7 +127,7 @@ impl Product {
         let shape = tape.trace.tensor(w.id).shape.clone();
         let out = tape.local_tensor(&name, shape, w.dtype, TensorRole::Gradient);
         let reads = vec![gradient.id, x.id];
-        to.push(of, operator(Factor::Second), reads, vec![out]);
+        to.push_weight(of, operator(Factor::Second), reads, vec![out]);
     }
 
     /// Its name in profiles, and its class of cost.

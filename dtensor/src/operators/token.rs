@@ -79,7 +79,7 @@ impl Token {
         match self {
             Self::Embedding(_) => {
                 let rows = to.gradient("rows", &gradient);
-                to.push(of.index, operator, vec![gradient.id], vec![rows.id]);
+                to.push_weight(of.index, operator, vec![gradient.id], vec![rows.id]);
             }
             Self::Positions { .. } => to.push_sum(of, gradient, operator),
             Self::CrossEntropy(_) => {
