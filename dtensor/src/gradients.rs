@@ -70,28 +70,16 @@ impl<'b, 'p> Backward<'b, 'p> {
         self.gradient(&name, input)
     }
 
-    /// Appends an operator that makes gradients of inputs, in the scope of the forward operator `of`.
+    /// Appends an operator in the scope of the forward operator `of`, with what it reads and writes.
     pub(crate) fn push(
         &mut self,
         of: usize,
+        pass: Pass,
         operator: Gradient,
-        reads: Vec<TensorId>,
-        writes: Vec<TensorId>,
+        tensors: [Vec<TensorId>; 2],
     ) {
         let scope = self.tape.trace.forward[of].scope.clone();
-        self.append(scope, Pass::BackwardInput, operator, [reads, writes]);
-    }
-
-    /// Appends an operator that makes the gradient of a weight.
-    pub(crate) fn push_weight(
-        &mut self,
-        of: usize,
-        operator: Gradient,
-        reads: Vec<TensorId>,
-        writes: Vec<TensorId>,
-    ) {
-        let scope = self.tape.trace.forward[of].scope.clone();
-        self.append(scope, Pass::BackwardWeight, operator, [reads, writes]);
+        self.append(scope, pass, operator, tensors);
     }
 
     /// Appends an operator.
@@ -114,7 +102,8 @@ impl<'b, 'p> Backward<'b, 'p> {
 
     /// The gradient of what an operator added to its input is a sum; the input has the gradient itself.
     pub(crate) fn push_sum(&mut self, of: Of<'_>, gradient: DTensor, operator: Gradient) {
-        self.push_weight(of.index, operator, vec![gradient.id], Vec::new());
+        let tensors = [vec![gradient.id], Vec::new()];
+        self.push(of.index, Pass::BackwardWeight, operator, tensors);
         self.accumulate(&of.record.inputs[0], gradient);
     }
 
@@ -138,7 +127,7 @@ impl<'b, 'p> Backward<'b, 'p> {
             }
         }
         let writes = made.iter().map(|(_, out)| out.id).collect();
-        self.push(of, operator, reads, writes);
+        self.push(of, Pass::BackwardInput, operator, [reads, writes]);
         for (input, out) in made {
             self.accumulate(input, out);
         }

@@ -46,17 +46,14 @@ impl Trace {
 
     /// What core attention does beside its products, where they are all of one kernel.
     fn fused_with(&self, operator: Operator) -> String {
-        let attention = match operator {
-            Operator::Attention(attention) => attention,
-            _ => return String::new(),
+        use AttentionPiece::{Context, Scores};
+        let Operator::Attention(attention) = operator else {
+            return String::new();
         };
-        if !matches!(
-            attention.piece,
-            AttentionPiece::Scores | AttentionPiece::Context
-        ) {
+        let (shape, pieces) = (attention.shape, self.attentions[attention.of]);
+        if !matches!(attention.piece, Scores | Context) {
             return String::new();
         }
-        let (shape, pieces) = (attention.shape, self.attentions[attention.of]);
         let has = [
             (!shape.causal, " both ways"),
             (pieces.dropout.is_some(), " dropout"),

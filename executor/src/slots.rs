@@ -10,8 +10,8 @@ use dtensor::block::Block;
 use dtensor::layout::consecutive;
 use dtensor::philox::Stream;
 use dtensor::{
-    AttentionPiece, BlockPosition, Expert, Op, Operator, Placement, Pointwise, Product, Site,
-    TensorId, TensorInfo, Token,
+    Attention, AttentionPiece, BlockPosition, Expert, Op, Operator, Placement, Pointwise, Product,
+    Site, TensorId, TensorInfo, Token,
 };
 
 /// Which mesh shares a parameter's states.
@@ -247,10 +247,10 @@ fn start(model: &ModelConfig, block: &Block, id: TensorId) -> Start {
             Operator::Pointwise(Pointwise::Bias) | Operator::Expert(Expert::Bias) if second => {
                 Some(Start::Zeros)
             }
-            Operator::Attention(attention) => match attention.piece {
-                AttentionPiece::Softmax(rule) if rule.sinks == Some(id) => Some(Start::Zeros),
-                _ => None,
-            },
+            Operator::Attention(Attention {
+                piece: AttentionPiece::Softmax(rule),
+                ..
+            }) if rule.sinks == Some(id) => Some(Start::Zeros),
             Operator::Expert(Expert::Route(route)) if route.bias == Some(id) => Some(Start::Zeros),
             Operator::Product(Product::Matmul(
                 _,

@@ -49,9 +49,8 @@ impl Lowering<'_> {
     /// Whether an operator keeps the 8-bit copy of its input for backward, and not the input itself.
     #[must_use]
     pub fn keeps_quantised(&self, trace: &Trace, operator: Operator) -> bool {
-        let narrow =
-            |operator| matches!(operator, Operator::Product(p) if self.is_eight_bit(trace, p));
-        self.has(Rewrite::SaveQuantisedInputs) && narrow(operator)
+        self.has(Rewrite::SaveQuantisedInputs)
+            && matches!(operator, Operator::Product(p) if self.is_eight_bit(trace, p))
     }
 
     /// Whether a product runs in 8 bits.

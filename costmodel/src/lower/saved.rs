@@ -127,12 +127,10 @@ fn exchanged_words(trace: &Trace) -> u64 {
         Operator::Product(Product::GroupedMatmul(_, groups)) => Some(groups),
         _ => None,
     });
-    let exchanges = trace.forward.iter().filter(|op| match op.operator {
-        Operator::Exchange(Exchange { moves, .. }) => {
-            matches!(moves, Moves::Dispatch | Moves::ExpertGather)
-        }
-        _ => false,
-    });
+    let sends = |moves| matches!(moves, Moves::Dispatch | Moves::ExpertGather);
+    let exchanges = trace.forward.iter();
+    let exchanges = exchanges
+        .filter(|op| matches!(op.operator, Operator::Exchange(exchange) if sends(exchange.moves)));
     let rows = exchanges.map(|op| trace.tensor(op.outputs[0]).shape[0]);
     rows.map(|rows| 2 * rows + groups.unwrap_or(0) + 1).sum()
 }

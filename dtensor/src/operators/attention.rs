@@ -9,7 +9,7 @@ use crate::operator::{
 };
 use crate::placement::{BLOCK_AXES, Placement, Placements};
 use crate::tape::{DTensor, Tape};
-use crate::trace::AttentionPieces;
+use crate::trace::{AttentionPieces, Pass};
 
 impl Tape<'_> {
     /// Core attention: `q: [b, s, heads·d]` and so on, sharded by heads; returns `[b, s, heads·d_v]`.
@@ -103,8 +103,8 @@ impl Attention {
             if factor == Factor::Second && split {
                 out.placements = out.placements.with(Axis::Cp, Placement::Partial);
             }
-            let (reads, writes) = (vec![gradient.id, other], vec![out.id]);
-            to.push(index, operator(factor), reads, writes);
+            let tensors = [vec![gradient.id, other], vec![out.id]];
+            to.push(index, Pass::BackwardInput, operator(factor), tensors);
             to.accumulate(input, out);
         }
     }

@@ -184,11 +184,9 @@ impl Tape<'_> {
             (None, Routing::Balanced) => shape[0] * times,
             (None, Routing::Recorded(rows)) => recorded(rows),
         };
-        let out = self.rows(&format!("{scope}.{moved}"), shape, rows.dtype);
-        DTensor {
-            placements: rows.placements,
-            ..out
-        }
+        let mut out = self.rows(&format!("{scope}.{moved}"), shape, rows.dtype);
+        out.placements = rows.placements;
+        out
     }
 
     /// Keys and values travel round the context-parallel ring while attention runs; the operator

@@ -9,7 +9,7 @@ use crate::operator::{CostClass, Factor, Gemm, Gradient, Operator, Product, Site
 use crate::placement::{BLOCK_AXES, Placement};
 use crate::tape::{DTensor, Tape, no_rule};
 use crate::tensor::TensorRole;
-use crate::trace::Trace;
+use crate::trace::{Pass, Trace};
 
 /// Products in 8 bits want sizes that are multiples of this: rows of 16 bytes (cuBLAS, "FP8 data types":
 /// 16-byte alignment of all dimensions).
@@ -119,15 +119,21 @@ impl Product {
                 back.placements = back.placements.with(axis, Placement::Partial);
             }
         }
-        let (reads, writes) = (vec![gradient.id, w.id], vec![back.id]);
-        to.push(of, operator(Factor::First), reads, writes);
+        let (first, tensors) = (
+            operator(Factor::First),
+            [vec![gradient.id, w.id], vec![back.id]],
+        );
+        to.push(of, Pass::BackwardInput, first, tensors);
         to.accumulate(x, back);
         let tape = &mut *to.tape;
         let name = format!("{}.weight_gradient", tape.trace.forward[of].scope);
         let shape = tape.trace.tensor(w.id).shape.clone();
         let out = tape.local_tensor(&name, shape, w.dtype, TensorRole::Gradient);
-        let reads = vec![gradient.id, x.id];
-        to.push_weight(of, operator(Factor::Second), reads, vec![out]);
+        let (second, tensors) = (
+            operator(Factor::Second),
+            [vec![gradient.id, x.id], vec![out]],
+        );
+        to.push(of, Pass::BackwardWeight, second, tensors);
     }
 
     /// Its name in profiles, and its class of cost.

@@ -16,7 +16,7 @@ use crate::gradients::{Backward, Of};
 use crate::operator::{Collective, CostClass, Factor, Gradient, Operator};
 use crate::tape::{DTensor, Record, Recorded, Tape};
 use crate::tensor::ViewKind;
-use crate::trace::{AnyOp, Trace};
+use crate::trace::{AnyOp, Pass, Trace};
 
 pub use matmul::EIGHT_BIT_MULTIPLE;
 
@@ -50,7 +50,7 @@ fn undo(backward: &mut Backward<'_, '_>, record: &Record) -> Result<(), DTensorE
             ..collective
         });
         let reads = record.inputs.iter().map(|x| x.id).collect();
-        backward.push(op, ring, reads, Vec::new());
+        backward.push(op, Pass::BackwardInput, ring, [reads, Vec::new()]);
     }
     let output = record.output.as_ref();
     let Some(gradient) = output.and_then(|output| backward.take(output)) else {

@@ -6,7 +6,7 @@ use super::Class;
 use crate::error::DTensorError;
 use crate::gradients::{Backward, Of};
 use crate::operator::{CostClass, Gradient, Nonlinearity, Operator, Pointwise, Rotary};
-use crate::placement::{BLOCK_AXES, Placement, Placements};
+use crate::placement::{BLOCK_AXES, Placement};
 use crate::tape::{DTensor, Tape, no_rule};
 use crate::tensor::{TensorId, TensorRole};
 
@@ -174,18 +174,15 @@ impl Pointwise {
         match self {
             Self::Bias => to.push_sum(of, gradient, operator),
             Self::Join { .. } => {
-                let mesh = *to.tape.mesh();
-                let heads = &of.record.inputs[0];
+                let (mesh, heads) = (*to.tape.mesh(), &of.record.inputs[0]);
                 let last = heads.shape.len() - 1;
-                let sharded = BLOCK_AXES
-                    .into_iter()
-                    .filter(|&axis| mesh.size(axis) > 1 && heads.placements.on(axis).shards(last));
-                let summed = |placed: Placements| {
-                    let partial = |placed: Placements, axis| placed.with(axis, Placement::Partial);
-                    sharded.clone().fold(placed, partial)
-                };
-                to.push_one(of, &gradient, operator, |index, placed| {
-                    if index == 1 { summed(placed) } else { placed }
+                to.push_one(of, &gradient, operator, |index, mut placed| {
+                    for axis in BLOCK_AXES.into_iter().filter(|_| index == 1) {
+                        if mesh.size(axis) > 1 && heads.placements.on(axis).shards(last) {
+                            placed = placed.with(axis, Placement::Partial);
+                        }
+                    }
+                    placed
                 });
             }
             _ => to.push_one(of, &gradient, operator, |_, placed| placed),

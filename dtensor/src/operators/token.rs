@@ -10,6 +10,7 @@ use crate::operator::{
 use crate::placement::{BLOCK_AXES, Placement, Placements};
 use crate::tape::{DTensor, Tape};
 use crate::tensor::TensorRole;
+use crate::trace::Pass;
 
 impl Tape<'_> {
     /// Looks rows of `table: [rows, h]` up. With the table sharded by rows the result is partial.
@@ -79,7 +80,8 @@ impl Token {
         match self {
             Self::Embedding(_) => {
                 let rows = to.gradient("rows", &gradient);
-                to.push_weight(of.index, operator, vec![gradient.id], vec![rows.id]);
+                let tensors = [vec![gradient.id], vec![rows.id]];
+                to.push(of.index, Pass::BackwardWeight, operator, tensors);
             }
             Self::Positions { .. } => to.push_sum(of, gradient, operator),
             Self::CrossEntropy(_) => {
