@@ -1,6 +1,8 @@
 //! What operators compute, with local sizes and all that running them needs. What follows from it (placements,
 //! what is kept, backward, names and classes of cost) is in `operators`, a file for each family.
 
+use std::borrow::Cow;
+
 use catalog::model::{Activation, NormKind, Router};
 use catalog::{Axis, RopeScaling};
 
@@ -380,6 +382,9 @@ pub enum CostClass {
     /// An exchange between ranks.
     Collective(Collective),
 }
+
+/// An operator's name in profiles, and its class of cost.
+pub(crate) type Class = (Cow<'static, str>, CostClass);
 
 impl Gradient {
     /// The operator whose class, name and sizes its own are, and the factor whose gradient it is, where each has an

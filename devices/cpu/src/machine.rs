@@ -53,6 +53,9 @@ pub enum CpuError {
     },
 }
 
+/// What a rank made, or why it could not.
+pub(crate) type Result<T, E = CpuError> = std::result::Result<T, E>;
+
 /// One rank.
 pub struct Machine<'c> {
     /// Its line to the other ranks.

@@ -109,6 +109,9 @@ impl CudaError {
     }
 }
 
+/// What a device made, or why it could not.
+pub(crate) type Result<T, E = CudaError> = std::result::Result<T, E>;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,10 +2,10 @@
 
 use catalog::Axis;
 
-use super::Class;
 use crate::gradients::{Backward, Of};
 use crate::operator::{
-    Attention, AttentionPiece, AttentionShape, CostClass, Factor, Gradient, Operator, SoftmaxRule,
+    Attention, AttentionPiece, AttentionShape, Class, CostClass, Factor, Gradient, Operator,
+    SoftmaxRule,
 };
 use crate::placement::{BLOCK_AXES, Placement, Placements};
 use crate::tape::{DTensor, Tape};

@@ -3,10 +3,11 @@
 
 use catalog::Axis;
 
-use super::Class;
 use crate::error::DTensorError;
 use crate::gradients::Backward;
-use crate::operator::{Collective, CollectiveKind, CostClass, Exchange, Gradient, Moves, Operator};
+use crate::operator::{
+    Class, Collective, CollectiveKind, CostClass, Exchange, Gradient, Moves, Operator,
+};
 use crate::placement::{Placement, Placements};
 use crate::plan::{RoutedRows, Routing};
 use crate::tape::{DTensor, Record, Recorded, Redistribution, Tape};

@@ -2,10 +2,9 @@
 
 use catalog::{Axis, DType};
 
-use super::Class;
 use crate::error::DTensorError;
 use crate::gradients::{Backward, Of};
-use crate::operator::{CostClass, Expert, Gradient, Operator, Route};
+use crate::operator::{Class, CostClass, Expert, Gradient, Operator, Route};
 use crate::placement::Placement;
 use crate::tape::{DTensor, Tape, no_rule};
 use crate::tensor::TensorRole;

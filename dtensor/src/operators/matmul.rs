@@ -2,10 +2,9 @@
 
 use catalog::Axis;
 
-use super::Class;
 use crate::error::DTensorError;
 use crate::gradients::{Backward, Of};
-use crate::operator::{CostClass, Factor, Gemm, Gradient, Operator, Product, Site};
+use crate::operator::{Class, CostClass, Factor, Gemm, Gradient, Operator, Product, Site};
 use crate::placement::{BLOCK_AXES, Placement};
 use crate::tape::{DTensor, Tape, no_rule};
 use crate::tensor::TensorRole;

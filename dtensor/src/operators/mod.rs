@@ -9,19 +9,14 @@ mod norm;
 mod pointwise;
 mod token;
 
-use std::borrow::Cow;
-
 use crate::error::DTensorError;
 use crate::gradients::{Backward, Of};
-use crate::operator::{Collective, CostClass, Factor, Gradient, Operator};
+use crate::operator::{Class, Collective, CostClass, Factor, Gradient, Operator};
 use crate::tape::{DTensor, Record, Recorded, Tape};
 use crate::tensor::ViewKind;
 use crate::trace::{AnyOp, Pass, Trace};
 
 pub use matmul::EIGHT_BIT_MULTIPLE;
-
-/// An operator's name in profiles, and its class of cost.
-type Class = (Cow<'static, str>, CostClass);
 
 impl Tape<'_> {
     /// Ends the block at `output` and derives its backward pass: the records in reverse, each by its operator.

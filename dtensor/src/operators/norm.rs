@@ -3,8 +3,7 @@
 use catalog::DType;
 use catalog::model::NormKind;
 
-use super::Class;
-use crate::operator::{CostClass, Norm, Operator};
+use crate::operator::{Class, CostClass, Norm, Operator};
 use crate::tape::{DTensor, Tape};
 use crate::tensor::TensorRole;
 

@@ -2,10 +2,9 @@
 
 use catalog::DType;
 
-use super::Class;
 use crate::error::DTensorError;
 use crate::gradients::{Backward, Of};
-use crate::operator::{CostClass, Gradient, Nonlinearity, Operator, Pointwise, Rotary};
+use crate::operator::{Class, CostClass, Gradient, Nonlinearity, Operator, Pointwise, Rotary};
 use crate::placement::{BLOCK_AXES, Placement};
 use crate::tape::{DTensor, Tape, no_rule};
 use crate::tensor::{TensorId, TensorRole};

@@ -2,10 +2,9 @@
 
 use catalog::{Axis, DType};
 
-use super::Class;
 use crate::gradients::{Backward, Of};
 use crate::operator::{
-    Collective, CollectiveKind, CostClass, Exchange, Gradient, Moves, Operator, Token,
+    Class, Collective, CollectiveKind, CostClass, Exchange, Gradient, Moves, Operator, Token,
 };
 use crate::placement::{BLOCK_AXES, Placement, Placements};
 use crate::tape::{DTensor, Tape};

@@ -3,7 +3,7 @@
 use super::state::Run;
 use crate::attention::{Heads, Weighting};
 use crate::block::GradientSink;
-use crate::machine::CpuError;
+use crate::machine::Result;
 use crate::tensor::Tensor;
 use crate::tokens;
 use crate::tree::TreeSum;
@@ -15,11 +15,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 impl Run<'_> {
-    pub(super) fn attention_scores(
-        &mut self,
-        op: &Op,
-        shape: &AttentionShape,
-    ) -> Result<(), CpuError> {
+    pub(super) fn attention_scores(&mut self, op: &Op, shape: &AttentionShape) -> Result<()> {
         let (q, k) = (op.inputs[0], op.inputs[1]);
         let positions = self.query_positions(q);
         let heads = self.heads(shape, &positions, q)?;
@@ -35,7 +31,7 @@ impl Run<'_> {
         op: &Op,
         shape: &AttentionShape,
         rule: SoftmaxRule,
-    ) -> Result<(), CpuError> {
+    ) -> Result<()> {
         let x = self.tensor(op.inputs[0])?;
         let positions = self.scores_positions(op.inputs[0]);
         let heads = self.heads_of_scores(shape, &positions, x);
@@ -51,7 +47,7 @@ impl Run<'_> {
         forward: &Op,
         (shape, rule): (&AttentionShape, SoftmaxRule),
         sink: &mut dyn GradientSink,
-    ) -> Result<(), CpuError> {
+    ) -> Result<()> {
         let p = self.tensor(forward.outputs[0])?;
         let positions = self.scores_positions(forward.outputs[0]);
         let heads = self.heads_of_scores(shape, &positions, p);
@@ -85,7 +81,7 @@ impl Run<'_> {
         (parameter, part): (TensorId, Range<usize>),
         (sequences, positions): (usize, &[u64]),
         value: impl Fn(usize, usize) -> f32,
-    ) -> Result<(), CpuError> {
+    ) -> Result<()> {
         let rows = sequences * positions.len();
         let columns = part.len();
         if !self.machine.is_exact() {
@@ -106,7 +102,7 @@ impl Run<'_> {
     }
 
     /// How the scores of this rank's heads become weights.
-    fn weighting(&self, rule: SoftmaxRule, scores: TensorId) -> Result<Weighting, CpuError> {
+    fn weighting(&self, rule: SoftmaxRule, scores: TensorId) -> Result<Weighting> {
         let info = self.info(scores);
         let position = &self.machine.position;
         let here = position.indices(&info.global, &info.placements, 1);
@@ -126,11 +122,7 @@ impl Run<'_> {
         })
     }
 
-    pub(super) fn attention_context(
-        &mut self,
-        op: &Op,
-        shape: &AttentionShape,
-    ) -> Result<(), CpuError> {
+    pub(super) fn attention_context(&mut self, op: &Op, shape: &AttentionShape) -> Result<()> {
         let (w, v) = (op.inputs[0], op.inputs[1]);
         let weights = self.tensor(w)?;
         let positions = self.scores_positions(w);
@@ -144,7 +136,7 @@ impl Run<'_> {
     }
 
     /// Every head's own columns with those all heads share.
-    pub(super) fn join(&mut self, op: &Op, [own, shared]: [usize; 2]) -> Result<(), CpuError> {
+    pub(super) fn join(&mut self, op: &Op, [own, shared]: [usize; 2]) -> Result<()> {
         let (x, more) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let heads = x.columns() / own;
         let (mut shape, rows) = (x.shape.clone(), x.rows());
@@ -167,7 +159,7 @@ impl Run<'_> {
         op: &Op<Gradient>,
         forward: &Op,
         [own, shared]: [usize; 2],
-    ) -> Result<(), CpuError> {
+    ) -> Result<()> {
         let dy = self.tensor(op.inputs[0])?;
         let heads = dy.columns() / (own + shared);
         let (shape, rows) = (dy.shape.clone(), dy.rows());
@@ -242,7 +234,7 @@ impl Run<'_> {
         shape: &AttentionShape,
         positions: &'p [u64],
         q: TensorId,
-    ) -> Result<Heads<'p>, CpuError> {
+    ) -> Result<Heads<'p>> {
         let x = self.tensor(q)?;
         let heads = x.columns() / shape.qk_dim as usize;
         Ok(self.heads_with(shape, positions, x.shape[0], heads))
@@ -277,14 +269,14 @@ impl Run<'_> {
     }
 
     /// Keys or values of the whole sequence: as they are, or from round the ring.
-    fn keys(&self, id: TensorId) -> Result<&Tensor, CpuError> {
+    fn keys(&self, id: TensorId) -> Result<&Tensor> {
         match self.ring.get(&self.block.storage(id)).map(AsRef::as_ref) {
             Some(Value::Tensor(x)) => Ok(x),
             _ => self.tensor(id),
         }
     }
 
-    pub(super) fn gather_ring(&mut self, scope: &str, id: TensorId) -> Result<(), CpuError> {
+    pub(super) fn gather_ring(&mut self, scope: &str, id: TensorId) -> Result<()> {
         let storage = self.block.storage(id);
         let whole = self.machine.ring(scope, self.tensor(id)?, self.info(id))?;
         self.ring.insert(storage, Arc::new(Value::Tensor(whole)));
@@ -298,7 +290,7 @@ impl Run<'_> {
         forward: &Op,
         shape: &AttentionShape,
         factor: Factor,
-    ) -> Result<(), CpuError> {
+    ) -> Result<()> {
         let (gradient, other, dim) = (op.inputs[0], op.inputs[1], shape.qk_dim as usize);
         let positions = self.scores_positions(gradient);
         let heads = self.heads_of_scores(shape, &positions, self.tensor(gradient)?);
@@ -323,7 +315,7 @@ impl Run<'_> {
         forward: &Op,
         shape: &AttentionShape,
         factor: Factor,
-    ) -> Result<(), CpuError> {
+    ) -> Result<()> {
         let (gradient, other, dim) = (op.inputs[0], op.inputs[1], shape.v_dim as usize);
         let weights = forward.inputs[0];
         let positions = self.scores_positions(weights);
@@ -343,7 +335,7 @@ impl Run<'_> {
     }
 
     /// Has keys or values of the whole sequence here again, if they go round the ring.
-    fn keys_again(&mut self, forward: &Op) -> Result<(), CpuError> {
+    fn keys_again(&mut self, forward: &Op) -> Result<()> {
         let key = forward.inputs[1];
         if self.block.has_ring() && !self.ring.contains_key(&self.block.storage(key)) {
             self.gather_ring(&forward.scope, key)?;
@@ -357,7 +349,7 @@ impl Run<'_> {
         op: &Op<Gradient>,
         forward: &Op,
         (heads, factors, dim): (&Heads<'_>, [TensorId; 2], usize),
-    ) -> Result<Value, CpuError> {
+    ) -> Result<Value> {
         let dtype = self.info(op.outputs[0]).dtype;
         let value = self.summed_over_queries(heads, factors, dim, dtype)?;
         if self.block.has_ring() {
@@ -373,7 +365,7 @@ impl Run<'_> {
         [w, x]: [TensorId; 2],
         dim: usize,
         dtype: DType,
-    ) -> Result<Value, CpuError> {
+    ) -> Result<Value> {
         let (w, x) = (self.tensor(w)?.f32(), self.tensor(x)?.f32());
         let shape = vec![heads.batch, heads.kv_len, heads.kv_heads * dim];
         if !self.machine.is_exact() {
@@ -395,7 +387,7 @@ impl Run<'_> {
     }
 
     /// Gradients of keys or values back to the ranks that hold them.
-    fn return_ring(&self, forward: &Op, value: Value) -> Result<Value, CpuError> {
+    fn return_ring(&self, forward: &Op, value: Value) -> Result<Value> {
         let info = self.info(forward.inputs[1]);
         let to = info.placements.on(Axis::Cp);
         let moves = (Axis::Cp, Placement::Partial, to);

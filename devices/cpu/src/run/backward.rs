@@ -3,7 +3,7 @@
 use super::state::Run;
 use crate::block::GradientSink;
 use crate::elementwise;
-use crate::machine::{CpuError, Machine};
+use crate::machine::{Machine, Result};
 use crate::redistribute::put;
 use crate::tensor::Tensor;
 use crate::value::Value;
@@ -13,7 +13,7 @@ use dtensor::{
 use std::sync::Arc;
 
 impl Run<'_> {
-    pub(super) fn backward_view(&mut self, view: &View) -> Result<(), CpuError> {
+    pub(super) fn backward_view(&mut self, view: &View) -> Result<()> {
         let part = self.tensor(view.from)?.clone();
         match view.kind {
             ViewKind::Shard => {
@@ -47,7 +47,7 @@ impl Run<'_> {
         &mut self,
         op: &Op<Gradient>,
         sink: &mut dyn GradientSink,
-    ) -> Result<(), CpuError> {
+    ) -> Result<()> {
         let block = self.block;
         let forward = |of: usize| &block.trace.forward[of];
         match op.operator {
@@ -99,7 +99,7 @@ impl Run<'_> {
         }
     }
 
-    fn gradient_sum(&mut self, op: &Op<Gradient>) -> Result<(), CpuError> {
+    fn gradient_sum(&mut self, op: &Op<Gradient>) -> Result<()> {
         let (a, b) = (self.value(op.inputs[0])?, self.value(op.inputs[1])?);
         let value = match (a, b) {
             (Value::Tensor(a), Value::Tensor(b)) => {

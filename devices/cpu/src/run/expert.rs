@@ -4,7 +4,7 @@ use super::state::Run;
 use crate::block::GradientSink;
 use crate::experts::{Route, ranking, weights, weights_backward};
 use crate::gemm::{Matrix, multiply_add, multiply_part, multiply_tree};
-use crate::machine::{CpuError, Machine};
+use crate::machine::{Machine, Result};
 use crate::redistribute::{read_terms, write_terms};
 use crate::tensor::Tensor;
 use crate::tokens;
@@ -16,12 +16,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 impl Run<'_> {
-    fn routing(&self, scope: &str) -> Result<&Arc<Route>, CpuError> {
+    fn routing(&self, scope: &str) -> Result<&Arc<Route>> {
         let route = self.held.route.as_ref();
         route.ok_or_else(|| Machine::unsupported("routing", scope, "tokens that were not routed"))
     }
 
-    pub(super) fn top_k(&mut self, op: &Op, rule: &dtensor::Route) -> Result<(), CpuError> {
+    pub(super) fn top_k(&mut self, op: &Op, rule: &dtensor::Route) -> Result<()> {
         let logits = self.tensor(op.inputs[0])?;
         let experts = logits.columns();
         let top_k = *self
@@ -51,7 +51,7 @@ impl Run<'_> {
         op: &Op<Gradient>,
         forward: &Op,
         rule: &dtensor::Route,
-    ) -> Result<(), CpuError> {
+    ) -> Result<()> {
         let route = Arc::clone(self.routing(&op.scope)?);
         let logits = self.tensor(forward.inputs[0])?;
         let dy = self.tensor(op.inputs[0])?.f32();
@@ -62,7 +62,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn permute(&mut self, op: &Op) -> Result<(), CpuError> {
+    pub(super) fn permute(&mut self, op: &Op) -> Result<()> {
         let route = Arc::clone(self.routing(&op.scope)?);
         let x = self.tensor(op.inputs[0])?;
         let columns = x.columns();
@@ -78,11 +78,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn permute_backward(
-        &mut self,
-        op: &Op<Gradient>,
-        forward: &Op,
-    ) -> Result<(), CpuError> {
+    pub(super) fn permute_backward(&mut self, op: &Op<Gradient>, forward: &Op) -> Result<()> {
         let route = Arc::clone(self.routing(&op.scope)?);
         let dy = self.tensor(op.inputs[0])?;
         let columns = dy.columns();
@@ -105,7 +101,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn unpermute(&mut self, op: &Op) -> Result<(), CpuError> {
+    pub(super) fn unpermute(&mut self, op: &Op) -> Result<()> {
         let route = Arc::clone(self.routing(&op.scope)?);
         let (rows, p) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let columns = rows.columns();
@@ -128,11 +124,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn unpermute_backward(
-        &mut self,
-        op: &Op<Gradient>,
-        forward: &Op,
-    ) -> Result<(), CpuError> {
+    pub(super) fn unpermute_backward(&mut self, op: &Op<Gradient>, forward: &Op) -> Result<()> {
         let route = Arc::clone(self.routing(&op.scope)?);
         let dy = self.tensor(op.inputs[0])?;
         let rows = self.tensor(forward.inputs[0])?;
@@ -166,7 +158,7 @@ impl Run<'_> {
         }
     }
 
-    fn extended(&mut self, scope: &str, axis: Axis) -> Result<Arc<Route>, CpuError> {
+    fn extended(&mut self, scope: &str, axis: Axis) -> Result<Arc<Route>> {
         let level = self.level(axis);
         let mut route = Arc::clone(self.routing(scope)?);
         if route.levels.len() <= level {
@@ -179,7 +171,7 @@ impl Run<'_> {
         Ok(route)
     }
 
-    pub(super) fn dispatch<O>(&mut self, op: &Op<O>, back: bool) -> Result<(), CpuError> {
+    pub(super) fn dispatch<O>(&mut self, op: &Op<O>, back: bool) -> Result<()> {
         let route = self.extended(&op.scope, Axis::Ep)?;
         let level = &route.levels[self.level(Axis::Ep)];
         let x = self.tensor(op.inputs[0])?;
@@ -193,7 +185,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn expert_tensor<O>(&mut self, op: &Op<O>, gather: bool) -> Result<(), CpuError> {
+    pub(super) fn expert_tensor<O>(&mut self, op: &Op<O>, gather: bool) -> Result<()> {
         let route = self.extended(&op.scope, Axis::Etp)?;
         let level = &route.levels[self.level(Axis::Etp)];
         let (comm, group) = (self.machine.comm, self.machine.group(Axis::Etp));
@@ -231,7 +223,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn experts_here(&self, scope: &str) -> Result<Vec<Range<usize>>, CpuError> {
+    fn experts_here(&self, scope: &str) -> Result<Vec<Range<usize>>> {
         let route = self.routing(scope)?;
         let ep = self.machine.position.mesh.ep as usize;
         let count = route.experts.div_ceil(ep);
@@ -245,7 +237,7 @@ impl Run<'_> {
         scope: &str,
         (x, w, out): (TensorId, TensorId, TensorId),
         backward: bool,
-    ) -> Result<(), CpuError> {
+    ) -> Result<()> {
         let groups = self.experts_here(scope)?;
         let (data, weight) = (self.tensor(x)?, self.tensor(w)?);
         let (n, k) = (weight.shape[1], weight.shape[2]);
@@ -281,24 +273,20 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn grouped_linear(&mut self, op: &Op) -> Result<(), CpuError> {
+    pub(super) fn grouped_linear(&mut self, op: &Op) -> Result<()> {
         let operands = (op.inputs[0], op.inputs[1], op.outputs[0]);
         self.grouped_product(&op.scope, operands, false)
     }
 
     /// Leaves of tokens that an expert's rows belong to; ranges count from the first of these rows.
-    fn leaves_of_rows(
-        &self,
-        scope: &str,
-        rows: Range<usize>,
-    ) -> Result<Vec<(u64, Range<usize>)>, CpuError> {
+    fn leaves_of_rows(&self, scope: &str, rows: Range<usize>) -> Result<Vec<(u64, Range<usize>)>> {
         let rows = &self.routing(scope)?.at_experts()[rows];
         let tokens: Vec<u64> = rows.iter().map(|r| r.token).collect();
         Ok(parts_of_leaves(&tokens, TOKEN_LEAF))
     }
 
     /// Adds every expert's bias to its rows.
-    pub(super) fn expert_bias(&mut self, op: &Op) -> Result<(), CpuError> {
+    pub(super) fn expert_bias(&mut self, op: &Op) -> Result<()> {
         let groups = self.experts_here(&op.scope)?;
         let (x, b) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let (columns, shape) = (x.columns(), x.shape.clone());
@@ -318,7 +306,7 @@ impl Run<'_> {
         op: &Op<Gradient>,
         forward: &Op,
         sink: &mut dyn GradientSink,
-    ) -> Result<(), CpuError> {
+    ) -> Result<()> {
         let groups = self.experts_here(&op.scope)?;
         let dy = self.tensor(op.inputs[0])?;
         let columns = dy.columns();
@@ -348,7 +336,7 @@ impl Run<'_> {
         op: &Op<Gradient>,
         forward: &Op,
         sink: &mut dyn GradientSink,
-    ) -> Result<(), CpuError> {
+    ) -> Result<()> {
         let groups = self.experts_here(&op.scope)?;
         let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let (n, k) = (dy.columns(), x.columns());

@@ -7,13 +7,13 @@ use dtensor::{
 
 use super::state::Run;
 use crate::elementwise;
-use crate::machine::CpuError;
+use crate::machine::Result;
 use crate::redistribute::take;
 use crate::tensor::Tensor;
 use crate::value::Value;
 
 impl Run<'_> {
-    pub(super) fn forward_view(&mut self, view: &View) -> Result<(), CpuError> {
+    pub(super) fn forward_view(&mut self, view: &View) -> Result<()> {
         let x = self.tensor(view.from)?;
         let part = match view.kind {
             ViewKind::Shard => self
@@ -35,7 +35,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn forward_op(&mut self, op: &Op) -> Result<(), CpuError> {
+    pub(super) fn forward_op(&mut self, op: &Op) -> Result<()> {
         match op.operator {
             Operator::Product(Product::Matmul(..)) => self.linear(op),
             Operator::Product(Product::GroupedMatmul(..)) => self.grouped_linear(op),
@@ -59,7 +59,7 @@ impl Run<'_> {
         }
     }
 
-    fn add(&mut self, op: &Op) -> Result<(), CpuError> {
+    fn add(&mut self, op: &Op) -> Result<()> {
         let (a, b) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let mut out = a.f32().into_owned();
         let b = b.f32();
@@ -69,7 +69,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn exchange<O>(&mut self, op: &Op<O>, exchange: Exchange) -> Result<(), CpuError> {
+    pub(super) fn exchange<O>(&mut self, op: &Op<O>, exchange: Exchange) -> Result<()> {
         match exchange.moves {
             Moves::Redistribute { from, to } => {
                 let (x, out) = (op.inputs[0], op.outputs[0]);

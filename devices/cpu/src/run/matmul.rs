@@ -3,7 +3,7 @@
 use super::state::Run;
 use crate::block::GradientSink;
 use crate::gemm::{Matrix, multiply_add, multiply_tree};
-use crate::machine::CpuError;
+use crate::machine::Result;
 use crate::tensor::Tensor;
 use crate::tree::TreeSum;
 use crate::value::{Terms, Value};
@@ -28,7 +28,7 @@ impl Run<'_> {
         w: TensorId,
         dim: usize,
         (shape, out): (Vec<usize>, TensorId),
-    ) -> Result<Value, CpuError> {
+    ) -> Result<Value> {
         if self.machine.is_exact() {
             let leaves = self.machine.feature_leaves(self.info(w), dim)?;
             let sum = multiply_tree(a, b, &leaves);
@@ -59,7 +59,7 @@ impl Run<'_> {
         }
     }
 
-    pub(super) fn linear(&mut self, op: &Op) -> Result<(), CpuError> {
+    pub(super) fn linear(&mut self, op: &Op) -> Result<()> {
         let (x, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let (n, k) = (w.shape[0], w.shape[1]);
         let mut shape = x.shape.clone();
@@ -72,7 +72,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn linear_backward_input(&mut self, op: &Op<Gradient>) -> Result<(), CpuError> {
+    pub(super) fn linear_backward_input(&mut self, op: &Op<Gradient>) -> Result<()> {
         let (dy, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let (n, k) = (w.shape[0], w.shape[1]);
         let mut shape = dy.shape.clone();
@@ -90,7 +90,7 @@ impl Run<'_> {
         op: &Op<Gradient>,
         forward: &Op,
         sink: &mut dyn GradientSink,
-    ) -> Result<(), CpuError> {
+    ) -> Result<()> {
         let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let (n, k, rows) = (dy.columns(), x.columns(), x.rows());
         let (dy, data) = (dy.f32(), x.f32());

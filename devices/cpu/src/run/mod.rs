@@ -20,7 +20,7 @@ use dtensor::{AnyOp, TensorId};
 use self::state::Run;
 use crate::block::{GradientSink, Saved};
 use crate::experts::Route;
-use crate::machine::CpuError;
+use crate::machine::{CpuError, Result};
 use crate::tensor::Tensor;
 use crate::value::Value;
 use crate::watch::{Seen, Tensors};
@@ -35,11 +35,7 @@ pub type Forward = block::Forward<Tensor, Saved>;
 ///
 /// # Errors
 /// When communication stops or an operator has no kernel.
-pub fn forward(
-    block: &Block,
-    context: &Context<'_>,
-    input: Option<Tensor>,
-) -> Result<Forward, CpuError> {
+pub fn forward(block: &Block, context: &Context<'_>, input: Option<Tensor>) -> Result<Forward> {
     pass::forward(block, Run::new(block, context), input)
 }
 
@@ -55,7 +51,7 @@ pub fn backward(
     gradient: Option<Tensor>,
     half: Half,
     sink: &mut dyn GradientSink,
-) -> Result<Option<Tensor>, CpuError> {
+) -> Result<Option<Tensor>> {
     pass::backward(block, Run::new(block, context), saved, gradient, half, sink)
 }
 
@@ -74,27 +70,27 @@ impl<'r> Pass for Run<'r> {
         &mut self.held
     }
 
-    fn tensor(&self, id: TensorId) -> Result<&Tensor, CpuError> {
+    fn tensor(&self, id: TensorId) -> Result<&Tensor> {
         Run::tensor(self, id)
     }
 
-    fn forward_op(&mut self, op: usize) -> Result<(), CpuError> {
+    fn forward_op(&mut self, op: usize) -> Result<()> {
         Run::forward_op(self, &self.block.trace.forward[op])
     }
 
-    fn forward_view(&mut self, view: usize) -> Result<(), CpuError> {
+    fn forward_view(&mut self, view: usize) -> Result<()> {
         Run::forward_view(self, &self.block.trace.forward_views[view])
     }
 
-    fn backward_op(&mut self, op: usize, sink: &mut Self::Sink) -> Result<(), CpuError> {
+    fn backward_op(&mut self, op: usize, sink: &mut Self::Sink) -> Result<()> {
         Run::backward_op(self, &self.block.trace.backward[op], sink)
     }
 
-    fn backward_view(&mut self, view: usize) -> Result<(), CpuError> {
+    fn backward_view(&mut self, view: usize) -> Result<()> {
         Run::backward_view(self, &self.block.trace.backward_views[view])
     }
 
-    fn ran(&self, op: AnyOp<'_>) -> Result<(), CpuError> {
+    fn ran(&self, op: AnyOp<'_>) -> Result<()> {
         let Some(watch) = self.machine.watch else {
             return Ok(());
         };

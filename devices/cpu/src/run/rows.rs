@@ -2,7 +2,7 @@
 
 use super::state::Run;
 use crate::block::GradientSink;
-use crate::machine::{CpuError, Machine};
+use crate::machine::{Machine, Result};
 use crate::math::{row_sum, sigmoid, tanh};
 use crate::nonlinear::{self, Nonlinear};
 use crate::tensor::Tensor;
@@ -15,7 +15,7 @@ use dtensor::{Gradient, Nonlinearity, Norm, Op, Pointwise, Rotary, TensorId};
 use std::borrow::Cow;
 
 impl Run<'_> {
-    pub(super) fn norm(&mut self, op: &Op, norm: &Norm) -> Result<(), CpuError> {
+    pub(super) fn norm(&mut self, op: &Op, norm: &Norm) -> Result<()> {
         let x = self.tensor(op.inputs[0])?;
         let w = self.norm_factor(op.inputs[1], norm.from_one)?;
         let data = x.f32();
@@ -39,7 +39,7 @@ impl Run<'_> {
         forward: &Op,
         norm: &Norm,
         sink: &mut dyn GradientSink,
-    ) -> Result<(), CpuError> {
+    ) -> Result<()> {
         let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(forward.inputs[0])?);
         let w = self.norm_factor(forward.inputs[1], norm.from_one)?;
         let columns = w.len();
@@ -82,7 +82,7 @@ impl Run<'_> {
         like: TensorId,
         (columns, heads): (usize, usize),
         value: impl Fn(usize, usize) -> f32,
-    ) -> Result<(), CpuError> {
+    ) -> Result<()> {
         let info = self.info(like);
         if self.machine.is_exact() {
             let position = &self.machine.position;
@@ -110,7 +110,7 @@ impl Run<'_> {
     }
 
     /// What a norm multiplies by.
-    fn norm_factor(&self, weight: TensorId, from_one: bool) -> Result<Cow<'_, [f32]>, CpuError> {
+    fn norm_factor(&self, weight: TensorId, from_one: bool) -> Result<Cow<'_, [f32]>> {
         let weight = self.tensor(weight)?.f32();
         Ok(if from_one {
             Cow::Owned(weight.iter().map(|w| 1.0 + w).collect())
@@ -119,7 +119,7 @@ impl Run<'_> {
         })
     }
 
-    pub(super) fn pointwise(&mut self, op: &Op, pointwise: Pointwise) -> Result<(), CpuError> {
+    pub(super) fn pointwise(&mut self, op: &Op, pointwise: Pointwise) -> Result<()> {
         let threads = self.threads();
         let x = self.tensor(op.inputs[0])?;
         let mut shape = x.shape.clone();
@@ -196,7 +196,7 @@ impl Run<'_> {
         forward: &Op,
         pointwise: Pointwise,
         sink: &mut dyn GradientSink,
-    ) -> Result<(), CpuError> {
+    ) -> Result<()> {
         match pointwise {
             Pointwise::Activation(function) => {
                 let f = kernels(function);
@@ -256,7 +256,7 @@ impl Run<'_> {
         op: &Op<Gradient>,
         forward: &Op,
         each: impl Fn(&mut [f32], &[f32]) + Sync,
-    ) -> Result<(), CpuError> {
+    ) -> Result<()> {
         let dy = self.tensor(op.inputs[0])?.f32();
         let x = self.tensor(forward.inputs[0])?;
         let (shape, mut out) = (x.shape.clone(), x.f32().into_owned());
@@ -271,7 +271,7 @@ impl Run<'_> {
         op: &Op<Gradient>,
         forward: &Op,
         both: impl Fn(&mut [f32], &mut [f32], &[f32]),
-    ) -> Result<(), CpuError> {
+    ) -> Result<()> {
         let dy = self.tensor(op.inputs[0])?.f32();
         let (gate, up) = (
             self.tensor(forward.inputs[0])?,
@@ -290,7 +290,7 @@ impl Run<'_> {
         op: &Op<Gradient>,
         forward: &Op,
         function: Nonlinearity,
-    ) -> Result<(), CpuError> {
+    ) -> Result<()> {
         let f = kernels(function);
         let dy = self.tensor(op.inputs[0])?.f32();
         let x = self.tensor(forward.inputs[0])?;
@@ -303,7 +303,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn gate_backward(&mut self, op: &Op<Gradient>, forward: &Op) -> Result<(), CpuError> {
+    fn gate_backward(&mut self, op: &Op<Gradient>, forward: &Op) -> Result<()> {
         let dy = self.tensor(op.inputs[0])?;
         let gate = self.tensor(forward.inputs[1])?;
         let x = self.tensor(forward.inputs[0])?.f32();
@@ -324,7 +324,7 @@ impl Run<'_> {
     }
 
     /// Every row times the sigmoid of its own number.
-    fn gated_rows(&self, mut x: Vec<f32>, gate: TensorId) -> Result<Vec<f32>, CpuError> {
+    fn gated_rows(&self, mut x: Vec<f32>, gate: TensorId) -> Result<Vec<f32>> {
         let gate = self.tensor(gate)?.f32();
         let columns = x.len() / gate.len().max(1);
         elementwise::each_row(&mut x, columns, self.threads(), |row, out| {
@@ -334,7 +334,7 @@ impl Run<'_> {
         Ok(x)
     }
 
-    pub(super) fn dropout(&mut self, op: &Op, probability: f64) -> Result<(), CpuError> {
+    pub(super) fn dropout(&mut self, op: &Op, probability: f64) -> Result<()> {
         let x = self.tensor(op.inputs[0])?;
         let info = self.info(op.inputs[0]);
         let position = &self.machine.position;
@@ -365,7 +365,7 @@ impl Run<'_> {
         op: &Op<Gradient>,
         forward: &Op,
         probability: f64,
-    ) -> Result<(), CpuError> {
+    ) -> Result<()> {
         let dy = self.tensor(op.inputs[0])?;
         let Value::Mask(mask) = self.value(forward.outputs[1])? else {
             return Err(Machine::unsupported("dropout", &op.scope, "no mask"));

@@ -8,7 +8,7 @@ use dtensor::philox::Stream;
 use dtensor::{Op, TensorId, TensorInfo, TensorRole};
 
 use crate::block::{Parameters, Saved};
-use crate::machine::{CpuError, Machine};
+use crate::machine::{Machine, Result};
 use crate::micro_batch::MicroBatch;
 use crate::tensor::Tensor;
 use crate::value::Value;
@@ -57,7 +57,7 @@ impl<'r> Run<'r> {
         self.held.values.insert(storage, Arc::new(value));
     }
 
-    pub(super) fn value(&self, id: TensorId) -> Result<&Value, CpuError> {
+    pub(super) fn value(&self, id: TensorId) -> Result<&Value> {
         let storage = self.block.storage(id);
         self.held
             .values
@@ -69,7 +69,7 @@ impl<'r> Run<'r> {
             })
     }
 
-    pub(super) fn tensor(&self, id: TensorId) -> Result<&Tensor, CpuError> {
+    pub(super) fn tensor(&self, id: TensorId) -> Result<&Tensor> {
         if self.info(id).role == TensorRole::Parameter {
             return Ok(self.parameters.parameter(id));
         }
@@ -89,7 +89,7 @@ impl<'r> Run<'r> {
     }
 
     /// The same numbers in another traced tensor, in its type.
-    pub(super) fn copy(&mut self, from: TensorId, to: TensorId) -> Result<(), CpuError> {
+    pub(super) fn copy(&mut self, from: TensorId, to: TensorId) -> Result<()> {
         let x = self.tensor(from)?;
         let (shape, data) = (x.shape.clone(), x.f32().into_owned());
         self.put_tensor(to, shape, data);

@@ -2,7 +2,7 @@
 
 use super::state::Run;
 use crate::block::GradientSink;
-use crate::machine::CpuError;
+use crate::machine::Result;
 use crate::redistribute::{read_terms, write_terms};
 use crate::tree::TreeSum;
 use crate::{elementwise, tokens};
@@ -20,7 +20,7 @@ impl Run<'_> {
         forward: &Op,
         table: TensorId,
         sink: &mut dyn GradientSink,
-    ) -> Result<(), CpuError> {
+    ) -> Result<()> {
         let dy = self.tensor(op.inputs[0])?;
         let at = (dy.columns(), self.first_row(table));
         // The gradient of a partial output is whole on every rank: rows go by the ids.
@@ -34,7 +34,7 @@ impl Run<'_> {
         forward: &Op,
         (table, first): (TensorId, u64),
         sink: &mut dyn GradientSink,
-    ) -> Result<(), CpuError> {
+    ) -> Result<()> {
         let dy = self.tensor(op.inputs[0])?;
         let like = forward.inputs[0];
         let info = self.info(like);
@@ -45,12 +45,7 @@ impl Run<'_> {
         self.table_gradient(sink, table, &rows, &dy.f32(), (dy.columns(), 0), like)
     }
 
-    pub(super) fn positions(
-        &mut self,
-        op: &Op,
-        table: TensorId,
-        first: u64,
-    ) -> Result<(), CpuError> {
+    pub(super) fn positions(&mut self, op: &Op, table: TensorId, first: u64) -> Result<()> {
         let x = self.tensor(op.inputs[0])?;
         let (shape, columns) = (x.shape.clone(), x.columns());
         let mut out = x.f32().into_owned();
@@ -76,7 +71,7 @@ impl Run<'_> {
         dy: &[f32],
         (columns, first): (usize, u64),
         like: TensorId,
-    ) -> Result<(), CpuError> {
+    ) -> Result<()> {
         if self.machine.is_exact() {
             let info = self.info(table);
             let rows = self
@@ -98,7 +93,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn embedding(&mut self, op: &Op, id: TensorId) -> Result<(), CpuError> {
+    pub(super) fn embedding(&mut self, op: &Op, id: TensorId) -> Result<()> {
         let table = self.parameters.parameter(id);
         let columns = table.columns();
         let out = tokens::lookup(self.batch.ids, &table.f32(), columns, self.first_row(id));
@@ -116,18 +111,14 @@ impl Run<'_> {
 
     /// The loss's three numbers per token over the vocabulary shards: the largest logit, the sum of
     /// exponentials, the label's logit.
-    pub(super) fn vocabulary_sums<O>(
-        &mut self,
-        op: &Op<O>,
-        logits: TensorId,
-    ) -> Result<(), CpuError> {
+    pub(super) fn vocabulary_sums<O>(&mut self, op: &Op<O>, logits: TensorId) -> Result<()> {
         let x = self.tensor(logits)?;
         let (columns, rows) = (x.columns(), x.rows());
         let data = x.f32();
         let (first, dim) = self.vocabulary(logits);
         let group = self.machine.group(Axis::Tp);
         let comm = self.machine.comm;
-        let gather = |data: Vec<f32>| -> Result<Vec<Vec<f32>>, CpuError> {
+        let gather = |data: Vec<f32>| -> Result<Vec<Vec<f32>>> {
             let message = comm::pack(&data);
             let parts = group.all_gather(comm, &op.scope, message)?.wait(comm)?;
             Ok(parts.iter().map(|p| comm::unpack(p)).collect())
@@ -162,11 +153,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn cross_entropy(
-        &mut self,
-        op: &Op,
-        reduced: Option<TensorId>,
-    ) -> Result<(), CpuError> {
+    pub(super) fn cross_entropy(&mut self, op: &Op, reduced: Option<TensorId>) -> Result<()> {
         let logits = op.inputs[0];
         let x = self.tensor(logits)?;
         let (columns, rows, shape) = (x.columns(), x.rows(), x.shape.clone());

@@ -2,7 +2,7 @@
 
 use super::machine::GradientSink;
 use super::state::{Run, unsupported};
-use crate::error::CudaError;
+use crate::error::Result;
 use crate::launcher::{AttentionArgument, StreamArgument, threshold};
 use crate::memory::Buffer;
 use crate::ops::AttentionCall;
@@ -47,11 +47,7 @@ impl<'r> Run<'r> {
     }
 
     /// Sizes and positions of an attention as its operands have them now.
-    fn attention_sizes(
-        &self,
-        pieces: &Pieces<'_>,
-        attention: &Attention,
-    ) -> Result<Sizes, CudaError> {
+    fn attention_sizes(&self, pieces: &Pieces<'_>, attention: &Attention) -> Result<Sizes> {
         let (shape, rule) = (attention.shape, pieces.of.rule);
         let (q, k) = (pieces.scores.inputs[0], pieces.scores.inputs[1]);
         let (positions, queries) = self.machine.positions(self.info(q), 1)?;
@@ -113,7 +109,7 @@ impl<'r> Run<'r> {
         &'c self,
         pieces: &Pieces<'_>,
         sizes: &'c Sizes,
-    ) -> Result<AttentionCall<'c>, CudaError> {
+    ) -> Result<AttentionCall<'c>> {
         Ok(AttentionCall {
             q: self.tensor(pieces.scores.inputs[0])?,
             k: self.keys(pieces.scores.inputs[1])?,
@@ -129,7 +125,7 @@ impl<'r> Run<'r> {
     }
 
     /// All pieces at once, at the first of them.
-    pub(super) fn attention(&mut self, attention: &Attention) -> Result<(), CudaError> {
+    pub(super) fn attention(&mut self, attention: &Attention) -> Result<()> {
         let pieces = self.attention_pieces(attention);
         let sizes = self.attention_sizes(&pieces, attention)?;
         let call = self.attention_call(&pieces, &sizes)?;
@@ -146,7 +142,7 @@ impl<'r> Run<'r> {
         op: &Op<Gradient>,
         attention: &Attention,
         sink: &mut dyn GradientSink,
-    ) -> Result<(), CudaError> {
+    ) -> Result<()> {
         let pieces = self.attention_pieces(attention);
         let scope = &pieces.context.scope;
         let [k, v] = [pieces.scores.inputs[1], pieces.context.inputs[1]];

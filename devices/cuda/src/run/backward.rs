@@ -2,7 +2,7 @@
 
 use super::machine::GradientSink;
 use super::state::{Run, rounded};
-use crate::error::CudaError;
+use crate::error::Result;
 use crate::ops::NormGradient;
 use crate::tensor::Tensor;
 use dtensor::{
@@ -12,7 +12,7 @@ use dtensor::{
 
 impl Run<'_> {
     /// Writes the gradient of a part into that of the whole.
-    pub(super) fn backward_view(&mut self, view: &View) -> Result<(), CudaError> {
+    pub(super) fn backward_view(&mut self, view: &View) -> Result<()> {
         let ViewKind::Columns(cut) = view.kind else {
             return self.shard(view);
         };
@@ -34,11 +34,7 @@ impl Run<'_> {
             .put_part(&grid(to, columns), start, &grid(&part, number))
     }
 
-    pub(super) fn backward_op(
-        &mut self,
-        index: usize,
-        sink: &mut dyn GradientSink,
-    ) -> Result<(), CudaError> {
+    pub(super) fn backward_op(&mut self, index: usize, sink: &mut dyn GradientSink) -> Result<()> {
         let block = self.block;
         let op = &block.trace.backward[index];
         if self.gelus && block.epilogues.is_gelu_gradient(index) {
@@ -94,7 +90,7 @@ impl Run<'_> {
         op: &Op<Gradient>,
         (weight, product): (TensorId, Product),
         sink: &mut dyn GradientSink,
-    ) -> Result<(), CudaError> {
+    ) -> Result<()> {
         if self.block.trace.is_eight_bit(product) {
             return self.weight_gradient8(op, weight, sink);
         }
@@ -104,12 +100,7 @@ impl Run<'_> {
     }
 
     /// The gradient of a linear layer's input, or of what that is the GELU of.
-    fn linear_backward(
-        &mut self,
-        index: usize,
-        op: &Op<Gradient>,
-        product: Product,
-    ) -> Result<(), CudaError> {
+    fn linear_backward(&mut self, index: usize, op: &Op<Gradient>, product: Product) -> Result<()> {
         let trace = &self.block.trace;
         if trace.is_eight_bit(product) {
             let dx = self.linear_backward8(op)?;
@@ -137,7 +128,7 @@ impl Run<'_> {
         op: &Op<Gradient>,
         weight: TensorId,
         sink: &mut dyn GradientSink,
-    ) -> Result<(), CudaError> {
+    ) -> Result<()> {
         let route = self.routing(&op.scope)?;
         let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let gradient = sink.gradient(weight);
@@ -145,7 +136,7 @@ impl Run<'_> {
     }
 
     /// The gradient of the rows that experts' products read.
-    fn grouped_backward(&mut self, op: &Op<Gradient>) -> Result<(), CudaError> {
+    fn grouped_backward(&mut self, op: &Op<Gradient>) -> Result<()> {
         let route = self.routing(&op.scope)?;
         let (dy, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let dx = route.at_experts(|at| self.device().grouped(at, dy, w, true))?;
@@ -154,7 +145,7 @@ impl Run<'_> {
     }
 
     /// The sum of what two readers of a tensor give it.
-    fn gradient_sum(&mut self, op: &Op<Gradient>) -> Result<(), CudaError> {
+    fn gradient_sum(&mut self, op: &Op<Gradient>) -> Result<()> {
         let (a, b) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let sum = self.device().add(a, b)?;
         self.set(op.outputs[0], sum);
@@ -167,7 +158,7 @@ impl Run<'_> {
         forward: &Op,
         token: Token,
         sink: &mut dyn GradientSink,
-    ) -> Result<(), CudaError> {
+    ) -> Result<()> {
         match token {
             Token::Embedding(table) => {
                 let dy = self.tensor(op.inputs[0])?;
@@ -202,7 +193,7 @@ impl Run<'_> {
         forward: &Op,
         expert: Expert,
         sink: &mut dyn GradientSink,
-    ) -> Result<(), CudaError> {
+    ) -> Result<()> {
         let route = self.routing(&op.scope)?;
         let device = self.device();
         let dy = self.tensor(op.inputs[0])?;
@@ -239,7 +230,7 @@ impl Run<'_> {
         forward: &Op,
         norm: &Norm,
         sink: &mut dyn GradientSink,
-    ) -> Result<(), CudaError> {
+    ) -> Result<()> {
         let (dy, x) = (self.tensor(op.inputs[0])?, self.tensor(forward.inputs[0])?);
         let weight = self.tensor(forward.inputs[1])?;
         let rows = vec![x.len() / weight.len(), weight.len()];
@@ -271,7 +262,7 @@ impl Run<'_> {
         forward: &Op,
         pointwise: Pointwise,
         sink: &mut dyn GradientSink,
-    ) -> Result<(), CudaError> {
+    ) -> Result<()> {
         let dy = self.tensor(op.inputs[0])?;
         let input = |i: usize| self.tensor(forward.inputs[i]);
         let device = self.device();

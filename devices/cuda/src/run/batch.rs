@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use crate::error::CudaError;
+use crate::error::Result;
 use crate::launcher::Address;
 use crate::memory::Buffer;
 use crate::ops::RowOrder;
@@ -37,7 +37,7 @@ impl<'b> Batch<'b> {
     ///
     /// # Errors
     /// When the device's memory is full.
-    pub fn new(device: &Device, host: MicroBatch<'b>) -> Result<Self, CudaError> {
+    pub fn new(device: &Device, host: MicroBatch<'b>) -> Result<Self> {
         let words = Words {
             ids: device.indices(host.ids)?,
             labels: device.indices(host.labels)?,
@@ -61,7 +61,7 @@ impl<'b> Batch<'b> {
         &self,
         device: &Device,
         rows: std::ops::Range<u64>,
-    ) -> Result<Rc<RowOrder>, CudaError> {
+    ) -> Result<Rc<RowOrder>> {
         let known = self.words.order.borrow().clone();
         if let Some(order) = known.filter(|order| *order.rows() == rows) {
             return Ok(order);
@@ -74,7 +74,7 @@ impl<'b> Batch<'b> {
 
 impl Words {
     /// Overwrites them by those of another step; of one step they are the same.
-    pub(super) fn update(&self, device: &Device, host: &MicroBatch<'_>) -> Result<(), CudaError> {
+    pub(super) fn update(&self, device: &Device, host: &MicroBatch<'_>) -> Result<()> {
         if self.holds.replace(host.step) == host.step {
             return Ok(());
         }

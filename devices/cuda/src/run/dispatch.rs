@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::state::{Run, unsupported};
-use crate::error::CudaError;
+use crate::error::Result;
 use crate::ops::{Level, Route};
 use crate::tensor::{Device, Tensor};
 use catalog::Axis;
@@ -29,7 +29,7 @@ impl Run<'_> {
     }
 
     /// Rows to the ranks of their experts, or back to those of their tokens.
-    pub(super) fn dispatch<O>(&mut self, op: &Op<O>, back: bool) -> Result<(), CudaError> {
+    pub(super) fn dispatch<O>(&mut self, op: &Op<O>, back: bool) -> Result<()> {
         let level = self.level(&op.scope, Axis::Ep, Exchange::Dispatch)?;
         let group = self.machine.host.group(Axis::Ep);
         let (device, links) = (self.device(), &self.machine.links);
@@ -55,7 +55,7 @@ impl Run<'_> {
     }
 
     /// Rows of all expert-tensor-parallel ranks together, or summed and shared out.
-    pub(super) fn expert_tensor<O>(&mut self, op: &Op<O>, gather: bool) -> Result<(), CudaError> {
+    pub(super) fn expert_tensor<O>(&mut self, op: &Op<O>, gather: bool) -> Result<()> {
         let level = self.level(&op.scope, Axis::Etp, Exchange::Gather)?;
         let group = self.machine.host.group(Axis::Etp);
         let (device, links) = (self.device(), &self.machine.links);
@@ -79,7 +79,7 @@ impl Run<'_> {
     }
 
     /// The exchange of an axis; rows are counted when it is first asked for.
-    fn level(&self, scope: &str, axis: Axis, exchange: Exchange) -> Result<Rc<Level>, CudaError> {
+    fn level(&self, scope: &str, axis: Axis, exchange: Exchange) -> Result<Rc<Level>> {
         let route = self.routing(scope)?;
         let before = self.exchanges_before(axis);
         if let Some(level) = route.levels.borrow().get(before) {
@@ -104,7 +104,7 @@ impl Run<'_> {
     }
 
     /// Rows of every expert before any exchange.
-    fn counts(&self, what: &str, route: &Route) -> Result<Vec<u32>, CudaError> {
+    fn counts(&self, what: &str, route: &Route) -> Result<Vec<u32>> {
         let mut offsets = vec![0u32; route.experts + 1];
         self.machine.links.settle(what)?;
         let bytes = bytemuck::cast_slice_mut(&mut offsets);
@@ -113,12 +113,7 @@ impl Run<'_> {
     }
 
     /// Every member's rows of every expert.
-    fn everyones(
-        &self,
-        what: &str,
-        group: &Group,
-        counts: &[u32],
-    ) -> Result<Vec<Vec<u32>>, CudaError> {
+    fn everyones(&self, what: &str, group: &Group, counts: &[u32]) -> Result<Vec<Vec<u32>>> {
         let comm = self.machine.host.comm;
         let own: Message = std::sync::Arc::new(bytemuck::cast_slice(counts).to_vec());
         let pending = group.all_gather(comm, what, own).map_err(CpuError::from)?;
@@ -143,7 +138,7 @@ impl Run<'_> {
         exchange: Exchange,
         counts: &[u32],
         everyone: &[Vec<u32>],
-    ) -> Result<Level, CudaError> {
+    ) -> Result<Level> {
         let sum = |counts: &[u32]| counts.iter().sum::<u32>() as usize;
         let here = self.experts_of(
             counts.len(),

@@ -3,7 +3,7 @@
 
 use super::machine::GradientSink;
 use super::state::Run;
-use crate::error::CudaError;
+use crate::error::Result;
 use crate::launcher::Float8;
 use crate::ops::{Lies, Matrix8};
 use crate::tensor::Tensor;
@@ -11,7 +11,7 @@ use dtensor::{Gradient, Op, TensorId};
 
 impl Run<'_> {
     /// An activation or a gradient in 8 bits.
-    fn cast(&self, id: TensorId, format: Float8, ways: Lies) -> Result<Matrix8, CudaError> {
+    fn cast(&self, id: TensorId, format: Float8, ways: Lies) -> Result<Matrix8> {
         let last = match format {
             Float8::E4m3 => &self.casts.activation,
             Float8::E5m2 => &self.casts.gradient,
@@ -27,19 +27,19 @@ impl Run<'_> {
         Ok(cast)
     }
 
-    fn weight(&self, id: TensorId, ways: Lies) -> Result<Matrix8, CudaError> {
+    fn weight(&self, id: TensorId, ways: Lies) -> Result<Matrix8> {
         self.device().cast8(self.tensor(id)?, Float8::E4m3, ways)
     }
 
     /// A traced tensor's shape when the operand it is made of has other columns.
-    fn shape_of(&self, from: TensorId, columns: usize) -> Result<Vec<usize>, CudaError> {
+    fn shape_of(&self, from: TensorId, columns: usize) -> Result<Vec<usize>> {
         let mut shape = self.tensor(from)?.shape.clone();
         *shape.last_mut().expect("linear layers have a last dim") = columns;
         Ok(shape)
     }
 
     /// `x · wᵀ`, plus a bias.
-    pub(super) fn linear8(&self, op: &Op, bias: Option<&Tensor>) -> Result<Tensor, CudaError> {
+    pub(super) fn linear8(&self, op: &Op, bias: Option<&Tensor>) -> Result<Tensor> {
         let [x, w] = [op.inputs[0], op.inputs[1]];
         let shape = self.shape_of(x, self.tensor(w)?.rows())?;
         let x = self.cast(x, Float8::E4m3, Lies::Rows)?;
@@ -48,7 +48,7 @@ impl Run<'_> {
     }
 
     /// The gradient of a linear layer's input.
-    pub(super) fn linear_backward8(&self, op: &Op<Gradient>) -> Result<Tensor, CudaError> {
+    pub(super) fn linear_backward8(&self, op: &Op<Gradient>) -> Result<Tensor> {
         let [dy, w] = [op.inputs[0], op.inputs[1]];
         let shape = self.shape_of(dy, self.tensor(w)?.columns())?;
         // The gradient of the weight, where it comes in the same pass, contracts the other dim.
@@ -68,7 +68,7 @@ impl Run<'_> {
         op: &Op<Gradient>,
         weight: TensorId,
         sink: &mut dyn GradientSink,
-    ) -> Result<(), CudaError> {
+    ) -> Result<()> {
         let dy = self.cast(op.inputs[0], Float8::E5m2, Lies::Columns)?;
         let x = self.cast(op.inputs[1], Float8::E4m3, Lies::Columns)?;
         self.device()

@@ -1,7 +1,7 @@
 //! What ranks exchange inside a block.
 
 use super::state::Run;
-use crate::error::CudaError;
+use crate::error::Result;
 use crate::ops::Losses;
 use crate::tensor::Tensor;
 use catalog::{Axis, DType};
@@ -9,7 +9,7 @@ use dtensor::placement::Placement;
 use dtensor::{Exchange, Moves, Op, TensorId, View};
 
 impl Run<'_> {
-    pub(super) fn exchange<O>(&mut self, op: &Op<O>, exchange: Exchange) -> Result<(), CudaError> {
+    pub(super) fn exchange<O>(&mut self, op: &Op<O>, exchange: Exchange) -> Result<()> {
         match exchange.moves {
             Moves::Redistribute { from, to } => {
                 let (id, axis) = (op.inputs[0], exchange.collective.axis);
@@ -34,7 +34,7 @@ impl Run<'_> {
     }
 
     /// This rank's shard of a tensor that it holds whole.
-    pub(super) fn shard(&mut self, view: &View) -> Result<(), CudaError> {
+    pub(super) fn shard(&mut self, view: &View) -> Result<()> {
         let [from, to] = [view.from, view.to].map(|id| self.info(id));
         let part = self.machine.shard(self.tensor(view.from)?, from, to)?;
         self.set(view.to, part);
@@ -42,14 +42,14 @@ impl Run<'_> {
     }
 
     /// Keys or values of the whole sequence: as they are, or from round the ring.
-    pub(super) fn keys(&self, id: TensorId) -> Result<&Tensor, CudaError> {
+    pub(super) fn keys(&self, id: TensorId) -> Result<&Tensor> {
         match self.ring.get(&self.block.storage(id)) {
             Some(whole) => Ok(whole),
             None => self.tensor(id),
         }
     }
 
-    fn gather_ring(&mut self, scope: &str, id: TensorId) -> Result<(), CudaError> {
+    fn gather_ring(&mut self, scope: &str, id: TensorId) -> Result<()> {
         let info = self.info(id);
         let shards = (Axis::Cp, info.placements.on(Axis::Cp));
         let part = self.tensor(id)?;
@@ -59,7 +59,7 @@ impl Run<'_> {
     }
 
     /// Before backward of an attention whose keys and values go round the ring, has them here.
-    pub(super) fn ring_again(&mut self, scope: &str, ids: [TensorId; 2]) -> Result<(), CudaError> {
+    pub(super) fn ring_again(&mut self, scope: &str, ids: [TensorId; 2]) -> Result<()> {
         for id in ids {
             if self.block.has_ring() && !self.ring.contains_key(&self.block.storage(id)) {
                 self.gather_ring(scope, id)?;
@@ -74,7 +74,7 @@ impl Run<'_> {
         scope: &str,
         of: TensorId,
         gradient: Tensor,
-    ) -> Result<Tensor, CudaError> {
+    ) -> Result<Tensor> {
         if !self.block.has_ring() {
             return Ok(gradient);
         }
@@ -94,7 +94,7 @@ impl Run<'_> {
     }
 
     /// The loss's three numbers per token over the shards of the vocabulary.
-    fn vocabulary_sums<O>(&mut self, op: &Op<O>, logits: TensorId) -> Result<(), CudaError> {
+    fn vocabulary_sums<O>(&mut self, op: &Op<O>, logits: TensorId) -> Result<()> {
         let x = self.tensor(logits)?;
         let own = self.device().loss_sums(x, &self.losses(logits))?;
         let group = self.machine.host.group(Axis::Tp);

@@ -1,7 +1,7 @@
 //! Forward of a pass: which kernels each traced operator runs.
 
 use super::state::{Run, rounded, unsupported};
-use crate::error::CudaError;
+use crate::error::Result;
 use crate::launcher::{Place, threshold};
 use crate::ops::{Dropout, Rope};
 use crate::tensor::Tensor;
@@ -12,7 +12,7 @@ use dtensor::{
 use std::rc::Rc;
 
 impl Run<'_> {
-    pub(super) fn forward_view(&mut self, view: &View) -> Result<(), CudaError> {
+    pub(super) fn forward_view(&mut self, view: &View) -> Result<()> {
         let ViewKind::Columns(cut) = view.kind else {
             return self.shard(view);
         };
@@ -26,7 +26,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn forward_op(&mut self, index: usize) -> Result<(), CudaError> {
+    pub(super) fn forward_op(&mut self, index: usize) -> Result<()> {
         let block = self.block;
         let op = &block.trace.forward[index];
         let epilogues = &block.epilogues;
@@ -64,7 +64,7 @@ impl Run<'_> {
         }
     }
 
-    fn pointwise(&mut self, op: &Op, pointwise: Pointwise) -> Result<(), CudaError> {
+    fn pointwise(&mut self, op: &Op, pointwise: Pointwise) -> Result<()> {
         let x = self.tensor(op.inputs[0])?;
         let second = || self.tensor(op.inputs[1]);
         let device = self.device();
@@ -92,7 +92,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn token(&mut self, op: &Op, token: Token) -> Result<(), CudaError> {
+    fn token(&mut self, op: &Op, token: Token) -> Result<()> {
         let out = match token {
             Token::Embedding(table) => self.embedding(op, table)?,
             Token::Positions { table, first } => {
@@ -115,7 +115,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn expert(&mut self, op: &Op, expert: Expert) -> Result<(), CudaError> {
+    fn expert(&mut self, op: &Op, expert: Expert) -> Result<()> {
         let out = match expert {
             Expert::Route(rule) => self.top_k(op, &rule)?,
             Expert::Permute => {
@@ -145,7 +145,7 @@ impl Run<'_> {
     }
 
     /// A linear layer, with the bias and the GELU that follow it, if they do.
-    fn linear(&mut self, index: usize, op: &Op, product: Product) -> Result<(), CudaError> {
+    fn linear(&mut self, index: usize, op: &Op, product: Product) -> Result<()> {
         let (block, ops) = (self.block, &self.block.trace.forward);
         let (x, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let bias = match block.epilogues.bias(index) {
@@ -172,7 +172,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn norm(&mut self, op: &Op, norm: &Norm) -> Result<(), CudaError> {
+    fn norm(&mut self, op: &Op, norm: &Norm) -> Result<()> {
         let (x, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let bias = norm.bias.map(|bias| self.tensor(bias)).transpose()?;
         // One head is a row of its own.
@@ -186,7 +186,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn dropout(&mut self, op: &Op, probability: f64) -> Result<(), CudaError> {
+    fn dropout(&mut self, op: &Op, probability: f64) -> Result<()> {
         let x = self.tensor(op.inputs[0])?;
         let info = self.info(op.inputs[0]);
         let columns = self
@@ -222,7 +222,7 @@ impl Run<'_> {
         like: TensorId,
         rotary: &Rotary,
         backward: bool,
-    ) -> Result<Tensor, CudaError> {
+    ) -> Result<Tensor> {
         let (turns, sequence) = self.machine.turns(self.info(like), rotary)?;
         let call = Rope {
             turns: &turns,
@@ -235,7 +235,7 @@ impl Run<'_> {
     }
 
     /// A copy in the type of `to`; none where the type is the same or any will do.
-    pub(super) fn copied(&self, x: &Tensor, to: TensorId, any: bool) -> Result<Tensor, CudaError> {
+    pub(super) fn copied(&self, x: &Tensor, to: TensorId, any: bool) -> Result<Tensor> {
         let dtype = self.info(to).dtype;
         if any || x.dtype == dtype {
             return Ok(x.clone());
@@ -243,7 +243,7 @@ impl Run<'_> {
         self.device().cast(x, dtype)
     }
 
-    fn embedding(&self, op: &Op, id: TensorId) -> Result<Tensor, CudaError> {
+    fn embedding(&self, op: &Op, id: TensorId) -> Result<Tensor> {
         let table = self.parameters.parameter(id);
         let first = self.first_index(id, 0);
         let (tokens, to) = (self.batch.host.ids.len(), op.outputs[0]);
@@ -254,7 +254,7 @@ impl Run<'_> {
         self.copied(&out, to, false)
     }
 
-    fn top_k(&mut self, op: &Op, rule: &dtensor::Route) -> Result<Tensor, CudaError> {
+    fn top_k(&mut self, op: &Op, rule: &dtensor::Route) -> Result<Tensor> {
         let logits = self.tensor(op.inputs[0])?;
         let top_k = *self
             .info(op.outputs[0])

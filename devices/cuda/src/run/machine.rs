@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use super::batch::{Batch, Words};
 use super::cut::{Cut, CutOf};
-use crate::error::CudaError;
+use crate::error::Result;
 use crate::links::{HostLinks, Links};
 use crate::memory::Buffer;
 use crate::ops::{Optimizer, Route, RowOrder};
@@ -147,7 +147,7 @@ impl<'m> Machine<'m> {
     ///
     /// # Errors
     /// When the device's memory is full.
-    pub fn optimizer(&self) -> Result<&Optimizer, CudaError> {
+    pub fn optimizer(&self) -> Result<&Optimizer> {
         if let Some(optimizer) = self.optimizer.get() {
             return Ok(optimizer);
         }
@@ -159,11 +159,7 @@ impl<'m> Machine<'m> {
     ///
     /// # Errors
     /// When the device's memory is full.
-    pub fn batch<'b>(
-        &self,
-        micro_batch: u32,
-        host: MicroBatch<'b>,
-    ) -> Result<Batch<'b>, CudaError> {
+    pub fn batch<'b>(&self, micro_batch: u32, host: MicroBatch<'b>) -> Result<Batch<'b>> {
         if let Some(words) = self.words.borrow().get(&micro_batch) {
             words.update(&self.device, &host)?;
             let words = Rc::clone(words);
@@ -176,11 +172,7 @@ impl<'m> Machine<'m> {
     }
 
     /// The rows of a table of positions that a tensor's tokens add to, in order.
-    pub(super) fn position_order(
-        &self,
-        info: &TensorInfo,
-        rows: u64,
-    ) -> Result<Rc<RowOrder>, CudaError> {
+    pub(super) fn position_order(&self, info: &TensorInfo, rows: u64) -> Result<Rc<RowOrder>> {
         let of = ListOf::new(info, 1, Holds::Positions);
         let tokens = info.shape[..2].iter().product();
         self.orders.get((of, rows, tokens), |_| {
@@ -193,11 +185,7 @@ impl<'m> Machine<'m> {
     }
 
     /// Positions in their sequence of a tensor's tokens, along `dim`, and how many there are.
-    pub(super) fn positions(
-        &self,
-        info: &TensorInfo,
-        dim: usize,
-    ) -> Result<(Rc<Buffer>, usize), CudaError> {
+    pub(super) fn positions(&self, info: &TensorInfo, dim: usize) -> Result<(Rc<Buffer>, usize)> {
         let list = self.list(ListOf::new(info, dim, Holds::Positions), || {
             self.position_list(info, dim)
                 .iter()
@@ -228,11 +216,7 @@ impl<'m> Machine<'m> {
     }
 
     /// Cosines and sines of rotary positions, and how many tokens of a sequence they are of.
-    pub(super) fn turns(
-        &self,
-        info: &TensorInfo,
-        rotary: &Rotary,
-    ) -> Result<(Rc<Buffer>, usize), CudaError> {
+    pub(super) fn turns(&self, info: &TensorInfo, rotary: &Rotary) -> Result<(Rc<Buffer>, usize)> {
         let (_, count) = self.positions(info, 1)?;
         let list = self.list(ListOf::new(info, 1, Holds::Turns(*rotary)), || {
             let frequencies = rotary.scaling.frequencies(rotary.theta, rotary.dims);
@@ -254,7 +238,7 @@ impl<'m> Machine<'m> {
         &self,
         scores: &TensorInfo,
         rule: SoftmaxRule,
-    ) -> Result<Option<Rc<Buffer>>, CudaError> {
+    ) -> Result<Option<Rc<Buffer>>> {
         if rule.alibi.is_none() {
             return Ok(None);
         }
@@ -267,7 +251,7 @@ impl<'m> Machine<'m> {
         Ok(Some(list))
     }
 
-    fn list(&self, of: ListOf, make: impl FnOnce() -> Vec<u32>) -> Result<Rc<Buffer>, CudaError> {
+    fn list(&self, of: ListOf, make: impl FnOnce() -> Vec<u32>) -> Result<Rc<Buffer>> {
         self.lists
             .get(of, |_| Ok(Rc::new(self.device.indices(&make())?)))
     }

@@ -24,7 +24,7 @@ pub use batch::Batch;
 pub use machine::{Context, GradientSink, Machine, Parameters, Saved};
 use state::Run;
 
-use super::error::CudaError;
+use super::error::{CudaError, Result};
 use super::ops::Route;
 use super::tensor::Tensor;
 use cpu_device::{Seen, Tensors};
@@ -51,11 +51,7 @@ pub type Forward = block::Forward<Tensor, Saved>;
 ///
 /// # Errors
 /// When memory or the device fails, or an operator has no kernel.
-pub fn forward(
-    block: &Block,
-    context: &Context<'_>,
-    input: Option<Tensor>,
-) -> Result<Forward, CudaError> {
+pub fn forward(block: &Block, context: &Context<'_>, input: Option<Tensor>) -> Result<Forward> {
     pass::forward(block, Run::new(block, context, None), input)
 }
 
@@ -71,7 +67,7 @@ pub fn backward(
     gradient: Option<Tensor>,
     half: Half,
     sink: &mut dyn GradientSink,
-) -> Result<Option<Tensor>, CudaError> {
+) -> Result<Option<Tensor>> {
     let run = Run::new(block, context, Some(half));
     pass::backward(block, run, saved, gradient, half, sink)
 }
@@ -91,27 +87,27 @@ impl<'r> Pass for Run<'r> {
         &mut self.held
     }
 
-    fn tensor(&self, id: TensorId) -> Result<&Tensor, CudaError> {
+    fn tensor(&self, id: TensorId) -> Result<&Tensor> {
         Run::tensor(self, id)
     }
 
-    fn forward_op(&mut self, op: usize) -> Result<(), CudaError> {
+    fn forward_op(&mut self, op: usize) -> Result<()> {
         Run::forward_op(self, op)
     }
 
-    fn forward_view(&mut self, view: usize) -> Result<(), CudaError> {
+    fn forward_view(&mut self, view: usize) -> Result<()> {
         Run::forward_view(self, &self.block.trace.forward_views[view])
     }
 
-    fn backward_op(&mut self, op: usize, sink: &mut Self::Sink) -> Result<(), CudaError> {
+    fn backward_op(&mut self, op: usize, sink: &mut Self::Sink) -> Result<()> {
         Run::backward_op(self, op, sink)
     }
 
-    fn backward_view(&mut self, view: usize) -> Result<(), CudaError> {
+    fn backward_view(&mut self, view: usize) -> Result<()> {
         Run::backward_view(self, &self.block.trace.backward_views[view])
     }
 
-    fn ran(&self, op: AnyOp<'_>) -> Result<(), CudaError> {
+    fn ran(&self, op: AnyOp<'_>) -> Result<()> {
         let Some(watch) = self.machine.host.watch else {
             return Ok(());
         };

@@ -2,7 +2,7 @@
 
 use super::cut::{Cut, CutOf, Piece};
 use super::machine::Machine;
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 use crate::tensor::{Device, Tensor};
 use catalog::{Axis, DType};
 use dtensor::TensorInfo;
@@ -16,7 +16,7 @@ fn grid(shape: &[usize], dim: usize) -> (usize, usize) {
 
 impl Device {
     /// The part of `x` along one dim: in its memory where it lies without gaps.
-    fn piece(&self, x: &Tensor, piece: &Piece) -> Result<Tensor, CudaError> {
+    fn piece(&self, x: &Tensor, piece: &Piece) -> Result<Tensor> {
         if let Some(view) = in_place(x, piece) {
             return Ok(view);
         }
@@ -28,7 +28,7 @@ impl Device {
     }
 
     /// Writes a part of `whole` along one dim.
-    fn put_piece(&self, whole: &Tensor, piece: &Piece, part: &Tensor) -> Result<(), CudaError> {
+    fn put_piece(&self, whole: &Tensor, piece: &Piece, part: &Tensor) -> Result<()> {
         if let Some(to) = in_place(whole, piece) {
             if to.address() != part.address() {
                 let bytes = part.bytes();
@@ -48,8 +48,8 @@ impl Device {
         whole: &Tensor,
         piece: &Piece,
         part: &Tensor,
-        mut each: impl FnMut(&Tensor, &Tensor, usize, usize, usize) -> Result<(), CudaError>,
-    ) -> Result<(), CudaError> {
+        mut each: impl FnMut(&Tensor, &Tensor, usize, usize, usize) -> Result<()>,
+    ) -> Result<()> {
         let (rows, inner) = grid(&whole.shape, piece.dim);
         if rows * inner == 0 || piece.len() == 0 {
             return Ok(());
@@ -81,12 +81,7 @@ impl Machine<'_> {
     }
 
     /// This rank's shard of a tensor that it holds whole on the axes where `to` shards it.
-    pub(super) fn shard(
-        &self,
-        x: &Tensor,
-        from: &TensorInfo,
-        to: &TensorInfo,
-    ) -> Result<Tensor, CudaError> {
+    pub(super) fn shard(&self, x: &Tensor, from: &TensorInfo, to: &TensorInfo) -> Result<Tensor> {
         let cut = self.cut_of(CutOf::alone(from, to));
         let part = self.cut_out(x, &cut.members[0])?;
         if part.bytes() == x.bytes() || !part.shares_memory_with(x) {
@@ -96,7 +91,7 @@ impl Machine<'_> {
         self.device.cast(&part, part.dtype)
     }
 
-    fn cut_out(&self, x: &Tensor, pieces: &[Piece]) -> Result<Tensor, CudaError> {
+    fn cut_out(&self, x: &Tensor, pieces: &[Piece]) -> Result<Tensor> {
         let mut part = x.clone();
         for piece in pieces {
             part = self.device.piece(&part, piece)?;
@@ -111,7 +106,7 @@ impl Machine<'_> {
         x: &Tensor,
         info: &TensorInfo,
         (axis, from, to): (Axis, Placement, Placement),
-    ) -> Result<Tensor, CudaError> {
+    ) -> Result<Tensor> {
         match (from, to) {
             (Placement::Partial, Placement::Replicate) => {
                 let out = self.device.tensor(x.shape.clone(), x.dtype)?;
@@ -132,7 +127,7 @@ impl Machine<'_> {
         x: &Tensor,
         info: &TensorInfo,
         (axis, to): (Axis, Placement),
-    ) -> Result<Tensor, CudaError> {
+    ) -> Result<Tensor> {
         let cut = self.cut_of(CutOf::among(info, axis, to));
         let group = self.host.group(axis);
         let parts = cut.members.iter().map(|pieces| self.cut_out(x, pieces));
@@ -151,7 +146,7 @@ impl Machine<'_> {
         x: &Tensor,
         info: &TensorInfo,
         (axis, from): (Axis, Placement),
-    ) -> Result<Tensor, CudaError> {
+    ) -> Result<Tensor> {
         let cut = self.cut_of(CutOf::among(info, axis, from));
         let whole = info.placements.with(axis, Placement::Replicate);
         let whole = self.empty(info, &whole, x.dtype)?;
@@ -170,7 +165,7 @@ impl Machine<'_> {
         x: &Tensor,
         info: &TensorInfo,
         (axis, from, to): (Axis, Placement, Placement),
-    ) -> Result<Tensor, CudaError> {
+    ) -> Result<Tensor> {
         let group = self.host.group(axis);
         let there = self.cut_of(CutOf::among(info, axis, to));
         let send = there.members.iter().map(|pieces| self.cut_out(x, pieces));
@@ -186,12 +181,7 @@ impl Machine<'_> {
     }
 
     /// Room for what this rank holds of a tensor.
-    fn empty(
-        &self,
-        info: &TensorInfo,
-        placements: &Placements,
-        dtype: DType,
-    ) -> Result<Tensor, CudaError> {
+    fn empty(&self, info: &TensorInfo, placements: &Placements, dtype: DType) -> Result<Tensor> {
         let held = self.host.position.all_indices(&info.global, placements);
         let shape = held.iter().map(Vec::len).collect();
         self.device.tensor(shape, dtype)
@@ -202,8 +192,8 @@ impl Machine<'_> {
         &self,
         members: &[Vec<Piece>],
         whole: &Tensor,
-        fill: impl FnOnce(&[Tensor]) -> Result<(), CudaError>,
-    ) -> Result<(), CudaError> {
+        fill: impl FnOnce(&[Tensor]) -> Result<()>,
+    ) -> Result<()> {
         let part = |pieces: &Vec<Piece>| match pieces.as_slice() {
             [] => Ok(whole.clone()),
             [piece] => match in_place(whole, piece) {

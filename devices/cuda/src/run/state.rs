@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use super::batch::Batch;
 use super::machine::{Context, Machine, Parameters, Saved};
-use crate::error::CudaError;
+use crate::error::{CudaError, Result};
 use crate::launcher::StreamArgument;
 use crate::ops::{Matrix8, Route};
 use crate::tensor::{Device, Tensor};
@@ -68,7 +68,7 @@ impl<'r> Run<'r> {
         self.held.values.insert(self.block.storage(id), value);
     }
 
-    pub(super) fn tensor(&self, id: TensorId) -> Result<&Tensor, CudaError> {
+    pub(super) fn tensor(&self, id: TensorId) -> Result<&Tensor> {
         if self.info(id).role == TensorRole::Parameter {
             return Ok(self.parameters.parameter(id));
         }
@@ -84,7 +84,7 @@ impl<'r> Run<'r> {
         StreamArgument::new(self.block.stream(op, seed, step), self.batch.step())
     }
 
-    pub(super) fn routing(&self, scope: &str) -> Result<Rc<Route>, CudaError> {
+    pub(super) fn routing(&self, scope: &str) -> Result<Rc<Route>> {
         let route = self.held.route.as_ref().map(Rc::clone);
         route.ok_or_else(|| unsupported("routing", scope, "tokens that were not routed"))
     }
