@@ -145,11 +145,8 @@ pub(crate) fn latent(
     let q = block.tape.rope(&rope, &q, rotary);
     // One rotated part for the keys of all heads.
     let shared = block.tape.slice(&a, [kv_lora_rank, qk_rope_dim, down]);
-    let alone = Rotary {
-        head_dim: qk_rope_dim,
-        first: 0,
-        ..rotary
-    };
+    let mut alone = rotary;
+    (alone.head_dim, alone.first) = (qk_rope_dim, 0);
     let shared = block.tape.rope(&rope, &shared, alone);
     let shared = block.tape.at(&scope("k_rope.input"), shared)?;
     let k = block.tape.slice(&up, [0, qk_nope_dim, period]);

@@ -238,17 +238,14 @@ impl Redistribution {
         let back = match kind {
             // The gradient that this rank has, or a shard of it.
             None => {
-                let mut id = gradient.id;
+                let mut back = gradient.clone();
                 if have == Placement::Replicate && want != Placement::Replicate {
-                    id = backward.gradient(&format!("{scope}.gradient"), input).id;
-                    backward.view(gradient.id, id, ViewKind::Shard);
+                    back.id = backward.gradient(&format!("{scope}.gradient"), input).id;
+                    backward.view(gradient.id, back.id, ViewKind::Shard);
                 }
-                DTensor {
-                    id,
-                    placements,
-                    shape: input.shape.clone(),
-                    dtype: gradient.dtype,
-                }
+                back.shape.clone_from(&input.shape);
+                back.placements = placements;
+                back
             }
             Some(kind) => {
                 let mut out = backward.gradient(&format!("{scope}.gradient"), input);

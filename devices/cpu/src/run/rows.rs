@@ -130,24 +130,10 @@ impl Run<'_> {
                 elementwise::each_block(&mut out, threads, |_, x| f.forward(x));
                 out
             }
-            Pointwise::Gated(function) => {
-                let (f, gate) = (kernels(function), x.f32());
-                let up = self.tensor(op.inputs[1])?.f32();
-                let mut out = vec![0.0; gate.len()];
-                elementwise::each_block(&mut out, threads, |first, out| {
-                    f.gated(out, &gate[first..], &up[first..]);
-                });
-                out
-            }
+            Pointwise::Gated(function) => self.gated(x, self.tensor(op.inputs[1])?, function),
             Pointwise::FusedGated(function) => {
-                let (f, both, columns) = (kernels(function), x.f32(), x.columns() / 2);
-                *shape.last_mut().expect("activations have a last dim") = columns;
-                let mut out = vec![0.0; x.rows() * columns];
-                elementwise::each_row(&mut out, columns, threads, |row, out| {
-                    let (gate, up) = both[row * 2 * columns..][..2 * columns].split_at(columns);
-                    f.gated(out, gate, up);
-                });
-                out
+                *shape.last_mut().expect("activations have a last dim") /= 2;
+                self.fused_gated(x, function)
             }
             Pointwise::BoundedGlu(limit) => {
                 let up = self.tensor(op.inputs[1])?.f32();
@@ -188,6 +174,26 @@ impl Run<'_> {
         };
         self.put_tensor(op.outputs[0], shape, out);
         Ok(())
+    }
+
+    fn gated(&self, gate: &Tensor, up: &Tensor, function: Nonlinearity) -> Vec<f32> {
+        let (f, gate, up) = (kernels(function), gate.f32(), up.f32());
+        let mut out = vec![0.0; gate.len()];
+        elementwise::each_block(&mut out, self.threads(), |first, out| {
+            f.gated(out, &gate[first..], &up[first..]);
+        });
+        out
+    }
+
+    fn fused_gated(&self, both: &Tensor, function: Nonlinearity) -> Vec<f32> {
+        let (f, rows, columns) = (kernels(function), both.rows(), both.columns() / 2);
+        let both = both.f32();
+        let mut out = vec![0.0; rows * columns];
+        elementwise::each_row(&mut out, columns, self.threads(), |row, out| {
+            let (gate, up) = both[row * 2 * columns..][..2 * columns].split_at(columns);
+            f.gated(out, gate, up);
+        });
+        out
     }
 
     pub(super) fn pointwise_backward(
