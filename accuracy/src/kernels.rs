@@ -3,6 +3,7 @@
 use catalog::DType;
 use catalog::attention_charts::attention_charts;
 use catalog::tables::{self, CollectiveOp, GemmGrid};
+use ndarray::s;
 
 use super::summary::{Stats, stats};
 
@@ -83,26 +84,23 @@ fn percent(error: f64) -> String {
 
 /// Each point against the mean, over the axes that have both, of what its two neighbours give.
 fn grid_errors(grid: &GemmGrid) -> Vec<f64> {
-    let (columns, depth) = (grid.n.len(), grid.k.len());
-    let axes = [
-        (&grid.m, columns * depth),
-        (&grid.n, depth),
-        (&grid.k, 1_usize),
-    ];
-    let log = |index: usize| grid.microseconds[index].ln();
-    (0..grid.microseconds.len())
-        .filter_map(|index| {
-            let along: Vec<f64> = axes
-                .iter()
-                .filter_map(|&(sizes, stride)| {
-                    let at = index / stride % sizes.len();
-                    let position = between(sizes, at)?;
-                    let (before, after) = (log(index - stride), log(index + stride));
+    let logs = grid.microseconds.mapv(f64::ln);
+    logs.indexed_iter()
+        .filter_map(|((m, n, k), own)| {
+            let lines = [
+                (logs.slice(s![.., n, k]), m),
+                (logs.slice(s![m, .., k]), n),
+                (logs.slice(s![m, n, ..]), k),
+            ];
+            let along: Vec<f64> = (lines.iter().zip(&grid.sizes))
+                .filter_map(|((line, at), sizes)| {
+                    let position = between(sizes, *at)?;
+                    let (before, after) = (line[at - 1], line[at + 1]);
                     Some(before + (after - before) * position)
                 })
                 .collect();
             let mean = along.iter().sum::<f64>() / along.len().max(1) as f64;
-            (!along.is_empty()).then(|| (mean - log(index)).exp() - 1.0)
+            (!along.is_empty()).then(|| (mean - own).exp() - 1.0)
         })
         .collect()
 }
@@ -117,28 +115,21 @@ fn between(sizes: &[u64], at: usize) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ndarray::Array3;
 
     #[test]
     fn a_power_law_is_interpolated_exactly_and_a_bump_is_its_own_error() {
         let sizes = vec![256, 512, 2048, 4096];
+        let product = |(m, n, k)| (sizes[m] * sizes[n] * sizes[k]) as f64;
         let mut grid = GemmGrid {
-            m: sizes.clone(),
-            n: sizes.clone(),
-            k: sizes.clone(),
-            microseconds: Vec::new(),
+            sizes: [(); 3].map(|()| sizes.clone()),
+            microseconds: Array3::from_shape_fn((4, 4, 4), product),
         };
-        for m in &sizes {
-            for n in &sizes {
-                grid.microseconds
-                    .extend(sizes.iter().map(|k| (m * n * k) as f64));
-            }
-        }
         let errors = grid_errors(&grid);
         // All but the corners have both neighbours along some axis.
         assert_eq!(errors.len(), 64 - 8);
         assert!(errors.iter().all(|e| e.abs() < 1e-9));
-        let middle = 16 + 4 + 1;
-        grid.microseconds[middle] *= 2.0;
+        grid.microseconds[[1, 1, 1]] *= 2.0;
         let largest = grid_errors(&grid).into_iter().map(f64::abs);
         let largest = largest.fold(0.0, f64::max);
         assert!((largest - 0.5).abs() < 1e-9, "{largest}");

@@ -1,6 +1,8 @@
 //! Predicted against measured, log-log, as an SVG.
 
-use std::fmt::Write as _;
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 /// A run as a point: measured, predicted, source.
 pub(crate) struct Point<'a> {
@@ -10,118 +12,137 @@ pub(crate) struct Point<'a> {
 }
 
 /// Eight hues that stay apart for colour-blind readers (Okabe and Ito 2008).
-const COLOURS: [&str; 8] = [
-    "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#000000", "#b2a000",
+const COLOURS: [RGBColor; 8] = [
+    RGBColor(0, 114, 178),
+    RGBColor(230, 159, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(213, 94, 0),
+    RGBColor(204, 121, 167),
+    RGBColor(86, 180, 233),
+    RGBColor(0, 0, 0),
+    RGBColor(178, 160, 0),
 ];
 
-const SIZE: f64 = 520.0;
-const MARGIN: f64 = 60.0;
-const LEGEND: f64 = 250.0;
+/// Side of the square of the axes with their labels, and width of the legend beside it, in pixels.
+const SIZE: u32 = 520;
+const LEGEND: u32 = 250;
 
-/// The axes of a plot: decades from `low` to `high`, equal in both directions.
-struct Frame {
-    low: f64,
-    high: f64,
-}
+/// Text in `plotters` is as high as its line: this is 12 pixels of type.
+const TEXT: (&str, u32) = ("sans-serif", 15);
 
-impl Frame {
-    fn around(points: &[Point<'_>]) -> Self {
-        let values = || points.iter().flat_map(|p| [p.measured, p.predicted]);
-        Self {
-            low: values().fold(f64::INFINITY, f64::min).log10().floor(),
-            high: values().fold(0.0, f64::max).log10().ceil(),
-        }
-    }
-
-    fn along(&self, value: f64) -> f64 {
-        let scale = (SIZE - 2.0 * MARGIN) / (self.high - self.low).max(1.0);
-        (value.log10() - self.low) * scale
-    }
-
-    fn x(&self, value: f64) -> f64 {
-        MARGIN + self.along(value)
-    }
-
-    fn y(&self, value: f64) -> f64 {
-        SIZE - MARGIN - self.along(value)
-    }
-
-    /// The band, the diagonal and the labels.
-    fn draw(&self, out: &mut String, unit: &str) {
-        let (first, last) = (10f64.powf(self.low), 10f64.powf(self.high));
-        let corners = [
-            (first, first * 0.9),
-            (first, first * 1.1),
-            (last, last * 1.1),
-            (last, last * 0.9),
-        ]
-        .map(|(x, y)| format!("{:.1},{:.1}", self.x(x), self.y(y)))
-        .join(" ");
-        let _ = writeln!(out, "<polygon points=\"{corners}\" fill=\"#eeeeee\"/>");
-        let _ = writeln!(
-            out,
-            "<line x1=\"{:.1}\" y1=\"{:.1}\" x2=\"{:.1}\" y2=\"{:.1}\" stroke=\"#888888\"/>",
-            self.x(first),
-            self.y(first),
-            self.x(last),
-            self.y(last)
-        );
-        for power in self.low as i32..=self.high as i32 {
-            let value = 10f64.powi(power);
-            let _ = writeln!(
-                out,
-                "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{value}</text>\
-                 <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{value}</text>",
-                self.x(value),
-                SIZE - MARGIN + 18.0,
-                MARGIN - 6.0,
-                self.y(value) + 4.0
-            );
-        }
-        let middle = SIZE / 2.0;
-        let _ = writeln!(
-            out,
-            "<text x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">measured, {unit}</text>\
-             <text x=\"14\" y=\"{middle}\" text-anchor=\"middle\" \
-             transform=\"rotate(-90 14 {middle})\">predicted, {unit}</text>",
-            SIZE - 16.0
-        );
-    }
-}
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Drawn<'a> = Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>>;
 
 /// The plot; `unit` follows the axis names. The band is ±10% around the diagonal.
 pub(crate) fn svg(title: &str, unit: &str, points: &[Point<'_>]) -> String {
-    let frame = Frame::around(points);
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {SIZE}\" \
-         font-family=\"sans-serif\" font-size=\"12\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
-         <text x=\"{MARGIN}\" y=\"24\" font-size=\"15\">{title}</text>\n",
-        SIZE + LEGEND
-    );
-    frame.draw(&mut out, unit);
+    let mut out = String::new();
+    let area = SVGBackend::with_string(&mut out, (SIZE + LEGEND, SIZE)).into_drawing_area();
     let mut sources: Vec<&str> = points.iter().map(|p| p.source).collect();
     sources.sort_unstable();
     sources.dedup();
-    for (index, source) in sources.iter().enumerate() {
-        let colour = COLOURS[index % COLOURS.len()];
-        for p in points.iter().filter(|p| p.source == *source) {
-            let _ = writeln!(
-                out,
-                "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"2.5\" fill=\"{colour}\" fill-opacity=\"0.6\"/>",
-                frame.x(p.measured),
-                frame.y(p.predicted)
-            );
-        }
-        let row = MARGIN + 20.0 * index as f64;
-        let _ = writeln!(
-            out,
-            "<circle cx=\"{SIZE}\" cy=\"{row}\" r=\"4\" fill=\"{colour}\"/>\
-             <text x=\"{}\" y=\"{}\">{source}</text>",
-            SIZE + 10.0,
-            row + 4.0
-        );
-    }
-    out.push_str("</svg>\n");
+    let (axes, beside) = area.split_horizontally(SIZE);
+    area.fill(&WHITE)
+        .and_then(|()| chart(&axes, title, unit, points, &sources))
+        .and_then(|()| legend(&beside, &sources))
+        .and_then(|()| area.present())
+        .expect("a string takes whatever is written to it");
+    drop((area, axes, beside));
     out
+}
+
+fn chart<'a>(
+    area: &Area<'a>,
+    title: &str,
+    unit: &str,
+    points: &[Point<'_>],
+    sources: &[&str],
+) -> Drawn<'a> {
+    let values = || points.iter().flat_map(|p| [p.measured, p.predicted]);
+    let low = 10f64.powf(values().fold(f64::INFINITY, f64::min).log10().floor());
+    let high = 10f64.powf(values().fold(0.0, f64::max).log10().ceil());
+    let mut chart = ChartBuilder::on(area)
+        .caption(title, ("sans-serif", 19))
+        .margin(12)
+        .set_all_label_area_size(48)
+        .top_x_label_area_size(0)
+        .right_y_label_area_size(0)
+        // The legend stands off, and both axes are as long.
+        .margin_right(37)
+        .build_cartesian_2d(
+            (low * 0.999..high).log_scale(),
+            (low * 0.999..high).log_scale(),
+        )?;
+    let within = |y: f64| y.clamp(low, high);
+    let band = [
+        (low, low),
+        (low, low * 1.1),
+        (high / 1.1, high),
+        (high, high),
+        (high, within(high * 0.9)),
+        (low / 0.9, low),
+    ];
+    chart.draw_series([Polygon::new(band, RGBColor(238, 238, 238).filled())])?;
+    chart.draw_series([PathElement::new(
+        [(low, low), (high, high)],
+        RGBColor(136, 136, 136),
+    )])?;
+    chart
+        .configure_mesh()
+        .disable_mesh()
+        .label_style(TEXT)
+        .axis_desc_style(TEXT)
+        .x_label_formatter(&|x| x.to_string())
+        .y_label_formatter(&|y| y.to_string())
+        .x_desc(format!("measured, {unit}"))
+        .y_desc(format!("predicted, {unit}"))
+        .draw()?;
+    for (source, colour) in sources.iter().zip(COLOURS.iter().cycle()) {
+        let own = points.iter().filter(|p| p.source == *source);
+        chart.draw_series(
+            own.map(|p| Circle::new((p.measured, p.predicted), 2, colour.mix(0.6).filled())),
+        )?;
+    }
+    Ok(())
+}
+
+fn legend<'a>(area: &Area<'a>, sources: &[&str]) -> Drawn<'a> {
+    let text = TEXT
+        .into_text_style(area)
+        .pos(Pos::new(HPos::Left, VPos::Center));
+    for ((source, colour), y) in sources
+        .iter()
+        .zip(COLOURS.iter().cycle())
+        .zip((60..).step_by(20))
+    {
+        area.draw(&Circle::new((4, y), 4, colour.filled()))?;
+        area.draw(&Text::new((*source).to_owned(), (14, y), text.clone()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_point_and_source_is_drawn_and_text_is_escaped() {
+        let point = |measured, source| Point {
+            measured,
+            predicted: measured * 1.05,
+            source,
+        };
+        let points = [point(0.2, "a<b"), point(30.0, "a<b"), point(900.0, "c")];
+        let svg = svg("Step time", "s", &points);
+        assert_eq!(svg.matches("<circle").count(), points.len() + 2);
+        for text in [
+            "a&lt;b",
+            "Step time",
+            "measured, s",
+            "predicted, s",
+            "\n0.1\n",
+            "\n1000\n",
+        ] {
+            assert!(svg.contains(text), "{text}");
+        }
+    }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
+use ndarray::Array3;
 use serde::Deserialize;
 
 use crate::dtype::DType;
@@ -12,14 +13,10 @@ use crate::units::{Bandwidth, FlopRate};
 /// Measured matrix products on a regular grid, logarithmic in every dimension.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GemmGrid {
-    /// Grid points, ascending.
-    pub m: Vec<u64>,
-    /// Grid points, ascending.
-    pub n: Vec<u64>,
-    /// Grid points, ascending.
-    pub k: Vec<u64>,
-    /// Microseconds, `k` fastest.
-    pub microseconds: Vec<f64>,
+    /// Grid points of `m`, `n` and `k`, ascending.
+    pub sizes: [Vec<u64>; 3],
+    /// Microseconds by `[m, n, k]`.
+    pub microseconds: Array3<f64>,
 }
 
 /// A fit of a one-node collective: `a + b·√MB + bytes·busfactor/rate`.
@@ -129,12 +126,7 @@ pub fn gemm(device: &str, dtype: DType) -> Option<GemmGrid> {
         .split_whitespace()
         .map_while(|v| v.parse().ok())
         .collect();
-    let mut grid = GemmGrid {
-        m: Vec::new(),
-        n: Vec::new(),
-        k,
-        microseconds: Vec::new(),
-    };
+    let (mut rows, mut columns, mut microseconds) = (Vec::new(), Vec::new(), Vec::new());
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let mut cells = line.split(',');
         if cells.next() != Some(wanted) {
@@ -142,18 +134,20 @@ pub fn gemm(device: &str, dtype: DType) -> Option<GemmGrid> {
         }
         let m: u64 = cells.next()?.parse().ok()?;
         let n: u64 = cells.next()?.parse().ok()?;
-        if grid.m.last() != Some(&m) {
-            grid.m.push(m);
+        if rows.last() != Some(&m) {
+            rows.push(m);
         }
-        if grid.m.len() == 1 {
-            grid.n.push(n);
+        if rows.len() == 1 {
+            columns.push(n);
         }
-        grid.microseconds
-            .extend(cells.filter_map(|c| c.parse::<f64>().ok()));
+        microseconds.extend(cells.filter_map(|c| c.parse::<f64>().ok()));
     }
-    (grid.microseconds.len() == grid.m.len() * grid.n.len() * grid.k.len()
-        && !grid.microseconds.is_empty())
-    .then_some(grid)
+    let shape = (rows.len(), columns.len(), k.len());
+    Some(GemmGrid {
+        sizes: [rows, columns, k],
+        microseconds: Array3::from_shape_vec(shape, microseconds).ok()?,
+    })
+    .filter(|grid| !grid.microseconds.is_empty())
 }
 
 /// The fits of a device's one-node collectives.
@@ -191,18 +185,17 @@ pub fn one_node_collectives(device: &str) -> Vec<CollectiveFit> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ndarray::Axis;
 
     #[test]
     fn every_table_is_whole_and_monotone() {
         for name in gemm_names() {
             let grid = gemm(name, DType::Bf16).expect(name);
-            let (n, k) = (grid.n.len(), grid.k.len());
-            for (index, &us) in grid.microseconds.iter().enumerate() {
-                let before = [(1, index % k), (k, index / k % n), (n * k, index / (n * k))];
-                for (stride, position) in before {
+            for axis in [Axis(0), Axis(1), Axis(2)] {
+                for line in grid.microseconds.lanes(axis) {
                     assert!(
-                        position == 0 || grid.microseconds[index - stride] <= us,
-                        "{name} {index}"
+                        line.windows(2).into_iter().all(|w| w[0] <= w[1]),
+                        "{name} {line}"
                     );
                 }
             }

@@ -11,6 +11,7 @@
 use catalog::fitted::Constant;
 use catalog::tables::{self, GemmGrid, MeasuredOn};
 use catalog::{Architecture, DType, Device, Fitted, FlopRate, Origin, Seconds};
+use ndarray::Array3;
 use plans::UsedConstant;
 
 use super::clocks::{clock_factor, sustained};
@@ -84,11 +85,10 @@ pub(super) struct GemmPrices {
 
 #[derive(Clone, Debug)]
 struct Scaled {
-    grid: GemmGrid,
-    log_m: Vec<f64>,
-    log_n: Vec<f64>,
-    log_k: Vec<f64>,
-    log_t: Vec<f64>,
+    /// Logarithms of the grid's points along `m`, `n` and `k`.
+    axes: [Vec<f64>; 3],
+    /// Logarithms of its microseconds.
+    log_t: Array3<f64>,
     /// Time on this device over time in the table.
     factor: f64,
 }
@@ -297,24 +297,19 @@ impl GemmPrices {
 
 impl Scaled {
     fn new(grid: GemmGrid, factor: f64) -> Self {
-        let log = |values: &[u64]| values.iter().map(|&v| (v as f64).ln()).collect();
+        let log = |sizes: Vec<u64>| sizes.into_iter().map(|v| (v as f64).ln()).collect();
         Self {
-            log_m: log(&grid.m),
-            log_n: log(&grid.n),
-            log_k: log(&grid.k),
-            log_t: grid.microseconds.iter().map(|us| us.ln()).collect(),
-            grid,
+            axes: grid.sizes.map(log),
+            log_t: grid.microseconds.mapv_into(f64::ln),
             factor,
         }
     }
 
     fn time(&self, m: u64, n: u64, k: u64) -> Seconds {
-        let (mi, mf, mx) = locate(&self.log_m, m);
-        let (ni, nf, nx) = locate(&self.log_n, n);
-        let (ki, kf, kx) = locate(&self.log_k, k);
-        let (columns, depth) = (self.grid.n.len(), self.grid.k.len());
-        let at = |i: usize, j: usize, l: usize| self.log_t[(i * columns + j) * depth + l];
-        let along_k = |i, j| mix(at(i, j, ki), at(i, j, ki + 1), kf);
+        let (mi, mf, mx) = locate(&self.axes[0], m);
+        let (ni, nf, nx) = locate(&self.axes[1], n);
+        let (ki, kf, kx) = locate(&self.axes[2], k);
+        let along_k = |i, j| mix(self.log_t[[i, j, ki]], self.log_t[[i, j, ki + 1]], kf);
         let along_n = |i| mix(along_k(i, ni), along_k(i, ni + 1), nf);
         let log = mix(along_n(mi), along_n(mi + 1), mf) + mx + nx + kx;
         Seconds(log.exp() * 1e-6 * self.factor)
