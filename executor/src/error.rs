@@ -37,6 +37,7 @@ impl ExecutorError {
                 | CudaError::Function { .. }
                 | CudaError::Old { .. }
                 | CudaError::NoDevice
+                | CudaError::Facts(_)
                 | CudaError::Call { .. }
                 | CudaError::Compile { .. } => true,
             },

@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn why_no_library_runs_attention_is_said() {
-        let old = "cuDNN 9.8.0 at /lib/libcudnn.so.9 is older than 9.11";
+        let old = "cuDNN 9.8.0 at /lib/libcudnn.so.9 is older than 9.16";
         for (reason, says) in [
             (None, String::new()),
             (

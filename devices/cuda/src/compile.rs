@@ -3,7 +3,7 @@
 
 #![allow(unsafe_code, reason = "functions of NVRTC")]
 
-use std::ffi::CString;
+use std::ffi::{CString, c_char};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -11,14 +11,14 @@ use sha2::{Digest, Sha256};
 
 use super::error::CudaError;
 use super::kernels::{Head, Source};
-use super::sys::nvrtc::{Nvrtc, Program};
+use super::sys::call;
+use super::sys::nvrtc::nvrtcProgram;
 
 /// Where compiled kernels are kept [default: `vescale-plan` in the user's cache folder].
 pub const CACHE: &str = "VESCALE_CUDA_CACHE";
 
 /// The compiler.
 pub struct Compiler {
-    nvrtc: Nvrtc,
     version: [i32; 2],
     cache: Option<PathBuf>,
 }
@@ -37,16 +37,11 @@ impl Compiler {
     /// # Errors
     /// When NVRTC is missing.
     pub fn with_cache(cache: Option<PathBuf>) -> Result<Self, CudaError> {
-        let nvrtc = Nvrtc::load()?;
         let mut version = [0; 2];
         let [major, minor] = &mut version;
         // SAFETY: writes two numbers.
-        unsafe { nvrtc.version(major, minor) }?;
-        Ok(Self {
-            nvrtc,
-            version,
-            cache,
-        })
+        unsafe { call!(nvrtc::nvrtcVersion(major, minor)) }?;
+        Ok(Self { version, cache })
     }
 
     /// Machine code of a file of kernels for a compute capability.
@@ -78,7 +73,7 @@ impl Compiler {
         if let Some(kept) = path.as_ref().and_then(|path| std::fs::read(path).ok()) {
             return Ok(kept);
         }
-        let cubin = self.compile(source.file(), &text, &options)?;
+        let cubin = Self::compile(source.file(), &text, &options)?;
         if let Some(path) = path {
             // Compiled again next time where this fails.
             let _ = keep(&path, &cubin);
@@ -86,33 +81,43 @@ impl Compiler {
         Ok(cubin)
     }
 
-    fn compile(&self, file: &str, text: &str, options: &[String]) -> Result<Vec<u8>, CudaError> {
+    fn compile(file: &str, text: &str, options: &[String]) -> Result<Vec<u8>, CudaError> {
         let c = |text: &str| CString::new(text).expect("sources and options have no zeros");
         let (source, name) = (c(text), c(file));
         let owned: Vec<CString> = options.iter().map(|option| c(option)).collect();
         let options: Vec<_> = owned.iter().map(|option| option.as_ptr()).collect();
-        let mut program: Program = std::ptr::null_mut();
+        let mut program: nvrtcProgram = std::ptr::null_mut();
         let none = std::ptr::null();
         // SAFETY: strings end in 0 and outlive the calls; there are no headers.
         unsafe {
-            self.nvrtc.create(
+            call!(nvrtc::nvrtcCreateProgram(
                 &raw mut program,
                 source.as_ptr(),
                 name.as_ptr(),
                 0,
                 none,
                 none,
-            )
+            ))
         }?;
         // SAFETY: as many options as there are.
         let compiled = unsafe {
-            self.nvrtc
-                .compile(program, options.len() as i32, options.as_ptr())
+            call!(nvrtc::nvrtcCompileProgram(
+                program,
+                options.len() as i32,
+                options.as_ptr()
+            ))
         };
+        // SAFETY: each writes one number, then as many bytes as it said.
         let result = match compiled {
-            Ok(()) => self.bytes(program, Nvrtc::cubin_size, Nvrtc::cubin),
+            Ok(()) => written(
+                |size| unsafe { call!(nvrtc::nvrtcGetCUBINSize(program, size)) },
+                |cubin| unsafe { call!(nvrtc::nvrtcGetCUBIN(program, cubin)) },
+            ),
             Err(_) => {
-                let log = self.bytes(program, Nvrtc::log_size, Nvrtc::log)?;
+                let log = written(
+                    |size| unsafe { call!(nvrtc::nvrtcGetProgramLogSize(program, size)) },
+                    |log| unsafe { call!(nvrtc::nvrtcGetProgramLog(program, log)) },
+                )?;
                 Err(CudaError::Compile {
                     file: file.to_owned(),
                     architecture: owned[0].to_string_lossy().into_owned(),
@@ -123,24 +128,21 @@ impl Compiler {
             }
         };
         // SAFETY: made above, used no more.
-        unsafe { self.nvrtc.destroy(&raw mut program) }?;
+        unsafe { call!(nvrtc::nvrtcDestroyProgram(&raw mut program)) }?;
         result
     }
+}
 
-    fn bytes(
-        &self,
-        program: Program,
-        size: unsafe fn(&Nvrtc, Program, *mut usize) -> Result<(), CudaError>,
-        get: unsafe fn(&Nvrtc, Program, *mut std::ffi::c_char) -> Result<(), CudaError>,
-    ) -> Result<Vec<u8>, CudaError> {
-        let mut length = 0;
-        // SAFETY: writes one number.
-        unsafe { size(&self.nvrtc, program, &raw mut length) }?;
-        let mut bytes = vec![0u8; length];
-        // SAFETY: writes as many bytes as it said.
-        unsafe { get(&self.nvrtc, program, bytes.as_mut_ptr().cast()) }?;
-        Ok(bytes)
-    }
+/// The bytes that `write` writes, as many as `size` says.
+fn written(
+    size: impl FnOnce(*mut usize) -> Result<(), CudaError>,
+    write: impl FnOnce(*mut c_char) -> Result<(), CudaError>,
+) -> Result<Vec<u8>, CudaError> {
+    let mut length = 0;
+    size(&raw mut length)?;
+    let mut bytes = vec![0u8; length];
+    write(bytes.as_mut_ptr().cast())?;
+    Ok(bytes)
 }
 
 fn cache_folder() -> Option<PathBuf> {

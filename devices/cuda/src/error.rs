@@ -54,6 +54,9 @@ pub enum CudaError {
         /// What that means.
         reason: String,
     },
+    /// What NVML says instead of a device's condition.
+    #[error("NVML does not tell the device's condition: {0}")]
+    Facts(String),
     /// Kernels that do not compile.
     #[error("{file} does not compile for {architecture}: {log}")]
     Compile {
@@ -133,9 +136,9 @@ mod tests {
                     library,
                     release: "9.8.0".to_owned(),
                     path: path.clone(),
-                    oldest: "9.11".to_owned(),
+                    oldest: "9.16".to_owned(),
                 },
-                "cuDNN 9.8.0 at /lib/libcudnn.so.9 is older than 9.11",
+                "cuDNN 9.8.0 at /lib/libcudnn.so.9 is older than 9.16",
             ),
             (
                 CudaError::Function {

@@ -1,11 +1,13 @@
 //! The condition a GPU is in, by NVML: what a measurement should be read with.
 
-#![allow(unsafe_code, reason = "functions of NVML")]
+use std::ffi::OsStr;
 
-use std::ffi::{CStr, c_uint};
+use nvml_wrapper::Nvml;
+use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
+use nvml_wrapper::error::NvmlError;
 
 use super::error::CudaError;
-use super::sys::nvml::{self, Nvml};
+use super::library::Name;
 
 /// A GPU's clocks, power and heat.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,42 +29,25 @@ pub struct Condition {
 /// # Errors
 /// When NVML is missing or does not know the device.
 pub fn condition(ordinal: u32) -> Result<Condition, CudaError> {
-    let nvml = Nvml::load()?;
-    // SAFETY: called before any other function.
-    unsafe { nvml.init() }?;
-    let read = read(&nvml, ordinal);
-    // SAFETY: initialised above.
-    unsafe { nvml.shutdown() }?;
-    read
+    let path = &Name::Nvml.open()?.path;
+    let nvml = Nvml::builder().lib_path(OsStr::new(path)).init();
+    let read = nvml.and_then(|nvml| read(&nvml, ordinal));
+    read.map_err(|error| CudaError::Facts(error.to_string()))
 }
 
-fn read(nvml: &Nvml, ordinal: u32) -> Result<Condition, CudaError> {
-    let mut device = std::ptr::null_mut();
-    // SAFETY: writes one handle.
-    unsafe { nvml.device(ordinal, &raw mut device) }?;
-    let number = |ask: &dyn Fn(*mut c_uint) -> Result<(), CudaError>| {
-        let mut value = 0;
-        ask(&raw mut value).map(|()| value)
-    };
-    let mut version = [0; 96];
-    // SAFETY: writes at most so many characters, ended by 0.
-    unsafe { nvml.driver_version(version.as_mut_ptr(), version.len() as c_uint) }?;
-    // SAFETY: each of these writes one number.
-    unsafe {
-        Ok(Condition {
-            driver: CStr::from_ptr(version.as_ptr())
-                .to_string_lossy()
-                .into_owned(),
-            clock_mhz: [
-                number(&|out| nvml.clock(device, nvml::CLOCK_SM, out))?,
-                number(&|out| nvml.most_clock(device, nvml::CLOCK_SM, out))?,
-            ],
-            memory_clock_mhz: number(&|out| nvml.clock(device, nvml::CLOCK_MEMORY, out))?,
-            power_watts: [
-                number(&|out| nvml.power(device, out))? / 1000,
-                number(&|out| nvml.power_limit(device, out))? / 1000,
-            ],
-            celsius: number(&|out| nvml.temperature(device, 0, out))?,
-        })
-    }
+fn read(nvml: &Nvml, ordinal: u32) -> Result<Condition, NvmlError> {
+    let device = nvml.device_by_index(ordinal)?;
+    Ok(Condition {
+        driver: nvml.sys_driver_version()?,
+        clock_mhz: [
+            device.clock_info(Clock::SM)?,
+            device.max_clock_info(Clock::SM)?,
+        ],
+        memory_clock_mhz: device.clock_info(Clock::Memory)?,
+        power_watts: [
+            device.power_usage()? / 1000,
+            device.enforced_power_limit()? / 1000,
+        ],
+        celsius: device.temperature(TemperatureSensor::Gpu)?,
+    })
 }

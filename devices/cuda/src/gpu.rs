@@ -4,53 +4,72 @@
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
-use std::ffi::{CString, c_int, c_uint, c_void};
-use std::rc::Rc;
+use std::ffi::{CString, c_int, c_void};
 
 use super::compile::Compiler;
 use super::cudnn::Attentions;
 use super::error::CudaError;
 use super::kernels::{Head, Kernel, Source};
 use super::launcher::{Address, Arguments, AttentionOperands, GraphId, Launch, Launcher, Product};
+use super::library::Name;
+use super::probe::{attribute, capability};
 use super::products::Products;
-use super::sys::driver::{self, Driver, Handle};
+use super::sys::driver::{
+    CUdevice, CUdevice_attribute, CUevent, CUevent_flags, CUfunction, CUfunction_attribute,
+    CUgraphExec, CUmodule, CUresult, CUstream, CUstream_flags, CUstreamCaptureMode,
+};
+use super::sys::{call, take};
 use dtensor::CausalAttention;
 
 /// Dynamic shared memory that a kernel may ask for without saying so first.
 const PLAIN_SHARED: u32 = 48 << 10;
 
+/// Bytes of the host's memory from which the GPU copies. When all of them are taken, the host waits for the GPU.
+const STAGED: usize = 16 << 20;
+
 /// A GPU of this machine.
 pub struct Gpu {
-    driver: Rc<Driver>,
     compiler: Compiler,
     products: Products,
     /// Loaded when first asked for: it takes a second.
     attentions: OnceCell<Result<Attentions, CudaError>>,
-    device: driver::Device,
-    stream: Handle,
+    device: CUdevice,
+    stream: CUstream,
+    /// Pinned memory, where bytes for the GPU stay until it has read them: a copy from a caller's own memory may still
+    /// read it after the call (CUDA's "API synchronization behavior").
+    staging: *mut u8,
+    /// Bytes of it that may still be read: those written since the host last waited.
+    staged: Cell<usize>,
     capability: [u32; 2],
     multiprocessors: u32,
-    modules: RefCell<HashMap<(Source, Head), Handle>>,
-    functions: RefCell<HashMap<Kernel, Handle>>,
+    modules: RefCell<HashMap<(Source, Head), CUmodule>>,
+    functions: RefCell<HashMap<Kernel, CUfunction>>,
     /// Kernels and products queued so far.
     launches: Cell<u64>,
     marks: RefCell<Vec<Event>>,
     /// Whether work is recorded instead of run.
     capturing: Cell<bool>,
     /// Recorded work, made ready to run.
-    graphs: RefCell<Vec<Option<Handle>>>,
+    graphs: RefCell<Vec<Option<CUgraphExec>>>,
 }
 
 /// A point in the stream whose time is measured.
 pub struct Event {
-    driver: Rc<Driver>,
-    handle: Handle,
+    handle: CUevent,
 }
 
 /// A queue of work beside the GPU's own, such as that of a group's messages.
 pub struct Stream {
-    driver: Rc<Driver>,
-    handle: Handle,
+    handle: CUstream,
+}
+
+/// A queue on the device whose context is current.
+fn create_stream() -> Result<CUstream, CudaError> {
+    let mut stream = std::ptr::null_mut();
+    let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+    // SAFETY: writes one handle, which its owner destroys.
+    unsafe { call!(driver::cuStreamCreate(&raw mut stream, flags)) }?;
+    Ok(stream)
 }
 
 impl Gpu {
@@ -59,45 +78,42 @@ impl Gpu {
     /// # Errors
     /// When a library is missing or the device does not start.
     pub fn new(ordinal: u32) -> Result<Self, CudaError> {
-        let driver = Rc::new(Driver::load()?);
+        Name::Driver.open()?;
         let compiler = Compiler::new()?;
         // SAFETY: the first call, with the only flag there is.
-        unsafe { driver.init(0) }?;
+        unsafe { call!(driver::cuInit(0)) }?;
         let mut count = 0;
         // SAFETY: writes one number.
-        unsafe { driver.device_count(&raw mut count) }?;
+        unsafe { call!(driver::cuDeviceGetCount(&raw mut count)) }?;
         if c_int::try_from(ordinal).map_or(true, |ordinal| ordinal >= count) {
             return Err(CudaError::NoDevice);
         }
         let mut device = 0;
         // SAFETY: writes one number.
-        unsafe { driver.device(&raw mut device, ordinal as c_int) }?;
+        unsafe { call!(driver::cuDeviceGet(&raw mut device, ordinal as c_int)) }?;
         let mut context = std::ptr::null_mut();
         // SAFETY: the primary context is released when this is dropped.
-        unsafe { driver.retain_context(&raw mut context, device) }?;
+        unsafe { call!(driver::cuDevicePrimaryCtxRetain(&raw mut context, device)) }?;
         // SAFETY: retained above.
-        unsafe { driver.set_context(context) }?;
-        let mut stream = std::ptr::null_mut();
-        // SAFETY: the context is current.
-        unsafe { driver.create_stream(&raw mut stream, driver::NON_BLOCKING) }?;
-        let attribute = |which: c_int| -> Result<u32, CudaError> {
-            let mut value = 0;
-            // SAFETY: writes one number.
-            unsafe { driver.device_attribute(&raw mut value, which, device) }?;
-            Ok(u32::try_from(value).unwrap_or(0))
-        };
-        let capability = [
-            attribute(driver::CAPABILITY_MAJOR)?,
-            attribute(driver::CAPABILITY_MINOR)?,
-        ];
-        let multiprocessors = attribute(driver::MULTIPROCESSORS)?;
-        let products = Products::new(&driver, capability)?;
+        unsafe { call!(driver::cuCtxSetCurrent(context)) }?;
+        let stream = create_stream()?;
+        let mut staging: *mut c_void = std::ptr::null_mut();
+        // SAFETY: the context is current; freed when this is dropped.
+        unsafe { call!(driver::cuMemAllocHost_v2(&raw mut staging, STAGED)) }?;
+        let capability = capability(device)?;
+        let multiprocessors = attribute(
+            device,
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+        )?;
+        let products = Products::new(capability)?;
         Ok(Self {
             compiler,
             products,
             attentions: OnceCell::new(),
             device,
             stream,
+            staging: staging.cast(),
+            staged: Cell::new(0),
             capability,
             multiprocessors,
             modules: RefCell::default(),
@@ -106,13 +122,11 @@ impl Gpu {
             marks: RefCell::default(),
             capturing: Cell::new(false),
             graphs: RefCell::default(),
-            driver,
         })
     }
 
     /// Its stream, for libraries that queue work of their own.
-    #[must_use]
-    pub fn stream(&self) -> *mut c_void {
+    pub(crate) fn stream(&self) -> CUstream {
         self.stream
     }
 
@@ -142,19 +156,16 @@ impl Gpu {
     /// # Errors
     /// When the device fails.
     pub fn event(&self) -> Result<Event, CudaError> {
-        self.event_on(self.stream, driver::EVENT_TIMED)
+        self.event_on(self.stream, CUevent_flags::CU_EVENT_DEFAULT)
     }
 
-    fn event_on(&self, stream: Handle, flags: c_uint) -> Result<Event, CudaError> {
+    fn event_on(&self, stream: CUstream, flags: CUevent_flags) -> Result<Event, CudaError> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the context is current; destroyed when dropped.
-        unsafe { self.driver.create_event(&raw mut handle, flags) }?;
-        let event = Event {
-            driver: Rc::clone(&self.driver),
-            handle,
-        };
+        unsafe { call!(driver::cuEventCreate(&raw mut handle, flags as u32)) }?;
+        let event = Event { handle };
         // SAFETY: both are of this context.
-        unsafe { self.driver.record_event(handle, stream) }?;
+        unsafe { call!(driver::cuEventRecord(handle, stream)) }?;
         Ok(event)
     }
 
@@ -163,16 +174,7 @@ impl Gpu {
     /// # Errors
     /// When the device fails; so of what follows.
     pub fn side_stream(&self) -> Result<Stream, CudaError> {
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: the context is current; destroyed when dropped.
-        unsafe {
-            self.driver
-                .create_stream(&raw mut handle, driver::NON_BLOCKING)
-        }?;
-        Ok(Stream {
-            driver: Rc::clone(&self.driver),
-            handle,
-        })
+        create_stream().map(|handle| Stream { handle })
     }
 
     /// Has what is queued there from now on come after all work of the GPU's own queue so far.
@@ -180,9 +182,9 @@ impl Gpu {
     /// # Errors
     /// See [`Gpu::side_stream`].
     pub fn fork(&self, side: &Stream) -> Result<(), CudaError> {
-        let here = self.event_on(self.stream, driver::EVENT_PLAIN)?;
+        let here = self.event_on(self.stream, CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
         // SAFETY: both are of this context; the driver keeps the event until it is reached.
-        unsafe { self.driver.wait_event(side.handle, here.handle, 0) }
+        unsafe { call!(driver::cuStreamWaitEvent(side.handle, here.handle, 0)) }
     }
 
     /// The end of all work of another queue so far.
@@ -190,7 +192,7 @@ impl Gpu {
     /// # Errors
     /// See [`Gpu::side_stream`].
     pub fn end_of(&self, side: &Stream) -> Result<Event, CudaError> {
-        self.event_on(side.handle, driver::EVENT_PLAIN)
+        self.event_on(side.handle, CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
     /// Has what is queued from now on come after an event.
@@ -199,7 +201,7 @@ impl Gpu {
     /// See [`Gpu::side_stream`].
     pub fn join(&self, event: &Event) -> Result<(), CudaError> {
         // SAFETY: both are of this context.
-        unsafe { self.driver.wait_event(self.stream, event.handle, 0) }
+        unsafe { call!(driver::cuStreamWaitEvent(self.stream, event.handle, 0)) }
     }
 
     /// Whether work is only recorded.
@@ -224,7 +226,7 @@ impl Gpu {
         }
     }
 
-    fn module(&self, kernel: Kernel) -> Result<Handle, CudaError> {
+    fn module(&self, kernel: Kernel) -> Result<CUmodule, CudaError> {
         let key = (kernel.source, kernel.head);
         if let Some(&module) = self.modules.borrow().get(&key) {
             return Ok(module);
@@ -235,14 +237,16 @@ impl Gpu {
         let mut module = std::ptr::null_mut();
         // SAFETY: machine code for this device, as the compiler made it.
         unsafe {
-            self.driver
-                .load_module(&raw mut module, cubin.as_ptr().cast())
+            call!(driver::cuModuleLoadData(
+                &raw mut module,
+                cubin.as_ptr().cast()
+            ))
         }?;
         self.modules.borrow_mut().insert(key, module);
         Ok(module)
     }
 
-    fn function(&self, kernel: Kernel, shared: u32) -> Result<Handle, CudaError> {
+    fn function(&self, kernel: Kernel, shared: u32) -> Result<CUfunction, CudaError> {
         if let Some(&function) = self.functions.borrow().get(&kernel) {
             return Ok(function);
         }
@@ -251,17 +255,20 @@ impl Gpu {
         let mut function = std::ptr::null_mut();
         // SAFETY: the module is loaded and the name ends in 0.
         unsafe {
-            self.driver
-                .function(&raw mut function, module, name.as_ptr())
+            call!(driver::cuModuleGetFunction(
+                &raw mut function,
+                module,
+                name.as_ptr()
+            ))
         }?;
         if shared > PLAIN_SHARED {
             // SAFETY: a kernel asks for the same amount whenever it runs.
             unsafe {
-                self.driver.function_attribute(
+                call!(driver::cuFuncSetAttribute(
                     function,
-                    driver::DYNAMIC_SHARED_BYTES,
+                    CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                     shared as c_int,
-                )
+                ))
             }?;
         }
         self.functions.borrow_mut().insert(kernel, function);
@@ -271,25 +278,35 @@ impl Gpu {
 
 impl Launcher for Gpu {
     fn allocate(&self, bytes: u64) -> Result<Address, CudaError> {
-        self.driver.take(bytes)
+        take(bytes)
     }
 
     fn free(&self, address: Address) -> Result<(), CudaError> {
         // The driver waits for all work before it frees.
         // SAFETY: allocated above and used no more.
-        unsafe { self.driver.free(address) }
+        unsafe { call!(driver::cuMemFree_v2(address)) }
     }
 
     fn write(&self, to: Address, bytes: &[u8]) -> Result<(), CudaError> {
         self.with_host("a copy to the device")?;
-        if bytes.is_empty() {
-            return Ok(());
+        for (at, part) in (to..).step_by(STAGED).zip(bytes.chunks(STAGED)) {
+            if part.len() > STAGED - self.staged.get() {
+                self.synchronize()?;
+            }
+            // SAFETY: nothing reads what is beyond; the caller allocated as much on the device.
+            unsafe {
+                let from = self.staging.add(self.staged.get());
+                std::ptr::copy_nonoverlapping(part.as_ptr(), from, part.len());
+                call!(driver::cuMemcpyHtoDAsync_v2(
+                    at,
+                    from.cast(),
+                    part.len(),
+                    self.stream
+                ))
+            }?;
+            self.staged.set(self.staged.get() + part.len());
         }
-        // SAFETY: pageable memory is copied before this returns; the caller allocated as much.
-        unsafe {
-            self.driver
-                .copy_in(to, bytes.as_ptr().cast(), bytes.len(), self.stream)
-        }
+        Ok(())
     }
 
     fn read(&self, from: Address, bytes: &mut [u8]) -> Result<(), CudaError> {
@@ -299,8 +316,12 @@ impl Launcher for Gpu {
         }
         // SAFETY: the caller allocated as much; the bytes are not looked at before all work is done.
         unsafe {
-            self.driver
-                .copy_out(bytes.as_mut_ptr().cast(), from, bytes.len(), self.stream)
+            call!(driver::cuMemcpyDtoHAsync_v2(
+                bytes.as_mut_ptr().cast(),
+                from,
+                bytes.len(),
+                self.stream
+            ))
         }?;
         self.synchronize()
     }
@@ -310,7 +331,14 @@ impl Launcher for Gpu {
             return Ok(());
         }
         // SAFETY: the caller allocated as much.
-        unsafe { self.driver.copy(to, from, bytes as usize, self.stream) }
+        unsafe {
+            call!(driver::cuMemcpyDtoDAsync_v2(
+                to,
+                from,
+                bytes as usize,
+                self.stream
+            ))
+        }
     }
 
     fn fill(&self, to: Address, value: u8, bytes: u64) -> Result<(), CudaError> {
@@ -318,7 +346,14 @@ impl Launcher for Gpu {
             return Ok(());
         }
         // SAFETY: the caller allocated as much.
-        unsafe { self.driver.fill(to, value, bytes as usize, self.stream) }
+        unsafe {
+            call!(driver::cuMemsetD8Async(
+                to,
+                value,
+                bytes as usize,
+                self.stream
+            ))
+        }
     }
 
     fn launch(
@@ -333,7 +368,7 @@ impl Launcher for Gpu {
         self.launches.set(self.launches.get() + 1);
         // SAFETY: the arguments are those of the kernel, copied before this returns.
         unsafe {
-            self.driver.launch(
+            call!(driver::cuLaunchKernel(
                 function,
                 x,
                 y,
@@ -345,7 +380,7 @@ impl Launcher for Gpu {
                 self.stream,
                 pointers.as_mut_ptr(),
                 std::ptr::null_mut(),
-            )
+            ))
         }
     }
 
@@ -392,14 +427,18 @@ impl Launcher for Gpu {
     fn synchronize(&self) -> Result<(), CudaError> {
         self.with_host("waiting for the device")?;
         // SAFETY: the stream is ours.
-        unsafe { self.driver.synchronize_stream(self.stream) }
+        unsafe { call!(driver::cuStreamSynchronize(self.stream)) }?;
+        self.staged.set(0);
+        Ok(())
     }
 
     fn begin_capture(&self) -> Result<(), CudaError> {
         // SAFETY: the stream is ours and not being captured.
         unsafe {
-            self.driver
-                .begin_capture(self.stream, driver::CAPTURE_RELAXED)
+            call!(driver::cuStreamBeginCapture_v2(
+                self.stream,
+                CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED
+            ))
         }?;
         self.capturing.set(true);
         Ok(())
@@ -409,12 +448,18 @@ impl Launcher for Gpu {
         self.capturing.set(false);
         let mut graph = std::ptr::null_mut();
         // SAFETY: begun before.
-        unsafe { self.driver.end_capture(self.stream, &raw mut graph) }?;
+        unsafe { call!(driver::cuStreamEndCapture(self.stream, &raw mut graph)) }?;
         let mut executable = std::ptr::null_mut();
         // SAFETY: the graph was made above and is destroyed below.
-        let made = unsafe { self.driver.instantiate(&raw mut executable, graph, 0) };
+        let made = unsafe {
+            call!(driver::cuGraphInstantiateWithFlags(
+                &raw mut executable,
+                graph,
+                0
+            ))
+        };
         // SAFETY: made above, used no more.
-        unsafe { self.driver.destroy_graph(graph) }?;
+        unsafe { call!(driver::cuGraphDestroy(graph)) }?;
         made?;
         let mut graphs = self.graphs.borrow_mut();
         graphs.push(Some(executable));
@@ -425,14 +470,14 @@ impl Launcher for Gpu {
         let executable = self.graphs.borrow()[at];
         let executable = executable.expect("what was forgotten is not run again");
         // SAFETY: instantiated in this context.
-        unsafe { self.driver.launch_graph(executable, self.stream) }
+        unsafe { call!(driver::cuGraphLaunch(executable, self.stream)) }
     }
 
     fn forget(&self, GraphId(at): GraphId) {
         if let Some(executable) = self.graphs.borrow_mut()[at].take() {
             // SAFETY: instantiated here, used no more. The driver keeps it until it has run. Nothing can
             // be done where it fails.
-            let _ = unsafe { self.driver.destroy_executable(executable) };
+            let _ = unsafe { call!(driver::cuGraphExecDestroy(executable)) };
         }
     }
 
@@ -452,8 +497,10 @@ impl Event {
     /// When work before it failed.
     pub fn is_reached(&self) -> Result<bool, CudaError> {
         // SAFETY: recorded when made.
-        match unsafe { self.driver.query_event(self.handle) } {
-            Err(CudaError::Call { code, .. }) if code == driver::NOT_READY => Ok(false),
+        match unsafe { call!(driver::cuEventQuery(self.handle)) } {
+            Err(CudaError::Call { code, .. }) if code == CUresult::CUDA_ERROR_NOT_READY as i32 => {
+                Ok(false)
+            }
             other => other.map(|()| true),
         }
     }
@@ -464,12 +511,15 @@ impl Event {
     /// When work before it failed.
     pub fn since(&self, start: &Self) -> Result<f64, CudaError> {
         // SAFETY: both were recorded.
-        unsafe { self.driver.synchronize_event(self.handle) }?;
+        unsafe { call!(driver::cuEventSynchronize(self.handle)) }?;
         let mut milliseconds = 0.0;
         // SAFETY: writes one number.
         unsafe {
-            self.driver
-                .elapsed(&raw mut milliseconds, start.handle, self.handle)
+            call!(driver::cuEventElapsedTime(
+                &raw mut milliseconds,
+                start.handle,
+                self.handle
+            ))
         }?;
         Ok(f64::from(milliseconds) * 1e-3)
     }
@@ -483,8 +533,7 @@ impl std::fmt::Debug for Event {
 
 impl Stream {
     /// As libraries take it.
-    #[must_use]
-    pub fn handle(&self) -> *mut c_void {
+    pub(crate) fn handle(&self) -> CUstream {
         self.handle
     }
 }
@@ -493,14 +542,14 @@ impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: made by this driver, used no more; its work goes on to its end. Nothing can be done where
         // it fails.
-        let _ = unsafe { self.driver.destroy_stream(self.handle) };
+        let _ = unsafe { call!(driver::cuStreamDestroy_v2(self.handle)) };
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: made by this driver, used no more. Nothing can be done where it fails.
-        let _ = unsafe { self.driver.destroy_event(self.handle) };
+        let _ = unsafe { call!(driver::cuEventDestroy_v2(self.handle)) };
     }
 }
 
@@ -512,16 +561,17 @@ impl Drop for Gpu {
         // SAFETY: all of them are of this context, which is released last. Nothing can be done where one
         // fails.
         unsafe {
-            let _ = self.driver.synchronize_stream(self.stream);
-            self.products.release(&self.driver);
+            let _ = call!(driver::cuStreamSynchronize(self.stream));
+            self.products.release();
+            let _ = call!(driver::cuMemFreeHost(self.staging.cast()));
             if let Some(Ok(cudnn)) = self.attentions.get() {
                 cudnn.release();
             }
             for module in modules.into_values() {
-                let _ = self.driver.unload_module(module);
+                let _ = call!(driver::cuModuleUnload(module));
             }
-            let _ = self.driver.destroy_stream(self.stream);
-            let _ = self.driver.release_context(self.device);
+            let _ = call!(driver::cuStreamDestroy_v2(self.stream));
+            let _ = call!(driver::cuDevicePrimaryCtxRelease_v2(self.device));
         }
     }
 }

@@ -17,7 +17,7 @@ mod ops;
 mod probe;
 mod products;
 mod run;
-pub mod sys;
+mod sys;
 mod tensor;
 
 pub use compile::{CACHE, Compiler};
@@ -28,7 +28,7 @@ pub use gpu::{Event, Gpu, Stream};
 pub use graph::Graph;
 pub use library::{LIBRARIES, Name};
 pub use links::{EchoLinks, HostLinks, Links, NcclLinks, Ticket};
-pub use loading::FOLDERS;
+pub use loading::{FOLDERS, Loaded};
 pub use memory::{Buffer, Memory, Reserved, Usage};
 pub use nccl::{NcclGroup, Reduction};
 pub use ops::{

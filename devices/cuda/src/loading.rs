@@ -1,5 +1,5 @@
-//! How NVIDIA's libraries are found and their functions bound. Nothing is linked: a library is loaded when it is
-//! first asked for, so the program starts on any machine.
+//! How NVIDIA's libraries and their functions are found. Nothing is linked: a library is loaded when it is first asked
+//! for, so the program starts on any machine.
 //!
 //! A library is looked for in the folders of `VESCALE_CUDA_LIBRARIES` (a list like `PATH`; a Python
 //! environment's `site-packages` will do, whose `nvidia/*/lib` folders are searched), then where the
@@ -11,29 +11,46 @@
 )]
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use libloading::Library;
 
 use super::error::CudaError;
-use super::library::Name;
+use super::library::{LIBRARIES, Name};
 
 /// Where libraries are looked for first.
 pub const FOLDERS: &str = "VESCALE_CUDA_LIBRARIES";
 
+/// A library of this process. It is never unloaded: libraries leave threads behind that run their code (NCCL 2.28 does).
+#[derive(Debug)]
+pub struct Loaded {
+    library: Library,
+    /// The file it was loaded from.
+    pub path: String,
+}
+
 impl Name {
-    /// Loads it from the first file that is there, and says which that was.
+    /// Loads it, once for all, from the first file that is there.
     ///
     /// # Errors
     /// When none is.
-    pub fn open(self) -> Result<(Library, String), CudaError> {
+    pub fn open(self) -> Result<&'static Loaded, CudaError> {
+        static LOADED: [OnceLock<Loaded>; LIBRARIES.len()] =
+            [const { OnceLock::new() }; LIBRARIES.len()];
+        let place = &LOADED[self as usize];
+        if let Some(loaded) = place.get() {
+            return Ok(loaded);
+        }
         let folders = folders(std::env::var_os(FOLDERS).as_deref());
         let beside = |file: &&str| folders.iter().map(|f| f.join(file)).collect::<Vec<_>>();
         let placed = self.files().iter().flat_map(beside);
         let named = self.files().iter().map(PathBuf::from);
         for path in placed.filter(|p| p.exists()).chain(named) {
+            self.open_parts(&path);
             // SAFETY: these libraries' initialisers only set up their own state.
             if let Ok(library) = unsafe { Library::new(&path) } {
-                return Ok((library, path.display().to_string()));
+                let path = path.display().to_string();
+                return Ok(place.get_or_init(|| Loaded { library, path }));
             }
         }
         Err(CudaError::Missing {
@@ -42,96 +59,91 @@ impl Name {
             remedy: self.remedy(),
         })
     }
+
+    /// Loads what a library opens by name alone though it lies beside it: NVRTC 13.0 its built-in functions.
+    fn open_parts(self, path: &Path) {
+        let folder = path
+            .parent()
+            .filter(|folder| self == Self::Nvrtc && !folder.as_os_str().is_empty());
+        for part in folder.map(files).unwrap_or_default() {
+            let name = part.file_name().map(|name| name.to_string_lossy());
+            if name.is_some_and(|name| name.starts_with("libnvrtc-builtins.so")) {
+                // SAFETY: as of the library. One that does not load is missed when kernels are compiled.
+                let _ = unsafe { Library::new(&part) }.map(std::mem::forget);
+            }
+        }
+    }
 }
 
 /// The folders of a list, and the library folders of NVIDIA's wheels below each.
 fn folders(list: Option<&std::ffi::OsStr>) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for folder in list.map(std::env::split_paths).into_iter().flatten() {
-        let wheels = subfolders(&folder.join("nvidia"));
+        let wheels = files(&folder.join("nvidia"));
         found.push(folder);
         found.extend(wheels.into_iter().map(|wheel| wheel.join("lib")));
     }
     found
 }
 
-fn subfolders(folder: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(folder) else {
-        return Vec::new();
-    };
+/// What lies in a folder, by name.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten();
     let mut found: Vec<PathBuf> = entries.flatten().map(|e| e.path()).collect();
-    found.retain(|path| path.is_dir());
     found.sort();
     found
 }
 
-/// Binds functions of a library: each becomes a method that returns the call's result, checked.
-macro_rules! functions {
-    ($(#[$doc:meta])* $table:ident of $name:expr; $(
-        fn $method:ident = $symbol:literal ($($arg:ident: $type:ty),* $(,)?);
-    )*) => {
-        $(#[$doc])*
-        pub struct $table {
-            $($method: unsafe extern "C" fn($($type),*) -> i32,)*
-            /// File it was loaded from.
-            pub path: String,
-            // Last: the functions live as long as it.
-            _library: libloading::Library,
+/// A function of a library, kept where it is called.
+pub(crate) type Found = OnceLock<unsafe extern "C" fn()>;
+
+/// The function of a library that has the signature of `declared`; it returns a code, as a number.
+///
+/// # Errors
+/// When the library or the function is missing.
+pub(crate) fn function<S: Signature>(
+    _declared: Option<S>,
+    library: Name,
+    name: &'static str,
+    found: &'static Found,
+) -> Result<S::Foreign, CudaError> {
+    let function = match found.get() {
+        Some(function) => *function,
+        None => {
+            let loaded = library.open()?;
+            // SAFETY: a function, whose type is put right below.
+            let function = unsafe { loaded.library.get::<unsafe extern "C" fn()>(name) };
+            let function = function.map_err(|_| CudaError::Function {
+                library,
+                path: loaded.path.clone(),
+                function: name,
+            })?;
+            *found.get_or_init(|| *function)
         }
+    };
+    // SAFETY: both are pointers to functions; the type is that of the header, but for the code.
+    Ok(unsafe { std::mem::transmute_copy(&function) })
+}
 
-        impl $table {
-            /// Loads the library and binds every function.
-            ///
-            /// # Errors
-            /// When the library or a function is missing.
-            pub fn load() -> Result<Self, $crate::CudaError> {
-                let (library, path) = $name.open()?;
-                Ok(Self {
-                    $($method: {
-                        // SAFETY: the type is that of the header.
-                        let symbol = unsafe {
-                            library.get::<unsafe extern "C" fn($($type),*) -> i32>(
-                                concat!($symbol, "\0").as_bytes(),
-                            )
-                        };
-                        *symbol.map_err(|_| $crate::CudaError::Function {
-                            library: $name,
-                            path: path.clone(),
-                            function: $symbol,
-                        })?
-                    },)*
-                    path,
-                    _library: library,
-                })
-            }
+/// A function as Rust declares it.
+pub(crate) trait Signature {
+    /// The same in C. Codes are numbers there: a library may return one that is newer than its declaration.
+    type Foreign: Copy;
+}
 
-            $(
-                #[doc = concat!("Calls `", $symbol, "`.")]
-                ///
-                /// # Safety
-                /// Arguments are as NVIDIA's documentation of the function asks.
-                ///
-                /// # Errors
-                /// When it does not return success.
-                #[allow(clippy::too_many_arguments, reason = "the function's own")]
-                pub unsafe fn $method(&self, $($arg: $type),*) -> Result<(), $crate::CudaError> {
-                    // SAFETY: passed on to the caller.
-                    let code = unsafe { (self.$method)($($arg),*) };
-                    if code == 0 {
-                        return Ok(());
-                    }
-                    Err($crate::CudaError::Call {
-                        library: $name,
-                        call: $symbol,
-                        code,
-                        reason: self.reason(code),
-                    })
-                }
-            )*
+macro_rules! signatures {
+    ($first:ident $($rest:ident)*) => {
+        signatures!(@of $first $($rest)*);
+        signatures!($($rest)*);
+    };
+    () => { signatures!(@of); };
+    (@of $($argument:ident)*) => {
+        impl<Code, $($argument),*> Signature for unsafe fn($($argument),*) -> Code {
+            type Foreign = unsafe extern "C" fn($($argument),*) -> i32;
         }
     };
 }
-pub(super) use functions;
+signatures!(A B C D E F G H I J K L M N O P);
 
 #[cfg(test)]
 mod tests {

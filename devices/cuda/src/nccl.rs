@@ -6,7 +6,7 @@
 #![allow(unsafe_code, reason = "functions of NCCL")]
 
 use std::cell::Cell;
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +16,10 @@ use catalog::DType;
 use super::error::CudaError;
 use super::gpu::{Event, Gpu, Stream};
 use super::library::Name;
-use super::sys::nccl::{self, Comm, Nccl, UniqueId};
+use super::sys::call;
+use super::sys::nccl::{
+    cudaStream_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId,
+};
 use super::tensor::Tensor;
 use comm::{CommError, Communicator, Group};
 use cpu_device::CpuError;
@@ -30,8 +33,7 @@ const OLDEST: c_int = 22_200;
 
 /// The ranks of a group, each with its GPU.
 pub struct NcclGroup {
-    nccl: Rc<Nccl>,
-    comm: Comm,
+    comm: ncclComm_t,
     /// Whether NCCL has let go of it already.
     aborted: Cell<bool>,
     /// Whether something was queued of which nobody knows that it ended.
@@ -55,18 +57,18 @@ pub enum Reduction {
 }
 
 /// Units of a tensor as NCCL counts them: elements that it can add, or bytes.
-fn units(x: &Tensor) -> (c_int, usize) {
+fn units(x: &Tensor) -> (ncclDataType_t, usize) {
     match x.dtype {
-        DType::Bf16 => (nccl::BF16, x.len()),
-        DType::F32 => (nccl::F32, x.len()),
-        _ => (nccl::U8, x.bytes() as usize),
+        DType::Bf16 => (ncclDataType_t::ncclBfloat16, x.len()),
+        DType::F32 => (ncclDataType_t::ncclFloat32, x.len()),
+        _ => (ncclDataType_t::ncclUint8, x.bytes() as usize),
     }
 }
 
-fn operator(reduction: Reduction) -> c_int {
+fn operator(reduction: Reduction) -> ncclRedOp_t {
     match reduction {
-        Reduction::Sum => nccl::SUM,
-        Reduction::Max => nccl::MAX,
+        Reduction::Sum => ncclRedOp_t::ncclSum,
+        Reduction::Max => ncclRedOp_t::ncclMax,
     }
 }
 
@@ -94,10 +96,10 @@ impl NcclGroup {
         group: &Group,
         side: Option<Stream>,
     ) -> Result<Self, CudaError> {
-        let nccl = Rc::new(load()?);
+        load()?;
         let what = "meeting for NCCL";
         let own = match group.index {
-            0 => Some(Arc::new(unique_id(&nccl)?.0.to_vec())),
+            0 => Some(Arc::new(unique_id()?.to_vec())),
             _ => None,
         };
         let told = group.broadcast(comm, what, 0, own);
@@ -116,15 +118,16 @@ impl NcclGroup {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the id is NCCL's own; the GPU's context is current in this thread.
         unsafe {
-            nccl.init(
+            call!(nccl::ncclCommInitRank(
                 &raw mut handle,
                 group.size() as c_int,
-                UniqueId(id),
+                ncclUniqueId {
+                    internal: id.map(|byte| byte as c_char)
+                },
                 group.index as c_int,
-            )
+            ))
         }?;
         Ok(Self {
-            nccl,
             comm: handle,
             aborted: Cell::new(false),
             open: Cell::new(false),
@@ -141,10 +144,11 @@ impl NcclGroup {
         self.side.as_ref()
     }
 
-    fn stream(&self) -> *mut c_void {
+    fn stream(&self) -> cudaStream_t {
         self.side
             .as_ref()
             .map_or_else(|| self.gpu.stream(), Stream::handle)
+            .cast()
     }
 
     /// `to`, which may be `from`, becomes the reduction of all ranks' `from`.
@@ -159,13 +163,14 @@ impl NcclGroup {
     ) -> Result<(), CudaError> {
         debug_assert_eq!(from.len(), to.len());
         let (kind, count) = units(from);
-        let (from, to) = (from.address(), to.address());
+        let (from, to) = (from.address() as *const c_void, to.address() as *mut c_void);
         let operator = operator(reduction);
         let (comm, stream) = (self.comm()?, self.stream());
         // SAFETY: whole tensors.
         unsafe {
-            self.nccl
-                .all_reduce(from, to, count, kind, operator, comm, stream)
+            call!(nccl::ncclAllReduce(
+                from, to, count, kind, operator, comm, stream
+            ))
         }
     }
 
@@ -176,10 +181,13 @@ impl NcclGroup {
     pub fn all_gather(&self, part: &Tensor, whole: &Tensor) -> Result<(), CudaError> {
         debug_assert_eq!(part.len() * self.size, whole.len());
         let (kind, count) = units(part);
-        let (from, to) = (part.address(), whole.address());
+        let (from, to) = (
+            part.address() as *const c_void,
+            whole.address() as *mut c_void,
+        );
         let (comm, stream) = (self.comm()?, self.stream());
         // SAFETY: the whole holds as many parts as there are ranks.
-        unsafe { self.nccl.all_gather(from, to, count, kind, comm, stream) }
+        unsafe { call!(nccl::ncclAllGather(from, to, count, kind, comm, stream)) }
     }
 
     /// `part` becomes this rank's part of the sum of all ranks' wholes.
@@ -189,12 +197,22 @@ impl NcclGroup {
     pub fn reduce_scatter(&self, whole: &Tensor, part: &Tensor) -> Result<(), CudaError> {
         debug_assert_eq!(part.len() * self.size, whole.len());
         let (kind, count) = units(part);
-        let (from, to) = (whole.address(), part.address());
+        let (from, to) = (
+            whole.address() as *const c_void,
+            part.address() as *mut c_void,
+        );
         let (comm, stream) = (self.comm()?, self.stream());
         // SAFETY: the whole holds as many parts as there are ranks.
         unsafe {
-            self.nccl
-                .reduce_scatter(from, to, count, kind, nccl::SUM, comm, stream)
+            call!(nccl::ncclReduceScatter(
+                from,
+                to,
+                count,
+                kind,
+                ncclRedOp_t::ncclSum,
+                comm,
+                stream
+            ))
         }
     }
 
@@ -204,20 +222,20 @@ impl NcclGroup {
     /// When the device or a peer failed.
     pub fn reduce(&self, from: &Tensor, to: &Tensor, root: usize) -> Result<(), CudaError> {
         let (kind, count) = units(from);
-        let (from, to) = (from.address(), to.address());
+        let (from, to) = (from.address() as *const c_void, to.address() as *mut c_void);
         let (comm, stream) = (self.comm()?, self.stream());
         // SAFETY: `to` is as long as `from` where it is written.
         unsafe {
-            self.nccl.reduce(
+            call!(nccl::ncclReduce(
                 from,
                 to,
                 count,
                 kind,
-                nccl::SUM,
+                ncclRedOp_t::ncclSum,
                 root as c_int,
                 comm,
                 stream,
-            )
+            ))
         }
     }
 
@@ -227,12 +245,19 @@ impl NcclGroup {
     /// When the device or a peer failed.
     pub fn broadcast(&self, from: &Tensor, to: &Tensor, root: usize) -> Result<(), CudaError> {
         let (kind, count) = units(to);
-        let (from, to) = (from.address(), to.address());
+        let (from, to) = (from.address() as *const c_void, to.address() as *mut c_void);
         let (comm, stream) = (self.comm()?, self.stream());
         // SAFETY: `from` is as long as `to` where it is read.
         unsafe {
-            self.nccl
-                .broadcast(from, to, count, kind, root as c_int, comm, stream)
+            call!(nccl::ncclBroadcast(
+                from,
+                to,
+                count,
+                kind,
+                root as c_int,
+                comm,
+                stream
+            ))
         }
     }
 
@@ -262,8 +287,14 @@ impl NcclGroup {
         let (comm, stream) = (self.comm()?, self.stream());
         // SAFETY: the whole tensor.
         unsafe {
-            self.nccl
-                .send(x.address(), count, kind, peer as c_int, comm, stream)
+            call!(nccl::ncclSend(
+                x.address() as *const c_void,
+                count,
+                kind,
+                peer as c_int,
+                comm,
+                stream
+            ))
         }
     }
 
@@ -279,8 +310,14 @@ impl NcclGroup {
         let (comm, stream) = (self.comm()?, self.stream());
         // SAFETY: the whole tensor.
         unsafe {
-            self.nccl
-                .receive(x.address(), count, kind, peer as c_int, comm, stream)
+            call!(nccl::ncclRecv(
+                x.address() as *mut c_void,
+                count,
+                kind,
+                peer as c_int,
+                comm,
+                stream
+            ))
         }
     }
 
@@ -293,8 +330,22 @@ impl NcclGroup {
         self.together(|| {
             // SAFETY: the caller allocated two bytes.
             unsafe {
-                self.nccl.send(byte, 1, nccl::U8, peer, comm, stream)?;
-                self.nccl.receive(byte + 1, 1, nccl::U8, peer, comm, stream)
+                call!(nccl::ncclSend(
+                    byte as *const c_void,
+                    1,
+                    ncclDataType_t::ncclUint8,
+                    peer,
+                    comm,
+                    stream
+                ))?;
+                call!(nccl::ncclRecv(
+                    (byte + 1) as *mut c_void,
+                    1,
+                    ncclDataType_t::ncclUint8,
+                    peer,
+                    comm,
+                    stream
+                ))
             }
         })
     }
@@ -305,10 +356,10 @@ impl NcclGroup {
     /// When the device or a peer failed, or `queue` did.
     pub fn together(&self, queue: impl FnOnce() -> Result<(), CudaError>) -> Result<(), CudaError> {
         // SAFETY: ended below, also where queueing failed.
-        unsafe { self.nccl.group_start() }?;
+        unsafe { call!(nccl::ncclGroupStart()) }?;
         let queued = queue();
         // SAFETY: begun above.
-        let ended = unsafe { self.nccl.group_end() };
+        let ended = unsafe { call!(nccl::ncclGroupEnd()) };
         queued.and(ended)
     }
 
@@ -328,10 +379,15 @@ impl NcclGroup {
 
     /// Whether NCCL knows of something that went wrong.
     fn is_broken(&self) -> Result<bool, CudaError> {
-        let mut state = 0;
+        let mut state = 0i32;
         // SAFETY: writes one number.
-        unsafe { self.nccl.state(self.comm()?, &raw mut state) }?;
-        Ok(state != 0 && state != nccl::IN_PROGRESS)
+        unsafe {
+            call!(nccl::ncclCommGetAsyncError(
+                self.comm()?,
+                (&raw mut state).cast()
+            ))
+        }?;
+        Ok(state != 0 && state != ncclResult_t::ncclInProgress as i32)
     }
 
     /// Whether something was queued of which nobody knows that it ended.
@@ -345,11 +401,11 @@ impl NcclGroup {
             return Ok(());
         }
         // SAFETY: NCCL frees the communicator; `aborted` keeps this from using it again.
-        unsafe { self.nccl.abort(self.comm) }
+        unsafe { call!(nccl::ncclCommAbort(self.comm)) }
     }
 
     /// The communicator, while there is one, for something to be queued.
-    fn comm(&self) -> Result<Comm, CudaError> {
+    fn comm(&self) -> Result<ncclComm_t, CudaError> {
         self.open.set(true);
         match self.aborted.get() {
             false => Ok(self.comm),
@@ -437,35 +493,35 @@ impl Drop for NcclGroup {
         // Nothing can be done where it fails.
         let _ = unsafe {
             match self.open.get() {
-                false => self.nccl.destroy(self.comm),
-                true => self.nccl.abort(self.comm),
+                false => call!(nccl::ncclCommDestroy(self.comm)),
+                true => call!(nccl::ncclCommAbort(self.comm)),
             }
         };
     }
 }
 
 /// Loads the library, if its release is not too old.
-pub(super) fn load() -> Result<Nccl, CudaError> {
-    let nccl = Nccl::load()?;
+pub(super) fn load() -> Result<(), CudaError> {
+    let path = &Name::Nccl.open()?.path;
     let mut version = 0;
     // SAFETY: writes one number.
-    unsafe { nccl.version(&raw mut version) }?;
+    unsafe { call!(nccl::ncclGetVersion(&raw mut version)) }?;
     let release = |code: c_int| format!("{}.{}.{}", code / 10_000, code / 100 % 100, code % 100);
     if version < OLDEST {
         return Err(CudaError::Old {
             library: Name::Nccl,
             release: release(version),
-            path: nccl.path,
+            path: path.clone(),
             oldest: release(OLDEST),
         });
     }
-    Ok(nccl)
+    Ok(())
 }
 
-fn unique_id(nccl: &Nccl) -> Result<UniqueId, CudaError> {
-    let mut id = UniqueId([0; 128]);
+fn unique_id() -> Result<[u8; 128], CudaError> {
+    let mut id = [0; 128];
     // SAFETY: writes 128 bytes.
-    unsafe { nccl.unique_id(&raw mut id) }?;
+    unsafe { call!(nccl::ncclGetUniqueId((&raw mut id).cast())) }?;
     Ok(id)
 }
 
@@ -475,14 +531,11 @@ mod tests {
 
     #[test]
     fn ids_are_made_without_a_gpu() {
-        let nccl = match load() {
-            Ok(nccl) => nccl,
-            Err(error) => {
-                assert_eq!(Name::Nccl.open().err(), Some(error));
-                return;
-            }
-        };
-        let (a, b) = (unique_id(&nccl), unique_id(&nccl));
+        if let Err(error) = load() {
+            assert_eq!(Name::Nccl.open().err(), Some(error));
+            return;
+        }
+        let (a, b) = (unique_id(), unique_id());
         assert!(a.is_ok() && b.is_ok() && a != b);
     }
 }

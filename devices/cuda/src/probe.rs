@@ -6,7 +6,8 @@ use std::ffi::{CStr, c_int};
 
 use super::error::CudaError;
 use super::library::{LIBRARIES, Name};
-use super::sys::driver::{self, Driver};
+use super::sys::call;
+use super::sys::driver::{CUdevice, CUdevice_attribute};
 
 /// A library, and the file it was found in or why it was not.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,7 +40,7 @@ pub fn probe() -> Vec<Presence> {
         .into_iter()
         .map(|library| Presence {
             library,
-            found: library.open().map(|(_, path)| path),
+            found: library.open().map(|loaded| loaded.path.clone()),
         })
         .collect()
 }
@@ -49,16 +50,15 @@ pub fn probe() -> Vec<Presence> {
 /// # Errors
 /// When there is no driver, it does not start, or it shows none.
 pub fn devices() -> Result<Vec<DeviceFacts>, CudaError> {
-    let driver = Driver::load()?;
     // SAFETY: called before any other function, with the only flag there is.
-    unsafe { driver.init(0) }?;
+    unsafe { call!(driver::cuInit(0)) }?;
     let mut count = 0;
     // SAFETY: writes one number.
-    unsafe { driver.device_count(&raw mut count) }?;
+    unsafe { call!(driver::cuDeviceGetCount(&raw mut count)) }?;
     if count == 0 {
         return Err(CudaError::NoDevice);
     }
-    (0..count).map(|ordinal| facts(&driver, ordinal)).collect()
+    (0..count).map(facts).collect()
 }
 
 /// What training on cuda needs: a device, its compiler and its matrix products.
@@ -72,34 +72,59 @@ pub fn ready() -> Result<Vec<DeviceFacts>, CudaError> {
     Ok(devices)
 }
 
-fn facts(driver: &Driver, ordinal: c_int) -> Result<DeviceFacts, CudaError> {
+/// A number of a device.
+pub(super) fn attribute(device: CUdevice, which: CUdevice_attribute) -> Result<u32, CudaError> {
+    let mut value = 0;
+    // SAFETY: writes one number.
+    unsafe { call!(driver::cuDeviceGetAttribute(&raw mut value, which, device)) }?;
+    Ok(u32::try_from(value).unwrap_or(0))
+}
+
+/// A device's compute capability.
+pub(super) fn capability(device: CUdevice) -> Result<[u32; 2], CudaError> {
+    Ok([
+        attribute(
+            device,
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+        )?,
+        attribute(
+            device,
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        )?,
+    ])
+}
+
+fn facts(ordinal: c_int) -> Result<DeviceFacts, CudaError> {
     let mut device = 0;
     // SAFETY: writes one number.
-    unsafe { driver.device(&raw mut device, ordinal) }?;
-    let attribute = |which: c_int| -> Result<u32, CudaError> {
-        let mut value = 0;
-        // SAFETY: writes one number.
-        unsafe { driver.device_attribute(&raw mut value, which, device) }?;
-        Ok(u32::try_from(value).unwrap_or(0))
-    };
+    unsafe { call!(driver::cuDeviceGet(&raw mut device, ordinal)) }?;
     let mut name = [0; 256];
     // SAFETY: writes at most so many characters, ended by 0.
-    unsafe { driver.device_name(name.as_mut_ptr(), name.len() as c_int, device) }?;
+    unsafe {
+        call!(driver::cuDeviceGetName(
+            name.as_mut_ptr(),
+            name.len() as c_int,
+            device
+        ))
+    }?;
     let mut bytes = 0;
     // SAFETY: writes one number.
-    unsafe { driver.device_memory(&raw mut bytes, device) }?;
+    unsafe { call!(driver::cuDeviceTotalMem_v2(&raw mut bytes, device)) }?;
     Ok(DeviceFacts {
         // SAFETY: the driver ended it by 0.
         name: unsafe { CStr::from_ptr(name.as_ptr()) }
             .to_string_lossy()
             .into_owned(),
-        capability: [
-            attribute(driver::CAPABILITY_MAJOR)?,
-            attribute(driver::CAPABILITY_MINOR)?,
-        ],
-        multiprocessors: attribute(driver::MULTIPROCESSORS)?,
+        capability: capability(device)?,
+        multiprocessors: attribute(
+            device,
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+        )?,
         memory_bytes: bytes as u64,
-        cache_bytes: u64::from(attribute(driver::L2_CACHE)?),
+        cache_bytes: u64::from(attribute(
+            device,
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE,
+        )?),
     })
 }
 

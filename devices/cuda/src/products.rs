@@ -5,17 +5,30 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
 
 use catalog::DType;
 
 use super::error::CudaError;
 use super::launcher::{Address, Compute, Element, Epilogue, Float8, Operand, Product};
 use super::library::Name;
-use super::sys::cublaslt::{self as lt, CublasLt, Handle, Heuristic};
-use super::sys::driver::Driver;
+use super::sys::cublaslt::{
+    cublasComputeType_t as Computed, cublasLtEpilogue_t as Fused, cublasLtHandle_t,
+    cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
+    cublasLtMatmulDescAttributes_t::{self, *},
+    cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreference_t,
+    cublasLtMatmulPreferenceAttributes_t::*,
+    cublasLtMatrixLayout_t, cublasStatus_t, cudaDataType,
+};
+use super::sys::driver::CUstream;
+use super::sys::{call, take};
 
 /// Bytes of workspace: what NVIDIA recommends for Hopper.
 const WORKSPACE: usize = 32 << 20;
+
+/// `CUBLAS_OP_N` and `CUBLAS_OP_T`, which `cudarc` declares with cuBLAS, not with cuBLASLt.
+const OP_N: c_int = 0;
+const OP_T: c_int = 1;
 
 /// The first compute capability whose tensor cores multiply 8 bits: Ada's.
 pub const EIGHT_BITS: [u32; 2] = [8, 9];
@@ -27,8 +40,7 @@ const FUSES_GELU: [u32; 2] = [9, 10];
 
 /// cuBLASLt on one stream.
 pub(super) struct Products {
-    library: CublasLt,
-    handle: Handle,
+    handle: cublasLtHandle_t,
     workspace: u64,
     /// The device's compute capability.
     capability: [u32; 2],
@@ -39,11 +51,11 @@ pub(super) struct Products {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Shape {
     sizes: [u64; 3],
-    types: [c_int; 3],
+    types: [cudaDataType; 3],
     transposed: [bool; 2],
     compute: Compute,
     accumulate: bool,
-    epilogue: c_int,
+    epilogue: Fused,
     /// Bytes that addresses are multiples of: of both operands, the result, and what the epilogue reads or writes.
     alignments: [u32; 5],
 }
@@ -52,10 +64,10 @@ struct Shape {
 /// our second.
 #[derive(Clone, Copy)]
 struct Plan {
-    product: Handle,
-    layouts: [Handle; 3],
+    product: cublasLtMatmulDesc_t,
+    layouts: [cublasLtMatrixLayout_t; 3],
     /// The algorithm that it runs by; none where there is none.
-    heuristic: Option<Heuristic>,
+    algorithm: Option<cublasLtMatmulAlgo_t>,
 }
 
 impl Shape {
@@ -89,33 +101,36 @@ fn alignment(address: Address) -> u32 {
     1 << address.trailing_zeros().min(8)
 }
 
-fn number(dtype: DType) -> c_int {
+fn number(dtype: DType) -> cudaDataType {
     match dtype {
-        DType::Bf16 => lt::R_16BF,
-        _ => lt::R_32F,
+        DType::Bf16 => cudaDataType::CUDA_R_16BF,
+        _ => cudaDataType::CUDA_R_32F,
     }
 }
 
-fn element(operand: &Operand) -> c_int {
+fn element(operand: &Operand) -> cudaDataType {
     match operand.element {
         Element::Plain(dtype) => number(dtype),
-        Element::Scaled(Float8::E4m3, _) => lt::R_8F_E4M3,
-        Element::Scaled(Float8::E5m2, _) => lt::R_8F_E5M2,
+        Element::Scaled(Float8::E4m3, _) => cudaDataType::CUDA_R_8F_E4M3,
+        Element::Scaled(Float8::E5m2, _) => cudaDataType::CUDA_R_8F_E5M2,
     }
 }
 
-/// An epilogue's number, the address of its bias, and of its matrix; 0 for none.
-fn epilogue(of: Epilogue) -> (c_int, [Address; 2]) {
+/// An epilogue, the address of its bias, and of its matrix; 0 for none.
+fn epilogue(of: Epilogue) -> (Fused, [Address; 2]) {
     match of {
-        Epilogue::Nothing => (lt::EPILOGUE_DEFAULT, [0, 0]),
-        Epilogue::Bias(bias) => (lt::EPILOGUE_BIAS, [bias, 0]),
+        Epilogue::Nothing => (Fused::CUBLASLT_EPILOGUE_DEFAULT, [0, 0]),
+        Epilogue::Bias(bias) => (Fused::CUBLASLT_EPILOGUE_BIAS, [bias, 0]),
         Epilogue::Gelu { bias, input } => {
-            let biased = bias.map_or(0, |_| lt::EPILOGUE_BIAS);
-            let kept = input.map_or(0, |_| lt::EPILOGUE_AUX);
-            let addresses = [bias, input].map(Option::unwrap_or_default);
-            (lt::EPILOGUE_GELU | biased | kept, addresses)
+            let fused = match (bias, input) {
+                (None, None) => Fused::CUBLASLT_EPILOGUE_GELU,
+                (Some(_), None) => Fused::CUBLASLT_EPILOGUE_GELU_BIAS,
+                (None, Some(_)) => Fused::CUBLASLT_EPILOGUE_GELU_AUX,
+                (Some(_), Some(_)) => Fused::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+            };
+            (fused, [bias, input].map(Option::unwrap_or_default))
         }
-        Epilogue::GeluGradient { input } => (lt::EPILOGUE_DGELU, [0, input]),
+        Epilogue::GeluGradient { input } => (Fused::CUBLASLT_EPILOGUE_DGELU, [0, input]),
     }
 }
 
@@ -130,15 +145,13 @@ fn failed(code: c_int, what: &str, shape: &Shape) -> CudaError {
 }
 
 impl Products {
-    pub(super) fn new(driver: &Driver, capability: [u32; 2]) -> Result<Self, CudaError> {
-        let library = CublasLt::load()?;
+    pub(super) fn new(capability: [u32; 2]) -> Result<Self, CudaError> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: a context is current.
-        unsafe { library.create(&raw mut handle) }?;
+        unsafe { call!(cublaslt::cublasLtCreate(&raw mut handle)) }?;
         Ok(Self {
-            library,
             handle,
-            workspace: driver.take(WORKSPACE as u64)?,
+            workspace: take(WORKSPACE as u64)?,
             capability,
             plans: RefCell::default(),
         })
@@ -150,17 +163,17 @@ impl Products {
 
     /// Whether there is an algorithm for a product.
     pub(super) fn takes(&self, product: &Product) -> Result<bool, CudaError> {
-        Ok(product.sizes.contains(&0) || self.plan(product)?.heuristic.is_some())
+        Ok(product.sizes.contains(&0) || self.plan(product)?.algorithm.is_some())
     }
 
-    pub(super) fn multiply(&self, product: &Product, stream: *mut c_void) -> Result<(), CudaError> {
+    pub(super) fn multiply(&self, product: &Product, stream: CUstream) -> Result<(), CudaError> {
         if product.sizes.contains(&0) {
             return self.nothing(product);
         }
         let plan = self.plan(product)?;
-        let Some(heuristic) = plan.heuristic else {
+        let Some(algorithm) = plan.algorithm else {
             return Err(failed(
-                lt::NOT_SUPPORTED,
+                cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED as i32,
                 "no algorithm",
                 &Shape::of(product),
             ));
@@ -170,24 +183,24 @@ impl Products {
         let [first, second, result] = plan.layouts;
         // SAFETY: operands are as the plan's layouts say, and the workspace is as large as it may ask for.
         unsafe {
-            self.library.multiply(
+            call!(cublaslt::cublasLtMatmul(
                 self.handle,
                 plan.product,
                 (&raw const one).cast(),
-                product.b.address,
+                product.b.address as *const c_void,
                 first,
-                product.a.address,
+                product.a.address as *const c_void,
                 second,
                 (&raw const beta).cast(),
-                product.c,
+                product.c as *const c_void,
                 result,
-                product.c,
+                product.c as *mut c_void,
                 result,
-                &raw const heuristic.algorithm,
-                self.workspace,
+                &raw const algorithm,
+                self.workspace as *mut c_void,
                 WORKSPACE,
-                stream,
-            )
+                stream.cast(),
+            ))
         }
     }
 
@@ -233,34 +246,42 @@ impl Products {
         self.check_capability(product)?;
         let mut handle = std::ptr::null_mut();
         let compute = match (product.compute, product.a.element) {
-            (Compute::Tf32, Element::Plain(DType::F32)) => lt::COMPUTE_TF32,
-            _ => lt::COMPUTE_32F,
+            (Compute::Tf32, Element::Plain(DType::F32)) => Computed::CUBLAS_COMPUTE_32F_FAST_TF32,
+            _ => Computed::CUBLAS_COMPUTE_32F,
         };
         // SAFETY: kept for the life of this, whose plans are few.
         unsafe {
-            self.library
-                .create_product(&raw mut handle, compute, lt::R_32F)
+            call!(cublaslt::cublasLtMatmulDescCreate(
+                &raw mut handle,
+                compute,
+                cudaDataType::CUDA_R_32F
+            ))
         }?;
         let transpose = |operand: &Operand| match operand.transposed {
-            true => lt::TRANSPOSED,
-            false => lt::PLAIN,
+            true => OP_T,
+            false => OP_N,
         };
-        self.set(handle, lt::TRANSPOSE_A, &transpose(&product.b))?;
-        self.set(handle, lt::TRANSPOSE_B, &transpose(&product.a))?;
-        self.set(handle, lt::EPILOGUE, &shape.epilogue)?;
-        if shape.epilogue & lt::EPILOGUE_AUX != 0 {
+        self.set(handle, CUBLASLT_MATMUL_DESC_TRANSA, &transpose(&product.b))?;
+        self.set(handle, CUBLASLT_MATMUL_DESC_TRANSB, &transpose(&product.a))?;
+        self.set(handle, CUBLASLT_MATMUL_DESC_EPILOGUE, &shape.epilogue)?;
+        if epilogue(product.epilogue).1[1] != 0 {
             // It lies as the result does.
-            self.set(handle, lt::AUX_STRIDE, &n)?;
+            self.set(handle, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &n)?;
         }
         self.set_addresses(handle, product)?;
         // By rows [rows, columns] is by columns [columns, rows].
-        let layout = |kind: c_int, rows: u64, columns: u64| -> Result<Handle, CudaError> {
+        let layout = |kind, rows: u64, columns: u64| -> Result<_, CudaError> {
             let mut layout = std::ptr::null_mut();
             let stride = columns as i64;
             // SAFETY: kept as the product is.
             unsafe {
-                self.library
-                    .create_layout(&raw mut layout, kind, columns, rows, stride)
+                call!(cublaslt::cublasLtMatrixLayoutCreate(
+                    &raw mut layout,
+                    kind,
+                    columns,
+                    rows,
+                    stride
+                ))
             }?;
             Ok(layout)
         };
@@ -276,21 +297,28 @@ impl Products {
         Ok(Plan {
             product: handle,
             layouts,
-            heuristic: self.heuristic(handle, layouts, shape)?,
+            algorithm: self.algorithm(handle, layouts, shape)?,
         })
     }
 
     /// What changes from one product of a shape to the next.
-    fn set_addresses(&self, handle: Handle, product: &Product) -> Result<(), CudaError> {
+    fn set_addresses(
+        &self,
+        handle: cublasLtMatmulDesc_t,
+        product: &Product,
+    ) -> Result<(), CudaError> {
         let (_, [bias, matrix]) = epilogue(product.epilogue);
-        for (attribute, address) in [(lt::BIAS_POINTER, bias), (lt::AUX_POINTER, matrix)] {
+        for (attribute, address) in [
+            (CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias),
+            (CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, matrix),
+        ] {
             if address != 0 {
                 self.set(handle, attribute, &address)?;
             }
         }
         let factors = [
-            (lt::A_SCALE_POINTER, &product.b),
-            (lt::B_SCALE_POINTER, &product.a),
+            (CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &product.b),
+            (CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &product.a),
         ];
         for (attribute, operand) in factors {
             if let Element::Scaled(_, factor) = operand.element {
@@ -301,44 +329,55 @@ impl Products {
     }
 
     /// Bytes of workspace and of alignment that an algorithm may count on.
-    fn preference(&self, alignments: [u32; 4]) -> Result<Handle, CudaError> {
+    fn preference(&self, alignments: [u32; 4]) -> Result<cublasLtMatmulPreference_t, CudaError> {
         let mut preference = std::ptr::null_mut();
         // SAFETY: the caller destroys it.
-        unsafe { self.library.create_preference(&raw mut preference) }?;
-        let set = |attribute: c_int, value: *const c_void, size: usize| {
+        unsafe {
+            call!(cublaslt::cublasLtMatmulPreferenceCreate(
+                &raw mut preference
+            ))
+        }?;
+        let set = |attribute, value: *const c_void, size: usize| {
             // SAFETY: the attributes are a size and numbers of 32 bits, by the header.
             unsafe {
-                self.library
-                    .set_preference(preference, attribute, value, size)
+                call!(cublaslt::cublasLtMatmulPreferenceSetAttribute(
+                    preference, attribute, value, size
+                ))
             }
         };
         let workspace = WORKSPACE;
         set(
-            lt::MAX_WORKSPACE_BYTES,
+            CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
             (&raw const workspace).cast(),
             size_of::<usize>(),
         )?;
-        for (attribute, bytes) in lt::MIN_ALIGNMENTS.into_iter().zip(&alignments) {
+        let attributes = [
+            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        ];
+        for (attribute, bytes) in attributes.into_iter().zip(&alignments) {
             let value = std::ptr::from_ref(bytes).cast();
             set(attribute, value, size_of::<u32>())?;
         }
         Ok(preference)
     }
 
-    fn heuristic(
+    fn algorithm(
         &self,
-        product: Handle,
-        layouts: [Handle; 3],
+        product: cublasLtMatmulDesc_t,
+        layouts: [cublasLtMatrixLayout_t; 3],
         shape: &Shape,
-    ) -> Result<Option<Heuristic>, CudaError> {
+    ) -> Result<Option<cublasLtMatmulAlgo_t>, CudaError> {
         let [first, second, result, ..] = shape.alignments;
         let preference = self.preference([second, first, result, result])?;
-        let mut best = Heuristic::default();
+        let mut best = MaybeUninit::<cublasLtMatmulHeuristicResult_t>::zeroed();
         let mut found = 0;
         let [a, b, c] = layouts;
         // SAFETY: room for the one result that is asked for.
         let asked = unsafe {
-            self.library.heuristic(
+            call!(cublaslt::cublasLtMatmulAlgoGetHeuristic(
                 self.handle,
                 product,
                 a,
@@ -347,31 +386,50 @@ impl Products {
                 c,
                 preference,
                 1,
-                &raw mut best,
+                best.as_mut_ptr(),
                 &raw mut found,
-            )
+            ))
         };
         // SAFETY: made above, used no more.
-        unsafe { self.library.destroy_preference(preference) }?;
+        unsafe { call!(cublaslt::cublasLtMatmulPreferenceDestroy(preference)) }?;
+        let unsupported = cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED as i32;
         // That there is none it says by its result, by finding none, or of what it found.
         match asked {
-            Err(CudaError::Call { code, .. }) if code == lt::NOT_SUPPORTED => return Ok(None),
+            Err(CudaError::Call { code, .. }) if code == unsupported => return Ok(None),
             other => other?,
         }
-        match best.state {
+        let best = best.as_ptr();
+        // SAFETY: written above where one was found, else zeros. The state is read as a number: it may be a code that is
+        // newer than its type.
+        let (algorithm, state) = unsafe {
+            (
+                (*best).algo,
+                (&raw const (*best).state).cast::<i32>().read(),
+            )
+        };
+        match state {
             _ if found == 0 => Ok(None),
-            0 => Ok(Some(best)),
-            lt::NOT_SUPPORTED => Ok(None),
+            0 => Ok(Some(algorithm)),
+            code if code == unsupported => Ok(None),
             code => Err(failed(code, "an algorithm that does not run", shape)),
         }
     }
 
-    fn set<T>(&self, product: Handle, attribute: c_int, value: &T) -> Result<(), CudaError> {
+    fn set<T>(
+        &self,
+        product: cublasLtMatmulDesc_t,
+        attribute: cublasLtMatmulDescAttributes_t,
+        value: &T,
+    ) -> Result<(), CudaError> {
         let pointer = std::ptr::from_ref(value).cast();
         // SAFETY: the attribute has the type of the value, by the header.
         unsafe {
-            self.library
-                .set_product(product, attribute, pointer, size_of::<T>())
+            call!(cublaslt::cublasLtMatmulDescSetAttribute(
+                product,
+                attribute,
+                pointer,
+                size_of::<T>()
+            ))
         }
     }
 
@@ -379,20 +437,20 @@ impl Products {
     ///
     /// # Safety
     /// Nothing queued may still use it, and nothing is multiplied after.
-    pub(super) unsafe fn release(&self, driver: &Driver) {
+    pub(super) unsafe fn release(&self) {
         for plan in self.plans.borrow_mut().drain().map(|(_, plan)| plan) {
             // SAFETY: made here, used no more; nothing can be done where it fails.
             unsafe {
-                let _ = self.library.destroy_product(plan.product);
+                let _ = call!(cublaslt::cublasLtMatmulDescDestroy(plan.product));
                 for layout in plan.layouts {
-                    let _ = self.library.destroy_layout(layout);
+                    let _ = call!(cublaslt::cublasLtMatrixLayoutDestroy(layout));
                 }
             }
         }
         // SAFETY: as above.
         unsafe {
-            let _ = self.library.destroy(self.handle);
-            let _ = driver.free(self.workspace);
+            let _ = call!(cublaslt::cublasLtDestroy(self.handle));
+            let _ = call!(driver::cuMemFree_v2(self.workspace));
         }
     }
 }

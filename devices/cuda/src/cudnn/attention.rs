@@ -2,7 +2,11 @@
 //! attention, forward and backward, causal and with or without a sliding window.
 
 use crate::error::CudaError;
-use crate::sys::cudnn::{Element, Pointwise, Reduction};
+use crate::sys::cudnn::{
+    cudnnDataType_t::{self, *},
+    cudnnPointwiseMode_t::*,
+    cudnnReduceTensorOp_t::*,
+};
 use dtensor::CausalAttention;
 
 use super::graph::{Graph, Id, Place, Shape};
@@ -68,16 +72,16 @@ impl Shapes {
     }
 }
 
-fn memory(graph: &mut Graph, element: Element, shape: Shape) -> Result<Id, CudaError> {
+fn memory(graph: &mut Graph, element: cudnnDataType_t, shape: Shape) -> Result<Id, CudaError> {
     graph.tensor(element, shape, Place::Memory)
 }
 
 fn numbers(graph: &mut Graph, of: &CausalAttention) -> Result<Numbers, CudaError> {
     Ok(Numbers {
-        scale: graph.number(Element::F32)?,
-        lowest: graph.number(Element::F32)?,
+        scale: graph.number(CUDNN_DATA_FLOAT)?,
+        lowest: graph.number(CUDNN_DATA_FLOAT)?,
         window: match of.window {
-            Some(_) => Some(graph.number(Element::I32)?),
+            Some(_) => Some(graph.number(CUDNN_DATA_INT32)?),
             None => None,
         },
         one: None,
@@ -92,41 +96,41 @@ fn masked(
     numbers: &Numbers,
 ) -> Result<Id, CudaError> {
     let places = |graph: &mut Graph, of: Id, axis| -> Result<Id, CudaError> {
-        let at = graph.tensor(Element::I32, Shape::packed(sizes), Place::Within)?;
+        let at = graph.tensor(CUDNN_DATA_INT32, Shape::packed(sizes), Place::Within)?;
         graph.index(of, axis, at)?;
         Ok(at)
     };
     let kept = |graph: &mut Graph, of: Id, mode, a, b| -> Result<Id, CudaError> {
-        let sees = graph.tensor(Element::Boolean, Shape::packed(sizes), Place::Within)?;
+        let sees = graph.tensor(CUDNN_DATA_BOOLEAN, Shape::packed(sizes), Place::Within)?;
         graph.pointwise(mode, a, Some(b), sees)?;
         let kept = graph.within(sizes)?;
         graph.select(of, numbers.lowest, sees, kept)?;
         Ok(kept)
     };
     let (column, row) = (places(graph, scores, 3)?, places(graph, scores, 2)?);
-    let causal = kept(graph, scores, Pointwise::NotBelow, row, column)?;
+    let causal = kept(graph, scores, CUDNN_POINTWISE_CMP_GE, row, column)?;
     let Some(window) = numbers.window else {
         return Ok(causal);
     };
     let column = places(graph, causal, 3)?;
-    let end = graph.tensor(Element::I32, Shape::packed(sizes), Place::Within)?;
-    graph.pointwise(Pointwise::Add, column, Some(window), end)?;
+    let end = graph.tensor(CUDNN_DATA_INT32, Shape::packed(sizes), Place::Within)?;
+    graph.pointwise(CUDNN_POINTWISE_ADD, column, Some(window), end)?;
     let row = places(graph, causal, 2)?;
-    kept(graph, causal, Pointwise::Above, end, row)
+    kept(graph, causal, CUDNN_POINTWISE_CMP_GT, end, row)
 }
 
 /// Output and log-sum-exps of queries, keys and values.
 pub(super) fn forward(graph: &mut Graph, of: &CausalAttention) -> Result<Forward, CudaError> {
     let shapes = Shapes::of(of);
-    let q = memory(graph, Element::Bf16, shapes.q)?;
-    let k = memory(graph, Element::Bf16, shapes.k.transposed())?;
-    let v = memory(graph, Element::Bf16, shapes.v)?;
-    let out = memory(graph, Element::Bf16, shapes.out)?;
-    let sums = memory(graph, Element::F32, Shape::packed(shapes.rows))?;
+    let q = memory(graph, CUDNN_DATA_BFLOAT16, shapes.q)?;
+    let k = memory(graph, CUDNN_DATA_BFLOAT16, shapes.k.transposed())?;
+    let v = memory(graph, CUDNN_DATA_BFLOAT16, shapes.v)?;
+    let out = memory(graph, CUDNN_DATA_BFLOAT16, shapes.out)?;
+    let sums = memory(graph, CUDNN_DATA_FLOAT, Shape::packed(shapes.rows))?;
     let numbers = numbers(graph, of)?;
     let [plain, scaled] = [graph.within(shapes.scores)?, graph.within(shapes.scores)?];
     graph.product(q, k, plain)?;
-    graph.pointwise(Pointwise::Multiply, plain, Some(numbers.scale), scaled)?;
+    graph.pointwise(CUDNN_POINTWISE_MUL, plain, Some(numbers.scale), scaled)?;
     let scores = masked(graph, scaled, shapes.scores, &numbers)?;
     let [largest, total, logarithm] = [
         graph.within(shapes.rows)?,
@@ -134,15 +138,15 @@ pub(super) fn forward(graph: &mut Graph, of: &CausalAttention) -> Result<Forward
         graph.within(shapes.rows)?,
     ];
     let [below, powers] = [graph.within(shapes.scores)?, graph.within(shapes.scores)?];
-    graph.reduce(Reduction::Maximum, scores, largest)?;
-    graph.pointwise(Pointwise::Subtract, scores, Some(largest), below)?;
-    graph.pointwise(Pointwise::Exponential, below, None, powers)?;
-    graph.reduce(Reduction::Sum, powers, total)?;
-    graph.pointwise(Pointwise::Logarithm, total, None, logarithm)?;
-    graph.pointwise(Pointwise::Add, largest, Some(logarithm), sums)?;
+    graph.reduce(CUDNN_REDUCE_TENSOR_MAX, scores, largest)?;
+    graph.pointwise(CUDNN_POINTWISE_SUB, scores, Some(largest), below)?;
+    graph.pointwise(CUDNN_POINTWISE_EXP, below, None, powers)?;
+    graph.reduce(CUDNN_REDUCE_TENSOR_ADD, powers, total)?;
+    graph.pointwise(CUDNN_POINTWISE_LOG, total, None, logarithm)?;
+    graph.pointwise(CUDNN_POINTWISE_ADD, largest, Some(logarithm), sums)?;
     let weights = Shape::packed(shapes.scores);
-    let weights = graph.tensor(Element::Bf16, weights, Place::Within)?;
-    graph.pointwise(Pointwise::Divide, powers, Some(total), weights)?;
+    let weights = graph.tensor(CUDNN_DATA_BFLOAT16, weights, Place::Within)?;
+    graph.pointwise(CUDNN_POINTWISE_DIV, powers, Some(total), weights)?;
     graph.product(weights, v, out)?;
     Ok(Forward {
         tensors: [q, k, v, out, sums],
@@ -153,50 +157,50 @@ pub(super) fn forward(graph: &mut Graph, of: &CausalAttention) -> Result<Forward
 /// Gradients of queries, keys and values: five products, queries' summed by atomic additions.
 pub(super) fn backward(graph: &mut Graph, of: &CausalAttention) -> Result<Backward, CudaError> {
     let shapes = Shapes::of(of);
-    let q = memory(graph, Element::Bf16, shapes.q)?;
-    let k = memory(graph, Element::Bf16, shapes.k.transposed())?;
-    let v = memory(graph, Element::Bf16, shapes.v.transposed())?;
-    let out = memory(graph, Element::Bf16, shapes.out)?;
-    let d_out = memory(graph, Element::Bf16, shapes.out)?;
-    let lse = memory(graph, Element::F32, Shape::packed(shapes.rows))?;
-    let dq = memory(graph, Element::Bf16, shapes.q)?;
-    let dk = memory(graph, Element::Bf16, shapes.k)?;
-    let dv = memory(graph, Element::Bf16, shapes.v)?;
-    let one = graph.number(Element::F32)?;
+    let q = memory(graph, CUDNN_DATA_BFLOAT16, shapes.q)?;
+    let k = memory(graph, CUDNN_DATA_BFLOAT16, shapes.k.transposed())?;
+    let v = memory(graph, CUDNN_DATA_BFLOAT16, shapes.v.transposed())?;
+    let out = memory(graph, CUDNN_DATA_BFLOAT16, shapes.out)?;
+    let d_out = memory(graph, CUDNN_DATA_BFLOAT16, shapes.out)?;
+    let lse = memory(graph, CUDNN_DATA_FLOAT, Shape::packed(shapes.rows))?;
+    let dq = memory(graph, CUDNN_DATA_BFLOAT16, shapes.q)?;
+    let dk = memory(graph, CUDNN_DATA_BFLOAT16, shapes.k)?;
+    let dv = memory(graph, CUDNN_DATA_BFLOAT16, shapes.v)?;
+    let one = graph.number(CUDNN_DATA_FLOAT)?;
     let numbers = Numbers {
         one: Some(one),
         ..numbers(graph, of)?
     };
     // What a score's gradient loses: the output times its gradient, summed.
     let [both, bare] = [graph.within(shapes.out.sizes)?, graph.within(shapes.rows)?];
-    let delta = memory(graph, Element::F32, Shape::packed(shapes.rows))?;
-    graph.pointwise(Pointwise::Multiply, d_out, Some(out), both)?;
-    graph.reduce(Reduction::Sum, both, bare)?;
-    graph.pointwise(Pointwise::Multiply, bare, Some(one), delta)?;
+    let delta = memory(graph, CUDNN_DATA_FLOAT, Shape::packed(shapes.rows))?;
+    graph.pointwise(CUDNN_POINTWISE_MUL, d_out, Some(out), both)?;
+    graph.reduce(CUDNN_REDUCE_TENSOR_ADD, both, bare)?;
+    graph.pointwise(CUDNN_POINTWISE_MUL, bare, Some(one), delta)?;
     // Weights, as forward had them.
     let [plain, scaled, below, powers] = within4(graph, shapes.scores)?;
     graph.product(q, k, plain)?;
-    graph.pointwise(Pointwise::Multiply, plain, Some(numbers.scale), scaled)?;
-    graph.pointwise(Pointwise::Subtract, scaled, Some(lse), below)?;
+    graph.pointwise(CUDNN_POINTWISE_MUL, plain, Some(numbers.scale), scaled)?;
+    graph.pointwise(CUDNN_POINTWISE_SUB, scaled, Some(lse), below)?;
     let scores = masked(graph, below, shapes.scores, &numbers)?;
-    graph.pointwise(Pointwise::Exponential, scores, None, powers)?;
+    graph.pointwise(CUDNN_POINTWISE_EXP, scores, None, powers)?;
     // Queries as columns.
     let turned = Shape::packed(shapes.scores).transposed();
-    let weights = graph.tensor(Element::Bf16, turned, Place::Within)?;
+    let weights = graph.tensor(CUDNN_DATA_BFLOAT16, turned, Place::Within)?;
     graph.reshape(powers, weights)?;
     over_heads(graph, of, weights, d_out, (dv, of.dims[1]))?;
     // Gradients of scores.
     let [d_weights, less, times, d_scores] = within4(graph, shapes.scores)?;
     graph.product(d_out, v, d_weights)?;
-    graph.pointwise(Pointwise::Subtract, d_weights, Some(delta), less)?;
-    graph.pointwise(Pointwise::Multiply, less, Some(powers), times)?;
-    graph.pointwise(Pointwise::Multiply, times, Some(numbers.scale), d_scores)?;
-    let keys = graph.tensor(Element::F32, shapes.k, Place::Within)?;
+    graph.pointwise(CUDNN_POINTWISE_SUB, d_weights, Some(delta), less)?;
+    graph.pointwise(CUDNN_POINTWISE_MUL, less, Some(powers), times)?;
+    graph.pointwise(CUDNN_POINTWISE_MUL, times, Some(numbers.scale), d_scores)?;
+    let keys = graph.tensor(CUDNN_DATA_FLOAT, shapes.k, Place::Within)?;
     graph.reshape(k, keys)?;
-    let sum = memory(graph, Element::F32, Shape::packed(shapes.q.sizes))?;
+    let sum = memory(graph, CUDNN_DATA_FLOAT, Shape::packed(shapes.q.sizes))?;
     graph.product(d_scores, keys, sum)?;
-    graph.pointwise(Pointwise::Same, sum, None, dq)?;
-    let turned = graph.tensor(Element::Bf16, turned, Place::Within)?;
+    graph.pointwise(CUDNN_POINTWISE_IDENTITY, sum, None, dq)?;
+    let turned = graph.tensor(CUDNN_DATA_BFLOAT16, turned, Place::Within)?;
     graph.reshape(d_scores, turned)?;
     over_heads(graph, of, turned, q, (dk, of.dims[0]))?;
     Ok(Backward {
@@ -220,9 +224,9 @@ fn over_heads(
         return graph.product(a, b, to);
     }
     let each = Shape::packed([of.batch, heads, of.length, columns]);
-    let each = graph.tensor(Element::Bf16, each, Place::Within)?;
+    let each = graph.tensor(CUDNN_DATA_BFLOAT16, each, Place::Within)?;
     graph.product(a, b, each)?;
-    graph.reduce(Reduction::Sum, each, to)
+    graph.reduce(CUDNN_REDUCE_TENSOR_ADD, each, to)
 }
 
 fn within4(graph: &mut Graph, sizes: [i64; 4]) -> Result<[Id; 4], CudaError> {

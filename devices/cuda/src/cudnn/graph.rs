@@ -2,13 +2,21 @@
 
 #![allow(unsafe_code, reason = "functions of cuDNN")]
 
-use std::ffi::{c_int, c_void};
-use std::rc::Rc;
+use std::ffi::c_void;
 
 use crate::error::CudaError;
 use crate::library::Name;
+use crate::sys::call;
 use crate::sys::cudnn::{
-    BEST, Cudnn, Element, Handle, Kind, Pointwise, Reduction, Type, attribute,
+    cudnnBackendAttributeName_t::{self, *},
+    cudnnBackendAttributeType_t::{self, *},
+    cudnnBackendDescriptor_t,
+    cudnnBackendDescriptorType_t::{self, *},
+    cudnnBackendHeurMode_t,
+    cudnnDataType_t::{self, *},
+    cudnnHandle_t,
+    cudnnPointwiseMode_t::{self, *},
+    cudnnReduceTensorOp_t,
 };
 
 /// Bytes that every tensor in memory begins at a multiple of.
@@ -18,43 +26,54 @@ const CHOICES: usize = 8;
 
 /// Something the library knows of by a handle.
 pub(super) struct Descriptor {
-    library: Rc<Cudnn>,
-    handle: Handle,
+    handle: cudnnBackendDescriptor_t,
 }
 
 impl Descriptor {
-    pub(super) fn new(library: &Rc<Cudnn>, kind: Kind) -> Result<Self, CudaError> {
+    pub(super) fn new(kind: cudnnBackendDescriptorType_t) -> Result<Self, CudaError> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: destroyed when dropped.
-        unsafe { library.create_descriptor(kind as c_int, &raw mut handle) }?;
-        Ok(Self {
-            library: Rc::clone(library),
-            handle,
-        })
+        unsafe { call!(cudnn::cudnnBackendCreateDescriptor(kind, &raw mut handle)) }?;
+        Ok(Self { handle })
     }
 
     /// Says one thing of it; `T` is what the type says in C.
-    pub(super) fn with<T>(self, name: c_int, of: Type, values: &[T]) -> Result<Self, CudaError> {
+    pub(super) fn with<T>(
+        self,
+        name: cudnnBackendAttributeName_t,
+        of: cudnnBackendAttributeType_t,
+        values: &[T],
+    ) -> Result<Self, CudaError> {
         let count = values.len() as i64;
         // SAFETY: so many values of the attribute's type.
         unsafe {
             let values = values.as_ptr().cast();
-            self.library
-                .set(self.handle, name, of as c_int, count, values)
+            call!(cudnn::cudnnBackendSetAttribute(
+                self.handle,
+                name,
+                of,
+                count,
+                values
+            ))
         }?;
         Ok(self)
     }
 
     /// Refers to others.
-    pub(super) fn of(self, name: c_int, others: &[&Self]) -> Result<Self, CudaError> {
-        let handles: Vec<Handle> = others.iter().map(|other| other.handle).collect();
-        self.with(name, Type::Descriptor, &handles)
+    pub(super) fn of(
+        self,
+        name: cudnnBackendAttributeName_t,
+        others: &[&Self],
+    ) -> Result<Self, CudaError> {
+        let handles: Vec<cudnnBackendDescriptor_t> =
+            others.iter().map(|other| other.handle).collect();
+        self.with(name, CUDNN_TYPE_BACKEND_DESCRIPTOR, &handles)
     }
 
     /// Has the library check it; nothing is said of it after.
     pub(super) fn finish(self) -> Result<Self, CudaError> {
         // SAFETY: made above.
-        unsafe { self.library.finish(self.handle) }?;
+        unsafe { call!(cudnn::cudnnBackendFinalize(self.handle)) }?;
         Ok(self)
     }
 }
@@ -62,7 +81,7 @@ impl Descriptor {
 impl Drop for Descriptor {
     fn drop(&mut self) {
         // SAFETY: made by this library, used no more. Nothing can be done where it fails.
-        let _ = unsafe { self.library.destroy_descriptor(self.handle) };
+        let _ = unsafe { call!(cudnn::cudnnBackendDestroyDescriptor(self.handle)) };
     }
 }
 
@@ -118,8 +137,8 @@ impl Shape {
 pub(super) struct Id(pub(super) i64);
 
 /// Operators and tensors said so far.
+#[derive(Default)]
 pub(super) struct Graph {
-    library: Rc<Cudnn>,
     tensors: Vec<Descriptor>,
     /// What operators are, and the operators.
     kinds: Vec<Descriptor>,
@@ -129,42 +148,43 @@ pub(super) struct Graph {
 /// Where a plan runs.
 pub(super) enum Target<'t> {
     /// On the device of a handle.
-    Device(Handle),
+    Device(cudnnHandle_t),
     /// On a device described by the library's own JSON.
     Described(&'t Descriptor),
 }
 
 impl Graph {
-    pub(super) fn new(library: &Rc<Cudnn>) -> Self {
-        Self {
-            library: Rc::clone(library),
-            tensors: Vec::new(),
-            kinds: Vec::new(),
-            operators: Vec::new(),
-        }
-    }
-
-    fn describe(&self, kind: Kind) -> Result<Descriptor, CudaError> {
-        Descriptor::new(&self.library, kind)
-    }
-
     pub(super) fn tensor(
         &mut self,
-        element: Element,
+        element: cudnnDataType_t,
         shape: Shape,
         place: Place,
     ) -> Result<Id, CudaError> {
         let id = self.tensors.len() as i64 + 1;
-        let [alignment, kind, sizes, strides, unique, within, number] = attribute::TENSOR;
-        let tensor = self
-            .describe(Kind::Tensor)?
-            .with(alignment, Type::Int64, &[ALIGNMENT])?
-            .with(kind, Type::Element, &[element as c_int])?
-            .with(sizes, Type::Int64, &shape.sizes)?
-            .with(strides, Type::Int64, &shape.strides)?
-            .with(unique, Type::Int64, &[id])?
-            .with(within, Type::Boolean, &[place == Place::Within])?
-            .with(number, Type::Boolean, &[place == Place::Number])?
+        let tensor = Descriptor::new(CUDNN_BACKEND_TENSOR_DESCRIPTOR)?
+            .with(
+                CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT,
+                CUDNN_TYPE_INT64,
+                &[ALIGNMENT],
+            )?
+            .with(
+                CUDNN_ATTR_TENSOR_DATA_TYPE,
+                CUDNN_TYPE_DATA_TYPE,
+                &[element],
+            )?
+            .with(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, &shape.sizes)?
+            .with(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, &shape.strides)?
+            .with(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, &[id])?
+            .with(
+                CUDNN_ATTR_TENSOR_IS_VIRTUAL,
+                CUDNN_TYPE_BOOLEAN,
+                &[place == Place::Within],
+            )?
+            .with(
+                CUDNN_ATTR_TENSOR_IS_BY_VALUE,
+                CUDNN_TYPE_BOOLEAN,
+                &[place == Place::Number],
+            )?
             .finish()?;
         self.tensors.push(tensor);
         Ok(Id(id))
@@ -172,11 +192,11 @@ impl Graph {
 
     /// A tensor in 32 bits that no memory holds.
     pub(super) fn within(&mut self, sizes: [i64; 4]) -> Result<Id, CudaError> {
-        self.tensor(Element::F32, Shape::packed(sizes), Place::Within)
+        self.tensor(CUDNN_DATA_FLOAT, Shape::packed(sizes), Place::Within)
     }
 
     /// A number that calls give.
-    pub(super) fn number(&mut self, element: Element) -> Result<Id, CudaError> {
+    pub(super) fn number(&mut self, element: cudnnDataType_t) -> Result<Id, CudaError> {
         self.tensor(element, Shape::packed([1; 4]), Place::Number)
     }
 
@@ -186,11 +206,11 @@ impl Graph {
 
     fn operator(
         &mut self,
-        kind: Kind,
-        says: &[(c_int, Id)],
-        what: Option<(c_int, Descriptor)>,
+        kind: cudnnBackendDescriptorType_t,
+        says: &[(cudnnBackendAttributeName_t, Id)],
+        what: Option<(cudnnBackendAttributeName_t, Descriptor)>,
     ) -> Result<(), CudaError> {
-        let mut operator = self.describe(kind)?;
+        let mut operator = Descriptor::new(kind)?;
         for &(name, tensor) in says {
             operator = operator.of(name, &[self.at(tensor)])?;
         }
@@ -204,31 +224,45 @@ impl Graph {
 
     /// `c = a · b`.
     pub(super) fn product(&mut self, a: Id, b: Id, c: Id) -> Result<(), CudaError> {
-        let what = self
-            .describe(Kind::Product)?
-            .with(attribute::PRODUCT, Type::Element, &[Element::F32 as c_int])?
+        let what = Descriptor::new(CUDNN_BACKEND_MATMUL_DESCRIPTOR)?
+            .with(
+                CUDNN_ATTR_MATMUL_COMP_TYPE,
+                CUDNN_TYPE_DATA_TYPE,
+                &[CUDNN_DATA_FLOAT],
+            )?
             .finish()?;
-        let [first, second, result, of] = attribute::PRODUCT_OPERATION;
         self.operator(
-            Kind::ProductOperation,
-            &[(first, a), (second, b), (result, c)],
-            Some((of, what)),
+            CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR,
+            &[
+                (CUDNN_ATTR_OPERATION_MATMUL_ADESC, a),
+                (CUDNN_ATTR_OPERATION_MATMUL_BDESC, b),
+                (CUDNN_ATTR_OPERATION_MATMUL_CDESC, c),
+            ],
+            Some((CUDNN_ATTR_OPERATION_MATMUL_DESC, what)),
         )
     }
 
     fn pointwise_kind(
         &self,
-        mode: Pointwise,
-        element: Element,
+        mode: cudnnPointwiseMode_t,
+        element: cudnnDataType_t,
         axis: Option<i64>,
     ) -> Result<Descriptor, CudaError> {
-        let [name, precision, along] = attribute::POINTWISE;
-        let what = self
-            .describe(Kind::Pointwise)?
-            .with(name, Type::Pointwise, &[mode as c_int])?
-            .with(precision, Type::Element, &[element as c_int])?;
+        let what = Descriptor::new(CUDNN_BACKEND_POINTWISE_DESCRIPTOR)?
+            .with(
+                CUDNN_ATTR_POINTWISE_MODE,
+                CUDNN_TYPE_POINTWISE_MODE,
+                &[mode],
+            )?
+            .with(
+                CUDNN_ATTR_POINTWISE_MATH_PREC,
+                CUDNN_TYPE_DATA_TYPE,
+                &[element],
+            )?;
         match axis {
-            Some(axis) => what.with(along, Type::Int64, &[axis])?.finish(),
+            Some(axis) => what
+                .with(CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, &[axis])?
+                .finish(),
             None => what.finish(),
         }
     }
@@ -236,57 +270,89 @@ impl Graph {
     /// `y = mode(x)`, or `mode(x, b)`.
     pub(super) fn pointwise(
         &mut self,
-        mode: Pointwise,
+        mode: cudnnPointwiseMode_t,
         x: Id,
         b: Option<Id>,
         y: Id,
     ) -> Result<(), CudaError> {
         let element = match mode {
-            Pointwise::Above | Pointwise::NotBelow => Element::Boolean,
-            _ => Element::F32,
+            CUDNN_POINTWISE_CMP_GT | CUDNN_POINTWISE_CMP_GE => CUDNN_DATA_BOOLEAN,
+            _ => CUDNN_DATA_FLOAT,
         };
         let what = self.pointwise_kind(mode, element, None)?;
-        let [of, first, second, result, _] = attribute::POINTWISE_OPERATION;
-        let says = [(first, x), (result, y)];
-        let second = b.map(|b| (second, b));
-        let says: Vec<_> = says.into_iter().chain(second).collect();
-        self.operator(Kind::PointwiseOperation, &says, Some((of, what)))
+        self.elementwise(what, [Some(x), b, Some(y), None])
     }
 
     /// The index of every element of `x` along an axis.
     pub(super) fn index(&mut self, x: Id, axis: i64, y: Id) -> Result<(), CudaError> {
-        let what = self.pointwise_kind(Pointwise::Index, Element::F32, Some(axis))?;
-        let [of, first, _, result, _] = attribute::POINTWISE_OPERATION;
-        let says = [(first, x), (result, y)];
-        self.operator(Kind::PointwiseOperation, &says, Some((of, what)))
+        let what = self.pointwise_kind(CUDNN_POINTWISE_GEN_INDEX, CUDNN_DATA_FLOAT, Some(axis))?;
+        self.elementwise(what, [Some(x), None, Some(y), None])
     }
 
     /// `y = x` where `condition` holds, else `b`.
     pub(super) fn select(&mut self, x: Id, b: Id, condition: Id, y: Id) -> Result<(), CudaError> {
-        let what = self.pointwise_kind(Pointwise::Select, Element::F32, None)?;
-        let [of, first, second, result, third] = attribute::POINTWISE_OPERATION;
-        let says = [(first, x), (second, b), (third, condition), (result, y)];
-        self.operator(Kind::PointwiseOperation, &says, Some((of, what)))
+        let what = self.pointwise_kind(CUDNN_POINTWISE_BINARY_SELECT, CUDNN_DATA_FLOAT, None)?;
+        self.elementwise(what, [Some(x), Some(b), Some(y), Some(condition)])
+    }
+
+    /// An operator of operands `x`, `b`, the result and a condition.
+    fn elementwise(
+        &mut self,
+        what: Descriptor,
+        operands: [Option<Id>; 4],
+    ) -> Result<(), CudaError> {
+        let names = [
+            CUDNN_ATTR_OPERATION_POINTWISE_XDESC,
+            CUDNN_ATTR_OPERATION_POINTWISE_BDESC,
+            CUDNN_ATTR_OPERATION_POINTWISE_YDESC,
+            CUDNN_ATTR_OPERATION_POINTWISE_TDESC,
+        ];
+        let says = names.into_iter().zip(operands);
+        let says: Vec<_> = says.filter_map(|(name, id)| Some((name, id?))).collect();
+        self.operator(
+            CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR,
+            &says,
+            Some((CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, what)),
+        )
     }
 
     /// `x` reduced along the axes in which `y` has one element, or fewer heads.
-    pub(super) fn reduce(&mut self, how: Reduction, x: Id, y: Id) -> Result<(), CudaError> {
-        let [name, precision] = attribute::REDUCTION;
-        let what = self
-            .describe(Kind::Reduction)?
-            .with(name, Type::Reduction, &[how as c_int])?
-            .with(precision, Type::Element, &[Element::F32 as c_int])?
+    pub(super) fn reduce(
+        &mut self,
+        how: cudnnReduceTensorOp_t,
+        x: Id,
+        y: Id,
+    ) -> Result<(), CudaError> {
+        let what = Descriptor::new(CUDNN_BACKEND_REDUCTION_DESCRIPTOR)?
+            .with(
+                CUDNN_ATTR_REDUCTION_OPERATOR,
+                CUDNN_TYPE_REDUCTION_OPERATOR_TYPE,
+                &[how],
+            )?
+            .with(
+                CUDNN_ATTR_REDUCTION_COMP_TYPE,
+                CUDNN_TYPE_DATA_TYPE,
+                &[CUDNN_DATA_FLOAT],
+            )?
             .finish()?;
-        let [from, to, of] = attribute::REDUCTION_OPERATION;
-        let says = [(from, x), (to, y)];
-        self.operator(Kind::ReductionOperation, &says, Some((of, what)))
+        let says = [
+            (CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x),
+            (CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y),
+        ];
+        self.operator(
+            CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR,
+            &says,
+            Some((CUDNN_ATTR_OPERATION_REDUCTION_DESC, what)),
+        )
     }
 
     /// The same numbers as another shape has them.
     pub(super) fn reshape(&mut self, x: Id, y: Id) -> Result<(), CudaError> {
-        let [from, to] = attribute::RESHAPE_OPERATION;
-        let says = [(from, x), (to, y)];
-        self.operator(Kind::ReshapeOperation, &says, None)
+        let says = [
+            (CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x),
+            (CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y),
+        ];
+        self.operator(CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR, &says, None)
     }
 
     /// The first of the library's choices that can be made ready.
@@ -294,21 +360,25 @@ impl Graph {
     /// # Errors
     /// When it has none: what it says of the last.
     pub(super) fn plan(self, target: &Target<'_>) -> Result<Plan, CudaError> {
-        let [device, operators] = attribute::GRAPH;
-        let mut graph = self.describe(Kind::Graph)?;
+        let mut graph = Descriptor::new(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?;
         if let Target::Device(handle) = target {
-            graph = graph.with(device, Type::Handle, &[*handle])?;
+            graph = graph.with(
+                CUDNN_ATTR_OPERATIONGRAPH_HANDLE,
+                CUDNN_TYPE_HANDLE,
+                &[*handle],
+            )?;
         }
         let all: Vec<&Descriptor> = self.operators.iter().collect();
-        let graph = graph.of(operators, &all)?.finish()?;
-        let [mode, of, _, described] = attribute::HEURISTICS;
-        let mut heuristics = self.describe(Kind::Heuristics)?.of(of, &[&graph])?.with(
-            mode,
-            Type::Heuristics,
-            &[BEST],
-        )?;
+        let graph = graph.of(CUDNN_ATTR_OPERATIONGRAPH_OPS, &all)?.finish()?;
+        let mut heuristics = Descriptor::new(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?
+            .of(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, &[&graph])?
+            .with(
+                CUDNN_ATTR_ENGINEHEUR_MODE,
+                CUDNN_TYPE_HEUR_MODE,
+                &[cudnnBackendHeurMode_t::CUDNN_HEUR_MODE_A],
+            )?;
         if let Target::Described(properties) = target {
-            heuristics = heuristics.of(described, &[properties])?;
+            heuristics = heuristics.of(CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, &[properties])?;
         }
         let heuristics = heuristics.finish()?;
         let mut last = none();
@@ -322,45 +392,51 @@ impl Graph {
     }
 
     fn engines(&self, heuristics: &Descriptor) -> Result<Vec<Descriptor>, CudaError> {
-        let engines = (0..CHOICES).map(|_| self.describe(Kind::Engine));
+        let engines = (0..CHOICES).map(|_| Descriptor::new(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR));
         let mut engines: Vec<Descriptor> = engines.collect::<Result<_, _>>()?;
-        let mut handles: Vec<Handle> = engines.iter().map(|e| e.handle).collect();
+        let mut handles: Vec<_> = engines.iter().map(|e| e.handle).collect();
         let mut found = 0;
-        let [_, _, results, _] = attribute::HEURISTICS;
         // SAFETY: room for as many descriptors as are asked for, all of that kind.
         unsafe {
-            self.library.get(
+            call!(cudnn::cudnnBackendGetAttribute(
                 heuristics.handle,
-                results,
-                Type::Descriptor as c_int,
+                CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                CUDNN_TYPE_BACKEND_DESCRIPTOR,
                 CHOICES as i64,
                 &raw mut found,
                 handles.as_mut_ptr().cast(),
-            )
+            ))
         }?;
         engines.truncate(found.clamp(0, CHOICES as i64) as usize);
         Ok(engines)
     }
 
     fn ready(&self, engine: &Descriptor, target: &Target<'_>) -> Result<Plan, CudaError> {
-        let [device, choice, size, described] = attribute::PLAN;
-        let plan = self.describe(Kind::Plan)?;
+        let plan = Descriptor::new(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?;
         let plan = match target {
-            Target::Device(handle) => plan.with(device, Type::Handle, &[*handle])?,
-            Target::Described(properties) => plan.of(described, &[properties])?,
+            Target::Device(handle) => plan.with(
+                CUDNN_ATTR_EXECUTION_PLAN_HANDLE,
+                CUDNN_TYPE_HANDLE,
+                &[*handle],
+            )?,
+            Target::Described(properties) => {
+                plan.of(CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, &[properties])?
+            }
         };
-        let plan = plan.of(choice, &[engine])?.finish()?;
+        let plan = plan
+            .of(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[engine])?
+            .finish()?;
         let (mut workspace, mut found) = (0i64, 0);
         // SAFETY: writes one number of 64 bits.
         unsafe {
-            self.library.get(
+            call!(cudnn::cudnnBackendGetAttribute(
                 plan.handle,
-                size,
-                Type::Int64 as c_int,
+                CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
+                CUDNN_TYPE_INT64,
                 1,
                 &raw mut found,
                 (&raw mut workspace).cast(),
-            )
+            ))
         }?;
         Ok(Plan {
             descriptor: plan,
@@ -395,20 +471,32 @@ impl Plan {
     /// Pointers are of what the graph says, the workspace of as many bytes as were asked for.
     pub(super) unsafe fn run(
         &self,
-        handle: Handle,
+        handle: cudnnHandle_t,
         operands: &[(Id, *const c_void)],
         workspace: *const c_void,
     ) -> Result<(), CudaError> {
         let ids: Vec<i64> = operands.iter().map(|&(Id(id), _)| id).collect();
         let pointers: Vec<*const c_void> = operands.iter().map(|&(_, pointer)| pointer).collect();
-        let [unique, addresses, room] = attribute::PACK;
-        let library = &self.descriptor.library;
-        let pack = Descriptor::new(library, Kind::Pack)?
-            .with(addresses, Type::Pointer, &pointers)?
-            .with(unique, Type::Int64, &ids)?
-            .with(room, Type::Pointer, &[workspace])?
+        let pack = Descriptor::new(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?
+            .with(
+                CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS,
+                CUDNN_TYPE_VOID_PTR,
+                &pointers,
+            )?
+            .with(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, &ids)?
+            .with(
+                CUDNN_ATTR_VARIANT_PACK_WORKSPACE,
+                CUDNN_TYPE_VOID_PTR,
+                &[workspace],
+            )?
             .finish()?;
         // SAFETY: passed on to the caller.
-        unsafe { library.execute(handle, self.descriptor.handle, pack.handle) }
+        unsafe {
+            call!(cudnn::cudnnBackendExecute(
+                handle,
+                self.descriptor.handle,
+                pack.handle
+            ))
+        }
     }
 }

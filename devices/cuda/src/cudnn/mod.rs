@@ -7,28 +7,35 @@ mod graph;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::rc::Rc;
 
 use super::error::CudaError;
 use super::launcher::{Address, AttentionOperands};
 use super::library::Name;
-use super::sys::cudnn::{Cudnn, Handle, Kind, Type, attribute};
+use super::sys::call;
+use super::sys::cudnn::{
+    cudnnBackendAttributeName_t::CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION,
+    cudnnBackendAttributeType_t::CUDNN_TYPE_CHAR,
+    cudnnBackendDescriptorType_t::CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, cudnnHandle_t,
+    libraryPropertyType,
+};
+use super::sys::driver::CUstream;
 use attention::{Backward, Forward, Numbers};
 use dtensor::CausalAttention;
 use graph::{Descriptor, Graph, Id, Plan, Target};
 
-/// The oldest release whose masks are used: those before have faults that NVIDIA's own front end works round.
-const OLDEST: [i32; 2] = [9, 11];
+/// The oldest release whose masks are used: those before have faults that NVIDIA's own front end works round (up to 9.15,
+/// backward passes over keys whose number is no multiple of 128; cudnn-frontend 1.32).
+const OLDEST: [i32; 2] = [9, 16];
 /// Where a part of the workspace begins is a multiple of this.
 const GRAIN: u64 = 256;
 
 /// cuDNN on one stream.
 pub(super) struct Attentions {
-    library: Rc<Cudnn>,
-    handle: Handle,
+    handle: cudnnHandle_t,
     version: [i32; 3],
-    ready: RefCell<HashMap<CausalAttention, Option<Rc<Ready>>>>,
+    ready: RefCell<HashMap<CausalAttention, Result<Rc<Ready>, CudaError>>>,
 }
 
 /// Both passes of attentions of one size.
@@ -38,15 +45,11 @@ struct Ready {
 }
 
 impl Ready {
-    fn new(
-        library: &Rc<Cudnn>,
-        of: &CausalAttention,
-        target: &Target<'_>,
-    ) -> Result<Self, CudaError> {
-        let mut graph = Graph::new(library);
+    fn new(of: &CausalAttention, target: &Target<'_>) -> Result<Self, CudaError> {
+        let mut graph = Graph::default();
         let forward = attention::forward(&mut graph, of)?;
         let forward = (forward, graph.plan(target)?);
-        let mut graph = Graph::new(library);
+        let mut graph = Graph::default();
         let backward = attention::backward(&mut graph, of)?;
         Ok(Self {
             forward,
@@ -69,20 +72,28 @@ impl Ready {
 /// # Errors
 /// When the library is missing, does not take the description, or has no engine for the sizes.
 pub fn attention_workspaces(device: &str, of: &CausalAttention) -> Result<[u64; 2], CudaError> {
-    let library = Rc::new(Cudnn::load()?);
-    let properties = Descriptor::new(&library, Kind::Properties)?
-        .with(attribute::PROPERTIES, Type::Character, device.as_bytes())?
+    let properties = Descriptor::new(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR)?
+        .with(
+            CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION,
+            CUDNN_TYPE_CHAR,
+            device.as_bytes(),
+        )?
         .finish()?;
-    let ready = Ready::new(&library, of, &Target::Described(&properties))?;
+    let ready = Ready::new(of, &Target::Described(&properties))?;
     Ok(ready.workspaces(of))
 }
 
 /// Its release.
-fn version(library: &Cudnn) -> Result<[i32; 3], CudaError> {
+fn version() -> Result<[i32; 3], CudaError> {
     let mut version = [0; 3];
-    for (which, number) in version.iter_mut().enumerate() {
+    let parts = [
+        libraryPropertyType::MAJOR_VERSION,
+        libraryPropertyType::MINOR_VERSION,
+        libraryPropertyType::PATCH_LEVEL,
+    ];
+    for (part, number) in parts.into_iter().zip(&mut version) {
         // SAFETY: writes one number.
-        unsafe { library.property(which as c_int, number) }?;
+        unsafe { call!(cudnn::cudnnGetProperty(part, number)) }?;
     }
     Ok(version)
 }
@@ -94,25 +105,24 @@ fn dotted(version: &[i32]) -> String {
 
 impl Attentions {
     /// Loads the library, if its release is not too old.
-    pub(super) fn new(stream: *mut c_void) -> Result<Self, CudaError> {
-        let library = Rc::new(Cudnn::load()?);
-        let version = version(&library)?;
+    pub(super) fn new(stream: CUstream) -> Result<Self, CudaError> {
+        let path = &Name::Cudnn.open()?.path;
+        let version = version()?;
         if version[..2] < OLDEST[..] {
             return Err(CudaError::Old {
                 library: Name::Cudnn,
                 release: dotted(&version),
-                path: library.path.clone(),
+                path: path.clone(),
                 oldest: dotted(&OLDEST),
             });
         }
         let mut handle = std::ptr::null_mut();
         // SAFETY: a context is current, and the stream is of it.
         unsafe {
-            library.create(&raw mut handle)?;
-            library.set_stream(handle, stream)?;
+            call!(cudnn::cudnnCreate(&raw mut handle))?;
+            call!(cudnn::cudnnSetStream(handle, stream.cast()))?;
         }
         Ok(Self {
-            library,
             handle,
             version,
             ready: RefCell::default(),
@@ -125,12 +135,12 @@ impl Attentions {
     }
 
     /// Whatever the library does not take it says when a plan is made: then there is none.
-    fn ready(&self, of: &CausalAttention) -> Option<Rc<Ready>> {
+    fn ready(&self, of: &CausalAttention) -> Result<Rc<Ready>, CudaError> {
         if let Some(known) = self.ready.borrow().get(of) {
             return known.clone();
         }
         let target = Target::Device(self.handle);
-        let ready = Ready::new(&self.library, of, &target).ok().map(Rc::new);
+        let ready = Ready::new(of, &target).map(Rc::new);
         self.ready.borrow_mut().insert(*of, ready.clone());
         ready
     }
@@ -138,14 +148,18 @@ impl Attentions {
     /// Its name and release where it has any plan; else why it runs nothing.
     pub(super) fn part(&self) -> Result<String, String> {
         let name = format!("{} {}", Name::Cudnn, dotted(&self.version));
-        match self.ready.borrow().values().any(Option::is_some) {
-            true => Ok(name),
-            false => Err(format!("{name} has no engine for the sizes")),
+        let mut why = Err(format!("{name} was asked for nothing"));
+        for ready in self.ready.borrow().values() {
+            match ready {
+                Ok(_) => return Ok(name),
+                Err(error) => why = Err(format!("{name} has no engine for the sizes: {error}")),
+            }
         }
+        why
     }
 
     pub(super) fn workspaces(&self, of: &CausalAttention) -> Option<[u64; 2]> {
-        self.ready(of).map(|ready| ready.workspaces(of))
+        self.ready(of).ok().map(|ready| ready.workspaces(of))
     }
 
     pub(super) fn attend(
@@ -190,7 +204,7 @@ impl Attentions {
     pub(super) unsafe fn release(&self) {
         self.ready.borrow_mut().clear();
         // SAFETY: made here, used no more; nothing can be done where it fails.
-        let _ = unsafe { self.library.destroy(self.handle) };
+        let _ = unsafe { call!(cudnn::cudnnDestroy(self.handle)) };
     }
 }
 

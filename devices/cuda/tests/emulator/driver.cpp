@@ -362,10 +362,9 @@ API cuMemFreeHost(void* pointer) {
     free(pointer);
     return 0;
 }
-// The host's bytes may change when this returns, as those of pageable memory may.
+// As late as the device may: the host's bytes must stay until then.
 API cuMemcpyHtoDAsync_v2(u64 to, const void* from, size_t bytes, Stream* stream) {
-    std::vector<unsigned char> data((const unsigned char*)from, (const unsigned char*)from + bytes);
-    stream->push([=] { memcpy((void*)to, data.data(), data.size()); });
+    stream->push([=] { memcpy((void*)to, from, bytes); });
     return 0;
 }
 API cuMemcpyDtoHAsync_v2(void* to, u64 from, size_t bytes, Stream* stream) {
