@@ -4,8 +4,7 @@
 template <class T> DEVICE void add(T* out, const T* a, const T* b, i64 n) {
     for (i64 i = first8(); i < n; i += stride8()) {
         float x[8], y[8];
-        load8(a + i, n - i, x);
-        load8(b + i, n - i, y);
+        load8(a + i, x, b + i, y, n - i);
 #pragma unroll
         for (int j = 0; j < 8; j++) x[j] += y[j];
         store8(out + i, n - i, x);
@@ -67,8 +66,7 @@ template <int F, class T> DEVICE void activate(T* out, const T* x, i64 n) {
 template <int F, class T> DEVICE void activate_backward(T* dx, const T* dy, const T* x, i64 n) {
     for (i64 i = first8(); i < n; i += stride8()) {
         float v[8], d[8];
-        load8(x + i, n - i, v);
-        load8(dy + i, n - i, d);
+        load8(x + i, v, dy + i, d, n - i);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] = d[j] * slope<F>(v[j]);
         store8(dx + i, n - i, v);
@@ -82,8 +80,7 @@ DEVICE void gate(T* out, const T* gates, const T* ups, i64 rows, i64 columns, i6
     for (i64 i = first8() / 8; i < rows * across; i += stride8() / 8) {
         i64 row = i / across, c = i % across * 8;
         float g[8], u[8];
-        load8(gates + row * stride + c, columns - c, g);
-        load8(ups + row * stride + c, columns - c, u);
+        load8(gates + row * stride + c, g, ups + row * stride + c, u, columns - c);
 #pragma unroll
         for (int j = 0; j < 8; j++) g[j] = value<F>(g[j]) * u[j];
         store8(out + row * columns + c, columns - c, g);
@@ -97,9 +94,8 @@ DEVICE void gate_backward(T* d_gates, T* d_ups, const T* dy, const T* gates, con
     for (i64 i = first8() / 8; i < rows * across; i += stride8() / 8) {
         i64 row = i / across, c = i % across * 8;
         float g[8], u[8], d[8];
-        load8(gates + row * stride + c, columns - c, g);
-        load8(ups + row * stride + c, columns - c, u);
-        load8(dy + row * columns + c, columns - c, d);
+        load8(gates + row * stride + c, g, ups + row * stride + c, u, dy + row * columns + c, d,
+              columns - c);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             float up = u[j];
@@ -129,8 +125,7 @@ DEVICE void bias(T* out, const T* x, const T* table, const u32* positions, i64 r
         i64 row = i / across, c = i % across * 8;
         i64 at = positions ? (i64)positions[row % sequence] * columns : 0;
         float v[8], b[8];
-        load8(x + row * columns + c, columns - c, v);
-        load8(table + at + c, columns - c, b);
+        load8(x + row * columns + c, v, table + at + c, b, columns - c);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] += b[j];
         store8(out + row * columns + c, columns - c, v);
@@ -233,15 +228,13 @@ DEVICE void rope(T* out, const T* x, const float* turns, i64 rows, Turning s) {
         at += s.first + c;
         float by[2][8];
         if (s.neighbours) {
-            load8(x + at, s.dims - c, a);
-            load8(own + c, s.dims - c, by[0]);
+            load8(x + at, a, own + c, by[0], s.dims - c);
 #pragma unroll
             for (int j = 0; j < 8; j += 2) turn(a[j], a[j + 1], by[0] + j, s.direction);
             store8(out + at, s.dims - c, a);
             continue;
         }
-        load8(x + at, half - c, a);
-        load8(x + at + half, half - c, b);
+        load8(x + at, a, x + at + half, b, half - c);
         load8(own + 2 * c, 2 * (half - c), by[0]);
         load8(own + 2 * c + 8, 2 * (half - c) - 8, by[1]);
 #pragma unroll

@@ -274,8 +274,7 @@ DEVICE void combine_backward(T* d_rows, float* d_probabilities, const T* dy, con
     float p = probabilities[choice], along = 0.0f;
     for (i64 c = (i64)threadIdx.x * 8; c < columns; c += (i64)blockDim.x * 8) {
         float d[8], v[8];
-        load8(dy + token * columns + c, columns - c, d);
-        load8(rows + row * columns + c, columns - c, v);
+        load8(dy + token * columns + c, d, rows + row * columns + c, v, columns - c);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             along += d[j] * v[j];
@@ -305,8 +304,7 @@ DEVICE void expert_bias(T* out, const T* x, const T* bias, const u32* offsets, i
     i64 row = blockIdx.x, at = expert_of(offsets, experts, blockIdx.x) * columns;
     for (i64 c = (i64)threadIdx.x * 8; c < columns; c += (i64)blockDim.x * 8) {
         float v[8], b[8];
-        load8(x + row * columns + c, columns - c, v);
-        load8(bias + at + c, columns - c, b);
+        load8(x + row * columns + c, v, bias + at + c, b, columns - c);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] += b[j];
         store8(out + row * columns + c, columns - c, v);

@@ -72,9 +72,8 @@ DEVICE void norm_backward(T* dx, float* d_weight, float* d_bias, const T* dy, co
         for (int i = 0; i < V; i++) {
             i64 c = ((i64)i * blockDim.x + threadIdx.x) * 8;
             float w[8];
-            load8(dy + row * columns + c, columns - c, g[i]);
-            load8(x + row * columns + c, columns - c, hat[i]);
-            load8(weight + c, columns - c, w);
+            load8(dy + row * columns + c, g[i], x + row * columns + c, hat[i], weight + c, w,
+                  columns - c);
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 hat[i][j] = (hat[i][j] - mean) * r;

@@ -57,33 +57,71 @@ struct __align__(16) Words {
 DEVICE bool is_aligned(const void* p) { return ((u64)p & 15) == 0; }
 DEVICE bool is_aligned8(const void* p) { return ((u64)p & 7) == 0; }
 
-// Eight elements, or the first `count` of them; the rest is 0.
-DEVICE void load8(const float* p, i64 count, float (&x)[8]) {
-    if (count >= 8 && is_aligned(p)) {
-        Words a = ((const Words*)p)[0], b = ((const Words*)p)[1];
+// Eight elements as they lie in memory.
+template <class T> struct Raw;
+template <> struct Raw<float> {
+    Words low, high;
+};
+template <> struct Raw<bf16> {
+    Words all;
+};
+
+DEVICE void unpack(const Raw<float>& raw, float (&x)[8]) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            x[i] = __uint_as_float(a.word[i]);
-            x[4 + i] = __uint_as_float(b.word[i]);
-        }
-        return;
+    for (int i = 0; i < 4; i++) {
+        x[i] = __uint_as_float(raw.low.word[i]);
+        x[4 + i] = __uint_as_float(raw.high.word[i]);
     }
-#pragma unroll
-    for (int i = 0; i < 8; i++) x[i] = i < count ? p[i] : 0.0f;
 }
 
-DEVICE void load8(const bf16* p, i64 count, float (&x)[8]) {
-    if (count >= 8 && is_aligned(p)) {
-        Words a = *(const Words*)p;
+DEVICE void unpack(const Raw<bf16>& raw, float (&x)[8]) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            x[2 * i] = __uint_as_float(a.word[i] << 16);
-            x[2 * i + 1] = __uint_as_float(a.word[i] & 0xffff0000u);
-        }
-        return;
+    for (int i = 0; i < 4; i++) {
+        x[2 * i] = __uint_as_float(raw.all.word[i] << 16);
+        x[2 * i + 1] = __uint_as_float(raw.all.word[i] & 0xffff0000u);
     }
+}
+
+template <class T> DEVICE void load_each(const T* p, i64 count, float (&x)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; i++) x[i] = i < count ? as_float(p[i]) : 0.0f;
+}
+
+// Eight elements, or the first `count` of them, of one tensor or of several; the rest is 0. Those of all are on their way
+// before the first is unpacked, so that a thread waits for memory once.
+template <class T> DEVICE void load8(const T* p, i64 count, float (&x)[8]) {
+    if (count >= 8 && is_aligned(p)) return unpack(*(const Raw<T>*)p, x);
+    load_each(p, count, x);
+}
+
+template <class T, class U>
+DEVICE void load8(const T* p, float (&x)[8], const U* q, float (&y)[8], i64 count) {
+    if (count >= 8 && is_aligned(p) && is_aligned(q)) {
+        Raw<T> a = *(const Raw<T>*)p;
+        Raw<U> b = *(const Raw<U>*)q;
+        unpack(a, x);
+        unpack(b, y);
+        return;
+    }
+    load_each(p, count, x);
+    load_each(q, count, y);
+}
+
+template <class T, class U, class V>
+DEVICE void load8(const T* p, float (&x)[8], const U* q, float (&y)[8], const V* r, float (&z)[8],
+                  i64 count) {
+    if (count >= 8 && is_aligned(p) && is_aligned(q) && is_aligned(r)) {
+        Raw<T> a = *(const Raw<T>*)p;
+        Raw<U> b = *(const Raw<U>*)q;
+        Raw<V> c = *(const Raw<V>*)r;
+        unpack(a, x);
+        unpack(b, y);
+        unpack(c, z);
+        return;
+    }
+    load_each(p, count, x);
+    load_each(q, count, y);
+    load_each(r, count, z);
 }
 
 DEVICE void store8(float* p, i64 count, const float (&x)[8]) {
@@ -137,15 +175,8 @@ DEVICE void store8(u8* p, i64 count, const u8 (&x)[8]) {
         if (i < count) p[i] = x[i];
 }
 
-// Four elements, or the first `count` of them; the rest is 0. Where neighbours each have eight numbers of 32 bits,
-// in halves, their words lie side by side.
-DEVICE void load4(const float* p, i64 count, float* x) {
-    bool whole = count >= 4 && is_aligned(p);
-    Words a = whole ? *(const Words*)p : Words{};
-#pragma unroll
-    for (int i = 0; i < 4; i++) x[i] = whole ? __uint_as_float(a.word[i]) : i < count ? p[i] : 0.0f;
-}
-
+// Four elements, or the first `count` of them. Where neighbours each have eight numbers of 32 bits, in halves, their
+// words lie side by side.
 DEVICE void store4(float* p, i64 count, const float* x) {
     if (count >= 4 && is_aligned(p)) {
         Words a;

@@ -12,8 +12,11 @@ template <class T> DEVICE void column_sum(float* partial, const T* x, i64 rows, 
         for (i64 row = (i64)blockIdx.y * 8 + down; row < rows; row += (i64)gridDim.y * 16) {
             i64 other = row + (i64)gridDim.y * 8;
             float v[8], w[8];
-            load8(x + row * columns + c, columns - c, v);
-            load8(x + other * columns + c, other < rows ? columns - c : 0, w);
+            if (other < rows) load8(x + row * columns + c, v, x + other * columns + c, w, columns - c);
+            else {
+                load8(x + row * columns + c, columns - c, v);
+                load_each(x, 0, w);
+            }
 #pragma unroll
             for (int j = 0; j < 8; j++) sum[j] += v[j] + w[j];
         }
@@ -59,9 +62,29 @@ BOUNDED_KERNEL(1024) add_lines(float* out, const float* partial, i64 lines, i64 
 
 DEVICE i64 in_chunk(i64 chunk) { return chunk * CHUNK + threadIdx.x * 4; }
 
-DEVICE void load_halves(const float* p, i64 count, float (&x)[8]) {
-    load4(p, count, x);
-    load4(p + HALF_CHUNK, count - HALF_CHUNK, x + 4);
+// The eight numbers of a chunk, of one tensor or of four; the rest is 0. All are on their way before the first is used.
+template <int N> DEVICE void load_halves(const float* const (&p)[N], i64 count, float (&x)[N][8]) {
+    bool whole = count >= HALF_CHUNK + 4;
+#pragma unroll
+    for (int n = 0; n < N; n++) whole = whole && is_aligned(p[n]);
+    if (whole) {
+        Raw<float> raw[N];
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            raw[n].low = *(const Words*)p[n];
+            raw[n].high = *(const Words*)(p[n] + HALF_CHUNK);
+        }
+#pragma unroll
+        for (int n = 0; n < N; n++) unpack(raw[n], x[n]);
+        return;
+    }
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            i64 at = i < 4 ? i : HALF_CHUNK + i - 4;
+            x[n][i] = at < count ? p[n][at] : 0.0f;
+        }
 }
 
 template <class T> DEVICE void store_halves(T* p, i64 count, const float (&x)[8]) {
@@ -93,11 +116,11 @@ KERNEL square_sum(double* partial, const Numbers* runs, i64 count, i64 chunks) {
         Numbers run = runs[run_of(runs, count, chunk)];
         i64 i = in_chunk(chunk - run.first);
         if (i >= run.n) continue;
-        float v[8];
-        load_halves(run.x + i, run.n - i, v);
+        float v[1][8];
+        load_halves({run.x + i}, run.n - i, v);
         float square = 0.0f;
 #pragma unroll
-        for (int j = 0; j < 8; j++) square += run.counts ? v[j] * v[j] : v[j] * 0.0f;
+        for (int j = 0; j < 8; j++) square += run.counts ? v[0][j] * v[0][j] : v[0][j] * 0.0f;
         sum += square;
     }
     lanes[threadIdx.x] = sum;
@@ -156,11 +179,10 @@ KERNEL adamw(const Weights* runs, i64 count, i64 chunks, const Step* step, const
         i64 i = in_chunk(chunk - run.first), n = run.n;
         if (i >= n) continue;
         float keep = run.decays ? s.keep : 1.0f;
-        float w[8], m[8], v[8], g[8];
-        load_halves(run.master + i, n - i, w);
-        load_halves(run.momentum + i, n - i, m);
-        load_halves(run.variance + i, n - i, v);
-        load_halves(run.gradient + i, n - i, g);
+        float states[4][8];
+        load_halves({run.master + i, run.momentum + i, run.variance + i, run.gradient + i}, n - i,
+                    states);
+        float(&w)[8] = states[0], (&m)[8] = states[1], (&v)[8] = states[2], (&g)[8] = states[3];
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             g[j] *= scale;

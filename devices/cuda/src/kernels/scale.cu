@@ -24,8 +24,7 @@ template <class T> DEVICE void cap(T* out, const T* x, float bound, i64 n) {
 template <class T> DEVICE void cap_backward(T* dx, const T* dy, const T* x, float bound, i64 n) {
     for (i64 i = first8(); i < n; i += stride8()) {
         float v[8], d[8];
-        load8(x + i, n - i, v);
-        load8(dy + i, n - i, d);
+        load8(x + i, v, dy + i, d, n - i);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             float t = tanhf(v[j] / bound);
@@ -55,8 +54,7 @@ DEVICE void gate_rows_backward(T* dx, T* d_gate, const T* dy, const T* x, const 
     float factor = sigmoid(as_float(gate[row])), along = 0.0f;
     for (i64 c = (i64)threadIdx.x * 8; c < columns; c += (i64)blockDim.x * 8) {
         float d[8], v[8];
-        load8(dy + row * columns + c, columns - c, d);
-        load8(x + row * columns + c, columns - c, v);
+        load8(dy + row * columns + c, d, x + row * columns + c, v, columns - c);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             along += d[j] * v[j];
@@ -78,8 +76,7 @@ template <class T>
 DEVICE void bounded_glu(T* out, const T* gates, const T* ups, float limit, i64 n) {
     for (i64 i = first8(); i < n; i += stride8()) {
         float g[8], u[8];
-        load8(gates + i, n - i, g);
-        load8(ups + i, n - i, u);
+        load8(gates + i, g, ups + i, u, n - i);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             float bounded = fminf(g[j], limit);
@@ -95,9 +92,7 @@ DEVICE void bounded_glu_backward(T* d_gates, T* d_ups, const T* dy, const T* gat
                                  float limit, i64 n) {
     for (i64 i = first8(); i < n; i += stride8()) {
         float g[8], u[8], d[8];
-        load8(gates + i, n - i, g);
-        load8(ups + i, n - i, u);
-        load8(dy + i, n - i, d);
+        load8(gates + i, g, ups + i, u, dy + i, d, n - i);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             float bounded = fminf(g[j], limit), s = sigmoid(STEEP * bounded);

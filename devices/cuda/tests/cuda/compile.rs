@@ -1,7 +1,7 @@
 //! Kernels compile for the architectures we know, where NVRTC is.
 
 use cuda_device::kernels::{Head, SOURCES, Source};
-use cuda_device::{Compiler, Name};
+use cuda_device::{CACHE, Compiler, Name};
 
 #[test]
 fn kernels_compile_for_every_architecture() {
@@ -41,4 +41,38 @@ fn kernels_compile_for_every_architecture() {
     let kept = std::fs::read_dir(&folder).expect("the cache").count();
     assert_eq!(kept, 3 * (SOURCES.len() + 2));
     std::fs::remove_dir_all(&folder).expect("made above");
+}
+
+/// Dimensions of heads in the tests of kernels, and of the models that `tests/gpu/run` trains.
+const TRIED_HEADS: [[u32; 2]; 8] = [
+    [16, 16],
+    [16, 32],
+    [16, 48],
+    [32, 16],
+    [32, 48],
+    [64, 64],
+    [128, 128],
+    [192, 128],
+];
+
+/// For a GPU that is elsewhere (`tests/gpu/build`); where no cache is named, nothing is kept.
+#[test]
+fn kernels_of_hopper_are_kept() {
+    if std::env::var_os(CACHE).is_none() {
+        return;
+    }
+    let compiler = match Compiler::new() {
+        Ok(compiler) => compiler,
+        Err(error) => return println!("kernels are compiled where the GPU is: {error}"),
+    };
+    for source in SOURCES {
+        let heads: &[[u32; 2]] = match source {
+            Source::Attention => &TRIED_HEADS,
+            _ => &[[0, 0]],
+        };
+        for &[key, value] in heads {
+            let kept = compiler.cubin(source, Head { key, value }, [9, 0]);
+            kept.expect("kernels compile");
+        }
+    }
 }
