@@ -88,11 +88,14 @@ fn chart<'a>(
     )])?;
     chart
         .configure_mesh()
+        // Powers of ten only: with marks between them, plotters 0.3.7 writes the last one twice.
+        .x_labels(9)
+        .y_labels(9)
         .disable_mesh()
         .label_style(TEXT)
         .axis_desc_style(TEXT)
-        .x_label_formatter(&|x| x.to_string())
-        .y_label_formatter(&|y| y.to_string())
+        .x_label_formatter(&f64::to_string)
+        .y_label_formatter(&f64::to_string)
         .x_desc(format!("measured, {unit}"))
         .y_desc(format!("predicted, {unit}"))
         .draw()?;

@@ -69,27 +69,26 @@ impl Stream {
 
     /// Uniforms in [0, 1) of elements `first..first + out.len()`.
     pub fn uniforms(&self, first: u64, out: &mut [f32]) {
-        self.each(first, out, |words, lane| uniform(words[lane]));
+        self.each(first, out, |words, index| {
+            uniform(words[(index % 4) as usize])
+        });
     }
 
     /// Standard normals of elements `first..first + out.len()`: Box–Muller on lanes (0, 1) and (2, 3).
     pub fn normals(&self, first: u64, out: &mut [f32]) {
-        self.each(first, out, |words, lane| {
-            let pair = lane & !1;
-            // (w + 1) / 2^32 lies in (0, 1], where the logarithm exists.
-            let u = (f64::from(words[pair]) + 1.0) / 4_294_967_296.0;
-            let angle = f64::from(words[pair + 1]) / 4_294_967_296.0 * std::f64::consts::TAU;
-            let radius = (-2.0 * u.ln()).sqrt();
-            let part = if lane == pair {
-                angle.cos()
-            } else {
-                angle.sin()
-            };
-            (radius * part) as f32
+        let (mut known, mut two) = (u64::MAX, [0.0; 2]);
+        self.each(first, out, |words, index| {
+            if index / 2 != known {
+                known = index / 2;
+                let pair = (index & 2) as usize;
+                two = normals([words[pair], words[pair + 1]]);
+            }
+            two[(index & 1) as usize]
         });
     }
 
-    fn each(&self, first: u64, out: &mut [f32], value: impl Fn(&[u32; 4], usize) -> f32) {
+    /// Sets every element by the words of its block and its index.
+    fn each(&self, first: u64, out: &mut [f32], mut value: impl FnMut(&[u32; 4], u64) -> f32) {
         let mut block = u64::MAX;
         let mut words = [0; 4];
         for (index, x) in (first..).zip(out) {
@@ -97,7 +96,7 @@ impl Stream {
                 block = index / 4;
                 words = self.block(block);
             }
-            *x = value(&words, (index % 4) as usize);
+            *x = value(&words, index);
         }
     }
 }
@@ -105,6 +104,16 @@ impl Stream {
 /// A word as a float in [0, 1) with 24 random bits.
 fn uniform(word: u32) -> f32 {
     (word >> 8) as f32 / 16_777_216.0
+}
+
+/// Two standard normals of two words.
+fn normals(words: [u32; 2]) -> [f32; 2] {
+    // (w + 1) / 2^32 lies in (0, 1], where the logarithm exists.
+    let u = (f64::from(words[0]) + 1.0) / 4_294_967_296.0;
+    let angle = f64::from(words[1]) / 4_294_967_296.0 * std::f64::consts::TAU;
+    let radius = (-2.0 * u.ln()).sqrt();
+    let (sine, cosine) = angle.sin_cos();
+    [(radius * cosine) as f32, (radius * sine) as f32]
 }
 
 /// FNV-1a, 32 bits.

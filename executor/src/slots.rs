@@ -13,6 +13,7 @@ use dtensor::{
     Attention, AttentionPiece, BlockPosition, Expert, Op, Operator, Placement, Pointwise, Product,
     Site, TensorId, TensorInfo, Token,
 };
+use rayon::prelude::*;
 
 /// Which mesh shares a parameter's states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,13 +132,22 @@ impl Slot {
         };
         let mut values = vec![fill; range.len()];
         if let Start::Normal(deviation) = self.start {
-            self.runs(&range, |expert, first, at| {
-                let stream = Stream::new(seed, 0, &self.name_of(expert));
-                let out = &mut values[at.start - range.start..at.end - range.start];
-                stream.normals(first, out);
-                for x in out {
-                    *x *= deviation as f32;
-                }
+            // Some parts for every core: numbers are drawn by index, so parts change none.
+            let part = values
+                .len()
+                .div_ceil(4 * rayon::current_num_threads())
+                .max(1 << 14);
+            let parts = values.par_chunks_mut(part).enumerate();
+            parts.for_each(|(index, part_values)| {
+                let from = range.start + index * part;
+                self.runs(&(from..from + part_values.len()), |expert, first, at| {
+                    let stream = Stream::new(seed, 0, &self.name_of(expert));
+                    let out = &mut part_values[at.start - from..at.end - from];
+                    stream.normals(first, out);
+                    for x in out {
+                        *x *= deviation as f32;
+                    }
+                });
             });
         }
         values
