@@ -79,12 +79,6 @@ pub fn assemble(
 }
 
 impl Assembled {
-    /// Elements that a rank holds of a virtual stage, before sharding.
-    pub(crate) fn elements(&self, costs: &BlockCosts, strategy: &Strategy, stage: u32) -> Elements {
-        let stage = stage as usize;
-        stage_elements(costs, strategy, &self.runs[stage], stage)
-    }
-
     fn rank(
         &mut self,
         costs: &BlockCosts,

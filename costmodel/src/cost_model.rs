@@ -1,22 +1,20 @@
 //! The entry point: prices of one scenario, with layer costs and programs remembered.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use catalog::runtime::Rewrite;
 use catalog::{Bytes, Fitted, LayerClass, Seconds};
-use dtensor::RoutedRows;
 use plans::{Floors, Prediction, Strategy, Timeline};
 
 use crate::assemble::{Assembled, assemble};
 use crate::block_cost::{BlockCost, BlockKey};
 use crate::blocks::BlockCosts;
 use crate::engine::{Inputs, Outcome, Record, simulate};
-use crate::held::Held;
+use crate::held::{Counted, Held, Member};
 use crate::pipeline::Pipelines;
 use crate::recorder::Recorder;
 use crate::shared_cores::Busy;
-use crate::{CostError, Scenario, book, floors, held, peak, predict, quantities};
+use crate::{CostError, Scenario, book, floors, predict, quantities};
 
 /// Prices strategies of one scenario. Thread-safe; remembers block costs by local shape and
 /// programs by schedule.
@@ -170,49 +168,34 @@ impl CostModel {
         Ok(recorder.finish())
     }
 
-    /// Memory that every pipeline rank holds between actions: its states, and the most it keeps for backward.
-    /// Of the ranks that share a pipeline rank's stages, it is that of the one that holds most. Our own executor
-    /// counts the same bytes.
+    /// What every pipeline rank of our own executor holds. Of the ranks that share a pipeline rank's stages, it is
+    /// that of the one that holds most, where every expert receives as many rows as the others.
     ///
     /// # Errors
     /// When a block cannot be traced.
     pub fn held(&self, strategy: &Strategy) -> Result<Vec<Held>, CostError> {
-        let assembled = self.assembled(strategy)?;
-        held::held(&assembled, &*self.pipelines.program(strategy)?)
+        let members = (0..strategy.pp).map(|pp| Member {
+            pp,
+            ..Member::default()
+        });
+        members
+            .map(|member| self.held_by(strategy, &member))
+            .collect()
     }
 
-    /// Peak of the memory in use on the GPU of every pipeline rank, during actions too. Of the ranks that share a
-    /// pipeline rank's stages, it is that of the one that uses most. Buffers count at the size that was asked for, as
-    /// our own executor counts them.
+    /// What one rank of our own executor holds.
     ///
     /// # Errors
     /// When a block cannot be traced.
-    pub fn peaks(&self, strategy: &Strategy) -> Result<Vec<Bytes>, CostError> {
-        let assembled = self.assembled(strategy)?;
-        peak::peaks(
-            &self.blocks,
+    pub fn held_by(&self, strategy: &Strategy, member: &Member) -> Result<Held, CostError> {
+        let counted = Counted {
+            scenario: self.scenario(),
             strategy,
-            &assembled,
-            &*self.pipelines.program(strategy)?,
-        )
-    }
-
-    /// Peak of the activations, in bytes, that one rank keeps from forward to backward; [`CostModel::held`] gives that
-    /// of the rank that keeps most. `[pp, tp]` is the rank's place in the pipeline and among the tensor-parallel ranks:
-    /// where their number does not divide the vocabulary, the last of these keep less. `rows` is how many rows this
-    /// rank's experts receive, by micro-batch and layer.
-    ///
-    /// # Errors
-    /// When a block cannot be traced.
-    pub fn peak_saved(
-        &self,
-        strategy: &Strategy,
-        [pp, tp]: [u64; 2],
-        rows: &BTreeMap<(u32, u64), RoutedRows>,
-    ) -> Result<Bytes, CostError> {
-        let assembled = self.assembled(strategy)?;
-        let actions = &self.pipelines.program(strategy)?.ranks[pp as usize];
-        held::of_rank(&self.blocks, strategy, &assembled, (actions, tp), rows)
+            rank_of_stage: &self.pipelines.pipeline(strategy)?.rank_of_stage,
+            program: &*self.pipelines.program(strategy)?,
+            member,
+        };
+        counted.held()
     }
 
     fn simulated(

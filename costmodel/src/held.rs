@@ -1,163 +1,244 @@
-//! Memory held between actions, without prices: states, and activations from forward to backward.
+//! What a rank of our own executor holds, counted by running its step on sizes (`dtensor::train`). Without the
+//! driver's context, libraries' workspaces and rounding, which are no buffers, and what messages pass through.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::Arc;
 
-use catalog::{Axis, Bytes};
+use catalog::runtime::AttentionKernel;
+use catalog::{Axis, Bytes, Zero};
+use dtensor::block::{Attention, Block, Keep};
 use dtensor::placement::shard_size;
-use dtensor::{Placement, RoutedRows, Routing, Trace};
-use models::BlockClass;
+use dtensor::train::{
+    self, Counting, Device, Made, Sharing, Stage, Stages, StateBytes, States, StatesPlan, Tokens,
+};
+use dtensor::{BlockMesh, BlockPosition, Placement, RoutedRows, Routing};
+use models::stage::Recipe;
+use models::{BlockClass, BlockLayout, ModelError};
 use plans::program::Program;
-use plans::{Action, ActionKind, Recompute, Strategy};
+use plans::{ActionKind, Strategy};
+use rustc_hash::FxHashMap;
 
-use crate::CostError;
-use crate::assemble::Assembled;
-use crate::block_cost::BlockKey;
-use crate::blocks::BlockCosts;
-use crate::lower::{Lowering, kept_bytes};
-use crate::states::StateBytes;
+use crate::{CostError, Scenario};
 
-/// What a rank holds.
+/// What a rank of our own executor holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
     /// For the whole step.
     pub states: StateBytes,
     /// Kept for backward: the most at the end of any action.
     pub peak_saved: Bytes,
+    /// In use on a GPU, during actions too: the most at any moment. Buffers count at the size that was asked for.
+    pub peak: Bytes,
 }
 
-/// What a forward leaves for backward.
-#[derive(Clone, Copy, Debug, Default)]
-struct Kept {
-    /// For all of it.
-    all: Bytes,
-    /// For its weight half, between the halves.
-    for_weight: Bytes,
+/// The rank whose memory is counted: of those with this place, the one with the largest shards of states.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Member {
+    /// Pipeline rank.
+    pub pp: u64,
+    /// Tensor-parallel rank: where their number does not divide the vocabulary, the last of these hold less.
+    pub tp: u64,
+    /// Rows that its experts receive, by micro-batch and layer; of others, as many as its tokens send out.
+    pub rows: BTreeMap<(u32, u64), RoutedRows>,
 }
 
-/// What every pipeline rank holds over a program.
-pub(crate) fn held(assembled: &Assembled, program: &Program) -> Result<Vec<Held>, CostError> {
-    let kept = |stage: u32, _| Ok(of_stage(assembled, stage));
-    let ranks = program.ranks.iter().zip(&assembled.states);
-    ranks
-        .map(|(actions, &states)| {
-            Ok(Held {
-                states,
-                peak_saved: peak(actions, kept)?,
-            })
-        })
-        .collect()
+/// The stages of a strategy, as one rank has them.
+pub(crate) struct Counted<'c> {
+    pub(crate) scenario: &'c Scenario,
+    pub(crate) strategy: &'c Strategy,
+    pub(crate) rank_of_stage: &'c [u32],
+    pub(crate) program: &'c Program,
+    pub(crate) member: &'c Member,
 }
 
-/// The most that the `tp`-th tensor-parallel rank keeps when its experts get `rows`, by micro-batch and
-/// layer.
-pub(crate) fn of_rank(
-    costs: &BlockCosts,
-    strategy: &Strategy,
-    assembled: &Assembled,
-    (actions, tp): (&[Action], u64),
-    rows: &BTreeMap<(u32, u64), RoutedRows>,
-) -> Result<Bytes, CostError> {
-    let last = strategy.stages.0.len() - 1;
-    let embedding = less(costs, strategy, BlockClass::Embedding, tp)?;
-    let head = less(costs, strategy, BlockClass::Head, tp)?;
-    peak(actions, |stage, micro_batch| {
-        let mut kept = of_stage(assembled, stage);
-        let ends = [(0, embedding), (last, head)];
-        for (_, less) in ends.iter().filter(|(at, _)| *at == stage as usize) {
-            kept.all -= less.all;
-            kept.for_weight -= less.for_weight;
-        }
-        let first: u64 = strategy.stages.0[..stage as usize].iter().sum();
-        for offset in 0..strategy.stages.0[stage as usize] {
-            let Some(&rows) = rows.get(&(micro_batch, first + offset)) else {
-                continue;
-            };
-            let class = BlockClass::Layer(costs.scenario().model.layer_class(first + offset));
-            let recompute = strategy.recompute.of_layer(offset);
-            let mut key = BlockKey::of(costs.scenario(), strategy, class, recompute);
-            let balanced = costs.block(&key)?;
-            key.layout.routing = Routing::Recorded(rows);
-            let recorded = costs.block(&key)?;
-            kept.all = kept.all + recorded.saved_bytes - balanced.saved_bytes;
-            kept.for_weight =
-                kept.for_weight + recorded.saved_for_weight - balanced.saved_for_weight;
-        }
-        Ok(kept)
-    })
+/// Blocks made so far: those of a class that keep the same and receive as many rows are equal.
+type Known = FxHashMap<(BlockClass, Keep, Routing), Arc<Block>>;
+
+/// Of what can never fail.
+fn sure<T>(result: Result<T, Infallible>) -> T {
+    let Ok(value) = result;
+    value
 }
 
-/// What the `tp`-th tensor-parallel rank keeps less of a block than the first, which has the most: where
-/// ranks do not divide the vocabulary, the last ones have fewer rows of it.
-fn less(
-    costs: &BlockCosts,
-    strategy: &Strategy,
-    class: BlockClass,
-    tp: u64,
-) -> Result<Kept, CostError> {
-    let scenario = costs.scenario();
-    if scenario.model.vocab.is_multiple_of(strategy.tp) {
-        return Ok(Kept::default());
-    }
-    let key = BlockKey::of(scenario, strategy, class, Recompute::None);
-    let mut trace = models::trace_block(&scenario.model, class, &key.layout)
-        .map_err(|e| CostError::Trace(e.to_string()))?;
-    let lowering = Lowering {
-        runtime: &scenario.runtime,
-    };
-    let kept = |trace: &Trace| {
-        let [all, for_weight] = kept_bytes(&lowering, trace, Recompute::None);
-        Kept { all, for_weight }
-    };
-    let most = kept(&trace);
-    for tensor in &mut trace.tensors {
-        let Placement::Shard(dim) = tensor.placements.on(Axis::Tp) else {
-            continue;
+impl Counted<'_> {
+    /// Runs a step, and another in which all that stays is there from the beginning.
+    ///
+    /// # Errors
+    /// When a block cannot be traced.
+    pub(crate) fn held(&self) -> Result<Held, CostError> {
+        let actions = &self.program.ranks[self.member.pp as usize];
+        let device = self.device();
+        let mut stages = self
+            .stages(&device)
+            .map_err(|e| CostError::Trace(e.to_string()))?;
+        let mut held = Held {
+            states: stages.state_bytes(),
+            peak_saved: Bytes(0),
+            peak: Bytes(0),
         };
-        if tensor.global[dim] == scenario.model.vocab {
-            tensor.shape[dim] = shard_size(scenario.model.vocab, strategy.tp, tp);
-        }
-    }
-    let own = kept(&trace);
-    Ok(Kept {
-        all: most.all - own.all,
-        for_weight: most.for_weight - own.for_weight,
-    })
-}
-
-fn of_stage(assembled: &Assembled, stage: u32) -> Kept {
-    let stage = &assembled.stages[stage as usize];
-    Kept {
-        all: stage.saved,
-        for_weight: stage.saved_for_weight,
-    }
-}
-
-/// The most held at the end of any action; `kept` by stage and micro-batch.
-fn peak(
-    actions: &[Action],
-    kept: impl Fn(u32, u32) -> Result<Kept, CostError>,
-) -> Result<Bytes, CostError> {
-    let mut now = Bytes(0);
-    let mut most = Bytes(0);
-    for action in actions {
-        let passes = matches!(
-            action.kind,
-            ActionKind::F | ActionKind::B | ActionKind::I | ActionKind::W
-        );
-        if !passes {
-            continue;
-        }
-        let kept = kept(action.stage, action.micro_batch)?;
-        match action.kind {
-            ActionKind::F => now += kept.all,
-            ActionKind::B => now -= kept.all,
-            ActionKind::I => {
-                now += kept.for_weight;
-                now -= kept.all;
+        for _ in 0..2 {
+            let _ = device.take_peak();
+            for (index, &action) in actions.iter().enumerate() {
+                sure(stages.prefetch(&device, index));
+                if action.kind.is_pass() {
+                    sure(stages.pass(&device, action, &()));
+                    held.peak_saved = held.peak_saved.max(Bytes(stages.saved_bytes()));
+                } else if action.kind == ActionKind::Optim {
+                    sure(stages.end_sends(&device));
+                    sure(stages.update(&device));
+                } else {
+                    sure(stages.exchange(&device, action));
+                }
             }
-            _ => now -= kept.for_weight,
+            held.peak = Bytes(device.take_peak());
         }
-        most = most.max(now);
+        Ok(held)
     }
-    Ok(most)
+
+    fn device(&self) -> Counting {
+        let s = self.strategy;
+        let of_micro_batch = s.micro_batch * self.scenario.workload.seq_len / s.cp;
+        let tokens = Tokens {
+            count: of_micro_batch * s.num_micro_batches,
+            embeds: self.rank_of_stage.first() == Some(&(self.member.pp as u32)),
+        };
+        let attention = self.scenario.runtime.attention;
+        Counting::new(attention == AttentionKernel::CudnnElseTwoPass, tokens)
+    }
+
+    fn stages(&self, device: &Counting) -> Result<Stages<'_, Counting>, ModelError> {
+        let s = self.strategy;
+        let pp = self.member.pp as usize;
+        let model = &self.scenario.model;
+        let position = BlockPosition {
+            mesh: BlockMesh {
+                tp: s.tp,
+                cp: s.cp,
+                ep: s.ep,
+                etp: s.etp,
+            },
+            at: [self.member.tp, 0, 0, 0],
+        };
+        let layout = self.layout();
+        let mut known = Known::default();
+        let mut all = Vec::new();
+        for (stage, &owner) in (0u32..).zip(self.rank_of_stage) {
+            if owner as usize == pp {
+                all.push((stage, self.stage(device, &mut known, &position, stage)?));
+            }
+        }
+        let plan = train::Plan {
+            actions: &self.program.ranks[pp],
+            peers: self.rank_of_stage.iter().map(|&pp| pp as usize).collect(),
+            arrived: self.program.arrived(self.rank_of_stage).swap_remove(pp),
+            hidden: (
+                models::stage::hidden(model, &layout, &position)?,
+                layout.dtype,
+            ),
+            zero: s.zero,
+            reduces_beside: s.overlap.grad_reduce,
+            keeps_losses: self.member.tp == 0,
+            micro_batches: s.num_micro_batches as usize,
+        };
+        Ok(Stages::new(plan, all))
+    }
+
+    fn stage(
+        &self,
+        device: &Counting,
+        known: &mut Known,
+        position: &BlockPosition,
+        stage: u32,
+    ) -> Result<Stage<Counting>, ModelError> {
+        let model = &self.scenario.model;
+        let recipes = Recipe::of_stage(model, self.strategy, u64::from(stage));
+        let mut block = |recipe: &Recipe, routing| self.block(known, recipe, routing);
+        let balanced = recipes.iter().map(|r| block(r, Routing::Balanced));
+        let blocks = balanced.collect::<Result<Vec<_>, _>>()?;
+        let mut recorded = FxHashMap::default();
+        for (&(micro_batch, layer), &rows) in &self.member.rows {
+            let index = recipes.iter().position(|r| r.layer == Some(layer));
+            if let Some(index) = index {
+                let block = block(&recipes[index], Routing::Recorded(rows))?;
+                recorded.insert((micro_batch, index), block);
+            }
+        }
+        let slots = models::stage::slots(model, &recipes, &blocks, position);
+        let plan = StatesPlan {
+            zero: self.strategy.zero,
+            dtype: self.layout().dtype,
+            exact: false,
+            bucket: StatesPlan::BUCKET,
+            seed: 0,
+        };
+        let states = sure(States::new(device, slots, self.sharing(), plan));
+        let whole = blocks.clone();
+        let made: Made<Infallible> = Box::new(move |micro_batch, index| {
+            let recorded = recorded.get(&(micro_batch, index));
+            Ok(Arc::clone(recorded.unwrap_or(&whole[index])))
+        });
+        Ok(Stage::new(blocks, Some(made), states))
+    }
+
+    fn block(
+        &self,
+        known: &mut Known,
+        recipe: &Recipe,
+        routing: Routing,
+    ) -> Result<Arc<Block>, ModelError> {
+        let key = (recipe.class, recipe.keep, routing);
+        if let Some(block) = known.get(&key) {
+            return Ok(Arc::clone(block));
+        }
+        let attention = match self.scenario.runtime.attention {
+            AttentionKernel::Unfused => Attention::Pieces,
+            _ => Attention::Fused,
+        };
+        let layout = BlockLayout {
+            routing,
+            ..self.layout()
+        };
+        let mut block = recipe.block(&self.scenario.model, &layout, attention)?;
+        // Traces are of the first rank, which has the most of what ranks cannot share out evenly.
+        let ranks = self.strategy.tp;
+        for tensor in &mut block.trace.tensors {
+            if let Placement::Shard(dim) = tensor.placements.on(Axis::Tp)
+                && !tensor.global[dim].is_multiple_of(ranks)
+            {
+                tensor.shape[dim] = shard_size(tensor.global[dim], ranks, self.member.tp);
+            }
+        }
+        let block = Arc::new(block);
+        known.insert(key, Arc::clone(&block));
+        Ok(block)
+    }
+
+    fn layout(&self) -> BlockLayout {
+        let workload = &self.scenario.workload;
+        BlockLayout::of(self.strategy, workload.seq_len, workload.precision)
+    }
+
+    /// How many ranks share dense states, and those of experts.
+    fn sharing(&self) -> [Sharing<<Counting as Device>::Group>; 2] {
+        let s = self.strategy;
+        let sharded = s.zero != Zero::Z0;
+        let kinds = [
+            (s.dp_shard * s.cp, s.dp() * s.cp),
+            ((s.edp() / s.dp_replicate).max(1), s.edp()),
+        ];
+        let tp = s.tp as usize;
+        kinds.map(|(shard, all)| {
+            let (shard, all) = (if sharded { shard } else { 1 } as usize, all as usize);
+            Sharing {
+                shard,
+                gather: shard,
+                replicate: all / shard,
+                all,
+                all_with_tp: all * tp,
+                tp,
+                speaks: true,
+            }
+        })
+    }
 }

@@ -1,4 +1,5 @@
-//! Global tensors: placements, propagation, redistribution, autograd tape; the meta device.
+//! Global tensors: placements, propagation, redistribution, autograd tape; the meta device; one rank's part of a
+//! training step on any device.
 
 mod attention;
 pub mod block;
@@ -15,6 +16,7 @@ pub mod plan;
 pub mod tape;
 mod tensor;
 mod trace;
+pub mod train;
 
 pub use attention::CausalAttention;
 pub use epilogues::Epilogues;

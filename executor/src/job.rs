@@ -1,14 +1,13 @@
 //! A training job: a plan with everything needed to run it.
 
-use catalog::{DType, Model, Precision, ScheduleKind, Workload};
-use plans::Strategy;
+use catalog::{DType, Model, ModelConfig, Precision, ScheduleKind, Workload};
 use plans::program::{self, Program};
 use plans::schedule::{self, Schedule};
+use plans::{Recompute, Strategy};
 
 use crate::data::Dataset;
 use crate::error::ExecutorError;
 use crate::settings::Settings;
-use crate::stage::{self, Plan};
 
 /// A training job.
 #[derive(Clone, Debug)]
@@ -47,7 +46,7 @@ impl Job {
         data: Dataset,
         settings: Settings,
     ) -> Result<Self, ExecutorError> {
-        stage::check(&model)?;
+        check(&model, &strategy)?;
         // One stage runs its micro-batches in order whatever the schedule is called.
         let kind = if strategy.pp == 1 {
             ScheduleKind::OneFOneB
@@ -82,18 +81,24 @@ impl Job {
     pub fn dtype(&self) -> DType {
         self.precision.activation()
     }
+}
 
-    /// What its stages are made of.
-    pub(crate) fn plan(&self) -> Plan<'_> {
-        Plan {
-            model: &self.model,
-            strategy: &self.strategy,
-            seq_len: self.seq_len,
-            precision: self.precision,
-            seed: self.settings.seed,
-            gradient_bucket: self.settings.gradient_bucket,
-            execution: self.settings.execution,
-            numerics: self.settings.numerics,
-        }
+/// Refuses what the executor cannot run, before any rank starts.
+fn check(model: &ModelConfig, strategy: &Strategy) -> Result<(), ExecutorError> {
+    let reason = if matches!(strategy.recompute, Recompute::SelectiveOps) {
+        Some("recompute=selective_ops is torchtitan's; use none, selective, full or layers:N")
+    } else if model.constants.rope_scaling == catalog::RopeScaling::Other {
+        Some("this rope_type (default, linear, llama3 and yarn are)")
+    } else if model.mtp_layers > 0 {
+        Some("prediction modules; set num_nextn_predict_layers to 0 to train without them")
+    } else {
+        None
+    };
+    match reason {
+        Some(reason) => Err(ExecutorError::Model {
+            model: model.name.clone(),
+            reason: reason.to_owned(),
+        }),
+        None => Ok(()),
     }
 }

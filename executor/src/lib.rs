@@ -10,9 +10,7 @@ mod processes;
 mod rank;
 mod report;
 mod settings;
-mod slots;
 mod stage;
-mod states;
 mod train;
 
 pub use data::Dataset;
@@ -20,6 +18,6 @@ pub use error::ExecutorError;
 pub use job::Job;
 pub use mesh::{Mesh, Place};
 pub use processes::train_rank;
-pub use report::{MemoryUse, RankReport, Routed, StateBytes, StepReport};
+pub use report::{MemoryUse, RankReport, StepReport};
 pub use settings::{AdamW, Execution, Settings};
 pub use train::{Checkpoints, Observer, Outcome, Session, train, train_on};

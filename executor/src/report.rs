@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use dtensor::RoutedRows;
+use dtensor::train::{Routed, StateBytes};
 use plans::Event;
 use serde::{Deserialize, Serialize};
 
@@ -47,19 +48,6 @@ pub struct MemoryUse {
     pub reserved: u64,
 }
 
-/// Bytes of what lives for the whole step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StateBytes {
-    /// Parameters as kernels read them.
-    pub parameters: u64,
-    /// Gradients.
-    pub gradients: u64,
-    /// Master weights.
-    pub master: u64,
-    /// Both moments.
-    pub moments: u64,
-}
-
 /// A step that is done.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
@@ -83,15 +71,4 @@ impl RankReport {
         let routed = self.routed.iter();
         routed.map(|r| ((r.micro_batch, r.layer), r.rows)).collect()
     }
-}
-
-/// Rows (a token's choice of an expert is one) that reached a rank's experts in one forward.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Routed {
-    /// Micro-batch.
-    pub micro_batch: u32,
-    /// Layer.
-    pub layer: u64,
-    /// The rows.
-    pub rows: RoutedRows,
 }

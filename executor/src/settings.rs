@@ -40,11 +40,6 @@ pub enum Execution {
     Graph,
 }
 
-impl Settings {
-    /// `bucket_cap_mb` of PyTorch's DistributedDataParallel.
-    pub const GRADIENT_BUCKET: Bytes = Bytes(25 << 20);
-}
-
 /// AdamW with linear warm-up and cosine decay (Loshchilov and Hutter 2019).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {

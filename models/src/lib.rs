@@ -8,6 +8,7 @@ mod modules;
 pub mod names;
 mod plan_section;
 pub mod sharding;
+pub mod stage;
 
 use catalog::DType;
 use catalog::model::ModelConfig;

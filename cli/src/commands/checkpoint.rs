@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use cpu_device::Numerics;
+use dtensor::train::StatesPlan;
 use executor::checkpoint::{Checkpoint, Manifest, ParameterEntry};
 use executor::{AdamW, Checkpoints, Dataset, Execution, Job, Observer, Session, Settings};
 use serde::Serialize;
@@ -151,7 +152,7 @@ fn reshard(args: &ReshardArgs) -> Result<ExitCode, CliError> {
         numerics: Numerics::Fast,
         execution: Execution::Replayed,
         dropout_by_rank: false,
-        gradient_bucket: Settings::GRADIENT_BUCKET,
+        gradient_bucket: StatesPlan::BUCKET,
         optimizer: AdamW::default(),
         timeout: Duration::from_secs(600),
     };

@@ -1,5 +1,5 @@
 //! Our executor on a machine that was measured: every operator at the price its kernel was measured at, and what
-//! ranks do beside blocks, pass by pass as `executor::states` does it.
+//! ranks do beside blocks, pass by pass as `dtensor::train::States` does it.
 //!
 //! Where ranks share cores, communication is their own work, so nothing overlaps with it. Between GPUs an exchange
 //! of a block costs what packing it was measured to take, and the message; messages of data parallelism run beside

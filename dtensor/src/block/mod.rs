@@ -2,7 +2,6 @@
 
 pub mod pass;
 mod program;
-pub mod sizes;
 
 pub use pass::{Forward, Parameters, Saved};
 pub use program::{Attention, Block, Half, Keep, Step};

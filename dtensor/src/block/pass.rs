@@ -91,9 +91,13 @@ pub trait Pass {
     ///
     /// # Errors
     /// When a watch stops the rank.
-    fn ran(&self, op: AnyOp<'_>) -> Result<(), Self::Error>;
-    /// Rows that reached this rank's experts.
-    fn routed(&self) -> Option<RoutedRows>;
+    fn ran(&self, _op: AnyOp<'_>) -> Result<(), Self::Error> {
+        Ok(())
+    }
+    /// Rows that reached this rank's experts, where it is known.
+    fn routed(&self) -> Option<RoutedRows> {
+        None
+    }
 }
 
 /// What a device's passes keep.

@@ -1,9 +1,11 @@
 //! Pieces of a checkpoint: what a rank saves of its states, and where it loads them from.
 
+use std::ops::Range;
+
+use dtensor::train::{Slot, States};
+
 use crate::device::Device;
 use crate::error::ExecutorError;
-use crate::slots::Slot;
-use crate::states::States;
 
 /// Master weights, first and second moments of some elements.
 pub type Triple = [Vec<f32>; 3];
@@ -46,26 +48,43 @@ pub(crate) fn pieces<D: Device>(
     skip: Option<&str>,
 ) -> Result<Vec<Piece>, ExecutorError> {
     let mut pieces: Vec<Piece> = Vec::new();
-    states.own_runs(device, |slot, name, first, data| {
-        if !states.speaks_for(slot, tp) || skip == Some(name.as_str()) {
-            return;
+    for slot in &states.slots {
+        let Some((in_slot, here)) = states.own_part(slot) else {
+            continue;
+        };
+        if !states.speaks_for(slot, tp) {
+            continue;
         }
-        let run = [first, data[0].len() as u64];
-        match pieces.last_mut().filter(|p| p.name == name) {
-            Some(piece) => {
-                piece.runs.push(run);
-                for (all, more) in piece.data.iter_mut().zip(data) {
-                    all.extend_from_slice(more);
-                }
+        let [master, momentum, variance] = states.own_states(slot.kind);
+        let own = [
+            device.read(master, here.clone())?,
+            device.read(momentum, here.clone())?,
+            device.read(variance, here)?,
+        ];
+        slot.runs(&in_slot, |expert, first, at| {
+            let name = slot.name_of(expert);
+            if skip == Some(name.as_str()) {
+                return;
             }
-            None => pieces.push(Piece {
-                name,
-                global: slot.global.clone(),
-                runs: vec![run],
-                data: data.map(<[f32]>::to_vec),
-            }),
-        }
-    })?;
+            let place = at.start - in_slot.start..at.end - in_slot.start;
+            let data = own.each_ref().map(|own| &own[place.clone()]);
+            let run = [first, place.len() as u64];
+            match pieces.last_mut().filter(|p| p.name == name) {
+                Some(piece) => {
+                    piece.runs.push(run);
+                    for (all, more) in piece.data.iter_mut().zip(data) {
+                        all.extend_from_slice(more);
+                    }
+                }
+                None => pieces.push(Piece {
+                    name,
+                    global: slot.global.clone(),
+                    runs: vec![run],
+                    data: data.map(<[f32]>::to_vec),
+                }),
+            }
+        });
+    }
     Ok(pieces)
 }
 
@@ -75,9 +94,37 @@ pub(crate) fn load<D: Device>(
     states: &mut States<D>,
     source: &dyn Source,
 ) -> Result<(), ExecutorError> {
-    states.load(device, |slot: &Slot, name, first, into| {
-        source.read(name, &slot.global, first, into)
-    })
+    for at in 0..states.slots.len() {
+        let slot = &states.slots[at];
+        let Some((in_slot, here)) = states.own_part(slot) else {
+            continue;
+        };
+        let kind = slot.kind;
+        let read = read(slot, &in_slot, source)?;
+        let own = states.own_states_mut(kind);
+        for (own, read) in own.into_iter().zip(&read) {
+            device.write(own, here.start, read)?;
+        }
+    }
+    states.take_master(device)
+}
+
+/// Master weights and moments of elements of a slot.
+fn read(
+    slot: &Slot,
+    elements: &Range<usize>,
+    source: &dyn Source,
+) -> Result<Triple, ExecutorError> {
+    let mut states = [(); 3].map(|()| vec![0.0; elements.len()]);
+    let mut outcome = Ok(());
+    slot.runs(elements, |expert, first, at| {
+        let place = at.start - elements.start..at.end - elements.start;
+        let into = states.each_mut().map(|all| &mut all[place.clone()]);
+        if outcome.is_ok() {
+            outcome = source.read(&slot.name_of(expert), &slot.global, first, into);
+        }
+    });
+    outcome.map(|()| states)
 }
 
 /// Copies what the runs of a piece and the wanted run have in common; returns how many elements.

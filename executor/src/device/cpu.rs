@@ -2,8 +2,10 @@
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
 use catalog::{DType, Precision};
@@ -14,8 +16,9 @@ use cpu_device::{
 };
 use dtensor::TensorId;
 use dtensor::block::{Attention, Block, Forward, Parameters};
+use dtensor::train::{self, FlatStates, Gradients, Passing, Run};
 
-use super::interface::{Device, Devices, FlatStates, Gradients, Passing, Run};
+use super::interface::{Device, Devices};
 use crate::error::ExecutorError;
 use crate::report::MemoryUse;
 use crate::settings::AdamW;
@@ -71,6 +74,36 @@ pub struct Cpu<'c> {
 }
 
 impl Cpu<'_> {
+    /// Everyone's trees, merged.
+    fn all_trees(
+        &self,
+        group: &Group,
+        mut trees: BTreeMap<usize, TreeSum>,
+    ) -> Result<BTreeMap<usize, TreeSum>, ExecutorError> {
+        if group.size() == 1 {
+            return Ok(trees);
+        }
+        let mut bytes = Vec::new();
+        for (start, tree) in &trees {
+            bytes.extend((*start as u64).to_le_bytes());
+            tree.write(&mut bytes);
+        }
+        let arrived = group.all_gather(self.machine.comm, "gradients", Arc::new(bytes))?;
+        let arrived = arrived.wait(self.machine.comm)?;
+        for (index, bytes) in arrived.iter().enumerate() {
+            if index == group.index {
+                continue;
+            }
+            let mut bytes = bytes.as_slice();
+            while !bytes.is_empty() {
+                let (start, rest) = bytes.split_at(8);
+                let start = u64::from_le_bytes(start.try_into().expect("eight bytes")) as usize;
+                bytes = trees.entry(start).or_default().read(rest);
+            }
+        }
+        Ok(trees)
+    }
+
     /// A message of another size: the sender runs another program.
     fn expect(
         &self,
@@ -104,7 +137,7 @@ fn pieces(parts: &[Message], wanted: Range<usize>) -> impl Iterator<Item = &[u8]
     })
 }
 
-impl Device for Cpu<'_> {
+impl train::Device for Cpu<'_> {
     type Tensor = Tensor;
     type Flat = Vec<f32>;
     type Parcel = Message;
@@ -113,21 +146,16 @@ impl Device for Cpu<'_> {
     type Whole = Vec<Message>;
     type Saved = Saved;
     type Batch<'b> = MicroBatch<'b>;
-    type Captured = Infallible;
-    const NAME: &'static str = "cpu";
-    const PRECISIONS: &'static [Precision] = &[Precision::Fp32, Precision::Bf16];
-    const ATTENTION: Attention = Attention::Pieces;
+    type Group = Group;
+    type Trees = BTreeMap<usize, TreeSum>;
+    type Error = ExecutorError;
 
-    fn set_watch(&mut self, watch: &'static dyn Watch) {
-        self.machine.watch = Some(watch);
+    fn size(group: &Group) -> usize {
+        group.size()
     }
 
-    fn batch<'b>(
-        &self,
-        _micro_batch: u32,
-        batch: MicroBatch<'b>,
-    ) -> Result<MicroBatch<'b>, ExecutorError> {
-        Ok(batch)
+    fn index(group: &Group) -> usize {
+        group.index
     }
 
     fn forward(
@@ -151,25 +179,20 @@ impl Device for Cpu<'_> {
         batch: &MicroBatch<'_>,
         parameters: &dyn Parameters<Tensor>,
         passing: Passing<'_, Self>,
-        mut gradients: &mut dyn Gradients<Self>,
+        gradients: &mut dyn Gradients<Self>,
     ) -> Result<Option<Tensor>, ExecutorError> {
         let context = Context {
             machine: &self.machine,
             batch,
             parameters,
         };
-        let Passing {
-            saved,
-            gradient,
-            half,
-        } = passing;
         Ok(cpu_device::backward(
             block,
             &context,
-            saved,
-            gradient,
-            half,
-            &mut gradients,
+            passing.saved,
+            passing.gradient,
+            passing.half,
+            &mut Sink(gradients),
         )?)
     }
 
@@ -177,12 +200,12 @@ impl Device for Cpu<'_> {
         cpu_device::kept_bytes(saved)
     }
 
-    fn shape(tensor: &Tensor) -> &[usize] {
-        &tensor.shape
+    fn elements(tensor: &Tensor) -> usize {
+        tensor.shape.iter().product()
     }
 
-    fn flat(&self, values: Vec<f32>) -> Result<Vec<f32>, ExecutorError> {
-        Ok(values)
+    fn flat(&self, _: usize, draw: &dyn Fn() -> Vec<f32>) -> Result<Vec<f32>, ExecutorError> {
+        Ok(draw())
     }
 
     fn zeros(&self, len: usize) -> Result<Vec<f32>, ExecutorError> {
@@ -195,19 +218,6 @@ impl Device for Cpu<'_> {
 
     fn clear(&self, flat: &mut Vec<f32>) -> Result<(), ExecutorError> {
         flat.fill(0.0);
-        Ok(())
-    }
-
-    fn read<'f>(
-        &self,
-        flat: &'f Vec<f32>,
-        range: Range<usize>,
-    ) -> Result<Cow<'f, [f32]>, ExecutorError> {
-        Ok(Cow::Borrowed(&flat[range]))
-    }
-
-    fn write(&self, flat: &mut Vec<f32>, at: usize, values: &[f32]) -> Result<(), ExecutorError> {
-        flat[at..at + values.len()].copy_from_slice(values);
         Ok(())
     }
 
@@ -244,42 +254,6 @@ impl Device for Cpu<'_> {
         tensor: &Tensor,
     ) -> Result<(), ExecutorError> {
         self.write(flat, at, &tensor.f32())
-    }
-
-    fn set_numbers(&self, step: &AdamWStep) -> Result<(), ExecutorError> {
-        self.numbers.set(Some(*step));
-        Ok(())
-    }
-
-    fn measure(
-        &self,
-        gradients: &[(&Vec<f32>, Range<usize>)],
-        losses: Option<&Vec<f32>>,
-        optimizer: &AdamW,
-    ) -> Result<(), ExecutorError> {
-        let mut sum = ExactSum::default();
-        for (flat, range) in gradients {
-            for &x in &flat[range.clone()] {
-                sum.add(f64::from(x) * f64::from(x));
-            }
-        }
-        let finite = losses.is_none_or(|losses| losses.iter().all(|x| x.is_finite()));
-        let norm = sum.value().sqrt();
-        self.scale.set(match finite {
-            true => optimizer.scale(norm),
-            false => f32::NAN,
-        });
-        *self.squares.borrow_mut() = sum;
-        Ok(())
-    }
-
-    fn squares(&self) -> Result<ExactSum, ExecutorError> {
-        Ok(self.squares.borrow().clone())
-    }
-
-    fn set_scale(&self, scale: f32) -> Result<(), ExecutorError> {
-        self.scale.set(scale);
-        Ok(())
     }
 
     fn adamw(
@@ -323,10 +297,6 @@ impl Device for Cpu<'_> {
         Ok(pack(&flat[range]))
     }
 
-    fn meet(&self, _: &[(usize, u64)]) -> Result<(), ExecutorError> {
-        Ok(())
-    }
-
     fn send(
         &self,
         to: usize,
@@ -353,18 +323,6 @@ impl Device for Cpu<'_> {
         let expected = shape.iter().product::<usize>() * dtype.size() as usize;
         self.expect(from, what, &bytes, expected)?;
         Ok(Tensor::unpack(shape, &bytes, dtype))
-    }
-
-    fn receive_flat(
-        &self,
-        from: usize,
-        channel: u64,
-        what: &str,
-        len: usize,
-    ) -> Result<Vec<f32>, ExecutorError> {
-        let bytes = self.machine.comm.receive(from, channel, what)?;
-        self.expect(from, what, &bytes, 4 * len)?;
-        Ok(unpack(&bytes))
     }
 
     fn all_gather(
@@ -448,6 +406,115 @@ impl Device for Cpu<'_> {
         Ok(())
     }
 
+    fn sum_trees(
+        &self,
+        group: &Group,
+        uses: Vec<BTreeMap<usize, TreeSum>>,
+        own: Range<usize>,
+        (flat, at): (&mut Vec<f32>, usize),
+    ) -> Result<(), ExecutorError> {
+        let mut sums = vec![0.0; own.len()];
+        for (u, trees) in uses.into_iter().enumerate() {
+            for (start, tree) in self.all_trees(group, trees)? {
+                let Some(root) = tree.root() else { continue };
+                let here = root
+                    .into_iter()
+                    .zip(start..)
+                    .filter(|(_, at)| own.contains(at));
+                for (x, at) in here {
+                    let sum = &mut sums[at - own.start];
+                    // Each use of a tied weight is whole before they are added.
+                    *sum = if u == 0 { x } else { *sum + x };
+                }
+            }
+        }
+        self.write(flat, at, &sums)
+    }
+}
+
+impl Device for Cpu<'_> {
+    type Captured = Infallible;
+    const NAME: &'static str = "cpu";
+    const PRECISIONS: &'static [Precision] = &[Precision::Fp32, Precision::Bf16];
+    const ATTENTION: Attention = Attention::Pieces;
+
+    fn set_watch(&mut self, watch: &'static dyn Watch) {
+        self.machine.watch = Some(watch);
+    }
+
+    fn batch<'b>(
+        &self,
+        _micro_batch: u32,
+        batch: MicroBatch<'b>,
+    ) -> Result<MicroBatch<'b>, ExecutorError> {
+        Ok(batch)
+    }
+
+    fn read<'f>(
+        &self,
+        flat: &'f Vec<f32>,
+        range: Range<usize>,
+    ) -> Result<Cow<'f, [f32]>, ExecutorError> {
+        Ok(Cow::Borrowed(&flat[range]))
+    }
+
+    fn write(&self, flat: &mut Vec<f32>, at: usize, values: &[f32]) -> Result<(), ExecutorError> {
+        flat[at..at + values.len()].copy_from_slice(values);
+        Ok(())
+    }
+
+    fn set_numbers(&self, step: &AdamWStep) -> Result<(), ExecutorError> {
+        self.numbers.set(Some(*step));
+        Ok(())
+    }
+
+    fn measure(
+        &self,
+        gradients: &[(&Vec<f32>, Range<usize>)],
+        losses: Option<&Vec<f32>>,
+        optimizer: &AdamW,
+    ) -> Result<(), ExecutorError> {
+        let mut sum = ExactSum::default();
+        for (flat, range) in gradients {
+            for &x in &flat[range.clone()] {
+                sum.add(f64::from(x) * f64::from(x));
+            }
+        }
+        let finite = losses.is_none_or(|losses| losses.iter().all(|x| x.is_finite()));
+        let norm = sum.value().sqrt();
+        self.scale.set(match finite {
+            true => optimizer.scale(norm),
+            false => f32::NAN,
+        });
+        *self.squares.borrow_mut() = sum;
+        Ok(())
+    }
+
+    fn squares(&self) -> Result<ExactSum, ExecutorError> {
+        Ok(self.squares.borrow().clone())
+    }
+
+    fn set_scale(&self, scale: f32) -> Result<(), ExecutorError> {
+        self.scale.set(scale);
+        Ok(())
+    }
+
+    fn meet(&self, _: &[(usize, u64)]) -> Result<(), ExecutorError> {
+        Ok(())
+    }
+
+    fn receive_flat(
+        &self,
+        from: usize,
+        channel: u64,
+        what: &str,
+        len: usize,
+    ) -> Result<Vec<f32>, ExecutorError> {
+        let bytes = self.machine.comm.receive(from, channel, what)?;
+        self.expect(from, what, &bytes, 4 * len)?;
+        Ok(unpack(&bytes))
+    }
+
     fn settle(&self, _: &str) -> Result<(), ExecutorError> {
         Ok(())
     }
@@ -488,13 +555,17 @@ impl Device for Cpu<'_> {
     }
 }
 
-impl GradientSink for &mut dyn Gradients<Cpu<'_>> {
+/// Gradients as the cpu device adds to them.
+struct Sink<'g, 'c>(&'g mut dyn Gradients<Cpu<'c>>);
+
+impl GradientSink for Sink<'_, '_> {
     fn plain(&mut self, id: TensorId) -> &mut [f32] {
-        let (flat, slot) = self.sum(id);
+        let (flat, slot) = self.0.sum(id);
         &mut flat[slot.offset..slot.offset + slot.len]
     }
 
     fn tree(&mut self, id: TensorId, range: Range<usize>, sum: TreeSum) {
-        self.add_tree(id, range.start, sum);
+        let trees = self.0.trees(id);
+        trees.entry(range.start).or_default().merge(sum);
     }
 }

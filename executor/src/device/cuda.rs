@@ -16,8 +16,9 @@ use cuda_device::{
 };
 use dtensor::TensorId;
 use dtensor::block::{Attention, Block, Forward, Parameters};
+use dtensor::train::{self, FlatStates, Gradients, Passing, Run};
 
-use super::interface::{Device, Devices, FlatStates, Gradients, Passing, Run};
+use super::interface::{Device, Devices};
 use crate::error::ExecutorError;
 use crate::report::MemoryUse;
 use crate::settings::AdamW;
@@ -46,10 +47,13 @@ pub enum Messages {
     Host,
 }
 
-impl Devices for Gpus {
-    type Device<'c> = Machine<'c>;
+/// One rank on a GPU.
+pub struct Cuda<'c>(Machine<'c>);
 
-    fn open<'c>(&self, host: cpu_device::Machine<'c>) -> Result<Machine<'c>, ExecutorError> {
+impl Devices for Gpus {
+    type Device<'c> = Cuda<'c>;
+
+    fn open<'c>(&self, host: cpu_device::Machine<'c>) -> Result<Cuda<'c>, ExecutorError> {
         let ordinal = self.ordinal.unwrap_or(host.comm.rank() as u32);
         let gpu = Rc::new(Gpu::new(ordinal)?);
         let device = cuda_device::Device::new(Rc::<Gpu>::clone(&gpu))
@@ -61,7 +65,7 @@ impl Devices for Gpus {
         }
         let links = NcclLinks::new(gpu, host.comm, self.timeout)?;
         check(&host)?;
-        Ok(Machine::linked(device, host, Rc::new(links)))
+        Ok(Cuda(Machine::linked(device, host, Rc::new(links))))
     }
 }
 
@@ -72,9 +76,9 @@ impl Devices for Gpus {
 pub fn on(
     device: cuda_device::Device,
     host: cpu_device::Machine<'_>,
-) -> Result<Machine<'_>, ExecutorError> {
+) -> Result<Cuda<'_>, ExecutorError> {
     check(&host)?;
-    Ok(Machine::new(device, host))
+    Ok(Cuda(Machine::new(device, host)))
 }
 
 fn check(host: &cpu_device::Machine<'_>) -> Result<(), ExecutorError> {
@@ -101,7 +105,7 @@ fn part(flat: &Tensor, range: &Range<usize>) -> Tensor {
     flat.part(range.start, vec![range.len()])
 }
 
-impl Device for Machine<'_> {
+impl train::Device for Cuda<'_> {
     type Tensor = Tensor;
     type Flat = Tensor;
     type Parcel = Tensor;
@@ -110,21 +114,16 @@ impl Device for Machine<'_> {
     type Whole = Tensor;
     type Saved = Saved;
     type Batch<'b> = Batch<'b>;
-    type Captured = Graph;
-    const NAME: &'static str = "cuda";
-    const PRECISIONS: &'static [Precision] = &[Precision::Fp32, Precision::Bf16, Precision::Fp8];
-    const ATTENTION: Attention = Attention::Fused;
+    type Group = Group;
+    type Trees = ();
+    type Error = ExecutorError;
 
-    fn set_watch(&mut self, watch: &'static dyn Watch) {
-        self.host.watch = Some(watch);
+    fn size(group: &Group) -> usize {
+        group.size()
     }
 
-    fn batch<'b>(
-        &self,
-        micro_batch: u32,
-        batch: MicroBatch<'b>,
-    ) -> Result<Batch<'b>, ExecutorError> {
-        Ok(Machine::batch(self, micro_batch, batch)?)
+    fn index(group: &Group) -> usize {
+        group.index
     }
 
     fn forward(
@@ -135,7 +134,7 @@ impl Device for Machine<'_> {
         input: Option<Tensor>,
     ) -> Result<Forward<Tensor, Saved>, ExecutorError> {
         let context = Context {
-            machine: self,
+            machine: &self.0,
             batch,
             parameters,
         };
@@ -148,25 +147,20 @@ impl Device for Machine<'_> {
         batch: &Batch<'_>,
         parameters: &dyn Parameters<Tensor>,
         passing: Passing<'_, Self>,
-        mut gradients: &mut dyn Gradients<Self>,
+        gradients: &mut dyn Gradients<Self>,
     ) -> Result<Option<Tensor>, ExecutorError> {
         let context = Context {
-            machine: self,
+            machine: &self.0,
             batch,
             parameters,
         };
-        let Passing {
-            saved,
-            gradient,
-            half,
-        } = passing;
         Ok(cuda_device::backward(
             block,
             &context,
-            saved,
-            gradient,
-            half,
-            &mut gradients,
+            passing.saved,
+            passing.gradient,
+            passing.half,
+            &mut Sink(gradients),
         )?)
     }
 
@@ -174,17 +168,19 @@ impl Device for Machine<'_> {
         cuda_device::kept_bytes(saved)
     }
 
-    fn shape(tensor: &Tensor) -> &[usize] {
-        &tensor.shape
+    fn elements(tensor: &Tensor) -> usize {
+        tensor.len()
     }
 
-    fn flat(&self, values: Vec<f32>) -> Result<Tensor, ExecutorError> {
+    fn flat(&self, len: usize, draw: &dyn Fn() -> Vec<f32>) -> Result<Tensor, ExecutorError> {
+        let values = draw();
+        debug_assert_eq!(values.len(), len);
         let host = cpu_device::Tensor::new(vec![values.len()], values, DType::F32);
-        Ok(self.device.upload(&host)?)
+        Ok(self.0.device.upload(&host)?)
     }
 
     fn zeros(&self, len: usize) -> Result<Tensor, ExecutorError> {
-        Ok(self.device.zeros(vec![len], DType::F32)?)
+        Ok(self.0.device.zeros(vec![len], DType::F32)?)
     }
 
     fn len(flat: &Tensor) -> usize {
@@ -192,27 +188,13 @@ impl Device for Machine<'_> {
     }
 
     fn clear(&self, flat: &mut Tensor) -> Result<(), ExecutorError> {
-        let launcher = &self.device.launcher;
+        let launcher = &self.0.device.launcher;
         Ok(launcher.fill(flat.address(), 0, flat.bytes())?)
-    }
-
-    fn read<'f>(
-        &self,
-        flat: &'f Tensor,
-        range: Range<usize>,
-    ) -> Result<Cow<'f, [f32]>, ExecutorError> {
-        let host = self.device.download(&part(flat, &range))?;
-        Ok(Cow::Owned(host.into_f32()))
-    }
-
-    fn write(&self, flat: &mut Tensor, at: usize, values: &[f32]) -> Result<(), ExecutorError> {
-        let to = part(flat, &(at..at + values.len()));
-        Ok(self.device.write(&to, values)?)
     }
 
     fn put(&self, flat: &mut Tensor, at: usize, from: &Tensor) -> Result<(), ExecutorError> {
         let to = part(flat, &(at..at + from.len()));
-        Ok(copy(self, &to, from)?)
+        Ok(copy(&self.0, &to, from)?)
     }
 
     fn add(
@@ -222,7 +204,7 @@ impl Device for Machine<'_> {
         (terms, range): (&Tensor, Range<usize>),
     ) -> Result<(), ExecutorError> {
         let to = part(flat, &(at..at + range.len()));
-        Ok(self.device.add_into(&to, &part(terms, &range))?)
+        Ok(self.0.device.add_into(&to, &part(terms, &range))?)
     }
 
     fn rounded(
@@ -234,7 +216,7 @@ impl Device for Machine<'_> {
     ) -> Result<Tensor, ExecutorError> {
         let values = flat.part(range.start, shape);
         debug_assert_eq!(values.len(), range.len());
-        Ok(self.device.cast(&values, dtype)?)
+        Ok(self.0.device.cast(&values, dtype)?)
     }
 
     fn put_tensor(
@@ -245,33 +227,6 @@ impl Device for Machine<'_> {
     ) -> Result<(), ExecutorError> {
         debug_assert_eq!(tensor.dtype, DType::F32);
         self.put(flat, at, tensor)
-    }
-
-    fn set_numbers(&self, step: &AdamWStep) -> Result<(), ExecutorError> {
-        Ok(self.optimizer()?.set_numbers(step)?)
-    }
-
-    fn measure(
-        &self,
-        gradients: &[(&Tensor, Range<usize>)],
-        losses: Option<&Tensor>,
-        optimizer: &AdamW,
-    ) -> Result<(), ExecutorError> {
-        let gradients = gradients.iter();
-        let parts: Vec<Tensor> = gradients.map(|(flat, range)| part(flat, range)).collect();
-        let losses: Vec<Tensor> = losses.into_iter().cloned().collect();
-        let limit = optimizer.clip_norm;
-        Ok(self.optimizer()?.measure(&parts, &losses, limit)?)
-    }
-
-    fn squares(&self) -> Result<ExactSum, ExecutorError> {
-        let mut sum = ExactSum::default();
-        sum.add(self.optimizer()?.squares()?);
-        Ok(sum)
-    }
-
-    fn set_scale(&self, scale: f32) -> Result<(), ExecutorError> {
-        Ok(self.optimizer()?.set_scale(scale)?)
     }
 
     fn adamw(
@@ -296,37 +251,7 @@ impl Device for Machine<'_> {
             }
         });
         let weights: Vec<_> = weights.collect();
-        Ok(self.optimizer()?.step(&weights)?)
-    }
-
-    fn captures(&self) -> Result<(), &'static str> {
-        self.links.captures()
-    }
-
-    fn begin_capture(&self) -> Result<(), ExecutorError> {
-        Ok(self.device.begin_capture()?)
-    }
-
-    fn end_capture(&self) -> Result<Graph, ExecutorError> {
-        Ok(self.device.end_capture()?)
-    }
-
-    fn replay(&self, captured: &Graph) -> Result<(), ExecutorError> {
-        Ok(captured.replay()?)
-    }
-
-    fn take_peak(&self) -> Option<MemoryUse> {
-        let memory = &self.device.memory;
-        let usage = memory.usage();
-        memory.reset_peak();
-        Some(MemoryUse {
-            peak: usage.peak,
-            reserved: usage.reserved,
-        })
-    }
-
-    fn attention_library(&self) -> Option<Result<String, String>> {
-        self.device.launcher.attention_library()
+        Ok(self.0.optimizer()?.step(&weights)?)
     }
 
     fn parcel(&self, tensor: &Tensor) -> Result<Tensor, ExecutorError> {
@@ -337,10 +262,6 @@ impl Device for Machine<'_> {
         Ok(part(flat, &range))
     }
 
-    fn meet(&self, peers: &[(usize, u64)]) -> Result<(), ExecutorError> {
-        Ok(self.links.meet(peers)?)
-    }
-
     fn send(
         &self,
         to: usize,
@@ -348,11 +269,11 @@ impl Device for Machine<'_> {
         what: &str,
         parcel: &Tensor,
     ) -> Result<Ticket, ExecutorError> {
-        Ok(self.links.send(to, channel, what, parcel)?)
+        Ok(self.0.links.send(to, channel, what, parcel)?)
     }
 
     fn sent(&self, sending: Ticket) -> Result<(), ExecutorError> {
-        Ok(self.links.wait(sending)?)
+        Ok(self.0.links.wait(sending)?)
     }
 
     fn receive(
@@ -362,19 +283,9 @@ impl Device for Machine<'_> {
         what: &str,
         (shape, dtype): (Vec<usize>, DType),
     ) -> Result<Tensor, ExecutorError> {
-        let x = self.device.tensor(shape, dtype)?;
-        self.links.receive(from, channel, what, &x)?;
+        let x = self.0.device.tensor(shape, dtype)?;
+        self.0.links.receive(from, channel, what, &x)?;
         Ok(x)
-    }
-
-    fn receive_flat(
-        &self,
-        from: usize,
-        channel: u64,
-        what: &str,
-        len: usize,
-    ) -> Result<Tensor, ExecutorError> {
-        self.receive(from, channel, what, (vec![len], DType::F32))
     }
 
     fn all_gather(
@@ -384,19 +295,22 @@ impl Device for Machine<'_> {
         own: Tensor,
         lengths: &[usize],
     ) -> Result<Moving, ExecutorError> {
-        let whole = self.device.tensor(vec![lengths.iter().sum()], own.dtype)?;
+        let whole = self
+            .0
+            .device
+            .tensor(vec![lengths.iter().sum()], own.dtype)?;
         let mut at = 0;
         let mut parts = Vec::with_capacity(lengths.len());
         for &len in lengths {
             parts.push(whole.part(at, vec![len]));
             at += len;
         }
-        let ticket = self.links.all_gather(group, what, &own, &parts)?;
+        let ticket = self.0.links.all_gather(group, what, &own, &parts)?;
         Ok((ticket, whole))
     }
 
     fn gathered(&self, (ticket, whole): Moving) -> Result<Tensor, ExecutorError> {
-        self.links.wait(ticket)?;
+        self.0.links.wait(ticket)?;
         Ok(whole)
     }
 
@@ -422,8 +336,8 @@ impl Device for Machine<'_> {
         parts: Vec<Tensor>,
     ) -> Result<Moving, ExecutorError> {
         let own = vec![parts[group.index].len()];
-        let own = self.device.tensor(own, DType::F32)?;
-        let ticket = self.links.reduce_scatter(group, what, &parts, &own)?;
+        let own = self.0.device.tensor(own, DType::F32)?;
+        let ticket = self.0.links.reduce_scatter(group, what, &parts, &own)?;
         Ok((ticket, own))
     }
 
@@ -443,10 +357,11 @@ impl Device for Machine<'_> {
         }
         let parts: Vec<Tensor> = runs.iter().map(|run| part(flat, run)).collect();
         if let [one] = parts.as_slice() {
-            let ticket = self.links.all_reduce(group, what, one, one)?;
-            return Ok(self.links.wait(ticket)?);
+            let ticket = self.0.links.all_reduce(group, what, one, one)?;
+            return Ok(self.0.links.wait(ticket)?);
         }
         let together = self
+            .0
             .device
             .tensor(vec![parts.iter().map(Tensor::len).sum()], DType::F32)?;
         let mut at = 0;
@@ -458,32 +373,139 @@ impl Device for Machine<'_> {
             })
             .collect();
         for (place, from) in places.iter().zip(&parts) {
-            copy(self, &part(&together, place), from)?;
+            copy(&self.0, &part(&together, place), from)?;
         }
-        let ticket = self.links.all_reduce(group, what, &together, &together)?;
-        self.links.wait(ticket)?;
+        let ticket = self.0.links.all_reduce(group, what, &together, &together)?;
+        self.0.links.wait(ticket)?;
         for (place, to) in places.iter().zip(&parts) {
-            copy(self, to, &part(&together, place))?;
+            copy(&self.0, to, &part(&together, place))?;
         }
         Ok(())
     }
+}
+
+impl Device for Cuda<'_> {
+    type Captured = Graph;
+    const NAME: &'static str = "cuda";
+    const PRECISIONS: &'static [Precision] = &[Precision::Fp32, Precision::Bf16, Precision::Fp8];
+    const ATTENTION: Attention = Attention::Fused;
+
+    fn set_watch(&mut self, watch: &'static dyn Watch) {
+        self.0.host.watch = Some(watch);
+    }
+
+    fn batch<'b>(
+        &self,
+        micro_batch: u32,
+        batch: MicroBatch<'b>,
+    ) -> Result<Batch<'b>, ExecutorError> {
+        Ok(self.0.batch(micro_batch, batch)?)
+    }
+
+    fn read<'f>(
+        &self,
+        flat: &'f Tensor,
+        range: Range<usize>,
+    ) -> Result<Cow<'f, [f32]>, ExecutorError> {
+        let host = self.0.device.download(&part(flat, &range))?;
+        Ok(Cow::Owned(host.into_f32()))
+    }
+
+    fn write(&self, flat: &mut Tensor, at: usize, values: &[f32]) -> Result<(), ExecutorError> {
+        let to = part(flat, &(at..at + values.len()));
+        Ok(self.0.device.write(&to, values)?)
+    }
+
+    fn set_numbers(&self, step: &AdamWStep) -> Result<(), ExecutorError> {
+        Ok(self.0.optimizer()?.set_numbers(step)?)
+    }
+
+    fn measure(
+        &self,
+        gradients: &[(&Tensor, Range<usize>)],
+        losses: Option<&Tensor>,
+        optimizer: &AdamW,
+    ) -> Result<(), ExecutorError> {
+        let gradients = gradients.iter();
+        let parts: Vec<Tensor> = gradients.map(|(flat, range)| part(flat, range)).collect();
+        let losses: Vec<Tensor> = losses.into_iter().cloned().collect();
+        let limit = optimizer.clip_norm;
+        Ok(self.0.optimizer()?.measure(&parts, &losses, limit)?)
+    }
+
+    fn squares(&self) -> Result<ExactSum, ExecutorError> {
+        let mut sum = ExactSum::default();
+        sum.add(self.0.optimizer()?.squares()?);
+        Ok(sum)
+    }
+
+    fn set_scale(&self, scale: f32) -> Result<(), ExecutorError> {
+        Ok(self.0.optimizer()?.set_scale(scale)?)
+    }
+
+    fn captures(&self) -> Result<(), &'static str> {
+        self.0.links.captures()
+    }
+
+    fn begin_capture(&self) -> Result<(), ExecutorError> {
+        Ok(self.0.device.begin_capture()?)
+    }
+
+    fn end_capture(&self) -> Result<Graph, ExecutorError> {
+        Ok(self.0.device.end_capture()?)
+    }
+
+    fn replay(&self, captured: &Graph) -> Result<(), ExecutorError> {
+        Ok(captured.replay()?)
+    }
+
+    fn take_peak(&self) -> Option<MemoryUse> {
+        let memory = &self.0.device.memory;
+        let usage = memory.usage();
+        memory.reset_peak();
+        Some(MemoryUse {
+            peak: usage.peak,
+            reserved: usage.reserved,
+        })
+    }
+
+    fn attention_library(&self) -> Option<Result<String, String>> {
+        self.0.device.launcher.attention_library()
+    }
+
+    fn meet(&self, peers: &[(usize, u64)]) -> Result<(), ExecutorError> {
+        Ok(self.0.links.meet(peers)?)
+    }
+
+    fn receive_flat(
+        &self,
+        from: usize,
+        channel: u64,
+        what: &str,
+        len: usize,
+    ) -> Result<Tensor, ExecutorError> {
+        train::Device::receive(self, from, channel, what, (vec![len], DType::F32))
+    }
 
     fn settle(&self, what: &str) -> Result<(), ExecutorError> {
-        Ok(self.links.settle(what)?)
+        Ok(self.0.links.settle(what)?)
     }
 
     fn mark(&self) -> Result<(), ExecutorError> {
-        Ok(self.device.launcher.mark()?)
+        Ok(self.0.device.launcher.mark()?)
     }
 
     fn laps(&self) -> Result<Vec<f64>, ExecutorError> {
-        Ok(self.device.launcher.laps()?)
+        Ok(self.0.device.launcher.laps()?)
     }
 }
 
-impl GradientSink for &mut dyn Gradients<Machine<'_>> {
+/// Gradients as the cuda device adds to them.
+struct Sink<'g, 'c>(&'g mut dyn Gradients<Cuda<'c>>);
+
+impl GradientSink for Sink<'_, '_> {
     fn gradient(&mut self, id: TensorId) -> Tensor {
-        let (flat, slot) = self.sum(id);
+        let (flat, slot) = self.0.sum(id);
         flat.part(slot.offset, slot.shape())
     }
 }

@@ -6,5 +6,5 @@ mod cuda;
 mod interface;
 
 pub use cpu::{Cores, Cpu};
-pub use cuda::{Gpus, Messages, on};
-pub use interface::{Device, Devices, FlatStates, Gradients, Passing, Run};
+pub use cuda::{Cuda, Gpus, Messages, on};
+pub use interface::{Device, Devices};

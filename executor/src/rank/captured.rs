@@ -39,20 +39,19 @@ impl<D: Device> Rank<'_, D> {
 
     /// Everything up to what only the host knows.
     fn passes(&mut self, step: u64) -> Result<(), ExecutorError> {
-        let last_backward = self.last_backward();
         let actions = self.actions;
         for (index, &action) in actions.iter().enumerate() {
             if action.kind == ActionKind::Optim {
                 self.measure()?;
             } else {
-                self.prefetch(action, &actions[index + 1..])?;
-                self.act(action, step, &last_backward)?;
+                self.stages.prefetch(&self.device, index)?;
+                self.act(action, step)?;
             }
         }
         if self.world.size() == 1 {
             self.update()?;
         }
-        self.take_routed();
+        self.stages.take_routed();
         Ok(())
     }
 

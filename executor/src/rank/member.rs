@@ -1,12 +1,10 @@
 //! A rank: what it holds, the ranks that it talks to, and what it saves and loads.
 
-use std::collections::HashMap;
-
 use comm::{Communicator, Group};
 use cpu_device::{Machine, Watch};
 use dtensor::BlockPosition;
-use plans::program::Arrived;
-use plans::{Action, ActionKind};
+use dtensor::train::{self, Stages};
+use plans::Action;
 
 use crate::checkpoint::{self, Piece, Source};
 use crate::device::{Device, Devices};
@@ -15,10 +13,8 @@ use crate::job::Job;
 use crate::mesh::{Mesh, Place};
 use crate::report::RankReport;
 use crate::settings::Execution;
-use crate::stage::{self, Stage};
+use crate::stage;
 
-/// First channel of pipeline transfers; a boundary between stages has two.
-const PIPELINE: u64 = 1000;
 /// Channel of sums over all ranks.
 const WORLD: u64 = 30;
 /// Channels of tied weights' gradients, from the first stage and to it, and of which elements come.
@@ -37,19 +33,9 @@ pub(crate) struct Rank<'j, D: Device> {
     pub(super) comm: &'j dyn Communicator,
     pub(super) device: D,
     pub(super) position: BlockPosition,
-    pub(super) stages: Vec<(u32, Stage<D>)>,
+    pub(super) stages: Stages<'j, D>,
     pub(super) actions: &'j [Action],
     pub(super) world: Group,
-    /// Shape of what goes from a stage to the next.
-    pub(super) hidden: Vec<usize>,
-    /// Activations and gradients waiting at a stage, by `(backward, stage, micro-batch)`.
-    pub(super) waiting: HashMap<(bool, u32, u32), D::Tensor>,
-    /// What is being sent, by what began it.
-    pub(super) sending: HashMap<Action, D::Sending>,
-    /// Sends that have arrived, by what tells of them.
-    pub(super) arrived: Arrived,
-    /// Losses of every token of the step by micro-batch, where this rank has any.
-    pub(super) losses: Option<D::Flat>,
     pub(super) report: RankReport,
     /// Whether a step has run: kernels are compiled, and everything that stays is there.
     pub(super) has_run: bool,
@@ -69,18 +55,30 @@ impl<'j, D: Device> Rank<'j, D> {
         let position = mesh.block_position(rank);
         let device = devices.open(machine(job, mesh, comm, watch))?;
         check_captured(job, &device, watch.is_some())?;
-        let plan = job.plan();
         let owned = (0u32..)
             .zip(&job.schedule.rank_of_stage)
             .filter(|&(_, &owner)| u64::from(owner) == place.pp);
         let stages = owned
             .map(|(stage, _)| {
                 let sharing = stage::sharing(mesh, rank, job.strategy.zero);
-                let made = Stage::new(&plan, &device, sharing, &position, u64::from(stage))?;
+                let made = job.stage(&device, sharing, &position, u64::from(stage))?;
                 Ok((stage, made))
             })
             .collect::<Result<Vec<_>, ExecutorError>>()?;
         let mut arrived = job.program.arrived(&job.schedule.rank_of_stage);
+        let actions = &job.program.ranks[place.pp as usize];
+        let owners = job.schedule.rank_of_stage.iter();
+        let hidden = models::stage::hidden(&job.model, &job.layout(), &position)?;
+        let step = train::Plan {
+            actions,
+            peers: owners.map(|&pp| mesh.peer(rank, u64::from(pp))).collect(),
+            arrived: arrived.swap_remove(place.pp as usize),
+            hidden: (hidden, job.dtype()),
+            zero: job.strategy.zero,
+            reduces_beside: job.strategy.overlap.grad_reduce,
+            keeps_losses: place.tp == 0,
+            micro_batches: job.strategy.num_micro_batches as usize,
+        };
         let made = Self {
             job,
             mesh,
@@ -88,14 +86,9 @@ impl<'j, D: Device> Rank<'j, D> {
             comm,
             device,
             position,
-            stages,
-            actions: &job.program.ranks[place.pp as usize],
+            stages: Stages::new(step, stages),
+            actions,
             world: mesh.group(rank, WORLD, |_| ()),
-            hidden: stage::hidden(&plan, &position)?,
-            waiting: HashMap::new(),
-            sending: HashMap::new(),
-            arrived: arrived.swap_remove(place.pp as usize),
-            losses: None,
             report: RankReport {
                 rank,
                 pp: place.pp,
@@ -111,18 +104,11 @@ impl<'j, D: Device> Rank<'j, D> {
 
     /// Ranks and channels that tensors go through one by one.
     fn peers(&self) -> Vec<(usize, u64)> {
-        let neighbours = self.actions.iter().filter_map(|&a| match a.kind {
-            ActionKind::SendF | ActionKind::RecvB => Some((a, a.stage + 1)),
-            ActionKind::RecvF | ActionKind::SendB => Some((a, a.stage - 1)),
-            _ => None,
-        });
-        let mut peers: Vec<_> = neighbours
-            .map(|(a, stage)| (self.neighbour(stage), Self::channel(a)))
-            .collect();
+        let mut peers = self.stages.transfers();
         if self.tied_name().is_some() {
-            let ends = [0, self.last_stage()];
+            let ends = [0, self.stages.last()];
             for (end, stage) in ends.into_iter().enumerate() {
-                if self.stages.iter().any(|(s, _)| *s == stage) {
+                if self.stages.get(stage).is_some() {
                     let sharers = self.sharers(ends[1 - end]);
                     peers.extend(sharers.iter().flat_map(|&peer| TIED.map(|c| (peer, c))));
                 }
@@ -135,7 +121,7 @@ impl<'j, D: Device> Rank<'j, D> {
     pub(crate) fn pieces(&self) -> Result<Vec<Piece>, ExecutorError> {
         let tied = self.tied_name();
         let mut pieces = Vec::new();
-        for (stage, made) in &self.stages {
+        for (stage, made) in &self.stages.all {
             let skip = tied.as_deref().filter(|_| *stage > 0);
             let tp = self.place.tp;
             pieces.extend(checkpoint::pieces(&self.device, &made.states, tp, skip)?);
@@ -145,7 +131,7 @@ impl<'j, D: Device> Rank<'j, D> {
 
     /// Sets all states from a source.
     pub(crate) fn load(&mut self, source: &dyn Source) -> Result<(), ExecutorError> {
-        for (_, stage) in &mut self.stages {
+        for (_, stage) in &mut self.stages.all {
             checkpoint::load(&self.device, &mut stage.states, source)?;
         }
         Ok(())
@@ -154,48 +140,14 @@ impl<'j, D: Device> Rank<'j, D> {
     /// Name of a weight that the first and the last stage both hold.
     pub(super) fn tied_name(&self) -> Option<String> {
         let names = models::names::names(&self.job.model);
-        let tied = self.job.model.tied_embeddings && self.last_stage() > 0;
+        let tied = self.job.model.tied_embeddings && self.stages.last() > 0;
         tied.then(|| format!("{}.weight", names.embedding))
     }
 
     pub(crate) fn report(mut self) -> RankReport {
-        for (_, stage) in &self.stages {
-            let bytes = stage.states.bytes();
-            let sum = &mut self.report.states;
-            sum.parameters += bytes.parameters;
-            sum.gradients += bytes.gradients;
-            sum.master += bytes.master;
-            sum.moments += bytes.moments;
-        }
+        self.report.states = self.stages.state_bytes();
         self.report.attention_library = self.device.attention_library();
         self.report
-    }
-
-    pub(super) fn stage(&mut self, stage: u32) -> (&mut Stage<D>, &D) {
-        let at = self.stages.iter().position(|(s, _)| *s == stage);
-        let at = at.expect("a rank's actions are of its own stages");
-        (&mut self.stages[at].1, &self.device)
-    }
-
-    pub(super) fn last_stage(&self) -> u32 {
-        self.job.schedule.rank_of_stage.len() as u32 - 1
-    }
-
-    pub(super) fn channel(a: Action) -> u64 {
-        // Between stages s and s + 1: forward 2s, backward 2s + 1.
-        let s = u64::from(a.stage);
-        PIPELINE
-            + match a.kind {
-                ActionKind::SendF => 2 * s,
-                ActionKind::RecvF => 2 * (s - 1),
-                ActionKind::SendB => 2 * (s - 1) + 1,
-                _ => 2 * s + 1,
-            }
-    }
-
-    pub(super) fn neighbour(&self, stage: u32) -> usize {
-        let owner = self.job.schedule.rank_of_stage[stage as usize];
-        self.mesh.peer(self.place.rank, u64::from(owner))
     }
 
     /// Ranks that share the dense states of another stage at this rank's place.

@@ -2,7 +2,7 @@
 
 mod captured;
 mod member;
-mod passes;
+mod micro_batch;
 mod step;
 mod times;
 mod update;

@@ -1,6 +1,5 @@
 //! One step of a rank: its actions, one after the other.
 
-use std::collections::HashMap;
 use std::time::Instant;
 
 use cpu_device::FirstNonFinite;
@@ -9,7 +8,7 @@ use plans::{Action, ActionKind};
 use super::member::{Captured, Rank};
 use crate::device::Device;
 use crate::error::ExecutorError;
-use crate::report::{Routed, StepReport};
+use crate::report::StepReport;
 use crate::settings::Execution;
 
 impl<D: Device> Rank<'_, D> {
@@ -41,19 +40,17 @@ impl<D: Device> Rank<'_, D> {
     }
 
     fn step_by_action(&mut self, step: u64) -> Result<(), ExecutorError> {
-        let last_backward = self.last_backward();
         let actions = self.actions;
         let mut peak_saved = 0;
         self.device.mark()?;
         for (index, &action) in actions.iter().enumerate() {
-            self.prefetch(action, &actions[index + 1..])?;
+            self.stages.prefetch(&self.device, index)?;
             self.device.mark()?;
-            self.act(action, step, &last_backward)?;
+            self.act(action, step)?;
             self.device.mark()?;
-            let saved = self.stages.iter().map(|(_, s)| s.saved_bytes()).sum();
-            peak_saved = peak_saved.max(saved);
+            peak_saved = peak_saved.max(self.stages.saved_bytes());
         }
-        let routed = self.take_routed();
+        let routed = self.stages.take_routed();
         if peak_saved > self.report.peak_saved {
             self.report.peak_saved = peak_saved;
             self.report.routed = routed;
@@ -65,80 +62,28 @@ impl<D: Device> Rank<'_, D> {
         Ok(())
     }
 
-    pub(super) fn take_routed(&mut self) -> Vec<Routed> {
-        let routed = self.stages.iter_mut().flat_map(|(_, s)| s.take_routed());
-        routed.collect()
-    }
-
-    /// Before a pass, sends the parameters that will be gathered next: they arrive while it runs.
-    pub(super) fn prefetch(
-        &mut self,
-        action: Action,
-        later: &[Action],
-    ) -> Result<(), ExecutorError> {
-        let pass = matches!(
-            action.kind,
-            ActionKind::F | ActionKind::B | ActionKind::I | ActionKind::W
-        );
-        let next = later.iter().find(|a| a.kind == ActionKind::Unshard);
-        match next.filter(|_| pass) {
-            Some(next) => {
-                let (stage, device) = self.stage(next.stage);
-                stage.states.prefetch(device)
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// Micro-batch of every stage's last backward.
-    pub(super) fn last_backward(&self) -> HashMap<u32, u32> {
-        let backward = |a: &&Action| matches!(a.kind, ActionKind::B | ActionKind::W);
-        let done = self.actions.iter().filter(backward);
-        done.map(|a| (a.stage, a.micro_batch)).collect()
-    }
-
     /// Runs the passes of a step again, to name the operator that made the first number that is not
     /// finite. Weights are still what they were; gradients are of no use any more.
     pub(super) fn name_non_finite(&mut self, step: u64) -> Result<(), ExecutorError> {
         self.captured = Captured::<D>::default();
         self.device.set_watch(&FirstNonFinite);
-        let last_backward = self.last_backward();
         for &action in self.actions.iter().filter(|a| a.kind != ActionKind::Optim) {
-            self.act(action, step, &last_backward)?;
+            self.act(action, step)?;
         }
         self.world.barrier(self.comm)?;
         Ok(())
     }
 
-    pub(super) fn act(
-        &mut self,
-        a: Action,
-        step: u64,
-        last_backward: &HashMap<u32, u32>,
-    ) -> Result<(), ExecutorError> {
-        match a.kind {
-            ActionKind::F => self.forward(a, step),
-            ActionKind::B | ActionKind::I | ActionKind::W => {
-                let last = last_backward.get(&a.stage) == Some(&a.micro_batch);
-                self.backward(a, step, last)
-            }
-            ActionKind::RecvF | ActionKind::RecvB => self.receive(a),
-            ActionKind::SendF | ActionKind::SendB => self.send(a),
-            ActionKind::Unshard => {
-                let (stage, device) = self.stage(a.stage);
-                stage.states.unshard(device)
-            }
-            ActionKind::Reshard => {
-                self.stage(a.stage).0.states.reshard();
-                Ok(())
-            }
-            ActionKind::ReduceGrad => {
-                let last = last_backward.get(&a.stage) == Some(&a.micro_batch);
-                let comm = self.comm;
-                let (stage, device) = self.stage(a.stage);
-                stage.states.reduce(device, comm, last)
-            }
-            ActionKind::Optim => self.optimize(step),
+    pub(super) fn act(&mut self, a: Action, step: u64) -> Result<(), ExecutorError> {
+        if a.kind == ActionKind::Optim {
+            return self.optimize(step);
         }
+        if !a.kind.is_pass() {
+            return self.stages.exchange(&self.device, a);
+        }
+        let (ids, labels) = self.tokens(a.micro_batch, step);
+        let batch = self.micro_batch(a.micro_batch, step, &ids, &labels);
+        let batch = self.device.batch(a.micro_batch, batch)?;
+        self.stages.pass(&self.device, a, &batch)
     }
 }

@@ -24,18 +24,16 @@ impl<D: Device> Rank<'_, D> {
 
     /// Ends what is still being sent; whole gradients and their squares.
     pub(super) fn measure(&mut self) -> Result<(), ExecutorError> {
-        for (_, sending) in self.sending.drain() {
-            self.device.sent(sending)?;
-        }
+        self.stages.end_sends(&self.device)?;
         let tied = self.add_tied()?;
         let optimizer = &self.job.settings.optimizer;
         let tp = self.place.tp;
-        let measured = self.stages.iter().flat_map(|(stage, made)| {
+        let measured = self.stages.all.iter().flat_map(|(stage, made)| {
             let skip = tied.filter(|_| *stage > 0);
             made.states.measured(tp, skip)
         });
         let measured: Vec<_> = measured.collect();
-        let losses = self.losses.as_ref();
+        let losses = self.stages.losses.as_ref();
         self.device.measure(&measured, losses, optimizer)
     }
 
@@ -48,10 +46,7 @@ impl<D: Device> Rank<'_, D> {
 
     /// The optimizer.
     pub(super) fn update(&mut self) -> Result<(), ExecutorError> {
-        for (_, stage) in &mut self.stages {
-            stage.states.step(&self.device)?;
-        }
-        Ok(())
+        self.stages.update(&self.device)
     }
 
     /// Loss and gradient norm over all ranks; returns the norm.
@@ -59,7 +54,7 @@ impl<D: Device> Rank<'_, D> {
         // A rank that failed is noticed here: reading would wait for it.
         self.device.settle("a step")?;
         let mut loss = ExactSum::default();
-        if let Some(losses) = &self.losses {
+        if let Some(losses) = &self.stages.losses {
             for &token in self.device.read(losses, 0..D::len(losses))?.iter() {
                 loss.add(f64::from(token));
             }
@@ -96,14 +91,14 @@ impl<D: Device> Rank<'_, D> {
         let Some(name) = self.tied_name() else {
             return Ok(None);
         };
-        let last = self.last_stage();
+        let last = self.stages.last();
         let comm = self.comm;
         let ends = [0, last];
         let mut found = [None, None];
         let mut sending = Vec::new();
         // Send both before receiving either: one rank may hold both ends of a V.
         for (end, &stage) in ends.iter().enumerate() {
-            let Some((_, made)) = self.stages.iter().find(|(s, _)| *s == stage) else {
+            let Some(made) = self.stages.get(stage) else {
                 continue;
             };
             let slot = made.states.slots.iter().position(|s| s.name == name);
@@ -141,8 +136,7 @@ impl<D: Device> Rank<'_, D> {
             self.device.sent(sending)?;
         }
         for (stage, slot, first, theirs) in arrived {
-            let at = self.stages.iter().position(|(s, _)| *s == stage);
-            let states = &mut self.stages[at.expect("found above")].1.states;
+            let states = &mut self.stages.own(stage).states;
             states.add_tied(&self.device, slot, (first, &theirs))?;
         }
         Ok(found[1])

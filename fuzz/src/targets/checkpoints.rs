@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use catalog::Precision;
 use cpu_device::Numerics;
+use dtensor::train::StatesPlan;
 use executor::checkpoint::{Checkpoint, HubWeights, Manifest, Source};
 use executor::{AdamW, Dataset, Execution, Job, Observer, Session, Settings, StepReport};
 use serde_json::{Value, json};
@@ -82,7 +83,7 @@ fn written(strategy: &str) -> Option<Vec<u8>> {
         numerics: Numerics::Exact,
         execution: Execution::Replayed,
         dropout_by_rank: false,
-        gradient_bucket: Settings::GRADIENT_BUCKET,
+        gradient_bucket: StatesPlan::BUCKET,
         optimizer: AdamW::default(),
         timeout: Duration::from_secs(60),
     };

@@ -41,6 +41,12 @@ pub struct Action {
 }
 
 impl ActionKind {
+    /// Whether it runs blocks: a forward, a backward, or half of one.
+    #[must_use]
+    pub fn is_pass(self) -> bool {
+        matches!(self, Self::F | Self::B | Self::I | Self::W)
+    }
+
     /// How the kind is called in timelines and explanations.
     #[must_use]
     pub fn name(self) -> &'static str {

@@ -7,9 +7,9 @@ mod emulator;
 
 use catalog::Model;
 use catalog::Precision;
+use costmodel::Member;
 use cpu_device::Numerics;
-use cuda_device::Machine;
-use executor::device::Devices;
+use executor::device::{Cuda, Devices};
 use executor::{Checkpoints, ExecutorError, Job, Outcome, Session};
 
 use super::jobs::{changed, costs, families, session, sized, train};
@@ -18,9 +18,9 @@ use super::jobs::{changed, costs, families, session, sized, train};
 pub struct Emulated;
 
 impl Devices for Emulated {
-    type Device<'c> = Machine<'c>;
+    type Device<'c> = Cuda<'c>;
 
-    fn open<'c>(&self, host: cpu_device::Machine<'c>) -> Result<Machine<'c>, ExecutorError> {
+    fn open<'c>(&self, host: cpu_device::Machine<'c>) -> Result<Cuda<'c>, ExecutorError> {
         let device = emulator::device().expect("asked for before");
         executor::device::on(device, host)
     }
@@ -30,9 +30,9 @@ impl Devices for Emulated {
 struct WithLibrary;
 
 impl Devices for WithLibrary {
-    type Device<'c> = Machine<'c>;
+    type Device<'c> = Cuda<'c>;
 
-    fn open<'c>(&self, host: cpu_device::Machine<'c>) -> Result<Machine<'c>, ExecutorError> {
+    fn open<'c>(&self, host: cpu_device::Machine<'c>) -> Result<Cuda<'c>, ExecutorError> {
         let device = emulator::device_with_library().expect("asked for before");
         executor::device::on(device, host)
     }
@@ -99,16 +99,20 @@ pub(super) fn close(what: &str, got: &Outcome, want: &Outcome, bound: f64) {
 /// Every kind of bytes that a rank holds, predicted and counted.
 fn check_bytes(what: &str, job: &Job, outcome: &Outcome) {
     let costs = costs(job, "vescale-cuda");
-    let held = costs.held(&job.strategy).expect("traced");
     for rank in &outcome.ranks {
-        let states = &held[rank.pp as usize].states;
-        let saved = costs.peak_saved(&job.strategy, [rank.pp, rank.tp], &rank.routed_rows());
+        let member = Member {
+            pp: rank.pp,
+            tp: rank.tp,
+            rows: rank.routed_rows(),
+        };
+        let held = costs.held_by(&job.strategy, &member).expect("traced");
+        let states = &held.states;
         let pairs = [
-            ("parameters", states.parameters.0, rank.states.parameters),
-            ("gradients", states.gradients.0, rank.states.gradients),
-            ("master", states.master.0, rank.states.master),
-            ("moments", states.moments.0, rank.states.moments),
-            ("saved", saved.expect("traced").0, rank.peak_saved),
+            ("parameters", states.parameters, rank.states.parameters),
+            ("gradients", states.gradients, rank.states.gradients),
+            ("master", states.master, rank.states.master),
+            ("moments", states.moments, rank.states.moments),
+            ("saved", held.peak_saved.0, rank.peak_saved),
         ];
         for (name, predicted, counted) in pairs {
             assert_eq!(predicted, counted, "{what}, rank {}: {name}", rank.rank);
@@ -159,7 +163,7 @@ fn peaks_of_memory_are_predicted() {
             assert_eq!(library, takes, "{} {layout} {precision:?}", model.name);
             let counted = outcome.ranks[0].memory.expect("is counted").peak;
             let costs = costs(&job, "vescale-cuda");
-            let predicted = costs.peaks(&job.strategy).expect("traced")[0].0;
+            let predicted = costs.held(&job.strategy).expect("traced")[0].peak.0;
             let error = predicted as f64 / counted as f64 - 1.0;
             if error.abs() > 0.02 {
                 far.push(format!(

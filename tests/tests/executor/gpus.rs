@@ -218,14 +218,14 @@ fn peaks_of_several_ranks_are_predicted() {
         let mut job = sized(&model, layout, Numerics::Fast, precision, [1, 8, 32]);
         job.settings.steps = 1;
         let outcome = on_gpus(&job, Messages::Nccl).expect("trains");
-        let predicted = costs(&job, "vescale-cuda").peaks(&job.strategy);
-        for (pp, predicted) in (0u64..).zip(predicted.expect("traced")) {
+        let held = costs(&job, "vescale-cuda").held(&job.strategy);
+        for (pp, held) in (0u64..).zip(held.expect("traced")) {
             let peers = outcome.ranks.iter().filter(|rank| rank.pp == pp);
             let counted = peers
                 .filter_map(|rank| rank.memory)
                 .map(|memory| memory.peak);
             let counted = counted.max().expect("is counted");
-            let error = predicted.0 as f64 / counted as f64 - 1.0;
+            let error = held.peak.0 as f64 / counted as f64 - 1.0;
             if error.abs() > 0.02 {
                 far.push(format!("{kind} {layout} stage {pp}: {error:+.4}"));
             }

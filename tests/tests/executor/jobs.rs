@@ -5,6 +5,7 @@ use std::time::Duration;
 use catalog::{Model, ModelConfig};
 use catalog::{Precision, Workload};
 use costmodel::{CostModel, Scenario};
+use dtensor::train::StatesPlan;
 use executor::{AdamW, Dataset, Execution, Job, Observer, Outcome, Session, Settings};
 
 /// Sequences per step of every job.
@@ -149,7 +150,7 @@ pub fn sized(
         numerics,
         execution: Execution::Replayed,
         dropout_by_rank: false,
-        gradient_bucket: Settings::GRADIENT_BUCKET,
+        gradient_bucket: StatesPlan::BUCKET,
         optimizer: AdamW {
             learning_rate: 3e-3,
             ..AdamW::default()

@@ -2,6 +2,7 @@
 
 use catalog::Model;
 use catalog::Precision;
+use costmodel::Member;
 use cpu_device::Numerics;
 
 use super::exact::{ALONE, EXPERTS, MIXES, SCHEDULES, UNEVEN};
@@ -18,9 +19,13 @@ fn check(model: &Model, precision: Precision, layouts: &[&str]) {
         let held = costs.held(&job.strategy).expect("traced");
         // Experts keep what the tokens' choices brought them: every rank its own amount.
         for rank in &outcome.ranks {
-            let rows = rank.routed_rows();
-            let predicted = costs.peak_saved(&job.strategy, [rank.pp, rank.tp], &rows);
-            let (predicted, measured) = (predicted.expect("traced").0, rank.peak_saved);
+            let member = Member {
+                pp: rank.pp,
+                tp: rank.tp,
+                rows: rank.routed_rows(),
+            };
+            let predicted = costs.held_by(&job.strategy, &member).expect("traced");
+            let (predicted, measured) = (predicted.peak_saved.0, rank.peak_saved);
             if predicted != measured {
                 wrong.push(format!(
                     "{layout} rank {} saved: predicted {predicted}, measured {measured}",
@@ -34,20 +39,16 @@ fn check(model: &Model, precision: Precision, layouts: &[&str]) {
             let mut pairs = vec![
                 (
                     "parameters",
-                    held.states.parameters.0,
+                    held.states.parameters,
                     most(&|r| r.states.parameters),
                 ),
                 (
                     "gradients",
-                    held.states.gradients.0,
+                    held.states.gradients,
                     most(&|r| r.states.gradients),
                 ),
-                ("master", held.states.master.0, most(&|r| r.states.master)),
-                (
-                    "moments",
-                    held.states.moments.0,
-                    most(&|r| r.states.moments),
-                ),
+                ("master", held.states.master, most(&|r| r.states.master)),
+                ("moments", held.states.moments, most(&|r| r.states.moments)),
             ];
             if ranks().all(|r| r.routed.is_empty()) {
                 pairs.push(("saved", held.peak_saved.0, most(&|r| r.peak_saved)));

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use catalog::{Model, Precision, Workload};
 use cpu_device::Numerics;
 use cpu_device::{Seen, Watch, WatchError};
+use dtensor::train::StatesPlan;
 use dtensor::{CostClass, Pass};
 use executor::checkpoint::{Memory, Piece};
 use executor::{AdamW, Dataset, Execution, Job, Session, Settings};
@@ -114,7 +115,7 @@ fn check(model: &str, config: &Model) {
             numerics,
             execution: Execution::Replayed,
             dropout_by_rank: false,
-            gradient_bucket: Settings::GRADIENT_BUCKET,
+            gradient_bucket: StatesPlan::BUCKET,
             optimizer: AdamW {
                 clip_norm: None,
                 ..AdamW::default()

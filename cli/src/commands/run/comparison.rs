@@ -1,16 +1,16 @@
 //! What was measured beside what was predicted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use catalog::{Bytes, Seconds, profile};
-use costmodel::{CostModel, Held, Scenario};
+use costmodel::{CostModel, Held, Member, Scenario};
 use executor::{Job, Outcome, RankReport};
 use plans::Timeline;
 use reports::html::run::{Phase, RunReport};
 use serde::Serialize;
 
-use crate::args::{DeviceArg, NumericsArg, RunArgs};
+use crate::args::{NumericsArg, RunArgs};
 use crate::commands::device;
 use crate::commands::plan::Loaded;
 use crate::error::CliError;
@@ -28,10 +28,6 @@ const TOLD: f64 = 1e-6;
 pub(crate) struct Predicted {
     /// Who says what ranks hold.
     costs: CostModel,
-    /// What every pipeline rank holds.
-    held: Vec<Held>,
-    /// The most that every pipeline rank has in use on a GPU; nothing for a device that does not count it.
-    peaks: Vec<Bytes>,
     /// Times, where this machine has a profile.
     pub(crate) times: Option<Times>,
 }
@@ -53,15 +49,7 @@ pub(crate) fn predict(args: &RunArgs, loaded: &Loaded) -> Result<Predicted, CliE
         ..loaded.costs.scenario().clone()
     };
     let costs = CostModel::new(scenario.clone())?;
-    let predicted = Predicted {
-        held: costs.held(&loaded.strategy)?,
-        peaks: match args.device {
-            DeviceArg::Cpu => Vec::new(),
-            DeviceArg::Cuda => costs.peaks(&loaded.strategy)?,
-        },
-        costs,
-        times: None,
-    };
+    let predicted = Predicted { costs, times: None };
     let path = match &args.profile {
         Some(path) => path.as_path(),
         None if Path::new(profile::DEFAULT_PATH).exists() => Path::new(profile::DEFAULT_PATH),
@@ -349,51 +337,52 @@ fn memory(
     predicted: &Predicted,
 ) -> Result<Vec<MemoryJson>, CliError> {
     let mut lines = Vec::new();
-    for (rank, held) in (0u64..).zip(&predicted.held) {
+    for rank in 0..job.strategy.pp {
+        let peers = || outcome.ranks.iter().filter(|r| r.pp == rank);
         // Experts keep what the tokens' choices brought them.
-        let mut saved = Bytes(0);
-        for peer in outcome.ranks.iter().filter(|r| r.pp == rank) {
-            let rows = peer.routed_rows();
-            let of_peer = predicted
-                .costs
-                .peak_saved(&job.strategy, [rank, peer.tp], &rows)?;
-            saved = saved.max(of_peer);
-        }
-        let most = |bytes: fn(&RankReport) -> u64| {
-            let peers = outcome.ranks.iter().filter(|r| r.pp == rank);
-            peers.map(bytes).max().unwrap_or(0)
+        let members: BTreeSet<Member> = peers()
+            .map(|peer| Member {
+                pp: rank,
+                tp: peer.tp,
+                rows: peer.routed_rows(),
+            })
+            .collect();
+        let held = members
+            .iter()
+            .map(|member| predicted.costs.held_by(&job.strategy, member))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut line = |name, measured: fn(&RankReport) -> u64, predicted: fn(&Held) -> u64| {
+            lines.push(MemoryJson {
+                rank,
+                name,
+                measured_bytes: peers().map(measured).max().unwrap_or(0),
+                predicted_bytes: held.iter().map(predicted).max().unwrap_or(0),
+            });
         };
-        let states = &held.states;
-        let named = [
-            (
-                "parameters",
-                most(|r| r.states.parameters),
-                states.parameters,
-            ),
-            ("gradients", most(|r| r.states.gradients), states.gradients),
-            (
-                "optimizer: master parameters",
-                most(|r| r.states.master),
-                states.master,
-            ),
-            (
-                "optimizer: moments",
-                most(|r| r.states.moments),
-                states.moments,
-            ),
-            ("saved activations", most(|r| r.peak_saved), saved),
-        ];
-        let peak = predicted.peaks.get(rank as usize).map(|&peak| {
-            let used = most(|r| r.memory.map_or(0, |memory| memory.peak));
-            (MOST, used, peak)
-        });
-        let named = named.into_iter().chain(peak);
-        lines.extend(named.map(|(name, measured_bytes, predicted)| MemoryJson {
-            rank,
-            name,
-            measured_bytes,
-            predicted_bytes: predicted.0,
-        }));
+        line(
+            "parameters",
+            |r| r.states.parameters,
+            |h| h.states.parameters,
+        );
+        line("gradients", |r| r.states.gradients, |h| h.states.gradients);
+        line(
+            "optimizer: master parameters",
+            |r| r.states.master,
+            |h| h.states.master,
+        );
+        line(
+            "optimizer: moments",
+            |r| r.states.moments,
+            |h| h.states.moments,
+        );
+        line("saved activations", |r| r.peak_saved, |h| h.peak_saved.0);
+        if peers().any(|r| r.memory.is_some()) {
+            line(
+                MOST,
+                |r| r.memory.map_or(0, |memory| memory.peak),
+                |h| h.peak.0,
+            );
+        }
     }
     Ok(lines)
 }

@@ -17,6 +17,7 @@ use catalog::files::Kind;
 use costmodel::Scenario;
 use cpu_device::Numerics;
 use cpu_device::{Watch, WatchError};
+use dtensor::train::StatesPlan;
 use executor::checkpoint::{HubWeights, Source};
 use executor::{AdamW, Checkpoints, Dataset, Execution, Job, Outcome, Session, Settings};
 use plans::plan_file::TrainFile;
@@ -309,7 +310,7 @@ fn job(args: &RunArgs, loaded: &Loaded) -> Result<Job, CliError> {
             ExecutionArg::Graph => Execution::Graph,
         },
         dropout_by_rank: false,
-        gradient_bucket: train.map_or(Settings::GRADIENT_BUCKET, |train| {
+        gradient_bucket: train.map_or(StatesPlan::BUCKET, |train| {
             Bytes(train.gradient_bucket_mib.saturating_mul(1 << 20))
         }),
         optimizer: train.map_or_else(AdamW::default, optimizer),

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use catalog::Bytes;
 
-use crate::device::Device;
-use crate::slots::{Kind, Slot};
+use super::device::Device;
+use super::slot::{Kind, Slot};
 
 /// A run of slots of one partition whose gradients travel together.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,17 +1,15 @@
 //! One block's view of its stage's states: parameters to read, gradients to add to.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
-use cpu_device::TreeSum;
-use dtensor::TensorId;
-use dtensor::block::Parameters;
-
+use super::device::{Device, Gradients};
 use super::partition::Partition;
-use crate::device::{Device, Gradients};
-use crate::slots::Slot;
+use super::slot::Slot;
+use crate::block::Parameters;
+use crate::tensor::TensorId;
 
-/// Both.
-pub type Block<'s, D> = (
+/// A block's parameters, and where its gradients go.
+pub(super) type Block<'s, D> = (
     BlockParameters<'s, <D as Device>::Tensor>,
     BlockGradients<'s, D>,
 );
@@ -39,7 +37,7 @@ pub struct BlockGradients<'s, D: Device> {
     pub(super) partitions: &'s mut [Partition<D>],
     /// Of the running micro-batch, where they are apart from the sums.
     pub(super) running: &'s mut [Option<D::Flat>; 2],
-    pub(super) trees: &'s mut [Vec<BTreeMap<usize, TreeSum>>],
+    pub(super) trees: &'s mut [Vec<D::Trees>],
     pub(super) block: usize,
 }
 
@@ -51,8 +49,8 @@ impl<D: Device> Gradients<D> for BlockGradients<'_, D> {
         (sum.unwrap_or(&mut self.partitions[kind].gradient), slot)
     }
 
-    fn add_tree(&mut self, id: TensorId, start: usize, sum: TreeSum) {
+    fn trees(&mut self, id: TensorId) -> &mut D::Trees {
         let (slot, u) = self.index[&(self.block, id)];
-        self.trees[slot][u].entry(start).or_default().merge(sum);
+        &mut self.trees[slot][u]
     }
 }

@@ -2,26 +2,46 @@
 
 use std::ops::Range;
 
-use catalog::{DType, Zero};
-use comm::Group;
+use catalog::{Bytes, DType, Zero};
 
-use crate::device::Device;
-use crate::error::ExecutorError;
-use crate::slots::{Kind, Slot};
+use super::device::Device;
+use super::slot::{Kind, Slot};
+
+/// What the states of a stage depend on beside its parameters.
+#[derive(Clone, Copy, Debug)]
+pub struct StatesPlan {
+    /// ZeRO level.
+    pub zero: Zero,
+    /// Type of the parameters that kernels read.
+    pub dtype: DType,
+    /// Whether gradients are summed by trees whose order no layout changes.
+    pub exact: bool,
+    /// Least bytes of gradients that travel together.
+    pub bucket: Bytes,
+    /// Seed of the first parameters.
+    pub seed: u64,
+}
+
+impl StatesPlan {
+    /// Bytes of a bucket, unless something else is asked for: `bucket_cap_mb` of PyTorch's DistributedDataParallel.
+    pub const BUCKET: Bytes = Bytes(25 << 20);
+}
 
 /// Who shares the states of a kind of parameters with this rank.
 #[derive(Clone, Debug)]
-pub struct Sharing {
+pub struct Sharing<G> {
     /// Ranks that each own a shard.
-    pub shard: Group,
+    pub shard: G,
+    /// The same ranks, apart from their other messages: parameters may be gathered while gradients are reduced.
+    pub gather: G,
     /// Ranks that own the same shard.
-    pub replicate: Group,
+    pub replicate: G,
     /// Both together.
-    pub all: Group,
+    pub all: G,
     /// Both and the tensor-parallel ranks.
-    pub all_with_tp: Group,
+    pub all_with_tp: G,
     /// Tensor-parallel ranks.
-    pub tp: Group,
+    pub tp: G,
     /// Whether this rank speaks for its replicas in sums over all parameters.
     pub speaks: bool,
 }
@@ -29,7 +49,7 @@ pub struct Sharing {
 /// The flat states of one kind.
 pub(super) struct Partition<D: Device> {
     pub(super) kind: Kind,
-    pub(super) sharing: Sharing,
+    pub(super) sharing: Sharing<D::Group>,
     /// Elements before sharding.
     pub(super) elements: usize,
     /// Elements of the optimizer's states that this rank owns.
@@ -46,22 +66,24 @@ pub(super) struct Partition<D: Device> {
 impl<D: Device> Partition<D> {
     pub(super) fn new(
         device: &D,
-        (kind, sharing): (Kind, Sharing),
+        (kind, sharing): (Kind, Sharing<D::Group>),
         slots: &[Slot],
-        (zero, dtype): (Zero, DType),
-        seed: u64,
-    ) -> Result<Self, ExecutorError> {
+        plan: StatesPlan,
+    ) -> Result<Self, D::Error> {
         let mine = || slots.iter().filter(|s| s.kind == kind);
         let elements = mine().map(|s| s.len).sum::<usize>();
-        let own = owned(elements, sharing.shard.size(), sharing.shard.index);
-        let mut master = Vec::with_capacity(own.len());
-        for slot in mine() {
-            let Some(range) = overlap(&own, slot) else {
-                continue;
-            };
-            master.extend(slot.initial(seed, range.start - slot.offset..range.end - slot.offset));
-        }
-        let gradients = if zero >= Zero::Z2 {
+        let own = owned(elements, D::size(&sharing.shard), D::index(&sharing.shard));
+        let draw = || {
+            let parts = mine().filter_map(|slot| {
+                let range = overlap(&own, slot)?;
+                Some(slot.initial(
+                    plan.seed,
+                    range.start - slot.offset..range.end - slot.offset,
+                ))
+            });
+            parts.collect::<Vec<_>>().concat()
+        };
+        let gradients = if plan.zero >= Zero::Z2 {
             own.len()
         } else {
             elements
@@ -70,38 +92,38 @@ impl<D: Device> Partition<D> {
             kind,
             sharing,
             elements,
-            master: device.flat(master)?,
+            master: device.flat(own.len(), &draw)?,
             momentum: device.zeros(own.len())?,
             variance: device.zeros(own.len())?,
             gradient: device.zeros(gradients)?,
             shard: None,
             own,
         };
-        if zero == Zero::Z3 && !partition.is_whole() {
-            partition.shard = Some(partition.rounded(device, dtype)?);
+        if plan.zero == Zero::Z3 && !partition.is_whole() {
+            partition.shard = Some(partition.rounded(device, plan.dtype)?);
         }
         Ok(partition)
     }
 
     /// Elements that a member of the group that shards states owns.
     pub(super) fn owned(&self, rank: usize) -> Range<usize> {
-        owned(self.elements, self.sharing.shard.size(), rank)
+        owned(self.elements, D::size(&self.sharing.shard), rank)
     }
 
     /// The own elements as kernels read them.
-    pub(super) fn rounded(&self, device: &D, dtype: DType) -> Result<D::Tensor, ExecutorError> {
+    pub(super) fn rounded(&self, device: &D, dtype: DType) -> Result<D::Tensor, D::Error> {
         let len = self.own.len();
         device.rounded(&self.master, 0..len, vec![len], dtype)
     }
 
     /// Whether every rank owns all elements.
     pub(super) fn is_whole(&self) -> bool {
-        self.sharing.shard.size() == 1
+        D::size(&self.sharing.shard) == 1
     }
 
     /// Whether no other rank has gradients of its parameters.
     pub(super) fn is_alone(&self) -> bool {
-        self.sharing.all.size() == 1 && self.sharing.tp.size() == 1
+        D::size(&self.sharing.all) == 1 && D::size(&self.sharing.tp) == 1
     }
 
     /// Where elements of the partition lie in the gradient.

@@ -1,24 +1,25 @@
 //! A pass of a block on sizes: which buffers each operator's kernels take and give back.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::rc::Rc;
 
 use catalog::DType;
 
-use super::ledger::{Ledger, Room};
-use crate::block::pass::Saved;
-use crate::block::program::{Block, Half};
+use super::ledger::{Ledger, Room, Sure};
+use crate::block::{self, Block, Half, Saved, pass};
 use crate::operator::{
-    Attention, AttentionPiece, Expert, Factor, Gradient, Operator, Pointwise, Product, Token,
+    Attention, AttentionPiece, Exchange, Expert, Factor, Gradient, Moves, Operator, Pointwise,
+    Product, Token,
 };
-use crate::tensor::{TensorId, TensorInfo};
-use crate::trace::{AttentionPieces, Op, Pass};
+use crate::tensor::{TensorId, TensorInfo, TensorRole};
+use crate::trace::{self, AttentionPieces, Op};
 
 /// What a block keeps, as buffers.
-pub type Rooms = Saved<Room, Room>;
+pub type Rooms = Saved<Room, Vec<Room>>;
 
 /// One pass.
-pub(super) struct Run<'r> {
+pub(super) struct Pass<'r> {
     pub(super) block: &'r Block,
     pub(super) ledger: &'r Rc<Ledger>,
     pub(super) held: Rooms,
@@ -32,11 +33,11 @@ pub(super) struct Run<'r> {
     pub(super) casts: [Option<(TensorId, [bool; 2], Room)>; 2],
 }
 
-/// Places of [`Run::casts`].
+/// Places of [`Pass::casts`].
 const ACTIVATION: usize = 0;
 const GRADIENT: usize = 1;
 
-impl<'r> Run<'r> {
+impl<'r> Pass<'r> {
     pub(super) fn new(block: &'r Block, ledger: &'r Rc<Ledger>, half: Option<Half>) -> Self {
         Self {
             block,
@@ -103,15 +104,15 @@ impl<'r> Run<'r> {
     fn product_in_8_bits<O>(&mut self, op: &Op<O>, to: Option<TensorId>) {
         let [first, second] = [op.inputs[0], op.inputs[1]];
         let weight = match op.pass {
-            Pass::Forward => {
+            trace::Pass::Forward => {
                 self.cast(ACTIVATION, first, [true, false]);
                 Some(self.codes(second, 1))
             }
-            Pass::BackwardInput => {
+            trace::Pass::BackwardInput => {
                 self.cast(GRADIENT, first, [true, self.half == Some(Half::Both)]);
                 Some(self.codes(second, 1))
             }
-            Pass::BackwardWeight => {
+            trace::Pass::BackwardWeight => {
                 self.cast(GRADIENT, first, [false, true]);
                 self.cast(ACTIVATION, second, [false, true]);
                 None
@@ -184,9 +185,25 @@ impl<'r> Run<'r> {
         let experts = *self.info(op.inputs[0]).shape.last().unwrap_or(&0);
         let choices = self.info(op.outputs[0]).elements();
         let lists = 4 * (3 * choices + experts + 1);
-        self.held.route = Some(self.ledger.take(lists, DType::F32));
+        self.held.route = Some(vec![self.ledger.take(lists, DType::F32)]);
         self.make(op.outputs[0]);
         self.passing(experts * choices.div_ceil(1024));
+    }
+
+    /// After rows have come from other ranks: for every row the place where it came and back, and where the rows of
+    /// each expert here begin and end.
+    fn rows_came(&mut self, op: &Op, exchange: Exchange) {
+        if matches!(exchange.moves, Moves::Dispatch | Moves::ExpertGather) {
+            let mut ops = self.block.trace.forward.iter();
+            let experts = ops.find_map(|op| match op.operator {
+                Operator::Product(Product::GroupedMatmul(_, experts)) => Some(experts),
+                _ => None,
+            });
+            let rows = self.info(op.outputs[0]).shape[0];
+            let words = 2 * rows + experts.unwrap_or(0) + 1;
+            let lists = self.ledger.take(4 * words, DType::F32);
+            self.held.route.get_or_insert_default().push(lists);
+        }
     }
 
     /// Lists of positions, made once for all blocks.
@@ -197,9 +214,23 @@ impl<'r> Run<'r> {
         }
     }
 
+    /// What an operator makes that runs by itself, and what it notes for its backward: where rows go.
+    fn forward_in_pieces(&mut self, op: &Op) {
+        self.make_all(op);
+        for &id in &op.saved {
+            let is_made = self.held.values.contains_key(&self.block.storage(id));
+            if !is_made && self.info(id).role == TensorRole::Activation {
+                self.make(id);
+            }
+        }
+    }
+
     pub(super) fn forward_kernels(&mut self, index: usize) {
         let block = self.block;
         let op = &block.trace.forward[index];
+        if block.attention == block::Attention::Pieces {
+            return self.forward_in_pieces(op);
+        }
         if block.epilogues.is_bias(index) || block.epilogues.is_gelu(index) {
             return;
         }
@@ -234,7 +265,10 @@ impl<'r> Run<'r> {
                 }
             }
             Operator::Expert(Expert::Route(_)) => self.routed(op),
-            Operator::Exchange(exchange) => self.exchange(op, exchange),
+            Operator::Exchange(exchange) => {
+                self.exchange(op, exchange);
+                self.rows_came(op, exchange);
+            }
             Operator::Product(Product::GroupedMatmul(..))
             | Operator::Norm(_)
             | Operator::Pointwise(_)
@@ -266,6 +300,9 @@ impl<'r> Run<'r> {
     pub(super) fn backward_kernels(&mut self, index: usize) {
         let block = self.block;
         let op = &block.trace.backward[index];
+        if block.attention == block::Attention::Pieces {
+            return self.make_all(op);
+        }
         if block.epilogues.is_gelu_gradient(index) {
             return;
         }
@@ -302,5 +339,48 @@ impl<'r> Run<'r> {
             Gradient::Pointwise(..) | Gradient::Expert(..) | Gradient::Sum => self.make_all(op),
             Gradient::Exchange(exchange) => self.exchange(op, exchange),
         }
+    }
+}
+
+impl pass::Pass for Pass<'_> {
+    type Tensor = Room;
+    type Value = Room;
+    type Route = Vec<Room>;
+    type Sink = ();
+    type Error = Infallible;
+
+    fn value(tensor: Room) -> Room {
+        tensor
+    }
+
+    fn held(&mut self) -> &mut Rooms {
+        &mut self.held
+    }
+
+    fn tensor(&self, id: TensorId) -> Sure<&Room> {
+        Ok(self.get(id))
+    }
+
+    fn forward_op(&mut self, op: usize) -> Sure<()> {
+        self.forward_kernels(op);
+        Ok(())
+    }
+
+    fn forward_view(&mut self, view: usize) -> Sure<()> {
+        self.make(self.block.trace.forward_views[view].to);
+        Ok(())
+    }
+
+    fn backward_op(&mut self, op: usize, (): &mut ()) -> Sure<()> {
+        self.backward_kernels(op);
+        Ok(())
+    }
+
+    fn backward_view(&mut self, view: usize) -> Sure<()> {
+        let to = self.block.trace.backward_views[view].to;
+        if !self.held.values.contains_key(&self.block.storage(to)) {
+            self.make(to);
+        }
+        Ok(())
     }
 }

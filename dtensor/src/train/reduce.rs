@@ -4,19 +4,15 @@
 //! as soon as backward has been through every block that adds to them, so that they travel while
 //! the blocks before are still at work. Exact mode merges trees once backward is done.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 use catalog::Zero;
-use comm::{Communicator, Group};
-use cpu_device::{Numerics, TreeSum};
 
 use super::buckets::{Bucket, Moving};
+use super::device::Device;
 use super::partition::{Partition, overlap, owned};
-use super::zero::States;
-use crate::device::Device;
-use crate::error::ExecutorError;
-use crate::slots::Slot;
+use super::slot::Slot;
+use super::states::States;
 
 /// What messages of gradients are called in errors.
 const WHAT: &str = "gradients";
@@ -32,8 +28,8 @@ impl<D: Device> States<D> {
     ///
     /// # Errors
     /// When communication stops.
-    pub fn send_gradients(&mut self, device: &D, block: usize) -> Result<(), ExecutorError> {
-        if self.numerics == Numerics::Exact {
+    pub fn send_gradients(&mut self, device: &D, block: usize) -> Result<(), D::Error> {
+        if self.plan.exact {
             return Ok(());
         }
         for at in 0..self.buckets.len() {
@@ -50,15 +46,10 @@ impl<D: Device> States<D> {
     ///
     /// # Errors
     /// When communication stops.
-    pub fn reduce(
-        &mut self,
-        device: &D,
-        comm: &dyn Communicator,
-        last: bool,
-    ) -> Result<(), ExecutorError> {
-        if self.numerics == Numerics::Exact {
+    pub fn reduce(&mut self, device: &D, last: bool) -> Result<(), D::Error> {
+        if self.plan.exact {
             return if last {
-                self.reduce_trees(device, comm)
+                self.reduce_trees(device)
             } else {
                 Ok(())
             };
@@ -71,11 +62,11 @@ impl<D: Device> States<D> {
         let mut summed = Vec::with_capacity(self.moving.len());
         for Moving { bucket, terms } in std::mem::take(&mut self.moving) {
             let Some(terms) = terms else { continue };
-            let group = self.partitions[bucket.partition].reducing(self.zero);
+            let group = self.partitions[bucket.partition].reducing(self.plan.zero);
             let sum = device.reduced(group, WHAT, terms)?;
             summed.push(Summed { bucket, sum });
         }
-        if self.zero == Zero::Z0 {
+        if self.plan.zero == Zero::Z0 {
             self.gather_sums(device, summed)
         } else {
             self.keep_own(device, &summed)
@@ -83,24 +74,24 @@ impl<D: Device> States<D> {
     }
 
     /// Sends a bucket's parts to those that sum them.
-    fn send_bucket(&mut self, device: &D, at: usize) -> Result<(), ExecutorError> {
+    fn send_bucket(&mut self, device: &D, at: usize) -> Result<(), D::Error> {
         let bucket = self.buckets[at].clone();
-        if self.zero >= Zero::Z2 {
+        if self.plan.zero >= Zero::Z2 {
             self.begin_running(device)?;
         }
         self.sum_over_tp(device, &bucket)?;
         let partition = &self.partitions[bucket.partition];
         let mut terms = None;
         let running = self.running[bucket.partition].as_ref();
-        if partition.sharing.all.size() > 1 || running.is_some() {
+        if D::size(&partition.sharing.all) > 1 || running.is_some() {
             let gradient = running.unwrap_or(&partition.gradient);
-            let group = partition.reducing(self.zero);
-            let parts = (0..group.size())
+            let group = partition.reducing(self.plan.zero);
+            let parts = (0..D::size(group))
                 .map(|rank| {
-                    let part = partition.part(&bucket.range, rank, self.zero);
+                    let part = partition.part(&bucket.range, rank, self.plan.zero);
                     device.parcel_of(gradient, part)
                 })
-                .collect::<Result<_, ExecutorError>>()?;
+                .collect::<Result<_, D::Error>>()?;
             terms = Some(device.reduce_scatter(group, WHAT, parts)?);
         }
         self.moving.push(Moving { bucket, terms });
@@ -108,7 +99,7 @@ impl<D: Device> States<D> {
     }
 
     /// Sums those gradients of a bucket that every tensor-parallel rank has of its own tokens only.
-    fn sum_over_tp(&mut self, device: &D, bucket: &Bucket) -> Result<(), ExecutorError> {
+    fn sum_over_tp(&mut self, device: &D, bucket: &Bucket) -> Result<(), D::Error> {
         let partition = &mut self.partitions[bucket.partition];
         let running = self.running[bucket.partition].as_mut();
         let gradient = running.unwrap_or(&mut partition.gradient);
@@ -122,13 +113,13 @@ impl<D: Device> States<D> {
     }
 
     /// ZeRO-0: every rank gets the sums of all.
-    fn gather_sums(&mut self, device: &D, summed: Vec<Summed<D>>) -> Result<(), ExecutorError> {
+    fn gather_sums(&mut self, device: &D, summed: Vec<Summed<D>>) -> Result<(), D::Error> {
         let mut arriving = Vec::with_capacity(summed.len());
         for Summed { bucket, sum } in summed {
             let partition = &self.partitions[bucket.partition];
-            let group = partition.reducing(self.zero);
-            let part = |rank| partition.part(&bucket.range, rank, self.zero).len();
-            let lengths: Vec<usize> = (0..group.size()).map(part).collect();
+            let group = partition.reducing(self.plan.zero);
+            let part = |rank| partition.part(&bucket.range, rank, self.plan.zero).len();
+            let lengths: Vec<usize> = (0..D::size(group)).map(part).collect();
             let own = device.parcel_of(&sum, 0..D::len(&sum))?;
             arriving.push((
                 bucket.clone(),
@@ -144,7 +135,7 @@ impl<D: Device> States<D> {
     }
 
     /// Sharded states: a rank keeps the sums of its own shard, over all replicas.
-    fn keep_own(&mut self, device: &D, summed: &[Summed<D>]) -> Result<(), ExecutorError> {
+    fn keep_own(&mut self, device: &D, summed: &[Summed<D>]) -> Result<(), D::Error> {
         for (p, partition) in self.partitions.iter_mut().enumerate() {
             let here = || summed.iter().filter(|s| s.bucket.partition == p);
             if here().next().is_none() {
@@ -153,8 +144,8 @@ impl<D: Device> States<D> {
             let len = partition.own.len();
             let mut sums = device.zeros(len)?;
             for Summed { bucket, sum } in here() {
-                let rank = partition.sharing.shard.index;
-                let part = partition.part(&bucket.range, rank, self.zero);
+                let rank = D::index(&partition.sharing.shard);
+                let part = partition.part(&bucket.range, rank, self.plan.zero);
                 if !part.is_empty() {
                     device.put(&mut sums, part.start - partition.own.start, sum)?;
                 }
@@ -162,7 +153,7 @@ impl<D: Device> States<D> {
             let replicate = &partition.sharing.replicate;
             let whole = 0..len;
             device.all_reduce(replicate, WHAT, &mut sums, std::slice::from_ref(&whole))?;
-            if self.zero >= Zero::Z2 {
+            if self.plan.zero >= Zero::Z2 {
                 device.add(&mut partition.gradient, 0, (&sums, 0..len))?;
                 self.running[p] = None;
             } else {
@@ -172,8 +163,8 @@ impl<D: Device> States<D> {
         Ok(())
     }
 
-    fn reduce_trees(&mut self, device: &D, comm: &dyn Communicator) -> Result<(), ExecutorError> {
-        for (s, slot) in self.slots.iter().enumerate() {
+    fn reduce_trees(&mut self, device: &D) -> Result<(), D::Error> {
+        for (slot, trees) in self.slots.iter().zip(&mut self.trees) {
             let partition = &mut self.partitions[slot.kind as usize];
             let sharing = &partition.sharing;
             let group = if slot.partial_over_tp {
@@ -181,25 +172,15 @@ impl<D: Device> States<D> {
             } else {
                 &sharing.all
             };
-            let mut whole = vec![0.0; slot.len];
-            for (u, trees) in self.trees[s].iter_mut().enumerate() {
-                let gathered = gather(comm, group, std::mem::take(trees))?;
-                for (start, tree) in gathered {
-                    let Some(root) = tree.root() else { continue };
-                    for (sum, x) in whole[start..].iter_mut().zip(root) {
-                        // Each use of a tied weight is whole before they are added.
-                        *sum = if u == 0 { x } else { *sum + x };
-                    }
-                }
-            }
-            let base = match self.zero {
-                Zero::Z0 | Zero::Z1 => 0,
-                Zero::Z2 | Zero::Z3 => partition.own.start,
+            // Ranks that own nothing of it have terms of it, too.
+            let own = overlap(&partition.own, slot).unwrap_or(slot.offset..slot.offset);
+            let at = match own.is_empty() {
+                true => 0,
+                false => partition.in_gradient(&own).start,
             };
-            if let Some(own) = overlap(&partition.own, slot) {
-                let sums = &whole[own.start - slot.offset..own.end - slot.offset];
-                device.write(&mut partition.gradient, own.start - base, sums)?;
-            }
+            let own = own.start - slot.offset..own.end - slot.offset;
+            let uses = trees.iter_mut().map(std::mem::take).collect();
+            device.sum_trees(group, uses, own, (&mut partition.gradient, at))?;
         }
         Ok(())
     }
@@ -207,7 +188,7 @@ impl<D: Device> States<D> {
 
 impl<D: Device> Partition<D> {
     /// Who sums gradients together first: the ranks that shard states, else those with copies.
-    fn reducing(&self, zero: Zero) -> &Group {
+    fn reducing(&self, zero: Zero) -> &D::Group {
         match zero {
             Zero::Z0 => &self.sharing.replicate,
             Zero::Z1 | Zero::Z2 | Zero::Z3 => &self.sharing.shard,
@@ -216,7 +197,7 @@ impl<D: Device> Partition<D> {
 
     /// What of a run of elements a member of that group sums.
     fn part(&self, run: &Range<usize>, member: usize, zero: Zero) -> Range<usize> {
-        let members = self.reducing(zero).size();
+        let members = D::size(self.reducing(zero));
         let part = match zero {
             Zero::Z0 => {
                 let part = owned(run.len(), members, member);
@@ -226,34 +207,4 @@ impl<D: Device> Partition<D> {
         };
         part.start.clamp(run.start, run.end)..part.end.clamp(run.start, run.end)
     }
-}
-
-/// Everyone's trees, merged.
-fn gather(
-    comm: &dyn Communicator,
-    group: &Group,
-    mut trees: BTreeMap<usize, TreeSum>,
-) -> Result<BTreeMap<usize, TreeSum>, ExecutorError> {
-    if group.size() == 1 {
-        return Ok(trees);
-    }
-    let mut bytes = Vec::new();
-    for (start, tree) in &trees {
-        bytes.extend((*start as u64).to_le_bytes());
-        tree.write(&mut bytes);
-    }
-    let message: comm::Message = std::sync::Arc::new(bytes);
-    let arrived = group.all_gather(comm, "gradients", message)?.wait(comm)?;
-    for (index, bytes) in arrived.iter().enumerate() {
-        if index == group.index {
-            continue;
-        }
-        let mut bytes = bytes.as_slice();
-        while !bytes.is_empty() {
-            let (start, rest) = bytes.split_at(8);
-            let start = u64::from_le_bytes(start.try_into().expect("eight bytes")) as usize;
-            bytes = trees.entry(start).or_default().read(rest);
-        }
-    }
-    Ok(trees)
 }

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::rc::Rc;
 
 use catalog::DType;
@@ -13,9 +14,8 @@ pub struct Ledger {
     peak: Cell<u64>,
     /// Whether a library runs core attention where it may.
     pub(super) library: bool,
-    /// Bytes of lists that stay, by what they are.
-    lists: Cell<u64>,
-    known: RefCell<BTreeSet<String>>,
+    /// Lists that stay, by what they are of.
+    lists: RefCell<BTreeSet<String>>,
 }
 
 /// A buffer that is no more than its size.
@@ -29,19 +29,8 @@ pub struct Piece {
 /// The buffer of a tensor; several may share one.
 pub type Room = Rc<Piece>;
 
-impl Piece {
-    /// Its size.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// What it holds.
-    #[must_use]
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-}
+/// What can never fail: there is always room for sizes.
+pub type Sure<T> = Result<T, Infallible>;
 
 impl Ledger {
     /// A device of which nothing is in use, whose core attention a library runs where it may, or never.
@@ -56,19 +45,12 @@ impl Ledger {
     /// Takes a buffer.
     #[must_use]
     pub fn take(self: &Rc<Self>, bytes: u64, dtype: DType) -> Room {
-        self.live.set(self.live.get() + bytes);
-        self.peak.set(self.peak.get().max(self.live.get()));
+        self.grow(bytes);
         Rc::new(Piece {
             ledger: Rc::clone(self),
             bytes,
             dtype,
         })
-    }
-
-    /// Bytes in use.
-    #[must_use]
-    pub fn live(&self) -> u64 {
-        self.live.get()
     }
 
     /// The most that were in use since the last call.
@@ -77,16 +59,16 @@ impl Ledger {
         self.peak.replace(self.live.get())
     }
 
-    /// Bytes of the lists that operators read and that stay: positions, and turns of rotary ones.
-    #[must_use]
-    pub fn lists(&self) -> u64 {
-        self.lists.get()
+    /// Takes the buffer of a list that many operators read and that stays: positions, and turns of rotary ones.
+    pub(super) fn list(&self, name: String, bytes: u64) {
+        if self.lists.borrow_mut().insert(name) {
+            self.grow(bytes);
+        }
     }
 
-    pub(super) fn list(&self, name: String, bytes: u64) {
-        if self.known.borrow_mut().insert(name) {
-            self.lists.set(self.lists.get() + bytes);
-        }
+    fn grow(&self, bytes: u64) {
+        self.live.set(self.live.get() + bytes);
+        self.peak.set(self.peak.get().max(self.live.get()));
     }
 }
 

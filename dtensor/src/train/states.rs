@@ -3,33 +3,50 @@
 //! Parameters of a kind lie one after the other in a flat partition; rank `r` of a group of `d`
 //! owns elements `r·⌈N/d⌉ ..` of it, whatever tensors they belong to.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::ops::Range;
 
-use catalog::{Bytes, DType, Zero};
-use cpu_device::{Numerics, TreeSum};
-use dtensor::TensorId;
+use catalog::Zero;
 
 use super::block::{Block, BlockGradients, BlockParameters};
 use super::buckets::{self, Bucket, Moving};
-use super::partition::{Partition, Sharing, overlap};
-use crate::device::{Device, FlatStates, Run};
-use crate::error::ExecutorError;
-use crate::report::StateBytes;
-use crate::slots::{Kind, Slot};
+use super::device::{Device, FlatStates, Run};
+use super::partition::{Partition, Sharing, StatesPlan, overlap};
+use super::slot::{Kind, Slot};
+use crate::tensor::TensorId;
+
+/// Bytes of what lives for the whole step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct StateBytes {
+    /// Parameters as kernels read them.
+    pub parameters: u64,
+    /// Gradients.
+    pub gradients: u64,
+    /// Master weights.
+    pub master: u64,
+    /// Both moments.
+    pub moments: u64,
+}
+
+impl std::ops::AddAssign for StateBytes {
+    fn add_assign(&mut self, other: Self) {
+        self.parameters += other.parameters;
+        self.gradients += other.gradients;
+        self.master += other.master;
+        self.moments += other.moments;
+    }
+}
 
 /// States of a virtual stage on this rank.
 pub struct States<D: Device> {
     /// Its parameters.
     pub slots: Vec<Slot>,
-    pub(super) zero: Zero,
-    dtype: DType,
-    pub(super) numerics: Numerics,
+    pub(super) plan: StatesPlan,
     index: HashMap<(usize, TensorId), (usize, usize)>,
     values: Vec<Option<D::Tensor>>,
     pub(super) partitions: Vec<Partition<D>>,
-    /// Exact mode: nodes per slot, use and first element.
-    pub(super) trees: Vec<Vec<BTreeMap<usize, TreeSum>>>,
+    /// Exact mode: terms of gradients per slot and use.
+    pub(super) trees: Vec<Vec<D::Trees>>,
     /// Under ZeRO-2 and 3, gradients of the running micro-batch, by partition.
     pub(super) running: [Option<D::Flat>; 2],
     /// Parameters under way, by partition.
@@ -39,9 +56,6 @@ pub struct States<D: Device> {
     /// Those under way.
     pub(super) moving: Vec<Moving<D>>,
 }
-
-/// Channels of gathered parameters, by kind: apart from the gradients', which may come in between.
-const PARAMETERS: [u64; 2] = [15, 25];
 
 /// A rank's part of a slot: its elements in the slot, and their values.
 pub type OwnPart<D> = (Range<usize>, <D as Device>::Parcel);
@@ -54,11 +68,9 @@ impl<D: Device> States<D> {
     pub fn new(
         device: &D,
         slots: Vec<Slot>,
-        sharing: [Sharing; 2],
-        (zero, dtype, numerics): (Zero, DType, Numerics),
-        bucket: Bytes,
-        seed: u64,
-    ) -> Result<Self, ExecutorError> {
+        sharing: [Sharing<D::Group>; 2],
+        plan: StatesPlan,
+    ) -> Result<Self, D::Error> {
         let index = slots
             .iter()
             .enumerate()
@@ -72,22 +84,18 @@ impl<D: Device> States<D> {
         let partitions = [Kind::Dense, Kind::Expert]
             .into_iter()
             .zip(sharing)
-            .map(|(kind, sharing)| {
-                Partition::new(device, (kind, sharing), &slots, (zero, dtype), seed)
-            })
+            .map(|(kind, sharing)| Partition::new(device, (kind, sharing), &slots, plan))
             .collect::<Result<_, _>>()?;
         let trees = slots
             .iter()
-            .map(|s| vec![BTreeMap::new(); s.uses.len()])
+            .map(|s| s.uses.iter().map(|_| D::Trees::default()).collect())
             .collect();
         let mut states = Self {
             values: vec![None; slots.len()],
-            buckets: buckets::buckets(&slots, bucket),
+            buckets: buckets::buckets(&slots, plan.bucket),
             moving: Vec::new(),
             slots,
-            zero,
-            dtype,
-            numerics,
+            plan,
             index,
             partitions,
             trees,
@@ -104,11 +112,11 @@ impl<D: Device> States<D> {
         let sum = |f: &dyn Fn(&Partition<D>) -> usize| {
             self.partitions.iter().map(f).sum::<usize>() as u64
         };
-        let size = self.dtype.size();
+        let size = self.plan.dtype.size();
         StateBytes {
             parameters: size
                 * sum(&|p| match &p.shard {
-                    Some(shard) => D::shape(shard).iter().product(),
+                    Some(shard) => D::elements(shard),
                     None => p.elements,
                 }),
             gradients: 4 * sum(&|p| D::len(&p.gradient)),
@@ -125,7 +133,7 @@ impl<D: Device> States<D> {
     ///
     /// # Errors
     /// Also when communication stops.
-    pub fn prefetch(&mut self, device: &D) -> Result<(), ExecutorError> {
+    pub fn prefetch(&mut self, device: &D) -> Result<(), D::Error> {
         if !self.gathering.is_empty() {
             return Ok(());
         }
@@ -135,12 +143,12 @@ impl<D: Device> States<D> {
             }
             let shard = match &partition.shard {
                 Some(shard) => device.parcel(shard)?,
-                None => device.parcel(&partition.rounded(device, self.dtype)?)?,
+                None => device.parcel(&partition.rounded(device, self.plan.dtype)?)?,
             };
-            let group = partition.sharing.shard.on(PARAMETERS[p]);
+            let group = &partition.sharing.gather;
             let owned = |rank| partition.owned(rank).len();
-            let lengths: Vec<usize> = (0..group.size()).map(owned).collect();
-            let moving = device.all_gather(&group, "parameters", shard, &lengths)?;
+            let lengths: Vec<usize> = (0..D::size(group)).map(owned).collect();
+            let moving = device.all_gather(group, "parameters", shard, &lengths)?;
             self.gathering.push((p, moving));
         }
         Ok(())
@@ -150,7 +158,7 @@ impl<D: Device> States<D> {
     ///
     /// # Errors
     /// Also when communication stops.
-    pub fn unshard(&mut self, device: &D) -> Result<(), ExecutorError> {
+    pub fn unshard(&mut self, device: &D) -> Result<(), D::Error> {
         self.prefetch(device)?;
         for (p, moving) in std::mem::take(&mut self.gathering) {
             let partition = &self.partitions[p];
@@ -158,7 +166,7 @@ impl<D: Device> States<D> {
             for (slot, value) in self.slots.iter().zip(&mut self.values) {
                 if slot.kind == partition.kind {
                     let range = slot.offset..slot.offset + slot.len;
-                    *value = Some(device.taken(&whole, range, slot.shape(), self.dtype)?);
+                    *value = Some(device.taken(&whole, range, slot.shape(), self.plan.dtype)?);
                 }
             }
         }
@@ -175,13 +183,13 @@ impl<D: Device> States<D> {
     }
 
     /// Takes the parameters from master copies that are whole on this rank.
-    fn take_values(&mut self, device: &D) -> Result<(), ExecutorError> {
+    fn take_values(&mut self, device: &D) -> Result<(), D::Error> {
         for partition in self.partitions.iter().filter(|p| p.is_whole()) {
             for (slot, value) in self.slots.iter().zip(&mut self.values) {
                 if slot.kind == partition.kind {
                     let range = slot.offset..slot.offset + slot.len;
                     let master = &partition.master;
-                    *value = Some(device.rounded(master, range, slot.shape(), self.dtype)?);
+                    *value = Some(device.rounded(master, range, slot.shape(), self.plan.dtype)?);
                 }
             }
         }
@@ -199,11 +207,8 @@ impl<D: Device> States<D> {
     }
 
     /// Parameters and gradients of one block.
-    ///
-    /// # Errors
-    /// See [`States::new`].
-    pub fn block(&mut self, device: &D, block: usize) -> Result<Block<'_, D>, ExecutorError> {
-        if self.zero >= Zero::Z2 && self.numerics == Numerics::Fast {
+    pub fn block(&mut self, device: &D, block: usize) -> Result<Block<'_, D>, D::Error> {
+        if self.plan.zero >= Zero::Z2 && !self.plan.exact {
             self.begin_running(device)?;
         }
         let parameters = BlockParameters {
@@ -223,7 +228,7 @@ impl<D: Device> States<D> {
     }
 
     /// Room for the gradients of a micro-batch that others add to, if it is not there.
-    pub(super) fn begin_running(&mut self, device: &D) -> Result<(), ExecutorError> {
+    pub(super) fn begin_running(&mut self, device: &D) -> Result<(), D::Error> {
         for (partition, running) in self.partitions.iter().zip(&mut self.running) {
             if running.is_none() && !partition.is_alone() {
                 *running = Some(device.zeros(partition.elements)?);
@@ -233,14 +238,7 @@ impl<D: Device> States<D> {
     }
 
     /// This rank's part of a slot's reduced gradient: its elements in the slot, and the values.
-    ///
-    /// # Errors
-    /// See [`States::new`].
-    pub fn own_gradient(
-        &self,
-        device: &D,
-        slot: usize,
-    ) -> Result<Option<OwnPart<D>>, ExecutorError> {
+    pub fn own_gradient(&self, device: &D, slot: usize) -> Result<Option<OwnPart<D>>, D::Error> {
         let slot = &self.slots[slot];
         let partition = self.partition(slot);
         let Some(range) = overlap(&partition.own, slot) else {
@@ -255,15 +253,12 @@ impl<D: Device> States<D> {
     }
 
     /// Adds elements, from `first` on, of another stage's gradient of a tied weight to this rank's part.
-    ///
-    /// # Errors
-    /// See [`States::new`].
     pub fn add_tied(
         &mut self,
         device: &D,
         slot: usize,
         (first, other): (usize, &D::Flat),
-    ) -> Result<(), ExecutorError> {
+    ) -> Result<(), D::Error> {
         let slot = &self.slots[slot];
         let partition = &mut self.partitions[slot.kind as usize];
         let Some(own) = overlap(&partition.own, slot) else {
@@ -297,10 +292,7 @@ impl<D: Device> States<D> {
     }
 
     /// Takes a step, and clears the gradients.
-    ///
-    /// # Errors
-    /// See [`States::new`].
-    pub fn step(&mut self, device: &D) -> Result<(), ExecutorError> {
+    pub fn step(&mut self, device: &D) -> Result<(), D::Error> {
         for partition in &mut self.partitions {
             let slots = self.slots.iter().enumerate();
             let runs: Vec<Run> = slots
@@ -329,48 +321,40 @@ impl<D: Device> States<D> {
         Ok(())
     }
 
-    /// Under ZeRO-3, takes the own shard from the master copy.
-    fn round_shards(&mut self, device: &D) -> Result<(), ExecutorError> {
-        for partition in self.partitions.iter_mut().filter(|p| p.shard.is_some()) {
-            partition.shard = Some(partition.rounded(device, self.dtype)?);
-        }
-        Ok(())
+    /// The elements of a slot that this rank owns, and where they lie in its master weights and moments.
+    #[must_use]
+    pub fn own_part(&self, slot: &Slot) -> Option<(Range<usize>, Range<usize>)> {
+        let own = &self.partition(slot).own;
+        let range = overlap(own, slot)?;
+        Some((
+            range.start - slot.offset..range.end - slot.offset,
+            range.start - own.start..range.end - own.start,
+        ))
     }
 
-    /// Calls `piece` for every run of own elements that are consecutive in the model, with name,
-    /// global shape, first global index, and where master, first and second moments lie.
-    ///
-    /// # Errors
-    /// See [`States::new`].
-    pub fn own_runs(
-        &self,
-        device: &D,
-        mut piece: impl FnMut(&Slot, String, u64, [&[f32]; 3]),
-    ) -> Result<(), ExecutorError> {
-        for slot in &self.slots {
-            let partition = self.partition(slot);
-            let Some(range) = overlap(&partition.own, slot) else {
-                continue;
-            };
-            let here = range.start - partition.own.start..range.end - partition.own.start;
-            let states = [
-                device.read(&partition.master, here.clone())?,
-                device.read(&partition.momentum, here.clone())?,
-                device.read(&partition.variance, here)?,
-            ];
-            let in_slot = range.start - slot.offset..range.end - slot.offset;
-            slot.runs(&in_slot, |expert, first, at| {
-                let place = at.start - in_slot.start..at.end - in_slot.start;
-                let [master, momentum, variance] = &states;
-                let run = [
-                    &master[place.clone()],
-                    &momentum[place.clone()],
-                    &variance[place],
-                ];
-                piece(slot, slot.name_of(expert), first, run);
-            });
+    /// Master weights, first and second moments that this rank owns of parameters of a kind.
+    #[must_use]
+    pub fn own_states(&self, kind: Kind) -> [&D::Flat; 3] {
+        let partition = &self.partitions[kind as usize];
+        [&partition.master, &partition.momentum, &partition.variance]
+    }
+
+    /// The same, to be overwritten; [`States::take_master`] ends that.
+    pub fn own_states_mut(&mut self, kind: Kind) -> [&mut D::Flat; 3] {
+        let partition = &mut self.partitions[kind as usize];
+        [
+            &mut partition.master,
+            &mut partition.momentum,
+            &mut partition.variance,
+        ]
+    }
+
+    /// Takes the parameters that kernels read from master weights that were overwritten.
+    pub fn take_master(&mut self, device: &D) -> Result<(), D::Error> {
+        for partition in self.partitions.iter_mut().filter(|p| p.shard.is_some()) {
+            partition.shard = Some(partition.rounded(device, self.plan.dtype)?);
         }
-        Ok(())
+        self.take_values(device)
     }
 
     /// Whether this rank speaks for a slot among ranks that hold the same elements.
@@ -378,41 +362,5 @@ impl<D: Device> States<D> {
     pub fn speaks_for(&self, slot: &Slot, tp: u64) -> bool {
         self.partition(slot).sharing.speaks
             && (tp == 0 || slot.kind == Kind::Expert || !slot.replicated_over_tp)
-    }
-
-    /// Sets own elements from a checkpoint: `fill(name, first global index, states)` writes master
-    /// and moments of a run.
-    ///
-    /// # Errors
-    /// Also what `fill` finds wrong.
-    pub fn load(
-        &mut self,
-        device: &D,
-        mut fill: impl FnMut(&Slot, &str, u64, [&mut [f32]; 3]) -> Result<(), ExecutorError>,
-    ) -> Result<(), ExecutorError> {
-        for slot in &self.slots {
-            let partition = &mut self.partitions[slot.kind as usize];
-            let Some(range) = overlap(&partition.own, slot) else {
-                continue;
-            };
-            let in_slot = range.start - slot.offset..range.end - slot.offset;
-            let mut states = [(); 3].map(|()| vec![0.0; range.len()]);
-            let mut outcome = Ok(());
-            slot.runs(&in_slot, |expert, first, at| {
-                let place = at.start - in_slot.start..at.end - in_slot.start;
-                let run = states.each_mut().map(|all| &mut all[place.clone()]);
-                if outcome.is_ok() {
-                    outcome = fill(slot, &slot.name_of(expert), first, run);
-                }
-            });
-            outcome?;
-            let at = range.start - partition.own.start;
-            let [master, momentum, variance] = &states;
-            device.write(&mut partition.master, at, master)?;
-            device.write(&mut partition.momentum, at, momentum)?;
-            device.write(&mut partition.variance, at, variance)?;
-        }
-        self.round_shards(device)?;
-        self.take_values(device)
     }
 }

@@ -3,14 +3,14 @@
 use catalog::{Axis, DType};
 
 use super::ledger::Room;
-use super::run::Run;
+use super::run::Pass;
 use crate::layout::is_sequence;
 use crate::operator::{Exchange, Moves};
 use crate::placement::Placement;
 use crate::tensor::{TensorId, TensorInfo};
 use crate::trace::Op;
 
-impl Run<'_> {
+impl Pass<'_> {
     pub(super) fn exchange<O>(&mut self, op: &Op<O>, exchange: Exchange) {
         let ends = op.inputs.first().zip(op.outputs.first());
         let Some((&read, &made)) = ends.filter(|_| exchange.moves != Moves::Ring) else {

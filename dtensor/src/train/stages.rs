@@ -1,0 +1,290 @@
+//! The virtual stages of a rank, what waits between their passes, and what goes to and comes from the
+//! neighbouring stages: the actions of a step but for the optimizer's numbers.
+
+use std::collections::HashMap;
+
+use catalog::{DType, Zero};
+use plans::program::Arrived;
+use plans::{Action, ActionKind};
+
+use super::device::Device;
+use super::stage::{Backward, Routed, Stage};
+use super::states::StateBytes;
+use crate::block::Half;
+
+/// First channel of pipeline transfers; a boundary between stages has two.
+const PIPELINE: u64 = 1000;
+
+/// What a rank's actions depend on beside its stages.
+#[derive(Clone, Debug)]
+pub struct Plan<'p> {
+    /// The actions of a step, in order.
+    pub actions: &'p [Action],
+    /// For every virtual stage of the model, the rank that this one exchanges its tensors with.
+    pub peers: Vec<usize>,
+    /// Sends that have arrived, by what tells of them.
+    pub arrived: Arrived,
+    /// Shape and type of what goes from a stage to the next.
+    pub hidden: (Vec<usize>, DType),
+    /// ZeRO level.
+    pub zero: Zero,
+    /// Whether gradients leave for their sums while backward goes on.
+    pub reduces_beside: bool,
+    /// Whether the losses of the last stage are kept here.
+    pub keeps_losses: bool,
+    /// Micro-batches of a step.
+    pub micro_batches: usize,
+}
+
+/// The virtual stages of a rank.
+pub struct Stages<'p, D: Device> {
+    plan: Plan<'p>,
+    /// Micro-batch of every stage's last backward.
+    last_backward: HashMap<u32, u32>,
+    /// Its stages, by their number in the model.
+    pub all: Vec<(u32, Stage<D>)>,
+    /// Activations and gradients waiting at a stage, by `(backward, stage, micro-batch)`.
+    waiting: HashMap<(bool, u32, u32), D::Tensor>,
+    /// What is being sent, by what began it.
+    sending: HashMap<Action, D::Sending>,
+    /// Losses of every token of the step by micro-batch, where this rank has any.
+    pub losses: Option<D::Flat>,
+}
+
+impl<'p, D: Device> Stages<'p, D> {
+    /// Stages of which nothing has run.
+    #[must_use]
+    pub fn new(plan: Plan<'p>, all: Vec<(u32, Stage<D>)>) -> Self {
+        let backward = |a: &&Action| matches!(a.kind, ActionKind::B | ActionKind::W);
+        let done = plan.actions.iter().filter(backward);
+        Self {
+            last_backward: done.map(|a| (a.stage, a.micro_batch)).collect(),
+            plan,
+            all,
+            waiting: HashMap::new(),
+            sending: HashMap::new(),
+            losses: None,
+        }
+    }
+
+    /// The last stage of the model.
+    #[must_use]
+    pub fn last(&self) -> u32 {
+        self.plan.peers.len() as u32 - 1
+    }
+
+    /// The stage of the model, if this rank has it.
+    #[must_use]
+    pub fn get(&self, stage: u32) -> Option<&Stage<D>> {
+        let found = self.all.iter().find(|(s, _)| *s == stage);
+        found.map(|(_, stage)| stage)
+    }
+
+    /// A stage that actions of this rank are of.
+    ///
+    /// # Panics
+    /// When the rank does not have it.
+    pub fn own(&mut self, stage: u32) -> &mut Stage<D> {
+        let found = self.all.iter_mut().find(|(s, _)| *s == stage);
+        let found = found.map(|(_, stage)| stage);
+        found.expect("a rank's actions are of its own stages")
+    }
+
+    /// Ranks and channels that pipeline transfers go through.
+    #[must_use]
+    pub fn transfers(&self) -> Vec<(usize, u64)> {
+        let peer = |stage: u32| self.plan.peers[stage as usize];
+        let transfer = |&a: &Action| Some((peer(neighbour(a)?), channel(a)));
+        self.plan.actions.iter().filter_map(transfer).collect()
+    }
+
+    /// Bytes kept for backward.
+    #[must_use]
+    pub fn saved_bytes(&self) -> u64 {
+        self.all.iter().map(|(_, stage)| stage.saved_bytes()).sum()
+    }
+
+    /// Bytes of the states.
+    #[must_use]
+    pub fn state_bytes(&self) -> StateBytes {
+        let mut sum = StateBytes::default();
+        for (_, stage) in &self.all {
+            sum += stage.states.bytes();
+        }
+        sum
+    }
+
+    /// Takes what is known of the rows that reached this rank's experts.
+    pub fn take_routed(&mut self) -> Vec<Routed> {
+        let routed = self.all.iter_mut().flat_map(|(_, s)| s.take_routed());
+        routed.collect()
+    }
+
+    /// Before a pass, sends the parameters that will be gathered next: they arrive while it runs. `at` is the place of
+    /// the action that follows.
+    pub fn prefetch(&mut self, device: &D, at: usize) -> Result<(), D::Error> {
+        let actions = self.plan.actions;
+        let mut later = actions[at + 1..].iter();
+        let next = later.find(|a| a.kind == ActionKind::Unshard);
+        match next.filter(|_| actions[at].kind.is_pass()) {
+            Some(next) => self.own(next.stage).states.prefetch(device),
+            None => Ok(()),
+        }
+    }
+
+    /// Runs a pass of a micro-batch.
+    pub fn pass(&mut self, device: &D, a: Action, batch: &D::Batch<'_>) -> Result<(), D::Error> {
+        match a.kind {
+            ActionKind::F => self.forward(device, a, batch),
+            ActionKind::I => self.backward(device, a, batch, Half::Input),
+            ActionKind::W => self.backward(device, a, batch, Half::Weight),
+            _ => self.backward(device, a, batch, Half::Both),
+        }
+    }
+
+    /// Runs an action that moves tensors, parameters or gradients; passes and the optimizer do nothing here.
+    pub fn exchange(&mut self, device: &D, a: Action) -> Result<(), D::Error> {
+        match a.kind {
+            ActionKind::RecvF | ActionKind::RecvB => self.receive(device, a),
+            ActionKind::SendF | ActionKind::SendB => self.send(device, a),
+            ActionKind::Unshard => self.own(a.stage).states.unshard(device),
+            ActionKind::Reshard => {
+                self.own(a.stage).states.reshard();
+                Ok(())
+            }
+            ActionKind::ReduceGrad => {
+                let last = self.is_last_backward(a);
+                self.own(a.stage).states.reduce(device, last)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends what is still being sent at the end of a step.
+    pub fn end_sends(&mut self, device: &D) -> Result<(), D::Error> {
+        for (_, sending) in self.sending.drain() {
+            device.sent(sending)?;
+        }
+        Ok(())
+    }
+
+    /// The optimizer's step of all stages.
+    pub fn update(&mut self, device: &D) -> Result<(), D::Error> {
+        for (_, stage) in &mut self.all {
+            stage.states.step(device)?;
+        }
+        Ok(())
+    }
+
+    /// Whether no backward of its stage comes after this action's micro-batch in a step.
+    fn is_last_backward(&self, a: Action) -> bool {
+        self.last_backward.get(&a.stage) == Some(&a.micro_batch)
+    }
+
+    fn send(&mut self, device: &D, a: Action) -> Result<(), D::Error> {
+        let (backward, to) = match a.kind {
+            ActionKind::SendF => (false, a.stage + 1),
+            _ => (true, a.stage - 1),
+        };
+        if let Some(x) = self.waiting.remove(&(backward, to, a.micro_batch)) {
+            let parcel = device.parcel(&x)?;
+            let peer = self.plan.peers[to as usize];
+            let sending = device.send(peer, channel(a), "pipeline", &parcel)?;
+            self.sending.insert(a, sending);
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, device: &D, a: Action) -> Result<(), D::Error> {
+        let (backward, from) = match a.kind {
+            ActionKind::RecvF => (false, a.stage - 1),
+            _ => (true, a.stage + 1),
+        };
+        let peer = self.plan.peers[from as usize];
+        let of = self.plan.hidden.clone();
+        let x = device.receive(peer, channel(a), "pipeline", of)?;
+        self.waiting.insert((backward, a.stage, a.micro_batch), x);
+        for arrived in self.plan.arrived.get(&a).into_iter().flatten() {
+            if let Some(sending) = self.sending.remove(arrived) {
+                device.sent(sending)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn forward(&mut self, device: &D, a: Action, batch: &D::Batch<'_>) -> Result<(), D::Error> {
+        let input = self.waiting.remove(&(false, a.stage, a.micro_batch));
+        let stage = self.own(a.stage);
+        let output = stage.forward(device, batch, a.micro_batch, input)?;
+        if a.stage < self.last() {
+            self.waiting
+                .insert((false, a.stage + 1, a.micro_batch), output);
+        } else if self.plan.keeps_losses {
+            self.keep_losses(device, a.micro_batch, &output)?;
+        }
+        Ok(())
+    }
+
+    /// Puts the losses of a micro-batch's tokens where those of the step lie.
+    fn keep_losses(
+        &mut self,
+        device: &D,
+        micro_batch: u32,
+        losses: &D::Tensor,
+    ) -> Result<(), D::Error> {
+        let tokens = D::elements(losses);
+        let kept = match self.losses.take() {
+            Some(kept) => kept,
+            None => device.zeros(tokens * self.plan.micro_batches)?,
+        };
+        let kept = self.losses.insert(kept);
+        device.put_tensor(kept, micro_batch as usize * tokens, losses)
+    }
+
+    fn backward(
+        &mut self,
+        device: &D,
+        a: Action,
+        batch: &D::Batch<'_>,
+        half: Half,
+    ) -> Result<(), D::Error> {
+        let whole = self.is_last_backward(a) || self.plan.zero >= Zero::Z2;
+        let pass = Backward {
+            half,
+            reduces: self.plan.reduces_beside && half != Half::Input && whole,
+        };
+        let gradient = match half {
+            Half::Weight => None,
+            _ if a.stage == self.last() => None,
+            _ => self.waiting.remove(&(true, a.stage, a.micro_batch)),
+        };
+        let stage = self.own(a.stage);
+        let gradient = stage.backward(device, batch, a.micro_batch, gradient, pass)?;
+        if let Some(gradient) = gradient.filter(|_| a.stage > 0) {
+            self.waiting
+                .insert((true, a.stage - 1, a.micro_batch), gradient);
+        }
+        Ok(())
+    }
+}
+
+/// The stage that a transfer goes to or comes from.
+fn neighbour(a: Action) -> Option<u32> {
+    match a.kind {
+        ActionKind::SendF | ActionKind::RecvB => Some(a.stage + 1),
+        ActionKind::RecvF | ActionKind::SendB => Some(a.stage - 1),
+        _ => None,
+    }
+}
+
+fn channel(a: Action) -> u64 {
+    // Between stages s and s + 1: forward 2s, backward 2s + 1.
+    let s = u64::from(a.stage);
+    PIPELINE
+        + match a.kind {
+            ActionKind::SendF => 2 * s,
+            ActionKind::RecvF => 2 * (s - 1),
+            ActionKind::SendB => 2 * (s - 1) + 1,
+            _ => 2 * s + 1,
+        }
+}
