@@ -272,8 +272,8 @@ fn stage(
         stage.forward += run.cost.forward * count;
         stage.backward += run.cost.backward * count;
         stage.recompute += run.cost.recompute * count;
-        stage.saved += run.cost.saved_bytes * run.count;
-        stage.saved_for_weight += run.cost.saved_for_weight * run.count;
+        stage.saved += run.cost.memory.saved_bytes * run.count;
+        stage.saved_for_weight += run.cost.memory.saved_for_weight * run.count;
     }
     let keeps_output = costs
         .scenario()
@@ -296,15 +296,15 @@ fn transients(stage: &mut StageWork, runs: &[Run]) {
     let mut held = Bytes(0);
     let mut peak = Bytes(0);
     for run in runs {
-        held += run.cost.saved_bytes * run.count;
-        peak = peak.max(held + run.cost.transient_forward);
+        held += run.cost.memory.saved_bytes * run.count;
+        peak = peak.max(held + run.cost.memory.transient_forward);
     }
     stage.transient_forward = peak.saturating_sub(stage.saved);
     let mut released = Bytes(0);
     let mut peak = Bytes(0);
     for run in runs.iter().rev() {
-        peak = peak.max(run.cost.transient_backward.saturating_sub(released));
-        released += run.cost.saved_bytes * run.count;
+        peak = peak.max(run.cost.memory.transient_backward.saturating_sub(released));
+        released += run.cost.memory.saved_bytes * run.count;
     }
     stage.transient_backward = peak;
 }

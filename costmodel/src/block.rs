@@ -1,15 +1,12 @@
 //! The cost of one block under one layout: trace, lower, price, run.
 
-use catalog::runtime::Rewrite;
 use catalog::{Bytes, Seconds};
-use dtensor::{TensorId, Trace};
-use plans::{NamedTime, Recompute};
-use rustc_hash::FxHashSet;
+use plans::NamedTime;
 
 use crate::block_cost::{BlockCost, BlockKey, Tensors, elements};
 use crate::book::{BlockToPrice, PriceBook, PricedBlock};
 use crate::issue::Launch;
-use crate::lower::{Lowered, Lowering, casts, kept, kept_bytes, peak_transient, split_softmax};
+use crate::lower::Lowering;
 use crate::streams::{self, Task};
 use crate::work::Backward;
 use crate::{CostError, Scenario};
@@ -32,6 +29,8 @@ pub(crate) fn price(
     let mut cost = BlockCost {
         elements: elements(&trace),
         tensors: Tensors::of(&trace),
+        memory: lowering.memory(&trace, &lowered, key.recompute, key.layout.tp),
+        output: trace.output.map_or(Bytes(0), |id| trace.tensor(id).bytes()),
         ..BlockCost::default()
     };
     let of = BlockToPrice {
@@ -43,7 +42,6 @@ pub(crate) fn price(
     };
     let slowdown = scenario.runtime.overheads.overlap_slowdown.value;
     time(&book.block(&of)?, slowdown, &mut cost);
-    memory(lowering, key, &trace, &lowered, &mut cost);
     Ok(cost)
 }
 
@@ -89,50 +87,4 @@ fn tasks(priced: &PricedBlock, pass: &[Launch]) -> Vec<Task> {
         }
     };
     pass.iter().map(task).collect()
-}
-
-/// What a block keeps and needs beside it.
-fn memory(
-    lowering: Lowering<'_>,
-    key: &BlockKey,
-    trace: &Trace,
-    lowered: &Lowered,
-    cost: &mut BlockCost,
-) {
-    let mode = key.recompute;
-    let fused = lowering.has(Rewrite::FuseGradientAccumulation);
-    cost.saved = kept(&lowering, trace, mode);
-    [cost.saved_bytes, cost.saved_for_weight] = kept_bytes(&lowering, trace, mode);
-    let kept_ids = kept_ids(&lowering, trace, mode);
-    let casts = casts::held(&lowering, trace);
-    cost.transient_forward = peak_transient(trace, &lowered.forward, &kept_ids, fused) + casts;
-    if key.layout.tp > 1 {
-        cost.transient_forward += split_softmax(&lowering, trace);
-    }
-    let backward = peak_transient(trace, &lowered.backward, &FxHashSet::default(), fused) + casts;
-    // What is run again for the input half stays for the weight half.
-    let all = kept(&lowering, trace, Recompute::None);
-    let rebuilt: Bytes = all
-        .iter()
-        .map(|s| s.bytes)
-        .sum::<Bytes>()
-        .saturating_sub(cost.saved_bytes);
-    cost.transient_backward = if mode == Recompute::None {
-        backward
-    } else {
-        backward + rebuilt
-    };
-    cost.output = trace.output.map_or(Bytes(0), |id| trace.tensor(id).bytes());
-}
-
-/// Storages kept under a mode, for liveness.
-fn kept_ids(lowering: &Lowering<'_>, trace: &Trace, mode: Recompute) -> FxHashSet<TensorId> {
-    let names: FxHashSet<String> = kept(lowering, trace, mode)
-        .into_iter()
-        .map(|s| s.name)
-        .collect();
-    (0..trace.tensors.len() as u32)
-        .map(TensorId)
-        .filter(|&id| names.contains(&trace.tensor(id).name))
-        .collect()
 }

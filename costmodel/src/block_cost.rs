@@ -6,7 +6,7 @@ use models::{BlockClass, BlockLayout};
 use plans::{Group, NamedTime, Recompute, Strategy};
 
 use crate::Scenario;
-use crate::lower::SavedTensor;
+use crate::lower::BlockMemory;
 use crate::states::Elements;
 use crate::work::{Backward, Work};
 
@@ -72,16 +72,8 @@ pub struct BlockCost {
     pub backward: Backward,
     /// Forward kernels run again.
     pub recompute: Work,
-    /// Kept from forward to backward.
-    pub saved: Vec<SavedTensor>,
-    /// Sum of `saved`.
-    pub saved_bytes: Bytes,
-    /// Of those, needed by the weight half, with the output gradients it reads.
-    pub saved_for_weight: Bytes,
-    /// Peak beside what is kept, in forward.
-    pub transient_forward: Bytes,
-    /// Peak beside what is kept, in backward, recomputed activations included.
-    pub transient_backward: Bytes,
+    /// What it keeps and needs.
+    pub memory: BlockMemory,
     /// Bytes of the tensor handed to the next block.
     pub output: Bytes,
     /// Parameters this rank holds before ZeRO.

@@ -230,7 +230,7 @@ fn saved_activations(
     let mut saved: BTreeMap<String, Bytes> = BTreeMap::new();
     for (stage, count) in held_at(program, rank, peak) {
         for run in &assembled.runs[stage as usize] {
-            for tensor in &run.cost.saved {
+            for tensor in &run.cost.memory.saved {
                 let name = format!("saved activations: {}", tensor.name);
                 *saved.entry(name).or_default() += tensor.bytes * (run.count * u64::from(count));
             }

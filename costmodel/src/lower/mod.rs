@@ -7,17 +7,17 @@
 pub(crate) mod casts;
 mod fuse;
 mod kernel;
-mod liveness;
 mod lowering;
+mod memory;
 mod saved;
 
 use catalog::runtime::Rewrite;
 use dtensor::Trace;
 
 pub use kernel::{Kernel, KernelKind, Lowered};
-pub use liveness::peak_transient;
 pub use lowering::Lowering;
-pub use saved::{SavedTensor, kept, kept_bytes, recomputed, split_softmax};
+pub use memory::BlockMemory;
+pub use saved::recomputed;
 
 impl Lowering<'_> {
     /// Kernels of both passes.

@@ -26,11 +26,16 @@ pub struct SavedTensor {
     pub bytes: Bytes,
     /// Whether the weight half of a split backward still needs it.
     pub for_weight: bool,
+    /// The traced tensor that it is; none of what only the kernels of a runtime make.
+    pub storage: Option<TensorId>,
 }
 
 /// Tensors kept for backward under a recompute mode (`Full` and `Layers` keep the input only).
-#[must_use]
-pub fn kept(lowering: &Lowering<'_>, trace: &Trace, recompute: Recompute) -> Vec<SavedTensor> {
+pub(super) fn kept(
+    lowering: &Lowering<'_>,
+    trace: &Trace,
+    recompute: Recompute,
+) -> Vec<SavedTensor> {
     if matches!(recompute, Recompute::Full | Recompute::Layers(_)) {
         return inputs(trace);
     }
@@ -39,7 +44,7 @@ pub fn kept(lowering: &Lowering<'_>, trace: &Trace, recompute: Recompute) -> Vec
     let selected = selected_products(lowering, trace);
     let row_indices = row_indices(lowering, trace);
     let mut seen: FxHashSet<TensorId> = FxHashSet::default();
-    let mut saved: Vec<(TensorId, SavedTensor)> = Vec::new();
+    let mut saved: Vec<SavedTensor> = Vec::new();
     let mut keep = |id: TensorId, weight: bool| {
         let storage = trace.tensor(id).storage;
         let info = trace.tensor(storage);
@@ -51,8 +56,9 @@ pub fn kept(lowering: &Lowering<'_>, trace: &Trace, recompute: Recompute) -> Vec
                 name,
                 bytes: rows.unwrap_or(info.bytes()),
                 for_weight: weight || rows.is_some(),
+                storage: Some(storage),
             };
-            saved.push((storage, tensor));
+            saved.push(tensor);
         }
     };
     let mut quantised: Vec<TensorId> = Vec::new();
@@ -84,25 +90,26 @@ pub fn kept(lowering: &Lowering<'_>, trace: &Trace, recompute: Recompute) -> Vec
     if recompute == Recompute::SelectiveOps {
         drop_parts(trace, &seen, &mut saved);
     }
-    let mut saved: Vec<SavedTensor> = saved.into_iter().map(|(_, tensor)| tensor).collect();
     saved.extend(eight_bit(trace, quantised));
     if fused_keeps {
         saved.extend(log_sum_exp(trace));
     }
-    if !lowering.has(Rewrite::FuseCrossEntropy) && !lowering.has(Rewrite::InPlaceCrossEntropy) {
-        saved.extend(log_probabilities(trace));
-    }
+    saved.extend(log_probabilities(lowering, trace));
     saved
 }
 
 /// Leaves out parts of products that are kept themselves: a part is no copy.
-fn drop_parts(trace: &Trace, seen: &FxHashSet<TensorId>, saved: &mut Vec<(TensorId, SavedTensor)>) {
+fn drop_parts(trace: &Trace, seen: &FxHashSet<TensorId>, saved: &mut Vec<SavedTensor>) {
     let views = trace.forward_views.iter();
     let parts: FxHashSet<TensorId> = views
         .filter(|view| seen.contains(&trace.tensor(view.from).storage))
         .map(|view| trace.tensor(view.to).storage)
         .collect();
-    saved.retain(|(storage, _)| !parts.contains(storage));
+    saved.retain(|tensor| {
+        tensor
+            .storage
+            .is_none_or(|storage| !parts.contains(&storage))
+    });
 }
 
 /// Bytes of the lists that stand for a router's indices, in 32 bits: for every choice its expert, its row and
@@ -146,6 +153,7 @@ fn eight_bit(trace: &Trace, mut ids: Vec<TensorId>) -> impl Iterator<Item = Save
             name: format!("{} (8 bits)", info.name),
             bytes: Bytes(info.elements()),
             for_weight: true,
+            storage: None,
         })
 }
 
@@ -155,29 +163,31 @@ fn reruns_attention(lowering: &Lowering<'_>, recompute: Recompute) -> bool {
 }
 
 /// PyTorch's own cross-entropy writes the log-probabilities beside the logits and keeps them.
-fn log_probabilities(trace: &Trace) -> impl Iterator<Item = SavedTensor> + '_ {
-    trace
-        .forward
-        .iter()
-        .filter(|op| matches!(op.operator, Operator::Token(Token::CrossEntropy(_))))
+fn log_probabilities<'t>(
+    lowering: &Lowering<'_>,
+    trace: &'t Trace,
+) -> impl Iterator<Item = SavedTensor> + use<'t> {
+    let [fused, in_place] = [Rewrite::FuseCrossEntropy, Rewrite::InPlaceCrossEntropy];
+    let written = !lowering.has(fused) && !lowering.has(in_place);
+    let losses = trace.forward.iter();
+    losses
+        .filter(move |op| written && matches!(op.operator, Operator::Token(Token::CrossEntropy(_))))
         .map(|op| {
             let bytes = trace.tensor(op.inputs[0]).bytes();
             SavedTensor {
                 name: format!("{}.log_probabilities", op.scope),
                 bytes,
                 for_weight: false,
+                storage: None,
             }
         })
 }
 
 /// Over a split vocabulary the unfused log-softmax is several operators: the logits less their maximum
 /// and their exponential exist beside logits and result (PyTorch `tensor/parallel/loss.py`).
-#[must_use]
-pub fn split_softmax(lowering: &Lowering<'_>, trace: &Trace) -> Bytes {
-    if lowering.has(Rewrite::FuseCrossEntropy) || lowering.has(Rewrite::InPlaceCrossEntropy) {
-        return Bytes(0);
-    }
-    log_probabilities(trace).map(|saved| saved.bytes * 2).sum()
+pub(super) fn split_softmax(lowering: &Lowering<'_>, trace: &Trace, tp: u64) -> Bytes {
+    let split = log_probabilities(lowering, trace).filter(|_| tp > 1);
+    split.map(|saved| saved.bytes * 2).sum()
 }
 
 /// Forward kernels that run again before backward, by index into `lowered.forward`.
@@ -377,6 +387,7 @@ fn log_sum_exp(trace: &Trace) -> impl Iterator<Item = SavedTensor> + '_ {
             name: format!("{}.log_sum_exp", op.scope),
             bytes: Bytes(s.batch * s.heads * s.q_len * DType::F32.size()),
             for_weight: false,
+            storage: None,
         })
     })
 }
@@ -391,6 +402,7 @@ fn inputs(trace: &Trace) -> Vec<SavedTensor> {
             name: t.name.clone(),
             bytes: t.bytes(),
             for_weight: false,
+            storage: Some(t.storage),
         })
         .collect()
 }
@@ -415,18 +427,8 @@ fn weight_operands(trace: &Trace) -> FxHashSet<TensorId> {
         .collect()
 }
 
-/// Bytes that a block keeps from forward to backward, and those that its weight half needs.
-pub fn kept_bytes(lowering: &Lowering<'_>, trace: &Trace, recompute: Recompute) -> [Bytes; 2] {
-    let saved = kept(lowering, trace, recompute);
-    let all = kept(lowering, trace, Recompute::None);
-    [
-        saved.iter().map(|s| s.bytes).sum(),
-        weight_half_bytes(trace, &all),
-    ]
-}
-
 /// Kept activations that weight gradients read, and the output gradients they read.
-fn weight_half_bytes(trace: &Trace, saved: &[SavedTensor]) -> Bytes {
+pub(super) fn weight_half_bytes(trace: &Trace, saved: &[SavedTensor]) -> Bytes {
     let mut gradients: FxHashSet<TensorId> = FxHashSet::default();
     let mut bytes: Bytes = saved.iter().filter(|s| s.for_weight).map(|s| s.bytes).sum();
     for op in trace

@@ -1,0 +1,116 @@
+//! The memory of a block: what it keeps for backward, and what its passes need beside that.
+
+use catalog::Bytes;
+use catalog::runtime::Rewrite;
+use dtensor::{TensorId, TensorRole, Trace};
+use plans::Recompute;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::casts;
+use super::kernel::{Kernel, Lowered};
+use super::lowering::Lowering;
+use super::saved::{SavedTensor, kept, split_softmax, weight_half_bytes};
+
+/// Memory of a block for one micro-batch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BlockMemory {
+    /// Kept from forward to backward.
+    pub saved: Vec<SavedTensor>,
+    /// Sum of `saved`.
+    pub saved_bytes: Bytes,
+    /// Of those, needed by the weight half, with the output gradients it reads.
+    pub saved_for_weight: Bytes,
+    /// Peak beside what is kept, in forward.
+    pub transient_forward: Bytes,
+    /// Peak beside what is kept, in backward, recomputed activations included.
+    pub transient_backward: Bytes,
+}
+
+impl Lowering<'_> {
+    /// The memory of a block whose weights are shared out among `tp` ranks.
+    #[must_use]
+    pub fn memory(
+        &self,
+        trace: &Trace,
+        lowered: &Lowered,
+        recompute: Recompute,
+        tp: u64,
+    ) -> BlockMemory {
+        let saved = kept(self, trace, recompute);
+        let sum = |saved: &[SavedTensor]| saved.iter().map(|s| s.bytes).sum::<Bytes>();
+        let saved_bytes = sum(&saved);
+        // What is run again for the input half stays for the weight half.
+        let (rebuilt, saved_for_weight) = match recompute {
+            Recompute::None => (Bytes(0), weight_half_bytes(trace, &saved)),
+            _ => {
+                let all = kept(self, trace, Recompute::None);
+                let rebuilt = sum(&all).saturating_sub(saved_bytes);
+                (rebuilt, weight_half_bytes(trace, &all))
+            }
+        };
+        let fused = self.has(Rewrite::FuseGradientAccumulation);
+        let casts = casts::held(self, trace);
+        let held = saved.iter().filter_map(|s| s.storage).collect();
+        let none = FxHashSet::default();
+        let forward = peak_transient(trace, &lowered.forward, &held, fused);
+        let backward = peak_transient(trace, &lowered.backward, &none, fused);
+        BlockMemory {
+            saved,
+            saved_bytes,
+            saved_for_weight,
+            transient_forward: forward + casts + split_softmax(self, trace, tp),
+            transient_backward: backward + casts + rebuilt,
+        }
+    }
+}
+
+/// Peak bytes of tensors that these kernels write and that are not in `kept`, each alive from its
+/// write to its last read. `fused_weight_gradients` says that weight gradients go straight into
+/// the accumulation buffer.
+fn peak_transient(
+    trace: &Trace,
+    kernels: &[Kernel],
+    kept: &FxHashSet<TensorId>,
+    fused_weight_gradients: bool,
+) -> Bytes {
+    let last = last_use(trace, kernels);
+    let mut live = Bytes(0);
+    let mut peak = Bytes(0);
+    let mut alive: FxHashSet<TensorId> = FxHashSet::default();
+    for (index, kernel) in kernels.iter().enumerate() {
+        let weight_gradient =
+            kernel.pass == dtensor::Pass::BackwardWeight && fused_weight_gradients;
+        for &id in &kernel.writes {
+            let storage = trace.tensor(id).storage;
+            let info = trace.tensor(storage);
+            let counts = matches!(info.role, TensorRole::Activation | TensorRole::Gradient)
+                && !kept.contains(&storage)
+                && !weight_gradient;
+            if counts && alive.insert(storage) {
+                live += info.bytes();
+            }
+        }
+        peak = peak.max(live);
+        for &id in kernel.reads.iter().chain(&kernel.writes) {
+            let storage = trace.tensor(id).storage;
+            let done = last.get(&storage).is_none_or(|&at| at <= index);
+            let leaves = trace
+                .output
+                .is_some_and(|o| trace.tensor(o).storage == storage);
+            if done && !leaves && alive.remove(&storage) {
+                live = live.saturating_sub(trace.tensor(storage).bytes());
+            }
+        }
+    }
+    peak
+}
+
+fn last_use(trace: &Trace, kernels: &[Kernel]) -> FxHashMap<TensorId, usize> {
+    let mut last = FxHashMap::default();
+    for (index, kernel) in kernels.iter().enumerate() {
+        for &id in &kernel.reads {
+            last.insert(trace.tensor(id).storage, index);
+        }
+    }
+    last
+}
