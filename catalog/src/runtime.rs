@@ -11,6 +11,11 @@ use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
 use crate::provenance::Sourced;
 use crate::units::{Bytes, Seconds};
 
+/// Parameters per communication bucket that predictions assume: Megatron-LM's `ddp_bucket_size` default
+/// `max(40,000,000, 1,000,000 · dp)` (`distributed_data_parallel_config.py`) up to 40 ranks. FSDP communicates per
+/// block, which is larger for all but tiny models.
+pub const BUCKET_ELEMENTS: u64 = 40_000_000;
+
 /// A resolved runtime.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Runtime {
@@ -241,6 +246,57 @@ pub enum Rewrite {
     CopyGradientsForStep,
 }
 
+impl Rewrite {
+    /// Every rewrite.
+    pub const ALL: [Self; 37] = [
+        Self::FuseBiasGelu,
+        Self::FuseProjections,
+        Self::FuseSwiglu,
+        Self::FuseBiasDropoutAdd,
+        Self::FuseScaledMaskedSoftmax,
+        Self::FuseNorm,
+        Self::FuseRope,
+        Self::FuseCrossEntropy,
+        Self::InPlaceCrossEntropy,
+        Self::FusePointwise,
+        Self::FuseGradientAccumulation,
+        Self::AccumulateGradients,
+        Self::SaveQuantisedInputs,
+        Self::KeepAttentionProjections,
+        Self::KeepOutputProjection,
+        Self::EarlyStopRecompute,
+        Self::GatherQuantised,
+        Self::ScaleDynamically,
+        Self::WideExperts,
+        Self::RowwiseScaling,
+        Self::KeepSelected,
+        Self::KeepStageOutput,
+        Self::ScatterGatherTransfer,
+        Self::FlattenGradients,
+        Self::AllReduceGradients,
+        Self::CopyShards,
+        Self::GatherTensorByTensor,
+        Self::FuseBiasEpilogue,
+        Self::FuseGeluEpilogue,
+        Self::RegatherSequenceParallelInput,
+        Self::AsyncTensorParallelBackward,
+        Self::NormInF32,
+        Self::FusePermute,
+        Self::KeepRowIndices,
+        Self::CudaGraph,
+        Self::FusedOptimizer,
+        Self::CopyGradientsForStep,
+    ];
+
+    /// As in a runtime's file.
+    #[must_use]
+    pub fn name(self) -> String {
+        let name = serde_json::to_value(self).ok();
+        name.and_then(|n| n.as_str().map(str::to_owned))
+            .unwrap_or_default()
+    }
+}
+
 /// Family of attention kernel.
 #[derive(
     Clone,
@@ -313,4 +369,16 @@ pub struct Overheads {
     pub fragmentation: Sourced<f64>,
     /// Slow-down of kernels while collectives run beside them, at least 1.
     pub overlap_slowdown: Sourced<f64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Rewrite;
+
+    #[test]
+    fn all_rewrites_are_listed() {
+        let schema = serde_json::to_value(schemars::schema_for!(Rewrite)).expect("a schema");
+        let described = schema["oneOf"].as_array().map_or(0, Vec::len);
+        assert_eq!(described, Rewrite::ALL.len());
+    }
 }

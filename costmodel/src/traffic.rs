@@ -1,6 +1,6 @@
 //! Data-parallel traffic: what is gathered and reduced per block, over which ranks.
 
-use catalog::runtime::Rewrite;
+use catalog::runtime::{BUCKET_ELEMENTS, Rewrite};
 use catalog::{Bytes, Cluster, Precision, Runtime, Seconds};
 use dtensor::CollectiveKind;
 use plans::{Axis, Decisions, Group, Zero};
@@ -8,11 +8,6 @@ use plans::{Axis, Decisions, Group, Zero};
 use crate::CostError;
 use crate::messages::Message;
 use crate::states::{Elements, Sharding};
-
-/// Parameters per communication bucket: Megatron-LM's `ddp_bucket_size` default
-/// `max(40,000,000, 1,000,000 · dp)` (`distributed_data_parallel_config.py`). FSDP communicates
-/// per block, which is larger for all but tiny models.
-const BUCKET_ELEMENTS: u64 = 40_000_000;
 
 /// The groups that share states and reduce gradients.
 #[derive(Clone, Copy, Debug)]

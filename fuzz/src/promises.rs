@@ -2,7 +2,7 @@
 
 use catalog::Bytes;
 use costmodel::{CostModel, Scenario};
-use interop::export::{Dialect, ExportError, Exported, Job, Launcher, export};
+use interop::export::{Dialect, ExportError, Exported, Inputs, Job, Launcher, export};
 use interop::import::{Document, Given, import};
 use plans::json::{DetailJson, PredictedJson, StrategyJson};
 use plans::plan_file::PlannedFor;
@@ -199,13 +199,18 @@ pub fn exported(
     let sharding = models::sharding_section(&scenario.model, strategy, w).ok()?;
     let job = Job {
         model: &scenario.model,
-        model_name: &scenario.model.name,
         decisions: strategy.decisions(),
         workload: w,
-        runtime: &scenario.runtime.name,
+        runtime: &scenario.runtime,
         sharding: &sharding,
         id: "0123456789abcdef",
         gpus_per_node: scenario.cluster.gpus_per_node,
+        // Nothing is left open, so that the export passes its check.
+        inputs: Inputs {
+            tokenizer: Some("tokenizer"),
+            data: Some("data"),
+            hf_id: Some("model"),
+        },
     };
     Some(export(&job, dialect, launcher))
 }

@@ -4,7 +4,7 @@
 use catalog::model::ModelConfig;
 use catalog::{Precision, Workload, WorkloadSizes};
 use interop::config::{Node, Value, escape, python, toml, write, yaml};
-use interop::export::{Dialect, Exported, Job, Launcher, export};
+use interop::export::{Dialect, Exported, Inputs, Job, Launcher, export};
 use interop::import::Document;
 use plans::plan_file::ShardingFile;
 use proptest::prelude::*;
@@ -62,7 +62,13 @@ fn hostile() -> impl Strategy<Value = String> {
 
 /// A plan that the target takes, for a model of that name.
 fn exported(name: &str, dialect: Dialect, launcher: Option<Launcher>) -> Exported {
-    let model = catalog::load::model("llama3-8b").expect("preset");
+    // nanotron has no model with the rotation of Llama 3.1.
+    let preset = if dialect == Dialect::Nanotron {
+        "llama2-7b"
+    } else {
+        "llama3-8b"
+    };
+    let model = catalog::load::model(preset).expect("preset");
     let mut named = ModelConfig::clone(&model);
     name.clone_into(&mut named.name);
     let workload = Workload::new(WorkloadSizes {
@@ -85,13 +91,13 @@ fn exported(name: &str, dialect: Dialect, launcher: Option<Launcher>) -> Exporte
     sharding.parameter.insert(name.to_owned(), placement);
     let job = Job {
         model: &named,
-        model_name: name,
         decisions: plan.decisions(),
         workload: &workload,
-        runtime: "vescale",
+        runtime: &runtime,
         sharding: &sharding,
         id: "0123456789abcdef",
         gpus_per_node: 8,
+        inputs: Inputs::default(),
     };
     export(&job, dialect, launcher).unwrap_or_else(|e| panic!("{dialect:?}: {e}"))
 }

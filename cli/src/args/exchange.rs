@@ -28,6 +28,15 @@ pub(crate) struct ExportArgs {
     /// Also write what starts the ranks
     #[arg(long, value_enum, conflicts_with = "check")]
     pub(crate) launcher: Option<LauncherArg>,
+    /// Tokenizer of the launched job: a folder or hub name
+    #[arg(long, value_name = "NAME", conflicts_with = "check")]
+    pub(crate) tokenizer: Option<String>,
+    /// Dataset of the launched job: a path or hub name, as the target reads it
+    #[arg(long, value_name = "NAME", conflicts_with = "check")]
+    pub(crate) data: Option<String>,
+    /// The model's name on the Hugging Face hub, or a folder in its format
+    #[arg(long, value_name = "NAME", conflicts_with = "check")]
+    pub(crate) hf_id: Option<String>,
     /// Find unknown keys, wrong values and contradictions in an existing configuration
     #[arg(long, value_name = "FILE")]
     pub(crate) check: Option<PathBuf>,

@@ -5,11 +5,14 @@ use std::process::ExitCode;
 
 use catalog::files::{self, FolderDestination, Kind, NamedFile, Replace};
 use interop::config::escape;
-use interop::export::{self, Dialect, ExportError, Exported, ExportedFile, Job, Launcher, Refusal};
+use interop::export::{
+    self, Dialect, ExportError, Exported, ExportedFile, Inputs, Job, Launcher, Refusal,
+};
 use plans::{Strategy, grammar};
 use serde::Serialize;
 
 use crate::args::{ExportArgs, LauncherArg};
+use crate::commands::assumptions::{self, AssumptionJson};
 use crate::commands::import::document;
 use crate::commands::plan::{self, Loaded};
 use crate::error::{CliError, code};
@@ -21,7 +24,15 @@ struct ExportJson {
     target: String,
     plan: String,
     files: Vec<FileJson>,
+    unfilled: Vec<UnfilledJson>,
+    assumptions: Vec<AssumptionJson>,
     notes: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct UnfilledJson {
+    name: &'static str,
+    what: String,
 }
 
 #[derive(Serialize)]
@@ -38,7 +49,8 @@ struct RefusedJson {
     plan: String,
     refused: Vec<RefusalJson>,
     nearest: Option<String>,
-    search: String,
+    /// A search whose best plan the target takes; none where it does not take the model.
+    search: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -46,6 +58,7 @@ struct RefusalJson {
     decision: String,
     why: String,
     instead: Option<String>,
+    taken_by: Option<&'static str>,
 }
 
 /// Runs `export`.
@@ -64,13 +77,33 @@ pub(crate) fn run(args: &ExportArgs) -> Result<ExitCode, CliError> {
         LauncherArg::Slurm => Launcher::Slurm,
         LauncherArg::Kubernetes => Launcher::Kubernetes,
     });
-    match exported(&loaded, &loaded.strategy, dialect, launcher) {
+    let inputs = inputs(args)?;
+    match exported(&loaded, &loaded.strategy, inputs, dialect, launcher) {
         Ok(exported) => finish(args, &loaded, dialect, &exported),
         Err(ExportError::Inexpressible { refusals, .. }) => {
             refused(args, &loaded, dialect, &refusals)
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// What the command line gives for the launched job, as text that a file can hold.
+fn inputs(args: &ExportArgs) -> Result<Inputs<'_>, CliError> {
+    let given = [
+        ("--tokenizer", &args.tokenizer),
+        ("--data", &args.data),
+        ("--hf-id", &args.hf_id),
+    ];
+    for (option, text) in given {
+        if let Some(text) = text {
+            catalog::names::checked(text, "command line", option)?;
+        }
+    }
+    Ok(Inputs {
+        tokenizer: args.tokenizer.as_deref(),
+        data: args.data.as_deref(),
+        hf_id: args.hf_id.as_deref(),
+    })
 }
 
 #[derive(Serialize)]
@@ -133,19 +166,20 @@ fn checked(args: &ExportArgs, file: &Path, dialect: Option<Dialect>) -> Result<E
 fn exported(
     loaded: &Loaded,
     strategy: &Strategy,
+    inputs: Inputs<'_>,
     dialect: Dialect,
     launcher: Option<Launcher>,
 ) -> Result<Exported, ExportError> {
     let scenario = loaded.costs.scenario();
     let job = Job {
         model: &scenario.model,
-        model_name: &loaded.file.model,
         decisions: strategy.decisions(),
         workload: &scenario.workload,
-        runtime: &loaded.file.runtime,
+        runtime: &scenario.runtime,
         sharding: &loaded.file.sharding,
         id: &loaded.file.id,
         gpus_per_node: scenario.cluster.gpus_per_node,
+        inputs,
     };
     export::export(&job, dialect, launcher)
 }
@@ -164,7 +198,13 @@ fn finish(
         }
         None => Ok(Vec::new()),
     };
-    for note in &exported.notes {
+    let assumptions = assumptions::priced(loaded, &exported.unmet);
+    for unfilled in &exported.unfilled {
+        let line = format!("fill in {}: {}", unfilled.name, unfilled.what);
+        output::note(args.format.quiet, &line);
+    }
+    let differences = assumptions::sentences(loaded, &exported.unmet, &assumptions);
+    for note in exported.notes.iter().chain(&differences) {
         output::note(args.format.quiet, &format!("note: {note}"));
     }
     let folder = args.output.as_ref().filter(|_| saved.is_ok());
@@ -183,6 +223,15 @@ fn finish(
                     text: f.text.clone(),
                 })
                 .collect(),
+            unfilled: exported
+                .unfilled
+                .iter()
+                .map(|u| UnfilledJson {
+                    name: u.name,
+                    what: u.what.clone(),
+                })
+                .collect(),
+            assumptions,
             notes: exported.notes.clone(),
         })?;
     } else if args.output.is_some() {
@@ -229,7 +278,8 @@ fn refused(
     refusals: &[Refusal],
 ) -> Result<ExitCode, CliError> {
     let nearest = nearest(loaded, dialect, refusals);
-    let search = search_command(loaded, dialect, refusals);
+    let takes_model = !refusals.iter().any(|refusal| refusal.of_model);
+    let search = takes_model.then(|| search_command(loaded, dialect, refusals));
     if args.format.json {
         output::json(&RefusedJson {
             schema_version: SCHEMA_VERSION,
@@ -244,6 +294,7 @@ fn refused(
                         .instead
                         .as_ref()
                         .map(|(key, value)| format!("{key}={value}")),
+                    taken_by: r.taken_by,
                 })
                 .collect(),
             nearest: nearest.clone(),
@@ -258,7 +309,9 @@ fn refused(
     if let Some(strategy) = nearest {
         output::error(&format!("it can run this one: --strategy {strategy}"));
     }
-    output::error(&format!("or plan within its limits: {search}"));
+    if let Some(search) = search {
+        output::error(&format!("or plan within its limits: {search}"));
+    }
     Ok(ExitCode::from(code::EXPORT_INVALID))
 }
 
@@ -278,7 +331,7 @@ fn nearest(loaded: &Loaded, dialect: Dialect, refusals: &[Refusal]) -> Option<St
             &scenario.runtime,
         );
         let strategy = s.ok()?;
-        match exported(loaded, &strategy, dialect, None) {
+        match exported(loaded, &strategy, Inputs::default(), dialect, None) {
             Ok(_) => return Some(strategy.to_string()),
             Err(ExportError::Inexpressible { refusals: more, .. }) => refusals = more,
             Err(_) => return None,

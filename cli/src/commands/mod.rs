@@ -1,5 +1,6 @@
 //! One file per subcommand.
 
+mod assumptions;
 mod calibrate;
 mod checkpoint;
 mod compare;

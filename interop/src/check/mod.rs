@@ -9,8 +9,8 @@ pub use self::finding::Finding;
 use catalog::model::ModelConfig;
 
 use crate::config::{Node, Value};
-use crate::export::Dialect;
 use crate::export::schema::Schema;
+use crate::export::{Dialect, PLACEHOLDER};
 use crate::import::Document;
 
 /// Everything wrong with a configuration, in the order of the file.
@@ -31,6 +31,7 @@ pub fn check(
     } else {
         section(document, schema, "", root, &mut findings);
     }
+    left_open(document, "", root, &mut findings);
     rules::contradictions(document, model, &mut findings);
     findings.sort_by_key(|f| f.line);
     Ok(findings)
@@ -56,6 +57,36 @@ fn section(
         } else if !(is_python(doc.dialect) && is_local(schema, &path)) {
             value(doc, schema, &path, node, findings);
         }
+    }
+}
+
+/// Values that an export left for the user to fill in.
+fn left_open(doc: &Document, prefix: &str, node: &Node, findings: &mut Vec<Finding>) {
+    match &node.value {
+        Value::Str(text) | Value::Expression(text) if text.contains(PLACEHOLDER) => {
+            findings.push(Finding {
+                path: doc.path.clone(),
+                line: node.line,
+                key: prefix.to_owned(),
+                message: format!("{} is still to be filled in", node.value.shown()),
+            });
+        }
+        Value::Table(entries) | Value::Call(_, entries) => {
+            for (key, node) in entries {
+                let path = if prefix.is_empty() {
+                    key.clone()
+                } else {
+                    format!("{prefix}.{key}")
+                };
+                left_open(doc, &path, node, findings);
+            }
+        }
+        Value::List(items) => {
+            for item in items {
+                left_open(doc, prefix, item, findings);
+            }
+        }
+        _ => {}
     }
 }
 

@@ -69,6 +69,12 @@ fn yaml_scalar(value: &Value) -> String {
     match value {
         // Words that every YAML reader takes for text stay bare.
         Value::Str(s) if is_plain(s) => s.clone(),
+        Value::Table(entries) => {
+            let pair =
+                |(key, node): &(String, Node)| format!("{key}: {}", yaml_scalar(&node.value));
+            let pairs: Vec<String> = entries.iter().map(pair).collect();
+            format!("{{{}}}", pairs.join(", "))
+        }
         _ => scalar(value, &Words::JSON),
     }
 }

@@ -1,33 +1,47 @@
 //! Megatron Bridge: a Python function over `ConfigContainer`, made of Megatron-LM's options.
 
-use catalog::Precision;
+use catalog::runtime::Rewrite;
+use catalog::{Precision, Zero};
 
+use super::core_model::{self, Field, Reach};
+use super::core_rewrites;
 use super::flag::Flag;
-use super::job::{ExportedFile, Job, python_heading};
+use super::inputs::Input;
+use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
 use super::megatron;
 use super::refusal::Limits;
+use crate::config::escape::quoted;
 use crate::config::yaml::number;
 use crate::config::{Node, Value, write};
 
 const FILE: &str = "vescale_plan_bridge.py";
 
-pub(crate) fn program() -> Program {
+pub(crate) fn program(job: &Job<'_>) -> Program {
+    let mut setup = vec![
+        ": \"${RECIPE:?set RECIPE to the recipe of your model, as module:function}\"".to_owned(),
+    ];
+    // Megatron asks for one connection, so that communication starts before compute; Megatron-FSDP asserts the
+    // contrary.
+    setup.push(match job.decisions.zero {
+        Zero::Z0 | Zero::Z1 => "export CUDA_DEVICE_MAX_CONNECTIONS=1".to_owned(),
+        Zero::Z2 | Zero::Z3 => "unset CUDA_DEVICE_MAX_CONNECTIONS".to_owned(),
+    });
     Program {
-        setup: vec![
-            ": \"${RECIPE:?set RECIPE to the recipe of your model, as module:function}\""
-                .to_owned(),
-            "export CUDA_DEVICE_MAX_CONNECTIONS=1".to_owned(),
-        ],
+        setup,
         starter: Starter::Torchrun,
         arguments: format!("\"$HERE/{FILE}\" \"$RECIPE\" \"$@\""),
     }
 }
 
-pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile> {
+pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     // A recipe has its own choices; all of them are set, also the ones that are off.
     let mut settings: Vec<(String, Value)> = off(job);
-    for flag in megatron::decisions(job, limits) {
+    let mut fields = core_model::fields(job.model, job.workload.seq_len, Reach::Provider, limits);
+    fields.extend(core_rewrites::fields(job, limits));
+    settings.extend(fields.into_iter().flat_map(|field| provider(field, job)));
+    let flags = megatron::decisions(job, limits);
+    for flag in flags.into_iter().flat_map(|(_, flags)| flags) {
         for (path, value) in setting(&flag, job) {
             settings.retain(|(known, _)| *known != path);
             settings.push((path, value));
@@ -37,17 +51,56 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile> {
         Precision::Fp32 => None,
         Precision::Fp16 => Some("fp16_mixed"),
         Precision::Bf16 => Some("bf16_mixed"),
-        Precision::Fp8 => Some("bf16_with_fp8_current_scaling_mixed"),
+        Precision::Fp8 if job.runtime.rewrites.contains(&Rewrite::ScaleDynamically) => {
+            Some("bf16_with_fp8_current_scaling_mixed")
+        }
+        Precision::Fp8 => Some("bf16_with_fp8_delayed_scaling_mixed"),
     };
     let precision = precision.map_or(Value::Null, Value::from);
     settings.push(("mixed_precision".to_owned(), precision));
     settings.push(("dataset.seq_length".to_owned(), job.workload.seq_len.into()));
-    let mut text = format!(
-        "{}import importlib\nimport sys\n\n\
-         from megatron.bridge.training.config import ConfigContainer\n\n\n\
-         def apply(cfg: ConfigContainer) -> ConfigContainer:\n    \"\"\"Sets what the plan decides.\"\"\"\n",
-        python_heading(job)
+    settings.extend(inputs(job, limits));
+    vec![Draft::new(FILE, Heading::Docstring, text(job, settings))]
+}
+
+/// The tokenizer and the data, and the recipe that everything else comes from.
+fn inputs(job: &Job<'_>, limits: &mut Limits) -> Vec<(String, Value)> {
+    limits.variable(
+        "RECIPE",
+        "the recipe of your model, as megatron.bridge.recipes.…:function",
     );
+    let tokenizer = "folder or hub name of the tokenizer";
+    let tokenizer = limits.input(&job.inputs, Input::Tokenizer, tokenizer);
+    let data = "prefix of the preprocessed dataset";
+    let data = limits.input(&job.inputs, Input::Data, data);
+    let kind = Value::from("HuggingFaceTokenizer");
+    vec![
+        ("tokenizer.tokenizer_type".to_owned(), kind),
+        ("tokenizer.tokenizer_model".to_owned(), tokenizer.into()),
+        (
+            "dataset.blend".to_owned(),
+            Value::Expression(format!("([{}], None)", quoted(&data))),
+        ),
+    ]
+}
+
+fn text(job: &Job<'_>, settings: Vec<(String, Value)>) -> String {
+    let mut text = "import importlib\nimport sys\n\n\
+         import torch\n\
+         from megatron.bridge.training.config import ConfigContainer\n\
+         from megatron.core.activations import squared_relu\n\
+         from megatron.core.fusions.fused_bias_geglu import quick_gelu\n\
+         from megatron.core.transformer.enums import AttnBackend\n\n\n\
+         def apply(cfg: ConfigContainer) -> ConfigContainer:\n    \
+         \"\"\"Sets what the plan and its model say.\"\"\"\n"
+        .to_owned();
+    if let Some(id) = job.inputs.hf_id {
+        text.push_str(&format!(
+            "    from megatron.bridge import AutoBridge\n\n    \
+             cfg.model = AutoBridge.from_hf_pretrained({}).get_model_config()\n",
+            quoted(id)
+        ));
+    }
     for (path, value) in settings {
         let value = write::python(&Node::made(value));
         text.push_str(&format!("    cfg.{path} = {value}\n"));
@@ -60,15 +113,43 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile> {
          module, function = sys.argv[1].split(\":\")\n    \
          pretrain(apply(getattr(importlib.import_module(module), function)()), forward_step)\n",
     );
-    limits.note(
-        true,
-        "start from the recipe of your model: RECIPE=megatron.bridge.recipes.…:function",
-    );
-    vec![ExportedFile {
-        name: FILE.to_owned(),
-        text,
-        executable: false,
-    }]
+    text
+}
+
+/// The provider's fields that a field of the configuration is set by.
+fn provider((name, value): Field, job: &Job<'_>) -> Vec<(String, Value)> {
+    let set = |name: &str, value: Value| (format!("model.{name}"), value);
+    let call = |code: &str| Value::Expression(code.to_owned());
+    match (name, &value) {
+        ("vocab_size", _) => {
+            let padded = !job.model.vocab.is_multiple_of(job.decisions.tp);
+            vec![
+                set("vocab_size", value),
+                set("should_pad_vocab", padded.into()),
+                set("make_vocab_size_divisible_by", 1.into()),
+            ]
+        }
+        // A provider's table of positions is as long as its sequence.
+        ("max_position_embeddings", _) => Vec::new(),
+        ("activation_func", Value::Str(activation)) => vec![set(
+            name,
+            call(match activation.as_str() {
+                "silu" => "torch.nn.functional.silu",
+                "squared_relu" => "squared_relu",
+                "quick_gelu" => "quick_gelu",
+                "relu" => "torch.nn.functional.relu",
+                _ => "torch.nn.functional.gelu",
+            }),
+        )],
+        ("attention_backend", Value::Str(backend)) => {
+            vec![set(name, call(&format!("AttnBackend.{backend}")))]
+        }
+        ("window_size", Value::List(sides)) => {
+            let sides: Vec<String> = sides.iter().map(|side| side.value.shown()).collect();
+            vec![set(name, call(&format!("({})", sides.join(", "))))]
+        }
+        _ => vec![set(name, value)],
+    }
 }
 
 /// Every decision at its least.
@@ -128,8 +209,14 @@ fn setting(flag: &Flag, job: &Job<'_>) -> Vec<(String, Value)> {
         | "num_distributed_optimizer_instances" => format!("ddp.{field}"),
         "use_tp_pp_dp_mapping" => format!("dist.{field}"),
         "ckpt_format" => format!("checkpoint.{field}"),
+        "ddp_bucket_size" => "ddp.bucket_size".to_owned(),
+        "accumulate_allreduce_grads_in_fp32" => {
+            return vec![("ddp.grad_reduce_in_fp32".to_owned(), true.into())];
+        }
+        "grad_reduce_in_bf16" => return vec![("ddp.grad_reduce_in_fp32".to_owned(), false.into())],
+        // By `mixed_precision`.
+        "bf16" | "fp16" | "fp8_format" | "fp8_recipe" => return Vec::new(),
         "micro_batch_size" | "global_batch_size" => format!("train.{field}"),
-        "max_position_embeddings" => return Vec::new(),
         _ => format!("model.{field}"),
     };
     vec![(path, value)]

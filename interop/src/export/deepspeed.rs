@@ -1,71 +1,115 @@
 //! DeepSpeed: the JSON that `deepspeed.initialize` reads.
 
-use catalog::{CpKind, Precision, Zero};
+use catalog::runtime::BUCKET_ELEMENTS;
+use catalog::{CpKind, DType, Overlap, Precision, Zero};
 
-use super::job::{ExportedFile, Job};
+use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
 use super::refusal::Limits;
+use super::script::{self, TRAIN_SCRIPT};
+use super::script_rewrites::{self, System};
 use crate::config::{Node, write};
 use plans::decisions::{Decisions, Recompute};
 use plans::grammar::recompute_name;
 
 const FILE: &str = "ds_config.json";
 
-pub(crate) fn program() -> Program {
+pub(crate) fn program(job: &Job<'_>) -> Program {
     Program {
-        setup: vec![": \"${TRAIN_SCRIPT:?set TRAIN_SCRIPT to your training script}\"".to_owned()],
+        setup: script::setup(&job.inputs),
         starter: Starter::Torchrun,
-        arguments: format!("\"$TRAIN_SCRIPT\" --deepspeed \"$HERE/{FILE}\" \"$@\""),
+        arguments: format!("\"${TRAIN_SCRIPT}\" --deepspeed \"$HERE/{FILE}\" \"$@\""),
     }
 }
 
-pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile> {
-    let (d, w) = (job.decisions, job.workload);
+/// The model is the training script's: the file holds nothing of it.
+pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
+    let w = job.workload;
+    let Decisions {
+        tp,
+        // Refused above 1, with all that pipelines have.
+        pp: _,
+        vpp: _,
+        schedule: _,
+        stages: _,
+        cp,
+        // Refused unless it is Ulysses.
+        cp_kind: _,
+        ep,
+        etp,
+        // What is left of the ranks.
+        dp_shard: _,
+        // Refused unless nothing is sharded.
+        dp_replicate: _,
+        zero,
+        // Refused where it differs from ZeRO-3's.
+        reshard_after_forward: _,
+        // Refused.
+        sequence_parallel: _,
+        micro_batch,
+        num_micro_batches,
+        recompute,
+        // Data-parallel ranks are those that tensor and sequence parallelism leave.
+        axis_order: _,
+        overlap:
+            Overlap {
+                grad_reduce,
+                param_gather,
+                // Refused.
+                tensor_parallel: _,
+                pipeline: _,
+            },
+    } = job.decisions;
     refuse(job, limits);
+    script::inputs(limits);
+    script_rewrites::collect(job, System::DeepSpeed, limits);
     let mut root = Node::table();
     root.set("train_batch_size", w.global_batch);
-    root.set("train_micro_batch_size_per_gpu", d.micro_batch);
-    root.set("gradient_accumulation_steps", d.num_micro_batches);
+    root.set("train_micro_batch_size_per_gpu", *micro_batch);
+    root.set("gradient_accumulation_steps", *num_micro_batches);
     match w.precision {
         Precision::Fp32 | Precision::Fp8 => {}
         Precision::Fp16 => root.set("fp16.enabled", true),
         Precision::Bf16 => root.set("bf16.enabled", true),
     }
-    root.set("zero_optimization.stage", u64::from(u8::from(d.zero)));
-    if d.zero != Zero::Z0 {
-        root.set("zero_optimization.overlap_comm", d.overlap.grad_reduce);
+    let reduced = match job.runtime.states.reduce {
+        DType::F32 => "fp32",
+        _ if w.precision == Precision::Fp16 => "fp16",
+        _ => "bf16",
+    };
+    if w.precision != Precision::Fp32 {
+        root.set("communication_data_type", reduced);
     }
-    if d.zero == Zero::Z3 {
-        if !d.overlap.param_gather {
-            root.set("zero_optimization.stage3_prefetch_bucket_size", 0);
-        }
-        if d.dp_replicate > 1 {
-            root.set("zero_optimization.mics_shard_size", d.dp_shard);
-        }
+    root.set("zero_optimization.stage", u64::from(u8::from(*zero)));
+    if *zero != Zero::Z0 {
+        root.set("zero_optimization.overlap_comm", *grad_reduce);
+        root.set("zero_optimization.reduce_bucket_size", BUCKET_ELEMENTS);
     }
-    if d.tp > 1 {
-        root.set("tensor_parallel.autotp_size", d.tp);
+    if matches!(zero, Zero::Z1 | Zero::Z2) {
+        root.set("zero_optimization.allgather_bucket_size", BUCKET_ELEMENTS);
     }
-    if d.cp > 1 {
-        root.set("sequence_parallel_size", d.cp);
+    if *zero == Zero::Z3 && !param_gather {
+        root.set("zero_optimization.stage3_prefetch_bucket_size", 0);
     }
-    if d.ep > 1 {
+    if *tp > 1 {
+        root.set("tensor_parallel.autotp_size", *tp);
+    }
+    if *cp > 1 {
+        root.set("sequence_parallel_size", *cp);
+    }
+    if *ep > 1 {
         root.set("expert_parallel.enabled", true);
-        root.set("expert_parallel.autoep_size", d.ep);
-        root.set("expert_parallel.expert_tensor_parallel_size", d.etp);
+        root.set("expert_parallel.autoep_size", *ep);
+        root.set("expert_parallel.expert_tensor_parallel_size", *etp);
     }
-    if d.recompute == Recompute::Full {
+    if *recompute == Recompute::Full {
         root.set(
             "activation_checkpointing.number_checkpoints",
             job.model.layers,
         );
     }
     notes(job, limits);
-    vec![ExportedFile {
-        name: FILE.to_owned(),
-        text: write::json(&root),
-        executable: false,
-    }]
+    vec![Draft::new(FILE, Heading::Nowhere, write::json(&root))]
 }
 
 fn notes(job: &Job<'_>, limits: &mut Limits) {
@@ -84,10 +128,6 @@ fn notes(job: &Job<'_>, limits: &mut Limits) {
     limits.note(
         matches!(d.zero, Zero::Z1 | Zero::Z2) && d.overlap.param_gather,
         "DeepSpeed gathers parameters after the step, beside nothing",
-    );
-    limits.note(
-        d.dp_replicate > 1 && d.zero == Zero::Z3,
-        "mics_shard_size needs the model made under deepspeed.zero.MiCS_Init",
     );
 }
 
@@ -136,14 +176,11 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
 
 fn states(d: &Decisions, limits: &mut Limits) {
     limits.refuse(
-        matches!(d.zero, Zero::Z1 | Zero::Z2) && d.dp_replicate > 1,
-        format!(
-            "dp_replicate={} with zero={}",
-            d.dp_replicate,
-            u8::from(d.zero)
-        ),
-        "only ZeRO-3 (MiCS) shards within groups",
-        Some(("zero", "3".to_owned())),
+        d.zero != Zero::Z0 && d.dp_replicate > 1,
+        format!("dp_replicate={} with zero={}", d.dp_replicate, u8::from(d.zero)),
+        "it shards states over all data-parallel ranks: MiCS was removed in 0.19.8, and hpZ keeps a second copy of \
+         the parameters beside states that all ranks share",
+        Some(("dp_replicate", "1".to_owned())),
     );
     limits.refuse(
         d.zero == Zero::Z3 && !d.reshard_after_forward,

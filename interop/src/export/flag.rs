@@ -3,18 +3,18 @@
 /// An option with its values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Flag {
-    pub(crate) name: &'static str,
+    pub(crate) name: String,
     pub(crate) values: Vec<String>,
 }
 
 impl Flag {
-    pub(crate) fn switch(name: &'static str) -> Self {
-        let values = Vec::new();
+    pub(crate) fn switch(name: &str) -> Self {
+        let (name, values) = (name.to_owned(), Vec::new());
         Self { name, values }
     }
 
-    pub(crate) fn value(name: &'static str, value: impl ToString) -> Self {
-        let values = vec![value.to_string()];
+    pub(crate) fn value(name: &str, value: impl ToString) -> Self {
+        let (name, values) = (name.to_owned(), vec![value.to_string()]);
         Self { name, values }
     }
 }

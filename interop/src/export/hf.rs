@@ -1,11 +1,15 @@
 //! accelerate (FSDP2) and axolotl, which both drive Hugging Face's trainer.
 
-use catalog::{CpKind, Precision, Zero};
+use catalog::{CpKind, Overlap, Precision, Zero};
 
-use super::job::{ExportedFile, Job, heading};
+use super::inputs::Input;
+use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
 use super::refusal::Limits;
-use crate::config::{Node, write};
+use super::script::{self, TRAIN_SCRIPT};
+use super::script_rewrites::{self, System};
+use crate::config::escape::shell;
+use crate::config::{Node, Value, write};
 use plans::decisions::{Decisions, Recompute};
 use plans::grammar::recompute_name;
 
@@ -15,14 +19,24 @@ const AXOLOTL: &str = "axolotl.yaml";
 /// What accelerate's file does not hold goes to the training script as the trainer's arguments.
 pub(crate) fn accelerate_program(job: &Job<'_>) -> Program {
     let d = job.decisions;
+    let mut arguments = format!(
+        "--config_file \"$HERE/{ACCELERATE}\" \"${TRAIN_SCRIPT}\" \\\n  \
+         --per_device_train_batch_size {} --gradient_accumulation_steps {} --max_length {}",
+        d.micro_batch, d.num_micro_batches, job.workload.seq_len
+    );
+    for (option, input) in [
+        ("--model_name_or_path", Input::HfId),
+        ("--dataset_name", Input::Data),
+    ] {
+        if let Some(given) = input.given(&job.inputs) {
+            arguments.push_str(&format!(" {option} {}", shell(given)));
+        }
+    }
+    arguments.push_str(" \"$@\"");
     Program {
-        setup: vec![": \"${TRAIN_SCRIPT:?set TRAIN_SCRIPT to your training script}\"".to_owned()],
+        setup: script::setup(&job.inputs),
         starter: Starter::Accelerate,
-        arguments: format!(
-            "--config_file \"$HERE/{ACCELERATE}\" \"$TRAIN_SCRIPT\" \\\n  \
-             --per_device_train_batch_size {} --gradient_accumulation_steps {} --max_length {} \"$@\"",
-            d.micro_batch, d.num_micro_batches, job.workload.seq_len
-        ),
+        arguments,
     }
 }
 
@@ -34,8 +48,45 @@ pub(crate) fn axolotl_program() -> Program {
     }
 }
 
-/// What neither of the two can express.
+/// What neither of the two can express, and what both do with every decision. The model is a Transformers model, named
+/// by its id or folder; the file holds nothing of it.
 fn refuse(job: &Job<'_>, limits: &mut Limits) {
+    let Decisions {
+        // Written as sizes of the mesh.
+        tp: _,
+        cp: _,
+        cp_kind: _,
+        dp_shard: _,
+        dp_replicate: _,
+        // Refused above 1, with all that pipelines have.
+        pp: _,
+        vpp: _,
+        schedule: _,
+        stages: _,
+        // Refused by accelerate; axolotl takes expert parallelism over all ranks.
+        ep: _,
+        etp: _,
+        // Written as FSDP2's sharding or plain data parallelism.
+        zero: _,
+        reshard_after_forward: _,
+        // Refused.
+        sequence_parallel: _,
+        // Written as the trainer's.
+        micro_batch: _,
+        num_micro_batches: _,
+        recompute: _,
+        // The mesh's order is dp_replicate, dp_shard, cp, tp.
+        axis_order: _,
+        // Refused where FSDP2 does otherwise.
+        overlap:
+            Overlap {
+                grad_reduce: _,
+                param_gather: _,
+                tensor_parallel: _,
+                pipeline: _,
+            },
+    } = job.decisions;
+    script_rewrites::collect(job, System::Fsdp2, limits);
     let d = job.decisions;
     limits.refuse(
         d.pp > 1,
@@ -111,9 +162,10 @@ fn overlap(d: &Decisions, limits: &mut Limits) {
     );
 }
 
-pub(crate) fn accelerate(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile> {
+pub(crate) fn accelerate(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     let d = job.decisions;
     refuse(job, limits);
+    script::inputs(limits);
     limits.refuse(
         d.ep > 1 || d.etp > 1,
         format!("ep={}, etp={}", d.ep, d.etp),
@@ -168,7 +220,7 @@ pub(crate) fn accelerate(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile
         "accelerate's file has no batch and no sequence: the launch script passes them to TRAIN_SCRIPT \
          as Trainer arguments (--launcher torchrun)",
     );
-    yaml(job, ACCELERATE, &root)
+    vec![Draft::new(ACCELERATE, Heading::Hash, write::yaml(&root))]
 }
 
 fn accelerate_fsdp(d: &Decisions, root: &mut Node) {
@@ -198,7 +250,7 @@ fn accelerate_axes(d: &Decisions, root: &mut Node) {
     }
 }
 
-pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile> {
+pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     let d = job.decisions;
     refuse(job, limits);
     limits.refuse(
@@ -214,7 +266,7 @@ pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile> {
         Some(("ep", "1".to_owned())),
     );
     let mut root = Node::table();
-    root.set("base_model", job.model_name);
+    axolotl_inputs(job, &mut root, limits);
     root.set("sequence_len", job.workload.seq_len);
     root.set("micro_batch_size", d.micro_batch);
     root.set("gradient_accumulation_steps", d.num_micro_batches);
@@ -242,9 +294,25 @@ pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile> {
     }
     limits.note(
         true,
-        "add your datasets, optimizer and output folder to axolotl.yaml",
+        "add your optimizer, learning rate and output folder to axolotl.yaml",
     );
-    yaml(job, AXOLOTL, &root)
+    vec![Draft::new(AXOLOTL, Heading::Hash, write::yaml(&root))]
+}
+
+fn axolotl_inputs(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
+    let model = "the model's hub name, or a folder with its config.json";
+    let model = limits.input(&job.inputs, Input::HfId, model);
+    root.set("base_model", model);
+    // Without one it is the model's own.
+    if let Some(tokenizer) = job.inputs.tokenizer {
+        root.set("tokenizer_config", tokenizer);
+    }
+    let data = "hub name or path of the dataset";
+    let data = limits.input(&job.inputs, Input::Data, data);
+    let mut dataset = Node::table();
+    dataset.set("path", data);
+    dataset.set("type", "completion");
+    root.set("datasets", Value::List(vec![dataset]));
 }
 
 fn axolotl_fsdp(d: &Decisions, root: &mut Node) {
@@ -264,12 +332,4 @@ fn axolotl_fsdp(d: &Decisions, root: &mut Node) {
     root.set("fsdp_config.reshard_after_forward", d.reshard_after_forward);
     root.set("fsdp_config.auto_wrap_policy", "TRANSFORMER_BASED_WRAP");
     root.set("fsdp_config.state_dict_type", "SHARDED_STATE_DICT");
-}
-
-fn yaml(job: &Job<'_>, name: &str, root: &Node) -> Vec<ExportedFile> {
-    vec![ExportedFile {
-        name: name.to_owned(),
-        text: format!("# {}\n{}", heading(job), write::yaml(root)),
-        executable: false,
-    }]
 }

@@ -1,6 +1,7 @@
 //! What starts the ranks: `torchrun` on every node, a Slurm batch script, a Kubernetes job.
 
-use super::job::{ExportedFile, Job, Launcher, heading};
+use super::inputs::{PLACEHOLDER, Unfilled};
+use super::job::{ExportedFile, Job, Launcher, comments};
 
 /// How a training system is started with its configuration.
 #[derive(Clone, Debug)]
@@ -28,17 +29,32 @@ const PORT: u16 = 29500;
 /// Where the files lie in a pod.
 const MOUNT: &str = "/etc/vescale-plan";
 
-/// The launch script or manifest.
+/// The launch script or manifest; it stops while something is to be filled in.
 pub(crate) fn script(
     job: &Job<'_>,
     launcher: Launcher,
-    program: &Program,
+    mut program: Program,
     files: &[ExportedFile],
+    unfilled: &[Unfilled],
 ) -> ExportedFile {
+    let left_open = unfilled.iter().any(|u| u.placeholder);
+    let with_placeholders = files.iter().filter(|file| file.text.contains(PLACEHOLDER));
+    let names: Vec<String> = with_placeholders
+        .map(|file| format!("\"$HERE/{}\"", file.name))
+        .collect();
+    if left_open && !names.is_empty() {
+        let guard = format!(
+            "if grep -n '^[^#]*{PLACEHOLDER}' {} >&2; then\n  \
+             echo \"fill in what these lines leave open\" >&2\n  exit 1\nfi",
+            names.join(" ")
+        );
+        program.setup.insert(0, guard);
+    }
+    let top = comments(job, unfilled);
     let (name, text, executable) = match launcher {
-        Launcher::Torchrun => ("launch.sh", torchrun(job, program), true),
-        Launcher::Slurm => ("launch.sbatch", slurm(job, program), true),
-        Launcher::Kubernetes => ("job.yaml", kubernetes(job, program, files), false),
+        Launcher::Torchrun => ("launch.sh", torchrun(job, &program, &top), true),
+        Launcher::Slurm => ("launch.sbatch", slurm(job, &program, &top), true),
+        Launcher::Kubernetes => ("job.yaml", kubernetes(job, &program, files, &top), false),
     };
     ExportedFile {
         name: name.to_owned(),
@@ -71,9 +87,9 @@ fn command(job: &Job<'_>, program: &Program) -> String {
     }
 }
 
-fn torchrun(job: &Job<'_>, program: &Program) -> String {
+fn torchrun(job: &Job<'_>, program: &Program, top: &str) -> String {
     let (nodes, _) = shape(job);
-    let mut text = format!("#!/usr/bin/env bash\n# {}\n", heading(job));
+    let mut text = format!("#!/usr/bin/env bash\n{top}");
     if nodes > 1 {
         text.push_str(&format!(
             "# Start it on each of the {nodes} nodes with NODE_RANK=0 … {} and MASTER_ADDR set to the first.\n",
@@ -92,7 +108,7 @@ fn torchrun(job: &Job<'_>, program: &Program) -> String {
     text
 }
 
-fn slurm(job: &Job<'_>, program: &Program) -> String {
+fn slurm(job: &Job<'_>, program: &Program, top: &str) -> String {
     let (nodes, each) = shape(job);
     let mut text = format!(
         "#!/usr/bin/env bash\n\
@@ -101,7 +117,7 @@ fn slurm(job: &Job<'_>, program: &Program) -> String {
          #SBATCH --ntasks-per-node=1\n\
          #SBATCH --gpus-per-node={each}\n\
          #SBATCH --exclusive\n\
-         # {}\n\
+         {}\
          set -euo pipefail\n\
          # Slurm runs a copy of this script; the files lie where it was submitted from.\n\
          HERE=\"${{HERE:-$SLURM_SUBMIT_DIR}}\"\n\
@@ -110,7 +126,7 @@ fn slurm(job: &Job<'_>, program: &Program) -> String {
          export MASTER_ADDR\n\
          export MASTER_PORT=\"${{MASTER_PORT:-{PORT}}}\"\n",
         label(&job.model.name),
-        heading(job),
+        top,
     );
     // One task per node; each finds its rank in its own environment.
     text.push_str("srun --kill-on-bad-exit=1 bash -c '\n");
@@ -123,16 +139,16 @@ fn slurm(job: &Job<'_>, program: &Program) -> String {
     text
 }
 
-fn kubernetes(job: &Job<'_>, program: &Program, files: &[ExportedFile]) -> String {
+fn kubernetes(job: &Job<'_>, program: &Program, files: &[ExportedFile], top: &str) -> String {
     let (nodes, each) = shape(job);
     let name = label(&job.model.name);
     let mut text = format!(
-        "# {}\n\
+        "{}\
          # IMAGE is yours: it holds the training system, its data and its tokenizer.\n\
          apiVersion: v1\nkind: Service\nmetadata:\n  name: {name}\nspec:\n  clusterIP: None\n  \
          selector:\n    job-name: {name}\n---\n\
          apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {name}\ndata:\n",
-        heading(job),
+        top,
     );
     for file in files {
         text.push_str(&format!("  {}: |\n{}", file.name, indented(&file.text, 4)));

@@ -1,15 +1,20 @@
 //! Megatron-LM: a bash file that sets the array `MEGATRON_ARGS`.
 
-use catalog::{AxisOrder, CpKind, Precision, ScheduleKind, Zero};
+use catalog::runtime::{BUCKET_ELEMENTS, Rewrite};
+use catalog::{AxisOrder, CpKind, DType, Overlap, Precision, ScheduleKind, Zero};
 
+use super::core_model::{self, Reach};
+use super::core_options::options;
+use super::core_rewrites;
 use super::flag::Flag;
-use super::job::{ExportedFile, Job, heading};
+use super::inputs::Input;
+use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
-use super::model;
 use super::refusal::Limits;
 use crate::config::escape;
 use plans::decisions::{Decisions, Recompute};
 use plans::grammar::{order_name, recompute_name};
+use plans::partition::StagePartition;
 
 /// Name of the file written.
 pub(crate) const FILE: &str = "megatron_args.sh";
@@ -30,29 +35,27 @@ pub(crate) fn program(job: &Job<'_>) -> Program {
     }
 }
 
-pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile> {
-    let sections = [
-        ("Model", model::flags(job.model, limits)),
-        ("Parallelism", parallelism(job, limits)),
-        ("Batch and sequence", batch(job)),
-        ("Precision", precision(job.workload.precision)),
-        ("States", states(job.decisions, limits)),
-        ("Recomputation", recompute(job.decisions, limits)),
-        ("Overlap", overlap(job.decisions, limits)),
+pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
+    let model = core_model::fields(job.model, job.workload.seq_len, Reach::Options, limits);
+    let kernels = core_rewrites::fields(job, limits);
+    let tp = job.decisions.tp;
+    let mut sections = vec![
+        ("Model", options(&model, &model, tp)),
+        (
+            "Kernels, as the prediction assumed them",
+            options(&kernels, &model, tp),
+        ),
     ];
-    let mut text = format!(
-        "# {}\n# Data, tokenizer, optimizer and number of steps are yours: add them after these.\n\
-         GPUS={}\nMEGATRON_ARGS=(\n",
-        heading(job),
-        job.workload.gpus
-    );
+    sections.extend(decisions(job, limits));
+    sections.push(("Tokenizer and data", inputs(job, limits)));
+    let mut text = format!("GPUS={}\nMEGATRON_ARGS=(\n", job.workload.gpus);
     for (title, flags) in sections {
         if !flags.is_empty() {
             text.push_str(&format!("  # {title}\n"));
         }
         for flag in flags {
             text.push_str("  ");
-            text.push_str(flag.name);
+            text.push_str(&flag.name);
             for value in &flag.values {
                 text.push(' ');
                 text.push_str(&escape::shell(value));
@@ -61,98 +64,153 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile> {
         }
     }
     text.push_str(")\n");
-    vec![ExportedFile {
-        name: FILE.to_owned(),
-        text,
-        executable: false,
-    }]
+    limits.note(
+        true,
+        "optimizer, learning rate and number of steps are yours: give them to the launch script (--lr, --train-iters …)",
+    );
+    limits.note(
+        job.model.moe.is_some(),
+        "no auxiliary loss balances the experts: give --moe-aux-loss-coeff where you want one",
+    );
+    vec![Draft::new(FILE, Heading::Hash, text)]
 }
 
-/// The options of every decision, without the model's.
-pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
-    let d = job.decisions;
-    let mut flags = parallelism(job, limits);
-    flags.extend(batch(job));
-    flags.extend(states(d, limits));
-    flags.extend(recompute(d, limits));
-    flags.extend(overlap(d, limits));
-    flags
+fn inputs(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
+    let tokenizer = limits.input(
+        &job.inputs,
+        Input::Tokenizer,
+        "folder or hub name of the tokenizer",
+    );
+    let data = limits.input(
+        &job.inputs,
+        Input::Data,
+        "prefix of the preprocessed dataset (tools/preprocess_data.py)",
+    );
+    vec![
+        Flag::value("--tokenizer-type", "HuggingFaceTokenizer"),
+        Flag::value("--tokenizer-model", tokenizer),
+        Flag::value("--data-path", data),
+    ]
 }
 
-fn parallelism(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
-    let d = job.decisions;
-    let mut flags = vec![
-        Flag::value("--tensor-model-parallel-size", d.tp),
-        Flag::value("--pipeline-model-parallel-size", d.pp),
-        Flag::value("--context-parallel-size", d.cp),
+/// The options of every decision, by section, without the model's.
+pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str, Vec<Flag>)> {
+    let Decisions {
+        tp,
+        pp,
+        vpp,
+        cp,
+        cp_kind,
+        ep,
+        etp,
+        // The ranks that are left.
+        dp_shard: _,
+        dp_replicate,
+        zero,
+        reshard_after_forward,
+        sequence_parallel,
+        micro_batch,
+        // The global batch over micro-batches and data-parallel ranks.
+        num_micro_batches: _,
+        recompute: recomputed,
+        schedule,
+        axis_order,
+        stages,
+        overlap: overlapped,
+    } = job.decisions;
+    let mut parallel = vec![
+        Flag::value("--tensor-model-parallel-size", tp),
+        Flag::value("--pipeline-model-parallel-size", pp),
+        Flag::value("--context-parallel-size", cp),
     ];
-    if d.sequence_parallel {
-        flags.push(Flag::switch("--sequence-parallel"));
+    if *sequence_parallel {
+        parallel.push(Flag::switch("--sequence-parallel"));
     }
-    if d.cp > 1 {
-        let kind = match d.cp_kind {
+    if *cp > 1 {
+        let kind = match cp_kind {
             CpKind::Ring => "p2p",
             CpKind::AllGather => "all_gather",
             CpKind::AllToAll => "a2a",
         };
-        flags.push(Flag::value("--cp-comm-type", kind));
+        parallel.push(Flag::value("--cp-comm-type", kind));
     }
-    if job.model.moe.is_some() {
-        flags.push(Flag::value("--expert-model-parallel-size", d.ep));
-        flags.push(Flag::value("--expert-tensor-parallel-size", d.etp));
-        flags.push(Flag::value("--moe-token-dispatcher-type", "alltoall"));
+    if let Some(moe) = job.model.moe {
+        parallel.push(Flag::value("--expert-model-parallel-size", ep));
+        parallel.push(Flag::value("--expert-tensor-parallel-size", etp));
+        parallel.push(Flag::value("--moe-token-dispatcher-type", "alltoall"));
+        limits.refuse(
+            moe.bias && *etp > 1,
+            format!("etp={etp}"),
+            "experts with biases are not split",
+            Some(("etp", "1".to_owned())),
+        );
     }
-    order(d, limits, &mut flags);
-    pipeline(job, limits, &mut flags);
-    flags
+    order(job.decisions, *axis_order, limits, &mut parallel);
+    if *pp > 1 {
+        pipeline(job, *schedule, (*pp, *vpp), stages, limits, &mut parallel);
+    }
+    vec![
+        ("Parallelism", parallel),
+        ("Batch and sequence", batch(job, *micro_batch)),
+        ("Precision", precision(job)),
+        (
+            "States",
+            states(job, *zero, *dp_replicate, *reshard_after_forward, limits),
+        ),
+        ("Recomputation", recompute(*recomputed, limits)),
+        ("Overlap", overlap(job.decisions, *overlapped, limits)),
+    ]
 }
 
-fn order(d: &Decisions, limits: &mut Limits, flags: &mut Vec<Flag>) {
-    if d.pp == 1 || d.dp() == 1 || d.axis_order == AxisOrder::TP_CP_DP_PP {
+fn order(d: &Decisions, order: AxisOrder, limits: &mut Limits, flags: &mut Vec<Flag>) {
+    if d.pp == 1 || d.dp() == 1 || order == AxisOrder::TP_CP_DP_PP {
         return;
     }
-    if d.axis_order == AxisOrder::TP_CP_PP_DP {
+    if order == AxisOrder::TP_CP_PP_DP && matches!(d.zero, Zero::Z0 | Zero::Z1) {
         flags.push(Flag::switch("--use-tp-pp-dp-mapping"));
         return;
     }
     limits.refuse(
         true,
-        format!("order={}", order_name(d.axis_order)),
-        "ranks are laid out tp-cp-ep-dp-pp or, with --use-tp-pp-dp-mapping, tp-cp-ep-pp-dp",
+        format!("order={}", order_name(order)),
+        "ranks are laid out tp-cp-ep-dp-pp or, with --use-tp-pp-dp-mapping and without Megatron-FSDP, tp-cp-ep-pp-dp",
         Some(("order", order_name(AxisOrder::TP_CP_DP_PP))),
     );
 }
 
-fn pipeline(job: &Job<'_>, limits: &mut Limits, flags: &mut Vec<Flag>) {
-    let d = job.decisions;
-    if d.pp == 1 {
-        return;
-    }
-    match d.schedule {
+fn pipeline(
+    job: &Job<'_>,
+    schedule: ScheduleKind,
+    (pp, vpp): (u64, u64),
+    stages: &StagePartition,
+    limits: &mut Limits,
+    flags: &mut Vec<Flag>,
+) {
+    match schedule {
         ScheduleKind::OneFOneB | ScheduleKind::Interleaved => {}
         ScheduleKind::GPipe | ScheduleKind::ZbH1 => limits.refuse(
             true,
-            format!("schedule={}", d.schedule),
+            format!("schedule={schedule}"),
             "it has 1F1B and interleaved schedules only",
             Some(("schedule", "1f1b".to_owned())),
         ),
         ScheduleKind::ZbV | ScheduleKind::DualPipeV => limits.refuse(
             true,
-            format!("schedule={}", d.schedule),
+            format!("schedule={schedule}"),
             "it has 1F1B and interleaved schedules only",
             Some(("schedule", "interleaved".to_owned())),
         ),
     }
-    if d.stages.is_uniform() && job.model.mtp_layers == 0 {
-        if d.vpp > 1 {
-            let layers = job.model.layers / (d.pp * d.vpp);
+    if stages.is_uniform() && job.model.mtp_layers == 0 {
+        if vpp > 1 {
+            let layers = job.model.layers / (pp * vpp);
             flags.push(Flag::value(
                 "--num-layers-per-virtual-pipeline-stage",
                 layers,
             ));
         }
     } else {
-        let layout = layout(&d.stages.0, job.model.mtp_layers);
+        let layout = layout(&stages.0, job.model.mtp_layers);
         flags.push(Flag::value("--pipeline-model-parallel-layout", layout));
     }
 }
@@ -184,44 +242,56 @@ fn repeated(letter: char, count: u64) -> String {
     }
 }
 
-fn batch(job: &Job<'_>) -> Vec<Flag> {
-    let w = job.workload;
+fn batch(job: &Job<'_>, micro_batch: u64) -> Vec<Flag> {
     vec![
-        Flag::value("--micro-batch-size", job.decisions.micro_batch),
-        Flag::value("--global-batch-size", w.global_batch),
-        Flag::value("--seq-length", w.seq_len),
-        Flag::value(
-            "--max-position-embeddings",
-            w.seq_len.max(job.model.max_position),
-        ),
+        Flag::value("--micro-batch-size", micro_batch),
+        Flag::value("--global-batch-size", job.workload.global_batch),
+        Flag::value("--seq-length", job.workload.seq_len),
     ]
 }
 
-fn precision(precision: Precision) -> Vec<Flag> {
-    match precision {
+fn precision(job: &Job<'_>) -> Vec<Flag> {
+    match job.workload.precision {
         Precision::Fp32 => Vec::new(),
         Precision::Fp16 => vec![Flag::switch("--fp16")],
         Precision::Bf16 => vec![Flag::switch("--bf16")],
-        Precision::Fp8 => vec![
-            Flag::switch("--bf16"),
-            Flag::value("--fp8-format", "hybrid"),
-            Flag::value("--fp8-recipe", "tensorwise"),
-        ],
+        Precision::Fp8 => {
+            let current = job.runtime.rewrites.contains(&Rewrite::ScaleDynamically);
+            let recipe = if current { "tensorwise" } else { "delayed" };
+            vec![
+                Flag::switch("--bf16"),
+                Flag::value("--fp8-format", "hybrid"),
+                Flag::value("--fp8-recipe", recipe),
+            ]
+        }
     }
 }
 
-fn states(d: &Decisions, limits: &mut Limits) -> Vec<Flag> {
+fn states(
+    job: &Job<'_>,
+    zero: Zero,
+    dp_replicate: u64,
+    reshard_after_forward: bool,
+    limits: &mut Limits,
+) -> Vec<Flag> {
+    let half = job.workload.precision != Precision::Fp32;
     let mut flags = Vec::new();
-    let sharding = match d.zero {
+    if half {
+        flags.push(match job.runtime.states.reduce {
+            DType::F32 => Flag::switch("--accumulate-allreduce-grads-in-fp32"),
+            _ => Flag::switch("--grad-reduce-in-bf16"),
+        });
+    }
+    let sharding = match zero {
         Zero::Z0 => return flags,
         Zero::Z1 => None,
         Zero::Z2 => Some("optim_grads"),
         Zero::Z3 => Some("optim_grads_params"),
     };
     flags.push(Flag::switch("--use-distributed-optimizer"));
-    if d.dp_replicate > 1 {
+    if dp_replicate > 1 {
         let flag = "--num-distributed-optimizer-instances";
-        flags.push(Flag::value(flag, d.dp_replicate));
+        flags.push(Flag::value(flag, dp_replicate));
     }
     if let Some(sharding) = sharding {
         flags.push(Flag::switch("--use-megatron-fsdp"));
@@ -229,7 +299,7 @@ fn states(d: &Decisions, limits: &mut Limits) -> Vec<Flag> {
         flags.push(Flag::value("--ckpt-format", "fsdp_dtensor"));
     }
     limits.refuse(
-        d.zero == Zero::Z3 && !d.reshard_after_forward,
+        zero == Zero::Z3 && !reshard_after_forward,
         "reshard=off",
         "Megatron-FSDP frees parameters after forward; keeping them is ZeRO-2",
         Some(("reshard", "on".to_owned())),
@@ -237,7 +307,7 @@ fn states(d: &Decisions, limits: &mut Limits) -> Vec<Flag> {
     flags
 }
 
-fn recompute(d: &Decisions, limits: &mut Limits) -> Vec<Flag> {
+fn recompute(recompute: Recompute, limits: &mut Limits) -> Vec<Flag> {
     let full = |method: &'static str, layers: u64| {
         vec![
             Flag::value("--recompute-granularity", "full"),
@@ -245,7 +315,7 @@ fn recompute(d: &Decisions, limits: &mut Limits) -> Vec<Flag> {
             Flag::value("--recompute-num-layers", layers),
         ]
     };
-    match d.recompute {
+    match recompute {
         Recompute::None | Recompute::Layers(0) => Vec::new(),
         Recompute::Selective => vec![
             Flag::value("--recompute-granularity", "selective"),
@@ -256,7 +326,7 @@ fn recompute(d: &Decisions, limits: &mut Limits) -> Vec<Flag> {
         Recompute::SelectiveOps => {
             limits.refuse(
                 true,
-                format!("recompute={}", recompute_name(d.recompute)),
+                format!("recompute={}", recompute_name(recompute)),
                 "it selects modules to recompute, not operators to keep",
                 Some(("recompute", "selective".to_owned())),
             );
@@ -265,22 +335,28 @@ fn recompute(d: &Decisions, limits: &mut Limits) -> Vec<Flag> {
     }
 }
 
-fn overlap(d: &Decisions, limits: &mut Limits) -> Vec<Flag> {
+fn overlap(d: &Decisions, overlap: Overlap, limits: &mut Limits) -> Vec<Flag> {
+    let Overlap {
+        grad_reduce,
+        param_gather,
+        tensor_parallel,
+        pipeline,
+    } = overlap;
     let mut flags = Vec::new();
-    let o = d.overlap;
-    if o.grad_reduce && d.dp() * d.cp > 1 {
+    if grad_reduce && d.dp() * d.cp > 1 {
         flags.push(Flag::switch("--overlap-grad-reduce"));
+        flags.push(Flag::value("--ddp-bucket-size", BUCKET_ELEMENTS));
     }
-    if o.param_gather && d.zero != Zero::Z0 {
+    if param_gather && d.zero != Zero::Z0 {
         flags.push(Flag::switch("--overlap-param-gather"));
         limits.refuse(
-            !o.grad_reduce,
+            !grad_reduce,
             "overlap=param",
             "--overlap-param-gather needs --overlap-grad-reduce",
             Some(("overlap", "grad+param+pp".to_owned())),
         );
     }
-    if o.tensor_parallel && d.tp > 1 {
+    if tensor_parallel && d.tp > 1 {
         flags.push(Flag::switch("--tp-comm-overlap"));
         limits.refuse(
             !d.sequence_parallel,
@@ -289,7 +365,7 @@ fn overlap(d: &Decisions, limits: &mut Limits) -> Vec<Flag> {
             Some(("sp", "on".to_owned())),
         );
     }
-    if d.pp > 1 && !o.pipeline {
+    if d.pp > 1 && !pipeline {
         flags.push(Flag::switch("--no-overlap-p2p-communication"));
         limits.refuse(
             d.pp == 2 && d.vpp > 1,
@@ -299,7 +375,7 @@ fn overlap(d: &Decisions, limits: &mut Limits) -> Vec<Flag> {
         );
     }
     limits.note(
-        d.pp > 1 && d.vpp == 1 && o.pipeline,
+        d.pp > 1 && d.vpp == 1 && pipeline,
         "Megatron-LM's 1F1B sends and receives beside nothing, whatever --overlap-p2p says",
     );
     flags

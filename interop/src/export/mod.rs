@@ -1,25 +1,36 @@
 //! Plans as the configuration of a training system: every decision arrives in the system's own
 //! keys, or the export is refused with the reason and the choice that the system can express.
 
+mod assumptions;
 mod bridge;
+mod core_model;
+mod core_options;
+mod core_rewrites;
 mod deepspeed;
 mod dialect;
 mod flag;
 mod hf;
+mod inputs;
 mod job;
 mod launch;
 pub(crate) mod megatron;
-mod model;
 mod nanotron;
 mod refusal;
 pub mod schema;
+mod script;
+mod script_rewrites;
 pub(crate) mod torchtitan;
 mod vescale;
 
+pub use self::assumptions::Assumption;
 pub use self::dialect::Dialect;
+pub use self::inputs::{Inputs, Unfilled};
 pub use self::job::{Exported, ExportedFile, Job, Launcher};
 pub use self::refusal::{ExportError, Refusal};
 
+pub(crate) use self::inputs::PLACEHOLDER;
+
+use self::job::Draft;
 use self::launch::Program;
 use self::refusal::Limits;
 use self::torchtitan::Edition;
@@ -40,36 +51,89 @@ pub fn export(
         ..*job
     };
     let mut limits = Limits::default();
-    let (mut files, program) = match dialect {
-        Dialect::MegatronLm => (megatron::files(job, &mut limits), megatron::program(job)),
-        Dialect::MegatronBridge => (bridge::files(job, &mut limits), bridge::program()),
-        Dialect::Torchtitan02 => titan(job, Edition::Toml02, &mut limits),
-        Dialect::Torchtitan03 => titan(job, Edition::Python03, &mut limits),
-        Dialect::TorchtitanMain => titan(job, Edition::PythonMain, &mut limits),
-        Dialect::DeepSpeed => (deepspeed::files(job, &mut limits), deepspeed::program()),
-        Dialect::Accelerate => (
-            hf::accelerate(job, &mut limits),
-            hf::accelerate_program(job),
-        ),
-        Dialect::Axolotl => (hf::axolotl(job, &mut limits), hf::axolotl_program()),
-        Dialect::Nanotron => (nanotron::files(job, &mut limits), nanotron::program()),
-        Dialect::VeScale => (vescale::files(job, &mut limits), vescale::program()),
-    };
+    let (drafts, program) = drafts(job, dialect, &mut limits);
+    if !limits.refusals.is_empty() {
+        name_a_taker(job, dialect, &mut limits.refusals);
+        return Err(ExportError::Inexpressible {
+            target: dialect.name(),
+            refusals: limits.refusals,
+        });
+    }
+    let Limits {
+        refusals: _,
+        notes,
+        unfilled,
+        unmet,
+    } = limits;
+    let drafts = drafts.into_iter();
+    let mut files: Vec<ExportedFile> = drafts.map(|draft| draft.file(job, &unfilled)).collect();
     if let Some(launcher) = launcher {
-        let script = launch::script(job, launcher, &program, &files);
+        let script = launch::script(job, launcher, program, &files, &unfilled);
         files.push(script);
     }
-    if limits.refusals.is_empty() {
-        let notes = limits.notes;
-        return Ok(Exported { files, notes });
-    }
-    Err(ExportError::Inexpressible {
-        target: dialect.name(),
-        refusals: limits.refusals,
+    Ok(Exported {
+        files,
+        notes,
+        unfilled,
+        unmet,
     })
 }
 
-fn titan(job: &Job<'_>, edition: Edition, limits: &mut Limits) -> (Vec<ExportedFile>, Program) {
+fn drafts(job: &Job<'_>, dialect: Dialect, limits: &mut Limits) -> (Vec<Draft>, Program) {
+    match dialect {
+        Dialect::MegatronLm => (megatron::files(job, limits), megatron::program(job)),
+        Dialect::MegatronBridge => (bridge::files(job, limits), bridge::program(job)),
+        Dialect::Torchtitan02 => titan(job, Edition::Toml02, limits),
+        Dialect::Torchtitan03 => titan(job, Edition::Python03, limits),
+        Dialect::TorchtitanMain => titan(job, Edition::PythonMain, limits),
+        Dialect::DeepSpeed => (deepspeed::files(job, limits), deepspeed::program(job)),
+        Dialect::Accelerate => (hf::accelerate(job, limits), hf::accelerate_program(job)),
+        Dialect::Axolotl => (hf::axolotl(job, limits), hf::axolotl_program()),
+        Dialect::Nanotron => (nanotron::files(job, limits), nanotron::program()),
+        Dialect::VeScale => (vescale::files(job, limits), vescale::program(job)),
+    }
+}
+
+/// Where the model is refused, names the nearest target that takes it: one of the same runtime, or the first.
+fn name_a_taker(job: &Job<'_>, dialect: Dialect, refusals: &mut [Refusal]) {
+    if !refusals.iter().any(|refusal| refusal.of_model) {
+        return;
+    }
+    let takes = |other: &&Dialect| {
+        let mut limits = Limits::default();
+        drafts(job, **other, &mut limits);
+        !limits.refusals.iter().any(|refusal| refusal.of_model)
+    };
+    let others = Dialect::ALL
+        .iter()
+        .filter(|other| other.target() != dialect.target());
+    let takers: Vec<&Dialect> = others.filter(takes).collect();
+    let near = takers
+        .iter()
+        .find(|other| other.runtime() == dialect.runtime());
+    let taker = near.or(takers.first()).map(|other| other.target());
+    for refusal in refusals.iter_mut().filter(|refusal| refusal.of_model) {
+        refusal.taken_by = taker;
+    }
+}
+
+/// The options that make Megatron-LM build a model, each with its value, or `on`; what it cannot build is left out.
+pub(crate) fn megatron_options(model: &catalog::ModelConfig) -> Vec<(String, String)> {
+    let mut limits = Limits::default();
+    let longest = model.max_position;
+    let fields = core_model::fields(model, longest, core_model::Reach::Options, &mut limits);
+    let flags = core_options::options(&fields, &fields, 1);
+    let said = |values: Vec<String>| match values.as_slice() {
+        [] => "on".to_owned(),
+        _ => values.join(" "),
+    };
+    flags
+        .into_iter()
+        .map(|flag| (flag.name, said(flag.values)))
+        .collect()
+}
+
+fn titan(job: &Job<'_>, edition: Edition, limits: &mut Limits) -> (Vec<Draft>, Program) {
     let files = torchtitan::files(job, edition, limits);
     (files, torchtitan::program(edition))
 }

@@ -1,16 +1,23 @@
-//! What a training system cannot express: refusals and notes, collected while an exporter writes, and the error
-//! that lists them.
+//! What a training system cannot express: refusals, notes and assumptions not met, collected while an exporter writes,
+//! and the error that lists the refusals.
 
-/// A decision that the target cannot express.
+use super::assumptions::Assumption;
+use super::inputs::{Input, Inputs, Unfilled};
+
+/// A decision, or a field of the model, that the target cannot express.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The decision, as `--strategy` or the command line writes it, such as `zero=2`.
+    /// The decision, as `--strategy` or the command line writes it, such as `zero=2`; or the model's field.
     pub decision: String,
     /// Why not.
     pub why: String,
     /// The choice to make instead, as key and value of `--strategy`; none when it is no decision of
     /// the strategy.
     pub instead: Option<(&'static str, String)>,
+    /// Whether the model is refused, not a decision.
+    pub of_model: bool,
+    /// The nearest target that takes the model, where the model is refused.
+    pub taken_by: Option<&'static str>,
 }
 
 /// Why there is no export.
@@ -52,15 +59,20 @@ fn listed(refusals: &[Refusal]) -> String {
         if let Some((key, value)) = &r.instead {
             text.push_str(&format!("; nearest: {key}={value}"));
         }
+        if let Some(target) = r.taken_by {
+            text.push_str(&format!("; {target} takes it"));
+        }
         text
     })
 }
 
-/// Collects refusals and notes while an exporter writes.
+/// Collects refusals, notes, missing inputs and assumptions not met while an exporter writes.
 #[derive(Debug, Default)]
 pub(crate) struct Limits {
     pub(super) refusals: Vec<Refusal>,
     pub(super) notes: Vec<String>,
+    pub(super) unfilled: Vec<Unfilled>,
+    pub(super) unmet: Vec<Assumption>,
 }
 
 impl Limits {
@@ -77,6 +89,26 @@ impl Limits {
                 decision: decision.into(),
                 why: why.into(),
                 instead,
+                of_model: false,
+                taken_by: None,
+            });
+        }
+    }
+
+    /// Refuses the model for a field of it when `refused`.
+    pub(crate) fn refuse_model(
+        &mut self,
+        refused: bool,
+        field: impl std::fmt::Display,
+        why: impl Into<String>,
+    ) {
+        if refused {
+            self.refusals.push(Refusal {
+                decision: format!("model {field}"),
+                why: why.into(),
+                instead: None,
+                of_model: true,
+                taken_by: None,
             });
         }
     }
@@ -86,5 +118,27 @@ impl Limits {
         if when {
             self.notes.push(text.into());
         }
+    }
+
+    /// What was given for an input, or its placeholder, which then stands on the list of what to fill in.
+    pub(crate) fn input(&mut self, inputs: &Inputs<'_>, input: Input, what: &str) -> String {
+        if let Some(given) = input.given(inputs) {
+            return given.to_owned();
+        }
+        self.unfilled.push(Unfilled {
+            name: input.placeholder(),
+            what: format!("{what} ({})", input.option()),
+            placeholder: true,
+        });
+        input.placeholder().to_owned()
+    }
+
+    /// A variable of the environment without which the launch script stops.
+    pub(crate) fn variable(&mut self, name: &'static str, what: &str) {
+        self.unfilled.push(Unfilled {
+            name,
+            what: format!("{what} (variable of the environment)"),
+            placeholder: false,
+        });
     }
 }

@@ -2,49 +2,45 @@
 
 use std::collections::BTreeMap;
 
-use catalog::{Precision, ScheduleKind, Zero};
+use catalog::{AxisOrder, Overlap, Precision, ScheduleKind, Zero};
 
-use super::job::{ExportedFile, Job, python_heading};
+use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
 use super::refusal::Limits;
+use super::script::{self, TRAIN_SCRIPT};
+use super::script_rewrites::{self, System};
 use crate::config::escape;
 use plans::decisions::{Decisions, Recompute};
-use plans::grammar::recompute_name;
+use plans::grammar::{order_name, recompute_name};
 
 const FILE: &str = "sharding_plan.py";
 
-pub(crate) fn program() -> Program {
+pub(crate) fn program(job: &Job<'_>) -> Program {
+    let mut setup = script::setup(&job.inputs);
+    setup.push("export PYTHONPATH=\"$HERE${PYTHONPATH:+:$PYTHONPATH}\"".to_owned());
     Program {
-        setup: vec![
-            ": \"${TRAIN_SCRIPT:?set TRAIN_SCRIPT to your training script}\"".to_owned(),
-            "export PYTHONPATH=\"$HERE${PYTHONPATH:+:$PYTHONPATH}\"".to_owned(),
-        ],
+        setup,
         starter: Starter::Torchrun,
-        arguments: "\"$TRAIN_SCRIPT\" \"$@\"".to_owned(),
+        arguments: format!("\"${TRAIN_SCRIPT}\" \"$@\""),
     }
 }
 
-pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile> {
-    let d = job.decisions;
+/// The model is the training script's: the file places its parameters by their names.
+pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     refuse(job, limits);
-    let mut text = format!(
-        "{}\
-         from vescale.dtensor.placement_types import InterleavedShard, Partial, Replicate, Shard\n\
-         from vescale.plan import ModeType, PipelineParallelPlan, PipelineScheduleType, PipelineSplitMethodType\n\n",
-        python_heading(job)
-    );
+    script::inputs(limits);
+    script_rewrites::collect(job, System::VeScale, limits);
+    let mut text = "from vescale.dtensor.placement_types import InterleavedShard, Partial, Replicate, Shard\n\
+         from vescale.plan import ModeType, PipelineParallelPlan, PipelineScheduleType, PipelineSplitMethodType\n\n"
+        .to_owned();
     text.push_str("sharding_plan = {\n    \"parameter\": {\n");
     entries(&job.sharding.parameter, false, limits, &mut text);
     text.push_str("    },\n    \"forward\": {\n");
     entries(&job.sharding.forward, true, limits, &mut text);
     text.push_str("    },\n}\n\n");
-    text.push_str(&pipeline(d));
+    text.push_str(&pipeline(job.decisions));
     text.push_str(&batch(job));
-    vec![ExportedFile {
-        name: FILE.to_owned(),
-        text,
-        executable: false,
-    }]
+    vec![Draft::new(FILE, Heading::Docstring, text)]
 }
 
 /// Each pattern with its placement on the tensor-parallel axis, the one axis of the plan's mesh.
@@ -124,32 +120,66 @@ fn pipeline(d: &Decisions) -> String {
         "# Each split point ends a stage.\n\
          pipeline_plan = PipelineParallelPlan(\n    mode=ModeType.GRAPH_EAGER,\n    \
          split_method=PipelineSplitMethodType.MANUAL,\n    num_stages={},\n    virtual_chunks={},\n    \
-         split_points=[{}],\n    schedule_type=PipelineScheduleType.{schedule},\n)\n\n",
+         split_points=[{}],\n    overlap_p2p_comm={},\n    schedule_type=PipelineScheduleType.{schedule},\n)\n\n",
         d.pp,
         d.vpp,
-        points.join(", ")
+        points.join(", "),
+        if d.overlap.pipeline { "True" } else { "False" },
     )
 }
 
 fn batch(job: &Job<'_>) -> String {
-    let (d, w) = (job.decisions, job.workload);
+    let Decisions {
+        tp,
+        pp,
+        // With the pipeline's plan.
+        vpp: _,
+        schedule: _,
+        stages: _,
+        // Refused above 1.
+        cp: _,
+        cp_kind: _,
+        ep: _,
+        etp: _,
+        dp_shard,
+        dp_replicate,
+        zero,
+        // ZeRO-3's, which is refused.
+        reshard_after_forward: _,
+        // The sharding plan's placements say it.
+        sequence_parallel: _,
+        micro_batch,
+        num_micro_batches,
+        // Refused.
+        recompute: _,
+        // Refused unless it is the mesh's.
+        axis_order: _,
+        overlap:
+            Overlap {
+                grad_reduce,
+                param_gather,
+                // Refused.
+                tensor_parallel: _,
+                // With the pipeline's plan.
+                pipeline: _,
+            },
+    } = job.decisions;
+    let w = job.workload;
     let flag = |on: bool| if on { "True" } else { "False" };
     format!(
-        "mesh_shape = {{\"PP\": {}, \"DP\": {}, \"TP\": {}}}\n\
+        "mesh_shape = {{\"PP\": {pp}, \"DP\": {}, \"TP\": {tp}}}\n\
          use_distributed_optimizer = {}\n\
          overlap_grad_reduce = {}\n\
-         micro_batch_size = {}\n\
-         num_microbatches = {}\n\
+         overlap_param_gather = {}\n\
+         micro_batch_size = {micro_batch}\n\
+         num_microbatches = {num_micro_batches}\n\
          global_batch_size = {}\n\
          sequence_length = {}\n\
          dtype = \"{}\"\n",
-        d.pp,
-        d.dp(),
-        d.tp,
-        flag(d.zero == Zero::Z1),
-        flag(d.overlap.grad_reduce),
-        d.micro_batch,
-        d.num_micro_batches,
+        dp_shard * dp_replicate,
+        flag(*zero == Zero::Z1),
+        flag(*grad_reduce),
+        flag(*param_gather),
         w.global_batch,
         w.seq_len,
         match w.precision {
@@ -185,6 +215,18 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
         format!("schedule={}", d.schedule),
         "it has 1F1B, interleaved, GPipe and zero-bubble (ZB-H1) schedules",
         Some(("schedule", "interleaved".to_owned())),
+    );
+    limits.refuse(
+        d.pp > 1 && d.dp() > 1 && d.axis_order != AxisOrder::TP_CP_DP_PP,
+        format!("order={}", order_name(d.axis_order)),
+        "its mesh is PP, DP, TP, outermost first",
+        Some(("order", order_name(AxisOrder::TP_CP_DP_PP))),
+    );
+    limits.refuse(
+        d.overlap.tensor_parallel && d.tp > 1,
+        "overlap=tp",
+        "its tensor-parallel collectives are not split",
+        Some(("overlap", "grad+param+pp".to_owned())),
     );
     let none = matches!(d.recompute, Recompute::None | Recompute::Layers(0));
     limits.refuse(

@@ -1,17 +1,25 @@
 //! Every exporter over many plans: what is written passes its own strict check, reads back as the
 //! same plan, or is refused with a reason and a choice that the target takes.
 
+mod accounts;
 mod snapshots;
 
 use catalog::Model;
 use catalog::{Precision, Workload};
 use interop::check::check;
 use interop::config::Node;
-use interop::export::{Dialect, ExportError, Exported, Job, Launcher, export};
+use interop::export::{Dialect, ExportError, Exported, Inputs, Job, Launcher, export};
 use interop::import::{Document, Given, import};
 use plans::Strategy as Plan;
 use plans::plan_file::ShardingFile;
 use proptest::prelude::*;
+
+/// What a user gives so that nothing is left open.
+const GIVEN: Inputs<'static> = Inputs {
+    tokenizer: Some("org/tokenizer"),
+    data: Some("/data/text"),
+    hf_id: Some("org/model"),
+};
 
 /// A model with the workload that its plans are for.
 fn scene(name: &str, gpus: u64, precision: Precision) -> (Model, Workload) {
@@ -53,16 +61,29 @@ fn exported(
     dialect: Dialect,
     launcher: Option<Launcher>,
 ) -> Result<Exported, ExportError> {
+    exported_for("vescale", strategy, model, workload, dialect, launcher)
+}
+
+/// As `exported`, for a plan that was predicted for another runtime.
+fn exported_for(
+    runtime: &str,
+    strategy: &Plan,
+    model: &Model,
+    workload: &Workload,
+    dialect: Dialect,
+    launcher: Option<Launcher>,
+) -> Result<Exported, ExportError> {
     let sharding = sharding();
+    let runtime = catalog::load::runtime(runtime).expect("preset");
     let job = Job {
         model,
-        model_name: &model.name,
         decisions: strategy.decisions(),
         workload,
-        runtime: "vescale",
+        runtime: &runtime,
         sharding: &sharding,
         id: "0123456789abcdef",
         gpus_per_node: 8,
+        inputs: GIVEN,
     };
     export(&job, dialect, launcher)
 }
@@ -146,7 +167,7 @@ proptest! {
 
     #[test]
     fn what_is_exported_is_checked_and_reads_back(text in text(), dense in any::<bool>(), precision in 0usize..4) {
-        let name = if dense { "llama3-8b" } else { "mixtral-8x7b" };
+        let name = if dense { "llama3-8b" } else { "qwen3-30b-a3b" };
         let precision = [Precision::Fp32, Precision::Fp16, Precision::Bf16, Precision::Fp8][precision];
         let (model, workload) = scene(name, 64, precision);
         let text = if dense {
@@ -168,7 +189,11 @@ proptest! {
 fn each_target_takes_the_plans_it_is_made_for() {
     use Dialect::*;
     let titan = [Torchtitan02, Torchtitan03, TorchtitanMain];
-    let all_but_hf = [MegatronLm, MegatronBridge, Nanotron, VeScale];
+    let all_but_hf = [MegatronLm, MegatronBridge, VeScale];
+    let all_but_nanotron: Vec<Dialect> = Dialect::ALL
+        .into_iter()
+        .filter(|&d| d != Nanotron)
+        .collect();
     let sharded = [
         MegatronLm,
         Torchtitan02,
@@ -178,8 +203,19 @@ fn each_target_takes_the_plans_it_is_made_for() {
         Accelerate,
         Axolotl,
     ];
-    let cases: [(&str, &str, &[Dialect]); 14] = [
-        ("llama3-8b", "tp=1,zero=0", &Dialect::ALL),
+    let cases: [(&str, &str, &[Dialect]); 17] = [
+        ("llama3-8b", "tp=1,zero=0", &all_but_nanotron),
+        ("llama2-7b", "tp=4,pp=4,zero=1", &[Nanotron]),
+        (
+            "llama2-7b",
+            "tp=2,cp=4,cp_kind=all_gather,zero=1",
+            &[Nanotron],
+        ),
+        (
+            "gpt-oss-20b",
+            "ep=8,zero=3,recompute=full",
+            &[Torchtitan03, TorchtitanMain],
+        ),
         ("llama3-8b", "zero=3", &sharded),
         ("llama3-8b", "tp=4,pp=4,zero=1", &all_but_hf),
         (
@@ -209,7 +245,7 @@ fn each_target_takes_the_plans_it_is_made_for() {
             &[MegatronLm, MegatronBridge],
         ),
         (
-            "mixtral-8x7b",
+            "qwen3-30b-a3b",
             "ep=8,zero=3,recompute=full",
             &[Torchtitan02, Torchtitan03, TorchtitanMain, DeepSpeed],
         ),
@@ -239,12 +275,9 @@ fn every_model_is_exported_or_refused_by_name() {
         for dialect in Dialect::ALL {
             let is_taken = round_trip(&strategy, &model, &workload, dialect);
             taken += usize::from(is_taken);
-            // torchtitan has no model with LayerNorm, biases and an MLP without gates.
-            let titan = dialect.target() == "torchtitan";
-            assert!(!(is_taken && titan && preset.name.starts_with("starcoder2")));
         }
     }
-    assert!(taken > 350, "{taken}");
+    assert!(taken > 300, "{taken}");
 }
 
 /// The replacement that a refusal offers is taken, where it leads to a legal plan.
@@ -285,7 +318,13 @@ fn refusals_name_a_choice_that_is_taken() {
         (Dialect::VeScale, "cp=2,zero=1", "cp=1"),
     ];
     for (dialect, text, instead) in cases {
-        let (model, workload) = scene("llama3-8b", 64, Precision::Bf16);
+        // nanotron has no model with the rotation of Llama 3.1.
+        let name = if dialect == Dialect::Nanotron {
+            "llama2-7b"
+        } else {
+            "llama3-8b"
+        };
+        let (model, workload) = scene(name, 64, Precision::Bf16);
         let strategy = parse(text, &model, &workload).expect("legal");
         let Err(ExportError::Inexpressible { refusals, .. }) =
             exported(&strategy, &model, &workload, dialect, None)
@@ -346,9 +385,14 @@ fn unknown_targets_and_versions_list_the_known_ones() {
 /// Launch scripts are shell that a shell takes, and manifests are YAML.
 #[test]
 fn launchers_are_well_formed() {
-    let (model, workload) = scene("llama3-8b", 64, Precision::Bf16);
-    let strategy = parse("zero=0", &model, &workload).expect("legal");
     for dialect in Dialect::ALL {
+        let name = if dialect == Dialect::Nanotron {
+            "llama2-7b"
+        } else {
+            "llama3-8b"
+        };
+        let (model, workload) = scene(name, 64, Precision::Bf16);
+        let strategy = parse("zero=0", &model, &workload).expect("legal");
         for launcher in [Launcher::Torchrun, Launcher::Slurm, Launcher::Kubernetes] {
             let exported = exported(&strategy, &model, &workload, dialect, Some(launcher))
                 .expect("expressible");

@@ -5,7 +5,8 @@ use super::*;
 fn file(name: &str, text: &str, dialect: Dialect) -> String {
     let (model, workload) = scene(name, 64, Precision::Bf16);
     let strategy = parse(text, &model, &workload).expect("legal");
-    let exported = exported(&strategy, &model, &workload, dialect, None);
+    let runtime = dialect.runtime();
+    let exported = exported_for(runtime, &strategy, &model, &workload, dialect, None);
     exported.expect("expressible").files.remove(0).text
 }
 
@@ -16,27 +17,30 @@ fn megatron_lm() {
         "tp=2,pp=4,vpp=2,ep=8,zero=1,recompute=selective,stages=3/4/4/4/4/4/4/5",
         Dialect::MegatronLm,
     );
-    insta::assert_snapshot!(text, @"
+    insta::assert_snapshot!(text, @r#"
     # vescale-plan 0123456789abcdef · mixtral-8x7b on 64 GPUs: tp2 pp4 vpp2 ep8·etp1 dp8 zero1 sp mbs1 interleaved recompute selective
-    # Data, tokenizer, optimizer and number of steps are yours: add them after these.
     GPUS=64
     MEGATRON_ARGS=(
       # Model
       --num-layers 32
       --hidden-size 4096
-      --ffn-hidden-size 14336
       --vocab-size 32000
-      --make-vocab-size-divisible-by 1
+      --padded-vocab-size 32000
+      --untie-embeddings-and-output-weights
+      --init-method-std 0.02
+      --normalization RMSNorm
+      --norm-epsilon 0.00001
       --num-attention-heads 32
       --group-query-attention
       --num-query-groups 8
       --kv-channels 128
-      --normalization RMSNorm
-      --norm-epsilon 0.00001
-      --position-embedding-type rope
+      --softmax-type vanilla
       --rotary-base 1000000
+      --rotary-percent 1
+      --position-embedding-type rope
+      --max-position-embeddings 32768
+      --ffn-hidden-size 14336
       --swiglu
-      --untie-embeddings-and-output-weights
       --disable-bias-linear
       --hidden-dropout 0
       --attention-dropout 0
@@ -44,6 +48,11 @@ fn megatron_lm() {
       --moe-router-topk 2
       --moe-ffn-hidden-size 14336
       --moe-grouped-gemm
+      --moe-router-score-function softmax
+      --moe-aux-loss-coeff 0
+      # Kernels, as the prediction assumed them
+      --moe-permute-fusion
+      --attention-backend auto
       # Parallelism
       --tensor-model-parallel-size 2
       --pipeline-model-parallel-size 4
@@ -57,19 +66,24 @@ fn megatron_lm() {
       --micro-batch-size 1
       --global-batch-size 256
       --seq-length 4096
-      --max-position-embeddings 32768
       # Precision
       --bf16
       # States
+      --accumulate-allreduce-grads-in-fp32
       --use-distributed-optimizer
       # Recomputation
       --recompute-granularity selective
       --recompute-modules core_attn
       # Overlap
       --overlap-grad-reduce
+      --ddp-bucket-size 40000000
       --overlap-param-gather
+      # Tokenizer and data
+      --tokenizer-type HuggingFaceTokenizer
+      --tokenizer-model org/tokenizer
+      --data-path /data/text
     )
-    ");
+    "#);
 }
 
 #[test]
@@ -80,16 +94,27 @@ fn megatron_bridge() {
         Dialect::MegatronBridge,
     );
     insta::assert_snapshot!(text, @r#"
-    """vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp4 pp2 vpp2 dp8 zero1 sp mbs1 interleaved recompute layers:2."""
+    """vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp4 pp2 vpp2 dp8 zero1 sp mbs1 interleaved recompute layers:2.
+
+    To fill in before the launch:
+      RECIPE: the recipe of your model, as megatron.bridge.recipes.…:function (variable of the environment)
+    """
 
     import importlib
     import sys
 
+    import torch
     from megatron.bridge.training.config import ConfigContainer
+    from megatron.core.activations import squared_relu
+    from megatron.core.fusions.fused_bias_geglu import quick_gelu
+    from megatron.core.transformer.enums import AttnBackend
 
 
     def apply(cfg: ConfigContainer) -> ConfigContainer:
-        """Sets what the plan decides."""
+        """Sets what the plan and its model say."""
+        from megatron.bridge import AutoBridge
+
+        cfg.model = AutoBridge.from_hf_pretrained("org/model").get_model_config()
         cfg.model.pipeline_model_parallel_layout = None
         cfg.model.num_layers_in_first_pipeline_stage = None
         cfg.model.num_layers_in_last_pipeline_stage = None
@@ -99,6 +124,42 @@ fn megatron_bridge() {
         cfg.ddp.use_megatron_fsdp = False
         cfg.ddp.num_distributed_optimizer_instances = 1
         cfg.comm_overlap = None
+        cfg.model.num_layers = 32
+        cfg.model.hidden_size = 4096
+        cfg.model.vocab_size = 128256
+        cfg.model.should_pad_vocab = False
+        cfg.model.make_vocab_size_divisible_by = 1
+        cfg.model.share_embeddings_and_output_weights = False
+        cfg.model.init_method_std = 0.02
+        cfg.model.normalization = "RMSNorm"
+        cfg.model.layernorm_epsilon = 1.0e-5
+        cfg.model.layernorm_zero_centered_gamma = False
+        cfg.model.num_attention_heads = 32
+        cfg.model.multi_latent_attention = False
+        cfg.model.num_query_groups = 8
+        cfg.model.kv_channels = 128
+        cfg.model.qk_layernorm = False
+        cfg.model.softmax_type = "vanilla"
+        cfg.model.rotary_base = 500000
+        cfg.model.rotary_percent = 1.0
+        cfg.model.rotary_interleaved = False
+        cfg.model.position_embedding_type = "rope"
+        cfg.model.rope_scaling = True
+        cfg.model.rope_scaling_factor = 8.0
+        cfg.model.ffn_hidden_size = 14336
+        cfg.model.gated_linear_unit = True
+        cfg.model.activation_func = torch.nn.functional.silu
+        cfg.model.add_bias_linear = False
+        cfg.model.add_qkv_bias = False
+        cfg.model.hidden_dropout = 0.0
+        cfg.model.attention_dropout = 0.0
+        cfg.model.bias_dropout_fusion = True
+        cfg.model.masked_softmax_fusion = True
+        cfg.model.gradient_accumulation_fusion = True
+        cfg.model.cross_entropy_loss_fusion = False
+        cfg.model.bias_activation_fusion = True
+        cfg.model.apply_rope_fusion = True
+        cfg.model.attention_backend = AttnBackend.auto
         cfg.model.tensor_model_parallel_size = 4
         cfg.model.pipeline_model_parallel_size = 2
         cfg.model.context_parallel_size = 1
@@ -107,14 +168,19 @@ fn megatron_bridge() {
         cfg.train.micro_batch_size = 1
         cfg.train.global_batch_size = 256
         cfg.model.seq_length = 4096
+        cfg.ddp.grad_reduce_in_fp32 = True
         cfg.ddp.use_distributed_optimizer = True
         cfg.model.recompute_granularity = "full"
         cfg.model.recompute_method = "block"
         cfg.model.recompute_num_layers = 2
         cfg.ddp.overlap_grad_reduce = True
+        cfg.ddp.bucket_size = 40000000
         cfg.ddp.overlap_param_gather = True
         cfg.mixed_precision = "bf16_mixed"
         cfg.dataset.seq_length = 4096
+        cfg.tokenizer.tokenizer_type = "HuggingFaceTokenizer"
+        cfg.tokenizer.tokenizer_model = "org/tokenizer"
+        cfg.dataset.blend = (["/data/text"], None)
         return cfg
 
 
@@ -139,8 +205,10 @@ fn torchtitan_toml() {
     [model]
     name = "llama3"
     flavor = "8B"
+    hf_assets_path = "org/tokenizer"
 
     [training]
+    dataset = "/data/text"
     local_batch_size = 64
     global_batch_size = 256
     seq_len = 4096
@@ -171,6 +239,7 @@ fn torchtitan_toml() {
 
     [compile]
     enable = false
+    components = ["model"]
     "#);
 }
 
@@ -186,12 +255,15 @@ fn torchtitan_python() {
 
     from torchtitan.config import CompileConfig, ParallelismConfig
     from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+    from torchtitan.models.llama3 import model_registry
     from torchtitan.models.llama3.config_registry import llama3_8b
     from torchtitan.trainer import Trainer
 
 
     def apply(config: Trainer.Config) -> Trainer.Config:
         """Sets what the plan decides."""
+        config.hf_assets_path = "org/tokenizer"
+        config.dataloader.dataset = "/data/text"
         config.training.local_batch_size = 32
         config.training.global_batch_size = 256
         config.training.seq_len = 4096
@@ -218,13 +290,15 @@ fn torchtitan_python() {
             ],
         )
         config.activation_checkpoint = FullAC.Config()
-        config.compile = CompileConfig(enable=False, enable_async_tensor_parallel=False)
+        config.compile = CompileConfig(enable=False, enable_async_tensor_parallel=False, components=["model"])
         return config
 
 
     def plan() -> Trainer.Config:
         """The model's configuration under the plan."""
-        return apply(llama3_8b())
+        config = llama3_8b()
+        config.model_spec = model_registry("8B")
+        return apply(config)
     "#);
 }
 
@@ -240,19 +314,22 @@ fn torchtitan_main() {
 
     from torchtitan.config import CompileConfig, ParallelismConfig
     from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+    from torchtitan.models.llama3 import model_registry
     from torchtitan.models.llama3.config_registry import llama3_8b
     from torchtitan.trainer import Trainer
 
 
     def apply(config: Trainer.Config) -> Trainer.Config:
         """Sets what the plan decides."""
+        config.hf_assets_path = "org/tokenizer"
+        config.dataloader.dataset = "/data/text"
         config.training.num_tokens_per_microbatch_per_dp_rank = 4096
         config.training.num_tokens_per_train_step = 1048576
         config.training.max_context_length = 4096
         config.training.dtype = "float32"
         config.training.mixed_precision_param = "bfloat16"
         config.training.mixed_precision_reduce = "float32"
-        config.training.disable_cuda_graphs = False
+        config.training.disable_cuda_graphs = True
         config.parallelism = ParallelismConfig(
             data_parallel_replicate_degree=2,
             data_parallel_shard_degree=16,
@@ -264,13 +341,15 @@ fn torchtitan_main() {
             enable_sequence_parallel=True,
         )
         config.activation_checkpoint = None
-        config.compile = CompileConfig(enable=False, enable_async_tensor_parallel=False)
+        config.compile = CompileConfig(enable=False, enable_async_tensor_parallel=False, components=["model"])
         return config
 
 
     def plan() -> Trainer.Config:
         """The model's configuration under the plan."""
-        return apply(llama3_8b())
+        config = llama3_8b()
+        config.model_spec = model_registry("8B")
+        return apply(config)
     "#);
 }
 
@@ -289,9 +368,11 @@ fn deepspeed() {
       "bf16": {
         "enabled": true
       },
+      "communication_data_type": "bf16",
       "zero_optimization": {
         "stage": 3,
-        "overlap_comm": true
+        "overlap_comm": true,
+        "reduce_bucket_size": 40000000
       },
       "tensor_parallel": {
         "autotp_size": 2
@@ -311,8 +392,10 @@ fn accelerate() {
         "zero=3,dp_replicate=2,recompute=full",
         Dialect::Accelerate,
     );
-    insta::assert_snapshot!(text, @"
+    insta::assert_snapshot!(text, @r#"
     # vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp1 pp1 dp32×2 zero3 mbs1 recompute full
+    # To fill in before the launch:
+    #   TRAIN_SCRIPT: your training script, which makes the model that the plan is for; it finds what --hf-id, --tokenizer and --data gave in MODEL, TOKENIZER and DATA (variable of the environment)
     compute_environment: LOCAL_MACHINE
     distributed_type: FSDP
     mixed_precision: bf16
@@ -333,15 +416,17 @@ fn accelerate() {
       parallelism_config_dp_shard_size: 32
       parallelism_config_tp_size: 1
       parallelism_config_cp_size: 1
-    ");
+    "#);
 }
 
 #[test]
 fn axolotl() {
     let text = file("llama3-8b", "cp=2,zero=3,mbs=2", Dialect::Axolotl);
-    insta::assert_snapshot!(text, @"
+    insta::assert_snapshot!(text, @r#"
     # vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp1 pp1 cp2(ring) dp32 zero3 mbs2 recompute none
-    base_model: llama3-8b
+    base_model: org/model
+    tokenizer_config: org/tokenizer
+    datasets: [{path: /data/text, type: completion}]
     sequence_len: 4096
     micro_batch_size: 2
     gradient_accumulation_steps: 4
@@ -358,18 +443,18 @@ fn axolotl() {
       reshard_after_forward: true
       auto_wrap_policy: TRANSFORMER_BASED_WRAP
       state_dict_type: SHARDED_STATE_DICT
-    ");
+    "#);
 }
 
 #[test]
 fn nanotron() {
     let text = file(
-        "llama3-8b",
+        "llama2-7b",
         "tp=4,pp=4,zero=1,recompute=full",
         Dialect::Nanotron,
     );
     insta::assert_snapshot!(text, @r#"
-    # vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp4 pp4 dp4 zero1 sp mbs1 1f1b recompute full
+    # vescale-plan 0123456789abcdef · llama2-7b on 64 GPUs: tp4 pp4 dp4 zero1 sp mbs1 1f1b recompute full
     general:
       project: vescale-plan
       run: "0123456789abcdef"
@@ -383,25 +468,6 @@ fn nanotron() {
       tp_mode: REDUCE_SCATTER
       tp_linear_async_communication: false
       recompute_layer: true
-    model:
-      dtype: bfloat16
-      init_method:
-        std: 0.02
-      make_vocab_size_divisible_by: 1
-      model_config:
-        is_llama_config: true
-        hidden_size: 4096
-        intermediate_size: 14336
-        num_hidden_layers: 32
-        num_attention_heads: 32
-        num_key_value_heads: 8
-        vocab_size: 128256
-        max_position_embeddings: 131072
-        tie_word_embeddings: false
-        rms_norm_eps: 1.0e-5
-        rope_theta: 500000.0
-        hidden_act: silu
-        attention_bias: false
     optimizer:
       zero_stage: 1
       accumulate_grad_in_fp32: true
@@ -419,13 +485,35 @@ fn nanotron() {
         lr_warmup_style: linear
         lr_decay_style: cosine
         min_decay_lr: 1.0e-5
-    tokenizer:
-      tokenizer_name_or_path: llama3-8b
     tokens:
-      sequence_length: 4096
       micro_batch_size: 1
       batch_accumulation_per_replica: 64
+      sequence_length: 4096
       train_steps: 100
+    model:
+      dtype: bfloat16
+      make_vocab_size_divisible_by: 1
+      model_config:
+        is_llama_config: true
+        hidden_size: 4096
+        num_hidden_layers: 32
+        vocab_size: 32000
+        max_position_embeddings: 4096
+        tie_word_embeddings: false
+        num_attention_heads: 32
+        attention_bias: false
+        num_key_value_heads: 32
+        intermediate_size: 11008
+        hidden_act: silu
+        rms_norm_eps: 1.0e-5
+        rope_theta: 10000.0
+        rope_interleaved: false
+        initializer_range: 0.02
+      init_method:
+        std: 0.02
+    tokenizer:
+      tokenizer_name_or_path: org/tokenizer
+    data_stages: [{name: stable, start_training_step: 1, data: {dataset: {hf_dataset_or_datasets: /data/text, text_column_name: text}, num_loading_workers: 1, seed: 42}}]
     "#);
 }
 
@@ -433,7 +521,11 @@ fn nanotron() {
 fn vescale() {
     let text = file("llama3-8b", "tp=4,pp=4,zero=1", Dialect::VeScale);
     insta::assert_snapshot!(text, @r#"
-    """vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp4 pp4 dp4 zero1 sp mbs1 1f1b recompute none."""
+    """vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp4 pp4 dp4 zero1 sp mbs1 1f1b recompute none.
+
+    To fill in before the launch:
+      TRAIN_SCRIPT: your training script, which makes the model that the plan is for; it finds what --hf-id, --tokenizer and --data gave in MODEL, TOKENIZER and DATA (variable of the environment)
+    """
 
     from vescale.dtensor.placement_types import InterleavedShard, Partial, Replicate, Shard
     from vescale.plan import ModeType, PipelineParallelPlan, PipelineScheduleType, PipelineSplitMethodType
@@ -455,12 +547,14 @@ fn vescale() {
         num_stages=4,
         virtual_chunks=1,
         split_points=["model.layers.7", "model.layers.15", "model.layers.23"],
+        overlap_p2p_comm=True,
         schedule_type=PipelineScheduleType.SIMPLE_1F1B,
     )
 
     mesh_shape = {"PP": 4, "DP": 4, "TP": 4}
     use_distributed_optimizer = True
     overlap_grad_reduce = True
+    overlap_param_gather = True
     micro_batch_size = 1
     num_microbatches = 64
     global_batch_size = 256

@@ -1,9 +1,9 @@
 //! What torchtitan cannot express.
 
+use catalog::model::{Family, ModelConfig};
 use catalog::{AxisOrder, CpKind, Precision, ScheduleKind, Zero};
 
 use super::edition::Edition;
-use super::registry::family_module;
 use crate::export::job::Job;
 use crate::export::refusal::Limits;
 use plans::decisions::{Decisions, Recompute};
@@ -58,18 +58,35 @@ pub(super) fn refuse(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
         None,
     );
     limits.refuse(
-        job.model.mtp_layers > 0 && (d.pp > 1 || edition == Edition::Toml02),
-        format!("model {}", job.model.name),
+        job.model.mtp_layers > 0 && d.pp > 1 && edition != Edition::Toml02,
+        format!("pp={}", d.pp),
         "its pipeline does not place multi-token-prediction layers",
-        None,
+        Some(("pp", "1".to_owned())),
     );
     limits.refuse(
-        family_module(job.model).is_none(),
-        format!("model {}", job.model.name),
-        "it has no model with such layers",
-        None,
+        edition == Edition::Toml02 && d.cp > 1 && flexible(job.model),
+        format!("cp={}", d.cp),
+        "its attention of this model has no context parallelism in 0.2",
+        Some(("cp", "1".to_owned())),
+    );
+    limits.refuse(
+        edition == Edition::Toml02 && d.pp > 1 && job.model.family == Family::GptOss,
+        format!("pp={}", d.pp),
+        "gpt-oss has no pipeline in 0.2",
+        Some(("pp", "1".to_owned())),
+    );
+    let short = job.workload.seq_len <= 4096;
+    limits.refuse_model(
+        edition == Edition::Toml02 && job.model.family == Family::DeepSeek && short,
+        "rope_scaling yarn",
+        "0.2 rescales rotations of sequences above 4096 tokens only",
     );
     experts(job, edition, limits);
+}
+
+/// Whether 0.2's model computes attention by flex attention, which context parallelism does not split there.
+fn flexible(model: &ModelConfig) -> bool {
+    matches!(model.family, Family::DeepSeek | Family::GptOss)
 }
 
 fn states(d: &Decisions, edition: Edition, limits: &mut Limits) {

@@ -3,19 +3,35 @@
 
 mod edition;
 mod limits;
+mod model;
 mod registry;
+mod rewrites;
 
-use catalog::{Precision, ScheduleKind, Zero};
+use catalog::model::ModelConfig;
+use catalog::runtime::Rewrite;
+use catalog::{DType, Overlap, Precision, ScheduleKind, Zero};
 
 pub(crate) use self::edition::Edition;
 
 use self::limits::refuse;
-use self::registry::{Registered, family_module, registered};
-use super::job::{ExportedFile, Job, heading, python_heading};
+use self::model::{Chosen, choose};
+use super::inputs::Input;
+use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
 use super::refusal::Limits;
 use crate::config::{Node, Value, escape, write};
 use plans::decisions::{Decisions, Recompute};
+
+/// Models of an edition's registries with this name; of one module, where it is said.
+pub(crate) fn flavors(edition: Edition, module: Option<&str>, name: &str) -> Vec<ModelConfig> {
+    let all = registry::flavors(edition).into_iter();
+    all.filter(|flavor| flavor.name == name && module.is_none_or(|m| m == flavor.module))
+        .map(|flavor| flavor.model)
+        .collect()
+}
+
+/// Modules of torchtitan whose models decode text, as this program knows them.
+pub(crate) const DECODERS: [&str; 4] = ["llama3", "qwen3", "deepseek_v3", "gpt_oss"];
 
 /// Name of the 0.2 file.
 const TOML: &str = "train.toml";
@@ -41,34 +57,73 @@ pub(crate) fn program(edition: Edition) -> Program {
     }
 }
 
-pub(crate) fn files(job: &Job<'_>, edition: Edition, limits: &mut Limits) -> Vec<ExportedFile> {
+pub(crate) fn files(job: &Job<'_>, edition: Edition, limits: &mut Limits) -> Vec<Draft> {
     refuse(job, edition, limits);
-    let (name, text) = match edition {
-        Edition::Toml02 => (TOML.to_owned(), toml(job, limits)),
-        Edition::Python03 | Edition::PythonMain => {
-            (format!("{MODULE}.py"), python(job, edition, limits))
-        }
+    rewrites::collect(job, limits);
+    limits.note(
+        job.model.moe.is_some_and(|moe| !moe.router_correction_bias),
+        "torchtitan balances experts by a bias of the router (load_balance_coeff 0.001), which the model does not have",
+    );
+    // Without one the export is refused.
+    let Some(chosen) = choose(job.model, edition, limits) else {
+        return Vec::new();
     };
-    vec![ExportedFile {
-        name,
-        text,
-        executable: false,
-    }]
+    let (name, heading, text) = match edition {
+        Edition::Toml02 => (TOML.to_owned(), Heading::Hash, toml(job, &chosen, limits)),
+        Edition::Python03 | Edition::PythonMain => (
+            format!("{MODULE}.py"),
+            Heading::Docstring,
+            python(job, &chosen, edition, limits),
+        ),
+    };
+    vec![Draft::new(&name, heading, text)]
 }
 
 /// The `parallelism` section; only the names that editions share differ in presence.
 fn parallelism(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
-    let d = job.decisions;
+    let Decisions {
+        tp,
+        pp,
+        // Each model part is one virtual stage.
+        vpp: _,
+        cp,
+        // Refused unless keys and values are gathered.
+        cp_kind: _,
+        ep,
+        etp,
+        dp_shard,
+        dp_replicate,
+        zero,
+        reshard_after_forward,
+        sequence_parallel,
+        micro_batch,
+        num_micro_batches,
+        // With activation checkpointing.
+        recompute: _,
+        schedule,
+        // Refused unless it is the mesh's.
+        axis_order: _,
+        stages,
+        overlap:
+            Overlap {
+                // FSDP's, refused where they are off.
+                grad_reduce: _,
+                param_gather: _,
+                pipeline: _,
+                // In 0.3 and main with compilation.
+                tensor_parallel: _,
+            },
+    } = job.decisions;
     let mut keys: Vec<(&str, Value)> = vec![
-        ("data_parallel_replicate_degree", d.dp_replicate.into()),
-        ("data_parallel_shard_degree", d.dp_shard.into()),
-        ("tensor_parallel_degree", d.tp.into()),
-        ("context_parallel_degree", d.cp.into()),
-        ("pipeline_parallel_degree", d.pp.into()),
-        ("expert_parallel_degree", d.ep.into()),
+        ("data_parallel_replicate_degree", (*dp_replicate).into()),
+        ("data_parallel_shard_degree", (*dp_shard).into()),
+        ("tensor_parallel_degree", (*tp).into()),
+        ("context_parallel_degree", (*cp).into()),
+        ("pipeline_parallel_degree", (*pp).into()),
+        ("expert_parallel_degree", (*ep).into()),
     ];
-    if d.zero == Zero::Z3 {
-        let policy = if d.reshard_after_forward {
+    if *zero == Zero::Z3 {
+        let policy = if *reshard_after_forward {
             "always"
         } else {
             "never"
@@ -77,28 +132,25 @@ fn parallelism(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
     }
     match edition {
         Edition::Toml02 => {
-            keys.push(("enable_async_tensor_parallel", async_tp(d).into()));
-            keys.push(("expert_tensor_parallel_degree", d.etp.into()));
+            let asynchronous = async_tp(job.decisions);
+            keys.push(("enable_async_tensor_parallel", asynchronous.into()));
+            keys.push(("expert_tensor_parallel_degree", (*etp).into()));
         }
         Edition::Python03 | Edition::PythonMain => {
-            keys.push((
-                "enable_sequence_parallel",
-                (d.sequence_parallel || d.tp == 1).into(),
-            ));
+            let sharded = *sequence_parallel || *tp == 1;
+            keys.push(("enable_sequence_parallel", sharded.into()));
         }
     }
-    if d.pp > 1 {
-        let schedule = schedule_name(d.schedule);
+    if *pp > 1 {
+        let schedule = schedule_name(*schedule);
         keys.push(("pipeline_parallel_schedule", schedule.into()));
-        match edition {
+        keys.push(match edition {
             Edition::Toml02 | Edition::Python03 => {
-                keys.push(("pipeline_parallel_microbatch_size", d.micro_batch.into()));
+                ("pipeline_parallel_microbatch_size", (*micro_batch).into())
             }
-            Edition::PythonMain => {
-                keys.push(("num_pp_microbatches", d.num_micro_batches.into()));
-            }
-        }
-        let parts = stage_modules(&d.stages.0, edition);
+            Edition::PythonMain => ("num_pp_microbatches", (*num_micro_batches).into()),
+        });
+        let parts = stage_modules(&stages.0, edition);
         keys.push(("module_fqns_per_model_part", parts.into()));
     }
     keys
@@ -171,36 +223,32 @@ fn training(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
     };
     keys.push(("dtype", "float32".into()));
     keys.push(("mixed_precision_param", compute.into()));
-    keys.push(("mixed_precision_reduce", "float32".into()));
+    let reduced = match job.runtime.states.reduce {
+        DType::Bf16 | DType::F16 => "bfloat16",
+        _ => "float32",
+    };
+    keys.push(("mixed_precision_reduce", reduced.into()));
     if edition != Edition::Toml02 {
-        // CUDA graphs exclude pipeline parallelism and most dispatchers of expert parallelism.
-        keys.push(("disable_cuda_graphs", (d.pp > 1 || d.ep > 1).into()));
+        // As predicted; they exclude pipeline parallelism and most dispatchers of expert parallelism.
+        let graphs = job.runtime.rewrites.contains(&Rewrite::CudaGraph) && d.pp == 1 && d.ep == 1;
+        keys.push(("disable_cuda_graphs", (!graphs).into()));
     }
     keys
 }
 
-fn toml(job: &Job<'_>, limits: &mut Limits) -> String {
+fn toml(job: &Job<'_>, chosen: &Chosen, limits: &mut Limits) -> String {
     let mut root = Node::table();
-    let (module, flavor) = match registered(job.model) {
-        Some(entry) => (entry.module, entry.flavor.to_owned()),
-        // Without any the export is refused.
-        None => (
-            family_module(job.model).unwrap_or_default(),
-            job.model.name.clone(),
-        ),
-    };
-    limits.note(
-        registered(job.model).is_none_or(|e| !e.in_02),
-        format!("register the model as flavor `{flavor}` of torchtitan's `{module}`"),
-    );
-    root.set("model.name", module);
-    root.set("model.flavor", flavor);
+    root.set("model.name", chosen.flavor.module);
+    root.set("model.flavor", chosen.flavor.name);
+    let (tokenizer, data) = inputs(job, limits);
+    root.set("model.hf_assets_path", tokenizer);
     if job.workload.precision == Precision::Fp8 {
         root.set("model.converters", vec!["quantize.linear.float8"]);
         let filter: Vec<String> = vec!["output".to_owned()];
         root.set("quantize.linear.float8.recipe_name", "tensorwise");
         root.set("quantize.linear.float8.filter_fqns", filter);
     }
+    root.set("training.dataset", data);
     for (key, value) in training(job, Edition::Toml02) {
         root.set(&format!("training.{key}"), value);
     }
@@ -217,29 +265,43 @@ fn toml(job: &Job<'_>, limits: &mut Limits) -> String {
         root.set("activation_checkpoint.selective_ac_option", "op");
     }
     root.set("compile.enable", compiles(job));
-    format!("# {}\n{}", heading(job), write::toml(&root))
+    root.set("compile.components", compiled(job));
+    write::toml(&root)
+}
+
+/// Tokenizer and dataset.
+fn inputs(job: &Job<'_>, limits: &mut Limits) -> (String, String) {
+    let tokenizer = "folder of the tokenizer (scripts/download_hf_assets.py)";
+    let data = "dataset, by its name in torchtitan/hf_datasets/text_datasets.py";
+    (
+        limits.input(&job.inputs, Input::Tokenizer, tokenizer),
+        limits.input(&job.inputs, Input::Data, data),
+    )
+}
+
+/// What is compiled: the loss where the prediction assumed that it is fused.
+fn compiled(job: &Job<'_>) -> Vec<&'static str> {
+    if job.runtime.rewrites.contains(&Rewrite::FuseCrossEntropy) {
+        vec!["model", "loss"]
+    } else {
+        vec!["model"]
+    }
 }
 
 fn compiles(job: &Job<'_>) -> bool {
-    job.runtime.contains("compile") || async_tp(job.decisions)
+    job.runtime.rewrites.contains(&Rewrite::FusePointwise) || async_tp(job.decisions)
 }
 
-fn python(job: &Job<'_>, edition: Edition, limits: &mut Limits) -> String {
-    let entry = registered(job.model).filter(|e| e.function.is_some());
-    let function = entry.and_then(|e| e.function);
-    let mut text = python_heading(job);
-    text.push_str(&imports(job, entry));
+fn python(job: &Job<'_>, chosen: &Chosen, edition: Edition, limits: &mut Limits) -> String {
+    let mut text = imports(job, chosen);
     text.push_str("def apply(config: Trainer.Config) -> Trainer.Config:\n");
     text.push_str("    \"\"\"Sets what the plan decides.\"\"\"\n");
-    if job.workload.precision == Precision::Fp8 {
-        let flavor = entry.map_or(job.model.name.as_str(), |e| e.flavor);
-        text.push_str(&format!(
-            "    converters = [Float8LinearConverter.Config(model_compile_enabled={})]\n    \
-             config.model_spec = model_registry({}, converters=converters)\n",
-            boolean(compiles(job)),
-            escape::quoted(flavor)
-        ));
-    }
+    let (tokenizer, data) = inputs(job, limits);
+    text.push_str(&format!(
+        "    config.hf_assets_path = {}\n    config.dataloader.dataset = {}\n",
+        escape::quoted(&tokenizer),
+        escape::quoted(&data)
+    ));
     for (key, value) in training(job, edition) {
         let value = write::python(&Node::made(value));
         text.push_str(&format!("    config.training.{key} = {value}\n"));
@@ -257,49 +319,97 @@ fn python(job: &Job<'_>, edition: Edition, limits: &mut Limits) -> String {
     };
     text.push_str(&format!(
         "    config.activation_checkpoint = {recompute}\n    \
-         config.compile = CompileConfig(enable={}, enable_async_tensor_parallel={})\n    \
-         return config\n",
+         config.compile = CompileConfig(enable={}, enable_async_tensor_parallel={}, components={})\n    \
+         return config\n\n\n",
         boolean(compiles(job)),
         boolean(async_tp(job.decisions)),
+        write::python(&Node::made(compiled(job))),
     ));
-    match function {
-        Some(function) => text.push_str(&format!(
-            "\n\ndef plan() -> Trainer.Config:\n    \"\"\"The model's configuration under the plan.\"\"\"\n    \
-             return apply({function}())\n"
-        )),
-        None => limits.note(
-            true,
-            format!(
-                "torchtitan has no configuration of {}: add to {MODULE}.py a function `plan` that returns yours, passed through `apply`",
-                job.model.name
-            ),
-        ),
-    }
+    text.push_str(&plan(job, chosen));
     text
 }
 
-/// The import statements of the Python file; `entry` is the model's, if torchtitan configures it.
-fn imports(job: &Job<'_>, entry: Option<Registered>) -> String {
-    let module = entry.map_or_else(
-        || family_module(job.model).unwrap_or_default(),
-        |e| e.module,
-    );
-    let fp8 = job.workload.precision == Precision::Fp8;
+/// The function that torchtitan calls: a configuration of its own, with the plan's model.
+fn plan(job: &Job<'_>, chosen: &Chosen) -> String {
+    let flavor = &chosen.flavor;
+    let mut arguments = escape::quoted(flavor.name);
+    if chosen.mtp_layers > 0 {
+        arguments.push_str(&format!(", num_mtp_layers={}", chosen.mtp_layers));
+    }
+    let mut converters = String::new();
+    if job.workload.precision == Precision::Fp8 {
+        arguments.push_str(", converters=converters");
+        converters = format!(
+            "    converters = [Float8LinearConverter.Config(model_compile_enabled={})]\n",
+            boolean(compiles(job))
+        );
+    }
     let mut text = String::new();
-    if fp8 {
+    if !chosen.set.is_empty() {
+        text.push_str(EVERY);
+    }
+    text.push_str(&format!(
+        "def plan() -> Trainer.Config:\n    \"\"\"The model's configuration under the plan.\"\"\"\n    \
+         config = {}()\n{converters}    config.model_spec = model_registry({arguments})\n",
+        flavor.function
+    ));
+    if chosen.mtp_layers > 0 {
+        text.push_str(
+            "    config.loss = MTPLoss.Config(global_vocab_size=config.model_spec.model.vocab_size)\n",
+        );
+    }
+    for (kind, field, value) in &chosen.set {
+        let value = write::python(&Node::made(*value));
+        text.push_str(&format!(
+            "    for part in every({kind}, config.model_spec.model):\n        part.{field} = {value}\n"
+        ));
+    }
+    text.push_str("    return apply(config)\n");
+    text
+}
+
+/// Finds configurations of one kind within another.
+const EVERY: &str = "def every(kind, config):\n    \
+     \"\"\"Every configuration of one kind within another.\"\"\"\n    \
+     if isinstance(config, kind):\n        yield config\n    \
+     if dataclasses.is_dataclass(config):\n        \
+     for field in dataclasses.fields(config):\n            \
+     yield from every(kind, getattr(config, field.name))\n    \
+     elif isinstance(config, (list, tuple)):\n        \
+     for item in config:\n            yield from every(kind, item)\n\n\n";
+
+/// The import statements of the Python file.
+fn imports(job: &Job<'_>, chosen: &Chosen) -> String {
+    let module = chosen.flavor.module;
+    let mut text = String::new();
+    if !chosen.set.is_empty() {
+        text.push_str("import dataclasses\n\n");
+    }
+    if job.workload.precision == Precision::Fp8 {
         text.push_str("from torchtitan.components.quantization import Float8LinearConverter\n");
     }
     text.push_str("from torchtitan.config import CompileConfig, ParallelismConfig\n");
     text.push_str("from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC\n");
-    if fp8 {
-        text.push_str(&format!(
-            "from torchtitan.models.{module} import model_registry\n"
-        ));
+    let kinds: Vec<&str> = chosen.set.iter().map(|(kind, ..)| *kind).collect();
+    for (kind, from) in [
+        ("RMSNorm.Config", "torchtitan.models.common import RMSNorm"),
+        ("RoPE.Config", "torchtitan.models.common import RoPE"),
+        (
+            "Attention.Config",
+            "torchtitan.models.deepseek_v3.model import Attention",
+        ),
+    ] {
+        if kinds.contains(&kind) {
+            text.push_str(&format!("from {from}\n"));
+        }
     }
-    if let Some(function) = entry.and_then(|e| e.function) {
-        text.push_str(&format!(
-            "from torchtitan.models.{module}.config_registry import {function}\n"
-        ));
+    text.push_str(&format!(
+        "from torchtitan.models.{module} import model_registry\n\
+         from torchtitan.models.{module}.config_registry import {}\n",
+        chosen.flavor.function
+    ));
+    if chosen.mtp_layers > 0 {
+        text.push_str("from torchtitan.models.deepseek_v3.mtp import MTPLoss\n");
     }
     text.push_str("from torchtitan.trainer import Trainer\n\n\n");
     text

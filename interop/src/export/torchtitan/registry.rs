@@ -1,65 +1,309 @@
-//! The models that torchtitan knows.
+//! The models that torchtitan's registries hold, as models of this program: 0.2.2 (`models/*/__init__.py`,
+//! `model/args.py`), 0.3.0 and main (`models/*/__init__.py`).
 
-use catalog::model::{Family, ModelConfig};
+use catalog::RopeScaling;
+use catalog::model::{
+    Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, ModelConstants, Moe, Norm,
+    NormKind, Position, Projections, Residual, Router, WindowPattern,
+};
 
-/// A model that torchtitan's registries hold.
-#[derive(Clone, Copy)]
-pub(super) struct Registered {
+use super::edition::Edition;
+
+/// A model of torchtitan.
+#[derive(Clone, Debug)]
+pub(super) struct Flavor {
+    /// Module below `torchtitan.models`.
     pub(super) module: &'static str,
-    pub(super) flavor: &'static str,
-    /// Whether 0.2 has the flavor.
-    pub(super) in_02: bool,
-    /// The configuration function of 0.3 and main.
-    pub(super) function: Option<&'static str>,
+    /// Its name in the module's registry.
+    pub(super) name: &'static str,
+    /// The configuration function of 0.3 and main whose settings it is trained with: its own, or that of a model with
+    /// the same vocabulary.
+    pub(super) function: &'static str,
+    /// What it computes.
+    pub(super) model: ModelConfig,
 }
 
-/// Registries of torchtitan 0.2.2 (`models/*/__init__.py`) and 0.3.0 (`models/*/config_registry.py`),
-/// by family, layers and width.
-pub(super) fn registered(model: &ModelConfig) -> Option<Registered> {
-    let entry = |module, flavor, function| Registered {
-        module,
-        flavor,
-        in_02: true,
-        function,
+/// The flavor of the model's family with its depth and width, if an edition has one.
+pub(super) fn nearest(model: &ModelConfig, edition: Edition) -> Option<Flavor> {
+    let same = |flavor: &Flavor| {
+        let theirs = &flavor.model;
+        (theirs.family, theirs.layers, theirs.hidden) == (model.family, model.layers, model.hidden)
+            && theirs.moe.is_some() == model.moe.is_some()
+            && qk_norm(theirs) == qk_norm(model)
+            && theirs.vocab == model.vocab
     };
-    Some(match (model.family, model.layers, model.hidden) {
-        (Family::Llama, 32, 4096) if model.vocab == 128_256 => {
-            entry("llama3", "8B", Some("llama3_8b"))
-        }
-        (Family::Llama, 80, 8192) if model.vocab == 128_256 => {
-            entry("llama3", "70B", Some("llama3_70b"))
-        }
-        (Family::Llama, 126, 16384) => entry("llama3", "405B", Some("llama3_405b")),
-        (Family::Llama, 36, 4096) if model.vocab == 151_936 => entry("qwen3", "8B", None),
-        (Family::Llama, 64, 5120) if model.vocab == 151_936 && model.attention.kv_heads() == 8 => {
-            entry("qwen3", "32B", Some("qwen3_32b"))
-        }
-        (Family::QwenMoe, 48, 2048) => entry("qwen3", "30B-A3B", Some("qwen3_30b_a3b")),
-        (Family::QwenMoe, 94, 4096) => entry("qwen3", "235B-A22B", None),
-        (Family::DeepSeek, 27, 2048) => entry("deepseek_v3", "16B", Some("deepseek_v3_16b")),
-        (Family::DeepSeek, 60, 5120) => entry("deepseek_v3", "236B", None),
-        (Family::DeepSeek, 61, 7168) => entry("deepseek_v3", "671B", Some("deepseek_v3_671b")),
-        (Family::GptOss, 24, _) => entry("gpt_oss", "20b", Some("gpt_oss_20b")),
-        (Family::GptOss, 36, _) => entry("gpt_oss", "120b", Some("gpt_oss_120b")),
-        _ => return None,
-    })
+    flavors(edition).into_iter().find(same)
 }
 
-/// The torchtitan model nearest to a family; none where its layers differ from all of them.
-pub(super) fn family_module(model: &ModelConfig) -> Option<&'static str> {
-    match model.family {
-        Family::QwenMoe => Some("qwen3"),
-        Family::DeepSeek => Some("deepseek_v3"),
-        Family::GptOss => Some("gpt_oss"),
-        Family::Starcoder2 => None,
-        Family::Gpt2
-        | Family::Opt
-        | Family::Bloom
-        | Family::GptNeox
-        | Family::Falcon
-        | Family::Mpt
-        | Family::Llama
-        | Family::Phi3
-        | Family::Mixtral => Some("llama3"),
+/// What tells a Qwen3 from a Llama.
+fn qk_norm(model: &ModelConfig) -> bool {
+    matches!(
+        model.attention.kind,
+        AttentionKind::Grouped { qk_norm: true, .. }
+    )
+}
+
+/// Every flavor of an edition.
+pub(super) fn flavors(edition: Edition) -> Vec<Flavor> {
+    let mut all = llamas(edition);
+    all.extend(qwens());
+    all.extend(deepseeks());
+    all.extend(
+        [("20b", 24, 32), ("120b", 36, 128)].map(|(name, layers, experts)| Flavor {
+            module: "gpt_oss",
+            name,
+            function: if experts == 32 {
+                "gpt_oss_20b"
+            } else {
+                "gpt_oss_120b"
+            },
+            model: gpt_oss(layers, experts),
+        }),
+    );
+    all
+}
+
+fn llamas(edition: Edition) -> Vec<Flavor> {
+    let flavor = |name, function, sizes: [u64; 4], tied| {
+        let [layers, hidden, heads, ffn] = sizes;
+        let mut model = decoder(Family::Llama, layers, hidden, 128_256);
+        model.tied_embeddings = tied;
+        model.attention.heads = heads;
+        model.attention.kind = grouped(8, hidden / heads, false);
+        model.position = Position::Rope {
+            dims: hidden / heads,
+        };
+        model.mlp.ffn = ffn;
+        model.constants.rope_theta = 500_000.0;
+        model.constants.rope_scaling = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original: 8192.0,
+        };
+        Flavor {
+            module: "llama3",
+            name,
+            function,
+            model,
+        }
+    };
+    let mut all = vec![
+        flavor("8B", "llama3_8b", [32, 4096, 32, 14_336], false),
+        flavor("70B", "llama3_70b", [80, 8192, 64, 28_672], false),
+        flavor("405B", "llama3_405b", [126, 16_384, 128, 53_248], false),
+    ];
+    if edition != Edition::Toml02 {
+        all.push(flavor("1B", "llama3_8b", [16, 2048, 32, 8192], true));
+        all.push(flavor("3B", "llama3_8b", [28, 3072, 24, 8192], true));
+    }
+    all
+}
+
+fn qwens() -> Vec<Flavor> {
+    let qwen = |family, layers, hidden, heads, kv_heads| {
+        let mut model = decoder(family, layers, hidden, 151_936);
+        model.attention.heads = heads;
+        model.attention.kind = grouped(kv_heads, 128, true);
+        model.position = Position::Rope { dims: 128 };
+        model.constants.norm_epsilon = 1e-6;
+        model.constants.rope_theta = 1e6;
+        model
+    };
+    let dense = |(name, [layers, hidden, heads, ffn], tied): (&'static str, [u64; 4], bool)| {
+        let mut model = qwen(Family::Llama, layers, hidden, heads, 8);
+        model.mlp.ffn = ffn;
+        model.tied_embeddings = tied;
+        (name, model)
+    };
+    let sparse = |(name, [layers, hidden, heads, ffn], theta): (&'static str, [u64; 4], f64)| {
+        let mut model = qwen(Family::QwenMoe, layers, hidden, heads, 4);
+        model.moe = Some(experts(128, 8, ffn));
+        model.constants.rope_theta = theta;
+        (name, model)
+    };
+    let dense = [
+        ("0.6B", [28, 1024, 16, 3072], true),
+        ("1.7B", [28, 2048, 16, 6144], true),
+        ("4B", [36, 2560, 32, 9728], true),
+        ("8B", [36, 4096, 32, 12_288], false),
+        ("14B", [40, 5120, 40, 17_408], false),
+        ("32B", [64, 5120, 64, 25_600], false),
+    ]
+    .map(dense);
+    let sparse = [
+        ("30B-A3B", [48, 2048, 32, 768], 1e6),
+        ("235B-A22B", [94, 4096, 64, 1536], 5e6),
+    ]
+    .map(sparse);
+    let flavor = |(name, model): (&'static str, ModelConfig)| Flavor {
+        module: "qwen3",
+        name,
+        function: if model.moe.is_some() {
+            "qwen3_30b_a3b"
+        } else {
+            "qwen3_32b"
+        },
+        model,
+    };
+    dense.into_iter().chain(sparse).map(flavor).collect()
+}
+
+fn deepseeks() -> Vec<Flavor> {
+    let flavor = |name, function, [layers, hidden, heads, ffn]: [u64; 4], mscale: f64| {
+        let mut model = decoder(Family::DeepSeek, layers, hidden, 102_400);
+        model.attention.heads = heads;
+        model.attention.kind = AttentionKind::Latent {
+            q_lora_rank: Some(1536),
+            kv_lora_rank: 512,
+            qk_nope_dim: 128,
+            qk_rope_dim: 64,
+            v_dim: 128,
+        };
+        model.position = Position::Rope { dims: 64 };
+        model.mlp.ffn = ffn;
+        let temperature = 0.1 * mscale * 40f64.ln() + 1.0;
+        model.constants.attention_scale = Some(temperature.powi(2) / 192f64.sqrt());
+        model.constants.rope_neighbours = true;
+        model.constants.rope_scaling = RopeScaling::Yarn {
+            factor: 40.0,
+            original: 4096.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            attention: 1.0,
+            whole_pairs: true,
+        };
+        Flavor {
+            module: "deepseek_v3",
+            name,
+            function,
+            model,
+        }
+    };
+    let chosen = |sigmoid, scale, groups, best_groups| Router {
+        sigmoid,
+        normalise: sigmoid,
+        scale,
+        groups,
+        best_groups,
+    };
+    let moe = |of: Moe, shared_ffn, first_dense| Moe {
+        shared_ffn,
+        first_dense,
+        ..of
+    };
+    let mut small = flavor("16B", "deepseek_v3_16b", [27, 2048, 16, 10_944], 0.7);
+    if let AttentionKind::Latent { q_lora_rank, .. } = &mut small.model.attention.kind {
+        *q_lora_rank = None;
+    }
+    small.model.moe = Some(moe(experts(64, 6, 1408), 2816, 1));
+    small.model.constants.router = chosen(false, 1.0, 1, 1);
+    let mut middle = flavor("236B", "deepseek_v3_16b", [60, 5120, 128, 12_288], 1.0);
+    middle.model.moe = Some(moe(experts(160, 6, 1536), 3072, 1));
+    middle.model.constants.router = chosen(false, 16.0, 8, 3);
+    let mut large = flavor("671B", "deepseek_v3_671b", [61, 7168, 128, 18_432], 1.0);
+    large.model.vocab = 129_280;
+    large.model.moe = Some(Moe {
+        router_correction_bias: true,
+        ..moe(experts(256, 8, 2048), 2048, 3)
+    });
+    large.model.constants.router = chosen(true, 2.5, 8, 4);
+    vec![small, middle, large]
+}
+
+fn gpt_oss(layers: u64, count: u64) -> ModelConfig {
+    let mut model = decoder(Family::GptOss, layers, 2880, 201_088);
+    model.attention = Attention {
+        heads: 64,
+        kind: grouped(8, 64, false),
+        qkv_bias: true,
+        out_bias: true,
+        window: WindowPattern::Alternating {
+            window: 128,
+            period: 2,
+        },
+        sinks: true,
+    };
+    model.position = Position::Rope { dims: 64 };
+    model.mlp.ffn = 2880;
+    model.moe = Some(Moe {
+        bias: true,
+        ..experts(count, 4, 2880)
+    });
+    model.constants.rope_theta = 150_000.0;
+    model.constants.rope_scaling = RopeScaling::Yarn {
+        factor: 32.0,
+        original: 4096.0,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        attention: 0.1 * 32f64.ln() + 1.0,
+        whole_pairs: false,
+    };
+    model.constants.bounded_glu = Some(7.0);
+    model
+}
+
+/// What torchtitan's decoders share: RMSNorm of epsilon 1e-5, gated SiLU, no biases, rotary positions.
+fn decoder(family: Family, layers: u64, hidden: u64, vocab: u64) -> ModelConfig {
+    ModelConfig {
+        name: String::new(),
+        family,
+        hidden,
+        layers,
+        vocab,
+        tied_embeddings: false,
+        head_bias: false,
+        norm: Norm {
+            kind: NormKind::RmsNorm,
+            bias: false,
+        },
+        embedding_norm: false,
+        position: Position::Absent,
+        attention: Attention {
+            heads: 1,
+            kind: grouped(1, 1, false),
+            qkv_bias: false,
+            out_bias: false,
+            window: WindowPattern::Full,
+            sinks: false,
+        },
+        mlp: Mlp {
+            ffn: 0,
+            activation: Activation::Silu,
+            gated: true,
+            bias: false,
+            fused_gate_up: false,
+        },
+        moe: None,
+        residual: Residual::Sequential,
+        hidden_dropout: 0.0,
+        attention_dropout: 0.0,
+        mtp_layers: 0,
+        max_position: 0,
+        constants: ModelConstants::default(),
+        stored_as: None,
+    }
+}
+
+fn grouped(kv_heads: u64, head_dim: u64, qk_norm: bool) -> AttentionKind {
+    AttentionKind::Grouped {
+        kv_heads,
+        head_dim,
+        qk_norm,
+        projections: Projections::Separate,
+    }
+}
+
+fn experts(experts: u64, top_k: u64, expert_ffn: u64) -> Moe {
+    Moe {
+        experts,
+        top_k,
+        expert_ffn,
+        shared_ffn: 0,
+        shared_gate: false,
+        first_dense: 0,
+        every: 1,
+        bias: false,
+        router_correction_bias: false,
     }
 }

@@ -1,9 +1,14 @@
 //! nanotron: its YAML.
 
-use catalog::model::{Activation, Family, ModelConfig, NormKind, Position};
-use catalog::{AxisOrder, CpKind, Precision, ScheduleKind, Zero};
+mod model;
+mod rewrites;
 
-use super::job::{ExportedFile, Job, heading};
+use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, Zero};
+
+use self::model::model;
+use super::assumptions::unmet;
+use super::inputs::Input;
+use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
 use super::refusal::Limits;
 use crate::config::{Node, Value, write};
@@ -22,64 +27,114 @@ pub(crate) fn program() -> Program {
     }
 }
 
-pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<ExportedFile> {
+pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     let (d, w) = (job.decisions, job.workload);
     refuse(job, limits);
+    limits.unmet = unmet(&job.runtime.rewrites, |rewrite| {
+        rewrites::stance(rewrite, job)
+    });
     let mut root = Node::table();
     root.set("general.project", "vescale-plan");
     root.set("general.run", job.id);
-    let axis = |key: &str| format!("parallelism.{key}");
-    root.set(&axis("dp"), d.dp());
-    root.set(&axis("pp"), d.pp);
-    root.set(&axis("tp"), d.tp);
-    root.set(&axis("context_parallel_size"), d.cp);
-    root.set(&axis("expert_parallel_size"), 1);
-    let engine = if d.schedule == ScheduleKind::GPipe {
-        "afab"
-    } else {
-        "1f1b"
-    };
-    root.set(&axis("pp_engine"), engine);
-    let mode = if d.sequence_parallel {
-        "REDUCE_SCATTER"
-    } else {
-        "ALL_REDUCE"
-    };
-    root.set(&axis("tp_mode"), mode);
-    root.set(
-        &axis("tp_linear_async_communication"),
-        d.overlap.tensor_parallel && d.tp > 1,
-    );
-    root.set(&axis("recompute_layer"), d.recompute == Recompute::Full);
+    parallelism(d, &mut root);
     let dtype = match w.precision {
         Precision::Fp32 => "float32",
         Precision::Fp16 => "float16",
         Precision::Bf16 | Precision::Fp8 => "bfloat16",
     };
     root.set("model.dtype", dtype);
-    root.set(
-        "model.init_method.std",
-        job.model.constants.initializer_range,
-    );
     root.set("model.make_vocab_size_divisible_by", 1);
-    model(job.model, d, &mut root);
-    root.set("optimizer.zero_stage", u64::from(u8::from(d.zero)));
+    model(job, &mut root, limits);
     optimizer(&mut root);
-    root.set("tokenizer.tokenizer_name_or_path", job.model_name);
+    let tokenizer = "folder or hub name of the tokenizer";
+    let tokenizer = limits.input(&job.inputs, Input::Tokenizer, tokenizer);
+    root.set("tokenizer.tokenizer_name_or_path", tokenizer);
     root.set("tokens.sequence_length", w.seq_len);
-    root.set("tokens.micro_batch_size", d.micro_batch);
-    root.set("tokens.batch_accumulation_per_replica", d.num_micro_batches);
     root.set("tokens.train_steps", 100);
-    limits.note(true, "the learning rate, train_steps, tokenizer and data stages in nanotron.yaml are yours to set");
+    data(job, &mut root, limits);
+    limits.note(
+        true,
+        "the learning rate and train_steps in nanotron.yaml are an example's: set your own",
+    );
     limits.note(
         d.pp > 1,
         "nanotron places layers by their cost, not by the plan's stages",
     );
-    vec![ExportedFile {
-        name: FILE.to_owned(),
-        text: format!("# {}\n{}", heading(job), write::yaml(&root)),
-        executable: false,
-    }]
+    vec![Draft::new(FILE, Heading::Hash, write::yaml(&root))]
+}
+
+/// One stage of training, on one dataset.
+fn data(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
+    let data = "hub name or path of the dataset, with a column `text`";
+    let data = limits.input(&job.inputs, Input::Data, data);
+    let mut stage = Node::table();
+    stage.set("name", "stable");
+    stage.set("start_training_step", 1);
+    stage.set("data.dataset.hf_dataset_or_datasets", data);
+    stage.set("data.dataset.text_column_name", "text");
+    stage.set("data.num_loading_workers", 1);
+    stage.set("data.seed", 42);
+    root.set("data_stages", Value::List(vec![stage]));
+}
+
+fn parallelism(d: &Decisions, root: &mut Node) {
+    let Decisions {
+        tp,
+        pp,
+        // Refused above 1.
+        vpp: _,
+        cp,
+        // Refused unless keys and values are gathered.
+        cp_kind: _,
+        // Refused above 1.
+        ep: _,
+        etp: _,
+        dp_shard,
+        dp_replicate,
+        zero,
+        // ZeRO-3's, which is refused.
+        reshard_after_forward: _,
+        sequence_parallel,
+        micro_batch,
+        num_micro_batches,
+        recompute,
+        schedule,
+        // Refused unless it is the mesh's.
+        axis_order: _,
+        // Refused unless they are even.
+        stages: _,
+        overlap:
+            Overlap {
+                // Of data parallelism and pipelines: it has no switches.
+                grad_reduce: _,
+                param_gather: _,
+                pipeline: _,
+                tensor_parallel,
+            },
+    } = d;
+    let mut axis = |key: &str, value: Value| root.set(&format!("parallelism.{key}"), value);
+    axis("dp", (dp_shard * dp_replicate).into());
+    axis("pp", (*pp).into());
+    axis("tp", (*tp).into());
+    axis("context_parallel_size", (*cp).into());
+    axis("expert_parallel_size", 1.into());
+    let afab = *schedule == ScheduleKind::GPipe;
+    axis("pp_engine", if afab { "afab" } else { "1f1b" }.into());
+    let scatter = *sequence_parallel;
+    let mode = if scatter {
+        "REDUCE_SCATTER"
+    } else {
+        "ALL_REDUCE"
+    };
+    axis("tp_mode", mode.into());
+    axis(
+        "tp_linear_async_communication",
+        (*tensor_parallel && *tp > 1).into(),
+    );
+    axis("recompute_layer", (*recompute == Recompute::Full).into());
+    root.set("optimizer.zero_stage", u64::from(u8::from(*zero)));
+    root.set("tokens.micro_batch_size", *micro_batch);
+    root.set("tokens.batch_accumulation_per_replica", *num_micro_batches);
 }
 
 /// nanotron's file is complete only with an optimizer; these are its example's values.
@@ -100,53 +155,8 @@ fn optimizer(root: &mut Node) {
     root.set(&format!("{rate}.min_decay_lr"), 0.00001);
 }
 
-fn model(model: &ModelConfig, d: &Decisions, root: &mut Node) {
-    let mut set = |key: &str, value: Value| root.set(&format!("model.model_config.{key}"), value);
-    // Ring attention and experts are of nanotron's Qwen2, which holds Llama as a case.
-    let qwen = d.cp > 1 || model.attention.qkv_bias || model.moe.is_some();
-    set(
-        if qwen {
-            "is_qwen2_config"
-        } else {
-            "is_llama_config"
-        },
-        true.into(),
-    );
-    set("hidden_size", model.hidden.into());
-    set("intermediate_size", model.mlp.ffn.into());
-    set("num_hidden_layers", model.layers.into());
-    set("num_attention_heads", model.attention.heads.into());
-    set("num_key_value_heads", model.attention.kv_heads().into());
-    set("vocab_size", model.vocab.into());
-    set("max_position_embeddings", model.max_position.into());
-    set("tie_word_embeddings", model.tied_embeddings.into());
-    set("rms_norm_eps", model.constants.norm_epsilon.into());
-    set("rope_theta", model.constants.rope_theta.into());
-    set("hidden_act", "silu".into());
-    set("attention_bias", model.attention.qkv_bias.into());
-    if d.cp > 1 {
-        set("_attn_implementation", "llama3_ring_attention".into());
-    }
-    if let Some(moe) = model.moe {
-        set("moe_config.num_experts", moe.experts.into());
-        set("moe_config.top_k", moe.top_k.into());
-        set("moe_config.moe_intermediate_size", moe.expert_ffn.into());
-        set(
-            "moe_config.enable_shared_expert",
-            (moe.shared_ffn > 0).into(),
-        );
-        if moe.shared_ffn > 0 {
-            set(
-                "moe_config.shared_expert_intermediate_size",
-                moe.shared_ffn.into(),
-            );
-        }
-    }
-}
-
 fn refuse(job: &Job<'_>, limits: &mut Limits) {
     let d = job.decisions;
-    refuse_model(job.model, limits);
     limits.refuse(
         d.ep > 1 || d.etp > 1,
         format!("ep={}, etp={}", d.ep, d.etp),
@@ -187,21 +197,6 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
         job.workload.precision == Precision::Fp8,
         "precision fp8",
         "its configuration has no fp8 training",
-        None,
-    );
-}
-
-fn refuse_model(m: &ModelConfig, limits: &mut Limits) {
-    let llama = matches!(
-        m.family,
-        Family::Llama | Family::Phi3 | Family::Mixtral | Family::QwenMoe
-    ) && m.norm.kind == NormKind::RmsNorm
-        && m.mlp.activation == Activation::Silu
-        && matches!(m.position, Position::Rope { .. });
-    limits.refuse(
-        !llama,
-        format!("model {}", m.name),
-        "it has Llama and Qwen2 models only",
         None,
     );
 }

@@ -1,0 +1,111 @@
+//! What a prediction assumed and a target does otherwise, priced: the difference in seconds and bytes.
+
+use catalog::{Bytes, Seconds};
+use costmodel::{CostModel, Scenario};
+use interop::export::Assumption;
+use plans::Strategy;
+use serde::Serialize;
+
+use crate::commands::plan::Loaded;
+
+/// An assumption not met, with what it costs.
+#[derive(Serialize)]
+pub(crate) struct AssumptionJson {
+    rewrite: String,
+    performed: bool,
+    why: String,
+    /// Step time under the target less the predicted one; none where it cannot be predicted.
+    step_time_difference_s: Option<f64>,
+    /// Peak memory, likewise.
+    peak_memory_difference_bytes: Option<f64>,
+}
+
+/// Assumptions of a plan that a target does not meet, each priced alone.
+pub(crate) fn priced(loaded: &Loaded, unmet: &[Assumption]) -> Vec<AssumptionJson> {
+    let usual = predicted(loaded, &[]);
+    let difference = |assumption: &Assumption| {
+        let (time, memory) = usual?;
+        let (other_time, other_memory) = predicted(loaded, std::slice::from_ref(assumption))?;
+        Some((
+            other_time.0 - time.0,
+            other_memory.as_f64() - memory.as_f64(),
+        ))
+    };
+    let json = |assumption: &Assumption| {
+        let Assumption {
+            rewrite,
+            performed,
+            why,
+        } = assumption;
+        let difference = difference(assumption);
+        AssumptionJson {
+            rewrite: rewrite.name(),
+            performed: *performed,
+            why: why.clone(),
+            step_time_difference_s: difference.map(|(time, _)| time),
+            peak_memory_difference_bytes: difference.map(|(_, memory)| memory),
+        }
+    };
+    unmet.iter().map(json).collect()
+}
+
+/// One sentence for each assumption that matters, and one for all of them together.
+pub(crate) fn sentences(
+    loaded: &Loaded,
+    unmet: &[Assumption],
+    priced: &[AssumptionJson],
+) -> Vec<String> {
+    let Some((usual, _)) = predicted(loaded, &[]) else {
+        return Vec::new();
+    };
+    let least = usual.0 * 1e-4;
+    let matters = |a: &&AssumptionJson| {
+        a.step_time_difference_s.is_none_or(|s| s.abs() > least)
+            || a.peak_memory_difference_bytes.is_none_or(|b| b.abs() > 1e6)
+    };
+    let mut sentences: Vec<String> = priced.iter().filter(matters).map(sentence).collect();
+    if sentences.len() > 1
+        && let Some((time, _)) = predicted(loaded, unmet)
+    {
+        sentences.push(format!(
+            "with all that the prediction assumed otherwise a step takes {time} instead of {usual}"
+        ));
+    }
+    sentences
+}
+
+fn sentence(a: &AssumptionJson) -> String {
+    let assumed = if a.performed { "without" } else { "with" };
+    let cost = match (a.step_time_difference_s, a.peak_memory_difference_bytes) {
+        (Some(seconds), Some(bytes)) => {
+            format!(
+                "{:+.1} ms a step, {:+.2} GiB",
+                seconds * 1e3,
+                bytes / 1024f64.powi(3)
+            )
+        }
+        _ => "not predicted".to_owned(),
+    };
+    format!("predicted {assumed} {}, but {} ({cost})", a.rewrite, a.why)
+}
+
+/// Step time and peak memory where these rewrites are as the target has them.
+fn predicted(loaded: &Loaded, unmet: &[Assumption]) -> Option<(Seconds, Bytes)> {
+    let scenario = loaded.costs.scenario();
+    let mut runtime = scenario.runtime.clone();
+    for assumption in unmet {
+        if assumption.performed {
+            runtime.rewrites.insert(assumption.rewrite);
+        } else {
+            runtime.rewrites.remove(&assumption.rewrite);
+        }
+    }
+    let other = Scenario {
+        runtime,
+        ..scenario.clone()
+    };
+    let costs = CostModel::new(other).ok()?;
+    let strategy: &Strategy = &loaded.strategy;
+    let prediction = costs.predict(strategy).ok()?;
+    Some((prediction.step_time, prediction.peak_memory))
+}

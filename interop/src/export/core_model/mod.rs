@@ -1,0 +1,387 @@
+//! A model as the fields of Megatron-Core's configuration (`TransformerConfig`, `MLATransformerConfig`, `GPTModel`), which
+//! Megatron-LM's options and Megatron Bridge's providers both fill in. Every field of the model is taken apart here: it is
+//! written, or the model is refused by that field's name.
+
+mod positions;
+
+pub(crate) use self::positions::{temperature, tidy};
+
+use catalog::model::{
+    Activation, Attention, AttentionKind, Mlp, ModelConfig, ModelConstants, Moe, Norm, NormKind,
+    Residual, Router, WindowPattern,
+};
+
+use self::positions::Positions;
+use super::refusal::Limits;
+use crate::config::{Node, Value};
+
+/// What fills the configuration in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// The options of `pretrain_gpt.py`, which do not reach every field.
+    Options,
+    /// A provider's fields, all of them.
+    Provider,
+}
+
+/// One field of the configuration.
+pub(crate) type Field = (&'static str, Value);
+
+struct Core<'a> {
+    reach: Reach,
+    limits: &'a mut Limits,
+    fields: Vec<Field>,
+}
+
+/// The fields that make Megatron-Core build this model, for sequences of `seq_len` tokens; what it cannot build is
+/// refused.
+pub(crate) fn fields(
+    model: &ModelConfig,
+    seq_len: u64,
+    reach: Reach,
+    limits: &mut Limits,
+) -> Vec<Field> {
+    let ModelConfig {
+        // These three say how weights are stored and named, not what is computed.
+        name: _,
+        family: _,
+        stored_as: _,
+        hidden,
+        layers,
+        vocab,
+        tied_embeddings,
+        head_bias,
+        norm,
+        embedding_norm,
+        position,
+        attention,
+        mlp,
+        moe,
+        residual,
+        hidden_dropout,
+        attention_dropout,
+        mtp_layers,
+        max_position,
+        constants,
+    } = model;
+    let ModelConstants {
+        norm_epsilon,
+        rope_theta,
+        rope_scaling,
+        local_rope_theta,
+        gelu_tanh,
+        norm_from_one,
+        embedding_scale,
+        attention_scale,
+        attention_cap,
+        logit_cap,
+        rope_neighbours,
+        router,
+        bounded_glu,
+        initializer_range,
+    } = constants;
+    let mut core = Core {
+        reach,
+        limits,
+        fields: Vec::new(),
+    };
+    core.set("num_layers", *layers);
+    core.set("hidden_size", *hidden);
+    core.set("vocab_size", *vocab);
+    core.set("share_embeddings_and_output_weights", *tied_embeddings);
+    core.set("init_method_std", *initializer_range);
+    core.lacks(*head_bias, "head_bias", "its output layer has no bias");
+    core.lacks(
+        *embedding_norm,
+        "embedding_norm",
+        "no norm follows its embedding",
+    );
+    core.lacks(
+        *embedding_scale != 1.0,
+        format_args!("embedding_scale {embedding_scale}"),
+        "it does not scale embeddings (except with µP)",
+    );
+    core.lacks(
+        attention_cap.is_some() || logit_cap.is_some(),
+        "attention_cap, logit_cap",
+        "it has no soft caps",
+    );
+    core.norm(*norm, *norm_epsilon, *norm_from_one, *residual);
+    core.attention(attention);
+    core.positions(
+        attention,
+        &Positions {
+            position: *position,
+            theta: *rope_theta,
+            scaling: *rope_scaling,
+            local_theta: *local_rope_theta,
+            neighbours: *rope_neighbours,
+            scale: *attention_scale,
+            longest: seq_len.max(*max_position),
+        },
+        seq_len,
+    );
+    let dense = (0..*layers).any(|layer| !moe.is_some_and(|m| m.is_moe_layer(layer)));
+    core.mlp(*mlp, *gelu_tanh, *bounded_glu, dense);
+    core.biases(attention, mlp.bias, *moe, dense);
+    core.set("hidden_dropout", *hidden_dropout);
+    core.set("attention_dropout", *attention_dropout);
+    if let Some(moe) = moe {
+        core.experts(*moe, *layers);
+        core.router(*moe, *router);
+    }
+    if *mtp_layers > 0 {
+        core.set("mtp_num_layers", *mtp_layers);
+    }
+    core.fields
+}
+
+impl Core<'_> {
+    fn set(&mut self, name: &'static str, value: impl Into<Value>) {
+        self.fields.push((name, value.into()));
+    }
+
+    fn lacks(&mut self, refused: bool, field: impl std::fmt::Display, why: &str) {
+        self.limits.refuse_model(refused, field, why);
+    }
+
+    /// Refuses what only a provider's field reaches.
+    fn unreached(&mut self, refused: bool, field: impl std::fmt::Display, why: &str) {
+        self.lacks(refused && self.reach == Reach::Options, field, why);
+    }
+
+    fn norm(&mut self, norm: Norm, epsilon: f64, from_one: bool, residual: Residual) {
+        let Norm { kind, bias } = norm;
+        let (name, has_bias) = match kind {
+            NormKind::RmsNorm => ("RMSNorm", false),
+            NormKind::LayerNorm => ("LayerNorm", true),
+        };
+        self.lacks(
+            bias != has_bias,
+            format_args!("norm.bias {bias}"),
+            "its LayerNorm has a bias, its RMSNorm has none",
+        );
+        self.set("normalization", name);
+        self.set("layernorm_epsilon", epsilon);
+        self.set("layernorm_zero_centered_gamma", from_one);
+        match residual {
+            Residual::Sequential => {}
+            Residual::Parallel { shared_norm: _ } => self.lacks(
+                true,
+                "residual parallel",
+                "attention and MLP follow one another",
+            ),
+            Residual::Sandwich => {
+                self.lacks(
+                    true,
+                    "residual sandwich",
+                    "no norm follows attention and MLP",
+                );
+            }
+        }
+    }
+
+    fn attention(&mut self, attention: &Attention) {
+        let Attention {
+            heads,
+            kind,
+            // Together with those of the MLP.
+            qkv_bias: _,
+            out_bias: _,
+            window,
+            sinks,
+        } = attention;
+        self.set("num_attention_heads", *heads);
+        match kind {
+            AttentionKind::Grouped {
+                kv_heads,
+                head_dim,
+                qk_norm,
+                // One fused weight, whatever the hub stores.
+                projections: _,
+            } => {
+                self.set("multi_latent_attention", false);
+                if kv_heads != heads || self.reach == Reach::Provider {
+                    self.set("num_query_groups", *kv_heads);
+                }
+                self.set("kv_channels", *head_dim);
+                self.set("qk_layernorm", *qk_norm);
+            }
+            AttentionKind::Latent {
+                q_lora_rank,
+                kv_lora_rank,
+                qk_nope_dim,
+                qk_rope_dim,
+                v_dim,
+            } => {
+                self.set("multi_latent_attention", true);
+                self.set("q_lora_rank", q_lora_rank.map_or(Value::Null, Value::from));
+                self.set("kv_lora_rank", *kv_lora_rank);
+                self.set("qk_head_dim", *qk_nope_dim);
+                self.set("qk_pos_emb_head_dim", *qk_rope_dim);
+                self.set("v_head_dim", *v_dim);
+                self.set("qk_layernorm", true);
+            }
+        }
+        let softmax = if *sinks { "learnable" } else { "vanilla" };
+        self.set("softmax_type", softmax);
+        match *window {
+            WindowPattern::Full => {}
+            WindowPattern::All { window } => self.window(window),
+            WindowPattern::Alternating { window, period } => {
+                self.window(window);
+                self.set("window_attn_skip_freq", period);
+            }
+        }
+    }
+
+    /// A window of Megatron-Core counts the tokens before this one.
+    fn window(&mut self, window: u64) {
+        let sides = [window - 1, 0].map(|side| Node::made(side)).to_vec();
+        self.set("window_size", Value::List(sides));
+    }
+
+    fn mlp(&mut self, mlp: Mlp, gelu_tanh: bool, bounded: Option<f64>, dense: bool) {
+        let Mlp {
+            ffn,
+            activation,
+            gated,
+            bias,
+            // One fused weight, whatever the hub stores.
+            fused_gate_up: _,
+        } = mlp;
+        self.set("ffn_hidden_size", ffn);
+        self.set("gated_linear_unit", gated);
+        if let Some(bound) = bounded {
+            // `g·σ(1.702·g)·(u + 1)` with both bounded: Megatron-Core's quick GEGLU.
+            self.lacks(dense, "bounded_glu", "its bounds hold for all layers");
+            self.set("activation_func", "quick_gelu");
+            self.set("activation_func_clamp_value", bound);
+            self.set("glu_linear_offset", 1.0);
+            return;
+        }
+        let name = match activation {
+            Activation::Silu => "silu",
+            Activation::Relu2 => "squared_relu",
+            Activation::Gelu => "gelu",
+            Activation::Relu => "relu",
+        };
+        self.set("activation_func", name);
+        let by_option = match activation {
+            Activation::Silu => gated,
+            Activation::Relu2 | Activation::Gelu => !gated,
+            Activation::Relu => false,
+        };
+        let what = format!(
+            "mlp.activation {name}{}",
+            if gated { ", gated" } else { "" }
+        );
+        self.unreached(!by_option, &what, "no option makes this activation");
+        if activation == Activation::Gelu {
+            // Its GELU is exact, and by tanh where bias and GELU are fused.
+            self.lacks(
+                gelu_tanh && (gated || !bias),
+                "gelu_tanh",
+                "only the fused bias and GELU is by tanh",
+            );
+            self.set("bias_activation_fusion", gelu_tanh);
+        } else if activation != Activation::Silu {
+            // Only GELU and SiLU are fused with their biases.
+            self.set("bias_activation_fusion", false);
+        }
+    }
+
+    /// Megatron-Core has biases in all linear layers, in those of queries, keys and values, or in none.
+    fn biases(&mut self, attention: &Attention, mlp: bool, moe: Option<Moe>, dense: bool) {
+        let (qkv_bias, out_bias) = (attention.qkv_bias, attention.out_bias);
+        let mut others = vec![out_bias];
+        others.extend(dense.then_some(mlp));
+        others.extend(moe.map(|moe| moe.bias));
+        let all = out_bias && qkv_bias;
+        let alike = others.iter().all(|&bias| bias == all);
+        self.lacks(
+            !alike,
+            "attention.out_bias, mlp.bias, moe.bias",
+            "biases are in all linear layers, in those of queries, keys and values, or in none",
+        );
+        self.set("add_bias_linear", all);
+        self.set("add_qkv_bias", qkv_bias);
+    }
+
+    fn experts(&mut self, moe: Moe, layers: u64) {
+        let Moe {
+            experts,
+            top_k,
+            expert_ffn,
+            shared_ffn,
+            shared_gate,
+            first_dense: _,
+            every: _,
+            // With all other biases.
+            bias: _,
+            // With the router.
+            router_correction_bias: _,
+        } = moe;
+        self.set("num_moe_experts", experts);
+        self.set("moe_router_topk", top_k);
+        self.set("moe_ffn_hidden_size", expert_ffn);
+        self.set("moe_grouped_gemm", true);
+        if shared_ffn > 0 {
+            self.set("moe_shared_expert_intermediate_size", shared_ffn);
+        }
+        self.set("moe_shared_expert_gate", shared_gate);
+        let layers = (0..layers).map(|layer| Node::made(u64::from(moe.is_moe_layer(layer))));
+        self.set("moe_layer_freq", Value::List(layers.collect()));
+    }
+
+    fn router(&mut self, moe: Moe, router: Router) {
+        let Router {
+            sigmoid,
+            normalise,
+            scale,
+            groups,
+            best_groups,
+        } = router;
+        let score = if sigmoid { "sigmoid" } else { "softmax" };
+        self.set("moe_router_score_function", score);
+        self.lacks(
+            sigmoid && !normalise && moe.top_k > 1,
+            "router.normalise false",
+            "sigmoids of the chosen experts are normalised",
+        );
+        // Softmax over the chosen logits is the softmax over all, normalised.
+        let grouped = groups > 1;
+        self.lacks(
+            !sigmoid && normalise && grouped,
+            "router.groups with router.normalise",
+            "normalised softmax chooses groups by logits",
+        );
+        self.set("moe_router_pre_softmax", !sigmoid && !normalise);
+        if scale != 1.0 {
+            self.set("moe_router_topk_scaling_factor", scale);
+        }
+        if grouped {
+            // A group's score is the sum of its best top_k / best_groups; models add its two best, or take the best.
+            let summed = if sigmoid { 2 } else { 1 };
+            self.lacks(
+                moe.top_k / best_groups.max(1) != summed,
+                format_args!("router.groups {groups}"),
+                "it scores a group by the sum of its best top_k / best_groups experts",
+            );
+            self.set("moe_router_num_groups", groups);
+            self.set("moe_router_group_topk", best_groups);
+        }
+        self.lacks(
+            moe.router_correction_bias && !sigmoid,
+            "moe.router_correction_bias",
+            "its expert bias needs sigmoids",
+        );
+        self.set("moe_router_enable_expert_bias", moe.router_correction_bias);
+        if moe.router_correction_bias {
+            // DeepSeek-V3's rate (DeepSeek-AI 2024, §4.2), and Megatron-Core's default.
+            self.set("moe_router_bias_update_rate", 0.001);
+        }
+        // The model declares no auxiliary loss; Megatron-Core's coefficient is 0 unless it is set.
+        self.set("moe_aux_loss_coeff", 0.0);
+    }
+}

@@ -1,0 +1,105 @@
+//! Fields of Megatron-Core's configuration as options of Megatron-LM's command line
+//! (`megatron/training/arguments.py`).
+
+use super::core_model::Field;
+use super::flag::Flag;
+use crate::config::{Node, Value};
+
+/// The options that set these fields of a model; `tp` ranks share the vocabulary.
+pub(crate) fn options(fields: &[Field], model: &[Field], tp: u64) -> Vec<Flag> {
+    let activation = model.iter().find(|(name, _)| *name == "activation_func");
+    let activation = match activation {
+        Some((_, Value::Str(name))) => name.as_str(),
+        _ => "gelu",
+    };
+    let mut flags = Vec::new();
+    for (name, value) in fields {
+        flags.extend(option(name, value, activation));
+        if let ("vocab_size", Value::Int(vocab)) = (*name, value) {
+            // Whatever the tokenizer holds, the table has the model's rows, and as many more as tp asks for.
+            let rows = vocab.unsigned_abs().div_ceil(tp) * tp;
+            flags.push(Flag::value("--padded-vocab-size", rows));
+        }
+    }
+    flags
+}
+
+fn option(field: &str, value: &Value, activation: &str) -> Vec<Flag> {
+    let switch = |name: &str, on: bool| on.then(|| Flag::switch(name)).into_iter().collect();
+    let valued = |name: &str| vec![Flag::value(name, scalar(value))];
+    match (field, value) {
+        (_, Value::Null) => Vec::new(),
+        ("activation_func", _) => match activation {
+            "silu" => vec![Flag::switch("--swiglu")],
+            "squared_relu" => vec![Flag::switch("--squared-relu")],
+            "quick_gelu" => vec![Flag::switch("--quick-geglu")],
+            _ => Vec::new(),
+        },
+        // Said by the activation, by the position's kind, and by the number of groups.
+        ("gated_linear_unit" | "rope_scaling_factor", _) => Vec::new(),
+        // Latent attention's, which no option reaches: they have their only values.
+        ("original_max_position_embeddings" | "beta_fast" | "beta_slow", _) => Vec::new(),
+        ("num_query_groups", _) => vec![
+            Flag::switch("--group-query-attention"),
+            Flag::value("--num-query-groups", scalar(value)),
+        ],
+        ("window_size", Value::List(sides)) => {
+            let sides: Vec<String> = sides.iter().map(|side| scalar(&side.value)).collect();
+            vec![Flag::value("--window-size", sides.join(","))]
+        }
+        ("moe_layer_freq", Value::List(layers)) if layers.iter().any(|l| l.int() == Some(0)) => {
+            vec![Flag::value("--moe-layer-freq", compact(layers))]
+        }
+        ("moe_layer_freq", _) => Vec::new(),
+        ("num_moe_experts", _) => valued("--num-experts"),
+        ("layernorm_epsilon", _) => valued("--norm-epsilon"),
+        ("seq_len_interpolation_factor", _) => valued("--rotary-seq-len-interpolation-factor"),
+        ("yarn_rotary_scaling_factor", _) => valued("--rotary-scaling-factor"),
+        ("yarn_mscale", _) => valued("--mscale"),
+        ("yarn_mscale_all_dim", _) => valued("--mscale-all-dim"),
+        ("layernorm_zero_centered_gamma", Value::Bool(on)) => switch("--apply-layernorm-1p", *on),
+        ("rope_scaling", Value::Bool(on)) => switch("--use-rope-scaling", *on),
+        ("yarn_correction_range_round_to_int", Value::Bool(false)) => {
+            vec![Flag::switch("--no-yarn-correction-range-round-to-int")]
+        }
+        ("share_embeddings_and_output_weights", Value::Bool(on)) => {
+            switch("--untie-embeddings-and-output-weights", !on)
+        }
+        ("add_bias_linear", Value::Bool(on)) => switch("--disable-bias-linear", !on),
+        ("bias_activation_fusion", Value::Bool(on)) => match activation {
+            "silu" => switch("--no-bias-swiglu-fusion", !on),
+            _ => switch("--no-bias-gelu-fusion", !on),
+        },
+        ("bias_dropout_fusion", Value::Bool(on)) => switch("--no-bias-dropout-fusion", !on),
+        ("masked_softmax_fusion", Value::Bool(on)) => switch("--no-masked-softmax-fusion", !on),
+        ("gradient_accumulation_fusion", Value::Bool(on)) => {
+            switch("--no-gradient-accumulation-fusion", !on)
+        }
+        ("apply_rope_fusion", Value::Bool(on)) => switch("--no-rope-fusion", !on),
+        (_, Value::Bool(on)) => switch(&dashed(field), *on),
+        _ => valued(&dashed(field)),
+    }
+}
+
+/// The option that a field of the same name is read from.
+fn dashed(field: &str) -> String {
+    format!("--{}", field.replace('_', "-"))
+}
+
+fn scalar(value: &Value) -> String {
+    match value {
+        Value::Int(n) => n.to_string(),
+        Value::Float(f) => f.to_string(),
+        Value::Str(s) => s.clone(),
+        other => other.shown(),
+    }
+}
+
+/// `([0]*3+[1]*58)`: the list that Megatron-LM evaluates.
+fn compact(layers: &[Node]) -> String {
+    let runs = layers.chunk_by(|a, b| a.int() == b.int());
+    let parts: Vec<String> = runs
+        .map(|run| format!("[{}]*{}", run[0].int().unwrap_or(0), run.len()))
+        .collect();
+    format!("({})", parts.join("+"))
+}

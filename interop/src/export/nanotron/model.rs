@@ -1,0 +1,302 @@
+//! A model as nanotron's `model_config`: every field is written, or the model is refused by its name.
+
+use catalog::RopeScaling;
+use catalog::model::{
+    Activation, Attention, AttentionKind, Mlp, ModelConfig, ModelConstants, Moe, Norm, NormKind,
+    Position, Residual, Router, WindowPattern,
+};
+
+use crate::config::{Node, Value};
+use crate::export::job::Job;
+use crate::export::refusal::Limits;
+use plans::decisions::Decisions;
+
+/// The model, field by field: Llama, or nanotron's Qwen2, which holds Llama as a case and has ring attention, biases of
+/// queries, keys and values, windows, interpolated rotation and experts.
+pub(super) fn model(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
+    let ModelConfig {
+        // How the weights are named and stored, not what is computed.
+        name: _,
+        family: _,
+        stored_as: _,
+        hidden,
+        layers,
+        vocab,
+        tied_embeddings,
+        head_bias,
+        norm,
+        embedding_norm,
+        position,
+        attention,
+        mlp,
+        moe,
+        residual,
+        hidden_dropout,
+        attention_dropout,
+        mtp_layers,
+        max_position,
+        constants,
+    } = job.model;
+    let linear = matches!(constants.rope_scaling, RopeScaling::Linear { .. });
+    let windows = attention.window != WindowPattern::Full;
+    let qwen = job.decisions.cp > 1 || attention.qkv_bias || moe.is_some() || windows || linear;
+    let mut set = |key: &str, value: Value| root.set(&format!("model.model_config.{key}"), value);
+    let kind = if qwen {
+        "is_qwen2_config"
+    } else {
+        "is_llama_config"
+    };
+    set(kind, true.into());
+    set("hidden_size", (*hidden).into());
+    set("num_hidden_layers", (*layers).into());
+    set("vocab_size", (*vocab).into());
+    set(
+        "max_position_embeddings",
+        (*max_position).max(job.workload.seq_len).into(),
+    );
+    set("tie_word_embeddings", (*tied_embeddings).into());
+    let lacks = [
+        (*head_bias, "head_bias", "its output layer has no bias"),
+        (
+            *embedding_norm,
+            "embedding_norm",
+            "no norm follows its embedding",
+        ),
+        (
+            *residual != Residual::Sequential,
+            "residual",
+            "attention and MLP follow one another, each after its norm",
+        ),
+        (
+            *hidden_dropout != 0.0 || *attention_dropout != 0.0,
+            "dropout",
+            "its Llama and Qwen2 have none",
+        ),
+        (
+            *mtp_layers > 0,
+            "mtp_layers",
+            "it predicts the next token only",
+        ),
+    ];
+    for (refused, field, why) in lacks {
+        limits.refuse_model(refused, field, why);
+    }
+    let Norm { kind, bias } = *norm;
+    limits.refuse_model(
+        kind != NormKind::RmsNorm || bias,
+        "norm",
+        "its norms are RMSNorm",
+    );
+    attended(*hidden, attention, job.decisions, &mut set, limits);
+    feed_forward(*mlp, &mut set, limits);
+    if let Some(moe) = moe {
+        experts(*moe, &mut set, limits);
+    }
+    numbers(
+        *constants,
+        *position,
+        attention,
+        moe.is_some(),
+        &mut set,
+        limits,
+    );
+    root.set("model.init_method.std", constants.initializer_range);
+}
+
+fn attended(
+    hidden: u64,
+    attention: &Attention,
+    d: &Decisions,
+    set: &mut impl FnMut(&str, Value),
+    limits: &mut Limits,
+) {
+    let Attention {
+        heads,
+        kind,
+        qkv_bias,
+        out_bias,
+        window,
+        sinks,
+    } = attention;
+    set("num_attention_heads", (*heads).into());
+    set("attention_bias", (*qkv_bias).into());
+    limits.refuse_model(
+        *out_bias,
+        "attention.out_bias",
+        "its output projection has no bias",
+    );
+    limits.refuse_model(*sinks, "attention.sinks", "its attention has no sinks");
+    match kind {
+        AttentionKind::Grouped {
+            kv_heads,
+            head_dim,
+            qk_norm,
+            // One fused weight, whatever the hub stores.
+            projections: _,
+        } => {
+            set("num_key_value_heads", (*kv_heads).into());
+            limits.refuse_model(
+                head_dim * heads != hidden,
+                format_args!("head_dim {head_dim}"),
+                "its heads divide the width",
+            );
+            limits.refuse_model(*qk_norm, "qk_norm", "it does not norm queries and keys");
+            if d.cp > 1 {
+                set("_attn_implementation", "llama3_ring_attention".into());
+                // Keys and values of all heads are gathered at once, as predicted.
+                set("ring_attn_heads_k_stride", (kv_heads / d.tp).max(1).into());
+            }
+        }
+        AttentionKind::Latent { .. } => {
+            limits.refuse_model(true, "latent attention", "its attention is grouped");
+        }
+    }
+    match *window {
+        WindowPattern::Full => {}
+        WindowPattern::All { window } => set("sliding_window_size", window.into()),
+        WindowPattern::Alternating { .. } => {
+            limits.refuse_model(true, "attention.window", "all layers have the same window");
+        }
+    }
+}
+
+fn feed_forward(mlp: Mlp, set: &mut impl FnMut(&str, Value), limits: &mut Limits) {
+    let Mlp {
+        ffn,
+        activation,
+        gated,
+        bias,
+        // One fused weight, whatever the hub stores.
+        fused_gate_up: _,
+    } = mlp;
+    set("intermediate_size", ffn.into());
+    set("hidden_act", "silu".into());
+    limits.refuse_model(
+        activation != Activation::Silu || !gated || bias,
+        "mlp",
+        "its feed-forward blocks are SwiGLU without biases",
+    );
+}
+
+fn experts(moe: Moe, set: &mut impl FnMut(&str, Value), limits: &mut Limits) {
+    let Moe {
+        experts,
+        top_k,
+        expert_ffn,
+        shared_ffn,
+        shared_gate,
+        first_dense,
+        every,
+        bias,
+        router_correction_bias,
+    } = moe;
+    set("moe_config.num_experts", experts.into());
+    set("moe_config.top_k", top_k.into());
+    set("moe_config.moe_intermediate_size", expert_ffn.into());
+    set("moe_config.enable_shared_expert", (shared_ffn > 0).into());
+    // Its default is not none; the model declares no auxiliary loss.
+    set("moe_config.router_aux_loss_coef", 0.0.into());
+    if shared_ffn > 0 {
+        set(
+            "moe_config.shared_expert_intermediate_size",
+            shared_ffn.into(),
+        );
+    }
+    let lacks = [
+        (
+            shared_ffn > 0 && !shared_gate,
+            "moe.shared_gate false",
+            "its shared expert has a gate",
+        ),
+        (
+            first_dense > 0 || every != 1,
+            "moe.first_dense, moe.every",
+            "the file makes all layers mixtures of experts",
+        ),
+        (bias, "moe.bias", "its experts have no biases"),
+        (
+            router_correction_bias,
+            "moe.router_correction_bias",
+            "its router has no bias",
+        ),
+    ];
+    for (refused, field, why) in lacks {
+        limits.refuse_model(refused, field, why);
+    }
+}
+
+fn numbers(
+    constants: ModelConstants,
+    position: Position,
+    attention: &Attention,
+    routed: bool,
+    set: &mut impl FnMut(&str, Value),
+    limits: &mut Limits,
+) {
+    let ModelConstants {
+        norm_epsilon,
+        rope_theta,
+        rope_scaling,
+        local_rope_theta,
+        // No GELU stands in its Llama and Qwen2.
+        gelu_tanh: _,
+        norm_from_one,
+        embedding_scale,
+        attention_scale,
+        attention_cap,
+        logit_cap,
+        rope_neighbours,
+        router,
+        bounded_glu,
+        // Also said once more, as the spread of initial weights.
+        initializer_range,
+    } = constants;
+    set("rms_norm_eps", norm_epsilon.into());
+    set("rope_theta", rope_theta.into());
+    set("rope_interleaved", rope_neighbours.into());
+    set("initializer_range", initializer_range.into());
+    let (head, _) = attention.head_dims();
+    limits.refuse_model(
+        position != Position::Rope { dims: head },
+        "position",
+        "it rotates all dimensions of every head",
+    );
+    match rope_scaling {
+        RopeScaling::None => {}
+        RopeScaling::Linear { factor } => {
+            set("rope_seq_len_interpolation_factor", factor.into());
+        }
+        RopeScaling::Llama3 { .. } | RopeScaling::Yarn { .. } | RopeScaling::Other => {
+            let why = "its rotations are plain, or interpolated by one factor";
+            limits.refuse_model(true, "rope_scaling", why);
+        }
+    }
+    let scaled = attention_scale.is_some_and(|s| (s * (head as f64).sqrt() - 1.0).abs() > 1e-9);
+    let lacks = [
+        (local_rope_theta.is_some(), "local_rope_theta"),
+        (norm_from_one, "norm_from_one"),
+        (embedding_scale != 1.0, "embedding_scale"),
+        (scaled, "attention_scale"),
+        (attention_cap.is_some(), "attention_cap"),
+        (logit_cap.is_some(), "logit_cap"),
+        (bounded_glu.is_some(), "bounded_glu"),
+    ];
+    for (refused, field) in lacks {
+        limits.refuse_model(refused, field, "its Llama and Qwen2 have no such thing");
+    }
+    if routed {
+        let Router {
+            sigmoid,
+            normalise,
+            scale,
+            groups,
+            // Without groups there is one.
+            best_groups: _,
+        } = router;
+        limits.refuse_model(
+            sigmoid || normalise || scale != 1.0 || groups > 1,
+            "router",
+            "its router weighs the chosen experts by the softmax of all",
+        );
+    }
+}

@@ -1,0 +1,596 @@
+//! Every model of the library × every target: each of the model's fields is found in what was written, or the model is
+//! refused by the field's name. What is expected is said here by the model, not by the exporters.
+
+use super::*;
+use catalog::RopeScaling;
+use catalog::model::{Activation, AttentionKind, Family, ModelConfig, Position, WindowPattern};
+use interop::config::Value;
+
+/// Megatron-LM's options that a model must be launched with.
+fn of_megatron(model: &ModelConfig) -> Vec<(&'static str, Option<String>)> {
+    let c = &model.constants;
+    let said = |value: String| Some(value);
+    let mut expected = vec![
+        ("--num-layers", said(model.layers.to_string())),
+        ("--hidden-size", said(model.hidden.to_string())),
+        ("--ffn-hidden-size", said(model.mlp.ffn.to_string())),
+        ("--padded-vocab-size", said(model.vocab.to_string())),
+        (
+            "--num-attention-heads",
+            said(model.attention.heads.to_string()),
+        ),
+        ("--norm-epsilon", said(c.norm_epsilon.to_string())),
+        ("--init-method-std", said(c.initializer_range.to_string())),
+    ];
+    let mut switch = |name, on: bool| {
+        if on {
+            expected.push((name, None));
+        }
+    };
+    switch(
+        "--untie-embeddings-and-output-weights",
+        !model.tied_embeddings,
+    );
+    switch("--apply-layernorm-1p", c.norm_from_one);
+    let biases = model.attention.out_bias;
+    switch("--disable-bias-linear", !biases);
+    switch("--add-qkv-bias", model.attention.qkv_bias);
+    let silu = model.mlp.activation == Activation::Silu && c.bounded_glu.is_none();
+    switch("--swiglu", silu);
+    switch("--squared-relu", model.mlp.activation == Activation::Relu2);
+    switch("--quick-geglu", c.bounded_glu.is_some());
+    if let Some(bound) = c.bounded_glu {
+        expected.push(("--activation-func-clamp-value", said(bound.to_string())));
+        expected.push(("--glu-linear-offset", said("1".to_owned())));
+    }
+    if model.attention.sinks {
+        expected.push(("--softmax-type", said("learnable".to_owned())));
+    }
+    match model.attention.window {
+        WindowPattern::Full => {}
+        WindowPattern::All { window } | WindowPattern::Alternating { window, .. } => {
+            expected.push(("--window-size", said(format!("{},0", window - 1))));
+        }
+    }
+    if let WindowPattern::Alternating { period, .. } = model.attention.window {
+        expected.push(("--window-attn-skip-freq", said(period.to_string())));
+    }
+    if let Position::Rope { .. } = model.position {
+        expected.push(("--rotary-base", said(c.rope_theta.to_string())));
+    }
+    match (c.rope_scaling, &model.attention.kind) {
+        (RopeScaling::Llama3 { .. }, _) => expected.push(("--use-rope-scaling", None)),
+        (RopeScaling::Yarn { factor, .. }, kind) => {
+            expected.push(("--rotary-scaling-factor", said(factor.to_string())));
+            let latent = matches!(kind, AttentionKind::Latent { .. });
+            let option = if latent {
+                "--rope-type"
+            } else {
+                "--position-embedding-type"
+            };
+            expected.push((option, said("yarn".to_owned())));
+        }
+        _ => {}
+    }
+    if model.mtp_layers > 0 {
+        expected.push(("--mtp-num-layers", said(model.mtp_layers.to_string())));
+    }
+    expected.extend(of_attention(model));
+    expected.extend(of_experts(model));
+    expected
+}
+
+fn of_attention(model: &ModelConfig) -> Vec<(&'static str, Option<String>)> {
+    let number = |n: u64| Some(n.to_string());
+    match model.attention.kind {
+        AttentionKind::Grouped {
+            kv_heads,
+            head_dim,
+            qk_norm,
+            ..
+        } => {
+            let mut expected = vec![("--kv-channels", number(head_dim))];
+            if kv_heads != model.attention.heads {
+                expected.push(("--num-query-groups", number(kv_heads)));
+            }
+            if qk_norm {
+                expected.push(("--qk-layernorm", None));
+            }
+            expected
+        }
+        AttentionKind::Latent {
+            q_lora_rank,
+            kv_lora_rank,
+            qk_nope_dim,
+            qk_rope_dim,
+            v_dim,
+        } => {
+            let mut expected = vec![
+                ("--multi-latent-attention", None),
+                ("--kv-lora-rank", number(kv_lora_rank)),
+                ("--qk-head-dim", number(qk_nope_dim)),
+                ("--qk-pos-emb-head-dim", number(qk_rope_dim)),
+                ("--v-head-dim", number(v_dim)),
+            ];
+            expected.extend(q_lora_rank.map(|rank| ("--q-lora-rank", number(rank))));
+            expected
+        }
+    }
+}
+
+fn of_experts(model: &ModelConfig) -> Vec<(&'static str, Option<String>)> {
+    let Some(moe) = model.moe else {
+        return Vec::new();
+    };
+    let router = model.constants.router;
+    let number = |n: u64| Some(n.to_string());
+    let mut expected = vec![
+        ("--num-experts", number(moe.experts)),
+        ("--moe-router-topk", number(moe.top_k)),
+        ("--moe-ffn-hidden-size", number(moe.expert_ffn)),
+    ];
+    if moe.shared_ffn > 0 {
+        let option = "--moe-shared-expert-intermediate-size";
+        expected.push((option, number(moe.shared_ffn)));
+    }
+    if moe.shared_gate {
+        expected.push(("--moe-shared-expert-gate", None));
+    }
+    if moe.first_dense > 0 || moe.every > 1 {
+        let layers = (0..model.layers).map(|l| u8::from(moe.is_moe_layer(l)));
+        let runs: Vec<u8> = layers.collect();
+        let runs = runs.chunk_by(|a, b| a == b);
+        let runs: Vec<String> = runs.map(|r| format!("[{}]*{}", r[0], r.len())).collect();
+        expected.push(("--moe-layer-freq", Some(format!("({})", runs.join("+")))));
+    }
+    if router.sigmoid {
+        expected.push(("--moe-router-score-function", Some("sigmoid".to_owned())));
+    } else if !router.normalise {
+        expected.push(("--moe-router-pre-softmax", None));
+    }
+    if router.scale != 1.0 {
+        let option = "--moe-router-topk-scaling-factor";
+        expected.push((option, Some(router.scale.to_string())));
+    }
+    if router.groups > 1 {
+        expected.push(("--moe-router-num-groups", number(router.groups)));
+        expected.push(("--moe-router-group-topk", number(router.best_groups)));
+    }
+    if moe.router_correction_bias {
+        expected.push(("--moe-router-enable-expert-bias", None));
+    }
+    expected
+}
+
+/// A value as a command line would hold it.
+fn word(value: &Value) -> String {
+    match value {
+        Value::Int(n) => n.to_string(),
+        Value::Float(f) => f.to_string(),
+        Value::Str(s) | Value::Expression(s) => s.clone(),
+        other => other.shown(),
+    }
+}
+
+fn taken(name: &str, dialect: Dialect) -> Result<Exported, Vec<String>> {
+    let (model, workload) = scene(name, 1, Precision::Bf16);
+    // A table of positions is as long as it is.
+    let workload = Workload::new(catalog::WorkloadSizes {
+        gpus: 1,
+        seq_len: workload.seq_len.min(model.max_position),
+        global_batch: workload.global_batch,
+        precision: workload.precision,
+    })
+    .expect("a workload");
+    let strategy = parse("tp=1", &model, &workload).expect("legal");
+    match exported_for("megatron-core", &strategy, &model, &workload, dialect, None) {
+        Ok(exported) => Ok(exported),
+        Err(ExportError::Inexpressible { refusals, .. }) => {
+            assert!(refusals.iter().all(|r| r.of_model), "{name} {refusals:?}");
+            // accelerate and axolotl take any model of Transformers, so somebody takes it.
+            assert!(refusals.iter().all(|r| r.taken_by.is_some()));
+            Err(refusals.into_iter().map(|r| r.decision).collect())
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn document(name: &str, dialect: Dialect) -> Option<Document> {
+    let exported = taken(name, dialect).ok()?;
+    let file = &exported.files[0];
+    Some(read(&file.text, &file.name, Some(dialect)))
+}
+
+#[test]
+fn megatron_lm_gets_every_field() {
+    for preset in catalog::load::model_names() {
+        let model = catalog::load::model(&preset.name).expect("preset");
+        let Some(document) = document(&preset.name, Dialect::MegatronLm) else {
+            continue;
+        };
+        for (option, value) in of_megatron(&model) {
+            let found = document.root.get(option);
+            let found = found.unwrap_or_else(|| panic!("{}: no {option}", preset.name));
+            if let Some(value) = value {
+                assert_eq!(word(&found.value), value, "{} {option}", preset.name);
+            }
+        }
+    }
+}
+
+/// A provider is given what the command line is given, by the fields that the options set.
+#[test]
+fn megatron_bridge_gets_every_field() {
+    let same = [
+        ("--num-layers", "num_layers"),
+        ("--hidden-size", "hidden_size"),
+        ("--ffn-hidden-size", "ffn_hidden_size"),
+        ("--padded-vocab-size", "vocab_size"),
+        ("--norm-epsilon", "layernorm_epsilon"),
+        ("--rotary-base", "rotary_base"),
+        ("--kv-channels", "kv_channels"),
+        ("--num-query-groups", "num_query_groups"),
+        ("--num-experts", "num_moe_experts"),
+        ("--moe-router-topk", "moe_router_topk"),
+        (
+            "--moe-router-topk-scaling-factor",
+            "moe_router_topk_scaling_factor",
+        ),
+        ("--moe-router-num-groups", "moe_router_num_groups"),
+        ("--moe-router-group-topk", "moe_router_group_topk"),
+        (
+            "--activation-func-clamp-value",
+            "activation_func_clamp_value",
+        ),
+        ("--softmax-type", "softmax_type"),
+        ("--mtp-num-layers", "mtp_num_layers"),
+        ("--kv-lora-rank", "kv_lora_rank"),
+    ];
+    for preset in catalog::load::model_names() {
+        let model = catalog::load::model(&preset.name).expect("preset");
+        let Some(document) = document(&preset.name, Dialect::MegatronBridge) else {
+            continue;
+        };
+        for (option, value) in of_megatron(&model) {
+            let Some((_, field)) = same.iter().find(|(known, _)| *known == option) else {
+                continue;
+            };
+            let found = document.root.at(&format!("model.{field}"));
+            let found = found.unwrap_or_else(|| panic!("{}: no {field}", preset.name));
+            assert_eq!(Some(word(&found.value)), value, "{} {field}", preset.name);
+        }
+        if let RopeScaling::Llama3 { factor, .. } = model.constants.rope_scaling {
+            let found = document.root.at("model.rope_scaling_factor");
+            assert_eq!(found.map(|f| word(&f.value)), Some(factor.to_string()));
+        }
+    }
+}
+
+#[test]
+fn nanotron_gets_every_field() {
+    for preset in catalog::load::model_names() {
+        let model = catalog::load::model(&preset.name).expect("preset");
+        let Some(document) = document(&preset.name, Dialect::Nanotron) else {
+            continue;
+        };
+        let mut expected = vec![
+            ("hidden_size", model.hidden.to_string()),
+            ("num_hidden_layers", model.layers.to_string()),
+            ("intermediate_size", model.mlp.ffn.to_string()),
+            ("vocab_size", model.vocab.to_string()),
+            ("num_attention_heads", model.attention.heads.to_string()),
+            (
+                "num_key_value_heads",
+                model.attention.kv_heads().to_string(),
+            ),
+            ("rms_norm_eps", model.constants.norm_epsilon.to_string()),
+            ("rope_theta", model.constants.rope_theta.to_string()),
+            ("tie_word_embeddings", model.tied_embeddings.to_string()),
+            ("attention_bias", model.attention.qkv_bias.to_string()),
+        ];
+        if let Some(moe) = model.moe {
+            expected.push(("moe_config.num_experts", moe.experts.to_string()));
+            expected.push(("moe_config.top_k", moe.top_k.to_string()));
+        }
+        for (key, value) in expected {
+            let found = document.root.at(&format!("model.model_config.{key}"));
+            let found = found.unwrap_or_else(|| panic!("{}: no {key}", preset.name));
+            assert_eq!(word(&found.value), value, "{} {key}", preset.name);
+        }
+    }
+}
+
+/// What each target takes of the library, and the field for which it refuses the rest.
+#[test]
+fn each_pair_is_accepted_or_refused_by_a_field() {
+    let mut table = String::new();
+    for preset in catalog::load::model_names() {
+        table.push_str(&format!("{}\n", preset.name));
+        for dialect in Dialect::ALL {
+            if let Err(fields) = taken(&preset.name, dialect) {
+                table.push_str(&format!("  {}: {}\n", dialect.name(), fields.join("; ")));
+            }
+        }
+    }
+    insta::assert_snapshot!(table, @r#"
+    llama3-8b
+      nanotron@main: model rope_scaling
+    llama3-70b
+      nanotron@main: model rope_scaling
+    llama3.1-405b
+      nanotron@main: model rope_scaling
+    llama3.2-1b
+      megatron-lm@0.20: model rope_scaling.factor 32
+      torchtitan@0.2: model llama3.2-1b
+      nanotron@main: model rope_scaling
+    llama3.2-3b
+      megatron-lm@0.20: model rope_scaling.factor 32
+      torchtitan@0.2: model llama3.2-3b
+      nanotron@main: model rope_scaling
+    llama2-7b
+      torchtitan@0.3: model llama2-7b
+      torchtitan@0.2: model llama2-7b
+      torchtitan@main: model llama2-7b
+    llama2-13b
+      torchtitan@0.3: model llama2-13b
+      torchtitan@0.2: model llama2-13b
+      torchtitan@main: model llama2-13b
+    llama2-70b
+      torchtitan@0.3: model llama2-70b
+      torchtitan@0.2: model llama2-70b
+      torchtitan@main: model llama2-70b
+    tinyllama-1.1b
+      torchtitan@0.3: model tinyllama-1.1b
+      torchtitan@0.2: model tinyllama-1.1b
+      torchtitan@main: model tinyllama-1.1b
+    mistral-7b
+      torchtitan@0.3: model mistral-7b
+      torchtitan@0.2: model mistral-7b
+      torchtitan@main: model mistral-7b
+    mixtral-8x7b
+      torchtitan@0.3: model mixtral-8x7b
+      torchtitan@0.2: model mixtral-8x7b
+      torchtitan@main: model mixtral-8x7b
+      nanotron@main: model router
+    mixtral-8x22b
+      torchtitan@0.3: model mixtral-8x22b
+      torchtitan@0.2: model mixtral-8x22b
+      torchtitan@main: model mixtral-8x22b
+      nanotron@main: model router
+    qwen2.5-7b
+      torchtitan@0.3: model qwen2.5-7b
+      torchtitan@0.2: model qwen2.5-7b
+      torchtitan@main: model qwen2.5-7b
+    qwen2.5-72b
+      torchtitan@0.3: model qwen2.5-72b
+      torchtitan@0.2: model qwen2.5-72b
+      torchtitan@main: model qwen2.5-72b
+    qwen2.5-0.5b
+      torchtitan@0.3: model qwen2.5-0.5b
+      torchtitan@0.2: model qwen2.5-0.5b
+      torchtitan@main: model qwen2.5-0.5b
+    qwen3-8b
+      nanotron@main: model qk_norm
+    qwen3-32b
+      nanotron@main: model head_dim 128; model qk_norm
+    qwen3-30b-a3b
+      nanotron@main: model head_dim 128; model qk_norm; model router
+    qwen3-235b-a22b
+      torchtitan@0.2: model rope_theta 1000000.0
+      nanotron@main: model head_dim 128; model qk_norm; model router
+    gemma2-9b
+      megatron-lm@0.20: model embedding_scale 59.86651818838306; model attention_cap, logit_cap; model residual sandwich; model mlp.activation gelu, gated; model gelu_tanh
+      megatron-bridge@main: model embedding_scale 59.86651818838306; model attention_cap, logit_cap; model residual sandwich; model gelu_tanh
+      torchtitan@0.3: model gemma2-9b
+      torchtitan@0.2: model gemma2-9b
+      torchtitan@main: model gemma2-9b
+      nanotron@main: model residual; model head_dim 256; model attention.window; model mlp; model norm_from_one; model embedding_scale; model attention_cap; model logit_cap
+    gemma2-27b
+      megatron-lm@0.20: model embedding_scale 67.88225099390856; model attention_cap, logit_cap; model residual sandwich; model attention_scale 0.08333333333333333; model mlp.activation gelu, gated; model gelu_tanh
+      megatron-bridge@main: model embedding_scale 67.88225099390856; model attention_cap, logit_cap; model residual sandwich; model gelu_tanh
+      torchtitan@0.3: model gemma2-27b
+      torchtitan@0.2: model gemma2-27b
+      torchtitan@main: model gemma2-27b
+      nanotron@main: model residual; model head_dim 128; model attention.window; model mlp; model norm_from_one; model embedding_scale; model attention_scale; model attention_cap; model logit_cap
+    gemma3-27b
+      megatron-lm@0.20: model embedding_scale 73.32121111929344; model residual sandwich; model local_rope_theta; model attention_scale 0.07715167498104596; model mlp.activation gelu, gated; model gelu_tanh
+      megatron-bridge@main: model embedding_scale 73.32121111929344; model residual sandwich; model local_rope_theta; model gelu_tanh
+      torchtitan@0.3: model gemma3-27b
+      torchtitan@0.2: model gemma3-27b
+      torchtitan@main: model gemma3-27b
+      nanotron@main: model residual; model head_dim 128; model qk_norm; model attention.window; model mlp; model local_rope_theta; model norm_from_one; model embedding_scale; model attention_scale
+    phi3-mini
+      torchtitan@0.3: model phi3-mini
+      torchtitan@0.2: model phi3-mini
+      torchtitan@main: model phi3-mini
+    phi3-medium
+      torchtitan@0.3: model phi3-medium
+      torchtitan@0.2: model phi3-medium
+      torchtitan@main: model phi3-medium
+    starcoder2-3b
+      megatron-lm@0.20: model rope_theta 999999.4420358813
+      megatron-bridge@main: model rope_theta 999999.4420358813
+      torchtitan@0.3: model starcoder2-3b
+      torchtitan@0.2: model starcoder2-3b
+      torchtitan@main: model starcoder2-3b
+      nanotron@main: model dropout; model norm; model attention.out_bias; model mlp
+    starcoder2-7b
+      torchtitan@0.3: model starcoder2-7b
+      torchtitan@0.2: model starcoder2-7b
+      torchtitan@main: model starcoder2-7b
+      nanotron@main: model dropout; model norm; model attention.out_bias; model mlp
+    gpt2
+      torchtitan@0.3: model gpt2
+      torchtitan@0.2: model gpt2
+      torchtitan@main: model gpt2
+      nanotron@main: model dropout; model norm; model attention.out_bias; model mlp; model position
+    gpt2-medium
+      torchtitan@0.3: model gpt2-medium
+      torchtitan@0.2: model gpt2-medium
+      torchtitan@main: model gpt2-medium
+      nanotron@main: model dropout; model norm; model attention.out_bias; model mlp; model position
+    gpt2-large
+      torchtitan@0.3: model gpt2-large
+      torchtitan@0.2: model gpt2-large
+      torchtitan@main: model gpt2-large
+      nanotron@main: model dropout; model norm; model attention.out_bias; model mlp; model position
+    gpt2-xl
+      torchtitan@0.3: model gpt2-xl
+      torchtitan@0.2: model gpt2-xl
+      torchtitan@main: model gpt2-xl
+      nanotron@main: model dropout; model norm; model attention.out_bias; model mlp; model position
+    gpt3-175b
+      torchtitan@0.3: model gpt3-175b
+      torchtitan@0.2: model gpt3-175b
+      torchtitan@main: model gpt3-175b
+      nanotron@main: model dropout; model norm; model attention.out_bias; model mlp; model position
+    megatron-22b
+      torchtitan@0.3: model megatron-22b
+      torchtitan@0.2: model megatron-22b
+      torchtitan@main: model megatron-22b
+      nanotron@main: model dropout; model norm; model attention.out_bias; model mlp; model position
+    megatron-530b
+      torchtitan@0.3: model megatron-530b
+      torchtitan@0.2: model megatron-530b
+      torchtitan@main: model megatron-530b
+      nanotron@main: model dropout; model norm; model attention.out_bias; model mlp; model position
+    megatron-1t
+      torchtitan@0.3: model megatron-1t
+      torchtitan@0.2: model megatron-1t
+      torchtitan@main: model megatron-1t
+      nanotron@main: model dropout; model norm; model attention.out_bias; model mlp; model position
+    opt-6.7b
+      megatron-lm@0.20: model mlp.activation relu
+      megatron-bridge@main: model position.rows 2050
+      torchtitan@0.3: model opt-6.7b
+      torchtitan@0.2: model opt-6.7b
+      torchtitan@main: model opt-6.7b
+      nanotron@main: model dropout; model norm; model attention.out_bias; model mlp; model position
+    opt-13b
+      megatron-lm@0.20: model mlp.activation relu
+      megatron-bridge@main: model position.rows 2050
+      torchtitan@0.3: model opt-13b
+      torchtitan@0.2: model opt-13b
+      torchtitan@main: model opt-13b
+      nanotron@main: model dropout; model norm; model attention.out_bias; model mlp; model position
+    opt-30b
+      megatron-lm@0.20: model mlp.activation relu
+      megatron-bridge@main: model position.rows 2050
+      torchtitan@0.3: model opt-30b
+      torchtitan@0.2: model opt-30b
+      torchtitan@main: model opt-30b
+      nanotron@main: model dropout; model norm; model attention.out_bias; model mlp; model position
+    opt-66b
+      megatron-lm@0.20: model mlp.activation relu
+      megatron-bridge@main: model position.rows 2050
+      torchtitan@0.3: model opt-66b
+      torchtitan@0.2: model opt-66b
+      torchtitan@main: model opt-66b
+      nanotron@main: model dropout; model norm; model attention.out_bias; model mlp; model position
+    bloom-176b
+      megatron-lm@0.20: model embedding_norm; model position alibi
+      megatron-bridge@main: model embedding_norm; model position alibi
+      torchtitan@0.3: model bloom-176b
+      torchtitan@0.2: model bloom-176b
+      torchtitan@main: model bloom-176b
+      nanotron@main: model embedding_norm; model norm; model attention.out_bias; model mlp; model position
+    bloom-7b1
+      megatron-lm@0.20: model embedding_norm; model position alibi
+      megatron-bridge@main: model embedding_norm; model position alibi
+      torchtitan@0.3: model bloom-7b1
+      torchtitan@0.2: model bloom-7b1
+      torchtitan@main: model bloom-7b1
+      nanotron@main: model embedding_norm; model norm; model attention.out_bias; model mlp; model position
+    gpt-neox-20b
+      megatron-lm@0.20: model residual parallel
+      megatron-bridge@main: model residual parallel
+      torchtitan@0.3: model gpt-neox-20b
+      torchtitan@0.2: model gpt-neox-20b
+      torchtitan@main: model gpt-neox-20b
+      nanotron@main: model residual; model norm; model attention.out_bias; model mlp; model position
+    falcon-7b
+      megatron-lm@0.20: model residual parallel
+      megatron-bridge@main: model residual parallel
+      torchtitan@0.3: model falcon-7b
+      torchtitan@0.2: model falcon-7b
+      torchtitan@main: model falcon-7b
+      nanotron@main: model residual; model norm; model mlp
+    falcon-40b
+      megatron-lm@0.20: model residual parallel
+      megatron-bridge@main: model residual parallel
+      torchtitan@0.3: model falcon-40b
+      torchtitan@0.2: model falcon-40b
+      torchtitan@main: model falcon-40b
+      nanotron@main: model residual; model norm; model mlp
+    falcon-180b
+      megatron-lm@0.20: model residual parallel
+      megatron-bridge@main: model residual parallel
+      torchtitan@0.3: model falcon-180b
+      torchtitan@0.2: model falcon-180b
+      torchtitan@main: model falcon-180b
+      nanotron@main: model residual; model norm; model mlp
+    mpt-7b
+      megatron-lm@0.20: model norm.bias false; model position alibi
+      megatron-bridge@main: model norm.bias false; model position alibi
+      torchtitan@0.3: model mpt-7b
+      torchtitan@0.2: model mpt-7b
+      torchtitan@main: model mpt-7b
+      nanotron@main: model norm; model mlp; model position
+    mpt-30b
+      megatron-lm@0.20: model norm.bias false; model position alibi
+      megatron-bridge@main: model norm.bias false; model position alibi
+      torchtitan@0.3: model mpt-30b
+      torchtitan@0.2: model mpt-30b
+      torchtitan@main: model mpt-30b
+      nanotron@main: model norm; model mlp; model position
+    deepseek-v2
+      megatron-lm@0.20: model router.groups 8
+      megatron-bridge@main: model router.groups 8
+      torchtitan@0.3: model router.groups 8, scored by their best expert
+      torchtitan@0.2: model rope_scaling yarn; model norm_epsilon 1e-6; model router.groups 8, scored by their best expert; model attention_scale 0.11472138679292612
+      torchtitan@main: model router.groups 8, scored by their best expert
+      nanotron@main: model latent attention; model moe.shared_gate false; model moe.first_dense, moe.every; model position; model rope_scaling; model attention_scale; model router
+    deepseek-v2-lite
+      torchtitan@0.2: model rope_scaling yarn; model norm_epsilon 1e-6; model attention_scale 0.11472138679292612
+      nanotron@main: model latent attention; model moe.shared_gate false; model moe.first_dense, moe.every; model position; model rope_scaling; model attention_scale
+    deepseek-v3
+      torchtitan@0.2: model rope_scaling yarn; model mtp_layers 1; model norm_epsilon 1e-6
+      nanotron@main: model mtp_layers; model latent attention; model moe.shared_gate false; model moe.first_dense, moe.every; model moe.router_correction_bias; model position; model rope_scaling; model attention_scale; model router
+    gpt-oss-20b
+      nanotron@main: model attention.out_bias; model attention.sinks; model head_dim 64; model attention.window; model moe.bias; model rope_scaling; model bounded_glu; model router
+    gpt-oss-120b
+      nanotron@main: model attention.out_bias; model attention.sinks; model head_dim 64; model attention.window; model moe.bias; model rope_scaling; model bounded_glu; model router
+    nemotron-4-15b
+      torchtitan@0.3: model nemotron-4-15b
+      torchtitan@0.2: model nemotron-4-15b
+      torchtitan@main: model nemotron-4-15b
+      nanotron@main: model norm; model mlp
+    nemotron-4-340b
+      torchtitan@0.3: model nemotron-4-340b
+      torchtitan@0.2: model nemotron-4-340b
+      torchtitan@main: model nemotron-4-340b
+      nanotron@main: model norm; model mlp
+    "#);
+}
+
+/// A model of another family is not one of torchtitan's, whatever its sizes.
+#[test]
+fn families_are_distinct() {
+    for preset in catalog::load::model_names() {
+        let model = catalog::load::model(&preset.name).expect("preset");
+        let Some(document) = document(&preset.name, Dialect::Torchtitan02) else {
+            continue;
+        };
+        let qwen3 = preset.name.starts_with("qwen3");
+        let expected = match model.family {
+            Family::Llama if qwen3 => "qwen3",
+            Family::Llama => "llama3",
+            Family::QwenMoe => "qwen3",
+            Family::DeepSeek => "deepseek_v3",
+            Family::GptOss => "gpt_oss",
+            other => panic!("{} of {other:?} taken", preset.name),
+        };
+        let name = document.root.at("model.name").and_then(Node::text);
+        assert_eq!(name, Some(expected), "{}", preset.name);
+    }
+}
