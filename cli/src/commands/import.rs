@@ -102,11 +102,9 @@ fn of_model(args: &ImportArgs) -> Result<Source, CliError> {
 
 fn of_system(args: &ImportArgs, dialect: Option<Dialect>) -> Result<Source, CliError> {
     let document = document(&args.file, dialect)?;
-    let Some(model_arg) = args.model.clone() else {
-        return inputs::usage(format!(
-            "{}: say which model it is for with --model",
-            document.path
-        ));
+    let model_arg = match args.model.clone() {
+        Some(given) => given,
+        None => import::of_library(&document)?,
     };
     let model = catalog::load::model(&model_arg)?;
     let of_file = document.dialect != Dialect::DeepSpeed;
@@ -121,6 +119,9 @@ fn of_system(args: &ImportArgs, dialect: Option<Dialect>) -> Result<Source, CliE
         workload,
         mut notes,
     } = import::import(&document, &given)?;
+    if args.model.is_none() {
+        notes.push(format!("the file's model is {model_arg} of the library"));
+    }
     if !of_file && args.seq.is_none() {
         notes.push(format!(
             "the file has no sequence length: {DEFAULT_SEQ} tokens are assumed (--seq)"

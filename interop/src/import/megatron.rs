@@ -6,13 +6,15 @@ use super::document::Document;
 use super::error::ImportError;
 use super::imported::{Given, Imported};
 use super::layout::parse_layout;
+use super::model;
 use super::sizes::{data_parallel, micro_batches, workload};
 use crate::export::Dialect;
 use plans::decisions::{Decisions, Recompute};
 use plans::partition::StagePartition;
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
-    same_model(doc, given)?;
+    let mut notes = model::same(doc, given.model)?;
+    notes.extend(left_out(doc));
     let size = |key: &str| doc.degree(key);
     let on = |key: &str| doc.flag(key).map(|f| f == Some(true));
     let tp = size("--tensor-model-parallel-size")?;
@@ -64,7 +66,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         dialect: Dialect::MegatronLm,
         decisions,
         workload: workload(doc, sizes)?,
-        notes: left_out(doc),
+        notes,
     })
 }
 
@@ -101,31 +103,6 @@ fn overlap(doc: &Document) -> Result<Overlap, ImportError> {
         tensor_parallel: on("--tp-comm-overlap")?,
         pipeline: !on("--no-overlap-p2p-communication")?,
     })
-}
-
-/// The file's sizes must be the model's: a plan for another model helps nobody.
-fn same_model(doc: &Document, given: &Given<'_>) -> Result<(), ImportError> {
-    let m = given.model;
-    let sizes = [
-        ("--num-layers", m.layers),
-        ("--hidden-size", m.hidden),
-        ("--num-attention-heads", m.attention.heads),
-        ("--num-query-groups", m.attention.kv_heads()),
-        ("--ffn-hidden-size", m.mlp.ffn),
-        ("--num-experts", m.moe.map_or(0, |moe| moe.experts)),
-    ];
-    for (key, of_model) in sizes {
-        if let Some(said) = doc.size(key)?
-            && said != of_model
-        {
-            let message = format!(
-                "{said}, but model {} has {of_model}; give the right --model",
-                m.name
-            );
-            return Err(doc.unsupported(key, &message));
-        }
-    }
-    Ok(())
 }
 
 fn zero(doc: &Document) -> Result<Zero, ImportError> {

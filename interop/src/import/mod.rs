@@ -7,13 +7,17 @@ mod error;
 mod imported;
 mod layout;
 mod megatron;
+mod megatron_model;
+mod model;
 mod sizes;
+mod titan_model;
 mod torchtitan;
 
 pub use self::document::Document;
 pub use self::error::ImportError;
 pub use self::imported::{Given, Imported};
 pub(crate) use self::layout::parse_layout;
+pub use self::model::of_library;
 
 use crate::export::Dialect;
 

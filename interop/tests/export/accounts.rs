@@ -594,3 +594,64 @@ fn families_are_distinct() {
         assert_eq!(name, Some(expected), "{}", preset.name);
     }
 }
+
+/// A file's model is found again in the library: the one it was written for, or one with the same sizes.
+#[test]
+fn the_model_of_a_file_is_found_in_the_library() {
+    for preset in catalog::load::model_names() {
+        for dialect in [Dialect::MegatronLm, Dialect::Torchtitan02] {
+            let Some(document) = document(&preset.name, dialect) else {
+                continue;
+            };
+            let found = interop::import::of_library(&document);
+            let found = found.unwrap_or_else(|e| panic!("{}: {e}", preset.name));
+            let model = catalog::load::model(&preset.name).expect("preset");
+            let again = catalog::load::model(&found).expect("preset");
+            let sizes = |m: &ModelConfig| (m.layers, m.hidden, m.attention.heads, m.vocab, m.mlp);
+            assert_eq!(
+                sizes(&model),
+                sizes(&again),
+                "{} found as {found}",
+                preset.name
+            );
+        }
+    }
+}
+
+/// A file for another model than the one that is given is not imported.
+#[test]
+fn another_model_is_refused() {
+    let cases = [
+        (
+            "flux.toml",
+            "[model]\nname = \"flux\"\nflavor = \"flux-dev\"\n[parallelism]\ndata_parallel_shard_degree = 8\n",
+            "flux is no model that this program knows",
+        ),
+        (
+            "qwen.toml",
+            "[model]\nname = \"qwen3\"\nflavor = \"32B\"\n[parallelism]\ndata_parallel_shard_degree = 8\n",
+            "layers 64, but model llama3-8b has 32",
+        ),
+        (
+            "mamba.sh",
+            "torchrun pretrain_mamba.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --spec a b --micro-batch-size 1",
+            "no decoder-only transformer",
+        ),
+        (
+            "gpt.sh",
+            "torchrun pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1",
+            "`--swiglu`: none, but model llama3-8b has on",
+        ),
+    ];
+    for (name, text, expected) in cases {
+        let document = read(text, name, None);
+        let model = catalog::load::model("llama3-8b").expect("preset");
+        let given = Given {
+            model: &model,
+            gpus: Some(8),
+            seq_len: None,
+        };
+        let error = import(&document, &given).expect_err(name).to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}

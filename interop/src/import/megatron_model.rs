@@ -1,0 +1,223 @@
+//! The model that a Megatron-LM script describes, beside a model that it may be: compared option by option, where an
+//! option that is absent has Megatron-LM's default.
+
+use catalog::model::ModelConfig;
+
+use super::document::Document;
+use super::error::ImportError;
+use crate::config::{Node, Value};
+use crate::export::megatron_options;
+
+/// What a difference in an option means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Weight {
+    /// It is another model.
+    Another,
+    /// The same model with another number: its cost is the same, its training is not.
+    Nearly,
+}
+
+/// What Megatron-LM takes where an option is absent.
+#[derive(Clone, Copy, Debug)]
+enum Silent {
+    /// The option is off, or has no value.
+    Absent,
+    Is(&'static str),
+    /// As another option says.
+    As(&'static str),
+    /// The width divided among the heads.
+    HeadWidth,
+    /// Four times the width, or two thirds of that in multiples of 64 under SwiGLU.
+    FourTimes,
+}
+
+use Silent::{Absent, As, FourTimes, HeadWidth, Is};
+use Weight::{Another, Nearly};
+
+const OPTIONS: &[(&str, Silent, Weight)] = &[
+    ("--num-layers", Absent, Another),
+    ("--hidden-size", Absent, Another),
+    ("--num-attention-heads", Absent, Another),
+    ("--swiglu", Absent, Another),
+    ("--squared-relu", Absent, Another),
+    ("--quick-geglu", Absent, Another),
+    ("--ffn-hidden-size", FourTimes, Another),
+    ("--normalization", Is("LayerNorm"), Another),
+    ("--position-embedding-type", Is("learned_absolute"), Another),
+    ("--untie-embeddings-and-output-weights", Absent, Another),
+    ("--qk-layernorm", Absent, Another),
+    ("--multi-latent-attention", Absent, Another),
+    ("--num-experts", Absent, Another),
+    ("--mtp-num-layers", Absent, Another),
+    ("--disable-bias-linear", Absent, Another),
+    ("--window-size", Absent, Another),
+    ("--apply-layernorm-1p", Absent, Nearly),
+    ("--norm-epsilon", Is("0.00001"), Nearly),
+    ("--use-rope-scaling", Absent, Nearly),
+    ("--softmax-type", Is("vanilla"), Nearly),
+    ("--hidden-dropout", Is("0.1"), Nearly),
+    ("--attention-dropout", Is("0.1"), Nearly),
+];
+
+/// Options of rotary positions, of latent attention and of experts: they say nothing without those.
+const ROTARY: &[(&str, Silent, Weight)] = &[
+    ("--rotary-base", Is("10000"), Nearly),
+    ("--rotary-percent", Is("1"), Nearly),
+    ("--rotary-scaling-factor", Is("1"), Nearly),
+];
+const GROUPED: &[(&str, Silent, Weight)] = &[
+    ("--num-query-groups", As("--num-attention-heads"), Another),
+    ("--kv-channels", HeadWidth, Another),
+];
+const LATENT: &[(&str, Silent, Weight)] = &[
+    ("--q-lora-rank", Absent, Another),
+    ("--kv-lora-rank", Is("32"), Another),
+    ("--qk-head-dim", Is("128"), Another),
+    ("--qk-pos-emb-head-dim", Is("64"), Another),
+    ("--v-head-dim", Is("128"), Another),
+];
+const EXPERTS: &[(&str, Silent, Weight)] = &[
+    ("--moe-router-topk", Is("2"), Another),
+    ("--moe-ffn-hidden-size", As("--ffn-hidden-size"), Another),
+    ("--moe-shared-expert-intermediate-size", Absent, Another),
+    ("--moe-router-score-function", Is("softmax"), Nearly),
+    ("--moe-router-pre-softmax", Absent, Nearly),
+    ("--moe-router-topk-scaling-factor", Absent, Nearly),
+    ("--moe-router-num-groups", Absent, Nearly),
+    ("--moe-router-group-topk", Absent, Nearly),
+    ("--moe-router-enable-expert-bias", Absent, Nearly),
+];
+
+/// Differences between the script's model and another: those that make it another model, and those that do not.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Compared {
+    pub(super) another: Vec<(&'static str, String)>,
+    pub(super) nearly: Vec<(&'static str, String)>,
+}
+
+/// Whether the script describes its model at all.
+pub(super) fn describes(doc: &Document) -> bool {
+    // Megatron-LM starts with none of them missing; a part of a script may lack the last.
+    let needed = [
+        "--num-layers",
+        "--hidden-size",
+        "--num-attention-heads",
+        "--max-position-embeddings",
+    ];
+    needed.iter().all(|key| doc.root.get(key).is_some())
+}
+
+/// The script's model beside `model`.
+///
+/// # Errors
+/// When the script's model is no transformer that decodes.
+pub(super) fn compare(doc: &Document, model: &ModelConfig) -> Result<Compared, ImportError> {
+    for key in ["--hybrid-layer-pattern", "--spec"] {
+        if doc.root.get(key).is_some() {
+            let message = "makes a model that is no decoder-only transformer of attention layers";
+            return Err(doc.unsupported(key, message));
+        }
+    }
+    let ours = megatron_options(model);
+    let mut compared = Compared::default();
+    let whole = describes(doc);
+    let rotary = ours.iter().any(|(name, _)| name == "--rotary-base");
+    let latent = doc.root.get("--multi-latent-attention").is_some();
+    let lists = [
+        (OPTIONS, true),
+        (ROTARY, rotary),
+        (GROUPED, !latent),
+        (LATENT, latent),
+        (
+            EXPERTS,
+            doc.root.get("--num-experts").is_some() && model.moe.is_some(),
+        ),
+    ];
+    for (options, counts) in lists {
+        for &(key, default, weight) in options.iter().filter(|_| counts) {
+            // A part of a model is compared where it speaks.
+            if !whole && doc.root.get(key).is_none() {
+                continue;
+            }
+            let said = said(doc, key, default);
+            // A variable of the environment is not known here.
+            if said.contains('$') {
+                continue;
+            }
+            let of_model = of_model(&ours, key, default);
+            if same(&said, &of_model) {
+                continue;
+            }
+            let message = format!(
+                "{}, but model {} has {}",
+                shown(&said),
+                model.name,
+                shown(&of_model)
+            );
+            match weight {
+                Another => compared.another.push((key, message)),
+                Nearly => compared.nearly.push((key, message)),
+            }
+        }
+    }
+    Ok(compared)
+}
+
+fn shown(value: &str) -> &str {
+    if value.is_empty() { "none" } else { value }
+}
+
+fn same(a: &str, b: &str) -> bool {
+    let number = |text: &str| text.parse::<f64>().ok();
+    match (number(a), number(b)) {
+        (Some(a), Some(b)) => (a - b).abs() <= 1e-9 * b.abs(),
+        _ => a == b,
+    }
+}
+
+/// What the script says, or Megatron-LM's default; empty for none.
+fn said(doc: &Document, key: &str, default: Silent) -> String {
+    let written = |key: &str| doc.root.get(key).map(|node| word(node));
+    // The number of groups counts with its switch only.
+    let used = key != "--num-query-groups" || doc.root.get("--group-query-attention").is_some();
+    if let Some(value) = written(key).filter(|_| used) {
+        return value;
+    }
+    let size = |key: &str| written(key).and_then(|text| text.parse::<u64>().ok());
+    let hidden = size("--hidden-size").unwrap_or(0);
+    match default {
+        Absent => String::new(),
+        Is(value) => value.to_owned(),
+        As("--ffn-hidden-size") => said(doc, "--ffn-hidden-size", FourTimes),
+        As(other) => written(other).unwrap_or_default(),
+        HeadWidth => match size("--num-attention-heads") {
+            Some(heads) if heads > 0 => (hidden / heads).to_string(),
+            _ => String::new(),
+        },
+        FourTimes if doc.root.get("--swiglu").is_some() => {
+            (hidden.saturating_mul(8) / 3 / 64 * 64).to_string()
+        }
+        FourTimes => hidden.saturating_mul(4).to_string(),
+    }
+}
+
+/// What the model's own options say.
+fn of_model(ours: &[(String, String)], key: &str, default: Silent) -> String {
+    let find = |key: &str| ours.iter().find(|(name, _)| name == key);
+    match (find(key), default) {
+        (Some((_, value)), _) => value.clone(),
+        (None, Is(value)) => value.to_owned(),
+        (None, As(other)) => find(other).map_or_else(String::new, |(_, value)| value.clone()),
+        (None, Absent | HeadWidth | FourTimes) => String::new(),
+    }
+}
+
+fn word(node: &Node) -> String {
+    match &node.value {
+        Value::Bool(true) => "on".to_owned(),
+        Value::Int(n) => n.to_string(),
+        Value::Float(f) => f.to_string(),
+        Value::Str(text) => text.clone(),
+        other => other.shown(),
+    }
+}

@@ -1,0 +1,87 @@
+//! The model that a torchtitan configuration names, beside a model that it may be.
+
+use catalog::model::ModelConfig;
+
+use super::document::Document;
+use super::error::ImportError;
+use crate::config::{Node, Value};
+use crate::export::Dialect;
+use crate::export::torchtitan::{DECODERS, Edition, flavors};
+
+/// The models that the file's flavor may stand for, with the key that names it; none where the file names none, or a
+/// flavor that is not in torchtitan's registries.
+///
+/// # Errors
+/// When the file is for a model that decodes no text.
+pub(super) fn named(
+    doc: &Document,
+) -> Result<Option<(&'static str, Vec<ModelConfig>)>, ImportError> {
+    if doc.dialect != Dialect::Torchtitan02 {
+        let edition = match doc.dialect {
+            Dialect::TorchtitanMain => Edition::PythonMain,
+            _ => Edition::Python03,
+        };
+        let name = doc.find("model_spec").and_then(registered);
+        let known = name.map(|name| flavors(edition, None, &name));
+        return Ok(known.filter(|k| !k.is_empty()).map(|k| ("model_spec", k)));
+    }
+    let module = doc.text("model.name")?;
+    if let Some(module) = module
+        && !DECODERS.contains(&module)
+    {
+        let message = format!(
+            "{module} is no model that this program knows; it knows {}",
+            DECODERS.join(", ")
+        );
+        return Err(doc.unsupported("model.name", &message));
+    }
+    let Some(name) = doc.text("model.flavor")? else {
+        return Ok(None);
+    };
+    let known = flavors(Edition::Toml02, module, name);
+    Ok((!known.is_empty()).then_some(("model.flavor", known)))
+}
+
+/// The flavor in `model_registry("8B", …)`.
+fn registered(node: &Node) -> Option<String> {
+    let text = match &node.value {
+        Value::Expression(text) | Value::Str(text) => text.as_str(),
+        _ => return None,
+    };
+    let arguments = text.trim().strip_prefix("model_registry(")?;
+    let quoted = arguments.trim_start().strip_prefix(['"', '\''])?;
+    quoted.split(['"', '\'']).next().map(str::to_owned)
+}
+
+/// In what a model is another than torchtitan's: sizes and parts, not the numbers of its arithmetic.
+pub(super) fn difference(theirs: &ModelConfig, model: &ModelConfig) -> Option<String> {
+    let parts = [
+        (
+            "layers",
+            theirs.layers.to_string(),
+            model.layers.to_string(),
+        ),
+        (
+            "hidden",
+            theirs.hidden.to_string(),
+            model.hidden.to_string(),
+        ),
+        ("vocab", theirs.vocab.to_string(), model.vocab.to_string()),
+        (
+            "attention",
+            format!("{:?}", theirs.attention),
+            format!("{:?}", model.attention),
+        ),
+        (
+            "moe",
+            format!("{:?}", theirs.moe),
+            format!("{:?}", model.moe),
+        ),
+        ("ffn", theirs.mlp.ffn.to_string(), model.mlp.ffn.to_string()),
+    ];
+    let routed = theirs.moe.is_some();
+    let differs = parts
+        .into_iter()
+        .find(|(part, a, b)| a != b && !(routed && *part == "ffn"));
+    differs.map(|(part, a, b)| format!("{part} {a}, but model {} has {b}", model.name))
+}
