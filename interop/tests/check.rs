@@ -63,10 +63,10 @@ fn wrong_keys_values_and_contradictions_are_found() {
     ds.json:2: `train_batch_size`: 33 is not a multiple of train_micro_batch_size_per_gpu 2 · gradient_accumulation_steps 4; the rest is the data-parallel size
     ds.json:5: `tensor_paralel`: unknown to deepspeed@0.19; did you mean `tensor_parallel`?
     ds.json:6: `zero_optimization.overlap_com`: unknown to deepspeed@0.19; did you mean `zero_optimization.overlap_comm`?
-    ds.json:6: `zero_optimization.stage3_prefetch_bucket_size`: has no effect at zero_optimization.stage 2
+    ds.json:6: warning: `zero_optimization.stage3_prefetch_bucket_size`: has no effect at zero_optimization.stage 2
     acc.yaml:4: `num_processes`: 8 is not the product of the parallel sizes, 4
     acc.yaml:7: `fsdp_config.fsdp_reshard_after_fwd`: unknown to accelerate@1.15; did you mean `fsdp_config.fsdp_reshard_after_forward`?
-    acc.yaml:8: `fsdp_config.fsdp_use_orig_params`: is of FSDP1; with fsdp_version 2 it is dropped
+    acc.yaml:8: warning: `fsdp_config.fsdp_use_orig_params`: is of FSDP1; with fsdp_version 2 it is dropped
     axolotl.yaml:3: `gradient_checkpoint`: unknown to axolotl@0.19; did you mean `gradient_checkpointing`?
     axolotl.yaml:4: `dp_shard_size`: needs fsdp_config
     nano.yaml:3: `parallelism.tp`: 3 does not divide the 32 attention heads
@@ -76,7 +76,7 @@ fn wrong_keys_values_and_contradictions_are_found() {
     bridge.py:7: `dataset.seq_length`: 8192 is not model.seq_length 4096
     run.sh:2: `--tensor-model-paralel-size`: unknown to megatron-lm@0.20; did you mean `--tensor-model-parallel-size`?
     run.sh:3: `--num-layers`: `ten` where a whole number is expected
-    run.sh:4: `--sequence-parallel`: has no effect without --tensor-model-parallel-size of at least 2; Megatron-LM switches it off
+    run.sh:4: warning: `--sequence-parallel`: has no effect without --tensor-model-parallel-size of at least 2; Megatron-LM switches it off
     run.sh:4: `--overlap-param-gather`: needs --use-distributed-optimizer or --use-megatron-fsdp
     run.sh:4: `--overlap-param-gather`: needs --overlap-grad-reduce
     run.sh:5: `--bf16`: `1` where no value is expected
@@ -348,6 +348,35 @@ proptest! {
                 let _ = import(&document, &given).map(|imported| imported.decisions.canonical());
             }
         }
-        let _ = training_log::parse(&text, "x").and_then(|log| log.steady("x", None, 1.0));
+        let _ = training_log::parse(&text, "x").and_then(|log| {
+            let size = training_log::StepSize {
+                tokens_per_gpu: 1.0,
+                sequences: 1.0,
+            };
+            log.steady("x", None, size)
+        });
     }
+}
+
+/// Test cases of Megatron-LM hold options in a YAML section; launchers hold a command as one word.
+#[test]
+fn options_are_found_where_people_put_them() {
+    let yaml = "ENV_VARS:\n  A: 1\nMODEL_ARGS:\n  --num-layers: 32\n  --hidden-size: 4096\n  --num-attention-heads: 32\n  --bf16: true\n  --sequence-parallel: false\n  --micro-batch-size: 2\n";
+    let document = Document::read(yaml, "model_config.yaml", None, &|_| None).expect("YAML");
+    assert_eq!(document.dialect, Dialect::MegatronLm);
+    assert_eq!(
+        document.size("--micro-batch-size").expect("a size"),
+        Some(2)
+    );
+    assert_eq!(document.flag("--bf16").expect("a flag"), Some(true));
+    assert_eq!(document.flag("--sequence-parallel").expect("a flag"), None);
+    assert!(findings("model_config.yaml", yaml, None).is_empty());
+
+    let srun = "srun -l --verbose --output=log sh -c \"torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 4 --bf16\"\n";
+    let document = Document::read(srun, "run.sh", None, &|_| None).expect("shell");
+    assert_eq!(document.size("--num-layers").expect("a size"), Some(4));
+    assert!(document.find("--verbose").is_none() && document.find("--output").is_none());
+    let nsys = "nsys profile --force-overwrite true torchrun pretrain_gpt.py --num-layers 4\n";
+    let document = Document::read(nsys, "run.sh", None, &|_| None).expect("shell");
+    assert!(document.find("--force-overwrite").is_none());
 }

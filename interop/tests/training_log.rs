@@ -1,6 +1,14 @@
 //! Training logs in the words of the systems that print them.
 
-use interop::training_log::{LogSystem, parse};
+use interop::training_log::{LogSystem, StepSize, parse};
+
+/// Steps of that many tokens per device, of 128 sequences.
+fn size(tokens_per_gpu: f64) -> StepSize {
+    StepSize {
+        tokens_per_gpu,
+        sequences: 128.0,
+    }
+}
 
 const MEGATRON: &str = "\
  [2026-05-01 12:00:00.000000] iteration        1/  500000 | consumed samples:          128 | elapsed time per iteration (ms): 21234.5 | throughput per GPU (TFLOP/s/GPU): 40.1 | learning rate: 1.500000E-04 | global batch size:   128 | lm loss: 1.2E+01 | loss scale: 1.0 | grad norm: 9.001 | number of skipped iterations:   0 | number of nan iterations:   0 |
@@ -46,7 +54,7 @@ fn each_system_is_read() {
     );
     assert_eq!(log.steps[1].tokens_per_s_per_gpu, Some(7123.0));
     assert_eq!(log.reserved, Some((61.25 * 1024f64.powi(3)) as u64));
-    let steady = log.steady("t.log", Some(1), 7200.0).expect("steps");
+    let steady = log.steady("t.log", Some(1), size(7200.0)).expect("steps");
     assert_eq!(steady.seconds[0], 1.0);
 
     let log = parse(NANOTRON, "n.log").expect("read");
@@ -59,7 +67,7 @@ fn each_system_is_read() {
 #[test]
 fn the_median_stands_apart_from_warm_up_and_outliers() {
     let log = parse(MEGATRON, "m.log").expect("read");
-    let steady = log.steady("m.log", None, 1.0).expect("steps");
+    let steady = log.steady("m.log", None, size(1.0)).expect("steps");
     assert_eq!(
         (steady.warmup, steady.median(), steady.slow()),
         (2, 2.01, 1)
@@ -79,7 +87,9 @@ fn malformed_logs_say_where() {
     check(
         "hello\n",
         "x.log: no training step is found; lines of Megatron-LM (`iteration … elapsed time per iteration (ms): …`), \
-         torchtitan (`step: … tps: …`) and nanotron (`iteration: … tokens_per_sec_per_gpu: …`) are read",
+         torchtitan (`step: … tps: …`), nanotron (`iteration: … tokens_per_sec_per_gpu: …`), DeepSpeed \
+         (`CurrSamplesPerSec=…`), NeMo (`train_step_timing in s: …`), MaxText (`completed step: … seconds: …`), Hugging \
+         Face's Trainer (`10/100 [… 2.10s/it]`) and `run --log` are read",
     );
     check(
         "\n iteration 1/ 5 | elapsed time per iteration (ms): fast |\n",
@@ -90,7 +100,9 @@ fn malformed_logs_say_where() {
         "x.log:1: `tps`: `many` is not a number",
     );
     let log = parse(TITAN, "t.log").expect("read");
-    let error = log.steady("t.log", Some(9), 1.0).expect_err("nothing left");
+    let error = log
+        .steady("t.log", Some(9), size(1.0))
+        .expect_err("nothing left");
     assert_eq!(
         error.to_string(),
         "t.log: 3 steps are logged, and 9 are warm-up; give a longer log or a smaller --warmup"
@@ -109,6 +121,67 @@ fn numbers_beyond_any_run_are_refused() {
 #[test]
 fn a_rate_of_nothing_makes_no_step() {
     let log = parse("step: 1 tps: 700\nstep: 2 tps: 1e-308\n", "t.log").expect("read");
-    let steady = log.steady("t.log", Some(0), 7000.0).expect("one step");
+    let steady = log
+        .steady("t.log", Some(0), size(7000.0))
+        .expect("one step");
     assert_eq!(steady.seconds, [10.0]);
+}
+
+#[test]
+fn further_systems_are_read() {
+    let cases = [
+        (
+            LogSystem::DeepSpeed,
+            "[2026-05-01 12:00:00,000] [INFO] [timer.py:264:stop] epoch=0/micro_step=40/global_step=20, RunningAvgSamplesPerSec=60.0, CurrSamplesPerSec=64.0, MemAllocated=10.5GB, MaxMemAllocated=30.1GB",
+            (20, 2.0),
+        ),
+        (
+            LogSystem::NeMo,
+            "Training epoch 0, iteration 45/99 | lr: 6.897e-06 | global_batch_size: 128 | global_step: 45 | max_memory_reserved: 127785762816 | reduced_train_loss: 11.96 | train_step_timing in s: 6.08 | TFLOPS_per_GPU: 1.249e+03 | consumed_samples: 5888",
+            (45, 6.08),
+        ),
+        (
+            LogSystem::MaxText,
+            "completed step: 9, seconds: 3.139, TFLOP/s/device: 419.7, Tokens/s/device: 7831.5, total_weights: 98304, loss: 6.7",
+            (9, 3.139),
+        ),
+        (
+            LogSystem::Trainer,
+            "Loading checkpoint shards: 100%|##| 4/4 [00:05<00:00,  1.30s/it]\n  9%|9   | 9/100 [00:19<03:09,  2.20s/it]\r 10%|#   | 10/100 [00:21<03:09,  2.10s/it]",
+            (9, 2.2),
+        ),
+        (
+            LogSystem::Own,
+            "{\"step\":3,\"loss\":1.5,\"gradient_norm\":0.1,\"step_time_s\":0.25,\"tokens_per_s\":10.0,\"mfu\":null,\"peak_memory_bytes\":1024}",
+            (3, 0.25),
+        ),
+    ];
+    for (system, text, (step, seconds)) in cases {
+        let log = parse(text, "x.log").expect("read");
+        assert_eq!((log.system, log.steps[0].step), (system, step));
+        let steady = log.steady("x.log", Some(0), size(1.0)).expect("a step");
+        let longest = steady.seconds.last().copied();
+        assert_eq!(longest, Some(seconds), "{system:?}");
+    }
+}
+
+/// Ranks write the same step, into each other's lines, and validate between steps.
+#[test]
+fn noise_is_counted_and_left_out() {
+    let line = |rank: u64, step: u64| {
+        format!(
+            "[rank{rank}]:step: {step}  loss: 9.1  memory: 61.25GiB(77.36%)  tps: 7,200  tflops: 416.80\n"
+        )
+    };
+    let mut text = String::new();
+    for step in 1..=10 {
+        for rank in 0..4 {
+            text.push_str(&line(rank, step));
+        }
+    }
+    text.push_str("validate step: 10  loss: 9.0  memory: 79.00GiB(99.00%)  tps: 20,000\n");
+    text.push_str("step: 11  memory: [rank3]:step: 11  loss: 9.1  memory: x  tps: 7,\n");
+    let log = parse(&text, "t.log").expect("read");
+    assert_eq!((log.steps.len(), log.repeated, log.garbled), (10, 30, 1));
+    assert_eq!(log.reserved, Some((61.25 * 1024f64.powi(3)) as u64));
 }

@@ -91,7 +91,7 @@ pub(crate) struct ImportArgs {
 /// `diagnose`.
 #[derive(Args, Debug)]
 pub(crate) struct DiagnoseArgs {
-    /// Training log of Megatron-LM, torchtitan or nanotron
+    /// Training log of Megatron-LM, torchtitan, nanotron, DeepSpeed, NeMo, MaxText, Hugging Face's Trainer or `run`
     pub(crate) log: PathBuf,
     /// The plan that the run was of
     #[arg(long)]

@@ -48,6 +48,10 @@ struct MeasuredJson {
     peak_allocated_bytes: Option<u64>,
     peak_reserved_bytes: Option<u64>,
     allocation_retries: u64,
+    /// Lines of steps that were left out because ranks wrote into one another's.
+    garbled_lines: usize,
+    /// Lines that repeated a step, as when several ranks log it.
+    repeated_lines: usize,
 }
 
 #[derive(Serialize)]
@@ -78,6 +82,15 @@ pub(crate) fn run(args: &DiagnoseArgs) -> Result<ExitCode, CliError> {
         to.say(args.format.quiet, "cluster");
         Ok::<_, CliError>(())
     });
+    let left_out = [
+        (run.log.garbled, "hold garbled steps and are left out"),
+        (run.log.repeated, "repeat a step and count once"),
+    ];
+    for (lines, what) in left_out {
+        if lines > 0 {
+            output::note(args.format.quiet, &format!("note: {lines} lines {what}"));
+        }
+    }
     if args.format.json {
         output::json(&document(args, &run, &hypotheses))?;
     } else {
@@ -117,6 +130,8 @@ fn document(args: &DiagnoseArgs, run: &LoggedRun, hypotheses: &[Hypothesis]) -> 
             peak_allocated_bytes: run.log.allocated,
             peak_reserved_bytes: run.log.reserved,
             allocation_retries: run.log.retries,
+            garbled_lines: run.log.garbled,
+            repeated_lines: run.log.repeated,
         },
         predicted: PredictedJson::from(&run.prediction),
         step_time_ratio: run.steady.median() / run.prediction.step_time.0,
@@ -140,6 +155,11 @@ fn system(system: LogSystem) -> &'static str {
         LogSystem::Megatron => "megatron-lm",
         LogSystem::Torchtitan => "torchtitan",
         LogSystem::Nanotron => "nanotron",
+        LogSystem::DeepSpeed => "deepspeed",
+        LogSystem::NeMo => "nemo",
+        LogSystem::MaxText => "maxtext",
+        LogSystem::Trainer => "transformers",
+        LogSystem::Own => "vescale-plan",
     }
 }
 

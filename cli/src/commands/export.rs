@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use catalog::files::{self, FolderDestination, Kind, NamedFile, Replace};
+use interop::check::Severity;
 use interop::config::escape;
 use interop::export::{
-    self, Dialect, ExportError, Exported, ExportedFile, Inputs, Job, Launcher, Refusal,
+    self, Dialect, ExportError, Exported, ExportedFile, Inputs, Job, Launcher, Refusal, Unfilled,
 };
 use plans::{Strategy, grammar};
 use serde::Serialize;
@@ -33,6 +34,15 @@ struct ExportJson {
 struct UnfilledJson {
     name: &'static str,
     what: String,
+}
+
+impl UnfilledJson {
+    fn of(unfilled: &Unfilled) -> Self {
+        Self {
+            name: unfilled.name,
+            what: unfilled.what.clone(),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -116,12 +126,13 @@ struct CheckJson {
 
 #[derive(Serialize)]
 struct FindingJson {
+    severity: &'static str,
     line: usize,
     key: String,
     message: String,
 }
 
-/// Checks a configuration; exit code 4 when anything is wrong.
+/// Checks a configuration; exit code 4 when anything is wrong, 0 when there are warnings only.
 fn checked(args: &ExportArgs, file: &Path, dialect: Option<Dialect>) -> Result<ExitCode, CliError> {
     let document = document(file, dialect)?;
     let model = args
@@ -130,6 +141,10 @@ fn checked(args: &ExportArgs, file: &Path, dialect: Option<Dialect>) -> Result<E
         .map(catalog::load::model)
         .transpose()?;
     let findings = interop::check::check(&document, model.as_deref())?;
+    let errors = findings
+        .iter()
+        .filter(|f| f.severity == Severity::Error)
+        .count();
     if args.format.json {
         output::json(&CheckJson {
             schema_version: SCHEMA_VERSION,
@@ -138,6 +153,10 @@ fn checked(args: &ExportArgs, file: &Path, dialect: Option<Dialect>) -> Result<E
             findings: findings
                 .iter()
                 .map(|f| FindingJson {
+                    severity: match f.severity {
+                        Severity::Error => "error",
+                        Severity::Warning => "warning",
+                    },
                     line: f.line,
                     key: f.key.clone(),
                     message: f.message.clone(),
@@ -149,14 +168,14 @@ fn checked(args: &ExportArgs, file: &Path, dialect: Option<Dialect>) -> Result<E
             output::print(&format!("{finding}\n"));
         }
         let name = document.dialect.name();
-        let verdict = match findings.len() {
+        let verdict = match errors {
             0 => format!("{}: fit for {name}", document.path),
             1 => format!("{}: 1 thing is wrong for {name}", document.path),
             n => format!("{}: {n} things are wrong for {name}", document.path),
         };
         output::note(args.format.quiet, &verdict);
     }
-    Ok(if findings.is_empty() {
+    Ok(if errors == 0 {
         ExitCode::SUCCESS
     } else {
         ExitCode::from(code::EXPORT_INVALID)
@@ -199,14 +218,7 @@ fn finish(
         None => Ok(Vec::new()),
     };
     let assumptions = assumptions::priced(loaded, &exported.unmet);
-    for unfilled in &exported.unfilled {
-        let line = format!("fill in {}: {}", unfilled.name, unfilled.what);
-        output::note(args.format.quiet, &line);
-    }
-    let differences = assumptions::sentences(loaded, &exported.unmet, &assumptions);
-    for note in exported.notes.iter().chain(&differences) {
-        output::note(args.format.quiet, &format!("note: {note}"));
-    }
+    notes(args, loaded, exported, &assumptions);
     let folder = args.output.as_ref().filter(|_| saved.is_ok());
     let path = |file: &ExportedFile| folder.map(|folder| folder.join(&file.name));
     if args.format.json {
@@ -223,14 +235,7 @@ fn finish(
                     text: f.text.clone(),
                 })
                 .collect(),
-            unfilled: exported
-                .unfilled
-                .iter()
-                .map(|u| UnfilledJson {
-                    name: u.name,
-                    what: u.what.clone(),
-                })
-                .collect(),
+            unfilled: exported.unfilled.iter().map(UnfilledJson::of).collect(),
             assumptions,
             notes: exported.notes.clone(),
         })?;
@@ -257,6 +262,18 @@ fn finish(
     }
     saved?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What is still to be filled in, and what the target does less or otherwise.
+fn notes(args: &ExportArgs, loaded: &Loaded, exported: &Exported, assumptions: &[AssumptionJson]) {
+    for unfilled in &exported.unfilled {
+        let line = format!("fill in {}: {}", unfilled.name, unfilled.what);
+        output::note(args.format.quiet, &line);
+    }
+    let differences = assumptions::sentences(loaded, &exported.unmet, assumptions);
+    for note in exported.notes.iter().chain(&differences) {
+        output::note(args.format.quiet, &format!("note: {note}"));
+    }
 }
 
 fn write(to: &FolderDestination, files: &[ExportedFile]) -> Result<Vec<PathBuf>, CliError> {

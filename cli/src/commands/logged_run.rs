@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use interop::training_log::{self, Steady, TrainingLog};
+use interop::training_log::{self, Steady, StepSize, TrainingLog};
 use plans::Prediction;
 
 use crate::commands::plan::{self, Loaded};
@@ -23,8 +23,11 @@ pub(crate) fn read(log: &Path, plan: &Path, warmup: Option<usize>) -> Result<Log
     let text = catalog::text::read(log)?;
     let parsed = training_log::parse(&text, &shown)?;
     let workload = &loaded.costs.scenario().workload;
-    let tokens = workload.tokens_per_step() as f64 / workload.gpus as f64;
-    let steady = parsed.steady(&shown, warmup, tokens)?;
+    let size = StepSize {
+        tokens_per_gpu: workload.tokens_per_step() as f64 / workload.gpus as f64,
+        sequences: workload.global_batch as f64,
+    };
+    let steady = parsed.steady(&shown, warmup, size)?;
     let prediction = loaded.costs.predict(&loaded.strategy)?;
     Ok(LoggedRun {
         loaded,

@@ -1,10 +1,10 @@
-//! Training logs of Megatron-LM, torchtitan and nanotron, as `diagnose` reads them.
+//! Training logs, as `diagnose` reads them.
 
 use std::sync::OnceLock;
 
 use accuracy::diagnose::{Measured, diagnose};
 use costmodel::CostModel;
-use interop::training_log::{LogError, Steady, TrainingLog, parse};
+use interop::training_log::{LogError, Steady, StepSize, TrainingLog, parse};
 use plans::{Prediction, Strategy};
 
 use crate::mutate;
@@ -16,7 +16,13 @@ use crate::target::{Depth, Pool, Target};
 /// Training logs.
 pub(super) struct Logs;
 
-const SEEDS: [&str; 4] = [
+/// A step of that many tokens per device.
+const SIZE: StepSize = StepSize {
+    tokens_per_gpu: 8192.0,
+    sequences: 64.0,
+};
+
+const SEEDS: [&str; 5] = [
     " iteration        1/     100 | consumed samples:          64 | elapsed time per iteration (ms): 21234.5 | throughput per GPU (TFLOP/s/GPU): 40.1 | global batch size:    64 | lm loss: 1.2E+01 |\n\
      [Rank 0] (after 1 iterations) memory (MB) | allocated: 20000.25 | max allocated: 40960.50 | reserved: 50000.00 | max reserved: 51200.00\n \
      iteration        2/     100 | elapsed time per iteration (ms): 2100.0 | throughput per GPU (TFLOP/s/GPU): 401.0 | global batch size:    64 |\n \
@@ -29,6 +35,11 @@ const SEEDS: [&str; 4] = [
     "[INFO]: iteration: 1 / 2000 | consumed_tokens: 1.05M | time_per_iteration_ms: 12.3K | tokens_per_sec: 85.3K | tokens_per_sec_per_gpu: 10.7K | global_batch_size: 1.05M |\n\
      [INFO]:  Memory usage: 9000.25MiB. Peak allocated 30720.00MiB. Peak reserved: 40960.00MiB\n\
      [INFO]: iteration: 2 / 2000 | time_per_iteration_ms: 987 | tokens_per_sec: 1.06M | tokens_per_sec_per_gpu: 133K |\n",
+    "epoch=0/micro_step=40/global_step=20, RunningAvgSamplesPerSec=60.0, CurrSamplesPerSec=64.0\n\
+     Training epoch 0, iteration 45/99 | global_step: 45 | train_step_timing in s: 6.08 | TFLOPS_per_GPU: 1.249e+03 |\n\
+     completed step: 9, seconds: 3.139, TFLOP/s/device: 419.7, Tokens/s/device: 7831.5, loss: 6.7\n  \
+     9%|9   | 9/100 [00:19<03:09,  2.20s/it]\r 10%|#   | 10/100 [00:21<03:09,  2.10s/it]\n\
+     {\"step\":3,\"step_time_s\":0.25,\"peak_memory_bytes\":1024}\n",
     "starting\n iteration 7/ 9 | elapsed time per iteration (ms): 1e3 |\nstep: 3 tps: 1e6\n",
 ];
 
@@ -64,7 +75,7 @@ impl Target for Logs {
         ));
         of_log(&log, &mut outcome);
         for warmup in [None, Some(0), Some(1)] {
-            match log.steady("input", warmup, 8192.0) {
+            match log.steady("input", warmup, SIZE) {
                 Ok(steady) => {
                     of_times(&steady, &mut outcome);
                     if depth == Depth::Use {

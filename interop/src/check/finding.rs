@@ -2,9 +2,20 @@
 
 use crate::config::place;
 
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    /// The system refuses the file, or does something else than it says.
+    Error,
+    /// The system drops the key or switches it off, which changes nothing else.
+    Warning,
+}
+
 /// Something wrong with a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
+    /// How bad it is.
+    pub severity: Severity,
     /// File.
     pub path: String,
     /// Line, 0 if unknown.
@@ -18,6 +29,10 @@ pub struct Finding {
 impl std::fmt::Display for Finding {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let place = place(&self.path, self.line);
-        write!(f, "{place}: `{}`: {}", self.key, self.message)
+        let kind = match self.severity {
+            Severity::Error => "",
+            Severity::Warning => "warning: ",
+        };
+        write!(f, "{place}: {kind}`{}`: {}", self.key, self.message)
     }
 }

@@ -4,7 +4,7 @@
 mod finding;
 mod rules;
 
-pub use self::finding::Finding;
+pub use self::finding::{Finding, Severity};
 
 use catalog::model::ModelConfig;
 
@@ -65,6 +65,7 @@ fn left_open(doc: &Document, prefix: &str, node: &Node, findings: &mut Vec<Findi
     match &node.value {
         Value::Str(text) | Value::Expression(text) if text.contains(PLACEHOLDER) => {
             findings.push(Finding {
+                severity: Severity::Error,
                 path: doc.path.clone(),
                 line: node.line,
                 key: prefix.to_owned(),
@@ -98,6 +99,7 @@ fn value(doc: &Document, schema: &Schema, key: &str, node: &Node, findings: &mut
     let hints = findings.len() < MOST_HINTS;
     let mut found = |message: String| {
         findings.push(Finding {
+            severity: Severity::Error,
             path: doc.path.clone(),
             line: node.line,
             key: key.to_owned(),

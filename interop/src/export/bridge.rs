@@ -51,7 +51,7 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
         Precision::Fp32 => None,
         Precision::Fp16 => Some("fp16_mixed"),
         Precision::Bf16 => Some("bf16_mixed"),
-        Precision::Fp8 if job.runtime.rewrites.contains(&Rewrite::ScaleDynamically) => {
+        Precision::Fp8 if job.assumes(Rewrite::ScaleDynamically) => {
             Some("bf16_with_fp8_current_scaling_mixed")
         }
         Precision::Fp8 => Some("bf16_with_fp8_delayed_scaling_mixed"),

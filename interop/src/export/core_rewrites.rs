@@ -2,19 +2,18 @@
 
 use catalog::model::{Activation, AttentionKind, ModelConfig, Position};
 use catalog::runtime::{AttentionKernel, Rewrite};
-use catalog::{Precision, RopeScaling, Zero};
+use catalog::{RopeScaling, Zero};
 
-use super::assumptions::{Stance, unmet};
 use super::core_model::Field;
 use super::job::Job;
 use super::refusal::Limits;
-use plans::decisions::Recompute;
+use super::stance::Stance::{Always, Never, Written};
+use super::stance::{Table, fp8, recomputes, sends_whole, unmet};
 
 /// The fields that make Megatron-Core do what the prediction assumed; where none does, the assumption is collected.
 pub(crate) fn fields(job: &Job<'_>, limits: &mut Limits) -> Vec<Field> {
-    let assumed = &job.runtime.rewrites;
-    limits.unmet = unmet(assumed, |rewrite| stance(rewrite, job));
-    let assumes = |rewrite| assumed.contains(&rewrite);
+    limits.unmet = unmet(TABLE, job);
+    let assumes = |rewrite| job.assumes(rewrite);
     let mut fields: Vec<Field> = vec![
         (
             "bias_dropout_fusion",
@@ -72,102 +71,163 @@ fn fusible_rotation(model: &ModelConfig) -> bool {
     matches!(model.position, Position::Rope { .. }) && yarn == latent
 }
 
-fn stance(rewrite: Rewrite, job: &Job<'_>) -> Stance {
-    let (d, model) = (job.decisions, job.model);
-    let fp8 = job.workload.precision == Precision::Fp8;
-    let only = |here: bool, stance: Stance| if here { stance } else { Stance::Absent };
-    let gelu = model.mlp.activation == Activation::Gelu;
-    let recomputes = !matches!(d.recompute, Recompute::None | Recompute::Layers(0));
-    match rewrite {
-        Rewrite::FuseBiasDropoutAdd
-        | Rewrite::FuseScaledMaskedSoftmax
-        | Rewrite::FuseGradientAccumulation
-        | Rewrite::FuseCrossEntropy
-        | Rewrite::FusePermute
-        | Rewrite::FuseSwiglu => Stance::Written,
-        Rewrite::FuseRope if fusible_rotation(model) => Stance::Written,
-        Rewrite::FuseRope => only(
-            matches!(model.position, Position::Rope { .. }),
-            Stance::Never("it has no kernel that rotates queries and keys as this model does"),
-        ),
-        // The file sets the recipe of 8-bit scales by it.
-        Rewrite::ScaleDynamically => Stance::Written,
-        Rewrite::FuseBiasGelu if model.constants.gelu_tanh => only(
-            gelu && model.mlp.bias,
-            Stance::Always("GELU by tanh is the fused one"),
-        ),
-        Rewrite::FuseBiasGelu => only(gelu, Stance::Never("exact GELU is not fused")),
-        Rewrite::FuseProjections => {
-            Stance::Always("linear_qkv and linear_fc1 are one product each")
-        }
-        Rewrite::FuseNorm => Stance::Always("norms are Transformer Engine's"),
-        Rewrite::FusedOptimizer => Stance::Always("its Adam is one kernel over all tensors"),
-        Rewrite::InPlaceCrossEntropy => only(
-            !job.runtime.rewrites.contains(&Rewrite::FuseCrossEntropy),
-            Stance::Always("its vocabulary-parallel loss works in place"),
-        ),
-        Rewrite::AccumulateGradients => only(
-            !job.runtime
-                .rewrites
-                .contains(&Rewrite::FuseGradientAccumulation),
-            Stance::Always("its hook adds gradients to the buffer"),
-        ),
-        Rewrite::RegatherSequenceParallelInput => only(
-            d.sequence_parallel,
-            Stance::Always("column-parallel layers gather their input again"),
-        ),
-        Rewrite::AsyncTensorParallelBackward => only(
-            d.tp > 1,
-            Stance::Always("gradients of inputs are reduced beside those of weights"),
-        ),
-        Rewrite::SaveQuantisedInputs => {
-            only(fp8, Stance::Always("Transformer Engine saves 8-bit inputs"))
-        }
-        Rewrite::KeepStageOutput => only(d.pp > 1, Stance::Never("it frees the stage's output")),
-        Rewrite::ScatterGatherTransfer => only(
-            d.pp > 1 && d.tp > 1 && !d.sequence_parallel,
-            Stance::Never("whole activations are sent between stages"),
-        ),
-        Rewrite::EarlyStopRecompute => only(
-            recomputes,
-            Stance::Never("its checkpoints run the whole forward pass again"),
-        ),
-        Rewrite::GatherQuantised => only(
-            fp8 && d.tp > 1,
-            Stance::Never("8-bit gathers need user buffers that the file does not configure"),
-        ),
-        Rewrite::WideExperts => only(
-            fp8 && model.moe.is_some(),
-            Stance::Never("experts run in 8 bits too"),
-        ),
-        Rewrite::RowwiseScaling => only(fp8, Stance::Never("its scales are per tensor")),
-        Rewrite::AllReduceGradients => only(
-            d.zero == Zero::Z1,
-            Stance::Never("the distributed optimizer reduces by reduce-scatter"),
-        ),
-        Rewrite::FusePointwise => Stance::Never("it does not compile layers"),
-        Rewrite::CudaGraph => Stance::Never("the file captures no CUDA graphs"),
-        Rewrite::FuseBiasEpilogue | Rewrite::FuseGeluEpilogue => only(
-            model.mlp.bias,
-            Stance::Never("biases are added by kernels of their own"),
-        ),
-        Rewrite::NormInF32 => Stance::Never("norms keep their 16-bit inputs"),
-        Rewrite::KeepRowIndices => only(
-            model.moe.is_some(),
-            Stance::Never("the router keeps one map of rows"),
-        ),
-        Rewrite::FlattenGradients | Rewrite::CopyShards | Rewrite::CopyGradientsForStep => {
-            Stance::Never("gradients lie in one buffer from backward on")
-        }
-        Rewrite::GatherTensorByTensor => only(
-            d.zero == Zero::Z3,
-            Stance::Never("parameters are gathered in buckets"),
-        ),
-        Rewrite::KeepAttentionProjections
-        | Rewrite::KeepOutputProjection
-        | Rewrite::KeepSelected => only(
-            d.recompute == Recompute::SelectiveOps,
-            Stance::Never("it does not choose operators to keep"),
-        ),
-    }
+fn gelu(job: &Job<'_>) -> bool {
+    job.model.mlp.activation == Activation::Gelu
 }
+
+/// What Megatron-Core does of each rewrite.
+pub(crate) const TABLE: &Table = &[
+    (Rewrite::FuseBiasDropoutAdd, |_| true, Written),
+    (Rewrite::FuseScaledMaskedSoftmax, |_| true, Written),
+    (Rewrite::FuseGradientAccumulation, |_| true, Written),
+    (Rewrite::FuseCrossEntropy, |_| true, Written),
+    (Rewrite::FusePermute, |_| true, Written),
+    (Rewrite::FuseSwiglu, |_| true, Written),
+    // The file sets the recipe of 8-bit scales by it.
+    (Rewrite::ScaleDynamically, |_| true, Written),
+    (Rewrite::FuseRope, |j| fusible_rotation(j.model), Written),
+    (
+        Rewrite::FuseRope,
+        |j| matches!(j.model.position, Position::Rope { .. }),
+        Never("it has no kernel that rotates queries and keys as this model does"),
+    ),
+    (
+        Rewrite::FuseBiasGelu,
+        |j| gelu(j) && j.model.mlp.bias && j.model.constants.gelu_tanh,
+        Always("GELU by tanh is the fused one"),
+    ),
+    (
+        Rewrite::FuseBiasGelu,
+        gelu,
+        Never("exact GELU is not fused"),
+    ),
+    (
+        Rewrite::FuseProjections,
+        |_| true,
+        Always("linear_qkv and linear_fc1 are one product each"),
+    ),
+    (
+        Rewrite::FuseNorm,
+        |_| true,
+        Always("norms are Transformer Engine's"),
+    ),
+    (
+        Rewrite::FusedOptimizer,
+        |_| true,
+        Always("its Adam is one kernel over all tensors"),
+    ),
+    (
+        Rewrite::InPlaceCrossEntropy,
+        |j| !j.assumes(Rewrite::FuseCrossEntropy),
+        Always("its vocabulary-parallel loss works in place"),
+    ),
+    (
+        Rewrite::AccumulateGradients,
+        |j| !j.assumes(Rewrite::FuseGradientAccumulation),
+        Always("its hook adds gradients to the buffer"),
+    ),
+    (
+        Rewrite::RegatherSequenceParallelInput,
+        |j| j.decisions.sequence_parallel,
+        Always("column-parallel layers gather their input again"),
+    ),
+    (
+        Rewrite::AsyncTensorParallelBackward,
+        |j| j.decisions.tp > 1,
+        Always("gradients of inputs are reduced beside those of weights"),
+    ),
+    (
+        Rewrite::SaveQuantisedInputs,
+        fp8,
+        Always("Transformer Engine saves 8-bit inputs"),
+    ),
+    (
+        Rewrite::KeepStageOutput,
+        |j| j.decisions.pp > 1,
+        Never("it frees the stage's output"),
+    ),
+    (
+        Rewrite::ScatterGatherTransfer,
+        sends_whole,
+        Never("whole activations are sent"),
+    ),
+    (
+        Rewrite::EarlyStopRecompute,
+        recomputes,
+        Never("its checkpoints run the whole forward pass again"),
+    ),
+    (
+        Rewrite::GatherQuantised,
+        |j| fp8(j) && j.decisions.tp > 1,
+        Never("8-bit gathers need user buffers that the file does not configure"),
+    ),
+    (
+        Rewrite::WideExperts,
+        |j| fp8(j) && j.model.moe.is_some(),
+        Never("experts run in 8 bits too"),
+    ),
+    (
+        Rewrite::RowwiseScaling,
+        fp8,
+        Never("its scales are per tensor"),
+    ),
+    (
+        Rewrite::AllReduceGradients,
+        |j| j.decisions.zero == Zero::Z1,
+        Never("the distributed optimizer reduces by reduce-scatter"),
+    ),
+    (
+        Rewrite::GatherTensorByTensor,
+        |j| j.decisions.zero == Zero::Z3,
+        Never("parameters are gathered in buckets"),
+    ),
+    (
+        Rewrite::FusePointwise,
+        |_| true,
+        Never("it does not compile layers"),
+    ),
+    (
+        Rewrite::CudaGraph,
+        |_| true,
+        Never("the file captures no CUDA graphs"),
+    ),
+    (
+        Rewrite::FuseBiasEpilogue,
+        |j| j.model.mlp.bias,
+        Never("biases have kernels of their own"),
+    ),
+    (
+        Rewrite::FuseGeluEpilogue,
+        |j| j.model.mlp.bias,
+        Never("GELU has a kernel of its own"),
+    ),
+    (
+        Rewrite::NormInF32,
+        |_| true,
+        Never("norms keep their 16-bit inputs"),
+    ),
+    (
+        Rewrite::KeepRowIndices,
+        |j| j.model.moe.is_some(),
+        Never("the router keeps one map of rows"),
+    ),
+    (
+        Rewrite::FlattenGradients,
+        |_| true,
+        Never("gradients lie in one buffer from backward on"),
+    ),
+    (
+        Rewrite::CopyShards,
+        |_| true,
+        Never("gathered parameters are used where they lie"),
+    ),
+    (
+        Rewrite::CopyGradientsForStep,
+        |_| true,
+        Never("the step reads the buffer of gradients"),
+    ),
+    // Which operators are kept cannot be chosen: such plans are refused.
+    (Rewrite::KeepAttentionProjections, |_| false, Written),
+    (Rewrite::KeepOutputProjection, |_| false, Written),
+    (Rewrite::KeepSelected, |_| false, Written),
+];

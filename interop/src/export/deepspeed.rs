@@ -7,7 +7,7 @@ use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
 use super::refusal::Limits;
 use super::script::{self, TRAIN_SCRIPT};
-use super::script_rewrites::{self, System};
+use super::script_rewrites;
 use crate::config::{Node, write};
 use plans::decisions::{Decisions, Recompute};
 use plans::grammar::recompute_name;
@@ -24,7 +24,33 @@ pub(crate) fn program(job: &Job<'_>) -> Program {
 
 /// The model is the training script's: the file holds nothing of it.
 pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
-    let w = job.workload;
+    refuse(job, limits);
+    script::inputs(limits);
+    script_rewrites::collect(job, script_rewrites::DEEPSPEED, limits);
+    notes(job, limits);
+    let mut root = Node::table();
+    precision(job, &mut root);
+    decided(job, &mut root);
+    vec![Draft::new(FILE, Heading::Nowhere, write::json(&root))]
+}
+
+fn precision(job: &Job<'_>, root: &mut Node) {
+    let precision = job.workload.precision;
+    match precision {
+        Precision::Fp32 | Precision::Fp8 => return,
+        Precision::Fp16 => root.set("fp16.enabled", true),
+        Precision::Bf16 => root.set("bf16.enabled", true),
+    }
+    let reduced = match job.runtime.states.reduce {
+        DType::F32 => "fp32",
+        _ if precision == Precision::Fp16 => "fp16",
+        _ => "bf16",
+    };
+    root.set("communication_data_type", reduced);
+}
+
+/// Every decision.
+fn decided(job: &Job<'_>, root: &mut Node) {
     let Decisions {
         tp,
         // Refused above 1, with all that pipelines have.
@@ -60,37 +86,10 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
                 pipeline: _,
             },
     } = job.decisions;
-    refuse(job, limits);
-    script::inputs(limits);
-    script_rewrites::collect(job, System::DeepSpeed, limits);
-    let mut root = Node::table();
-    root.set("train_batch_size", w.global_batch);
+    root.set("train_batch_size", job.workload.global_batch);
     root.set("train_micro_batch_size_per_gpu", *micro_batch);
     root.set("gradient_accumulation_steps", *num_micro_batches);
-    match w.precision {
-        Precision::Fp32 | Precision::Fp8 => {}
-        Precision::Fp16 => root.set("fp16.enabled", true),
-        Precision::Bf16 => root.set("bf16.enabled", true),
-    }
-    let reduced = match job.runtime.states.reduce {
-        DType::F32 => "fp32",
-        _ if w.precision == Precision::Fp16 => "fp16",
-        _ => "bf16",
-    };
-    if w.precision != Precision::Fp32 {
-        root.set("communication_data_type", reduced);
-    }
-    root.set("zero_optimization.stage", u64::from(u8::from(*zero)));
-    if *zero != Zero::Z0 {
-        root.set("zero_optimization.overlap_comm", *grad_reduce);
-        root.set("zero_optimization.reduce_bucket_size", BUCKET_ELEMENTS);
-    }
-    if matches!(zero, Zero::Z1 | Zero::Z2) {
-        root.set("zero_optimization.allgather_bucket_size", BUCKET_ELEMENTS);
-    }
-    if *zero == Zero::Z3 && !param_gather {
-        root.set("zero_optimization.stage3_prefetch_bucket_size", 0);
-    }
+    sharding(*zero, *grad_reduce, *param_gather, root);
     if *tp > 1 {
         root.set("tensor_parallel.autotp_size", *tp);
     }
@@ -108,8 +107,20 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
             job.model.layers,
         );
     }
-    notes(job, limits);
-    vec![Draft::new(FILE, Heading::Nowhere, write::json(&root))]
+}
+
+fn sharding(zero: Zero, grad_reduce: bool, param_gather: bool, root: &mut Node) {
+    root.set("zero_optimization.stage", u64::from(u8::from(zero)));
+    if zero != Zero::Z0 {
+        root.set("zero_optimization.overlap_comm", grad_reduce);
+        root.set("zero_optimization.reduce_bucket_size", BUCKET_ELEMENTS);
+    }
+    if matches!(zero, Zero::Z1 | Zero::Z2) {
+        root.set("zero_optimization.allgather_bucket_size", BUCKET_ELEMENTS);
+    }
+    if zero == Zero::Z3 && !param_gather {
+        root.set("zero_optimization.stage3_prefetch_bucket_size", 0);
+    }
 }
 
 fn notes(job: &Job<'_>, limits: &mut Limits) {

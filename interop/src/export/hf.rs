@@ -7,7 +7,7 @@ use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
 use super::refusal::Limits;
 use super::script::{self, TRAIN_SCRIPT};
-use super::script_rewrites::{self, System};
+use super::script_rewrites;
 use crate::config::escape::shell;
 use crate::config::{Node, Value, write};
 use plans::decisions::{Decisions, Recompute};
@@ -86,7 +86,13 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
                 pipeline: _,
             },
     } = job.decisions;
-    script_rewrites::collect(job, System::Fsdp2, limits);
+    script_rewrites::collect(job, script_rewrites::FSDP2, limits);
+    axes(job, limits);
+    states(job.decisions, limits);
+    overlap(job.decisions, limits);
+}
+
+fn axes(job: &Job<'_>, limits: &mut Limits) {
     let d = job.decisions;
     limits.refuse(
         d.pp > 1,
@@ -107,6 +113,9 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
         format!("tp must divide the {kv} key/value heads"),
         Some(("tp", "1".to_owned())),
     );
+}
+
+fn states(d: &Decisions, limits: &mut Limits) {
     let sharing = d.dp_shard * d.cp;
     limits.refuse(
         d.zero == Zero::Z1 && sharing > 1,
@@ -143,7 +152,6 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
         "it checkpoints whole layers, all of them",
         Some(("recompute", "full".to_owned())),
     );
-    overlap(d, limits);
 }
 
 /// Whether FSDP2 shards: ZeRO-3, or ZeRO-2 as `reshard_after_forward: false`.

@@ -1,6 +1,7 @@
 //! What an exporter is given and what it returns: the job, the files, and the line that heads each file.
 
 use catalog::model::ModelConfig;
+use catalog::runtime::Rewrite;
 use catalog::{Runtime, Workload};
 
 use super::assumptions::Assumption;
@@ -39,6 +40,13 @@ pub struct Job<'a> {
     pub gpus_per_node: u64,
     /// Tokenizer, data, and the model's name on the hub.
     pub inputs: Inputs<'a>,
+}
+
+impl Job<'_> {
+    /// Whether the prediction assumed a rewrite.
+    pub(crate) fn assumes(&self, rewrite: Rewrite) -> bool {
+        self.runtime.rewrites.contains(&rewrite)
+    }
 }
 
 /// One file of an export.

@@ -24,9 +24,10 @@ pub(crate) fn program(job: &Job<'_>) -> Program {
     let mut setup = vec![format!("source \"$HERE/{FILE}\"")];
     // Megatron-LM asks for one connection, so that communication starts before compute; its FSDP
     // asks for the contrary.
-    if matches!(job.decisions.zero, Zero::Z0 | Zero::Z1) {
-        setup.push("export CUDA_DEVICE_MAX_CONNECTIONS=1".to_owned());
-    }
+    setup.push(match job.decisions.zero {
+        Zero::Z0 | Zero::Z1 => "export CUDA_DEVICE_MAX_CONNECTIONS=1".to_owned(),
+        Zero::Z2 | Zero::Z3 => "unset CUDA_DEVICE_MAX_CONNECTIONS".to_owned(),
+    });
     Program {
         setup,
         starter: Starter::Torchrun,
@@ -127,24 +128,9 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str
         parallel.push(Flag::switch("--sequence-parallel"));
     }
     if *cp > 1 {
-        let kind = match cp_kind {
-            CpKind::Ring => "p2p",
-            CpKind::AllGather => "all_gather",
-            CpKind::AllToAll => "a2a",
-        };
-        parallel.push(Flag::value("--cp-comm-type", kind));
+        parallel.push(Flag::value("--cp-comm-type", context(*cp_kind)));
     }
-    if let Some(moe) = job.model.moe {
-        parallel.push(Flag::value("--expert-model-parallel-size", ep));
-        parallel.push(Flag::value("--expert-tensor-parallel-size", etp));
-        parallel.push(Flag::value("--moe-token-dispatcher-type", "alltoall"));
-        limits.refuse(
-            moe.bias && *etp > 1,
-            format!("etp={etp}"),
-            "experts with biases are not split",
-            Some(("etp", "1".to_owned())),
-        );
-    }
+    parallel.extend(experts(job, *ep, *etp, limits));
     order(job.decisions, *axis_order, limits, &mut parallel);
     if *pp > 1 {
         pipeline(job, *schedule, (*pp, *vpp), stages, limits, &mut parallel);
@@ -159,6 +145,31 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str
         ),
         ("Recomputation", recompute(*recomputed, limits)),
         ("Overlap", overlap(job.decisions, *overlapped, limits)),
+    ]
+}
+
+fn context(kind: CpKind) -> &'static str {
+    match kind {
+        CpKind::Ring => "p2p",
+        CpKind::AllGather => "all_gather",
+        CpKind::AllToAll => "a2a",
+    }
+}
+
+fn experts(job: &Job<'_>, ep: u64, etp: u64, limits: &mut Limits) -> Vec<Flag> {
+    let Some(moe) = job.model.moe else {
+        return Vec::new();
+    };
+    limits.refuse(
+        moe.bias && etp > 1,
+        format!("etp={etp}"),
+        "experts with biases are not split",
+        Some(("etp", "1".to_owned())),
+    );
+    vec![
+        Flag::value("--expert-model-parallel-size", ep),
+        Flag::value("--expert-tensor-parallel-size", etp),
+        Flag::value("--moe-token-dispatcher-type", "alltoall"),
     ]
 }
 
@@ -256,7 +267,7 @@ fn precision(job: &Job<'_>) -> Vec<Flag> {
         Precision::Fp16 => vec![Flag::switch("--fp16")],
         Precision::Bf16 => vec![Flag::switch("--bf16")],
         Precision::Fp8 => {
-            let current = job.runtime.rewrites.contains(&Rewrite::ScaleDynamically);
+            let current = job.assumes(Rewrite::ScaleDynamically);
             let recipe = if current { "tensorwise" } else { "delayed" };
             vec![
                 Flag::switch("--bf16"),

@@ -19,6 +19,7 @@ mod refusal;
 pub mod schema;
 mod script;
 mod script_rewrites;
+mod stance;
 pub(crate) mod torchtitan;
 mod vescale;
 

@@ -4,122 +4,135 @@
 use catalog::Zero;
 use catalog::runtime::Rewrite;
 
-use super::assumptions::{Stance, unmet, yours};
 use super::job::Job;
 use super::refusal::Limits;
+use super::stance::Stance::{Always, Never, Written, Yours};
+use super::stance::{Table, sends_whole, unmet, yours};
 use plans::decisions::Recompute;
 
-/// What holds the states and reduces the gradients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum System {
-    DeepSpeed,
-    /// PyTorch's `fully_shard`, under accelerate and axolotl.
-    Fsdp2,
-    VeScale,
-}
-
 /// Collects what the system does otherwise than the prediction assumed, and says what the user's code must do.
-pub(crate) fn collect(job: &Job<'_>, system: System, limits: &mut Limits) {
-    let assumed = &job.runtime.rewrites;
-    let stance = |rewrite| stance(rewrite, job, system);
-    limits.unmet = unmet(assumed, stance);
-    limits.notes.extend(yours(assumed, stance));
+pub(crate) fn collect(job: &Job<'_>, system: &Table, limits: &mut Limits) {
+    limits.unmet = unmet(system, job);
+    limits.notes.extend(yours(system, job));
 }
 
-fn stance(rewrite: Rewrite, job: &Job<'_>, system: System) -> Stance {
-    let d = job.decisions;
-    let only = |here: bool, stance: Stance| if here { stance } else { Stance::Absent };
-    let sharded = matches!(d.zero, Zero::Z2 | Zero::Z3);
-    match rewrite {
-        Rewrite::FuseBiasGelu
-        | Rewrite::FuseProjections
-        | Rewrite::FuseSwiglu
-        | Rewrite::FuseBiasDropoutAdd
-        | Rewrite::FuseScaledMaskedSoftmax
-        | Rewrite::FuseNorm
-        | Rewrite::FuseRope
-        | Rewrite::FuseCrossEntropy
-        | Rewrite::InPlaceCrossEntropy
-        | Rewrite::FusePointwise
-        | Rewrite::FuseBiasEpilogue
-        | Rewrite::FuseGeluEpilogue
-        | Rewrite::NormInF32
-        | Rewrite::FusePermute
-        | Rewrite::KeepRowIndices
-        | Rewrite::SaveQuantisedInputs
-        | Rewrite::GatherQuantised
-        | Rewrite::ScaleDynamically
-        | Rewrite::WideExperts
-        | Rewrite::RowwiseScaling
-        | Rewrite::CudaGraph
-        | Rewrite::FusedOptimizer => Stance::Yours,
-        Rewrite::FuseGradientAccumulation => {
-            Stance::Never("gradients of weights are made by autograd and added afterwards")
-        }
-        Rewrite::AccumulateGradients => only(
-            system == System::DeepSpeed && d.num_micro_batches > 1,
-            Stance::Always("every micro-batch's gradients are added to a buffer"),
-        ),
-        Rewrite::EarlyStopRecompute => only(
-            d.recompute == Recompute::Full,
-            match system {
-                System::Fsdp2 => Stance::Always("PyTorch's checkpoints stop early"),
-                System::DeepSpeed | System::VeScale => {
-                    Stance::Never("its checkpoints run the whole layer again")
-                }
-            },
-        ),
-        Rewrite::CopyShards => only(
-            sharded,
-            match system {
-                System::Fsdp2 => Stance::Always("fully_shard copies into and out of its buffers"),
-                System::DeepSpeed | System::VeScale => {
-                    Stance::Never("gathered parameters are used where they lie")
-                }
-            },
-        ),
-        Rewrite::FlattenGradients => only(
-            d.dp() > 1,
-            match system {
-                System::DeepSpeed => {
-                    Stance::Always("gradients are copied into buckets before they are reduced")
-                }
-                System::Fsdp2 | System::VeScale => {
-                    Stance::Never("gradients are reduced where they lie")
-                }
-            },
-        ),
-        Rewrite::CopyGradientsForStep => only(
-            d.zero != Zero::Z0,
-            match system {
-                System::DeepSpeed => {
-                    Stance::Always("its step makes a 32-bit copy of its gradients")
-                }
-                System::Fsdp2 | System::VeScale => {
-                    Stance::Never("its step reads the gradients as they are")
-                }
-            },
-        ),
-        Rewrite::AllReduceGradients => only(
-            d.zero == Zero::Z1,
-            Stance::Never("gradients are reduced to the rank that updates them"),
-        ),
-        Rewrite::GatherTensorByTensor => only(
-            d.zero == Zero::Z3,
-            Stance::Never("parameters are gathered in groups"),
-        ),
-        Rewrite::AsyncTensorParallelBackward | Rewrite::RegatherSequenceParallelInput => only(
-            d.tp > 1,
-            Stance::Never(
-                "tensor parallelism waits for its collectives and keeps what they gathered",
-            ),
-        ),
-        Rewrite::KeepStageOutput | Rewrite::ScatterGatherTransfer => only(
-            d.pp > 1,
-            Stance::Never("stages send whole activations and free their outputs"),
-        ),
-        Rewrite::KeepAttentionProjections
-        | Rewrite::KeepOutputProjection
-        | Rewrite::KeepSelected => Stance::Absent,
-    }
+fn sharded(job: &Job<'_>) -> bool {
+    matches!(job.decisions.zero, Zero::Z2 | Zero::Z3)
 }
+
+fn whole_layers(job: &Job<'_>) -> bool {
+    job.decisions.recompute == Recompute::Full
+}
+
+fn replicas(job: &Job<'_>) -> bool {
+    job.decisions.dp() > 1
+}
+
+fn states(job: &Job<'_>) -> bool {
+    job.decisions.zero != Zero::Z0
+}
+
+/// What all of them do alike, and three rows of the system's own: checkpoints, gathered parameters, gradients.
+macro_rules! table {
+    ($checkpoints:expr, $shards:expr, $flattened:expr, $copied:expr, $accumulated:expr) => {
+        &[
+            (Rewrite::EarlyStopRecompute, whole_layers, $checkpoints),
+            (Rewrite::CopyShards, sharded, $shards),
+            (Rewrite::FlattenGradients, replicas, $flattened),
+            (Rewrite::CopyGradientsForStep, states, $copied),
+            (
+                Rewrite::AccumulateGradients,
+                |j| j.decisions.num_micro_batches > 1,
+                $accumulated,
+            ),
+            (
+                Rewrite::FuseGradientAccumulation,
+                |_| true,
+                Never("gradients of weights are made by autograd and added afterwards"),
+            ),
+            (
+                Rewrite::AllReduceGradients,
+                |j| j.decisions.zero == Zero::Z1,
+                Never("gradients are reduced to the rank that updates them"),
+            ),
+            (
+                Rewrite::GatherTensorByTensor,
+                |j| j.decisions.zero == Zero::Z3,
+                Never("parameters are gathered in groups"),
+            ),
+            (
+                Rewrite::AsyncTensorParallelBackward,
+                |j| j.decisions.tp > 1,
+                Never("tensor parallelism waits for its collectives"),
+            ),
+            (
+                Rewrite::RegatherSequenceParallelInput,
+                |j| j.decisions.sequence_parallel,
+                Never("gathered inputs are kept for backward"),
+            ),
+            (
+                Rewrite::KeepStageOutput,
+                |j| j.decisions.pp > 1,
+                Never("outputs of stages are freed"),
+            ),
+            (
+                Rewrite::ScatterGatherTransfer,
+                sends_whole,
+                Never("whole activations are sent"),
+            ),
+            (Rewrite::FuseBiasGelu, |_| true, Yours),
+            (Rewrite::FuseProjections, |_| true, Yours),
+            (Rewrite::FuseSwiglu, |_| true, Yours),
+            (Rewrite::FuseBiasDropoutAdd, |_| true, Yours),
+            (Rewrite::FuseScaledMaskedSoftmax, |_| true, Yours),
+            (Rewrite::FuseNorm, |_| true, Yours),
+            (Rewrite::FuseRope, |_| true, Yours),
+            (Rewrite::FuseCrossEntropy, |_| true, Yours),
+            (Rewrite::InPlaceCrossEntropy, |_| true, Yours),
+            (Rewrite::FusePointwise, |_| true, Yours),
+            (Rewrite::FuseBiasEpilogue, |_| true, Yours),
+            (Rewrite::FuseGeluEpilogue, |_| true, Yours),
+            (Rewrite::NormInF32, |_| true, Yours),
+            (Rewrite::FusePermute, |_| true, Yours),
+            (Rewrite::KeepRowIndices, |_| true, Yours),
+            (Rewrite::SaveQuantisedInputs, |_| true, Yours),
+            (Rewrite::GatherQuantised, |_| true, Yours),
+            (Rewrite::ScaleDynamically, |_| true, Yours),
+            (Rewrite::WideExperts, |_| true, Yours),
+            (Rewrite::RowwiseScaling, |_| true, Yours),
+            (Rewrite::CudaGraph, |_| true, Yours),
+            (Rewrite::FusedOptimizer, |_| true, Yours),
+            // Which operators are kept cannot be chosen: such plans are refused.
+            (Rewrite::KeepAttentionProjections, |_| false, Written),
+            (Rewrite::KeepOutputProjection, |_| false, Written),
+            (Rewrite::KeepSelected, |_| false, Written),
+        ]
+    };
+}
+
+/// DeepSpeed.
+pub(crate) const DEEPSPEED: &Table = table!(
+    Never("its checkpoints run the whole layer again"),
+    Never("gathered parameters are used where they lie"),
+    Always("gradients are copied into buckets before they are reduced"),
+    Always("its step makes a 32-bit copy of its gradients"),
+    Always("every micro-batch's gradients are added to a buffer")
+);
+
+/// PyTorch's `fully_shard`, under accelerate and axolotl.
+pub(crate) const FSDP2: &Table = table!(
+    Always("PyTorch's checkpoints stop early"),
+    Always("fully_shard copies into and out of its buffers"),
+    Never("gradients are reduced where they lie"),
+    Never("its step reads the gradients as they are"),
+    Never("gradients are added in place")
+);
+
+/// veScale.
+pub(crate) const VESCALE: &Table = table!(
+    Never("its checkpoints run the whole layer again"),
+    Never("gathered parameters are used where they lie"),
+    Never("gradients are reduced where they lie"),
+    Never("its step reads the gradients as they are"),
+    Never("gradients are added in place")
+);

@@ -8,7 +8,7 @@ use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
 use super::refusal::Limits;
 use super::script::{self, TRAIN_SCRIPT};
-use super::script_rewrites::{self, System};
+use super::script_rewrites;
 use crate::config::escape;
 use plans::decisions::{Decisions, Recompute};
 use plans::grammar::{order_name, recompute_name};
@@ -29,7 +29,7 @@ pub(crate) fn program(job: &Job<'_>) -> Program {
 pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     refuse(job, limits);
     script::inputs(limits);
-    script_rewrites::collect(job, System::VeScale, limits);
+    script_rewrites::collect(job, script_rewrites::VESCALE, limits);
     let mut text = "from vescale.dtensor.placement_types import InterleavedShard, Partial, Replicate, Shard\n\
          from vescale.plan import ModeType, PipelineParallelPlan, PipelineScheduleType, PipelineSplitMethodType\n\n"
         .to_owned();
@@ -136,11 +136,12 @@ fn batch(job: &Job<'_>) -> String {
         vpp: _,
         schedule: _,
         stages: _,
-        // Refused above 1.
+        // Refused.
         cp: _,
         cp_kind: _,
         ep: _,
         etp: _,
+        recompute: _,
         dp_shard,
         dp_replicate,
         zero,
@@ -150,8 +151,6 @@ fn batch(job: &Job<'_>) -> String {
         sequence_parallel: _,
         micro_batch,
         num_micro_batches,
-        // Refused.
-        recompute: _,
         // Refused unless it is the mesh's.
         axis_order: _,
         overlap:

@@ -39,6 +39,7 @@ impl Document {
         };
         let mut gpus = None;
         let root = match dialect {
+            Dialect::MegatronLm if is_model_args(text, path) => model_args(text, path)?,
             Dialect::MegatronLm => {
                 let script = shell::parse(text, path, include)?;
                 gpus = devices(&script);
@@ -188,6 +189,7 @@ fn detect(text: &str, path: &str) -> Result<Dialect, ImportError> {
         "yaml" | "yml" if has("distributed_type") || has("compute_environment") => {
             Some(Dialect::Accelerate)
         }
+        "yaml" | "yml" if is_model_args(text, path) => Some(Dialect::MegatronLm),
         "yaml" | "yml" if has("base_model") => Some(Dialect::Axolotl),
         "yaml" | "yml" if has("parallelism:") => Some(Dialect::Nanotron),
         "yaml" | "yml" => None,
@@ -260,39 +262,84 @@ fn options(script: &shell::Script, path: &str) -> Result<Node, ImportError> {
     })
 }
 
+/// Whether this is a test case of Megatron-LM: YAML whose section `MODEL_ARGS` holds options.
+fn is_model_args(text: &str, path: &str) -> bool {
+    let yaml = path.ends_with(".yaml") || path.ends_with(".yml");
+    yaml && text.lines().any(|line| line.starts_with("MODEL_ARGS:"))
+}
+
+/// The options of such a test case.
+fn model_args(text: &str, path: &str) -> Result<Node, ImportError> {
+    let schema = Schema::of(Dialect::MegatronLm)?;
+    let root = config::yaml::parse(text, path)?;
+    let option = |(name, node): &(String, Node)| {
+        let words: Vec<String> = match &node.value {
+            Value::Bool(false) | Value::Null => return None,
+            Value::Bool(true) => Vec::new(),
+            Value::Int(number) => vec![number.to_string()],
+            Value::Float(number) => vec![number.to_string()],
+            Value::Str(text) => text.split_whitespace().map(str::to_owned).collect(),
+            other => vec![other.shown()],
+        };
+        let value = match schema.kind(name) {
+            Some(kind) => typed(&kind, &words),
+            None => untyped(&words),
+        };
+        let line = node.line;
+        is_option(name).then(|| (name.clone(), Node { line, value }))
+    };
+    let section = root.get("MODEL_ARGS").map_or(&[][..], Node::entries);
+    Ok(Node {
+        line: 1,
+        value: Value::Table(section.iter().filter_map(option).collect()),
+    })
+}
+
 /// The words after the training program: of the commands that name a `.py`, the one with the most
 /// options. A file without one is arguments only: its arrays, its variables and its bare words.
 fn program(script: &shell::Script) -> Vec<Word> {
     let options = |words: &[Word]| words.iter().filter(|w| is_option(&w.text)).count();
-    let after = script.commands.iter().filter_map(|words| {
+    let after = |words: &[Word]| {
         let at = words.iter().position(|w| w.text.ends_with(".py"))?;
-        Some(&words[at + 1..])
-    });
-    if let Some(words) = after
-        .max_by_key(|words| options(words))
-        .filter(|w| options(w) > 0)
-    {
-        return words.to_vec();
+        Some(words[at + 1..].to_vec())
+    };
+    // A launcher may be given the command as one word: `srun sh -c "torchrun pretrain_gpt.py --a 1"`.
+    let nested = script.commands.iter().flatten();
+    let nested = nested.filter(|word| word.text.contains(".py "));
+    let nested = nested.filter_map(|word| after(&split(word)));
+    let direct = script.commands.iter().filter_map(|words| after(words));
+    let longest = direct.chain(nested).max_by_key(|words| options(words));
+    if let Some(words) = longest.filter(|words| options(words) > 0) {
+        return words;
     }
     let mut found = Vec::new();
     for words in script.variables.values() {
         for word in words {
             // `ARGS=" --a 1 --b "` is split where it is used.
-            let parts = word.text.split_whitespace();
-            let split = words.len() == 1 && word.text.contains("--");
-            match (words.len(), split) {
+            let one = words.len() == 1 && word.text.contains("--");
+            match (words.len(), one) {
                 (1, false) => {}
-                (_, true) => found.extend(parts.map(|part| Word {
-                    text: part.to_owned(),
-                    line: word.line,
-                })),
+                (_, true) => found.extend(split(word)),
                 (_, false) => found.push(word.clone()),
             }
         }
     }
-    let bare = script.commands.iter().filter(|words| options(words) > 0);
+    // Options of a launcher or a profiler follow its name; those of an argument file follow nothing.
+    let bare = script
+        .commands
+        .iter()
+        .filter(|words| words.first().is_some_and(|w| is_option(&w.text)));
     found.extend(bare.flatten().cloned());
     found
+}
+
+fn split(word: &Word) -> Vec<Word> {
+    let parts = word.text.split_whitespace();
+    let of_line = |part: &str| Word {
+        text: part.to_owned(),
+        line: word.line,
+    };
+    parts.map(of_line).collect()
 }
 
 /// `--name`; a negative number is a value.

@@ -25,12 +25,17 @@ impl<'a> Line<'a> {
         };
         match quantity(word) {
             Some(number) => Ok(Some(number)),
-            None => Err(LogError::Number {
-                path: self.path.to_owned(),
-                line: self.number,
-                field,
-                found: word.chars().take(40).collect(),
-            }),
+            None => Err(self.wrong(field, word)),
+        }
+    }
+
+    /// What stands where a number is expected.
+    pub(super) fn wrong(&self, field: &'static str, found: &str) -> LogError {
+        LogError::Number {
+            path: self.path.to_owned(),
+            line: self.number,
+            field,
+            found: found.chars().take(40).collect(),
         }
     }
 }

@@ -9,6 +9,16 @@ pub enum LogSystem {
     Torchtitan,
     /// nanotron.
     Nanotron,
+    /// DeepSpeed.
+    DeepSpeed,
+    /// NeMo on Lightning.
+    NeMo,
+    /// MaxText.
+    MaxText,
+    /// Hugging Face's Trainer.
+    Trainer,
+    /// Our own executor.
+    Own,
 }
 
 /// What one logged step says.
@@ -22,6 +32,8 @@ pub struct LoggedStep {
     pub seconds: Option<f64>,
     /// Tokens per second and device.
     pub tokens_per_s_per_gpu: Option<f64>,
+    /// Sequences per second of the whole job.
+    pub sequences_per_s: Option<f64>,
     /// Model TFLOP/s per device, as the system counts them.
     pub tflops_per_gpu: Option<f64>,
     /// Sequences per step, where the system logs sequences.
@@ -43,6 +55,19 @@ pub struct TrainingLog {
     pub reserved: Option<u64>,
     /// Allocation retries that it reports.
     pub retries: u64,
+    /// Lines of steps that are garbled, as when ranks write at once: they are left out.
+    pub garbled: usize,
+    /// Lines that repeat a step, as when several ranks log it: the first is kept.
+    pub repeated: usize,
+}
+
+/// What an optimizer step holds, by which a rate becomes a time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepSize {
+    /// Tokens per device.
+    pub tokens_per_gpu: f64,
+    /// Sequences of the whole job.
+    pub sequences: f64,
 }
 
 /// Why a log is not read.
@@ -51,7 +76,9 @@ pub enum LogError {
     /// No line is a training step.
     #[error(
         "{path}: no training step is found; lines of Megatron-LM (`iteration … elapsed time per iteration (ms): …`), \
-         torchtitan (`step: … tps: …`) and nanotron (`iteration: … tokens_per_sec_per_gpu: …`) are read"
+         torchtitan (`step: … tps: …`), nanotron (`iteration: … tokens_per_sec_per_gpu: …`), DeepSpeed \
+         (`CurrSamplesPerSec=…`), NeMo (`train_step_timing in s: …`), MaxText (`completed step: … seconds: …`), Hugging \
+         Face's Trainer (`10/100 [… 2.10s/it]`) and `run --log` are read"
     )]
     NoSteps {
         /// File.
@@ -97,8 +124,7 @@ pub struct Steady {
 
 impl TrainingLog {
     /// Step times after `warmup` logged steps; by default a tenth of them, at least two where there
-    /// are more than four. Where a log has throughput only, `tokens_per_step_per_gpu` turns it into
-    /// time.
+    /// are more than four. Where a log has throughput only, the size of a step turns it into time.
     ///
     /// # Errors
     /// When nothing is left.
@@ -106,7 +132,7 @@ impl TrainingLog {
         &self,
         path: &str,
         warmup: Option<usize>,
-        tokens_per_step_per_gpu: f64,
+        size: StepSize,
     ) -> Result<Steady, LogError> {
         let count = self.steps.len();
         let usual = if count > 4 {
@@ -116,8 +142,10 @@ impl TrainingLog {
         };
         let warmup = warmup.unwrap_or(usual);
         let time = |s: &LoggedStep| {
-            let by_tokens = s.tokens_per_s_per_gpu.filter(|&t| t >= LEAST_RATE);
-            s.seconds.or(by_tokens.map(|t| tokens_per_step_per_gpu / t))
+            let rate = |rate: Option<f64>| rate.filter(|&r| r >= LEAST_RATE);
+            let by_tokens = rate(s.tokens_per_s_per_gpu).map(|r| size.tokens_per_gpu / r);
+            let by_sequences = rate(s.sequences_per_s).map(|r| size.sequences / r);
+            s.seconds.or(by_tokens).or(by_sequences)
         };
         let mut seconds: Vec<f64> = self.steps.iter().skip(warmup).filter_map(time).collect();
         seconds.retain(|s| *s > 0.0);

@@ -17,9 +17,8 @@ pub(super) fn step(line: &Line<'_>) -> Result<Option<LoggedStep>, LogError> {
         step: step as u64,
         line: line.number,
         seconds: ms.map(|ms| ms / 1e3),
-        tokens_per_s_per_gpu: None,
         tflops_per_gpu: tflops,
         global_batch: batch.map(|b| b as u64),
-        reserved: None,
+        ..LoggedStep::default()
     }))
 }

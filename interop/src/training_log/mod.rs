@@ -1,20 +1,42 @@
-//! Training logs of Megatron-LM, torchtitan and nanotron: step times, throughput and memory, as the
-//! systems print them.
+//! Training logs of Megatron-LM, torchtitan, nanotron, DeepSpeed, NeMo, MaxText, Hugging Face's Trainer and our own
+//! executor: step times, throughput and memory, as the systems print them.
 
+mod deepspeed;
+mod hf;
 mod line;
 mod log;
+mod maxtext;
 mod megatron;
 mod nanotron;
+mod nemo;
+mod own;
 mod titan;
 
-pub use self::log::{LogError, LogSystem, LoggedStep, Steady, TrainingLog};
+pub use self::log::{LogError, LogSystem, LoggedStep, Steady, StepSize, TrainingLog};
 
 use self::line::{Line, MOST, without_colour};
 
-/// Reads a log.
+/// How a system's lines are read: none, a step, or a step with something else where a number belongs.
+type Reader = fn(&Line<'_>) -> Result<Option<LoggedStep>, LogError>;
+
+const READERS: [(LogSystem, Reader); 8] = [
+    (LogSystem::Megatron, megatron::step),
+    (LogSystem::Torchtitan, titan::step),
+    (LogSystem::Nanotron, nanotron::step),
+    (LogSystem::DeepSpeed, deepspeed::step),
+    (LogSystem::NeMo, nemo::step),
+    (LogSystem::MaxText, maxtext::step),
+    (LogSystem::Own, own::step),
+    (LogSystem::Trainer, hf::step),
+];
+
+/// Steps back to which another rank may lag.
+const LAG: usize = 4;
+
+/// Reads a log. Lines that several ranks garbled are left out and counted; a step that several ranks log counts once.
 ///
 /// # Errors
-/// When no line is a training step, or one is malformed.
+/// When no line is a training step; where all are malformed, the first.
 pub fn parse(text: &str, path: &str) -> Result<TrainingLog, LogError> {
     let mut log = TrainingLog {
         system: LogSystem::Megatron,
@@ -22,39 +44,53 @@ pub fn parse(text: &str, path: &str) -> Result<TrainingLog, LogError> {
         allocated: None,
         reserved: None,
         retries: 0,
+        garbled: 0,
+        repeated: 0,
     };
+    let mut first_error = None;
     for (index, raw) in text.lines().enumerate() {
-        let plain = without_colour(raw);
-        let line = Line {
-            text: &plain,
-            number: index + 1,
-            path,
-        };
-        let found = match (
-            megatron::step(&line)?,
-            titan::step(&line)?,
-            nanotron::step(&line)?,
-        ) {
-            (Some(step), ..) => Some((LogSystem::Megatron, step)),
-            (None, Some(step), _) => Some((LogSystem::Torchtitan, step)),
-            (None, None, Some(step)) => Some((LogSystem::Nanotron, step)),
-            (None, None, None) => None,
-        };
-        if let Some((system, step)) = found {
+        // A progress bar returns to the beginning of its line.
+        for part in raw.split('\r') {
+            let plain = without_colour(part);
+            let line = Line {
+                text: &plain,
+                number: index + 1,
+                path,
+            };
+            if let Err(error) = read(&line, &mut log) {
+                log.garbled += 1;
+                first_error.get_or_insert(error);
+            }
+        }
+    }
+    match (log.steps.is_empty(), first_error) {
+        (false, _) => Ok(log),
+        (true, Some(error)) => Err(error),
+        (true, None) => Err(LogError::NoSteps {
+            path: path.to_owned(),
+        }),
+    }
+}
+
+fn read(line: &Line<'_>, log: &mut TrainingLog) -> Result<(), LogError> {
+    let (allocated, reserved) = memory(line);
+    log.allocated = log.allocated.max(allocated);
+    log.reserved = log.reserved.max(reserved);
+    log.retries = log.retries.max(titan::retries(line));
+    for (system, reader) in READERS {
+        let Some(step) = reader(line)? else { continue };
+        log.reserved = log.reserved.max(step.reserved);
+        // A number further back is a step done again after a restart.
+        let mut recent = log.steps.iter().rev().take(LAG);
+        if step.step > 0 && recent.any(|known| known.step == step.step) {
+            log.repeated += 1;
+        } else {
             log.system = system;
-            log.reserved = log.reserved.max(step.reserved);
             log.steps.push(step);
         }
-        let (allocated, reserved) = memory(&line);
-        log.allocated = log.allocated.max(allocated);
-        log.reserved = log.reserved.max(reserved);
-        log.retries = log.retries.max(titan::retries(&line));
+        break;
     }
-    if log.steps.is_empty() {
-        let path = path.to_owned();
-        return Err(LogError::NoSteps { path });
-    }
-    Ok(log)
+    Ok(())
 }
 
 /// Peaks of memory that a line reports: Megatron-LM's and nanotron's reports are in MiB.

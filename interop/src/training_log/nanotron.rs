@@ -15,7 +15,6 @@ pub(super) fn step(line: &Line<'_>) -> Result<Option<LoggedStep>, LogError> {
         seconds: ms.map(|ms| ms / 1e3),
         tokens_per_s_per_gpu: line.number("tokens_per_sec_per_gpu:", "tokens_per_sec_per_gpu")?,
         tflops_per_gpu: line.number("model_tflops_per_gpu:", "model_tflops_per_gpu")?,
-        global_batch: None,
-        reserved: None,
+        ..LoggedStep::default()
     }))
 }

@@ -5,18 +5,19 @@ use super::line::Line;
 use super::log::{LogError, LoggedStep};
 
 pub(super) fn step(line: &Line<'_>) -> Result<Option<LoggedStep>, LogError> {
-    if !line.text.contains("step:") || !line.text.contains(" tps: ") {
+    // `validate step: …` has the same numbers and is no training step.
+    let trains = line.text.contains("step:") && !line.text.contains("validate step:");
+    if !trains || !line.text.contains(" tps: ") {
         return Ok(None);
     }
     let reserved = line.number("memory:", "memory")?;
     Ok(Some(LoggedStep {
         step: line.number("step:", "step")?.unwrap_or(0.0) as u64,
         line: line.number,
-        seconds: None,
         tokens_per_s_per_gpu: line.number(" tps:", "tps")?,
         tflops_per_gpu: line.number("tflops:", "tflops")?,
-        global_batch: None,
         reserved: reserved.map(|bytes| bytes as u64),
+        ..LoggedStep::default()
     }))
 }
 

@@ -27,20 +27,11 @@ fn megatron_lm() {
       --vocab-size 32000
       --padded-vocab-size 32000
       --untie-embeddings-and-output-weights
-      --init-method-std 0.02
-      --normalization RMSNorm
-      --norm-epsilon 0.00001
       --num-attention-heads 32
       --group-query-attention
       --num-query-groups 8
       --kv-channels 128
       --softmax-type vanilla
-      --rotary-base 1000000
-      --rotary-percent 1
-      --position-embedding-type rope
-      --max-position-embeddings 32768
-      --ffn-hidden-size 14336
-      --swiglu
       --disable-bias-linear
       --hidden-dropout 0
       --attention-dropout 0
@@ -48,6 +39,15 @@ fn megatron_lm() {
       --moe-router-topk 2
       --moe-ffn-hidden-size 14336
       --moe-grouped-gemm
+      --init-method-std 0.02
+      --normalization RMSNorm
+      --norm-epsilon 0.00001
+      --rotary-base 1000000
+      --rotary-percent 1
+      --position-embedding-type rope
+      --max-position-embeddings 32768
+      --ffn-hidden-size 14336
+      --swiglu
       --moe-router-score-function softmax
       --moe-aux-loss-coeff 0
       # Kernels, as the prediction assumed them
@@ -130,16 +130,20 @@ fn megatron_bridge() {
         cfg.model.should_pad_vocab = False
         cfg.model.make_vocab_size_divisible_by = 1
         cfg.model.share_embeddings_and_output_weights = False
-        cfg.model.init_method_std = 0.02
-        cfg.model.normalization = "RMSNorm"
-        cfg.model.layernorm_epsilon = 1.0e-5
-        cfg.model.layernorm_zero_centered_gamma = False
         cfg.model.num_attention_heads = 32
         cfg.model.multi_latent_attention = False
         cfg.model.num_query_groups = 8
         cfg.model.kv_channels = 128
         cfg.model.qk_layernorm = False
         cfg.model.softmax_type = "vanilla"
+        cfg.model.add_bias_linear = False
+        cfg.model.add_qkv_bias = False
+        cfg.model.hidden_dropout = 0.0
+        cfg.model.attention_dropout = 0.0
+        cfg.model.init_method_std = 0.02
+        cfg.model.normalization = "RMSNorm"
+        cfg.model.layernorm_epsilon = 1.0e-5
+        cfg.model.layernorm_zero_centered_gamma = False
         cfg.model.rotary_base = 500000
         cfg.model.rotary_percent = 1.0
         cfg.model.rotary_interleaved = False
@@ -149,10 +153,6 @@ fn megatron_bridge() {
         cfg.model.ffn_hidden_size = 14336
         cfg.model.gated_linear_unit = True
         cfg.model.activation_func = torch.nn.functional.silu
-        cfg.model.add_bias_linear = False
-        cfg.model.add_qkv_bias = False
-        cfg.model.hidden_dropout = 0.0
-        cfg.model.attention_dropout = 0.0
         cfg.model.bias_dropout_fusion = True
         cfg.model.masked_softmax_fusion = True
         cfg.model.gradient_accumulation_fusion = True
@@ -362,13 +362,13 @@ fn deepspeed() {
     );
     insta::assert_snapshot!(text, @r#"
     {
-      "train_batch_size": 256,
-      "train_micro_batch_size_per_gpu": 1,
-      "gradient_accumulation_steps": 16,
       "bf16": {
         "enabled": true
       },
       "communication_data_type": "bf16",
+      "train_batch_size": 256,
+      "train_micro_batch_size_per_gpu": 1,
+      "gradient_accumulation_steps": 16,
       "zero_optimization": {
         "stage": 3,
         "overlap_comm": true,

@@ -1,6 +1,6 @@
 //! The findings of one document: what a rule asks of the document, and where it reports.
 
-use crate::check::finding::Finding;
+use crate::check::finding::{Finding, Severity};
 use crate::config::Value;
 use crate::import::Document;
 
@@ -34,13 +34,24 @@ impl Rules<'_> {
         self.doc.text(key).ok().flatten()
     }
 
+    /// An error unless it holds.
     pub(super) fn require(&mut self, holds: bool, key: &str, message: impl Into<String>) {
+        self.find(holds, Severity::Error, key, message.into());
+    }
+
+    /// A warning unless it holds.
+    pub(super) fn advise(&mut self, holds: bool, key: &str, message: impl Into<String>) {
+        self.find(holds, Severity::Warning, key, message.into());
+    }
+
+    fn find(&mut self, holds: bool, severity: Severity, key: &str, message: String) {
         if !holds {
             self.findings.push(Finding {
+                severity,
                 path: self.doc.path.clone(),
                 line: self.doc.find(key).map_or(0, |node| node.line),
                 key: key.to_owned(),
-                message: message.into(),
+                message,
             });
         }
     }

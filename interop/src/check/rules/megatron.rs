@@ -46,7 +46,7 @@ pub(super) fn megatron(r: &mut Rules<'_>, model: Option<&ModelConfig>) {
 }
 
 fn sequence_parallel(r: &mut Rules<'_>, tp: u64) {
-    r.require(
+    r.advise(
         !r.on(SP) || tp > 1,
         SP,
         format!("has no effect without {TP} of at least 2; Megatron-LM switches it off"),
@@ -198,7 +198,7 @@ fn fsdp(r: &mut Rules<'_>, pp: u64) {
         r.require(format, megatron, "needs --ckpt-format fsdp_dtensor");
     }
     let strategy = "--data-parallel-sharding-strategy";
-    r.require(
+    r.advise(
         !r.has(strategy) || r.on(megatron),
         strategy,
         format!("has no effect without {megatron}"),

@@ -33,7 +33,7 @@ pub(super) fn deepspeed(r: &mut Rules<'_>) {
         .filter(of_third)
     {
         let key = format!("zero_optimization.{key}");
-        r.require(false, &key, format!("has no effect at {stage} {level}"));
+        r.advise(false, &key, format!("has no effect at {stage} {level}"));
     }
 }
 
@@ -58,7 +58,7 @@ pub(super) fn accelerate(r: &mut Rules<'_>) {
     let fsdp = kind.as_deref() == Some("FSDP");
     let section = r.doc.find("fsdp_config");
     let filled = section.is_some_and(|node| !node.entries().is_empty());
-    r.require(
+    r.advise(
         !filled || fsdp,
         "fsdp_config",
         "has no effect unless distributed_type is FSDP",
@@ -83,7 +83,7 @@ pub(super) fn accelerate(r: &mut Rules<'_>) {
             "sync_module_states",
         ] {
             let key = format!("fsdp_config.fsdp_{key}");
-            r.require(
+            r.advise(
                 !r.has(&key),
                 &key,
                 "is of FSDP1; with fsdp_version 2 it is dropped",

@@ -2,36 +2,21 @@
 //! Megatron-LM's options and Megatron Bridge's providers both fill in. Every field of the model is taken apart here: it is
 //! written, or the model is refused by that field's name.
 
+mod configuration;
 mod positions;
 
+pub(crate) use self::configuration::{Field, Reach};
 pub(crate) use self::positions::{temperature, tidy};
 
 use catalog::model::{
     Activation, Attention, AttentionKind, Mlp, ModelConfig, ModelConstants, Moe, Norm, NormKind,
-    Residual, Router, WindowPattern,
+    Position, Residual, Router, WindowPattern,
 };
 
+use self::configuration::Core;
 use self::positions::Positions;
-use super::refusal::Limits;
 use crate::config::{Node, Value};
-
-/// What fills the configuration in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reach {
-    /// The options of `pretrain_gpt.py`, which do not reach every field.
-    Options,
-    /// A provider's fields, all of them.
-    Provider,
-}
-
-/// One field of the configuration.
-pub(crate) type Field = (&'static str, Value);
-
-struct Core<'a> {
-    reach: Reach,
-    limits: &'a mut Limits,
-    fields: Vec<Field>,
-}
+use crate::export::refusal::Limits;
 
 /// The fields that make Megatron-Core build this model, for sequences of `seq_len` tokens; what it cannot build is
 /// refused.
@@ -64,93 +49,99 @@ pub(crate) fn fields(
         max_position,
         constants,
     } = model;
-    let ModelConstants {
-        norm_epsilon,
-        rope_theta,
-        rope_scaling,
-        local_rope_theta,
-        gelu_tanh,
-        norm_from_one,
-        embedding_scale,
-        attention_scale,
-        attention_cap,
-        logit_cap,
-        rope_neighbours,
-        router,
-        bounded_glu,
-        initializer_range,
-    } = constants;
-    let mut core = Core {
-        reach,
-        limits,
-        fields: Vec::new(),
-    };
+    let mut core = Core::new(reach, limits);
     core.set("num_layers", *layers);
     core.set("hidden_size", *hidden);
     core.set("vocab_size", *vocab);
     core.set("share_embeddings_and_output_weights", *tied_embeddings);
-    core.set("init_method_std", *initializer_range);
     core.lacks(*head_bias, "head_bias", "its output layer has no bias");
-    core.lacks(
-        *embedding_norm,
-        "embedding_norm",
-        "no norm follows its embedding",
-    );
-    core.lacks(
-        *embedding_scale != 1.0,
-        format_args!("embedding_scale {embedding_scale}"),
-        "it does not scale embeddings (except with µP)",
-    );
-    core.lacks(
-        attention_cap.is_some() || logit_cap.is_some(),
-        "attention_cap, logit_cap",
-        "it has no soft caps",
-    );
-    core.norm(*norm, *norm_epsilon, *norm_from_one, *residual);
+    let why = "no norm follows its embedding";
+    core.lacks(*embedding_norm, "embedding_norm", why);
+    core.joined(*residual);
     core.attention(attention);
-    core.positions(
-        attention,
-        &Positions {
-            position: *position,
-            theta: *rope_theta,
-            scaling: *rope_scaling,
-            local_theta: *local_rope_theta,
-            neighbours: *rope_neighbours,
-            scale: *attention_scale,
-            longest: seq_len.max(*max_position),
-        },
-        seq_len,
-    );
     let dense = (0..*layers).any(|layer| !moe.is_some_and(|m| m.is_moe_layer(layer)));
-    core.mlp(*mlp, *gelu_tanh, *bounded_glu, dense);
     core.biases(attention, mlp.bias, *moe, dense);
     core.set("hidden_dropout", *hidden_dropout);
     core.set("attention_dropout", *attention_dropout);
     if let Some(moe) = moe {
         core.experts(*moe, *layers);
-        core.router(*moe, *router);
     }
+    let block = Block {
+        norm: *norm,
+        attention,
+        mlp: *mlp,
+        moe: *moe,
+        dense,
+    };
+    let longest = seq_len.max(*max_position);
+    core.constants(constants, &block, *position, (seq_len, longest));
     if *mtp_layers > 0 {
         core.set("mtp_num_layers", *mtp_layers);
     }
     core.fields
 }
 
+/// The parts of a layer that the constants belong to.
+struct Block<'a> {
+    norm: Norm,
+    attention: &'a Attention,
+    mlp: Mlp,
+    moe: Option<Moe>,
+    /// Whether some layer is no mixture of experts.
+    dense: bool,
+}
+
 impl Core<'_> {
-    fn set(&mut self, name: &'static str, value: impl Into<Value>) {
-        self.fields.push((name, value.into()));
+    /// Numbers of the arithmetic; a sequence's tokens, and the longest that the model declares.
+    fn constants(
+        &mut self,
+        constants: &ModelConstants,
+        block: &Block<'_>,
+        position: Position,
+        (seq_len, longest): (u64, u64),
+    ) {
+        let ModelConstants {
+            norm_epsilon,
+            rope_theta,
+            rope_scaling,
+            local_rope_theta,
+            gelu_tanh,
+            norm_from_one,
+            embedding_scale,
+            attention_scale,
+            attention_cap,
+            logit_cap,
+            rope_neighbours,
+            router,
+            bounded_glu,
+            initializer_range,
+        } = *constants;
+        self.set("init_method_std", initializer_range);
+        self.lacks(
+            embedding_scale != 1.0,
+            format_args!("embedding_scale {embedding_scale}"),
+            "it does not scale embeddings (except with µP)",
+        );
+        let capped = attention_cap.is_some() || logit_cap.is_some();
+        self.lacks(capped, "attention_cap, logit_cap", "it has no soft caps");
+        self.norm(block.norm, norm_epsilon, norm_from_one);
+        let positions = Positions {
+            position,
+            theta: rope_theta,
+            scaling: rope_scaling,
+            local_theta: local_rope_theta,
+            neighbours: rope_neighbours,
+            scale: attention_scale,
+            longest,
+        };
+        self.positions(block.attention, &positions, seq_len);
+        self.mlp(block.mlp, gelu_tanh, bounded_glu, block.dense);
+        if let Some(moe) = block.moe {
+            self.router(moe, router);
+        }
     }
 
-    fn lacks(&mut self, refused: bool, field: impl std::fmt::Display, why: &str) {
-        self.limits.refuse_model(refused, field, why);
-    }
-
-    /// Refuses what only a provider's field reaches.
-    fn unreached(&mut self, refused: bool, field: impl std::fmt::Display, why: &str) {
-        self.lacks(refused && self.reach == Reach::Options, field, why);
-    }
-
-    fn norm(&mut self, norm: Norm, epsilon: f64, from_one: bool, residual: Residual) {
+    fn norm(&mut self, norm: Norm, epsilon: f64, from_one: bool) {
         let Norm { kind, bias } = norm;
         let (name, has_bias) = match kind {
             NormKind::RmsNorm => ("RMSNorm", false),
@@ -164,21 +155,16 @@ impl Core<'_> {
         self.set("normalization", name);
         self.set("layernorm_epsilon", epsilon);
         self.set("layernorm_zero_centered_gamma", from_one);
-        match residual {
-            Residual::Sequential => {}
-            Residual::Parallel { shared_norm: _ } => self.lacks(
-                true,
-                "residual parallel",
-                "attention and MLP follow one another",
-            ),
-            Residual::Sandwich => {
-                self.lacks(
-                    true,
-                    "residual sandwich",
-                    "no norm follows attention and MLP",
-                );
-            }
-        }
+    }
+
+    /// How attention and MLP join the residual stream.
+    fn joined(&mut self, residual: Residual) {
+        let why = match residual {
+            Residual::Sequential => return,
+            Residual::Parallel { shared_norm: _ } => "attention and MLP follow one another",
+            Residual::Sandwich => "no norm follows attention and MLP",
+        };
+        self.lacks(true, format_args!("residual {residual:?}"), why);
     }
 
     fn attention(&mut self, attention: &Attention) {

@@ -3,7 +3,7 @@
 use catalog::RopeScaling;
 use catalog::model::{Attention, AttentionKind, Position};
 
-use super::{Core, Reach};
+use super::configuration::{Core, Reach};
 use crate::config::Value;
 
 /// What says how positions enter.
@@ -30,11 +30,8 @@ impl Core<'_> {
             scale,
             longest,
         } = *p;
-        self.lacks(
-            local_theta.is_some(),
-            "local_rope_theta",
-            "layers with a window rotate as all others",
-        );
+        let why = "layers with a window rotate as all others";
+        self.lacks(local_theta.is_some(), "local_rope_theta", why);
         match position {
             Position::Rope { dims } => {
                 self.set("rotary_base", whole(theta));
@@ -65,7 +62,6 @@ impl Core<'_> {
                     format_args!("position.rows {rows}"),
                     "the sequence is longer than the table of positions",
                 );
-                // A provider makes as many rows as the sequence has tokens.
                 self.lacks(
                     self.reach == Reach::Provider && rows > seq_len,
                     format_args!("position.rows {rows}"),

@@ -5,12 +5,14 @@ mod rewrites;
 
 use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, Zero};
 
+pub(crate) use self::rewrites::REWRITES;
+
 use self::model::model;
-use super::assumptions::unmet;
 use super::inputs::Input;
 use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
 use super::refusal::Limits;
+use super::stance::unmet;
 use crate::config::{Node, Value, write};
 use plans::decisions::{Decisions, Recompute};
 use plans::grammar::{order_name, recompute_name};
@@ -30,9 +32,7 @@ pub(crate) fn program() -> Program {
 pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     let (d, w) = (job.decisions, job.workload);
     refuse(job, limits);
-    limits.unmet = unmet(&job.runtime.rewrites, |rewrite| {
-        rewrites::stance(rewrite, job)
-    });
+    limits.unmet = unmet(REWRITES, job);
     let mut root = Node::table();
     root.set("general.project", "vescale-plan");
     root.set("general.run", job.id);

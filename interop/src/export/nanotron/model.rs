@@ -37,56 +37,26 @@ pub(super) fn model(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
         max_position,
         constants,
     } = job.model;
-    let linear = matches!(constants.rope_scaling, RopeScaling::Linear { .. });
-    let windows = attention.window != WindowPattern::Full;
-    let qwen = job.decisions.cp > 1 || attention.qkv_bias || moe.is_some() || windows || linear;
     let mut set = |key: &str, value: Value| root.set(&format!("model.model_config.{key}"), value);
-    let kind = if qwen {
-        "is_qwen2_config"
-    } else {
-        "is_llama_config"
-    };
-    set(kind, true.into());
+    set(kind(job), true.into());
+    let longest = (*max_position).max(job.workload.seq_len);
     set("hidden_size", (*hidden).into());
     set("num_hidden_layers", (*layers).into());
     set("vocab_size", (*vocab).into());
-    set(
-        "max_position_embeddings",
-        (*max_position).max(job.workload.seq_len).into(),
-    );
+    set("max_position_embeddings", longest.into());
     set("tie_word_embeddings", (*tied_embeddings).into());
-    let lacks = [
-        (*head_bias, "head_bias", "its output layer has no bias"),
-        (
-            *embedding_norm,
-            "embedding_norm",
-            "no norm follows its embedding",
-        ),
-        (
-            *residual != Residual::Sequential,
-            "residual",
-            "attention and MLP follow one another, each after its norm",
-        ),
-        (
-            *hidden_dropout != 0.0 || *attention_dropout != 0.0,
-            "dropout",
-            "its Llama and Qwen2 have none",
-        ),
-        (
-            *mtp_layers > 0,
-            "mtp_layers",
-            "it predicts the next token only",
-        ),
+    let parts = [
+        (*head_bias, "head_bias"),
+        (*embedding_norm, "embedding_norm"),
+        (*residual != Residual::Sequential, "residual"),
+        (*hidden_dropout != 0.0, "hidden_dropout"),
+        (*attention_dropout != 0.0, "attention_dropout"),
+        (*mtp_layers > 0, "mtp_layers"),
+        (other_norm(*norm), "norm"),
     ];
-    for (refused, field, why) in lacks {
-        limits.refuse_model(refused, field, why);
+    for (has, field) in parts {
+        limits.refuse_model(has, field, "its Llama and Qwen2 have no such part");
     }
-    let Norm { kind, bias } = *norm;
-    limits.refuse_model(
-        kind != NormKind::RmsNorm || bias,
-        "norm",
-        "its norms are RMSNorm",
-    );
     attended(*hidden, attention, job.decisions, &mut set, limits);
     feed_forward(*mlp, &mut set, limits);
     if let Some(moe) = moe {
@@ -101,6 +71,31 @@ pub(super) fn model(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
         limits,
     );
     root.set("model.init_method.std", constants.initializer_range);
+}
+
+/// Llama where it suffices.
+fn kind(job: &Job<'_>) -> &'static str {
+    let model = job.model;
+    let linear = matches!(model.constants.rope_scaling, RopeScaling::Linear { .. });
+    let windows = model.attention.window != WindowPattern::Full;
+    let biases = model.attention.qkv_bias;
+    if job.decisions.cp > 1 || biases || model.moe.is_some() || windows || linear {
+        "is_qwen2_config"
+    } else {
+        "is_llama_config"
+    }
+}
+
+fn other_norm(norm: Norm) -> bool {
+    let Norm { kind, bias } = norm;
+    kind != NormKind::RmsNorm || bias
+}
+
+/// Refuses the model for each part that it has: whether it has it, its field, and why it cannot stay.
+fn lacks(parts: &[(bool, &str, &str)], limits: &mut Limits) {
+    for (refused, field, why) in parts {
+        limits.refuse_model(*refused, field, *why);
+    }
 }
 
 fn attended(
@@ -220,9 +215,7 @@ fn experts(moe: Moe, set: &mut impl FnMut(&str, Value), limits: &mut Limits) {
             "its router has no bias",
         ),
     ];
-    for (refused, field, why) in lacks {
-        limits.refuse_model(refused, field, why);
-    }
+    self::lacks(&lacks, limits);
 }
 
 fn numbers(
@@ -256,21 +249,7 @@ fn numbers(
     set("rope_interleaved", rope_neighbours.into());
     set("initializer_range", initializer_range.into());
     let (head, _) = attention.head_dims();
-    limits.refuse_model(
-        position != Position::Rope { dims: head },
-        "position",
-        "it rotates all dimensions of every head",
-    );
-    match rope_scaling {
-        RopeScaling::None => {}
-        RopeScaling::Linear { factor } => {
-            set("rope_seq_len_interpolation_factor", factor.into());
-        }
-        RopeScaling::Llama3 { .. } | RopeScaling::Yarn { .. } | RopeScaling::Other => {
-            let why = "its rotations are plain, or interpolated by one factor";
-            limits.refuse_model(true, "rope_scaling", why);
-        }
-    }
+    rotation(position, rope_scaling, head, set, limits);
     let scaled = attention_scale.is_some_and(|s| (s * (head as f64).sqrt() - 1.0).abs() > 1e-9);
     let lacks = [
         (local_rope_theta.is_some(), "local_rope_theta"),
@@ -285,18 +264,46 @@ fn numbers(
         limits.refuse_model(refused, field, "its Llama and Qwen2 have no such thing");
     }
     if routed {
-        let Router {
-            sigmoid,
-            normalise,
-            scale,
-            groups,
-            // Without groups there is one.
-            best_groups: _,
-        } = router;
-        limits.refuse_model(
-            sigmoid || normalise || scale != 1.0 || groups > 1,
-            "router",
-            "its router weighs the chosen experts by the softmax of all",
-        );
+        weighed(router, limits);
     }
+}
+
+fn rotation(
+    position: Position,
+    scaling: RopeScaling,
+    head: u64,
+    set: &mut impl FnMut(&str, Value),
+    limits: &mut Limits,
+) {
+    limits.refuse_model(
+        position != Position::Rope { dims: head },
+        "position",
+        "it rotates all dimensions of every head",
+    );
+    match scaling {
+        RopeScaling::None => {}
+        RopeScaling::Linear { factor } => {
+            set("rope_seq_len_interpolation_factor", factor.into());
+        }
+        RopeScaling::Llama3 { .. } | RopeScaling::Yarn { .. } | RopeScaling::Other => {
+            let why = "its rotations are plain, or interpolated by one factor";
+            limits.refuse_model(true, "rope_scaling", why);
+        }
+    }
+}
+
+fn weighed(router: Router, limits: &mut Limits) {
+    let Router {
+        sigmoid,
+        normalise,
+        scale,
+        groups,
+        // Without groups there is one.
+        best_groups: _,
+    } = router;
+    limits.refuse_model(
+        sigmoid || normalise || scale != 1.0 || groups > 1,
+        "router",
+        "its router weighs the chosen experts by the softmax of all",
+    );
 }

@@ -3,71 +3,157 @@
 use catalog::Zero;
 use catalog::runtime::Rewrite;
 
-use crate::export::assumptions::Stance;
 use crate::export::job::Job;
+use crate::export::stance::Stance::{Always, Never, Written};
+use crate::export::stance::{Table, sends_whole};
 use plans::decisions::Recompute;
 
-/// How nanotron stands to one rewrite.
-pub(super) fn stance(rewrite: Rewrite, job: &Job<'_>) -> Stance {
-    let (d, model) = (job.decisions, job.model);
-    let only = |here: bool, stance: Stance| if here { stance } else { Stance::Absent };
-    match rewrite {
-        Rewrite::FuseProjections => {
-            Stance::Always("qkv_proj and gate_up_proj are one product each")
-        }
-        Rewrite::FuseNorm => Stance::Always("its norms are Triton kernels"),
-        Rewrite::FusedOptimizer => Stance::Always("the file asks for a fused Adam"),
-        Rewrite::AccumulateGradients => Stance::Always("gradients are added to 32-bit buffers"),
-        Rewrite::FuseRope => Stance::Always("flash-attention's kernel rotates queries and keys"),
-        Rewrite::FuseSwiglu => only(
-            model.mlp.gated,
-            Stance::Never("gate and product are operators"),
-        ),
-        Rewrite::InPlaceCrossEntropy => Stance::Always("its sharded cross-entropy works in place"),
-        Rewrite::FuseCrossEntropy => Stance::Never("its loss reads a 32-bit copy of the logits"),
-        Rewrite::FuseGradientAccumulation => Stance::Never("gradients are added by a hook"),
-        Rewrite::FusePermute => only(
-            model.moe.is_some(),
-            Stance::Always("grouped_gemm's kernel orders the tokens"),
-        ),
-        Rewrite::AsyncTensorParallelBackward | Rewrite::RegatherSequenceParallelInput => only(
-            d.tp > 1 && !d.overlap.tensor_parallel,
-            Stance::Never("tensor parallelism waits for its collectives"),
-        ),
-        Rewrite::EarlyStopRecompute => only(
-            d.recompute == Recompute::Full,
-            Stance::Never("its checkpoints run the whole layer again"),
-        ),
-        Rewrite::KeepStageOutput | Rewrite::ScatterGatherTransfer => only(
-            d.pp > 1,
-            Stance::Never("stages send whole activations and free their outputs"),
-        ),
-        Rewrite::AllReduceGradients | Rewrite::CopyGradientsForStep => only(
-            d.zero == Zero::Z1,
-            Stance::Never("gradients are reduced to the rank that updates them"),
-        ),
-        Rewrite::FusePointwise | Rewrite::CudaGraph => Stance::Never("it runs eager PyTorch"),
-        Rewrite::FlattenGradients | Rewrite::CopyShards | Rewrite::GatherTensorByTensor => {
-            Stance::Never("states lie in one buffer")
-        }
-        Rewrite::NormInF32 => Stance::Never("norms keep their 16-bit inputs"),
-        Rewrite::KeepRowIndices => only(
-            model.moe.is_some(),
-            Stance::Never("the router keeps one order of rows"),
-        ),
-        // Its models have no biases to fuse, its attention no scores, and it does not train in 8 bits or choose operators.
-        Rewrite::FuseBiasGelu
-        | Rewrite::FuseBiasDropoutAdd
-        | Rewrite::FuseScaledMaskedSoftmax
-        | Rewrite::FuseBiasEpilogue
-        | Rewrite::FuseGeluEpilogue
-        | Rewrite::SaveQuantisedInputs
-        | Rewrite::GatherQuantised
-        | Rewrite::ScaleDynamically
-        | Rewrite::WideExperts
-        | Rewrite::RowwiseScaling
-        | Rewrite::KeepAttentionProjections
-        | Rewrite::KeepOutputProjection
-        | Rewrite::KeepSelected => Stance::Absent,
-    }
+fn tensor(job: &Job<'_>) -> bool {
+    job.decisions.tp > 1 && !job.decisions.overlap.tensor_parallel
 }
+
+fn experts(job: &Job<'_>) -> bool {
+    job.model.moe.is_some()
+}
+
+fn shared_states(job: &Job<'_>) -> bool {
+    job.decisions.zero == Zero::Z1
+}
+
+/// What nanotron does of each rewrite.
+pub(crate) const REWRITES: &Table = &[
+    (
+        Rewrite::FuseProjections,
+        |_| true,
+        Always("qkv_proj and gate_up_proj are one product each"),
+    ),
+    (
+        Rewrite::FuseNorm,
+        |_| true,
+        Always("its norms are Triton kernels"),
+    ),
+    (
+        Rewrite::FusedOptimizer,
+        |_| true,
+        Always("the file asks for a fused Adam"),
+    ),
+    (
+        Rewrite::AccumulateGradients,
+        |_| true,
+        Always("gradients are added to 32-bit buffers"),
+    ),
+    (
+        Rewrite::FuseRope,
+        |_| true,
+        Always("flash-attention's kernel rotates queries and keys"),
+    ),
+    (
+        Rewrite::FuseSwiglu,
+        |j| j.model.mlp.gated,
+        Never("gate and product are operators"),
+    ),
+    (
+        Rewrite::InPlaceCrossEntropy,
+        |_| true,
+        Always("its sharded cross-entropy works in place"),
+    ),
+    (
+        Rewrite::FuseCrossEntropy,
+        |_| true,
+        Never("its loss reads a 32-bit copy of the logits"),
+    ),
+    (
+        Rewrite::FuseGradientAccumulation,
+        |_| true,
+        Never("gradients are added by a hook"),
+    ),
+    (
+        Rewrite::FusePermute,
+        experts,
+        Always("grouped_gemm's kernel orders the tokens"),
+    ),
+    (
+        Rewrite::KeepRowIndices,
+        experts,
+        Never("the router keeps one order of rows"),
+    ),
+    (
+        Rewrite::AsyncTensorParallelBackward,
+        tensor,
+        Never("tensor parallelism waits for its collectives"),
+    ),
+    (
+        Rewrite::RegatherSequenceParallelInput,
+        tensor,
+        Never("gathered inputs are kept for backward"),
+    ),
+    (
+        Rewrite::EarlyStopRecompute,
+        |j| j.decisions.recompute == Recompute::Full,
+        Never("its checkpoints run the whole layer again"),
+    ),
+    (
+        Rewrite::KeepStageOutput,
+        |j| j.decisions.pp > 1,
+        Never("outputs of stages are freed"),
+    ),
+    (
+        Rewrite::ScatterGatherTransfer,
+        sends_whole,
+        Never("whole activations are sent"),
+    ),
+    (
+        Rewrite::AllReduceGradients,
+        shared_states,
+        Never("gradients are reduced to the rank that updates them"),
+    ),
+    (
+        Rewrite::CopyGradientsForStep,
+        shared_states,
+        Never("the step reads the 32-bit buffers"),
+    ),
+    (
+        Rewrite::FusePointwise,
+        |_| true,
+        Never("it runs eager PyTorch"),
+    ),
+    (
+        Rewrite::CudaGraph,
+        |_| true,
+        Never("it captures no CUDA graphs"),
+    ),
+    (
+        Rewrite::FlattenGradients,
+        |_| true,
+        Never("gradients lie in one buffer from the start"),
+    ),
+    (
+        Rewrite::CopyShards,
+        |_| true,
+        Never("parameters are used where they lie"),
+    ),
+    (
+        Rewrite::GatherTensorByTensor,
+        |_| true,
+        Never("it has no ZeRO-3"),
+    ),
+    (
+        Rewrite::NormInF32,
+        |_| true,
+        Never("norms keep their 16-bit inputs"),
+    ),
+    // Its models have no biases to fuse, its attention no scores; it does not train in 8 bits or choose operators.
+    (Rewrite::FuseBiasGelu, |_| false, Written),
+    (Rewrite::FuseBiasDropoutAdd, |_| false, Written),
+    (Rewrite::FuseScaledMaskedSoftmax, |_| false, Written),
+    (Rewrite::FuseBiasEpilogue, |_| false, Written),
+    (Rewrite::FuseGeluEpilogue, |_| false, Written),
+    (Rewrite::SaveQuantisedInputs, |_| false, Written),
+    (Rewrite::GatherQuantised, |_| false, Written),
+    (Rewrite::ScaleDynamically, |_| false, Written),
+    (Rewrite::WideExperts, |_| false, Written),
+    (Rewrite::RowwiseScaling, |_| false, Written),
+    (Rewrite::KeepAttentionProjections, |_| false, Written),
+    (Rewrite::KeepOutputProjection, |_| false, Written),
+    (Rewrite::KeepSelected, |_| false, Written),
+];

@@ -57,6 +57,13 @@ pub(super) fn refuse(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
         "it trains in bfloat16, float32 and float8",
         None,
     );
+    by_model(job, edition, limits);
+    experts(job, edition, limits);
+}
+
+/// What an edition cannot do with this model.
+fn by_model(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
+    let d = job.decisions;
     limits.refuse(
         job.model.mtp_layers > 0 && d.pp > 1 && edition != Edition::Toml02,
         format!("pp={}", d.pp),
@@ -81,7 +88,6 @@ pub(super) fn refuse(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
         "rope_scaling yarn",
         "0.2 rescales rotations of sequences above 4096 tokens only",
     );
-    experts(job, edition, limits);
 }
 
 /// Whether 0.2's model computes attention by flex attention, which context parallelism does not split there.

@@ -12,6 +12,7 @@ use catalog::runtime::Rewrite;
 use catalog::{DType, Overlap, Precision, ScheduleKind, Zero};
 
 pub(crate) use self::edition::Edition;
+pub(crate) use self::rewrites::REWRITES;
 
 use self::limits::refuse;
 use self::model::{Chosen, choose};
@@ -19,6 +20,7 @@ use super::inputs::Input;
 use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
 use super::refusal::Limits;
+use super::stance::unmet;
 use crate::config::{Node, Value, escape, write};
 use plans::decisions::{Decisions, Recompute};
 
@@ -59,7 +61,7 @@ pub(crate) fn program(edition: Edition) -> Program {
 
 pub(crate) fn files(job: &Job<'_>, edition: Edition, limits: &mut Limits) -> Vec<Draft> {
     refuse(job, edition, limits);
-    rewrites::collect(job, limits);
+    limits.unmet = unmet(REWRITES, job);
     limits.note(
         job.model.moe.is_some_and(|moe| !moe.router_correction_bias),
         "torchtitan balances experts by a bias of the router (load_balance_coeff 0.001), which the model does not have",
@@ -122,28 +124,13 @@ fn parallelism(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
         ("pipeline_parallel_degree", (*pp).into()),
         ("expert_parallel_degree", (*ep).into()),
     ];
-    if *zero == Zero::Z3 {
-        let policy = if *reshard_after_forward {
-            "always"
-        } else {
-            "never"
-        };
-        keys.push(("fsdp_reshard_after_forward", policy.into()));
-    }
-    match edition {
-        Edition::Toml02 => {
-            let asynchronous = async_tp(job.decisions);
-            keys.push(("enable_async_tensor_parallel", asynchronous.into()));
-            keys.push(("expert_tensor_parallel_degree", (*etp).into()));
-        }
-        Edition::Python03 | Edition::PythonMain => {
-            let sharded = *sequence_parallel || *tp == 1;
-            keys.push(("enable_sequence_parallel", sharded.into()));
-        }
-    }
+    keys.extend(sharding(*zero, *reshard_after_forward));
+    keys.extend(tensor(job.decisions, *sequence_parallel, *etp, edition));
     if *pp > 1 {
-        let schedule = schedule_name(*schedule);
-        keys.push(("pipeline_parallel_schedule", schedule.into()));
+        keys.push((
+            "pipeline_parallel_schedule",
+            schedule_name(*schedule).into(),
+        ));
         keys.push(match edition {
             Edition::Toml02 | Edition::Python03 => {
                 ("pipeline_parallel_microbatch_size", (*micro_batch).into())
@@ -154,6 +141,34 @@ fn parallelism(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
         keys.push(("module_fqns_per_model_part", parts.into()));
     }
     keys
+}
+
+fn sharding(zero: Zero, reshard_after_forward: bool) -> Option<(&'static str, Value)> {
+    let policy = if reshard_after_forward {
+        "always"
+    } else {
+        "never"
+    };
+    (zero == Zero::Z3).then(|| ("fsdp_reshard_after_forward", policy.into()))
+}
+
+/// What editions say differently of tensor parallelism.
+fn tensor(
+    d: &Decisions,
+    sequence_parallel: bool,
+    etp: u64,
+    edition: Edition,
+) -> Vec<(&'static str, Value)> {
+    match edition {
+        Edition::Toml02 => vec![
+            ("enable_async_tensor_parallel", async_tp(d).into()),
+            ("expert_tensor_parallel_degree", etp.into()),
+        ],
+        Edition::Python03 | Edition::PythonMain => {
+            let sharded = sequence_parallel || d.tp == 1;
+            vec![("enable_sequence_parallel", sharded.into())]
+        }
+    }
 }
 
 /// torchtitan's (PyTorch's) name of a schedule.
@@ -230,7 +245,7 @@ fn training(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
     keys.push(("mixed_precision_reduce", reduced.into()));
     if edition != Edition::Toml02 {
         // As predicted; they exclude pipeline parallelism and most dispatchers of expert parallelism.
-        let graphs = job.runtime.rewrites.contains(&Rewrite::CudaGraph) && d.pp == 1 && d.ep == 1;
+        let graphs = job.assumes(Rewrite::CudaGraph) && d.pp == 1 && d.ep == 1;
         keys.push(("disable_cuda_graphs", (!graphs).into()));
     }
     keys
@@ -281,7 +296,7 @@ fn inputs(job: &Job<'_>, limits: &mut Limits) -> (String, String) {
 
 /// What is compiled: the loss where the prediction assumed that it is fused.
 fn compiled(job: &Job<'_>) -> Vec<&'static str> {
-    if job.runtime.rewrites.contains(&Rewrite::FuseCrossEntropy) {
+    if job.assumes(Rewrite::FuseCrossEntropy) {
         vec!["model", "loss"]
     } else {
         vec!["model"]
@@ -289,7 +304,7 @@ fn compiled(job: &Job<'_>) -> Vec<&'static str> {
 }
 
 fn compiles(job: &Job<'_>) -> bool {
-    job.runtime.rewrites.contains(&Rewrite::FusePointwise) || async_tp(job.decisions)
+    job.assumes(Rewrite::FusePointwise) || async_tp(job.decisions)
 }
 
 fn python(job: &Job<'_>, chosen: &Chosen, edition: Edition, limits: &mut Limits) -> String {

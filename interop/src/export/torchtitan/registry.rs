@@ -162,17 +162,10 @@ fn deepseeks() -> Vec<Flavor> {
         };
         model.position = Position::Rope { dims: 64 };
         model.mlp.ffn = ffn;
-        let temperature = 0.1 * mscale * 40f64.ln() + 1.0;
-        model.constants.attention_scale = Some(temperature.powi(2) / 192f64.sqrt());
+        let grown = 0.1 * mscale * 40f64.ln() + 1.0;
+        model.constants.attention_scale = Some(grown.powi(2) / 192f64.sqrt());
         model.constants.rope_neighbours = true;
-        model.constants.rope_scaling = RopeScaling::Yarn {
-            factor: 40.0,
-            original: 4096.0,
-            beta_fast: 32.0,
-            beta_slow: 1.0,
-            attention: 1.0,
-            whole_pairs: true,
-        };
+        model.constants.rope_scaling = yarn(40.0, 1.0, true);
         Flavor {
             module: "deepseek_v3",
             name,
@@ -231,16 +224,21 @@ fn gpt_oss(layers: u64, count: u64) -> ModelConfig {
         ..experts(count, 4, 2880)
     });
     model.constants.rope_theta = 150_000.0;
-    model.constants.rope_scaling = RopeScaling::Yarn {
-        factor: 32.0,
+    model.constants.rope_scaling = yarn(32.0, 0.1 * 32f64.ln() + 1.0, false);
+    model.constants.bounded_glu = Some(7.0);
+    model
+}
+
+/// YaRN from 4096 tokens on.
+fn yarn(factor: f64, attention: f64, whole_pairs: bool) -> RopeScaling {
+    RopeScaling::Yarn {
+        factor,
         original: 4096.0,
         beta_fast: 32.0,
         beta_slow: 1.0,
-        attention: 0.1 * 32f64.ln() + 1.0,
-        whole_pairs: false,
-    };
-    model.constants.bounded_glu = Some(7.0);
-    model
+        attention,
+        whole_pairs,
+    }
 }
 
 /// What torchtitan's decoders share: RMSNorm of epsilon 1e-5, gated SiLU, no biases, rotary positions.
