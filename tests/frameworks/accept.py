@@ -53,6 +53,15 @@ def torchtitan_02(folder, plan):
     same("recompute", config.activation_checkpoint.mode != "none", plan["recompute"] != "none")
 
 
+def titan_model(config, plan):
+    """The model, made without storage, has as many parameters as the plan's."""
+    import torch
+
+    with torch.device("meta"):
+        model = config.model_spec.model.build()
+    same("parameters", sum(p.numel() for p in model.parameters()), plan["parameters"])
+
+
 def torchtitan_03(folder, plan):
     sys.path.insert(0, str(folder))
     import vescale_plan_config
@@ -64,6 +73,7 @@ def torchtitan_03(folder, plan):
         section.__post_init__()
     titan_parallelism(config.parallelism, plan)
     titan_mesh(config.parallelism, plan["gpus"], {"spmd_backend": config.parallelism.spmd_backend})
+    titan_model(config, plan)
     same("seq_len", config.training.seq_len, plan["seq_len"])
     same("global batch", config.training.global_batch_size, plan["global_batch"])
     same("recompute", config.activation_checkpoint is not None, plan["recompute"] != "none")
