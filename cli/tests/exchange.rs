@@ -107,6 +107,10 @@ fn export_and_import_are_inverse() {
                 "out",
                 "--launcher",
                 "torchrun",
+                "--tokenizer",
+                "org/tokenizer",
+                "--data",
+                "org/data",
             ],
         );
         assert_eq!(code(&output), 0, "{}", stderr(&output));

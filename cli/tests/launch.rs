@@ -84,7 +84,6 @@ fn launch_scripts_start_ranks_and_nothing_else() {
     let folder = tempfile::tempdir().expect("folder");
     let root = folder.path();
     programs(root);
-    let config = fs::read(common::examples().join("llama/config.json")).expect("config");
     let all = NAMES.concat();
     let few = TARGETS
         .iter()
@@ -95,9 +94,8 @@ fn launch_scripts_start_ranks_and_nothing_else() {
     let cases = TARGETS.iter().map(|target| (&all[..], target)).chain(each);
     for (name, (target, strategy)) in cases {
         let model = name.replace('/', "∕");
-        fs::create_dir_all(root.join(&model)).expect("folder");
-        fs::write(root.join(&model).join("config.json"), &config).expect("config");
-        exported(root, &model, target, strategy, "out");
+        model_folder(root, &model, target);
+        exported(root, &model, target, strategy, "out", Some(name));
         let expected = if *target == "accelerate" {
             "accelerate"
         } else {
@@ -118,13 +116,11 @@ fn scripts_start_from_a_folder_of_any_name() {
     let folder = tempfile::tempdir().expect("folder");
     let root = folder.path();
     programs(root);
-    fs::create_dir(root.join("llama")).expect("folder");
-    let config = common::examples().join("llama/config.json");
-    fs::copy(config, root.join("llama/config.json")).expect("config");
     for (target, strategy) in TARGETS {
+        model_folder(root, "llama", target);
         for name in NAMES {
             let out = name.replace('/', "∕");
-            exported(root, "llama", target, strategy, &out);
+            exported(root, "llama", target, strategy, &out, Some("given"));
             let expected = if target == "accelerate" {
                 "accelerate"
             } else {
@@ -143,8 +139,51 @@ fn scripts_start_from_a_folder_of_any_name() {
     }
 }
 
-/// Exports a plan for a model folder with both kinds of script.
-fn exported(root: &Path, model: &str, target: &str, strategy: &str, out: &str) {
+/// A script that is started with something left open stops, and says what.
+#[test]
+fn scripts_stop_until_they_are_filled_in() {
+    let folder = tempfile::tempdir().expect("folder");
+    let root = folder.path();
+    programs(root);
+    for target in ["megatron-lm", "torchtitan@0.3", "axolotl", "nanotron"] {
+        let (_, strategy) = TARGETS
+            .iter()
+            .find(|(name, _)| *name == target)
+            .expect("a row");
+        model_folder(root, "llama", target);
+        exported(root, "llama", target, strategy, "out", None);
+        let output = Command::new("bash")
+            .arg("out/launch.sh")
+            .current_dir(root)
+            .env("RECORD", root.join("record"))
+            .output()
+            .expect("bash starts");
+        assert_eq!(code(&output), 1, "{target}");
+        assert!(stderr(&output).contains("FILL_IN_"), "{}", stderr(&output));
+        fs::remove_dir_all(root.join("out")).expect("removed");
+    }
+}
+
+/// A folder with the model that a target takes: torchtitan trains those of its registries.
+fn model_folder(root: &Path, name: &str, target: &str) {
+    let config = if target.starts_with("torchtitan") {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../catalog/presets/models/llama3-8b.json")
+    } else {
+        common::examples().join("llama/config.json")
+    };
+    fs::create_dir_all(root.join(name)).expect("folder");
+    fs::copy(config, root.join(name).join("config.json")).expect("config");
+}
+
+/// Exports a plan for a model folder with both kinds of script; tokenizer, data and hub name are `given`, or left open.
+fn exported(
+    root: &Path,
+    model: &str,
+    target: &str,
+    strategy: &str,
+    out: &str,
+    given: Option<&str>,
+) {
     let runtime = "vescale";
     let strategy = format!("{strategy},mbs=1,overlap=grad+param+pp");
     let estimate = [
@@ -169,7 +208,7 @@ fn exported(root: &Path, model: &str, target: &str, strategy: &str, out: &str) {
     let output = run(root, &estimate);
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     for launcher in ["torchrun", "slurm"] {
-        let export = [
+        let mut export = vec![
             "export",
             "a.yaml",
             "--to",
@@ -181,6 +220,11 @@ fn exported(root: &Path, model: &str, target: &str, strategy: &str, out: &str) {
             "--force",
             "-q",
         ];
+        if let Some(given) = given {
+            for option in ["--tokenizer", "--data", "--hf-id"] {
+                export.extend([option, given]);
+            }
+        }
         let output = run(root, &export);
         assert_eq!(code(&output), 0, "{target}: {}", stderr(&output));
     }

@@ -175,7 +175,7 @@ fn the_umask_rules_and_links_are_not_followed() {
     use std::os::unix::fs::{PermissionsExt, symlink};
     let folder = tempfile::tempdir().expect("folder");
     let root = folder.path();
-    let command = "umask 077; vescale-plan estimate --model gpt2 --gpus 1 --strategy tp=1 -o a.yaml \
+    let command = "umask 077; vescale-plan estimate --model gpt2 --gpus 1 --seq 1024 --strategy tp=1 -o a.yaml \
                    && vescale-plan export a.yaml --to megatron-lm --launcher torchrun -o out";
     let output = shell(root, command);
     assert_eq!(code(&output), 0, "{}", stderr(&output));
