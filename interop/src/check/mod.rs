@@ -108,6 +108,8 @@ fn value(doc: &Document, schema: &Schema, key: &str, node: &Node, findings: &mut
     };
     match schema.kind(key) {
         Some(kind) if kind.accepts(node) => {}
+        // A variable of the environment, which is not known here.
+        Some(_) if matches!(&node.value, Value::Str(text) if text.starts_with('$')) => {}
         Some(kind) => {
             let near = match &node.value {
                 Value::Str(text) => kind

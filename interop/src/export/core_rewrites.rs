@@ -44,8 +44,9 @@ pub(crate) fn fields(job: &Job<'_>, limits: &mut Limits) -> Vec<Field> {
             assumes(Rewrite::FuseSwiglu).into(),
         ));
     }
-    if fusible_rotation(job.model) {
-        fields.push(("apply_rope_fusion", assumes(Rewrite::FuseRope).into()));
+    if matches!(job.model.position, Position::Rope { .. }) {
+        let fused = assumes(Rewrite::FuseRope) && fusible_rotation(job.model);
+        fields.push(("apply_rope_fusion", fused.into()));
     }
     let backend = match job.runtime.attention {
         AttentionKernel::Unfused => "unfused",

@@ -278,6 +278,9 @@ fn model_args(text: &str, path: &str) -> Result<Node, ImportError> {
             Value::Bool(true) => Vec::new(),
             Value::Int(number) => vec![number.to_string()],
             Value::Float(number) => vec![number.to_string()],
+            Value::Str(text) if schema.kind(name).is_none_or(|kind| kind == Kind::Str) => {
+                vec![text.clone()]
+            }
             Value::Str(text) => text.split_whitespace().map(str::to_owned).collect(),
             other => vec![other.shown()],
         };

@@ -177,7 +177,7 @@ fn same(a: &str, b: &str) -> bool {
 
 /// What the script says, or Megatron-LM's default; empty for none.
 fn said(doc: &Document, key: &str, default: Silent) -> String {
-    let written = |key: &str| doc.root.get(key).map(|node| word(node));
+    let written = |key: &str| doc.root.get(key).map(word);
     // The number of groups counts with its switch only.
     let used = key != "--num-query-groups" || doc.root.get("--group-query-attention").is_some();
     if let Some(value) = written(key).filter(|_| used) {

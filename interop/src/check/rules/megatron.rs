@@ -15,14 +15,14 @@ pub(super) fn megatron(r: &mut Rules<'_>, model: Option<&ModelConfig>) {
     sequence_parallel(r, t);
     let interleaved = virtual_stages(r, p);
     overlap(r);
-    for key in [
-        "--expert-model-parallel-size",
-        "--expert-tensor-parallel-size",
-    ] {
-        let used = r.size(key).is_some_and(|n| n > 1);
-        let experts = r.has("--num-experts");
-        r.require(!used || experts, key, "needs a model with --num-experts");
-    }
+    let experts = r.has("--num-experts");
+    let used = |r: &Rules<'_>, key: &str| r.size(key).is_some_and(|n| n > 1);
+    let parallel = "--expert-model-parallel-size";
+    let needs = "needs a model with --num-experts";
+    r.require(!used(r, parallel) || experts, parallel, needs);
+    let split = "--expert-tensor-parallel-size";
+    let nothing = "has no effect without --num-experts";
+    r.advise(!used(r, split) || experts, split, nothing);
     recomputation(r);
     fsdp(r, p);
     heads(r, t, model);

@@ -223,7 +223,7 @@ impl Core<'_> {
 
     /// A window of Megatron-Core counts the tokens before this one.
     fn window(&mut self, window: u64) {
-        let sides = [window - 1, 0].map(|side| Node::made(side)).to_vec();
+        let sides = [window - 1, 0].map(Node::made).to_vec();
         self.set("window_size", Value::List(sides));
     }
 

@@ -148,8 +148,6 @@ impl Core<'_> {
         match scaling {
             RopeScaling::None => {
                 self.set("rope_type", "rope");
-                // Fused rotation of latent attention exists under YaRN only.
-                self.set("apply_rope_fusion", false);
                 let other = (scale - 1.0).abs() > 1e-9;
                 self.lacks(
                     other,
