@@ -1,15 +1,17 @@
-//! The runtime of a published run: named by what its source says of itself, then changed where the run says
-//! otherwise.
+//! The runtime of a published run: that of the framework it names, changed where the run says otherwise.
 
-use catalog::runs::Run;
+use catalog::runs::{Framework, Run};
 use catalog::runtime::{AttentionKernel, Rewrite};
+use catalog::units::Seconds;
 use catalog::{DType, Runtime};
 
-/// The runtime, as the run used it.
-pub(super) fn runtime(run: &Run) -> Result<Runtime, String> {
-    let mut runtime = catalog::load::runtime(name(run)).map_err(|e| e.to_string())?;
+/// The runtime, as the run used it, and whether the run or its source names its framework.
+pub(super) fn runtime(run: &Run) -> Result<(Runtime, bool), String> {
+    let framework = Framework::of(run);
+    let name = framework.map_or_else(|| unnamed(run), |f| of_its_time(run, &f.runtime));
+    let mut runtime = catalog::load::runtime(name).map_err(|e| e.to_string())?;
     apply_statements(run, &mut runtime);
-    Ok(runtime)
+    Ok((runtime, framework.is_some()))
 }
 
 /// What a run says of how it shards states.
@@ -21,62 +23,52 @@ fn text_flag<'a>(run: &'a Run, name: &str) -> Option<&'a str> {
     run.flag(name).and_then(serde_json::Value::as_str)
 }
 
-/// The preset that the words of the source name.
-fn name(run: &Run) -> &'static str {
-    let words = format!(
-        "{} {} {} {}",
-        text_flag(run, "framework").unwrap_or(""),
-        run.sw_version.as_deref().unwrap_or(""),
-        run.source,
-        sharding(run)
-    )
-    .to_lowercase();
+/// The generation of a framework that has several presets.
+fn of_its_time<'a>(run: &Run, runtime: &'a str) -> &'a str {
     let compiled =
         run.is_on("compile") || run.precision.as_deref().is_some_and(|p| p.contains("fp8"));
-    let has = |word: &str| words.contains(word);
-    if has("maxtext") || has("paxml") || has("(jax)") {
-        "maxtext"
-    } else if has("nemo") {
-        "nemo"
-    } else if has("torchtitan") {
-        match compiled {
-            true if has("2025") => "torchtitan-compile-2025",
-            true => "torchtitan-compile",
-            false => "torchtitan",
-        }
-    } else if has("bigscience") || has("megatron-deepspeed") || has("neox") {
-        if run.precision.as_deref() == Some("bf16") {
+    let late = year(run).is_some_and(|year| year >= 2025)
+        || run
+            .sw_version
+            .as_deref()
+            .is_some_and(|v| v.contains("2025"));
+    match runtime {
+        "torchtitan" if compiled && late => "torchtitan-compile-2025",
+        "torchtitan" if compiled => "torchtitan-compile",
+        "megatron-core" if !modern(run) => before_fused_attention(run),
+        "megatron-deepspeed" if run.precision.as_deref() == Some("bf16") => {
             "megatron-deepspeed-bf16"
-        } else {
-            "megatron-deepspeed"
         }
-    } else if has("megatron-core") || has("megatron_distopt") {
-        "megatron-core"
-    } else if has("llm-foundry") || has("mosaic") {
-        "fsdp1"
-    } else if has("deepspeed") {
-        if year(run).is_some_and(|year| year <= 2021) {
+        "deepspeed" if year(run).is_some_and(|year| year <= 2021) && !of_hugging_face(run) => {
             "deepspeed-2021"
-        } else {
-            "deepspeed"
         }
-    } else if model_parallel(run) || has("megatron") {
-        megatron_of_its_time(run, has("2205.05198"))
-    } else if has("zero") {
-        "deepspeed"
-    } else {
-        "fsdp2"
+        name => name,
     }
 }
 
-/// What the source does not name is Megatron's kind of system of its time; `selective` says that it cites the
-/// paper on selective recomputation.
-fn megatron_of_its_time(run: &Run, selective: bool) -> &'static str {
+fn of_hugging_face(run: &Run) -> bool {
+    let software = run.sw_version.as_deref().unwrap_or("");
+    software.contains("transformers")
+}
+
+/// Without a named framework: one of Megatron's generations where layers are split over devices, by the years of
+/// fused attention and of sequence parallelism; else PyTorch with the sharding it states.
+fn unnamed(run: &Run) -> &'static str {
+    if !model_parallel(run) {
+        "generic-eager"
+    } else if modern(run) {
+        "generic-fused"
+    } else {
+        before_fused_attention(run)
+    }
+}
+
+/// Megatron's generation of a run from before fused attention: sequence parallelism and selective recomputation came
+/// with the later one.
+fn before_fused_attention(run: &Run) -> &'static str {
     let recompute = run.recompute.as_deref();
-    let selective = selective || recompute.is_some_and(|r| r.contains("selective"));
-    if modern(run) {
-        "megatron-core"
-    } else if run.sequence_parallel == Some(true) || selective {
+    let selective = recompute.is_some_and(|r| r.contains("selective"));
+    if run.sequence_parallel == Some(true) || selective {
         "megatron-2022"
     } else {
         "megatron-2021"
@@ -85,9 +77,24 @@ fn megatron_of_its_time(run: &Run, selective: bool) -> &'static str {
 
 /// What the run itself says outranks the runtime's habit.
 fn apply_statements(run: &Run, runtime: &mut Runtime) {
-    if run.is_on("flash_attention") && runtime.attention == AttentionKernel::Unfused {
-        runtime.attention = AttentionKernel::Flash2;
+    match run
+        .flag("flash_attention")
+        .and_then(serde_json::Value::as_bool)
+    {
+        Some(true) if runtime.attention == AttentionKernel::Unfused => {
+            runtime.attention = AttentionKernel::Flash2;
+        }
+        Some(false) => runtime.attention = AttentionKernel::Unfused,
+        _ => {}
     }
+    let attention = text_flag(run, "attention").unwrap_or("").to_lowercase();
+    if attention.contains("eager") || attention.contains("unfused") {
+        runtime.attention = AttentionKernel::Unfused;
+    }
+    if run.is_on("compile") {
+        runtime.rewrites.insert(Rewrite::FusePointwise);
+    }
+    experts(run, runtime);
     if run
         .precision
         .as_deref()
@@ -115,13 +122,51 @@ fn apply_statements(run: &Run, runtime: &mut Runtime) {
         Some("PURE") => runtime.states.reduce = DType::Bf16,
         _ => {}
     }
+    if let Ok(ms) = std::env::var("STEP").unwrap_or_default().parse::<f64>() {
+        runtime.overheads.step.value = Seconds(ms * 1e-3);
+    }
+    if let Ok(microseconds) = std::env::var("LAUNCH").unwrap_or_default().parse::<f64>() {
+        runtime.overheads.launch.value = Seconds(microseconds * 1e-6);
+    }
+}
+
+/// How a run launches its layers and sends tokens to experts: the scopes of its CUDA graphs, its dispatcher.
+fn experts(run: &Run, runtime: &mut Runtime) {
+    let graphs: String = ["cuda_graph_scope", "cuda_graph_impl"]
+        .iter()
+        .filter_map(|name| run.flag(name))
+        .map(ToString::to_string)
+        .collect();
+    if graphs.contains("full_iteration") {
+        runtime.rewrites.insert(Rewrite::CudaGraph);
+    } else if graphs.contains("attn") || graphs.contains("moe_router") {
+        runtime.rewrites.insert(Rewrite::GraphLayers);
+    }
+    let dispatcher = ["moe_flex_dispatcher_backend", "moe_dispatcher"]
+        .iter()
+        .find_map(|name| text_flag(run, name));
+    if dispatcher.is_some_and(|name| name.contains("deepep") || name.contains("hybridep")) {
+        runtime.rewrites.insert(Rewrite::DeduplicateDispatch);
+    }
+    let overlaps = ["moe_a2a_overlap", "overlap_moe_expert_parallel_comm"];
+    if overlaps.iter().any(|name| run.is_on(name)) {
+        runtime.rewrites.insert(Rewrite::OverlapExpertTraffic);
+    }
+    if run.is_on("cutedsl_fused_grouped_mlp") {
+        runtime.rewrites.remove(&Rewrite::LaunchExpertsApart);
+    }
 }
 
 /// Whether layers are split over devices.
 fn model_parallel(run: &Run) -> bool {
-    [run.tp, run.pp, run.ep, run.cp]
-        .iter()
-        .any(|size| size.is_some_and(|n| n > 1))
+    let sizes = [
+        ("tp", run.tp),
+        ("pp", run.pp),
+        ("ep", run.ep),
+        ("cp", run.cp),
+    ];
+    let mut sizes = sizes.into_iter();
+    sizes.any(|(name, stated)| run.size(name, stated).is_some_and(|n| n > 1))
 }
 
 /// The year that a run states.

@@ -1,9 +1,10 @@
-//! 80% intervals of predictions, made from the errors on published runs, and how many runs lie inside them.
+//! 80% intervals of predictions, made from errors on published runs of sources that were left out, and how many runs
+//! lie inside theirs.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use catalog::residuals::{self, Quantity, Residual};
+use catalog::residuals::{self, Evidence, Kind, Quantity, Residual};
 use serde::Serialize;
 
 use super::score::Scored;
@@ -15,22 +16,20 @@ use super::sweeps::Sweep;
 pub(crate) struct Coverage {
     pub(crate) quantity: &'static str,
     pub(crate) runs: usize,
-    /// Share inside, with the interval that the tool ships.
+    /// Share inside the interval that was printed.
     pub(crate) inside: f64,
-    /// Runs whose kind other sources know, and their share inside intervals made from those alone.
-    pub(crate) left_out_runs: usize,
+    /// Share inside an interval made from other sources alone, every source weighing the same.
     pub(crate) left_out_inside: f64,
 }
 
-/// The error of one published run, `ln(measured / predicted)`, with its runtime, precision and source.
-struct Sample {
-    runtime: String,
-    precision: &'static str,
-    source: String,
+/// The error of one published run, `ln(measured / predicted)`.
+struct Sample<'a> {
+    kind: &'a Kind,
+    source: &'a str,
     value: f64,
 }
 
-fn samples(scored: &[Scored], quantity: Quantity) -> Vec<Sample> {
+fn samples(scored: &[Scored], quantity: Quantity) -> Vec<Sample<'_>> {
     scored
         .iter()
         .filter(|s| is_complete(s))
@@ -41,61 +40,86 @@ fn samples(scored: &[Scored], quantity: Quantity) -> Vec<Sample> {
                 Quantity::Ratio => None,
             }?;
             Some(Sample {
-                runtime: s.runtime.clone()?,
-                precision: s.precision_kind?,
-                source: s.file.clone(),
+                kind: s.kind.as_ref()?,
+                source: &s.file,
                 value: -(1.0 + error).ln(),
             })
         })
         .collect()
 }
 
-/// The 80% interval of the errors for every pair of runtime and precision that has enough runs. `*` stands for all
-/// runtimes, or all precisions.
-fn kinds<'a>(samples: impl Iterator<Item = &'a Sample>) -> BTreeMap<(String, String), Residual> {
-    let mut values: BTreeMap<(String, String), Vec<f64>> = BTreeMap::new();
-    for sample in samples {
-        for runtime in [sample.runtime.as_str(), "*"] {
-            for precision in [sample.precision, "*"] {
-                let key = (runtime.to_owned(), precision.to_owned());
-                values.entry(key).or_default().push(sample.value);
-            }
+/// What all sources but one say of a kind.
+fn evidence(samples: &[Sample<'_>], kind: &Kind, without: &str) -> Evidence {
+    let like = || {
+        let others = samples.iter().filter(|s| s.source != without);
+        others.filter(|s| s.kind.is_like(kind))
+    };
+    let of_kind = like().filter(|s| s.kind.is_of_framework(kind)).count();
+    Evidence::new(of_kind, like().count())
+}
+
+/// The interval of every amount of evidence, from all sources but one.
+fn intervals(samples: &[Sample<'_>], without: Option<&str>) -> BTreeMap<&'static str, Residual> {
+    let mut pools: BTreeMap<&'static str, BTreeMap<&str, Vec<f64>>> = BTreeMap::new();
+    for sample in samples.iter().filter(|s| Some(s.source) != without) {
+        let evidence = evidence(samples, sample.kind, sample.source);
+        for name in [evidence.name(), "any"] {
+            let sources = pools.entry(name).or_default();
+            sources.entry(sample.source).or_default().push(sample.value);
         }
     }
-    values
+    let weighed = |sources: BTreeMap<&str, Vec<f64>>| -> Vec<(f64, f64)> {
+        let equal = |values: Vec<f64>| {
+            let weight = 1.0 / values.len() as f64;
+            values.into_iter().map(move |value| (value, weight))
+        };
+        sources.into_values().flat_map(equal).collect()
+    };
+    pools
         .into_iter()
-        .filter_map(|(kind, values)| Some((kind, residuals::interval(&values)?)))
+        .filter_map(|(name, sources)| Some((name, residuals::interval(&weighed(sources))?)))
         .collect()
 }
 
 /// The 80% intervals as CSV: what `catalog/presets/runs/residuals.csv` holds, and predictions read.
-pub(crate) fn table(scored: &[Scored], sweeps: &[Sweep]) -> String {
+pub(crate) fn table(left_out: &[Scored], sweeps: &[Sweep]) -> String {
     let mut text = String::from(
-        "# ln(measured / predicted) of the published runs, by kind: 10% and 90% order statistics.\n\
-         # Made by `vescale-plan validate --residuals catalog/presets/runs/residuals.csv`.\n\
-         # quantity,runtime,precision,runs,low,high; ratio: pairs of strategies inside a sweep.\n",
+        "# ln(measured / predicted) of published runs, each predicted by the constants of all other sources: 10% and\n\
+         # 90% quantiles, every source weighing the same, by how much the others say of the run's kind.\n\
+         # Made by `vescale-plan validate --leave-source-out --residuals catalog/presets/runs/residuals.csv`.\n\
+         # quantity,evidence,runs,low,high; ratio: pairs of strategies inside a sweep.\n",
     );
     for quantity in [Quantity::Time, Quantity::Memory] {
-        let samples = samples(scored, quantity);
-        for ((runtime, precision), r) in kinds(samples.iter()) {
-            line(&mut text, quantity, &runtime, &precision, r);
+        for (evidence, residual) in intervals(&samples(left_out, quantity), None) {
+            line(&mut text, quantity, evidence, residual);
         }
     }
-    let pairs: Vec<f64> = sweeps
+    let pairs: Vec<(f64, f64)> = sweeps
         .iter()
-        .flat_map(|sweep| sweep.ratio_residuals.iter().copied())
-        .flat_map(|value| [value, -value])
+        .flat_map(|sweep| {
+            let weight = 1.0 / sweep.ratio_residuals.len() as f64;
+            let both = move |&value: &f64| [(value, weight), (-value, weight)];
+            sweep.ratio_residuals.iter().flat_map(both)
+        })
         .collect();
     if let Some(ratio) = residuals::interval(&pairs) {
-        line(&mut text, Quantity::Ratio, "*", "*", ratio);
+        line(&mut text, Quantity::Ratio, "any", ratio);
+    }
+    text.push_str("# runs,runtime,architecture,precision,model,number of runs\n");
+    let mut kinds: BTreeMap<&Kind, usize> = BTreeMap::new();
+    for sample in samples(left_out, Quantity::Time) {
+        *kinds.entry(sample.kind).or_default() += 1;
+    }
+    for (kind, runs) in kinds {
+        let _ = writeln!(text, "{}", kind.row(runs));
     }
     text
 }
 
-fn line(text: &mut String, quantity: Quantity, runtime: &str, precision: &str, r: Residual) {
+fn line(text: &mut String, quantity: Quantity, evidence: &str, r: Residual) {
     let _ = writeln!(
         text,
-        "{},{runtime},{precision},{},{:.4},{:.4}",
+        "{},{evidence},{},{:.4},{:.4}",
         quantity.name(),
         r.runs,
         r.low,
@@ -109,47 +133,34 @@ pub(crate) fn coverage(scored: &[Scored]) -> Vec<Coverage> {
         .into_iter()
         .map(|quantity| {
             let samples = samples(scored, quantity);
-            let all = kinds(samples.iter());
-            let inside = samples
-                .iter()
-                .filter(|s| holds(&all, s) == Some(true))
-                .count();
-            let mut others = BTreeMap::new();
-            for source in samples.iter().map(|s| &s.source) {
-                others.entry(source.as_str()).or_insert_with(|| {
-                    kinds(samples.iter().filter(|other| other.source != *source))
-                });
+            let inside = |sample: &Sample<'_>| {
+                let found = residuals::of(quantity, sample.kind.evidence());
+                found.low <= sample.value && sample.value <= found.high
+            };
+            let mut by_source: BTreeMap<&str, Vec<bool>> = BTreeMap::new();
+            let mut others: BTreeMap<&str, BTreeMap<&'static str, Residual>> = BTreeMap::new();
+            for sample in &samples {
+                let source = sample.source;
+                let of_others = others
+                    .entry(source)
+                    .or_insert_with(|| intervals(&samples, Some(source)));
+                let evidence = evidence(&samples, sample.kind, source);
+                let found = of_others.get(evidence.name()).or(of_others.get("any"));
+                let holds = found.is_some_and(|r| r.low <= sample.value && sample.value <= r.high);
+                by_source.entry(source).or_default().push(holds);
             }
-            let left_out: Vec<bool> = samples
-                .iter()
-                .filter_map(|s| holds(&others[s.source.as_str()], s))
-                .collect();
+            let shares: Vec<f64> = by_source.values().map(|held| share(held)).collect();
+            let held: Vec<bool> = samples.iter().map(inside).collect();
             Coverage {
                 quantity: quantity.name(),
                 runs: samples.len(),
-                inside: share(inside, samples.len()),
-                left_out_runs: left_out.len(),
-                left_out_inside: share(left_out.iter().filter(|&&i| i).count(), left_out.len()),
+                inside: share(&held),
+                left_out_inside: shares.iter().sum::<f64>() / shares.len().max(1) as f64,
             }
         })
         .collect()
 }
 
-/// Whether a sample lies in its kind's interval; `None` when no kind has enough runs.
-fn holds(kinds: &BTreeMap<(String, String), Residual>, sample: &Sample) -> Option<bool> {
-    let any = "*".to_owned();
-    let precision = sample.precision.to_owned();
-    let residual = [
-        (sample.runtime.clone(), precision.clone()),
-        (sample.runtime.clone(), any.clone()),
-        (any.clone(), precision),
-        (any.clone(), any),
-    ]
-    .into_iter()
-    .find_map(|kind| kinds.get(&kind))?;
-    Some(residual.low <= sample.value && sample.value <= residual.high)
-}
-
-fn share(part: usize, whole: usize) -> f64 {
-    part as f64 / whole.max(1) as f64
+fn share(held: &[bool]) -> f64 {
+    held.iter().filter(|&&h| h).count() as f64 / held.len().max(1) as f64
 }

@@ -7,6 +7,7 @@ pub mod diagnose;
 mod framework;
 mod intervals;
 mod kernels;
+mod machine;
 mod mapping;
 mod markdown;
 mod model;

@@ -2,26 +2,29 @@
 
 use catalog::runs::Run;
 use catalog::runtime::SequenceParallelUse;
-use catalog::{
-    Cluster, CpKind, Overlap, Precision, Runtime, ScheduleKind, Workload, WorkloadSizes, Zero,
-};
+use catalog::{CpKind, Overlap, Precision, Runtime, ScheduleKind, Workload, WorkloadSizes, Zero};
 use costmodel::Scenario;
 use plans::{Decisions, Recompute, StagePartition, Strategy};
 
 use super::framework::{self, sharding};
+use super::machine;
 
 /// A run ready to predict.
 #[derive(Debug)]
 pub(crate) struct Mapped {
     pub(crate) scenario: Scenario,
     pub(crate) strategy: Strategy,
+    /// Whether the run or its source names its framework.
+    pub(crate) names_framework: bool,
+    /// Whether what the run says of its GPU names one part alone.
+    pub(crate) names_device: bool,
 }
 
 /// Maps a run, or says what is missing.
 pub(crate) fn map(run: &Run) -> Result<Mapped, String> {
     out_of_scope(run)?;
-    let runtime = framework::runtime(run)?;
-    let cluster = cluster(run)?;
+    let (runtime, names_framework) = framework::runtime(run)?;
+    let (cluster, names_device) = machine::cluster(run)?;
     let precision = precision(run)?;
     let sizes = Sizes::of(run)?;
     // GPT-3's recipes of the Megatron family train with dropout 0.1 (NeMo `megatron_gpt_config.yaml`).
@@ -44,7 +47,12 @@ pub(crate) fn map(run: &Run) -> Result<Mapped, String> {
         workload,
         headroom: 0.0,
     };
-    Ok(Mapped { scenario, strategy })
+    Ok(Mapped {
+        scenario,
+        strategy,
+        names_framework,
+        names_device,
+    })
 }
 
 /// The sizes of a run's mesh and batch.
@@ -111,11 +119,13 @@ fn decisions(
         micro_batch,
         ..
     } = sizes;
-    let zero = zero(run, dp * cp)?;
+    let zero = zero(run, dp * cp, &runtime.name)?;
     let (dp_shard, dp_replicate) = match (zero, run.flag("hsdp_replicas")) {
         (Zero::Z0, _) => (1, dp),
         (_, replicas) => {
             let replicas = replicas.and_then(serde_json::Value::as_u64);
+            let group = zero_group(run).filter(|&group| dp.is_multiple_of(group));
+            let replicas = replicas.or(group.map(|group| dp / group));
             let replicas = replicas.unwrap_or(1).max(1);
             (dp / replicas, replicas)
         }
@@ -185,6 +195,12 @@ fn default_etp(run: &Run, tp: u64) -> u64 {
     }
 }
 
+/// Ranks that share states under ZeRO where they are fewer than data parallelism has, as `zero1_size` says.
+fn zero_group(run: &Run) -> Option<u64> {
+    let size = run.flag("zero1_size").and_then(serde_json::Value::as_u64);
+    size.filter(|&ranks| ranks > 0)
+}
+
 fn out_of_scope(run: &Run) -> Result<(), String> {
     for (flag, what) in [
         ("lora", "LoRA"),
@@ -209,51 +225,13 @@ fn out_of_scope(run: &Run) -> Result<(), String> {
             return Err(format!("out of scope: {value}"));
         }
     }
-    Ok(())
-}
-
-/// Cluster presets by a word of the GPU; the first word found decides.
-const CLUSTERS: [(&str, &str); 14] = [
-    ("jean zay", "jean-zay-a100"),
-    ("gb200", "gb200-nvl72"),
-    ("gb300", "gb300-nvl72"),
-    ("b200", "dgx-b200"),
-    ("b300", "dgx-b300"),
-    ("h200", "dgx-h200"),
-    ("h800", "h800"),
-    ("h100", "dgx-h100"),
-    ("a100", "dgx-a100"),
-    ("v100", "dgx2-v100"),
-    ("mi300", "mi300x"),
-    ("4090", "rtx-4090-node"),
-    ("a6000", "rtx-a6000-node"),
-    ("l40s", "l40s-node"),
-];
-
-/// The cluster preset that the words of the GPU name.
-fn cluster(run: &Run) -> Result<Cluster, String> {
-    let gpu = run
-        .text("gpu", run.gpu.as_deref())
-        .ok_or("gpu is not stated")?
-        .to_lowercase();
-    let has = |word: &str| gpu.contains(word);
-    let found = CLUSTERS.iter().find(|(word, _)| has(word));
-    let (_, name) = found.ok_or_else(|| format!("gpu `{gpu}` is not recognised"))?;
-    let name = match *name {
-        "dgx-h100" if has("96gb") || has("94") || has("95gb") || has("hbm2e") => "grand-teton-96gb",
-        "dgx-a100" if has("40gb") && !has("80gb") => "dgx-a100-40gb",
-        name => name,
-    };
-    let mut cluster = catalog::load::cluster(name).map_err(|e| e.to_string())?;
-    if let Some(node) = run
-        .size("gpus_per_node", run.gpus_per_node)
-        .filter(|&n| n > 0)
-        && cluster.scale_up_domain == cluster.gpus_per_node
-    {
-        cluster.gpus_per_node = node;
-        cluster.scale_up_domain = node;
+    let offloaded = run
+        .flag("cpu_offloading_num_layers")
+        .and_then(serde_json::Value::as_u64);
+    if offloaded.is_some_and(|layers| layers > 0) {
+        return Err("out of scope: activation offload".to_owned());
     }
-    Ok(cluster)
+    Ok(())
 }
 
 fn precision(run: &Run) -> Result<Precision, String> {
@@ -288,10 +266,14 @@ fn micro_batch(run: &Run, dp: u64) -> Result<u64, String> {
     }
 }
 
-fn zero(run: &Run, shared: u64) -> Result<Zero, String> {
+fn zero(run: &Run, shared: u64, runtime: &str) -> Result<Zero, String> {
     let label = sharding(run).to_lowercase();
     if shared == 1 {
         return Ok(Zero::Z0);
+    }
+    // Megatron's recipes shard the optimizer's states unless told otherwise.
+    if label.is_empty() && ["nemo", "megatron-core"].contains(&runtime) {
+        return Ok(Zero::Z1);
     }
     if label.contains("zero3")
         || label.contains("full_shard")
@@ -310,6 +292,13 @@ fn zero(run: &Run, shared: u64) -> Result<Zero, String> {
     }
 }
 
+/// `k` of `every 2nd layer`.
+fn every(label: &str) -> Option<u64> {
+    let (_, rest) = label.split_once("every ")?;
+    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().ok().filter(|&k| k > 0)
+}
+
 fn recompute(run: &Run, per_stage: u64, habit: Option<&str>) -> Result<Recompute, String> {
     let label = run
         .text("recompute", run.recompute.as_deref())
@@ -318,8 +307,8 @@ fn recompute(run: &Run, per_stage: u64, habit: Option<&str>) -> Result<Recompute
     let label = label.to_lowercase();
     if label == "none" {
         Ok(Recompute::None)
-    } else if label.contains("every 2nd") {
-        Ok(Recompute::Layers(per_stage / 2))
+    } else if let Some(every) = every(&label) {
+        Ok(Recompute::Layers(per_stage.checked_div(every).unwrap_or(0)))
     } else if let Some(layers) = label.strip_prefix("block:") {
         let digits: String = layers.chars().take_while(char::is_ascii_digit).collect();
         digits

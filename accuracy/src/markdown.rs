@@ -29,7 +29,7 @@ impl Report {
 fn text(report: &Report, plots: &str) -> String {
     let mut text = String::from(
         "# Accuracy\n\nPredictions of published training runs from their configuration alone. \
-         Made by `vescale-plan validate --leave-one-out --markdown ACCURACY.md`; error = predicted/measured − 1. \
+         Made by `vescale-plan validate --leave-source-out --markdown ACCURACY.md`; error = predicted/measured − 1. \
          What the errors are made of: [docs/accuracy.md](docs/accuracy.md).\n\n",
     );
     text.push_str(&tables::counts(&report.runs));
@@ -43,7 +43,7 @@ fn text(report: &Report, plots: &str) -> String {
         let _ = writeln!(text, "![{name}]({plots}/{name})\n");
     }
     table(&mut text, &HEADER, &tables::rows(&report.summary));
-    if let Some(refit) = &report.leave_one_out {
+    if let Some(refit) = &report.leave_source_out {
         let _ = writeln!(
             text,
             "\n## Sources left out\n\n{}\n",

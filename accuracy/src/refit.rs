@@ -1,38 +1,43 @@
-//! Leave-one-source-out: the fitted constants are fitted again on the runs of all sources but one, and
-//! the runs of that one are predicted with them.
+//! Sources left out whole: the fitted constants are fitted again on the runs of all sources but one, and the runs of
+//! that one are predicted with them.
 //!
-//! What is minimised over the constants is the mean of `min(|ln(predicted / measured)|, CLIP)` over at
-//! most [`MOST`] runs of each source, step time and memory together. The search is a pattern search: from
-//! what benchmarks alone say, each constant in turn takes a step up or down if that lowers the mean;
-//! when none does, two at a time, which finds what one alone cannot, as where a rate and its cap trade;
-//! then steps halve. A constant that no other source knows stays at its prior; a runtime's
-//! own stays at its parent runtime's value.
+//! What is minimised over the constants is the mean over sources of the mean of `min(|ln(predicted / measured)|, CLIP)`
+//! over at most [`MOST`] runs of each, step time and memory together: every source weighs the same. The search is a
+//! pattern search: from what benchmarks alone say, each constant in turn takes a step up or down if that lowers the
+//! mean; when none does, two at a time, which finds what one alone cannot, as where a rate and its cap trade; then
+//! steps halve. A constant that no other source knows stays at its prior; a runtime's own stays at its parent runtime's
+//! value.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 
 use catalog::fitted::{self, Constant, Fitted};
 use catalog::runs::Run;
-use catalog::runtime::{AttentionKernel, Overheads, Rewrite};
+use catalog::runtime::{AttentionKernel, Overheads};
 use catalog::{Architecture, Origin, Precision, Seconds};
-use costmodel::CostModel;
+use costmodel::{CostModel, Scenario};
 use rayon::prelude::*;
 use serde::Serialize;
 
+use super::intervals::{self, Coverage};
 use super::mapping::{self, Mapped};
-use super::score::{self, Measured};
-use super::summary::{self, Stats};
+use super::score::{self, Measured, Scored};
+use super::summary::{self, Stats, is_complete};
+use super::sweeps::{self, Ranking, Sweep};
 
 /// Largest share of one run in the mean: a run that no constant explains pulls none.
 const CLIP: f64 = 0.3;
 
 /// Most runs of one source in a fit, spread evenly over its list, so that a large source does not
 /// decide alone.
-const MOST: usize = 60;
+const MOST: usize = 16;
 
 /// Steps: a quarter of the range first, a sixty-fourth last.
 const FIRST_STEP: f64 = 0.25;
 const LAST_STEP: f64 = 1.0 / 64.0;
+
+/// Two constants move at a time down to this step; finer ones move alone.
+const PAIRS_FROM: f64 = 1.0 / 16.0;
 
 /// Steps halve when a round lowers the mean by less than this.
 const SMALLEST_GAIN: f64 = 1e-4;
@@ -41,10 +46,8 @@ const SMALLEST_GAIN: f64 = 1e-4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Price(Constant),
-    GradientByte,
     Transfer,
-    OverlapSlowdown,
-    Fragmentation,
+    Launch,
 }
 
 /// A constant with its bounds and what is known of it without runs.
@@ -57,18 +60,15 @@ struct Parameter {
     shipped: f64,
 }
 
-/// Errors of one source with the shipped constants and with those of all other sources.
+/// A source that was left out: its errors by the constants of all others, and by those that are shipped.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Fold {
-    pub(crate) source: String,
-    pub(crate) prior: Option<Stats>,
+pub(crate) struct Source {
+    pub(crate) name: String,
     pub(crate) shipped: Option<Stats>,
-    /// With the constants found on all sources, its own among them.
-    pub(crate) fitted: Option<Stats>,
     pub(crate) left_out: Option<Stats>,
     pub(crate) memory_shipped: Option<Stats>,
     pub(crate) memory_left_out: Option<Stats>,
-    /// The constants found without this source, in the order of [`Refit::constants`].
+    /// The constants found without this source, in the order of [`LeftOut::constants`].
     pub(crate) constants: Vec<f64>,
 }
 
@@ -79,17 +79,32 @@ pub(crate) struct Found {
     pub(crate) prior: f64,
     pub(crate) shipped: f64,
     pub(crate) all: f64,
+    /// Sources whose runs can depend on it.
+    pub(crate) sources: usize,
 }
 
-/// Everything the refits found.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Refit {
+/// Quantiles of the absolute errors of all sources, each weighing the same.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Equal {
+    pub(crate) median: f64,
+    pub(crate) p90: f64,
+}
+
+/// What leaving every source out in turn shows.
+#[derive(Debug, Serialize)]
+pub(crate) struct LeftOut {
+    pub(crate) step_time: Option<Equal>,
+    pub(crate) peak_memory: Option<Equal>,
+    pub(crate) sources: Vec<Source>,
     pub(crate) constants: Vec<Found>,
-    pub(crate) sources: Vec<Fold>,
-    /// All runs, each predicted with the constants found without its source.
-    pub(crate) all: Fold,
-    /// Median over sources of a source's left-out median.
-    pub(crate) median_of_medians: Option<f64>,
+    pub(crate) ranking: Ranking,
+    pub(crate) intervals: Vec<Coverage>,
+    /// Runs that ran and are predicted not to fit.
+    pub(crate) wrongly_too_large: usize,
+    #[serde(skip)]
+    pub(crate) runs: Vec<Scored>,
+    #[serde(skip)]
+    pub(crate) sweeps: Vec<Sweep>,
 }
 
 /// A run that can be predicted with any constants.
@@ -97,7 +112,6 @@ struct Sample {
     source: String,
     mapped: Mapped,
     measured: Measured,
-    complete: bool,
     /// Which parameters its prediction can depend on.
     touched: Vec<bool>,
     memo: Mutex<BTreeMap<Vec<u64>, Residuals>>,
@@ -110,98 +124,125 @@ struct Residuals {
     memory: Option<f64>,
 }
 
-/// Leaves each source out in turn.
-pub(crate) fn leave_one_out(runs: &[(Run, String)], progress: &dyn Fn(f64)) -> Refit {
+/// Leaves each source out in turn; `scored` are the runs as predicted with the shipped constants.
+pub(crate) fn leave_source_out(
+    runs: &[(Run, String)],
+    scored: &[Scored],
+    progress: &dyn Fn(f64),
+) -> LeftOut {
     let parameters = parameters();
     let samples = samples(runs, &parameters);
-    let shipped: Vec<f64> = parameters.iter().map(|p| p.shipped).collect();
-    let priors: Vec<f64> = parameters.iter().map(|p| p.prior).collect();
-    let mut sources: Vec<&str> = samples.iter().map(|s| s.source.as_str()).collect();
-    sources.sort_unstable();
-    sources.dedup();
+    let mut names: Vec<&str> = samples.iter().map(|s| s.source.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
     let all = fit(&parameters, &chosen(&samples, None));
-    let mut folds = Vec::new();
-    let mut together: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    let mut sources = Vec::new();
+    let mut predicted = scored.to_vec();
     // The fit of all runs is one step more.
-    let steps = (sources.len() + 1) as f64;
-    for (done, &source) in sources.iter().enumerate() {
+    let steps = (names.len() + 1) as f64;
+    for (done, &name) in names.iter().enumerate() {
         progress((done + 1) as f64 / steps);
-        let found = fit(&parameters, &chosen(&samples, Some(source)));
-        let own: Vec<&Sample> = samples
-            .iter()
-            .filter(|s| s.complete && s.source == source)
-            .collect();
-        if own.is_empty() {
-            continue;
-        }
-        let fold = fold(
-            source,
-            &parameters,
-            &own,
-            [&priors, &shipped, &all, &found],
-            &mut together,
-        );
-        folds.push(fold);
+        let found = fit(&parameters, &chosen(&samples, Some(name)));
+        let own = runs.par_iter().zip(&mut predicted);
+        let own = own.filter(|((_, source), _)| source == name);
+        own.for_each(|((run, source), scored)| {
+            let constants = |scenario: &mut Scenario| apply(&parameters, &found, scenario);
+            let left_out = scored.predicted.as_ref().and(scored.skipped.clone());
+            *scored = score::score(run, source, &constants, left_out);
+        });
+        let errors = |runs: &[Scored], error: fn(&Scored) -> Option<f64>| {
+            let own = runs.iter().filter(|s| s.file == name && is_complete(s));
+            summary::stats(&own.filter_map(error).collect::<Vec<f64>>())
+        };
+        sources.push(Source {
+            name: name.to_owned(),
+            shipped: errors(scored, |s| s.error.step_time),
+            left_out: errors(&predicted, |s| s.error.step_time),
+            memory_shipped: errors(scored, |s| s.error.peak_memory),
+            memory_left_out: errors(&predicted, |s| s.error.peak_memory),
+            constants: found,
+        });
     }
-    let mut medians: Vec<f64> = folds
-        .iter()
-        .filter_map(|f| f.left_out.map(|s| s.median))
-        .collect();
-    medians.sort_by(f64::total_cmp);
-    let of = |name: &str| together.get(name).and_then(|errors| summary::stats(errors));
-    Refit {
-        all: Fold {
-            source: "all".to_owned(),
-            prior: of("prior"),
-            shipped: of("shipped"),
-            fitted: of("fitted"),
-            left_out: of("left out"),
-            memory_shipped: of("memory shipped"),
-            memory_left_out: of("memory left out"),
-            constants: all.clone(),
-        },
-        constants: parameters
-            .iter()
-            .zip(&all)
-            .map(|(p, &all)| Found {
-                name: p.name.clone(),
-                prior: p.prior,
-                shipped: p.shipped,
-                all,
-            })
-            .collect(),
-        sources: folds,
-        median_of_medians: medians.get(medians.len() / 2).copied(),
+    let sweeps = sweeps::sweeps(runs, &predicted);
+    let too_large = |s: &&Scored| {
+        let fits = s.predicted.as_ref().is_none_or(|p| p.fits);
+        is_complete(s) && s.status == "ok" && !fits
+    };
+    LeftOut {
+        step_time: equal(&predicted, |s| s.error.step_time),
+        peak_memory: equal(&predicted, |s| s.error.peak_memory),
+        sources,
+        constants: constants(&parameters, &all, &samples),
+        ranking: sweeps::ranking(&sweeps),
+        intervals: intervals::coverage(&predicted),
+        wrongly_too_large: predicted.iter().filter(too_large).count(),
+        runs: predicted,
+        sweeps,
     }
 }
 
-/// Errors of one source's runs under three sets of constants, also added to those of all sources.
-fn fold(
-    source: &str,
-    parameters: &[Parameter],
-    own: &[&Sample],
-    [priors, shipped, all, found]: [&[f64]; 4],
-    together: &mut BTreeMap<&'static str, Vec<f64>>,
-) -> Fold {
-    let mut errors = |name: &'static str, values: &[f64], memory: bool| {
-        let list: Vec<f64> = predict_all(parameters, own, values)
-            .into_iter()
-            .filter_map(|r| if memory { r.memory } else { r.time })
-            .map(f64::exp_m1)
-            .collect();
-        together.entry(name).or_default().extend(&list);
-        summary::stats(&list)
-    };
-    Fold {
-        source: source.to_owned(),
-        prior: errors("prior", priors, false),
-        shipped: errors("shipped", shipped, false),
-        fitted: errors("fitted", all, false),
-        left_out: errors("left out", found, false),
-        memory_shipped: errors("memory shipped", shipped, true),
-        memory_left_out: errors("memory left out", found, true),
-        constants: found.to_vec(),
+fn constants(parameters: &[Parameter], all: &[f64], samples: &[Sample]) -> Vec<Found> {
+    let found = parameters.iter().zip(all).enumerate();
+    found
+        .map(|(index, (parameter, &all))| {
+            let touched = samples.iter().filter(|s| s.touched[index]);
+            let sources: BTreeSet<&str> = touched.map(|s| s.source.as_str()).collect();
+            Found {
+                name: parameter.name.clone(),
+                prior: parameter.prior,
+                shipped: parameter.shipped,
+                all,
+                sources: sources.len(),
+            }
+        })
+        .collect()
+}
+
+/// Quantiles of errors where every source weighs the same.
+fn equal(runs: &[Scored], error: fn(&Scored) -> Option<f64>) -> Option<Equal> {
+    let mut by_source: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for (run, error) in runs.iter().filter_map(|s| Some((s, error(s)?))) {
+        if is_complete(run) {
+            by_source.entry(&run.file).or_default().push(error.abs());
+        }
     }
+    let mut weighed: Vec<(f64, f64)> = by_source
+        .values()
+        .flat_map(|errors| errors.iter().map(|&e| (e, 1.0 / errors.len() as f64)))
+        .collect();
+    weighed.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let at = |share: f64| {
+        let mut below = 0.0;
+        let found = weighed.iter().find(|(_, weight)| {
+            below += weight;
+            below >= share * by_source.len() as f64
+        });
+        found.or(weighed.last()).map(|e| e.0)
+    };
+    Some(Equal {
+        median: at(0.5)?,
+        p90: at(0.9)?,
+    })
+}
+
+/// Gives a scenario these values of its runtime's constants, and returns those of prices.
+fn apply(parameters: &[Parameter], values: &[f64], scenario: &mut Scenario) -> Fitted {
+    let mut constants = Fitted::default();
+    let overheads = &mut scenario.runtime.overheads;
+    let fitted = |origin: Origin| origin == Origin::Fitted;
+    for (parameter, &value) in parameters.iter().zip(values) {
+        match parameter.kind {
+            Kind::Price(constant) => constants = constants.with(constant, value),
+            Kind::Transfer if fitted(overheads.transfer.origin) => {
+                overheads.transfer.value = Seconds(value * 1e-3);
+            }
+            Kind::Launch if fitted(overheads.launch.origin) => {
+                overheads.launch.value = Seconds(value * 1e-6);
+            }
+            Kind::Transfer | Kind::Launch => {}
+        }
+    }
+    constants
 }
 
 /// Runs that a fit sees.
@@ -234,7 +275,7 @@ fn fit(parameters: &[Parameter], samples: &[&Sample]) -> Vec<f64> {
         for (i, j) in singles {
             try_moves(parameters, samples, step, (i, j), &mut values, &mut least);
         }
-        if least > before - SMALLEST_GAIN {
+        if step >= PAIRS_FROM && least > before - SMALLEST_GAIN {
             let pairs = (0..count).flat_map(|i| (i + 1..count).map(move |j| (i, j)));
             for (i, j) in pairs.filter(|&(i, j)| together(samples, i, j)) {
                 try_moves(parameters, samples, step, (i, j), &mut values, &mut least);
@@ -283,11 +324,23 @@ fn try_moves(
 
 fn objective(parameters: &[Parameter], samples: &[&Sample], values: &[f64]) -> f64 {
     let residuals = predict_all(parameters, samples, values);
-    let mean = |list: Vec<f64>| list.iter().sum::<f64>() / list.len().max(1) as f64;
-    let clipped = |r: f64| r.abs().min(CLIP);
-    let time = residuals.iter().filter_map(|r| r.time).map(clipped);
-    let memory = residuals.iter().filter_map(|r| r.memory).map(clipped);
-    mean(time.collect()) + mean(memory.collect())
+    let mut by_source: BTreeMap<&str, [Vec<f64>; 2]> = BTreeMap::new();
+    for (sample, residuals) in samples.iter().zip(&residuals) {
+        let [times, memories] = by_source.entry(&sample.source).or_default();
+        times.extend(residuals.time.map(|r| r.abs().min(CLIP)));
+        memories.extend(residuals.memory.map(|r| r.abs().min(CLIP)));
+    }
+    let mean = |list: &[f64]| list.iter().sum::<f64>() / list.len().max(1) as f64;
+    let of_source = |quantity: usize| {
+        let means: Vec<f64> = by_source
+            .values()
+            .map(|lists| &lists[quantity])
+            .filter(|list| !list.is_empty())
+            .map(|list| mean(list))
+            .collect();
+        mean(&means)
+    };
+    of_source(0) + of_source(1)
 }
 
 fn predict_all(parameters: &[Parameter], samples: &[&Sample], values: &[f64]) -> Vec<Residuals> {
@@ -316,19 +369,7 @@ impl Sample {
 
     fn predict(&self, parameters: &[Parameter], values: &[f64]) -> Residuals {
         let mut scenario = self.mapped.scenario.clone();
-        let mut constants = Fitted::default();
-        let touched = self.touched.iter();
-        for ((parameter, &value), _) in parameters.iter().zip(values).zip(touched).filter(|x| *x.1)
-        {
-            let overheads = &mut scenario.runtime.overheads;
-            match parameter.kind {
-                Kind::Price(constant) => constants = constants.with(constant, value),
-                Kind::GradientByte => overheads.gradient_byte.value = Seconds(value * 1e-9),
-                Kind::Transfer => overheads.transfer.value = Seconds(value * 1e-3),
-                Kind::OverlapSlowdown => overheads.overlap_slowdown.value = value,
-                Kind::Fragmentation => overheads.fragmentation.value = value,
-            }
-        }
+        let constants = apply(parameters, values, &mut scenario);
         let Ok(costs) = CostModel::with_constants(scenario, &constants) else {
             return Residuals::default();
         };
@@ -356,7 +397,9 @@ impl Sample {
 fn samples(runs: &[(Run, String)], parameters: &[Parameter]) -> Vec<Sample> {
     runs.iter()
         .enumerate()
-        .filter(|(_, (run, _))| run.status == "ok")
+        .filter(|(_, (run, _))| {
+            run.status == "ok" && matches!(run.tier.as_deref(), Some("A" | "B"))
+        })
         .filter(|(index, _)| super::contradictions::contradicted(runs, *index).is_none())
         .filter_map(|(_, (run, source))| {
             let mapped = mapping::map(run).ok()?;
@@ -367,7 +410,6 @@ fn samples(runs: &[(Run, String)], parameters: &[Parameter]) -> Vec<Sample> {
             Some(Sample {
                 source: source.clone(),
                 measured: score::measured(run),
-                complete: matches!(run.tier.as_deref(), Some("A" | "B")),
                 mapped,
                 touched,
                 memo: Mutex::default(),
@@ -380,33 +422,16 @@ fn samples(runs: &[(Run, String)], parameters: &[Parameter]) -> Vec<Sample> {
 fn touches(kind: Kind, mapped: &Mapped) -> bool {
     let scenario = &mapped.scenario;
     let overheads = &scenario.runtime.overheads;
-    let hopper = scenario.cluster.device.architecture == Architecture::Hopper;
-    let blackwell = scenario.cluster.device.architecture == Architecture::Blackwell;
+    let architecture = scenario.cluster.device.architecture;
+    let throttled = matches!(architecture, Architecture::Hopper | Architecture::Blackwell);
     let eight_bits = scenario.workload.precision == Precision::Fp8;
     let unfused = scenario.runtime.attention == AttentionKernel::Unfused;
-    let rewrites = &scenario.runtime.rewrites;
     match kind {
-        Kind::Price(Constant::HopperSustained | Constant::HopperRate16) => hopper,
-        Kind::Price(Constant::HopperRate8) => hopper && eight_bits,
-        Kind::Price(Constant::BlackwellSustained | Constant::BlackwellRate16) => blackwell,
-        Kind::Price(Constant::BlackwellRate8) => blackwell && eight_bits,
-        Kind::Price(Constant::NarrowProducts) => eight_bits,
+        Kind::Price(Constant::TrainingTime | Constant::SustainedShare16) => throttled,
+        Kind::Price(Constant::SustainedShare8) => throttled && eight_bits,
         Kind::Price(Constant::BatchedShare | Constant::UnalignedShare) => unfused,
-        Kind::Price(Constant::ExposedEpilogue) => {
-            rewrites.contains(&Rewrite::FuseGradientAccumulation)
-        }
-        Kind::Price(Constant::ClockExponent) => {
-            hopper
-                && scenario
-                    .cluster
-                    .device
-                    .power_watts
-                    .is_some_and(|w| w < 700.0)
-        }
-        Kind::GradientByte => overheads.gradient_byte.origin == Origin::Fitted,
         Kind::Transfer => overheads.transfer.origin == Origin::Fitted,
-        Kind::OverlapSlowdown => overheads.overlap_slowdown.origin == Origin::Fitted,
-        Kind::Fragmentation => overheads.fragmentation.origin == Origin::Fitted,
+        Kind::Launch => overheads.launch.origin == Origin::Fitted,
     }
 }
 
@@ -436,14 +461,6 @@ fn parameters() -> Vec<Parameter> {
     };
     prices
         .chain([
-            // The parent runtime's: gradients are reduced and read where they lie.
-            overhead(
-                Kind::GradientByte,
-                "DeepSpeed's pipeline engine, time per byte of a rank's gradients, ns",
-                0.0,
-                (0.0, 2.0),
-                |o| (o.gradient_byte.origin, o.gradient_byte.value.0 * 1e9),
-            ),
             // The parent runtime's.
             overhead(
                 Kind::Transfer,
@@ -452,21 +469,13 @@ fn parameters() -> Vec<Parameter> {
                 (0.0, 16.0),
                 |o| (o.transfer.origin, o.transfer.value.0 * 1e3),
             ),
-            // NCCL's 16-24 channels of 132 multiprocessors, half of them idle in a memory-bound kernel.
+            // Traces of two systems.
             overhead(
-                Kind::OverlapSlowdown,
-                "slow-down of kernels beside data-parallel traffic",
-                1.06,
-                (1.0, 1.4),
-                |o| (o.overlap_slowdown.origin, o.overlap_slowdown.value),
-            ),
-            // The parent runtime's, FSDP2 without tensor parallelism.
-            overhead(
-                Kind::Fragmentation,
-                "torchtitan, reserved over allocated memory",
-                1.03,
-                (1.0, 1.2),
-                |o| (o.fragmentation.origin, o.fragmentation.value),
+                Kind::Launch,
+                "time in which Python launches a kernel, us",
+                45.0,
+                (10.0, 100.0),
+                |o| (o.launch.origin, o.launch.value.0 * 1e6),
             ),
         ])
         .collect()

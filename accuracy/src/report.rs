@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use super::intervals::{self, Coverage};
-use super::refit::{self, Refit};
+use super::refit::{self, LeftOut};
 use super::score::{self, Scored};
 use super::summary::{self, Group};
 use super::sweeps::{self, Ranking, Sweep};
@@ -24,7 +24,7 @@ pub struct Report {
     pub(crate) ranking: Ranking,
     pub(crate) intervals: Vec<Coverage>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) leave_one_out: Option<Refit>,
+    pub(crate) leave_source_out: Option<LeftOut>,
 }
 
 impl Report {
@@ -41,7 +41,7 @@ impl Report {
             .enumerate()
             .map(|(index, (run, source))| {
                 let left_out = contradictions::contradicted(runs, index);
-                let scored = score::score(run, source, constants, left_out);
+                let scored = score::score(run, source, &|_| *constants, left_out);
                 let done = done.fetch_add(1, Ordering::Relaxed) + 1;
                 progress(done as f64 / runs.len() as f64);
                 scored
@@ -53,7 +53,7 @@ impl Report {
             skipped: summary::skipped(&scored),
             ranking: sweeps::ranking(&sweeps),
             intervals: intervals::coverage(&scored),
-            leave_one_out: None,
+            leave_source_out: None,
             sweeps,
             runs: scored,
         }
@@ -62,8 +62,8 @@ impl Report {
     /// Fits the constants again without one source after another, and predicts each by the others' fit. `progress`
     /// is told the share that is done.
     #[must_use]
-    pub fn with_leave_one_out(mut self, runs: &[(Run, String)], progress: &dyn Fn(f64)) -> Self {
-        self.leave_one_out = Some(refit::leave_one_out(runs, progress));
+    pub fn with_leave_source_out(mut self, runs: &[(Run, String)], progress: &dyn Fn(f64)) -> Self {
+        self.leave_source_out = Some(refit::leave_source_out(runs, &self.runs, progress));
         self
     }
 
@@ -86,9 +86,11 @@ impl Report {
         baseline::grown(&self.summary, baseline)
     }
 
-    /// Residuals as CSV, from which intervals are made.
+    /// Errors on sources left out as CSV, from which intervals are made; none without
+    /// [`Self::with_leave_source_out`].
     #[must_use]
-    pub fn residuals(&self) -> String {
-        intervals::table(&self.runs, &self.sweeps)
+    pub fn residuals(&self) -> Option<String> {
+        let left_out = self.leave_source_out.as_ref()?;
+        Some(intervals::table(&left_out.runs, &left_out.sweeps))
     }
 }

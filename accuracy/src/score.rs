@@ -1,9 +1,9 @@
 //! One run, measured and predicted.
 
 use catalog::Fitted;
-use catalog::residuals::precision_name;
-use catalog::runs::Run;
-use costmodel::CostModel;
+use catalog::residuals::{Kind, precision_name};
+use catalog::runs::{Framework, Run};
+use costmodel::{CostModel, Scenario};
 use plans::{Breakdown, MemoryItem, NamedTime, Prediction};
 use serde::Serialize;
 
@@ -27,6 +27,9 @@ pub(crate) struct Scored {
     pub(crate) precision_kind: Option<&'static str>,
     pub(crate) tier: Option<String>,
     pub(crate) status: String,
+    /// What decides how much other runs say of it.
+    #[serde(skip)]
+    pub(crate) kind: Option<Kind>,
     pub(crate) skipped: Option<String>,
     pub(crate) strategy: Option<String>,
     pub(crate) measured: Measured,
@@ -48,7 +51,12 @@ pub(crate) struct Measured {
 pub(crate) struct Predicted {
     pub(crate) step_time_s: f64,
     pub(crate) peak_memory_bytes: f64,
+    /// The peak as each counter would show it.
+    pub(crate) counters: Counters,
     pub(crate) fits: bool,
+    pub(crate) p_fits: f64,
+    /// How much other published runs say of questions like this.
+    pub(crate) evidence: String,
     pub(crate) interval: [f64; 2],
     /// Causal attention counted once.
     pub(crate) mfu: f64,
@@ -61,6 +69,17 @@ pub(crate) struct Predicted {
     pub(crate) memory: Vec<MemoryItem>,
 }
 
+/// Bytes of a predicted peak as counters show them.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Counters {
+    /// What tensors take (`torch.cuda.max_memory_allocated`).
+    pub(crate) allocated: f64,
+    /// What the allocator holds (`torch.cuda.max_memory_reserved`).
+    pub(crate) reserved: f64,
+    /// What is in use of the device, with the context and communicators (nvidia-smi).
+    pub(crate) device: f64,
+}
+
 impl Predicted {
     /// `memory` is the peak as the source's counter would show it.
     fn new(prediction: Prediction, memory: f64) -> Self {
@@ -68,7 +87,14 @@ impl Predicted {
         Self {
             step_time_s: prediction.step_time.0,
             peak_memory_bytes: memory,
+            counters: Counters {
+                allocated: like_counter(&prediction, "allocated"),
+                reserved: like_counter(&prediction, "reserved"),
+                device: like_counter(&prediction, "nvidia-smi"),
+            },
             fits: prediction.fit.fits(),
+            p_fits: prediction.p_fits,
+            evidence: prediction.evidence,
             interval: [shortest.0, longest.0],
             mfu: prediction.mfu,
             mfu_palm: prediction.mfu_palm,
@@ -86,8 +112,13 @@ pub(crate) struct Errors {
     pub(crate) peak_memory: Option<f64>,
 }
 
-/// Predicts a run, unless something says why it is left out.
-pub(crate) fn score(run: &Run, file: &str, constants: &Fitted, left_out: Option<String>) -> Scored {
+/// Predicts a run with the constants that a scenario is given; what is left out for a reason has no errors.
+pub(crate) fn score(
+    run: &Run,
+    file: &str,
+    constants: &dyn Fn(&mut Scenario) -> Fitted,
+    left_out: Option<String>,
+) -> Scored {
     let measured = measured(run);
     let mut scored = Scored {
         id: run.id.clone(),
@@ -107,24 +138,26 @@ pub(crate) fn score(run: &Run, file: &str, constants: &Fitted, left_out: Option<
         precision_kind: None,
         tier: run.tier.clone(),
         status: run.status.clone(),
+        kind: None,
         skipped: None,
         strategy: None,
         measured,
         predicted: None,
         error: Errors::default(),
     };
-    let prediction = match left_out {
-        Some(reason) => Err(reason),
-        None => predict(run, &scored.measured, constants),
-    };
+    let is_left_out = left_out.is_some();
+    scored.skipped = left_out;
+    let prediction = predict(run, &scored.measured, constants);
     match prediction {
         Ok((mapped, prediction, memory)) => {
             scored.runtime = Some(mapped.scenario.runtime.name.clone());
-            scored.device_matched = true;
+            scored.kind = Some(mapped.scenario.kind());
+            scored.runtime_inferred = !mapped.names_framework;
+            scored.device_matched = mapped.names_device;
             scored.precision_kind = Some(precision_name(mapped.scenario.workload.precision));
             scored.strategy = Some(plans::grammar::short(&mapped.strategy));
             let ratio = |p: f64, m: Option<f64>| m.filter(|m| *m > 0.0).map(|m| p / m - 1.0);
-            if run.status == "ok" {
+            if run.status == "ok" && !is_left_out {
                 scored.error = Errors {
                     step_time: ratio(prediction.step_time.0, scored.measured.step_time_s),
                     peak_memory: ratio(memory, scored.measured.peak_memory_bytes),
@@ -132,7 +165,7 @@ pub(crate) fn score(run: &Run, file: &str, constants: &Fitted, left_out: Option<
             }
             scored.predicted = Some(Predicted::new(prediction, memory));
         }
-        Err(reason) => scored.skipped = Some(reason),
+        Err(reason) => scored.skipped = scored.skipped.or(Some(reason)),
     }
     scored
 }
@@ -140,15 +173,16 @@ pub(crate) fn score(run: &Run, file: &str, constants: &Fitted, left_out: Option<
 fn predict(
     run: &Run,
     measured: &Measured,
-    constants: &Fitted,
+    constants: &dyn Fn(&mut Scenario) -> Fitted,
 ) -> Result<(Mapped, Prediction, f64), String> {
-    let mapped = mapping::map(run)?;
+    let mut mapped = mapping::map(run)?;
+    let constants = constants(&mut mapped.scenario);
     if measured.step_time_s.is_none() && measured.peak_memory_bytes.is_none() && run.status == "ok"
     {
         return Err("neither step time nor memory is stated".to_owned());
     }
-    let costs =
-        CostModel::with_constants(mapped.scenario.clone(), constants).map_err(|e| e.to_string())?;
+    let costs = CostModel::with_constants(mapped.scenario.clone(), &constants)
+        .map_err(|e| e.to_string())?;
     let prediction = costs.predict(&mapped.strategy).map_err(|e| e.to_string())?;
     let memory = like_counter(&prediction, measured.memory_counter.unwrap_or("reserved"));
     Ok((mapped, prediction, memory))
@@ -176,7 +210,11 @@ pub(crate) fn like_counter(p: &Prediction, counter: &str) -> f64 {
 }
 
 pub(crate) fn measured(run: &Run) -> Measured {
-    let (step_time_s, time_origin) = time(run);
+    // What an optimizer of another kind than Adam takes is not known.
+    let (step_time_s, time_origin) = match run.is_on("optimizer_is_not_adam") {
+        true => (None, None),
+        false => time(run),
+    };
     let (peak_memory_bytes, memory_counter) = memory(run);
     Measured {
         step_time_s,
@@ -216,16 +254,26 @@ fn time(run: &Run) -> (Option<f64>, Option<&'static str>) {
     }
 }
 
+/// The measured peak, and what counted it. A metric that does not name its counter is of the framework's own log where
+/// it has one, else of the device (nvidia-smi).
 fn memory(run: &Run) -> (Option<f64>, Option<&'static str>) {
     let gib = 1024f64.powi(3);
+    let logs_reserved = Framework::of(run)
+        .and_then(|framework| framework.memory_counter.as_deref())
+        .is_some_and(|counter| counter == "reserved");
+    let unnamed = if logs_reserved {
+        "reserved"
+    } else {
+        "nvidia-smi"
+    };
     for (metric, unit, counter) in [
         ("peak_mem_reserved_gib", gib, "reserved"),
-        ("peak_mem_gib", gib, "reserved"),
         ("peak_mem_allocated_gib", gib, "allocated"),
         ("peak_mem_active_gib", gib, "allocated"),
-        ("peak_mem_gb", 1e9, "allocated"),
         // nvidia-smi prints MiB; sources divide by 1024 and write GB.
         ("peak_mem_gb_nvidia_smi", gib, "nvidia-smi"),
+        ("peak_mem_gib", gib, unnamed),
+        ("peak_mem_gb", 1e9, unnamed),
     ] {
         if let Some(value) = run.metric(metric) {
             return (Some(value * unit), Some(counter));

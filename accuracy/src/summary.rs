@@ -97,9 +97,9 @@ pub(crate) fn groups(scored: &[Scored]) -> Vec<Group> {
     groups
 }
 
-/// Whether a run's configuration is complete: nothing missing but what is assumed.
+/// Whether a run counts: its configuration misses nothing but what is assumed, and no other row contradicts it.
 pub(crate) fn is_complete(s: &Scored) -> bool {
-    matches!(s.tier.as_deref(), Some("A" | "B"))
+    matches!(s.tier.as_deref(), Some("A" | "B")) && !(s.predicted.is_some() && s.skipped.is_some())
 }
 
 /// Reasons for skipping, with counts.

@@ -1,7 +1,7 @@
 //! Ranking: inside a published sweep, would the plan we choose have been a good one?
 //!
 //! A sweep is what one source measured of one model on one number of devices, with the same software,
-//! sequence, precision and state of the hardware; its members differ in strategy. Times are per token, so
+//! sequence, precision and state of the hardware; its members differ in strategy, whichever runtime predicts each. Times are per token, so
 //! that the batch may follow from the strategy.
 
 use std::collections::BTreeMap;
@@ -35,10 +35,12 @@ pub(crate) struct Sweep {
     pub(crate) ratio_residuals: Vec<f64>,
 }
 
-/// Median τ and worst regrets over sweeps.
+/// τ and regrets over sweeps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Ranking {
     pub(crate) sweeps: usize,
+    pub(crate) mean_tau: Option<f64>,
+    pub(crate) mean_regret: Option<f64>,
     pub(crate) median_tau: Option<f64>,
     /// Sweeps whose chosen strategy is within 3% of the fastest.
     pub(crate) within_3_percent: usize,
@@ -108,8 +110,13 @@ pub(crate) fn ranking(sweeps: &[Sweep]) -> Ranking {
     let taus = sorted(sweeps.iter().filter_map(|s| s.kendall_tau).collect());
     let regrets = sorted(sweeps.iter().map(|s| s.regret).collect());
     let median = |values: &[f64]| (!values.is_empty()).then(|| values[values.len() / 2]);
+    let mean = |values: &[f64]| {
+        (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+    };
     Ranking {
         sweeps: sweeps.len(),
+        mean_tau: mean(&taus),
+        mean_regret: mean(&regrets),
         median_tau: median(&taus),
         within_3_percent: regrets.iter().filter(|&&r| r <= 0.03).count(),
         median_regret: median(&regrets),
@@ -151,7 +158,6 @@ fn name(run: &Run, s: &Scored) -> String {
         s.file.clone(),
         release.to_owned(),
         s.framework.clone(),
-        s.runtime.clone().unwrap_or_default(),
         s.model.clone(),
         shape,
         s.gpu.clone().unwrap_or_default(),

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::intervals::Coverage;
-use super::refit::Refit;
+use super::refit::{Equal, LeftOut};
 use super::report::Report;
 use super::score::Scored;
 use super::summary::{self, Group, Stats};
@@ -62,7 +62,7 @@ fn text(report: &Report, worst: usize) -> String {
     text.push_str(&reports::terminal::plain(&HEADER, &rows(&report.summary)));
     let _ = writeln!(text, "\n{}", coverage(&report.intervals));
     let _ = writeln!(text, "{}", ranking(&report.ranking));
-    if let Some(refit) = &report.leave_one_out {
+    if let Some(refit) = &report.leave_source_out {
         let _ = writeln!(text, "\n{}", left_out(refit));
         text.push_str(&reports::terminal::plain(&SOURCES, &source_rows(refit)));
         text.push('\n');
@@ -87,12 +87,11 @@ pub(crate) fn coverage(intervals: &[Coverage]) -> String {
         .filter(|c| c.runs > 0)
         .map(|c| {
             format!(
-                "80% interval of {}: {:.0}% of {} runs inside; made from other sources alone, {:.0}% of {}.",
+                "80% interval of {}: {:.0}% of {} runs inside; of a source among others that made the interval, {:.0}%.",
                 c.quantity,
                 c.inside * 100.0,
                 c.runs,
                 c.left_out_inside * 100.0,
-                c.left_out_runs
             )
         })
         .collect::<Vec<_>>()
@@ -104,13 +103,13 @@ pub(crate) fn ranking(r: &Ranking) -> String {
     let percent =
         |v: Option<f64>| v.map_or_else(|| "–".to_owned(), |v| format!("{:.1}%", v * 100.0));
     format!(
-        "{} sweeps: median Kendall τ {}; the chosen strategy is within 3% of the fastest in {}, median \
-         regret {}, largest {}.",
+        "{} sweeps: mean Kendall τ {}; the chosen strategy is within 3% of the fastest in {}, mean regret {}, \
+         largest {}.",
         r.sweeps,
-        r.median_tau
+        r.mean_tau
             .map_or_else(|| "–".to_owned(), |t| format!("{t:.2}")),
         r.within_3_percent,
-        percent(r.median_regret),
+        percent(r.mean_regret),
         percent(r.largest_regret)
     )
 }
@@ -136,81 +135,89 @@ pub(crate) fn counts(scored: &[Scored]) -> String {
     )
 }
 
-/// One sentence on sources left out.
-pub(crate) fn left_out(refit: &Refit) -> String {
-    let percent = |v: Option<f64>| v.map_or_else(String::new, |v| format!("{:.1}%", v * 100.0));
-    let median = |s: Option<Stats>| percent(s.map(|s| s.median));
+/// What leaving every source out shows, in sentences.
+pub(crate) fn left_out(found: &LeftOut) -> String {
+    let percent = |v: f64| format!("{:.1}%", v * 100.0);
+    let quantiles = |e: Option<Equal>| {
+        e.map_or_else(
+            || "–".to_owned(),
+            |e| {
+                format!(
+                    "median {}, 90th percentile {}",
+                    percent(e.median),
+                    percent(e.p90)
+                )
+            },
+        )
+    };
     format!(
-        "Each source predicted with constants fitted on the others: median {}, 90th percentile {}, median \
-         of the sources' medians {}; with the shipped constants {}, with benchmarks alone {}.",
-        median(refit.all.left_out),
-        percent(refit.all.left_out.map(|s| s.p90)),
-        percent(refit.median_of_medians),
-        median(refit.all.shipped),
-        median(refit.all.prior),
+        "Each source predicted with constants fitted on the others, every source weighing the same: step time {}; \
+         memory {}; {} runs that ran are predicted not to fit.\n{}\n{}",
+        quantiles(found.step_time),
+        quantiles(found.peak_memory),
+        found.wrongly_too_large,
+        ranking(&found.ranking),
+        coverage(&found.intervals),
     )
 }
 
-pub(crate) const SOURCES: [&str; 10] = [
+pub(crate) const SOURCES: [&str; 8] = [
     "source left out",
     "runs",
-    "benchmarks alone",
     "shipped",
     "p90",
-    "fitted on all",
     "left out",
     "p90",
     "memory shipped",
     "memory left out",
 ];
 
-pub(crate) fn source_rows(refit: &Refit) -> Vec<Vec<String>> {
+pub(crate) fn source_rows(found: &LeftOut) -> Vec<Vec<String>> {
     let percent = |v: Option<f64>| v.map_or_else(String::new, |v| format!("{:.1}%", v * 100.0));
     let median = |s: Option<Stats>| percent(s.map(|s| s.median));
     let p90 = |s: Option<Stats>| percent(s.map(|s| s.p90));
-    refit
-        .sources
-        .iter()
-        .chain([&refit.all])
-        .map(|fold| {
+    let sources = found.sources.iter();
+    sources
+        .map(|source| {
             vec![
-                fold.source.clone(),
-                fold.shipped
+                source.name.clone(),
+                source
+                    .shipped
                     .map_or_else(String::new, |s| s.count.to_string()),
-                median(fold.prior),
-                median(fold.shipped),
-                p90(fold.shipped),
-                median(fold.fitted),
-                median(fold.left_out),
-                p90(fold.left_out),
-                median(fold.memory_shipped),
-                median(fold.memory_left_out),
+                median(source.shipped),
+                p90(source.shipped),
+                median(source.left_out),
+                p90(source.left_out),
+                median(source.memory_shipped),
+                median(source.memory_left_out),
             ]
         })
         .collect()
 }
 
-pub(crate) const CONSTANTS: [&str; 5] = [
+pub(crate) const CONSTANTS: [&str; 6] = [
     "constant",
+    "sources",
     "benchmarks alone",
     "shipped",
     "fitted on all",
     "without one source",
 ];
 
-pub(crate) fn constant_rows(refit: &Refit) -> Vec<Vec<String>> {
-    refit
+pub(crate) fn constant_rows(found: &LeftOut) -> Vec<Vec<String>> {
+    found
         .constants
         .iter()
         .enumerate()
         .map(|(index, constant)| {
-            let values = refit.sources.iter().map(|fold| fold.constants[index]);
+            let values = found.sources.iter().map(|source| source.constants[index]);
             let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| {
                 (v.min(low), v.max(high))
             });
             let short = |v: f64| format!("{}", (v * 1000.0).round() / 1000.0);
             vec![
                 constant.name.clone(),
+                constant.sources.to_string(),
                 short(constant.prior),
                 short(constant.shipped),
                 short(constant.all),

@@ -39,6 +39,31 @@ pub enum Architecture {
 }
 
 impl Architecture {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Volta,
+        Self::Ampere,
+        Self::Ada,
+        Self::Hopper,
+        Self::Blackwell,
+        Self::Cdna3,
+        Self::Cpu,
+    ];
+
+    /// Its name as people write it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Volta => "Volta",
+            Self::Ampere => "Ampere",
+            Self::Ada => "Ada",
+            Self::Hopper => "Hopper",
+            Self::Blackwell => "Blackwell",
+            Self::Cdna3 => "CDNA3",
+            Self::Cpu => "CPU",
+        }
+    }
+
     /// The tables that a device without its own borrows; none for a processor, which is measured itself.
     #[must_use]
     pub fn nearest_tables(self) -> Option<&'static str> {

@@ -6,66 +6,31 @@ use std::sync::OnceLock;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::device::Architecture;
 use crate::error::SpecError;
 
 const FILE: &str = include_str!("../presets/fitted.yaml");
 
-/// A fitted constant: one value per device generation or for all.
+/// A fitted constant.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Constant {
-    /// Hopper: training over short benchmarks.
-    HopperSustained,
-    /// Hopper: highest sustained rate of 16-bit products, share of the peak.
-    #[serde(rename = "hopper_rate_16")]
-    HopperRate16,
-    /// Hopper: highest sustained rate of 8-bit products, share of the peak.
-    #[serde(rename = "hopper_rate_8")]
-    HopperRate8,
-    /// Blackwell: training over short benchmarks.
-    BlackwellSustained,
-    /// Blackwell: highest sustained rate of 16-bit products, share of the peak.
-    #[serde(rename = "blackwell_rate_16")]
-    BlackwellRate16,
-    /// Blackwell: highest sustained rate of 8-bit products, share of the peak.
-    #[serde(rename = "blackwell_rate_8")]
-    BlackwellRate8,
-    /// 8-bit products over their table.
-    NarrowProducts,
+    /// Time of matrix kernels in training over short benchmarks at boost clocks.
+    TrainingTime,
+    /// Share of the best rate of 16-bit products in short benchmarks that training sustains.
+    #[serde(rename = "sustained_share_16")]
+    SustainedShare16,
+    /// Share of the best rate of 8-bit products in short benchmarks that training sustains.
+    #[serde(rename = "sustained_share_8")]
+    SustainedShare8,
     /// Share of the peak of batched products.
     BatchedShare,
     /// Unaligned over aligned batched products.
     UnalignedShare,
-    /// Share of gradient accumulation that an epilogue does not hide.
-    ExposedEpilogue,
-    /// Exponent of clock over power limit.
-    ClockExponent,
 }
 
-impl Constant {
-    /// The generation of devices whose predictions it enters; `None` if it enters all.
-    #[must_use]
-    pub fn generation(self) -> Option<Architecture> {
-        match self {
-            Self::HopperSustained | Self::HopperRate16 | Self::HopperRate8 => {
-                Some(Architecture::Hopper)
-            }
-            Self::BlackwellSustained | Self::BlackwellRate16 | Self::BlackwellRate8 => {
-                Some(Architecture::Blackwell)
-            }
-            Self::NarrowProducts
-            | Self::BatchedShare
-            | Self::UnalignedShare
-            | Self::ExposedEpilogue
-            | Self::ClockExponent => None,
-        }
-    }
-}
-
-const COUNT: usize = 11;
+const COUNT: usize = 5;
 
 /// What is known of a constant.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]

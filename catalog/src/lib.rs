@@ -8,6 +8,7 @@ pub mod cluster_file;
 mod cluster_presets;
 pub mod device;
 pub mod dtype;
+mod embedded;
 pub mod error;
 pub mod extension;
 pub mod files;

@@ -1,13 +1,13 @@
-//! How far predictions lay from published runs, by kind of run: what intervals are made of.
+//! How far predictions lay from published runs of sources they had not seen: what intervals are made of.
 //!
-//! A kind is a runtime with a precision; a quantile of `ln(measured / predicted)` over its runs bounds
-//! the next run of that kind. With `n` runs the 80% interval is between the `⌊0.1·(n+1)⌋`-th smallest
-//! and the `⌊0.1·(n+1)⌋`-th largest (split-conformal prediction), so a kind needs nine runs; a smaller
-//! one takes the next wider kind.
+//! Every published run is predicted with constants that were fitted without its source. How far such a prediction lies
+//! from the measurement depends on how much the other sources know of runs of its kind, so errors are kept by
+//! [`Evidence`]; the 80% interval lies between their 10% and 90% quantiles, where every source weighs the same.
 
+use crate::device::Architecture;
 use crate::dtype::Precision;
 
-/// Fewest runs whose order statistics bound an 80% interval.
+/// Runs from which on a kind counts as known.
 pub const FEWEST: usize = 9;
 
 const TABLE: &str = include_str!("../presets/runs/residuals.csv");
@@ -21,6 +21,36 @@ pub enum Quantity {
     Memory,
     /// Ratio of two step times of one sweep (same model and devices, another strategy).
     Ratio,
+}
+
+/// What decides how much is known of runs like one that is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Kind {
+    /// Runtime.
+    pub runtime: String,
+    /// Generation of the device.
+    pub architecture: Architecture,
+    /// Precision of the products.
+    pub precision: Precision,
+    /// Whether the model is a mixture of experts.
+    pub experts: bool,
+}
+
+/// How much the published runs say of a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Evidence {
+    /// At least [`FEWEST`] runs of the kind.
+    Covered {
+        /// How many.
+        runs: usize,
+    },
+    /// As many runs under other runtimes.
+    OtherRuntimes {
+        /// How many.
+        runs: usize,
+    },
+    /// Neither.
+    Extrapolated,
 }
 
 /// An 80% interval of `ln(measured / predicted)`.
@@ -40,6 +70,108 @@ impl Residual {
     pub fn around(&self, predicted: f64) -> (f64, f64) {
         (predicted * self.low.exp(), predicted * self.high.exp())
     }
+
+    /// The probability that `ln(measured / predicted)` lies below a bound: normal on either side of the prediction,
+    /// with a tenth of it beyond each end of the interval. The normal distribution is Bowling et al.'s logistic
+    /// approximation (2009), within 0.00014.
+    #[must_use]
+    pub fn probability_below(&self, bound: f64) -> f64 {
+        // The 90% quantile of the standard normal distribution.
+        const TENTH: f64 = 1.2816;
+        let end = if bound < 0.0 { -self.low } else { self.high };
+        let z = bound / (end / TENTH).max(1e-6);
+        1.0 / (1.0 + (-1.5976 * z - 0.070_56 * z.powi(3)).exp())
+    }
+}
+
+impl Evidence {
+    /// Of a kind, when so many runs are of it and so many of its device, precision and sort of model.
+    #[must_use]
+    pub fn new(of_kind: usize, of_any_runtime: usize) -> Self {
+        if of_kind >= FEWEST {
+            Self::Covered { runs: of_kind }
+        } else if of_any_runtime >= FEWEST {
+            Self::OtherRuntimes {
+                runs: of_any_runtime,
+            }
+        } else {
+            Self::Extrapolated
+        }
+    }
+
+    /// Its name in the table.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Covered { .. } => "covered",
+            Self::OtherRuntimes { .. } => "other runtimes",
+            Self::Extrapolated => "extrapolated",
+        }
+    }
+
+    /// In words, of a kind.
+    #[must_use]
+    pub fn words(self, kind: &Kind) -> String {
+        let model = if kind.experts {
+            "mixtures of experts"
+        } else {
+            "dense models"
+        };
+        let precision = precision_name(kind.precision);
+        let gpu = kind.architecture.name();
+        match self {
+            Self::Covered { runs } => format!(
+                "covered: {runs} published runs of {model} in {precision} on {gpu} with the framework of {}",
+                kind.runtime
+            ),
+            Self::OtherRuntimes { runs } => format!(
+                "partly covered: {runs} published runs of {model} in {precision} on {gpu}, under other runtimes than {}",
+                kind.runtime
+            ),
+            Self::Extrapolated => format!(
+                "extrapolated: fewer than {FEWEST} published runs of {model} in {precision} on {gpu}"
+            ),
+        }
+    }
+}
+
+impl Kind {
+    /// What the published runs say of it.
+    #[must_use]
+    pub fn evidence(&self) -> Evidence {
+        let mut of_kind = 0;
+        let mut of_any_runtime = 0;
+        for (kind, runs) in known() {
+            if kind.is_like(self) {
+                of_any_runtime += runs;
+                if kind.is_of_framework(self) {
+                    of_kind += runs;
+                }
+            }
+        }
+        Evidence::new(of_kind, of_any_runtime)
+    }
+
+    /// Whether all but the runtime is equal.
+    #[must_use]
+    pub fn is_like(&self, other: &Self) -> bool {
+        (self.architecture, self.precision, self.experts)
+            == (other.architecture, other.precision, other.experts)
+    }
+
+    /// Whether both runtimes stand for one framework: its generations and its recipes.
+    #[must_use]
+    pub fn is_of_framework(&self, other: &Self) -> bool {
+        framework(&self.runtime) == framework(&other.runtime)
+    }
+
+    /// Its row in the table, with the number of its runs.
+    #[must_use]
+    pub fn row(&self, runs: usize) -> String {
+        let model = if self.experts { "experts" } else { "dense" };
+        let (gpu, precision) = (self.architecture.name(), precision_name(self.precision));
+        format!("runs,{},{gpu},{precision},{model},{runs}", self.runtime)
+    }
 }
 
 impl Quantity {
@@ -56,27 +188,21 @@ impl Quantity {
     /// Assumed half-width where no run says anything.
     fn assumed(self) -> f64 {
         match self {
-            Self::Time => 0.15,
-            Self::Memory => 0.10,
+            Self::Time => 0.3,
+            Self::Memory => 0.15,
             Self::Ratio => 0.05,
         }
     }
 }
 
-/// The residual of the narrowest kind that has enough runs: this runtime and precision, the runtime,
-/// the precision, all.
+/// The 80% interval of a quantity with this much evidence; with none of its own, that of the next weaker.
 #[must_use]
-pub fn of(quantity: Quantity, runtime: &str, precision: Precision) -> Residual {
-    let precision = precision_name(precision);
-    [
-        (runtime, precision),
-        (runtime, "*"),
-        ("*", precision),
-        ("*", "*"),
-    ]
-    .into_iter()
-    .find_map(|(runtime, precision)| row(quantity, runtime, precision))
-    .unwrap_or(Residual {
+pub fn of(quantity: Quantity, evidence: Evidence) -> Residual {
+    let names = ["covered", "other runtimes", "extrapolated", "any"];
+    let own = names.iter().position(|&name| name == evidence.name());
+    let mut weaker = names[own.unwrap_or(0)..].iter();
+    let found = weaker.find_map(|name| row(quantity, name));
+    found.unwrap_or(Residual {
         low: -quantity.assumed(),
         high: quantity.assumed(),
         runs: 0,
@@ -94,30 +220,37 @@ pub fn precision_name(precision: Precision) -> &'static str {
     }
 }
 
-/// The 80% interval of some residuals, with the prediction itself; `None` below [`FEWEST`].
+/// The 80% interval of residuals with their weights, with the prediction itself; `None` below [`FEWEST`].
 #[must_use]
-pub fn interval(residuals: &[f64]) -> Option<Residual> {
-    let runs = residuals.len();
-    if runs < FEWEST {
+pub fn interval(residuals: &[(f64, f64)]) -> Option<Residual> {
+    if residuals.len() < FEWEST {
         return None;
     }
     let mut sorted = residuals.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let outside = ((runs + 1) as f64 * 0.1).floor() as usize;
+    sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let total: f64 = sorted.iter().map(|r| r.1).sum();
+    let quantile = |share: f64| {
+        let mut below = 0.0;
+        let found = sorted.iter().find(|(_, weight)| {
+            below += weight;
+            below >= share * total
+        });
+        found.or(sorted.last()).map_or(0.0, |r| r.0)
+    };
     Some(Residual {
-        low: sorted[outside - 1].min(0.0),
-        high: sorted[runs - outside].max(0.0),
-        runs,
+        low: quantile(0.1).min(0.0),
+        high: quantile(0.9).max(0.0),
+        runs: residuals.len(),
     })
 }
 
-fn row(quantity: Quantity, runtime: &str, precision: &str) -> Option<Residual> {
+fn row(quantity: Quantity, evidence: &str) -> Option<Residual> {
     TABLE.lines().find_map(|line| {
         let cells: Vec<&str> = line.split(',').collect();
-        let [name, of_runtime, of_precision, runs, low, high] = cells[..] else {
+        let [name, of, runs, low, high] = cells[..] else {
             return None;
         };
-        if (name, of_runtime, of_precision) != (quantity.name(), runtime, precision) {
+        if (name, of) != (quantity.name(), evidence) {
             return None;
         }
         Some(Residual {
@@ -128,26 +261,91 @@ fn row(quantity: Quantity, runtime: &str, precision: &str) -> Option<Residual> {
     })
 }
 
+/// The framework of a runtime preset.
+fn framework(runtime: &str) -> &str {
+    match runtime {
+        // NeMo drives Megatron-Core by its recipes.
+        "nemo" => "megatron-core",
+        "torchtitan-compile" | "torchtitan-compile-2025" => "torchtitan",
+        "megatron-deepspeed-bf16" => "megatron-deepspeed",
+        name => name,
+    }
+}
+
+/// The kinds of the published runs, with the number of runs of each.
+fn known() -> impl Iterator<Item = (Kind, usize)> {
+    TABLE.lines().filter_map(|line| {
+        let cells: Vec<&str> = line.split(',').collect();
+        let ["runs", runtime, gpu, precision, model, runs] = cells[..] else {
+            return None;
+        };
+        let precisions = [
+            Precision::Bf16,
+            Precision::Fp16,
+            Precision::Fp8,
+            Precision::Fp32,
+        ];
+        let kind = Kind {
+            runtime: runtime.to_owned(),
+            architecture: Architecture::ALL.into_iter().find(|a| a.name() == gpu)?,
+            precision: precisions
+                .into_iter()
+                .find(|&p| precision_name(p) == precision)?,
+            experts: model == "experts",
+        };
+        Some((kind, runs.parse().ok()?))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn nine_runs_bound_an_interval_and_eight_do_not() {
-        let runs: Vec<f64> = (0..9).map(f64::from).collect();
-        assert_eq!(interval(&runs[..8]), None);
-        let found = interval(&runs).expect("nine are enough");
-        assert_eq!((found.low, found.high), (0.0, 8.0));
+    fn sources_weigh_the_same_however_many_runs_they_have() {
+        let many = (0..90).map(|_| (0.0, 1.0 / 90.0));
+        let few = (0..9).map(|_| (1.0, 1.0 / 9.0));
+        let all: Vec<(f64, f64)> = many.chain(few).collect();
+        let found = interval(&all).expect("enough");
+        assert_eq!((found.low, found.high), (0.0, 1.0));
+        assert_eq!(interval(&all[..8]), None);
     }
 
     #[test]
-    fn an_unknown_runtime_takes_what_all_runs_say() {
-        for quantity in [Quantity::Time, Quantity::Memory, Quantity::Ratio] {
-            let found = of(quantity, "no such runtime", Precision::Fp32);
+    fn less_evidence_gives_an_interval_no_narrower() {
+        let width = |evidence| {
+            let found = of(Quantity::Time, evidence);
             assert!(
                 found.low < 0.0 && found.high > 0.0,
-                "{quantity:?} {found:?}"
+                "{evidence:?} {found:?}"
             );
+            found.high - found.low
+        };
+        let covered = width(Evidence::Covered { runs: FEWEST });
+        assert!(covered <= width(Evidence::Extrapolated));
+    }
+
+    #[test]
+    fn a_tenth_lies_beyond_each_end() {
+        let residual = Residual {
+            low: -0.1,
+            high: 0.3,
+            runs: 20,
+        };
+        for (bound, probability) in [(-0.1, 0.1), (0.0, 0.5), (0.3, 0.9), (5.0, 1.0)] {
+            let found = residual.probability_below(bound);
+            assert!((found - probability).abs() < 1e-3, "{bound}: {found}");
         }
+    }
+
+    #[test]
+    fn a_kind_that_nobody_published_is_extrapolated() {
+        let kind = Kind {
+            runtime: "no such runtime".to_owned(),
+            architecture: Architecture::Cpu,
+            precision: Precision::Fp32,
+            experts: true,
+        };
+        assert_eq!(kind.evidence(), Evidence::Extrapolated);
     }
 }

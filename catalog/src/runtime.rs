@@ -230,13 +230,26 @@ pub enum Rewrite {
     /// Backward tensor-parallel collectives of column-parallel linears run beside the weight-gradient
     /// product (Megatron-LM `LinearWithGradAccumulationAndAsyncCommunication`).
     AsyncTensorParallelBackward,
-    /// Inputs of norms are kept for backward in 32 bits, because autocast casts them up.
+    /// Norms of Llama's kind compute in 32 bits operator by operator, and keep their input so: cast, square, mean, root,
+    /// two products, cast back (transformers `LlamaRMSNorm`).
     NormInF32,
     /// Ordering tokens by expert, their cast, and the product with the router's probabilities are one kernel.
     FusePermute,
     /// A router keeps for backward, as 32-bit integers, the row to which every choice of an expert was sent, the row it
     /// came from, and the first row of each expert, beside the chosen experts' numbers (our own executor).
     KeepRowIndices,
+    /// Each expert's products are launched one after another rather than as one kernel of all experts (Transformer
+    /// Engine's `GroupedLinear` calls cuBLAS for every expert).
+    LaunchExpertsApart,
+    /// A token that chose several experts of one rank, or of one node, is sent there once and copied on arrival
+    /// (DeepEP, HybridEP).
+    DeduplicateDispatch,
+    /// Tokens travel to experts and back beside the layers of another micro-batch (Megatron-Core
+    /// `overlap_moe_expert_parallel_comm`, DeepSeek's DualPipe).
+    OverlapExpertTraffic,
+    /// Attention, router and what prepares dispatch are captured in CUDA graphs; experts are launched as they come
+    /// (Megatron-Core's graph scopes `attn`, `moe_router`, `moe_preprocess`).
+    GraphLayers,
     /// Steps are captured in CUDA graphs, so that the host spends no time per kernel.
     CudaGraph,
     /// The optimizer is one kernel over all tensors.

@@ -1,66 +1,39 @@
 //! The runtimes that come with the tool.
 
+use crate::embedded::embedded;
 use crate::runtime::Runtime;
 use crate::runtime_file::RuntimeFile;
 
 /// Every preset, parents before children.
-const FILES: &[(&str, &str)] = &[
-    (
-        "vescale.yaml",
-        include_str!("../presets/runtimes/vescale.yaml"),
-    ),
-    (
-        "vescale-cuda.yaml",
-        include_str!("../presets/runtimes/vescale-cuda.yaml"),
-    ),
-    (
-        "megatron-2021.yaml",
-        include_str!("../presets/runtimes/megatron-2021.yaml"),
-    ),
-    (
-        "megatron-deepspeed.yaml",
-        include_str!("../presets/runtimes/megatron-deepspeed.yaml"),
-    ),
-    (
-        "megatron-deepspeed-bf16.yaml",
-        include_str!("../presets/runtimes/megatron-deepspeed-bf16.yaml"),
-    ),
-    (
-        "megatron-2022.yaml",
-        include_str!("../presets/runtimes/megatron-2022.yaml"),
-    ),
-    (
-        "megatron-core.yaml",
-        include_str!("../presets/runtimes/megatron-core.yaml"),
-    ),
-    ("nemo.yaml", include_str!("../presets/runtimes/nemo.yaml")),
-    ("fsdp1.yaml", include_str!("../presets/runtimes/fsdp1.yaml")),
-    (
-        "deepspeed.yaml",
-        include_str!("../presets/runtimes/deepspeed.yaml"),
-    ),
-    (
-        "deepspeed-2021.yaml",
-        include_str!("../presets/runtimes/deepspeed-2021.yaml"),
-    ),
-    ("fsdp2.yaml", include_str!("../presets/runtimes/fsdp2.yaml")),
-    (
-        "torchtitan.yaml",
-        include_str!("../presets/runtimes/torchtitan.yaml"),
-    ),
-    (
-        "torchtitan-compile.yaml",
-        include_str!("../presets/runtimes/torchtitan-compile.yaml"),
-    ),
-    (
-        "torchtitan-compile-2025.yaml",
-        include_str!("../presets/runtimes/torchtitan-compile-2025.yaml"),
-    ),
-    (
-        "maxtext.yaml",
-        include_str!("../presets/runtimes/maxtext.yaml"),
-    ),
-];
+const FILES: &[(&str, &str)] = embedded!(
+    "runtimes",
+    [
+        "vescale",
+        "vescale-cuda",
+        "megatron-2021",
+        "megatron-deepspeed",
+        "megatron-deepspeed-bf16",
+        "megatron-2022",
+        "megatron-core",
+        "nemo",
+        "fsdp1",
+        "deepspeed",
+        "deepspeed-2021",
+        "fsdp2",
+        "torchtitan",
+        "torchtitan-compile",
+        "torchtitan-compile-2025",
+        "maxtext",
+        "hf-trainer",
+        "hf-deepspeed",
+        "nanotron",
+        "internevo",
+        "colossalai",
+        "paddle",
+        "generic-fused",
+        "generic-eager",
+    ]
+);
 
 /// A preset with its other names.
 #[derive(Clone, Debug, PartialEq)]

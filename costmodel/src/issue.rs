@@ -1,6 +1,6 @@
 //! In which order, and on which streams, a training system issues the kernels and messages of a block.
 //!
-//! A message waits for the kernels issued before it, and the next kernel waits for the message. Four kinds do otherwise:
+//! A message waits for the kernels issued before it, and the next kernel waits for the message. Five kinds do otherwise:
 //!
 //! - Backward sums of column-parallel linears. Megatron-LM sends them between the linear's data-gradient and
 //!   weight-gradient products and waits after the second (`LinearWithGradAccumulationAndAsyncCommunication`); so does
@@ -15,6 +15,8 @@
 //!   NVIDIA/NeMo-Framework-Launcher@1ab2c78, conf/training/tp_overlap).
 //! - Ring attention: every step attends to one block of keys and values while the next one arrives (Transformer
 //!   Engine's `AttnFuncWithCPAndKVP2P`, PyTorch's `_templated_ring_attention`).
+//! - Exchanges with experts, where a runtime sends them beside the layers of another micro-batch: in the steady state of
+//!   forwards and backwards in turn, what the other has in flight is as long as the pass's own.
 
 use std::ops::Range;
 
@@ -103,6 +105,16 @@ impl Queue {
     pub(crate) fn exchange(&mut self, kernel: usize, axis: Axis) {
         let launch = self.send(kernel, 1, Stream::of(axis));
         self.wait(launch);
+    }
+
+    /// Sends a message while the compute stream is at layers of another micro-batch: neither waits for the other.
+    pub(crate) fn beside_others(&mut self, kernel: usize, axis: Axis) {
+        self.launches.push(Launch {
+            kernel,
+            parts: 1,
+            stream: Stream::of(axis),
+            waits: Waits::default(),
+        });
     }
 
     /// All of them.
@@ -208,7 +220,12 @@ impl<'a> Order<'a> {
                 let last = Self::sum(*sum, &mut queue);
                 sent.extend(last.map(|launch| (sum.message, launch)));
             } else if let Some(collective) = self.message(kernel) {
-                queue.exchange(kernel, collective.axis);
+                let beside_others = self.lowering.has(Rewrite::OverlapExpertTraffic);
+                if collective.axis == Axis::Ep && beside_others {
+                    queue.beside_others(kernel, collective.axis);
+                } else {
+                    queue.exchange(kernel, collective.axis);
+                }
             } else {
                 queue.compute(kernel, 1);
             }

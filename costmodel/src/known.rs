@@ -119,6 +119,24 @@ known! {
     OTHER_SUSTAINED: "long training over short products, generations without measurements" = 1.06, Times, Assumed,
         "between those of A100 and none",
         Only::Parts(&[Architecture::Volta, Architecture::Ada, Architecture::Cdna3, Architecture::Cpu]);
+    HOPPER_BEST_16: "best rate of 16-bit products in short benchmarks over the peak, H100 and H200" = 0.803, Times,
+        Published, "stas00/ml-engineering@744d01e, maximum achievable matmul: the best of many shapes, hundred iterations each",
+        Only::Parts(&[Architecture::Hopper]);
+    HOPPER_BEST_8: "best rate of 8-bit products in short benchmarks over the peak, H100 and H200" = 0.709, Times,
+        Published, "stas00/ml-engineering@744d01e, maximum achievable matmul",
+        Only::Parts(&[Architecture::Hopper]);
+    BLACKWELL_BEST_16: "best rate of 16-bit products in short benchmarks over the peak, B200 and GB200" = 0.753, Times,
+        Published, "stas00/ml-engineering@744d01e, maximum achievable matmul: 0.776 and 0.729",
+        Only::Parts(&[Architecture::Blackwell]);
+    BLACKWELL_BEST_8: "best rate of 8-bit products in short benchmarks over the peak, B200 and GB200" = 0.743, Times,
+        Published, "stas00/ml-engineering@744d01e, maximum achievable matmul: 0.763 and 0.723",
+        Only::Parts(&[Architecture::Blackwell]);
+    NARROW: "8-bit products over tables that were collected with a serving engine's kernels" = 0.85, Times, Published,
+        "Azure/AI-benchmarking-guide@8fd0c6e: cuBLASLt on H100 over the table at 2048 to 16384 cubed, median";
+    EXPOSED_EPILOGUE: "share of the gradient accumulation in a product's epilogue that matrix units do not hide" = 0.55,
+        Times, Published, "SimuMax products that accumulate in 32 bits, A100, 28672 x 8192 x 4096: 5.7% slower where the traffic alone takes 10%";
+    CLOCK_EXPONENT: "exponent of the power limit in the sustained clock of a part limited below its table's" = 0.5, Times,
+        Assumed, "between a cube root, where voltage follows the clock, and one, where voltage is at its floor";
     // Fused attention.
     ATTENTION_START: "shortest fused attention" = 8e-6, Microseconds, Published, "ai-dynamo/aiconfigurator tables";
     ATTENTION_BACKWARD: "products of fused attention, backward over forward" = 2.5, Times, Published,

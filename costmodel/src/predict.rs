@@ -49,10 +49,9 @@ pub fn prediction(
         program,
         peak_rank as u32,
     );
-    let residual = |quantity| {
-        let precision = scenario.workload.precision;
-        residuals::of(quantity, &scenario.runtime.name, precision)
-    };
+    let kind = scenario.kind();
+    let evidence = kind.evidence();
+    let residual = |quantity| residuals::of(quantity, evidence);
     let (shortest, longest) = residual(Quantity::Time).around(step.0);
     let (least, most) = residual(Quantity::Memory).around(peak.as_f64());
     Prediction {
@@ -65,6 +64,9 @@ pub fn prediction(
         peak_flop_rate: peak_rate,
         peak_memory: peak,
         peak_memory_interval: (Bytes(least as u64), Bytes(most as u64)),
+        p_fits: residual(Quantity::Memory)
+            .probability_below((scenario.capacity().as_f64() / peak.as_f64().max(1.0)).ln()),
+        evidence: evidence.words(&kind),
         peak_rank: peak_rank as u32,
         peak_moment: outcome.ranks[peak_rank]
             .peak_action
@@ -332,8 +334,9 @@ fn provenance(scenario: &Scenario, prices: Vec<UsedConstant>) -> Vec<UsedConstan
 }
 
 fn interval(scenario: &Scenario, name: &str, quantity: Quantity) -> UsedConstant {
-    let precision = scenario.workload.precision;
-    let found = residuals::of(quantity, &scenario.runtime.name, precision);
+    let kind = scenario.kind();
+    let evidence = kind.evidence();
+    let found = residuals::of(quantity, evidence);
     let percent = |log: f64| (log.exp() - 1.0) * 100.0;
     UsedConstant {
         name: name.to_owned(),
@@ -347,7 +350,11 @@ fn interval(scenario: &Scenario, name: &str, quantity: Quantity) -> UsedConstant
         } else {
             Origin::Assumed
         },
-        source: format!("residuals of {} published runs of its kind", found.runs),
+        source: format!(
+            "{}; errors on {} runs of sources left out of the fit",
+            evidence.words(&kind),
+            found.runs
+        ),
     }
 }
 

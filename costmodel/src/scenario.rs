@@ -1,5 +1,6 @@
 //! What a prediction is of: model, cluster, training system and workload.
 
+use catalog::residuals::Kind;
 use catalog::{Bytes, Cluster, Model, Runtime, Workload};
 
 /// Everything a prediction depends on, beside the strategy.
@@ -32,6 +33,17 @@ impl Scenario {
         let outside = overheads.context.value;
         let inside = peak.saturating_sub(outside);
         Bytes((inside.as_f64() * overheads.fragmentation.value) as u64) + outside
+    }
+
+    /// What decides how much published runs say of it.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        Kind {
+            runtime: self.runtime.name.clone(),
+            architecture: self.cluster.device.architecture,
+            precision: self.workload.precision,
+            experts: self.model.moe.is_some(),
+        }
     }
 
     /// Cores that ranks share, where they do.

@@ -97,6 +97,12 @@ pub struct PredictedJson {
     pub memory_by_rank_bytes: Vec<u64>,
     /// Whether it fits.
     pub fits: bool,
+    /// Probability that it does. Files of version 0.1 do not have it, nor `evidence`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p_fits: Option<f64>,
+    /// How much published runs say of questions like this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evidence: Option<String>,
     /// Capacity less headroom less peak; negative when it does not fit.
     pub spare_bytes: i64,
     /// Where the time goes.
@@ -118,6 +124,8 @@ impl From<&Prediction> for PredictedJson {
             peak_moment: p.peak_moment.clone(),
             memory_by_rank_bytes: p.memory_by_rank.iter().map(|b| b.0).collect(),
             fits: p.fit.fits(),
+            p_fits: Some(p.p_fits),
+            evidence: Some(p.evidence.clone()),
             spare_bytes: match &p.fit {
                 Fit::Fits { spare } => signed(spare.0),
                 Fit::TooLarge { over, .. } => -signed(over.0),

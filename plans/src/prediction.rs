@@ -31,6 +31,10 @@ pub struct Prediction {
     pub peak_memory: Bytes,
     /// Interval at level 0.8.
     pub peak_memory_interval: (Bytes, Bytes),
+    /// Probability that the peak lies within what may be used.
+    pub p_fits: f64,
+    /// How much published runs say of questions like this, in words.
+    pub evidence: String,
     /// Pipeline rank with the largest peak.
     pub peak_rank: u32,
     /// What runs on that rank at its peak, such as `F s0 m3`.

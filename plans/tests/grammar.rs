@@ -40,6 +40,8 @@ fn legal() -> impl proptest::strategy::Strategy<Value = Plan> {
 fn plan(strategy: &Plan) -> PlanFile {
     let prediction = PredictedJson {
         step_time_s: 1.25,
+        p_fits: Some(0.9),
+        evidence: None,
         step_time_interval_s: [1.0, 1.5],
         tokens_per_s_per_gpu: 1000.5,
         mfu: 0.5,

@@ -112,6 +112,10 @@ pub fn prediction(strategy: &Strategy, p: &Prediction, capacity: Bytes, colour: 
         ),
     ];
     text.push_str(&bare(&rows));
+    text.push_str(&format!(
+        "\n80% intervals, {}; fits with probability {:.2}\n",
+        p.evidence, p.p_fits
+    ));
     text.push_str("\nStep time\n");
     text.push_str(&bare(&breakdown(p)));
     text.push_str("\nMemory of the heaviest rank\n");

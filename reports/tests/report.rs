@@ -20,6 +20,8 @@ fn prediction(fit: Fit) -> Prediction {
         tokens_per_s_per_gpu: 1024.0,
         mfu: 0.462,
         mfu_palm: 0.481,
+        p_fits: 0.9,
+        evidence: "covered: 20 published runs".to_owned(),
         peak_flop_rate: FlopRate(989e12),
         peak_memory: Bytes(66 * GIB),
         peak_memory_interval: (Bytes(62 * GIB), Bytes(70 * GIB)),

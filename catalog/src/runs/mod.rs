@@ -1,6 +1,7 @@
 //! Published training runs: the `runs-v1` schema. Unknown values are null, never guessed.
 
 mod compact;
+mod frameworks;
 
 use std::collections::BTreeMap;
 
@@ -11,6 +12,7 @@ use serde_json::Value;
 use crate::error::SpecError;
 
 pub use compact::{embedded, to_compact};
+pub use frameworks::Framework;
 
 /// One source's runs.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -34,6 +36,7 @@ pub struct Run {
     pub gpu: Option<String>,
     pub num_gpus: Option<u64>,
     pub gpus_per_node: Option<u64>,
+    pub interconnect: Option<String>,
     pub precision: Option<String>,
     pub tp: Option<u64>,
     pub pp: Option<u64>,

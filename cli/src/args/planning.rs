@@ -143,7 +143,7 @@ pub(crate) struct ValidateArgs {
     /// Fit the fitted constants again without each source in turn and predict that source's runs
     /// (some minutes)
     #[arg(long)]
-    pub(crate) leave_one_out: bool,
+    pub(crate) leave_source_out: bool,
     /// Runs with the largest errors to list
     #[arg(long, default_value_t = 10)]
     pub(crate) worst: usize,
@@ -163,7 +163,7 @@ pub(crate) struct ValidateArgs {
     #[arg(long)]
     pub(crate) write_baseline: Option<PathBuf>,
     /// Write the residuals that prediction intervals are made of
-    #[arg(long)]
+    #[arg(long, requires = "leave_source_out")]
     pub(crate) residuals: Option<PathBuf>,
     /// Write the runs that have complete facts, or can be predicted, in the compact form that the
     /// tool embeds

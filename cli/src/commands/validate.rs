@@ -48,9 +48,9 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode, CliError> {
     let bar = Progress::new(quiet, "predicting");
     let mut report = Report::new(&runs, &constants, &|share| bar.update(share));
     bar.finish();
-    if args.leave_one_out {
+    if args.leave_source_out {
         let bar = Progress::new(quiet, "fitting without one source after another");
-        report = report.with_leave_one_out(&runs, &|share| bar.update(share));
+        report = report.with_leave_source_out(&runs, &|share| bar.update(share));
         bar.finish();
     }
     let saved = files.write(&report);
@@ -116,8 +116,9 @@ impl Files {
     }
 
     fn write(&self, report: &Report) -> Result<(), CliError> {
-        if let Some(to) = &self.residuals {
-            to.write(&report.residuals())?;
+        // The option needs `--leave-source-out`, so there are some.
+        if let Some((to, residuals)) = self.residuals.as_ref().zip(report.residuals()) {
+            to.write(&residuals)?;
         }
         if let Some(to) = &self.baseline {
             to.write(&report.baseline())?;

@@ -131,10 +131,17 @@ impl Timed<'_> {
             return Seconds(0.0);
         }
         let launches = match kernel.kind {
-            KernelKind::Memory { launches, .. } => launches,
+            KernelKind::GroupedGemm { groups, .. }
+                if self.of.lowering.has(Rewrite::LaunchExpertsApart) =>
+            {
+                groups
+            }
+            KernelKind::GroupedGemm { .. } | KernelKind::Comm(_) => 1,
+            _ if self.of.lowering.has(Rewrite::GraphLayers) => 0,
+            KernelKind::Memory { launches, .. } => u64::from(launches),
             _ => 1,
         };
-        self.of.scenario.runtime.overheads.launch.value * f64::from(launches)
+        self.of.scenario.runtime.overheads.launch.value * launches as f64
     }
 
     fn kernel_time(&self, kind: KernelKind) -> Seconds {
@@ -220,8 +227,34 @@ impl Timed<'_> {
             CollectiveKind::RingExchange => {
                 self.prices.point_to_point(bytes, group).time * (group.size - 1) as f64
             }
+            CollectiveKind::AllToAll if collective.axis == Axis::Ep => {
+                let bytes = Bytes((bytes.as_f64() * self.copies_sent(group)) as u64);
+                self.prices.collective(collective.kind, bytes, group).time
+            }
             kind => self.prices.collective(kind, bytes, group).time,
         }
+    }
+
+    /// Copies of a token that travel over those that its experts need: with deduplication one to each rank that has
+    /// an expert of it, and across domains one to each domain, which passes it on inside. With `k` choices spread evenly
+    /// over `n` places, `n·(1 − (1 − 1/n)^k)` of them are distinct (DeepEP's arithmetic).
+    fn copies_sent(&self, group: Group) -> f64 {
+        let model = &self.of.scenario.model;
+        let Some(experts) = &model.moe else {
+            return 1.0;
+        };
+        if !self.of.lowering.has(Rewrite::DeduplicateDispatch) {
+            return 1.0;
+        }
+        let domain = self.of.scenario.cluster.scale_up_domain;
+        let together = group.ranks_per_block(domain).max(1);
+        let places = match group.size.div_ceil(together) {
+            1 => group.size,
+            domains => domains,
+        } as f64;
+        let chosen = experts.top_k as f64;
+        let distinct = places * (1.0 - (1.0 - 1.0 / places).powf(chosen));
+        distinct / chosen
     }
 }
 

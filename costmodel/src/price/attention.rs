@@ -51,7 +51,7 @@ impl AttentionPrices {
         let single = device
             .peak_rate(DType::F32)
             .map_or(1.0, |rate| (peak * 1e12 / rate.0).max(1.0));
-        let peak = peak / clock_factor(device, part, fitted);
+        let peak = peak / clock_factor(device, part);
         let charts = Self {
             architecture: device.architecture,
             peak,

@@ -9,8 +9,7 @@ use crate::known;
 /// Time in long training over short benchmarks, which run at boost clocks.
 pub(crate) fn sustained(architecture: Architecture, fitted: &Fitted) -> f64 {
     match architecture {
-        Architecture::Hopper => fitted.get(Constant::HopperSustained),
-        Architecture::Blackwell => fitted.get(Constant::BlackwellSustained),
+        Architecture::Hopper | Architecture::Blackwell => fitted.get(Constant::TrainingTime),
         Architecture::Ampere => known::AMPERE_SUSTAINED.factor(),
         Architecture::Volta | Architecture::Ada | Architecture::Cdna3 | Architecture::Cpu => {
             known::OTHER_SUSTAINED.factor()
@@ -23,14 +22,14 @@ pub(crate) fn sustained(architecture: Architecture, fitted: &Fitted) -> f64 {
 /// the sustained clock follows the power limit to a power below one. A part whose peak is lower runs at
 /// lower clocks already; only what its power takes beyond that counts, so that neither more power nor a
 /// higher peak ever makes a kernel slower.
-pub(crate) fn clock_factor(device: &Device, table: &MeasuredOn, fitted: &Fitted) -> f64 {
+pub(crate) fn clock_factor(device: &Device, table: &MeasuredOn) -> f64 {
     let own = device.peak_rate(DType::Bf16).map_or(0.0, |rate| rate.0);
     let share = own / table.peak.value.0;
     match device.power_watts {
         Some(watts) if watts > 0.0 => {
             let slower = (table.power_watts / watts)
                 .max(1.0)
-                .powf(fitted.get(Constant::ClockExponent));
+                .powf(known::CLOCK_EXPONENT.factor());
             (slower * share.min(1.0)).max(1.0)
         }
         Some(_) | None => 1.0,

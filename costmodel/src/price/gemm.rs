@@ -44,21 +44,21 @@ impl PowerCap {
     /// sustains less. Architectures without training runs have none.
     fn of(device: &Device, clocks: f64, fitted: &Fitted) -> Option<Self> {
         let (wide, narrow) = match device.architecture {
-            Architecture::Hopper => (Constant::HopperRate16, Constant::HopperRate8),
-            Architecture::Blackwell => (Constant::BlackwellRate16, Constant::BlackwellRate8),
+            Architecture::Hopper => (known::HOPPER_BEST_16, known::HOPPER_BEST_8),
+            Architecture::Blackwell => (known::BLACKWELL_BEST_16, known::BLACKWELL_BEST_8),
             Architecture::Volta
             | Architecture::Ampere
             | Architecture::Ada
             | Architecture::Cdna3
             | Architecture::Cpu => return None,
         };
-        let at = |share: Constant, dtype: DType| {
-            let peak = device.peak_rate(dtype)?;
-            Some(FlopRate(peak.0 * fitted.get(share) / clocks))
+        let at = |best: known::Known, sustained: Constant, dtype: DType| {
+            let share = best.factor() * fitted.get(sustained);
+            Some(FlopRate(device.peak_rate(dtype)?.0 * share / clocks))
         };
         Some(Self {
-            wide: at(wide, DType::Bf16)?,
-            narrow: at(narrow, DType::F8)?,
+            wide: at(wide, Constant::SustainedShare16, DType::Bf16)?,
+            narrow: at(narrow, Constant::SustainedShare8, DType::F8)?,
         })
     }
 }
@@ -103,7 +103,7 @@ impl GemmPrices {
         let unknown = || PriceError::UnknownTable(device.kernels.clone());
         let peak = device.peak_rate(DType::Bf16).ok_or_else(unknown)?;
         let grid = tables::gemm(&device.kernels, DType::Bf16).ok_or_else(unknown)?;
-        let clocks = clock_factor(device, part, fitted);
+        let clocks = clock_factor(device, part);
         let factor = part.peak.value / peak * clocks;
         let narrow = tables::gemm(&device.kernels, DType::F8).and_then(|grid| {
             let own = device.peak.get(&DType::F8)?;
@@ -144,10 +144,7 @@ impl GemmPrices {
         };
         let flops = 2.0 * m as f64 * n as f64 * k as f64;
         let (sustained, cap) = if dtype == DType::F8 && self.narrow.is_some() {
-            (
-                self.fitted.get(Constant::NarrowProducts),
-                self.cap.map(|cap| cap.narrow),
-            )
+            (known::NARROW.factor(), self.cap.map(|cap| cap.narrow))
         } else {
             (self.sustained(flops), self.cap.map(|cap| cap.wide))
         };
@@ -182,11 +179,8 @@ impl GemmPrices {
         }
         let (small, large) = (2.0 * 4096f64.powi(3), 2.0 * 8192f64.powi(3));
         let position = ((flops / small).ln() / (large / small).ln()).clamp(0.0, 1.0);
-        mix(
-            self.sustained,
-            known::AMPERE_SUSTAINED_LARGE.factor(),
-            position,
-        )
+        let large = known::AMPERE_SUSTAINED_LARGE.factor();
+        mix(self.sustained, large, position)
     }
 
     pub(super) fn grouped(

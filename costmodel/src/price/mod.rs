@@ -13,7 +13,7 @@ mod profile;
 mod ratios;
 mod roofline;
 
-use catalog::fitted::{self, Constant, Entry};
+use catalog::fitted;
 use catalog::runtime::AttentionKernel;
 use catalog::{Architecture, Bytes, Cluster, DType, Device, Fabric, Fitted, Origin, tables};
 use dtensor::{AttentionShape, CollectiveKind};
@@ -132,7 +132,7 @@ impl TablePrices {
     /// Share of gradient accumulation in a fused product's epilogue that stays exposed.
     #[must_use]
     pub fn exposed_epilogue(&self) -> f64 {
-        self.fitted.get(Constant::ExposedEpilogue)
+        known::EXPOSED_EPILOGUE.factor()
     }
 
     /// The constants behind these prices.
@@ -142,11 +142,7 @@ impl TablePrices {
         used.extend(self.memory.provenance());
         used.extend(self.network.provenance());
         used.extend(known::rows(self.architecture, self.fabric));
-        let here = |entry: &&Entry| {
-            let only = entry.name.generation();
-            only.is_none_or(|only| only == self.architecture)
-        };
-        used.extend(fitted::entries().iter().filter(here).map(|entry| {
+        used.extend(fitted::entries().iter().map(|entry| {
             let value = format!("{}, {}", self.fitted.get(entry.name), entry.unit);
             constant(&entry.what, value, Origin::Fitted, &entry.source)
         }));

@@ -143,8 +143,10 @@ fn confidence(prediction: &Prediction) -> String {
     let firm = count(|o| matches!(o, Origin::Measured | Origin::Datasheet | Origin::Published));
     let fitted = count(|o| o == Origin::Fitted);
     format!(
-        "Confidence: intervals hold with probability 0.8; of {total} constants, {firm} are \
-         measured, published or from datasheets, {fitted} fitted, {} assumed.",
+        "Confidence: intervals hold with probability 0.8 ({}); it fits with probability {:.2}; of {total} constants, \
+         {firm} are measured, published or from datasheets, {fitted} fitted, {} assumed.",
+        prediction.evidence,
+        prediction.p_fits,
         total - firm - fitted
     )
 }

@@ -1,0 +1,96 @@
+//! Which runtime a published run is predicted with, and why: what each source says of its framework, as data.
+
+use std::sync::OnceLock;
+
+use serde::Deserialize;
+
+use super::Run;
+
+/// A framework that runs name, or a source whose rows do not name theirs.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Framework {
+    /// The runtime preset that stands for it.
+    pub runtime: String,
+    /// Words of which one stands in what a run says of its framework, software or sharding.
+    named: Vec<String>,
+    /// Where given, one of these must stand in what the run says of its sharding.
+    #[serde(default)]
+    sharding: Vec<String>,
+    /// Whether the run must say nothing of its sharding.
+    #[serde(default)]
+    unsaid_sharding: bool,
+    /// Sources of this framework whose rows do not name it, as `owner/repository`.
+    #[serde(default)]
+    repositories: Vec<String>,
+    /// What its own log of memory counts, where it has one (`reserved`); else people read the device's.
+    #[serde(default)]
+    pub memory_counter: Option<String>,
+    /// Why this runtime, with the code that was read.
+    pub reason: String,
+}
+
+impl Framework {
+    /// The framework that a run names or that its source is known to be of; none where neither says.
+    #[must_use]
+    pub fn of(run: &Run) -> Option<&'static Self> {
+        let sharding = run.text("zero", run.zero.as_deref()).unwrap_or("");
+        let said = run.flag("framework").and_then(serde_json::Value::as_str);
+        let software = run.sw_version.as_deref();
+        // `zero3 (DeepSpeed)` names a framework where `zero3` names none.
+        let remark = sharding.split_once('(').map_or("", |(_, remark)| remark);
+        let software = [said.unwrap_or(""), software.unwrap_or(""), remark].join(" ");
+        let (software, sharding) = (software.to_lowercase(), sharding.to_lowercase());
+        let has =
+            |text: &str, list: &[String]| list.iter().any(|word| text.contains(word.as_str()));
+        let shards = |f: &Self| {
+            let said = f.sharding.is_empty() || has(&sharding, &f.sharding);
+            said && (!f.unsaid_sharding || sharding.is_empty())
+        };
+        let named_in = |text: &str| all().iter().find(|f| has(text, &f.named) && shards(f));
+        let repository = run.source.split(['@', ':']).next().unwrap_or("");
+        let listed = |f: &&Self| f.repositories.iter().any(|r| r == repository);
+        let by_source = || all().iter().find(listed);
+        named_in(&software)
+            .or_else(by_source)
+            .or_else(|| named_in(&sharding))
+    }
+}
+
+/// All of them, in the order in which they are tried.
+fn all() -> &'static [Framework] {
+    static ALL: OnceLock<Vec<Framework>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let text = include_str!("../../presets/runs/frameworks.yaml");
+        crate::text::yaml(text, "frameworks.yaml").expect("a test reads the embedded file")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_framework_has_a_runtime() {
+        for framework in all() {
+            crate::load::runtime(&framework.runtime).expect(&framework.runtime);
+        }
+    }
+
+    #[test]
+    fn sharding_tells_engines_of_one_framework_apart() {
+        let of = |software: &str, zero: Option<&str>| {
+            let run = Run {
+                sw_version: Some(software.to_owned()),
+                zero: zero.map(str::to_owned),
+                ..Run::default()
+            };
+            Framework::of(&run).map(|f| f.runtime.as_str())
+        };
+        let own = of("Megatron-DeepSpeed", Some("none (Megatron DDP)"));
+        assert_eq!(own, Some("megatron-2022"));
+        let engine = of("Megatron-DeepSpeed", Some("zero1"));
+        assert_eq!(engine, Some("megatron-deepspeed"));
+        assert_eq!(of("a trainer of ours", None), None);
+    }
+}
