@@ -261,7 +261,7 @@ pub enum Rewrite {
 
 impl Rewrite {
     /// Every rewrite.
-    pub const ALL: [Self; 37] = [
+    pub const ALL: [Self; 41] = [
         Self::FuseBiasGelu,
         Self::FuseProjections,
         Self::FuseSwiglu,
@@ -296,6 +296,10 @@ impl Rewrite {
         Self::NormInF32,
         Self::FusePermute,
         Self::KeepRowIndices,
+        Self::LaunchExpertsApart,
+        Self::DeduplicateDispatch,
+        Self::OverlapExpertTraffic,
+        Self::GraphLayers,
         Self::CudaGraph,
         Self::FusedOptimizer,
         Self::CopyGradientsForStep,

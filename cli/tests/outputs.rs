@@ -103,7 +103,7 @@ fn a_given_name_replaces_its_own_kind_only() {
             "notes.txt",
         ),
         (
-            &["validate", "--only", "bloom_L389"],
+            &["validate", "--only", "bloom_L389", "--leave-source-out"],
             "--residuals",
             "notes.txt",
         ),

@@ -19,7 +19,7 @@ use crate::tree::{self, Format};
 pub(super) struct Documents(pub(super) Dialect);
 
 /// Plans of several shapes, so that every exporter takes some.
-const PLANS: [(&str, &str); 12] = [
+const PLANS: [(&str, &str); 15] = [
     ("llama3-8b", ""),
     ("llama3-8b", "zero=3"),
     ("llama3-8b", "tp=4,pp=2,zero=1"),
@@ -35,6 +35,9 @@ const PLANS: [(&str, &str); 12] = [
     ("mixtral-8x7b", "tp=2,pp=4,ep=8,zero=1"),
     ("mixtral-8x7b", "ep=8,zero=3,recompute=full"),
     ("gpt2", "zero=2,recompute=full"),
+    ("llama2-7b", "zero=1"),
+    ("llama2-7b", "tp=2,pp=2,zero=1"),
+    ("llama2-7b", "tp=4,pp=2,recompute=full"),
 ];
 
 /// A script as people write them: variables, arrays, substitutions.

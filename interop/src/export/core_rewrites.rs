@@ -72,6 +72,10 @@ fn fusible_rotation(model: &ModelConfig) -> bool {
     matches!(model.position, Position::Rope { .. }) && yarn == latent
 }
 
+fn experts(job: &Job<'_>) -> bool {
+    job.model.moe.is_some()
+}
+
 fn gelu(job: &Job<'_>) -> bool {
     job.model.mlp.activation == Activation::Gelu
 }
@@ -146,6 +150,26 @@ pub(crate) const TABLE: &Table = &[
         Rewrite::KeepStageOutput,
         |j| j.decisions.pp > 1,
         Never("it frees the stage's output"),
+    ),
+    (
+        Rewrite::LaunchExpertsApart,
+        experts,
+        Always("Transformer Engine calls cuBLAS for every expert"),
+    ),
+    (
+        Rewrite::DeduplicateDispatch,
+        experts,
+        Never("the all-to-all dispatcher sends every copy of a token"),
+    ),
+    (
+        Rewrite::OverlapExpertTraffic,
+        experts,
+        Never("the next kernel waits for tokens that travel"),
+    ),
+    (
+        Rewrite::GraphLayers,
+        |_| true,
+        Never("no CUDA graphs are switched on"),
     ),
     (
         Rewrite::ScatterGatherTransfer,

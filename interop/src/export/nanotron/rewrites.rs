@@ -73,6 +73,26 @@ pub(crate) const REWRITES: &Table = &[
         Always("grouped_gemm's kernel orders the tokens"),
     ),
     (
+        Rewrite::LaunchExpertsApart,
+        experts,
+        Never("grouped_gemm is one call for all experts"),
+    ),
+    (
+        Rewrite::DeduplicateDispatch,
+        experts,
+        Never("every copy of a token is sent"),
+    ),
+    (
+        Rewrite::OverlapExpertTraffic,
+        experts,
+        Never("the next kernel waits for tokens that travel"),
+    ),
+    (
+        Rewrite::GraphLayers,
+        |_| true,
+        Never("it captures no CUDA graphs"),
+    ),
+    (
         Rewrite::KeepRowIndices,
         experts,
         Never("the router keeps one order of rows"),

@@ -187,6 +187,26 @@ pub(crate) const REWRITES: &Table = &[
         Never("norms keep the inputs that they were given"),
     ),
     (
+        Rewrite::LaunchExpertsApart,
+        experts,
+        Never("torch._grouped_mm is one kernel of all experts"),
+    ),
+    (
+        Rewrite::DeduplicateDispatch,
+        experts,
+        Never("every copy of a token is sent"),
+    ),
+    (
+        Rewrite::OverlapExpertTraffic,
+        experts,
+        Never("the next kernel waits for tokens that travel"),
+    ),
+    (
+        Rewrite::GraphLayers,
+        |_| true,
+        Never("it captures no CUDA graphs of parts of a layer"),
+    ),
+    (
         Rewrite::KeepRowIndices,
         experts,
         Never("the router keeps one order of rows"),
