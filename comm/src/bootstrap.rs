@@ -1,4 +1,4 @@
-//! Which rank this process is, and where the others meet, as launchers tell it in the environment.
+//! Finds this process's rank, and the address where ranks meet, in the environment variables that launchers set.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -6,35 +6,35 @@ use std::path::PathBuf;
 
 use super::secret::{self, SHORTEST, Secret};
 
-/// A process's place in a job, and where rank 0 listens.
+/// A process's rank in a job, and the address where rank 0 listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// This rank.
+    /// This process's rank.
     pub rank: usize,
-    /// All ranks.
+    /// Number of ranks in the job.
     pub world: usize,
-    /// This rank among those of its host: the number of its GPU.
+    /// Rank among those on the same host; also the number of its GPU.
     pub local_rank: usize,
-    /// Host of rank 0.
+    /// Host name or address of rank 0.
     pub host: String,
     /// Port on which rank 0 listens.
     pub port: u16,
-    /// Whether all ranks are on this host: then they listen on loopback only.
+    /// Whether all ranks are on this host; they then listen on loopback only.
     pub one_host: bool,
-    /// What a process must know to take part.
+    /// The secret that a process must prove to know before it may join.
     pub secret: Secret,
 }
 
-/// Where a job meets whose ranks are on one host.
+/// Address where ranks meet if all are on one host.
 const LOOPBACK: &str = "127.0.0.1";
 
-/// Variable that names a folder of this user alone, which lasts as long as the login.
+/// Variable with the path of a folder that belongs to this user alone and lasts for the login session.
 const RUNTIME_FOLDER: &str = "XDG_RUNTIME_DIR";
 
-/// Where a job meets when nothing says another port: torchrun's default.
+/// Default port of rank 0, the same as torchrun's.
 const PORT: u16 = 29500;
 
-/// Names under which a launcher tells rank, world and local rank.
+/// The variables in which a launcher gives rank, world size and local rank.
 struct Launcher {
     name: &'static str,
     rank: &'static str,
@@ -43,15 +43,15 @@ struct Launcher {
     here: Here,
 }
 
-/// How a launcher tells whether all ranks are on this host.
+/// How to tell from a launcher's variables whether all ranks are on this host.
 enum Here {
-    /// By the number of those that are.
+    /// By a variable with the number of ranks on this host.
     Ranks(&'static str),
-    /// By the number of hosts.
+    /// By a variable with the number of hosts.
     Hosts(&'static str),
 }
 
-/// torchrun's names come first: a script inside a Slurm or MPI job may set them to start ranks of its own.
+/// torchrun's variables take precedence: a script inside a Slurm or MPI job may set them to start ranks of its own.
 const LAUNCHERS: [Launcher; 4] = [
     Launcher {
         name: "torchrun",
@@ -83,43 +83,43 @@ const LAUNCHERS: [Launcher; 4] = [
     },
 ];
 
-/// Why a process does not know its place.
+/// Why a process could not find its rank.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlaceError {
-    /// No launcher has set its variables.
+    /// No known launcher's variables are set.
     #[error(
         "no launcher says which rank this process is: start it with torchrun, srun or mpirun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
     )]
     NoLauncher,
-    /// One of a launcher's variables is missing.
+    /// A launcher set only some of its variables.
     #[error("{launcher} set {set} but not {missing}")]
     Missing {
-        /// Which launcher.
+        /// Name of the launcher.
         launcher: &'static str,
-        /// What is there.
+        /// A variable that is set.
         set: &'static str,
-        /// What is not.
+        /// The variable that is missing.
         missing: &'static str,
     },
-    /// A variable is no number in range.
+    /// A variable is not a number in range.
     #[error("{name}={value}: expected {expected}")]
     Value {
-        /// Variable.
+        /// Name of the variable.
         name: &'static str,
         /// Its value.
         value: String,
-        /// What it should be.
+        /// What was expected.
         expected: String,
     },
-    /// The job's secret cannot be had. (The variable is named, never its value.)
+    /// The job's secret is unusable. (The error names the variable, never its value.)
     #[error("{name}: {reason}")]
     Secret {
-        /// Variable.
+        /// Name of the variable.
         name: &'static str,
         /// What is wrong.
         reason: String,
     },
-    /// Anybody on the network could take part.
+    /// Several hosts without a secret: anybody on the network could join.
     #[error(
         "ranks of several hosts meet at {host}, where other machines can connect: give all of them the same secret of at least {SHORTEST} characters in {variable}, or the name of a file with it in {file}; where all ranks are on this host, set MASTER_ADDR=127.0.0.1",
         variable = secret::VARIABLE,
@@ -132,10 +132,10 @@ pub enum PlaceError {
 }
 
 impl Place {
-    /// The place that the environment tells; `variable` looks a name up.
+    /// Finds the place in the environment; `variable` looks up a variable by name.
     ///
     /// # Errors
-    /// When no launcher, or one only half, says it.
+    /// When no launcher's variables are set, or only some of them.
     pub fn new(variable: impl Fn(&str) -> Option<String>) -> Result<Self, PlaceError> {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
         let launcher = LAUNCHERS
@@ -183,7 +183,7 @@ impl Place {
         let wrong = |(name, reason)| PlaceError::Secret { name, reason };
         let secret = match Secret::told(variable).map_err(wrong)? {
             Some(secret) => secret,
-            // Nobody else takes part.
+            // A single rank meets nobody.
             None if world <= 1 => {
                 Secret::random().map_err(|reason| wrong((secret::VARIABLE, reason)))?
             }
@@ -208,7 +208,7 @@ impl Place {
         })
     }
 
-    /// A rank of this host's own job: all its ranks are here, and know a secret.
+    /// The place of a rank in a job whose ranks are all on this host and share `secret`.
     #[must_use]
     pub fn of_this_host(rank: usize, world: usize, port: u16, secret: Secret) -> Self {
         Self {
@@ -222,7 +222,7 @@ impl Place {
         }
     }
 
-    /// The variables that tell another process of this host its place, as torchrun does, and the secret.
+    /// Environment variables, as torchrun sets them, that give another process of this host its place, and the secret.
     #[must_use]
     pub fn variables(&self) -> Vec<(&'static str, String)> {
         vec![
@@ -341,7 +341,7 @@ mod tests {
             assert!(place.one_host && place.host == LOOPBACK);
             secrets.push(place.secret);
         }
-        // Every rank finds the same.
+        // Every rank finds the same secret.
         assert!(secrets.iter().all(|secret| *secret == secrets[0]));
         let slurm = [
             ("SLURM_PROCID", "1"),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The bytes of a message. Between ranks of one process they are shared, not copied.
+/// The bytes of a message, shared instead of copied between ranks of one process.
 pub type Message = Arc<Vec<u8>>;
 
 /// Why communication stopped.

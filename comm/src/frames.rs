@@ -1,20 +1,20 @@
-//! Frames: how messages lie in a connection between ranks, and reading and writing by a deadline.
+//! Frames: the wire format of messages between ranks, with reads and writes that have a deadline.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Channel of a rank's last words.
+/// Channel of the message by which a rank reports a failure.
 pub(super) const FAILED: u64 = u64::MAX;
 /// Channel on which a rank says that it is done.
 pub(super) const DONE: u64 = u64::MAX - 1;
-/// Bytes of one message at most: no plan sends more, and a damaged length is not waited for.
+/// Largest size of a message in bytes: no plan sends more, and a corrupted length must not be waited for.
 pub const LONGEST: u64 = 1 << 36;
-/// Bytes of a rank's last words at most.
+/// Largest size of a failure message in bytes.
 const LAST_WORDS: u64 = 1 << 16;
-/// Taken for a message before it has come, at most: the rest as it arrives.
+/// Most bytes allocated for a message before its data arrive; the rest is allocated as they do.
 const AHEAD: u64 = 1 << 24;
-/// Messages up to this size leave in one piece with their head.
+/// Messages up to this size in bytes are written together with their header.
 const SMALL: usize = 1 << 14;
 
 /// Writes a message: its channel and length, then its bytes.
@@ -33,8 +33,8 @@ pub(super) fn write(to: &mut impl Write, channel: u64, data: &[u8]) -> io::Resul
 /// Reads the channel and the bytes of a message of at most `longest` bytes.
 ///
 /// # Errors
-/// When the connection ends inside it, or its length is beyond what its channel may carry: before memory is
-/// taken for it.
+/// When the connection ends within the message, or when its length exceeds the channel's limit; that is checked before
+/// memory is allocated.
 pub fn read(from: &mut impl Read, longest: u64) -> io::Result<(u64, Vec<u8>)> {
     let mut word = || {
         let mut bytes = [0; 8];
@@ -61,8 +61,8 @@ pub fn read(from: &mut impl Read, longest: u64) -> io::Result<(u64, Vec<u8>)> {
     Ok((channel, data))
 }
 
-/// The message by which a rank tells a peer of a failure: the number of the rank that failed, which may be
-/// another than the sender, then the reason, shortened to what a peer accepts.
+/// The message that reports a failure to a peer: the number of the failed rank, which need not be the sender, then the
+/// reason, shortened to what a peer accepts.
 pub(super) fn last_words(failed: usize, reason: &str) -> Vec<u8> {
     let mut end = reason.len().min(LAST_WORDS as usize - 8);
     while !reason.is_char_boundary(end) {
@@ -72,8 +72,8 @@ pub(super) fn last_words(failed: usize, reason: &str) -> Vec<u8> {
     [&rank[..], &reason.as_bytes()[..end]].concat()
 }
 
-/// Reads the last words of a peer: which rank failed, and why. If they name no rank of the job, the peer
-/// itself failed.
+/// Parses a failure message of a peer: which rank failed, and why. If it names no rank of the job, the peer itself
+/// failed.
 pub(super) fn failure(peer: usize, world: usize, words: &[u8]) -> (usize, String) {
     let (rank, reason) = words.split_at(words.len().min(8));
     let rank: Option<[u8; 8]> = rank.try_into().ok();
@@ -82,7 +82,7 @@ pub(super) fn failure(peer: usize, world: usize, words: &[u8]) -> (usize, String
     (failed, String::from_utf8_lossy(reason).into_owned())
 }
 
-/// A connection that is read and written until a moment, however little comes or goes at a time.
+/// A connection whose reads and writes fail after `until`, however slowly data trickle.
 pub(super) struct Timed<'s> {
     pub(super) stream: &'s TcpStream,
     pub(super) until: Instant,
@@ -98,7 +98,7 @@ impl Timed<'_> {
     }
 }
 
-/// A socket says that its own time is over in one of two ways; ours may have a little left.
+/// Turns a socket's timeout (reported in one of two ways) into a retry: the deadline may not be reached yet.
 fn again(result: io::Result<usize>) -> io::Result<usize> {
     match result {
         Err(e)
@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(read.len(), 1 << 16);
         let (failed, reason) = failure(0, 3, &read);
         assert_eq!((failed, reason.chars().all(|c| c == 'é')), (1, true));
-        // Words that name no rank are the peer's own.
+        // If no valid rank is named, the peer itself failed.
         let unknown = last_words(3, "lost");
         assert_eq!(failure(2, 3, &unknown), (2, "lost".to_owned()));
         assert_eq!(failure(2, 3, b"x"), (2, String::new()));
@@ -172,7 +172,7 @@ mod tests {
             let error = read(&mut &head(channel, length)[..], longest).expect_err("too long");
             assert!(error.to_string().contains(said), "{error}");
         }
-        // A length that may be, of which nothing comes.
+        // A valid length, but the data never come.
         let error = read(&mut &head(3, LONGEST)[..], LONGEST).expect_err("ends");
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
         let error = read(&mut &head(3, 5)[..9], LONGEST).expect_err("ends");

@@ -1,21 +1,21 @@
-//! Collectives among ranks, built on messages.
+//! Collectives among ranks, built on point-to-point messages.
 
 use std::sync::Arc;
 
 use super::communicator::{CommError, Communicator, Message};
 
-/// Ranks that communicate along one axis.
+/// The ranks that communicate along one mesh axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// Ranks in axis order.
+    /// Global ranks in the order of the axis.
     pub ranks: Vec<usize>,
     /// This rank's index among them.
     pub index: usize,
-    /// Keeps the traffic of groups with common members apart.
+    /// Channel that separates this group's messages from those of groups with common members.
     pub channel: u64,
 }
 
-/// Messages under way to this rank, one per member of a group.
+/// A collective under way: one message to this rank from each member.
 #[must_use = "a collective ends when its handle is waited for"]
 #[derive(Debug)]
 pub struct Pending {
@@ -25,7 +25,7 @@ pub struct Pending {
 }
 
 impl Group {
-    /// A rank alone.
+    /// The group of one rank only.
     #[must_use]
     pub fn single(rank: usize) -> Self {
         Self {
@@ -35,7 +35,7 @@ impl Group {
         }
     }
 
-    /// The same ranks on a channel of their own.
+    /// The same ranks on a separate channel.
     #[must_use]
     pub fn on(&self, channel: u64) -> Self {
         Self {
@@ -50,7 +50,7 @@ impl Group {
         self.ranks.len()
     }
 
-    /// Starts sending `data` to every member.
+    /// Starts to send `data` to every member.
     ///
     /// # Errors
     /// When the job has failed.
@@ -72,7 +72,7 @@ impl Group {
         })
     }
 
-    /// Starts sending the `i`-th part to the `i`-th member.
+    /// Starts to send the `i`-th part to the `i`-th member.
     ///
     /// # Errors
     /// When the job has failed.
@@ -94,10 +94,10 @@ impl Group {
         })
     }
 
-    /// Each member ends with its chunk of the sum, added in member order.
+    /// Reduce-scatter: each member gets its chunk of the sum, added in member order.
     ///
     /// # Errors
-    /// When a peer fails or runs another program.
+    /// When a peer fails, or sends a message of the wrong size.
     pub fn reduce_scatter(
         &self,
         comm: &dyn Communicator,
@@ -115,10 +115,10 @@ impl Group {
         self.sum(comm, what, &parts)
     }
 
-    /// The sum of the members' parts, added in member order.
+    /// Sums the members' parts in member order.
     ///
     /// # Errors
-    /// When they are not equally long: members run different programs.
+    /// When their lengths differ: members run different programs.
     pub fn sum(
         &self,
         comm: &dyn Communicator,
@@ -143,10 +143,10 @@ impl Group {
         Ok(total)
     }
 
-    /// Every member ends with the sum, added in member order.
+    /// All-reduce: every member gets the sum, added in member order.
     ///
     /// # Errors
-    /// When a peer fails or runs another program.
+    /// When a peer fails, or sends a message of the wrong size.
     pub fn all_reduce(
         &self,
         comm: &dyn Communicator,
@@ -170,7 +170,7 @@ impl Group {
         Ok(())
     }
 
-    /// The `root`-th member's message on every member.
+    /// Broadcast: every member gets the `root`-th member's message.
     ///
     /// # Errors
     /// When a peer fails.
@@ -194,7 +194,7 @@ impl Group {
         }
     }
 
-    /// Returns when every member has come here.
+    /// Barrier: returns once every member has called it.
     ///
     /// # Errors
     /// When a peer fails.
@@ -206,7 +206,7 @@ impl Group {
 }
 
 impl Pending {
-    /// Waits for everyone's message, in member order.
+    /// Waits for all messages; returns them in member order.
     ///
     /// # Errors
     /// When a peer fails.
@@ -226,13 +226,13 @@ impl Pending {
     }
 }
 
-/// Floats as bytes.
+/// Converts floats to bytes.
 #[must_use]
 pub fn pack(data: &[f32]) -> Message {
     Arc::new(bytemuck::cast_slice(data).to_vec())
 }
 
-/// Bytes as floats.
+/// Converts bytes to floats.
 #[must_use]
 pub fn unpack(bytes: &[u8]) -> Vec<f32> {
     bytemuck::pod_collect_to_vec(bytes)

@@ -1,4 +1,4 @@
-//! Messages that have arrived at a rank, and waiting for them.
+//! The messages that have arrived at a rank, and waiting for them.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -8,17 +8,17 @@ use super::communicator::{CommError, Message};
 
 type Queues = HashMap<(usize, u64), VecDeque<Message>>;
 
-/// One rank's messages, in order per sender and channel.
+/// One rank's received messages, queued in order per sender and channel.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     queues: Mutex<Queues>,
     arrived: Condvar,
 }
 
-/// The first failure of a job: rank and reason. Later ones follow from it.
+/// The first failure of a job: rank and reason. Later failures follow from it.
 pub(super) type Failure = OnceLock<(usize, String)>;
 
-/// A rank that waits.
+/// What a waiting rank needs to know: its number, the job's failure and the timeout.
 #[derive(Clone, Copy)]
 pub(super) struct Waiter<'w> {
     pub(super) rank: usize,
@@ -27,7 +27,7 @@ pub(super) struct Waiter<'w> {
 }
 
 impl Waiter<'_> {
-    /// Whether the job still runs.
+    /// Fails if the job has failed.
     pub(super) fn check(&self, what: &str) -> Result<(), CommError> {
         match self.failed.get() {
             Some((failed, reason)) => Err(CommError::PeerFailed {
@@ -50,7 +50,7 @@ impl Inbox {
         self.arrived.notify_all();
     }
 
-    /// Waits for the next message of a sender on a channel.
+    /// Waits for the next message from a sender on a channel.
     pub(super) fn take(
         &self,
         waiter: &Waiter<'_>,
@@ -81,13 +81,13 @@ impl Inbox {
         }
     }
 
-    /// Wakes whoever waits, to look at the failure.
+    /// Wakes all waiting threads so that they notice a failure.
     pub(super) fn wake(&self) {
         let _queues = self.lock();
         self.arrived.notify_all();
     }
 
-    /// A rank that panicked leaves its queues whole: every change to them is one push or pop.
+    /// Ignores poisoning: every change is a single push or pop, so a panic leaves the queues valid.
     fn lock(&self) -> MutexGuard<'_, Queues> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }

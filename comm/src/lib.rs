@@ -1,7 +1,7 @@
-//! Communicators: messages between ranks, and the collectives built on them.
+//! Messages between ranks, and the collectives built on them.
 //!
-//! A transport only sends and receives. Every reduction is evaluated by our own code in a stated
-//! order, never by a library.
+//! A transport only sends and receives. Every reduction is evaluated by our own code in a documented order, never by a
+//! library.
 
 pub mod bootstrap;
 mod communicator;

@@ -1,4 +1,4 @@
-//! Ranks as threads of one process.
+//! A communicator for ranks that are threads of one process.
 
 use std::sync::Arc;
 use std::time::Duration;

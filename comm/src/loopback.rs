@@ -1,13 +1,13 @@
-//! One rank of many, alone: what it sends to a peer is what it receives from it.
+//! A single rank without its peers: what it sends to a peer is returned as what it receives from it.
 //!
-//! For measuring what a rank computes: its peers would send messages of the same sizes.
+//! For measuring one rank's computation: its peers would send messages of the same sizes.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Mutex;
 
 use super::communicator::{CommError, Communicator, Message};
 
-/// A rank whose peers echo.
+/// A rank whose peers echo its messages.
 #[derive(Debug)]
 pub struct Loopback {
     rank: usize,

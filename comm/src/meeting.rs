@@ -1,9 +1,9 @@
-//! How ranks that are processes meet. Rank 0 listens where everybody knows. The others tell it where they
+//! How ranks that are separate processes connect. Rank 0 listens at a known address. The others tell it where they
 //! listen, learn all addresses from it, and connect to every lower rank.
 //!
-//! Who calls and who listens prove to each other that they know the job's secret before anything else is said.
-//! Every caller is heard on a thread of its own and for a short time only, so that a stranger holds up nobody;
-//! strangers are turned away and the meeting goes on.
+//! Both ends of a connection prove that they know the job's secret before anything else is said. Every caller is
+//! handled on its own thread and for a short time only, so a stranger delays nobody; strangers are turned away and the
+//! meeting continues.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -17,35 +17,35 @@ use super::communicator::CommError;
 use super::frames::{self, Timed};
 use super::secret::{self, End, PROOF, Secret};
 
-/// First bytes between ranks.
+/// First bytes of every connection between ranks.
 const GREETING: [u8; 8] = *b"vescale2";
-/// Between two tries to reach a rank that does not listen yet, and two looks for callers.
+/// Pause between attempts to reach a rank that does not listen yet, and between checks for callers.
 const RETRY: Duration = Duration::from_millis(20);
-/// How long a caller is heard until it has proved what it is.
+/// How long a caller may take to prove that it belongs to the job.
 const HEARING: Duration = Duration::from_secs(3);
-/// Callers that are heard at a time; more are turned away, and call again.
+/// Most callers handled at a time; more are turned away, and call again.
 const HEARD: usize = 128;
-/// Callers turned away that an error names.
+/// Most rejected callers that an error lists.
 const NAMED: usize = 4;
-/// Bytes of an address in the list of all, at most.
+/// Largest size in bytes of an address in the list of all.
 const ADDRESS: u64 = 64;
 
-/// What a listener answers to a caller that has proved to be of the job.
+/// Answers of a listener to a caller that has proved to belong to the job.
 const WELCOME: u64 = 0;
 const OTHER_WORLD: u64 = 1;
 const TAKEN: u64 = 2;
 const OTHER_RANK: u64 = 3;
 
-/// How a caller introduces itself.
+/// The introduction of a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Hello {
-    /// Its rank.
+    /// The caller's rank.
     rank: u64,
-    /// Ranks of its job.
+    /// The caller's number of ranks.
     world: u64,
-    /// The rank it wants.
+    /// The rank that it means to reach.
     to: u64,
-    /// Where it listens itself; 0 where that is known.
+    /// The port that it listens on itself; 0 if that is known already.
     port: u64,
     nonce: [u8; 32],
 }
@@ -64,7 +64,7 @@ impl Hello {
         bytes
     }
 
-    /// What the bytes say, if they greet as a rank does.
+    /// Parses a caller's introduction; `None` if the greeting is wrong.
     fn read(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let word = |index: usize| {
             let mut word = [0; 8];
@@ -83,23 +83,23 @@ impl Hello {
     }
 }
 
-/// Why a rank was not reached.
+/// Why an attempt to reach a rank failed.
 enum Unreached {
-    /// Not now; perhaps later.
+    /// It may succeed later.
     Yet(String),
-    /// Never.
+    /// It will never succeed.
     Refused(String),
 }
 
-/// A caller that has been heard.
+/// A caller, after it was handled.
 enum Caller {
-    /// A rank of this job, which has proved it.
+    /// A rank that has proved to belong to this job.
     Proved(Hello, TcpStream),
-    /// Somebody who is not of this job, or did not say who it is; with what was wrong.
+    /// A caller that is not of this job or did not identify itself; with the reason.
     Stranger(String),
 }
 
-/// Where a rank listens. Callers are heard as they come, until this is dropped.
+/// A rank's listening socket. Callers are handled as they come, until this is dropped.
 struct Door {
     address: SocketAddr,
     callers: Receiver<Caller>,
@@ -117,7 +117,7 @@ impl Door {
         std::thread::spawn(move || {
             let heard = Arc::new(AtomicUsize::new(0));
             while open.load(Ordering::Relaxed) && Instant::now() < until {
-                // Whatever is wrong with one caller is not wrong with the next.
+                // An error with one caller says nothing about the next.
                 let Ok((stream, from)) = listener.accept() else {
                     std::thread::sleep(RETRY);
                     continue;
@@ -147,7 +147,7 @@ impl Drop for Door {
     }
 }
 
-/// Lets a caller prove what it is.
+/// Handles a caller: lets it prove that it belongs to the job.
 fn hear(stream: TcpStream, from: SocketAddr, secret: &Secret, said: &Sender<Caller>) {
     let heard = stream
         .set_nonblocking(false)
@@ -157,7 +157,7 @@ fn hear(stream: TcpStream, from: SocketAddr, secret: &Secret, said: &Sender<Call
         Ok(hello) => Caller::Proved(hello, stream),
         Err(reason) => Caller::Stranger(format!("{from} {reason}")),
     };
-    // Nobody listens once the meeting is over.
+    // Fails once the meeting is over, when nobody listens any more.
     let _ = said.send(caller);
 }
 
@@ -167,7 +167,7 @@ fn proved(stream: &TcpStream, secret: &Secret) -> Result<Hello, String> {
     let mut timed = Timed { stream, until };
     let silent = |_| "did not say what a rank says".to_owned();
     let mut bytes = [0; Hello::BYTES];
-    // Who greets otherwise need not be heard to the end.
+    // A wrong greeting is rejected before the rest is read.
     timed.read_exact(&mut bytes[..8]).map_err(silent)?;
     if bytes[..8] != GREETING {
         return Err("did not greet as a rank of this version does".to_owned());
@@ -201,7 +201,7 @@ pub(super) fn start(what: &str, error: &io::Error) -> CommError {
     }
 }
 
-/// Whether the other end has not hung up: it is silent, or has said something already.
+/// Whether the other end has not closed the connection (it may or may not have sent data).
 fn is_open(stream: &TcpStream) -> bool {
     let mut byte = [0];
     let waits = stream.set_nonblocking(true).is_ok();
@@ -212,17 +212,17 @@ fn is_open(stream: &TcpStream) -> bool {
     stream.set_nonblocking(false).is_ok() && waits && open
 }
 
-/// Ranks while they meet.
+/// The state of a rank while ranks meet.
 pub(super) struct Meeting<'p> {
     place: &'p Place,
     deadline: Instant,
     streams: Vec<Option<TcpStream>>,
-    /// Where those that called listen.
+    /// Address where each rank that called listens.
     listening: Vec<Option<SocketAddr>>,
     turned_away: Vec<String>,
 }
 
-/// Meets the other ranks: a connection to each, none to itself.
+/// Connects to all other ranks; returns a connection per rank, `None` for this one.
 pub(super) fn meet(place: &Place, timeout: Duration) -> Result<Vec<Option<TcpStream>>, CommError> {
     let mut meeting = Meeting {
         place,
@@ -240,7 +240,7 @@ pub(super) fn meet(place: &Place, timeout: Duration) -> Result<Vec<Option<TcpStr
 }
 
 impl Meeting<'_> {
-    /// Loopback where all ranks are on this host: then no other can connect.
+    /// The address to listen on: loopback if all ranks are on this host, so that no other host can connect.
     fn here(&self) -> IpAddr {
         IpAddr::V4(if self.place.one_host {
             Ipv4Addr::LOCALHOST
@@ -261,7 +261,7 @@ impl Meeting<'_> {
         Door::open(listener, self.place.secret.clone(), self.deadline)
     }
 
-    /// Reaches a rank, as soon as it listens.
+    /// Connects to a rank as soon as it listens.
     fn reach(
         &self,
         to: usize,
@@ -319,7 +319,7 @@ impl Meeting<'_> {
         }
         let own = secret::proof(secret, End::Caller, &[&said, nonce]);
         timed.write_all(&own).map_err(yet)?;
-        // It may still be busy meeting others.
+        // It may still be busy with other callers.
         timed.until = self.deadline;
         let mut verdict = [0; 8];
         timed.read_exact(&mut verdict).map_err(yet)?;
@@ -332,7 +332,7 @@ impl Meeting<'_> {
         }
     }
 
-    /// Waits for `count` other ranks to come.
+    /// Waits until `count` other ranks have connected.
     fn welcome(&mut self, door: &Door, count: usize) -> Result<(), CommError> {
         let met = |streams: &[Option<TcpStream>]| streams.iter().flatten().count();
         let before = met(&self.streams);
@@ -354,7 +354,7 @@ impl Meeting<'_> {
         Ok(())
     }
 
-    /// Ranks that called and hung up while others were waited for will call again.
+    /// Forgets ranks that hung up while others were waited for; they will call again.
     fn forget_who_left(&mut self) {
         for stream in self.streams.iter_mut().skip(self.place.rank + 1) {
             if stream.as_ref().is_some_and(|stream| !is_open(stream)) {
@@ -363,7 +363,7 @@ impl Meeting<'_> {
         }
     }
 
-    /// Who was turned away, for an error.
+    /// Lists rejected callers for an error message.
     fn strangers(&self) -> String {
         if self.turned_away.is_empty() {
             return String::new();
@@ -376,7 +376,7 @@ impl Meeting<'_> {
         format!("; turned away: {}{more}", named.join("; "))
     }
 
-    /// Takes a rank of this job in, once.
+    /// Accepts a rank of this job, once.
     fn admit(&mut self, hello: Hello, stream: TcpStream) {
         use std::io::Write;
         let rank = hello.rank as usize;
@@ -388,7 +388,7 @@ impl Meeting<'_> {
         } else {
             match known {
                 None => OTHER_WORLD,
-                // One that has hung up calls again.
+                // A rank that hung up may call again.
                 Some(Some(before)) if is_open(before) => TAKEN,
                 Some(_) => WELCOME,
             }
@@ -412,7 +412,7 @@ impl Meeting<'_> {
         self.streams[rank] = Some(stream);
     }
 
-    /// Rank 0: everybody comes, then everybody learns where the others listen.
+    /// Rank 0's part: waits for all ranks, then sends everybody the addresses.
     fn lead(&mut self) -> Result<(), CommError> {
         let door = self.door(self.place.port)?;
         self.welcome(&door, self.place.world - 1)?;
@@ -427,7 +427,7 @@ impl Meeting<'_> {
         Ok(())
     }
 
-    /// Another rank: reaches the lower ones, and is reached by the higher.
+    /// The part of other ranks: connects to the lower ranks and is called by the higher.
     fn follow(&mut self) -> Result<(), CommError> {
         let Place {
             host, port, rank, ..

@@ -1,8 +1,8 @@
-//! Ranks as processes, on one host or many, that an MPI launcher (`mpirun`, `srun`) started.
+//! A communicator for ranks that are processes started by an MPI launcher (`mpirun`, `srun`), on any number of hosts.
 //!
-//! MPI carries bytes and nothing else: reductions stay our own code. One thread makes all calls of
-//! the library, so any implementation will do; it sends what ranks hand it without waiting, and puts
-//! what arrives into the rank's inbox, where time-outs and failures are those of thread ranks.
+//! MPI only carries bytes: reductions are our own code. A single thread makes all MPI calls, so any implementation
+//! will do. It sends without blocking, and puts arriving messages into the rank's inbox, where timeouts and failures
+//! work as for thread ranks.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,24 +18,24 @@ use mpi::traits::{Communicator as _, Destination, MatchedReceiveVec, Source};
 use super::communicator::{CommError, Communicator, Message};
 use super::inbox::{Failure, Inbox, Waiter};
 
-/// How long the thread sleeps when nothing moves; messages wait no longer than that.
+/// Pause of the thread when nothing moves, which bounds the added latency.
 const IDLE: Duration = Duration::from_micros(20);
-/// How long failing ranks are given to say why before all are stopped.
+/// How long failing ranks have to report why before all are aborted.
 const GRACE: Duration = Duration::from_secs(1);
-/// Channel of failures.
+/// Channel of failure messages.
 const FAILED: u64 = u64::MAX;
-/// Channel of the last message: a rank has nothing more to say.
+/// Channel of a rank's last message: it will send no more.
 const DONE: u64 = u64::MAX - 1;
-/// Tag of all messages: order per sender is MPI's, channels are ours.
+/// MPI tag of all messages: MPI orders them per sender; channels are in the message.
 const TAG: i32 = 1;
 
-/// What the library's thread is asked.
+/// Requests to the MPI thread.
 enum Ask {
     Send {
         to: usize,
         bytes: Vec<u8>,
     },
-    /// Finish what was asked and leave.
+    /// Finish what was requested and stop.
     Leave,
 }
 
@@ -73,7 +73,7 @@ impl MpiCommunicator {
                 return;
             };
             let world = universe.world();
-            // The other side waits for this.
+            // The constructor waits for this.
             let _ = tell.send((world.rank() as usize, world.size() as usize));
             Carrier {
                 world,
@@ -108,7 +108,7 @@ impl MpiCommunicator {
         bytes.extend(channel.to_le_bytes());
         bytes.extend_from_slice(data);
         let asks = self.asks.lock().unwrap_or_else(PoisonError::into_inner);
-        // A thread that is gone has told the inbox why.
+        // If the thread is gone, it has put the reason into the inbox.
         let _ = asks.send(Ask::Send { to, bytes });
     }
 }
@@ -173,12 +173,12 @@ impl Drop for MpiCommunicator {
 
 type Sending = Request<'static, [u8], StaticScope>;
 
-/// The thread that calls the library.
+/// The state of the thread that makes MPI calls.
 struct Carrier {
     world: SimpleCommunicator,
     shared: Arc<Shared>,
     under_way: Vec<(Sending, *mut [u8])>,
-    /// Peers that have nothing more to say.
+    /// Number of peers that will send no more.
     done: usize,
 }
 
@@ -200,7 +200,7 @@ impl Carrier {
             if alone && self.under_way.is_empty() {
                 return;
             }
-            // A rank that died or hangs would keep this one from leaving.
+            // A rank that died or hangs would keep this one from stopping.
             if self.shared.failed.get().is_some() && since.elapsed() > GRACE {
                 self.world.abort(1);
             }

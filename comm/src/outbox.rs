@@ -1,5 +1,5 @@
-//! Messages on their way to one peer: whoever sends puts them here, and a thread writes them. So sending waits
-//! for nobody, and a rank can tell the others that it failed while one of them takes nothing.
+//! The queue of messages to one peer, which a thread writes to the connection. Sending therefore never blocks, and a
+//! rank can report its failure to the others even while one of them does not read.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::communicator::Message;
 use super::frames::{self, DONE, FAILED};
 
-/// What is to be written to a peer, in order.
+/// Messages to be written to a peer, in order.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     state: Mutex<State>,
@@ -18,16 +18,16 @@ pub(super) struct Outbox {
 #[derive(Debug, Default)]
 struct State {
     frames: VecDeque<(u64, Message)>,
-    /// A frame is being written.
+    /// Whether a frame is being written.
     writing: bool,
-    /// Nothing comes after these frames.
+    /// Whether the queue is closed: nothing comes after these frames.
     ending: bool,
-    /// Whether a write to the peer failed, after which none is tried.
+    /// Whether a write to the peer failed; no more are tried then.
     broken: bool,
 }
 
 impl Outbox {
-    /// Adds a message; false when it will not leave.
+    /// Adds a message; returns false if it cannot be sent any more.
     pub(super) fn put(&self, channel: u64, data: Message) -> bool {
         let mut state = self.lock();
         if state.ending || state.broken {
@@ -38,7 +38,7 @@ impl Outbox {
         true
     }
 
-    /// After what is here, says that this rank is done.
+    /// After the queued messages, tells the peer that this rank is done.
     pub(super) fn end(&self) {
         if self.put(DONE, Message::default()) {
             self.lock().ending = true;
@@ -46,7 +46,7 @@ impl Outbox {
         }
     }
 
-    /// Instead of what is here, says why this rank failed.
+    /// Drops the queued messages and tells the peer why this rank failed.
     pub(super) fn fail(&self, failed: usize, reason: &str) {
         let mut state = self.lock();
         if state.ending {
@@ -59,7 +59,7 @@ impl Outbox {
         self.changed.notify_all();
     }
 
-    /// Waits for the next frame to write; nothing after the last.
+    /// Waits for the next frame to write; `None` after the last.
     pub(super) fn next(&self) -> Option<(u64, Message)> {
         let mut state = self.lock();
         loop {
@@ -77,7 +77,7 @@ impl Outbox {
         }
     }
 
-    /// The frame has been written, or cannot be.
+    /// Records that the frame was written, or failed.
     pub(super) fn wrote(&self, whole: bool) {
         let mut state = self.lock();
         state.writing = false;
@@ -88,7 +88,7 @@ impl Outbox {
         self.changed.notify_all();
     }
 
-    /// Waits until everything is written or nothing can be, but not beyond a moment.
+    /// Waits until everything is written or nothing can be, at most until the deadline.
     pub(super) fn drain(&self, until: Instant) {
         let mut state = self.lock();
         while state.writing || !state.frames.is_empty() {
@@ -103,7 +103,7 @@ impl Outbox {
         }
     }
 
-    /// A thread that panicked leaves its frames whole: every change to them is one push or pop.
+    /// Ignores poisoning: every change is a single push or pop, so a panic leaves the frames valid.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

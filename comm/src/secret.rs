@@ -1,5 +1,5 @@
-//! The secret of a job: what proves to a rank that the process at the other end of a connection belongs to the
-//! same job. It is never sent; a proof is an HMAC-SHA256 of numbers that both sides have just drawn.
+//! The secret of a job, by which both ends of a connection prove that they belong to the same job. It is never sent; a
+//! proof is an HMAC-SHA256 of random numbers that both sides have just drawn.
 
 use std::fmt;
 use std::fs::Metadata;
@@ -11,19 +11,19 @@ use sha2::Sha256;
 
 /// Variable that holds a job's secret.
 pub const VARIABLE: &str = "VESCALE_JOB_SECRET";
-/// Variable that names a file with a job's secret; looked at where [`VARIABLE`] is not set.
+/// Variable that names a file with a job's secret; used if [`VARIABLE`] is not set.
 pub const FILE_VARIABLE: &str = "VESCALE_JOB_SECRET_FILE";
-/// Characters of a secret, at least: a shorter one could be guessed from a recorded proof.
+/// Least number of characters of a secret: a shorter one could be guessed from a recorded proof.
 pub const SHORTEST: usize = 16;
 
-/// Bytes of a proof.
+/// Size of a proof in bytes.
 pub(super) const PROOF: usize = 32;
 
 /// A job's secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
-/// Who proves: the same numbers make another proof at each end.
+/// Which end of a connection proves; enters the proof, so that one end cannot replay the other's.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum End {
     Caller,
@@ -31,10 +31,10 @@ pub(super) enum End {
 }
 
 impl Secret {
-    /// A secret that somebody chose.
+    /// Makes a secret from a given text.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// When it is unusable; the text says why.
     pub fn new(text: &str) -> Result<Self, String> {
         let text = text.trim();
         if text.len() < SHORTEST {
@@ -46,19 +46,19 @@ impl Secret {
         Ok(Self(text.to_owned()))
     }
 
-    /// A secret that nobody knows yet.
+    /// A fresh random secret.
     ///
     /// # Errors
-    /// When the system has no random numbers.
+    /// When the system provides no random numbers.
     pub fn random() -> Result<Self, String> {
         let bytes: [u8; 32] = random()?;
         Ok(Self(bytes.iter().map(|b| format!("{b:02x}")).collect()))
     }
 
-    /// The secret that the environment tells; `variable` looks a name up.
+    /// The secret given in the environment, if any; `variable` looks up a variable by name.
     ///
     /// # Errors
-    /// The variable and what is wrong with it.
+    /// Name of the variable, and what is wrong with it.
     pub(super) fn told(
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<Self>, (&'static str, String)> {
@@ -75,14 +75,14 @@ impl Secret {
             .map_err(|e| (FILE_VARIABLE, format!("{path}: {e}")))
     }
 
-    /// The secret of ranks that a launcher started on one host and told none: a file in `folder` that only their
-    /// user can read, made by whichever rank comes first and kept for later jobs.
+    /// The secret of ranks on one host whose launcher gave them none: a file in `folder` that only their user can
+    /// read, made by whichever rank comes first and kept for later jobs.
     ///
     /// # Errors
-    /// When it cannot be made, or what lies there is not such a file.
+    /// When it cannot be made, or when what exists there is not such a file.
     pub(super) fn of_this_user(folder: &Path) -> Result<Self, String> {
         let wrong = |e: io::Error| format!("{}: {e}", folder.display());
-        // Made with mode 0600, and put in place only once it is whole.
+        // Made with mode 0600, and given its name only once it is complete.
         let mut draft = tempfile::NamedTempFile::new_in(folder).map_err(wrong)?;
         draft
             .write_all(Self::random()?.0.as_bytes())
@@ -106,20 +106,20 @@ impl Secret {
         Self::new(&text).map_err(|e| format!("{}: {e}; remove it", path.display()))
     }
 
-    /// The secret itself, to hand it to another process.
+    /// The secret itself, for handing it to another process.
     pub(super) fn text(&self) -> &str {
         &self.0
     }
 }
 
-/// Nobody reads a secret from a log.
+/// Hides the secret, so that no log contains it.
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(…)")
     }
 }
 
-/// Users of one host have a file each.
+/// The file name contains the user id, so each user of a host has a file.
 #[cfg(unix)]
 fn file_name(own: &Metadata) -> String {
     use std::os::unix::fs::MetadataExt;
@@ -131,7 +131,7 @@ fn file_name(_own: &Metadata) -> String {
     "vescale-plan-ranks.secret".to_owned()
 }
 
-/// Whether a file is of the user who made another just now, and nobody else can read it.
+/// Whether a file belongs to the same user as one made just now, and nobody else can read it.
 #[cfg(unix)]
 fn is_private(found: &Metadata, own: &Metadata) -> bool {
     use std::os::unix::fs::MetadataExt;
@@ -143,7 +143,7 @@ fn is_private(_found: &Metadata, _own: &Metadata) -> bool {
     true
 }
 
-/// Bytes that nobody can foresee.
+/// Cryptographically secure random bytes.
 pub(super) fn random<const N: usize>() -> Result<[u8; N], String> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(|e| format!("the system has no random numbers: {e}"))?;
@@ -163,12 +163,12 @@ fn hmac(secret: &Secret, end: End, said: &[&[u8]]) -> Hmac<Sha256> {
     hmac
 }
 
-/// Proof of one end, over what both have said.
+/// The proof of one end over what both ends have said.
 pub(super) fn proof(secret: &Secret, end: End, said: &[&[u8]]) -> [u8; PROOF] {
     hmac(secret, end, said).finalize().into_bytes().into()
 }
 
-/// Whether a proof is that of an end; takes equally long whatever differs.
+/// Whether a proof is valid for an end; takes constant time.
 pub(super) fn proves(secret: &Secret, end: End, said: &[&[u8]], proof: &[u8; PROOF]) -> bool {
     hmac(secret, end, said).verify_slice(proof).is_ok()
 }

@@ -1,8 +1,8 @@
-//! Ranks as processes that talk over TCP.
+//! A communicator for ranks that are processes connected by TCP.
 //!
-//! A thread per peer puts what arrives into the inbox, and one writes what is to leave from the outbox, so that
-//! a sender never waits for a receiver and no peer that hangs holds up a message to another. Whoever takes
-//! nothing of a message, or sends nothing that is waited for, within the timeout ends the job with its rank named.
+//! Per peer, one thread puts arriving messages into the inbox and another writes outgoing ones from the outbox, so
+//! that a sender never waits for a receiver and a hanging peer delays no message to others. A peer that does not take
+//! a message, or does not send one that is waited for, within the timeout ends the job, and the error names its rank.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
@@ -18,17 +18,17 @@ use super::inbox::{Failure, Inbox, Waiter};
 use super::meeting::{meet, start};
 use super::outbox::Outbox;
 
-/// A connection that is silent for so long is asked whether its other end still exists, and then
-/// again: a host that lost power says nothing.
+/// TCP keepalive: after this silence the other end is probed, and then again at intervals: a host that lost power
+/// sends nothing.
 const SILENT: Duration = Duration::from_secs(10);
 const ASKED_AGAIN: Duration = Duration::from_secs(5);
 const ASKED: u32 = 3;
-/// How long a rank that failed tries to say so before it leaves.
+/// How long a failed rank tries to report its failure before it leaves.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// How long a peer's own last words may take to arrive after its connection broke.
+/// How long a peer's own failure message may take to arrive after its connection broke.
 const HINDSIGHT: Duration = Duration::from_millis(200);
 
-/// Nobody waits longer: a moment further off may be none that a clock has.
+/// Upper bound of any wait: a later deadline might overflow the clock.
 const LONGEST_WAIT: Duration = Duration::from_secs(366 * 24 * 3600);
 
 struct Shared {
@@ -39,24 +39,24 @@ struct Shared {
     timeout: Duration,
 }
 
-/// Another rank.
+/// The connection to another rank.
 struct Peer {
     stream: TcpStream,
     outbox: Arc<Outbox>,
 }
 
-/// One rank of a job whose ranks are processes.
+/// One rank of a job whose ranks are processes connected by TCP.
 pub struct TcpCommunicator {
     shared: Arc<Shared>,
-    /// One per rank; none to itself.
+    /// The connection to each rank; `None` for this one.
     peers: Vec<Option<Peer>>,
 }
 
 impl TcpCommunicator {
-    /// Meets the other ranks. Nobody waits longer than `timeout`, here or later.
+    /// Connects to all other ranks. Nobody waits longer than `timeout`, now or later.
     ///
     /// # Errors
-    /// When they do not all come in time.
+    /// When not all of them connect in time.
     pub fn join(place: &Place, timeout: Duration) -> Result<Self, CommError> {
         let timeout = timeout.min(LONGEST_WAIT);
         let streams = meet(place, timeout)?;
@@ -84,7 +84,7 @@ impl TcpCommunicator {
 }
 
 impl Peer {
-    /// Starts to listen to a peer and to carry messages to it.
+    /// Starts the threads that receive from a peer and send to it.
     fn new(peer: usize, stream: TcpStream, shared: &Arc<Shared>) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(None)?;
@@ -104,7 +104,7 @@ impl Peer {
 }
 
 impl Shared {
-    /// Takes in what a peer sends until it is done.
+    /// Receives what a peer sends until it is done.
     fn listen(&self, peer: usize, mut stream: TcpStream) {
         loop {
             match frames::read(&mut stream, frames::LONGEST) {
@@ -119,8 +119,8 @@ impl Shared {
         }
     }
 
-    /// Writes what is to go to a peer until there is no more. A message that is not through in time, however
-    /// much of it is, ends the job.
+    /// Writes the queued messages to a peer until there are no more. A message that is not completely written within
+    /// the timeout ends the job.
     fn carry(&self, peer: usize, stream: &TcpStream, outbox: &Outbox) {
         while let Some((channel, data)) = outbox.next() {
             let until = Instant::now() + self.timeout;
@@ -170,7 +170,7 @@ impl Communicator for TcpCommunicator {
     fn send(&self, to: usize, channel: u64, what: &str, data: Message) -> Result<(), CommError> {
         self.shared.waiter().check(what)?;
         match &self.peers[to] {
-            // What does not leave is known from the failure that stopped it.
+            // If it cannot be sent, the failure that prevents it is reported elsewhere.
             Some(peer) => drop(peer.outbox.put(channel, data)),
             None => self.shared.inbox.put(to, channel, data),
         }
@@ -215,7 +215,7 @@ impl Drop for TcpCommunicator {
         self.outboxes().for_each(|outbox| outbox.drain(until));
         if has_failed {
             for peer in self.peers.iter().flatten() {
-                // Ends the threads of a peer that takes nothing; another has read everything.
+                // Ends the threads of a peer that does not read; any other has read everything by now.
                 let _ = peer.stream.shutdown(Shutdown::Both);
             }
         }

@@ -1,39 +1,39 @@
-//! Core attention of a trace as one operator, and when a library may run it.
+//! Recognises core attention in a trace that a fused library kernel (cuDNN) may run as one operator.
 
 use catalog::DType;
 
 use crate::trace::Trace;
 
-/// Head dimensions that cuDNN's attention takes: multiples of the first number, up to the second.
+/// cuDNN's limits on head dimensions: they must be multiples of the first number and at most the second.
 const HEAD: (u64, u64) = (8, 256);
 
-/// Core attention as a library may have it: bf16, whole sequences from their first token on, queries that see
-/// the keys up to their own place, no dropout. Tensors lie `[batch, length, heads · dims]`.
+/// A core attention in the form that a fused library kernel accepts: bf16, causal, no dropout, whole sequences that
+/// start at their first token. Tensors have the shape `[batch, length, heads · dims]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CausalAttention {
-    /// Sequences.
+    /// Number of sequences.
     pub batch: i64,
-    /// Tokens of each.
+    /// Tokens per sequence.
     pub length: i64,
-    /// Heads of queries and of keys.
+    /// Number of query heads, and of key/value heads.
     pub heads: [i64; 2],
-    /// Dimensions of a head of queries and keys, and of values.
+    /// Head dimension of queries and keys, and of values.
     pub dims: [i64; 2],
-    /// Keys seen at most.
+    /// Sliding window: the most keys that a query attends to; `None` for no limit.
     pub window: Option<i64>,
 }
 
 impl CausalAttention {
-    /// Bytes of sums in 32 bits that backward has beside a library's own workspace: gradients of queries, and
-    /// one number per query.
+    /// Bytes of the fp32 buffers that backward allocates beside the library's own workspace: gradients of queries, and
+    /// one number per query and head.
     #[must_use]
     pub fn sums(&self) -> [u64; 2] {
         let rows = (self.batch * self.heads[0] * self.length) as u64;
         [rows * self.dims[0] as u64 * 4, rows * 4]
     }
 
-    /// Bytes of workspace of backward as cuDNN 9 asks for on Hopper, sums included: where several heads share a
-    /// key, gradients of keys and values of each of them in bf16.
+    /// Bytes of workspace that cuDNN 9 asks for in backward on Hopper, [`CausalAttention::sums`] included. With
+    /// grouped queries it also holds bf16 gradients of keys and values per query head.
     #[must_use]
     pub fn backward_workspace(&self) -> u64 {
         let [queries, keys] = self.heads;
@@ -45,7 +45,7 @@ impl CausalAttention {
 }
 
 impl Trace {
-    /// The core attention at this place in [`Trace::attentions`], if a library may have it.
+    /// The core attention at index `of` of [`Trace::attentions`], or `None` if the fused kernel does not support it.
     #[must_use]
     pub fn causal_attention(&self, of: usize) -> Option<CausalAttention> {
         let pieces = self.attentions[of];

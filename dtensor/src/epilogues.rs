@@ -1,4 +1,4 @@
-//! Which operators run within a product, on devices whose products do more with what they make than write it.
+//! Epilogues: operators that a GEMM kernel can run on its output before writing it.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,12 @@ use crate::operator::{Factor, Gemm, Gradient, Nonlinearity, Operator, Pointwise,
 use crate::tensor::{TensorId, View};
 use crate::trace::{Op, Trace};
 
-/// Columns and contracted length of a product that takes a GELU are multiples of this: cuBLASLt wants it of the
-/// lines of the GELU's input (`CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`), and lines of 16 bytes of the rest.
+/// A product with a fused GELU needs its columns and contracted length to be multiples of this: cuBLASLt requires it
+/// of the leading dimension of the GELU's input (`CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`), and rows of 16 bytes
+/// otherwise.
 const GELU_MULTIPLE: u64 = 8;
 
-/// Operators that run within products, by the products, all by their places in a trace's lists.
+/// Operators fused into products: maps from the index of a product to that of the fused operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Epilogues {
     biases: BTreeMap<usize, usize>,
@@ -22,8 +23,8 @@ pub struct Epilogues {
 }
 
 impl Epilogues {
-    /// Those of a trace. A GELU is one by tanh, in bf16: in 32 bits nobody says how well a product's GELU is
-    /// rounded, and products in 8 bits are not said to have one beside an output in bf16.
+    /// Finds the epilogues of a trace. Only bf16 GELUs with the tanh approximation are fused: the rounding of a fused
+    /// GELU in fp32 is undocumented, and FP8 products are not documented to have one with bf16 output.
     #[must_use]
     pub fn of(trace: &Trace) -> Self {
         let mut found = Self::default();
@@ -48,44 +49,44 @@ impl Epilogues {
         found
     }
 
-    /// The bias that a product of forward adds.
+    /// The bias operator fused into a forward product.
     #[must_use]
     pub fn bias(&self, product: usize) -> Option<usize> {
         self.biases.get(&product).copied()
     }
 
-    /// The GELU that a product of forward takes of what it makes, after its bias.
+    /// The GELU fused into a forward product, applied after its bias.
     #[must_use]
     pub fn gelu(&self, product: usize) -> Option<usize> {
         self.gelus.get(&product).copied()
     }
 
-    /// The GELU whose gradient a product of backward takes of what it makes.
+    /// The GELU whose gradient is fused into a backward product.
     #[must_use]
     pub fn gelu_gradient(&self, product: usize) -> Option<usize> {
         self.gelu_gradients.get(&product).copied()
     }
 
-    /// Whether an operator of forward is a bias that a product adds.
+    /// Whether a forward operator is a bias fused into a product.
     #[must_use]
     pub fn is_bias(&self, op: usize) -> bool {
         self.biases.values().any(|&bias| bias == op)
     }
 
-    /// Whether an operator of forward is a GELU that a product takes.
+    /// Whether a forward operator is a GELU fused into a product.
     #[must_use]
     pub fn is_gelu(&self, op: usize) -> bool {
         self.gelus.values().any(|&gelu| gelu == op)
     }
 
-    /// Whether an operator of backward is a GELU's gradient that a product takes.
+    /// Whether a backward operator is a GELU's gradient fused into a product.
     #[must_use]
     pub fn is_gelu_gradient(&self, op: usize) -> bool {
         self.gelu_gradients.values().any(|&gelu| gelu == op)
     }
 }
 
-/// The GELU by tanh.
+/// The GELU with the tanh approximation.
 const GELU: Pointwise = Pointwise::Activation(Nonlinearity {
     function: Activation::Gelu,
     tanh: true,
@@ -99,7 +100,7 @@ fn bias_after(trace: &Trace, product: usize) -> Option<usize> {
     (adds && !views.any(|view| view.from == made)).then_some(product + 1)
 }
 
-/// The GELU of what `last` makes, the product or its bias.
+/// The GELU that directly follows operator `last` (a product or its bias) and alone reads its output.
 fn gelu_after(trace: &Trace, last: usize) -> Option<usize> {
     let made = trace.forward[last].outputs[0];
     let next = trace.forward.get(last + 1)?;
@@ -118,7 +119,8 @@ fn gelu_gradient_after(trace: &Trace, product: usize) -> Option<usize> {
     (narrow && reader > product).then_some(reader)
 }
 
-/// The operator that reads a tensor, if it is one, and nothing else does: no view, no other block.
+/// The index of the operator that reads a tensor, if it is the only reader; `None` if a view or another block reads
+/// it.
 fn only_reader<O>(trace: &Trace, ops: &[Op<O>], views: &[View], made: TensorId) -> Option<usize> {
     let storage = trace.tensor(made).storage;
     let same = |id: &TensorId| trace.tensor(*id).storage == storage;
@@ -129,7 +131,7 @@ fn only_reader<O>(trace: &Trace, ops: &[Op<O>], views: &[View], made: TensorId) 
     (!leaves && !seen && readers.next().is_none()).then_some(reader)
 }
 
-/// Whether a linear layer's product may take a GELU.
+/// Whether the type and sizes of a linear layer's product allow a fused GELU.
 fn fits<O>(trace: &Trace, op: &Op<O>, product: Product) -> bool {
     let Product::Matmul(Gemm { n, k, .. }, _) = product else {
         return false;

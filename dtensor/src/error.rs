@@ -6,12 +6,12 @@ use catalog::Axis;
 /// An operator met placements it has no rule for.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum DTensorError {
-    /// No propagation rule.
+    /// An operator has no propagation rule for its inputs' placements.
     #[error("operator {operator} in {scope} has no rule for placements {placements:?}")]
     NoRule {
-        /// Operator.
+        /// Name of the operator.
         operator: &'static str,
-        /// Module.
+        /// Dotted path of the module.
         scope: String,
         /// Placements of its inputs.
         placements: Vec<Placements>,
@@ -19,13 +19,13 @@ pub enum DTensorError {
     /// A redistribution that is not one of S→R, P→R, P→S, S→S′, R→S.
     #[error("{name} cannot go from {from:?} to {to:?} on axis {axis:?}")]
     NoRedistribution {
-        /// Plan entry.
+        /// Name of the plan entry that asks for it.
         name: String,
-        /// Mesh axis.
+        /// The mesh axis.
         axis: Axis,
-        /// Current placement.
+        /// The tensor's placement now.
         from: Placement,
-        /// Asked placement.
+        /// The placement asked for.
         to: Placement,
     },
 }

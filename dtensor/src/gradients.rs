@@ -1,4 +1,4 @@
-//! Gradients while backward is derived: which tensor has which so far, and the operators that made them.
+//! State while backward is derived: the gradient of each tensor so far, and the operators that compute them.
 
 use rustc_hash::FxHashMap;
 
@@ -8,22 +8,22 @@ use crate::tape::{DTensor, Record, Tape};
 use crate::tensor::{TensorId, TensorRole, View, ViewKind};
 use crate::trace::{Op, Pass};
 
-/// An operator of forward whose backward is derived: its place, and its tensors.
+/// The forward operator whose backward is being derived: its index and its recorded tensors.
 #[derive(Clone, Copy)]
 pub(crate) struct Of<'r> {
     pub(crate) index: usize,
     pub(crate) record: &'r Record,
 }
 
-/// Backward on its way through a tape's records.
+/// The derivation of backward from a tape's records, last to first.
 pub(crate) struct Backward<'b, 'p> {
     pub(crate) tape: &'b mut Tape<'p>,
-    /// By the tensor they belong to.
+    /// The gradient accumulated so far, by the tensor it belongs to.
     so_far: FxHashMap<TensorId, DTensor>,
 }
 
 impl<'b, 'p> Backward<'b, 'p> {
-    /// Begins at a block's output.
+    /// Starts from the gradient of a block's output.
     pub(crate) fn begin(tape: &'b mut Tape<'p>, output: &DTensor) -> Self {
         let mut backward = Self {
             tape,
@@ -35,7 +35,7 @@ impl<'b, 'p> Backward<'b, 'p> {
         backward
     }
 
-    /// Ends: the gradient of the block's input is known.
+    /// Finishes: records the gradient of the block's input.
     pub(crate) fn end(self) {
         let trace = &mut self.tape.trace;
         let input = |id: &TensorId| {
@@ -46,12 +46,12 @@ impl<'b, 'p> Backward<'b, 'p> {
         trace.input_gradient = found.map(|(_, gradient)| gradient.id);
     }
 
-    /// Takes the gradient of a tensor.
+    /// Removes and returns the gradient of a tensor.
     pub(crate) fn take(&mut self, of: &DTensor) -> Option<DTensor> {
         self.so_far.remove(&of.id)
     }
 
-    /// A gradient tensor with the local shape of `x`.
+    /// A new gradient tensor with the local shape of `x`.
     pub(crate) fn gradient(&mut self, name: &str, x: &DTensor) -> DTensor {
         let name = format!("{name}.gradient");
         let id = self
@@ -60,7 +60,7 @@ impl<'b, 'p> Backward<'b, 'p> {
         DTensor { id, ..x.clone() }
     }
 
-    /// A gradient of an input of the forward operator `of`, by its place among the inputs.
+    /// A new gradient tensor for the input at `index` of the forward operator `of`.
     pub(crate) fn of_input(&mut self, of: usize, index: usize, input: &DTensor) -> DTensor {
         let scope = &self.tape.trace.forward[of].scope;
         let name = match index {
@@ -70,7 +70,7 @@ impl<'b, 'p> Backward<'b, 'p> {
         self.gradient(&name, input)
     }
 
-    /// Appends an operator in the scope of the forward operator `of`, with what it reads and writes.
+    /// Appends a backward operator with its inputs and outputs, in the scope of the forward operator `of`.
     pub(crate) fn push(
         &mut self,
         of: usize,
@@ -82,7 +82,7 @@ impl<'b, 'p> Backward<'b, 'p> {
         self.append(scope, pass, operator, tensors);
     }
 
-    /// Appends an operator.
+    /// Appends a backward operator in the given scope.
     pub(crate) fn append(
         &mut self,
         scope: String,
@@ -100,15 +100,16 @@ impl<'b, 'p> Backward<'b, 'p> {
         });
     }
 
-    /// The gradient of what an operator added to its input is a sum; the input has the gradient itself.
+    /// Backward of an operator that adds a vector to its input: the vector's gradient is a sum; the input's is passed
+    /// on.
     pub(crate) fn push_sum(&mut self, of: Of<'_>, gradient: DTensor, operator: Gradient) {
         let tensors = [vec![gradient.id], Vec::new()];
         self.push(of.index, Pass::BackwardWeight, operator, tensors);
         self.accumulate(&of.record.inputs[0], gradient);
     }
 
-    /// One kernel that reads the gradient and what was kept, and writes a gradient per activation among the inputs;
-    /// `placed` says where each lies, by its place among the inputs and where the input lies.
+    /// Appends one operator that reads the gradient and what was saved, and writes the gradient of every input that is
+    /// an activation. `placed` maps an input's index and placements to those of its gradient.
     pub(crate) fn push_one(
         &mut self,
         Of { index: of, record }: Of<'_>,
@@ -133,13 +134,13 @@ impl<'b, 'p> Backward<'b, 'p> {
         }
     }
 
-    /// Whether a tensor has a gradient.
+    /// Whether a tensor needs a gradient here: activations and the block's input do.
     fn is_wanted(&self, x: &DTensor) -> bool {
         let role = self.tape.trace.tensor(x.id).role;
         matches!(role, TensorRole::Activation | TensorRole::Input)
     }
 
-    /// Adds a gradient to what a tensor has; a second one costs an addition.
+    /// Adds a term to a tensor's gradient; from the second term on this appends an addition.
     pub(crate) fn accumulate(&mut self, input: &DTensor, gradient: DTensor) {
         if !self.is_wanted(input) {
             return;
@@ -156,7 +157,7 @@ impl<'b, 'p> Backward<'b, 'p> {
         self.so_far.insert(input.id, sum);
     }
 
-    /// Has the gradient of a part written into that of the whole.
+    /// Writes the gradient of a part (a slice) into the gradient of the whole tensor.
     pub(crate) fn write_part(&mut self, whole: &DTensor, part: &DTensor, kind: ViewKind) {
         let to = match self.so_far.get(&whole.id) {
             Some(gradient) => gradient.id,
@@ -170,7 +171,7 @@ impl<'b, 'p> Backward<'b, 'p> {
         self.view(part.id, to, kind);
     }
 
-    /// A view made before the next operator.
+    /// Records a view made before the next backward operator.
     pub(crate) fn view(&mut self, from: TensorId, to: TensorId, kind: ViewKind) {
         let before = self.tape.trace.backward.len();
         let views = &mut self.tape.trace.backward_views;

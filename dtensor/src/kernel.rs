@@ -1,4 +1,4 @@
-//! What an operator is called in profiles, with the local sizes that decide its time.
+//! Names of operators in profiles, with the local sizes that decide their time.
 
 use catalog::Axis;
 use catalog::profile::Kernel;
@@ -9,15 +9,15 @@ use crate::tensor::TensorRole;
 use crate::trace::{AnyOp, Pass, Trace};
 
 impl Trace {
-    /// The kernel that an operator runs unfused; `ranks` gives the ranks of a mesh axis.
+    /// The kernel of an operator without fusion; `ranks` gives the size of a mesh axis.
     #[must_use]
     pub fn kernel(&self, op: AnyOp<'_>, ranks: impl Fn(Axis) -> u64) -> Kernel {
         let name = op.operator.class(op.factor).0;
         self.named(&name, op, ranks)
     }
 
-    /// The kernel that an operator runs on a GPU. A product that takes a GELU is another than one that does not, and
-    /// that GELU is none: it takes no time. A fused attention is another with every mask and every number it draws.
+    /// The kernel of an operator on a GPU. A product with a fused GELU is a kernel of its own, and the GELU then takes
+    /// no time. A fused attention is a different kernel for each mask and each softmax variant.
     #[must_use]
     pub fn kernel_on_gpu(
         &self,
@@ -44,7 +44,7 @@ impl Trace {
         self.named(&name, op, ranks)
     }
 
-    /// What core attention does beside its products, where they are all of one kernel.
+    /// The suffix that names what core attention does beside its products when it runs as one kernel.
     fn fused_with(&self, operator: Operator) -> String {
         use AttentionPiece::{Context, Scores};
         let Operator::Attention(attention) = operator else {
@@ -77,7 +77,8 @@ impl Trace {
         Kernel::new(name, self.sizes(op, ranks))
     }
 
-    /// Type that a product casts its operands to, or of the first operand that is no index.
+    /// Element type in a kernel's name: FP8 for products that cast their operands, else that of the first non-index
+    /// operand.
     fn element_type(&self, op: AnyOp<'_>) -> String {
         if matches!(op.operator, Operator::Product(product) if self.is_eight_bit(product)) {
             return "f8".to_owned();
@@ -108,7 +109,7 @@ impl Trace {
         sizes.into_iter().map(|size| size.max(1)).collect()
     }
 
-    /// Elements of the largest activation an operator touches.
+    /// Elements of the largest activation that an operator reads or writes.
     fn largest(&self, op: AnyOp<'_>) -> u64 {
         let ids = op.inputs.iter().chain(op.outputs);
         ids.map(|&id| self.tensor(id))
@@ -118,7 +119,7 @@ impl Trace {
             .unwrap_or(1)
     }
 
-    /// Its last dimension.
+    /// Last dim of the largest activation that an operator reads or writes.
     fn columns(&self, op: AnyOp<'_>) -> u64 {
         let ids = op.inputs.iter().chain(op.outputs);
         ids.map(|&id| self.tensor(id))

@@ -7,7 +7,7 @@ use catalog::Axis;
 use crate::placement::{BLOCK_AXES, BlockMesh, Placement, Placements, chunk_size};
 use crate::tensor::TensorInfo;
 
-/// A rank's place on the axes inside a block.
+/// A rank's coordinates on the mesh axes inside a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockPosition {
     /// Sizes of the axes.
@@ -17,7 +17,7 @@ pub struct BlockPosition {
 }
 
 impl BlockPosition {
-    /// The only rank.
+    /// The position in a mesh of one rank.
     pub const SINGLE: Self = Self {
         mesh: BlockMesh {
             tp: 1,
@@ -28,7 +28,7 @@ impl BlockPosition {
         at: [0; 4],
     };
 
-    /// Index on an axis.
+    /// This rank's index on an axis; 0 for axes not in [`BLOCK_AXES`].
     #[must_use]
     pub fn index(&self, axis: Axis) -> u64 {
         BLOCK_AXES
@@ -37,7 +37,7 @@ impl BlockPosition {
             .map_or(0, |i| self.at[i])
     }
 
-    /// The peer with another index on an axis.
+    /// The position that differs only in its index on one axis.
     #[must_use]
     pub fn with(mut self, axis: Axis, index: u64) -> Self {
         if let Some(i) = BLOCK_AXES.iter().position(|&a| a == axis) {
@@ -81,8 +81,9 @@ impl BlockPosition {
         indices
     }
 
-    /// Those of a parameter's numbers per head, as this rank holds them, that are of the heads of attention's scores
-    /// `[batch, heads, query, key]` here: context parallelism by all-to-all deals out the heads.
+    /// For a parameter with one number per head: the range of its local numbers that belongs to the local heads of
+    /// attention's scores `[batch, heads, query, key]`. They differ when context parallelism by all-to-all shards the
+    /// heads.
     #[must_use]
     pub fn numbers_of_heads(&self, parameter: &TensorInfo, scores: &TensorInfo) -> Range<usize> {
         let of = |info: &TensorInfo, dim| self.indices(&info.global, &info.placements, dim);
@@ -100,19 +101,19 @@ impl BlockPosition {
     }
 }
 
-/// Dim 1 of `[batch, sequence, …]` and dim 2 of attention's `[batch, heads, query, key]`.
+/// Whether `dim` is the sequence: dim 1 of `[batch, sequence, …]`, dim 2 of attention's `[batch, heads, query, key]`.
 pub(crate) fn is_sequence(dims: usize, dim: usize) -> bool {
     dim == if dims == 4 { 2 } else { 1 } && dims > 1
 }
 
-/// Of `indices` cut into `size` chunks of equal length, the `index`-th; the last may be shorter or empty.
+/// The chunk at `index` of `indices` cut into `size` equal chunks; the last ones may be shorter or empty.
 fn chunk(indices: &[u64], size: u64, index: u64) -> &[u64] {
     let length = chunk_size(indices.len() as u64, size) as usize;
     let start = (length * index as usize).min(indices.len());
     &indices[start..(start + length).min(indices.len())]
 }
 
-/// Ranges of places whose indices are consecutive numbers.
+/// Splits positions into maximal ranges whose indices are consecutive numbers.
 #[must_use]
 pub fn consecutive(indices: &[u64]) -> Vec<std::ops::Range<usize>> {
     let mut runs: Vec<std::ops::Range<usize>> = Vec::new();

@@ -1,5 +1,5 @@
-//! Global tensors: placements, propagation, redistribution, autograd tape; the meta device; one rank's part of a
-//! training step on any device.
+//! Distributed tensors: placements, their propagation through operators, redistribution and an autograd tape on the
+//! meta device; and one rank's part of a training step on any device.
 
 mod attention;
 pub mod block;

@@ -1,5 +1,5 @@
-//! What operators compute, with local sizes and all that running them needs. What follows from it (placements,
-//! what is kept, backward, names and classes of cost) is in `operators`, a file for each family.
+//! The operators of a trace, with local sizes and all that running them needs. Placements, saved tensors, backward,
+//! names and cost classes are derived in `operators`, one file per family.
 
 use std::borrow::Cow;
 
@@ -9,67 +9,67 @@ use catalog::{Axis, RopeScaling};
 use crate::placement::Placement;
 use crate::tensor::TensorId;
 
-/// What an operator of forward computes.
+/// A forward operator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Operator {
-    /// A product with weights.
+    /// A GEMM with a weight: a linear layer or experts.
     Product(Product),
-    /// A piece of core attention.
+    /// One of the operators of core attention.
     Attention(Attention),
     /// A layer or RMS norm.
     Norm(Norm),
     /// A function of each element, or of each row.
     Pointwise(Pointwise),
-    /// What token ids, positions or labels decide.
+    /// An embedding or the loss: driven by token ids, positions or labels.
     Token(Token),
     /// Routing of tokens to experts.
     Expert(Expert),
-    /// The sum of two tensors. Its gradient is that of both, so backward runs nothing.
+    /// The sum of two tensors. Both inputs have the output's gradient, so backward runs nothing.
     Add,
     /// An exchange between ranks.
     Exchange(Exchange),
 }
 
-/// What an operator of backward computes. The number is the place in [`Trace::forward`](crate::Trace::forward) of the
-/// operator whose gradient it is.
+/// A backward operator. The number is the index in [`Trace::forward`](crate::Trace::forward) of the operator whose
+/// gradient it computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Gradient {
-    /// The gradient of one of a product's factors: the input, or the weight. Sizes are those of the product run.
+    /// The gradient of one factor of a product, input or weight. Sizes are those of the GEMM that computes it.
     Product(usize, Product, Factor),
-    /// The gradient of a piece of core attention: of one of its factors, where it is a product.
+    /// The gradient of an operator of core attention; for its two products, of one factor.
     Attention(usize, Attention, Factor),
     /// The gradients of a norm's input, weight and bias.
     Norm(usize, Norm),
     /// The gradients of all inputs.
     Pointwise(usize, Pointwise),
-    /// The gradient of a table, or of the logits.
+    /// The gradient of an embedding table, or of the logits.
     Token(usize, Token),
     /// The gradients of all inputs.
     Expert(usize, Expert),
-    /// The sum of two gradients of a tensor that has several readers.
+    /// The sum of two gradients of a tensor that several operators read.
     Sum,
-    /// The exchange that undoes one of forward.
+    /// The exchange that reverses one of forward.
     Exchange(Exchange),
-    /// Keys and values go round the context-parallel ring again, their gradients beside them. Devices send them with
-    /// the gradients of attention.
+    /// Keys and values go around the context-parallel ring again, together with their gradients. Devices send them as
+    /// part of the gradients of attention.
     Ring(Collective),
 }
 
 /// One of the two factors of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Factor {
-    /// The first: rows, queries, or attention's weights.
+    /// The first factor: rows of activations, queries, or attention probabilities.
     First,
-    /// The second: a layer's weight, keys, or values.
+    /// The second factor: a layer's weight, keys, or values.
     Second,
 }
 
-/// A product with weights.
+/// A GEMM with weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Product {
-    /// A linear layer, where it stands.
+    /// A linear layer, and where in the block it is.
     Matmul(Gemm, Site),
-    /// One product per local expert, of which there are so many; rows are those over all groups together.
+    /// One GEMM per local expert. `m` counts the rows of all experts together; the number is that of local experts.
     GroupedMatmul(Gemm, u64),
 }
 
@@ -81,14 +81,14 @@ pub struct Gemm {
     pub m: u64,
     /// Columns of the result.
     pub n: u64,
-    /// Contracted length.
+    /// Length of the contracted dim.
     pub k: u64,
 }
 
-/// Where in its block a linear layer stands.
+/// Where in its block a linear layer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Site {
-    /// Before core attention.
+    /// Before core attention: projections to queries, keys and values.
     AttentionInput,
     /// After core attention, into the residual stream.
     AttentionOutput,
@@ -96,31 +96,31 @@ pub enum Site {
     FeedForwardInput,
     /// Out of a feed-forward block, into the residual stream.
     FeedForwardOutput,
-    /// Scores of experts, in 32 bits.
+    /// The router's scores of experts, computed in fp32.
     Router,
     /// Elsewhere: the head, a prediction module's projection, the gate of a shared expert.
     Other,
 }
 
-/// A piece of core attention.
+/// One of the operators of core attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
-    /// Its place in [`Trace::attentions`](crate::Trace::attentions).
+    /// Index of the core attention in [`Trace::attentions`](crate::Trace::attentions).
     pub of: usize,
-    /// Sizes.
+    /// Sizes on this rank.
     pub shape: AttentionShape,
-    /// Which piece.
+    /// Which operator it is.
     pub piece: AttentionPiece,
 }
 
-/// The pieces of core attention, in order.
+/// The operators of core attention, in order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum AttentionPiece {
     /// `Q·Kᵀ` per head.
     Scores,
     /// Scale, mask and softmax of the scores.
     Softmax(SoftmaxRule),
-    /// Dropout of the weights, with this probability of a zero.
+    /// Dropout of the attention probabilities; the number is the probability that one is zeroed.
     Dropout(f64),
     /// `P·V` per head.
     Context,
@@ -129,50 +129,49 @@ pub enum AttentionPiece {
 /// Sizes of one attention call on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionShape {
-    /// Sequences.
+    /// Number of sequences.
     pub batch: u64,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: u64,
-    /// Key/value heads.
+    /// Number of key/value heads.
     pub kv_heads: u64,
     /// Query tokens per sequence on this rank.
     pub q_len: u64,
-    /// Key tokens per sequence that the queries may see (after context-parallel exchange).
+    /// Key tokens per sequence that the queries may see (after the context-parallel exchange).
     pub kv_len: u64,
     /// Dimensions of a query/key head.
     pub qk_dim: u64,
     /// Dimensions of a value head.
     pub v_dim: u64,
-    /// Causal mask (with zig-zag balance under context parallelism: half the products are needed).
+    /// Whether the mask is causal (balanced by zig-zag under context parallelism, so half the products are needed).
     pub causal: bool,
-    /// Sliding window in tokens.
+    /// Sliding window in tokens, if there is one.
     pub window: Option<u64>,
 }
 
-/// How attention's scores become weights.
+/// How attention's scores become probabilities.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SoftmaxRule {
-    /// Factor of the scores.
+    /// Factor that the scores are multiplied by.
     pub scale: f64,
-    /// Bound `c` of the scaled scores, `c·tanh(x/c)`.
+    /// Soft cap `c` of the scaled scores, `c·tanh(x/c)`.
     pub cap: Option<f64>,
-    /// A number per head that stands beside its scores and whose weight goes nowhere.
+    /// Attention sinks: one extra logit per head that takes part in the softmax but has no value.
     pub sinks: Option<TensorId>,
-    /// Number of heads whose scores fall linearly with distance (Press et al. 2022, ALiBi); each head
-    /// has its own slope.
+    /// ALiBi (Press et al. 2022): the number of heads, each with its own slope by which scores fall with distance.
     pub alibi: Option<u64>,
 }
 
 /// A layer or RMS norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm {
-    /// Which of the two.
+    /// Layer norm or RMS norm.
     pub kind: NormKind,
-    /// Added to the variance.
+    /// Epsilon added to the variance.
     pub epsilon: f64,
-    /// Its bias.
+    /// The bias parameter, if there is one.
     pub bias: Option<TensorId>,
-    /// Whether the weight is what the factor has beyond 1.
+    /// Whether the norm multiplies by `1 + weight` instead of `weight`.
     pub from_one: bool,
 }
 
@@ -185,41 +184,41 @@ pub enum Pointwise {
     Gated(Nonlinearity),
     /// A gated nonlinearity of one tensor that holds gate and up.
     FusedGated(Nonlinearity),
-    /// `g·σ(1.702·g)·(u + 1)` with `g` at most this limit and `u` within it either way.
+    /// `g·σ(1.702·g)·(u + 1)`, with `g` clamped from above by this limit and `u` to ± the limit.
     BoundedGlu(f64),
-    /// `c·tanh(x/c)` for this bound `c`.
+    /// Soft cap `c·tanh(x/c)` with this bound `c`.
     Cap(f64),
     /// Rotary positions of queries or keys.
     Rope(Rotary),
     /// Multiplication by this number.
     Scale(f64),
-    /// Multiplication of every row by the sigmoid of its number in the second input.
+    /// Multiplication of every row by the sigmoid of the row's number in the second input.
     Gate,
     /// Addition of a vector to every row; in backward the column sum.
     Bias,
-    /// Dropout with this probability of a zero; saves a one-byte mask.
+    /// Dropout; the number is the probability that an element is zeroed. Saves a one-byte mask.
     Dropout(f64),
-    /// A copy to another type, or into a wider tensor.
+    /// A copy to another type, or into a wider tensor (concatenation).
     Copy,
-    /// Every head's own columns followed by those that all heads share, the second input.
+    /// Concatenation per head: the head's own columns, then those of the second input, which all heads share.
     Join {
-        /// Columns of a head.
+        /// A head's own columns.
         own: u64,
-        /// Columns that heads share.
+        /// Columns that all heads share.
         shared: u64,
     },
 }
 
-/// A nonlinearity.
+/// An activation function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nonlinearity {
-    /// The function.
+    /// Which function.
     pub function: Activation,
-    /// Whether a GELU is the tanh approximation.
+    /// Whether a GELU uses the tanh approximation.
     pub tanh: bool,
 }
 
-/// Rotary positions over `dims` of every `head_dim` columns, from `first` on.
+/// Rotary position embedding of dimensions `first..first + dims` of every head of `head_dim` columns.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rotary {
     /// Dimensions per head.
@@ -228,27 +227,28 @@ pub struct Rotary {
     pub first: u64,
     /// Rotated dimensions.
     pub dims: u64,
-    /// Whether neighbours turn together, rather than dimensions `dims / 2` apart.
+    /// Whether adjacent dimensions form the rotated pairs, rather than dimensions `dims / 2` apart.
     pub neighbours: bool,
-    /// Base of the frequencies.
+    /// Base of the rotary frequencies.
     pub theta: f64,
-    /// How they are rescaled.
+    /// How the frequencies are rescaled for long contexts.
     pub scaling: RopeScaling,
 }
 
-/// What token ids, positions or labels decide.
+/// Operators driven by token ids, positions or labels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Token {
-    /// Rows of this table by token id; in backward the scatter-add.
+    /// Lookup of rows of this table by token id; in backward a scatter-add.
     Embedding(TensorId),
-    /// Addition of a table's rows by position; in backward the scatter-add.
+    /// Addition of the rows of a position table; in backward a scatter-add.
     Positions {
         /// The table.
         table: TensorId,
-        /// The row of position 0.
+        /// The row of the table that belongs to position 0.
         first: u64,
     },
-    /// Softmax cross-entropy over logits, with its sums over the vocabulary where that is sharded.
+    /// Softmax cross-entropy over logits. With a sharded vocabulary, the tensor holds its sums over the whole
+    /// vocabulary.
     CrossEntropy(Option<TensorId>),
 }
 
@@ -257,89 +257,89 @@ pub enum Token {
 pub enum Expert {
     /// Softmax or sigmoid over experts and top-k choice, with the auxiliary loss.
     Route(Route),
-    /// Tokens ordered by expert.
+    /// Permutes tokens into rows ordered by expert.
     Permute,
-    /// Tokens back in order, top-k outputs combined.
+    /// Restores token order and combines the outputs of the top-k experts.
     Unpermute,
-    /// A bias for the rows of each expert.
+    /// Adds each expert's bias to its rows.
     Bias,
 }
 
 /// How experts are chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Route {
-    /// From scores to weights.
+    /// How scores become weights.
     pub router: Router,
-    /// Added to scores for the choice alone.
+    /// Bias added to the scores only to choose experts, not to weight them.
     pub bias: Option<TensorId>,
 }
 
-/// An exchange between ranks. Inputs and outputs are the local tensors.
+/// Communication between ranks. Inputs and outputs are local tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Exchange {
-    /// The message.
+    /// The collective and its size.
     pub collective: Collective,
-    /// What it brings where.
+    /// What the data is and how it is redistributed.
     pub moves: Moves,
 }
 
-/// What an exchange brings where.
+/// What an exchange moves.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Moves {
-    /// A tensor from one placement to another.
+    /// Redistributes a tensor from one placement to another.
     Redistribute {
         /// Placement before.
         from: Placement,
         /// Placement after.
         to: Placement,
     },
-    /// Rows to the ranks of their experts.
+    /// Sends rows to the ranks of their experts.
     Dispatch,
-    /// Rows back to the ranks of their tokens.
+    /// Sends rows back to the ranks of their tokens.
     Combine,
-    /// Rows of all expert-tensor-parallel peers together.
+    /// Gathers the rows of all expert-tensor-parallel peers.
     ExpertGather,
-    /// Rows summed over expert-tensor-parallel peers and shared out.
+    /// Sums rows over expert-tensor-parallel peers and scatters them (reduce-scatter).
     ExpertReduce,
-    /// The loss's three numbers per token over a sharded vocabulary, of these logits.
+    /// All-reduces the loss's three numbers per token over a sharded vocabulary; the tensor is the logits.
     VocabularySums(TensorId),
-    /// Keys and values round the context-parallel ring.
+    /// Passes keys and values around the context-parallel ring.
     Ring,
 }
 
-/// A message.
+/// A collective of one rank: kind, axis and size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Collective {
-    /// Its kind.
+    /// Which collective it is.
     pub kind: CollectiveKind,
-    /// Over which mesh axis.
+    /// The mesh axis that it runs over.
     pub axis: Axis,
     /// Bytes of the whole (gathered) tensor for all-gather and reduce-scatter; of one rank's tensor
     /// for all-reduce, all-to-all and each ring step.
     pub bytes: u64,
 }
 
-/// Kind of communication. Names are NCCL's.
+/// Kind of communication, named as in NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum CollectiveKind {
     /// Every rank ends with the sum.
     AllReduce,
     /// Every rank ends with all shards.
     AllGather,
-    /// Every rank ends with its shard of the sum.
+    /// Every rank ends with its own shard of the sum.
     ReduceScatter,
-    /// Every rank sends a part to every other.
+    /// Every rank sends a different part to every other rank.
     AllToAll,
     /// `size − 1` point-to-point steps around the ring, overlapped with attention.
     RingExchange,
-    /// One rank to all.
+    /// One rank sends to all others.
     Broadcast,
-    /// One rank to one.
+    /// One rank sends to one other.
     SendRecv,
 }
 
-/// What decides an operator's cost: operators of a class are fused, priced and rebuilt alike. A gradient has the class
-/// of its operator.
+/// What decides an operator's cost: operators of the same class are fused, priced and recomputed alike. A gradient has
+/// the class of its forward operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CostClass {
     /// A product with weights.
@@ -371,7 +371,7 @@ pub enum CostClass {
     Copy,
     /// Rows of a table; in backward the scatter-add.
     Embedding,
-    /// The loss.
+    /// The cross-entropy loss.
     CrossEntropy,
     /// A router's choice.
     TopK,
@@ -383,12 +383,12 @@ pub enum CostClass {
     Collective(Collective),
 }
 
-/// An operator's name in profiles, and its class of cost.
+/// An operator's name in profiles, and its cost class.
 pub(crate) type Class = (Cow<'static, str>, CostClass);
 
 impl Gradient {
-    /// The operator whose class, name and sizes its own are, and the factor whose gradient it is, where each has an
-    /// operator of its own.
+    /// The forward operator that gives a gradient its class, name and sizes; and the factor that the gradient is of,
+    /// where each factor has an operator of its own.
     pub(crate) fn operator(&self) -> (Operator, Option<Factor>) {
         let operator = match *self {
             Self::Product(_, of, factor) => return (Operator::Product(of), Some(factor)),

@@ -1,11 +1,11 @@
-//! Counter-based random numbers: Philox4x32-10 (Salmon et al. 2011), counted by the global linear
-//! index of the element, so that every sharding draws the same numbers.
+//! Counter-based random numbers: Philox4x32-10 (Salmon et al. 2011). The counter is the global linear index of the
+//! element, so that every sharding draws the same numbers.
 
 /// Multipliers and Weyl constants of the paper's Philox4x32.
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
-/// Four random words of a counter under a key.
+/// The four random words of a counter under a key.
 #[must_use]
 pub fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..10 {
@@ -49,13 +49,13 @@ impl Stream {
         }
     }
 
-    /// Key, and the high half of the counters: what a device needs to draw the same numbers.
+    /// The key and the high half of the counters: what a device needs to draw the same numbers.
     #[must_use]
     pub fn words(&self) -> ([u32; 2], [u32; 2]) {
         (self.key, self.high)
     }
 
-    /// The four words of elements `4 · block ..`.
+    /// The four random words of elements `4 · block .. 4 · block + 4`.
     #[must_use]
     pub fn block(&self, block: u64) -> [u32; 4] {
         let counter = [
@@ -67,14 +67,14 @@ impl Stream {
         philox4x32_10(counter, self.key)
     }
 
-    /// Uniforms in [0, 1) of elements `first..first + out.len()`.
+    /// Uniform numbers in [0, 1) for the elements `first..first + out.len()`.
     pub fn uniforms(&self, first: u64, out: &mut [f32]) {
         self.each(first, out, |words, index| {
             uniform(words[(index % 4) as usize])
         });
     }
 
-    /// Standard normals of elements `first..first + out.len()`: Box–Muller on lanes (0, 1) and (2, 3).
+    /// Standard normal numbers for the elements `first..first + out.len()`: Box–Muller on words (0, 1) and (2, 3).
     pub fn normals(&self, first: u64, out: &mut [f32]) {
         let (mut known, mut two) = (u64::MAX, [0.0; 2]);
         self.each(first, out, |words, index| {
@@ -87,7 +87,7 @@ impl Stream {
         });
     }
 
-    /// Sets every element by the words of its block and its index.
+    /// Sets every element of `out` to `value(words of its block, its index)`.
     fn each(&self, first: u64, out: &mut [f32], mut value: impl FnMut(&[u32; 4], u64) -> f32) {
         let mut block = u64::MAX;
         let mut words = [0; 4];
@@ -106,7 +106,7 @@ fn uniform(word: u32) -> f32 {
     (word >> 8) as f32 / 16_777_216.0
 }
 
-/// Two standard normals of two words.
+/// Two standard normal numbers from two words.
 fn normals(words: [u32; 2]) -> [f32; 2] {
     // (w + 1) / 2^32 lies in (0, 1], where the logarithm exists.
     let u = (f64::from(words[0]) + 1.0) / 4_294_967_296.0;
@@ -116,7 +116,7 @@ fn normals(words: [u32; 2]) -> [f32; 2] {
     [(radius * cosine) as f32, (radius * sine) as f32]
 }
 
-/// FNV-1a, 32 bits.
+/// The 32-bit FNV-1a hash.
 fn fnv1a(text: impl Iterator<Item = u8>) -> u32 {
     text.fold(0x811C_9DC5, |hash, byte| {
         (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)

@@ -1,22 +1,22 @@
-//! How a global tensor lies on the axes of the mesh inside a block.
+//! How a global tensor is distributed over the mesh axes inside a block.
 
 use catalog::Axis;
 
 /// Placement on one mesh axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Placement {
-    /// Every rank holds the whole.
+    /// Every rank holds the whole tensor.
     Replicate,
     /// Ranks hold consecutive chunks of a dimension, `⌈n/k⌉` long.
     Shard(usize),
-    /// A dimension made of parts, each sharded: fused QKV, fused gate and up.
+    /// Like `Shard`, of a dimension made of several parts, each sharded separately: fused QKV, fused gate and up.
     Interleaved(usize, Parts),
-    /// Ranks hold terms of a sum.
+    /// Every rank holds a term of a sum.
     Partial,
 }
 
 impl Placement {
-    /// Whether ranks hold parts of a dimension.
+    /// Whether `dim` is sharded.
     #[must_use]
     pub fn shards(self, dim: usize) -> bool {
         matches!(self, Self::Shard(d) | Self::Interleaved(d, _) if d == dim)
@@ -28,7 +28,7 @@ impl Placement {
 pub struct Parts([u64; 3]);
 
 impl Parts {
-    /// Gate and up projections.
+    /// Two equal parts: gate and up projections.
     pub const HALVES: Self = Self([1, 1, 0]);
 
     /// Queries, keys and values: `group` query heads to each key head.
@@ -37,7 +37,7 @@ impl Parts {
         Self([group, 1, 1])
     }
 
-    /// The ranges of the parts of `n` elements.
+    /// The ranges that the parts take up in a dimension of `n` elements.
     pub fn ranges(self, n: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
         let whole = self.0.iter().sum::<u64>() as usize;
         let mut end = 0;
@@ -50,7 +50,7 @@ impl Parts {
 }
 
 impl std::fmt::Display for Parts {
-    /// The number of equal parts, or their relative sizes.
+    /// Writes the number of equal parts, or their relative sizes.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let parts: Vec<String> = self
             .0
@@ -66,7 +66,7 @@ impl std::fmt::Display for Parts {
     }
 }
 
-/// Axes that communicate inside a block, in the order of [`Placements`].
+/// The mesh axes that communicate inside a block, in the order of [`Placements`].
 pub const BLOCK_AXES: [Axis; 4] = [Axis::Tp, Axis::Cp, Axis::Ep, Axis::Etp];
 
 /// Placement on every axis of [`BLOCK_AXES`].
@@ -95,21 +95,21 @@ impl std::fmt::Display for Placements {
     }
 }
 
-/// Sizes of the axes inside a block.
+/// Sizes of the mesh axes inside a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockMesh {
-    /// Tensor parallel.
+    /// Tensor-parallel ranks.
     pub tp: u64,
-    /// Context parallel.
+    /// Context-parallel ranks.
     pub cp: u64,
-    /// Expert parallel.
+    /// Expert-parallel ranks.
     pub ep: u64,
-    /// Expert tensor parallel.
+    /// Expert-tensor-parallel ranks.
     pub etp: u64,
 }
 
 impl BlockMesh {
-    /// Ranks on an axis; 1 for axes that do not communicate inside a block.
+    /// Number of ranks on an axis; 1 for axes that do not communicate inside a block.
     #[must_use]
     pub fn size(&self, axis: Axis) -> u64 {
         match axis {
@@ -123,10 +123,10 @@ impl BlockMesh {
 }
 
 impl Placements {
-    /// Whole on every rank.
+    /// Replicated on every axis.
     pub const REPLICATE: Self = Self([Placement::Replicate; 4]);
 
-    /// Placement on an axis.
+    /// The placement on an axis; `Replicate` for axes not in [`BLOCK_AXES`].
     #[must_use]
     pub fn on(&self, axis: Axis) -> Placement {
         BLOCK_AXES
@@ -135,7 +135,7 @@ impl Placements {
             .map_or(Placement::Replicate, |i| self.0[i])
     }
 
-    /// The same with another placement on one axis.
+    /// These placements with the one on `axis` replaced.
     #[must_use]
     pub fn with(mut self, axis: Axis, placement: Placement) -> Self {
         if let Some(index) = BLOCK_AXES.iter().position(|&a| a == axis) {
@@ -144,7 +144,7 @@ impl Placements {
         self
     }
 
-    /// The same with every interleaved dim a plain shard: where one of its parts lies.
+    /// These placements with every interleaved dim a plain shard: the placements of one of its parts.
     #[must_use]
     pub fn of_a_part(mut self) -> Self {
         for placement in &mut self.0 {
@@ -155,7 +155,7 @@ impl Placements {
         self
     }
 
-    /// Local shape of a global shape: the largest rank's.
+    /// Local shape of a tensor of this global shape, on the rank with the largest shards.
     #[must_use]
     pub fn local(&self, shape: &[u64], mesh: &BlockMesh) -> Vec<u64> {
         let mut local = shape.to_vec();
@@ -171,11 +171,11 @@ impl Placements {
     }
 }
 
-/// Elements of a sharded dimension that stay together: exact mode sums over blocks of these.
+/// Block of a sharded dimension that is never split between ranks: exact mode sums over such leaves.
 pub const FEATURE_LEAF: u64 = 8;
 
-/// Elements that a rank holds, at most, when `n` are sharded over `size` ranks: equal shares where they
-/// divide, else `⌈⌈n/leaf⌉/size⌉` leaves, so that no leaf is split; the last ranks hold fewer or none.
+/// The most elements that a rank holds when `n` are sharded over `size` ranks: equal shares where they divide, else
+/// `⌈⌈n/leaf⌉/size⌉` leaves, so that no leaf is split; the last ranks then hold fewer or none.
 #[must_use]
 pub fn chunk_size(n: u64, size: u64) -> u64 {
     if n.is_multiple_of(size) {
@@ -185,8 +185,8 @@ pub fn chunk_size(n: u64, size: u64) -> u64 {
     }
 }
 
-/// Elements of rank `rank` of `size` when `n` elements are sharded: `max(min(n, c(r+1)) − c·r, 0)`
-/// with `c` their [`chunk_size`].
+/// Elements that rank `rank` of `size` holds when `n` are sharded: `max(min(n, c(r+1)) − c·r, 0)` with `c` their
+/// [`chunk_size`].
 #[must_use]
 pub fn shard_size(n: u64, size: u64, rank: u64) -> u64 {
     let chunk = chunk_size(n, size);

@@ -1,4 +1,4 @@
-//! The sharding plan: which parameters and module inputs and outputs have which placements.
+//! The sharding plan: the placements of parameters and of modules' inputs and outputs.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock, RwLock};
@@ -8,56 +8,56 @@ use regex::Regex;
 
 use crate::placement::{BlockMesh, Placement, Placements};
 
-/// An entry: names that match the pattern in full get the placements.
+/// One entry: every name that matches the whole pattern gets the placements.
 #[derive(Clone, Debug)]
 pub struct Entry {
     /// A regular expression over the whole name.
     pub pattern: String,
-    /// Placement per axis; axes not listed keep what they have.
+    /// Placement per axis; axes not listed are left unchanged.
     pub placements: Vec<(Axis, Placement)>,
     compiled: Arc<Regex>,
 }
 
-/// Everything that makes single-device model code run sharded.
+/// What makes single-device model code run sharded.
 #[derive(Clone, Debug)]
 pub struct ShardingPlan {
-    /// Sizes of the axes.
+    /// Sizes of the mesh axes.
     pub mesh: BlockMesh,
-    /// `module.weight` patterns. Parameters that none matches are replicated.
+    /// Placements by `module.weight` pattern. Parameters that match none are replicated.
     pub parameter: Vec<Entry>,
-    /// `module.input` and `module.output` patterns.
+    /// Placements by `module.input` and `module.output` pattern.
     pub forward: Vec<Entry>,
     /// Placements of the tensor that enters a block.
     pub input: Placements,
-    /// How attention exchanges keys and values over the sharded sequence.
+    /// How attention exchanges keys and values when context parallelism shards the sequence.
     pub attention_exchange: CpKind,
-    /// How many rows reach the experts here.
+    /// How many rows reach the experts of this rank.
     pub routing: Routing,
 }
 
-/// How many rows (a token's choice of an expert is one) reach the experts of a rank.
+/// How many rows (one per token and chosen expert) reach the experts of a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Routing {
-    /// As many as its tokens send out.
+    /// As many as the rank's own tokens send: perfectly balanced routing.
     #[default]
     Balanced,
-    /// As many as one did in a run.
+    /// As many as in a recorded run.
     Recorded(RoutedRows),
 }
 
-/// Rows that reached the experts of a rank.
+/// Number of rows that reached the experts of a rank.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
 )]
 pub struct RoutedRows {
-    /// After the exchange between expert-parallel ranks.
+    /// Rows after the exchange between expert-parallel ranks.
     pub dispatched: u64,
-    /// With those of the expert-tensor-parallel peers.
+    /// Rows after also gathering those of the expert-tensor-parallel peers.
     pub gathered: u64,
 }
 
 impl Entry {
-    /// An entry from a pattern.
+    /// Makes an entry; compiles its pattern.
     ///
     /// # Errors
     /// When the pattern is not a regular expression.
@@ -70,7 +70,7 @@ impl Entry {
         })
     }
 
-    /// Whether a name matches in full.
+    /// Whether the whole name matches the pattern.
     #[must_use]
     pub fn matches(&self, name: &str) -> bool {
         self.compiled.is_match(name)
@@ -95,7 +95,7 @@ fn compiled(pattern: &str) -> Result<Arc<Regex>, regex::Error> {
 }
 
 impl ShardingPlan {
-    /// Placements of a parameter; replicated when nothing matches.
+    /// Placements of a parameter; replicated when no entry matches.
     #[must_use]
     pub fn parameter(&self, name: &str) -> Placements {
         let mut placements = Placements::REPLICATE;
@@ -107,7 +107,7 @@ impl ShardingPlan {
         placements
     }
 
-    /// What a module's input or output is redistributed to, if the plan says so.
+    /// The placements that a module's input or output is redistributed to, or `None` without an entry.
     #[must_use]
     pub fn forward(&self, name: &str) -> Option<&[(Axis, Placement)]> {
         self.forward

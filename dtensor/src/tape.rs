@@ -1,4 +1,4 @@
-//! The tape: makes meta tensors and records what runs on them. Operators add themselves to it (`operators`).
+//! The tape: makes meta tensors and records the operators that run on them. Operators are methods in `operators`.
 
 use catalog::{Axis, DType};
 
@@ -9,29 +9,29 @@ use crate::plan::ShardingPlan;
 use crate::tensor::{Columns, TensorId, TensorInfo, TensorRole, View, ViewKind};
 use crate::trace::{Op, ParameterInfo, Pass, Trace};
 
-/// A global tensor: its local shard is [`TensorId`] in the trace.
+/// A global tensor; its local shard is the tensor `id` of the trace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DTensor {
-    /// The local tensor.
+    /// The local shard in the trace.
     pub id: TensorId,
     /// Global shape.
     pub shape: Vec<u64>,
-    /// Where its shards lie.
+    /// Placement on every axis.
     pub placements: Placements,
     /// Element type.
     pub dtype: DType,
 }
 
-/// What ran in forward, for backward to undo.
+/// What a record of forward is; backward is derived from it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Recorded {
-    /// The operator of forward at this place.
+    /// The forward operator at this index.
     Operator(usize),
-    /// The operator at this place, which makes no tensor: keys and values went round the ring.
+    /// The ring exchange of keys and values at this index, which makes no new tensor.
     Ring(usize, Collective),
-    /// A redistribution.
+    /// A redistribution on one axis.
     Redistribute(Redistribution),
-    /// A part of a tensor: gradients of the parts are written into one tensor.
+    /// A slice of a tensor: the gradients of the slices are written into one tensor.
     Slice(Columns),
 }
 
@@ -41,11 +41,11 @@ pub(crate) struct Redistribution {
     pub(crate) axis: Axis,
     pub(crate) from: Placement,
     pub(crate) to: Placement,
-    /// The operator of forward that it took, if it took one.
+    /// Index of the forward operator that performed it, if it needed a message.
     pub(crate) by: Option<(usize, Moves)>,
 }
 
-/// What ran in forward, with its tensors.
+/// One step of forward, with its tensors.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     pub(crate) what: Recorded,
@@ -59,12 +59,12 @@ pub struct Tape<'p> {
     pub(crate) plan: &'p ShardingPlan,
     pub(crate) trace: Trace,
     pub(crate) records: Vec<Record>,
-    /// Replaces `{layer}` free scopes in parameter names.
+    /// Prefix of parameter names.
     prefix: String,
 }
 
 impl<'p> Tape<'p> {
-    /// An empty tape. `prefix` is put before parameter names, such as `model.layers.{layer}.`.
+    /// An empty tape. `prefix` is prepended to parameter names, such as `model.layers.{layer}.`.
     #[must_use]
     pub fn new(plan: &'p ShardingPlan, prefix: &str) -> Self {
         Self {
@@ -75,13 +75,13 @@ impl<'p> Tape<'p> {
         }
     }
 
-    /// Sizes of the axes.
+    /// Sizes of the mesh axes.
     #[must_use]
     pub fn mesh(&self) -> &BlockMesh {
         &self.plan.mesh
     }
 
-    /// How attention exchanges keys and values over the sharded sequence.
+    /// How attention exchanges keys and values when context parallelism shards the sequence.
     #[must_use]
     pub fn attention_exchange(&self) -> catalog::CpKind {
         self.plan.attention_exchange
@@ -92,7 +92,7 @@ impl<'p> Tape<'p> {
         self.tensor(name, shape, self.plan.input, dtype, TensorRole::Input)
     }
 
-    /// A tensor made once and not trained.
+    /// A tensor that is made once and not trained, such as a rotary table.
     pub fn constant(
         &mut self,
         name: &str,
@@ -103,8 +103,8 @@ impl<'p> Tape<'p> {
         self.tensor(name, shape, placements, dtype, TensorRole::Constant)
     }
 
-    /// A parameter, placed as the plan says for `name`. `experts` is how many copies of the shape
-    /// the layer holds in all (1 for dense parameters); they are shared out over `ep`.
+    /// A parameter, with the placements that the plan gives `name`. `experts` is the number of experts in the layer
+    /// that have such a parameter (1 for dense ones); they are sharded over `ep`.
     pub fn parameter(&mut self, name: &str, shape: &[u64], dtype: DType, experts: u64) -> DTensor {
         let placements = self.plan.parameter(name);
         let tensor = self.tensor(name, shape, placements, dtype, TensorRole::Parameter);
@@ -152,7 +152,7 @@ impl<'p> Tape<'p> {
         }
     }
 
-    /// What an operator makes, named after its scope.
+    /// An operator's output tensor, named after its scope.
     pub(crate) fn output(
         &mut self,
         scope: &str,
@@ -164,7 +164,7 @@ impl<'p> Tape<'p> {
         self.tensor(&name, shape, placements, dtype, TensorRole::Activation)
     }
 
-    /// What an operator makes that keeps its input's shape and placement.
+    /// An operator's output tensor with the shape and placements of its input.
     pub(crate) fn like(&mut self, scope: &str, x: &DTensor, dtype: DType) -> DTensor {
         let name = format!("{scope}.output");
         let id = self.local_like(&name, x, dtype, TensorRole::Activation);
@@ -191,7 +191,7 @@ impl<'p> Tape<'p> {
         id
     }
 
-    /// A local tensor that is not placed.
+    /// A local tensor without placements.
     pub(crate) fn local_tensor(
         &mut self,
         name: &str,
@@ -212,7 +212,7 @@ impl<'p> Tape<'p> {
         id
     }
 
-    /// A local activation that is not placed, as a tensor that every rank holds whole.
+    /// A local activation without placements, treated as replicated.
     pub(crate) fn rows(&mut self, name: &str, shape: Vec<u64>, dtype: DType) -> DTensor {
         let id = self.local_tensor(name, shape.clone(), dtype, TensorRole::Activation);
         DTensor {
@@ -223,14 +223,14 @@ impl<'p> Tape<'p> {
         }
     }
 
-    /// Says where a local tensor's shards lie.
+    /// Sets a local tensor's global shape and placements.
     pub(crate) fn place(&mut self, id: TensorId, global: &[u64], placements: Placements) {
         let info = &mut self.trace.tensors[id.0 as usize];
         info.global = global.to_vec();
         info.placements = placements;
     }
 
-    /// The same storage with other placements.
+    /// A tensor that shares the storage of `x` but has other placements.
     pub(crate) fn alias(&mut self, x: &DTensor, placements: Placements) -> DTensor {
         let mut info = self.trace.tensor(x.id).clone();
         info.shape = placements.local(&x.shape, &self.plan.mesh);
@@ -245,9 +245,8 @@ impl<'p> Tape<'p> {
         }
     }
 
-    /// Of every `period` columns of `x`, `width` from `offset` on, in place: the result owns its size but
-    /// writes nothing. A dim of interleaved parts is cut along its parts, so each part is a plain
-    /// shard.
+    /// A slice of `x`: of every `period` columns, the `width` columns from `offset` on. It counts as a tensor of its
+    /// own size, but no kernel writes it. An interleaved dim is cut along its parts, so each part is a plain shard.
     pub fn slice(&mut self, x: &DTensor, [offset, width, period]: [u64; 3]) -> DTensor {
         let info = self.trace.tensor(x.id);
         let (name, role) = (format!("{} part", info.name), info.role);
@@ -266,7 +265,7 @@ impl<'p> Tape<'p> {
         out
     }
 
-    /// Says that a tensor is a view of another.
+    /// Records that `to` is a view of `from`.
     pub(crate) fn seen(&mut self, from: &DTensor, to: &DTensor, kind: ViewKind) {
         self.trace.forward_views.push(View {
             before: self.trace.forward.len(),
@@ -276,7 +275,7 @@ impl<'p> Tape<'p> {
         });
     }
 
-    /// Records an operator that makes one tensor, and what it keeps for its backward.
+    /// Records an operator with one output, and what it saves for backward.
     pub(crate) fn record(
         &mut self,
         scope: &str,
@@ -290,7 +289,7 @@ impl<'p> Tape<'p> {
         self.remember(Recorded::Operator(op), inputs, Some(output));
     }
 
-    /// Appends an operator to forward, with what it reads, makes and keeps; returns its place.
+    /// Appends an operator to forward with its inputs, outputs and saved tensors; returns its index.
     pub(crate) fn push(
         &mut self,
         scope: &str,
@@ -308,7 +307,7 @@ impl<'p> Tape<'p> {
         self.trace.forward.len() - 1
     }
 
-    /// Remembers for backward what ran.
+    /// Appends a record from which backward is derived.
     pub(crate) fn remember(
         &mut self,
         what: Recorded,
@@ -322,13 +321,13 @@ impl<'p> Tape<'p> {
         });
     }
 
-    /// Says that the operator recorded last makes another tensor too.
+    /// Adds an output to the operator recorded last.
     pub(crate) fn also_makes(&mut self, id: TensorId) {
         let op = self.trace.forward.last_mut();
         op.expect("just recorded").outputs.push(id);
     }
 
-    /// Whether two tensors lie alike on every axis of several ranks.
+    /// Whether two tensors have the same placement on every axis with more than one rank.
     pub(crate) fn lie_alike(&self, a: &DTensor, b: &DTensor) -> bool {
         let alike = |&axis: &Axis| {
             self.mesh().size(axis) == 1 || a.placements.on(axis) == b.placements.on(axis)
@@ -337,7 +336,7 @@ impl<'p> Tape<'p> {
     }
 }
 
-/// An operator met placements that it has no rule for.
+/// The error of an operator that has no rule for its inputs' placements.
 pub(crate) fn no_rule(operator: &'static str, scope: &str, inputs: &[&DTensor]) -> DTensorError {
     DTensorError::NoRule {
         operator,

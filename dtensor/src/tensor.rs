@@ -17,17 +17,17 @@ pub struct TensorInfo {
     pub shape: Vec<u64>,
     /// Element type.
     pub dtype: DType,
-    /// What it is.
+    /// What kind of tensor it is.
     pub role: TensorRole,
     /// The tensor whose storage it shares (a view); itself when it owns its storage.
     pub storage: TensorId,
     /// Shape over all ranks; the local shape for tensors that are not placed.
     pub global: Vec<u64>,
-    /// Where the shards lie.
+    /// Placement on every axis.
     pub placements: Placements,
 }
 
-/// What a tensor is.
+/// What kind of tensor it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TensorRole {
     /// Trained weight: lives for the whole step.
@@ -42,46 +42,46 @@ pub enum TensorRole {
     Constant,
 }
 
-/// A tensor that another one's storage holds: no kernel, no bytes of its own that were written.
+/// A tensor that lies in the storage of another: no kernel makes it and it has no memory of its own.
 #[derive(Clone, Debug, PartialEq)]
 pub struct View {
-    /// Index of the operator it is made before.
+    /// Index of the operator before which it is made.
     pub before: usize,
-    /// What it is a view of. In backward: the gradient of the part.
+    /// The tensor viewed. In backward: the gradient of the part.
     pub from: TensorId,
     /// The view. In backward: the gradient of the whole, which the part is written into.
     pub to: TensorId,
-    /// How.
+    /// How it lies in the other tensor.
     pub kind: ViewKind,
 }
 
-/// How a view lies in what it views.
+/// How a view lies in the tensor viewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ViewKind {
-    /// Columns of the last dim.
+    /// A range of columns of the last dim.
     Columns(Columns),
-    /// This rank's shard of a tensor it holds whole.
+    /// This rank's shard of a replicated tensor.
     Shard,
 }
 
-/// Of every `period` columns of a dim, `width` from `offset` on: one part of a fused projection.
-/// Numbers are global.
+/// Of every `period` columns of a dim, the `width` columns from `offset` on: one part of a fused projection. Counted
+/// in global columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Columns {
-    /// First.
+    /// First column of the part within a period.
     pub offset: u64,
-    /// How many.
+    /// Columns of the part per period.
     pub width: u64,
-    /// Out of how many, again and again.
+    /// Columns after which the pattern repeats.
     pub period: u64,
-    /// Columns of the whole.
+    /// Columns of the whole dim.
     pub whole: u64,
 }
 
 impl Columns {
-    /// The same of a local tensor with `columns`, as `[columns per row, first, number]`: where parts
-    /// alternate, ranks share out whole periods, and a row of the tensor is several rows here; where
-    /// they do not, ranks have their share of each part.
+    /// The same in a local tensor with `columns` columns, as `[columns per row, first, number]`. Where parts
+    /// alternate, ranks hold whole periods, and each period counts as a row here; otherwise a rank holds its share of
+    /// each part.
     #[must_use]
     pub fn local(&self, columns: usize) -> [usize; 3] {
         if self.period < self.whole {
@@ -91,7 +91,7 @@ impl Columns {
         [columns, share(self.offset), share(self.width)]
     }
 
-    /// Local columns of the whole when the part has so many.
+    /// Local columns of the whole tensor when the part has `part` of them.
     #[must_use]
     pub fn whole(&self, part: usize) -> usize {
         (part as u64 * self.period / self.width) as usize
@@ -99,16 +99,16 @@ impl Columns {
 }
 
 impl TensorInfo {
-    /// Local elements.
+    /// Number of local elements.
     #[must_use]
     pub fn elements(&self) -> u64 {
-        // Scores of a very long sequence are more than can be counted: as many as can.
+        // The scores of a very long sequence can overflow 64 bits.
         self.shape
             .iter()
             .fold(1, |product, &size| product.saturating_mul(size))
     }
 
-    /// Local bytes.
+    /// Size of the local tensor in bytes.
     #[must_use]
     pub fn bytes(&self) -> catalog::Bytes {
         catalog::Bytes(self.elements().saturating_mul(self.dtype.size()))

@@ -1,4 +1,4 @@
-//! What one rank would execute: the record a model leaves when it runs on the meta device.
+//! What one rank would execute: the operators recorded while model code runs on the meta device.
 //!
 //! The trace is an *unfused* operator graph over local shapes. Costs are not here: `costmodel`
 //! lowers the graph for a runtime (fusion, kept tensors, overlapped collectives) and prices it.
@@ -11,13 +11,13 @@ use crate::tensor::{TensorId, TensorInfo, View};
 pub enum Pass {
     /// Forward.
     Forward,
-    /// Backward, towards the inputs (needed by the previous layer at once).
+    /// Backward towards the inputs (the previous layer needs it at once).
     BackwardInput,
-    /// Backward, towards the weights (may be deferred by zero-bubble schedules).
+    /// Backward towards the weights (zero-bubble schedules may defer it).
     BackwardWeight,
 }
 
-/// One operator of one rank: of forward, or `Op<Gradient>` of backward.
+/// One operator of one rank: `Op` in forward, `Op<Gradient>` in backward.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Op<O = Operator> {
     /// Dotted path of the module that issued it, relative to the layer: `self_attn.q_proj`,
@@ -31,14 +31,14 @@ pub struct Op<O = Operator> {
     pub outputs: Vec<TensorId>,
     /// Forward only: tensors this operator keeps for its backward.
     pub saved: Vec<TensorId>,
-    /// What it computes.
+    /// The operator itself, with its sizes.
     pub operator: O,
 }
 
-/// An operator of either pass, as prices and clocks see it.
+/// An operator of either pass in one form, for pricing and timing.
 #[derive(Clone, Copy, Debug)]
 pub struct AnyOp<'t> {
-    /// Its place in its pass's list.
+    /// Index among the operators of its pass.
     pub index: usize,
     /// Dotted path of the module that issued it.
     pub scope: &'t str,
@@ -50,9 +50,9 @@ pub struct AnyOp<'t> {
     pub outputs: &'t [TensorId],
     /// Forward only: tensors it keeps for its backward.
     pub saved: &'t [TensorId],
-    /// What it computes, or whose gradient.
+    /// The forward operator; in backward, the one whose gradient it computes.
     pub operator: Operator,
-    /// The factor whose gradient it is, if it is one's.
+    /// The factor whose gradient it computes, if it computes one factor's only.
     pub factor: Option<Factor>,
 }
 
@@ -71,49 +71,49 @@ pub struct ParameterInfo {
     pub expert: bool,
     /// Routed experts that share the name; 1 for dense parameters.
     pub experts: u64,
-    /// Its tensor.
+    /// Its tensor in the trace.
     pub tensor: TensorId,
 }
 
-/// A core attention: its pieces, by their places in [`Trace::forward`], where they follow each other.
+/// A core attention: the indices of its operators in [`Trace::forward`], where they are consecutive.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionPieces {
-    /// The products of queries and keys.
+    /// Index of the product of queries and keys.
     pub scores: usize,
-    /// The dropout of weights, if there is one.
+    /// Index of the dropout of probabilities, if there is one.
     pub dropout: Option<usize>,
-    /// The products of weights and values.
+    /// Index of the product of probabilities and values.
     pub context: usize,
-    /// How scores become weights.
+    /// How scores become probabilities.
     pub rule: SoftmaxRule,
-    /// Probability that dropout makes a weight zero.
+    /// Dropout probability; 0 without dropout.
     pub probability: f64,
 }
 
 /// A layer's forward and backward on one rank.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Trace {
-    /// Every tensor.
+    /// All local tensors, indexed by [`TensorId`].
     pub tensors: Vec<TensorInfo>,
-    /// Every parameter.
+    /// All parameters that this rank holds.
     pub parameters: Vec<ParameterInfo>,
     /// Forward operators in order.
     pub forward: Vec<Op>,
     /// Backward operators in order.
     pub backward: Vec<Op<Gradient>>,
-    /// Core attentions of forward.
+    /// The core attentions of forward.
     pub attentions: Vec<AttentionPieces>,
     /// Views made in forward.
     pub forward_views: Vec<View>,
-    /// Gradients of parts written into gradients of wholes in backward.
+    /// Views of backward: gradients of parts that are written into gradients of wholes.
     pub backward_views: Vec<View>,
     /// Gradient of the block's input, if it has one.
     pub input_gradient: Option<TensorId>,
-    /// Gradient of the block's output: where backward starts.
+    /// Gradient of the block's output, from which backward starts.
     pub output_gradient: Option<TensorId>,
     /// The layer's output: what the next layer or stage reads.
     pub output: Option<TensorId>,
-    /// Whether linear layers multiply in 8 bits.
+    /// Whether linear layers multiply in FP8.
     pub eight_bits: bool,
 }
 
@@ -133,7 +133,7 @@ impl<O> Op<O> {
 }
 
 impl Op {
-    /// The piece of core attention that it is, if it is one.
+    /// The core attention operator that this is, if it is one.
     #[must_use]
     pub fn attention(&self) -> Option<Attention> {
         match self.operator {
@@ -150,7 +150,7 @@ impl Trace {
         &self.tensors[id.0 as usize]
     }
 
-    /// An operator of forward, or of either part of backward, by its place.
+    /// The operator of a pass at an index; both halves of backward share one list.
     #[must_use]
     pub fn op(&self, pass: Pass, index: usize) -> AnyOp<'_> {
         match pass {

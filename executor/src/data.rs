@@ -1,4 +1,4 @@
-//! Training data: one long list of tokens, and which sequences of it make which batch.
+//! Training data: one long list of tokens, and which sequences of it form which batch.
 
 use std::path::Path;
 
@@ -13,24 +13,24 @@ pub struct Dataset {
     tokens: Vec<u32>,
 }
 
-/// How a file's bytes are tokens; its name says so.
+/// The format of a data file, given by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
-    /// `.txt`: a token per byte, numbered by the distinct bytes of the file.
+    /// `.txt`: one token per byte, numbered by the distinct bytes of the file.
     Text,
-    /// `.bin` and `.u16.bin`: little-endian tokens of 16 bits.
+    /// `.bin` and `.u16.bin`: little-endian 16-bit tokens.
     Words16,
-    /// `.u32.bin`: little-endian tokens of 32 bits.
+    /// `.u32.bin`: little-endian 32-bit tokens.
     Words32,
 }
 
-/// Largest vocabulary whose tokens 16 bits hold.
+/// Largest vocabulary that 16-bit tokens can hold.
 const MOST_OF_16_BITS: u64 = 1 << 16;
-/// Bytes differ in so many ways.
+/// Largest vocabulary of byte tokens.
 const MOST_OF_BYTES: u64 = 1 << 8;
-/// Words from which on it is no chance that every second one is tiny.
+/// Number of words from which on it cannot be chance that every second one is tiny.
 const TELLING: usize = 32;
-/// Upper halves of 32-bit tokens are at most this: of vocabularies below 262,144.
+/// Upper halves of 32-bit tokens are at most this, for vocabularies below 262,144.
 const UPPER_HALF: u16 = 3;
 
 impl Dataset {
@@ -38,8 +38,8 @@ impl Dataset {
     /// tokens of 16 bits (`.bin`, `.u16.bin`) or 32 bits (`.u32.bin`).
     ///
     /// # Errors
-    /// When the file cannot be read, its name says no format, its width or numbering cannot be that of the
-    /// model's vocabulary, it is too short for one sequence, or has tokens beyond the vocabulary.
+    /// When the file cannot be read, its name has no known suffix, its tokens' width or numbering does not suit the
+    /// model's vocabulary, it is too short for one sequence, or it has tokens beyond the vocabulary.
     pub fn read(path: &Path, vocab: u64, seq_len: u64) -> Result<Self, ExecutorError> {
         let wrong = |reason: String| ExecutorError::Data {
             path: path.display().to_string(),
@@ -69,20 +69,20 @@ impl Dataset {
         digest.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Tokens in all.
+    /// Number of tokens.
     #[must_use]
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no tokens.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }
 
-    /// Where a sequence of the global batch starts: drawn by the sequence's number, so that every
-    /// layout and every resumed run reads the same.
+    /// First token of a sequence of the global batch: drawn by the sequence's number, so that every layout and every
+    /// resumed run reads the same data.
     #[must_use]
     pub fn start(&self, seed: u64, sequence: u64, seq_len: u64) -> usize {
         let words = Stream::new(seed, 0, "data").block(sequence);
@@ -90,7 +90,7 @@ impl Dataset {
         (wide % (self.tokens.len() as u64 - seq_len)) as usize
     }
 
-    /// The token at a place.
+    /// The token at an index.
     #[must_use]
     pub fn token(&self, at: usize) -> u32 {
         self.tokens[at]
@@ -111,7 +111,7 @@ impl Format {
         }
     }
 
-    /// The tokens that bytes are, for a model of so large a vocabulary.
+    /// Converts a file's bytes to tokens for a model with vocabulary `vocab`.
     fn tokens(self, bytes: &[u8], vocab: u64) -> Result<Vec<u32>, String> {
         let tokens: Vec<u32> = match self {
             Self::Text => {

@@ -1,4 +1,4 @@
-//! Why training cannot start or go on.
+//! Errors of training.
 
 use comm::CommError;
 use cpu_device::{CpuError, WatchError};
@@ -20,8 +20,8 @@ impl ExecutorError {
         )
     }
 
-    /// Whether something failed on the way, rather than that what was given cannot be run: another rank,
-    /// the transport, a library, the numbers themselves.
+    /// Whether something failed while running (another rank, the transport, a library, the numbers), as opposed to
+    /// invalid input.
     #[must_use]
     pub fn is_failure(&self) -> bool {
         match self {
@@ -53,7 +53,7 @@ impl ExecutorError {
         }
     }
 
-    /// What a watch stopped a rank for, if one did.
+    /// The error of a watch that stopped a rank, if one did.
     #[must_use]
     pub fn watched(&self) -> Option<&WatchError> {
         match self {
@@ -77,86 +77,86 @@ pub enum ExecutorError {
     /// The model uses something the executor does not compute.
     #[error("{model} cannot be trained by this executor: {reason}")]
     Model {
-        /// Model.
+        /// Name of the model.
         model: String,
-        /// What it uses.
+        /// What the executor cannot compute.
         reason: String,
     },
     /// A block cannot be traced under the plan.
     #[error(transparent)]
     Trace(#[from] ModelError),
-    /// A rank cannot go on.
+    /// A rank failed on the CPU.
     #[error(transparent)]
     Cpu(#[from] CpuError),
-    /// A GPU cannot go on.
+    /// A rank failed on a GPU.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// The plan asks for what the device does not do.
+    /// The plan needs something that the device cannot do.
     #[error("this device cannot run the plan: {reason}")]
     Device {
-        /// What.
+        /// What the device cannot do.
         reason: String,
     },
-    /// A step needs the host for what a captured step would do without.
+    /// The host takes part in a step, so the step cannot be captured.
     #[error("a step cannot be captured: {reason}; use --execution replayed")]
     Capture {
-        /// For what.
+        /// What the host is needed for.
         reason: &'static str,
     },
     /// Communication stopped.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// The schedule does not exist.
+    /// The schedule does not exist for this strategy.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
     /// The data cannot be used.
     #[error("{path}: {reason}")]
     Data {
-        /// File.
+        /// Path of the file.
         path: String,
         /// What is wrong.
         reason: String,
     },
-    /// The loss or the gradient norm is not a number.
+    /// The loss or the gradient norm is not finite.
     #[error("step {step}: {what} is {value}; the weights of step {step} are kept as they were")]
     NotFinite {
-        /// Step.
+        /// The step, from 0.
         step: u64,
-        /// Which number.
+        /// Which number it is.
         what: &'static str,
         /// Its value.
         value: f64,
     },
-    /// The launcher started another number of ranks than the plan has.
+    /// The launcher started a different number of ranks than the plan has.
     #[error("the plan has {planned} ranks, {started} were started")]
     World {
-        /// Ranks of the plan.
+        /// Number of ranks in the plan.
         planned: usize,
-        /// Ranks that there are.
+        /// Number of ranks started.
         started: usize,
     },
     /// Ranks were started with different jobs.
     #[error("rank {rank} has another {what} than rank {peer}: start all ranks with the same plan")]
     OtherJob {
-        /// Who noticed.
+        /// The rank that noticed.
         rank: usize,
-        /// Who differs.
+        /// The rank whose job differs.
         peer: usize,
-        /// In what.
+        /// What differs.
         what: &'static str,
     },
     /// A rank's thread panicked.
     #[error("rank {rank} panicked: {message}")]
     Panic {
-        /// Rank.
+        /// The rank that panicked.
         rank: usize,
-        /// With what.
+        /// The panic message.
         message: String,
     },
     /// A checkpoint cannot be written or read.
     #[error("{path}: {reason}")]
     Checkpoint {
-        /// File.
+        /// Path of the file or folder.
         path: String,
         /// What is wrong.
         reason: String,

@@ -12,7 +12,7 @@ use crate::settings::Settings;
 /// A training job.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// What is trained.
+    /// The model to train.
     pub model: Model,
     /// How it is sharded.
     pub strategy: Strategy,
@@ -22,23 +22,23 @@ pub struct Job {
     pub global_batch: u64,
     /// Precision of activations and of the weights that kernels read.
     pub precision: Precision,
-    /// On what.
+    /// The training data.
     pub data: Dataset,
-    /// How.
+    /// Seed, optimizer, numerics and other settings.
     pub settings: Settings,
-    /// Stop after this many steps in all, before the settings' end (to go on elsewhere).
+    /// Stop after this many steps in total, before the end of the schedule (to continue elsewhere).
     pub stop_after: Option<u64>,
-    /// Pipeline order.
+    /// The pipeline schedule.
     pub schedule: Schedule,
-    /// Everything a rank does in a step.
+    /// The actions of every rank in a step.
     pub program: Program,
 }
 
 impl Job {
-    /// Makes a job of a plan.
+    /// Makes a job from a plan.
     ///
     /// # Errors
-    /// When the model has no kernels or the schedule does not exist.
+    /// When the executor cannot run the model, or the schedule does not exist.
     pub fn new(
         model: Model,
         strategy: Strategy,
@@ -47,7 +47,7 @@ impl Job {
         settings: Settings,
     ) -> Result<Self, ExecutorError> {
         check(&model, &strategy)?;
-        // One stage runs its micro-batches in order whatever the schedule is called.
+        // A single stage runs its micro-batches in order whatever the schedule.
         let kind = if strategy.pp == 1 {
             ScheduleKind::OneFOneB
         } else {
@@ -70,7 +70,7 @@ impl Job {
         })
     }
 
-    /// Steps this job runs to.
+    /// Number of the step that this job stops at.
     #[must_use]
     pub fn last_step(&self) -> u64 {
         self.stop_after.unwrap_or(self.settings.steps)
@@ -83,7 +83,7 @@ impl Job {
     }
 }
 
-/// Refuses what the executor cannot run, before any rank starts.
+/// Rejects what the executor cannot run, before any rank starts.
 fn check(model: &ModelConfig, strategy: &Strategy) -> Result<(), ExecutorError> {
     let reason = if matches!(strategy.recompute, Recompute::SelectiveOps) {
         Some("recompute=selective_ops is torchtitan's; use none, selective, full or layers:N")

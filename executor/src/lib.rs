@@ -1,4 +1,4 @@
-//! Training under a plan: ranks interpret the very actions that the simulator prices.
+//! Training under a plan: ranks run the same actions that the simulator prices.
 
 pub mod checkpoint;
 mod data;

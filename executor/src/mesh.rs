@@ -1,4 +1,4 @@
-//! Where a rank stands on every axis of both meshes, and who its peers are.
+//! A rank's index on every axis of both meshes, and its groups of peers.
 
 use catalog::Axis;
 use comm::Group;
@@ -10,11 +10,11 @@ use plans::Strategy;
 pub struct Place {
     /// Global rank.
     pub rank: usize,
-    /// Pipeline rank.
+    /// Pipeline-parallel rank.
     pub pp: u64,
-    /// Replica of sharded states.
+    /// Index among replicas of sharded states (outer data parallelism).
     pub dp_replicate: u64,
-    /// Shard of states.
+    /// Index of the shard of states (ZeRO).
     pub dp_shard: u64,
     /// Context-parallel rank.
     pub cp: u64,
@@ -22,13 +22,13 @@ pub struct Place {
     pub tp: u64,
     /// Expert-parallel rank.
     pub ep: u64,
-    /// Tensor-parallel rank inside experts.
+    /// Expert-tensor-parallel rank.
     pub etp: u64,
-    /// Replica of an expert shard.
+    /// Expert-data-parallel rank.
     pub edp: u64,
 }
 
-/// All ranks of a strategy.
+/// The places of all ranks of a strategy.
 #[derive(Clone, Debug)]
 pub struct Mesh {
     strategy: Strategy,
@@ -54,13 +54,13 @@ impl Mesh {
         self.places.len()
     }
 
-    /// Where a rank stands.
+    /// The place of a rank.
     #[must_use]
     pub fn place(&self, rank: usize) -> Place {
         self.places[rank]
     }
 
-    /// Ranks that agree with `rank` on `key`, in rank order.
+    /// The group of ranks with the same `key` as `rank`, in rank order.
     #[must_use]
     pub fn group<K: PartialEq>(
         &self,
@@ -83,7 +83,7 @@ impl Mesh {
         }
     }
 
-    /// Groups of the axes inside a block, in the order of [`dtensor::BLOCK_AXES`].
+    /// A rank's groups on the axes inside a block, in the order of [`dtensor::BLOCK_AXES`].
     #[must_use]
     pub fn block_groups(&self, rank: usize) -> [Group; 4] {
         let dense = |p: &Place| (p.pp, p.dp_replicate, p.dp_shard);
@@ -95,7 +95,7 @@ impl Mesh {
         ]
     }
 
-    /// A rank's position inside a block.
+    /// A rank's position on the axes inside a block.
     #[must_use]
     pub fn block_position(&self, rank: usize) -> BlockPosition {
         let place = self.places[rank];
@@ -111,7 +111,7 @@ impl Mesh {
         }
     }
 
-    /// The rank with another pipeline rank and the same place otherwise.
+    /// The rank on pipeline rank `pp` whose place is otherwise the same.
     #[must_use]
     pub fn peer(&self, rank: usize, pp: u64) -> usize {
         let own = self.places[rank];
@@ -122,7 +122,7 @@ impl Mesh {
         self.places.iter().find(same).map_or(rank, |p| p.rank)
     }
 
-    /// Ranks that share the states of one expert shard: replicas of it, in blocks of one copy.
+    /// Number of ranks that shard the states of one expert shard within one replica.
     #[must_use]
     pub fn expert_shard_size(&self) -> u64 {
         let s = &self.strategy;
@@ -135,7 +135,7 @@ fn place(s: &Strategy, rank: u64) -> Place {
         let group = s.group(axis);
         rank / group.stride % group.size
     };
-    // Experts fold the ranks of one pipeline stage, in the order of the dense axes.
+    // The expert mesh regroups the ranks of one pipeline rank, in the order of the dense axes.
     let mut inner = 0;
     let mut stride = 1;
     for axis in s.axis_order.0 {

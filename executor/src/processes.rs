@@ -1,4 +1,4 @@
-//! Runs a job of which this process is one rank.
+//! Runs a job in which this process is one rank.
 
 use std::sync::Arc;
 
@@ -12,17 +12,17 @@ use crate::mesh::Mesh;
 use crate::report::RankReport;
 use crate::train::{Outcome, Session, guarded, one_rank, outcome, prepare};
 
-/// Channel on which ranks compare their jobs.
+/// Channel on which ranks check that they have the same job.
 const JOBS: u64 = 51;
-/// Channel of results, to rank 0.
+/// Channel on which ranks send their results to rank 0.
 const RESULTS: u64 = 52;
 
-/// Trains as rank `comm.rank()`. Rank 0 returns what training left, once
-/// every rank is done; the others return nothing.
+/// Trains as rank `comm.rank()`. Rank 0 returns the result of training once every rank is done; the others return
+/// `None`.
 ///
 /// # Errors
-/// When there are more or fewer ranks than the plan has, when ranks have different jobs, or when
-/// this rank fails or must stop because another did.
+/// When the number of ranks is not the plan's, when ranks have different jobs, or when this rank fails or stops
+/// because another did.
 pub fn train_rank(
     devices: &impl Devices,
     session: &Session<'_>,
@@ -44,7 +44,7 @@ pub fn train_rank(
         let (report, pieces) = one_rank(devices, session, &mesh, comm)?;
         if comm.rank() > 0 {
             comm.send(0, RESULTS, "results", message(&report, &pieces))?;
-            // Rank 0 says when it has everything: until then this one stays to carry messages.
+            // Stay until rank 0 has received everything: this rank still carries messages.
             everyone(comm).barrier(comm)?;
             return Ok(None);
         }
@@ -69,8 +69,8 @@ fn everyone(comm: &dyn Communicator) -> Group {
     }
 }
 
-/// Ranks that were started with different plans, data or settings would wait for each other or, worse,
-/// train something that nobody asked for.
+/// Checks that all ranks have the same plan, data and settings. Otherwise they would wait for each other forever or,
+/// worse, train something that nobody asked for.
 fn same_job(session: &Session<'_>, comm: &dyn Communicator) -> Result<(), ExecutorError> {
     let job = session.job;
     let parts: [(&'static str, String); 5] = [
@@ -105,7 +105,7 @@ fn same_job(session: &Session<'_>, comm: &dyn Communicator) -> Result<(), Execut
     Ok(())
 }
 
-/// A rank's results: lengths and names as JSON, then the numbers.
+/// Serialises a rank's results: lengths and names as JSON, then the numbers.
 fn message(report: &RankReport, pieces: &[Piece]) -> Message {
     let heads: Vec<_> = pieces
         .iter()

@@ -1,4 +1,4 @@
-//! What a rank reports of a run and of each step.
+//! What a rank reports about a run and each step.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use dtensor::train::{Routed, StateBytes};
 use plans::Event;
 use serde::{Deserialize, Serialize};
 
-/// A rank's line in the report.
+/// A rank's entry in the report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankReport {
     /// Global rank.
@@ -16,56 +16,55 @@ pub struct RankReport {
     pub pp: u64,
     /// Tensor-parallel rank.
     pub tp: u64,
-    /// Mean loss of every step.
+    /// Mean loss of each step.
     pub losses: Vec<f64>,
-    /// Global gradient norm of every step.
+    /// Global gradient norm of each step.
     pub gradient_norms: Vec<f64>,
-    /// Seconds of every step.
+    /// Duration of each step in seconds.
     pub step_times: Vec<f64>,
-    /// What ran when in the last step; nothing of a captured step, which is one call.
+    /// When each action ran in the last step; empty for captured steps, which are single calls.
     pub events: Vec<Event>,
-    /// Seconds that the device took for the passes of every step that was captured: the rest is the host's.
+    /// Seconds that the device spent on the passes of each captured step; the rest of the step is the host's.
     pub captured_times: Vec<f64>,
-    /// States.
+    /// Bytes of parameters, gradients and optimizer states.
     pub states: StateBytes,
-    /// Most bytes kept for backward at any moment of a step.
+    /// Peak of bytes kept for backward within a step.
     pub peak_saved: u64,
-    /// Rows that reached this rank's experts in that step.
+    /// Row counts of this rank's experts in that step.
     pub routed: Vec<Routed>,
-    /// Memory of the device in the step that used most; nothing where it is not counted.
+    /// Device memory in the step that used most; `None` if the device does not count it.
     pub memory: Option<MemoryUse>,
-    /// The library that ran core attention, with its release, or why the project's own kernels did; nothing where no
-    /// library was asked.
+    /// The library that ran core attention, with its version, or why the project's own kernels did; `None` if no
+    /// library was requested.
     pub attention_library: Option<Result<String, String>>,
 }
 
-/// Bytes of a device's memory.
+/// Device memory use in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryUse {
-    /// The most that tensors and lists had at a time, as they asked for it.
+    /// Peak of bytes allocated at one time, as requested.
     pub peak: u64,
-    /// Taken from the device: with rounding and with pieces that nothing had.
+    /// Bytes reserved from the device, with rounding and unused blocks.
     pub reserved: u64,
 }
 
-/// A step that is done.
+/// The result of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
-    /// Its number, from 0.
+    /// Number of the step, from 0.
     pub step: u64,
-    /// Mean loss of its tokens.
+    /// Mean loss over its tokens.
     pub loss: f64,
-    /// Norm of the gradient before clipping.
+    /// Gradient norm before clipping.
     pub gradient_norm: f64,
-    /// Seconds it took on rank 0.
+    /// Duration on rank 0 in seconds.
     pub seconds: f64,
-    /// Bytes of the device's memory that rank 0 used at most so far; nothing where they are not counted.
+    /// Peak device memory of rank 0 so far in bytes; `None` if the device does not count it.
     pub peak_memory: Option<u64>,
 }
 
 impl RankReport {
-    /// Rows that reached this rank's experts when it kept most for backward, by micro-batch and
-    /// layer.
+    /// Row counts of this rank's experts in the step with the highest memory for backward, by micro-batch and layer.
     #[must_use]
     pub fn routed_rows(&self) -> BTreeMap<(u32, u64), RoutedRows> {
         let routed = self.routed.iter();

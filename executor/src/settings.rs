@@ -1,4 +1,4 @@
-//! What a training job needs beside its plan.
+//! Settings of a training job that are not part of its plan.
 
 use std::time::Duration;
 
@@ -10,33 +10,33 @@ use cpu_device::{AdamWStep, Numerics};
 pub struct Settings {
     /// Seed of every random number.
     pub seed: u64,
-    /// Steps in all.
+    /// Total number of steps.
     pub steps: u64,
-    /// How sums that a sharding splits are evaluated.
+    /// Exact or fast: how reductions that sharding splits are evaluated.
     pub numerics: Numerics,
-    /// When the model's code runs.
+    /// When model code runs.
     pub execution: Execution,
-    /// Draw dropout by rank, as systems that seed every rank do, instead of by element: layouts then
-    /// differ. For comparisons.
+    /// Draw dropout masks by rank, as systems that seed each rank do, instead of by element; layouts then give
+    /// different results. For comparisons only.
     pub dropout_by_rank: bool,
-    /// Optimizer.
+    /// Hyperparameters of the optimizer.
     pub optimizer: AdamW,
-    /// Gradients are reduced in buckets of at least this size, while backward runs.
+    /// Least size of a gradient bucket; buckets are reduced while backward runs.
     pub gradient_bucket: Bytes,
-    /// How long a rank waits for another.
+    /// How long a rank waits for another before it fails.
     pub timeout: Duration,
 }
 
-/// When a model's code runs.
+/// When model code runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Execution {
-    /// Once per block, before training; passes replay what it recorded.
+    /// Once per block, before training; passes replay the recorded trace.
     #[default]
     Replayed,
-    /// For every micro-batch anew, as in a system that does not compile.
+    /// Anew for every micro-batch, as in an eager framework.
     Eager,
-    /// Once per block; and all that the first step queued is captured in the second, which the device then
-    /// runs by one call per step, on several ranks by two.
+    /// Once per block; and what the first step queues is captured in the second as a graph, replayed by one call per
+    /// step, or two with several ranks.
     Graph,
 }
 
@@ -45,19 +45,19 @@ pub enum Execution {
 pub struct AdamW {
     /// Peak learning rate.
     pub learning_rate: f64,
-    /// Learning rate at the end.
+    /// Learning rate at the end of the cosine decay.
     pub min_learning_rate: f64,
-    /// Steps of linear warm-up.
+    /// Number of linear warm-up steps.
     pub warmup_steps: u64,
     /// Decay of the first moment.
     pub beta1: f64,
     /// Decay of the second moment.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// Added to the square root of the second moment.
     pub epsilon: f64,
-    /// Decoupled decay of weight matrices.
+    /// Decoupled weight decay, applied to matrices.
     pub weight_decay: f64,
-    /// Largest norm of the gradient; longer ones are scaled down.
+    /// Largest gradient norm; larger gradients are scaled down to it. `None` for no clipping.
     pub clip_norm: Option<f64>,
 }
 
@@ -77,7 +77,7 @@ impl Default for AdamW {
 }
 
 impl AdamW {
-    /// Learning rate of a step (from 0) of `steps`.
+    /// Learning rate of step `step` (from 0) of `steps`.
     #[must_use]
     pub fn rate(&self, step: u64, steps: u64) -> f64 {
         if step < self.warmup_steps {
@@ -89,7 +89,7 @@ impl AdamW {
         self.min_learning_rate + (self.learning_rate - self.min_learning_rate) * cosine
     }
 
-    /// Numbers of a step (from 0) of `steps`, for weights that decay.
+    /// AdamW constants of step `step` (from 0) of `steps`, for weights that decay.
     #[must_use]
     pub fn numbers(&self, step: u64, steps: u64) -> AdamWStep {
         let correct = |beta: f64| 1.0 - beta.powf((step + 1) as f64);
@@ -103,7 +103,7 @@ impl AdamW {
         }
     }
 
-    /// What clipping multiplies a gradient of that norm by; not a number where the norm is none.
+    /// The clipping factor for a gradient of this norm; NaN if the norm is not finite.
     #[must_use]
     pub fn scale(&self, norm: f64) -> f32 {
         match self.clip_norm {

@@ -1,4 +1,4 @@
-//! The virtual stages of a rank, from its job: their blocks, their parameters, and who shares these.
+//! The virtual stages of a rank: their blocks, their parameters, and the groups that share these.
 
 use std::sync::Arc;
 
@@ -16,16 +16,16 @@ use crate::job::Job;
 use crate::mesh::Mesh;
 use crate::settings::Execution;
 
-/// Channels of gathered parameters, dense and of experts: apart from the gradients', which may come in between.
+/// Channels of parameter all-gathers, dense and expert: separate from the gradients', which may overlap with them.
 const PARAMETERS: [u64; 2] = [15, 25];
 
 impl Job {
-    /// The layout of every block.
+    /// The layout of the job's blocks.
     pub(crate) fn layout(&self) -> BlockLayout {
         BlockLayout::of(&self.strategy, self.seq_len, self.precision)
     }
 
-    /// A virtual stage of a rank.
+    /// Makes a virtual stage of a rank.
     pub(crate) fn stage<D: Device>(
         &self,
         device: &D,
@@ -66,7 +66,7 @@ impl Job {
     }
 }
 
-/// Who shares dense and expert states with a rank.
+/// The groups that share a rank's dense and expert states.
 pub(crate) fn sharing(mesh: &Mesh, rank: usize, zero: Zero) -> [Sharing<Group>; 2] {
     let sharded = zero != Zero::Z0;
     let place = mesh.place(rank);

@@ -1,4 +1,4 @@
-//! Runs a job: one thread per rank, one result.
+//! Runs a job with one thread per rank.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,52 +20,52 @@ use crate::mesh::Mesh;
 use crate::rank::Rank;
 use crate::report::{RankReport, StepReport};
 
-/// Channel on which ranks tell rank 0 of the files they wrote.
+/// Channel on which ranks report the files they wrote to rank 0.
 const FILES: u64 = 50;
 
-/// What training left.
+/// The result of training.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Mean loss of every step.
+    /// Mean loss of each step.
     pub losses: Vec<f64>,
-    /// Global gradient norm of every step.
+    /// Global gradient norm of each step.
     pub gradient_norms: Vec<f64>,
-    /// Seconds of every step: the slowest rank's.
+    /// Duration of each step in seconds, on the slowest rank.
     pub step_times: Vec<f64>,
-    /// Every rank.
+    /// The report of every rank.
     pub ranks: Vec<RankReport>,
-    /// Weights and optimizer states, by global name.
+    /// Final weights and optimizer states, by global name.
     pub states: Memory,
 }
 
 /// A run of a job.
 #[derive(Clone, Copy)]
 pub struct Session<'a> {
-    /// The job.
+    /// The job to run.
     pub job: &'a Job,
-    /// Where states come from and how many steps they have seen; absent: the beginning.
+    /// The source of the initial states, and how many steps they have seen; `None` to start from scratch.
     pub start: Option<(&'a dyn Source, u64)>,
-    /// When to save.
+    /// Where and how often to save, if at all.
     pub checkpoints: Option<&'a Checkpoints>,
-    /// Who is told how it goes.
+    /// Receives progress.
     pub observer: &'a dyn Observer,
-    /// Who sees every operator.
+    /// Called after every operator, if given.
     pub watch: Option<&'a (dyn Watch + Sync)>,
 }
 
-/// When and where to save.
+/// Where and how often to save checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checkpoints {
     /// Folder of checkpoints.
     pub dir: PathBuf,
-    /// Steps between two; the end of training is always saved.
+    /// Steps between two checkpoints; the end of training is always saved.
     pub every: u64,
-    /// The run that they are of, as their manifests say it; absent where that is not known.
+    /// Identity of the run, written to manifests; absent if unknown.
     pub run: Option<RunIdentity>,
 }
 
 impl Checkpoints {
-    /// Of a job.
+    /// Checkpoints of a job.
     #[must_use]
     pub fn of(job: &Job, dir: &Path, every: u64) -> Self {
         Self {
@@ -76,15 +76,15 @@ impl Checkpoints {
     }
 }
 
-/// What a run tells while it goes.
+/// Receives the progress of a run.
 pub trait Observer: Sync {
-    /// A step is done.
+    /// Called when a step is done.
     fn step(&self, report: &StepReport);
-    /// A checkpoint is complete.
+    /// Called when a checkpoint is complete.
     fn saved(&self, _path: &Path) {}
 }
 
-/// Trains on the cpu with all ranks as threads of this process.
+/// Trains on the CPU with all ranks as threads of this process.
 ///
 /// # Errors
 /// The first failure of any rank.
@@ -130,7 +130,7 @@ pub fn train_on(devices: &impl Devices, session: &Session<'_>) -> Result<Outcome
     Ok(outcome(reports, states))
 }
 
-/// What all ranks' reports, in order, say together.
+/// Combines the reports of all ranks, in rank order.
 pub(crate) fn outcome(reports: Vec<RankReport>, states: Memory) -> Outcome {
     let steps = reports[0].step_times.len();
     let slowest = |step: usize| {
@@ -148,8 +148,8 @@ pub(crate) fn outcome(reports: Vec<RankReport>, states: Memory) -> Outcome {
     }
 }
 
-/// Makes the folder of checkpoints, puts in order what an interrupted save left, and refuses to mix this run's
-/// checkpoints with another's: the last of a folder must be the one to go on from.
+/// Makes the folder of checkpoints, cleans up after an interrupted save, and refuses to mix this run's checkpoints
+/// with another's: the latest in a folder must be the one to resume from.
 pub(crate) fn prepare(session: &Session<'_>) -> Result<(), ExecutorError> {
     let Some(checkpoints) = session.checkpoints else {
         return Ok(());
@@ -165,7 +165,7 @@ pub(crate) fn prepare(session: &Session<'_>) -> Result<(), ExecutorError> {
             let how = "go on from it with --resume, or save into another folder";
             return Err(refused(step, "an earlier run", how));
         }
-        // Earlier ones are this run's past, or were given up with --force-resume; a damaged one is of no run.
+        // Earlier ones belong to this run or were overruled with --force-resume; a damaged one belongs to no run.
         let of_another = step > first
             && Manifest::read(&folder).is_ok_and(|manifest| {
                 let ours = (&checkpoints.run, session.job.settings.seed);
@@ -181,7 +181,7 @@ pub(crate) fn prepare(session: &Session<'_>) -> Result<(), ExecutorError> {
     Store::new(dir).recover()
 }
 
-/// Runs a rank; its failure, or its panic, stops the others.
+/// Runs a rank's work; its failure or panic is reported to the other ranks.
 pub(crate) fn guarded<T>(
     comm: &dyn Communicator,
     work: impl FnOnce() -> Result<T, ExecutorError>,
@@ -202,7 +202,7 @@ pub(crate) fn guarded<T>(
     result
 }
 
-/// The failure that others followed from, if any rank failed.
+/// Fails with the first failure that no other rank's failure caused, if any rank failed.
 fn first_cause<T>(results: &[Result<T, ExecutorError>]) -> Result<(), ExecutorError> {
     let mut errors = results.iter().filter_map(|r| r.as_ref().err());
     let first = errors.clone().find(|e| !e.follows());
@@ -227,14 +227,14 @@ pub(crate) fn one_rank(
         first = step;
     }
     std::thread::scope(|scope| {
-        // A failure must reach the others before this scope waits for a save that waits for them.
+        // A failure must reach the others before this scope joins a save that waits for them.
         guarded(comm, || steps(session, &mut rank, comm, first, scope))
     })?;
     let pieces = rank.pieces()?;
     Ok((rank.report(), pieces))
 }
 
-/// Refuses precisions that the devices do not compute in.
+/// Rejects a precision that the devices cannot compute in.
 fn computes<D: Devices>(_: &D, job: &Job) -> Result<(), ExecutorError> {
     let here = <D::Device<'_> as Device>::PRECISIONS;
     if here.contains(&job.precision) {
@@ -252,8 +252,8 @@ fn computes<D: Devices>(_: &D, job: &Job) -> Result<(), ExecutorError> {
     })
 }
 
-/// Trains from step `first` on. A checkpoint is copied at the end of its step and written while
-/// training goes on.
+/// Trains from step `first` on. A checkpoint is copied at the end of its step and written in the background while
+/// training continues.
 fn steps<'scope>(
     session: &'scope Session<'scope>,
     rank: &mut Rank<'_, impl Device>,
@@ -264,7 +264,7 @@ fn steps<'scope>(
     let job = session.job;
     let mut writer: Option<ScopedJoinHandle<'scope, Result<(), ExecutorError>>> = None;
     if let Some(checkpoints) = session.checkpoints.filter(|_| first >= job.last_step()) {
-        // Nothing left to train: what was loaded is saved as this layout has it.
+        // Nothing left to train: save the loaded states in this layout.
         return save(session, comm, checkpoints, first, &rank.pieces()?);
     }
     for step in first..job.last_step() {
@@ -298,7 +298,7 @@ fn join(
     }
 }
 
-/// Writes a rank's file; rank 0 completes the checkpoint when every rank has, and tells them. When one cannot, all
+/// Writes a rank's file; once every rank has, rank 0 completes the checkpoint and tells the others. If one fails, all
 /// remove what they wrote.
 fn save(
     session: &Session<'_>,
@@ -318,7 +318,7 @@ fn save(
         }),
     };
     if saved.is_err() {
-        // The others learn of it from this rank's failure; whoever is last leaves no folder.
+        // The others learn of it from this rank's failure; the last rank to clean up removes the folder.
         let rank = comm.rank();
         store.abandon(step, Some(rank).filter(|&rank| rank > 0));
     }
@@ -357,7 +357,7 @@ fn save_all(
 }
 
 impl Outcome {
-    /// SHA-256 of all weights in 32 bits, little-endian, each after its name, in order of names.
+    /// SHA-256 of all fp32 weights, little-endian, each after its name, in order of name.
     #[must_use]
     pub fn weights_sha256(&self) -> String {
         let mut digest = Sha256::new();
@@ -372,7 +372,7 @@ impl Outcome {
             .collect()
     }
 
-    /// The last step as it ran, one representative per pipeline rank.
+    /// Timeline of the last step, with one representative per pipeline rank.
     #[must_use]
     pub fn timeline(&self) -> Timeline {
         let mut first: BTreeMap<u64, &RankReport> = BTreeMap::new();

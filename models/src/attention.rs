@@ -1,4 +1,4 @@
-//! Self-attention: grouped-query and latent.
+//! Self-attention: grouped-query and multi-head latent attention.
 
 use catalog::model::{AttentionKind, ModelConfig, Position, Projections};
 use catalog::{Axis, CpKind, LayerClass, RopeScaling};
@@ -65,7 +65,7 @@ pub(crate) fn grouped(
     block.linear(site, &scope(n.o), &out, hidden, inner, config.out_bias)
 }
 
-/// Queries, keys and values of grouped attention.
+/// Projects queries, keys and values of grouped attention, with separate or fused weights.
 fn projected(
     block: &mut Block<'_, '_, '_>,
     x: &DTensor,
@@ -79,7 +79,7 @@ fn projected(
         let site = Site::AttentionInput;
         block.linear(site, &scope, x, heads * head_dim, hidden, bias)
     };
-    // Heads of queries, and of keys as of values, before the next such run.
+    // Query heads, and key (equally value) heads, per repetition of the fused weight's pattern.
     let (q, kv) = match projections {
         Projections::Separate => {
             return Ok([
@@ -99,11 +99,11 @@ fn projected(
     Ok([cut(0, q), cut(q, kv), cut(q + kv, kv)])
 }
 
-/// Epsilon of the norms of compressed queries, keys and values: DeepSeek's code has it fixed, whatever the
+/// Epsilon of the norms of compressed queries, keys and values: a constant in DeepSeek's code, independent of the
 /// model's.
 const LATENT_EPSILON: f64 = 1e-6;
 
-/// Multi-head latent attention (DeepSeek-V2, §2.1).
+/// Multi-head latent attention, MLA (DeepSeek-V2, §2.1).
 pub(crate) fn latent(
     block: &mut Block<'_, '_, '_>,
     class: LayerClass,
@@ -143,7 +143,7 @@ pub(crate) fn latent(
     };
     let rope = scope("rotary_emb");
     let q = block.tape.rope(&rope, &q, rotary);
-    // One rotated part for the keys of all heads.
+    // All heads share one rotary part of the keys.
     let shared = block.tape.slice(&a, [kv_lora_rank, qk_rope_dim, down]);
     let mut alone = rotary;
     (alone.head_dim, alone.first) = (qk_rope_dim, 0);
@@ -164,8 +164,8 @@ pub(crate) fn latent(
     block.linear(site, &scope(n.o), &out, hidden, inner, config.out_bias)
 }
 
-/// Queries of latent attention, compressed to a rank on the way if the model has one. Down-projections run on
-/// the tokens that a rank holds; what they make is gathered, being narrower.
+/// Queries of latent attention, through a low-rank compression if the model has one. Down-projections run on the
+/// rank's own tokens; their output is gathered, because it is narrower.
 fn latent_queries(
     block: &mut Block<'_, '_, '_>,
     x: &DTensor,
@@ -186,7 +186,7 @@ fn latent_queries(
     raised(block, ["q_a_layernorm", "q_b_proj"], &a, rank, out)
 }
 
-/// What was compressed, normed and projected up again; the names are the norm's and the projection's.
+/// Norms and up-projects a compressed tensor; the names are the norm's and the projection's.
 fn raised(
     block: &mut Block<'_, '_, '_>,
     [norm, up]: [&str; 2],
@@ -220,7 +220,7 @@ fn softmax(model: &ModelConfig, dims: &Dims) -> SoftmaxRule {
     }
 }
 
-/// Core attention with its exchange over the sharded sequence.
+/// Core attention, including its context-parallel exchange.
 fn core(
     block: &mut Block<'_, '_, '_>,
     class: LayerClass,

@@ -1,4 +1,4 @@
-//! The blocks a model is traced in: equal blocks under equal layouts have equal traces.
+//! The blocks that a model is traced in; equal blocks under equal layouts have equal traces.
 
 use catalog::CpKind;
 use catalog::{DType, LayerClass, Precision};
@@ -8,45 +8,45 @@ use plans::Strategy;
 /// A traceable part of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BlockClass {
-    /// Token (and position) embedding.
+    /// Token embedding, with positions if the model has learned ones.
     Embedding,
-    /// A decoder layer.
+    /// A decoder layer of this class.
     Layer(LayerClass),
     /// Final norm, head and loss.
     Head,
-    /// A multi-token-prediction module: its layer, projection, and its own head and loss.
+    /// A multi-token-prediction module: its projection, its layer, and its head and loss.
     Mtp,
 }
 
-/// Everything about a strategy that changes a block's local operators.
+/// Everything in a strategy that affects a block's local operators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockLayout {
     /// Tensor-parallel size.
     pub tp: u64,
-    /// Megatron sequence parallelism.
+    /// Whether Megatron sequence parallelism is on.
     pub sequence_parallel: bool,
     /// Context-parallel size.
     pub cp: u64,
-    /// Kind of context parallelism.
+    /// Whether context parallelism uses a ring, KV all-gather or all-to-all.
     pub cp_kind: CpKind,
     /// Expert-parallel size.
     pub ep: u64,
-    /// Tensor-parallel size inside experts.
+    /// Expert-tensor-parallel size.
     pub etp: u64,
     /// Sequences per micro-batch.
     pub micro_batch: u64,
     /// Tokens per sequence, before context parallelism.
     pub seq_len: u64,
-    /// Element type of activations and compute weights.
+    /// Element type of activations and of the weights that kernels read.
     pub dtype: DType,
-    /// Whether linear layers of decoder layers multiply in 8 bits.
+    /// Whether linear layers of decoder layers multiply in FP8.
     pub eight_bits: bool,
     /// How many rows reach this rank's experts.
     pub routing: Routing,
 }
 
 impl BlockLayout {
-    /// One rank that holds everything.
+    /// The layout of a single rank that holds everything.
     #[must_use]
     pub fn alone(micro_batch: u64, seq_len: u64, dtype: DType) -> Self {
         Self {

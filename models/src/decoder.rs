@@ -1,5 +1,5 @@
-//! A decoder, written once for one device. The mesh is never mentioned: layouts come from the
-//! sharding plan at module inputs and outputs.
+//! A decoder, written once for one device. It never mentions the mesh: the sharding plan gives placements at module
+//! inputs and outputs.
 
 use catalog::model::{Mlp, Moe, Position, Residual};
 use catalog::{DType, LayerClass};
@@ -47,7 +47,7 @@ impl Block<'_, '_, '_> {
         }
     }
 
-    /// Dropout, if any, and the residual addition.
+    /// Adds a sublayer's output to the residual stream, after dropout if the model has any.
     fn join(&mut self, scope: &str, x: &DTensor, y: DTensor) -> Result<DTensor, ModelError> {
         let y = if self.model.hidden_dropout > 0.0 {
             self.tape.dropout(scope, &y, self.model.hidden_dropout)
@@ -71,7 +71,7 @@ impl Block<'_, '_, '_> {
         }
     }
 
-    /// A feed-forward block of a given inner width.
+    /// A feed-forward block with inner width `ffn`.
     fn mlp(
         &mut self,
         module: &str,
@@ -116,7 +116,7 @@ impl Block<'_, '_, '_> {
         }
     }
 
-    /// Routed experts, with the shared one beside them.
+    /// Routed experts, plus the shared expert if the model has one.
     fn experts(&mut self, moe: &Moe, x: DTensor) -> Result<DTensor, ModelError> {
         let n = self.names;
         let router = format!("{}.{}", n.moe, n.router);
@@ -142,7 +142,7 @@ impl Block<'_, '_, '_> {
         if moe.shared_ffn == 0 {
             return Ok(routed);
         }
-        // Before the shared expert: its input's gradients are then summed in one order however they come.
+        // Runs before the shared expert, so that its input's gradients are always summed in the same order.
         let gate = format!("{}.shared_expert_gate", n.moe);
         let weight = match moe.shared_gate {
             true => Some(self.linear(Site::Other, &gate, &x, 1, hidden, false)?),
@@ -180,7 +180,8 @@ impl Block<'_, '_, '_> {
         self.expert_linear(moe, &inner, 2, [hidden, moe.expert_ffn])
     }
 
-    /// One of the projections of all experts, by its place in [`Names::expert`](crate::names::Names::expert), with its bias.
+    /// One projection of all experts, given its index in [`Names::expert`](crate::names::Names::expert), with its
+    /// bias.
     fn expert_linear(
         &mut self,
         moe: &Moe,
@@ -204,7 +205,7 @@ impl Block<'_, '_, '_> {
         }
     }
 
-    /// Token embedding with positions, norm and dropout.
+    /// Token embedding with positions, norm and dropout, as far as the model has them.
     pub(crate) fn embedding(&mut self, batch: u64, sequence: u64) -> Result<DTensor, ModelError> {
         let n = self.names;
         let model = self.model;
@@ -225,7 +226,7 @@ impl Block<'_, '_, '_> {
             let table = self
                 .tape
                 .parameter(&name, &[rows, model.hidden], self.dtype, 1);
-            // OPT's table begins with rows that no position has.
+            // The first rows of OPT's table belong to no position.
             let first = rows - model.max_position.min(rows);
             x = self.tape.positions(n.positions, &x, &table, first);
         }
@@ -240,7 +241,7 @@ impl Block<'_, '_, '_> {
         Ok(x)
     }
 
-    /// Token indices: whole on every tensor-parallel rank, sharded with the sequence over context.
+    /// Token ids: replicated over tensor parallelism, sharded by sequence over context parallelism.
     fn token_ids(&mut self, batch: u64, sequence: u64) -> DTensor {
         let placements = if self.tape.mesh().cp > 1 {
             Placements::REPLICATE.with(catalog::Axis::Cp, Placement::Shard(1))
@@ -289,8 +290,8 @@ impl Block<'_, '_, '_> {
         Ok(self.tape.cross_entropy("loss", &wide))
     }
 
-    /// A prediction module of DeepSeek-V3: norms of the hidden state and of the next token's
-    /// embedding, their projection, a layer, and the shared head.
+    /// DeepSeek-V3's multi-token-prediction module: norms of the hidden state and of the next token's embedding, their
+    /// projection, a layer, and the shared head.
     pub(crate) fn prediction_module(
         &mut self,
         class: LayerClass,

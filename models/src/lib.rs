@@ -1,4 +1,4 @@
-//! The model families, written once as single-device code over global tensors.
+//! Model families, written once as single-device code over global tensors.
 
 mod attention;
 pub mod block;
@@ -21,10 +21,10 @@ pub use sharding::sharding_plan;
 
 use modules::Block;
 
-/// Runs one block on the meta device under a layout.
+/// Traces one block on the meta device under a layout.
 ///
 /// # Errors
-/// When an operator has no rule for the placements the layout leads to.
+/// When an operator has no rule for the placements that the layout leads to.
 pub fn trace_block(
     model: &ModelConfig,
     class: BlockClass,
@@ -57,12 +57,12 @@ pub fn trace_block(
         }
     };
     let mut trace = tape.finish(&output)?;
-    // Embedding and head stay in 16 bits, as torchao's filters for training have it.
+    // Embedding and head stay in 16 bits, as with torchao's module filters for training.
     trace.eight_bits = layout.eight_bits && matches!(class, BlockClass::Layer(_) | BlockClass::Mtp);
     Ok(trace)
 }
 
-/// The blocks of a model in order, prediction modules before the head.
+/// The blocks of a model in order; prediction modules come before the head.
 #[must_use]
 pub fn blocks(model: &ModelConfig) -> Vec<BlockClass> {
     let mut blocks = vec![BlockClass::Embedding];
@@ -72,8 +72,8 @@ pub fn blocks(model: &ModelConfig) -> Vec<BlockClass> {
     blocks
 }
 
-/// Every parameter of a model on one device. Repeated layers carry their number, experts stand
-/// once with all their elements.
+/// Every parameter of a model on one device. Names of repeated layers contain the layer's number; an expert parameter
+/// is listed once, with the elements of all experts.
 ///
 /// # Errors
 /// When the model cannot run even on one device.
@@ -85,7 +85,7 @@ pub fn parameters(model: &ModelConfig) -> Result<Vec<ParameterInfo>, ModelError>
         let numbered = matches!(class, BlockClass::Layer(_) | BlockClass::Mtp);
         for mut parameter in trace.parameters {
             parameter.name = parameter.name.replace("{layer}", &layer.to_string());
-            // Tied weights, and the head that prediction modules share, count once.
+            // Tied weights, and the head that prediction modules share, are counted once.
             if !all
                 .iter()
                 .rev()
@@ -101,7 +101,7 @@ pub fn parameters(model: &ModelConfig) -> Result<Vec<ParameterInfo>, ModelError>
     Ok(all)
 }
 
-/// Trained parameters of a model, shared ones once; prediction modules are not counted.
+/// Number of trained parameters of a model; shared ones count once, prediction modules do not count.
 ///
 /// # Errors
 /// When the model cannot run even on one device.

@@ -1,4 +1,4 @@
-//! What the modules of a block share: the tape they run on, their names, norms and linears.
+//! What the modules of a block share: tape, module names, norms and linear layers.
 
 use catalog::DType;
 use catalog::model::ModelConfig;
@@ -16,17 +16,17 @@ pub(crate) struct Block<'t, 'p, 'm> {
 }
 
 impl Block<'_, '_, '_> {
-    /// A norm with its weight (and bias).
+    /// Norm over the hidden size.
     pub(crate) fn norm(&mut self, scope: &str, x: &DTensor) -> DTensor {
         self.norm_over(scope, x, self.model.hidden)
     }
 
-    /// A norm over a given width.
+    /// Norm over a given width.
     pub(crate) fn norm_over(&mut self, scope: &str, x: &DTensor, width: u64) -> DTensor {
         self.norm_with(scope, x, width, self.model.constants.norm_epsilon)
     }
 
-    /// A norm over a given width with its own epsilon.
+    /// Norm over a given width, with a given epsilon.
     pub(crate) fn norm_with(
         &mut self,
         scope: &str,
@@ -52,7 +52,7 @@ impl Block<'_, '_, '_> {
         self.tape.norm(bare, x, &weight, norm)
     }
 
-    /// A linear with its redistribution and bias. A router's works in 32 bits.
+    /// Linear layer with the plan's redistribution and an optional bias. The router's runs in fp32.
     pub(crate) fn linear(
         &mut self,
         site: Site,

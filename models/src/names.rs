@@ -1,31 +1,31 @@
-//! What each family calls its modules: the names of the Hugging Face `state_dict`.
+//! Module names of each family, as in the Hugging Face `state_dict`.
 
 use catalog::model::{Family, ModelConfig, Residual};
 
-/// Module names of a family. Layer modules are relative to the layer.
+/// Module names of a family. Names inside layers are relative to the layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Names {
-    /// Prefix of a decoder layer, with `{layer}`.
+    /// Prefix of a decoder layer, containing `{layer}`.
     pub layer: &'static str,
     /// Token embedding.
     pub embedding: &'static str,
-    /// Learned positions.
+    /// Learned position embedding.
     pub positions: &'static str,
     /// Norm after the embedding.
     pub embedding_norm: &'static str,
     /// Norm before the head.
     pub final_norm: &'static str,
-    /// Head.
+    /// Output head (`lm_head`).
     pub head: &'static str,
     /// Attention module.
     pub attention: &'static str,
-    /// Query, key, value and output projections in it, and the fused one.
+    /// Query projection, relative to the attention module.
     pub q: &'static str,
     /// Key projection.
     pub k: &'static str,
     /// Value projection.
     pub v: &'static str,
-    /// Fused projection.
+    /// Fused query, key and value projection.
     pub qkv: &'static str,
     /// Output projection.
     pub o: &'static str,
@@ -45,11 +45,11 @@ pub struct Names {
     pub norm2: &'static str,
     /// Mixture-of-experts module.
     pub moe: &'static str,
-    /// Router in it.
+    /// Router, relative to the mixture-of-experts module.
     pub router: &'static str,
-    /// Gate, up and down of an expert.
+    /// Gate, up and down projections of an expert.
     pub expert: [&'static str; 3],
-    /// Shared expert in it.
+    /// Shared expert, relative to the mixture-of-experts module.
     pub shared: &'static str,
 }
 
@@ -133,7 +133,7 @@ const GPT_NEOX: Names = Names {
     ..BLOOM
 };
 
-/// Falcon whose attention and feed-forward block have a norm each.
+/// Falcon models whose attention and feed-forward block each have a norm.
 const FALCON: Names = Names {
     norm1: "ln_attn",
     norm2: "ln_mlp",
@@ -171,7 +171,7 @@ const DEEPSEEK: Names = Names {
 
 const GPT_OSS: Names = Names {
     router: "router",
-    // Files have one tensor for the gates and ups of all experts, and one for their downs.
+    // Files have one tensor for the gates and ups of all experts, and one for their down projections.
     expert: [
         "experts.gate_up_proj.{expert}.gate",
         "experts.gate_up_proj.{expert}.up",
@@ -186,8 +186,8 @@ const STARCODER2: Names = Names {
     ..LLAMA
 };
 
-/// Whether files of the hub hold a parameter as `[in, out]`: GPT-2's linear layers do, which are written as
-/// convolutions there. All others are `[out, in]`.
+/// Whether the hub's files store a parameter as `[in, out]`: they do for GPT-2's linear layers, which are `Conv1D`
+/// modules there. All others are `[out, in]`.
 #[must_use]
 pub fn is_stored_turned(parameter: &str) -> bool {
     let (before, _) = GPT2
@@ -208,7 +208,7 @@ pub fn is_stored_turned(parameter: &str) -> bool {
     turned.iter().any(|name| name == inside)
 }
 
-/// Names of a model's family.
+/// Module names of a model's family.
 #[must_use]
 pub fn names(model: &ModelConfig) -> Names {
     match model.family {
@@ -217,7 +217,7 @@ pub fn names(model: &ModelConfig) -> Names {
         Family::Opt => OPT,
         Family::Bloom => BLOOM,
         Family::GptNeox => GPT_NEOX,
-        // Attention and feed-forward block read one norm or have one each.
+        // Attention and feed-forward block share one norm, or have one each.
         Family::Falcon if model.residual == (Residual::Parallel { shared_norm: true }) => BLOOM,
         Family::Falcon => FALCON,
         Family::Mpt => MPT,

@@ -1,4 +1,4 @@
-//! The sharding section of a plan file: a strategy's sharding plan as text.
+//! The sharding section of a plan file: the sharding plan of a strategy as text.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use plans::plan_file::ShardingFile;
 
 use crate::{BlockClass, BlockLayout, ModelError, sharding_plan, trace_block};
 
-/// The sharding plan of a strategy as text, with the parameters that stay whole on every rank.
+/// The sharding plan of a strategy as text, with the parameters that are replicated.
 ///
 /// # Errors
 /// When the model cannot be traced under the strategy.

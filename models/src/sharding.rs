@@ -1,6 +1,5 @@
-//! The sharding plan of a decoder under a layout: Megatron's column and row parallel linears,
-//! sequence parallelism between them, the sequence over context-parallel ranks, experts over
-//! expert-parallel ranks.
+//! The sharding plan of a decoder under a layout: Megatron's column- and row-parallel linears with sequence
+//! parallelism between them, the sequence sharded over context parallelism, experts over expert parallelism.
 
 use catalog::Axis;
 use catalog::model::{AttentionKind, Family, ModelConfig, Projections};
@@ -12,7 +11,7 @@ use crate::names::{Names, names};
 
 type Pattern = (String, Vec<(Axis, Placement)>);
 
-/// Sequence dimension of `[batch, sequence, hidden]`.
+/// Index of the sequence dimension in `[batch, sequence, hidden]`.
 pub(crate) const SEQUENCE: usize = 1;
 
 /// The sharding plan of every block of a model under a layout.
@@ -96,7 +95,7 @@ fn parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
 }
 
 fn attention_parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
-    // Where each key head stands with its queries, ranks share out whole heads.
+    // Where each key head is stored next to its query heads, plain shards hold whole groups.
     let qkv = match model.attention.kind {
         AttentionKind::Grouped {
             projections: Projections::Stacked,
@@ -122,7 +121,7 @@ fn attention_parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
 
 fn mlp_parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
     let m = regex::escape(n.mlp);
-    // OPT's projections stand in the layer itself.
+    // OPT's projections are directly in the layer.
     let inside = |name: &str| match model.family {
         Family::Opt => name.to_owned(),
         _ => format!("{m}\\.{name}"),

@@ -1,5 +1,4 @@
-//! A virtual stage of a model: its blocks, what each keeps for backward, and the parameters that a rank holds of
-//! them.
+//! A virtual stage of a model: its blocks, what each keeps for backward, and the parameters that a rank holds.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,21 +15,21 @@ use plans::{Recompute, Strategy};
 
 use crate::{BlockClass, BlockLayout, ModelError, names, trace_block};
 
-/// How a block of a stage is made.
+/// How to make one block of a stage.
 #[derive(Clone, Debug)]
 pub struct Recipe {
-    /// Which block.
+    /// The class of the block.
     pub class: BlockClass,
-    /// Put before its scopes to name random streams, such as `model.layers.3.`.
+    /// Prefix of operator scopes in the names of random streams, such as `model.layers.3.`.
     pub prefix: String,
-    /// Number of its layer, if it is one.
+    /// Number of the decoder layer, or `None` for other blocks.
     pub layer: Option<u64>,
-    /// What it keeps.
+    /// What it keeps from forward to backward.
     pub keep: Keep,
 }
 
 impl Recipe {
-    /// The blocks of a virtual stage, in order.
+    /// The recipes of a virtual stage's blocks, in order.
     #[must_use]
     pub fn of_stage(model: &ModelConfig, strategy: &Strategy, stage: u64) -> Vec<Self> {
         let whole = |class| Self {
@@ -66,7 +65,7 @@ impl Recipe {
         recipes
     }
 
-    /// Runs the model's code and makes what it recorded ready.
+    /// Traces the block and schedules it.
     ///
     /// # Errors
     /// When the block cannot be traced.
@@ -87,7 +86,7 @@ impl Recipe {
     }
 }
 
-/// Local shape of the hidden state between layers: what a stage passes to the next.
+/// Local shape of the hidden state that one stage sends to the next.
 ///
 /// # Errors
 /// When a layer cannot be traced.
@@ -115,7 +114,7 @@ pub fn slots(
 ) -> Vec<Slot> {
     let mut slots: Vec<Slot> = Vec::new();
     let mut by_name: HashMap<String, usize> = HashMap::new();
-    // Layers have parameters of the same shapes.
+    // Layers have parameters of equal shapes: indices are computed once.
     let mut known = HashMap::new();
     let mut ends = [0usize; 2];
     for (index, (recipe, block)) in recipes.iter().zip(blocks).enumerate() {
@@ -178,8 +177,8 @@ fn shards_tp(info: &TensorInfo) -> bool {
     )
 }
 
-/// Whether an operator that uses the parameter works on tokens, or heads, that are sharded over tensor
-/// parallelism.
+/// Whether an operator that uses the parameter runs on tokens or heads that are sharded over tensor parallelism, so
+/// that each rank has only a term of the gradient.
 fn partial_over_tp(block: &Block, id: TensorId, position: &BlockPosition) -> bool {
     if position.mesh.tp == 1 || shards_tp(block.trace.tensor(id)) {
         return false;
@@ -202,8 +201,8 @@ fn partial_over_tp(block: &Block, id: TensorId, position: &BlockPosition) -> boo
     })
 }
 
-/// Norms begin at 1, biases at 0, everything else is drawn. GPT-2 draws the projections into the
-/// residual stream smaller, by the root of their number (Radford et al. 2019, §2.3).
+/// Initialisation: norms start at 1, biases at 0, everything else is drawn. GPT-2 scales the projections into the
+/// residual stream down by the square root of their number (Radford et al. 2019, §2.3).
 fn start(model: &ModelConfig, block: &Block, id: TensorId) -> Start {
     let deviation = model.constants.initializer_range;
     let residual = match model.family {

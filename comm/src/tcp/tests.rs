@@ -9,7 +9,7 @@ use crate::secret::Secret;
 
 const PATIENT: Duration = Duration::from_secs(20);
 
-/// A port that is free now.
+/// A port that is currently free.
 fn port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().expect("its address").port()
@@ -23,7 +23,7 @@ fn place(rank: usize, world: usize, port: u16) -> Place {
     Place::of_this_host(rank, world, port, secret("the secret of these tests"))
 }
 
-/// Runs `work` as every rank of a world, the last started first.
+/// Runs `work` as every rank of a world, starting the last rank first.
 fn world<T: Send>(
     size: usize,
     timeout: Duration,
@@ -61,7 +61,7 @@ fn collectives_reach_everyone() {
             comm.send(comm.rank(), 9, "test", Arc::clone(&own))
                 .expect("sends");
             assert_eq!(comm.receive(comm.rank(), 9, "test"), Ok(own));
-            // Everybody sends before anybody receives: more than connections hold.
+            // All send before any receives: more than connections buffer.
             let much = Arc::new(vec![comm.rank() as u8; 8 << 20]);
             let all = group.all_gather(&comm, "much", much).expect("sends");
             for (rank, part) in all.wait(&comm).expect("comes").iter().enumerate() {

@@ -1,4 +1,4 @@
-//! A traced block made ready to run on a device, and its passes.
+//! A traced block prepared to run on a device, and its forward and backward passes.
 
 pub mod pass;
 mod program;

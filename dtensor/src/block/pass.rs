@@ -1,4 +1,4 @@
-//! The passes of a block on any device: which steps run, in which order, and what stays between them.
+//! Forward and backward of a block on any device: which steps run, in which order, and what is kept between them.
 
 use std::collections::BTreeMap;
 
@@ -9,19 +9,18 @@ use crate::plan::RoutedRows;
 use crate::tensor::{TensorId, TensorRole};
 use crate::trace::{self, AnyOp, Op};
 
-/// Parameters of a block as a rank holds them now.
+/// The current values of a block's parameters on a rank.
 pub trait Parameters<T> {
-    /// The local shard of a parameter; of experts, all local ones after each other.
+    /// The local shard of a parameter; for expert parameters, the shards of all local experts concatenated.
     fn parameter(&self, id: TensorId) -> &T;
 }
 
-/// What a block keeps of a micro-batch between its passes: tensors by storage, and where its experts' rows
-/// went.
+/// What a block keeps of a micro-batch from forward to backward: tensors by storage, and the expert routing.
 #[derive(Clone, Debug)]
 pub struct Saved<V, R> {
-    /// What stands behind each storage.
+    /// The kept value of each storage, by storage number.
     pub values: BTreeMap<u32, V>,
-    /// Where the rows of its experts went.
+    /// Which rows were sent to which experts, for blocks with routed experts.
     pub route: Option<R>,
 }
 
@@ -37,70 +36,70 @@ impl<V, R> Default for Saved<V, R> {
 /// What a block returns from forward.
 #[derive(Debug)]
 pub struct Forward<T, S> {
-    /// Its output: what the next block reads, or the loss of every token.
+    /// The block's output: the next block's input, or the loss of every token.
     pub output: T,
-    /// What it keeps.
+    /// What is kept for backward.
     pub saved: S,
-    /// Rows that reached this rank's experts, if it has experts.
+    /// Number of rows that reached this rank's experts, if the block has experts.
     pub routed: Option<RoutedRows>,
 }
 
-/// A pass of one micro-batch through a block on a device: its kernels and what they work on.
+/// One pass of one micro-batch through a block: the device's kernels and the tensors they work on.
 pub trait Pass {
     /// A local tensor.
     type Tensor: Clone;
-    /// What stands behind a traced tensor.
+    /// The device's representation of a traced tensor.
     type Value;
-    /// Where tokens' rows went.
+    /// The device's record of which rows were sent to which experts.
     type Route;
-    /// Where gradients of weights go.
+    /// The device's destination for gradients of weights.
     type Sink: ?Sized;
-    /// Why it cannot go on.
+    /// Why a pass failed.
     type Error;
 
-    /// A tensor as what stands behind a traced one.
+    /// Wraps a local tensor as the value of a traced one.
     fn value(tensor: Self::Tensor) -> Self::Value;
-    /// Everything that lives now.
+    /// All values that are live now.
     fn held(&mut self) -> &mut Kept<Self>;
-    /// A tensor that lives now.
+    /// A live tensor, by id.
     ///
     /// # Errors
-    /// When it does not.
+    /// When the tensor is not live.
     fn tensor(&self, id: TensorId) -> Result<&Self::Tensor, Self::Error>;
-    /// Runs an operator of forward, by its place in the trace.
+    /// Runs the forward operator at index `op` of the trace.
     ///
     /// # Errors
     /// When a kernel or a message fails.
     fn forward_op(&mut self, op: usize) -> Result<(), Self::Error>;
-    /// Makes a view of forward.
+    /// Makes the forward view at index `view` of the trace.
     ///
     /// # Errors
-    /// When what it is a view of does not live.
+    /// When the tensor that it views is not live.
     fn forward_view(&mut self, view: usize) -> Result<(), Self::Error>;
-    /// Runs an operator of backward; `sink` takes gradients of weights.
+    /// Runs the backward operator at index `op` of the trace; `sink` takes gradients of weights.
     ///
     /// # Errors
     /// When a kernel or a message fails.
     fn backward_op(&mut self, op: usize, sink: &mut Self::Sink) -> Result<(), Self::Error>;
-    /// Makes a view of backward.
+    /// Makes the backward view at index `view` of the trace.
     ///
     /// # Errors
-    /// When what it is a view of does not live.
+    /// When the tensor that it views is not live.
     fn backward_view(&mut self, view: usize) -> Result<(), Self::Error>;
-    /// An operator has run.
+    /// Called after each operator has run.
     ///
     /// # Errors
-    /// When a watch stops the rank.
+    /// When an observer stops the rank.
     fn ran(&self, _op: AnyOp<'_>) -> Result<(), Self::Error> {
         Ok(())
     }
-    /// Rows that reached this rank's experts, where it is known.
+    /// Number of rows that reached this rank's experts, where the device knows it.
     fn routed(&self) -> Option<RoutedRows> {
         None
     }
 }
 
-/// What a device's passes keep.
+/// What a pass of type `P` keeps for backward.
 pub type Kept<P> = Saved<<P as Pass>::Value, <P as Pass>::Route>;
 
 fn forward_step<P: Pass>(block: &Block, run: &mut P, step: Step) -> Result<(), P::Error> {
@@ -113,7 +112,7 @@ fn forward_step<P: Pass>(block: &Block, run: &mut P, step: Step) -> Result<(), P
     }
 }
 
-/// Forward of a micro-batch through the block of `run`.
+/// Runs forward of a micro-batch through `block` on the pass `run`.
 pub fn forward<P: Pass>(
     block: &Block,
     mut run: P,
@@ -146,8 +145,8 @@ pub fn forward<P: Pass>(
     })
 }
 
-/// Backward of a micro-batch through the block of `run`, or half of it. `gradient` is that of the output;
-/// the loss block needs none, nor does the weight half. Returns the gradient of the input.
+/// Runs backward of a micro-batch through `block`, or one half of it. `gradient` is that of the block's output; it is
+/// `None` for the loss block and for the weight half. Returns the gradient of the block's input.
 pub fn backward<P: Pass>(
     block: &Block,
     mut run: P,
@@ -204,13 +203,13 @@ impl Block {
         matches!(step, Step::Op(op) if self.trace.backward[op].pass == trace::Pass::BackwardWeight)
     }
 
-    /// Random numbers of an operator.
+    /// The random number stream of an operator in a step.
     pub fn stream(&self, op: &Op, seed: u64, step: u32) -> Stream {
         Stream::of(seed, step, [&self.prefix, &op.scope])
     }
 
-    /// First global index that a rank holds of a dim, past the end if it holds none: the first row of a
-    /// table, the first entry of a vocabulary.
+    /// The first global index along `dim` that a rank holds (such as the first row of a table or entry of a
+    /// vocabulary), or the size of the dim if the rank holds none.
     pub fn first_index(&self, id: TensorId, dim: usize, position: &BlockPosition) -> u64 {
         let info = self.trace.tensor(id);
         let held = position.indices(&info.global, &info.placements, dim);

@@ -1,4 +1,4 @@
-//! What of a traced block runs when, what is kept from forward to backward, and what dies when.
+//! The schedule of a traced block: when each operator runs, what is kept for backward, and when each storage is freed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,88 +8,88 @@ use crate::operator::{AttentionPiece, Exchange, Factor, Gradient, Moves, Operato
 use crate::tensor::{TensorId, TensorRole, View};
 use crate::trace::{Pass, Trace};
 
-/// What is kept from forward to backward.
+/// What is kept from forward to backward (activation recomputation).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Keep {
-    /// All that backward reads.
+    /// Everything that backward reads.
     All,
-    /// All but what core attention makes inside; that runs again.
+    /// Everything but the intermediates of core attention, which is recomputed (selective recompute).
     NotAttention,
-    /// The block's input; everything runs again.
+    /// Only the block's input; the whole forward is recomputed (full recompute).
     Input,
 }
 
 /// Which half of backward to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
-    /// Both.
+    /// Both halves: gradients of inputs and of weights.
     Both,
-    /// Gradients of inputs.
+    /// Only gradients of inputs.
     Input,
-    /// Gradients of weights, after the other half.
+    /// Only gradients of weights; runs after the input half.
     Weight,
 }
 
 /// How a device runs core attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attention {
-    /// Scores, softmax, dropout and context one after the other, each a tensor.
+    /// As separate operators: scores, softmax, dropout and context, each writing a tensor.
     Pieces,
-    /// All at once. Inside, only the log-sum-exps of the scores exist, in the scores' place; the
-    /// output is read by backward.
+    /// As one fused kernel. Of the intermediates only the log-sum-exps of the scores exist, in place of the scores;
+    /// backward also reads the output.
     Fused,
 }
 
-/// An entry of a block's program.
+/// One step of a block's schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Operator of the pass's list.
+    /// Run the operator at this index of the pass's operators.
     Op(usize),
-    /// View of the pass's list.
+    /// Make the view at this index of the pass's views.
     View(usize),
 }
 
-/// A block ready to run.
+/// A traced block with its schedule.
 #[derive(Clone, Debug)]
 pub struct Block {
-    /// What one rank executes.
+    /// The traced operators and tensors of one rank.
     pub trace: Trace,
-    /// Put before scopes to name random streams, such as `model.layers.3.`.
+    /// Prefix of operator scopes in the names of random streams, such as `model.layers.3.`.
     pub prefix: String,
-    /// Number of its layer, if it is one.
+    /// Number of the decoder layer, or `None` for other blocks.
     pub layer: Option<u64>,
-    /// What is kept.
+    /// What is kept from forward to backward.
     pub keep: Keep,
     /// How core attention runs.
     pub attention: Attention,
-    /// What runs within products, on devices that can.
+    /// Operators fused into products as epilogues, on devices that can.
     pub epilogues: Epilogues,
-    /// What a library may run of each core attention of the trace.
+    /// For each core attention of the trace, its form for a fused library kernel, or `None` if unsupported.
     pub causal_attentions: Vec<Option<CausalAttention>>,
-    /// Steps of forward, in order.
+    /// Forward steps, in order.
     pub forward: Vec<Step>,
-    /// Steps of backward, in order.
+    /// Backward steps, in order.
     pub backward: Vec<Step>,
-    /// Storages kept after forward.
+    /// Storages kept from forward to backward.
     pub kept: BTreeSet<u32>,
-    /// Forward steps that run again before backward.
+    /// Indices into `forward` of the steps that are recomputed before backward.
     pub again: Vec<usize>,
-    /// Storages that die after each forward step when it runs for the first time.
+    /// For each forward step, the storages freed after it in the first run.
     pub forward_dies: Vec<Vec<u32>>,
-    /// Storages that die after each backward step, when the whole of backward runs.
+    /// For each backward step, the storages freed after it when both halves run together.
     pub backward_dies: Vec<Vec<u32>>,
-    /// Storages that the weight half reads.
+    /// Storages that the weight half of backward reads.
     pub weight_reads: BTreeSet<u32>,
 }
 
 impl Block {
-    /// Makes a traced block ready, core attention in pieces.
+    /// Schedules a traced block with core attention as separate operators.
     #[must_use]
     pub fn new(trace: Trace, prefix: &str, layer: Option<u64>, keep: Keep) -> Self {
         Self::with_attention(trace, prefix, layer, keep, Attention::Pieces)
     }
 
-    /// Makes a traced block ready.
+    /// Schedules a traced block.
     #[must_use]
     pub fn with_attention(
         trace: Trace,
@@ -137,7 +137,7 @@ impl Block {
         block
     }
 
-    /// The tensor whose memory a tensor lies in: itself, unless it is a view.
+    /// The tensor that owns a tensor's memory: the tensor itself, unless it is a view.
     #[must_use]
     pub fn storage(&self, id: TensorId) -> u32 {
         self.trace.tensor(id).storage.0
@@ -159,7 +159,7 @@ impl Block {
         matches!(operator, Operator::Exchange(Exchange { moves, .. }) if moves == Moves::Ring)
     }
 
-    /// Whether keys and values of its attention go round the ring.
+    /// Whether keys and values of the block's attention are exchanged around the context-parallel ring.
     pub fn has_ring(&self) -> bool {
         (0..self.trace.forward.len()).any(|op| self.is_ring(op))
     }
@@ -197,24 +197,25 @@ impl Block {
         kept
     }
 
-    /// Where an operator of forward writes.
+    /// The storages that a forward operator writes.
     fn storages(&self, op: usize) -> impl Iterator<Item = u32> + '_ {
         let outputs = self.trace.forward[op].outputs.iter();
         outputs.map(|&id| self.storage(id))
     }
 
-    /// Whether backward reads a tensor that forward makes: it is kept, or forward runs again for it, in backward.
+    /// Whether backward reads a tensor made in forward: either it is kept, or `half` says that forward is being
+    /// recomputed.
     pub fn stays(&self, id: TensorId, half: Option<Half>) -> bool {
         half.is_some() || self.kept.contains(&self.storage(id))
     }
 
-    /// Where a product of forward leaves what it makes, after its bias.
+    /// The output of a forward product, after its fused bias.
     pub fn made_by(&self, product: usize) -> TensorId {
         let last = self.epilogues.bias(product).unwrap_or(product);
         self.trace.forward[last].outputs[0]
     }
 
-    /// Whether all that reads a tensor is the loss, which takes logits of any type.
+    /// Whether only the loss reads a tensor; the loss takes logits of any type.
     pub fn is_only_for_the_loss(&self, id: TensorId) -> bool {
         let storage = self.storage(id);
         self.trace.forward.iter().all(|op| match op.operator {
@@ -223,7 +224,7 @@ impl Block {
         })
     }
 
-    /// The tensor that receives the gradient of a factor of a piece of core attention.
+    /// The tensor that receives the gradient of one factor of the attention operator at index `forward`.
     pub fn gradient_of(&self, forward: usize, wanted: Factor) -> Option<TensorId> {
         let mut ops = self.trace.backward.iter();
         let op = ops.find(|op| {
@@ -253,7 +254,7 @@ impl Block {
             .collect()
     }
 
-    /// Storages a step reads.
+    /// The storages that a step reads.
     fn reads(&self, step: Step, forward: bool) -> Vec<u32> {
         let ids: Vec<TensorId> = match (step, forward) {
             (Step::Op(op), true) => {

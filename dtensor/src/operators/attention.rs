@@ -1,4 +1,4 @@
-//! Core attention, unfused: scores, softmax, dropout, context.
+//! Core attention as separate operators: scores, softmax, dropout, context.
 
 use catalog::Axis;
 
@@ -12,7 +12,7 @@ use crate::tape::{DTensor, Tape};
 use crate::trace::{AttentionPieces, Pass};
 
 impl Tape<'_> {
-    /// Core attention: `q: [b, s, heads·d]` and so on, sharded by heads; returns `[b, s, heads·d_v]`.
+    /// Core attention of `q: [b, s, heads·d]`, `k` and `v` likewise, sharded by heads; returns `[b, s, heads·d_v]`.
     pub fn attention(
         &mut self,
         scope: &str,
@@ -27,7 +27,7 @@ impl Tape<'_> {
         let first = self.trace.forward.len();
         let product = operator(AttentionPiece::Scores);
         self.record(scope, product, &[q, k], &scores, &[q.id, k.id]);
-        // The derivative of a bound needs what it bounds.
+        // The derivative of the soft cap also needs the scores.
         let saved: &[_] = match rule.cap {
             Some(_) => &[probabilities.id, scores.id],
             None => &[probabilities.id],
@@ -57,7 +57,7 @@ impl Tape<'_> {
         out
     }
 
-    /// A tensor of a number per head, query and key.
+    /// A new tensor `[batch, heads, q_len, kv_len]`, such as the scores.
     fn scores(&mut self, name: &str, q: &DTensor, shape: AttentionShape) -> DTensor {
         let dims = vec![shape.batch, shape.heads, shape.q_len, shape.kv_len];
         let scores = self.rows(name, dims, q.dtype);
@@ -68,7 +68,7 @@ impl Tape<'_> {
     }
 }
 
-/// Where attention's `[b, heads, q, kv]` lies when its queries `[b, s, heads·d]` lie so.
+/// Placements of attention's scores `[b, heads, q, kv]`, given those of the queries `[b, s, heads·d]`.
 fn scores_placements(queries: Placements) -> Placements {
     let mut placements = Placements::REPLICATE;
     for axis in BLOCK_AXES {
@@ -83,7 +83,7 @@ fn scores_placements(queries: Placements) -> Placements {
 }
 
 impl Attention {
-    /// Softmax and dropout have one kernel; of a product, each factor's gradient reads the other factor.
+    /// Softmax and dropout have one backward kernel; a product has one per factor, which reads the other factor.
     pub(super) fn backward(self, to: &mut Backward<'_, '_>, of: Of<'_>, gradient: &DTensor) {
         let (index, record) = (of.index, of.record);
         let operator = |factor| Gradient::Attention(index, self, factor);
@@ -109,7 +109,7 @@ impl Attention {
         }
     }
 
-    /// Its name in profiles, and its class of cost. Gradients of queries and of keys are different products.
+    /// Name in profiles and cost class. Gradients of queries and of keys are different products.
     pub(super) fn class(self, factor: Option<Factor>) -> Class {
         let of = match factor {
             Some(Factor::First) => " of input 0",
@@ -128,8 +128,8 @@ impl Attention {
     }
 }
 
-/// Whether keys or values that every context-parallel rank holds whole meet the queries of one
-/// rank only, so that each rank has a term of their gradient.
+/// Whether keys or values are replicated over context parallelism while queries are sharded, so that each rank has
+/// only a partial sum of their gradient.
 fn splits_queries(tape: &Tape<'_>, scores: &DTensor, keys: &DTensor) -> bool {
     tape.mesh().cp > 1
         && tape.trace.tensor(scores.id).placements.on(Axis::Cp) == Placement::Shard(2)
@@ -137,8 +137,8 @@ fn splits_queries(tape: &Tape<'_>, scores: &DTensor, keys: &DTensor) -> bool {
 }
 
 impl SoftmaxRule {
-    /// What a head's scores lose per token of distance (Press et al. 2022, §3): powers of `2^(−8/n)` for `n`
-    /// heads, a power of two; further heads take every other power for twice as many.
+    /// The ALiBi slope of a head, by which its scores fall per token of distance (Press et al. 2022, §3): powers of
+    /// `2^(−8/n)` for `n` heads, a power of two; any further heads take every other power for `2n` heads.
     #[must_use]
     pub fn slope(&self, head: u64) -> Option<f32> {
         let n = 1u64 << self.alibi?.ilog2();

@@ -1,5 +1,5 @@
-//! Exchanges between ranks: redistributions that the sharding plan asks for, rows of experts, the ring of context
-//! parallelism.
+//! Exchanges between ranks: redistributions that the sharding plan asks for, dispatch of rows to experts, the ring of
+//! context parallelism.
 
 use catalog::Axis;
 
@@ -14,7 +14,7 @@ use crate::tape::{DTensor, Record, Recorded, Redistribution, Tape};
 use crate::tensor::{TensorId, TensorRole, ViewKind};
 use crate::trace::Pass;
 
-/// The message that a redistribution takes; none where every rank has what it will hold.
+/// The collective that a redistribution needs; `None` if every rank already holds what it needs.
 ///
 /// # Errors
 /// When there is no such redistribution.
@@ -47,8 +47,8 @@ fn message(
 }
 
 impl Tape<'_> {
-    /// Redistributes a module's input or output as the plan says; `name` is `module.input` or
-    /// `module.output`. Without an entry the tensor passes as it is.
+    /// Redistributes a module's input or output as the plan says; `name` is `module.input` or `module.output`. Without
+    /// an entry in the plan the tensor is returned as it is.
     ///
     /// # Errors
     /// When the plan asks for a redistribution that does not exist.
@@ -62,8 +62,8 @@ impl Tape<'_> {
         Ok(x)
     }
 
-    /// One redistribution on one axis. Also recorded when nothing moves forward, because its
-    /// transpose may reduce gradients.
+    /// Redistributes a tensor on one axis. Recorded even when forward moves nothing, because its transpose in backward
+    /// may reduce gradients.
     ///
     /// # Errors
     /// When no such redistribution exists.
@@ -93,7 +93,7 @@ impl Tape<'_> {
         Ok(out)
     }
 
-    /// Appends an exchange of one tensor.
+    /// Appends an exchange of one tensor to forward.
     fn exchange(
         &mut self,
         scope: &str,
@@ -117,7 +117,7 @@ impl Tape<'_> {
         self.remember(what, &[x], Some(out));
     }
 
-    /// A message between two local tensors, with bytes by its convention.
+    /// The collective between two local tensors, with its size as [`Collective::bytes`] defines it.
     fn collective(&self, kind: CollectiveKind, axis: Axis, ends: [TensorId; 2]) -> Collective {
         let [from, to] = ends.map(|id| self.trace.tensor(id).bytes().0);
         let bytes = match kind {
@@ -127,7 +127,7 @@ impl Tape<'_> {
         Collective { kind, axis, bytes }
     }
 
-    /// Rows exchanged between expert ranks, or back to where they were as `home`.
+    /// Sends rows to the expert-parallel ranks of their experts, or back; then `home` is the tensor they came from.
     pub fn dispatch(&mut self, scope: &str, rows: &DTensor, home: Option<&DTensor>) -> DTensor {
         if self.mesh().ep == 1 {
             return rows.clone();
@@ -142,7 +142,7 @@ impl Tape<'_> {
         out
     }
 
-    /// Rows of all expert-tensor-parallel peers together, or summed and shared out as they were as
+    /// Gathers the rows of all expert-tensor-parallel peers; with `home`, sums and scatters them back to the layout of
     /// `home`.
     pub fn expert_tensor_exchange(
         &mut self,
@@ -171,7 +171,7 @@ impl Tape<'_> {
         out
     }
 
-    /// Rows after an exchange: as many as `home` has, or `times` as many, or as were recorded.
+    /// The rows after an exchange: as many as in `home`, else the recorded number, else `times` as many as before.
     fn moved_rows(
         &mut self,
         (scope, moved): (&str, &str),
@@ -190,8 +190,8 @@ impl Tape<'_> {
         out
     }
 
-    /// Keys and values travel round the context-parallel ring while attention runs; the operator
-    /// sees all of them. One record stands for `cp − 1` steps of the local keys and values.
+    /// Records that keys and values go around the context-parallel ring while attention runs, so that it sees all of
+    /// them. One record stands for `cp − 1` steps of the local keys and values.
     pub fn ring_exchange(&mut self, scope: &str, k: &DTensor, v: &DTensor) {
         let bytes = self.trace.tensor(k.id).bytes() + self.trace.tensor(v.id).bytes();
         let collective = Collective {
@@ -207,7 +207,7 @@ impl Tape<'_> {
 }
 
 impl Redistribution {
-    /// Turns the gradient of the result into that of the input.
+    /// Derives the gradient of the input from that of the output.
     pub(super) fn backward(
         self,
         backward: &mut Backward<'_, '_>,
@@ -236,7 +236,7 @@ impl Redistribution {
         let input = &record.inputs[0];
         let placements = gradient.placements.with(axis, want);
         let back = match kind {
-            // The gradient that this rank has, or a shard of it.
+            // No message: the gradient as it is, or this rank's shard of it.
             None => {
                 let mut back = gradient.clone();
                 if have == Placement::Replicate && want != Placement::Replicate {
@@ -270,7 +270,7 @@ impl Redistribution {
 }
 
 impl Moves {
-    /// What undoes it; a redistribution, between these placements.
+    /// The exchange that reverses this one; a redistribution is replaced by one between the given placements.
     fn undone(self, from: Placement, to: Placement) -> Self {
         match self {
             Self::Dispatch => Self::Combine,
@@ -285,7 +285,7 @@ impl Moves {
 }
 
 impl Exchange {
-    /// Its name in profiles, and its class of cost.
+    /// Name in profiles and cost class.
     pub(super) fn class(self) -> Class {
         let placement = |p: Placement| match p {
             Placement::Replicate => "replicate".to_owned(),

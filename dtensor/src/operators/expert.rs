@@ -1,4 +1,4 @@
-//! Mixtures of experts: choice, order of rows, combination.
+//! Mixture of experts: routing, permutation of rows, combination.
 
 use catalog::{Axis, DType};
 
@@ -10,8 +10,8 @@ use crate::tape::{DTensor, Tape, no_rule};
 use crate::tensor::TensorRole;
 
 impl Tape<'_> {
-    /// Router choice over `logits: […, experts]`: keeps probabilities and chosen indices. Returns the weights of the
-    /// chosen.
+    /// Top-k routing over `logits: […, experts]`: saves probabilities and chosen indices. Returns the weights of the
+    /// chosen experts.
     pub fn top_k(&mut self, scope: &str, logits: &DTensor, k: u64, route: Route) -> DTensor {
         let mut shape = logits.shape.clone();
         *shape.last_mut().expect("logits have a last dim") = k;
@@ -25,10 +25,10 @@ impl Tape<'_> {
         chosen
     }
 
-    /// Adds every expert's bias to its rows.
+    /// Adds each expert's bias to the expert's rows.
     ///
     /// # Errors
-    /// When rows are terms of a sum: the bias would be added once for each.
+    /// When rows are partial sums: the bias would be added once per rank.
     pub fn expert_bias(
         &mut self,
         scope: &str,
@@ -54,7 +54,7 @@ impl Tape<'_> {
         out
     }
 
-    /// Rows back to tokens, weighted by the router: keeps the rows for the router's gradient.
+    /// Combines rows into tokens, weighted by the router; saves the rows for the router's gradient.
     pub fn unpermute(
         &mut self,
         scope: &str,
@@ -70,7 +70,7 @@ impl Tape<'_> {
 }
 
 impl Expert {
-    /// One kernel; a bias passes the gradient on and has the sums of rows for itself.
+    /// One kernel; for a bias, the gradient passes through and the bias's own is the sum of its expert's rows.
     pub(super) fn backward(self, to: &mut Backward<'_, '_>, of: Of<'_>, gradient: DTensor) {
         let operator = Gradient::Expert(of.index, self);
         match self {
@@ -81,7 +81,7 @@ impl Expert {
         }
     }
 
-    /// Its name in profiles, and its class of cost.
+    /// Name in profiles and cost class.
     pub(super) fn class(self) -> Class {
         match self {
             Self::Route(_) => ("routing".into(), CostClass::TopK),

@@ -1,4 +1,4 @@
-//! Products with weights: linear layers, and those of experts.
+//! GEMMs with weights: linear layers and grouped GEMMs of experts.
 
 use catalog::Axis;
 
@@ -10,15 +10,15 @@ use crate::tape::{DTensor, Tape, no_rule};
 use crate::tensor::TensorRole;
 use crate::trace::{Pass, Trace};
 
-/// Products in 8 bits want sizes that are multiples of this: rows of 16 bytes (cuBLAS, "FP8 data types":
-/// 16-byte alignment of all dimensions).
+/// All sizes of an FP8 product must be multiples of this, for rows of 16 bytes (cuBLAS, "FP8 data types": 16-byte
+/// alignment of all dimensions).
 pub const EIGHT_BIT_MULTIPLE: u64 = 16;
 
 impl Tape<'_> {
-    /// `y = x · wᵀ` with `x: […, k]`, `w: [n, k]`. Keeps `x`.
+    /// Linear layer `y = x · wᵀ` with `x: […, k]`, `w: [n, k]`. Saves `x`.
     ///
     /// # Errors
-    /// When `x` and `w` are placed so that no product of shards gives a placed result.
+    /// When no product of the local shards of `x` and `w` gives a valid placement.
     pub fn linear(
         &mut self,
         scope: &str,
@@ -55,10 +55,10 @@ impl Tape<'_> {
         Ok(out)
     }
 
-    /// One product per local expert: `x: [rows, k]` ordered by expert, `w: [n, k]` each. Keeps `x`.
+    /// One GEMM per local expert: `x: [rows, k]` ordered by expert, one `w: [n, k]` per expert. Saves `x`.
     ///
     /// # Errors
-    /// When the experts' shards do not match.
+    /// When the shards of `x` and `w` do not match.
     pub fn grouped_linear(
         &mut self,
         scope: &str,
@@ -85,7 +85,7 @@ impl Tape<'_> {
 }
 
 impl Gemm {
-    /// The product that gives the gradient of one of the factors.
+    /// Sizes of the GEMM that computes the gradient of one factor.
     fn gradient(self, factor: Factor) -> Self {
         let Self { m, n, k } = self;
         match factor {
@@ -96,7 +96,8 @@ impl Gemm {
 }
 
 impl Product {
-    /// The gradient of the input is there at once; that of the weight goes where weights' gradients go.
+    /// Appends two GEMMs: the gradient of the input (dgrad), and that of the weight (wgrad), which goes to the
+    /// gradient sums.
     pub(super) fn backward(
         self,
         to: &mut Backward<'_, '_>,
@@ -113,7 +114,7 @@ impl Product {
         };
         let mut back = to.of_input(of, 0, x);
         for axis in BLOCK_AXES {
-            // A weight sharded by columns leaves each rank with one term of the input's gradient.
+            // A weight sharded by columns leaves each rank with a partial sum of the input's gradient.
             if w.placements.on(axis).shards(0) {
                 back.placements = back.placements.with(axis, Placement::Partial);
             }
@@ -135,7 +136,7 @@ impl Product {
         to.push(of, Pass::BackwardWeight, second, tensors);
     }
 
-    /// Its name in profiles, and its class of cost.
+    /// Name in profiles and cost class.
     pub(super) fn class(self) -> Class {
         let name = match self {
             Self::Matmul(..) => "matmul",
@@ -146,8 +147,8 @@ impl Product {
 }
 
 impl Trace {
-    /// Whether a product runs in 8 bits: a linear layer's, of sizes that allow it, and no router's, which chooses by
-    /// small differences.
+    /// Whether a product runs in FP8: a linear layer whose sizes allow it. The router never does: it chooses experts
+    /// by small differences.
     #[must_use]
     pub fn is_eight_bit(&self, product: Product) -> bool {
         match product {

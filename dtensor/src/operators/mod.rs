@@ -1,5 +1,5 @@
-//! Operators, a file for each family: shapes and types, placement rules, what they keep, their backward, their names in
-//! profiles and their classes of cost.
+//! Operators, one file per family: shapes and types, placement rules, saved tensors, backward, names in profiles and
+//! cost classes.
 
 mod attention;
 mod exchange;
@@ -19,10 +19,10 @@ use crate::trace::{AnyOp, Pass, Trace};
 pub use matmul::EIGHT_BIT_MULTIPLE;
 
 impl Tape<'_> {
-    /// Ends the block at `output` and derives its backward pass: the records in reverse, each by its operator.
+    /// Ends the block at `output` and derives its backward pass: goes through the records in reverse.
     ///
     /// # Errors
-    /// When a gradient cannot be redistributed as the forward's transpose asks.
+    /// When a gradient cannot be redistributed as the transpose of forward requires.
     pub fn finish(mut self, output: &DTensor) -> Result<Trace, DTensorError> {
         self.trace.output = Some(output.id);
         let records = std::mem::take(&mut self.records);
@@ -35,10 +35,10 @@ impl Tape<'_> {
     }
 }
 
-/// What a record's output gradient makes of the gradients of its inputs.
+/// Derives the gradients of a record's inputs from that of its output.
 fn undo(backward: &mut Backward<'_, '_>, record: &Record) -> Result<(), DTensorError> {
     if let Recorded::Ring(op, collective) = record.what {
-        // Keys and values go round again, with their gradients beside them.
+        // Keys and values go around the ring again, with their gradients.
         let bytes = 2 * collective.bytes;
         let ring = Gradient::Ring(Collective {
             bytes,
@@ -74,7 +74,7 @@ fn undo(backward: &mut Backward<'_, '_>, record: &Record) -> Result<(), DTensorE
                         backward.accumulate(input, gradient.clone());
                     }
                 }
-                // Recorded as redistributions; the loss's gradient has that of its sums.
+                // These are recorded as redistributions; the gradient of the loss covers its vocabulary sums.
                 Operator::Exchange(_) => {}
             }
         }
@@ -83,7 +83,7 @@ fn undo(backward: &mut Backward<'_, '_>, record: &Record) -> Result<(), DTensorE
 }
 
 impl Operator {
-    /// Its name in profiles, or that of the gradient of one of its factors, and its class of cost.
+    /// Name in profiles and cost class; with a factor, those of that factor's gradient.
     pub(crate) fn class(&self, factor: Option<Factor>) -> Class {
         match *self {
             Self::Product(product) => product.class(),
@@ -97,7 +97,7 @@ impl Operator {
         }
     }
 
-    /// Its class of cost.
+    /// The operator's cost class.
     #[must_use]
     pub fn cost(&self) -> CostClass {
         self.class(None).1
@@ -105,13 +105,13 @@ impl Operator {
 }
 
 impl AnyOp<'_> {
-    /// Its class of cost.
+    /// The operator's cost class.
     #[must_use]
     pub fn cost(&self) -> CostClass {
         self.operator.cost()
     }
 
-    /// Whether it is a piece of core attention, or of its backward.
+    /// Whether it belongs to core attention, forward or backward.
     #[must_use]
     pub fn is_core_attention(&self) -> bool {
         matches!(self.operator, Operator::Attention(_))

@@ -8,9 +8,8 @@ use crate::tape::{DTensor, Tape};
 use crate::tensor::TensorRole;
 
 impl Tape<'_> {
-    /// Layer or RMS norm over the last dim, or over every run of `weight`'s length in it (one head).
-    /// Keeps the input and 32-bit statistics per norm (mean and reciprocal deviation, or the latter
-    /// alone).
+    /// Layer or RMS norm over the last dim, or over each run of `weight`'s length in it (per-head norm). Saves the
+    /// input and fp32 statistics per norm (mean and reciprocal deviation, or the latter alone).
     pub fn norm(&mut self, scope: &str, x: &DTensor, weight: &DTensor, norm: Norm) -> DTensor {
         let statistics = match norm.kind {
             NormKind::LayerNorm => 2,
@@ -29,7 +28,7 @@ impl Tape<'_> {
 }
 
 impl Norm {
-    /// Its name in profiles, and its class of cost.
+    /// Name in profiles and cost class.
     pub(super) fn class(self) -> Class {
         let name = match self.kind {
             NormKind::LayerNorm => "layer norm",

@@ -10,7 +10,7 @@ use crate::tape::{DTensor, Tape, no_rule};
 use crate::tensor::{TensorId, TensorRole};
 
 impl Tape<'_> {
-    /// A function of tensors that lie alike, whose result lies so too.
+    /// Records a pointwise function of tensors with equal placements; the output has the same placements.
     fn pointwise(
         &mut self,
         scope: &str,
@@ -23,12 +23,12 @@ impl Tape<'_> {
         out
     }
 
-    /// A nonlinearity. Keeps its input.
+    /// An activation function. Saves its input.
     pub fn activation(&mut self, scope: &str, function: Nonlinearity, x: &DTensor) -> DTensor {
         self.pointwise(scope, Pointwise::Activation(function), &[x], &[x.id])
     }
 
-    /// The nonlinearity of a gated MLP: `act(gate) · up`. Keeps both.
+    /// The activation of a gated MLP: `act(gate) · up`. Saves both inputs.
     pub fn gated_activation(
         &mut self,
         scope: &str,
@@ -55,7 +55,7 @@ impl Tape<'_> {
         out
     }
 
-    /// `g·σ(1.702·g)·(u + 1)` of bounded operands, as gpt-oss has it. Keeps both.
+    /// gpt-oss's gated activation: `g·σ(1.702·g)·(u + 1)` of clamped inputs. Saves both inputs.
     pub fn bounded_glu(
         &mut self,
         scope: &str,
@@ -67,25 +67,25 @@ impl Tape<'_> {
         self.pointwise(scope, Pointwise::BoundedGlu(limit), &[gate, up], &saved)
     }
 
-    /// Bounds smoothly: `c·tanh(x/c)`. Keeps its input.
+    /// Soft cap `c·tanh(x/c)`. Saves its input.
     pub fn cap(&mut self, scope: &str, x: &DTensor, bound: f64) -> DTensor {
         self.pointwise(scope, Pointwise::Cap(bound), &[x], &[x.id])
     }
 
-    /// Rotary positions of `x: [b, s, heads·d]`.
+    /// Rotary position embedding of `x: [b, s, heads·d]`.
     pub fn rope(&mut self, scope: &str, x: &DTensor, rotary: Rotary) -> DTensor {
         self.pointwise(scope, Pointwise::Rope(rotary), &[x], &[])
     }
 
-    /// Multiplies by a number.
+    /// Multiplies by a constant.
     pub fn scale(&mut self, scope: &str, x: &DTensor, factor: f64) -> DTensor {
         self.pointwise(scope, Pointwise::Scale(factor), &[x], &[])
     }
 
-    /// Multiplies every row of `x` by the sigmoid of its number in `gate: […, 1]`. Keeps both.
+    /// Multiplies every row of `x` by the sigmoid of the row's number in `gate: […, 1]`. Saves both inputs.
     ///
     /// # Errors
-    /// When the gate does not lie where the rows do.
+    /// When the placements of the gate differ from those of the rows.
     pub fn gate(
         &mut self,
         scope: &str,
@@ -116,13 +116,13 @@ impl Tape<'_> {
         Ok(out)
     }
 
-    /// Dropout; keeps a one-byte mask.
+    /// Dropout; saves a one-byte mask.
     pub fn dropout(&mut self, scope: &str, x: &DTensor, probability: f64) -> DTensor {
         let operator = Operator::Pointwise(Pointwise::Dropout(probability));
         self.masked(scope, operator, x)
     }
 
-    /// An operator that keeps a one-byte mask.
+    /// Records an operator that saves a one-byte mask.
     pub(super) fn masked(&mut self, scope: &str, operator: Operator, x: &DTensor) -> DTensor {
         let out = self.like(scope, x, x.dtype);
         let shape = self.trace.tensor(x.id).shape.clone();
@@ -141,7 +141,7 @@ impl Tape<'_> {
         out
     }
 
-    /// `parts` tensors like `x` joined along the last dim; the others are not traced.
+    /// Concatenates `parts` tensors like `x` along the last dim; only `x` itself is traced.
     pub fn concatenated(&mut self, scope: &str, x: &DTensor, parts: u64) -> DTensor {
         let mut shape = x.shape.clone();
         *shape.last_mut().expect("joined tensors have a last dim") *= parts;
@@ -152,8 +152,8 @@ impl Tape<'_> {
         out
     }
 
-    /// Columns of `shared: […, r]` after those of every head of `x: […, heads·d]`. Keeps nothing. The
-    /// gradient of `shared` is a sum over heads: of those here, where ranks share them out.
+    /// Appends the columns of `shared: […, r]` to those of every head of `x: […, heads·d]`. Saves nothing. The
+    /// gradient of `shared` is a sum over heads: a partial sum over the local ones, where heads are sharded.
     pub fn join(&mut self, scope: &str, x: &DTensor, shared: &DTensor, heads: u64) -> DTensor {
         let last = x.shape.len() - 1;
         let (own, more) = (x.shape[last] / heads, shared.shape[last]);
@@ -167,7 +167,7 @@ impl Tape<'_> {
 }
 
 impl Pointwise {
-    /// One kernel; a bias passes the gradient on and has the column sum for itself.
+    /// One kernel; for a bias, the gradient passes through and the bias's own is the column sum.
     pub(super) fn backward(self, to: &mut Backward<'_, '_>, of: Of<'_>, gradient: DTensor) {
         let operator = Gradient::Pointwise(of.index, self);
         match self {
@@ -188,7 +188,7 @@ impl Pointwise {
         }
     }
 
-    /// Its name in profiles, and its class of cost.
+    /// Name in profiles and cost class.
     pub(super) fn class(self) -> Class {
         let activation = |gated| CostClass::Activation { gated };
         match self {

@@ -1,4 +1,4 @@
-//! What token ids, positions and labels decide: embeddings and the loss.
+//! Embeddings and the loss: operators driven by token ids, positions and labels.
 
 use catalog::{Axis, DType};
 
@@ -12,7 +12,7 @@ use crate::tensor::TensorRole;
 use crate::trace::Pass;
 
 impl Tape<'_> {
-    /// Looks rows of `table: [rows, h]` up. With the table sharded by rows the result is partial.
+    /// Looks up rows of `table: [rows, h]`. With the table sharded by rows the result is partial.
     pub fn embedding(
         &mut self,
         scope: &str,
@@ -34,7 +34,7 @@ impl Tape<'_> {
         out
     }
 
-    /// Adds the rows of a learned table of positions, whose row for position 0 is `first`.
+    /// Adds the rows of a learned position table; row `first` belongs to position 0.
     pub fn positions(&mut self, scope: &str, x: &DTensor, table: &DTensor, first: u64) -> DTensor {
         let out = self.like(scope, x, x.dtype);
         let table = table.id;
@@ -43,8 +43,8 @@ impl Tape<'_> {
         out
     }
 
-    /// Cross-entropy over 32-bit logits, which it keeps. With a sharded vocabulary the maxima,
-    /// sums and target logits are reduced: three numbers per token.
+    /// Cross-entropy over fp32 logits, which it saves. With a sharded vocabulary the maxima, sums and target logits
+    /// are all-reduced: three numbers per token.
     pub fn cross_entropy(&mut self, scope: &str, logits: &DTensor) -> DTensor {
         let shape = &self.trace.tensor(logits.id).shape;
         let vocabulary = shape.len() - 1;
@@ -73,7 +73,7 @@ impl Tape<'_> {
 }
 
 impl Token {
-    /// A table's gradient goes where weights' gradients go; forward left that of the logits in their place.
+    /// A table's gradient goes to the gradient sums; that of the logits was already written over them in forward.
     pub(super) fn backward(self, to: &mut Backward<'_, '_>, of: Of<'_>, gradient: DTensor) {
         let operator = Gradient::Token(of.index, self);
         match self {
@@ -89,7 +89,7 @@ impl Token {
         }
     }
 
-    /// Its name in profiles, and its class of cost.
+    /// Name in profiles and cost class.
     pub(super) fn class(self) -> Class {
         match self {
             Self::Embedding(_) => ("embedding".into(), CostClass::Embedding),

@@ -1,4 +1,4 @@
-//! One block's view of its stage's states: parameters to read, gradients to add to.
+//! One block's view of its virtual stage's states: parameters to read, gradients to add to.
 
 use std::collections::HashMap;
 
@@ -30,12 +30,12 @@ impl<T> Parameters<T> for BlockParameters<'_, T> {
     }
 }
 
-/// Where one block's gradients go.
+/// The destination of one block's gradients.
 pub struct BlockGradients<'s, D: Device> {
     pub(super) index: &'s HashMap<(usize, TensorId), (usize, usize)>,
     pub(super) slots: &'s [Slot],
     pub(super) partitions: &'s mut [Partition<D>],
-    /// Of the running micro-batch, where they are apart from the sums.
+    /// Gradients of the current micro-batch per partition, where they are kept apart from the sums.
     pub(super) running: &'s mut [Option<D::Flat>; 2],
     pub(super) trees: &'s mut [Vec<D::Trees>],
     pub(super) block: usize,

@@ -1,4 +1,4 @@
-//! Runs of gradients that travel together.
+//! Buckets: runs of gradients that are reduced in one message.
 
 use std::ops::Range;
 
@@ -7,25 +7,25 @@ use catalog::Bytes;
 use super::device::Device;
 use super::slot::{Kind, Slot};
 
-/// A run of slots of one partition whose gradients travel together.
+/// A run of slots of one partition whose gradients are reduced in one message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Bucket {
     pub(super) partition: usize,
-    /// Elements of the partition.
+    /// The elements of the partition that it covers.
     pub(super) range: Range<usize>,
-    /// Backward ends with this block for them.
+    /// The block after whose backward its gradients are complete.
     pub(super) block: usize,
 }
 
-/// A bucket on its way.
+/// A bucket whose reduction is under way.
 #[derive(Debug)]
 pub(super) struct Moving<D: Device> {
     pub(super) bucket: Bucket,
-    /// Everyone's terms of this rank's part of it; none when nobody else has any.
+    /// The reduce-scatter under way; `None` when no other rank has terms of it.
     pub(super) terms: Option<D::Moving>,
 }
 
-/// Buckets of at least `size`, from the last block, whose gradients are there first, to the first.
+/// Groups gradients into buckets of at least `size` bytes, from the last block, whose gradients come first, backwards.
 pub(super) fn buckets(slots: &[Slot], size: Bytes) -> Vec<Bucket> {
     let mut buckets: Vec<Bucket> = Vec::new();
     for kind in [Kind::Dense, Kind::Expert] {

@@ -1,6 +1,6 @@
-//! The counting device: it runs a rank's step on sizes, with buffers that are no more than their bytes. It
-//! allocates what the cuda device and its messages allocate, in the same order, but for partial sums of a few rows;
-//! where blocks run core attention in pieces, it keeps what the cpu device keeps.
+//! The counting device: runs a rank's step with buffers that are only sizes, to predict memory. It allocates what the
+//! CUDA device and its communication allocate, in the same order, except partial sums of a few rows; where blocks run
+//! core attention as separate operators, it keeps what the CPU device keeps.
 
 mod exchange;
 mod ledger;
@@ -18,31 +18,31 @@ use self::run::{Pass, Rooms};
 use super::device::{Device, FlatStates, Gradients, Passing, Run};
 use crate::block::{Block, Forward, Parameters, pass};
 
-/// Words of 32 bits per token that a micro-batch has on the device: its id and its label; and where it reads
-/// a table of embeddings, the order of the rows that it adds to.
+/// 32-bit words per token that a micro-batch has on the device: id and label; with an embedding table, also the order
+/// of rows for the scatter-add.
 const TOKEN_WORDS: u64 = 2;
 const ORDER_WORDS: u64 = 3;
 
-/// Memory, counted.
+/// A device that only counts memory.
 #[derive(Debug)]
 pub struct Counting {
     ledger: Rc<Ledger>,
-    /// What the host writes every step.
+    /// The token buffers that the host fills every step.
     _tokens: Room,
 }
 
 /// The tokens that a rank reads in a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokens {
-    /// How many there are.
+    /// Number of tokens in a step.
     pub count: u64,
-    /// Whether the rank reads the table of embeddings by them.
+    /// Whether the rank has the embedding table.
     pub embeds: bool,
 }
 
 impl Counting {
-    /// A device of which only the tokens of a step take memory. `library`: a library runs core attention where
-    /// it may.
+    /// A device on which only the tokens of a step take memory. `library` says whether a fused library kernel runs
+    /// core attention where it can.
     #[must_use]
     pub fn new(library: bool, tokens: Tokens) -> Self {
         let ledger = Ledger::new(library);
@@ -53,7 +53,7 @@ impl Counting {
         }
     }
 
-    /// The most bytes that were in use since the last call.
+    /// The peak of bytes in use since the last call.
     #[must_use]
     pub fn take_peak(&self) -> u64 {
         self.ledger.take_peak()
@@ -64,7 +64,7 @@ impl Counting {
     }
 }
 
-/// What an exchange between so many ranks reads stays until it has ended; a rank alone copies.
+/// The input buffer of an exchange, kept until it ends; `None` for a group of one rank, which only copies.
 fn under_way(group: usize, read: Room) -> Option<Room> {
     (group > 1).then_some(read)
 }
@@ -72,15 +72,15 @@ fn under_way(group: usize, read: Room) -> Option<Room> {
 impl Device for Counting {
     type Tensor = Room;
     type Flat = Room;
-    /// What it lies in, and its elements.
+    /// The buffer it lies in, and its number of elements.
     type Parcel = (Room, usize);
     type Sending = Room;
-    /// What it makes, and what it reads.
+    /// The output buffer and the input buffers.
     type Moving = (Room, Vec<Room>);
     type Whole = Room;
     type Saved = Rooms;
     type Batch<'b> = ();
-    /// How many they are; every group's first rank has the largest shards.
+    /// The number of ranks; the first rank of a group has the largest shards.
     type Group = usize;
     type Trees = ();
     type Error = Infallible;
@@ -235,7 +235,7 @@ impl Device for Counting {
     }
 
     fn all_reduce(&self, group: &usize, _: &str, _: &mut Room, runs: &[Range<usize>]) -> Sure<()> {
-        // Runs that lie apart are brought together.
+        // Runs that are not contiguous are first copied together.
         if *group > 1 && runs.len() > 1 {
             drop(self.numbers(runs.iter().map(Range::len).sum(), DType::F32));
         }

@@ -1,4 +1,4 @@
-//! What a device must do to hold a rank's states and run its passes.
+//! The operations that a device must provide to hold a rank's states and run its passes.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -9,36 +9,36 @@ use super::slot::Slot;
 use crate::block::{Block, Forward, Half, Parameters};
 use crate::tensor::TensorId;
 
-/// What a rank computes on: where its tensors lie, who runs its blocks, and what carries its messages.
+/// A device that a rank computes on: it holds tensors, runs blocks and carries messages.
 ///
 /// Every fallible method fails when the device does, when its memory is full, or when communication stops.
 pub trait Device: Sized {
     /// A local tensor.
     type Tensor: Clone + Debug;
-    /// A run of numbers in 32 bits: states and gradients.
+    /// A flat fp32 buffer for optimizer states and gradients.
     type Flat: Debug;
-    /// Numbers as they go to another rank.
+    /// Data prepared to be sent to another rank.
     type Parcel;
-    /// A message under way.
+    /// A point-to-point send under way.
     type Sending;
     /// A collective under way.
     type Moving: Debug;
-    /// What a group's members gathered.
+    /// The result of an all-gather.
     type Whole;
     /// What a block keeps of a micro-batch between its passes.
     type Saved;
-    /// A micro-batch where kernels read it.
+    /// A micro-batch in the memory that kernels read.
     type Batch<'b>;
-    /// Ranks that communicate.
+    /// A group of ranks that communicate.
     type Group;
-    /// The terms of one parameter's gradient, where they are summed by a tree whose order no layout changes.
+    /// Exact mode: the terms of one parameter's gradient, summed by a tree whose order is the same under every layout.
     type Trees: Default;
-    /// Why it cannot go on.
+    /// Why an operation failed.
     type Error;
 
     /// Number of ranks of a group.
     fn size(group: &Self::Group) -> usize;
-    /// This rank's index among them.
+    /// This rank's index in the group.
     fn index(group: &Self::Group) -> usize;
 
     /// Forward of a micro-batch through a block.
@@ -61,29 +61,29 @@ pub trait Device: Sized {
         passing: Passing<'_, Self>,
         gradients: &mut dyn Gradients<Self>,
     ) -> Result<Option<Self::Tensor>, Self::Error>;
-    /// Bytes that a block keeps.
+    /// Bytes that a block keeps for backward.
     fn saved_bytes(saved: &Self::Saved) -> u64;
-    /// Elements of a tensor.
+    /// Number of elements of a tensor.
     fn elements(tensor: &Self::Tensor) -> usize;
 
-    /// A flat run of `len` numbers, which a device that holds numbers has drawn.
+    /// A flat buffer of `len` numbers; `draw` makes their values, and a device without data does not call it.
     fn flat(&self, len: usize, draw: &dyn Fn() -> Vec<f32>) -> Result<Self::Flat, Self::Error>;
-    /// A flat run of zeros.
+    /// A flat buffer of `len` zeros.
     fn zeros(&self, len: usize) -> Result<Self::Flat, Self::Error>;
-    /// Numbers of a flat run.
+    /// Number of elements of a flat buffer.
     fn len(flat: &Self::Flat) -> usize;
-    /// Sets all to zero.
+    /// Sets all elements to zero.
     fn clear(&self, flat: &mut Self::Flat) -> Result<(), Self::Error>;
-    /// Overwrites what lies from `at` on by another flat run.
+    /// Copies another flat buffer over the elements from `at` on.
     fn put(&self, flat: &mut Self::Flat, at: usize, from: &Self::Flat) -> Result<(), Self::Error>;
-    /// Adds part of another flat run to what lies from `at` on.
+    /// Adds part of another flat buffer to the elements from `at` on.
     fn add(
         &self,
         flat: &mut Self::Flat,
         at: usize,
         terms: (&Self::Flat, Range<usize>),
     ) -> Result<(), Self::Error>;
-    /// Part of a flat run as a tensor, rounded to its type.
+    /// Part of a flat buffer as a tensor, rounded to its type.
     fn rounded(
         &self,
         flat: &Self::Flat,
@@ -91,15 +91,15 @@ pub trait Device: Sized {
         shape: Vec<usize>,
         dtype: DType,
     ) -> Result<Self::Tensor, Self::Error>;
-    /// Writes a tensor in 32 bits over what lies from `at` on.
+    /// Copies an fp32 tensor over the elements from `at` on.
     fn put_tensor(
         &self,
         flat: &mut Self::Flat,
         at: usize,
         tensor: &Self::Tensor,
     ) -> Result<(), Self::Error>;
-    /// One step of AdamW over contiguous runs of this rank's partition of the parameters. Updated weights are written,
-    /// in the type that kernels read, to the shard, and to the tensors of `values` that the runs name.
+    /// One AdamW step over contiguous runs of this rank's partition. Updated weights are written, in the type that
+    /// kernels read, to the shard and to the tensors of `values` that the runs name.
     fn adamw(
         &self,
         states: FlatStates<'_, Self>,
@@ -107,15 +107,16 @@ pub trait Device: Sized {
         values: &mut [Option<Self::Tensor>],
     ) -> Result<(), Self::Error>;
 
-    /// A tensor for another rank.
+    /// Prepares a tensor to be sent.
     fn parcel(&self, tensor: &Self::Tensor) -> Result<Self::Parcel, Self::Error>;
-    /// Part of a flat run for another rank.
+    /// Prepares part of a flat buffer to be sent.
     fn parcel_of(
         &self,
         flat: &Self::Flat,
         range: Range<usize>,
     ) -> Result<Self::Parcel, Self::Error>;
-    /// Sends to a rank; what goes through a channel arrives in order. Until [`Device::sent`] it stays as it is.
+    /// Starts to send to rank `to`; messages of one channel arrive in order. The parcel is in use until
+    /// [`Device::sent`].
     fn send(
         &self,
         to: usize,
@@ -123,7 +124,7 @@ pub trait Device: Sized {
         what: &str,
         parcel: &Self::Parcel,
     ) -> Result<Self::Sending, Self::Error>;
-    /// The end of [`Device::send`]: what is queued from now on comes after the peer has taken it.
+    /// Completes [`Device::send`]: work queued from now on runs after the peer has received the data.
     fn sent(&self, sending: Self::Sending) -> Result<(), Self::Error>;
     /// Receives a tensor that another rank sent.
     fn receive(
@@ -133,7 +134,7 @@ pub trait Device: Sized {
         what: &str,
         of: (Vec<usize>, DType),
     ) -> Result<Self::Tensor, Self::Error>;
-    /// Starts to send this rank's part to all members, and to receive theirs, of these lengths.
+    /// Starts an all-gather of this rank's `own` part; `lengths` are those of all members' parts.
     fn all_gather(
         &self,
         group: &Self::Group,
@@ -141,9 +142,9 @@ pub trait Device: Sized {
         own: Self::Parcel,
         lengths: &[usize],
     ) -> Result<Self::Moving, Self::Error>;
-    /// The end of [`Device::all_gather`].
+    /// Completes [`Device::all_gather`].
     fn gathered(&self, moving: Self::Moving) -> Result<Self::Whole, Self::Error>;
-    /// Elements of what was gathered, as a tensor.
+    /// A range of the gathered elements as a tensor.
     fn taken(
         &self,
         whole: &Self::Whole,
@@ -151,28 +152,28 @@ pub trait Device: Sized {
         shape: Vec<usize>,
         dtype: DType,
     ) -> Result<Self::Tensor, Self::Error>;
-    /// Overwrites what lies from `at` on by all that was gathered.
+    /// Copies everything that was gathered over the elements from `at` on.
     fn put_whole(
         &self,
         flat: &mut Self::Flat,
         at: usize,
         whole: &Self::Whole,
     ) -> Result<(), Self::Error>;
-    /// Starts to sum, for each member, all members' parts for it.
+    /// Starts a reduce-scatter: `parts` holds this rank's terms for each member.
     fn reduce_scatter(
         &self,
         group: &Self::Group,
         what: &str,
         parts: Vec<Self::Parcel>,
     ) -> Result<Self::Moving, Self::Error>;
-    /// The end of [`Device::reduce_scatter`]: this rank's sum.
+    /// Completes [`Device::reduce_scatter`]; returns this rank's sum.
     fn reduced(
         &self,
         group: &Self::Group,
         what: &str,
         moving: Self::Moving,
     ) -> Result<Self::Flat, Self::Error>;
-    /// Sums runs of a flat run over all members.
+    /// All-reduces ranges of a flat buffer over the group.
     fn all_reduce(
         &self,
         group: &Self::Group,
@@ -180,8 +181,8 @@ pub trait Device: Sized {
         flat: &mut Self::Flat,
         runs: &[Range<usize>],
     ) -> Result<(), Self::Error>;
-    /// Sums the terms of a parameter's gradient, by use, over all members, and writes the elements `own` of the sum
-    /// over what lies from `at` on. A device without exact sums has no terms.
+    /// Sums the terms of a parameter's gradient, one set per use of the parameter, over all members, and writes the
+    /// elements `own` of the sum to those from `at` on. Does nothing on a device without exact sums.
     fn sum_trees(
         &self,
         _group: &Self::Group,
@@ -193,27 +194,27 @@ pub trait Device: Sized {
     }
 }
 
-/// What backward goes on from.
+/// What a backward pass starts from.
 pub struct Passing<'p, D: Device> {
-    /// What forward, or the half before, kept.
+    /// What forward, or the input half of backward, kept.
     pub saved: &'p mut D::Saved,
-    /// Gradient of the output; the loss needs none, nor does the weight half.
+    /// Gradient of the block's output; `None` for the loss and for the weight half.
     pub gradient: Option<D::Tensor>,
-    /// Which half.
+    /// Which half of backward to run.
     pub half: Half,
 }
 
-/// Where one block's gradients go.
+/// The destination of one block's gradients.
 pub trait Gradients<D: Device> {
-    /// The sums that a parameter's gradient is added to, and where in them it lies.
+    /// The buffer that a parameter's gradient is added to, and the slot that says where in it.
     fn sum(&mut self, id: TensorId) -> (&mut D::Flat, &Slot);
-    /// Where the terms of a parameter's gradient go that are summed by a tree.
+    /// The destination of a parameter's gradient terms in exact mode.
     fn trees(&mut self, id: TensorId) -> &mut D::Trees;
 }
 
-/// A partition's flat states.
+/// The flat states of one partition.
 pub struct FlatStates<'s, D: Device> {
-    /// Weights in 32 bits.
+    /// Master weights in fp32.
     pub master: &'s mut D::Flat,
     /// First moments.
     pub momentum: &'s mut D::Flat,
@@ -221,19 +222,19 @@ pub struct FlatStates<'s, D: Device> {
     pub variance: &'s mut D::Flat,
     /// Gradients.
     pub gradient: &'s D::Flat,
-    /// Receives the weights as kernels read them, where they are next to each other.
+    /// Receives the updated weights in the type that kernels read, if the shard is stored contiguously.
     pub shard: Option<&'s mut D::Tensor>,
 }
 
-/// A run of weights of one parameter.
+/// A contiguous run of weights of one parameter.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Where it lies in weights and moments.
+    /// Its elements in the flat weights and moments.
     pub range: Range<usize>,
-    /// Where it begins in gradients.
+    /// Its first element in the flat gradient.
     pub gradient_at: usize,
-    /// Whether its weights decay.
+    /// Whether weight decay applies.
     pub decays: bool,
-    /// The value that receives them, whole.
+    /// Index of the parameter tensor that receives the run, if the run is the whole parameter.
     pub value: Option<usize>,
 }

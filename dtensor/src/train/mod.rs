@@ -1,6 +1,6 @@
-//! One rank's part of a training step, on any device: which buffers of parameters, gradients, optimizer
-//! states, activations and messages there are, and when. An executor runs it on data; [`Counting`] runs it
-//! on sizes, which is how memory is predicted.
+//! One rank's part of a training step, on any device: when which buffers of parameters, gradients, optimizer states,
+//! activations and messages exist. An executor runs it on data; [`Counting`] runs it on sizes, which is how memory is
+//! predicted.
 
 mod block;
 mod buckets;

@@ -1,4 +1,4 @@
-//! The flat partition that parameters of one kind lie in, and the part of it that this rank owns.
+//! The flat partition of all parameters of one kind, and the shard of it that this rank owns.
 
 use std::ops::Range;
 
@@ -7,59 +7,59 @@ use catalog::{Bytes, DType, Zero};
 use super::device::Device;
 use super::slot::{Kind, Slot};
 
-/// What the states of a stage depend on beside its parameters.
+/// The settings that a stage's states depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct StatesPlan {
     /// ZeRO level.
     pub zero: Zero,
-    /// Type of the parameters that kernels read.
+    /// Type of the parameters as kernels read them.
     pub dtype: DType,
-    /// Whether gradients are summed by trees whose order no layout changes.
+    /// Exact mode: whether gradients are summed by trees whose order is the same under every layout.
     pub exact: bool,
-    /// Least bytes of gradients that travel together.
+    /// Least size of a gradient bucket.
     pub bucket: Bytes,
-    /// Seed of the first parameters.
+    /// Seed of the parameters' initial values.
     pub seed: u64,
 }
 
 impl StatesPlan {
-    /// Bytes of a bucket, unless something else is asked for: `bucket_cap_mb` of PyTorch's DistributedDataParallel.
+    /// Default bucket size: `bucket_cap_mb` of PyTorch's DistributedDataParallel.
     pub const BUCKET: Bytes = Bytes(25 << 20);
 }
 
-/// Who shares the states of a kind of parameters with this rank.
+/// The groups that share the states of one kind of parameters with this rank.
 #[derive(Clone, Debug)]
 pub struct Sharing<G> {
-    /// Ranks that each own a shard.
+    /// Ranks that each own a different shard.
     pub shard: G,
-    /// The same ranks, apart from their other messages: parameters may be gathered while gradients are reduced.
+    /// The same ranks with separate channels, so that parameters can be gathered while gradients are reduced.
     pub gather: G,
-    /// Ranks that own the same shard.
+    /// Ranks that own the same shard (replicas).
     pub replicate: G,
-    /// Both together.
+    /// All data-parallel ranks: shards and replicas.
     pub all: G,
-    /// Both and the tensor-parallel ranks.
+    /// All data-parallel ranks and the tensor-parallel ranks.
     pub all_with_tp: G,
     /// Tensor-parallel ranks.
     pub tp: G,
-    /// Whether this rank speaks for its replicas in sums over all parameters.
+    /// Whether this rank is the one of its replicas that counts in sums over all parameters.
     pub speaks: bool,
 }
 
-/// The flat states of one kind.
+/// The flat states of one kind of parameters.
 pub(super) struct Partition<D: Device> {
     pub(super) kind: Kind,
     pub(super) sharing: Sharing<D::Group>,
-    /// Elements before sharding.
+    /// Number of elements before sharding.
     pub(super) elements: usize,
-    /// Elements of the optimizer's states that this rank owns.
+    /// Elements whose optimizer states this rank owns.
     pub(super) own: Range<usize>,
     pub(super) master: D::Flat,
     pub(super) momentum: D::Flat,
     pub(super) variance: D::Flat,
-    /// Sums of gradients: of everything under ZeRO-0 and 1, of the own shard under 2 and 3.
+    /// Gradient sums: of all elements under ZeRO-0 and 1, of the own shard under 2 and 3.
     pub(super) gradient: D::Flat,
-    /// Under ZeRO-3, the own shard as kernels read it.
+    /// Under ZeRO-3, the own shard in the type that kernels read.
     pub(super) shard: Option<D::Tensor>,
 }
 
@@ -105,18 +105,18 @@ impl<D: Device> Partition<D> {
         Ok(partition)
     }
 
-    /// Elements that a member of the group that shards states owns.
+    /// Elements that the member `rank` of the sharding group owns.
     pub(super) fn owned(&self, rank: usize) -> Range<usize> {
         owned(self.elements, D::size(&self.sharing.shard), rank)
     }
 
-    /// The own elements as kernels read them.
+    /// The own shard in the type that kernels read.
     pub(super) fn rounded(&self, device: &D, dtype: DType) -> Result<D::Tensor, D::Error> {
         let len = self.own.len();
         device.rounded(&self.master, 0..len, vec![len], dtype)
     }
 
-    /// Whether every rank owns all elements.
+    /// Whether every rank owns all elements (no sharding).
     pub(super) fn is_whole(&self) -> bool {
         D::size(&self.sharing.shard) == 1
     }
@@ -126,7 +126,7 @@ impl<D: Device> Partition<D> {
         D::size(&self.sharing.all) == 1 && D::size(&self.sharing.tp) == 1
     }
 
-    /// Where elements of the partition lie in the gradient.
+    /// The position of elements of the partition within the gradient buffer.
     pub(super) fn in_gradient(&self, range: &Range<usize>) -> Range<usize> {
         let base = if D::len(&self.gradient) == self.elements {
             0
@@ -137,14 +137,14 @@ impl<D: Device> Partition<D> {
     }
 }
 
-/// Elements of a partition that the `rank`-th of so many ranks owns.
+/// Elements of a partition that rank `rank` of `ranks` owns.
 pub(super) fn owned(elements: usize, ranks: usize, rank: usize) -> Range<usize> {
     let chunk = elements.div_ceil(ranks);
     let start = (chunk * rank).min(elements);
     start..(start + chunk).min(elements)
 }
 
-/// What of a slot lies in a range of its partition, if anything.
+/// The elements of a slot that lie in a range of its partition, if any.
 pub(super) fn overlap(own: &Range<usize>, slot: &Slot) -> Option<Range<usize>> {
     let start = own.start.max(slot.offset);
     let end = own.end.min(slot.offset + slot.len);

@@ -1,8 +1,8 @@
-//! Gradients summed over data parallelism.
+//! Reduction of gradients over data parallelism.
 //!
-//! Fast mode sums them in buckets (Li et al. 2020, PyTorch Distributed): runs of whole slots, sent
-//! as soon as backward has been through every block that adds to them, so that they travel while
-//! the blocks before are still at work. Exact mode merges trees once backward is done.
+//! Fast mode reduces them in buckets (Li et al. 2020, PyTorch Distributed): runs of whole slots, sent as soon as
+//! backward has passed every block that adds to them, so that communication overlaps with backward of the earlier
+//! blocks. Exact mode merges trees after backward.
 
 use std::ops::Range;
 
@@ -14,17 +14,17 @@ use super::partition::{Partition, overlap, owned};
 use super::slot::Slot;
 use super::states::States;
 
-/// What messages of gradients are called in errors.
+/// What gradient messages are called in errors.
 const WHAT: &str = "gradients";
 
-/// This rank's part of a bucket, summed.
+/// The sum of this rank's part of a bucket.
 struct Summed<D: Device> {
     bucket: Bucket,
     sum: D::Flat,
 }
 
 impl<D: Device> States<D> {
-    /// Sends the buckets that are whole once backward has left `block`.
+    /// Starts to reduce the buckets that are complete once backward has left `block`.
     ///
     /// # Errors
     /// When communication stops.
@@ -33,7 +33,7 @@ impl<D: Device> States<D> {
             return Ok(());
         }
         for at in 0..self.buckets.len() {
-            // The first block's have nothing left to travel beside.
+            // The first block's buckets have no backward left to overlap with.
             if self.buckets[at].block == block && block > 0 {
                 self.send_bucket(device, at)?;
             }
@@ -41,8 +41,8 @@ impl<D: Device> States<D> {
         Ok(())
     }
 
-    /// Ends the reduction of what has been summed up. Under ZeRO-2 and 3 it is done after every
-    /// micro-batch, otherwise after the last one; exact mode waits for the last.
+    /// Completes the reduction of gradients. Under ZeRO-2 and 3 it runs after every micro-batch, otherwise after the
+    /// last one; exact mode always waits for the last.
     ///
     /// # Errors
     /// When communication stops.
@@ -73,7 +73,7 @@ impl<D: Device> States<D> {
         }
     }
 
-    /// Sends a bucket's parts to those that sum them.
+    /// Starts the reduce-scatter of a bucket.
     fn send_bucket(&mut self, device: &D, at: usize) -> Result<(), D::Error> {
         let bucket = self.buckets[at].clone();
         if self.plan.zero >= Zero::Z2 {
@@ -98,7 +98,7 @@ impl<D: Device> States<D> {
         Ok(())
     }
 
-    /// Sums those gradients of a bucket that every tensor-parallel rank has of its own tokens only.
+    /// Sums over tensor parallelism those gradients of a bucket that each rank has of its own tokens only.
     fn sum_over_tp(&mut self, device: &D, bucket: &Bucket) -> Result<(), D::Error> {
         let partition = &mut self.partitions[bucket.partition];
         let running = self.running[bucket.partition].as_mut();
@@ -112,7 +112,7 @@ impl<D: Device> States<D> {
         device.all_reduce(&partition.sharing.tp, WHAT, gradient, &runs)
     }
 
-    /// ZeRO-0: every rank gets the sums of all.
+    /// ZeRO-0: all-gathers the sums, so that every rank has all.
     fn gather_sums(&mut self, device: &D, summed: Vec<Summed<D>>) -> Result<(), D::Error> {
         let mut arriving = Vec::with_capacity(summed.len());
         for Summed { bucket, sum } in summed {
@@ -134,7 +134,7 @@ impl<D: Device> States<D> {
         Ok(())
     }
 
-    /// Sharded states: a rank keeps the sums of its own shard, over all replicas.
+    /// ZeRO-1 to 3: each rank keeps the sums of its own shard, summed over replicas.
     fn keep_own(&mut self, device: &D, summed: &[Summed<D>]) -> Result<(), D::Error> {
         for (p, partition) in self.partitions.iter_mut().enumerate() {
             let here = || summed.iter().filter(|s| s.bucket.partition == p);
@@ -172,7 +172,7 @@ impl<D: Device> States<D> {
             } else {
                 &sharing.all
             };
-            // Ranks that own nothing of it have terms of it, too.
+            // Ranks that own nothing of this slot still have terms of it.
             let own = overlap(&partition.own, slot).unwrap_or(slot.offset..slot.offset);
             let at = match own.is_empty() {
                 true => 0,
@@ -187,7 +187,7 @@ impl<D: Device> States<D> {
 }
 
 impl<D: Device> Partition<D> {
-    /// Who sums gradients together first: the ranks that shard states, else those with copies.
+    /// The group of the reduce-scatter: the ranks that shard states, or under ZeRO-0 the replicas.
     fn reducing(&self, zero: Zero) -> &D::Group {
         match zero {
             Zero::Z0 => &self.sharing.replicate,
@@ -195,7 +195,7 @@ impl<D: Device> Partition<D> {
         }
     }
 
-    /// What of a run of elements a member of that group sums.
+    /// The part of a run of elements that a member of the reduce-scatter group sums.
     fn part(&self, run: &Range<usize>, member: usize, zero: Zero) -> Range<usize> {
         let members = D::size(self.reducing(zero));
         let part = match zero {

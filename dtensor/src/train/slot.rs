@@ -1,5 +1,4 @@
-//! A parameter of a virtual stage on one rank: what it is, where its elements lie in the model, and how they
-//! begin.
+//! A parameter of a virtual stage on one rank: which elements of the model it holds, and their initial values.
 
 use std::sync::Arc;
 
@@ -9,52 +8,52 @@ use crate::layout::consecutive;
 use crate::philox::Stream;
 use crate::tensor::TensorId;
 
-/// Which mesh shares a parameter's states.
+/// Which data-parallel mesh shares a parameter's states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The dense mesh.
+    /// The mesh of dense parameters.
     Dense,
-    /// The expert mesh.
+    /// The mesh of expert parameters.
     Expert,
 }
 
-/// How a parameter begins.
+/// How a parameter is initialised.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Start {
     /// All elements are 1.
     Ones,
     /// All elements are 0.
     Zeros,
-    /// Drawn from a normal distribution around 0 with this standard deviation.
+    /// Drawn from a normal distribution with mean 0 and this standard deviation.
     Normal(f64),
 }
 
-/// A parameter of a virtual stage.
+/// A parameter of a virtual stage, as held on one rank.
 #[derive(Clone, Debug)]
 pub struct Slot {
     /// Name in the model's `state_dict`; `{expert}` stands for the expert's number.
     pub name: String,
-    /// Mesh.
+    /// Which data-parallel mesh shares its states.
     pub kind: Kind,
-    /// Global experts held here; one `None` for dense parameters.
+    /// Global numbers of the experts held here; a single `None` for dense parameters.
     pub experts: Vec<Option<u64>>,
     /// Global shape (of one expert).
     pub global: Vec<u64>,
-    /// Global indices held here, per dim.
+    /// Global indices held here, for each dim.
     pub indices: Arc<Vec<Vec<u64>>>,
     /// First element in the stage's flat partition of its kind.
     pub offset: usize,
-    /// Elements held here.
+    /// Number of elements held here.
     pub len: usize,
-    /// Whether every tensor-parallel rank has the gradient of its own tokens only.
+    /// Whether each tensor-parallel rank has the gradient of its own tokens only, so that it must be summed over them.
     pub partial_over_tp: bool,
     /// Whether all tensor-parallel ranks hold the same elements.
     pub replicated_over_tp: bool,
     /// Whether weight decay applies: to matrices, not to vectors.
     pub decay: bool,
-    /// Blocks that use it; tied weights have two.
+    /// Each use of it: block index and tensor; tied weights have two.
     pub uses: Vec<(usize, TensorId)>,
-    /// How it begins.
+    /// How it is initialised.
     pub start: Start,
 }
 
@@ -69,7 +68,7 @@ impl Slot {
             .collect()
     }
 
-    /// Name of one expert's parameter.
+    /// The parameter's name for one expert.
     #[must_use]
     pub fn name_of(&self, expert: Option<u64>) -> String {
         match expert {
@@ -78,8 +77,8 @@ impl Slot {
         }
     }
 
-    /// Calls `run(expert, first global index, local range)` for every run of elements that are
-    /// consecutive in the model and lie in `range` of the slot.
+    /// Calls `run(expert, first global index, local range)` for every run of elements in `range` of the slot that are
+    /// consecutive in the global tensor.
     pub fn runs(
         &self,
         range: &std::ops::Range<usize>,
@@ -130,7 +129,7 @@ impl Slot {
         };
         let mut values = vec![fill; range.len()];
         if let Start::Normal(deviation) = self.start {
-            // Some parts for every core: numbers are drawn by index, so parts change none.
+            // Several parts per core. Numbers are drawn by index, so splitting changes none.
             let part = values
                 .len()
                 .div_ceil(4 * rayon::current_num_threads())

@@ -8,46 +8,46 @@ use super::states::States;
 use crate::block::{Block, Half};
 use crate::plan::RoutedRows;
 
-/// A virtual stage.
+/// A virtual stage on one rank.
 pub struct Stage<D: Device> {
     blocks: Vec<Arc<Block>>,
     made: Option<Made<D::Error>>,
-    /// Its parameters, gradients and optimizer states.
+    /// Parameters, gradients and optimizer states.
     pub states: States<D>,
-    /// By micro-batch.
+    /// What blocks keep for backward, by micro-batch.
     saved: HashMap<u32, Vec<Kept<D>>>,
-    /// Rows that reached this rank's experts since they were last taken.
+    /// Row counts of this rank's experts since they were last taken.
     routed: Vec<Routed>,
 }
 
-/// Makes the block of a place for a micro-batch, where blocks are made anew for each.
+/// Makes the block at an index for a micro-batch, where blocks are traced anew for each.
 pub type Made<E> = Box<dyn Fn(u32, usize) -> Result<Arc<Block>, E>>;
 
-/// A block that has run forward, and what it keeps.
+/// A block that has run forward, and what it keeps for backward.
 type Kept<D> = (Arc<Block>, <D as Device>::Saved);
 
-/// Rows (a token's choice of an expert is one) that reached a rank's experts in one forward.
+/// Number of rows (one per token and chosen expert) that reached a rank's experts in one forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Routed {
-    /// Micro-batch.
+    /// Number of the micro-batch.
     pub micro_batch: u32,
-    /// Layer.
+    /// Number of the layer.
     pub layer: u64,
-    /// The rows.
+    /// The row counts.
     pub rows: RoutedRows,
 }
 
 /// A backward pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Backward {
-    /// Which half, or both.
+    /// Which half of backward runs, or both.
     pub half: Half,
-    /// Whether gradients are whole after it and leave for their sums block by block.
+    /// Whether gradients are complete after it, so that their reduction starts block by block.
     pub reduces: bool,
 }
 
 impl<D: Device> Stage<D> {
-    /// A stage of these blocks; `made` makes them anew for every micro-batch.
+    /// A stage of these blocks; `made`, if given, makes them anew for every micro-batch.
     #[must_use]
     pub fn new(blocks: Vec<Arc<Block>>, made: Option<Made<D::Error>>, states: States<D>) -> Self {
         Self {
@@ -59,14 +59,14 @@ impl<D: Device> Stage<D> {
         }
     }
 
-    /// Bytes kept for backward.
+    /// Bytes kept for backward by all micro-batches in flight.
     #[must_use]
     pub fn saved_bytes(&self) -> u64 {
         let kept = self.saved.values().flatten();
         kept.map(|(_, saved)| D::saved_bytes(saved)).sum()
     }
 
-    /// Takes what is known of the rows that reached this rank's experts.
+    /// Takes the row counts of this rank's experts recorded so far.
     pub fn take_routed(&mut self) -> Vec<Routed> {
         std::mem::take(&mut self.routed)
     }
@@ -99,7 +99,7 @@ impl<D: Device> Stage<D> {
             x = Some(forward.output);
         }
         self.saved.insert(micro_batch, kept);
-        // A stage without blocks passes its input on.
+        // A stage without blocks passes its input through.
         Ok(x.expect("the first stage has the embedding, every other an input"))
     }
 

@@ -1,5 +1,5 @@
-//! The virtual stages of a rank, what waits between their passes, and what goes to and comes from the
-//! neighbouring stages: the actions of a step but for the optimizer's numbers.
+//! The virtual stages of a rank, tensors that wait between their passes, and transfers to and from neighbouring
+//! stages: all actions of a step but the optimizer.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use super::stage::{Backward, Routed, Stage};
 use super::states::StateBytes;
 use crate::block::Half;
 
-/// First channel of pipeline transfers; a boundary between stages has two.
+/// First channel number of pipeline transfers; each boundary between stages uses two.
 const PIPELINE: u64 = 1000;
 
 /// What a rank's actions depend on beside its stages.
@@ -20,39 +20,39 @@ const PIPELINE: u64 = 1000;
 pub struct Plan<'p> {
     /// The actions of a step, in order.
     pub actions: &'p [Action],
-    /// For every virtual stage of the model, the rank that this one exchanges its tensors with.
+    /// The rank that runs each virtual stage of the model, as this rank's pipeline peer.
     pub peers: Vec<usize>,
-    /// Sends that have arrived, by what tells of them.
+    /// For every receive, which earlier sends are known to have arrived.
     pub arrived: Arrived,
-    /// Shape and type of what goes from a stage to the next.
+    /// Shape and type of the activation that one stage sends to the next.
     pub hidden: (Vec<usize>, DType),
     /// ZeRO level.
     pub zero: Zero,
-    /// Whether gradients leave for their sums while backward goes on.
+    /// Whether reduction of gradients overlaps with backward.
     pub reduces_beside: bool,
-    /// Whether the losses of the last stage are kept here.
+    /// Whether this rank keeps the losses of the last stage.
     pub keeps_losses: bool,
-    /// Micro-batches of a step.
+    /// Number of micro-batches in a step.
     pub micro_batches: usize,
 }
 
 /// The virtual stages of a rank.
 pub struct Stages<'p, D: Device> {
     plan: Plan<'p>,
-    /// Micro-batch of every stage's last backward.
+    /// For each stage, the micro-batch of its last backward in a step.
     last_backward: HashMap<u32, u32>,
-    /// Its stages, by their number in the model.
+    /// This rank's stages, each with its number in the model.
     pub all: Vec<(u32, Stage<D>)>,
-    /// Activations and gradients waiting at a stage, by `(backward, stage, micro-batch)`.
+    /// Activations and gradients that wait for a stage, by `(backward, stage, micro-batch)`.
     waiting: HashMap<(bool, u32, u32), D::Tensor>,
-    /// What is being sent, by what began it.
+    /// Sends under way, by the action that started them.
     sending: HashMap<Action, D::Sending>,
-    /// Losses of every token of the step by micro-batch, where this rank has any.
+    /// The losses of all tokens of the step, by micro-batch, if this rank has the last stage.
     pub losses: Option<D::Flat>,
 }
 
 impl<'p, D: Device> Stages<'p, D> {
-    /// Stages of which nothing has run.
+    /// Makes the stages, before any action has run.
     #[must_use]
     pub fn new(plan: Plan<'p>, all: Vec<(u32, Stage<D>)>) -> Self {
         let backward = |a: &&Action| matches!(a.kind, ActionKind::B | ActionKind::W);
@@ -67,20 +67,20 @@ impl<'p, D: Device> Stages<'p, D> {
         }
     }
 
-    /// The last stage of the model.
+    /// Number of the model's last stage.
     #[must_use]
     pub fn last(&self) -> u32 {
         self.plan.peers.len() as u32 - 1
     }
 
-    /// The stage of the model, if this rank has it.
+    /// The stage with this number, if this rank has it.
     #[must_use]
     pub fn get(&self, stage: u32) -> Option<&Stage<D>> {
         let found = self.all.iter().find(|(s, _)| *s == stage);
         found.map(|(_, stage)| stage)
     }
 
-    /// A stage that actions of this rank are of.
+    /// The stage with this number, which must be one of this rank's.
     ///
     /// # Panics
     /// When the rank does not have it.
@@ -90,7 +90,7 @@ impl<'p, D: Device> Stages<'p, D> {
         found.expect("a rank's actions are of its own stages")
     }
 
-    /// Ranks and channels that pipeline transfers go through.
+    /// Peer rank and channel of every pipeline transfer.
     #[must_use]
     pub fn transfers(&self) -> Vec<(usize, u64)> {
         let peer = |stage: u32| self.plan.peers[stage as usize];
@@ -98,13 +98,13 @@ impl<'p, D: Device> Stages<'p, D> {
         self.plan.actions.iter().filter_map(transfer).collect()
     }
 
-    /// Bytes kept for backward.
+    /// Bytes kept for backward by all stages.
     #[must_use]
     pub fn saved_bytes(&self) -> u64 {
         self.all.iter().map(|(_, stage)| stage.saved_bytes()).sum()
     }
 
-    /// Bytes of the states.
+    /// Bytes of the states of all stages.
     #[must_use]
     pub fn state_bytes(&self) -> StateBytes {
         let mut sum = StateBytes::default();
@@ -114,14 +114,14 @@ impl<'p, D: Device> Stages<'p, D> {
         sum
     }
 
-    /// Takes what is known of the rows that reached this rank's experts.
+    /// Takes the row counts of this rank's experts recorded so far.
     pub fn take_routed(&mut self) -> Vec<Routed> {
         let routed = self.all.iter_mut().flat_map(|(_, s)| s.take_routed());
         routed.collect()
     }
 
-    /// Before a pass, sends the parameters that will be gathered next: they arrive while it runs. `at` is the place of
-    /// the action that follows.
+    /// Before a pass, starts to gather the parameters that are needed next, so that they arrive while it runs. `at` is
+    /// the index of the pass among the actions.
     pub fn prefetch(&mut self, device: &D, at: usize) -> Result<(), D::Error> {
         let actions = self.plan.actions;
         let mut later = actions[at + 1..].iter();
@@ -132,7 +132,7 @@ impl<'p, D: Device> Stages<'p, D> {
         }
     }
 
-    /// Runs a pass of a micro-batch.
+    /// Runs the forward or backward of a micro-batch that an action stands for.
     pub fn pass(&mut self, device: &D, a: Action, batch: &D::Batch<'_>) -> Result<(), D::Error> {
         match a.kind {
             ActionKind::F => self.forward(device, a, batch),
@@ -142,7 +142,7 @@ impl<'p, D: Device> Stages<'p, D> {
         }
     }
 
-    /// Runs an action that moves tensors, parameters or gradients; passes and the optimizer do nothing here.
+    /// Runs an action that moves tensors, parameters or gradients; ignores passes and the optimizer.
     pub fn exchange(&mut self, device: &D, a: Action) -> Result<(), D::Error> {
         match a.kind {
             ActionKind::RecvF | ActionKind::RecvB => self.receive(device, a),
@@ -160,7 +160,7 @@ impl<'p, D: Device> Stages<'p, D> {
         }
     }
 
-    /// Ends what is still being sent at the end of a step.
+    /// Completes all sends still under way at the end of a step.
     pub fn end_sends(&mut self, device: &D) -> Result<(), D::Error> {
         for (_, sending) in self.sending.drain() {
             device.sent(sending)?;
@@ -168,7 +168,7 @@ impl<'p, D: Device> Stages<'p, D> {
         Ok(())
     }
 
-    /// The optimizer's step of all stages.
+    /// The optimizer step of all stages.
     pub fn update(&mut self, device: &D) -> Result<(), D::Error> {
         for (_, stage) in &mut self.all {
             stage.states.step(device)?;
@@ -176,7 +176,7 @@ impl<'p, D: Device> Stages<'p, D> {
         Ok(())
     }
 
-    /// Whether no backward of its stage comes after this action's micro-batch in a step.
+    /// Whether the action's micro-batch is the last of the step that runs backward in its stage.
     fn is_last_backward(&self, a: Action) -> bool {
         self.last_backward.get(&a.stage) == Some(&a.micro_batch)
     }
@@ -225,7 +225,7 @@ impl<'p, D: Device> Stages<'p, D> {
         Ok(())
     }
 
-    /// Puts the losses of a micro-batch's tokens where those of the step lie.
+    /// Copies the losses of a micro-batch's tokens into those of the step.
     fn keep_losses(
         &mut self,
         device: &D,
@@ -268,7 +268,7 @@ impl<'p, D: Device> Stages<'p, D> {
     }
 }
 
-/// The stage that a transfer goes to or comes from.
+/// The stage at the other end of a transfer.
 fn neighbour(a: Action) -> Option<u32> {
     match a.kind {
         ActionKind::SendF | ActionKind::RecvB => Some(a.stage + 1),
@@ -278,7 +278,7 @@ fn neighbour(a: Action) -> Option<u32> {
 }
 
 fn channel(a: Action) -> u64 {
-    // Between stages s and s + 1: forward 2s, backward 2s + 1.
+    // The boundary of stages s and s + 1 uses channel 2s for forward and 2s + 1 for backward.
     let s = u64::from(a.stage);
     PIPELINE
         + match a.kind {

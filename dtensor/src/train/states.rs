@@ -1,7 +1,7 @@
-//! Parameters, gradients and optimizer states of a virtual stage on one rank, sharded as ZeRO says.
+//! Parameters, gradients and optimizer states of a virtual stage on one rank, sharded by ZeRO level.
 //!
-//! Parameters of a kind lie one after the other in a flat partition; rank `r` of a group of `d`
-//! owns elements `r·⌈N/d⌉ ..` of it, whatever tensors they belong to.
+//! All parameters of a kind are concatenated in a flat partition; rank `r` of a group of `d` owns the elements
+//! `r·⌈N/d⌉ ..` of it, across tensor boundaries.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -15,16 +15,16 @@ use super::partition::{Partition, Sharing, StatesPlan, overlap};
 use super::slot::{Kind, Slot};
 use crate::tensor::TensorId;
 
-/// Bytes of what lives for the whole step.
+/// Bytes of what exists for the whole step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct StateBytes {
-    /// Parameters as kernels read them.
+    /// Parameters in the type that kernels read.
     pub parameters: u64,
     /// Gradients.
     pub gradients: u64,
-    /// Master weights.
+    /// Master weights in fp32.
     pub master: u64,
-    /// Both moments.
+    /// Both Adam moments.
     pub moments: u64,
 }
 
@@ -37,34 +37,34 @@ impl std::ops::AddAssign for StateBytes {
     }
 }
 
-/// States of a virtual stage on this rank.
+/// The states of a virtual stage on this rank.
 pub struct States<D: Device> {
-    /// Its parameters.
+    /// The stage's parameters.
     pub slots: Vec<Slot>,
     pub(super) plan: StatesPlan,
     index: HashMap<(usize, TensorId), (usize, usize)>,
     values: Vec<Option<D::Tensor>>,
     pub(super) partitions: Vec<Partition<D>>,
-    /// Exact mode: terms of gradients per slot and use.
+    /// Exact mode: terms of gradients, by slot and use.
     pub(super) trees: Vec<Vec<D::Trees>>,
-    /// Under ZeRO-2 and 3, gradients of the running micro-batch, by partition.
+    /// Under ZeRO-2 and 3, gradients of the current micro-batch, by partition.
     pub(super) running: [Option<D::Flat>; 2],
-    /// Parameters under way, by partition.
+    /// All-gathers of parameters under way, by partition.
     gathering: Vec<(usize, D::Moving)>,
-    /// Gradients that travel together, in the order backward makes them.
+    /// Gradient buckets, in the order in which backward completes them.
     pub(super) buckets: Vec<Bucket>,
-    /// Those under way.
+    /// Buckets whose reduction is under way.
     pub(super) moving: Vec<Moving<D>>,
 }
 
-/// A rank's part of a slot: its elements in the slot, and their values.
+/// A rank's part of a slot: its elements within the slot, and their values.
 pub type OwnPart<D> = (Range<usize>, <D as Device>::Parcel);
 
 impl<D: Device> States<D> {
-    /// States at the beginning of training: a rank draws only what it owns.
+    /// The states at the beginning of training: a rank draws only the values that it owns.
     ///
     /// # Errors
-    /// When the device fails or its memory is full; so of everything below.
+    /// When the device fails or its memory is full; the same for all methods below.
     pub fn new(
         device: &D,
         slots: Vec<Slot>,
@@ -106,7 +106,7 @@ impl<D: Device> States<D> {
         Ok(states)
     }
 
-    /// Bytes of the states.
+    /// Size of the states.
     #[must_use]
     pub fn bytes(&self) -> StateBytes {
         let sum = |f: &dyn Fn(&Partition<D>) -> usize| {
@@ -129,7 +129,7 @@ impl<D: Device> States<D> {
         &self.partitions[slot.kind as usize]
     }
 
-    /// Sends this rank's parameters to the ranks that will read them, if they are not under way.
+    /// Starts to gather the parameters, unless that is already under way.
     ///
     /// # Errors
     /// Also when communication stops.
@@ -154,7 +154,7 @@ impl<D: Device> States<D> {
         Ok(())
     }
 
-    /// Gathers the parameters that kernels read from their owners.
+    /// Gathers the parameters that kernels read from the ranks that own them.
     ///
     /// # Errors
     /// Also when communication stops.
@@ -182,7 +182,7 @@ impl<D: Device> States<D> {
         }
     }
 
-    /// Takes the parameters from master copies that are whole on this rank.
+    /// Copies parameters from the master weights that this rank holds whole.
     fn take_values(&mut self, device: &D) -> Result<(), D::Error> {
         for partition in self.partitions.iter().filter(|p| p.is_whole()) {
             for (slot, value) in self.slots.iter().zip(&mut self.values) {
@@ -227,7 +227,7 @@ impl<D: Device> States<D> {
         Ok((parameters, gradients))
     }
 
-    /// Room for the gradients of a micro-batch that others add to, if it is not there.
+    /// Allocates the gradients of the current micro-batch that must be reduced before they are added, if needed.
     pub(super) fn begin_running(&mut self, device: &D) -> Result<(), D::Error> {
         for (partition, running) in self.partitions.iter().zip(&mut self.running) {
             if running.is_none() && !partition.is_alone() {
@@ -237,7 +237,7 @@ impl<D: Device> States<D> {
         Ok(())
     }
 
-    /// This rank's part of a slot's reduced gradient: its elements in the slot, and the values.
+    /// This rank's part of a slot's reduced gradient: its elements within the slot, and the values.
     pub fn own_gradient(&self, device: &D, slot: usize) -> Result<Option<OwnPart<D>>, D::Error> {
         let slot = &self.slots[slot];
         let partition = self.partition(slot);
@@ -252,7 +252,7 @@ impl<D: Device> States<D> {
         )))
     }
 
-    /// Adds elements, from `first` on, of another stage's gradient of a tied weight to this rank's part.
+    /// Adds another stage's gradient of a tied weight, from element `first` on, to this rank's part.
     pub fn add_tied(
         &mut self,
         device: &D,
@@ -275,7 +275,7 @@ impl<D: Device> States<D> {
         device.add(&mut partition.gradient, place, (other, terms))
     }
 
-    /// The gradients whose squares this rank speaks for, but those of `skip`.
+    /// The gradients that this rank counts in the global norm, without the slot `skip`.
     pub fn measured(
         &self,
         tp: u64,
@@ -291,7 +291,7 @@ impl<D: Device> States<D> {
             })
     }
 
-    /// Takes a step, and clears the gradients.
+    /// Runs the optimizer step and clears the gradients.
     pub fn step(&mut self, device: &D) -> Result<(), D::Error> {
         for partition in &mut self.partitions {
             let slots = self.slots.iter().enumerate();
@@ -321,7 +321,7 @@ impl<D: Device> States<D> {
         Ok(())
     }
 
-    /// The elements of a slot that this rank owns, and where they lie in its master weights and moments.
+    /// The elements of a slot that this rank owns, and their position in its master weights and moments.
     #[must_use]
     pub fn own_part(&self, slot: &Slot) -> Option<(Range<usize>, Range<usize>)> {
         let own = &self.partition(slot).own;
@@ -332,14 +332,14 @@ impl<D: Device> States<D> {
         ))
     }
 
-    /// Master weights, first and second moments that this rank owns of parameters of a kind.
+    /// This rank's master weights, first and second moments of the parameters of a kind.
     #[must_use]
     pub fn own_states(&self, kind: Kind) -> [&D::Flat; 3] {
         let partition = &self.partitions[kind as usize];
         [&partition.master, &partition.momentum, &partition.variance]
     }
 
-    /// The same, to be overwritten; [`States::take_master`] ends that.
+    /// The same, to be overwritten; call [`States::take_master`] afterwards.
     pub fn own_states_mut(&mut self, kind: Kind) -> [&mut D::Flat; 3] {
         let partition = &mut self.partitions[kind as usize];
         [
@@ -349,7 +349,7 @@ impl<D: Device> States<D> {
         ]
     }
 
-    /// Takes the parameters that kernels read from master weights that were overwritten.
+    /// Updates the parameters that kernels read after the master weights were overwritten.
     pub fn take_master(&mut self, device: &D) -> Result<(), D::Error> {
         for partition in self.partitions.iter_mut().filter(|p| p.shard.is_some()) {
             partition.shard = Some(partition.rounded(device, self.plan.dtype)?);
@@ -357,7 +357,7 @@ impl<D: Device> States<D> {
         self.take_values(device)
     }
 
-    /// Whether this rank speaks for a slot among ranks that hold the same elements.
+    /// Whether this rank is the one that counts a slot in sums, among the ranks that hold the same elements.
     #[must_use]
     pub fn speaks_for(&self, slot: &Slot, tp: u64) -> bool {
         self.partition(slot).sharing.speaks

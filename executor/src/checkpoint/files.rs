@@ -1,4 +1,4 @@
-//! The calls that change a folder of checkpoints, and those that read its files.
+//! File-system operations of checkpoints: those that change a folder, and bounded reads of its files.
 //!
 //! Saving, replacing and recovering go through [`Files`] alone, so that a test can stop them at any call, as a kill
 //! or a full disk would.
@@ -10,20 +10,20 @@ use std::path::Path;
 use super::problem::{self, wrong};
 use crate::error::ExecutorError;
 
-/// Every call that changes a folder of checkpoints. Reading changes nothing, so no kill can fall into it that does
-/// not also fall between two of these.
+/// Every operation that changes a folder of checkpoints. Reads are not here: they change nothing, so a kill during a
+/// read leaves the same state as one between two of these operations.
 pub(crate) trait Files: Sync {
-    /// Makes one folder; its parent is there.
+    /// Makes a folder whose parent exists.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
-    /// Makes a file that is not there yet; what has its name, a link too, is an error.
+    /// Makes a new file; it is an error if anything, even a link, has its name.
     fn create(&self, path: &Path) -> io::Result<File>;
-    /// Writes at the end of a file.
+    /// Appends bytes to a file.
     fn write(&self, file: &mut File, bytes: &[u8]) -> io::Result<()>;
-    /// Waits until a file's bytes are on the disk.
+    /// Waits until a file's bytes are on disk (fsync).
     fn sync(&self, file: &File) -> io::Result<()>;
-    /// Waits until a folder's names are on the disk.
+    /// Waits until the names in a folder are on disk (fsync).
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
-    /// Gives a file or folder another name.
+    /// Renames a file or folder.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file or a link.
     fn remove_file(&self, path: &Path) -> io::Result<()>;
@@ -31,7 +31,7 @@ pub(crate) trait Files: Sync {
     fn remove_dir(&self, path: &Path) -> io::Result<()>;
 }
 
-/// The file system.
+/// The real file system.
 pub(crate) struct Disk;
 
 impl Files for Disk {
@@ -68,7 +68,7 @@ impl Files for Disk {
     }
 }
 
-/// Makes a folder and the folders above it; the names of new ones are on the disk when this returns.
+/// Makes a folder and its missing parents; their names are on disk when this returns.
 pub(crate) fn create_dirs(files: &dyn Files, path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
@@ -81,15 +81,15 @@ pub(crate) fn create_dirs(files: &dyn Files, path: &Path) -> io::Result<()> {
         create_dirs(files, parent)?;
     }
     match files.create_dir(path) {
-        // Another rank was faster.
+        // Another rank made it in the meantime.
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
         Err(e) => Err(e),
         Ok(()) => files.sync_dir(parent),
     }
 }
 
-/// Removes a folder and the files in it, `first` before the others: without it the rest is no checkpoint. A link is
-/// removed, never followed; what is not there is no error.
+/// Removes a folder and the files in it. The file `first` goes first: without it the rest is no checkpoint. A link is
+/// removed, never followed; a missing folder is no error.
 pub(crate) fn remove_tree(files: &dyn Files, path: &Path, first: &str) -> io::Result<()> {
     let gone = |result: io::Result<()>| match result {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -112,7 +112,7 @@ pub(crate) fn remove_tree(files: &dyn Files, path: &Path, first: &str) -> io::Re
     gone(files.remove_dir(path))
 }
 
-/// Size of a file, if it is one: what is read from a device or a pipe would not end.
+/// Size of a regular file in bytes; an error for devices and pipes, whose reads would not end.
 pub(super) fn regular(path: &Path) -> Result<u64, ExecutorError> {
     let metadata = fs::metadata(path).map_err(|e| problem::io(path, &e))?;
     match metadata.is_file() {
@@ -121,7 +121,7 @@ pub(super) fn regular(path: &Path) -> Result<u64, ExecutorError> {
     }
 }
 
-/// A whole file of at most so many bytes.
+/// Reads a whole file of at most `most` bytes.
 pub(super) fn read_bounded(path: &Path, most: u64) -> Result<Vec<u8>, ExecutorError> {
     let size = regular(path)?;
     if size > most {

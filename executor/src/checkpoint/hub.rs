@@ -1,4 +1,4 @@
-//! Weights as the Hugging Face hub has them: `.safetensors` files by `state_dict` name.
+//! Weights in the Hugging Face hub's format: `.safetensors` files whose tensors have `state_dict` names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -13,36 +13,36 @@ use super::piece::Source;
 use super::problem::{Problem, io, wrong};
 use crate::error::ExecutorError;
 
-/// Weights of a downloaded model; moments are zero.
+/// Weights of a downloaded model; as a source its optimizer moments are zero.
 pub struct HubWeights {
     path: PathBuf,
     tensors: BTreeMap<String, Held>,
 }
 
-/// A tensor as the file has it.
+/// A tensor as the file stores it.
 struct Held {
     shape: Vec<u64>,
     dtype: Dtype,
     bytes: Vec<u8>,
 }
 
-/// Where a parameter's elements lie in files.
+/// Where a parameter's elements lie in the files.
 struct Place {
-    /// Name of the tensor.
+    /// Name of the tensor in the files.
     tensor: String,
-    /// Its shape; of one expert, where it holds all of them.
+    /// The tensor's shape; for a tensor of all experts, the shape of one expert.
     shape: Vec<u64>,
-    /// Which expert of the tensor's, if it holds all.
+    /// Number of the expert, if the tensor holds all experts.
     expert: Option<u64>,
-    /// First element in that shape.
+    /// Index of the parameter's first element within that shape.
     first: u64,
-    /// Strides of the parameter's dims in it.
+    /// Strides of the parameter's dims within that shape.
     strides: Vec<u64>,
 }
 
 impl Place {
-    /// GPT-2's projections are stored as `[in, out]`, every other model's as `[out, in]`. gpt-oss has one
-    /// tensor for all experts, `[experts, in, out]`, with gates and ups in turn.
+    /// GPT-2's projections are stored as `[in, out]`, every other model's as `[out, in]`. gpt-oss has one tensor for
+    /// all experts, `[experts, in, out]`, in which gate and up columns alternate.
     fn of(name: &str, global: &[u64]) -> Self {
         if let Some(place) = Self::among_experts(name, global) {
             return place;
@@ -67,7 +67,7 @@ impl Place {
         let mut parts = rest.split('.');
         let tensor = parts.next()?;
         let expert = parts.next()?.parse().ok()?;
-        // Gates and ups are columns in turn.
+        // Gate and up columns alternate.
         let (every, first) = match tensor {
             "gate_up_proj" => (2, u64::from(parts.next()? == "up")),
             "down_proj" => (1, 0),
@@ -88,7 +88,7 @@ impl Place {
         })
     }
 
-    /// Where an element of the parameter lies in the tensor.
+    /// Index in the tensor of a parameter's element `index`.
     fn at(&self, index: u64, global: &[u64]) -> u64 {
         let before = self.expert.unwrap_or(0) * self.shape.iter().product::<u64>();
         let inside = match (global, &self.strides[..]) {
@@ -100,10 +100,10 @@ impl Place {
 }
 
 impl HubWeights {
-    /// Opens a `.safetensors` file, or every one in a folder.
+    /// Opens a `.safetensors` file, or all of them in a folder.
     ///
     /// # Errors
-    /// When there is none or one is malformed.
+    /// When there is none, or one is malformed.
     pub fn open(path: &Path) -> Result<Self, ExecutorError> {
         let files: Vec<PathBuf> = if path.is_dir() {
             let entries = std::fs::read_dir(path).map_err(|e| wrong(path, e.to_string()))?;
@@ -132,8 +132,8 @@ impl HubWeights {
         })
     }
 
-    /// A tensor by name; files of a model without its head (GPT-2's, BLOOM's, OPT's) leave the first part of
-    /// names out, such as `transformer.`, and tied heads are not stored.
+    /// A tensor by name. Files of a model without its head (GPT-2's, BLOOM's, OPT's) leave out the first part of
+    /// names, such as `transformer.`; tied heads are not stored.
     fn find(&self, name: &str) -> Option<&Held> {
         let bare = name.split_once('.').map_or(name, |(_, bare)| bare);
         self.tensors.get(name).or_else(|| self.tensors.get(bare))
@@ -200,7 +200,7 @@ impl Source for HubWeights {
 }
 
 impl Checkpoint {
-    /// Writes the weights as one `.safetensors` file in 32 bits, under the hub's names.
+    /// Writes the weights as one fp32 `.safetensors` file with the hub's tensor names.
     ///
     /// # Errors
     /// When a piece is damaged or the file cannot be written.
@@ -241,7 +241,7 @@ impl Checkpoint {
         write_whole(path, &bytes).map_err(|e| io(path, &e))
     }
 
-    /// A parameter's weights, without its moments.
+    /// A parameter's weights without its moments.
     fn weights(&self, parameter: &ParameterEntry) -> Result<Vec<f32>, ExecutorError> {
         let elements = parameter.shape.iter().product::<u64>() as usize;
         let mut states = [(); 3].map(|()| vec![0.0; elements]);
@@ -252,10 +252,10 @@ impl Checkpoint {
     }
 }
 
-/// Tensors of the hub's files: parameters that fill each one, and where they lie in it.
+/// Tensors of the hub's files by name: the parameters that fill each one, and where they lie in it.
 type Tensors<'p> = BTreeMap<String, Vec<(&'p ParameterEntry, Place)>>;
 
-/// The tensors that parameters fill, with each one's parameters; together these have as many elements as it.
+/// Groups parameters by the tensor they fill, and checks that they have as many elements as the tensor.
 fn tensors(parameters: &[ParameterEntry]) -> Result<Tensors<'_>, Problem> {
     let mut tensors = Tensors::new();
     for parameter in parameters {
@@ -275,7 +275,7 @@ fn tensors(parameters: &[ParameterEntry]) -> Result<Tensors<'_>, Problem> {
         let of_one: u64 = shape.iter().product();
         let firsts: BTreeSet<_> = parts.iter().map(|(_, p)| (p.expert, p.first)).collect();
         let experts: BTreeSet<_> = parts.iter().map(|(_, p)| p.expert).collect();
-        // One that is no expert's, or experts from 0 on without a gap, each with all of its parts.
+        // Either one dense parameter, or experts numbered from 0 without a gap, each with all of its parts.
         let numbered = (0..)
             .zip(&experts)
             .all(|(number, &expert)| expert == Some(number));
@@ -290,8 +290,8 @@ fn tensors(parameters: &[ParameterEntry]) -> Result<Tensors<'_>, Problem> {
     Ok(tensors)
 }
 
-/// Writes a file whole or not at all: under a name of its own beside it, synced, then renamed. Nothing that has the
-/// other name is followed or replaced.
+/// Writes a file completely or not at all: under a temporary name in the same folder, synced, then renamed. A file or
+/// link that already has the temporary name is neither followed nor replaced.
 fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let draft = path.with_file_name(format!(".{name}.{}.partial", std::process::id()));
@@ -301,7 +301,7 @@ fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
         .and_then(|()| Disk.sync(&file))
         .and_then(|()| Disk.rename(&draft, path));
     if written.is_err() {
-        // What was begun must not stay.
+        // Do not leave an incomplete file behind.
         let _ = Disk.remove_file(&draft);
         return written;
     }

@@ -1,4 +1,4 @@
-//! A checkpoint's manifest: what it holds, of which run it is, and whether it is as it was written.
+//! The manifest of a checkpoint: what it contains, which run it belongs to, and checksums.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,55 +12,55 @@ use super::problem::{Problem, wrong};
 use crate::error::ExecutorError;
 use crate::job::Job;
 
-/// Name of the manifest in a checkpoint's folder.
+/// File name of the manifest in a checkpoint's folder.
 pub(super) const MANIFEST: &str = "manifest.json";
-/// Version that is written. Version 1 had neither `run` nor `parameters` nor `sha256`.
+/// Format version that is written. Version 1 had no `run`, `parameters` or `sha256`.
 const SCHEMA_VERSION: u32 = 2;
-/// More than any manifest has: a million ranks, or a million parameters.
+/// Largest manifest that is read, in bytes: more than a million ranks or parameters take.
 const LARGEST: u64 = 256 << 20;
 
-/// What a checkpoint says of itself.
+/// The manifest: a checkpoint's description of itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// Version of this format.
+    /// Version of the manifest's format.
     pub schema_version: u32,
-    /// Steps done.
+    /// Number of training steps done.
     pub step: u64,
     /// Seed of the job: with the step, the state of every random stream and of the data.
     pub seed: u64,
-    /// Model.
+    /// Name of the model.
     pub model: String,
-    /// Strategy that wrote it.
+    /// The strategy that wrote the checkpoint, as text.
     pub strategy: String,
-    /// The run that it is of; absent where the one that it was resharded from did not say.
+    /// Identity of the run; absent if the checkpoint was resharded from one without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<RunIdentity>,
-    /// Shape of every parameter: what must be in the files. Absent in version 1.
+    /// Global shape of every parameter that the files must contain. Absent in version 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parameters: Option<BTreeMap<String, Vec<u64>>>,
-    /// One file per rank.
+    /// The data files, one per rank.
     pub files: Vec<FileEntry>,
-    /// SHA-256 of all of the above. Absent in version 1.
+    /// SHA-256 of all the fields above. Absent in version 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
 }
 
-/// A file of a checkpoint.
+/// One data file of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileEntry {
-    /// Name in the checkpoint's folder.
+    /// File name within the checkpoint's folder.
     pub name: String,
-    /// Size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// SHA-256 of its header.
+    /// SHA-256 of the file's header.
     pub header_sha256: String,
 }
 
-/// What makes two runs the same but for their layout: a run may go on from a checkpoint of the same identity and
-/// seed as if nothing had happened. How sums are evaluated is not part of it, nor is the device: they change a run
-/// within rounding, as a layout does.
+/// What identifies a run whatever its layout: a run may continue from a checkpoint with the same identity and seed as
+/// if it had never stopped. Numerics and device are not part of it: like the layout, they change a run only within
+/// rounding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunIdentity {
@@ -68,18 +68,18 @@ pub struct RunIdentity {
     pub model_sha256: String,
     /// SHA-256 of all tokens.
     pub data_sha256: String,
-    /// Sequences and tokens of a step.
+    /// Sequences and tokens per step.
     pub batch: String,
     /// Precision of activations.
     pub precision: String,
-    /// Constants of the optimizer.
+    /// Hyperparameters of the optimizer.
     pub optimizer: String,
-    /// Learning rate of every step.
+    /// Learning-rate schedule.
     pub learning_rate: String,
 }
 
 impl RunIdentity {
-    /// Of a job.
+    /// The identity of a job's run.
     #[must_use]
     pub fn of(job: &Job) -> Self {
         let mut model = ModelConfig::clone(&job.model);
@@ -112,7 +112,7 @@ impl RunIdentity {
 }
 
 impl Manifest {
-    /// Of a checkpoint that was just written.
+    /// The manifest of a checkpoint that was just written.
     pub(crate) fn new(
         (step, seed): (u64, u64),
         (model, strategy): (String, String),
@@ -133,7 +133,7 @@ impl Manifest {
         .sealed()
     }
 
-    /// With the SHA-256 of what it says.
+    /// Sets `sha256` to the digest of the other fields.
     #[must_use]
     pub fn sealed(mut self) -> Self {
         self.sha256 = None;
@@ -145,7 +145,7 @@ impl Manifest {
         serde_json::to_vec_pretty(self).expect("names and numbers become JSON")
     }
 
-    /// As the file has it.
+    /// The manifest as written to its file.
     pub(super) fn text(&self) -> Vec<u8> {
         self.bytes()
     }
@@ -167,7 +167,7 @@ impl Manifest {
         }
     }
 
-    /// Whether it can be a manifest that was written here.
+    /// Checks version, digest and entries.
     fn check(&self) -> Result<(), Problem> {
         let version = self.schema_version;
         let sealed = [
@@ -206,8 +206,8 @@ impl Manifest {
         Ok(())
     }
 
-    /// What differs between the run that a checkpoint is of and another: name, there, here. Nothing where the
-    /// checkpoint does not say.
+    /// Differences between the run of this checkpoint and another: name, value in the checkpoint, value in the job.
+    /// Empty for what the checkpoint does not record.
     #[must_use]
     pub fn differences(&self, job: &Job, here: &RunIdentity) -> Vec<[String; 3]> {
         let mut found = Vec::new();
@@ -218,7 +218,7 @@ impl Manifest {
         };
         let seeds = (self.seed.to_string(), job.settings.seed.to_string());
         match &self.run {
-            // The same model may lie in another folder, whose name it has.
+            // The same model may be in a folder of another name.
             Some(there) if there.model_sha256 != here.model_sha256 => {
                 let names = (&self.model, &job.model.name);
                 if names.0 == names.1 {
@@ -244,17 +244,17 @@ impl Manifest {
     }
 }
 
-/// Enough of a digest to tell it from another.
+/// The first digits of a digest, enough to tell it from others.
 fn short(digest: &str) -> &str {
     digest.get(..12).unwrap_or(digest)
 }
 
-/// SHA-256 in hexadecimal digits.
+/// SHA-256 of data, in hexadecimal.
 pub(super) fn hex(data: &[u8]) -> String {
     hex_of(Sha256::new_with_prefix(data))
 }
 
-/// A finished SHA-256 in hexadecimal digits.
+/// A finished SHA-256, in hexadecimal.
 pub(super) fn hex_of(digest: Sha256) -> String {
     digest
         .finalize()
@@ -263,12 +263,12 @@ pub(super) fn hex_of(digest: Sha256) -> String {
         .collect()
 }
 
-/// Name of a rank's file.
+/// File name of a rank's data.
 pub(super) fn rank_file(rank: usize) -> String {
     format!("rank-{rank:05}.bin")
 }
 
-/// The step of a folder that has a checkpoint's final name.
+/// The step of a folder named as a complete checkpoint, else `None`.
 pub(super) fn step_of(folder: &Path) -> Option<u64> {
     let digits = folder.file_name()?.to_str()?.strip_prefix("step-")?;
     let all = digits.bytes().all(|b| b.is_ascii_digit());

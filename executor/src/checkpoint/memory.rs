@@ -1,18 +1,18 @@
-//! A job's states in memory: what a replanned job starts from.
+//! A job's states held in memory, from which a replanned job starts.
 
 use std::collections::BTreeMap;
 
 use super::piece::{Piece, Source, copy_common};
 use crate::error::ExecutorError;
 
-/// Pieces of all ranks.
+/// The pieces of all ranks, by parameter name.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     by_name: BTreeMap<String, Vec<Piece>>,
 }
 
 impl Memory {
-    /// Takes pieces in.
+    /// Adds a rank's pieces.
     pub fn add(&mut self, pieces: Vec<Piece>) {
         for piece in pieces {
             self.by_name
@@ -22,13 +22,13 @@ impl Memory {
         }
     }
 
-    /// Every parameter with its shape and whole weights.
+    /// Every parameter's global shape and full weights.
     #[must_use]
     pub fn weights(&self) -> BTreeMap<String, (Vec<u64>, Vec<f32>)> {
         self.whole(0)
     }
 
-    /// Every parameter's whole first moment.
+    /// Every parameter's full first moment.
     #[must_use]
     pub fn moments(&self) -> BTreeMap<String, Vec<f32>> {
         let whole = self.whole(1).into_iter();

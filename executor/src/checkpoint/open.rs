@@ -1,7 +1,7 @@
 //! A checkpoint opened for reading.
 //!
-//! Opening holds everything that the manifest and the headers say against the files: sizes, offsets, runs and
-//! shapes. So whoever has a [`Checkpoint`] may allocate what it speaks of: it is no more than its files hold.
+//! Opening checks the sizes, offsets, runs and shapes in the manifest and headers against the files, so it is safe to
+//! allocate whatever a [`Checkpoint`] describes: it never exceeds what its files hold.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,50 +20,50 @@ use super::rank_file::{PieceEntry, elements, read_header};
 use super::store::{all, latest, restored};
 use crate::error::ExecutorError;
 
-/// Bytes that are read at a time to be checked.
+/// Bytes read at a time while checksums are verified.
 const CHUNK: usize = 1 << 20;
 
-/// A piece and where it lies.
+/// A piece and its position in the files.
 struct Held {
-    /// Which file.
+    /// Index of the file in the manifest.
     file: usize,
-    /// First byte in the file.
+    /// Offset of its data in the file, in bytes.
     start: u64,
     entry: PieceEntry,
 }
 
-/// Data of pieces that match their checksums, by file and first byte.
+/// Data of pieces whose checksums matched, by file index and offset.
 type Checked = BTreeMap<(usize, u64), Arc<Vec<f32>>>;
 
 /// A checkpoint opened for reading.
 pub struct Checkpoint {
     folder: PathBuf,
-    /// What it says of itself.
+    /// The checkpoint's manifest.
     pub manifest: Manifest,
-    /// Pieces of every parameter.
+    /// The pieces of every parameter, by name.
     pieces: BTreeMap<String, Vec<Held>>,
-    /// Pieces that were read and whose checksums matched.
+    /// Cache of pieces that were read and whose checksums matched.
     read: Mutex<Checked>,
 }
 
-/// A parameter of a checkpoint.
+/// A parameter stored in a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ParameterEntry {
-    /// Name.
+    /// Name in the model's `state_dict`.
     pub name: String,
     /// Global shape.
     pub shape: Vec<u64>,
-    /// Files that hold pieces of it.
+    /// Names of the files that hold pieces of it.
     pub files: Vec<String>,
 }
 
-/// Whether a path is a checkpoint's folder, rather than a folder of checkpoints.
+/// Whether a path is a checkpoint itself, rather than a folder of checkpoints.
 fn is_one(path: &Path) -> bool {
     path.join(MANIFEST).is_file()
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint's folder, or the last one in a folder of checkpoints.
+    /// Opens a checkpoint, or the latest one in a folder of checkpoints.
     ///
     /// # Errors
     /// When there is none, or its manifest or a header is damaged.
@@ -94,11 +94,11 @@ impl Checkpoint {
         })
     }
 
-    /// Opens what a run may go on from, every byte checked: the checkpoint at `path`, or the last whole one in a
-    /// folder of checkpoints. Returns also what is wrong with later ones.
+    /// Opens a checkpoint to continue from and verifies every byte: the one at `path`, or the latest undamaged one in
+    /// a folder of checkpoints. Also returns what is wrong with later ones.
     ///
     /// # Errors
-    /// When there is no whole one, or the one that `path` names is damaged.
+    /// When there is no undamaged one, or `path` is itself a damaged checkpoint.
     pub fn open_whole(path: &Path) -> Result<(Self, Vec<ExecutorError>), ExecutorError> {
         if is_one(path) {
             return Ok((Self::whole(path)?, Vec::new()));
@@ -124,13 +124,13 @@ impl Checkpoint {
         }
     }
 
-    /// Its folder.
+    /// Folder of the checkpoint.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The saved parameters in the order of their names: global shape, and the files that hold pieces of them.
+    /// The stored parameters in order of name.
     #[must_use]
     pub fn parameters(&self) -> Vec<ParameterEntry> {
         self.pieces
@@ -146,8 +146,8 @@ impl Checkpoint {
             .collect()
     }
 
-    /// Checks every byte. Returns what is wrong; that every element of every parameter is there once was seen when it
-    /// was opened.
+    /// Verifies every checksum and returns the errors. That every element of every parameter is there exactly once was
+    /// already checked on opening.
     #[must_use]
     pub fn verify(&self) -> Vec<ExecutorError> {
         let mut chunk = vec![0; CHUNK];
@@ -159,12 +159,12 @@ impl Checkpoint {
     fn path(&self, piece: &Held) -> PathBuf {
         let name = &self.manifest.files[piece.file].name;
         let path = self.folder.join(name);
-        // A checkpoint that was set aside gets its name back when the run that goes on from it prepares the folder.
+        // A checkpoint that was set aside gets its final name back when the resumed run prepares the folder.
         let back = restored(&self.folder).filter(|_| !path.exists());
         back.map_or(path, |folder| folder.join(name))
     }
 
-    /// Holds a piece's data against their checksum, a chunk at a time.
+    /// Compares a piece's data with its checksum, reading one chunk at a time.
     fn check(&self, piece: &Held, chunk: &mut [u8]) -> Result<(), ExecutorError> {
         let path = self.path(piece);
         let mut digest = Sha256::new();
@@ -185,7 +185,7 @@ impl Checkpoint {
         piece.matches(&hex_of(digest), &path)
     }
 
-    /// A piece's data: master weights, then both moments. Checked when it is read first.
+    /// A piece's data: master weights, then both moments. Verified when first read.
     fn data(&self, piece: &Held) -> Result<Arc<Vec<f32>>, ExecutorError> {
         let key = (piece.file, piece.start);
         let poisoned = std::sync::PoisonError::into_inner;
@@ -218,7 +218,7 @@ impl Held {
     }
 }
 
-/// Whether every element of every parameter is there once.
+/// Checks that every element of every parameter is there exactly once.
 fn complete(manifest: &Manifest, pieces: &BTreeMap<String, Vec<Held>>) -> Result<(), Problem> {
     for (name, pieces) in pieces {
         let shape = &pieces[0].entry.global;

@@ -1,4 +1,4 @@
-//! Pieces of a checkpoint: what a rank saves of its states, and where it loads them from.
+//! Pieces of a checkpoint: the parts of its states that a rank saves, and the sources it loads them from.
 
 use std::ops::Range;
 
@@ -7,29 +7,29 @@ use dtensor::train::{Slot, States};
 use crate::device::Device;
 use crate::error::ExecutorError;
 
-/// Master weights, first and second moments of some elements.
+/// Master weights, first moments and second moments of the same elements.
 pub type Triple = [Vec<f32>; 3];
 
-/// Elements of one parameter that one rank owns.
+/// The elements of one parameter that one rank owns, with their states.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Piece {
     /// Name in the model's `state_dict`.
     pub name: String,
     /// Global shape.
     pub global: Vec<u64>,
-    /// First global linear index and length of every run, in the order of the data.
+    /// First global linear index and length of every run of elements, in the order of `data`.
     pub runs: Vec<[u64; 2]>,
-    /// The elements.
+    /// Weights and moments of the elements.
     pub data: Triple,
 }
 
-/// Where elements come from.
+/// Where states are loaded from.
 pub trait Source: Sync {
-    /// Fills master weights and moments of `into[0].len()` elements of a parameter from global
-    /// index `first` on.
+    /// Fills `into` with the master weights and moments of `into[0].len()` elements of a parameter, from global index
+    /// `first` on.
     ///
     /// # Errors
-    /// When the parameter is not there, has another shape, or is damaged.
+    /// When the parameter is missing, has another shape, or is damaged.
     fn read(
         &self,
         name: &str,
@@ -39,8 +39,8 @@ pub trait Source: Sync {
     ) -> Result<(), ExecutorError>;
 }
 
-/// What a rank owns of a stage and speaks for. A tied weight is the first stage's to save: `skip`
-/// names it in the last.
+/// The pieces of a stage that this rank must save, each saved by one rank only. A tied weight is saved by the first
+/// stage; `skip` names it in the last.
 pub(crate) fn pieces<D: Device>(
     device: &D,
     states: &States<D>,
@@ -88,7 +88,7 @@ pub(crate) fn pieces<D: Device>(
     Ok(pieces)
 }
 
-/// Sets a stage's states from a source.
+/// Loads a stage's states from a source.
 pub(crate) fn load<D: Device>(
     device: &D,
     states: &mut States<D>,
@@ -109,7 +109,7 @@ pub(crate) fn load<D: Device>(
     states.take_master(device)
 }
 
-/// Master weights and moments of elements of a slot.
+/// Reads the master weights and moments of a range of a slot.
 fn read(
     slot: &Slot,
     elements: &Range<usize>,
@@ -127,7 +127,7 @@ fn read(
     outcome.map(|()| states)
 }
 
-/// Copies what the runs of a piece and the wanted run have in common; returns how many elements.
+/// Copies the elements that a piece's runs share with the wanted range; returns how many.
 pub(super) fn copy_common(
     runs: &[[u64; 2]],
     data: [&[f32]; 3],

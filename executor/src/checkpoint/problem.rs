@@ -1,10 +1,10 @@
-//! What is wrong with a checkpoint.
+//! Errors of checkpoints.
 
 use std::path::Path;
 
 use crate::error::ExecutorError;
 
-/// What is wrong with a file, without its name.
+/// What is wrong with a file; the caller adds its path.
 pub(super) type Problem = String;
 
 pub(super) fn wrong(path: &Path, reason: Problem) -> ExecutorError {

@@ -1,4 +1,4 @@
-//! A rank's file: a header that lists its pieces, and their data.
+//! The data file of a rank: a header that lists its pieces, and their data.
 
 use std::path::Path;
 
@@ -9,33 +9,33 @@ use super::manifest::{FileEntry, hex};
 use super::problem::{Problem, wrong};
 use crate::error::ExecutorError;
 
-/// First bytes of a rank's file. The length of the header follows, the header, and the data.
+/// First bytes of a rank's file. Then come the header's length, the header, and the data.
 pub(super) const MAGIC: &[u8; 8] = b"vsplanck";
-/// Bytes of [`MAGIC`] and of the length.
+/// Bytes before the header: [`MAGIC`] and the header's length.
 const FRONT: u64 = 16;
-/// Bytes of an element: the weight and both moments.
+/// Bytes per element: weight and both moments in fp32.
 const ELEMENT: u64 = 12;
 
-/// A piece in a file's header.
+/// A piece as listed in a file's header.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PieceEntry {
     pub(super) name: String,
     pub(super) global: Vec<u64>,
     pub(super) runs: Vec<[u64; 2]>,
-    /// Where its data start, in bytes after the header.
+    /// Offset of its data in bytes from the end of the header.
     pub(super) offset: u64,
-    /// SHA-256 of the data.
+    /// SHA-256 of its data.
     pub(super) sha256: String,
 }
 
 impl PieceEntry {
-    /// Bytes of its data. What was opened has no runs whose sum overflows.
+    /// Size of its data in bytes. Cannot overflow: opening has checked the runs.
     pub(super) fn bytes(&self) -> u64 {
         ELEMENT * self.runs.iter().map(|run| run[1]).sum::<u64>()
     }
 
-    /// Bytes of its data, if its shape and runs can be.
+    /// Size of its data in bytes, if its shape and runs are valid.
     fn checked(&self) -> Result<u64, Problem> {
         let (name, global) = (&self.name, &self.global);
         let whole = elements(name, global)?;
@@ -58,7 +58,7 @@ impl PieceEntry {
     }
 }
 
-/// Elements of a parameter.
+/// Number of elements of a parameter.
 pub(super) fn elements(name: &str, shape: &[u64]) -> Result<u64, Problem> {
     let product = shape
         .iter()
@@ -67,7 +67,7 @@ pub(super) fn elements(name: &str, shape: &[u64]) -> Result<u64, Problem> {
     some.ok_or_else(|| format!("{name}: shape {shape:?} is no parameter's"))
 }
 
-/// Where a file's data start, and what it holds. Its pieces lie one after another and fill it.
+/// Reads a file's header: the offset of its data, and its pieces, which must fill the file without gaps.
 pub(super) fn read_header(
     path: &Path,
     entry: &FileEntry,
@@ -108,7 +108,7 @@ pub(super) fn read_header(
     Ok((first, pieces))
 }
 
-/// Whether pieces lie one after another and fill so many bytes.
+/// Checks that pieces are contiguous and fill `bytes` bytes.
 fn fill(pieces: &[PieceEntry], bytes: u64) -> Result<(), Problem> {
     let mut next = 0u64;
     for piece in pieces {

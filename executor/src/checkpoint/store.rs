@@ -1,10 +1,10 @@
-//! A folder of checkpoints: how one is added or replaced so that a whole one is there at every moment.
+//! A folder of checkpoints: adds or replaces one so that a complete one exists at every moment.
 //!
 //! `DIR/step-00000100/` is a checkpoint: a file per rank and `manifest.json`. It is written as
-//! `.step-00000100.partial`, every file synced, the manifest last, and then renamed: what has the final name is
-//! whole. A checkpoint of the same step that is there already is first renamed to `.step-00000100.replaced`, and
-//! removed when the new one has the final name. Whoever finds a `.replaced` without the final name was left between
-//! the two renames, and takes it for the checkpoint.
+//! `.step-00000100.partial`, every file synced, the manifest last, and then renamed: a folder with the final name is
+//! complete. An existing checkpoint of the same step is first renamed to `.step-00000100.replaced`, and removed once
+//! the new one has the final name. A `.replaced` folder without one of the final name means that a save died between
+//! the two renames; it then counts as the checkpoint.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -29,21 +29,21 @@ pub(crate) struct Store<'a> {
     files: &'a dyn Files,
 }
 
-/// What a rank has written of a checkpoint.
+/// What a rank reports about the file it wrote for a checkpoint.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Written {
     pub(crate) file: FileEntry,
-    /// Names and shapes of the parameters that pieces are of.
+    /// Name and global shape of every parameter in the file.
     pub(crate) parameters: BTreeMap<String, Vec<u64>>,
 }
 
 impl<'a> Store<'a> {
-    /// On the file system.
+    /// A store on the real file system.
     pub(crate) fn new(dir: &'a Path) -> Self {
         Self::with(dir, &Disk)
     }
 
-    /// By calls that a test has in its hands.
+    /// A store with given file operations, for tests.
     pub(crate) fn with(dir: &'a Path, files: &'a dyn Files) -> Self {
         Self { dir, files }
     }
@@ -63,8 +63,8 @@ impl<'a> Store<'a> {
         self.dir.join(format!(".step-{step:08}{end}"))
     }
 
-    /// Makes the folder, and puts in order what an interrupted save left: an old checkpoint that was set aside gets
-    /// its name back if the new one does not have it, and what was begun is removed.
+    /// Makes the folder and cleans up after an interrupted save: an old checkpoint that was set aside gets its name
+    /// back if no new one has it, and partial ones are removed.
     pub(crate) fn recover(&self) -> Result<(), ExecutorError> {
         create_dirs(self.files, self.dir).map_err(|e| io(self.dir, &e))?;
         for path in listed(self.dir)? {
@@ -84,7 +84,7 @@ impl<'a> Store<'a> {
         Ok(())
     }
 
-    /// Writes one rank's file of a checkpoint that [`Store::finish`] completes.
+    /// Writes one rank's file of a checkpoint; [`Store::finish`] completes it.
     pub(crate) fn write_rank(
         &self,
         step: u64,
@@ -135,8 +135,8 @@ impl<'a> Store<'a> {
         })
     }
 
-    /// Makes a rank's file and the folder that it is in. Another rank that cannot write may remove the folder before
-    /// this one's file is in it: whether this rank can write it must find out itself.
+    /// Makes a rank's file and its folder. Retries, because another rank that fails may remove the folder before this
+    /// rank's file is in it.
     fn create_rank(&self, path: &Path) -> std::io::Result<File> {
         let folder = path.parent().unwrap_or(self.dir);
         let mut attempts = 3;
@@ -150,7 +150,7 @@ impl<'a> Store<'a> {
         }
     }
 
-    /// Writes `parts` to a new file, waits until they are on the disk, and returns how many bytes they are.
+    /// Writes `parts` to a new file and syncs it; returns the number of bytes written.
     fn write_file<'p>(
         &self,
         mut file: File,
@@ -165,7 +165,7 @@ impl<'a> Store<'a> {
         Ok(bytes)
     }
 
-    /// Completes a checkpoint whose files are all written.
+    /// Completes a checkpoint once all ranks' files are written.
     pub(crate) fn finish(&self, manifest: &Manifest) -> Result<PathBuf, ExecutorError> {
         let step = manifest.step;
         let (folder, target) = (self.hidden(step, PARTIAL), self.target(step));
@@ -176,25 +176,25 @@ impl<'a> Store<'a> {
             self.write_file(file, std::iter::once(&text[..]))?;
             self.files.sync_dir(&folder)?;
             if fs::symlink_metadata(&target).is_ok() {
-                // The same step again, after a resume: the new one replaces the old.
+                // The same step was saved before a resume: the new checkpoint replaces it.
                 remove_tree(self.files, &aside, MANIFEST)?;
                 self.files.rename(&target, &aside)?;
             }
             if let Err(error) = self.files.rename(&folder, &target) {
-                // Where nothing was set aside there is nothing to put back.
+                // Fails harmlessly where nothing was set aside.
                 let _ = self.files.rename(&aside, &target);
                 return Err(error);
             }
             self.files.sync_dir(self.dir)
         };
         complete().map_err(|e| io(&target, &e))?;
-        // The checkpoint is there; what is left of the old one is removed by the next run at the latest.
+        // The checkpoint is complete; leftovers of the old one are removed by the next run at the latest.
         let _ = remove_tree(self.files, &aside, MANIFEST);
         Ok(target)
     }
 
-    /// Removes what was written of a checkpoint that cannot be completed: all of it, or one rank's file and the
-    /// folder if that was the last. What cannot be removed now is removed by the next run.
+    /// Removes an incomplete checkpoint: all of it, or one rank's file and then the folder if it is empty. What cannot
+    /// be removed now is removed by the next run.
     pub(crate) fn abandon(&self, step: u64, rank: Option<usize>) {
         let folder = self.hidden(step, PARTIAL);
         match rank {
@@ -207,7 +207,7 @@ impl<'a> Store<'a> {
     }
 }
 
-/// Every entry of a folder.
+/// The paths of all entries of a folder.
 fn listed(dir: &Path) -> Result<Vec<PathBuf>, ExecutorError> {
     let entries = fs::read_dir(dir).map_err(|e| io(dir, &e))?;
     let paths = entries.map(|entry| Ok(entry.map_err(|e| io(dir, &e))?.path()));
@@ -216,7 +216,7 @@ fn listed(dir: &Path) -> Result<Vec<PathBuf>, ExecutorError> {
     Ok(paths)
 }
 
-/// The step and kind of a folder that a save has not finished with.
+/// The step and suffix of a partial or replaced folder.
 fn hidden_step(path: &Path) -> Option<(u64, &'static str)> {
     let name = path.file_name()?.to_str()?.strip_prefix('.')?;
     [PARTIAL, REPLACED].into_iter().find_map(|end| {
@@ -225,18 +225,18 @@ fn hidden_step(path: &Path) -> Option<(u64, &'static str)> {
     })
 }
 
-/// The final name of a checkpoint that was set aside.
+/// The final path of a checkpoint that was set aside.
 pub(super) fn restored(folder: &Path) -> Option<PathBuf> {
     let (step, _) = hidden_step(folder).filter(|(_, end)| *end == REPLACED)?;
     Some(folder.with_file_name(final_name(step)))
 }
 
-/// Name of a whole checkpoint's folder.
+/// Folder name of a complete checkpoint.
 fn final_name(step: u64) -> String {
     format!("step-{step:08}")
 }
 
-/// Checkpoints in a folder by step. One that was set aside counts where a kill came before the new one had its name.
+/// All checkpoints in a folder, by step; including one that was set aside if the new one never got its name.
 ///
 /// # Errors
 /// When the folder cannot be read.
@@ -265,7 +265,7 @@ pub fn all(dir: &Path) -> Result<BTreeMap<u64, PathBuf>, ExecutorError> {
     Ok(found)
 }
 
-/// The last checkpoint in a folder of checkpoints, if there is one.
+/// The latest checkpoint in a folder of checkpoints, if there is one.
 ///
 /// # Errors
 /// When the folder cannot be read.

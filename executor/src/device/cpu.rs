@@ -1,4 +1,4 @@
-//! The processor's cores.
+//! The CPU device: ranks compute on the processor's cores.
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
@@ -23,7 +23,7 @@ use crate::error::ExecutorError;
 use crate::report::MemoryUse;
 use crate::settings::AdamW;
 
-/// The processor's cores, shared among ranks.
+/// The processor's cores, divided among ranks.
 #[derive(Clone, Copy, Debug)]
 pub struct Cores {
     /// Threads that each rank's kernels may use.
@@ -31,7 +31,7 @@ pub struct Cores {
 }
 
 impl Cores {
-    /// This machine's, for so many ranks on it.
+    /// This machine's cores, divided among `ranks` ranks.
     #[must_use]
     pub fn among(ranks: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -62,19 +62,19 @@ const NO_CAPTURE: ExecutorError = ExecutorError::Capture {
     reason: "the cpu device has no captured steps",
 };
 
-/// One rank's share of the cores.
+/// One rank on its share of the cores.
 pub struct Cpu<'c> {
     machine: Machine<'c>,
     marks: RefCell<Vec<Instant>>,
-    /// What the optimizer computes with.
+    /// The AdamW constants of the current step.
     numbers: Cell<Option<AdamWStep>>,
-    /// Squares of the gradients measured last, and what clipping multiplies them by.
+    /// The squared gradient norm measured last, and the factor that clipping multiplies gradients by.
     squares: RefCell<ExactSum>,
     scale: Cell<f32>,
 }
 
 impl Cpu<'_> {
-    /// Everyone's trees, merged.
+    /// Merges the gradient trees of all members.
     fn all_trees(
         &self,
         group: &Group,
@@ -104,7 +104,7 @@ impl Cpu<'_> {
         Ok(trees)
     }
 
-    /// A message of another size: the sender runs another program.
+    /// Fails if a message does not have the expected size: the sender runs a different program.
     fn expect(
         &self,
         peer: usize,
@@ -125,7 +125,7 @@ impl Cpu<'_> {
     }
 }
 
-/// A range of the bytes that messages hold after each other.
+/// The bytes in range `wanted` of the concatenated messages, as one slice per message.
 fn pieces(parts: &[Message], wanted: Range<usize>) -> impl Iterator<Item = &[u8]> {
     let mut start = 0;
     parts.iter().filter_map(move |part| {
@@ -423,7 +423,7 @@ impl train::Device for Cpu<'_> {
                     .filter(|(_, at)| own.contains(at));
                 for (x, at) in here {
                     let sum = &mut sums[at - own.start];
-                    // Each use of a tied weight is whole before they are added.
+                    // Each use of a tied weight is summed completely before the uses are added.
                     *sum = if u == 0 { x } else { *sum + x };
                 }
             }
@@ -555,7 +555,7 @@ impl Device for Cpu<'_> {
     }
 }
 
-/// Gradients as the cpu device adds to them.
+/// The gradients' destination in the form that the CPU kernels expect.
 struct Sink<'g, 'c>(&'g mut dyn Gradients<Cpu<'c>>);
 
 impl GradientSink for Sink<'_, '_> {

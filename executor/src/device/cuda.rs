@@ -1,4 +1,4 @@
-//! GPUs: states and tensors lie in a device's memory.
+//! The CUDA device: states and tensors are in GPU memory.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -26,24 +26,24 @@ use crate::settings::AdamW;
 /// The GPUs of this host.
 #[derive(Clone, Copy, Debug)]
 pub struct Gpus {
-    /// This process's GPU; without one, ranks are threads and each has the GPU of its number.
+    /// This process's GPU; `None` if ranks are threads, each on the GPU with its own rank's number.
     pub ordinal: Option<u32>,
-    /// How they multiply matrices in 32 bits.
+    /// How GPUs multiply fp32 matrices.
     pub compute: Compute,
-    /// Who runs core attention.
+    /// Which implementation runs core attention.
     pub attention: AttentionBy,
     /// What carries messages between GPUs.
     pub messages: Messages,
-    /// How long a rank waits for another.
+    /// How long a rank waits for another before it fails.
     pub timeout: Duration,
 }
 
 /// What carries messages between GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Messages {
-    /// NCCL.
+    /// NCCL, directly between GPUs.
     Nccl,
-    /// The memory of their hosts: slow, and nothing more to install.
+    /// Staging through host memory: slow, but needs nothing installed.
     Host,
 }
 
@@ -69,7 +69,7 @@ impl Devices for Gpus {
     }
 }
 
-/// A rank on a device of its own that reaches others through the host.
+/// A rank with a given device of its own that communicates through the host.
 ///
 /// # Errors
 /// When the device cannot run the plan.
@@ -90,17 +90,17 @@ fn check(host: &cpu_device::Machine<'_>) -> Result<(), ExecutorError> {
     }
 }
 
-/// A collective under way, and what it leaves.
+/// A collective under way, and the tensor that receives its result.
 type Moving = (Ticket, Tensor);
 
-/// Copies numbers in 32 bits.
+/// Copies fp32 numbers between tensors of the same size.
 fn copy(machine: &Machine<'_>, to: &Tensor, from: &Tensor) -> Result<(), CudaError> {
     debug_assert_eq!(to.bytes(), from.bytes());
     let launcher = &machine.device.launcher;
     launcher.copy(to.address(), from.address(), from.bytes())
 }
 
-/// Part of a flat run.
+/// Part of a flat buffer.
 fn part(flat: &Tensor, range: &Range<usize>) -> Tensor {
     flat.part(range.start, vec![range.len()])
 }
@@ -321,7 +321,7 @@ impl train::Device for Cuda<'_> {
         shape: Vec<usize>,
         dtype: DType,
     ) -> Result<Tensor, ExecutorError> {
-        // Kernels read what begins at a multiple of 16 bytes faster.
+        // A copy of its own is aligned to 16 bytes, which kernels read faster.
         self.rounded(whole, range, shape, dtype)
     }
 
@@ -500,7 +500,7 @@ impl Device for Cuda<'_> {
     }
 }
 
-/// Gradients as the cuda device adds to them.
+/// The gradients' destination in the form that the CUDA kernels expect.
 struct Sink<'g, 'c>(&'g mut dyn Gradients<Cuda<'c>>);
 
 impl GradientSink for Sink<'_, '_> {

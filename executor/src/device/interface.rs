@@ -1,4 +1,4 @@
-//! What a device must do: compute, and reach other ranks.
+//! The interface of a device that trains: compute, and communication with other ranks.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -14,69 +14,68 @@ use crate::error::ExecutorError;
 use crate::report::MemoryUse;
 use crate::settings::AdamW;
 
-/// Where ranks get their devices from.
+/// Opens the devices of ranks.
 pub trait Devices: Sync {
-    /// A rank's device.
+    /// The device type of a rank.
     type Device<'c>: Device;
-    /// The device of a rank; opened by the thread that the rank runs on. `host` is the rank as the host
-    /// sees it, its place and its line to the others, with one thread.
+    /// Opens the device of a rank, on the thread that the rank runs on. `host` is the rank's CPU side: its place in
+    /// the mesh and its communicator, with one thread.
     ///
     /// # Errors
-    /// When it is not there or cannot run the plan.
+    /// When the device is missing or cannot run the plan.
     fn open<'c>(&self, host: Machine<'c>) -> Result<Self::Device<'c>, ExecutorError>;
 }
 
-/// What a rank trains on: a device that runs a step, and what only numbers need. Every fallible method fails as those
-/// of [`train::Device`] do.
+/// A device that trains on real numbers: [`train::Device`] runs the step; this adds data, optimizer constants, norms
+/// and capture. Every fallible method fails as those of [`train::Device`] do.
 pub trait Device: train::Device<Error = ExecutorError, Group = Group> {
-    /// A step that runs by one call.
+    /// A captured part of a step, replayed by one call (a CUDA graph).
     type Captured;
-    /// Its name.
+    /// Name of the device, such as `cpu`.
     const NAME: &'static str;
-    /// The precisions it trains in.
+    /// The precisions it can train in.
     const PRECISIONS: &'static [Precision];
     /// How core attention runs.
     const ATTENTION: Attention;
-    /// Shows every operator to a watch from now on.
+    /// From now on calls `watch` after every operator.
     fn set_watch(&mut self, watch: &'static dyn Watch);
-    /// Brings a micro-batch here. It lies at the same place in every step.
+    /// Copies a micro-batch to the device, to the same address in every step.
     ///
     /// # Errors
-    /// When the device fails or its memory is full; so of everything below.
+    /// When the device fails or its memory is full; the same for all methods below.
     fn batch<'b>(
         &self,
         micro_batch: u32,
         batch: MicroBatch<'b>,
     ) -> Result<Self::Batch<'b>, ExecutorError>;
-    /// Part of a flat run on the host.
+    /// Copies part of a flat buffer to the host.
     fn read<'f>(
         &self,
         flat: &'f Self::Flat,
         range: Range<usize>,
     ) -> Result<Cow<'f, [f32]>, ExecutorError>;
-    /// Overwrites what lies from `at` on.
+    /// Overwrites the elements from `at` on.
     fn write(&self, flat: &mut Self::Flat, at: usize, values: &[f32]) -> Result<(), ExecutorError>;
-    /// Says what the next steps of AdamW compute with.
+    /// Sets the AdamW constants of the next steps.
     fn set_numbers(&self, step: &AdamWStep) -> Result<(), ExecutorError>;
-    /// Measures the squares of gradients, and sets the factor by which the optimizer clips them. Where a
-    /// gradient or one of `losses` is not finite, the steps of AdamW that follow change nothing. Does not
-    /// wait for the device.
+    /// Computes the squares of gradients and sets the factor by which the optimizer clips them. If a gradient or one
+    /// of `losses` is not finite, the following AdamW steps change nothing. Does not wait for the device.
     fn measure(
         &self,
         gradients: &[(&Self::Flat, Range<usize>)],
         losses: Option<&Self::Flat>,
         optimizer: &AdamW,
     ) -> Result<(), ExecutorError>;
-    /// The squares measured last.
+    /// The sum of squares measured last.
     fn squares(&self) -> Result<ExactSum, ExecutorError>;
-    /// Sets the factor of the gradients where other ranks' squares count too.
+    /// Sets the clipping factor, where it also depends on other ranks' squares.
     fn set_scale(&self, scale: f32) -> Result<(), ExecutorError>;
-    /// Meets the ranks that anything will be sent to or received from, by `(rank, channel)`.
+    /// Connects to all ranks that this one will exchange tensors with, given by `(rank, channel)`.
     ///
     /// # Errors
-    /// When communication stops; so of all that follows.
+    /// When communication stops; the same for all methods below.
     fn meet(&self, peers: &[(usize, u64)]) -> Result<(), ExecutorError>;
-    /// Receives a flat run that another rank sent.
+    /// Receives a flat buffer that another rank sent.
     fn receive_flat(
         &self,
         from: usize,
@@ -84,32 +83,31 @@ pub trait Device: train::Device<Error = ExecutorError, Group = Group> {
         what: &str,
         len: usize,
     ) -> Result<Self::Flat, ExecutorError>;
-    /// Waits until all that was sent and asked for is done, and no longer than ranks wait for each other.
+    /// Waits until all sends and queued work are done, but no longer than ranks wait for each other.
     fn settle(&self, what: &str) -> Result<(), ExecutorError>;
-    /// Whether steps can be captured.
+    /// Checks whether steps can be captured.
     ///
     /// # Errors
     /// Why they cannot.
     fn captures(&self) -> Result<(), &'static str>;
-    /// From here on records work instead of running it.
+    /// From here on records work instead of running it (starts a capture).
     ///
     /// # Errors
     /// Also where the device cannot.
     fn begin_capture(&self) -> Result<(), ExecutorError>;
-    /// Ends that; returns what was recorded.
+    /// Ends the capture; returns what was recorded.
     ///
     /// # Errors
-    /// Also where something of it cannot be recorded.
+    /// Also when some of the work cannot be captured.
     fn end_capture(&self) -> Result<Self::Captured, ExecutorError>;
-    /// Runs what was recorded.
+    /// Runs captured work.
     fn replay(&self, captured: &Self::Captured) -> Result<(), ExecutorError>;
-    /// Bytes in use at most since the last call, and bytes taken from the device; nothing where they are not
-    /// counted.
+    /// Peak of bytes in use since the last call, and bytes reserved from the device; `None` if it does not count them.
     fn take_peak(&self) -> Option<MemoryUse>;
-    /// The library that has run core attention, with its release, or why none did; nothing where none was asked.
+    /// The library that ran core attention, with its version, or why none did; `None` if none was requested.
     fn attention_library(&self) -> Option<Result<String, String>>;
-    /// Marks the end of all work so far.
+    /// Records a time mark after all work queued so far.
     fn mark(&self) -> Result<(), ExecutorError>;
-    /// Seconds between the marks so far, which are forgotten. Waits for the device.
+    /// Seconds between the marks so far, which are then cleared. Waits for the device.
     fn laps(&self) -> Result<Vec<f64>, ExecutorError>;
 }

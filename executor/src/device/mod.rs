@@ -1,5 +1,4 @@
-//! What a rank computes on, and how it reaches other ranks. Ranks, stages and states are written once, over
-//! [`Device`].
+//! The devices that ranks compute on. Ranks, stages and states are written once, generic over [`Device`].
 
 mod cpu;
 mod cuda;

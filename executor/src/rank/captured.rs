@@ -1,4 +1,4 @@
-//! Steps that a device captures once and then runs by one call each, and the memory of a step.
+//! Steps that a device captures once and then replays by single calls, and the memory that a step uses.
 
 use plans::ActionKind;
 
@@ -7,13 +7,13 @@ use crate::device::Device;
 use crate::error::ExecutorError;
 use crate::report::MemoryUse;
 
-/// Places of the captured parts.
+/// Indices into [`Captured`]: passes and norm, and the update.
 const PASSES: usize = 0;
 const UPDATE: usize = 1;
 
 impl<D: Device> Rank<'_, D> {
-    /// Writes what differs from step to step where captured work reads it, and runs that. It is captured the
-    /// first time: the step before has made everything that stays.
+    /// Copies the step's inputs to where captured work reads them, and replays it. Captures it the first time; by then
+    /// an earlier step has allocated everything that stays.
     pub(super) fn step_captured(&mut self, step: u64) -> Result<(), ExecutorError> {
         for micro_batch in 0..self.job.strategy.num_micro_batches as u32 {
             let (ids, labels) = self.tokens(micro_batch, step);
@@ -27,7 +27,7 @@ impl<D: Device> Rank<'_, D> {
             false => self.clip(step)?,
         }
         self.report.events.clear();
-        // Before the passes' there may be the update of the step before.
+        // If there is an earlier lap, it is that of the last step's update; the passes' is the last.
         self.report
             .captured_times
             .extend(self.device.laps()?.last());
@@ -37,7 +37,7 @@ impl<D: Device> Rank<'_, D> {
         }
     }
 
-    /// Everything up to what only the host knows.
+    /// Queues everything up to the point where the host is needed.
     fn passes(&mut self, step: u64) -> Result<(), ExecutorError> {
         let actions = self.actions;
         for (index, &action) in actions.iter().enumerate() {
@@ -55,7 +55,7 @@ impl<D: Device> Rank<'_, D> {
         Ok(())
     }
 
-    /// Runs a part of the step by one call, after capturing it if it was not.
+    /// Replays a part of the step, capturing it first if necessary.
     fn run(
         &mut self,
         part: usize,
@@ -66,7 +66,7 @@ impl<D: Device> Rank<'_, D> {
             None => {
                 self.device.begin_capture()?;
                 let queued = queue(self);
-                // Recording must end also where queueing failed, and its failure is the cause of the other.
+                // Recording must end even if queueing failed; the error from queueing is the cause and comes first.
                 let captured = self.device.end_capture();
                 queued?;
                 captured?
@@ -78,7 +78,7 @@ impl<D: Device> Rank<'_, D> {
         self.device.mark()
     }
 
-    /// Keeps what the step used of the device's memory, if no step before used more.
+    /// Records the device memory of this step if it is the highest so far.
     pub(super) fn count_memory(&mut self) {
         let used = self.device.take_peak();
         let most = |memory: &MemoryUse| memory.peak;

@@ -1,4 +1,4 @@
-//! A rank: what it holds, the ranks that it talks to, and what it saves and loads.
+//! A rank: its stages, its groups of peers, and saving and loading.
 
 use comm::{Communicator, Group};
 use cpu_device::{Machine, Watch};
@@ -15,17 +15,17 @@ use crate::report::RankReport;
 use crate::settings::Execution;
 use crate::stage;
 
-/// Channel of sums over all ranks.
+/// Channel of reductions over all ranks.
 const WORLD: u64 = 30;
-/// Channels of tied weights' gradients, from the first stage and to it, and of which elements come.
+/// Channels of a tied weight's gradients (from and to the first stage), and of the ranges of elements sent.
 pub(super) const TIED: [u64; 2] = [40, 41];
 pub(super) const BOUNDS: [u64; 2] = [42, 43];
 
-/// Parts of a step that are captured: passes and norm, and, where the host learns after them what other ranks measured,
-/// the update of weights.
+/// The captured parts of a step: passes and norm; and the weight update, if the host must first combine the norms of
+/// other ranks.
 pub(super) type Captured<D> = [Option<<D as Device>::Captured>; 2];
 
-/// One rank.
+/// One rank of a training job.
 pub(crate) struct Rank<'j, D: Device> {
     pub(super) job: &'j Job,
     pub(super) mesh: &'j Mesh,
@@ -37,7 +37,7 @@ pub(crate) struct Rank<'j, D: Device> {
     pub(super) actions: &'j [Action],
     pub(super) world: Group,
     pub(super) report: RankReport,
-    /// Whether a step has run: kernels are compiled, and everything that stays is there.
+    /// Whether a step has run: kernels are compiled and all permanent buffers exist.
     pub(super) has_run: bool,
     pub(super) captured: Captured<D>,
 }
@@ -102,7 +102,7 @@ impl<'j, D: Device> Rank<'j, D> {
         Ok(made)
     }
 
-    /// Ranks and channels that tensors go through one by one.
+    /// Peer and channel of all point-to-point transfers of tensors.
     fn peers(&self) -> Vec<(usize, u64)> {
         let mut peers = self.stages.transfers();
         if self.tied_name().is_some() {
@@ -117,7 +117,7 @@ impl<'j, D: Device> Rank<'j, D> {
         peers
     }
 
-    /// What this rank owns and speaks for.
+    /// The states that this rank must save.
     pub(crate) fn pieces(&self) -> Result<Vec<Piece>, ExecutorError> {
         let tied = self.tied_name();
         let mut pieces = Vec::new();
@@ -129,7 +129,7 @@ impl<'j, D: Device> Rank<'j, D> {
         Ok(pieces)
     }
 
-    /// Sets all states from a source.
+    /// Loads all states from a source.
     pub(crate) fn load(&mut self, source: &dyn Source) -> Result<(), ExecutorError> {
         for (_, stage) in &mut self.stages.all {
             checkpoint::load(&self.device, &mut stage.states, source)?;
@@ -137,7 +137,7 @@ impl<'j, D: Device> Rank<'j, D> {
         Ok(())
     }
 
-    /// Name of a weight that the first and the last stage both hold.
+    /// Name of the weight that the first and last stages share, if embeddings are tied across stages.
     pub(super) fn tied_name(&self) -> Option<String> {
         let names = models::names::names(&self.job.model);
         let tied = self.job.model.tied_embeddings && self.stages.last() > 0;
@@ -150,7 +150,7 @@ impl<'j, D: Device> Rank<'j, D> {
         self.report
     }
 
-    /// Ranks that share the dense states of another stage at this rank's place.
+    /// The ranks that hold the dense states of another stage and exchange tied gradients with this rank.
     pub(super) fn sharers(&self, stage: u32) -> Vec<usize> {
         let sharded = self.job.strategy.zero != catalog::Zero::Z0;
         let owner = u64::from(self.job.schedule.rank_of_stage[stage as usize]);
@@ -165,7 +165,7 @@ impl<'j, D: Device> Rank<'j, D> {
     }
 }
 
-/// The rank as the host sees it.
+/// The rank's CPU side.
 fn machine<'j>(
     job: &Job,
     mesh: &Mesh,
@@ -188,7 +188,7 @@ fn machine<'j>(
     }
 }
 
-/// Refuses captured steps where the host has a part in every pass.
+/// Rejects captured execution where the host takes part in every pass.
 fn check_captured<D: Device>(job: &Job, device: &D, watched: bool) -> Result<(), ExecutorError> {
     let strategy = &job.strategy;
     let experts = strategy.ep * strategy.etp;

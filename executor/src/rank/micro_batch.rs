@@ -30,7 +30,7 @@ impl<D: Device> Rank<'_, D> {
         }
     }
 
-    /// Tokens and labels of this rank's part of a micro-batch.
+    /// Token ids and labels of this rank's part of a micro-batch.
     pub(super) fn tokens(&self, micro_batch: u32, step: u64) -> (Vec<u32>, Vec<u32>) {
         let (job, data) = (self.job, &self.job.data);
         let placements =

@@ -1,4 +1,4 @@
-//! One step of a rank: its actions, one after the other.
+//! One step of a rank: runs its actions in order.
 
 use std::time::Instant;
 
@@ -62,8 +62,8 @@ impl<D: Device> Rank<'_, D> {
         Ok(())
     }
 
-    /// Runs the passes of a step again, to name the operator that made the first number that is not
-    /// finite. Weights are still what they were; gradients are of no use any more.
+    /// Runs the passes of a step again to find the first operator whose output is not finite. The weights are
+    /// unchanged; the gradients are discarded.
     pub(super) fn name_non_finite(&mut self, step: u64) -> Result<(), ExecutorError> {
         self.captured = Captured::<D>::default();
         self.device.set_watch(&FirstNonFinite);

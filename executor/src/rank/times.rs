@@ -7,7 +7,7 @@ use super::member::Rank;
 use crate::device::Device;
 
 impl<D: Device> Rank<'_, D> {
-    /// The step's actions, from the seconds before and during each of them.
+    /// Events of the step's actions; `laps` holds the seconds before and during each action.
     pub(super) fn events(&self, laps: &[f64]) -> Vec<Event> {
         let mut now = 0.0;
         let timed = self.actions.iter().zip(laps.chunks_exact(2));

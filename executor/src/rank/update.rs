@@ -1,4 +1,4 @@
-//! The end of a step: tied weights, loss and norm, clipping, the optimizer.
+//! The end of a step: tied weights, loss and gradient norm, clipping, the optimizer.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::error::ExecutorError;
 const WHAT: &str = "tied weights";
 
 impl<D: Device> Rank<'_, D> {
-    /// All of it. A rank that is alone does not wait for its device.
+    /// Runs the whole end of a step. A single rank does not wait for its device.
     pub(super) fn optimize(&mut self, step: u64) -> Result<(), ExecutorError> {
         self.measure()?;
         if self.world.size() > 1 {
@@ -22,7 +22,7 @@ impl<D: Device> Rank<'_, D> {
         self.update()
     }
 
-    /// Ends what is still being sent; whole gradients and their squares.
+    /// Completes all sends and the tied gradients, and computes the squares of the gradients.
     pub(super) fn measure(&mut self) -> Result<(), ExecutorError> {
         self.stages.end_sends(&self.device)?;
         let tied = self.add_tied()?;
@@ -37,21 +37,21 @@ impl<D: Device> Rank<'_, D> {
         self.device.measure(&measured, losses, optimizer)
     }
 
-    /// The factor of clipping by the squares of all ranks.
+    /// Sets the clipping factor from the squares of all ranks.
     pub(super) fn clip(&mut self, step: u64) -> Result<(), ExecutorError> {
         let norm = self.conclude(step)?;
         let scale = self.job.settings.optimizer.scale(norm);
         self.device.set_scale(scale)
     }
 
-    /// The optimizer.
+    /// Runs the optimizer on all stages.
     pub(super) fn update(&mut self) -> Result<(), ExecutorError> {
         self.stages.update(&self.device)
     }
 
-    /// Loss and gradient norm over all ranks; returns the norm.
+    /// Computes loss and gradient norm over all ranks; returns the norm.
     pub(super) fn conclude(&mut self, step: u64) -> Result<f64, ExecutorError> {
-        // A rank that failed is noticed here: reading would wait for it.
+        // Detects a failed rank here; a plain read would wait for it forever.
         self.device.settle("a step")?;
         let mut loss = ExactSum::default();
         if let Some(losses) = &self.stages.losses {
@@ -85,8 +85,8 @@ impl<D: Device> Rank<'_, D> {
         Ok(norm)
     }
 
-    /// Exchanges gradients of a weight that the first and the last stage both hold. Returns its
-    /// slot in the last stage, if this rank has that stage and another one has the first.
+    /// Exchanges and adds the gradients of a weight tied between the first and last stages. Returns its slot in the
+    /// last stage if this rank has that stage and another rank has the first.
     fn add_tied(&mut self) -> Result<Option<usize>, ExecutorError> {
         let Some(name) = self.tied_name() else {
             return Ok(None);
@@ -96,7 +96,7 @@ impl<D: Device> Rank<'_, D> {
         let ends = [0, last];
         let mut found = [None, None];
         let mut sending = Vec::new();
-        // Send both before receiving either: one rank may hold both ends of a V.
+        // Send both before receiving either: with V-shaped schedules one rank may hold both ends.
         for (end, &stage) in ends.iter().enumerate() {
             let Some(made) = self.stages.get(stage) else {
                 continue;
@@ -131,7 +131,7 @@ impl<D: Device> Rank<'_, D> {
                 }
             }
         }
-        // Gradients that are still being sent must stay as they are.
+        // Gradients must not change while they are still being sent.
         for sending in sending {
             self.device.sent(sending)?;
         }

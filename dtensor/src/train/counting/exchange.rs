@@ -1,4 +1,4 @@
-//! What exchanges between ranks have in use: what they make, and parts of it that do not lie together.
+//! Memory of exchanges between ranks: their outputs, and staging copies of parts that are not contiguous.
 
 use catalog::{Axis, DType};
 
@@ -23,7 +23,7 @@ impl Pass<'_> {
         drop(beside);
     }
 
-    /// Bytes that an exchange has beside what it reads and what it makes.
+    /// Bytes that an exchange needs beside its input and output.
     fn beside(&self, exchange: Exchange, read: TensorId, made: TensorId) -> u64 {
         let [from_bytes, to_bytes] = [self.get(read).bytes, self.info(made).bytes().0];
         match exchange.moves {
@@ -33,14 +33,14 @@ impl Pass<'_> {
                 let sent = apart((read, from_bytes), &made.shape, (axis, to));
                 sent + apart((made, to_bytes), &read.shape, (axis, from))
             }
-            // Rows as they travel, by rank, and by expert.
+            // A copy of the rows in the order they are sent, by rank, beside the order by expert.
             Moves::Dispatch | Moves::ExpertGather => to_bytes,
             Moves::Combine | Moves::ExpertReduce => from_bytes,
             Moves::VocabularySums(_) | Moves::Ring => 0,
         }
     }
 
-    /// Has keys or values of the whole sequence here.
+    /// Allocates the keys or values of the whole sequence.
     fn gather_ring(&mut self, id: TensorId) {
         let (whole, parts) = self.around(id);
         let dtype = self.get(id).dtype;
@@ -49,7 +49,7 @@ impl Pass<'_> {
         self.ring.insert(self.block.storage(id), whole);
     }
 
-    /// Bytes of keys or values of the whole sequence, and of ranks' parts that cannot lie within them.
+    /// Bytes of keys or values of the whole sequence, and of other ranks' parts that need a staging copy.
     fn around(&self, id: TensorId) -> (u64, u64) {
         let info = self.info(id);
         let mut whole = info.clone();
@@ -59,7 +59,7 @@ impl Pass<'_> {
         (bytes, apart((&whole, bytes), &info.shape, shards))
     }
 
-    /// Before backward of an attention whose keys and values go round the ring, has them here.
+    /// Gathers the keys and values again before backward of an attention that exchanges them around the ring.
     pub(super) fn ring_again(&mut self, ids: [TensorId; 2]) {
         for id in ids {
             if self.block.has_ring() && !self.ring.contains_key(&self.block.storage(id)) {
@@ -68,13 +68,13 @@ impl Pass<'_> {
         }
     }
 
-    /// Queries, or keys or values of the whole sequence.
+    /// The keys or values of the whole sequence if they were gathered, else the local tensor.
     pub(super) fn keys(&self, id: TensorId) -> &Room {
         let whole = self.ring.get(&self.block.storage(id));
         whole.unwrap_or_else(|| self.get(id))
     }
 
-    /// The gradient of keys or values of the whole sequence, back to the ranks that hold them.
+    /// Sends the gradient of the gathered keys or values back to the ranks that hold them.
     pub(super) fn return_ring(&self, of: TensorId, gradient: Room) -> Room {
         if !self.ring.contains_key(&self.block.storage(of)) {
             return gradient;
@@ -86,8 +86,8 @@ impl Pass<'_> {
     }
 }
 
-/// Bytes of the ranks' parts of a tensor, of this shape each, that cannot lie within it: those along a dim within
-/// rows, and those of a sequence whose every part but the last is a piece from either end.
+/// Bytes of the ranks' parts of a tensor that are not contiguous in it and need a staging copy: shards of an inner
+/// dim, and zig-zag shards of a sequence, which are a piece from either end.
 fn apart(
     (whole, bytes): (&TensorInfo, u64),
     part: &[u64],

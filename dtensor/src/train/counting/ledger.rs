@@ -1,4 +1,4 @@
-//! The memory of a device, as buffers that are no more than their sizes.
+//! Bookkeeping of a device's memory with buffers that are only sizes.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -7,18 +7,18 @@ use std::rc::Rc;
 
 use catalog::DType;
 
-/// Bytes of a device's memory as they are taken and given back.
+/// The bytes of a device's memory in use, and their peak.
 #[derive(Debug, Default)]
 pub struct Ledger {
     live: Cell<u64>,
     peak: Cell<u64>,
-    /// Whether a library runs core attention where it may.
+    /// Whether a fused library kernel runs core attention where it can.
     pub(super) library: bool,
-    /// Lists that stay, by what they are of.
+    /// Names of the lists that have been allocated for good.
     lists: RefCell<BTreeSet<String>>,
 }
 
-/// A buffer that is no more than its size.
+/// An allocation of which only the size exists; dropping it frees the bytes.
 #[derive(Debug)]
 pub struct Piece {
     ledger: Rc<Ledger>,
@@ -29,11 +29,11 @@ pub struct Piece {
 /// The buffer of a tensor; several may share one.
 pub type Room = Rc<Piece>;
 
-/// What can never fail: there is always room for sizes.
+/// A result that cannot fail: counting never runs out of memory.
 pub type Sure<T> = Result<T, Infallible>;
 
 impl Ledger {
-    /// A device of which nothing is in use, whose core attention a library runs where it may, or never.
+    /// A device with no memory in use; `library` as in [`Ledger::library`].
     #[must_use]
     pub fn new(library: bool) -> Rc<Self> {
         Rc::new(Self {
@@ -42,7 +42,7 @@ impl Ledger {
         })
     }
 
-    /// Takes a buffer.
+    /// Allocates a buffer.
     #[must_use]
     pub fn take(self: &Rc<Self>, bytes: u64, dtype: DType) -> Room {
         self.grow(bytes);
@@ -53,13 +53,13 @@ impl Ledger {
         })
     }
 
-    /// The most that were in use since the last call.
+    /// The peak of bytes in use since the last call.
     #[must_use]
     pub fn take_peak(&self) -> u64 {
         self.peak.replace(self.live.get())
     }
 
-    /// Takes the buffer of a list that many operators read and that stays: positions, and turns of rotary ones.
+    /// Allocates a list once and for good that many operators read, such as positions and rotary tables.
     pub(super) fn list(&self, name: String, bytes: u64) {
         if self.lists.borrow_mut().insert(name) {
             self.grow(bytes);

@@ -1,4 +1,4 @@
-//! A pass of a block on sizes: which buffers each operator's kernels take and give back.
+//! A pass of a block on sizes: which buffers each operator's kernels allocate and free.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -15,25 +15,25 @@ use crate::operator::{
 use crate::tensor::{TensorId, TensorInfo, TensorRole};
 use crate::trace::{self, AttentionPieces, Op};
 
-/// What a block keeps, as buffers.
+/// What a block keeps for backward, as counted buffers.
 pub type Rooms = Saved<Room, Vec<Room>>;
 
-/// One pass.
+/// One pass of a block.
 pub(super) struct Pass<'r> {
     pub(super) block: &'r Block,
     pub(super) ledger: &'r Rc<Ledger>,
     pub(super) held: Rooms,
-    /// Keys and values of the whole sequence while attention runs round the ring.
+    /// Keys and values gathered from the whole ring, by storage.
     pub(super) ring: BTreeMap<u32, Room>,
-    /// Parameters are counted with the states.
+    /// An empty buffer for every parameter: they are counted with the states.
     pub(super) parameter: Room,
-    /// Which half of backward runs; none in forward.
+    /// Which half of backward runs; `None` in forward.
     pub(super) half: Option<Half>,
-    /// The activation and the gradient that were cast to 8 bits last, by rows, by columns, or both.
+    /// The activation and the gradient last cast to FP8, and whether by rows, by columns, or both.
     pub(super) casts: [Option<(TensorId, [bool; 2], Room)>; 2],
 }
 
-/// Places of [`Pass::casts`].
+/// Indices into [`Pass::casts`].
 const ACTIVATION: usize = 0;
 const GRADIENT: usize = 1;
 
@@ -63,7 +63,7 @@ impl<'r> Pass<'r> {
         self.held.values.insert(self.block.storage(id), value);
     }
 
-    /// A buffer of the size that the trace says.
+    /// Allocates a tensor's buffer at its traced size.
     pub(super) fn make(&mut self, id: TensorId) {
         let info = self.info(id);
         let value = self.ledger.take(info.bytes().0, info.dtype);
@@ -75,7 +75,7 @@ impl<'r> Pass<'r> {
         self.set(id, value);
     }
 
-    /// A copy to another type; none where the type is the same.
+    /// A copy to another type; an alias where the type stays the same, or where any type will do.
     fn copy(&mut self, from: TensorId, to: TensorId, any: bool) {
         if any || self.get(from).dtype == self.info(to).dtype {
             self.alias(to, from);
@@ -84,13 +84,13 @@ impl<'r> Pass<'r> {
         }
     }
 
-    /// Codes of a tensor in 8 bits, and their factor.
+    /// The FP8 elements of a tensor (`copies` of them) and their scale.
     fn codes(&self, id: TensorId, copies: u64) -> Room {
         let bytes = self.info(id).elements() * copies + 4;
         self.ledger.take(bytes, DType::F8)
     }
 
-    /// An activation or a gradient in 8 bits, which stays until the next is cast.
+    /// Casts an activation or a gradient to FP8; the result stays until the next cast.
     fn cast(&mut self, place: usize, id: TensorId, ways: [bool; 2]) {
         let lies = |has: &[bool; 2]| (0..2).all(|way| has[way] || !ways[way]);
         let last = self.casts[place].take();
@@ -100,7 +100,7 @@ impl<'r> Pass<'r> {
         self.casts[place] = Some(cast);
     }
 
-    /// A product in 8 bits: its casts, and what it makes.
+    /// An FP8 product: casts of its operands, and its output.
     fn product_in_8_bits<O>(&mut self, op: &Op<O>, to: Option<TensorId>) {
         let [first, second] = [op.inputs[0], op.inputs[1]];
         let weight = match op.pass {
@@ -124,12 +124,12 @@ impl<'r> Pass<'r> {
         drop(weight);
     }
 
-    /// In use while one kernel runs.
+    /// Counts `words` 32-bit words that are in use only while one kernel runs.
     fn passing(&self, words: u64) {
         drop(self.ledger.take(4 * words, DType::F32));
     }
 
-    /// Rows of a tensor: all dims but the last.
+    /// Number of rows of a tensor: the product of all dims but the last.
     pub(super) fn rows(&self, id: TensorId) -> u64 {
         let shape = &self.info(id).shape;
         shape[..shape.len().saturating_sub(1)].iter().product()
@@ -190,8 +190,8 @@ impl<'r> Pass<'r> {
         self.passing(experts * choices.div_ceil(1024));
     }
 
-    /// After rows have come from other ranks: for every row the place where it came and back, and where the rows of
-    /// each expert here begin and end.
+    /// Allocates the bookkeeping of rows received from other ranks: per row its permuted place and the inverse, and
+    /// where the rows of each local expert begin and end.
     fn rows_came(&mut self, op: &Op, exchange: Exchange) {
         if matches!(exchange.moves, Moves::Dispatch | Moves::ExpertGather) {
             let mut ops = self.block.trace.forward.iter();
@@ -206,7 +206,7 @@ impl<'r> Pass<'r> {
         }
     }
 
-    /// Lists of positions, made once for all blocks.
+    /// The list of positions, made once for all blocks.
     pub(super) fn positions(&self, x: TensorId) {
         let info = self.info(x);
         if let Some(&tokens) = info.shape.get(1) {
@@ -214,7 +214,7 @@ impl<'r> Pass<'r> {
         }
     }
 
-    /// What an operator makes that runs by itself, and what it notes for its backward: where rows go.
+    /// Allocates the outputs of an operator that runs unfused, and what it saves for backward, such as routing.
     fn forward_in_pieces(&mut self, op: &Op) {
         self.make_all(op);
         for &id in &op.saved {
@@ -278,7 +278,7 @@ impl<'r> Pass<'r> {
         }
     }
 
-    /// Buffers of the sizes that the trace says.
+    /// Allocates all outputs of an operator at their traced sizes.
     fn make_all<O>(&mut self, op: &Op<O>) {
         op.outputs.iter().for_each(|&id| self.make(id));
     }
@@ -321,7 +321,7 @@ impl<'r> Pass<'r> {
                     self.product_in_8_bits(op, to);
                 }
                 Factor::First => self.make(op.outputs[0]),
-                // Gradients of weights are added where their sums lie.
+                // Gradients of weights are added into the sums that already exist.
                 Factor::Second => {}
             },
             Gradient::Norm(..) => op.outputs.iter().take(1).for_each(|&id| self.make(id)),
@@ -331,7 +331,7 @@ impl<'r> Pass<'r> {
             Gradient::Token(of, Token::CrossEntropy(_)) => {
                 self.alias(op.outputs[0], block.trace.forward[of].inputs[0]);
             }
-            // These, too, are gradients of weights.
+            // These are gradients of weights, too.
             Gradient::Pointwise(_, Pointwise::Bias)
             | Gradient::Expert(_, Expert::Bias)
             | Gradient::Token(_, Token::Embedding(_) | Token::Positions { .. })

@@ -1,4 +1,5 @@
-//! File calls that stop working at one of them. They wait for no disk: what a power cut loses is kept account of.
+//! File operations with a fault injected at one of them. Nothing waits for a disk: what a power cut would lose is
+//! tracked.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,20 +8,20 @@ use std::sync::Mutex;
 
 use crate::checkpoint::files::{Disk, Files};
 
-/// What happens at the call.
+/// The fault injected.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Fault {
-    /// The process is killed: this call and all after it do nothing; of a write, the first half is done.
+    /// The process is killed: this call and all later ones do nothing, except that a write does its first half.
     Kill,
-    /// The power fails: as a kill, and what was not synced is lost. Of files, the bytes; of folders, the names.
+    /// A power cut: as `Kill`, and what was not synced is lost: bytes of files, names of folders.
     PowerCut,
-    /// The disk is full: a write or a new file fails, and so do all after it; the rest works.
+    /// The disk is full: a write or new file fails, and so do all later ones; other calls work.
     FullDisk,
-    /// This call fails, the others work.
+    /// This call fails; all others work.
     Once,
 }
 
-/// A change of names that is not on the disk yet.
+/// A change of names that has not been synced.
 enum Change {
     Made(PathBuf),
     Renamed(PathBuf, PathBuf),
@@ -29,7 +30,7 @@ enum Change {
 #[derive(Default)]
 struct State {
     calls: usize,
-    /// Files with bytes that are not on the disk.
+    /// Files with bytes that have not been synced.
     dirty: Vec<PathBuf>,
     changes: Vec<Change>,
 }
@@ -37,7 +38,7 @@ struct State {
 /// A disk with a fault at one call.
 pub(super) struct Dying {
     fault: Fault,
-    /// The call, from 0; none, if it has no fault.
+    /// Index of the faulty call, from 0; `None` for no fault.
     at: Option<usize>,
     state: Mutex<State>,
 }
@@ -65,7 +66,7 @@ impl Dying {
         self.at.is_some_and(|at| calls > at)
     }
 
-    /// Counts a call; an error if it fails.
+    /// Counts a call and fails if the fault says so.
     fn call(&self, grows: bool) -> io::Result<()> {
         let mut state = self.state.lock().expect("no panic");
         let call = state.calls;
@@ -81,7 +82,7 @@ impl Dying {
         }
     }
 
-    /// After a power cut: takes back what was not synced, the last first.
+    /// After a power cut: undoes what was not synced, in reverse order.
     pub(super) fn restart(&self) {
         if self.fault != Fault::PowerCut {
             return;
@@ -108,7 +109,7 @@ impl Dying {
     }
 }
 
-/// The folder whose names a change is of.
+/// The folder whose names a change affects.
 fn folder(change: &Change) -> Option<&Path> {
     match change {
         Change::Made(path) | Change::Renamed(path, _) => path.parent(),

@@ -1,4 +1,4 @@
-//! Whatever call a save, a replacement or a recovery dies at, a whole checkpoint is found.
+//! Wherever a save, a replacement or a recovery dies, a complete checkpoint can be found afterwards.
 
 use std::fs;
 use std::path::Path;
@@ -8,10 +8,10 @@ use super::{last, names, save};
 use crate::checkpoint::{Checkpoint, Store, latest};
 use crate::error::ExecutorError;
 
-/// What a process does before it dies.
+/// What a process does until it dies.
 type Work = fn(&Store<'_>) -> Result<(), ExecutorError>;
 
-/// A start, the work, and what the last checkpoint may be afterwards: step and value.
+/// Initial state, work, and the possible last checkpoints afterwards, as step and value.
 struct Scenario {
     name: &'static str,
     before: Work,
@@ -74,7 +74,7 @@ const SCENARIOS: [Scenario; 5] = [
     },
 ];
 
-/// Runs the work of a scenario with a fault at a call. Whether there was such a call.
+/// Runs a scenario's work with a fault at one call; returns whether that call was reached.
 fn dies(scenario: &Scenario, dir: &Path, fault: Fault, at: usize) -> bool {
     (scenario.before)(&Store::with(dir, &Dying::never())).expect("nothing fails");
     let files = Dying::new(fault, at);
@@ -98,7 +98,7 @@ fn check(scenario: &Scenario, dir: &Path, context: &str) {
     );
 }
 
-/// How many calls a scenario makes, each of which was a kill point.
+/// Injects the fault at every call of a scenario in turn; returns how many calls there are.
 fn every_call(scenario: &Scenario, fault: Fault) -> usize {
     for at in 0.. {
         let folder = tempfile::tempdir().expect("a temporary folder");
@@ -108,7 +108,7 @@ fn every_call(scenario: &Scenario, fault: Fault) -> usize {
             return at;
         }
         check(scenario, dir, &context);
-        // The next run puts it in order, and may be killed as well.
+        // The next run cleans up, and may be killed as well.
         for again in 0.. {
             let copy = tempfile::tempdir().expect("a temporary folder");
             copy_of(dir, copy.path());
