@@ -1,4 +1,4 @@
-//! The regression gate: no group's error may grow over the committed baseline.
+//! The regression gate: no group's error may grow beyond the committed baseline.
 
 use std::fmt::Write as _;
 
@@ -7,10 +7,10 @@ use super::summary::Group;
 /// Groupings that the gate watches.
 const WATCHED: [&str; 5] = ["all", "source", "runtime", "gpu", "precision"];
 
-/// How much a median may grow before it counts: half a percentage point, the rounding of constants.
+/// How much a median may grow before it counts as worse: half a percentage point, the rounding of constants.
 const SLACK: f64 = 0.005;
 
-/// The baseline of some groups: `by,group,runs,time median,memory runs,memory median,too large`.
+/// The baseline of groups as CSV: `by,group,runs,time median,memory runs,memory median,too large`.
 pub(crate) fn text(groups: &[Group]) -> String {
     let mut text = String::from(
         "# Medians of absolute relative errors on the published runs, by group.\n\
@@ -35,7 +35,7 @@ pub(crate) fn text(groups: &[Group]) -> String {
     text
 }
 
-/// What grew over a baseline, in words; groups that the baseline does not know are new and pass.
+/// Sentences on errors that have grown beyond a baseline; groups that the baseline does not have are new and pass.
 pub(crate) fn grown(groups: &[Group], baseline: &str) -> Vec<String> {
     let mut found = Vec::new();
     for line in baseline.lines().filter(|line| !line.starts_with('#')) {

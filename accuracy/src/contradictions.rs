@@ -1,5 +1,5 @@
-//! Published rows that other rows of the same source contradict. They are left out by rules about facts,
-//! and the reason names the other row; no rule knows a run, a model or a source.
+//! Finds published rows that other rows of the same source contradict. They are left out by rules about facts, and the
+//! reason names the other row; no rule knows a run, a model or a source.
 
 use catalog::runs::Run;
 
@@ -25,8 +25,8 @@ pub(crate) fn contradicted(runs: &[(Run, String)], index: usize) -> Option<Strin
         .find_map(|(other, _)| exchanged(run, other))
 }
 
-/// A row whose time is the printed rate of an earlier row of the same configuration, and whose rate is that
-/// row's time, is that row with its columns exchanged, not a second measurement.
+/// Finds a row with columns exchanged: its time is the printed rate of an earlier row of the same configuration, and
+/// its rate is that row's time. It is that row again, not a second measurement.
 fn exchanged(run: &Run, earlier: &Run) -> Option<String> {
     let columns = |run: &Run| run.metric("step_time_s").zip(run.metric("tflops_per_gpu"));
     let (time, rate) = columns(run)?;
@@ -43,10 +43,9 @@ fn exchanged(run: &Run, earlier: &Run) -> Option<String> {
     })
 }
 
-/// An out-of-memory row of which every quantity that memory grows with is so little larger than that of a
-/// run on the same devices, software and layout that its memory, were all of it of the kind that grows
-/// most, would have fitted. Returns the bytes it would have needed, and the reason. Only counters of the
-/// whole device count.
+/// Finds an out-of-memory row that would have fitted, judging by another run on the same devices, software and layout:
+/// even if all of that run's memory grew as much as the part that grows most, it would stay below capacity. Returns the
+/// bytes needed, and the reason. Only memory counters of the whole device count.
 fn would_fit(run: &Run, other: &Run) -> Option<(f64, String)> {
     let measured = score::measured(other);
     let comparable = other.status == "ok"
@@ -73,9 +72,9 @@ fn would_fit(run: &Run, other: &Run) -> Option<(f64, String)> {
     Some((most, reason))
 }
 
-/// The largest ratio of two runs' sizes of the kinds of things in memory: weights and what belongs to
-/// them (`hidden²`, `hidden · ffn`, `vocabulary · hidden`), activations (micro-batch times `hidden`,
-/// `ffn`, heads, vocabulary), each once and for every layer of a stage, and what does not grow.
+/// The largest ratio of two runs' sizes, over all kinds of things in memory: weights with their states (`hidden²`,
+/// `hidden · ffn`, `vocabulary · hidden`), activations (micro-batch times `hidden`, `ffn`, heads, vocabulary), each
+/// once and for every layer of a stage, and what stays constant.
 fn growth(run: &Run, other: &Run) -> Option<f64> {
     let sizes = |run: &Run| {
         let model = &run.model;
@@ -101,7 +100,7 @@ fn growth(run: &Run, other: &Run) -> Option<f64> {
     Some(ratios.fold(1.0, f64::max))
 }
 
-/// Whether two runs are of the same software on the same devices, laid out alike.
+/// Whether two runs have the same software, devices and parallelism.
 fn same_layout(a: &Run, b: &Run) -> bool {
     let degrees = |r: &Run| [r.tp, r.pp, r.vpp, r.cp, r.ep, r.etp, r.dp];
     let batch = |r: &Run| [r.global_batch, r.grad_accum, r.seq_len];
@@ -115,7 +114,7 @@ fn same_layout(a: &Run, b: &Run) -> bool {
         && memory(a) == memory(b)
 }
 
-/// Whether two models differ in sizes only.
+/// Whether two models differ only in sizes.
 fn same_kind(a: &Run, b: &Run) -> bool {
     let kind = |r: &Run| {
         let m = &r.model;

@@ -1,6 +1,6 @@
-//! Where a measured step may differ from a predicted one: every explanation is a scenario that the
-//! cost model predicts again with one thing changed, or a number of the log itself. Those that come
-//! nearest to the measurement stand first.
+//! Explains why a measured step differs from the predicted one. An explanation is either a what-if, a scenario with one
+//! thing changed that the cost model predicts again, or a number in the log itself. Those whose prediction comes
+//! nearest to the measurement come first.
 
 use catalog::runtime::AttentionKernel;
 use catalog::{Bandwidth, Bytes, Seconds};
@@ -9,32 +9,32 @@ use interop::training_log::{Steady, TrainingLog};
 use planner::PlannerError;
 use plans::{Decisions, Overlap, Prediction, Recompute, Strategy, Zero};
 
-/// An explanation.
+/// A possible explanation of the difference.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hypothesis {
-    /// What may be so.
+    /// What may be the cause.
     pub cause: String,
-    /// What speaks for it.
+    /// The evidence for it.
     pub evidence: String,
-    /// Step time if it were so; none where it does not bear on time.
+    /// Predicted step time if it were the cause; `None` if it does not affect time.
     pub step_time: Option<Seconds>,
     /// Share of the gap between prediction and measurement that it would close, at most 1.
     pub share: f64,
 }
 
-/// What was measured.
+/// The measurement to explain.
 #[derive(Clone, Copy, Debug)]
 pub struct Measured<'a> {
-    /// The log.
+    /// The training log.
     pub log: &'a TrainingLog,
-    /// Its steps after the warm-up.
+    /// Statistics of its steps after warm-up.
     pub steady: &'a Steady,
 }
 
-/// A change that closes less than this share of the gap explains nothing.
+/// A cause that explains less than this share of the gap is not reported.
 const LEAST_SHARE: f64 = 0.1;
 
-/// Explanations of the gap between a measurement and a prediction, the likeliest first.
+/// Explanations of the gap between a measurement and a prediction, the most likely first.
 ///
 /// # Errors
 /// When a changed scenario cannot be priced.
@@ -73,7 +73,7 @@ pub fn diagnose(
     Ok(found)
 }
 
-/// How much of the gap a changed scenario closes; nothing when it moves the wrong way or hardly.
+/// The share of the gap that a changed scenario explains; `None` if it moves the wrong way or explains too little.
 fn compared(
     cause: &str,
     base: &Prediction,
@@ -85,7 +85,7 @@ fn compared(
     if gap == 0.0 || moved / gap < LEAST_SHARE {
         return None;
     }
-    // What overshoots is less likely than what lands.
+    // An explanation that overshoots the measurement is less likely than one that reaches it.
     let ratio = moved / gap;
     let share = if ratio <= 1.0 { ratio } else { 1.0 / ratio };
     let memory = measured.log.reserved.map(|reserved| {
@@ -109,7 +109,7 @@ fn compared(
     })
 }
 
-/// The part of the predicted peak that the framework's allocator holds: a log knows of no other.
+/// The part of the predicted peak that the framework's allocator holds: logs report no other memory.
 #[must_use]
 pub fn reserved_by(prediction: &Prediction) -> Bytes {
     let outside = ["context", "workspaces and communicators"];
@@ -122,10 +122,10 @@ pub fn reserved_by(prediction: &Prediction) -> Bytes {
     prediction.peak_memory.saturating_sub(Bytes(held))
 }
 
-/// A prediction's inputs with one thing changed, and what that thing is.
+/// A what-if: its cause, the changed scenario, and the decisions.
 type Change = (&'static str, Scenario, Decisions);
 
-/// Scenarios with one thing changed. Those for a slow run slow down, those for a fast one speed up.
+/// What-ifs with one thing changed: slower ones for a run slower than predicted, faster ones for a faster run.
 fn changes(costs: &CostModel, strategy: &Strategy, slower: bool) -> Vec<Change> {
     let base = Base {
         scenario: costs.scenario(),
@@ -138,14 +138,14 @@ fn changes(costs: &CostModel, strategy: &Strategy, slower: bool) -> Vec<Change> 
     }
 }
 
-/// What is changed.
+/// The unchanged scenario and strategy that what-ifs start from.
 struct Base<'a> {
     scenario: &'a Scenario,
     decisions: &'a Decisions,
 }
 
 impl Base<'_> {
-    /// With other decisions; nothing if the edit changes none.
+    /// A what-if with other decisions; `None` if the edit changes none.
     fn decided(&self, cause: &'static str, edit: impl Fn(&mut Decisions)) -> Option<Change> {
         let mut changed = self.decisions.clone();
         edit(&mut changed);
@@ -216,7 +216,7 @@ fn half(bandwidth: Bandwidth) -> Bandwidth {
     Bandwidth(bandwidth.0 / 2.0)
 }
 
-/// What the log itself says, whatever the prediction.
+/// Explanations from the log itself, independent of the prediction.
 fn of_the_log(
     costs: &CostModel,
     predicted: &Prediction,
@@ -253,13 +253,13 @@ fn another_batch(log: &TrainingLog, planned: u64) -> Option<Hypothesis> {
     (batch != planned).then(|| said(cause, evidence, 1.0))
 }
 
-/// The work of a step as the log counts it is not the plan's.
+/// Whether the log counts another amount of work per step than the plan has.
 fn another_count(measured: &Measured<'_>, predicted: &Prediction) -> Option<Hypothesis> {
     let mut steps = measured.log.steps.iter().rev();
     let stated = steps.find_map(|s| s.tflops_per_gpu);
     let tflops = stated.filter(|&t| t > 0.0)?;
     let counted = tflops * 1e12 * measured.steady.median();
-    // Training systems count attention as if nothing were masked.
+    // Training systems count attention FLOPs as if nothing were masked.
     let planned = predicted.mfu_palm * predicted.peak_flop_rate.0 * predicted.step_time.0;
     let ratio = counted / planned;
     if (0.8..=1.25).contains(&ratio) {
@@ -290,7 +290,7 @@ fn full_memory(log: &TrainingLog, capacity: f64) -> Option<Hypothesis> {
     Some(said("memory is short", evidence, 0.4))
 }
 
-/// The memory that the log reports is not the plan's.
+/// Whether the log reports another amount of memory than the plan needs.
 fn another_memory(log: &TrainingLog, predicted: &Prediction) -> Option<Hypothesis> {
     let reserved = log.reserved?;
     let planned = reserved_by(predicted);
@@ -319,7 +319,7 @@ fn slow_steps(steady: &Steady) -> Option<Hypothesis> {
     })
 }
 
-/// What is left when nothing else explains: kernels themselves.
+/// The explanation when no other applies: the kernels themselves are slower or faster.
 fn speed(predicted: &Prediction, gap: f64) -> Option<Hypothesis> {
     let compute = predicted.breakdown.compute_s + predicted.breakdown.recompute_s;
     let share = gap / compute;

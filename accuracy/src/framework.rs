@@ -1,11 +1,11 @@
-//! The runtime of a published run: that of the framework it names, changed where the run says otherwise.
+//! The runtime of a published run: that of the framework it names, changed if the run states otherwise.
 
 use catalog::runs::{Framework, Run};
 use catalog::runtime::{AttentionKernel, Rewrite};
 use catalog::units::Seconds;
 use catalog::{DType, Runtime};
 
-/// The runtime, as the run used it, and whether the run or its source names its framework.
+/// The runtime as the run used it, and whether the run or its source names its framework.
 pub(super) fn runtime(run: &Run) -> Result<(Runtime, bool), String> {
     let framework = Framework::of(run);
     let name = framework.map_or_else(|| unnamed(run), |f| of_its_time(run, &f.runtime));
@@ -14,7 +14,7 @@ pub(super) fn runtime(run: &Run) -> Result<(Runtime, bool), String> {
     Ok((runtime, framework.is_some()))
 }
 
-/// What a run says of how it shards states.
+/// What a run states about how it shards states.
 pub(super) fn sharding(run: &Run) -> &str {
     run.text("zero", run.zero.as_deref()).unwrap_or("")
 }
@@ -23,7 +23,7 @@ fn text_flag<'a>(run: &'a Run, name: &str) -> Option<&'a str> {
     run.flag(name).and_then(serde_json::Value::as_str)
 }
 
-/// The generation of a framework that has several presets.
+/// Picks the preset of a framework that has several, by the run's year, precision, compilation and software.
 fn of_its_time<'a>(run: &Run, runtime: &'a str) -> &'a str {
     let compiled =
         run.is_on("compile") || run.precision.as_deref().is_some_and(|p| p.contains("fp8"));
@@ -51,8 +51,8 @@ fn of_hugging_face(run: &Run) -> bool {
     software.contains("transformers")
 }
 
-/// Without a named framework: one of Megatron's generations where layers are split over devices, by the years of
-/// fused attention and of sequence parallelism; else PyTorch with the sharding it states.
+/// The runtime of a run that names no framework: a generation of Megatron if layers are split over devices, chosen by
+/// whether fused attention and sequence parallelism existed; else PyTorch with the stated sharding.
 fn unnamed(run: &Run) -> &'static str {
     if !model_parallel(run) {
         "generic-eager"
@@ -63,7 +63,7 @@ fn unnamed(run: &Run) -> &'static str {
     }
 }
 
-/// Megatron's generation of a run from before fused attention: sequence parallelism and selective recomputation came
+/// The Megatron generation of a run from before fused attention: sequence parallelism and selective recomputation came
 /// with the later one.
 fn before_fused_attention(run: &Run) -> &'static str {
     let recompute = run.recompute.as_deref();
@@ -75,7 +75,7 @@ fn before_fused_attention(run: &Run) -> &'static str {
     }
 }
 
-/// What the run itself says outranks the runtime's habit.
+/// Changes the runtime's defaults to what the run itself states.
 fn apply_statements(run: &Run, runtime: &mut Runtime) {
     match run
         .flag("flash_attention")
@@ -130,7 +130,7 @@ fn apply_statements(run: &Run, runtime: &mut Runtime) {
     }
 }
 
-/// How a run launches its layers and sends tokens to experts: the scopes of its CUDA graphs, its dispatcher.
+/// Sets how a run launches its layers and routes tokens to experts: the scope of its CUDA graphs, its token dispatcher.
 fn experts(run: &Run, runtime: &mut Runtime) {
     let graphs: String = ["cuda_graph_scope", "cuda_graph_impl"]
         .iter()
@@ -157,7 +157,7 @@ fn experts(run: &Run, runtime: &mut Runtime) {
     }
 }
 
-/// Whether layers are split over devices.
+/// Whether a run splits layers over devices.
 fn model_parallel(run: &Run) -> bool {
     let sizes = [
         ("tp", run.tp),
@@ -174,8 +174,7 @@ fn year(run: &Run) -> Option<u32> {
     run.date.as_deref()?.get(..4)?.parse().ok()
 }
 
-/// Whether a run is of the years of fused attention: its date, its device, its precision or its
-/// model says so.
+/// Whether a run is recent enough for fused attention, judging by its date, device, precision or model.
 fn modern(run: &Run) -> bool {
     let gpu = run.gpu.as_deref().unwrap_or("").to_lowercase();
     let precision = run.precision.as_deref().unwrap_or("");

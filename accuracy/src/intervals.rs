@@ -1,5 +1,5 @@
-//! 80% intervals of predictions, made from errors on published runs of sources that were left out, and how many runs
-//! lie inside theirs.
+//! 80% intervals of predictions, made from the errors on published runs of sources that were left out of the fit, and
+//! how many runs lie inside their intervals.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,14 +11,14 @@ use super::score::Scored;
 use super::summary::is_complete;
 use super::sweeps::Sweep;
 
-/// How many runs lie inside their 80% interval.
+/// Coverage: how many runs lie inside their 80% interval.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Coverage {
     pub(crate) quantity: &'static str,
     pub(crate) runs: usize,
-    /// Share inside the interval that was printed.
+    /// Share of runs inside the interval that a prediction prints.
     pub(crate) inside: f64,
-    /// Share inside an interval made from other sources alone, every source weighing the same.
+    /// Share of runs inside an interval made from other sources only, every source weighing the same.
     pub(crate) left_out_inside: f64,
 }
 
@@ -48,7 +48,7 @@ fn samples(scored: &[Scored], quantity: Quantity) -> Vec<Sample<'_>> {
         .collect()
 }
 
-/// What all sources but one say of a kind.
+/// How much evidence all sources but one give for a kind of run.
 fn evidence(samples: &[Sample<'_>], kind: &Kind, without: &str) -> Evidence {
     let like = || {
         let others = samples.iter().filter(|s| s.source != without);
@@ -58,7 +58,7 @@ fn evidence(samples: &[Sample<'_>], kind: &Kind, without: &str) -> Evidence {
     Evidence::new(of_kind, like().count())
 }
 
-/// The interval of every amount of evidence, from all sources but one.
+/// The interval for each amount of evidence, made from all sources, or from all but `without`.
 fn intervals(samples: &[Sample<'_>], without: Option<&str>) -> BTreeMap<&'static str, Residual> {
     let mut pools: BTreeMap<&'static str, BTreeMap<&str, Vec<f64>>> = BTreeMap::new();
     for sample in samples.iter().filter(|s| Some(s.source) != without) {
@@ -81,7 +81,7 @@ fn intervals(samples: &[Sample<'_>], without: Option<&str>) -> BTreeMap<&'static
         .collect()
 }
 
-/// The 80% intervals as CSV: what `catalog/presets/runs/residuals.csv` holds, and predictions read.
+/// The 80% intervals as CSV, the content of `catalog/presets/runs/residuals.csv`, which predictions read.
 pub(crate) fn table(left_out: &[Scored], sweeps: &[Sweep]) -> String {
     let mut text = String::from(
         "# ln(measured / predicted) of published runs, each predicted by the constants of all other sources: 10% and\n\
@@ -127,7 +127,7 @@ fn line(text: &mut String, quantity: Quantity, evidence: &str, r: Residual) {
     );
 }
 
-/// How many published runs lie inside their intervals of step time, and of memory.
+/// How many published runs lie inside their interval of step time, and of memory.
 pub(crate) fn coverage(scored: &[Scored]) -> Vec<Coverage> {
     [Quantity::Time, Quantity::Memory]
         .into_iter()

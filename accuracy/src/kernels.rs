@@ -1,4 +1,4 @@
-//! How well the tables of kernels interpolate: every point left out and predicted from its neighbours.
+//! How well the kernel tables interpolate: every point is left out and predicted from its neighbours.
 
 use catalog::DType;
 use catalog::attention_charts::attention_charts;
@@ -7,7 +7,7 @@ use ndarray::s;
 
 use super::summary::{Stats, stats};
 
-/// Columns of [`rows`].
+/// Column names of [`rows`].
 pub(crate) const HEADER: [&str; 4] = ["table", "points", "median", "p90"];
 
 /// Leave-one-out errors of every table. A point at the end of an axis is not predicted along that axis,
@@ -36,7 +36,7 @@ pub(crate) fn rows() -> Vec<Vec<String>> {
     rows
 }
 
-/// Columns of [`collective_rows`].
+/// Column names of [`collective_rows`].
 pub(crate) const COLLECTIVES: [&str; 5] = [
     "device",
     "all-reduce",
@@ -45,7 +45,7 @@ pub(crate) const COLLECTIVES: [&str; 5] = [
     "all-to-all",
 ];
 
-/// Errors of the fits of one-node collectives, the worst over the numbers of ranks.
+/// Errors of the fits of one-node collectives, the largest over all numbers of ranks.
 pub(crate) fn collective_rows() -> Vec<Vec<String>> {
     let worst = |name: &str, op: CollectiveOp| {
         let fits = tables::one_node_collectives(name);
@@ -82,7 +82,7 @@ fn percent(error: f64) -> String {
     format!("{:.1}%", error * 100.0)
 }
 
-/// Each point against the mean, over the axes that have both, of what its two neighbours give.
+/// Errors of every point against the mean of what its two neighbours give, over the axes where it has both.
 fn grid_errors(grid: &GemmGrid) -> Vec<f64> {
     let logs = grid.microseconds.mapv(f64::ln);
     logs.indexed_iter()
@@ -105,7 +105,7 @@ fn grid_errors(grid: &GemmGrid) -> Vec<f64> {
         .collect()
 }
 
-/// Where a size lies between its neighbours, in logarithms.
+/// Position of a size between its two neighbours, in logarithms: 0 at the lower, 1 at the upper.
 fn between(sizes: &[u64], at: usize) -> Option<f64> {
     let log = |index: usize| sizes.get(index).map(|&size| (size as f64).ln());
     let (before, own, after) = (log(at.checked_sub(1)?)?, log(at)?, log(at + 1)?);

@@ -1,5 +1,5 @@
-//! Predictions against measurements: published runs, predicted with nothing but their configuration, and
-//! training logs.
+//! Compares predictions with measurements: published runs, predicted from nothing but their configuration, and training
+//! logs.
 
 mod baseline;
 mod contradictions;
@@ -45,7 +45,7 @@ pub fn embedded() -> Result<Vec<(Run, String)>, catalog::SpecError> {
         .collect())
 }
 
-/// The source of an embedded run: what stands before the revision.
+/// The name of an embedded run's source: the part before the revision.
 fn named(run: &Run) -> String {
     run.source
         .split(['@', ':', ',', '('])

@@ -1,11 +1,11 @@
-//! The cluster of a published run: the preset of its GPU, changed by what the run says of its network, nodes and
+//! The cluster of a published run: the preset of its GPU, changed by what the run states about its network, nodes and
 //! power limit.
 
 use catalog::runs::Run;
 use catalog::units::Bandwidth;
 use catalog::{Cluster, Fabric, Origin};
 
-/// Cluster presets by words that all stand in a run's text of its GPU; the first match decides.
+/// Cluster presets, with the words that must all be in a run's description of its GPU; the first match wins.
 const CLUSTERS: [(&[&str], &str); 40] = [
     (&["jean", "zay"], "jean-zay-a100"),
     (&["gb300"], "gb300-nvl72"),
@@ -49,10 +49,10 @@ const CLUSTERS: [(&[&str], &str); 40] = [
     (&["a10g"], "a10g-node"),
 ];
 
-/// GPUs that are sold with several sizes of memory.
+/// GPUs that are sold with several memory sizes.
 const SEVERAL_SIZES: [&str; 3] = ["a100", "v100", "h20"];
 
-/// The cluster of a run, and whether what it says of its GPU names one part alone.
+/// The cluster of a run, and whether its description of the GPU fits a single part.
 pub(super) fn cluster(run: &Run) -> Result<(Cluster, bool), String> {
     let gpu = run
         .text("gpu", run.gpu.as_deref())
@@ -84,7 +84,7 @@ pub(super) fn cluster(run: &Run) -> Result<(Cluster, bool), String> {
     Ok((cluster, is_one_part))
 }
 
-/// Words of a text: letters and digits; a part's `8xH100` is `h100`.
+/// The words of a text, made of letters and digits; a count is dropped, so that `8xH100` becomes `h100`.
 fn words(text: &str) -> Vec<&str> {
     text.split(|c: char| !c.is_alphanumeric())
         .map(|word| match word.split_once('x') {
@@ -96,14 +96,14 @@ fn words(text: &str) -> Vec<&str> {
         .collect()
 }
 
-/// The number of a word such as `500w`.
+/// The number in a word such as `500w`.
 fn size(word: &str, unit: &str) -> Option<f64> {
     word.strip_suffix(unit)?.parse().ok()
 }
 
-/// What a run says of the network between its nodes: `4 x 100Gb RoCE per node`, `400 Gb/s per GPU`,
-/// `1600 Gbps node-node`. A rate without a count, and not said to be of a whole node or of each GPU, is that of one
-/// card of a number that the run does not say: the preset's rate stays.
+/// Applies what a run states about the network between its nodes: `4 x 100Gb RoCE per node`, `400 Gb/s per GPU`, `1600
+/// Gbps node-node`. A rate without a count, and not stated per node or per GPU, is that of one network card of an
+/// unknown number, so the preset's rate stays.
 fn network(text: &str, cluster: &mut Cluster) {
     let text = text.to_lowercase();
     for part in text.split([';', ',']) {
@@ -131,7 +131,7 @@ fn network(text: &str, cluster: &mut Cluster) {
     }
 }
 
-/// Bytes per second of each GPU's share of the network.
+/// Each GPU's share of the network, in bytes per second.
 fn per_gpu(part: &str, node: u64) -> Option<Bandwidth> {
     let spaced = part
         .replace("gbit/s", "gb")

@@ -1,4 +1,4 @@
-//! From a published run to a scenario and a strategy, by rules that know no run, model or source.
+//! Maps a published run to a scenario and a strategy, by rules that know no run, model or source.
 
 use catalog::runs::Run;
 use catalog::runtime::SequenceParallelUse;
@@ -9,18 +9,18 @@ use plans::{Decisions, Recompute, StagePartition, Strategy};
 use super::framework::{self, sharding};
 use super::machine;
 
-/// A run ready to predict.
+/// A run that is ready to be predicted.
 #[derive(Debug)]
 pub(crate) struct Mapped {
     pub(crate) scenario: Scenario,
     pub(crate) strategy: Strategy,
     /// Whether the run or its source names its framework.
     pub(crate) names_framework: bool,
-    /// Whether what the run says of its GPU names one part alone.
+    /// Whether the run's description of its GPU fits a single part.
     pub(crate) names_device: bool,
 }
 
-/// Maps a run, or says what is missing.
+/// Maps a run, or returns what is missing.
 pub(crate) fn map(run: &Run) -> Result<Mapped, String> {
     out_of_scope(run)?;
     let (runtime, names_framework) = framework::runtime(run)?;
@@ -130,8 +130,8 @@ fn decisions(
             (dp / replicas, replicas)
         }
     };
-    // Megatron-Core recomputes nothing unless told (`recompute_granularity` is null by default, and in
-    // NeMo's scripts/performance/recommended_model_configs).
+    // Megatron-Core recomputes nothing by default (`recompute_granularity` is null, also in NeMo's
+    // scripts/performance/recommended_model_configs).
     let habit = ["nemo", "megatron-core"]
         .contains(&runtime.name.as_str())
         .then_some("none");
@@ -165,7 +165,7 @@ fn decisions(
     })
 }
 
-/// What the run says of its overlap, else its runtime's habit.
+/// The overlap that the run states, else its runtime's default.
 fn overlap(run: &Run, habit: Overlap) -> Overlap {
     let said = |names: &[&str], habit: bool| {
         let flag = names.iter().find_map(|name| run.flag(name));
@@ -185,8 +185,8 @@ fn overlap(run: &Run, habit: Overlap) -> Overlap {
     }
 }
 
-/// With experts but no word of their tensor parallelism, Megatron splits them like the rest unless
-/// expert parallelism takes the ranks.
+/// Expert tensor parallelism of a run that does not state it: Megatron splits experts like the other layers unless
+/// expert parallelism takes those ranks.
 fn default_etp(run: &Run, tp: u64) -> u64 {
     if run.model.experts.is_some_and(|e| e > 1) && sharding(run).contains("megatron") {
         tp
@@ -195,7 +195,7 @@ fn default_etp(run: &Run, tp: u64) -> u64 {
     }
 }
 
-/// Ranks that share states under ZeRO where they are fewer than data parallelism has, as `zero1_size` says.
+/// Number of ranks that share states under ZeRO if the run states fewer than data parallelism has (`zero1_size`).
 fn zero_group(run: &Run) -> Option<u64> {
     let size = run.flag("zero1_size").and_then(serde_json::Value::as_u64);
     size.filter(|&ranks| ranks > 0)
@@ -271,7 +271,7 @@ fn zero(run: &Run, shared: u64, runtime: &str) -> Result<Zero, String> {
     if shared == 1 {
         return Ok(Zero::Z0);
     }
-    // Megatron's recipes shard the optimizer's states unless told otherwise.
+    // Megatron's recipes shard optimizer states unless told otherwise.
     if label.is_empty() && ["nemo", "megatron-core"].contains(&runtime) {
         return Ok(Zero::Z1);
     }
@@ -292,7 +292,7 @@ fn zero(run: &Run, shared: u64, runtime: &str) -> Result<Zero, String> {
     }
 }
 
-/// `k` of `every 2nd layer`.
+/// The number `k` in a label such as `every 2nd layer`.
 fn every(label: &str) -> Option<u64> {
     let (_, rest) = label.split_once("every ")?;
     let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();

@@ -25,7 +25,7 @@ impl Report {
     }
 }
 
-/// The report; `plots` is the folder its figures lie in.
+/// Writes the report; `plots` is the folder of its figures.
 fn text(report: &Report, plots: &str) -> String {
     let mut text = String::from(
         "# Accuracy\n\nPredictions of published training runs from their configuration alone. \

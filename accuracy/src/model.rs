@@ -1,4 +1,4 @@
-//! A run's model block as a model: generic rules, no names.
+//! Turns a run's model block into a model, by generic rules without names.
 
 use catalog::Model;
 use catalog::model::{
@@ -7,8 +7,8 @@ use catalog::model::{
 };
 use catalog::runs::{Run, RunModel};
 
-/// Latent attention's ranks, which the schema does not carry: those of DeepSeek-V2 and V3, the only
-/// published models that have it (arXiv 2405.04434, table of hyper-parameters).
+/// Ranks of latent attention, which the schema does not carry: those of DeepSeek-V2 and V3, the only published models
+/// that have it (arXiv 2405.04434, table of hyper-parameters).
 const LATENT: AttentionKind = AttentionKind::Latent {
     q_lora_rank: Some(1536),
     kv_lora_rank: 512,
@@ -17,7 +17,7 @@ const LATENT: AttentionKind = AttentionKind::Latent {
     v_dim: 128,
 };
 
-/// Builds the model; `dropout` says that the runtime trains with it, as GPT-3 did.
+/// Builds the model; `dropout` says whether the runtime trains with it, as GPT-3 did.
 pub(super) fn build(run: &Run, tp: u64, seq_len: u64, dropout: bool) -> Result<Model, String> {
     let m = &run.model;
     let need = |value: Option<u64>, field: &str| {
@@ -68,7 +68,7 @@ pub(super) fn build(run: &Run, tp: u64, seq_len: u64, dropout: bool) -> Result<M
     Model::new(config, &run.id).map_err(|e| e.to_string())
 }
 
-/// Megatron pads the vocabulary to a multiple of 128 per tensor rank; others do not split it.
+/// Megatron pads the vocabulary to a multiple of 128 per tensor-parallel rank; others do not split it.
 fn padded(vocab: u64, tp: u64) -> Result<u64, String> {
     if tp <= 1 {
         return Ok(vocab);

@@ -1,17 +1,17 @@
-//! Predicted against measured, log-log, as an SVG.
+//! A log-log scatter plot of predicted against measured, as SVG.
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-/// A run as a point: measured, predicted, source.
+/// A run as a point of the plot: measured, predicted, source.
 pub(crate) struct Point<'a> {
     pub(crate) measured: f64,
     pub(crate) predicted: f64,
     pub(crate) source: &'a str,
 }
 
-/// Eight hues that stay apart for colour-blind readers (Okabe and Ito 2008).
+/// Eight hues that colour-blind readers can tell apart (Okabe and Ito 2008).
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -23,17 +23,17 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(178, 160, 0),
 ];
 
-/// Side of the square of the axes with their labels, and width of the legend beside it, in pixels.
+/// Side of the square that holds the axes and their labels, and width of the legend, in pixels.
 const SIZE: u32 = 520;
 const LEGEND: u32 = 250;
 
-/// Text in `plotters` is as high as its line: this is 12 pixels of type.
+/// Font of labels. `plotters` takes the line height; 15 gives type of 12 pixels.
 const TEXT: (&str, u32) = ("sans-serif", 15);
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn<'a> = Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>>;
 
-/// The plot; `unit` follows the axis names. The band is ±10% around the diagonal.
+/// Draws the plot; `unit` follows the axis names. The band is ±10% around the diagonal.
 pub(crate) fn svg(title: &str, unit: &str, points: &[Point<'_>]) -> String {
     let mut out = String::new();
     let area = SVGBackend::with_string(&mut out, (SIZE + LEGEND, SIZE)).into_drawing_area();
@@ -66,7 +66,7 @@ fn chart<'a>(
         .set_all_label_area_size(48)
         .top_x_label_area_size(0)
         .right_y_label_area_size(0)
-        // The legend stands off, and both axes are as long.
+        // The margin keeps the legend away from the axes and makes both axes equally long.
         .margin_right(37)
         .build_cartesian_2d(
             (low * 0.999..high).log_scale(),

@@ -1,12 +1,11 @@
-//! Sources left out whole: the fitted constants are fitted again on the runs of all sources but one, and the runs of
-//! that one are predicted with them.
+//! Leave-one-source-out validation: the fitted constants are fitted again on the runs of all sources but one, and the
+//! runs of that one are predicted with them.
 //!
-//! What is minimised over the constants is the mean over sources of the mean of `min(|ln(predicted / measured)|, CLIP)`
-//! over at most [`MOST`] runs of each, step time and memory together: every source weighs the same. The search is a
-//! pattern search: from what benchmarks alone say, each constant in turn takes a step up or down if that lowers the
-//! mean; when none does, two at a time, which finds what one alone cannot, as where a rate and its cap trade; then
-//! steps halve. A constant that no other source knows stays at its prior; a runtime's own stays at its parent runtime's
-//! value.
+//! A fit minimises the mean over sources of the mean of `min(|ln(predicted / measured)|, CLIP)` over at most [`MOST`]
+//! runs of each, step time and memory together: every source weighs the same. It is a pattern search from the values
+//! that benchmarks give: each constant in turn takes a step up or down if that lowers the mean; when none does, two
+//! move at a time, which helps where one alone cannot, as with a rate and its cap; then steps halve. A constant that
+//! affects no run of the other sources stays at its prior; one of a runtime stays at the value of its parent runtime.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -25,24 +24,24 @@ use super::score::{self, Measured, Scored};
 use super::summary::{self, Stats, is_complete};
 use super::sweeps::{self, Ranking, Sweep};
 
-/// Largest share of one run in the mean: a run that no constant explains pulls none.
+/// Upper limit of one run's error in the mean, so that a run no constant explains cannot dominate.
 const CLIP: f64 = 0.3;
 
-/// Most runs of one source in a fit, spread evenly over its list, so that a large source does not
-/// decide alone.
+/// Largest number of runs of one source in a fit, spread evenly over its list, so that a large source does not
+/// dominate.
 const MOST: usize = 16;
 
-/// Steps: a quarter of the range first, a sixty-fourth last.
+/// First step, as a share of a constant's range; the last is a sixty-fourth.
 const FIRST_STEP: f64 = 0.25;
 const LAST_STEP: f64 = 1.0 / 64.0;
 
-/// Two constants move at a time down to this step; finer ones move alone.
+/// Two constants move at a time while steps are at least this large; with finer steps only one moves.
 const PAIRS_FROM: f64 = 1.0 / 16.0;
 
 /// Steps halve when a round lowers the mean by less than this.
 const SMALLEST_GAIN: f64 = 1e-4;
 
-/// A constant under refit.
+/// A constant that is fitted again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Price(Constant),
@@ -50,7 +49,7 @@ enum Kind {
     Launch,
 }
 
-/// A constant with its bounds and what is known of it without runs.
+/// A constant with its bounds and its prior, the value known without runs.
 #[derive(Clone, Debug)]
 struct Parameter {
     kind: Kind,
@@ -60,7 +59,7 @@ struct Parameter {
     shipped: f64,
 }
 
-/// A source that was left out: its errors by the constants of all others, and by those that are shipped.
+/// A source that was left out: its errors with constants fitted on all others, and with the shipped constants.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Source {
     pub(crate) name: String,
@@ -72,25 +71,25 @@ pub(crate) struct Source {
     pub(crate) constants: Vec<f64>,
 }
 
-/// A constant: what benchmarks say, what is shipped, what a fit on all sources finds.
+/// A constant's values: from benchmarks, as shipped, and fitted on all sources.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Found {
     pub(crate) name: String,
     pub(crate) prior: f64,
     pub(crate) shipped: f64,
     pub(crate) all: f64,
-    /// Sources whose runs can depend on it.
+    /// Number of sources with a run that depends on it.
     pub(crate) sources: usize,
 }
 
-/// Quantiles of the absolute errors of all sources, each weighing the same.
+/// Quantiles of the absolute errors over all sources, each weighing the same.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Equal {
     pub(crate) median: f64,
     pub(crate) p90: f64,
 }
 
-/// What leaving every source out in turn shows.
+/// Results of leaving out every source in turn.
 #[derive(Debug, Serialize)]
 pub(crate) struct LeftOut {
     pub(crate) step_time: Option<Equal>,
@@ -99,7 +98,7 @@ pub(crate) struct LeftOut {
     pub(crate) constants: Vec<Found>,
     pub(crate) ranking: Ranking,
     pub(crate) intervals: Vec<Coverage>,
-    /// Runs that ran and are predicted not to fit.
+    /// Number of runs that did run but are predicted not to fit.
     pub(crate) wrongly_too_large: usize,
     #[serde(skip)]
     pub(crate) runs: Vec<Scored>,
@@ -107,17 +106,17 @@ pub(crate) struct LeftOut {
     pub(crate) sweeps: Vec<Sweep>,
 }
 
-/// A run that can be predicted with any constants.
+/// A published run, prepared to be predicted with any constants.
 struct Sample {
     source: String,
     mapped: Mapped,
     measured: Measured,
-    /// Which parameters its prediction can depend on.
+    /// For every parameter, whether the run's prediction depends on it.
     touched: Vec<bool>,
     memo: Mutex<BTreeMap<Vec<u64>, Residuals>>,
 }
 
-/// `ln(predicted / measured)` of one run.
+/// The errors of one run, as `ln(predicted / measured)`.
 #[derive(Clone, Copy, Debug, Default)]
 struct Residuals {
     time: Option<f64>,
@@ -138,7 +137,7 @@ pub(crate) fn leave_source_out(
     let all = fit(&parameters, &chosen(&samples, None));
     let mut sources = Vec::new();
     let mut predicted = scored.to_vec();
-    // The fit of all runs is one step more.
+    // The fit on all runs is one more step.
     let steps = (names.len() + 1) as f64;
     for (done, &name) in names.iter().enumerate() {
         progress((done + 1) as f64 / steps);
@@ -198,7 +197,7 @@ fn constants(parameters: &[Parameter], all: &[f64], samples: &[Sample]) -> Vec<F
         .collect()
 }
 
-/// Quantiles of errors where every source weighs the same.
+/// Quantiles of errors, with every source weighing the same.
 fn equal(runs: &[Scored], error: fn(&Scored) -> Option<f64>) -> Option<Equal> {
     let mut by_source: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for (run, error) in runs.iter().filter_map(|s| Some((s, error(s)?))) {
@@ -225,7 +224,7 @@ fn equal(runs: &[Scored], error: fn(&Scored) -> Option<f64>) -> Option<Equal> {
     })
 }
 
-/// Gives a scenario these values of its runtime's constants, and returns those of prices.
+/// Sets a scenario's runtime constants to these values, and returns the constants of prices.
 fn apply(parameters: &[Parameter], values: &[f64], scenario: &mut Scenario) -> Fitted {
     let mut constants = Fitted::default();
     let overheads = &mut scenario.runtime.overheads;
@@ -245,7 +244,7 @@ fn apply(parameters: &[Parameter], values: &[f64], scenario: &mut Scenario) -> F
     constants
 }
 
-/// Runs that a fit sees.
+/// The runs that a fit uses.
 fn chosen<'s>(samples: &'s [Sample], without: Option<&str>) -> Vec<&'s Sample> {
     let mut by_source: BTreeMap<&str, Vec<&Sample>> = BTreeMap::new();
     for sample in samples
@@ -288,12 +287,12 @@ fn fit(parameters: &[Parameter], samples: &[&Sample]) -> Vec<f64> {
     values
 }
 
-/// Whether some run's prediction can depend on both.
+/// Whether some run's prediction depends on both parameters.
 fn together(samples: &[&Sample], i: usize, j: usize) -> bool {
     samples.iter().any(|s| s.touched[i] && s.touched[j])
 }
 
-/// Moves one constant (`i = j`) or two by a step each, up or down, and stays at the first better place.
+/// Moves one constant (`i = j`) or two by a step each, up or down, and keeps the first move that lowers the mean.
 fn try_moves(
     parameters: &[Parameter],
     samples: &[&Sample],
@@ -418,7 +417,7 @@ fn samples(runs: &[(Run, String)], parameters: &[Parameter]) -> Vec<Sample> {
         .collect()
 }
 
-/// Whether a run's prediction can depend on a constant.
+/// Whether a run's prediction depends on a constant.
 fn touches(kind: Kind, mapped: &Mapped) -> bool {
     let scenario = &mapped.scenario;
     let overheads = &scenario.runtime.overheads;
@@ -435,7 +434,7 @@ fn touches(kind: Kind, mapped: &Mapped) -> bool {
     }
 }
 
-/// The constants of the price tables, and the overheads that runtime presets mark as fitted.
+/// The parameters to fit: constants of the price tables, and overheads that runtime presets mark as fitted.
 fn parameters() -> Vec<Parameter> {
     let prices = fitted::entries().iter().map(|entry| Parameter {
         kind: Kind::Price(entry.name),

@@ -1,4 +1,4 @@
-//! Everything there is to say about some published runs.
+//! The accuracy report on published runs.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -14,7 +14,7 @@ use super::summary::{self, Group};
 use super::sweeps::{self, Ranking, Sweep};
 use super::{baseline, contradictions};
 
-/// Everything there is to say about some published runs; as JSON, what `validate --json` prints.
+/// The accuracy report on published runs; as JSON it is what `validate --json` prints.
 #[derive(Debug, Serialize)]
 pub struct Report {
     pub(crate) runs: Vec<Scored>,
@@ -28,7 +28,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Predicts the runs, each with the name of its source; `progress` is told the share that is done.
+    /// Predicts the runs, each given with the name of its source; `progress` receives the share done, in `[0, 1]`.
     #[must_use]
     pub fn new(
         runs: &[(Run, String)],
@@ -59,28 +59,28 @@ impl Report {
         }
     }
 
-    /// Fits the constants again without one source after another, and predicts each by the others' fit. `progress`
-    /// is told the share that is done.
+    /// Fits the constants again without each source in turn, and predicts that source with them. `progress` receives
+    /// the share done, in `[0, 1]`.
     #[must_use]
     pub fn with_leave_source_out(mut self, runs: &[(Run, String)], progress: &dyn Fn(f64)) -> Self {
         self.leave_source_out = Some(refit::leave_source_out(runs, &self.runs, progress));
         self
     }
 
-    /// Median of the relative errors of all predicted step times, if there are any.
+    /// Median of the relative errors of all predicted step times; `None` without any.
     #[must_use]
     pub fn median_error(&self) -> Option<f64> {
         let all = self.summary.iter().find(|group| group.by == "all")?;
         all.step_time.map(|errors| errors.median)
     }
 
-    /// Errors by group as CSV, to compare later reports with.
+    /// Errors by group as CSV: a baseline that later reports are compared with.
     #[must_use]
     pub fn baseline(&self) -> String {
         baseline::text(&self.summary)
     }
 
-    /// Groups whose errors have grown beyond those of such a CSV.
+    /// Groups whose errors have grown beyond those of a baseline CSV.
     #[must_use]
     pub fn worse_than(&self, baseline: &str) -> Vec<String> {
         baseline::grown(&self.summary, baseline)

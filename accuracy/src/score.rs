@@ -1,4 +1,4 @@
-//! One run, measured and predicted.
+//! The measurement and the prediction of one run.
 
 use catalog::Fitted;
 use catalog::residuals::{Kind, precision_name};
@@ -27,7 +27,7 @@ pub(crate) struct Scored {
     pub(crate) precision_kind: Option<&'static str>,
     pub(crate) tier: Option<String>,
     pub(crate) status: String,
-    /// What decides how much other runs say of it.
+    /// The kind of the run, by which other runs count as evidence for it.
     #[serde(skip)]
     pub(crate) kind: Option<Kind>,
     pub(crate) skipped: Option<String>,
@@ -37,7 +37,7 @@ pub(crate) struct Scored {
     pub(crate) error: Errors,
 }
 
-/// What the source measured.
+/// What the source measured of a run.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Measured {
     pub(crate) step_time_s: Option<f64>,
@@ -46,42 +46,42 @@ pub(crate) struct Measured {
     pub(crate) memory_counter: Option<&'static str>,
 }
 
-/// What we say.
+/// What the cost model predicts for a run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Predicted {
     pub(crate) step_time_s: f64,
     pub(crate) peak_memory_bytes: f64,
-    /// The peak as each counter would show it.
+    /// The predicted peak as each memory counter would show it.
     pub(crate) counters: Counters,
     pub(crate) fits: bool,
     pub(crate) p_fits: f64,
-    /// How much other published runs say of questions like this.
+    /// How many published runs support predictions like this one, in words.
     pub(crate) evidence: String,
     pub(crate) interval: [f64; 2],
-    /// Causal attention counted once.
+    /// Model FLOPs utilisation, with causal attention counted once.
     pub(crate) mfu: f64,
-    /// As most sources count: attention as if nothing were masked.
+    /// Model FLOPs utilisation as most sources count it, as if nothing were masked.
     pub(crate) mfu_palm: f64,
     pub(crate) breakdown: Breakdown,
-    /// Device time per step of the busiest rank's kernels and collectives, longest first.
+    /// Time per step of the busiest rank's kernels and collectives, longest first.
     pub(crate) kernels: Vec<NamedTime>,
-    /// What the heaviest rank holds at its peak, largest first.
+    /// Named parts of the heaviest rank's peak, largest first.
     pub(crate) memory: Vec<MemoryItem>,
 }
 
-/// Bytes of a predicted peak as counters show them.
+/// A predicted peak in bytes, as different memory counters show it.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Counters {
-    /// What tensors take (`torch.cuda.max_memory_allocated`).
+    /// Allocated by tensors (`torch.cuda.max_memory_allocated`).
     pub(crate) allocated: f64,
-    /// What the allocator holds (`torch.cuda.max_memory_reserved`).
+    /// Reserved by the allocator (`torch.cuda.max_memory_reserved`).
     pub(crate) reserved: f64,
-    /// What is in use of the device, with the context and communicators (nvidia-smi).
+    /// In use on the device, with CUDA context and communicators (nvidia-smi).
     pub(crate) device: f64,
 }
 
 impl Predicted {
-    /// `memory` is the peak as the source's counter would show it.
+    /// Collects what the report needs; `memory` is the peak as the source's counter would show it.
     fn new(prediction: Prediction, memory: f64) -> Self {
         let (shortest, longest) = prediction.step_time_interval;
         Self {
@@ -105,14 +105,14 @@ impl Predicted {
     }
 }
 
-/// Predicted over measured, less one.
+/// Relative errors: predicted over measured, minus one.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Errors {
     pub(crate) step_time: Option<f64>,
     pub(crate) peak_memory: Option<f64>,
 }
 
-/// Predicts a run with the constants that a scenario is given; what is left out for a reason has no errors.
+/// Predicts a run with a scenario's constants; runs that are left out for a reason have no errors.
 pub(crate) fn score(
     run: &Run,
     file: &str,
@@ -210,7 +210,7 @@ pub(crate) fn like_counter(p: &Prediction, counter: &str) -> f64 {
 }
 
 pub(crate) fn measured(run: &Run) -> Measured {
-    // What an optimizer of another kind than Adam takes is not known.
+    // Step times with another optimizer than Adam are not compared: its cost is not modelled.
     let (step_time_s, time_origin) = match run.is_on("optimizer_is_not_adam") {
         true => (None, None),
         false => time(run),
@@ -224,7 +224,7 @@ pub(crate) fn measured(run: &Run) -> Measured {
     }
 }
 
-/// Step time as measured, else as derived, else from tokens per second.
+/// Step time in seconds and its origin: as measured, else as derived, else from tokens per second.
 fn time(run: &Run) -> (Option<f64>, Option<&'static str>) {
     if let Some(time) = run.metric("step_time_s") {
         return (Some(time), Some("metrics"));
@@ -254,7 +254,7 @@ fn time(run: &Run) -> (Option<f64>, Option<&'static str>) {
     }
 }
 
-/// The measured peak, and what counted it. A metric that does not name its counter is of the framework's own log where
+/// The measured peak and its counter. A metric that does not name its counter is from the framework's own log if
 /// it has one, else of the device (nvidia-smi).
 fn memory(run: &Run) -> (Option<f64>, Option<&'static str>) {
     let gib = 1024f64.powi(3);

@@ -6,28 +6,28 @@ use serde::Serialize;
 
 use super::score::Scored;
 
-/// Errors of a group of runs.
+/// Errors of the runs in a group.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Group {
     pub(crate) by: &'static str,
     pub(crate) name: String,
     pub(crate) step_time: Option<Stats>,
     pub(crate) peak_memory: Option<Stats>,
-    /// Runs that ran and are predicted not to fit.
+    /// Number of runs that did run but are predicted not to fit.
     pub(crate) wrongly_too_large: usize,
 }
 
-/// Quantiles of absolute relative errors.
+/// Quantiles of absolute relative errors of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Stats {
     pub(crate) count: usize,
     pub(crate) median: f64,
     pub(crate) p90: f64,
-    /// Median of signed errors.
+    /// Median of the signed errors.
     pub(crate) bias: f64,
 }
 
-/// Statistics of signed errors.
+/// Computes the statistics from signed errors.
 pub(crate) fn stats(errors: &[f64]) -> Option<Stats> {
     if errors.is_empty() {
         return None;
@@ -69,7 +69,7 @@ fn scale(gpus: u64) -> String {
     }
 }
 
-/// Every grouping, over the runs of tier A and B (complete facts).
+/// All groups of all groupings, over the runs of tier A and B (complete facts).
 pub(crate) fn groups(scored: &[Scored]) -> Vec<Group> {
     let complete: Vec<&Scored> = scored.iter().filter(|s| is_complete(s)).collect();
     let mut groups = Vec::new();
@@ -97,12 +97,12 @@ pub(crate) fn groups(scored: &[Scored]) -> Vec<Group> {
     groups
 }
 
-/// Whether a run counts: its configuration misses nothing but what is assumed, and no other row contradicts it.
+/// Whether a run counts: only assumed facts are missing from its configuration, and no other row contradicts it.
 pub(crate) fn is_complete(s: &Scored) -> bool {
     matches!(s.tier.as_deref(), Some("A" | "B")) && !(s.predicted.is_some() && s.skipped.is_some())
 }
 
-/// Reasons for skipping, with counts.
+/// Reasons for leaving runs out, with the number of runs.
 pub(crate) fn skipped(scored: &[Scored]) -> Vec<(String, usize)> {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for reason in scored.iter().filter_map(|s| s.skipped.as_ref()) {

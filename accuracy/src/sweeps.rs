@@ -1,8 +1,8 @@
 //! Ranking: inside a published sweep, would the plan we choose have been a good one?
 //!
-//! A sweep is what one source measured of one model on one number of devices, with the same software,
-//! sequence, precision and state of the hardware; its members differ in strategy, whichever runtime predicts each. Times are per token, so
-//! that the batch may follow from the strategy.
+//! A sweep is what one source measured of one model on one number of devices, with the same software, sequence length,
+//! precision and state of the hardware; its members differ in strategy, whichever runtime predicts each. Times are per
+//! token, so that strategies with different batches compare.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +12,16 @@ use serde::Serialize;
 use super::score::Scored;
 use super::summary::is_complete;
 
-/// Repeats of one strategy whose times differ less than this are one measurement to the clock; pairs
-/// closer than it are no ranking. Median spread of repeated strategies in the BLOOM prequel and NeMo's
-/// tables: 2–4%.
+/// Pairs of strategies whose times differ by less than this share are not ranked: repeats of one strategy differ as
+/// much. Median spread of repeated strategies in the BLOOM prequel and NeMo's tables: 2–4%.
 const NOISE: f64 = 0.02;
 
-/// One sweep and how its order came out.
+/// One sweep, and how well its order was predicted.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Sweep {
     pub(crate) name: String,
     pub(crate) strategies: usize,
-    /// Pairs that differ by more than the noise.
+    /// Number of pairs that differ by more than the noise.
     pub(crate) pairs: usize,
     /// Kendall's τ over those pairs.
     pub(crate) kendall_tau: Option<f64>,
@@ -30,19 +29,19 @@ pub(crate) struct Sweep {
     pub(crate) regret: f64,
     pub(crate) fastest: String,
     pub(crate) chosen: String,
-    /// `ln` of measured over predicted ratio, pair by pair.
+    /// For every pair, `ln` of the measured over the predicted ratio of its times.
     #[serde(skip)]
     pub(crate) ratio_residuals: Vec<f64>,
 }
 
-/// τ and regrets over sweeps.
+/// Kendall's τ and regret over all sweeps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Ranking {
     pub(crate) sweeps: usize,
     pub(crate) mean_tau: Option<f64>,
     pub(crate) mean_regret: Option<f64>,
     pub(crate) median_tau: Option<f64>,
-    /// Sweeps whose chosen strategy is within 3% of the fastest.
+    /// Number of sweeps whose chosen strategy is within 3% of the fastest.
     pub(crate) within_3_percent: usize,
     pub(crate) median_regret: Option<f64>,
     pub(crate) largest_regret: Option<f64>,
@@ -58,8 +57,8 @@ struct Member {
 /// Seconds per token, measured and predicted.
 type Times = (f64, f64);
 
-/// Runs of a strategy that was measured at several batches are no repeats: where it was measured at the
-/// batch that most strategies of the sweep share, only those stand for it.
+/// Keeps runs at the batch that most strategies of the sweep share, for strategies measured at it: runs of one strategy
+/// at several batches are not repeats.
 fn at_common_batch(
     strategies: BTreeMap<String, Vec<(u64, Times)>>,
 ) -> BTreeMap<String, Vec<Times>> {
@@ -83,7 +82,7 @@ fn at_common_batch(
         .collect()
 }
 
-/// The sweeps of at least two strategies.
+/// The sweeps with at least two strategies.
 pub(crate) fn sweeps(runs: &[(Run, String)], scored: &[Scored]) -> Vec<Sweep> {
     let mut groups: BTreeMap<String, BTreeMap<String, Vec<(u64, Times)>>> = BTreeMap::new();
     for ((run, _), s) in runs.iter().zip(scored) {
@@ -141,7 +140,7 @@ fn member(run: &Run, s: &Scored) -> Option<(String, Times)> {
     Some((strategy, (measured, predicted)))
 }
 
-/// Everything that must be equal inside a sweep.
+/// Key of a sweep: everything that must be equal within it.
 fn name(run: &Run, s: &Scored) -> String {
     let m = &run.model;
     let shape = [m.hidden, m.layers, m.heads, m.ffn, m.vocab, m.experts]

@@ -10,7 +10,7 @@ use super::summary::{self, Group, Stats};
 use super::sweeps::Ranking;
 
 impl Report {
-    /// The report for a terminal, with the `worst` predictions.
+    /// Writes the report for a terminal, with the `worst` predictions.
     #[must_use]
     pub fn text(&self, worst: usize) -> String {
         text(self, worst)

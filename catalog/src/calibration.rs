@@ -1,7 +1,7 @@
-//! What runs on a cluster have shown: measured over predicted step time, for one runtime and
-//! precision. A cluster can be extended by such ratios (`extension`); predictions for it are
-//! multiplied by them, and say so. A ratio says how far, not why: it is right for runs like those it
-//! was measured on, and moves every strategy alike, so it never changes which plan is best.
+//! Ratios of measured to predicted step time from runs on a cluster, for one runtime and precision. A cluster can be
+//! extended by such ratios (`extension`); predictions for it are multiplied by them, and say so. A ratio does not say
+//! why a prediction is off: it is right for runs like those it was measured on, and scales all strategies alike, so it
+//! never changes which plan is best.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::dtype::Precision;
 use crate::provenance::Sourced;
 
-/// Ratios beyond these come from a wrong plan or log, not from a cluster.
+/// Ratios outside this range come from a wrong plan or log, not from a cluster.
 const PLAUSIBLE: std::ops::RangeInclusive<f64> = 0.1..=10.0;
 
 /// Measured over predicted step time of some runs.
@@ -24,7 +24,7 @@ pub struct Calibration {
     pub step_time: Sourced<f64>,
 }
 
-/// Whether ratios make sense.
+/// Checks that ratios are plausible.
 ///
 /// # Errors
 /// The field, and what is wrong with it.

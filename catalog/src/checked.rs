@@ -1,18 +1,18 @@
-//! The one door for models: sizes that cannot be are refused, whatever file or flag they came from.
+//! Checked models: impossible sizes are refused here, whatever file or flag they came from.
 
 use std::ops::Deref;
 
 use crate::error::SpecError;
 use crate::model::{AttentionKind, ModelConfig, Moe, Position, Projections, WindowPattern};
 
-/// Largest size of any one dimension.
+/// Largest size of any one dimension of a model.
 pub(crate) const MAX_DIM: u64 = 1 << 24;
-/// Most decoder layers.
+/// Largest number of decoder layers.
 const MAX_LAYERS: u64 = 4096;
-/// Most experts of a layer.
+/// Largest number of experts in a layer.
 const MAX_EXPERTS: u64 = 1 << 16;
-/// Most parameters: a hundred times the largest model published, and few enough that bytes of states
-/// stay far below 2^64.
+/// Largest number of parameters: a hundred times the largest published model, and few enough that bytes of states stay
+/// far below 2^64.
 const MAX_PARAMETERS: u64 = 1 << 50;
 
 /// A model whose sizes were checked. Fields are read through `Deref`.
@@ -20,7 +20,7 @@ const MAX_PARAMETERS: u64 = 1 << 50;
 pub struct Model(ModelConfig);
 
 impl Model {
-    /// Makes a model of a configuration that makes sense; `path` is for messages.
+    /// Makes a model from a configuration, if its sizes are possible; `path` is for error messages.
     ///
     /// # Errors
     /// The first size that is out of range, does not divide another, or makes the model too large.
@@ -35,7 +35,7 @@ impl Model {
         Ok(Self(config))
     }
 
-    /// The same model with its parallel projections stored as one: other weights of the same sizes.
+    /// The same model with its parallel projections fused into one tensor: other weights of the same total size.
     #[must_use]
     pub fn with_fused_projections(mut self) -> Self {
         if let AttentionKind::Grouped { projections, .. } = &mut self.0.attention.kind {
@@ -182,7 +182,7 @@ fn probabilities(model: &ModelConfig) -> Result<(), Wrong> {
     Ok(())
 }
 
-/// An upper bound of the parameters; `None` when it does not fit 64 bits.
+/// An upper bound on the number of parameters; `None` if it does not fit in 64 bits.
 fn parameters(model: &ModelConfig) -> Option<u64> {
     let a = &model.attention;
     let (qk, v) = a.head_dims();

@@ -1,6 +1,6 @@
-//! Preset files inside the program.
+//! Preset files that are compiled into the program.
 
-/// The files `presets/FOLDER/NAME.yaml`, each as its path below `presets` and its text.
+/// Lists the files `presets/FOLDER/NAME.yaml`, each as its path below `presets` and its text.
 macro_rules! embedded {
     ($folder:literal, [$($name:literal),* $(,)?]) => {
         &[$((

@@ -1,4 +1,4 @@
-//! What can be wrong with what we are given.
+//! Errors in the input: files, fields and names.
 
 /// Bad input: a file, a field, a name.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -6,25 +6,25 @@ pub enum SpecError {
     /// No preset of that name, and no such file.
     #[error("unknown {kind} `{name}`{}", hint(nearest.as_ref()))]
     Unknown {
-        /// Model, cluster, runtime …
+        /// What the name stands for: model, cluster, runtime …
         kind: &'static str,
-        /// What was asked.
+        /// The name that was asked for.
         name: String,
-        /// The most similar preset.
+        /// The name of the most similar preset.
         nearest: Option<String>,
     },
     /// A file cannot be read.
     #[error("{path}: {reason}")]
     Unreadable {
-        /// Path.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// Why it cannot be read.
         reason: String,
     },
-    /// A file is not what its format asks.
+    /// A file does not follow its format.
     #[error("{path}: {message}")]
     Malformed {
-        /// Path or preset.
+        /// Path of the file, or name of the preset.
         path: String,
         /// What is wrong, with line and field where known.
         message: String,
@@ -32,9 +32,9 @@ pub enum SpecError {
     /// A field is missing or has a value that makes no sense.
     #[error("{path}: field `{field}`: {message}")]
     Field {
-        /// Path or preset.
+        /// Path of the file, or name of the preset.
         path: String,
-        /// Field.
+        /// Name of the field.
         field: String,
         /// What is wrong and what was expected.
         message: String,

@@ -1,4 +1,4 @@
-//! Clusters that differ from another by what was measured on them: kernels and messages, and whole runs.
+//! Cluster files that extend another cluster with what was measured on it: kernels, messages, and whole runs.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,8 +9,9 @@ use crate::error::SpecError;
 use crate::profile::Profile;
 use crate::units::Bytes;
 
-/// Share by which a GPU's memory as the driver tells it may lie apart from the device's: labels, what a framework
-/// sees, and what error correction takes differ by less, devices of one chip with more or less memory by more.
+/// Largest relative difference between a GPU's memory as the driver reports it and that of the device preset. Labels,
+/// what a framework sees, and error correction make a smaller difference; variants of a chip with other memory sizes, a
+/// larger one.
 const MEMORY_APART: f64 = 0.12;
 
 /// A cluster as what it extends and what was measured.
@@ -32,13 +33,13 @@ pub struct ExtensionFile {
 }
 
 impl ExtensionFile {
-    /// Whether a file is of this kind.
+    /// Whether a file is an extension of a cluster.
     #[must_use]
     pub fn is(yaml: &str) -> bool {
         yaml.lines().any(|line| line.starts_with("extends:"))
     }
 
-    /// Reads a file; `path` is for messages.
+    /// Reads an extension file; `path` is for error messages.
     ///
     /// # Errors
     /// With line and field when it is malformed or a ratio makes no sense.
@@ -61,7 +62,7 @@ impl ExtensionFile {
         Ok(file)
     }
 
-    /// The file's text.
+    /// Writes the extension as a YAML file.
     ///
     /// # Errors
     /// When a value cannot be written as YAML.
@@ -73,10 +74,10 @@ impl ExtensionFile {
     }
 }
 
-/// Whether a profile is of the GPUs that a cluster has.
+/// Checks that a profile was measured on the GPUs that a cluster has.
 ///
 /// # Errors
-/// What is wrong.
+/// How the profile and the cluster differ.
 pub(crate) fn of_its_gpus(profile: &Profile, cluster: &Cluster) -> Result<(), String> {
     let machine = &profile.machine;
     let Some(gpu) = &machine.gpu else {

@@ -1,4 +1,4 @@
-//! What we are given: units, provenance, models, devices, clusters, workloads, runtimes, tables.
+//! The inputs: units, provenance, models, devices, clusters, workloads, runtimes and kernel tables.
 
 pub mod attention_charts;
 pub mod calibration;

@@ -1,4 +1,4 @@
-//! Models, clusters and runtimes by name or from files.
+//! Loads models, clusters and runtimes by preset name or from files.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,18 +21,18 @@ use crate::runtime_presets;
 use crate::suggest::nearest;
 use crate::text;
 
-/// A preset for a list.
+/// A preset's entry in a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PresetInfo {
-    /// Name.
+    /// Name of the preset.
     pub name: String,
-    /// Other names.
+    /// Other names of the preset.
     pub aliases: Vec<String>,
-    /// One line about it.
+    /// A description in one line.
     pub summary: String,
 }
 
-/// A model preset, a `config.json`, or a folder that holds one.
+/// Loads a model: a preset, a `config.json`, or a folder that holds one.
 ///
 /// # Errors
 /// Unknown names with the nearest known one; malformed files.
@@ -76,7 +76,7 @@ pub fn model(arg: &str) -> Result<Model, SpecError> {
     hf::decode(&text::read(&file)?, &file.display().to_string(), &name)
 }
 
-/// The preset that a hub's `owner/name` is most like, as a hint.
+/// A hint that names the preset most similar to a hub's `owner/name`.
 fn preset_of(arg: &str) -> String {
     let name = arg.rsplit('/').next().unwrap_or(arg);
     let names = MODELS
@@ -85,8 +85,8 @@ fn preset_of(arg: &str) -> String {
     nearest(name, names).map_or_else(String::new, |near| format!("; did you mean `{near}`?"))
 }
 
-/// A cluster preset, a cluster file, or a profile of this machine; `local` is the profile in the
-/// current folder.
+/// Loads a cluster: a preset, a cluster file, or a profile of this machine; `local` is the profile in the current
+/// folder.
 ///
 /// # Errors
 /// Unknown names with the nearest known one; malformed files; no profile.
@@ -94,7 +94,7 @@ pub fn cluster(arg: &str) -> Result<Cluster, SpecError> {
     cluster_below(arg, 0)
 }
 
-/// Extensions may extend extensions, but not without end.
+/// Largest number of extensions that extend one another, so that a cycle ends.
 const MAX_EXTENDS: usize = 8;
 
 fn cluster_below(arg: &str, depth: usize) -> Result<Cluster, SpecError> {
@@ -137,7 +137,7 @@ fn extended(file: ExtensionFile, path: &Path, depth: usize) -> Result<Cluster, S
         let message = format!("{} extends itself, or too many others", file.name);
         return Err(wrong("extends", message));
     }
-    // Files lie beside the one that names them.
+    // Relative paths start at the folder of the file that names them.
     let near = |arg: String| {
         let beside = path.parent().map(|folder| folder.join(&arg));
         let beside = beside.filter(|p| p.is_file());
@@ -156,7 +156,7 @@ fn extended(file: ExtensionFile, path: &Path, depth: usize) -> Result<Cluster, S
         cluster.gpu_profile = Some(Arc::new(profile));
     }
     cluster.name = names::checked(&file.name, &path.display().to_string(), "name")?.to_owned();
-    // The newer ratio of a runtime stands for the older.
+    // A newer ratio for the same runtime replaces the older.
     let mut calibration = file.calibration;
     for older in cluster.calibration {
         let same = |o: &Calibration| o.runtime == older.runtime && o.precision == older.precision;
@@ -186,7 +186,7 @@ fn local() -> Result<Cluster, SpecError> {
     Profile::from_yaml(&text::read(path)?, profile::DEFAULT_PATH)?.cluster(profile::DEFAULT_PATH)
 }
 
-/// A device preset.
+/// Loads a device preset.
 ///
 /// # Errors
 /// Unknown names with the nearest known one.
@@ -203,7 +203,7 @@ pub fn device(arg: &str) -> Result<Device, SpecError> {
     Err(unknown("device", arg, names))
 }
 
-/// A device preset, or a device file named from beside a cluster file.
+/// Loads a device preset, or a device file at a path relative to the cluster file that names it.
 fn device_beside(arg: &str, cluster: &Path) -> Result<Device, SpecError> {
     if !looks_like_path(arg) {
         return device(arg);
@@ -214,7 +214,7 @@ fn device_beside(arg: &str, cluster: &Path) -> Result<Device, SpecError> {
     file.resolve(&path.display().to_string())
 }
 
-/// A runtime preset.
+/// Loads a runtime preset.
 ///
 /// # Errors
 /// Unknown names with the nearest known one.
@@ -235,7 +235,7 @@ pub fn runtime(arg: &str) -> Result<Runtime, SpecError> {
     }
 }
 
-/// The model presets.
+/// Lists the model presets.
 #[must_use]
 pub fn model_names() -> Vec<PresetInfo> {
     MODELS
@@ -258,7 +258,7 @@ fn summary(m: &ModelConfig) -> String {
     )
 }
 
-/// The cluster presets.
+/// Lists the cluster presets.
 ///
 /// # Errors
 /// Never for the embedded presets; a test reads them all.
@@ -285,7 +285,7 @@ pub fn cluster_names() -> Result<Vec<PresetInfo>, SpecError> {
         .collect()
 }
 
-/// The runtime presets.
+/// Lists the runtime presets.
 #[must_use]
 pub fn runtime_names() -> Vec<PresetInfo> {
     runtime_presets::presets()

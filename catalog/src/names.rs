@@ -1,14 +1,14 @@
-//! Names from outside: which are taken, and how they are shown.
+//! Names from outside: which are accepted, and how they are shown.
 //!
-//! The names of models, clusters, devices and runtimes come from files and folders and go into messages,
-//! reports, scripts and configurations. A control character has no place in a name and is refused.
+//! Names of models, clusters, devices and runtimes come from files and folders and go into messages, reports, scripts
+//! and configurations. Control characters in them are refused.
 
 use crate::error::SpecError;
 
-/// A name, or that it holds a control character; `path` and `field` say where it stands.
+/// Returns a name unless it holds a control character; `path` and `field` say in an error where the name stands.
 ///
 /// # Errors
-/// When a character of it would move a cursor, end a line or turn the direction of text.
+/// When one of its characters would move a cursor, end a line or change the direction of text.
 pub fn checked<'a>(name: &'a str, path: &str, field: &str) -> Result<&'a str, SpecError> {
     if !name.chars().any(is_control) {
         return Ok(name);
@@ -37,8 +37,8 @@ pub fn shown(text: &str) -> String {
     shown
 }
 
-/// What a terminal, an editor or a line-based format acts on instead of showing it: C0 and C1 controls, the
-/// separators of lines and paragraphs, and the marks that turn the direction of text.
+/// Whether a terminal, an editor or a line-based format acts on a character instead of showing it: C0 and C1 controls,
+/// line and paragraph separators, and marks that change the direction of text.
 #[must_use]
 pub fn is_control(c: char) -> bool {
     c.is_control()

@@ -12,15 +12,15 @@ use crate::units::FlopRate;
 
 /// Version of the file format.
 pub const SCHEMA_VERSION: u32 = 1;
-/// Most cores of a machine.
+/// Largest number of cores of a machine.
 const MAX_CORES: u64 = 1 << 16;
-/// Longest run of one kernel, in seconds.
+/// Longest accepted time of one run of a kernel, in seconds.
 const MAX_SECONDS: f64 = 86_400.0;
-/// Shortest run of one kernel, in seconds: a rate of its work stays a number.
+/// Shortest accepted time of one run of a kernel, in seconds, so that work per second stays finite.
 const MIN_SECONDS: f64 = 1e-9;
-/// Largest size of a kernel: the product of its sizes stays a number.
+/// Largest accepted product of a kernel's sizes, so that it stays a finite number.
 const MAX_SIZE: u64 = 1 << 48;
-/// Where `profile` writes and where a local cluster is read from, when nothing else is said.
+/// Where `profile` writes, and where the cluster `local` is read from, by default.
 pub const DEFAULT_PATH: &str = "vescale-profile.yaml";
 
 /// A kernel with its local sizes: what a measurement is of and what a price is asked for.
@@ -35,7 +35,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// A kernel.
+    /// Makes a kernel from its name and sizes.
     #[must_use]
     pub fn new(name: impl Into<String>, sizes: impl Into<Vec<u64>>) -> Self {
         Self {
@@ -62,7 +62,7 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Whether a price can be made of it.
+    /// Whether a price can be made from the measurement.
     fn makes_sense(&self) -> bool {
         let time = (MIN_SECONDS..=MAX_SECONDS).contains(&self.seconds);
         let spread = self.spread.is_finite() && self.spread >= 0.0;
@@ -87,13 +87,13 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Its processor, and what ranks share or have to themselves.
+    /// The processor, and what ranks share or have to themselves, as text.
     #[must_use]
     pub fn described(&self) -> String {
         format!("{}, {}", self.processor, self.shared())
     }
 
-    /// What ranks share, or have to themselves.
+    /// What ranks share or have to themselves, as text.
     #[must_use]
     pub fn shared(&self) -> String {
         match &self.gpu {
@@ -135,7 +135,7 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// On one line, for people.
+    /// The GPUs and their condition on one line, for people.
     #[must_use]
     pub fn described(&self) -> String {
         let gpus = format!("{} GPU{}", self.count, plural(self.count));
@@ -161,7 +161,7 @@ impl Gpu {
         parts.join(", ")
     }
 
-    /// The section as a flow mapping.
+    /// The section as a YAML flow mapping.
     fn to_yaml(&self) -> String {
         let mut fields = vec![
             format!("count: {}", self.count),
@@ -195,7 +195,7 @@ fn plural(count: u64) -> &'static str {
     if count == 1 { "" } else { "s" }
 }
 
-/// Text as a double-quoted scalar of YAML, whatever is in it: JSON's quoting, and what YAML takes no character for.
+/// Any text as a double-quoted YAML scalar: JSON's quoting, plus escapes for characters that YAML does not allow.
 fn quoted(text: &str) -> String {
     let json = serde_json::Value::from(text).to_string();
     let mut quoted = String::with_capacity(json.len());
@@ -230,10 +230,10 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Reads a profile.
+    /// Reads a profile from a file's text.
     ///
     /// # Errors
-    /// When the text is no profile of this version, or a number makes no sense.
+    /// When the text is no profile of this version, or one of its numbers is not plausible.
     pub fn from_yaml(yaml: &str, path: &str) -> Result<Self, SpecError> {
         let profile: Self = text::yaml(yaml, path)?;
         let wrong = |field: String, message: &str| SpecError::Field {
@@ -264,7 +264,7 @@ impl Profile {
         Ok(profile)
     }
 
-    /// The profile as a file: one line per measurement.
+    /// Writes the profile as a file: one line per measurement.
     #[must_use]
     pub fn to_yaml(&self) -> String {
         let m = &self.machine;
@@ -293,8 +293,8 @@ impl Profile {
         yaml
     }
 
-    /// Adds measurements; a kernel measured again replaces what was there. A measurement that says nothing, such
-    /// as of a time below what the clock tells, is left out: no reader would take the file.
+    /// Adds measurements; a kernel that is measured again replaces the older measurement. Implausible ones, such as
+    /// times below the clock's resolution, are left out, because no reader would accept the file.
     pub fn add(&mut self, measured: impl IntoIterator<Item = Measured>) {
         let key = |m: &Measured| (m.kernel.clone(), m.ranks, m.sizes.clone());
         let mut all: BTreeMap<_, Measured> = std::mem::take(&mut self.measured)

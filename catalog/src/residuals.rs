@@ -1,18 +1,18 @@
-//! How far predictions lay from published runs of sources they had not seen: what intervals are made of.
+//! Errors of predictions on published runs whose sources the fit had not seen: intervals are made from them.
 //!
-//! Every published run is predicted with constants that were fitted without its source. How far such a prediction lies
-//! from the measurement depends on how much the other sources know of runs of its kind, so errors are kept by
-//! [`Evidence`]; the 80% interval lies between their 10% and 90% quantiles, where every source weighs the same.
+//! Every published run is predicted with constants that were fitted without its source. The size of the error depends
+//! on how many runs of its kind the other sources have, so errors are kept by [`Evidence`]; the 80% interval lies
+//! between their 10% and 90% quantiles, with every source weighing the same.
 
 use crate::device::Architecture;
 use crate::dtype::Precision;
 
-/// Runs from which on a kind counts as known.
+/// Number of runs from which on a kind counts as covered.
 pub const FEWEST: usize = 9;
 
 const TABLE: &str = include_str!("../presets/runs/residuals.csv");
 
-/// What was compared.
+/// The quantity that a prediction was compared in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Quantity {
     /// Step time.
@@ -23,57 +23,57 @@ pub enum Quantity {
     Ratio,
 }
 
-/// What decides how much is known of runs like one that is asked for.
+/// What decides which published runs count as evidence for a prediction.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Kind {
-    /// Runtime.
+    /// Name of the runtime preset.
     pub runtime: String,
-    /// Generation of the device.
+    /// Generation of the GPU.
     pub architecture: Architecture,
-    /// Precision of the products.
+    /// Precision of the matrix products.
     pub precision: Precision,
     /// Whether the model is a mixture of experts.
     pub experts: bool,
 }
 
-/// How much the published runs say of a kind.
+/// How many published runs there are like a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Evidence {
     /// At least [`FEWEST`] runs of the kind.
     Covered {
-        /// How many.
+        /// Number of runs of the kind.
         runs: usize,
     },
-    /// As many runs under other runtimes.
+    /// Fewer runs of the kind, but at least [`FEWEST`] if those under other runtimes count too.
     OtherRuntimes {
-        /// How many.
+        /// Number of runs, whatever the runtime.
         runs: usize,
     },
-    /// Neither.
+    /// Too few runs of either sort.
     Extrapolated,
 }
 
 /// An 80% interval of `ln(measured / predicted)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Residual {
-    /// Lower end.
+    /// Lower end of the interval.
     pub low: f64,
-    /// Upper end.
+    /// Upper end of the interval.
     pub high: f64,
-    /// Runs it rests on; 0 when nothing is known.
+    /// Number of runs that the interval is made from; 0 if there are none.
     pub runs: usize,
 }
 
 impl Residual {
-    /// The interval around a prediction.
+    /// The interval around a predicted value.
     #[must_use]
     pub fn around(&self, predicted: f64) -> (f64, f64) {
         (predicted * self.low.exp(), predicted * self.high.exp())
     }
 
-    /// The probability that `ln(measured / predicted)` lies below a bound: normal on either side of the prediction,
-    /// with a tenth of it beyond each end of the interval. The normal distribution is Bowling et al.'s logistic
-    /// approximation (2009), within 0.00014.
+    /// The probability that `ln(measured / predicted)` lies below a bound: a normal distribution on either side of the
+    /// prediction, with a tenth of the probability beyond each end of the interval. The normal distribution is Bowling
+    /// et al.'s logistic approximation (2009), within 0.00014.
     #[must_use]
     pub fn probability_below(&self, bound: f64) -> f64 {
         // The 90% quantile of the standard normal distribution.
@@ -85,7 +85,7 @@ impl Residual {
 }
 
 impl Evidence {
-    /// Of a kind, when so many runs are of it and so many of its device, precision and sort of model.
+    /// The evidence from the number of runs of a kind, and of runs that are alike under any runtime.
     #[must_use]
     pub fn new(of_kind: usize, of_any_runtime: usize) -> Self {
         if of_kind >= FEWEST {
@@ -99,7 +99,7 @@ impl Evidence {
         }
     }
 
-    /// Its name in the table.
+    /// Name of the evidence in the table.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -109,7 +109,7 @@ impl Evidence {
         }
     }
 
-    /// In words, of a kind.
+    /// The evidence for a kind, in words.
     #[must_use]
     pub fn words(self, kind: &Kind) -> String {
         let model = if kind.experts {
@@ -136,7 +136,7 @@ impl Evidence {
 }
 
 impl Kind {
-    /// What the published runs say of it.
+    /// The evidence that the published runs are for this kind.
     #[must_use]
     pub fn evidence(&self) -> Evidence {
         let mut of_kind = 0;
@@ -152,20 +152,20 @@ impl Kind {
         Evidence::new(of_kind, of_any_runtime)
     }
 
-    /// Whether all but the runtime is equal.
+    /// Whether two kinds are equal apart from the runtime.
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
         (self.architecture, self.precision, self.experts)
             == (other.architecture, other.precision, other.experts)
     }
 
-    /// Whether both runtimes stand for one framework: its generations and its recipes.
+    /// Whether both runtimes belong to one framework, as its generations and recipes do.
     #[must_use]
     pub fn is_of_framework(&self, other: &Self) -> bool {
         framework(&self.runtime) == framework(&other.runtime)
     }
 
-    /// Its row in the table, with the number of its runs.
+    /// The evidence's row in the table, with the number of its runs.
     #[must_use]
     pub fn row(&self, runs: usize) -> String {
         let model = if self.experts { "experts" } else { "dense" };
@@ -175,7 +175,7 @@ impl Kind {
 }
 
 impl Quantity {
-    /// Its name in the table.
+    /// Name of the quantity in the table.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -185,7 +185,7 @@ impl Quantity {
         }
     }
 
-    /// Assumed half-width where no run says anything.
+    /// Assumed half-width of the interval if there are no runs.
     fn assumed(self) -> f64 {
         match self {
             Self::Time => 0.3,
@@ -195,7 +195,7 @@ impl Quantity {
     }
 }
 
-/// The 80% interval of a quantity with this much evidence; with none of its own, that of the next weaker.
+/// The 80% interval of a quantity with this much evidence; if the table has none, that of the next weaker evidence.
 #[must_use]
 pub fn of(quantity: Quantity, evidence: Evidence) -> Residual {
     let names = ["covered", "other runtimes", "extrapolated", "any"];
@@ -220,7 +220,7 @@ pub fn precision_name(precision: Precision) -> &'static str {
     }
 }
 
-/// The 80% interval of residuals with their weights, with the prediction itself; `None` below [`FEWEST`].
+/// The 80% interval of weighted residuals, widened to include the prediction itself; `None` below [`FEWEST`] runs.
 #[must_use]
 pub fn interval(residuals: &[(f64, f64)]) -> Option<Residual> {
     if residuals.len() < FEWEST {
@@ -261,10 +261,10 @@ fn row(quantity: Quantity, evidence: &str) -> Option<Residual> {
     })
 }
 
-/// The framework of a runtime preset.
+/// The framework that a runtime preset belongs to.
 fn framework(runtime: &str) -> &str {
     match runtime {
-        // NeMo drives Megatron-Core by its recipes.
+        // NeMo runs Megatron-Core with recipes of its own.
         "nemo" => "megatron-core",
         "torchtitan-compile" | "torchtitan-compile-2025" => "torchtitan",
         "megatron-deepspeed-bf16" => "megatron-deepspeed",
@@ -272,7 +272,7 @@ fn framework(runtime: &str) -> &str {
     }
 }
 
-/// The kinds of the published runs, with the number of runs of each.
+/// The kinds of published runs, with the number of runs of each.
 fn known() -> impl Iterator<Item = (Kind, usize)> {
     TABLE.lines().filter_map(|line| {
         let cells: Vec<&str> = line.split(',').collect();

@@ -3,45 +3,44 @@
 
 use std::f64::consts::PI;
 
-/// How frequencies are rescaled.
+/// How a model rescales rotary frequencies for longer contexts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// Frequencies are not rescaled.
     #[default]
     None,
-    /// All of them slower by a factor (Chen et al. 2023).
+    /// All frequencies are divided by a factor (Chen et al. 2023).
     Linear {
-        /// Ratio of context lengths.
+        /// Ratio of the new context length to the original.
         factor: f64,
     },
-    /// Long wavelengths slower by a factor, short ones as they were, and a ramp between them
-    /// (Llama 3.1).
+    /// Low frequencies are divided by a factor, high ones stay, and those between are interpolated (Llama 3.1).
     Llama3 {
-        /// Ratio of context lengths.
+        /// Ratio of the new context length to the original.
         factor: f64,
-        /// Turns per original context below which a frequency is slow.
+        /// Turns in the original context below which a frequency is divided by the whole factor.
         low_freq_factor: f64,
-        /// Turns per original context above which a frequency stays.
+        /// Turns in the original context above which a frequency stays.
         high_freq_factor: f64,
-        /// Original context, in tokens.
+        /// Original context length, in tokens.
         original: f64,
     },
-    /// Interpolation by parts with a temperature (Peng et al. 2023, YaRN).
+    /// Interpolation by frequency, with a temperature (YaRN, Peng et al. 2023).
     Yarn {
-        /// Ratio of context lengths.
+        /// Ratio of the new context length to the original.
         factor: f64,
-        /// Original context, in tokens.
+        /// Original context length, in tokens.
         original: f64,
-        /// Turns per original context above which a frequency stays.
+        /// Turns in the original context above which a frequency stays.
         beta_fast: f64,
-        /// Turns per original context below which a frequency is slower by the whole factor.
+        /// Turns in the original context below which a frequency is divided by the whole factor.
         beta_slow: f64,
-        /// Factor of queries and of keys.
+        /// Factor on queries and on keys.
         attention: f64,
-        /// Whether the ramp begins and ends at whole pairs.
+        /// Whether the ends of the interpolated range are rounded to whole pairs of dimensions.
         whole_pairs: bool,
     },
-    /// One that this crate does not know.
+    /// A kind that this crate does not know.
     Other,
 }
 
@@ -58,7 +57,7 @@ impl RopeScaling {
             .collect()
     }
 
-    /// Factor of rotated queries and of rotated keys.
+    /// Factor on rotated queries and on rotated keys.
     #[must_use]
     pub fn magnitude(self) -> f64 {
         match self {
@@ -89,7 +88,7 @@ impl RopeScaling {
                 whole_pairs,
                 ..
             } => {
-                // The pair whose frequency makes that many turns in the original context.
+                // The index of the pair whose frequency makes that many turns in the original context.
                 let pair_of =
                     |turns: f64| dims * (original / (turns * 2.0 * PI)).ln() / (2.0 * theta.ln());
                 let (first, last) = (pair_of(beta_fast), pair_of(beta_slow));
@@ -106,7 +105,7 @@ impl RopeScaling {
     }
 }
 
-/// `share` of `fast`, the rest of `slow`.
+/// The weighted mean of `fast`, with weight `share`, and `slow`.
 fn mixed(fast: f64, slow: f64, share: f64) -> f64 {
     share * fast + (1.0 - share) * slow
 }

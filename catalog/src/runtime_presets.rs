@@ -1,4 +1,4 @@
-//! The runtimes that come with the tool.
+//! The runtime presets that come with the tool.
 
 use crate::embedded::embedded;
 use crate::runtime::Runtime;
@@ -35,10 +35,10 @@ const FILES: &[(&str, &str)] = embedded!(
     ]
 );
 
-/// A preset with its other names.
+/// A runtime preset with its other names.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RuntimePreset {
-    /// Other names.
+    /// Other names of the preset.
     pub aliases: Vec<String>,
     /// The runtime.
     pub runtime: Runtime,

@@ -1,9 +1,9 @@
-//! Did-you-mean.
+//! Suggests a name for a misspelt one.
 
-/// Alike enough among a few names.
+/// Similarity from which a candidate is suggested, if there are only a few names.
 const ALIKE: f64 = 0.72;
 
-/// The candidate most like `input`, if any is alike enough to be what was meant.
+/// The candidate most similar to `input`, if it is similar enough to be what was meant.
 #[must_use]
 pub fn nearest<S: AsRef<str>>(
     input: &str,
@@ -12,8 +12,7 @@ pub fn nearest<S: AsRef<str>>(
     nearest_above(input, candidates, ALIKE)
 }
 
-/// The same where the likeness must be at least so much: among many names some is always a little
-/// alike.
+/// The same with a given least similarity: among many names some is always a little similar.
 #[must_use]
 pub fn nearest_above<S: AsRef<str>>(
     input: &str,

@@ -1,4 +1,4 @@
-//! Measured tables: the schema in which profiler, presets and cost model meet.
+//! Tables of measured kernels and collectives, shared by profiler, presets and cost model.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -15,41 +15,41 @@ use crate::units::{Bandwidth, FlopRate};
 pub struct GemmGrid {
     /// Grid points of `m`, `n` and `k`, ascending.
     pub sizes: [Vec<u64>; 3],
-    /// Microseconds by `[m, n, k]`.
+    /// Times in microseconds by `[m, n, k]`.
     pub microseconds: Array3<f64>,
 }
 
-/// A fit of a one-node collective: `a + b·√MB + bytes·busfactor/rate`.
+/// A fit of a one-node collective's time: `a + b·√MB + bytes·busfactor/rate`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CollectiveFit {
-    /// Ranks.
+    /// Number of ranks that were measured.
     pub ranks: u64,
-    /// Which operation.
+    /// The collective operation.
     pub op: CollectiveOp,
-    /// Microseconds at size zero.
+    /// Constant part of the time, in microseconds.
     pub a: f64,
-    /// Microseconds per square root of a megabyte.
+    /// Time in microseconds per square root of a megabyte.
     pub b: f64,
-    /// Bus bandwidth at infinite size, GB/s.
+    /// Bus bandwidth for infinitely large messages, GB/s.
     pub rate: f64,
     /// Mean absolute relative error of the fit at 8 MB and more.
     pub error: f64,
 }
 
-/// Operations that have tables.
+/// Collective operations that have tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CollectiveOp {
-    /// Every rank ends with the sum.
+    /// Every rank ends with the whole sum.
     AllReduce,
-    /// Every rank ends with all shards.
+    /// Every rank ends with all ranks' shards.
     AllGather,
-    /// Every rank ends with its shard of the sum.
+    /// Every rank ends with its own shard of the sum.
     ReduceScatter,
-    /// Every rank sends a part to every other.
+    /// Every rank sends a different part to every other.
     AllToAll,
 }
 
-/// Devices with measured tables, by the name that `Device::kernels` gives.
+/// Names and texts of the GEMM tables; `Device::kernels` holds such a name.
 const GEMM: &[(&str, &str)] = &[
     (
         "a100_sxm",
@@ -78,19 +78,19 @@ const GEMM: &[(&str, &str)] = &[
 
 const MEASURED_ON: &str = include_str!("../presets/kernels/measured_on.yaml");
 
-/// The part that a table was measured on.
+/// The GPU that a table was measured on.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredOn {
-    /// Dense peak in 16 bits. Every part with an 8-bit table is twice as fast in 8 bits.
+    /// Dense peak in 16 bits. Every GPU with an 8-bit table is twice as fast in 8 bits.
     pub peak: Sourced<FlopRate>,
-    /// Power limit, watts.
+    /// Power limit in watts.
     pub power_watts: f64,
-    /// Links to its neighbours, per direction.
+    /// Bandwidth of its links to the other GPUs of its domain, per direction.
     pub scale_up: Sourced<Bandwidth>,
 }
 
-/// The part that a table was measured on; `None` when there is no such table.
+/// The GPU that a table was measured on; `None` if there is no such table.
 ///
 /// # Panics
 /// Never: a test parses the embedded file.
@@ -111,7 +111,7 @@ pub fn gemm_names() -> impl Iterator<Item = &'static str> {
     GEMM.iter().map(|(name, _)| *name)
 }
 
-/// The measured products of a device in a type; `None` when there are none.
+/// The measured products of a device for an element type; `None` if there are none.
 #[must_use]
 pub fn gemm(device: &str, dtype: DType) -> Option<GemmGrid> {
     let text = GEMM.iter().find(|(name, _)| *name == device)?.1;
@@ -150,7 +150,7 @@ pub fn gemm(device: &str, dtype: DType) -> Option<GemmGrid> {
     .filter(|grid| !grid.microseconds.is_empty())
 }
 
-/// The fits of a device's one-node collectives.
+/// The fits of a device's one-node collectives, for all operations and numbers of ranks.
 #[must_use]
 pub fn one_node_collectives(device: &str) -> Vec<CollectiveFit> {
     ONE_NODE

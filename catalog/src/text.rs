@@ -1,4 +1,4 @@
-//! Reading YAML and JSON strictly: the one place that knows the parsers.
+//! Reading YAML and JSON strictly: the only module that uses the parsers.
 
 use std::io::Read;
 use std::path::Path;
@@ -7,10 +7,10 @@ use serde::de::DeserializeOwned;
 
 use crate::error::SpecError;
 
-/// Largest file read, to keep a wrong path from exhausting memory.
+/// Largest file that is read, so that a wrong path cannot exhaust memory.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// A file's text.
+/// Reads a file's text.
 ///
 /// # Errors
 /// When it cannot be read, is too large, or is not UTF-8.
@@ -22,7 +22,7 @@ pub fn read(path: &Path) -> Result<String, SpecError> {
     };
     let file = std::fs::File::open(path).map_err(|e| unreadable(e.to_string()))?;
     let mut bytes = Vec::new();
-    // What a device or pipe gives has no size before it is read: the limit is on what is read.
+    // A device or pipe has no size before it is read, so the limit is on the bytes read.
     file.take(MAX_BYTES + 1)
         .read_to_end(&mut bytes)
         .map_err(|e| unreadable(e.to_string()))?;
@@ -39,10 +39,10 @@ pub fn read(path: &Path) -> Result<String, SpecError> {
     })
 }
 
-/// Parses YAML; `path` is for messages.
+/// Parses YAML; `path` is for error messages.
 ///
 /// # Errors
-/// With line, column and field, as the parser finds them.
+/// Malformed text, with line, column and field if the parser gives them.
 pub fn yaml<T: DeserializeOwned>(text: &str, path: &str) -> Result<T, SpecError> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_nodes: 4_000_000, max_events: 8_000_000, max_depth: 64 },
@@ -53,7 +53,7 @@ pub fn yaml<T: DeserializeOwned>(text: &str, path: &str) -> Result<T, SpecError>
     })
 }
 
-/// Parses JSON; `path` is for messages.
+/// Parses JSON; `path` is for error messages.
 ///
 /// # Errors
 /// With line and column.
@@ -64,8 +64,8 @@ pub fn json<T: DeserializeOwned>(text: &str, path: &str) -> Result<T, SpecError>
     })
 }
 
-/// A message that begins with `line N column M`, with what stands there, so that it names the field; types
-/// in words.
+/// Turns a parser's message into one that begins with `line N column M` and quotes that line, so that it names the
+/// field; types are given in words.
 fn with_source(message: &str, text: &str) -> String {
     let words = [
         ("invalid u64", "expected a whole number"),
@@ -75,7 +75,7 @@ fn with_source(message: &str, text: &str) -> String {
         ("expected string scalar", "expected one value"),
     ];
     let mut message = message.trim_start_matches("error: ").to_owned();
-    // Advice to programmers of the parser.
+    // Cuts advice that is meant for programmers who use the parser.
     if let Some(at) = message.find(", set DuplicateKeyPolicy") {
         message.truncate(at);
     }
@@ -95,7 +95,7 @@ fn with_source(message: &str, text: &str) -> String {
     }
 }
 
-/// The first line of a parser's message: the rest is a picture of the source.
+/// The first line of a parser's message; the rest draws the source.
 fn one_line(message: &str) -> String {
     let mut lines = message
         .lines()

@@ -1,27 +1,26 @@
-//! What is trained, apart from the model: sequence, batch, precision, number of devices.
+//! The workload: everything about training except the model (sequence length, batch, precision, number of devices).
 
 use std::ops::Deref;
 
 use crate::dtype::Precision;
 
-/// Most devices in a job.
+/// Largest number of devices in a job.
 pub const MAX_GPUS: u64 = 1 << 20;
-/// Most tokens in a sequence.
+/// Largest number of tokens in a sequence.
 pub const MAX_SEQ_LEN: u64 = 1 << 24;
-/// Most sequences in an optimizer step.
+/// Largest number of sequences in an optimizer step.
 pub const MAX_GLOBAL_BATCH: u64 = 1 << 24;
 
-/// The sizes of a workload, as plain fields. [`Workload::new`] turns sizes that make sense into a
-/// [`Workload`].
+/// The sizes of a workload, as plain fields; [`Workload::new`] checks them and makes a [`Workload`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WorkloadSizes {
-    /// Devices in the job.
+    /// Number of devices in the job.
     pub gpus: u64,
     /// Tokens per sequence.
     pub seq_len: u64,
     /// Sequences per optimizer step, over all devices.
     pub global_batch: u64,
-    /// Precision of linear layers.
+    /// Precision of the linear layers.
     pub precision: Precision,
 }
 
@@ -33,18 +32,18 @@ pub struct Workload(WorkloadSizes);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} is {value}; expected 1 to {most} {unit}")]
 pub struct WorkloadError {
-    /// Field of [`WorkloadSizes`].
+    /// Name of the field of [`WorkloadSizes`].
     pub field: &'static str,
-    /// Its value.
+    /// Value of the field.
     pub value: u64,
-    /// Largest value.
+    /// Largest allowed value.
     pub most: u64,
-    /// What is counted.
+    /// The unit that the field counts, for messages.
     pub unit: &'static str,
 }
 
 impl Workload {
-    /// Makes a workload of sizes within their ranges, so that products of them cannot overflow.
+    /// Makes a workload if its sizes are in range, so that products of them cannot overflow.
     ///
     /// # Errors
     /// The first size that is 0 or too large.
@@ -72,7 +71,7 @@ impl Workload {
         Ok(Self(sizes))
     }
 
-    /// The same training on another number of devices.
+    /// The same workload on another number of devices.
     ///
     /// # Errors
     /// When that number is out of range.

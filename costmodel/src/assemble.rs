@@ -1,5 +1,5 @@
-//! From a strategy to what the engine runs: the work of every virtual stage, the memory every rank
-//! holds, the time of its optimizer.
+//! Turns a strategy into the engine's inputs: the work of every virtual stage, and the memory and optimizer time of
+//! every pipeline rank.
 
 use std::sync::Arc;
 
@@ -19,15 +19,16 @@ use crate::traffic::DataParallel;
 /// Everything the engine and the reports need to know about a strategy.
 #[derive(Clone, Debug)]
 pub struct Assembled {
-    /// Blocks of every virtual stage.
+    /// For every virtual stage: its blocks in order, equal neighbours grouped.
     pub runs: Vec<Vec<Run>>,
     /// Work of every virtual stage.
     pub stages: Vec<StageWork>,
     /// Pipeline rank of every virtual stage.
     pub rank_of_stage: Arc<Vec<u32>>,
-    /// States of every pipeline rank.
+    /// Parameters, gradients and optimizer states of every pipeline rank, in bytes.
     pub states: Vec<StateBytes>,
-    /// Gathered parameters and unreduced gradients in flight, of every pipeline rank.
+    /// For every pipeline rank: bytes of parameters that are gathered, and of gradients that are not yet reduced, at
+    /// one time.
     pub in_flight: Vec<Bytes>,
     /// Optimizer time of every pipeline rank.
     pub optimizer: Vec<Seconds>,
@@ -35,20 +36,20 @@ pub struct Assembled {
     pub resident: Vec<Bytes>,
     /// Memory that only the optimizer step needs, of every pipeline rank.
     pub optimizer_transient: Vec<Bytes>,
-    /// One pipeline transfer.
+    /// Time of one pipeline transfer between neighbouring ranks.
     pub transfer: Seconds,
 }
 
-/// The blocks of a strategy's stages, looked up once.
+/// The block costs that a strategy's stages are built from, looked up once.
 struct Blocks {
     embedding: Arc<BlockCost>,
     head: Arc<BlockCost>,
     mtp: Option<Arc<BlockCost>>,
-    /// Per layer class: as a stage's last layer is recomputed, and as its first is.
+    /// For every layer class: the cost of a stage's last layer, and of its first, which `Layers` may recompute.
     layers: Vec<(LayerClass, Arc<BlockCost>, Arc<BlockCost>)>,
 }
 
-/// Builds what the engine simulates of a strategy: the work of its stages, and memory and optimizer of its ranks.
+/// Builds what the engine simulates for a strategy: the work of its stages, and its ranks' memory and optimizer time.
 ///
 /// # Errors
 /// When a block cannot be traced.
@@ -100,7 +101,7 @@ impl Assembled {
                 }
                 let of_stage = stage_elements(costs, strategy, runs, stage);
                 elements += of_stage;
-                // Every virtual stage is sharded by itself: its states are one buffer.
+                // ZeRO shards every virtual stage by itself: the states of each are one buffer.
                 bytes += parallel.sharding.states(of_stage, types, precision);
             }
         }
@@ -131,8 +132,8 @@ impl Assembled {
     }
 }
 
-/// Elements a rank holds of a virtual stage. Where one stage has both ends of the model, tied
-/// embeddings are one table.
+/// Elements that a rank holds of a virtual stage. If one stage has both ends of the model, tied embeddings share one
+/// table and count once.
 fn stage_elements(costs: &BlockCosts, strategy: &Strategy, runs: &[Run], stage: usize) -> Elements {
     let model = &costs.scenario().model;
     let mut elements = Elements::default();
@@ -151,7 +152,7 @@ impl Blocks {
         let key = |class: BlockClass, recompute: Recompute| {
             BlockKey::of(costs.scenario(), strategy, class, recompute)
         };
-        // Beyond what `Layers` counts, layers are as they would be without.
+        // The recomputation of layers after the first `n` that `Layers(n)` recomputes.
         let mode = strategy.recompute.of_layer(u64::MAX);
         let mut layers = Vec::new();
         for &class in costs.layer_classes() {
@@ -162,7 +163,7 @@ impl Blocks {
             };
             layers.push((class, as_asked, first));
         }
-        // Embedding and head are outside what runtimes recompute.
+        // Runtimes do not recompute the embedding or the head.
         let mtp = if model.mtp_layers > 0 {
             Some(costs.block(&key(BlockClass::Mtp, mode))?)
         } else {
@@ -176,7 +177,7 @@ impl Blocks {
         })
     }
 
-    /// Sending a micro-batch's activation to the next pipeline rank.
+    /// Time to send one micro-batch's activation to the next pipeline rank.
     fn transfer(&self, costs: &BlockCosts, strategy: &Strategy) -> Result<Seconds, CostError> {
         if strategy.pp == 1 {
             return Ok(Seconds(0.0));
@@ -231,7 +232,7 @@ fn push(runs: &mut Vec<Run>, cost: &Arc<BlockCost>, count: u64) {
     }
 }
 
-/// Work of every stage; most have the blocks of one before, and so its work.
+/// Work of every virtual stage. Most stages have the same blocks as an earlier one, so its work is reused.
 fn stages(
     costs: &BlockCosts,
     strategy: &Strategy,
@@ -290,8 +291,8 @@ fn stage(
     Ok(stage)
 }
 
-/// Peaks beside what is held: forward keeps what earlier blocks saved, backward has released what
-/// later blocks did.
+/// Sets a stage's peak memory beyond the saved activations: in forward, earlier blocks' activations are already held;
+/// in backward, those of later blocks are already released.
 fn transients(stage: &mut StageWork, runs: &[Run]) {
     let mut held = Bytes(0);
     let mut peak = Bytes(0);
@@ -318,8 +319,8 @@ fn in_flight(strategy: &Strategy, costs: &BlockCosts, largest: u64, held: Elemen
     match strategy.zero {
         Zero::Z0 | Zero::Z1 => Bytes(0),
         Zero::Z2 => Bytes(largest * reduce),
-        // Kept after forward: every block's parameters, and their gradients once accumulated over
-        // several micro-batches.
+        // Not resharded after forward: the parameters of every block, and also all their gradients when these
+        // accumulate over several micro-batches.
         Zero::Z3 if !strategy.reshard_after_forward => {
             let whole = held.dense + held.expert;
             let gradients = if strategy.num_micro_batches > 1 {

@@ -1,4 +1,4 @@
-//! The cost of one block under one layout: trace, lower, price, run.
+//! Computes the cost of one block under one layout: trace, lower, price, run.
 
 use catalog::{Bytes, Seconds};
 use plans::NamedTime;
@@ -11,7 +11,7 @@ use crate::streams::{self, Task};
 use crate::work::Backward;
 use crate::{CostError, Scenario};
 
-/// The cost of a block.
+/// Computes the cost of a block.
 ///
 /// # Errors
 /// When the model cannot be traced under the layout, or an operator has no price.
@@ -45,7 +45,7 @@ pub(crate) fn price(
     Ok(cost)
 }
 
-/// Runs every pass on streams of its own: what it takes, by what that is spent on and by kernel.
+/// Runs every pass by itself, on idle streams, and adds up its time by category and by kernel.
 fn time(priced: &PricedBlock, slowdown: f64, cost: &mut BlockCost) {
     let named = |pass: &[Launch], what: &str, kernels: &mut Vec<NamedTime>| {
         let mut spent = vec![Seconds(0.0); priced.kernels.len()];

@@ -1,4 +1,4 @@
-//! What a block costs, and what that depends on.
+//! The cost of one block, and the key under which it is remembered.
 
 use catalog::{Axis, Bytes};
 use dtensor::Trace;
@@ -10,20 +10,20 @@ use crate::lower::BlockMemory;
 use crate::states::Elements;
 use crate::work::{Backward, Work};
 
-/// Tensors of fewer elements stay on every rank: `stage3_param_persistence_threshold`.
+/// DeepSpeed's ZeRO-3 keeps tensors of fewer elements whole on every rank (`stage3_param_persistence_threshold`).
 const PERSISTENT: u64 = 100_000;
 
-/// Parameter tensors of a block, as ZeRO-3 that gathers tensor by tensor counts them.
+/// Numbers of a block's parameter tensors, for a ZeRO-3 that gathers tensor by tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tensors {
-    /// Those that are gathered.
+    /// Number of tensors that are gathered: those large enough to be sharded.
     pub gathered: u64,
-    /// All: every gradient is reduced.
+    /// Number of all tensors; the gradient of each is reduced.
     pub all: u64,
 }
 
 impl Tensors {
-    /// The tensors of a traced block.
+    /// Counts the tensors of a traced block.
     #[must_use]
     pub fn of(trace: &Trace) -> Self {
         let large = |elements: u64| elements >= PERSISTENT;
@@ -35,56 +35,56 @@ impl Tensors {
     }
 }
 
-/// What a block's cost depends on.
+/// Everything that a block's cost depends on: the key of the cache of block costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockKey {
-    /// Which block.
+    /// The kind of block: embedding, a class of decoder layers, head, or multi-token prediction.
     pub class: BlockClass,
-    /// Local shapes.
+    /// Sizes that decide the block's local shapes.
     pub layout: BlockLayout,
-    /// What is run again.
+    /// What backward recomputes.
     pub recompute: Recompute,
-    /// Whether tensor-parallel collectives run beside products.
+    /// Whether tensor-parallel collectives overlap with matrix products.
     pub overlap_tp: bool,
-    /// Where the groups lie.
+    /// Size and placement of the groups that communicate in the block.
     pub groups: BlockGroups,
 }
 
-/// Groups of the axes that communicate inside a block.
+/// Groups of the mesh axes that communicate inside a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockGroups {
-    /// Tensor parallel.
+    /// Tensor-parallel group.
     pub tp: Group,
-    /// Context parallel.
+    /// Context-parallel group.
     pub cp: Group,
-    /// Expert parallel.
+    /// Expert-parallel group.
     pub ep: Group,
-    /// Expert tensor parallel.
+    /// Tensor-parallel group inside experts.
     pub etp: Group,
 }
 
 /// Time and memory of a block for one micro-batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BlockCost {
-    /// Forward.
+    /// Time of the forward pass.
     pub forward: Work,
-    /// Backward.
+    /// Time of the backward pass, without recomputation.
     pub backward: Backward,
-    /// Forward kernels run again.
+    /// Time of the forward kernels that run again before backward.
     pub recompute: Work,
-    /// What it keeps and needs.
+    /// Memory that the block keeps for backward, and what its passes need beside that.
     pub memory: BlockMemory,
     /// Bytes of the tensor handed to the next block.
     pub output: Bytes,
-    /// Parameters this rank holds before ZeRO.
+    /// Parameters that a rank holds of this block, before ZeRO shards them.
     pub elements: Elements,
-    /// The tensors they are in.
+    /// Number of the block's parameter tensors.
     pub tensors: Tensors,
-    /// Kernels and collectives by name.
+    /// Time of every kernel and collective, by name.
     pub kernels: Vec<NamedTime>,
 }
 
-/// Parameters that a rank holds of a traced block, before ZeRO.
+/// Counts the parameters that a rank holds of a traced block, before ZeRO shards them.
 pub(crate) fn elements(trace: &Trace) -> Elements {
     let mut elements = Elements::default();
     for parameter in &trace.parameters {
@@ -98,7 +98,7 @@ pub(crate) fn elements(trace: &Trace) -> Elements {
 }
 
 impl BlockKey {
-    /// The key of a block under a strategy.
+    /// The key of a block's cost under a strategy.
     #[must_use]
     pub fn of(
         scenario: &Scenario,

@@ -9,7 +9,7 @@ use crate::book::PriceBook;
 use crate::memo::Memo;
 use crate::{CostError, Scenario, block};
 
-/// A scenario, its prices, and the blocks that were priced by local shape.
+/// A scenario with its prices and a cache of block costs, keyed by local shape.
 #[derive(Debug)]
 pub(crate) struct BlockCosts {
     scenario: Scenario,
@@ -19,7 +19,7 @@ pub(crate) struct BlockCosts {
 }
 
 impl BlockCosts {
-    /// No block is priced yet.
+    /// Starts with an empty cache.
     pub(crate) fn new(scenario: Scenario, book: Box<dyn PriceBook>) -> Self {
         let layers = 0..scenario.model.layers;
         let mut layer_classes: Vec<LayerClass> =
@@ -34,7 +34,7 @@ impl BlockCosts {
         }
     }
 
-    /// What the blocks are of.
+    /// The scenario whose blocks these are.
     pub(crate) fn scenario(&self) -> &Scenario {
         &self.scenario
     }
@@ -49,7 +49,7 @@ impl BlockCosts {
         &self.layer_classes
     }
 
-    /// The cost of a block, from memory when its local shape was priced before.
+    /// The cost of a block; each local shape is priced only once.
     ///
     /// # Errors
     /// When the block cannot be traced.

@@ -1,4 +1,4 @@
-//! The entry point: prices of one scenario, with layer costs and programs remembered.
+//! The entry point: a cost model for one scenario, which caches block costs and programs.
 
 use std::sync::Arc;
 
@@ -16,22 +16,22 @@ use crate::recorder::Recorder;
 use crate::shared_cores::Busy;
 use crate::{CostError, Scenario, book, floors, predict, quantities};
 
-/// Prices strategies of one scenario. Thread-safe; remembers block costs by local shape and
-/// programs by schedule.
+/// Predicts time and memory of strategies of one scenario. Thread-safe; caches block costs by local shape and programs
+/// by schedule.
 #[derive(Debug)]
 pub struct CostModel {
     blocks: BlockCosts,
     pipelines: Pipelines,
 }
 
-/// Time and memory of a simulated strategy, without the names.
+/// Step time and peak memory of a simulated strategy, without a breakdown.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Score {
     /// Time of one step.
     pub step_time: Seconds,
-    /// Peak of the heaviest rank.
+    /// Largest peak memory of any pipeline rank.
     pub peak_memory: Bytes,
-    /// Whether the peak is within capacity less headroom.
+    /// Whether the peak is within device memory less headroom.
     pub fits: bool,
 }
 
@@ -44,7 +44,7 @@ impl CostModel {
         Self::with_constants(scenario, &Fitted::default())
     }
 
-    /// A cost model for a scenario, with other values of the fitted constants than the shipped.
+    /// A cost model for a scenario, with the given values of the fitted constants instead of the shipped ones.
     ///
     /// # Errors
     /// When the device has no prices for the workload's precision.
@@ -86,7 +86,7 @@ impl CostModel {
         })
     }
 
-    /// What it was made for.
+    /// The scenario that it prices.
     #[must_use]
     pub fn scenario(&self) -> &Scenario {
         self.blocks.scenario()
@@ -98,7 +98,7 @@ impl CostModel {
         self.blocks.layer_classes()
     }
 
-    /// Device memory that a strategy may use.
+    /// Bytes of device memory that a strategy may use.
     #[must_use]
     pub fn capacity(&self) -> Bytes {
         self.scenario().capacity()
@@ -140,7 +140,7 @@ impl CostModel {
         })
     }
 
-    /// Simulates a strategy and names everything.
+    /// Simulates a strategy and says in detail where its time and memory go.
     ///
     /// # Errors
     /// When a block cannot be traced.
@@ -158,7 +158,7 @@ impl CostModel {
         ))
     }
 
-    /// The simulated step, event by event.
+    /// Simulates a strategy and records every event of the step.
     ///
     /// # Errors
     /// When a block cannot be traced.
@@ -168,8 +168,8 @@ impl CostModel {
         Ok(recorder.finish())
     }
 
-    /// What every pipeline rank of our own executor holds. Of the ranks that share a pipeline rank's stages, it is
-    /// that of the one that holds most, where every expert receives as many rows as the others.
+    /// What every pipeline rank of our own executor holds. Several ranks share a pipeline rank's stages; this is the
+    /// one that holds most, if every expert receives equally many rows.
     ///
     /// # Errors
     /// When a block cannot be traced.
@@ -229,7 +229,7 @@ impl CostModel {
         Ok((assembled, finite(outcome)?))
     }
 
-    /// The cost of a block, from memory when its local shape was priced before.
+    /// The cost of a block; each local shape is priced only once.
     ///
     /// # Errors
     /// When the block cannot be traced.
@@ -243,7 +243,7 @@ impl CostModel {
     }
 }
 
-/// An outcome whose step ends.
+/// Refuses an outcome whose step time is not finite.
 fn finite(outcome: Outcome) -> Result<Outcome, CostError> {
     if outcome.step_time.0.is_finite() {
         Ok(outcome)

@@ -10,56 +10,56 @@ use plans::{Action, ActionKind, Breakdown, Stream};
 use crate::stage::StageWork;
 use crate::streams::{self, Streams};
 
-/// What the engine needs beside the program.
+/// The engine's inputs: action lists, and the costs of what they run.
 #[derive(Clone, Debug)]
 pub struct Inputs<'a> {
     /// Action lists of all pipeline ranks.
     pub ranks: &'a [Vec<Action>],
     /// Work of every virtual stage, in model order.
     pub stages: &'a [StageWork],
-    /// Time of one pipeline transfer between different ranks: index = sending virtual stage (forward).
+    /// Time of one pipeline transfer between different ranks; the same at every stage boundary.
     pub transfer: Seconds,
-    /// Whether transfers run beside compute.
+    /// Whether pipeline transfers overlap with compute.
     pub transfer_overlaps: bool,
-    /// Micro-batches.
+    /// Number of micro-batches in a step.
     pub micro_batches: u32,
-    /// Slow-down of kernels while data-parallel collectives run beside them, at least 1.
+    /// Factor, at least 1, by which kernels slow down while communication runs beside them.
     pub overlap_slowdown: f64,
-    /// Per pipeline rank: gradient norm, clipping and optimizer.
+    /// For every pipeline rank: time of gradient norm, clipping and optimizer.
     pub optimizer: &'a [Seconds],
-    /// Per pipeline rank: memory held for the whole step.
+    /// For every pipeline rank: bytes held for the whole step.
     pub resident: &'a [Bytes],
-    /// Per pipeline rank: extra memory during the optimizer step.
+    /// For every pipeline rank: bytes that only the optimizer step needs.
     pub optimizer_transient: &'a [Bytes],
-    /// Host time of one step beside kernels.
+    /// Host time that a step takes in addition to its kernels.
     pub step_overhead: Seconds,
 }
 
-/// What the engine reports.
+/// The result of a simulated step.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// End of the last action of the last rank.
     pub step_time: Seconds,
-    /// Per rank.
+    /// The outcome of every pipeline rank.
     pub ranks: Vec<RankOutcome>,
 }
 
-/// One rank's share.
+/// Time and memory of one pipeline rank.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RankOutcome {
-    /// Parts of the time, without the bubble.
+    /// Where the rank's time goes; the bubble is not filled in.
     pub parts: Breakdown,
-    /// When the rank finishes.
+    /// Time from the start of the step to the end of the rank's last action.
     pub end: Seconds,
-    /// Largest memory at any moment.
+    /// Largest memory in use at any moment.
     pub peak: Bytes,
-    /// Action that was running then.
+    /// The action that ran when memory was at its peak.
     pub peak_action: Option<Action>,
 }
 
-/// Receives what happens; `()` ignores it.
+/// Receives the events of a simulation; `()` ignores them.
 pub trait Record {
-    /// An interval on a stream.
+    /// Called for every interval on a stream of a rank.
     fn event(
         &mut self,
         _rank: u32,
@@ -69,13 +69,13 @@ pub trait Record {
         _end: Seconds,
     ) {
     }
-    /// Memory in use from a moment on.
+    /// Called when a rank's memory in use changes to `_bytes`.
     fn memory(&mut self, _rank: u32, _at: Seconds, _bytes: Bytes) {}
 }
 
 impl Record for () {}
 
-/// Runs the program.
+/// Simulates the step.
 ///
 /// # Panics
 /// If the program deadlocks; programs are validated where they are built.
@@ -101,8 +101,8 @@ pub fn simulate(inputs: &Inputs<'_>, record: &mut impl Record) -> Outcome {
 struct Engine<'a> {
     inputs: &'a Inputs<'a>,
     states: Vec<RankState>,
-    /// Arrival of the forward input and of the output gradient, by `stage · m + micro_batch`; `None`
-    /// before it is sent.
+    /// When a stage's forward input, or its output gradient, arrives; index = `stage · m + micro_batch`, `None` until
+    /// it is sent.
     forward_arrival: Vec<Option<Seconds>>,
     backward_arrival: Vec<Option<Seconds>>,
 }
@@ -110,19 +110,19 @@ struct Engine<'a> {
 #[derive(Clone, Copy)]
 struct RankState {
     streams: Streams,
-    /// When its last pipeline transfer ends.
+    /// When the rank's last pipeline transfer ends.
     pipeline: Seconds,
     memory: Bytes,
     outcome: RankOutcome,
 }
 
 impl RankState {
-    /// When its compute stream has run everything so far.
+    /// When the compute stream has finished everything issued so far.
     fn compute(&self) -> Seconds {
         self.streams.free(streams::Stream::Compute)
     }
 
-    /// Data-parallel traffic of a stage all at once, for which compute waits.
+    /// Runs all of a stage's data-parallel traffic at once, with compute waiting for it.
     fn exchange(&mut self, rank: usize, action: Action, time: Seconds, record: &mut impl Record) {
         let asked = self.streams.end(streams::Stream::Compute);
         let span = self.streams.issue(streams::Stream::Data, time, Some(asked));
@@ -172,7 +172,7 @@ impl<'a> Engine<'a> {
         stage as usize * self.inputs.micro_batches as usize + micro_batch as usize
     }
 
-    /// Runs one action if its inputs are there; says whether it ran.
+    /// Runs an action if its inputs have arrived; returns whether it ran.
     fn step(&mut self, rank: usize, action: Action, record: &mut impl Record) -> bool {
         match action.kind {
             ActionKind::F | ActionKind::B | ActionKind::I | ActionKind::W => {
@@ -239,8 +239,8 @@ impl<'a> Engine<'a> {
             state.outcome.parts.pp_exposed_s += transfer.0;
         }
         record.event(rank as u32, Stream::Pipeline, action, start, end);
-        // Beside compute a transfer arrives when it ends; otherwise the receiver's stream takes part in
-        // it from when both are there.
+        // With overlap, data arrives when the transfer ends. Without, the receiver takes part in the transfer, which
+        // starts once both sides are ready.
         let end = if self.inputs.transfer_overlaps {
             end
         } else {
@@ -266,14 +266,14 @@ impl<'a> Engine<'a> {
             state.compute().max(arrival) + self.inputs.transfer
         };
         let wait = Seconds((arrival - state.compute()).0.max(0.0));
-        // A wait no longer than the transfer is the transfer's; beyond that the data did not exist.
+        // Waiting up to the length of a transfer counts as exposed transfer; beyond that the data was not yet computed.
         state.outcome.parts.pp_exposed_s += wait.min(self.inputs.transfer).0;
         state.streams.idle_until(arrival);
         true
     }
 
-    /// Parameters of a stage gathered at once (ZeRO-1/2 at the start of the step). Under ZeRO-3 the
-    /// gathers run layer by layer inside the compute action.
+    /// Gathers all parameters of a stage at once (ZeRO-1/2 at the start of the step). Under ZeRO-3 the gathers run
+    /// layer by layer inside the compute action.
     fn gather(&mut self, rank: usize, action: Action, record: &mut impl Record) {
         let stage = &self.inputs.stages[action.stage as usize];
         let Some(time) = stage.exposed_gather else {
@@ -282,7 +282,7 @@ impl<'a> Engine<'a> {
         self.states[rank].exchange(rank, action, time, record);
     }
 
-    /// Gradients of a stage reduced at once, when nothing overlaps them.
+    /// Reduces all gradients of a stage at once, if nothing overlaps their reduction.
     fn reduce(&mut self, rank: usize, action: Action, record: &mut impl Record) {
         let stage = &self.inputs.stages[action.stage as usize];
         let Some(time) = stage.exposed_reduce else {

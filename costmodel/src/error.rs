@@ -9,50 +9,50 @@ pub enum CostError {
     /// The device or network has no prices.
     #[error("no prices for device {device}: {reason}")]
     Prices {
-        /// Device preset.
+        /// Name of the device preset.
         device: String,
-        /// Why.
+        /// Why there are no prices.
         reason: String,
     },
-    /// The profile of this machine lacks a kernel.
+    /// The profile of this machine has no measurement of a kernel.
     #[error(
         "the profile has no measurement of `{kernel}`; `vescale-plan profile PLAN` (for GPUs with `--device cuda`) measures what a plan needs"
     )]
     NotMeasured {
-        /// Kernel.
+        /// Name of the kernel.
         kernel: String,
     },
-    /// A message between GPUs was not measured.
+    /// The profile has no measurement of a message between that many GPUs.
     #[error(
         "the profile has no measurement of `{message}` between {ranks} GPUs; `vescale-plan profile --device cuda --gpus {ranks}` measures it"
     )]
     MessageNotMeasured {
-        /// Message.
+        /// Name of the message.
         message: String,
-        /// GPUs of its group.
+        /// Number of GPUs in its group.
         ranks: u64,
     },
     /// A rate or time of the scenario is not a usable number.
     #[error("{name} is {value}: expected a {expected}")]
     Quantity {
-        /// What.
+        /// Name of the quantity.
         name: String,
-        /// As given.
+        /// Its value as given.
         value: f64,
-        /// What it must be.
+        /// What a usable value is.
         expected: &'static str,
     },
-    /// The sum of a strategy's times is beyond what a number holds.
+    /// The times of a strategy sum to more than a floating-point number holds.
     #[error(
         "the predicted step time is not finite: some time or rate of the cluster or runtime is extreme"
     )]
     Endless,
-    /// The device has no matrix rate for the asked precision.
+    /// The device has no matrix rate for the requested precision.
     #[error("device {device} has no peak for {precision}")]
     NoPeak {
-        /// Device preset.
+        /// Name of the device preset.
         device: String,
-        /// Asked precision.
+        /// The requested precision.
         precision: String,
     },
 }

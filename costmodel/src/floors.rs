@@ -1,10 +1,10 @@
-//! Lower bounds that hold for every order of the same work.
+//! Lower bounds on time and memory that hold for every order of the same work.
 //!
 //! *Time.* A rank cannot start before the first micro-batch has passed every earlier stage, must do
 //! all its own work, and after its last backward the gradients must still pass every earlier stage.
-//! With split backward the weight halves may fill that tail, so the bound takes the larger of both
-//! readings. *Memory.* What the rank holds all step, plus what its schedule holds at its fullest
-//! moment. Both use prices without contention.
+//! With split backward the weight halves may fill that wait, so the bound is the larger of two: work with weight
+//! halves, or work without them plus the wait. *Memory.* What the rank holds all step, plus what its schedule holds at
+//! its fullest moment. Both bounds use prices without contention.
 
 use catalog::{Bytes, Seconds};
 use plans::{Floors, Strategy};
@@ -14,7 +14,7 @@ use crate::assemble::Assembled;
 use crate::pipeline::Pipeline;
 use crate::stage::StageWork;
 
-/// Bounds of an assembled strategy.
+/// Computes the bounds of an assembled strategy.
 #[must_use]
 pub fn floors(
     scenario: &Scenario,
@@ -29,7 +29,7 @@ pub fn floors(
         .collect();
     let mut time = Seconds(0.0);
     let mut peak = Bytes(0);
-    // What the owner of the first stage still has to do when the last gradient reaches it.
+    // What the owner of the first stage still has to do after the last gradient has reached it.
     let last = least[0].traffic + assembled.optimizer[assembled.rank_of_stage[0] as usize];
     for rank in 0..strategy.pp as u32 {
         let own = || {
@@ -60,7 +60,7 @@ pub fn floors(
         peak = peak.max(assembled.resident[rank as usize] + held);
     }
     let step = scenario.runtime.overheads.step.value;
-    // Sums are taken in another order than the engine's; a relative 1e-9 covers the rounding.
+    // Sums are taken in another order than in the engine; a relative 1e-9 covers the rounding.
     Floors {
         time: (time + step) * (1.0 - 1e-9),
         memory: scenario.with_fragmentation(peak),
@@ -75,14 +75,14 @@ fn splits_backward(pipeline: &Pipeline) -> bool {
         .any(|actions| actions.iter().any(|a| a.kind == plans::ActionKind::W))
 }
 
-/// The least times of a stage's actions for one micro-batch.
+/// Lower bounds on the times of a stage's actions for one micro-batch.
 struct Least {
     forward: Seconds,
-    /// Backward until the input gradient exists; whole when nothing splits it.
+    /// Time until the input gradient exists; all of backward if the schedule does not split it.
     backward: Seconds,
-    /// What is left of backward then.
+    /// Time of the rest of backward, the weight half; 0 if backward is not split.
     weights: Seconds,
-    /// Traffic that runs as an action of its own, once a step.
+    /// Time of gradient reduction that runs as an action of its own, once a step.
     traffic: Seconds,
 }
 
@@ -96,7 +96,8 @@ impl Least {
             traffic: stage.exposed_reduce.unwrap_or(Seconds(0.0)),
         };
         if split {
-            // Some of it may still run whole, which may be shorter than both halves.
+            // Even in a schedule that splits backward some passes run whole, which may be shorter than both halves
+            // together.
             let input = (stage.recompute + stage.backward.input).device();
             let all = (least.backward).min(input + stage.backward.weight.duration());
             least.backward = input.min(whole.device());
@@ -121,7 +122,7 @@ fn path(assembled: &Assembled, earlier: &[Least]) -> (Seconds, Seconds) {
     (head, tail)
 }
 
-/// Transfers of one micro-batch that occupy the rank's compute stream.
+/// Time of one micro-batch's transfers that occupy the rank's compute stream.
 fn sends(strategy: &Strategy, assembled: &Assembled, rank: u32) -> Seconds {
     if strategy.overlap.pipeline {
         return Seconds(0.0);

@@ -3,19 +3,19 @@
 use catalog::model::{AttentionKind, Mlp, ModelConfig, Moe};
 use catalog::{Flops, Workload};
 
-/// Model FLOPs of one token, forward and backward, without recomputation: 6 per active parameter in
-/// matrix products, the head once, and those of attention,
-/// `6 · Σ_layers heads · (d_qk + d_v) · keys`, by two conventions of how many keys a query has.
+/// Model FLOPs of one token, forward and backward, without recomputation: 6 per active parameter of matrix products
+/// (the head counted once), plus those of attention, `6 · Σ_layers heads · (d_qk + d_v) · keys`. The fields differ in
+/// how many keys they count for a query.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ModelFlops {
-    /// The keys that a query may see under the causal mask and the layer's sliding window, on average
-    /// over the sequence: causal attention counted once.
+    /// Counts the keys that a query may see under the causal mask and the layer's sliding window, averaged over the
+    /// sequence.
     pub once: Flops,
-    /// All keys of the sequence, or of the window, as if nothing were masked (PaLM, appendix B; Megatron).
+    /// Counts all keys of the sequence, or of the window, as if nothing were masked (PaLM, appendix B; Megatron).
     pub palm: Flops,
 }
 
-/// Model FLOPs per token. Sums are floats, which hold models of any size.
+/// Computes the model FLOPs per token. Sums are floats, so that models of any size fit.
 #[must_use]
 pub fn per_token(model: &ModelConfig, workload: &Workload) -> ModelFlops {
     let hidden = model.hidden as f64;
@@ -37,7 +37,7 @@ pub fn per_token(model: &ModelConfig, workload: &Workload) -> ModelFlops {
         seen += per_key * visible_keys(workload.seq_len, window);
         all += per_key * window as f64;
     }
-    // A prediction module projects two hidden states to one and has its own pass of the head.
+    // A multi-token-prediction module projects two hidden states to one and runs the head once more.
     parameters += model.mtp_layers as f64 * (2.0 * hidden * hidden + head);
     ModelFlops {
         once: Flops(6.0 * (parameters + seen)),
@@ -45,8 +45,8 @@ pub fn per_token(model: &ModelConfig, workload: &Workload) -> ModelFlops {
     }
 }
 
-/// Keys that a query sees on average: `(s + 1) / 2` of a whole sequence, fewer under a window, which the
-/// first `window` queries do not fill.
+/// Keys that a query sees on average: `(s + 1) / 2` over a whole sequence; fewer with a sliding window, which the first
+/// `window` queries do not fill.
 fn visible_keys(seq_len: u64, window: u64) -> f64 {
     let (sequence, window) = (seq_len.max(1) as f64, window as f64);
     window - window * (window - 1.0) / (2.0 * sequence)

@@ -1,5 +1,5 @@
-//! What a rank of our own executor holds, counted by running its step on sizes (`dtensor::train`). Without the
-//! driver's context, libraries' workspaces and rounding, which are no buffers, and what messages pass through.
+//! Memory that a rank of our own executor holds, counted by running its step on tensor sizes only (`dtensor::train`).
+//! Not counted, as they are no buffers: the driver's context, library workspaces, rounding; nor message buffers.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -21,29 +21,30 @@ use rustc_hash::FxHashMap;
 
 use crate::{CostError, Scenario};
 
-/// What a rank of our own executor holds.
+/// Memory that a rank of our own executor holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// For the whole step.
+    /// Parameters, gradients and optimizer states, held for the whole step.
     pub states: StateBytes,
-    /// Kept for backward: the most at the end of any action.
+    /// Activations kept for backward: the largest sum at the end of any action.
     pub peak_saved: Bytes,
-    /// In use on a GPU, during actions too: the most at any moment. Buffers count at the size that was asked for.
+    /// GPU memory in use: the largest sum at any moment, also inside actions. Buffers count at their requested size.
     pub peak: Bytes,
 }
 
-/// The rank whose memory is counted: of those with this place, the one with the largest shards of states.
+/// Says whose memory is counted: of the ranks at this place in the mesh, the one with the largest shards of states.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Member {
     /// Pipeline rank.
     pub pp: u64,
-    /// Tensor-parallel rank: where their number does not divide the vocabulary, the last of these hold less.
+    /// Tensor-parallel rank; if their number does not divide the vocabulary, the last ones hold less.
     pub tp: u64,
-    /// Rows that its experts receive, by micro-batch and layer; of others, as many as its tokens send out.
+    /// Rows that the rank's experts receive, by micro-batch and layer; where there is no entry, as many as its own
+    /// tokens send out.
     pub rows: BTreeMap<(u32, u64), RoutedRows>,
 }
 
-/// The stages of a strategy, as one rank has them.
+/// A strategy's step as one rank runs it.
 pub(crate) struct Counted<'c> {
     pub(crate) scenario: &'c Scenario,
     pub(crate) strategy: &'c Strategy,
@@ -52,17 +53,17 @@ pub(crate) struct Counted<'c> {
     pub(crate) member: &'c Member,
 }
 
-/// Blocks made so far: those of a class that keep the same and receive as many rows are equal.
+/// Cache of blocks: those of a class that keep the same tensors and receive equally many rows are equal.
 type Known = FxHashMap<(BlockClass, Keep, Routing), Arc<Block>>;
 
-/// Of what can never fail.
+/// Unwraps a result that cannot be an error.
 fn sure<T>(result: Result<T, Infallible>) -> T {
     let Ok(value) = result;
     value
 }
 
 impl Counted<'_> {
-    /// Runs a step, and another in which all that stays is there from the beginning.
+    /// Counts a first step, and a second one in which everything that outlives a step already exists.
     ///
     /// # Errors
     /// When a block cannot be traced.
@@ -200,7 +201,7 @@ impl Counted<'_> {
             ..self.layout()
         };
         let mut block = recipe.block(&self.scenario.model, &layout, attention)?;
-        // Traces are of the first rank, which has the most of what ranks cannot share out evenly.
+        // Traces are of the first rank, which has the largest part of what cannot be divided evenly.
         let ranks = self.strategy.tp;
         for tensor in &mut block.trace.tensors {
             if let Placement::Shard(dim) = tensor.placements.on(Axis::Tp)

@@ -1,6 +1,6 @@
-//! In which order, and on which streams, a training system issues the kernels and messages of a block.
+//! The order in which a training system issues a block's kernels and messages, and the streams they run on.
 //!
-//! A message waits for the kernels issued before it, and the next kernel waits for the message. Five kinds do otherwise:
+//! A message waits for the kernels issued before it, and the next kernel waits for the message. Five kinds overlap:
 //!
 //! - Backward sums of column-parallel linears. Megatron-LM sends them between the linear's data-gradient and
 //!   weight-gradient products and waits after the second (`LinearWithGradAccumulationAndAsyncCommunication`); so does
@@ -15,8 +15,8 @@
 //!   NVIDIA/NeMo-Framework-Launcher@1ab2c78, conf/training/tp_overlap).
 //! - Ring attention: every step attends to one block of keys and values while the next one arrives (Transformer
 //!   Engine's `AttnFuncWithCPAndKVP2P`, PyTorch's `_templated_ring_attention`).
-//! - Exchanges with experts, where a runtime sends them beside the layers of another micro-batch: in the steady state of
-//!   forwards and backwards in turn, what the other has in flight is as long as the pass's own.
+//! - Expert all-to-alls, if a runtime overlaps them with the layers of another micro-batch: in the steady state, where
+//!   forwards and backwards alternate, the messages of the other micro-batch take as long as the pass's own.
 
 use std::ops::Range;
 
@@ -29,22 +29,22 @@ use crate::block_cost::BlockKey;
 use crate::lower::{Kernel, KernelKind, Lowered, Lowering};
 use crate::streams::{Stream, Waits};
 
-/// Into how many parts Transformer Engine splits a product whose result is summed.
+/// Number of parts into which Transformer Engine splits a product whose result is reduced ("pipeline" overlap).
 const PIPELINE_SPLITS: u64 = 4;
 
-/// A kernel or message, or an equal part of one, given to a stream.
+/// A kernel or message, or one of the equal parts of a split one, issued to a stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Launch {
-    /// Which, by its index among all kernels of the block.
+    /// Index among all kernels of the block.
     pub(crate) kernel: usize,
-    /// Into how many equal parts it is split.
+    /// Number of equal parts that it is split into; 1 if it is not split.
     pub(crate) parts: u64,
     pub(crate) stream: Stream,
     pub(crate) waits: Waits,
 }
 
 impl Launch {
-    /// A kernel after those of a pass, which waits for all of its messages.
+    /// A kernel issued after those of a pass, which waits for all of the pass's messages.
     pub(crate) fn last(kernel: usize, pass: &[Self]) -> Self {
         let mut waits = Waits::default();
         for (index, launch) in pass.iter().enumerate() {
@@ -59,18 +59,18 @@ impl Launch {
     }
 }
 
-/// Launches in the order of the host.
+/// Launches in the order in which the host issues them.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     launches: Vec<Launch>,
-    /// The last on the compute stream.
+    /// Index of the last launch on the compute stream.
     kernel: Option<usize>,
-    /// What the next on the compute stream waits for.
+    /// What the next launch on the compute stream waits for.
     pending: Waits,
 }
 
 impl Queue {
-    /// Gives the compute stream a kernel, or a part of one.
+    /// Issues a kernel, or a part of one, to the compute stream.
     pub(crate) fn compute(&mut self, kernel: usize, parts: u64) {
         self.kernel = Some(self.launches.len());
         self.launches.push(Launch {
@@ -81,7 +81,7 @@ impl Queue {
         });
     }
 
-    /// Sends a message, or a part of one, when the compute stream has come so far.
+    /// Issues a message, or a part of one, which waits for what the compute stream has been given so far.
     pub(crate) fn send(&mut self, kernel: usize, parts: u64, stream: Stream) -> usize {
         let mut waits = self.pending;
         if let Some(last) = self.kernel {
@@ -96,18 +96,18 @@ impl Queue {
         self.launches.len() - 1
     }
 
-    /// Lets the next kernel wait for a message.
+    /// Makes the next kernel wait for a message.
     pub(crate) fn wait(&mut self, launch: usize) {
         self.pending.add(self.launches[launch].stream, launch);
     }
 
-    /// Sends a message for which the next kernel waits.
+    /// Issues a message that the next kernel waits for.
     pub(crate) fn exchange(&mut self, kernel: usize, axis: Axis) {
         let launch = self.send(kernel, 1, Stream::of(axis));
         self.wait(launch);
     }
 
-    /// Sends a message while the compute stream is at layers of another micro-batch: neither waits for the other.
+    /// Issues a message while the compute stream works on layers of another micro-batch: neither waits for the other.
     pub(crate) fn beside_others(&mut self, kernel: usize, axis: Axis) {
         self.launches.push(Launch {
             kernel,
@@ -117,13 +117,13 @@ impl Queue {
         });
     }
 
-    /// All of them.
+    /// All launches issued so far.
     pub(crate) fn launches(self) -> Vec<Launch> {
         self.launches
     }
 }
 
-/// Order of the kernels of a block: those of forward, then those of backward, by their index.
+/// Decides how the kernels of a block are issued; their indices count those of forward, then those of backward.
 #[derive(Debug)]
 pub(crate) struct Order<'a> {
     lowering: Lowering<'a>,
@@ -133,35 +133,36 @@ pub(crate) struct Order<'a> {
     regathers: Vec<Regather>,
 }
 
-/// A gather of forward that is repeated in backward.
+/// A forward gather that is repeated in backward because its result was not kept.
 #[derive(Clone, Copy, Debug)]
 struct Regather {
     message: usize,
-    /// The data-gradient product before which it is sent.
+    /// Index of the data-gradient product before which the gather is issued.
     before: usize,
-    /// The weight-gradient product that waits for it.
+    /// Index of the weight-gradient product that waits for the gather.
     until: usize,
 }
 
-/// A sum of what a product made.
+/// A reduction of a product's result that overlaps with other kernels.
 #[derive(Clone, Copy, Debug)]
 struct Sum {
     message: usize,
     product: usize,
-    /// Into how many parts the product is split.
+    /// Number of parts that the product is split into; 1 if it is not.
     parts: u64,
-    /// How many of them are sent, each when it is made: one less than there are where the last is the rank's own.
+    /// Number of parts that are sent, each as soon as it is computed; one less than `parts` if the last part is the
+    /// rank's own.
     messages: u64,
 }
 
-/// A gather that is split into parts, and the products that read it.
+/// A gather that is split into parts, and the products that read its result.
 #[derive(Clone, Debug)]
 struct Gather {
     message: usize,
     products: Vec<usize>,
 }
 
-/// What of a list of kernels is not issued one after the other.
+/// The messages in a list of kernels that overlap with compute, by kind.
 #[derive(Debug, Default)]
 struct Beside {
     sums: Vec<Sum>,
@@ -170,7 +171,7 @@ struct Beside {
 }
 
 impl<'a> Order<'a> {
-    /// Of a block under a layout.
+    /// The order for a block under a layout.
     pub(crate) fn new(
         lowering: Lowering<'a>,
         key: &'a BlockKey,
@@ -188,7 +189,7 @@ impl<'a> Order<'a> {
         order
     }
 
-    /// Issues some of the block's kernels, by their indices in order.
+    /// Issues the block's kernels at the given indices, in that order.
     pub(crate) fn issue(&self, kernels: &[usize]) -> Vec<Launch> {
         let beside = self.beside(kernels);
         let mut queue = Queue::default();
@@ -233,7 +234,8 @@ impl<'a> Order<'a> {
         queue.launches()
     }
 
-    /// A product, and the sum of its result: beside its parts, or beside what follows.
+    /// Issues a product and the reduction of its result, which overlaps with the product's own parts or with what
+    /// follows.
     fn sum(sum: Sum, queue: &mut Queue) -> Option<usize> {
         let mut last = None;
         for part in 0..sum.parts {
@@ -245,7 +247,7 @@ impl<'a> Order<'a> {
         last
     }
 
-    /// Products of what arrives part by part. The first part is the rank's own.
+    /// Issues the products of a split gather, part by part as it arrives. The first part is the rank's own.
     fn gather(&self, gather: &Gather, queue: &mut Queue) {
         let parts = self.key.layout.tp;
         let others = parts - 1;
@@ -262,7 +264,7 @@ impl<'a> Order<'a> {
         }
     }
 
-    /// Steps of attention, each while the next block of keys and values arrives.
+    /// Issues the steps of ring attention, each while the next block of keys and values arrives.
     fn ring(&self, message: usize, steps: &[usize], queue: &mut Queue) {
         let blocks = self.key.layout.cp;
         for block in 1..=blocks {
@@ -277,7 +279,7 @@ impl<'a> Order<'a> {
         }
     }
 
-    /// What of these kernels runs beside what.
+    /// Finds the messages among these kernels that overlap with compute.
     fn beside(&self, kernels: &[usize]) -> Beside {
         let mut beside = Beside::default();
         for (place, &message) in kernels.iter().enumerate() {
@@ -305,7 +307,7 @@ impl<'a> Order<'a> {
         beside
     }
 
-    /// The gather, if it is split and products read it.
+    /// Returns the split gather that a message is, if it is split and products read it.
     fn split_gather(
         &self,
         message: usize,
@@ -326,7 +328,7 @@ impl<'a> Order<'a> {
         (!products.is_empty()).then_some(Gather { message, products })
     }
 
-    /// The product whose result a message sums, if one runs beside the other.
+    /// Returns the product whose result a message reduces, if the two overlap.
     fn sum_of(&self, message: usize, collective: Collective, earlier: &[usize]) -> Option<Sum> {
         let forward = self.kernel(message).pass == Pass::Forward;
         let megatron = self.lowering.has(Rewrite::AsyncTensorParallelBackward);
@@ -352,13 +354,13 @@ impl<'a> Order<'a> {
         })
     }
 
-    /// Whether products and their messages are split: those of layers, not those of the head.
+    /// Whether products are split to overlap with their messages: only those of decoder layers, not of the head.
     fn splits(&self) -> bool {
         self.key.overlap_tp && matches!(self.key.class, BlockClass::Layer(_) | BlockClass::Mtp)
     }
 
-    /// The kernels of core attention whose keys and values a ring exchange brings: those after it in forward, before it
-    /// in backward.
+    /// The core-attention kernels that use a ring exchange's keys and values: those after it in forward, before it in
+    /// backward.
     fn attention(&self, message: usize) -> Option<Range<usize>> {
         let forward = self.lowered.forward.len();
         let is = |&kernel: &usize| self.is_attention(kernel);
@@ -374,7 +376,7 @@ impl<'a> Order<'a> {
         Some(start.map_or(forward, |before| before + 1)..end)
     }
 
-    /// Gathers of sharded inputs that are not kept, so that backward repeats them.
+    /// Finds gathers of sharded inputs whose result is not kept, so that backward repeats them.
     fn regathers(&self) -> Vec<Regather> {
         let layout = &self.key.layout;
         if !layout.sequence_parallel
@@ -433,7 +435,7 @@ impl<'a> Order<'a> {
         self.trace.op(kernel.pass, kernel.op).is_core_attention()
     }
 
-    /// Whether one of the tensors lies where `tensor` does.
+    /// Whether one of the tensors shares its storage with `tensor`.
     fn among(&self, tensors: &[TensorId], tensor: TensorId) -> bool {
         let storage = |id| self.trace.tensor(id).storage;
         tensors.iter().any(|&id| storage(id) == storage(tensor))
@@ -441,7 +443,7 @@ impl<'a> Order<'a> {
 }
 
 impl Beside {
-    /// The ring exchange that a kernel is, or whose keys and values it attends to.
+    /// The ring exchange, and its attention kernels, that a kernel belongs to.
     fn ring(&self, kernel: usize) -> Option<(usize, Range<usize>)> {
         let is = |(message, steps): &&(usize, Range<usize>)| {
             *message == kernel || steps.contains(&kernel)
@@ -450,7 +452,7 @@ impl Beside {
     }
 }
 
-/// Lets the next kernel wait for a message that was sent before.
+/// Makes the next kernel wait for a message that was issued before.
 fn wait_for(message: usize, sent: &[(usize, usize)], queue: &mut Queue) {
     if let Some(&(_, launch)) = sent.iter().rfind(|(kernel, _)| *kernel == message) {
         queue.wait(launch);

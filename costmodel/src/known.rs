@@ -1,6 +1,6 @@
-//! Every number of the prices that no datasheet, table, runtime or fit gives: its value, unit, source and reason.
+//! Every number in the prices that comes from no datasheet, table, runtime or fit: its value, unit, source and reason.
 //!
-//! A prediction's provenance lists all that can enter it. A test finds numbers that stand in formulas instead.
+//! A prediction's provenance lists all those that can enter it. A test finds numbers written straight into formulas.
 
 use catalog::{Architecture, Fabric, Origin, Seconds};
 use plans::UsedConstant;
@@ -16,25 +16,25 @@ pub(crate) struct Known {
     only: Only,
 }
 
-/// How a number is shown.
+/// The unit of a number, and so how it is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
     /// A time in seconds, shown in microseconds.
     Microseconds,
-    /// Seconds for the square root of a megabyte, shown in microseconds.
+    /// Seconds per square root of a megabyte, shown in microseconds.
     MicrosecondsPerRoot,
-    /// A factor.
+    /// A factor without unit.
     Times,
 }
 
 /// Which predictions a number can enter.
 #[derive(Clone, Copy, Debug)]
 enum Only {
-    /// All.
+    /// All predictions.
     Any,
-    /// Those for parts of these generations.
+    /// Predictions for GPUs of these generations.
     Parts(&'static [Architecture]),
-    /// Those for clusters with this network.
+    /// Predictions for clusters with this network.
     Network(Fabric),
 }
 
@@ -53,12 +53,12 @@ impl Only {
 }
 
 impl Known {
-    /// As a factor.
+    /// The value of a number that is a factor.
     pub(crate) const fn factor(&self) -> f64 {
         self.value
     }
 
-    /// As a time.
+    /// The value of a number that is a time.
     pub(crate) const fn seconds(&self) -> Seconds {
         Seconds(self.value)
     }
@@ -79,7 +79,7 @@ impl Known {
     }
 }
 
-/// Declares numbers and lists them, so that none is left out of the provenance.
+/// Declares the numbers and a list of all of them, so that none is missing from the provenance.
 macro_rules! known {
     ($(
         $id:ident: $name:literal = $value:expr, $unit:ident, $origin:ident, $source:literal
@@ -93,7 +93,7 @@ macro_rules! known {
             source: $source,
             only: Only::Any$(.narrowed_to($only))?,
         };)*
-        /// All of them.
+        /// Every declared number.
         const ALL: &[Known] = &[$($id),*];
     };
 }
@@ -209,7 +209,7 @@ known! {
         Only::Network(Fabric::Ethernet);
 }
 
-/// Provenance rows of the numbers that can enter predictions for parts of a generation and a network.
+/// Provenance rows of the numbers that can enter predictions for a GPU generation and a network.
 pub(crate) fn rows(architecture: Architecture, fabric: Fabric) -> Vec<UsedConstant> {
     let here = |known: &&Known| known.only.includes(architecture, fabric);
     ALL.iter().filter(here).map(Known::row).collect()

@@ -1,6 +1,6 @@
-//! What it costs: lowering of traces for a runtime, prices, memory and the event simulator.
+//! What a strategy costs: lowering of traces for a runtime, prices, memory and the event simulator.
 //!
-//! The path of a number: [`CostModel::predict`] assembles a strategy's stages from block costs
+//! How a prediction comes about: [`CostModel::predict`] assembles a strategy's stages from block costs
 //! (`assemble`), each traced from the model, lowered for the runtime (`lower`) and priced
 //! (`block`, `price`), and hands them to the engine (`engine`), which says when everything runs.
 //! No IO, clock, randomness or global state.

@@ -1,4 +1,4 @@
-//! Values that are made once and shared between threads.
+//! A cache of values shared between threads.
 
 use std::hash::Hash;
 use std::sync::{Arc, RwLock};
@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 
 use crate::CostError;
 
-/// Values by key. Two threads may make the same value; both are equal.
+/// Cached values by key. Two threads may compute the same value at once; both results are equal.
 #[derive(Debug)]
 pub(crate) struct Memo<K, V>(RwLock<FxHashMap<K, Arc<V>>>);
 
@@ -18,10 +18,10 @@ impl<K, V> Default for Memo<K, V> {
 }
 
 impl<K: Clone + Eq + Hash, V> Memo<K, V> {
-    /// Looks a value up, or makes and stores it.
+    /// Returns a value from the cache, or computes and stores it.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When the value cannot be computed.
     pub(crate) fn get(
         &self,
         key: &K,

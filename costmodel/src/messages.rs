@@ -1,4 +1,4 @@
-//! What a message between devices costs, and what one between GPUs was measured to.
+//! Prices of messages between devices, and lookup of measured ones between GPUs.
 
 use catalog::{Bytes, Seconds};
 use dtensor::CollectiveKind;
@@ -7,14 +7,14 @@ use plans::Group;
 use crate::CostError;
 use crate::price::{ProfilePrices, between_gpus};
 
-/// What a message costs; bytes by the convention of [`dtensor::Collective`].
+/// A function that prices a message; bytes by the convention of [`dtensor::Collective`].
 pub(crate) type Message<'p> =
     &'p dyn Fn(CollectiveKind, Bytes, Group) -> Result<Seconds, CostError>;
 
-/// A message between GPUs as it was measured.
+/// The measured time of a message between GPUs.
 ///
 /// # Errors
-/// When it was not measured between so many.
+/// When it was not measured between that many GPUs.
 pub(crate) fn measured(
     prices: &ProfilePrices,
     kind: CollectiveKind,

@@ -1,4 +1,4 @@
-//! Schedules and programs, made once for all strategies that share them.
+//! Cache of schedules and programs, shared by all strategies that have the same ones.
 
 use std::sync::Arc;
 
@@ -13,15 +13,15 @@ use crate::profile::InFlight;
 pub struct Pipeline {
     /// The action lists.
     pub schedule: Schedule,
-    /// Rank of every virtual stage, shared.
+    /// Pipeline rank of every virtual stage.
     pub rank_of_stage: Arc<Vec<u32>>,
-    /// Micro-batches in flight, per rank.
+    /// Micro-batches in flight at the fullest moment, per rank.
     pub in_flight: InFlight,
 }
 
-/// Kind, pipeline ranks, virtual stages per rank and micro-batches.
+/// Schedule kind, pipeline ranks, virtual stages per rank, and micro-batches.
 type ScheduleKey = (ScheduleKind, u64, u64, u64);
-/// A schedule, the ZeRO level, and whether parameters are resharded after forward.
+/// A schedule's key, the ZeRO level, and whether parameters are resharded after forward.
 type ProgramKey = (ScheduleKey, Zero, bool);
 
 /// The schedules and programs made so far.

@@ -1,4 +1,4 @@
-//! A prediction with names: where the time goes, what the memory holds, what it rests on.
+//! Turns a simulated strategy into a detailed prediction: where its time goes, what its memory holds, what it rests on.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::assemble::Assembled;
 use crate::engine::{Outcome, RankOutcome};
 use crate::{Scenario, flops};
 
-/// Names everything about a simulated strategy; `used` are the constants behind its prices.
+/// Builds the detailed prediction of a simulated strategy; `used` are the constants behind its prices.
 #[must_use]
 pub fn prediction(
     scenario: &Scenario,
@@ -80,8 +80,8 @@ pub fn prediction(
     }
 }
 
-/// What runs on this cluster have shown for the runtime. It multiplies every time of a prediction
-/// alike; simulation and search do without it, as it changes no order.
+/// The ratio of measured to predicted step time of this cluster and runtime, if there is one. It scales all times of a
+/// prediction alike; simulation and search leave it out, because it cannot change which plan is fastest.
 fn calibrated(scenario: &Scenario) -> Option<&Sourced<f64>> {
     let precision = scenario.workload.precision;
     scenario
@@ -110,7 +110,7 @@ fn heaviest(outcome: &Outcome) -> usize {
         .expect("there is a rank")
 }
 
-/// The rank that is busy longest: its parts explain the step best.
+/// The rank that is busy longest; the step's time is explained by its parts.
 fn critical(outcome: &Outcome) -> usize {
     (0..outcome.ranks.len())
         .max_by(|&a, &b| {
@@ -134,7 +134,7 @@ fn sum(parts: &Breakdown) -> f64 {
         + parts.host_s
 }
 
-/// Parts of the critical rank; what is left is the bubble, and the step's own host time is host.
+/// Parts of the critical rank's time; what remains is the bubble. The step's own host time counts as host time.
 fn breakdown(step: Seconds, outcome: &Outcome) -> Breakdown {
     let rank = &outcome.ranks[critical(outcome)];
     let slowest = outcome.ranks.iter().fold(Seconds(0.0), |t, r| t.max(r.end));
@@ -222,7 +222,7 @@ fn memory_items(
     items
 }
 
-/// Bytes of activations held while an action runs, by name.
+/// Bytes of activations held while an action runs, by tensor name.
 fn saved_activations(
     assembled: &Assembled,
     program: &Program,
@@ -241,7 +241,7 @@ fn saved_activations(
     saved
 }
 
-/// Micro-batches of each stage whose activations are held while an action runs; a forward holds its
+/// For each stage, the number of micro-batches whose activations are held while an action runs; a forward counts its
 /// own.
 fn held_at(program: &Program, rank: u32, peak: Option<Action>) -> BTreeMap<u32, u32> {
     let mut held: BTreeMap<u32, u32> = BTreeMap::new();
@@ -262,7 +262,7 @@ fn held_at(program: &Program, rank: u32, peak: Option<Action>) -> BTreeMap<u32, 
     held
 }
 
-/// Device time per step of the critical rank's kernels and collectives, by name.
+/// Time per step of the critical rank's kernels and collectives, by name.
 fn kernels(assembled: &Assembled, strategy: &Strategy, rank: usize, ratio: f64) -> Vec<NamedTime> {
     let mut times: BTreeMap<&str, f64> = BTreeMap::new();
     for (runs, &owner) in assembled.runs.iter().zip(assembled.rank_of_stage.iter()) {

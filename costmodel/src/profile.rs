@@ -2,15 +2,15 @@
 
 use plans::{ActionKind, Schedule};
 
-/// Per rank, how many micro-batches of each of its stages are held at the moment that holds most.
+/// For every rank: how many micro-batches of each of its stages are held at its fullest moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InFlight {
-    /// Per rank: `(stage, count)`.
+    /// For every rank, pairs `(stage, count)`.
     pub ranks: Vec<Vec<(u32, u32)>>,
 }
 
 impl InFlight {
-    /// Replays the order of every rank.
+    /// Counts them by replaying the order of every rank.
     #[must_use]
     pub fn of(schedule: &Schedule) -> Self {
         let stages = schedule.rank_of_stage.len();

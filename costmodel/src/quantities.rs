@@ -1,8 +1,8 @@
-//! Rates and times of a scenario that prices divide by and add up: refused unless they are usable.
+//! Checks the rates and times of a scenario, which prices divide by and add up.
 
 use crate::{CostError, Scenario};
 
-/// Refuses a scenario with a rate that is not positive and finite, or a time that is not finite.
+/// Refuses a scenario if a rate is not positive and finite, or a time is not finite.
 pub(crate) fn check(scenario: &Scenario) -> Result<(), CostError> {
     let cluster = &scenario.cluster;
     let device = &cluster.device;

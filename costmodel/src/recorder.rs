@@ -1,4 +1,4 @@
-//! A timeline from the engine's events.
+//! Builds a timeline from the engine's events.
 
 use catalog::{Bytes, Seconds};
 use plans::{Action, ActionKind, Event, Stream, Timeline};
@@ -12,7 +12,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// For that many pipeline ranks.
+    /// A recorder for that many pipeline ranks.
     #[must_use]
     pub fn new(ranks: u32) -> Self {
         Self {
@@ -23,7 +23,7 @@ impl Recorder {
         }
     }
 
-    /// The timeline, in order of rank, stream and start.
+    /// Returns the timeline, ordered by rank, stream and start.
     #[must_use]
     pub fn finish(mut self) -> Timeline {
         self.timeline.events.sort_by(|a, b| {

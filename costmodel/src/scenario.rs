@@ -1,32 +1,32 @@
-//! What a prediction is of: model, cluster, training system and workload.
+//! The subject of a prediction: model, cluster, training system and workload.
 
 use catalog::residuals::Kind;
 use catalog::{Bytes, Cluster, Model, Runtime, Workload};
 
-/// Everything a prediction depends on, beside the strategy.
+/// Everything that a prediction depends on, apart from the strategy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scenario {
-    /// The model.
+    /// The model to train.
     pub model: Model,
-    /// The cluster.
+    /// The cluster to train on.
     pub cluster: Cluster,
     /// The training system.
     pub runtime: Runtime,
-    /// Sequence, batch, precision, devices.
+    /// Sequence length, batch, precision and number of devices.
     pub workload: Workload,
     /// Fraction of device memory to leave free, in `[0, 1)`.
     pub headroom: f64,
 }
 
 impl Scenario {
-    /// Device memory that a strategy may use.
+    /// Bytes of device memory that a strategy may use: capacity less headroom.
     #[must_use]
     pub fn capacity(&self) -> Bytes {
         let total = self.cluster.device.memory.value.as_f64();
         Bytes((total * (1.0 - self.headroom)) as u64)
     }
 
-    /// Allocated memory as the allocator reserves it.
+    /// A peak of allocated memory as the allocator reserves it; the device's context does not fragment.
     #[must_use]
     pub fn with_fragmentation(&self, peak: Bytes) -> Bytes {
         let overheads = &self.runtime.overheads;
@@ -35,7 +35,7 @@ impl Scenario {
         Bytes((inside.as_f64() * overheads.fragmentation.value) as u64) + outside
     }
 
-    /// What decides how much published runs say of it.
+    /// The kind of this question, by which published runs that resemble it are counted as evidence.
     #[must_use]
     pub fn kind(&self) -> Kind {
         Kind {
@@ -46,13 +46,13 @@ impl Scenario {
         }
     }
 
-    /// Cores that ranks share, where they do.
+    /// Number of cores that ranks share; `None` if each has a device.
     pub(crate) fn cores(&self) -> Option<u64> {
         let machine = &self.cluster.profile.as_ref()?.machine;
         machine.gpu.is_none().then_some(machine.cores)
     }
 
-    /// Whether communication is work of the ranks' own cores.
+    /// Whether ranks share cores, so that communication is work of those cores.
     pub(crate) fn shares_cores(&self) -> bool {
         self.cores().is_some()
     }

@@ -12,7 +12,7 @@ use crate::engine::{Outcome, Record};
 /// Records when ranks compute.
 #[derive(Debug, Default)]
 pub(crate) struct Busy {
-    /// Pipeline rank, start, end; in order of time for each rank.
+    /// `(pipeline rank, start, end)` in seconds; each rank's in order of time.
     intervals: Vec<(u32, f64, f64)>,
     events: Vec<(u32, Stream, Action, Seconds, Seconds)>,
     memory: Vec<(u32, Seconds, Bytes)>,
@@ -30,8 +30,8 @@ impl Record for Busy {
 }
 
 impl Busy {
-    /// Stretches what the engine said, where a pipeline rank stands for `peers` ranks on `cores`
-    /// cores, and tells `record` what happened.
+    /// Stretches the simulated times if a pipeline rank stands for `peers` ranks that share `cores` cores, and passes
+    /// the stretched events to `record`.
     pub(crate) fn stretch(
         self,
         outcome: &mut Outcome,
@@ -65,10 +65,10 @@ impl Busy {
     }
 }
 
-/// Times as they are when every rank has a core, and as they become.
+/// Maps times as if every rank had its own core to times on shared cores.
 #[derive(Debug)]
 struct Clock {
-    /// Start alone, start shared, stretch from there on; ascending.
+    /// `(time with own cores, time with shared cores, stretch from there on)`, ascending.
     pieces: Vec<(f64, f64, f64)>,
 }
 

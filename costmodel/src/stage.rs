@@ -10,50 +10,50 @@ use crate::block_cost::BlockCost;
 use crate::streams::{Stream, Streams};
 use crate::work::{Backward, Work};
 
-/// A run of equal blocks of a stage.
+/// A row of equal blocks of a stage.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Equal blocks in a row.
+    /// Number of equal blocks in the row.
     pub count: u64,
-    /// What each costs.
+    /// Cost of each block.
     pub cost: Arc<BlockCost>,
 }
 
 /// Work and memory of one virtual stage for one micro-batch.
 #[derive(Clone, Debug, Default)]
 pub struct StageWork {
-    /// Forward.
+    /// Time of the forward pass.
     pub forward: Work,
-    /// Backward.
+    /// Time of the backward pass, without recomputation.
     pub backward: Backward,
-    /// Forward kernels run again before backward.
+    /// Time of forward kernels that run again before backward.
     pub recompute: Work,
-    /// Held from forward to backward.
+    /// Bytes held from forward to backward.
     pub saved: Bytes,
-    /// Held from the input half to the weight half of a split backward.
+    /// Bytes held from the input half to the weight half of a split backward.
     pub saved_for_weight: Bytes,
-    /// Beyond what is held, during forward.
+    /// Peak bytes beyond what is held, during forward.
     pub transient_forward: Bytes,
-    /// Beyond what is held, during backward.
+    /// Peak bytes beyond what is held, during backward.
     pub transient_backward: Bytes,
-    /// Blocks in order, for communication that overlaps with them. Empty when none does.
+    /// Traffic of the blocks, in order, if communication overlaps with them; empty otherwise.
     pub layers: Vec<LayerTraffic>,
-    /// Which actions run traffic beside them.
+    /// Which actions overlap with the stage's data-parallel traffic.
     pub traffic: TrafficPlan,
-    /// Parameter gathering that nothing hides (runs as an action of its own).
+    /// Time of parameter gathering that nothing hides; it runs as an action of its own.
     pub exposed_gather: Option<Seconds>,
-    /// Gradient reduction that nothing hides.
+    /// Time of gradient reduction that nothing hides; it runs as an action of its own.
     pub exposed_reduce: Option<Seconds>,
 }
 
 /// When the data-parallel traffic of a stage happens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrafficPlan {
-    /// Parameters are gathered beside these forwards.
+    /// Forwards during which parameters are gathered.
     pub gather_forward: When,
-    /// Parameters are gathered again beside these backwards.
+    /// Backwards during which parameters are gathered again.
     pub gather_backward: When,
-    /// Gradients are reduced beside these backwards.
+    /// Backwards during which gradients are reduced.
     pub reduce: When,
     /// Micro-batch of the stage's first forward.
     pub first: u32,
@@ -61,52 +61,52 @@ pub struct TrafficPlan {
     pub last: u32,
 }
 
-/// For which micro-batches.
+/// The micro-batches for which something happens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum When {
-    /// None.
+    /// For no micro-batch.
     #[default]
     Never,
-    /// The first of the step.
+    /// For the first micro-batch of the step.
     First,
-    /// The last of the step.
+    /// For the last micro-batch of the step.
     Last,
-    /// Every one.
+    /// For every micro-batch.
     Always,
 }
 
-/// Data-parallel traffic of a run of equal blocks.
+/// Data-parallel traffic of a row of equal blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerTraffic {
-    /// Equal blocks in a row.
+    /// Number of equal blocks in the row.
     pub count: u64,
-    /// Share of the stage's forward duration of one block.
+    /// Share of one block in the stage's forward time.
     pub forward_share: f64,
-    /// Share of the stage's backward duration (recompute included) of one block.
+    /// Share of one block in the stage's backward time, recomputation included.
     pub backward_share: f64,
-    /// Gathering one block's parameters.
+    /// Time to gather one block's parameters.
     pub gather: Seconds,
-    /// Reducing one block's gradients.
+    /// Time to reduce one block's gradients.
     pub reduce: Seconds,
 }
 
-/// What one action of a stage does.
+/// Time and memory of one action of a stage.
 #[derive(Clone, Copy, Debug)]
 pub struct Phase {
-    /// Kernels and exposed collectives.
+    /// Time of the action's own kernels and exposed collectives, without recomputation.
     pub work: Work,
-    /// Of recomputation.
+    /// Time of forward kernels that run again before it.
     pub recompute: Work,
-    /// Memory beyond what is held.
+    /// Peak bytes during the action beyond what is held.
     pub transient: Bytes,
-    /// Memory held from its end on.
+    /// Bytes held from the action's end on.
     pub allocates: Bytes,
-    /// Memory released at its end.
+    /// Bytes released at the action's end.
     pub frees: Bytes,
 }
 
 impl StageWork {
-    /// What an action of this stage does.
+    /// Time and memory of an action on this stage.
     #[must_use]
     pub fn phase(&self, kind: ActionKind) -> Phase {
         let none = Phase {
@@ -157,7 +157,7 @@ impl StageWork {
     ///
     /// A gather is issued when the block before it begins (FSDP's prefetch, Megatron's bucket look-ahead) and so goes
     /// ahead of that block's reduction, which is issued when it ends; a block waits for its parameters. Parameters
-    /// gathered once per step are asked for when the optimizer is done, all stages' in turn. All traffic shares one
+    /// gathered once per step are requested when the optimizer is done, in turn for all stages. All traffic shares one
     /// stream, because it shares the links.
     pub(crate) fn run(&self, streams: &mut Streams, action: Action, duration: Seconds) {
         let forward = action.kind == ActionKind::F;

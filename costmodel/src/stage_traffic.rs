@@ -1,4 +1,4 @@
-//! Data-parallel traffic of a stage: what every block gathers and reduces, and which actions it runs beside.
+//! Data-parallel traffic of a stage: the gathers and reductions of every block, and the actions they overlap with.
 
 use catalog::{Seconds, Zero};
 use plans::Strategy;
@@ -9,7 +9,7 @@ use crate::traffic::DataParallel;
 use crate::work::Work;
 use crate::{CostError, Scenario};
 
-/// Adds what the blocks of a stage gather and reduce.
+/// Adds the gathers and reductions of a stage's blocks.
 ///
 /// # Errors
 /// When a message was not measured.
@@ -39,7 +39,7 @@ pub(crate) fn add_layers(
     Ok(())
 }
 
-/// Says which actions a stage's traffic runs beside; what nothing hides becomes time of its own.
+/// Decides which actions a stage's traffic overlaps with; what nothing hides becomes an action of its own.
 pub(crate) fn plan(strategy: &Strategy, stage: &mut StageWork) {
     let gathers: Seconds = stage.layers.iter().map(|l| l.gather * l.count as f64).sum();
     let reduces: Seconds = stage.layers.iter().map(|l| l.reduce * l.count as f64).sum();
@@ -61,7 +61,7 @@ pub(crate) fn plan(strategy: &Strategy, stage: &mut StageWork) {
     }
     match strategy.zero {
         Zero::Z0 | Zero::Z1 if overlap.grad_reduce => plan.reduce = When::Last,
-        // Kept gathered for the step, gradients accumulate unsharded and are reduced once.
+        // If parameters stay gathered for the step, gradients accumulate unsharded and are reduced once.
         Zero::Z3 if overlap.grad_reduce && !strategy.reshard_after_forward => {
             plan.reduce = When::Last;
         }

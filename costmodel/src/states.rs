@@ -16,8 +16,8 @@ use plans::Zero;
 
 use crate::{CostError, Scenario};
 
-/// Element counts of a stage on one rank, before ZeRO sharding. Dense and expert parameters are
-/// shared by different groups.
+/// Numbers of elements of a stage on one rank, before ZeRO shards them. Dense and expert parameters are sharded over
+/// different groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Elements {
     /// Parameters outside routed experts.
@@ -43,27 +43,27 @@ impl std::ops::Mul<u64> for Elements {
     }
 }
 
-/// How many ranks share the states of each kind of parameter.
+/// Number of ranks over which ZeRO shards the states of each kind of parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sharding {
     /// ZeRO level.
     pub zero: Zero,
-    /// Ranks that share dense states.
+    /// Number of ranks that share dense states.
     pub dense: u64,
-    /// Ranks that share expert states.
+    /// Number of ranks that share expert states.
     pub expert: u64,
 }
 
-/// Bytes of what lives for the whole step on one rank.
+/// Bytes of the states that live for the whole step on one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StateBytes {
-    /// Parameters that kernels read (or, under ZeRO-3, their shards).
+    /// Bytes of the parameters that kernels read (under ZeRO-3, of their shards).
     pub parameters: Bytes,
-    /// Accumulated gradients.
+    /// Bytes of the gradient accumulation buffers.
     pub gradients: Bytes,
-    /// Master parameters.
+    /// Bytes of the master parameters.
     pub master: Bytes,
-    /// Optimizer moments.
+    /// Bytes of the optimizer's moments.
     pub moments: Bytes,
 }
 
@@ -77,7 +77,7 @@ impl std::ops::AddAssign for StateBytes {
 }
 
 impl StateBytes {
-    /// All of them.
+    /// Sum of all states.
     #[must_use]
     pub fn total(&self) -> Bytes {
         self.parameters + self.gradients + self.master + self.moments
@@ -85,13 +85,13 @@ impl StateBytes {
 }
 
 impl Sharding {
-    /// Largest shard of `elements` when split over this sharding's groups.
+    /// Elements in the largest shard of `elements`.
     #[must_use]
     pub fn shard(&self, elements: Elements) -> u64 {
         elements.dense.div_ceil(self.dense) + elements.expert.div_ceil(self.expert)
     }
 
-    /// Elements that a rank's optimizer updates.
+    /// Number of elements that a rank's optimizer updates.
     #[must_use]
     pub fn updated(&self, elements: Elements) -> u64 {
         if self.zero >= Zero::Z1 {
@@ -101,7 +101,7 @@ impl Sharding {
         }
     }
 
-    /// State bytes of a rank.
+    /// Bytes of each kind of state on a rank.
     #[must_use]
     pub fn states(
         &self,
@@ -124,8 +124,8 @@ impl Sharding {
         }
     }
 
-    /// Bytes the optimizer step reads and writes: gradient, master (or parameter), both moments in;
-    /// master, moments and the parameter that kernels read out.
+    /// Bytes that the optimizer step moves: it reads gradient, master (or parameter) and both moments, and writes
+    /// master, moments and the parameter that kernels read.
     #[must_use]
     pub fn optimizer_traffic(
         &self,
@@ -144,7 +144,7 @@ impl Sharding {
     }
 }
 
-/// All states of a model, once. Under every strategy the fullest device holds an equal share of them at least.
+/// Bytes of all states of a model, unsharded. Under every strategy the fullest device holds at least an equal share.
 ///
 /// # Errors
 /// When the model cannot be traced.
@@ -163,13 +163,13 @@ pub fn whole(scenario: &Scenario) -> Result<Bytes, CostError> {
     Ok(alone.states(elements, types, precision).total())
 }
 
-/// Type of the parameter copy that lives for the whole step.
+/// Element type of the parameter copy that lives for the whole step.
 #[must_use]
 pub fn parameter_type(types: &StateTypes, precision: Precision) -> DType {
     types.parameter.unwrap_or(precision.activation())
 }
 
-/// Type of the gradient accumulation buffer.
+/// Element type of the gradient accumulation buffer.
 #[must_use]
 pub fn gradient_type(types: &StateTypes, precision: Precision) -> DType {
     types.gradient.unwrap_or(precision.activation())

@@ -1,9 +1,9 @@
-//! The streams of a GPU: when kernels and communication run that were issued in a given order.
+//! The streams of a GPU: computes when kernels and communication run, given the order in which they are issued.
 //!
 //! A stream runs what it is given one after the other, as a CUDA stream does. A task begins when its stream is free and
 //! every task that it waits for has ended. Tasks are issued in the order in which the host issues them, so each waits
 //! only for earlier ones and its start is known at once. Every second of communication beside a kernel makes the kernel
-//! take `slowdown − 1` seconds longer; how long communication takes does not depend on kernels. What the compute stream
+//! take `slowdown − 1` seconds longer; communication itself is not slowed by kernels. What the compute stream
 //! loses to a communication stream, by waiting for it or by running slower beside it, is that stream's exposed time.
 
 use catalog::{Axis, Seconds};
@@ -13,7 +13,7 @@ use crate::work::Work;
 /// A stream of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stream {
-    /// Kernels.
+    /// Kernels of forward, backward and optimizer.
     Compute,
     /// Messages of tensor parallelism.
     Tensor,
@@ -21,14 +21,14 @@ pub(crate) enum Stream {
     Context,
     /// Messages of expert parallelism.
     Expert,
-    /// Gathered parameters and reduced gradients of data parallelism.
+    /// Parameter gathers and gradient reductions of data parallelism.
     Data,
 }
 
-/// How many streams there are.
+/// Number of streams.
 const STREAMS: usize = 5;
 
-/// Those beside which kernels run slower.
+/// The communication streams, beside which kernels run slower.
 const COMMUNICATION: [Stream; STREAMS - 1] = [
     Stream::Tensor,
     Stream::Context,
@@ -48,28 +48,28 @@ impl Stream {
     }
 }
 
-/// The end of a task, which others may wait for.
+/// The end time of a task, which others may wait for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct End {
     pub(crate) at: Seconds,
     pub(crate) stream: Stream,
 }
 
-/// When an issued task runs.
+/// Start and end time of an issued task.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     pub(crate) start: Seconds,
     pub(crate) end: Seconds,
-    /// How much longer it takes because communication runs beside it, and on which stream.
+    /// The extra time because communication runs beside it, and the stream of that communication.
     slowed: Option<(Stream, Seconds)>,
 }
 
-/// What a stream has been given so far.
+/// The state of a stream after what it has been given so far.
 #[derive(Clone, Copy, Debug, Default)]
 struct Queue {
-    /// Since when it has been busy without a pause.
+    /// Start of the time since which it has been busy without a pause.
     since: Seconds,
-    /// When it has run everything.
+    /// Time at which it has finished everything issued to it.
     free: Seconds,
 }
 
@@ -78,7 +78,7 @@ struct Queue {
 pub(crate) struct Streams {
     queues: [Queue; STREAMS],
     exposed: [Seconds; STREAMS],
-    /// When all communication has run.
+    /// Time at which all communication has finished.
     quiet: Seconds,
     slowdown: f64,
 }
@@ -94,12 +94,12 @@ impl Streams {
         }
     }
 
-    /// When a stream has run everything that it was given.
+    /// The time at which a stream has finished everything issued to it.
     pub(crate) fn free(&self, stream: Stream) -> Seconds {
         self.queues[stream as usize].free
     }
 
-    /// The end of what a stream was given last.
+    /// The end of the task that a stream was given last.
     pub(crate) fn end(&self, stream: Stream) -> End {
         End {
             at: self.free(stream),
@@ -107,12 +107,12 @@ impl Streams {
         }
     }
 
-    /// What the compute stream has lost to a communication stream.
+    /// Time that the compute stream has lost to a communication stream.
     pub(crate) fn exposed(&self, stream: Stream) -> Seconds {
         self.exposed[stream as usize]
     }
 
-    /// Gives a stream a task that waits for `after`, the latest of what it needs.
+    /// Issues a task to a stream; it waits for `after`, the end of the latest task it needs.
     pub(crate) fn issue(&mut self, stream: Stream, duration: Seconds, after: Option<End>) -> Span {
         let free = self.free(stream);
         let start = after.map_or(free, |end| free.max(end.at));
@@ -143,19 +143,19 @@ impl Streams {
         span
     }
 
-    /// Lets the compute stream wait until everything that a stream was given has run.
+    /// Makes the compute stream wait until a stream has finished everything issued to it.
     pub(crate) fn join(&mut self, stream: Stream) -> Span {
         let end = self.end(stream);
         self.issue(Stream::Compute, Seconds(0.0), Some(end))
     }
 
-    /// Lets the compute stream idle until then, for a reason of its own.
+    /// Makes the compute stream idle until a time given by something else than a stream.
     pub(crate) fn idle_until(&mut self, at: Seconds) {
         let queue = &mut self.queues[Stream::Compute as usize];
         queue.free = queue.free.max(at);
     }
 
-    /// How much longer a kernel takes beside the communication that slows it most.
+    /// Extra time of a kernel because of the communication that slows it most, and the stream of that communication.
     fn slowed(&self, start: Seconds, duration: Seconds) -> Option<(Stream, Seconds)> {
         if self.quiet <= start {
             return None;
@@ -174,13 +174,13 @@ impl Streams {
     }
 }
 
-/// For every stream the last of its tasks, by index in a list, that a task waits for. Those before it on the same
-/// stream have ended by then.
+/// The tasks that a task waits for: for every stream the last one, by index in a list. Earlier ones on the same stream
+/// have ended by then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Waits([Option<usize>; STREAMS]);
 
 impl Waits {
-    /// Waits for a task of a stream, too.
+    /// Adds a task of a stream to those waited for.
     pub(crate) fn add(&mut self, stream: Stream, task: usize) {
         let last = &mut self.0[stream as usize];
         *last = (*last).max(Some(task));
@@ -191,19 +191,19 @@ impl Waits {
     }
 }
 
-/// A kernel or a message, or a part of one, of a list that is issued in order.
+/// A kernel or message, or a part of one, in a list that is issued in order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Task {
     pub(crate) stream: Stream,
-    /// How long it takes alone.
+    /// Time that it takes when it runs alone.
     pub(crate) duration: Seconds,
-    /// How long the host takes to issue it.
+    /// Time that the host takes to issue it.
     pub(crate) host: Seconds,
     pub(crate) waits: Waits,
 }
 
-/// Runs a list of tasks on idle streams until all have ended; what follows waits for all of them. Says for each task
-/// how long the list takes because of it: a kernel's own duration, and what a message leaves exposed.
+/// Runs a list of tasks on idle streams until all have ended, and returns the total time. Calls `spent` for each task
+/// with the time that the list takes because of it: a kernel's duration, or what a message leaves exposed.
 pub(crate) fn run(tasks: &[Task], slowdown: f64, mut spent: impl FnMut(usize, Seconds)) -> Work {
     let mut streams = Streams::new(slowdown);
     let mut ends: Vec<End> = Vec::with_capacity(tasks.len());

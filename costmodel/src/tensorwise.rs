@@ -11,7 +11,7 @@ use crate::price::{MemoryKind, TablePrices};
 use crate::stage::{Run, StageWork};
 use crate::work::Work;
 
-/// Adds the gathers and reductions of a stage to its work, for every micro-batch. `stage.layers` has the
+/// Adds the gathers and reductions of a stage to its work of every micro-batch. `stage.layers` must already hold the
 /// collectives' own times.
 pub(crate) fn expose(
     scenario: &Scenario,
@@ -36,16 +36,16 @@ pub(crate) fn expose(
         let layers = stage.layers.iter();
         layers.map(|layer| time(layer) * layer.count as f64).sum()
     };
-    // The buffer is cleared, the collective's own is read and the pieces written.
+    // Three passes: clearing the buffer, reading the collective's buffer, writing the pieces.
     let gather = collectives(|layer| layer.gather) + passes(3);
-    // Gradients are read and the collective's buffer is written.
+    // Two passes: reading the gradients, writing the collective's buffer.
     let reduce = collectives(|layer| layer.reduce) + passes(2);
     let waits = |dp: Seconds| Work {
         dp,
         ..Work::default()
     };
     stage.forward += waits(gather + pieces(gathered));
-    // Recomputation releases what it gathered but the tensor it used last, which backward begins with.
+    // Recomputation frees what it gathered, except the tensor it used last, which backward begins with.
     if stage.recompute.duration().0 > 0.0 {
         let again = gather + pieces(gathered.saturating_sub(blocks));
         stage.backward.add_input(waits(again));

@@ -1,4 +1,4 @@
-//! Data-parallel traffic: what is gathered and reduced per block, over which ranks.
+//! Data-parallel traffic: the groups and times of a block's parameter gathers and gradient reductions.
 
 use catalog::runtime::{BUCKET_ELEMENTS, Rewrite};
 use catalog::{Bytes, Cluster, Precision, Runtime, Seconds};
@@ -9,22 +9,22 @@ use crate::CostError;
 use crate::messages::Message;
 use crate::states::{Elements, Sharding};
 
-/// The groups that share states and reduce gradients.
+/// The process groups over which states are sharded and gradients reduced.
 #[derive(Clone, Copy, Debug)]
 pub struct DataParallel {
-    /// ZeRO level and group sizes.
+    /// ZeRO level and sizes of the sharding groups.
     pub sharding: Sharding,
-    /// Ranks that shard dense states (or, under ZeRO-0, hold equal copies).
+    /// Ranks that shard dense states; under ZeRO-0, those that hold equal copies.
     dense: Group,
-    /// Ranks that shard expert states.
+    /// Ranks that shard expert states; under ZeRO-0, those that hold equal copies.
     expert: Group,
     /// Ranks that hold copies of the same shard.
     replicate: Group,
 }
 
 impl DataParallel {
-    /// Groups of a strategy. Context-parallel ranks hold the same parameters, so they shard and
-    /// reduce together with the data-parallel ones.
+    /// The groups of a strategy. Context-parallel ranks hold the same parameters, so they shard and reduce together
+    /// with data-parallel ones.
     #[must_use]
     pub fn new(strategy: &Decisions, cluster: &Cluster) -> Self {
         let cp = strategy.group(Axis::Cp);
@@ -57,19 +57,19 @@ impl DataParallel {
         }
     }
 
-    /// Ranks over which a dense gradient is summed.
+    /// Number of ranks over which a dense gradient is summed.
     #[must_use]
     pub fn ranks(&self) -> u64 {
         self.dense.size * self.replicate.size
     }
 
-    /// Ranks that shard (or, under ZeRO-0, copy) dense and expert states.
+    /// Number of ranks that shard (or, under ZeRO-0, copy) dense states, and number for expert states.
     #[must_use]
     pub fn shared_by(&self) -> (u64, u64) {
         (self.dense.size, self.expert.size)
     }
 
-    /// Ranks that hold copies of the same shard.
+    /// Number of ranks that hold copies of the same shard.
     #[must_use]
     pub fn replicas(&self) -> u64 {
         self.replicate.size
@@ -140,7 +140,7 @@ impl DataParallel {
     }
 }
 
-/// Time of `count` elements at the rate of a bucket: small blocks share one.
+/// Time of a collective over `count` elements at the rate that a whole bucket reaches: small blocks share a bucket.
 fn bucketed(
     count: u64,
     size: u64,
@@ -153,9 +153,9 @@ fn bucketed(
     Ok(bucket * (count as f64 / BUCKET_ELEMENTS as f64))
 }
 
-/// The group of two axes together, `inner.size · outer.size` ranks; `domain` is how many ranks share a scale-up
-/// domain. Where the axes are not neighbours in rank order no stride describes the group; it gets the one by which
-/// as many of its ranks lie in a domain as really do.
+/// The union of two axes as one group of `inner.size · outer.size` ranks; `domain` is the number of ranks that share a
+/// scale-up domain. If the axes are not neighbours in rank order, no stride describes the group exactly; it gets the
+/// stride that puts the right number of its ranks into a domain.
 fn joined(inner: Group, outer: Group, domain: u64) -> Group {
     if outer.size == 1 {
         return inner;

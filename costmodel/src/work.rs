@@ -1,14 +1,14 @@
-//! What a pass over a block, or an action of a stage, costs on one rank, apart from when it runs.
+//! Time that a pass over a block, or an action of a stage, takes on one rank, apart from when it runs.
 
 use std::ops::{Add, AddAssign, Mul};
 
 use catalog::Seconds;
 
-/// Time of a piece of work on the compute stream, by what it is spent on: kernels, and what communication streams
-/// leave exposed.
+/// Time of a piece of work on the compute stream, by category: kernels, and communication that other streams leave
+/// exposed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
-    /// Kernels.
+    /// Time of kernels.
     pub compute: Seconds,
     /// Tensor- and sequence-parallel collectives left exposed.
     pub tp: Seconds,
@@ -16,41 +16,41 @@ pub struct Work {
     pub cp: Seconds,
     /// Expert-parallel all-to-all left exposed.
     pub ep: Seconds,
-    /// Data-parallel gathers and reductions that the host waits for.
+    /// Data-parallel gathers and reductions that block the host.
     pub dp: Seconds,
-    /// Host time to issue the kernels and collectives; runs beside the device.
+    /// Time that the host takes to issue kernels and collectives; it runs in parallel to the device.
     pub host: Seconds,
 }
 
 impl Work {
-    /// Time on the device.
+    /// Time on the device: kernels and exposed communication.
     #[must_use]
     pub fn device(&self) -> Seconds {
         self.compute + self.tp + self.cp + self.ep + self.dp
     }
 
-    /// Duration: the later of the device's and the host's clock.
+    /// Duration of the work: the larger of the device's and the host's time.
     #[must_use]
     pub fn duration(&self) -> Seconds {
         self.device().max(self.host)
     }
 
-    /// How long the device waits for the host.
+    /// Time for which the device waits for the host.
     #[must_use]
     pub fn host_wait(&self) -> Seconds {
         self.duration() - self.device()
     }
 }
 
-/// Work of backward: whole, and as two passes of their own. Whole it may be shorter than both, because messages of the
-/// one half run beside kernels of the other.
+/// Work of backward, both in one pass and split into two. In one pass it may be shorter than the sum of both halves,
+/// because messages of one half overlap with kernels of the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Backward {
-    /// Both halves together.
+    /// Backward in one pass.
     pub whole: Work,
-    /// Towards inputs.
+    /// The half that computes gradients of inputs.
     pub input: Work,
-    /// Towards weights.
+    /// The half that computes gradients of weights.
     pub weight: Work,
 }
 

@@ -1,4 +1,4 @@
-//! Why one strategy beats another, and what one decision changes.
+//! Explains why one strategy beats another, and what changing one decision does.
 
 use catalog::ScheduleKind;
 use costmodel::CostModel;
@@ -6,18 +6,18 @@ use plans::{Breakdown, Candidate, Decisions, Prediction, Recompute, Strategy};
 
 use crate::PlannerError;
 
-/// A part of the time that two strategies differ in.
+/// One part of the step time, in each of two strategies.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Difference {
-    /// Which part.
+    /// Name of the part.
     pub name: &'static str,
-    /// Seconds in the first.
+    /// Seconds it takes in the first strategy.
     pub first_s: f64,
-    /// Seconds in the second.
+    /// Seconds it takes in the second strategy.
     pub second_s: f64,
 }
 
-/// The parts of a breakdown by name.
+/// The parts of a breakdown, with their names, in seconds.
 #[must_use]
 pub fn parts(b: &Breakdown) -> [(&'static str, f64); 10] {
     [
@@ -34,7 +34,7 @@ pub fn parts(b: &Breakdown) -> [(&'static str, f64); 10] {
     ]
 }
 
-/// Part by part, largest change first.
+/// Compares two breakdowns part by part, largest change first.
 #[must_use]
 pub fn differences(first: &Breakdown, second: &Breakdown) -> Vec<Difference> {
     let mut list: Vec<Difference> = parts(first)
@@ -54,8 +54,8 @@ pub fn differences(first: &Breakdown, second: &Breakdown) -> Vec<Difference> {
     list
 }
 
-/// One line: how much slower, and which part grew most. When the 80% interval of the ratio holds
-/// 1, the two are a tie.
+/// One line: how much slower a strategy is, and which part grew most. If the 80% interval of the ratio of their times
+/// holds 1, the two are a tie.
 #[must_use]
 pub fn why_not_first(first: &Prediction, other: &Prediction) -> String {
     let ratio = other.step_time.0 / first.step_time.0 - 1.0;
@@ -80,8 +80,8 @@ pub fn why_not_first(first: &Prediction, other: &Prediction) -> String {
     slower
 }
 
-/// Strategies that differ from `base` in one decision, each with its cost, fastest first; those
-/// that do not fit come last.
+/// Strategies that differ from `base` in one decision, each with its prediction, fastest first; those that do not fit
+/// in memory come last.
 ///
 /// # Errors
 /// When a block cannot be priced.
@@ -117,7 +117,7 @@ pub fn neighbours(costs: &CostModel, base: &Strategy) -> Result<Vec<Candidate>, 
     Ok(found)
 }
 
-/// Decisions one step away: a size doubled or halved against another, one choice changed.
+/// Decisions one step away from `base`: one size doubled or halved at the expense of another, or one choice changed.
 fn one_step(base: &Strategy) -> Vec<Decisions> {
     let d = base.decisions();
     let recompute = [Recompute::None, Recompute::Selective, Recompute::Full];
@@ -132,7 +132,7 @@ fn one_step(base: &Strategy) -> Vec<Decisions> {
     list
 }
 
-/// Divides layers evenly among the stages there are now.
+/// Divides the layers evenly among the changed number of stages.
 fn restage(n: &mut Decisions) {
     n.stages = plans::StagePartition::even(n.stages.layers(), n.pp * n.vpp);
     if n.vpp == 1 && n.schedule == ScheduleKind::Interleaved {
@@ -154,7 +154,7 @@ fn micro_batch_against_their_number(d: &Decisions) -> Vec<Decisions> {
     list
 }
 
-/// Ranks moved between tensor, pipeline and data parallelism.
+/// Variants of the decisions with ranks moved between tensor, pipeline and data parallelism.
 fn ranks_moved(d: &Decisions) -> Vec<Decisions> {
     let sequences = d.dp() * d.num_micro_batches * d.micro_batch;
     let sized = |tp: Option<u64>, pp: Option<u64>, dp: Option<u64>| {

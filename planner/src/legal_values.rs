@@ -12,7 +12,7 @@ use crate::PlannerError;
 use crate::constraints::{Constraints, DIMENSIONS};
 use crate::space::{SearchSpace, divisors, powers_of_two};
 
-/// Most values that a message lists.
+/// Largest number of legal values that a message lists.
 const LISTED: usize = 24;
 /// Micro-batches per pipeline rank that every schedule can work with.
 const MICRO_BATCHES_PER_STAGE: u64 = 2;
@@ -109,7 +109,7 @@ fn is_legal(scenario: &Scenario, counts: &[u64], asked: &Constraints) -> bool {
     })
 }
 
-/// Values that a dimension might have.
+/// Values of a dimension that are tried for legality.
 fn candidates(scenario: &Scenario, counts: &[u64], key: &str) -> Vec<String> {
     let model = &scenario.model;
     let sizes: Vec<u64> = match key {

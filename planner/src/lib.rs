@@ -1,4 +1,4 @@
-//! Which plan: the finite space of strategies, the exact pruned search over it, and explanations.
+//! Chooses a plan: the finite space of strategies, the exact pruned search over it, and explanations.
 //! No formula lives here; costs and bounds come from `costmodel`.
 
 pub mod constraints;

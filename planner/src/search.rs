@@ -1,10 +1,10 @@
 //! The exact pruned search.
 //!
-//! Families of strategies that differ only in recomputation share a time floor, that of
-//! recomputing nothing: recomputation only adds work. Families are opened in order of that floor;
-//! members that fit are simulated in waves of fixed size. A family (or member) is skipped only when
-//! its floor is strictly above the k-th best found, so the result equals brute force. Waves have a
-//! fixed size and the incumbents change only between them, so it does not depend on threads.
+//! A family is a set of strategies that differ only in recomputation. Its members share a lower bound on time (floor),
+//! that of recomputing nothing: recomputation only adds work. Families are opened in order of that floor; members that
+//! fit are simulated in waves of fixed size. A family (or member) is skipped only if its floor is strictly above the
+//! k-th best found, so the result equals brute force. The best found change only between waves, so the result does not
+//! depend on threads.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,31 +17,31 @@ use crate::PlannerError;
 use crate::explain::why_not_first;
 use crate::space::{Family, SearchSpace};
 
-/// Most strategies that an exhaustive search simulates.
+/// Largest number of strategies that an exhaustive search simulates.
 const EXHAUSTIVE_LIMIT: u64 = 1_000_000;
-/// Members simulated between two updates of the incumbents.
+/// Strategies simulated between two updates of the best found.
 pub(crate) const WAVE: usize = 64;
 
-/// What is best.
+/// What a search minimises.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Objective {
-    /// Least step time.
+    /// Minimise step time.
     #[default]
     Time,
-    /// Least peak memory.
+    /// Minimise peak memory.
     Memory,
 }
 
-/// How to search.
+/// Options of a search.
 #[derive(Clone, Copy, Debug)]
 pub struct SearchOptions<'a> {
-    /// What is best. Tokens per dollar on a fixed number of devices is least time.
+    /// What to minimise. On a fixed number of devices, most tokens per dollar means least time.
     pub objective: Objective,
-    /// How many to return.
+    /// Number of strategies to return.
     pub top: usize,
-    /// Simulate everything.
+    /// Whether to simulate every strategy, without pruning.
     pub exhaustive: bool,
-    /// Set from outside to stop with the best so far.
+    /// When set from outside, the search stops and returns the best found so far.
     pub cancelled: Option<&'a AtomicBool>,
 }
 
@@ -56,7 +56,7 @@ impl Default for SearchOptions<'_> {
     }
 }
 
-/// A member that was simulated.
+/// A strategy that was simulated, with its score.
 #[derive(Clone, Debug)]
 struct Scored {
     strategy: Strategy,
@@ -99,7 +99,7 @@ struct Run<'a> {
     costs: &'a CostModel,
     options: &'a SearchOptions<'a>,
     report: SpaceReport,
-    /// Best first, at most `top`.
+    /// The best found so far, best first, at most `top`.
     best: Vec<Scored>,
 }
 
@@ -159,7 +159,7 @@ impl Run<'_> {
             while at < order.len() && members.len() < WAVE {
                 let (index, floors) = order[at];
                 if self.beyond(&floors) {
-                    // Families are in order of their floors: all that follow are beyond too.
+                    // Families are in order of their floors, so all later ones are too slow as well.
                     for &(rest, _) in &order[at..] {
                         self.prune(self.reason(), space.families[rest].recompute.len() as u64);
                     }
@@ -182,8 +182,8 @@ impl Run<'_> {
         }
     }
 
-    /// Floors of a whole family: time with nothing recomputed, memory with everything; `None` when
-    /// even that does not fit.
+    /// Lower bounds of a whole family: time with nothing recomputed, memory with everything recomputed. `None` if even
+    /// that does not fit.
     fn family_floors(&self, family: &Family) -> Result<Option<Floors>, PlannerError> {
         let lightest = family
             .recompute
@@ -192,13 +192,13 @@ impl Run<'_> {
             .find(|r| *r == Recompute::Full);
         let time = self.costs.floors(&family.base)?;
         if self.options.objective == Objective::Time && time.memory <= self.costs.capacity() {
-            // The lightest member fits too, and only whether one does matters.
+            // The bound of the lightest member is no higher, and only whether it fits matters here.
             return Ok(Some(time));
         }
         let memory = match lightest.and_then(|r| family.member(self.costs.scenario(), r)) {
             Some(full) => self.costs.floors(&full)?.memory.min(time.memory),
             None if family.recompute == [Recompute::None] => time.memory,
-            // Without full recomputation among the members nothing bounds them all from below.
+            // If no member recomputes everything, no member's memory bounds all others from below.
             None => catalog::Bytes(0),
         };
         Ok((memory <= self.costs.capacity()).then_some(Floors {
@@ -207,7 +207,7 @@ impl Run<'_> {
         }))
     }
 
-    /// Floors of the members, then simulation of those that may be among the best.
+    /// Computes the members' floors, then simulates those that may be among the best.
     fn wave(&mut self, members: Vec<Strategy>) -> Result<(), PlannerError> {
         let floors: Vec<Floors> = members
             .par_iter()
@@ -223,7 +223,7 @@ impl Run<'_> {
                 open.push((member, floors));
             }
         }
-        // Within a wave the most promising first, so that the rest can still be skipped.
+        // The most promising first, so that the best found may exclude the rest of the wave.
         open.sort_by(|a, b| a.1.time.0.total_cmp(&b.1.time.0));
         for part in open.chunks(16) {
             let (keep, skip): (Vec<_>, Vec<_>) = part.iter().partition(|(_, f)| !self.beyond(f));
@@ -268,7 +268,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Whether a strategy with these lower bounds is surely worse than every plan kept so far.
+    /// Whether a strategy with these lower bounds is certainly worse than every plan kept so far.
     fn beyond(&self, floors: &Floors) -> bool {
         if self.best.len() < self.options.top.max(1) {
             return false;

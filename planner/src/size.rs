@@ -1,4 +1,4 @@
-//! How many devices: the smallest cluster that fits, and time against cost over sizes.
+//! Chooses the number of devices: the smallest cluster that fits, and time against cost over sizes.
 
 use catalog::Bytes;
 use costmodel::{CostModel, Scenario};
@@ -13,9 +13,9 @@ use crate::space::{Family, SearchSpace};
 /// The best plan at one number of devices.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sized {
-    /// Devices.
+    /// Number of devices.
     pub gpus: u64,
-    /// The best plan there, if anything fits.
+    /// The best plan on that many devices; `None` if nothing fits.
     pub best: Option<Candidate>,
 }
 
@@ -50,7 +50,7 @@ pub fn sizes(
         .collect()
 }
 
-/// Powers of two times a node, up to a limit, and single devices below a node.
+/// Numbers of devices to try: powers of two times a node up to a limit, and smaller numbers below a node.
 #[must_use]
 pub fn usual_counts(gpus_per_node: u64, most: u64) -> Vec<u64> {
     let below = (0..).map(|i| 1u64 << i).take_while(|&n| n < gpus_per_node);
@@ -58,8 +58,8 @@ pub fn usual_counts(gpus_per_node: u64, most: u64) -> Vec<u64> {
     below.chain(nodes).filter(|&n| n <= most).collect()
 }
 
-/// What to relax when nothing fits: the smallest number of devices that would do under the same
-/// constraints, the memory needed at the asked number, and the constraint that excludes most.
+/// What to relax if nothing fits: the smallest number of devices that would be enough under the same constraints, the
+/// memory needed on the requested number, and the constraint that excludes most.
 ///
 /// # Errors
 /// When a block cannot be priced.
@@ -138,8 +138,8 @@ fn single_relaxations(constraints: &Constraints) -> Vec<(String, Constraints)> {
     list
 }
 
-/// The peak of the lightest strategy: families are simulated in order of their memory floors, until a floor is
-/// above the least peak.
+/// The peak memory of the lightest strategy: families are simulated in order of their memory floors, until a floor is
+/// above the least peak found.
 fn least_memory(scenario: &Scenario, space: &SearchSpace) -> Result<Option<Bytes>, PlannerError> {
     let costs = CostModel::new(scenario.clone())?;
     let lightest = |family: &Family| {

@@ -6,9 +6,9 @@
 //! virtual stages over divisors of the layers per rank; recompute counts over eighths of a stage;
 //! stages even (a remainder spread over the middle without virtual stages), or lighter at the ends by
 //! up to `uneven` layers; experts spread over at most 64 ranks; hybrid sharding over powers of two.
-//! A size that a constraint fixes is tried also where it lies outside of these.
-//! What does not change a step (context kind without context parallelism, order without a pipeline,
-//! ZeRO without data parallelism) has one value, so that every strategy counts once.
+//! A size that a constraint fixes is tried even if it lies outside these ranges.
+//! A decision that does not change a step (context kind without context parallelism, axis order without a pipeline,
+//! ZeRO without data parallelism) has only one value, so that every strategy counts once.
 
 use catalog::runtime::{RecomputeMode, SequenceParallelUse};
 use catalog::{AxisOrder, CpKind, ScheduleKind, Zero};
@@ -20,33 +20,33 @@ use std::collections::BTreeMap;
 
 use crate::constraints::{Constraints, switch_name, zero_name};
 
-/// Sequences per micro-batch at most.
+/// Largest number of sequences in a micro-batch.
 const MAX_MICRO_BATCH: u64 = 16;
-/// Ranks over which one copy of the experts is spread at most, unless asked for.
+/// Largest number of ranks over which one copy of the experts is spread, unless a constraint asks for more.
 const MAX_EXPERT_RANKS: u64 = 64;
-/// Virtual stages per rank at most.
+/// Largest number of virtual stages per rank.
 const MAX_VPP: u64 = 16;
 
 /// Strategies that differ only in what they recompute.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Family {
-    /// The strategy that recomputes nothing. No member is faster than its lower bound on time.
+    /// The strategy that recomputes nothing. Its floor is a lower bound on every member's time.
     pub base: Strategy,
-    /// The members' recompute choices, in order.
+    /// The recompute choices of the members, in order.
     pub recompute: Vec<Recompute>,
 }
 
-/// The space, as families.
+/// The space of strategies, grouped into families.
 #[derive(Clone, Debug, Default)]
 pub struct SearchSpace {
-    /// In order of enumeration, which breaks ties.
+    /// The families in order of enumeration, which breaks ties.
     pub families: Vec<Family>,
-    /// Sizes left out, by the rule that excludes them.
+    /// Combinations of sizes left out, counted by the rule that excludes them.
     pub illegal: BTreeMap<String, u64>,
 }
 
 impl SearchSpace {
-    /// Every legal strategy of a scenario under constraints.
+    /// Enumerates every legal strategy of a scenario under constraints.
     #[must_use]
     pub fn new(scenario: &Scenario, constraints: &Constraints) -> Self {
         let builder = || Builder::new(scenario, constraints, false);
@@ -70,7 +70,7 @@ impl SearchSpace {
         space
     }
 
-    /// Whether any strategy is legal; stops at the first.
+    /// Whether any strategy is legal; enumeration stops at the first.
     #[must_use]
     pub fn has_any(scenario: &Scenario, constraints: &Constraints) -> bool {
         let mut builder = Builder::new(scenario, constraints, true);
@@ -90,7 +90,7 @@ impl SearchSpace {
         self.families.iter().map(|f| f.recompute.len() as u64).sum()
     }
 
-    /// Whether there is none.
+    /// Whether the space has no strategy.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.families.is_empty()
@@ -98,7 +98,7 @@ impl SearchSpace {
 }
 
 impl Family {
-    /// A member.
+    /// The member of this family with a recompute choice; `None` if it is not legal.
     #[must_use]
     pub fn member(&self, scenario: &Scenario, recompute: Recompute) -> Option<Strategy> {
         let decisions = Decisions {
@@ -112,14 +112,14 @@ impl Family {
 struct Builder<'a> {
     scenario: &'a Scenario,
     constraints: &'a Constraints,
-    /// Whether one family is enough.
+    /// Whether enumeration may stop at the first family.
     only_first: bool,
-    /// In order of enumeration.
+    /// The meshes to enumerate, in order.
     meshes: Vec<Mesh>,
     space: SearchSpace,
 }
 
-/// Sizes that are decided first.
+/// The mesh sizes, which are decided before everything else.
 #[derive(Clone, Copy)]
 struct Mesh {
     tp: u64,
@@ -141,12 +141,12 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Whether nothing more is asked for.
+    /// Whether enumeration may stop.
     fn done(&self) -> bool {
         self.only_first && !self.space.families.is_empty()
     }
 
-    /// These sizes, and those that a dimension is fixed to.
+    /// These sizes and any that constraints fix for `key`, less those that constraints exclude.
     fn with_fixed(&self, key: &str, sizes: impl Iterator<Item = u64>) -> Vec<u64> {
         let mut sizes: Vec<u64> = sizes.collect();
         for size in self.constraints.fixed(key) {
@@ -285,7 +285,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// ZeRO level, resharding, replicas.
+    /// Combinations of ZeRO level, resharding after forward, and number of replicas.
     fn sharding(&self, mesh: Mesh) -> Vec<(Zero, bool, u64)> {
         if mesh.dp * mesh.cp == 1 {
             let allowed = self.constraints.allows_name("zero", zero_name(Zero::Z0));
@@ -361,7 +361,8 @@ impl<'a> Builder<'a> {
         let uneven = self.scenario.runtime.space.uneven_stages;
         let mut partitions = Vec::new();
         let even = StagePartition::even(layers, stages);
-        // A remainder is spread only without virtual stages; with them it is given to the ends.
+        // An uneven remainder is spread over the middle only without virtual stages; with them the ends take fewer
+        // layers.
         if even.is_uniform() || (uneven && stages == pp) {
             partitions.push(even);
         }
@@ -380,7 +381,7 @@ impl<'a> Builder<'a> {
         partitions
     }
 
-    /// Context kind, sequence parallelism and axis order, then the recompute choices.
+    /// Enumerates context kind, sequence parallelism and axis order, then the recompute choices.
     fn layouts(&mut self, base: Decisions) {
         let space = self.scenario.runtime.space.clone();
         let mut kinds: Vec<CpKind> = if base.cp == 1 {
@@ -426,7 +427,7 @@ impl<'a> Builder<'a> {
             return;
         }
         let (model, workload) = (&self.scenario.model, &self.scenario.workload);
-        // Whatever was enumerated: what is returned satisfies every constraint.
+        // Final check: whatever was enumerated, every strategy returned satisfies all constraints.
         if !self.constraints.allow_but_recompute(&decisions) {
             return;
         }
@@ -445,7 +446,7 @@ impl<'a> Builder<'a> {
         };
         let family = Family { base, recompute };
         let allowed = |member: &Strategy| allowed_by(member, model, &self.scenario.runtime).is_ok();
-        // The base itself need not be allowed: it only bounds the members.
+        // The base itself may be forbidden: it only bounds the members.
         let is_allowed = match family.recompute.first() {
             None => return,
             Some(Recompute::None) => allowed(&family.base),
@@ -484,7 +485,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// A short name of the rule a strategy breaks, for counting.
+/// Short name of the rule that a strategy breaks, as a key for counting.
 fn rule(error: &plans::StrategyError) -> &'static str {
     use plans::StrategyError as E;
     match error {

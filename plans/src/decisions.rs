@@ -7,7 +7,8 @@ use catalog::{Axis, AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
 use crate::mesh::Group;
 use crate::partition::StagePartition;
 
-/// Every decision of a parallelism strategy, as plain fields that nobody has checked. [`Strategy::new`](crate::Strategy::new) turns legal ones into a [`Strategy`](crate::Strategy).
+/// Every decision of a parallelism strategy, as plain fields that nobody has checked;
+/// [`Strategy::new`](crate::Strategy::new) checks them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Decisions {
     /// Tensor-parallel size.
@@ -81,7 +82,7 @@ pub enum Recompute {
 }
 
 impl Recompute {
-    /// What it means for one layer, counted from the first of its virtual stage.
+    /// The recompute mode of one layer, counted from the first of its virtual stage.
     #[must_use]
     pub fn of_layer(self, offset: u64) -> Self {
         match self {
@@ -93,21 +94,20 @@ impl Recompute {
 }
 
 impl Decisions {
-    /// All data-parallel ranks.
+    /// Number of all data-parallel ranks.
     #[must_use]
     pub fn dp(&self) -> u64 {
         self.dp_shard * self.dp_replicate
     }
 
-    /// Ranks in the job.
+    /// Number of ranks in the job.
     #[must_use]
     pub fn world(&self) -> u64 {
         self.pp * self.dp() * self.cp * self.tp
     }
 
-    /// The same job with every decision that has no effect at its usual value: the form in which two
-    /// strategies are compared when one has passed through a configuration file, which says nothing
-    /// about what is not there.
+    /// The same job with every decision that has no effect at its usual value. Two strategies are compared in this form
+    /// if one has passed through a configuration file, which says nothing about parallelism that the job does not have.
     #[must_use]
     pub fn canonical(&self) -> Self {
         let mut d = self.clone();
@@ -134,7 +134,7 @@ impl Decisions {
         d
     }
 
-    /// Size of an axis.
+    /// Number of ranks along an axis.
     #[must_use]
     pub fn size(&self, axis: Axis) -> u64 {
         match axis {
@@ -150,9 +150,9 @@ impl Decisions {
     }
 
     /// Size and rank stride of the groups of an axis. The dense axes (tensor, context, data and pipeline parallelism)
-    /// are nested in the axis order. The expert axes arrange the same ranks of a pipeline stage in another way: `etp`
-    /// varies fastest, then `ep`, then the replicas of the experts. Megatron calls this parallel folding, torchtitan has
-    /// an expert mesh for it.
+    /// are nested in the axis order. The expert axes divide the same ranks of a pipeline stage in another way: `etp`
+    /// varies fastest, then `ep`, then the replicas of the experts. Megatron calls this parallel folding, torchtitan
+    /// has an expert mesh for it.
     #[must_use]
     pub fn group(&self, axis: Axis) -> Group {
         let size = self.size(axis);
@@ -171,7 +171,7 @@ impl Decisions {
         Group { size, stride }
     }
 
-    /// Replicas of one expert shard.
+    /// Number of replicas of one expert shard.
     #[must_use]
     pub fn edp(&self) -> u64 {
         self.world() / (self.pp * self.ep * self.etp)

@@ -1,5 +1,5 @@
-//! Strategies as text: `tp=8,pp=4,vpp=2,zero=1,recompute=selective,…`. Printing and parsing are
-//! inverse; what is left out when parsing is filled with the runtime's habits.
+//! Strategies as text: `tp=8,pp=4,vpp=2,zero=1,recompute=selective,…`. Printing and parsing are inverse; parsing fills
+//! in the runtime's defaults for what the text leaves out.
 
 use std::fmt;
 
@@ -82,7 +82,7 @@ impl fmt::Display for Strategy {
     }
 }
 
-/// Shortest form that names what a reader asks first: `tp8 pp4 vpp2 dp16 zero1 sp mbs1 selective`.
+/// The decisions a reader asks for first, in the shortest form: `tp8 pp4 vpp2 dp16 zero1 sp mbs1 selective`.
 #[must_use]
 pub fn short(d: &Decisions) -> String {
     let mut parts = vec![format!("tp{}", d.tp), format!("pp{}", d.pp)];
@@ -156,7 +156,7 @@ pub fn overlap_name(o: Overlap) -> String {
     }
 }
 
-/// Parses a strategy, filling what is left out.
+/// Parses a strategy; what the text leaves out is filled in.
 ///
 /// # Errors
 /// Unknown keys with the nearest known one, values that are not of the key's form, and strategies
@@ -172,8 +172,8 @@ pub fn parse(
     Strategy::new(decisions, model, workload)
 }
 
-/// A strategy's text with some keys given other values. What follows from a key that changes is
-/// left to be filled in again: stages from virtual stages, virtual stages from the schedule.
+/// A strategy's text with some keys given other values. Keys that follow from a changed one are left out, to be filled
+/// in again: stages follow from virtual stages, virtual stages from the schedule.
 #[must_use]
 pub fn with(text: &str, changes: &[(&str, String)]) -> String {
     let changed = |key: &str| changes.iter().rev().find(|(k, _)| *k == key);

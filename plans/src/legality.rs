@@ -1,4 +1,4 @@
-//! Which strategies are legal: for any system, and for a given runtime.
+//! Checks whether a strategy is legal, for any training system and for a given runtime.
 
 use catalog::model::ModelConfig;
 use catalog::runtime::{RecomputeMode, RuntimeSpace, SequenceParallelUse};
@@ -7,13 +7,13 @@ use catalog::{CpKind, Runtime, ScheduleKind, Workload, Zero};
 use crate::decisions::{Decisions, Recompute};
 use crate::schedule::{self, ScheduleError};
 
-/// The rule a strategy breaks.
+/// The rule that a strategy breaks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StrategyError {
     /// A size is zero.
     #[error("{field} is 0; sizes start at 1")]
     Zero {
-        /// Which.
+        /// Name of the size.
         field: &'static str,
     },
     /// The sizes do not multiply to the number of devices.
@@ -22,85 +22,85 @@ pub enum StrategyError {
          the sizes must multiply to the number of GPUs"
     )]
     World {
-        /// Tensor parallel.
+        /// Tensor-parallel size.
         tp: u64,
-        /// Context parallel.
+        /// Context-parallel size.
         cp: u64,
-        /// Pipeline parallel.
+        /// Pipeline-parallel size.
         pp: u64,
-        /// Data parallel.
+        /// Data-parallel size.
         dp: u64,
         /// Their product.
         product: u64,
-        /// Devices.
+        /// Number of devices.
         gpus: u64,
     },
-    /// Something does not divide.
+    /// A size is not divisible by another.
     #[error("{what} = {value} is not divisible by {by} = {divisor}; valid: {valid}")]
     Divides {
-        /// What must be divisible.
+        /// Name of the size that must be divisible.
         what: &'static str,
         /// Its value.
         value: u64,
-        /// By what.
+        /// Name of the divisor.
         by: &'static str,
-        /// Its value.
+        /// Value of the divisor.
         divisor: u64,
-        /// Divisors that would do.
+        /// Divisors that would be legal.
         valid: String,
     },
-    /// The batch does not come out.
+    /// Data-parallel ranks, micro-batch and number of micro-batches do not multiply to the global batch.
     #[error(
         "global batch {global_batch} ≠ dp {dp} · micro-batch {micro_batch} · micro-batches {count}"
     )]
     Batch {
         /// Sequences per step.
         global_batch: u64,
-        /// Data parallel.
+        /// Number of data-parallel ranks.
         dp: u64,
         /// Sequences per micro-batch.
         micro_batch: u64,
-        /// Micro-batches.
+        /// Number of micro-batches per step.
         count: u64,
     },
-    /// Stages and layers do not match.
+    /// The number of stages, or of layers in them, does not match the strategy and the model.
     #[error("{stages} stages hold {held} layers; pp·vpp = {wanted_stages} must hold {layers}")]
     Stages {
-        /// Stages given.
+        /// Number of stages given.
         stages: u64,
-        /// Layers in them.
+        /// Number of layers in these stages.
         held: u64,
-        /// Stages wanted.
+        /// Number of stages that the strategy has.
         wanted_stages: u64,
-        /// Layers of the model.
+        /// Number of decoder layers of the model.
         layers: u64,
     },
-    /// More passes than are simulated.
+    /// The step has more passes of micro-batches through stages than one simulation takes.
     #[error(
         "{micro_batches} micro-batches through {stages} stages are {passes} passes; up to {most} are \
          simulated: choose a larger micro-batch or a smaller global batch"
     )]
     Passes {
-        /// Micro-batches.
+        /// Number of micro-batches per step.
         micro_batches: u64,
         /// Virtual stages of the pipeline.
         stages: u64,
         /// Their product.
         passes: u64,
-        /// Most.
+        /// Largest number of passes that is simulated.
         most: u64,
     },
-    /// A tensor is larger than any machine counts.
+    /// A tensor of the micro-batch has more elements than can be counted in bytes.
     #[error(
         "a micro-batch of {micro_batch} sequences of {seq_len} tokens has a tensor of more than 2^{bits} \
          elements; choose a smaller micro-batch"
     )]
     Elements {
-        /// Sequences.
+        /// Sequences per micro-batch.
         micro_batch: u64,
-        /// Tokens in each.
+        /// Tokens per sequence.
         seq_len: u64,
-        /// Logarithm of the largest number of elements.
+        /// Binary logarithm of the largest number of elements.
         bits: u32,
     },
     /// The schedule does not exist for these sizes.
@@ -109,14 +109,14 @@ pub enum StrategyError {
     /// Two choices exclude each other.
     #[error("{0}")]
     Conflict(&'static str),
-    /// The runtime cannot do it.
+    /// The runtime does not support a decision.
     #[error("runtime {runtime} has no {what}; it has {has}")]
     Runtime {
-        /// Runtime.
+        /// Name of the runtime.
         runtime: String,
-        /// What is asked.
+        /// The decision that it does not support.
         what: String,
-        /// What it has.
+        /// What it supports instead.
         has: String,
     },
     /// The text is not a strategy.
@@ -189,12 +189,12 @@ pub fn check(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<
     pipeline(d, model, workload)
 }
 
-/// Logarithm of the most elements of a tensor: bytes of it, in 64 bits each, stay below 2^63.
+/// Binary logarithm of the largest number of elements of a tensor: in 64 bits each, their bytes stay below 2^63.
 const ELEMENT_BITS: u32 = 58;
-/// Most passes of micro-batches through stages that one simulation has.
+/// Largest number of passes of micro-batches through stages in one simulation.
 const MAX_PASSES: u64 = 1 << 20;
 
-/// That no tensor of a micro-batch has more elements than sums of bytes can hold.
+/// Checks that no tensor of a micro-batch has more elements than sums of bytes can hold.
 fn elements(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<(), StrategyError> {
     let (qk, v) = model.attention.head_dims();
     let heads = u128::from(model.attention.heads);
@@ -207,7 +207,7 @@ fn elements(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<(
         u128::from(model.mlp.ffn),
         heads * u128::from(qk.max(v)),
         u128::from(moe),
-        // Attention scores, where the kernel is not fused.
+        // Attention scores, if the kernel is not fused.
         heads * u128::from(workload.seq_len),
     ];
     let widest = widths.into_iter().max().unwrap_or(1);
@@ -264,7 +264,7 @@ fn context(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<()
             let kv = model.attention.kv_heads().div_ceil(d.tp);
             divides("key/value heads per tensor rank", kv, "cp", d.cp)
         }
-        // Causal balance gives every rank an early and a late chunk.
+        // To balance causal attention every rank gets one early and one late chunk of the sequence.
         CpKind::Ring | CpKind::AllGather => {
             divides("sequence", workload.seq_len, "2·cp (zig-zag)", 2 * d.cp)
         }
@@ -349,10 +349,10 @@ fn pipeline(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<(
     Ok(())
 }
 
-/// Checks what a runtime can express.
+/// Checks that a runtime supports a strategy's decisions.
 ///
 /// # Errors
-/// What it lacks, and what it has instead.
+/// The first decision that it does not support, and what it supports instead.
 pub fn allowed_by(
     d: &Decisions,
     model: &ModelConfig,
@@ -373,7 +373,7 @@ pub fn allowed_by(
     }
 }
 
-/// What a runtime has not, and what it has instead.
+/// A decision that a runtime does not support, and what it supports instead.
 struct Lack {
     what: String,
     has: String,
@@ -384,7 +384,7 @@ fn lacks(what: impl Into<String>, has: impl Into<String>) -> Option<Lack> {
     Some(Lack { what, has })
 }
 
-/// A schedule, a kind of context parallelism or a ZeRO level that the runtime does not list.
+/// Finds a schedule, a kind of context parallelism or a ZeRO level that the runtime does not list.
 fn unlisted(d: &Decisions, space: &RuntimeSpace) -> Option<Lack> {
     if d.pp > 1 && !space.schedules.contains(&d.schedule) {
         let has = list(
@@ -431,7 +431,7 @@ fn tensor_lack(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Opti
     None
 }
 
-/// A placement of experts, states, layers or ranks that the runtime does not do.
+/// Finds a placement of experts, states, layers or ranks that the runtime does not support.
 fn layout_lack(d: &Decisions, space: &RuntimeSpace) -> Option<Lack> {
     if (d.ep > 1 || d.etp > 1) && !space.expert_parallel {
         return lacks("expert parallelism", "ep=1");
@@ -457,7 +457,7 @@ fn recompute_lack(d: &Decisions, space: &RuntimeSpace) -> Option<Lack> {
     lacks(format!("recompute {}", mode.name()), has)
 }
 
-/// The kind of a recompute choice.
+/// The kind of a recompute choice, without its parameters.
 #[must_use]
 pub fn mode(recompute: Recompute) -> RecomputeMode {
     match recompute {

@@ -1,4 +1,4 @@
-//! What to do: strategies, meshes, schedules, programs, timelines, predictions and plan files.
+//! Plans and what they are made of: strategies, meshes, schedules, programs, timelines, predictions and plan files.
 
 pub mod decisions;
 pub mod grammar;

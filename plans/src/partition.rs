@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Most stages that a partition has.
+/// Largest number of stages in a partition.
 pub const MAX_STAGES: u64 = 1 << 16;
 
 /// Decoder layers per virtual stage, in model order: `pp · vpp` entries. The embedding is on the
@@ -14,9 +14,9 @@ pub const MAX_STAGES: u64 = 1 << 16;
 pub struct StagePartition(pub Vec<u64>);
 
 impl StagePartition {
-    /// Layers spread as evenly as they go; earlier stages but the first take the remainder, because
-    /// the first also holds the embedding and the last the head.
-    /// At most [`MAX_STAGES`] are written down; more are no strategy of any model.
+    /// Divides layers as evenly as possible. A remainder goes to the earlier stages after the first, because the first
+    /// also holds the embedding and the last the head. At most [`MAX_STAGES`] stages are listed; no legal strategy has
+    /// more.
     #[must_use]
     pub fn even(layers: u64, stages: u64) -> Self {
         let stages = stages.clamp(1, MAX_STAGES);
@@ -34,8 +34,8 @@ impl StagePartition {
         Self(sizes)
     }
 
-    /// Even with `less_first` and `less_last` fewer layers on the first and last stage, which hold
-    /// embedding and head; `None` when the rest does not divide evenly or goes negative.
+    /// Divides layers evenly, except for `less_first` and `less_last` fewer layers on the first and last stage, which
+    /// hold embedding and head; `None` if the rest does not divide evenly or goes negative.
     #[must_use]
     pub fn lighter_ends(layers: u64, stages: u64, less_first: u64, less_last: u64) -> Option<Self> {
         let total = layers.checked_add(less_first)?.checked_add(less_last)?;
@@ -50,7 +50,7 @@ impl StagePartition {
         Some(Self(sizes))
     }
 
-    /// Layers in all stages; stages that hold more than 64 bits count hold more than any model has.
+    /// Number of layers in all stages; saturates, so that an overflow counts as more layers than any model has.
     #[must_use]
     pub fn layers(&self) -> u64 {
         self.0.iter().copied().fold(0, u64::saturating_add)

@@ -1,4 +1,4 @@
-//! What the cost model says about a strategy, and what a search returns.
+//! Predictions of the cost model, and results of a search.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::strategy::Strategy;
 pub struct Prediction {
     /// Time of one optimizer step.
     pub step_time: Seconds,
-    /// Interval at level 0.8.
+    /// Step time interval that holds the measured value with probability 0.8.
     pub step_time_interval: (Seconds, Seconds),
     /// Half-width of the 80% interval of `ln` of the ratio of two plans' step times: plans closer than
     /// this are a tie.
@@ -22,24 +22,24 @@ pub struct Prediction {
     /// Model FLOPs utilisation over the dense peak. Causal attention counts once: a query has the keys
     /// that it may see.
     pub mfu: f64,
-    /// The same by the PaLM convention, which counts attention as if nothing were masked. Published
-    /// figures, Megatron's and NeMo's among them, mostly are of this kind.
+    /// MFU by the PaLM convention, which counts attention as if nothing were masked. Most published figures, Megatron's
+    /// and NeMo's among them, follow it.
     pub mfu_palm: f64,
-    /// The dense peak used for both, per device.
+    /// The dense peak of one device that both are relative to.
     pub peak_flop_rate: catalog::FlopRate,
     /// Memory of the heaviest rank at its peak.
     pub peak_memory: Bytes,
-    /// Interval at level 0.8.
+    /// Peak memory interval that holds the measured value with probability 0.8.
     pub peak_memory_interval: (Bytes, Bytes),
-    /// Probability that the peak lies within what may be used.
+    /// Probability that the peak is within capacity less headroom.
     pub p_fits: f64,
-    /// How much published runs say of questions like this, in words.
+    /// How many published runs support predictions like this one, in words.
     pub evidence: String,
     /// Pipeline rank with the largest peak.
     pub peak_rank: u32,
     /// What runs on that rank at its peak, such as `F s0 m3`.
     pub peak_moment: String,
-    /// Peak of every pipeline rank.
+    /// Peak memory of every pipeline rank.
     pub memory_by_rank: Vec<Bytes>,
     /// The named parts of the heaviest rank's peak, largest first; they sum to `peak_memory`.
     pub memory: Vec<MemoryItem>,
@@ -49,13 +49,13 @@ pub struct Prediction {
     pub kernels: Vec<NamedTime>,
     /// Whether it fits, and if not by how much.
     pub fit: Fit,
-    /// Constants used, with their evidence.
+    /// The constants that the prediction rests on, with their evidence.
     pub provenance: Vec<UsedConstant>,
 }
 
 impl Prediction {
-    /// The MFU by the PaLM convention where it is 1% or more off the one that counts causal attention
-    /// once: what to print beside it.
+    /// The MFU by the PaLM convention if it differs by 1% or more from the one that counts only visible keys: what to
+    /// print beside it.
     #[must_use]
     pub fn mfu_palm_beside(&self) -> Option<f64> {
         let differs = (self.mfu_palm - self.mfu).abs() >= 0.01 * self.mfu;
@@ -114,7 +114,7 @@ pub struct Breakdown {
 }
 
 impl Breakdown {
-    /// Multiplies every part.
+    /// Multiplies every part by a factor.
     pub fn scale(&mut self, factor: f64) {
         for part in [
             &mut self.compute_s,
@@ -136,16 +136,16 @@ impl Breakdown {
 /// Whether a strategy fits in device memory.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fit {
-    /// Peak is within capacity less headroom.
+    /// The peak is within capacity less headroom.
     Fits {
-        /// Capacity less headroom less peak.
+        /// Bytes left: capacity less headroom less peak.
         spare: Bytes,
     },
-    /// It does not.
+    /// The peak is above capacity less headroom.
     TooLarge {
-        /// Peak less (capacity less headroom).
+        /// Bytes missing: peak less (capacity less headroom).
         over: Bytes,
-        /// Largest named part.
+        /// Name of the largest part of the peak.
         largest: String,
     },
 }
@@ -164,36 +164,36 @@ pub struct UsedConstant {
     pub source: String,
 }
 
-/// Lower bounds that hold before simulation. Never above the simulated value.
+/// Lower bounds that are known before simulation. Never above the simulated value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Floors {
-    /// No schedule of these costs is faster.
+    /// Step time: no order of the same work is faster.
     pub time: Seconds,
-    /// No moment of the step needs less on the heaviest rank.
+    /// Peak memory of the heaviest rank: its fullest moment needs at least this.
     pub memory: Bytes,
 }
 
 /// A strategy with its prediction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
-    /// The decisions.
+    /// The strategy.
     pub strategy: Strategy,
-    /// What they cost.
+    /// Predicted time and memory.
     pub prediction: Prediction,
     /// Why it is not the best: the term that grows most against the first. Empty for the first.
     pub why_not_first: String,
 }
 
-/// What a search returns.
+/// The result of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SearchOutcome {
     /// Best first; empty when nothing fits.
     pub top: Vec<Candidate>,
-    /// How the space was disposed of.
+    /// How many strategies of the space were simulated or pruned.
     pub space: SpaceReport,
     /// What to relax when nothing fits, one sentence each.
     pub relax: Vec<String>,
-    /// Whether it was stopped before it had treated the whole space.
+    /// Whether the search was stopped before it covered the whole space.
     pub interrupted: bool,
 }
 
@@ -214,7 +214,7 @@ pub struct SpaceReport {
 }
 
 impl Fit {
-    /// Whether it fits.
+    /// Whether the strategy fits.
     #[must_use]
     pub fn fits(&self) -> bool {
         matches!(self, Fit::Fits { .. })

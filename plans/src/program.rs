@@ -1,4 +1,4 @@
-//! The program of a step: a schedule with everything else the runtime must do, added by passes.
+//! The program of a step: a schedule plus everything else that the runtime must do, added by passes.
 
 use std::collections::BTreeMap;
 
@@ -7,22 +7,22 @@ use catalog::Zero;
 use crate::schedule::{Action, ActionKind, Schedule, action};
 use crate::strategy::Strategy;
 
-/// Action lists of every pipeline rank, complete.
+/// The complete action lists of all pipeline ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// In execution order.
+    /// Actions of every rank in execution order.
     pub ranks: Vec<Vec<Action>>,
 }
 
-/// By receive of a rank, those of its sends of which that receive tells that they have arrived.
+/// For every receive of a rank: which of its earlier sends are known to have arrived once it completes.
 pub type Arrived = BTreeMap<Action, Vec<Action>>;
 
 impl Program {
-    /// What every rank learns of its messages from those it receives: a peer has taken what it takes before the
-    /// message that it sends. Of the other sends a rank knows at the end of the step.
+    /// For every rank, which of its sends each receive proves to have arrived: the peer that sent the message had by
+    /// then received the earlier ones. Sends that no receive proves complete only at the end of the step.
     #[must_use]
     pub fn arrived(&self, rank_of_stage: &[u32]) -> Vec<Arrived> {
-        // Who takes a message, and by which action.
+        // The rank that receives a message, and the action that receives it.
         let taken = |send: &Action| {
             let (kind, stage) = match send.kind {
                 ActionKind::SendF => (ActionKind::RecvF, send.stage + 1),
@@ -72,8 +72,8 @@ pub fn lower(schedule: &Schedule, strategy: &Strategy) -> Program {
     Program { ranks }
 }
 
-/// A receive before every pass whose input comes from another rank, a send after every pass whose
-/// output goes to one. Neighbouring stages on one rank (the turn of a V) hand over in place.
+/// Adds a receive before every pass whose input comes from another rank, and a send after every pass whose output goes
+/// to one. Neighbouring stages on the same rank (the turn of a V) hand over in place.
 fn transfers(schedule: &Schedule, rank: u32, actions: &[Action]) -> Vec<Action> {
     let owner = &schedule.rank_of_stage;
     let elsewhere = |stage: u32| {
@@ -131,7 +131,7 @@ fn data_parallel(
             last_backward[a.stage as usize] = Some(index);
         }
     }
-    // The gradient leaves for the stage before first: reducing can wait, the pipeline cannot.
+    // The gradient is sent to the previous stage first: its reduction can wait, the pipeline cannot.
     let mut pending = None;
     for (index, &a) in actions.iter().enumerate() {
         if a.kind != ActionKind::SendB {

@@ -1,4 +1,4 @@
-//! A parallelisation strategy: decisions that are legal for a model and a workload.
+//! A parallelism strategy: decisions that are legal for a model and a workload.
 
 use std::ops::Deref;
 
@@ -13,7 +13,7 @@ use crate::legality::{self, StrategyError};
 pub struct Strategy(Decisions);
 
 impl Strategy {
-    /// Makes a strategy of legal decisions.
+    /// Makes a strategy of decisions, if they are legal.
     ///
     /// # Errors
     /// The first rule broken.
@@ -26,7 +26,7 @@ impl Strategy {
         Ok(Self(decisions))
     }
 
-    /// The decisions.
+    /// The decisions of the strategy.
     #[must_use]
     pub fn decisions(&self) -> &Decisions {
         &self.0

@@ -1,4 +1,4 @@
-//! What happened, or is predicted to happen, when: the type that simulator and executor share.
+//! Timelines of a step, predicted or measured: the type that simulator and executor share.
 
 use catalog::{Bytes, Seconds};
 
@@ -7,7 +7,7 @@ use catalog::{Bytes, Seconds};
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
 )]
 pub enum Stream {
-    /// Kernels.
+    /// Forward, backward and optimizer kernels.
     Compute,
     /// Pipeline sends and receives.
     Pipeline,
@@ -20,22 +20,22 @@ pub enum Stream {
 pub struct Event {
     /// Pipeline rank (representative of its tp·cp·dp peers).
     pub rank: u32,
-    /// Stream.
+    /// Stream of the rank that it runs on.
     pub stream: Stream,
     /// What runs, such as `F s3 m7` or `reduce-scatter layer 12`.
     pub name: String,
-    /// Virtual stage, if it belongs to one.
+    /// Virtual stage that it belongs to, if any.
     pub stage: Option<u32>,
-    /// Micro-batch, if it belongs to one.
+    /// Micro-batch that it belongs to, if any.
     pub micro_batch: Option<u32>,
-    /// Start, from the beginning of the step.
+    /// Start, in seconds from the beginning of the step.
     pub start: Seconds,
-    /// End.
+    /// End, in seconds from the beginning of the step.
     pub end: Seconds,
 }
 
 impl Event {
-    /// Its name without stage and micro-batch: what it has in common with others.
+    /// The name without stage and micro-batch, to group events by.
     #[must_use]
     pub fn phase(&self) -> &str {
         match self.stage {
@@ -48,7 +48,7 @@ impl Event {
     }
 }
 
-/// A step on all pipeline ranks.
+/// The events of a step on all pipeline ranks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
     /// Number of pipeline ranks.

@@ -1,23 +1,23 @@
-//! Folders of files that are written together: all of them or none.
+//! Folders whose files are written together: all of them or none.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use super::{Destination, Draft, FileError, Kind, Replace, folder_of, shown, takes_files};
 
-/// A file of a folder.
+/// A file to be written to a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamedFile<'a> {
-    /// Name, without folder.
+    /// Name of the file, without its folder.
     pub name: &'a str,
-    /// Content.
+    /// Bytes of the file.
     pub content: &'a [u8],
-    /// Whether it is to be run.
+    /// Whether the file is made executable.
     pub executable: bool,
 }
 
-/// A folder that was found fit to be written to. Links among the folders above a file are followed, as
-/// everywhere; a file's own name never is.
+/// A folder that was checked and can be written to. Links among the folders above a file are followed; a file's own
+/// name never is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FolderDestination {
     path: PathBuf,
@@ -26,10 +26,10 @@ pub struct FolderDestination {
 }
 
 impl FolderDestination {
-    /// Checks that files can be written to the folder `path`, which is made when it is not there.
+    /// Checks that files can be written to the folder `path`, which is created if it does not exist.
     ///
     /// # Errors
-    /// When it, or the folder that is to hold it, takes no files.
+    /// When the folder, or the one it is to be created in, cannot be written to.
     pub fn check(path: &Path, kind: Kind, replace: Replace) -> Result<Self, FileError> {
         match std::fs::metadata(path) {
             Ok(found) if !found.is_dir() => {
@@ -37,7 +37,7 @@ impl FolderDestination {
             }
             Ok(_) => takes_files(path, path)?,
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                // A link to nothing is no place for a folder.
+                // A dangling link is not replaced by a folder.
                 if std::fs::symlink_metadata(path).is_ok() {
                     return Err(FileError::Link { path: shown(path) });
                 }
@@ -52,16 +52,16 @@ impl FolderDestination {
         })
     }
 
-    /// The folder.
+    /// The path of the folder.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes all files or none; returns the paths of those that replaced another.
+    /// Writes all files or none; returns the paths of those that replaced an existing file.
     ///
     /// # Errors
-    /// When one cannot be written, or may not replace what lies there.
+    /// When a file cannot be written, or may not replace an existing one.
     pub fn write(&self, files: &[NamedFile<'_>]) -> Result<Vec<PathBuf>, FileError> {
         for file in files {
             let name = Path::new(file.name);
@@ -78,7 +78,7 @@ impl FolderDestination {
         }
     }
 
-    /// Fills a folder beside and gives it its name.
+    /// Writes the files to a temporary folder beside this one, then renames it.
     fn make(&self, files: &[NamedFile<'_>]) -> Result<(), FileError> {
         let failed = |e| FileError::io(&self.path, e);
         let mut builder = tempfile::Builder::new();
@@ -89,12 +89,12 @@ impl FolderDestination {
             draft.commit()?;
         }
         std::fs::rename(staged.path(), &self.path).map_err(failed)?;
-        // It has another name now; there is nothing to remove.
+        // The folder has been renamed, so there is no temporary one to remove.
         let _ = staged.keep();
         Ok(())
     }
 
-    /// Adds to a folder: every file is drafted before the first is put in place.
+    /// Adds files to an existing folder: all drafts are written before the first file is put in place.
     fn fill(&self, files: &[NamedFile<'_>]) -> Result<Vec<PathBuf>, FileError> {
         let drafts = self.drafts(&self.path, files)?;
         let replaced = drafts.iter().filter(|draft| draft.destination.replaces);
@@ -108,7 +108,7 @@ impl FolderDestination {
     fn drafts(&self, folder: &Path, files: &[NamedFile<'_>]) -> Result<Vec<Draft>, FileError> {
         let draft = |file: &NamedFile<'_>| {
             let path = folder.join(file.name);
-            // The very same bytes may be written again, whatever they are.
+            // A file may always be written again with the same bytes, whatever it is.
             let replace = if holds(&path, file.content) {
                 Replace::Anything
             } else {
@@ -125,7 +125,7 @@ impl FolderDestination {
     }
 }
 
-/// The folder that holds a folder, whose name may end in a separator.
+/// The parent of a folder, whose path may end in a separator.
 fn above(path: &Path) -> Result<&Path, FileError> {
     match path.file_name() {
         Some(_) => {
@@ -136,7 +136,7 @@ fn above(path: &Path) -> Result<&Path, FileError> {
     }
 }
 
-/// Whether a file holds just that.
+/// Whether a file has exactly this content.
 fn holds(path: &Path, content: &[u8]) -> bool {
     let found = std::fs::symlink_metadata(path);
     found.is_ok_and(|found| found.is_file() && found.len() == content.len() as u64)

@@ -1,8 +1,8 @@
-//! Kinds of files that are written, and how each is recognised.
+//! Kinds of files that the tool writes, and how each is recognised.
 
 use std::fmt;
 
-/// What a file is. One that is to be replaced must be recognised as the kind about to be written.
+/// The kind of a file. An existing file is only replaced if it is recognised as the kind about to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// A plan (YAML).
@@ -36,7 +36,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Every kind.
+    /// Every kind of file.
     pub const ALL: [Self; 14] = [
         Self::Plan,
         Self::Report,
@@ -54,7 +54,7 @@ impl Kind {
         Self::Exported,
     ];
 
-    /// Whether a file that begins with `head` is of this kind. An empty file is of any: nothing is lost.
+    /// Whether a file that begins with `head` is of this kind. An empty file counts as any: replacing it loses nothing.
     #[must_use]
     pub fn recognises(self, head: &[u8]) -> bool {
         if head.is_empty() {
@@ -109,18 +109,18 @@ impl fmt::Display for Kind {
     }
 }
 
-/// The comment that begins an exported file.
+/// Whether a line is the comment that begins an exported file.
 fn is_heading(line: &str) -> bool {
     line.trim_start_matches(['#', '"', ' '])
         .starts_with("vescale-plan ")
 }
 
-/// Whether `word` stands in the part of `text` before `end`.
+/// Whether `word` occurs in `text` before the first `end`.
 fn before(text: &str, end: &str, word: &str) -> bool {
     text.split(end).next().is_some_and(|t| t.contains(word))
 }
 
-/// A header's length as eight bytes, then the header, an object of JSON.
+/// Whether a file begins as safetensors does: the header's length in eight bytes, then the header, a JSON object.
 fn is_safetensors(head: &[u8]) -> bool {
     head.len() > 9 && head[6..8] == [0, 0] && head[8] == b'{'
 }

@@ -7,13 +7,12 @@ use std::path::Path;
 
 use super::FileError;
 
-/// Waits until no other process holds the lock of the file at `path`, and holds it until what is returned is
-/// dropped. What is locked is a file beside it, `.NAME.lock`, for the file itself is another after it is
-/// replaced; it stays, because who removes it might remove it from under another's lock. Gives nothing where
-/// the file system has no locks.
+/// Waits until no other process holds the lock of the file at `path`, and holds it until the returned value is dropped.
+/// The locked file is `.NAME.lock` beside it, because the file itself is replaced by a new one on every write. The lock
+/// file is never removed: another process might hold it. Returns nothing where the file system has no locks.
 ///
 /// # Errors
-/// When the lock's file cannot be made or locked.
+/// When the lock file cannot be created or locked.
 pub fn lock(path: &Path) -> Result<Option<File>, FileError> {
     let mut name = OsString::from(".");
     name.push(path.file_name().unwrap_or_default());

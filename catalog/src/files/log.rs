@@ -1,15 +1,15 @@
-//! Logs: files that grow by lines, so they have no draft.
+//! Logs: files that are written by appending lines, so without a draft.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::path::Path;
 
 use super::{Destination, FileError, Kind, Replace, shown};
 
-/// Opens a log to add lines to, after checking that what lies at `path` is one, or nothing. Lines may go to a
-/// pipe or a device: nothing there is replaced.
+/// Opens a log to append lines, after checking that `path` holds a log or nothing. It may be a pipe or a device,
+/// because nothing there is replaced.
 ///
 /// # Errors
-/// As [`Destination::check`]; a symbolic link is refused also when forced, for a log is not replaced.
+/// As [`Destination::check`]; a symbolic link is refused even when forced, because a log is not replaced.
 pub fn open_log(path: &Path, kind: Kind, replace: Replace) -> Result<File, FileError> {
     let found = std::fs::symlink_metadata(path).map(|found| found.file_type());
     if found.is_ok_and(|found| !found.is_file() && !found.is_dir() && !found.is_symlink()) {
@@ -23,7 +23,7 @@ pub fn open_log(path: &Path, kind: Kind, replace: Replace) -> Result<File, FileE
     }
     let opened = OpenOptions::new().create(true).append(true).open(path);
     let file = opened.map_err(|e| FileError::io(path, e))?;
-    // A link made since the check would lead to another file than the one that has this name.
+    // A link made since the check would lead to another file than the one at `path`.
     let named = std::fs::symlink_metadata(path).map_err(|e| FileError::io(path, e))?;
     let held = file.metadata().map_err(|e| FileError::io(path, e))?;
     if same_file(&named, &held) {

@@ -1,10 +1,9 @@
-//! Writing files: the one module through which anything that lasts is written.
+//! Writing files: the only module that writes anything to disk.
 //!
-//! A file is written to a draft beside its destination and renamed into place, so that it is whole or
-//! absent. The destination is checked first, before the work whose result it will hold: its folder is there
-//! and takes files, and what lies there already is a file of the kind about to be written, or the caller
-//! forces its replacement. A symbolic link is not followed. Drafts are new files of random names
-//! (`O_EXCL`), with the modes that the umask leaves.
+//! A file is written to a draft beside its destination and renamed into place, so that it is whole or absent. The
+//! destination is checked before the work whose result it will hold: its folder must exist and be writable, and an
+//! existing file must be of the kind about to be written, unless the caller forces its replacement. A symbolic link is
+//! not followed. Drafts are new files with random names (`O_EXCL`), with the modes that the umask leaves.
 
 mod folder;
 mod kind;
@@ -19,37 +18,37 @@ pub use kind::Kind;
 pub use lock::lock;
 pub use log::open_log;
 
-/// Why a file is not written.
+/// Why a file cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// The folder that is to hold the file is not there.
+    /// The folder of the destination does not exist.
     #[error("cannot write {path}: there is no folder {folder}")]
     NoFolder {
-        /// Destination.
+        /// Path of the destination.
         path: String,
-        /// Its folder.
+        /// Path of its folder.
         folder: String,
     },
-    /// The folder that is to hold the file takes none.
+    /// The folder of the destination cannot be written to.
     #[error("cannot write {path}: no file can be made in {folder}: {source}")]
     Unwritable {
-        /// Destination.
+        /// Path of the destination.
         path: String,
-        /// Its folder.
+        /// Path of its folder.
         folder: String,
-        /// What the system says.
+        /// The operating system's error.
         source: io::Error,
     },
     /// The destination is a folder.
     #[error("cannot write {path}: it is a folder")]
     Folder {
-        /// Destination.
+        /// Path of the destination.
         path: String,
     },
-    /// A folder is to be written where a file is.
+    /// The destination of a folder is a file.
     #[error("cannot write {path}: it is no folder")]
     NotAFolder {
-        /// Destination.
+        /// Path of the destination.
         path: String,
     },
     /// The destination is a symbolic link.
@@ -58,31 +57,31 @@ pub enum FileError {
          replace the link with --force"
     )]
     Link {
-        /// Destination.
+        /// Path of the destination.
         path: String,
     },
     /// The destination is a device, a pipe or a socket.
     #[error("cannot write {path}: it is a device, pipe or socket, and only files are written")]
     Special {
-        /// Destination.
+        /// Path of the destination.
         path: String,
     },
-    /// The destination holds something else.
+    /// The destination holds a file of another kind.
     #[error(
         "cannot write {path}: the file there is not {kind}; name another, or replace it with --force"
     )]
     OtherKind {
-        /// Destination.
+        /// Path of the destination.
         path: String,
-        /// What was to be written.
+        /// The kind of file that was to be written.
         kind: Kind,
     },
-    /// The system refuses.
+    /// The operating system refuses to write.
     #[error("cannot write {path}: {source}")]
     Io {
-        /// Destination.
+        /// Path of the destination.
         path: String,
-        /// What the system says.
+        /// The operating system's error.
         source: io::Error,
     },
 }
@@ -94,17 +93,17 @@ impl FileError {
     }
 }
 
-/// What may be replaced.
+/// Which existing files may be replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replace {
     /// A file of the same kind, or an empty one.
     SameKind,
-    /// Any file, and a symbolic link itself: what `--force` asks for.
+    /// Any file, and a symbolic link itself (not its target): what `--force` allows.
     Anything,
 }
 
 impl Replace {
-    /// What `--force`, or its absence, allows.
+    /// `Anything` with `--force`, `SameKind` without.
     #[must_use]
     pub fn forced(force: bool) -> Self {
         if force {
@@ -115,7 +114,7 @@ impl Replace {
     }
 }
 
-/// A path that was found fit to be written.
+/// A path that was checked and can be written to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Destination {
     path: PathBuf,
@@ -126,10 +125,10 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// Checks that a file of `kind` can be written at `path`. Nothing is left there.
+    /// Checks that a file of `kind` can be written at `path`, and leaves nothing there.
     ///
     /// # Errors
-    /// When its folder is missing or takes no files; when what lies there may not be replaced.
+    /// When its folder does not exist or cannot be written to, or an existing file may not be replaced.
     pub fn check(path: &Path, kind: Kind, replace: Replace) -> Result<Self, FileError> {
         let folder = folder_of(path)?;
         takes_files(path, folder)?;
@@ -142,28 +141,28 @@ impl Destination {
         })
     }
 
-    /// The same, to be run: its mode allows it.
+    /// The same destination, for a file that is made executable.
     #[must_use]
     pub fn executable(self, executable: bool) -> Self {
         Self { executable, ..self }
     }
 
-    /// Where it is.
+    /// The path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether a file was there when it was checked.
+    /// Whether a file existed there when it was checked.
     #[must_use]
     pub fn replaces(&self) -> bool {
         self.replaces
     }
 
-    /// Writes the file, whole or not at all.
+    /// Writes the file, completely or not at all.
     ///
     /// # Errors
-    /// When it cannot be written, or something else has come to lie there since the check.
+    /// When it cannot be written, or another file has appeared there since the check.
     pub fn write(&self, content: impl AsRef<[u8]>) -> Result<(), FileError> {
         let mut draft = self.draft()?;
         let written = draft.write_all(content.as_ref());
@@ -171,10 +170,10 @@ impl Destination {
         draft.commit()
     }
 
-    /// A file to write to that is put in place by [`Draft::commit`].
+    /// Creates a draft of the file, which [`Draft::commit`] puts in place.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When the draft cannot be created.
     pub fn draft(&self) -> Result<Draft, FileError> {
         let folder = folder_of(&self.path)?;
         let mut builder = tempfile::Builder::new();
@@ -188,7 +187,7 @@ impl Destination {
     }
 }
 
-/// A file that is being written: removed when dropped, in place once committed.
+/// A file that is being written: put in place when committed, removed when dropped before.
 #[derive(Debug)]
 pub struct Draft {
     file: tempfile::NamedTempFile,
@@ -196,10 +195,10 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// Puts the file in place, on disk before its name is.
+    /// Puts the file in place, after its content is on disk.
     ///
     /// # Errors
-    /// When it cannot be, or something else has come to lie there since the check.
+    /// When it cannot be put in place, or another file has appeared there since the check.
     pub fn commit(self) -> Result<(), FileError> {
         let Self { file, destination } = self;
         let path = destination.path;
@@ -216,7 +215,7 @@ impl Draft {
 
 impl Write for Draft {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Of the file itself: an error of the draft would name the draft.
+        // Written through the inner file: an error of the draft would name the draft's path.
         self.file.as_file_mut().write(bytes)
     }
 
@@ -225,7 +224,7 @@ impl Write for Draft {
     }
 }
 
-/// Checks and writes in one step, where no work lies between.
+/// Checks and writes in one step, for callers without work in between.
 ///
 /// # Errors
 /// As [`Destination::check`] and [`Destination::write`].
@@ -238,15 +237,15 @@ pub fn write(
     Destination::check(path, kind, replace)?.write(content)
 }
 
-/// A path for messages: what a terminal would act on is written as an escape.
+/// A path as text for messages: characters that a terminal would act on are escaped.
 #[must_use]
 pub fn shown(path: &Path) -> String {
     crate::names::shown(&path.to_string_lossy())
 }
 
-/// The folder of a path that can be a file's.
+/// The folder of a file's path; an error if the path cannot be a file's.
 fn folder_of(path: &Path) -> Result<&Path, FileError> {
-    // `plan.yaml/` asks for a folder, and so do `.`, `..` and `/`.
+    // Paths such as `plan.yaml/`, `.`, `..` and `/` name folders.
     let ends = path.as_os_str().as_encoded_bytes().last();
     let is_separator = ends.is_some_and(|&b| std::path::is_separator(b.into()));
     if is_separator || path.file_name().is_none() {
@@ -256,7 +255,7 @@ fn folder_of(path: &Path) -> Result<&Path, FileError> {
     Ok(folder.unwrap_or(Path::new(".")))
 }
 
-/// Whether files can be made in a folder: one without a name is made, and is gone.
+/// Checks that a folder can be written to, by creating a file without a name, which vanishes when closed.
 fn takes_files(path: &Path, folder: &Path) -> Result<(), FileError> {
     match std::fs::metadata(folder) {
         Ok(found) if found.is_dir() => {}
@@ -281,7 +280,7 @@ fn takes_files(path: &Path, folder: &Path) -> Result<(), FileError> {
         })
 }
 
-/// Whether a file lies at `path`; an error when it may not be replaced.
+/// Whether a file exists at `path`; an error if it may not be replaced.
 fn replaceable(path: &Path, kind: Kind, replace: Replace) -> Result<bool, FileError> {
     let found = match std::fs::symlink_metadata(path) {
         Ok(found) => found,
@@ -309,7 +308,7 @@ fn replaceable(path: &Path, kind: Kind, replace: Replace) -> Result<bool, FileEr
     Err(FileError::OtherKind { path: shown, kind })
 }
 
-/// How much of a file says what it is.
+/// Number of bytes at the beginning of a file that are read to recognise its kind.
 const HEAD_BYTES: u64 = 64 << 10;
 
 fn head(path: &Path) -> Result<Vec<u8>, FileError> {
@@ -323,14 +322,14 @@ fn head(path: &Path) -> Result<Vec<u8>, FileError> {
 #[cfg(unix)]
 fn set_mode(builder: &mut tempfile::Builder<'_, '_>, mode: u32) {
     use std::os::unix::fs::PermissionsExt;
-    // Given when the file is made, so that the umask applies to it.
+    // The mode is given when the file is created, so that the umask applies to it.
     builder.permissions(std::fs::Permissions::from_mode(mode));
 }
 
 #[cfg(not(unix))]
 fn set_mode(_: &mut tempfile::Builder<'_, '_>, _: u32) {}
 
-/// Puts a new name on disk too. Not every file system takes this, and the file is whole without it.
+/// Flushes a folder, so that a new name in it is on disk. Errors are ignored: the file is whole without it.
 fn sync_folder(path: &Path) {
     if let Ok(folder) = folder_of(path)
         && let Ok(folder) = std::fs::File::open(folder)

@@ -1,11 +1,11 @@
-//! Numbers of a model's arithmetic: epsilons, rotary frequencies, spreads of initial weights.
+//! Constants of a model's arithmetic: epsilons, rotary frequencies, standard deviations of initial weights.
 
 use super::fields::Fields;
 use crate::error::SpecError;
 use crate::model::{ModelConstants, Router};
 use crate::rope::RopeScaling;
 
-/// The arithmetic's constants, where the file leaves them out as the family's code has them.
+/// Decodes the constants; those that the file leaves out are taken from the family's code.
 pub(super) fn decode(f: &Fields<'_>, kind: &str) -> Result<ModelConstants, SpecError> {
     let usual = ModelConstants::default();
     let gemma3 = kind.starts_with("gemma3");
@@ -56,7 +56,7 @@ pub(super) fn decode(f: &Fields<'_>, kind: &str) -> Result<ModelConstants, SpecE
     })
 }
 
-/// The last of the names that norms' epsilon has.
+/// The epsilon of norms, which files call by several names; the last one present wins.
 fn norm_epsilon(f: &Fields<'_>) -> Result<Option<f64>, SpecError> {
     let mut found = None;
     for name in [
@@ -71,7 +71,7 @@ fn norm_epsilon(f: &Fields<'_>) -> Result<Option<f64>, SpecError> {
     Ok(found)
 }
 
-/// Whether GELU is computed by its approximation with a hyperbolic tangent.
+/// Whether GELU is computed by its tanh approximation.
 fn gelu_tanh(f: &Fields<'_>, kind: &str) -> Result<bool, SpecError> {
     let exact = matches!(
         kind,
@@ -86,12 +86,12 @@ fn gelu_tanh(f: &Fields<'_>, kind: &str) -> Result<bool, SpecError> {
     Ok(name != Some("gelu"))
 }
 
-/// What a file says of rotary positions.
+/// The rotary-position fields of a file.
 struct Rotary<'a> {
-    /// The object that says how they scale with the context.
+    /// The object that says how frequencies scale with the context length.
     rope: Option<Fields<'a>>,
     theta: Option<f64>,
-    /// Of layers whose attention is local.
+    /// Base of the frequencies in layers with local attention.
     local_theta: Option<f64>,
 }
 
@@ -124,7 +124,7 @@ impl<'a> Rotary<'a> {
     }
 }
 
-/// What attention's scores are multiplied by, where that is not the root of the width of a head.
+/// Factor that attention scores are multiplied by, if it is not one over the root of the head dimension.
 fn attention_scale(
     f: &Fields<'_>,
     kind: &str,
@@ -141,8 +141,8 @@ fn attention_scale(
     Ok(scalar.map(|s| 1.0 / s.sqrt()))
 }
 
-/// What attention's scores are multiplied by the square of where YaRN's temperature is not all in queries
-/// and keys.
+/// The factor by whose square attention scores are multiplied: YaRN's temperature if `mscale_all_dim` asks for it, else
+/// 1.
 fn temperature(rope: Option<&Fields<'_>>, f: &Fields<'_>) -> Result<f64, SpecError> {
     let Some(rope) = rope else { return Ok(1.0) };
     match (rope_scaling(rope, f)?, rope.real("mscale_all_dim")?) {
@@ -151,7 +151,7 @@ fn temperature(rope: Option<&Fields<'_>>, f: &Fields<'_>) -> Result<f64, SpecErr
     }
 }
 
-/// YaRN's temperature for a context that grew by a factor (Peng et al. 2023, §3.4).
+/// YaRN's temperature for a context extended by a factor (Peng et al. 2023, §3.4).
 fn grown(factor: f64, scale: f64) -> f64 {
     if factor > 1.0 {
         0.1 * scale * factor.ln() + 1.0
@@ -177,7 +177,7 @@ fn router(f: &Fields<'_>, kind: &str) -> Result<Router, SpecError> {
     Ok(match kind {
         "deepseek_v2" => {
             let router = Router {
-                // Its code has no normalisation.
+                // The family's code does not normalise.
                 normalise: false,
                 scale: scale(1.0)?.unwrap_or(1.0),
                 ..usual

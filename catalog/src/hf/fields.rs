@@ -1,11 +1,11 @@
-//! Typed access to the fields of a `config.json`, with errors that name them.
+//! Typed access to the fields of a `config.json`, with errors that name the field.
 
 use serde_json::{Map, Value};
 
 use crate::checked::MAX_DIM;
 use crate::error::SpecError;
 
-/// The fields of one object.
+/// The fields of one JSON object.
 pub(super) struct Fields<'a> {
     map: &'a Map<String, Value>,
     path: &'a str,
@@ -35,13 +35,13 @@ impl<'a> Fields<'a> {
         self.map.get(field).filter(|value| !value.is_null())
     }
 
-    /// A whole number that must be there.
+    /// A required whole number.
     pub(super) fn size(&self, field: &str) -> Result<u64, SpecError> {
         self.maybe(field)?
             .ok_or_else(|| self.wrong(field, "missing; expected a whole number"))
     }
 
-    /// The first of several names that is there.
+    /// The value under the first of several names that is present.
     pub(super) fn any(&self, names: &[&str]) -> Result<u64, SpecError> {
         for name in names {
             if let Some(size) = self.maybe(name)? {
@@ -51,7 +51,7 @@ impl<'a> Fields<'a> {
         Err(self.wrong(&names.join("` or `"), "missing; expected a whole number"))
     }
 
-    /// A whole number, if there.
+    /// An optional whole number.
     pub(super) fn maybe(&self, field: &str) -> Result<Option<u64>, SpecError> {
         match self.present(field) {
             None => Ok(None),
@@ -77,7 +77,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A switch of which only one position is modelled, the family's usual one.
+    /// Checks a switch that is modelled in only one position, the family's usual one.
     pub(super) fn only(&self, field: &str, usual: bool) -> Result<(), SpecError> {
         if self.flag(field, usual)? == usual {
             return Ok(());
@@ -88,7 +88,7 @@ impl<'a> Fields<'a> {
         ))
     }
 
-    /// A positive number; `usual` when the file does not say, nothing when it says null.
+    /// A positive number; `usual` if the field is absent, `None` if it is null.
     pub(super) fn real_or(&self, field: &str, usual: f64) -> Result<Option<f64>, SpecError> {
         match self.map.contains_key(field) {
             true => self.real(field),
@@ -96,7 +96,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A probability; 0 when absent.
+    /// A probability; 0 if the field is absent.
     pub(super) fn fraction(&self, field: &str) -> Result<f64, SpecError> {
         match self.present(field) {
             None => Ok(0.0),
@@ -113,7 +113,7 @@ impl<'a> Fields<'a> {
             .ok_or_else(|| self.wrong(field, "missing; expected a text"))
     }
 
-    /// A positive number, if there.
+    /// An optional positive number.
     pub(super) fn real(&self, field: &str) -> Result<Option<f64>, SpecError> {
         self.present(field)
             .map(|value| {
@@ -127,13 +127,13 @@ impl<'a> Fields<'a> {
             .transpose()
     }
 
-    /// A positive number that must be there.
+    /// A required positive number.
     pub(super) fn needed(&self, field: &str) -> Result<f64, SpecError> {
         self.real(field)?
             .ok_or_else(|| self.wrong(field, "missing; expected a positive number"))
     }
 
-    /// A text, if there.
+    /// An optional text.
     pub(super) fn maybe_text(&self, field: &str) -> Result<Option<&'a str>, SpecError> {
         self.present(field)
             .map(|value| {
@@ -144,7 +144,7 @@ impl<'a> Fields<'a> {
             .transpose()
     }
 
-    /// An object inside.
+    /// An optional nested object.
     pub(super) fn nested(&self, field: &str) -> Option<Fields<'a>> {
         self.present(field)
             .and_then(Value::as_object)

@@ -1,4 +1,4 @@
-//! Models from Hugging Face `config.json`.
+//! Reads models from Hugging Face `config.json` files.
 
 mod constants;
 mod fields;
@@ -14,7 +14,7 @@ use crate::model::{
 use crate::suggest::nearest_above;
 use fields::Fields;
 
-/// How alike a misspelt model type must be: families of other names are other models.
+/// Similarity from which an unknown model type counts as misspelt; less similar names are other families.
 const ALIKE: f64 = 0.88;
 
 const TYPES: &[&str] = &[
@@ -44,7 +44,7 @@ const TYPES: &[&str] = &[
     "starcoder2",
 ];
 
-/// Decodes a `config.json`; `path` is for messages, `name` for reports.
+/// Decodes a `config.json`; `path` is for error messages, `name` for reports.
 ///
 /// # Errors
 /// When the model type is unknown, a needed field is missing, or sizes contradict each other.
@@ -94,7 +94,7 @@ const LAYER_NORM: Norm = Norm {
     bias: true,
 };
 
-/// A GPT-like block: LayerNorm, biases, GELU, four times the width.
+/// The fields of a GPT-like block: LayerNorm, biases, GELU, an MLP of four times the width.
 fn gpt_base(
     f: &Fields<'_>,
     family: Family,
@@ -147,7 +147,7 @@ fn gpt_base(
     })
 }
 
-/// Dimensions per head where the file gives none: the width, divided among the heads.
+/// Dimension of a head; if the file gives none, the hidden size divided by the number of heads.
 fn head_dim(f: &Fields<'_>, hidden: u64, heads: u64) -> Result<u64, SpecError> {
     if heads == 0 || hidden.is_multiple_of(heads) {
         return Ok(hidden.checked_div(heads).unwrap_or(0));
@@ -159,8 +159,8 @@ fn head_dim(f: &Fields<'_>, hidden: u64, heads: u64) -> Result<u64, SpecError> {
     Err(f.wrong("hidden size", message))
 }
 
-/// How the published weights are stored, where that is not a type to train in. Planning is for
-/// training in `--precision`; weights that only inference can use are refused.
+/// The storage format of the published weights, if it is not a type to train in. Planning is for training in
+/// `--precision`; weights that only inference can use are refused.
 fn stored_as(f: &Fields<'_>) -> Result<Option<String>, SpecError> {
     let Some(quantization) = f.nested("quantization_config") else {
         return Ok(None);
@@ -220,7 +220,7 @@ fn opt(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
     )?;
     set_projections(&mut base, Projections::Separate);
     base.mlp.activation = Activation::Relu;
-    // The table has two rows more than positions.
+    // The table has two more rows than there are positions.
     base.position = Position::Learned {
         rows: positions + 2,
     };
@@ -376,7 +376,7 @@ fn mpt(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
     Ok(base)
 }
 
-/// Llama's frame with GPT's parts: LayerNorm, biases, an MLP without gates.
+/// StarCoder2: Llama's layout with GPT's parts: LayerNorm, biases, an MLP without gates.
 fn starcoder2(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
     let (hidden, heads) = (f.size("hidden_size")?, f.size("num_attention_heads")?);
     let base = gpt_base(
@@ -408,8 +408,8 @@ fn starcoder2(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
     })
 }
 
-/// Families that share Llama's frame: RMSNorm (or Nemotron's LayerNorm), rotary positions, split
-/// projections, gated MLP.
+/// Families that share Llama's layout: RMSNorm (or Nemotron's LayerNorm), rotary positions, split projections, gated
+/// MLP.
 fn llama_like(f: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError> {
     let hidden = f.size("hidden_size")?;
     let heads = f.size("num_attention_heads")?;

@@ -5,7 +5,7 @@ use crate::error::SpecError;
 
 const EMBEDDED: &str = include_str!("../../presets/runs/published.jsonl");
 
-/// The embedded runs.
+/// Reads the embedded runs.
 ///
 /// # Errors
 /// Never for the embedded file; a test reads it.
@@ -18,7 +18,7 @@ pub fn embedded() -> Result<Vec<Run>, SpecError> {
         .collect()
 }
 
-/// The compact form of some runs.
+/// Writes runs in the compact form.
 #[must_use]
 pub fn to_compact(runs: &[Run]) -> String {
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! Which runtime a published run is predicted with, and why: what each source says of its framework, as data.
+//! Chooses the runtime that a published run is predicted with, from data about what each source says of its framework.
 
 use std::sync::OnceLock;
 
@@ -10,34 +10,34 @@ use super::Run;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Framework {
-    /// The runtime preset that stands for it.
+    /// The runtime preset that runs of this framework are predicted with.
     pub runtime: String,
-    /// Words of which one stands in what a run says of its framework, software or sharding.
+    /// Words one of which must occur in a run's framework, software or sharding text.
     named: Vec<String>,
-    /// Where given, one of these must stand in what the run says of its sharding.
+    /// If given, one of these must occur in the run's sharding text.
     #[serde(default)]
     sharding: Vec<String>,
-    /// Whether the run must say nothing of its sharding.
+    /// Whether the run's sharding text must be empty.
     #[serde(default)]
     unsaid_sharding: bool,
     /// Sources of this framework whose rows do not name it, as `owner/repository`.
     #[serde(default)]
     repositories: Vec<String>,
-    /// What its own log of memory counts, where it has one (`reserved`); else people read the device's.
+    /// What memory in its own log counts (`reserved`), if it logs memory; otherwise sources read the device's counter.
     #[serde(default)]
     pub memory_counter: Option<String>,
-    /// Why this runtime, with the code that was read.
+    /// Why this runtime was chosen, with the code that was read.
     pub reason: String,
 }
 
 impl Framework {
-    /// The framework that a run names or that its source is known to be of; none where neither says.
+    /// The framework that a run names, or that its source is known to use; `None` if neither is known.
     #[must_use]
     pub fn of(run: &Run) -> Option<&'static Self> {
         let sharding = run.text("zero", run.zero.as_deref()).unwrap_or("");
         let said = run.flag("framework").and_then(serde_json::Value::as_str);
         let software = run.sw_version.as_deref();
-        // `zero3 (DeepSpeed)` names a framework where `zero3` names none.
+        // The remark in `zero3 (DeepSpeed)` names a framework; `zero3` alone does not.
         let remark = sharding.split_once('(').map_or("", |(_, remark)| remark);
         let software = [said.unwrap_or(""), software.unwrap_or(""), remark].join(" ");
         let (software, sharding) = (software.to_lowercase(), sharding.to_lowercase());
@@ -57,7 +57,7 @@ impl Framework {
     }
 }
 
-/// All of them, in the order in which they are tried.
+/// Every framework, in the order in which they are tried.
 fn all() -> &'static [Framework] {
     static ALL: OnceLock<Vec<Framework>> = OnceLock::new();
     ALL.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! Kernels and messages of a block by tables and models: how long each takes by itself.
+//! Prices the kernels and collectives of a block from tables and models: the time of each when it runs alone.
 
 use catalog::runtime::{AttentionKernel, Rewrite};
 use catalog::{Axis, Bytes, DType, Precision, Seconds};
@@ -13,14 +13,14 @@ use crate::lower::{Kernel, KernelKind, Lowered, recomputed};
 use crate::price::{MemoryKind, TablePrices};
 use crate::states::{self, Elements};
 
-/// A block priced by tables.
+/// A block to be priced from tables.
 pub(super) struct Timed<'a> {
     pub(super) of: &'a BlockToPrice<'a>,
     pub(super) prices: &'a TablePrices,
 }
 
 impl Timed<'_> {
-    /// Prices every kernel and message by itself, and issues them as the runtime does.
+    /// Prices every kernel and collective alone, and orders them as the runtime issues them.
     pub(super) fn priced(&self) -> PricedBlock {
         let BlockToPrice {
             trace,
@@ -71,7 +71,7 @@ impl Timed<'_> {
         self.with_parts(passes)
     }
 
-    /// Prices the parts of products that are split.
+    /// Adds the price of one part for products that are split to overlap with a collective.
     fn with_parts(&self, mut block: PricedBlock) -> PricedBlock {
         let Lowered { forward, backward } = self.of.lowered;
         let passes = block.forward.iter().chain(&block.recompute);
@@ -94,8 +94,8 @@ impl Timed<'_> {
         self.of.scenario.workload.precision
     }
 
-    /// Weight gradients are added to the buffer that gathers them over micro-batches in the epilogue of the product
-    /// that makes them: what that reads and writes beyond a product which only writes its result, by element.
+    /// Extra time per element of a fused gradient accumulation: the GEMM of a weight gradient adds its result to the
+    /// accumulation buffer in its epilogue, which reads and writes more than storing the result would.
     fn epilogue(&self, lowered: &Lowered) -> Seconds {
         let elements: u64 = lowered.backward.iter().map(weight_elements).sum();
         if elements == 0 || !self.of.lowering.has(Rewrite::FuseGradientAccumulation) {
@@ -107,7 +107,8 @@ impl Timed<'_> {
         self.prices.memory_bound(MemoryKind::Pointwise, bytes).time * (1.0 / elements as f64)
     }
 
-    /// The same by a pass over gradients and buffer, where no product does it.
+    /// Time to accumulate gradients by a pass of its own over gradients and buffer, if GEMMs do not do it in their
+    /// epilogue.
     fn accumulation(&self, elements: Elements) -> Seconds {
         if self.of.lowering.has(Rewrite::FuseGradientAccumulation)
             || !self.of.lowering.has(Rewrite::AccumulateGradients)
@@ -119,7 +120,7 @@ impl Timed<'_> {
         self.prices.memory_bound(MemoryKind::Pointwise, bytes).time
     }
 
-    /// Bytes of an element of a gradient, and of the buffer that gathers them.
+    /// Bytes per element of a gradient, and of the buffer in which gradients accumulate.
     fn gradient_bytes(&self) -> (u64, u64) {
         let precision = self.precision();
         let buffer = states::gradient_type(&self.of.scenario.runtime.states, precision);
@@ -189,7 +190,8 @@ impl Timed<'_> {
         }
     }
 
-    /// Ring attention runs one kernel per block of keys that arrives; the others run one in all.
+    /// Time of core attention. Ring attention runs one kernel per block of keys that arrives; other kinds run a single
+    /// kernel.
     fn attention_time(
         &self,
         shape: dtensor::AttentionShape,
@@ -223,7 +225,7 @@ impl Timed<'_> {
         let group = self.group(collective.axis);
         let bytes = Bytes(collective.bytes);
         match collective.kind {
-            // One step of the ring; there are `size − 1`.
+            // The price is of one step of the ring, which has `size − 1`.
             CollectiveKind::RingExchange => {
                 self.prices.point_to_point(bytes, group).time * (group.size - 1) as f64
             }
@@ -235,9 +237,10 @@ impl Timed<'_> {
         }
     }
 
-    /// Copies of a token that travel over those that its experts need: with deduplication one to each rank that has
-    /// an expert of it, and across domains one to each domain, which passes it on inside. With `k` choices spread evenly
-    /// over `n` places, `n·(1 − (1 − 1/n)^k)` of them are distinct (DeepEP's arithmetic).
+    /// Copies of a token that are sent, over the number of experts that it is routed to. With deduplication a token is
+    /// sent once to each rank that has one of its experts; across domains once to each domain, which passes it on
+    /// inside. With `k` choices spread evenly over `n` places, `n·(1 − (1 − 1/n)^k)` of them are distinct (DeepEP's
+    /// arithmetic).
     fn copies_sent(&self, group: Group) -> f64 {
         let model = &self.of.scenario.model;
         let Some(experts) = &model.moe else {
@@ -269,7 +272,7 @@ fn is_weight_gradient(kernel: &Kernel) -> bool {
     is_product(kernel) && kernel.pass == Pass::BackwardWeight
 }
 
-/// Elements of the weight gradient that a kernel writes.
+/// Elements of the weight gradient that a kernel writes; 0 for other kernels.
 fn weight_elements(kernel: &Kernel) -> u64 {
     match kernel.kind {
         KernelKind::Gemm { m, n, .. } if is_weight_gradient(kernel) => m * n,

@@ -1,4 +1,4 @@
-//! What a price book is asked for.
+//! The interface of a price book, and the types it is asked with and answers with.
 
 use std::fmt::Debug;
 
@@ -14,16 +14,16 @@ use crate::states::Elements;
 use crate::traffic::DataParallel;
 use crate::{CostError, Scenario};
 
-/// Prices of what a strategy runs. There are two: by tables and models of a cluster, and by measurements of
-/// this very machine.
+/// Prices everything that a strategy runs. There are two implementations: tables and models of a cluster, and
+/// measurements of this very machine.
 pub(crate) trait PriceBook: Debug + Send + Sync {
     /// Prices the kernels and messages of a block.
     ///
     /// # Errors
-    /// When nothing like one of its operators was measured.
+    /// If none of the measurements is of one of its operators.
     fn block(&self, of: &BlockToPrice<'_>) -> Result<PricedBlock, CostError>;
 
-    /// Adds what a stage gathers and reduces over its data-parallel ranks.
+    /// Adds the parameter gathers and gradient reductions of a stage over its data-parallel ranks.
     ///
     /// # Errors
     /// When a message was not measured.
@@ -36,7 +36,7 @@ pub(crate) trait PriceBook: Debug + Send + Sync {
         stage: &mut StageWork,
     ) -> Result<(), CostError>;
 
-    /// Gradient norm, clipping and update of a rank.
+    /// Time that a rank spends on gradient norm, clipping and the optimizer update.
     ///
     /// # Errors
     /// When it was not measured.
@@ -47,7 +47,7 @@ pub(crate) trait PriceBook: Debug + Send + Sync {
         of: &Update<'_>,
     ) -> Result<Seconds, CostError>;
 
-    /// Sending an activation of `output` bytes to the next pipeline rank.
+    /// Time to send an activation of `output` bytes to the next pipeline rank.
     ///
     /// # Errors
     /// When it was not measured.
@@ -58,11 +58,11 @@ pub(crate) trait PriceBook: Debug + Send + Sync {
         output: Bytes,
     ) -> Result<Seconds, CostError>;
 
-    /// The constants behind these prices.
+    /// The constants that these prices rest on, with their evidence.
     fn provenance(&self) -> Vec<UsedConstant>;
 }
 
-/// A traced block, and how the runtime executes it.
+/// A traced block to be priced, with the runtime that lowers it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockToPrice<'a> {
     pub(crate) scenario: &'a Scenario,
@@ -72,38 +72,39 @@ pub(crate) struct BlockToPrice<'a> {
     pub(crate) lowered: &'a Lowered,
 }
 
-/// A kernel or message of a block.
+/// A priced kernel or collective of a block.
 #[derive(Clone, Debug)]
 pub(crate) struct PricedKernel {
     pub(crate) name: String,
-    /// How long it takes with nothing beside it.
+    /// Its time when nothing runs beside it.
     pub(crate) time: Seconds,
-    /// How long a part of it takes, where that is not its share of the time: a smaller product is less efficient.
+    /// Time of one part, for a product that is split: more than an equal share, because smaller products are less
+    /// efficient.
     pub(crate) part: Option<Seconds>,
-    /// How long the host takes to issue it, or each part of it.
+    /// Time that the host takes to issue it, or to issue each of its parts.
     pub(crate) host: Seconds,
 }
 
-/// Kernels and messages of a block, and the order in which each pass issues them.
+/// The priced kernels and collectives of a block, and the order in which each pass issues them.
 #[derive(Clone, Debug)]
 pub(crate) struct PricedBlock {
     pub(crate) kernels: Vec<PricedKernel>,
     pub(crate) forward: Vec<Launch>,
-    /// Run again before backward.
+    /// Forward kernels that run again before backward.
     pub(crate) recompute: Vec<Launch>,
     pub(crate) backward: Vec<Launch>,
-    /// Backward towards inputs, where it is a pass of its own.
+    /// The half of a split backward that computes gradients of inputs.
     pub(crate) backward_input: Vec<Launch>,
-    /// Backward towards weights, where it is a pass of its own.
+    /// The half of a split backward that computes gradients of weights.
     pub(crate) backward_weight: Vec<Launch>,
 }
 
-/// What a rank's optimizer updates.
+/// What the optimizer of a rank updates.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Update<'a> {
     pub(crate) parallel: &'a DataParallel,
-    /// What the rank holds before sharding.
+    /// Elements that the rank holds before ZeRO shards them.
     pub(crate) elements: Elements,
-    /// The gradients it holds.
+    /// Bytes of the gradients that the rank holds.
     pub(crate) gradients: Bytes,
 }

@@ -1,5 +1,5 @@
-//! A price book: what blocks, messages, transfers and the optimizer of a strategy take, by tables and models
-//! of a cluster, or as they were measured on this machine.
+//! Price books: the times of a strategy's blocks, collectives, transfers and optimizer, either from tables and models
+//! of a cluster or from measurements of this machine.
 
 mod block_times;
 mod entry;
@@ -13,7 +13,7 @@ use crate::price::{PriceError, ProfilePrices, TablePrices};
 pub(crate) use entry::{BlockToPrice, PriceBook, PricedBlock, Update};
 pub(crate) use profile::adapted;
 
-/// The price book of a cluster for jobs of that many ranks.
+/// Opens the price book of a cluster, for jobs of that many ranks.
 ///
 /// # Errors
 /// When the device names a table that does not exist.

@@ -1,9 +1,9 @@
-//! Our executor on a machine that was measured: every operator at the price its kernel was measured at, and what
-//! ranks do beside blocks, pass by pass as `dtensor::train::States` does it.
+//! The price book of our own executor on a measured machine: every operator costs what its kernel was measured to take,
+//! and work outside blocks is counted pass by pass as `dtensor::train::States` does it.
 //!
-//! Where ranks share cores, communication is their own work, so nothing overlaps with it. Between GPUs an exchange
-//! of a block costs what packing it was measured to take, and the message; messages of data parallelism run beside
-//! compute as on any cluster (`assemble`).
+//! If ranks share cores, communication is work of their own cores, so nothing overlaps with it. Between GPUs, an
+//! exchange inside a block costs the measured time of packing it plus that of the message; data-parallel messages
+//! overlap with compute as on any cluster (`assemble`).
 
 use catalog::profile::Kernel;
 use catalog::{Axis, Bytes, DType, Origin, Precision, Runtime, Seconds, Sourced};
@@ -21,18 +21,18 @@ use crate::states::Elements;
 use crate::traffic::DataParallel;
 use crate::{CostError, Scenario, stage_traffic};
 
-/// Our executor, on the cpu and on GPUs.
+/// Runtimes of our executor: on CPU cores, and on GPUs.
 const OURS: [&str; 2] = ["vescale", "vescale-cuda"];
 
-/// A number in 64 bits.
+/// Bytes of one 64-bit number.
 const NUMBER: Bytes = Bytes(8);
 
-/// The runtime as it is on this machine: launches are part of what was measured. Ranks that share cores are threads,
-/// which have no contexts or communicator buffers.
+/// The runtime without what measurements already contain or this machine does not have: launch times are part of what
+/// was measured, and ranks that share cores are threads, without CUDA contexts or communicator buffers.
 ///
 /// # Errors
-/// When the runtime is another's than the executor's: a profile measures the operators of ours. Where those of
-/// a GPU share a kernel, the first of them took the time of all.
+/// If the runtime is not our executor's: a profile measures only our operators. Where several of them share a kernel on
+/// a GPU, the first was measured with the time of all.
 pub(crate) fn adapted(mut runtime: Runtime, gpus: bool) -> Result<Runtime, CostError> {
     if !OURS.contains(&runtime.name.as_str()) {
         return Err(CostError::Prices {
@@ -92,7 +92,7 @@ impl PriceBook for ProfilePrices {
         })
     }
 
-    /// Between GPUs traffic runs beside compute, as on any cluster; where ranks share cores it is their own work.
+    /// Between GPUs this overlaps with compute, as on any cluster; if ranks share cores it is work of those cores.
     fn data_parallel(
         &self,
         scenario: &Scenario,
@@ -119,7 +119,7 @@ impl PriceBook for ProfilePrices {
         Ok(())
     }
 
-    /// Also the parameters that kernels read anew.
+    /// Includes the copy of the parameters that kernels read.
     fn optimizer(
         &self,
         scenario: &Scenario,
@@ -136,7 +136,7 @@ impl PriceBook for ProfilePrices {
         } else {
             whole
         };
-        // Gradients are cleared: half a copy.
+        // Clearing the gradients writes without reading: half the price of a copy.
         let clear = self.copy(held)? * 0.5;
         let anew = match strategy.zero {
             Zero::Z0 => self.copy(whole)?,
@@ -144,14 +144,14 @@ impl PriceBook for ProfilePrices {
             Zero::Z1 | Zero::Z2 => Seconds(0.0),
         };
         let meeting = match self.is_of_gpus() {
-            // The norm's sum, and the news of it.
+            // Needed twice: once to sum the norm, once to share the result.
             true => measured(self, CollectiveKind::AllReduce, NUMBER, world)?,
             false => self.barrier(world)?,
         };
         Ok(norm + update + clear + anew + meeting * 2.0)
     }
 
-    /// One rank's part.
+    /// If ranks share cores, send and receive were measured together, and half of that is one rank's.
     fn transfer(
         &self,
         _scenario: &Scenario,
@@ -171,7 +171,8 @@ impl PriceBook for ProfilePrices {
     }
 }
 
-/// Operators one after the other, each of which waits for the one before: our executor runs a block's messages so.
+/// Launches operators one after the other, each waiting for the one before: our executor does not overlap a block's
+/// messages.
 fn in_order(ops: &[AnyOp<'_>], indices: impl Iterator<Item = usize>) -> Vec<Launch> {
     let mut queue = Queue::default();
     for index in indices {
@@ -184,7 +185,7 @@ fn in_order(ops: &[AnyOp<'_>], indices: impl Iterator<Item = usize>) -> Vec<Laun
 }
 
 impl ProfilePrices {
-    /// What an operator was measured to take; the host's time is part of it.
+    /// Measured time of an operator; it includes the host's time.
     fn operator(
         &self,
         of: &BlockToPrice<'_>,
@@ -219,7 +220,7 @@ impl ProfilePrices {
         })
     }
 
-    /// A message of `ranks` ranks, as long as it would take if every rank had a core.
+    /// Time of a message between `ranks` ranks, scaled down to what it would be if every rank had a core of its own.
     fn message(&self, kernel: &Kernel, ranks: u64) -> Result<Seconds, CostError> {
         let time = self.time(kernel, ranks);
         let time = time.ok_or_else(|| CostError::NotMeasured {
@@ -228,7 +229,7 @@ impl ProfilePrices {
         Ok(time * (self.cores() as f64 / ranks as f64).min(1.0))
     }
 
-    /// How long ranks take to meet.
+    /// Measured time of a barrier of that many ranks.
     fn barrier(&self, ranks: u64) -> Result<Seconds, CostError> {
         if ranks == 1 {
             return Ok(Seconds(0.0));
@@ -240,11 +241,11 @@ impl ProfilePrices {
         if elements == 0 {
             return Ok(Seconds(0.0));
         }
-        // Prices are of 32-bit elements.
+        // Copies were measured on 32-bit elements.
         self.price(&Kernel::new("copy", [elements]))
     }
 
-    /// Each of dense and expert elements with the ranks that share them.
+    /// Dense and expert elements, each with the number of ranks that share them.
     fn kinds(parallel: &DataParallel, elements: Elements) -> [(u64, u64); 2] {
         let (dense, expert) = parallel.shared_by();
         [(elements.dense, dense), (elements.expert, expert)]
@@ -273,7 +274,7 @@ impl ProfilePrices {
         Ok(time)
     }
 
-    /// Reducing a stage's gradients.
+    /// Time to reduce a stage's gradients.
     ///
     /// # Errors
     /// When messages were not measured.
@@ -301,7 +302,7 @@ impl ProfilePrices {
                 let kernel = Kernel::new("all-reduce", [copies, own]);
                 time += self.message(&kernel, copies)?;
             }
-            // Once out of the sum's buffer, and into the accumulated gradient.
+            // One copy out of the all-reduce's buffer, one into the accumulated gradient.
             let accumulates = parallel.sharding.zero >= Zero::Z2;
             if copies > 1 || ranks > 1 || accumulates {
                 time += self.copy(own)? * 2.0;

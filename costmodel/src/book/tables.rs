@@ -1,4 +1,4 @@
-//! The price book of a cluster: tables and models of its device and network.
+//! The price book of a cluster, from tables and models of its device and network.
 
 use catalog::runtime::Rewrite;
 use catalog::{Axis, Bytes, Seconds, Zero};
@@ -38,7 +38,7 @@ impl PriceBook for TablePrices {
         } else {
             stage_traffic::plan(strategy, stage);
         }
-        // After the traffic, whose blocks share the stage's time in proportion to their own.
+        // After the traffic is added: the blocks' shares of the stage's time are taken without these copies.
         if gathers_for_every_pass {
             copies(scenario, self, runs, stage);
         }
@@ -73,8 +73,8 @@ impl PriceBook for TablePrices {
         Ok(time + scenario.runtime.overheads.gradient_byte.value * whole as f64)
     }
 
-    /// Every tensor-parallel rank sends its shard; where all hold the whole, each may send a part that the
-    /// receivers gather.
+    /// Every tensor-parallel rank sends its shard. If all hold the whole activation, each may send a part, which the
+    /// receivers then all-gather.
     fn transfer(
         &self,
         scenario: &Scenario,
@@ -99,8 +99,8 @@ impl PriceBook for TablePrices {
     }
 }
 
-/// Passes over whole parameters and gradients between a runtime's collective buffers and the tensors
-/// that kernels use.
+/// Adds the copies of whole parameters and gradients between a runtime's collective buffers and the tensors that
+/// kernels use.
 fn copies(scenario: &Scenario, prices: &TablePrices, runs: &[Run], stage: &mut StageWork) {
     let has = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
     let compute = scenario.workload.precision.activation().size();

@@ -1,4 +1,4 @@
-//! Casts before products in 8 bits.
+//! Casts of operands to 8 bits before matrix products.
 
 use catalog::Bytes;
 use catalog::runtime::Rewrite;
@@ -8,12 +8,12 @@ use super::kernel::{Kernel, KernelKind};
 use super::lowering::Lowering;
 use crate::price::MemoryKind;
 
-/// Bytes moved per element to find a tensor's largest magnitude, and to cast it from 16 bits to 8.
+/// Bytes moved per element to find a tensor's largest magnitude and then cast it from 16 bits to 8.
 const SCALED: u64 = 2 + 2 + 1;
-/// The same where the transpose is written too.
+/// Bytes moved per element if the cast also writes the transpose.
 const SCALED_BOTH_WAYS: u64 = SCALED + 1;
 
-/// The casts before a product, if it runs in 8 bits.
+/// The kernel that casts a product's operands, if the product runs in 8 bits and needs one.
 pub(super) fn before(
     lowering: &Lowering<'_>,
     trace: &Trace,
@@ -62,9 +62,9 @@ fn quantised(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<(
     Some((Bytes(per_element * elements), 1))
 }
 
-/// Bytes and launches of scaling both operands by their largest magnitudes: a pass finds it, a pass casts.
-/// What the product before cast is not cast again: projections read the same activations, and both
-/// gradients that of the output, which is written both ways (`devices/cuda/src/run/eight_bits.rs`).
+/// Bytes and launches of scaling both operands by their largest magnitudes: one pass finds it, one casts. An operand
+/// that the previous product cast is not cast again: projections read the same activations, and both gradient products
+/// the output's gradient, which is written both ways (`devices/cuda/src/run/eight_bits.rs`).
 fn scaled(trace: &Trace, op: &AnyOp<'_>) -> (Bytes, u32) {
     let narrow = |o: &AnyOp<'_>| matches!(o.cost(), CostClass::Product(p) if trace.is_eight_bit(p));
     let mut before = (0..op.index)
@@ -95,8 +95,8 @@ fn scaled(trace: &Trace, op: &AnyOp<'_>) -> (Bytes, u32) {
     (Bytes(bytes.sum()), 2 * casts.len() as u32)
 }
 
-/// Bytes that the casts of a linear layer's products hold beside its tensors, of the largest layer: the
-/// gradient of its output both ways, its weight and its input.
+/// Bytes that the casts of a linear layer's products hold beside its tensors, for the largest layer: the gradient of
+/// its output and its transpose, its weight and its input.
 pub(crate) fn held(lowering: &Lowering<'_>, trace: &Trace) -> Bytes {
     if !lowering.has(Rewrite::ScaleDynamically) {
         return Bytes(0);

@@ -1,4 +1,4 @@
-//! Which operators share a kernel.
+//! Decides which operators share a kernel.
 
 use catalog::Bytes;
 use catalog::runtime::Rewrite;
@@ -13,7 +13,7 @@ use super::kernel::{Kernel, KernelKind, Lowered};
 use super::lowering::Lowering;
 use crate::price::{GemmLayout, MemoryKind};
 
-/// Kernels of one pass's operators.
+/// The kernels of one pass's operators.
 pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, ops: &[AnyOp<'_>]) -> Vec<Kernel> {
     let readers = readers(trace, ops);
     let fused_attention = lowering.fuses_attention(trace);
@@ -34,8 +34,8 @@ pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, ops: &[AnyOp<'_>])
     kernels
 }
 
-/// GELUs that products take are no kernels of their own: what they read and write, the product does. It moves one
-/// tensor more than by itself: forward writes the GELU's input beside its result, backward reads it.
+/// Merges GELUs into the products beside them, where the runtime fuses the two. The product then moves one tensor more
+/// than the GELU alone would: forward writes the GELU's input beside its result, backward reads it.
 pub(super) fn gelus(trace: &Trace, lowered: &mut Lowered) {
     let epilogues = Epilogues::of(trace);
     for kernels in [&mut lowered.forward, &mut lowered.backward] {
@@ -62,7 +62,7 @@ pub(super) fn gelus(trace: &Trace, lowered: &mut Lowered) {
     }
 }
 
-/// A kernel whose arithmetic another kernel does: only these bytes are still moved, without a launch.
+/// A kernel whose arithmetic another kernel does: these bytes are still moved, but nothing is launched.
 fn beside(kernel: &Kernel, bytes: Bytes) -> Kernel {
     Kernel {
         kind: KernelKind::Memory {
@@ -76,7 +76,7 @@ fn beside(kernel: &Kernel, bytes: Bytes) -> Kernel {
     }
 }
 
-/// End of the run of operators that share a kernel with the one at `start`.
+/// Index after the last operator that shares a kernel with the one at `start`.
 fn run_end(
     lowering: &Lowering<'_>,
     ops: &[AnyOp<'_>],
@@ -115,7 +115,7 @@ fn joins(lowering: &Lowering<'_>, previous: CostClass, next: CostClass) -> bool 
     }
 }
 
-/// Operators that a pointwise compiler can chain: elementwise ones and row reductions.
+/// Whether a pointwise compiler can fuse the operator into a chain: elementwise operators and row reductions.
 pub(super) fn is_pointwise(class: CostClass) -> bool {
     matches!(
         class,
@@ -130,7 +130,7 @@ pub(super) fn is_pointwise(class: CostClass) -> bool {
     )
 }
 
-/// One memory-bound kernel for a run: reads what comes from outside it, writes what leaves it.
+/// One memory-bound kernel for a run of operators: it reads what comes from outside the run and writes what leaves it.
 fn pointwise(
     lowering: &Lowering<'_>,
     trace: &Trace,
@@ -181,13 +181,13 @@ fn pointwise(
     })
 }
 
-/// The copy of the logits to 32 bits before the loss, or its transpose.
+/// Whether an operator is the copy of the logits to 32 bits before the loss, or the backward of that copy.
 fn is_loss_copy(trace: &Trace, op: &AnyOp<'_>) -> bool {
     let wide = |id: &TensorId| trace.tensor(*id).dtype == catalog::DType::F32;
     op.cost() == CostClass::Copy && op.inputs.iter().any(wide) != op.outputs.iter().any(wide)
 }
 
-/// Price class of a pointwise run, and how many passes over its data an unfused runtime makes.
+/// The price class of a pointwise run, and the number of passes over its data that an unfused runtime makes.
 fn pointwise_kind(lowering: &Lowering<'_>, run: &[AnyOp<'_>]) -> (MemoryKind, u32) {
     let compiled = lowering.has(Rewrite::FusePointwise);
     let backward = run[0].pass != Pass::Forward;
@@ -222,9 +222,9 @@ fn pointwise_kind(lowering: &Lowering<'_>, run: &[AnyOp<'_>]) -> (MemoryKind, u3
     }
 }
 
-/// Whether a norm is of Llama's kind. Operator by operator it moves 36 bytes for every element of forward, nine times
-/// the kernel that reads and writes it once, and about twelve times in backward (operators of transformers 5.23 counted
-/// by dispatch, most in 32 bits).
+/// Whether a norm is an RMSNorm, as in Llama. In eager PyTorch it moves 36 bytes per element in forward, nine times
+/// what a fused kernel does, and about twelve times in backward (operators of transformers 5.23 counted by dispatch,
+/// most in 32 bits).
 fn is_root_mean_square(op: AnyOp<'_>) -> bool {
     matches!(op.operator, Operator::Norm(norm) if norm.kind == catalog::model::NormKind::RmsNorm)
 }
@@ -350,7 +350,7 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, index: usize) 
     vec![one]
 }
 
-/// What a product of a linear layer, or of all experts, launches.
+/// The kernel that runs a product of a linear layer, or of all experts.
 fn product(lowering: &Lowering<'_>, trace: &Trace, pass: Pass, product: Product) -> KernelKind {
     let layout = match pass {
         Pass::Forward => GemmLayout::Forward,
@@ -377,7 +377,7 @@ fn product(lowering: &Lowering<'_>, trace: &Trace, pass: Pass, product: Product)
     }
 }
 
-/// Bytes of a collective: runtimes that gather inputs of 8-bit products send them in 8 bits.
+/// Bytes that a collective sends: runtimes that gather the inputs of 8-bit products send them in 8 bits.
 fn sent(lowering: &Lowering<'_>, trace: &Trace, collective: Collective) -> u64 {
     let gathers_inputs =
         collective.axis == catalog::Axis::Tp && collective.kind == CollectiveKind::AllGather;
@@ -388,7 +388,7 @@ fn sent(lowering: &Lowering<'_>, trace: &Trace, collective: Collective) -> u64 {
     }
 }
 
-/// Bytes of tensors read and written.
+/// Sum of the bytes of tensors read and written.
 fn traffic(trace: &Trace, reads: &[TensorId], writes: &[TensorId]) -> Bytes {
     reads
         .iter()
@@ -397,7 +397,7 @@ fn traffic(trace: &Trace, reads: &[TensorId], writes: &[TensorId]) -> Bytes {
         .sum()
 }
 
-/// How many operators read each tensor.
+/// Number of operators that read each tensor.
 fn readers(trace: &Trace, ops: &[AnyOp<'_>]) -> FxHashMap<TensorId, u32> {
     let mut readers: FxHashMap<TensorId, u32> = FxHashMap::default();
     for op in ops {

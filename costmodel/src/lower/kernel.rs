@@ -1,4 +1,4 @@
-//! Kernels: what a runtime launches for a block.
+//! Kernels that a runtime launches for a block.
 
 use catalog::Bytes;
 use catalog::runtime::AttentionKernel;
@@ -6,10 +6,10 @@ use dtensor::{AttentionShape, Collective, Pass, TensorId};
 
 use crate::price::{GemmLayout, MemoryKind};
 
-/// What a kernel launches with.
+/// The kind of a kernel, with the sizes that its price depends on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum KernelKind {
-    /// A dense product.
+    /// A dense matrix product.
     Gemm {
         m: u64,
         n: u64,
@@ -17,7 +17,7 @@ pub enum KernelKind {
         layout: GemmLayout,
         low_precision: bool,
     },
-    /// One product per expert.
+    /// One matrix product per expert.
     GroupedGemm {
         groups: u64,
         m: u64,
@@ -26,7 +26,7 @@ pub enum KernelKind {
         layout: GemmLayout,
         low_precision: bool,
     },
-    /// One product per sequence and head.
+    /// Equal matrix products, one per sequence and head.
     BatchedGemm { batch: u64, m: u64, n: u64, k: u64 },
     /// Fused attention.
     Attention {
@@ -34,24 +34,24 @@ pub enum KernelKind {
         kernel: AttentionKernel,
         backward: bool,
     },
-    /// Bound by memory bandwidth.
+    /// A kernel bound by memory bandwidth.
     Memory {
         kind: MemoryKind,
         bytes: Bytes,
         launches: u32,
     },
-    /// Communication.
+    /// A collective or other message.
     Comm(Collective),
 }
 
-/// A kernel with the tensors it touches.
+/// A kernel and the tensors it reads and writes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kernel {
-    /// Index of the first traced operator it stands for, in its pass's list.
+    /// Index of the first traced operator that it runs, in the list of its pass.
     pub op: usize,
-    /// What it launches with.
+    /// Its kind and sizes.
     pub kind: KernelKind,
-    /// Pass it belongs to.
+    /// The pass that it belongs to.
     pub pass: Pass,
     /// Tensors read from memory.
     pub reads: Vec<TensorId>,
@@ -59,11 +59,11 @@ pub struct Kernel {
     pub writes: Vec<TensorId>,
 }
 
-/// A block as the runtime executes it.
+/// A block as the kernels that the runtime launches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lowered {
-    /// Forward kernels in order.
+    /// Forward kernels, in launch order.
     pub forward: Vec<Kernel>,
-    /// Backward kernels in order.
+    /// Backward kernels, in launch order.
     pub backward: Vec<Kernel>,
 }

@@ -1,4 +1,4 @@
-//! The memory of a block: what it keeps for backward, and what its passes need beside that.
+//! The memory of a block: what it keeps for backward, and what its passes need in addition.
 
 use catalog::Bytes;
 use catalog::runtime::Rewrite;
@@ -14,20 +14,20 @@ use super::saved::{SavedTensor, kept, split_softmax, weight_half_bytes};
 /// Memory of a block for one micro-batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BlockMemory {
-    /// Kept from forward to backward.
+    /// Tensors kept from forward to backward.
     pub saved: Vec<SavedTensor>,
-    /// Sum of `saved`.
+    /// Sum of the bytes of `saved`.
     pub saved_bytes: Bytes,
-    /// Of those, needed by the weight half, with the output gradients it reads.
+    /// Bytes that the weight half of a split backward needs: kept activations, and the output gradients it reads.
     pub saved_for_weight: Bytes,
-    /// Peak beside what is kept, in forward.
+    /// Peak bytes of forward, in addition to what is kept.
     pub transient_forward: Bytes,
-    /// Peak beside what is kept, in backward, recomputed activations included.
+    /// Peak bytes of backward, in addition to what is kept; includes recomputed activations.
     pub transient_backward: Bytes,
 }
 
 impl Lowering<'_> {
-    /// The memory of a block whose weights are shared out among `tp` ranks.
+    /// The memory of a block whose weights are sharded over `tp` ranks.
     #[must_use]
     pub fn memory(
         &self,
@@ -39,7 +39,7 @@ impl Lowering<'_> {
         let saved = kept(self, trace, recompute);
         let sum = |saved: &[SavedTensor]| saved.iter().map(|s| s.bytes).sum::<Bytes>();
         let saved_bytes = sum(&saved);
-        // What is run again for the input half stays for the weight half.
+        // Activations that are recomputed for the input half stay until the weight half.
         let (rebuilt, saved_for_weight) = match recompute {
             Recompute::None => (Bytes(0), weight_half_bytes(trace, &saved)),
             _ => {

@@ -1,8 +1,7 @@
-//! From the unfused trace to the kernels a runtime launches.
+//! Lowering: from the unfused trace to the kernels that a runtime launches.
 //!
-//! Lowering is a fold over the traced operators. Which operators share a kernel, which tensors are
-//! kept for backward and which collectives hide is decided by the runtime's closed set of
-//! [`Rewrite`]s; nothing here knows a model.
+//! Lowering is a fold over the traced operators. The runtime's closed set of [`Rewrite`]s decides which operators share
+//! a kernel, which tensors are kept for backward and which collectives overlap; nothing here knows a model.
 
 pub(crate) mod casts;
 mod fuse;
@@ -20,7 +19,7 @@ pub use memory::BlockMemory;
 pub use saved::recomputed;
 
 impl Lowering<'_> {
-    /// Kernels of both passes.
+    /// The kernels of both passes.
     #[must_use]
     pub fn lower(&self, trace: &Trace) -> Lowered {
         let mut lowered = Lowered {

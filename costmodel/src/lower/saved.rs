@@ -1,4 +1,4 @@
-//! Which tensors live from forward to backward.
+//! Decides which tensors live from forward to backward.
 //!
 //! The trace says what each operator's backward reads. A runtime keeps a tensor as it is, keeps a
 //! cheaper one it can be rebuilt from, or runs the operators again.
@@ -20,17 +20,17 @@ use super::lowering::Lowering;
 /// A tensor kept for backward.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SavedTensor {
-    /// Its name, with scope.
+    /// Name of the tensor, with its scope.
     pub name: String,
-    /// Its size.
+    /// Size of the tensor on one rank.
     pub bytes: Bytes,
     /// Whether the weight half of a split backward still needs it.
     pub for_weight: bool,
-    /// The traced tensor that it is; none of what only the kernels of a runtime make.
+    /// The traced tensor that it is; none if only the runtime's kernels make it.
     pub storage: Option<TensorId>,
 }
 
-/// Tensors kept for backward under a recompute mode (`Full` and `Layers` keep the input only).
+/// Tensors kept for backward under a recompute mode (`Full` and `Layers` keep only the block's input).
 pub(super) fn kept(
     lowering: &Lowering<'_>,
     trace: &Trace,
@@ -98,7 +98,7 @@ pub(super) fn kept(
     saved
 }
 
-/// Leaves out parts of products that are kept themselves: a part is no copy.
+/// Drops views into products that are kept themselves: such a view is no copy.
 fn drop_parts(trace: &Trace, seen: &FxHashSet<TensorId>, saved: &mut Vec<SavedTensor>) {
     let views = trace.forward_views.iter();
     let parts: FxHashSet<TensorId> = views
@@ -112,9 +112,9 @@ fn drop_parts(trace: &Trace, seen: &FxHashSet<TensorId>, saved: &mut Vec<SavedTe
     });
 }
 
-/// Bytes of the lists that stand for a router's indices, in 32 bits: for every choice its expert, its row and
-/// the choice behind a row, and where each expert's rows begin and the last one's end; after an exchange between
-/// ranks, for every row the place where it came and back, and where the rows of the experts here begin.
+/// Bytes of the 32-bit lists that stand for a router's indices: for every choice its expert and its row, for every row
+/// the choice behind it, and the offsets of the experts' rows; after an exchange between ranks also, for every row, its
+/// places there and back, and the offsets of the local experts' rows.
 fn row_indices(lowering: &Lowering<'_>, trace: &Trace) -> FxHashMap<TensorId, Bytes> {
     let routers = trace.forward.iter();
     routers
@@ -142,7 +142,7 @@ fn exchanged_words(trace: &Trace) -> u64 {
     rows.map(|rows| 2 * rows + groups.unwrap_or(0) + 1).sum()
 }
 
-/// The 8-bit copies of linears' inputs.
+/// The 8-bit copies of linear layers' inputs.
 fn eight_bit(trace: &Trace, mut ids: Vec<TensorId>) -> impl Iterator<Item = SavedTensor> + '_ {
     ids.sort_unstable();
     ids.dedup();
@@ -157,12 +157,12 @@ fn eight_bit(trace: &Trace, mut ids: Vec<TensorId>) -> impl Iterator<Item = Save
         })
 }
 
-/// Whether operator-level selection runs attention again.
+/// Whether recomputation selected by operator runs attention again.
 fn reruns_attention(lowering: &Lowering<'_>, recompute: Recompute) -> bool {
     recompute == Recompute::SelectiveOps && lowering.has(Rewrite::KeepAttentionProjections)
 }
 
-/// PyTorch's own cross-entropy writes the log-probabilities beside the logits and keeps them.
+/// The log-probabilities, which PyTorch's own cross-entropy writes beside the logits and keeps.
 fn log_probabilities<'t>(
     lowering: &Lowering<'_>,
     trace: &'t Trace,
@@ -183,14 +183,14 @@ fn log_probabilities<'t>(
         })
 }
 
-/// Over a split vocabulary the unfused log-softmax is several operators: the logits less their maximum
-/// and their exponential exist beside logits and result (PyTorch `tensor/parallel/loss.py`).
+/// Bytes that an unfused log-softmax over a split vocabulary needs beside logits and result, as it is several
+/// operators: the logits less their maximum, and their exponential (PyTorch `tensor/parallel/loss.py`).
 pub(super) fn split_softmax(lowering: &Lowering<'_>, trace: &Trace, tp: u64) -> Bytes {
     let split = log_probabilities(lowering, trace).filter(|_| tp > 1);
     split.map(|saved| saved.bytes * 2).sum()
 }
 
-/// Forward kernels that run again before backward, by index into `lowered.forward`.
+/// Forward kernels that run again before backward, as indices into `lowered.forward`.
 #[must_use]
 pub fn recomputed(
     lowering: &Lowering<'_>,
@@ -222,7 +222,7 @@ pub fn recomputed(
     (0..end).filter(|&i| again(&lowered.forward[i])).collect()
 }
 
-/// End of the forward kernels up to the last that writes a tensor backward reads.
+/// Index after the last forward kernel that writes a tensor which backward reads.
 fn last_needed(lowering: &Lowering<'_>, trace: &Trace, lowered: &Lowered) -> usize {
     let read: FxHashSet<TensorId> = trace
         .forward
@@ -242,7 +242,7 @@ fn last_needed(lowering: &Lowering<'_>, trace: &Trace, lowered: &Lowered) -> usi
         .map_or(0, |last| last + 1)
 }
 
-/// What an operator's backward reads under this runtime.
+/// Tensors that an operator's backward reads under this runtime.
 fn saved_by(
     lowering: &Lowering<'_>,
     trace: &Trace,
@@ -252,8 +252,8 @@ fn saved_by(
     if op.attention().is_none() {
         return op.saved.clone();
     }
-    // Fused or recomputed attention keeps queries, keys and values, not what is between. Its
-    // output is kept by the projection that reads it.
+    // Fused or recomputed attention keeps queries, keys and values, not the scores. Its output is kept by the
+    // projection that reads it.
     if lowering.fuses_attention(trace) || recompute == Recompute::Selective {
         let external = |id: &TensorId| {
             !trace
@@ -266,7 +266,7 @@ fn saved_by(
     op.saved.clone()
 }
 
-/// What is kept so that `id` is there in backward: itself, or what it is rebuilt from.
+/// The tensors kept so that backward has `id`: the tensor itself, or those it is recomputed from.
 fn resolve(
     lowering: &Lowering<'_>,
     trace: &Trace,
@@ -284,7 +284,7 @@ fn resolve(
         }
         let producer = |id: &TensorId| producers.get(id).map(|&index| &trace.forward[index]);
         let Some(op) = producer(&id) else {
-            // A part of what is rebuilt is rebuilt with it.
+            // A view into a tensor that is recomputed is recomputed with it.
             let whole = trace.forward_views.iter().find(|view| view.to == id);
             match whole.map(|view| view.from).filter(|from| {
                 producer(from).is_some_and(|op| rebuilt(lowering, op, selected, recompute))
@@ -308,7 +308,7 @@ fn resolve(
     sources
 }
 
-/// Whether a kept output of this operator is rebuilt in backward from the operator's inputs.
+/// Whether backward recomputes this operator's output from its inputs instead of keeping it.
 fn rebuilt(
     lowering: &Lowering<'_>,
     op: &Op,
@@ -329,7 +329,7 @@ fn rebuilt(
         Operator::Product(_) => {
             recompute == Recompute::SelectiveOps && !selected.contains(&op.outputs[0])
         }
-        // The 32-bit copy that a fused loss does not make.
+        // A fused loss does not make the 32-bit copy of the logits.
         Operator::Pointwise(Pointwise::Copy) if lowering.has(Rewrite::FuseCrossEntropy) => true,
         // Dropout masks cannot be rebuilt by a compiler's partitioner; other pointwise results
         // can, at no more than the traffic of reading them back.
@@ -342,8 +342,8 @@ fn rebuilt(
     }
 }
 
-/// Outputs of products that operator-level selection keeps: every second one (torchtitan), or the
-/// projections around attention (MaxText).
+/// Outputs of products that recomputation selected by operator keeps: every second one (torchtitan), or the projections
+/// around attention (MaxText).
 fn selected_products(lowering: &Lowering<'_>, trace: &Trace) -> FxHashSet<TensorId> {
     let products = trace.forward.iter().filter_map(|op| match op.operator {
         Operator::Product(product) => Some((product, op.outputs[0])),
@@ -363,8 +363,8 @@ fn selected_products(lowering: &Lowering<'_>, trace: &Trace) -> FxHashSet<Tensor
         .collect()
 }
 
-/// Outputs of attention whose heads are exchanged: a fused kernel's backward reads them, and the projection
-/// keeps what the exchange made of them.
+/// Outputs of attention before an all-to-all of heads: a fused kernel's backward reads them, while the projection keeps
+/// the exchanged ones.
 fn exchanged_outputs(trace: &Trace) -> impl Iterator<Item = TensorId> + '_ {
     let exchanged = |output: &TensorId| {
         trace.forward.iter().any(|op| {
@@ -378,7 +378,7 @@ fn exchanged_outputs(trace: &Trace) -> impl Iterator<Item = TensorId> + '_ {
         .filter(exchanged)
 }
 
-/// The statistics a fused attention kernel keeps: one 32-bit log-sum-exp per head and query.
+/// The statistics that a fused attention kernel keeps: one 32-bit log-sum-exp per head and query.
 fn log_sum_exp(trace: &Trace) -> impl Iterator<Item = SavedTensor> + '_ {
     trace.attentions.iter().filter_map(|pieces| {
         let op = &trace.forward[pieces.scores];
@@ -417,7 +417,7 @@ fn producers(trace: &Trace) -> FxHashMap<TensorId, usize> {
     producers
 }
 
-/// Storages that the weight half of backward reads.
+/// Storages of the tensors that the weight half of backward reads.
 fn weight_operands(trace: &Trace) -> FxHashSet<TensorId> {
     trace
         .backward
@@ -427,7 +427,7 @@ fn weight_operands(trace: &Trace) -> FxHashSet<TensorId> {
         .collect()
 }
 
-/// Kept activations that weight gradients read, and the output gradients they read.
+/// Bytes of the kept activations that weight gradients are computed from, and of the output gradients.
 pub(super) fn weight_half_bytes(trace: &Trace, saved: &[SavedTensor]) -> Bytes {
     let mut gradients: FxHashSet<TensorId> = FxHashSet::default();
     let mut bytes: Bytes = saved.iter().filter(|s| s.for_weight).map(|s| s.bytes).sum();

@@ -1,31 +1,31 @@
-//! Algorithms by which collectives cross scale-up domains: what each takes, or that it does not do an operation.
+//! Algorithms of collectives that cross scale-up domains, and their times.
 
 use catalog::tables::CollectiveOp;
 use catalog::{Algorithm, Seconds};
 
 use crate::known;
 
-/// A collective between domains.
+/// A collective that crosses scale-up domains.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Crossing {
     pub(super) op: CollectiveOp,
-    /// By the convention of nccl-tests.
+    /// Size by the convention of nccl-tests.
     pub(super) bytes: f64,
     pub(super) ranks: u64,
-    /// Ranks in each domain.
+    /// Number of its ranks in each domain.
     pub(super) together: u64,
-    /// Seconds that the busiest link is in use.
+    /// Seconds for which the busiest link is in use.
     pub(super) moved: f64,
-    /// Latency of a step between domains beyond the library's own, seconds.
+    /// Latency of a step between domains beyond that of the collective library, in seconds.
     pub(super) far_latency: f64,
-    /// Rate of a card, bytes per second.
+    /// Rate of one network card, bytes per second.
     pub(super) far: f64,
-    /// Rate inside a domain, bytes per second.
+    /// Rate of a rank's links inside its domain, bytes per second.
     pub(super) inside_rate: f64,
 }
 
 impl Crossing {
-    /// What an algorithm takes; none if it does not do this operation.
+    /// Time by an algorithm; `None` if it does not support this operation.
     pub(super) fn time(&self, algorithm: Algorithm) -> Option<Seconds> {
         match algorithm {
             Algorithm::Ring => self.ring(),
@@ -59,7 +59,7 @@ impl Crossing {
         Some(2.0 * nodes.log2().ceil() * level + ramp + self.moved * known::TREE_TRAFFIC.factor())
     }
 
-    /// The part for other domains leaves by its own card.
+    /// Direct sends between all pairs; the part for other domains leaves each rank by its own network card.
     fn pairwise(&self) -> Option<f64> {
         if self.op != CollectiveOp::AllToAll {
             return None;
@@ -78,8 +78,8 @@ impl Crossing {
         Some(start + far.max(near))
     }
 
-    /// A step costs what one of a ring does; there are as many as the number of ranks has bits (NCCL 2.23 release
-    /// notes, for one rank per node).
+    /// Parallel aggregated trees: a step costs what one of a ring does, and there are as many as the number of ranks
+    /// has bits (NCCL 2.23 release notes, for one rank per node).
     fn pat(&self) -> Option<f64> {
         let scatters = matches!(
             self.op,

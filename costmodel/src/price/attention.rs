@@ -1,10 +1,10 @@
-//! Fused attention: achieved rate by kernel generation, sequence and head dimension.
+//! Fused attention: the rate achieved, by kernel generation, sequence length and head dimension.
 //!
 //! FLOPs forward: `2 · b · h · s_q · s_kv · (d_qk + d_v)`, half of that when causal; backward 2.5
 //! times forward (Dao 2023, §4.1). With a sliding window `s_kv` is the window. The charts are of 16-bit
-//! kernels; a kernel that takes 32 bits (PyTorch's memory-efficient attention, our own) reaches the same
-//! share of the device's 32-bit peak. Where a profile of the very GPUs measured a library's causal attention,
-//! its times beat the charts' (`ratios`).
+//! kernels; a kernel that takes 32 bits (PyTorch's memory-efficient attention, our own) is taken to reach the same
+//! share of the device's 32-bit peak. If a profile of the cluster's own GPUs measured a library's causal attention, its
+//! times correct the charts' (`ratios`).
 
 use catalog::attention_charts::{AttentionChart, FIRST_LENGTH, attention_charts};
 use catalog::runtime::AttentionKernel;
@@ -19,23 +19,23 @@ use super::priced::{Priced, constant};
 use super::ratios::Ratios;
 use crate::known;
 
-/// Head dimensions: up to the first a kernel runs at the charts' rate for narrow heads, from the second on at the
-/// charts' full rate, and between them in between.
+/// Head dimensions: up to the first, a kernel runs at the charts' rate for narrow heads, from the second on at their
+/// full rate; in between the rate is interpolated.
 const HEADS: [u64; 2] = [64, 96];
 
 #[derive(Clone, Debug)]
 pub(super) struct AttentionPrices {
     architecture: Architecture,
     peak: f64,
-    /// Time in 32 bits over that in 16, as of products.
+    /// Time in 32 bits over time in 16 bits, the same as for matrix products.
     single: f64,
     sustained: f64,
-    /// Measured over charted time, forward and backward.
+    /// Measured over charted time: forward, then backward.
     ratios: [Ratios<4>; 2],
     source: Option<String>,
 }
 
-/// What measured attention beats.
+/// The kernel generation whose charted times measured attention corrects.
 const NEWEST: AttentionKernel = AttentionKernel::CudnnOrFlash3;
 
 impl AttentionPrices {

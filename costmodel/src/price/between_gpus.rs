@@ -1,8 +1,8 @@
-//! Messages between GPUs as a profile has them.
+//! Times of messages between GPUs, from a profile.
 //!
-//! Measured times hold for a kind of message between a number of ranks, of one host: any ranks of it. Between two
-//! measured sizes the logarithm of time is linear in that of size; below the smallest, time is the smallest's; beyond
-//! the largest it grows with size, at the largest's bandwidth.
+//! Times are measured per kind of message and number of ranks on one host, and hold for any such ranks. Between two
+//! measured sizes the time is interpolated log-log; below the smallest it stays that of the smallest; beyond the
+//! largest it grows in proportion to the size.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use catalog::profile::{Measured, Profile};
 use catalog::{Bytes, Seconds};
 use dtensor::CollectiveKind;
 
-/// Measured sizes of a kind of message between so many ranks, `(bytes, seconds)` in ascending order.
+/// Measured sizes of messages, `(bytes, seconds)` in ascending order, by kind and number of ranks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BetweenGpus(BTreeMap<(String, u64), Vec<(u64, f64)>>);
 
 impl BetweenGpus {
-    /// Those of a profile.
+    /// Collects those that a profile measured.
     pub(super) fn of(profile: &Profile) -> Self {
         let mut all: BTreeMap<(String, u64), Vec<(u64, f64)>> = BTreeMap::new();
         for m in &profile.measured {
@@ -30,7 +30,7 @@ impl BetweenGpus {
         Self(all)
     }
 
-    /// Ranks and bytes, if a measurement is of a message inside a host.
+    /// Number of ranks and of bytes, if a measurement is of a message inside a host.
     pub(super) fn sizes(measured: &Measured) -> Option<(u64, u64)> {
         match (measured.kernel.starts_with("nccl "), &measured.sizes[..]) {
             (true, &[ranks, bytes]) => Some((ranks, bytes)),
@@ -38,7 +38,7 @@ impl BetweenGpus {
         }
     }
 
-    /// Time of a message between so many ranks; `None` where nothing of its kind was measured between so many.
+    /// Time of a message between that many ranks; `None` if its kind was not measured between that many.
     pub(crate) fn time(&self, kind: CollectiveKind, bytes: Bytes, ranks: u64) -> Option<Seconds> {
         let points = self.0.get(&(name(kind).to_owned(), ranks))?;
         between(points, bytes.0).map(Seconds)
@@ -49,7 +49,7 @@ impl BetweenGpus {
         self.0.values().map(Vec::len).sum()
     }
 
-    /// Numbers of ranks that something was measured between, ascending.
+    /// Numbers of ranks between which a message was measured, ascending.
     pub(super) fn groups(&self) -> Vec<u64> {
         let mut ranks: Vec<u64> = self.0.keys().map(|(_, ranks)| *ranks).collect();
         ranks.sort_unstable();
@@ -58,7 +58,7 @@ impl BetweenGpus {
     }
 }
 
-/// What a profile calls a message. A ring's steps are messages from neighbour to neighbour.
+/// The name of a message in a profile. A step of a ring is a send to the neighbour.
 pub(crate) fn name(kind: CollectiveKind) -> &'static str {
     match kind {
         CollectiveKind::AllReduce => "nccl all-reduce",
@@ -70,7 +70,7 @@ pub(crate) fn name(kind: CollectiveKind) -> &'static str {
     }
 }
 
-/// The time of a size between measured `(size, seconds)` in ascending order.
+/// Interpolates the time at a size from measured `(size, seconds)` in ascending order.
 fn between(points: &[(u64, f64)], bytes: u64) -> Option<f64> {
     let after = points.partition_point(|point| point.0 < bytes);
     let (first, last) = (points.first()?, points.last()?);

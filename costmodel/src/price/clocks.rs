@@ -1,4 +1,4 @@
-//! How much longer kernels take than tables say: clocks in long training, and under a lower power limit.
+//! Factors for the clocks of real training: sustained instead of boost, and under a lower power limit.
 
 use catalog::fitted::Constant;
 use catalog::tables::MeasuredOn;
@@ -6,7 +6,7 @@ use catalog::{Architecture, DType, Device, Fitted};
 
 use crate::known;
 
-/// Time in long training over short benchmarks, which run at boost clocks.
+/// Time of kernels in long training over that in short benchmarks, which run at boost clocks.
 pub(crate) fn sustained(architecture: Architecture, fitted: &Fitted) -> f64 {
     match architecture {
         Architecture::Hopper | Architecture::Blackwell => fitted.get(Constant::TrainingTime),

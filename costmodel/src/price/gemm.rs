@@ -5,8 +5,9 @@
 //! edge's, because launch and one tile bound it. A device without a grid uses its nearest relative's
 //! with time scaled by the ratio of peaks.
 //!
-//! Where a profile of the very GPUs measured products, these beat the grid (`ratios`). A profile keeps the device busy, so
-//! its times need not be stretched to those of training; the rate at the power limit bounds them as it does the grid's.
+//! If a profile of the cluster's own GPUs measured products, these times correct the grid's (`ratios`). A profile keeps
+//! the device busy, so its times are not stretched to those of training; the rate at the power limit bounds them as it
+//! does the grid's.
 
 use catalog::fitted::Constant;
 use catalog::tables::{self, GemmGrid, MeasuredOn};
@@ -20,19 +21,19 @@ use super::priced::{PriceError, Priced, constant};
 use super::ratios::Ratios;
 use crate::known;
 
-/// Which of the three products of a linear.
+/// Which of the three products of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GemmLayout {
-    /// `x · wᵀ`.
+    /// The output, `x · wᵀ`.
     Forward,
-    /// `g · w`.
+    /// The gradient of the input, `g · w`.
     DataGrad,
-    /// `gᵀ · x`.
+    /// The gradient of the weight, `gᵀ · x`.
     WeightGrad,
 }
 
-/// Rates that a part sustains at its power limit, whatever the shape: the tables run each product
-/// briefly at boost clocks, and the larger a product the further training throttles it.
+/// FLOP rates that a GPU sustains at its power limit, whatever the shape: tables are measured in short runs at boost
+/// clocks, and in training larger products are throttled more.
 #[derive(Clone, Copy, Debug)]
 struct PowerCap {
     wide: FlopRate,
@@ -40,8 +41,8 @@ struct PowerCap {
 }
 
 impl PowerCap {
-    /// A share of the device's own peak at the power limit of the table's part. A part with less power
-    /// sustains less. Architectures without training runs have none.
+    /// A fitted share of the device's own peak at the power limit of the table's GPU; with a lower power limit it is
+    /// less. Architectures without published training runs have none.
     fn of(device: &Device, clocks: f64, fitted: &Fitted) -> Option<Self> {
         let (wide, narrow) = match device.architecture {
             Architecture::Hopper => (known::HOPPER_BEST_16, known::HOPPER_BEST_8),
@@ -75,21 +76,21 @@ pub(super) struct GemmPrices {
     architecture: Architecture,
     cap: Option<PowerCap>,
     table: String,
-    /// Whether the table is another part's.
+    /// Whether the table is of another GPU than this one.
     is_borrowed: bool,
     fitted: Fitted,
-    /// Measured over tabled time of products in 16 bits, and of those of TF32 units.
+    /// Measured over tabled time of products: in 16 bits, and on TF32 units.
     ratios: [Ratios<3>; 2],
     source: Option<String>,
 }
 
 #[derive(Clone, Debug)]
 struct Scaled {
-    /// Logarithms of the grid's points along `m`, `n` and `k`.
+    /// Logarithms of the grid's sizes along `m`, `n` and `k`.
     axes: [Vec<f64>; 3],
-    /// Logarithms of its microseconds.
+    /// Logarithms of the grid's times in microseconds.
     log_t: Array3<f64>,
-    /// Time on this device over time in the table.
+    /// Factor from the table's time to this device's.
     factor: f64,
 }
 
@@ -161,7 +162,7 @@ impl GemmPrices {
         }
     }
 
-    /// By the device's grid, run briefly.
+    /// Time by the device's grid, as in a short run.
     pub(super) fn tabled(&self, m: u64, n: u64, k: u64, dtype: DType) -> Seconds {
         match (dtype, &self.narrow) {
             (DType::F8, Some(narrow)) => narrow.time(m, n, k),
@@ -170,8 +171,8 @@ impl GemmPrices {
         }
     }
 
-    /// Time in training over the table. On Ampere it falls with size: cuBLASLt's sustained rate is 1.11
-    /// below the table's at 4096³ and equal to it, within 1%, from 8192³ on
+    /// Factor from the table's time to that in training. On Ampere it falls with size: cuBLASLt's sustained rate is
+    /// 1.11 below the table's at 4096³ and equal to it, within 1%, from 8192³ on
     /// (Azure/AI-benchmarking-guide@8fd0c6e).
     fn sustained(&self, flops: f64) -> f64 {
         if self.architecture != Architecture::Ampere {
@@ -190,15 +191,15 @@ impl GemmPrices {
         dtype: DType,
         layout: GemmLayout,
     ) -> Priced {
-        // In weight gradients the rows are contracted.
+        // In weight gradients the token rows are the contracted dimension.
         let one = match layout {
             GemmLayout::WeightGrad => self.price(m, n, k.div_ceil(groups), dtype, layout),
             GemmLayout::Forward | GemmLayout::DataGrad => {
                 self.price(m.div_ceil(groups), n, k, dtype, layout)
             }
         };
-        // A grouped kernel fills the device with tiles of all groups: no slower than one product of
-        // all rows by more than the grouped factor, no faster than it.
+        // A grouped GEMM fills the device with tiles of all groups, so it takes as long as one product over all rows,
+        // up to the grouped factor longer, but no longer than separate products.
         let together = match layout {
             GemmLayout::WeightGrad => self.price(m * groups, n, k.div_ceil(groups), dtype, layout),
             GemmLayout::Forward | GemmLayout::DataGrad => self.price(m, n, k, dtype, layout),
@@ -314,7 +315,7 @@ fn mix(a: f64, b: f64, f: f64) -> f64 {
     a + (b - a) * f
 }
 
-/// Cell, position in it, and the logarithm by which a size lies beyond the grid's upper end.
+/// The grid cell of a size, its position in the cell, and the logarithm of how far it lies beyond the grid's upper end.
 fn locate(axis: &[f64], size: u64) -> (usize, f64, f64) {
     let log = (size.max(1) as f64).ln();
     let last = axis.len() - 1;

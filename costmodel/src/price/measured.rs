@@ -1,6 +1,6 @@
-//! What a profile says of a cluster's GPUs that tables say too. Only kernels that other systems run as well: products
-//! and copies, attention where a library ran it, messages. Gradients of weights are left out, for ours are added up in 32
-//! bits, and products in 8 bits, for ours count their casts.
+//! What a profile of a cluster's GPUs says that corrects tables. Used are only kernels that other systems run too:
+//! products and copies, attention if a library ran it, messages. Left out are weight gradients, which our executor
+//! accumulates in 32 bits, and 8-bit products, whose measured times include our casts.
 
 use catalog::profile::{Machine, Measured, Profile};
 use catalog::{Bandwidth, Bytes, Seconds};
@@ -8,7 +8,7 @@ use dtensor::{AttentionShape, CollectiveKind};
 
 use super::between_gpus;
 
-/// A profile of GPUs.
+/// A profile that was measured on GPUs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OfGpus<'p>(pub(super) &'p Profile);
 
@@ -19,8 +19,8 @@ impl OfGpus<'_> {
         measured.filter_map(|m| Some((m.sizes[..].try_into().ok()?, m.seconds)))
     }
 
-    /// Products `[m, n, k]` forward, and those that are gradients of what was multiplied; of operands that profiles
-    /// name so.
+    /// Measured times, in seconds, of products by `[m, n, k]`: forward and data gradients, for operands of the type
+    /// that profiles call `element`.
     pub(super) fn products(&self, element: &str) -> Vec<([u64; 3], f64)> {
         let passes = ["forward", "backward"].map(|pass| format!("matmul {pass} {element}"));
         let products = passes.iter().flat_map(|name| self.named(name));
@@ -38,7 +38,7 @@ impl OfGpus<'_> {
         {
             return Vec::new();
         }
-        // The first piece stands for all that one kernel runs.
+        // The first of the operators that share one kernel was measured with the time of the whole kernel.
         let first = match backward {
             false => "attention scores forward bf16",
             true => "attention context of input 0 backward bf16",
@@ -46,14 +46,14 @@ impl OfGpus<'_> {
         self.named(first).collect()
     }
 
-    /// Messages between hosts: `[ranks, as many of them as are on each host, bytes]`.
+    /// Measured times, in seconds, of messages between hosts, by `[ranks, ranks per host, bytes]`.
     pub(super) fn over_hosts(&self, kind: CollectiveKind) -> Vec<([u64; 3], f64)> {
         let name = format!("{} over hosts", between_gpus::name(kind));
         self.named(&name).collect()
     }
 
-    /// Bytes that a copy on the device reads and writes in a second, by the largest that was measured: smaller ones
-    /// stay in caches.
+    /// Bytes per second that a copy on the device reads and writes, from the largest measured copy: smaller ones stay
+    /// in caches.
     pub(super) fn copies(&self) -> Option<Bandwidth> {
         let ([elements], seconds) = self.named("copy").max_by_key(|&([elements], _)| elements)?;
         let moved = Bytes(2 * 4 * elements);
@@ -64,13 +64,13 @@ impl OfGpus<'_> {
         &self.0.machine
     }
 
-    /// Whose measurements these are.
+    /// Name of the measured machine, as the source of a price.
     pub(super) fn source(&self) -> String {
         format!("profile of {}", self.machine().described())
     }
 }
 
-/// The attention that a measurement is of.
+/// The attention shape that a measurement is of.
 pub(super) fn attention([lines, q_len, kv_len, dim]: [u64; 4]) -> AttentionShape {
     AttentionShape {
         batch: 1,
@@ -85,7 +85,7 @@ pub(super) fn attention([lines, q_len, kv_len, dim]: [u64; 4]) -> AttentionShape
     }
 }
 
-/// What prices rest on where some sizes were measured, for people.
+/// Text for the provenance: a table, corrected by that many measurements with ratios in that range.
 pub(super) fn beside((count, [lowest, highest]): (usize, [f64; 2]), table: &str) -> String {
     format!(
         "{count} measured, {lowest:.2} to {highest:.2} times {table}; others by it and the nearest of them"

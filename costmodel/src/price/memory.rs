@@ -11,13 +11,13 @@ use crate::known;
 /// Classes of memory-bound kernels that reach different shares of the bandwidth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MemoryKind {
-    /// Elementwise, one pass.
+    /// Elementwise kernel, one pass over the data.
     Pointwise,
-    /// Fused norm.
+    /// Fused norm, forward.
     NormForward,
     /// Fused norm, backward.
     NormBackward,
-    /// PyTorch's own norm.
+    /// PyTorch's own norm, forward.
     EagerNormForward,
     /// PyTorch's own norm, backward.
     EagerNormBackward,
@@ -25,26 +25,27 @@ pub enum MemoryKind {
     Softmax,
     /// Cross-entropy over logits.
     CrossEntropy,
-    /// Row lookup and scatter.
+    /// Row lookup in an embedding table, and its scatter in backward.
     Embedding,
-    /// Tokens ordered by expert and back.
+    /// Sorting tokens by expert, and back.
     Permute,
-    /// Dropout with mask.
+    /// Dropout that stores its mask.
     Dropout,
-    /// Multi-tensor optimizer.
+    /// Optimizer step with multi-tensor kernels.
     Optimizer,
-    /// Optimizer of one kernel per operation and tensor list.
+    /// Optimizer step with one kernel per operation and tensor list.
     UnfusedOptimizer,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct MemoryPrices {
-    /// That of the datasheet; or of which measured copies reach the share of one pass.
+    /// The datasheet's; or, with measured copies, the bandwidth that puts their rate at the share of one elementwise
+    /// pass.
     bandwidth: Bandwidth,
     measured: Option<(Bandwidth, String)>,
 }
 
-/// Share of the datasheet bandwidth.
+/// Share of the bandwidth that a class of kernels reaches.
 fn share(kind: MemoryKind) -> f64 {
     let known = match kind {
         MemoryKind::Pointwise => known::POINTWISE,
@@ -90,8 +91,8 @@ impl MemoryPrices {
         }
     }
 
-    /// The provenance row of the copy rate that a profile measured, if there is one. The shares of the bandwidth that
-    /// kernels reach have their rows in `known`.
+    /// The provenance row of the copy rate that a profile measured, if there is one. The shares of the bandwidth have
+    /// their rows in `known`.
     pub(super) fn provenance(&self) -> Vec<UsedConstant> {
         let measured = self.measured.iter().map(|(rate, source)| {
             let value = format!("{:.0} GB/s: memory bandwidth scaled by it", rate.0 / 1e9);

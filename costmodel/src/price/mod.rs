@@ -1,4 +1,4 @@
-//! What one kernel or collective costs on a device and its network, alone.
+//! Prices of single kernels and collectives on a device and its network, each running alone.
 
 mod algorithms;
 mod attention;
@@ -27,7 +27,7 @@ pub use memory::MemoryKind;
 pub use priced::{PriceError, Priced};
 pub use profile::ProfilePrices;
 
-/// Prices of an accelerator cluster's kernels and collectives.
+/// Prices of kernels and collectives on a cluster of accelerators, from tables.
 #[derive(Clone, Debug)]
 pub struct TablePrices {
     gemm: gemm::GemmPrices,
@@ -41,7 +41,7 @@ pub struct TablePrices {
 }
 
 impl TablePrices {
-    /// Prices of a cluster.
+    /// Builds the prices of a cluster.
     ///
     /// # Errors
     /// When the device names a table that does not exist.
@@ -62,14 +62,14 @@ impl TablePrices {
         })
     }
 
-    /// A dense product `[m, k] × [k, n]`.
+    /// Price of a dense product `[m, k] × [k, n]`.
     #[must_use]
     pub fn gemm(&self, m: u64, n: u64, k: u64, dtype: DType, layout: GemmLayout) -> Priced {
         let price = self.gemm.price(m, n, k, dtype, layout);
         price.at_least(self.roofline.products(1, [m, n, k], dtype))
     }
 
-    /// One product per expert; `m` rows over all groups (in weight gradients, `k` is).
+    /// Price of one product per expert; `m` counts rows over all groups (in weight gradients `k` does).
     #[must_use]
     pub fn grouped_gemm(
         &self,
@@ -85,14 +85,14 @@ impl TablePrices {
         price.at_least(whole)
     }
 
-    /// Equal products, one per sequence and head.
+    /// Price of equal products, one per sequence and head.
     #[must_use]
     pub fn batched_gemm(&self, batch: u64, m: u64, n: u64, k: u64, dtype: DType) -> Priced {
         let price = self.gemm.batched(batch, [m, n, k], dtype);
         price.at_least(self.roofline.products(batch, [m, n, k], dtype))
     }
 
-    /// Fused attention over queries, keys and values of a type.
+    /// Price of fused attention over queries, keys and values of a type.
     #[must_use]
     pub fn attention(
         &self,
@@ -105,21 +105,21 @@ impl TablePrices {
         price.at_least(self.roofline.attention(shape, dtype, backward))
     }
 
-    /// A kernel bound by memory bandwidth that reads and writes `bytes` in all.
+    /// Price of a memory-bound kernel that reads and writes `bytes` in all.
     #[must_use]
     pub fn memory_bound(&self, kind: MemoryKind, bytes: Bytes) -> Priced {
         let price = self.memory.price(kind, bytes);
         price.at_least(self.roofline.moved(bytes))
     }
 
-    /// A collective; bytes by the convention of [`dtensor::Collective`].
+    /// Price of a collective; bytes by the convention of [`dtensor::Collective`].
     #[must_use]
     pub fn collective(&self, kind: CollectiveKind, bytes: Bytes, group: Group) -> Priced {
         let price = self.network.collective(kind, bytes, group);
         price.at_least(self.roofline.collective(kind, bytes, group))
     }
 
-    /// One transfer from every rank of a group to the next.
+    /// Price of one transfer from every rank of a group to the next.
     #[must_use]
     pub fn point_to_point(&self, bytes: Bytes, group: Group) -> Priced {
         let price = self.network.point_to_point(bytes, group);
@@ -129,13 +129,13 @@ impl TablePrices {
         )
     }
 
-    /// Share of gradient accumulation in a fused product's epilogue that stays exposed.
+    /// Share of the memory traffic of fused gradient accumulation that the GEMM does not hide.
     #[must_use]
     pub fn exposed_epilogue(&self) -> f64 {
         known::EXPOSED_EPILOGUE.factor()
     }
 
-    /// The constants behind these prices.
+    /// The constants that these prices rest on, with their evidence.
     pub(crate) fn constants(&self) -> Vec<UsedConstant> {
         let mut used = self.gemm.provenance();
         used.extend(self.attention.provenance());

@@ -3,8 +3,9 @@
 //! Bytes follow nccl-tests: the whole tensor for all-gather and reduce-scatter, one rank's for
 //! all-reduce and all-to-all. With `n` ranks, `r` of them per domain, and every rank its own network
 //! card, a ring crosses each node boundary on `r` cards at once: its rate is
-//! `min(rate in the domain, r · card)` (rail-optimised fabrics). What a profile measured between as many GPUs of one host
-//! beats the fits inside a domain; what it measured between hosts, as a ratio to the model of rings and trees, the model.
+//! `min(rate in the domain, r · card)` (rail-optimised fabrics). Inside a domain, messages that a profile measured
+//! between as many GPUs of one host replace the fits; between hosts, the ratio of measured to modelled time scales the
+//! model.
 
 use catalog::tables::{self, CollectiveFit, CollectiveOp, MeasuredOn};
 use catalog::{Algorithm, Bytes, Cluster, Fabric, Origin, Seconds};
@@ -21,7 +22,7 @@ use crate::known;
 #[derive(Clone, Debug)]
 pub(super) struct NetworkPrices {
     fits: Vec<CollectiveFit>,
-    /// Rate of this scale-up network over the one the fits were measured on.
+    /// Rate of this scale-up network over that of the network which the fits were measured on.
     scale: f64,
     domain: u64,
     near: f64,
@@ -31,12 +32,12 @@ pub(super) struct NetworkPrices {
     in_switch: bool,
     direct_links: bool,
     measured: BetweenGpus,
-    /// Measured over modelled time between hosts: ranks, as many of them as are on each, bytes.
+    /// Measured over modelled time between hosts, by ranks, ranks per host and bytes.
     over_hosts: [Ratios<3>; OVER_HOSTS.len()],
     source: Option<String>,
 }
 
-/// What is measured between hosts. The last is from one rank to another.
+/// Kinds of messages that are measured between hosts; the last is from one rank to another.
 const OVER_HOSTS: [CollectiveKind; 5] = [
     CollectiveKind::AllReduce,
     CollectiveKind::AllGather,
@@ -80,7 +81,7 @@ impl NetworkPrices {
         }
     }
 
-    /// Measured over modelled time of what crosses hosts.
+    /// Measured over modelled time of a message that crosses hosts, if its kind was measured.
     fn ratio(&self, kind: CollectiveKind, sizes: [u64; 3]) -> Option<f64> {
         let at = OVER_HOSTS.iter().position(|&other| other == kind)?;
         self.over_hosts[at].at(sizes)
@@ -116,9 +117,9 @@ impl NetworkPrices {
         }
     }
 
-    /// Between domains with so many of the ranks in each, by the fastest algorithm of the cluster.
+    /// Time across domains with `together` of the ranks in each, by the fastest algorithm that the cluster has.
     fn across(&self, op: CollectiveOp, bytes: Bytes, ranks: u64, together: u64) -> Seconds {
-        // A rank that is alone in its domain has no links inside.
+        // A rank that is alone in its domain has no links inside it.
         let inside_rate = match together {
             1 => f64::INFINITY,
             _ => self.inside_rate(op, together),
@@ -190,7 +191,7 @@ impl NetworkPrices {
     }
 
     pub(super) fn point_to_point(&self, bytes: Bytes, group: Group) -> Priced {
-        // Where a group spans domains, the neighbours that lie in two of them are the slowest.
+        // If a group spans domains, neighbours in different domains are the slowest.
         let near = group.ranks_per_block(self.domain) >= group.size;
         if !near {
             let ratio = self.ratio(CollectiveKind::SendRecv, [2, 1, bytes.0]);
@@ -218,7 +219,7 @@ impl NetworkPrices {
         }
     }
 
-    /// From one rank to another in another domain.
+    /// Time from one rank to another in a different domain.
     fn far_transfer(&self, bytes: Bytes) -> Seconds {
         Seconds(
             known::FAR_TRANSFER.factor()
@@ -246,7 +247,7 @@ impl NetworkPrices {
         used
     }
 
-    /// What was measured.
+    /// Provenance rows of what the profile measured.
     fn measurements(&self) -> Vec<UsedConstant> {
         let Some(source) = &self.source else {
             return Vec::new();
@@ -267,7 +268,7 @@ impl NetworkPrices {
     }
 }
 
-/// The collective that a message is, if it is one of all ranks.
+/// The collective operation of a message, if all ranks of the group take part.
 fn operation(kind: CollectiveKind) -> Option<CollectiveOp> {
     match kind {
         CollectiveKind::SendRecv | CollectiveKind::RingExchange | CollectiveKind::Broadcast => None,
@@ -278,7 +279,7 @@ fn operation(kind: CollectiveKind) -> Option<CollectiveOp> {
     }
 }
 
-/// Bytes on the busiest link over the size: nccl-tests `PERFORMANCE.md`.
+/// Bytes on the busiest link over the collective's size (nccl-tests `PERFORMANCE.md`).
 fn bus(op: CollectiveOp, ranks: u64) -> f64 {
     let n = ranks as f64;
     match op {
@@ -289,7 +290,7 @@ fn bus(op: CollectiveOp, ranks: u64) -> f64 {
     }
 }
 
-/// Latency of a step beyond InfiniBand's, seconds.
+/// Latency of a step in addition to InfiniBand's, in seconds.
 fn fabric_latency(fabric: Fabric) -> f64 {
     match fabric {
         Fabric::InfiniBand | Fabric::Local => 0.0,

@@ -1,4 +1,4 @@
-//! A price, and the row of a constant behind it.
+//! A price with its evidence, and provenance rows.
 
 use catalog::{Origin, Seconds};
 use plans::UsedConstant;
@@ -6,14 +6,14 @@ use plans::UsedConstant;
 /// A price and the evidence behind it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Priced {
-    /// Time alone on the device or network.
+    /// Time when it runs alone on the device or network.
     pub time: Seconds,
-    /// Weakest evidence used.
+    /// Origin of the weakest evidence that the price rests on.
     pub origin: Origin,
 }
 
 impl Priced {
-    /// No less than physics allows.
+    /// Raises the price to the least time that physics allows.
     pub(crate) fn at_least(self, bound: Seconds) -> Self {
         Self {
             time: self.time.max(bound),
@@ -30,7 +30,7 @@ pub enum PriceError {
     UnknownTable(String),
 }
 
-/// Shorthand for a constant's row.
+/// Builds a provenance row.
 pub(crate) fn constant(name: &str, value: String, origin: Origin, source: &str) -> UsedConstant {
     UsedConstant {
         name: name.to_owned(),

@@ -14,12 +14,12 @@ use super::between_gpus::BetweenGpus;
 use super::priced::constant;
 use super::ratios::{between, squared};
 
-/// Prices of kernels on ranks that share a machine's cores.
+/// Prices of kernels from a profile, on ranks that share a machine's cores or have a GPU each.
 #[derive(Clone, Debug)]
 pub struct ProfilePrices {
     kernels: BTreeMap<String, Vec<Point>>,
     messages: BetweenGpus,
-    /// Whose measurements these are.
+    /// Name of the measured machine, as the source of a price.
     source: String,
     of_gpus: bool,
     cores: u64,
@@ -55,35 +55,35 @@ impl ProfilePrices {
         }
     }
 
-    /// Messages between GPUs.
+    /// Measured times of messages between GPUs.
     pub(crate) fn between_gpus(&self) -> &BetweenGpus {
         &self.messages
     }
 
-    /// Whether every rank has a GPU: ranks share no cores.
+    /// Whether the profile is of GPUs, so that ranks share no cores.
     #[must_use]
     pub fn is_of_gpus(&self) -> bool {
         self.of_gpus
     }
 
-    /// Cores that ranks share.
+    /// Number of cores that ranks share.
     #[must_use]
     pub fn cores(&self) -> u64 {
         self.cores
     }
 
-    /// Ranks that compute at the same time.
+    /// Number of ranks that compute at the same time.
     #[must_use]
     pub fn ranks(&self) -> u64 {
         self.ranks
     }
 
-    /// Time of a kernel while `ranks` ranks compute; `None` when nothing of its kind was measured.
+    /// Time of a kernel while `ranks` ranks compute; `None` if nothing of its kind was measured.
     #[must_use]
     pub fn time(&self, kernel: &Kernel, ranks: u64) -> Option<Seconds> {
         let points = self.kernels.get(&kernel.name)?;
         let alike = |p: &&Point| p.sizes.len() == kernel.sizes.len();
-        // Of another number of ranks only when there is none of this one: the nearest.
+        // Without measurements for this number of ranks, those for the nearest number are used.
         let apart = |p: &Point| (p.ranks as f64 / ranks as f64).ln().abs();
         let nearest = points
             .iter()

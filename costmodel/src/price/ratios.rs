@@ -1,10 +1,10 @@
-//! How far measurements lie from a table's prices, over sizes.
+//! Ratios of measured times to a table's prices, interpolated over sizes.
 //!
 //! At sizes that were measured, the table's price times the ratio is what was measured. Between them the logarithm of
 //! the ratio is interpolated over the nearest ones in the logarithm of every size, weighted by inverse squared distance
 //! (Shepard 1968): the table says how time grows with size, measurements how fast this device is.
 
-/// Measurements that a value between them rests on.
+/// Number of nearest measurements that an interpolated value rests on.
 const NEIGHBOURS: usize = 4;
 
 /// Ratios of measured to tabled time of kernels with `N` sizes.
@@ -20,7 +20,7 @@ struct Point<const N: usize> {
 }
 
 impl<const N: usize> Ratios<N> {
-    /// Of `(sizes, measured seconds)`, over what `table` says of them.
+    /// Ratios of `(sizes, measured seconds)` to what `table` gives for the same sizes.
     pub(super) fn new(
         measured: impl IntoIterator<Item = ([u64; N], f64)>,
         table: impl Fn([u64; N]) -> f64,
@@ -34,7 +34,7 @@ impl<const N: usize> Ratios<N> {
         }
     }
 
-    /// The ratio at sizes; `None` where nothing was measured.
+    /// The ratio at these sizes; `None` if nothing was measured.
     pub(super) fn at(&self, sizes: [u64; N]) -> Option<f64> {
         let sizes = logs(sizes);
         let points = self.points.iter();
@@ -42,7 +42,7 @@ impl<const N: usize> Ratios<N> {
         near.map(f64::exp)
     }
 
-    /// How many were measured, with the lowest and the highest ratio; `None` for none.
+    /// Number of measurements, with the lowest and the highest ratio; `None` without measurements.
     pub(super) fn summary(&self) -> Option<(usize, [f64; 2])> {
         let ratios = || self.points.iter().map(|point| point.ratio);
         let lowest = ratios().reduce(f64::min)?;
@@ -51,8 +51,8 @@ impl<const N: usize> Ratios<N> {
     }
 }
 
-/// The mean of the values of the nearest points, `(squared distance, value)`, weighted by inverse squared distance;
-/// that of a point which is no distance away. `None` without points.
+/// Mean of the nearest points' values, given as `(squared distance, value)`, weighted by inverse squared distance. A
+/// point at distance zero gives its own value. `None` without points.
 pub(super) fn between(points: impl Iterator<Item = (f64, f64)>) -> Option<f64> {
     let mut near: Vec<(f64, f64)> = points.collect();
     if near.len() > NEIGHBOURS {

@@ -1,15 +1,15 @@
-//! The least that physics allows: a kernel takes at least its operations over the datasheet's peak of
-//! their type, and at least its bytes over the datasheet's memory bandwidth (operands come from memory,
-//! not from caches); a message takes at least its bytes over the links that carry them.
+//! Lower bounds from physics: a kernel takes at least its operations over the datasheet's peak of their type, and at
+//! least its bytes over the datasheet's memory bandwidth (operands come from memory, not from caches); a message takes
+//! at least its bytes over the links that carry them.
 //!
-//! Every price is held against these bounds last, in `TablePrices`: a table of a related part, a fit
-//! beyond the sizes it was made from, or a wrong measurement may promise more than the device can do.
+//! `TablePrices` raises every price to these bounds as its last step: a table of a related GPU, a fit beyond the sizes
+//! it was made from, or a wrong measurement may promise more than the device can do.
 
 use catalog::{Architecture, Bandwidth, Bytes, Cluster, DType, Device, FlopRate, Seconds};
 use dtensor::{AttentionShape, CollectiveKind};
 use plans::Group;
 
-/// Bounds of a device and its network.
+/// The bounds of a device and its network.
 #[derive(Clone, Debug)]
 pub(super) struct Roofline {
     device: Device,
@@ -30,7 +30,7 @@ impl Roofline {
         }
     }
 
-    /// `count` products `[m, k] × [k, n]`, each with operands and a result of its own.
+    /// Bound of `count` products `[m, k] × [k, n]`, each with operands and a result of its own.
     pub(super) fn products(&self, count: u64, [m, n, k]: [u64; 3], dtype: DType) -> Seconds {
         let [count, m, n, k] = [count, m, n, k].map(|size| size as f64);
         let elements = count * (m * k + k * n + m * n);
@@ -41,7 +41,7 @@ impl Roofline {
         )
     }
 
-    /// One kernel of attention: two products forward; in backward five, for scores are computed again.
+    /// Bound of one attention kernel: two products forward; five in backward, which computes the scores again.
     pub(super) fn attention(
         &self,
         shape: &AttentionShape,
@@ -61,7 +61,7 @@ impl Roofline {
         self.bound(flops, elements * dtype.size() as f64, dtype)
     }
 
-    /// Bytes read and written on the device.
+    /// Bound of reading and writing that many bytes on the device.
     pub(super) fn moved(&self, bytes: Bytes) -> Seconds {
         bytes / self.device.memory_bandwidth.value
     }
@@ -74,11 +74,10 @@ impl Roofline {
         Seconds(flops / peak.0).max(Seconds(bytes / self.device.memory_bandwidth.value.0))
     }
 
-    /// A message of a whole group; bytes by the convention of [`dtensor::Collective`].
+    /// Bound of a message within a whole group; bytes by the convention of [`dtensor::Collective`].
     ///
-    /// Inside a domain a rank receives, or sends, what the others have; sums travel twice unless
-    /// switches add them up. Between domains, what the other domains have enters a domain over the cards
-    /// of the group's ranks there.
+    /// Inside a domain a rank receives, or sends, what the others have; sums travel twice unless switches compute them.
+    /// Between domains, what the other domains have enters a domain over the network cards of the group's ranks there.
     pub(super) fn collective(&self, kind: CollectiveKind, bytes: Bytes, group: Group) -> Seconds {
         if group.size <= 1 {
             return Seconds(0.0);
@@ -100,7 +99,7 @@ impl Roofline {
                 bytes * (together - 1.0) / ranks,
                 bytes * (ranks - together) / ranks / together,
             ),
-            // Ranks of a domain may add up first and send one sum.
+            // Ranks of a domain may sum first and send one result.
             CollectiveKind::AllReduce => (
                 summed_near * bytes * (together - 1.0) / ranks,
                 2.0 * bytes * (ranks - together) / ranks / together,
@@ -115,7 +114,7 @@ impl Roofline {
         near.max(far)
     }
 
-    /// From every rank of a group to the next: the slowest link decides.
+    /// Bound of a transfer from every rank of a group to the next: the slowest link decides.
     fn transfer(&self, bytes: f64, group: Group) -> Seconds {
         let rate = if group.ranks_per_block(self.domain) < group.size {
             self.far.0
@@ -125,8 +124,7 @@ impl Roofline {
         Seconds(bytes / rate)
     }
 
-    /// Rate of the links from a rank to so many ranks of its domain less itself. A full mesh has one link
-    /// for each.
+    /// Rate of a rank's links to the others of `ranks` ranks in its domain. A full mesh has one link for each.
     fn near_links(&self, ranks: f64) -> f64 {
         if self.device.architecture == Architecture::Cdna3 && self.domain > 1 {
             self.near.0 * (ranks - 1.0).max(1.0) / (self.domain - 1) as f64
@@ -136,8 +134,8 @@ impl Roofline {
     }
 }
 
-/// Pairs of a query and a key that it may see. With keys of other ranks the queries of a rank are spread over
-/// the sequence (zig-zag), so that each sees as many on average.
+/// Pairs of a query and a key that it may attend to. With keys of other ranks, a rank's queries are spread over the
+/// sequence (zig-zag), so that each sees as many keys as the average query.
 fn pairs(shape: &AttentionShape) -> f64 {
     let (queries, keys) = (shape.q_len as f64, shape.kv_len as f64);
     if !shape.causal {

@@ -1,6 +1,6 @@
-//! One thing that a rank does in a step: a pass, a message, or work on its states.
+//! The actions of a rank in a step: passes, messages, and work on its states.
 
-/// What an action does. Letters are PyTorch's.
+/// The kind of an action. Letters are PyTorch's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ActionKind {
     /// Forward.
@@ -29,10 +29,10 @@ pub enum ActionKind {
     Optim,
 }
 
-/// One entry of a rank's list.
+/// One entry of a rank's action list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Action {
-    /// What to do.
+    /// The kind of the action.
     pub kind: ActionKind,
     /// Virtual stage in model order, `0..pp · vpp`.
     pub stage: u32,
@@ -41,13 +41,13 @@ pub struct Action {
 }
 
 impl ActionKind {
-    /// Whether it runs blocks: a forward, a backward, or half of one.
+    /// Whether it computes: a forward, a backward, or half of a backward.
     #[must_use]
     pub fn is_pass(self) -> bool {
         matches!(self, Self::F | Self::B | Self::I | Self::W)
     }
 
-    /// How the kind is called in timelines and explanations.
+    /// Name of the kind in timelines and explanations.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -77,7 +77,7 @@ impl std::fmt::Display for Action {
     }
 }
 
-/// Shorthand for an action.
+/// Shorthand to make an action.
 pub(crate) fn action(kind: ActionKind, stage: u32, micro_batch: u32) -> Action {
     Action {
         kind,

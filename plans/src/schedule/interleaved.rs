@@ -33,7 +33,7 @@ pub(super) fn ranks(p: u32, v: u32, m: u32) -> Vec<Vec<Action>> {
         .collect()
 }
 
-/// Chunk and micro-batch of the `k`-th pass of a rank.
+/// Chunk and micro-batch of a rank's `k`-th pass.
 fn position(p: u32, v: u32, k: u32) -> (u32, u32) {
     let group = k / (p * v);
     let within = k % (p * v);

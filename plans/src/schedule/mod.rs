@@ -17,10 +17,10 @@ pub use self::sizes::{ScheduleError, check};
 
 use catalog::ScheduleKind;
 
-/// Builds a schedule.
+/// Builds the schedule of a kind.
 ///
 /// # Errors
-/// When the sizes are illegal for it.
+/// When the schedule does not exist for these sizes.
 pub fn build(
     kind: ScheduleKind,
     pp: u64,

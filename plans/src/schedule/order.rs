@@ -1,13 +1,13 @@
-//! The order of actions on every rank, and the proof that it is complete and free of deadlock.
+//! The order of actions on every rank, and the check that it is complete and free of deadlock.
 
 use super::action::{Action, ActionKind};
 
-/// Per-rank action lists.
+/// The passes of every rank, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// Which rank holds each virtual stage, in model order.
+    /// Pipeline rank of every virtual stage, in model order.
     pub rank_of_stage: Vec<u32>,
-    /// Action order of every pipeline rank.
+    /// Actions of every pipeline rank, in order.
     pub ranks: Vec<Vec<Action>>,
 }
 
@@ -17,39 +17,39 @@ pub enum InvalidSchedule {
     /// An action is missing, doubled, or on the wrong rank.
     #[error("rank {rank}: {action:?} is out of place")]
     Misplaced {
-        /// Rank.
+        /// Pipeline rank.
         rank: usize,
-        /// The action.
+        /// The action that is out of place.
         action: Action,
     },
     /// Some stage did not run every micro-batch forward and backward.
     #[error("stage {stage} ran {done} of {wanted} passes")]
     Incomplete {
-        /// Stage.
+        /// Virtual stage.
         stage: usize,
-        /// Passes run.
+        /// Number of passes run.
         done: u64,
-        /// Passes wanted.
+        /// Number of passes that must run.
         wanted: u64,
     },
-    /// Every rank waits for another.
+    /// Every rank waits for another one.
     #[error("deadlock: every rank waits, the first at {action:?}")]
     Deadlock {
-        /// What the first waiting rank would run.
+        /// The action that the first waiting rank would run.
         action: Action,
     },
 }
 
-/// Proves that a schedule is complete and free of deadlock: every stage runs every micro-batch
-/// forward once, then backward once (whole, or input half before weight half), and the order of
-/// the ranks together with the flow of data has no cycle.
+/// Checks that a schedule is complete and free of deadlock: every stage runs every micro-batch forward once, then
+/// backward once (whole, or input half before weight half), and the order of the ranks together with the flow of data
+/// has no cycle.
 ///
 /// # Errors
 /// The first rule that is broken.
 pub fn validate(schedule: &Schedule, micro_batches: u64) -> Result<(), InvalidSchedule> {
     let stages = schedule.rank_of_stage.len();
     let m = micro_batches as usize;
-    // 0 nothing, 1 forward, 2 input half, 3 all.
+    // State of a stage's micro-batch: 0 nothing done, 1 forward, 2 input half, 3 all.
     let mut state = vec![0u8; stages * m];
     let mut next = vec![0usize; schedule.ranks.len()];
     loop {

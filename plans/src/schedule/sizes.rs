@@ -1,4 +1,4 @@
-//! For which sizes each schedule exists.
+//! The sizes for which each schedule exists.
 
 use catalog::ScheduleKind;
 
@@ -8,46 +8,46 @@ pub enum ScheduleError {
     /// A size is zero.
     #[error("a schedule needs at least one stage, chunk and micro-batch")]
     Empty,
-    /// The schedule has no virtual stages.
+    /// The schedule has one stage per rank, but virtual stages were requested.
     #[error("{schedule} has one stage per rank; vpp={vpp} needs interleaved, zb-v or dualpipe-v")]
     NoVirtualStages {
-        /// Schedule.
+        /// The schedule.
         schedule: ScheduleKind,
-        /// Asked virtual stages.
+        /// Requested virtual stages per rank.
         vpp: u64,
     },
-    /// Interleaving needs more than one chunk.
+    /// The interleaved schedule needs more than one chunk per rank.
     #[error("interleaved needs vpp of at least 2, not {vpp}")]
     NeedsVirtualStages {
-        /// Asked virtual stages.
+        /// Requested virtual stages per rank.
         vpp: u64,
     },
-    /// V-shaped schedules have two chunks.
+    /// V-shaped schedules have two chunks per rank.
     #[error("{schedule} places two stages per rank in a V; vpp must be 2, not {vpp}")]
     NeedsTwo {
-        /// Schedule.
+        /// The schedule.
         schedule: ScheduleKind,
-        /// Asked virtual stages.
+        /// Requested virtual stages per rank.
         vpp: u64,
     },
-    /// Interleaving runs micro-batches in groups of `pp`.
+    /// The interleaved schedule runs micro-batches in groups of `pp`.
     #[error("interleaved needs micro-batches in multiples of pp={pp}, not {micro_batches}")]
     NotMultiple {
-        /// Pipeline ranks.
+        /// Number of pipeline ranks.
         pp: u64,
-        /// Micro-batches.
+        /// Number of micro-batches.
         micro_batches: u64,
     },
     /// Too few micro-batches to fill the schedule.
     #[error("{schedule} needs at least {least} micro-batches on {pp} ranks, not {micro_batches}")]
     TooFew {
-        /// Schedule.
+        /// The schedule.
         schedule: ScheduleKind,
-        /// The fewest micro-batches that fill it.
+        /// Smallest number of micro-batches that fills it.
         least: u64,
-        /// Pipeline ranks.
+        /// Number of pipeline ranks.
         pp: u64,
-        /// Micro-batches.
+        /// Number of micro-batches.
         micro_batches: u64,
     },
 }
@@ -55,7 +55,7 @@ pub enum ScheduleError {
 /// Checks that sizes are legal for a schedule.
 ///
 /// # Errors
-/// The rule they break.
+/// The rule that they break.
 pub fn check(
     kind: ScheduleKind,
     pp: u64,

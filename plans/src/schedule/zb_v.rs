@@ -6,7 +6,7 @@
 
 use super::action::{Action, ActionKind, action};
 
-/// One rank's list in the making. Chunk 0 goes down the V, chunk 1 comes back.
+/// Builds one rank's action list. Chunk 0 goes down the V, chunk 1 comes back.
 struct Builder {
     stages: [u32; 2],
     micro_batches: u32,
@@ -17,8 +17,8 @@ struct Builder {
 }
 
 impl Builder {
-    /// A pass of the chunk's next micro-batch. Passes of micro-batches that do not exist (a batch
-    /// shorter than the fill) take their place in the pattern and are not emitted.
+    /// Adds a pass of the chunk's next micro-batch. Passes of micro-batches that do not exist (the batch is shorter
+    /// than the fill) keep their place in the pattern but are not emitted.
     fn push(&mut self, kind: ActionKind, chunk: usize) {
         let count = match kind {
             ActionKind::F => &mut self.forward[chunk],
