@@ -39,7 +39,7 @@ const LAYOUTS: &[(u64, &str)] = &[
     (8, "dp_shard=2,tp=2,pp=2,mbs=1,zero=1"),
 ];
 
-/// What came of a layout.
+/// Measurements of one layout.
 struct Row {
     ranks: u64,
     layout: &'static str,
@@ -53,7 +53,7 @@ impl Row {
         median(self.measured.clone())
     }
 
-    /// Half the distance between the runs, over their median.
+    /// Noise: half the distance between the runs, relative to their median.
     fn noise(&self) -> f64 {
         let most = self.measured.iter().copied().fold(f64::MIN, f64::max);
         let least = self.measured.iter().copied().fold(f64::MAX, f64::min);
@@ -89,7 +89,7 @@ fn main() {
         })
         .collect();
     for round in 0..ROUNDS {
-        // To and fro: a machine that slows down or recovers meanwhile does so for every layout alike.
+        // Layouts run in order and then in reverse, so that a machine that slows down or recovers affects all alike.
         let mut order: Vec<usize> = (0..rows.len()).collect();
         if round % 2 == 1 {
             order.reverse();
@@ -161,8 +161,8 @@ fn print(rows: &[Row]) {
     );
 }
 
-/// Kendall's tau of predicted and measured order, over pairs whose measured times differ by more than
-/// both layouts' runs.
+/// Kendall's tau between predicted and measured order, over pairs whose measured times differ by more than the noise of
+/// both.
 fn kendall(rows: &[Row]) -> (f64, u32) {
     let (mut agree, mut pairs) = (0i32, 0u32);
     for (i, a) in rows.iter().enumerate() {

@@ -1,7 +1,7 @@
-//! Where commands write, and what they may replace there.
+//! Where commands write files, and which existing files they may replace.
 //!
-//! A name that the user gave is taken at its word: a file of the same kind is replaced, and that is said. A
-//! name that the tool chose never replaces what belongs to another plan. `--force` replaces any file.
+//! A path that the user gave is used as it is: a file of the same kind is replaced, with a message. A name that the
+//! tool chose never replaces a file of another plan. `--force` replaces any file.
 
 use std::path::{Path, PathBuf};
 
@@ -13,12 +13,12 @@ use crate::output;
 /// A file that a command will write.
 pub(crate) struct Target {
     to: Destination,
-    /// Whether files of other plans are to be kept: the tool chose the name.
+    /// Whether a file of another plan must not be replaced, because the tool chose the name.
     keep_others: bool,
 }
 
 impl Target {
-    /// Under a name that the user gave. Called before the work whose result it will hold.
+    /// A target under a path that the user gave. Made before the work whose result it will hold.
     pub(crate) fn named(path: &Path, kind: Kind, force: bool) -> Result<Self, FileError> {
         Ok(Self {
             to: Destination::check(path, kind, Replace::forced(force))?,
@@ -26,7 +26,7 @@ impl Target {
         })
     }
 
-    /// Under a name that the tool chose.
+    /// A target under a name that the tool chose.
     pub(crate) fn chosen(path: &Path, kind: Kind, force: bool) -> Result<Self, FileError> {
         Ok(Self {
             keep_others: !force,
@@ -34,7 +34,7 @@ impl Target {
         })
     }
 
-    /// Under the name given, if one is.
+    /// A target under the path given, if there is one.
     pub(crate) fn optional(
         path: Option<&PathBuf>,
         kind: Kind,
@@ -43,17 +43,17 @@ impl Target {
         path.map(|path| Self::named(path, kind, force)).transpose()
     }
 
-    /// Where it is.
+    /// Path of the file.
     pub(crate) fn path(&self) -> &Path {
         self.to.path()
     }
 
-    /// Where it is, for JSON.
+    /// Path as text, for JSON.
     pub(crate) fn text(&self) -> String {
         self.path().display().to_string()
     }
 
-    /// The content of a plan or of what was made from one, written beside its place.
+    /// Drafts a plan, or a file made from one, beside its destination.
     pub(crate) fn of_plan(&self, id: &str, content: &str) -> Result<Draft, CliError> {
         if self.keep_others && self.path().exists() && !mentions(self.path(), id) {
             return Err(CliError::OtherPlan {
@@ -74,7 +74,7 @@ impl Target {
         self.to.write(content)
     }
 
-    /// Says on stderr what was written, and whether it replaced something.
+    /// Reports on stderr what was written, and whether it replaced a file.
     pub(crate) fn say(&self, quiet: bool, what: &str) {
         let replaced = if self.to.replaces() && !self.keep_others {
             " (replaced the file that was there)"
@@ -85,14 +85,14 @@ impl Target {
     }
 }
 
-/// Whether a file holds the id of a plan: its own, or that of the plan it was made from.
+/// Whether a file contains the id of a plan: it is the plan, or was made from it.
 fn mentions(path: &Path, id: &str) -> bool {
     catalog::text::read(path).is_ok_and(|text| text.contains(id))
 }
 
-/// A name for files, of the words that describe what they hold: letters, digits, `.`, `_` and `-`.
+/// A file name made of descriptive words: letters, digits, `.`, `_` and `-`.
 pub(crate) fn stem(words: &[&str]) -> String {
-    /// Keeps the whole name far below the 255 bytes that file systems take.
+    /// Longest part that a word contributes, so that the name stays far below file systems' 255 bytes.
     const LONGEST: usize = 40;
     let safe = |word: &&str| {
         let mut safe: String = word

@@ -3,61 +3,61 @@
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CliError {
-    /// A name, file or field given.
+    /// A name, file or field of the input is invalid.
     #[error(transparent)]
     Spec(#[from] catalog::SpecError),
-    /// A strategy that is not legal.
+    /// A strategy is not legal.
     #[error(transparent)]
     Strategy(#[from] plans::StrategyError),
-    /// A search that cannot run.
+    /// A search cannot run.
     #[error(transparent)]
     Planner(#[from] planner::PlannerError),
-    /// A scenario that cannot be priced.
+    /// A scenario cannot be priced.
     #[error(transparent)]
     Cost(#[from] costmodel::CostError),
-    /// Training that cannot start or go on.
+    /// Training cannot start or go on.
     #[error(transparent)]
     Executor(#[from] executor::ExecutorError),
-    /// A measurement that failed.
+    /// A measurement failed.
     #[error(transparent)]
     Profiler(#[from] profiler::ProfilerError),
-    /// A cuda device that is not there or does not work.
+    /// A cuda device is missing or does not work.
     #[error(transparent)]
     Cuda(#[from] cuda_device::CudaError),
-    /// An export that cannot be.
+    /// An export is not possible.
     #[error(transparent)]
     Export(#[from] interop::export::ExportError),
-    /// An error that was said already; its exit code.
+    /// An error that was already reported; holds its exit code.
     #[cfg_attr(
         not(feature = "mpi"),
         allow(dead_code, reason = "ranks as processes say theirs")
     )]
     #[error("said before")]
     Said(u8),
-    /// A configuration that cannot be read as a strategy.
+    /// A configuration cannot be read as a strategy.
     #[error(transparent)]
     Import(#[from] interop::import::ImportError),
-    /// A training log that cannot be read.
+    /// A training log cannot be read.
     #[error(transparent)]
     Log(#[from] interop::training_log::LogError),
-    /// A flag's value.
+    /// A flag's value is invalid; the text says why.
     #[error("{0}")]
     Usage(String),
-    /// A file that cannot be written, or may not be replaced.
+    /// A file cannot be written, or must not be replaced.
     #[error(transparent)]
     File(#[from] catalog::files::FileError),
-    /// A name that the tool chose, taken by another plan or what was made from it.
+    /// A name that the tool chose belongs to another plan or to a file made from one.
     #[error(
         "{path} is of another plan, and was left as it is; give a name with -o, or replace it with --force"
     )]
     OtherPlan {
-        /// Path.
+        /// Path of the file.
         path: String,
     },
 }
 
 impl CliError {
-    /// 1 for our faults and the machine's, 2 for bad input.
+    /// Exit code: 1 for our faults and the machine's, 2 for bad input.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Cost(costmodel::CostError::Trace(_)) | Self::Profiler(_) | Self::Cuda(_) => 1,
@@ -82,16 +82,16 @@ impl CliError {
     }
 }
 
-/// Exit codes beside errors.
+/// Exit codes of outcomes that are not errors.
 pub(crate) mod code {
-    /// No feasible plan, or it does not fit.
+    /// There is no feasible plan, or the plan does not fit.
     pub(crate) const DOES_NOT_FIT: u8 = 3;
-    /// A checkpoint that is damaged.
+    /// The checkpoint is damaged.
     pub(crate) const DAMAGED: u8 = 2;
-    /// A configuration that the target refuses, or cannot express the plan.
+    /// The target refuses the configuration, or cannot express the plan.
     pub(crate) const EXPORT_INVALID: u8 = 4;
-    /// A prediction outside the asked tolerance.
+    /// The prediction is outside the tolerance asked for.
     pub(crate) const OUTSIDE_TOLERANCE: u8 = 5;
-    /// Interrupted; the best so far was saved.
+    /// The search was interrupted; the best plan so far was saved.
     pub(crate) const INTERRUPTED: u8 = 130;
 }

@@ -1,4 +1,4 @@
-//! From flags to a scenario: everything resolved, checked and echoed.
+//! Resolves flags to a scenario, checks it, and echoes it.
 
 use catalog::{Cluster, Precision, Runtime, Workload, WorkloadError, WorkloadSizes};
 use costmodel::Scenario;
@@ -11,8 +11,8 @@ use crate::error::CliError;
 /// Tokens per step when no batch is given: what Llama 3 405B started with (Llama 3 paper, §3.4.1).
 const DEFAULT_TOKENS_PER_STEP: u64 = 4 << 20;
 
-/// Sequences per step at most when no batch is given: with very short sequences 4 Mi tokens would be more
-/// micro-batches than any training has.
+/// Most sequences per step when no batch is given: with very short sequences, 4 Mi tokens would be more micro-batches
+/// than any training has.
 const MAX_DEFAULT_BATCH: u64 = 1 << 14;
 
 /// The runtime that plans are for when none is named.
@@ -20,12 +20,12 @@ const DEFAULT_RUNTIME: &str = "megatron-core";
 /// The runtime that our executor is.
 pub(crate) const EXECUTOR: &str = "vescale";
 
-/// What was planned for, as echoed.
+/// The inputs of a prediction, as JSON echoes them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct InputsJson {
     pub(crate) model: String,
     pub(crate) cluster: String,
-    /// The GPUs whose measurements beat the cluster's tables.
+    /// Name of the GPUs whose measurements take precedence over the cluster's tables.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) profile: Option<String>,
     pub(crate) runtime: String,
@@ -38,7 +38,7 @@ pub(crate) struct InputsJson {
 }
 
 impl InputsJson {
-    /// What a scenario is of, with its model's parameters.
+    /// The inputs of a scenario; `parameters` is its model's count.
     pub(crate) fn of(scenario: &Scenario, parameters: u64) -> Self {
         let Scenario {
             model,
@@ -63,7 +63,7 @@ impl InputsJson {
     }
 }
 
-/// A scenario with the words it was made from.
+/// A scenario, with the names it was resolved from.
 #[derive(Clone, Debug)]
 pub(crate) struct Inputs {
     pub(crate) scenario: Scenario,
@@ -103,7 +103,7 @@ pub(crate) fn resolve(args: &ScenarioArgs) -> Result<Inputs, CliError> {
     })
 }
 
-/// A workload of flags; without a batch, of the usual one.
+/// The workload of the flags; without a batch, with the default one.
 pub(crate) fn workload(
     gpus: u64,
     seq_len: u64,
@@ -138,8 +138,7 @@ pub(crate) fn workload(
     }
 }
 
-/// The runtime asked for, or the one that plans on such a cluster are usually for: our own executor
-/// is what runs on a profiled machine.
+/// The runtime asked for, or the default for the cluster: our own executor on a profiled machine.
 fn runtime(asked: Option<&str>, cluster: &Cluster) -> Result<Runtime, CliError> {
     let usual = if cluster.profile.is_some() {
         EXECUTOR
@@ -149,14 +148,14 @@ fn runtime(asked: Option<&str>, cluster: &Cluster) -> Result<Runtime, CliError> 
     Ok(catalog::load::runtime(asked.unwrap_or(usual))?)
 }
 
-/// GPUs must be there, and fill nodes when there is more than one.
+/// Checks that the cluster has this many GPUs, and that they fill whole nodes if there are several.
 pub(crate) fn check_gpus(gpus: u64, cluster: &Cluster) -> Result<(), CliError> {
     cluster
         .check_devices(gpus)
         .map_err(|wrong| CliError::Usage(format!("--gpus {gpus}: {wrong}")))
 }
 
-/// Our own executor runs any number of ranks on a cpu; a cluster of GPUs has nodes to fill.
+/// Adds to an error about GPUs that our own executor runs any number of ranks on a cpu.
 fn for_own_ranks(error: CliError, runtime: &Runtime, cluster: &Cluster) -> CliError {
     if runtime.name != EXECUTOR || cluster.profile.is_some() {
         return error;
@@ -185,7 +184,7 @@ pub(crate) fn precision(arg: PrecisionArg) -> Precision {
     }
 }
 
-/// Constraints from flags over those from a file, checked for a scenario at some numbers of GPUs.
+/// Constraints from flags, which override those from a file, checked for a scenario at the given numbers of GPUs.
 pub(crate) fn constraints(
     args: &ConstraintArgs,
     scenario: &Scenario,
@@ -204,20 +203,20 @@ pub(crate) fn constraints(
     Ok(constraints)
 }
 
-/// Days and dollars of a training.
+/// Days and dollars of a training run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Budget {
-    /// Tokens trained on.
+    /// Number of tokens trained on.
     pub(crate) tokens: f64,
     /// Days at the predicted rate.
     pub(crate) days: f64,
-    /// Dollars per device and hour, if known.
+    /// Dollars per device-hour, if known.
     pub(crate) price: Option<f64>,
-    /// Dollars, if a price is known.
+    /// Dollars of the whole run, if the price is known.
     pub(crate) dollars: Option<f64>,
 }
 
-/// The training that was asked about.
+/// The training run whose cost was asked for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Training {
     tokens: Option<f64>,
@@ -225,7 +224,7 @@ pub(crate) struct Training {
 }
 
 impl Training {
-    /// What a training of that many tokens takes, if any were named.
+    /// Days and dollars of the run at a predicted rate, if a number of tokens was given.
     pub(crate) fn budget(&self, gpus: u64, tokens_per_s_per_gpu: f64) -> Option<Budget> {
         let tokens = self.tokens?;
         let seconds = tokens / (tokens_per_s_per_gpu * gpus as f64);
@@ -240,7 +239,7 @@ impl Training {
     }
 }
 
-/// Tokens and price as asked: checked before anything takes time.
+/// Tokens and price from the flags, checked before anything takes time.
 pub(crate) fn training(args: &BudgetArgs, cluster: &Cluster) -> Result<Training, CliError> {
     let price = match args.price {
         Some(price) if !(price.is_finite() && price >= 0.0) => {
@@ -255,7 +254,7 @@ pub(crate) fn training(args: &BudgetArgs, cluster: &Cluster) -> Result<Training,
     Ok(Training { tokens, price })
 }
 
-/// Most tokens of a training, a million times what the largest has taken.
+/// Most tokens of a training run: a million times the largest so far.
 const MAX_TOKENS: f64 = 1e20;
 
 fn tokens(text: &str) -> Result<f64, CliError> {

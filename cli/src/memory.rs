@@ -1,5 +1,5 @@
-//! The allocator. Training frees and asks for the same buffers every step: pages that went back to the
-//! operating system in between would be faulted in and zeroed again, a fifth of the step.
+//! Configures the allocator. Training frees and allocates the same buffers every step: returning pages to the operating
+//! system in between would cost a fifth of the step in page faults and zeroing.
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

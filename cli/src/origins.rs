@@ -1,4 +1,4 @@
-//! What a prediction is of, row by row, and where each value was said.
+//! The inputs of a prediction as rows, with where each value came from.
 
 use std::collections::BTreeSet;
 
@@ -7,24 +7,24 @@ use clap::parser::ValueSource;
 
 use crate::inputs::InputsJson;
 
-/// Where values that the command line does not give come from.
+/// Where values come from that the command line does not give.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Rest {
     /// The tool's defaults.
     #[default]
     Default,
-    /// A plan file, which says all of them.
+    /// A plan file, which gives all of them.
     Plan,
 }
 
-/// Which values were asked for on the command line.
+/// Which values were given on the command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Asked {
     flags: BTreeSet<String>,
     rest: Rest,
 }
 
-/// An input.
+/// One input: its name, value and origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) name: &'static str,
@@ -33,7 +33,7 @@ pub(crate) struct Row {
 }
 
 impl Asked {
-    /// The flags of a subcommand that were on its command line.
+    /// The flags of a subcommand that were on the command line.
     pub(crate) fn on(matches: &ArgMatches) -> Self {
         let Some((_, matches)) = matches.subcommand() else {
             return Self::default();
@@ -47,7 +47,7 @@ impl Asked {
         }
     }
 
-    /// Everything is in a plan file, but for the headroom of one that does not say it.
+    /// All inputs come from the plan file, except the headroom if the file does not give it.
     pub(crate) fn in_plan(says_headroom: bool) -> Self {
         let silent = (!says_headroom).then(|| "headroom".to_owned());
         Self {
@@ -109,7 +109,7 @@ pub(crate) fn rows(json: &InputsJson, asked: &Asked) -> Vec<Row> {
     rows
 }
 
-/// All digits that a share has: what is shown is what the command says.
+/// A share with all its digits, so that the value shown is the one that the command gives.
 fn percent(share: f64) -> String {
     let percent = (share * 1e8).round() / 1e6;
     format!("{percent}%")

@@ -1,8 +1,8 @@
 //! Printing: answers on stdout, notes on stderr. The only module that touches either.
 //!
-//! A stream may be closed or full. That never ends the program early: files are still written. What was
-//! for stdout and was lost makes the exit code 1; a reader that closed its end of a pipe, as `head` does,
-//! is told nothing more. A stdout that was closed before the program started is `/dev/null` to it.
+//! A stream may be closed or full. That never ends the program early: files are still written. Lost output for stdout
+//! makes the exit code 1; there is no message if the reader closed its end of a pipe, as `head` does. A stdout that was
+//! closed before the program started counts as `/dev/null`.
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -18,7 +18,7 @@ use crate::error::CliError;
 /// Version of the JSON documents.
 pub(crate) const SCHEMA_VERSION: u32 = 1;
 
-/// Set once something for stdout could not be written.
+/// Set once output for stdout was lost.
 static LOST: AtomicBool = AtomicBool::new(false);
 
 /// Prints one JSON document.
@@ -29,58 +29,58 @@ pub(crate) fn json<T: Serialize>(document: &T) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Prints a document for programs, byte by byte as it is.
+/// Prints a document for programs unchanged.
 pub(crate) fn document(text: &str) {
     let mut stdout = std::io::stdout().lock();
     let written = stdout.write_all(text.as_bytes());
     let Err(error) = written.and_then(|()| stdout.flush()) else {
         return;
     };
-    // The rest of the work goes on, for files may still be written; the exit code tells. One that closed its
-    // end of a pipe knows what it left unread.
+    // Work goes on, because files may still be written; the exit code reports the loss. There is no message for a
+    // closed pipe, whose reader knows what it left unread.
     let first = !LOST.swap(true, Ordering::Relaxed);
     if first && error.kind() != std::io::ErrorKind::BrokenPipe {
         self::error(&format!("cannot write to stdout: {error}"));
     }
 }
 
-/// Prints for people.
+/// Prints text for people.
 pub(crate) fn print(text: &str) {
     document(&visible(text, colour()));
 }
 
-/// Notes to stderr unless quiet.
+/// Prints a note to stderr, unless quiet.
 pub(crate) fn note(quiet: bool, text: &str) {
     if !quiet {
         say(text);
     }
 }
 
-/// What the user must know of even when notes are off, to stderr.
+/// Prints a warning to stderr, even when notes are off.
 pub(crate) fn warning(text: &str) {
     eprintln!("warning: {text}");
 }
 
-/// What went wrong, to stderr.
+/// Prints an error to stderr.
 pub(crate) fn error(text: &str) {
     say(&format!("error: {text}"));
 }
 
-/// A message of one or several lines. Lines after the first are indented, so that no text from outside
-/// looks like a message of its own.
+/// Prints a message of one or several lines. Lines after the first are indented, so that no text from outside looks
+/// like a message of its own.
 fn say(text: &str) {
     let mut lines = visible(text, false);
     lines = lines
         .trim_end()
         .replace("\n", "\n  ")
         .replace("\n    ", "\n  ");
-    // Where nobody can be told, the exit code says it.
+    // If stderr cannot be written either, only the exit code tells.
     let _ = std::io::stderr()
         .lock()
         .write_all((lines + "\n").as_bytes());
 }
 
-/// What is said of the command line itself: help and version on stdout, mistakes on stderr.
+/// Prints messages about the command line itself: help and version to stdout, mistakes to stderr.
 pub(crate) fn usage(message: &clap::Error) -> ExitCode {
     let asked = !message.use_stderr();
     let rendered = message.render();
@@ -99,7 +99,7 @@ pub(crate) fn usage(message: &clap::Error) -> ExitCode {
     ExitCode::from(message.exit_code() as u8)
 }
 
-/// The code to end with: success only when stdout took all that was for it.
+/// The final exit code: success only if nothing for stdout was lost.
 pub(crate) fn ended(code: ExitCode) -> ExitCode {
     if code == ExitCode::SUCCESS && LOST.load(Ordering::Relaxed) {
         return ExitCode::FAILURE;
@@ -107,8 +107,8 @@ pub(crate) fn ended(code: ExitCode) -> ExitCode {
     code
 }
 
-/// Text for a terminal: characters that it would act on are written as escapes, but for line ends, tabs
-/// and, when `coloured`, sequences that only set colours.
+/// Text for a terminal: control characters are escaped, except newlines, tabs and, when `coloured`, sequences that only
+/// set colours.
 fn visible(text: &str, coloured: bool) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut rest = text;
@@ -128,7 +128,7 @@ fn visible(text: &str, coloured: bool) -> String {
     shown
 }
 
-/// Length of the sequence at the start of `text` that sets a colour or weight.
+/// Length of the escape sequence at the start of `text` if it sets a colour or weight.
 fn colour_sequence(text: &str) -> Option<usize> {
     let inside = text.strip_prefix("\u{1b}[")?;
     let end = inside.find(|c: char| !c.is_ascii_digit() && c != ';')?;
@@ -140,10 +140,10 @@ pub(crate) fn colour() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
 }
 
-/// Between two signs of life.
+/// Interval between updates of a progress bar.
 const TICK: Duration = Duration::from_millis(150);
 
-/// A bar on stderr that moves while work goes on, also where that cannot say how far it is.
+/// A progress bar on stderr that moves while work goes on, even where the share done is unknown.
 pub(crate) struct Progress(ProgressBar);
 
 impl Progress {

@@ -1,5 +1,5 @@
-//! Configurations and logs of other training systems: a plan exported as one, one imported as a strategy, one
-//! checked against its system's schema, and the step times and losses of a log.
+//! Configurations and logs of other training systems: exports a plan as a configuration, imports one as a strategy,
+//! checks one against its system's schema, and reads step times and memory from logs.
 
 pub mod check;
 pub mod config;

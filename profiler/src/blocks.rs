@@ -1,4 +1,4 @@
-//! Operators of traced blocks, as a rank of the executor runs them.
+//! Measures the operators of traced blocks as a rank of the executor runs them on the cpu device.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -21,25 +21,25 @@ use crate::lanes::{Effort, Laps, measure};
 /// A block to measure.
 #[derive(Clone, Debug)]
 pub struct BlockRequest {
-    /// What a rank executes.
+    /// The operators that one rank executes.
     pub trace: Trace,
-    /// The rank's place.
+    /// The rank's coordinates on the mesh.
     pub position: BlockPosition,
     /// Sequences per micro-batch.
     pub micro_batch: u64,
     /// Tokens per sequence, over all ranks.
     pub seq_len: u64,
-    /// Entries of the vocabulary.
+    /// Size of the vocabulary.
     pub vocab: u64,
-    /// Equal blocks that run one after the other before the first one's backward: operands leave the
-    /// caches as they do in training.
+    /// Number of equal blocks whose forwards run one after another before the first backward, so that operands leave
+    /// the caches as they do in training.
     pub depth: u64,
 }
 
-/// Measures every operator of a block on `ranks` ranks at a time that use `threads` threads each.
+/// Measures every operator of a block on `ranks` ranks side by side, each with `threads` threads.
 ///
 /// # Errors
-/// When an operator has no kernel or returns numbers that are not numbers.
+/// When an operator has no kernel or returns numbers that are infinite or NaN.
 pub fn blocks(
     request: &BlockRequest,
     ranks: u64,
@@ -91,7 +91,7 @@ impl<'r> Worker<'r> {
         }
     }
 
-    /// Forward of all blocks, then backward of all.
+    /// Runs the forward of all blocks, then the backward of all.
     fn run(&mut self, timer: &Timer, threads: usize) -> Result<(), ProfilerError> {
         let request = self.request;
         let trace = &request.trace;
@@ -120,7 +120,7 @@ impl<'r> Worker<'r> {
             kept.push(forward.saved);
         }
         for (block, held) in self.blocks.iter_mut().rev() {
-            // The loss needs no gradient: it is where backward begins.
+            // The loss block takes no gradient: backward begins there.
             let gradient = match trace.output_gradient {
                 Some(id) => random(trace.tensor(id)),
                 None => Tensor::new(vec![0], Vec::new(), DType::F32),
@@ -151,7 +151,7 @@ impl<'r> Worker<'r> {
     }
 }
 
-/// Tokens of a micro-batch.
+/// Token ids of a micro-batch.
 pub(crate) fn tokens(request: &BlockRequest) -> Vec<u32> {
     let tokens = request.micro_batch * request.seq_len / request.position.mesh.cp;
     let mut ids = vec![0.0; tokens as usize];
@@ -161,7 +161,7 @@ pub(crate) fn tokens(request: &BlockRequest) -> Vec<u32> {
     ids.into_iter().map(|u| id(u).min(last)).collect()
 }
 
-/// A kernel that skipped its work or read what nobody wrote shows here.
+/// Fails on numbers that are infinite or NaN, as a kernel leaves that skips work or reads unwritten memory.
 fn check(x: &Tensor) -> Result<(), ProfilerError> {
     match x.f32().iter().find(|v| !v.is_finite()) {
         Some(&value) => Err(ProfilerError::NotFinite {
@@ -172,7 +172,7 @@ fn check(x: &Tensor) -> Result<(), ProfilerError> {
     }
 }
 
-/// A rank whose peers are echoes.
+/// A rank whose peers echo what it sends.
 pub(crate) fn alone(comm: &Loopback, position: BlockPosition, threads: usize) -> Machine<'_> {
     Machine {
         comm,
@@ -198,7 +198,7 @@ fn random(info: &TensorInfo) -> Tensor {
     filled(shape, 0, info.dtype)
 }
 
-/// Values in [−½, ½): of the size that norms leave.
+/// Values in [−½, ½), the magnitude that norms leave.
 fn filled(shape: Vec<usize>, seed: u64, dtype: DType) -> Tensor {
     let mut data = vec![0.0; shape.iter().product()];
     Stream::new(seed, 0, "profile").uniforms(0, &mut data);
@@ -206,7 +206,7 @@ fn filled(shape: Vec<usize>, seed: u64, dtype: DType) -> Tensor {
     Tensor::new(shape, data, dtype)
 }
 
-/// Shape of a parameter as a rank holds it, its experts first.
+/// Shape of a parameter on this rank, with its experts as the first dim.
 pub(crate) fn local_shape(
     trace: &Trace,
     parameter: &ParameterInfo,
@@ -267,8 +267,7 @@ impl GradientSink for Sink<'_> {
     fn tree(&mut self, _id: TensorId, _range: Range<usize>, _sum: TreeSum) {}
 }
 
-/// Times operators from the end of one to the end of the next: what lies between belongs to the
-/// rank's time too.
+/// Times each operator from the end of the one before to its own end, so that overhead between operators counts.
 struct Timer {
     position: BlockPosition,
     state: Mutex<(Instant, Laps)>,

@@ -7,7 +7,7 @@ use cuda_device::CudaError;
 /// Why a measurement failed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ProfilerError {
-    /// A kernel cannot run.
+    /// A kernel cannot run on the cpu device.
     #[error(transparent)]
     Cpu(#[from] CpuError),
     /// Ranks cannot communicate.
@@ -16,24 +16,24 @@ pub enum ProfilerError {
     /// A GPU is missing or failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// A kernel returned numbers that are not numbers.
+    /// A kernel returned a number that is infinite or NaN.
     #[error("{kernel} returned {value}")]
     NotFinite {
-        /// Kernel.
+        /// Name of the kernel.
         kernel: String,
-        /// What it returned.
+        /// The number it returned.
         value: f32,
     },
-    /// A kernel's result is another than the host's.
+    /// A kernel's result differs from the host's.
     #[error("{kernel}: element {element} is {got}, the host computes {want}")]
     Wrong {
-        /// Kernel, with its sizes.
+        /// Name of the kernel, with its sizes.
         kernel: String,
-        /// Which element of its result.
+        /// Index of the element in its result.
         element: usize,
-        /// What it is.
+        /// Value on the device.
         got: f64,
-        /// What it should be.
+        /// Value that the host computed.
         want: f64,
     },
 }

@@ -1,4 +1,4 @@
-//! The same work on several ranks at a time, again and again.
+//! Runs the same work on several ranks side by side, repeatedly.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,25 +10,25 @@ use catalog::profile::{Kernel, Measured};
 use crate::ProfilerError;
 use crate::visits::VISITS;
 
-/// How long to measure.
+/// How long and how often to repeat a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effort {
     /// Time for one visit of a request.
     pub time: Duration,
-    /// Repetitions at least, after one that warms up.
+    /// Fewest repetitions, after one that warms up.
     pub least: usize,
-    /// Repetitions at most.
+    /// Most repetitions.
     pub most: usize,
 }
 
 impl Effort {
-    /// A minute or two for a whole profile.
+    /// For a whole profile in a minute or two.
     pub const QUICK: Self = Self {
         time: Duration::from_millis(50),
         least: 2,
         most: 200,
     };
-    /// Several minutes.
+    /// For a whole profile in several minutes.
     pub const FULL: Self = Self {
         time: Duration::from_millis(500),
         least: 4,
@@ -37,7 +37,7 @@ impl Effort {
 }
 
 impl Effort {
-    /// All visits in one, for a device whose speed does not drift.
+    /// The time of all visits in one, for a device whose speed does not drift.
     #[must_use]
     pub fn at_once(self) -> Self {
         Self {
@@ -48,10 +48,10 @@ impl Effort {
     }
 }
 
-/// Seconds of one repetition on one rank, by kernel: the sum and how many runs it is of.
+/// For each kernel, seconds in one repetition on one rank and the number of runs they are the sum of.
 pub(crate) type Laps = BTreeMap<Kernel, (f64, u64)>;
 
-/// Makes a worker per rank and runs them side by side until enough was seen.
+/// Makes a worker for every rank and runs them side by side until enough was measured.
 pub(crate) fn measure<W>(
     ranks: u64,
     effort: Effort,
@@ -69,7 +69,7 @@ pub(crate) fn measure<W>(
         for repetition in 0.. {
             barrier.wait();
             match work(&mut worker) {
-                // The first one warms caches and the allocator up.
+                // The first repetition warms up caches and the allocator.
                 Ok(laps) if repetition > 0 => seen.push(laps),
                 Ok(_) => {}
                 Err(error) => {
@@ -104,7 +104,7 @@ pub(crate) fn measure<W>(
     }
 }
 
-/// Median of the repetitions of every kernel.
+/// Median over repetitions for every kernel.
 pub(crate) fn summarised(seen: &[Laps], ranks: u64) -> Vec<Measured> {
     let mut times: BTreeMap<&Kernel, Vec<f64>> = BTreeMap::new();
     for laps in seen {
@@ -120,8 +120,8 @@ pub(crate) fn summarised(seen: &[Laps], ranks: u64) -> Vec<Measured> {
         .map(|(kernel, mut times)| {
             times.sort_by(f64::total_cmp);
             let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize];
-            // Training takes the sum of its kernels, so the mean counts; what the rest of the machine
-            // interrupts it with does not.
+            // A training step is a sum of kernels, so the mean counts; but interruptions by the rest of the machine do
+            // not.
             let usual: Vec<f64> = times
                 .iter()
                 .copied()

@@ -1,9 +1,9 @@
-//! Measures this machine: kernels of the cpu device as the executor runs them, the optimizer, and
-//! messages between ranks; and the kernels of a GPU (`cuda`).
+//! Measures this machine: kernels of the cpu device as the executor runs them, the optimizer, and messages between
+//! ranks; and the kernels of GPUs (`cuda`).
 //!
-//! Blocks are measured whole, so that every operator runs on operands as warm or cold as in
-//! training, and on as many ranks at a time as will share the machine; a rank's peers are echoes
-//! of itself, so that what it computes for a collective is measured without waiting.
+//! Blocks are measured whole, so that operands are as warm or cold in caches as in training, and on as many ranks side
+//! by side as will share the machine. A rank's peers are echoes of itself, so that its own work for a collective is
+//! measured without waiting.
 
 mod blocks;
 pub mod cuda;

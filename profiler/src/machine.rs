@@ -1,8 +1,8 @@
-//! What machine this is.
+//! Describes the machine that is measured.
 
 use catalog::profile::Machine;
 
-/// This machine, as far as the operating system says.
+/// This machine, as the operating system describes it.
 #[must_use]
 pub fn machine() -> Machine {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What ranks do beside blocks: the optimizer, copies, messages.
+//! Measures a rank's work outside blocks: the optimizer, copies, messages.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Barriers in one repetition.
 const BARRIERS: u64 = 32;
 
-/// Measures the optimizer, the gradient norm, and copies, over that many elements.
+/// Measures the optimizer, the gradient norm and copies over this many elements.
 ///
 /// # Errors
 /// Never but for lanes that die.
@@ -64,7 +64,7 @@ const STEP: AdamWStep = AdamWStep {
     keep: 0.9999,
 };
 
-/// Measures messages of that many elements between `ranks` ranks, and how long they take to meet.
+/// Measures messages of this many elements between `ranks` ranks, and their barrier.
 ///
 /// # Errors
 /// When ranks cannot communicate.

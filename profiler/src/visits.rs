@@ -1,16 +1,15 @@
-//! The same kernels measured at several times.
+//! Combines measurements of the same kernels taken at several times.
 
 use std::collections::BTreeMap;
 
 use catalog::profile::{Kernel, Measured};
 
-/// Times at which everything is measured. A machine's clock and its neighbours change from minute to
-/// minute; what is measured in one go is all of one minute, and prices of different shapes would not
-/// compare.
+/// Number of times at which everything is measured. A machine's clock and load change from minute to minute; if every
+/// kernel were measured in one go, prices of different shapes would stem from different conditions.
 pub const VISITS: usize = 3;
 
-/// One measurement of each kernel from those of several visits: the median over visits. Its spread is
-/// the larger of what the middle visit saw and half the distance between the outermost.
+/// Combines several visits' measurements of each kernel: the median over visits. Its spread is the larger of the middle
+/// visit's own and half the distance between the extremes.
 #[must_use]
 pub fn middle(visits: impl IntoIterator<Item = Measured>) -> Vec<Measured> {
     let mut of: BTreeMap<(Kernel, u64), Vec<Measured>> = BTreeMap::new();

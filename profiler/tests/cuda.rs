@@ -1,5 +1,5 @@
-//! The profiler of GPUs where there is none: what it measures runs on the emulator of the cuda device, and is
-//! refused where a kernel does not do its work.
+//! The profiler for GPUs, tested without one: it measures the emulator of the cuda device, and must refuse kernels that
+//! do not do their work.
 
 #[path = "../../devices/cuda/tests/cuda/emulator.rs"]
 #[allow(dead_code, reason = "other tests use the rest")]
@@ -29,7 +29,7 @@ const EFFORT: Effort = Effort {
     most: 2,
 };
 
-/// Sizes that are no multiples of anything, and small: the emulator is slow.
+/// Small sizes that are multiples of nothing: the emulator is slow.
 fn grid() -> Vec<Request> {
     let mut requests = vec![
         Request::Copies(1000),
@@ -64,7 +64,7 @@ fn grid() -> Vec<Request> {
     }
     for kind in OPERATORS {
         for dtype in [DType::Bf16, DType::F32] {
-            // Logits are widened by nobody, so the loss in 32 bits has no other name than in bf16.
+            // Logits are never widened, so the loss has one name in 32 bits and bf16.
             if kind != OperatorKind::CrossEntropy || dtype == DType::Bf16 {
                 requests.push(Request::Operator(Operator {
                     kind,
@@ -107,7 +107,7 @@ fn grids_are_right_and_measured() {
     assert_eq!(device.memory.usage().live, 0);
 }
 
-/// What a lazy device leaves undone.
+/// The work that a lazy device skips.
 #[derive(Clone, Copy, Debug)]
 enum Undone {
     Kernels,
@@ -115,7 +115,7 @@ enum Undone {
     Reads,
 }
 
-/// A device that does not do all that is asked of it.
+/// A device that skips some of its work.
 struct Lazy {
     works: Rc<dyn Launcher>,
     undone: Undone,
@@ -224,7 +224,7 @@ fn work_left_undone_is_refused() {
         }));
         let result = request.measure(&device, EFFORT);
         match request {
-            // A kernel that only has to start is not checked.
+            // An empty kernel's result is not checked.
             Request::Launches => assert!(result.is_ok()),
             _ => assert!(
                 matches!(result, Err(ProfilerError::Wrong { .. })),
@@ -319,7 +319,7 @@ fn every_operator_of_a_block_has_a_time() {
     }
 }
 
-/// The names of grids are those of traces: what was measured apart prices what runs in a block.
+/// Grids name kernels as traces do, so what was measured separately prices what runs in a block.
 #[test]
 fn grids_have_the_names_of_traces() {
     let wide = BlockLayout::alone(1, 32, DType::Bf16);
@@ -348,7 +348,7 @@ fn grids_have_the_names_of_traces() {
     let states = ["adamw", "copy", "gradient norm"];
     for request in grid() {
         for kernel in request.kernels() {
-            // A plan does not say TF32: `run --tf32` does.
+            // A plan does not choose TF32; `run --tf32` does.
             let name = kernel.name.replace(" tf32", " bf16");
             let name = name.replace(" f32", " bf16");
             let name = name.replace("cross-entropy forward bf16", "cross-entropy forward f32");

@@ -1,4 +1,4 @@
-//! The report: one HTML file that opens offline, decision first.
+//! The HTML report: one file that opens offline, with the decision first.
 //!
 //! One module per section, each a function from the input to markup. Style and script are
 //! inlined; nothing is fetched. Colours of the parts of a step are CSS variables named after the

@@ -12,9 +12,9 @@ pub struct ReportInput<'a> {
     pub devices: String,
     /// Number of devices.
     pub gpus: u64,
-    /// Cluster preset or file.
+    /// Name of the cluster preset, or path of its file.
     pub cluster: String,
-    /// Training system.
+    /// Name of the training system.
     pub runtime: String,
     /// The strategy as one line, in the `--strategy` grammar.
     pub strategy: String,
@@ -22,21 +22,21 @@ pub struct ReportInput<'a> {
     pub plan_id: String,
     /// The command that makes the same prediction again.
     pub command: String,
-    /// What is predicted.
+    /// The prediction for this plan.
     pub prediction: &'a Prediction,
     /// The simulated step, if it is to be drawn.
     pub timeline: Option<&'a Timeline>,
     /// Memory of one device.
     pub capacity: Bytes,
-    /// Fraction of it to leave free.
+    /// Fraction of device memory to leave free.
     pub headroom: f64,
     /// Length and cost of the whole training, if asked.
     pub budget: Option<Budget>,
     /// The best strategies, this one first; empty when nothing was searched.
     pub alternatives: Vec<Alternative>,
-    /// How the search space was disposed of, if there was a search.
+    /// What became of the strategies of the search space, if there was a search.
     pub space: Option<&'a SpaceReport>,
-    /// Every input with where it was said.
+    /// Every input and where its value came from.
     pub inputs: Vec<InputFact>,
     /// Version of the tool.
     pub version: String,
@@ -45,13 +45,13 @@ pub struct ReportInput<'a> {
 /// Length and cost of a whole training run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Budget {
-    /// Tokens to train on.
+    /// Number of tokens to train on.
     pub tokens: f64,
     /// Time for all of them at the predicted rate.
     pub time: Seconds,
-    /// Dollars per device and hour, if known.
+    /// Price in dollars per device-hour, if known.
     pub price: Option<f64>,
-    /// Dollars for all devices and hours, if the price is known.
+    /// Cost of the whole run in dollars, if the price is known.
     pub dollars: Option<f64>,
 }
 
@@ -68,18 +68,18 @@ pub struct Alternative {
     pub mfu: f64,
     /// Memory of the heaviest rank.
     pub peak_memory: Bytes,
-    /// Why it is not the first; empty for the first.
+    /// Why it is not the first choice; empty for the first.
     pub why_not_first: String,
 }
 
-/// One input and where it was said.
+/// One input and where its value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InputFact {
-    /// Name, as the flag.
+    /// Name, as its flag spells it.
     pub name: String,
-    /// Value.
+    /// Value as text.
     pub value: String,
-    /// `flag`, `default`, `file` …
+    /// Where the value came from: `flag`, `default`, `file` …
     pub origin: String,
 }
 

@@ -1,4 +1,4 @@
-//! Show it: the self-contained HTML report, terminal tables and Perfetto traces.
+//! Output for people: the self-contained HTML report, terminal tables and Perfetto traces.
 //!
 //! Nothing here computes a cost. Every function turns values of `plans` into text; the caller
 //! prints or writes it.

@@ -2,12 +2,12 @@
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
-/// How a column lines up.
+/// How the cells of a column are aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
-    /// Text.
+    /// To the left, for text.
     Left,
-    /// Numbers.
+    /// To the right, for numbers.
     Right,
 }
 
@@ -38,7 +38,7 @@ pub fn table(columns: &[(&str, Align)], rows: &[Vec<String>], width: Option<u16>
     trim_lines(&table.to_string())
 }
 
-/// Names and values, the values lined up.
+/// Names and values on lines, the values aligned.
 #[must_use]
 pub fn pairs(rows: &[(&str, String)]) -> String {
     let width = rows.iter().map(|(name, _)| name.chars().count()).max();

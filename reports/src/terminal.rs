@@ -58,7 +58,7 @@ fn space(outcome: &SearchOutcome) -> String {
     text
 }
 
-/// One strategy with its time and memory.
+/// Table of one strategy's prediction: time, memory and their parts.
 #[must_use]
 pub fn prediction(strategy: &Strategy, p: &Prediction, capacity: Bytes, colour: bool) -> String {
     let (verdict, shade) = match &p.fit {
@@ -209,7 +209,7 @@ pub fn kernels(p: &Prediction, most: usize) -> String {
     )
 }
 
-/// Candidates against the first's step time.
+/// Table of candidates, compared with the first one's step time.
 #[must_use]
 pub fn candidates(list: &[Candidate], first: Seconds) -> String {
     let rows: Vec<Vec<String>> = list
@@ -260,7 +260,7 @@ pub fn plain(header: &[&str], rows: &[Vec<String>]) -> String {
     trimmed(&table)
 }
 
-/// Aligned columns; numbers to the right.
+/// Aligned columns, numbers to the right.
 fn bare(rows: &[Vec<String>]) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);

@@ -233,11 +233,11 @@ fn what_does_not_fit_says_by_how_much_and_what_is_largest() {
     let page = reports::html::report(&input(&prediction, None, None));
     assert!(page.contains("hero too-large"));
     assert!(page.contains("by 9.00 GiB; the largest part is optimizer states"));
-    // What cannot run has no price.
+    // A plan that cannot run has no price.
     for absent in ["Training time", "$ ", "331 days"] {
         assert!(!page.contains(absent), "{absent}");
     }
-    // The mark of what may be used lies within the bar, in another colour than a bar beyond it.
+    // The mark of usable memory lies within the bar, and differs in colour from a bar that exceeds it.
     let mark = page.split("<u style=\"left:").nth(1).expect("a mark");
     let percent = mark.split('%').next().expect("percent");
     assert!((0.0..100.0).contains(&percent.parse::<f64>().expect("a number")));
@@ -249,7 +249,7 @@ fn what_does_not_fit_says_by_how_much_and_what_is_largest() {
     );
 }
 
-/// Bold says what the first does not have, part by part.
+/// Bold marks the parts that the first strategy does not have.
 #[test]
 fn what_differs_is_bold() {
     let prediction = prediction(Fit::Fits { spare: Bytes(1) });
@@ -272,7 +272,7 @@ fn what_differs_is_bold() {
     );
 }
 
-/// A bar is as long as its number; a sum of many, which may be longer than the longest, has none.
+/// A bar's length is its number; a sum of many parts, which may exceed the largest, has no bar.
 #[test]
 fn bars_are_as_long_as_their_numbers() {
     let mut prediction = prediction(Fit::Fits { spare: Bytes(1) });
@@ -295,8 +295,8 @@ fn bars_are_as_long_as_their_numbers() {
     assert_eq!(section.matches("width:100.00%").count(), 12);
 }
 
-/// Names from outside stand as text wherever the page has them: a page of hostile names is that of benign ones
-/// with other words.
+/// Names from outside are escaped wherever the page shows them: a page of hostile names has the same markup as one of
+/// benign names.
 #[test]
 fn names_are_text_in_the_page() {
     let page = |name: &str| {

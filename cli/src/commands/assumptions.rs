@@ -1,4 +1,4 @@
-//! What a prediction assumed and a target does otherwise, priced: the difference in seconds and bytes.
+//! The price of assumptions: what a prediction assumed and an export target does otherwise, in seconds and bytes.
 
 use catalog::{Bytes, Seconds};
 use costmodel::{CostModel, Scenario};
@@ -8,15 +8,15 @@ use serde::Serialize;
 
 use crate::commands::plan::Loaded;
 
-/// An assumption not met, with what it costs.
+/// An assumption that the target does not meet, with its price.
 #[derive(Serialize)]
 pub(crate) struct AssumptionJson {
     rewrite: String,
     performed: bool,
     why: String,
-    /// Step time under the target less the predicted one; none where it cannot be predicted.
+    /// Step time under the target less the predicted one, in seconds; absent where it cannot be predicted.
     step_time_difference_s: Option<f64>,
-    /// Peak memory, likewise.
+    /// Peak memory under the target less the predicted one, in bytes; absent where it cannot be predicted.
     peak_memory_difference_bytes: Option<f64>,
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn priced(loaded: &Loaded, unmet: &[Assumption]) -> Vec<AssumptionJso
     unmet.iter().map(json).collect()
 }
 
-/// One sentence for each assumption that matters, and one for all of them together.
+/// One sentence for each assumption that matters, and one for their sum.
 pub(crate) fn sentences(
     loaded: &Loaded,
     unmet: &[Assumption],
@@ -89,7 +89,7 @@ fn sentence(a: &AssumptionJson) -> String {
     format!("predicted {assumed} {}, but {} ({cost})", a.rewrite, a.why)
 }
 
-/// Step time and peak memory where these rewrites are as the target has them.
+/// Step time and peak memory with these rewrites as the target has them.
 fn predicted(loaded: &Loaded, unmet: &[Assumption]) -> Option<(Seconds, Bytes)> {
     let scenario = loaded.costs.scenario();
     let mut runtime = scenario.runtime.clone();

@@ -1,4 +1,4 @@
-//! `calibrate`: a cluster file that carries what training logs have shown.
+//! `calibrate`: writes a cluster file that carries what training logs have shown.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,12 +17,12 @@ use crate::error::CliError;
 use crate::inputs;
 use crate::output::{self, SCHEMA_VERSION};
 
-/// One run's part in a calibration.
+/// One run's contribution to a calibration.
 pub(crate) struct Source {
     cluster: String,
     runtime: String,
     precision: Precision,
-    /// Measured over what is predicted without any calibration.
+    /// Measured step time over the one predicted without calibration.
     ratio: f64,
     about: String,
 }
@@ -72,12 +72,12 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode, CliError> {
 }
 
 impl Source {
-    /// What one run shows.
+    /// The contribution of one run.
     pub(crate) fn of(run: &LoggedRun, log: &Path) -> Self {
         let scenario = run.loaded.costs.scenario();
         let precision = scenario.workload.precision;
         let runtime = scenario.runtime.name.clone();
-        // A plan on a calibrated cluster is already multiplied.
+        // The prediction for a calibrated cluster includes its ratio already.
         let known = scenario.cluster.step_time_ratio(&runtime, precision);
         let before = run.prediction.step_time.0 / known.map_or(1.0, |ratio| ratio.value);
         let name = log.file_name().map_or_else(
@@ -101,8 +101,8 @@ impl Source {
     }
 }
 
-/// Writes what runs show; those of one runtime and precision are taken together by their geometric
-/// mean, since the errors of a price are factors.
+/// Writes the calibration; runs of one runtime and precision are combined by their geometric mean, because errors of
+/// prices are factors.
 pub(crate) fn write(to: &Target, sources: &[Source]) -> Result<ExtensionFile, CliError> {
     let Some(first) = sources.first() else {
         return inputs::usage("no run to learn from".to_owned());
@@ -145,13 +145,14 @@ pub(crate) fn write(to: &Target, sources: &[Source]) -> Result<ExtensionFile, Cl
         calibration: calibration.collect(),
     };
     let text = file.to_yaml()?;
-    // What will be read must be readable: a ratio out of all proportion is refused here.
+    // A ratio beyond what cluster files may hold is refused here, not when the file is read.
     ExtensionFile::from_yaml(&text, &path.display().to_string())?;
     to.write(&text)?;
     Ok(file)
 }
 
-/// The cluster to extend, never the file that is written: what that extends then, with its profile.
+/// The cluster to extend, with its profile. It is never the file being written: then it is the cluster that file
+/// extends.
 fn extended(path: &Path, cluster: &str) -> (String, Option<String>) {
     let same = Path::new(cluster) == path;
     let text = same.then(|| catalog::text::read(path).ok()).flatten();
@@ -162,7 +163,7 @@ fn extended(path: &Path, cluster: &str) -> (String, Option<String>) {
     }
 }
 
-/// Presets by name; files by their full path, since the written file may lie elsewhere.
+/// Presets by name; files by their full path, because the written file may be elsewhere.
 fn absolute(cluster: &str) -> String {
     let path = Path::new(cluster);
     if !path.is_file() {

@@ -1,4 +1,4 @@
-//! `checkpoint`: what is in it, whether it is whole, and the same for another plan.
+//! `checkpoint`: shows what a checkpoint holds, verifies it, or reshards it for another plan.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -128,7 +128,7 @@ fn verify(args: &CheckpointPath) -> Result<ExitCode, CliError> {
     })
 }
 
-/// Says nothing but what was saved.
+/// An observer that reports only what was saved.
 struct Saved {
     quiet: bool,
 }
@@ -141,7 +141,7 @@ impl Observer for Saved {
     }
 }
 
-/// Loads under the plan and saves again: what a training job would do, without a step.
+/// Loads under the new plan and saves again, as a training job would without a step.
 fn reshard(args: &ReshardArgs) -> Result<ExitCode, CliError> {
     let checkpoint = Checkpoint::open(&args.path)?;
     let loaded = plan::load(&args.plan)?;
@@ -166,7 +166,7 @@ fn reshard(args: &ReshardArgs) -> Result<ExitCode, CliError> {
     let checkpoints = Checkpoints {
         dir: args.to.clone(),
         every: 0,
-        // Another layout of the same run.
+        // It is the same run under another layout.
         run: checkpoint.manifest.run.clone(),
     };
     executor::train(&Session {

@@ -1,4 +1,4 @@
-//! `compare`: two plans, part by part.
+//! `compare`: compares two plans, part by part.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! The device that a run works on.
+//! The device that `run` trains on.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ impl From<AttentionArg> for AttentionBy {
     }
 }
 
-/// Whether a profile is of the attention that is asked for: a library's times say nothing of our kernels'.
+/// Whether a profile measured the attention that will run: a library's times do not apply to our kernels.
 pub(crate) fn measured_as_run(
     asked: AttentionArg,
     profile: &Profile,
@@ -37,14 +37,14 @@ pub(crate) fn measured_as_run(
     }
 }
 
-/// The project's own kernels, which run core attention, and why a library that was asked does not.
+/// Message that core attention runs on the project's own kernels, and why the library that was asked for does not.
 pub(crate) fn own_kernels(reason: Option<&str>) -> String {
     let reason = reason.map_or(String::new(), |reason| format!(": {reason}"));
     format!("the project's own kernels{reason}")
 }
 
-/// Whether the device is here and can do what is asked of so many ranks, before anything else is done: what
-/// is missing is said in one line.
+/// Checks before anything else that the device exists and can run this many ranks; what is missing is reported in one
+/// line.
 pub(crate) fn check(args: &RunArgs, ranks: u64) -> Result<(), CliError> {
     let wrong = |message: String| Err(CliError::Usage(message));
     if let Some(gpus) = args.gpus {
@@ -97,7 +97,7 @@ pub(crate) fn runtime(args: &RunArgs) -> Result<Runtime, CliError> {
     })
 }
 
-/// The GPU of a process at a place on its host. A launcher may show each process its own GPU only.
+/// Ordinal of the GPU for the process at this index on its host. A launcher may show each process only its own GPU.
 pub(crate) fn own_gpu(place: usize) -> u32 {
     let only = cuda_device::ready().is_ok_and(|here| here.len() == 1);
     if only { 0 } else { place as u32 }

@@ -1,4 +1,4 @@
-//! `diagnose`: a training log against its plan.
+//! `diagnose`: compares a training log with its plan.
 
 use std::process::ExitCode;
 
@@ -26,7 +26,7 @@ struct DiagnoseJson {
     system: &'static str,
     measured: MeasuredJson,
     predicted: PredictedJson,
-    /// Measured over predicted step time.
+    /// Measured over predicted step time: a ratio.
     step_time_ratio: f64,
     /// Measured over predicted reserved memory.
     memory_ratio: Option<f64>,
@@ -40,7 +40,7 @@ struct MeasuredJson {
     steps: usize,
     warmup: usize,
     step_time_s: f64,
-    /// Tenth and ninetieth percentile.
+    /// Tenth and ninetieth percentile of step times, in seconds.
     step_time_spread_s: [f64; 2],
     mean_step_time_s: f64,
     tokens_per_s_per_gpu: f64,
@@ -48,9 +48,9 @@ struct MeasuredJson {
     peak_allocated_bytes: Option<u64>,
     peak_reserved_bytes: Option<u64>,
     allocation_retries: u64,
-    /// Lines of steps that were left out because ranks wrote into one another's.
+    /// Lines of steps that were left out because the output of several ranks is mixed in them.
     garbled_lines: usize,
-    /// Lines that repeated a step, as when several ranks log it.
+    /// Lines that repeat a step, as when several ranks log it.
     repeated_lines: usize,
 }
 
@@ -163,7 +163,7 @@ fn system(system: LogSystem) -> &'static str {
     }
 }
 
-/// What was measured beside what was predicted: name, predicted, measured, gap.
+/// Rows of measurement against prediction: name, predicted, measured, gap.
 fn rows(run: &LoggedRun) -> Vec<[String; 4]> {
     let (steady, p) = (&run.steady, &run.prediction);
     let ratio =
@@ -182,7 +182,7 @@ fn rows(run: &LoggedRun) -> Vec<[String; 4]> {
         ratio(rate, p.tokens_per_s_per_gpu),
     ]);
     if let Some(tflops) = tflops(run) {
-        // Logs count attention as if nothing were masked.
+        // Logs count attention as if nothing were masked (the PaLM convention).
         let predicted = p.mfu_palm * p.peak_flop_rate.0 / 1e12;
         rows.push([
             "TFLOP/s/GPU".to_owned(),

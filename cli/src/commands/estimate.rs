@@ -1,4 +1,4 @@
-//! `estimate`: one strategy.
+//! `estimate`: predicts one strategy.
 
 use std::process::ExitCode;
 
@@ -40,9 +40,9 @@ pub(crate) fn run(args: &EstimateArgs) -> Result<ExitCode, CliError> {
     let prediction = costs.predict(&strategy)?;
     let budget = training.budget(resolved.json.gpus, prediction.tokens_per_s_per_gpu);
     let fits = prediction.fit.fits();
-    // What cannot run has no price.
+    // A plan that does not fit cannot run: it has no cost.
     let budget = budget.filter(|_| fits);
-    // When the plan cannot be written after all, the answer is still given.
+    // If the plan cannot be written, the answer is still printed.
     let saved = plan_path.map(|to| {
         to.write(&plan::file(&resolved, &strategy, &prediction)?.to_yaml()?)?;
         to.say(args.output.quiet, "plan");
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &EstimateArgs) -> Result<ExitCode, CliError> {
     })
 }
 
-/// Days and dollars on one line.
+/// Days and dollars of the training on one line.
 pub(crate) fn budget_line(b: &Budget) -> String {
     let dollars = b
         .dollars

@@ -1,4 +1,4 @@
-//! `explain`: where a plan's time and memory go, and what would change them.
+//! `explain`: shows where a plan's time and memory go, and what would change them.
 
 use std::process::ExitCode;
 
@@ -111,7 +111,7 @@ fn why_not_text(first: &Prediction, other: &Candidate) -> String {
     text
 }
 
-/// The largest part of time that is not compute, and how near memory is.
+/// The largest part of the step time that is not compute, and how close memory is to its limit.
 fn binds(p: &Prediction) -> String {
     let worst = planner::explain::parts(&p.breakdown)
         .into_iter()

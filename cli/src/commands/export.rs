@@ -1,4 +1,4 @@
-//! `export`: a plan as a training system's configuration.
+//! `export`: writes a plan as a training system's configuration.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -59,7 +59,7 @@ struct RefusedJson {
     plan: String,
     refused: Vec<RefusalJson>,
     nearest: Option<String>,
-    /// A search whose best plan the target takes; none where it does not take the model.
+    /// A search command whose best plan the target can express; absent where it cannot express the model.
     search: Option<String>,
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<ExitCode, CliError> {
     if let Some(file) = &args.check {
         return checked(args, file, dialect);
     }
-    // The command line asks for both unless a file is checked.
+    // The argument parser requires both unless a file is checked.
     let (Some(dialect), Some(path)) = (dialect, &args.plan) else {
         return crate::inputs::usage("a plan and --to are needed".to_owned());
     };
@@ -97,7 +97,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<ExitCode, CliError> {
     }
 }
 
-/// What the command line gives for the launched job, as text that a file can hold.
+/// Tokenizer, data and hub name from the command line, as text that a file can hold.
 fn inputs(args: &ExportArgs) -> Result<Inputs<'_>, CliError> {
     let given = [
         ("--tokenizer", &args.tokenizer),
@@ -132,7 +132,7 @@ struct FindingJson {
     message: String,
 }
 
-/// Checks a configuration; exit code 4 when anything is wrong, 0 when there are warnings only.
+/// Checks a configuration; exit code 4 for errors, 0 for warnings only.
 fn checked(args: &ExportArgs, file: &Path, dialect: Option<Dialect>) -> Result<ExitCode, CliError> {
     let document = document(file, dialect)?;
     let model = args
@@ -264,7 +264,7 @@ fn finish(
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is still to be filled in, and what the target does less or otherwise.
+/// Notes on what is still to be filled in, and what the target does less or otherwise.
 fn notes(args: &ExportArgs, loaded: &Loaded, exported: &Exported, assumptions: &[AssumptionJson]) {
     for unfilled in &exported.unfilled {
         let line = format!("fill in {}: {}", unfilled.name, unfilled.what);
@@ -332,12 +332,12 @@ fn refused(
     Ok(ExitCode::from(code::EXPORT_INVALID))
 }
 
-/// The plan with the refused decisions replaced, when that is a legal plan which the target takes.
+/// The plan with the refused decisions replaced, if that is legal and the target can express it.
 fn nearest(loaded: &Loaded, dialect: Dialect, refusals: &[Refusal]) -> Option<String> {
     let scenario = loaded.costs.scenario();
     let mut refusals = refusals.to_vec();
     let mut text = loaded.strategy.to_string();
-    // Replacing one decision may bring up the next; every round replaces at least one.
+    // Replacing one decision may cause another refusal; every round replaces at least one.
     for _ in 0..8 {
         let changes: Option<Vec<_>> = refusals.iter().map(|r| r.instead.clone()).collect();
         text = grammar::with(&text, &changes?);
@@ -357,8 +357,8 @@ fn nearest(loaded: &Loaded, dialect: Dialect, refusals: &[Refusal]) -> Option<St
     None
 }
 
-/// A search whose best plan the target takes: its runtime within its limits, and the sizes that were
-/// refused bounded by what was offered instead.
+/// A search command whose best plan the target can express: its runtime within its limits, with refused sizes bounded
+/// by the offered ones.
 fn search_command(loaded: &Loaded, dialect: Dialect, refusals: &[Refusal]) -> String {
     let w = &loaded.file.workload;
     let known = dialect.limits();

@@ -1,4 +1,4 @@
-//! `import`: the setup a user has today, as a strategy with its prediction.
+//! `import`: reads the setup a user has today as a strategy, and predicts it.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -19,14 +19,14 @@ use crate::error::CliError;
 use crate::inputs::{self, Inputs, InputsJson};
 use crate::output::{self, SCHEMA_VERSION};
 
-/// Sequence where neither file nor flag says one, as for `search`.
+/// Tokens per sequence where neither file nor flag gives them, as for `search`.
 const DEFAULT_SEQ: u64 = 8192;
 
 #[derive(Serialize)]
 struct ImportJson {
     schema_version: u32,
     file: String,
-    /// What the file is for; null for a model's own configuration.
+    /// Training system that the file is for; null for a model's own configuration.
     target: Option<String>,
     inputs: InputsJson,
     strategy: StrategyJson,
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &ImportArgs) -> Result<ExitCode, CliError> {
     finish(args, source)
 }
 
-/// What was read, with the scenario it belongs to.
+/// A strategy that was read, with its scenario.
 struct Source {
     target: Option<Dialect>,
     model_arg: String,
@@ -59,7 +59,7 @@ struct Source {
     notes: Vec<String>,
 }
 
-/// A file for a training system, with what it sources beside it.
+/// Reads a file of a training system, with the files beside it that it sources.
 pub(crate) fn document(path: &Path, dialect: Option<Dialect>) -> Result<Document, CliError> {
     let text = catalog::text::read(path)?;
     let beside = |name: &str| {
@@ -74,7 +74,7 @@ pub(crate) fn document(path: &Path, dialect: Option<Dialect>) -> Result<Document
     )?)
 }
 
-/// Whether this is a Hugging Face `config.json`.
+/// Whether the text is a Hugging Face `config.json`.
 fn is_model(text: &str) -> bool {
     text.trim_start().starts_with('{') && text.contains("\"model_type\"")
 }
@@ -159,7 +159,7 @@ fn legal(
         .map_err(|error| CliError::Usage(format!("{path}: {error}")))
 }
 
-/// A workload and runtime as `estimate` takes them.
+/// A workload and runtime as flags of `estimate`.
 fn flags(w: &Workload, runtime: &str) -> String {
     let precision = format!("{:?}", w.precision).to_lowercase();
     format!(

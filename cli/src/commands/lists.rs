@@ -1,4 +1,4 @@
-//! Lists of presets, schemas, completions.
+//! Lists of presets, JSON schemas and shell completions.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! A run that a training log tells of, with its plan and what is predicted for that.
+//! A training log with its plan and the prediction for it.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use plans::Prediction;
 use crate::commands::plan::{self, Loaded};
 use crate::error::CliError;
 
-/// A log with its plan, predicted.
+/// A log with its plan and the plan's prediction.
 pub(crate) struct LoggedRun {
     pub(crate) loaded: Loaded,
     pub(crate) log: TrainingLog,

@@ -1,4 +1,4 @@
-//! Plans between files and scenarios.
+//! Reads and writes plan files.
 
 use std::path::{Path, PathBuf};
 
@@ -11,10 +11,10 @@ use plans::{PlanFile, Prediction, Strategy};
 use crate::error::CliError;
 use crate::inputs::{Inputs, InputsJson};
 
-/// Headroom of plans whose file does not say it, and of imported configurations.
+/// Headroom of plans whose file does not give it, and of imported configurations, as a fraction of capacity.
 pub(crate) const HEADROOM: f64 = 0.05;
 
-/// A plan read back.
+/// A plan that was read from a file.
 pub(crate) struct Loaded {
     pub(crate) file: PlanFile,
     pub(crate) costs: CostModel,
@@ -22,14 +22,14 @@ pub(crate) struct Loaded {
     pub(crate) inputs: InputsJson,
 }
 
-/// Where what is made from a plan lies unless told otherwise: `x.ENDING` beside `x.plan.yaml` or `x.yaml`.
+/// Default path of a file made from a plan: `x.ENDING` beside `x.plan.yaml` or `x.yaml`.
 pub(crate) fn derived(plan: &Path, ending: &str) -> PathBuf {
     let name = plan.file_name().unwrap_or_default().to_string_lossy();
     let stem = name.trim_end_matches(".yaml").trim_end_matches(".plan");
     plan.with_file_name(format!("{stem}.{ending}"))
 }
 
-/// The plan file of a strategy.
+/// Makes the plan file of a strategy.
 pub(crate) fn file(
     inputs: &Inputs,
     strategy: &Strategy,
@@ -47,13 +47,13 @@ pub(crate) fn file(
     Ok(PlanFile::of(planned, strategy, sharding, prediction))
 }
 
-/// The sharding plan of a strategy as text, with the parameters that no pattern matches.
+/// The sharding plan of a strategy as text, with the parameters that match no pattern.
 pub(crate) fn sharding(scenario: &Scenario, strategy: &Strategy) -> Result<ShardingFile, CliError> {
     models::sharding_section(&scenario.model, strategy, &scenario.workload)
         .map_err(|e| CliError::Usage(e.to_string()))
 }
 
-/// A path in a plan is relative to the plan; what is no file beside it is taken as it is.
+/// Resolves a path in a plan relative to the plan; a name without a file beside the plan stays as it is.
 pub(crate) fn beside(plan: &Path, name: &str) -> String {
     let near = plan.parent().map(|folder| folder.join(name));
     match near.filter(|p| p.exists()) {

@@ -1,4 +1,4 @@
-//! `report`: the HTML report of a plan file.
+//! `report`: writes the HTML report of a plan file.
 
 use std::process::ExitCode;
 
@@ -15,12 +15,12 @@ use crate::error::CliError;
 use crate::inputs::{self, Budget};
 use crate::origins::{self, Asked, Row};
 
-/// What a report is made from.
+/// The inputs of a report.
 pub(crate) struct ReportSource<'a> {
     pub(crate) inputs: Vec<Row>,
     /// The model's name.
     pub(crate) model: &'a str,
-    /// Model and cluster as the command line takes them here.
+    /// Model and cluster as arguments of a command run here.
     pub(crate) model_arg: &'a str,
     pub(crate) cluster_arg: &'a str,
     pub(crate) scenario: &'a Scenario,
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The report's text.
+/// The report as HTML.
 pub(crate) fn html(source: &ReportSource<'_>) -> String {
     let cluster = &source.scenario.cluster;
     let alternative = |c: &Candidate| Alternative {
@@ -116,7 +116,7 @@ pub(crate) fn html(source: &ReportSource<'_>) -> String {
     })
 }
 
-/// The command that makes the same prediction again, with everything it depends on said.
+/// The command that makes the same prediction again, with every input explicit.
 fn command(source: &ReportSource<'_>) -> String {
     let w = &source.scenario.workload;
     let mut options = vec![

@@ -1,4 +1,4 @@
-//! `search`: the best plan.
+//! `search`: finds the best plan.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -84,7 +84,7 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
     finish(args, &found, &files, elapsed_s)
 }
 
-/// A search that is over.
+/// The result of a search, with its inputs.
 struct Found<'a> {
     resolved: &'a Inputs,
     costs: &'a CostModel,
@@ -109,7 +109,7 @@ fn finish(
         .top
         .first()
         .and_then(|best| training.budget(resolved.json.gpus, best.prediction.tokens_per_s_per_gpu));
-    // When files cannot be written after all, the answer is still given.
+    // If files cannot be written, the answer is still printed.
     let saved = match outcome.top.first() {
         Some(best) => files.write(found, best, budget).map(|()| true),
         None => Ok(false),
@@ -161,14 +161,14 @@ fn exit_code(outcome: &SearchOutcome) -> ExitCode {
     }
 }
 
-/// Where the plan and its report will be.
+/// Where the plan and its report will be written.
 struct Files {
     plan: Target,
     report: Target,
 }
 
 impl Files {
-    /// Checked before the search: its answer must not be lost for want of a place.
+    /// Checked before the search, so that its answer is not lost for lack of a writable place.
     fn check(args: &SearchArgs, resolved: &Inputs) -> Result<Self, CliError> {
         let json = &resolved.json;
         let gpus = format!("{}gpus", json.gpus);
@@ -187,7 +187,7 @@ impl Files {
         Ok(Self { plan, report })
     }
 
-    /// Writes both or neither: a plan without the report that was asked for is half an answer.
+    /// Writes both files or neither: a plan without the report that was asked for is half an answer.
     fn write(
         &self,
         found: &Found<'_>,
@@ -231,11 +231,11 @@ fn echo(args: &SearchArgs, resolved: &Inputs) {
     note(args.output.quiet, &rows.join(" · "));
 }
 
-/// A flag that Ctrl-C sets.
+/// A flag that is set on Ctrl-C.
 fn interrupt_flag() -> Arc<AtomicBool> {
     let flag = Arc::new(AtomicBool::new(false));
     let set = Arc::clone(&flag);
-    // Without a handler Ctrl-C simply ends the program.
+    // If the handler cannot be set, Ctrl-C simply ends the program.
     let _ = ctrlc::set_handler(move || set.store(true, Ordering::Relaxed));
     flag
 }

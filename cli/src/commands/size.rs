@@ -1,4 +1,4 @@
-//! `size`: how many GPUs.
+//! `size`: finds how many GPUs to use.
 
 use std::process::ExitCode;
 
@@ -12,7 +12,7 @@ use crate::error::{CliError, code};
 use crate::inputs::{self, Budget, InputsJson, Training};
 use crate::output::{self, Progress, SCHEMA_VERSION, note};
 
-/// Most GPUs tried when none are named.
+/// Largest number of GPUs that is tried when none are given.
 const DEFAULT_MOST: u64 = 2048;
 
 #[derive(Serialize)]
@@ -109,7 +109,7 @@ fn rows(training: &Training, scenario: &Scenario, found: &[Sized]) -> Vec<SizeRo
             pareto: false,
         });
     }
-    // On the frontier no other size is both faster and cheaper per token.
+    // A size is on the frontier if no other is both faster and cheaper per token.
     for index in 0..rows.len() {
         let Some((rate, per_gpu)) = speed(&rows[index]) else {
             continue;

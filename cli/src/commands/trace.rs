@@ -1,4 +1,4 @@
-//! `trace`: the predicted timeline for Perfetto.
+//! `trace`: writes the predicted timeline for Perfetto.
 
 use std::process::ExitCode;
 

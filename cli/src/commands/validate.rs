@@ -1,4 +1,4 @@
-//! `validate`: published runs against predictions.
+//! `validate`: compares predictions with published runs.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -82,12 +82,12 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode, CliError> {
     })
 }
 
-/// What is written beside the answer, checked before the runs are predicted.
+/// Files to write beside the answer, checked before the runs are predicted.
 struct Files {
     residuals: Option<Target>,
     baseline: Option<Target>,
     markdown: Option<Target>,
-    /// The plots that the Markdown shows, which lie in `folder`.
+    /// The plots that the Markdown includes, which are written to `folder`.
     plots: Vec<Target>,
     folder: PathBuf,
 }
@@ -116,7 +116,7 @@ impl Files {
     }
 
     fn write(&self, report: &Report) -> Result<(), CliError> {
-        // The option needs `--leave-source-out`, so there are some.
+        // The option requires `--leave-source-out`, so there are residuals.
         if let Some((to, residuals)) = self.residuals.as_ref().zip(report.residuals()) {
             to.write(&residuals)?;
         }

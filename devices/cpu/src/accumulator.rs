@@ -7,12 +7,12 @@ const LIMB: i32 = 32;
 const LOWEST: i32 = -320;
 const LIMBS: usize = 20;
 
-/// The accumulator.
+/// A fixed-point accumulator in 64-bit limbs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExactSum {
     limbs: [i64; LIMBS],
     terms: u32,
-    /// Whether a term was not finite.
+    /// Whether any term was infinite or NaN; the sum is then NaN.
     poisoned: bool,
 }
 
@@ -66,7 +66,7 @@ impl ExactSum {
         }
     }
 
-    /// Takes in another's terms.
+    /// Adds all terms of another accumulator.
     pub fn merge(&mut self, other: &Self) {
         let mut other = other.clone();
         other.carry();
@@ -104,7 +104,7 @@ impl ExactSum {
         }
     }
 
-    /// As bytes.
+    /// The accumulator's state as bytes, to send to another rank.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         let mut carried = self.clone();
@@ -114,7 +114,7 @@ impl ExactSum {
         bytes
     }
 
-    /// From [`ExactSum::bytes`].
+    /// Reads what [`ExactSum::bytes`] wrote.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Self {
         let mut sum = Self::default();

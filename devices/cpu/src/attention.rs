@@ -8,10 +8,10 @@ use super::gemm::{Matrix, multiply_add, multiply_in_order};
 use super::math::{exp, row_sum, tanh};
 use super::tree::TreeSum;
 
-/// Query rows computed together, so that keys none of them sees are left out.
+/// Query rows computed together: keys that the causal mask hides from all of them are skipped.
 const BLOCK: usize = 64;
 
-/// Sizes of one call. Keys are in global order, queries where `positions` say.
+/// Sizes of one attention call. Keys are in global order; queries are at the global positions in `positions`.
 pub(super) struct Heads<'p> {
     pub(super) batch: usize,
     pub(super) heads: usize,
@@ -24,20 +24,20 @@ pub(super) struct Heads<'p> {
     pub(super) threads: usize,
 }
 
-/// How scores become weights.
+/// How scores become attention weights.
 pub(super) struct Weighting {
-    /// Factor of the scores.
+    /// Factor that scores are multiplied by before the softmax.
     pub(super) scale: f32,
-    /// Bound of the scaled scores.
+    /// Soft cap of the scaled scores, if the model has one.
     pub(super) cap: Option<f32>,
-    /// What a key loses per token of distance, by local head.
+    /// ALiBi slopes by local head: what a key's score loses per token of distance from the query.
     pub(super) slopes: Option<Vec<f32>>,
-    /// A score of every local head that takes weight and gives nothing.
+    /// Sink logits by local head: each takes part in the softmax but contributes no value.
     pub(super) sinks: Option<Vec<f32>>,
 }
 
 impl Weighting {
-    /// The scaled scores of a row with bound and biases; none where the scale is all there is.
+    /// The scaled scores of a row after soft cap and ALiBi bias; none where scaling is all there is.
     fn changed(
         &self,
         scores: &[f32],
@@ -64,7 +64,7 @@ impl Weighting {
 }
 
 impl Heads<'_> {
-    /// Local head of a row of scores.
+    /// Local head that a row of scores belongs to.
     fn head_of(&self, row: usize) -> usize {
         row / self.queries() % self.heads
     }
@@ -77,7 +77,7 @@ impl Heads<'_> {
         self.heads / self.kv_heads
     }
 
-    /// Keys that the query at a position sees.
+    /// Range of keys that the query at this position attends to.
     fn seen(&self, position: u64) -> Range<usize> {
         let end = (position as usize + 1).min(self.kv_len);
         let start = self
@@ -86,7 +86,7 @@ impl Heads<'_> {
         start.min(end)..end
     }
 
-    /// Blocks of query rows with the end of what any of them sees.
+    /// Blocks of query rows, each with the end of the keys that any of its queries attends to.
     fn blocks(&self) -> impl Iterator<Item = (Range<usize>, usize)> + '_ {
         (0..self.queries()).step_by(BLOCK).map(|start| {
             let rows = start..(start + BLOCK).min(self.queries());
@@ -95,7 +95,7 @@ impl Heads<'_> {
         })
     }
 
-    /// One head of `[b, s, heads·dim]`, rows `range`.
+    /// Rows `range` of one head of a tensor `[b, s, heads·dim]`.
     fn head<'a>(
         &self,
         x: &'a [f32],
@@ -158,7 +158,7 @@ impl Heads<'_> {
         out
     }
 
-    /// The same as a tree over leaves of the queries.
+    /// The same as [`Self::weighted_rows`], summed over the canonical tree with leaves of query positions.
     pub(super) fn weighted_rows_tree(
         &self,
         w: &[f32],
@@ -210,7 +210,7 @@ impl Heads<'_> {
         }
     }
 
-    /// Scaled, masked softmax of the scores, bounded and with biases where there are any.
+    /// Softmax of the scaled, masked scores, with soft cap, ALiBi biases and sinks where the model has them.
     pub(super) fn softmax(&self, scores: &[f32], weighting: &Weighting) -> Vec<f32> {
         let keys = self.kv_len;
         let mut out = vec![0.0; scores.len()];
@@ -273,7 +273,7 @@ impl Heads<'_> {
         out
     }
 
-    /// Multiplies the gradient of scaled, bounded scores by the derivative of the bound.
+    /// Multiplies the gradient of scaled, soft-capped scores by the derivative of the cap.
     pub(super) fn uncap(&self, gradient: &mut [f32], scores: &[f32], (scale, cap): (f32, f32)) {
         each_block(gradient, self.threads, |first, gradient| {
             for (d, x) in gradient.iter_mut().zip(&scores[first..]) {

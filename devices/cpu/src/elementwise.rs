@@ -34,7 +34,7 @@ pub(super) fn each_row(
 /// Elements per block of [`each_block`].
 const BLOCK: usize = 4096;
 
-/// Runs `block(first element, elements)` for blocks of a flat buffer.
+/// Runs `block(index of the first element, elements)` on consecutive blocks of a flat buffer.
 pub(super) fn each_block(
     out: &mut [f32],
     threads: usize,
@@ -54,7 +54,7 @@ pub(super) fn add(out: &mut [f32], x: &[f32], threads: usize) {
     });
 }
 
-/// Mean (0 for RMS norms) and reciprocal deviation of every row.
+/// Mean (0 for RMS norms) and reciprocal standard deviation of every row.
 pub(super) fn statistics(x: &[f32], columns: usize, kind: NormKind, epsilon: f64) -> Vec<[f32; 2]> {
     let n = columns as f32;
     x.chunks(columns)
@@ -122,7 +122,7 @@ pub(super) fn norm_backward(
     out
 }
 
-/// Which columns of a head turn, and how fast.
+/// Which columns of a head rotary embedding turns, and how fast.
 pub(super) struct Rotation {
     pub(super) head_dim: usize,
     /// First rotated column of a head.

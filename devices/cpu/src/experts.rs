@@ -1,4 +1,4 @@
-//! Routing of tokens to experts, and the way of their rows between ranks.
+//! Routing of tokens to experts, and the exchange of their rows between ranks.
 
 use super::math::{exp, sigmoid};
 use super::tensor::Tensor;
@@ -9,47 +9,47 @@ use dtensor::plan::RoutedRows;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// One row on its way: a token's choice of an expert. Rows are ordered by these fields, so an
-/// expert sees its tokens in global order whoever sent them.
+/// One row that is dispatched: a token's choice of an expert. Rows are sorted by these fields, so an expert sees its
+/// tokens in global order whichever rank sent them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Row {
-    /// Number of the expert in the model.
+    /// Global index of the expert.
     pub expert: u32,
-    /// Number of the token in the global batch.
+    /// Global index of the token in the batch.
     pub token: u64,
-    /// Which of the token's choices.
+    /// Which of the token's top-k choices, best first.
     pub slot: u32,
 }
 
-/// Bytes of a row's description in a message.
+/// Bytes of a row's header (expert, slot, token) in a message.
 const ROW_BYTES: usize = 16;
 
-/// Rows as they lie at one point of their way.
+/// The rows on this rank after one exchange of the dispatch.
 #[derive(Clone, Debug)]
 pub struct Level {
-    /// In order.
+    /// The rows, sorted.
     pub rows: Vec<Row>,
-    /// For every row, which peer it came from and its place among what that peer sent; empty at the
-    /// first level.
+    /// For every row, the peer that it came from and its index among the rows of that peer; empty at the first level,
+    /// before any exchange.
     origin: Vec<(u32, u32)>,
-    /// Rows of the level before that go to each peer (the same rows may go to all).
+    /// For every peer, the indices of the previous level's rows that are sent to it (the same rows may go to all).
     sent: Vec<Vec<u32>>,
-    /// Rows that came from each peer.
+    /// Number of rows received from each peer.
     received: Vec<usize>,
 }
 
-/// A router's choice for the tokens of one micro-batch, and where their rows went.
+/// A router's choices for the tokens of one micro-batch, and how their rows were exchanged.
 #[derive(Clone, Debug)]
 pub struct Route {
     /// Experts per token.
     pub top_k: usize,
-    /// All experts.
+    /// Number of experts of the layer, over all ranks.
     pub experts: usize,
     /// Chosen experts of every local token, best first.
     pub chosen: Vec<u32>,
-    /// Source (`token · k + slot`, local) of every row of the first level.
+    /// For every row of the first level, the choice it stands for: `token · k + slot` with the local token.
     pub source: Vec<u32>,
-    /// From the token's rank to the expert's.
+    /// Rows after each exchange, from the token's rank to the rank of its expert.
     pub levels: Vec<Level>,
 }
 
@@ -97,7 +97,7 @@ impl Route {
         }
     }
 
-    /// Row of every choice (`token · k + slot`) at the first level.
+    /// Index of every choice's row (`token · k + slot`) at the first level.
     pub(super) fn places(&self) -> Vec<usize> {
         let mut places = vec![0; self.source.len()];
         for (row, &source) in self.source.iter().enumerate() {
@@ -115,12 +115,12 @@ impl Route {
         }
     }
 
-    /// Rows where the experts are.
+    /// Rows at the last level, on the ranks of their experts.
     pub(super) fn at_experts(&self) -> &[Row] {
         &self.levels[self.levels.len() - 1].rows
     }
 
-    /// Ranges of rows of each of the experts `first..first + count` where the experts are.
+    /// Ranges of the last level's rows that belong to each of the experts `first..first + count`.
     pub(super) fn groups(&self, first: usize, count: usize) -> Vec<std::ops::Range<usize>> {
         let rows = self.at_experts();
         let start = |expert: usize| rows.partition_point(|r| (r.expert as usize) < expert);
@@ -184,7 +184,7 @@ impl Route {
 }
 
 impl Level {
-    /// Data of the rows before this level, brought to it.
+    /// Sends the data of the previous level's rows to this level.
     pub(super) fn forward(
         &self,
         comm: &dyn Communicator,
@@ -211,7 +211,7 @@ impl Level {
         Ok(Tensor::new(vec![self.rows.len(), columns], out, dtype))
     }
 
-    /// Rows of this level grouped by the peer they came from, in the order that peer sent them.
+    /// Rows of this level grouped by the peer they came from, in the order in which that peer sent them.
     pub(super) fn parts(&self, values: &[f32], columns: usize) -> Vec<Vec<f32>> {
         let mut parts: Vec<Vec<f32>> = self
             .received
@@ -257,7 +257,7 @@ impl Level {
         Ok(Tensor::new(vec![rows, columns], out, dtype))
     }
 
-    /// Rows of the level before this one.
+    /// Number of rows at the level before this one.
     pub(super) fn rows_before(&self) -> usize {
         let last = self.sent.iter().filter_map(|s| s.last()).max();
         last.map_or(0, |&i| i as usize + 1)
@@ -280,8 +280,8 @@ impl Level {
     }
 }
 
-/// What experts are chosen by, per row of logits: the largest are. Experts of groups that are not among
-/// the best are below all others.
+/// What experts are ranked by, per row of logits; the largest are chosen. Experts whose group is not among the best
+/// rank below all others.
 pub(super) fn ranking<'l>(
     logits: &'l [f32],
     experts: usize,
@@ -330,7 +330,7 @@ fn group_score(group: &[f32], two: bool) -> f32 {
     }
 }
 
-/// Scores of some experts: softmax over all, or over these when normalised; or sigmoids.
+/// Scores of the chosen experts: a softmax over all experts, over these only when normalised, or sigmoids.
 fn scores(row: &[f32], chosen: &[u32], router: &Router) -> Vec<f32> {
     if router.sigmoid {
         let of = |&e: &u32| sigmoid(row[e as usize]);

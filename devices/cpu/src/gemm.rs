@@ -1,10 +1,10 @@
-//! Matrix products: a library's in fast mode, our own over the canonical tree in exact mode.
+//! Matrix products: a library's GEMM in fast mode, our own over the canonical tree in exact mode.
 
 use std::ops::Range;
 
 use super::tree::TreeSum;
 
-/// A strided matrix.
+/// A view of a matrix with strides for rows and columns.
 #[derive(Clone, Copy)]
 pub(super) struct Matrix<'a> {
     data: &'a [f32],
@@ -27,7 +27,7 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// Rows as columns.
+    /// The transpose, without moving data.
     pub(super) fn transposed(self) -> Self {
         Self {
             rows: self.columns,

@@ -1,4 +1,4 @@
-//! The cpu device: runs traced blocks on real data.
+//! The cpu device: runs traced blocks on real data in host memory.
 
 mod accumulator;
 mod attention;

@@ -1,4 +1,4 @@
-//! One rank: its place, its peers, and how it computes.
+//! One rank: its position on the mesh, its communicator, and how it computes.
 
 use catalog::Axis;
 
@@ -10,32 +10,32 @@ use dtensor::TensorInfo;
 use dtensor::layout::BlockPosition;
 use dtensor::placement::{BLOCK_AXES, Placements};
 
-/// How sums that a sharding splits are evaluated.
+/// How sums over a sharded dimension are evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Numerics {
-    /// Over the canonical tree: equal to the bit under every layout.
+    /// Over the canonical tree: bit-identical under every layout.
     Exact,
-    /// By fast kernels and plain sums.
+    /// By library kernels and plain sums: equal within rounding.
     Fast,
 }
 
 /// Why a rank cannot go on.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CpuError {
-    /// Communication stopped.
+    /// Communication with another rank failed.
     #[error(transparent)]
     Comm(#[from] CommError),
     /// No kernel for an operator with these operands.
     #[error("operator {operator} in {scope} has no cpu kernel for {reason}")]
     Unsupported {
-        /// Operator.
+        /// Kind of the operator.
         operator: String,
-        /// Module.
+        /// Module that it belongs to.
         scope: String,
-        /// What is not there.
+        /// What the cpu device has no kernel for.
         reason: String,
     },
-    /// A watch stopped it.
+    /// A watch stopped the rank.
     #[error(transparent)]
     Watch(#[from] WatchError),
     /// Exact mode: a shard ends inside a leaf of the canonical tree.
@@ -44,38 +44,38 @@ pub enum CpuError {
          use shards of a multiple of {leaf}, or --numerics fast, which runs every layout that `estimate` takes"
     )]
     Misaligned {
-        /// The dimension.
+        /// Name of the sharded dimension.
         what: &'static str,
         /// Elements per leaf.
         leaf: u64,
-        /// Where.
+        /// First index of a leaf that the rank holds only in part.
         index: u64,
     },
 }
 
-/// What a rank made, or why it could not.
+/// Result of an operation on the cpu device.
 pub(crate) type Result<T, E = CpuError> = std::result::Result<T, E>;
 
 /// One rank.
 pub struct Machine<'c> {
-    /// Its line to the other ranks.
+    /// Its communicator with the other ranks.
     pub comm: &'c dyn Communicator,
-    /// Its groups on [`BLOCK_AXES`].
+    /// The groups it belongs to, one for each of [`BLOCK_AXES`].
     pub groups: [Group; 4],
-    /// Its place.
+    /// Its coordinates on those axes.
     pub position: BlockPosition,
-    /// How it sums.
+    /// How it evaluates sums over sharded dimensions.
     pub numerics: Numerics,
-    /// Threads a kernel may use.
+    /// Number of threads that a kernel may use.
     pub threads: usize,
-    /// Seed of every random number.
+    /// Seed of every random number, such as dropout masks.
     pub seed: u64,
-    /// Sees every operator that has run.
+    /// Called after every operator, if set.
     pub watch: Option<&'c dyn Watch>,
 }
 
 impl Machine<'_> {
-    /// Ranks on an axis.
+    /// Number of ranks on an axis.
     #[must_use]
     pub fn group(&self, axis: Axis) -> &Group {
         let index = BLOCK_AXES.iter().position(|&a| a == axis).unwrap_or(0);
@@ -100,7 +100,7 @@ impl Machine<'_> {
         })
     }
 
-    /// Positions in their sequence of the tokens a tensor `[batch, sequence, …]` holds here.
+    /// Positions in their sequence of the tokens that a tensor `[batch, sequence, …]` holds on this rank.
     pub(super) fn positions(&self, global: &[u64], placements: &Placements) -> Vec<u64> {
         self.position.indices(global, placements, 1)
     }
@@ -118,7 +118,7 @@ impl Machine<'_> {
         })
     }
 
-    /// Global tokens of the rows of `[batch, sequence, …]`.
+    /// Global indices of the tokens in the rows of `[batch, sequence, …]`.
     pub(super) fn tokens(&self, info: &TensorInfo, batch: &MicroBatch<'_>) -> Vec<u64> {
         let positions = self.positions(&info.global, &info.placements);
         (0..info.global[0])
@@ -139,7 +139,7 @@ impl Machine<'_> {
         self.leaves_at(&positions, info.global[0], batch)
     }
 
-    /// Leaves of the batch's tokens that rows belong to, of so many sequences at these positions.
+    /// Leaves of the batch's tokens that the rows of `sequences` sequences at these positions belong to.
     pub(super) fn leaves_at(
         &self,
         positions: &[u64],
@@ -160,7 +160,7 @@ impl Machine<'_> {
             .collect())
     }
 
-    /// A typed refusal.
+    /// The error for an operator without a kernel.
     pub(super) fn unsupported(operator: &str, scope: &str, reason: &str) -> CpuError {
         CpuError::Unsupported {
             operator: operator.to_owned(),

@@ -38,7 +38,7 @@ pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// The sum of a row that no sharding splits: eight running sums, then added in order.
+/// The sum of a row that is never sharded: eight running sums, which vectorise, added in a fixed order.
 #[must_use]
 #[inline]
 pub fn row_sum(row: impl ExactSizeIterator<Item = f32>) -> f32 {

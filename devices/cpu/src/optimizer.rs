@@ -1,8 +1,8 @@
 //! The optimizer's kernel: AdamW over flat runs of weights (Loshchilov and Hutter 2019).
 
-/// A run of weights with their states.
+/// A contiguous run of weights with their optimizer states.
 pub struct Weights<'a> {
-    /// In 32 bits.
+    /// Master weights in 32 bits.
     pub master: &'a mut [f32],
     /// First moments.
     pub momentum: &'a mut [f32],
@@ -12,23 +12,22 @@ pub struct Weights<'a> {
     pub gradient: &'a [f32],
 }
 
-/// Numbers of one AdamW step.
+/// Hyperparameters of one AdamW step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWStep {
     /// Learning rate.
     pub rate: f32,
     /// Decay of the moments.
     pub betas: [f32; 2],
-    /// `1 − βᵗ` of both.
+    /// Bias corrections `1 − βᵗ` of both moments.
     pub corrections: [f32; 2],
     /// Added to the root of the second moment.
     pub epsilon: f32,
-    /// Factor of the weights: one less decoupled decay.
+    /// Factor that weights are multiplied by: `1 − rate · weight decay`.
     pub keep: f32,
 }
 
-/// Updates weights by their gradients times `scale`. Elementwise, so a shard's update does not depend on
-/// the sharding.
+/// Updates weights by their gradients times `scale`. It is elementwise, so sharding does not change the result.
 pub fn adamw(weights: &mut Weights<'_>, step: &AdamWStep, scale: f32) {
     let ([b1, b2], [c1, c2]) = (step.betas, step.corrections);
     let moments = weights.momentum.iter_mut().zip(weights.variance.iter_mut());

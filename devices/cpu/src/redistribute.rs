@@ -62,7 +62,7 @@ fn visit(shape: &[usize], indices: &[Vec<usize>], run: &mut impl FnMut(usize, us
     go(0, shape, indices, &runs, run);
 }
 
-/// Where the elements of `part` lie in `whole` (both lists of global indices of one dim).
+/// Positions in `whole` of the elements of `part` (both are lists of global indices of one dim).
 #[must_use]
 pub fn places(whole: &[u64], part: &[u64]) -> Vec<usize> {
     let size = whole.iter().max().map_or(0, |&m| m as usize + 1);
@@ -101,8 +101,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Shards to another sharding: each peer gets what it holds afterwards of what this rank holds
-    /// before.
+    /// All-to-all between two shardings: each peer gets the part of its new shard that this rank holds in its old one.
     fn exchange(
         &self,
         what: &str,
@@ -150,7 +149,7 @@ impl Machine<'_> {
         Ok(Value::Tensor(Tensor::new(shape, out, x.dtype())))
     }
 
-    /// Plain partial sums, added in rank order.
+    /// Reduces plain partial sums, added in rank order.
     fn reduce_plain(
         &self,
         what: &str,
@@ -187,7 +186,7 @@ impl Machine<'_> {
         Ok(Value::Tensor(Tensor::new(shape, sum, x.dtype())))
     }
 
-    /// Tree nodes, merged wherever they meet.
+    /// Reduces tree nodes of exact mode, which merge wherever siblings meet.
     fn reduce_terms(
         &self,
         what: &str,
@@ -224,8 +223,7 @@ impl Machine<'_> {
         ))
     }
 
-    /// Local indices, per peer of an axis, of what that peer holds of a tensor that this rank holds
-    /// whole on that axis.
+    /// For every peer of an axis, the local indices of its shard of a tensor that this rank holds whole on that axis.
     fn slices(&self, info: &TensorInfo, axis: Axis, to: Placement) -> Vec<Vec<Vec<usize>>> {
         let here = info.placements.with(axis, Placement::Replicate);
         let mine = self.position.all_indices(&info.global, &here);
@@ -251,8 +249,8 @@ impl Machine<'_> {
         Tensor::new(lengths(&after), data, x.dtype())
     }
 
-    /// Keys or values of the whole sequence, in global order, from round the context-parallel ring:
-    /// every rank passes on what it got, `cp − 1` times.
+    /// Gathers keys or values of the whole sequence, in global order, round the context-parallel ring: `cp − 1` times
+    /// every rank passes on what it received last.
     pub(crate) fn ring(
         &self,
         what: &str,
@@ -301,7 +299,7 @@ fn intersection(a: &[u64], b: &[u64]) -> Vec<u64> {
     b.iter().copied().filter(|i| held.contains(i)).collect()
 }
 
-/// Terms as bytes.
+/// Serialises tree sums into a message.
 pub(super) fn write_terms<'t>(terms: impl ExactSizeIterator<Item = &'t TreeSum>) -> Message {
     let mut bytes = (terms.len() as u64).to_le_bytes().to_vec();
     for term in terms {
@@ -310,7 +308,7 @@ pub(super) fn write_terms<'t>(terms: impl ExactSizeIterator<Item = &'t TreeSum>)
     Arc::new(bytes)
 }
 
-/// Everyone's terms, merged one by one.
+/// Reads the tree sums of all peers and merges them term by term.
 pub(super) fn read_terms(arrived: &[Message], shape: Vec<usize>, dtype: DType) -> Terms {
     let mut terms: Vec<TreeSum> = Vec::new();
     for bytes in arrived {
@@ -362,8 +360,8 @@ mod tests {
         }
     }
 
-    /// Values a rank holds of a tensor whose element `i` is `i`; under `Partial` the ranks' values
-    /// add up to it.
+    /// The values that a rank holds of a tensor whose element `i` is `i`; under `Partial` the ranks' values add up to
+    /// it.
     fn held(position: &BlockPosition, global: &[u64], placements: &Placements) -> Tensor {
         let indices = position.all_indices(global, placements);
         let mut data = Vec::new();

@@ -1,4 +1,4 @@
-//! Local tensors in memory.
+//! Local tensors in host memory.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl Tensor {
         Self { shape, data }
     }
 
-    /// Its element type.
+    /// Element type of its storage.
     #[must_use]
     pub fn dtype(&self) -> DType {
         match self.data {
@@ -48,7 +48,7 @@ impl Tensor {
         }
     }
 
-    /// Its elements in 32 bits.
+    /// Its elements widened to 32 bits, borrowed where they already are.
     #[must_use]
     pub fn f32(&self) -> Cow<'_, [f32]> {
         match &self.data {
@@ -57,7 +57,7 @@ impl Tensor {
         }
     }
 
-    /// Its elements in 32 bits, taking them.
+    /// Its elements in 32 bits, consuming the tensor.
     #[must_use]
     pub fn into_f32(self) -> Vec<f32> {
         match self.data {
@@ -99,7 +99,7 @@ impl Tensor {
         self.shape.iter().rev().skip(1).product()
     }
 
-    /// Its storage as bytes.
+    /// Its storage as bytes, to send to another rank.
     #[must_use]
     pub fn pack(&self) -> Message {
         Arc::new(match &self.data {
@@ -108,7 +108,7 @@ impl Tensor {
         })
     }
 
-    /// A tensor from bytes that [`Tensor::pack`] made of one of this type.
+    /// A tensor of this type from bytes that [`Tensor::pack`] wrote.
     #[must_use]
     pub fn unpack(shape: Vec<usize>, bytes: &[u8], dtype: DType) -> Self {
         let data = match dtype {
@@ -118,7 +118,7 @@ impl Tensor {
         Self { shape, data }
     }
 
-    /// A tensor from consecutive pieces of what [`Tensor::pack`] made of tensors of this type.
+    /// A tensor of this type from several messages of [`Tensor::pack`], concatenated.
     #[must_use]
     pub fn from_pieces<'b>(
         shape: Vec<usize>,

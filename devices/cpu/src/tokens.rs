@@ -1,4 +1,4 @@
-//! Kernels that go by token: embeddings, the loss, and sums over tokens for gradients of weights.
+//! Kernels over tokens: embedding lookup, the loss, and sums over tokens for gradients of weights.
 
 use std::ops::Range;
 
@@ -6,8 +6,8 @@ use super::elementwise::each_row;
 use super::math::{exp, row_sum};
 use super::tree::TreeSum;
 
-/// Rows of `table` by id. Ids outside the table's rows (they are on another rank) give −0, which
-/// leaves what it is added to as it is, sign included.
+/// Looks up rows of `table` by token id. Ids of other ranks' shards give −0, which leaves whatever it is added to
+/// unchanged, sign included.
 pub(super) fn lookup(ids: &[u32], table: &[f32], columns: usize, first: u64) -> Vec<f32> {
     let rows = (table.len() / columns) as u64;
     let mut out = vec![-0.0; ids.len() * columns];
@@ -42,7 +42,7 @@ pub(super) fn scatter(
     }
 }
 
-/// Adds the products of `x` and `y` (or `x` alone) over `rows` to a row of columns.
+/// Adds the sum over `rows` of `x · y` (or of `x` alone), column by column, to one row.
 pub(super) fn column_sum(
     rows: impl Iterator<Item = usize>,
     columns: usize,
@@ -84,7 +84,7 @@ pub(super) fn sums(logits: &[f32], columns: usize, largest: &[f32], threads: usi
     out
 }
 
-/// The same as a tree over leaves of the vocabulary.
+/// The same sums as a tree over leaves of the vocabulary.
 pub(super) fn sums_tree(
     logits: &[f32],
     columns: usize,

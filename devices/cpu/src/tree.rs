@@ -1,9 +1,8 @@
 //! The canonical reduction tree of exact mode.
 //!
-//! A sum that a sharding can split is evaluated over one binary tree whose leaves are fixed blocks
-//! of the global index. Whoever holds some leaves reduces them to the largest nodes they cover;
-//! nodes merge, left plus right, wherever they meet. An absent node is skipped. So the value at the
-//! root has the same bits whatever the layout.
+//! A sum that a sharding can split is evaluated over one binary tree whose leaves are fixed blocks of the global index.
+//! Each rank reduces the leaves that it holds to the largest nodes they cover; sibling nodes merge, left plus right, as
+//! soon as one rank has both. Absent nodes are skipped. So the root has the same bits under every layout.
 
 use std::collections::BTreeMap;
 
@@ -12,15 +11,15 @@ pub use dtensor::placement::FEATURE_LEAF;
 /// Tokens of a sequence per leaf.
 pub const TOKEN_LEAF: u64 = 4;
 
-/// Nodes of one tree that are known here: `(level, index)` covers leaves
-/// `index · 2^level .. (index + 1) · 2^level`.
+/// The nodes of one tree that this rank knows: `(level, index)` covers leaves `index · 2^level .. (index + 1) ·
+/// 2^level`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TreeSum {
     nodes: BTreeMap<(u32, u64), Vec<f32>>,
 }
 
 impl TreeSum {
-    /// Adds a node, merging it with its sibling as often as there is one.
+    /// Adds a node, and merges it with its sibling for as long as the sibling is known.
     pub fn insert(&mut self, mut level: u32, mut index: u64, mut value: Vec<f32>) {
         while let Some(sibling) = self.nodes.remove(&(level, index ^ 1)) {
             value = if index & 1 == 0 {
@@ -39,7 +38,7 @@ impl TreeSum {
         self.insert(0, index, value);
     }
 
-    /// Takes in another's nodes.
+    /// Adds all nodes of another sum.
     pub fn merge(&mut self, other: Self) {
         for ((level, index), value) in other.nodes {
             self.insert(level, index, value);
@@ -70,7 +69,7 @@ impl TreeSum {
         }
     }
 
-    /// Every node's value changed elementwise, such as by a slice.
+    /// Applies a function to every node's value; it must act elementwise, such as a slice.
     #[must_use]
     pub fn map(self, change: impl Fn(Vec<f32>) -> Vec<f32>) -> Self {
         let nodes = self
@@ -81,7 +80,7 @@ impl TreeSum {
         Self { nodes }
     }
 
-    /// Nodes as bytes.
+    /// Serialises the nodes.
     pub fn write(&self, out: &mut Vec<u8>) {
         out.extend((self.nodes.len() as u64).to_le_bytes());
         for ((level, index), value) in &self.nodes {
@@ -109,7 +108,7 @@ impl TreeSum {
     }
 }
 
-/// A little-endian word from the front.
+/// Takes a little-endian 64-bit word from the front.
 pub(crate) fn word(bytes: &mut &[u8]) -> u64 {
     let (first, rest) = bytes.split_at(8);
     *bytes = rest;
@@ -151,7 +150,7 @@ pub fn leaves(
     Ok(found)
 }
 
-/// Runs of leaves in ascending indices of which any may be absent, such as an expert's tokens.
+/// The same for ascending indices of which any may be absent, such as an expert's tokens.
 pub(super) fn parts_of_leaves(indices: &[u64], leaf: u64) -> Vec<(u64, std::ops::Range<usize>)> {
     let mut found: Vec<(u64, std::ops::Range<usize>)> = Vec::new();
     for (at, &index) in indices.iter().enumerate() {

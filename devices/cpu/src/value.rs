@@ -1,4 +1,4 @@
-//! What stands behind a traced tensor.
+//! Values of traced tensors on the cpu device.
 
 use std::sync::Arc;
 
@@ -8,32 +8,32 @@ use super::experts::Route;
 use super::tensor::Tensor;
 use super::tree::TreeSum;
 
-/// What stands behind a traced tensor.
+/// The value of a traced tensor.
 #[derive(Clone, Debug)]
 pub enum Value {
-    /// Elements.
+    /// A dense tensor.
     Tensor(Tensor),
     /// Exact mode's partial sums: terms, added in order once each is reduced over its tree.
     Terms(Terms),
-    /// A dropout mask.
+    /// A dropout mask: 1 where an element is kept.
     Mask(Vec<u8>),
-    /// A router's choice.
+    /// A router's choices.
     Route(Arc<Route>),
 }
 
-/// Sums not yet reduced.
+/// Partial sums that are not reduced yet.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// In the order they are added.
+    /// The sums, in the order in which they are added once reduced.
     pub terms: Vec<TreeSum>,
-    /// Shape of each.
+    /// Shape of each sum.
     pub shape: Vec<usize>,
-    /// Type they are rounded to at their root.
+    /// Type that each sum is rounded to at the root of its tree.
     pub dtype: DType,
 }
 
 impl Terms {
-    /// The sum, once all leaves are here.
+    /// The reduced tensor, once all leaves are on this rank.
     #[must_use]
     pub fn reduce(self) -> Tensor {
         let elements = self.shape.iter().product();

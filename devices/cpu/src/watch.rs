@@ -1,4 +1,4 @@
-//! Watches: what sees every operator as it runs, and may stop its rank.
+//! Watches: called after every operator, they may stop their rank.
 
 use std::borrow::Cow;
 
@@ -10,27 +10,27 @@ use dtensor::{AnyOp, CostClass, Pass, TensorId, TensorInfo};
 /// Why a watch stopped a rank.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum WatchError {
-    /// An operator made a number that is none of finite numbers.
+    /// An operator wrote a number that is infinite or NaN.
     #[error(
         "rank {rank}: {operator} ({pass}) made {value} at element {element} of {tensor}, placed {placement}; everything before it was finite"
     )]
     NotFinite {
-        /// Rank.
+        /// Rank that ran it.
         rank: usize,
         /// Full name of the operator, with its kind.
         operator: String,
-        /// Which pass.
+        /// Pass in words.
         pass: &'static str,
-        /// The tensor it wrote.
+        /// Name of the tensor that it wrote.
         tensor: String,
-        /// Where its shards lie.
+        /// Placement of that tensor on the mesh.
         placement: String,
-        /// Local element.
+        /// Index of the element in the local tensor.
         element: usize,
-        /// What it made.
+        /// The number written there.
         value: f32,
     },
-    /// It was asked to stop here.
+    /// The watch was told to stop at this operator.
     #[error("stopped at {operator}")]
     Stopped {
         /// Full name of the operator.
@@ -38,17 +38,16 @@ pub enum WatchError {
     },
 }
 
-/// Sees every operator that has run.
+/// Called after every operator that has run.
 pub trait Watch {
-    /// An operator has run, with the views it reads through. On a device that fuses operators the first of
-    /// them runs all.
+    /// An operator and the views that it reads through have run. On a device that fuses operators, the first of a fused
+    /// group runs all of them.
     ///
     /// # Errors
     /// To stop the rank.
     fn ran(&self, seen: &Seen<'_>) -> Result<(), WatchError>;
 
-    /// Whether it reads what operators made. For one that does not, products may keep to themselves what they
-    /// take a GELU of, as where nobody watches.
+    /// Whether it reads tensors. If not, a product may skip writing the input of a fused GELU, as it does unwatched.
     fn reads(&self) -> bool {
         true
     }
@@ -56,14 +55,14 @@ pub trait Watch {
 
 /// The tensors of a running pass.
 pub trait Tensors {
-    /// What stands behind a traced tensor now, on the host; nothing where that is no tensor, such as
-    /// partial sums of exact mode.
+    /// The value of a traced tensor, copied to the host; `None` where it is not a dense tensor, such as partial sums of
+    /// exact mode.
     fn on_host(&self, id: TensorId) -> Option<Cow<'_, Tensor>>;
 }
 
 /// An operator that has just run.
 pub struct Seen<'s> {
-    /// The tensors that it may read.
+    /// The tensors that the watch may read.
     pub tensors: &'s dyn Tensors,
     /// The operator.
     pub op: AnyOp<'s>,
@@ -93,7 +92,7 @@ impl Seen<'_> {
         format!("{} {}", self.name(), &kind[..end])
     }
 
-    /// Its pass, in words.
+    /// Its pass in words.
     #[must_use]
     pub fn pass(&self) -> &'static str {
         match self.op.pass {
@@ -103,7 +102,7 @@ impl Seen<'_> {
         }
     }
 
-    /// The tensors of a list that hold numbers now, with what they are.
+    /// Those tensors of a list that are dense now, with their traced descriptions.
     pub fn tensors<'t>(
         &'t self,
         ids: &'t [TensorId],

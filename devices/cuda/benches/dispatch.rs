@@ -1,8 +1,7 @@
-//! What the host needs to queue an operator of the cuda device: `cargo bench -p vescale-cuda-device`.
+//! What it costs the host to queue an operator of the cuda device: `cargo bench -p vescale-cuda-device`.
 //!
-//! `layer` is forward and backward of a layer of Llama 3 8B over a device that does nothing; an item is a
-//! kernel, product, copy or fill that it is asked for, so the time per item is what dispatch costs beside the
-//! driver.
+//! `layer` is the forward and backward of one Llama 3 8B layer on a device that does nothing. An item is one kernel,
+//! GEMM, copy or fill, so the time per item is the dispatch overhead without the driver's.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -27,7 +26,7 @@ fn main() {
     divan::main();
 }
 
-/// A device that does nothing but count.
+/// A device that only counts the work it is asked to run.
 #[derive(Default)]
 struct Idle {
     next: Cell<u64>,
@@ -109,7 +108,7 @@ impl Launcher for Idle {
     }
 }
 
-/// Parameters and their gradients, of which nothing but addresses is there.
+/// Parameters and their gradients, for which only addresses exist.
 struct Held {
     parameters: BTreeMap<TensorId, Tensor>,
     gradients: BTreeMap<TensorId, Tensor>,
@@ -188,7 +187,7 @@ fn layer(bencher: Bencher<'_, '_>) {
         cuda_device::backward(&block, &context, &mut saved, gradient, both, &mut sink)
             .expect("queued")
     };
-    // Lists and memory are there from then on.
+    // The first pass makes the lists and allocates the memory that all later ones reuse.
     pass();
     idle.queued.set(0);
     pass();

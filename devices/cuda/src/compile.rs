@@ -1,5 +1,5 @@
-//! Kernels compiled for a device's architecture by NVRTC, and kept on disk: by source, options,
-//! architecture and compiler.
+//! Compiles kernels for a device's architecture with NVRTC and caches the machine code on disk, keyed by source,
+//! options, architecture and compiler version.
 
 #![allow(unsafe_code, reason = "functions of NVRTC")]
 
@@ -14,17 +14,18 @@ use super::kernels::{Head, Source};
 use super::sys::call;
 use super::sys::nvrtc::nvrtcProgram;
 
-/// Where compiled kernels are kept [default: `vescale-plan` in the user's cache folder].
+/// Environment variable: folder that compiled kernels are cached in [default: `vescale-plan` in the user's cache
+/// folder].
 pub const CACHE: &str = "VESCALE_CUDA_CACHE";
 
-/// The compiler.
+/// NVRTC with its cache folder.
 pub struct Compiler {
     version: [i32; 2],
     cache: Option<PathBuf>,
 }
 
 impl Compiler {
-    /// The compiler of this machine, keeping what it makes in the cache folder.
+    /// This machine's NVRTC, with compiled kernels cached in the default folder.
     ///
     /// # Errors
     /// When NVRTC is missing.
@@ -32,7 +33,7 @@ impl Compiler {
         Self::with_cache(cache_folder())
     }
 
-    /// The same with another folder, or none.
+    /// The same with another cache folder, or without a cache.
     ///
     /// # Errors
     /// When NVRTC is missing.
@@ -44,7 +45,7 @@ impl Compiler {
         Ok(Self { version, cache })
     }
 
-    /// Machine code of a file of kernels for a compute capability.
+    /// Machine code (cubin) of a source file for a compute capability, from the cache if it is there.
     ///
     /// # Errors
     /// When it does not compile. A cache that cannot be written is no error.
@@ -75,7 +76,7 @@ impl Compiler {
         }
         let cubin = Self::compile(source.file(), &text, &options)?;
         if let Some(path) = path {
-            // Compiled again next time where this fails.
+            // If the cache cannot be written, the kernels are compiled again next time.
             let _ = keep(&path, &cubin);
         }
         Ok(cubin)
@@ -133,7 +134,7 @@ impl Compiler {
     }
 }
 
-/// The bytes that `write` writes, as many as `size` says.
+/// Calls `write` on a buffer of as many bytes as `size` reports, and returns them.
 fn written(
     size: impl FnOnce(*mut usize) -> Result<(), CudaError>,
     write: impl FnOnce(*mut c_char) -> Result<(), CudaError>,
@@ -156,7 +157,7 @@ fn cache_folder() -> Option<PathBuf> {
         .or_else(|| Some(folder("HOME")?.join(".cache/vescale-plan")))
 }
 
-/// Writes a file whole or not at all: ranks of one job, threads or processes, compile at the same time.
+/// Writes a file atomically: the ranks of a job, threads or processes, compile at the same time.
 fn keep(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;

@@ -1,4 +1,4 @@
-//! What can go wrong on a cuda device.
+//! Errors of the cuda device.
 
 use super::library::Name;
 use cpu_device::CpuError;
@@ -7,64 +7,64 @@ use cpu_device::WatchError;
 /// Why the cuda device cannot go on.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CudaError {
-    /// A library is not on this machine.
+    /// A library is not installed on this machine.
     #[error("{library} is missing: none of {tried} can be loaded; {remedy}")]
     Missing {
-        /// Which.
+        /// The missing library.
         library: Name,
-        /// File names tried.
+        /// File names that were tried.
         tried: String,
-        /// Where it is had.
+        /// How to install it.
         remedy: &'static str,
     },
-    /// A library is there but lacks a function.
+    /// A library was loaded but lacks a function.
     #[error("{library} at {path} has no function {function}: it is older than this program needs")]
     Function {
-        /// Which.
+        /// The library.
         library: Name,
-        /// File.
+        /// File that it was loaded from.
         path: String,
-        /// What it lacks.
+        /// Name of the missing function.
         function: &'static str,
     },
-    /// A library is there but of a release that is not used.
+    /// A library was loaded but its version is too old.
     #[error("{library} {release} at {path} is older than {oldest}")]
     Old {
-        /// Which.
+        /// The library.
         library: Name,
-        /// Its release.
+        /// Version that was loaded.
         release: String,
-        /// File.
+        /// File that it was loaded from.
         path: String,
-        /// The first release that is used.
+        /// The oldest version that is supported.
         oldest: String,
     },
-    /// A driver without a device.
+    /// The driver works but reports no device.
     #[error("the NVIDIA driver is here, but it shows no device")]
     NoDevice,
-    /// A call failed.
+    /// A call of a library returned an error.
     #[error("{call} of {library} failed: {reason} (code {code})")]
     Call {
-        /// Which library.
+        /// The library.
         library: Name,
-        /// Function.
+        /// Name of the function.
         call: &'static str,
-        /// What it returned.
+        /// Error code that it returned.
         code: i32,
-        /// What that means.
+        /// The library's description of that code.
         reason: String,
     },
-    /// What NVML says instead of a device's condition.
+    /// NVML could not report a device's condition; the text says why.
     #[error("NVML does not tell the device's condition: {0}")]
     Facts(String),
-    /// Kernels that do not compile.
+    /// A source file of kernels does not compile.
     #[error("{file} does not compile for {architecture}: {log}")]
     Compile {
-        /// Source file.
+        /// Name of the source file.
         file: String,
-        /// Target.
+        /// Architecture it was compiled for, such as `sm_90`.
         architecture: String,
-        /// The compiler's words.
+        /// The compiler's log.
         log: String,
     },
     /// The device's memory is full.
@@ -72,37 +72,37 @@ pub enum CudaError {
     OutOfMemory {
         /// Bytes asked for.
         asked: u64,
-        /// Bytes in use by this process's tensors.
+        /// Bytes held by this process's tensors on the device.
         live: u64,
-        /// Bytes the device has left.
+        /// Bytes that are free on the device.
         free: u64,
     },
-    /// Something that the host and the device must do together, while work is only recorded.
+    /// During graph capture, something was asked for that needs the host.
     #[error("{what} cannot be part of captured work: it needs the host every time")]
     Captured {
-        /// What was asked for.
+        /// The operation that was asked for.
         what: &'static str,
     },
-    /// What ranks exchange through the host failed.
+    /// An exchange between ranks through their hosts failed.
     #[error(transparent)]
     Host(#[from] CpuError),
-    /// A watch stopped it.
+    /// A watch stopped the rank.
     #[error(transparent)]
     Watch(#[from] WatchError),
-    /// An operator with operands that no kernel takes.
+    /// No kernel takes an operator with these operands.
     #[error("operator {operator} in {scope} has no cuda kernel for {reason}")]
     Unsupported {
-        /// Operator.
+        /// Kind of the operator.
         operator: String,
-        /// Module.
+        /// Module that it belongs to.
         scope: String,
-        /// What is not there.
+        /// What the cuda device has no kernel for.
         reason: String,
     },
 }
 
 impl CudaError {
-    /// Why a library that one can do without takes no part.
+    /// Why an optional library is not used, as text.
     #[must_use]
     pub fn why_unused(&self) -> String {
         match self {
@@ -112,7 +112,7 @@ impl CudaError {
     }
 }
 
-/// What a device made, or why it could not.
+/// Result of an operation on the cuda device.
 pub(crate) type Result<T, E = CudaError> = std::result::Result<T, E>;
 
 #[cfg(test)]

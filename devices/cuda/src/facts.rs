@@ -1,4 +1,4 @@
-//! The condition a GPU is in, by NVML: what a measurement should be read with.
+//! The condition of a GPU, read from NVML, to be recorded with measurements.
 
 use std::ffi::OsStr;
 
@@ -9,22 +9,22 @@ use nvml_wrapper::error::NvmlError;
 use super::error::CudaError;
 use super::library::Name;
 
-/// A GPU's clocks, power and heat.
+/// A GPU's clocks, power draw and temperature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
     /// Version of the driver.
     pub driver: String,
-    /// Clock of the multiprocessors now and at most, in MHz.
+    /// SM clock in MHz: now, and the maximum.
     pub clock_mhz: [u32; 2],
-    /// Clock of the memory now, in MHz.
+    /// Memory clock in MHz.
     pub memory_clock_mhz: u32,
-    /// Power now and at most, in W.
+    /// Power in W: the draw now, and the limit.
     pub power_watts: [u32; 2],
-    /// Degrees Celsius.
+    /// Temperature in degrees Celsius.
     pub celsius: u32,
 }
 
-/// The condition of a GPU now.
+/// Reads the current condition of the GPU of this number.
 ///
 /// # Errors
 /// When NVML is missing or does not know the device.

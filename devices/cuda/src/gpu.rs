@@ -1,4 +1,4 @@
-//! A GPU: one context, one stream that all work goes through, kernels by NVRTC, products by cuBLASLt.
+//! A GPU: one context, one stream for all work, kernels compiled by NVRTC, GEMMs by cuBLASLt.
 
 #![allow(unsafe_code, reason = "functions of the CUDA driver and of cuBLASLt")]
 
@@ -21,24 +21,24 @@ use super::sys::driver::{
 use super::sys::{call, take};
 use dtensor::CausalAttention;
 
-/// Dynamic shared memory that a kernel may ask for without saying so first.
+/// Bytes of dynamic shared memory that a kernel may use without opting in to more.
 const PLAIN_SHARED: u32 = 48 << 10;
 
-/// Bytes of the host's memory from which the GPU copies. When all of them are taken, the host waits for the GPU.
+/// Bytes of pinned staging memory for copies to the GPU. When all are in use, the host waits for the GPU.
 const STAGED: usize = 16 << 20;
 
 /// A GPU of this machine.
 pub struct Gpu {
     compiler: Compiler,
     products: Products,
-    /// Loaded when first asked for: it takes a second.
+    /// cuDNN, loaded on first use because that takes a second.
     attentions: OnceCell<Result<Attentions, CudaError>>,
     device: CUdevice,
     stream: CUstream,
-    /// Pinned memory, where bytes for the GPU stay until it has read them: a copy from a caller's own memory may still
-    /// read it after the call (CUDA's "API synchronization behavior").
+    /// Pinned memory that holds bytes on their way to the GPU until it has read them: a copy from a caller's own memory
+    /// may read it even after the call returned (CUDA's "API synchronization behavior").
     staging: *mut u8,
-    /// Bytes of it that may still be read: those written since the host last waited.
+    /// Bytes of it that the GPU may still read: those written since the host last synchronized.
     staged: Cell<usize>,
     capability: [u32; 2],
     multiprocessors: u32,
@@ -47,23 +47,23 @@ pub struct Gpu {
     /// Kernels and products queued so far.
     launches: Cell<u64>,
     marks: RefCell<Vec<Event>>,
-    /// Whether work is recorded instead of run.
+    /// Whether work is being captured into a graph instead of run.
     capturing: Cell<bool>,
-    /// Recorded work, made ready to run.
+    /// Instantiated CUDA graphs, by [`GraphId`].
     graphs: RefCell<Vec<Option<CUgraphExec>>>,
 }
 
-/// A point in the stream whose time is measured.
+/// A CUDA event: a point in the stream whose time is measured.
 pub struct Event {
     handle: CUevent,
 }
 
-/// A queue of work beside the GPU's own, such as that of a group's messages.
+/// A CUDA stream beside the GPU's own, such as that of a group's collectives.
 pub struct Stream {
     handle: CUstream,
 }
 
-/// A queue on the device whose context is current.
+/// Creates a stream on the device whose context is current.
 fn create_stream() -> Result<CUstream, CudaError> {
     let mut stream = std::ptr::null_mut();
     let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -73,7 +73,7 @@ fn create_stream() -> Result<CUstream, CudaError> {
 }
 
 impl Gpu {
-    /// The GPU of that number.
+    /// Opens the GPU of this ordinal.
     ///
     /// # Errors
     /// When a library is missing or the device does not start.
@@ -125,12 +125,12 @@ impl Gpu {
         })
     }
 
-    /// Its stream, for libraries that queue work of their own.
+    /// Its stream, for libraries that queue work on it themselves.
     pub(crate) fn stream(&self) -> CUstream {
         self.stream
     }
 
-    /// Kernels and products queued so far.
+    /// Number of kernels and products queued so far.
     #[must_use]
     pub fn launches(&self) -> u64 {
         self.launches.get()
@@ -142,16 +142,16 @@ impl Gpu {
         self.attentions.get_or_init(load).as_ref()
     }
 
-    /// The release of cuDNN that runs core attention.
+    /// Version of cuDNN that runs core attention.
     ///
     /// # Errors
-    /// Why it does not: it is missing, too old, or does not start.
+    /// Why cuDNN is not used: it is missing, too old, or does not start.
     pub fn cudnn(&self) -> Result<[i32; 3], CudaError> {
         let loaded = self.attentions().map_err(Clone::clone)?;
         Ok(loaded.version())
     }
 
-    /// A mark in the stream: the time at which all work so far is done.
+    /// Records an event: it is reached once all work queued so far is done.
     ///
     /// # Errors
     /// When the device fails.
@@ -169,15 +169,15 @@ impl Gpu {
         Ok(event)
     }
 
-    /// Another queue.
+    /// Creates another stream.
     ///
     /// # Errors
-    /// When the device fails; so of what follows.
+    /// When the device fails; the same holds for the functions below.
     pub fn side_stream(&self) -> Result<Stream, CudaError> {
         create_stream().map(|handle| Stream { handle })
     }
 
-    /// Has what is queued there from now on come after all work of the GPU's own queue so far.
+    /// Makes work queued on `side` from now on wait for all work queued on the GPU's own stream so far.
     ///
     /// # Errors
     /// See [`Gpu::side_stream`].
@@ -187,7 +187,7 @@ impl Gpu {
         unsafe { call!(driver::cuStreamWaitEvent(side.handle, here.handle, 0)) }
     }
 
-    /// The end of all work of another queue so far.
+    /// Records an event at the end of all work queued on another stream so far.
     ///
     /// # Errors
     /// See [`Gpu::side_stream`].
@@ -195,7 +195,7 @@ impl Gpu {
         self.event_on(side.handle, CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
-    /// Has what is queued from now on come after an event.
+    /// Makes work queued from now on wait for an event.
     ///
     /// # Errors
     /// See [`Gpu::side_stream`].
@@ -204,13 +204,13 @@ impl Gpu {
         unsafe { call!(driver::cuStreamWaitEvent(self.stream, event.handle, 0)) }
     }
 
-    /// Whether work is only recorded.
+    /// Whether work is being captured into a graph.
     #[must_use]
     pub fn is_capturing(&self) -> bool {
         self.capturing.get()
     }
 
-    /// Lets go of all captured work; what of it runs goes on to its end.
+    /// Destroys all captured graphs; what is running completes.
     pub fn forget_captured(&self) {
         let graphs = self.graphs.borrow().len();
         for at in 0..graphs {
@@ -218,7 +218,7 @@ impl Gpu {
         }
     }
 
-    /// Refuses what the host and the device do together while work is only recorded.
+    /// During capture, refuses an operation that needs the host.
     fn with_host(&self, what: &'static str) -> Result<(), CudaError> {
         match self.capturing.get() {
             true => Err(CudaError::Captured { what }),
@@ -532,7 +532,7 @@ impl std::fmt::Debug for Event {
 }
 
 impl Stream {
-    /// As libraries take it.
+    /// The stream as libraries take it.
     pub(crate) fn handle(&self) -> CUstream {
         self.handle
     }

@@ -1,21 +1,21 @@
-//! Work of a device captured once and run again and again by one call: a CUDA graph with its memory.
+//! CUDA graphs: work of a device that is captured once, replayed by one call, and owns its memory.
 
 use super::error::CudaError;
 use super::launcher::GraphId;
 use super::memory::Reserved;
 use super::tensor::Device;
 
-/// Captured work. It runs at the addresses it was recorded with, with the numbers it was recorded with: what
-/// changes from run to run lies in memory that the host writes before.
+/// Captured work. It replays with the addresses and numbers that it was captured with: what changes between replays
+/// must lie in memory that the host writes before.
 pub struct Graph {
     device: Device,
     id: GraphId,
-    /// Memory that no one else is given.
+    /// The memory that the graph uses, given to no one else while the graph lives.
     _pieces: Reserved,
 }
 
 impl Device {
-    /// From here on work is recorded instead of run. Kernels have been compiled by running the same before.
+    /// Begins capture: work is recorded instead of run. Run it once before, so that its kernels are compiled.
     ///
     /// # Errors
     /// When the device fails.
@@ -25,10 +25,10 @@ impl Device {
         Ok(())
     }
 
-    /// Ends recording, also where it failed; returns what was recorded.
+    /// Ends capture, also after a failure; returns the graph.
     ///
     /// # Errors
-    /// When something of it cannot be recorded.
+    /// When something that was asked for cannot be captured.
     pub fn end_capture(&self) -> Result<Graph, CudaError> {
         let pieces = self.memory.end_recording();
         Ok(Graph {
@@ -40,7 +40,7 @@ impl Device {
 }
 
 impl Graph {
-    /// Runs it once more.
+    /// Queues the captured work once more.
     ///
     /// # Errors
     /// When the device fails.

@@ -1,47 +1,47 @@
-//! Our kernels: their sources in CUDA C, and which functions each has.
+//! Our kernels: their CUDA C sources, and the functions that each file defines.
 
 /// A file of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Source {
-    /// One pass over flat tensors.
+    /// Elementwise operators on flat tensors.
     Elementwise,
     /// Layer and RMS norms.
     Norm,
-    /// Scaling and bounding, and columns that heads share.
+    /// Scaling, soft caps and gates, and columns that all heads share.
     Scale,
-    /// Sums in a fixed order, and the optimizer.
+    /// Sums in a fixed order, the gradient norm, and the optimizer.
     Reduce,
-    /// Casts to 8 bits.
+    /// Casts to FP8.
     EightBits,
     /// Embeddings and the loss.
     Token,
-    /// Routing and rows of experts.
+    /// Routing of tokens to experts, and permutation of their rows.
     Expert,
-    /// Products per expert.
+    /// Grouped GEMMs: one product per expert.
     Grouped,
-    /// Attention in 32 bits.
+    /// Attention in 32 bits, without tensor cores.
     AttentionSmall,
-    /// Attention in bf16.
+    /// Attention in bf16 on tensor cores.
     Attention,
 }
 
 /// A kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Kernel {
-    /// Its file.
+    /// The file that defines it.
     pub source: Source,
-    /// Its name there.
+    /// Name of the function in that file.
     pub name: &'static str,
     /// What the file is compiled for: padded dimensions of a head, for [`Source::Attention`].
     pub head: Head,
 }
 
-/// Padded dimensions of a head: of queries and keys, and of values. Zeros where none matter.
+/// Head dimensions that a file is compiled for, padded; zeros where the file has no heads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Head {
-    /// Of queries and keys.
+    /// Dimensions of a query or key head.
     pub key: u32,
-    /// Of values.
+    /// Dimensions of a value head.
     pub value: u32,
 }
 
@@ -66,7 +66,7 @@ macro_rules! text {
 }
 
 impl Source {
-    /// Its file's name.
+    /// Name of the file.
     #[must_use]
     pub fn file(self) -> &'static str {
         match self {
@@ -83,7 +83,7 @@ impl Source {
         }
     }
 
-    /// Its text after all that it builds on.
+    /// Source text, preceded by the files that it builds on.
     #[must_use]
     pub fn text(self) -> String {
         let parts: &[&str] = match self {
@@ -105,7 +105,7 @@ impl Source {
         [&[text!("prelude.cu")], parts].concat().concat()
     }
 
-    /// The names of its kernels.
+    /// Names of the kernels that it defines.
     #[must_use]
     pub fn kernels(self) -> &'static [&'static str] {
         match self {
@@ -242,7 +242,7 @@ const EXPERT: &[&str] = &[
     "expert_bias_backward_bf16",
 ];
 
-/// The kernel of a name for an element type: `typed!(Norm, "rms_norm", dtype)`.
+/// The kernel of this name for an element type: `typed!(Norm, "rms_norm", dtype)`.
 macro_rules! typed {
     ($source:ident, $name:literal, $bf16:expr) => {
         $crate::kernels::Kernel {
@@ -259,7 +259,7 @@ macro_rules! typed {
 pub(crate) use typed;
 
 impl Kernel {
-    /// A kernel that has no element type of its own.
+    /// A kernel that has no variants by element type.
     #[must_use]
     pub const fn plain(source: Source, name: &'static str) -> Self {
         Self {

@@ -1,5 +1,5 @@
-//! What the cuda device asks of the machine below it: memory, copies, kernels, matrix products. A GPU
-//! is one answer ([`super::Gpu`]); the tests have another that runs the same kernels on the host.
+//! What the cuda device needs of the machine below it: memory, copies, kernels, GEMMs. [`super::Gpu`] implements it;
+//! the tests have an emulator that runs the same kernels on the host.
 
 #![allow(
     unsafe_code,
@@ -14,10 +14,10 @@ use super::kernels::Kernel;
 use dtensor::CausalAttention;
 use dtensor::philox::Stream;
 
-/// An address in the device's memory.
+/// An address in device memory.
 pub type Address = u64;
 
-/// Arguments of a kernel, each at a multiple of eight bytes.
+/// Arguments of a kernel, each aligned to eight bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Arguments {
     words: Vec<u64>,
@@ -25,7 +25,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Adds one.
+    /// Appends an argument.
     #[must_use]
     pub fn with<T: Pod>(mut self, value: T) -> Self {
         let bytes = bytemuck::bytes_of(&value);
@@ -38,7 +38,7 @@ impl Arguments {
         self
     }
 
-    /// Where each begins, as launches want it.
+    /// Pointers to the arguments, as a kernel launch takes them.
     pub fn pointers(&mut self) -> Vec<*mut std::ffi::c_void> {
         let base = self.words.as_mut_ptr();
         self.starts
@@ -49,150 +49,150 @@ impl Arguments {
     }
 }
 
-/// How many threads run a kernel.
+/// Launch dimensions of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// Blocks.
+    /// Blocks of the grid.
     pub grid: [u32; 3],
-    /// Threads of a block.
+    /// Threads per block.
     pub threads: u32,
     /// Bytes of shared memory beyond what the kernel itself declares.
     pub shared: u32,
 }
 
-/// What a product of numbers in 32 bits rounds on its way. Sums are in 32 bits.
+/// How a GEMM of 32-bit operands rounds them before it multiplies. It accumulates in 32 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Compute {
-    /// Nothing.
+    /// Not at all.
     #[default]
     Whole,
-    /// Operands to TF32, with 10 bits of mantissa: what tensor cores take of them.
+    /// To TF32, with 10 bits of mantissa, for tensor cores.
     Tf32,
 }
 
-/// A format of 8 bits (Micikevicius et al. 2022).
+/// An FP8 format (Micikevicius et al. 2022).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Float8 {
-    /// 4 bits of exponent, 3 of mantissa, no infinity: weights and activations.
+    /// 4 bits of exponent, 3 of mantissa, no infinity: for weights and activations.
     E4m3,
-    /// 5 bits of exponent, 2 of mantissa: gradients.
+    /// 5 bits of exponent, 2 of mantissa: for gradients.
     E5m2,
 }
 
-/// Elements of an operand.
+/// Element type of a GEMM operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element {
-    /// As they are, in 32 bits or bf16.
+    /// 32 bits or bf16.
     Plain(DType),
-    /// Codes of 8 bits to be multiplied by the number in 32 bits that lies at an address.
+    /// FP8, to be multiplied by the 32-bit scale at this address.
     Scaled(Float8, Address),
 }
 
-/// A matrix operand, by rows.
+/// A GEMM operand in row-major order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operand {
-    /// First element.
+    /// Address of the first element.
     pub address: Address,
-    /// Its elements.
+    /// Element type.
     pub element: Element,
-    /// Whether it lies transposed: by columns of what the product needs.
+    /// Whether memory holds the transpose of the matrix that the product needs.
     pub transposed: bool,
 }
 
-/// What a product does with what it makes, in 32 bits, before it writes it.
+/// What a GEMM does with its 32-bit result before it writes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Epilogue {
     /// Nothing.
     #[default]
     Nothing,
-    /// Adds a number by column, of the result's type.
+    /// Adds a bias vector over columns, of the result's type, at this address.
     Bias(Address),
-    /// Adds a bias, if there is one, and takes the GELU by tanh of the sum.
+    /// Adds a bias, if there is one, and applies the GELU (tanh approximation) to the sum.
     Gelu {
-        /// By column, of the result's type.
+        /// Bias vector over columns, of the result's type.
         bias: Option<Address>,
-        /// Where the sum is to stay, if it is: as the result lies.
+        /// Where to also write the GELU's input, in the result's layout, if it is needed later.
         input: Option<Address>,
     },
-    /// Multiplies by the slope of the GELU by tanh.
+    /// Multiplies by the derivative of the GELU (tanh approximation).
     GeluGradient {
-        /// What the GELU was taken of: as the result lies.
+        /// The GELU's input, in the result's layout.
         input: Address,
     },
 }
 
-/// `c = a · b`, or `c += a · b`, with `c: [m, n]`.
+/// A GEMM: `c = a · b`, or `c += a · b`, with `c: [m, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Product {
-    /// Rows, columns, contracted length.
+    /// `[m, n, k]`: rows, columns, contracted length.
     pub sizes: [u64; 3],
-    /// `[m, k]`.
+    /// Left operand `[m, k]`.
     pub a: Operand,
-    /// `[k, n]`.
+    /// Right operand `[k, n]`.
     pub b: Operand,
-    /// Result.
+    /// Address of the result.
     pub c: Address,
-    /// Its type.
+    /// Element type of the result.
     pub dtype: DType,
-    /// How operands in 32 bits are multiplied.
+    /// How 32-bit operands are rounded.
     pub compute: Compute,
-    /// Whether to add to what is there.
+    /// Whether to add to what the result holds already.
     pub accumulate: bool,
-    /// What else it does.
+    /// What is done with the result before it is written.
     pub epilogue: Epilogue,
 }
 
-/// Who runs core attention.
+/// What runs core attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AttentionBy {
-    /// A library, where it is there and takes the sizes; else the project's own kernels.
+    /// cuDNN, where it is installed and supports the sizes; else the project's own kernels.
     #[default]
     Library,
-    /// The project's own kernels, whose sums have one order.
+    /// The project's own kernels, which sum in a fixed order.
     Own,
 }
 
-/// Operands of a library's attention.
+/// Operands of core attention run by a library.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionOperands {
-    /// Queries, keys, values, output, and in 32 bits `[batch, heads, length]` the log-sum-exps of the scores.
+    /// Queries, keys, values, output, and the log-sum-exps of the scores: 32 bits, `[batch, heads, length]`.
     pub tensors: [Address; 5],
-    /// In backward, gradients of output, queries, keys and values.
+    /// In backward, the gradients of output, queries, keys and values.
     pub gradients: Option<[Address; 4]>,
-    /// Factor of the scores.
+    /// Factor that scores are multiplied by.
     pub scale: f32,
-    /// As many bytes as the pass asks for.
+    /// Workspace, as large as [`Launcher::attention_workspaces`] says for the pass.
     pub workspace: Address,
 }
 
-/// A device's memory and one queue of work in order.
+/// A device's memory and one in-order stream of work.
 pub trait Launcher {
-    /// Memory at a multiple of 256 bytes.
+    /// Allocates memory, aligned to 256 bytes.
     ///
     /// # Errors
-    /// When there is not enough.
+    /// When not enough is free.
     fn allocate(&self, bytes: u64) -> Result<Address, CudaError>;
-    /// Gives memory back once all work so far is done with it.
+    /// Frees memory once all work queued so far is done.
     ///
     /// # Errors
     /// When the device fails.
     fn free(&self, address: Address) -> Result<(), CudaError>;
-    /// Bytes of the host to the device. They may change when this returns.
+    /// Copies bytes from the host to the device. The caller may overwrite them once this returns.
     ///
     /// # Errors
     /// When the device fails.
     fn write(&self, to: Address, bytes: &[u8]) -> Result<(), CudaError>;
-    /// Bytes of the device, after all work so far.
+    /// Copies bytes from the device to the host, after all work queued so far.
     ///
     /// # Errors
-    /// When the device, or work before, failed.
+    /// When the device failed, or earlier work did.
     fn read(&self, from: Address, bytes: &mut [u8]) -> Result<(), CudaError>;
     /// Copies within the device.
     ///
     /// # Errors
     /// When the device fails.
     fn copy(&self, to: Address, from: Address, bytes: u64) -> Result<(), CudaError>;
-    /// Fills bytes.
+    /// Sets bytes to a value.
     ///
     /// # Errors
     /// When the device fails.
@@ -203,72 +203,73 @@ pub trait Launcher {
     /// When it does not compile or cannot start.
     fn launch(&self, kernel: Kernel, launch: Launch, arguments: Arguments)
     -> Result<(), CudaError>;
-    /// Whether there is an algorithm for a matrix product; a shape is asked about once.
+    /// Whether the library has an algorithm for a GEMM; the answer for a shape is cached.
     ///
     /// # Errors
-    /// When it cannot be found out.
+    /// When the search for an algorithm fails.
     fn takes(&self, product: &Product) -> Result<bool, CudaError>;
-    /// A matrix product.
+    /// Queues a GEMM.
     ///
     /// # Errors
     /// When there is no algorithm for it.
     fn multiply(&self, product: &Product) -> Result<(), CudaError>;
-    /// Bytes of workspace of a library's attention, forward and backward; none where no library has it.
+    /// Bytes of workspace that a library's attention needs in forward and backward; `None` where no library supports
+    /// it.
     ///
     /// # Errors
     /// When the device fails.
     fn attention_workspaces(&self, of: &CausalAttention) -> Result<Option<[u64; 2]>, CudaError>;
-    /// Runs a library's attention, which has said what workspace it wants.
+    /// Runs core attention by a library, for sizes whose workspace was asked for before.
     ///
     /// # Errors
     /// When it cannot start.
     fn attend(&self, of: &CausalAttention, operands: &AttentionOperands) -> Result<(), CudaError>;
-    /// The library that has run core attention, with its release, or why none did; nothing where none was asked.
+    /// Name and version of the library that ran core attention, or why none did; `None` where none was asked for.
     fn attention_library(&self) -> Option<Result<String, String>>;
-    /// Marks the end of all work so far.
+    /// Records an event at the end of all work queued so far.
     ///
     /// # Errors
     /// When the device fails.
     fn mark(&self) -> Result<(), CudaError>;
-    /// Seconds between the marks so far, which are forgotten.
+    /// Seconds between consecutive marks recorded so far; they are then forgotten.
     ///
     /// # Errors
     /// When work before a mark failed.
     fn laps(&self) -> Result<Vec<f64>, CudaError>;
-    /// Waits for all work so far.
+    /// Waits for all work queued so far.
     ///
     /// # Errors
     /// When any of it failed.
     fn synchronize(&self) -> Result<(), CudaError>;
-    /// From here on records work instead of running it. Addresses and arguments stay as they are recorded;
-    /// the host neither writes nor reads until [`Launcher::end_capture`].
+    /// Begins capture: work is recorded instead of run, with its addresses and arguments. The host must neither write
+    /// nor read until [`Launcher::end_capture`].
     ///
     /// # Errors
     /// When the device fails.
     fn begin_capture(&self) -> Result<(), CudaError>;
-    /// Runs work again from here on; returns what was recorded. Also where recording failed.
+    /// Ends capture, also after a failure; returns the recorded work. Work runs again from here on.
     ///
     /// # Errors
     /// When what was asked for cannot be recorded.
     fn end_capture(&self) -> Result<GraphId, CudaError>;
-    /// Runs what was recorded, all of it by one call.
+    /// Queues recorded work with one call.
     ///
     /// # Errors
     /// When the device fails.
     fn replay(&self, graph: GraphId) -> Result<(), CudaError>;
-    /// Frees what was recorded.
+    /// Destroys recorded work.
     fn forget(&self, graph: GraphId);
-    /// Multiprocessors of the device: how many blocks run side by side.
+    /// Number of SMs.
     fn multiprocessors(&self) -> u32;
-    /// Whether its products take a GELU in less time than a kernel after them.
+    /// Whether a GEMM with a fused GELU is faster than a GEMM and a separate kernel.
     fn fuses_gelu(&self) -> bool;
 }
 
-/// Work that a launcher recorded.
+/// Identifies work that a launcher recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphId(pub usize);
 
-/// A random stream as kernels take it: `struct Stream` of `prelude.cu`.
+/// Seed of a random stream as kernels take it: `struct Stream` of `prelude.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct StreamArgument {
@@ -279,7 +280,7 @@ pub struct StreamArgument {
 }
 
 impl StreamArgument {
-    /// The stream of an operator, in the step that the word at `step` says when a kernel runs.
+    /// The random stream of an operator, in the step whose number lies at address `step` when the kernel runs.
     #[must_use]
     pub fn new(stream: Stream, step: Address) -> Self {
         let (key, [_, operator]) = stream.words();
@@ -292,55 +293,55 @@ impl StreamArgument {
     }
 }
 
-/// `struct Place` of `elementwise.cu`.
+/// Where a tensor lies in the global one, for dropout: `struct Place` of `elementwise.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
-    /// Random numbers.
+    /// Random stream of the mask.
     pub stream: StreamArgument,
-    /// 24-bit numbers below it are dropped.
+    /// An element is dropped where its 24-bit random number is below this.
     pub threshold: u32,
-    /// Of what is kept.
+    /// Factor of the elements that are kept.
     pub scale: f32,
-    /// Of the global batch.
+    /// Index of the first sequence in the global batch.
     pub first_sequence: i64,
-    /// Tokens per sequence here and over all ranks.
+    /// Tokens per sequence on this rank, and over all ranks.
     pub sequence: [i64; 2],
-    /// Columns here, the first of them, and over all ranks.
+    /// Columns on this rank, index of the first of them, and columns over all ranks.
     pub columns: [i64; 3],
 }
 
-/// `struct Turning` of `elementwise.cu`.
+/// Rotary embedding: `struct Turning` of `elementwise.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TurningArgument {
-    /// Tokens of a sequence here.
+    /// Tokens per sequence on this rank.
     pub sequence: i64,
-    /// Heads of a row.
+    /// Heads per row.
     pub heads: i64,
-    /// Dimensions of a head, the first that turns, and how many turn.
+    /// Dimensions of a head, the first that is rotated, and how many are.
     pub dims: [i64; 3],
-    /// 1 where neighbours turn together, 0 where dimensions half of those that turn apart do.
+    /// 1 where adjacent dimensions are rotated as pairs, 0 where dimension `i` pairs with `i + dims/2`.
     pub neighbours: i32,
-    /// −1 to turn back, else 1.
+    /// 1 to rotate forward, −1 to undo it in backward.
     pub direction: f32,
 }
 
-/// `struct Router` of `expert.cu`.
+/// A router's rule: `struct Router` of `expert.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct RouterArgument {
-    /// All experts, and how many are chosen.
+    /// Number of experts, and how many are chosen per token.
     pub experts: [i32; 2],
-    /// Whether scores are sigmoids, and whether those of the chosen are normalised.
+    /// Whether scores are sigmoids, and whether the scores of the chosen experts are normalised.
     pub rule: [i32; 2],
-    /// Groups of experts, and how many of them are chosen from.
+    /// Number of expert groups, and how many of them experts are chosen from.
     pub groups: [i32; 2],
-    /// Of the weights.
+    /// Factor of the chosen experts' weights.
     pub scale: f32,
 }
 
-/// `struct Step` of `reduce.cu`.
+/// Hyperparameters of an AdamW step: `struct Step` of `reduce.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct StepArgument {
@@ -348,85 +349,85 @@ pub struct StepArgument {
     pub rate: f32,
     /// Decay of the moments.
     pub betas: [f32; 2],
-    /// `1 − βᵗ` of both.
+    /// Bias corrections `1 − βᵗ` of both moments.
     pub corrections: [f32; 2],
     /// Added to the root of the second moment.
     pub epsilon: f32,
-    /// Factor of the weights that decay.
+    /// Factor of weights that decay: `1 − rate · weight decay`.
     pub keep: f32,
 }
 
-/// `struct Numbers` of `reduce.cu`.
+/// A run of numbers whose norm is taken: `struct Numbers` of `reduce.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct NumbersArgument {
-    /// First number, in 32 bits.
+    /// Address of the first number, in 32 bits.
     pub address: Address,
-    /// How many.
+    /// Number of elements.
     pub count: i64,
-    /// The first of the kernel launch's chunks that reads these numbers.
+    /// Index of the run's first chunk among the chunks of the launch.
     pub first: i64,
-    /// Whether their squares count; else they must only be finite.
+    /// Whether their squares add to the norm; otherwise they are only checked to be finite.
     pub counts: i64,
 }
 
-/// `struct Weights` of `reduce.cu`.
+/// A run of weights of the optimizer: `struct Weights` of `reduce.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct WeightsArgument {
-    /// Weights, momentum, variance and gradient, in 32 bits.
+    /// Addresses of master weights, first moments, second moments and gradients, in 32 bits.
     pub states: [Address; 4],
-    /// Weights as other kernels read them; none: 0.
+    /// Address of the copy that other kernels read; 0 for none.
     pub weights: Address,
-    /// How many.
+    /// Number of elements.
     pub count: i64,
-    /// The first of the kernel launch's chunks that reads these numbers.
+    /// Index of the run's first chunk among the chunks of the launch.
     pub first: i64,
-    /// Whether other kernels read them in bf16.
+    /// Whether that copy is bf16.
     pub is_bf16: i32,
-    /// Whether they decay.
+    /// Whether weight decay applies.
     pub decays: i32,
 }
 
-/// `struct Attention` of `attention_prelude.cu`.
+/// Sizes, mask and dropout of core attention: `struct Attention` of `attention_prelude.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionArgument {
-    /// Queries and keys per sequence.
+    /// Queries and keys per sequence on this rank.
     pub lengths: [i64; 2],
-    /// Heads of queries and of keys.
+    /// Heads of queries and of keys on this rank.
     pub heads: [i64; 2],
-    /// Dimensions of a head of queries and keys, and of values.
+    /// Dimensions of a query or key head, and of a value head.
     pub dims: [i64; 2],
-    /// Keys seen at most.
+    /// Sliding window: the most keys that a query attends to.
     pub window: i64,
-    /// Of the scores.
+    /// Factor that scores are multiplied by.
     pub scale: f32,
-    /// Dropout: 24-bit numbers below it are dropped.
+    /// Dropout: a weight is dropped where its 24-bit random number is below this.
     pub threshold: u32,
-    /// Of what is kept.
+    /// Factor of the weights that are kept.
     pub keep: f32,
-    /// Bound of the scaled scores; 0 for none.
+    /// Soft cap of the scaled scores; 0 for none.
     pub cap: f32,
-    /// Random numbers.
+    /// Random stream of the dropout mask.
     pub stream: StreamArgument,
-    /// Of the global batch.
+    /// Index of the first sequence in the global batch.
     pub first_sequence: i64,
-    /// Of all heads.
+    /// Global index of the first head on this rank.
     pub first_head: i64,
     /// Heads over all ranks.
     pub global_heads: i64,
     /// Queries per sequence over all ranks.
     pub global_queries: i64,
-    /// What a score loses per token of distance, by head, in 32 bits; 0 for none.
+    /// Address of the ALiBi slopes by head, in 32 bits; 0 for none.
     pub slopes: Address,
-    /// A score of every head beside the others, of the queries' type; 0 for none.
+    /// Address of the sink logits by head, of the queries' type; 0 for none.
     pub sinks: Address,
 }
 
 macro_rules! plain {
     ($($name:ident)*) => {$(
-        // SAFETY: the fields leave no byte of the structure without meaning, and any bytes are a value.
+        // SAFETY: the structure has no padding, and every bit pattern is a valid value.
         unsafe impl bytemuck::Zeroable for $name {}
         // SAFETY: as above.
         unsafe impl Pod for $name {}
@@ -434,8 +435,8 @@ macro_rules! plain {
 }
 plain!(StreamArgument Place TurningArgument RouterArgument StepArgument NumbersArgument WeightsArgument AttentionArgument);
 
-/// A probability as a threshold of 24-bit numbers: a uniform of that many bits is below the
-/// probability exactly when the number is below the threshold.
+/// Dropout probability as a threshold for 24-bit random numbers: a uniform number of 24 bits is below the probability
+/// exactly when its integer is below the threshold.
 #[must_use]
 pub fn threshold(probability: f64) -> u32 {
     (probability * f64::from(1 << 24)).ceil() as u32

@@ -1,4 +1,4 @@
-//! The cuda device.
+//! The cuda device: runs traced blocks on NVIDIA GPUs.
 
 mod compile;
 mod cudnn;

@@ -1,21 +1,21 @@
-//! The libraries of NVIDIA that the cuda device calls.
+//! The NVIDIA libraries that the cuda device calls.
 
 use std::fmt;
 
 /// A library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Name {
-    /// The driver.
+    /// The CUDA driver.
     Driver,
-    /// The compiler of kernels.
+    /// The compiler of CUDA C kernels.
     Nvrtc,
-    /// Matrix products.
+    /// GEMMs.
     CublasLt,
     /// Core attention.
     Cudnn,
-    /// Messages between devices.
+    /// Collectives and point-to-point messages between GPUs.
     Nccl,
-    /// Facts of devices.
+    /// Clocks, power and temperature of GPUs.
     Nvml,
 }
 
@@ -30,7 +30,7 @@ pub const LIBRARIES: [Name; 6] = [
 ];
 
 impl Name {
-    /// Its files, newest first.
+    /// Its file names, newest version first.
     #[must_use]
     pub fn files(self) -> &'static [&'static str] {
         match self {
@@ -43,7 +43,7 @@ impl Name {
         }
     }
 
-    /// Where it is had.
+    /// How to install it, for error messages.
     #[must_use]
     pub fn remedy(self) -> &'static str {
         match self {

@@ -1,5 +1,5 @@
-//! How NVIDIA's libraries and their functions are found. Nothing is linked: a library is loaded when it is first asked
-//! for, so the program starts on any machine.
+//! How NVIDIA's libraries and their functions are found. Nothing is linked: a library is loaded on first use, so the
+//! program starts on any machine.
 //!
 //! A library is looked for in the folders of `VESCALE_CUDA_LIBRARIES` (a list like `PATH`; a Python
 //! environment's `site-packages` will do, whose `nvidia/*/lib` folders are searched), then where the
@@ -18,10 +18,10 @@ use libloading::Library;
 use super::error::CudaError;
 use super::library::{LIBRARIES, Name};
 
-/// Where libraries are looked for first.
+/// Environment variable: folders in which libraries are looked for first.
 pub const FOLDERS: &str = "VESCALE_CUDA_LIBRARIES";
 
-/// A library of this process. It is never unloaded: libraries leave threads behind that run their code (NCCL 2.28 does).
+/// A loaded library. It is never unloaded: libraries leave threads behind that run their code (NCCL 2.28 does).
 #[derive(Debug)]
 pub struct Loaded {
     library: Library,
@@ -30,10 +30,10 @@ pub struct Loaded {
 }
 
 impl Name {
-    /// Loads it, once for all, from the first file that is there.
+    /// Loads it, once per process, from the first of its files that exists.
     ///
     /// # Errors
-    /// When none is.
+    /// When no file can be loaded.
     pub fn open(self) -> Result<&'static Loaded, CudaError> {
         static LOADED: [OnceLock<Loaded>; LIBRARIES.len()] =
             [const { OnceLock::new() }; LIBRARIES.len()];
@@ -60,7 +60,8 @@ impl Name {
         })
     }
 
-    /// Loads what a library opens by name alone though it lies beside it: NVRTC 13.0 its built-in functions.
+    /// Loads the libraries that this one opens by name although they lie beside it, such as NVRTC 13.0's built-in
+    /// functions.
     fn open_parts(self, path: &Path) {
         let folder = path
             .parent()
@@ -86,7 +87,7 @@ fn folders(list: Option<&std::ffi::OsStr>) -> Vec<PathBuf> {
     found
 }
 
-/// What lies in a folder, by name.
+/// The files of a folder, sorted by name.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten();
     let mut found: Vec<PathBuf> = entries.flatten().map(|e| e.path()).collect();
@@ -94,10 +95,10 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// A function of a library, kept where it is called.
+/// A function pointer, cached at its call site.
 pub(crate) type Found = OnceLock<unsafe extern "C" fn()>;
 
-/// The function of a library that has the signature of `declared`; it returns a code, as a number.
+/// Finds the function of a library that has the signature of `declared`; its result is returned as a number.
 ///
 /// # Errors
 /// When the library or the function is missing.
@@ -125,9 +126,9 @@ pub(crate) fn function<S: Signature>(
     Ok(unsafe { std::mem::transmute_copy(&function) })
 }
 
-/// A function as Rust declares it.
+/// A function signature as Rust declares it.
 pub(crate) trait Signature {
-    /// The same in C. Codes are numbers there: a library may return one that is newer than its declaration.
+    /// The same signature in C, with a number for the result: a library may return a code newer than its declaration.
     type Foreign: Copy;
 }
 

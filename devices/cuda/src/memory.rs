@@ -1,13 +1,12 @@
-//! Memory of a device: pieces given out, taken back and given out again, and counted.
+//! Caching allocator of device memory: freed pieces are reused, and bytes in use are counted.
 //!
-//! All work of a device is in one queue, so a piece may be given out again as soon as its last reader
-//! has been queued. Pieces keep their addresses.
+//! All work of a device is in one stream, so a piece can be reused as soon as its last reader was queued. Pieces keep
+//! their addresses.
 //!
-//! Captured work runs again at the addresses it was recorded with, so every piece that it touched is its own
-//! from then on: pieces given out while it was recorded, and pieces from before that were given back
-//! meanwhile. While recording, the former are given out again as always, since one run of the work is
-//! ordered in itself; the latter are not, since the next run reads them first. None is given to anyone else
-//! until the captured work is dropped. PyTorch has such private pools for its CUDA graphs.
+//! A captured graph replays at the addresses it was recorded with, so it owns every piece that it touched: pieces
+//! allocated during capture, and pieces from before that were freed meanwhile. During capture the former are reused as
+//! always, since one replay is ordered in itself; the latter are not, since the next replay reads them first. No one
+//! else gets them until the graph is dropped. PyTorch's private pools for CUDA graphs work the same way.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -16,72 +15,72 @@ use std::rc::Rc;
 use super::error::CudaError;
 use super::launcher::{Address, Launcher};
 
-/// Sizes are rounded up to multiples of this.
+/// Sizes are rounded up to multiples of this many bytes.
 const GRAIN: u64 = 512;
 
-/// The memory of a device.
+/// Allocator of one device's memory.
 pub struct Memory {
     launcher: Rc<dyn Launcher>,
     state: RefCell<State>,
-    /// Whether pieces are filled with NaNs when they are given out.
+    /// Whether pieces are filled with NaNs when they are allocated.
     poisons: Cell<bool>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Free pieces by size.
+    /// Addresses of free pieces, by size.
     free: BTreeMap<u64, Vec<Address>>,
     recording: Option<Recording>,
-    /// Pieces of captured work.
+    /// Pieces owned by captured graphs.
     captured: HashMap<Address, Captured>,
     usage: Usage,
 }
 
-/// Work that is being recorded.
+/// State of a capture under way.
 #[derive(Debug, Default)]
 struct Recording {
-    /// Those of its pieces that it may take again, by size.
+    /// Those of its pieces that are free for reuse within the capture, by size.
     free: BTreeMap<u64, Vec<Address>>,
-    /// All of its pieces.
+    /// All pieces that it owns.
     pieces: BTreeSet<Address>,
 }
 
-/// A piece of captured work.
+/// A piece owned by a captured graph.
 #[derive(Clone, Copy, Debug)]
 struct Captured {
     size: u64,
-    /// Whether a buffer has it.
+    /// Whether a [`Buffer`] still holds it.
     in_use: bool,
 }
 
-/// The pieces of captured work; dropping it gives them back.
+/// The pieces of a captured graph; dropping this frees them.
 pub struct Reserved {
     memory: Rc<Memory>,
     pieces: BTreeSet<Address>,
 }
 
-/// Bytes of a device's memory.
+/// Counts of device memory, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// In use by tensors, as they asked.
+    /// In use by tensors, as requested.
     pub live: u64,
-    /// The most that were in use at a time.
+    /// The largest `live` so far.
     pub peak: u64,
-    /// Taken from the device, rounding and free pieces included.
+    /// Allocated from the device, rounding and free pieces included.
     pub reserved: u64,
 }
 
-/// A piece of memory; dropping it gives it back.
+/// A piece of device memory; dropping it frees the piece.
 pub struct Buffer {
     memory: Rc<Memory>,
-    /// Where it begins.
+    /// Address of its first byte.
     pub address: Address,
-    /// Its size.
+    /// Size in bytes, as requested.
     pub bytes: u64,
 }
 
 impl Memory {
-    /// The memory of a device of which nothing is in use.
+    /// An allocator that has allocated nothing yet.
     #[must_use]
     pub fn new(launcher: Rc<dyn Launcher>) -> Rc<Self> {
         Rc::new(Self {
@@ -91,8 +90,8 @@ impl Memory {
         })
     }
 
-    /// Fills all memory that `work` asks for with NaNs first, in release builds too: whoever reads what nobody
-    /// wrote, or leaves something unwritten, gets numbers that are not numbers.
+    /// Runs `work` with all newly allocated memory filled with NaNs, in release builds too: reading what nobody wrote,
+    /// or leaving a result unwritten, then yields NaN.
     pub fn poisoned<T>(&self, work: impl FnOnce() -> T) -> T {
         let before = self.poisons.replace(true);
         let done = work();
@@ -100,7 +99,7 @@ impl Memory {
         done
     }
 
-    /// A piece of that many bytes.
+    /// Allocates a piece of this many bytes.
     ///
     /// # Errors
     /// When the device's memory is full.
@@ -142,12 +141,12 @@ impl Memory {
         again.or_else(|| pop(&mut state.free))
     }
 
-    /// Reserves every piece touched from here on for what is recorded.
+    /// Begins a capture: from here on it owns every piece touched.
     pub(super) fn begin_recording(&self) {
         self.state.borrow_mut().recording = Some(Recording::default());
     }
 
-    /// Ends it; returns the pieces, to be kept as long as what was recorded.
+    /// Ends the capture; returns its pieces, to be kept as long as the graph.
     #[must_use]
     pub(super) fn end_recording(self: &Rc<Self>) -> Reserved {
         let recording = self.state.borrow_mut().recording.take();
@@ -161,7 +160,7 @@ impl Memory {
         self.state.borrow().recording.is_some()
     }
 
-    /// Memory from the device; when it is full, after free pieces of other sizes went back to it.
+    /// Allocates from the device; when that is full, frees all cached pieces and tries again.
     fn more(&self, size: u64) -> Result<Address, CudaError> {
         match self.launcher.allocate(size) {
             Err(CudaError::OutOfMemory { free, .. }) if !self.is_recording() => {
@@ -178,7 +177,7 @@ impl Memory {
         }
     }
 
-    /// Gives free pieces back to the device.
+    /// Returns all free pieces to the device.
     ///
     /// # Errors
     /// When the device fails.
@@ -193,13 +192,13 @@ impl Memory {
         Ok(())
     }
 
-    /// What is in use.
+    /// Current byte counts.
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.state.borrow().usage
     }
 
-    /// Counts the peak anew from what is in use now.
+    /// Resets the peak to what is in use now.
     pub fn reset_peak(&self) {
         let usage = &mut self.state.borrow_mut().usage;
         usage.peak = usage.live;
@@ -224,7 +223,7 @@ impl Drop for Buffer {
                     recording.free.entry(size).or_default().push(address);
                 }
             }
-            // What is recorded may read it, each time it runs.
+            // The captured graph may read it on every replay.
             (None, Some(recording)) => {
                 let in_use = false;
                 state.captured.insert(address, Captured { size, in_use });
@@ -239,7 +238,7 @@ impl Drop for Reserved {
     fn drop(&mut self) {
         let state = &mut *self.memory.state.borrow_mut();
         for address in &self.pieces {
-            // A buffer that still has one gives it back itself.
+            // A buffer that still holds a piece frees it when dropped.
             if let Some(piece) = state.captured.remove(address)
                 && !piece.in_use
             {
@@ -251,7 +250,7 @@ impl Drop for Reserved {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // The device may be gone: what it says no longer matters.
+        // The device may have failed: the error no longer matters.
         let _ = self.trim();
     }
 }

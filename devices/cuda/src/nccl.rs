@@ -1,7 +1,7 @@
-//! Collectives between the GPUs of a group of ranks, by NCCL, in the order of each device's stream.
+//! Collectives between the GPUs of a group of ranks by NCCL, in the order of each GPU's stream.
 //!
-//! Ranks meet over another communicator, which carries NCCL's id; it also carries the news of a failed
-//! rank, upon which the group is aborted so that nobody waits inside a kernel.
+//! Ranks meet over another communicator, which carries NCCL's id. It also reports failed ranks; the group is then
+//! aborted, so that no kernel waits forever.
 
 #![allow(unsafe_code, reason = "functions of NCCL")]
 
@@ -24,39 +24,39 @@ use super::tensor::Tensor;
 use comm::{CommError, Communicator, Group};
 use cpu_device::CpuError;
 
-/// Between two looks at whether queued work is done, once it was not done soon.
+/// Interval at which a wait polls queued work that did not finish at once.
 const POLL: Duration = Duration::from_micros(50);
 const SOON: Duration = Duration::from_millis(1);
 
-/// The oldest release that gives up several groups at once.
+/// The oldest NCCL version that can abort several groups together.
 const OLDEST: c_int = 22_200;
 
-/// The ranks of a group, each with its GPU.
+/// An NCCL communicator over the ranks of a group, each with its GPU.
 pub struct NcclGroup {
     comm: ncclComm_t,
-    /// Whether NCCL has let go of it already.
+    /// Whether the communicator was aborted.
     aborted: Cell<bool>,
-    /// Whether something was queued of which nobody knows that it ended.
+    /// Whether something was queued that is not known to have ended.
     open: Cell<bool>,
     gpu: Rc<Gpu>,
-    /// Its own queue, if it has one beside the GPU's.
+    /// The group's own stream, if it does not use the GPU's.
     side: Option<Stream>,
-    /// Ranks in the group.
+    /// Number of ranks in the group.
     pub size: usize,
-    /// This rank among them.
+    /// Index of this rank in the group.
     pub index: usize,
 }
 
-/// How a sum is made.
+/// Reduction operator of an all-reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
-    /// Sum.
+    /// The sum.
     Sum,
-    /// Largest.
+    /// The maximum.
     Max,
 }
 
-/// Units of a tensor as NCCL counts them: elements that it can add, or bytes.
+/// Element type and count under which NCCL sees a tensor: numbers it can add, or bytes.
 fn units(x: &Tensor) -> (ncclDataType_t, usize) {
     match x.dtype {
         DType::Bf16 => (ncclDataType_t::ncclBfloat16, x.len()),
@@ -73,7 +73,7 @@ fn operator(reduction: Reduction) -> ncclRedOp_t {
 }
 
 impl NcclGroup {
-    /// Meets the other ranks of a group. Its collectives run in the order of the GPU's own queue.
+    /// Creates the communicator with the other ranks of a group. Its collectives run on the GPU's own stream.
     ///
     /// # Errors
     /// When NCCL is missing, or the ranks cannot meet.
@@ -81,7 +81,7 @@ impl NcclGroup {
         Self::meet(gpu, comm, group, None)
     }
 
-    /// As [`NcclGroup::new`], on a queue of its own: the caller orders it with the GPU's.
+    /// As [`NcclGroup::new`], on a stream of its own: the caller synchronizes it with the GPU's.
     ///
     /// # Errors
     /// See [`NcclGroup::new`].
@@ -113,7 +113,7 @@ impl NcclGroup {
                 expected: 128,
             })
         })?;
-        // NCCL waits for ranks that never come: here who is missing is noticed.
+        // NCCL would wait forever for a rank that never comes; this barrier times out and says which is missing.
         group.barrier(comm).map_err(CpuError::from)?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the id is NCCL's own; the GPU's context is current in this thread.
@@ -138,7 +138,7 @@ impl NcclGroup {
         })
     }
 
-    /// Its own queue, of one that is beside the GPU's.
+    /// The group's own stream, if it was created by [`NcclGroup::beside`].
     #[must_use]
     pub fn side(&self) -> Option<&Stream> {
         self.side.as_ref()
@@ -151,7 +151,7 @@ impl NcclGroup {
             .cast()
     }
 
-    /// `to`, which may be `from`, becomes the reduction of all ranks' `from`.
+    /// All-reduce: `to`, which may be `from`, becomes the reduction of all ranks' `from`.
     ///
     /// # Errors
     /// When the device or a peer failed.
@@ -174,7 +174,7 @@ impl NcclGroup {
         }
     }
 
-    /// `whole` becomes the parts of all ranks, in their order.
+    /// All-gather: `whole` becomes the parts of all ranks, in their order.
     ///
     /// # Errors
     /// When the device or a peer failed.
@@ -190,7 +190,7 @@ impl NcclGroup {
         unsafe { call!(nccl::ncclAllGather(from, to, count, kind, comm, stream)) }
     }
 
-    /// `part` becomes this rank's part of the sum of all ranks' wholes.
+    /// Reduce-scatter: `part` becomes this rank's part of the sum of all ranks' `whole`.
     ///
     /// # Errors
     /// When the device or a peer failed.
@@ -216,7 +216,7 @@ impl NcclGroup {
         }
     }
 
-    /// `to` of rank `root` becomes the sum of all ranks' `from`; that of the others is not written.
+    /// Reduce: `to` on rank `root` becomes the sum of all ranks' `from`; the other ranks' `to` is not written.
     ///
     /// # Errors
     /// When the device or a peer failed.
@@ -239,7 +239,7 @@ impl NcclGroup {
         }
     }
 
-    /// Every rank's `to` becomes `from` of rank `root`.
+    /// Broadcast: `to` on every rank becomes `from` of rank `root`.
     ///
     /// # Errors
     /// When the device or a peer failed.
@@ -261,7 +261,7 @@ impl NcclGroup {
         }
     }
 
-    /// Sends the `i`-th tensor to rank `i`, and receives its for this rank.
+    /// All-to-all: sends tensor `i` to rank `i`, and receives the tensor that it has for this rank.
     ///
     /// # Errors
     /// When the device or a peer failed.
@@ -321,7 +321,7 @@ impl NcclGroup {
         }
     }
 
-    /// Sends the byte at an address to a rank and receives one into the next.
+    /// Sends the byte at an address to a rank and receives one into the next, to make NCCL connect the two.
     ///
     /// # Errors
     /// When the device or a peer failed.
@@ -350,7 +350,7 @@ impl NcclGroup {
         })
     }
 
-    /// Queues what `queue` does as one: its messages pass at the same time.
+    /// Runs `queue` within an NCCL group call, so that its messages progress at the same time.
     ///
     /// # Errors
     /// When the device or a peer failed, or `queue` did.
@@ -363,8 +363,8 @@ impl NcclGroup {
         queued.and(ended)
     }
 
-    /// Waits until all of the GPU's own queue is done; gives up, and lets go of the peers, when one of them
-    /// failed or it takes longer than `timeout`.
+    /// Blocks until all work on the GPU's own stream is done; aborts the group if a peer failed or it takes longer than
+    /// `timeout`.
     ///
     /// # Errors
     /// When a peer failed, or did not come in time.
@@ -377,7 +377,7 @@ impl NcclGroup {
         settle(&[self], &self.gpu.event()?, comm, (what, timeout))
     }
 
-    /// Whether NCCL knows of something that went wrong.
+    /// Whether NCCL reports an asynchronous error.
     fn is_broken(&self) -> Result<bool, CudaError> {
         let mut state = 0i32;
         // SAFETY: writes one number.
@@ -390,12 +390,12 @@ impl NcclGroup {
         Ok(state != 0 && state != ncclResult_t::ncclInProgress as i32)
     }
 
-    /// Whether something was queued of which nobody knows that it ended.
+    /// Whether something was queued that is not known to have ended.
     pub(super) fn is_open(&self) -> bool {
         self.open.get()
     }
 
-    /// Ends kernels that wait for a peer. Nothing can be queued after.
+    /// Aborts the communicator, which ends kernels that wait for a peer. Nothing can be queued afterwards.
     fn abort(&self) -> Result<(), CudaError> {
         if self.aborted.replace(true) {
             return Ok(());
@@ -404,7 +404,7 @@ impl NcclGroup {
         unsafe { call!(nccl::ncclCommAbort(self.comm)) }
     }
 
-    /// The communicator, while there is one, for something to be queued.
+    /// The communicator for queueing work; an error if it was aborted.
     fn comm(&self) -> Result<ncclComm_t, CudaError> {
         self.open.set(true);
         match self.aborted.get() {
@@ -419,7 +419,7 @@ impl NcclGroup {
     }
 }
 
-/// Whether `done` is reached, now or soon: an event that was recorded a moment ago is not, on an idle device.
+/// Whether `done` is reached now or very soon: even on an idle device an event is not reached at once.
 pub(super) fn is_soon(done: &Event) -> Result<bool, CudaError> {
     let start = Instant::now();
     while !done.is_reached()? {
@@ -431,9 +431,9 @@ pub(super) fn is_soon(done: &Event) -> Result<bool, CudaError> {
     Ok(true)
 }
 
-/// Ends kernels of groups of one GPU that wait for a peer. Together, as NCCL can since 2.22: who is given up alone may
-/// wait for a kernel that waits in another group (NVIDIA/nccl#1013). NCCL keeps a group for as long as captured work has
-/// messages of it.
+/// Aborts groups of one GPU, which ends kernels that wait for a peer. They are aborted together, as NCCL can since
+/// 2.22: aborting one alone may wait for a kernel that waits in another (NVIDIA/nccl#1013). NCCL keeps a group for as
+/// long as a captured graph has messages of it.
 pub(super) fn give_up(groups: &[&NcclGroup]) -> Result<(), CudaError> {
     let Some(first) = groups.first() else {
         return Ok(());
@@ -445,8 +445,8 @@ pub(super) fn give_up(groups: &[&NcclGroup]) -> Result<(), CudaError> {
     })
 }
 
-/// Waits on the host until `done` is reached. When a peer failed or it takes longer than the timeout, gives up
-/// all groups, so that nothing on the device waits any more.
+/// Blocks the host until `done` is reached. When a peer failed or it takes longer than the timeout, aborts all groups,
+/// so that nothing on the device waits any more.
 pub(super) fn settle(
     groups: &[&NcclGroup],
     done: &Event,
@@ -500,7 +500,7 @@ impl Drop for NcclGroup {
     }
 }
 
-/// Loads the library, if its release is not too old.
+/// Loads NCCL; fails if its version is too old.
 pub(super) fn load() -> Result<(), CudaError> {
     let path = &Name::Nccl.open()?.path;
     let mut version = 0;

@@ -1,4 +1,4 @@
-//! What of CUDA is on this machine.
+//! Finds out which CUDA libraries and devices this machine has.
 
 #![allow(unsafe_code, reason = "functions of the driver")]
 
@@ -9,31 +9,31 @@ use super::library::{LIBRARIES, Name};
 use super::sys::call;
 use super::sys::driver::{CUdevice, CUdevice_attribute};
 
-/// A library, and the file it was found in or why it was not.
+/// A library, with the file it was loaded from or the reason why it was not.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Presence {
-    /// Which.
+    /// The library.
     pub library: Name,
-    /// Its file.
+    /// Path of its file, or why it could not be loaded.
     pub found: Result<String, CudaError>,
 }
 
-/// A device as its driver describes it.
+/// A device as the driver describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFacts {
     /// Its name, such as `NVIDIA H100 80GB HBM3`.
     pub name: String,
-    /// Compute capability, as in sm_90.
+    /// Compute capability: major and minor, as in sm_90.
     pub capability: [u32; 2],
-    /// Multiprocessors.
+    /// Number of SMs.
     pub multiprocessors: u32,
-    /// Bytes of memory.
+    /// Bytes of device memory.
     pub memory_bytes: u64,
-    /// Bytes of second-level cache.
+    /// Bytes of L2 cache.
     pub cache_bytes: u64,
 }
 
-/// Every library, found or not.
+/// Tries to load every library.
 #[must_use]
 pub fn probe() -> Vec<Presence> {
     LIBRARIES
@@ -45,7 +45,7 @@ pub fn probe() -> Vec<Presence> {
         .collect()
 }
 
-/// The devices that the driver shows.
+/// The devices that the driver reports.
 ///
 /// # Errors
 /// When there is no driver, it does not start, or it shows none.
@@ -61,7 +61,7 @@ pub fn devices() -> Result<Vec<DeviceFacts>, CudaError> {
     (0..count).map(facts).collect()
 }
 
-/// What training on cuda needs: a device, its compiler and its matrix products.
+/// Checks what training on cuda needs: a device, NVRTC and cuBLASLt. Returns the devices.
 ///
 /// # Errors
 /// The first of these that is missing.
@@ -72,7 +72,7 @@ pub fn ready() -> Result<Vec<DeviceFacts>, CudaError> {
     Ok(devices)
 }
 
-/// A number of a device.
+/// An attribute of a device.
 pub(super) fn attribute(device: CUdevice, which: CUdevice_attribute) -> Result<u32, CudaError> {
     let mut value = 0;
     // SAFETY: writes one number.
@@ -144,7 +144,7 @@ mod tests {
                 assert!(text.contains(part), "{text}");
             }
         }
-        // Without a driver nothing is ready, and the driver is what is missed first.
+        // Without a driver nothing is ready, and the driver is reported first.
         if let Err(error) = Name::Driver.open() {
             assert_eq!(ready(), Err(error));
         }

@@ -1,4 +1,4 @@
-//! Matrix products by cuBLASLt, with the algorithm that its heuristics choose for a shape kept.
+//! GEMMs by cuBLASLt, with the algorithm that its heuristics choose for a shape cached.
 
 #![allow(unsafe_code, reason = "functions of cuBLASLt")]
 
@@ -23,22 +23,22 @@ use super::sys::cublaslt::{
 use super::sys::driver::CUstream;
 use super::sys::{call, take};
 
-/// Bytes of workspace: what NVIDIA recommends for Hopper.
+/// Bytes of workspace: NVIDIA's recommendation for Hopper.
 const WORKSPACE: usize = 32 << 20;
 
 /// `CUBLAS_OP_N` and `CUBLAS_OP_T`, which `cudarc` declares with cuBLAS, not with cuBLASLt.
 const OP_N: c_int = 0;
 const OP_T: c_int = 1;
 
-/// The first compute capability whose tensor cores multiply 8 bits: Ada's.
+/// The first compute capability whose tensor cores multiply FP8: Ada's.
 pub const EIGHT_BITS: [u32; 2] = [8, 9];
 
-/// Major compute capabilities of GPUs on which a product takes a GELU on its way: Hopper's, and those of Blackwell in
-/// data centres. On Ada and on Blackwell's smaller GPUs cuBLASLt was measured to be slower with it than without it
-/// and a kernel after (karpathy/llm.c#591, sgl-project/sglang#34350).
+/// Major compute capabilities of GPUs on which fusing a GELU into a GEMM pays: Hopper and data-centre Blackwell. On Ada
+/// and smaller Blackwell GPUs, cuBLASLt was measured to be slower with it than with a separate kernel
+/// (karpathy/llm.c#591, sgl-project/sglang#34350).
 const FUSES_GELU: [u32; 2] = [9, 10];
 
-/// cuBLASLt on one stream.
+/// cuBLASLt bound to one stream, with the plans made so far.
 pub(super) struct Products {
     handle: cublasLtHandle_t,
     workspace: u64,
@@ -47,7 +47,7 @@ pub(super) struct Products {
     plans: RefCell<HashMap<Shape, Plan>>,
 }
 
-/// What decides the algorithm of a product.
+/// The properties of a GEMM that determine its algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Shape {
     sizes: [u64; 3],
@@ -56,17 +56,17 @@ struct Shape {
     compute: Compute,
     accumulate: bool,
     epilogue: Fused,
-    /// Bytes that addresses are multiples of: of both operands, the result, and what the epilogue reads or writes.
+    /// Alignment in bytes of both operands, the result, and the tensors that the epilogue reads or writes.
     alignments: [u32; 5],
 }
 
-/// A product made ready. cuBLASLt thinks in columns: it computes `cᵀ = bᵀ · aᵀ`, so its first operand is
-/// our second.
+/// A GEMM with its descriptors. cuBLASLt is column-major: it computes `cᵀ = bᵀ · aᵀ`, so its first operand is our
+/// second.
 #[derive(Clone, Copy)]
 struct Plan {
     product: cublasLtMatmulDesc_t,
     layouts: [cublasLtMatrixLayout_t; 3],
-    /// The algorithm that it runs by; none where there is none.
+    /// The algorithm; `None` where cuBLASLt has none.
     algorithm: Option<cublasLtMatmulAlgo_t>,
 }
 
@@ -96,7 +96,7 @@ impl Shape {
     }
 }
 
-/// The power of two that an address is a multiple of, as far as algorithms ask.
+/// The largest power of two that divides an address, up to what algorithms ask for.
 fn alignment(address: Address) -> u32 {
     1 << address.trailing_zeros().min(8)
 }
@@ -116,7 +116,7 @@ fn element(operand: &Operand) -> cudaDataType {
     }
 }
 
-/// An epilogue, the address of its bias, and of its matrix; 0 for none.
+/// cuBLASLt's name of an epilogue, and the addresses of its bias and auxiliary matrix; 0 for none.
 fn epilogue(of: Epilogue) -> (Fused, [Address; 2]) {
     match of {
         Epilogue::Nothing => (Fused::CUBLASLT_EPILOGUE_DEFAULT, [0, 0]),
@@ -134,7 +134,7 @@ fn epilogue(of: Epilogue) -> (Fused, [Address; 2]) {
     }
 }
 
-/// An error of the search for an algorithm.
+/// The error of a failed search for an algorithm.
 fn failed(code: c_int, what: &str, shape: &Shape) -> CudaError {
     CudaError::Call {
         library: Name::CublasLt,
@@ -161,7 +161,7 @@ impl Products {
         FUSES_GELU.contains(&self.capability[0])
     }
 
-    /// Whether there is an algorithm for a product.
+    /// Whether cuBLASLt has an algorithm for a GEMM.
     pub(super) fn takes(&self, product: &Product) -> Result<bool, CudaError> {
         Ok(product.sizes.contains(&0) || self.plan(product)?.algorithm.is_some())
     }
@@ -204,7 +204,7 @@ impl Products {
         }
     }
 
-    /// A product of nothing adds nothing; one that writes must not be asked for.
+    /// A GEMM over an empty dim: one that accumulates adds nothing, one that overwrites is an error.
     fn nothing(&self, product: &Product) -> Result<(), CudaError> {
         let [m, n, _] = product.sizes;
         if m == 0 || n == 0 || product.accumulate {
@@ -217,7 +217,7 @@ impl Products {
         })
     }
 
-    /// 8 bits want a device that has them.
+    /// Refuses FP8 on a device whose tensor cores do not support it.
     fn check_capability(&self, product: &Product) -> Result<(), CudaError> {
         let scaled = matches!(product.a.element, Element::Scaled(..));
         if !scaled || self.capability >= EIGHT_BITS {
@@ -265,11 +265,11 @@ impl Products {
         self.set(handle, CUBLASLT_MATMUL_DESC_TRANSB, &transpose(&product.a))?;
         self.set(handle, CUBLASLT_MATMUL_DESC_EPILOGUE, &shape.epilogue)?;
         if epilogue(product.epilogue).1[1] != 0 {
-            // It lies as the result does.
+            // The auxiliary matrix has the result's layout.
             self.set(handle, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &n)?;
         }
         self.set_addresses(handle, product)?;
-        // By rows [rows, columns] is by columns [columns, rows].
+        // A row-major `[rows, columns]` is a column-major `[columns, rows]`.
         let layout = |kind, rows: u64, columns: u64| -> Result<_, CudaError> {
             let mut layout = std::ptr::null_mut();
             let stride = columns as i64;
@@ -301,7 +301,7 @@ impl Products {
         })
     }
 
-    /// What changes from one product of a shape to the next.
+    /// Sets the addresses, which differ between GEMMs of the same shape.
     fn set_addresses(
         &self,
         handle: cublasLtMatmulDesc_t,
@@ -328,7 +328,7 @@ impl Products {
         Ok(())
     }
 
-    /// Bytes of workspace and of alignment that an algorithm may count on.
+    /// Workspace size and alignments that an algorithm may rely on.
     fn preference(&self, alignments: [u32; 4]) -> Result<cublasLtMatmulPreference_t, CudaError> {
         let mut preference = std::ptr::null_mut();
         // SAFETY: the caller destroys it.
@@ -393,7 +393,7 @@ impl Products {
         // SAFETY: made above, used no more.
         unsafe { call!(cublaslt::cublasLtMatmulPreferenceDestroy(preference)) }?;
         let unsupported = cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED as i32;
-        // That there is none it says by its result, by finding none, or of what it found.
+        // cuBLASLt reports "no algorithm" by its status, by an empty list, or by the state of the entry.
         match asked {
             Err(CudaError::Call { code, .. }) if code == unsupported => return Ok(None),
             other => other?,
@@ -433,10 +433,10 @@ impl Products {
         }
     }
 
-    /// Gives everything back.
+    /// Destroys all plans and the handle.
     ///
     /// # Safety
-    /// Nothing queued may still use it, and nothing is multiplied after.
+    /// No queued work may still use it, and it must not be used afterwards.
     pub(super) unsafe fn release(&self) {
         for plan in self.plans.borrow_mut().drain().map(|(_, plan)| plan) {
             // SAFETY: made here, used no more; nothing can be done where it fails.

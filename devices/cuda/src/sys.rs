@@ -1,6 +1,6 @@
-//! NVIDIA's libraries as `cudarc` declares them: types, constants and the signatures of functions. Functions are called
-//! by [`call`], which finds them by `loading`: `cudarc`'s own loader takes no path, and ends the program where a
-//! library or a function is missing.
+//! NVIDIA's libraries as `cudarc` declares them: types, constants and function signatures. Functions are called by
+//! [`call`], which finds them by `loading`: `cudarc`'s own loader takes no path, and aborts where a library or a
+//! function is missing.
 
 #![allow(unsafe_code, reason = "functions of C libraries")]
 
@@ -10,31 +10,31 @@ use crate::error::CudaError;
 use crate::library::Name;
 use crate::loading::{Found, function};
 
-/// The driver.
+/// The CUDA driver.
 pub(crate) mod driver {
     pub(crate) use cudarc::driver::sys::*;
     pub(crate) const NAME: crate::library::Name = crate::library::Name::Driver;
 }
 
-/// The compiler of kernels. It needs no device.
+/// The compiler of CUDA C kernels. It needs no device.
 pub(crate) mod nvrtc {
     pub(crate) use cudarc::nvrtc::sys::*;
     pub(crate) const NAME: crate::library::Name = crate::library::Name::Nvrtc;
 }
 
-/// Matrix products.
+/// GEMMs.
 pub(crate) mod cublaslt {
     pub(crate) use cudarc::cublaslt::sys::*;
     pub(crate) const NAME: crate::library::Name = crate::library::Name::CublasLt;
 }
 
-/// Graphs of operators ("backend" functions; cuDNN 9).
+/// Graphs of operators (cuDNN 9's backend functions).
 pub(crate) mod cudnn {
     pub(crate) use cudarc::cudnn::sys::*;
     pub(crate) const NAME: crate::library::Name = crate::library::Name::Cudnn;
 }
 
-/// Messages between devices.
+/// Collectives and point-to-point messages.
 pub(crate) mod nccl {
     pub(crate) use cudarc::nccl::sys::*;
     pub(crate) const NAME: crate::library::Name = crate::library::Name::Nccl;
@@ -42,7 +42,7 @@ pub(crate) mod nccl {
 
 /// Calls a function of a library, such as `call!(driver::cuMemFree_v2(address))`, and checks what it returns.
 ///
-/// Unsafe: arguments are as NVIDIA's documentation of the function asks.
+/// Unsafe: arguments must be as NVIDIA's documentation of the function requires.
 macro_rules! call {
     ($library:ident::$function:ident($($argument:expr),* $(,)?)) => {{
         use $crate::sys::$library;
@@ -55,7 +55,7 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// A type that is inferred.
+/// An inferred type (`_`), for macros.
 macro_rules! any {
     ($argument:expr) => {
         _
@@ -63,7 +63,7 @@ macro_rules! any {
 }
 pub(crate) use any;
 
-/// What a call returned, as a result.
+/// Turns the code that a call returned into a result.
 pub(crate) fn checked(library: Name, call: &'static str, code: i32) -> Result<(), CudaError> {
     if code == 0 {
         return Ok(());
@@ -76,7 +76,7 @@ pub(crate) fn checked(library: Name, call: &'static str, code: i32) -> Result<()
     })
 }
 
-/// What the headers say of a code.
+/// Description of a code, from the library's headers.
 fn reason(library: Name, code: i32) -> String {
     let known: &[(i32, &str)] = match library {
         Name::Driver => return driver_reason(code),
@@ -100,7 +100,7 @@ fn reason(library: Name, code: i32) -> String {
             (14, "internal error"),
             (15, "no algorithm for these operands"),
         ],
-        // By thousands.
+        // Blocks of a thousand codes.
         Name::Cudnn => &[
             (1, "not initialised"),
             (2, "bad parameter"),
@@ -128,9 +128,9 @@ fn reason(library: Name, code: i32) -> String {
     found.map_or("unknown error", |(_, text)| text).to_owned()
 }
 
-/// What the driver calls a code: text it owns, which lives as long as the program.
+/// The driver's name of a code: a static string that it owns.
 fn driver_reason(code: i32) -> String {
-    // `cudarc`'s type for codes has no place for those of newer drivers.
+    // `cudarc`'s enum of codes cannot represent codes of newer drivers.
     type Named = unsafe fn(i32, *mut *const c_char) -> i32;
     static FOUND: Found = Found::new();
     let named = function(None::<Named>, Name::Driver, "cuGetErrorName", &FOUND);
@@ -145,7 +145,7 @@ fn driver_reason(code: i32) -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// Memory of the device whose context is current.
+/// Allocates memory on the device whose context is current.
 ///
 /// # Errors
 /// When it is full.

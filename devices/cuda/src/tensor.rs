@@ -1,4 +1,4 @@
-//! Tensors in a device's memory.
+//! Tensors in device memory.
 
 use std::rc::Rc;
 
@@ -8,20 +8,20 @@ use super::error::CudaError;
 use super::launcher::{Address, AttentionBy, Compute, Launcher};
 use super::memory::{Buffer, Memory};
 
-/// A device: its queue of work and its memory.
+/// A device: its stream of work and its memory.
 #[derive(Clone)]
 pub struct Device {
-    /// Runs kernels.
+    /// Runs kernels, copies and GEMMs.
     pub launcher: Rc<dyn Launcher>,
-    /// Gives memory.
+    /// Allocates memory.
     pub memory: Rc<Memory>,
-    /// How it multiplies matrices in 32 bits.
+    /// How 32-bit GEMM operands are rounded.
     pub compute: Compute,
-    /// Who runs core attention.
+    /// What runs core attention.
     pub attention_by: AttentionBy,
 }
 
-/// A dense row-major tensor; several may share memory.
+/// A dense row-major tensor; several may share a buffer.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     /// Local shape.
@@ -29,12 +29,12 @@ pub struct Tensor {
     /// Element type: 32 bits, bf16, or bytes.
     pub dtype: DType,
     buffer: Rc<Buffer>,
-    /// Byte of the buffer at which it begins.
+    /// Offset in bytes from the start of the buffer.
     start: u64,
 }
 
 impl Device {
-    /// A device that runs its work by `launcher`.
+    /// A device that runs its work through `launcher`.
     #[must_use]
     pub fn new(launcher: Rc<dyn Launcher>) -> Self {
         let memory = Memory::new(Rc::clone(&launcher));
@@ -46,13 +46,13 @@ impl Device {
         }
     }
 
-    /// The same, with products of matrices in 32 bits as `compute` says.
+    /// The same device, with 32-bit GEMM operands rounded as `compute` says.
     #[must_use]
     pub fn with_compute(self, compute: Compute) -> Self {
         Self { compute, ..self }
     }
 
-    /// The same, with core attention as `attention_by` says.
+    /// The same device, with core attention run as `attention_by` says.
     #[must_use]
     pub fn with_attention(self, attention_by: AttentionBy) -> Self {
         Self {
@@ -61,7 +61,7 @@ impl Device {
         }
     }
 
-    /// A tensor that nothing has written.
+    /// Allocates an unwritten tensor.
     ///
     /// # Errors
     /// When the device's memory is full.
@@ -86,7 +86,7 @@ impl Device {
         Ok(tensor)
     }
 
-    /// A tensor of the host's.
+    /// Copies a tensor from the host.
     ///
     /// # Errors
     /// When the device's memory is full.
@@ -96,7 +96,7 @@ impl Device {
         Ok(here)
     }
 
-    /// Overwrites a tensor by elements in 32 bits.
+    /// Overwrites a tensor with elements given in 32 bits.
     ///
     /// # Errors
     /// When the device fails.
@@ -106,7 +106,7 @@ impl Device {
             .write(to.address(), bytemuck::cast_slice(values))
     }
 
-    /// Indices.
+    /// Copies a list of indices from the host.
     ///
     /// # Errors
     /// When the device's memory is full.
@@ -117,10 +117,10 @@ impl Device {
         Ok(buffer)
     }
 
-    /// A tensor's elements on the host.
+    /// Copies a tensor to the host.
     ///
     /// # Errors
-    /// When work before failed.
+    /// When earlier work failed.
     pub fn download(&self, tensor: &Tensor) -> Result<cpu_device::Tensor, CudaError> {
         let mut bytes = vec![0; tensor.bytes() as usize];
         self.launcher.read(tensor.address(), &mut bytes)?;
@@ -133,7 +133,7 @@ impl Device {
 }
 
 impl Tensor {
-    /// First element.
+    /// Address of the first element.
     #[must_use]
     pub fn address(&self) -> Address {
         self.buffer.address + self.start
@@ -169,24 +169,24 @@ impl Tensor {
         self.shape.iter().rev().skip(1).product()
     }
 
-    /// Whether elements are bf16.
+    /// Whether its element type is bf16.
     #[must_use]
     pub fn is_bf16(&self) -> bool {
         self.dtype == DType::Bf16
     }
 
-    /// The memory it shares with others.
+    /// The buffer that it shares with other tensors.
     pub(super) fn buffer(&self) -> &Buffer {
         &self.buffer
     }
 
-    /// Whether both lie in one piece of memory.
+    /// Whether both tensors share a buffer.
     #[must_use]
     pub fn shares_memory_with(&self, other: &Self) -> bool {
         Rc::ptr_eq(&self.buffer, &other.buffer)
     }
 
-    /// The elements from `first` on, in the same memory.
+    /// A view of the elements from `first` on.
     #[must_use]
     pub fn part(&self, first: usize, shape: Vec<usize>) -> Self {
         debug_assert!(first + shape.iter().product::<usize>() <= self.len());
@@ -197,8 +197,7 @@ impl Tensor {
         }
     }
 
-    /// As many elements again and again as there are in this tensor, from its first on, where its memory holds
-    /// them.
+    /// A view from this tensor's first element on that is `times` as long, if the buffer is large enough.
     pub(super) fn extended(&self, times: usize) -> Option<Self> {
         let end = self.start + times as u64 * self.bytes();
         (end <= self.buffer.bytes).then(|| Self {
@@ -207,7 +206,7 @@ impl Tensor {
         })
     }
 
-    /// The same elements under another shape.
+    /// A view of the same elements with another shape.
     #[must_use]
     pub fn reshaped(&self, shape: Vec<usize>) -> Self {
         debug_assert_eq!(shape.iter().product::<usize>(), self.len());

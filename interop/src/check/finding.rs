@@ -1,22 +1,22 @@
-//! Something wrong with a configuration, and where.
+//! Problems that a check of a configuration reports.
 
 use crate::config::place;
 
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
-    /// The system refuses the file, or does something else than it says.
+    /// The system refuses the file, or does something else than the file says.
     Error,
-    /// The system drops the key or switches it off, which changes nothing else.
+    /// The system ignores the key or switches it off, which changes nothing else.
     Warning,
 }
 
-/// Something wrong with a configuration.
+/// A problem of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// How bad it is.
     pub severity: Severity,
-    /// File.
+    /// Path of the file.
     pub path: String,
     /// Line, 0 if unknown.
     pub line: usize,

@@ -1,5 +1,5 @@
-//! Strict judgement of a configuration: unknown keys with the nearest known one, values of the wrong
-//! kind, and keys that contradict each other. The systems themselves drop many of these in silence.
+//! Strict checks of a configuration: unknown keys with the nearest known one, values of the wrong type, and keys that
+//! contradict each other. The systems themselves silently ignore many of these.
 
 mod finding;
 mod rules;
@@ -13,7 +13,7 @@ use crate::export::schema::Schema;
 use crate::export::{Dialect, PLACEHOLDER};
 use crate::import::Document;
 
-/// Everything wrong with a configuration, in the order of the file.
+/// All problems of a configuration, in the order of the file.
 ///
 /// # Errors
 /// Never for the embedded schemas; a test reads them all.
@@ -60,7 +60,7 @@ fn section(
     }
 }
 
-/// Values that an export left for the user to fill in.
+/// Reports placeholders that an export left for the user to fill in.
 fn left_open(doc: &Document, prefix: &str, node: &Node, findings: &mut Vec<Finding>) {
     match &node.value {
         Value::Str(text) | Value::Expression(text) if text.contains(PLACEHOLDER) => {
@@ -91,8 +91,8 @@ fn left_open(doc: &Document, prefix: &str, node: &Node, findings: &mut Vec<Findi
     }
 }
 
-/// Findings that say which key may have been meant; a file with more unknown keys is for another system, and
-/// every key is compared with all of a schema's.
+/// Most unknown keys that get a suggestion: a file with more is for another system, and each suggestion compares with
+/// all keys of a schema.
 const MOST_HINTS: usize = 100;
 
 fn value(doc: &Document, schema: &Schema, key: &str, node: &Node, findings: &mut Vec<Finding>) {
@@ -108,7 +108,7 @@ fn value(doc: &Document, schema: &Schema, key: &str, node: &Node, findings: &mut
     };
     match schema.kind(key) {
         Some(kind) if kind.accepts(node) => {}
-        // A variable of the environment, which is not known here.
+        // An environment variable, whose value is unknown here.
         Some(_) if matches!(&node.value, Value::Str(text) if text.starts_with('$')) => {}
         Some(kind) => {
             let near = match &node.value {
@@ -124,7 +124,7 @@ fn value(doc: &Document, schema: &Schema, key: &str, node: &Node, findings: &mut
                 kind.words()
             ));
         }
-        // An empty section, or one that is made elsewhere.
+        // A section that is empty, or filled in elsewhere.
         None if schema.is_section(key)
             && matches!(node.value, Value::Null | Value::Expression(_)) => {}
         None if schema.is_section(key) => {
@@ -154,7 +154,7 @@ fn is_python(dialect: Dialect) -> bool {
     )
 }
 
-/// A local variable of a Python file, which is no key: a bare name that resembles none.
+/// Whether this is a local variable of a Python file, not a key: a bare name that resembles no key.
 fn is_local(schema: &Schema, path: &str) -> bool {
     !path.contains('.') && schema.kind(path).is_none() && !schema.is_section(path)
 }

@@ -1,18 +1,18 @@
-//! A file that is not what its syntax asks, and where.
+//! Syntax errors of configuration files, with their places.
 
-/// A file that is not what its syntax asks.
+/// A file does not follow its syntax.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {message}", place(path, *line))]
 pub struct SyntaxError {
-    /// File.
+    /// Path of the file.
     pub path: String,
-    /// Line, 0 if unknown.
+    /// Line from 1; 0 if unknown.
     pub line: usize,
-    /// What is wrong.
+    /// What is wrong with it.
     pub message: String,
 }
 
-/// `file:line`, or the file alone.
+/// The place as `file:line`, or the file alone where the line is unknown.
 #[must_use]
 pub fn place(path: &str, line: usize) -> String {
     if line == 0 {
@@ -23,7 +23,7 @@ pub fn place(path: &str, line: usize) -> String {
 }
 
 impl SyntaxError {
-    /// An error of `path` at `line`.
+    /// An error in the file `path` at `line`.
     #[must_use]
     pub fn new(path: &str, line: usize, message: impl Into<String>) -> Self {
         Self {

@@ -1,11 +1,11 @@
-//! Text from outside as data: one function for every place that a written file has for it.
+//! Escapes text from outside, with one function for every kind of place in a written file.
 //!
-//! Names and paths may hold anything that a file system takes. Whoever writes them into a script or a
-//! configuration does it by one of these.
+//! Names and paths may hold anything that a file system takes. Exporters must write them into scripts and
+//! configurations through these functions.
 
 use catalog::names::is_control;
 
-/// A word of a shell script or command: single quotes where a shell would read more than text.
+/// A word of a shell script or command, in single quotes where the shell would interpret it.
 #[must_use]
 pub fn shell(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:+=@%".contains(c);
@@ -34,7 +34,7 @@ pub fn quoted(text: &str) -> String {
     out
 }
 
-/// A regular expression in Python: a raw string, which reads best, where one can hold it.
+/// A regular expression as a Python literal: a raw string, which reads best, where possible.
 #[must_use]
 pub fn python_pattern(text: &str) -> String {
     if text.contains('"') || text.ends_with('\\') || text.chars().any(is_control) {
@@ -44,7 +44,7 @@ pub fn python_pattern(text: &str) -> String {
     }
 }
 
-/// The rest of a line that is a comment in any of the formats: nothing in it ends the line.
+/// Text for the rest of a comment line in any of the formats: nothing in it ends the line.
 #[must_use]
 pub fn comment(text: &str) -> String {
     catalog::names::shown(text)

@@ -1,4 +1,4 @@
-//! JSON with line numbers.
+//! Parser of JSON that records line numbers.
 
 use super::error::SyntaxError;
 use super::node::Node;
@@ -7,9 +7,9 @@ use super::yaml;
 /// Reads a JSON document.
 ///
 /// # Errors
-/// With the line, when it is not JSON.
+/// When the text is not JSON, with the line.
 pub fn parse(text: &str, path: &str) -> Result<Node, SyntaxError> {
-    // The strict parser judges; JSON is YAML, whose parser then tells the lines.
+    // The strict JSON parser validates; JSON is also YAML, whose parser then gives the lines.
     if let Err(error) = serde_json::from_str::<serde_json::Value>(text) {
         let line = error.line();
         let message = error.to_string();

@@ -1,30 +1,30 @@
-//! A configuration as one tree whose leaves know their lines.
+//! A configuration file as a tree of values with line numbers.
 
-/// A value and the line it stands on (0 for a value that was made, not read).
+/// A value and the line it stands on (0 for a value that was not read from a file).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// Line in the file, from 1.
+    /// Line in the file, from 1; 0 for a value that was not read from a file.
     pub line: usize,
-    /// The value.
+    /// The value itself.
     pub value: Value,
 }
 
-/// What can stand in a configuration file.
+/// The kinds of value that a configuration file can hold.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// `null`, `None`.
+    /// `null` in JSON and YAML, `None` in Python.
     Null,
-    /// True or false.
+    /// A boolean.
     Bool(bool),
-    /// A whole number.
+    /// An integer.
     Int(i64),
-    /// Any other number.
+    /// A floating-point number.
     Float(f64),
-    /// Text.
+    /// A string.
     Str(String),
-    /// A list.
+    /// A sequence of values.
     List(Vec<Node>),
-    /// Keys and values in the file's order.
+    /// Keys and values, in the order of the file.
     Table(Vec<(String, Node)>),
     /// A Python constructor with keyword arguments, such as `FullAC.Config()`.
     Call(String, Vec<(String, Node)>),
@@ -33,7 +33,7 @@ pub enum Value {
 }
 
 impl Node {
-    /// A value that was made, not read.
+    /// A node that was not read from a file.
     #[must_use]
     pub fn made(value: impl Into<Value>) -> Self {
         Self {
@@ -48,7 +48,7 @@ impl Node {
         Self::made(Value::Table(Vec::new()))
     }
 
-    /// The entries of a table or of a constructor's arguments.
+    /// The entries of a table, or the keyword arguments of a constructor.
     #[must_use]
     pub fn entries(&self) -> &[(String, Node)] {
         match &self.value {
@@ -57,7 +57,7 @@ impl Node {
         }
     }
 
-    /// The entry of one key.
+    /// The value of one key.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Node> {
         let entries = self.entries().iter();
@@ -70,7 +70,7 @@ impl Node {
         path.split('.').try_fold(self, |node, key| node.get(key))
     }
 
-    /// Sets the value at a dotted path, making tables on the way.
+    /// Sets the value at a dotted path, creating tables on the way.
     pub fn set(&mut self, path: &str, value: impl Into<Value>) {
         let (key, rest) = match path.split_once('.') {
             Some((key, rest)) => (key, Some(rest)),
@@ -93,7 +93,7 @@ impl Node {
         }
     }
 
-    /// As a whole number.
+    /// The value as an integer, if it is one.
     #[must_use]
     pub fn int(&self) -> Option<i64> {
         match self.value {
@@ -102,7 +102,7 @@ impl Node {
         }
     }
 
-    /// As text.
+    /// The value as a string, if it is one.
     #[must_use]
     pub fn text(&self) -> Option<&str> {
         match &self.value {
@@ -111,7 +111,7 @@ impl Node {
         }
     }
 
-    /// As true or false.
+    /// The value as a boolean, if it is one.
     #[must_use]
     pub fn bool(&self) -> Option<bool> {
         match self.value {
@@ -120,7 +120,7 @@ impl Node {
         }
     }
 
-    /// As a list.
+    /// The value as a list, if it is one.
     #[must_use]
     pub fn list(&self) -> Option<&[Node]> {
         match &self.value {
@@ -131,7 +131,7 @@ impl Node {
 }
 
 impl Value {
-    /// What it is, for messages.
+    /// Name of the value's type, for messages.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -171,7 +171,7 @@ impl From<bool> for Value {
 
 impl From<u64> for Value {
     fn from(n: u64) -> Self {
-        // Sizes are far below 2^63: `legality` and the command line bound them.
+        // Sizes are far below 2^63: `legality` and the command line limit them.
         Self::Int(i64::try_from(n).unwrap_or(i64::MAX))
     }
 }

@@ -1,6 +1,5 @@
-//! Python configuration files, as far as they are configuration: attribute assignments of literals
-//! and constructors with keyword arguments. Nothing is run; other statements are passed over, and
-//! expressions that are not literals are kept as text.
+//! Parser of Python configuration files: attribute assignments of literals, and constructors with keyword arguments.
+//! Nothing is executed; other statements are skipped, and expressions that are not literals are kept as text.
 
 use std::iter::Peekable;
 use std::str::Chars;
@@ -13,11 +12,11 @@ use super::node::{Node, Value};
 pub struct Assignment {
     /// Dotted path, the variable first.
     pub path: String,
-    /// Its value.
+    /// The value assigned.
     pub node: Node,
 }
 
-/// Deepest nesting read.
+/// Deepest nesting that is read.
 const MAX_DEPTH: usize = 64;
 
 /// Reads assignments and `return CONSTRUCTOR(…)` statements (path `return`), in order.
@@ -123,7 +122,7 @@ impl Parser<'_> {
             .map_or(0, |(_, line)| *line)
     }
 
-    /// The whole rest as one value; an expression when it is more than a literal.
+    /// The rest of the input as one value: an expression if it is more than a literal.
     fn whole(mut self) -> Result<Node, SyntaxError> {
         let line = self.line();
         let node = self.value(0)?;
@@ -261,7 +260,7 @@ impl Parser<'_> {
                 Some(_) => {
                     let key = self.value(depth + 1)?;
                     if self.peek() != Some(&Token::Symbol(':')) {
-                        // A set, or what `**` spreads: no key to judge.
+                        // An element of a set, or what `**` unpacks: it has no key to check.
                         let from = self.at;
                         self.rest(key, from);
                         continue;
@@ -298,7 +297,7 @@ impl Parser<'_> {
                     node.line = line;
                     arguments.push((key, node));
                 }
-                // Positional arguments have no name to judge; their place stands for one.
+                // A positional argument has no name to check; its index stands for one.
                 (Some(_), _) => {
                     let from = self.at;
                     let node = self.value(depth + 1)?;
@@ -327,7 +326,7 @@ fn shown(tokens: &[Placed]) -> String {
     words.join(" ")
 }
 
-/// `8 * 2048` of whole numbers.
+/// A product of integer literals, such as `8 * 2048`.
 fn product(tokens: &[Placed]) -> Option<i64> {
     let mut all = 1i64;
     for (i, (token, _)) in tokens.iter().enumerate() {
@@ -393,7 +392,7 @@ fn tokens(text: &str, path: &str) -> Result<Vec<Placed>, SyntaxError> {
     Ok(found)
 }
 
-/// A number that begins with a digit.
+/// Reads a number that begins with the digit `first`.
 fn number(first: char, chars: &mut Peekable<Chars<'_>>) -> String {
     let mut number = String::from(first);
     while let Some(c) = chars.next_if(|&c| c.is_ascii_alphanumeric() || c == '.' || c == '_') {
@@ -405,7 +404,7 @@ fn number(first: char, chars: &mut Peekable<Chars<'_>>) -> String {
     number
 }
 
-/// The rest of a string after its first quote; triple quotes included.
+/// Reads the rest of a string after its first quote, triple-quoted strings included.
 fn string(
     quote: char,
     raw: bool,
@@ -454,7 +453,7 @@ fn string(
     }
 }
 
-/// The character that so many hexadecimal digits name.
+/// The character with the code point in the next `digits` hexadecimal digits.
 fn code_point(chars: &mut Peekable<Chars<'_>>, digits: usize) -> Option<char> {
     let mut code = 0;
     for _ in 0..digits {

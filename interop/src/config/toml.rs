@@ -1,4 +1,4 @@
-//! TOML with line numbers.
+//! Parser of TOML that records line numbers.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use super::node::{Node, Value};
 /// Reads a TOML document.
 ///
 /// # Errors
-/// With the line, when it is not TOML.
+/// When the text is not TOML, with the line.
 pub fn parse(text: &str, path: &str) -> Result<Node, SyntaxError> {
     let lines = Lines::of(text);
     let document = Document::parse(text.to_owned()).map_err(|error| {
@@ -22,7 +22,7 @@ pub fn parse(text: &str, path: &str) -> Result<Node, SyntaxError> {
     Ok(table(root, &lines))
 }
 
-/// Where the lines of a text end.
+/// Offsets of the line ends of a text.
 struct Lines(Vec<usize>);
 
 impl Lines {
@@ -30,7 +30,7 @@ impl Lines {
         Self(text.match_indices('\n').map(|(at, _)| at).collect())
     }
 
-    /// The line on which a span begins, from 1; 0 when nothing says where it is.
+    /// The line on which a span begins, from 1; 0 without a span.
     fn at(&self, span: Option<Range<usize>>) -> usize {
         span.map_or(0, |span| {
             self.0.partition_point(|&end| end < span.start) + 1

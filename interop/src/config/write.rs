@@ -1,9 +1,9 @@
-//! Trees as text: JSON, YAML, TOML, Python.
+//! Writes trees as JSON, YAML, TOML or Python.
 
 use super::escape::quoted;
 use super::node::{Node, Value};
 
-/// A JSON document.
+/// The tree as a JSON document.
 #[must_use]
 pub fn json(root: &Node) -> String {
     let mut text = String::new();
@@ -39,7 +39,7 @@ fn json_into(value: &Value, depth: usize, out: &mut String) {
     }
 }
 
-/// A YAML document: block mappings, flow lists.
+/// The tree as a YAML document: block mappings, flow lists.
 #[must_use]
 pub fn yaml(root: &Node) -> String {
     let mut text = String::new();
@@ -67,7 +67,7 @@ fn yaml_into(entries: &[(String, Node)], depth: usize, out: &mut String) {
 
 fn yaml_scalar(value: &Value) -> String {
     match value {
-        // Words that every YAML reader takes for text stay bare.
+        // Words that every YAML reader takes for strings need no quotes.
         Value::Str(s) if is_plain(s) => s.clone(),
         Value::Table(entries) => {
             let pair =
@@ -87,7 +87,7 @@ fn is_plain(text: &str) -> bool {
         && !reserved.contains(&text.to_lowercase().as_str())
 }
 
-/// A TOML document: sections with their scalars and lists first, then sections below them.
+/// The tree as a TOML document: the scalars and lists of each section, then the sections below it.
 #[must_use]
 pub fn toml(root: &Node) -> String {
     let mut text = String::new();
@@ -118,7 +118,7 @@ fn toml_into(entries: &[(String, Node)], section: &str, out: &mut String) {
     }
 }
 
-/// A Python expression.
+/// The tree as a Python expression.
 #[must_use]
 pub fn python(node: &Node) -> String {
     inline(node, &Words::PYTHON)
@@ -153,7 +153,7 @@ fn inline(node: &Node, words: &Words) -> String {
     }
 }
 
-/// The words of a syntax for what has no other form.
+/// How a syntax spells null, booleans and non-finite numbers.
 struct Words {
     null: &'static str,
     yes: &'static str,
@@ -186,7 +186,7 @@ fn scalar(value: &Value, words: &Words) -> String {
     }
 }
 
-/// `1.0e-5`, not `1e-5`, which PyYAML takes for text.
+/// A float such as `1.0e-5`, not `1e-5`, which PyYAML reads as a string.
 fn number(f: f64) -> String {
     let text = format!("{f:?}");
     match text.split_once('e') {

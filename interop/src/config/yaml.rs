@@ -1,17 +1,17 @@
-//! YAML with line numbers.
+//! Parser of YAML that records line numbers.
 
 use granit_parser::{Event, Parser, ScalarStyle};
 
 use super::error::SyntaxError;
 use super::node::{Node, Value};
 
-/// Deepest nesting read.
+/// Deepest nesting that is read.
 const MAX_DEPTH: usize = 64;
 
 /// Reads the first document of a YAML file.
 ///
 /// # Errors
-/// With the line, when it is not YAML, or uses anchors, which none of these systems' examples do.
+/// When the text is not YAML, or uses anchors, which no example of these systems does; with the line.
 pub fn parse(text: &str, path: &str) -> Result<Node, SyntaxError> {
     let mut reader = Reader {
         events: Parser::new_from_str(text),
@@ -36,7 +36,7 @@ impl<'a, P> Reader<'a, P>
 where
     P: Iterator<Item = Result<(Event<'a>, granit_parser::Span), granit_parser::ScanError>>,
 {
-    /// The next event that is data, with its line.
+    /// The next event that carries data, with its line.
     fn next(&mut self) -> Result<(Event<'a>, usize), SyntaxError> {
         loop {
             match self.events.next() {
@@ -92,7 +92,7 @@ where
     }
 }
 
-/// A plain scalar by YAML's core schema, as PyYAML reads the common words; quoted ones are text.
+/// A plain scalar by YAML's core schema, with the words that PyYAML also reads as booleans; quoted scalars are strings.
 fn scalar(text: &str, style: ScalarStyle) -> Value {
     if style != ScalarStyle::Plain {
         return Value::Str(text.to_owned());
@@ -106,7 +106,7 @@ fn scalar(text: &str, style: ScalarStyle) -> Value {
     number(text).unwrap_or_else(|| Value::Str(text.to_owned()))
 }
 
-/// A number, if the text is one.
+/// The number that a text stands for, if any.
 pub(crate) fn number(text: &str) -> Option<Value> {
     let digits = text.trim_start_matches(['-', '+']);
     if !digits.starts_with(|c: char| c.is_ascii_digit() || c == '.') {

@@ -1,4 +1,4 @@
-//! Megatron Bridge: a Python function over `ConfigContainer`, made of Megatron-LM's options.
+//! Export to Megatron Bridge: a Python function over `ConfigContainer`, generated from Megatron-LM's options.
 
 use catalog::runtime::Rewrite;
 use catalog::{Precision, Zero};
@@ -21,8 +21,8 @@ pub(crate) fn program(job: &Job<'_>) -> Program {
     let mut setup = vec![
         ": \"${RECIPE:?set RECIPE to the recipe of your model, as module:function}\"".to_owned(),
     ];
-    // Megatron asks for one connection, so that communication starts before compute; Megatron-FSDP asserts the
-    // contrary.
+    // Megatron requires CUDA_DEVICE_MAX_CONNECTIONS=1, so that communication starts before compute; Megatron-FSDP
+    // asserts the opposite.
     setup.push(match job.decisions.zero {
         Zero::Z0 | Zero::Z1 => "export CUDA_DEVICE_MAX_CONNECTIONS=1".to_owned(),
         Zero::Z2 | Zero::Z3 => "unset CUDA_DEVICE_MAX_CONNECTIONS".to_owned(),
@@ -35,7 +35,7 @@ pub(crate) fn program(job: &Job<'_>) -> Program {
 }
 
 pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
-    // A recipe has its own choices; all of them are set, also the ones that are off.
+    // A recipe has its own choices; all decisions are set, including those that are off.
     let mut settings: Vec<(String, Value)> = off(job);
     let mut fields = core_model::fields(job.model, job.workload.seq_len, Reach::Provider, limits);
     fields.extend(core_rewrites::fields(job, limits));
@@ -63,7 +63,7 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     vec![Draft::new(FILE, Heading::Docstring, text(job, settings))]
 }
 
-/// The tokenizer and the data, and the recipe that everything else comes from.
+/// The tokenizer, the data, and the recipe that supplies all other settings.
 fn inputs(job: &Job<'_>, limits: &mut Limits) -> Vec<(String, Value)> {
     limits.variable(
         "RECIPE",
@@ -116,7 +116,7 @@ fn text(job: &Job<'_>, settings: Vec<(String, Value)>) -> String {
     text
 }
 
-/// The provider's fields that a field of the configuration is set by.
+/// The provider's fields that correspond to a field of the configuration.
 fn provider((name, value): Field, job: &Job<'_>) -> Vec<(String, Value)> {
     let set = |name: &str, value: Value| (format!("model.{name}"), value);
     let call = |code: &str| Value::Expression(code.to_owned());
@@ -129,7 +129,7 @@ fn provider((name, value): Field, job: &Job<'_>) -> Vec<(String, Value)> {
                 set("make_vocab_size_divisible_by", 1.into()),
             ]
         }
-        // A provider's table of positions is as long as its sequence.
+        // A provider's position table is as long as its sequence.
         ("max_position_embeddings", _) => Vec::new(),
         ("activation_func", Value::Str(activation)) => vec![set(
             name,
@@ -152,7 +152,7 @@ fn provider((name, value): Field, job: &Job<'_>) -> Vec<(String, Value)> {
     }
 }
 
-/// Every decision at its least.
+/// Settings that switch every decision off; those that are on are set after them.
 fn off(job: &Job<'_>) -> Vec<(String, Value)> {
     let none = [
         "virtual_pipeline_model_parallel_size",
@@ -177,12 +177,12 @@ fn off(job: &Job<'_>) -> Vec<(String, Value)> {
     set("ddp.num_distributed_optimizer_instances", 1.into());
     set("ddp.overlap_grad_reduce", false.into());
     set("ddp.overlap_param_gather", false.into());
-    // Where it is set, it overrides the fields above.
+    // If it were set, it would override the fields above.
     set("comm_overlap", Value::Null);
     settings
 }
 
-/// The field that an option is generated from.
+/// The configuration field that a Megatron-LM option corresponds to.
 fn setting(flag: &Flag, job: &Job<'_>) -> Vec<(String, Value)> {
     let field = flag.name.trim_start_matches("--").replace('-', "_");
     let value = match flag.values.as_slice() {
@@ -214,7 +214,7 @@ fn setting(flag: &Flag, job: &Job<'_>) -> Vec<(String, Value)> {
             return vec![("ddp.grad_reduce_in_fp32".to_owned(), true.into())];
         }
         "grad_reduce_in_bf16" => return vec![("ddp.grad_reduce_in_fp32".to_owned(), false.into())],
-        // By `mixed_precision`.
+        // Set by `mixed_precision`.
         "bf16" | "fp16" | "fp8_format" | "fp8_recipe" => return Vec::new(),
         "micro_batch_size" | "global_batch_size" => format!("train.{field}"),
         _ => format!("model.{field}"),

@@ -1,4 +1,4 @@
-//! Fields of Megatron-Core's configuration as options of Megatron-LM's command line
+//! Translates fields of Megatron-Core's configuration to options of Megatron-LM's command line
 //! (`megatron/training/arguments.py`).
 
 use super::core_model::Field;
@@ -16,7 +16,7 @@ pub(crate) fn options(fields: &[Field], model: &[Field], tp: u64) -> Vec<Flag> {
     for (name, value) in fields {
         flags.extend(option(name, value, activation));
         if let ("vocab_size", Value::Int(vocab)) = (*name, value) {
-            // Whatever the tokenizer holds, the table has the model's rows, and as many more as tp asks for.
+            // Independent of the tokenizer, the table has the model's rows, padded to a multiple of tp.
             let rows = vocab.unsigned_abs().div_ceil(tp) * tp;
             flags.push(Flag::value("--padded-vocab-size", rows));
         }
@@ -35,9 +35,9 @@ fn option(field: &str, value: &Value, activation: &str) -> Vec<Flag> {
             "quick_gelu" => vec![Flag::switch("--quick-geglu")],
             _ => Vec::new(),
         },
-        // Said by the activation, by the position's kind, and by the number of groups.
+        // Implied by the activation, the kind of positions, and the number of groups.
         ("gated_linear_unit" | "rope_scaling_factor", _) => Vec::new(),
-        // Latent attention's, which no option reaches: they have their only values.
+        // Fields of latent attention that no option reaches: they have their only possible values.
         ("original_max_position_embeddings" | "beta_fast" | "beta_slow", _) => Vec::new(),
         ("num_query_groups", _) => vec![
             Flag::switch("--group-query-attention"),
@@ -81,7 +81,7 @@ fn option(field: &str, value: &Value, activation: &str) -> Vec<Flag> {
     }
 }
 
-/// The option that a field of the same name is read from.
+/// The option with the same name as a field.
 fn dashed(field: &str) -> String {
     format!("--{}", field.replace('_', "-"))
 }
@@ -95,7 +95,7 @@ fn scalar(value: &Value) -> String {
     }
 }
 
-/// `([0]*3+[1]*58)`: the list that Megatron-LM evaluates.
+/// The list expression that Megatron-LM evaluates, such as `([0]*3+[1]*58)`.
 fn compact(layers: &[Node]) -> String {
     let runs = layers.chunk_by(|a, b| a.int() == b.int());
     let parts: Vec<String> = runs

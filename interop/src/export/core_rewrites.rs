@@ -1,4 +1,4 @@
-//! How Megatron-Core stands to each rewrite that a prediction may assume: the fields that switch it, or why it differs.
+//! Which rewrites Megatron-Core performs: the fields that switch each, or why it differs from the prediction.
 
 use catalog::model::{Activation, AttentionKind, ModelConfig, Position};
 use catalog::runtime::{AttentionKernel, Rewrite};
@@ -10,7 +10,7 @@ use super::refusal::Limits;
 use super::stance::Stance::{Always, Never, Written};
 use super::stance::{Table, fp8, recomputes, sends_whole, unmet};
 
-/// The fields that make Megatron-Core do what the prediction assumed; where none does, the assumption is collected.
+/// The fields that make Megatron-Core do what the prediction assumed; records the assumptions that it cannot meet.
 pub(crate) fn fields(job: &Job<'_>, limits: &mut Limits) -> Vec<Field> {
     limits.unmet = unmet(TABLE, job);
     let assumes = |rewrite| job.assumes(rewrite);
@@ -59,13 +59,13 @@ pub(crate) fn fields(job: &Job<'_>, limits: &mut Limits) -> Vec<Field> {
     fields
 }
 
-/// Whether its feed-forward blocks are SwiGLU.
+/// Whether the model's feed-forward blocks are SwiGLU.
 fn gated_silu(model: &ModelConfig) -> bool {
     let plain = model.constants.bounded_glu.is_none();
     model.mlp.activation == Activation::Silu && model.mlp.gated && plain
 }
 
-/// Whether a kernel of Megatron-Core rotates queries and keys as this model does.
+/// Whether Megatron-Core has a fused kernel for this model's rotary embedding.
 fn fusible_rotation(model: &ModelConfig) -> bool {
     let yarn = matches!(model.constants.rope_scaling, RopeScaling::Yarn { .. });
     let latent = matches!(model.attention.kind, AttentionKind::Latent { .. });
@@ -80,7 +80,7 @@ fn gelu(job: &Job<'_>) -> bool {
     job.model.mlp.activation == Activation::Gelu
 }
 
-/// What Megatron-Core does of each rewrite.
+/// What Megatron-Core does with each rewrite.
 pub(crate) const TABLE: &Table = &[
     (Rewrite::FuseBiasDropoutAdd, |_| true, Written),
     (Rewrite::FuseScaledMaskedSoftmax, |_| true, Written),
@@ -88,7 +88,7 @@ pub(crate) const TABLE: &Table = &[
     (Rewrite::FuseCrossEntropy, |_| true, Written),
     (Rewrite::FusePermute, |_| true, Written),
     (Rewrite::FuseSwiglu, |_| true, Written),
-    // The file sets the recipe of 8-bit scales by it.
+    // Set through the recipe of FP8 scales.
     (Rewrite::ScaleDynamically, |_| true, Written),
     (Rewrite::FuseRope, |j| fusible_rotation(j.model), Written),
     (
@@ -251,7 +251,7 @@ pub(crate) const TABLE: &Table = &[
         |_| true,
         Never("the step reads the buffer of gradients"),
     ),
-    // Which operators are kept cannot be chosen: such plans are refused.
+    // The choice of saved operators is fixed: plans that need another are refused.
     (Rewrite::KeepAttentionProjections, |_| false, Written),
     (Rewrite::KeepOutputProjection, |_| false, Written),
     (Rewrite::KeepSelected, |_| false, Written),

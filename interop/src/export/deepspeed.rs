@@ -1,4 +1,4 @@
-//! DeepSpeed: the JSON that `deepspeed.initialize` reads.
+//! Export to DeepSpeed: the JSON that `deepspeed.initialize` reads.
 
 use catalog::runtime::BUCKET_ELEMENTS;
 use catalog::{CpKind, DType, Overlap, Precision, Zero};
@@ -22,7 +22,7 @@ pub(crate) fn program(job: &Job<'_>) -> Program {
     }
 }
 
-/// The model is the training script's: the file holds nothing of it.
+/// The files of an export. The training script defines the model; the configuration holds nothing of it.
 pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     refuse(job, limits);
     script::inputs(limits);
@@ -49,11 +49,11 @@ fn precision(job: &Job<'_>, root: &mut Node) {
     root.set("communication_data_type", reduced);
 }
 
-/// Every decision.
+/// Writes every decision of the plan.
 fn decided(job: &Job<'_>, root: &mut Node) {
     let Decisions {
         tp,
-        // Refused above 1, with all that pipelines have.
+        // Refused above 1, with all other pipeline decisions.
         pp: _,
         vpp: _,
         schedule: _,
@@ -63,12 +63,12 @@ fn decided(job: &Job<'_>, root: &mut Node) {
         cp_kind: _,
         ep,
         etp,
-        // What is left of the ranks.
+        // The ranks that the other axes leave.
         dp_shard: _,
         // Refused unless nothing is sharded.
         dp_replicate: _,
         zero,
-        // Refused where it differs from ZeRO-3's.
+        // Refused where it differs from what ZeRO-3 does.
         reshard_after_forward: _,
         // Refused.
         sequence_parallel: _,

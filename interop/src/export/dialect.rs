@@ -1,4 +1,4 @@
-//! The training systems whose configurations are written and read, each at a stated version.
+//! The training systems whose configurations are read and written, each at a stated version.
 
 use super::refusal::ExportError;
 
@@ -42,7 +42,7 @@ impl Dialect {
         Self::VeScale,
     ];
 
-    /// The training system.
+    /// Name of the training system.
     #[must_use]
     pub fn target(self) -> &'static str {
         match self {
@@ -57,7 +57,7 @@ impl Dialect {
         }
     }
 
-    /// Its version.
+    /// Version of the training system.
     #[must_use]
     pub fn version(self) -> &'static str {
         match self {
@@ -71,13 +71,13 @@ impl Dialect {
         }
     }
 
-    /// `target@version`.
+    /// Name and version as `target@version`.
     #[must_use]
     pub fn name(self) -> String {
         format!("{}@{}", self.target(), self.version())
     }
 
-    /// The runtime whose search space is nearest to what this target expresses.
+    /// The runtime whose search space is closest to what this target can express.
     #[must_use]
     pub fn runtime(self) -> &'static str {
         match self {
@@ -90,7 +90,7 @@ impl Dialect {
         }
     }
 
-    /// What this target lacks within that runtime's space, as keys and values of `search --fix`.
+    /// What this target cannot express within that runtime's space, as keys and values of `search --fix`.
     #[must_use]
     pub fn limits(self) -> &'static [(&'static str, &'static str)] {
         match self {
@@ -114,7 +114,7 @@ impl Dialect {
     /// Parses `target` or `target@version`.
     ///
     /// # Errors
-    /// Unknown targets and versions, with the known ones.
+    /// For an unknown target or version; the error lists the known ones.
     pub fn parse(text: &str) -> Result<Self, ExportError> {
         let (target, version) = match text.split_once('@') {
             Some((target, version)) => (target, Some(version)),

@@ -1,4 +1,4 @@
-//! An option of Megatron-LM's command line.
+//! Options of Megatron-LM's command line.
 
 /// An option with its values.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! accelerate (FSDP2) and axolotl, which both drive Hugging Face's trainer.
+//! Export to accelerate (FSDP2) and axolotl, which both drive Hugging Face's trainer.
 
 use catalog::{CpKind, Overlap, Precision, Zero};
 
@@ -16,7 +16,7 @@ use plans::grammar::recompute_name;
 const ACCELERATE: &str = "accelerate.yaml";
 const AXOLOTL: &str = "axolotl.yaml";
 
-/// What accelerate's file does not hold goes to the training script as the trainer's arguments.
+/// How accelerate starts training: what its file cannot hold is passed to the training script as trainer arguments.
 pub(crate) fn accelerate_program(job: &Job<'_>) -> Program {
     let d = job.decisions;
     let mut arguments = format!(
@@ -48,11 +48,11 @@ pub(crate) fn axolotl_program() -> Program {
     }
 }
 
-/// What neither of the two can express, and what both do with every decision. The model is a Transformers model, named
-/// by its id or folder; the file holds nothing of it.
+/// Refuses what neither system can express, and says what both do with every decision. The model is a Transformers
+/// model, named by its id or folder; the file holds nothing of it.
 fn refuse(job: &Job<'_>, limits: &mut Limits) {
     let Decisions {
-        // Written as sizes of the mesh.
+        // Written as the mesh's sizes.
         tp: _,
         cp: _,
         cp_kind: _,
@@ -71,13 +71,13 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
         reshard_after_forward: _,
         // Refused.
         sequence_parallel: _,
-        // Written as the trainer's.
+        // Written as the trainer's batch size.
         micro_batch: _,
         num_micro_batches: _,
         recompute: _,
         // The mesh's order is dp_replicate, dp_shard, cp, tp.
         axis_order: _,
-        // Refused where FSDP2 does otherwise.
+        // Refused where FSDP2 does something else.
         overlap:
             Overlap {
                 grad_reduce: _,
@@ -154,7 +154,7 @@ fn states(d: &Decisions, limits: &mut Limits) {
     );
 }
 
-/// Whether FSDP2 shards: ZeRO-3, or ZeRO-2 as `reshard_after_forward: false`.
+/// Whether FSDP2 shards parameters: ZeRO-3, or ZeRO-2 as `reshard_after_forward: false`.
 fn sharded(d: &Decisions) -> bool {
     matches!(d.zero, Zero::Z2 | Zero::Z3)
 }
@@ -248,7 +248,7 @@ fn accelerate_axes(d: &Decisions, root: &mut Node) {
     root.set(&axis("tp_size"), d.tp);
     root.set(&axis("cp_size"), d.cp);
     if d.cp > 1 {
-        // The rotation by all-to-all is PyTorch's ring.
+        // PyTorch's ring attention is its rotation method `alltoall`.
         let kind = match d.cp_kind {
             CpKind::AllGather | CpKind::AllToAll => "allgather",
             CpKind::Ring => "alltoall",
@@ -311,7 +311,7 @@ fn axolotl_inputs(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
     let model = "the model's hub name, or a folder with its config.json";
     let model = limits.input(&job.inputs, Input::HfId, model);
     root.set("base_model", model);
-    // Without one it is the model's own.
+    // Without one, the model's own is used.
     if let Some(tokenizer) = job.inputs.tokenizer {
         root.set("tokenizer_config", tokenizer);
     }

@@ -1,21 +1,21 @@
-//! What a user gives beside the plan (tokenizer, data, the model's name on the Hugging Face hub), and the list of what
-//! is still to be filled in before a launch.
+//! Inputs that a user gives beside the plan (tokenizer, data, the model's name on the Hugging Face hub), and the list
+//! of those still to be filled in before a launch.
 
-/// What the launched job reads beside the plan; what is missing is left open in the files, and the launch script stops.
+/// Inputs of the launched job beside the plan. A missing one becomes a placeholder, and the launch script stops on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Inputs<'a> {
     /// Folder or hub name of the tokenizer.
     pub tokenizer: Option<&'a str>,
-    /// Dataset: a path or a hub name, as the target reads it.
+    /// Dataset: a path or a hub name, in the form that the target reads.
     pub data: Option<&'a str>,
     /// Name of the model on the Hugging Face hub, or a folder in its format.
     pub hf_id: Option<&'a str>,
 }
 
-/// Something that only the user knows and has not said.
+/// An input that only the user knows and has not given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unfilled {
-    /// What stands for it: a placeholder in the files, or a variable of the environment.
+    /// Its name: a placeholder in the files, or an environment variable.
     pub name: &'static str,
     /// What to put there.
     pub what: String,
@@ -23,7 +23,7 @@ pub struct Unfilled {
     pub placeholder: bool,
 }
 
-/// What every placeholder begins with: the launch script and `export --check` look for it.
+/// Prefix of every placeholder: the launch script and `export --check` look for it.
 pub(crate) const PLACEHOLDER: &str = "FILL_IN_";
 
 /// One of the inputs.
@@ -35,7 +35,7 @@ pub(crate) enum Input {
 }
 
 impl Input {
-    /// What was given for it.
+    /// The value that the user gave, if any.
     pub(crate) fn given<'a>(self, inputs: &Inputs<'a>) -> Option<&'a str> {
         match self {
             Self::Tokenizer => inputs.tokenizer,
@@ -44,7 +44,7 @@ impl Input {
         }
     }
 
-    /// What stands in the files until it is given.
+    /// The placeholder in the files until a value is given.
     pub(crate) fn placeholder(self) -> &'static str {
         match self {
             Self::Tokenizer => "FILL_IN_TOKENIZER",
@@ -63,7 +63,7 @@ impl Input {
     }
 }
 
-/// The list of what is missing, one line each.
+/// The missing inputs, one line each.
 pub(crate) fn lines(unfilled: &[Unfilled]) -> Vec<String> {
     if unfilled.is_empty() {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! What an exporter is given and what it returns: the job, the files, and the line that heads each file.
+//! The input and output of an exporter: the job, the files, and the header of each file.
 
 use catalog::model::ModelConfig;
 use catalog::runtime::Rewrite;
@@ -10,33 +10,33 @@ use crate::config::escape;
 use plans::decisions::Decisions;
 use plans::plan_file::ShardingFile;
 
-/// What starts the ranks.
+/// How the ranks are started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
     /// `torchrun` on every node.
     Torchrun,
-    /// A Slurm batch script.
+    /// A Slurm batch script that runs `torchrun`.
     Slurm,
-    /// A Kubernetes indexed job.
+    /// A Kubernetes indexed job that runs `torchrun`.
     Kubernetes,
 }
 
-/// What is exported.
+/// The plan to export, with everything it depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
-    /// Model.
+    /// The model to train.
     pub model: &'a ModelConfig,
-    /// Decisions.
+    /// The plan's decisions.
     pub decisions: &'a Decisions,
-    /// Devices, sequence, batch, precision.
+    /// Number of devices, sequence length, batch, precision.
     pub workload: &'a Workload,
-    /// Runtime that the plan was predicted for: what its prediction assumed.
+    /// The runtime that the plan was predicted for, which determines what the prediction assumed.
     pub runtime: &'a Runtime,
     /// Placements of parameters and activations.
     pub sharding: &'a ShardingFile,
-    /// The plan's id.
+    /// The plan's id, a content hash.
     pub id: &'a str,
-    /// Devices per host.
+    /// Number of devices per host.
     pub gpus_per_node: u64,
     /// Tokenizer, data, and the model's name on the hub.
     pub inputs: Inputs<'a>,
@@ -52,45 +52,45 @@ impl Job<'_> {
 /// One file of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportedFile {
-    /// Name, without folder.
+    /// File name, without folder.
     pub name: String,
-    /// Content.
+    /// Content of the file.
     pub text: String,
-    /// Whether it is to be run.
+    /// Whether the file is to be executed.
     pub executable: bool,
 }
 
-/// Files and what to know about them.
+/// The result of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exported {
-    /// Files; the configuration first.
+    /// The files, with the configuration first.
     pub files: Vec<ExportedFile>,
-    /// Where the system does less than the plan allows, one sentence each.
+    /// Sentences on where the system does less than the plan allows.
     pub notes: Vec<String>,
-    /// What is still to be filled in before the launch; the launch script stops until it is.
+    /// Inputs still to be filled in before the launch; the launch script stops until they are.
     pub unfilled: Vec<Unfilled>,
-    /// What the prediction assumed and the target does otherwise.
+    /// Assumptions of the prediction that the target does not meet.
     pub unmet: Vec<Assumption>,
 }
 
-/// How a file takes what is said at its top.
+/// How a file holds its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Heading {
-    /// Lines that begin with `#`.
+    /// As lines that begin with `#`.
     Hash,
-    /// A Python module's documentation.
+    /// As a Python module's docstring.
     Docstring,
-    /// Not at all (JSON).
+    /// Not at all, as in JSON.
     Nowhere,
 }
 
-/// A file without its top, which lists what is still to be filled in and so is written last.
+/// A file without its header, which lists the inputs still to be filled in and so is written last.
 #[derive(Clone, Debug)]
 pub(crate) struct Draft {
-    /// Name, without folder.
+    /// File name, without folder.
     pub(crate) name: String,
     heading: Heading,
-    /// Content below the top.
+    /// Content below the header.
     pub(crate) text: String,
 }
 
@@ -103,7 +103,7 @@ impl Draft {
         }
     }
 
-    /// The file with its top.
+    /// The file with its header.
     pub(crate) fn file(self, job: &Job<'_>, unfilled: &[Unfilled]) -> ExportedFile {
         let lines = inputs::lines(unfilled);
         let top = match self.heading {
@@ -127,7 +127,7 @@ impl Draft {
     }
 }
 
-/// The first lines of a file, as comments: what it is, and what is still to be filled in.
+/// The header of a file as comments: what the file is, and which inputs are still to be filled in.
 pub(crate) fn comments(job: &Job<'_>, unfilled: &[Unfilled]) -> String {
     let mut text = format!("# {}\n", heading(job));
     for line in inputs::lines(unfilled) {
@@ -136,7 +136,7 @@ pub(crate) fn comments(job: &Job<'_>, unfilled: &[Unfilled]) -> String {
     text
 }
 
-/// The first line of every file, as a comment takes it.
+/// The first line of every header, safe within a comment.
 pub(crate) fn heading(job: &Job<'_>) -> String {
     escape::comment(&title(job))
 }

@@ -1,35 +1,35 @@
-//! What starts the ranks: `torchrun` on every node, a Slurm batch script, a Kubernetes job.
+//! Scripts that start the ranks: `torchrun` on every node, a Slurm batch script, a Kubernetes job.
 
 use super::inputs::{PLACEHOLDER, Unfilled};
 use super::job::{ExportedFile, Job, Launcher, comments};
 
-/// How a training system is started with its configuration.
+/// How a training system is started with an exported configuration.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
-    /// Shell lines that come first; `$HERE` is the folder of the exported files.
+    /// Shell lines that run first; `$HERE` is the folder of the exported files.
     pub(crate) setup: Vec<String>,
-    /// What makes processes of the program.
+    /// The launcher that starts a process per device.
     pub(crate) starter: Starter,
     /// The training program that every rank runs and its arguments, quoted for a shell.
     pub(crate) arguments: String,
 }
 
-/// What makes processes of the program.
+/// The launcher that starts a process per device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Starter {
-    /// One process per device by `torchrun`.
+    /// `torchrun`, with the number of processes on its command line.
     Torchrun,
-    /// The same by `accelerate launch`, which reads the number of processes from its file.
+    /// `accelerate launch`, which reads the number of processes from its file.
     Accelerate,
 }
 
-/// Port of the rendezvous unless the environment says otherwise (torchrun's own default).
+/// Default port of the rendezvous (torchrun's own), unless the environment gives another.
 const PORT: u16 = 29500;
 
-/// Where the files lie in a pod.
+/// Folder in a pod where the files are mounted.
 const MOUNT: &str = "/etc/vescale-plan";
 
-/// The launch script or manifest; it stops while something is to be filled in.
+/// The launch script or manifest; it stops while an input is still to be filled in.
 pub(crate) fn script(
     job: &Job<'_>,
     launcher: Launcher,
@@ -63,7 +63,7 @@ pub(crate) fn script(
     }
 }
 
-/// Nodes, and devices on each.
+/// Number of nodes, and of devices on each.
 fn shape(job: &Job<'_>) -> (u64, u64) {
     let each = job.gpus_per_node.min(job.workload.gpus).max(1);
     (job.workload.gpus.div_ceil(each), each)
@@ -128,7 +128,7 @@ fn slurm(job: &Job<'_>, program: &Program, top: &str) -> String {
         label(&job.model.name),
         top,
     );
-    // One task per node; each finds its rank in its own environment.
+    // One task per node; each reads its node's rank from its own environment.
     text.push_str("srun --kill-on-bad-exit=1 bash -c '\n");
     text.push_str("set -euo pipefail\nNODE_RANK=\"$SLURM_NODEID\"\n");
     for line in &program.setup {
@@ -188,7 +188,7 @@ fn indented(text: &str, by: usize) -> String {
     })
 }
 
-/// A name that DNS and Slurm take: lower-case letters, digits and hyphens, at most 50.
+/// A name valid for DNS and Slurm: lower-case letters, digits and hyphens, at most 50.
 fn label(name: &str) -> String {
     let letters: String = name
         .to_lowercase()

@@ -1,4 +1,4 @@
-//! Megatron-LM: a bash file that sets the array `MEGATRON_ARGS`.
+//! Export to Megatron-LM: a bash file that sets the array `MEGATRON_ARGS`.
 
 use catalog::runtime::{BUCKET_ELEMENTS, Rewrite};
 use catalog::{AxisOrder, CpKind, DType, Overlap, Precision, ScheduleKind, Zero};
@@ -19,11 +19,11 @@ use plans::partition::StagePartition;
 /// Name of the file written.
 pub(crate) const FILE: &str = "megatron_args.sh";
 
-/// What starts Megatron-LM with the file.
+/// How Megatron-LM is started with the file.
 pub(crate) fn program(job: &Job<'_>) -> Program {
     let mut setup = vec![format!("source \"$HERE/{FILE}\"")];
-    // Megatron-LM asks for one connection, so that communication starts before compute; its FSDP
-    // asks for the contrary.
+    // Megatron-LM requires CUDA_DEVICE_MAX_CONNECTIONS=1, so that communication starts before compute; its FSDP
+    // requires the opposite.
     setup.push(match job.decisions.zero {
         Zero::Z0 | Zero::Z1 => "export CUDA_DEVICE_MAX_CONNECTIONS=1".to_owned(),
         Zero::Z2 | Zero::Z3 => "unset CUDA_DEVICE_MAX_CONNECTIONS".to_owned(),
@@ -94,7 +94,7 @@ fn inputs(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
     ]
 }
 
-/// The options of every decision, by section, without the model's.
+/// The options of every decision, by section; the model's options are not included.
 pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str, Vec<Flag>)> {
     let Decisions {
         tp,
@@ -104,14 +104,14 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str
         cp_kind,
         ep,
         etp,
-        // The ranks that are left.
+        // The ranks that the other axes leave.
         dp_shard: _,
         dp_replicate,
         zero,
         reshard_after_forward,
         sequence_parallel,
         micro_batch,
-        // The global batch over micro-batches and data-parallel ranks.
+        // Follows from the global batch, the micro-batch and the number of data-parallel ranks.
         num_micro_batches: _,
         recompute: recomputed,
         schedule,
@@ -226,7 +226,7 @@ fn pipeline(
     }
 }
 
-/// `Et*9|t*10|t*11L`: embedding, decoder layers, MTP layers and loss of every virtual stage.
+/// Pipeline layout such as `Et*9|t*10|t*11L`: embedding, decoder layers, MTP layers and loss of every virtual stage.
 pub(crate) fn layout(stages: &[u64], mtp: u64) -> String {
     let last = stages.len() - 1;
     let stage = |(index, &layers): (usize, &u64)| {

@@ -1,5 +1,5 @@
-//! Plans as the configuration of a training system: every decision arrives in the system's own
-//! keys, or the export is refused with the reason and the choice that the system can express.
+//! Writes plans as configurations of training systems: every decision is written in the system's own keys, or the
+//! export is refused with the reason and a choice that the system can express.
 
 mod assumptions;
 mod bridge;
@@ -36,7 +36,7 @@ use self::launch::Program;
 use self::refusal::Limits;
 use self::torchtitan::Edition;
 
-/// Writes a plan for a training system, with the script that starts it if one is asked for.
+/// Writes a plan for a training system, with a script that starts it if one is asked for.
 ///
 /// # Errors
 /// When the system cannot express the plan.
@@ -45,7 +45,7 @@ pub fn export(
     dialect: Dialect,
     launcher: Option<Launcher>,
 ) -> Result<Exported, ExportError> {
-    // What has no effect must not be refused, nor set a switch that needs another.
+    // A decision without effect must neither be refused nor set a switch that requires another.
     let decisions = job.decisions.canonical();
     let job = &Job {
         decisions: &decisions,
@@ -95,7 +95,7 @@ fn drafts(job: &Job<'_>, dialect: Dialect, limits: &mut Limits) -> (Vec<Draft>, 
     }
 }
 
-/// Where the model is refused, names the nearest target that takes it: one of the same runtime, or the first.
+/// If the model is refused, names the nearest target that can express it: one of the same runtime, else the first.
 fn name_a_taker(job: &Job<'_>, dialect: Dialect, refusals: &mut [Refusal]) {
     if !refusals.iter().any(|refusal| refusal.of_model) {
         return;
@@ -118,7 +118,7 @@ fn name_a_taker(job: &Job<'_>, dialect: Dialect, refusals: &mut [Refusal]) {
     }
 }
 
-/// The options that make Megatron-LM build a model, each with its value, or `on`; what it cannot build is left out.
+/// The options with which Megatron-LM builds a model, each with its value or `on`; what it cannot build is left out.
 pub(crate) fn megatron_options(model: &catalog::ModelConfig) -> Vec<(String, String)> {
     let mut limits = Limits::default();
     let longest = model.max_position;

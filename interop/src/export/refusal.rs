@@ -1,4 +1,4 @@
-//! What a training system cannot express: refusals, notes and assumptions not met, collected while an exporter writes,
+//! What a training system cannot express: refusals, notes and unmet assumptions, collected while an exporter writes,
 //! and the error that lists the refusals.
 
 use super::assumptions::Assumption;
@@ -9,36 +9,35 @@ use super::inputs::{Input, Inputs, Unfilled};
 pub struct Refusal {
     /// The decision, as `--strategy` or the command line writes it, such as `zero=2`; or the model's field.
     pub decision: String,
-    /// Why not.
+    /// Why the target cannot express it.
     pub why: String,
-    /// The choice to make instead, as key and value of `--strategy`; none when it is no decision of
-    /// the strategy.
+    /// The choice to make instead, as key and value of `--strategy`; `None` if it is not a decision of the strategy.
     pub instead: Option<(&'static str, String)>,
-    /// Whether the model is refused, not a decision.
+    /// Whether the model is refused, rather than a decision.
     pub of_model: bool,
-    /// The nearest target that takes the model, where the model is refused.
+    /// The nearest target that can express the model, if the model is refused.
     pub taken_by: Option<&'static str>,
 }
 
-/// Why there is no export.
+/// Why a plan was not exported.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExportError {
-    /// No such target.
+    /// The target is unknown.
     #[error("unknown target `{asked}`; {hint}targets: {known}")]
     UnknownTarget {
-        /// What was asked.
+        /// The target that was asked for.
         asked: String,
-        /// Did you mean.
+        /// A suggestion of the nearest known target.
         hint: String,
-        /// All targets.
+        /// List of all targets.
         known: String,
     },
-    /// No such version of the target.
+    /// The target has no such version.
     #[error("{target} has no version `{asked}`; versions: {known}")]
     UnknownVersion {
-        /// Target.
+        /// Name of the target.
         target: String,
-        /// What was asked.
+        /// The version that was asked for.
         asked: String,
         /// Its versions, the default first.
         known: String,
@@ -46,9 +45,9 @@ pub enum ExportError {
     /// The target cannot express the plan.
     #[error("{target} cannot express this plan:{}", listed(refusals))]
     Inexpressible {
-        /// Target and version.
+        /// Name and version of the target.
         target: String,
-        /// What it cannot express, with what it can.
+        /// What it cannot express, each with a choice that it can.
         refusals: Vec<Refusal>,
     },
 }
@@ -66,7 +65,7 @@ fn listed(refusals: &[Refusal]) -> String {
     })
 }
 
-/// Collects refusals, notes, missing inputs and assumptions not met while an exporter writes.
+/// Collects refusals, notes, missing inputs and unmet assumptions while an exporter writes.
 #[derive(Debug, Default)]
 pub(crate) struct Limits {
     pub(super) refusals: Vec<Refusal>,
@@ -95,7 +94,7 @@ impl Limits {
         }
     }
 
-    /// Refuses the model for a field of it when `refused`.
+    /// Refuses the model for one of its fields when `refused`.
     pub(crate) fn refuse_model(
         &mut self,
         refused: bool,
@@ -113,14 +112,14 @@ impl Limits {
         }
     }
 
-    /// Says something the user should know.
+    /// Adds a note for the user.
     pub(crate) fn note(&mut self, when: bool, text: impl Into<String>) {
         if when {
             self.notes.push(text.into());
         }
     }
 
-    /// What was given for an input, or its placeholder, which then stands on the list of what to fill in.
+    /// The value given for an input, or its placeholder, which is then listed as still to be filled in.
     pub(crate) fn input(&mut self, inputs: &Inputs<'_>, input: Input, what: &str) -> String {
         if let Some(given) = input.given(inputs) {
             return given.to_owned();
@@ -133,7 +132,7 @@ impl Limits {
         input.placeholder().to_owned()
     }
 
-    /// A variable of the environment without which the launch script stops.
+    /// Adds an environment variable without which the launch script stops.
     pub(crate) fn variable(&mut self, name: &'static str, what: &str) {
         self.unfilled.push(Unfilled {
             name,

@@ -1,5 +1,5 @@
-//! The keys of every dialect, as data: read from the systems' own parsers and configuration classes,
-//! with repository and commit.
+//! The keys of every dialect, as data that was extracted from the systems' own parsers and configuration classes; each
+//! schema states repository and commit.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -9,52 +9,52 @@ use serde::Deserialize;
 use crate::config::{Node, Value};
 use crate::export::dialect::Dialect;
 
-/// A dialect's keys.
+/// The keys of a dialect.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Schema {
-    /// Training system.
+    /// Name of the training system.
     pub target: String,
-    /// Version.
+    /// Version of the training system.
     pub version: String,
     /// Repository, revision and files that the keys were read from.
     pub source: String,
-    /// Sections whose content is the user's own: any key below is accepted.
+    /// Sections whose content is the user's own: any key below them is accepted.
     #[serde(default)]
     pub open: Vec<String>,
     /// Type of each key, by dotted path.
     keys: BTreeMap<String, String>,
 }
 
-/// What a key may hold.
+/// The type of value that a key takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A switch without a value.
     Flag,
-    /// True or false.
+    /// A boolean.
     Bool,
-    /// A whole number.
+    /// An integer.
     Int,
-    /// A number.
+    /// A number, whole or not.
     Float,
-    /// Text.
+    /// A string.
     Str,
-    /// Anything.
+    /// Any value.
     Any,
-    /// A section.
+    /// A table of keys.
     Map,
-    /// A list.
+    /// A list whose items are of this type.
     List(Box<Kind>),
     /// One of these words.
     OneOf(Vec<String>),
-    /// Nothing, or what follows.
+    /// Null, or a value of this type.
     Optional(Box<Kind>),
-    /// Any of several.
+    /// A value of any of these types.
     Either(Vec<Kind>),
 }
 
 impl Schema {
-    /// The schema of a dialect, read when it is first asked for.
+    /// The schema of a dialect, parsed on first use.
     ///
     /// # Errors
     /// Never for the embedded schemas; a test reads them all.
@@ -85,7 +85,7 @@ impl Schema {
         catalog::text::yaml(text, &dialect.name())
     }
 
-    /// What a key may hold; `None` for unknown keys.
+    /// The type of a key's value; `None` for unknown keys.
     #[must_use]
     pub fn kind(&self, key: &str) -> Option<Kind> {
         if let Some(text) = self.keys.get(key) {
@@ -94,7 +94,7 @@ impl Schema {
         self.is_open(key).then_some(Kind::Any)
     }
 
-    /// Whether the key is, or lies in, a section of the user's own.
+    /// Whether the key is a user-defined section, or lies in one.
     #[must_use]
     pub fn is_open(&self, key: &str) -> bool {
         self.open.iter().any(|section| {
@@ -103,11 +103,11 @@ impl Schema {
         })
     }
 
-    /// The known key most like this one: of the same section, or the same name elsewhere, or alike
-    /// as a whole.
+    /// The known key most similar to this one: in the same section, with the same name elsewhere, or similar as a
+    /// whole.
     #[must_use]
     pub fn nearest(&self, key: &str) -> Option<String> {
-        // Hundreds of options share words; only a slip of the pen is a hint.
+        // Hundreds of options share words; only a likely typo deserves a suggestion.
         const ALIKE: f64 = 0.86;
         let (section, name) = key.rsplit_once('.').unwrap_or(("", key));
         let prefix = if section.is_empty() {
@@ -169,7 +169,7 @@ impl Kind {
         }
     }
 
-    /// Whether a value is of this kind.
+    /// Whether a value is of this type.
     #[must_use]
     pub fn accepts(&self, node: &Node) -> bool {
         match (self, &node.value) {
@@ -180,7 +180,7 @@ impl Kind {
             | (Self::Str, Value::Str(_))
             | (Self::Map, Value::Table(_) | Value::Call(..)) => true,
             (Self::List(inner), Value::List(items)) => items.iter().all(|i| inner.accepts(i)),
-            // DeepSpeed's `5e8`.
+            // DeepSpeed writes whole numbers as `5e8`.
             (Self::Int, Value::Float(f)) => f.fract() == 0.0,
             (Self::OneOf(words), Value::Str(word)) => words.contains(word),
             (Self::OneOf(words), Value::Int(number)) => words.contains(&number.to_string()),
@@ -191,7 +191,7 @@ impl Kind {
         }
     }
 
-    /// The words to choose from, if it is a choice.
+    /// The words to choose from, if the type is a choice.
     #[must_use]
     pub fn words_of(&self) -> Option<&[String]> {
         match self {
@@ -201,7 +201,7 @@ impl Kind {
         }
     }
 
-    /// The kind in words.
+    /// The type in words, for messages.
     #[must_use]
     pub fn words(&self) -> String {
         match self {

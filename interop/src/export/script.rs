@@ -1,13 +1,13 @@
-//! What targets share whose model is the training script's own: the script, and what is handed to it.
+//! Shared by targets whose model is defined in the user's training script: the script's path and its inputs.
 
 use super::inputs::{Input, Inputs};
 use super::refusal::Limits;
 use crate::config::escape::shell;
 
-/// Variable of the environment that names the training script.
+/// Environment variable that names the training script.
 pub(crate) const TRAIN_SCRIPT: &str = "TRAIN_SCRIPT";
 
-/// The shell lines that stop without a training script, and hand it what was given.
+/// Shell lines that stop if no training script is named, and export the given inputs to it.
 pub(crate) fn setup(inputs: &Inputs<'_>) -> Vec<String> {
     let mut lines = vec![format!(
         ": \"${{{TRAIN_SCRIPT}:?set {TRAIN_SCRIPT} to your training script}}\""
@@ -24,7 +24,7 @@ pub(crate) fn setup(inputs: &Inputs<'_>) -> Vec<String> {
     lines
 }
 
-/// What is to be filled in.
+/// Lists the inputs still to be filled in.
 pub(crate) fn inputs(limits: &mut Limits) {
     limits.variable(
         TRAIN_SCRIPT,

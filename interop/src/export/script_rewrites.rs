@@ -1,5 +1,5 @@
-//! How systems that run the user's own model code stand to each rewrite that a prediction may assume: kernels are the
-//! model's, traffic and states are the system's.
+//! Which rewrites are performed by systems that run the user's own model code: kernels are up to the model,
+//! communication and states to the system.
 
 use catalog::Zero;
 use catalog::runtime::Rewrite;
@@ -10,7 +10,7 @@ use super::stance::Stance::{Always, Never, Written, Yours};
 use super::stance::{Table, sends_whole, unmet, yours};
 use plans::decisions::Recompute;
 
-/// Collects what the system does otherwise than the prediction assumed, and says what the user's code must do.
+/// Records the assumptions that the system does not meet, and notes what the user's code must do.
 pub(crate) fn collect(job: &Job<'_>, system: &Table, limits: &mut Limits) {
     limits.unmet = unmet(system, job);
     limits.notes.extend(yours(system, job));
@@ -32,7 +32,7 @@ fn states(job: &Job<'_>) -> bool {
     job.decisions.zero != Zero::Z0
 }
 
-/// What all of them do alike, and three rows of the system's own: checkpoints, gathered parameters, gradients.
+/// The rows that all of them share, and three of the system's own: checkpoints, gathered parameters, gradients.
 macro_rules! table {
     ($checkpoints:expr, $shards:expr, $flattened:expr, $copied:expr, $accumulated:expr) => {
         &[
@@ -106,7 +106,7 @@ macro_rules! table {
             (Rewrite::RowwiseScaling, |_| true, Yours),
             (Rewrite::CudaGraph, |_| true, Yours),
             (Rewrite::FusedOptimizer, |_| true, Yours),
-            // Which operators are kept cannot be chosen: such plans are refused.
+            // The choice of saved operators is fixed: plans that need another are refused.
             (Rewrite::KeepAttentionProjections, |_| false, Written),
             (Rewrite::KeepOutputProjection, |_| false, Written),
             (Rewrite::KeepSelected, |_| false, Written),
@@ -114,7 +114,7 @@ macro_rules! table {
     };
 }
 
-/// DeepSpeed.
+/// DeepSpeed's rewrites.
 pub(crate) const DEEPSPEED: &Table = table!(
     Never("its checkpoints run the whole layer again"),
     Never("gathered parameters are used where they lie"),
@@ -123,7 +123,7 @@ pub(crate) const DEEPSPEED: &Table = table!(
     Always("every micro-batch's gradients are added to a buffer")
 );
 
-/// PyTorch's `fully_shard`, under accelerate and axolotl.
+/// Rewrites of PyTorch's `fully_shard`, under accelerate and axolotl.
 pub(crate) const FSDP2: &Table = table!(
     Always("PyTorch's checkpoints stop early"),
     Always("fully_shard copies into and out of its buffers"),
@@ -132,7 +132,7 @@ pub(crate) const FSDP2: &Table = table!(
     Never("gradients are added in place")
 );
 
-/// veScale.
+/// veScale's rewrites.
 pub(crate) const VESCALE: &Table = table!(
     Never("its checkpoints run the whole layer again"),
     Never("gathered parameters are used where they lie"),

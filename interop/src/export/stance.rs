@@ -1,4 +1,5 @@
-//! How a target stands to each rewrite that a prediction may assume, as a table, and what of it differs.
+//! A target's stance on each rewrite that a prediction may assume, as a table, and where it differs from the
+//! prediction.
 
 use catalog::Precision;
 use catalog::runtime::Rewrite;
@@ -7,38 +8,38 @@ use super::assumptions::Assumption;
 use super::job::Job;
 use plans::decisions::Recompute;
 
-/// How a target stands to a rewrite.
+/// Whether a target performs a rewrite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stance {
-    /// The file says it, either way.
+    /// As the exported file says: it is written either way.
     Written,
-    /// It always performs it.
+    /// It always performs it, for this reason.
     Always(&'static str),
-    /// It never performs it.
+    /// It never performs it, for this reason.
     Never(&'static str),
-    /// The user's own model code performs it or not.
+    /// It depends on the user's own model code.
     Yours,
 }
 
-/// Whether a plan has what a row is about.
+/// The condition on a plan under which a row applies.
 pub(crate) type When = fn(&Job<'_>) -> bool;
 
-/// A target's rows: the first row of a rewrite whose condition holds counts; where none does, nothing in the plan could
-/// be rewritten so.
+/// A target's rows: for each rewrite the first row whose condition holds applies; if none does, the rewrite has nothing
+/// to change in the plan.
 pub(crate) type Table = [(Rewrite, When, Stance)];
 
-/// Whether linear layers run in 8 bits.
+/// Whether linear layers run in FP8.
 pub(crate) fn fp8(job: &Job<'_>) -> bool {
     job.workload.precision == Precision::Fp8
 }
 
-/// Whether layers are run again in backward.
+/// Whether layers are recomputed in backward.
 pub(crate) fn recomputes(job: &Job<'_>) -> bool {
     let nothing = [Recompute::None, Recompute::Layers(0)];
     !nothing.contains(&job.decisions.recompute)
 }
 
-/// Whether tensor-parallel ranks hold whole activations between pipeline stages.
+/// Whether every tensor-parallel rank holds whole activations between pipeline stages.
 pub(crate) fn sends_whole(job: &Job<'_>) -> bool {
     let d = job.decisions;
     d.pp > 1 && d.tp > 1 && !d.sequence_parallel
@@ -69,7 +70,8 @@ pub(crate) fn unmet(table: &Table, job: &Job<'_>) -> Vec<Assumption> {
     Rewrite::ALL.into_iter().filter_map(differs).collect()
 }
 
-/// What the prediction assumed and only the user's own model code can do, as one sentence; none where it assumed nothing.
+/// A sentence on what the prediction assumed and only the user's own model code can do; `None` if it assumed nothing
+/// so.
 pub(crate) fn yours(table: &Table, job: &Job<'_>) -> Option<String> {
     let assumed = job.runtime.rewrites.iter();
     let names: Vec<String> = assumed

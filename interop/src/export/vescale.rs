@@ -1,4 +1,4 @@
-//! veScale's own form: a sharding plan of regular expressions, and a `PipelineParallelPlan`.
+//! Export to veScale's own form: a sharding plan of regular expressions, and a `PipelineParallelPlan`.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ pub(crate) fn program(job: &Job<'_>) -> Program {
     }
 }
 
-/// The model is the training script's: the file places its parameters by their names.
+/// The files of an export. The training script defines the model; the file places its parameters by name.
 pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     refuse(job, limits);
     script::inputs(limits);
@@ -43,7 +43,7 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     vec![Draft::new(FILE, Heading::Docstring, text)]
 }
 
-/// Each pattern with its placement on the tensor-parallel axis, the one axis of the plan's mesh.
+/// Each pattern with its placement on the tensor-parallel axis, the only axis of the sharding plan's mesh.
 fn entries(
     plan: &BTreeMap<String, Vec<String>>,
     forward: bool,
@@ -75,7 +75,7 @@ fn entries(
     }
 }
 
-/// Patterns of a plan match within a block; veScale matches whole names.
+/// A pattern for whole parameter names, as veScale matches; a plan's patterns match within a block.
 fn qualified(pattern: &str) -> String {
     let pattern = pattern.trim_start_matches("/?");
     format!(r"(.*\.)?{}", pattern.replace(r"\{expert\}", r"\d+"))
@@ -132,7 +132,7 @@ fn batch(job: &Job<'_>) -> String {
     let Decisions {
         tp,
         pp,
-        // With the pipeline's plan.
+        // Written with the pipeline's plan.
         vpp: _,
         schedule: _,
         stages: _,
@@ -145,13 +145,13 @@ fn batch(job: &Job<'_>) -> String {
         dp_shard,
         dp_replicate,
         zero,
-        // ZeRO-3's, which is refused.
+        // Part of ZeRO-3, which is refused.
         reshard_after_forward: _,
-        // The sharding plan's placements say it.
+        // Written as the sharding plan's placements.
         sequence_parallel: _,
         micro_batch,
         num_micro_batches,
-        // Refused unless it is the mesh's.
+        // Refused unless it is the mesh's order.
         axis_order: _,
         overlap:
             Overlap {
@@ -159,7 +159,7 @@ fn batch(job: &Job<'_>) -> String {
                 param_gather,
                 // Refused.
                 tensor_parallel: _,
-                // With the pipeline's plan.
+                // Written with the pipeline's plan.
                 pipeline: _,
             },
     } = job.decisions;

@@ -1,4 +1,4 @@
-//! DeepSpeed configurations as strategies.
+//! Import of DeepSpeed configurations as strategies.
 
 use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
 
@@ -70,12 +70,12 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     })
 }
 
-/// Whether the file leaves a key to DeepSpeed.
+/// Whether the file sets a key to `auto`.
 fn is_auto(doc: &Document, key: &str) -> bool {
     doc.find(key).and_then(Node::text) == Some("auto")
 }
 
-/// A whole number, unless the key is absent or `auto`.
+/// An integer; `None` if the key is absent or `auto`.
 fn size(doc: &Document, key: &str) -> Result<Option<u64>, ImportError> {
     if is_auto(doc, key) {
         return Ok(None);
@@ -83,7 +83,7 @@ fn size(doc: &Document, key: &str) -> Result<Option<u64>, ImportError> {
     doc.size(key)
 }
 
-/// A switch, unless the key is absent or `auto`.
+/// A boolean; `None` if the key is absent or `auto`.
 fn flag(doc: &Document, key: &str) -> Result<Option<bool>, ImportError> {
     if is_auto(doc, key) {
         return Ok(None);
@@ -100,7 +100,7 @@ fn zero(doc: &Document) -> Result<Zero, ImportError> {
     zero.ok_or_else(|| doc.wrong(stage, "0, 1, 2 or 3"))
 }
 
-/// What the file moves to the host, which no plan does: a note for each.
+/// A note for each state that the file offloads to the host, which no plan does.
 fn offload(doc: &Document) -> Result<Vec<String>, ImportError> {
     let mut notes = Vec::new();
     for key in [
@@ -125,7 +125,7 @@ struct Batch {
     global: u64,
 }
 
-/// `train_batch_size = micro · accumulation · dp`; what is missing follows from the others.
+/// Solves `train_batch_size = micro · accumulation · dp` for what the file leaves out.
 fn batch(doc: &Document, given: &Given<'_>, rest: u64) -> Result<Batch, ImportError> {
     let global_key = "train_batch_size";
     let global = size(doc, global_key)?;

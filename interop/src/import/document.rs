@@ -1,4 +1,4 @@
-//! A configuration file of any of the training systems as one tree, and which system it is for.
+//! A configuration file of any training system as a tree, and the system that it is for.
 
 use crate::config::shell::{self, Word};
 use crate::config::{self, Node, SyntaxError, Value, place};
@@ -6,27 +6,27 @@ use crate::export::Dialect;
 use crate::export::schema::{Kind, Schema};
 use crate::import::error::ImportError;
 
-/// A file read for a dialect.
+/// A configuration file, read for a dialect.
 #[derive(Clone, Debug)]
 pub struct Document {
-    /// For messages.
+    /// Path of the file, for messages.
     pub path: String,
-    /// What it is for.
+    /// The system and version that it is for.
     pub dialect: Dialect,
-    /// Its keys. For Megatron-LM these are options with their dashes.
+    /// Its keys and values. For Megatron-LM the keys are options with their dashes.
     pub root: Node,
-    /// Number of devices that a launch script starts, if it says.
+    /// Number of devices that a launch script starts, if the file says it.
     pub gpus: Option<u64>,
 }
 
-/// Which file stands beside another, by base name.
+/// Returns the text of a file beside another one, by base name.
 pub type Include<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 impl Document {
-    /// Reads a file; the dialect is found out when not given.
+    /// Reads a file; the dialect is detected if it is not given.
     ///
     /// # Errors
-    /// Malformed text with its line; files of no known kind.
+    /// For malformed text, with its line, and for files of no known dialect.
     pub fn read(
         text: &str,
         path: &str,
@@ -66,10 +66,10 @@ impl Document {
         })
     }
 
-    /// A whole number, if the key stands there.
+    /// A non-negative integer, if the key is present.
     ///
     /// # Errors
-    /// When it is something else, or negative.
+    /// When the value is something else, or negative.
     pub fn size(&self, key: &str) -> Result<Option<u64>, ImportError> {
         match self.find(key) {
             None => Ok(None),
@@ -83,10 +83,10 @@ impl Document {
         }
     }
 
-    /// A parallel size or a micro-batch: 1 if the key is absent or 0.
+    /// A parallel degree or a micro-batch: 1 if the key is absent or 0.
     ///
     /// # Errors
-    /// When it is something else, or beyond what any job has.
+    /// When the value is something else, or larger than any job has.
     pub fn degree(&self, key: &str) -> Result<u64, ImportError> {
         let size = self.size(key)?.unwrap_or(1).max(1);
         if size > 1 << 20 {
@@ -95,10 +95,10 @@ impl Document {
         Ok(size)
     }
 
-    /// Whether a switch is on.
+    /// A boolean, if the key is present.
     ///
     /// # Errors
-    /// When it is something else.
+    /// When the value is something else.
     pub fn flag(&self, key: &str) -> Result<Option<bool>, ImportError> {
         match self.find(key).map(|node| &node.value) {
             None | Some(Value::Null) => Ok(None),
@@ -107,10 +107,10 @@ impl Document {
         }
     }
 
-    /// Text, if the key stands there.
+    /// A string, if the key is present.
     ///
     /// # Errors
-    /// When it is something else.
+    /// When the value is something else.
     pub fn text(&self, key: &str) -> Result<Option<&str>, ImportError> {
         match self.find(key) {
             None => Ok(None),
@@ -125,7 +125,7 @@ impl Document {
         }
     }
 
-    /// The value of a key; options are keys in themselves.
+    /// The value of a key. An option of Megatron-LM is one key, dots included.
     #[must_use]
     pub fn find(&self, key: &str) -> Option<&Node> {
         if key.starts_with("--") {
@@ -135,13 +135,13 @@ impl Document {
         }
     }
 
-    /// `file:line` of a key.
+    /// Place of a key as `file:line`.
     #[must_use]
     pub fn place(&self, key: &str) -> String {
         place(&self.path, self.find(key).map_or(0, |node| node.line))
     }
 
-    /// A value that is not what its key asks.
+    /// The error for a value that its key does not allow.
     #[must_use]
     pub fn wrong(&self, key: &str, expected: &str) -> ImportError {
         let found = self.find(key).map_or_else(String::new, |n| n.value.shown());
@@ -152,7 +152,7 @@ impl Document {
         }
     }
 
-    /// A value that no strategy stands for.
+    /// The error for a value that no strategy can express.
     #[must_use]
     pub fn unsupported(&self, key: &str, why: &str) -> ImportError {
         ImportError::Value {
@@ -162,7 +162,7 @@ impl Document {
         }
     }
 
-    /// Something needed that stands nowhere, and how to say it.
+    /// The error for a missing value, with advice on how to give it.
     #[must_use]
     pub fn missing(&self, what: impl Into<String>, how: impl Into<String>) -> ImportError {
         ImportError::Missing {
@@ -173,14 +173,14 @@ impl Document {
     }
 }
 
-/// What a file is for, by its suffix and the keys in it.
+/// Detects the dialect of a file from its suffix and keys.
 fn detect(text: &str, path: &str) -> Result<Dialect, ImportError> {
     let suffix = path.rsplit('.').next().unwrap_or_default();
     let has = |word: &str| text.contains(word);
     let found = match suffix {
         "json" => {
             let keys = ["train_", "gradient_", "zero_optimization", "bf16", "fp16"];
-            // What is no JSON at all is told so by its reader.
+            // Text that is not JSON at all is reported by the JSON reader.
             let broken = serde_json::from_str::<serde_json::Value>(text).is_err();
             (broken || keys.into_iter().any(has)).then_some(Dialect::DeepSpeed)
         }
@@ -222,7 +222,7 @@ fn python(text: &str) -> Option<Dialect> {
     has("vescale").then_some(Dialect::VeScale)
 }
 
-/// Options of a Megatron-LM script: what follows the training program, or all of an argument file.
+/// Options of a Megatron-LM script: those after the training program, or all of an argument file.
 fn options(script: &shell::Script, path: &str) -> Result<Node, ImportError> {
     let schema = Schema::of(Dialect::MegatronLm)?;
     let words = program(script);
@@ -242,7 +242,7 @@ fn options(script: &shell::Script, path: &str) -> Result<Node, ImportError> {
             values.push(next.text.clone());
             at += 1;
         }
-        // What the environment adds after an option's own value is not known, nor part of it.
+        // What an environment variable appends after an option's own value is unknown, and not part of the value.
         while values.len() > 1 && values.last().is_some_and(|v| v.starts_with('$')) {
             values.pop();
         }
@@ -262,7 +262,7 @@ fn options(script: &shell::Script, path: &str) -> Result<Node, ImportError> {
     })
 }
 
-/// Whether this is a test case of Megatron-LM: YAML whose section `MODEL_ARGS` holds options.
+/// Whether this is a test case of Megatron-LM: YAML with options in a section `MODEL_ARGS`.
 fn is_model_args(text: &str, path: &str) -> bool {
     let yaml = path.ends_with(".yaml") || path.ends_with(".yml");
     yaml && text.lines().any(|line| line.starts_with("MODEL_ARGS:"))
@@ -298,15 +298,15 @@ fn model_args(text: &str, path: &str) -> Result<Node, ImportError> {
     })
 }
 
-/// The words after the training program: of the commands that name a `.py`, the one with the most
-/// options. A file without one is arguments only: its arrays, its variables and its bare words.
+/// The words after the training program: among the commands that name a `.py`, the one with the most options. A file
+/// without such a command holds arguments only: in arrays, variables and bare words.
 fn program(script: &shell::Script) -> Vec<Word> {
     let options = |words: &[Word]| words.iter().filter(|w| is_option(&w.text)).count();
     let after = |words: &[Word]| {
         let at = words.iter().position(|w| w.text.ends_with(".py"))?;
         Some(words[at + 1..].to_vec())
     };
-    // A launcher may be given the command as one word: `srun sh -c "torchrun pretrain_gpt.py --a 1"`.
+    // A launcher may get the command as one word: `srun sh -c "torchrun pretrain_gpt.py --a 1"`.
     let nested = script.commands.iter().flatten();
     let nested = nested.filter(|word| word.text.contains(".py "));
     let nested = nested.filter_map(|word| after(&split(word)));
@@ -327,7 +327,7 @@ fn program(script: &shell::Script) -> Vec<Word> {
             }
         }
     }
-    // Options of a launcher or a profiler follow its name; those of an argument file follow nothing.
+    // Options of a launcher or a profiler follow its name; those of an argument file stand alone.
     let bare = script
         .commands
         .iter()
@@ -345,12 +345,12 @@ fn split(word: &Word) -> Vec<Word> {
     parts.map(of_line).collect()
 }
 
-/// `--name`; a negative number is a value.
+/// Whether a word is an option such as `--name`; a negative number is a value.
 fn is_option(word: &str) -> bool {
     word.starts_with("--") && word[2..].starts_with(|c: char| c.is_ascii_alphabetic())
 }
 
-/// An option's values as argparse would read them; what it would refuse stays text.
+/// An option's values as argparse would read them; what argparse would refuse stays a string.
 fn typed(kind: &Kind, values: &[String]) -> Value {
     match (kind, values) {
         (Kind::Flag, []) => Value::Bool(true),
@@ -386,7 +386,7 @@ fn untyped(values: &[String]) -> Value {
     }
 }
 
-/// Devices that a script starts: nodes times processes per node, or a variable that says it.
+/// Number of devices that a script starts: nodes times processes per node, or a variable that gives it.
 fn devices(script: &shell::Script) -> Option<u64> {
     let words: Vec<&str> = script
         .commands
@@ -423,8 +423,8 @@ fn devices(script: &shell::Script) -> Option<u64> {
     }
 }
 
-/// Assignments of a Python file as a tree: `config.a.b = v` is `a.b`, keyword arguments of a
-/// returned constructor are keys.
+/// Assignments of a Python file as a tree: `config.a.b = v` becomes `a.b`, and keyword arguments of a returned
+/// constructor become keys.
 fn assignments(text: &str, path: &str) -> Result<Node, ImportError> {
     let mut root = Node::table();
     for assignment in config::python::parse(text, path)? {
@@ -447,11 +447,11 @@ fn assignments(text: &str, path: &str) -> Result<Node, ImportError> {
     Ok(root)
 }
 
-/// Sets a node at a path; a section that is set whole replaces what was there.
+/// Sets a node at a path; assigning a whole section replaces its content.
 fn put(root: &mut Node, path: &str, node: Node) {
     let line = node.line;
     match node.value {
-        // An ordinary section is its arguments; what is chosen by constructor stays one.
+        // An ordinary section becomes a table of its arguments; one whose class is a choice stays a constructor.
         Value::Call(name, arguments) if !name.contains('.') && name.ends_with("Config") => {
             root.set(path, Value::Table(Vec::new()));
             for (key, node) in arguments {
@@ -463,7 +463,7 @@ fn put(root: &mut Node, path: &str, node: Node) {
     locate(root, path, line);
 }
 
-/// Gives the node at a path, and the tables made on the way, their line.
+/// Sets the line of the node at a path, and of tables made on the way.
 fn locate(node: &mut Node, path: &str, line: usize) {
     let (key, rest) = match path.split_once('.') {
         Some((key, rest)) => (key, Some(rest)),

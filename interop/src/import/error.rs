@@ -1,60 +1,60 @@
-//! Why a configuration is not imported.
+//! Errors of imports.
 
 use crate::config::SyntaxError;
 
-/// Why a file is not imported.
+/// Why a configuration was not imported.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ImportError {
-    /// It is not what its syntax asks.
+    /// The file does not follow its syntax.
     #[error(transparent)]
     Syntax(#[from] SyntaxError),
     /// An embedded schema is broken; a test reads them all.
     #[error(transparent)]
     Schema(#[from] catalog::SpecError),
-    /// Nobody knows what it is for.
+    /// The system that the file is for cannot be detected.
     #[error(
         "{path}: cannot tell which training system this is for; say so with --to TARGET[@VERSION]"
     )]
     UnknownKind {
-        /// File.
+        /// Path of the file.
         path: String,
     },
-    /// The kind is known but cannot be imported.
+    /// The file's dialect is known but cannot be imported.
     #[error(
         "{path}: {dialect} files can be checked but not imported; importable: megatron-lm, torchtitan, deepspeed, Hugging Face config.json"
     )]
     NotImportable {
-        /// File.
+        /// Path of the file.
         path: String,
-        /// What it is for.
+        /// The dialect of the file.
         dialect: String,
     },
-    /// A value makes no sense, or no strategy stands for it.
+    /// A value is invalid, or no strategy can express it.
     #[error("{place}: `{key}`: {message}")]
     Value {
-        /// `file:line`.
+        /// Place of the value as `file:line`.
         place: String,
-        /// Key or option.
+        /// Key or option with the value.
         key: String,
-        /// What is wrong.
+        /// What is wrong with the value.
         message: String,
     },
-    /// A size of what is trained is out of range.
+    /// A size of the workload is out of range.
     #[error("{path}: {error}")]
     Workload {
-        /// File.
+        /// Path of the file.
         path: String,
-        /// Which size, and its range.
+        /// The size, and its allowed range.
         error: catalog::WorkloadError,
     },
-    /// Something needed stands nowhere.
+    /// A required value is missing.
     #[error("{path}: {what} is not said; {how}")]
     Missing {
-        /// File.
+        /// Path of the file.
         path: String,
-        /// What.
+        /// The value that is missing.
         what: String,
-        /// How to say it.
+        /// How to give it.
         how: String,
     },
 }

@@ -1,4 +1,4 @@
-//! What an importer is given beside the file, and what it returns.
+//! Input of an importer beside the file, and its result.
 
 use catalog::Workload;
 use catalog::model::ModelConfig;
@@ -6,26 +6,26 @@ use catalog::model::ModelConfig;
 use crate::export::Dialect;
 use plans::decisions::Decisions;
 
-/// What the file may leave open.
+/// Values that the file may leave open.
 #[derive(Clone, Copy, Debug)]
 pub struct Given<'a> {
-    /// Model that the file is about.
+    /// The model that the file is for.
     pub model: &'a ModelConfig,
-    /// Devices, where the file does not say.
+    /// Number of devices, where the file does not give it.
     pub gpus: Option<u64>,
-    /// Tokens per sequence, where the file does not say.
+    /// Tokens per sequence, where the file does not give them.
     pub seq_len: Option<u64>,
 }
 
-/// A configuration as a strategy.
+/// A configuration read as a strategy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Imported {
-    /// What the file is for.
+    /// The system and version that the file is for.
     pub dialect: Dialect,
-    /// The decisions; not checked yet.
+    /// The decisions; their legality is not checked yet.
     pub decisions: Decisions,
-    /// Devices, sequence, batch, precision.
+    /// Number of devices, sequence length, batch, precision.
     pub workload: Workload,
-    /// What a strategy says only nearly, one sentence each.
+    /// Sentences on settings that the strategy expresses only approximately.
     pub notes: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! Megatron-LM's pipeline layout, such as `Et*9|t*10|t*11L`, as decoder layers per stage.
+//! Parser of Megatron-LM's pipeline layouts, such as `Et*9|t*10|t*11L`.
 
 /// Decoder layers of each stage of a layout: `|` separates stages, `*n` repeats a letter or a group.
 pub(crate) fn parse_layout(text: &str) -> Option<Vec<u64>> {

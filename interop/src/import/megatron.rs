@@ -1,4 +1,4 @@
-//! Megatron-LM options as a strategy.
+//! Import of Megatron-LM options as a strategy.
 
 use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
 
@@ -70,7 +70,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     })
 }
 
-/// Options that no strategy holds: a note for each.
+/// A note for each option that a strategy cannot express.
 fn left_out(doc: &Document) -> Vec<String> {
     let options = [
         "--rampup-batch-size",
@@ -86,7 +86,7 @@ fn left_out(doc: &Document) -> Vec<String> {
         .collect()
 }
 
-/// Ranks that split an expert; unless the file says, as many as split a dense layer.
+/// Number of ranks that share an expert's weights: if the file does not say, as many as share a dense layer's.
 fn expert_tensor_parallel(doc: &Document, given: &Given<'_>, tp: u64) -> Result<u64, ImportError> {
     let key = "--expert-tensor-parallel-size";
     match doc.size(key)? {
@@ -113,7 +113,7 @@ fn zero(doc: &Document) -> Result<Zero, ImportError> {
             Some("optim_grads") => Ok(Zero::Z2),
             Some("optim_grads_params") => Ok(Zero::Z3),
             Some("optim") => Ok(Zero::Z1),
-            // The flag's default in Megatron-LM.
+            // Megatron-LM's default of the option.
             None | Some("no_shard") => Ok(Zero::Z0),
             Some(_) => Err(doc.wrong(key, "no_shard, optim, optim_grads or optim_grads_params")),
         };
@@ -201,7 +201,7 @@ fn precision(doc: &Document) -> Result<Precision, ImportError> {
 const PIPELINE: &str = "--pipeline-model-parallel-size";
 const LAYOUT: &str = "--pipeline-model-parallel-layout";
 
-/// Layers of every virtual stage, and virtual stages per rank.
+/// Layers of every virtual stage, and number of virtual stages per rank.
 fn stages(
     doc: &Document,
     given: &Given<'_>,
@@ -244,7 +244,7 @@ fn stages(
     Ok((StagePartition(vec![layers / count; count as usize]), vpp))
 }
 
-/// The same where a layout states every stage.
+/// The same, from a layout that lists every stage.
 fn stages_of_layout(
     doc: &Document,
     text: &str,
@@ -263,7 +263,7 @@ fn stages_of_layout(
     Ok((StagePartition(stages), count / pp))
 }
 
-/// Virtual stages per rank.
+/// Number of virtual stages per rank.
 fn virtual_stages(doc: &Document, layers: u64, pp: u64) -> Result<u64, ImportError> {
     let count = "--num-virtual-stages-per-pipeline-rank";
     let each = "--num-layers-per-virtual-pipeline-stage";

@@ -1,5 +1,5 @@
-//! The model that a Megatron-LM script describes, beside a model that it may be: compared option by option, where an
-//! option that is absent has Megatron-LM's default.
+//! Compares the model that a Megatron-LM script describes with a known one, option by option; an absent option has
+//! Megatron-LM's default.
 
 use catalog::model::ModelConfig;
 
@@ -8,26 +8,26 @@ use super::error::ImportError;
 use crate::config::{Node, Value};
 use crate::export::megatron_options;
 
-/// What a difference in an option means.
+/// What a difference in an option means for the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Weight {
-    /// It is another model.
+    /// The script is for another model.
     Another,
-    /// The same model with another number: its cost is the same, its training is not.
+    /// The same model with another constant: its cost is the same, its training differs.
     Nearly,
 }
 
-/// What Megatron-LM takes where an option is absent.
+/// Megatron-LM's value for an absent option.
 #[derive(Clone, Copy, Debug)]
 enum Silent {
     /// The option is off, or has no value.
     Absent,
     Is(&'static str),
-    /// As another option says.
+    /// The value of this other option.
     As(&'static str),
-    /// The width divided among the heads.
+    /// The hidden size divided by the number of heads.
     HeadWidth,
-    /// Four times the width, or two thirds of that in multiples of 64 under SwiGLU.
+    /// Four times the hidden size, or under SwiGLU two thirds of that in multiples of 64.
     FourTimes,
 }
 
@@ -59,7 +59,7 @@ const OPTIONS: &[(&str, Silent, Weight)] = &[
     ("--attention-dropout", Is("0.1"), Nearly),
 ];
 
-/// Options of rotary positions, of latent attention and of experts: they say nothing without those.
+/// Options of rotary embedding, latent attention and experts: they have no effect unless the model uses those.
 const ROTARY: &[(&str, Silent, Weight)] = &[
     ("--rotary-base", Is("10000"), Nearly),
     ("--rotary-percent", Is("1"), Nearly),
@@ -88,16 +88,16 @@ const EXPERTS: &[(&str, Silent, Weight)] = &[
     ("--moe-router-enable-expert-bias", Absent, Nearly),
 ];
 
-/// Differences between the script's model and another: those that make it another model, and those that do not.
+/// Differences between the script's model and another: those that make it another model, and the others.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Compared {
     pub(super) another: Vec<(&'static str, String)>,
     pub(super) nearly: Vec<(&'static str, String)>,
 }
 
-/// Whether the script describes its model at all.
+/// Whether the script describes its model.
 pub(super) fn describes(doc: &Document) -> bool {
-    // Megatron-LM starts with none of them missing; a part of a script may lack the last.
+    // Megatron-LM does not start without any of these; a partial script may lack the last.
     let needed = [
         "--num-layers",
         "--hidden-size",
@@ -107,10 +107,10 @@ pub(super) fn describes(doc: &Document) -> bool {
     needed.iter().all(|key| doc.root.get(key).is_some())
 }
 
-/// The script's model beside `model`.
+/// Compares the script's model with `model`.
 ///
 /// # Errors
-/// When the script's model is no transformer that decodes.
+/// When the script's model is not a decoder-only transformer.
 pub(super) fn compare(doc: &Document, model: &ModelConfig) -> Result<Compared, ImportError> {
     for key in ["--hybrid-layer-pattern", "--spec"] {
         if doc.root.get(key).is_some() {
@@ -135,12 +135,12 @@ pub(super) fn compare(doc: &Document, model: &ModelConfig) -> Result<Compared, I
     ];
     for (options, counts) in lists {
         for &(key, default, weight) in options.iter().filter(|_| counts) {
-            // A part of a model is compared where it speaks.
+            // A partial description is compared only in the options that it has.
             if !whole && doc.root.get(key).is_none() {
                 continue;
             }
             let said = said(doc, key, default);
-            // A variable of the environment is not known here.
+            // The value of an environment variable is unknown here.
             if said.contains('$') {
                 continue;
             }
@@ -175,10 +175,10 @@ fn same(a: &str, b: &str) -> bool {
     }
 }
 
-/// What the script says, or Megatron-LM's default; empty for none.
+/// The script's value of an option, or Megatron-LM's default; empty for none.
 fn said(doc: &Document, key: &str, default: Silent) -> String {
     let written = |key: &str| doc.root.get(key).map(word);
-    // The number of groups counts with its switch only.
+    // The number of groups takes effect only with its switch.
     let used = key != "--num-query-groups" || doc.root.get("--group-query-attention").is_some();
     if let Some(value) = written(key).filter(|_| used) {
         return value;
@@ -201,7 +201,7 @@ fn said(doc: &Document, key: &str, default: Silent) -> String {
     }
 }
 
-/// What the model's own options say.
+/// The value of an option that the known model is exported with.
 fn of_model(ours: &[(String, String)], key: &str, default: Silent) -> String {
     let find = |key: &str| ours.iter().find(|(name, _)| name == key);
     match (find(key), default) {

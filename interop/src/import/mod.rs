@@ -1,5 +1,5 @@
-//! Configurations of training systems as strategies, so that the setup a user has today can be
-//! estimated, explained and compared.
+//! Imports configurations of training systems as strategies, so that the setup a user has today can be predicted,
+//! explained and compared.
 
 mod deepspeed;
 pub mod document;
@@ -21,10 +21,10 @@ pub use self::model::of_library;
 
 use crate::export::Dialect;
 
-/// Reads a strategy out of a configuration.
+/// Reads a configuration as a strategy.
 ///
 /// # Errors
-/// When something needed is missing, makes no sense, or has no strategy that stands for it.
+/// When a required value is missing or invalid, or no strategy can express it.
 pub fn import(document: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
     match document.dialect {
         Dialect::MegatronLm => megatron::import(document, given),

@@ -1,4 +1,4 @@
-//! The model that a configuration is for: compared with the one that is given, or found in the library.
+//! Finds out which model a configuration is for: checks it against the given one, or looks it up in the library.
 
 use catalog::model::ModelConfig;
 
@@ -7,7 +7,8 @@ use super::error::ImportError;
 use super::{megatron_model, titan_model};
 use crate::export::Dialect;
 
-/// Fails when the file is for another model than `model`; returns what differs only in numbers, a sentence each.
+/// Fails if the file is for another model than `model`; returns a sentence for each difference that is only in
+/// constants.
 pub(super) fn same(doc: &Document, model: &ModelConfig) -> Result<Vec<String>, ImportError> {
     let other = |key: &str, message: &str| {
         doc.unsupported(key, &format!("{message}; give the right --model"))
@@ -39,10 +40,10 @@ pub(super) fn same(doc: &Document, model: &ModelConfig) -> Result<Vec<String>, I
     }
 }
 
-/// The model of the library that the file is for.
+/// The name of the library's model that the file is for.
 ///
 /// # Errors
-/// When the file does not say its model, or the library has none that is equal.
+/// When the file does not describe its model, or the library has no equal one.
 pub fn of_library(doc: &Document) -> Result<String, ImportError> {
     let missing = || doc.missing("the model", "give --model");
     let known = match doc.dialect {

@@ -1,11 +1,11 @@
-//! Sizes that follow from others that a file states: data parallelism, micro-batches, the workload.
+//! Derives sizes from others that a file states: data parallelism, micro-batches, the workload.
 
 use catalog::{Workload, WorkloadSizes};
 
 use super::document::Document;
 use super::error::ImportError;
 
-/// The sizes that multiply to the number of devices.
+/// Data-parallel degree: the number of devices divided by the other degrees.
 pub(crate) fn data_parallel(document: &Document, gpus: u64, rest: u64) -> Result<u64, ImportError> {
     if rest == 0 || gpus == 0 || !gpus.is_multiple_of(rest) {
         return Err(document.missing(
@@ -16,7 +16,7 @@ pub(crate) fn data_parallel(document: &Document, gpus: u64, rest: u64) -> Result
     Ok(gpus / rest)
 }
 
-/// Micro-batches per rank and step.
+/// Number of micro-batches per rank and step.
 pub(crate) fn micro_batches(
     document: &Document,
     key: &str,
@@ -35,7 +35,7 @@ pub(crate) fn micro_batches(
     Ok(global / per_step)
 }
 
-/// The file's workload.
+/// The workload of the file.
 pub(crate) fn workload(document: &Document, sizes: WorkloadSizes) -> Result<Workload, ImportError> {
     Workload::new(sizes).map_err(|error| ImportError::Workload {
         path: document.path.clone(),

@@ -1,4 +1,4 @@
-//! The model that a torchtitan configuration names, beside a model that it may be.
+//! Compares the model that a torchtitan configuration names with a known one.
 
 use catalog::model::ModelConfig;
 
@@ -8,11 +8,11 @@ use crate::config::{Node, Value};
 use crate::export::Dialect;
 use crate::export::torchtitan::{DECODERS, Edition, flavors};
 
-/// The models that the file's flavor may stand for, with the key that names it; none where the file names none, or a
-/// flavor that is not in torchtitan's registries.
+/// The models that the file's flavor may stand for, with the key that names it; `None` if the file names none, or one
+/// that is not in torchtitan's registries.
 ///
 /// # Errors
-/// When the file is for a model that decodes no text.
+/// When the file is for a model that is not a text decoder.
 pub(super) fn named(
     doc: &Document,
 ) -> Result<Option<(&'static str, Vec<ModelConfig>)>, ImportError> {
@@ -42,7 +42,7 @@ pub(super) fn named(
     Ok((!known.is_empty()).then_some(("model.flavor", known)))
 }
 
-/// The flavor in `model_registry("8B", …)`.
+/// The flavor name in `model_registry("8B", …)`.
 fn registered(node: &Node) -> Option<String> {
     let text = match &node.value {
         Value::Expression(text) | Value::Str(text) => text.as_str(),
@@ -53,7 +53,7 @@ fn registered(node: &Node) -> Option<String> {
     quoted.split(['"', '\'']).next().map(str::to_owned)
 }
 
-/// In what a model is another than torchtitan's: sizes and parts, not the numbers of its arithmetic.
+/// Where a model differs from torchtitan's in sizes or parts; numerical constants are not compared.
 pub(super) fn difference(theirs: &ModelConfig, model: &ModelConfig) -> Option<String> {
     let parts = [
         (

@@ -1,4 +1,4 @@
-//! torchtitan configurations as strategies: TOML of 0.2, Python of 0.3 and main.
+//! Import of torchtitan configurations as strategies: TOML of 0.2, Python of 0.3 and main.
 
 use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
 
@@ -12,7 +12,7 @@ use crate::export::Dialect;
 use plans::decisions::{Decisions, Recompute};
 use plans::partition::StagePartition;
 
-/// torchtitan's defaults where a file is silent (`TrainingConfig` and `ParallelismConfig`).
+/// torchtitan's defaults for keys that a file leaves out (`TrainingConfig` and `ParallelismConfig`).
 const LOCAL_BATCH: u64 = 8;
 const SEQ_LEN: u64 = 2048;
 
@@ -77,7 +77,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     })
 }
 
-/// Without expert parallelism experts are split as the dense layers are.
+/// Expert-tensor-parallel degree: without expert parallelism, experts are sharded as the dense layers are.
 fn expert_tensor_parallel(
     doc: &Document,
     given: &Given<'_>,
@@ -142,7 +142,7 @@ fn batch(doc: &Document, dp: u64, pp: u64) -> Result<Batch, ImportError> {
     })
 }
 
-/// The same for main, which counts tokens.
+/// The batch of main, which counts it in tokens.
 fn tokens(doc: &Document, dp: u64, pp: u64) -> Result<Batch, ImportError> {
     let training = |key: &str| doc.size(&format!("training.{key}"));
     let seq_len = training("max_context_length")?.unwrap_or(SEQ_LEN);
@@ -230,7 +230,7 @@ fn part_layers(part: &Node) -> u64 {
     layers.count() as u64
 }
 
-/// torchtitan's own split (`generate_llm_fqn_per_model_part`): embedding and output count as layers.
+/// torchtitan's default split (`generate_llm_fqn_per_model_part`): embedding and output count as layers.
 fn default_stages(
     doc: &Document,
     layers: u64,
@@ -274,7 +274,8 @@ fn reshard(doc: &Document, pp: u64) -> Result<bool, ImportError> {
     match doc.text(key)? {
         Some("always") => Ok(true),
         Some("never") => Ok(false),
-        // Under pipeline parallelism gathering for every micro-batch would not pay.
+        // Under pipeline parallelism torchtitan keeps parameters gathered, because every micro-batch would gather them
+        // again.
         None | Some("default") => Ok(pp == 1),
         Some(_) => Err(doc.wrong(key, "default, always or never")),
     }

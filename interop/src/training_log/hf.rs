@@ -1,5 +1,5 @@
 //! Hugging Face's Trainer (also under TRL, axolotl and LLaMA-Factory): its progress bar, ` 10%|█   | 10/100
-//! [00:21<03:09,  2.10s/it]`. Bars with a title are of loading and preparing.
+//! [00:21<03:09,  2.10s/it]`. Bars with a title are of loading and preparing data.
 
 use super::line::Line;
 use super::log::{LogError, LoggedStep};

@@ -1,8 +1,8 @@
-//! A line of a log, and the labelled numbers on it.
+//! A line of a log, from which labelled numbers are read.
 
 use super::log::LogError;
 
-/// A line without terminal colours.
+/// A line of a log, without terminal colours.
 pub(super) struct Line<'a> {
     pub(super) text: &'a str,
     pub(super) number: usize,
@@ -29,7 +29,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// What stands where a number is expected.
+    /// The error for text where a number is expected.
     pub(super) fn wrong(&self, field: &'static str, found: &str) -> LogError {
         LogError::Number {
             path: self.path.to_owned(),
@@ -44,7 +44,7 @@ impl<'a> Line<'a> {
 /// that sums of them stay finite.
 pub(super) const MOST: f64 = 1e18;
 
-/// A number with thousands separators and a unit.
+/// Parses a number with thousands separators and a unit.
 fn quantity(word: &str) -> Option<f64> {
     let word = word.trim_end_matches([',', '.', ';', '|']).replace(',', "");
     let end = word.find(|c: char| c.is_ascii_alphabetic() && c != 'e' && c != 'E' || c == '%');
@@ -63,7 +63,7 @@ fn quantity(word: &str) -> Option<f64> {
     (0.0..=MOST).contains(&number).then_some(number)
 }
 
-/// torchtitan colours its lines.
+/// Removes terminal colours, which torchtitan writes.
 pub(super) fn without_colour(line: &str) -> String {
     let mut plain = String::with_capacity(line.len());
     let mut chars = line.chars().peekable();

@@ -1,6 +1,6 @@
-//! What a training log says: its steps, its peaks of memory, and the time of a step after the warm-up.
+//! The content of a training log: its steps, its memory peaks, and step times after the warm-up.
 
-/// Which system wrote a log.
+/// The system that wrote a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogSystem {
     /// Megatron-LM, also under NeMo and Megatron Bridge.
@@ -21,12 +21,12 @@ pub enum LogSystem {
     Own,
 }
 
-/// What one logged step says.
+/// The values that one step logs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LoggedStep {
     /// Step number.
     pub step: u64,
-    /// Line in the log, from 1.
+    /// Line number in the log, from 1.
     pub line: usize,
     /// Seconds per optimizer step.
     pub seconds: Option<f64>,
@@ -38,42 +38,42 @@ pub struct LoggedStep {
     pub tflops_per_gpu: Option<f64>,
     /// Sequences per step, where the system logs sequences.
     pub global_batch: Option<u64>,
-    /// Peak memory that the allocator has reserved, bytes.
+    /// Peak memory that the allocator has reserved, in bytes.
     pub reserved: Option<u64>,
 }
 
-/// A log, read.
+/// A training log after parsing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainingLog {
-    /// Who wrote it.
+    /// The system that wrote it.
     pub system: LogSystem,
-    /// Steps in the log's order.
+    /// The steps, in the order of the log.
     pub steps: Vec<LoggedStep>,
-    /// Largest peak of allocated memory that it reports, bytes.
+    /// Largest peak of allocated memory that it reports, in bytes.
     pub allocated: Option<u64>,
-    /// Largest peak of reserved memory that it reports, bytes.
+    /// Largest peak of reserved memory that it reports, in bytes.
     pub reserved: Option<u64>,
-    /// Allocation retries that it reports.
+    /// Number of allocation retries that it reports.
     pub retries: u64,
-    /// Lines of steps that are garbled, as when ranks write at once: they are left out.
+    /// Number of garbled step lines, as when several ranks write at once; they are left out.
     pub garbled: usize,
-    /// Lines that repeat a step, as when several ranks log it: the first is kept.
+    /// Number of lines that repeat a step, as when several ranks log it; the first is kept.
     pub repeated: usize,
 }
 
-/// What an optimizer step holds, by which a rate becomes a time.
+/// Size of an optimizer step, which turns a rate into a time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepSize {
-    /// Tokens per device.
+    /// Tokens per step and device.
     pub tokens_per_gpu: f64,
-    /// Sequences of the whole job.
+    /// Sequences per step of the whole job.
     pub sequences: f64,
 }
 
-/// Why a log is not read.
+/// Why a log could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LogError {
-    /// No line is a training step.
+    /// No line of the log is a training step.
     #[error(
         "{path}: no training step is found; lines of Megatron-LM (`iteration … elapsed time per iteration (ms): …`), \
          torchtitan (`step: … tps: …`), nanotron (`iteration: … tokens_per_sec_per_gpu: …`), DeepSpeed \
@@ -81,19 +81,19 @@ pub enum LogError {
          Face's Trainer (`10/100 [… 2.10s/it]`) and `run --log` are read"
     )]
     NoSteps {
-        /// File.
+        /// Path of the log.
         path: String,
     },
-    /// A step line holds a number that is none.
+    /// A step line has text where a number belongs.
     #[error("{path}:{line}: `{field}`: `{found}` is not a number")]
     Number {
-        /// File.
+        /// Path of the log.
         path: String,
-        /// Line.
+        /// Line number, from 1.
         line: usize,
-        /// Which number.
+        /// Name of the number.
         field: &'static str,
-        /// What stands there.
+        /// Text found in its place.
         found: String,
     },
     /// Too few steps are left after the warm-up.
@@ -101,33 +101,33 @@ pub enum LogError {
         "{path}: {steps} steps are logged, and {warmup} are warm-up; give a longer log or a smaller --warmup"
     )]
     TooFew {
-        /// File.
+        /// Path of the log.
         path: String,
-        /// Logged.
+        /// Number of steps logged.
         steps: usize,
-        /// Skipped.
+        /// Number of steps skipped as warm-up.
         warmup: usize,
     },
 }
 
-/// Slowest that a step counts as a step, in tokens per second and device: slower, and its time has no end.
+/// Lowest rate that counts, in tokens per second and device: below it, a step's time would be unbounded.
 const LEAST_RATE: f64 = 1e-6;
 
 /// Step times after the warm-up.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Steady {
-    /// Steps skipped.
+    /// Number of steps skipped as warm-up.
     pub warmup: usize,
-    /// Seconds of each step kept, ascending.
+    /// Seconds of each remaining step, in ascending order.
     pub seconds: Vec<f64>,
 }
 
 impl TrainingLog {
-    /// Step times after `warmup` logged steps; by default a tenth of them, at least two where there
-    /// are more than four. Where a log has throughput only, the size of a step turns it into time.
+    /// Step times after `warmup` logged steps; by default the first tenth is skipped, at least two steps where there
+    /// are more than four. Where a log has only throughput, the size of a step turns it into time.
     ///
     /// # Errors
-    /// When nothing is left.
+    /// When no step is left.
     pub fn steady(
         &self,
         path: &str,
@@ -162,7 +162,7 @@ impl TrainingLog {
 }
 
 impl Steady {
-    /// The value below which a share of the steps lies.
+    /// The step time below which a share of the steps lies.
     #[must_use]
     pub fn quantile(&self, share: f64) -> f64 {
         let last = self.seconds.len() - 1;
@@ -174,19 +174,19 @@ impl Steady {
         low + (high - low) * at.fract()
     }
 
-    /// The middle step.
+    /// The median step time.
     #[must_use]
     pub fn median(&self) -> f64 {
         self.quantile(0.5)
     }
 
-    /// The mean step: what the whole run takes.
+    /// The mean step time, which determines the duration of the whole run.
     #[must_use]
     pub fn mean(&self) -> f64 {
         self.seconds.iter().sum::<f64>() / self.seconds.len() as f64
     }
 
-    /// Steps that took more than half again the median.
+    /// Number of steps that took more than 1.5 times the median.
     #[must_use]
     pub fn slow(&self) -> usize {
         let limit = 1.5 * self.median();

@@ -16,7 +16,7 @@ pub use self::log::{LogError, LogSystem, LoggedStep, Steady, StepSize, TrainingL
 
 use self::line::{Line, MOST, without_colour};
 
-/// How a system's lines are read: none, a step, or a step with something else where a number belongs.
+/// Reads a line of one system: `None` if it is no step; an error if a step has text where a number belongs.
 type Reader = fn(&Line<'_>) -> Result<Option<LoggedStep>, LogError>;
 
 const READERS: [(LogSystem, Reader); 8] = [
@@ -30,13 +30,13 @@ const READERS: [(LogSystem, Reader); 8] = [
     (LogSystem::Trainer, hf::step),
 ];
 
-/// Steps back to which another rank may lag.
+/// Number of steps by which another rank's lines may lag.
 const LAG: usize = 4;
 
-/// Reads a log. Lines that several ranks garbled are left out and counted; a step that several ranks log counts once.
+/// Reads a log. Garbled lines are left out and counted; a step that several ranks log counts once.
 ///
 /// # Errors
-/// When no line is a training step; where all are malformed, the first.
+/// When no line is a training step; if all step lines are malformed, the error of the first.
 pub fn parse(text: &str, path: &str) -> Result<TrainingLog, LogError> {
     let mut log = TrainingLog {
         system: LogSystem::Megatron,
@@ -80,7 +80,7 @@ fn read(line: &Line<'_>, log: &mut TrainingLog) -> Result<(), LogError> {
     for (system, reader) in READERS {
         let Some(step) = reader(line)? else { continue };
         log.reserved = log.reserved.max(step.reserved);
-        // A number further back is a step done again after a restart.
+        // An earlier step number further back is a step repeated after a restart.
         let mut recent = log.steps.iter().rev().take(LAG);
         if step.step > 0 && recent.any(|known| known.step == step.step) {
             log.repeated += 1;
@@ -93,7 +93,7 @@ fn read(line: &Line<'_>, log: &mut TrainingLog) -> Result<(), LogError> {
     Ok(())
 }
 
-/// Peaks of memory that a line reports: Megatron-LM's and nanotron's reports are in MiB.
+/// Memory peaks that a line reports: Megatron-LM's and nanotron's are in MiB.
 fn memory(line: &Line<'_>) -> (Option<u64>, Option<u64>) {
     let mib = |labels: [&str; 3]| {
         let found = labels.iter().find_map(|label| line.after(label));

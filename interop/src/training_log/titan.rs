@@ -5,7 +5,7 @@ use super::line::Line;
 use super::log::{LogError, LoggedStep};
 
 pub(super) fn step(line: &Line<'_>) -> Result<Option<LoggedStep>, LogError> {
-    // `validate step: …` has the same numbers and is no training step.
+    // `validate step: …` has the same numbers but is not a training step.
     let trains = line.text.contains("step:") && !line.text.contains("validate step:");
     if !trains || !line.text.contains(" tps: ") {
         return Ok(None);
@@ -21,7 +21,7 @@ pub(super) fn step(line: &Line<'_>) -> Result<Option<LoggedStep>, LogError> {
     }))
 }
 
-/// `12 CUDA memory allocation retries.`: how many a line warns of.
+/// Number of retries in the warning `12 CUDA memory allocation retries.`
 pub(super) fn retries(line: &Line<'_>) -> u64 {
     let Some((before, _)) = line.text.split_once(" memory allocation retries") else {
         return 0;

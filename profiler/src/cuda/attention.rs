@@ -1,4 +1,4 @@
-//! Core attention, forward and backward, over heads, lengths and dimensions.
+//! Measures core attention, forward and backward, over head counts, lengths and head dimensions.
 
 use catalog::DType;
 use catalog::profile::{Kernel, Measured};
@@ -12,28 +12,28 @@ use super::timing::{sets, timed};
 use crate::ProfilerError;
 use crate::lanes::Effort;
 
-/// Rounding of probabilities and of gradients of scores to bf16, sixteen times over: terms are as many as keys, and
-/// their errors add up as the root of their squares.
+/// Tolerance: sixteen roundings of probabilities and score gradients to bf16. A sum has as many terms as there are
+/// keys, and errors grow as the root of the sum of their squares.
 const ROUNDED: f64 = 16.0 / 512.0;
-/// Log-sum-exps are in 32 bits, of exponentials by the device's own function.
+/// Tolerance of log-sum-exps, which are in 32 bits with the device's own exponential.
 const SUM_ERROR: f64 = 1e-4;
 
-/// Causal attention in bf16.
+/// A causal attention in bf16 to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Causal {
-    /// Sequences.
+    /// Number of sequences.
     pub batch: u64,
-    /// Tokens of each.
+    /// Tokens per sequence.
     pub length: u64,
-    /// Heads of queries.
+    /// Query heads.
     pub heads: u64,
-    /// Heads of keys and values.
+    /// Key/value heads.
     pub groups: u64,
-    /// Dimensions of a head.
+    /// Dimensions per head.
     pub dim: u64,
 }
 
-/// Operands of one set, and what forward made of them.
+/// Operands of one set, with the output and log-sum-exps of forward.
 struct Operands {
     q: Tiled,
     k: Tiled,
@@ -44,7 +44,7 @@ struct Operands {
 }
 
 impl Causal {
-    /// Kernels of a direction as traces name them: the first stands for all.
+    /// Kernels of a direction as traces name them; the first carries the time of all that are fused.
     #[must_use]
     pub fn kernels(&self) -> [Vec<Kernel>; 2] {
         let lines = self.batch * self.heads;
@@ -82,7 +82,7 @@ impl Causal {
             threshold: 0,
             keep: 1.0,
             cap: 0.0,
-            // Nothing is dropped: no number is drawn.
+            // There is no dropout, so no random number is drawn.
             stream: StreamArgument::new(Stream::new(1, 0, "attention"), 0),
             first_sequence: 0,
             first_head: 0,
@@ -145,7 +145,7 @@ impl Causal {
     /// Checks and times both directions.
     ///
     /// # Errors
-    /// When memory or the device fails, or a result is another than the host's.
+    /// When memory or the device fails, or a result differs from the host's.
     pub fn measure(&self, device: &Device, effort: Effort) -> Result<Vec<Measured>, ProfilerError> {
         let indices: Vec<u32> = (0..self.length as u32).collect();
         let positions = device.indices(&indices)?;
@@ -190,7 +190,7 @@ impl Causal {
     }
 }
 
-/// Elements of attention on the host, in 64 bits. Those of backward rest on what forward left, as the device's do.
+/// Computes elements of attention on the host in 64 bits. Backward uses the outputs of forward, as the device does.
 struct Oracle<'o> {
     set: &'o Operands,
     length: usize,
@@ -198,12 +198,12 @@ struct Oracle<'o> {
     groups: usize,
     dim: usize,
     scale: f64,
-    /// Log-sum-exps, and `Σ dO · O`, by sequence, head and query.
+    /// Log-sum-exps, and `Σ dO · O`, each by sequence, head and query.
     sums: Vec<f32>,
     delta: Vec<f64>,
 }
 
-/// One row of a head: sequence, token, head.
+/// A row of a head: `[sequence, token, head]`.
 type Row = [usize; 3];
 
 impl<'o> Oracle<'o> {
@@ -230,7 +230,7 @@ impl<'o> Oracle<'o> {
         })
     }
 
-    /// Where an element of a tensor with so many heads lies: its row, and its column of the head.
+    /// Row and column within the head of an element, in a tensor with this many heads.
     fn place(&self, at: usize, heads: usize) -> (Row, usize) {
         let (line, c) = (at / self.dim, at % self.dim);
         let (token, head) = (line / heads, line % heads);
@@ -242,7 +242,7 @@ impl<'o> Oracle<'o> {
         of.slice(line * self.dim, self.dim)
     }
 
-    /// The row of keys or values that a query's head sees.
+    /// The row of keys or values at a token that a query's head attends to.
     fn seen<'r>(&self, of: &'r Tiled, [b, _, head]: Row, key: usize) -> &'r [f32] {
         let group = head / (self.heads / self.groups);
         self.row(of, self.groups, [b, key, group])
@@ -272,7 +272,7 @@ impl<'o> Oracle<'o> {
         (self.score(query, key) - sum).exp()
     }
 
-    /// The gradient of a score, times the scale of scores.
+    /// The gradient of a score, multiplied by the scale of scores.
     fn gradient(&self, query: Row, key: usize) -> f64 {
         let d = self.row(&self.set.d, self.heads, query);
         let dp = dot(d, self.seen(&self.set.v, query, key));
@@ -295,7 +295,7 @@ impl<'o> Oracle<'o> {
         rounded((0..=row[1]).map(|key| self.gradient(row, key) * k(key)))
     }
 
-    /// Every query that sees a key.
+    /// Rows of all queries that attend to a key.
     fn queries(&self, [b, key, group]: Row) -> impl Iterator<Item = Row> {
         let share = self.heads / self.groups;
         let length = self.length;
@@ -325,7 +325,7 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
         .sum()
 }
 
-/// A sum whose terms have a factor rounded to bf16, rounded itself.
+/// A rounded sum of terms, each with one factor rounded to bf16.
 fn rounded(terms: impl Iterator<Item = f64>) -> Wanted {
     let (mut value, mut squares) = (0.0, 0.0);
     for term in terms {

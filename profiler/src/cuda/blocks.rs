@@ -1,8 +1,7 @@
-//! Operators of traced blocks as a rank runs them, one after the other in one stream.
+//! Measures the operators of traced blocks as a rank runs them, one after the other in one stream.
 //!
-//! Operators that run fused with another count with the first of them; the others take no time. Peers are echoes:
-//! what a rank computes is measured at its own shapes, and of what it exchanges only the packing, for messages are
-//! measured between GPUs.
+//! The time of fused operators counts with the first of them; the others take none. Peers are echoes: a rank's compute
+//! is measured at its own shapes, but of its exchanges only the packing, because messages are measured between GPUs.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -91,13 +90,14 @@ pub fn blocks(
     finite(device, &output)?;
     dx.map_or(Ok(()), |dx| finite(device, &dx))?;
     drop(output);
-    // Messages take no time of this rank's, but numbers that never came must not choose experts.
+    // Messages take no time here; but where a router chooses experts they must carry data, so that it does not read
+    // unwritten numbers.
     let chooses = trace.forward_ops().any(|op| op.cost() == CostClass::TopK);
     links.carry(chooses);
     repeat(effort, || run().map(|(laps, ..)| laps))
 }
 
-/// Tokens that are their own labels.
+/// A micro-batch whose labels are its own tokens.
 fn micro_batch<'t>(request: &BlockRequest, ids: &'t [u32]) -> MicroBatch<'t> {
     MicroBatch {
         ids,
@@ -109,13 +109,13 @@ fn micro_batch<'t>(request: &BlockRequest, ids: &'t [u32]) -> MicroBatch<'t> {
     }
 }
 
-/// An activation, or its gradient.
+/// A random activation, or its gradient.
 fn activation(device: &Device, info: &TensorInfo) -> Result<Tensor, CudaError> {
     let shape = info.shape.iter().map(|&d| d as usize).collect();
     Ok(Tiled::new(device, shape, info.dtype, 0)?.tensor)
 }
 
-/// A kernel that skipped its work or read what nobody wrote shows here.
+/// Fails on numbers that are infinite or NaN, as a kernel leaves that skips work or reads unwritten memory.
 fn finite(device: &Device, x: &Tensor) -> Result<(), ProfilerError> {
     let host = device.download(x)?;
     match host.f32().iter().find(|v| !v.is_finite()) {
@@ -127,13 +127,13 @@ fn finite(device: &Device, x: &Tensor) -> Result<(), ProfilerError> {
     }
 }
 
-/// Marks the end of every operator.
+/// Records an event at the end of every operator.
 struct Timer<'d> {
     device: &'d Device,
     mesh: BlockMesh,
     epilogues: Epilogues,
     kernels: RefCell<Vec<Kernel>>,
-    /// Why a mark could not be made.
+    /// The first error of recording an event.
     failed: RefCell<Option<CudaError>>,
 }
 
@@ -173,7 +173,7 @@ impl<'d> Timer<'d> {
         let mut laps = Laps::new();
         for (kernel, lap) in kernels.into_iter().zip(self.device.launcher.laps()?) {
             let sum = laps.entry(kernel).or_default();
-            // Work that was fused with another's may take no time that a clock shows.
+            // An operator fused with another may take no measurable time.
             sum.0 += lap.max(NOTHING);
             sum.1 += 1;
         }

@@ -10,16 +10,16 @@ use super::timing::repeat;
 use crate::ProfilerError;
 use crate::lanes::{Effort, Laps};
 
-/// Both directions.
+/// The kernels measured: one for each direction.
 pub(super) fn kernels(bytes: u64) -> [Kernel; 2] {
     ["copy to device", "copy to host"].map(|name| Kernel::new(name, [bytes]))
 }
 
-/// Measures copies of that many bytes in both directions, by the host's clock: from memory that was asked for as
-/// any other, which the driver copies by way of its own. What comes back must be what went.
+/// Measures copies of this many bytes in both directions, by the host's clock. Host memory is pageable, so the driver
+/// stages copies through its own. Checks that the bytes come back unchanged.
 ///
 /// # Errors
-/// When memory or the device fails, or other bytes come back.
+/// When memory or the device fails, or the bytes that come back differ.
 pub(super) fn measure(
     device: &Device,
     bytes: u64,

@@ -1,8 +1,8 @@
-//! Measures a GPU: matrix products, attention and operators bound by memory over grids, operators of traced blocks
-//! as a rank runs them, the optimizer, copies, and what it costs to queue a kernel.
+//! Measures a GPU: GEMMs, attention and memory-bound operators over grids of shapes, operators of traced blocks as a
+//! rank runs them, the optimizer, copies, and the cost of queueing a kernel.
 //!
-//! Times lie between marks in the stream, so nothing waits while it is measured. Results of grids are compared with
-//! the host's, element by element, after memory was filled with NaNs.
+//! Times are taken between events in the stream, so nothing waits during a measurement. Results of grids are compared
+//! with the host's at sampled elements, after memory was filled with NaNs.
 
 mod attention;
 mod blocks;
@@ -37,9 +37,9 @@ use crate::ProfilerError;
 use crate::blocks::BlockRequest;
 use crate::lanes::Effort;
 
-/// Time for which a device is kept busy before it is measured, by each product of [`BUSY`].
+/// Time for which each product of [`BUSY`] keeps the device busy before measurements.
 const WARM_UP: Duration = Duration::from_millis(500);
-/// What keeps all of a GPU's multiprocessors busy.
+/// GEMM that keeps all SMs of a GPU busy.
 const BUSY: Linear = Linear {
     rows: 4096,
     inputs: 4096,
@@ -47,19 +47,19 @@ const BUSY: Linear = Linear {
     element: ELEMENTS[0],
 };
 
-/// A GPU to measure, and what it says of itself.
+/// A GPU to measure, with its description.
 pub struct Target {
     /// The device.
     pub device: Device,
-    /// What a profile says of it.
+    /// Description of the machine for the profile.
     pub machine: profile::Machine,
     ordinal: u32,
-    /// Clocks seen at the end of measurements, MHz.
+    /// SM clocks seen at the end of measurements, in MHz.
     clocks: Vec<u32>,
 }
 
 impl Target {
-    /// The GPU of that number, its core attention run by a library or not.
+    /// Opens the GPU of this ordinal, with core attention run as `attention` says.
     ///
     /// # Errors
     /// When there is none or a library is missing.
@@ -71,7 +71,7 @@ impl Target {
             multiprocessors: facts.multiprocessors,
             ..profile::Gpu::default()
         };
-        // NVML is not needed to measure: what it does not say stays unknown.
+        // NVML is optional: what it cannot report stays unknown.
         if let Ok(condition) = cuda_device::condition(ordinal) {
             describe(&mut gpu, &condition);
         }
@@ -88,13 +88,13 @@ impl Target {
         })
     }
 
-    /// Why core attention ran by this program's own kernels, where a library was asked.
+    /// Why core attention ran on the project's own kernels although a library was asked for.
     #[must_use]
     pub fn without_library(&self) -> Option<String> {
         self.device.launcher.attention_library()?.err()
     }
 
-    /// Keeps the device busy, so that its clocks are what they are in a long run.
+    /// Keeps the device busy, so that its clocks settle as in a long run.
     ///
     /// # Errors
     /// When memory or the device fails, or a product is wrong.
@@ -102,7 +102,7 @@ impl Target {
         let effort = Effort {
             time: WARM_UP,
             least: 1,
-            // No product takes less than a microsecond.
+            // No GEMM takes less than a microsecond.
             most: WARM_UP.as_micros() as usize,
         };
         Meter::measure(self, &Request::Product(BUSY), effort).map(drop)
@@ -112,7 +112,7 @@ impl Target {
 impl Meter for Target {
     type Asked = Request;
 
-    /// Measures a request, and sees how fast the clock runs at its end.
+    /// Runs a request, and records the clock at its end.
     fn measure(
         &mut self,
         request: &Request,
@@ -161,17 +161,17 @@ fn lowest_and_median(clocks: &[u32]) -> Option<[u32; 2]> {
 /// Something to measure on one GPU.
 #[derive(Clone, Debug)]
 pub enum Request {
-    /// A linear layer's products.
+    /// GEMMs of a linear layer.
     Product(Linear),
-    /// Attention.
+    /// Core attention.
     Attention(Causal),
-    /// An operator bound by memory.
+    /// A memory-bound operator.
     Operator(Operator),
-    /// Copies of so many bytes between host and device.
+    /// Copies of this many bytes between host and device.
     Copies(u64),
-    /// Optimizer, gradient norm and copies over so many elements.
+    /// Optimizer, gradient norm and copies over this many elements.
     States(u64),
-    /// What queueing a kernel costs.
+    /// The cost of queueing a kernel.
     Launches,
     /// The operators of a block.
     Block(Box<BlockRequest>),
@@ -213,7 +213,7 @@ impl Asked for Request {
 }
 
 impl Request {
-    /// Measures it.
+    /// Runs the measurement.
     ///
     /// # Errors
     /// When memory or the device fails, or a result is wrong.

@@ -1,7 +1,6 @@
-//! Operands whose elements the host knows without holding them, and results checked by some of their
-//! elements.
-//!
-//! A tensor of a grid has up to billions of elements; the host makes [`TILE`] random ones, and the device
+//! Operands whose elements the host can compute without storing them, and results checked at sampled elements.
+//! A tensor of a grid has up to billions of elements; the host makes [`TILE`] random ones, which the device repeats.
+//! The tile's length is a prime, so rows differ.
 //! copies them over and over. The tile's length is a prime, so rows differ.
 
 use std::rc::Rc;
@@ -13,19 +12,19 @@ use dtensor::philox::Stream;
 
 use crate::ProfilerError;
 
-/// Random elements that a tensor repeats: a prime.
+/// Random elements after which a tensor repeats: a prime.
 const TILE: usize = 65_537;
-/// Elements in a row that can be had as a slice.
+/// Most consecutive elements that [`Tiled::slice`] returns.
 const SLICE: usize = 256;
 /// Elements of a result that are compared with the host's.
 const SAMPLES: u64 = 16;
-/// Weyl's sequence by the golden ratio: indices spread evenly over any length.
+/// Weyl sequence with the golden ratio: spreads indices evenly over any length.
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// A tensor on the device whose elements are in [−½, ½), as norms leave activations.
+/// A tensor on the device with elements in [−½, ½), the magnitude that norms leave activations in.
 pub(super) struct Tiled {
     pub(super) tensor: Tensor,
-    /// The tile, and once more its beginning.
+    /// The tile, followed by its beginning, so that slices may cross its end.
     tile: Rc<[f32]>,
     period: usize,
 }
@@ -51,22 +50,22 @@ impl Tiled {
         })
     }
 
-    /// An element as the device holds it.
+    /// An element, as the device holds it.
     pub(super) fn at(&self, index: usize) -> f64 {
         f64::from(self.tile[index % self.period])
     }
 
-    /// Elements in a row, [`SLICE`] at most.
+    /// Up to [`SLICE`] consecutive elements.
     pub(super) fn slice(&self, start: usize, len: usize) -> &[f32] {
         &self.tile[start % self.period..][..len]
     }
 
-    /// The element of a row and a column.
+    /// The element at a row and a column.
     pub(super) fn of(&self, row: usize, column: usize) -> f64 {
         self.at(row * self.tensor.columns() + column)
     }
 
-    /// The sum of all elements' squares.
+    /// The sum of squares of all elements.
     pub(super) fn squares(&self) -> f64 {
         let sum = |tile: &[f32]| {
             tile.iter()
@@ -80,14 +79,14 @@ impl Tiled {
         whole as f64 * sum(&self.tile[..self.period]) + sum(&self.tile[..rest])
     }
 
-    /// A row.
+    /// The elements of a row.
     pub(super) fn row(&self, row: usize) -> Vec<f64> {
         let columns = self.tensor.columns();
         (0..columns).map(|column| self.of(row, column)).collect()
     }
 }
 
-/// Fills a tensor by the elements of `tile`, over and over.
+/// Fills a tensor by repeating `tile`.
 pub(super) fn repeated(
     device: &Device,
     tensor: &Tensor,
@@ -100,7 +99,7 @@ pub(super) fn repeated(
     device.launcher.write(at, &bytes[..first * each as usize])?;
     let mut written = first;
     while written < tensor.len() {
-        // What is written is whole tiles until the last copy.
+        // Whole tiles are written until the last copy.
         let more = written.min(tensor.len() - written);
         let (to, bytes) = (at + written as u64 * each, more as u64 * each);
         device.launcher.copy(to, at, bytes)?;
@@ -116,14 +115,14 @@ fn tile(len: usize, seed: u64, dtype: DType) -> cpu_device::Tensor {
     cpu_device::Tensor::new(vec![len], data, dtype)
 }
 
-/// What an element should be, and how far rounding may leave it from that.
+/// The expected value of an element, and how far rounding may move it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) value: f64,
     pub(super) tolerance: f64,
 }
 
-/// Half the distance between neighbouring numbers of a type, relative to them.
+/// Unit roundoff of a type: the largest relative error of rounding to it.
 pub(super) fn rounding(dtype: DType) -> f64 {
     match dtype {
         DType::Bf16 => 1.0 / 256.0,
@@ -131,10 +130,10 @@ pub(super) fn rounding(dtype: DType) -> f64 {
     }
 }
 
-/// Compares elements of a result, the first and the last among them, with what the host computes.
+/// Compares sampled elements of a result, including the first and the last, with the host's.
 ///
 /// # Errors
-/// When one of them is another number, or the device failed.
+/// When an element is outside its tolerance, or the device failed.
 pub(super) fn check(
     device: &Device,
     kernel: &Kernel,
@@ -144,7 +143,7 @@ pub(super) fn check(
     for element in samples(got.len()) {
         let one = device.download(&got.part(element, vec![1]))?;
         let (got, want) = (f64::from(one.f32()[0]), want(element));
-        // A NaN is within no distance of anything.
+        // A NaN fails this comparison whatever the tolerance.
         if (got - want.value).abs() <= want.tolerance {
             continue;
         }
@@ -158,7 +157,7 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Indices spread over `0..len`.
+/// Indices spread evenly over `0..len`.
 pub(super) fn samples(len: usize) -> Vec<usize> {
     let spread = |i: u64| {
         let part = u128::from(i.wrapping_mul(GOLDEN)) * len as u128;
@@ -184,7 +183,7 @@ mod tests {
             if len > 0 {
                 assert_eq!((indices[0], indices.last()), (0, Some(&(len - 1))));
             }
-            // Few fall together.
+            // Few samples coincide.
             assert!(indices.len() >= len.min(17) * 3 / 4, "{len}: {indices:?}");
         }
     }

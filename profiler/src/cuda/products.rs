@@ -1,4 +1,4 @@
-//! Matrix products of linear layers: forward, gradient of the input, gradient of the weight.
+//! Measures GEMMs of linear layers: forward, gradient of the input, gradient of the weight.
 
 use catalog::DType;
 use catalog::profile::{Kernel, Measured};
@@ -10,26 +10,26 @@ use super::timing::{sets, timed};
 use crate::ProfilerError;
 use crate::lanes::Effort;
 
-/// How numbers are multiplied.
+/// How a GEMM rounds its operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// As they are.
+    /// Not at all.
     Whole,
-    /// Rounded to TF32.
+    /// To TF32.
     Tf32,
-    /// Cast to 8 bits first, which counts with the product: both operands forward, gradient of the output (for
-    /// both products that read it) and weight backward, input for the gradient of the weight.
+    /// Cast to FP8 first, and the cast counts with the GEMM: both operands in forward, gradient of the output (for both
+    /// GEMMs that read it) and weight in backward, input for the gradient of the weight.
     EightBits,
 }
 
-/// How numbers of a product are held and multiplied.
+/// Element type of a GEMM, and how it rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Element {
-    /// As kernels are named.
+    /// Name of the type in kernel names.
     pub name: &'static str,
-    /// Of operands and results; gradients of weights are in 32 bits.
+    /// Type of operands and results; gradients of weights are in 32 bits.
     pub dtype: DType,
-    /// How they are multiplied.
+    /// How operands are rounded.
     pub way: Way,
     /// Relative error that multiplying two operands adds to their product.
     pub product_error: f64,
@@ -47,14 +47,14 @@ pub const ELEMENTS: [Element; 4] = [
         name: "f8",
         dtype: DType::Bf16,
         way: Way::EightBits,
-        // 3 and 2 bits of mantissa round a number by 0.026 and 0.052 in the mean of squares.
+        // Rounding to 3 and 2 bits of mantissa changes a number by 0.026 and 0.052 in root mean square.
         product_error: 0.1,
     },
     Element {
         name: "tf32",
         dtype: DType::F32,
         way: Way::Tf32,
-        // Two operands with 10 bits of mantissa.
+        // Two operands, each with 10 bits of mantissa.
         product_error: 1.0 / 1024.0,
     },
     Element {
@@ -65,16 +65,16 @@ pub const ELEMENTS: [Element; 4] = [
     },
 ];
 
-/// A linear layer's products.
+/// A linear layer, whose three GEMMs are measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Linear {
-    /// Tokens.
+    /// Number of tokens.
     pub rows: u64,
-    /// Features in.
+    /// Input features.
     pub inputs: u64,
-    /// Features out.
+    /// Output features.
     pub outputs: u64,
-    /// Element type.
+    /// Element type and rounding.
     pub element: Element,
 }
 
@@ -84,7 +84,7 @@ struct Operands {
     w: Tiled,
     dy: Tiled,
     gradient: Tiled,
-    /// In 8 bits, as the product before leaves it.
+    /// Gradient of the output in FP8, as the GEMM before cast it.
     dy8: Option<Matrix8>,
 }
 
@@ -154,10 +154,10 @@ impl Linear {
         device.add_linear_gradient8(gradient, dy, &x)
     }
 
-    /// Checks and times all three.
+    /// Checks and times all three GEMMs.
     ///
     /// # Errors
-    /// When memory or the device fails, or a product is another than the host's.
+    /// When memory or the device fails, or a result differs from the host's.
     pub fn measure(&self, device: &Device, effort: Effort) -> Result<Vec<Measured>, ProfilerError> {
         let compute = match self.element.way {
             Way::Tf32 => Compute::Tf32,
@@ -210,8 +210,8 @@ impl Linear {
         })
     }
 
-    /// A sum of products added to what was there. Errors of sums in 32 bits grow with the terms' sizes, those of
-    /// products with the root of their squares; the result is rounded once.
+    /// A sum of products added to the value before. Errors of 32-bit sums grow with the terms' magnitudes, those of
+    /// products with the root of the sum of squares; the result is rounded once.
     fn wanted(&self, result: DType, before: f64, terms: impl Iterator<Item = f64>) -> Wanted {
         let (mut sum, mut sizes, mut squares) = (before, before.abs(), 0.0);
         for term in terms {

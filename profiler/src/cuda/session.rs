@@ -1,4 +1,4 @@
-//! Measures what a profile lacks, one request after the other, within a budget of time.
+//! Measures what a profile lacks, one request after another, within a time budget.
 
 use std::collections::BTreeSet;
 
@@ -9,21 +9,21 @@ use super::Budget;
 use crate::ProfilerError;
 use crate::lanes::Effort;
 
-/// Something to measure.
+/// A request for a measurement.
 pub trait Asked {
-    /// The kernels that measuring it adds to a profile.
+    /// The kernels that it adds to a profile.
     fn kernels(&self) -> Vec<Kernel>;
-    /// How many times it is timed, each time within the effort's box.
+    /// How many separately timed parts it has, each within the time of one [`Effort`].
     fn parts(&self) -> usize;
-    /// On one line, for people.
+    /// The request on one line, for people.
     fn described(&self) -> String;
 }
 
-/// What measures.
+/// Runs requests.
 pub trait Meter {
-    /// What it is asked for.
+    /// Type of its requests.
     type Asked: Asked;
-    /// Measures.
+    /// Runs a request.
     ///
     /// # Errors
     /// When memory or the device fails, or a result is wrong.
@@ -32,12 +32,12 @@ pub trait Meter {
         asked: &Self::Asked,
         effort: Effort,
     ) -> Result<Vec<Measured>, ProfilerError>;
-    /// What is measured on, as it is known by now.
+    /// The machine that is measured, as far as it is known by now.
     fn machine(&self) -> Machine;
 }
 
-/// Adds to a profile what it lacks of `requests`; what it holds is neither measured again nor replaced. `after`
-/// hears after every measurement how large a share of all is done. Returns what did not fit the device's memory.
+/// Adds to a profile those of `requests` that it lacks; existing measurements are neither repeated nor replaced. Calls
+/// `after` after every measurement with the share that is done. Returns the requests that did not fit in device memory.
 ///
 /// # Errors
 /// When a measurement fails for another reason, or `after` does.
@@ -79,7 +79,7 @@ pub fn complete<M: Meter, E: From<ProfilerError>>(
     Ok(too_large)
 }
 
-/// The machine as it is known now; as many GPUs and hosts were measured together as at most before.
+/// The machine as it is known now, with the larger numbers of GPUs and hosts of both.
 fn joined(before: &Machine, now: Machine) -> Machine {
     let most = |of: fn(&catalog::profile::Gpu) -> Option<u64>| {
         let of = |machine: &Machine| machine.gpu.as_ref().and_then(of);
@@ -87,7 +87,7 @@ fn joined(before: &Machine, now: Machine) -> Machine {
     };
     let count = most(|gpu| Some(gpu.count)).unwrap_or(1);
     let hosts = most(|gpu| gpu.hosts);
-    // What was measured now may have had no attention in it.
+    // This session may not have measured attention, so its library is kept from before.
     let known = before.gpu.as_ref().and_then(|gpu| gpu.attention.clone());
     let gpu = now.gpu.map(|gpu| catalog::profile::Gpu {
         count,

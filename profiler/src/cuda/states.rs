@@ -1,5 +1,4 @@
-//! What a rank does beside blocks: the optimizer, copies within the device, and what it costs to queue a
-//! kernel.
+//! Measures a rank's work outside blocks: the optimizer, copies within the device, and the cost of queueing a kernel.
 
 use std::time::Instant;
 
@@ -13,25 +12,25 @@ use super::timing::repeat;
 use crate::ProfilerError;
 use crate::lanes::Effort;
 
-/// Kernels queued in a row to see what queueing one costs.
+/// Kernels queued in a row to find the cost of queueing one.
 const QUEUED: u64 = 1000;
-/// Elements of a kernel that costs nothing but being started.
+/// Elements of a kernel whose only cost is its launch.
 const TINY: usize = 32;
 
-/// The kernels of [`measure`].
+/// The kernels that [`measure`] adds.
 pub(super) fn kernels(elements: u64) -> [Kernel; 3] {
     ["gradient norm", "adamw", "copy"].map(|name| Kernel::new(name, [elements]))
 }
 
-/// The kernels of [`launches`].
+/// The kernels that [`launches`] adds.
 pub(super) fn launch_kernels() -> [Kernel; 2] {
     ["dispatch", "launch"].map(|name| Kernel::new(name, [1]))
 }
 
-/// Measures the optimizer, the gradient norm and copies over that many elements.
+/// Measures the optimizer, the gradient norm and copies over this many elements.
 ///
 /// # Errors
-/// When memory or the device fails, or a state becomes another than the host's.
+/// When memory or the device fails, or a state differs from the host's.
 pub(super) fn measure(
     device: &Device,
     elements: u64,
@@ -77,7 +76,7 @@ pub(super) fn measure(
     })
 }
 
-/// A weight of 0 after the first step: the rate, whatever the gradient's size.
+/// A weight of 0 after the first step: it moves by the learning rate, whatever the gradient's magnitude.
 fn stepped(gradient: f64, dtype: DType) -> Wanted {
     let [first, second] = [0, 1].map(|i| {
         let moved = 1.0 - f64::from(STEP.betas[i]);
@@ -91,7 +90,7 @@ fn stepped(gradient: f64, dtype: DType) -> Wanted {
     }
 }
 
-/// The sum of squares, before the host's.
+/// Compares the sum of squares with the host's.
 fn norm(optimizer: &Optimizer, gradient: &Tiled, kernel: &Kernel) -> Result<(), ProfilerError> {
     let got = optimizer.squares()?;
     let want = gradient.squares();
@@ -114,7 +113,7 @@ const STEP: AdamWStep = AdamWStep {
     keep: 0.9999,
 };
 
-/// Measures what it costs the host to queue a kernel, and the device to start one.
+/// Measures the cost of queueing a kernel on the host, and of starting one on the device.
 ///
 /// # Errors
 /// When memory or the device fails.

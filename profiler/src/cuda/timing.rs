@@ -1,4 +1,4 @@
-//! How a GPU's work is timed: between marks in its stream, warm, within a box of time.
+//! How a GPU's work is timed: between events in its stream, after a warm-up, for a limited time.
 
 use std::time::{Duration, Instant};
 
@@ -8,21 +8,21 @@ use cuda_device::{CudaError, Device};
 use crate::ProfilerError;
 use crate::lanes::{Effort, Laps, summarised};
 
-/// Seconds of an operator for which nothing ran: it is fused with another, which took the time of both.
+/// Seconds recorded for an operator that ran no kernel, because it is fused with another.
 pub(super) const NOTHING: f64 = 1e-9;
-/// Seconds that lie between two marks at least, so that a mark's own time does not count.
+/// Least seconds between two marks, so that the cost of a mark is negligible.
 const LAP: f64 = 1e-3;
-/// Calls between two marks at most.
+/// Most calls between two marks.
 const MOST_CALLS: u64 = 128;
-/// Share of a measurement's time in which the device is kept busy before: clocks rise to what they keep.
+/// Measuring time over warm-up time: the device is kept busy before a measurement until its clocks settle.
 const WARMING: u32 = 4;
-/// Bytes that a call's operands are spread over: more than the second-level cache of any GPU (B200: 126 MB), so
+/// Bytes that the operands of consecutive calls are spread over: more than the L2 cache of any GPU (B200: 126 MB), so
 /// that they come from memory, as most do in training.
 const COLD: u64 = 256 << 20;
-/// Sets of operands at most.
+/// Most sets of operands.
 const MOST_SETS: u64 = 8;
 
-/// Time for all requests of a suite, shared out among them as it goes.
+/// Time for all requests of a suite, divided among those that are left.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     whole: Duration,
@@ -30,7 +30,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Begins now.
+    /// Starts the budget now.
     #[must_use]
     pub fn new(whole: Duration) -> Self {
         Self {
@@ -39,8 +39,8 @@ impl Budget {
         }
     }
 
-    /// How long each of the `left` measurements may take: what is left, in equal parts, less the time in which
-    /// they warm up, and no longer than asked. The fewest repetitions are made also where no time is left.
+    /// Time for each of the `left` measurements: an equal share of what is left, less the warm-up, and no longer than
+    /// asked. Even with no time left, the fewest repetitions are made.
     #[must_use]
     pub fn share(&self, effort: Effort, left: usize) -> Effort {
         let rest = self.whole.saturating_sub(self.begun.elapsed());
@@ -52,7 +52,7 @@ impl Budget {
     }
 }
 
-/// Repeats work until enough was seen, after it has warmed up.
+/// Repeats work, after a warm-up, until enough was measured.
 pub(super) fn repeat(
     effort: Effort,
     mut work: impl FnMut() -> Result<Laps, ProfilerError>,
@@ -72,13 +72,13 @@ pub(super) fn repeat(
     Ok(summarised(&seen, 1))
 }
 
-/// How many sets of operands keep a call that touches `bytes` from finding them in a cache.
+/// Number of operand sets so that a call that touches `bytes` does not find them in a cache.
 pub(super) fn sets(bytes: u64) -> usize {
     COLD.div_ceil(bytes.max(1)).clamp(1, MOST_SETS) as usize
 }
 
-/// Times what `call` queues; it is told how many calls came before. The first kernel takes the time, and the
-/// others, which are fused with it, none.
+/// Times what `call` queues; its argument is the number of calls before. The first kernel carries the time, and the
+/// others, fused with it, none.
 pub(super) fn timed(
     device: &Device,
     effort: Effort,

@@ -1,4 +1,4 @@
-//! The best strategies, sortable, each with why it is not the first.
+//! The best strategies in a sortable table, each with the reason why it is not the first.
 
 use maud::{Markup, html};
 
@@ -6,7 +6,7 @@ use super::page::section as frame;
 use crate::format;
 use crate::input::{Alternative, ReportInput};
 
-/// The table; nothing when nothing was searched.
+/// The table of strategies; empty when there was no search.
 pub(super) fn section(input: &ReportInput) -> Markup {
     if input.alternatives.is_empty() {
         return html! {};
@@ -63,7 +63,7 @@ fn line(index: usize, row: &Alternative, input: &ReportInput) -> Markup {
     }
 }
 
-/// The strategy's parts, those that the first does not have in bold.
+/// The strategy's parts, with those that differ from the first strategy's in bold.
 fn differences(strategy: &str, first: &str) -> Markup {
     let known: Vec<&str> = first.split_whitespace().collect();
     html! {

@@ -35,7 +35,7 @@ pub(super) fn section(prediction: &Prediction) -> Markup {
     frame("time", "Step time", "The slowest rank, end to end.", &body)
 }
 
-/// Kernels and collectives by name.
+/// Table of kernels and collectives by name, longest first.
 pub(super) fn kernels(prediction: &Prediction) -> Markup {
     let total = prediction.step_time.0;
     let (shown, rest) = prediction
@@ -57,7 +57,7 @@ pub(super) fn kernels(prediction: &Prediction) -> Markup {
     frame("kernels", "Kernels and collectives", lead, &body)
 }
 
-/// A kernel's row; a sum of several has no bar, for it may be longer than the longest.
+/// A kernel's row; a sum of several has no bar, because it may be longer than the longest kernel.
 fn row(name: &str, time: f64, share: Option<f64>, total: f64) -> Markup {
     html! {
         tr {

@@ -21,14 +21,14 @@ const MAX_EVENTS: usize = 30_000;
 /// Ranks that are always drawn, however many events they have.
 const MIN_RANKS: usize = 8;
 
-/// What of a timeline is drawn.
+/// The part of a timeline that is drawn.
 struct Window<'a> {
     ranks: Vec<u32>,
     events: Vec<&'a Event>,
     left_out: Option<String>,
 }
 
-/// The Gantt; nothing without a timeline.
+/// The Gantt section; empty without a timeline.
 pub(super) fn section(input: &ReportInput) -> Markup {
     let Some(timeline) = input.timeline.filter(|t| !t.events.is_empty()) else {
         return html! {};
@@ -88,7 +88,7 @@ fn window(timeline: &Timeline, limit: usize) -> Window<'_> {
     }
 }
 
-/// `keep` of `ranks` numbers, evenly spread from the first to the last.
+/// `keep` numbers below `ranks`, evenly spread from the first to the last.
 fn spread(ranks: u32, keep: usize) -> Vec<u32> {
     let last = u64::from(ranks.saturating_sub(1));
     let gaps = (keep as u64).saturating_sub(1).max(1);
@@ -128,7 +128,7 @@ fn tenths(seconds: f64) -> i64 {
     (seconds * 1e7).round() as i64
 }
 
-/// JSON that cannot end the script element it stands in.
+/// JSON with `<` escaped, so that it cannot end the script element around it.
 fn script_safe(value: &Value) -> String {
     value.to_string().replace('<', "\\u003c")
 }

@@ -1,11 +1,11 @@
-//! Every input and where it was said.
+//! Every input and where its value came from.
 
 use maud::{Markup, html};
 
 use super::page::section as frame;
 use crate::input::ReportInput;
 
-/// Names, values, origins.
+/// Table of names, values and origins.
 pub(super) fn section(input: &ReportInput) -> Markup {
     let body = html! {
         table.legend {

@@ -11,7 +11,7 @@ use crate::input::ReportInput;
 /// Parts beyond this many are summed.
 const PARTS: usize = 14;
 
-/// One bar per pipeline rank; the line is what may be used.
+/// One bar per pipeline rank; the mark is the memory that a plan may use.
 pub(super) fn by_rank(input: &ReportInput) -> Markup {
     let prediction = input.prediction;
     let capacity = input.capacity.as_f64();
@@ -76,7 +76,7 @@ pub(super) fn parts(prediction: &Prediction) -> Markup {
     frame("memory-parts", "What fills the memory", &lead, &body)
 }
 
-/// A part's row; a sum of several has no bar, for it may be longer than the longest.
+/// A part's row; a sum of several has no bar, because it may be longer than the largest part.
 fn row(name: &str, moment: &str, bytes: u64, share: Option<f64>, peak: f64) -> Markup {
     html! {
         tr data-tip=[(!moment.is_empty()).then(|| format!("{name}, {moment}"))] {

@@ -1,4 +1,4 @@
-//! Memory in use over the step, one line per pipeline rank, against what may be used.
+//! Memory in use over the step, one line per pipeline rank, against the memory that a plan may use.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! A page that opens offline, and the frame of its sections.
+//! The frame of a page that opens offline, and of its sections.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 

@@ -1,4 +1,4 @@
-//! Step time against memory of the best strategies, with those that nothing dominates joined.
+//! Step time against memory of the best strategies, with the Pareto-optimal ones joined by a line.
 
 use maud::{Markup, html};
 
@@ -21,7 +21,7 @@ struct Scale {
     to: f64,
 }
 
-/// The plot; nothing with fewer than two strategies.
+/// The Pareto plot; empty with fewer than two strategies.
 pub(super) fn section(input: &ReportInput) -> Markup {
     if input.alternatives.len() < 2 {
         return html! {};
@@ -53,7 +53,7 @@ pub(super) fn section(input: &ReportInput) -> Markup {
     frame("pareto", "Time against memory", lead, &body)
 }
 
-/// Strategies that no other beats in both, by growing memory, as a path.
+/// The Pareto frontier by growing memory, as an SVG path.
 fn frontier(points: &[Alternative], x: Scale, y: Scale) -> String {
     let mut order: Vec<&Alternative> = points.iter().collect();
     order.sort_by(|a, b| {

@@ -7,67 +7,67 @@ use plans::{Event, Stream, Timeline};
 use super::page::{document, section as frame};
 use crate::format;
 
-/// Events a drawing carries; beyond that the earliest are shown.
+/// Most events in a drawing; beyond that only the earliest are shown.
 const MAX_EVENTS: usize = 4000;
 /// Height of a pipeline rank's row, in the drawing's units.
 const ROW: f64 = 22.0;
-/// Width of the drawing.
+/// Width of the drawing, in its own units.
 const WIDTH: f64 = 1000.0;
 
-/// A training run.
+/// A training run as its report shows it.
 #[derive(Clone, Copy, Debug)]
 pub struct RunReport<'a> {
-    /// Model.
+    /// Name of the model.
     pub model: &'a str,
-    /// Strategy, in a line.
+    /// Strategy on one line.
     pub strategy: &'a str,
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: usize,
     /// Mean loss of every step.
     pub losses: &'a [f64],
     /// Median step time.
     pub step_time: Seconds,
-    /// Predicted, where this machine has a profile.
+    /// Predicted step time; absent where this machine has no profile.
     pub predicted_step_time: Option<Seconds>,
-    /// Tokens per second.
+    /// Tokens per second over all ranks.
     pub tokens_per_s: f64,
-    /// Time by kind of action.
+    /// Time of each kind of action on each pipeline rank.
     pub phases: &'a [Phase],
-    /// Bytes by kind.
+    /// Peak bytes of each kind on each pipeline rank.
     pub memory: &'a [Held],
-    /// The last step as measured.
+    /// Timeline of the last step as measured.
     pub measured: &'a Timeline,
-    /// A step as predicted.
+    /// Timeline of a step as predicted, if it was.
     pub predicted: Option<&'a Timeline>,
     /// Version of the tool.
     pub version: &'a str,
 }
 
-/// Actions of a kind on a pipeline rank.
+/// All actions of one kind on one pipeline rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Phase {
-    /// Pipeline rank.
+    /// Index of the pipeline rank.
     pub rank: u64,
-    /// Kind.
+    /// Kind of action.
     pub name: String,
-    /// How many.
+    /// Number of actions in a step.
     pub count: usize,
-    /// In the last step.
+    /// Their total time in the last step.
     pub measured: Seconds,
-    /// If it was predicted.
+    /// Their predicted total time, if there is a prediction.
     pub predicted: Option<Seconds>,
 }
 
-/// Bytes of a kind on a pipeline rank's heaviest peer.
+/// Bytes of one kind on the heaviest rank of a pipeline rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Held {
-    /// Pipeline rank.
+    /// Index of the pipeline rank.
     pub rank: u64,
-    /// Kind.
+    /// Kind of memory.
     pub name: String,
-    /// Counted.
+    /// Bytes counted during the run.
     pub measured: Bytes,
-    /// Predicted.
+    /// Bytes predicted.
     pub predicted: Bytes,
 }
 
@@ -124,23 +124,23 @@ fn verdict(run: &RunReport<'_>) -> Markup {
     }
 }
 
-/// Errors up to this are what a prediction is for.
+/// Relative errors up to this count as a good prediction.
 const GOOD: f64 = 0.10;
-/// Errors above this mean that what ran is not what was predicted.
+/// Relative errors above this mean that the run was not what was predicted.
 const BAD: f64 = 0.25;
 
-/// How the verdict is coloured.
+/// CSS class that colours the verdict.
 fn rating(error: Option<f64>) -> &'static str {
     match error.map(f64::abs) {
         None => "plain",
         Some(error) if error <= GOOD => "fits",
         Some(error) if error <= BAD => "off",
-        // An error that is no number is not a good one either.
+        // An error that is NaN is not good either.
         Some(_) => "too-large",
     }
 }
 
-/// Loss over steps.
+/// Plot of the loss over steps.
 fn losses(losses: &[f64]) -> Markup {
     let most = losses.iter().copied().fold(f64::MIN, f64::max);
     let least = losses.iter().copied().fold(f64::MAX, f64::min);

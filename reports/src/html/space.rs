@@ -7,7 +7,7 @@ use super::page::section as frame;
 use crate::format;
 use crate::input::ReportInput;
 
-/// Counts with reasons; nothing when nothing was searched.
+/// Counts with reasons; empty when there was no search.
 pub(super) fn section(input: &ReportInput) -> Markup {
     let Some(space) = input.space else {
         return html! {};

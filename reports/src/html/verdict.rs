@@ -7,7 +7,7 @@ use plans::{Fit, Prediction};
 use crate::format;
 use crate::input::{Budget, ReportInput};
 
-/// Verdict, key figures, plan line.
+/// Verdict, key figures, and the plan on one line.
 pub(super) fn section(input: &ReportInput) -> Markup {
     html! {
         section #verdict .hero .fits[input.prediction.fit.fits()]
@@ -61,7 +61,7 @@ fn figures(input: &ReportInput) -> Markup {
             &format!("{} tokens/s in all",
                 format::short_count(p.tokens_per_s_per_gpu * input.gpus as f64))))
         (figure("MFU", &format::percent(p.mfu), &mfu_note(p)))
-        // A plan that cannot run takes no days and costs nothing.
+        // A plan that does not fit cannot run: it has neither time nor cost.
         @if let Some(budget) = input.budget.as_ref().filter(|_| p.fit.fits()) {
             (budget_figures(budget))
         }

@@ -1,8 +1,7 @@
-//! The file of a profile, which several `profile` runs may add to at the same time.
+//! The file of a profile, to which several `profile` runs may add at the same time.
 //!
-//! Measuring takes minutes, so a run does not keep others from the file meanwhile: when it writes, it holds a
-//! lock, reads the file again, and adds to it what itself has measured. Of a kernel that both measured the later
-//! measurement stays.
+//! Measuring takes minutes, so a run does not lock the file meanwhile. To write, it takes a lock, reads the file again,
+//! and adds its own measurements. If two runs measured the same kernel, the later one stays.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,19 +11,19 @@ use catalog::profile::{self, Machine, Measured, Profile};
 
 use crate::error::CliError;
 
-/// What tells measurements apart.
+/// Identity of a measurement: kernel name, ranks and sizes.
 type Key = (String, u64, Vec<u64>);
 
 /// A profile's file, as it was when a run began.
 pub(super) struct ProfileFile {
     to: Destination,
     machine: Machine,
-    /// What it held: seconds by kernel, ranks and sizes.
+    /// Seconds that the file held then, by kernel, ranks and sizes.
     held: BTreeMap<Key, f64>,
 }
 
 impl ProfileFile {
-    /// A file to add to, and what was measured on this machine before.
+    /// Opens a file to add to; returns it with the earlier measurements of this machine.
     pub(super) fn open(path: &Path, machine: &Machine) -> Result<(Self, Profile), CliError> {
         let profile = read(path, machine)?;
         let file = Self {
@@ -39,12 +38,12 @@ impl ProfileFile {
         Ok((file, profile))
     }
 
-    /// Where it is.
+    /// Path of the file.
     pub(super) fn path(&self) -> &Path {
         self.to.path()
     }
 
-    /// Adds what `profile` has and the file had not when it was opened; says what the file holds then.
+    /// Adds what is new in `profile` since the file was opened; returns what the file then holds.
     pub(super) fn add(&self, profile: &Profile) -> Result<Profile, CliError> {
         let _lock = files::lock(self.path())?;
         let now = read(self.path(), &self.machine)?;
@@ -64,7 +63,7 @@ fn key(m: &Measured) -> Key {
     (m.kernel.clone(), m.ranks, m.sizes.clone())
 }
 
-/// What was measured on this machine before.
+/// The earlier measurements of this machine.
 fn read(path: &Path, machine: &Machine) -> Result<Profile, CliError> {
     let empty = Profile {
         schema_version: profile::SCHEMA_VERSION,
@@ -118,7 +117,7 @@ mod tests {
         }
     }
 
-    /// What a run does: opens, measures, and writes after every measurement.
+    /// A run in miniature: opens the file, measures, and writes after every measurement.
     fn run(path: &Path, own: &str) {
         let (file, mut profile) = ProfileFile::open(path, &machine()).expect("readable");
         for kernel in 0..20 {
@@ -147,7 +146,7 @@ mod tests {
         let (first, mut early) = ProfileFile::open(path, &machine()).expect("readable");
         early.add([measured("old", 1.0), measured("both", 2.0)]);
         first.add(&early).expect("writable");
-        // Two that begin from the same file.
+        // Two runs that begin from the same file.
         let (a, mut of_a) = ProfileFile::open(path, &machine()).expect("readable");
         let (b, mut of_b) = ProfileFile::open(path, &machine()).expect("readable");
         of_a.add([measured("old", 3.0), measured("both", 4.0)]);
@@ -155,7 +154,7 @@ mod tests {
         a.add(&of_a).expect("writable");
         let all = b.add(&of_b).expect("writable");
         let seconds: Vec<f64> = all.measured.iter().map(|m| m.seconds).collect();
-        // What b read as `old` is older than what a measured since.
+        // What b read as `old` is older than what a has measured since.
         assert_eq!(seconds, [5.0, 3.0]);
     }
 }

@@ -19,7 +19,7 @@ use crate::args::{AttentionArg, DeviceArg, ProfileArgs, SuiteArg};
 use crate::error::CliError;
 use crate::output::Progress;
 
-/// Equal layers in a row when no plan says how many.
+/// Equal layers in a row when no plan gives their number.
 const SUITE_DEPTH: u64 = 3;
 
 /// Runs `profile`.
@@ -86,7 +86,7 @@ fn measure(request: &Request, effort: Effort) -> Result<Vec<Measured>, CliError>
     })
 }
 
-/// Refuses what the cpu device does not compute.
+/// Refuses requests that the cpu device cannot compute.
 fn on_cpu(path: &Path, requests: Vec<Request>) -> Result<Vec<Request>, CliError> {
     let narrow =
         |request: &Request| matches!(&request.what, What::Block(block) if block.trace.eight_bits);
@@ -98,7 +98,7 @@ fn on_cpu(path: &Path, requests: Vec<Request>) -> Result<Vec<Request>, CliError>
     Ok(requests)
 }
 
-/// A grid over sizes, for plans that are not known yet.
+/// A grid over sizes, for when there is no plan yet.
 fn suite(suite: SuiteArg, cores: u64) -> Result<Vec<Request>, CliError> {
     let (widths, tokens, types): (&[u64], &[[u64; 2]], &[DType]) = match suite {
         SuiteArg::Quick => (&[64, 256, 768], &[[1, 64], [2, 256]], &[DType::F32]),
@@ -142,7 +142,7 @@ fn suite(suite: SuiteArg, cores: u64) -> Result<Vec<Request>, CliError> {
     Ok(requests)
 }
 
-/// One layer of each family whose operators differ.
+/// One layer of each model family whose operators differ.
 fn synthetic(hidden: u64) -> Result<Vec<Model>, CliError> {
     let heads = (hidden / 64).max(2);
     let gpt = format!(

@@ -11,10 +11,10 @@ use crate::args::SuiteArg;
 use crate::commands::plan;
 use crate::error::CliError;
 
-/// Equal layers to run in a row, at most: beyond this caches hold nothing of the first.
+/// Most equal layers to run in a row: beyond this, caches hold nothing of the first.
 const MOST_DEPTH: u64 = 8;
 
-/// Something to measure, on so many ranks at a time.
+/// A measurement, and how many ranks make it side by side.
 pub(super) struct Request {
     pub(super) what: What,
     pub(super) ranks: u64,
@@ -28,7 +28,7 @@ pub(super) enum What {
 }
 
 impl What {
-    /// The same for one GPU, if one does it alone.
+    /// The same request for one GPU, if a single GPU can measure it.
     pub(super) fn on_one_gpu(self) -> Option<cuda::Request> {
         match self {
             Self::Block(block) => Some(cuda::Request::Block(block)),
@@ -46,7 +46,7 @@ pub(super) fn effort(suite: SuiteArg) -> Effort {
     }
 }
 
-/// The shapes that a plan needs.
+/// The shapes that a plan runs.
 pub(super) fn of_plan(path: &Path, cores: u64) -> Result<Vec<Request>, CliError> {
     let loaded = plan::load(path)?;
     let scenario = loaded.costs.scenario();
@@ -87,7 +87,7 @@ pub(super) fn of_plan(path: &Path, cores: u64) -> Result<Vec<Request>, CliError>
     Ok(requests)
 }
 
-/// Ranks that compute at a time and threads each may use.
+/// Number of ranks that compute side by side, and threads for each.
 pub(super) fn shares(world: u64, cores: u64) -> (u64, usize) {
     (world.min(cores), (cores / world).max(1) as usize)
 }
@@ -137,8 +137,8 @@ pub(super) fn blocks_of(
         .collect()
 }
 
-/// Alone and split in two, by every way to split tokens: sizes decide what a rank computes, the way
-/// what it does to communicate.
+/// Layouts on one rank, and split in two by every axis that shards tokens: sizes determine the compute, the axis
+/// determines the work around communication.
 pub(super) fn layouts(model: &Model, tokens: &[[u64; 2]], dtype: DType) -> Vec<BlockLayout> {
     let mut layouts = Vec::new();
     for &[micro_batch, seq_len] in tokens {

@@ -1,4 +1,4 @@
-//! `--break-at`: stops at an operator and shows what it read and wrote.
+//! `--break-at`: stops at an operator and shows the tensors it read and wrote.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use dtensor::{TensorId, TensorInfo};
 
 use crate::error::CliError;
 
-/// Stops the ranks that run an operator of this name, and remembers what it saw.
+/// A watch that stops ranks at the operator of this name, and remembers what it saw.
 pub(crate) struct BreakAt {
     name: String,
     seen: Mutex<Sighting>,
@@ -18,9 +18,9 @@ pub(crate) struct BreakAt {
 
 #[derive(Default)]
 struct Sighting {
-    /// What the ranks that stopped saw, by rank.
+    /// Reports of the ranks that stopped, with rank numbers.
     reports: Vec<(usize, String)>,
-    /// Names that ran before.
+    /// Names of operators that ran before.
     others: BTreeSet<String>,
 }
 
@@ -32,10 +32,10 @@ impl BreakAt {
         }
     }
 
-    /// What was seen.
+    /// The collected reports.
     ///
     /// # Errors
-    /// When no operator of the name ran: with the nearest that did.
+    /// When no operator has this name: the error lists the most similar names that ran.
     pub(crate) fn report(self) -> Result<String, CliError> {
         let Sighting {
             mut reports,
@@ -94,7 +94,7 @@ fn list(text: &mut String, seen: &Seen<'_>, verb: &str, ids: &[TensorId]) {
     }
 }
 
-/// A tensor in a line: what it is, and what its numbers are like.
+/// A tensor on one line: its description and statistics.
 fn line(info: &TensorInfo, tensor: &Tensor) -> String {
     let values = tensor.f32();
     let finite = || values.iter().copied().filter(|x| x.is_finite());

@@ -1,4 +1,4 @@
-//! What was measured beside what was predicted.
+//! Compares what a run measured with what was predicted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -16,33 +16,33 @@ use crate::commands::plan::Loaded;
 use crate::error::CliError;
 use crate::output;
 
-/// The most that tensors and lists of a GPU have in use at a time; predicted to a few in a thousand.
+/// Row for the peak bytes in use by tensors and lists of a GPU; predicted to a few parts in a thousand.
 const MOST: &str = "most in use of all";
 
-/// Actions that take this share of a step are large enough for the headline.
+/// Share of a step from which a kind of action is mentioned in the headline.
 const PART_OF_STEP: f64 = 0.05;
-/// Seconds beyond which the error of a prediction is shown.
+/// Seconds from which the relative error of a prediction is shown.
 const TOLD: f64 = 1e-6;
 
-/// What the cost model says of a plan on this machine.
+/// The cost model's prediction for a plan on this machine.
 pub(crate) struct Predicted {
-    /// Who says what ranks hold.
+    /// The cost model, for what ranks hold.
     costs: CostModel,
-    /// Times, where this machine has a profile.
+    /// Predicted times, where this machine has a profile.
     pub(crate) times: Option<Times>,
 }
 
 /// Predicted times.
 pub(crate) struct Times {
-    /// Of one step.
+    /// Seconds of one step.
     pub(crate) step_time_s: f64,
-    /// When everything runs.
+    /// When every action runs.
     pub(crate) timeline: Timeline,
-    /// Seconds of a step at the machine's peak.
+    /// Seconds that the model FLOPs of a step take at the machine's peak.
     pub(crate) at_peak: f64,
 }
 
-/// Predictions for our executor on this machine.
+/// Predicts the run of a plan by our executor on this machine.
 pub(crate) fn predict(args: &RunArgs, loaded: &Loaded) -> Result<Predicted, CliError> {
     let scenario = Scenario {
         runtime: device::runtime(args)?,
@@ -55,7 +55,7 @@ pub(crate) fn predict(args: &RunArgs, loaded: &Loaded) -> Result<Predicted, CliE
         None if Path::new(profile::DEFAULT_PATH).exists() => Path::new(profile::DEFAULT_PATH),
         None => return Ok(predicted),
     };
-    // A profile is of the kernels of fast mode.
+    // A profile measures the kernels of fast mode only.
     if args.numerics == NumericsArg::Exact {
         return Ok(predicted);
     }
@@ -72,7 +72,7 @@ pub(crate) fn predict(args: &RunArgs, loaded: &Loaded) -> Result<Predicted, CliE
             times: Some(times),
             ..predicted
         }),
-        // A profile that happens to lie here need not know this plan.
+        // A profile that was found, not asked for, may not cover this plan.
         Err(CliError::Cost(costmodel::CostError::NotMeasured { kernel }))
             if args.profile.is_none() =>
         {
@@ -97,10 +97,10 @@ fn times(scenario: Scenario, loaded: &Loaded) -> Result<Times, CliError> {
     })
 }
 
-/// Actions of a kind on a pipeline rank.
+/// All actions of one kind on one pipeline rank.
 #[derive(Serialize)]
 pub(crate) struct PhaseJson {
-    /// Pipeline rank.
+    /// Index of the pipeline rank.
     pub(crate) rank: u64,
     pub(crate) phase: String,
     pub(crate) count: usize,
@@ -116,7 +116,7 @@ impl PhaseJson {
         Some(relative(predicted, self.measured_s))
     }
 
-    /// The error, where it says something: of what takes no time it is noise.
+    /// The error as text; empty for times so short that it is noise.
     fn shown_error(&self) -> String {
         let told = self.error().filter(|_| self.predicted_s > Some(TOLD));
         told.map_or_else(String::new, |error| format!("{:+.1}%", 100.0 * error))
@@ -127,20 +127,20 @@ fn relative(predicted: f64, measured: f64) -> f64 {
     predicted / measured - 1.0
 }
 
-/// Bytes of a kind on a pipeline rank.
+/// Bytes of one kind on one pipeline rank.
 #[derive(Serialize)]
 pub(crate) struct MemoryJson {
-    /// Pipeline rank; bytes are those of its heaviest peer.
+    /// Index of the pipeline rank; bytes are those of the heaviest rank in it.
     pub(crate) rank: u64,
     pub(crate) name: &'static str,
     pub(crate) measured_bytes: u64,
     pub(crate) predicted_bytes: u64,
 }
 
-/// A run beside its prediction: step time, memory of every rank, time of every action.
+/// A run beside its prediction: step time, memory of every rank, time of every kind of action.
 #[derive(Serialize)]
 pub(crate) struct Comparison {
-    /// Median of all steps but the first.
+    /// Median step time in seconds, without the first step.
     pub(crate) step_time_s: f64,
     /// Absent without a profile of this machine.
     pub(crate) predicted_step_time_s: Option<f64>,
@@ -149,12 +149,12 @@ pub(crate) struct Comparison {
     pub(crate) captured_time_s: Option<f64>,
     pub(crate) phases: Vec<PhaseJson>,
     pub(crate) memory: Vec<MemoryJson>,
-    /// The most that a rank took from its GPU, with rounding and pieces that no tensor had; absent where it is
-    /// not counted.
+    /// Most bytes that a rank reserved on its GPU, including rounding and free pieces; absent where they are not
+    /// counted.
     pub(crate) reserved_bytes: Option<u64>,
-    /// The library that ran core attention, with its release; absent where the project's own code did.
+    /// Name and version of the library that ran core attention; absent where the project's own code did.
     pub(crate) attention_library: Option<String>,
-    /// Why no library did; absent where none was asked.
+    /// Why no library ran it; absent where none was asked for.
     pub(crate) without_library: Option<String>,
 }
 
@@ -188,7 +188,7 @@ impl Comparison {
         })
     }
 
-    /// As an HTML page.
+    /// The comparison as an HTML page.
     pub(crate) fn page(&self, job: &Job, outcome: &Outcome, predicted: &Predicted) -> String {
         let phases: Vec<Phase> = self
             .phases
@@ -227,8 +227,7 @@ impl Comparison {
         })
     }
 
-    /// What was predicted of a step, and how far the parts are off that it is made of: errors of parts may
-    /// cancel.
+    /// The error of the predicted step time, and of the parts of a step, because errors of parts may cancel.
     fn verdict(&self, predicted: f64) -> String {
         let error = relative(predicted, self.step_time_s) * 100.0;
         let large = |p: &&PhaseJson| p.measured_s >= PART_OF_STEP * self.step_time_s;
@@ -249,7 +248,7 @@ impl Comparison {
         format!("predicted {:.1} ms, {error:+.1}%{parts}", predicted * 1e3)
     }
 
-    /// What every kind of action took, beside what was predicted.
+    /// Table of the time of every kind of action beside the predicted time.
     fn actions(&self) -> String {
         let mut text = String::from(
             "\ntime of the last step, by action              measured      predicted\n",
@@ -271,7 +270,7 @@ impl Comparison {
         text
     }
 
-    /// For a terminal.
+    /// The comparison as text for a terminal.
     pub(crate) fn text(&self, job: &Job, outcome: &Outcome) -> String {
         let last = outcome.losses.last().copied().unwrap_or(f64::NAN);
         let first = outcome.losses.first().copied().unwrap_or(f64::NAN);
@@ -287,7 +286,7 @@ impl Comparison {
             self.tokens_per_s,
             outcome.weights_sha256(),
         );
-        // A GPU counts what it has in use.
+        // GPUs count the bytes that are in use.
         if self.reserved_bytes.is_some() {
             let by = self.attention_library.clone();
             let by = by.unwrap_or_else(|| device::own_kernels(self.without_library.as_deref()));
@@ -339,7 +338,7 @@ fn memory(
     let mut lines = Vec::new();
     for rank in 0..job.strategy.pp {
         let peers = || outcome.ranks.iter().filter(|r| r.pp == rank);
-        // Experts keep what the tokens' choices brought them.
+        // What experts keep depends on how many tokens were routed to them.
         let members: BTreeSet<Member> = peers()
             .map(|peer| Member {
                 pp: rank,

@@ -1,4 +1,4 @@
-//! `run`: trains under a plan and sets what was measured beside what was predicted.
+//! `run`: trains under a plan and compares measurement with prediction.
 
 mod break_at;
 mod comparison;
@@ -94,7 +94,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
         None => {
             match ranks::train(args, &session) {
                 Ok(Some(outcome)) => Ok((outcome, job.clone(), predicted)),
-                // Rank 0 says what came of it.
+                // Rank 0 reports the outcome.
                 Ok(None) => return Ok(ExitCode::SUCCESS),
                 Err(error) => Err(error),
             }
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
     finish(args, loaded, &files, trained?, first)
 }
 
-/// Says what training left beside what was predicted.
+/// Reports the outcome of training beside the prediction.
 fn finish(
     args: &RunArgs,
     loaded: Loaded,
@@ -115,7 +115,7 @@ fn finish(
     first: u64,
 ) -> Result<ExitCode, CliError> {
     let comparison = Comparison::new(&job, &outcome, &predicted)?;
-    // When a file cannot be written after all, the answer is still given.
+    // If a file cannot be written, the answer is still printed.
     let saved = files.write(
         &comparison.page(&job, &outcome, &predicted),
         &outcome,
@@ -143,13 +143,13 @@ fn finish(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where the checkpoints of a job go.
+/// Where a job's checkpoints are written, and how often.
 fn checkpoints(args: &RunArgs, job: &Job) -> Option<Checkpoints> {
     let dir = args.checkpoints.as_deref()?;
     Some(Checkpoints::of(job, dir, args.every))
 }
 
-/// What `--break-at` saw, unless training failed before.
+/// The report of `--break-at`, unless training failed before.
 fn stopped(breaks: BreakAt, trained: Result<(), CliError>) -> Result<ExitCode, CliError> {
     let broke = |error: &executor::ExecutorError| {
         matches!(error.watched(), Some(WatchError::Stopped { .. }))
@@ -162,9 +162,9 @@ fn stopped(breaks: BreakAt, trained: Result<(), CliError>) -> Result<ExitCode, C
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is written beside the answer, checked before training.
+/// Files to write beside the answer, checked before training.
 struct Files {
-    /// The last step as measured, and as predicted in a file beside it.
+    /// Timeline of the last step as measured, and the predicted one in a file beside it.
     traces: Option<[Target; 2]>,
     report: Option<Target>,
 }
@@ -198,7 +198,7 @@ impl Files {
     }
 }
 
-/// Trains under the session's plan up to a step, then under another.
+/// Trains under the session's plan up to a step, then under another plan.
 fn replanned(
     args: &RunArgs,
     session: &Session<'_>,
@@ -277,7 +277,7 @@ fn losses(outcome: &Outcome, first: u64) -> Vec<LossJson> {
         .collect()
 }
 
-/// The job of a plan and its flags.
+/// The job that a plan and flags describe.
 fn job(args: &RunArgs, loaded: &Loaded) -> Result<Job, CliError> {
     let scenario = loaded.costs.scenario();
     let train = loaded.file.train.as_ref();

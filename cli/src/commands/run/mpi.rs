@@ -8,16 +8,16 @@ use executor::{Outcome, Session};
 
 use crate::error::CliError;
 
-/// A rank's place on its host, as its launcher says.
+/// A rank's place on its host, as its launcher reports it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OnHost {
-    /// Ranks there.
+    /// Number of ranks on the host.
     pub(crate) ranks: usize,
-    /// Its number among them.
+    /// Index of this rank among them.
     pub(crate) rank: usize,
 }
 
-/// Says that MPI was not compiled in.
+/// The error for a build without MPI.
 #[cfg(not(feature = "mpi"))]
 pub(crate) fn train<D: Devices>(
     _session: &Session<'_>,
@@ -36,14 +36,14 @@ mod carried {
 
     use crate::commands::run::mpi::{CliError, Devices, OnHost, Outcome, Session};
 
-    /// Ranks on this host, as launchers say.
+    /// Environment variables in which launchers give the number of ranks on this host.
     const RANKS: [&str; 4] = [
         "OMPI_COMM_WORLD_LOCAL_SIZE",
         "MPI_LOCALNRANKS",
         "PMI_LOCAL_SIZE",
         "SLURM_NTASKS_PER_NODE",
     ];
-    /// This rank among them.
+    /// Environment variables in which they give this rank's index on the host.
     const RANK: [&str; 4] = [
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "MPI_LOCALRANKID",
@@ -57,7 +57,7 @@ mod carried {
             .find_map(|name| std::env::var(name).ok()?.parse().ok())
     }
 
-    /// Trains as one rank; rank 0 returns what training left.
+    /// Trains as one rank; rank 0 returns the outcome of training.
     pub(crate) fn train<D: Devices>(
         session: &Session<'_>,
         devices: impl Fn(OnHost) -> D,
@@ -69,7 +69,7 @@ mod carried {
             rank: said(RANK).unwrap_or_else(|| comm.rank()),
         };
         executor::train_rank(&devices(on_host), session, &comm).map_err(|error| {
-            // Leaving may have to stop ranks that hang, and this one with them: say why first.
+            // Leaving may have to abort ranks that hang, and this one with them: report the error first.
             let error = CliError::from(error);
             crate::output::error(&error.to_string());
             CliError::Said(error.exit_code())

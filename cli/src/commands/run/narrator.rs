@@ -1,4 +1,4 @@
-//! Says how training goes: a bar on a terminal, lines elsewhere, a log for programs.
+//! Reports the progress of training: a bar on a terminal, lines elsewhere, a log for programs.
 
 use std::fs::File;
 use std::io::{IsTerminal, Read, Seek, SeekFrom, Write};
@@ -13,25 +13,25 @@ use serde::Serialize;
 use crate::error::CliError;
 use crate::output;
 
-/// Says on stderr, and in a log, how training goes.
+/// Reports progress on stderr and in a log.
 pub(crate) struct Narrator {
     quiet: bool,
     steps: u64,
     tokens: f64,
-    /// Model FLOPs of a step over the machine's peak, seconds: where a profile says.
+    /// Seconds that a step's model FLOPs take at the machine's peak, if a profile gives it.
     at_peak: Option<f64>,
     bar: Option<ProgressBar>,
     log: Option<Log>,
 }
 
-/// The file of `--log`: a line per step. A run from the beginning empties it at its first step, so that one that is
-/// refused before loses nothing; a resumed run adds its lines, and of a step that stands there twice the later line
-/// is the one that the weights have seen.
+/// The file of `--log`, one line per step. A new run empties it at its first step, so that a run refused earlier loses
+/// nothing; a resumed run appends, and where a step then stands twice, the later line is of the weights that training
+/// went on with.
 pub(crate) struct Log(Mutex<Lines>);
 
 struct Lines {
     file: File,
-    /// Whether what is there is of another run.
+    /// Whether the file's content is of another run, to be removed.
     empty_first: bool,
 }
 
@@ -43,7 +43,7 @@ impl Log {
         let mut file = files::open_log(path, Kind::RunLog, Replace::SameKind)?;
         let mut finish = || {
             if resumed && !ends_a_line(path)? {
-                // The run before was killed within its last line.
+                // The run before was killed while it wrote its last line.
                 writeln!(file)?;
             }
             Ok(())
@@ -62,15 +62,15 @@ impl Log {
         let lines = self.0.lock();
         let mut lines = lines.unwrap_or_else(std::sync::PoisonError::into_inner);
         if std::mem::take(&mut lines.empty_first) {
-            // A pipe or a device has nothing to empty.
+            // A pipe or a device cannot be emptied.
             let _ = lines.file.set_len(0);
         }
-        // A full disk must not stop training; the log ends where it was full.
+        // A full disk must not stop training; the log then ends early.
         let _ = lines.file.write_all(format!("{text}\n").as_bytes());
     }
 }
 
-/// Whether a file is empty or ends with a line's end; true of what is no file.
+/// Whether a file is empty or ends with a newline; true for anything that is not a regular file.
 fn ends_a_line(path: &Path) -> std::io::Result<bool> {
     let metadata = std::fs::metadata(path)?;
     if !metadata.is_file() || metadata.len() == 0 {
@@ -83,7 +83,7 @@ fn ends_a_line(path: &Path) -> std::io::Result<bool> {
     Ok(last == *b"\n")
 }
 
-/// A line of the log.
+/// One line of the log.
 #[derive(Serialize)]
 struct Line {
     step: u64,
@@ -96,7 +96,7 @@ struct Line {
 }
 
 impl Narrator {
-    /// Of a run of `steps` steps of `tokens` tokens.
+    /// For a run of `steps` steps of `tokens` tokens each.
     pub(crate) fn new(
         quiet: bool,
         (steps, tokens): (u64, u64),

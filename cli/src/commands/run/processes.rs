@@ -1,5 +1,5 @@
-//! A run whose ranks are processes that meet over TCP: those that torchrun, srun or mpirun started, or
-//! this one and others that it starts on this host.
+//! Runs whose ranks are processes that connect over TCP: started by torchrun, srun or mpirun, or this process and
+//! others that it starts on this host.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -14,13 +14,13 @@ use executor::{ExecutorError, Outcome, Session};
 
 use crate::error::CliError;
 
-/// Between two looks whether a process has ended.
+/// Interval at which processes are polled for their end.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// How long ranks that have learned of a failure may take to remove what they were writing.
+/// Time for ranks that have learned of a failure to remove files they were writing.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// Processes started here; whatever still runs a while after this rank is done is stopped.
+/// Processes started here; any that outlive this rank by more than [`GRACE`] are killed.
 struct Others(Vec<Child>);
 
 impl Drop for Others {
@@ -30,14 +30,14 @@ impl Drop for Others {
             while matches!(child.try_wait(), Ok(None)) && Instant::now() < until {
                 std::thread::sleep(LOOK);
             }
-            // Ended already, or cannot be ended: nothing is left to do either way.
+            // It has ended already, or cannot be killed: nothing can be done either way.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 }
 
-/// Trains as one rank on the device of its place; rank 0 returns what training left.
+/// Trains as one rank on the device of its place; rank 0 returns the outcome of training.
 pub(crate) fn train<D: Devices>(
     session: &Session<'_>,
     devices: impl Fn(&Place) -> D,
@@ -55,7 +55,7 @@ pub(crate) fn train<D: Devices>(
     Ok(trained)
 }
 
-/// Starts ranks 1 and up as this very command, and says where all of them meet.
+/// Starts ranks 1 and up with this same command line, and returns where all of them connect.
 fn start(world: usize) -> Result<(Place, Others), CliError> {
     let wrong = |e: std::io::Error| CliError::Usage(format!("cannot start ranks: {e}"));
     let port = TcpListener::bind("127.0.0.1:0")
@@ -79,7 +79,7 @@ fn start(world: usize) -> Result<(Place, Others), CliError> {
     Ok((place(0), others))
 }
 
-/// Waits for the others, which have nothing left to do.
+/// Waits for the other ranks to exit after training.
 fn finish(mut others: Others, timeout: Duration) -> Result<(), CliError> {
     let until = Instant::now() + timeout;
     for (rank, child) in (1..).zip(&mut others.0) {

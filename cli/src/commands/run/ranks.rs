@@ -1,4 +1,4 @@
-//! Trains with ranks as threads of this process or as processes, on the device that is asked for.
+//! Trains with ranks as threads of this process or as processes, on the chosen device.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::args::{CommunicatorArg, DeviceArg, GpuMessagesArg, RunArgs};
 use crate::commands::device::own_gpu;
 use crate::error::CliError;
 
-/// The GPUs of a run: that of a process's place on its host, or one for every thread.
+/// The GPUs of a run: one for this process by its index on the host, or one for each thread.
 fn gpus(args: &RunArgs, place: Option<usize>) -> Gpus {
     Gpus {
         ordinal: place.map(own_gpu),
@@ -37,7 +37,7 @@ pub(super) fn threads(args: &RunArgs, session: &Session<'_>) -> Result<Outcome, 
     })
 }
 
-/// Trains; rank 0 returns what training left.
+/// Trains; rank 0 returns the outcome of training.
 pub(super) fn train(args: &RunArgs, session: &Session<'_>) -> Result<Option<Outcome>, CliError> {
     let communicator = match args.gpus {
         Some(_) => CommunicatorArg::Tcp,

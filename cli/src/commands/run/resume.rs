@@ -1,4 +1,4 @@
-//! The checkpoint that a run goes on from.
+//! The checkpoint that a run resumes from.
 
 use executor::Job;
 use executor::checkpoint::{Checkpoint, RunIdentity};
@@ -7,8 +7,8 @@ use crate::args::RunArgs;
 use crate::error::CliError;
 use crate::output;
 
-/// The checkpoint to go on from, if one was asked for. It must be whole, and of this run unless `--force-resume` gives
-/// that up.
+/// The checkpoint to resume from, if one was asked for. It must be complete, and of this run unless `--force-resume` is
+/// given.
 pub(super) fn checkpoint(args: &RunArgs, job: &Job) -> Result<Option<Checkpoint>, CliError> {
     let path = match (args.resume.as_deref(), &args.checkpoints) {
         (None, _) => return Ok(None),

@@ -1,4 +1,4 @@
-//! Core attention of a pass: scores, softmax, context, and the ring.
+//! Core attention of a pass: scores, softmax, context, and the context-parallel ring.
 
 use super::state::Run;
 use crate::attention::{Heads, Weighting};
@@ -74,7 +74,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Adds to the gradient of a number per head, in the part of this rank's heads, the sum over its queries.
+    /// Adds a sum over this rank's queries to the gradient of a parameter with one number per head, in the range of
+    /// local heads.
     fn query_sum(
         &self,
         sink: &mut dyn GradientSink,
@@ -101,7 +102,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// How the scores of this rank's heads become weights.
+    /// How the scores of this rank's heads become attention weights.
     fn weighting(&self, rule: SoftmaxRule, scores: TensorId) -> Result<Weighting> {
         let info = self.info(scores);
         let position = &self.machine.position;
@@ -135,7 +136,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Every head's own columns with those all heads share.
+    /// Concatenates every head's own columns with the columns that all heads share, as in MLA.
     pub(super) fn join(&mut self, op: &Op, [own, shared]: [usize; 2]) -> Result<()> {
         let (x, more) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let heads = x.columns() / own;
@@ -153,7 +154,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Gradients of each; that of the shared columns is a sum over heads.
+    /// Gradients of both parts of a join; that of the shared columns is a sum over heads.
     pub(super) fn join_backward(
         &mut self,
         op: &Op<Gradient>,
@@ -268,7 +269,7 @@ impl Run<'_> {
         }
     }
 
-    /// Keys or values of the whole sequence: as they are, or from round the ring.
+    /// Keys or values of the whole sequence: the tensor itself, or what the ring gathered.
     fn keys(&self, id: TensorId) -> Result<&Tensor> {
         match self.ring.get(&self.block.storage(id)).map(AsRef::as_ref) {
             Some(Value::Tensor(x)) => Ok(x),
@@ -283,7 +284,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Gradients of queries or keys from those of the scores, which go by `[b, h, q, k]`.
+    /// Gradients of queries or keys from those of the scores, laid out as `[b, h, q, k]`.
     pub(super) fn scores_backward(
         &mut self,
         op: &Op<Gradient>,
@@ -308,7 +309,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Gradients of weights or values from those of the context, which come as `[b, q, h·d]`.
+    /// Gradients of weights or values from those of the context, laid out as `[b, q, h·d]`.
     pub(super) fn context_backward(
         &mut self,
         op: &Op<Gradient>,
@@ -334,7 +335,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Has keys or values of the whole sequence here again, if they go round the ring.
+    /// Gathers keys or values round the ring again for backward, if attention uses the ring.
     fn keys_again(&mut self, forward: &Op) -> Result<()> {
         let key = forward.inputs[1];
         if self.block.has_ring() && !self.ring.contains_key(&self.block.storage(key)) {
@@ -343,7 +344,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The gradient of keys or values, back at the ranks that hold them.
+    /// The gradient of keys or values, sent back to the ranks that hold them.
     fn key_gradient(
         &self,
         op: &Op<Gradient>,
@@ -386,7 +387,7 @@ impl Run<'_> {
         })
     }
 
-    /// Gradients of keys or values back to the ranks that hold them.
+    /// Sends gradients of keys or values back round the ring to the ranks that hold them.
     fn return_ring(&self, forward: &Op, value: Value) -> Result<Value> {
         let info = self.info(forward.inputs[1]);
         let to = info.placements.on(Axis::Cp);

@@ -82,7 +82,7 @@ impl Run<'_> {
             Gradient::Token(of, Token::Positions { table, first }) => {
                 self.positions_backward(op, forward(of), (table, first), sink)
             }
-            // Forward left the gradient in the logits' place.
+            // Forward wrote the gradient over the logits.
             Gradient::Token(of, Token::CrossEntropy(_)) => {
                 self.copy(forward(of).inputs[0], op.outputs[0])
             }
@@ -94,7 +94,7 @@ impl Run<'_> {
             Gradient::Expert(of, Expert::Bias) => self.expert_bias_backward(op, forward(of), sink),
             Gradient::Sum => self.gradient_sum(op),
             Gradient::Exchange(exchange) => self.exchange(op, exchange),
-            // Gradients of keys and values went back as they were made.
+            // The gradients of keys and values were sent back when they were made.
             Gradient::Ring(_) => Ok(()),
         }
     }

@@ -38,7 +38,7 @@ impl Run<'_> {
         let mut shape = logits.shape.clone();
         *shape.last_mut().expect("logits have a last dim") = top_k;
         self.put_tensor(op.outputs[0], shape, p);
-        // The indices are saved with the operator; the route is what they stand for.
+        // Only the indices are saved with the operator; the route is looked up by them.
         if let Some(&indices) = op.saved.last() {
             self.set(indices, Value::Route(Arc::clone(&route)));
         }
@@ -83,7 +83,7 @@ impl Run<'_> {
         let dy = self.tensor(op.inputs[0])?;
         let columns = dy.columns();
         let data = dy.f32();
-        // Choices of a token are added in the order of their slots.
+        // The rows of a token's choices are added in the order of their slots.
         let place = route.places();
         let tokens = place.len() / route.top_k;
         let mut out = vec![0.0; tokens * columns];
@@ -149,8 +149,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Number of levels of the rows' way that a collective stands for: the dispatch is the first
-    /// after the permutation, the gather over expert tensor parallelism the next.
+    /// Level of the dispatch that a collective corresponds to: the all-to-all is the first after the permutation, the
+    /// gather over expert tensor parallelism the next.
     fn level(&self, axis: Axis) -> usize {
         match axis {
             Axis::Ep => 1,
@@ -278,7 +278,7 @@ impl Run<'_> {
         self.grouped_product(&op.scope, operands, false)
     }
 
-    /// Leaves of tokens that an expert's rows belong to; ranges count from the first of these rows.
+    /// Leaves of tokens that an expert's rows belong to; ranges are relative to the first of these rows.
     fn leaves_of_rows(&self, scope: &str, rows: Range<usize>) -> Result<Vec<(u64, Range<usize>)>> {
         let rows = &self.routing(scope)?.at_experts()[rows];
         let tokens: Vec<u64> = rows.iter().map(|r| r.token).collect();
@@ -360,7 +360,7 @@ impl Run<'_> {
     }
 }
 
-/// Operands of one expert's product.
+/// Operands of one expert's GEMM.
 fn operands<'a>(
     data: &'a [f32],
     weight: &'a [f32],

@@ -40,7 +40,7 @@ impl Run<'_> {
         Ok(Value::Tensor(Tensor::new(shape, data, dtype)))
     }
 
-    /// A sum over a dim of a weight: reduced at once when this rank holds all of the dim.
+    /// A sum over a dim of a weight, reduced to a plain tensor at once when this rank holds all of the dim.
     pub(super) fn settled(
         &self,
         sum: TreeSum,

@@ -1,4 +1,4 @@
-//! Runs a block's passes: one kernel per traced operator.
+//! Runs a block's forward and backward: one kernel per traced operator.
 
 mod attention;
 mod backward;
@@ -30,8 +30,7 @@ pub use state::Context;
 /// What a block returns from forward.
 pub type Forward = block::Forward<Tensor, Saved>;
 
-/// Forward of a micro-batch through a block. `input` is the previous block's output, absent for the
-/// embedding.
+/// Runs the forward of a micro-batch through a block. `input` is the previous block's output; the embedding has none.
 ///
 /// # Errors
 /// When communication stops or an operator has no kernel.
@@ -39,7 +38,7 @@ pub fn forward(block: &Block, context: &Context<'_>, input: Option<Tensor>) -> R
     pass::forward(block, Run::new(block, context), input)
 }
 
-/// Backward of a micro-batch, or half of it. `gradient` is that of the output; the loss block
+/// Runs the backward of a micro-batch, or its input or weight half. `gradient` is that of the output; the loss block
 /// needs none, nor does the weight half. Returns the gradient of the input.
 ///
 /// # Errors

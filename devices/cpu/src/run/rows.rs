@@ -109,7 +109,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What a norm multiplies by.
+    /// The factor of a norm: its weight, or one plus the weight where `from_one`.
     fn norm_factor(&self, weight: TensorId, from_one: bool) -> Result<Cow<'_, [f32]>> {
         let weight = self.tensor(weight)?.f32();
         Ok(if from_one {
@@ -256,7 +256,7 @@ impl Run<'_> {
         }
     }
 
-    /// The gradient of a function of one number: `each` turns inputs into it.
+    /// The gradient of an elementwise function: `each` turns its inputs into it, in place.
     fn derivative(
         &mut self,
         op: &Op<Gradient>,
@@ -271,7 +271,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The gradients of a function of a gate and what it multiplies: `both` turns these into them.
+    /// The gradients of a gated function: `both` turns the gate and up projections into their gradients, in place.
     fn both_derivatives(
         &mut self,
         op: &Op<Gradient>,
@@ -329,7 +329,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Every row times the sigmoid of its own number.
+    /// Multiplies every row by the sigmoid of its own gate.
     fn gated_rows(&self, mut x: Vec<f32>, gate: TensorId) -> Result<Vec<f32>> {
         let gate = self.tensor(gate)?.f32();
         let columns = x.len() / gate.len().max(1);
@@ -382,7 +382,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// `x`, whose tokens are those of `like`, turned by its rotary positions, or back.
+    /// `x`, whose tokens are those of `like`, with rotary embedding applied, or undone in backward.
     fn turned(&self, x: &Tensor, like: TensorId, rotary: &Rotary, backward: bool) -> Vec<f32> {
         let info = self.info(like);
         let positions = self.machine.positions(&info.global, &info.placements);
@@ -400,7 +400,7 @@ impl Run<'_> {
     }
 }
 
-/// Kept elements over the probability of keeping them, zero elsewhere.
+/// Dropout: kept elements divided by the probability of keeping them, all others zero.
 fn dropped(x: &[f32], mask: &[u8], probability: f64, threads: usize) -> Vec<f32> {
     let keep = (1.0 / (1.0 - probability)) as f32;
     let mut out = x.to_vec();
@@ -416,7 +416,7 @@ fn kernels(of: Nonlinearity) -> &'static dyn Nonlinear {
     nonlinear::kernels(of.function, of.tanh)
 }
 
-/// A factor in the type of what it multiplies.
+/// A scalar factor rounded to the type of the tensor it multiplies.
 fn rounded(factor: f64, dtype: DType) -> f32 {
     Tensor::new(vec![1], vec![factor as f32], dtype).f32()[0]
 }

@@ -1,4 +1,4 @@
-//! One pass of a micro-batch through a block: what it works on, and what lives now.
+//! One pass of a micro-batch through a block: its inputs, and the tensors that are alive.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,16 +19,16 @@ pub(super) struct Run<'r> {
     pub(super) machine: &'r Machine<'r>,
     pub(super) batch: &'r MicroBatch<'r>,
     pub(super) parameters: &'r Parameters<'r>,
-    /// Everything that lives now.
+    /// All tensors and routes that are alive.
     pub(super) held: Saved,
-    /// Keys and values of the whole sequence while attention runs round the ring.
+    /// Gathered keys and values of the whole sequence while ring attention runs.
     pub(super) ring: BTreeMap<u32, Arc<Value>>,
 }
 
-/// Who runs a pass, on what, with which parameters.
+/// The inputs of a pass: rank, micro-batch and parameters.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
-    /// The rank.
+    /// The rank that runs it.
     pub machine: &'a Machine<'a>,
     /// The micro-batch.
     pub batch: &'a MicroBatch<'a>,
@@ -88,7 +88,7 @@ impl<'r> Run<'r> {
         self.set(id, Value::Tensor(Tensor::new(shape, data, dtype)));
     }
 
-    /// The same numbers in another traced tensor, in its type.
+    /// Copies a traced tensor to another, converted to that one's type.
     pub(super) fn copy(&mut self, from: TensorId, to: TensorId) -> Result<()> {
         let x = self.tensor(from)?;
         let (shape, data) = (x.shape.clone(), x.f32().into_owned());

@@ -23,7 +23,7 @@ impl Run<'_> {
     ) -> Result<()> {
         let dy = self.tensor(op.inputs[0])?;
         let at = (dy.columns(), self.first_row(table));
-        // The gradient of a partial output is whole on every rank: rows go by the ids.
+        // The gradient of a partial output is the same on every rank: rows are found by token id.
         let (ids, like) = (self.batch.ids, forward.inputs[0]);
         self.table_gradient(sink, table, ids, &dy.f32(), at, like)
     }
@@ -62,7 +62,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Adds the gradients of looked-up rows to a table's.
+    /// Adds gradients to the rows of a table that the tokens looked up.
     fn table_gradient(
         &self,
         sink: &mut dyn GradientSink,
@@ -191,7 +191,7 @@ impl Run<'_> {
         let threads = self.threads();
         let losses =
             tokens::cross_entropy(&mut data, columns, &sums, labels, first, scale, threads);
-        // The logits' place now holds their gradient: backward needs nothing else of them.
+        // The logits are overwritten by their gradient, which is all that backward needs of them.
         self.put_tensor(logits, shape, data);
         self.put_tensor(op.outputs[0], vec![rows], losses);
         Ok(())

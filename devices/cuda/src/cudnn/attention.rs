@@ -1,5 +1,5 @@
-//! Core attention as a graph of cuDNN's: the pattern that its documentation calls scaled dot product
-//! attention, forward and backward, causal and with or without a sliding window.
+//! Core attention as a cuDNN graph: the pattern that cuDNN's documentation calls scaled dot product attention, forward
+//! and backward, causal, with or without a sliding window.
 
 use crate::error::CudaError;
 use crate::sys::cudnn::{
@@ -11,7 +11,7 @@ use dtensor::CausalAttention;
 
 use super::graph::{Graph, Id, Place, Shape};
 
-/// What calls name of forward's graph.
+/// The tensors and numbers of the forward graph that each call supplies.
 #[derive(Clone, Copy)]
 pub(super) struct Forward {
     /// Queries, keys, values, output, log-sum-exps.
@@ -19,28 +19,29 @@ pub(super) struct Forward {
     pub(super) numbers: Numbers,
 }
 
-/// What calls name of backward's graph.
+/// The tensors and numbers of the backward graph that each call supplies.
 #[derive(Clone, Copy)]
 pub(super) struct Backward {
     /// Queries, keys, values, output, log-sum-exps.
     pub(super) tensors: [Id; 5],
     /// Gradients of the output, queries, keys and values.
     pub(super) gradients: [Id; 4],
-    /// Sums in 32 bits in the workspace: of queries' gradients, and of outputs times their gradients.
+    /// 32-bit sums in the workspace: the gradients of queries, and for every query the sum of output times its
+    /// gradient.
     pub(super) sums: [Id; 2],
     pub(super) numbers: Numbers,
 }
 
-/// Numbers that calls give.
+/// Scalars that each call supplies.
 #[derive(Clone, Copy)]
 pub(super) struct Numbers {
-    /// Factor of the scores.
+    /// Factor that scores are multiplied by.
     pub(super) scale: Id,
-    /// What a score is that is not seen.
+    /// Value that replaces the score of a masked key.
     pub(super) lowest: Id,
-    /// Keys seen at most, in 32 bits.
+    /// Sliding window: the most keys that a query attends to, as a 32-bit integer.
     pub(super) window: Option<Id>,
-    /// One, a factor of backward.
+    /// The constant 1, a factor of the backward pass.
     pub(super) one: Option<Id>,
 }
 
@@ -88,7 +89,7 @@ fn numbers(graph: &mut Graph, of: &CausalAttention) -> Result<Numbers, CudaError
     })
 }
 
-/// Scores, those of keys that a query does not see replaced.
+/// The scaled scores, with those of masked keys replaced by the lowest value.
 fn masked(
     graph: &mut Graph,
     scores: Id,
@@ -119,7 +120,7 @@ fn masked(
     kept(graph, causal, CUDNN_POINTWISE_CMP_GT, end, row)
 }
 
-/// Output and log-sum-exps of queries, keys and values.
+/// Builds forward: output and log-sum-exps from queries, keys and values.
 pub(super) fn forward(graph: &mut Graph, of: &CausalAttention) -> Result<Forward, CudaError> {
     let shapes = Shapes::of(of);
     let q = memory(graph, CUDNN_DATA_BFLOAT16, shapes.q)?;
@@ -154,7 +155,8 @@ pub(super) fn forward(graph: &mut Graph, of: &CausalAttention) -> Result<Forward
     })
 }
 
-/// Gradients of queries, keys and values: five products, queries' summed by atomic additions.
+/// Builds backward: gradients of queries, keys and values by five products; queries' gradients are summed by atomic
+/// adds.
 pub(super) fn backward(graph: &mut Graph, of: &CausalAttention) -> Result<Backward, CudaError> {
     let shapes = Shapes::of(of);
     let q = memory(graph, CUDNN_DATA_BFLOAT16, shapes.q)?;
@@ -171,25 +173,25 @@ pub(super) fn backward(graph: &mut Graph, of: &CausalAttention) -> Result<Backwa
         one: Some(one),
         ..numbers(graph, of)?
     };
-    // What a score's gradient loses: the output times its gradient, summed.
+    // Subtracted from the gradients of a query's scores: the sum of its output times the output's gradient.
     let [both, bare] = [graph.within(shapes.out.sizes)?, graph.within(shapes.rows)?];
     let delta = memory(graph, CUDNN_DATA_FLOAT, Shape::packed(shapes.rows))?;
     graph.pointwise(CUDNN_POINTWISE_MUL, d_out, Some(out), both)?;
     graph.reduce(CUDNN_REDUCE_TENSOR_ADD, both, bare)?;
     graph.pointwise(CUDNN_POINTWISE_MUL, bare, Some(one), delta)?;
-    // Weights, as forward had them.
+    // Recomputes the weights of forward.
     let [plain, scaled, below, powers] = within4(graph, shapes.scores)?;
     graph.product(q, k, plain)?;
     graph.pointwise(CUDNN_POINTWISE_MUL, plain, Some(numbers.scale), scaled)?;
     graph.pointwise(CUDNN_POINTWISE_SUB, scaled, Some(lse), below)?;
     let scores = masked(graph, below, shapes.scores, &numbers)?;
     graph.pointwise(CUDNN_POINTWISE_EXP, scores, None, powers)?;
-    // Queries as columns.
+    // The transpose, so that queries run along columns.
     let turned = Shape::packed(shapes.scores).transposed();
     let weights = graph.tensor(CUDNN_DATA_BFLOAT16, turned, Place::Within)?;
     graph.reshape(powers, weights)?;
     over_heads(graph, of, weights, d_out, (dv, of.dims[1]))?;
-    // Gradients of scores.
+    // Gradients of the scores.
     let [d_weights, less, times, d_scores] = within4(graph, shapes.scores)?;
     graph.product(d_out, v, d_weights)?;
     graph.pointwise(CUDNN_POINTWISE_SUB, d_weights, Some(delta), less)?;

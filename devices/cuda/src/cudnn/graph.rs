@@ -1,4 +1,4 @@
-//! A graph of operators, as cuDNN is told of one, and the plan that it makes of it.
+//! A cuDNN graph of operators, and the execution plan that cuDNN makes of it.
 
 #![allow(unsafe_code, reason = "functions of cuDNN")]
 
@@ -19,12 +19,12 @@ use crate::sys::cudnn::{
     cudnnReduceTensorOp_t,
 };
 
-/// Bytes that every tensor in memory begins at a multiple of.
+/// Alignment in bytes of every tensor in memory.
 pub(super) const ALIGNMENT: i64 = 16;
-/// How many of the library's choices are tried.
+/// How many engine configurations proposed by cuDNN's heuristics are tried.
 const CHOICES: usize = 8;
 
-/// Something the library knows of by a handle.
+/// A cuDNN backend descriptor: an object that the library knows by a handle.
 pub(super) struct Descriptor {
     handle: cudnnBackendDescriptor_t,
 }
@@ -37,7 +37,7 @@ impl Descriptor {
         Ok(Self { handle })
     }
 
-    /// Says one thing of it; `T` is what the type says in C.
+    /// Sets one attribute; `T` must be the C type that the attribute's type stands for.
     pub(super) fn with<T>(
         self,
         name: cudnnBackendAttributeName_t,
@@ -59,7 +59,7 @@ impl Descriptor {
         Ok(self)
     }
 
-    /// Refers to others.
+    /// Sets an attribute to other descriptors.
     pub(super) fn of(
         self,
         name: cudnnBackendAttributeName_t,
@@ -70,7 +70,7 @@ impl Descriptor {
         self.with(name, CUDNN_TYPE_BACKEND_DESCRIPTOR, &handles)
     }
 
-    /// Has the library check it; nothing is said of it after.
+    /// Finalizes the descriptor: the library checks it, and no attribute can be set afterwards.
     pub(super) fn finish(self) -> Result<Self, CudaError> {
         // SAFETY: made above.
         unsafe { call!(cudnn::cudnnBackendFinalize(self.handle)) }?;
@@ -85,18 +85,18 @@ impl Drop for Descriptor {
     }
 }
 
-/// Where a tensor is.
+/// Where a tensor is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// In memory that a call names.
+    /// In device memory, at an address that each call supplies.
     Memory,
-    /// Within a kernel.
+    /// Virtual: it exists only within a kernel.
     Within,
-    /// A number that a call gives.
+    /// A scalar that each call supplies by value.
     Number,
 }
 
-/// Sizes and strides of a tensor of batch, heads, rows and columns.
+/// Sizes and strides of a tensor `[batch, heads, rows, columns]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) sizes: [i64; 4],
@@ -104,7 +104,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// One after the other.
+    /// Contiguous in the order of its dims.
     pub(super) fn packed(sizes: [i64; 4]) -> Self {
         let [_, heads, rows, columns] = sizes;
         Self {
@@ -113,7 +113,7 @@ impl Shape {
         }
     }
 
-    /// Heads beside each other in the rows of memory.
+    /// With memory laid out as `[batch, rows, heads, columns]`.
     pub(super) fn by_rows(sizes: [i64; 4]) -> Self {
         let [_, heads, rows, columns] = sizes;
         Self {
@@ -122,7 +122,7 @@ impl Shape {
         }
     }
 
-    /// The same numbers, rows as columns.
+    /// The transpose: the same memory with rows and columns exchanged.
     pub(super) fn transposed(self) -> Self {
         let swap = |[a, b, c, d]: [i64; 4]| [a, b, d, c];
         Self {
@@ -132,24 +132,24 @@ impl Shape {
     }
 }
 
-/// A tensor of a graph; its number names it in calls.
+/// A tensor of a graph; its number identifies it in calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Id(pub(super) i64);
 
-/// Operators and tensors said so far.
+/// Operators and tensors added so far.
 #[derive(Default)]
 pub(super) struct Graph {
     tensors: Vec<Descriptor>,
-    /// What operators are, and the operators.
+    /// Descriptors of the operators' parameters, and of the operators.
     kinds: Vec<Descriptor>,
     operators: Vec<Descriptor>,
 }
 
-/// Where a plan runs.
+/// The device that a plan is made for.
 pub(super) enum Target<'t> {
-    /// On the device of a handle.
+    /// The device of a cuDNN handle.
     Device(cudnnHandle_t),
-    /// On a device described by the library's own JSON.
+    /// A device described in cuDNN's own JSON, which need not be present.
     Described(&'t Descriptor),
 }
 
@@ -190,12 +190,12 @@ impl Graph {
         Ok(Id(id))
     }
 
-    /// A tensor in 32 bits that no memory holds.
+    /// Adds a virtual tensor in 32 bits, which is never written to memory.
     pub(super) fn within(&mut self, sizes: [i64; 4]) -> Result<Id, CudaError> {
         self.tensor(CUDNN_DATA_FLOAT, Shape::packed(sizes), Place::Within)
     }
 
-    /// A number that calls give.
+    /// Adds a scalar that each call supplies.
     pub(super) fn number(&mut self, element: cudnnDataType_t) -> Result<Id, CudaError> {
         self.tensor(element, Shape::packed([1; 4]), Place::Number)
     }
@@ -295,7 +295,7 @@ impl Graph {
         self.elementwise(what, [Some(x), Some(b), Some(y), Some(condition)])
     }
 
-    /// An operator of operands `x`, `b`, the result and a condition.
+    /// Adds a pointwise operator with operands `x` and `b`, its result and a condition.
     fn elementwise(
         &mut self,
         what: Descriptor,
@@ -316,7 +316,7 @@ impl Graph {
         )
     }
 
-    /// `x` reduced along the axes in which `y` has one element, or fewer heads.
+    /// Reduces `x` along the axes in which `y` has size one, or fewer heads.
     pub(super) fn reduce(
         &mut self,
         how: cudnnReduceTensorOp_t,
@@ -346,7 +346,7 @@ impl Graph {
         )
     }
 
-    /// The same numbers as another shape has them.
+    /// Views the same elements in another shape.
     pub(super) fn reshape(&mut self, x: Id, y: Id) -> Result<(), CudaError> {
         let says = [
             (CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x),
@@ -355,10 +355,10 @@ impl Graph {
         self.operator(CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR, &says, None)
     }
 
-    /// The first of the library's choices that can be made ready.
+    /// Finalizes the first of the engine configurations proposed by heuristics that the library accepts.
     ///
     /// # Errors
-    /// When it has none: what it says of the last.
+    /// When none is accepted: the error of the last one.
     pub(super) fn plan(self, target: &Target<'_>) -> Result<Plan, CudaError> {
         let mut graph = Descriptor::new(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?;
         if let Target::Device(handle) = target {
@@ -454,21 +454,22 @@ fn none() -> CudaError {
     }
 }
 
-/// A graph made ready to run.
+/// An execution plan, ready to run.
 pub(super) struct Plan {
     descriptor: Descriptor,
-    /// Bytes that it asks for beside its tensors.
+    /// Bytes of workspace that a run needs beside its tensors.
     pub(super) workspace: u64,
 }
 
 impl Plan {
-    /// Runs it: every tensor in memory and every number with its pointer.
+    /// Runs the plan; every tensor in memory and every scalar is given with a pointer.
     ///
     /// # Errors
     /// When the library refuses it.
     ///
     /// # Safety
-    /// Pointers are of what the graph says, the workspace of as many bytes as were asked for.
+    /// Each pointer must be valid for its tensor as the graph describes it, and the workspace as large as the plan asks
+    /// for.
     pub(super) unsafe fn run(
         &self,
         handle: cudnnHandle_t,

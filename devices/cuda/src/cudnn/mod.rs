@@ -1,4 +1,4 @@
-//! Core attention by cuDNN, with the plan that it makes for a size kept.
+//! Core attention by cuDNN, with the execution plan of each size cached.
 
 #![allow(unsafe_code, reason = "functions of cuDNN")]
 
@@ -28,17 +28,17 @@ use graph::{Descriptor, Graph, Id, Plan, Target};
 /// The oldest release whose masks are used: those before have faults that NVIDIA's own front end works round (up to 9.15,
 /// backward passes over keys whose number is no multiple of 128; cudnn-frontend 1.32).
 const OLDEST: [i32; 2] = [9, 16];
-/// Where a part of the workspace begins is a multiple of this.
+/// Alignment in bytes of the parts of a workspace.
 const GRAIN: u64 = 256;
 
-/// cuDNN on one stream.
+/// cuDNN bound to one stream, with the plans made so far.
 pub(super) struct Attentions {
     handle: cudnnHandle_t,
     version: [i32; 3],
     ready: RefCell<HashMap<CausalAttention, Result<Rc<Ready>, CudaError>>>,
 }
 
-/// Both passes of attentions of one size.
+/// Forward and backward plans for one attention size.
 struct Ready {
     forward: (Forward, Plan),
     backward: (Backward, Plan),
@@ -57,7 +57,7 @@ impl Ready {
         })
     }
 
-    /// Bytes of workspace, forward and backward.
+    /// Bytes of workspace of forward and backward.
     fn workspaces(&self, of: &CausalAttention) -> [u64; 2] {
         let [gradients, deltas] = of.sums();
         let backward = self.backward.1.workspace.next_multiple_of(GRAIN);
@@ -65,9 +65,8 @@ impl Ready {
     }
 }
 
-/// Bytes of workspace that cuDNN asks for, forward and backward, on a GPU that is described to it in JSON as it
-/// describes one itself: no GPU is needed, kernels are compiled for it and not run. NVRTC and cuBLASLt must have been
-/// loaded.
+/// Bytes of workspace that cuDNN asks for, forward and backward, on a GPU described in cuDNN's own JSON. No GPU is
+/// needed: kernels are compiled for it, not run. NVRTC and cuBLASLt must have been loaded.
 ///
 /// # Errors
 /// When the library is missing, does not take the description, or has no engine for the sizes.
@@ -83,7 +82,7 @@ pub fn attention_workspaces(device: &str, of: &CausalAttention) -> Result<[u64; 
     Ok(ready.workspaces(of))
 }
 
-/// Its release.
+/// Version of the loaded cuDNN: major, minor, patch.
 fn version() -> Result<[i32; 3], CudaError> {
     let mut version = [0; 3];
     let parts = [
@@ -104,7 +103,7 @@ fn dotted(version: &[i32]) -> String {
 }
 
 impl Attentions {
-    /// Loads the library, if its release is not too old.
+    /// Loads cuDNN and binds it to a stream; fails if its version is too old.
     pub(super) fn new(stream: CUstream) -> Result<Self, CudaError> {
         let path = &Name::Cudnn.open()?.path;
         let version = version()?;
@@ -129,12 +128,12 @@ impl Attentions {
         })
     }
 
-    /// Its release.
+    /// Version of cuDNN: major, minor, patch.
     pub(super) fn version(&self) -> [i32; 3] {
         self.version
     }
 
-    /// Whatever the library does not take it says when a plan is made: then there is none.
+    /// The plans for a size, made on first use. A size that cuDNN does not support fails here.
     fn ready(&self, of: &CausalAttention) -> Result<Rc<Ready>, CudaError> {
         if let Some(known) = self.ready.borrow().get(of) {
             return known.clone();
@@ -145,7 +144,7 @@ impl Attentions {
         ready
     }
 
-    /// Its name and release where it has any plan; else why it runs nothing.
+    /// Library name and version if it made a plan for any size, else why it ran nothing.
     pub(super) fn part(&self) -> Result<String, String> {
         let name = format!("{} {}", Name::Cudnn, dotted(&self.version));
         let mut why = Err(format!("{name} was asked for nothing"));
@@ -197,10 +196,10 @@ impl Attentions {
         unsafe { plan.run(self.handle, &all, operands.workspace as *const c_void) }
     }
 
-    /// Gives everything back.
+    /// Destroys all plans and the handle.
     ///
     /// # Safety
-    /// Nothing queued may still use it, and nothing is asked of it after.
+    /// No queued work may still use it, and it must not be used afterwards.
     pub(super) unsafe fn release(&self) {
         self.ready.borrow_mut().clear();
         // SAFETY: made here, used no more; nothing can be done where it fails.
@@ -208,7 +207,7 @@ impl Attentions {
     }
 }
 
-/// Numbers of a call, which the library reads when it is called.
+/// Scalars of a call, which the library reads during the call.
 struct Given {
     scale: f32,
     lowest: f32,

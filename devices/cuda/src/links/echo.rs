@@ -1,6 +1,7 @@
-//! One rank of many, alone, on its device: what it sends to a peer is what it receives from it.
+//! One rank of many, running alone on its device: what it sends to a peer is what it receives from it.
 //!
-//! For measuring what a rank does for an exchange beside the exchange: its peers would send as much.
+//! For measuring the work of a rank around an exchange, such as packing: its peers would send messages of the same
+//! size.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -10,7 +11,7 @@ use crate::error::CudaError;
 use crate::tensor::{Device, Tensor};
 use comm::Group;
 
-/// A rank whose peers echo.
+/// Links whose peers echo what they are sent.
 pub struct EchoLinks {
     device: Device,
     carries: Cell<bool>,
@@ -18,7 +19,7 @@ pub struct EchoLinks {
 }
 
 impl EchoLinks {
-    /// A device's lines to itself.
+    /// Links of a device to itself.
     #[must_use]
     pub fn new(device: Device) -> Self {
         Self {
@@ -28,12 +29,12 @@ impl EchoLinks {
         }
     }
 
-    /// Whether anything arrives. Where nothing does, exchanges take no time, and their results hold whatever lay there.
+    /// Whether messages carry data. If not, exchanges take no time and leave their results unwritten.
     pub fn carry(&self, carries: bool) {
         self.carries.set(carries);
     }
 
-    /// A message; where a longer one is waited for, the rest of it is zeros.
+    /// Copies a message to its result; if the result is longer, the rest is zeros.
     fn echo(&self, from: &Tensor, to: &Tensor) -> Result<(), CudaError> {
         if !self.carries.get() || from.address() == to.address() {
             return Ok(());

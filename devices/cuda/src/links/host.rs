@@ -1,4 +1,4 @@
-//! Tensors between devices through the memory of their hosts: for machines without NCCL, and for tests.
+//! Exchanges between devices through host memory: for machines without NCCL, and for tests.
 
 use super::lines::{Links, Ticket, Way};
 use crate::error::CudaError;
@@ -6,14 +6,14 @@ use crate::tensor::{Device, Tensor};
 use comm::{CommError, Communicator, Group, Message, Pending};
 use cpu_device::CpuError;
 
-/// Through the host. Sums are made in 32 bits in the order of members, and rounded once.
+/// Links through the host. Sums are accumulated in 32 bits in the order of ranks, and rounded once.
 pub struct HostLinks<'c> {
     device: Device,
     comm: &'c dyn Communicator,
 }
 
 impl<'c> HostLinks<'c> {
-    /// A device's lines over its host's.
+    /// Links of a device over its host's communicator.
     #[must_use]
     pub fn new(device: Device, comm: &'c dyn Communicator) -> Self {
         Self { device, comm }
@@ -27,7 +27,7 @@ impl<'c> HostLinks<'c> {
         tensors.iter().map(|x| self.message(x)).collect()
     }
 
-    /// What one rank alone does.
+    /// The exchange of a group of one: a copy.
     fn copied(&self, from: &Tensor, to: &Tensor) -> Result<Ticket, CudaError> {
         let launcher = &self.device.launcher;
         if from.address() != to.address() {

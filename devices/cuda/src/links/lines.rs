@@ -1,16 +1,16 @@
-//! A rank's lines to the devices of other ranks, and what is under way on them.
+//! The interface for exchanges between devices, and handles of exchanges under way.
 
 use crate::error::CudaError;
 use crate::gpu::Event;
 use crate::tensor::Tensor;
 use comm::{Group, Pending};
 
-/// A rank's lines to the devices of other ranks. Operands lie without gaps; `what` is for errors.
+/// A rank's links to the devices of other ranks. Operands are contiguous; `what` names the exchange in errors.
 pub trait Links {
-    /// `to` becomes the sum of all members' `from`.
+    /// All-reduce: `to` becomes the sum of all ranks' `from`.
     ///
     /// # Errors
-    /// When the device or a peer failed; so of all below.
+    /// When the device or a peer failed; the same holds for the functions below.
     fn all_reduce(
         &self,
         group: &Group,
@@ -18,7 +18,7 @@ pub trait Links {
         from: &Tensor,
         to: &Tensor,
     ) -> Result<Ticket, CudaError>;
-    /// `own` becomes the sum of all members' parts for this rank; the `i`-th part is for the `i`-th member.
+    /// Reduce-scatter: `own` becomes the sum of all ranks' parts for this rank; part `i` is for rank `i` of the group.
     ///
     /// # Errors
     /// See [`Links::all_reduce`].
@@ -29,7 +29,7 @@ pub trait Links {
         parts: &[Tensor],
         own: &Tensor,
     ) -> Result<Ticket, CudaError>;
-    /// The `i`-th part becomes the `i`-th member's `own`.
+    /// All-gather: part `i` becomes `own` of rank `i` of the group.
     ///
     /// # Errors
     /// See [`Links::all_reduce`].
@@ -40,7 +40,7 @@ pub trait Links {
         own: &Tensor,
         parts: &[Tensor],
     ) -> Result<Ticket, CudaError>;
-    /// Sends the `i`-th tensor to the `i`-th member, and receives its for this rank.
+    /// All-to-all: sends tensor `i` to rank `i` of the group, and receives the tensor that it has for this rank.
     ///
     /// # Errors
     /// See [`Links::all_reduce`].
@@ -51,41 +51,41 @@ pub trait Links {
         from: &[Tensor],
         to: &[Tensor],
     ) -> Result<Ticket, CudaError>;
-    /// Has all work queued from now on come after a collective that was begun here, or a message.
+    /// Makes work queued from now on wait for a collective or a message begun here.
     ///
     /// # Errors
     /// See [`Links::all_reduce`].
     fn wait(&self, ticket: Ticket) -> Result<(), CudaError>;
-    /// Meets ranks before the first message to them: every rank gives its `(peer, channel)`s. Without, ranks that
-    /// send to each other before they receive could wait for each other.
+    /// Connects this rank with peers before the first message to them; every rank passes its `(peer, channel)` pairs.
+    /// Without it, ranks that send to each other before they receive could deadlock.
     ///
     /// # Errors
     /// See [`Links::all_reduce`].
     fn meet(&self, peers: &[(usize, u64)]) -> Result<(), CudaError>;
-    /// Sends a tensor; messages of a channel arrive in order. Until it was waited for nothing may write to it, and who
-    /// waits before the peer takes it waits for the peer.
+    /// Sends a tensor; the messages of a channel arrive in order. The tensor must not be written until its ticket was
+    /// waited for, and that wait blocks until the peer receives it.
     ///
     /// # Errors
     /// See [`Links::all_reduce`].
     fn send(&self, to: usize, channel: u64, what: &str, x: &Tensor) -> Result<Ticket, CudaError>;
-    /// Receives what [`Links::send`] sent, of the same shape and type.
+    /// Receives a tensor that a peer sent, of the same shape and type.
     ///
     /// # Errors
     /// See [`Links::all_reduce`].
     fn receive(&self, from: usize, channel: u64, what: &str, x: &Tensor) -> Result<(), CudaError>;
-    /// Waits on the host until all that was begun is done, and no longer than ranks wait for each other.
+    /// Blocks the host until every exchange begun so far is done, at most for the timeout.
     ///
     /// # Errors
     /// See [`Links::all_reduce`].
     fn settle(&self, what: &str) -> Result<(), CudaError>;
-    /// Whether messages can be part of captured work.
+    /// Whether exchanges can be captured into a graph.
     ///
     /// # Errors
-    /// Why they cannot.
+    /// The reason why they cannot.
     fn captures(&self) -> Result<(), &'static str>;
 }
 
-/// A collective or a message under way, to be waited for by who began it. It holds what it reads and writes.
+/// A collective or a message under way, to be waited for by whoever began it. It keeps its tensors alive.
 #[must_use = "nothing may touch what it is of before it was waited for"]
 #[derive(Debug)]
 pub struct Ticket {
@@ -93,21 +93,21 @@ pub struct Ticket {
     pub(super) way: Way,
 }
 
-/// How a collective ends.
+/// How an exchange ends.
 #[derive(Debug)]
 pub(super) enum Way {
-    /// With messages, one for every tensor.
+    /// When messages arrive through the host, one for every tensor.
     Arriving(Pending),
-    /// With messages whose sum is the one tensor.
+    /// When messages arrive through the host, to be summed into the one tensor.
     Summing(Pending),
-    /// With an event of another queue.
+    /// When an event of another stream is reached.
     Event(Event),
-    /// It has ended.
+    /// It has already ended.
     Done,
 }
 
 impl Ticket {
-    /// Of what ended when it was asked for.
+    /// The ticket of an exchange that was complete when the call returned.
     pub(super) fn done() -> Self {
         Self {
             tensors: Vec::new(),

@@ -1,7 +1,7 @@
-//! What carries tensors between the devices of ranks: NCCL, or the host.
+//! Exchanges of tensors between the devices of ranks: by NCCL, or through the host.
 //!
-//! Collectives are asynchronous: they begin in the order of the device's work, and what is queued after
-//! [`Links::wait`] comes after their end. Nothing here waits on the host but [`Links::settle`].
+//! Collectives are asynchronous: each begins after the work queued before it, and work queued after [`Links::wait`]
+//! begins after its end. Only [`Links::settle`] blocks the host.
 
 mod echo;
 mod host;

@@ -1,5 +1,5 @@
-//! Tensors between GPUs by NCCL: a communicator and a queue for every group and channel, so that what
-//! one waits for never holds up another.
+//! Exchanges between GPUs by NCCL, with a communicator and a stream of its own for every group and channel, so that an
+//! exchange that waits for a peer never delays another.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -14,25 +14,24 @@ use crate::nccl::{self, NcclGroup, Reduction, give_up, is_soon, settle};
 use crate::tensor::Tensor;
 use comm::{Communicator, Group};
 
-/// Bytes of a greeting, out and in.
+/// Bytes of a greeting's buffer: one to send, one to receive.
 const WORDS: u64 = 2;
 
-/// Groups that have met, by channel and members.
+/// NCCL groups created so far, by channel and ranks.
 type Met = BTreeMap<(u64, Vec<usize>), Rc<NcclGroup>>;
 
-/// Through NCCL.
+/// Links through NCCL.
 pub struct NcclLinks<'c> {
     gpu: Rc<Gpu>,
     comm: &'c dyn Communicator,
     timeout: Duration,
     groups: RefCell<Met>,
-    /// What this rank sent to itself, by channel.
+    /// Messages from this rank to itself, by channel.
     own: RefCell<HashMap<u64, VecDeque<Tensor>>>,
 }
 
 impl<'c> NcclLinks<'c> {
-    /// A GPU's lines. Groups meet when they first have something to say; ranks wait for each other at most
-    /// `timeout`.
+    /// Links of a GPU. Groups are created at their first exchange; ranks wait for each other at most `timeout`.
     ///
     /// # Errors
     /// When NCCL is missing.
@@ -62,7 +61,7 @@ impl<'c> NcclLinks<'c> {
         Ok(met)
     }
 
-    /// Queues a group's collective behind all that is queued on the GPU by now; returns the event of its end.
+    /// Queues a group's collective after all work queued on the GPU so far; returns the event of its end.
     fn queue(
         &self,
         group: &NcclGroup,
@@ -94,7 +93,7 @@ impl<'c> NcclLinks<'c> {
         Ok(Ticket { tensors, way })
     }
 
-    /// What one rank alone does.
+    /// The exchange of a group of one: a copy.
     fn copied(&self, from: &Tensor, to: &Tensor) -> Result<Ticket, CudaError> {
         if from.address() != to.address() {
             self.gpu.copy(to.address(), from.address(), from.bytes())?;
@@ -102,7 +101,7 @@ impl<'c> NcclLinks<'c> {
         Ok(Ticket::done())
     }
 
-    /// The two ends of a channel.
+    /// The group of this rank and a peer for one channel.
     fn pair(&self, peer: usize, channel: u64) -> Group {
         let rank = self.comm.rank();
         Group {
@@ -113,7 +112,7 @@ impl<'c> NcclLinks<'c> {
     }
 }
 
-/// All parts as one tensor, where they lie one after the other and are equally long.
+/// All parts as one tensor, if they are contiguous in memory and of equal length.
 fn in_line(parts: &[Tensor]) -> Option<Tensor> {
     let first = parts.first()?;
     let bytes = first.bytes();
@@ -214,14 +213,14 @@ impl Links for NcclLinks<'_> {
         let rank = self.comm.rank();
         let others = peers.iter().filter(|&&(peer, _)| peer != rank);
         let pairs = others.map(|&(peer, channel)| self.pair(peer, channel));
-        // All ranks meet in one order, so that none waits for one that waits for it.
+        // All ranks connect in the same order, so that no two wait for each other.
         let sorted: BTreeMap<_, _> = pairs
             .map(|pair| ((pair.channel, pair.ranks.clone()), pair))
             .collect();
         let word = self.gpu.allocate(WORDS)?;
         for pair in sorted.values() {
             let met = self.group(pair)?;
-            // NCCL connects two ranks when they first send, and has each wait for the other.
+            // NCCL connects two ranks at their first message, and blocks each until the other takes part.
             let end = self.queue(&met, || met.greet(word, 1 - pair.index))?;
             self.gpu.join(&end)?;
         }
@@ -270,7 +269,7 @@ impl Links for NcclLinks<'_> {
 
 impl Drop for NcclLinks<'_> {
     fn drop(&mut self) {
-        // Groups end once no captured work has messages of them.
+        // Captured graphs keep their groups alive, so they are dropped first.
         self.gpu.forget_captured();
         let groups = self.groups.borrow();
         let groups: Vec<&NcclGroup> = groups.values().map(|group| &**group).collect();

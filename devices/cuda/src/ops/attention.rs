@@ -1,4 +1,4 @@
-//! Core attention, fused.
+//! Fused core attention.
 
 use catalog::DType;
 
@@ -10,20 +10,20 @@ use crate::memory::Buffer;
 use crate::tensor::{Device, Tensor};
 use dtensor::CausalAttention;
 
-/// Longest head of the kernels in 32 bits and of the sums for backward.
+/// Most dimensions of a head in the 32-bit kernels and in the kernel of backward's sums.
 const MOST_DIMS: i64 = 256;
-/// Queries, or keys, of a block: forward, and backward; and how many of the others it sees at a time.
+/// Queries (or keys in backward) per block, and how many of the others it loads at a time.
 const FORWARD: [usize; 2] = [64, 64];
 const BACKWARD: [usize; 2] = [64, 32];
-/// What keeps banks apart.
+/// Padding of a row in shared memory, which avoids bank conflicts.
 const PAD: usize = 8;
 const BF16: usize = 2;
-/// Threads of a block of the tensor-core kernels.
+/// Threads per block of the tensor-core kernels.
 const THREADS: u32 = 128;
-/// Warps of a block, a query each, of the others.
+/// Warps per block of the other kernels, one query each.
 const WARPS: usize = 4;
 
-/// One attention.
+/// Operands and sizes of one core attention.
 #[derive(Clone, Debug)]
 pub struct AttentionCall<'a> {
     /// Queries `[batch, q_len, heads · qk_dim]`.
@@ -32,17 +32,17 @@ pub struct AttentionCall<'a> {
     pub k: &'a Tensor,
     /// Values `[batch, kv_len, kv_heads · v_dim]`.
     pub v: &'a Tensor,
-    /// Positions of the queries.
+    /// Positions of the queries in their sequence.
     pub positions: &'a Buffer,
-    /// A score of every head whose weight goes nowhere.
+    /// Sink logits: one per head, which takes part in the softmax but contributes no value.
     pub sinks: Option<Tensor>,
-    /// Sizes, mask, scores and dropout; not where sinks are.
+    /// Sizes, mask, scaling and dropout; the address of sinks is not set here.
     pub sizes: AttentionArgument,
-    /// The same as a library may have it.
+    /// The same attention as a library can run it, if it can.
     pub library: Option<CausalAttention>,
 }
 
-/// What forward leaves for backward beside its output: log-sum-exps of every query's scores.
+/// What forward keeps for backward beside its output: the log-sum-exps of every query's scores.
 pub type LogSumExp = Tensor;
 
 impl AttentionCall<'_> {
@@ -83,7 +83,7 @@ impl AttentionCall<'_> {
         Ok(())
     }
 
-    /// A kernel, its grid over `count` queries or keys and `heads`, threads and shared memory.
+    /// A kernel with its launch: a grid over `count` queries or keys and `heads`, threads, and shared memory.
     fn launch(
         &self,
         name: [&'static str; 2],
@@ -109,7 +109,7 @@ impl AttentionCall<'_> {
         let shared = if name[1] == FORWARD_NAMES[1] {
             own * row(head.key) + other * both
         } else {
-            // Two lines of two statistics in 32 bits for the queries of a step.
+            // Two buffers of two 32-bit statistics for each query of a step.
             (own + other) * both + 2 * other * 4
         };
         let grid = [count.div_ceil(own) as u32, heads, batch];
@@ -125,7 +125,7 @@ const QUERY_NAMES: [&str; 2] = [
 ];
 
 impl Device {
-    /// Attention, and its log-sum-exps `[batch, heads, q_len]`.
+    /// Runs attention; returns its output and the log-sum-exps `[batch, heads, q_len]`.
     ///
     /// # Errors
     /// When memory or the device fails, or heads are too long.
@@ -154,7 +154,7 @@ impl Device {
         Ok((out, sums))
     }
 
-    /// Gradients of queries, keys and values; that of the sinks is added to `d_sinks`.
+    /// Returns the gradients of queries, keys and values; adds that of the sinks to `d_sinks`.
     ///
     /// # Errors
     /// When memory or the device fails, or heads are too long.
@@ -209,7 +209,7 @@ impl Device {
         Ok([dq, dk, dv])
     }
 
-    /// Every row's product of the output and its gradient.
+    /// For every query and head, the dot product of the output and its gradient.
     fn attention_delta(
         &self,
         call: &AttentionCall<'_>,
@@ -233,13 +233,13 @@ impl Device {
         Ok(delta)
     }
 
-    /// Unwritten gradients of queries, keys and values.
+    /// Allocates the gradients of queries, keys and values, unwritten.
     fn gradients(&self, call: &AttentionCall<'_>) -> Result<[Tensor; 3], CudaError> {
         let like = |x: &Tensor| self.tensor(x.shape.clone(), x.dtype);
         Ok([like(call.q)?, like(call.k)?, like(call.v)?])
     }
 
-    /// The attention as a library has it, with its bytes of workspace, if one runs it.
+    /// The attention as a library runs it, with its bytes of workspace in forward and backward, if one does.
     fn library_attention(
         &self,
         call: &AttentionCall<'_>,

@@ -1,7 +1,8 @@
-//! Casts to 8 bits and products of what they make.
+//! Casts to FP8, and GEMMs of FP8 operands.
 //!
-//! A tensor is scaled by its current maximum (torchao's tensorwise dynamic scaling), which no host reads.
-//! Products want both operands by rows of what is contracted, so a cast writes rows, columns, or both.
+//! A tensor is scaled by its current maximum (torchao's tensorwise dynamic scaling), without reading it back to the
+//! host. GEMMs need both operands contiguous along the contracted dim, so a cast writes row-major, column-major, or
+//! both.
 
 use catalog::DType;
 
@@ -12,25 +13,25 @@ use crate::launcher::{Arguments, Compute, Element, Epilogue, Float8, Operand, Pr
 use crate::tensor::{Device, Tensor};
 use dtensor::EIGHT_BIT_MULTIPLE;
 
-/// Rows and columns of a block of the casts.
+/// Rows and columns of a tile of the cast kernels.
 const TILE: [usize; 2] = [128, 64];
 
-/// Which ways a matrix in 8 bits lies.
+/// In which layouts an FP8 matrix is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lies {
-    /// By rows.
+    /// Row-major.
     Rows,
-    /// By columns.
+    /// Column-major.
     Columns,
-    /// By rows, and by columns beside them.
+    /// Both row-major and column-major.
     Both,
 }
 
-/// A matrix in 8 bits, with what its codes are to be multiplied by.
+/// A matrix in FP8 with its scale.
 #[derive(Clone, Debug)]
 pub struct Matrix8 {
     format: Float8,
-    /// Rows and columns.
+    /// Rows and columns of the matrix.
     size: [usize; 2],
     factor: Tensor,
     rows: Option<Tensor>,
@@ -38,7 +39,7 @@ pub struct Matrix8 {
 }
 
 impl Matrix8 {
-    /// Whether it lies these ways.
+    /// Whether it is stored in these layouts.
     #[must_use]
     pub fn lies(&self, ways: Lies) -> bool {
         let [rows, columns] = [self.rows.is_some(), self.columns.is_some()];
@@ -49,25 +50,25 @@ impl Matrix8 {
         }
     }
 
-    /// Codes by rows.
+    /// FP8 codes in row-major order.
     #[must_use]
     pub fn rows(&self) -> Option<&Tensor> {
         self.rows.as_ref()
     }
 
-    /// Codes by columns.
+    /// FP8 codes in column-major order.
     #[must_use]
     pub fn columns(&self) -> Option<&Tensor> {
         self.columns.as_ref()
     }
 
-    /// What codes are to be multiplied by, in 32 bits.
+    /// The number that codes are multiplied by to get values, in 32 bits.
     #[must_use]
     pub fn factor(&self) -> &Tensor {
         &self.factor
     }
 
-    /// An operand of a product that contracts what its lines run along.
+    /// A GEMM operand whose lines run along the contracted dim.
     fn operand(&self, codes: Option<&Tensor>, transposed: bool) -> Result<Operand, CudaError> {
         let codes = codes.ok_or_else(|| {
             let reason = format!("{:?} that do not lie by what is contracted", self.size);
@@ -81,7 +82,7 @@ impl Matrix8 {
     }
 }
 
-/// Where a product of matrices in 8 bits goes.
+/// Where a GEMM of FP8 matrices writes its result.
 struct Result8<'t> {
     to: &'t Tensor,
     sizes: [usize; 3],
@@ -90,7 +91,7 @@ struct Result8<'t> {
 }
 
 impl Device {
-    /// A matrix in bf16, all dims but the last its rows, in 8 bits.
+    /// Casts a bf16 matrix, whose rows are all dims but the last, to FP8.
     ///
     /// # Errors
     /// When memory or the device fails, or rows or columns are no multiple of 16.
@@ -150,10 +151,10 @@ impl Device {
         Ok(made)
     }
 
-    /// `x · wᵀ` in bf16, plus a bias; `shape` is the result's.
+    /// `x · wᵀ` in bf16, plus a bias if given; `shape` is the result's.
     ///
     /// # Errors
-    /// When memory or the device fails, or an operand does not lie by rows.
+    /// When memory or the device fails, or an operand is not stored row-major.
     pub fn linear8(
         &self,
         x: &Matrix8,
@@ -175,10 +176,10 @@ impl Device {
         Ok(out)
     }
 
-    /// `dy · w` in bf16: the gradient of a linear layer's input, of this shape.
+    /// `dy · w` in bf16: the gradient of a linear layer's input, in the given shape.
     ///
     /// # Errors
-    /// When memory or the device fails, or `dy` does not lie by rows or `w` by columns.
+    /// When memory or the device fails, `dy` is not stored row-major, or `w` not column-major.
     pub fn linear_backward8(
         &self,
         dy: &Matrix8,
@@ -202,7 +203,7 @@ impl Device {
     /// `gradient += dyᵀ · x`: the gradient of a linear layer's weight, in 32 bits.
     ///
     /// # Errors
-    /// When the device fails, or an operand does not lie by columns.
+    /// When the device fails, or an operand is not stored column-major.
     pub fn add_linear_gradient8(
         &self,
         gradient: &Tensor,

@@ -1,4 +1,4 @@
-//! Operators of one pass.
+//! Elementwise operators, each one pass over its tensors.
 
 use catalog::DType;
 use catalog::model::Activation;
@@ -11,31 +11,31 @@ use crate::memory::Buffer;
 use crate::tensor::{Device, Tensor};
 use dtensor::Nonlinearity;
 
-/// Which elements dropout keeps.
+/// What determines the elements that dropout keeps.
 #[derive(Clone, Copy, Debug)]
 pub struct Dropout<'d> {
-    /// Where the elements lie in the global tensor, and the random stream.
+    /// Where the elements lie in the global tensor, and the random stream of the mask.
     pub place: Place,
     /// Positions of this rank's tokens in their sequence.
     pub positions: &'d Buffer,
 }
 
-/// Rotary positions.
+/// How rotary embedding is applied.
 #[derive(Clone, Copy, Debug)]
 pub struct Rope<'r> {
-    /// Cosine and sine by token of a sequence and pair, in 32 bits.
+    /// Cosine and sine of every angle, by position in the sequence and pair of dimensions, in 32 bits.
     pub turns: &'r Buffer,
-    /// Tokens of a sequence here.
+    /// Tokens per sequence on this rank.
     pub sequence: usize,
-    /// Dimensions per head, the first that turns, and how many turn.
+    /// Dimensions per head, the first that is rotated, and how many are.
     pub dims: [usize; 3],
-    /// Whether neighbours turn together, rather than dimensions half of those that turn apart.
+    /// Whether adjacent dimensions are rotated as pairs, rather than dimension `i` with `i + dims/2`.
     pub neighbours: bool,
-    /// Whether to turn back.
+    /// Whether to undo the rotation, as backward does.
     pub backward: bool,
 }
 
-/// The number that kernels know a nonlinearity by.
+/// The number by which the CUDA sources identify a nonlinearity.
 fn number(f: Nonlinearity) -> i32 {
     match f.function {
         Activation::Gelu if f.tanh => 0,
@@ -79,7 +79,7 @@ impl Device {
         self.flat(kernel, a.len().div_ceil(EACH), arguments)
     }
 
-    /// A nonlinearity.
+    /// Applies a nonlinearity elementwise.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -89,7 +89,7 @@ impl Device {
         Ok(out)
     }
 
-    /// A nonlinearity into a tensor that is there, or in place.
+    /// Applies a nonlinearity, and writes the result to an existing tensor, which may be `x`.
     pub(super) fn activate(
         &self,
         f: Nonlinearity,
@@ -120,7 +120,7 @@ impl Device {
         Ok(out)
     }
 
-    /// `dy · f'(x)` into a tensor that is there, or in place of `dy`.
+    /// Writes `dy · f'(x)` to an existing tensor, which may be `dy`.
     pub(super) fn activate_backward(
         &self,
         f: Nonlinearity,
@@ -138,7 +138,7 @@ impl Device {
         self.flat(kernel, x.len().div_ceil(EACH), arguments)
     }
 
-    /// `f(gate) · up`; without `up`, the halves of every row of `gate`.
+    /// `f(gate) · up`; without `up`, gate and up are the halves of every row of `gate`.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -165,7 +165,7 @@ impl Device {
         Ok(out)
     }
 
-    /// Gradients of gate and up; without `up`, both in one tensor.
+    /// Gradients of gate and up; without `up`, both as halves of one tensor.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -198,7 +198,7 @@ impl Device {
         Ok((d_gate, d_up))
     }
 
-    /// Adds a row to every row; with positions, the table's row of each token's position.
+    /// Adds a vector to every row; with positions, the row of the table at each token's position.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -223,7 +223,7 @@ impl Device {
         Ok(out)
     }
 
-    /// Columns `start..` of every row.
+    /// Copies columns `start..start + columns` of every row.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -235,7 +235,7 @@ impl Device {
         Ok(out)
     }
 
-    /// Writes a part into columns `start..` of every row of a whole.
+    /// Writes a tensor to columns `start..` of every row of `whole`.
     ///
     /// # Errors
     /// When the device fails.
@@ -243,7 +243,7 @@ impl Device {
         self.move_part((whole, start), (part, 0), part.columns())
     }
 
-    /// Copies so many columns of every row, from one on, to columns of another tensor from one on.
+    /// Copies a range of columns of every row to a range of columns of another tensor.
     ///
     /// # Errors
     /// When the device fails.
@@ -290,7 +290,7 @@ impl Device {
         Ok(out)
     }
 
-    /// Kept elements scaled, and the mask of what was kept.
+    /// Dropout: the kept elements, scaled, with zeros elsewhere; and the mask of those kept.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -313,7 +313,7 @@ impl Device {
         Ok((out, mask))
     }
 
-    /// Elements where a mask is set, scaled.
+    /// Elements where the mask is set, scaled, with zeros elsewhere.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -330,7 +330,7 @@ impl Device {
         Ok(out)
     }
 
-    /// Rotary positions.
+    /// Rotary embedding.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -359,7 +359,7 @@ impl Device {
     }
 }
 
-/// Columns of a gate, and where the up projection lies: beside it, or in a tensor of its own.
+/// Columns of the gate, and the address of the up projection: beside the gate, or in its own tensor.
 fn halves(gate: &Tensor, up: Option<&Tensor>) -> (usize, u64) {
     match up {
         Some(up) => (gate.columns(), up.address()),

@@ -1,4 +1,4 @@
-//! Mixtures of experts: routing, rows by expert, and their products.
+//! Mixture of experts: routing, permutation of rows by expert, and grouped GEMMs.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -14,66 +14,66 @@ use crate::launcher::{Arguments, RouterArgument};
 use crate::memory::Buffer;
 use crate::tensor::{Device, Tensor};
 
-/// Experts that the router's kernels can choose from.
+/// Most experts that the router's kernels support.
 const MOST_EXPERTS: usize = 256;
-/// Groups of them: one to a lane.
+/// Most expert groups that they support: one per lane of a warp.
 const MOST_GROUPS: usize = 32;
-/// Choices that a block of `route_count` and of `route_place`, which has eight warps, goes through.
+/// Choices that a block of `route_count` and `route_place` processes; it has eight warps.
 const CHUNK: usize = 1024;
-/// Rows and columns of a tile of the products in bf16, and the part of the contracted length held at a
-/// time, with what keeps banks apart.
+/// Rows and columns of a tile of the bf16 GEMMs, the part of the contracted length held at a time, and the padding that
+/// avoids bank conflicts.
 const TILE: usize = 128;
 const DEEP: usize = 32;
 const PAD: usize = 8;
-/// Rows and columns of a tile in 32 bits.
+/// Rows and columns of a tile of the 32-bit GEMMs.
 const SMALL: usize = 16;
 
-/// A router's choice for the tokens of a micro-batch, on the device.
+/// A router's choices for the tokens of a micro-batch, on the device.
 #[derive(Debug)]
 pub struct Route {
     /// Experts per token.
     pub top_k: usize,
-    /// All experts.
+    /// Number of experts of the layer, over all ranks.
     pub experts: usize,
-    /// Tokens.
+    /// Number of tokens.
     pub tokens: usize,
     /// Chosen experts of every token, best first.
     pub chosen: Buffer,
-    /// The choice (`token · k + slot`) behind every row.
+    /// For every row, the choice it stands for: `token · k + slot`.
     pub source: Buffer,
-    /// The row of every choice.
+    /// For every choice, its row.
     pub place: Buffer,
-    /// Where each expert's rows begin, and their end.
+    /// Offsets of each expert's rows, with the end of the last.
     pub offsets: Buffer,
-    /// How rows went on to the ranks of their experts, an exchange after the other.
+    /// How rows went on to the ranks of their experts, one exchange after another.
     pub levels: RefCell<Vec<Rc<Level>>>,
 }
 
-/// Rows after an exchange between ranks, by expert and by the rank that sent them.
+/// Rows after an exchange between ranks, sorted by expert and by the rank that sent them.
 #[derive(Debug)]
 pub struct Level {
-    /// Rows before it that went to each member of the group.
+    /// For every rank of the group, the range of previous rows that were sent to it.
     pub sent: Vec<Range<usize>>,
-    /// Places of what came from each member, one after the other.
+    /// For every rank of the group, the range of received rows that came from it.
     pub received: Vec<Range<usize>>,
-    /// Rows of every expert, of those that are here.
+    /// Number of rows of every expert on this rank.
     pub counts: Vec<u32>,
-    /// The place among what was received behind every row.
+    /// For every row, its index among the received rows.
     pub order: Buffer,
-    /// The row of every place.
+    /// For every received row, its index after sorting.
     pub inverse: Buffer,
-    /// Where the rows of each expert that is here begin, and their end.
+    /// Offsets of the rows of each expert on this rank, with the end of the last.
     pub offsets: Buffer,
 }
 
 impl Level {
-    /// Its rows.
+    /// Number of rows after the exchange.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.received.last().map_or(0, |range| range.end)
     }
 
-    /// Bytes of its lists.
+    /// Bytes of its index lists.
     fn bytes(&self) -> u64 {
         let lists = [&self.order, &self.inverse, &self.offsets];
         lists.iter().map(|list| list.bytes).sum()
@@ -87,7 +87,7 @@ impl Route {
         self.levels.borrow().last().map(Rc::clone)
     }
 
-    /// Gives where the rows of each expert begin where the experts are.
+    /// Calls `read` with the offsets of each expert's rows on the rank that holds the experts.
     pub fn at_experts<T>(&self, read: impl FnOnce(&Buffer) -> T) -> T {
         match self.last() {
             Some(level) => read(&level.offsets),
@@ -95,7 +95,7 @@ impl Route {
         }
     }
 
-    /// Rows after so many exchanges.
+    /// Number of rows after the first `exchanges` exchanges.
     #[must_use]
     pub fn rows_after(&self, exchanges: usize) -> usize {
         match exchanges.checked_sub(1) {
@@ -104,13 +104,13 @@ impl Route {
         }
     }
 
-    /// Rows: one per choice.
+    /// Number of rows before any exchange: one per choice.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.tokens * self.top_k
     }
 
-    /// Bytes of its lists.
+    /// Bytes of its index lists.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let lists = [&self.chosen, &self.source, &self.place, &self.offsets];
@@ -120,10 +120,10 @@ impl Route {
     }
 }
 
-/// A router as its kernels take it.
+/// A router's rule in the form its kernels take.
 ///
 /// # Errors
-/// When it has more experts or groups than they hold, or chooses more than there are.
+/// When the router has more experts or groups than the kernels support, or chooses more than there are.
 fn argument(router: &Router, experts: usize, top_k: usize) -> Result<RouterArgument, CudaError> {
     let [groups, best] = [router.groups, router.best_groups].map(|n| n as usize);
     let refused = |reason| Err(unsupported("a router", reason));
@@ -148,15 +148,15 @@ fn argument(router: &Router, experts: usize, top_k: usize) -> Result<RouterArgum
     })
 }
 
-/// Warps of a block that each treat a token.
+/// Warps per block, each of which processes a token.
 const WARPS: usize = THREADS as usize / 32;
 
 impl Device {
-    /// The `top_k` best experts of every row of logits, and their weights; `bias` is added to scores for the
-    /// choice alone.
+    /// Chooses the `top_k` best experts of every row of logits, with their weights; `bias` is added to scores only for
+    /// the choice.
     ///
     /// # Errors
-    /// When memory or the device fails, or the router is more than its kernels hold.
+    /// When memory or the device fails, or the kernels do not support the router.
     pub fn route(
         &self,
         logits: &Tensor,
@@ -165,7 +165,7 @@ impl Device {
     ) -> Result<(Route, Tensor), CudaError> {
         let (tokens, experts) = (logits.rows(), logits.columns());
         let rule = argument(router, experts, top_k)?;
-        // Without sigmoids and groups the order is that of the logits.
+        // Without sigmoids and groups, experts rank as their logits do.
         let bias = bias.filter(|_| router.sigmoid || router.groups > 1);
         let narrow = bias.filter(|bias| bias.is_bf16());
         let widened = narrow.map(|bias| self.cast(bias, DType::F32)).transpose()?;
@@ -199,7 +199,7 @@ impl Device {
         Ok((route, weights))
     }
 
-    /// Sorts rows by expert and token.
+    /// Sorts the choices by expert, then by token.
     fn order(&self, route: &Route) -> Result<(), CudaError> {
         let (choices, experts) = (route.rows(), route.experts);
         let chunks = choices.div_ceil(CHUNK);
@@ -255,7 +255,7 @@ impl Device {
         Ok(out)
     }
 
-    /// Tokens copied to one row per choice, by expert.
+    /// Copies tokens to one row per choice, sorted by expert.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -263,7 +263,7 @@ impl Device {
         self.rows_of(x, (&route.source, route.top_k))
     }
 
-    /// Row `sources[i] / k` of `x` as the `i`-th row.
+    /// Gathers rows: row `i` of the result is row `sources[i] / k` of `x`.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -282,7 +282,7 @@ impl Device {
         Ok(out)
     }
 
-    /// Rows back at their tokens, added in the order of their slots, times their probabilities if asked.
+    /// Adds the rows of each token in the order of their slots, weighted by their probabilities if given.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -308,7 +308,7 @@ impl Device {
         Ok(out)
     }
 
-    /// Gradients of the rows and of the probabilities.
+    /// Gradients of the rows and of the probabilities of [`Device::combine`].
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -362,7 +362,7 @@ impl Device {
         Ok(out)
     }
 
-    /// `gradient[e] += Σ` rows of every expert.
+    /// `gradient[e] += Σ` rows of expert `e`.
     ///
     /// # Errors
     /// When the device fails.
@@ -384,7 +384,7 @@ impl Device {
         self.blocks(kernel, grid, THREADS, 0, arguments)
     }
 
-    /// One product per expert: `x · wᵀ`, or backwards `x · w`, with `w: [experts, n, k]`.
+    /// Grouped GEMM: one product per expert, `x · wᵀ`, or in backward `x · w`, with `w: [experts, n, k]`.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -412,7 +412,7 @@ impl Device {
             typed!(Grouped, "grouped_forward", x.is_bf16())
         };
         let tile = if x.is_bf16() { TILE } else { SMALL };
-        // Every expert may end inside a tile.
+        // The rows of every expert may end in a partly filled tile.
         let down = x.rows() / tile + experts;
         let grid = [down as u32, columns.div_ceil(tile) as u32, 1];
         let shared = if x.is_bf16() {
@@ -424,7 +424,7 @@ impl Device {
         Ok(out)
     }
 
-    /// `gradient[e] += dyᵀ · x` over the rows of every expert.
+    /// `gradient[e] += dyᵀ · x` over the rows of expert `e`.
     ///
     /// # Errors
     /// When the device fails.
@@ -456,7 +456,8 @@ impl Device {
     }
 }
 
-/// Bytes of two tiles of both operands: by rows of the contracted length where they lie transposed.
+/// Bytes of shared memory for two tiles of both operands; an operand stored transposed is laid out by the contracted
+/// dim.
 fn shared(a_transposed: bool, b_by_length: bool) -> u32 {
     let tile = |deep: bool| {
         if deep {

@@ -1,19 +1,19 @@
-//! On how many threads a kernel runs.
+//! Launch dimensions of kernels.
 
 use crate::error::CudaError;
 use crate::kernels::Kernel;
 use crate::launcher::{Arguments, Launch};
 use crate::tensor::Device;
 
-/// Elements that a thread treats at a time.
+/// Elements that a thread processes at a time.
 pub(super) const EACH: usize = 8;
-/// Threads of a block where nothing asks for another number.
+/// Threads per block, unless a kernel asks for another number.
 pub(super) const THREADS: u32 = 256;
-/// Blocks per multiprocessor above which they go round again.
+/// Most blocks per SM; beyond this, each block loops over more elements.
 pub(super) const WAVES: u32 = 32;
 
 impl Device {
-    /// Runs a kernel whose threads go over `pieces` of eight elements.
+    /// Launches a kernel whose threads loop over `pieces` of eight elements.
     pub(super) fn flat(
         &self,
         kernel: Kernel,
@@ -29,7 +29,7 @@ impl Device {
         self.blocks(kernel, grid, THREADS, 0, arguments)
     }
 
-    /// Runs a kernel, if any block is to run.
+    /// Launches a kernel, unless the grid is empty.
     pub(super) fn blocks(
         &self,
         kernel: Kernel,
@@ -50,14 +50,14 @@ impl Device {
     }
 }
 
-/// Threads, in whole warps, for a row of so many elements, eight each; at most `most`.
+/// Threads, in whole warps, for a row of `columns` elements at eight per thread; at most `most`.
 pub(super) fn threads_of(columns: usize, most: u32) -> u32 {
     (columns.div_ceil(EACH) as u32)
         .next_multiple_of(32)
         .min(most)
 }
 
-/// A typed refusal.
+/// The error for operands that no kernel supports.
 pub(super) fn unsupported(operator: &str, reason: String) -> CudaError {
     CudaError::Unsupported {
         operator: operator.to_owned(),

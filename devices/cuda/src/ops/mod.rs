@@ -1,5 +1,4 @@
-//! Operators on a device's tensors: which kernels run, on how many threads. One file per file of
-//! kernels.
+//! Operators on a device's tensors: which kernels run, with which launch dimensions. One Rust file per file of kernels.
 
 mod attention;
 mod eight_bits;

@@ -9,31 +9,31 @@ use crate::kernels::{Kernel, typed};
 use crate::launcher::Arguments;
 use crate::tensor::{Device, Tensor};
 
-/// Columns that one pass of most threads covers.
+/// Columns that a block of the most threads covers in one pass.
 const NARROW: usize = 1024 * EACH;
-/// Columns that half as many threads cover in four.
+/// Columns that a block of half as many threads covers in four passes.
 const WIDE: usize = 512 * EACH * 4;
-/// Threads of backward that a multiprocessor has registers for: as many rows are on their way at a time.
+/// Threads of the backward kernel that an SM has registers for, which bounds the rows processed at a time.
 const AT_ONCE: u32 = 1024;
 
-/// What the backward of a norm reads, and where the gradients of its parameters are added.
+/// What the backward of a norm reads, and where it adds the gradients of the parameters.
 #[derive(Clone, Copy, Debug)]
 pub struct NormGradient<'n> {
-    /// Which norm.
+    /// LayerNorm or RMSNorm.
     pub kind: NormKind,
-    /// Whether the weight is what the factor has beyond 1.
+    /// Whether the factor is one plus the weight, as in Gemma.
     pub from_one: bool,
     /// Gradient of the output.
     pub dy: &'n Tensor,
-    /// Input.
+    /// Input of the norm.
     pub x: &'n Tensor,
-    /// Weight.
+    /// Weight of the norm.
     pub weight: &'n Tensor,
-    /// Statistics that forward left.
+    /// Statistics of every row, as forward left them.
     pub statistics: &'n Tensor,
-    /// Gradient of the weight so far.
+    /// Gradient of the weight, which is added to.
     pub d_weight: &'n Tensor,
-    /// Gradient of the bias so far.
+    /// Gradient of the bias, which is added to.
     pub d_bias: Option<&'n Tensor>,
 }
 
@@ -65,8 +65,8 @@ fn kernels(kind: NormKind, columns: usize, bf16: bool) -> Result<([Kernel; 2], u
 }
 
 impl Device {
-    /// A norm over the last dim, by its kind, epsilon, and whether the weight is what the factor has beyond
-    /// 1; and its statistics by row.
+    /// A norm over the last dim, given its kind, epsilon, and whether the factor is one plus the weight; also returns
+    /// the statistics of every row.
     ///
     /// # Errors
     /// When memory or the device fails, or rows are too long.
@@ -95,7 +95,7 @@ impl Device {
         Ok((out, statistics))
     }
 
-    /// The gradient of a norm's input, if asked for; gradients of its parameters are added.
+    /// The gradient of a norm's input, if asked for; adds the gradients of its parameters.
     ///
     /// # Errors
     /// When memory or the device fails, or rows are too long.

@@ -1,5 +1,5 @@
-//! The optimizer: the gradient's norm, clipping and AdamW, each one launch over all runs of weights.
-//! Nothing waits: what a step needs of the host is written before, the clipping factor stays on the device.
+//! The optimizer: gradient norm, clipping and AdamW, each one launch over all weights. The host never waits: it writes
+//! a step's hyperparameters beforehand, and the clipping factor stays on the device.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,33 +14,33 @@ use crate::memory::Buffer;
 use crate::tensor::{Device, Tensor};
 use cpu_device::AdamWStep;
 
-/// Elements of a chunk: what a block treats at a time.
+/// Elements that a block processes at a time.
 const CHUNK: usize = 2048;
-/// Bytes of `struct Norm` of `reduce.cu`, and where its factor lies.
+/// Bytes of `struct Norm` of `reduce.cu`, and the offset of its factor.
 const NORM: u64 = 16;
 const SCALE: u64 = 8;
 
-/// A run of weights with their states, all in 32 bits.
+/// A contiguous run of weights with their states, all in 32 bits.
 #[derive(Clone, Debug)]
 pub struct Weights {
-    /// Weights, momentum, variance and gradient.
+    /// Master weights, first moments, second moments and gradient.
     pub states: [Tensor; 4],
-    /// Receives the weights as other kernels read them.
+    /// Copy of the weights that other kernels read, written after each step.
     pub rounded: Option<Tensor>,
-    /// Whether they decay.
+    /// Whether weight decay applies.
     pub decays: bool,
 }
 
-/// The optimizer's part of a device.
+/// The optimizer's buffers on a device.
 pub struct Optimizer {
     device: Device,
-    /// Square of the gradient's norm, and the factor of clipping.
+    /// Square of the gradient norm, and the clipping factor.
     norm: Buffer,
-    /// Numbers of the step.
+    /// Hyperparameters of the step.
     numbers: Buffer,
     /// Sums of squares by block.
     partial: Buffer,
-    /// Tables of runs that kernels read, by what identifies each. They are written where they change.
+    /// Tables of runs that kernels read, by an address that identifies each. They are rewritten only when they change.
     tables: RefCell<BTreeMap<Address, Table>>,
 }
 
@@ -50,7 +50,7 @@ struct Table {
 }
 
 impl Optimizer {
-    /// On a device.
+    /// Allocates the optimizer's buffers on a device.
     ///
     /// # Errors
     /// When its memory is full.
@@ -65,7 +65,7 @@ impl Optimizer {
         })
     }
 
-    /// Says what the next [`Optimizer::step`] computes with.
+    /// Sets the hyperparameters of the next [`Optimizer::step`].
     ///
     /// # Errors
     /// When the device fails.
@@ -81,9 +81,8 @@ impl Optimizer {
         launcher.write(self.numbers.address, bytemuck::bytes_of(&numbers))
     }
 
-    /// Sums the squares of gradients in 64 bits and a fixed order, and sets the factor that scales a
-    /// longer norm down to `limit`. Where a gradient, or one of `finite`, is not finite, there is no factor
-    /// and no step is taken.
+    /// Sums the squares of gradients in 64 bits and a fixed order, and sets the factor that clips the norm to `limit`.
+    /// Where a gradient, or a number of `finite`, is infinite or NaN, the next step changes nothing.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -125,10 +124,10 @@ impl Optimizer {
             .blocks(plain("clip"), [1, 1, 1], THREADS, 0, arguments)
     }
 
-    /// The sum of squares measured last. Waits for the device.
+    /// The sum of squares from the last [`Optimizer::measure`]. Waits for the device.
     ///
     /// # Errors
-    /// When work before failed.
+    /// When earlier work failed.
     pub fn squares(&self) -> Result<f64, CudaError> {
         let mut squares = 0.0;
         let bytes = bytemuck::bytes_of_mut(&mut squares);
@@ -136,7 +135,7 @@ impl Optimizer {
         Ok(squares)
     }
 
-    /// Sets the factor of the gradients where other ranks' count too.
+    /// Sets the clipping factor, where the norm includes other ranks' gradients.
     ///
     /// # Errors
     /// When the device fails.
@@ -180,7 +179,7 @@ impl Optimizer {
         self.device.blocks(kernel, grid, THREADS, 0, arguments)
     }
 
-    /// A table on the device, written if it is another than the last time.
+    /// The table on the device under this key, rewritten if it differs from last time.
     fn table<R: Pod>(&self, key: Address, runs: &[R]) -> Result<Address, CudaError> {
         let words: &[u8] = bytemuck::cast_slice(runs);
         let mut tables = self.tables.borrow_mut();
@@ -199,7 +198,7 @@ impl Optimizer {
     }
 }
 
-/// First chunk of a run of so many elements, after those before it.
+/// First chunk of a run of this many elements, after the chunks of the runs before it.
 fn claim(chunks: &mut i64, elements: usize) -> i64 {
     let first = *chunks;
     *chunks += elements.div_ceil(CHUNK) as i64;

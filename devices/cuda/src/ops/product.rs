@@ -1,4 +1,4 @@
-//! Matrix products.
+//! GEMMs of linear layers.
 
 use catalog::DType;
 use catalog::model::Activation;
@@ -8,7 +8,7 @@ use crate::launcher::{Element, Epilogue, Operand, Product};
 use crate::tensor::{Device, Tensor};
 use dtensor::Nonlinearity;
 
-/// The GELU that products take.
+/// The GELU that a GEMM can fuse: the tanh approximation.
 const GELU: Nonlinearity = Nonlinearity {
     function: Activation::Gelu,
     tanh: true,
@@ -22,7 +22,7 @@ fn operand(x: &Tensor, transposed: bool) -> Operand {
     }
 }
 
-/// A tensor's shape with other columns.
+/// A tensor's shape with another last dim.
 fn with_columns(x: &Tensor, columns: usize) -> Vec<usize> {
     let mut shape = x.shape.clone();
     *shape.last_mut().expect("linear layers have a last dim") = columns;
@@ -30,12 +30,12 @@ fn with_columns(x: &Tensor, columns: usize) -> Vec<usize> {
 }
 
 impl Device {
-    /// Products have operands of one type: a tensor in 32 bits.
+    /// A tensor in 32 bits, because both operands of a GEMM have the same type.
     fn widened(&self, x: &Tensor) -> Result<Tensor, CudaError> {
         self.as_type(x, DType::F32)
     }
 
-    /// A tensor in a type: itself if it has it.
+    /// A tensor in a given type: itself if it already has it.
     fn as_type(&self, x: &Tensor, dtype: DType) -> Result<Tensor, CudaError> {
         match x.dtype == dtype {
             true => Ok(x.clone()),
@@ -43,7 +43,7 @@ impl Device {
         }
     }
 
-    /// `x · wᵀ`, plus a bias; in 32 bits where the weight is and `x` is not, as a router's.
+    /// `x · wᵀ`, plus a bias; in 32 bits where the weight is in 32 bits and `x` is not, as in a router.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -67,9 +67,9 @@ impl Device {
         Ok(out)
     }
 
-    /// The GELU by tanh of `x · wᵀ`, plus a bias; beside it what it was taken of, if that `stays`. All in bf16, with
-    /// columns of both and of the result in multiples of 8. Where there is no algorithm for a product that takes a
-    /// GELU, a kernel of its own takes it.
+    /// The GELU (tanh approximation) of `x · wᵀ` plus a bias; also the GELU's input, if that `stays`. All in bf16, with
+    /// the columns of operands and result in multiples of 8. Where no GEMM algorithm can fuse the GELU, a separate
+    /// kernel applies it.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -92,7 +92,7 @@ impl Device {
         if self.launcher.takes(&product)? {
             self.launcher.multiply(&product)?;
         } else {
-            // What does not stay lies where the result will.
+            // An input that is not kept is written to the result, and overwritten there.
             let before = input.as_ref().unwrap_or(&out);
             let epilogue = bias.map_or(Epilogue::Nothing, Epilogue::Bias);
             self.multiply(operands, before, w, epilogue)?;
@@ -122,8 +122,9 @@ impl Device {
         Ok(out)
     }
 
-    /// `dy · w` times the slope of the GELU by tanh at `input`: the gradient of what a linear layer's input is the GELU
-    /// of. All in bf16, with columns in multiples of 8. See [`Device::linear_gelu`] for where a product does not take it.
+    /// `dy · w` times the derivative of the GELU at `input`: the gradient of the GELU's input, where the GELU's output
+    /// is the linear layer's input. All in bf16, with columns in multiples of 8. See [`Device::linear_gelu`] for GEMMs
+    /// that cannot fuse it.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -148,7 +149,7 @@ impl Device {
         Ok(out)
     }
 
-    /// A product with a weight, of which it contracts what the result does not have.
+    /// A GEMM with a weight, contracted over the weight's dim that the result lacks.
     fn product(
         &self,
         [a, b]: [Operand; 2],

@@ -8,13 +8,13 @@ use crate::kernels::{Kernel, Source, typed};
 use crate::launcher::Arguments;
 use crate::tensor::{Device, Tensor};
 
-/// Columns of a block of `column_sum`.
+/// Columns per block of `column_sum`.
 const COLUMNS: usize = 256;
-/// Rows it treats at a time.
+/// Rows that such a block processes at a time.
 const ROWS: usize = 8;
-/// Blocks of it that a multiprocessor has registers for.
+/// Blocks of `column_sum` that an SM has registers for.
 const AT_ONCE: usize = 5;
-/// Columns of a block of `add_lines`, and threads of each column.
+/// Columns per block of `add_lines`, and threads per column.
 const LANES: usize = 32;
 
 impl Device {
@@ -25,7 +25,7 @@ impl Device {
     pub fn add_column_sum(&self, gradient: &Tensor, x: &Tensor) -> Result<(), CudaError> {
         let (rows, columns) = (x.rows(), x.columns());
         let across = columns.div_ceil(COLUMNS);
-        // As many blocks as have room, each with some rows to go through.
+        // As many blocks as run at once, each looping over some rows.
         let room = AT_ONCE * self.launcher.multiprocessors() as usize;
         let busy = room.div_ceil(across.max(1));
         let lines = rows.div_ceil(4 * ROWS).clamp(1, busy.max(1));
@@ -41,7 +41,7 @@ impl Device {
         self.add_lines(gradient, &partial)
     }
 
-    /// `gradient += Σ` lines.
+    /// `gradient += Σ` rows of `partial`.
     pub(super) fn add_lines(&self, gradient: &Tensor, partial: &Tensor) -> Result<(), CudaError> {
         let columns = partial.columns();
         let arguments = Arguments::default()

@@ -1,4 +1,4 @@
-//! Scaling and bounding, and columns that heads share.
+//! Scaling, soft caps and gates, and columns that all heads share.
 
 use super::grid::{EACH, threads_of};
 use crate::error::CudaError;
@@ -6,11 +6,11 @@ use crate::kernels::{Kernel, typed};
 use crate::launcher::Arguments;
 use crate::tensor::{Device, Tensor};
 
-/// Most threads that share a row.
+/// Most threads per row.
 const MOST: u32 = 256;
 
 impl Device {
-    /// One pass over tensors of equal length; the number stands before the length.
+    /// Launches an elementwise kernel over tensors of equal length; `number` precedes the length in its arguments.
     fn pass(&self, kernel: Kernel, tensors: &[&Tensor], number: f32) -> Result<(), CudaError> {
         let n = tensors[0].len();
         let arguments = tensors
@@ -31,7 +31,7 @@ impl Device {
         Ok(out)
     }
 
-    /// `bound · tanh(x / bound)`.
+    /// Soft cap: `bound · tanh(x / bound)`.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -41,7 +41,7 @@ impl Device {
         Ok(out)
     }
 
-    /// The gradient of what was bounded.
+    /// The gradient of a soft cap's input.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -63,7 +63,7 @@ impl Device {
         Ok(out)
     }
 
-    /// Gradients of its gate and up projections.
+    /// Gradients of the gate and up projections of [`Device::bounded_glu`].
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -81,7 +81,7 @@ impl Device {
         Ok([d_gate, d_up])
     }
 
-    /// Every row times the sigmoid of its number.
+    /// Multiplies every row by the sigmoid of its gate.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -99,7 +99,7 @@ impl Device {
         Ok(out)
     }
 
-    /// Gradients of the rows and of their numbers.
+    /// Gradients of the rows and of their gates.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -173,7 +173,7 @@ impl Device {
     }
 }
 
-/// A tensor's shape with another number of columns.
+/// A tensor's shape with another last dim.
 fn with_columns(x: &Tensor, columns: usize) -> Vec<usize> {
     let mut shape = x.shape.clone();
     *shape.last_mut().expect("rows have columns") = columns;

@@ -11,22 +11,22 @@ use crate::launcher::Arguments;
 use crate::memory::Buffer;
 use crate::tensor::{Device, Tensor};
 
-/// Most threads that share a row.
+/// Most threads per row.
 const MOST: u32 = 1024;
 
-/// What a loss needs beside its logits.
+/// Inputs of the loss beside the logits.
 #[derive(Clone, Copy, Debug)]
 pub struct Losses<'l> {
-    /// Labels, one per row.
+    /// Labels: one token id per row.
     pub labels: &'l Buffer,
-    /// The vocabulary's entry of the first column.
+    /// Vocabulary index of the first column on this rank.
     pub first: u64,
-    /// Gradient of the batch's loss by one token's.
+    /// Derivative of the batch's loss with respect to one token's loss.
     pub scale: f32,
 }
 
-/// Which rows of a table tokens add to: tokens by row, where those of a row begin, and the rows that have
-/// any. There may be as many rows as tokens; what is left over is empty.
+/// The tokens that add to each row of a table: token indices sorted by row, the offset of each row's tokens, and the
+/// rows that have any. There is room for as many rows as tokens; unused entries are empty.
 #[derive(Debug)]
 pub struct RowOrder {
     tokens: Buffer,
@@ -37,7 +37,7 @@ pub struct RowOrder {
 }
 
 impl RowOrder {
-    /// Of tokens by id, for the part `rows` of a table.
+    /// Sorts tokens by id, for the part `rows` of a table.
     ///
     /// # Errors
     /// When the device's memory is full.
@@ -54,13 +54,13 @@ impl RowOrder {
         Ok(order)
     }
 
-    /// The part of the table.
+    /// The range of table rows that it covers.
     #[must_use]
     pub fn rows(&self) -> &Range<u64> {
         &self.rows
     }
 
-    /// Overwrites it by that of as many other tokens.
+    /// Overwrites it with the order of another batch of equally many tokens.
     ///
     /// # Errors
     /// When the device fails.
@@ -100,7 +100,7 @@ impl RowOrder {
 }
 
 impl Device {
-    /// Rows of a table that begins at row `first` of the whole, by id.
+    /// Looks up rows by id in a shard of a table that begins at row `first`.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -126,7 +126,7 @@ impl Device {
         Ok(out)
     }
 
-    /// Adds the gradients of looked-up rows to a table's, tokens of a row in their order.
+    /// Adds the gradients of looked-up rows to the table's gradient; the tokens of a row are added in their order.
     ///
     /// # Errors
     /// When the device fails.
@@ -149,8 +149,7 @@ impl Device {
         self.blocks(kernel, grid, threads_of(columns, 256), 0, arguments)
     }
 
-    /// The largest logit, the sum of exponentials relative to it, and the label's logit of every row:
-    /// `[3, rows]`.
+    /// For every row, the largest logit, the sum of exponentials relative to it, and the label's logit: `[3, rows]`.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -160,7 +159,7 @@ impl Device {
         Ok(sums)
     }
 
-    /// The sums of [`Device::loss_sums`] over all shards of the vocabulary, from theirs one after the other.
+    /// Merges the sums of [`Device::loss_sums`] of all vocabulary shards, which `shards` holds one after the other.
     ///
     /// # Errors
     /// When memory or the device fails.
@@ -177,8 +176,8 @@ impl Device {
         Ok(sums)
     }
 
-    /// The loss of every row; the gradient by the logits takes their place. Sums over shards of the
-    /// vocabulary are given where there are several.
+    /// The loss of every row; the gradients overwrite the logits. Where the vocabulary is sharded, the sums over all
+    /// shards are given.
     ///
     /// # Errors
     /// When memory or the device fails.

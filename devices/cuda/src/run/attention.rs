@@ -13,7 +13,7 @@ use dtensor::{Attention, AttentionPieces, Factor, Gradient, Op, TensorId};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// A core attention, by the operators that name its tensors.
+/// The traced operators of one core attention: scores, softmax and context.
 struct Pieces<'p> {
     scores: &'p Op,
     context: &'p Op,
@@ -21,11 +21,11 @@ struct Pieces<'p> {
     of: AttentionPieces,
 }
 
-/// Sizes of an attention with what they point to.
+/// Sizes of an attention, with the buffers that they point to.
 struct Sizes {
     argument: AttentionArgument,
     positions: Rc<Buffer>,
-    /// A score of every head whose weight goes nowhere, and which of them are of heads here.
+    /// The sink logits, and the range of them that belongs to this rank's heads.
     sinks: Option<(TensorId, Range<usize>)>,
     library: Option<CausalAttention>,
 }
@@ -46,7 +46,7 @@ impl<'r> Run<'r> {
         }
     }
 
-    /// Sizes and positions of an attention as its operands have them now.
+    /// Sizes and query positions of an attention, from its operands on this rank.
     fn attention_sizes(&self, pieces: &Pieces<'_>, attention: &Attention) -> Result<Sizes> {
         let (shape, rule) = (attention.shape, pieces.of.rule);
         let (q, k) = (pieces.scores.inputs[0], pieces.scores.inputs[1]);
@@ -79,7 +79,7 @@ impl<'r> Run<'r> {
             lengths: [queries as i64, keys as i64],
             heads: [heads as i64, (heads * shape.kv_heads / shape.heads) as i64],
             dims: [shape.qk_dim as i64, shape.v_dim as i64],
-            // Without a window, one that is longer than any sequence.
+            // No window is written as one longer than any sequence.
             window: shape.window.map_or(i64::MAX / 4, |w| w as i64),
             scale: rule.scale as f32,
             threshold: threshold(probability),
@@ -90,11 +90,11 @@ impl<'r> Run<'r> {
             first_head: first_head.first().copied().unwrap_or(0) as i64,
             global_heads: info.global[1] as i64,
             global_queries: info.global[2] as i64,
-            // The machine keeps the list.
+            // The machine keeps the list of slopes alive.
             slopes: slopes.map_or(0, |list| list.address),
             sinks: 0,
         };
-        // A rank's tokens may be whole sequences in another order.
+        // This rank may hold whole sequences whose tokens are in another order.
         let in_order = self.machine.span(self.info(pieces.scores.inputs[0]), 1);
         let library = self.block.causal_attentions[attention.of];
         Ok(Sizes {
@@ -124,7 +124,7 @@ impl<'r> Run<'r> {
         })
     }
 
-    /// All pieces at once, at the first of them.
+    /// Runs the whole fused attention at its first operator.
     pub(super) fn attention(&mut self, attention: &Attention) -> Result<()> {
         let pieces = self.attention_pieces(attention);
         let sizes = self.attention_sizes(&pieces, attention)?;
@@ -136,7 +136,7 @@ impl<'r> Run<'r> {
         Ok(())
     }
 
-    /// Gradients of queries, keys, values and sinks, at the first of their operators.
+    /// Computes the gradients of queries, keys, values and sinks at the first of their operators.
     pub(super) fn attention_backward(
         &mut self,
         op: &Op<Gradient>,

@@ -11,7 +11,7 @@ use dtensor::{
 };
 
 impl Run<'_> {
-    /// Writes the gradient of a part into that of the whole.
+    /// Writes the gradient of a slice into that of the whole tensor.
     pub(super) fn backward_view(&mut self, view: &View) -> Result<()> {
         let ViewKind::Columns(cut) = view.kind else {
             return self.shard(view);
@@ -38,7 +38,7 @@ impl Run<'_> {
         let block = self.block;
         let op = &block.trace.backward[index];
         if self.gelus && block.epilogues.is_gelu_gradient(index) {
-            // Done by the product before.
+            // The GEMM before fused it.
             return Ok(());
         }
         let forward = |of: usize| &block.trace.forward[of];
@@ -62,7 +62,7 @@ impl Run<'_> {
                 (AttentionPiece::Context, Factor::First) => {
                     self.attention_backward(op, &attention, sink)
                 }
-                // Done with the gradient of the weights.
+                // Done together with the gradient of the attention weights.
                 (AttentionPiece::Context, Factor::Second)
                 | (
                     AttentionPiece::Scores
@@ -79,12 +79,12 @@ impl Run<'_> {
             Gradient::Expert(of, expert) => self.expert_backward(op, forward(of), expert, sink),
             Gradient::Sum => self.gradient_sum(op),
             Gradient::Exchange(exchange) => self.exchange(op, exchange),
-            // Gradients of keys and values went back as they were made.
+            // The gradients of keys and values were sent back when they were made.
             Gradient::Ring(_) => Ok(()),
         }
     }
 
-    /// The gradient of a linear layer's weight, added to what `sink` has of it.
+    /// Adds the gradient of a linear layer's weight to `sink`.
     fn weight_gradient(
         &self,
         op: &Op<Gradient>,
@@ -99,7 +99,7 @@ impl Run<'_> {
         self.device().add_linear_gradient(&gradient, dy, x)
     }
 
-    /// The gradient of a linear layer's input, or of what that is the GELU of.
+    /// The gradient of a linear layer's input, or of the GELU's input where the GELU is fused.
     fn linear_backward(&mut self, index: usize, op: &Op<Gradient>, product: Product) -> Result<()> {
         let trace = &self.block.trace;
         if trace.is_eight_bit(product) {
@@ -110,7 +110,7 @@ impl Run<'_> {
         let (dy, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let gelu = self.block.epilogues.gelu_gradient(index);
         if let Some(gelu) = gelu.filter(|_| self.gelus).map(|i| &trace.backward[i]) {
-            // Its backward reads the gradient and what it was taken of.
+            // The GELU's backward reads the gradient and the GELU's input.
             let input = self.tensor(gelu.inputs[1])?;
             let dx = self.device().linear_gelu_backward(dy, w, input)?;
             self.set(gelu.outputs[0], dx);
@@ -122,7 +122,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The gradients of experts' weights, added to what `sink` has of them.
+    /// Adds the gradients of experts' weights to `sink`.
     fn grouped_weight_gradient(
         &self,
         op: &Op<Gradient>,
@@ -135,7 +135,7 @@ impl Run<'_> {
         route.at_experts(|at| self.device().add_grouped_gradient(at, &gradient, dy, x))
     }
 
-    /// The gradient of the rows that experts' products read.
+    /// The gradient of the input rows of a grouped GEMM.
     fn grouped_backward(&mut self, op: &Op<Gradient>) -> Result<()> {
         let route = self.routing(&op.scope)?;
         let (dy, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
@@ -144,7 +144,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The sum of what two readers of a tensor give it.
+    /// Adds the gradients that two readers of a tensor contribute.
     fn gradient_sum(&mut self, op: &Op<Gradient>) -> Result<()> {
         let (a, b) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let sum = self.device().add(a, b)?;
@@ -171,7 +171,7 @@ impl Run<'_> {
             Token::Positions { table, first } => {
                 let dy = self.tensor(op.inputs[0])?;
                 let info = self.info(forward.inputs[0]);
-                // Positions count from a row of the table on.
+                // Positions start at row `first` of the table.
                 let (whole, first) = (sink.gradient(table), first as usize);
                 let (rows, columns) = (whole.rows() - first, whole.columns());
                 let gradient = whole.part(first * columns, vec![rows, columns]);
@@ -179,7 +179,7 @@ impl Run<'_> {
                 self.device().add_embedding_gradient(&gradient, dy, &order)
             }
             Token::CrossEntropy(_) => {
-                // Forward left the gradient in the logits' place.
+                // Forward wrote the gradient over the logits.
                 let gradient = self.tensor(forward.inputs[0])?.clone();
                 self.set(op.outputs[0], gradient);
                 Ok(())

@@ -1,5 +1,5 @@
-//! What one pass works on, on the device: the words that change from step to step, each at an address that
-//! does not.
+//! The inputs of a pass on the device: buffers whose contents change every step and whose addresses do not, so that
+//! captured graphs can read them.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -11,29 +11,29 @@ use crate::ops::RowOrder;
 use crate::tensor::Device;
 use cpu_device::MicroBatch;
 
-/// A micro-batch.
+/// A micro-batch with its buffers on the device.
 pub struct Batch<'b> {
-    /// As the host knows it.
+    /// The micro-batch on the host.
     pub host: MicroBatch<'b>,
     pub(super) words: Rc<Words>,
 }
 
-/// Its words on the device.
+/// Buffers of one micro-batch.
 pub(super) struct Words {
-    /// Tokens.
+    /// Token ids.
     pub ids: Buffer,
-    /// The tokens that follow them.
+    /// Labels: for every token, the one that follows it.
     pub labels: Buffer,
-    /// The step, which random numbers are of.
+    /// The step's number, which seeds random numbers.
     pub step: Buffer,
-    /// Rows of the embedding's table that the tokens add to, once they were asked for.
+    /// Order of the tokens by embedding row, made on first use.
     order: RefCell<Option<Rc<RowOrder>>>,
-    /// The step whose words are here.
+    /// The step whose data the buffers hold.
     holds: Cell<u32>,
 }
 
 impl<'b> Batch<'b> {
-    /// A micro-batch brought to a device.
+    /// Uploads a micro-batch to a device.
     ///
     /// # Errors
     /// When the device's memory is full.
@@ -51,12 +51,12 @@ impl<'b> Batch<'b> {
         })
     }
 
-    /// Where the step stands.
+    /// Address of the step's number.
     pub(super) fn step(&self) -> Address {
         self.words.step.address
     }
 
-    /// Which of `rows` of a table each token adds to.
+    /// Order of the tokens by the row among `rows` of a table that each adds to.
     pub(super) fn row_order(
         &self,
         device: &Device,
@@ -73,7 +73,7 @@ impl<'b> Batch<'b> {
 }
 
 impl Words {
-    /// Overwrites them by those of another step; of one step they are the same.
+    /// Uploads the data of another step; does nothing if the buffers already hold that step.
     pub(super) fn update(&self, device: &Device, host: &MicroBatch<'_>) -> Result<()> {
         if self.holds.replace(host.step) == host.step {
             return Ok(());

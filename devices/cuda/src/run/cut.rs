@@ -1,4 +1,4 @@
-//! Which part of a tensor a rank holds, as runs along its dims.
+//! The part of a tensor that a rank holds, as ranges along its dims.
 
 use std::ops::Range;
 
@@ -7,31 +7,30 @@ use dtensor::TensorInfo;
 use dtensor::layout::consecutive;
 use dtensor::placement::{Placement, Placements};
 
-/// Runs of indices of one dim.
+/// Ranges of indices along one dim.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Piece {
     pub(super) dim: usize,
     pub(super) runs: Vec<Range<usize>>,
 }
 
-/// What a cut is of.
+/// What determines a cut.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct CutOf {
     global: Vec<u64>,
     placements: [Placements; 2],
-    /// Among whom; without, this rank alone.
+    /// The axis whose ranks share the tensor; `None` for this rank's part alone.
     axis: Option<Axis>,
 }
 
-/// What each rank on an axis holds afterwards of a tensor that this rank holds: runs along the dims that
-/// are cut.
+/// For each rank on an axis, its part of a tensor that this rank holds: ranges along the dims that are cut.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Cut {
     pub(super) members: Vec<Vec<Piece>>,
 }
 
 impl CutOf {
-    /// From whole on an axis to sharded there.
+    /// From whole on an axis to sharded there: one part for each rank.
     pub(super) fn among(info: &TensorInfo, axis: Axis, to: Placement) -> Self {
         let whole = info.placements.with(axis, Placement::Replicate);
         Self {
@@ -41,7 +40,7 @@ impl CutOf {
         }
     }
 
-    /// From one placement to another that this rank finds within it.
+    /// This rank's part under one placement, within what it holds under another.
     pub(super) fn alone(from: &TensorInfo, to: &TensorInfo) -> Self {
         Self {
             global: to.global.clone(),
@@ -78,7 +77,7 @@ impl Cut {
     }
 }
 
-/// Where the numbers of the second list are in the first.
+/// Where the elements of `part` lie in `whole`, as ranges; both are lists of global indices.
 fn runs(whole: &[u64], part: &[u64]) -> Vec<Range<usize>> {
     let places = cpu_device::places(whole, part);
     let numbers: Vec<u64> = places.iter().map(|&place| place as u64).collect();
@@ -91,7 +90,7 @@ impl Piece {
         self.runs.iter().map(Range::len).sum()
     }
 
-    /// Shape of this part of a tensor.
+    /// Shape of this part of a tensor of a given shape.
     pub(super) fn of(&self, shape: &[usize]) -> Vec<usize> {
         let mut shape = shape.to_vec();
         shape[self.dim] = self.len();

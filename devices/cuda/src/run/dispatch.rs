@@ -1,4 +1,4 @@
-//! Rows on their way to the ranks of their experts, and back.
+//! Dispatch of rows to the ranks of their experts, and back.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -13,22 +13,22 @@ use cpu_device::CpuError;
 use dtensor::Op;
 use dtensor::plan::RoutedRows;
 
-/// What an exchange between ranks does with rows.
+/// What an exchange of the dispatch does with rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exchange {
-    /// Each goes to the rank of its expert.
+    /// All-to-all: each row goes to the rank of its expert.
     Dispatch,
-    /// All go to every rank, and come back as a sum.
+    /// All-gather: all rows go to every rank of the group; on the way back they are reduce-scattered.
     Gather,
 }
 
 impl Run<'_> {
-    /// How many exchanges come before that of an axis.
+    /// Number of exchanges before that of an axis.
     fn exchanges_before(&self, axis: Axis) -> usize {
         usize::from(axis == Axis::Etp && self.machine.host.position.mesh.ep > 1)
     }
 
-    /// Rows to the ranks of their experts, or back to those of their tokens.
+    /// Sends rows to the ranks of their experts, or back to the ranks of their tokens.
     pub(super) fn dispatch<O>(&mut self, op: &Op<O>, back: bool) -> Result<()> {
         let level = self.level(&op.scope, Axis::Ep, Exchange::Dispatch)?;
         let group = self.machine.host.group(Axis::Ep);
@@ -54,7 +54,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Rows of all expert-tensor-parallel ranks together, or summed and shared out.
+    /// Gathers the rows of all expert-tensor-parallel ranks, or reduce-scatters them.
     pub(super) fn expert_tensor<O>(&mut self, op: &Op<O>, gather: bool) -> Result<()> {
         let level = self.level(&op.scope, Axis::Etp, Exchange::Gather)?;
         let group = self.machine.host.group(Axis::Etp);
@@ -78,7 +78,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The exchange of an axis; rows are counted when it is first asked for.
+    /// The exchange of an axis; row counts are exchanged on first use.
     fn level(&self, scope: &str, axis: Axis, exchange: Exchange) -> Result<Rc<Level>> {
         let route = self.routing(scope)?;
         let before = self.exchanges_before(axis);
@@ -103,7 +103,7 @@ impl Run<'_> {
         Ok(level)
     }
 
-    /// Rows of every expert before any exchange.
+    /// Number of rows of every expert before any exchange.
     fn counts(&self, what: &str, route: &Route) -> Result<Vec<u32>> {
         let mut offsets = vec![0u32; route.experts + 1];
         self.machine.links.settle(what)?;
@@ -112,7 +112,7 @@ impl Run<'_> {
         Ok(offsets.windows(2).map(|pair| pair[1] - pair[0]).collect())
     }
 
-    /// Every member's rows of every expert.
+    /// Gathers the row counts by expert of every rank of the group.
     fn everyones(&self, what: &str, group: &Group, counts: &[u32]) -> Result<Vec<Vec<u32>>> {
         let comm = self.machine.host.comm;
         let own: Message = std::sync::Arc::new(bytemuck::cast_slice(counts).to_vec());
@@ -124,7 +124,7 @@ impl Run<'_> {
         Ok(counts.collect())
     }
 
-    /// Experts of a rank of the expert-parallel group.
+    /// Range of experts on a rank of the expert-parallel group.
     fn experts_of(&self, experts: usize, rank: usize) -> Range<usize> {
         let ranks = self.machine.host.position.mesh.ep as usize;
         let per_rank = experts.div_ceil(ranks);
@@ -163,7 +163,7 @@ impl Run<'_> {
         })
     }
 
-    /// Rows that reached this rank's experts.
+    /// Numbers of rows that reached this rank's experts.
     pub(super) fn routed_rows(&self) -> Option<RoutedRows> {
         let route = self.held.route.as_ref()?;
         let rows = |exchanges| route.rows_after(exchanges) as u64;
@@ -175,7 +175,7 @@ impl Run<'_> {
     }
 }
 
-/// Parts of a tensor by rows.
+/// Slices a tensor by ranges of rows.
 fn parts(x: &Tensor, rows: &[Range<usize>]) -> Vec<Tensor> {
     let columns = x.columns();
     rows.iter()
@@ -183,7 +183,7 @@ fn parts(x: &Tensor, rows: &[Range<usize>]) -> Vec<Tensor> {
         .collect()
 }
 
-/// Ranges of these lengths, one after the other.
+/// Consecutive ranges of these lengths.
 fn ranges(lengths: &[usize]) -> Vec<Range<usize>> {
     let mut end = 0;
     let range = |&len: &usize| {
@@ -193,7 +193,7 @@ fn ranges(lengths: &[usize]) -> Vec<Range<usize>> {
     lengths.iter().map(range).collect()
 }
 
-/// The order of rows that came from several ranks: by expert, then by rank.
+/// Order of rows received from several ranks: by expert, then by rank.
 struct Lists {
     counts: Vec<u32>,
     order: Vec<u32>,
@@ -202,10 +202,10 @@ struct Lists {
 }
 
 impl Lists {
-    /// What every rank has sent are its rows of these experts, by expert.
+    /// From the row counts by expert that every rank sent, for the experts `here`.
     fn new(everyone: &[Vec<u32>], here: &Range<usize>) -> Self {
         let mut place = 0;
-        // Where every rank's rows of every expert begin among what was received.
+        // Offset of every rank's rows of every expert among the received rows.
         let starts: Vec<Vec<u32>> = everyone
             .iter()
             .map(|counts| {

@@ -1,5 +1,5 @@
-//! Linear layers in 8 bits: weights and activations in E4M3, gradients in E5M2, results in bf16 and gradients
-//! of weights in 32 bits.
+//! Linear layers in FP8: weights and activations in E4M3, gradients in E5M2, results in bf16, gradients of weights in
+//! 32 bits.
 
 use super::machine::GradientSink;
 use super::state::Run;
@@ -10,7 +10,7 @@ use crate::tensor::Tensor;
 use dtensor::{Gradient, Op, TensorId};
 
 impl Run<'_> {
-    /// An activation or a gradient in 8 bits.
+    /// Casts an activation or a gradient to FP8, or returns the last cast if it is the same.
     fn cast(&self, id: TensorId, format: Float8, ways: Lies) -> Result<Matrix8> {
         let last = match format {
             Float8::E4m3 => &self.casts.activation,
@@ -31,7 +31,7 @@ impl Run<'_> {
         self.device().cast8(self.tensor(id)?, Float8::E4m3, ways)
     }
 
-    /// A traced tensor's shape when the operand it is made of has other columns.
+    /// Shape of a traced tensor with another last dim, that of an operand made from it.
     fn shape_of(&self, from: TensorId, columns: usize) -> Result<Vec<usize>> {
         let mut shape = self.tensor(from)?.shape.clone();
         *shape.last_mut().expect("linear layers have a last dim") = columns;
@@ -51,7 +51,8 @@ impl Run<'_> {
     pub(super) fn linear_backward8(&self, op: &Op<Gradient>) -> Result<Tensor> {
         let [dy, w] = [op.inputs[0], op.inputs[1]];
         let shape = self.shape_of(dy, self.tensor(w)?.columns())?;
-        // The gradient of the weight, where it comes in the same pass, contracts the other dim.
+        // If the weight's gradient is computed in the same pass, it contracts the other dim: both layouts are cast at
+        // once.
         let ways = if self.half == Some(dtensor::block::Half::Both) {
             Lies::Both
         } else {
@@ -62,7 +63,7 @@ impl Run<'_> {
         self.device().linear_backward8(&dy, &w, shape)
     }
 
-    /// The gradient of a linear layer's weight, added to what `sink` has of it.
+    /// Adds the gradient of a linear layer's weight to `sink`.
     pub(super) fn weight_gradient8(
         &self,
         op: &Op<Gradient>,

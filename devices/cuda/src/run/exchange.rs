@@ -1,4 +1,4 @@
-//! What ranks exchange inside a block.
+//! Exchanges between ranks inside a block.
 
 use super::state::Run;
 use crate::error::Result;
@@ -41,7 +41,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Keys or values of the whole sequence: as they are, or from round the ring.
+    /// Keys or values of the whole sequence: the tensor itself, or what the ring gathered.
     pub(super) fn keys(&self, id: TensorId) -> Result<&Tensor> {
         match self.ring.get(&self.block.storage(id)) {
             Some(whole) => Ok(whole),
@@ -58,7 +58,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Before backward of an attention whose keys and values go round the ring, has them here.
+    /// Before the backward of ring attention, gathers keys and values again.
     pub(super) fn ring_again(&mut self, scope: &str, ids: [TensorId; 2]) -> Result<()> {
         for id in ids {
             if self.block.has_ring() && !self.ring.contains_key(&self.block.storage(id)) {
@@ -68,7 +68,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The gradient of keys or values of the whole sequence, back to the ranks that hold them.
+    /// Reduces the gradient of keys or values of the whole sequence to the ranks that hold them.
     pub(super) fn return_ring(
         &self,
         scope: &str,
@@ -83,7 +83,7 @@ impl Run<'_> {
         self.machine.redistribute(scope, &gradient, info, moves)
     }
 
-    /// What the loss needs beside its logits.
+    /// Inputs of the loss beside its logits.
     pub(super) fn losses(&self, logits: TensorId) -> Losses<'_> {
         let vocabulary = self.info(logits).global.len() - 1;
         Losses {
@@ -93,7 +93,7 @@ impl Run<'_> {
         }
     }
 
-    /// The loss's three numbers per token over the shards of the vocabulary.
+    /// The loss's three numbers per token, merged over the vocabulary shards.
     fn vocabulary_sums<O>(&mut self, op: &Op<O>, logits: TensorId) -> Result<()> {
         let x = self.tensor(logits)?;
         let own = self.device().loss_sums(x, &self.losses(logits))?;

@@ -31,7 +31,7 @@ impl Run<'_> {
         let op = &block.trace.forward[index];
         let epilogues = &block.epilogues;
         if epilogues.is_bias(index) || self.gelus && epilogues.is_gelu(index) {
-            // Done by the product before.
+            // The GEMM before fused it.
             return Ok(());
         }
         match op.operator {
@@ -45,7 +45,7 @@ impl Run<'_> {
             }
             Operator::Attention(attention) => match attention.piece {
                 AttentionPiece::Scores => self.attention(&attention),
-                // Done at the scores.
+                // Done by the fused attention at the scores.
                 AttentionPiece::Softmax(_)
                 | AttentionPiece::Dropout(_)
                 | AttentionPiece::Context => Ok(()),
@@ -106,7 +106,7 @@ impl Run<'_> {
             Token::CrossEntropy(sums) => {
                 let sums = sums.map(|sums| self.tensor(sums)).transpose()?;
                 let logits = op.inputs[0];
-                // The logits' place now holds their gradient: backward needs nothing else of them.
+                // The logits are overwritten by their gradient, which is all that backward needs of them.
                 self.device()
                     .loss(self.tensor(logits)?, &self.losses(logits), sums)?
             }
@@ -138,13 +138,13 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// `[batch, tokens, columns]` of a tensor whose tokens are so many.
+    /// `[batch, tokens, columns]` of a traced tensor, with this many tokens.
     pub(super) fn tokens_shape(&self, id: TensorId, tokens: usize, columns: usize) -> Vec<usize> {
         let batch = self.info(id).global[0] as usize;
         vec![batch, tokens / batch.max(1), columns]
     }
 
-    /// A linear layer, with the bias and the GELU that follow it, if they do.
+    /// A linear layer, with the bias and the GELU that follow it, if any.
     fn linear(&mut self, index: usize, op: &Op, product: Product) -> Result<()> {
         let (block, ops) = (self.block, &self.block.trace.forward);
         let (x, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
@@ -175,7 +175,7 @@ impl Run<'_> {
     fn norm(&mut self, op: &Op, norm: &Norm) -> Result<()> {
         let (x, w) = (self.tensor(op.inputs[0])?, self.tensor(op.inputs[1])?);
         let bias = norm.bias.map(|bias| self.tensor(bias)).transpose()?;
-        // One head is a row of its own.
+        // The norm is per head: each head becomes a row.
         let rows = x.reshaped(vec![x.len() / w.len(), w.len()]);
         let (out, statistics) =
             self.device()
@@ -215,7 +215,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// `x`, whose tokens are those of `like`, turned by its rotary positions, or back.
+    /// `x`, whose tokens are those of `like`, with rotary embedding applied, or undone in backward.
     pub(super) fn turned(
         &self,
         x: &Tensor,
@@ -234,7 +234,7 @@ impl Run<'_> {
         self.device().rope(x, &call)
     }
 
-    /// A copy in the type of `to`; none where the type is the same or any will do.
+    /// A copy in the type of `to`; no copy where the type is the same, or `any` type will do.
     pub(super) fn copied(&self, x: &Tensor, to: TensorId, any: bool) -> Result<Tensor> {
         let dtype = self.info(to).dtype;
         if any || x.dtype == dtype {

@@ -1,4 +1,4 @@
-//! One rank on a device: its place, and what of its place kernels read.
+//! One rank on a device: its position on the mesh, and the lists derived from it that kernels read.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
@@ -17,31 +17,31 @@ use dtensor::block;
 use dtensor::placement::Placements;
 use dtensor::{Rotary, SoftmaxRule, TensorId, TensorInfo};
 
-/// What a block keeps of a micro-batch between its passes.
+/// What a block keeps of a micro-batch from forward to backward.
 pub type Saved = block::Saved<Tensor, Rc<Route>>;
 
-/// One rank.
+/// One rank on a device.
 pub struct Machine<'m> {
     /// Its device.
     pub device: Device,
-    /// Its place, and its peers as the host knows them.
+    /// Its position, and its communicator on the host.
     pub host: cpu_device::Machine<'m>,
-    /// Its lines to its peers' devices.
+    /// Its links to the devices of its peers.
     pub links: Rc<dyn Links + 'm>,
-    /// Lists that many operators read. There are a few of them for all blocks of a model.
+    /// Index lists that many operators read; a model needs few different ones.
     lists: MadeOnce<ListOf, Rc<Buffer>>,
-    /// How tensors are cut among ranks. There are a few of them, too.
+    /// How tensors are cut among ranks; a model needs few different ones.
     cuts: MadeOnce<CutOf, Rc<Cut>>,
-    /// First and number of the indices that a rank holds next to each other.
+    /// First index and number of the indices that a rank holds, where they are contiguous.
     spans: MadeOnce<ListOf, Option<[u64; 2]>>,
-    /// Orders of the rows of positions' tables, by their number and that of the tokens.
+    /// Orders of the rows of position tables, by numbers of rows and tokens.
     orders: MadeOnce<(ListOf, u64, u64), Rc<RowOrder>>,
-    /// What changes from micro-batch to micro-batch, by its number.
+    /// Input buffers of each micro-batch, by its index in the step.
     words: RefCell<BTreeMap<u32, Rc<Words>>>,
     optimizer: OnceCell<Optimizer>,
 }
 
-/// What was made once for each of a few keys.
+/// A small cache: values made once for each of a few keys.
 struct MadeOnce<K, V>(RefCell<Vec<(K, V)>>);
 
 impl<K: PartialEq, V: Clone> MadeOnce<K, V> {
@@ -58,18 +58,18 @@ impl<K: PartialEq, V: Clone> MadeOnce<K, V> {
 /// What a list holds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Holds {
-    /// The positions along a dim.
+    /// Positions along a dim of a tensor.
     Positions,
-    /// Cosines and sines of rotary positions.
+    /// Cosines and sines of rotary embedding.
     Turns(Rotary),
-    /// The slopes of heads.
+    /// ALiBi slopes of heads.
     Slopes(SoftmaxRule),
 }
 
-/// What a list is of: the positions along a dim, or what an operator makes of them.
+/// Key of a list: what it holds, and the dim of the tensor that it is for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct ListOf {
-    /// Which dim, of how many.
+    /// Index of the dim, and number of dims.
     dim: [usize; 2],
     length: u64,
     placements: Placements,
@@ -87,19 +87,19 @@ impl ListOf {
     }
 }
 
-/// Parameters of a block as a rank holds them now.
+/// Parameters of a block as this rank holds them, with its sharding.
 pub type Parameters<'p> = dyn block::Parameters<Tensor> + 'p;
 
-/// Where gradients of weights go.
+/// Receives the gradients of weights.
 pub trait GradientSink {
-    /// The sum of a parameter's gradients so far, in 32 bits, to add to.
+    /// The tensor in which a parameter's gradient accumulates, in 32 bits, to add to.
     fn gradient(&mut self, id: TensorId) -> Tensor;
 }
 
-/// Who runs a pass, on what, with which parameters.
+/// The inputs of a pass: rank, micro-batch and parameters.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
-    /// The rank.
+    /// The rank that runs it.
     pub machine: &'a Machine<'a>,
     /// The micro-batch.
     pub batch: &'a Batch<'a>,
@@ -108,14 +108,14 @@ pub struct Context<'a> {
 }
 
 impl<'m> Machine<'m> {
-    /// A rank that reaches its peers through the host.
+    /// A rank whose device exchanges data through the host.
     #[must_use]
     pub fn new(device: Device, host: cpu_device::Machine<'m>) -> Self {
         let links = Rc::new(HostLinks::new(device.clone(), host.comm));
         Self::linked(device, host, links)
     }
 
-    /// A rank with lines of its device's own.
+    /// A rank with links between devices.
     #[must_use]
     pub fn linked(
         device: Device,
@@ -135,7 +135,7 @@ impl<'m> Machine<'m> {
         }
     }
 
-    /// A cut, made once.
+    /// A cut from the cache, made on first use.
     pub(super) fn known_cut(&self, of: CutOf, make: impl FnOnce(&CutOf) -> Cut) -> Rc<Cut> {
         let Ok(cut) = self
             .cuts
@@ -143,7 +143,7 @@ impl<'m> Machine<'m> {
         cut
     }
 
-    /// The optimizer.
+    /// The optimizer, created on first use.
     ///
     /// # Errors
     /// When the device's memory is full.
@@ -155,7 +155,7 @@ impl<'m> Machine<'m> {
         Ok(self.optimizer.get_or_init(|| made))
     }
 
-    /// A micro-batch of a step brought to the device. It lies at the same addresses in every step.
+    /// Uploads a micro-batch of a step. A micro-batch's buffers keep their addresses in every step.
     ///
     /// # Errors
     /// When the device's memory is full.
@@ -171,7 +171,7 @@ impl<'m> Machine<'m> {
         Ok(batch)
     }
 
-    /// The rows of a table of positions that a tensor's tokens add to, in order.
+    /// Order of a tensor's tokens by the row of the position table that each adds to.
     pub(super) fn position_order(&self, info: &TensorInfo, rows: u64) -> Result<Rc<RowOrder>> {
         let of = ListOf::new(info, 1, Holds::Positions);
         let tokens = info.shape[..2].iter().product();
@@ -184,7 +184,7 @@ impl<'m> Machine<'m> {
         })
     }
 
-    /// Positions in their sequence of a tensor's tokens, along `dim`, and how many there are.
+    /// Positions in their sequence of a tensor's tokens along `dim`, and how many there are.
     pub(super) fn positions(&self, info: &TensorInfo, dim: usize) -> Result<(Rc<Buffer>, usize)> {
         let list = self.list(ListOf::new(info, dim, Holds::Positions), || {
             self.position_list(info, dim)
@@ -202,8 +202,7 @@ impl<'m> Machine<'m> {
             .indices(&info.global, &info.placements, dim)
     }
 
-    /// First and number of the indices of a tensor along `dim` that this rank holds, if they are next to each
-    /// other.
+    /// First index and number of the indices of a tensor along `dim` that this rank holds, if they are contiguous.
     pub(super) fn span(&self, info: &TensorInfo, dim: usize) -> Option<[u64; 2]> {
         let of = ListOf::new(info, dim, Holds::Positions);
         let Ok(span) = self.spans.get(of, |_| {
@@ -215,7 +214,7 @@ impl<'m> Machine<'m> {
         span
     }
 
-    /// Cosines and sines of rotary positions, and how many tokens of a sequence they are of.
+    /// Cosines and sines of rotary embedding, and the number of tokens per sequence that they cover.
     pub(super) fn turns(&self, info: &TensorInfo, rotary: &Rotary) -> Result<(Rc<Buffer>, usize)> {
         let (_, count) = self.positions(info, 1)?;
         let list = self.list(ListOf::new(info, 1, Holds::Turns(*rotary)), || {
@@ -233,7 +232,7 @@ impl<'m> Machine<'m> {
         Ok((list, count))
     }
 
-    /// What scores of this rank's heads lose per token of distance.
+    /// ALiBi slopes of this rank's heads: what a score loses per token of distance.
     pub(super) fn slopes(
         &self,
         scores: &TensorInfo,

@@ -1,8 +1,8 @@
-//! Runs a block's passes on a device: the same program as the cpu device's, with kernels that take
-//! several operators at once where the trace allows it.
+//! Runs a block's forward and backward on a device: the same traced operators as on the cpu device, with kernels that
+//! fuse several of them where the trace allows it.
 //!
-//! Fused here: a linear layer with its bias and a GELU after it, forward and backward; core attention; the loss with
-//! the cast of its logits, which are never widened.
+//! Fused here: a linear layer with its bias and a GELU after it, forward and backward; core attention; and the loss
+//! with the cast of its logits, which are never widened to 32 bits.
 
 mod attention;
 mod backward;
@@ -34,7 +34,7 @@ use dtensor::block::{self, Block, Half};
 use dtensor::plan::RoutedRows;
 use dtensor::{AnyOp, TensorId};
 
-/// Bytes that a block keeps: of memory that several tensors share, once.
+/// Bytes of memory that a block's saved tensors take; memory that several tensors share counts once.
 #[must_use]
 pub fn kept_bytes(saved: &Saved) -> u64 {
     let buffers = saved.values.values().map(Tensor::buffer);
@@ -46,8 +46,8 @@ pub fn kept_bytes(saved: &Saved) -> u64 {
 /// What a block returns from forward.
 pub type Forward = block::Forward<Tensor, Saved>;
 
-/// Forward of a micro-batch through a block whose attention is fused. `input` is the previous block's
-/// output, absent for the embedding.
+/// Runs the forward of a micro-batch through a block, with fused attention. `input` is the previous block's output; the
+/// embedding has none.
 ///
 /// # Errors
 /// When memory or the device fails, or an operator has no kernel.
@@ -55,8 +55,8 @@ pub fn forward(block: &Block, context: &Context<'_>, input: Option<Tensor>) -> R
     pass::forward(block, Run::new(block, context, None), input)
 }
 
-/// Backward of a micro-batch, or half of it. `gradient` is that of the output; the loss block needs none,
-/// nor does the weight half. Returns the gradient of the input.
+/// Runs the backward of a micro-batch, or its input or weight half. `gradient` is that of the output; the loss block
+/// needs none, nor does the weight half. Returns the gradient of the input.
 ///
 /// # Errors
 /// When memory or the device fails, or an operator has no kernel.

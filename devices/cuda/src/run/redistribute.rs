@@ -1,4 +1,4 @@
-//! Moving parts of tensors, on a device and between ranks.
+//! Moves parts of tensors on a device and between ranks.
 
 use super::cut::{Cut, CutOf, Piece};
 use super::machine::Machine;
@@ -8,14 +8,14 @@ use catalog::{Axis, DType};
 use dtensor::TensorInfo;
 use dtensor::placement::{Placement, Placements};
 
-/// Rows, and elements of one index of a dim, when a tensor is seen as rows of that dim.
+/// A tensor seen as rows of one dim: number of rows, and elements per index of that dim.
 fn grid(shape: &[usize], dim: usize) -> (usize, usize) {
     let rows = shape[..dim].iter().product();
     (rows, shape[dim + 1..].iter().product())
 }
 
 impl Device {
-    /// The part of `x` along one dim: in its memory where it lies without gaps.
+    /// The part of `x` along one dim: a view where it is contiguous, else a copy.
     fn piece(&self, x: &Tensor, piece: &Piece) -> Result<Tensor> {
         if let Some(view) = in_place(x, piece) {
             return Ok(view);
@@ -41,8 +41,8 @@ impl Device {
         })
     }
 
-    /// Goes over the runs of a piece: rows of the whole and of the part, the first element in each and how
-    /// many.
+    /// Calls `each` for every range of a piece, with whole and part as matrices, the first column of the range in each,
+    /// and the number of columns.
     fn along(
         &self,
         whole: &Tensor,
@@ -66,7 +66,7 @@ impl Device {
     }
 }
 
-/// A part where it lies, if it lies without gaps.
+/// The part as a view, if it is contiguous.
 fn in_place(x: &Tensor, piece: &Piece) -> Option<Tensor> {
     let (rows, inner) = grid(&x.shape, piece.dim);
     match (rows, piece.runs.as_slice()) {
@@ -87,7 +87,7 @@ impl Machine<'_> {
         if part.bytes() == x.bytes() || !part.shares_memory_with(x) {
             return Ok(part);
         }
-        // The rest of the memory is free once nobody reads the whole.
+        // Copied, so that the memory of the whole tensor can be freed.
         self.device.cast(&part, part.dtype)
     }
 
@@ -139,7 +139,7 @@ impl Machine<'_> {
         Ok(own)
     }
 
-    /// The whole of a tensor of which each rank on an axis holds a shard, in global order.
+    /// Gathers the whole of a tensor that is sharded on an axis, in global order.
     pub(super) fn all_gather(
         &self,
         what: &str,
@@ -158,7 +158,7 @@ impl Machine<'_> {
         Ok(whole)
     }
 
-    /// Shards along one dim become shards along another.
+    /// All-to-all from shards along one dim to shards along another.
     fn all_to_all(
         &self,
         what: &str,
@@ -180,14 +180,15 @@ impl Machine<'_> {
         Ok(out)
     }
 
-    /// Room for what this rank holds of a tensor.
+    /// An unwritten tensor of this rank's local shape under some placements.
     fn empty(&self, info: &TensorInfo, placements: &Placements, dtype: DType) -> Result<Tensor> {
         let held = self.host.position.all_indices(&info.global, placements);
         let shape = held.iter().map(Vec::len).collect();
         self.device.tensor(shape, dtype)
     }
 
-    /// Has `fill` write the members' parts of a tensor, in their places or beside them.
+    /// Lets `fill` write the ranks' parts of a tensor, in place where they are contiguous, else to buffers that are
+    /// copied.
     fn assembled(
         &self,
         members: &[Vec<Piece>],

@@ -1,4 +1,4 @@
-//! What a pass works on, and what lives now.
+//! One pass of a micro-batch through a block: its inputs, and the tensors that are alive.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -20,19 +20,19 @@ pub(super) struct Run<'r> {
     pub(super) machine: &'r Machine<'r>,
     pub(super) batch: &'r Batch<'r>,
     pub(super) parameters: &'r Parameters<'r>,
-    /// Everything that lives now.
+    /// All tensors and routes that are alive.
     pub(super) held: Saved,
-    /// Keys and values of the whole sequence while attention runs round the ring.
+    /// Gathered keys and values of the whole sequence while ring attention runs.
     pub(super) ring: BTreeMap<u32, Tensor>,
     /// Which half of backward runs; none in forward.
     pub(super) half: Option<Half>,
-    /// Whether products take GELUs: where they are quick at it, and nobody reads what lies between.
+    /// Whether GEMMs fuse GELUs: where that is faster, and no watch reads the tensor between.
     pub(super) gelus: bool,
     pub(super) casts: Casts,
 }
 
-/// What was cast last, for products that read it again: a layer's projections read the same activations,
-/// and both gradients that of the output.
+/// The last FP8 cast, for GEMMs that read it again: a layer's projections read the same activations, and both gradients
+/// read that of the output.
 #[derive(Default)]
 pub(super) struct Casts {
     pub(super) activation: RefCell<Option<(TensorId, Matrix8)>>,
@@ -94,12 +94,12 @@ impl<'r> Run<'r> {
     }
 }
 
-/// A factor in the type of what it multiplies.
+/// A scalar factor rounded to the type of the tensor it multiplies.
 pub(super) fn rounded(factor: f64, dtype: DType) -> f32 {
     cpu_device::Tensor::new(vec![1], vec![factor as f32], dtype).f32()[0]
 }
 
-/// A typed refusal.
+/// The error for an operator without a kernel.
 pub(super) fn unsupported(operator: &str, scope: &str, reason: &str) -> CudaError {
     CudaError::Unsupported {
         operator: operator.to_owned(),

@@ -1,10 +1,10 @@
-//! The findings of one document: what a rule asks of the document, and where it reports.
+//! Collects the findings of one document: helpers with which rules read values and report problems.
 
 use crate::check::finding::{Finding, Severity};
 use crate::config::Value;
 use crate::import::Document;
 
-/// Findings of one document, collected.
+/// A document and the findings about it so far.
 pub(super) struct Rules<'a> {
     pub(super) doc: &'a Document,
     pub(super) findings: &'a mut Vec<Finding>,
@@ -12,7 +12,7 @@ pub(super) struct Rules<'a> {
 
 impl Rules<'_> {
     pub(super) fn size(&self, key: &str) -> Option<u64> {
-        // What is of the wrong kind was found already.
+        // A value of the wrong type was reported before.
         self.doc.size(key).ok().flatten()
     }
 
@@ -34,12 +34,12 @@ impl Rules<'_> {
         self.doc.text(key).ok().flatten()
     }
 
-    /// An error unless it holds.
+    /// Reports an error for a key unless the condition holds.
     pub(super) fn require(&mut self, holds: bool, key: &str, message: impl Into<String>) {
         self.find(holds, Severity::Error, key, message.into());
     }
 
-    /// A warning unless it holds.
+    /// Reports a warning for a key unless the condition holds.
     pub(super) fn advise(&mut self, holds: bool, key: &str, message: impl Into<String>) {
         self.find(holds, Severity::Warning, key, message.into());
     }
@@ -57,7 +57,7 @@ impl Rules<'_> {
     }
 }
 
-/// A product that does not overflow: nonsense sizes are found as such.
+/// A saturating product, so that nonsensical sizes are reported as such.
 pub(super) fn times(sizes: &[u64]) -> u64 {
     sizes.iter().fold(1, |all, &size| all.saturating_mul(size))
 }

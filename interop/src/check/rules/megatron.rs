@@ -1,4 +1,4 @@
-//! Megatron-LM (`validate_args` of `megatron/training/arguments.py`) and Megatron Bridge.
+//! Rules of Megatron-LM (`validate_args` of `megatron/training/arguments.py`) and Megatron Bridge.
 
 use catalog::model::ModelConfig;
 
@@ -58,7 +58,7 @@ fn sequence_parallel(r: &mut Rules<'_>, tp: u64) {
     );
 }
 
-/// Whether an option states the virtual stages; only one may.
+/// Whether the file sets virtual stages; reports if more than one option does.
 fn virtual_stages(r: &mut Rules<'_>, pp: u64) -> bool {
     let stating = [
         "--num-layers-per-virtual-pipeline-stage",
@@ -99,7 +99,7 @@ fn overlap(r: &mut Rules<'_>) {
     r.require(!r.on(tensor) || r.on(SP), tensor, format!("needs {SP}"));
 }
 
-/// Layers divide evenly over the stages, unless the file says which stage holds how many.
+/// Checks that layers divide evenly over stages, unless the file gives the layers of each stage.
 fn layers(r: &mut Rules<'_>, pp: u64, interleaved: bool, model: Option<&ModelConfig>) {
     let Some(layers) = r.size("--num-layers").or(model.map(|m| m.layers)) else {
         return;

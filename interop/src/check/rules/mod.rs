@@ -1,5 +1,5 @@
-//! Finds configuration keys that contradict each other, by rules of each training system. Some of these contradictions
-//! its own parser would refuse; others fail only after the ranks have started.
+//! Finds configuration keys that contradict each other, by rules of each training system. The system's own parser would
+//! refuse some of these contradictions; others fail only after the ranks have started.
 
 mod collector;
 mod megatron;

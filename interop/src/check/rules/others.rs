@@ -1,4 +1,4 @@
-//! DeepSpeed, accelerate, axolotl, nanotron.
+//! Rules of DeepSpeed, accelerate, axolotl and nanotron.
 
 use super::collector::{Rules, times};
 use crate::config::Node;

@@ -1,4 +1,4 @@
-//! torchtitan: what its configuration classes and `ParallelDims` assert.
+//! Rules of torchtitan: what its configuration classes and `ParallelDims` assert.
 
 use catalog::model::ModelConfig;
 

@@ -1,9 +1,9 @@
-//! What words become: variables, arrays and products put in.
+//! Expansion of words: substitutes variables, arrays and products.
 
 use super::lexer::{Piece, Raw};
 use super::script::{MAX_TEXT, Script, Word};
 
-/// Expansion without splitting, as in an assignment; nothing when it is too long.
+/// Expands without word splitting, as in an assignment; `None` when the result is too long.
 pub(super) fn joined(raw: &Raw, script: &Script) -> Option<Vec<Word>> {
     let mut text = String::new();
     for piece in &raw.pieces {
@@ -21,8 +21,8 @@ pub(super) fn joined(raw: &Raw, script: &Script) -> Option<Vec<Word>> {
     Some(vec![Word { text, line }])
 }
 
-/// Expansion with the splitting of unquoted variables; `"${A[@]}"` keeps its words. Words of an
-/// array keep the line where they were written. Nothing when it is too long.
+/// Expands with splitting of unquoted variables; `"${A[@]}"` keeps its words. Words of an array keep the line where
+/// they were written. `None` when the result is too long.
 pub(super) fn expand(raw: &Raw, script: &Script) -> Option<Vec<Word>> {
     let mut words: Vec<Word> = Vec::new();
     let mut length = 0;
@@ -104,14 +104,14 @@ fn value(name: &str, default: Option<&str>, script: &Script) -> Vec<String> {
         None if name.ends_with(']') => Vec::new(),
         None => match default {
             Some(default) => vec![default.to_owned()],
-            // What the environment would give is not known; the name stays visible.
+            // The value of an environment variable is unknown; its name stays visible.
             None if plain == "@" => Vec::new(),
             None => vec![format!("${plain}")],
         },
     }
 }
 
-/// `$((A*B))` of whole numbers and variables that hold them; anything else stays text.
+/// Evaluates `$((A*B))` of integers and variables that hold integers; anything else stays text.
 fn product(text: &str, script: &Script) -> Option<String> {
     let inner = text.strip_prefix("$((")?.strip_suffix("))")?;
     let factor = |part: &str| {

@@ -1,4 +1,4 @@
-//! Words of a shell script, as written.
+//! Splits a shell script into words, before expansion.
 
 use crate::config::error::SyntaxError;
 
@@ -10,7 +10,7 @@ pub(super) enum Token {
     End,
 }
 
-/// A word as written: pieces, each expanded or literal.
+/// A word as written: a list of pieces, each literal or to be expanded.
 #[derive(Clone, Debug)]
 pub(super) struct Raw {
     pub(super) pieces: Vec<Piece>,
@@ -19,9 +19,9 @@ pub(super) struct Raw {
 
 #[derive(Clone, Debug)]
 pub(super) enum Piece {
-    /// Literal text; the flag says whether it was quoted.
+    /// Literal text, and whether it was quoted.
     Text(String, bool),
-    /// `$name`, `${name:-default}`, `${name[@]}`; quoted or not.
+    /// `$name`, `${name:-default}` or `${name[@]}`, quoted or not.
     Variable {
         name: String,
         default: Option<String>,
@@ -158,7 +158,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// The rest of `${…}`, with what is nested in it.
+    /// Reads the rest of `${…}`, with nested braces.
     fn braces(&mut self, line: usize) -> Result<String, SyntaxError> {
         let mut text = String::new();
         let mut depth = 1;
@@ -201,7 +201,7 @@ impl<'a> Lexer<'a> {
         Ok(())
     }
 
-    /// What follows a `$`.
+    /// Reads what follows a `$`.
     fn variable(&mut self, quoted: bool) -> Result<Piece, SyntaxError> {
         let named = |name: String| Piece::Variable {
             name,
@@ -233,7 +233,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// `${name}`, `${name:-default}` or `${name[@]}`, after the `$`.
+    /// Reads `{name}`, `{name:-default}` or `{name[@]}` after a `$`.
     fn braced(&mut self, quoted: bool) -> Result<Piece, SyntaxError> {
         let line = self.line;
         self.next();
@@ -257,7 +257,7 @@ impl<'a> Lexer<'a> {
         })
     }
 
-    /// `$(…)` or `$((…))` as text, after the `$`.
+    /// Reads `(…)` or `((…))` after a `$`, as text.
     fn parentheses(&mut self) -> Result<String, SyntaxError> {
         let line = self.line;
         let mut depth = 0;

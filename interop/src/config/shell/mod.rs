@@ -1,6 +1,6 @@
-//! Launch scripts and argument files as a shell would see them, as far as launch scripts go:
-//! comments, quotes, continuation lines, assignments, arrays, `$VAR`, `${VAR:-default}`,
-//! `"${ARRAY[@]}"`, `source FILE`. Nothing is run; what would have to be is left as text.
+//! Parser of launch scripts and argument files, for the part of shell syntax that they use: comments, quotes,
+//! continuation lines, assignments, arrays, `$VAR`, `${VAR:-default}`, `"${ARRAY[@]}"`, `source FILE`. Nothing is
+//! executed; what would need execution stays text.
 
 mod expand;
 mod lexer;
@@ -12,7 +12,7 @@ use self::expand::{expand, joined};
 use self::lexer::{Lexer, Piece, Raw, Token, is_name};
 use super::error::SyntaxError;
 
-/// Reads a script. `include` gives the text of a sourced file by its base name, if there is one.
+/// Reads a script. `include` returns the text of a sourced file by its base name, if it exists.
 ///
 /// # Errors
 /// An unclosed quote or bracket, with its line.
@@ -97,7 +97,7 @@ fn finish(
     Ok(())
 }
 
-/// `NAME=…` or `NAME+=…` at the start of a command, also after `export`.
+/// Reads `NAME=…` or `NAME+=…` at the start of a command, also after `export`.
 fn assignment(raw: &Raw) -> Option<(String, bool, Raw)> {
     let Some(Piece::Text(text, false)) = raw.pieces.first() else {
         return None;

@@ -1,35 +1,35 @@
-//! A shell script as it was read: the words of its commands and its variables, with a bound on the text that
-//! variables expand to.
+//! A shell script after parsing: the words of its commands and its variables, with a limit on the text that variables
+//! expand to.
 
 use std::collections::BTreeMap;
 
 use crate::config::error::SyntaxError;
 
-/// More text than this comes from variables that double themselves.
+/// Most bytes of expanded text: only variables that double themselves make more.
 pub(super) const MAX_TEXT: usize = 1 << 22;
 
-/// A word with the line it began on.
+/// A word with the line on which it begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Word {
-    /// Text, expanded.
+    /// Text after expansion.
     pub text: String,
-    /// Line, from 1.
+    /// Line in the script, from 1.
     pub line: usize,
 }
 
-/// A script's words, command by command, and the variables it sets.
+/// A script's commands, and the variables that it sets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Script {
-    /// Words of each command.
+    /// Words of each command, in order.
     pub commands: Vec<Vec<Word>>,
-    /// Variables and arrays; an ordinary variable has one word.
+    /// Variables and arrays with their words; an ordinary variable has one word.
     pub variables: BTreeMap<String, Vec<Word>>,
-    /// Bytes of text made so far.
+    /// Bytes of expanded text so far.
     made: usize,
 }
 
 impl Script {
-    /// Counts what an expansion made; too much is an error.
+    /// Counts the text of an expansion; too much is an error.
     pub(super) fn made(
         &mut self,
         words: Option<Vec<Word>>,

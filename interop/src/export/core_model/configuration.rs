@@ -1,21 +1,21 @@
-//! The fields of Megatron-Core's configuration while they are filled in, and what refuses the model on the way.
+//! Collects the fields of Megatron-Core's configuration, and the reasons to refuse the model.
 
 use crate::config::Value;
 use crate::export::refusal::Limits;
 
-/// What fills the configuration in.
+/// How the configuration is filled in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// The options of `pretrain_gpt.py`, which do not reach every field.
+    /// Through the options of `pretrain_gpt.py`, which do not reach every field.
     Options,
-    /// A provider's fields, all of them.
+    /// Through a provider, which reaches every field.
     Provider,
 }
 
-/// One field of the configuration.
+/// A field of the configuration: its name and value.
 pub(crate) type Field = (&'static str, Value);
 
-/// The fields so far.
+/// The fields collected so far.
 pub(super) struct Core<'a> {
     pub(super) reach: Reach,
     limits: &'a mut Limits,
@@ -36,12 +36,12 @@ impl<'a> Core<'a> {
         self.fields.push((name, value.into()));
     }
 
-    /// Refuses the model for a field.
+    /// Refuses the model for one of its fields when `refused`.
     pub(super) fn lacks(&mut self, refused: bool, field: impl std::fmt::Display, why: &str) {
         self.limits.refuse_model(refused, field, why);
     }
 
-    /// Refuses what only a provider's field reaches.
+    /// Refuses a model that needs a field which only a provider reaches, when `refused` and exporting options.
     pub(super) fn unreached(&mut self, refused: bool, field: impl std::fmt::Display, why: &str) {
         self.lacks(refused && self.reach == Reach::Options, field, why);
     }

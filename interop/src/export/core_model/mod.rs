@@ -1,6 +1,6 @@
-//! A model as the fields of Megatron-Core's configuration (`TransformerConfig`, `MLATransformerConfig`, `GPTModel`), which
-//! Megatron-LM's options and Megatron Bridge's providers both fill in. Every field of the model is taken apart here: it is
-//! written, or the model is refused by that field's name.
+//! A model as fields of Megatron-Core's configuration (`TransformerConfig`, `MLATransformerConfig`, `GPTModel`), which
+//! both Megatron-LM's options and Megatron Bridge's providers fill in. Every field of the model is destructured here:
+//! it is either written, or the model is refused by that field's name.
 
 mod configuration;
 mod positions;
@@ -18,8 +18,8 @@ use self::positions::Positions;
 use crate::config::{Node, Value};
 use crate::export::refusal::Limits;
 
-/// The fields that make Megatron-Core build this model, for sequences of `seq_len` tokens; what it cannot build is
-/// refused.
+/// The fields with which Megatron-Core builds this model for sequences of `seq_len` tokens; a model that it cannot
+/// build is refused.
 pub(crate) fn fields(
     model: &ModelConfig,
     seq_len: u64,
@@ -81,18 +81,18 @@ pub(crate) fn fields(
     core.fields
 }
 
-/// The parts of a layer that the constants belong to.
+/// The parts of a layer that the constants below belong to.
 struct Block<'a> {
     norm: Norm,
     attention: &'a Attention,
     mlp: Mlp,
     moe: Option<Moe>,
-    /// Whether some layer is no mixture of experts.
+    /// Whether some layer is dense, not a mixture of experts.
     dense: bool,
 }
 
 impl Core<'_> {
-    /// Numbers of the arithmetic; a sequence's tokens, and the longest that the model declares.
+    /// Numerical constants; `seq_len` and the longest sequence that the model declares, in tokens.
     fn constants(
         &mut self,
         constants: &ModelConstants,
@@ -171,7 +171,7 @@ impl Core<'_> {
         let Attention {
             heads,
             kind,
-            // Together with those of the MLP.
+            // Written with the biases of the MLP.
             qkv_bias: _,
             out_bias: _,
             window,
@@ -183,7 +183,7 @@ impl Core<'_> {
                 kv_heads,
                 head_dim,
                 qk_norm,
-                // One fused weight, whatever the hub stores.
+                // Megatron-Core has one fused weight, however the hub stores it.
                 projections: _,
             } => {
                 self.set("multi_latent_attention", false);
@@ -221,7 +221,7 @@ impl Core<'_> {
         }
     }
 
-    /// A window of Megatron-Core counts the tokens before this one.
+    /// Sets a sliding window; Megatron-Core counts only the tokens before the current one.
     fn window(&mut self, window: u64) {
         let sides = [window - 1, 0].map(Node::made).to_vec();
         self.set("window_size", Value::List(sides));
@@ -233,13 +233,13 @@ impl Core<'_> {
             activation,
             gated,
             bias,
-            // One fused weight, whatever the hub stores.
+            // Megatron-Core has one fused weight, however the hub stores it.
             fused_gate_up: _,
         } = mlp;
         self.set("ffn_hidden_size", ffn);
         self.set("gated_linear_unit", gated);
         if let Some(bound) = bounded {
-            // `g·σ(1.702·g)·(u + 1)` with both bounded: Megatron-Core's quick GEGLU.
+            // `g·σ(1.702·g)·(u + 1)` with both clamped: Megatron-Core's quick GEGLU.
             self.lacks(dense, "bounded_glu", "its bounds hold for all layers");
             self.set("activation_func", "quick_gelu");
             self.set("activation_func_clamp_value", bound);
@@ -264,7 +264,7 @@ impl Core<'_> {
         );
         self.unreached(!by_option, &what, "no option makes this activation");
         if activation == Activation::Gelu {
-            // Its GELU is exact, and by tanh where bias and GELU are fused.
+            // Its GELU is exact, but the tanh approximation where bias and GELU are fused.
             self.lacks(
                 gelu_tanh && (gated || !bias),
                 "gelu_tanh",
@@ -277,7 +277,7 @@ impl Core<'_> {
         }
     }
 
-    /// Megatron-Core has biases in all linear layers, in those of queries, keys and values, or in none.
+    /// Megatron-Core has biases in all linear layers, only in those of queries, keys and values, or in none.
     fn biases(&mut self, attention: &Attention, mlp: bool, moe: Option<Moe>, dense: bool) {
         let (qkv_bias, out_bias) = (attention.qkv_bias, attention.out_bias);
         let mut others = vec![out_bias];
@@ -303,9 +303,9 @@ impl Core<'_> {
             shared_gate,
             first_dense: _,
             every: _,
-            // With all other biases.
+            // Written with all other biases.
             bias: _,
-            // With the router.
+            // Written with the router.
             router_correction_bias: _,
         } = moe;
         self.set("num_moe_experts", experts);
@@ -335,7 +335,7 @@ impl Core<'_> {
             "router.normalise false",
             "sigmoids of the chosen experts are normalised",
         );
-        // Softmax over the chosen logits is the softmax over all, normalised.
+        // A softmax over the chosen logits equals the softmax over all, normalised.
         let grouped = groups > 1;
         self.lacks(
             !sigmoid && normalise && grouped,
@@ -347,7 +347,8 @@ impl Core<'_> {
             self.set("moe_router_topk_scaling_factor", scale);
         }
         if grouped {
-            // A group's score is the sum of its best top_k / best_groups; models add its two best, or take the best.
+            // A group's score is the sum of its best top_k / best_groups experts; models add the best two, or take the
+            // best one.
             let summed = if sigmoid { 2 } else { 1 };
             self.lacks(
                 moe.top_k / best_groups.max(1) != summed,

@@ -1,4 +1,4 @@
-//! How positions enter, as fields of Megatron-Core's configuration: rotary frequencies and the tables beside them.
+//! How positions enter the model, as fields of Megatron-Core's configuration: rotary frequencies and position tables.
 
 use catalog::RopeScaling;
 use catalog::model::{Attention, AttentionKind, Position};
@@ -6,16 +6,16 @@ use catalog::model::{Attention, AttentionKind, Position};
 use super::configuration::{Core, Reach};
 use crate::config::Value;
 
-/// What says how positions enter.
+/// The model's fields that determine how positions enter.
 pub(super) struct Positions {
     pub(super) position: Position,
     pub(super) theta: f64,
     pub(super) scaling: RopeScaling,
     pub(super) local_theta: Option<f64>,
     pub(super) neighbours: bool,
-    /// Factor of attention scores, where it is not `1/√d`.
+    /// Factor of attention scores, if it is not `1/√d`.
     pub(super) scale: Option<f64>,
-    /// Longest sequence, in tokens.
+    /// Longest sequence that the model declares, in tokens.
     pub(super) longest: u64,
 }
 
@@ -78,7 +78,7 @@ impl Core<'_> {
         self.set("max_position_embeddings", longest);
     }
 
-    /// The factor of attention scores, which Megatron-LM has no option for.
+    /// Refuses a factor of attention scores other than the usual one, for which Megatron-LM has no option.
     fn scale(&mut self, scale: Option<f64>, usual: f64) {
         let Some(scale) = scale.filter(|s| (s / usual - 1.0).abs() > 1e-9) else {
             return;
@@ -88,7 +88,7 @@ impl Core<'_> {
         self.set("softmax_scale", scale);
     }
 
-    /// Rotary frequencies of grouped attention.
+    /// Rotary frequencies of grouped-query attention.
     fn rope(&mut self, scaling: RopeScaling) {
         let kind = match scaling {
             RopeScaling::Yarn { .. } => "yarn",
@@ -143,7 +143,7 @@ impl Core<'_> {
         }
     }
 
-    /// Rotary frequencies of latent attention; `scale` is the factor of scores beside `1/√d`.
+    /// Rotary frequencies of latent attention; `scale` is a factor of scores beside `1/√d`.
     fn latent_rope(&mut self, scaling: RopeScaling, scale: f64) {
         match scaling {
             RopeScaling::None => {
@@ -191,7 +191,7 @@ impl Core<'_> {
     }
 }
 
-/// The scale at which YaRN's temperature for a context grown by `factor` is this: `0.1·scale·ln(factor) + 1`.
+/// The YaRN scale that gives this temperature for a context extended by `factor`: `0.1·scale·ln(factor) + 1`.
 pub(crate) fn temperature(factor: f64, temperature: f64) -> f64 {
     if factor > 1.0 {
         (temperature - 1.0) / (0.1 * factor.ln())
@@ -200,12 +200,12 @@ pub(crate) fn temperature(factor: f64, temperature: f64) -> f64 {
     }
 }
 
-/// Without the last bits that arithmetic left.
+/// Rounds off the last bits, which arithmetic may have changed.
 pub(crate) fn tidy(number: f64) -> f64 {
     (number * 1e9).round() / 1e9
 }
 
-/// A number as an integer where it is one.
+/// A number as an integer value if it is whole.
 fn whole(number: f64) -> Value {
     if number.fract() == 0.0 && number.abs() < 9e15 {
         Value::Int(number as i64)

@@ -1,4 +1,4 @@
-//! nanotron: its YAML.
+//! Export to nanotron: its YAML file.
 
 mod model;
 mod rewrites;
@@ -63,7 +63,7 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     vec![Draft::new(FILE, Heading::Hash, write::yaml(&root))]
 }
 
-/// One stage of training, on one dataset.
+/// Writes one stage of training, on one dataset.
 fn data(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
     let data = "hub name or path of the dataset, with a column `text`";
     let data = limits.input(&job.inputs, Input::Data, data);
@@ -92,20 +92,20 @@ fn parallelism(d: &Decisions, root: &mut Node) {
         dp_shard,
         dp_replicate,
         zero,
-        // ZeRO-3's, which is refused.
+        // Part of ZeRO-3, which is refused.
         reshard_after_forward: _,
         sequence_parallel,
         micro_batch,
         num_micro_batches,
         recompute,
         schedule,
-        // Refused unless it is the mesh's.
+        // Refused unless it is the mesh's order.
         axis_order: _,
         // Refused unless they are even.
         stages: _,
         overlap:
             Overlap {
-                // Of data parallelism and pipelines: it has no switches.
+                // Overlaps of data and pipeline parallelism, for which it has no switches.
                 grad_reduce: _,
                 param_gather: _,
                 pipeline: _,

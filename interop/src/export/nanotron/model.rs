@@ -11,8 +11,8 @@ use crate::export::job::Job;
 use crate::export::refusal::Limits;
 use plans::decisions::Decisions;
 
-/// The model, field by field: Llama, or nanotron's Qwen2, which holds Llama as a case and has ring attention, biases of
-/// queries, keys and values, windows, interpolated rotation and experts.
+/// Writes the model field by field: as Llama, or as nanotron's Qwen2, which includes Llama and adds ring attention,
+/// biases of queries, keys and values, windows, interpolated rotary embedding and experts.
 pub(super) fn model(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
     let ModelConfig {
         // How the weights are named and stored, not what is computed.
@@ -73,7 +73,7 @@ pub(super) fn model(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
     root.set("model.init_method.std", constants.initializer_range);
 }
 
-/// Llama where it suffices.
+/// nanotron's model class: Llama where it suffices, else Qwen2.
 fn kind(job: &Job<'_>) -> &'static str {
     let model = job.model;
     let linear = matches!(model.constants.rope_scaling, RopeScaling::Linear { .. });
@@ -91,7 +91,7 @@ fn other_norm(norm: Norm) -> bool {
     kind != NormKind::RmsNorm || bias
 }
 
-/// Refuses the model for each part that it has: whether it has it, its field, and why it cannot stay.
+/// Refuses the model for each unsupported part that it has: `(whether it has it, its field, why it is refused)`.
 fn lacks(parts: &[(bool, &str, &str)], limits: &mut Limits) {
     for (refused, field, why) in parts {
         limits.refuse_model(*refused, field, *why);
@@ -126,7 +126,7 @@ fn attended(
             kv_heads,
             head_dim,
             qk_norm,
-            // One fused weight, whatever the hub stores.
+            // nanotron has one fused weight, however the hub stores it.
             projections: _,
         } => {
             set("num_key_value_heads", (*kv_heads).into());
@@ -138,7 +138,7 @@ fn attended(
             limits.refuse_model(*qk_norm, "qk_norm", "it does not norm queries and keys");
             if d.cp > 1 {
                 set("_attn_implementation", "llama3_ring_attention".into());
-                // Keys and values of all heads are gathered at once, as predicted.
+                // Keys and values of all heads are gathered at once, as the prediction assumed.
                 set("ring_attn_heads_k_stride", (kv_heads / d.tp).max(1).into());
             }
         }
@@ -161,7 +161,7 @@ fn feed_forward(mlp: Mlp, set: &mut impl FnMut(&str, Value), limits: &mut Limits
         activation,
         gated,
         bias,
-        // One fused weight, whatever the hub stores.
+        // nanotron has one fused weight, however the hub stores it.
         fused_gate_up: _,
     } = mlp;
     set("intermediate_size", ffn.into());
@@ -189,7 +189,7 @@ fn experts(moe: Moe, set: &mut impl FnMut(&str, Value), limits: &mut Limits) {
     set("moe_config.top_k", top_k.into());
     set("moe_config.moe_intermediate_size", expert_ffn.into());
     set("moe_config.enable_shared_expert", (shared_ffn > 0).into());
-    // Its default is not none; the model declares no auxiliary loss.
+    // nanotron's default is not zero; the model declares no auxiliary loss.
     set("moe_config.router_aux_loss_coef", 0.0.into());
     if shared_ffn > 0 {
         set(
@@ -231,7 +231,7 @@ fn numbers(
         rope_theta,
         rope_scaling,
         local_rope_theta,
-        // No GELU stands in its Llama and Qwen2.
+        // Its Llama and Qwen2 use no GELU.
         gelu_tanh: _,
         norm_from_one,
         embedding_scale,
@@ -241,7 +241,7 @@ fn numbers(
         rope_neighbours,
         router,
         bounded_glu,
-        // Also said once more, as the spread of initial weights.
+        // Written again as the spread of initial weights.
         initializer_range,
     } = constants;
     set("rms_norm_eps", norm_epsilon.into());
@@ -298,7 +298,7 @@ fn weighed(router: Router, limits: &mut Limits) {
         normalise,
         scale,
         groups,
-        // Without groups there is one.
+        // Without groups there is only one.
         best_groups: _,
     } = router;
     limits.refuse_model(

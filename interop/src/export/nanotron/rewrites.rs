@@ -1,4 +1,4 @@
-//! How nanotron stands to each rewrite that a prediction may assume.
+//! Which rewrites nanotron performs.
 
 use catalog::Zero;
 use catalog::runtime::Rewrite;
@@ -20,7 +20,7 @@ fn shared_states(job: &Job<'_>) -> bool {
     job.decisions.zero == Zero::Z1
 }
 
-/// What nanotron does of each rewrite.
+/// What nanotron does with each rewrite.
 pub(crate) const REWRITES: &Table = &[
     (
         Rewrite::FuseProjections,

@@ -1,4 +1,4 @@
-//! What torchtitan cannot express.
+//! Refusals of what torchtitan cannot express.
 
 use catalog::model::{Family, ModelConfig};
 use catalog::{AxisOrder, CpKind, Precision, ScheduleKind, Zero};
@@ -9,7 +9,7 @@ use crate::export::refusal::Limits;
 use plans::decisions::{Decisions, Recompute};
 use plans::grammar::{order_name, recompute_name};
 
-/// What no edition, or not this one, can express.
+/// Refuses what no edition, or not this one, can express.
 pub(super) fn refuse(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
     let d = job.decisions;
     states(d, edition, limits);
@@ -61,7 +61,7 @@ pub(super) fn refuse(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
     experts(job, edition, limits);
 }
 
-/// What an edition cannot do with this model.
+/// Refuses what an edition cannot do with this model.
 fn by_model(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
     let d = job.decisions;
     limits.refuse(
@@ -90,7 +90,7 @@ fn by_model(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
     );
 }
 
-/// Whether 0.2's model computes attention by flex attention, which context parallelism does not split there.
+/// Whether 0.2's model uses flex attention, which it cannot run under context parallelism.
 fn flexible(model: &ModelConfig) -> bool {
     matches!(model.family, Family::DeepSeek | Family::GptOss)
 }
@@ -170,7 +170,7 @@ fn experts(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
     if job.model.moe.is_none() {
         return;
     }
-    // Without expert parallelism the experts are split as the dense layers are.
+    // Without expert parallelism, experts are sharded as the dense layers are.
     let ok = match (edition, d.ep) {
         (_, 1) => d.etp == d.tp,
         (Edition::Toml02, _) => d.etp == d.tp || d.etp == 1,

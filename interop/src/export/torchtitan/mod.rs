@@ -1,5 +1,5 @@
-//! torchtitan: the TOML of 0.2, and the Python configuration functions of 0.3 and of main, which
-//! counts the batch in tokens.
+//! Export to torchtitan: the TOML of 0.2, and the Python configuration functions of 0.3 and of main, which counts the
+//! batch in tokens.
 
 mod edition;
 mod limits;
@@ -24,7 +24,7 @@ use super::stance::unmet;
 use crate::config::{Node, Value, escape, write};
 use plans::decisions::{Decisions, Recompute};
 
-/// Models of an edition's registries with this name; of one module, where it is said.
+/// Models with this name in an edition's registries, of one module if it is given.
 pub(crate) fn flavors(edition: Edition, module: Option<&str>, name: &str) -> Vec<ModelConfig> {
     let all = registry::flavors(edition).into_iter();
     all.filter(|flavor| flavor.name == name && module.is_none_or(|m| m == flavor.module))
@@ -32,15 +32,15 @@ pub(crate) fn flavors(edition: Edition, module: Option<&str>, name: &str) -> Vec
         .collect()
 }
 
-/// Modules of torchtitan whose models decode text, as this program knows them.
+/// torchtitan's modules with text decoders that this program knows.
 pub(crate) const DECODERS: [&str; 4] = ["llama3", "qwen3", "deepseek_v3", "gpt_oss"];
 
 /// Name of the 0.2 file.
 const TOML: &str = "train.toml";
-/// Module of the Python dialects.
+/// Name of the Python module that is written.
 const MODULE: &str = "vescale_plan_config";
 
-/// What starts torchtitan with the file.
+/// How torchtitan is started with the file.
 pub(crate) fn program(edition: Edition) -> Program {
     let (setup, arguments) = match edition {
         Edition::Toml02 => (
@@ -66,7 +66,7 @@ pub(crate) fn files(job: &Job<'_>, edition: Edition, limits: &mut Limits) -> Vec
         job.model.moe.is_some_and(|moe| !moe.router_correction_bias),
         "torchtitan balances experts by a bias of the router (load_balance_coeff 0.001), which the model does not have",
     );
-    // Without one the export is refused.
+    // If there is none, the export is refused.
     let Some(chosen) = choose(job.model, edition, limits) else {
         return Vec::new();
     };
@@ -81,7 +81,7 @@ pub(crate) fn files(job: &Job<'_>, edition: Edition, limits: &mut Limits) -> Vec
     vec![Draft::new(&name, heading, text)]
 }
 
-/// The `parallelism` section; only the names that editions share differ in presence.
+/// The `parallelism` section, with names that are the same in all editions.
 fn parallelism(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
     let Decisions {
         tp,
@@ -100,19 +100,19 @@ fn parallelism(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
         sequence_parallel,
         micro_batch,
         num_micro_batches,
-        // With activation checkpointing.
+        // Written with activation checkpointing.
         recompute: _,
         schedule,
-        // Refused unless it is the mesh's.
+        // Refused unless it is the mesh's order.
         axis_order: _,
         stages,
         overlap:
             Overlap {
-                // FSDP's, refused where they are off.
+                // FSDP's overlaps, which are always on: refused where the plan has them off.
                 grad_reduce: _,
                 param_gather: _,
                 pipeline: _,
-                // In 0.3 and main with compilation.
+                // In 0.3 and main, written with compilation.
                 tensor_parallel: _,
             },
     } = job.decisions;
@@ -152,7 +152,7 @@ fn sharding(zero: Zero, reshard_after_forward: bool) -> Option<(&'static str, Va
     (zero == Zero::Z3).then(|| ("fsdp_reshard_after_forward", policy.into()))
 }
 
-/// What editions say differently of tensor parallelism.
+/// Tensor-parallel settings, which differ between editions.
 fn tensor(
     d: &Decisions,
     sequence_parallel: bool,
@@ -171,7 +171,7 @@ fn tensor(
     }
 }
 
-/// torchtitan's (PyTorch's) name of a schedule.
+/// The name of a schedule in torchtitan and PyTorch.
 pub(crate) fn schedule_name(schedule: ScheduleKind) -> &'static str {
     match schedule {
         ScheduleKind::OneFOneB | ScheduleKind::ZbH1 => "1F1B",
@@ -182,7 +182,7 @@ pub(crate) fn schedule_name(schedule: ScheduleKind) -> &'static str {
     }
 }
 
-/// Modules of every virtual stage: the one form that says any partition.
+/// Module names of every virtual stage, the one form that can describe any partition.
 fn stage_modules(stages: &[u64], edition: Edition) -> Vec<Vec<String>> {
     let head = match edition {
         Edition::Toml02 => "output",
@@ -208,10 +208,10 @@ fn async_tp(d: &Decisions) -> bool {
     d.overlap.tensor_parallel && d.tp > 1
 }
 
-/// Batch, sequence and precision.
+/// The `training` section: batch, sequence and precision.
 fn training(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
     let (d, w) = (job.decisions, job.workload);
-    // Under pipeline parallelism a rank's batch is all its micro-batches; else they accumulate.
+    // Under pipeline parallelism the local batch includes all micro-batches; otherwise they accumulate.
     let local = if d.pp > 1 {
         d.micro_batch * d.num_micro_batches
     } else {
@@ -244,7 +244,8 @@ fn training(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
     };
     keys.push(("mixed_precision_reduce", reduced.into()));
     if edition != Edition::Toml02 {
-        // As predicted; they exclude pipeline parallelism and most dispatchers of expert parallelism.
+        // As the prediction assumed; torchtitan cannot combine them with pipelines and most expert-parallel
+        // dispatchers.
         let graphs = job.assumes(Rewrite::CudaGraph) && d.pp == 1 && d.ep == 1;
         keys.push(("disable_cuda_graphs", (!graphs).into()));
     }
@@ -294,7 +295,7 @@ fn inputs(job: &Job<'_>, limits: &mut Limits) -> (String, String) {
     )
 }
 
-/// What is compiled: the loss where the prediction assumed that it is fused.
+/// The components that are compiled: the loss, if the prediction assumed that it is fused.
 fn compiled(job: &Job<'_>) -> Vec<&'static str> {
     if job.assumes(Rewrite::FuseCrossEntropy) {
         vec!["model", "loss"]
@@ -344,7 +345,7 @@ fn python(job: &Job<'_>, chosen: &Chosen, edition: Edition, limits: &mut Limits)
     text
 }
 
-/// The function that torchtitan calls: a configuration of its own, with the plan's model.
+/// The function that torchtitan calls: it returns a configuration with the plan's model.
 fn plan(job: &Job<'_>, chosen: &Chosen) -> String {
     let flavor = &chosen.flavor;
     let mut arguments = escape::quoted(flavor.name);
@@ -383,7 +384,7 @@ fn plan(job: &Job<'_>, chosen: &Chosen) -> String {
     text
 }
 
-/// Finds configurations of one kind within another.
+/// Python helper that finds configurations of one class within another.
 const EVERY: &str = "def every(kind, config):\n    \
      \"\"\"Every configuration of one kind within another.\"\"\"\n    \
      if isinstance(config, kind):\n        yield config\n    \

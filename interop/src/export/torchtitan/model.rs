@@ -1,4 +1,4 @@
-//! A model beside torchtitan's own of the same name: every field is equal, set by the Python file, or refused.
+//! Compares a model with torchtitan's own of the same name: every field is equal, set by the Python file, or refused.
 
 use catalog::RopeScaling;
 use catalog::model::{
@@ -10,17 +10,17 @@ use super::registry::{Flavor, nearest};
 use crate::export::core_model::{temperature, tidy};
 use crate::export::refusal::Limits;
 
-/// A model that torchtitan makes, with the fields that a Python file sets beside its own.
+/// A model that torchtitan can build, with the fields that the Python file overrides.
 #[derive(Clone, Debug)]
 pub(super) struct Chosen {
     pub(super) flavor: Flavor,
-    /// Kind of configuration, its field, and the value.
+    /// Overrides: configuration class, field and value.
     pub(super) set: Vec<(&'static str, &'static str, f64)>,
-    /// Layers that predict further tokens.
+    /// Number of MTP layers.
     pub(super) mtp_layers: u64,
 }
 
-/// Fields in which a model differs from torchtitan's.
+/// Collects the fields in which a model differs from torchtitan's.
 struct Differences<'a> {
     edition: Edition,
     found: Vec<(String, String)>,
@@ -33,7 +33,7 @@ macro_rules! equal {
     };
 }
 
-/// torchtitan's model for this one; where there is none, or it differs in a field, the model is refused.
+/// torchtitan's counterpart of this model; if there is none, or a field cannot be matched, the model is refused.
 pub(super) fn choose(model: &ModelConfig, edition: Edition, limits: &mut Limits) -> Option<Chosen> {
     let Some(flavor) = nearest(model, edition) else {
         let name = &model.name;
@@ -68,7 +68,7 @@ impl Differences<'_> {
         }
     }
 
-    /// Equal but for the last bits that arithmetic leaves, or set by the Python file.
+    /// Accepts a number that is equal up to rounding, or that the Python file can set.
     fn number(&mut self, field: &str, ours: f64, theirs: f64, set: (&'static str, &'static str)) {
         if (ours / theirs - 1.0).abs() < 1e-9 {
             return;
@@ -101,7 +101,7 @@ impl Differences<'_> {
             hidden_dropout,
             attention_dropout,
             mtp_layers,
-            // torchtitan's tables of rotations are as long as the sequence.
+            // torchtitan's rotary tables are as long as the training sequence.
             max_position: _,
             constants,
         } = ours;
@@ -187,7 +187,7 @@ impl Differences<'_> {
             first_dense,
             every,
             bias,
-            // torchtitan balances every mixture of experts by a bias, which a note says.
+            // torchtitan balances every mixture of experts by a bias, as a note says.
             router_correction_bias: _,
         } = &ours;
         equal!(self, theirs; experts, top_k, expert_ffn, shared_ffn, shared_gate, first_dense, every, bias);
@@ -205,7 +205,7 @@ impl Differences<'_> {
             rope_theta,
             rope_scaling,
             local_rope_theta,
-            // No GELU stands in torchtitan's models.
+            // torchtitan's models use no GELU.
             gelu_tanh: _,
             norm_from_one,
             embedding_scale,

@@ -9,21 +9,21 @@ use catalog::model::{
 
 use super::edition::Edition;
 
-/// A model of torchtitan.
+/// A model of torchtitan's registries.
 #[derive(Clone, Debug)]
 pub(super) struct Flavor {
     /// Module below `torchtitan.models`.
     pub(super) module: &'static str,
-    /// Its name in the module's registry.
+    /// Name in the module's registry.
     pub(super) name: &'static str,
     /// The configuration function of 0.3 and main whose settings it is trained with: its own, or that of a model with
     /// the same vocabulary.
     pub(super) function: &'static str,
-    /// What it computes.
+    /// The architecture in this program's terms.
     pub(super) model: ModelConfig,
 }
 
-/// The flavor of the model's family with its depth and width, if an edition has one.
+/// The flavor of the same family, depth and width, if an edition has one.
 pub(super) fn nearest(model: &ModelConfig, edition: Edition) -> Option<Flavor> {
     let same = |flavor: &Flavor| {
         let theirs = &flavor.model;
@@ -35,7 +35,7 @@ pub(super) fn nearest(model: &ModelConfig, edition: Edition) -> Option<Flavor> {
     flavors(edition).into_iter().find(same)
 }
 
-/// What tells a Qwen3 from a Llama.
+/// Whether queries and keys are normalised, which distinguishes Qwen3 from Llama.
 fn qk_norm(model: &ModelConfig) -> bool {
     matches!(
         model.attention.kind,
@@ -229,7 +229,7 @@ fn gpt_oss(layers: u64, count: u64) -> ModelConfig {
     model
 }
 
-/// YaRN from 4096 tokens on.
+/// YaRN extension of a context of 4096 tokens.
 fn yarn(factor: f64, attention: f64, whole_pairs: bool) -> RopeScaling {
     RopeScaling::Yarn {
         factor,

@@ -1,4 +1,4 @@
-//! How torchtitan stands to each rewrite that a prediction may assume.
+//! Which rewrites torchtitan performs.
 
 use catalog::Zero;
 use catalog::runtime::Rewrite;
@@ -24,12 +24,12 @@ fn biases(job: &Job<'_>) -> bool {
     job.model.mlp.bias
 }
 
-/// What torchtitan does of each rewrite.
+/// What torchtitan does with each rewrite.
 pub(crate) const REWRITES: &Table = &[
-    // By the `compile` section.
+    // Written in the `compile` section.
     (Rewrite::FusePointwise, |_| true, Written),
     (Rewrite::FuseCrossEntropy, |_| true, Written),
-    // By `training.disable_cuda_graphs`, where they are possible.
+    // Written as `training.disable_cuda_graphs`, where CUDA graphs are possible.
     (
         Rewrite::CudaGraph,
         |j| j.decisions.pp > 1 || j.decisions.ep > 1,
@@ -221,6 +221,6 @@ pub(crate) const REWRITES: &Table = &[
         chosen,
         Never("selective checkpointing keeps what its list of operators says"),
     ),
-    // No kernel of its attention writes scores.
+    // No kernel of its attention writes scores to memory.
     (Rewrite::FuseScaledMaskedSoftmax, |_| false, Written),
 ];

@@ -3,27 +3,27 @@
 use catalog::DType;
 use catalog::profile::Kernel;
 
-/// Most ranks of a group: sums of what they send are exact in bf16.
+/// Most ranks per group: up to here the sums of what they send are exact in bf16.
 pub const MOST_RANKS: u64 = 512;
 
-/// Which exchange. Names are NCCL's.
+/// Kind of exchange, named as in NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Collective {
-    /// Every rank ends with the sum.
+    /// Every rank ends with the sum over ranks.
     AllReduce,
-    /// Every rank ends with all parts.
+    /// Every rank ends with the parts of all ranks.
     AllGather,
     /// Every rank ends with its part of the sum.
     ReduceScatter,
     /// Every rank sends a part to every other.
     AllToAll,
-    /// The first rank to all.
+    /// The first rank sends to all others.
     Broadcast,
-    /// Every rank to the next, and from the one before.
+    /// Every rank sends to the next and receives from the one before.
     SendAndReceive,
 }
 
-/// All of them.
+/// Every kind of exchange.
 pub const COLLECTIVES: [Collective; 6] = [
     Collective::AllReduce,
     Collective::AllGather,
@@ -33,14 +33,14 @@ pub const COLLECTIVES: [Collective; 6] = [
     Collective::SendAndReceive,
 ];
 
-/// An exchange to measure.
+/// An exchange to measure: its kind, group and size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exchange {
-    /// Which.
+    /// Kind of exchange.
     pub collective: Collective,
-    /// Ranks of a group.
+    /// Number of ranks in a group.
     pub ranks: u64,
-    /// As many of them are on every host of the group.
+    /// Number of the group's ranks on each host.
     pub together: u64,
     /// Bytes by the convention of [`dtensor::Collective`]: of the whole for all-gather and reduce-scatter, of one
     /// rank's tensor for the others.
@@ -61,7 +61,7 @@ impl Collective {
 }
 
 impl Exchange {
-    /// Between so many GPUs of one host.
+    /// An exchange between this many GPUs of one host.
     #[must_use]
     pub fn inside(collective: Collective, ranks: u64, bytes: u64) -> Self {
         Self {
@@ -81,13 +81,13 @@ impl Exchange {
         Kernel::new(format!("{name} over hosts"), sizes)
     }
 
-    /// An element that a rank sends: below 4, or below 2 where so many ranks send that sums of more are not exact.
+    /// An element that a rank sends: below 4, or below 2 in groups so large that sums of larger numbers are not exact.
     pub(super) fn sent(&self, index: usize, at: usize) -> f64 {
         let numbers = if self.ranks <= 64 { 4 } else { 2 };
         ((index + at) % numbers) as f64
     }
 
-    /// Elements of one part, and of all ranks' parts.
+    /// Elements of one rank's part, and of all parts together.
     fn elements(&self) -> [usize; 2] {
         let part = (self.bytes / DType::Bf16.size())
             .div_ceil(self.ranks)
@@ -105,7 +105,7 @@ impl Exchange {
         }
     }
 
-    /// An element that a rank receives.
+    /// The element that a rank should receive.
     pub(super) fn wanted(&self, index: usize, at: usize) -> f64 {
         let [part, _] = self.elements();
         let ranks = self.ranks as usize;
@@ -122,8 +122,8 @@ impl Exchange {
     }
 }
 
-/// Numbers of ranks to measure between so many GPUs or hosts: powers of two, and what divides the number of GPUs, for axes of
-/// a plan have such sizes.
+/// Group sizes to measure among this many GPUs or hosts: powers of two and divisors of the number, the sizes that a
+/// plan's axes have.
 #[must_use]
 pub fn group_sizes(gpus: u64) -> Vec<u64> {
     let sizes = 2..=gpus;

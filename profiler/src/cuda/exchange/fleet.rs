@@ -1,4 +1,4 @@
-//! Ranks that measure together: the first says what comes next, the others follow.
+//! Ranks that measure exchanges together: rank 0 requests measurements, the others follow.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,34 +17,33 @@ use crate::lanes::Effort;
 
 /// How long ranks wait for each other.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
-/// Channel on which the ranks of a group meet, beside their number and that of each host.
+/// Channel on which the ranks of a group meet, combined with the group's size and its ranks per host.
 const MEETING: u64 = 1 << 48;
-/// Channel on which the first rank says what comes next.
+/// Channel on which rank 0 announces requests.
 const REQUESTS: u64 = 62;
 
-/// All ranks with their GPUs, of which this is the first.
+/// All ranks with their GPUs, as rank 0 sees them.
 pub struct Fleet<'c> {
     machine: Machine,
     own: Own<'c>,
 }
 
-/// A rank, and the groups in which it has met others.
+/// One rank, and the groups that it has joined so far.
 struct Own<'c> {
     rank: Box<dyn Rank>,
     comm: &'c dyn Communicator,
-    /// GPUs of every host, whose ranks follow each other.
+    /// Number of GPUs per host; the ranks of a host are consecutive.
     per_host: usize,
     met: BTreeMap<u64, Option<Met>>,
 }
 
-/// A group that this rank is in.
+/// A group that this rank has joined.
 struct Met {
     peers: Box<dyn Peers>,
     index: usize,
 }
 
-/// Opens `count` devices of one host, each in a thread of its own but for the first, and lets `work` measure between
-/// them.
+/// Opens `count` devices of one host, the first in this thread and each other in its own, and runs `work` on the fleet.
 ///
 /// # Errors
 /// When `work` fails, or the first device cannot be opened.
@@ -74,7 +73,7 @@ pub fn with_fleet<R: Rank + 'static, T, E: From<ProfilerError>>(
 }
 
 impl<'c> Fleet<'c> {
-    /// The first of some ranks, `per_host` on every host. The others [`follow`] until this ends.
+    /// Makes rank 0 of a fleet with `per_host` ranks on every host. The other ranks [`follow`] until this is dropped.
     pub fn new(
         machine: Machine,
         rank: impl Rank + 'static,
@@ -95,10 +94,10 @@ impl<'c> Fleet<'c> {
     }
 }
 
-/// Measures what the first rank asks for, until it is done.
+/// Takes part in the measurements that rank 0 requests, until it is done.
 ///
 /// # Errors
-/// When the device or another rank fails, or wrong numbers come.
+/// When the device or another rank fails, or wrong numbers arrive.
 pub fn follow(
     rank: impl Rank + 'static,
     comm: &dyn Communicator,
@@ -132,12 +131,12 @@ impl Meter for Fleet<'_> {
 
 impl Drop for Fleet<'_> {
     fn drop(&mut self) {
-        // Where a rank has failed, all know.
+        // If a rank has failed, all ranks know already.
         let _ = asked(self.own.comm, Some(Vec::new()));
     }
 }
 
-/// What the first rank asks for, told by it in `words`: none at the end.
+/// Rank 0's next request, broadcast as `words`; `None` at the end.
 fn asked(
     comm: &dyn Communicator,
     words: Option<Vec<u64>>,
@@ -198,7 +197,7 @@ impl<'c> Own<'c> {
         }
     }
 
-    /// Measures as this rank, which meets the others of its group when they first have something to say.
+    /// Measures an exchange as this rank, which joins its group first if it has not yet.
     fn measure(
         &mut self,
         exchange: &Exchange,
@@ -228,7 +227,7 @@ impl<'c> Own<'c> {
     }
 }
 
-/// The group of an exchange that this rank is in, if there are enough ranks for it.
+/// This rank's group for an exchange, if there are enough ranks to fill it.
 fn group(
     comm: &dyn Communicator,
     exchange: &Exchange,

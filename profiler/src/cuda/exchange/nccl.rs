@@ -1,4 +1,4 @@
-//! GPUs of this host and NCCL between them.
+//! Ranks on GPUs of this host, connected by NCCL.
 
 use std::rc::Rc;
 
@@ -10,14 +10,14 @@ use super::fleet::TIMEOUT;
 use super::peers::{Peers, Rank};
 use crate::ProfilerError;
 
-/// A GPU of this host.
+/// A rank on a GPU of this host.
 pub struct GpuRank {
     gpu: Rc<Gpu>,
     device: Device,
 }
 
 impl GpuRank {
-    /// The GPU of that number.
+    /// Opens the GPU of this ordinal.
     ///
     /// # Errors
     /// When there is none, or a library is missing.
@@ -43,7 +43,7 @@ impl Rank for GpuRank {
     }
 }
 
-/// NCCL's collectives, in the order of the GPU's own queue.
+/// Runs exchanges by NCCL on the GPU's own stream.
 struct Nccl(NcclGroup);
 
 impl Peers for Nccl {

@@ -10,10 +10,10 @@ use crate::ProfilerError;
 pub trait Rank {
     /// Its device.
     fn device(&self) -> &Device;
-    /// Meets the others of a group.
+    /// Connects with the other ranks of a group.
     ///
     /// # Errors
-    /// When they cannot meet.
+    /// When they cannot be connected.
     fn join(&self, comm: &dyn Communicator, group: &Group)
     -> Result<Box<dyn Peers>, ProfilerError>;
 }
@@ -31,7 +31,7 @@ pub trait Peers {
         from: &Tensor,
         to: &Tensor,
     ) -> Result<(), ProfilerError>;
-    /// Waits for all that was queued.
+    /// Waits for all queued exchanges.
     ///
     /// # Errors
     /// When the device or a peer failed, or does not answer.

@@ -1,4 +1,4 @@
-//! What one rank does while exchanges are measured. Rank 0 says what comes next, so that all do the same.
+//! The part of one rank in measuring exchanges. Rank 0 decides each next step, so that all do the same.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,39 +15,39 @@ use crate::cuda::operands::{Wanted, check, repeated};
 use crate::cuda::timing::NOTHING;
 use crate::lanes::{Effort, Laps, summarised};
 
-/// Channel on which all ranks agree.
+/// Channel on which all ranks agree on the next step.
 const EVERYONE: u64 = 61;
-/// Seconds that lie between two marks at least.
+/// Least time between two marks in seconds.
 const LAP: f64 = 1e-3;
-/// Exchanges between two marks, at least and at most: how far ranks are apart at the first of them must not count.
+/// Fewest and most exchanges between two marks: differences in when ranks start the first must not count.
 const CALLS: [u64; 2] = [4, 64];
-/// Elements that a message repeats.
+/// Elements after which a message's pattern repeats.
 const TILE: usize = 1 << 12;
-/// What ranks send and receive.
+/// Element type of messages.
 const DTYPE: DType = DType::Bf16;
 
-/// What rank 0 says after every lap.
+/// Rank 0's decision after every lap.
 const STOP: u64 = 0;
 const WARM_UP: u64 = 1;
 const COUNT: u64 = 2;
 
-/// A rank, and the group it is in, if its group is whole.
+/// A rank, with its group if that group is whole.
 pub(super) struct Member<'m> {
     pub(super) rank: &'m dyn Rank,
     pub(super) comm: &'m dyn Communicator,
     pub(super) peers: Option<&'m dyn Peers>,
-    /// This rank's number in its group.
+    /// This rank's index in its group.
     pub(super) index: usize,
 }
 
-/// What an exchange reads and writes.
+/// The tensors that an exchange reads and writes.
 struct Buffers {
     from: Tensor,
     to: Tensor,
 }
 
 impl Member<'_> {
-    /// Checks and times an exchange together with all other ranks; rank 0 returns what all saw.
+    /// Checks and times an exchange together with all other ranks; rank 0 returns the times of all.
     pub(super) fn measure(
         &self,
         exchange: &Exchange,
@@ -99,7 +99,7 @@ impl Member<'_> {
         }
     }
 
-    /// Rank 0's number.
+    /// Rank 0's value of `own`, on every rank.
     fn agreed(&self, own: u64) -> Result<u64, ProfilerError> {
         let own = (self.comm.rank() == 0).then(|| Arc::new(own.to_le_bytes().to_vec()));
         let said = self.everyone().broadcast(self.comm, "measuring", 0, own)?;
@@ -109,7 +109,7 @@ impl Member<'_> {
             .fold(0, |number, &byte| number << 8 | u64::from(byte)))
     }
 
-    /// Laps of all ranks that had one, on rank 0.
+    /// Lap times of all ranks that measured one, gathered on rank 0.
     fn gathered(
         &self,
         exchange: &Exchange,
@@ -131,7 +131,7 @@ impl Member<'_> {
         Ok(summarised(&laps, 1))
     }
 
-    /// Exchanges once, into memory that holds NaNs, and sees that the right numbers came.
+    /// Runs an exchange once into memory filled with NaNs, and checks the numbers received.
     fn checked(&self, peers: &dyn Peers, exchange: &Exchange) -> Result<Buffers, ProfilerError> {
         let device = self.rank.device();
         let [sends, receives] = exchange.lengths();
@@ -156,7 +156,7 @@ impl Member<'_> {
         Ok(Buffers { from, to })
     }
 
-    /// Seconds of so many exchanges, after one that brings the ranks together.
+    /// Seconds of several exchanges, after one that synchronizes the ranks.
     fn lap(
         &self,
         peers: &dyn Peers,

@@ -15,7 +15,7 @@ pub(super) fn measure(
     effort: Effort,
 ) -> Result<Vec<Measured>, ProfilerError> {
     let (rows, columns) = (operator.rows as usize, operator.columns as usize);
-    // Spread over the vocabulary.
+    // Labels spread over the vocabulary.
     let label = |row: usize| row * 7919 % columns;
     let labels: Vec<u32> = (0..rows).map(|row| label(row) as u32).collect();
     let labels = device.indices(&labels)?;
@@ -35,7 +35,7 @@ pub(super) fn measure(
         value: sum(row).ln() - x.of(row, label(row)),
         tolerance: 1e-4,
     })?;
-    // The gradient took the logits' place.
+    // The gradient overwrote the logits.
     check(device, &kernels[0], &x.tensor, |at| {
         let (row, c) = (at / columns, at % columns);
         let own = if c == label(row) { 1.0 } else { 0.0 };

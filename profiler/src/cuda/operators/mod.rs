@@ -1,4 +1,4 @@
-//! Operators bound by memory: norms, activations, rotary embedding, additions, the loss; forward and backward.
+//! Measures memory-bound operators, forward and backward: norms, activations, rotary embedding, additions, the loss.
 //! One file per group of kernels.
 
 mod loss;
@@ -15,10 +15,10 @@ use crate::lanes::Effort;
 pub use operator::{OPERATORS, Operator, OperatorKind};
 
 impl Operator {
-    /// Checks and times it.
+    /// Checks and times the operator.
     ///
     /// # Errors
-    /// When memory or the device fails, or a result is another than the host's.
+    /// When memory or the device fails, or a result differs from the host's.
     pub fn measure(&self, device: &Device, effort: Effort) -> Result<Vec<Measured>, ProfilerError> {
         match self.kind {
             OperatorKind::RmsNorm | OperatorKind::LayerNorm => norm::measure(self, device, effort),

@@ -11,7 +11,7 @@ use crate::cuda::operands::{Tiled, Wanted, check};
 use crate::cuda::timing::timed;
 use crate::lanes::Effort;
 
-/// Added to the variance.
+/// Epsilon added to the variance.
 const EPSILON: f64 = 1e-5;
 
 /// A norm with its parameters, their gradients, and the operands of every set.
@@ -127,7 +127,7 @@ impl<'n> Norm<'n> {
                 self.dx(at / columns, at % columns)
             })?;
         }
-        // Sums by column rest on the statistics that were checked.
+        // Column sums are checked against the device's statistics, which were checked before.
         let known = device.download(statistics)?.into_f32();
         let rows = x.tensor.rows();
         check(device, backward, &self.d_weight.tensor, |c| {
@@ -149,7 +149,7 @@ impl<'n> Norm<'n> {
         }
     }
 
-    /// Mean of a row, where the norm takes it away, and one over the root of its square.
+    /// Mean of a row, where the norm subtracts it, and the reciprocal root of its mean square.
     fn statistics(&self, row: &[f64]) -> (f64, f64) {
         let n = row.len() as f64;
         let mean = match self.kind {
@@ -177,7 +177,7 @@ impl<'n> Norm<'n> {
     }
 }
 
-/// A sum in 32 bits, added to what was there.
+/// A 32-bit sum, added to the value that was there before.
 fn summed(before: f64, terms: impl Iterator<Item = f64>) -> Wanted {
     let (mut value, mut sizes) = (before, before.abs());
     for term in terms {

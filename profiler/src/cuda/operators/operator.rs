@@ -7,17 +7,17 @@ use cuda_device::{CudaError, Device};
 use crate::cuda::operands::{Tiled, Wanted, rounding};
 use crate::cuda::timing::sets;
 
-/// Arithmetic is in 32 bits, exponentials and roots by the device's own functions.
+/// Relative tolerance: arithmetic is in 32 bits, with the device's own exponentials and roots.
 pub(super) const ARITHMETIC: f64 = 2e-5;
 
-/// Which operator.
+/// Kind of operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperatorKind {
     /// Root-mean-square norm.
     RmsNorm,
     /// Layer norm.
     LayerNorm,
-    /// GELU by its tanh approximation.
+    /// GELU in its tanh approximation.
     Gelu,
     /// SwiGLU: `silu(gate) · up`.
     GatedSilu,
@@ -29,7 +29,7 @@ pub enum OperatorKind {
     CrossEntropy,
 }
 
-/// All of them.
+/// Every kind of operator.
 pub const OPERATORS: [OperatorKind; 7] = [
     OperatorKind::RmsNorm,
     OperatorKind::LayerNorm,
@@ -43,19 +43,19 @@ pub const OPERATORS: [OperatorKind; 7] = [
 /// An operator over `rows · columns` elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operator {
-    /// Which.
+    /// Kind of operator.
     pub kind: OperatorKind,
-    /// Tokens.
+    /// Number of tokens.
     pub rows: u64,
-    /// Features, or entries of the vocabulary.
+    /// Number of features, or vocabulary entries.
     pub columns: u64,
-    /// Element type.
+    /// Element type of its tensors.
     pub dtype: DType,
 }
 
 impl Operator {
-    /// Kernels of both directions as traces name them: the first of each takes the time. The loss computes its
-    /// gradient forward, from logits that nobody widens.
+    /// Kernels of both directions as traces name them; the first of each carries the time. The loss computes its
+    /// gradient in forward, from logits that are never widened to 32 bits.
     #[must_use]
     pub fn kernels(&self) -> [Vec<Kernel>; 2] {
         let named = |name: &str| Kernel::new(name, [self.rows, self.columns]);
@@ -75,7 +75,7 @@ impl Operator {
         ["forward", "backward"].map(|pass| vec![named(&format!("{name} {pass} {dtype}"))])
     }
 
-    /// `N` operands of every set.
+    /// `N` operands for every set.
     pub(super) fn operands<const N: usize>(
         &self,
         device: &Device,
@@ -96,7 +96,7 @@ impl Operator {
             .collect()
     }
 
-    /// A result of numbers up to `size`, rounded to the operator's type.
+    /// An expected value with the tolerance of numbers up to `size`, rounded to the operator's type.
     pub(super) fn near(&self, value: f64, size: f64) -> Wanted {
         let rounded = rounding(self.dtype) * value.abs();
         Wanted {

@@ -13,9 +13,9 @@ use crate::lanes::Effort;
 
 /// √(2/π) and the cubic term of GELU's tanh approximation (Hendrycks and Gimpel 2016).
 const GELU: [f64; 2] = [0.797_884_560_802_865_4, 0.044_715];
-/// Dimensions of a head, where they are a divisor of the columns.
+/// Dimensions per head, if they divide the columns.
 const HEAD: u64 = 128;
-/// Tokens of a sequence at most.
+/// Most tokens per sequence.
 const SEQUENCE: u64 = 2048;
 /// Base of the rotary frequencies.
 const THETA: f64 = 1e4;
@@ -55,7 +55,7 @@ pub(super) fn gelu(
     Ok(measured)
 }
 
-/// GELU and its slope.
+/// GELU and its derivative.
 fn gelu_of(x: f64) -> [f64; 2] {
     let [scale, cube] = GELU;
     let t = (scale * (x + cube * x.powi(3))).tanh();
@@ -66,7 +66,7 @@ fn gelu_of(x: f64) -> [f64; 2] {
     ]
 }
 
-/// SwiGLU of gate and up projection.
+/// SwiGLU of gate and up projections.
 pub(super) fn gated(
     operator: &Operator,
     device: &Device,
@@ -107,13 +107,13 @@ pub(super) fn gated(
     Ok(measured)
 }
 
-/// SiLU and its slope.
+/// SiLU and its derivative.
 fn silu_of(x: f64) -> [f64; 2] {
     let s = 1.0 / (1.0 + (-x).exp());
     [x * s, s * (1.0 + x * (1.0 - s))]
 }
 
-/// Addition: of residuals forward, of gradients backward.
+/// Addition: of the residual in forward, of gradients in backward.
 pub(super) fn add(
     operator: &Operator,
     device: &Device,
@@ -143,7 +143,7 @@ pub(super) fn add(
     Ok(measured)
 }
 
-/// Angles of the rotary embedding of a sequence's positions.
+/// Rotation angles of a sequence's positions.
 struct Turns {
     head: usize,
     sequence: usize,
@@ -179,7 +179,7 @@ impl Turns {
         }
     }
 
-    /// An element turned.
+    /// An element after rotation.
     fn turned(&self, x: &Tiled, at: usize, backward: bool) -> f64 {
         let columns = x.tensor.columns();
         let (row, c) = (at / columns, at % columns);
@@ -199,7 +199,7 @@ fn angle(position: usize, pair: usize, head: usize) -> f64 {
     position as f64 * THETA.powf(-2.0 * pair as f64 / head as f64)
 }
 
-/// Rotary embedding, and back.
+/// Rotary embedding, and its inverse in backward.
 pub(super) fn rope(
     operator: &Operator,
     device: &Device,

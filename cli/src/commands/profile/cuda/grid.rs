@@ -1,5 +1,4 @@
-//! What `profile --device cuda` measures when no plan says it: grids over shapes, and blocks of models that one GPU
-//! trains.
+//! What `profile --device cuda` measures without a plan: grids over shapes, and blocks of models that fit one GPU.
 
 use catalog::{DType, Model};
 use models::BlockLayout;
@@ -9,20 +8,20 @@ use super::super::requests::{blocks_of, layouts};
 use crate::args::SuiteArg;
 use crate::error::CliError;
 
-/// Largest product `m · n · k` in 32 bits, which no tensor core computes.
+/// Largest GEMM `m · n · k` in 32 bits, for which there are no tensor cores.
 const MOST_PRODUCT: u64 = 1 << 37;
-/// Tokens of attentions, in one sequence or several.
+/// Tokens per attention, in one sequence or several.
 const TOKENS: u64 = 8192;
-/// Heads of queries, of keys, and their dimensions: GPT-2's, Llama 3.2 1B's, Llama 3's.
+/// `[query heads, key/value heads, dimensions per head]`: GPT-2's, Llama 3.2 1B's, Llama 3's.
 const HEADS: [[u64; 3]; 3] = [[12, 12, 64], [32, 8, 64], [32, 8, 128]];
-/// Entries of vocabularies: Llama 2's, GPT-2's, Llama 3's.
+/// Vocabulary sizes: Llama 2's, GPT-2's, Llama 3's.
 const VOCABULARIES: [u64; 3] = [32_000, 50_304, 128_256];
 
 /// A model, and micro-batches `[sequences, tokens]` to measure it at.
 type Shapes = (Model, Vec<[u64; 2]>);
 
-/// Everything, what predictions rest on most first: what comes late gets less time. `eight_bits` says whether the
-/// device has such products.
+/// All requests, with those that matter most to predictions first: later ones get less time. `eight_bits` says whether
+/// the device has FP8 GEMMs.
 pub(super) fn requests(
     suite: SuiteArg,
     gpus: u64,
@@ -30,7 +29,7 @@ pub(super) fn requests(
 ) -> Result<Vec<Request>, CliError> {
     let mut requests = vec![Request::Launches];
     for (model, tokens) in models(suite)? {
-        // As one of two ranks, whose exchanges are packed and unpacked.
+        // As one of two ranks, so that the packing of exchanges is measured.
         if gpus > 1 {
             let split = layouts(&model, &tokens[..1], DType::Bf16)
                 .into_iter()
@@ -44,7 +43,7 @@ pub(super) fn requests(
             requests.extend(on_one_gpu(&model, &layout)?);
         }
     }
-    // From what stays in the cache to what fills memory's queues.
+    // From sizes that stay in the cache to sizes that saturate memory.
     requests.extend([1 << 20, 1 << 24, 1 << 28].map(Request::States));
     requests.extend([1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 28].map(Request::Copies));
     requests.extend(
@@ -57,7 +56,7 @@ pub(super) fn requests(
     Ok(requests)
 }
 
-/// The blocks of a model under a layout, each by itself.
+/// The blocks of a model under a layout, each measured alone.
 fn on_one_gpu(
     model: &Model,
     layout: &BlockLayout,
@@ -135,7 +134,7 @@ fn operators(suite: SuiteArg) -> Vec<Operator> {
     let mut operators = Vec::new();
     for kind in OPERATORS {
         let loss = kind == OperatorKind::CrossEntropy;
-        // Logits stay as the head leaves them.
+        // Logits keep the type in which the head writes them.
         let types = if loss { &types[..1] } else { types };
         let columns = if loss { &VOCABULARIES } else { columns };
         for &dtype in types {
@@ -152,9 +151,8 @@ fn operators(suite: SuiteArg) -> Vec<Operator> {
     operators
 }
 
-/// Models of sizes that one GPU trains: GPT-2 124M with and without dropout, a Llama of 1 B parameters, a small
-/// mixture of experts;
-/// in full also layers as wide as those of larger ones.
+/// Models of sizes that one GPU trains: GPT-2 124M with and without dropout, a Llama of 1 B parameters, a small mixture
+/// of experts; in the full suite also layers as wide as those of larger models.
 fn models(suite: SuiteArg) -> Result<Vec<Shapes>, CliError> {
     let decoder = |kind: &str, hidden: u64, heads: u64, groups: u64, inner: u64, more: &str| {
         format!(
@@ -170,7 +168,7 @@ fn models(suite: SuiteArg) -> Result<Vec<Shapes>, CliError> {
                 "n_positions": {positions}, "activation_function": "gelu_new"{more}}}"#
         )
     };
-    // Another kernel runs attention that drops.
+    // Attention with dropout runs on another kernel.
     let drops = r#", "attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1"#;
     let experts = r#", "num_local_experts": 8, "num_experts_per_tok": 2"#;
     let llama = decoder("llama", 2048, 32, 8, 8192, "");
@@ -222,7 +220,7 @@ mod tests {
             assert!(requests.iter().any(is_narrow));
             let parts: usize = requests.iter().map(Request::parts).sum();
             assert!((least..most).contains(&parts), "{parts}");
-            // Every shape of a grid is measured once.
+            // No shape of a grid is measured twice.
             let blocks = |r: &&Request| !matches!(r, Request::Block(_));
             let kernels = requests.iter().filter(blocks).flat_map(Request::kernels);
             let kernels: Vec<_> = kernels.collect();

@@ -1,4 +1,4 @@
-//! The ranks of several hosts, each with a GPU of its own, as a launcher started them.
+//! The ranks of several hosts, each with its own GPU, as a launcher started them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,20 +14,20 @@ use crate::error::CliError;
 
 /// How long ranks wait for each other.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Channel on which ranks tell their places on their hosts.
+/// Channel on which ranks exchange their indices on their hosts.
 const PLACES: u64 = 63;
 
-/// A rank among those of all hosts.
+/// This rank among those of all hosts.
 pub(super) struct Hosts {
     pub(super) comm: TcpCommunicator,
-    /// GPUs of every host.
+    /// Number of GPUs per host.
     pub(super) per_host: usize,
-    /// This rank's.
+    /// Ordinal of this rank's GPU.
     pub(super) gpu: u32,
 }
 
 impl Hosts {
-    /// Meets the others.
+    /// Connects with the ranks of all hosts.
     pub(super) fn join() -> Result<Self, CliError> {
         let place = Place::new(|name| std::env::var(name).ok());
         let place = place.map_err(|e| CliError::Usage(e.to_string()))?;
@@ -53,12 +53,12 @@ impl Hosts {
         })
     }
 
-    /// How many hosts there are.
+    /// Number of hosts.
     pub(super) fn count(&self) -> u64 {
         (self.comm.world() / self.per_host) as u64
     }
 
-    /// Measures what rank 0 asks for.
+    /// Takes part in the measurements that rank 0 requests.
     pub(super) fn follow(&self) -> Result<(), CliError> {
         let rank = GpuRank::new(self.gpu);
         let followed = rank.and_then(|rank| follow(rank, &self.comm, self.per_host));
@@ -66,7 +66,7 @@ impl Hosts {
     }
 }
 
-/// GPUs of a host, from all ranks' places on theirs.
+/// Number of GPUs per host, from the index of every rank on its host.
 fn per_host(places: &[usize]) -> Result<usize, String> {
     let most = places.iter().max().map_or(1, |most| most + 1);
     let in_order = places

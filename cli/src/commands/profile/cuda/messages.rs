@@ -1,4 +1,4 @@
-//! Messages between GPUs that are measured: over a grid, or those that a plan's ranks exchange.
+//! Which messages between GPUs are measured: a grid, or those that a plan's ranks exchange.
 
 use dtensor::{CollectiveKind, CostClass};
 use plans::{Axis, Strategy, Zero};
@@ -7,7 +7,7 @@ use profiler::cuda::{COLLECTIVES, Collective, Exchange, MOST_RANKS, group_sizes}
 
 use crate::args::SuiteArg;
 
-/// Every collective between so many GPUs, and between fewer of them.
+/// Every collective between this many GPUs, and between fewer of them.
 pub(super) fn grid(suite: SuiteArg, gpus: u64) -> Vec<Exchange> {
     let sizes = group_sizes(gpus);
     let of = |ranks: &u64| over_sizes(suite, &COLLECTIVES, *ranks);
@@ -26,8 +26,8 @@ fn over_sizes(suite: SuiteArg, collectives: &[Collective], ranks: u64) -> Vec<Ex
     collectives.iter().flat_map(of).collect()
 }
 
-/// Between so many hosts of so many GPUs, and between fewer: groups with one GPU of each host, with all, and with what
-/// lies between. Whatever ranks send to one other rank, they do from host to host.
+/// Exchanges between this many hosts with this many GPUs each, and between fewer: groups with one GPU of each host,
+/// with all, and with sizes in between. Point-to-point messages go from host to host.
 pub(super) fn over_hosts(suite: SuiteArg, hosts: u64, per_host: u64) -> Vec<Exchange> {
     let shared = [
         Collective::AllReduce,
@@ -53,7 +53,7 @@ pub(super) fn over_hosts(suite: SuiteArg, hosts: u64, per_host: u64) -> Vec<Exch
     exchanges
 }
 
-/// What ranks exchange inside a block, at the sizes they do.
+/// Exchanges of ranks inside a block, at their actual sizes.
 pub(super) fn of_block(block: &BlockRequest) -> Vec<Exchange> {
     let collectives = block.trace.ops().filter_map(|op| match op.cost() {
         CostClass::Collective(collective) => Some(collective),
@@ -77,8 +77,8 @@ fn named(kind: CollectiveKind) -> Collective {
     }
 }
 
-/// What ranks exchange beside blocks: parameters and gradients in buckets over a range of sizes, stages' activations
-/// of so many bytes, the gradient norm.
+/// Exchanges of ranks outside blocks: parameters and gradients in buckets over a range of sizes, activations of this
+/// many bytes between stages, the gradient norm.
 pub(super) fn beside_blocks(
     strategy: &Strategy,
     activation: u64,
@@ -108,7 +108,7 @@ pub(super) fn beside_blocks(
     exchanges
 }
 
-/// Those between several of the GPUs that are here, once each; and how many GPUs the others are between.
+/// The exchanges that can run on the available GPUs, without duplicates; and the group sizes of those that cannot.
 pub(super) fn possible(exchanges: Vec<Exchange>, gpus: u64) -> (Vec<Exchange>, Vec<u64>) {
     let (mut here, mut beyond) = (Vec::new(), Vec::new());
     for exchange in exchanges.into_iter().filter(|e| e.ranks > 1) {

@@ -25,8 +25,8 @@ use crate::commands::{device, plan};
 use crate::error::CliError;
 use crate::output::{self, Progress};
 
-/// Time for all measurements of a suite on one GPU, and for messages between GPUs. Starting devices, compiling
-/// kernels, making operands and checking results come on top.
+/// Time budgets for all measurements of a suite on one GPU, and for messages between GPUs. Starting devices, compiling
+/// kernels, making operands and checking results take additional time.
 fn budgets(suite: SuiteArg) -> [Duration; 2] {
     match suite {
         SuiteArg::Quick => [30, 10],
@@ -35,29 +35,29 @@ fn budgets(suite: SuiteArg) -> [Duration; 2] {
     .map(Duration::from_secs)
 }
 
-/// What to measure.
+/// The measurements to make.
 struct Wanted {
-    /// On one GPU.
+    /// Requests on one GPU.
     alone: Vec<Request>,
-    /// Between GPUs.
+    /// Exchanges between GPUs.
     between: Vec<Exchange>,
-    /// Numbers of GPUs between which nothing can be measured here.
+    /// Numbers of GPUs for which exchanges cannot be measured here.
     beyond: Vec<u64>,
 }
 
-/// A profile as it grows: written after every measurement.
+/// A profile in the making: its file is written after every measurement.
 struct Growing {
     profile: Profile,
     file: ProfileFile,
     suite: SuiteArg,
     progress: Progress,
-    /// Measurements in all, and of phases that are over.
+    /// Number of measurements in total, and in the phases that are complete.
     parts: [usize; 2],
     too_large: Vec<String>,
 }
 
-/// Runs `profile --device cuda`. Every measurement is written as soon as it is there, and what a file holds
-/// already is not measured again. Messages come first: the other hosts are free after them.
+/// Runs `profile --device cuda`. Every measurement is written at once, and those already in the file are not repeated.
+/// Messages come first, so that the other hosts are free afterwards.
 pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
     let path = args.output_profile.as_deref();
     let path = path.unwrap_or(Path::new(profile::DEFAULT_PATH));
@@ -71,7 +71,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
     let gpus = gpus_of_host(args, facts.len() as u64, hosts.as_ref())?;
     let own = hosts.as_ref().map_or(0, |hosts| hosts.gpu);
     let target = || Target::new(own, args.attention.into());
-    // Its memory is free for what comes next.
+    // The device is dropped here, which frees its memory for the measurements.
     let machine = target()?.machine();
     let hosts_count = hosts.as_ref().map_or(1, Hosts::count);
     let wanted = wanted(args, hosts_count, gpus, facts.first())?;
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// GPUs of this host to measure messages between.
+/// Number of GPUs of this host to measure messages between.
 fn gpus_of_host(args: &ProfileArgs, here: u64, hosts: Option<&Hosts>) -> Result<u64, CliError> {
     let gpus = match hosts {
         Some(hosts) => hosts.per_host as u64,
@@ -139,7 +139,7 @@ fn notes(quiet: bool, too_large: &[String], beyond: &[u64], gpus: u64) {
 }
 
 impl Growing {
-    /// Begins with what the file holds already; `parts` measurements are wanted.
+    /// Starts from what the file holds; `parts` is the number of measurements to make.
     fn new(
         args: &ProfileArgs,
         path: &Path,
@@ -158,7 +158,7 @@ impl Growing {
         })
     }
 
-    /// Measures what is lacking of `asked`.
+    /// Measures those of `asked` that the profile lacks.
     fn complete<M: Meter>(
         &mut self,
         meter: &mut M,
@@ -186,7 +186,7 @@ impl Wanted {
     }
 }
 
-/// What to measure: what plans need, or grids.
+/// What to measure: the needs of plans, or grids.
 fn wanted(
     args: &ProfileArgs,
     hosts: u64,
@@ -221,7 +221,7 @@ fn wanted(
     }
     let (mut between, mut beyond) = messages::possible(between, gpus);
     between.extend(over_hosts);
-    // What a plan's ranks of several hosts exchange is priced by what hosts were measured to.
+    // With several hosts, a plan's exchanges are priced from the grid over hosts.
     beyond.retain(|_| hosts == 1);
     Ok(Wanted {
         alone,
