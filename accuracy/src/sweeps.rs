@@ -100,7 +100,7 @@ pub(crate) fn sweeps(runs: &[(Run, String)], scored: &[Scored]) -> Vec<Sweep> {
         .collect()
 }
 
-/// Summary over sweeps.
+/// Summarises how well the order of all sweeps was predicted.
 pub(crate) fn ranking(sweeps: &[Sweep]) -> Ranking {
     let sorted = |mut values: Vec<f64>| {
         values.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! Writing files: the only module that writes anything to disk.
+//! Writing files: the only module that writes files which outlive the process.
 //!
 //! A file is written to a draft beside its destination and renamed into place, so that it is whole or absent. The
 //! destination is checked before the work whose result it will hold: its folder must exist and be writable, and an
