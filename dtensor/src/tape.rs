@@ -59,7 +59,7 @@ pub struct Tape<'p> {
     pub(crate) plan: &'p ShardingPlan,
     pub(crate) trace: Trace,
     pub(crate) records: Vec<Record>,
-    /// Prefix of parameter names.
+    /// Prefix of parameter names; a name that begins with `/` is absolute and gets none.
     prefix: String,
 }
 

@@ -26,7 +26,7 @@ pub struct Job {
     pub data: Dataset,
     /// Seed, optimizer, numerics and other settings.
     pub settings: Settings,
-    /// Stop after this many steps in total, before the end of the schedule (to continue elsewhere).
+    /// Stop after this many steps in total, before `settings.steps` (to continue elsewhere).
     pub stop_after: Option<u64>,
     /// The pipeline schedule.
     pub schedule: Schedule,
@@ -70,7 +70,7 @@ impl Job {
         })
     }
 
-    /// Number of the step that this job stops at.
+    /// Number of steps, counted from the beginning of training, after which this job stops.
     #[must_use]
     pub fn last_step(&self) -> u64 {
         self.stop_after.unwrap_or(self.settings.steps)

@@ -89,7 +89,7 @@ pub trait Pass {
     /// Called after each operator has run.
     ///
     /// # Errors
-    /// When an observer stops the rank.
+    /// When a watch, which sees every operator, stops the rank.
     fn ran(&self, _op: AnyOp<'_>) -> Result<(), Self::Error> {
         Ok(())
     }

@@ -30,7 +30,7 @@ pub struct Plan<'p> {
     pub zero: Zero,
     /// Whether reduction of gradients overlaps with backward.
     pub reduces_beside: bool,
-    /// Whether this rank keeps the losses of the last stage.
+    /// Whether this rank keeps the losses if it has the last stage: one rank per tensor-parallel group does.
     pub keeps_losses: bool,
     /// Number of micro-batches in a step.
     pub micro_batches: usize,
@@ -47,7 +47,7 @@ pub struct Stages<'p, D: Device> {
     waiting: HashMap<(bool, u32, u32), D::Tensor>,
     /// Sends under way, by the action that started them.
     sending: HashMap<Action, D::Sending>,
-    /// The losses of all tokens of the step, by micro-batch, if this rank has the last stage.
+    /// The losses of the step's tokens, by micro-batch, if this rank keeps any.
     pub losses: Option<D::Flat>,
 }
 

@@ -68,7 +68,7 @@ pub struct Cpu<'c> {
     marks: RefCell<Vec<Instant>>,
     /// The AdamW constants of the current step.
     numbers: Cell<Option<AdamWStep>>,
-    /// The squared gradient norm measured last, and the factor that clipping multiplies gradients by.
+    /// This rank's sum of squared gradients measured last, and the factor that clipping multiplies gradients by.
     squares: RefCell<ExactSum>,
     scale: Cell<f32>,
 }

@@ -48,7 +48,7 @@ pub trait Device: train::Device<Error = ExecutorError, Group = Group> {
         micro_batch: u32,
         batch: MicroBatch<'b>,
     ) -> Result<Self::Batch<'b>, ExecutorError>;
-    /// Copies part of a flat buffer to the host.
+    /// Part of a flat buffer in host memory; copied if the device has memory of its own.
     fn read<'f>(
         &self,
         flat: &'f Self::Flat,

@@ -7,7 +7,7 @@ use crate::device::Device;
 use crate::error::ExecutorError;
 use crate::report::MemoryUse;
 
-/// Indices into [`Captured`]: passes and norm, and the update.
+/// Indices of the captured parts of a step: passes and norm, and the update.
 const PASSES: usize = 0;
 const UPDATE: usize = 1;
 

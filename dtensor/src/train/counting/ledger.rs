@@ -33,7 +33,7 @@ pub type Room = Rc<Piece>;
 pub type Sure<T> = Result<T, Infallible>;
 
 impl Ledger {
-    /// A device with no memory in use; `library` as in [`Ledger::library`].
+    /// A device with no memory in use; `library` says whether a fused library kernel runs core attention where it can.
     #[must_use]
     pub fn new(library: bool) -> Rc<Self> {
         Rc::new(Self {
