@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use catalog::residuals::{self, Evidence, Kind, Quantity, Residual};
+use catalog::residuals::{self, Evidence, FEWEST, Kind, Quantity, Residual};
 use serde::Serialize;
 
 use super::score::Scored;
 use super::summary::is_complete;
 use super::sweeps::Sweep;
+use super::weighed::Weighed;
 
 /// Coverage: how many runs lie inside their 80% interval.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -60,25 +61,28 @@ fn evidence(samples: &[Sample<'_>], kind: &Kind, without: &str) -> Evidence {
 
 /// The interval for each amount of evidence, made from all sources, or from all but `without`.
 fn intervals(samples: &[Sample<'_>], without: Option<&str>) -> BTreeMap<&'static str, Residual> {
-    let mut pools: BTreeMap<&'static str, BTreeMap<&str, Vec<f64>>> = BTreeMap::new();
+    let mut pools: BTreeMap<&'static str, Vec<(&str, f64)>> = BTreeMap::new();
     for sample in samples.iter().filter(|s| Some(s.source) != without) {
         let evidence = evidence(samples, sample.kind, sample.source);
         for name in [evidence.name(), "any"] {
-            let sources = pools.entry(name).or_default();
-            sources.entry(sample.source).or_default().push(sample.value);
+            let pool = pools.entry(name).or_default();
+            pool.push((sample.source, sample.value));
         }
     }
-    let weighed = |sources: BTreeMap<&str, Vec<f64>>| -> Vec<(f64, f64)> {
-        let equal = |values: Vec<f64>| {
-            let weight = 1.0 / values.len() as f64;
-            values.into_iter().map(move |value| (value, weight))
-        };
-        sources.into_values().flat_map(equal).collect()
-    };
     pools
         .into_iter()
-        .filter_map(|(name, sources)| Some((name, residuals::interval(&weighed(sources))?)))
+        .filter_map(|(name, pool)| Some((name, interval(&Weighed::new(pool))?)))
         .collect()
+}
+
+/// The 80% interval of errors, widened to include the prediction itself; `None` below [`FEWEST`] runs.
+fn interval(errors: &Weighed) -> Option<Residual> {
+    let enough = errors.len() >= FEWEST;
+    Some(Residual {
+        low: errors.quantile(0.1).filter(|_| enough)?.min(0.0),
+        high: errors.quantile(0.9)?.max(0.0),
+        runs: errors.len(),
+    })
 }
 
 /// The 80% intervals as CSV, the content of `catalog/presets/runs/residuals.csv`, which predictions read.
@@ -94,15 +98,11 @@ pub(crate) fn table(left_out: &[Scored], sweeps: &[Sweep]) -> String {
             line(&mut text, quantity, evidence, residual);
         }
     }
-    let pairs: Vec<(f64, f64)> = sweeps
-        .iter()
-        .flat_map(|sweep| {
-            let weight = 1.0 / sweep.ratio_residuals.len() as f64;
-            let both = move |&value: &f64| [(value, weight), (-value, weight)];
-            sweep.ratio_residuals.iter().flat_map(both)
-        })
-        .collect();
-    if let Some(ratio) = residuals::interval(&pairs) {
+    let pairs = sweeps.iter().enumerate().flat_map(|(index, sweep)| {
+        let both = move |&value: &f64| [(index, value), (index, -value)];
+        sweep.ratio_residuals.iter().flat_map(both)
+    });
+    if let Some(ratio) = interval(&Weighed::new(pairs)) {
         line(&mut text, Quantity::Ratio, "any", ratio);
     }
     text.push_str("# runs,runtime,architecture,precision,model,number of runs\n");

@@ -18,6 +18,7 @@ mod score;
 mod summary;
 mod sweeps;
 mod tables;
+mod weighed;
 
 pub use markdown::PLOTS;
 pub use report::Report;

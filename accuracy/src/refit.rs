@@ -23,6 +23,7 @@ use super::mapping::{self, Mapped};
 use super::score::{self, Measured, Scored};
 use super::summary::{self, Stats, is_complete};
 use super::sweeps::{self, Ranking, Sweep};
+use super::weighed::Weighed;
 
 /// Upper limit of one run's error in the mean, so that a run no constant explains cannot dominate.
 const CLIP: f64 = 0.3;
@@ -163,10 +164,6 @@ pub(crate) fn leave_source_out(
         });
     }
     let sweeps = sweeps::sweeps(runs, &predicted);
-    let too_large = |s: &&Scored| {
-        let fits = s.predicted.as_ref().is_none_or(|p| p.fits);
-        is_complete(s) && s.status == "ok" && !fits
-    };
     LeftOut {
         step_time: equal(&predicted, |s| s.error.step_time),
         peak_memory: equal(&predicted, |s| s.error.peak_memory),
@@ -174,7 +171,7 @@ pub(crate) fn leave_source_out(
         constants: constants(&parameters, &all, &samples),
         ranking: sweeps::ranking(&sweeps),
         intervals: intervals::coverage(&predicted),
-        wrongly_too_large: predicted.iter().filter(too_large).count(),
+        wrongly_too_large: summary::wrongly_too_large(predicted.iter().filter(|s| is_complete(s))),
         runs: predicted,
         sweeps,
     }
@@ -199,28 +196,12 @@ fn constants(parameters: &[Parameter], all: &[f64], samples: &[Sample]) -> Vec<F
 
 /// Quantiles of errors, with every source weighing the same.
 fn equal(runs: &[Scored], error: fn(&Scored) -> Option<f64>) -> Option<Equal> {
-    let mut by_source: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-    for (run, error) in runs.iter().filter_map(|s| Some((s, error(s)?))) {
-        if is_complete(run) {
-            by_source.entry(&run.file).or_default().push(error.abs());
-        }
-    }
-    let mut weighed: Vec<(f64, f64)> = by_source
-        .values()
-        .flat_map(|errors| errors.iter().map(|&e| (e, 1.0 / errors.len() as f64)))
-        .collect();
-    weighed.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let at = |share: f64| {
-        let mut below = 0.0;
-        let found = weighed.iter().find(|(_, weight)| {
-            below += weight;
-            below >= share * by_source.len() as f64
-        });
-        found.or(weighed.last()).map(|e| e.0)
-    };
+    let complete = runs.iter().filter(|run| is_complete(run));
+    let errors = complete.filter_map(|run| Some((run.file.as_str(), error(run)?.abs())));
+    let errors = Weighed::new(errors);
     Some(Equal {
-        median: at(0.5)?,
-        p90: at(0.9)?,
+        median: errors.quantile(0.5)?,
+        p90: errors.quantile(0.9)?,
     })
 }
 

@@ -81,20 +81,22 @@ pub(crate) fn groups(scored: &[Scored]) -> Vec<Group> {
         for (name, list) in members {
             let times: Vec<f64> = list.iter().filter_map(|s| s.error.step_time).collect();
             let memories: Vec<f64> = list.iter().filter_map(|s| s.error.peak_memory).collect();
-            let wrongly_too_large = list
-                .iter()
-                .filter(|s| s.status == "ok" && s.predicted.as_ref().is_some_and(|p| !p.fits))
-                .count();
             groups.push(Group {
                 by,
                 name,
                 step_time: stats(&times),
                 peak_memory: stats(&memories),
-                wrongly_too_large,
+                wrongly_too_large: wrongly_too_large(list),
             });
         }
     }
     groups
+}
+
+/// Number of runs that did run but are predicted not to fit.
+pub(crate) fn wrongly_too_large<'a>(scored: impl IntoIterator<Item = &'a Scored>) -> usize {
+    let too_large = |s: &&Scored| s.status == "ok" && s.predicted.as_ref().is_some_and(|p| !p.fits);
+    scored.into_iter().filter(too_large).count()
 }
 
 /// Whether a run counts: only assumed facts are missing from its configuration, and no other row contradicts it.

@@ -4,6 +4,8 @@
 //! on how many runs of its kind the other sources have, so errors are kept by [`Evidence`]; the 80% interval lies
 //! between their 10% and 90% quantiles, with every source weighing the same.
 
+use std::sync::LazyLock;
+
 use crate::device::Architecture;
 use crate::dtype::Precision;
 
@@ -125,7 +127,7 @@ impl Evidence {
                 kind.runtime
             ),
             Self::OtherRuntimes { runs } => format!(
-                "partly covered: {runs} published runs of {model} in {precision} on {gpu}, under other runtimes than {}",
+                "partly covered: {runs} published runs of {model} in {precision} on {gpu}, mostly under other runtimes than {}",
                 kind.runtime
             ),
             Self::Extrapolated => format!(
@@ -141,7 +143,7 @@ impl Kind {
     pub fn evidence(&self) -> Evidence {
         let mut of_kind = 0;
         let mut of_any_runtime = 0;
-        for (kind, runs) in known() {
+        for (kind, runs) in &KNOWN.kinds {
             if kind.is_like(self) {
                 of_any_runtime += runs;
                 if kind.is_of_framework(self) {
@@ -201,7 +203,11 @@ pub fn of(quantity: Quantity, evidence: Evidence) -> Residual {
     let names = ["covered", "other runtimes", "extrapolated", "any"];
     let own = names.iter().position(|&name| name == evidence.name());
     let mut weaker = names[own.unwrap_or(0)..].iter();
-    let found = weaker.find_map(|name| row(quantity, name));
+    let found = weaker.find_map(|&name| {
+        let mut rows = KNOWN.intervals.iter();
+        rows.find(|row| (row.0, row.1) == (quantity, name))
+            .map(|row| row.2)
+    });
     found.unwrap_or(Residual {
         low: -quantity.assumed(),
         high: quantity.assumed(),
@@ -220,47 +226,6 @@ pub fn precision_name(precision: Precision) -> &'static str {
     }
 }
 
-/// The 80% interval of weighted residuals, widened to include the prediction itself; `None` below [`FEWEST`] runs.
-#[must_use]
-pub fn interval(residuals: &[(f64, f64)]) -> Option<Residual> {
-    if residuals.len() < FEWEST {
-        return None;
-    }
-    let mut sorted = residuals.to_vec();
-    sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let total: f64 = sorted.iter().map(|r| r.1).sum();
-    let quantile = |share: f64| {
-        let mut below = 0.0;
-        let found = sorted.iter().find(|(_, weight)| {
-            below += weight;
-            below >= share * total
-        });
-        found.or(sorted.last()).map_or(0.0, |r| r.0)
-    };
-    Some(Residual {
-        low: quantile(0.1).min(0.0),
-        high: quantile(0.9).max(0.0),
-        runs: residuals.len(),
-    })
-}
-
-fn row(quantity: Quantity, evidence: &str) -> Option<Residual> {
-    TABLE.lines().find_map(|line| {
-        let cells: Vec<&str> = line.split(',').collect();
-        let [name, of, runs, low, high] = cells[..] else {
-            return None;
-        };
-        if (name, of) != (quantity.name(), evidence) {
-            return None;
-        }
-        Some(Residual {
-            runs: runs.parse().ok()?,
-            low: low.parse().ok()?,
-            high: high.parse().ok()?,
-        })
-    })
-}
-
 /// The framework that a runtime preset belongs to.
 fn framework(runtime: &str) -> &str {
     match runtime {
@@ -272,44 +237,66 @@ fn framework(runtime: &str) -> &str {
     }
 }
 
-/// The kinds of published runs, with the number of runs of each.
-fn known() -> impl Iterator<Item = (Kind, usize)> {
-    TABLE.lines().filter_map(|line| {
-        let cells: Vec<&str> = line.split(',').collect();
-        let ["runs", runtime, gpu, precision, model, runs] = cells[..] else {
-            return None;
-        };
-        let precisions = [
-            Precision::Bf16,
-            Precision::Fp16,
-            Precision::Fp8,
-            Precision::Fp32,
-        ];
-        let kind = Kind {
-            runtime: runtime.to_owned(),
-            architecture: Architecture::ALL.into_iter().find(|a| a.name() == gpu)?,
-            precision: precisions
-                .into_iter()
-                .find(|&p| precision_name(p) == precision)?,
-            experts: model == "experts",
-        };
-        Some((kind, runs.parse().ok()?))
-    })
+/// What the table says.
+struct Known {
+    intervals: Vec<(Quantity, &'static str, Residual)>,
+    /// The kinds of published runs, with the number of runs of each.
+    kinds: Vec<(Kind, usize)>,
+}
+
+static KNOWN: LazyLock<Known> = LazyLock::new(|| {
+    let rows = || {
+        TABLE
+            .lines()
+            .map(|line| line.split(',').collect::<Vec<&str>>())
+    };
+    Known {
+        intervals: rows().filter_map(|cells| interval(&cells)).collect(),
+        kinds: rows().filter_map(|cells| runs_of_kind(&cells)).collect(),
+    }
+});
+
+fn interval(cells: &[&'static str]) -> Option<(Quantity, &'static str, Residual)> {
+    let &[name, evidence, runs, low, high] = cells else {
+        return None;
+    };
+    let all = [Quantity::Time, Quantity::Memory, Quantity::Ratio];
+    let residual = Residual {
+        runs: runs.parse().ok()?,
+        low: low.parse().ok()?,
+        high: high.parse().ok()?,
+    };
+    Some((
+        all.into_iter().find(|q| q.name() == name)?,
+        evidence,
+        residual,
+    ))
+}
+
+fn runs_of_kind(cells: &[&str]) -> Option<(Kind, usize)> {
+    let &["runs", runtime, gpu, precision, model, runs] = cells else {
+        return None;
+    };
+    let precisions = [
+        Precision::Bf16,
+        Precision::Fp16,
+        Precision::Fp8,
+        Precision::Fp32,
+    ];
+    let kind = Kind {
+        runtime: runtime.to_owned(),
+        architecture: Architecture::ALL.into_iter().find(|a| a.name() == gpu)?,
+        precision: precisions
+            .into_iter()
+            .find(|&p| precision_name(p) == precision)?,
+        experts: model == "experts",
+    };
+    Some((kind, runs.parse().ok()?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sources_weigh_the_same_however_many_runs_they_have() {
-        let many = (0..90).map(|_| (0.0, 1.0 / 90.0));
-        let few = (0..9).map(|_| (1.0, 1.0 / 9.0));
-        let all: Vec<(f64, f64)> = many.chain(few).collect();
-        let found = interval(&all).expect("enough");
-        assert_eq!((found.low, found.high), (0.0, 1.0));
-        assert_eq!(interval(&all[..8]), None);
-    }
 
     #[test]
     fn less_evidence_gives_an_interval_no_narrower() {

@@ -16,7 +16,7 @@ use crate::recorder::Recorder;
 use crate::shared_cores::Busy;
 use crate::{CostError, Scenario, book, floors, predict, quantities};
 
-/// Predicts time and memory of strategies of one scenario. Thread-safe; caches block costs by local shape and programs
+/// Predicts time and memory of strategies of one scenario. Can be shared between threads; caches block costs by local shape and programs
 /// by schedule.
 #[derive(Debug)]
 pub struct CostModel {

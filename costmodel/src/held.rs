@@ -220,7 +220,7 @@ impl Counted<'_> {
         BlockLayout::of(self.strategy, workload.seq_len, workload.precision)
     }
 
-    /// How many ranks share dense states, and those of experts.
+    /// How the ranks share states: first those of dense parameters, then those of experts.
     fn sharing(&self) -> [Sharing<<Counting as Device>::Group>; 2] {
         let s = self.strategy;
         let sharded = s.zero != Zero::Z0;

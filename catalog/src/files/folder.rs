@@ -16,8 +16,8 @@ pub struct NamedFile<'a> {
     pub executable: bool,
 }
 
-/// A folder that was checked and can be written to. Links among the folders above a file are followed; a file's own
-/// name never is.
+/// A folder that was checked and can be written to. Symbolic links in the path to the folder are followed; one that
+/// stands in place of a file to write never is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FolderDestination {
     path: PathBuf,

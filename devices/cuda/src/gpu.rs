@@ -218,7 +218,7 @@ impl Gpu {
         }
     }
 
-    /// During capture, refuses an operation that needs the host.
+    /// Returns an error while work is captured into a CUDA graph, because `what` needs the host.
     fn with_host(&self, what: &'static str) -> Result<(), CudaError> {
         match self.capturing.get() {
             true => Err(CudaError::Captured { what }),

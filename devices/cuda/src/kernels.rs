@@ -242,7 +242,8 @@ const EXPERT: &[&str] = &[
     "expert_bias_backward_bf16",
 ];
 
-/// The kernel of this name for an element type: `typed!(Norm, "rms_norm", dtype)`.
+/// The kernel of this name for 16-bit or 32-bit elements: `typed!(Norm, "rms_norm", x.is_bf16())` is `rms_norm_bf16` or
+/// `rms_norm_f32`.
 macro_rules! typed {
     ($source:ident, $name:literal, $bf16:expr) => {
         $crate::kernels::Kernel {

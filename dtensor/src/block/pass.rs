@@ -112,7 +112,7 @@ fn forward_step<P: Pass>(block: &Block, run: &mut P, step: Step) -> Result<(), P
     }
 }
 
-/// Runs forward of a micro-batch through `block` on the pass `run`.
+/// Runs the forward pass of one micro-batch through `block`: returns its output, and what its backward pass will need.
 pub fn forward<P: Pass>(
     block: &Block,
     mut run: P,

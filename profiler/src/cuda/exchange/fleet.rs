@@ -73,7 +73,8 @@ pub fn with_fleet<R: Rank + 'static, T, E: From<ProfilerError>>(
 }
 
 impl<'c> Fleet<'c> {
-    /// Makes rank 0 of a fleet with `per_host` ranks on every host. The other ranks [`follow`] until this is dropped.
+    /// Makes rank 0 of a fleet with `per_host` ranks on every host. The other ranks must call [`follow`], which
+    /// does as rank 0 says until this value is dropped.
     pub fn new(
         machine: Machine,
         rank: impl Rank + 'static,
