@@ -2,13 +2,13 @@
 
 use catalog::runs::{Framework, Run};
 use catalog::runtime::{AttentionKernel, Rewrite};
-use catalog::units::Seconds;
 use catalog::{DType, Runtime};
+use serde_json::Value;
 
 /// The runtime as the run used it, and whether the run or its source names its framework.
 pub(super) fn runtime(run: &Run) -> Result<(Runtime, bool), String> {
     let framework = Framework::of(run);
-    let name = framework.map_or_else(|| unnamed(run), |f| of_its_time(run, &f.runtime));
+    let name = framework.map_or_else(|| unnamed(run), |f| preset_of(run, &f.runtime));
     let mut runtime = catalog::load::runtime(name).map_err(|e| e.to_string())?;
     apply_statements(run, &mut runtime);
     Ok((runtime, framework.is_some()))
@@ -20,11 +20,11 @@ pub(super) fn sharding(run: &Run) -> &str {
 }
 
 fn text_flag<'a>(run: &'a Run, name: &str) -> Option<&'a str> {
-    run.flag(name).and_then(serde_json::Value::as_str)
+    run.flag(name).and_then(Value::as_str)
 }
 
 /// Picks the preset of a framework that has several, by the run's year, precision, compilation and software.
-fn of_its_time<'a>(run: &Run, runtime: &'a str) -> &'a str {
+fn preset_of<'a>(run: &Run, runtime: &'a str) -> &'a str {
     let compiled =
         run.is_on("compile") || run.precision.as_deref().is_some_and(|p| p.contains("fp8"));
     let late = year(run).is_some_and(|year| year >= 2025)
@@ -77,14 +77,17 @@ fn before_fused_attention(run: &Run) -> &'static str {
 
 /// Changes the runtime's defaults to what the run itself states.
 fn apply_statements(run: &Run, runtime: &mut Runtime) {
-    match run
-        .flag("flash_attention")
-        .and_then(serde_json::Value::as_bool)
-    {
-        Some(true) if runtime.attention == AttentionKernel::Unfused => {
+    match run.flag("flash_attention") {
+        Some(Value::Bool(true)) if runtime.attention == AttentionKernel::Unfused => {
             runtime.attention = AttentionKernel::Flash2;
         }
-        Some(false) => runtime.attention = AttentionKernel::Unfused,
+        Some(Value::Bool(false)) => runtime.attention = AttentionKernel::Unfused,
+        Some(Value::String(version)) if version.starts_with('1') => {
+            runtime.attention = AttentionKernel::Flash1;
+        }
+        Some(Value::String(version)) if version.starts_with('2') => {
+            runtime.attention = AttentionKernel::Flash2;
+        }
         _ => {}
     }
     let attention = text_flag(run, "attention").unwrap_or("").to_lowercase();
@@ -121,12 +124,6 @@ fn apply_statements(run: &Run, runtime: &mut Runtime) {
         Some("DEFAULT") => runtime.states.reduce = DType::F32,
         Some("PURE") => runtime.states.reduce = DType::Bf16,
         _ => {}
-    }
-    if let Ok(ms) = std::env::var("STEP").unwrap_or_default().parse::<f64>() {
-        runtime.overheads.step.value = Seconds(ms * 1e-3);
-    }
-    if let Ok(microseconds) = std::env::var("LAUNCH").unwrap_or_default().parse::<f64>() {
-        runtime.overheads.launch.value = Seconds(microseconds * 1e-6);
     }
 }
 

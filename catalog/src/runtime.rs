@@ -213,6 +213,9 @@ pub enum Rewrite {
     /// Gradients are summed by all-reduce even where each rank updates only its share (DeepSpeed pipeline
     /// engine, `buffered_allreduce_fallback` under ZeRO-1).
     AllReduceGradients,
+    /// Whole parameters belong to ranks, so that after the step each rank broadcasts its own, one rank after the other,
+    /// rather than all gather at once (InternEvo `solver/optimizer/hybrid_zero_optim.py` at c628a8c).
+    BroadcastParameters,
     /// Gathered parameters are copied out of the collective's buffer and gradients copied, in the type
     /// of the reduction, into it (FSDP2 `_fsdp_collectives.py`).
     CopyShards,
@@ -233,6 +236,9 @@ pub enum Rewrite {
     /// Norms of Llama's kind compute in 32 bits operator by operator, and keep their input so: cast, square, mean, root,
     /// two products, cast back (transformers `LlamaRMSNorm`).
     NormInF32,
+    /// A GELU by tanh is a chain of PyTorch's elementary operators: forward launches eight kernels and keeps four tensors
+    /// for backward (transformers `NewGELUActivation`).
+    GeluByOperators,
     /// Ordering tokens by expert, their cast, and the product with the router's probabilities are one kernel.
     FusePermute,
     /// A router keeps for backward, as 32-bit integers, the row to which every choice of an expert was sent, the row it
@@ -261,7 +267,7 @@ pub enum Rewrite {
 
 impl Rewrite {
     /// Every rewrite.
-    pub const ALL: [Self; 41] = [
+    pub const ALL: [Self; 43] = [
         Self::FuseBiasGelu,
         Self::FuseProjections,
         Self::FuseSwiglu,
@@ -287,6 +293,7 @@ impl Rewrite {
         Self::ScatterGatherTransfer,
         Self::FlattenGradients,
         Self::AllReduceGradients,
+        Self::BroadcastParameters,
         Self::CopyShards,
         Self::GatherTensorByTensor,
         Self::FuseBiasEpilogue,
@@ -294,6 +301,7 @@ impl Rewrite {
         Self::RegatherSequenceParallelInput,
         Self::AsyncTensorParallelBackward,
         Self::NormInF32,
+        Self::GeluByOperators,
         Self::FusePermute,
         Self::KeepRowIndices,
         Self::LaunchExpertsApart,

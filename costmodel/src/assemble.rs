@@ -13,7 +13,7 @@ use crate::block_cost::{BlockCost, BlockKey};
 use crate::blocks::BlockCosts;
 use crate::book::Update;
 use crate::stage::{Run, StageWork};
-use crate::states::{Elements, StateBytes};
+use crate::states::{self, Elements, StateBytes};
 use crate::traffic::DataParallel;
 
 /// Everything the engine and the reports need to know about a strategy.
@@ -317,6 +317,10 @@ fn in_flight(strategy: &Strategy, costs: &BlockCosts, largest: u64, held: Elemen
     let compute = scenario.workload.precision.activation().size();
     let reduce = scenario.runtime.states.reduce.size();
     match strategy.zero {
+        // The copies that autocast makes of all parameters live until the step's end.
+        Zero::Z0 if states::casts_whole(scenario, strategy.zero) => {
+            Bytes((held.dense + held.expert) * compute)
+        }
         Zero::Z0 | Zero::Z1 => Bytes(0),
         Zero::Z2 => Bytes(largest * reduce),
         // Not resharded after forward: the parameters of every block, and also all their gradients when these

@@ -39,6 +39,23 @@ pub(crate) fn add_layers(
     Ok(())
 }
 
+/// Adds what it takes longer to broadcast parameters from one rank after the other than to gather them at once: the
+/// messages' latency, once for every rank.
+///
+/// # Errors
+/// When a message was not measured.
+pub(crate) fn broadcast(
+    parallel: &DataParallel,
+    message: Message<'_>,
+    stage: &mut StageWork,
+) -> Result<(), CostError> {
+    if let Some(gather) = &mut stage.exposed_gather {
+        let (ranks, latency) = parallel.gather_latency(message)?;
+        *gather += latency * (ranks - 1) as f64;
+    }
+    Ok(())
+}
+
 /// Decides which actions a stage's traffic overlaps with; what nothing hides becomes an action of its own.
 pub(crate) fn plan(strategy: &Strategy, stage: &mut StageWork) {
     let gathers: Seconds = stage.layers.iter().map(|l| l.gather * l.count as f64).sum();

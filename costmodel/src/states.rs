@@ -163,6 +163,25 @@ pub fn whole(scenario: &Scenario) -> Result<Bytes, CostError> {
     Ok(alone.states(elements, types, precision).total())
 }
 
+/// Whether every pass casts all parameters from the type that they are held in, because nothing gathers them in the type
+/// that they are computed in.
+#[must_use]
+pub(crate) fn casts_whole(scenario: &Scenario, zero: Zero) -> bool {
+    let precision = scenario.workload.precision;
+    let held = parameter_type(&scenario.runtime.states, precision);
+    zero == Zero::Z0 && held.size() > precision.activation().size()
+}
+
+/// Element type in which gradients are reduced. Data parallelism that casts parameters of 32 bits reduces the gradients
+/// of these (PyTorch's DistributedDataParallel); a type of the reduction belongs to sharded data parallelism.
+#[must_use]
+pub(crate) fn reduced_type(types: &StateTypes, zero: Zero) -> DType {
+    match (types.parameter, zero) {
+        (Some(held), Zero::Z0) => held,
+        _ => types.reduce,
+    }
+}
+
 /// Element type of the parameter copy that lives for the whole step.
 #[must_use]
 pub fn parameter_type(types: &StateTypes, precision: Precision) -> DType {

@@ -7,7 +7,7 @@ use plans::{Axis, Decisions, Group, Zero};
 
 use crate::CostError;
 use crate::messages::Message;
-use crate::states::{Elements, Sharding};
+use crate::states::{self, Elements, Sharding};
 
 /// The process groups over which states are sharded and gradients reduced.
 #[derive(Clone, Copy, Debug)]
@@ -93,6 +93,16 @@ impl DataParallel {
         })
     }
 
+    /// Number of ranks that share dense states, and the time in which they gather next to nothing.
+    ///
+    /// # Errors
+    /// When messages were not measured.
+    pub(crate) fn gather_latency(&self, message: Message<'_>) -> Result<(u64, Seconds), CostError> {
+        let ranks = self.dense.size;
+        let latency = message(CollectiveKind::AllGather, Bytes(ranks), self.dense)?;
+        Ok((ranks, latency))
+    }
+
     /// Time to reduce the gradients of a block.
     ///
     /// # Errors
@@ -103,7 +113,7 @@ impl DataParallel {
         message: Message<'_>,
         runtime: &Runtime,
     ) -> Result<Seconds, CostError> {
-        let size = runtime.states.reduce.size();
+        let size = states::reduced_type(&runtime.states, self.sharding.zero).size();
         let whole = runtime.rewrites.contains(&Rewrite::AllReduceGradients);
         let kind = if self.sharding.zero == Zero::Z0 || whole {
             CollectiveKind::AllReduce

@@ -26,22 +26,11 @@ impl PriceBook for TablePrices {
         runs: &[Run],
         stage: &mut StageWork,
     ) -> Result<(), CostError> {
-        if parallel.ranks() == 1 {
-            return Ok(());
+        if parallel.ranks() > 1 {
+            self.traffic(scenario, strategy, parallel, runs, stage)?;
         }
-        let message = |kind, bytes, group: Group| Ok(self.collective(kind, bytes, group).time);
-        stage_traffic::add_layers(scenario, strategy, parallel, &message, runs, stage)?;
-        let gathers_for_every_pass = strategy.zero == Zero::Z3 && strategy.reshard_after_forward;
-        let has = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
-        if gathers_for_every_pass && has(Rewrite::GatherTensorByTensor) {
-            tensorwise::expose(scenario, self, parallel.ranks(), runs, stage);
-        } else {
-            stage_traffic::plan(strategy, stage);
-        }
-        // After the traffic is added: the blocks' shares of the stage's time are taken without these copies.
-        if gathers_for_every_pass {
-            copies(scenario, self, runs, stage);
-        }
+        // After the traffic is added: the blocks' shares of the stage's time are taken without these casts.
+        autocast(scenario, self, strategy, runs, stage);
         Ok(())
     }
 
@@ -97,6 +86,70 @@ impl PriceBook for TablePrices {
     fn provenance(&self) -> Vec<UsedConstant> {
         self.constants()
     }
+}
+
+impl TablePrices {
+    /// Adds the gathers and reductions of a stage, and the copies around them.
+    fn traffic(
+        &self,
+        scenario: &Scenario,
+        strategy: &Strategy,
+        parallel: &DataParallel,
+        runs: &[Run],
+        stage: &mut StageWork,
+    ) -> Result<(), CostError> {
+        let message = |kind, bytes, group: Group| Ok(self.collective(kind, bytes, group).time);
+        stage_traffic::add_layers(scenario, strategy, parallel, &message, runs, stage)?;
+        let gathers_for_every_pass = strategy.zero == Zero::Z3 && strategy.reshard_after_forward;
+        let has = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
+        if gathers_for_every_pass && has(Rewrite::GatherTensorByTensor) {
+            tensorwise::expose(scenario, self, parallel.ranks(), runs, stage);
+        } else {
+            stage_traffic::plan(strategy, stage);
+        }
+        if has(Rewrite::BroadcastParameters) {
+            stage_traffic::broadcast(parallel, &message, stage)?;
+        }
+        // After the traffic is added: the blocks' shares of the stage's time are taken without these copies.
+        if gathers_for_every_pass {
+            copies(scenario, self, runs, stage);
+        }
+        Ok(())
+    }
+}
+
+/// Adds the casts of whole parameters that compute in 16 bits and are held in 32, as `torch.autocast` makes them: of
+/// every weight once in forward and once in recomputation, of every gradient once in backward.
+fn autocast(
+    scenario: &Scenario,
+    prices: &TablePrices,
+    strategy: &Strategy,
+    runs: &[Run],
+    stage: &mut StageWork,
+) {
+    if !states::casts_whole(scenario, strategy.zero) {
+        return;
+    }
+    let compute = scenario.workload.precision.activation().size();
+    let held = states::parameter_type(&scenario.runtime.states, scenario.workload.precision).size();
+    let casts = |runs: &mut dyn Iterator<Item = &Run>| {
+        let elements: u64 = runs
+            .map(|run| (run.cost.elements.dense + run.cost.elements.expert) * run.count)
+            .sum();
+        let bytes = Bytes(elements * (held + compute));
+        prices.memory_bound(MemoryKind::Pointwise, bytes).time
+    };
+    let all = casts(&mut runs.iter());
+    stage.forward.compute += all;
+    stage.recompute.compute += casts(
+        &mut runs
+            .iter()
+            .filter(|run| run.cost.recompute.duration().0 > 0.0),
+    );
+    stage.backward.add_weight(Work {
+        compute: all,
+        ..Work::default()
+    });
 }
 
 /// Adds the copies of whole parameters and gradients between a runtime's collective buffers and the tensors that

@@ -1,8 +1,9 @@
 //! Which kernels and precisions a training system uses for the operators of a traced block.
 
+use catalog::model::Activation;
 use catalog::runtime::{AttentionKernel, Rewrite};
 use catalog::{DType, Runtime};
-use dtensor::{Operator, Product, Trace};
+use dtensor::{Operator, Pointwise, Product, Trace};
 
 /// Lowers traced blocks to the kernels of one training system.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +52,14 @@ impl Lowering<'_> {
     pub fn keeps_quantised(&self, trace: &Trace, operator: Operator) -> bool {
         self.has(Rewrite::SaveQuantisedInputs)
             && matches!(operator, Operator::Product(p) if self.is_eight_bit(trace, p))
+    }
+
+    /// Whether an operator is a GELU that this training system makes of elementary operators.
+    #[must_use]
+    pub fn splits_gelu(&self, operator: Operator) -> bool {
+        let is_split = |of: dtensor::Nonlinearity| of.tanh && of.function == Activation::Gelu;
+        self.has(Rewrite::GeluByOperators)
+            && matches!(operator, Operator::Pointwise(Pointwise::Activation(of)) if is_split(of))
     }
 
     /// Whether a product runs in 8 bits.

@@ -95,7 +95,23 @@ pub(super) fn kept(
         saved.extend(log_sum_exp(trace));
     }
     saved.extend(log_probabilities(lowering, trace));
+    saved.extend(factors_of_gelu(lowering, trace));
     saved
+}
+
+/// What a GELU of elementary operators keeps beside its input: half the input, the tanh, and one more than the tanh.
+fn factors_of_gelu<'t>(
+    lowering: &'t Lowering<'_>,
+    trace: &'t Trace,
+) -> impl Iterator<Item = SavedTensor> {
+    let split = trace.forward.iter();
+    let split = split.filter(move |op| lowering.splits_gelu(op.operator));
+    split.map(|op| SavedTensor {
+        name: format!("{}.factors", op.scope),
+        bytes: trace.tensor(op.outputs[0]).bytes() * 3,
+        for_weight: false,
+        storage: None,
+    })
 }
 
 /// Drops views into products that are kept themselves: such a view is no copy.

@@ -227,6 +227,16 @@ pub(crate) const TABLE: &Table = &[
         Never("GELU has a kernel of its own"),
     ),
     (
+        Rewrite::BroadcastParameters,
+        |_| true,
+        Never("ranks gather parameters at once"),
+    ),
+    (
+        Rewrite::GeluByOperators,
+        |_| true,
+        Never("GELU has a kernel of its own"),
+    ),
+    (
         Rewrite::NormInF32,
         |_| true,
         Never("norms keep their 16-bit inputs"),

@@ -93,6 +93,8 @@ macro_rules! table {
             (Rewrite::FuseBiasEpilogue, |_| true, Yours),
             (Rewrite::FuseGeluEpilogue, |_| true, Yours),
             (Rewrite::NormInF32, |_| true, Yours),
+            (Rewrite::GeluByOperators, |_| true, Yours),
+            (Rewrite::BroadcastParameters, |_| false, Written),
             (Rewrite::FusePermute, |_| true, Yours),
             (Rewrite::KeepRowIndices, |_| true, Yours),
             (Rewrite::LaunchExpertsApart, |_| true, Yours),

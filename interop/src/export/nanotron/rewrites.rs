@@ -164,6 +164,12 @@ pub(crate) const REWRITES: &Table = &[
     ),
     // Its models have no biases to fuse, its attention no scores; it does not train in 8 bits or choose operators.
     (Rewrite::FuseBiasGelu, |_| false, Written),
+    (Rewrite::GeluByOperators, |_| false, Written),
+    (
+        Rewrite::BroadcastParameters,
+        |_| true,
+        Never("ranks gather parameters at once"),
+    ),
     (Rewrite::FuseBiasDropoutAdd, |_| false, Written),
     (Rewrite::FuseScaledMaskedSoftmax, |_| false, Written),
     (Rewrite::FuseBiasEpilogue, |_| false, Written),

@@ -221,6 +221,16 @@ pub(crate) const REWRITES: &Table = &[
         chosen,
         Never("selective checkpointing keeps what its list of operators says"),
     ),
+    (
+        Rewrite::BroadcastParameters,
+        |_| true,
+        Never("ranks gather parameters at once"),
+    ),
+    (
+        Rewrite::GeluByOperators,
+        |_| true,
+        Never("an activation is one kernel"),
+    ),
     // No kernel of its attention writes scores to memory.
     (Rewrite::FuseScaledMaskedSoftmax, |_| false, Written),
 ];
