@@ -1,7 +1,9 @@
 //! The runtime of a published run: that of the framework it names, changed if the run states otherwise.
 
+use std::collections::BTreeSet;
+
 use catalog::runs::{Framework, Run};
-use catalog::runtime::{AttentionKernel, Rewrite};
+use catalog::runtime::{AttentionKernel, RecomputeModule, Rewrite};
 use catalog::{DType, Runtime};
 use serde_json::Value;
 
@@ -11,7 +13,32 @@ pub(super) fn runtime(run: &Run) -> Result<(Runtime, bool), String> {
     let name = framework.map_or_else(|| unnamed(run), |f| preset_of(run, &f.runtime));
     let mut runtime = catalog::load::runtime(name).map_err(|e| e.to_string())?;
     apply_statements(run, &mut runtime);
+    if let Some(modules) = modules(run)? {
+        runtime.selective = modules;
+    }
     Ok((runtime, framework.is_some()))
+}
+
+/// The modules that a run recomputes, if it lists them as `selective:layernorm,moe_act`.
+fn modules(run: &Run) -> Result<Option<BTreeSet<RecomputeModule>>, String> {
+    let label = run.recompute.as_deref().unwrap_or("");
+    let Some(list) = label.strip_prefix("selective:") else {
+        return Ok(None);
+    };
+    let module = |name: &str| match name.trim() {
+        "core_attn" => Ok(RecomputeModule::CoreAttention),
+        "layernorm" => Ok(RecomputeModule::Norms),
+        "mla_up_proj" => Ok(RecomputeModule::LatentProjections),
+        "moe_act" => Ok(RecomputeModule::ExpertActivation),
+        "mlp" => Ok(RecomputeModule::Mlp),
+        other => Err(format!(
+            "out of scope: recomputation of the module `{other}`"
+        )),
+    };
+    list.split(',')
+        .map(module)
+        .collect::<Result<_, _>>()
+        .map(Some)
 }
 
 /// What a run states about how it shards states.

@@ -7,9 +7,10 @@ use std::fmt::Write as _;
 use catalog::residuals::{self, Evidence, FEWEST, Kind, Quantity, Residual};
 use serde::Serialize;
 
+use super::few_shot::FewShot;
+use super::refit::LeftOut;
 use super::score::Scored;
 use super::summary::is_complete;
-use super::sweeps::Sweep;
 use super::weighed::Weighed;
 
 /// Coverage: how many runs lie inside their 80% interval.
@@ -86,16 +87,32 @@ fn interval(errors: &Weighed) -> Option<Residual> {
 }
 
 /// The 80% intervals as CSV, the content of `catalog/presets/runs/residuals.csv`, which predictions read.
-pub(crate) fn table(left_out: &[Scored], sweeps: &[Sweep]) -> String {
+pub(crate) fn table(found: &LeftOut) -> String {
+    let LeftOut {
+        runs: left_out,
+        sweeps,
+        few_shot,
+        ..
+    } = found;
     let mut text = String::from(
         "# ln(measured / predicted) of published runs, each predicted by the constants of all other sources: 10% and\n\
          # 90% quantiles, every source weighing the same, by how much the others say of the run's kind.\n\
-         # Made by `vescale-plan validate --leave-source-out --residuals catalog/presets/runs/residuals.csv`.\n\
+         # Made by `vescale-plan validate --leave-source-out --few-shot 0,1,3 --residuals catalog/presets/runs/residuals.csv`.\n\
          # quantity,evidence,runs,low,high; ratio: pairs of strategies inside a sweep.\n",
     );
     for quantity in [Quantity::Time, Quantity::Memory] {
         for (evidence, residual) in intervals(&samples(left_out, quantity), None) {
             line(&mut text, quantity, evidence, residual);
+        }
+    }
+    let after = few_shot.iter().filter(|few| few.known > 0);
+    for FewShot {
+        known, residuals, ..
+    } in after
+    {
+        let evidence = Evidence::Calibrated { runs: *known };
+        if let Some(residual) = interval(&Weighed::new(residuals.iter().cloned())) {
+            line(&mut text, Quantity::Time, evidence.name(), residual);
         }
     }
     let pairs = sweeps.iter().enumerate().flat_map(|(index, sweep)| {

@@ -1,9 +1,11 @@
 //! Compares predictions with measurements: published runs, predicted from nothing but their configuration, and training
 //! logs.
 
+mod ablation;
 mod baseline;
 mod contradictions;
 pub mod diagnose;
+mod few_shot;
 mod framework;
 mod intervals;
 mod kernels;
@@ -11,6 +13,7 @@ mod machine;
 mod mapping;
 mod markdown;
 mod model;
+pub mod own_runs;
 mod plot;
 mod refit;
 mod report;

@@ -18,6 +18,7 @@ use costmodel::{CostModel, Scenario};
 use rayon::prelude::*;
 use serde::Serialize;
 
+use super::few_shot::{self, FewShot, Response};
 use super::intervals::{self, Coverage};
 use super::mapping::{self, Mapped};
 use super::score::{self, Measured, Scored};
@@ -101,6 +102,9 @@ pub(crate) struct LeftOut {
     pub(crate) intervals: Vec<Coverage>,
     /// Number of runs that did run but are predicted not to fit.
     pub(crate) wrongly_too_large: usize,
+    /// Errors after some runs of each source are known.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) few_shot: Vec<FewShot>,
     #[serde(skip)]
     pub(crate) runs: Vec<Scored>,
     #[serde(skip)]
@@ -124,10 +128,12 @@ struct Residuals {
     memory: Option<f64>,
 }
 
-/// Leaves each source out in turn; `scored` are the runs as predicted with the shipped constants.
+/// Leaves each source out in turn; `scored` are the runs as predicted with the shipped constants. Also predicts each
+/// source after each of these numbers of its runs are known.
 pub(crate) fn leave_source_out(
     runs: &[(Run, String)],
     scored: &[Scored],
+    known: &[usize],
     progress: &dyn Fn(f64),
 ) -> LeftOut {
     let parameters = parameters();
@@ -137,6 +143,7 @@ pub(crate) fn leave_source_out(
     names.dedup();
     let all = fit(&parameters, &chosen(&samples, None));
     let mut sources = Vec::new();
+    let mut responses = Vec::new();
     let mut predicted = scored.to_vec();
     // The fit on all runs is one more step.
     let steps = (names.len() + 1) as f64;
@@ -150,6 +157,15 @@ pub(crate) fn leave_source_out(
             let left_out = scored.predicted.as_ref().and(scored.skipped.clone());
             *scored = score::score(run, source, &constants, left_out);
         });
+        if !known.is_empty() {
+            let own = runs.par_iter().zip(&predicted);
+            let own = own.filter(|((_, source), _)| source == name);
+            responses.par_extend(own.filter_map(|((run, _), scored)| {
+                response(run, scored, &|scenario| {
+                    apply(&parameters, &found, scenario)
+                })
+            }));
+        }
         let errors = |runs: &[Scored], error: fn(&Scored) -> Option<f64>| {
             let own = runs.iter().filter(|s| s.file == name && is_complete(s));
             summary::stats(&own.filter_map(error).collect::<Vec<f64>>())
@@ -171,10 +187,28 @@ pub(crate) fn leave_source_out(
         constants: constants(&parameters, &all, &samples),
         ranking: sweeps::ranking(&sweeps),
         intervals: intervals::coverage(&predicted),
+        few_shot: known
+            .iter()
+            .filter_map(|&known| few_shot::after(&responses, known))
+            .collect(),
         wrongly_too_large: summary::wrongly_too_large(predicted.iter().filter(|s| is_complete(s))),
         runs: predicted,
         sweeps,
     }
+}
+
+/// How a run that ran, and has complete facts, is predicted with factors of time.
+fn response(
+    run: &Run,
+    scored: &Scored,
+    constants: &dyn Fn(&mut Scenario) -> Fitted,
+) -> Option<Response> {
+    if !is_complete(scored) || scored.status != "ok" || scored.predicted.is_none() {
+        return None;
+    }
+    let mut mapped = mapping::map(run).ok()?;
+    let fitted = constants(&mut mapped.scenario);
+    Response::new(scored, &mapped, &fitted, score::step_time(run)?)
 }
 
 fn constants(parameters: &[Parameter], all: &[f64], samples: &[Sample]) -> Vec<Found> {

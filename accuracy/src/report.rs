@@ -7,6 +7,7 @@ use catalog::runs::Run;
 use rayon::prelude::*;
 use serde::Serialize;
 
+use super::ablation::{self, Ablation};
 use super::intervals::{self, Coverage};
 use super::refit::{self, LeftOut};
 use super::score::{self, Scored};
@@ -25,6 +26,8 @@ pub struct Report {
     pub(crate) intervals: Vec<Coverage>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) leave_source_out: Option<LeftOut>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) ablations: Vec<Ablation>,
 }
 
 impl Report {
@@ -54,16 +57,31 @@ impl Report {
             ranking: sweeps::ranking(&sweeps),
             intervals: intervals::coverage(&scored),
             leave_source_out: None,
+            ablations: Vec::new(),
             sweeps,
             runs: scored,
         }
     }
 
-    /// Fits the constants again without each source in turn, and predicts that source with them. `progress` receives
-    /// the share done, in `[0, 1]`.
+    /// Fits the constants again without each source in turn, and predicts that source with them, also after each of
+    /// the numbers `known` of its own runs are known. `progress` receives the share done, in `[0, 1]`.
     #[must_use]
-    pub fn with_leave_source_out(mut self, runs: &[(Run, String)], progress: &dyn Fn(f64)) -> Self {
-        self.leave_source_out = Some(refit::leave_source_out(runs, &self.runs, progress));
+    pub fn with_leave_source_out(
+        mut self,
+        runs: &[(Run, String)],
+        known: &[usize],
+        progress: &dyn Fn(f64),
+    ) -> Self {
+        let found = refit::leave_source_out(runs, &self.runs, known, progress);
+        self.leave_source_out = Some(found);
+        self
+    }
+
+    /// Predicts all runs without one mechanism of the cost model after the other. `progress` receives the share done, in
+    /// `[0, 1]`.
+    #[must_use]
+    pub fn with_ablations(mut self, runs: &[(Run, String)], progress: &dyn Fn(f64)) -> Self {
+        self.ablations = ablation::ablations(runs, &self.runs, progress);
         self
     }
 
@@ -91,6 +109,6 @@ impl Report {
     #[must_use]
     pub fn residuals(&self) -> Option<String> {
         let left_out = self.leave_source_out.as_ref()?;
-        Some(intervals::table(&left_out.runs, &left_out.sweeps))
+        Some(intervals::table(left_out))
     }
 }

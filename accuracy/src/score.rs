@@ -209,9 +209,19 @@ pub(crate) fn like_counter(p: &Prediction, counter: &str) -> f64 {
     }
 }
 
+/// The measured step time, whatever the optimizer.
+pub(crate) fn step_time(run: &Run) -> Option<f64> {
+    time(run).0
+}
+
+/// Whether steps have costs that the run does not state, so that times are compared only once some are known: another
+/// optimizer than Adam.
+pub(crate) fn hides_costs(run: &Run) -> bool {
+    run.is_on("optimizer_is_not_adam")
+}
+
 pub(crate) fn measured(run: &Run) -> Measured {
-    // Step times with another optimizer than Adam are not compared: its cost is not modelled.
-    let (step_time_s, time_origin) = match run.is_on("optimizer_is_not_adam") {
+    let (step_time_s, time_origin) = match hides_costs(run) {
         true => (None, None),
         false => time(run),
     };

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::ablation::Ablation;
 use super::intervals::Coverage;
 use super::refit::{Equal, LeftOut};
 use super::report::Report;
@@ -65,8 +66,17 @@ fn text(report: &Report, worst: usize) -> String {
     if let Some(refit) = &report.leave_source_out {
         let _ = writeln!(text, "\n{}", left_out(refit));
         text.push_str(&reports::terminal::plain(&SOURCES, &source_rows(refit)));
+        if !refit.few_shot.is_empty() {
+            text.push('\n');
+            text.push_str(&reports::terminal::plain(&FEW_SHOT, &few_shot_rows(refit)));
+        }
         text.push('\n');
         text.push_str(&reports::terminal::plain(&CONSTANTS, &constant_rows(refit)));
+    }
+    if !report.ablations.is_empty() {
+        text.push_str("\nErrors with and without each mechanism, every source weighing the same\n");
+        let rows = ablation_rows(&report.ablations);
+        text.push_str(&reports::terminal::plain(&ABLATIONS, &rows));
     }
     text.push_str("\nNot predicted\n");
     for (reason, count) in report.skipped.iter().take(12) {
@@ -193,6 +203,73 @@ pub(crate) fn source_rows(found: &LeftOut) -> Vec<Vec<String>> {
             ]
         })
         .collect()
+}
+
+/// Columns of the errors after some runs of each source are known.
+pub(crate) const FEW_SHOT: [&str; 5] = [
+    "source left out",
+    "configurations",
+    "known runs",
+    "median of the others",
+    "p90",
+];
+
+pub(crate) fn few_shot_rows(found: &LeftOut) -> Vec<Vec<String>> {
+    let percent = |v: f64| format!("{:.1}%", v * 100.0);
+    let of_known = found.few_shot.iter();
+    let rows = of_known.flat_map(|few| {
+        let row = |name: &str, configurations: String, median, p90| {
+            let known = few.known.to_string();
+            vec![
+                name.to_owned(),
+                configurations,
+                known,
+                percent(median),
+                percent(p90),
+            ]
+        };
+        let all = row(
+            "all, each weighing the same",
+            String::new(),
+            few.median,
+            few.p90,
+        );
+        let sources = few.sources.iter();
+        let own = sources.map(move |s| row(&s.name, s.configurations.to_string(), s.median, s.p90));
+        std::iter::once(all).chain(own)
+    });
+    rows.collect()
+}
+
+/// Columns of the errors with and without a mechanism.
+pub(crate) const ABLATIONS: [&str; 8] = [
+    "mechanism",
+    "of",
+    "runs",
+    "sources",
+    "median without",
+    "with",
+    "p90 without",
+    "with",
+];
+
+pub(crate) fn ablation_rows(found: &[Ablation]) -> Vec<Vec<String>> {
+    let percent = |v: f64| format!("{:.1}%", v * 100.0);
+    let rows = found.iter().map(|ablation| {
+        let [median_without, p90_without] = ablation.without.map(percent);
+        let [median_with, p90_with] = ablation.with.map(percent);
+        vec![
+            ablation.mechanism.clone(),
+            ablation.quantity.to_owned(),
+            ablation.runs.to_string(),
+            ablation.sources.to_string(),
+            median_without,
+            median_with,
+            p90_without,
+            p90_with,
+        ]
+    });
+    rows.collect()
 }
 
 pub(crate) const CONSTANTS: [&str; 6] = [

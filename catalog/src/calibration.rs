@@ -1,51 +1,137 @@
-//! Ratios of measured to predicted step time from runs on a cluster, for one runtime and precision. A cluster can be
-//! extended by such ratios (`extension`); predictions for it are multiplied by them, and say so. A ratio does not say
-//! why a prediction is off: it is right for runs like those it was measured on, and scales all strategies alike, so it
-//! never changes which plan is best.
+//! What a few measured steps say of a user's own system: how much longer or shorter four kinds of work take there than
+//! predicted. A cluster file carries them (`extension`); prices for that cluster are multiplied by them, and say so.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::dtype::Precision;
-use crate::provenance::Sourced;
-
-/// Ratios outside this range come from a wrong plan or log, not from a cluster.
+/// Factors outside this range come from a wrong plan or log, not from a system.
 const PLAUSIBLE: std::ops::RangeInclusive<f64> = 0.1..=10.0;
 
-/// Measured over predicted step time of some runs.
+/// The kinds of work that a calibration tells apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rate {
+    /// Matrix products and fused attention.
+    Compute,
+    /// Kernels bound by device memory, the optimizer's among them.
+    Memory,
+    /// Collectives and transfers between devices.
+    Network,
+    /// The host: launching kernels, and its work between steps.
+    Host,
+}
+
+impl Rate {
+    /// Every kind.
+    pub const ALL: [Self; 4] = [Self::Compute, Self::Memory, Self::Network, Self::Host];
+
+    /// As in a cluster file.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Compute => "compute",
+            Self::Memory => "memory",
+            Self::Network => "network",
+            Self::Host => "host",
+        }
+    }
+}
+
+/// Times over predicted times by kind of work; 1 is as predicted.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TimeFactors {
+    /// Of matrix products and fused attention.
+    pub compute: f64,
+    /// Of kernels bound by device memory.
+    pub memory: f64,
+    /// Of collectives and transfers between devices.
+    pub network: f64,
+    /// Of launching kernels and of the host's work between steps.
+    pub host: f64,
+}
+
+impl Default for TimeFactors {
+    fn default() -> Self {
+        Self {
+            compute: 1.0,
+            memory: 1.0,
+            network: 1.0,
+            host: 1.0,
+        }
+    }
+}
+
+impl TimeFactors {
+    /// The factor of a kind of work.
+    #[must_use]
+    pub fn of(&self, rate: Rate) -> f64 {
+        match rate {
+            Rate::Compute => self.compute,
+            Rate::Memory => self.memory,
+            Rate::Network => self.network,
+            Rate::Host => self.host,
+        }
+    }
+
+    /// The factors that these logarithms stand for, in the order of [`Rate::ALL`].
+    #[must_use]
+    pub fn from_logs([compute, memory, network, host]: [f64; 4]) -> Self {
+        Self {
+            compute: compute.exp(),
+            memory: memory.exp(),
+            network: network.exp(),
+            host: host.exp(),
+        }
+    }
+}
+
+/// How long work takes on a cluster, learned from measured steps of the user's own runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Calibration {
-    /// Runtime of the runs; others are left alone.
+    /// Runtime of the runs. Its host's time and evidence are that runtime's own; the other factors hold for all.
     pub runtime: String,
-    /// Precision of the runs; others are left alone.
-    pub precision: Precision,
-    /// Measured over predicted step time.
-    pub step_time: Sourced<f64>,
+    /// Number of runs that were measured.
+    pub runs: u64,
+    /// Measured over predicted times.
+    pub time_factors: TimeFactors,
+    /// The runs.
+    pub source: String,
 }
 
-/// Checks that ratios are plausible.
-///
-/// # Errors
-/// The field, and what is wrong with it.
-pub(crate) fn check(entries: &[Calibration]) -> Result<(), (&'static str, String)> {
-    for (i, entry) in entries.iter().enumerate() {
-        if !PLAUSIBLE.contains(&entry.step_time.value) {
-            let message = format!(
-                "{} is not from {} to {}",
-                entry.step_time.value,
-                PLAUSIBLE.start(),
-                PLAUSIBLE.end()
-            );
-            return Err(("step_time", message));
-        }
-        let same = |other: &Calibration| {
-            other.runtime == entry.runtime && other.precision == entry.precision
+impl Calibration {
+    /// The factors of predictions under a runtime.
+    #[must_use]
+    pub fn factors(&self, runtime: &str) -> TimeFactors {
+        let host = if self.runtime == runtime {
+            self.time_factors.host
+        } else {
+            1.0
         };
-        if entries[..i].iter().any(same) {
-            let message = format!("{} {:?} is there twice", entry.runtime, entry.precision);
-            return Err(("calibration", message));
+        TimeFactors {
+            host,
+            ..self.time_factors
         }
     }
-    Ok(())
+
+    /// Checks that the factors are plausible.
+    ///
+    /// # Errors
+    /// The field, and what is wrong with it.
+    pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
+        if self.runs == 0 {
+            return Err(("runs", "0; expected at least one measured run".to_owned()));
+        }
+        for rate in Rate::ALL {
+            let factor = self.time_factors.of(rate);
+            if !PLAUSIBLE.contains(&factor) {
+                let [least, most] = [PLAUSIBLE.start(), PLAUSIBLE.end()];
+                return Err((
+                    rate.name(),
+                    format!("{factor} is not from {least} to {most}"),
+                ));
+            }
+        }
+        Ok(())
+    }
 }

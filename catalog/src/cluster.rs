@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::calibration::Calibration;
+use crate::calibration::{Calibration, TimeFactors};
 use crate::device::Device;
-use crate::dtype::Precision;
 use crate::profile::Profile;
 use crate::provenance::Sourced;
 use crate::units::{Bandwidth, Seconds};
@@ -49,8 +48,8 @@ pub struct Cluster {
     pub profile: Option<Arc<Profile>>,
     /// Measurements of GPUs like these, and between those of one host: they beat tables.
     pub gpu_profile: Option<Arc<Profile>>,
-    /// Measured over predicted step times of runs on it.
-    pub calibration: Vec<Calibration>,
+    /// How long work takes on it, learned from measured steps.
+    pub calibration: Option<Calibration>,
 }
 
 impl Cluster {
@@ -99,11 +98,11 @@ impl Cluster {
         }
     }
 
-    /// Measured over predicted step time under a runtime and precision, if runs have shown it.
+    /// How much longer than predicted work takes on it under a runtime.
     #[must_use]
-    pub fn step_time_ratio(&self, runtime: &str, precision: Precision) -> Option<&Sourced<f64>> {
-        let of = |c: &&Calibration| c.runtime == runtime && c.precision == precision;
-        self.calibration.iter().find(of).map(|c| &c.step_time)
+    pub fn time_factors(&self, runtime: &str) -> TimeFactors {
+        let learned = self.calibration.as_ref();
+        learned.map_or_else(TimeFactors::default, |c| c.factors(runtime))
     }
 
     /// Whether a job may have that many devices: they must be there, and fill nodes when there is more

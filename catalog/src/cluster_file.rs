@@ -201,7 +201,7 @@ impl ClusterFile {
             max_gpus: self.max_gpus,
             profile: None,
             gpu_profile: None,
-            calibration: Vec::new(),
+            calibration: None,
         };
         cluster
             .check()

@@ -1,9 +1,9 @@
-//! Cluster files that extend another cluster with what was measured on it: kernels, messages, and whole runs.
+//! Cluster files that extend another cluster with what was measured on it: kernels, messages, and whole steps.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::calibration::{self, Calibration};
+use crate::calibration::Calibration;
 use crate::cluster::Cluster;
 use crate::error::SpecError;
 use crate::profile::Profile;
@@ -27,9 +27,9 @@ pub struct ExtensionFile {
     /// A profile of its GPUs, as a file relative to this one: what it holds beats the tables.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// Measured over predicted step times.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub calibration: Vec<Calibration>,
+    /// How long work takes on it, learned from measured steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<Calibration>,
 }
 
 impl ExtensionFile {
@@ -42,7 +42,7 @@ impl ExtensionFile {
     /// Reads an extension file; `path` is for error messages.
     ///
     /// # Errors
-    /// With line and field when it is malformed or a ratio makes no sense.
+    /// With line and field when it is malformed or a factor makes no sense.
     pub fn from_yaml(text: &str, path: &str) -> Result<Self, SpecError> {
         let file: Self = crate::text::yaml(text, path)?;
         let wrong = |field: &str, message: String| SpecError::Field {
@@ -54,11 +54,15 @@ impl ExtensionFile {
             let message = format!("{}; this tool reads version 1", file.schema_version);
             return Err(wrong("schema_version", message));
         }
-        if file.profile.is_none() && file.calibration.is_empty() {
+        if file.profile.is_none() && file.calibration.is_none() {
             let message = "adds nothing: expected `profile` or `calibration`".to_owned();
             return Err(wrong("extends", message));
         }
-        calibration::check(&file.calibration).map_err(|(field, message)| wrong(field, message))?;
+        if let Some(calibration) = &file.calibration {
+            calibration
+                .check()
+                .map_err(|(field, message)| wrong(field, message))?;
+        }
         Ok(file)
     }
 
@@ -107,25 +111,25 @@ pub(crate) fn of_its_gpus(profile: &Profile, cluster: &Cluster) -> Result<(), St
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dtype::Precision;
+    use crate::calibration::TimeFactors;
     use crate::profile::{Gpu, Machine};
-    use crate::provenance::{Origin, Sourced};
 
-    fn file(ratio: f64) -> ExtensionFile {
+    fn file(compute: f64) -> ExtensionFile {
         ExtensionFile {
             schema_version: 1,
             name: "ours".to_owned(),
             extends: "dgx-h100".to_owned(),
             profile: None,
-            calibration: vec![Calibration {
+            calibration: Some(Calibration {
                 runtime: "megatron-core".to_owned(),
-                precision: Precision::Bf16,
-                step_time: Sourced {
-                    value: ratio,
-                    origin: Origin::Measured,
-                    source: "run.log: 90 steps".to_owned(),
+                runs: 1,
+                time_factors: TimeFactors {
+                    compute,
+                    host: 2.0,
+                    ..TimeFactors::default()
                 },
-            }],
+                source: "run.log: 90 steps".to_owned(),
+            }),
         }
     }
 
@@ -170,11 +174,13 @@ mod tests {
         assert_eq!(cluster.name, "ours");
         assert_eq!(cluster.device.name, "h100-sxm");
         assert!(cluster.profile.is_none() && cluster.gpu_profile.is_some());
-        let ratio =
-            |runtime, precision| cluster.step_time_ratio(runtime, precision).map(|r| r.value);
-        assert_eq!(ratio("megatron-core", Precision::Bf16), Some(1.25));
-        assert_eq!(ratio("megatron-core", Precision::Fp8), None);
-        assert_eq!(ratio("torchtitan", Precision::Bf16), None);
+        let learned = cluster.calibration.expect("learned");
+        let factors = |runtime| {
+            let of: TimeFactors = learned.factors(runtime);
+            (of.compute, of.host)
+        };
+        assert_eq!(factors("megatron-core"), (1.25, 2.0));
+        assert_eq!(factors("torchtitan"), (1.25, 1.0));
     }
 
     const MEASURED: &str =
@@ -218,15 +224,21 @@ mod tests {
             assert_eq!(error.to_string(), expected);
         };
         check(
-            |f| f.calibration[0].step_time.value = 25.0,
-            "x: field `step_time`: 25 is not from 0.1 to 10",
+            |f| {
+                f.calibration
+                    .as_mut()
+                    .expect("learned")
+                    .time_factors
+                    .network = 25.0
+            },
+            "x: field `network`: 25 is not from 0.1 to 10",
         );
         check(
-            |f| f.calibration.push(f.calibration[0].clone()),
-            "x: field `calibration`: megatron-core Bf16 is there twice",
+            |f| f.calibration.as_mut().expect("learned").runs = 0,
+            "x: field `runs`: 0; expected at least one measured run",
         );
         check(
-            |f| f.calibration.clear(),
+            |f| f.calibration = None,
             "x: field `extends`: adds nothing: expected `profile` or `calibration`",
         );
         let folder = tempfile::tempdir().expect("temporary folder");

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::calibration::Calibration;
 use crate::checked::Model;
 use crate::cluster::Cluster;
 use crate::cluster_file::{ClusterFile, DeviceFile};
@@ -156,15 +155,12 @@ fn extended(file: ExtensionFile, path: &Path, depth: usize) -> Result<Cluster, S
         cluster.gpu_profile = Some(Arc::new(profile));
     }
     cluster.name = names::checked(&file.name, &path.display().to_string(), "name")?.to_owned();
-    // A newer ratio for the same runtime replaces the older.
-    let mut calibration = file.calibration;
-    for older in cluster.calibration {
-        let same = |o: &Calibration| o.runtime == older.runtime && o.precision == older.precision;
-        if !calibration.iter().any(same) {
-            calibration.push(older);
-        }
+    if cluster.profile.is_some() && file.calibration.is_some() {
+        let message = format!("{} is measured, not predicted from tables", cluster.name);
+        return Err(wrong("calibration", message));
     }
-    cluster.calibration = calibration;
+    // Newer factors replace older ones: both are relative to the tables.
+    cluster.calibration = file.calibration.or(cluster.calibration);
     Ok(cluster)
 }
 

@@ -38,7 +38,7 @@ impl Profile {
             max_gpus: Some(gpu.map_or(1 << 10, |gpu| gpu.count)),
             profile: Some(Arc::new(self)),
             gpu_profile: None,
-            calibration: Vec::new(),
+            calibration: None,
         };
         let checked = cluster.device.check().and_then(|()| cluster.check());
         checked.map_err(|(field, message)| SpecError::Field {

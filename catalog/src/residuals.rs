@@ -41,6 +41,11 @@ pub struct Kind {
 /// How many published runs there are like a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Evidence {
+    /// Measured steps of the very system, by which its prices were scaled.
+    Calibrated {
+        /// Number of measured runs.
+        runs: usize,
+    },
     /// At least [`FEWEST`] runs of the kind.
     Covered {
         /// Number of runs of the kind.
@@ -105,6 +110,8 @@ impl Evidence {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Self::Calibrated { runs: ..3 } => "after 1 run",
+            Self::Calibrated { .. } => "after 3 runs",
             Self::Covered { .. } => "covered",
             Self::OtherRuntimes { .. } => "other runtimes",
             Self::Extrapolated => "extrapolated",
@@ -122,6 +129,10 @@ impl Evidence {
         let precision = precision_name(kind.precision);
         let gpu = kind.architecture.name();
         match self {
+            Self::Calibrated { runs } => {
+                let plural = if runs == 1 { "" } else { "s" };
+                format!("calibrated: {runs} measured run{plural} of this very system")
+            }
             Self::Covered { runs } => format!(
                 "covered: {runs} published runs of {model} in {precision} on {gpu} with the framework of {}",
                 kind.runtime
@@ -200,7 +211,14 @@ impl Quantity {
 /// The 80% interval of a quantity with this much evidence; if the table has none, that of the next weaker evidence.
 #[must_use]
 pub fn of(quantity: Quantity, evidence: Evidence) -> Residual {
-    let names = ["covered", "other runtimes", "extrapolated", "any"];
+    let names = [
+        "after 3 runs",
+        "after 1 run",
+        "covered",
+        "other runtimes",
+        "extrapolated",
+        "any",
+    ];
     let own = names.iter().position(|&name| name == evidence.name());
     let mut weaker = names[own.unwrap_or(0)..].iter();
     let found = weaker.find_map(|&name| {

@@ -27,6 +27,8 @@ pub struct Runtime {
     pub space: RuntimeSpace,
     /// Which rewrites of the operator graph it performs.
     pub rewrites: BTreeSet<Rewrite>,
+    /// What selective recomputation runs again.
+    pub selective: BTreeSet<RecomputeModule>,
     /// Which attention kernel it calls.
     pub attention: AttentionKernel,
     /// Types of parameters, gradients and optimizer states.
@@ -92,6 +94,34 @@ pub enum RecomputeMode {
     Layers,
     /// Operator-level selection (torchtitan).
     SelectiveOps,
+}
+
+/// A part of a layer that selective recomputation runs again (Megatron-Core `--recompute-modules`).
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum RecomputeModule {
+    /// Core attention (`core_attn`).
+    CoreAttention,
+    /// The norms before attention and feed-forward (`layernorm`).
+    Norms,
+    /// The projections from latents to queries, keys and values, with their rotary embedding (`mla_up_proj`).
+    LatentProjections,
+    /// The nonlinearity of experts (`moe_act`).
+    ExpertActivation,
+    /// The whole feed-forward part of a dense layer (`mlp`).
+    Mlp,
 }
 
 impl RecomputeMode {
@@ -247,6 +277,10 @@ pub enum Rewrite {
     /// Each expert's products are launched one after another rather than as one kernel of all experts (Transformer
     /// Engine's `GroupedLinear` calls cuBLAS for every expert).
     LaunchExpertsApart,
+    /// The router's probabilities multiply what experts' activations give, not what experts return, so that combining
+    /// keeps no rows for the probabilities' gradients (Megatron-Core `moe/experts.py` at 5be9626,
+    /// `weighted_bias_swiglu_impl`).
+    WeightActivations,
     /// A token that chose several experts of one rank, or of one node, is sent there once and copied on arrival
     /// (DeepEP, HybridEP).
     DeduplicateDispatch,
@@ -267,7 +301,7 @@ pub enum Rewrite {
 
 impl Rewrite {
     /// Every rewrite.
-    pub const ALL: [Self; 43] = [
+    pub const ALL: [Self; 44] = [
         Self::FuseBiasGelu,
         Self::FuseProjections,
         Self::FuseSwiglu,
@@ -305,6 +339,7 @@ impl Rewrite {
         Self::FusePermute,
         Self::KeepRowIndices,
         Self::LaunchExpertsApart,
+        Self::WeightActivations,
         Self::DeduplicateDispatch,
         Self::OverlapExpertTraffic,
         Self::GraphLayers,

@@ -8,8 +8,8 @@ use serde::Deserialize;
 use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
 use crate::provenance::Sourced;
 use crate::runtime::{
-    AttentionKernel, Overheads, RecomputeMode, Rewrite, Runtime, RuntimeSpace, SequenceParallelUse,
-    StateTypes,
+    AttentionKernel, Overheads, RecomputeMode, RecomputeModule, Rewrite, Runtime, RuntimeSpace,
+    SequenceParallelUse, StateTypes,
 };
 use crate::units::{Bytes, Seconds};
 
@@ -37,6 +37,8 @@ pub struct RuntimeFile {
     /// Inherited rewrites it does not perform.
     #[serde(default)]
     pub remove_rewrites: Vec<Rewrite>,
+    /// What selective recomputation runs again.
+    pub selective: Option<BTreeSet<RecomputeModule>>,
     /// Attention kernel.
     pub attention: Option<AttentionKernel>,
     /// State types.
@@ -107,6 +109,8 @@ impl RuntimeFile {
             description: self.description,
             space,
             rewrites,
+            selective: inherit(self.selective, parent.map(|p| p.selective.clone()))
+                .ok_or_else(|| missing("selective"))?,
             attention: inherit(self.attention, parent.map(|p| p.attention))
                 .ok_or_else(|| missing("attention"))?,
             states: inherit(self.states, parent.map(|p| p.states))

@@ -30,7 +30,7 @@ fn example(kind: Kind) -> &'static [u8] {
         Kind::Profile => PROFILE.as_bytes(),
         Kind::Report => REPORT.as_bytes(),
         Kind::Trace => b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[]}\n",
-        Kind::Cluster => b"schema_version: 1\nname: a\nextends: dgx-h100\ncalibration: []\n",
+        Kind::Cluster => b"schema_version: 1\nname: a\nextends: dgx-h100\nprofile: gpu.yaml\n",
         Kind::RunLog => b"{\"step\":0,\"loss\":1.0}\n",
         Kind::Weights => b"\x02\0\0\0\0\0\0\0{}",
         Kind::PublishedRuns => b"{\"id\":\"a\"}\n",

@@ -361,7 +361,8 @@ fn no_name_or_path_moves_the_terminal() {
     fs::create_dir(root.join(lines)).expect("folder");
     fs::write(root.join(lines).join("config.json"), &config).expect("config");
     let cluster = "schema_version: 1\nname: \"a\\x1b[2Jb\"\nextends: dgx-h100\n\
-                   calibration: [{runtime: vescale, precision: bf16, step_time: {value: 1.1, origin: measured, source: us}}]\n";
+                   calibration: {runtime: vescale, runs: 1, source: us, \
+                   time_factors: {compute: 1.1, memory: 1, network: 1, host: 1}}\n";
     fs::write(root.join("c.yaml"), cluster).expect("cluster");
     let with = |model: &'static str, cluster: &'static str, plan: &'static str| {
         [

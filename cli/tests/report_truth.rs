@@ -71,8 +71,8 @@ fn folder_with_files() -> tempfile::TempDir {
     fs::create_dir(root.join(MODEL)).expect("folder");
     let config = common::examples().join("llama/config.json");
     fs::copy(config, root.join(MODEL).join("config.json")).expect("config");
-    let cluster = "schema_version: 1\nname: ours\nextends: dgx-a100\ncalibration:\n\
-        - {runtime: megatron-core, precision: bf16, step_time: {value: 1.25, origin: measured, source: us}}\n";
+    let cluster = "schema_version: 1\nname: ours\nextends: dgx-a100\ncalibration: {runtime: megatron-core, \
+        runs: 2, time_factors: {compute: 1.25, memory: 1.1, network: 1.3, host: 1}, source: us}\n";
     fs::write(root.join("our cluster's; touch PWNED.yaml"), cluster).expect("cluster");
     folder
 }

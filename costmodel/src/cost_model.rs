@@ -216,7 +216,7 @@ impl CostModel {
             optimizer: &assembled.optimizer,
             resident: &assembled.resident,
             optimizer_transient: &assembled.optimizer_transient,
-            step_overhead: overheads.step.value,
+            step_overhead: self.scenario().by_host(&overheads.step),
         };
         let Some(cores) = self.scenario().cores() else {
             let outcome = finite(simulate(&inputs, record))?;

@@ -59,7 +59,7 @@ pub fn floors(
             .sum();
         peak = peak.max(assembled.resident[rank as usize] + held);
     }
-    let step = scenario.runtime.overheads.step.value;
+    let step = scenario.by_host(&scenario.runtime.overheads.step);
     // Sums are taken in another order than in the engine; a relative 1e-9 covers the rounding.
     Floors {
         time: (time + step) * (1.0 - 1e-9),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use catalog::calibration::Rate;
 use catalog::residuals::{self, Quantity};
 use catalog::{Bytes, Origin, Seconds, Sourced};
 use plans::program::Program;
@@ -23,8 +24,7 @@ pub fn prediction(
     outcome: &Outcome,
     program: &Program,
 ) -> Prediction {
-    let ratio = calibrated(scenario).map_or(1.0, |ratio| ratio.value);
-    let step = Seconds(outcome.step_time.0 * ratio);
+    let step = outcome.step_time;
     let gpus = scenario.workload.gpus as f64;
     let at_once = scenario.cluster.at_once(scenario.workload.gpus) as f64;
     let tokens = scenario.workload.tokens_per_step() as f64;
@@ -50,8 +50,7 @@ pub fn prediction(
         peak_rank as u32,
     );
     let kind = scenario.kind();
-    let evidence = kind.evidence();
-    let residual = |quantity| residuals::of(quantity, evidence);
+    let residual = |quantity| residuals::of(quantity, scenario.evidence(quantity));
     let (shortest, longest) = residual(Quantity::Time).around(step.0);
     let (least, most) = residual(Quantity::Memory).around(peak.as_f64());
     Prediction {
@@ -66,7 +65,7 @@ pub fn prediction(
         peak_memory_interval: (Bytes(least as u64), Bytes(most as u64)),
         p_fits: residual(Quantity::Memory)
             .probability_below((scenario.capacity().as_f64() / peak.as_f64().max(1.0)).ln()),
-        evidence: evidence.words(&kind),
+        evidence: scenario.evidence(Quantity::Time).words(&kind),
         peak_rank: peak_rank as u32,
         peak_moment: outcome.ranks[peak_rank]
             .peak_action
@@ -74,33 +73,9 @@ pub fn prediction(
         fit: fit(scenario.capacity(), peak, &memory),
         memory_by_rank: by_rank,
         memory,
-        breakdown: scaled(&breakdown(outcome.step_time, outcome), ratio),
-        kernels: kernels(assembled, strategy, critical(outcome), ratio),
+        breakdown: breakdown(outcome.step_time, outcome),
+        kernels: kernels(assembled, strategy, critical(outcome)),
         provenance: provenance(scenario, used),
-    }
-}
-
-/// The ratio of measured to predicted step time of this cluster and runtime, if there is one. It scales all times of a
-/// prediction alike; simulation and search leave it out, because it cannot change which plan is fastest.
-fn calibrated(scenario: &Scenario) -> Option<&Sourced<f64>> {
-    let precision = scenario.workload.precision;
-    scenario
-        .cluster
-        .step_time_ratio(&scenario.runtime.name, precision)
-}
-
-fn scaled(b: &Breakdown, ratio: f64) -> Breakdown {
-    Breakdown {
-        compute_s: b.compute_s * ratio,
-        recompute_s: b.recompute_s * ratio,
-        tp_exposed_s: b.tp_exposed_s * ratio,
-        cp_exposed_s: b.cp_exposed_s * ratio,
-        ep_exposed_s: b.ep_exposed_s * ratio,
-        dp_exposed_s: b.dp_exposed_s * ratio,
-        pp_exposed_s: b.pp_exposed_s * ratio,
-        bubble_s: b.bubble_s * ratio,
-        optimizer_s: b.optimizer_s * ratio,
-        host_s: b.host_s * ratio,
     }
 }
 
@@ -263,15 +238,14 @@ fn held_at(program: &Program, rank: u32, peak: Option<Action>) -> BTreeMap<u32, 
 }
 
 /// Time per step of the critical rank's kernels and collectives, by name.
-fn kernels(assembled: &Assembled, strategy: &Strategy, rank: usize, ratio: f64) -> Vec<NamedTime> {
+fn kernels(assembled: &Assembled, strategy: &Strategy, rank: usize) -> Vec<NamedTime> {
     let mut times: BTreeMap<&str, f64> = BTreeMap::new();
     for (runs, &owner) in assembled.runs.iter().zip(assembled.rank_of_stage.iter()) {
         if owner as usize == rank {
             for run in runs {
                 let repeats = run.count as f64 * strategy.num_micro_batches as f64;
                 for kernel in &run.cost.kernels {
-                    *times.entry(kernel.name.as_str()).or_default() +=
-                        kernel.seconds * repeats * ratio;
+                    *times.entry(kernel.name.as_str()).or_default() += kernel.seconds * repeats;
                 }
             }
         }
@@ -310,8 +284,14 @@ fn provenance(scenario: &Scenario, prices: Vec<UsedConstant>) -> Vec<UsedConstan
         constant("reserved over allocated memory", &overheads.fragmentation),
         constant("slow-down beside collectives", &overheads.overlap_slowdown),
     ];
-    if let Some(ratio) = calibrated(scenario) {
-        used.push(constant("measured over predicted step time", ratio));
+    if let Some(learned) = &scenario.cluster.calibration {
+        let factors = learned.factors(&scenario.runtime.name);
+        used.extend(Rate::ALL.map(|rate| UsedConstant {
+            name: format!("{} time of this system over that predicted", rate.name()),
+            value: format!("{:.3}", factors.of(rate)),
+            origin: Origin::Measured,
+            source: learned.source.clone(),
+        }));
     }
     for (dtype, rate) in &device.peak {
         used.push(constant(
@@ -334,8 +314,7 @@ fn provenance(scenario: &Scenario, prices: Vec<UsedConstant>) -> Vec<UsedConstan
 }
 
 fn interval(scenario: &Scenario, name: &str, quantity: Quantity) -> UsedConstant {
-    let kind = scenario.kind();
-    let evidence = kind.evidence();
+    let evidence = scenario.evidence(quantity);
     let found = residuals::of(quantity, evidence);
     let percent = |log: f64| (log.exp() - 1.0) * 100.0;
     UsedConstant {
@@ -352,7 +331,7 @@ fn interval(scenario: &Scenario, name: &str, quantity: Quantity) -> UsedConstant
         },
         source: format!(
             "{}; errors on {} runs of sources left out of the fit",
-            evidence.words(&kind),
+            evidence.words(&scenario.kind()),
             found.runs
         ),
     }

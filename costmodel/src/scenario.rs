@@ -1,7 +1,7 @@
 //! The subject of a prediction: model, cluster, training system and workload.
 
-use catalog::residuals::Kind;
-use catalog::{Bytes, Cluster, Model, Runtime, Workload};
+use catalog::residuals::{Evidence, Kind, Quantity};
+use catalog::{Bytes, Cluster, Model, Runtime, Seconds, Sourced, Workload};
 
 /// Everything that a prediction depends on, apart from the strategy.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,6 +43,23 @@ impl Scenario {
             architecture: self.cluster.device.architecture,
             precision: self.workload.precision,
             experts: self.model.moe.is_some(),
+        }
+    }
+
+    /// A time that the host takes, on this very system if measured steps have shown it.
+    pub(crate) fn by_host(&self, time: &Sourced<Seconds>) -> Seconds {
+        time.value * self.cluster.time_factors(&self.runtime.name).host
+    }
+
+    /// What the prediction of a quantity rests on: measured steps of this very system, or published runs that resemble it.
+    #[must_use]
+    pub fn evidence(&self, quantity: Quantity) -> Evidence {
+        let own = self.cluster.calibration.as_ref();
+        match own.filter(|own| own.runtime == self.runtime.name) {
+            Some(own) if quantity == Quantity::Time => Evidence::Calibrated {
+                runs: own.runs as usize,
+            },
+            _ => self.kind().evidence(),
         }
     }
 

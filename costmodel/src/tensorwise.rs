@@ -20,7 +20,7 @@ pub(crate) fn expose(
     runs: &[Run],
     stage: &mut StageWork,
 ) {
-    let launch = scenario.runtime.overheads.launch.value;
+    let launch = scenario.by_host(&scenario.runtime.overheads.launch);
     let sum = |count: fn(&Run) -> u64| -> u64 { runs.iter().map(|r| count(r) * r.count).sum() };
     let gathered = sum(|run| run.cost.tensors.gathered);
     let all = sum(|run| run.cost.tensors.all);

@@ -29,12 +29,8 @@ pub fn predicted(scenario: &Scenario, strategy: &Strategy, outcome: &mut Outcome
     };
     of_prediction(&prediction, outcome);
     if let Ok(score) = costs.score(strategy) {
-        // A calibration multiplies predictions, never what a search compares.
-        let ratio = scenario
-            .cluster
-            .step_time_ratio(&scenario.runtime.name, scenario.workload.precision);
-        let same = (ratio.is_some() || score.step_time == prediction.step_time)
-            && score.peak_memory == prediction.peak_memory;
+        let same =
+            score.step_time == prediction.step_time && score.peak_memory == prediction.peak_memory;
         outcome.expect(same, || "score and prediction differ".to_owned());
         if let Ok(floors) = costs.floors(strategy) {
             outcome.expect(floors.time.0 <= score.step_time.0 * (1.0 + 1e-9), || {

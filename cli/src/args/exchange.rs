@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::flags::OutputArgs;
+use super::flags::{OutputArgs, ScenarioArgs};
 
 /// `export`.
 #[derive(Args, Debug)]
@@ -113,11 +113,17 @@ pub(crate) struct DiagnoseArgs {
 #[derive(Args, Debug)]
 pub(crate) struct CalibrateArgs {
     /// Training logs
-    #[arg(required = true)]
+    #[arg(required_unless_present = "measured")]
     pub(crate) logs: Vec<PathBuf>,
     /// The plan of each log, in the same order
-    #[arg(long = "plan", required = true)]
+    #[arg(long = "plan")]
     pub(crate) plans: Vec<PathBuf>,
+    /// A strategy and its measured step time, such as tp=8,pp=4:8.1s, of the job that --model, --gpus and the other
+    /// options describe; may be given several times
+    #[arg(long, value_name = "STRATEGY:TIME", requires = "ScenarioArgs")]
+    pub(crate) measured: Vec<String>,
+    #[command(flatten)]
+    pub(crate) scenario: Option<ScenarioArgs>,
     /// Logged steps to skip [default: a tenth, at least 2]
     #[arg(long)]
     pub(crate) warmup: Option<usize>,

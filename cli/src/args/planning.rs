@@ -144,6 +144,17 @@ pub(crate) struct ValidateArgs {
     /// (some minutes)
     #[arg(long)]
     pub(crate) leave_source_out: bool,
+    /// Also predict each left-out source after this many of its own runs are known, such as 1,3
+    #[arg(
+        long,
+        value_name = "RUNS",
+        value_delimiter = ',',
+        requires = "leave_source_out"
+    )]
+    pub(crate) few_shot: Vec<usize>,
+    /// Also predict without one mechanism of the cost model after the other (some minutes)
+    #[arg(long)]
+    pub(crate) ablate: bool,
     /// Runs with the largest errors to list
     #[arg(long, default_value_t = 10)]
     pub(crate) worst: usize,

@@ -1,37 +1,53 @@
-//! `calibrate`: writes a cluster file that carries what training logs have shown.
+//! `calibrate`: writes a cluster file that carries what measured steps say of the user's own system.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::ExitCode;
 
-use catalog::calibration::Calibration;
+use accuracy::own_runs::{self, Explained, Learned, OwnRun};
+use catalog::calibration::{Calibration, Rate};
 use catalog::extension::ExtensionFile;
 use catalog::files::Kind;
-use catalog::{Origin, Precision, Sourced};
+use catalog::{Seconds, names};
+use costmodel::Scenario;
+use plans::Strategy;
 use serde::Serialize;
 
-use crate::args::CalibrateArgs;
+use crate::args::{CalibrateArgs, ScenarioArgs};
 use crate::commands::logged_run::{self, LoggedRun};
 use crate::destinations::Target;
 use crate::error::CliError;
 use crate::inputs;
 use crate::output::{self, SCHEMA_VERSION};
 
-/// One run's contribution to a calibration.
-pub(crate) struct Source {
+/// Measured over predicted step times outside this range come from a run of another plan.
+const PLAUSIBLE: std::ops::RangeInclusive<f64> = 0.1..=10.0;
+
+/// A measured run.
+pub(crate) struct Measured {
+    /// The cluster, as the user named it.
     cluster: String,
-    runtime: String,
-    precision: Precision,
-    /// Measured step time over the one predicted without calibration.
-    ratio: f64,
+    scenario: Scenario,
+    strategy: Strategy,
+    step_time: Seconds,
     about: String,
 }
 
 #[derive(Serialize)]
-struct CalibrateJson {
+struct CalibrateJson<'a> {
     schema_version: u32,
     path: String,
-    calibration: Vec<Calibration>,
+    calibration: &'a Calibration,
+    runs: Vec<RunJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct RunJson<'a> {
+    run: &'a str,
+    measured_step_time_s: f64,
+    /// Predicted without and with the factors.
+    predicted_step_time_s: [f64; 2],
+    /// By how much each factor alone changes the step.
+    change_by_rate: std::collections::BTreeMap<&'static str, f64>,
 }
 
 /// Runs `calibrate`.
@@ -44,111 +60,203 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode, CliError> {
         ));
     }
     let to = Target::named(&args.output, Kind::Cluster, args.force)?;
-    let mut sources = Vec::new();
+    let mut runs = Vec::new();
     for (log, plan) in args.logs.iter().zip(&args.plans) {
         let run = logged_run::read(log, plan, args.warmup)?;
-        sources.push(Source::of(&run, log));
+        runs.push(Measured::of_log(&run, log));
     }
-    let file = write(&to, &sources)?;
+    if let Some(scenario) = &args.scenario {
+        for text in &args.measured {
+            runs.push(Measured::parse(text, scenario)?);
+        }
+    }
+    let (calibration, learned) = write(&to, &runs)?;
     if args.format.json {
         output::json(&CalibrateJson {
             schema_version: SCHEMA_VERSION,
             path: to.text(),
-            calibration: file.calibration,
+            calibration: &calibration,
+            runs: runs.iter().zip(&learned.runs).map(json).collect(),
         })?;
         return Ok(ExitCode::SUCCESS);
     }
-    for c in &file.calibration {
-        output::print(&format!(
-            "{} {}: steps take {:.3} times the prediction ({})\n",
-            c.runtime,
-            format!("{:?}", c.precision).to_lowercase(),
-            c.step_time.value,
-            c.step_time.source
-        ));
-    }
+    output::print(&shown(&runs, &learned));
     to.say(args.format.quiet, "cluster");
     Ok(ExitCode::SUCCESS)
 }
 
-impl Source {
-    /// The contribution of one run.
-    pub(crate) fn of(run: &LoggedRun, log: &Path) -> Self {
+impl Measured {
+    /// A run that a log and its plan tell of.
+    pub(crate) fn of_log(run: &LoggedRun, log: &Path) -> Self {
         let scenario = run.loaded.costs.scenario();
-        let precision = scenario.workload.precision;
-        let runtime = scenario.runtime.name.clone();
-        // The prediction for a calibrated cluster includes its ratio already.
-        let known = scenario.cluster.step_time_ratio(&runtime, precision);
-        let before = run.prediction.step_time.0 / known.map_or(1.0, |ratio| ratio.value);
         let name = log.file_name().map_or_else(
             || log.display().to_string(),
             |n| n.to_string_lossy().into_owned(),
         );
         Self {
             cluster: run.loaded.file.cluster.clone(),
-            runtime,
-            precision,
-            ratio: run.steady.median() / before,
+            strategy: run.loaded.strategy.clone(),
+            step_time: Seconds(run.steady.median()),
             about: format!(
-                "{name} of plan {} ({} on {} devices): median of {} steps {:.4} s, predicted {before:.4} s",
+                "{name} of plan {} ({} on {} devices): median of {} steps {:.4} s",
                 run.loaded.file.id,
                 scenario.model.name,
                 scenario.workload.gpus,
                 run.steady.seconds.len(),
                 run.steady.median(),
             ),
+            scenario: scenario.clone(),
         }
+    }
+
+    /// A strategy with its step time, such as `tp=8,pp=4:8.1s`.
+    fn parse(text: &str, args: &ScenarioArgs) -> Result<Self, CliError> {
+        let wrong = || {
+            let message = format!(
+                "--measured {text}: expected a strategy, a colon and a time in s or ms, such as tp=8,pp=4:8.1s"
+            );
+            CliError::Usage(message)
+        };
+        let (strategy, time) = text.rsplit_once(':').ok_or_else(wrong)?;
+        let (number, unit) = match time.strip_suffix("ms") {
+            Some(number) => (number, 1e-3),
+            None => (time.strip_suffix('s').unwrap_or(time), 1.0),
+        };
+        let number: f64 = number.trim().parse().map_err(|_| wrong())?;
+        if !(number > 0.0 && number.is_finite()) {
+            return Err(wrong());
+        }
+        let resolved = inputs::resolve(args)?;
+        let s = &resolved.scenario;
+        let strategy = plans::grammar::parse(strategy, &s.model, &s.workload, &s.runtime)?;
+        Ok(Self {
+            cluster: resolved.cluster_arg,
+            about: format!(
+                "{} on {} devices, {strategy}: {:.4} s",
+                s.model.name,
+                s.workload.gpus,
+                number * unit
+            ),
+            strategy,
+            step_time: Seconds(number * unit),
+            scenario: resolved.scenario,
+        })
     }
 }
 
-/// Writes the calibration; runs of one runtime and precision are combined by their geometric mean, because errors of
-/// prices are factors.
-pub(crate) fn write(to: &Target, sources: &[Source]) -> Result<ExtensionFile, CliError> {
-    let Some(first) = sources.first() else {
+/// Learns from the runs and writes the cluster file.
+pub(crate) fn write(to: &Target, runs: &[Measured]) -> Result<(Calibration, Learned), CliError> {
+    let Some(first) = runs.first() else {
         return inputs::usage("no run to learn from".to_owned());
     };
-    let path = to.path();
-    if let Some(other) = sources.iter().find(|s| s.cluster != first.cluster) {
-        return inputs::usage(format!(
-            "plans are for different clusters, {} and {}; calibrate each by itself",
-            first.cluster, other.cluster
-        ));
-    }
-    let mut groups: BTreeMap<(String, Precision), Vec<&Source>> = BTreeMap::new();
-    for source in sources {
-        let key = (source.runtime.clone(), source.precision);
-        groups.entry(key).or_default().push(source);
-    }
-    let calibration = groups.into_iter().map(|((runtime, precision), runs)| {
-        let logs: f64 = runs.iter().map(|s| s.ratio.ln()).sum();
-        let about: Vec<&str> = runs.iter().map(|s| s.about.as_str()).collect();
-        Calibration {
-            runtime,
-            precision,
-            step_time: Sourced {
-                value: (logs / runs.len() as f64).exp(),
-                origin: Origin::Measured,
-                source: about.join("; "),
-            },
+    let runtime = &first.scenario.runtime.name;
+    for (what, own, other) in runs.iter().flat_map(|run| {
+        let theirs = &run.scenario.runtime.name;
+        [
+            ("clusters", &first.cluster, &run.cluster),
+            ("runtimes", runtime, theirs),
+        ]
+    }) {
+        if own != other {
+            return inputs::usage(format!(
+                "runs are of different {what}, {own} and {other}; calibrate each by itself"
+            ));
         }
-    });
+    }
+    let own: Vec<OwnRun<'_>> = runs.iter().map(Measured::own).collect();
+    let learned = own_runs::learn(&own)?;
+    for (run, explained) in runs.iter().zip(&learned.runs) {
+        let ratio = run.step_time.0 / explained.before.0;
+        if !PLAUSIBLE.contains(&ratio) {
+            return inputs::usage(format!(
+                "{}: {ratio:.3} times the predicted step, which is not from {} to {}; is it a run of this plan?",
+                run.about,
+                PLAUSIBLE.start(),
+                PLAUSIBLE.end()
+            ));
+        }
+    }
+    let about: Vec<&str> = runs.iter().map(|run| run.about.as_str()).collect();
+    let calibration = Calibration {
+        runtime: runtime.clone(),
+        runs: runs.len() as u64,
+        time_factors: learned.factors,
+        source: about.join("; "),
+    };
+    let path = to.path();
     let (extends, profile) = extended(path, &first.cluster);
     let name = path.file_stem().map_or_else(
         || "calibrated".to_owned(),
         |s| s.to_string_lossy().into_owned(),
     );
+    let shown = path.display().to_string();
     let file = ExtensionFile {
         schema_version: 1,
-        name,
+        name: names::checked(&name, &shown, "name")?.to_owned(),
         extends,
         profile,
-        calibration: calibration.collect(),
+        calibration: Some(calibration.clone()),
     };
-    let text = file.to_yaml()?;
-    // A ratio beyond what cluster files may hold is refused here, not when the file is read.
-    ExtensionFile::from_yaml(&text, &path.display().to_string())?;
-    to.write(&text)?;
-    Ok(file)
+    to.write(&file.to_yaml()?)?;
+    Ok((calibration, learned))
+}
+
+impl Measured {
+    fn own(&self) -> OwnRun<'_> {
+        OwnRun {
+            scenario: &self.scenario,
+            strategy: &self.strategy,
+            step_time: self.step_time,
+        }
+    }
+}
+
+/// What moved, and how far it explains each run.
+fn shown(runs: &[Measured], learned: &Learned) -> String {
+    let factors = Rate::ALL.map(|rate| {
+        let factor = learned.factors.of(rate);
+        format!("{} takes {factor:.3} times the predicted time", rate.name())
+    });
+    let mut text = format!("{}\n\n", factors.join("\n"));
+    let header = [
+        "run",
+        "measured",
+        "predicted",
+        "with factors",
+        "compute",
+        "memory",
+        "network",
+        "host",
+    ];
+    let rows: Vec<Vec<String>> = runs
+        .iter()
+        .zip(&learned.runs)
+        .map(|(run, explained)| {
+            let mut row = vec![
+                run.about.clone(),
+                run.step_time.to_string(),
+                explained.before.to_string(),
+                explained.after.to_string(),
+            ];
+            let changes = explained.by_rate.iter();
+            row.extend(changes.map(|(_, change)| format!("{:+.1}%", change * 100.0)));
+            row
+        })
+        .collect();
+    text.push_str(&reports::terminal::plain(&header, &rows));
+    text
+}
+
+fn json<'a>((run, explained): (&'a Measured, &'a Explained)) -> RunJson<'a> {
+    let changes = explained.by_rate.iter();
+    RunJson {
+        run: &run.about,
+        measured_step_time_s: run.step_time.0,
+        predicted_step_time_s: [explained.before.0, explained.after.0],
+        change_by_rate: changes
+            .map(|(rate, change)| (rate.name(), *change))
+            .collect(),
+    }
 }
 
 /// The cluster to extend, with its profile. It is never the file being written: then it is the cluster that file

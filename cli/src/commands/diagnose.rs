@@ -77,8 +77,8 @@ pub(crate) fn run(args: &DiagnoseArgs) -> Result<ExitCode, CliError> {
         &measured,
     )?;
     let saved = calibrated.map(|to| {
-        let source = calibrate::Source::of(&run, &args.log);
-        calibrate::write(&to, &[source])?;
+        let measured = calibrate::Measured::of_log(&run, &args.log);
+        calibrate::write(&to, &[measured])?;
         to.say(args.format.quiet, "cluster");
         Ok::<_, CliError>(())
     });

@@ -50,7 +50,14 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode, CliError> {
     bar.finish();
     if args.leave_source_out {
         let bar = Progress::new(quiet, "fitting without one source after another");
-        report = report.with_leave_source_out(&runs, &|share| bar.update(share));
+        report = report.with_leave_source_out(&runs, &args.few_shot, &|share| {
+            bar.update(share);
+        });
+        bar.finish();
+    }
+    if args.ablate {
+        let bar = Progress::new(quiet, "predicting without one mechanism after another");
+        report = report.with_ablations(&runs, &|share| bar.update(share));
         bar.finish();
     }
     let saved = files.write(&report);

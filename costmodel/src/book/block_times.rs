@@ -142,7 +142,10 @@ impl Timed<'_> {
             KernelKind::Memory { launches, .. } => u64::from(launches),
             _ => 1,
         };
-        self.of.scenario.runtime.overheads.launch.value * launches as f64
+        self.of
+            .scenario
+            .by_host(&self.of.scenario.runtime.overheads.launch)
+            * launches as f64
     }
 
     fn kernel_time(&self, kind: KernelKind) -> Seconds {

@@ -74,7 +74,7 @@ impl PriceBook for TablePrices {
         let rewrites = &scenario.runtime.rewrites;
         let splits =
             rewrites.contains(&Rewrite::ScatterGatherTransfer) && !strategy.sequence_parallel;
-        let beside = scenario.runtime.overheads.transfer.value;
+        let beside = scenario.by_host(&scenario.runtime.overheads.transfer);
         if !splits || strategy.tp == 1 {
             return Ok(beside + self.point_to_point(output, stages).time);
         }

@@ -1,9 +1,10 @@
 //! Which kernels and precisions a training system uses for the operators of a traced block.
 
 use catalog::model::Activation;
-use catalog::runtime::{AttentionKernel, Rewrite};
+use catalog::runtime::{AttentionKernel, RecomputeModule, Rewrite};
 use catalog::{DType, Runtime};
 use dtensor::{Operator, Pointwise, Product, Trace};
+use plans::Recompute;
 
 /// Lowers traced blocks to the kernels of one training system.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +53,16 @@ impl Lowering<'_> {
     pub fn keeps_quantised(&self, trace: &Trace, operator: Operator) -> bool {
         self.has(Rewrite::SaveQuantisedInputs)
             && matches!(operator, Operator::Product(p) if self.is_eight_bit(trace, p))
+    }
+
+    /// Whether a recomputation runs core attention again because it is selected.
+    #[must_use]
+    pub fn selects_attention(&self, recompute: Recompute) -> bool {
+        recompute == Recompute::Selective
+            && self
+                .runtime
+                .selective
+                .contains(&RecomputeModule::CoreAttention)
     }
 
     /// Whether an operator is a GELU that this training system makes of elementary operators.

@@ -8,6 +8,7 @@ mod fuse;
 mod kernel;
 mod lowering;
 mod memory;
+mod modules;
 mod saved;
 
 use catalog::runtime::Rewrite;

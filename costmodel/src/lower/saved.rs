@@ -16,6 +16,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::fuse::is_pointwise;
 use super::kernel::{Kernel, KernelKind, Lowered};
 use super::lowering::Lowering;
+use super::modules;
 
 /// A tensor kept for backward.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,6 +43,7 @@ pub(super) fn kept(
     let producers = producers(trace);
     let for_weight = weight_operands(trace);
     let selected = selected_products(lowering, trace);
+    let again = modules::selected(lowering, trace, recompute);
     let row_indices = row_indices(lowering, trace);
     let mut seen: FxHashSet<TensorId> = FxHashSet::default();
     let mut saved: Vec<SavedTensor> = Vec::new();
@@ -65,8 +67,17 @@ pub(super) fn kept(
     for op in &trace.forward {
         for id in saved_by(lowering, trace, op, recompute) {
             let weight = for_weight.contains(&trace.tensor(id).storage);
-            for source in resolve(lowering, trace, &producers, &selected, id, recompute) {
-                if lowering.keeps_quantised(trace, op.operator) {
+            let whole = trace.tensor(id).storage;
+            for source in resolve(
+                lowering,
+                trace,
+                &producers,
+                [&selected, &again],
+                id,
+                recompute,
+            ) {
+                let itself = trace.tensor(source).storage == whole || again.is_empty();
+                if itself && lowering.keeps_quantised(trace, op.operator) {
                     quantised.push(trace.tensor(source).storage);
                 } else {
                     keep(source, weight);
@@ -75,7 +86,7 @@ pub(super) fn kept(
         }
     }
     let fused_keeps = lowering.fuses_attention(trace)
-        && recompute != Recompute::Selective
+        && !lowering.selects_attention(recompute)
         && !reruns_attention(lowering, recompute);
     if fused_keeps {
         for output in exchanged_outputs(trace) {
@@ -215,9 +226,14 @@ pub fn recomputed(
     recompute: Recompute,
 ) -> Vec<usize> {
     let selected = selected_products(lowering, trace);
+    let modules = modules::selected(lowering, trace, recompute);
     let again = |kernel: &Kernel| match recompute {
         Recompute::None => false,
-        Recompute::Selective => trace.forward[kernel.op].attention().is_some(),
+        Recompute::Selective => {
+            let op = &trace.forward[kernel.op];
+            let attention = op.attention().is_some() && lowering.selects_attention(recompute);
+            attention || op.outputs.iter().any(|output| modules.contains(output))
+        }
         Recompute::Full | Recompute::Layers(_) => true,
         Recompute::SelectiveOps => match kernel.kind {
             KernelKind::Memory { .. } => true,
@@ -265,12 +281,17 @@ fn saved_by(
     op: &Op,
     recompute: Recompute,
 ) -> Vec<TensorId> {
+    if lowering.has(Rewrite::WeightActivations)
+        && op.operator == Operator::Expert(Expert::Unpermute)
+    {
+        return Vec::new();
+    }
     if op.attention().is_none() {
         return op.saved.clone();
     }
     // Fused or recomputed attention keeps queries, keys and values, not the scores. Its output is kept by the
     // projection that reads it.
-    if lowering.fuses_attention(trace) || recompute == Recompute::Selective {
+    if lowering.fuses_attention(trace) || lowering.selects_attention(recompute) {
         let external = |id: &TensorId| {
             !trace
                 .forward
@@ -282,15 +303,18 @@ fn saved_by(
     op.saved.clone()
 }
 
-/// The tensors kept so that backward has `id`: the tensor itself, or those it is recomputed from.
+/// The tensors kept so that backward has `id`: the tensor itself, or those it is recomputed from. Given are the products
+/// whose outputs selection by operator keeps, and the outputs of selected modules, which run again.
 fn resolve(
     lowering: &Lowering<'_>,
     trace: &Trace,
     producers: &FxHashMap<TensorId, usize>,
-    selected: &FxHashSet<TensorId>,
+    [selected, modules]: [&FxHashSet<TensorId>; 2],
     id: TensorId,
     recompute: Recompute,
 ) -> Vec<TensorId> {
+    let again =
+        |op: &Op| modules.contains(&op.outputs[0]) || rebuilt(lowering, op, selected, recompute);
     let mut pending = vec![id];
     let mut sources = Vec::new();
     let mut visited: FxHashSet<TensorId> = FxHashSet::default();
@@ -302,15 +326,16 @@ fn resolve(
         let Some(op) = producer(&id) else {
             // A view into a tensor that is recomputed is recomputed with it.
             let whole = trace.forward_views.iter().find(|view| view.to == id);
-            match whole.map(|view| view.from).filter(|from| {
-                producer(from).is_some_and(|op| rebuilt(lowering, op, selected, recompute))
-            }) {
+            match whole
+                .map(|view| view.from)
+                .filter(|from| producer(from).is_some_and(again))
+            {
                 Some(from) => pending.push(from),
                 None => sources.push(id),
             }
             continue;
         };
-        if rebuilt(lowering, op, selected, recompute) {
+        if again(op) {
             pending.extend(op.inputs.iter().copied().filter(|&i| {
                 matches!(
                     trace.tensor(i).role,

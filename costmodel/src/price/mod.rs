@@ -13,6 +13,7 @@ mod profile;
 mod ratios;
 mod roofline;
 
+use catalog::calibration::TimeFactors;
 use catalog::fitted;
 use catalog::runtime::AttentionKernel;
 use catalog::{Architecture, Bytes, Cluster, DType, Device, Fabric, Fitted, Origin, tables};
@@ -38,6 +39,8 @@ pub struct TablePrices {
     fitted: Fitted,
     architecture: Architecture,
     fabric: Fabric,
+    /// How much longer than predicted work takes on this cluster, learned from its own runs.
+    learned: TimeFactors,
 }
 
 impl TablePrices {
@@ -59,13 +62,18 @@ impl TablePrices {
             fitted: *fitted,
             architecture: device.architecture,
             fabric: cluster.fabric,
+            // What the host does is no price: the runtime's overheads carry it.
+            learned: cluster
+                .calibration
+                .as_ref()
+                .map_or_else(TimeFactors::default, |c| c.time_factors),
         })
     }
 
     /// Price of a dense product `[m, k] × [k, n]`.
     #[must_use]
     pub fn gemm(&self, m: u64, n: u64, k: u64, dtype: DType, layout: GemmLayout) -> Priced {
-        let price = self.gemm.price(m, n, k, dtype, layout);
+        let price = self.gemm.price(m, n, k, dtype, layout) * self.learned.compute;
         price.at_least(self.roofline.products(1, [m, n, k], dtype))
     }
 
@@ -80,7 +88,7 @@ impl TablePrices {
         dtype: DType,
         layout: GemmLayout,
     ) -> Priced {
-        let price = self.gemm.grouped(groups, [m, n, k], dtype, layout);
+        let price = self.gemm.grouped(groups, [m, n, k], dtype, layout) * self.learned.compute;
         let whole = self.roofline.products(1, [m, n, k], dtype);
         price.at_least(whole)
     }
@@ -88,7 +96,7 @@ impl TablePrices {
     /// Price of equal products, one per sequence and head.
     #[must_use]
     pub fn batched_gemm(&self, batch: u64, m: u64, n: u64, k: u64, dtype: DType) -> Priced {
-        let price = self.gemm.batched(batch, [m, n, k], dtype);
+        let price = self.gemm.batched(batch, [m, n, k], dtype) * self.learned.compute;
         price.at_least(self.roofline.products(batch, [m, n, k], dtype))
     }
 
@@ -101,28 +109,28 @@ impl TablePrices {
         dtype: DType,
         backward: bool,
     ) -> Priced {
-        let price = self.attention.price(shape, kernel, dtype, backward);
+        let price = self.attention.price(shape, kernel, dtype, backward) * self.learned.compute;
         price.at_least(self.roofline.attention(shape, dtype, backward))
     }
 
     /// Price of a memory-bound kernel that reads and writes `bytes` in all.
     #[must_use]
     pub fn memory_bound(&self, kind: MemoryKind, bytes: Bytes) -> Priced {
-        let price = self.memory.price(kind, bytes);
+        let price = self.memory.price(kind, bytes) * self.learned.memory;
         price.at_least(self.roofline.moved(bytes))
     }
 
     /// Price of a collective; bytes by the convention of [`dtensor::Collective`].
     #[must_use]
     pub fn collective(&self, kind: CollectiveKind, bytes: Bytes, group: Group) -> Priced {
-        let price = self.network.collective(kind, bytes, group);
+        let price = self.network.collective(kind, bytes, group) * self.learned.network;
         price.at_least(self.roofline.collective(kind, bytes, group))
     }
 
     /// Price of one transfer from every rank of a group to the next.
     #[must_use]
     pub fn point_to_point(&self, bytes: Bytes, group: Group) -> Priced {
-        let price = self.network.point_to_point(bytes, group);
+        let price = self.network.point_to_point(bytes, group) * self.learned.network;
         price.at_least(
             self.roofline
                 .collective(CollectiveKind::SendRecv, bytes, group),

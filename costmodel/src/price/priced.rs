@@ -12,6 +12,16 @@ pub struct Priced {
     pub origin: Origin,
 }
 
+impl std::ops::Mul<f64> for Priced {
+    type Output = Self;
+    fn mul(self, factor: f64) -> Self {
+        Self {
+            time: self.time * factor,
+            ..self
+        }
+    }
+}
+
 impl Priced {
     /// Raises the price to the least time that physics allows.
     pub(crate) fn at_least(self, bound: Seconds) -> Self {

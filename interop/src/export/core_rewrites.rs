@@ -157,6 +157,11 @@ pub(crate) const TABLE: &Table = &[
         Always("Transformer Engine calls cuBLAS for every expert"),
     ),
     (
+        Rewrite::WeightActivations,
+        experts,
+        Always("experts' activations are weighted"),
+    ),
+    (
         Rewrite::DeduplicateDispatch,
         experts,
         Never("the all-to-all dispatcher sends every copy of a token"),

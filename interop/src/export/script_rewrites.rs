@@ -98,6 +98,7 @@ macro_rules! table {
             (Rewrite::FusePermute, |_| true, Yours),
             (Rewrite::KeepRowIndices, |_| true, Yours),
             (Rewrite::LaunchExpertsApart, |_| true, Yours),
+            (Rewrite::WeightActivations, |_| true, Yours),
             (Rewrite::DeduplicateDispatch, |_| true, Yours),
             (Rewrite::OverlapExpertTraffic, |_| true, Yours),
             (Rewrite::GraphLayers, |_| true, Yours),

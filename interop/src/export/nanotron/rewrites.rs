@@ -78,6 +78,11 @@ pub(crate) const REWRITES: &Table = &[
         Never("grouped_gemm is one call for all experts"),
     ),
     (
+        Rewrite::WeightActivations,
+        experts,
+        Never("probabilities weigh what experts return"),
+    ),
+    (
         Rewrite::DeduplicateDispatch,
         experts,
         Never("every copy of a token is sent"),

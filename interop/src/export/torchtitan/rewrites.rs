@@ -192,6 +192,11 @@ pub(crate) const REWRITES: &Table = &[
         Never("torch._grouped_mm is one kernel of all experts"),
     ),
     (
+        Rewrite::WeightActivations,
+        experts,
+        Never("probabilities weigh the rows that experts are given"),
+    ),
+    (
         Rewrite::DeduplicateDispatch,
         experts,
         Never("every copy of a token is sent"),
