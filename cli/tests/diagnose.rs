@@ -193,27 +193,30 @@ fn what_was_learned_predicts_the_run() {
 #[test]
 fn a_measured_strategy_moves_what_its_step_depends_on() {
     let folder = tempfile::tempdir().expect("temporary folder");
-    let strategy = "tp=1,pp=1,zero=1";
-    let job = |rest: &[&str]| [&["calibrate"], JOB, rest].concat().join("\n");
+    let strategy = "tp=2,zero=1,recompute=full";
     let plan = estimate(folder.path(), "dgx-h100", strategy, "a.plan.yaml");
     let time = plan["predicted"]["step_time_s"].as_f64().expect("time");
     let measured = format!("{strategy}:{}s", 1.2 * time);
-    let text = job(&["--measured", &measured, "-o", "ours.yaml", "--json"]);
-    let args: Vec<&str> = text.split('\n').collect();
+    let job = ["calibrate", "--plan", "a.plan.yaml", "--measured"];
+    let args = [&job[..], &[&measured, "-o", "ours.yaml", "--json"]].concat();
     let learned = json(&run(folder.path(), &args));
     let factor = |rate: &str| {
         let factors = &learned["calibration"]["time_factors"];
         factors[rate].as_f64().expect("factor")
     };
     assert!(factor("compute") > 1.05, "{learned}");
-    assert!(factor("network") < factor("compute"), "{learned}");
+    let change = |rate: &str| {
+        let changes = &learned["runs"][0]["change_by_rate"];
+        changes[rate].as_f64().expect("change")
+    };
+    assert!(change("compute") > change("network"), "{learned}");
+    assert!(change("network") > change("host"), "{learned}");
     for (wrong, words) in [
         ("tp=8", "expected a strategy, a colon and a time"),
         ("tp=8:soon", "expected a strategy, a colon and a time"),
         ("tp=7:1s", "tp"),
     ] {
-        let text = job(&["--measured", wrong, "-o", "not.yaml"]);
-        let args: Vec<&str> = text.split('\n').collect();
+        let args = [&job[..], &[wrong, "-o", "not.yaml"]].concat();
         let output = run(folder.path(), &args);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{wrong}: {said}");

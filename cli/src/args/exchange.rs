@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::flags::{OutputArgs, ScenarioArgs};
+use super::flags::OutputArgs;
 
 /// `export`.
 #[derive(Args, Debug)]
@@ -115,15 +115,13 @@ pub(crate) struct CalibrateArgs {
     /// Training logs
     #[arg(required_unless_present = "measured")]
     pub(crate) logs: Vec<PathBuf>,
-    /// The plan of each log, in the same order
-    #[arg(long = "plan")]
+    /// The plan of each log, in the same order; without logs, a plan of the job that was measured
+    #[arg(long = "plan", required = true)]
     pub(crate) plans: Vec<PathBuf>,
-    /// A strategy and its measured step time, such as tp=8,pp=4:8.1s, of the job that --model, --gpus and the other
-    /// options describe; may be given several times
-    #[arg(long, value_name = "STRATEGY:TIME", requires = "ScenarioArgs")]
+    /// A strategy and its measured step time, such as tp=8,pp=4:8.1s, of the (first) plan's model, cluster and batch; may
+    /// be given several times
+    #[arg(long, value_name = "STRATEGY:TIME")]
     pub(crate) measured: Vec<String>,
-    #[command(flatten)]
-    pub(crate) scenario: Option<ScenarioArgs>,
     /// Logged steps to skip [default: a tenth, at least 2]
     #[arg(long)]
     pub(crate) warmup: Option<usize>,

@@ -12,8 +12,9 @@ use costmodel::Scenario;
 use plans::Strategy;
 use serde::Serialize;
 
-use crate::args::{CalibrateArgs, ScenarioArgs};
+use crate::args::CalibrateArgs;
 use crate::commands::logged_run::{self, LoggedRun};
+use crate::commands::plan::{self, Loaded};
 use crate::destinations::Target;
 use crate::error::CliError;
 use crate::inputs;
@@ -52,7 +53,8 @@ struct RunJson<'a> {
 
 /// Runs `calibrate`.
 pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode, CliError> {
-    if args.logs.len() != args.plans.len() {
+    // Without logs, one plan says which job was measured.
+    if args.plans.len() != args.logs.len().max(1) {
         return inputs::usage(format!(
             "{} logs and {} plans: give one --plan for each log",
             args.logs.len(),
@@ -65,10 +67,9 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode, CliError> {
         let run = logged_run::read(log, plan, args.warmup)?;
         runs.push(Measured::of_log(&run, log));
     }
-    if let Some(scenario) = &args.scenario {
-        for text in &args.measured {
-            runs.push(Measured::parse(text, scenario)?);
-        }
+    for text in &args.measured {
+        let job = plan::load(&args.plans[0])?;
+        runs.push(Measured::parse(text, &job)?);
     }
     let (calibration, learned) = write(&to, &runs)?;
     if args.format.json {
@@ -110,7 +111,7 @@ impl Measured {
     }
 
     /// A strategy with its step time, such as `tp=8,pp=4:8.1s`.
-    fn parse(text: &str, args: &ScenarioArgs) -> Result<Self, CliError> {
+    fn parse(text: &str, job: &Loaded) -> Result<Self, CliError> {
         let wrong = || {
             let message = format!(
                 "--measured {text}: expected a strategy, a colon and a time in s or ms, such as tp=8,pp=4:8.1s"
@@ -126,11 +127,10 @@ impl Measured {
         if !(number > 0.0 && number.is_finite()) {
             return Err(wrong());
         }
-        let resolved = inputs::resolve(args)?;
-        let s = &resolved.scenario;
+        let s = job.costs.scenario();
         let strategy = plans::grammar::parse(strategy, &s.model, &s.workload, &s.runtime)?;
         Ok(Self {
-            cluster: resolved.cluster_arg,
+            cluster: job.file.cluster.clone(),
             about: format!(
                 "{} on {} devices, {strategy}: {:.4} s",
                 s.model.name,
@@ -139,7 +139,7 @@ impl Measured {
             ),
             strategy,
             step_time: Seconds(number * unit),
-            scenario: resolved.scenario,
+            scenario: s.clone(),
         })
     }
 }
