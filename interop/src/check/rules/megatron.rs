@@ -99,7 +99,8 @@ fn overlap(r: &mut Rules<'_>) {
     r.require(!r.on(tensor) || r.on(SP), tensor, format!("needs {SP}"));
 }
 
-/// Checks that layers divide evenly over stages, unless the file gives the layers of each stage.
+/// Checks that layers divide evenly over pipeline stages, unless options make the first or last stage uneven or a layout
+/// is given; checks the layout.
 fn layers(r: &mut Rules<'_>, pp: u64, interleaved: bool, model: Option<&ModelConfig>) {
     let Some(layers) = r.size("--num-layers").or(model.map(|m| m.layers)) else {
         return;

@@ -345,7 +345,7 @@ fn python(job: &Job<'_>, chosen: &Chosen, edition: Edition, limits: &mut Limits)
     text
 }
 
-/// The function that torchtitan calls: it returns a configuration with the plan's model.
+/// Python source of the function `plan()`, which torchtitan calls for the configuration of the run.
 fn plan(job: &Job<'_>, chosen: &Chosen) -> String {
     let flavor = &chosen.flavor;
     let mut arguments = escape::quoted(flavor.name);
