@@ -2,16 +2,29 @@
 
 use super::fields::Fields;
 use crate::error::SpecError;
-use crate::model::{ModelConstants, Router};
+use crate::model::{Activation, ModelConstants, Router};
 use crate::rope::RopeScaling;
 
 /// Decodes the constants; those that the file leaves out are taken from the family's code.
-pub(super) fn decode(f: &Fields<'_>, kind: &str) -> Result<ModelConstants, SpecError> {
+pub(super) fn decode(
+    f: &Fields<'_>,
+    kind: &str,
+    activation: Activation,
+) -> Result<ModelConstants, SpecError> {
     let usual = ModelConstants::default();
     let gemma3 = kind.starts_with("gemma3");
     let gemma = gemma3 || kind == "gemma2";
-    let norm_epsilon = norm_epsilon(f)?.unwrap_or(usual.norm_epsilon);
-    let gelu_tanh = gelu_tanh(f, kind)?;
+    let norm_epsilon = norm_epsilon(f)?.unwrap_or(match kind {
+        "llama" | "mistral" => 1e-6,
+        _ if ["qwen", "gemma", "deepseek"]
+            .iter()
+            .any(|of| kind.starts_with(of)) =>
+        {
+            1e-6
+        }
+        _ => usual.norm_epsilon,
+    });
+    let gelu_tanh = gelu_tanh(f, kind, activation)?;
     let rotary = Rotary::of(f)?;
     let cap = |field: &str, usual: f64| match kind {
         "gemma2" => f.real_or(field, usual),
@@ -20,13 +33,13 @@ pub(super) fn decode(f: &Fields<'_>, kind: &str) -> Result<ModelConstants, SpecE
     };
     Ok(ModelConstants {
         norm_epsilon,
-        rope_theta: rotary.theta.unwrap_or(if kind == "mixtral" || gemma3 {
-            1e6
-        } else {
-            usual.rope_theta
+        rope_theta: rotary.theta.unwrap_or(match kind {
+            "mixtral" | "gemma3" | "gemma3_text" => 1e6,
+            "gpt_oss" => 150_000.0,
+            _ => usual.rope_theta,
         }),
         local_rope_theta: gemma3.then(|| rotary.local_theta.unwrap_or(10_000.0)),
-        norm_from_one: gemma,
+        norm_from_one: gemma || kind == "nemotron",
         embedding_scale: if gemma {
             (f.size("hidden_size")? as f64).sqrt()
         } else {
@@ -50,9 +63,15 @@ pub(super) fn decode(f: &Fields<'_>, kind: &str) -> Result<ModelConstants, SpecE
             "gpt_oss" => f.real_or("swiglu_limit", 7.0)?,
             _ => None,
         },
-        initializer_range: f
-            .real("initializer_range")?
-            .unwrap_or(usual.initializer_range),
+        initializer_range: match kind {
+            "opt" => f.real("init_std")?,
+            _ => f.real("initializer_range")?,
+        }
+        .unwrap_or(match kind {
+            "nemotron" => 0.0134,
+            "starcoder2" => 0.018_042,
+            _ => usual.initializer_range,
+        }),
     })
 }
 
@@ -71,19 +90,38 @@ fn norm_epsilon(f: &Fields<'_>) -> Result<Option<f64>, SpecError> {
     Ok(found)
 }
 
-/// Whether GELU is computed by its tanh approximation.
-fn gelu_tanh(f: &Fields<'_>, kind: &str) -> Result<bool, SpecError> {
+/// Whether GELU is computed by its tanh approximation. The file's activation must be the family's.
+fn gelu_tanh(f: &Fields<'_>, kind: &str, activation: Activation) -> Result<bool, SpecError> {
     let exact = matches!(
         kind,
         "falcon" | "RefinedWeb" | "RefinedWebModel" | "mpt" | "gpt_neox"
     );
-    let name = f
-        .maybe_text("activation_function")?
-        .or(f.maybe_text("hidden_act")?)
-        .or(f.maybe_text("hidden_activation")?)
-        .or(f.maybe_text("activation")?)
-        .or(exact.then_some("gelu"));
-    Ok(name != Some("gelu"))
+    let keys: &[&str] = match kind {
+        // What `hidden_act` says there is not used.
+        "gemma2" | "gemma3" | "gemma3_text" => &["hidden_activation"],
+        "gpt2" | "opt" => &["activation_function"],
+        "falcon" | "RefinedWeb" | "RefinedWebModel" => &["activation"],
+        _ => &["hidden_act"],
+    };
+    for key in keys {
+        let Some(name) = f.maybe_text(key)? else {
+            continue;
+        };
+        let (named, tanh) = match name {
+            "gelu" | "gelu_python" => (Activation::Gelu, false),
+            "gelu_new" | "gelu_fast" | "gelu_pytorch_tanh" => (Activation::Gelu, true),
+            "silu" | "swish" => (Activation::Silu, true),
+            "relu" => (Activation::Relu, true),
+            "relu2" => (Activation::Relu2, true),
+            _ => return Err(f.wrong(key, format!("{name} is not modelled"))),
+        };
+        if named != activation {
+            let message = format!("{name} is not modelled for {kind}, which has {activation:?}");
+            return Err(f.wrong(key, message));
+        }
+        return Ok(tanh);
+    }
+    Ok(!exact)
 }
 
 /// The rotary-position fields of a file.
@@ -182,14 +220,17 @@ fn router(f: &Fields<'_>, kind: &str) -> Result<Router, SpecError> {
                 scale: scale(1.0)?.unwrap_or(1.0),
                 ..usual
             };
-            match f.maybe_text("topk_method")? {
-                Some("group_limited_greedy") => {
-                    grouped(router, f.maybe("n_group")?, f.maybe("topk_group")?)
-                }
+            f.only("norm_topk_prob", false)?;
+            one_of(f, "scoring_func", &["softmax"])?;
+            let (groups, best) = (f.maybe("n_group")?, f.maybe("topk_group")?);
+            match one_of(f, "topk_method", &["greedy", "group_limited_greedy"])? {
+                Some("group_limited_greedy") => grouped(router, groups, best),
                 _ => router,
             }
         }
         "deepseek_v3" => {
+            one_of(f, "scoring_func", &["sigmoid"])?;
+            one_of(f, "topk_method", &["noaux_tc"])?;
             let router = Router {
                 sigmoid: true,
                 scale: scale(2.5)?.unwrap_or(1.0),
@@ -201,6 +242,18 @@ fn router(f: &Fields<'_>, kind: &str) -> Result<Router, SpecError> {
         }
         _ => usual,
     })
+}
+
+/// A text that must be one of those modelled, if the field is present.
+fn one_of<'a>(f: &Fields<'a>, field: &str, known: &[&str]) -> Result<Option<&'a str>, SpecError> {
+    let said = f.maybe_text(field)?;
+    match said.filter(|said| !known.contains(said)) {
+        Some(other) => {
+            let message = format!("{other} is not modelled; expected {}", known.join(" or "));
+            Err(f.wrong(field, message))
+        }
+        None => Ok(said),
+    }
 }
 
 fn rope_scaling(rope: &Fields<'_>, model: &Fields<'_>) -> Result<RopeScaling, SpecError> {

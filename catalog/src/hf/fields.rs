@@ -1,25 +1,41 @@
 //! Typed access to the fields of a `config.json`, with errors that name the field.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value};
 
 use crate::checked::MAX_DIM;
 use crate::error::SpecError;
 
-/// The fields of one JSON object.
+/// The fields of one JSON object, and which of them have been read.
 pub(super) struct Fields<'a> {
     map: &'a Map<String, Value>,
     path: &'a str,
+    read: RefCell<BTreeSet<&'a str>>,
 }
 
 impl<'a> Fields<'a> {
     pub(super) fn new(value: &'a Value, path: &'a str) -> Result<Self, SpecError> {
         match value {
-            Value::Object(map) => Ok(Self { map, path }),
+            Value::Object(map) => Ok(Self::of(map, path)),
             _ => Err(SpecError::Malformed {
                 path: path.to_owned(),
                 message: "expected an object, as in a model's config.json".to_owned(),
             }),
         }
+    }
+
+    fn of(map: &'a Map<String, Value>, path: &'a str) -> Self {
+        let read = RefCell::default();
+        Self { map, path, read }
+    }
+
+    /// The fields that nothing has read, with their values.
+    pub(super) fn unread(&self) -> impl Iterator<Item = (&'a str, &'a Value)> {
+        let read = self.read.borrow().clone();
+        let all = self.map.iter().map(|(key, value)| (key.as_str(), value));
+        all.filter(move |(key, _)| !read.contains(key))
     }
 
     pub(super) fn wrong(&self, field: &str, message: impl Into<String>) -> SpecError {
@@ -32,7 +48,9 @@ impl<'a> Fields<'a> {
     }
 
     fn present(&self, field: &str) -> Option<&'a Value> {
-        self.map.get(field).filter(|value| !value.is_null())
+        let (key, value) = self.map.get_key_value(field)?;
+        self.read.borrow_mut().insert(key);
+        Some(value).filter(|value| !value.is_null())
     }
 
     /// A required whole number.
@@ -68,6 +86,31 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// A whole number; `usual` if the field is absent, `None` if it is null.
+    pub(super) fn maybe_or(
+        &self,
+        field: &str,
+        usual: Option<u64>,
+    ) -> Result<Option<u64>, SpecError> {
+        match self.map.contains_key(field) {
+            true => self.maybe(field),
+            false => Ok(usual),
+        }
+    }
+
+    /// A list of texts, if the field is present.
+    pub(super) fn texts(&self, field: &str) -> Result<Option<Vec<&'a str>>, SpecError> {
+        let Some(value) = self.present(field) else {
+            return Ok(None);
+        };
+        let items = value.as_array().map(Vec::as_slice);
+        let texts = items.and_then(|items| items.iter().map(Value::as_str).collect());
+        match texts {
+            Some(texts) => Ok(Some(texts)),
+            None => Err(self.wrong(field, "expected a list of texts")),
+        }
+    }
+
     pub(super) fn flag(&self, field: &str, default: bool) -> Result<bool, SpecError> {
         match self.present(field) {
             None => Ok(default),
@@ -98,13 +141,35 @@ impl<'a> Fields<'a> {
 
     /// A probability; 0 if the field is absent.
     pub(super) fn fraction(&self, field: &str) -> Result<f64, SpecError> {
-        match self.present(field) {
-            None => Ok(0.0),
-            Some(value) => value
-                .as_f64()
-                .filter(|p| (0.0..1.0).contains(p))
-                .ok_or_else(|| self.wrong(field, format!("{} is not in [0, 1)", short(value)))),
+        Ok(self.maybe_fraction(field)?.unwrap_or(0.0))
+    }
+
+    fn maybe_fraction(&self, field: &str) -> Result<Option<f64>, SpecError> {
+        let valid = |value: &Value| value.as_f64().filter(|p| (0.0..1.0).contains(p));
+        self.present(field)
+            .map(|value| {
+                let wrong = || self.wrong(field, format!("{} is not in [0, 1)", short(value)));
+                valid(value).ok_or_else(wrong)
+            })
+            .transpose()
+    }
+
+    /// The probability that all of these fields have, as far as they are present; 0 if none is.
+    pub(super) fn same_fraction(&self, fields: &[&str]) -> Result<f64, SpecError> {
+        let mut known: Option<(&str, f64)> = None;
+        for field in fields {
+            let Some(p) = self.maybe_fraction(field)? else {
+                continue;
+            };
+            if let Some((other, q)) = known.filter(|(_, q)| *q != p) {
+                let message = format!(
+                    "{p}, but `{other}` is {q}; one dropout of all hidden states is modelled"
+                );
+                return Err(self.wrong(field, message));
+            }
+            known = Some((field, p));
         }
+        Ok(known.map_or(0.0, |(_, p)| p))
     }
 
     pub(super) fn text(&self, field: &str) -> Result<&'a str, SpecError> {
@@ -148,13 +213,10 @@ impl<'a> Fields<'a> {
     pub(super) fn nested(&self, field: &str) -> Option<Fields<'a>> {
         self.present(field)
             .and_then(Value::as_object)
-            .map(|map| Fields {
-                map,
-                path: self.path,
-            })
+            .map(|map| Fields::of(map, self.path))
     }
 }
 
-fn short(value: &Value) -> String {
+pub(super) fn short(value: &Value) -> String {
     value.to_string().chars().take(40).collect()
 }

@@ -1,0 +1,225 @@
+//! Tests against the configuration classes of transformers: `catalog/tests/hf_configs.json` holds every family's
+//! fields with their defaults.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use super::fields::Fields;
+use super::{decode, model, unread};
+use crate::model::{Activation, ModelConfig, Position, Residual, WindowPattern};
+
+/// Fields without influence on what a model computes in training; a cause per line.
+const WITHOUT_INFLUENCE: &[&str] = &[
+    "model_type",
+    // Other tasks than predicting the next token.
+    "summary_type",
+    "summary_use_proj",
+    "summary_activation",
+    "summary_proj_to_labels",
+    "summary_first_dropout",
+    "classifier_dropout",
+    "is_decoder",
+    // Losses beside that of the tokens, which the training system sets.
+    "output_router_logits",
+    "router_aux_loss_coef",
+    // How the same numbers are computed.
+    "reorder_and_upcast_attn",
+    "pretraining_tp",
+    "slow_but_exact",
+    "attn_impl",
+    "init_device",
+    // Tables of positions that ALiBi replaces.
+    "learned_pos_emb",
+    // Implied by the sizes of latent attention.
+    "head_dim",
+    "num_key_value_heads",
+    // Read where windows or the new architecture are switched on, or where rotation is rescaled.
+    "max_window_layers",
+    "num_kv_heads",
+    "original_max_position_embeddings",
+];
+
+fn published() -> Vec<(String, Value)> {
+    let text = include_str!("../../tests/hf_configs.json");
+    let all: serde_json::Map<String, Value> = serde_json::from_str(text).expect("JSON");
+    let families = all.into_iter().filter(|(name, _)| name != "transformers");
+    families.collect()
+}
+
+fn read(config: &Value) -> Result<ModelConfig, String> {
+    let read = decode(&config.to_string(), "config.json", "test");
+    read.map(|model| (*model).clone())
+        .map_err(|error| error.to_string())
+}
+
+fn with(kind: &str, changes: &Value) -> Value {
+    let mut config = published()
+        .into_iter()
+        .find(|(name, _)| name == kind)
+        .expect("a family")
+        .1;
+    for (key, value) in changes.as_object().expect("fields") {
+        config[key] = value.clone();
+    }
+    config
+}
+
+#[test]
+fn every_field_is_read_or_refused_or_without_influence() {
+    for (kind, config) in published() {
+        let fields = Fields::new(&config, "config.json").expect("an object");
+        model(&fields, &kind).unwrap_or_else(|e| panic!("{kind}: {e}"));
+        let known: BTreeSet<&str> = WITHOUT_INFLUENCE
+            .iter()
+            .copied()
+            .chain(unread::names())
+            .collect();
+        for (field, _) in fields.unread() {
+            assert!(known.contains(field), "{kind} does not read `{field}`");
+        }
+        read(&config).unwrap_or_else(|e| panic!("{kind}: {e}"));
+    }
+}
+
+#[test]
+fn constants_left_out_are_those_of_the_family() {
+    for (kind, config) in published() {
+        let whole = read(&config).expect("a model");
+        let mut bare = config.clone();
+        let map = bare.as_object_mut().expect("an object");
+        for field in [
+            "rms_norm_eps",
+            "norm_eps",
+            "norm_epsilon",
+            "layer_norm_eps",
+            "layer_norm_epsilon",
+            "initializer_range",
+            "init_std",
+            "rope_parameters",
+            "head_dim",
+            "sliding_window",
+            "hidden_act",
+            "hidden_activation",
+            "activation_function",
+            "activation",
+        ] {
+            // gpt-oss's rotation is always published.
+            if !(kind == "gpt_oss" && field == "rope_parameters") {
+                map.remove(field);
+            }
+        }
+        assert_eq!(read(&bare), Ok(whole), "{kind}");
+    }
+}
+
+#[test]
+fn nemotron_rotates_half_and_has_norms_around_one() {
+    let rotated = |changes: Value| {
+        let model = read(&with("nemotron", &changes)).expect("a model");
+        assert!(model.constants.norm_from_one);
+        assert_eq!(model.mlp.activation, Activation::Relu2);
+        model.position
+    };
+    let half = Position::Rope { dims: 64 };
+    let share = |share: f64| json!({"partial_rotary_factor": share, "rope_parameters": null});
+    assert_eq!(rotated(share(0.5)), half);
+    assert_eq!(rotated(share(0.25)), Position::Rope { dims: 32 });
+    let older = json!({"rope_percent": 0.75, "rope_parameters": null});
+    assert_eq!(rotated(older), Position::Rope { dims: 96 });
+    assert_eq!(rotated(json!({"rope_parameters": null})), half);
+    let phi4 = with(
+        "phi3",
+        &json!({"partial_rotary_factor": 0.75, "rope_parameters": null}),
+    );
+    assert_eq!(
+        read(&phi4).expect("a model").position,
+        Position::Rope { dims: 72 }
+    );
+}
+
+#[test]
+fn what_would_be_another_model_is_refused_by_name() {
+    let cases = [
+        ("llama", json!({"partial_rotary_factor": 0.5})),
+        (
+            "llama",
+            json!({"rope_parameters": {"partial_rotary_factor": 0.5}}),
+        ),
+        ("llama", json!({"hidden_act": "relu"})),
+        ("gpt2", json!({"scale_attn_by_inverse_layer_idx": true})),
+        ("gpt2", json!({"embd_pdrop": 0.2})),
+        ("gpt2", json!({"add_cross_attention": true})),
+        ("opt", json!({"activation_function": "gelu"})),
+        ("opt", json!({"enable_bias": false})),
+        ("falcon", json!({"alibi": true})),
+        ("falcon", json!({"parallel_attn": false})),
+        ("mpt", json!({"logit_scale": 0.5})),
+        ("mpt", json!({"norm_type": "rmsnorm"})),
+        ("qwen3_moe", json!({"mlp_only_layers": [0, 1]})),
+        ("mixtral", json!({"router_jitter_noise": 0.01})),
+        ("deepseek_v2", json!({"scoring_func": "sigmoid"})),
+        ("deepseek_v3", json!({"topk_method": "greedy"})),
+        ("gpt_oss", json!({"swiglu_alpha": 1.5})),
+        ("gemma2", json!({"use_bidirectional_attention": true})),
+        (
+            "gemma2",
+            json!({"layer_types": vec!["chunked_attention"; 26]}),
+        ),
+    ];
+    for (kind, changes) in cases {
+        let field = changes.as_object().and_then(|map| map.keys().next());
+        let field = field
+            .expect("a field")
+            .replace("rope_parameters", "partial_rotary_factor");
+        let error = read(&with(kind, &changes)).expect_err(&field);
+        assert!(error.contains(&format!("`{field}`")), "{kind}: {error}");
+    }
+}
+
+#[test]
+fn windows_follow_the_list_of_layers() {
+    let of = |kind: &str, changes: Value| {
+        let model = read(&with(kind, &changes)).expect("a model");
+        model.attention.window
+    };
+    let full_each = |layers: usize, period: usize| -> Vec<&str> {
+        let name = |i: usize| match i % period {
+            0 => "full_attention",
+            _ => "sliding_attention",
+        };
+        (1..=layers).map(name).collect()
+    };
+    let window = 1024;
+    assert_eq!(
+        of(
+            "gemma3_text",
+            json!({"layer_types": full_each(26, 6), "sliding_window": window})
+        ),
+        WindowPattern::Alternating { window, period: 6 }
+    );
+    let on = json!({"use_sliding_window": true, "sliding_window": window, "layer_types": null});
+    assert_eq!(
+        of("qwen2", with_field(&on, "max_window_layers", 0)),
+        WindowPattern::All { window }
+    );
+    assert_eq!(
+        of("qwen2", with_field(&on, "max_window_layers", 32)),
+        WindowPattern::Full
+    );
+    let half = read(&with("qwen2", &with_field(&on, "max_window_layers", 16)));
+    assert!(half.is_err_and(|error| error.contains("`max_window_layers`")));
+}
+
+fn with_field(object: &Value, field: &str, value: u64) -> Value {
+    let mut object = object.clone();
+    object[field] = value.into();
+    object
+}
+
+#[test]
+fn falcon_with_one_norm_shares_it() {
+    let changes = json!({"new_decoder_architecture": true, "num_ln_in_parallel_attn": 1});
+    let model = read(&with("falcon", &changes)).expect("a model");
+    assert_eq!(model.residual, Residual::Parallel { shared_norm: true });
+}
