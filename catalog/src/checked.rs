@@ -1,6 +1,9 @@
 //! Checked models: impossible sizes are refused here, whatever file or flag they came from.
 
 use std::ops::Deref;
+use std::sync::Arc;
+
+use serde_json::Value;
 
 use crate::error::SpecError;
 use crate::model::{AttentionKind, ModelConfig, Moe, Position, Projections, WindowPattern};
@@ -17,7 +20,10 @@ const MAX_PARAMETERS: u64 = 1 << 50;
 
 /// A model whose sizes were checked. Fields are read through `Deref`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Model(ModelConfig);
+pub struct Model {
+    config: ModelConfig,
+    definition: Option<Arc<Value>>,
+}
 
 impl Model {
     /// Makes a model from a configuration, if its sizes are possible; `path` is for error messages.
@@ -32,16 +38,41 @@ impl Model {
             message,
         };
         check(&config).map_err(wrong)?;
-        Ok(Self(config))
+        Ok(Self {
+            config,
+            definition: None,
+        })
+    }
+
+    /// The same model, read from these fields of a `config.json`.
+    pub(crate) fn defined_by(self, definition: Value) -> Self {
+        Self {
+            definition: Some(Arc::new(definition)),
+            ..self
+        }
+    }
+
+    /// The same model, defined by its name in the library.
+    pub(crate) fn of_library(self) -> Self {
+        Self {
+            definition: None,
+            ..self
+        }
+    }
+
+    /// The fields of the `config.json` that define the model; `None` for a model of the library, which its name defines.
+    #[must_use]
+    pub fn definition(&self) -> Option<&Value> {
+        self.definition.as_deref()
     }
 
     /// The same model with its parallel projections fused into one tensor: other weights of the same total size.
     #[must_use]
     pub fn with_fused_projections(mut self) -> Self {
-        if let AttentionKind::Grouped { projections, .. } = &mut self.0.attention.kind {
+        if let AttentionKind::Grouped { projections, .. } = &mut self.config.attention.kind {
             *projections = Projections::Stacked;
         }
-        self.0.mlp.fused_gate_up = self.0.mlp.gated;
+        self.config.mlp.fused_gate_up = self.config.mlp.gated;
         self
     }
 }
@@ -49,7 +80,7 @@ impl Model {
 impl Deref for Model {
     type Target = ModelConfig;
     fn deref(&self) -> &ModelConfig {
-        &self.0
+        &self.config
     }
 }
 
@@ -218,7 +249,7 @@ mod tests {
     use super::*;
 
     fn llama() -> ModelConfig {
-        crate::load::model("llama3-8b").expect("a preset").0
+        crate::load::model("llama3-8b").expect("a preset").config
     }
 
     #[test]

@@ -41,7 +41,8 @@ pub fn model(arg: &str) -> Result<Model, SpecError> {
         .iter()
         .find(|(name, aliases, _)| same(name, aliases, arg));
     if let Some((name, _, json)) = preset {
-        return hf::decode(json, &format!("preset {name}"), name);
+        let model = hf::decode(json, &format!("preset {name}"), name)?;
+        return Ok(model.of_library());
     }
     let path = Path::new(arg);
     let file = if path.is_dir() {
@@ -55,12 +56,6 @@ pub fn model(arg: &str) -> Result<Model, SpecError> {
             .flat_map(|(name, aliases, _)| aliases.iter().chain([name]));
         return Err(unknown("model", arg, names));
     }
-    let name = file
-        .parent()
-        .and_then(Path::file_name)
-        .filter(|_| file.file_name().is_some_and(|n| n == "config.json"))
-        .or(file.file_stem())
-        .map_or_else(|| "model".to_owned(), |n| n.to_string_lossy().into_owned());
     let of_a_hub = arg.split('/').count() == 2 && !arg.starts_with(['.', '/', '~']);
     if !file.exists() && of_a_hub && !arg.ends_with(".json") {
         return Err(SpecError::Unreadable {
@@ -72,7 +67,35 @@ pub fn model(arg: &str) -> Result<Model, SpecError> {
             ),
         });
     }
-    hf::decode(&text::read(&file)?, &file.display().to_string(), &name)
+    let (text, path) = (text::read(&file)?, file.display().to_string());
+    hf::decode(&text, &path, &name_of(arg))
+}
+
+/// A model that a plan carries: the fields that define it, and the preset or path that it was asked for by.
+///
+/// # Errors
+/// When the fields define no model; `path` is the plan's, for messages.
+pub fn model_defined(
+    definition: &serde_json::Value,
+    arg: &str,
+    path: &str,
+) -> Result<Model, SpecError> {
+    names::checked(arg, path, "model")?;
+    hf::decode(&definition.to_string(), path, &name_of(arg))
+}
+
+/// The name of a model by its path: that of its `.json`, or of the folder with its `config.json`.
+fn name_of(arg: &str) -> String {
+    let path = Path::new(arg);
+    let folder = match path.file_name() {
+        Some(name) if name == "config.json" => path.parent().unwrap_or(path),
+        _ => path,
+    };
+    let stem = folder
+        .file_stem()
+        .filter(|_| arg.ends_with(".json") && folder == path);
+    let name = stem.or(folder.file_name());
+    name.map_or_else(|| "model".to_owned(), |n| n.to_string_lossy().into_owned())
 }
 
 /// A hint that names the preset most similar to a hub's `owner/name`.

@@ -247,8 +247,8 @@ pub fn precision_name(precision: Precision) -> &'static str {
 /// The framework that a runtime preset belongs to.
 fn framework(runtime: &str) -> &str {
     match runtime {
-        // NeMo runs Megatron-Core with recipes of its own.
-        "nemo" => "megatron-core",
+        // NeMo runs Megatron-Core with recipes of its own; Megatron-FSDP shards what it runs.
+        "nemo" | "megatron-fsdp" => "megatron-core",
         "torchtitan-compile" | "torchtitan-compile-2025" => "torchtitan",
         "megatron-deepspeed-bf16" => "megatron-deepspeed",
         name => name,

@@ -15,6 +15,7 @@ const FILES: &[(&str, &str)] = embedded!(
         "megatron-deepspeed-bf16",
         "megatron-2022",
         "megatron-core",
+        "megatron-fsdp",
         "nemo",
         "fsdp1",
         "deepspeed",

@@ -282,3 +282,94 @@ fn a_models_configuration_imports_as_data_parallelism() {
     assert_eq!(json(&output)["strategy"]["dp_shard"], 8);
     assert_eq!(json(&output)["target"], Value::Null);
 }
+
+/// A plan for a folder's model carries the model: it opens where that folder is not.
+#[test]
+fn a_plan_carries_its_model() {
+    let (here, there) = (
+        tempfile::tempdir().expect("a folder"),
+        tempfile::tempdir().expect("a folder"),
+    );
+    let config = r#"{"model_type": "nemotron", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "intermediate_size": 1024, "vocab_size": 1024, "partial_rotary_factor": 0.5,
+        "norm_eps": 1e-05, "rope_scaling": null, "use_cache": true}"#;
+    fs::create_dir(here.path().join("tiny.v2")).expect("a folder");
+    fs::write(here.path().join("tiny.v2/config.json"), config).expect("written");
+    let made = run(
+        here.path(),
+        &[
+            "estimate",
+            "--model",
+            "tiny.v2",
+            "--gpus",
+            "8",
+            "--seq",
+            "512",
+            "--global-batch",
+            "16",
+            "--strategy",
+            "tp=2,zero=1",
+            "-o",
+            "a.plan.yaml",
+            "--json",
+        ],
+    );
+    assert_eq!(code(&made), 0, "{}", stderr(&made));
+    let made = json(&made);
+    fs::rename(
+        here.path().join("a.plan.yaml"),
+        there.path().join("b.plan.yaml"),
+    )
+    .expect("moved");
+    let text = fs::read_to_string(there.path().join("b.plan.yaml")).expect("a plan");
+    assert!(
+        text.contains("model_config:") && !text.contains("use_cache"),
+        "{text}"
+    );
+    let opened = run(there.path(), &["explain", "b.plan.yaml", "--json"]);
+    assert_eq!(code(&opened), 0, "{}", stderr(&opened));
+    assert_eq!(json(&opened)["inputs"]["model"], made["inputs"]["model"]);
+    assert_eq!(
+        json(&opened)["inputs"]["parameters"],
+        made["inputs"]["parameters"]
+    );
+    let exported = run(
+        there.path(),
+        &["export", "b.plan.yaml", "--to", "megatron-lm"],
+    );
+    assert_eq!(code(&exported), 0, "{}", stderr(&exported));
+    let options = stdout(&exported);
+    assert!(options.contains("--rotary-percent 0.5") && options.contains("--apply-layernorm-1p"));
+    // The model is part of what the plan's id says.
+    let other = text.replace("hidden_size: 256", "hidden_size: 512");
+    fs::write(there.path().join("c.plan.yaml"), other).expect("written");
+    let refused = run(there.path(), &["explain", "c.plan.yaml"]);
+    assert_eq!(code(&refused), 2);
+    assert!(stderr(&refused).contains("`id`"), "{}", stderr(&refused));
+}
+
+/// A nanotron file's own model is planned for, and the plan carries it.
+#[test]
+fn a_files_own_model_is_planned_for() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let yaml = "parallelism: {dp: 2, tp: 2, pp: 1}\noptimizer: {zero_stage: 1}\nmodel:\n  dtype: bfloat16\n  model_config:\n    is_llama_config: true\n    hidden_size: 256\n    num_attention_heads: 8\n    num_hidden_layers: 4\n    intermediate_size: 1024\n    vocab_size: 1024\ntokens: {sequence_length: 512, micro_batch_size: 2, batch_accumulation_per_replica: 4}\n";
+    fs::write(folder.path().join("small.yaml"), yaml).expect("written");
+    let args = ["import", "small.yaml", "-o", "small.plan.yaml", "--json"];
+    let imported = run(folder.path(), &args);
+    assert_eq!(code(&imported), 0, "{}", stderr(&imported));
+    let imported = json(&imported);
+    assert_eq!(imported["inputs"]["runtime"], "nanotron");
+    assert_eq!(imported["inputs"]["global_batch"], 16);
+    let opened = run(folder.path(), &["explain", "small.plan.yaml", "--json"]);
+    assert_eq!(code(&opened), 0, "{}", stderr(&opened));
+    let refused = run(
+        folder.path(),
+        &["import", "small.yaml", "--model", "llama3-8b"],
+    );
+    assert_eq!(code(&refused), 2);
+    assert!(
+        stderr(&refused).contains("layers 4, but model llama3-8b has 32"),
+        "{}",
+        stderr(&refused)
+    );
+}

@@ -162,6 +162,7 @@ fn written(
     };
     let planned = PlannedFor {
         model: &scenario.model.name,
+        model_config: scenario.model.definition(),
         cluster: &scenario.cluster.name,
         runtime: &scenario.runtime.name,
         workload: w,

@@ -202,7 +202,33 @@ fn imports_that_cannot_be_say_why() {
             "{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 4}}",
             Some(8),
         ),
-        message("a.yaml", "base_model: x\n", Some(8)),
+        message("a.yaml", "compute_environment: x\n", Some(8)),
+        message("a.yaml", "base_model: x\nadapter: lora\n", Some(8)),
+        message(
+            "a.yaml",
+            "base_model: x\nsequence_len: 64\nfsdp: [hybrid_shard]\n",
+            Some(8),
+        ),
+        message(
+            "a.yaml",
+            "base_model: Qwen/Qwen2.5-7B\nsequence_len: 64\n",
+            Some(8),
+        ),
+        message(
+            "a.json",
+            "{\"per_device_train_batch_size\": 1, \"bf16\": true}",
+            Some(8),
+        ),
+        message(
+            "a.yaml",
+            "parallelism:\n  dp: 2\nmodel:\n  model_config:\n    is_llama_config: true\n    rope_interleaved: true\n",
+            None,
+        ),
+        message(
+            "a.py",
+            "import megatron.bridge\ndef a():\n    cfg.model.x = 1\ndef b():\n    cfg.model.x = 2\n",
+            Some(8),
+        ),
     ];
     insta::assert_snapshot!(cases.join("\n"), @"
     a.sh: the number of GPUs is not said; give --gpus
@@ -216,7 +242,13 @@ fn imports_that_cannot_be_say_why() {
     a.toml:2: `activation_checkpoint.mode`: the compiler decides what it recomputes; planned: none, full, selective
     a.json: the batch is not said; three of train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps and --gpus are needed, as numbers
     a.json:1: `zero_optimization.stage`: 4 is not 0, 1, 2 or 3
-    a.yaml: axolotl@0.19 files can be checked but not imported; importable: megatron-lm, torchtitan, deepspeed, Hugging Face config.json
+    a.yaml: accelerate@1.15 files can be checked but not imported; importable: megatron-lm, megatron-bridge, torchtitan, deepspeed, axolotl, transformers, llama-factory, nanotron, Hugging Face config.json
+    a.yaml:2: `adapter`: only training of all weights is planned
+    a.yaml:3: `fsdp`: planned: FULL_SHARD or SHARD_GRAD_OP
+    a.yaml:1: `base_model`: layers 28, but model llama3-8b has 32; give the right --model
+    a.json: the sequence length is not said; the file has none; give --seq
+    a.yaml:6: `model.model_config.rope_interleaved`: rotates neighbouring dimensions, as no Llama or Qwen2 of the hub does
+    a.py: the configuration is not said; 2 functions make configurations, a to b; say which: a.py:a
     ");
 }
 
@@ -379,4 +411,93 @@ fn options_are_found_where_people_put_them() {
     let nsys = "nsys profile --force-overwrite true torchrun pretrain_gpt.py --num-layers 4\n";
     let document = Document::read(nsys, "run.sh", None, &|_| None).expect("shell");
     assert!(document.find("--force-overwrite").is_none());
+}
+
+/// The model of a file, by its name in the library or with its own definition.
+#[test]
+fn models_are_read_from_files() {
+    let of = |name: &str, text: &str| {
+        let document = Document::read(text, name, None, &|_| None).expect("well-formed");
+        interop::import::of_file(&document)
+    };
+    let tiny = "parallelism: {dp: 2, tp: 1, pp: 1}\nmodel:\n  model_config:\n    is_llama_config: true\n    hidden_size: 16\n    num_attention_heads: 4\n    num_hidden_layers: 2\n    intermediate_size: 64\n    vocab_size: 256\n    rope_theta: 500000.0\n";
+    let found = of("tiny.yaml", tiny).expect("a model");
+    assert!(!found.known && found.model.definition().is_some());
+    assert_eq!((found.name.as_str(), found.model.layers), ("tiny", 2));
+    assert_eq!(found.model.constants.rope_theta, 500_000.0);
+    assert_eq!(found.model.constants.norm_epsilon, 1e-6);
+    let mixture = tiny.replace("is_llama_config", "is_qwen2_config").replace(
+        "    rope_theta",
+        "    moe_config: {num_experts: 4, top_k: 2, moe_intermediate_size: 32}\n    rope_theta",
+    );
+    let found = of("mixture.yaml", &mixture).expect("a model");
+    let moe = found.model.moe.expect("experts");
+    assert_eq!((moe.experts, moe.top_k, moe.expert_ffn), (4, 2, 32));
+    assert!(!found.model.attention.qkv_bias);
+
+    let named = "base_model: meta-llama/Llama-3.1-8B-Instruct\nsequence_len: 4096\n";
+    let found = of("a.yaml", named).expect("a model");
+    assert!(found.known);
+    assert_eq!(found.name, "llama3-8b");
+    let unknown = of("a.yaml", "base_model: org/other\n").expect_err("unknown");
+    assert_eq!(
+        unknown.to_string(),
+        "a.yaml:1: `base_model`: `org/other` is not in the library; give --model with its config.json"
+    );
+    let recipe = "from megatron.bridge import AutoBridge\ndef recipe():\n    cfg.model = AutoBridge.from_hf_pretrained(\"Qwen/Qwen3-8B\").get_model_config()\n    cfg.model.tensor_model_parallel_size = 2\n";
+    assert_eq!(of("a.py", recipe).expect("a model").name, "qwen3-8b");
+}
+
+/// A DeepSpeed configuration that the Trainer's file names, with `auto`.
+#[test]
+fn the_trainers_values_stand_for_auto() {
+    let engine = "{\"train_micro_batch_size_per_gpu\": \"auto\", \"gradient_accumulation_steps\": \"auto\", \"train_batch_size\": \"auto\", \"bf16\": {\"enabled\": \"auto\"}, \"zero_optimization\": {\"stage\": 2}}";
+    let yaml = "model_name_or_path: meta-llama/Llama-3.1-8B\nstage: sft\nfinetuning_type: full\ndeepspeed: examples/deepspeed/ds_z2_config.json\ncutoff_len: 2048\nper_device_train_batch_size: 2\ngradient_accumulation_steps: 4\nbf16: true\n";
+    let model = catalog::load::model("llama3-8b").expect("preset");
+    let beside = |name: &str| (name == "ds_z2_config.json").then(|| engine.to_owned());
+    let document = Document::read(yaml, "sft.yaml", None, &beside).expect("well-formed");
+    assert_eq!(document.dialect, Dialect::LlamaFactory);
+    let given = Given {
+        model: &model,
+        gpus: Some(8),
+        seq_len: None,
+    };
+    let imported = import(&document, &given).expect("imports");
+    let d = &imported.decisions;
+    assert_eq!((d.micro_batch, d.num_micro_batches, d.dp()), (2, 4, 8));
+    assert_eq!(imported.workload.global_batch, 64);
+    assert_eq!(d.recompute, plans::Recompute::Full);
+    assert_eq!(imported.runtime(&document), "hf-deepspeed");
+
+    let alone = Document::read(engine, "ds.json", None, &|_| None).expect("well-formed");
+    let given = Given {
+        seq_len: Some(2048),
+        ..given
+    };
+    let imported = import(&alone, &given).expect("imports");
+    assert_eq!(imported.decisions.micro_batch, 1);
+    assert!(imported.notes[0].contains("auto"), "{:?}", imported.notes);
+}
+
+/// One function of a file with several recipes.
+#[test]
+fn a_recipe_is_imported_by_its_function() {
+    let file = "import megatron.bridge\nSEQ = 4096\n\ndef small():\n    cfg.model.tensor_model_parallel_size = 1\n    cfg.train.micro_batch_size = 1\n    return cfg\n\n\ndef large():\n    cfg.model.tensor_model_parallel_size = 4\n    cfg.model.sequence_parallel = True\n    cfg.train.global_batch_size = 64\n    cfg.ddp.use_megatron_fsdp = True\n    cfg.mixed_precision = \"bf16_with_fp8_current_scaling_mixed\"\n    return cfg\n";
+    let text = interop::config::python::only_function(file, "large").expect("defined");
+    assert_eq!(text.lines().count(), file.lines().count());
+    assert!(interop::config::python::only_function(file, "other").is_none());
+    let model = catalog::load::model("llama3-8b").expect("preset");
+    let document = Document::read(&text, "a.py", None, &|_| None).expect("well-formed");
+    let given = Given {
+        model: &model,
+        gpus: Some(16),
+        seq_len: None,
+    };
+    let imported = import(&document, &given).expect("imports");
+    let d = &imported.decisions;
+    assert_eq!((d.tp, d.dp(), d.micro_batch), (4, 4, 2));
+    assert_eq!(d.zero, catalog::Zero::Z3);
+    assert_eq!(imported.workload.precision, catalog::Precision::Fp8);
+    assert_eq!(imported.workload.seq_len, 4096);
+    assert_eq!(imported.runtime(&document), "megatron-fsdp");
 }

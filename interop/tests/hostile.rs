@@ -81,7 +81,7 @@ fn exported(name: &str, dialect: Dialect, launcher: Option<Launcher>) -> Exporte
     let runtime = catalog::load::runtime("vescale").expect("preset");
     let zero = match dialect {
         Dialect::Torchtitan02 | Dialect::Torchtitan03 | Dialect::TorchtitanMain => 3,
-        Dialect::Accelerate | Dialect::Axolotl => 2,
+        Dialect::Accelerate | Dialect::Axolotl | Dialect::Transformers => 2,
         _ => 1,
     };
     let text = format!("tp=1,pp=1,zero={zero},mbs=1,overlap=grad+param+pp");

@@ -26,6 +26,9 @@ pub struct PlanFile {
     pub tool_version: String,
     /// Model preset or path.
     pub model: String,
+    /// The fields of the `config.json` that define a model that is no preset: the plan opens anywhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model_config: Option<serde_json::Value>,
     /// Cluster preset or path.
     pub cluster: String,
     /// Runtime preset.
@@ -136,6 +139,8 @@ mod defaults {
 pub struct PlannedFor<'a> {
     /// Model preset or path.
     pub model: &'a str,
+    /// The fields that define the model, if it is no preset.
+    pub model_config: Option<&'a serde_json::Value>,
     /// Cluster preset or path.
     pub cluster: &'a str,
     /// Runtime.
@@ -161,6 +166,7 @@ impl PlanFile {
             id: String::new(),
             tool_version: env!("CARGO_PKG_VERSION").to_owned(),
             model: planned.model.to_owned(),
+            model_config: planned.model_config.cloned(),
             cluster: planned.cluster.to_owned(),
             runtime: planned.runtime.to_owned(),
             workload: WorkloadFile {
@@ -183,7 +189,7 @@ impl PlanFile {
     /// the prediction, the training section or the tool's version.
     #[must_use]
     pub fn content_id(&self) -> String {
-        let decisions = serde_json::json!({
+        let mut decisions = serde_json::json!({
             "model": self.model,
             "cluster": self.cluster,
             "runtime": self.runtime,
@@ -191,6 +197,10 @@ impl PlanFile {
             "strategy": self.strategy,
             "sharding": self.sharding,
         });
+        // Plans of presets, and those written before models were carried, keep their ids.
+        if let Some(config) = &self.model_config {
+            decisions["model_config"] = config.clone();
+        }
         let digest = Sha256::digest(decisions.to_string().as_bytes());
         digest
             .iter()

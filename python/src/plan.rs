@@ -1,6 +1,6 @@
 //! Plans as Python objects.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use catalog::files::{self, Kind, Replace};
 use plans::plan_file::PlannedFor;
@@ -15,8 +15,6 @@ use crate::scenario::Inputs;
 #[pyclass(frozen, module = "vescale_plan")]
 pub(crate) struct Plan {
     file: PlanFile,
-    /// The model's configuration, when it came from memory: `save` writes it beside the plan.
-    config: Option<String>,
 }
 
 #[pymethods]
@@ -27,17 +25,13 @@ impl Plan {
         let shown = path.display().to_string();
         let text = catalog::text::read(&path).map_err(PlanError::from)?;
         let file = PlanFile::from_yaml(&text, &shown).map_err(PlanError::from)?;
-        Ok(Self { file, config: None })
+        Ok(Self { file })
     }
 
-    /// Writes the plan file, and beside it the configuration of a model that was in memory.
+    /// Writes the plan file.
     fn save(&self, path: PathBuf) -> PyResult<()> {
-        let text = self.to_yaml()?;
-        if let Some(config) = &self.config {
-            let folder = path.parent().unwrap_or(Path::new(""));
-            write(&folder.join(&self.file.model), Kind::ModelConfig, config)?;
-        }
-        write(&path, Kind::Plan, &text)
+        files::write(&path, Kind::Plan, Replace::SameKind, &self.to_yaml()?)
+            .map_err(|e| PyOSError::new_err(e.to_string()))
     }
 
     /// The plan file's text.
@@ -124,6 +118,7 @@ impl Plan {
         let scenario = &inputs.scenario;
         let planned = PlannedFor {
             model: &inputs.model,
+            model_config: scenario.model.definition(),
             cluster: &inputs.cluster,
             runtime: &scenario.runtime.name,
             workload: &scenario.workload,
@@ -133,13 +128,8 @@ impl Plan {
             .map_err(|e| PlanError::Usage(e.to_string()))?;
         Ok(Self {
             file: PlanFile::of(planned, strategy, sharding, prediction),
-            config: inputs.config.clone(),
         })
     }
-}
-
-fn write(path: &Path, kind: Kind, text: &str) -> PyResult<()> {
-    files::write(path, kind, Replace::SameKind, text).map_err(|e| PyOSError::new_err(e.to_string()))
 }
 
 /// JSON as a Python object.

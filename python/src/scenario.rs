@@ -1,6 +1,6 @@
 //! From what Python passes to a scenario.
 
-use catalog::{Model, Precision, SpecError, Workload, WorkloadSizes};
+use catalog::{Precision, Workload, WorkloadSizes};
 use costmodel::Scenario;
 use pyo3::FromPyObject;
 
@@ -28,13 +28,12 @@ pub(crate) struct Inputs {
     pub(crate) scenario: Scenario,
     pub(crate) model: String,
     pub(crate) cluster: String,
-    pub(crate) config: Option<String>,
 }
 
 impl Inputs {
     pub(crate) fn resolve(given: Given) -> Result<Self, PlanError> {
         let model = match &given.config {
-            Some(json) => decode(json, &given.model)?,
+            Some(json) => catalog::hf::decode(json, &given.model, &given.model)?,
             None => catalog::load::model(&given.model)?,
         };
         let cluster = catalog::load::cluster(&given.cluster)?;
@@ -65,15 +64,8 @@ impl Inputs {
             },
             model: given.model,
             cluster: given.cluster,
-            config: given.config,
         })
     }
-}
-
-/// A model's configuration from its text.
-fn decode(json: &str, name: &str) -> Result<Model, SpecError> {
-    let stem = name.strip_suffix(".config.json").unwrap_or(name);
-    catalog::hf::decode(json, name, stem)
 }
 
 fn precision(name: &str) -> Result<Precision, PlanError> {

@@ -13,7 +13,7 @@ class Plan:
         """Reads a plan file; `ValueError` names file, line and field when it is malformed."""
 
     def save(self, path: _Path) -> None:
-        """Writes the plan file, and beside it the configuration of a model that was in memory."""
+        """Writes the plan file."""
 
     def to_yaml(self) -> str:
         """The plan file's text."""

@@ -129,7 +129,7 @@ def _model(model: Any) -> Tuple[str, Optional[str]]:
         raise PlanError(f"{type(model).__name__}: expected a model with a config, a config, a preset or a path")
     text = json.dumps(config, default=str, sort_keys=True, indent=1)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return f"{config.get('model_type', 'model')}-{digest}.config.json", text
+    return f"{config.get('model_type', 'model')}-{digest}", text
 
 
 def _constraints(given: Mapping[str, Any]) -> Tuple[List[str], List[str], List[str], List[str]]:

@@ -38,6 +38,15 @@ impl<'a> Fields<'a> {
         all.filter(move |(key, _)| !read.contains(key))
     }
 
+    /// The fields that have been read, of a model of this type.
+    pub(super) fn definition(&self, kind: &str) -> Value {
+        let read = self.read.borrow();
+        let of_map = |key: &&str| self.map.get(*key).map(|v| ((*key).to_owned(), v.clone()));
+        let mut fields: Map<String, Value> = read.iter().filter_map(of_map).collect();
+        fields.insert("model_type".to_owned(), kind.into());
+        Value::Object(fields)
+    }
+
     pub(super) fn wrong(&self, field: &str, message: impl Into<String>) -> SpecError {
         let message = message.into();
         SpecError::Field {

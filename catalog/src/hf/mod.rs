@@ -46,7 +46,8 @@ const TYPES: &[&str] = &[
     "starcoder2",
 ];
 
-/// Decodes a `config.json`; `path` is for error messages, `name` for reports.
+/// Decodes a `config.json`; `path` is for error messages, `name` for reports. The model carries the fields that define
+/// it.
 ///
 /// # Errors
 /// When the model type is unknown, a needed field is missing, or sizes contradict each other.
@@ -60,13 +61,15 @@ pub fn decode(text: &str, path: &str, name: &str) -> Result<Model, SpecError> {
     let fields = nested.unwrap_or(fields);
     let model = model(&fields, kind)?;
     unread::check(&fields, kind)?;
-    Model::new(
+    let definition = fields.definition(kind);
+    let model = Model::new(
         ModelConfig {
             name: name.to_owned(),
             ..model
         },
         path,
-    )
+    )?;
+    Ok(model.defined_by(definition))
 }
 
 fn model(fields: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError> {

@@ -1,6 +1,6 @@
 //! `import`: reads the setup a user has today as a strategy, and predicts it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use catalog::files::Kind;
@@ -39,7 +39,7 @@ struct ImportJson {
 /// Runs `import`.
 pub(crate) fn run(args: &ImportArgs) -> Result<ExitCode, CliError> {
     let dialect = args.from.as_deref().map(Dialect::parse).transpose()?;
-    let text = catalog::text::read(&args.file)?;
+    let text = catalog::text::read(&split(&args.file).0)?;
     let source = if dialect.is_none() && is_model(&text) {
         of_model(args)?
     } else {
@@ -60,8 +60,16 @@ struct Source {
 }
 
 /// Reads a file of a training system, with the files beside it that it sources.
+///
+/// `FILE.py:FUNCTION` is one function of a Python file.
 pub(crate) fn document(path: &Path, dialect: Option<Dialect>) -> Result<Document, CliError> {
-    let text = catalog::text::read(path)?;
+    let (path, function) = split(path);
+    let mut text = catalog::text::read(&path)?;
+    if let Some(name) = function {
+        let shown = path.display();
+        let missing = || CliError::Usage(format!("{shown}: no function `{name}` is defined"));
+        text = interop::config::python::only_function(&text, &name).ok_or_else(missing)?;
+    }
     let beside = |name: &str| {
         let folder = path.parent().unwrap_or(Path::new(""));
         catalog::text::read(&folder.join(name)).ok()
@@ -72,6 +80,18 @@ pub(crate) fn document(path: &Path, dialect: Option<Dialect>) -> Result<Document
         dialect,
         &beside,
     )?)
+}
+
+/// A file and the function of it that is meant, if one is said.
+fn split(path: &Path) -> (PathBuf, Option<String>) {
+    let text = path.to_string_lossy();
+    match text.rsplit_once(".py:") {
+        Some((file, function)) if !path.exists() => (
+            PathBuf::from(format!("{file}.py")),
+            Some(function.to_owned()),
+        ),
+        _ => (path.to_owned(), None),
+    }
 }
 
 /// Whether the text is a Hugging Face `config.json`.
@@ -102,37 +122,39 @@ fn of_model(args: &ImportArgs) -> Result<Source, CliError> {
 
 fn of_system(args: &ImportArgs, dialect: Option<Dialect>) -> Result<Source, CliError> {
     let document = document(&args.file, dialect)?;
-    let model_arg = match args.model.clone() {
-        Some(given) => given,
-        None => import::of_library(&document)?,
+    let (model, model_arg, of_file) = match &args.model {
+        Some(given) => (catalog::load::model(given)?, given.clone(), None),
+        None => {
+            let found = import::of_file(&document)?;
+            let note = match found.known {
+                true => format!("the file's model is {} of the library", found.name),
+                false => {
+                    "the file's model is not in the library; a plan of it carries it".to_owned()
+                }
+            };
+            (found.model, found.name, Some(note))
+        }
     };
-    let model = catalog::load::model(&model_arg)?;
-    let of_file = document.dialect != Dialect::DeepSpeed;
+    let has_sequence = document.dialect != Dialect::DeepSpeed;
     let given = Given {
         model: &model,
         gpus: args.gpus,
-        seq_len: args.seq.or((!of_file).then_some(DEFAULT_SEQ)),
+        seq_len: args.seq.or((!has_sequence).then_some(DEFAULT_SEQ)),
     };
+    let imported = import::import(&document, &given)?;
+    let usual = imported.runtime(&document);
     let Imported {
         dialect,
         decisions,
         workload,
         mut notes,
-    } = import::import(&document, &given)?;
-    if args.model.is_none() {
-        notes.push(format!("the file's model is {model_arg} of the library"));
-    }
-    if !of_file && args.seq.is_none() {
+    } = imported;
+    notes.extend(of_file);
+    if !has_sequence && args.seq.is_none() {
         notes.push(format!(
             "the file has no sequence length: {DEFAULT_SEQ} tokens are assumed (--seq)"
         ));
     }
-    let compiled = document.flag("compile.enable").ok().flatten() == Some(true);
-    let usual = if compiled {
-        "torchtitan-compile"
-    } else {
-        dialect.runtime()
-    };
     let runtime = catalog::load::runtime(args.runtime.as_deref().unwrap_or(usual))?;
     let strategy = legal(decisions, &model, &workload, &document.path)?;
     if let Err(error) = plans::legality::allowed_by(&strategy, &model, &runtime) {

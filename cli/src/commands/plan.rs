@@ -38,6 +38,7 @@ pub(crate) fn file(
     let scenario = &inputs.scenario;
     let planned = PlannedFor {
         model: &inputs.model_arg,
+        model_config: scenario.model.definition(),
         cluster: &inputs.cluster_arg,
         runtime: &scenario.runtime.name,
         workload: &scenario.workload,
@@ -66,7 +67,10 @@ pub(crate) fn beside(plan: &Path, name: &str) -> String {
 pub(crate) fn load(path: &Path) -> Result<Loaded, CliError> {
     let shown = path.display().to_string();
     let file = PlanFile::from_yaml(&catalog::text::read(path)?, &shown)?;
-    let model = catalog::load::model(&beside(path, &file.model))?;
+    let model = match &file.model_config {
+        Some(config) => catalog::load::model_defined(config, &file.model, &shown)?,
+        None => catalog::load::model(&beside(path, &file.model))?,
+    };
     let cluster = catalog::load::cluster(&beside(path, &file.cluster))?;
     let runtime = catalog::load::runtime(&file.runtime)?;
     let w = &file.workload;

@@ -74,7 +74,11 @@ impl Documents {
     fn format(&self) -> Option<Format> {
         match self.0 {
             Dialect::DeepSpeed => Some(Format::Json),
-            Dialect::Accelerate | Dialect::Axolotl | Dialect::Nanotron => Some(Format::Yaml),
+            Dialect::Transformers | Dialect::TransformersDeepSpeed => Some(Format::Json),
+            Dialect::Accelerate
+            | Dialect::Axolotl
+            | Dialect::LlamaFactory
+            | Dialect::Nanotron => Some(Format::Yaml),
             _ => None,
         }
     }
@@ -91,6 +95,9 @@ impl Target for Documents {
             Dialect::DeepSpeed => "deepspeed",
             Dialect::Accelerate => "accelerate",
             Dialect::Axolotl => "axolotl",
+            Dialect::Transformers => "transformers",
+            Dialect::TransformersDeepSpeed => "transformers-deepspeed",
+            Dialect::LlamaFactory => "llama-factory",
             Dialect::Nanotron => "nanotron",
             Dialect::VeScale => "vescale",
         }

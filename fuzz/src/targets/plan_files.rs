@@ -107,7 +107,7 @@ impl Target for Plans {
         });
         if depth == Depth::Use {
             promises::predicted(&scenario, &strategy, &mut outcome);
-            let dialect = Dialect::ALL[(hash(input) % 10) as usize];
+            let dialect = Dialect::ALL[(hash(input) % Dialect::ALL.len() as u64) as usize];
             promises::round_trip(&scenario, &strategy, dialect, &mut outcome);
         }
         outcome
@@ -122,7 +122,11 @@ impl Target for Plans {
 fn loaded(file: &PlanFile) -> Result<(Scenario, plans::Strategy), String> {
     let w = &file.workload;
     let scenario = Scenario {
-        model: scene::model(&file.model)?,
+        model: match &file.model_config {
+            Some(config) => catalog::load::model_defined(config, &file.model, "plan")
+                .map_err(|e| e.to_string())?,
+            None => scene::model(&file.model)?,
+        },
         cluster: scene::cluster(&file.cluster)?,
         runtime: scene::runtime(&file.runtime)?,
         workload: scene::workload(w.gpus, w.seq_len, w.global_batch, w.precision)?,
@@ -157,6 +161,7 @@ fn written(text: &str) -> Option<Vec<u8>> {
     let costs = costmodel::CostModel::new(scenario.clone()).ok()?;
     let planned = plans::plan_file::PlannedFor {
         model: &model.name,
+        model_config: model.definition(),
         cluster: &scenario.cluster.name,
         runtime: &runtime.name,
         workload,

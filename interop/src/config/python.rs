@@ -16,6 +16,65 @@ pub struct Assignment {
     pub node: Node,
 }
 
+/// What a Python file defines beside its assignments.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Definitions {
+    /// Public top-level functions without arguments.
+    pub functions: Vec<String>,
+    /// The first model taken from the hub.
+    pub hub_model: Option<String>,
+}
+
+/// Finds the functions and the hub's model of a file.
+#[must_use]
+pub fn definitions(text: &str) -> Definitions {
+    let name = |line: &str| {
+        let (name, rest) = line.strip_prefix("def ")?.split_once('(')?;
+        let public = rest.starts_with(')') && !name.starts_with('_');
+        public.then(|| name.trim().to_owned())
+    };
+    let taken = text
+        .split_once("from_hf_pretrained(")
+        .and_then(|(_, rest)| {
+            let rest = rest.trim_start();
+            let quote = rest.chars().next().filter(|c| ['"', '\''].contains(c))?;
+            let (id, _) = rest[1..].split_once(quote)?;
+            Some(id.to_owned())
+        });
+    Definitions {
+        functions: text.lines().filter_map(name).collect(),
+        hub_model: taken,
+    }
+}
+
+/// The text with all lines blank but those of one top-level function and of module-level assignments; `None` if there is
+/// no such function.
+#[must_use]
+pub fn only_function(text: &str, name: &str) -> Option<String> {
+    let mut found = false;
+    let mut keeps = true;
+    let mut kept = String::with_capacity(text.len());
+    for line in text.lines() {
+        let top = !line.starts_with([' ', '\t', ')', ']', '}', '#']) && !line.is_empty();
+        if top {
+            let defines = line
+                .strip_prefix("def ")
+                .and_then(|rest| rest.split_once('('));
+            let own = defines.is_some_and(|(of, _)| of.trim() == name);
+            found |= own;
+            keeps = own
+                || !["def ", "class ", "@", "if "]
+                    .iter()
+                    .any(|w| line.starts_with(w));
+        }
+        if keeps {
+            kept.push_str(line);
+        }
+        kept.push('\n');
+    }
+    found.then_some(kept)
+}
+
 /// Deepest nesting that is read.
 const MAX_DEPTH: usize = 64;
 

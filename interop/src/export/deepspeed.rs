@@ -24,14 +24,20 @@ pub(crate) fn program(job: &Job<'_>) -> Program {
 
 /// The files of an export. The training script defines the model; the configuration holds nothing of it.
 pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
-    refuse(job, limits);
+    let root = configuration(job, limits);
     script::inputs(limits);
-    script_rewrites::collect(job, script_rewrites::DEEPSPEED, limits);
     notes(job, limits);
+    vec![Draft::new(FILE, Heading::Nowhere, write::json(&root))]
+}
+
+/// DeepSpeed's configuration, also where another system holds it.
+pub(crate) fn configuration(job: &Job<'_>, limits: &mut Limits) -> Node {
+    refuse(job, limits);
+    script_rewrites::collect(job, script_rewrites::DEEPSPEED, limits);
     let mut root = Node::table();
     precision(job, &mut root);
     decided(job, &mut root);
-    vec![Draft::new(FILE, Heading::Nowhere, write::json(&root))]
+    root
 }
 
 fn precision(job: &Job<'_>, root: &mut Node) {

@@ -21,6 +21,12 @@ pub enum Dialect {
     Accelerate,
     /// axolotl 0.19, YAML.
     Axolotl,
+    /// Hugging Face's Trainer with FSDP2, transformers 5.23, JSON.
+    Transformers,
+    /// Hugging Face's Trainer with DeepSpeed, transformers 5.23, JSON.
+    TransformersDeepSpeed,
+    /// LLaMA-Factory main of 2026-08 with DeepSpeed, YAML.
+    LlamaFactory,
     /// nanotron main of 2026-04, YAML.
     Nanotron,
     /// veScale's sharding plan (legacy API), Python.
@@ -29,7 +35,7 @@ pub enum Dialect {
 
 impl Dialect {
     /// Every dialect; the first of a target is its default version.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 13] = [
         Self::MegatronLm,
         Self::MegatronBridge,
         Self::Torchtitan03,
@@ -38,6 +44,9 @@ impl Dialect {
         Self::DeepSpeed,
         Self::Accelerate,
         Self::Axolotl,
+        Self::Transformers,
+        Self::TransformersDeepSpeed,
+        Self::LlamaFactory,
         Self::Nanotron,
         Self::VeScale,
     ];
@@ -52,6 +61,9 @@ impl Dialect {
             Self::DeepSpeed => "deepspeed",
             Self::Accelerate => "accelerate",
             Self::Axolotl => "axolotl",
+            Self::Transformers => "transformers",
+            Self::TransformersDeepSpeed => "transformers-deepspeed",
+            Self::LlamaFactory => "llama-factory",
             Self::Nanotron => "nanotron",
             Self::VeScale => "vescale",
         }
@@ -64,9 +76,12 @@ impl Dialect {
             Self::MegatronLm => "0.20",
             Self::Torchtitan02 => "0.2",
             Self::Torchtitan03 => "0.3",
-            Self::MegatronBridge | Self::TorchtitanMain | Self::Nanotron => "main",
+            Self::MegatronBridge | Self::TorchtitanMain | Self::Nanotron | Self::LlamaFactory => {
+                "main"
+            }
             Self::DeepSpeed | Self::Axolotl => "0.19",
             Self::Accelerate => "1.15",
+            Self::Transformers | Self::TransformersDeepSpeed => "5.23",
             Self::VeScale => "legacy",
         }
     }
@@ -85,7 +100,9 @@ impl Dialect {
             Self::Torchtitan02 | Self::Torchtitan03 | Self::TorchtitanMain => "torchtitan",
             Self::DeepSpeed => "deepspeed",
             Self::Accelerate | Self::Axolotl => "fsdp2",
-            Self::Nanotron => "megatron-2022",
+            Self::Transformers => "hf-trainer",
+            Self::TransformersDeepSpeed | Self::LlamaFactory => "hf-deepspeed",
+            Self::Nanotron => "nanotron",
             Self::VeScale => "vescale",
         }
     }
@@ -94,8 +111,13 @@ impl Dialect {
     #[must_use]
     pub fn limits(self) -> &'static [(&'static str, &'static str)] {
         match self {
-            Self::MegatronLm | Self::MegatronBridge | Self::DeepSpeed => &[],
+            Self::MegatronLm
+            | Self::MegatronBridge
+            | Self::DeepSpeed
+            | Self::TransformersDeepSpeed
+            | Self::LlamaFactory => &[],
             Self::Accelerate | Self::Axolotl => &[("zero", "0|2|3")],
+            Self::Transformers => &[("zero", "0|2|3"), ("dp_replicate", "1")],
             Self::Torchtitan02 | Self::Torchtitan03 | Self::TorchtitanMain => {
                 &[("cp_kind", "all_gather")]
             }

@@ -50,7 +50,7 @@ pub(crate) fn axolotl_program() -> Program {
 
 /// Refuses what neither system can express, and says what both do with every decision. The model is a Transformers
 /// model, named by its id or folder; the file holds nothing of it.
-fn refuse(job: &Job<'_>, limits: &mut Limits) {
+pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
     let Decisions {
         // Written as the mesh's sizes.
         tp: _,

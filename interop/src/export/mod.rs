@@ -21,6 +21,7 @@ mod script;
 mod script_rewrites;
 mod stance;
 pub(crate) mod torchtitan;
+mod trainer;
 mod vescale;
 
 pub use self::assumptions::Assumption;
@@ -90,6 +91,14 @@ fn drafts(job: &Job<'_>, dialect: Dialect, limits: &mut Limits) -> (Vec<Draft>, 
         Dialect::DeepSpeed => (deepspeed::files(job, limits), deepspeed::program(job)),
         Dialect::Accelerate => (hf::accelerate(job, limits), hf::accelerate_program(job)),
         Dialect::Axolotl => (hf::axolotl(job, limits), hf::axolotl_program()),
+        Dialect::Transformers => (trainer::transformers(job, limits), trainer::program(job)),
+        Dialect::TransformersDeepSpeed => {
+            (trainer::with_deepspeed(job, limits), trainer::program(job))
+        }
+        Dialect::LlamaFactory => (
+            trainer::llama_factory(job, limits),
+            trainer::llama_factory_program(),
+        ),
         Dialect::Nanotron => (nanotron::files(job, limits), nanotron::program()),
         Dialect::VeScale => (vescale::files(job, limits), vescale::program(job)),
     }

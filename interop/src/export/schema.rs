@@ -79,6 +79,10 @@ impl Schema {
             Dialect::DeepSpeed => include_str!("schemas/deepspeed-0.19.yaml"),
             Dialect::Accelerate => include_str!("schemas/accelerate-1.15.yaml"),
             Dialect::Axolotl => include_str!("schemas/axolotl-0.19.yaml"),
+            Dialect::Transformers | Dialect::TransformersDeepSpeed => {
+                include_str!("schemas/transformers-5.23.yaml")
+            }
+            Dialect::LlamaFactory => include_str!("schemas/llama-factory-main.yaml"),
             Dialect::Nanotron => include_str!("schemas/nanotron-main.yaml"),
             Dialect::VeScale => include_str!("schemas/vescale-legacy.yaml"),
         };

@@ -24,6 +24,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         _ => (batch.dp, 1),
     };
     let mut notes = offload(doc)?;
+    notes.extend(open(doc));
     let pipeline = "pipeline.stages";
     if matches!(doc.size(pipeline), Ok(Some(2..))) {
         return Err(doc.unsupported(
@@ -68,6 +69,14 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         workload: workload(doc, sizes)?,
         notes,
     })
+}
+
+/// A note where the Trainer would fill in what no one has said.
+fn open(doc: &Document) -> Option<String> {
+    let keys = ["train_micro_batch_size_per_gpu", "bf16.enabled"];
+    let open: Vec<&str> = keys.into_iter().filter(|key| is_auto(doc, key)).collect();
+    let note = "auto: taken as one sequence per micro-batch, and as bf16";
+    (!open.is_empty()).then(|| format!("{}: {} is {note}", doc.place(open[0]), open.join(", ")))
 }
 
 /// Whether the file sets a key to `auto`.
@@ -129,7 +138,8 @@ struct Batch {
 fn batch(doc: &Document, given: &Given<'_>, rest: u64) -> Result<Batch, ImportError> {
     let global_key = "train_batch_size";
     let global = size(doc, global_key)?;
-    let micro = size(doc, "train_micro_batch_size_per_gpu")?;
+    let key = "train_micro_batch_size_per_gpu";
+    let micro = size(doc, key)?.or((is_auto(doc, key) && global.is_none()).then_some(1));
     let accumulate = size(doc, "gradient_accumulation_steps")?;
     let dp = given
         .gpus
@@ -220,7 +230,8 @@ fn recompute(
 
 fn precision(doc: &Document) -> Result<Precision, ImportError> {
     let on = |key: &str| flag(doc, key).map(|f| f == Some(true));
-    if on("bf16.enabled")? {
+    let open = is_auto(doc, "bf16.enabled") && !on("fp16.enabled")?;
+    if open || on("bf16.enabled")? {
         return Ok(Precision::Bf16);
     }
     if on("fp16.enabled")? {

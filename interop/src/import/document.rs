@@ -17,6 +17,10 @@ pub struct Document {
     pub root: Node,
     /// Number of devices that a launch script starts, if the file says it.
     pub gpus: Option<u64>,
+    /// Functions without arguments that a Python file defines, each of which makes a configuration.
+    pub functions: Vec<String>,
+    /// The model that a Python file takes from the hub (`from_hf_pretrained`).
+    pub hub_model: Option<String>,
 }
 
 /// Returns the text of a file beside another one, by base name.
@@ -38,7 +42,8 @@ impl Document {
             None => detect(text, path)?,
         };
         let mut gpus = None;
-        let root = match dialect {
+        let mut python = config::python::Definitions::default();
+        let mut root = match dialect {
             Dialect::MegatronLm if is_model_args(text, path) => model_args(text, path)?,
             Dialect::MegatronLm => {
                 let script = shell::parse(text, path, include)?;
@@ -47,14 +52,24 @@ impl Document {
             }
             Dialect::Torchtitan02 => config::toml::parse(text, path)?,
             Dialect::DeepSpeed => config::json::parse(text, path)?,
-            Dialect::Accelerate | Dialect::Axolotl | Dialect::Nanotron => {
-                config::yaml::parse(text, path)?
+            Dialect::Transformers | Dialect::TransformersDeepSpeed if path.ends_with(".json") => {
+                config::json::parse(text, path)?
             }
+            Dialect::Accelerate
+            | Dialect::Axolotl
+            | Dialect::Nanotron
+            | Dialect::LlamaFactory
+            | Dialect::Transformers
+            | Dialect::TransformersDeepSpeed => config::yaml::parse(text, path)?,
             Dialect::MegatronBridge
             | Dialect::Torchtitan03
             | Dialect::TorchtitanMain
-            | Dialect::VeScale => assignments(text, path)?,
+            | Dialect::VeScale => {
+                python = config::python::definitions(text);
+                assignments(text, path)?
+            }
         };
+        engine_beside(&mut root, include)?;
         if !matches!(root.value, Value::Table(_)) {
             return Err(SyntaxError::new(path, root.line, "a table of keys is expected").into());
         }
@@ -63,6 +78,8 @@ impl Document {
             dialect,
             root,
             gpus,
+            functions: python.functions,
+            hub_model: python.hub_model,
         })
     }
 
@@ -178,6 +195,7 @@ fn detect(text: &str, path: &str) -> Result<Dialect, ImportError> {
     let suffix = path.rsplit('.').next().unwrap_or_default();
     let has = |word: &str| text.contains(word);
     let found = match suffix {
+        "json" | "yaml" | "yml" if has("per_device_train_batch_size") => Some(trainer(text)),
         "json" => {
             let keys = ["train_", "gradient_", "zero_optimization", "bf16", "fp16"];
             // Text that is not JSON at all is reported by the JSON reader.
@@ -199,6 +217,36 @@ fn detect(text: &str, path: &str) -> Result<Dialect, ImportError> {
     found.ok_or_else(|| ImportError::UnknownKind {
         path: path.to_owned(),
     })
+}
+
+/// Puts a DeepSpeed configuration that the file names by its path in place of the path.
+fn engine_beside(root: &mut Node, include: Include<'_>) -> Result<(), ImportError> {
+    let Some(node) = root.get("deepspeed") else {
+        return Ok(());
+    };
+    let Some(path) = node.text().filter(|path| path.ends_with(".json")) else {
+        return Ok(());
+    };
+    let line = node.line;
+    let name = path.rsplit('/').next().unwrap_or(path);
+    if let Some(text) = include(name) {
+        let engine = config::json::parse(&text, name)?;
+        root.set("deepspeed", engine.value);
+        locate(root, "deepspeed", line);
+    }
+    Ok(())
+}
+
+/// The system that a file with the Trainer's arguments is for.
+fn trainer(text: &str) -> Dialect {
+    let has = |word: &str| text.contains(word);
+    if has("finetuning_type") || has("cutoff_len") {
+        return Dialect::LlamaFactory;
+    }
+    match has("deepspeed") {
+        true => Dialect::TransformersDeepSpeed,
+        false => Dialect::Transformers,
+    }
 }
 
 fn python(text: &str) -> Option<Dialect> {

@@ -1,8 +1,9 @@
 //! Input of an importer beside the file, and its result.
 
-use catalog::Workload;
 use catalog::model::ModelConfig;
+use catalog::{Workload, Zero};
 
+use super::document::Document;
 use crate::export::Dialect;
 use plans::decisions::Decisions;
 
@@ -28,4 +29,22 @@ pub struct Imported {
     pub workload: Workload,
     /// Sentences on settings that the strategy expresses only approximately.
     pub notes: Vec<String>,
+}
+
+impl Imported {
+    /// The runtime preset that runs such a strategy.
+    #[must_use]
+    pub fn runtime(&self, document: &Document) -> &'static str {
+        let usual = self.dialect.runtime();
+        let engine = document.find("deepspeed");
+        let engine = engine.is_some_and(|node| !node.entries().is_empty());
+        let gathers = matches!(self.decisions.zero, Zero::Z2 | Zero::Z3);
+        let compiled = document.flag("compile.enable").ok().flatten() == Some(true);
+        match usual {
+            _ if engine => "hf-deepspeed",
+            "megatron-core" if gathers => "megatron-fsdp",
+            "torchtitan" if compiled => "torchtitan-compile",
+            _ => usual,
+        }
+    }
 }

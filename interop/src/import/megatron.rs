@@ -111,10 +111,10 @@ fn zero(doc: &Document) -> Result<Zero, ImportError> {
     if on("--use-megatron-fsdp")? {
         return match doc.text(key)? {
             Some("optim_grads") => Ok(Zero::Z2),
-            Some("optim_grads_params") => Ok(Zero::Z3),
-            Some("optim") => Ok(Zero::Z1),
             // Megatron-LM's default of the option.
-            None | Some("no_shard") => Ok(Zero::Z0),
+            None | Some("optim_grads_params") => Ok(Zero::Z3),
+            Some("optim") => Ok(Zero::Z1),
+            Some("no_shard") => Ok(Zero::Z0),
             Some(_) => Err(doc.wrong(key, "no_shard, optim, optim_grads or optim_grads_params")),
         };
     }

@@ -1,23 +1,27 @@
 //! Imports configurations of training systems as strategies, so that the setup a user has today can be predicted,
 //! explained and compared.
 
+mod bridge;
 mod deepspeed;
 pub mod document;
 mod error;
+mod hub;
 mod imported;
 mod layout;
 mod megatron;
 mod megatron_model;
 mod model;
+mod nanotron;
 mod sizes;
 mod titan_model;
 mod torchtitan;
+mod trainer;
 
 pub use self::document::Document;
 pub use self::error::ImportError;
 pub use self::imported::{Given, Imported};
 pub(crate) use self::layout::parse_layout;
-pub use self::model::of_library;
+pub use self::model::{OfFile, of_file};
 
 use crate::export::Dialect;
 
@@ -26,17 +30,27 @@ use crate::export::Dialect;
 /// # Errors
 /// When a required value is missing or invalid, or no strategy can express it.
 pub fn import(document: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
+    if let [first, .., last] = document.functions.as_slice() {
+        let message = format!(
+            "{} functions make configurations, {first} to {last}",
+            document.functions.len()
+        );
+        let how = format!("{message}; say which: {}:{first}", document.path);
+        return Err(document.missing("the configuration", how));
+    }
     match document.dialect {
         Dialect::MegatronLm => megatron::import(document, given),
         Dialect::Torchtitan02 | Dialect::Torchtitan03 | Dialect::TorchtitanMain => {
             torchtitan::import(document, given)
         }
         Dialect::DeepSpeed => deepspeed::import(document, given),
-        Dialect::MegatronBridge
-        | Dialect::Accelerate
-        | Dialect::Axolotl
-        | Dialect::Nanotron
-        | Dialect::VeScale => Err(ImportError::NotImportable {
+        Dialect::MegatronBridge => bridge::import(document, given),
+        Dialect::Nanotron => nanotron::import(document, given),
+        Dialect::Axolotl
+        | Dialect::Transformers
+        | Dialect::TransformersDeepSpeed
+        | Dialect::LlamaFactory => trainer::import(document, given),
+        Dialect::Accelerate | Dialect::VeScale => Err(ImportError::NotImportable {
             path: document.path.clone(),
             dialect: document.dialect.name(),
         }),

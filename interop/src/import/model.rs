@@ -1,11 +1,50 @@
-//! Finds out which model a configuration is for: checks it against the given one, or looks it up in the library.
+//! Finds out which model a configuration is for: reads it from the file, looks it up in the library, and compares it with
+//! a given one.
 
+use catalog::Model;
 use catalog::model::ModelConfig;
 
 use super::document::Document;
 use super::error::ImportError;
-use super::{megatron_model, titan_model};
+use super::{hub, megatron_model, nanotron, titan_model, trainer};
 use crate::export::Dialect;
+
+/// The model of a file.
+#[derive(Clone, Debug)]
+pub struct OfFile {
+    /// The model.
+    pub model: Model,
+    /// Its name in the library, or for one that is not there that of the file.
+    pub name: String,
+    /// Whether it is in the library.
+    pub known: bool,
+}
+
+/// The model that a file holds in full.
+fn described(doc: &Document) -> Result<Option<Model>, ImportError> {
+    let config = match doc.dialect {
+        Dialect::Nanotron => nanotron::model(doc)?,
+        _ => return Ok(None),
+    };
+    let path = std::path::Path::new(&doc.path);
+    let name = path
+        .file_stem()
+        .map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+    let model = catalog::hf::decode(&config.to_string(), &doc.path, &name)?;
+    Ok(Some(model))
+}
+
+/// The key with the model's name on the hub or its folder, and the name.
+fn named(doc: &Document) -> Result<Option<(&'static str, &str)>, ImportError> {
+    match doc.dialect {
+        Dialect::Axolotl
+        | Dialect::Transformers
+        | Dialect::TransformersDeepSpeed
+        | Dialect::LlamaFactory => trainer::named(doc),
+        Dialect::MegatronBridge => Ok(doc.hub_model.as_deref().map(|id| ("model", id))),
+        _ => Ok(None),
+    }
+}
 
 /// Fails if the file is for another model than `model`; returns a sentence for each difference that is only in
 /// constants.
@@ -13,6 +52,25 @@ pub(super) fn same(doc: &Document, model: &ModelConfig) -> Result<Vec<String>, I
     let other = |key: &str, message: &str| {
         doc.unsupported(key, &format!("{message}; give the right --model"))
     };
+    let against = |key: &str, theirs: &ModelConfig| match titan_model::difference(theirs, model) {
+        Some(message) => Err(other(key, &message)),
+        None if theirs.constants != model.constants => Ok(vec![format!(
+            "{}: {key}: a constant of the model (epsilon, rotation, router) is not that of {}",
+            doc.place(key),
+            model.name
+        )]),
+        None => Ok(Vec::new()),
+    };
+    if let Some(theirs) = described(doc)? {
+        return against(nanotron::MODEL, &theirs);
+    }
+    if let Some((key, name)) = named(doc)? {
+        let Some(preset) = hub::of_library(name) else {
+            return Ok(Vec::new());
+        };
+        let theirs = catalog::load::model(&preset)?;
+        return against(key, &theirs);
+    }
     match doc.dialect {
         Dialect::MegatronLm => {
             let compared = megatron_model::compare(doc, model)?;
@@ -40,11 +98,73 @@ pub(super) fn same(doc: &Document, model: &ModelConfig) -> Result<Vec<String>, I
     }
 }
 
-/// The name of the library's model that the file is for.
+/// The model that the file is for.
 ///
 /// # Errors
-/// When the file does not describe its model, or the library has no equal one.
-pub fn of_library(doc: &Document) -> Result<String, ImportError> {
+/// When the file does not say its model, or names one that is not in the library.
+pub fn of_file(doc: &Document) -> Result<OfFile, ImportError> {
+    if let Some(model) = described(doc)? {
+        return Ok(equal_of_library(model));
+    }
+    let name = match named(doc)? {
+        Some((key, id)) => match hub::of_library(id) {
+            Some(preset) => preset,
+            None => return of_folder(doc, key, id),
+        },
+        None => of_library(doc)?,
+    };
+    Ok(OfFile {
+        model: catalog::load::model(&name)?,
+        name,
+        known: true,
+    })
+}
+
+/// The library's equal of a model that a file holds in full, or the model itself.
+fn equal_of_library(model: Model) -> OfFile {
+    let equal = |theirs: &Model| {
+        let named = ModelConfig {
+            name: theirs.name.clone(),
+            ..ModelConfig::clone(&model)
+        };
+        named == **theirs
+    };
+    let presets = catalog::load::model_names().into_iter();
+    let mut presets = presets.filter_map(|preset| catalog::load::model(&preset.name).ok());
+    match presets.find(equal) {
+        Some(preset) => OfFile {
+            name: preset.name.clone(),
+            model: preset,
+            known: true,
+        },
+        None => OfFile {
+            name: model.name.clone(),
+            model,
+            known: false,
+        },
+    }
+}
+
+/// A model that the file names by a folder with its `config.json`.
+fn of_folder(doc: &Document, key: &str, folder: &str) -> Result<OfFile, ImportError> {
+    let beside = std::path::Path::new(&doc.path).with_file_name(folder);
+    let found = [beside.display().to_string(), folder.to_owned()];
+    let found = found
+        .into_iter()
+        .find(|folder| std::path::Path::new(folder).join("config.json").exists());
+    let Some(folder) = found else {
+        let hint = "is not in the library; give --model with its config.json";
+        return Err(doc.unsupported(key, &format!("`{folder}` {hint}")));
+    };
+    Ok(OfFile {
+        model: catalog::load::model(&folder)?,
+        name: folder,
+        known: false,
+    })
+}
+
+/// The name of the library's model that a Megatron-LM script or a torchtitan configuration is for.
+fn of_library(doc: &Document) -> Result<String, ImportError> {
     let missing = || doc.missing("the model", "give --model");
     let known = match doc.dialect {
         Dialect::MegatronLm if megatron_model::describes(doc) => Vec::new(),

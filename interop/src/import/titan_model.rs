@@ -1,6 +1,6 @@
 //! Compares the model that a torchtitan configuration names with a known one.
 
-use catalog::model::ModelConfig;
+use catalog::model::{AttentionKind, ModelConfig, Projections};
 
 use super::document::Document;
 use super::error::ImportError;
@@ -53,8 +53,16 @@ fn registered(node: &Node) -> Option<String> {
     quoted.split(['"', '\'']).next().map(str::to_owned)
 }
 
-/// Where a model differs from torchtitan's in sizes or parts; numerical constants are not compared.
+/// Where a model differs from torchtitan's in sizes or parts; numerical constants, and how weights are stored, are not
+/// compared.
 pub(super) fn difference(theirs: &ModelConfig, model: &ModelConfig) -> Option<String> {
+    let attention = |model: &ModelConfig| {
+        let mut attention = model.attention.clone();
+        if let AttentionKind::Grouped { projections, .. } = &mut attention.kind {
+            *projections = Projections::Separate;
+        }
+        format!("{attention:?}")
+    };
     let parts = [
         (
             "layers",
@@ -69,8 +77,8 @@ pub(super) fn difference(theirs: &ModelConfig, model: &ModelConfig) -> Option<St
         ("vocab", theirs.vocab.to_string(), model.vocab.to_string()),
         (
             "attention",
-            format!("{:?}", theirs.attention),
-            format!("{:?}", model.attention),
+            attention(theirs),
+            attention(model),
         ),
         (
             "moe",

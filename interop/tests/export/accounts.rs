@@ -345,7 +345,7 @@ fn the_model_of_a_file_is_found_in_the_library() {
             let Some(document) = document(&preset.name, dialect) else {
                 continue;
             };
-            let found = interop::import::of_library(&document);
+            let found = interop::import::of_file(&document).map(|found| found.name);
             let found = found.unwrap_or_else(|e| panic!("{}: {e}", preset.name));
             let model = catalog::load::model(&preset.name).expect("preset");
             let again = catalog::load::model(&found).expect("preset");

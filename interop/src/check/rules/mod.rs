@@ -27,6 +27,9 @@ pub(super) fn contradictions(
         Dialect::DeepSpeed => others::deepspeed(&mut rules),
         Dialect::Accelerate => others::accelerate(&mut rules),
         Dialect::Axolotl => others::axolotl(&mut rules),
+        Dialect::Transformers | Dialect::TransformersDeepSpeed | Dialect::LlamaFactory => {
+            others::trainer(&mut rules);
+        }
         Dialect::Nanotron => others::nanotron(&mut rules),
         Dialect::MegatronBridge => megatron::bridge(&mut rules, model),
         Dialect::VeScale => {}

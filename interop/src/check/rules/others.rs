@@ -1,4 +1,4 @@
-//! Rules of DeepSpeed, accelerate, axolotl and nanotron.
+//! Rules of DeepSpeed, accelerate, axolotl, Hugging Face's Trainer and nanotron.
 
 use super::collector::{Rules, times};
 use crate::config::Node;
@@ -134,6 +134,48 @@ pub(super) fn axolotl(r: &mut Rules<'_>) {
     );
     let half = r.on("bf16") && r.on("fp16");
     r.require(!half, "fp16", "cannot stand beside bf16");
+}
+
+pub(super) fn trainer(r: &mut Rules<'_>) {
+    let half = r.on("bf16") && r.on("fp16");
+    r.require(!half, "fp16", "cannot stand beside bf16");
+    let fsdp = r.has("fsdp") && !matches!(r.doc.flag("fsdp"), Ok(Some(false)));
+    let fsdp = fsdp && r.text("fsdp") != Some("");
+    r.require(
+        !fsdp || !r.has("deepspeed"),
+        "deepspeed",
+        "cannot stand beside fsdp",
+    );
+    r.advise(
+        fsdp || !r.has("fsdp_config"),
+        "fsdp_config",
+        "has no effect without fsdp",
+    );
+    // The Trainer stops where its own value and DeepSpeed's differ; `auto` takes its own.
+    for (own, engine) in [
+        (
+            "per_device_train_batch_size",
+            "deepspeed.train_micro_batch_size_per_gpu",
+        ),
+        (
+            "gradient_accumulation_steps",
+            "deepspeed.gradient_accumulation_steps",
+        ),
+    ] {
+        if let (Some(ours), Some(theirs)) = (r.size(own), r.size(engine)) {
+            r.require(
+                ours == theirs,
+                engine,
+                format!("{theirs} is not {own} {ours}; give both the same, or auto"),
+            );
+        }
+    }
+    let both = r.on("gradient_checkpointing") && r.on("fsdp_config.activation_checkpointing");
+    r.require(
+        !both,
+        "gradient_checkpointing",
+        "cannot stand beside fsdp_config.activation_checkpointing",
+    );
 }
 
 pub(super) fn nanotron(r: &mut Rules<'_>) {

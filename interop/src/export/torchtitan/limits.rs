@@ -101,7 +101,7 @@ fn states(d: &Decisions, edition: Edition, limits: &mut Limits) {
     limits.refuse(
         matches!(d.zero, Zero::Z1 | Zero::Z2) && sharing > 1,
         &zero,
-        "fully_shard shards parameters, gradients and states together",
+        "fully_shard shards parameters, gradients and states together; its ZeRO-2 is zero=3 with reshard=off",
         Some(("zero", "3".to_owned())),
     );
     limits.refuse(

@@ -1,0 +1,155 @@
+//! Export to Hugging Face's Trainer, with FSDP2 or DeepSpeed, and to LLaMA-Factory, which drives it with DeepSpeed: the
+//! arguments of a training script such as transformers' `run_clm.py`.
+
+use catalog::{Precision, Zero};
+
+use super::inputs::Input;
+use super::job::{Draft, Heading, Job};
+use super::launch::{Program, Starter};
+use super::refusal::Limits;
+use super::script::{self, TRAIN_SCRIPT};
+use super::{deepspeed, hf};
+use crate::config::{Node, write};
+use plans::decisions::Recompute;
+
+const ARGUMENTS: &str = "training_args.json";
+const LLAMA_FACTORY: &str = "llamafactory.yaml";
+
+/// How the Trainer is started: the training script reads its arguments from the file alone, as `run_clm.py` does.
+pub(crate) fn program(job: &Job<'_>) -> Program {
+    Program {
+        setup: script::setup(&job.inputs),
+        starter: Starter::Torchrun,
+        arguments: format!("\"${TRAIN_SCRIPT}\" \"$HERE/{ARGUMENTS}\" \"$@\""),
+    }
+}
+
+pub(crate) fn llama_factory_program() -> Program {
+    Program {
+        setup: Vec::new(),
+        starter: Starter::Torchrun,
+        arguments: format!("-m llamafactory.launcher \"$HERE/{LLAMA_FACTORY}\" \"$@\""),
+    }
+}
+
+/// The Trainer's arguments with FSDP2, or with plain replicas.
+pub(crate) fn transformers(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
+    hf::refuse(job, limits);
+    replicas_and_shards(job, "accelerate takes it", limits);
+    let d = job.decisions;
+    let mut root = script_arguments(job, limits);
+    trainer_arguments(job, &mut root, limits);
+    let full = d.recompute == Recompute::Full;
+    if matches!(d.zero, Zero::Z2 | Zero::Z3) {
+        root.set("fsdp", true);
+        root.set("fsdp_config.version", 2);
+        root.set("fsdp_config.reshard_after_forward", d.reshard_after_forward);
+        root.set("fsdp_config.auto_wrap_policy", "TRANSFORMER_BASED_WRAP");
+        root.set("fsdp_config.activation_checkpointing", full);
+        root.set("fsdp_config.state_dict_type", "SHARDED_STATE_DICT");
+    } else {
+        root.set("gradient_checkpointing", full);
+    }
+    vec![Draft::new(ARGUMENTS, Heading::Nowhere, write::json(&root))]
+}
+
+/// The Trainer's arguments with DeepSpeed's configuration in them.
+pub(crate) fn with_deepspeed(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
+    let engine = deepspeed::configuration(job, limits);
+    replicas_and_shards(job, "the target deepspeed takes it", limits);
+    let mut root = script_arguments(job, limits);
+    trainer_arguments(job, &mut root, limits);
+    let full = job.decisions.recompute == Recompute::Full;
+    root.set("gradient_checkpointing", full);
+    root.set("deepspeed", engine.value);
+    vec![Draft::new(ARGUMENTS, Heading::Nowhere, write::json(&root))]
+}
+
+/// LLaMA-Factory's YAML, for pre-training with packed sequences.
+pub(crate) fn llama_factory(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
+    let engine = deepspeed::configuration(job, limits);
+    replicas_and_shards(job, "the target deepspeed takes it", limits);
+    let mut root = Node::table();
+    let model = "the model's hub name, or a folder with its config.json";
+    let model = limits.input(&job.inputs, Input::HfId, model);
+    root.set("model_name_or_path", model);
+    let data = "name of the dataset in LLaMA-Factory's dataset_info.json";
+    let data = limits.input(&job.inputs, Input::Data, data);
+    root.set("dataset", data);
+    root.set("stage", "pt");
+    root.set("finetuning_type", "full");
+    root.set("cutoff_len", job.workload.seq_len);
+    root.set("packing", true);
+    let kept = job.decisions.recompute != Recompute::Full;
+    root.set("disable_gradient_checkpointing", kept);
+    trainer_arguments(job, &mut root, limits);
+    root.set("deepspeed", engine.value);
+    limits.note(
+        job.inputs.tokenizer.is_some(),
+        "LLaMA-Factory takes the model's own tokenizer: --tokenizer is not written",
+    );
+    vec![Draft::new(LLAMA_FACTORY, Heading::Hash, write::yaml(&root))]
+}
+
+/// Refuses the axes that the Trainer's arguments do not hold.
+fn replicas_and_shards(job: &Job<'_>, taker: &str, limits: &mut Limits) {
+    let d = job.decisions;
+    for (key, size) in [("tp", d.tp), ("cp", d.cp), ("ep", d.ep), ("etp", d.etp)] {
+        limits.refuse(
+            size > 1,
+            format!("{key}={size}"),
+            format!("the Trainer's arguments hold data parallelism alone; {taker}"),
+            Some((key, "1".to_owned())),
+        );
+    }
+    limits.refuse(
+        d.zero != Zero::Z0 && d.dp_replicate > 1,
+        format!("dp_replicate={}", d.dp_replicate),
+        "the Trainer's arguments shard over all data-parallel ranks; accelerate takes it",
+        Some(("dp_replicate", "1".to_owned())),
+    );
+    limits.refuse(
+        job.workload.precision == Precision::Fp8,
+        "precision fp8",
+        "it trains in fp16, bf16 and fp32",
+        None,
+    );
+}
+
+/// The arguments of the training script itself, by the names of `run_clm.py`.
+fn script_arguments(job: &Job<'_>, limits: &mut Limits) -> Node {
+    limits.variable(
+        TRAIN_SCRIPT,
+        "your training script; transformers' examples/pytorch/language-modeling/run_clm.py reads the file as it is",
+    );
+    let mut root = Node::table();
+    let model = "the model's hub name, or a folder with its config.json";
+    let model = limits.input(&job.inputs, Input::HfId, model);
+    root.set("model_name_or_path", model);
+    // Without one, the model's own is used.
+    if let Some(tokenizer) = job.inputs.tokenizer {
+        root.set("tokenizer_name", tokenizer);
+    }
+    let data = limits.input(&job.inputs, Input::Data, "hub name of the dataset");
+    root.set("dataset_name", data);
+    root.set("block_size", job.workload.seq_len);
+    root
+}
+
+/// The fields of `TrainingArguments` that every plan decides.
+fn trainer_arguments(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
+    let d = job.decisions;
+    root.set("do_train", true);
+    root.set("output_dir", "output");
+    root.set("per_device_train_batch_size", d.micro_batch);
+    root.set("gradient_accumulation_steps", d.num_micro_batches);
+    match job.workload.precision {
+        Precision::Fp32 | Precision::Fp8 => {}
+        Precision::Fp16 => root.set("fp16", true),
+        Precision::Bf16 => root.set("bf16", true),
+    }
+    limits.note(
+        true,
+        "learning rate, number of steps and output folder are yours: set them in the file",
+    );
+}

@@ -1,0 +1,196 @@
+//! Import of a Megatron Bridge recipe: its fields are those of Megatron-LM's options, so it is read as a script with
+//! these options.
+
+use super::document::Document;
+use super::error::ImportError;
+use super::imported::{Given, Imported};
+use super::{megatron, model};
+use crate::config::{Node, Value};
+use crate::export::Dialect;
+
+/// What a recipe that says nothing else gets from `_pretrain_common` (`megatron/bridge/recipes/common.py`).
+const COMMON: [(&str, &str, Usual); 8] = [
+    (
+        "train.global_batch_size",
+        "--global-batch-size",
+        Usual::Size(32),
+    ),
+    (
+        "train.micro_batch_size",
+        "--micro-batch-size",
+        Usual::Size(2),
+    ),
+    ("dataset.seq_length", "--seq-length", Usual::Size(4096)),
+    (
+        "ddp.overlap_grad_reduce",
+        "--overlap-grad-reduce",
+        Usual::On(true),
+    ),
+    (
+        "ddp.overlap_param_gather",
+        "--overlap-param-gather",
+        Usual::On(true),
+    ),
+    (
+        "ddp.use_distributed_optimizer",
+        "--use-distributed-optimizer",
+        Usual::On(true),
+    ),
+    (
+        "ddp.use_megatron_fsdp",
+        "--use-megatron-fsdp",
+        Usual::On(false),
+    ),
+    (
+        "dist.use_tp_pp_dp_mapping",
+        "--use-tp-pp-dp-mapping",
+        Usual::On(false),
+    ),
+];
+
+/// The value of a field that a recipe does not set.
+#[derive(Clone, Copy, Debug)]
+enum Usual {
+    Size(u64),
+    On(bool),
+}
+
+/// Fields of decisions with another name than their option; the others have the same.
+const RENAMED: [(&str, &str); 3] = [
+    (
+        "virtual_pipeline_model_parallel_size",
+        "--num-virtual-stages-per-pipeline-rank",
+    ),
+    (
+        "num_layers_in_first_pipeline_stage",
+        "--decoder-first-pipeline-num-layers",
+    ),
+    (
+        "num_layers_in_last_pipeline_stage",
+        "--decoder-last-pipeline-num-layers",
+    ),
+];
+
+/// The model's fields that are decisions of a strategy.
+const DECISIONS: [&str; 13] = [
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "pipeline_model_parallel_layout",
+    "context_parallel_size",
+    "cp_comm_type",
+    "sequence_parallel",
+    "tp_comm_overlap",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "recompute_granularity",
+    "recompute_method",
+    "recompute_num_layers",
+    "recompute_modules",
+];
+
+pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
+    sizes(doc, given)?;
+    let mut options: Vec<(String, Node)> = Vec::new();
+    let mut put = |option: &str, line: usize, value: Value| {
+        let absent = matches!(value, Value::Null | Value::Bool(false));
+        if !absent {
+            options.push((option.to_owned(), Node { line, value }));
+        }
+    };
+    for (field, option, usual) in COMMON {
+        match (doc.find(field), usual) {
+            (Some(node), _) => put(option, node.line, node.value.clone()),
+            (None, Usual::Size(size)) => put(option, 0, size.into()),
+            (None, Usual::On(on)) => put(option, 0, on.into()),
+        }
+    }
+    let named = DECISIONS.map(|field| (field, format!("--{}", field.replace('_', "-"))));
+    let renamed = RENAMED.map(|(field, option)| (field, option.to_owned()));
+    for (field, option) in named.into_iter().chain(renamed) {
+        if let Some(node) = doc.find(&format!("model.{field}")) {
+            put(&option, node.line, node.value.clone());
+        }
+    }
+    let interleaved = doc.size("model.virtual_pipeline_model_parallel_size")?;
+    let overlaps = doc.flag("model.overlap_p2p_comm")? != Some(false);
+    if interleaved.is_some_and(|chunks| chunks > 1) && !overlaps {
+        put("--no-overlap-p2p-communication", 0, true.into());
+    }
+    for (field, option) in [
+        (
+            "ddp.data_parallel_sharding_strategy",
+            "--data-parallel-sharding-strategy",
+        ),
+        (
+            "ddp.num_distributed_optimizer_instances",
+            "--num-distributed-optimizer-instances",
+        ),
+    ] {
+        if let Some(node) = doc.find(field) {
+            put(option, node.line, node.value.clone());
+        }
+    }
+    for option in precision(doc) {
+        let value = match option {
+            "--fp8-format" => Value::from("hybrid"),
+            _ => true.into(),
+        };
+        put(option, 0, value);
+    }
+    let script = Document {
+        path: doc.path.clone(),
+        dialect: Dialect::MegatronLm,
+        root: Node {
+            line: 1,
+            value: Value::Table(options),
+        },
+        gpus: doc.gpus,
+        functions: Vec::new(),
+        hub_model: None,
+    };
+    let mut imported = megatron::import(&script, given)?;
+    imported.dialect = doc.dialect;
+    imported.notes.extend(model::same(doc, given.model)?);
+    Ok(imported)
+}
+
+/// Refuses a file whose sizes are not the given model's.
+fn sizes(doc: &Document, given: &Given<'_>) -> Result<(), ImportError> {
+    let model = given.model;
+    let ours = [
+        ("num_layers", model.layers),
+        ("hidden_size", model.hidden),
+        ("num_attention_heads", model.attention.heads),
+        ("num_moe_experts", model.moe.map_or(0, |moe| moe.experts)),
+    ];
+    for (field, ours) in ours {
+        let key = format!("model.{field}");
+        if let Some(theirs) = doc.size(&key)?.filter(|theirs| *theirs != ours) {
+            let message = format!(
+                "{theirs}, but model {} has {ours}; give the right --model",
+                model.name
+            );
+            return Err(doc.unsupported(&key, &message));
+        }
+    }
+    Ok(())
+}
+
+/// Options of the file's mixed precision.
+fn precision(doc: &Document) -> Vec<&'static str> {
+    let recipe = match doc.find("mixed_precision").map(|node| &node.value) {
+        None => "bf16_mixed".to_owned(),
+        Some(Value::Str(name)) => name.clone(),
+        Some(other) => other.shown(),
+    };
+    let mut options = Vec::new();
+    if recipe.contains("fp16") && !recipe.contains("bf16") {
+        options.push("--fp16");
+    } else if recipe.contains("bf16") || recipe.contains("fp8") {
+        options.push("--bf16");
+    }
+    if recipe.contains("fp8") {
+        options.push("--fp8-format");
+    }
+    options
+}

@@ -1,0 +1,225 @@
+//! Import of nanotron's YAML: its model and its strategy.
+
+use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
+use serde_json::{Map, Value as Json};
+
+use super::document::Document;
+use super::error::ImportError;
+use super::imported::{Given, Imported};
+use super::model;
+use super::sizes::workload;
+use crate::config::{Node, Value};
+use plans::decisions::{Decisions, Recompute};
+use plans::partition::StagePartition;
+
+pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
+    let mut notes = model::same(doc, given.model)?;
+    let axis = |key: &str| doc.degree(&format!("parallelism.{key}"));
+    let (dp, tp, pp) = (axis("dp")?, axis("tp")?, axis("pp")?);
+    let (cp, ep) = (
+        axis("context_parallel_size")?,
+        axis("expert_parallel_size")?,
+    );
+    if ep > 1 {
+        let why = "expert parallelism is an axis of its own there; planned is one within data parallelism";
+        return Err(doc.unsupported("parallelism.expert_parallel_size", why));
+    }
+    let zero = match doc.size("optimizer.zero_stage")?.unwrap_or(0) {
+        0 => Zero::Z0,
+        1 => Zero::Z1,
+        _ => return Err(doc.wrong("optimizer.zero_stage", "0 or 1")),
+    };
+    let micro_batch = doc.degree("tokens.micro_batch_size")?;
+    let count = doc.degree("tokens.batch_accumulation_per_replica")?;
+    let reduced = doc.text("parallelism.tp_mode")?;
+    let scatter = reduced.is_none_or(|mode| mode.eq_ignore_ascii_case("REDUCE_SCATTER"));
+    let sharded = zero == Zero::Z1;
+    let decisions = Decisions {
+        tp,
+        pp,
+        vpp: 1,
+        cp,
+        cp_kind: CpKind::AllGather,
+        ep: 1,
+        etp: 1,
+        dp_shard: if sharded { dp } else { 1 },
+        dp_replicate: if sharded { 1 } else { dp },
+        zero,
+        reshard_after_forward: false,
+        sequence_parallel: scatter && tp > 1,
+        micro_batch,
+        num_micro_batches: count,
+        recompute: match doc.flag("parallelism.recompute_layer")? {
+            Some(true) => Recompute::Full,
+            _ => Recompute::None,
+        },
+        schedule: schedule(doc)?,
+        axis_order: AxisOrder::TP_CP_DP_PP,
+        stages: StagePartition::even(given.model.layers, pp),
+        overlap: Overlap {
+            grad_reduce: true,
+            param_gather: false,
+            tensor_parallel: tp > 1
+                && doc.flag("parallelism.tp_linear_async_communication")? != Some(false)
+                && scatter,
+            pipeline: false,
+        },
+    };
+    let seq_len = doc.size("tokens.sequence_length")?.or(given.seq_len);
+    let seq_len = seq_len.ok_or_else(|| doc.missing("the sequence length", "give --seq"))?;
+    let sizes = WorkloadSizes {
+        gpus: dp.saturating_mul(tp).saturating_mul(pp).saturating_mul(cp),
+        seq_len,
+        global_batch: micro_batch.saturating_mul(count).saturating_mul(dp),
+        precision: precision(doc)?,
+    };
+    if pp > 1 {
+        notes.push("nanotron places layers by their cost; planned is an even split".to_owned());
+    }
+    Ok(Imported {
+        dialect: doc.dialect,
+        decisions,
+        workload: workload(doc, sizes)?,
+        notes,
+    })
+}
+
+fn schedule(doc: &Document) -> Result<ScheduleKind, ImportError> {
+    let key = "parallelism.pp_engine";
+    match doc.text(key)? {
+        None | Some("1f1b") => Ok(ScheduleKind::OneFOneB),
+        Some("afab") => Ok(ScheduleKind::GPipe),
+        Some(_) => Err(doc.wrong(key, "1f1b or afab")),
+    }
+}
+
+fn precision(doc: &Document) -> Result<Precision, ImportError> {
+    let key = "model.dtype";
+    match doc.text(key)? {
+        None | Some("bfloat16") => Ok(Precision::Bf16),
+        Some("float16") => Ok(Precision::Fp16),
+        Some("float32") => Ok(Precision::Fp32),
+        Some(_) => Err(doc.wrong(key, "bfloat16, float16 or float32")),
+    }
+}
+
+/// The key of the file's model.
+pub(super) const MODEL: &str = "model.model_config";
+
+/// The file's model as a `config.json`; nanotron's own defaults stand for what the file leaves out.
+pub(super) fn model(doc: &Document) -> Result<Json, ImportError> {
+    let key = |name: &str| format!("{MODEL}.{name}");
+    let on = |name: &str| doc.flag(&key(name)).map(|flag| flag == Some(true));
+    let (llama, qwen) = (on("is_llama_config")?, on("is_qwen2_config")?);
+    if !llama && !qwen {
+        let why = "only nanotron's Llama and Qwen2 are read: is_llama_config or is_qwen2_config";
+        return Err(doc.unsupported(MODEL, why));
+    }
+    if on("rope_interleaved")? {
+        let why = "rotates neighbouring dimensions, as no Llama or Qwen2 of the hub does";
+        return Err(doc.unsupported(&key("rope_interleaved"), why));
+    }
+    if doc.size(&key("no_rope_layer"))?.is_some() {
+        let why = "layers without rotation are not modelled";
+        return Err(doc.unsupported(&key("no_rope_layer"), why));
+    }
+    let mut config = Map::new();
+    config.insert("rms_norm_eps".to_owned(), 1e-6.into());
+    config.insert("max_position_embeddings".to_owned(), 2048.into());
+    for (name, node) in doc.find(MODEL).map_or(&[][..], Node::entries) {
+        if SAME.contains(&name.as_str()) {
+            config.insert(name.clone(), json(&node.value));
+        }
+    }
+    let mut set = |name: &str, value: Json| config.insert(name.to_owned(), value);
+    let experts = doc
+        .find(&key("moe_config"))
+        .is_some_and(|node| !node.entries().is_empty());
+    if qwen {
+        let biased = on("attention_bias")?;
+        set("qkv_bias", biased.into());
+        if let Some(window) = doc.size(&key("sliding_window_size"))? {
+            set("sliding_window", window.into());
+            set("use_sliding_window", true.into());
+            set("max_window_layers", 0.into());
+        }
+        let factor = doc.find(&key("rope_seq_len_interpolation_factor"));
+        if let Some(factor) = factor.filter(|node| node.value != Value::Null) {
+            let scaling = serde_json::json!({"rope_type": "linear", "factor": json(&factor.value)});
+            set("rope_scaling", scaling);
+        }
+    }
+    if llama && on("attention_bias")? {
+        set("attention_bias", true.into());
+    }
+    let kind = match (llama, experts) {
+        (true, _) => "llama",
+        (false, true) => "qwen2_moe",
+        (false, false) => "qwen2",
+    };
+    set("model_type", kind.into());
+    if experts && qwen {
+        mixture(doc, &mut config)?;
+    }
+    Ok(Json::Object(config))
+}
+
+/// Fields of nanotron's model that mean what the hub's field of the same name means.
+const SAME: [&str; 13] = [
+    "hidden_act",
+    "hidden_size",
+    "initializer_range",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "rope_scaling",
+    "rope_theta",
+    "tie_word_embeddings",
+    "vocab_size",
+];
+
+fn mixture(doc: &Document, config: &mut Map<String, Json>) -> Result<(), ImportError> {
+    let key = |name: &str| format!("{MODEL}.moe_config.{name}");
+    let size = |name: &str, usual: u64| doc.size(&key(name)).map(|n| n.unwrap_or(usual));
+    let layers = doc.find(&key("layers")).and_then(Node::list);
+    let all = doc.size(&format!("{MODEL}.num_hidden_layers"))?;
+    let whole = layers.is_none_or(|list| {
+        matches!(list, [one] if one.int() == Some(-1)) || Some(list.len() as u64) == all
+    });
+    if !whole {
+        let why = "mixtures of experts in some layers only are not read";
+        return Err(doc.unsupported(&key("layers"), why));
+    }
+    let mut set = |name: &str, value: u64| config.insert(name.to_owned(), value.into());
+    set("num_experts", size("num_experts", 8)?);
+    set("num_experts_per_tok", size("top_k", 2)?);
+    set(
+        "moe_intermediate_size",
+        size("moe_intermediate_size", 1408)?,
+    );
+    if doc.flag(&key("enable_shared_expert"))? == Some(true) {
+        let width = size("shared_expert_intermediate_size", 5632)?;
+        set("shared_expert_intermediate_size", width);
+    }
+    Ok(())
+}
+
+/// A value as JSON; what JSON has no form for is null.
+fn json(value: &Value) -> Json {
+    match value {
+        Value::Null | Value::Call(..) | Value::Expression(_) => Json::Null,
+        Value::Bool(on) => (*on).into(),
+        Value::Int(number) => (*number).into(),
+        Value::Float(number) => (*number).into(),
+        Value::Str(text) => text.clone().into(),
+        Value::List(items) => items.iter().map(|item| json(&item.value)).collect(),
+        Value::Table(entries) => {
+            let fields = entries.iter();
+            let fields = fields.map(|(key, node)| (key.clone(), json(&node.value)));
+            Json::Object(fields.collect())
+        }
+    }
+}

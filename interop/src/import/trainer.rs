@@ -1,0 +1,293 @@
+//! Import of what drives Hugging Face's Trainer: its own arguments, LLaMA-Factory's YAML, axolotl's YAML. Data
+//! parallelism is FSDP's or that of a DeepSpeed configuration in the file.
+
+use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
+
+use super::deepspeed;
+use super::document::Document;
+use super::error::ImportError;
+use super::imported::{Given, Imported};
+use super::model;
+use super::sizes::{data_parallel, workload};
+use crate::config::{Node, Value};
+use crate::export::Dialect;
+use plans::decisions::{Decisions, Recompute};
+use plans::partition::StagePartition;
+
+/// Keys of the sequence length, in tokens.
+const SEQUENCE: [&str; 7] = [
+    "sequence_len",
+    "cutoff_len",
+    "block_size",
+    "max_length",
+    "max_seq_length",
+    "model_max_length",
+    "seq_length",
+];
+
+/// Keys that name the model.
+const NAMES: [&str; 3] = ["base_model", "model_name_or_path", "config_name"];
+
+/// The key that names the model, and the name.
+pub(super) fn named(doc: &Document) -> Result<Option<(&'static str, &str)>, ImportError> {
+    for key in NAMES {
+        if let Some(name) = doc.text(key)? {
+            return Ok(Some((key, name)));
+        }
+    }
+    Ok(None)
+}
+
+pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
+    whole_weights(doc)?;
+    let notes = model::same(doc, given.model)?;
+    let engine = doc
+        .find("deepspeed")
+        .filter(|node| !node.entries().is_empty());
+    let mut imported = match engine {
+        Some(engine) => with_deepspeed(doc, engine, given)?,
+        None => with_fsdp(doc, given)?,
+    };
+    imported.decisions.recompute = recompute(doc)?;
+    imported.notes.extend(notes);
+    imported.dialect = doc.dialect;
+    Ok(imported)
+}
+
+/// Refuses files that train a part of the weights, or quantized ones.
+fn whole_weights(doc: &Document) -> Result<(), ImportError> {
+    let why = "only training of all weights is planned";
+    for (key, whole) in [
+        ("finetuning_type", "full"),
+        ("adapter", ""),
+        ("stage", "pt"),
+    ] {
+        let said = doc.text(key)?.unwrap_or(whole);
+        let same_cost = key == "stage" && said == "sft";
+        if said != whole && !same_cost {
+            return Err(doc.unsupported(key, why));
+        }
+    }
+    for key in ["load_in_8bit", "load_in_4bit"] {
+        if doc.flag(key)? == Some(true) {
+            return Err(doc.unsupported(key, why));
+        }
+    }
+    Ok(())
+}
+
+fn micro_batch(doc: &Document) -> Result<u64, ImportError> {
+    let (key, usual) = match doc.dialect {
+        Dialect::Axolotl => ("micro_batch_size", 1),
+        // `TrainingArguments`' own.
+        _ => ("per_device_train_batch_size", 8),
+    };
+    Ok(doc.size(key)?.unwrap_or(usual))
+}
+
+fn sequence(doc: &Document, given: &Given<'_>) -> Result<u64, ImportError> {
+    for key in SEQUENCE {
+        if let Some(tokens) = doc.size(key)? {
+            return Ok(tokens);
+        }
+    }
+    let how = "the file has none; give --seq";
+    given
+        .seq_len
+        .ok_or_else(|| doc.missing("the sequence length", how))
+}
+
+fn recompute(doc: &Document) -> Result<Recompute, ImportError> {
+    let on = |key: &str| match doc.find(key).map(|node| &node.value) {
+        // axolotl also takes `offload` and other kinds.
+        Some(Value::Str(kind)) => Ok(!kind.is_empty()),
+        _ => doc.flag(key).map(|on| on == Some(true)),
+    };
+    let kept = "disable_gradient_checkpointing";
+    let usual = doc.dialect == Dialect::LlamaFactory && !on(kept)?;
+    let whole = usual
+        || on("gradient_checkpointing")?
+        || on("fsdp_config.activation_checkpointing")?
+        || on("fsdp_config.fsdp_activation_checkpointing")?;
+    Ok(if whole {
+        Recompute::Full
+    } else {
+        Recompute::None
+    })
+}
+
+fn precision(doc: &Document) -> Result<Precision, ImportError> {
+    let on = |key: &str| match doc.text(key) {
+        Ok(Some("auto")) => Ok(true),
+        _ => doc.flag(key).map(|on| on == Some(true)),
+    };
+    Ok(match (on("fp8")?, on("bf16")?, on("fp16")?) {
+        (true, ..) => Precision::Fp8,
+        (_, true, _) => Precision::Bf16,
+        (_, _, true) => Precision::Fp16,
+        (false, false, false) => Precision::Fp32,
+    })
+}
+
+/// The file's DeepSpeed configuration, in which `auto` stands for the Trainer's own values.
+fn with_deepspeed(
+    doc: &Document,
+    engine: &Node,
+    given: &Given<'_>,
+) -> Result<Imported, ImportError> {
+    let precision = precision(doc)?;
+    let accumulate = doc.degree("gradient_accumulation_steps")?;
+    let own: [(&str, Value); 5] = [
+        ("train_micro_batch_size_per_gpu", micro_batch(doc)?.into()),
+        ("gradient_accumulation_steps", accumulate.into()),
+        ("bf16.enabled", (precision == Precision::Bf16).into()),
+        ("fp16.enabled", (precision == Precision::Fp16).into()),
+        ("train_batch_size", Value::Null),
+    ];
+    let mut root = engine.clone();
+    for (key, value) in own {
+        let open = root.at(key).is_none_or(|node| node.text() == Some("auto"));
+        if open {
+            root.set(key, value);
+        }
+    }
+    let document = Document {
+        path: doc.path.clone(),
+        dialect: Dialect::DeepSpeed,
+        root,
+        gpus: doc.gpus,
+        functions: Vec::new(),
+        hub_model: None,
+    };
+    let given = Given {
+        seq_len: Some(sequence(doc, given)?),
+        ..*given
+    };
+    deepspeed::import(&document, &given)
+}
+
+fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
+    let axis = |key: &str| match doc.dialect {
+        Dialect::Axolotl => doc.degree(key),
+        _ => Ok(1),
+    };
+    let tp = axis("tensor_parallel_size")?;
+    let cp = axis("context_parallel_size")?;
+    let ep = axis("expert_parallel_size")?;
+    let replicas = axis("dp_replicate_size")?;
+    let how = "give --gpus";
+    let gpus = given.gpus.or(doc.gpus);
+    let gpus = gpus.ok_or_else(|| doc.missing("the number of GPUs", how))?;
+    let dp = data_parallel(doc, gpus, tp.saturating_mul(cp))?;
+    let (zero, reshard) = sharding(doc)?;
+    let (dp_shard, dp_replicate) = match zero {
+        Zero::Z0 => (1, dp),
+        _ => (data_parallel(doc, dp, replicas)?, replicas),
+    };
+    let micro = micro_batch(doc)?;
+    let accumulate = doc.degree("gradient_accumulation_steps")?;
+    let decisions = Decisions {
+        tp,
+        pp: 1,
+        vpp: 1,
+        cp,
+        cp_kind: cp_kind(doc)?,
+        ep,
+        etp: 1,
+        dp_shard,
+        dp_replicate,
+        zero,
+        reshard_after_forward: reshard,
+        sequence_parallel: false,
+        micro_batch: micro,
+        num_micro_batches: accumulate,
+        recompute: Recompute::None,
+        schedule: ScheduleKind::OneFOneB,
+        axis_order: AxisOrder::TP_CP_DP_PP,
+        stages: StagePartition(vec![given.model.layers]),
+        overlap: Overlap {
+            grad_reduce: dp.saturating_mul(cp) > 1,
+            param_gather: zero != Zero::Z0,
+            tensor_parallel: false,
+            pipeline: true,
+        },
+    };
+    let sizes = WorkloadSizes {
+        gpus,
+        seq_len: sequence(doc, given)?,
+        global_batch: micro.saturating_mul(accumulate).saturating_mul(dp),
+        precision: precision(doc)?,
+    };
+    Ok(Imported {
+        dialect: doc.dialect,
+        decisions,
+        workload: workload(doc, sizes)?,
+        notes: Vec::new(),
+    })
+}
+
+/// The ZeRO level of the file's FSDP settings, and whether parameters are freed after forward.
+fn sharding(doc: &Document) -> Result<(Zero, bool), ImportError> {
+    let words: Vec<&str> = match doc.find("fsdp").map(|node| &node.value) {
+        Some(Value::Str(words)) => words.split_whitespace().collect(),
+        Some(Value::List(items)) => items.iter().filter_map(Node::text).collect(),
+        _ => Vec::new(),
+    };
+    let switched = matches!(
+        doc.find("fsdp").map(|node| &node.value),
+        Some(Value::Bool(true))
+    );
+    let section = doc
+        .find("fsdp_config")
+        .is_some_and(|node| !node.entries().is_empty());
+    let on = switched || !words.is_empty() || doc.dialect == Dialect::Axolotl && section;
+    if !on {
+        return Ok((Zero::Z0, false));
+    }
+    let mut kept = false;
+    for key in [
+        "fsdp_config.reshard_after_forward",
+        "fsdp_config.fsdp_reshard_after_forward",
+        "fsdp_config.sharding_strategy",
+        "fsdp_config.fsdp_sharding_strategy",
+    ] {
+        match doc.find(key).map(|node| &node.value) {
+            Some(Value::Bool(freed)) => kept = !freed,
+            Some(Value::Str(name)) => kept = one_level(doc, key, name)?.unwrap_or(kept),
+            _ => {}
+        }
+    }
+    for name in words {
+        kept = one_level(doc, "fsdp", name)?.unwrap_or(kept);
+    }
+    Ok(match kept {
+        true => (Zero::Z2, false),
+        false => (Zero::Z3, true),
+    })
+}
+
+/// Whether a strategy of FSDP keeps gathered parameters after forward; `None` for words that say something else.
+fn one_level(doc: &Document, key: &str, name: &str) -> Result<Option<bool>, ImportError> {
+    match name.to_uppercase().as_str() {
+        "FULL_SHARD" => Ok(Some(false)),
+        "SHARD_GRAD_OP" => Ok(Some(true)),
+        "HYBRID_SHARD" | "HYBRID_SHARD_ZERO2" | "NO_SHARD" => {
+            Err(doc.unsupported(key, "planned: FULL_SHARD or SHARD_GRAD_OP"))
+        }
+        _ => Ok(None),
+    }
+}
+
+fn cp_kind(doc: &Document) -> Result<CpKind, ImportError> {
+    let packed = doc.flag("sample_packing")? == Some(true);
+    let ring = match doc.text("ring_attn_func")? {
+        Some(name) => name.contains("ring"),
+        // axolotl's own choice.
+        None => !packed,
+    };
+    Ok(if ring {
+        CpKind::Ring
+    } else {
+        CpKind::AllGather
+    })
+}
