@@ -5,6 +5,7 @@ mod ablation;
 mod baseline;
 mod contradictions;
 pub mod diagnose;
+pub mod drift;
 mod few_shot;
 mod framework;
 mod intervals;

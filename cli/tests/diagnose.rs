@@ -250,3 +250,62 @@ fn bad_logs_and_plans_are_one_message() {
     }
     assert!(!folder.path().join("c.yaml").exists());
 }
+
+/// A log that grows while it is followed: a run that slows down is noticed once, and when it recovers.
+#[test]
+fn a_drifting_run_is_noticed_while_it_runs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let predicted = estimate(folder.path(), "dgx-h100", "tp=4,zero=1", "a.plan.yaml");
+    let usual = predicted["predicted"]["step_time_s"]
+        .as_f64()
+        .expect("a number");
+    let path = folder.path().join("run.log");
+    fs::write(&path, "starting\n").expect("written");
+    let follow = Command::new(env!("CARGO_BIN_EXE_vescale-plan"))
+        .args(["diagnose", "run.log", "--plan", "a.plan.yaml"])
+        .args(["--follow", "--idle", "4", "--json"])
+        .current_dir(folder.path())
+        .env("NO_COLOR", "1")
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    let mut text = String::from("starting\n");
+    let mut step = 0;
+    for factor in [1.0, 2.5, 1.0] {
+        for _ in 0..14 {
+            step += 1;
+            let ms = usual * factor * 1e3;
+            let _ = writeln!(
+                text,
+                " iteration {step}/ 100 | elapsed time per iteration (ms): {ms:.3} | global batch size: 128 |"
+            );
+        }
+        fs::write(&path, &text).expect("written");
+        std::thread::sleep(std::time::Duration::from_millis(1500));
+    }
+    let output = follow
+        .wait_with_output()
+        .expect("ends when the log does not grow");
+    assert_eq!(output.status.code(), Some(0));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(said.matches("warning: drift:").count(), 1, "{said}");
+    assert_eq!(said.matches("no drift any more").count(), 1, "{said}");
+    let lines = String::from_utf8_lossy(&output.stdout);
+    let seen: Vec<Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON lines"))
+        .collect();
+    let inside: Vec<bool> = seen
+        .iter()
+        .filter_map(|line| line["inside"].as_bool())
+        .collect();
+    assert!(
+        inside.contains(&false) && inside.last() == Some(&true),
+        "{lines}"
+    );
+    assert_eq!(
+        seen.last().map(|line| line["step"].clone()),
+        Some(step.into())
+    );
+}

@@ -89,7 +89,8 @@ fn malformed_logs_say_where() {
         "x.log: no training step is found; lines of Megatron-LM (`iteration … elapsed time per iteration (ms): …`), \
          torchtitan (`step: … tps: …`), nanotron (`iteration: … tokens_per_sec_per_gpu: …`), DeepSpeed \
          (`CurrSamplesPerSec=…`), NeMo (`train_step_timing in s: …`), MaxText (`completed step: … seconds: …`), Hugging \
-         Face's Trainer (`10/100 [… 2.10s/it]`) and `run --log` are read",
+         Face's Trainer (`10/100 [… 2.10s/it]`, trainer_state.json), `run --log`, and CSV or JSON of Weights & Biases and \
+         TensorBoard are read",
     );
     check(
         "\n iteration 1/ 5 | elapsed time per iteration (ms): fast |\n",
@@ -184,4 +185,37 @@ fn noise_is_counted_and_left_out() {
     let log = parse(&text, "t.log").expect("read");
     assert_eq!((log.steps.len(), log.repeated, log.garbled), (10, 30, 1));
     assert_eq!(log.reserved, Some((61.25 * 1024f64.powi(3)) as u64));
+}
+
+/// Metrics as trackers export them.
+#[test]
+fn exported_metrics_are_read() {
+    let wandb = "\"Step\",\"run-1 - time_metrics/end_to_end(s)\",\"run-1 - time_metrics/end_to_end(s)__MIN\",\"run-1 - throughput(tps)\"\n\"10\",\"2.5\",\"2.0\",\"700\"\n\"20\",\"2.4\",\"2.0\",\"710\"\n\"30\",\"2.6\"\n";
+    let history = "{\"_step\": 1, \"_timestamp\": 100.0, \"loss\": 3.0}\n{\"_step\": 3, \"_timestamp\": 104.0, \"loss\": 2.9}\n{\"_step\": 3, \"lr\": 0.1}\nnoise\n{\"_step\": 4, \"_timestamp\": 106.5, \"loss\": 2.8}\n";
+    let board =
+        "Wall time,Step,Value\n1700000000.0,10,3.1\n1700000020.0,20,3.0\n1700000041.0,30,2.9\n";
+    let points = "[[1700000000.0, 10, 3.1], [1700000020.0, 20, 3.0]]";
+    let state = "{\"global_step\": 100, \"log_history\": [{\"loss\": 2.0, \"step\": 50}, {\"step\": 100, \"train_runtime\": 250.0, \"total_flos\": 1.0}]}";
+    let cases: [(&str, LogSystem, &[f64], usize); 5] = [
+        (wandb, LogSystem::Metrics, &[2.5, 2.4], 1),
+        (history, LogSystem::Metrics, &[2.0, 2.5], 1),
+        (board, LogSystem::Metrics, &[2.0, 2.1], 0),
+        (points, LogSystem::Metrics, &[2.0], 0),
+        (state, LogSystem::Trainer, &[2.5], 0),
+    ];
+    for (text, system, seconds, garbled) in cases {
+        let log = parse(text, "x").expect("read");
+        let found: Vec<f64> = log.steps.iter().filter_map(|step| step.seconds).collect();
+        assert_eq!((log.system, found.as_slice()), (system, seconds), "{text}");
+        assert_eq!(log.garbled, garbled, "{text}");
+    }
+    // Text that only looks like a table, and numbers beyond any run.
+    for text in [
+        "Step,Value\n",
+        "step,loss\n1,2\n",
+        "[1, 2]",
+        "[[1e300, 1, 2], [2e300, 2, 2]]",
+    ] {
+        assert!(parse(text, "x").is_err(), "{text}");
+    }
 }

@@ -30,3 +30,11 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 sys.meta_path.append(Finder())
+
+# Megatron-LM is written for Python 3.12.
+import typing  # noqa: E402
+
+import typing_extensions  # noqa: E402
+
+if not hasattr(typing, "override"):
+    typing.override = typing_extensions.override

@@ -1,9 +1,14 @@
 """Gives an exported configuration to the framework's own parser, and compares what it read with the
-plan. Usage: accept.py DIALECT FOLDER STRATEGY_JSON; exit code 1 and a message when it is refused."""
+plan. Usage: accept.py DIALECT FOLDER STRATEGY_JSON; exit code 1 and a message when it is refused. Or accept.py --many
+TARGET, with folders of the grid (`out`, `plan.json`, what the launch script started) on stdin: a line of JSON for each."""
 
+import contextlib
+import importlib
 import json
+import os
 import pathlib
 import sys
+import traceback
 
 import absent  # noqa: F401
 
@@ -123,16 +128,147 @@ def axolotl(folder, plan):
         same("dp_shard", config.dp_shard_size, plan["dp_shard"])
 
 
+def recorded(folder):
+    """The words that the launch script gave its launcher, and the environment it had."""
+    words = (folder.parent / "argv").read_text().split("\0")[:-1]
+    pairs = (folder.parent / "env").read_text().split("\0")
+    return words, dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+
+
+def megatron(folder, plan):
+    import unittest.mock
+
+    import torch
+    from megatron.training import arguments
+
+    words, environment = recorded(folder)
+    at = next(i for i, word in enumerate(words) if word.endswith("pretrain_gpt.py"))
+    os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(plan["gpus"])})
+    os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+    if "CUDA_DEVICE_MAX_CONNECTIONS" in environment:
+        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = environment["CUDA_DEVICE_MAX_CONNECTIONS"]
+    # It asks the GPU for its architecture; Hopper stands in.
+    torch.cuda.get_device_properties = lambda *_: unittest.mock.MagicMock(major=9, minor=0)
+    torch.cuda.get_device_capability = lambda *_: (9, 0)
+    own = ["--lr", "1e-4", "--min-lr", "1e-5", "--train-iters", "10", "--lr-decay-iters", "10"]
+    sys.argv = ["pretrain_gpt.py", *words[at + 1 :], *own]
+    args = arguments.parse_args()
+    arguments.validate_args(args)
+    same("tp", args.tensor_model_parallel_size, plan["tp"])
+    same("pp", args.pipeline_model_parallel_size, plan["pp"])
+    same("cp", args.context_parallel_size, plan["cp"])
+    same("ep", args.expert_model_parallel_size, plan["ep"])
+    same("data-parallel ranks", args.data_parallel_size, plan["dp_shard"] * plan["dp_replicate"])
+    same("micro-batch", args.micro_batch_size, plan["micro_batch"])
+    same("global batch", args.global_batch_size, plan["global_batch"])
+    same("seq_len", args.seq_length, plan["seq_len"])
+    same("sequence parallelism", bool(args.sequence_parallel), plan["sequence_parallel"])
+    same("states sharded", bool(args.use_distributed_optimizer), plan["zero"] > 0)
+    same("Megatron-FSDP", bool(args.use_megatron_fsdp), plan["zero"] > 1)
+    same("recomputation", args.recompute_granularity is not None, plan["recompute"] != "none")
+    same("layers", args.num_layers, sum(plan["stages"]))
+
+
+def nanotron(folder, plan):
+    from nanotron.config import get_config_from_file
+
+    config = get_config_from_file(str(folder / "nanotron.yaml"))
+    axes = config.parallelism
+    same("tp", axes.tp, plan["tp"])
+    same("pp", axes.pp, plan["pp"])
+    same("cp", axes.context_parallel_size, plan["cp"])
+    same("dp", axes.dp, plan["dp_shard"] * plan["dp_replicate"])
+    same("recomputation", axes.recompute_layer, plan["recompute"] == "full")
+    same("ZeRO", config.optimizer.zero_stage, plan["zero"])
+    same("micro-batch", config.tokens.micro_batch_size, plan["micro_batch"])
+    same("seq_len", config.tokens.sequence_length, plan["seq_len"])
+    same("layers", config.model.model_config.num_hidden_layers, sum(plan["stages"]))
+
+
+def trainer(folder, plan):
+    from transformers import HfArgumentParser, TrainingArguments, training_args
+
+    # It asks the GPU whether it has bf16.
+    training_args.is_torch_bf16_gpu_available = lambda: True
+    text = json.loads((folder / "training_args.json").read_text())
+    own = {"model_name_or_path", "tokenizer_name", "dataset_name", "block_size"}
+    same("block_size", text["block_size"], plan["seq_len"])
+    given = {key: value for key, value in text.items() if key not in own}
+    given |= {"use_cpu": False, "output_dir": "/tmp/frameworks-trainer", "report_to": "none"}
+    (args,) = HfArgumentParser(TrainingArguments).parse_dict(given)
+    same("micro-batch", args.per_device_train_batch_size, plan["micro_batch"])
+    same("micro-batches", args.gradient_accumulation_steps, plan["num_micro_batches"])
+    same("bf16", args.bf16, True)
+    if args.deepspeed:
+        same("ZeRO", args.hf_deepspeed_config.config["zero_optimization"]["stage"], plan["zero"])
+        same("recomputation", args.gradient_checkpointing, plan["recompute"] == "full")
+    else:
+        same("FSDP", bool(args.fsdp), plan["zero"] > 1)
+        if args.fsdp:
+            plugin = args.fsdp_plugin_args
+            same("FSDP version", plugin["fsdp_version"], 2)
+            same("freed after forward", plugin["reshard_after_forward"], plan["zero"] == 3)
+            same("recomputation", plugin["activation_checkpointing"], plan["recompute"] == "full")
+
+
 DIALECTS = {
     "torchtitan@0.2": torchtitan_02,
     "torchtitan@0.3": torchtitan_03,
     "deepspeed@0.19": deepspeed,
     "accelerate@1.15": accelerate,
     "axolotl@0.19": axolotl,
+    "megatron-lm": megatron,
+    "nanotron": nanotron,
+    "transformers": trainer,
+    "transformers-deepspeed": trainer,
+}
+
+# What is imported once, before a process is made for each plan.
+WARM = {
+    "torchtitan@0.2": ["torchtitan.config", "torchtitan.distributed"],
+    "torchtitan@0.3": ["torchtitan.trainer", "torchtitan.distributed"],
+    "deepspeed@0.19": ["deepspeed.runtime.config"],
+    "accelerate@1.15": ["accelerate.commands.config.config_args"],
+    "axolotl@0.19": ["axolotl.utils.schemas.config"],
+    "megatron-lm": ["megatron.training.arguments"],
+    "nanotron": ["nanotron.config"],
+    "transformers": ["transformers.training_args"],
+    "transformers-deepspeed": ["transformers.training_args", "deepspeed"],
 }
 
 
+def many(target):
+    """Judges every folder on stdin in a process of its own, and prints what it says."""
+    for module in WARM[target]:
+        importlib.import_module(module)
+    for line in sys.stdin.read().split("\n"):
+        folder = pathlib.Path(line)
+        answer, child = os.pipe()
+        if os.fork() == 0:
+            error = None
+            with contextlib.redirect_stdout(sys.stderr):
+                try:
+                    DIALECTS[target](folder / "out", json.loads((folder / "plan.json").read_text()))
+                except SystemExit as ended:
+                    error = str(ended.code)
+                except BaseException as raised:  # noqa: BLE001
+                    place = traceback.extract_tb(raised.__traceback__)[-1]
+                    error = f"{type(raised).__name__}: {raised} ({pathlib.Path(place.filename).name}:{place.lineno})"
+            os.write(child, json.dumps(error[:400] if error else error).encode())
+            os._exit(0)
+        os.close(child)
+        said = b""
+        while part := os.read(answer, 65536):
+            said += part
+        os.close(answer)
+        os.wait()
+        print(json.dumps({"folder": line, "error": json.loads(said or b'"the process died"')}), flush=True)
+
+
 def main():
+    if sys.argv[1] == "--many":
+        many(sys.argv[2])
+        return
     dialect, folder, plan = sys.argv[1], pathlib.Path(sys.argv[2]), json.loads(pathlib.Path(sys.argv[3]).read_text())
     sys.argv = sys.argv[:1]
     DIALECTS[dialect](folder, plan)

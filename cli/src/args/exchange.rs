@@ -58,7 +58,7 @@ pub(crate) enum LauncherArg {
 /// `import`.
 #[derive(Args, Debug)]
 pub(crate) struct ImportArgs {
-    /// Megatron-LM script or argument file, torchtitan TOML or Python, DeepSpeed JSON, or config.json
+    /// Configuration or launch script of a training system (FILE.py:FUNCTION for one function), or a model's config.json
     pub(crate) file: PathBuf,
     /// Model preset, config.json, or folder [default: FILE, if it is a config.json]
     #[arg(long)]
@@ -91,7 +91,8 @@ pub(crate) struct ImportArgs {
 /// `diagnose`.
 #[derive(Args, Debug)]
 pub(crate) struct DiagnoseArgs {
-    /// Training log of Megatron-LM, torchtitan, nanotron, DeepSpeed, NeMo, MaxText, Hugging Face's Trainer or `run`
+    /// Training log of Megatron-LM, torchtitan, nanotron, DeepSpeed, NeMo, MaxText, Hugging Face's Trainer or `run`, or
+    /// metrics exported by Weights & Biases or TensorBoard
     pub(crate) log: PathBuf,
     /// The plan that the run was of
     #[arg(long)]
@@ -99,6 +100,12 @@ pub(crate) struct DiagnoseArgs {
     /// Logged steps to skip [default: a tenth, at least 2]
     #[arg(long)]
     pub(crate) warmup: Option<usize>,
+    /// Read on while the job writes, and warn when the run drifts from the prediction
+    #[arg(long, conflicts_with = "calibrate")]
+    pub(crate) follow: bool,
+    /// With --follow, end when no step has come for so many seconds [default: go on]
+    #[arg(long, value_name = "SECONDS", requires = "follow")]
+    pub(crate) idle: Option<f64>,
     /// Write what was learned as a cluster file that later predictions use
     #[arg(long, value_name = "FILE")]
     pub(crate) calibrate: Option<PathBuf>,

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::args::DiagnoseArgs;
 use crate::commands::calibrate;
+use crate::commands::follow;
 use crate::commands::logged_run::{self, LoggedRun};
 use crate::destinations::Target;
 use crate::error::CliError;
@@ -64,6 +65,9 @@ struct HypothesisJson {
 
 /// Runs `diagnose`.
 pub(crate) fn run(args: &DiagnoseArgs) -> Result<ExitCode, CliError> {
+    if args.follow {
+        return follow::run(args);
+    }
     let calibrated = Target::optional(args.calibrate.as_ref(), Kind::Cluster, args.force)?;
     let run = logged_run::read(&args.log, &args.plan, args.warmup)?;
     let measured = Measured {
@@ -160,6 +164,7 @@ fn system(system: LogSystem) -> &'static str {
         LogSystem::MaxText => "maxtext",
         LogSystem::Trainer => "transformers",
         LogSystem::Own => "vescale-plan",
+        LogSystem::Metrics => "exported metrics",
     }
 }
 

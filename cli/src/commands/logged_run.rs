@@ -16,19 +16,40 @@ pub(crate) struct LoggedRun {
     pub(crate) prediction: Prediction,
 }
 
-/// Reads a log and predicts its plan.
-pub(crate) fn read(log: &Path, plan: &Path, warmup: Option<usize>) -> Result<LoggedRun, CliError> {
-    let loaded = plan::load(plan)?;
-    let shown = log.display().to_string();
-    let text = catalog::text::read(log)?;
-    let parsed = training_log::parse(&text, &shown)?;
+/// A plan with its prediction, and the size of its steps.
+pub(crate) struct Planned {
+    pub(crate) loaded: Loaded,
+    pub(crate) prediction: Prediction,
+    pub(crate) size: StepSize,
+}
+
+/// Reads a plan and predicts it.
+pub(crate) fn plan(path: &Path) -> Result<Planned, CliError> {
+    let loaded = plan::load(path)?;
     let workload = &loaded.costs.scenario().workload;
     let size = StepSize {
         tokens_per_gpu: workload.tokens_per_step() as f64 / workload.gpus as f64,
         sequences: workload.global_batch as f64,
     };
-    let steady = parsed.steady(&shown, warmup, size)?;
     let prediction = loaded.costs.predict(&loaded.strategy)?;
+    Ok(Planned {
+        loaded,
+        prediction,
+        size,
+    })
+}
+
+/// Reads a log and predicts its plan.
+pub(crate) fn read(log: &Path, plan: &Path, warmup: Option<usize>) -> Result<LoggedRun, CliError> {
+    let Planned {
+        loaded,
+        prediction,
+        size,
+    } = self::plan(plan)?;
+    let shown = log.display().to_string();
+    let text = catalog::text::read(log)?;
+    let parsed = training_log::parse(&text, &shown)?;
+    let steady = parsed.steady(&shown, warmup, size)?;
     Ok(LoggedRun {
         loaded,
         log: parsed,

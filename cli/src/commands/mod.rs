@@ -9,6 +9,7 @@ mod diagnose;
 mod estimate;
 mod explain;
 mod export;
+mod follow;
 mod import;
 mod lists;
 mod logged_run;

@@ -75,11 +75,7 @@ pub(super) fn difference(theirs: &ModelConfig, model: &ModelConfig) -> Option<St
             model.hidden.to_string(),
         ),
         ("vocab", theirs.vocab.to_string(), model.vocab.to_string()),
-        (
-            "attention",
-            attention(theirs),
-            attention(model),
-        ),
+        ("attention", attention(theirs), attention(model)),
         (
             "moe",
             format!("{:?}", theirs.moe),

@@ -19,6 +19,8 @@ pub enum LogSystem {
     Trainer,
     /// Our own executor.
     Own,
+    /// Metrics exported by Weights & Biases or TensorBoard.
+    Metrics,
 }
 
 /// The values that one step logs.
@@ -78,7 +80,8 @@ pub enum LogError {
         "{path}: no training step is found; lines of Megatron-LM (`iteration … elapsed time per iteration (ms): …`), \
          torchtitan (`step: … tps: …`), nanotron (`iteration: … tokens_per_sec_per_gpu: …`), DeepSpeed \
          (`CurrSamplesPerSec=…`), NeMo (`train_step_timing in s: …`), MaxText (`completed step: … seconds: …`), Hugging \
-         Face's Trainer (`10/100 [… 2.10s/it]`) and `run --log` are read"
+         Face's Trainer (`10/100 [… 2.10s/it]`, trainer_state.json), `run --log`, and CSV or JSON of Weights & Biases and \
+         TensorBoard are read"
     )]
     NoSteps {
         /// Path of the log.
@@ -123,6 +126,14 @@ pub struct Steady {
 }
 
 impl TrainingLog {
+    /// Every step with a time, in the order of the log: its number and its seconds.
+    #[must_use]
+    pub fn times(&self, size: StepSize) -> Vec<(u64, f64)> {
+        let steps = self.steps.iter();
+        let timed = steps.filter_map(|step| Some((step.step, size.seconds(step)?)));
+        timed.collect()
+    }
+
     /// Step times after `warmup` logged steps; by default the first tenth is skipped, at least two steps where there
     /// are more than four. Where a log has only throughput, the size of a step turns it into time.
     ///
@@ -141,14 +152,8 @@ impl TrainingLog {
             count / 2
         };
         let warmup = warmup.unwrap_or(usual);
-        let time = |s: &LoggedStep| {
-            let rate = |rate: Option<f64>| rate.filter(|&r| r >= LEAST_RATE);
-            let by_tokens = rate(s.tokens_per_s_per_gpu).map(|r| size.tokens_per_gpu / r);
-            let by_sequences = rate(s.sequences_per_s).map(|r| size.sequences / r);
-            s.seconds.or(by_tokens).or(by_sequences)
-        };
-        let mut seconds: Vec<f64> = self.steps.iter().skip(warmup).filter_map(time).collect();
-        seconds.retain(|s| *s > 0.0);
+        let steps = self.steps.iter().skip(warmup);
+        let mut seconds: Vec<f64> = steps.filter_map(|step| size.seconds(step)).collect();
         if seconds.is_empty() {
             return Err(LogError::TooFew {
                 path: path.to_owned(),
@@ -158,6 +163,17 @@ impl TrainingLog {
         }
         seconds.sort_by(f64::total_cmp);
         Ok(Steady { warmup, seconds })
+    }
+}
+
+impl StepSize {
+    /// The time of a step: as logged, or from its rate; `None` if the log says neither.
+    fn seconds(self, step: &LoggedStep) -> Option<f64> {
+        let rate = |rate: Option<f64>| rate.filter(|&r| r >= LEAST_RATE);
+        let by_tokens = rate(step.tokens_per_s_per_gpu).map(|r| self.tokens_per_gpu / r);
+        let by_sequences = rate(step.sequences_per_s).map(|r| self.sequences / r);
+        let seconds = step.seconds.or(by_tokens).or(by_sequences);
+        seconds.filter(|s| *s > 0.0)
     }
 }
 

@@ -1,5 +1,5 @@
 //! Training logs of Megatron-LM, torchtitan, nanotron, DeepSpeed, NeMo, MaxText, Hugging Face's Trainer and our own
-//! executor: step times, throughput and memory, as the systems print them.
+//! executor, and metrics that trackers export: step times, throughput and memory, as the systems print them.
 
 mod deepspeed;
 mod hf;
@@ -7,6 +7,7 @@ mod line;
 mod log;
 mod maxtext;
 mod megatron;
+mod metrics;
 mod nanotron;
 mod nemo;
 mod own;
@@ -38,6 +39,9 @@ const LAG: usize = 4;
 /// # Errors
 /// When no line is a training step; if all step lines are malformed, the error of the first.
 pub fn parse(text: &str, path: &str) -> Result<TrainingLog, LogError> {
+    if let Some(log) = metrics::parse(text) {
+        return Ok(log);
+    }
     let mut log = TrainingLog {
         system: LogSystem::Megatron,
         steps: Vec::new(),

@@ -1,0 +1,120 @@
+//! `diagnose --follow`: reads a log while the job writes it, and warns when the run drifts from its prediction.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use accuracy::drift::{self, Change, Watch};
+use catalog::Seconds;
+use interop::training_log::{self, LogError};
+use serde::Serialize;
+
+use crate::args::DiagnoseArgs;
+use crate::commands::logged_run::{self, Planned};
+use crate::error::CliError;
+use crate::output;
+
+/// Time between two readings of the log.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Steps that are warm-up unless the user says otherwise.
+const WARMUP: usize = 2;
+
+#[derive(Serialize)]
+struct SeenJson {
+    step: u64,
+    /// Median of the last steps, in seconds.
+    step_time_s: f64,
+    predicted_step_time_s: f64,
+    predicted_interval_s: [f64; 2],
+    /// Whether the median lies within the prediction's 80% interval.
+    inside: bool,
+}
+
+/// Follows a log until no step has come for `--idle` seconds.
+pub(crate) fn run(args: &DiagnoseArgs) -> Result<ExitCode, CliError> {
+    let planned = logged_run::plan(&args.plan)?;
+    let (low, high) = planned.prediction.step_time_interval;
+    let mut watch = Watch::new((low, high));
+    let mut steps = 0;
+    let mut last_new = Instant::now();
+    loop {
+        let seen = times(args, &planned)?;
+        if seen.len() > steps {
+            steps = seen.len();
+            last_new = Instant::now();
+            let seconds: Vec<f64> = seen.iter().map(|(_, seconds)| *seconds).collect();
+            let change = watch.see(&seconds);
+            if let (Some(median), Some((step, _))) = (drift::recent_median(&seconds), seen.last()) {
+                show(args, &planned, *step, median, watch.outside())?;
+            }
+            warn(change, &planned);
+        }
+        if args
+            .idle
+            .is_some_and(|idle| last_new.elapsed().as_secs_f64() >= idle)
+        {
+            return Ok(ExitCode::SUCCESS);
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// The steps after the warm-up and their times; none yet where the log holds none.
+fn times(args: &DiagnoseArgs, planned: &Planned) -> Result<Vec<(u64, f64)>, CliError> {
+    let text = catalog::text::read(&args.log)?;
+    let shown = args.log.display().to_string();
+    match training_log::parse(&text, &shown) {
+        Ok(log) => {
+            let times = log.times(planned.size).into_iter();
+            Ok(times.skip(args.warmup.unwrap_or(WARMUP)).collect())
+        }
+        // A job that has not begun yet, or a first line that is half written.
+        Err(LogError::NoSteps { .. } | LogError::Number { .. }) => Ok(Vec::new()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn show(
+    args: &DiagnoseArgs,
+    planned: &Planned,
+    step: u64,
+    median: f64,
+    outside: bool,
+) -> Result<(), CliError> {
+    let p = &planned.prediction;
+    let (low, high) = p.step_time_interval;
+    if args.format.json {
+        let seen = serde_json::to_string(&SeenJson {
+            step,
+            step_time_s: median,
+            predicted_step_time_s: p.step_time.0,
+            predicted_interval_s: [low.0, high.0],
+            inside: !outside,
+        });
+        let line = seen.map_err(|e| CliError::Usage(format!("cannot write JSON: {e}")))?;
+        output::document(&format!("{line}\n"));
+        return Ok(());
+    }
+    output::print(&format!(
+        "step {step}: {} a step (median of {}), predicted {} ({low} to {high})\n",
+        Seconds(median),
+        drift::WINDOW,
+        p.step_time,
+    ));
+    Ok(())
+}
+
+fn warn(change: Option<Change>, planned: &Planned) {
+    let (low, high) = planned.prediction.step_time_interval;
+    let text = match change {
+        None => return,
+        Some(Change::Left(median)) => format!(
+            "drift: a step takes {median}, outside of the predicted {low} to {high}; `diagnose` without --follow says \
+             where the gap may lie"
+        ),
+        Some(Change::Returned(median)) => {
+            format!("no drift any more: a step takes {median}, within {low} to {high}")
+        }
+    };
+    output::warning(&text);
+}

@@ -1,0 +1,270 @@
+//! Metrics that a tracker exports: CSV and JSON of Weights & Biases, CSV and JSON of TensorBoard, and the Trainer's
+//! `trainer_state.json`. Where no metric is a step's time or a rate, the wall time between logged steps is taken.
+
+use serde_json::{Map, Value};
+
+use super::line::MOST;
+use super::log::{LogSystem, LoggedStep, TrainingLog};
+
+/// What a metric measures, by a part of its name in lower case; the first that fits applies.
+const NAMES: [(&str, Quantity); 22] = [
+    ("time_per_iteration_ms", Quantity::Milliseconds),
+    ("elapsed time per iteration (ms)", Quantity::Milliseconds),
+    ("train_step_timing in s", Quantity::Seconds),
+    ("time_metrics/end_to_end(s)", Quantity::Seconds),
+    ("step_time_s", Quantity::Seconds),
+    ("step_time", Quantity::Seconds),
+    ("iteration-time", Quantity::Seconds),
+    ("iteration_time", Quantity::Seconds),
+    ("time/iteration", Quantity::Seconds),
+    ("tokens_per_sec_per_gpu", Quantity::TokensPerGpu),
+    ("tokens_per_second_per_gpu", Quantity::TokensPerGpu),
+    ("tokens_per_sec_per_device", Quantity::TokensPerGpu),
+    ("per_device_tokens_per_sec", Quantity::TokensPerGpu),
+    ("throughput(tps)", Quantity::TokensPerGpu),
+    ("samples_per_second", Quantity::Sequences),
+    ("samples_per_sec", Quantity::Sequences),
+    ("tflops_per_gpu", Quantity::Tflops),
+    ("per_device_tflops_per_sec", Quantity::Tflops),
+    ("tflop/s/gpu", Quantity::Tflops),
+    ("memory/max_reserved(gib)", Quantity::ReservedGib),
+    ("wall time", Quantity::WallTime),
+    ("_timestamp", Quantity::WallTime),
+];
+
+/// Names of the step number.
+const STEP: [&str; 5] = [
+    "_step",
+    "step",
+    "global_step",
+    "trainer/global_step",
+    "iteration",
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Quantity {
+    Seconds,
+    Milliseconds,
+    TokensPerGpu,
+    Sequences,
+    Tflops,
+    ReservedGib,
+    /// Seconds since some moment.
+    WallTime,
+}
+
+/// A step with the moment that it was logged at.
+#[derive(Clone, Copy, Debug, Default)]
+struct Row {
+    step: LoggedStep,
+    wall: Option<f64>,
+}
+
+/// Reads exported metrics; `None` if the text is none.
+pub(super) fn parse(text: &str) -> Option<TrainingLog> {
+    let start = text.trim_start();
+    let (rows, garbled) = match start.chars().next()? {
+        '[' => of_json(start)?,
+        '{' if start.contains("\"log_history\"") => return trainer_state(start),
+        '{' if start.contains("\"_step\"") => of_lines(text),
+        _ => of_csv(text)?,
+    };
+    finished(rows, garbled, LogSystem::Metrics)
+}
+
+/// Steps in order, each once, with times from wall times where nothing else says them.
+fn finished(mut rows: Vec<Row>, garbled: usize, system: LogSystem) -> Option<TrainingLog> {
+    rows.sort_by_key(|row| row.step.step);
+    // A tracker writes metrics of one step in several rows.
+    rows.dedup_by(|later, earlier| {
+        let same = later.step.step == earlier.step.step;
+        if same {
+            merge(earlier, later);
+        }
+        same
+    });
+    let timed = |s: &LoggedStep| {
+        s.seconds.is_some() || s.tokens_per_s_per_gpu.is_some() || s.sequences_per_s.is_some()
+    };
+    if !rows.iter().any(|row| timed(&row.step)) {
+        for at in (1..rows.len()).rev() {
+            let (before, now) = (rows[at - 1], rows[at]);
+            let steps = (now.step.step - before.step.step) as f64;
+            let passed = now.wall.zip(before.wall).map(|(now, before)| now - before);
+            rows[at].step.seconds = passed.filter(|s| *s > 0.0).map(|s| s / steps);
+        }
+    }
+    rows.retain(|row| timed(&row.step));
+    let steps: Vec<LoggedStep> = rows.iter().map(|row| row.step).collect();
+    (!steps.is_empty()).then(|| TrainingLog {
+        system,
+        allocated: None,
+        reserved: steps.iter().filter_map(|step| step.reserved).max(),
+        retries: 0,
+        garbled,
+        repeated: 0,
+        steps,
+    })
+}
+
+fn merge(into: &mut Row, from: &Row) {
+    let (to, step) = (&mut into.step, from.step);
+    to.seconds = to.seconds.or(step.seconds);
+    to.tokens_per_s_per_gpu = to.tokens_per_s_per_gpu.or(step.tokens_per_s_per_gpu);
+    to.sequences_per_s = to.sequences_per_s.or(step.sequences_per_s);
+    to.tflops_per_gpu = to.tflops_per_gpu.or(step.tflops_per_gpu);
+    to.reserved = to.reserved.or(step.reserved);
+    into.wall = into.wall.or(from.wall);
+}
+
+fn quantity(name: &str) -> Option<Quantity> {
+    let name = name.to_lowercase();
+    // Weights & Biases adds the extremes of smoothed points.
+    if name.ends_with("__min") || name.ends_with("__max") {
+        return None;
+    }
+    let found = NAMES.iter().find(|(part, _)| name.contains(part));
+    found.map(|(_, quantity)| *quantity)
+}
+
+/// Whether a column or a field is the step number; Weights & Biases puts the run's name before a metric.
+fn is_step(name: &str) -> bool {
+    STEP.contains(&name.to_lowercase().as_str())
+}
+
+fn set(row: &mut Row, quantity: Quantity, value: f64) {
+    if !(0.0..=MOST).contains(&value) {
+        return;
+    }
+    let step = &mut row.step;
+    match quantity {
+        Quantity::Seconds => step.seconds = Some(value),
+        Quantity::Milliseconds => step.seconds = Some(value / 1e3),
+        Quantity::TokensPerGpu => step.tokens_per_s_per_gpu = Some(value),
+        Quantity::Sequences => step.sequences_per_s = Some(value),
+        Quantity::Tflops => step.tflops_per_gpu = Some(value),
+        Quantity::ReservedGib => step.reserved = Some((value * 1024f64.powi(3)) as u64),
+        Quantity::WallTime => row.wall = Some(value),
+    }
+}
+
+/// A table with a header that has a column of steps; lines that do not fit it are counted.
+fn of_csv(text: &str) -> Option<(Vec<Row>, usize)> {
+    let mut lines = text.lines().enumerate();
+    let (_, header) = lines.next()?;
+    let names = cells(header);
+    let at = names.iter().position(|name| is_step(name))?;
+    let columns: Vec<Option<Quantity>> = names.iter().map(|name| quantity(name)).collect();
+    if names.len() < 2 || columns.iter().all(Option::is_none) {
+        return None;
+    }
+    let mut rows = Vec::new();
+    let mut garbled = 0;
+    for (index, line) in lines.filter(|(_, line)| !line.trim().is_empty()) {
+        let cells = cells(line);
+        let number = |text: &String| text.parse::<f64>().ok();
+        let step = cells.get(at).and_then(number);
+        let Some(step) = step.filter(|s| cells.len() == names.len() && (0.0..=MOST).contains(s))
+        else {
+            garbled += 1;
+            continue;
+        };
+        let mut row = Row::default();
+        (row.step.step, row.step.line) = (step as u64, index + 1);
+        for (quantity, cell) in columns.iter().zip(&cells) {
+            if let (Some(quantity), Some(value)) = (quantity, number(cell)) {
+                set(&mut row, *quantity, value);
+            }
+        }
+        rows.push(row);
+    }
+    Some((rows, garbled))
+}
+
+/// The cells of a line of CSV, without quotes.
+fn cells(line: &str) -> Vec<String> {
+    let mut cells = vec![String::new()];
+    let mut quoted = false;
+    for c in line.chars() {
+        match c {
+            '"' => quoted = !quoted,
+            ',' if !quoted => cells.push(String::new()),
+            c => {
+                if let Some(cell) = cells.last_mut() {
+                    cell.push(c);
+                }
+            }
+        }
+    }
+    cells.iter().map(|cell| cell.trim().to_owned()).collect()
+}
+
+/// TensorBoard's `[[wall time, step, value], …]`, or a list of objects.
+fn of_json(text: &str) -> Option<(Vec<Row>, usize)> {
+    let items: Vec<Value> = serde_json::from_str(text).ok()?;
+    let rows: Vec<Option<Row>> = items.iter().map(of_item).collect();
+    let garbled = rows.iter().filter(|row| row.is_none()).count();
+    Some((rows.into_iter().flatten().collect(), garbled))
+}
+
+fn of_item(item: &Value) -> Option<Row> {
+    match item {
+        Value::Object(fields) => of_object(fields),
+        Value::Array(triple) => {
+            let [wall, step, _] = triple.as_slice() else {
+                return None;
+            };
+            let mut row = Row::default();
+            row.step.step = step.as_u64()?;
+            set(&mut row, Quantity::WallTime, wall.as_f64()?);
+            Some(row)
+        }
+        _ => None,
+    }
+}
+
+fn of_object(fields: &Map<String, Value>) -> Option<Row> {
+    let mut row = Row::default();
+    let step = fields.iter().find(|(name, _)| is_step(name));
+    row.step.step = step.and_then(|(_, step)| step.as_u64())?;
+    for (name, value) in fields {
+        if let (Some(quantity), Some(value)) = (quantity(name), value.as_f64()) {
+            set(&mut row, quantity, value);
+        }
+    }
+    Some(row)
+}
+
+/// An object a line, as Weights & Biases keeps a run's history.
+fn of_lines(text: &str) -> (Vec<Row>, usize) {
+    let mut rows = Vec::new();
+    let mut garbled = 0;
+    for (index, line) in text
+        .lines()
+        .enumerate()
+        .filter(|(_, l)| !l.trim().is_empty())
+    {
+        let fields = serde_json::from_str::<Map<String, Value>>(line).ok();
+        match fields.as_ref().and_then(of_object) {
+            Some(mut row) => {
+                row.step.line = index + 1;
+                rows.push(row);
+            }
+            None => garbled += 1,
+        }
+    }
+    (rows, garbled)
+}
+
+/// The Trainer's state: only its last entry has a time, that of the whole run.
+fn trainer_state(text: &str) -> Option<TrainingLog> {
+    let state: Value = serde_json::from_str(text).ok()?;
+    let last = state["log_history"].as_array()?.last()?;
+    let (steps, seconds) = (last["step"].as_u64()?, last["train_runtime"].as_f64()?);
+    let mut row = Row::default();
+    row.step.step = steps;
+    if steps > 0 {
+        set(&mut row, Quantity::Seconds, seconds / steps as f64);
+    }
+    finished(vec![row], 0, LogSystem::Trainer)
+}
