@@ -482,7 +482,7 @@ fn the_trainers_values_stand_for_auto() {
 /// One function of a file with several recipes.
 #[test]
 fn a_recipe_is_imported_by_its_function() {
-    let file = "import megatron.bridge\nSEQ = 4096\n\ndef small():\n    cfg.model.tensor_model_parallel_size = 1\n    cfg.train.micro_batch_size = 1\n    return cfg\n\n\ndef large():\n    cfg.model.tensor_model_parallel_size = 4\n    cfg.model.sequence_parallel = True\n    cfg.train.global_batch_size = 64\n    cfg.ddp.use_megatron_fsdp = True\n    cfg.mixed_precision = \"bf16_with_fp8_current_scaling_mixed\"\n    return cfg\n";
+    let file = "import megatron.bridge\nSEQ: int = 2048\n_ID = \"meta-llama/Llama-3.1-8B\"\n\ndef _base():\n    cfg.model = AutoBridge.from_hf_pretrained(_ID, revision=1).get_model_config()\n    cfg.dataset.seq_length = SEQ\n    cfg.model.tensor_model_parallel_size = 2\n    return cfg\n\n\ndef small():\n    cfg.model.tensor_model_parallel_size = 1\n    cfg.train.micro_batch_size = 1\n    return cfg\n\n\ndef large():\n    cfg = _base()\n    cfg.model.tensor_model_parallel_size = 4\n    cfg.model.sequence_parallel = True\n    cfg.train.global_batch_size = 64\n    cfg.ddp.use_megatron_fsdp = True\n    cfg.mixed_precision = \"bf16_with_fp8_current_scaling_mixed\"\n    return cfg\n";
     let text = interop::config::python::only_function(file, "large").expect("defined");
     assert_eq!(text.lines().count(), file.lines().count());
     assert!(interop::config::python::only_function(file, "other").is_none());
@@ -498,6 +498,10 @@ fn a_recipe_is_imported_by_its_function() {
     assert_eq!((d.tp, d.dp(), d.micro_batch), (4, 4, 2));
     assert_eq!(d.zero, catalog::Zero::Z3);
     assert_eq!(imported.workload.precision, catalog::Precision::Fp8);
-    assert_eq!(imported.workload.seq_len, 4096);
+    assert_eq!(imported.workload.seq_len, 2048);
     assert_eq!(imported.runtime(&document), "megatron-fsdp");
+    assert_eq!(
+        document.hub_model.as_deref(),
+        Some("meta-llama/Llama-3.1-8B")
+    );
 }

@@ -37,9 +37,11 @@ pub fn definitions(text: &str) -> Definitions {
         .split_once("from_hf_pretrained(")
         .and_then(|(_, rest)| {
             let rest = rest.trim_start();
-            let quote = rest.chars().next().filter(|c| ['"', '\''].contains(c))?;
-            let (id, _) = rest[1..].split_once(quote)?;
-            Some(id.to_owned())
+            let name = rest.split([',', ')']).next()?.trim();
+            literal(name).or_else(|| {
+                let mut lines = text.lines().filter(|line| line.starts_with(name));
+                lines.find_map(|line| literal(line.split_once('=')?.1))
+            })
         });
     Definitions {
         functions: text.lines().filter_map(name).collect(),
@@ -47,32 +49,61 @@ pub fn definitions(text: &str) -> Definitions {
     }
 }
 
-/// The text with all lines blank but those of one top-level function and of module-level assignments; `None` if there is
-/// no such function.
+/// The text in quotes that a value begins with.
+fn literal(value: &str) -> Option<String> {
+    let value = value.trim_start();
+    let quote = value.chars().next().filter(|c| ['"', '\''].contains(c))?;
+    let (text, _) = value[1..].split_once(quote)?;
+    Some(text.to_owned())
+}
+
+/// The text with all lines blank but those of one top-level function, of those that it calls, and of module-level
+/// assignments; `None` if there is no such function.
 #[must_use]
 pub fn only_function(text: &str, name: &str) -> Option<String> {
-    let mut found = false;
-    let mut keeps = true;
+    let defined: Vec<&str> = text.lines().filter_map(defines).collect();
+    let mut wanted = vec![*defined.iter().find(|of| **of == name)?];
+    let mut at = 0;
+    while at < wanted.len() {
+        let body = kept(text, &wanted[at..=at], false);
+        for other in &defined {
+            if !wanted.contains(other) && body.contains(&format!("{other}(")) {
+                wanted.push(other);
+            }
+        }
+        at += 1;
+    }
+    Some(kept(text, &wanted, true))
+}
+
+/// The name of the top-level function that a line defines.
+fn defines(line: &str) -> Option<&str> {
+    let (name, _) = line.strip_prefix("def ")?.split_once('(')?;
+    Some(name.trim())
+}
+
+/// The lines of these functions, and of the module itself if `module`; the others are blank.
+fn kept(text: &str, functions: &[&str], module: bool) -> String {
+    let mut keeps = module;
     let mut kept = String::with_capacity(text.len());
     for line in text.lines() {
         let top = !line.starts_with([' ', '\t', ')', ']', '}', '#']) && !line.is_empty();
         if top {
-            let defines = line
-                .strip_prefix("def ")
-                .and_then(|rest| rest.split_once('('));
-            let own = defines.is_some_and(|(of, _)| of.trim() == name);
-            found |= own;
-            keeps = own
-                || !["def ", "class ", "@", "if "]
-                    .iter()
-                    .any(|w| line.starts_with(w));
+            let other = ["class ", "@", "if "]
+                .iter()
+                .any(|word| line.starts_with(word));
+            keeps = match defines(line) {
+                Some(name) => functions.contains(&name),
+                None => module && !other,
+            };
         }
-        if keeps {
+        // The names of functions that are only called are not kept: one configuration is meant.
+        if keeps && defines(line).is_none_or(|name| name == functions[0]) {
             kept.push_str(line);
         }
         kept.push('\n');
     }
-    found.then_some(kept)
+    kept
 }
 
 /// Deepest nesting that is read.
@@ -128,9 +159,14 @@ fn statement(tokens: &[Placed], file: &str) -> Result<Option<Assignment>, Syntax
         let path = "return".to_owned();
         return Ok(Some(Assignment { path, node }));
     }
-    let Some((path, used)) = dotted(tokens) else {
+    let Some((path, mut used)) = dotted(tokens) else {
         return Ok(None);
     };
+    // `NAME: int = 1` says a type beside the value.
+    if matches!(tokens.get(used), Some((Token::Symbol(':'), _))) {
+        let equals = |(token, _): &Placed| *token == Token::Symbol('=');
+        used += tokens[used..].iter().position(equals).unwrap_or(0);
+    }
     let equals = matches!(tokens.get(used), Some((Token::Symbol('='), _)));
     let comparison = matches!(tokens.get(used + 1), Some((Token::Symbol('='), _)));
     if !equals || comparison || used + 1 >= tokens.len() {

@@ -72,10 +72,12 @@ const RENAMED: [(&str, &str); 3] = [
 ];
 
 /// The model's fields that are decisions of a strategy.
-const DECISIONS: [&str; 13] = [
+const DECISIONS: [&str; 15] = [
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
     "pipeline_model_parallel_layout",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
     "context_parallel_size",
     "cp_comm_type",
     "sequence_parallel",
@@ -130,7 +132,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
             put(option, node.line, node.value.clone());
         }
     }
-    for option in precision(doc) {
+    for option in precision(doc)? {
         let value = match option {
             "--fp8-format" => Value::from("hybrid"),
             _ => true.into(),
@@ -177,12 +179,20 @@ fn sizes(doc: &Document, given: &Given<'_>) -> Result<(), ImportError> {
 }
 
 /// Options of the file's mixed precision.
-fn precision(doc: &Document) -> Vec<&'static str> {
-    let recipe = match doc.find("mixed_precision").map(|node| &node.value) {
+fn precision(doc: &Document) -> Result<Vec<&'static str>, ImportError> {
+    let key = "mixed_precision";
+    let recipe = match doc.find(key).map(|node| &node.value) {
         None => "bf16_mixed".to_owned(),
+        Some(Value::Null) => return Ok(Vec::new()),
         Some(Value::Str(name)) => name.clone(),
         Some(other) => other.shown(),
     };
+    if !["fp16", "bf16", "fp8"]
+        .iter()
+        .any(|word| recipe.contains(word))
+    {
+        return Err(doc.wrong(key, "a recipe of fp16, bf16 or fp8 by name"));
+    }
     let mut options = Vec::new();
     if recipe.contains("fp16") && !recipe.contains("bf16") {
         options.push("--fp16");
@@ -192,5 +202,5 @@ fn precision(doc: &Document) -> Vec<&'static str> {
     if recipe.contains("fp8") {
         options.push("--fp8-format");
     }
-    options
+    Ok(options)
 }

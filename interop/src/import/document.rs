@@ -1,5 +1,7 @@
 //! A configuration file of any training system as a tree, and the system that it is for.
 
+use std::collections::BTreeMap;
+
 use crate::config::shell::{self, Word};
 use crate::config::{self, Node, SyntaxError, Value, place};
 use crate::export::Dialect;
@@ -475,7 +477,19 @@ fn devices(script: &shell::Script) -> Option<u64> {
 /// constructor become keys.
 fn assignments(text: &str, path: &str) -> Result<Node, ImportError> {
     let mut root = Node::table();
-    for assignment in config::python::parse(text, path)? {
+    let mut constants: BTreeMap<String, Value> = BTreeMap::new();
+    for mut assignment in config::python::parse(text, path)? {
+        if let Value::Expression(name) = &assignment.node.value
+            && let Some(value) = constants.get(name.trim())
+        {
+            assignment.node.value = value.clone();
+        }
+        // A constant of the module, as people name them.
+        let named = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
+        if assignment.path.chars().all(named) {
+            constants.insert(assignment.path, assignment.node.value);
+            continue;
+        }
         if assignment.path == "return" {
             if let Value::Call(name, arguments) = assignment.node.value
                 && name.ends_with("Config")
