@@ -505,3 +505,39 @@ fn a_recipe_is_imported_by_its_function() {
         Some("meta-llama/Llama-3.1-8B")
     );
 }
+
+/// A Megatron-LM script of a model that the library lacks.
+#[test]
+fn a_scripts_own_model_is_read() {
+    let of = |text: &str| {
+        let document = Document::read(text, "own.sh", None, &|_| None).expect("well-formed");
+        interop::import::of_file(&document)
+    };
+    let sizes = "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --max-position-embeddings 2048 --seq-length 2048 --init-method-std 0.02";
+    let llama = format!(
+        "{sizes} --normalization RMSNorm --swiglu --disable-bias-linear --position-embedding-type rope --rotary-base 500000 --group-query-attention --num-query-groups 4 --ffn-hidden-size 3072 --untie-embeddings-and-output-weights --hidden-dropout 0 --attention-dropout 0 --vocab-size 50000 --tensor-model-parallel-size 2"
+    );
+    let found = of(&llama).expect("a model");
+    assert!(!found.known);
+    let m = &found.model;
+    assert_eq!((m.layers, m.attention.kv_heads(), m.mlp.ffn), (12, 4, 3072));
+    assert_eq!(m.vocab, 50_176);
+    assert_eq!(m.constants.rope_theta, 500_000.0);
+
+    let narrow = llama.replace("3072", "1024");
+    let experts = format!("{narrow} --num-experts 8 --moe-router-topk 2");
+    let moe = of(&experts).expect("a model").model.moe.expect("experts");
+    assert_eq!((moe.experts, moe.expert_ffn), (8, 1024));
+
+    // GPT of another size than the library's: biases, learned positions, dropout.
+    let gpt = sizes.replace("--num-layers 12", "--num-layers 10");
+    let gpt = format!("{gpt} --tokenizer-type GPT2BPETokenizer");
+    let m = of(&gpt).expect("a model").model;
+    assert_eq!((m.layers, m.vocab, m.hidden_dropout), (10, 50_304, 0.1));
+
+    let latent = format!("{llama} --multi-latent-attention");
+    assert!(of(&latent).is_err());
+    let open = llama.replace(" --vocab-size 50000", "");
+    let error = of(&open).expect_err("no vocabulary").to_string();
+    assert!(error.contains("the vocabulary is not said"), "{error}");
+}

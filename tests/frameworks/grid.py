@@ -19,7 +19,7 @@ DENSE = ["llama3-8b", "llama2-7b", "llama3.2-1b", "qwen2.5-7b", "qwen3-8b", "gem
 MIXTURES = ["mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b"]
 ALL = DENSE + MIXTURES
 
-# Target, the environment variable or folder that its parser needs, runtimes, models, strategies.
+# Target, runtimes, models, strategies; what a runtime's space or a model does not allow is left out.
 GRID = [
     ("megatron-lm", ["megatron-core"], ALL, ["zero=1", "tp=2,zero=1,recompute=selective", "tp=2,pp=2,zero=1,recompute=full", "tp=2,pp=2,vpp=2,schedule=interleaved,zero=1", "cp=2,cp_kind=ring,zero=1", "ep=4,zero=1"]),
     ("megatron-lm", ["megatron-fsdp"], DENSE, ["zero=3", "zero=3,dp_replicate=2,recompute=full", "tp=2,zero=2"]),
@@ -35,6 +35,19 @@ GRID = [
 
 # Sources that are not on PyPI: a folder of the environment with the commit's files, put on the path of imports.
 SOURCES = {"megatron-lm": "src/megatron-lm", "nanotron": "src/nanotron/src", "torchtitan@0.2": "titan-0.2.2", "torchtitan@0.3": "titan-0.3.0"}
+
+# A file of each target and one of its keys; misspelt, `export --check` must find it.
+MISSPELT = {
+    "megatron-lm": ("megatron_args.sh", "--micro-batch-size"),
+    "torchtitan@0.3": ("vescale_plan_config.py", "tensor_parallel_degree"),
+    "torchtitan@0.2": ("train.toml", "tensor_parallel_degree"),
+    "deepspeed@0.19": ("ds_config.json", "train_batch_size"),
+    "accelerate@1.15": ("accelerate.yaml", "num_processes"),
+    "axolotl@0.19": ("axolotl.yaml", "gradient_checkpointing"),
+    "transformers": ("training_args.json", "gradient_accumulation_steps"),
+    "transformers-deepspeed": ("training_args.json", "gradient_accumulation_steps"),
+    "nanotron": ("nanotron.yaml", "recompute_layer"),
+}
 
 RECORDER = """#!/usr/bin/env bash
 for word in "$@"; do printf '%s\\0' "$word"; done > "$RECORD/argv"
@@ -92,6 +105,16 @@ def judged(environment, target, folders):
     return {answer["folder"]: answer["error"] for answer in answers}
 
 
+def misspelt(tool, folder, target):
+    """Whether `export --check` finds a misspelt key in an exported file."""
+    name, key = MISSPELT[target]
+    text = (pathlib.Path(folder) / "out" / name).read_text()
+    wrong = pathlib.Path(folder) / name
+    wrong.write_text(text.replace(key, key[:-1], 1))
+    words = [tool, "export", "--check", wrong, "--to", target, "--quiet"]
+    return subprocess.run(words, capture_output=True, check=False).returncode == 4
+
+
 def main():
     tool, environment, work = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
     wanted = sys.argv[4:]
@@ -109,6 +132,8 @@ def main():
                     if outcome == "exported":
                         exported.setdefault(target, []).append((str(folder), f"{model} {strategy}"))
     for target, plans in exported.items():
+        if not misspelt(tool, plans[0][0], target):
+            failures.append(f"{target}: a misspelt {MISSPELT[target][1]} is not found")
         answers = judged(environment, target, [folder for folder, _ in plans])
         if answers is None:
             counts[target]["not judged"] = len(plans)

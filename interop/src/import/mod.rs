@@ -9,6 +9,7 @@ mod hub;
 mod imported;
 mod layout;
 mod megatron;
+mod megatron_config;
 mod megatron_model;
 mod model;
 mod nanotron;

@@ -6,7 +6,7 @@ use catalog::model::ModelConfig;
 
 use super::document::Document;
 use super::error::ImportError;
-use super::{hub, megatron_model, nanotron, titan_model, trainer};
+use super::{hub, megatron_config, megatron_model, nanotron, titan_model, trainer};
 use crate::export::Dialect;
 
 /// The model of a file.
@@ -22,16 +22,10 @@ pub struct OfFile {
 
 /// The model that a file holds in full.
 fn described(doc: &Document) -> Result<Option<Model>, ImportError> {
-    let config = match doc.dialect {
-        Dialect::Nanotron => nanotron::model(doc)?,
-        _ => return Ok(None),
-    };
-    let path = std::path::Path::new(&doc.path);
-    let name = path
-        .file_stem()
-        .map_or_else(String::new, |n| n.to_string_lossy().into_owned());
-    let model = catalog::hf::decode(&config.to_string(), &doc.path, &name)?;
-    Ok(Some(model))
+    if doc.dialect != Dialect::Nanotron {
+        return Ok(None);
+    }
+    decoded(doc, &nanotron::model(doc)?).map(Some)
 }
 
 /// The key with the model's name on the hub or its folder, and the name.
@@ -111,13 +105,44 @@ pub fn of_file(doc: &Document) -> Result<OfFile, ImportError> {
             Some(preset) => preset,
             None => return of_folder(doc, key, id),
         },
-        None => of_library(doc)?,
+        None => match of_library(doc) {
+            Ok(preset) => preset,
+            Err(error) => return of_script(doc).and_then(|found| found.ok_or(error)),
+        },
     };
     Ok(OfFile {
         model: catalog::load::model(&name)?,
         name,
         known: true,
     })
+}
+
+/// The model that a Megatron-LM script describes, if it is the same option by option.
+fn of_script(doc: &Document) -> Result<Option<OfFile>, ImportError> {
+    if doc.dialect != Dialect::MegatronLm || !megatron_model::describes(doc) {
+        return Ok(None);
+    }
+    let Some(config) = megatron_config::config(doc)? else {
+        return Ok(None);
+    };
+    let model = decoded(doc, &config)?;
+    let compared = megatron_model::compare(doc, &model)?;
+    if let Some((key, message)) = compared.another.iter().chain(&compared.nearly).next() {
+        let hint = format!("{message}, as it is read; give --model with its config.json");
+        return Err(doc.unsupported(key, &hint));
+    }
+    Ok(Some(OfFile {
+        name: model.name.clone(),
+        model,
+        known: false,
+    }))
+}
+
+/// A model from the fields of a `config.json`, named as the file is.
+fn decoded(doc: &Document, config: &serde_json::Value) -> Result<Model, ImportError> {
+    let name = std::path::Path::new(&doc.path).file_stem();
+    let name = name.map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+    Ok(catalog::hf::decode(&config.to_string(), &doc.path, &name)?)
 }
 
 /// The library's equal of a model that a file holds in full, or the model itself.
