@@ -14,12 +14,20 @@ pub(crate) enum PlanError {
     Planner(#[from] planner::PlannerError),
     #[error(transparent)]
     Cost(#[from] costmodel::CostError),
+    #[error(transparent)]
+    Export(#[from] interop::export::ExportError),
     #[error("{0}")]
     Usage(String),
 }
 
 impl From<PlanError> for PyErr {
     fn from(error: PlanError) -> Self {
-        PyValueError::new_err(error.to_string())
+        // One line, as all of these errors are.
+        let lines: Vec<String> = error
+            .to_string()
+            .lines()
+            .map(|l| l.trim().to_owned())
+            .collect();
+        PyValueError::new_err(lines.join(" "))
     }
 }

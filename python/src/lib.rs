@@ -20,7 +20,7 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(20);
 
 /// The best plan of a search.
 #[pyfunction]
-#[pyo3(signature = (given, fix, at_least, at_most, forbid, objective))]
+#[pyo3(signature = (given, fix, at_least, at_most, forbid, objective, top))]
 fn search(
     py: Python<'_>,
     given: Given,
@@ -29,7 +29,8 @@ fn search(
     at_most: Vec<String>,
     forbid: Vec<String>,
     objective: &str,
-) -> PyResult<Plan> {
+    top: usize,
+) -> PyResult<Vec<Plan>> {
     let inputs = Inputs::resolve(given)?;
     let constraints =
         Constraints::parse(&fix, &at_least, &at_most, &forbid).map_err(PlanError::from)?;
@@ -45,20 +46,22 @@ fn search(
         }
     };
     let cancelled = AtomicBool::new(false);
-    let run = || -> Result<Plan, PlanError> {
+    let run = || -> Result<Vec<Plan>, PlanError> {
         let costs = CostModel::new(inputs.scenario.clone())?;
         let space = SearchSpace::new(&inputs.scenario, &constraints);
         let options = SearchOptions {
             objective,
-            top: 1,
+            top,
             exhaustive: false,
             cancelled: Some(&cancelled),
         };
         let outcome = planner::search(&costs, &space, &options, &|_| {})?;
-        match outcome.top.first() {
-            Some(best) => Plan::new(&inputs, &best.strategy, &best.prediction),
-            None => Err(nothing_fits(&inputs, &constraints)),
+        if outcome.top.is_empty() {
+            return Err(nothing_fits(&inputs, &constraints));
         }
+        let plans = outcome.top.iter();
+        let plans = plans.map(|found| Plan::new(&inputs, &found.strategy, &found.prediction));
+        plans.collect()
     };
     let found = std::thread::scope(|scope| {
         let searching = scope.spawn(run);

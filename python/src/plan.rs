@@ -1,8 +1,12 @@
 //! Plans as Python objects.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use catalog::files::{self, Kind, Replace};
+use catalog::{Workload, WorkloadSizes};
+use costmodel::Scenario;
+use interop::export::{self, Dialect, Job, Launcher};
 use plans::plan_file::PlannedFor;
 use plans::{PlanFile, Prediction, Strategy};
 use pyo3::exceptions::PyOSError;
@@ -26,6 +30,31 @@ impl Plan {
         let text = catalog::text::read(&path).map_err(PlanError::from)?;
         let file = PlanFile::from_yaml(&text, &shown).map_err(PlanError::from)?;
         Ok(Self { file })
+    }
+
+    /// Reads a plan file's text.
+    #[staticmethod]
+    fn from_yaml(text: &str) -> PyResult<Self> {
+        let file = PlanFile::from_yaml(text, "plan").map_err(PlanError::from)?;
+        Ok(Self { file })
+    }
+
+    /// The files of an export, by name: the plan in a training system's own configuration.
+    #[pyo3(signature = (to, *, launcher=None, tokenizer=None, data=None, hf_id=None))]
+    fn export(
+        &self,
+        to: &str,
+        launcher: Option<&str>,
+        tokenizer: Option<&str>,
+        data: Option<&str>,
+        hf_id: Option<&str>,
+    ) -> PyResult<BTreeMap<String, String>> {
+        let inputs = export::Inputs {
+            tokenizer,
+            data,
+            hf_id,
+        };
+        Ok(exported(&self.file, to, launcher, inputs)?)
     }
 
     /// Writes the plan file.
@@ -94,14 +123,31 @@ impl Plan {
     }
 
     fn __repr__(&self) -> String {
+        let (s, w) = (&self.file.strategy, &self.file.workload);
         format!(
-            "Plan({}, {}, {} x {}, {:.4} s per step)",
+            "Plan({:?}, gpus={}, tp={}, pp={}, cp={}, ep={}, dp={}, zero={}, step_time_s={:.4}, id={:?})",
             self.file.model,
-            self.file.strategy_text,
-            self.file.workload.gpus,
-            self.file.cluster,
-            self.file.prediction.step_time_s
+            w.gpus,
+            s.tp,
+            s.pp,
+            s.cp,
+            s.ep,
+            s.dp_shard * s.dp_replicate,
+            u8::from(s.zero),
+            self.file.prediction.step_time_s,
+            self.file.id,
         )
+    }
+
+    fn __hash__(&self) -> u64 {
+        // Equal plans have equal ids: 16 hexadecimal digits.
+        u64::from_str_radix(&self.file.id, 16).unwrap_or_default()
+    }
+
+    /// What `pickle` and `copy` make a plan of: its text.
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (String,))> {
+        let make = py.get_type::<Self>().getattr("from_yaml")?;
+        Ok((make, (self.to_yaml()?,)))
     }
 
     fn __eq__(&self, other: &Self) -> bool {
@@ -130,6 +176,66 @@ impl Plan {
             file: PlanFile::of(planned, strategy, sharding, prediction),
         })
     }
+}
+
+/// The scenario that a plan file was made for.
+fn scenario(file: &PlanFile) -> Result<Scenario, PlanError> {
+    let w = &file.workload;
+    let workload = Workload::new(WorkloadSizes {
+        gpus: w.gpus,
+        seq_len: w.seq_len,
+        global_batch: w.global_batch,
+        precision: w.precision,
+    });
+    Ok(Scenario {
+        model: match &file.model_config {
+            Some(config) => catalog::load::model_defined(config, &file.model, "plan")?,
+            None => catalog::load::model(&file.model)?,
+        },
+        cluster: catalog::load::cluster(&file.cluster)?,
+        runtime: catalog::load::runtime(&file.runtime)?,
+        workload: workload.map_err(|e| PlanError::Usage(e.to_string()))?,
+        headroom: file.headroom.unwrap_or(0.0),
+    })
+}
+
+fn exported(
+    file: &PlanFile,
+    to: &str,
+    launcher: Option<&str>,
+    inputs: export::Inputs<'_>,
+) -> Result<BTreeMap<String, String>, PlanError> {
+    let launcher = match launcher {
+        None => None,
+        Some("torchrun") => Some(Launcher::Torchrun),
+        Some("slurm") => Some(Launcher::Slurm),
+        Some("kubernetes") => Some(Launcher::Kubernetes),
+        Some(other) => {
+            let message = format!("launcher {other}: expected torchrun, slurm or kubernetes");
+            return Err(PlanError::Usage(message));
+        }
+    };
+    let dialect = Dialect::parse(to)?;
+    let scenario = scenario(file)?;
+    let strategy = plans::grammar::parse(
+        &file.strategy_text,
+        &scenario.model,
+        &scenario.workload,
+        &scenario.runtime,
+    )?;
+    let job = Job {
+        model: &scenario.model,
+        decisions: strategy.decisions(),
+        workload: &scenario.workload,
+        runtime: &scenario.runtime,
+        sharding: &file.sharding,
+        id: &file.id,
+        gpus_per_node: scenario.cluster.gpus_per_node,
+        inputs,
+    };
+    let exported = export::export(&job, dialect, launcher)?;
+    let files = exported.files.into_iter();
+    Ok(files.map(|file| (file.name, file.text)).collect())
 }
 
 /// JSON as a Python object.

@@ -1,11 +1,13 @@
 """Plans from Python: what is returned, what is refused, and that files round-trip."""
 
+import copy
 import os
 import pathlib
+import pickle
 import tempfile
 import unittest
 
-from vescale_plan import Plan, Strategy, estimate, generate_plan, load
+from vescale_plan import Plan, Strategy, estimate, generate_plan, generate_plans, load
 
 TINY = {
     "model_type": "llama",
@@ -32,7 +34,8 @@ class Planning(unittest.TestCase):
     def test_constraints_hold(self):
         plan = generate_plan(TINY, tp=2, max_pp=1, **SMALL)
         self.assertEqual((plan.strategy["tp"], plan.strategy["pp"]), (2, 1))
-        self.assertEqual(generate_plan(TINY, forbid=("tp", "pp"), **SMALL).strategy["dp_shard"], 4)
+        replicas = generate_plan(TINY, forbid=("tp", "pp", "cp"), **SMALL).strategy
+        self.assertEqual(replicas["dp_shard"] * replicas["dp_replicate"], 4)
 
     def test_an_estimate_says_what_the_search_said(self):
         plan = generate_plan(TINY, **SMALL)
@@ -46,7 +49,36 @@ class Planning(unittest.TestCase):
             self.assertEqual(Plan.from_file(path), plan)
             self.assertEqual(load(path), plan)
             self.assertEqual(Strategy.read(path), Strategy.read(plan))
-            self.assertTrue(os.path.exists(os.path.join(folder, plan.model)))
+            # The plan carries its model: nothing else is needed.
+            self.assertEqual(os.listdir(folder), ["plan.yaml"])
+
+    def test_a_plan_is_a_value(self):
+        plan = generate_plan(TINY, **SMALL)
+        for same in (pickle.loads(pickle.dumps(plan)), copy.deepcopy(plan), Plan.from_yaml(plan.to_yaml())):
+            self.assertEqual(same, plan)
+            self.assertEqual(hash(same), hash(plan))
+        self.assertEqual(len({plan, copy.copy(plan)}), 1)
+        self.assertNotEqual(plan, generate_plan(TINY, tp=2, pp=2, **SMALL))
+        self.assertLess(len(repr(plan)), 160)
+        self.assertIn(plan.id, repr(plan))
+
+    def test_alternatives_come_in_order(self):
+        plans = generate_plans(TINY, top=4, **SMALL)
+        self.assertEqual(plans[0], generate_plan(TINY, **SMALL))
+        self.assertEqual(len({plan.id for plan in plans}), len(plans))
+        times = [plan.predicted["step_time_s"] for plan in plans]
+        self.assertEqual(times, sorted(times))
+
+    def test_a_plan_is_exported(self):
+        plan = estimate(TINY, "tp=2,zero=3", runtime="torchtitan", **{**SMALL, "precision": "bf16"})
+        with self.assertRaises(ValueError) as refused:
+            plan.export("torchtitan")
+        self.assertIn("model", str(refused.exception))
+        files = estimate(TINY, "zero=1", runtime="megatron-core", **SMALL).export(
+            "megatron-lm", launcher="torchrun", tokenizer="org/tokenizer", data="/data"
+        )
+        self.assertEqual(sorted(files), ["launch.sh", "megatron_args.sh"])
+        self.assertIn("--num-layers 4", files["megatron_args.sh"])
 
     def test_example_plans_are_read(self):
         plans = sorted(EXAMPLES.glob("*.yaml"))

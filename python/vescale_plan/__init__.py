@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ._native import Plan, __version__
     from .apply import parallelize
     from .checkpoint import load, save
-    from .planning import estimate, generate_plan
+    from .planning import estimate, generate_plan, generate_plans
     from .strategy import PlanError, Strategy
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Strategy",
     "estimate",
     "generate_plan",
+    "generate_plans",
     "load",
     "parallelize",
     "save",
@@ -35,6 +36,7 @@ _HOMES = {
     "Strategy": "strategy",
     "estimate": "planning",
     "generate_plan": "planning",
+    "generate_plans": "planning",
     "load": "checkpoint",
     "parallelize": "apply",
     "save": "checkpoint",

@@ -1,5 +1,5 @@
 import os
-from typing import Any, Dict, List, Mapping, Union
+from typing import Any, Dict, List, Mapping, Optional, Union
 
 _Path = Union[str, "os.PathLike[str]"]
 
@@ -12,6 +12,25 @@ class Plan:
     def from_file(path: _Path) -> Plan:
         """Reads a plan file; `ValueError` names file, line and field when it is malformed."""
 
+    @staticmethod
+    def from_yaml(text: str) -> Plan:
+        """Reads a plan file's text."""
+
+    def export(
+        self,
+        to: str,
+        *,
+        launcher: Optional[str] = None,
+        tokenizer: Optional[str] = None,
+        data: Optional[str] = None,
+        hf_id: Optional[str] = None,
+    ) -> Dict[str, str]:
+        """The files of an export, by name: the plan in a training system's own configuration, such as `megatron-lm` or
+        `torchtitan@0.2`, with a launch script (`torchrun`, `slurm`, `kubernetes`) if one is asked for; `ValueError`
+        names what the system cannot express."""
+
+    def __hash__(self) -> int: ...
+    def __eq__(self, other: object) -> bool: ...
     def save(self, path: _Path) -> None:
         """Writes the plan file."""
 
@@ -62,5 +81,6 @@ def search(
     at_most: List[str],
     forbid: List[str],
     objective: str,
-) -> Plan: ...
+    top: int,
+) -> List[Plan]: ...
 def estimate(given: Mapping[str, Any], strategy: str) -> Plan: ...

@@ -1,4 +1,4 @@
-"""Planning from Python: `generate_plan` and `estimate`."""
+"""Planning from Python: `generate_plan`, `generate_plans` and `estimate`."""
 
 from __future__ import annotations
 
@@ -54,10 +54,42 @@ def generate_plan(
             plan fits.
     """
     given = _given(model_or_config, cluster, gpus, seq_len, global_batch, precision, runtime, headroom)
+    return _search(given, runtime, objective, 1, constraints)[0]
+
+
+def generate_plans(
+    model_or_config: Any,
+    *,
+    top: int = 5,
+    cluster: str = DEFAULT_CLUSTER,
+    gpus: Optional[int] = None,
+    seq_len: int = 8192,
+    global_batch: Optional[int] = None,
+    precision: str = "bf16",
+    runtime: Optional[str] = None,
+    headroom: float = 0.05,
+    objective: str = "time",
+    **constraints: Any,
+) -> List[Plan]:
+    """The best plans, the best first: at most `top`, fewer where fewer fit. Other arguments are those of
+    `generate_plan`.
+
+    Raises:
+        ValueError: as `generate_plan`.
+    """
+    if not isinstance(top, int) or isinstance(top, bool) or top < 1:
+        raise PlanError(f"top {top!r}: expected a whole number of at least 1")
+    given = _given(model_or_config, cluster, gpus, seq_len, global_batch, precision, runtime, headroom)
+    return _search(given, runtime, objective, top, constraints)
+
+
+def _search(
+    given: Dict[str, Any], runtime: Optional[str], objective: str, top: int, constraints: Mapping[str, Any]
+) -> List[Plan]:
     if runtime is None:
         constraints = {**{k: v for k, v in APPLIED.items() if not _named(k, constraints)}, **constraints}
     fix, at_least, at_most, forbid = _constraints(constraints)
-    return _native.search(given, fix, at_least, at_most, forbid, objective)
+    return _native.search(given, fix, at_least, at_most, forbid, objective, top)
 
 
 def estimate(
@@ -158,4 +190,4 @@ def _named(key: str, given: Mapping[str, Any]) -> bool:
     return any(k in (key, f"min_{key}", f"max_{key}") for k in given)
 
 
-__all__ = ["Plan", "Strategy", "estimate", "generate_plan"]
+__all__ = ["Plan", "Strategy", "estimate", "generate_plan", "generate_plans"]

@@ -32,7 +32,7 @@ const MAY_IMPORT: &[(&str, &str, &[&str])] = &[
     ("executor", "executor", &["catalog", "plans", "dtensor", "models", "comm", "cpu_device", "cuda_device"]),
     ("reports", "reports", &["catalog", "plans", "costmodel"]),
     ("accuracy", "accuracy", &["catalog", "plans", "costmodel", "interop", "planner", "reports"]),
-    ("python", "_native", &["catalog", "plans", "dtensor", "models", "costmodel", "planner"]),
+    ("python", "_native", &["catalog", "plans", "interop", "dtensor", "models", "costmodel", "planner"]),
 ];
 
 /// Folders of all crates that have sources.
