@@ -58,7 +58,7 @@ class Planning(unittest.TestCase):
             self.assertEqual(same, plan)
             self.assertEqual(hash(same), hash(plan))
         self.assertEqual(len({plan, copy.copy(plan)}), 1)
-        self.assertNotEqual(plan, generate_plan(TINY, tp=2, pp=2, **SMALL))
+        self.assertNotEqual(plan, estimate(TINY, "tp=2,pp=2", **SMALL))
         self.assertLess(len(repr(plan)), 160)
         self.assertIn(plan.id, repr(plan))
 

@@ -87,7 +87,11 @@ def _search(
     given: Dict[str, Any], runtime: Optional[str], objective: str, top: int, constraints: Mapping[str, Any]
 ) -> List[Plan]:
     if runtime is None:
-        constraints = {**{k: v for k, v in APPLIED.items() if not _named(k, constraints)}, **constraints}
+        applied = {k: v for k, v in APPLIED.items() if not _named(k, constraints)}
+        # A plan without context parallelism has no kind of it.
+        if "cp" in constraints.get("forbid", ()) or 1 in (constraints.get("cp"), constraints.get("max_cp")):
+            applied.pop("cp_kind", None)
+        constraints = {**applied, **constraints}
     fix, at_least, at_most, forbid = _constraints(constraints)
     return _native.search(given, fix, at_least, at_most, forbid, objective, top)
 
