@@ -59,9 +59,10 @@ fn search(
         if outcome.top.is_empty() {
             return Err(nothing_fits(&inputs, &constraints));
         }
-        let plans = outcome.top.iter();
-        let plans = plans.map(|found| Plan::new(&inputs, &found.strategy, &found.prediction));
-        plans.collect()
+        let found = outcome.top.iter();
+        found
+            .map(|f| Plan::new(&inputs, &f.strategy, &f.prediction))
+            .collect()
     };
     let found = std::thread::scope(|scope| {
         let searching = scope.spawn(run);

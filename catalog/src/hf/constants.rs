@@ -14,16 +14,7 @@ pub(super) fn decode(
     let usual = ModelConstants::default();
     let gemma3 = kind.starts_with("gemma3");
     let gemma = gemma3 || kind == "gemma2";
-    let norm_epsilon = norm_epsilon(f)?.unwrap_or(match kind {
-        "llama" | "mistral" => 1e-6,
-        _ if ["qwen", "gemma", "deepseek"]
-            .iter()
-            .any(|of| kind.starts_with(of)) =>
-        {
-            1e-6
-        }
-        _ => usual.norm_epsilon,
-    });
+    let norm_epsilon = norm_epsilon(f, kind)?;
     let gelu_tanh = gelu_tanh(f, kind, activation)?;
     let rotary = Rotary::of(f)?;
     let cap = |field: &str, usual: f64| match kind {
@@ -63,20 +54,12 @@ pub(super) fn decode(
             "gpt_oss" => f.real_or("swiglu_limit", 7.0)?,
             _ => None,
         },
-        initializer_range: match kind {
-            "opt" => f.real("init_std")?,
-            _ => f.real("initializer_range")?,
-        }
-        .unwrap_or(match kind {
-            "nemotron" => 0.0134,
-            "starcoder2" => 0.018_042,
-            _ => usual.initializer_range,
-        }),
+        initializer_range: deviation(f, kind)?,
     })
 }
 
 /// The epsilon of norms, which files call by several names; the last one present wins.
-fn norm_epsilon(f: &Fields<'_>) -> Result<Option<f64>, SpecError> {
+fn norm_epsilon(f: &Fields<'_>, kind: &str) -> Result<f64, SpecError> {
     let mut found = None;
     for name in [
         "rms_norm_eps",
@@ -87,7 +70,28 @@ fn norm_epsilon(f: &Fields<'_>) -> Result<Option<f64>, SpecError> {
     ] {
         found = f.real(name)?.or(found);
     }
-    Ok(found)
+    let small = ["qwen", "gemma", "deepseek"]
+        .iter()
+        .any(|family| kind.starts_with(family));
+    let usual = match kind {
+        "llama" | "mistral" => 1e-6,
+        _ if small => 1e-6,
+        _ => ModelConstants::default().norm_epsilon,
+    };
+    Ok(found.unwrap_or(usual))
+}
+
+/// The standard deviation of initial weights.
+fn deviation(f: &Fields<'_>, kind: &str) -> Result<f64, SpecError> {
+    let said = match kind {
+        "opt" => f.real("init_std")?,
+        _ => f.real("initializer_range")?,
+    };
+    Ok(said.unwrap_or(match kind {
+        "nemotron" => 0.0134,
+        "starcoder2" => 0.018_042,
+        _ => ModelConstants::default().initializer_range,
+    }))
 }
 
 /// Whether GELU is computed by its tanh approximation. The file's activation must be the family's.

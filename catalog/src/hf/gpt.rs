@@ -1,7 +1,8 @@
 //! Families with GPT's parts: LayerNorm, biases, an MLP without gates.
 
 use super::fields::Fields;
-use super::{LAYER_NORM, head_dim, llama, rotated, unread};
+use super::parts::{LAYER_NORM, head_dim, rotated};
+use super::{llama, unread};
 use crate::error::SpecError;
 use crate::model::{
     Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, ModelConstants, Position,

@@ -2,7 +2,7 @@
 //! MLP or experts.
 
 use super::fields::Fields;
-use super::{LAYER_NORM, RMS_NORM, head_dim, rotated};
+use super::parts::{LAYER_NORM, RMS_NORM, head_dim, rotated};
 use crate::error::SpecError;
 use crate::model::{
     Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, ModelConstants, Moe,

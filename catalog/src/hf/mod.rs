@@ -4,6 +4,7 @@ mod constants;
 mod fields;
 mod gpt;
 mod llama;
+mod parts;
 #[cfg(test)]
 mod tests;
 mod unread;
@@ -12,7 +13,7 @@ use serde_json::Value;
 
 use crate::checked::Model;
 use crate::error::SpecError;
-use crate::model::{Attention, AttentionKind, ModelConfig, Norm, NormKind, Position};
+use crate::model::ModelConfig;
 use crate::suggest::nearest_above;
 use fields::Fields;
 
@@ -98,58 +99,6 @@ fn model(fields: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError> {
         constants,
         ..model
     })
-}
-
-/// How positions are rotated: how many of a head's dimensions, where the family's code rotates a share of them.
-fn rotated(f: &Fields<'_>, kind: &str, attention: &Attention) -> Result<Position, SpecError> {
-    let head = match attention.kind {
-        AttentionKind::Latent { qk_rope_dim, .. } => qk_rope_dim,
-        AttentionKind::Grouped { head_dim, .. } => head_dim,
-    };
-    let (names, usual): (&[&str], f64) = match kind {
-        "gpt_neox" => (&["rotary_pct"], 0.25),
-        "nemotron" => (&["rope_percent", "rope_percentage"], 0.5),
-        "phi3" => (&[], 1.0),
-        _ => {
-            if let Some(rope) = f.nested("rope_parameters") {
-                unread::check(&rope, kind)?;
-            }
-            return Ok(Position::Rope { dims: head });
-        }
-    };
-    let mut share = match f.nested("rope_parameters") {
-        Some(rope) => rope.real("partial_rotary_factor")?,
-        None => None,
-    };
-    for name in ["partial_rotary_factor"].iter().chain(names) {
-        let said = f.real(name)?;
-        share = share.or(said);
-    }
-    // The product is rounded down, as the families' code does.
-    let dims = (head as f64 * share.unwrap_or(usual)) as u64;
-    Ok(Position::Rope { dims })
-}
-
-const RMS_NORM: Norm = Norm {
-    kind: NormKind::RmsNorm,
-    bias: false,
-};
-
-const LAYER_NORM: Norm = Norm {
-    kind: NormKind::LayerNorm,
-    bias: true,
-};
-
-/// Dimension of a head; if the file gives none, the hidden size divided by the number of heads.
-fn head_dim(f: &Fields<'_>, hidden: u64, heads: u64) -> Result<u64, SpecError> {
-    if heads == 0 || hidden.is_multiple_of(heads) {
-        return Ok(hidden.checked_div(heads).unwrap_or(0));
-    }
-    let (below, above) = (hidden / heads * heads, hidden.div_ceil(heads) * heads);
-    let message = format!(
-        "{hidden} is not divisible by {heads} attention heads; the nearest that are: {below}, {above}"
-    );
-    Err(f.wrong("hidden size", message))
 }
 
 /// The storage format of the published weights, if it is not a type to train in. Planning is for training in

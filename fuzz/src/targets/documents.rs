@@ -75,10 +75,9 @@ impl Documents {
         match self.0 {
             Dialect::DeepSpeed => Some(Format::Json),
             Dialect::Transformers | Dialect::TransformersDeepSpeed => Some(Format::Json),
-            Dialect::Accelerate
-            | Dialect::Axolotl
-            | Dialect::LlamaFactory
-            | Dialect::Nanotron => Some(Format::Yaml),
+            Dialect::Accelerate | Dialect::Axolotl | Dialect::LlamaFactory | Dialect::Nanotron => {
+                Some(Format::Yaml)
+            }
             _ => None,
         }
     }

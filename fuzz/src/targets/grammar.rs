@@ -160,7 +160,8 @@ impl Target for Grammar {
         promises::of_strategy(&scenario, &strategy, &mut outcome);
         if depth == Depth::Use {
             promises::predicted(&scenario, &strategy, &mut outcome);
-            let dialect = Dialect::ALL[(hash(text.as_bytes()) % Dialect::ALL.len() as u64) as usize];
+            let dialect =
+                Dialect::ALL[(hash(text.as_bytes()) % Dialect::ALL.len() as u64) as usize];
             promises::round_trip(&scenario, &strategy, dialect, &mut outcome);
         }
         outcome

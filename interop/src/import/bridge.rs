@@ -4,7 +4,7 @@
 use super::document::Document;
 use super::error::ImportError;
 use super::imported::{Given, Imported};
-use super::{megatron, model};
+use super::megatron;
 use crate::config::{Node, Value};
 use crate::export::Dialect;
 
@@ -92,6 +92,24 @@ const DECISIONS: [&str; 15] = [
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
     sizes(doc, given)?;
+    let script = Document {
+        path: doc.path.clone(),
+        dialect: Dialect::MegatronLm,
+        root: Node {
+            line: 1,
+            value: Value::Table(options(doc)?),
+        },
+        gpus: doc.gpus,
+        functions: Vec::new(),
+        hub_model: None,
+    };
+    let mut imported = megatron::import(&script, given)?;
+    imported.dialect = doc.dialect;
+    Ok(imported)
+}
+
+/// The recipe as options of Megatron-LM.
+fn options(doc: &Document) -> Result<Vec<(String, Node)>, ImportError> {
     let mut options: Vec<(String, Node)> = Vec::new();
     let mut put = |option: &str, line: usize, value: Value| {
         let absent = matches!(value, Value::Null | Value::Bool(false));
@@ -139,21 +157,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         };
         put(option, 0, value);
     }
-    let script = Document {
-        path: doc.path.clone(),
-        dialect: Dialect::MegatronLm,
-        root: Node {
-            line: 1,
-            value: Value::Table(options),
-        },
-        gpus: doc.gpus,
-        functions: Vec::new(),
-        hub_model: None,
-    };
-    let mut imported = megatron::import(&script, given)?;
-    imported.dialect = doc.dialect;
-    imported.notes.extend(model::same(doc, given.model)?);
-    Ok(imported)
+    Ok(options)
 }
 
 /// Refuses a file whose sizes are not the given model's.

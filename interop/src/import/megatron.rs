@@ -6,15 +6,13 @@ use super::document::Document;
 use super::error::ImportError;
 use super::imported::{Given, Imported};
 use super::layout::parse_layout;
-use super::model;
 use super::sizes::{data_parallel, micro_batches, workload};
 use crate::export::Dialect;
 use plans::decisions::{Decisions, Recompute};
 use plans::partition::StagePartition;
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
-    let mut notes = model::same(doc, given.model)?;
-    notes.extend(left_out(doc));
+    let notes = left_out(doc);
     let size = |key: &str| doc.degree(key);
     let on = |key: &str| doc.flag(key).map(|f| f == Some(true));
     let tp = size("--tensor-model-parallel-size")?;

@@ -1,7 +1,7 @@
 //! The model of a Megatron-LM script as a `config.json`, for models that the library lacks. The caller compares the
 //! result with the script option by option, so what is missed here is found there.
 
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Map, Value as Json};
 
 use super::document::Document;
 use super::error::ImportError;
@@ -12,96 +12,124 @@ const DIVISIBLE_BY: u64 = 128;
 
 /// The script's model; `None` if it is of no family that is written here.
 pub(super) fn config(doc: &Document) -> Result<Option<Json>, ImportError> {
-    let size = |key: &str| doc.size(key).map(|n| n.unwrap_or(0));
-    let text =
-        |key: &str, usual: &'static str| doc.text(key).map(|t| t.unwrap_or(usual).to_owned());
-    let (layers, hidden) = (size("--num-layers")?, size("--hidden-size")?);
-    let heads = size("--num-attention-heads")?;
-    let rms = text("--normalization", "LayerNorm")? == "RMSNorm";
-    let rotates = text("--position-embedding-type", "learned_absolute")? == "rope";
-    let (gated, squared) = (on(doc, "--swiglu"), on(doc, "--squared-relu"));
-    let biased = !on(doc, "--disable-bias-linear");
-    let kind = match (rms && gated && rotates && !biased, squared, gated, rotates) {
-        (true, ..) => rotating(doc),
-        (_, true, false, true) if !rms && !biased => Some("nemotron"),
-        (_, false, false, true) if !rms && biased => Some("gpt_neox"),
-        (_, false, false, false) if !rms && biased => Some("gpt2"),
-        _ => None,
+    let Some(kind) = family(doc)? else {
+        return Ok(None);
     };
-    let Some(kind) = kind else { return Ok(None) };
-    let vocabulary = vocabulary(doc)?;
+    let size = |key: &str| doc.size(key).map(|n| n.unwrap_or(0));
+    let hidden = size("--hidden-size")?;
     let ffn = match size("--ffn-hidden-size")? {
-        0 if gated => hidden.saturating_mul(8) / 3 / 64 * 64,
+        0 if on(doc, "--swiglu") => hidden.saturating_mul(8) / 3 / 64 * 64,
         0 => hidden.saturating_mul(4),
         ffn => ffn,
     };
-    let positions = size("--max-position-embeddings")?;
-    let tied = !on(doc, "--untie-embeddings-and-output-weights");
-    if kind == "gpt2" {
-        return Ok(Some(json!({
-            "model_type": kind, "n_embd": hidden, "n_layer": layers, "n_head": heads, "n_inner": ffn,
-            "n_positions": positions, "vocab_size": vocabulary, "tie_word_embeddings": tied,
-            "layer_norm_epsilon": number(doc, "--norm-epsilon", 1e-5),
-            "resid_pdrop": number(doc, "--hidden-dropout", 0.1),
-            "attn_pdrop": number(doc, "--attention-dropout", 0.1),
-            "initializer_range": number(doc, "--init-method-std", 0.02),
-        })));
-    }
+    let own = sizes(kind);
     let mut config = Map::new();
     let mut set = |name: &str, value: Json| config.insert(name.to_owned(), value);
     set("model_type", kind.into());
-    set("hidden_size", hidden.into());
-    set("num_hidden_layers", layers.into());
-    set("num_attention_heads", heads.into());
-    set("intermediate_size", ffn.into());
-    set("vocab_size", vocabulary.into());
-    set("max_position_embeddings", positions.into());
+    set(own.hidden, hidden.into());
+    set(own.layers, size("--num-layers")?.into());
+    set(own.heads, size("--num-attention-heads")?.into());
+    set(own.ffn, ffn.into());
+    set(own.positions, size("--max-position-embeddings")?.into());
+    set(own.epsilon, number(doc, "--norm-epsilon", 1e-5).into());
+    set("vocab_size", vocabulary(doc)?.into());
+    let tied = !on(doc, "--untie-embeddings-and-output-weights");
     set("tie_word_embeddings", tied.into());
-    set(
-        "initializer_range",
-        number(doc, "--init-method-std", 0.02).into(),
-    );
-    set("rope_theta", number(doc, "--rotary-base", 10_000.0).into());
-    let epsilon = if kind == "nemotron" {
-        "norm_eps"
-    } else {
-        "rms_norm_eps"
-    };
-    let epsilon = if kind == "gpt_neox" {
-        "layer_norm_eps"
-    } else {
-        epsilon
-    };
-    set(epsilon, number(doc, "--norm-epsilon", 1e-5).into());
+    let deviation = number(doc, "--init-method-std", 0.02);
+    set("initializer_range", deviation.into());
+    for (name, option) in own.dropout {
+        set(name, number(doc, option, 0.1).into());
+    }
+    if kind != "gpt2" {
+        set("rope_theta", number(doc, "--rotary-base", 10_000.0).into());
+        let share = number(doc, "--rotary-percent", 1.0);
+        set(own.share, share.into());
+    }
+    if kind == "gpt_neox" {
+        set("use_parallel_residual", false.into());
+        set("hidden_act", "gelu_new".into());
+    }
     if on(doc, "--group-query-attention") {
         set("num_key_value_heads", size("--num-query-groups")?.into());
     }
-    match size("--kv-channels")? {
-        0 => {}
-        width => drop(set("head_dim", width.into())),
-    }
-    let share = number(doc, "--rotary-percent", 1.0);
-    match kind {
-        "gpt_neox" => {
-            set("rotary_pct", share.into());
-            set("use_parallel_residual", false.into());
-            set("hidden_act", "gelu_new".into());
-            set(
-                "hidden_dropout",
-                number(doc, "--hidden-dropout", 0.1).into(),
-            );
-            set(
-                "attention_dropout",
-                number(doc, "--attention-dropout", 0.1).into(),
-            );
-        }
-        "nemotron" => drop(set("partial_rotary_factor", share.into())),
-        _ => {}
+    if let Some(width) = doc.size("--kv-channels")? {
+        set("head_dim", width.into());
     }
     if doc.find("--num-experts").is_some() {
         mixture(doc, kind, ffn, &mut config)?;
     }
     Ok(Some(Json::Object(config)))
+}
+
+/// Names of a family's fields.
+struct Names {
+    hidden: &'static str,
+    layers: &'static str,
+    heads: &'static str,
+    ffn: &'static str,
+    positions: &'static str,
+    epsilon: &'static str,
+    /// The share of a head that is rotated.
+    share: &'static str,
+    /// Fields of dropout, each with its option.
+    dropout: &'static [(&'static str, &'static str)],
+}
+
+fn sizes(kind: &str) -> Names {
+    let llama = Names {
+        hidden: "hidden_size",
+        layers: "num_hidden_layers",
+        heads: "num_attention_heads",
+        ffn: "intermediate_size",
+        positions: "max_position_embeddings",
+        epsilon: "rms_norm_eps",
+        share: "partial_rotary_factor",
+        dropout: &[],
+    };
+    match kind {
+        "gpt2" => Names {
+            hidden: "n_embd",
+            layers: "n_layer",
+            heads: "n_head",
+            ffn: "n_inner",
+            positions: "n_positions",
+            epsilon: "layer_norm_epsilon",
+            dropout: &[
+                ("resid_pdrop", "--hidden-dropout"),
+                ("attn_pdrop", "--attention-dropout"),
+            ],
+            ..llama
+        },
+        "gpt_neox" => Names {
+            epsilon: "layer_norm_eps",
+            share: "rotary_pct",
+            dropout: &[
+                ("hidden_dropout", "--hidden-dropout"),
+                ("attention_dropout", "--attention-dropout"),
+            ],
+            ..llama
+        },
+        "nemotron" => Names {
+            epsilon: "norm_eps",
+            ..llama
+        },
+        _ => llama,
+    }
+}
+
+/// The script's family.
+fn family(doc: &Document) -> Result<Option<&'static str>, ImportError> {
+    let rms = doc.text("--normalization")? == Some("RMSNorm");
+    let rotates = doc.text("--position-embedding-type")? == Some("rope");
+    let (gated, squared) = (on(doc, "--swiglu"), on(doc, "--squared-relu"));
+    let biased = !on(doc, "--disable-bias-linear");
+    Ok(match (rms, gated, rotates, biased) {
+        (true, true, true, false) => rotating(doc),
+        (false, false, true, false) if squared => Some("nemotron"),
+        (false, false, true, true) if !squared => Some("gpt_neox"),
+        (false, false, false, true) if !squared => Some("gpt2"),
+        _ => None,
+    })
 }
 
 /// The family of a Llama-like script; `None` for latent attention, shared experts and the like.

@@ -39,6 +39,13 @@ pub fn import(document: &Document, given: &Given<'_>) -> Result<Imported, Import
         let how = format!("{message}; say which: {}:{first}", document.path);
         return Err(document.missing("the configuration", how));
     }
+    let other_model = model::same(document, given.model)?;
+    let mut imported = of_dialect(document, given)?;
+    imported.notes.splice(0..0, other_model);
+    Ok(imported)
+}
+
+fn of_dialect(document: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
     match document.dialect {
         Dialect::MegatronLm => megatron::import(document, given),
         Dialect::Torchtitan02 | Dialect::Torchtitan03 | Dialect::TorchtitanMain => {

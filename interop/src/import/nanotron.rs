@@ -6,14 +6,13 @@ use serde_json::{Map, Value as Json};
 use super::document::Document;
 use super::error::ImportError;
 use super::imported::{Given, Imported};
-use super::model;
 use super::sizes::workload;
 use crate::config::{Node, Value};
 use plans::decisions::{Decisions, Recompute};
 use plans::partition::StagePartition;
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
-    let mut notes = model::same(doc, given.model)?;
+    let mut notes = Vec::new();
     let axis = |key: &str| doc.degree(&format!("parallelism.{key}"));
     let (dp, tp, pp) = (axis("dp")?, axis("tp")?, axis("pp")?);
     let (cp, ep) = (
@@ -31,8 +30,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     };
     let micro_batch = doc.degree("tokens.micro_batch_size")?;
     let count = doc.degree("tokens.batch_accumulation_per_replica")?;
-    let reduced = doc.text("parallelism.tp_mode")?;
-    let scatter = reduced.is_none_or(|mode| mode.eq_ignore_ascii_case("REDUCE_SCATTER"));
+    let overlap = overlap(doc, tp)?;
     let sharded = zero == Zero::Z1;
     let decisions = Decisions {
         tp,
@@ -46,7 +44,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         dp_replicate: if sharded { 1 } else { dp },
         zero,
         reshard_after_forward: false,
-        sequence_parallel: scatter && tp > 1,
+        sequence_parallel: scatters(doc)? && tp > 1,
         micro_batch,
         num_micro_batches: count,
         recompute: match doc.flag("parallelism.recompute_layer")? {
@@ -56,14 +54,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         schedule: schedule(doc)?,
         axis_order: AxisOrder::TP_CP_DP_PP,
         stages: StagePartition::even(given.model.layers, pp),
-        overlap: Overlap {
-            grad_reduce: true,
-            param_gather: false,
-            tensor_parallel: tp > 1
-                && doc.flag("parallelism.tp_linear_async_communication")? != Some(false)
-                && scatter,
-            pipeline: false,
-        },
+        overlap,
     };
     let seq_len = doc.size("tokens.sequence_length")?.or(given.seq_len);
     let seq_len = seq_len.ok_or_else(|| doc.missing("the sequence length", "give --seq"))?;
@@ -81,6 +72,22 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         decisions,
         workload: workload(doc, sizes)?,
         notes,
+    })
+}
+
+/// Whether tensor-parallel ranks reduce by reduce-scatter, each keeping a part of the sequence.
+fn scatters(doc: &Document) -> Result<bool, ImportError> {
+    let mode = doc.text("parallelism.tp_mode")?;
+    Ok(mode.is_none_or(|mode| mode.eq_ignore_ascii_case("REDUCE_SCATTER")))
+}
+
+fn overlap(doc: &Document, tp: u64) -> Result<Overlap, ImportError> {
+    let asynchronous = doc.flag("parallelism.tp_linear_async_communication")? != Some(false);
+    Ok(Overlap {
+        grad_reduce: true,
+        param_gather: false,
+        tensor_parallel: tp > 1 && asynchronous && scatters(doc)?,
+        pipeline: false,
     })
 }
 

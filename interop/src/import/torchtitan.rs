@@ -5,7 +5,6 @@ use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes
 use super::document::Document;
 use super::error::ImportError;
 use super::imported::{Given, Imported};
-use super::model;
 use super::sizes::{data_parallel, micro_batches, workload};
 use crate::config::{Node, Value};
 use crate::export::Dialect;
@@ -25,7 +24,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     let ranks = |dp: u64| dp.saturating_mul(tp).saturating_mul(cp).saturating_mul(pp);
     let dp_shard = sharded(doc, given, ranks(dp_replicate))?;
     let dp = dp_shard.saturating_mul(dp_replicate);
-    let mut notes = model::same(doc, given.model)?;
+    let mut notes = Vec::new();
     let batch = batch(doc, dp, pp)?;
     let schedule = schedule(doc, pp)?;
     let (stages, vpp) = stages(doc, given, pp, schedule)?;

@@ -7,7 +7,6 @@ use super::deepspeed;
 use super::document::Document;
 use super::error::ImportError;
 use super::imported::{Given, Imported};
-use super::model;
 use super::sizes::{data_parallel, workload};
 use crate::config::{Node, Value};
 use crate::export::Dialect;
@@ -40,7 +39,6 @@ pub(super) fn named(doc: &Document) -> Result<Option<(&'static str, &str)>, Impo
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
     whole_weights(doc)?;
-    let notes = model::same(doc, given.model)?;
     let engine = doc
         .find("deepspeed")
         .filter(|node| !node.entries().is_empty());
@@ -49,7 +47,6 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         None => with_fsdp(doc, given)?,
     };
     imported.decisions.recompute = recompute(doc)?;
-    imported.notes.extend(notes);
     imported.dialect = doc.dialect;
     Ok(imported)
 }
