@@ -64,6 +64,7 @@ fn plan(strategy: &Plan) -> PlanFile {
         id: String::new(),
         tool_version: "0.1.0".to_owned(),
         model: "mixtral-8x7b".to_owned(),
+        model_config: None,
         cluster: "dgx-h100".to_owned(),
         runtime: "no".to_owned(),
         workload: WorkloadFile {

@@ -20,18 +20,18 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(20);
 
 /// The best plan of a search.
 #[pyfunction]
-#[pyo3(signature = (given, fix, at_least, at_most, forbid, objective, top))]
+#[pyo3(signature = (given, fix, bounds, forbid, objective, top))]
 fn search(
     py: Python<'_>,
     given: Given,
     fix: Vec<String>,
-    at_least: Vec<String>,
-    at_most: Vec<String>,
+    bounds: (Vec<String>, Vec<String>),
     forbid: Vec<String>,
     objective: &str,
     top: usize,
 ) -> PyResult<Vec<Plan>> {
     let inputs = Inputs::resolve(given)?;
+    let (at_least, at_most) = bounds;
     let constraints =
         Constraints::parse(&fix, &at_least, &at_most, &forbid).map_err(PlanError::from)?;
     let scenario = &inputs.scenario;

@@ -1,5 +1,5 @@
 import os
-from typing import Any, Dict, List, Mapping, Optional, Union
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 _Path = Union[str, "os.PathLike[str]"]
 
@@ -77,8 +77,7 @@ class Plan:
 def search(
     given: Mapping[str, Any],
     fix: List[str],
-    at_least: List[str],
-    at_most: List[str],
+    bounds: Tuple[List[str], List[str]],
     forbid: List[str],
     objective: str,
     top: int,

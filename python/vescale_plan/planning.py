@@ -93,7 +93,7 @@ def _search(
             applied.pop("cp_kind", None)
         constraints = {**applied, **constraints}
     fix, at_least, at_most, forbid = _constraints(constraints)
-    return _native.search(given, fix, at_least, at_most, forbid, objective, top)
+    return _native.search(given, fix, (at_least, at_most), forbid, objective, top)
 
 
 def estimate(

@@ -188,18 +188,16 @@ fn of_layers(
     {
         return wrong("layers other than full_attention and sliding_attention are not modelled");
     }
-    let full = |name: &&str| *name == "full_attention";
-    let Some(first) = named.iter().position(|name| full(name)) else {
+    let full: Vec<bool> = named.iter().map(|name| *name == "full_attention").collect();
+    let Some(first) = full.iter().position(|full| *full) else {
         return Ok(WindowPattern::All { window });
     };
-    if named.iter().all(|name| full(name)) {
+    if !full.contains(&false) {
         return Ok(WindowPattern::Full);
     }
     let period = first + 1;
-    let regular = named
-        .iter()
-        .enumerate()
-        .all(|(i, name)| full(&name) == (i + 1).is_multiple_of(period));
+    let mut layers = full.iter().enumerate();
+    let regular = layers.all(|(i, full)| *full == (i + 1).is_multiple_of(period));
     if !regular {
         return wrong(
             "expected every n-th layer to attend to everything, and the others to have a window",

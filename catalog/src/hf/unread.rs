@@ -58,7 +58,7 @@ fn same(value: &Value, unchanging: &str) -> bool {
     match value {
         Value::Null => true,
         Value::Number(number) => number.as_f64() == unchanging.parse().ok(),
-        other => other.to_string() == unchanging,
+        other => serde_json::from_str::<Value>(unchanging).is_ok_and(|known| known == *other),
     }
 }
 
