@@ -1,5 +1,7 @@
 //! Errors in the input: files, fields and names.
 
+use crate::mistake::Mistake;
+
 /// Bad input: a file, a field, a name.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SpecError {
@@ -39,6 +41,60 @@ pub enum SpecError {
         /// What is wrong and what was expected.
         message: String,
     },
+    /// A value is wrong; the mistake says where.
+    #[error("{0}")]
+    Wrong(Mistake),
+}
+
+impl SpecError {
+    /// The mistake with its parts.
+    #[must_use]
+    pub fn mistake(&self) -> Mistake {
+        match self {
+            Self::Unknown {
+                kind,
+                name,
+                nearest,
+            } => {
+                let (expected, example) = of_kind(kind);
+                Mistake::new(format!("unknown {kind} `{name}`"))
+                    .expected(expected)
+                    .nearest(nearest.clone())
+                    .example(example)
+            }
+            Self::Unreadable { path, reason } => Mistake::new(reason).at(path),
+            Self::Malformed { path, message } => Mistake::new(message).at(path),
+            Self::Field {
+                path,
+                field,
+                message,
+            } => Mistake::new(message).at(format!("{path}, field `{field}`")),
+            Self::Wrong(mistake) => mistake.clone(),
+        }
+    }
+}
+
+/// What a name of that kind may stand for, and an example.
+fn of_kind(kind: &str) -> (&'static str, &'static str) {
+    match kind {
+        "model" => (
+            "a preset (`vescale-plan models`), a config.json, or a folder that holds one",
+            "--model llama3-70b",
+        ),
+        "cluster" => (
+            "a preset (`vescale-plan clusters`), a YAML file, or GPUs and networks in one line",
+            "--cluster 'h100-sxm x 8 per node, 400 Gb/s x 8'",
+        ),
+        "runtime" => (
+            "a training system (`vescale-plan runtimes`)",
+            "--runtime torchtitan",
+        ),
+        "device" => (
+            "a GPU that a preset is made of (`vescale-plan clusters`)",
+            "h100-sxm",
+        ),
+        _ => ("a known name", "vescale-plan --help"),
+    }
 }
 
 fn hint(nearest: Option<&String>) -> String {

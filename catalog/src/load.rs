@@ -6,11 +6,13 @@ use std::sync::Arc;
 use crate::checked::Model;
 use crate::cluster::Cluster;
 use crate::cluster_file::{ClusterFile, DeviceFile};
+use crate::cluster_line;
 use crate::cluster_presets::{CLUSTERS, DEVICES};
 use crate::device::Device;
 use crate::error::SpecError;
 use crate::extension::{self, ExtensionFile};
 use crate::hf;
+use crate::mistake::Mistake;
 use crate::model::ModelConfig;
 use crate::model_presets::MODELS;
 use crate::names;
@@ -45,6 +47,11 @@ pub fn model(arg: &str) -> Result<Model, SpecError> {
         return Ok(model.of_library());
     }
     let path = Path::new(arg);
+    if !path.exists()
+        && let Some((name, _, json)) = published_as(arg)
+    {
+        return hf::decode(json, &format!("preset {name}"), name);
+    }
     let file = if path.is_dir() {
         path.join("config.json")
     } else {
@@ -58,14 +65,7 @@ pub fn model(arg: &str) -> Result<Model, SpecError> {
     }
     let of_a_hub = arg.split('/').count() == 2 && !arg.starts_with(['.', '/', '~']);
     if !file.exists() && of_a_hub && !arg.ends_with(".json") {
-        return Err(SpecError::Unreadable {
-            path: arg.to_owned(),
-            reason: format!(
-                "no such file or folder; models of a hub are not downloaded: give a preset \
-                 (`vescale-plan models`) or the path of its config.json{}",
-                preset_of(arg)
-            ),
-        });
+        return Err(SpecError::Wrong(not_downloaded(arg)));
     }
     let (text, path) = (text::read(&file)?, file.display().to_string());
     hf::decode(&text, &path, &name_of(arg))
@@ -98,13 +98,45 @@ fn name_of(arg: &str) -> String {
     name.map_or_else(|| "model".to_owned(), |n| n.to_string_lossy().into_owned())
 }
 
-/// A hint that names the preset most similar to a hub's `owner/name`.
-fn preset_of(arg: &str) -> String {
+/// Endings of published names that say how a model was trained on, not what it is.
+const TUNED: [&str; 6] = ["-instruct", "-base", "-chat", "-hf", "-it", "-pt"];
+
+/// The preset of a model by its published name: without owner, signs between words, and what it was tuned for.
+fn published_as(
+    arg: &str,
+) -> Option<&'static (&'static str, &'static [&'static str], &'static str)> {
+    let plain = |name: &str| {
+        let lower = name.to_lowercase();
+        let mut name = lower.strip_prefix("meta-").unwrap_or(&lower);
+        while let Some(shorter) = TUNED.iter().find_map(|ending| name.strip_suffix(ending)) {
+            name = shorter;
+        }
+        name.replace(['-', '_'], "")
+    };
+    let asked = plain(arg.rsplit('/').next().unwrap_or(arg));
+    let is = |name: &&str| plain(name) == asked;
+    let of_hub = arg.split('/').count() <= 2 && !arg.starts_with(['.', '/', '~']);
+    let mut presets = MODELS.iter().filter(|_| of_hub);
+    presets.find(|(name, aliases, _)| aliases.iter().chain([name]).any(is))
+}
+
+/// A model of a hub of which no preset is known.
+fn not_downloaded(arg: &str) -> Mistake {
     let name = arg.rsplit('/').next().unwrap_or(arg);
     let names = MODELS
         .iter()
         .flat_map(|(name, aliases, _)| aliases.iter().chain([name]));
-    nearest(name, names).map_or_else(String::new, |near| format!("; did you mean `{near}`?"))
+    let wrong = Mistake::new("no preset is that model, and models are not downloaded")
+        .at(format!("--model {arg}"))
+        .expected("a preset (`vescale-plan models`) or the path of its config.json")
+        .nearest(nearest(name, names));
+    let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
+    if !arg.chars().all(safe) {
+        return wrong;
+    }
+    wrong.example(format!(
+        "hf download {arg} config.json --local-dir {name} && vescale-plan search --model {name} --gpus 64"
+    ))
 }
 
 /// Loads a cluster: a preset, a cluster file, or a profile of this machine; `local` is the profile in the current
@@ -132,6 +164,9 @@ fn cluster_below(arg: &str, depth: usize) -> Result<Cluster, SpecError> {
         }
     }
     let path = Path::new(arg);
+    if cluster_line::is(arg) && !path.exists() {
+        return cluster_line::read(arg, |name| cluster_below(&cluster_of_device(name)?, depth));
+    }
     if !path.exists() && !looks_like_path(arg) {
         let names = cluster_names()?
             .into_iter()
@@ -147,6 +182,38 @@ fn cluster_below(arg: &str, depth: usize) -> Result<Cluster, SpecError> {
     }
     let file: ClusterFile = text::yaml(&yaml, arg)?;
     file.resolve(arg, |device| device_beside(device, path))
+}
+
+/// Name of the usual cluster of a device: the preset that has the device's name among its own, else the first that is made
+/// of it.
+///
+/// # Errors
+/// Unknown devices; devices that no preset is made of.
+pub fn cluster_of_device(name: &str) -> Result<String, SpecError> {
+    let asked = device(name)?;
+    let mut made_of_it = None;
+    for (path, yaml) in CLUSTERS {
+        let file: ClusterFile = text::yaml(yaml, path)?;
+        let aliases: Vec<&str> = file.aliases.iter().map(String::as_str).collect();
+        let cluster = file.clone().resolve(path, device)?;
+        if cluster.device.name != asked.name {
+            continue;
+        }
+        if same(&file.name, &aliases, name) {
+            return Ok(file.name);
+        }
+        made_of_it.get_or_insert(file.name);
+    }
+    made_of_it.ok_or_else(|| {
+        unknown(
+            "cluster",
+            name,
+            cluster_names()
+                .unwrap_or_default()
+                .into_iter()
+                .map(|p| p.name),
+        )
+    })
 }
 
 fn extended(file: ExtensionFile, path: &Path, depth: usize) -> Result<Cluster, SpecError> {
@@ -380,10 +447,58 @@ mod tests {
 
     #[test]
     fn names_of_a_hub_are_told_what_to_give() {
-        let error = model("meta-llama/Llama-3.1-70B").expect_err("no file");
+        let error = model("Qwen/Qwen9-8B").expect_err("no file");
         let message = error.to_string();
         assert!(message.contains("are not downloaded"), "{message}");
-        assert!(message.contains("did you mean `llama3"), "{message}");
+        assert!(message.contains("did you mean `qwen"), "{message}");
+        let example = error.mistake().example.expect("an example");
+        assert!(
+            example.starts_with("hf download Qwen/Qwen9-8B config.json"),
+            "{example}"
+        );
+        let error = model("a b/`x`").expect_err("no file").mistake();
+        assert_eq!(error.example, None);
+    }
+
+    #[test]
+    fn published_names_are_their_presets() {
+        for (arg, preset) in [
+            ("meta-llama/Llama-3.1-70B", "llama3-70b"),
+            ("meta-llama/Meta-Llama-3-8B-Instruct", "llama3-8b"),
+            ("Qwen/Qwen2.5-72B-Instruct", "qwen2.5-72b"),
+            ("google/gemma-2-9b-it", "gemma2-9b"),
+            ("openai-community/gpt2", "gpt2"),
+            ("Llama-3.1-405B", "llama3.1-405b"),
+        ] {
+            assert_eq!(model(arg).expect(arg).name, preset);
+        }
+    }
+
+    #[test]
+    fn a_cluster_is_described_in_one_line() {
+        let line = "h100-sxm x 4 per node, 200 Gb/s x 2, nvlink 400 GB/s, $2.5/h";
+        let cluster = super::cluster(line).expect("a cluster");
+        assert_eq!((cluster.gpus_per_node, cluster.scale_up_domain), (4, 4));
+        assert_eq!(cluster.scale_out.bandwidth.value.0, 200e9 / 8.0 * 2.0 / 4.0);
+        assert_eq!(cluster.scale_up.bandwidth.value.0, 400e9);
+        assert_eq!(cluster.dollars_per_gpu_hour.map(|p| p.value), Some(2.5));
+        let usual = super::cluster("dgx-h100").expect("a preset");
+        let same = super::cluster("8 x h100 per node, 400 Gb/s x 8").expect("a cluster");
+        assert_eq!(
+            same.scale_out.bandwidth.value,
+            usual.scale_out.bandwidth.value
+        );
+        assert_eq!(cluster_of_device("h100").expect("known"), "dgx-h100");
+        for (line, says) in [
+            ("h100-sxm x 8 per node, fast", "`fast` is not understood"),
+            ("h100-sxm x many per node", "is not understood"),
+            ("h1000 x 8 per node", "unknown device `h1000`"),
+            ("h100 x 0 per node", "0 is not from 1"),
+            ("h100 x 8 per node, $x", "`$x` is not understood"),
+        ] {
+            let error = super::cluster(line).expect_err(line).to_string();
+            assert!(error.contains(says), "{line}: {error}");
+        }
     }
 
     #[test]

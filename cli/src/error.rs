@@ -1,5 +1,9 @@
 //! Everything that ends a command early, with its exit code.
 
+use catalog::Mistake;
+use interop::export::ExportError;
+use planner::PlannerError;
+
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CliError {
@@ -43,6 +47,9 @@ pub(crate) enum CliError {
     /// A flag's value is invalid; the text says why.
     #[error("{0}")]
     Usage(String),
+    /// A value on the command line, in the environment or in the settings is wrong.
+    #[error("{0}")]
+    Input(Mistake),
     /// A file cannot be written, or must not be replaced.
     #[error(transparent)]
     File(#[from] catalog::files::FileError),
@@ -57,6 +64,33 @@ pub(crate) enum CliError {
 }
 
 impl CliError {
+    /// What is wrong, with its parts where they are known.
+    pub(crate) fn mistake(&self) -> Mistake {
+        match self {
+            Self::Spec(error) => error.mistake(),
+            Self::Strategy(error) => error.mistake(),
+            Self::Planner(PlannerError::Constraint(mistake)) | Self::Input(mistake) => {
+                mistake.clone()
+            }
+            Self::Export(ExportError::UnknownTarget {
+                asked,
+                nearest,
+                known,
+            }) => Mistake::new(format!("unknown target `{asked}`"))
+                .expected(format!("one of the targets {known}"))
+                .nearest(nearest.clone())
+                .example("--to torchtitan"),
+            Self::Export(ExportError::UnknownVersion {
+                target,
+                asked,
+                known,
+            }) => Mistake::new(format!("{target} has no version `{asked}`"))
+                .expected(format!("one of the versions {known}"))
+                .example(format!("--to {target}")),
+            other => Mistake::new(other.to_string()),
+        }
+    }
+
     /// Exit code: 1 for our faults and the machine's, 2 for bad input.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
@@ -76,6 +110,7 @@ impl CliError {
             | Self::Import(_)
             | Self::Log(_)
             | Self::Usage(_)
+            | Self::Input(_)
             | Self::File(_)
             | Self::OtherPlan { .. } => 2,
         }

@@ -1,6 +1,9 @@
 //! Resolves flags to a scenario, checks it, and echoes it.
 
-use catalog::{Cluster, Precision, Runtime, Workload, WorkloadError, WorkloadSizes};
+use std::fmt::Display;
+
+use catalog::workload::MAX_GPUS;
+use catalog::{Cluster, Mistake, Precision, Runtime, Workload, WorkloadError, WorkloadSizes};
 use costmodel::Scenario;
 use planner::Constraints;
 use serde::Serialize;
@@ -72,20 +75,47 @@ pub(crate) struct Inputs {
     pub(crate) json: InputsJson,
 }
 
+/// Which inputs are the tool's own defaults, so that a command need not say them.
+pub(crate) struct Usual {
+    pub(crate) cluster: bool,
+    pub(crate) runtime: bool,
+    pub(crate) seq: bool,
+    pub(crate) batch: bool,
+    pub(crate) precision: bool,
+    pub(crate) headroom: bool,
+}
+
+impl Inputs {
+    /// Compares the inputs with the defaults that hold where nothing is set.
+    pub(crate) fn usual(&self) -> Usual {
+        let w = &self.scenario.workload;
+        let usual_runtime = usual_runtime(&self.scenario.cluster);
+        Usual {
+            cluster: self.cluster_arg == DEFAULT_CLUSTER,
+            runtime: self.scenario.runtime.name == usual_runtime,
+            seq: w.seq_len == DEFAULT_SEQ,
+            batch: w.global_batch == default_batch(w.gpus, w.seq_len),
+            precision: w.precision == Precision::Bf16,
+            headroom: self.scenario.headroom == DEFAULT_HEADROOM,
+        }
+    }
+}
+
+/// Tokens per sequence where none are given.
+const DEFAULT_SEQ: u64 = 8192;
+/// Headroom where none is given, as a share of capacity.
+pub(crate) const DEFAULT_HEADROOM: f64 = 0.05;
+
 /// Resolves flags.
 pub(crate) fn resolve(args: &ScenarioArgs) -> Result<Inputs, CliError> {
     let model = catalog::load::model(&args.model)?;
-    let cluster = catalog::load::cluster(&args.cluster)?;
+    let cluster_arg = cluster_arg(args.cluster.as_deref(), args.gpus.device())?;
+    let cluster = cluster(&cluster_arg, args.gpus.device())?;
+    let gpus = args.gpus.count(&cluster);
     let runtime = runtime(args.runtime.as_deref(), &cluster)?;
-    check_gpus(args.gpus, &cluster).map_err(|e| for_own_ranks(e, &runtime, &cluster))?;
-    if !(0.0..1.0).contains(&args.headroom) {
-        return usage(format!(
-            "--headroom {}: expected a share in [0, 1)",
-            args.headroom
-        ));
-    }
+    check_gpus(gpus, &cluster).map_err(|e| for_own_ranks(e, &runtime, &cluster))?;
     let precision = precision(args.precision);
-    let workload = workload(args.gpus, args.seq, args.global_batch, precision)?;
+    let workload = workload(gpus, args.seq, args.global_batch, precision)?;
     let parameters = models::parameter_count(&model)
         .map_err(|e| CliError::Usage(format!("model {}: {e}", args.model)))?;
     let scenario = Scenario {
@@ -99,8 +129,40 @@ pub(crate) fn resolve(args: &ScenarioArgs) -> Result<Inputs, CliError> {
         json: InputsJson::of(&scenario, parameters),
         scenario,
         model_arg: args.model.clone(),
-        cluster_arg: args.cluster.clone(),
+        cluster_arg,
     })
+}
+
+/// The cluster that is planned for when none is named.
+pub(crate) const DEFAULT_CLUSTER: &str = "dgx-h100";
+
+/// The cluster asked for; without one, the usual cluster of the GPU that was named.
+pub(crate) fn cluster_arg(asked: Option<&str>, device: Option<&str>) -> Result<String, CliError> {
+    match (asked, device) {
+        (Some(asked), _) => Ok(asked.to_owned()),
+        (None, Some(device)) => Ok(catalog::load::cluster_of_device(device)?),
+        (None, None) => Ok(DEFAULT_CLUSTER.to_owned()),
+    }
+}
+
+/// Loads a cluster, and checks that it has the GPUs that were named, if any were.
+fn cluster(arg: &str, device: Option<&str>) -> Result<Cluster, CliError> {
+    let cluster = catalog::load::cluster(arg)?;
+    let Some(asked) = device.map(catalog::load::device).transpose()? else {
+        return Ok(cluster);
+    };
+    if asked.name == cluster.device.name {
+        return Ok(cluster);
+    }
+    let has = &cluster.device.name;
+    let wrong = Mistake::new(format!(
+        "{} has GPUs of kind {has}, not {}",
+        cluster.name, asked.name
+    ))
+    .at("--gpus and --cluster")
+    .expected("GPUs of one kind in both")
+    .nearest(Some(has.clone()));
+    Err(CliError::Input(wrong))
 }
 
 /// The workload of the flags; without a batch, with the default one.
@@ -122,10 +184,10 @@ pub(crate) fn workload(
             "global_batch" => "--global-batch",
             _ => "--gpus",
         };
-        CliError::Usage(format!(
-            "{flag} {}: expected 1 to {} {}",
-            wrong.value, wrong.most, wrong.unit
-        ))
+        let out = Mistake::new(format!("{} is out of range", wrong.value))
+            .at(format!("{flag} {}", wrong.value))
+            .expected(format!("1 to {} {}", wrong.most, wrong.unit));
+        CliError::Input(out)
     };
     let checked = Workload::new(sizes).map_err(flag)?;
     match global_batch {
@@ -140,19 +202,25 @@ pub(crate) fn workload(
 
 /// The runtime asked for, or the default for the cluster: our own executor on a profiled machine.
 fn runtime(asked: Option<&str>, cluster: &Cluster) -> Result<Runtime, CliError> {
-    let usual = if cluster.profile.is_some() {
-        EXECUTOR
-    } else {
-        DEFAULT_RUNTIME
-    };
-    Ok(catalog::load::runtime(asked.unwrap_or(usual))?)
+    let name = asked.unwrap_or_else(|| usual_runtime(cluster));
+    Ok(catalog::load::runtime(name)?)
+}
+
+fn usual_runtime(cluster: &Cluster) -> &'static str {
+    match cluster.profile {
+        Some(_) => EXECUTOR,
+        None => DEFAULT_RUNTIME,
+    }
 }
 
 /// Checks that the cluster has this many GPUs, and that they fill whole nodes if there are several.
 pub(crate) fn check_gpus(gpus: u64, cluster: &Cluster) -> Result<(), CliError> {
+    if !(1..=MAX_GPUS).contains(&gpus) {
+        return refuse("--gpus", gpus, &format!("1 to {MAX_GPUS}"));
+    }
     cluster
         .check_devices(gpus)
-        .map_err(|wrong| CliError::Usage(format!("--gpus {gpus}: {wrong}")))
+        .map_err(|wrong| CliError::Input(Mistake::new(wrong).at(format!("--gpus {gpus}"))))
 }
 
 /// Adds to an error about GPUs that our own executor runs any number of ranks on a cpu.
@@ -160,8 +228,8 @@ fn for_own_ranks(error: CliError, runtime: &Runtime, cluster: &Cluster) -> CliEr
     if runtime.name != EXECUTOR || cluster.profile.is_some() {
         return error;
     }
-    CliError::Usage(format!(
-        "{error}; for ranks on this machine's cpu, of any number, `vescale-plan profile` it and plan with --cluster local"
+    CliError::Input(error.mistake().example(
+        "for ranks on this machine's cpu, of any number: vescale-plan profile, then --cluster local",
     ))
 }
 
@@ -239,41 +307,20 @@ impl Training {
     }
 }
 
-/// Tokens and price from the flags, checked before anything takes time.
-pub(crate) fn training(args: &BudgetArgs, cluster: &Cluster) -> Result<Training, CliError> {
-    let price = match args.price {
-        Some(price) if !(price.is_finite() && price >= 0.0) => {
-            return usage(format!(
-                "--price {price}: expected dollars per GPU and hour"
-            ));
-        }
-        Some(price) => Some(price),
-        None => cluster.dollars_per_gpu_hour.as_ref().map(|p| p.value),
-    };
-    let tokens = args.tokens.as_deref().map(tokens).transpose()?;
-    Ok(Training { tokens, price })
+/// Tokens and price from the flags; without a price, the cluster's.
+pub(crate) fn training(args: &BudgetArgs, cluster: &Cluster) -> Training {
+    let usual = || cluster.dollars_per_gpu_hour.as_ref().map(|p| p.value);
+    Training {
+        tokens: args.tokens,
+        price: args.price.or_else(usual),
+    }
 }
 
-/// Most tokens of a training run: a million times the largest so far.
-const MAX_TOKENS: f64 = 1e20;
-
-fn tokens(text: &str) -> Result<f64, CliError> {
-    let (number, scale) = match text.trim().char_indices().last() {
-        Some((i, 'K' | 'k')) => (&text.trim()[..i], 1e3),
-        Some((i, 'M')) => (&text.trim()[..i], 1e6),
-        Some((i, 'B' | 'G')) => (&text.trim()[..i], 1e9),
-        Some((i, 'T')) => (&text.trim()[..i], 1e12),
-        _ => (text.trim(), 1.0),
-    };
-    match number.parse::<f64>() {
-        Ok(n) if n > 0.0 && n * scale <= MAX_TOKENS => Ok(n * scale),
-        _ if text.trim().ends_with(['B', 'b']) => usage(format!(
-            "--tokens {text}: expected tokens, not bytes, such as 15T or 300B (B is 10^9)"
-        )),
-        _ => usage(format!(
-            "--tokens {text}: expected a number of tokens such as 15T or 300B"
-        )),
-    }
+/// Refuses the value of a flag.
+pub(crate) fn refuse<T>(flag: &str, value: impl Display, expected: &str) -> Result<T, CliError> {
+    let wrong = Mistake::new(format!("{value} is out of range"));
+    let wrong = wrong.at(format!("{flag} {value}")).expected(expected);
+    Err(CliError::Input(wrong))
 }
 
 pub(crate) fn usage<T>(message: String) -> Result<T, CliError> {

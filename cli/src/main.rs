@@ -8,26 +8,39 @@ mod inputs;
 mod memory;
 mod origins;
 mod output;
+mod settings;
+mod usage;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, FromArgMatches};
+use clap::FromArgMatches;
 
 fn main() -> ExitCode {
     memory::keep();
-    let parsed = args::Cli::command().try_get_matches().and_then(|matches| {
-        let cli = args::Cli::from_arg_matches(&matches)?;
-        Ok((cli, origins::Asked::on(&matches)))
-    });
-    let (cli, asked) = match parsed {
-        Ok(parsed) => parsed,
-        Err(message) => return output::ended(output::usage(&message)),
+    output::set_color(settings::color_of_words(std::env::args()));
+    let code = match settings::Settings::load() {
+        Ok(settings) => run(&settings),
+        Err(mistake) => failed(&error::CliError::Input(mistake)),
     };
-    let code = commands::run(cli, &asked).unwrap_or_else(|error| {
-        if !matches!(error, error::CliError::Said(_)) {
-            output::error(&error.to_string());
-        }
-        ExitCode::from(error.exit_code())
-    });
     output::ended(code)
+}
+
+/// Reads the command line, with defaults from the settings, and does what it says.
+fn run(settings: &settings::Settings) -> ExitCode {
+    let command = settings.as_defaults_of(args::command());
+    let parsed = command.try_get_matches().and_then(|matches| {
+        let cli = args::Cli::from_arg_matches(&matches)?;
+        Ok((cli, origins::Asked::on(&matches, settings)))
+    });
+    match parsed {
+        Ok((cli, asked)) => commands::run(cli, &asked, settings).unwrap_or_else(|e| failed(&e)),
+        Err(message) => usage::say(&message, settings),
+    }
+}
+
+fn failed(error: &error::CliError) -> ExitCode {
+    if !matches!(error, error::CliError::Said(_)) {
+        output::mistake(&error.mistake());
+    }
+    ExitCode::from(error.exit_code())
 }

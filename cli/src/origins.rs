@@ -1,11 +1,12 @@
 //! The inputs of a prediction as rows, with where each value came from.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 
 use crate::inputs::InputsJson;
+use crate::settings::Settings;
 
 /// Where values come from that the command line does not give.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub(crate) enum Rest {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Asked {
     flags: BTreeSet<String>,
+    /// Flags whose default was set, with where.
+    set: BTreeMap<String, String>,
     rest: Rest,
 }
 
@@ -29,20 +32,25 @@ pub(crate) struct Asked {
 pub(crate) struct Row {
     pub(crate) name: &'static str,
     pub(crate) value: String,
-    pub(crate) origin: &'static str,
+    pub(crate) origin: String,
 }
 
 impl Asked {
     /// The flags of a subcommand that were on the command line.
-    pub(crate) fn on(matches: &ArgMatches) -> Self {
+    pub(crate) fn on(matches: &ArgMatches, settings: &Settings) -> Self {
         let Some((_, matches)) = matches.subcommand() else {
             return Self::default();
         };
         let given =
             |id: &&clap::Id| matches.value_source(id.as_str()) == Some(ValueSource::CommandLine);
         let flags = matches.ids().filter(given).map(|id| id.to_string());
+        let set = matches.ids().filter_map(|id| {
+            let setting = settings.get(&id.as_str().replace('_', "-"))?;
+            Some((id.to_string(), setting.origin.clone()))
+        });
         Self {
             flags: flags.collect(),
+            set: set.collect(),
             rest: Rest::Default,
         }
     }
@@ -52,16 +60,20 @@ impl Asked {
         let silent = (!says_headroom).then(|| "headroom".to_owned());
         Self {
             flags: silent.into_iter().collect(),
+            set: BTreeMap::new(),
             rest: Rest::Plan,
         }
     }
 
-    fn origin(&self, flag: &str) -> &'static str {
+    fn origin(&self, flag: &str) -> String {
+        let set = self.set.get(flag).map(String::as_str);
         match (self.rest, self.flags.contains(flag)) {
             (Rest::Default, true) => "asked",
             (Rest::Plan, false) => "plan file",
-            (Rest::Default, false) | (Rest::Plan, true) => "default",
+            (Rest::Default, false) => set.unwrap_or("default"),
+            (Rest::Plan, true) => "default",
         }
+        .to_owned()
     }
 }
 
@@ -102,7 +114,7 @@ pub(crate) fn rows(json: &InputsJson, asked: &Asked) -> Vec<Row> {
         let measured = Row {
             name: "profile",
             value: profile.clone(),
-            origin: "cluster file",
+            origin: "cluster file".to_owned(),
         };
         rows.insert(2, measured);
     }

@@ -6,13 +6,16 @@
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use catalog::names;
+use catalog::{Mistake, names};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use reports::lines::{Shade, Style};
 use serde::Serialize;
 
+use crate::args::ColorArg;
 use crate::error::CliError;
 
 /// Version of the JSON documents.
@@ -46,7 +49,7 @@ pub(crate) fn document(text: &str) {
 
 /// Prints text for people.
 pub(crate) fn print(text: &str) {
-    document(&visible(text, colour()));
+    document(&visible(text, style().colour));
 }
 
 /// Prints a note to stderr, unless quiet.
@@ -58,18 +61,41 @@ pub(crate) fn note(quiet: bool, text: &str) {
 
 /// Prints a warning to stderr, even when notes are off.
 pub(crate) fn warning(text: &str) {
-    eprintln!("warning: {text}");
+    say_after("warning", Shade::Careful, text);
 }
 
 /// Prints an error to stderr.
 pub(crate) fn error(text: &str) {
-    say(&format!("error: {text}"));
+    say_after("error", Shade::Bad, text);
+}
+
+/// Prints a mistake in the input to stderr, each part on a line of its own.
+pub(crate) fn mistake(mistake: &Mistake) {
+    let parts = [
+        ("where", &mistake.place),
+        ("expected", &mistake.expected),
+        ("nearest", &mistake.nearest),
+        ("example", &mistake.example),
+    ];
+    let said = parts.into_iter().filter_map(|(name, part)| {
+        let part = part.as_ref()?;
+        Some(format!("\n  {name:<8}  {part}"))
+    });
+    error(&format!("{}{}", mistake.what, said.collect::<String>()));
+}
+
+fn say_after(word: &str, shade: Shade, text: &str) {
+    let style = Style {
+        width: 0,
+        colour: coloured(std::io::stderr().is_terminal()),
+    };
+    say(&format!("{}: {text}", style.paint(shade, word)));
 }
 
 /// Prints a message of one or several lines. Lines after the first are indented, so that no text from outside looks
 /// like a message of its own.
 fn say(text: &str) {
-    let mut lines = visible(text, false);
+    let mut lines = visible(text, coloured(std::io::stderr().is_terminal()));
     lines = lines
         .trim_end()
         .replace("\n", "\n  ")
@@ -78,25 +104,6 @@ fn say(text: &str) {
     let _ = std::io::stderr()
         .lock()
         .write_all((lines + "\n").as_bytes());
-}
-
-/// Prints messages about the command line itself: help and version to stdout, mistakes to stderr.
-pub(crate) fn usage(message: &clap::Error) -> ExitCode {
-    let asked = !message.use_stderr();
-    let rendered = message.render();
-    if asked {
-        let coloured = colour();
-        let text = if coloured {
-            rendered.ansi().to_string()
-        } else {
-            rendered.to_string()
-        };
-        document(&text);
-    } else {
-        let text = visible(&rendered.to_string(), false);
-        let _ = std::io::stderr().lock().write_all(text.as_bytes());
-    }
-    ExitCode::from(message.exit_code() as u8)
 }
 
 /// The final exit code: success only if nothing for stdout was lost.
@@ -135,9 +142,50 @@ fn colour_sequence(text: &str) -> Option<usize> {
     inside[end..].starts_with('m').then_some(end + 3)
 }
 
-/// Whether stdout takes colour.
-pub(crate) fn colour() -> bool {
-    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
+/// When to colour; set once, before anything is printed.
+static COLOR: OnceLock<ColorArg> = OnceLock::new();
+
+/// Settles when to colour, for everything printed from now on.
+pub(crate) fn set_color(when: ColorArg) {
+    let _ = COLOR.set(when);
+}
+
+/// Whether a stream takes colour: as asked for, else if it is a terminal and NO_COLOR is not set.
+fn coloured(terminal: bool) -> bool {
+    match COLOR.get() {
+        Some(ColorArg::Always) => true,
+        Some(ColorArg::Never) => false,
+        Some(ColorArg::Auto) | None => {
+            terminal && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty())
+        }
+    }
+}
+
+/// Characters on a line of what is not a terminal.
+const USUAL_WIDTH: usize = 100;
+
+/// How text is laid out on stdout: as wide as COLUMNS says, or the terminal is.
+pub(crate) fn style() -> Style {
+    let said = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
+    let terminal = || terminal_size::terminal_size_of(std::io::stdout());
+    let width = said.or_else(|| terminal().map(|(width, _)| usize::from(width.0)));
+    Style {
+        width: width.filter(|w| *w > 0).unwrap_or(USUAL_WIDTH),
+        colour: coloured(std::io::stdout().is_terminal()),
+    }
+}
+
+/// The same for lists that other programs search line by line: endless unless a width is known.
+pub(crate) fn list_style() -> Style {
+    let known = std::env::var_os("COLUMNS").is_some() || std::io::stdout().is_terminal();
+    Style {
+        width: if known {
+            style().width
+        } else {
+            usize::from(u16::MAX)
+        },
+        ..style()
+    }
 }
 
 /// Interval between updates of a progress bar.

@@ -10,6 +10,7 @@ use plans::{PlanFile, Prediction, Strategy};
 use serde_json::Value;
 
 use crate::outcome::Outcome;
+use reports::terminal::{Ground, Style};
 
 /// Schedules of more actions are not priced here: a legal plan may be as large as its user likes.
 const MOST_ACTIONS: u64 = 4000;
@@ -42,7 +43,22 @@ pub fn predicted(scenario: &Scenario, strategy: &Strategy, outcome: &mut Outcome
         }
     }
     written(scenario, strategy, &prediction, outcome);
-    let text = reports::terminal::prediction(strategy, &prediction, costs.capacity(), false);
+    let ground = Ground {
+        runtime: &scenario.runtime,
+        gpus_per_node: scenario.cluster.gpus_per_node,
+        usable: costs.capacity(),
+    };
+    let style = Style {
+        width: 80,
+        colour: false,
+    };
+    let text = reports::terminal::prediction(strategy, &prediction, ground, style);
+    let shown = plans::grammar::written(strategy, &scenario.runtime);
+    let (model, workload) = (&scenario.model, &scenario.workload);
+    let read = plans::grammar::parse(&shown, model, workload, &scenario.runtime);
+    outcome.expect(read.as_ref() == Ok(strategy), || {
+        format!("`{shown}` is read back as {read:?}")
+    });
     readable("terminal", &text, outcome);
     outcome.class.push_str(if prediction.fit.fits() {
         " fits"

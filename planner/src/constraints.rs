@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use catalog::Zero;
 use catalog::runtime::RecomputeMode;
+use catalog::{Mistake, Zero};
 use plans::grammar::recompute_name;
 use plans::{Decisions, Recompute};
 use serde::{Deserialize, Serialize};
@@ -297,16 +297,20 @@ fn all() -> Vec<&'static str> {
 }
 
 fn wrong<T>(text: &str, reason: String) -> Result<T, PlannerError> {
-    Err(PlannerError::Constraint {
-        text: text.to_owned(),
-        reason,
-    })
+    Err(mistake(text, Mistake::new(reason)))
+}
+
+/// A mistake in the constraint of that text.
+pub(crate) fn mistake(text: &str, mistake: Mistake) -> PlannerError {
+    let mistake = mistake.at(format!("constraint `{text}`"));
+    PlannerError::Constraint(mistake.example("--fix tp=8,zero=1 --max pp=4 --forbid cp"))
 }
 
 /// Values of a dimension are numbers; a choice needs one.
 fn values_of(text: &str, key: &str, values: &[String]) -> Result<(), PlannerError> {
     if values.is_empty() || values.iter().any(String::is_empty) {
-        return wrong(text, format!("expected a value of `{key}`"));
+        let none = Mistake::new("no value is given");
+        return Err(mistake(text, none.expected(format!("a value of `{key}`"))));
     }
     if DIMENSIONS.contains(&key) {
         for value in values {
@@ -319,9 +323,11 @@ fn values_of(text: &str, key: &str, values: &[String]) -> Result<(), PlannerErro
 fn split(part: &str) -> Result<(&str, &str), PlannerError> {
     part.split_once('=')
         .map(|(k, v)| (k.trim(), v.trim()))
-        .ok_or_else(|| PlannerError::Constraint {
-            text: part.to_owned(),
-            reason: "expected key=value".to_owned(),
+        .ok_or_else(|| {
+            mistake(
+                part,
+                Mistake::new("no value is given").expected("key=value"),
+            )
         })
 }
 
@@ -329,14 +335,10 @@ fn known(text: &str, key: &str, keys: &[&str]) -> Result<(), PlannerError> {
     if keys.contains(&key) {
         return Ok(());
     }
-    let reason = catalog::suggest::nearest(key, keys.iter().copied()).map_or_else(
-        || format!("unknown dimension `{key}`; there are {}", keys.join(", ")),
-        |near| format!("unknown dimension `{key}`; did you mean `{near}`?"),
-    );
-    Err(PlannerError::Constraint {
-        text: text.to_owned(),
-        reason,
-    })
+    let unknown = Mistake::new(format!("unknown dimension `{key}`"))
+        .expected(format!("one of {}", keys.join(", ")))
+        .nearest(catalog::suggest::nearest(key, keys));
+    Err(mistake(text, unknown))
 }
 
 fn number(text: &str, value: &str) -> Result<u64, PlannerError> {
@@ -345,11 +347,11 @@ fn number(text: &str, value: &str) -> Result<u64, PlannerError> {
         .ok()
         .filter(|n| (1..=MAX_SIZE).contains(n))
         .ok_or_else(|| {
-            let reason = format!("`{value}` is not a whole number from 1 to {MAX_SIZE}");
-            PlannerError::Constraint {
-                text: text.to_owned(),
-                reason,
-            }
+            let wrong = Mistake::new(format!("`{value}` is no size"));
+            mistake(
+                text,
+                wrong.expected(format!("a whole number from 1 to {MAX_SIZE}")),
+            )
         })
 }
 

@@ -1,5 +1,6 @@
 //! Errors of a search.
 
+use catalog::Mistake;
 use costmodel::CostError;
 
 /// Why a search has no result.
@@ -12,13 +13,8 @@ pub enum PlannerError {
     #[error(transparent)]
     Workload(#[from] catalog::WorkloadError),
     /// A constraint does not make sense.
-    #[error("constraint `{text}`: {reason}")]
-    Constraint {
-        /// The constraint as written.
-        text: String,
-        /// What is wrong.
-        reason: String,
-    },
+    #[error("{0}")]
+    Constraint(Mistake),
     /// An exhaustive search would have to simulate too many strategies.
     #[error(
         "--exhaustive simulates every strategy, and this space holds {strategies}; the limit is \

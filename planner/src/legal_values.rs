@@ -5,11 +5,11 @@
 //! number of devices. The check uses a batch and a sequence length that every size divides, so that these
 //! two never decide.
 
-use catalog::{CpKind, ScheduleKind, Workload, WorkloadSizes};
+use catalog::{CpKind, Mistake, ScheduleKind, Workload, WorkloadSizes};
 use costmodel::Scenario;
 
 use crate::PlannerError;
-use crate::constraints::{Constraints, DIMENSIONS};
+use crate::constraints::{Constraints, DIMENSIONS, mistake};
 use crate::space::{SearchSpace, divisors, powers_of_two};
 
 /// Largest number of legal values that a message lists.
@@ -63,28 +63,26 @@ fn refuse(
     let known = candidates(scenario, counts, key);
     let mut legal = known.clone();
     legal.retain(|value| is_legal(scenario, counts, &fix(key, value)));
-    let near = match nearest(value, &legal) {
-        Some(near) => format!("; nearest: {near}"),
-        None => nearest(value, &known).map_or_else(String::new, |name| {
-            format!("; `{name}` is of other runtimes (`vescale-plan runtimes`)")
-        }),
+    let near = nearest(value, &legal);
+    let elsewhere = match (&near, nearest(value, &known)) {
+        (None, Some(name)) => format!("; `{name}` is of other runtimes (`vescale-plan runtimes`)"),
+        _ => String::new(),
     };
     let more = if legal.len() > LISTED { ", …" } else { "" };
     legal.truncate(LISTED);
     let counts: Vec<String> = counts.iter().map(u64::to_string).collect();
-    Err(PlannerError::Constraint {
-        text: match asked.min.is_empty() {
-            true => format!("{key}={value}"),
-            false => format!("{key} at least {value}"),
-        },
-        reason: format!(
-            "no strategy of {} on {} GPUs under {} has it; `{key}` can be {}{more}{near}",
-            scenario.model.name,
-            counts.join(", "),
-            scenario.runtime.name,
-            legal.join(", "),
-        ),
-    })
+    let text = match asked.min.is_empty() {
+        true => format!("{key}={value}"),
+        false => format!("{key} at least {value}"),
+    };
+    let none = Mistake::new(format!(
+        "no strategy of {} on {} GPUs under {} has it{elsewhere}",
+        scenario.model.name,
+        counts.join(", "),
+        scenario.runtime.name,
+    ));
+    let none = none.expected(format!("`{key}` from {}{more}", legal.join(", ")));
+    Err(mistake(&text, none.nearest(near)))
 }
 
 /// Whether some strategy satisfies one constraint, at some number of devices.

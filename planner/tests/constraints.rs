@@ -42,26 +42,30 @@ fn refusal(scenario: &Scenario, constraints: Result<Constraints, PlannerError>) 
 fn values_that_nothing_has_are_refused_with_those_there_are() {
     let megatron = scenario("llama3-8b", 8, "megatron-core");
     let cases: [(&[&str], &str, &str); 12] = [
-        (&["zero=9"], "`zero` can be 0, 1", "nearest: 1"),
-        (&["zero=3"], "`zero` can be 0, 1", "nearest: 1"),
+        (&["zero=9"], "`zero` from 0, 1", "did you mean `1`?"),
+        (&["zero=3"], "`zero` from 0, 1", "did you mean `1`?"),
         (
             &["schedule=zbv"],
-            "`schedule` can be 1f1b, interleaved",
+            "`schedule` from 1f1b, interleaved",
             "`zb-v` is of other runtimes",
         ),
         (
             &["schedule=zerobubble"],
-            "`schedule` can be 1f1b, interleaved",
+            "`schedule` from 1f1b, interleaved",
             "",
         ),
-        (&["tp=3"], "`tp` can be 1, 2, 4, 8", "nearest: "),
-        (&["pp=5"], "`pp` can be 1, 2, 4, 8", "nearest: 4"),
-        (&["ep=2"], "`ep` can be 1", "nearest: 1"),
-        (&["sp=yes"], "`sp` can be on, off", ""),
-        (&["cp_kind=rings"], "`cp_kind` can be", "nearest: ring"),
-        (&["recompute=ful"], "`recompute` can be", "nearest: full"),
-        (&["dp=16"], "`dp` can be 1, 2, 4, 8", "nearest: 8"),
-        (&["zero=1|2"], "zero=2", "`zero` can be 0, 1"),
+        (&["tp=3"], "`tp` from 1, 2, 4, 8", "did you mean"),
+        (&["pp=5"], "`pp` from 1, 2, 4, 8", "did you mean `4`?"),
+        (&["ep=2"], "`ep` from 1", "did you mean `1`?"),
+        (&["sp=yes"], "`sp` from on, off", ""),
+        (&["cp_kind=rings"], "`cp_kind` from", "did you mean `ring`?"),
+        (
+            &["recompute=ful"],
+            "`recompute` from",
+            "did you mean `full`?",
+        ),
+        (&["dp=16"], "`dp` from 1, 2, 4, 8", "did you mean `8`?"),
+        (&["zero=1|2"], "zero=2", "`zero` from 0, 1"),
     ];
     for (fix, values, near) in cases {
         let message = refusal(&megatron, parse(fix, &[], &[], &[]));
@@ -72,7 +76,7 @@ fn values_that_nothing_has_are_refused_with_those_there_are() {
     }
     let message = refusal(&megatron, parse(&[], &["pp=64"], &[], &[]));
     assert!(
-        message.contains("pp at least 64") && message.contains("nearest: 8"),
+        message.contains("pp at least 64") && message.contains("did you mean `8`?"),
         "{message}"
     );
 }

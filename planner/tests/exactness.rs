@@ -155,10 +155,10 @@ fn less_memory_never_adds_plans() {
 fn constraints_name_the_nearest_dimension() {
     let mut constraints = Constraints::default();
     let error = constraints.fix("tpp=8").expect_err("unknown");
-    assert_eq!(
-        error.to_string(),
-        "constraint `tpp=8`: unknown dimension `tpp`; did you mean `tp`?"
-    );
+    let said = error.to_string();
+    let begins = "constraint `tpp=8`: unknown dimension `tpp`; expected one of tp, ";
+    assert!(said.starts_with(begins), "{said}");
+    assert!(said.ends_with("; did you mean `tp`?"), "{said}");
     assert!(constraints.fix("tp=0").is_err());
     assert!(constraints.at_most("pp").is_err());
 }

@@ -1,39 +1,17 @@
-//! Strategies as text: `tp=8,pp=4,vpp=2,zero=1,recompute=selective,…`. Printing and parsing are inverse; parsing fills
-//! in the runtime's defaults for what the text leaves out.
+//! Strategies as text, in full for files (`tp=8,pp=4,vpp=2,…`) and in short for people (`tp8 pp4 vpp2 …`). Both are read
+//! back as the same strategy; what a text leaves out is filled in with the runtime's defaults.
 
 use std::fmt;
 
 use catalog::model::ModelConfig;
 use catalog::runtime::SequenceParallelUse;
-use catalog::{Axis, AxisOrder, CpKind, Overlap, Runtime, ScheduleKind, Workload, Zero};
+use catalog::{Axis, AxisOrder, CpKind, Mistake, Overlap, Runtime, ScheduleKind, Workload, Zero};
 
 use crate::decisions::{Decisions, Recompute};
 use crate::legality::StrategyError;
-use crate::partition::StagePartition;
+use crate::partition::{MAX_STAGES, StagePartition};
 use crate::strategy::Strategy;
-
-const KEYS: [&str; 20] = [
-    "tp",
-    "pp",
-    "vpp",
-    "cp",
-    "cp_kind",
-    "ep",
-    "etp",
-    "dp",
-    "dp_shard",
-    "dp_replicate",
-    "zero",
-    "reshard",
-    "sp",
-    "mbs",
-    "m",
-    "recompute",
-    "schedule",
-    "order",
-    "stages",
-    "overlap",
-];
+use crate::strategy_words::{Words, syntax};
 
 impl fmt::Display for Strategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -82,7 +60,8 @@ impl fmt::Display for Strategy {
     }
 }
 
-/// The decisions a reader asks for first, in the shortest form: `tp8 pp4 vpp2 dp16 zero1 sp mbs1 selective`.
+/// A strategy in the shortest form that is read back as the same, as long as overlap is the runtime's own:
+/// `tp8 pp4 vpp2 dp16 zero1 sp mbs1 interleaved recompute=selective`. [`written`] says the overlap too.
 #[must_use]
 pub fn short(d: &Decisions) -> String {
     let mut parts = vec![format!("tp{}", d.tp), format!("pp{}", d.pp)];
@@ -93,26 +72,44 @@ pub fn short(d: &Decisions) -> String {
         parts.push(format!("cp{}({})", d.cp, d.cp_kind.name()));
     }
     if d.ep > 1 || d.etp > 1 {
-        parts.push(format!("ep{}·etp{}", d.ep, d.etp));
+        parts.push(format!("ep{} etp{}", d.ep, d.etp));
     }
     if d.zero != Zero::Z0 && d.dp_replicate > 1 {
-        parts.push(format!("dp{}×{}", d.dp_shard, d.dp_replicate));
+        parts.push(format!("dp{}x{}", d.dp_shard, d.dp_replicate));
     } else {
         parts.push(format!("dp{}", d.dp()));
     }
     parts.push(format!("zero{}", u8::from(d.zero)));
+    if d.reshard_after_forward != (d.zero == Zero::Z3) {
+        parts.push(format!("reshard={}", switch(d.reshard_after_forward)));
+    }
     if d.sequence_parallel {
         parts.push("sp".into());
+    } else if d.tp > 1 {
+        parts.push("sp=off".into());
     }
     parts.push(format!("mbs{}", d.micro_batch));
     if d.pp > 1 {
         parts.push(d.schedule.to_string());
-        if d.axis_order != AxisOrder::TP_CP_DP_PP {
-            parts.push(format!("order {}", order_name(d.axis_order)));
-        }
     }
-    parts.push(format!("recompute {}", recompute_name(d.recompute)));
+    if d.axis_order != AxisOrder::TP_CP_DP_PP {
+        parts.push(format!("order={}", order_name(d.axis_order)));
+    }
+    parts.push(format!("recompute={}", recompute_name(d.recompute)));
+    if d.stages != StagePartition::even(d.stages.layers(), d.pp.saturating_mul(d.vpp)) {
+        parts.push(format!("stages={}", d.stages.runs()));
+    }
     parts.join(" ")
+}
+
+/// The short form with the overlap, where it is not the runtime's own: what is printed for people to give back.
+#[must_use]
+pub fn written(d: &Decisions, runtime: &Runtime) -> String {
+    let short = short(d);
+    if d.overlap == runtime.overlap {
+        return short;
+    }
+    format!("{short} overlap={}", overlap_name(d.overlap))
 }
 
 /// Name of a recompute choice.
@@ -167,8 +164,7 @@ pub fn parse(
     workload: &Workload,
     runtime: &Runtime,
 ) -> Result<Strategy, StrategyError> {
-    let fields = Fields::read(text)?;
-    let decisions = fields.fill(model, workload, runtime)?;
+    let decisions = Fields(Words::read(text)?).fill(model, workload, runtime)?;
     Strategy::new(decisions, model, workload)
 }
 
@@ -206,35 +202,12 @@ pub fn with(text: &str, changes: &[(&str, String)]) -> String {
     parts.join(",")
 }
 
-struct Fields<'a>(Vec<(&'a str, &'a str)>);
+/// The words of a strategy, as values of decisions.
+struct Fields(Words);
 
-impl<'a> Fields<'a> {
-    fn read(text: &'a str) -> Result<Self, StrategyError> {
-        let mut fields: Vec<(&str, &str)> = Vec::new();
-        for part in text.split(',').map(str::trim).filter(|p| !p.is_empty()) {
-            let (key, value) = part
-                .split_once('=')
-                .ok_or_else(|| syntax(format!("`{part}` is not of the form key=value")))?;
-            if !KEYS.contains(&key) {
-                let hint = catalog::suggest::nearest(key, KEYS).map_or_else(
-                    || format!("keys: {}", KEYS.join(", ")),
-                    |k| format!("did you mean `{k}`?"),
-                );
-                return Err(syntax(format!("unknown key `{key}`; {hint}")));
-            }
-            if fields.iter().any(|(known, _)| *known == key) {
-                return Err(syntax(format!("key `{key}` is given twice")));
-            }
-            fields.push((key, value));
-        }
-        Ok(Self(fields))
-    }
-
-    fn get(&self, key: &str) -> Option<&'a str> {
-        self.0
-            .iter()
-            .find(|(k, _)| *k == key)
-            .map(|(_, value)| *value)
+impl Fields {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key)
     }
 
     fn size(&self, key: &str) -> Result<Option<u64>, StrategyError> {
@@ -243,10 +216,10 @@ impl<'a> Fields<'a> {
         };
         match value.parse::<u64>() {
             Ok(size) if (1..=1 << 24).contains(&size) => Ok(Some(size)),
-            _ => Err(syntax(format!(
-                "{key}={value}: expected a whole number from 1 to {}",
-                1 << 24
-            ))),
+            _ => Err(syntax(
+                format!("{key}={value}"),
+                format!("a whole number from 1 to {}", 1 << 24),
+            )),
         }
     }
 
@@ -255,7 +228,7 @@ impl<'a> Fields<'a> {
             None => Ok(None),
             Some("on" | "true") => Ok(Some(true)),
             Some("off" | "false") => Ok(Some(false)),
-            Some(value) => Err(syntax(format!("{key}={value}: expected on or off"))),
+            Some(value) => Err(syntax(format!("{key}={value}"), "on or off")),
         }
     }
 
@@ -325,7 +298,7 @@ impl<'a> Fields<'a> {
             .parse::<u8>()
             .ok()
             .and_then(|level| Zero::try_from(level).ok())
-            .ok_or_else(|| syntax(format!("zero={value}: expected 0, 1, 2 or 3")))
+            .ok_or_else(|| syntax(format!("zero={value}"), "0, 1, 2 or 3"))
     }
 
     fn cp_kind(&self, runtime: &Runtime) -> Result<CpKind, StrategyError> {
@@ -351,9 +324,10 @@ impl<'a> Fields<'a> {
                 .and_then(|n| n.parse().ok())
                 .map(Recompute::Layers)
                 .ok_or_else(|| {
-                    syntax(format!(
-                        "recompute={value}: expected none, selective, full, selective_ops or layers:N"
-                    ))
+                    syntax(
+                        format!("recompute={value}"),
+                        "none, selective, full, selective_ops or layers:N",
+                    )
                 }),
         }
     }
@@ -386,15 +360,13 @@ impl<'a> Fields<'a> {
         for name in value.split('-') {
             found.push(one_of("order", name, &axes, Axis::name)?);
         }
-        let order: [Axis; 5] = found.try_into().map_err(|_| {
-            syntax(format!(
-                "order={value}: expected five axes, innermost first"
-            ))
-        })?;
+        let order: [Axis; 5] = found
+            .try_into()
+            .map_err(|_| syntax(format!("order={value}"), "five axes, innermost first"))?;
         if axes.iter().all(|axis| order.contains(axis)) {
             Ok(AxisOrder(order))
         } else {
-            Err(syntax(format!("order={value}: every axis stands once")))
+            Err(syntax(format!("order={value}"), "every axis once"))
         }
     }
 
@@ -402,16 +374,12 @@ impl<'a> Fields<'a> {
         let Some(value) = self.get("stages") else {
             return Ok(StagePartition::even(model.layers, count));
         };
-        value
-            .split('/')
-            .map(|n| n.parse::<u64>().ok())
-            .collect::<Option<Vec<u64>>>()
-            .map(StagePartition)
-            .ok_or_else(|| {
-                syntax(format!(
-                    "stages={value}: expected layers per stage, as 10/10/10/10"
-                ))
-            })
+        StagePartition::read(value).ok_or_else(|| {
+            syntax(
+                format!("stages={value}"),
+                format!("layers of each of at most {MAX_STAGES} stages, as 20/20/20/20 or 4x20"),
+            )
+        })
     }
 
     fn overlap(&self, runtime: &Runtime) -> Result<Overlap, StrategyError> {
@@ -429,9 +397,10 @@ impl<'a> Fields<'a> {
                 "tp" => overlap.tensor_parallel = true,
                 "pp" => overlap.pipeline = true,
                 _ => {
-                    return Err(syntax(format!(
-                        "overlap={value}: expected none, or grad+param+tp+pp"
-                    )));
+                    return Err(syntax(
+                        format!("overlap={value}"),
+                        "none, or some of grad+param+tp+pp",
+                    ));
                 }
             }
         }
@@ -450,13 +419,15 @@ fn one_of<T: Copy>(
         .find(|&item| name(item) == value)
         .ok_or_else(|| {
             let names: Vec<&str> = all.iter().map(|&item| name(item)).collect();
-            syntax(format!(
-                "{key}={value}: expected one of {}",
-                names.join(", ")
-            ))
+            let nearest = catalog::suggest::nearest(value, &names);
+            StrategyError::Syntax(
+                Mistake::new(format!("{key}={value}"))
+                    .expected(format!("one of {}", names.join(", ")))
+                    .example(nearest.as_ref().map_or_else(
+                        || format!("{key}={}", names[0]),
+                        |near| format!("{key}={near}"),
+                    ))
+                    .nearest(nearest),
+            )
         })
-}
-
-fn syntax(message: String) -> StrategyError {
-    StrategyError::Syntax(message)
 }

@@ -2,7 +2,7 @@
 
 use catalog::model::ModelConfig;
 use catalog::runtime::{RecomputeMode, RuntimeSpace, SequenceParallelUse};
-use catalog::{CpKind, Runtime, ScheduleKind, Workload, Zero};
+use catalog::{CpKind, Mistake, Runtime, ScheduleKind, Workload, Zero};
 
 use crate::decisions::{Decisions, Recompute};
 use crate::schedule::{self, ScheduleError};
@@ -121,7 +121,18 @@ pub enum StrategyError {
     },
     /// The text is not a strategy.
     #[error("strategy: {0}")]
-    Syntax(String),
+    Syntax(Mistake),
+}
+
+impl StrategyError {
+    /// The mistake with its parts, where they are known.
+    #[must_use]
+    pub fn mistake(&self) -> Mistake {
+        match self {
+            Self::Syntax(mistake) => mistake.clone(),
+            other => Mistake::new(other.to_string()),
+        }
+    }
 }
 
 fn divides(

@@ -11,6 +11,7 @@ pub mod prediction;
 pub mod program;
 pub mod schedule;
 pub mod strategy;
+pub mod strategy_words;
 pub mod timeline;
 
 pub use catalog::{Axis, AxisOrder, CpKind, Overlap, ScheduleKind, Zero};

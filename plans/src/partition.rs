@@ -50,6 +50,31 @@ impl StagePartition {
         Some(Self(sizes))
     }
 
+    /// The sizes as text in which `NxL` stands for `N` stages of `L` layers: `126x2/1`.
+    #[must_use]
+    pub fn runs(&self) -> String {
+        let runs = self.0.chunk_by(|a, b| a == b).map(|run| match run.len() {
+            1 => run[0].to_string(),
+            many => format!("{many}x{}", run[0]),
+        });
+        runs.collect::<Vec<_>>().join("/")
+    }
+
+    /// Reads sizes parted by `/`, each alone or as `NxL`.
+    #[must_use]
+    pub fn read(text: &str) -> Option<Self> {
+        let mut sizes = Vec::new();
+        for part in text.split('/') {
+            let (times, layers) = part.split_once(['x', '×']).unwrap_or(("1", part));
+            let times: usize = times.parse().ok()?;
+            if sizes.len().checked_add(times)? > MAX_STAGES as usize {
+                return None;
+            }
+            sizes.extend(std::iter::repeat_n(layers.parse::<u64>().ok()?, times));
+        }
+        Some(Self(sizes))
+    }
+
     /// Number of layers in all stages; saturates, so that an overflow counts as more layers than any model has.
     #[must_use]
     pub fn layers(&self) -> u64 {

@@ -88,7 +88,10 @@ proptest! {
 
     #[test]
     fn printing_and_parsing_are_inverse(strategy in legal()) {
-        prop_assert_eq!(parsed(&strategy.to_string()), Ok(strategy));
+        prop_assert_eq!(parsed(&strategy.to_string()), Ok(strategy.clone()));
+        let runtime = catalog::load::runtime("vescale").expect("preset");
+        let written = plans::grammar::written(&strategy, &runtime);
+        prop_assert_eq!(parsed(&written), Ok(strategy), "{}", written);
     }
 
     #[test]
@@ -150,4 +153,36 @@ fn the_id_hashes_decisions_only() {
     assert_eq!(one.content_id(), other.content_id());
     other.workload.seq_len = 8192;
     assert_ne!(one.content_id(), other.content_id());
+}
+
+/// What people type and what is printed are the same notation.
+#[test]
+fn every_form_of_a_strategy_is_read() {
+    let same = "tp=2,pp=2,cp=2,cp_kind=ring,ep=4,zero=1,mbs=2,recompute=full,schedule=1f1b";
+    let meant = parsed(same).expect("legal");
+    for text in [
+        "tp2 pp2 cp2(ring) ep4 zero1 mbs2 recompute full 1f1b",
+        "TP=2 PP=2 CP=2 cp_kind=ring EP=4, zero1, MBS2, recompute=full",
+        "tp2 pp2 cp2(ring) ep4·etp1 dp8 zero1 sp mbs2 1f1b recompute=full",
+        "tp2,pp2,cp2(ring),ep4,zero1,dp8x1,mbs2,schedule 1f1b,recompute full,stages 2x16",
+    ] {
+        assert_eq!(parsed(text), Ok(meant.clone()), "{text}");
+    }
+    let uneven = parsed("tp2 pp4 dp8 stages=7/2x9/7").expect("legal");
+    assert_eq!(uneven.stages.0, [7, 9, 9, 7]);
+    assert!(plans::grammar::short(&uneven).ends_with("stages=7/2x9/7"));
+    for (text, says) in [
+        ("tp=2,foo", "`foo` is not of the form key=value"),
+        ("ttp4", "unknown key `ttp`"),
+        ("tp2 tp4", "key `tp` is given twice"),
+        ("recompute", "`recompute` has no value"),
+        ("tp2 recompute=selctive", "expected none, selective"),
+        ("schedule=zbv", "did you mean `zb-v`?"),
+        ("stages=99999x1", "at most 65536 stages"),
+        ("stages=99999999999999999999x1", "at most 65536 stages"),
+        ("tp2x4", "expected a whole number"),
+    ] {
+        let error = parsed(text).expect_err(text).to_string();
+        assert!(error.contains(says), "{text}: {error}");
+    }
 }

@@ -42,6 +42,38 @@ pub fn seconds(value: Seconds) -> String {
     }
 }
 
+/// `7.61 – 10.05 s`: an interval in the unit of its point, with as many decimals.
+#[must_use]
+pub fn seconds_between(point: Seconds, low: Seconds, high: Seconds) -> String {
+    let (size, unit) = match point.0.abs() {
+        s if s >= 1.0 => (1.0, "s"),
+        s if s >= 1e-3 => (1e-3, "ms"),
+        _ => (1e-6, "µs"),
+    };
+    between(point.0 / size, low.0 / size, high.0 / size, unit)
+}
+
+/// `50.5 – 66.7 GiB`: an interval in the unit of its point, with as many decimals.
+#[must_use]
+pub fn bytes_between(point: Bytes, low: Bytes, high: Bytes) -> String {
+    let (size, unit) = match point.as_f64() {
+        b if b >= GIB => (GIB, "GiB"),
+        b if b >= MIB => (MIB, "MiB"),
+        _ => (1024.0, "KiB"),
+    };
+    between(
+        point.as_f64() / size,
+        low.as_f64() / size,
+        high.as_f64() / size,
+        unit,
+    )
+}
+
+fn between(point: f64, low: f64, high: f64, unit: &str) -> String {
+    let decimals = decimals(point);
+    format!("{low:.decimals$} – {high:.decimals$} {unit}")
+}
+
 /// `45.6 %`, from a fraction.
 #[must_use]
 pub fn percent(fraction: f64) -> String {
@@ -107,16 +139,21 @@ pub fn dollars(value: f64) -> String {
 /// Three significant figures, or all digits of the integer part where that is longer.
 #[must_use]
 pub fn significant(value: f64) -> String {
-    let decimals = match value.abs() {
-        v if v >= 99.95 => 0,
-        v if v >= 9.995 => 1,
-        _ => 2,
-    };
+    let decimals = decimals(value);
     let text = format!("{value:.decimals$}");
     if decimals == 0 && value.abs() >= 10_000.0 {
         return grouped(&text);
     }
     text
+}
+
+/// Decimals with which a number has three significant figures.
+fn decimals(value: f64) -> usize {
+    match value.abs() {
+        v if v >= 99.95 => 0,
+        v if v >= 9.995 => 1,
+        _ => 2,
+    }
 }
 
 /// The parts of a step with the names people read, in the order they are drawn.
@@ -179,6 +216,18 @@ mod tests {
             (dollars(1_234_567.4), "$ 1,234,567"),
             (dollars(2.5), "$ 2.50"),
             (significant(12_345.6), "12,346"),
+            (
+                seconds_between(Seconds(8.28), Seconds(7.611), Seconds(10.049)),
+                "7.61 – 10.05 s",
+            ),
+            (
+                seconds_between(Seconds(0.9), Seconds(0.71), Seconds(1.1)),
+                "710 – 1100 ms",
+            ),
+            (
+                bytes_between(Bytes(54 << 30), Bytes(50 << 30), Bytes(67 << 30)),
+                "50.0 – 67.0 GiB",
+            ),
         ];
         for (got, want) in cases {
             assert_eq!(got, want);

@@ -6,8 +6,9 @@
 pub mod format;
 pub mod html;
 pub mod input;
+pub mod lines;
 pub mod perfetto;
-pub mod table;
 pub mod terminal;
+pub mod words;
 
 pub use input::{Alternative, Budget, InputFact, ReportInput};

@@ -1,50 +1,64 @@
-//! Tables for a terminal: aligned, coloured only when asked.
+//! Answers on a terminal: what fits, how fast it is, where time and memory go, and what to do next.
 
-use catalog::{Bytes, Seconds};
-use comfy_table::presets;
-use comfy_table::{CellAlignment, Table};
-use plans::grammar::short;
-use plans::{Candidate, Fit, Prediction, SearchOutcome, Strategy};
+use catalog::{Bytes, Runtime, Seconds};
+use plans::grammar::written;
+use plans::{Candidate, Decisions, Fit, Prediction, SearchOutcome};
+
+use crate::format;
+pub use crate::lines::{Shade, Style, of};
+use crate::words;
+
+/// Where a prediction holds: what its strategy is read and written with, and how much memory may be used.
+#[derive(Clone, Copy, Debug)]
+pub struct Ground<'a> {
+    /// The training system.
+    pub runtime: &'a Runtime,
+    /// GPUs of a host.
+    pub gpus_per_node: u64,
+    /// Memory of a GPU less headroom.
+    pub usable: Bytes,
+}
 
 /// The result of a search.
 #[must_use]
-pub fn search(outcome: &SearchOutcome, capacity: Bytes, colour: bool) -> String {
+pub fn search(outcome: &SearchOutcome, ground: Ground<'_>, style: Style) -> String {
     let mut text = String::new();
     if let Some(best) = outcome.top.first() {
-        text.push_str(&prediction(
-            &best.strategy,
-            &best.prediction,
-            capacity,
-            colour,
-        ));
+        text.push_str(&prediction(&best.strategy, &best.prediction, ground, style));
         if outcome.top.len() > 1 {
-            text.push_str("\nAlternatives\n");
-            text.push_str(&candidates(&outcome.top[1..], best.prediction.step_time));
+            text.push_str(&style.heading("Alternatives"));
+            text.push_str(&candidates(
+                &outcome.top[1..],
+                2,
+                best.prediction.step_time,
+                ground.runtime,
+                style,
+            ));
         }
     } else {
         let why = match outcome.interrupted {
-            true => "Interrupted before a plan was found that fits.\n",
-            false => "No plan fits.\n",
+            true => "Interrupted before a plan was found that fits.",
+            false => "No plan fits.",
         };
-        text.push_str(&paint(why, "31", colour));
+        text.push_str(&format!("{}\n", style.paint(Shade::Bad, why)));
         for line in &outcome.relax {
-            text.push_str(&format!("  {line}\n"));
+            text.push_str(&style.paragraph("  ", line));
         }
     }
-    text.push_str(&space(outcome));
+    text.push_str(&space(outcome, style));
     text
 }
 
-fn space(outcome: &SearchOutcome) -> String {
+fn space(outcome: &SearchOutcome, style: Style) -> String {
     let s = &outcome.space;
-    let mut text = format!("\n{} strategies: {} simulated", s.strategies, s.simulated);
+    let mut text = format!("{} strategies: {} simulated", s.strategies, s.simulated);
     if s.too_large > 0 {
         text.push_str(&format!(" ({} of them too large)", s.too_large));
     }
     for (reason, count) in &s.pruned {
         text.push_str(&format!(", {count} ruled out by {reason}"));
     }
-    text.push('\n');
+    let mut shown = format!("\n{}", style.paragraph("", &text));
     let mut illegal: Vec<(&String, &u64)> = s.illegal.iter().collect();
     illegal.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
     if !illegal.is_empty() {
@@ -53,81 +67,114 @@ fn space(outcome: &SearchOutcome) -> String {
             .take(4)
             .map(|(rule, count)| format!("{rule} ({count})"))
             .collect();
-        text.push_str(&format!("not in the space: {}\n", list.join(", ")));
+        let text = format!("not in the space: {}", list.join(", "));
+        shown.push_str(&style.paragraph("", &text));
     }
+    shown
+}
+
+/// One strategy's prediction: verdict, plan, time, memory and their parts.
+#[must_use]
+pub fn prediction(
+    strategy: &Decisions,
+    p: &Prediction,
+    ground: Ground<'_>,
+    style: Style,
+) -> String {
+    let mut text = verdict(p, ground.usable, style);
+    let strategy_text = written(strategy, ground.runtime);
+    for line in style.paragraph("", &strategy_text).lines() {
+        text.push_str(&format!("{}\n", style.paint(Shade::Strong, line)));
+    }
+    let said = words::plan(strategy, ground.gpus_per_node).join("; ");
+    text.push_str(&style.paragraph("  ", &said));
+    text.push('\n');
+    text.push_str(&style.pairs(&figures(p)));
+    text.push('\n');
+    text.push_str(&style.paragraph("  ", &format!("80% intervals, {}", p.evidence)));
+    for warning in words::warnings(p, ground.usable) {
+        let lines = style.paragraph("  warning: ", &warning);
+        for line in lines.lines() {
+            text.push_str(&format!("{}\n", style.paint(Shade::Careful, line)));
+        }
+    }
+    text.push_str(&style.heading("Step time"));
+    text.push_str(&style.bars(&breakdown(p)));
+    text.push_str(&style.heading("Memory of the heaviest rank"));
+    text.push_str(&style.bars(&memory(p)));
     text
 }
 
-/// Table of one strategy's prediction: time, memory and their parts.
-#[must_use]
-pub fn prediction(strategy: &Strategy, p: &Prediction, capacity: Bytes, colour: bool) -> String {
-    let (verdict, shade) = match &p.fit {
-        Fit::Fits { .. } => ("FITS", "32"),
-        Fit::TooLarge { .. } => ("DOES NOT FIT", "31"),
-    };
-    let mut text = format!(
-        "{}  {} of {} on pipeline rank {}, at {}\n",
-        paint(verdict, shade, colour),
-        p.peak_memory,
-        capacity,
-        p.peak_rank,
-        p.peak_moment
+/// Whether it fits, and if not by how much.
+fn verdict(p: &Prediction, usable: Bytes, style: Style) -> String {
+    let needs = format!(
+        "{} of {}",
+        format::bytes(p.peak_memory),
+        format::bytes(usable)
     );
-    if let Fit::TooLarge { over, largest } = &p.fit {
-        text.push_str(&format!(
-            "{over} too large; the largest part is {largest}\n"
-        ));
+    let chance = format!("fits with probability {:.2}", p.p_fits);
+    match &p.fit {
+        Fit::Fits { .. } => {
+            format!("{}  {needs}; {chance}\n", style.paint(Shade::Good, "FITS"))
+        }
+        Fit::TooLarge { over, largest } => {
+            let by = format!(
+                "{} too large; the largest part is {largest}",
+                format::bytes(*over)
+            );
+            let word = style.paint(Shade::Bad, "DOES NOT FIT");
+            format!("{word}  {needs}; {chance}\n{}", style.paragraph("  ", &by))
+        }
     }
-    text.push_str(&format!("{}\n\n", paint(&short(strategy), "1", colour)));
-    let rows = vec![
-        row(
+}
+
+fn figures(p: &Prediction) -> [(&'static str, String); 4] {
+    let (soonest, latest) = p.step_time_interval;
+    let (least, most) = p.peak_memory_interval;
+    let palm = p.mfu_palm_beside().map_or_else(String::new, |palm| {
+        format!(
+            ", causal attention counted once ({} by the PaLM convention)",
+            of(palm)
+        )
+    });
+    [
+        (
             "step time",
             format!(
-                "{}  ({} – {})",
-                p.step_time, p.step_time_interval.0, p.step_time_interval.1
+                "{} ({})",
+                format::seconds(p.step_time),
+                format::seconds_between(p.step_time, soonest, latest)
             ),
         ),
-        row(
+        (
             "throughput",
-            format!("{:.0} tokens/s/GPU", p.tokens_per_s_per_gpu),
+            format!(
+                "{} tokens/s/GPU",
+                format::significant(p.tokens_per_s_per_gpu)
+            ),
         ),
-        row(
+        (
             "MFU",
             format!(
-                "{:.1}% of {} dense{}",
-                p.mfu * 100.0,
-                p.peak_flop_rate,
-                p.mfu_palm_beside().map_or_else(String::new, |palm| format!(
-                    ", causal attention counted once ({:.1}% by the PaLM convention)",
-                    palm * 100.0
-                ))
+                "{} of {} dense{palm}",
+                of(p.mfu),
+                format::flop_rate(p.peak_flop_rate)
             ),
         ),
-        row(
+        (
             "memory",
             format!(
-                "{}  ({} – {})",
-                p.peak_memory, p.peak_memory_interval.0, p.peak_memory_interval.1
+                "{} ({}) on pipeline rank {}, {}",
+                format::bytes(p.peak_memory),
+                format::bytes_between(p.peak_memory, least, most),
+                p.peak_rank,
+                words::moment(&p.peak_moment)
             ),
         ),
-    ];
-    text.push_str(&bare(&rows));
-    text.push_str(&format!(
-        "\n80% intervals, {}; fits with probability {:.2}\n",
-        p.evidence, p.p_fits
-    ));
-    text.push_str("\nStep time\n");
-    text.push_str(&bare(&breakdown(p)));
-    text.push_str("\nMemory of the heaviest rank\n");
-    text.push_str(&bare(&memory(p)));
-    text
+    ]
 }
 
-fn row(name: &str, value: String) -> Vec<String> {
-    vec![format!("  {name}"), value]
-}
-
-fn breakdown(p: &Prediction) -> Vec<Vec<String>> {
+fn breakdown(p: &Prediction) -> Vec<(String, String, f64)> {
     let b = &p.breakdown;
     let parts = [
         ("compute", b.compute_s),
@@ -141,22 +188,18 @@ fn breakdown(p: &Prediction) -> Vec<Vec<String>> {
         ("optimizer", b.optimizer_s),
         ("host", b.host_s),
     ];
-    parts
-        .into_iter()
-        .filter(|(_, s)| *s > 1e-6)
-        .map(|(name, s)| {
-            let share = s / p.step_time.0 * 100.0;
-            vec![
-                format!("  {name}"),
-                Seconds(s).to_string(),
-                format!("{share:.1}%"),
-                bar(share),
-            ]
-        })
-        .collect()
+    let shown = parts.into_iter().filter(|(_, s)| *s > 1e-6);
+    let row = |(name, s): (&str, f64)| {
+        (
+            name.to_owned(),
+            format::seconds(Seconds(s)),
+            s / p.step_time.0,
+        )
+    };
+    shown.map(row).collect()
 }
 
-fn memory(p: &Prediction) -> Vec<Vec<String>> {
+fn memory(p: &Prediction) -> Vec<(String, String, f64)> {
     let mut saved = 0;
     let mut rows: Vec<(String, u64)> = Vec::new();
     for item in &p.memory {
@@ -170,124 +213,83 @@ fn memory(p: &Prediction) -> Vec<Vec<String>> {
     rows.retain(|(_, bytes)| *bytes > 0);
     rows.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(&b.0)));
     let total = p.peak_memory.as_f64();
-    rows.into_iter()
-        .map(|(name, bytes)| {
-            let share = bytes as f64 / total * 100.0;
-            vec![
-                format!("  {name}"),
-                Bytes(bytes).to_string(),
-                format!("{share:.1}%"),
-                bar(share),
-            ]
-        })
-        .collect()
-}
-
-fn bar(share: f64) -> String {
-    "▇".repeat((share.clamp(0.0, 100.0) / 2.5).round() as usize)
+    let row =
+        |(name, bytes): (String, u64)| (name, format::bytes(Bytes(bytes)), bytes as f64 / total);
+    rows.into_iter().map(row).collect()
 }
 
 /// Kernels and collectives that take most time.
 #[must_use]
-pub fn kernels(p: &Prediction, most: usize) -> String {
-    let rows: Vec<Vec<String>> = p
-        .kernels
-        .iter()
-        .take(most)
-        .map(|k| {
-            let share = k.seconds / p.step_time.0 * 100.0;
-            vec![
-                format!("  {}", k.name),
-                Seconds(k.seconds).to_string(),
-                format!("{share:.1}%"),
-            ]
-        })
-        .collect();
-    format!(
-        "\nKernels and collectives of the busiest rank\n{}",
-        bare(&rows)
-    )
+pub fn kernels(p: &Prediction, most: usize, style: Style) -> String {
+    let row = |k: &plans::NamedTime| {
+        (
+            k.name.clone(),
+            format::seconds(Seconds(k.seconds)),
+            k.seconds / p.step_time.0,
+        )
+    };
+    let rows: Vec<(String, String, f64)> = p.kernels.iter().take(most).map(row).collect();
+    let heading = style.heading("Kernels and collectives of the busiest rank");
+    heading + &style.bars(&rows)
 }
 
-/// Table of candidates, compared with the first one's step time.
+/// Candidates, numbered from `from` and compared with the first one's step time.
 #[must_use]
-pub fn candidates(list: &[Candidate], first: Seconds) -> String {
-    let rows: Vec<Vec<String>> = list
-        .iter()
-        .map(|c| {
-            let p = &c.prediction;
-            let change = (p.step_time.0 / first.0 - 1.0) * 100.0;
-            let fits = if p.fit.fits() {
-                String::new()
-            } else {
-                "does not fit".to_owned()
-            };
-            vec![
-                format!("  {}", short(&c.strategy)),
-                p.step_time.to_string(),
-                format!("{change:+.1}%"),
-                p.peak_memory.to_string(),
-                if fits.is_empty() {
-                    c.why_not_first.clone()
-                } else {
-                    fits
-                },
-            ]
-        })
-        .collect();
-    bare(&rows)
-}
-
-/// A table of three columns.
-#[must_use]
-pub fn three(header: [&str; 3], rows: &[[String; 3]]) -> String {
-    plain(
-        &header,
-        &rows.iter().map(|r| r.to_vec()).collect::<Vec<_>>(),
-    )
-}
-
-/// A table with a header and no borders.
-#[must_use]
-pub fn plain(header: &[&str], rows: &[Vec<String>]) -> String {
-    let mut table = Table::new();
-    table
-        .load_style(presets::NOTHING)
-        .set_header(header.to_vec());
-    for row in rows {
-        table.add_row(row.clone());
-    }
-    trimmed(&table)
-}
-
-/// Aligned columns, numbers to the right.
-fn bare(rows: &[Vec<String>]) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    for row in rows {
-        table.add_row(row.clone());
-    }
-    for column in table.column_iter_mut().skip(1).take(2) {
-        if rows.iter().all(|r| r.len() > 2) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    trimmed(&table)
-}
-
-fn trimmed(table: &Table) -> String {
+pub fn candidates(
+    list: &[Candidate],
+    from: usize,
+    first: Seconds,
+    runtime: &Runtime,
+    style: Style,
+) -> String {
     let mut text = String::new();
-    for line in table.to_string().lines() {
-        text.push_str(line.trim_end());
-        text.push('\n');
+    for (index, c) in list.iter().enumerate() {
+        let p = &c.prediction;
+        let change = (p.step_time.0 / first.0 - 1.0) * 100.0;
+        let figures = format!(
+            "{:>9}  {change:>+6.1}%  {:>9}",
+            format::seconds(p.step_time),
+            format::bytes(p.peak_memory),
+        );
+        text.push_str(&format!("  {:>2}. {figures}\n", from + index));
+        text.push_str(&style.paragraph("      ", &written(&c.strategy, runtime)));
+        let (shade, why) = match p.fit.fits() {
+            true => (Shade::Faint, c.why_not_first.as_str()),
+            false => (Shade::Bad, "does not fit"),
+        };
+        for line in style.paragraph("      ", why).lines() {
+            text.push_str(&format!("{}\n", style.paint(shade, line)));
+        }
     }
     text
 }
 
-fn paint(text: &str, code: &str, colour: bool) -> String {
-    if colour {
-        format!("\u{1b}[{code}m{text}\u{1b}[0m")
-    } else {
-        text.to_owned()
+/// What to do next: for each purpose the commands, ready to copy.
+#[must_use]
+pub fn next(steps: &[(&str, Vec<String>)], style: Style) -> String {
+    let mut text = style.heading("Next");
+    for (purpose, commands) in steps {
+        text.push_str(&format!("  {purpose}\n"));
+        for command in commands {
+            text.push_str(&style.command(command));
+        }
     }
+    text
+}
+
+/// A table with a header, as wide as its cells.
+#[must_use]
+pub fn plain(header: &[&str], rows: &[Vec<String>]) -> String {
+    let style = Style {
+        width: usize::from(u16::MAX),
+        colour: false,
+    };
+    style.columns(header, rows)
+}
+
+/// What the abbreviations mean.
+#[must_use]
+pub fn terms(style: Style) -> String {
+    let rows = words::TERMS.map(|(name, meaning)| (name, meaning.to_owned()));
+    style.heading("Terms") + &style.pairs(&rows)
 }

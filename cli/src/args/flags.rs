@@ -4,33 +4,36 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use super::values::{self, Gpus};
+
 /// What is planned for.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct ScenarioArgs {
     /// Model preset, config.json, or folder of a downloaded checkpoint
     #[arg(long)]
     pub(crate) model: String,
-    /// Cluster preset, YAML file, or profile; `local` is this machine as `profile` measured it
-    #[arg(long, default_value = "dgx-h100")]
-    pub(crate) cluster: String,
-    /// Number of GPUs (on a profiled machine: of ranks)
+    /// Cluster preset, YAML file, one line such as 'h100-sxm x 8 per node, 400 Gb/s x 8', or profile; `local`
+    /// is this machine as `profile` measured it [default: dgx-h100]
     #[arg(long)]
-    pub(crate) gpus: u64,
+    pub(crate) cluster: Option<String>,
+    /// Number of GPUs, '64 nodes', or '512x h100' (on a profiled machine: of ranks)
+    #[arg(long, value_parser = values::gpus, allow_hyphen_values = true)]
+    pub(crate) gpus: Gpus,
     /// Training system that will run the plan [default: megatron-core; vescale on a profiled
     /// machine]
     #[arg(long)]
     pub(crate) runtime: Option<String>,
-    /// Tokens per sequence
-    #[arg(long, default_value_t = 8192)]
+    /// Tokens per sequence; 8k is 8192
+    #[arg(long, default_value = "8192", value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) seq: u64,
     /// Sequences per optimizer step [default: 4 Mi tokens, at least 2 sequences per GPU pair]
-    #[arg(long)]
+    #[arg(long, value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) global_batch: Option<u64>,
     /// Precision of linear layers
-    #[arg(long, value_enum, default_value_t = PrecisionArg::Bf16)]
+    #[arg(long, value_enum, ignore_case = true, default_value_t = PrecisionArg::Bf16)]
     pub(crate) precision: PrecisionArg,
-    /// Share of device memory to leave free
-    #[arg(long, default_value_t = 0.05)]
+    /// Share of device memory to leave free: 0.05 or 5%
+    #[arg(long, default_value = "5%", value_parser = values::share, allow_hyphen_values = true)]
     pub(crate) headroom: f64,
 }
 
@@ -38,8 +41,11 @@ pub(crate) struct ScenarioArgs {
 #[derive(ValueEnum, Debug, Clone, Copy)]
 pub(crate) enum PrecisionArg {
     /// Products on TF32 units where the device has them, elsewhere on 32-bit units
+    #[value(alias = "float32", alias = "tf32")]
     Fp32,
+    #[value(alias = "float16", alias = "half")]
     Fp16,
+    #[value(alias = "bfloat16")]
     Bf16,
     Fp8,
 }
@@ -53,16 +59,28 @@ pub(crate) struct OutputArgs {
     /// No progress or notes on stderr
     #[arg(short, long)]
     pub(crate) quiet: bool,
+    /// Say what the abbreviations mean
+    #[arg(long)]
+    pub(crate) explain_terms: bool,
+}
+
+/// When to colour.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ColorArg {
+    /// On a terminal, unless NO_COLOR is set
+    Auto,
+    Always,
+    Never,
 }
 
 /// Money and time of a whole training.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct BudgetArgs {
     /// Tokens to train on, such as 15T or 300B
-    #[arg(long)]
-    pub(crate) tokens: Option<String>,
+    #[arg(long, value_parser = values::tokens, allow_hyphen_values = true)]
+    pub(crate) tokens: Option<f64>,
     /// Dollars per GPU and hour [default: the cluster's]
-    #[arg(long)]
+    #[arg(long, value_parser = values::price, allow_hyphen_values = true)]
     pub(crate) price: Option<f64>,
 }
 

@@ -32,6 +32,31 @@ pub(crate) enum SchemaFormat {
     Profile,
 }
 
+/// `doc`.
+#[derive(Args, Debug)]
+pub(crate) struct DocArgs {
+    /// Which topic [default: all topics are listed]
+    #[arg(value_enum)]
+    pub(crate) topic: Option<DocTopic>,
+}
+
+/// Topics of `doc`.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DocTopic {
+    /// How a strategy is written, and what each key means
+    Strategies,
+    /// How to fix, bound or forbid dimensions of a search
+    Constraints,
+    /// How to name or describe a cluster
+    Clusters,
+    /// How to name or describe a model
+    Models,
+    /// Defaults from files and the environment
+    Settings,
+    /// What exit codes mean
+    ExitCodes,
+}
+
 /// `completions`.
 #[derive(Args, Debug)]
 pub(crate) struct CompletionsArgs {

@@ -1,12 +1,14 @@
 //! What can be said on the command line.
 
+pub(crate) mod examples;
 mod exchange;
 mod flags;
 mod lists;
 mod planning;
 mod training;
+pub(crate) mod values;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 pub(crate) use exchange::*;
 pub(crate) use flags::*;
@@ -18,8 +20,35 @@ pub(crate) use training::*;
 #[derive(Parser, Debug)]
 #[command(name = "vescale-plan", version, about, long_about = None, arg_required_else_help = true)]
 pub(crate) struct Cli {
+    /// When to colour
+    #[arg(long, value_enum, global = true, default_value_t = ColorArg::Auto, value_name = "WHEN")]
+    pub(crate) color: ColorArg,
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// The command line with examples in every help.
+pub(crate) fn command() -> clap::Command {
+    let mut command = Cli::command();
+    let names: Vec<String> = command
+        .get_subcommands()
+        .map(|sub| sub.get_name().to_owned())
+        .collect();
+    command = command.after_help(examples::help(""));
+    for name in names {
+        command = command.mut_subcommand(&name, |sub| {
+            let nested: Vec<String> = sub
+                .get_subcommands()
+                .map(|below| below.get_name().to_owned())
+                .collect();
+            let sub = sub.after_help(examples::help(&name));
+            nested.into_iter().fold(sub, |sub, below| {
+                let both = format!("{name} {below}");
+                sub.mut_subcommand(below, |sub| sub.after_help(examples::help(&both)))
+            })
+        });
+    }
+    command
 }
 
 /// Subcommands.
@@ -61,6 +90,10 @@ pub(crate) enum Command {
     Clusters(ListArgs),
     /// Known runtimes
     Runtimes(ListArgs),
+    /// What defaults hold, and where each was set
+    Config(ListArgs),
+    /// How to write strategies, constraints, clusters and models; exit codes
+    Doc(DocArgs),
     /// JSON Schema of a file format
     Schema(SchemaArgs),
     /// Shell completions

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::flags::{BudgetArgs, ConstraintArgs, OutputArgs, PrecisionArg, ScenarioArgs};
+use super::values;
 
 /// `search`.
 #[derive(Args, Debug)]
@@ -56,7 +57,8 @@ pub(crate) enum ObjectiveArg {
 pub(crate) struct EstimateArgs {
     #[command(flatten)]
     pub(crate) scenario: ScenarioArgs,
-    /// Strategy: tp=8,pp=4,vpp=2,zero=1,mbs=1,recompute=selective,…
+    /// Strategy, in any form: tp=8,pp=4,recompute=selective or 'tp8 pp4 recompute=selective'; what is left out is
+    /// the runtime's default (`vescale-plan doc strategies`)
     #[arg(long)]
     pub(crate) strategy: String,
     #[command(flatten)]
@@ -76,7 +78,7 @@ pub(crate) struct EstimateArgs {
 pub(crate) struct ExplainArgs {
     /// Plan file
     pub(crate) plan: PathBuf,
-    /// A strategy you expected instead
+    /// A strategy you expected instead, such as tp=8,pp=4
     #[arg(long)]
     pub(crate) why_not: Option<String>,
     #[command(flatten)]
@@ -100,26 +102,26 @@ pub(crate) struct SizeArgs {
     /// Model preset, config.json, or folder
     #[arg(long)]
     pub(crate) model: String,
-    /// Cluster preset or YAML file
-    #[arg(long, default_value = "dgx-h100")]
-    pub(crate) cluster: String,
+    /// Cluster preset, YAML file, or one line such as 'h100-sxm x 8 per node, 400 Gb/s x 8' [default: dgx-h100]
+    #[arg(long)]
+    pub(crate) cluster: Option<String>,
     /// Training system [default: megatron-core; vescale on a profiled machine]
     #[arg(long)]
     pub(crate) runtime: Option<String>,
-    /// Tokens per sequence
-    #[arg(long, default_value_t = 8192)]
+    /// Tokens per sequence; 8k is 8192
+    #[arg(long, default_value = "8192", value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) seq: u64,
     /// Sequences per optimizer step [default: 4 Mi tokens]
-    #[arg(long)]
+    #[arg(long, value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) global_batch: Option<u64>,
     /// Precision of linear layers
-    #[arg(long, value_enum, default_value_t = PrecisionArg::Bf16)]
+    #[arg(long, value_enum, ignore_case = true, default_value_t = PrecisionArg::Bf16)]
     pub(crate) precision: PrecisionArg,
-    /// Share of device memory to leave free
-    #[arg(long, default_value_t = 0.05)]
+    /// Share of device memory to leave free: 0.05 or 5%
+    #[arg(long, default_value = "5%", value_parser = values::share, allow_hyphen_values = true)]
     pub(crate) headroom: f64,
     /// Numbers of GPUs to try [default: powers of two times a node, up to 2048]
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) gpus: Vec<u64>,
     #[command(flatten)]
     pub(crate) constraints: ConstraintArgs,

@@ -2,11 +2,14 @@
 
 use std::process::ExitCode;
 
+use catalog::Seconds;
 use planner::explain::differences;
 use plans::json::PredictedJson;
+use reports::{format, lines::of};
 use serde::Serialize;
 
 use crate::args::CompareArgs;
+use crate::commands::next;
 use crate::commands::plan;
 use crate::error::CliError;
 use crate::output::{self, SCHEMA_VERSION};
@@ -44,19 +47,19 @@ pub(crate) fn run(args: &CompareArgs) -> Result<ExitCode, CliError> {
     let mut rows = vec![
         [
             "step time".to_owned(),
-            a.step_time.to_string(),
-            b.step_time.to_string(),
+            format::seconds(a.step_time),
+            format::seconds(b.step_time),
         ],
-        ["MFU".to_owned(), percent(a.mfu), percent(b.mfu)],
+        ["MFU".to_owned(), of(a.mfu), of(b.mfu)],
         [
             "MFU, PaLM convention".to_owned(),
-            percent(a.mfu_palm),
-            percent(b.mfu_palm),
+            of(a.mfu_palm),
+            of(b.mfu_palm),
         ],
         [
             "peak memory".to_owned(),
-            a.peak_memory.to_string(),
-            b.peak_memory.to_string(),
+            format::bytes(a.peak_memory),
+            format::bytes(b.peak_memory),
         ],
         [
             "fits".to_owned(),
@@ -65,16 +68,14 @@ pub(crate) fn run(args: &CompareArgs) -> Result<ExitCode, CliError> {
         ],
     ];
     for d in parts.iter().filter(|d| d.first_s.max(d.second_s) > 1e-6) {
-        let ms = |s: f64| format!("{:.1} ms", s * 1e3);
-        rows.push([d.name.to_owned(), ms(d.first_s), ms(d.second_s)]);
+        let time = |s: f64| format::seconds(Seconds(s));
+        rows.push([d.name.to_owned(), time(d.first_s), time(d.second_s)]);
     }
     rows.extend(changed.into_iter().map(|(k, x, y)| [k, x, y]));
-    output::print(&reports::terminal::three(["", "first", "second"], &rows));
+    let rows: Vec<Vec<String>> = rows.into_iter().map(Vec::from).collect();
+    output::print(&output::style().columns(&["", "first", "second"], &rows));
+    next::terms(args.output);
     Ok(ExitCode::SUCCESS)
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.1}%", share * 100.0)
 }
 
 /// Decisions that differ.

@@ -2,17 +2,21 @@
 
 use std::process::ExitCode;
 
+use catalog::Seconds;
 use catalog::files::Kind;
 use costmodel::CostModel;
-use plans::MemoryItem;
+use plans::grammar::written;
 use plans::json::{DetailJson, PredictedJson, StrategyJson};
+use plans::{MemoryItem, Strategy};
+use reports::format;
 use serde::Serialize;
 
 use crate::args::EstimateArgs;
+use crate::commands::next::{self, Step};
 use crate::commands::plan;
 use crate::destinations::Target;
 use crate::error::{CliError, code};
-use crate::inputs::{self, Budget, InputsJson};
+use crate::inputs::{self, Budget, Inputs, InputsJson};
 use crate::output::{self, SCHEMA_VERSION};
 
 #[derive(Serialize)]
@@ -33,7 +37,7 @@ pub(crate) fn run(args: &EstimateArgs) -> Result<ExitCode, CliError> {
     let resolved = inputs::resolve(&args.scenario)?;
     let plan_path = Target::optional(args.output_plan.as_ref(), Kind::Plan, args.force)?;
     let s = &resolved.scenario;
-    let training = inputs::training(&args.budget, &s.cluster)?;
+    let training = inputs::training(&args.budget, &s.cluster);
     let strategy = plans::grammar::parse(&args.strategy, &s.model, &s.workload, &s.runtime)?;
     plans::legality::allowed_by(&strategy, &s.model, &s.runtime)?;
     let costs = CostModel::new(s.clone())?;
@@ -42,6 +46,7 @@ pub(crate) fn run(args: &EstimateArgs) -> Result<ExitCode, CliError> {
     let fits = prediction.fit.fits();
     // A plan that does not fit cannot run: it has no cost.
     let budget = budget.filter(|_| fits);
+    let steps = steps(&resolved, &strategy, fits, plan_path.as_ref());
     // If the plan cannot be written, the answer is still printed.
     let saved = plan_path.map(|to| {
         to.write(&plan::file(&resolved, &strategy, &prediction)?.to_yaml()?)?;
@@ -61,16 +66,13 @@ pub(crate) fn run(args: &EstimateArgs) -> Result<ExitCode, CliError> {
             budget,
         })?;
     } else {
-        let text = reports::terminal::prediction(
-            &strategy,
-            &prediction,
-            costs.capacity(),
-            output::colour(),
-        );
+        let ground = plan::ground(&costs);
+        let text = reports::terminal::prediction(&strategy, &prediction, ground, output::style());
         output::print(&text);
         if let Some(budget) = budget {
             output::print(&budget_line(&budget));
         }
+        next::print(&steps, args.output);
     }
     saved.transpose()?;
     Ok(if fits {
@@ -80,14 +82,37 @@ pub(crate) fn run(args: &EstimateArgs) -> Result<ExitCode, CliError> {
     })
 }
 
+/// What to do with the strategy: launch it if it fits and was written, else find one that fits.
+fn steps(resolved: &Inputs, strategy: &Strategy, fits: bool, plan: Option<&Target>) -> Vec<Step> {
+    let flags = next::flags(resolved);
+    if !fits {
+        let search = format!("vescale-plan search {flags}");
+        return vec![("find the best strategy that fits", vec![search])];
+    }
+    match plan {
+        Some(to) => next::after_plan(resolved, &to.text(), None),
+        None => {
+            let shown = written(strategy, &resolved.scenario.runtime);
+            let keep = format!("{} -o this.plan.yaml", next::estimate(resolved, &shown));
+            let mut steps = vec![("keep it as a plan", vec![keep])];
+            steps.extend(next::after_plan(resolved, "this.plan.yaml", None));
+            steps.push((
+                "find a faster one",
+                vec![format!("vescale-plan search {flags}")],
+            ));
+            steps
+        }
+    }
+}
+
 /// Days and dollars of the training on one line.
 pub(crate) fn budget_line(b: &Budget) -> String {
     let dollars = b
         .dollars
-        .map_or_else(String::new, |d| format!(", {:.2} M$", d / 1e6));
+        .map_or_else(String::new, |d| format!(", {}", format::dollars(d)));
+    let days = format::duration(Seconds(b.days * 86400.0));
     format!(
-        "{:.2} T tokens: {:.1} days{dollars}\n",
-        b.tokens / 1e12,
-        b.days
+        "\n{} tokens: {days}{dollars}\n",
+        format::short_count(b.tokens)
     )
 }

@@ -9,7 +9,8 @@ use plans::{Candidate, Prediction};
 use serde::Serialize;
 
 use crate::args::ExplainArgs;
-use crate::commands::plan;
+use crate::commands::next;
+use crate::commands::plan::{self, Loaded};
 use crate::error::CliError;
 use crate::inputs::InputsJson;
 use crate::output::{self, SCHEMA_VERSION};
@@ -51,32 +52,52 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode, CliError> {
         })?;
         return Ok(ExitCode::SUCCESS);
     }
-    let colour = output::colour();
-    let capacity = loaded.costs.capacity();
-    output::print(&reports::terminal::prediction(
-        &loaded.strategy,
-        &prediction,
-        capacity,
-        colour,
-    ));
-    output::print(&format!("\nWhat binds: {}\n", binds(&prediction)));
-    output::print(&reports::terminal::kernels(&prediction, 12));
-    output::print("\nOne decision away\n");
-    output::print(&reports::terminal::candidates(&near, prediction.step_time));
-    if !loaded.file.sharding.replicated.is_empty() {
-        output::print(&format!(
-            "\nParameters that every rank of a block holds whole: {}\n",
-            loaded.file.sharding.replicated.join(", ")
-        ));
-    }
-    if let Some(other) = why_not {
-        output::print(&format!(
-            "\nWhy not {}\n",
-            plans::grammar::short(&other.strategy)
-        ));
-        output::print(&why_not_text(&prediction, &other));
-    }
+    let shown = Shown {
+        loaded: &loaded,
+        prediction: &prediction,
+        near: &near,
+        why_not: why_not.as_ref(),
+    };
+    print(&shown);
+    next::terms(args.output);
     Ok(ExitCode::SUCCESS)
+}
+
+/// What `explain` shows.
+struct Shown<'a> {
+    loaded: &'a Loaded,
+    prediction: &'a Prediction,
+    near: &'a [Candidate],
+    why_not: Option<&'a Candidate>,
+}
+
+fn print(shown: &Shown<'_>) {
+    let Shown {
+        loaded, prediction, ..
+    } = shown;
+    let style = output::style();
+    let ground = plan::ground(&loaded.costs);
+    let text = reports::terminal::prediction(&loaded.strategy, prediction, ground, style);
+    output::print(&text);
+    output::print(&style.heading("What binds"));
+    output::print(&style.paragraph("  ", &binds(prediction)));
+    output::print(&reports::terminal::kernels(prediction, 12, style));
+    output::print(&style.heading("One decision away"));
+    let first = prediction.step_time;
+    let runtime = ground.runtime;
+    output::print(&reports::terminal::candidates(
+        shown.near, 1, first, runtime, style,
+    ));
+    let whole = &loaded.file.sharding.replicated;
+    if !whole.is_empty() {
+        output::print(&style.heading("Parameters that every rank of a block holds whole"));
+        output::print(&style.paragraph("  ", &whole.join(", ")));
+    }
+    if let Some(other) = shown.why_not {
+        let asked = plans::grammar::written(&other.strategy, runtime);
+        output::print(&style.heading(&format!("Why not {asked}")));
+        output::print(&why_not_text(prediction, other));
+    }
 }
 
 /// Another strategy for the plan's scenario, and why it is not first.
@@ -93,12 +114,13 @@ fn candidate(costs: &CostModel, text: &str, first: &Prediction) -> Result<Candid
 }
 
 fn why_not_text(first: &Prediction, other: &Candidate) -> String {
-    let mut text = match &other.prediction.fit {
-        plans::Fit::Fits { .. } => format!("  {}\n", other.why_not_first),
+    let text = match &other.prediction.fit {
+        plans::Fit::Fits { .. } => other.why_not_first.clone(),
         plans::Fit::TooLarge { over, largest } => {
-            format!("  does not fit: {over} too large; its largest part is {largest}\n")
+            format!("does not fit: {over} too large; its largest part is {largest}")
         }
     };
+    let mut text = output::style().paragraph("  ", &text);
     for d in differences(&first.breakdown, &other.prediction.breakdown)
         .into_iter()
         .take(5)

@@ -13,6 +13,7 @@ use plans::{Decisions, Strategy};
 use serde::Serialize;
 
 use crate::args::ImportArgs;
+use crate::commands::next;
 use crate::commands::plan;
 use crate::destinations::Target;
 use crate::error::CliError;
@@ -202,7 +203,7 @@ fn finish(args: &ImportArgs, source: Source) -> Result<ExitCode, CliError> {
         cluster,
         runtime: source.runtime,
         workload: w,
-        headroom: plan::HEADROOM,
+        headroom: inputs::DEFAULT_HEADROOM,
     };
     let inputs = Inputs {
         json: InputsJson::of(&scenario, parameters),
@@ -237,13 +238,10 @@ fn finish(args: &ImportArgs, source: Source) -> Result<ExitCode, CliError> {
     } else {
         output::print(&format!("{}\n", flags(&w, &inputs.json.runtime)));
         output::print(&format!("--strategy {strategy}\n\n"));
-        let text = reports::terminal::prediction(
-            &strategy,
-            &prediction,
-            costs.capacity(),
-            output::colour(),
-        );
+        let ground = plan::ground(&costs);
+        let text = reports::terminal::prediction(&strategy, &prediction, ground, output::style());
         output::print(&text);
+        next::terms(args.format);
     }
     saved?;
     Ok(ExitCode::SUCCESS)

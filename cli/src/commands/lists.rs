@@ -3,10 +3,11 @@
 use std::process::ExitCode;
 
 use catalog::load::PresetInfo;
-use clap::CommandFactory;
+use clap::builder::PossibleValuesParser;
+use interop::export::Dialect;
 use serde::Serialize;
 
-use crate::args::{Cli, CompletionsArgs, ListArgs, SchemaArgs, SchemaFormat};
+use crate::args::{CompletionsArgs, ListArgs, SchemaArgs, SchemaFormat};
 use crate::error::CliError;
 use crate::output::{self, SCHEMA_VERSION};
 
@@ -61,11 +62,11 @@ fn list(args: &ListArgs, presets: Vec<PresetInfo>) -> Result<ExitCode, CliError>
         })?;
         return Ok(ExitCode::SUCCESS);
     }
-    let rows: Vec<[String; 3]> = presets
+    let rows: Vec<Vec<String>> = presets
         .into_iter()
-        .map(|p| [p.name, p.aliases.join(", "), p.summary])
+        .map(|p| vec![p.name, p.aliases.join(", "), p.summary])
         .collect();
-    output::print(&reports::terminal::three(["name", "also", ""], &rows));
+    output::print(&output::list_style().columns(&["name", "also", ""], &rows));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -87,10 +88,50 @@ pub(crate) fn schema(args: &SchemaArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The command line with the names that models, clusters, runtimes and targets can have, so that shells complete them.
+fn with_names(mut command: clap::Command) -> Result<clap::Command, CliError> {
+    let names = |presets: Vec<PresetInfo>| -> Vec<String> {
+        let all = presets
+            .into_iter()
+            .flat_map(|p| p.aliases.into_iter().chain([p.name]));
+        all.collect()
+    };
+    let targets = Dialect::ALL.map(|d| d.target().to_owned());
+    let known = [
+        ("model", names(catalog::load::model_names())),
+        ("cluster", names(catalog::load::cluster_names()?)),
+        ("runtime", names(catalog::load::runtime_names())),
+        ("to", targets.into()),
+    ];
+    let subcommands: Vec<String> = command
+        .get_subcommands()
+        .map(|sub| sub.get_name().to_owned())
+        .collect();
+    for name in subcommands {
+        command = command.mut_subcommand(name, |mut sub| {
+            for (flag, values) in &known {
+                let takes_names = |arg: &clap::Arg| arg.get_long() == Some(flag);
+                if sub.get_arguments().any(takes_names)
+                    && (*flag != "to" || sub.get_name() == "export")
+                {
+                    let mut values = values.clone();
+                    values.sort();
+                    values.dedup();
+                    let names = PossibleValuesParser::new(values);
+                    sub = sub.mut_arg(flag, |arg| arg.value_parser(names));
+                }
+            }
+            sub
+        });
+    }
+    Ok(command)
+}
+
 /// Runs `completions`.
 pub(crate) fn completions(args: &CompletionsArgs) -> Result<ExitCode, CliError> {
     let mut text = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "vescale-plan", &mut text);
+    let mut command = with_names(crate::args::command())?;
+    clap_complete::generate(args.shell, &mut command, "vescale-plan", &mut text);
     output::document(&String::from_utf8_lossy(&text));
     Ok(ExitCode::SUCCESS)
 }

@@ -4,8 +4,10 @@ mod assumptions;
 mod calibrate;
 mod checkpoint;
 mod compare;
+mod config;
 mod device;
 mod diagnose;
+mod doc;
 mod estimate;
 mod explain;
 mod export;
@@ -13,6 +15,7 @@ mod follow;
 mod import;
 mod lists;
 mod logged_run;
+mod next;
 mod plan;
 mod profile;
 mod report;
@@ -27,9 +30,10 @@ use std::process::ExitCode;
 use crate::args::{Cli, Command};
 use crate::error::CliError;
 use crate::origins::Asked;
+use crate::settings::Settings;
 
 /// Runs a subcommand.
-pub(crate) fn run(cli: Cli, asked: &Asked) -> Result<ExitCode, CliError> {
+pub(crate) fn run(cli: Cli, asked: &Asked, settings: &Settings) -> Result<ExitCode, CliError> {
     match cli.command {
         Command::Search(args) => search::run(&args, asked),
         Command::Estimate(args) => estimate::run(&args),
@@ -49,6 +53,8 @@ pub(crate) fn run(cli: Cli, asked: &Asked) -> Result<ExitCode, CliError> {
         Command::Models(args) => lists::models(&args),
         Command::Clusters(args) => lists::clusters(&args),
         Command::Runtimes(args) => lists::runtimes(&args),
+        Command::Config(args) => config::run(&args, settings),
+        Command::Doc(args) => doc::run(&args),
         Command::Schema(args) => lists::schema(&args),
         Command::Completions(args) => lists::completions(&args),
     }

@@ -7,12 +7,10 @@ use costmodel::{CostModel, Scenario};
 use plans::json::StrategyJson;
 use plans::plan_file::{PlannedFor, ShardingFile};
 use plans::{PlanFile, Prediction, Strategy};
+use reports::terminal::Ground;
 
 use crate::error::CliError;
-use crate::inputs::{Inputs, InputsJson};
-
-/// Headroom of plans whose file does not give it, and of imported configurations, as a fraction of capacity.
-pub(crate) const HEADROOM: f64 = 0.05;
+use crate::inputs::{DEFAULT_HEADROOM, Inputs, InputsJson};
 
 /// A plan that was read from a file.
 pub(crate) struct Loaded {
@@ -101,7 +99,7 @@ pub(crate) fn load(path: &Path) -> Result<Loaded, CliError> {
         cluster,
         runtime,
         workload,
-        headroom: file.headroom.unwrap_or(HEADROOM),
+        headroom: file.headroom.unwrap_or(DEFAULT_HEADROOM),
     };
     Ok(Loaded {
         file,
@@ -109,4 +107,14 @@ pub(crate) fn load(path: &Path) -> Result<Loaded, CliError> {
         costs: CostModel::new(scenario)?,
         strategy,
     })
+}
+
+/// What a scenario's strategies are written with, and what memory they may use.
+pub(crate) fn ground(costs: &CostModel) -> Ground<'_> {
+    let scenario = costs.scenario();
+    Ground {
+        runtime: &scenario.runtime,
+        gpus_per_node: scenario.cluster.gpus_per_node,
+        usable: costs.capacity(),
+    }
 }

@@ -52,8 +52,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode, CliError> {
     top.extend(near.into_iter().filter(|c| c.prediction.fit.fits()).take(9));
     let scenario = loaded.costs.scenario();
     let rate = best.prediction.tokens_per_s_per_gpu;
-    let budget =
-        inputs::training(&args.budget, &scenario.cluster)?.budget(loaded.inputs.gpus, rate);
+    let budget = inputs::training(&args.budget, &scenario.cluster).budget(loaded.inputs.gpus, rate);
     let asked = Asked::in_plan(loaded.file.headroom.is_some());
     let text = html(&ReportSource {
         inputs: origins::rows(&loaded.inputs, &asked),
@@ -87,7 +86,7 @@ pub(crate) fn html(source: &ReportSource<'_>) -> String {
     let fact = |row: &Row| InputFact {
         name: row.name.to_owned(),
         value: row.value.clone(),
-        origin: row.origin.to_owned(),
+        origin: row.origin.clone(),
     };
     let gpus = source.plan.workload.gpus;
     reports::html::report(&ReportInput {

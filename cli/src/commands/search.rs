@@ -6,15 +6,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use catalog::Seconds;
 use catalog::files::Kind;
 use costmodel::CostModel;
+use interop::config::escape;
 use planner::{Objective, PlannerError, SearchOptions, SearchSpace};
 use plans::json::{CandidateJson, DetailJson};
 use plans::prediction::SpaceReport;
 use plans::{Candidate, SearchOutcome};
+use reports::format;
 use serde::Serialize;
 
 use crate::args::{ObjectiveArg, SearchArgs};
+use crate::commands::next::{self, Step};
 use crate::commands::plan;
 use crate::commands::report::{self, ReportSource};
 use crate::destinations::{self, Target};
@@ -46,9 +50,8 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
     let scenario = &resolved.scenario;
     let constraints = inputs::constraints(&args.constraints, scenario, &[scenario.workload.gpus])?;
     if args.top == 0 || args.top > 1000 {
-        return inputs::usage(format!("--top {}: expected 1 to 1000", args.top));
+        return inputs::refuse("--top", args.top, "1 to 1000");
     }
-    inputs::training(&args.budget, &resolved.scenario.cluster)?;
     let pool = pool(args.threads)?;
     let files = Files::check(args, &resolved)?;
     echo(args, &resolved);
@@ -104,7 +107,7 @@ fn finish(
         outcome,
         ..
     } = found;
-    let training = inputs::training(&args.budget, &resolved.scenario.cluster)?;
+    let training = inputs::training(&args.budget, &resolved.scenario.cluster);
     let budget = outcome
         .top
         .first()
@@ -132,23 +135,35 @@ fn finish(
             report_path: written.then(|| files.report.text()),
         })?;
     } else {
-        let capacity = costs.capacity();
-        output::print(&reports::terminal::search(
-            outcome,
-            capacity,
-            output::colour(),
-        ));
+        let style = output::style();
+        let ground = plan::ground(costs);
+        output::print(&reports::terminal::search(outcome, ground, style));
         if let Some(budget) = budget {
             output::print(&super::estimate::budget_line(&budget));
         }
-        output::print(&format!("\n{elapsed_s:.2} s\n"));
+        output::print(&format!(
+            "\nsearched in {}\n",
+            format::seconds(Seconds(elapsed_s))
+        ));
         if written {
             files.plan.say(args.output.quiet, "plan  ");
             files.report.say(args.output.quiet, "report");
         }
+        next::print(&steps(found, files, written), args.output);
     }
     saved?;
     Ok(exit_code(outcome))
+}
+
+/// What to do after the search: with the plan, or without one.
+fn steps(found: &Found<'_>, files: &Files, written: bool) -> Vec<Step> {
+    let other = found.outcome.top.get(1).map(|c| &c.strategy);
+    if written {
+        return next::after_plan(found.resolved, &files.plan.text(), other);
+    }
+    let model = escape::shell(&found.resolved.model_arg);
+    let size = format!("vescale-plan size --model {model}");
+    vec![("find the number of GPUs that fits", vec![size])]
 }
 
 fn exit_code(outcome: &SearchOutcome) -> ExitCode {
@@ -243,7 +258,7 @@ fn interrupt_flag() -> Arc<AtomicBool> {
 fn pool(threads: Option<usize>) -> Result<rayon::ThreadPool, CliError> {
     let threads = match threads {
         Some(n) if n == 0 || n > 1024 => {
-            return inputs::usage(format!("--threads {n}: expected 1 to 1024"));
+            return inputs::refuse("--threads", n, "1 to 1024");
         }
         other => other.unwrap_or(0),
     };

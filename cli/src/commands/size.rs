@@ -5,9 +5,12 @@ use std::process::ExitCode;
 use costmodel::Scenario;
 use planner::size::{Sized, sizes, usual_counts};
 use plans::json::CandidateJson;
+use reports::{format, lines::of};
 use serde::Serialize;
 
+use crate::args::values::Gpus;
 use crate::args::{ScenarioArgs, SizeArgs};
+use crate::commands::next;
 use crate::error::{CliError, code};
 use crate::inputs::{self, Budget, InputsJson, Training};
 use crate::output::{self, Progress, SCHEMA_VERSION, note};
@@ -34,7 +37,8 @@ struct SizeRow {
 
 /// Runs `size`.
 pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
-    let cluster = catalog::load::cluster(&args.cluster)?;
+    let cluster_arg = inputs::cluster_arg(args.cluster.as_deref(), None)?;
+    let cluster = catalog::load::cluster(&cluster_arg)?;
     let counts = if args.gpus.is_empty() {
         usual_counts(cluster.gpus_per_node, DEFAULT_MOST)
     } else {
@@ -46,8 +50,8 @@ pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
     let most = counts.iter().copied().max().unwrap_or(1);
     let resolved = inputs::resolve(&ScenarioArgs {
         model: args.model.clone(),
-        cluster: args.cluster.clone(),
-        gpus: most,
+        cluster: Some(cluster_arg),
+        gpus: Gpus::Count(most),
         runtime: args.runtime.clone(),
         seq: args.seq,
         global_batch: args.global_batch,
@@ -55,7 +59,7 @@ pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
         headroom: args.headroom,
     })?;
     let scenario = &resolved.scenario;
-    let training = inputs::training(&args.budget, &scenario.cluster)?;
+    let training = inputs::training(&args.budget, &scenario.cluster);
     let constraints = inputs::constraints(&args.constraints, scenario, &counts)?;
     note(
         args.output.quiet,
@@ -83,6 +87,7 @@ pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
     } else {
         print(&rows, smallest);
     }
+    next::terms(args.output);
     Ok(if smallest.is_some() {
         ExitCode::SUCCESS
     } else {
@@ -141,21 +146,23 @@ fn print(rows: &[SizeRow], smallest: Option<u64>) {
         };
         let (days, dollars) = row.budget.map_or((String::new(), String::new()), |b| {
             (
-                format!("{:.1}", b.days),
-                b.dollars
-                    .map_or_else(String::new, |d| format!("{:.2} M$", d / 1e6)),
+                format::significant(b.days),
+                b.dollars.map_or_else(String::new, format::dollars),
             )
         });
         table.push(vec![
             row.gpus.to_string(),
-            format!("{:.0} tokens/s", row.tokens_per_s.unwrap_or(0.0)),
-            format!("{:.1}%", best.predicted.mfu * 100.0),
+            format!(
+                "{} tokens/s",
+                format::short_count(row.tokens_per_s.unwrap_or(0.0))
+            ),
+            of(best.predicted.mfu),
             days,
             dollars,
             format!("{}{}", if row.pareto { "* " } else { "  " }, best.summary),
         ]);
     }
-    output::print(&reports::terminal::plain(
+    output::print(&output::style().columns(
         &[
             "GPUs",
             "rate",
@@ -167,6 +174,7 @@ fn print(rows: &[SizeRow], smallest: Option<u64>) {
         &table,
     ));
     match smallest {
+        Some(1) => output::print("\nSmallest that fits: 1 GPU\n"),
         Some(gpus) => output::print(&format!("\nSmallest that fits: {gpus} GPUs\n")),
         None => output::print("\nNothing fits at these sizes.\n"),
     }

@@ -98,6 +98,17 @@ fn judged(command: &str, codes: &[i32], says: &str, ended: &Ended) -> Option<Str
             "{command}\n    does not begin with `error: `: {shown}"
         ));
     }
+    // One shape: what is wrong, then what is known of where, expected, nearest and example.
+    let odd = |line: &&str| !line.starts_with("  ");
+    if let Some(line) = ended
+        .err
+        .lines()
+        .skip(1)
+        .find(odd)
+        .filter(|_| ended.code == Some(2))
+    {
+        return Some(format!("{command}\n    has the odd line `{line}`: {shown}"));
+    }
     None
 }
 

@@ -25,10 +25,21 @@ pub struct Ended {
 
 /// Words of a command line; quotes hold a word together.
 pub fn words(line: &str) -> Vec<String> {
-    line.split(' ')
-        .filter(|w| !w.is_empty())
-        .map(|w| w.trim_matches('\'').to_owned())
-        .collect()
+    let mut words: Vec<String> = Vec::new();
+    let mut quoted = false;
+    for part in line.split(' ') {
+        let word = part.replace('\'', "");
+        match words.last_mut() {
+            Some(last) if quoted => {
+                last.push(' ');
+                last.push_str(&word);
+            }
+            _ if part.is_empty() => {}
+            _ => words.push(word),
+        }
+        quoted ^= part.matches('\'').count() % 2 == 1;
+    }
+    words
 }
 
 /// Runs the command with arguments in a folder.

@@ -141,7 +141,9 @@ impl Target for Grammar {
         let (model, w, runtime) = (&scenario.model, &scenario.workload, &scenario.runtime);
         let strategy = match plans::grammar::parse(text, model, w, runtime) {
             Ok(strategy) => strategy,
-            Err(plans::StrategyError::Syntax(message)) => return Outcome::malformed(&message),
+            Err(plans::StrategyError::Syntax(mistake)) => {
+                return Outcome::malformed(&mistake.to_string());
+            }
             Err(error) => return Outcome::refused(&error),
         };
         let d = strategy.decisions();

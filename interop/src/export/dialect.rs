@@ -167,7 +167,7 @@ impl Dialect {
         let nearest = catalog::suggest::nearest(target, &targets);
         Err(ExportError::UnknownTarget {
             asked: target.chars().take(80).collect(),
-            hint: nearest.map_or_else(String::new, |t| format!("did you mean `{t}`? ")),
+            nearest,
             known: targets.join(", "),
         })
     }

@@ -23,12 +23,12 @@ pub struct Refusal {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExportError {
     /// The target is unknown.
-    #[error("unknown target `{asked}`; {hint}targets: {known}")]
+    #[error("unknown target `{asked}`; {}targets: {known}", hint(nearest.as_ref()))]
     UnknownTarget {
         /// The target that was asked for.
         asked: String,
-        /// A suggestion of the nearest known target.
-        hint: String,
+        /// The nearest known target.
+        nearest: Option<String>,
         /// List of all targets.
         known: String,
     },
@@ -50,6 +50,10 @@ pub enum ExportError {
         /// What it cannot express, each with a choice that it can.
         refusals: Vec<Refusal>,
     },
+}
+
+fn hint(nearest: Option<&String>) -> String {
+    nearest.map_or_else(String::new, |t| format!("did you mean `{t}`? "))
 }
 
 fn listed(refusals: &[Refusal]) -> String {

@@ -1,0 +1,106 @@
+//! A cluster described in one line: `h100-sxm x 8 per node, 400 Gb/s x 8`. What the line leaves out is that of the preset
+//! with the same GPU.
+
+use crate::cluster::{Cluster, Link};
+use crate::error::SpecError;
+use crate::mistake::Mistake;
+use crate::provenance::{Origin, Sourced};
+use crate::units::Bandwidth;
+
+const EXAMPLE: &str = "--cluster 'h100-sxm x 8 per node, 400 Gb/s x 8'";
+
+/// Whether a text describes a cluster, rather than names one.
+pub(crate) fn is(text: &str) -> bool {
+    text.contains("per node")
+}
+
+/// The cluster of a line. `like` finds the preset with a GPU.
+///
+/// # Errors
+/// A part that is neither GPUs per node, nor a network, nor a price; sizes that make no sense.
+pub(crate) fn read(
+    line: &str,
+    like: impl Fn(&str) -> Result<Cluster, SpecError>,
+) -> Result<Cluster, SpecError> {
+    let mut parts = line.split(',').map(str::trim);
+    let first = parts.next().unwrap_or_default();
+    let (device, count) = gpus(first).ok_or_else(|| wrong(line, first))?;
+    let mut cluster = like(device)?;
+    let before = cluster.gpus_per_node;
+    if cluster.scale_up_domain == before || !cluster.scale_up_domain.is_multiple_of(count.max(1)) {
+        cluster.scale_up_domain = count;
+    }
+    cluster.gpus_per_node = count;
+    cluster.max_gpus = None;
+    cluster.name = line.to_owned();
+    for part in parts {
+        if let Some(rate) = part.strip_prefix("nvlink ") {
+            let rate: Bandwidth = rate.trim().parse().map_err(|_| wrong(line, part))?;
+            said(&mut cluster.scale_up, rate);
+        } else if let Some(price) = part.strip_prefix('$') {
+            let price = price.trim_end_matches("/h").trim().parse();
+            cluster.dollars_per_gpu_hour = Some(given(price.map_err(|_| wrong(line, part))?));
+        } else {
+            let (rate, cards) = product(part).ok_or_else(|| wrong(line, part))?;
+            let rate: Bandwidth = rate.parse().map_err(|_| wrong(line, part))?;
+            said(
+                &mut cluster.scale_out,
+                Bandwidth(rate.0 * cards as f64 / count.max(1) as f64),
+            );
+        }
+    }
+    cluster.check().map_err(|(field, message)| {
+        SpecError::Wrong(
+            Mistake::new(message)
+                .at(format!("cluster `{line}`, {field}"))
+                .example(EXAMPLE),
+        )
+    })?;
+    Ok(cluster)
+}
+
+/// `h100-sxm x 8 per node` or `8 x h100-sxm per node`.
+fn gpus(part: &str) -> Option<(&str, u64)> {
+    let (left, right) = times(part.strip_suffix("per node")?.trim())?;
+    match (left.parse(), right.parse()) {
+        (_, Ok(count)) => Some((left, count)),
+        (Ok(count), _) => Some((right, count)),
+        _ => None,
+    }
+}
+
+/// `400 Gb/s x 8`, or one card: `400 Gb/s`.
+fn product(part: &str) -> Option<(&str, u64)> {
+    match times(part) {
+        Some((rate, cards)) => Some((rate, cards.parse().ok().filter(|n| (1..=1024).contains(n))?)),
+        None => Some((part, 1)),
+    }
+}
+
+fn times(text: &str) -> Option<(&str, &str)> {
+    let (left, right) = text.split_once(" x ").or_else(|| text.split_once('×'))?;
+    Some((left.trim(), right.trim()))
+}
+
+fn said(link: &mut Link, rate: Bandwidth) {
+    link.bandwidth = given(rate);
+}
+
+fn given<T>(value: T) -> Sourced<T> {
+    Sourced {
+        value,
+        origin: Origin::Datasheet,
+        source: "given with --cluster".to_owned(),
+    }
+}
+
+fn wrong(line: &str, part: &str) -> SpecError {
+    SpecError::Wrong(
+        Mistake::new(format!("`{part}` is not understood"))
+            .at(format!("cluster `{line}`"))
+            .expected(
+                "GPU x COUNT per node, then if needed RATE x CARDS between nodes, nvlink RATE inside, $ per GPU and hour",
+            )
+            .example(EXAMPLE),
+    )
+}

@@ -1,0 +1,55 @@
+//! `config`: shows every default, and where it was set.
+
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+use crate::args::ListArgs;
+use crate::error::CliError;
+use crate::output::{self, SCHEMA_VERSION};
+use crate::settings::{self, KEYS, Settings};
+
+#[derive(Serialize)]
+struct ConfigJson {
+    schema_version: u32,
+    defaults: Vec<DefaultJson>,
+}
+
+#[derive(Serialize)]
+struct DefaultJson {
+    name: &'static str,
+    value: String,
+    origin: String,
+    variable: String,
+}
+
+/// Runs `config`.
+pub(crate) fn run(args: &ListArgs, settings: &Settings) -> Result<ExitCode, CliError> {
+    let rows = KEYS.map(|(name, usual)| {
+        let set = settings.get(name);
+        DefaultJson {
+            name,
+            value: set.map_or_else(|| usual.to_owned(), |s| s.value.clone()),
+            origin: set.map_or_else(|| "built in".to_owned(), |s| s.origin.clone()),
+            variable: settings::variable(name),
+        }
+    });
+    if args.output.json {
+        output::json(&ConfigJson {
+            schema_version: SCHEMA_VERSION,
+            defaults: rows.into(),
+        })?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let cells = rows.map(|r| vec![r.name.to_owned(), r.value, r.origin, r.variable]);
+    let header = ["flag", "default", "set by", "variable"];
+    output::print(&output::style().columns(&header, &cells));
+    let own = settings::own_file().map_or_else(String::new, |p| format!(", {}", p.display()));
+    output::print(&output::style().paragraph(
+        "",
+        &format!(
+            "A flag beats its variable, that vescale-plan.toml in this folder{own}, and that what is built in. `vescale-plan doc settings` has an example."
+        ),
+    ));
+    Ok(ExitCode::SUCCESS)
+}

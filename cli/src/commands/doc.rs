@@ -1,0 +1,140 @@
+//! `doc`: how to write what the flags take, and what exit codes mean.
+
+use std::process::ExitCode;
+
+use clap::ValueEnum;
+use planner::constraints::{CHOICES, DIMENSIONS};
+use plans::strategy_words::KEYS;
+
+use crate::args::{DocArgs, DocTopic};
+use crate::error::CliError;
+use crate::output;
+use crate::settings;
+
+/// Runs `doc`.
+pub(crate) fn run(args: &DocArgs) -> Result<ExitCode, CliError> {
+    let Some(topic) = args.topic else {
+        let topics = DocTopic::value_variants().iter();
+        let rows: Vec<(String, String)> = topics
+            .filter_map(DocTopic::to_possible_value)
+            .map(|value| {
+                let help = value.get_help().map(ToString::to_string);
+                (value.get_name().to_owned(), help.unwrap_or_default())
+            })
+            .collect();
+        let rows: Vec<(&str, String)> = rows.iter().map(|(n, h)| (n.as_str(), h.clone())).collect();
+        output::print("Topics of `vescale-plan doc TOPIC`\n");
+        output::print(&output::style().pairs(&rows));
+        return Ok(ExitCode::SUCCESS);
+    };
+    match topic {
+        DocTopic::Strategies => strategies(),
+        DocTopic::Constraints => constraints(),
+        DocTopic::Clusters => output::print(CLUSTERS),
+        DocTopic::Models => output::print(MODELS),
+        DocTopic::Settings => settings(),
+        DocTopic::ExitCodes => output::print(EXIT_CODES),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn strategies() {
+    let style = output::style();
+    output::print(&style.paragraph(
+        "",
+        "A strategy is a list of words, parted by commas or spaces. A word is key=value (tp=8) or, shorter, the key with its number (tp8). What is left out is the runtime's default. Strategies are printed in the short form, and every form is read wherever a strategy is asked for.",
+    ));
+    output::print(
+        "\n  --strategy tp=8,pp=4,recompute=selective\n  --strategy 'tp8 pp4 recompute=selective'\n",
+    );
+    let keys = style.paragraph("Keys: ", &KEYS.join(", "));
+    output::print(&format!("\n{keys}"));
+    output::print(&reports::terminal::terms(style));
+}
+
+fn constraints() {
+    let style = output::style();
+    output::print(
+        "Constraints narrow a search:\n\n  \
+         --fix tp=8,zero=1          these values\n  \
+         --fix recompute=none|full  one of these values\n  \
+         --min pp=2                 at least\n  \
+         --max pp=4                 at most\n  \
+         --forbid cp                size 1\n  \
+         --constraints FILE         the same in YAML; flags beat it\n",
+    );
+    output::print("\n  # constraints.yaml\n  fix: {zero: ['1']}\n  max: {pp: 4}\n\n");
+    let sizes = format!(
+        "Sizes: {}. Choices: {}.",
+        DIMENSIONS.join(", "),
+        CHOICES.join(", ")
+    );
+    output::print(&style.paragraph("", &sizes));
+    output::print(&style.paragraph(
+        "",
+        "A value that no strategy of the model, runtime and number of GPUs can have is refused with the legal values (exit code 2). Values that are legal each, but not together, end with exit code 3.",
+    ));
+}
+
+fn settings() {
+    output::print(
+        "Defaults of search, estimate and size, strongest first:\n\n  \
+         a flag                     --seq 8k\n  \
+         the environment            VESCALE_PLAN_SEQ=8k\n  \
+         ./vescale-plan.toml        seq = \"8k\"\n",
+    );
+    if let Some(own) = settings::own_file() {
+        output::print(&format!("  {}\n", own.display()));
+    }
+    let keys = settings::KEYS.map(|(key, _)| key).join(", ");
+    output::print(&output::style().paragraph(
+        "",
+        &format!("\nKeys: {keys}. `vescale-plan config` shows what holds, and what set it."),
+    ));
+}
+
+const CLUSTERS: &str = "\
+A cluster is one of:
+
+  --cluster dgx-h100             a preset (`vescale-plan clusters`)
+  --cluster ours.yaml            a file (`vescale-plan schema cluster`)
+  --cluster local                this machine, as `vescale-plan profile` measured it
+  --cluster 'h100-sxm x 8 per node, 400 Gb/s x 8'
+                                 one line: GPU x COUNT per node, then, if they differ from the
+                                 preset with that GPU, RATE x CARDS between nodes, `nvlink RATE`
+                                 inside a node, and `$2.5` per GPU and hour
+
+A file that changes a preset:
+
+  schema_version: 1
+  name: ours
+  extends: dgx-h100
+  profile: gpu.yaml              # measured by `vescale-plan profile --device cuda -o gpu.yaml`
+
+GPUs are given as a number (--gpus 512), as nodes (--gpus '64 nodes'), or with their kind
+(--gpus '512x h100', which also chooses the cluster).
+";
+
+const MODELS: &str = "\
+A model is one of:
+
+  --model llama3-70b                   a preset (`vescale-plan models`)
+  --model meta-llama/Llama-3.1-70B     its published name, if there is a preset of it
+  --model path/to/config.json          a config.json of the Hugging Face hub
+  --model path/to/folder               a folder that holds one
+
+Nothing is downloaded. For another model of the hub:
+
+  hf download OWNER/NAME config.json --local-dir NAME
+  vescale-plan search --model NAME --gpus 64
+";
+
+const EXIT_CODES: &str = "\
+  0    ok; it fits
+  1    a fault of ours or of the machine; a stream or disk that is full
+  2    bad input
+  3    no plan fits, or this one does not
+  4    a target cannot express the plan, or a configuration has errors
+  5    outside --tolerance
+  130  interrupted; the best plan so far was kept
+";

@@ -1,0 +1,103 @@
+//! Messages about the command line itself: help, version, and mistakes in the shape of all others.
+
+use std::process::ExitCode;
+
+use catalog::Mistake;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::args::examples;
+use crate::output;
+use crate::settings::Settings;
+
+/// Prints help and version to stdout, mistakes to stderr.
+pub(crate) fn say(message: &clap::Error, settings: &Settings) -> ExitCode {
+    let help = message.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    let rendered = message.render();
+    if message.exit_code() == 0 {
+        let text = if output::style().colour {
+            rendered.ansi().to_string()
+        } else {
+            rendered.to_string()
+        };
+        output::document(&text);
+    } else if help {
+        output::note(false, &rendered.to_string());
+    } else {
+        let mut mistake = wrong(message);
+        let value = said(message, ContextKind::InvalidValue);
+        let option = said(message, ContextKind::InvalidArg);
+        if let (Some(value), Some(option)) = (value, option)
+            && let Some(place) = settings.place_of(&option, &value)
+        {
+            mistake.place = Some(place);
+        }
+        output::mistake(&mistake);
+    }
+    ExitCode::from(message.exit_code() as u8)
+}
+
+/// A part of clap's message, several values as a list.
+fn said(message: &clap::Error, kind: ContextKind) -> Option<String> {
+    match message.get(kind) {
+        Some(ContextValue::Strings(all)) => Some(all.join(", ")),
+        other => other.map(ContextValue::to_string),
+    }
+}
+
+/// What is wrong with a command line, in parts.
+fn wrong(message: &clap::Error) -> Mistake {
+    let said = |kind| said(message, kind);
+    let argument = said(ContextKind::InvalidArg).unwrap_or_default();
+    match message.kind() {
+        ErrorKind::ValueValidation | ErrorKind::InvalidValue => value(message, &argument),
+        ErrorKind::UnknownArgument => Mistake::new(format!("unknown argument `{argument}`"))
+            .expected("an option that --help lists")
+            .nearest(said(ContextKind::SuggestedArg))
+            .example(example()),
+        ErrorKind::InvalidSubcommand => {
+            let name = said(ContextKind::InvalidSubcommand).unwrap_or_default();
+            Mistake::new(format!("unknown command `{name}`"))
+                .expected("a command that `vescale-plan --help` lists")
+                .nearest(said(ContextKind::SuggestedSubcommand))
+                .example(example())
+        }
+        ErrorKind::MissingRequiredArgument => {
+            Mistake::new(format!("{argument} is missing")).example(example())
+        }
+        _ => {
+            let text = message.render().to_string();
+            let first = text.lines().next().unwrap_or_default();
+            Mistake::new(first.trim_start_matches("error: ")).example(example())
+        }
+    }
+}
+
+/// What is wrong with the value of an option.
+fn value(message: &clap::Error, argument: &str) -> Mistake {
+    let value = said(message, ContextKind::InvalidValue).unwrap_or_default();
+    let option = argument.split(' ').next().unwrap_or_default();
+    let source = std::error::Error::source(message);
+    let wrong = match source.and_then(|e| e.downcast_ref::<Mistake>()) {
+        Some(own) => own.clone(),
+        None => {
+            let what = match value.as_str() {
+                "" => "no value is given".to_owned(),
+                value => format!("`{value}` is not a value of {option}"),
+            };
+            let known = said(message, ContextKind::ValidValue).filter(|known| !known.is_empty());
+            let known = known.map(|known| format!("one of {known}"));
+            let expected = known.or_else(|| source.map(ToString::to_string));
+            Mistake::new(what)
+                .expected(expected.unwrap_or_else(|| format!("a value as in {argument}")))
+                .nearest(said(message, ContextKind::SuggestedValue))
+        }
+    };
+    let place = wrong.place.clone();
+    wrong.at(place.unwrap_or_else(|| format!("{option} {value}").trim().to_owned()))
+}
+
+/// A command line that is right, of the command that was meant if it is known.
+fn example() -> String {
+    let asked = std::env::args().nth(1).unwrap_or_default();
+    examples::of(&asked)[0].to_owned()
+}

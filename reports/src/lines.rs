@@ -1,0 +1,260 @@
+//! Text laid out in lines that fit a width, and colours.
+
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+
+/// Longest bar, in characters.
+const LONGEST_BAR: usize = 40;
+/// Narrowest width that is laid out for; below it lines are broken by the terminal.
+const NARROWEST: usize = 40;
+
+/// How text is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Style {
+    /// Characters on a line.
+    pub width: usize,
+    /// Whether to colour.
+    pub colour: bool,
+}
+
+/// What a colour says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shade {
+    /// All is well.
+    Good,
+    /// Something to know before going on.
+    Careful,
+    /// It does not work.
+    Bad,
+    /// What to read first.
+    Strong,
+    /// What may be skipped.
+    Faint,
+}
+
+impl Style {
+    /// A text in a colour, if colours are wanted.
+    #[must_use]
+    pub fn paint(self, shade: Shade, text: &str) -> String {
+        let code = match shade {
+            Shade::Good => "32",
+            Shade::Careful => "33",
+            Shade::Bad => "31",
+            Shade::Strong => "1",
+            Shade::Faint => "2",
+        };
+        if self.colour {
+            format!("\u{1b}[{code}m{text}\u{1b}[0m")
+        } else {
+            text.to_owned()
+        }
+    }
+
+    /// Characters that a line has, however narrow the terminal says it is.
+    fn room(self) -> usize {
+        self.width.max(NARROWEST)
+    }
+
+    /// A paragraph whose first line begins with `first`, and whose other lines begin with as many spaces.
+    #[must_use]
+    pub fn paragraph(self, first: &str, text: &str) -> String {
+        let indent = first.chars().count();
+        let lines = wrapped(text, self.room().saturating_sub(indent));
+        let mut shown = String::new();
+        for (index, line) in lines.iter().enumerate() {
+            let before = match index {
+                0 => first.to_owned(),
+                _ => " ".repeat(indent),
+            };
+            shown.push_str(&format!("{before}{line}\n"));
+        }
+        shown
+    }
+
+    /// A heading after an empty line.
+    #[must_use]
+    pub fn heading(self, text: &str) -> String {
+        format!("\n{}\n", self.paint(Shade::Strong, text))
+    }
+
+    /// Names and texts in two columns; texts wrap.
+    #[must_use]
+    pub fn pairs(self, rows: &[(&str, String)]) -> String {
+        let longest = rows.iter().map(|(name, _)| name.chars().count()).max();
+        let longest = longest.unwrap_or(0);
+        let line = |(name, text): &(&str, String)| {
+            let padding = " ".repeat(longest - name.chars().count());
+            self.paragraph(&format!("  {name}{padding}  "), text)
+        };
+        rows.iter().map(line).collect()
+    }
+
+    /// Names, values and shares, each with a bar as long as what is left of the line allows.
+    #[must_use]
+    pub fn bars(self, rows: &[(String, String, f64)]) -> String {
+        let longest = |text: fn(&(String, String, f64)) -> &str| {
+            let lengths = rows.iter().map(|row| text(row).chars().count());
+            lengths.max().unwrap_or(0)
+        };
+        let value = longest(|row| &row.1);
+        // Two spaces before each column, and six characters for a share.
+        let most = self.room().saturating_sub(value + 12);
+        let name = longest(|row| &row.0).min(most);
+        let left = self.room().saturating_sub(name + value + 14);
+        let line = |(text, amount, share): &(String, String, f64)| {
+            let bar =
+                "▇".repeat((share.clamp(0.0, 1.0) * left.min(LONGEST_BAR) as f64).round() as usize);
+            let mut lines = wrapped(text, name);
+            let last = lines.pop().unwrap_or_default();
+            let above: String = lines.iter().map(|line| format!("  {line}\n")).collect();
+            let line = format!(
+                "  {last:<name$}  {amount:>value$}  {:>6}  {bar}",
+                of(*share)
+            );
+            format!("{above}{}\n", line.trim_end())
+        };
+        rows.iter().map(line).collect()
+    }
+
+    /// A command to copy: indented, and broken before its options where it is too long, as a shell accepts it.
+    #[must_use]
+    pub fn command(self, text: &str) -> String {
+        let mut lines: Vec<String> = Vec::new();
+        for part in options(text) {
+            let fits =
+                |line: &String| line.chars().count() + part.chars().count() + 7 <= self.room();
+            match lines.last_mut() {
+                Some(line) if fits(line) => {
+                    line.push(' ');
+                    line.push_str(&part);
+                }
+                _ => lines.push(part),
+            }
+        }
+        format!("    {}\n", lines.join(" \\\n      "))
+    }
+
+    /// A table with a header and no frames, whose widest column wraps.
+    #[must_use]
+    pub fn columns(self, header: &[&str], rows: &[Vec<String>]) -> String {
+        let mut table = Table::new();
+        table
+            .load_style(presets::NOTHING)
+            .set_content_arrangement(ContentArrangement::Dynamic)
+            .set_width(u16::try_from(self.room()).unwrap_or(u16::MAX))
+            .set_header(header.to_vec());
+        for row in rows {
+            table.add_row(row.clone());
+        }
+        for (index, column) in table.column_iter_mut().enumerate() {
+            column.set_padding((u16::from(index > 0), 1));
+            let number = |row: &Vec<String>| {
+                let cell = row.get(index).map_or("", String::as_str);
+                cell.is_empty() || cell.starts_with(|c: char| c.is_ascii_digit())
+            };
+            if index > 0 && index + 1 < header.len() && rows.iter().all(number) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        let lines = table.to_string();
+        let lines = lines.lines().map(|line| format!("{}\n", line.trim_end()));
+        lines.collect()
+    }
+}
+
+/// A share as a percentage.
+#[must_use]
+pub fn of(share: f64) -> String {
+    if share > 0.0 && share < 0.0005 {
+        return "<0.1%".to_owned();
+    }
+    format!("{:.1}%", share * 100.0)
+}
+
+/// A command's words, each option with its value, quoted values whole.
+fn options(command: &str) -> Vec<String> {
+    let mut parts: Vec<String> = vec![String::new()];
+    let mut quoted = false;
+    for word in command.split(' ') {
+        let starts = !quoted && word.starts_with('-');
+        match parts.last_mut() {
+            Some(last) if !starts => {
+                if !last.is_empty() {
+                    last.push(' ');
+                }
+                last.push_str(word);
+            }
+            _ => parts.push(word.to_owned()),
+        }
+        quoted ^= word.matches('\'').count() % 2 == 1;
+    }
+    parts
+}
+
+/// Lines of at most `width` characters; a longer word has a line of its own.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NARROW: Style = Style {
+        width: 60,
+        colour: false,
+    };
+
+    #[test]
+    fn lines_fit() {
+        let pairs = NARROW.pairs(&[
+            ("step time", "8.28 s (7.61 – 10.05 s)".into()),
+            (
+                "MFU",
+                "44.9% of 989 TFLOP/s dense, causal attention counted once".into(),
+            ),
+        ]);
+        let long = "exposed communication of tensor parallelism inside nodes";
+        let bars = NARROW.bars(&[
+            ("compute".into(), "7.22 s".into(), 0.872),
+            (long.into(), "822 ms".into(), 0.099),
+            ("host".into(), "5.00 ms".into(), 0.0001),
+        ]);
+        let command = NARROW.command(
+            "vescale-plan explain llama3-70b-512gpus.plan.yaml --why-not 'tp4 pp4 recompute=none' --json",
+        );
+        let plan = "tp4 pp4 vpp10 cp2(ring) dp16 zero1 sp mbs1 interleaved";
+        let columns = NARROW.columns(
+            &["GPUs", "rate", "plan"],
+            &[
+                vec!["8".into(), "901 tokens/s".into(), "tp1".into()],
+                vec!["1024".into(), "12 tokens/s".into(), plan.into()],
+            ],
+        );
+        let all = [pairs, bars, command, columns].join("\n");
+        assert!(all.lines().all(|line| line.chars().count() <= NARROW.width));
+        insta::assert_snapshot!(all);
+    }
+
+    #[test]
+    fn colours_are_asked_for() {
+        let coloured = Style {
+            colour: true,
+            ..NARROW
+        };
+        assert_eq!(NARROW.paint(Shade::Good, "FITS"), "FITS");
+        assert_eq!(
+            coloured.paint(Shade::Good, "FITS"),
+            "\u{1b}[32mFITS\u{1b}[0m"
+        );
+    }
+}

@@ -1,0 +1,292 @@
+//! Plans and predictions as a person says them: the layout, the moment of the peak, what to be careful about, and what
+//! abbreviations mean.
+
+use catalog::{Bytes, Origin, ScheduleKind};
+use plans::{Decisions, Fit, Prediction, Recompute, Zero};
+
+use crate::format;
+
+/// Probability of fitting below which memory is called tight.
+const SAFE: f64 = 0.9;
+
+/// What each abbreviation of a strategy or a table means.
+pub const TERMS: [(&str, &str); 25] = [
+    ("tp8", "tensor parallel: 8 GPUs share each layer"),
+    (
+        "pp4",
+        "pipeline parallel: 4 stages, each with a share of the layers",
+    ),
+    (
+        "vpp2",
+        "virtual stages: each pipeline rank holds 2 parts of the model, not one",
+    ),
+    (
+        "cp2(ring)",
+        "context parallel: 2 GPUs share each sequence; attention goes by ring, all_gather or all_to_all",
+    ),
+    ("ep8", "expert parallel: experts are spread over 8 GPUs"),
+    ("etp2", "2 GPUs share each expert"),
+    (
+        "dp16",
+        "data parallel: 16 replicas, each with its share of the batch",
+    ),
+    (
+        "dp8x2",
+        "8 GPUs share the states of a replica, and there are 2 such groups",
+    ),
+    (
+        "zero1",
+        "data-parallel ranks share optimizer states (1), gradients too (2), parameters too (3); 0: nothing",
+    ),
+    (
+        "sp",
+        "sequence parallel: between tensor-parallel layers activations are split along the sequence",
+    ),
+    ("mbs2", "micro-batch: sequences that a replica runs at once"),
+    (
+        "1f1b",
+        "pipeline schedule: one forward, one backward in turn",
+    ),
+    (
+        "interleaved",
+        "the same over virtual stages: less waiting, more messages",
+    ),
+    (
+        "zb-h1, zb-v, dualpipe-v",
+        "schedules that fill waiting with gradients of weights",
+    ),
+    (
+        "recompute=selective",
+        "attention's inner values are computed again in the backward, not kept",
+    ),
+    (
+        "recompute=full",
+        "every layer is computed again in the backward from its input",
+    ),
+    (
+        "order=…",
+        "which axis has neighbouring ranks, innermost first",
+    ),
+    (
+        "stages=4x20/18",
+        "layers of each stage: four of 20, then one of 18",
+    ),
+    ("exposed", "communication that no computation hides"),
+    ("bubble", "time in which a pipeline rank has nothing to do"),
+    (
+        "MFU",
+        "the FLOPs that the model needs over what the GPUs' dense peak does in a step",
+    ),
+    (
+        "PaLM convention",
+        "MFU with attention counted as if nothing were masked, as most publications count",
+    ),
+    ("headroom", "memory left free on purpose"),
+    (
+        "80% interval",
+        "the measured value lies in it four times of five",
+    ),
+    ("floor", "a proven lower bound of time or memory"),
+];
+
+/// The layout in sentences, without their final stop.
+#[must_use]
+pub fn plan(d: &Decisions, gpus_per_node: u64) -> Vec<String> {
+    let mut said = Vec::new();
+    if d.tp > 1 {
+        let (gpus, nodes) = (d.tp, d.tp.div_ceil(gpus_per_node.max(1)));
+        said.push(match nodes {
+            1 => format!("{gpus} GPUs of a node share each layer (TP {gpus})"),
+            _ => format!("{gpus} GPUs of {nodes} nodes share each layer (TP {gpus})"),
+        });
+    }
+    if d.cp > 1 {
+        let kind = d.cp_kind.name().replace('_', "-");
+        said.push(format!(
+            "{} GPUs share each sequence (CP {}, {kind})",
+            d.cp, d.cp
+        ));
+    }
+    if d.ep > 1 {
+        said.push(match d.etp {
+            1 => format!("experts are spread over {} GPUs (EP {})", d.ep, d.ep),
+            etp => format!(
+                "experts are spread over {} groups of {etp} GPUs (EP {}, ETP {etp})",
+                d.ep, d.ep
+            ),
+        });
+    }
+    if d.pp > 1 {
+        said.push(stages(d));
+    }
+    said.push(replicas(d));
+    said.push(match d.recompute {
+        Recompute::None => "nothing is computed twice".to_owned(),
+        Recompute::Selective => "attention is computed again in the backward".to_owned(),
+        Recompute::Full => "every layer is computed again in the backward".to_owned(),
+        Recompute::Layers(n) => {
+            format!("{n} layers of each stage are computed again in the backward")
+        }
+        Recompute::SelectiveOps => "chosen operators are computed again in the backward".to_owned(),
+    });
+    said
+}
+
+fn stages(d: &Decisions) -> String {
+    let parts = d.vpp.max(1);
+    // Layers of a pipeline rank: those of all its virtual stages.
+    let ranks = d.pp as usize;
+    let mut layers = vec![0; ranks];
+    for (stage, size) in d.stages.0.iter().enumerate() {
+        let rank = match d.schedule {
+            // The model goes down the ranks and up again.
+            ScheduleKind::ZbV | ScheduleKind::DualPipeV if stage >= ranks => {
+                (2 * ranks).saturating_sub(1 + stage) % ranks
+            }
+            _ => stage % ranks,
+        };
+        layers[rank] += size;
+    }
+    let least = layers.iter().min().copied().unwrap_or(0);
+    let most = layers.iter().max().copied().unwrap_or(0);
+    let size = match least == most {
+        true => format!("{most}"),
+        false => format!("{least} to {most}"),
+    };
+    let virtual_stages = match parts {
+        1 => String::new(),
+        n => format!(" in {n} parts"),
+    };
+    format!(
+        "{} pipeline stages of {size} layers{virtual_stages} ({}PP {})",
+        d.pp,
+        match parts {
+            1 => String::new(),
+            n => format!("VPP {n}, "),
+        },
+        d.pp
+    )
+}
+
+fn replicas(d: &Decisions) -> String {
+    let shared = match d.zero {
+        Zero::Z0 => "",
+        Zero::Z1 => ", which share the optimizer's states (ZeRO-1)",
+        Zero::Z2 => ", which share the optimizer's states and gradients (ZeRO-2)",
+        Zero::Z3 => ", which share parameters, gradients and the optimizer's states (ZeRO-3)",
+    };
+    match (d.dp(), d.dp_shard, d.dp_replicate) {
+        (1, _, _) => "one replica".to_owned(),
+        (n, shard, groups) if shard > 1 && groups > 1 => {
+            format!("{n} replicas in {groups} groups of {shard}{shared}")
+        }
+        (n, _, _) => format!("{n} replicas{shared}"),
+    }
+}
+
+/// A moment such as `B s36 m0` in words: `in the backward of micro-batch 0, stage 36`.
+#[must_use]
+pub fn moment(text: &str) -> String {
+    let words: Vec<&str> = text.split(' ').collect();
+    let number = |word: &str, letter: char| word.strip_prefix(letter)?.parse::<u64>().ok();
+    let placed = match words.as_slice() {
+        [kind @ .., stage, micro_batch] => number(stage, 's')
+            .zip(number(micro_batch, 'm'))
+            .map(|(stage, micro_batch)| (kind.join(" "), stage, micro_batch)),
+        _ => None,
+    };
+    let Some((kind, stage, micro_batch)) = placed else {
+        return match text {
+            "whole step" => "during the whole step".to_owned(),
+            "optimizer" => "in the optimizer".to_owned(),
+            other => format!("at {other}"),
+        };
+    };
+    match kind.as_str() {
+        "F" | "B" | "I" | "W" => {
+            let pass = match kind.as_str() {
+                "F" => "forward",
+                "B" => "backward",
+                "I" => "backward for inputs",
+                _ => "backward for weights",
+            };
+            format!("in the {pass} of micro-batch {micro_batch}, stage {stage}")
+        }
+        "gather parameters" => format!("while parameters of stage {stage} are gathered"),
+        "free parameters" => format!("while parameters of stage {stage} are freed"),
+        "reduce gradients" => format!("while gradients of stage {stage} are reduced"),
+        message => format!("at {message} of micro-batch {micro_batch}, stage {stage}"),
+    }
+}
+
+/// What to be careful about before trusting a prediction, one sentence each.
+#[must_use]
+pub fn warnings(p: &Prediction, usable: Bytes) -> Vec<String> {
+    let mut said = Vec::new();
+    let (_, most) = p.peak_memory_interval;
+    if p.fit.fits() && (p.p_fits < SAFE || most > usable) {
+        said.push(format!(
+            "memory is tight: it fits with probability {:.2}, and the 80% interval reaches {} of {}",
+            p.p_fits,
+            format::bytes(most),
+            format::bytes(usable)
+        ));
+    }
+    if let Fit::TooLarge { .. } = p.fit
+        && p.p_fits > 1.0 - SAFE
+    {
+        said.push(format!(
+            "it is close: it fits with probability {:.2}",
+            p.p_fits
+        ));
+    }
+    if p.evidence.starts_with("extrapolated") {
+        said.push(
+            "few published runs resemble this one: the intervals come from runs of other kinds"
+                .to_owned(),
+        );
+    }
+    let assumed = p.provenance.iter().filter(|c| c.origin == Origin::Assumed);
+    let assumed: Vec<&str> = assumed.map(|c| c.name.as_str()).collect();
+    if !assumed.is_empty() {
+        said.push(format!(
+            "{} of {} constants are assumed, not measured: {}{}",
+            assumed.len(),
+            p.provenance.len(),
+            assumed[..assumed.len().min(2)].join(", "),
+            if assumed.len() > 2 {
+                ", … (the report lists them)"
+            } else {
+                ""
+            }
+        ));
+    }
+    said
+}
+
+#[cfg(test)]
+mod tests {
+    use super::moment;
+
+    #[test]
+    fn moments_are_words() {
+        for (text, words) in [
+            ("B s36 m0", "in the backward of micro-batch 0, stage 36"),
+            ("F s0 m3", "in the forward of micro-batch 3, stage 0"),
+            (
+                "W s2 m1",
+                "in the backward for weights of micro-batch 1, stage 2",
+            ),
+            ("recv F s2 m1", "at recv F of micro-batch 1, stage 2"),
+            (
+                "gather parameters s2 m1",
+                "while parameters of stage 2 are gathered",
+            ),
+            ("optimizer", "in the optimizer"),
+            ("whole step", "during the whole step"),
+            ("something else", "at something else"),
+        ] {
+            assert_eq!(moment(text), words);
+        }
+    }
+}
