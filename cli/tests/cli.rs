@@ -240,11 +240,13 @@ fn nothing_fits_says_what_to_relax() {
     let answer = json(&output);
     assert_eq!(answer["best"], Value::Null);
     assert!(answer["relax"].to_string().contains("GPUs would fit"));
-    assert_eq!(
-        fs::read_dir(folder.path()).expect("folder").count(),
-        0,
-        "no files without a plan"
-    );
+    let page = answer["report_path"]
+        .as_str()
+        .expect("a report of what would fit");
+    let page = fs::read_to_string(folder.path().join(page)).expect("written");
+    assert!(page.contains("No plan fits") && page.contains("GPUs would fit"));
+    let files = fs::read_dir(folder.path()).expect("folder").count();
+    assert_eq!(files, 1, "no plan");
 }
 
 #[test]
@@ -381,7 +383,7 @@ fn wrong_names_and_values() {
         ("tp=0", "whole number"),
         ("tp", "key=value"),
         ("tp=2,tp=4", "given twice"),
-        ("pp=2,schedule=1f2b", "one of gpipe"),
+        ("pp=2,schedule=1f2b", "one of 1f1b"),
         ("pp=2,vpp=3,schedule=1f1b", "one stage per rank"),
         ("zero=9", "0, 1, 2 or 3"),
         ("zero=3", "has no ZeRO-3"),

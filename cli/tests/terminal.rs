@@ -277,3 +277,37 @@ fn settings_are_defaults() {
         "{wrong}"
     );
 }
+
+/// Pages of an estimate and of a comparison hold what the terminal says, and stay small.
+#[test]
+fn estimates_and_comparisons_write_pages() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = folder.path();
+    let estimate = "vescale-plan estimate --model llama3-8b --gpus 8 --seq 4k";
+    for (strategy, plan, page) in [
+        ("tp2 recompute=full", "a.plan.yaml", "a.html"),
+        ("tp8", "b.plan.yaml", "b.html"),
+    ] {
+        let line = format!("{estimate} --strategy '{strategy}' -o {plan} --report {page} -q");
+        let output = shell(at, &line);
+        assert_eq!(code(&output), 0, "{}", stderr(&output));
+        let html = fs::read_to_string(at.join(page)).expect("a page");
+        assert!(html.contains("id=\"launch\"") && html.contains("Best next change"));
+        assert!(html.contains(&format!("vescale-plan export {plan} --to megatron-lm")));
+        assert!(html.len() < 1_500_000, "{} bytes", html.len());
+    }
+    let output = shell(
+        at,
+        "vescale-plan compare a.plan.yaml b.plan.yaml a.plan.yaml --report c.html -q",
+    );
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    let html = fs::read_to_string(at.join("c.html")).expect("a page");
+    for part in [
+        "3 plans",
+        "more tokens/s per GPU than",
+        "8 GPUs of a node share each layer",
+        "<b>tp8</b>",
+    ] {
+        assert!(html.contains(part), "{part}");
+    }
+}

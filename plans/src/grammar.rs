@@ -424,8 +424,8 @@ fn one_of<T: Copy>(
                 Mistake::new(format!("{key}={value}"))
                     .expected(format!("one of {}", names.join(", ")))
                     .example(nearest.as_ref().map_or_else(
-                        || format!("{key}={}", names[0]),
-                        |near| format!("{key}={near}"),
+                        || format!("--strategy {key}={}", names[0]),
+                        |near| format!("--strategy {key}={near}"),
                     ))
                     .nearest(nearest),
             )

@@ -6,23 +6,26 @@
 
 mod alternatives;
 mod breakdown;
+pub mod compare;
 mod gantt;
 mod inputs;
+mod launch;
 mod memory;
 mod memory_timeline;
+pub mod nothing;
 mod page;
 mod pareto;
 mod provenance;
+mod ranks;
 pub mod run;
+mod scale;
 mod space;
 mod verdict;
 
-use maud::{Markup, PreEscaped, html};
+use maud::{Markup, html};
 
-use self::page::document;
+use self::page::{document, script};
 use crate::input::ReportInput;
-
-const SCRIPT: &str = include_str!("assets/report.js");
 
 /// The whole report as one HTML document.
 #[must_use]
@@ -32,11 +35,13 @@ pub fn report(input: &ReportInput) -> String {
         "vescale-plan {} · a prediction, made without running anything · this file is self-contained",
         input.version
     );
-    let script = html! {
-        div #tip role="tooltip" hidden {}
-        script { (PreEscaped(SCRIPT)) }
-    };
-    document(&title, &masthead(input), &sections(input), &footer, &script)
+    document(
+        &title,
+        &masthead(input),
+        &sections(input),
+        &footer,
+        &script(),
+    )
 }
 
 fn masthead(input: &ReportInput) -> Markup {
@@ -49,6 +54,7 @@ fn masthead(input: &ReportInput) -> Markup {
 fn sections(input: &ReportInput) -> Markup {
     html! {
         (verdict::section(input))
+        (launch::section(input))
         div.two {
             (breakdown::section(input.prediction))
             (memory::by_rank(input))
@@ -61,6 +67,7 @@ fn sections(input: &ReportInput) -> Markup {
             (memory::parts(input.prediction))
             (breakdown::kernels(input.prediction))
         }
+        (ranks::section(input))
         (space::section(input))
         (inputs::section(input))
         (provenance::section(input.prediction))

@@ -1,7 +1,7 @@
 //! What a report shows, gathered by the caller.
 
 use catalog::{Bytes, Seconds};
-use plans::{Prediction, SpaceReport, Timeline};
+use plans::{Decisions, Prediction, SpaceReport, Timeline};
 
 /// Everything one report shows. The caller fills it; the sections only read it.
 #[derive(Clone, Debug)]
@@ -16,8 +16,20 @@ pub struct ReportInput<'a> {
     pub cluster: String,
     /// Name of the training system.
     pub runtime: String,
-    /// The strategy as one line, in the `--strategy` grammar.
+    /// The strategy in the short form of the `--strategy` grammar.
     pub strategy: String,
+    /// The strategy with every decision, in the same grammar.
+    pub strategy_in_full: String,
+    /// Its decisions.
+    pub decisions: &'a Decisions,
+    /// Devices of a host.
+    pub gpus_per_node: u64,
+    /// Devices that fast links join.
+    pub domain: u64,
+    /// Commands that start a training under the plan, the first system's first.
+    pub launches: Vec<Launch>,
+    /// The single change that would gain most, in words.
+    pub next_change: Option<String>,
     /// Content hash of the plan.
     pub plan_id: String,
     /// The command that makes the same prediction again.
@@ -40,6 +52,15 @@ pub struct ReportInput<'a> {
     pub inputs: Vec<InputFact>,
     /// Version of the tool.
     pub version: String,
+}
+
+/// The commands that launch a plan under one training system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Name of the system.
+    pub target: String,
+    /// Lines of shell, in order.
+    pub commands: Vec<String>,
 }
 
 /// Length and cost of a whole training run.

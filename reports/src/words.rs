@@ -178,9 +178,9 @@ fn replicas(d: &Decisions) -> String {
     match (d.dp(), d.dp_shard, d.dp_replicate) {
         (1, _, _) => "one replica".to_owned(),
         (n, shard, groups) if shard > 1 && groups > 1 => {
-            format!("{n} replicas in {groups} groups of {shard}{shared}")
+            format!("{n} replicas in {groups} groups of {shard} (DP {shard}x{groups}){shared}")
         }
-        (n, _, _) => format!("{n} replicas{shared}"),
+        (n, _, _) => format!("{n} replicas (DP {n}){shared}"),
     }
 }
 

@@ -82,6 +82,11 @@ class Driver:
 def check(driver, report):
     driver.call("POST", f"{driver.session}/url", {"url": report.resolve().as_uri()})
     verdict = driver.run("return document.getElementById('verdict').innerText")
+    if not driver.run("return document.getElementById('alternatives') !== null"):
+        # A comparison, or the page of a search in which nothing fits: text and tables alone.
+        fits_everywhere(driver, report, bars=False)
+        quiet(driver)
+        return verdict, "-"
     assert "FIT" in verdict.upper() and "GiB" in verdict, f"verdict: {verdict!r}"
 
     column = """
@@ -116,12 +121,49 @@ def check(driver, report):
             break
     assert "ms" in seen or "s" in seen, "hovering the Gantt shows nothing"
 
+    fits_everywhere(driver, report, bars=True)
+    quiet(driver)
+    return verdict, seen
+
+
+def quiet(driver):
+    """Nothing was requested, and the console is clean."""
     requests = driver.run("return performance.getEntriesByType('resource').map(e => e.name)")
     assert not [r for r in requests if not r.startswith(("data:", "blob:"))], f"requests: {requests}"
     log = driver.call("POST", f"{driver.session}/se/log", {"type": "browser"})
     errors = [entry["message"] for entry in log if entry["level"] == "SEVERE"]
     assert not errors, f"console: {errors}"
-    return verdict, seen
+
+
+def fits_everywhere(driver, report, bars):
+    """Nothing is wider than the screen on a phone, a tablet, a laptop and a wide screen, in the light and in the dark; on
+    paper bars and headers are there, and what is folded is open."""
+
+    def devtools(command, **parameters):
+        return driver.call("POST", f"{driver.session}/goog/cdp/execute", {"cmd": command, "params": parameters})
+
+    page = report.resolve().as_uri()
+    for width in (360, 768, 1440, 2560):
+        for scheme in ("light", "dark"):
+            devtools("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+            devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+            driver.call("POST", f"{driver.session}/url", {"url": page})
+            wide = driver.run("return [document.documentElement.scrollWidth, innerWidth]")
+            assert wide[0] <= wide[1], f"{wide[0]} pixels on a screen of {width}"
+    devtools("Emulation.setEmulatedMedia", media="print", features=[])
+    paper = driver.run("""
+        const shown = (what) => [...document.querySelectorAll(what)].filter(
+            (part) => part.getBoundingClientRect().height > 0 && getComputedStyle(part).display !== 'none').length;
+        dispatchEvent(new Event('beforeprint'));
+        const folded = document.querySelectorAll('details:not([open])').length;
+        dispatchEvent(new Event('afterprint'));
+        return {bars: shown('.track i'), exact: getComputedStyle(document.body).printColorAdjust,
+                heads: shown('#alternatives th button'), folded, copies: shown('[data-copy]')};""")
+    assert paper["exact"] == "exact" and paper["folded"] == 0 and paper["copies"] == 0, f"on paper: {paper}"
+    assert not bars or (paper["bars"] > 4 and paper["heads"] > 4), f"bars and headers on paper: {paper}"
+    devtools("Emulation.setEmulatedMedia", media="", features=[])
+    devtools("Emulation.clearDeviceMetricsOverride")
+    driver.call("POST", f"{driver.session}/url", {"url": page})
 
 
 def main():

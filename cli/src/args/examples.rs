@@ -34,7 +34,7 @@ const EXAMPLES: &[(&str, [&str; 2])] = &[
         "compare",
         [
             "vescale-plan compare best.plan.yaml mine.plan.yaml",
-            "vescale-plan compare best.plan.yaml mine.plan.yaml --json",
+            "vescale-plan compare best.plan.yaml mine.plan.yaml --report compared.html",
         ],
     ),
     (

@@ -68,6 +68,9 @@ pub(crate) struct EstimateArgs {
     /// Write the strategy as a plan file
     #[arg(short, long)]
     pub(crate) output_plan: Option<PathBuf>,
+    /// Write an HTML report
+    #[arg(long)]
+    pub(crate) report: Option<PathBuf>,
     /// Replace a file of any kind
     #[arg(long)]
     pub(crate) force: bool,
@@ -92,6 +95,14 @@ pub(crate) struct CompareArgs {
     pub(crate) first: PathBuf,
     /// Second plan file
     pub(crate) second: PathBuf,
+    /// More plan files, for --report
+    pub(crate) others: Vec<PathBuf>,
+    /// Write an HTML page with the plans side by side
+    #[arg(long)]
+    pub(crate) report: Option<PathBuf>,
+    /// Replace a file of any kind
+    #[arg(long)]
+    pub(crate) force: bool,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }

@@ -1,16 +1,20 @@
 //! `compare`: compares two plans, part by part.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use catalog::Seconds;
+use catalog::files::Kind;
 use planner::explain::differences;
 use plans::json::PredictedJson;
-use reports::{format, lines::of};
+use reports::html::compare::Compared;
+use reports::{format, lines::of, words};
 use serde::Serialize;
 
 use crate::args::CompareArgs;
 use crate::commands::next;
-use crate::commands::plan;
+use crate::commands::plan::{self, Loaded};
+use crate::destinations::Target;
 use crate::error::CliError;
 use crate::output::{self, SCHEMA_VERSION};
 
@@ -29,6 +33,14 @@ pub(crate) fn run(args: &CompareArgs) -> Result<ExitCode, CliError> {
     let second = plan::load(&args.second)?;
     let a = first.costs.predict(&first.strategy)?;
     let b = second.costs.predict(&second.strategy)?;
+    if let Some(path) = &args.report {
+        let to = Target::named(path, Kind::Report, args.force)?;
+        let paths = [&args.first, &args.second].into_iter().chain(&args.others);
+        let plans = paths.map(|path| Ok((path, plan::load(path)?)));
+        let plans = plans.collect::<Result<Vec<_>, CliError>>()?;
+        to.write(&page(&plans)?)?;
+        to.say(args.output.quiet, "report");
+    }
     let changed = changed(&first.file.strategy_text, &second.file.strategy_text);
     let parts = differences(&a.breakdown, &b.breakdown);
     if args.output.json {
@@ -76,6 +88,33 @@ pub(crate) fn run(args: &CompareArgs) -> Result<ExitCode, CliError> {
     output::print(&output::style().columns(&["", "first", "second"], &rows));
     next::terms(args.output);
     Ok(ExitCode::SUCCESS)
+}
+
+/// The plans side by side, as HTML.
+fn page(plans: &[(&PathBuf, Loaded)]) -> Result<String, CliError> {
+    let predictions = plans.iter().map(|(_, p)| p.costs.predict(&p.strategy));
+    let predictions = predictions.collect::<Result<Vec<_>, _>>()?;
+    let compared = plans
+        .iter()
+        .zip(&predictions)
+        .map(|((path, p), prediction)| {
+            let s = p.costs.scenario();
+            Compared {
+                name: path.display().to_string(),
+                job: format!(
+                    "{} on {} × {}, {}",
+                    s.model.name, s.workload.gpus, s.cluster.device.name, s.runtime.name
+                ),
+                strategy: plans::grammar::written(&p.strategy, &s.runtime),
+                said: words::plan(&p.strategy, s.cluster.gpus_per_node),
+                prediction,
+            }
+        });
+    let compared: Vec<Compared<'_>> = compared.collect();
+    Ok(reports::html::compare::report(
+        &compared,
+        env!("CARGO_PKG_VERSION"),
+    ))
 }
 
 /// Decisions that differ.

@@ -7,16 +7,18 @@ use catalog::files::Kind;
 use costmodel::CostModel;
 use plans::grammar::written;
 use plans::json::{DetailJson, PredictedJson, StrategyJson};
-use plans::{MemoryItem, Strategy};
+use plans::{Candidate, MemoryItem, Strategy};
 use reports::format;
 use serde::Serialize;
 
 use crate::args::EstimateArgs;
 use crate::commands::next::{self, Step};
-use crate::commands::plan;
+use crate::commands::report::{self, ReportSource};
+use crate::commands::{next_change, plan};
 use crate::destinations::Target;
 use crate::error::{CliError, code};
 use crate::inputs::{self, Budget, Inputs, InputsJson};
+use crate::origins::{self, Asked};
 use crate::output::{self, SCHEMA_VERSION};
 
 #[derive(Serialize)]
@@ -33,9 +35,10 @@ struct EstimateJson {
 }
 
 /// Runs `estimate`.
-pub(crate) fn run(args: &EstimateArgs) -> Result<ExitCode, CliError> {
+pub(crate) fn run(args: &EstimateArgs, asked: &Asked) -> Result<ExitCode, CliError> {
     let resolved = inputs::resolve(&args.scenario)?;
     let plan_path = Target::optional(args.output_plan.as_ref(), Kind::Plan, args.force)?;
+    let page = Target::optional(args.report.as_ref(), Kind::Report, args.force)?;
     let s = &resolved.scenario;
     let training = inputs::training(&args.budget, &s.cluster);
     let strategy = plans::grammar::parse(&args.strategy, &s.model, &s.workload, &s.runtime)?;
@@ -51,6 +54,17 @@ pub(crate) fn run(args: &EstimateArgs) -> Result<ExitCode, CliError> {
     let saved = plan_path.map(|to| {
         to.write(&plan::file(&resolved, &strategy, &prediction)?.to_yaml()?)?;
         to.say(args.output.quiet, "plan");
+        Ok::<_, CliError>(())
+    });
+    let reported = page.map(|to| {
+        let candidate = Candidate {
+            strategy: strategy.clone(),
+            prediction: prediction.clone(),
+            why_not_first: String::new(),
+        };
+        let plan = args.output_plan.as_ref().map(|p| p.display().to_string());
+        to.write(&html(&resolved, &costs, &candidate, budget, plan, asked)?)?;
+        to.say(args.output.quiet, "report");
         Ok::<_, CliError>(())
     });
     if args.output.json {
@@ -75,11 +89,49 @@ pub(crate) fn run(args: &EstimateArgs) -> Result<ExitCode, CliError> {
         next::print(&steps, args.output);
     }
     saved.transpose()?;
+    reported.transpose()?;
     Ok(if fits {
         ExitCode::SUCCESS
     } else {
         ExitCode::from(code::DOES_NOT_FIT)
     })
+}
+
+/// The report of the strategy, with those one decision away as alternatives.
+fn html(
+    resolved: &Inputs,
+    costs: &CostModel,
+    candidate: &Candidate,
+    budget: Option<Budget>,
+    plan_path: Option<String>,
+    asked: &Asked,
+) -> Result<String, CliError> {
+    let Candidate {
+        strategy,
+        prediction,
+        ..
+    } = candidate;
+    let near = planner::explain::neighbours(costs, strategy)?;
+    let fitting = near.iter().filter(|c| c.prediction.fit.fits()).take(9);
+    let top: Vec<Candidate> = std::iter::once(candidate).chain(fitting).cloned().collect();
+    let shown = written(strategy, &resolved.scenario.runtime);
+    let keep = format!("{} -o this.plan.yaml", next::estimate(resolved, &shown));
+    Ok(report::html(&ReportSource {
+        inputs: origins::rows(&resolved.json, asked),
+        model: &resolved.json.model,
+        model_arg: &resolved.model_arg,
+        cluster_arg: &resolved.cluster_arg,
+        scenario: &resolved.scenario,
+        plan: &plan::file(resolved, strategy, prediction)?,
+        best: candidate,
+        top: &top,
+        space: None,
+        timeline: &costs.timeline(strategy)?,
+        budget,
+        keep: plan_path.is_none().then_some(keep),
+        plan_path: plan_path.as_deref().unwrap_or("this.plan.yaml"),
+        next_change: next_change::best(costs, strategy, prediction, &near)?,
+    }))
 }
 
 /// What to do with the strategy: launch it if it fits and was written, else find one that fits.

@@ -16,6 +16,7 @@ mod import;
 mod lists;
 mod logged_run;
 mod next;
+mod next_change;
 mod plan;
 mod profile;
 mod report;
@@ -36,7 +37,7 @@ use crate::settings::Settings;
 pub(crate) fn run(cli: Cli, asked: &Asked, settings: &Settings) -> Result<ExitCode, CliError> {
     match cli.command {
         Command::Search(args) => search::run(&args, asked),
-        Command::Estimate(args) => estimate::run(&args),
+        Command::Estimate(args) => estimate::run(&args, asked),
         Command::Explain(args) => explain::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Size(args) => size::run(&args),

@@ -6,10 +6,10 @@ use catalog::files::Kind;
 use costmodel::Scenario;
 use interop::config::escape;
 use plans::{Candidate, PlanFile, SpaceReport, Timeline};
-use reports::{Alternative, InputFact, ReportInput};
+use reports::{Alternative, InputFact, Launch, ReportInput};
 
 use crate::args::ReportArgs;
-use crate::commands::plan;
+use crate::commands::{next, next_change, plan};
 use crate::destinations::Target;
 use crate::error::CliError;
 use crate::inputs::{self, Budget};
@@ -30,6 +30,12 @@ pub(crate) struct ReportSource<'a> {
     pub(crate) space: Option<&'a SpaceReport>,
     pub(crate) timeline: &'a Timeline,
     pub(crate) budget: Option<Budget>,
+    /// Where the plan lies.
+    pub(crate) plan_path: &'a str,
+    /// The command that writes the plan there, where it is not written yet.
+    pub(crate) keep: Option<String>,
+    /// The single change that would gain most, in words.
+    pub(crate) next_change: Option<String>,
 }
 
 /// Runs `report`.
@@ -48,6 +54,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode, CliError> {
         prediction,
         why_not_first: String::new(),
     };
+    let next_change = next_change::best(&loaded.costs, &best.strategy, &best.prediction, &near)?;
     let mut top = vec![best.clone()];
     top.extend(near.into_iter().filter(|c| c.prediction.fit.fits()).take(9));
     let scenario = loaded.costs.scenario();
@@ -66,6 +73,9 @@ pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode, CliError> {
         space: None,
         timeline: &timeline,
         budget,
+        plan_path: &args.plan.display().to_string(),
+        keep: None,
+        next_change,
     });
     to.write(&text)?;
     to.say(false, "report");
@@ -75,18 +85,14 @@ pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode, CliError> {
 /// The report as HTML.
 pub(crate) fn html(source: &ReportSource<'_>) -> String {
     let cluster = &source.scenario.cluster;
+    let runtime = &source.scenario.runtime;
     let alternative = |c: &Candidate| Alternative {
-        strategy: plans::grammar::short(&c.strategy),
+        strategy: plans::grammar::written(&c.strategy, runtime),
         step_time: c.prediction.step_time,
         tokens_per_s_per_gpu: c.prediction.tokens_per_s_per_gpu,
         mfu: c.prediction.mfu,
         peak_memory: c.prediction.peak_memory,
         why_not_first: c.why_not_first.clone(),
-    };
-    let fact = |row: &Row| InputFact {
-        name: row.name.to_owned(),
-        value: row.value.clone(),
-        origin: row.origin.clone(),
     };
     let gpus = source.plan.workload.gpus;
     reports::html::report(&ReportInput {
@@ -95,7 +101,13 @@ pub(crate) fn html(source: &ReportSource<'_>) -> String {
         gpus,
         cluster: cluster.name.clone(),
         runtime: source.scenario.runtime.name.clone(),
-        strategy: source.best.strategy.to_string(),
+        strategy: plans::grammar::written(&source.best.strategy, runtime),
+        strategy_in_full: source.best.strategy.to_string(),
+        decisions: source.best.strategy.decisions(),
+        gpus_per_node: cluster.gpus_per_node,
+        domain: cluster.scale_up_domain,
+        launches: launches(source),
+        next_change: source.next_change.clone(),
         plan_id: source.plan.id.clone(),
         command: command(source),
         prediction: &source.best.prediction,
@@ -110,9 +122,32 @@ pub(crate) fn html(source: &ReportSource<'_>) -> String {
         }),
         alternatives: source.top.iter().map(alternative).collect(),
         space: source.space,
-        inputs: source.inputs.iter().map(fact).collect(),
+        inputs: facts(&source.inputs),
         version: env!("CARGO_PKG_VERSION").to_owned(),
     })
+}
+
+/// Inputs as the report shows them.
+pub(crate) fn facts(rows: &[Row]) -> Vec<InputFact> {
+    let fact = |row: &Row| InputFact {
+        name: row.name.to_owned(),
+        value: row.value.clone(),
+        origin: row.origin.clone(),
+    };
+    rows.iter().map(fact).collect()
+}
+
+/// Commands that launch the plan, after the one that writes it where it is not written yet.
+fn launches(source: &ReportSource<'_>) -> Vec<Launch> {
+    let runtime = &source.scenario.runtime.name;
+    let per_node = source.scenario.cluster.gpus_per_node;
+    let gpus = source.plan.workload.gpus;
+    let launch = |(target, commands): (String, Vec<String>)| Launch {
+        target,
+        commands: source.keep.iter().cloned().chain(commands).collect(),
+    };
+    let launches = next::launches(runtime, source.plan_path, gpus, per_node);
+    launches.into_iter().map(launch).collect()
 }
 
 /// The command that makes the same prediction again, with every input explicit.
@@ -127,7 +162,10 @@ fn command(source: &ReportSource<'_>) -> String {
         ("global-batch", w.global_batch.to_string()),
         ("precision", format!("{:?}", w.precision).to_lowercase()),
         ("headroom", source.scenario.headroom.to_string()),
-        ("strategy", source.best.strategy.to_string()),
+        (
+            "strategy",
+            plans::grammar::written(&source.best.strategy, &source.scenario.runtime),
+        ),
     ];
     if let Some(budget) = source.budget {
         options.push(("tokens", budget.tokens.to_string()));

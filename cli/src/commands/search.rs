@@ -15,10 +15,12 @@ use plans::json::{CandidateJson, DetailJson};
 use plans::prediction::SpaceReport;
 use plans::{Candidate, SearchOutcome};
 use reports::format;
+use reports::html::nothing::Nothing;
 use serde::Serialize;
 
 use crate::args::{ObjectiveArg, SearchArgs};
 use crate::commands::next::{self, Step};
+use crate::commands::next_change;
 use crate::commands::plan;
 use crate::commands::report::{self, ReportSource};
 use crate::destinations::{self, Target};
@@ -115,9 +117,14 @@ fn finish(
     // If files cannot be written, the answer is still printed.
     let saved = match outcome.top.first() {
         Some(best) => files.write(found, best, budget).map(|()| true),
-        None => Ok(false),
+        None if outcome.interrupted => Ok(false),
+        None => files.write_nothing(found).map(|()| false),
     };
     let written = matches!(saved, Ok(true));
+    let report = match written {
+        true => Some(&files.report),
+        false => (saved.is_ok() && !outcome.interrupted).then_some(&files.nothing),
+    };
     if args.output.json {
         let candidate = |c| CandidateJson::new(c, resolved.scenario.workload.precision);
         output::json(&SearchJson {
@@ -132,7 +139,7 @@ fn finish(
             interrupted: outcome.interrupted,
             elapsed_s,
             plan_path: written.then(|| files.plan.text()),
-            report_path: written.then(|| files.report.text()),
+            report_path: report.map(Target::text),
         })?;
     } else {
         let style = output::style();
@@ -147,7 +154,9 @@ fn finish(
         ));
         if written {
             files.plan.say(args.output.quiet, "plan  ");
-            files.report.say(args.output.quiet, "report");
+        }
+        if let Some(report) = report {
+            report.say(args.output.quiet, "report");
         }
         next::print(&steps(found, files, written), args.output);
     }
@@ -161,9 +170,10 @@ fn steps(found: &Found<'_>, files: &Files, written: bool) -> Vec<Step> {
     if written {
         return next::after_plan(found.resolved, &files.plan.text(), other);
     }
-    let model = escape::shell(&found.resolved.model_arg);
-    let size = format!("vescale-plan size --model {model}");
-    vec![("find the number of GPUs that fits", vec![size])]
+    let steps = without_plan(found.resolved).into_iter();
+    steps
+        .map(|(purpose, command)| (purpose, vec![command]))
+        .collect()
 }
 
 fn exit_code(outcome: &SearchOutcome) -> ExitCode {
@@ -176,10 +186,15 @@ fn exit_code(outcome: &SearchOutcome) -> ExitCode {
     }
 }
 
+/// What the report of a search without a plan says.
+const NOTHING_FITS: &str = "No plan fits";
+
 /// Where the plan and its report will be written.
 struct Files {
     plan: Target,
     report: Target,
+    /// The report where nothing fits.
+    nothing: Target,
 }
 
 impl Files {
@@ -199,7 +214,16 @@ impl Files {
             (None, Some(_)) => Target::named(&beside, Kind::Report, args.force)?,
             (None, None) => Target::chosen(&beside, Kind::Report, args.force)?,
         };
-        Ok(Self { plan, report })
+        let instead = plan::derived(plan.path(), "nothing-fits.html");
+        let nothing = match &args.report {
+            Some(path) => Target::named(path, Kind::Report, args.force)?,
+            None => Target::chosen(&instead, Kind::Report, args.force)?,
+        };
+        Ok(Self {
+            plan,
+            report,
+            nothing,
+        })
     }
 
     /// Writes both files or neither: a plan without the report that was asked for is half an answer.
@@ -229,6 +253,9 @@ impl Files {
             space: Some(&outcome.space),
             timeline: &timeline,
             budget,
+            plan_path: &self.plan.text(),
+            keep: None,
+            next_change: next_change::best(costs, &best.strategy, &best.prediction, &[])?,
         });
         let plan = self.plan.of_plan(&file.id, &file.to_yaml()?)?;
         let report = self.report.of_plan(&file.id, &html)?;
@@ -236,6 +263,39 @@ impl Files {
         plan.commit()?;
         Ok(())
     }
+}
+
+impl Files {
+    /// Writes the report of a search in which nothing fits.
+    fn write_nothing(&self, found: &Found<'_>) -> Result<(), CliError> {
+        let resolved = found.resolved;
+        let json = &resolved.json;
+        let flags = next::flags(resolved);
+        let command = format!("vescale-plan search {flags}");
+        let html = reports::html::nothing::report(&Nothing {
+            model: &json.model,
+            devices: &format!("{} × {}", json.gpus, resolved.scenario.cluster.device.name),
+            relax: &found.outcome.relax,
+            next: &without_plan(resolved),
+            space: &found.outcome.space,
+            inputs: &report::facts(&origins::rows(json, found.asked)),
+            command: &command,
+            version: env!("CARGO_PKG_VERSION"),
+        });
+        // Another page that says the same of other questions may be replaced.
+        self.nothing.of_plan(NOTHING_FITS, &html)?.commit()?;
+        Ok(())
+    }
+}
+
+/// What to try where nothing fits.
+fn without_plan(resolved: &Inputs) -> Vec<(&'static str, String)> {
+    let model = escape::shell(&resolved.model_arg);
+    let cluster = escape::shell(&resolved.cluster_arg);
+    vec![(
+        "find the number of GPUs that fits",
+        format!("vescale-plan size --model {model} --cluster {cluster}"),
+    )]
 }
 
 fn echo(args: &SearchArgs, resolved: &Inputs) {

@@ -40,9 +40,17 @@
         area.remove();
       }
       button.textContent = "Copied";
+      document.getElementById("said").textContent = `${label}: copied`;
       setTimeout(() => { button.textContent = label; }, 1200);
     });
   }
+
+  // Paper has no clicks: what is folded is opened for printing, and closed again.
+  const folded = () => document.querySelectorAll("details:not([open])");
+  let opened = [];
+  addEventListener("beforeprint", () => { opened = [...folded()]; for (const part of opened) part.open = true; });
+  addEventListener("afterprint", () => { for (const part of opened) part.open = false; opened = []; });
+  addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
 
   // Sorting: by the number in data-value where there is one, else by text.
   const key = (row, column) => {
@@ -96,6 +104,12 @@
       const s = t / 1e7;
       return s >= 1 ? s.toFixed(3) + " s" : s >= 1e-3 ? (s * 1e3).toFixed(2) + " ms" : (s * 1e6).toFixed(1) + " µs";
     };
+    // A time on the axis, with the decimals that its step has.
+    const label = (t, step) => {
+      const [unit, scale] = data.end >= 1e7 ? ["s", 1e7] : data.end >= 1e4 ? ["ms", 1e4] : ["µs", 10];
+      const decimals = Math.max(0, Math.min(6, -Math.floor(Math.log10(step / scale) + 1e-9)));
+      return (t / scale).toFixed(decimals) + " " + unit;
+    };
     const width = () => canvas.clientWidth;
     const x = (t) => LEFT + ((t - from) / (to - from)) * (width() - LEFT);
     const top = (event) => event[0] * ROW + (event[1] === 0 ? 0 : MAIN + 1 + (event[1] - 1) * (THIN + 1));
@@ -140,10 +154,14 @@
       context.restore();
       context.globalAlpha = 1;
       context.fillStyle = soft;
-      for (let i = 0; i <= 5; i++) {
-        const t = from + ((to - from) * i) / 5;
-        context.textAlign = i === 0 ? "left" : i === 5 ? "right" : "center";
-        context.fillText(time(t), x(t), height - 9);
+      // Round times, as many as there is room for.
+      const rough = (to - from) / Math.max(2, Math.floor(width() / 160));
+      const unit = 10 ** Math.floor(Math.log10(rough));
+      const step = [1, 2, 5, 10].map((n) => n * unit).find((n) => n >= rough) || rough;
+      context.textAlign = "center";
+      for (let t = Math.ceil(from / step) * step; t <= to; t += step) {
+        const at = Math.min(Math.max(x(t), LEFT + 18), width() - 26);
+        context.fillText(label(t, step), at, height - 9);
       }
       context.textAlign = "left";
       context.fillStyle = ink;

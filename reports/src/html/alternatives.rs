@@ -12,7 +12,7 @@ pub(super) fn section(input: &ReportInput) -> Markup {
         return html! {};
     }
     let body = html! {
-        div.scroll {
+        div.scroll tabindex="0" role="region" aria-label="Table of alternatives" {
             table #alternatives .sortable {
                 thead {
                     tr {

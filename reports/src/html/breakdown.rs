@@ -16,12 +16,7 @@ pub(super) fn section(prediction: &Prediction) -> Markup {
     let parts = format::breakdown_parts(&prediction.breakdown);
     let shown = parts.iter().filter(|(_, _, time)| *time > 0.0);
     let body = html! {
-        div.stack role="img" aria-label="parts of the step time" {
-            @for (key, name, time) in shown.clone() {
-                span style=(format!("flex-grow:{:.6};background:var(--c-{key})", time / total))
-                    data-tip=(tip(name, *time, total)) {}
-            }
-        }
+        (stack(prediction))
         table.legend {
             @for (key, name, time) in shown {
                 tr {
@@ -33,6 +28,20 @@ pub(super) fn section(prediction: &Prediction) -> Markup {
         }
     };
     frame("time", "Step time", "The slowest rank, end to end.", &body)
+}
+
+/// The stacked bar of a step's parts.
+pub(super) fn stack(prediction: &Prediction) -> Markup {
+    let total = prediction.step_time.0;
+    let parts = format::breakdown_parts(&prediction.breakdown);
+    html! {
+        div.stack role="img" aria-label="parts of the step time" {
+            @for (key, name, time) in parts.iter().filter(|(_, _, time)| *time > 0.0) {
+                span style=(format!("flex-grow:{:.6};background:var(--c-{key})", time / total))
+                    data-tip=(tip(name, *time, total)) {}
+            }
+        }
+    }
 }
 
 /// Table of kernels and collectives by name, longest first.

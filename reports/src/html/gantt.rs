@@ -45,8 +45,9 @@ pub(super) fn section(input: &ReportInput) -> Markup {
             }
             span #gantt-legend {}
         }
-        canvas #gantt-canvas tabindex="0" aria-label="pipeline timeline" {}
-        p.note {
+        canvas #gantt-canvas tabindex="0" role="img"
+            aria-label="Timeline of the step, a row for each pipeline rank" aria-describedby="gantt-note" {}
+        p.note #gantt-note {
             "Hover for details; click to follow a micro-batch; drag to move; Ctrl and wheel, or + \
              and −, to zoom. Under each row: pipeline transfers and data-parallel communication."
             @if let Some(left_out) = &window.left_out { " " (left_out) }

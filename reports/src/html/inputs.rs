@@ -3,13 +3,31 @@
 use maud::{Markup, html};
 
 use super::page::section as frame;
-use crate::input::ReportInput;
+use crate::input::{InputFact, ReportInput};
+
+/// Table of names, values and origins, with the strategy in full.
+pub(super) fn section(input: &ReportInput) -> Markup {
+    html! {
+        (of(&input.inputs, &input.command))
+        (in_full(&input.strategy_in_full))
+    }
+}
+
+fn in_full(strategy: &str) -> Markup {
+    let body = html! {
+        details {
+            summary { "Every decision" }
+            p { code.command { (strategy) } }
+        }
+    };
+    frame("strategy", "The strategy in full", "", &body)
+}
 
 /// Table of names, values and origins.
-pub(super) fn section(input: &ReportInput) -> Markup {
+pub(super) fn of(inputs: &[InputFact], command: &str) -> Markup {
     let body = html! {
         table.legend {
-            @for fact in &input.inputs {
+            @for fact in inputs {
                 tr {
                     td { (fact.name) }
                     td { code { (fact.value) } }
@@ -17,7 +35,7 @@ pub(super) fn section(input: &ReportInput) -> Markup {
                 }
             }
         }
-        p.note { "The same prediction again: " code.command { (input.command) } }
+        p.note { "The same prediction again: " code.command { (command) } }
     };
     let lead =
         "Every value and where it was said: asked for, taken by default, or read from a file.";

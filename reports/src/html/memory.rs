@@ -7,6 +7,7 @@ use plans::Prediction;
 use super::page::section as frame;
 use crate::format;
 use crate::input::ReportInput;
+use crate::words;
 
 /// Parts beyond this many are summed.
 const PARTS: usize = 14;
@@ -68,9 +69,9 @@ pub(super) fn parts(prediction: &Prediction) -> Markup {
         }
     };
     let lead = format!(
-        "Pipeline rank {} at {}: {}.",
+        "Pipeline rank {}, {}: {}.",
         prediction.peak_rank,
-        prediction.peak_moment,
+        words::moment(&prediction.peak_moment),
         format::bytes(prediction.peak_memory)
     );
     frame("memory-parts", "What fills the memory", &lead, &body)
@@ -79,7 +80,7 @@ pub(super) fn parts(prediction: &Prediction) -> Markup {
 /// A part's row; a sum of several has no bar, because it may be longer than the largest part.
 fn row(name: &str, moment: &str, bytes: u64, share: Option<f64>, peak: f64) -> Markup {
     html! {
-        tr data-tip=[(!moment.is_empty()).then(|| format!("{name}, {moment}"))] {
+        tr data-tip=[(!moment.is_empty()).then(|| format!("{name}, {}", words::moment(moment)))] {
             td { (name) }
             td.track {
                 @if let Some(share) = share { i style=(format!("width:{:.2}%", share * 100.0)) {} }

@@ -7,9 +7,11 @@ use maud::{Markup, html};
 use plans::Timeline;
 
 use super::page::section as frame;
+use super::scale::Scale;
 use crate::format;
 use crate::input::ReportInput;
 
+const GIB: f64 = 1_073_741_824.0;
 const WIDTH: f64 = 960.0;
 const HEIGHT: f64 = 260.0;
 const LEFT: f64 = 70.0;
@@ -39,6 +41,7 @@ pub(super) fn section(input: &ReportInput) -> Markup {
     };
     let heaviest = input.prediction.peak_rank;
     let body = html! {
+        div.scroll tabindex="0" role="region" aria-label="Chart of memory over the step" {
         svg.plot viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="img" aria-label="memory over the step" {
             (axes(top, end, &at))
             line.capacity x1=(LEFT) x2=(WIDTH - MARGIN) y1=(at(0.0, usable).1) y2=(at(0.0, usable).1)
@@ -47,7 +50,7 @@ pub(super) fn section(input: &ReportInput) -> Markup {
                 path.memory .heaviest[rank == heaviest]
                     d=(path(&lines[&rank], &at)) data-tip=(format!("pipeline rank {rank}")) {}
             }
-        }
+        } }
     };
     let lead = format!(
         "GiB in use on pipeline rank {heaviest}, the heaviest (bold), and on others; the line is \
@@ -97,19 +100,25 @@ fn path(line: &[(f64, Bytes)], at: &impl Fn(f64, Bytes) -> (f64, f64)) -> String
 
 fn axes(top: f64, end: f64, at: &impl Fn(f64, Bytes) -> (f64, f64)) -> Markup {
     let base = HEIGHT - BOTTOM;
-    let quarters = [0.0, 0.25, 0.5, 0.75, 1.0];
+    let from_zero = |high: f64| Scale {
+        low: 0.0,
+        high,
+        from: 0.0,
+        to: 1.0,
+    };
+    // The cast only places grid lines.
+    let bytes = |gib: f64| Bytes((gib * GIB) as u64);
     html! {
-        @for share in quarters {
-            // The casts only place grid lines.
-            @let bytes = Bytes((top / 1.06 * share) as u64);
-            @let y = at(0.0, bytes).1;
+        @for gib in from_zero(top / GIB).ticks() {
+            @let y = at(0.0, bytes(gib)).1;
             line.grid x1=(LEFT) x2=(WIDTH - MARGIN) y1=(y) y2=(y) {}
-            text.y x=(LEFT - 8.0) y=(y) { (format::gib(bytes)) }
-            text.x x=(at(end * share, Bytes(0)).0) y=(base + 18.0) {
-                (format::seconds(Seconds(end * share)))
-            }
+            text.y x=(LEFT - 8.0) y=(y) { (format::significant(gib)) }
+        }
+        @for time in from_zero(end).ticks() {
+            text.x x=(at(time, Bytes(0)).0) y=(base + 18.0) { (format::seconds(Seconds(time))) }
         }
         line.axis x1=(LEFT) x2=(WIDTH - MARGIN) y1=(base) y2=(base) {}
+        text.title transform=(format!("translate(14 {}) rotate(-90)", base / 2.0)) { "GiB in use" }
     }
 }
 

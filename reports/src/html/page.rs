@@ -3,6 +3,7 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 const STYLE: &str = include_str!("../assets/report.css");
+const SCRIPT: &str = include_str!("../assets/report.js");
 
 /// The page as HTML, its style inlined.
 pub(super) fn document(
@@ -26,7 +27,11 @@ pub(super) fn document(
             }
             body {
                 header.page { (header) }
-                main { (main) }
+                main {
+                    (main)
+                    div #tip role="tooltip" hidden {}
+                    p #said .unseen role="status" {}
+                }
                 footer { (footer) }
                 (script)
             }
@@ -35,11 +40,16 @@ pub(super) fn document(
     page.into_string()
 }
 
+/// The script that copies, sorts, shows tips and draws the pipeline. Everything that is text is there without it.
+pub(super) fn script() -> Markup {
+    html! { script { (PreEscaped(SCRIPT)) } }
+}
+
 /// A section with a heading and one sentence that says what it shows.
 pub(super) fn section(id: &str, title: &str, lead: &str, body: &Markup) -> Markup {
     html! {
-        section id=(id) {
-            h2 { (title) }
+        section id=(id) aria-labelledby=(format!("{id}-title")) {
+            h2 id=(format!("{id}-title")) { (title) }
             @if !lead.is_empty() { p.lead { (lead) } }
             (body)
         }

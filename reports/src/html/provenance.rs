@@ -14,7 +14,7 @@ pub(super) fn section(prediction: &Prediction) -> Markup {
     let body = html! {
         details {
             summary { (prediction.provenance.len()) " constants" }
-            div.scroll {
+            div.scroll tabindex="0" role="region" aria-label="Constants" {
                 table.sortable {
                     thead {
                         tr {

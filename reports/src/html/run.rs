@@ -173,8 +173,8 @@ fn losses(losses: &[f64]) -> Markup {
 
 fn memory(memory: &[Held]) -> Markup {
     let body = html! {
-        table.legend {
-            tr { th {} th {} th.num { "counted" } th.num { "predicted" } }
+        div.scroll tabindex="0" role="region" aria-label="Table of memory" { table.legend {
+            tr { th { "rank" } th { "kind" } th.num { "counted" } th.num { "predicted" } }
             @for held in memory {
                 tr {
                     td { "pp" (held.rank) }
@@ -186,7 +186,7 @@ fn memory(memory: &[Held]) -> Markup {
                     }
                 }
             }
-        }
+        } }
     };
     let lead = "Bytes of every pipeline rank's heaviest peer; equal means to the byte.";
     frame("memory", "Memory", lead, &body)
@@ -241,7 +241,7 @@ fn drawing(timeline: &Timeline, longest: f64) -> Markup {
     events.sort_by(|a, b| a.start.0.total_cmp(&b.start.0));
     events.truncate(MAX_EVENTS);
     html! {
-        svg.plot viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label="timeline" {
+        div.scroll tabindex="0" role="region" aria-label="Drawing of the timeline" { svg.plot viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label="timeline" {
             @for rank in 0..timeline.ranks {
                 text x="0" y=(format!("{:.1}", ROW * (f64::from(rank) + 0.65))) { "pp" (rank) }
             }
@@ -258,13 +258,13 @@ fn drawing(timeline: &Timeline, longest: f64) -> Markup {
                     title { (event.name) ": " (format::seconds(event.end - event.start)) }
                 }
             }
-        }
+        } }
     }
 }
 
 fn phases(phases: &[Phase]) -> Markup {
     let body = html! {
-        table.legend {
+        div.scroll tabindex="0" role="region" aria-label="Table of actions" { table.legend {
             tr {
                 th { "rank" } th { "action" } th.num { "times" }
                 th.num { "measured" } th.num { "predicted" } th.num { "error" }
@@ -284,7 +284,7 @@ fn phases(phases: &[Phase]) -> Markup {
                     }
                 }
             }
-        }
+        } }
     };
     let lead = "Sums over the last step of every pipeline rank's first peer; waiting is not predicted by itself.";
     frame("phases", "By action", lead, &body)

@@ -1,7 +1,9 @@
 //! What happened to every strategy of the space: simulated, pruned by a bound, or not legal.
 
-use maud::{Markup, html};
 use std::collections::BTreeMap;
+
+use maud::{Markup, html};
+use plans::SpaceReport;
 
 use super::page::section as frame;
 use crate::format;
@@ -9,9 +11,11 @@ use crate::input::ReportInput;
 
 /// Counts with reasons; empty when there was no search.
 pub(super) fn section(input: &ReportInput) -> Markup {
-    let Some(space) = input.space else {
-        return html! {};
-    };
+    input.space.map_or_else(|| html! {}, of)
+}
+
+/// Counts with reasons.
+pub(super) fn of(space: &SpaceReport) -> Markup {
     let pruned: u64 = space.pruned.values().sum();
     let lead = format!(
         "{} legal strategies: {} simulated ({} of them too large), {} removed by a proven bound.",

@@ -1,21 +1,25 @@
-//! The first screen: does it fit, how fast is it, what is the plan.
+//! The first screen: does it fit, how fast is it, what is the plan in words, what would make it better.
 
-use catalog::{Bytes, Origin, Seconds};
+use catalog::{Bytes, Seconds};
 use maud::{Markup, html};
 use plans::{Fit, Prediction};
 
 use crate::format;
 use crate::input::{Budget, ReportInput};
+use crate::words;
 
-/// Verdict, key figures, and the plan on one line.
+/// Verdict, key figures, and the plan as a person says it.
 pub(super) fn section(input: &ReportInput) -> Markup {
     html! {
         section #verdict .hero .fits[input.prediction.fit.fits()]
-            .too-large[!input.prediction.fit.fits()] {
+            .too-large[!input.prediction.fit.fits()] aria-label="Verdict" {
             (verdict(input))
             dl.figures { (figures(input)) }
             (plan(input))
             (sentences(input))
+            @if let Some(change) = &input.next_change {
+                p.next { b { "Best next change: " } (change) }
+            }
         }
     }
 }
@@ -44,8 +48,9 @@ fn verdict(input: &ReportInput) -> Markup {
         }
         p class=(if prediction.fit.fits() { "where" } else { "too-much" }) { (detail) "." }
         p.where {
-            "Heaviest: pipeline rank " (prediction.peak_rank) ", at "
-            code { (prediction.peak_moment) } ". Usable is "
+            "It fits with probability " b { (format!("{:.2}", prediction.p_fits)) }
+            ". Memory is fullest on pipeline rank " (prediction.peak_rank) ", "
+            (words::moment(&prediction.peak_moment)) ". Usable is "
             (format::bytes(input.capacity)) " less " (format::percent(input.headroom))
             " headroom."
         }
@@ -55,11 +60,12 @@ fn verdict(input: &ReportInput) -> Markup {
 fn figures(input: &ReportInput) -> Markup {
     let p = input.prediction;
     let (low, high) = p.step_time_interval;
+    let all = p.tokens_per_s_per_gpu * input.gpus as f64;
     html! {
-        (figure("Step time", &format::seconds(p.step_time), &spread(low, high)))
-        (figure("Tokens/s/GPU", &format::significant(p.tokens_per_s_per_gpu),
-            &format!("{} tokens/s in all",
-                format::short_count(p.tokens_per_s_per_gpu * input.gpus as f64))))
+        (figure("Step time", &format::seconds(p.step_time),
+            &format::seconds_between(p.step_time, low, high)))
+        (figure("Tokens/s", &format::short_count(all),
+            &format!("{} per GPU", format::significant(p.tokens_per_s_per_gpu))))
         (figure("MFU", &format::percent(p.mfu), &mfu_note(p)))
         // A plan that does not fit cannot run: it has neither time nor cost.
         @if let Some(budget) = input.budget.as_ref().filter(|_| p.fit.fits()) {
@@ -101,6 +107,11 @@ fn figure(name: &str, value: &str, note: &str) -> Markup {
 
 fn plan(input: &ReportInput) -> Markup {
     html! {
+        ul.said {
+            @for part in words::plan(input.decisions, input.gpus_per_node) {
+                li { (sentence(&part)) }
+            }
+        }
         div.plan {
             code #plan-line { (input.strategy) }
             button type="button" data-copy=(input.strategy) { "Copy plan" }
@@ -112,7 +123,14 @@ fn plan(input: &ReportInput) -> Markup {
     }
 }
 
-/// What limits the plan, how sure the numbers are, and the next best choice.
+/// A phrase with a capital letter and a stop.
+fn sentence(text: &str) -> String {
+    let mut letters = text.chars();
+    let first = letters.next().map(|c| c.to_uppercase().to_string());
+    format!("{}{}.", first.unwrap_or_default(), letters.as_str())
+}
+
+/// What limits the plan, the runner-up, what published runs know of such plans, and what to be careful about.
 fn sentences(input: &ReportInput) -> Markup {
     let p = input.prediction;
     let loss = format::largest_loss(&p.breakdown);
@@ -129,30 +147,12 @@ fn sentences(input: &ReportInput) -> Markup {
             @if let Some(next) = next {
                 li { "Runner-up: " code { (next.strategy) } " — " (next.why_not_first) "." }
             }
-            @if !p.provenance.is_empty() { li { (confidence(p)) } }
+            li { "Evidence: " (p.evidence) ". The intervals hold four times of five." }
+            @for warning in words::warnings(p, input.usable()) {
+                li.careful { (sentence(&warning)) }
+            }
         }
     }
-}
-
-fn confidence(prediction: &Prediction) -> String {
-    let total = prediction.provenance.len();
-    let count = |keep: fn(Origin) -> bool| {
-        let constants = prediction.provenance.iter();
-        constants.filter(|c| keep(c.origin)).count()
-    };
-    let firm = count(|o| matches!(o, Origin::Measured | Origin::Datasheet | Origin::Published));
-    let fitted = count(|o| o == Origin::Fitted);
-    format!(
-        "Confidence: intervals hold with probability 0.8 ({}); it fits with probability {:.2}; of {total} constants, \
-         {firm} are measured, published or from datasheets, {fitted} fitted, {} assumed.",
-        prediction.evidence,
-        prediction.p_fits,
-        total - firm - fitted
-    )
-}
-
-fn spread(low: Seconds, high: Seconds) -> String {
-    format!("{} – {}", format::seconds(low), format::seconds(high))
 }
 
 fn spread_gib(low: Bytes, high: Bytes) -> String {

@@ -1,0 +1,146 @@
+//! The single change that would gain most: first among those that leave the training as it is, else among those that
+//! change it.
+
+use catalog::{DType, Precision, Workload, WorkloadSizes};
+use costmodel::{CostModel, Scenario};
+use plans::grammar::written;
+use plans::{Candidate, Prediction, Strategy};
+use reports::format;
+
+use crate::error::CliError;
+
+/// Smallest gain in tokens per second that is worth a change.
+const WORTH: f64 = 0.01;
+
+/// A change, with what it would give.
+struct Change {
+    what: String,
+    prediction: Prediction,
+}
+
+/// The best change of a plan, in words. `near` are strategies one decision away, where they were predicted.
+pub(crate) fn best(
+    costs: &CostModel,
+    strategy: &Strategy,
+    prediction: &Prediction,
+    near: &[Candidate],
+) -> Result<Option<String>, CliError> {
+    if !prediction.fit.fits() {
+        return Ok(nearest_that_fits(costs, near));
+    }
+    let rate = |p: &Prediction| p.tokens_per_s_per_gpu;
+    let gain = |change: &Change| rate(&change.prediction) / rate(prediction) - 1.0;
+    let worth = |change: &Change| change.prediction.fit.fits() && gain(change) >= WORTH;
+    let best = |changes: Vec<Change>| {
+        let changes = changes.into_iter().filter(worth);
+        changes.max_by(|a, b| gain(a).total_cmp(&gain(b)))
+    };
+    let same_training = best(free(costs, strategy, near)?);
+    let change = match same_training {
+        Some(change) => Some(change),
+        None => best(changing(costs, strategy)?),
+    };
+    Ok(change.map(|change| {
+        format!(
+            "{}: {:+.1} % tokens/s, {} a step, {} of memory.",
+            change.what,
+            gain(&change) * 100.0,
+            format::seconds(change.prediction.step_time),
+            format::bytes(change.prediction.peak_memory)
+        )
+    }))
+}
+
+fn nearest_that_fits(costs: &CostModel, near: &[Candidate]) -> Option<String> {
+    let fitting = near.iter().find(|c| c.prediction.fit.fits())?;
+    Some(format!(
+        "{} fits: {} of memory, {} a step.",
+        written(&fitting.strategy, &costs.scenario().runtime),
+        format::bytes(fitting.prediction.peak_memory),
+        format::seconds(fitting.prediction.step_time)
+    ))
+}
+
+/// Changes under which every step computes the same.
+fn free(
+    costs: &CostModel,
+    strategy: &Strategy,
+    near: &[Candidate],
+) -> Result<Vec<Change>, CliError> {
+    let s = costs.scenario();
+    let mut changes: Vec<Change> = near
+        .iter()
+        .map(|c| Change {
+            what: format!("Another layout, {}", written(&c.strategy, &s.runtime)),
+            prediction: c.prediction.clone(),
+        })
+        .collect();
+    let mut overlapped = strategy.decisions().clone();
+    overlapped.overlap.tensor_parallel = true;
+    if overlapped != *strategy.decisions()
+        && strategy.tp > 1
+        && let Ok(strategy) = Strategy::new(overlapped, &s.model, &s.workload)
+    {
+        changes.push(Change {
+            what: format!(
+                "Overlap tensor-parallel messages with matrix products, if your {} can",
+                s.runtime.name
+            ),
+            prediction: costs.predict(&strategy)?,
+        });
+    }
+    Ok(changes)
+}
+
+/// Changes of the training itself: its precision, its batch.
+fn changing(costs: &CostModel, strategy: &Strategy) -> Result<Vec<Change>, CliError> {
+    let s = costs.scenario();
+    let w = *s.workload;
+    let mut changes = Vec::new();
+    let eighths = s.cluster.device.peak.contains_key(&DType::F8);
+    if w.precision == Precision::Bf16 && eighths {
+        let fp8 = WorkloadSizes {
+            precision: Precision::Fp8,
+            ..w
+        };
+        let what = "Linear layers in fp8, which changes the numbers".to_owned();
+        changes.extend(other(s, strategy, fp8, strategy.num_micro_batches, what));
+    }
+    let twice = WorkloadSizes {
+        global_batch: w.global_batch.saturating_mul(2),
+        ..w
+    };
+    let what = format!(
+        "A global batch of {} sequences, which changes the training",
+        format::count(twice.global_batch)
+    );
+    changes.extend(other(
+        s,
+        strategy,
+        twice,
+        strategy.num_micro_batches * 2,
+        what,
+    ));
+    Ok(changes)
+}
+
+/// The same layout for another workload, where it is legal and can be priced.
+fn other(
+    scenario: &Scenario,
+    strategy: &Strategy,
+    sizes: WorkloadSizes,
+    micro_batches: u64,
+    what: String,
+) -> Option<Change> {
+    let workload = Workload::new(sizes).ok()?;
+    let mut decisions = strategy.decisions().clone();
+    decisions.num_micro_batches = micro_batches;
+    let strategy = Strategy::new(decisions, &scenario.model, &workload).ok()?;
+    plans::legality::allowed_by(&strategy, &scenario.model, &scenario.runtime).ok()?;
+    let costs = CostModel::new(Scenario {
+        workload,
+        ..scenario.clone()
+    });
+    let prediction = costs.ok()?.predict(&strategy).ok()?;
+    Some(Change { what, prediction })
+}

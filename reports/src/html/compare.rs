@@ -1,0 +1,169 @@
+//! The report of several plans side by side: aligned columns, what differs in bold.
+
+use catalog::Seconds;
+use maud::{Markup, html};
+use plans::Prediction;
+
+use super::breakdown;
+use super::page::{document, script, section as frame};
+use crate::format;
+use crate::words;
+
+/// One plan of a comparison.
+#[derive(Clone, Debug)]
+pub struct Compared<'a> {
+    /// Name of its file.
+    pub name: String,
+    /// What it is for: model and devices.
+    pub job: String,
+    /// The strategy in the short form.
+    pub strategy: String,
+    /// Its layout in sentences.
+    pub said: Vec<String>,
+    /// Its prediction.
+    pub prediction: &'a Prediction,
+}
+
+/// The comparison as one HTML document that opens offline.
+#[must_use]
+pub fn report(plans: &[Compared<'_>], version: &str) -> String {
+    let names: Vec<&str> = plans.iter().map(|p| p.name.as_str()).collect();
+    let title = format!("{} · vescale-plan", names.join(" and "));
+    let header = html! {
+        p.eyebrow { "vescale-plan compare" }
+        h1 { (plans.len()) " plans" }
+    };
+    let main = html! {
+        (verdict(plans))
+        (decisions(plans))
+        (parts(plans))
+    };
+    let footer = format!("vescale-plan {version} · this file is self-contained");
+    document(&title, &header, &main, &footer, &script())
+}
+
+/// Which plan is fastest of those that fit, and by how much.
+fn verdict(plans: &[Compared<'_>]) -> Markup {
+    let fitting = plans.iter().filter(|p| p.prediction.fit.fits());
+    let rate = |p: &&Compared<'_>| p.prediction.tokens_per_s_per_gpu;
+    let best = fitting.clone().max_by(|a, b| rate(a).total_cmp(&rate(b)));
+    let others = fitting.filter(|p| best.is_some_and(|b| !std::ptr::eq(*p, b)));
+    let second = others.max_by(|a, b| rate(a).total_cmp(&rate(b)));
+    html! {
+        section #verdict .hero .fits[best.is_some()] .too-large[best.is_none()] aria-label="Verdict" {
+            @match (best, second) {
+                (None, _) => { p.verdict { strong { "None fits" } } }
+                (Some(best), None) => { p.verdict { strong { (best.name) } " is the only one that fits" } }
+                (Some(best), Some(second)) => {
+                    p.verdict {
+                        strong { (best.name) }
+                        (format!(" makes {:+.1} % more tokens/s per GPU than ", (rate(&best) / rate(&second) - 1.0) * 100.0))
+                        (second.name)
+                    }
+                    p.where {
+                        @if (rate(&best) / rate(&second)).ln() <= best.prediction.ratio_error {
+                            "The difference is within the error of such comparisons."
+                        } @else {
+                            "The difference is larger than the error of such comparisons."
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn decisions(plans: &[Compared<'_>]) -> Markup {
+    let words = |p: &Compared<'_>| -> Vec<String> {
+        p.strategy.split_whitespace().map(str::to_owned).collect()
+    };
+    let first = plans.first().map(words).unwrap_or_default();
+    let body = html! {
+        div.scroll tabindex="0" role="region" aria-label="Table of plans" {
+            table.plain {
+                thead { tr { th {} @for p in plans { th scope="col" { (p.name) } } } }
+                tbody {
+                    tr { th scope="row" { "For" } @for p in plans { td { (p.job) } } }
+                    tr { th scope="row" { "Strategy" }
+                        @for p in plans {
+                            td { code {
+                                @for word in words(p) {
+                                    @if first.contains(&word) { (word) } @else { b { (word) } } " "
+                                }
+                            } }
+                        }
+                    }
+                    tr { th scope="row" { "In words" } @for p in plans { td { (p.said.join("; ")) } } }
+                    (figures(plans))
+                }
+            }
+        }
+    };
+    let lead = "Words of a strategy that the first does not have are bold.";
+    frame("plans", "Plans", lead, &body)
+}
+
+fn figures(plans: &[Compared<'_>]) -> Markup {
+    let row = |name: &str, value: &dyn Fn(&Prediction) -> String| {
+        html! {
+            tr { th scope="row" { (name) } @for p in plans { td { (value(p.prediction)) } } }
+        }
+    };
+    html! {
+        (row("Fits", &|p| format!("{}, with probability {:.2}", if p.fit.fits() { "yes" } else { "no" }, p.p_fits)))
+        (row("Step time", &|p| {
+            let (low, high) = p.step_time_interval;
+            format!("{} ({})", format::seconds(p.step_time), format::seconds_between(p.step_time, low, high))
+        }))
+        (row("Tokens/s/GPU", &|p| format::significant(p.tokens_per_s_per_gpu)))
+        (row("MFU", &|p| format::percent(p.mfu)))
+        (row("Peak memory", &|p| {
+            let (low, high) = p.peak_memory_interval;
+            format!("{} ({})", format::bytes(p.peak_memory), format::bytes_between(p.peak_memory, low, high))
+        }))
+        (row("Fullest", &|p| format!("pipeline rank {}, {}", p.peak_rank, words::moment(&p.peak_moment))))
+        (row("Evidence", &|p| p.evidence.clone()))
+    }
+}
+
+/// Where the time of each plan goes, on one scale.
+fn parts(plans: &[Compared<'_>]) -> Markup {
+    let longest = plans.iter().map(|p| p.prediction.step_time.0);
+    let longest = longest.fold(f64::MIN_POSITIVE, f64::max);
+    let all: Vec<_> = plans
+        .iter()
+        .map(|p| format::breakdown_parts(&p.prediction.breakdown))
+        .collect();
+    let rows = all
+        .first()
+        .map(|parts| parts.map(|(key, name, _)| (key, name)));
+    let body = html! {
+        @for p in plans {
+            h3 { (p.name) }
+            div style=(format!("width:{:.2}%", p.prediction.step_time.0 / longest * 100.0)) {
+                (breakdown::stack(p.prediction))
+            }
+        }
+        div.scroll tabindex="0" role="region" aria-label="Table of the parts of the step" {
+            table.plain {
+                thead { tr { th scope="col" { "Part" } @for p in plans { th.num scope="col" { (p.name) } } } }
+                tbody {
+                    @for (index, (key, name)) in rows.into_iter().flatten().enumerate() {
+                        @if all.iter().any(|parts| parts[index].2 > 1e-6) {
+                            tr {
+                                td { i.swatch style=(format!("background:var(--c-{key})")) {} (name) }
+                                @for parts in &all { td.num { (format::seconds(Seconds(parts[index].2))) } }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    };
+    frame(
+        "time",
+        "Where the step goes",
+        "The slowest rank of each plan, on one scale.",
+        &body,
+    )
+}

@@ -1,0 +1,161 @@
+//! Where ranks lie: which axis stays inside a node, which crosses the network, and what each GPU of a node is.
+
+use catalog::Axis;
+use maud::{Markup, html};
+use plans::Decisions;
+
+use super::page::section as frame;
+use crate::format;
+use crate::input::ReportInput;
+
+/// Nodes that are drawn; of more, the first and the last.
+const NODES: u64 = 4;
+/// GPUs of a node that are drawn.
+const GPUS: u64 = 16;
+
+/// Axes with what their ranks share, and the letters that name a rank's place on them.
+const AXES: [(Axis, &str, &str); 5] = [
+    (Axis::Tp, "tensor parallel", "tp"),
+    (Axis::Cp, "context parallel", "cp"),
+    (Axis::DpShard, "data parallel, states shared", "shard"),
+    (Axis::DpReplicate, "data parallel, replicas", "replica"),
+    (Axis::Pp, "pipeline stages", "stage"),
+];
+
+/// Axes of the experts' own layout.
+const EXPERTS: [(Axis, &str); 2] = [
+    (Axis::Etp, "tensor parallel inside experts"),
+    (Axis::Ep, "expert parallel"),
+];
+
+/// Table of axes and a drawing of the first nodes.
+pub(super) fn section(input: &ReportInput) -> Markup {
+    if input.gpus < 2 {
+        return html! {};
+    }
+    let body = html! {
+        (axes(input))
+        (nodes(input))
+    };
+    let lead = "Neighbouring ranks are neighbouring GPUs. What stays in a node uses its fast links; what crosses nodes uses \
+                the network.";
+    frame("ranks", "Ranks on nodes", lead, &body)
+}
+
+fn axes(input: &ReportInput) -> Markup {
+    let d = input.decisions;
+    let layout = AXES.map(|(axis, name, _)| (axis, name));
+    let used = layout.into_iter().chain(EXPERTS);
+    let used = used.filter(|(axis, _)| d.group(*axis).size > 1);
+    html! {
+        div.scroll tabindex="0" role="region" aria-label="Axes and the links they use" {
+            table.plain {
+                thead { tr {
+                    th scope="col" { "Axis" } th.num scope="col" { "GPUs" }
+                    th.num scope="col" { "Apart" } th scope="col" { "Goes over" }
+                } }
+                tbody {
+                    @for (axis, name) in used {
+                        @let group = d.group(axis);
+                        tr {
+                            td { (name) }
+                            td.num { (format::count(group.size)) }
+                            td.num { (format::count(group.stride)) }
+                            td { (links(group.size, group.stride, input)) }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Which links a group uses.
+fn links(size: u64, stride: u64, input: &ReportInput) -> String {
+    let span = size.saturating_mul(stride);
+    let node = input.gpus_per_node.max(1);
+    let inside = |block: u64| (block / stride).clamp(1, size);
+    if span <= node {
+        return "links inside a node".to_owned();
+    }
+    if span <= input.domain {
+        return format!("fast links among {} nodes of a domain", span.div_ceil(node));
+    }
+    match inside(input.domain.max(node)) {
+        1 => format!(
+            "the network: every rank on another node, {} nodes",
+            format::count(size)
+        ),
+        near => format!(
+            "links inside a node for {near} of {}, then the network among {} nodes",
+            format::count(size),
+            format::count(size.div_ceil(near))
+        ),
+    }
+}
+
+/// Place of a rank on an axis.
+fn place(d: &Decisions, axis: Axis, rank: u64) -> u64 {
+    let group = d.group(axis);
+    rank / group.stride % group.size
+}
+
+fn nodes(input: &ReportInput) -> Markup {
+    let per_node = input.gpus_per_node.min(input.gpus).max(1);
+    let count = input.gpus.div_ceil(per_node);
+    let shown: Vec<u64> = match count > NODES {
+        true => (0..NODES - 1).chain([count - 1]).collect(),
+        false => (0..count).collect(),
+    };
+    let columns = per_node.min(GPUS);
+    let d = input.decisions;
+    html! {
+        div.scroll tabindex="0" role="region" aria-label="What each GPU of a node is" {
+            table.nodes {
+                caption {
+                    "GPUs of " (if count > NODES { "the first nodes and the last" } else { "every node" })
+                    ", with each rank's place on the axes that differ inside it"
+                }
+                thead { tr {
+                    th scope="col" { "Node" }
+                    @for gpu in 0..columns { th scope="col" { "GPU " (gpu) } }
+                } }
+                tbody {
+                    @for node in shown {
+                        @let first = node * per_node;
+                        tr {
+                            th scope="row" { b { (format::count(node)) } small { (same(d, first, per_node)) } }
+                            @for rank in first..first + columns {
+                                td style=(format!("--stage:{}", place(d, Axis::Pp, rank) % 8)) {
+                                    (different(d, first, per_node, rank))
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Places that all GPUs of a node have in common.
+fn same(d: &Decisions, first: u64, per_node: u64) -> String {
+    let parts = AXES
+        .into_iter()
+        .filter(|(axis, ..)| d.group(*axis).size > 1 && !varies(d, *axis, first, per_node));
+    let parts = parts.map(|(axis, _, letters)| format!("{letters} {}", place(d, axis, first)));
+    parts.collect::<Vec<_>>().join(", ")
+}
+
+/// Places in which a rank differs from others of its node.
+fn different(d: &Decisions, first: u64, per_node: u64, rank: u64) -> String {
+    let parts = AXES
+        .into_iter()
+        .filter(|(axis, ..)| varies(d, *axis, first, per_node));
+    let parts = parts.map(|(axis, _, letters)| format!("{letters} {}", place(d, axis, rank)));
+    parts.collect::<Vec<_>>().join(", ")
+}
+
+fn varies(d: &Decisions, axis: Axis, first: u64, per_node: u64) -> bool {
+    (first..first + per_node).any(|rank| place(d, axis, rank) != place(d, axis, first))
+}
