@@ -60,7 +60,7 @@ impl fmt::Display for Strategy {
     }
 }
 
-/// A strategy in the shortest form that is read back as the same, as long as overlap is the runtime's own:
+/// A strategy in the shortest form that is read back as the same job, as long as overlap is the runtime's own:
 /// `tp8 pp4 vpp2 dp16 zero1 sp mbs1 interleaved recompute=selective`. [`written`] says the overlap too.
 #[must_use]
 pub fn short(d: &Decisions) -> String {
@@ -92,7 +92,7 @@ pub fn short(d: &Decisions) -> String {
     if d.pp > 1 {
         parts.push(d.schedule.to_string());
     }
-    if d.axis_order != AxisOrder::TP_CP_DP_PP {
+    if d.canonical().axis_order != AxisOrder::TP_CP_DP_PP {
         parts.push(format!("order={}", order_name(d.axis_order)));
     }
     parts.push(format!("recompute={}", recompute_name(d.recompute)));

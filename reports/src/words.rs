@@ -255,7 +255,7 @@ pub fn warnings(p: &Prediction, usable: Bytes) -> Vec<String> {
             p.provenance.len(),
             assumed[..assumed.len().min(2)].join(", "),
             if assumed.len() > 2 {
-                ", … (the report lists them)"
+                " and others (the report lists them under Provenance)"
             } else {
                 ""
             }

@@ -244,7 +244,7 @@ fn a_report_says_the_verdict_first_and_escapes_what_it_shows() {
         "<li>4 GPUs of a node share each layer (TP 4).</li>",
         "<li>4 pipeline stages of 20 layers (PP 4).</li>",
         "Best next change: </b>Overlap: +9.9 % tokens/s",
-        "Evidence: covered: 20 published runs",
+        "80 % intervals, covered: 20 published runs",
         "sbatch launch/launch.sbatch",
         "links inside a node",
         "the network: every rank on another node, 4 nodes",

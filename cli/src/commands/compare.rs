@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use catalog::Seconds;
 use catalog::files::Kind;
 use planner::explain::differences;
+use plans::StagePartition;
 use plans::json::PredictedJson;
 use reports::html::compare::Compared;
 use reports::{format, lines::of, words};
@@ -83,11 +84,23 @@ pub(crate) fn run(args: &CompareArgs) -> Result<ExitCode, CliError> {
         let time = |s: f64| format::seconds(Seconds(s));
         rows.push([d.name.to_owned(), time(d.first_s), time(d.second_s)]);
     }
-    rows.extend(changed.into_iter().map(|(k, x, y)| [k, x, y]));
+    rows.extend(changed.into_iter().map(|(key, x, y)| {
+        let [x, y] = [x, y].map(|value| shown(&key, value));
+        [key, x, y]
+    }));
+    let names = [&args.first, &args.second].map(|path| path.display().to_string());
     let rows: Vec<Vec<String>> = rows.into_iter().map(Vec::from).collect();
-    output::print(&output::style().columns(&["", "first", "second"], &rows));
+    output::print(&output::style().columns(&["", &names[0], &names[1]], &rows));
     next::terms(args.output);
     Ok(ExitCode::SUCCESS)
+}
+
+/// A decision's value as the short form of a strategy writes it: equal stages are counted.
+fn shown(key: &str, value: String) -> String {
+    match key {
+        "stages" => StagePartition::read(&value).map_or(value, |stages| stages.runs()),
+        _ => value,
+    }
 }
 
 /// The plans side by side, as HTML.

@@ -63,6 +63,19 @@ fn line(index: usize, row: &Alternative, input: &ReportInput) -> Markup {
     }
 }
 
+/// The strategy's parts that the first strategy does not have; all of them, if it has the first's and fewer.
+pub(super) fn new_words(strategy: &str, first: &str) -> String {
+    let known: Vec<&str> = first.split_whitespace().collect();
+    let new = strategy
+        .split_whitespace()
+        .filter(|part| !known.contains(part));
+    let new: Vec<&str> = new.collect();
+    if new.is_empty() {
+        return strategy.to_owned();
+    }
+    format!("… {}", new.join(" "))
+}
+
 /// The strategy's parts, with those that differ from the first strategy's in bold.
 fn differences(strategy: &str, first: &str) -> Markup {
     let known: Vec<&str> = first.split_whitespace().collect();

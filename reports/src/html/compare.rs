@@ -57,7 +57,7 @@ fn verdict(plans: &[Compared<'_>]) -> Markup {
                 (Some(best), Some(second)) => {
                     p.verdict {
                         strong { (best.name) }
-                        (format!(" makes {:+.1} % more tokens/s per GPU than ", (rate(&best) / rate(&second) - 1.0) * 100.0))
+                        (format!(" makes {:.1} % more tokens/s per GPU than ", (rate(&best) / rate(&second) - 1.0) * 100.0))
                         (second.name)
                     }
                     p.where {
@@ -81,7 +81,7 @@ fn decisions(plans: &[Compared<'_>]) -> Markup {
     let body = html! {
         div.scroll tabindex="0" role="region" aria-label="Table of plans" {
             table.plain {
-                thead { tr { th {} @for p in plans { th scope="col" { (p.name) } } } }
+                thead { tr { th scope="col" { "Plan" } @for p in plans { th scope="col" { (p.name) } } } }
                 tbody {
                     tr { th scope="row" { "For" } @for p in plans { td { (p.job) } } }
                     tr { th scope="row" { "Strategy" }

@@ -4,6 +4,7 @@ use catalog::{Bytes, Seconds};
 use maud::{Markup, html};
 use plans::{Fit, Prediction};
 
+use super::alternatives;
 use crate::format;
 use crate::input::{Budget, ReportInput};
 use crate::words;
@@ -46,8 +47,9 @@ fn verdict(input: &ReportInput) -> Markup {
             }
             small { (spread_gib(low, high)) }
         }
-        p class=(if prediction.fit.fits() { "where" } else { "too-much" }) { (detail) "." }
+        @if !prediction.fit.fits() { p.too-much { (detail) "." } }
         p.where {
+            @if prediction.fit.fits() { (detail) ". " }
             "It fits with probability " b { (format!("{:.2}", prediction.p_fits)) }
             ". Memory is fullest on pipeline rank " (prediction.peak_rank) ", "
             (words::moment(&prediction.peak_moment)) ". Usable is "
@@ -130,6 +132,13 @@ fn sentence(text: &str) -> String {
     format!("{}{}.", first.unwrap_or_default(), letters.as_str())
 }
 
+/// A name as it stands within a sentence; abbreviations keep their letters.
+fn uncapitalised(name: &str) -> String {
+    let mut letters = name.chars();
+    let first = letters.next().map(|c| c.to_lowercase().to_string());
+    format!("{}{}", first.unwrap_or_default(), letters.as_str())
+}
+
 /// What limits the plan, the runner-up, what published runs know of such plans, and what to be careful about.
 fn sentences(input: &ReportInput) -> Markup {
     let p = input.prediction;
@@ -139,15 +148,18 @@ fn sentences(input: &ReportInput) -> Markup {
         ul.sentences {
             @if let Some((name, time)) = loss {
                 li {
-                    "Largest loss: " b { (name.to_lowercase()) } ", "
+                    "Largest loss: " b { (uncapitalised(name)) } ", "
                     (format::seconds(Seconds(time))) " ("
                     (format::percent(time / p.step_time.0)) " of the step)."
                 }
             }
             @if let Some(next) = next {
-                li { "Runner-up: " code { (next.strategy) } " — " (next.why_not_first) "." }
+                li {
+                    "Runner-up: " code { (alternatives::new_words(&next.strategy, &input.strategy)) }
+                    " — " (next.why_not_first) "."
+                }
             }
-            li { "Evidence: " (p.evidence) ". The intervals hold four times of five." }
+            li { "80 % intervals, " (p.evidence) "." }
             @for warning in words::warnings(p, input.usable()) {
                 li.careful { (sentence(&warning)) }
             }
