@@ -1,6 +1,6 @@
 //! Everything that ends a command early, with its exit code.
 
-use catalog::Mistake;
+use catalog::{Mistake, SpecError};
 use interop::export::ExportError;
 use planner::PlannerError;
 
@@ -67,8 +67,18 @@ impl CliError {
     /// What is wrong, with its parts where they are known.
     pub(crate) fn mistake(&self) -> Mistake {
         match self {
-            Self::Spec(error) => error.mistake(),
-            Self::Strategy(error) => error.mistake(),
+            Self::Spec(error) => {
+                let mistake = error.mistake();
+                match error {
+                    SpecError::Unknown { kind, name, .. } => {
+                        let given = given(&[&format!("--{kind}")]);
+                        let given = given.filter(|(_, value)| value == name);
+                        placed(mistake, given)
+                    }
+                    _ => mistake,
+                }
+            }
+            Self::Strategy(error) => placed(error.mistake(), given(&["--strategy", "--why-not"])),
             Self::Planner(PlannerError::Constraint(mistake)) | Self::Input(mistake) => {
                 mistake.clone()
             }
@@ -114,6 +124,26 @@ impl CliError {
             | Self::File(_)
             | Self::OtherPlan { .. } => 2,
         }
+    }
+}
+
+/// The first of these flags on the command line, with its value.
+fn given(flags: &[&str]) -> Option<(String, String)> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    words.iter().enumerate().find_map(|(at, word)| {
+        let (flag, value) = match word.split_once('=') {
+            Some((flag, value)) => (flag, Some(value.to_owned())),
+            None => (word.as_str(), words.get(at + 1).cloned()),
+        };
+        flags.contains(&flag).then_some((flag.to_owned(), value?))
+    })
+}
+
+/// A mistake with its place on the command line, unless it has one.
+fn placed(mistake: Mistake, given: Option<(String, String)>) -> Mistake {
+    match (given, &mistake.place) {
+        (Some((flag, value)), None) => mistake.at(format!("{flag} {value}")),
+        _ => mistake,
     }
 }
 

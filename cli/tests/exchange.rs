@@ -246,8 +246,8 @@ fn bad_input_is_one_message() {
     fs::write(root.join("taken"), "a file").expect("written");
     #[rustfmt::skip]
     let cases: [(&[&str], i32, &str); 10] = [
-        (&["export", "a.plan.yaml", "--to", "megatron"], 2, "targets: megatron-lm"),
-        (&["export", "a.plan.yaml", "--to", "torchtitan@9"], 2, "versions: 0.3, 0.2, main"),
+        (&["export", "a.plan.yaml", "--to", "megatron"], 2, "one of the targets megatron-lm"),
+        (&["export", "a.plan.yaml", "--to", "torchtitan@9"], 2, "one of the versions 0.3, 0.2, main"),
         (&["export", "a.plan.yaml"], 2, "--to"),
         (&["export", "missing.yaml", "--to", "deepspeed"], 2, "missing.yaml"),
         (&["export", "a.plan.yaml", "--to", "megatron-lm", "-o", "taken"], 2, "taken"),

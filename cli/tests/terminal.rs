@@ -165,16 +165,23 @@ fn colours_are_as_asked() {
 #[test]
 fn the_next_commands_run() {
     let folder = tempfile::tempdir().expect("a folder");
-    let answers: [&[&str]; 2] = [
-        &[
+    let search = |runtime: &'static str| {
+        [
             "search",
             "--model",
             "llama3-8b",
             "--gpus",
             "16",
-            "--max",
-            "pp=2",
-        ],
+            "--runtime",
+            runtime,
+        ]
+    };
+    let searches = ["megatron-core", "torchtitan", "fsdp2", "nemo"].map(search);
+    let answers: [&[&str]; 5] = [
+        &searches[0],
+        &searches[1],
+        &searches[2],
+        &searches[3],
         &[
             "estimate",
             "--model",

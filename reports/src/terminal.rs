@@ -267,6 +267,9 @@ pub fn candidates(
 /// What to do next: for each purpose the commands, ready to copy.
 #[must_use]
 pub fn next(steps: &[(&str, Vec<String>)], style: Style) -> String {
+    if steps.is_empty() {
+        return String::new();
+    }
     let mut text = style.heading("Next");
     for (purpose, commands) in steps {
         text.push_str(&format!("  {purpose}\n"));

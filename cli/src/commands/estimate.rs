@@ -12,7 +12,7 @@ use reports::format;
 use serde::Serialize;
 
 use crate::args::EstimateArgs;
-use crate::commands::next::{self, Step};
+use crate::commands::next::{self, Launchable, Step};
 use crate::commands::report::{self, ReportSource};
 use crate::commands::{next_change, plan};
 use crate::destinations::Target;
@@ -141,13 +141,19 @@ fn steps(resolved: &Inputs, strategy: &Strategy, fits: bool, plan: Option<&Targe
         let search = format!("vescale-plan search {flags}");
         return vec![("find the best strategy that fits", vec![search])];
     }
+    let path = plan.map_or_else(|| "this.plan.yaml".to_owned(), Target::text);
+    let of = Launchable {
+        scenario: &resolved.scenario,
+        strategy,
+        plan: &path,
+    };
     match plan {
-        Some(to) => next::after_plan(resolved, &to.text(), None),
+        Some(_) => next::after_plan(resolved, of, None),
         None => {
             let shown = written(strategy, &resolved.scenario.runtime);
             let keep = format!("{} -o this.plan.yaml", next::estimate(resolved, &shown));
             let mut steps = vec![("keep it as a plan", vec![keep])];
-            steps.extend(next::after_plan(resolved, "this.plan.yaml", None));
+            steps.extend(next::after_plan(resolved, of, None));
             steps.push((
                 "find a faster one",
                 vec![format!("vescale-plan search {flags}")],

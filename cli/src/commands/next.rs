@@ -1,48 +1,83 @@
 //! What to do after an answer: the commands that launch the plan, say why it is best, and compare it.
 
+use costmodel::Scenario;
 use interop::config::escape;
-use interop::export::Dialect;
+use interop::export::{Dialect, Job};
 use plans::Strategy;
 use plans::grammar::written;
+use plans::plan_file::ShardingFile;
 
+use crate::commands::plan;
 use crate::inputs::Inputs;
 use crate::output;
 
 /// A purpose, with the commands that serve it.
 pub(crate) type Step = (&'static str, Vec<String>);
 
-/// Commands that launch the plan of a file: for each target that runs it, the export, then the start.
-pub(crate) fn launches(
-    runtime: &str,
-    plan: &str,
-    gpus: u64,
-    per_node: u64,
-) -> Vec<(String, Vec<String>)> {
-    let mut targets: Vec<&str> = Vec::new();
-    for dialect in Dialect::ALL.into_iter().filter(|d| d.runtime() == runtime) {
-        if !targets.contains(&dialect.target()) {
-            targets.push(dialect.target());
+/// A plan that may be launched, and the path of its file.
+#[derive(Clone, Copy)]
+pub(crate) struct Launchable<'a> {
+    pub(crate) scenario: &'a Scenario,
+    pub(crate) strategy: &'a Strategy,
+    pub(crate) plan: &'a str,
+}
+
+/// Commands that launch a plan: for each target that can express it, the export, then the start. Targets of the plan's own
+/// runtime come first; others stand in only where there are none.
+pub(crate) fn launches(of: Launchable<'_>) -> Vec<(String, Vec<String>)> {
+    let Ok(sharding) = plan::sharding(of.scenario, of.strategy) else {
+        return Vec::new();
+    };
+    let own = |dialect: &Dialect| dialect.runtime() == of.scenario.runtime.name;
+    let (own, others): (Vec<Dialect>, Vec<Dialect>) = Dialect::ALL.into_iter().partition(own);
+    let targets = |dialects: Vec<Dialect>| {
+        let mut targets: Vec<&str> = Vec::new();
+        for dialect in dialects {
+            if !targets.contains(&dialect.target()) && expresses(dialect, of, &sharding) {
+                targets.push(dialect.target());
+            }
         }
+        targets
+    };
+    let mut found = targets(own);
+    if found.is_empty() {
+        found = targets(others);
+        found.truncate(1);
     }
-    let plan = escape::shell(plan);
-    let several = gpus > per_node;
+    found
+        .into_iter()
+        .map(|target| (target.to_owned(), commands(of, target)))
+        .collect()
+}
+
+fn expresses(dialect: Dialect, of: Launchable<'_>, sharding: &ShardingFile) -> bool {
+    let job = Job {
+        model: &of.scenario.model,
+        decisions: of.strategy.decisions(),
+        workload: &of.scenario.workload,
+        runtime: &of.scenario.runtime,
+        sharding,
+        id: "",
+        gpus_per_node: of.scenario.cluster.gpus_per_node,
+        inputs: interop::export::Inputs::default(),
+    };
+    interop::export::export(&job, dialect, None).is_ok()
+}
+
+fn commands(of: Launchable<'_>, target: &str) -> Vec<String> {
+    let plan = escape::shell(of.plan);
+    if target == "vescale" {
+        return vec![format!("vescale-plan run {plan} --data YOUR_TOKENS.bin")];
+    }
+    let several = of.scenario.workload.gpus > of.scenario.cluster.gpus_per_node;
     let (launcher, start) = match several {
         true => ("slurm", "sbatch launch/launch.sbatch"),
         false => ("torchrun", "bash launch/launch.sh"),
     };
-    let commands = |target: &str| {
-        if target == "vescale" {
-            return vec![format!("vescale-plan run {plan}")];
-        }
-        vec![
-            format!("vescale-plan export {plan} --to {target} --launcher {launcher} -o launch"),
-            start.to_owned(),
-        ]
-    };
-    targets
-        .into_iter()
-        .map(|target| (target.to_owned(), commands(target)))
-        .collect()
+    vec![
+        format!("vescale-plan export {plan} --to {target} --launcher {launcher} -o launch"),
+        start.to_owned(),
+    ]
 }
 
 /// The command that predicts a strategy for the same inputs.
@@ -82,15 +117,14 @@ pub(crate) fn flags(inputs: &Inputs) -> String {
 }
 
 /// What to do with a plan that was written to a file.
-pub(crate) fn after_plan(inputs: &Inputs, plan: &str, other: Option<&Strategy>) -> Vec<Step> {
+pub(crate) fn after_plan(
+    inputs: &Inputs,
+    of: Launchable<'_>,
+    other: Option<&Strategy>,
+) -> Vec<Step> {
     let scenario = &inputs.scenario;
-    let launches = launches(
-        &scenario.runtime.name,
-        plan,
-        scenario.workload.gpus,
-        scenario.cluster.gpus_per_node,
-    );
-    let quoted = escape::shell(plan);
+    let launches = launches(of);
+    let quoted = escape::shell(of.plan);
     let mut steps: Vec<Step> = Vec::new();
     if let Some((_, commands)) = launches.into_iter().next() {
         steps.push(("launch it", commands));

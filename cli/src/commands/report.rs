@@ -9,7 +9,8 @@ use plans::{Candidate, PlanFile, SpaceReport, Timeline};
 use reports::{Alternative, InputFact, Launch, ReportInput};
 
 use crate::args::ReportArgs;
-use crate::commands::{next, next_change, plan};
+use crate::commands::next::{self, Launchable};
+use crate::commands::{next_change, plan};
 use crate::destinations::Target;
 use crate::error::CliError;
 use crate::inputs::{self, Budget};
@@ -139,15 +140,16 @@ pub(crate) fn facts(rows: &[Row]) -> Vec<InputFact> {
 
 /// Commands that launch the plan, after the one that writes it where it is not written yet.
 fn launches(source: &ReportSource<'_>) -> Vec<Launch> {
-    let runtime = &source.scenario.runtime.name;
-    let per_node = source.scenario.cluster.gpus_per_node;
-    let gpus = source.plan.workload.gpus;
+    let of = Launchable {
+        scenario: source.scenario,
+        strategy: &source.best.strategy,
+        plan: source.plan_path,
+    };
     let launch = |(target, commands): (String, Vec<String>)| Launch {
         target,
         commands: source.keep.iter().cloned().chain(commands).collect(),
     };
-    let launches = next::launches(runtime, source.plan_path, gpus, per_node);
-    launches.into_iter().map(launch).collect()
+    next::launches(of).into_iter().map(launch).collect()
 }
 
 /// The command that makes the same prediction again, with every input explicit.

@@ -19,7 +19,7 @@ use reports::html::nothing::Nothing;
 use serde::Serialize;
 
 use crate::args::{ObjectiveArg, SearchArgs};
-use crate::commands::next::{self, Step};
+use crate::commands::next::{self, Launchable, Step};
 use crate::commands::next_change;
 use crate::commands::plan;
 use crate::commands::report::{self, ReportSource};
@@ -166,9 +166,14 @@ fn finish(
 
 /// What to do after the search: with the plan, or without one.
 fn steps(found: &Found<'_>, files: &Files, written: bool) -> Vec<Step> {
-    let other = found.outcome.top.get(1).map(|c| &c.strategy);
-    if written {
-        return next::after_plan(found.resolved, &files.plan.text(), other);
+    let mut top = found.outcome.top.iter().map(|c| &c.strategy);
+    if let Some(strategy) = top.next().filter(|_| written) {
+        let of = Launchable {
+            scenario: &found.resolved.scenario,
+            strategy,
+            plan: &files.plan.text(),
+        };
+        return next::after_plan(found.resolved, of, top.next());
     }
     let steps = without_plan(found.resolved).into_iter();
     steps

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use costmodel::Scenario;
+use planner::PlannerError;
 use planner::size::{Sized, sizes, usual_counts};
 use plans::json::CandidateJson;
 use reports::{format, lines::of};
@@ -10,9 +11,9 @@ use serde::Serialize;
 
 use crate::args::values::Gpus;
 use crate::args::{ScenarioArgs, SizeArgs};
-use crate::commands::next;
+use crate::commands::next::{self, Step};
 use crate::error::{CliError, code};
-use crate::inputs::{self, Budget, InputsJson, Training};
+use crate::inputs::{self, Budget, Inputs, InputsJson, Training};
 use crate::output::{self, Progress, SCHEMA_VERSION, note};
 
 /// Largest number of GPUs that is tried when none are given.
@@ -86,13 +87,28 @@ pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
         })?;
     } else {
         print(&rows, smallest);
+        next::print(&steps(&resolved, smallest)?, args.output);
     }
-    next::terms(args.output);
     Ok(if smallest.is_some() {
         ExitCode::SUCCESS
     } else {
         ExitCode::from(code::DOES_NOT_FIT)
     })
+}
+
+/// What to do with the smallest number of GPUs that fits.
+fn steps(resolved: &Inputs, smallest: Option<u64>) -> Result<Vec<Step>, CliError> {
+    let Some(gpus) = smallest else {
+        return Ok(Vec::new());
+    };
+    let mut chosen = resolved.clone();
+    chosen.scenario.workload = resolved
+        .scenario
+        .workload
+        .on(gpus)
+        .map_err(PlannerError::from)?;
+    let search = format!("vescale-plan search {}", next::flags(&chosen));
+    Ok(vec![("plan the smallest in full", vec![search])])
 }
 
 fn rows(training: &Training, scenario: &Scenario, found: &[Sized]) -> Vec<SizeRow> {
