@@ -1,6 +1,6 @@
 //! Reading YAML and JSON strictly: the only module that uses the parsers.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
@@ -20,12 +20,17 @@ pub fn read(path: &Path) -> Result<String, SpecError> {
         path: shown.clone(),
         reason,
     };
-    let file = std::fs::File::open(path).map_err(|e| unreadable(e.to_string()))?;
+    let said = |e: std::io::Error| match e.kind() {
+        ErrorKind::NotFound => "there is no such file".to_owned(),
+        ErrorKind::IsADirectory => "it is a folder, not a file".to_owned(),
+        _ => e.to_string(),
+    };
+    let file = std::fs::File::open(path).map_err(|e| unreadable(said(e)))?;
     let mut bytes = Vec::new();
     // A device or pipe has no size before it is read, so the limit is on the bytes read.
     file.take(MAX_BYTES + 1)
         .read_to_end(&mut bytes)
-        .map_err(|e| unreadable(e.to_string()))?;
+        .map_err(|e| unreadable(said(e)))?;
     if bytes.len() as u64 > MAX_BYTES {
         return Err(unreadable(format!(
             "larger than {MAX_BYTES} bytes, the most that is read"

@@ -229,7 +229,7 @@ fn for_own_ranks(error: CliError, runtime: &Runtime, cluster: &Cluster) -> CliEr
         return error;
     }
     CliError::Input(error.mistake().example(
-        "for ranks on this machine's cpu, of any number: vescale-plan profile, then --cluster local",
+        "for ranks on this machine's cpu, of any number, `vescale-plan profile` and plan with --cluster local",
     ))
 }
 

@@ -27,13 +27,8 @@ pub fn search(outcome: &SearchOutcome, ground: Ground<'_>, style: Style) -> Stri
         text.push_str(&prediction(&best.strategy, &best.prediction, ground, style));
         if outcome.top.len() > 1 {
             text.push_str(&style.heading("Alternatives"));
-            text.push_str(&candidates(
-                &outcome.top[1..],
-                2,
-                best.prediction.step_time,
-                ground.runtime,
-                style,
-            ));
+            let others = &outcome.top[1..];
+            text.push_str(&candidates(others, 2, best, ground.runtime, style));
         }
     } else {
         let why = match outcome.interrupted {
@@ -233,16 +228,29 @@ pub fn kernels(p: &Prediction, most: usize, style: Style) -> String {
     heading + &style.bars(&rows)
 }
 
-/// Candidates, numbered from `from` and compared with the first one's step time.
+/// Candidates, numbered from `from` and compared with another one: its step time, and the words that it lacks, which are
+/// set in bold.
 #[must_use]
 pub fn candidates(
     list: &[Candidate],
     from: usize,
-    first: Seconds,
+    other: &Candidate,
     runtime: &Runtime,
     style: Style,
 ) -> String {
     let mut text = String::new();
+    let first = other.prediction.step_time;
+    let known = written(&other.strategy, runtime);
+    let known: Vec<&str> = known.split_whitespace().collect();
+    let new = |line: &str| -> String {
+        let words = line
+            .split(' ')
+            .map(|word| match word.is_empty() || known.contains(&word) {
+                true => word.to_owned(),
+                false => style.paint(Shade::Strong, word),
+            });
+        words.collect::<Vec<_>>().join(" ")
+    };
     for (index, c) in list.iter().enumerate() {
         let p = &c.prediction;
         let change = (p.step_time.0 / first.0 - 1.0) * 100.0;
@@ -252,7 +260,12 @@ pub fn candidates(
             format::bytes(p.peak_memory),
         );
         text.push_str(&format!("  {:>2}. {figures}\n", from + index));
-        text.push_str(&style.paragraph("      ", &written(&c.strategy, runtime)));
+        for line in style
+            .paragraph("      ", &written(&c.strategy, runtime))
+            .lines()
+        {
+            text.push_str(&format!("{}\n", new(line)));
+        }
         let (shade, why) = match p.fit.fits() {
             true => (Shade::Faint, c.why_not_first.as_str()),
             false => (Shade::Bad, "does not fit"),

@@ -2,10 +2,12 @@
 
 use std::process::ExitCode;
 
+use catalog::Seconds;
 use costmodel::CostModel;
 use planner::explain::{differences, neighbours};
 use plans::json::{CandidateJson, DetailJson, PredictedJson};
 use plans::{Candidate, Prediction};
+use reports::format;
 use serde::Serialize;
 
 use crate::args::ExplainArgs;
@@ -83,11 +85,14 @@ fn print(shown: &Shown<'_>) {
     output::print(&style.paragraph("  ", &binds(prediction)));
     output::print(&reports::terminal::kernels(prediction, 12, style));
     output::print(&style.heading("One decision away"));
-    let first = prediction.step_time;
     let runtime = ground.runtime;
-    output::print(&reports::terminal::candidates(
-        shown.near, 1, first, runtime, style,
-    ));
+    let this = Candidate {
+        strategy: loaded.strategy.clone(),
+        prediction: (*prediction).clone(),
+        why_not_first: String::new(),
+    };
+    let near = reports::terminal::candidates(shown.near, 1, &this, runtime, style);
+    output::print(&near);
     let whole = &loaded.file.sharding.replicated;
     if !whole.is_empty() {
         output::print(&style.heading("Parameters that every rank of a block holds whole"));
@@ -127,7 +132,9 @@ fn why_not_text(first: &Prediction, other: &Candidate) -> String {
     {
         let change = (d.second_s - d.first_s) * 1e3;
         if change.abs() >= 0.05 {
-            text.push_str(&format!("  {:<40} {change:+9.1} ms\n", d.name));
+            let sign = if change < 0.0 { '-' } else { '+' };
+            let time = format::seconds(Seconds(change.abs() / 1e3));
+            text.push_str(&format!("  {:<40} {sign}{time}\n", d.name));
         }
     }
     text

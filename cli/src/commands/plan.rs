@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use catalog::{Workload, WorkloadSizes};
+use catalog::{SpecError, Workload, WorkloadSizes};
 use costmodel::{CostModel, Scenario};
 use plans::json::StrategyJson;
 use plans::plan_file::{PlannedFor, ShardingFile};
@@ -61,10 +61,22 @@ pub(crate) fn beside(plan: &Path, name: &str) -> String {
     }
 }
 
+/// Says what a plan is to whoever gave something else.
+fn not_a_plan(error: SpecError) -> CliError {
+    let mistake = error.mistake();
+    CliError::Input(match mistake.expected {
+        Some(_) => mistake,
+        None => mistake
+            .expected("a plan file, as `search`, `estimate -o` and `import -o` write")
+            .example("vescale-plan search --model llama3-8b --gpus 8 -o best.plan.yaml"),
+    })
+}
+
 /// Reads a plan and rebuilds its scenario.
 pub(crate) fn load(path: &Path) -> Result<Loaded, CliError> {
     let shown = path.display().to_string();
-    let file = PlanFile::from_yaml(&catalog::text::read(path)?, &shown)?;
+    let text = catalog::text::read(path).map_err(not_a_plan)?;
+    let file = PlanFile::from_yaml(&text, &shown).map_err(not_a_plan)?;
     let model = match &file.model_config {
         Some(config) => catalog::load::model_defined(config, &file.model, &shown)?,
         None => catalog::load::model(&beside(path, &file.model))?,

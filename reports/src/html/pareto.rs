@@ -34,7 +34,9 @@ pub(super) fn section(input: &ReportInput) -> Markup {
             (axes(x, y))
             (capacity(input, x))
             path.frontier d=(frontier(&input.alternatives, x, y)) {}
-            @for (index, point) in input.alternatives.iter().enumerate() {
+            // The first is drawn last, so that no other lies on it.
+            @let dots = input.alternatives.iter().enumerate();
+            @for (index, point) in dots.clone().skip(1).chain(dots.take(1)) {
                 circle .first[index == 0] cx=(x.px(gib(point))) cy=(y.px(point.step_time.0))
                     r=(if index == 0 { 7 } else { 5 }) tabindex="0" role="img" aria-label=(tip(index, point))
                     data-tip=(tip(index, point)) {}
