@@ -12,7 +12,7 @@ impl Trace {
     /// The kernel of an operator without fusion; `ranks` gives the size of a mesh axis.
     #[must_use]
     pub fn kernel(&self, op: AnyOp<'_>, ranks: impl Fn(Axis) -> u64) -> Kernel {
-        let name = op.operator.class(op.factor).0;
+        let name = op.operator.class(op.factor).0.to_string();
         self.named(&name, op, ranks)
     }
 

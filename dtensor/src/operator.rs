@@ -1,7 +1,7 @@
 //! The operators of a trace, with local sizes and all that running them needs. Placements, saved tensors, backward,
 //! names and cost classes are derived in `operators`, one file per family.
 
-use std::borrow::Cow;
+use std::fmt;
 
 use catalog::model::{Activation, NormKind, Router};
 use catalog::{Axis, RopeScaling};
@@ -384,7 +384,58 @@ pub enum CostClass {
 }
 
 /// An operator's name in profiles, and its cost class.
-pub(crate) type Class = (Cow<'static, str>, CostClass);
+pub(crate) type Class = (Name, CostClass);
+
+/// An operator's name in profiles, which is written out only where it is read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Name {
+    /// This name.
+    Is(&'static str),
+    /// A product of core attention, or the gradient of one of its factors.
+    Attention(&'static str, Option<Factor>),
+    /// An activation function; whether it is multiplied by a gate.
+    Activation(Nonlinearity, bool),
+    /// A redistribution.
+    Moves(Placement, Placement),
+}
+
+impl From<&'static str> for Name {
+    fn from(name: &'static str) -> Self {
+        Self::Is(name)
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let placed = |f: &mut fmt::Formatter<'_>, p: Placement| match p {
+            Placement::Replicate => f.write_str("replicate"),
+            Placement::Partial => f.write_str("partial"),
+            Placement::Shard(dim) | Placement::Interleaved(dim, _) => write!(f, "shard {dim}"),
+        };
+        match *self {
+            Self::Is(name) => f.write_str(name),
+            Self::Attention(name, factor) => {
+                let of = match factor {
+                    Some(Factor::First) => " of input 0",
+                    Some(Factor::Second) => " of input 1",
+                    None => "",
+                };
+                write!(f, "attention {name}{of}")
+            }
+            Self::Activation(of, gated) => {
+                let name = format!("{:?}", of.function).to_lowercase();
+                let tanh = if of.tanh { " tanh" } else { "" };
+                let gated = if gated { " gated" } else { "" };
+                write!(f, "{name}{tanh}{gated}")
+            }
+            Self::Moves(from, to) => {
+                placed(f, from)?;
+                f.write_str(" to ")?;
+                placed(f, to)
+            }
+        }
+    }
+}
 
 impl Gradient {
     /// The forward operator that gives a gradient its class, name and sizes; and the factor that the gradient is of,

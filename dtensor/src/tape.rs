@@ -135,15 +135,21 @@ impl<'p> Tape<'p> {
     /// A new tensor.
     pub(crate) fn tensor(
         &mut self,
-        name: &str,
+        name: impl Into<String>,
         shape: &[u64],
         placements: Placements,
         dtype: DType,
         role: TensorRole,
     ) -> DTensor {
-        let local = placements.local(shape, &self.plan.mesh);
-        let id = self.local_tensor(name, local, dtype, role);
-        self.place(id, shape, placements);
+        let id = self.append(TensorInfo {
+            name: name.into(),
+            shape: placements.local(shape, &self.plan.mesh),
+            dtype,
+            role,
+            storage: TensorId(0),
+            global: shape.to_vec(),
+            placements,
+        });
         DTensor {
             id,
             shape: shape.to_vec(),
@@ -161,13 +167,13 @@ impl<'p> Tape<'p> {
         dtype: DType,
     ) -> DTensor {
         let name = format!("{scope}.output");
-        self.tensor(&name, shape, placements, dtype, TensorRole::Activation)
+        self.tensor(name, shape, placements, dtype, TensorRole::Activation)
     }
 
     /// An operator's output tensor with the shape and placements of its input.
     pub(crate) fn like(&mut self, scope: &str, x: &DTensor, dtype: DType) -> DTensor {
         let name = format!("{scope}.output");
-        let id = self.local_like(&name, x, dtype, TensorRole::Activation);
+        let id = self.local_like(name, x, dtype, TensorRole::Activation);
         DTensor {
             id,
             dtype,
@@ -178,17 +184,22 @@ impl<'p> Tape<'p> {
     /// A local tensor with the shape and placement of the one behind `x`.
     pub(crate) fn local_like(
         &mut self,
-        name: &str,
+        name: impl Into<String>,
         x: &DTensor,
         dtype: DType,
         role: TensorRole,
     ) -> TensorId {
         let info = self.trace.tensor(x.id);
-        let (shape, global, placements) =
-            (info.shape.clone(), info.global.clone(), info.placements);
-        let id = self.local_tensor(name, shape, dtype, role);
-        self.place(id, &global, placements);
-        id
+        let alike = TensorInfo {
+            name: name.into(),
+            shape: info.shape.clone(),
+            dtype,
+            role,
+            storage: TensorId(0),
+            global: info.global.clone(),
+            placements: info.placements,
+        };
+        self.append(alike)
     }
 
     /// A local tensor without placements.
@@ -199,15 +210,23 @@ impl<'p> Tape<'p> {
         dtype: DType,
         role: TensorRole,
     ) -> TensorId {
-        let id = TensorId(self.trace.tensors.len() as u32);
-        self.trace.tensors.push(TensorInfo {
+        self.append(TensorInfo {
             name: name.to_owned(),
             global: shape.clone(),
             placements: Placements::REPLICATE,
             shape,
             dtype,
             role,
+            storage: TensorId(0),
+        })
+    }
+
+    /// Appends a tensor that owns its storage.
+    fn append(&mut self, info: TensorInfo) -> TensorId {
+        let id = TensorId(self.trace.tensors.len() as u32);
+        self.trace.tensors.push(TensorInfo {
             storage: id,
+            ..info
         });
         id
     }

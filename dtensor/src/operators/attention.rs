@@ -4,7 +4,7 @@ use catalog::Axis;
 
 use crate::gradients::{Backward, Of};
 use crate::operator::{
-    Attention, AttentionPiece, AttentionShape, Class, CostClass, Factor, Gradient, Operator,
+    Attention, AttentionPiece, AttentionShape, Class, CostClass, Factor, Gradient, Name, Operator,
     SoftmaxRule,
 };
 use crate::placement::{BLOCK_AXES, Placement, Placements};
@@ -111,12 +111,7 @@ impl Attention {
 
     /// Name in profiles and cost class. Gradients of queries and of keys are different products.
     pub(super) fn class(self, factor: Option<Factor>) -> Class {
-        let of = match factor {
-            Some(Factor::First) => " of input 0",
-            Some(Factor::Second) => " of input 1",
-            None => "",
-        };
-        let product = |name| format!("attention {name}{of}").into();
+        let product = |name| Name::Attention(name, factor);
         match self.piece {
             AttentionPiece::Scores => (product("scores"), CostClass::AttentionScores(self.shape)),
             AttentionPiece::Softmax(_) => ("softmax".into(), CostClass::Softmax(self.shape)),

@@ -6,7 +6,7 @@ use catalog::Axis;
 use crate::error::DTensorError;
 use crate::gradients::Backward;
 use crate::operator::{
-    Class, Collective, CollectiveKind, CostClass, Exchange, Gradient, Moves, Operator,
+    Class, Collective, CollectiveKind, CostClass, Exchange, Gradient, Moves, Name, Operator,
 };
 use crate::placement::{Placement, Placements};
 use crate::plan::{RoutedRows, Routing};
@@ -287,15 +287,8 @@ impl Moves {
 impl Exchange {
     /// Name in profiles and cost class.
     pub(super) fn class(self) -> Class {
-        let placement = |p: Placement| match p {
-            Placement::Replicate => "replicate".to_owned(),
-            Placement::Partial => "partial".to_owned(),
-            Placement::Shard(dim) | Placement::Interleaved(dim, _) => format!("shard {dim}"),
-        };
         let name = match self.moves {
-            Moves::Redistribute { from, to } => {
-                format!("{} to {}", placement(from), placement(to)).into()
-            }
+            Moves::Redistribute { from, to } => Name::Moves(from, to),
             Moves::Dispatch => "dispatch".into(),
             Moves::Combine => "combine".into(),
             Moves::ExpertGather => "expert gather".into(),

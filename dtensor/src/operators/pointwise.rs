@@ -4,7 +4,9 @@ use catalog::DType;
 
 use crate::error::DTensorError;
 use crate::gradients::{Backward, Of};
-use crate::operator::{Class, CostClass, Gradient, Nonlinearity, Operator, Pointwise, Rotary};
+use crate::operator::{
+    Class, CostClass, Gradient, Name, Nonlinearity, Operator, Pointwise, Rotary,
+};
 use crate::placement::{BLOCK_AXES, Placement};
 use crate::tape::{DTensor, Tape, no_rule};
 use crate::tensor::{TensorId, TensorRole};
@@ -192,10 +194,9 @@ impl Pointwise {
     pub(super) fn class(self) -> Class {
         let activation = |gated| CostClass::Activation { gated };
         match self {
-            Self::Activation(function) => (function.name().into(), activation(false)),
+            Self::Activation(function) => (Name::Activation(function, false), activation(false)),
             Self::Gated(function) | Self::FusedGated(function) => {
-                let name = format!("{} gated", function.name());
-                (name.into(), activation(true))
+                (Name::Activation(function, true), activation(true))
             }
             Self::BoundedGlu(_) => ("activation".into(), activation(true)),
             Self::Cap(_) => ("activation".into(), activation(false)),
@@ -205,13 +206,5 @@ impl Pointwise {
             Self::Dropout(_) => ("dropout".into(), CostClass::Dropout),
             Self::Copy | Self::Join { .. } => ("copy".into(), CostClass::Copy),
         }
-    }
-}
-
-impl Nonlinearity {
-    fn name(self) -> String {
-        let name = format!("{:?}", self.function).to_lowercase();
-        let tanh = if self.tanh { " tanh" } else { "" };
-        name + tanh
     }
 }
