@@ -104,7 +104,13 @@ fn an_input_is_a_function_of_its_seed() {
     assert_eq!(numbers(1, 2), numbers(1, 2));
     assert_ne!(numbers(1, 2), numbers(1, 3));
     assert_ne!(numbers(1, 2), numbers(2, 2));
-    assert_eq!(sample("units", 200), sample("units", 200));
+    let untimed = || {
+        let mut report = sample("units", 200);
+        // How long an input takes depends on what else the machine does.
+        report.slowest_ms = 0;
+        report
+    };
+    assert_eq!(untimed(), untimed());
 }
 
 #[test]
