@@ -1,12 +1,12 @@
 //! Turns a strategy into the engine's inputs: the work of every virtual stage, and the memory and optimizer time of
-//! every pipeline rank.
+//! every pipeline rank. Stages that consist of the same blocks form a class and are computed once.
 
 use std::sync::Arc;
 
 use catalog::runtime::Rewrite;
-use catalog::{Bytes, DType, LayerClass, Seconds};
+use catalog::{AxisOrder, Bytes, DType, LayerClass, Seconds};
 use models::BlockClass;
-use plans::{Recompute, Strategy, Zero};
+use plans::{Decisions, Recompute, Zero};
 
 use crate::CostError;
 use crate::block_cost::{BlockCost, BlockKey};
@@ -19,10 +19,10 @@ use crate::traffic::DataParallel;
 /// Everything the engine and the reports need to know about a strategy.
 #[derive(Clone, Debug)]
 pub struct Assembled {
-    /// For every virtual stage: its blocks in order, equal neighbours grouped.
-    pub runs: Vec<Vec<Run>>,
-    /// Work of every virtual stage.
-    pub stages: Vec<StageWork>,
+    /// The distinct stages.
+    pub classes: Vec<StageClass>,
+    /// For every virtual stage, the index of its class.
+    pub class_of_stage: Vec<u32>,
     /// Pipeline rank of every virtual stage.
     pub rank_of_stage: Arc<Vec<u32>>,
     /// Parameters, gradients and optimizer states of every pipeline rank, in bytes.
@@ -40,185 +40,248 @@ pub struct Assembled {
     pub transfer: Seconds,
 }
 
+/// A virtual stage, or several with the same blocks.
+#[derive(Clone, Debug)]
+pub struct StageClass {
+    /// Its blocks in order, equal neighbours grouped.
+    pub runs: Vec<Run>,
+    /// Its work and memory for one micro-batch.
+    pub work: StageWork,
+    /// Elements that a rank holds of it.
+    elements: Elements,
+    /// Bytes of their states. ZeRO shards every virtual stage by itself: the states of each are one buffer.
+    states: StateBytes,
+    /// Elements of its largest block.
+    largest: u64,
+}
+
 /// The block costs that a strategy's stages are built from, looked up once.
-struct Blocks {
-    embedding: Arc<BlockCost>,
-    head: Arc<BlockCost>,
-    mtp: Option<Arc<BlockCost>>,
+#[derive(Clone, Debug)]
+pub(crate) struct Blocks {
+    pub(crate) embedding: Arc<BlockCost>,
+    pub(crate) head: Arc<BlockCost>,
+    pub(crate) mtp: Option<Arc<BlockCost>>,
     /// For every layer class: the cost of a stage's last layer, and of its first, which `Layers` may recompute.
-    layers: Vec<(LayerClass, Arc<BlockCost>, Arc<BlockCost>)>,
+    pub(crate) layers: Vec<[Arc<BlockCost>; 2]>,
 }
 
 /// Builds what the engine simulates for a strategy: the work of its stages, and its ranks' memory and optimizer time.
+/// `parallel` are the groups over which states are sharded and gradients reduced.
 ///
 /// # Errors
 /// When a block cannot be traced.
 pub fn assemble(
     costs: &BlockCosts,
-    strategy: &Strategy,
+    strategy: &Decisions,
+    parallel: &DataParallel,
     rank_of_stage: Arc<Vec<u32>>,
 ) -> Result<Assembled, CostError> {
     let blocks = Blocks::look_up(costs, strategy)?;
-    let parallel = DataParallel::new(strategy, &costs.scenario().cluster);
-    let runs = blocks.stage_runs(costs, strategy);
-    let stages = stages(costs, strategy, &parallel, &runs)?;
+    let ranks = strategy.pp as usize;
     let mut built = Assembled {
         transfer: blocks.transfer(costs, strategy)?,
-        states: Vec::new(),
-        in_flight: Vec::new(),
-        optimizer: Vec::new(),
-        resident: Vec::new(),
-        optimizer_transient: Vec::new(),
-        runs,
-        stages,
+        classes: Vec::with_capacity(4),
+        class_of_stage: Vec::with_capacity(strategy.stages.0.len()),
+        states: Vec::with_capacity(ranks),
+        in_flight: Vec::with_capacity(ranks),
+        optimizer: Vec::with_capacity(ranks),
+        resident: Vec::with_capacity(ranks),
+        optimizer_transient: Vec::with_capacity(ranks),
         rank_of_stage,
     };
-    for rank in 0..strategy.pp as u32 {
-        built.rank(costs, strategy, &parallel, rank)?;
-    }
+    built.stages(costs, strategy, parallel, &blocks)?;
+    built.ranks(costs, strategy, parallel)?;
     Ok(built)
 }
 
 impl Assembled {
-    fn rank(
+    /// The work of a virtual stage.
+    #[must_use]
+    pub fn stage(&self, stage: usize) -> &StageWork {
+        &self.classes[self.class_of_stage[stage] as usize].work
+    }
+
+    /// The blocks of a virtual stage.
+    #[must_use]
+    pub fn runs(&self, stage: usize) -> &[Run] {
+        &self.classes[self.class_of_stage[stage] as usize].runs
+    }
+
+    fn stages(
         &mut self,
         costs: &BlockCosts,
-        strategy: &Strategy,
+        strategy: &Decisions,
         parallel: &DataParallel,
-        rank: u32,
+        blocks: &Blocks,
+    ) -> Result<(), CostError> {
+        let last = strategy.stages.0.len() - 1;
+        let mut spans: Vec<Span<'_>> = Vec::with_capacity(4);
+        let mut first_layer = 0;
+        for (index, &count) in strategy.stages.0.iter().enumerate() {
+            let end = first_layer + count as usize;
+            let span = Span {
+                layers: &costs.class_of_layer()[first_layer..end],
+                ends: [index == 0, index == last],
+            };
+            first_layer = end;
+            let known = spans.iter().rposition(|earlier| *earlier == span);
+            let class = match known {
+                Some(class) => class,
+                None => {
+                    let runs = blocks.runs(costs, strategy.recompute, span);
+                    self.classes
+                        .push(StageClass::new(costs, strategy, parallel, runs)?);
+                    spans.push(span);
+                    spans.len() - 1
+                }
+            };
+            self.class_of_stage.push(class as u32);
+        }
+        Ok(())
+    }
+
+    fn ranks(
+        &mut self,
+        costs: &BlockCosts,
+        strategy: &Decisions,
+        parallel: &DataParallel,
     ) -> Result<(), CostError> {
         let scenario = costs.scenario();
-        let types = &scenario.runtime.states;
-        let precision = scenario.workload.precision;
-        let mut elements = Elements::default();
-        let mut bytes = StateBytes::default();
-        let mut largest = 0u64;
-        for (stage, (runs, &owner)) in self.runs.iter().zip(self.rank_of_stage.iter()).enumerate() {
-            if owner == rank {
-                for run in runs {
-                    let e = run.cost.elements;
-                    largest = largest.max(e.dense + e.expert);
-                }
-                let of_stage = stage_elements(costs, strategy, runs, stage);
-                elements += of_stage;
-                // ZeRO shards every virtual stage by itself: the states of each are one buffer.
-                bytes += parallel.sharding.states(of_stage, types, precision);
-            }
-        }
-        let in_flight = in_flight(strategy, costs, largest, elements);
-        let update = Update {
-            parallel,
-            elements,
-            gradients: bytes.gradients,
-        };
-        let time = costs.book().optimizer(scenario, strategy, &update)?;
         let overheads = &scenario.runtime.overheads;
         let copies = scenario
             .runtime
             .rewrites
             .contains(&Rewrite::CopyGradientsForStep);
-        let copy = if copies {
-            parallel.sharding.updated(elements) * DType::F32.size()
-        } else {
-            0
-        };
-        self.optimizer_transient.push(Bytes(copy));
-        self.states.push(bytes);
-        self.in_flight.push(in_flight);
-        self.optimizer.push(time);
-        self.resident
-            .push(bytes.total() + in_flight + overheads.context.value + overheads.workspace.value);
+        let mut held =
+            vec![(Elements::default(), StateBytes::default(), 0u64); strategy.pp as usize];
+        for (&class, &rank) in self.class_of_stage.iter().zip(self.rank_of_stage.iter()) {
+            let class = &self.classes[class as usize];
+            let (elements, states, largest) = &mut held[rank as usize];
+            *elements += class.elements;
+            *states += class.states;
+            *largest = (*largest).max(class.largest);
+        }
+        for rank in 0..held.len() {
+            let (elements, states, largest) = held[rank];
+            let in_flight = in_flight(strategy, costs, largest, elements);
+            let time = match rank.checked_sub(1) {
+                Some(before) if held[before].0 == elements && held[before].1 == states => {
+                    self.optimizer[before]
+                }
+                _ => {
+                    let update = Update {
+                        parallel,
+                        elements,
+                        gradients: states.gradients,
+                    };
+                    costs.book().optimizer(scenario, strategy, &update)?
+                }
+            };
+            let copy = if copies {
+                parallel.sharding.updated(elements) * DType::F32.size()
+            } else {
+                0
+            };
+            self.optimizer_transient.push(Bytes(copy));
+            self.states.push(states);
+            self.in_flight.push(in_flight);
+            self.optimizer.push(time);
+            let outside = overheads.context.value + overheads.workspace.value;
+            self.resident.push(states.total() + in_flight + outside);
+        }
         Ok(())
     }
 }
 
-/// Elements that a rank holds of a virtual stage. If one stage has both ends of the model, tied embeddings share one
-/// table and count once.
-fn stage_elements(costs: &BlockCosts, strategy: &Strategy, runs: &[Run], stage: usize) -> Elements {
-    let model = &costs.scenario().model;
-    let mut elements = Elements::default();
-    for run in runs {
-        elements += run.cost.elements * run.count;
-    }
-    if model.tied_embeddings && stage == 0 && strategy.stages.0.len() == 1 {
-        elements.dense -= dtensor::placement::chunk_size(model.vocab, strategy.tp) * model.hidden;
-    }
-    elements
+/// What a stage consists of: the classes of its layers, and whether it has the embedding and the head.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Span<'a> {
+    pub(crate) layers: &'a [u8],
+    pub(crate) ends: [bool; 2],
 }
 
 impl Blocks {
-    fn look_up(costs: &BlockCosts, strategy: &Strategy) -> Result<Self, CostError> {
+    pub(crate) fn look_up(costs: &BlockCosts, strategy: &Decisions) -> Result<Self, CostError> {
         let model = &costs.scenario().model;
-        let key = |class: BlockClass, recompute: Recompute| {
-            BlockKey::of(costs.scenario(), strategy, class, recompute)
+        let block = |class: BlockClass, recompute: Recompute| {
+            costs.block(&BlockKey::of(costs.scenario(), strategy, class, recompute))
         };
         // The recomputation of layers after the first `n` that `Layers(n)` recomputes.
         let mode = strategy.recompute.of_layer(u64::MAX);
-        let mut layers = Vec::new();
-        for &class in costs.layer_classes() {
-            let as_asked = costs.block(&key(BlockClass::Layer(class), mode))?;
+        let layer = |&class: &LayerClass| {
+            let as_asked = block(BlockClass::Layer(class), mode)?;
             let first = match strategy.recompute.of_layer(0) {
                 same if same == mode => Arc::clone(&as_asked),
-                other => costs.block(&key(BlockClass::Layer(class), other))?,
+                other => block(BlockClass::Layer(class), other)?,
             };
-            layers.push((class, as_asked, first));
-        }
-        // Runtimes do not recompute the embedding or the head.
-        let mtp = if model.mtp_layers > 0 {
-            Some(costs.block(&key(BlockClass::Mtp, mode))?)
-        } else {
-            None
+            Ok([as_asked, first])
         };
+        // Runtimes do not recompute the embedding or the head.
+        let mtp = (model.mtp_layers > 0).then(|| block(BlockClass::Mtp, mode));
         Ok(Self {
-            embedding: costs.block(&key(BlockClass::Embedding, Recompute::None))?,
-            head: costs.block(&key(BlockClass::Head, Recompute::None))?,
-            mtp,
-            layers,
+            embedding: block(BlockClass::Embedding, Recompute::None)?,
+            head: block(BlockClass::Head, Recompute::None)?,
+            mtp: mtp.transpose()?,
+            layers: (costs.layer_classes().iter().map(layer)).collect::<Result<_, CostError>>()?,
         })
     }
 
     /// Time to send one micro-batch's activation to the next pipeline rank.
-    fn transfer(&self, costs: &BlockCosts, strategy: &Strategy) -> Result<Seconds, CostError> {
+    pub(crate) fn transfer(
+        &self,
+        costs: &BlockCosts,
+        strategy: &Decisions,
+    ) -> Result<Seconds, CostError> {
         if strategy.pp == 1 {
             return Ok(Seconds(0.0));
         }
-        let layer = self.layers.first().map(|(_, asked, _)| asked.output);
-        let output = layer.unwrap_or(self.embedding.output);
-        costs.book().transfer(costs.scenario(), strategy, output)
+        costs
+            .book()
+            .transfer(costs.scenario(), strategy, self.output())
     }
 
-    fn stage_runs(&self, costs: &BlockCosts, strategy: &Strategy) -> Vec<Vec<Run>> {
-        let model = &costs.scenario().model;
-        let last = strategy.stages.0.len() - 1;
-        let mut first_layer = 0;
-        let mut stages = Vec::with_capacity(strategy.stages.0.len());
-        for (index, &count) in strategy.stages.0.iter().enumerate() {
-            let mut runs = Vec::with_capacity(4);
-            if index == 0 {
-                push(&mut runs, &self.embedding, 1);
-            }
-            for offset in 0..count {
-                let class = model.layer_class(first_layer + offset);
-                let (_, asked, first) = self
-                    .layers
-                    .iter()
-                    .find(|(c, _, _)| *c == class)
-                    .expect("every class of the model was looked up");
-                let as_first =
-                    strategy.recompute.of_layer(offset) == strategy.recompute.of_layer(0);
-                let cost = if as_first { first } else { asked };
-                push(&mut runs, cost, 1);
-            }
-            if index == last {
-                if let Some(mtp) = &self.mtp {
-                    push(&mut runs, mtp, model.mtp_layers);
-                }
-                push(&mut runs, &self.head, 1);
-            }
-            first_layer += count;
-            stages.push(runs);
+    /// The shortest such time under any of these axis orders.
+    pub(crate) fn least_transfer(
+        &self,
+        costs: &BlockCosts,
+        d: &Decisions,
+        orders: &[AxisOrder],
+    ) -> Result<Seconds, CostError> {
+        let mut least: Option<Seconds> = None;
+        for &axis_order in orders {
+            let d = Decisions {
+                axis_order,
+                ..d.clone()
+            };
+            let time = self.transfer(costs, &d)?;
+            least = Some(least.map_or(time, |least| least.min(time)));
         }
-        stages
+        Ok(least.unwrap_or_default())
+    }
+
+    /// Bytes that a stage hands to the next.
+    pub(crate) fn output(&self) -> Bytes {
+        let layer = self.layers.first().map(|[asked, _]| asked.output);
+        layer.unwrap_or(self.embedding.output)
+    }
+
+    fn runs(&self, costs: &BlockCosts, recompute: Recompute, span: Span<'_>) -> Vec<Run> {
+        let mut runs = Vec::with_capacity(4);
+        if span.ends[0] {
+            push(&mut runs, &self.embedding, 1);
+        }
+        for (offset, &class) in span.layers.iter().enumerate() {
+            let [asked, first] = &self.layers[usize::from(class)];
+            let as_first = recompute.of_layer(offset as u64) == recompute.of_layer(0);
+            push(&mut runs, if as_first { first } else { asked }, 1);
+        }
+        if span.ends[1] {
+            if let Some(mtp) = &self.mtp {
+                push(&mut runs, mtp, costs.scenario().model.mtp_layers);
+            }
+            push(&mut runs, &self.head, 1);
+        }
+        runs
     }
 }
 
@@ -232,63 +295,60 @@ fn push(runs: &mut Vec<Run>, cost: &Arc<BlockCost>, count: u64) {
     }
 }
 
-/// Work of every virtual stage. Most stages have the same blocks as an earlier one, so its work is reused.
-fn stages(
-    costs: &BlockCosts,
-    strategy: &Strategy,
-    parallel: &DataParallel,
-    runs: &[Vec<Run>],
-) -> Result<Vec<StageWork>, CostError> {
-    let mut stages: Vec<StageWork> = Vec::with_capacity(runs.len());
-    for (index, own) in runs.iter().enumerate() {
-        let equal = (0..index)
-            .rev()
-            .take(2)
-            .find(|&earlier| same(&runs[earlier], own));
-        let work = match equal {
-            Some(earlier) => stages[earlier].clone(),
-            None => stage(costs, strategy, parallel, own)?,
-        };
-        stages.push(work);
+impl StageClass {
+    fn new(
+        costs: &BlockCosts,
+        strategy: &Decisions,
+        parallel: &DataParallel,
+        runs: Vec<Run>,
+    ) -> Result<Self, CostError> {
+        let scenario = costs.scenario();
+        let mut work = StageWork::default();
+        for run in &runs {
+            let count = run.count as f64;
+            work.forward += run.cost.forward * count;
+            work.backward += run.cost.backward * count;
+            work.recompute += run.cost.recompute * count;
+            work.saved += run.cost.memory.saved_bytes * run.count;
+            work.saved_for_weight += run.cost.memory.saved_for_weight * run.count;
+        }
+        let keeps_output = (scenario.runtime.rewrites).contains(&Rewrite::KeepStageOutput);
+        if strategy.pp > 1 && keeps_output {
+            work.saved += runs.last().map_or(Bytes(0), |run| run.cost.output);
+        }
+        transients(&mut work, &runs);
+        costs
+            .book()
+            .data_parallel(scenario, strategy, parallel, &runs, &mut work)?;
+        let elements = elements(costs, strategy, &runs);
+        let states = (parallel.sharding).states(
+            elements,
+            &scenario.runtime.states,
+            scenario.workload.precision,
+        );
+        let largest = |run: &Run| run.cost.elements.dense + run.cost.elements.expert;
+        Ok(Self {
+            largest: runs.iter().map(largest).max().unwrap_or(0),
+            runs,
+            work,
+            elements,
+            states,
+        })
     }
-    Ok(stages)
 }
 
-fn same(a: &[Run], b: &[Run]) -> bool {
-    a.len() == b.len()
-        && a.iter()
-            .zip(b)
-            .all(|(x, y)| x.count == y.count && Arc::ptr_eq(&x.cost, &y.cost))
-}
-
-fn stage(
-    costs: &BlockCosts,
-    strategy: &Strategy,
-    parallel: &DataParallel,
-    runs: &[Run],
-) -> Result<StageWork, CostError> {
-    let mut stage = StageWork::default();
+/// Elements that a rank holds of a virtual stage. If one stage has both ends of the model, tied embeddings share one
+/// table and count once.
+fn elements(costs: &BlockCosts, strategy: &Decisions, runs: &[Run]) -> Elements {
+    let model = &costs.scenario().model;
+    let mut elements = Elements::default();
     for run in runs {
-        let count = run.count as f64;
-        stage.forward += run.cost.forward * count;
-        stage.backward += run.cost.backward * count;
-        stage.recompute += run.cost.recompute * count;
-        stage.saved += run.cost.memory.saved_bytes * run.count;
-        stage.saved_for_weight += run.cost.memory.saved_for_weight * run.count;
+        elements += run.cost.elements * run.count;
     }
-    let keeps_output = costs
-        .scenario()
-        .runtime
-        .rewrites
-        .contains(&Rewrite::KeepStageOutput);
-    if strategy.pp > 1 && keeps_output {
-        stage.saved += runs.last().map_or(Bytes(0), |run| run.cost.output);
+    if model.tied_embeddings && strategy.stages.0.len() == 1 {
+        elements.dense -= dtensor::placement::chunk_size(model.vocab, strategy.tp) * model.hidden;
     }
-    transients(&mut stage, runs);
-    costs
-        .book()
-        .data_parallel(costs.scenario(), strategy, parallel, runs, &mut stage)?;
-    Ok(stage)
+    elements
 }
 
 /// Sets a stage's peak memory beyond the saved activations: in forward, earlier blocks' activations are already held;
@@ -312,7 +372,12 @@ fn transients(stage: &mut StageWork, runs: &[Run]) {
 
 /// ZeRO-3 holds two gathered blocks (current and prefetched) and one block's gradients before they
 /// are reduced; ZeRO-2 holds one block's gradients.
-fn in_flight(strategy: &Strategy, costs: &BlockCosts, largest: u64, held: Elements) -> Bytes {
+pub(crate) fn in_flight(
+    strategy: &Decisions,
+    costs: &BlockCosts,
+    largest: u64,
+    held: Elements,
+) -> Bytes {
     let scenario = costs.scenario();
     let compute = scenario.workload.precision.activation().size();
     let reduce = scenario.runtime.states.reduce.size();

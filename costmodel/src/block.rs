@@ -1,17 +1,21 @@
 //! Computes the cost of one block under one layout: trace, lower, price, run.
 
-use catalog::{Bytes, Seconds};
-use plans::NamedTime;
+use catalog::runtime::RecomputeMode;
+use catalog::{Bytes, Runtime, Seconds};
+use dtensor::Trace;
+use models::BlockClass;
+use plans::{NamedTime, Recompute};
 
-use crate::block_cost::{BlockCost, BlockKey, Tensors, elements};
+use crate::block_cost::{BlockCost, BlockDetail, BlockKey, Tensors, elements};
 use crate::book::{BlockToPrice, PriceBook, PricedBlock};
 use crate::issue::Launch;
-use crate::lower::Lowering;
+use crate::lower::{Lowered, Lowering};
 use crate::streams::{self, Task};
 use crate::work::Backward;
 use crate::{CostError, Scenario};
 
-/// Computes the cost of a block.
+/// Computes the cost of a block for the recomputation in `key`, and for every other that the runtime offers for such
+/// a block: only the last step of the work differs between them.
 ///
 /// # Errors
 /// When the model cannot be traced under the layout, or an operator has no price.
@@ -19,58 +23,126 @@ pub(crate) fn price(
     scenario: &Scenario,
     book: &dyn PriceBook,
     key: &BlockKey,
-) -> Result<BlockCost, CostError> {
-    let trace = models::trace_block(&scenario.model, key.class, &key.layout)
-        .map_err(|e| CostError::Trace(e.to_string()))?;
-    let lowering = Lowering {
-        runtime: &scenario.runtime,
-    };
-    let lowered = lowering.lower(&trace);
-    let mut cost = BlockCost {
-        elements: elements(&trace),
-        tensors: Tensors::of(&trace),
-        memory: lowering.memory(&trace, &lowered, key.recompute, key.layout.tp),
-        output: trace.output.map_or(Bytes(0), |id| trace.tensor(id).bytes()),
-        ..BlockCost::default()
-    };
-    let of = BlockToPrice {
-        scenario,
-        key,
-        trace: &trace,
-        lowering,
-        lowered: &lowered,
-    };
+) -> Result<Vec<BlockCost>, CostError> {
+    let modes = modes(&scenario.runtime, key);
+    let traced = Traced::new(scenario, key)?;
+    let of = traced.to_price(scenario, key, &modes);
+    let priced = book.block(&of)?;
     let slowdown = scenario.runtime.overheads.overlap_slowdown.value;
-    time(&book.block(&of)?, slowdown, &mut cost);
-    Ok(cost)
+    let run = |pass: &[Launch]| streams::run(&tasks(&priced, pass), slowdown, |_, _| {});
+    let trace = &traced.trace;
+    let forward = run(&priced.forward);
+    let backward = Backward {
+        whole: run(&priced.backward),
+        input: run(&priced.backward_input),
+        weight: run(&priced.backward_weight),
+    };
+    let memory = (of.lowering).memory(trace, of.lowered, &modes, key.layout.tp);
+    let again = modes.iter().zip(&priced.recompute);
+    let cost = |((&recompute, again), memory): ((&Recompute, &Vec<Launch>), _)| BlockCost {
+        key: BlockKey { recompute, ..*key },
+        forward,
+        backward,
+        recompute: run(again),
+        memory,
+        output: trace.output.map_or(Bytes(0), |id| trace.tensor(id).bytes()),
+        elements: elements(trace),
+        tensors: Tensors::of(trace),
+    };
+    Ok(again.zip(memory).map(cost).collect())
 }
 
-/// Runs every pass by itself, on idle streams, and adds up its time by category and by kernel.
-fn time(priced: &PricedBlock, slowdown: f64, cost: &mut BlockCost) {
-    let named = |pass: &[Launch], what: &str, kernels: &mut Vec<NamedTime>| {
-        let mut spent = vec![Seconds(0.0); priced.kernels.len()];
-        let work = streams::run(&tasks(priced, pass), slowdown, |task, time| {
+/// Computes what a block's cost consists of, by name.
+///
+/// # Errors
+/// When the model cannot be traced under the layout, or an operator has no price.
+pub(crate) fn detail(
+    scenario: &Scenario,
+    book: &dyn PriceBook,
+    key: &BlockKey,
+) -> Result<BlockDetail, CostError> {
+    let modes = [key.recompute];
+    let traced = Traced::new(scenario, key)?;
+    let of = traced.to_price(scenario, key, &modes);
+    let priced = book.block(&of)?;
+    let names = book.names(&of);
+    let slowdown = scenario.runtime.overheads.overlap_slowdown.value;
+    let mut kernels = Vec::new();
+    let mut add = |pass: &[Launch], what: &str| {
+        let mut spent = vec![Seconds(0.0); names.len()];
+        streams::run(&tasks(&priced, pass), slowdown, |task, time| {
             spent[pass[task].kernel] += time;
         });
-        for (kernel, seconds) in priced.kernels.iter().zip(&spent) {
-            if seconds.0 > 0.0 {
-                kernels.push(NamedTime {
-                    name: format!("{}{what}", kernel.name),
-                    seconds: seconds.0,
-                });
+        let taken = names.iter().zip(&spent).filter(|(_, time)| time.0 > 0.0);
+        kernels.extend(taken.map(|(name, seconds)| NamedTime {
+            name: format!("{name}{what}"),
+            seconds: seconds.0,
+        }));
+    };
+    add(&priced.forward, "");
+    add(&priced.recompute[0], " (recomputed)");
+    add(&priced.backward, "");
+    let saved = of.lowering.saved(&traced.trace, key.recompute);
+    Ok(BlockDetail { kernels, saved })
+}
+
+/// A block as a rank runs it, and the kernels that the runtime runs it by.
+struct Traced {
+    trace: Trace,
+    lowered: Lowered,
+}
+
+impl Traced {
+    fn new(scenario: &Scenario, key: &BlockKey) -> Result<Self, CostError> {
+        let trace = models::trace_block(&scenario.model, key.class, &key.layout)
+            .map_err(|e| CostError::Trace(e.to_string()))?;
+        let lowering = Lowering {
+            runtime: &scenario.runtime,
+        };
+        let lowered = lowering.lower(&trace);
+        Ok(Self { trace, lowered })
+    }
+
+    fn to_price<'a>(
+        &'a self,
+        scenario: &'a Scenario,
+        key: &'a BlockKey,
+        modes: &'a [Recompute],
+    ) -> BlockToPrice<'a> {
+        BlockToPrice {
+            scenario,
+            key,
+            modes,
+            trace: &self.trace,
+            lowering: Lowering {
+                runtime: &scenario.runtime,
+            },
+            lowered: &self.lowered,
+        }
+    }
+}
+
+/// What a block may recompute: that of its key, and for layers what else the runtime offers.
+fn modes(runtime: &Runtime, key: &BlockKey) -> Vec<Recompute> {
+    let mut modes = vec![key.recompute];
+    if !matches!(key.class, BlockClass::Layer(_) | BlockClass::Mtp) {
+        return modes;
+    }
+    for offered in &runtime.space.recompute {
+        let of_layers: &[Recompute] = match offered {
+            RecomputeMode::None => &[Recompute::None],
+            RecomputeMode::Selective => &[Recompute::Selective],
+            RecomputeMode::Full => &[Recompute::Full],
+            RecomputeMode::Layers => &[Recompute::None, Recompute::Full],
+            RecomputeMode::SelectiveOps => &[Recompute::SelectiveOps],
+        };
+        for mode in of_layers {
+            if !modes.contains(mode) {
+                modes.push(*mode);
             }
         }
-        work
-    };
-    let alone = |pass: &[Launch]| streams::run(&tasks(priced, pass), slowdown, |_, _| {});
-    let kernels = &mut cost.kernels;
-    cost.forward = named(&priced.forward, "", kernels);
-    cost.recompute = named(&priced.recompute, " (recomputed)", kernels);
-    cost.backward = Backward {
-        whole: named(&priced.backward, "", kernels),
-        input: alone(&priced.backward_input),
-        weight: alone(&priced.backward_weight),
-    };
+    }
+    modes
 }
 
 fn tasks(priced: &PricedBlock, pass: &[Launch]) -> Vec<Task> {

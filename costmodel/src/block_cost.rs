@@ -3,7 +3,7 @@
 use catalog::{Axis, Bytes};
 use dtensor::Trace;
 use models::{BlockClass, BlockLayout};
-use plans::{Group, NamedTime, Recompute, Strategy};
+use plans::{Decisions, Group, NamedTime, Recompute};
 
 use crate::Scenario;
 use crate::lower::BlockMemory;
@@ -64,8 +64,10 @@ pub struct BlockGroups {
 }
 
 /// Time and memory of a block for one micro-batch.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct BlockCost {
+    /// The block, its layout and what it recomputes.
+    pub key: BlockKey,
     /// Time of the forward pass.
     pub forward: Work,
     /// Time of the backward pass, without recomputation.
@@ -80,8 +82,15 @@ pub struct BlockCost {
     pub elements: Elements,
     /// Number of the block's parameter tensors.
     pub tensors: Tensors,
-    /// Time of every kernel and collective, by name.
+}
+
+/// The parts of a block's cost by name, which only reports need.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BlockDetail {
+    /// Time of every kernel and collective.
     pub kernels: Vec<NamedTime>,
+    /// Bytes of every tensor kept for backward.
+    pub saved: Vec<(String, Bytes)>,
 }
 
 /// Counts the parameters that a rank holds of a traced block, before ZeRO shards them.
@@ -102,7 +111,7 @@ impl BlockKey {
     #[must_use]
     pub fn of(
         scenario: &Scenario,
-        strategy: &Strategy,
+        strategy: &Decisions,
         class: BlockClass,
         recompute: Recompute,
     ) -> Self {

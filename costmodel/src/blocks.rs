@@ -2,36 +2,68 @@
 
 use std::sync::Arc;
 
-use catalog::LayerClass;
+use catalog::{LayerClass, Workload};
+use models::{BlockClass, BlockLayout};
+use plans::Decisions;
 
-use crate::block_cost::{BlockCost, BlockKey};
+use crate::block_cost::{BlockCost, BlockDetail, BlockKey};
 use crate::book::PriceBook;
 use crate::memo::Memo;
-use crate::{CostError, Scenario, block};
+use crate::states::Elements;
+use crate::{CostError, Scenario, block, block_cost};
 
 /// A scenario with its prices and a cache of block costs, keyed by local shape.
 #[derive(Debug)]
 pub(crate) struct BlockCosts {
     scenario: Scenario,
-    book: Box<dyn PriceBook>,
+    book: Arc<dyn PriceBook>,
     layer_classes: Vec<LayerClass>,
-    blocks: Memo<BlockKey, BlockCost>,
+    /// For every layer, the index of its class.
+    class_of_layer: Vec<u8>,
+    blocks: Arc<Memo<BlockKey, BlockCost>>,
+    /// Elements of the whole model on the ranks of a pipeline together, by tensor and expert sizes.
+    elements: Arc<Memo<[u64; 3], Elements>>,
 }
 
 impl BlockCosts {
     /// Starts with an empty cache.
     pub(crate) fn new(scenario: Scenario, book: Box<dyn PriceBook>) -> Self {
+        let of = |layer| scenario.model.layer_class(layer);
         let layers = 0..scenario.model.layers;
-        let mut layer_classes: Vec<LayerClass> =
-            layers.map(|i| scenario.model.layer_class(i)).collect();
+        let mut layer_classes: Vec<LayerClass> = layers.clone().map(of).collect();
         layer_classes.sort_unstable();
         layer_classes.dedup();
+        let index = |class| layer_classes.iter().position(|other| *other == class);
+        let class_of_layer = layers.map(|layer| index(of(layer)).unwrap_or(0) as u8);
         Self {
+            class_of_layer: class_of_layer.collect(),
             scenario,
-            book,
+            book: book.into(),
             layer_classes,
-            blocks: Memo::default(),
+            blocks: Arc::default(),
+            elements: Arc::default(),
         }
+    }
+
+    /// The same for another workload, sharing the cache. `None` if that may change what a block costs: another
+    /// precision or sequence length is part of a block's key, but a profile of ranks that share cores prices kernels by
+    /// how many ranks there are.
+    pub(crate) fn on(&self, workload: Workload) -> Option<Self> {
+        let scenario = &self.scenario;
+        if scenario.cluster.profile.is_some() {
+            return None;
+        }
+        Some(Self {
+            scenario: Scenario {
+                workload,
+                ..scenario.clone()
+            },
+            book: Arc::clone(&self.book),
+            layer_classes: self.layer_classes.clone(),
+            class_of_layer: self.class_of_layer.clone(),
+            blocks: Arc::clone(&self.blocks),
+            elements: Arc::clone(&self.elements),
+        })
     }
 
     /// The scenario whose blocks these are.
@@ -49,13 +81,71 @@ impl BlockCosts {
         &self.layer_classes
     }
 
+    /// For every layer, the index of its class.
+    pub(crate) fn class_of_layer(&self) -> &[u8] {
+        &self.class_of_layer
+    }
+
     /// The cost of a block; each local shape is priced only once.
     ///
     /// # Errors
     /// When the block cannot be traced.
     pub(crate) fn block(&self, key: &BlockKey) -> Result<Arc<BlockCost>, CostError> {
-        let book = self.book();
-        self.blocks
-            .get(key, || block::price(&self.scenario, book, key))
+        if let Some(found) = self.blocks.find(key) {
+            return Ok(found);
+        }
+        for cost in block::price(&self.scenario, self.book(), key)? {
+            self.blocks.insert(cost.key, cost);
+        }
+        let found = self.blocks.find(key);
+        Ok(found.expect("a block is priced for what its key recomputes"))
+    }
+
+    /// Elements that the ranks of a pipeline hold together, before ZeRO shards them.
+    ///
+    /// # Errors
+    /// When a block cannot be traced.
+    pub(crate) fn elements(&self, d: &Decisions) -> Result<Elements, CostError> {
+        let scenario = &self.scenario;
+        // Only these sizes decide how parameters are divided.
+        let layout = BlockLayout {
+            tp: d.tp,
+            sequence_parallel: d.sequence_parallel,
+            ep: d.ep,
+            etp: d.etp,
+            ..BlockLayout::alone(
+                1,
+                scenario.workload.seq_len,
+                scenario.workload.precision.activation(),
+            )
+        };
+        let found = self.elements.get(&[d.tp, d.ep, d.etp], || {
+            let mut counted: Vec<(BlockClass, Elements)> = Vec::new();
+            let mut all = Elements::default();
+            for class in models::blocks(&scenario.model) {
+                let known = counted.iter().find(|(other, _)| *other == class);
+                let elements = match known {
+                    Some(&(_, elements)) => elements,
+                    None => {
+                        let trace = models::trace_block(&scenario.model, class, &layout)
+                            .map_err(|e| CostError::Trace(e.to_string()))?;
+                        let elements = block_cost::elements(&trace);
+                        counted.push((class, elements));
+                        elements
+                    }
+                };
+                all += elements;
+            }
+            Ok(all)
+        })?;
+        Ok(*found)
+    }
+
+    /// What a block's cost consists of, by name.
+    ///
+    /// # Errors
+    /// When the block cannot be traced.
+    pub(crate) fn detail(&self, key: &BlockKey) -> Result<BlockDetail, CostError> {
+        block::detail(&self.scenario, self.book(), key)
     }
 }

@@ -1,19 +1,24 @@
 //! The entry point: a cost model for one scenario, which caches block costs and programs.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use catalog::runtime::Rewrite;
-use catalog::{Bytes, Fitted, LayerClass, Seconds};
-use plans::{Floors, Prediction, Strategy, Timeline};
+use catalog::{AxisOrder, Bytes, Fitted, LayerClass, Seconds, Workload};
+use plans::{Decisions, Floors, Prediction, Program, Strategy, Timeline, Zero};
 
-use crate::assemble::{Assembled, assemble};
+use crate::assemble::{Assembled, Blocks, assemble};
 use crate::block_cost::{BlockCost, BlockKey};
 use crate::blocks::BlockCosts;
+use crate::bounds::{self, LayoutBounds, Shape};
 use crate::engine::{Inputs, Outcome, Record, simulate};
 use crate::held::{Counted, Held, Member};
 use crate::pipeline::Pipelines;
+use crate::predict::Simulated;
 use crate::recorder::Recorder;
 use crate::shared_cores::Busy;
+use crate::traffic::DataParallel;
 use crate::{CostError, Scenario, book, floors, predict, quantities};
 
 /// Predicts time and memory of strategies of one scenario. Can be shared between threads; caches block costs by local shape and programs
@@ -104,19 +109,113 @@ impl CostModel {
         self.scenario().capacity()
     }
 
-    /// Lower bounds on time and memory, without simulation.
+    /// The same for another workload. Costs of blocks that do not depend on it are shared.
+    ///
+    /// # Errors
+    /// When the sizes are too large to count.
+    pub fn on(&self, workload: Workload) -> Result<Self, CostError> {
+        let scenario = Scenario {
+            workload,
+            ..self.scenario().clone()
+        };
+        quantities::check(&scenario)?;
+        match self.blocks.on(workload) {
+            Some(blocks) => Ok(Self {
+                blocks,
+                pipelines: Pipelines::default(),
+            }),
+            None => Self::new(scenario),
+        }
+    }
+
+    /// How often the ranks of a pipeline run and hold each kind of block. Of the decisions, schedule, stages,
+    /// micro-batches and recomputed layers are read.
+    ///
+    /// # Errors
+    /// When there is no such schedule.
+    pub fn shape(&self, d: &Decisions) -> Result<Shape, CostError> {
+        Ok(Shape::new(&self.blocks, d, &*self.pipelines.pipeline(d)?))
+    }
+
+    /// The costs that all strategies with the layout and recomputation of `d` share. `lightest` are the same decisions
+    /// with the ways to shard states that leave least on a rank; `orders` are the axis orders that they may have.
     ///
     /// # Errors
     /// When a block cannot be traced.
-    pub fn floors(&self, strategy: &Strategy) -> Result<Floors, CostError> {
+    pub fn layout_bounds(
+        &self,
+        d: &Decisions,
+        lightest: &[Decisions],
+        orders: &[AxisOrder],
+    ) -> Result<LayoutBounds, CostError> {
+        LayoutBounds::new(&self.blocks, d, lightest, orders)
+    }
+
+    /// Lower bounds on time and memory of all strategies with a layout and a pipeline.
+    #[must_use]
+    pub fn pipeline_floors(&self, layout: &LayoutBounds, shape: &Shape) -> Floors {
+        layout.floors(&self.blocks, shape)
+    }
+
+    /// A lower bound on the memory of all strategies with the sizes of `d`, from their states alone.
+    ///
+    /// # Errors
+    /// When a block cannot be traced.
+    pub fn states_floor(&self, d: &Decisions, lightest: &[Decisions]) -> Result<Bytes, CostError> {
+        bounds::states_floor(&self.blocks, d, lightest)
+    }
+
+    /// When the passes of a step end if there is no data-parallel traffic: a lower bound on the time of all strategies
+    /// that differ from `d` in how they shard states, and have one of these axis orders. `None` where ranks share
+    /// cores, so that traffic takes time from passes.
+    ///
+    /// # Errors
+    /// When a block cannot be traced.
+    pub fn passes(
+        &self,
+        d: &Decisions,
+        orders: &[AxisOrder],
+    ) -> Result<Option<Seconds>, CostError> {
+        if self.scenario().shares_cores() {
+            return Ok(None);
+        }
+        // Under ZeRO-0 every pass may also cast whole parameters, which sharded ones are gathered without.
+        let alone = Decisions {
+            zero: Zero::Z1,
+            reshard_after_forward: false,
+            ..d.clone()
+        };
+        let program = self.pipelines.program(&alone)?;
+        let owners = Arc::clone(&self.pipelines.pipeline(d)?.rank_of_stage);
+        let mut assembled = assemble(&self.blocks, &alone, &DataParallel::NONE, owners)?;
+        assembled.optimizer.fill(Seconds(0.0));
+        assembled.transfer =
+            Blocks::look_up(&self.blocks, d)?.least_transfer(&self.blocks, d, orders)?;
+        let mut outcome = simulate(&self.inputs(d, &program, &assembled), &mut ());
+        outcome.step_time -= self
+            .scenario()
+            .by_host(&self.scenario().runtime.overheads.step);
+        Ok(Some(finite(outcome)?.step_time))
+    }
+
+    /// Lower bounds on time and memory, without simulation. `passes` is what [`CostModel::passes`] said of the strategy,
+    /// if it was asked.
+    ///
+    /// # Errors
+    /// When a block cannot be traced.
+    pub fn floors(
+        &self,
+        strategy: &Strategy,
+        passes: Option<Seconds>,
+    ) -> Result<Floors, CostError> {
         let pipeline = self.pipelines.pipeline(strategy)?;
-        let owners = Arc::clone(&pipeline.rank_of_stage);
-        let assembled = assemble(&self.blocks, strategy, owners)?;
+        let assembled = self.assembled(strategy)?;
         Ok(floors::floors(
             self.scenario(),
             strategy,
             &assembled,
             &pipeline,
+            passes,
         ))
     }
 
@@ -148,13 +247,23 @@ impl CostModel {
         let (assembled, outcome) = self.simulated(strategy, &mut ())?;
         let program = self.pipelines.program(strategy)?;
         let used = self.blocks.book().provenance();
+        let mut details = BTreeMap::new();
+        for run in assembled.classes.iter().flat_map(|class| &class.runs) {
+            let key = run.cost.key;
+            if let Entry::Vacant(entry) = details.entry(key) {
+                entry.insert(self.blocks.detail(&key)?);
+            }
+        }
         Ok(predict::prediction(
             self.scenario(),
             used,
             strategy,
-            &assembled,
-            &outcome,
-            &program,
+            &Simulated {
+                assembled: &assembled,
+                outcome: &outcome,
+                program: &program,
+                details: &details,
+            },
         ))
     }
 
@@ -205,19 +314,7 @@ impl CostModel {
     ) -> Result<(Assembled, Outcome), CostError> {
         let program = self.pipelines.program(strategy)?;
         let assembled = self.assembled(strategy)?;
-        let overheads = &self.scenario().runtime.overheads;
-        let inputs = Inputs {
-            ranks: &program.ranks,
-            stages: &assembled.stages,
-            transfer: assembled.transfer,
-            transfer_overlaps: strategy.overlap.pipeline && !self.scenario().shares_cores(),
-            micro_batches: strategy.num_micro_batches as u32,
-            overlap_slowdown: overheads.overlap_slowdown.value,
-            optimizer: &assembled.optimizer,
-            resident: &assembled.resident,
-            optimizer_transient: &assembled.optimizer_transient,
-            step_overhead: self.scenario().by_host(&overheads.step),
-        };
+        let inputs = self.inputs(strategy, &program, &assembled);
         let Some(cores) = self.scenario().cores() else {
             let outcome = finite(simulate(&inputs, record))?;
             return Ok((assembled, outcome));
@@ -239,7 +336,26 @@ impl CostModel {
 
     fn assembled(&self, strategy: &Strategy) -> Result<Assembled, CostError> {
         let pipeline = self.pipelines.pipeline(strategy)?;
-        assemble(&self.blocks, strategy, Arc::clone(&pipeline.rank_of_stage))
+        let parallel = DataParallel::new(strategy, &self.scenario().cluster);
+        let owners = Arc::clone(&pipeline.rank_of_stage);
+        assemble(&self.blocks, strategy, &parallel, owners)
+    }
+
+    fn inputs<'a>(
+        &self,
+        d: &Decisions,
+        program: &'a Program,
+        assembled: &'a Assembled,
+    ) -> Inputs<'a> {
+        let overheads = &self.scenario().runtime.overheads;
+        Inputs {
+            ranks: &program.ranks,
+            of: assembled,
+            transfer_overlaps: d.overlap.pipeline && !self.scenario().shares_cores(),
+            micro_batches: d.num_micro_batches as u32,
+            overlap_slowdown: overheads.overlap_slowdown.value,
+            step_overhead: self.scenario().by_host(&overheads.step),
+        }
     }
 }
 

@@ -7,7 +7,7 @@
 use catalog::{Bytes, Seconds};
 use plans::{Action, ActionKind, Breakdown, Stream};
 
-use crate::stage::StageWork;
+use crate::assemble::Assembled;
 use crate::streams::{self, Streams};
 
 /// The engine's inputs: action lists, and the costs of what they run.
@@ -15,22 +15,14 @@ use crate::streams::{self, Streams};
 pub struct Inputs<'a> {
     /// Action lists of all pipeline ranks.
     pub ranks: &'a [Vec<Action>],
-    /// Work of every virtual stage, in model order.
-    pub stages: &'a [StageWork],
-    /// Time of one pipeline transfer between different ranks; the same at every stage boundary.
-    pub transfer: Seconds,
+    /// The stages, in model order, with the memory and optimizer time of every pipeline rank.
+    pub of: &'a Assembled,
     /// Whether pipeline transfers overlap with compute.
     pub transfer_overlaps: bool,
     /// Number of micro-batches in a step.
     pub micro_batches: u32,
     /// Factor, at least 1, by which kernels slow down while communication runs beside them.
     pub overlap_slowdown: f64,
-    /// For every pipeline rank: time of gradient norm, clipping and optimizer.
-    pub optimizer: &'a [Seconds],
-    /// For every pipeline rank: bytes held for the whole step.
-    pub resident: &'a [Bytes],
-    /// For every pipeline rank: bytes that only the optimizer step needs.
-    pub optimizer_transient: &'a [Bytes],
     /// Host time that a step takes in addition to its kernels.
     pub step_overhead: Seconds,
 }
@@ -146,8 +138,9 @@ impl RankState {
 
 impl<'a> Engine<'a> {
     fn new(inputs: &'a Inputs<'a>) -> Self {
-        let slots = inputs.stages.len() * inputs.micro_batches as usize;
+        let slots = inputs.of.class_of_stage.len() * inputs.micro_batches as usize;
         let states = inputs
+            .of
             .resident
             .iter()
             .map(|&memory| RankState {
@@ -196,7 +189,7 @@ impl<'a> Engine<'a> {
     }
 
     fn compute(&mut self, rank: usize, action: Action, record: &mut impl Record) {
-        let stage = &self.inputs.stages[action.stage as usize];
+        let stage = self.inputs.of.stage(action.stage as usize);
         let state = &mut self.states[rank];
         let start = state.compute();
         let phase = stage.phase(action.kind);
@@ -225,7 +218,7 @@ impl<'a> Engine<'a> {
 
     fn send(&mut self, rank: usize, action: Action, record: &mut impl Record) {
         let forward = action.kind == ActionKind::SendF;
-        let transfer = self.inputs.transfer;
+        let transfer = self.inputs.of.transfer;
         let state = &mut self.states[rank];
         let start = if self.inputs.transfer_overlaps {
             state.pipeline.max(state.compute())
@@ -263,11 +256,11 @@ impl<'a> Engine<'a> {
         let arrival = if self.inputs.transfer_overlaps {
             arrival
         } else {
-            state.compute().max(arrival) + self.inputs.transfer
+            state.compute().max(arrival) + self.inputs.of.transfer
         };
         let wait = Seconds((arrival - state.compute()).0.max(0.0));
         // Waiting up to the length of a transfer counts as exposed transfer; beyond that the data was not yet computed.
-        state.outcome.parts.pp_exposed_s += wait.min(self.inputs.transfer).0;
+        state.outcome.parts.pp_exposed_s += wait.min(self.inputs.of.transfer).0;
         state.streams.idle_until(arrival);
         true
     }
@@ -275,7 +268,7 @@ impl<'a> Engine<'a> {
     /// Gathers all parameters of a stage at once (ZeRO-1/2 at the start of the step). Under ZeRO-3 the gathers run
     /// layer by layer inside the compute action.
     fn gather(&mut self, rank: usize, action: Action, record: &mut impl Record) {
-        let stage = &self.inputs.stages[action.stage as usize];
+        let stage = self.inputs.of.stage(action.stage as usize);
         let Some(time) = stage.exposed_gather else {
             return;
         };
@@ -284,7 +277,7 @@ impl<'a> Engine<'a> {
 
     /// Reduces all gradients of a stage at once, if nothing overlaps their reduction.
     fn reduce(&mut self, rank: usize, action: Action, record: &mut impl Record) {
-        let stage = &self.inputs.stages[action.stage as usize];
+        let stage = self.inputs.of.stage(action.stage as usize);
         let Some(time) = stage.exposed_reduce else {
             return;
         };
@@ -294,11 +287,11 @@ impl<'a> Engine<'a> {
     fn optimizer(&mut self, rank: usize, action: Action, record: &mut impl Record) {
         let state = &mut self.states[rank];
         state.streams.join(streams::Stream::Data);
-        let time = self.inputs.optimizer[rank];
+        let time = self.inputs.of.optimizer[rank];
         let span = state.streams.issue(streams::Stream::Compute, time, None);
         let (start, end) = (span.start, span.end);
         state.outcome.parts.optimizer_s += time.0;
-        let held = state.memory + self.inputs.optimizer_transient[rank];
+        let held = state.memory + self.inputs.of.optimizer_transient[rank];
         if held > state.outcome.peak {
             state.outcome.peak = held;
             state.outcome.peak_action = Some(action);

@@ -3,76 +3,155 @@
 //! *Time.* A rank cannot start before the first micro-batch has passed every earlier stage, must do
 //! all its own work, and after its last backward the gradients must still pass every earlier stage.
 //! With split backward the weight halves may fill that wait, so the bound is the larger of two: work with weight
-//! halves, or work without them plus the wait. *Memory.* What the rank holds all step, plus what its schedule holds at
-//! its fullest moment. Both bounds use prices without contention.
+//! halves, or work without them plus the wait. Where parameters are gathered for every pass, a block waits for its own.
+//! Data-parallel messages of a rank follow each other, and the optimizer waits for the last.
+//! *Memory.* What the rank holds all step, plus what its schedule holds at its fullest moment. Both bounds use prices
+//! without contention.
 
 use catalog::{Bytes, Seconds};
-use plans::{Floors, Strategy};
+use plans::{Decisions, Floors, Zero};
 
 use crate::Scenario;
 use crate::assemble::Assembled;
 use crate::pipeline::Pipeline;
-use crate::stage::StageWork;
+use crate::stage::{LayerTraffic, StageWork, When};
 
-/// Computes the bounds of an assembled strategy.
+/// Sums are taken in another order than in the engine; this covers the rounding.
+pub(crate) const ROUNDING: f64 = 1.0 - 1e-9;
+
+/// Computes the bounds of an assembled strategy. `passes` is the time at which the passes of the step end if there is
+/// no data-parallel traffic, if that was simulated.
 #[must_use]
 pub fn floors(
     scenario: &Scenario,
-    strategy: &Strategy,
+    strategy: &Decisions,
     assembled: &Assembled,
     pipeline: &Pipeline,
+    passes: Option<Seconds>,
 ) -> Floors {
-    let split = splits_backward(pipeline);
-    let micro_batches = strategy.num_micro_batches as f64;
-    let least: Vec<Least> = (assembled.stages.iter())
-        .map(|stage| Least::of(stage, split))
+    let work: Vec<Least> = (assembled.classes.iter())
+        .map(|class| Least::of(&class.work, strategy, pipeline.splits_backward))
         .collect();
-    let mut time = Seconds(0.0);
-    let mut peak = Bytes(0);
+    let mut ranks = vec![Rank::default(); strategy.pp as usize];
+    let mut head = work[assembled.class_of_stage[0] as usize].first_gather;
+    let mut tail = Seconds(0.0);
+    let owners = &assembled.rank_of_stage;
+    for (stage, &owner) in owners.iter().enumerate() {
+        let least = &work[assembled.class_of_stage[stage] as usize];
+        if stage > 0 && owners[stage - 1] != owner {
+            head += assembled.transfer;
+            tail += assembled.transfer;
+            ranks[owners[stage - 1] as usize].crossings += 1;
+            ranks[owner as usize].crossings += 1;
+        }
+        ranks[owner as usize].add(least, head, tail);
+        head += least.forward;
+        tail += least.backward;
+    }
+    let of_rank = |rank: usize| Ends {
+        strategy,
+        transfer: assembled.transfer,
+        optimizer: assembled.optimizer[rank],
+        rank: &ranks[rank],
+    };
     // What the owner of the first stage still has to do after the last gradient has reached it.
-    let last = least[0].traffic + assembled.optimizer[assembled.rank_of_stage[0] as usize];
-    for rank in 0..strategy.pp as u32 {
-        let own = || {
-            least
-                .iter()
-                .zip(assembled.rank_of_stage.iter())
-                .filter(move |&(_, &owner)| owner == rank)
-                .map(|(stage, _)| stage)
-        };
-        let first = assembled
-            .rank_of_stage
-            .iter()
-            .position(|&owner| owner == rank)
-            .expect("every rank owns a stage");
-        let (head, tail) = path(assembled, &least[..first]);
-        let work: Seconds = own().map(|s| s.forward + s.backward).sum();
-        let weights: Seconds = own().map(|s| s.weights).sum();
-        let sends = sends(strategy, assembled, rank);
-        let exposed: Seconds = own().map(|s| s.traffic).sum();
-        let busy = (work + sends) * micro_batches;
-        let with_weights = head + busy + weights * micro_batches;
-        let own_end = with_weights + exposed + assembled.optimizer[rank as usize];
-        time = time.max(own_end).max(head + busy + tail + last);
-        let held: Bytes = pipeline.in_flight.ranks[rank as usize]
-            .iter()
-            .map(|&(stage, count)| assembled.stages[stage as usize].saved * u64::from(count))
-            .sum();
-        peak = peak.max(assembled.resident[rank as usize] + held);
+    let first = of_rank(owners[0] as usize).after();
+    let ends = |rank| of_rank(rank).time(first);
+    let mut time = (0..ranks.len()).map(ends).fold(Seconds(0.0), Seconds::max);
+    if let Some(passes) = passes {
+        let after = (0..ranks.len()).map(|rank| of_rank(rank).after());
+        time = time.max(passes + after.reduce(Seconds::min).unwrap_or_default());
     }
     let step = scenario.by_host(&scenario.runtime.overheads.step);
-    // Sums are taken in another order than in the engine; a relative 1e-9 covers the rounding.
     Floors {
-        time: (time + step) * (1.0 - 1e-9),
-        memory: scenario.with_fragmentation(peak),
+        time: (time + step) * ROUNDING,
+        memory: scenario.with_fragmentation(fullest(assembled, pipeline)),
     }
 }
 
-fn splits_backward(pipeline: &Pipeline) -> bool {
-    pipeline
-        .schedule
-        .ranks
-        .iter()
-        .any(|actions| actions.iter().any(|a| a.kind == plans::ActionKind::W))
+/// The most that a rank holds all step and at its schedule's fullest moment.
+fn fullest(assembled: &Assembled, pipeline: &Pipeline) -> Bytes {
+    let held = |stages: &Vec<(u32, u32)>| -> Bytes {
+        let of_stage = |&(stage, count)| assembled.stage(stage as usize).saved * u64::from(count);
+        stages.iter().map(of_stage).sum()
+    };
+    let ranks = assembled.resident.iter().zip(&pipeline.in_flight.ranks);
+    let peaks = ranks.map(|(&resident, stages)| resident + held(stages));
+    peaks.max().unwrap_or_default()
+}
+
+/// Lower bounds on what a rank does in a step.
+#[derive(Clone, Debug, Default)]
+struct Rank {
+    /// Time before its first stage, and after the last gradient has left that stage; none before a stage was added.
+    path: Option<(Seconds, Seconds)>,
+    /// Work of its stages for one micro-batch, without weight halves.
+    work: Seconds,
+    weights: Seconds,
+    /// Time of gathers, and of reductions, that run as actions of their own.
+    exposed: [Seconds; 2],
+    /// Time of the reduction that follows its last backward.
+    last_reduce: Option<Seconds>,
+    /// Time of all its data-parallel messages.
+    messages: Seconds,
+    /// Number of its stage boundaries to other ranks.
+    crossings: u32,
+}
+
+impl Rank {
+    fn add(&mut self, stage: &Least, head: Seconds, tail: Seconds) {
+        self.path.get_or_insert((head, tail));
+        self.work += stage.forward + stage.backward;
+        self.weights += stage.weights;
+        self.exposed[0] += stage.exposed[0];
+        self.exposed[1] += stage.exposed[1];
+        self.messages += stage.messages;
+        // Which of its stages is the last to run backward depends on the schedule.
+        let earlier = self.last_reduce.unwrap_or(stage.last_reduce);
+        self.last_reduce = Some(earlier.min(stage.last_reduce));
+    }
+}
+
+/// A rank with what decides when it ends.
+struct Ends<'a> {
+    strategy: &'a Decisions,
+    transfer: Seconds,
+    optimizer: Seconds,
+    rank: &'a Rank,
+}
+
+impl Ends<'_> {
+    /// Time after the last pass.
+    fn after(&self) -> Seconds {
+        self.rank.exposed[1] + self.optimizer
+    }
+
+    fn time(&self, first: Seconds) -> Seconds {
+        let rank = self.rank;
+        let micro_batches = self.strategy.num_micro_batches as f64;
+        let (head, tail) = rank.path.unwrap_or_default();
+        let head = head.max(rank.exposed[0]);
+        let busy = (rank.work + self.sends()) * micro_batches;
+        let reduce = rank.last_reduce.unwrap_or_default();
+        let with_weights = head + busy + rank.weights * micro_batches + reduce + self.after();
+        let messages = rank.messages + self.optimizer;
+        with_weights.max(head + busy + tail + first).max(messages)
+    }
+
+    /// Time of one micro-batch's transfers that occupy the rank's compute stream.
+    fn sends(&self) -> Seconds {
+        if self.strategy.overlap.pipeline {
+            return Seconds(0.0);
+        }
+        let crossings = self.rank.crossings;
+        // The tail already counts the last gradient's transfer once.
+        let counted = if crossings > 0 {
+            1.0 / self.strategy.num_micro_batches as f64
+        } else {
+            0.0
+        };
+        self.transfer * (f64::from(crossings) - counted)
+    }
 }
 
 /// Lower bounds on the times of a stage's actions for one micro-batch.
@@ -82,62 +161,81 @@ struct Least {
     backward: Seconds,
     /// Time of the rest of backward, the weight half; 0 if backward is not split.
     weights: Seconds,
-    /// Time of gradient reduction that runs as an action of its own, once a step.
-    traffic: Seconds,
+    /// Time of a step's gathers, and of its reductions, that run as actions of their own.
+    exposed: [Seconds; 2],
+    /// Time to gather the first block at the start of the step, if that is when it is gathered.
+    first_gather: Seconds,
+    /// Time to reduce the gradients of the block that backward reaches last, if it overlaps with earlier passes.
+    last_reduce: Seconds,
+    /// Time of all messages of a step.
+    messages: Seconds,
 }
 
 impl Least {
-    fn of(stage: &StageWork, split: bool) -> Self {
+    fn of(stage: &StageWork, strategy: &Decisions, split: bool) -> Self {
+        let traffic = stage.traffic;
+        let micro_batches = strategy.num_micro_batches as f64;
+        let forward = |time: Seconds| match traffic.gather_forward {
+            When::Always => paced(stage.layers.iter(), |l| l.forward_share, time),
+            _ => time,
+        };
+        let backward = |time: Seconds| match traffic.gather_backward {
+            When::Always => paced(stage.layers.iter().rev(), |l| l.backward_share, time),
+            _ => time,
+        };
         let whole = stage.recompute + stage.backward.whole;
+        let times = |when: When| match when {
+            When::Never => 0.0,
+            When::First | When::Last => 1.0,
+            When::Always => micro_batches,
+        };
+        let gathers = times(traffic.gather_forward) + times(traffic.gather_backward);
+        let reduces = times(traffic.reduce);
+        let messages =
+            |l: &LayerTraffic| (l.gather * gathers + l.reduce * reduces) * l.count as f64;
+        let first = stage.layers.first();
+        let at_start = |_: &&LayerTraffic| traffic.gather_forward == When::First;
+        let at_end = |_: &&LayerTraffic| !split && traffic.reduce != When::Never;
+        let every_pass = matches!(strategy.zero, Zero::Z2 | Zero::Z3);
+        let reductions = if every_pass { micro_batches } else { 1.0 };
+        let exposed = [
+            stage.exposed_gather.unwrap_or_default(),
+            stage.exposed_reduce.unwrap_or_default() * reductions,
+        ];
         let mut least = Self {
-            forward: stage.forward.duration(),
-            backward: whole.duration(),
+            forward: forward(stage.forward.duration()),
+            backward: backward(whole.duration()),
             weights: Seconds(0.0),
-            traffic: stage.exposed_reduce.unwrap_or(Seconds(0.0)),
+            exposed,
+            first_gather: first.filter(at_start).map_or(Seconds(0.0), |l| l.gather),
+            last_reduce: first.filter(at_end).map_or(Seconds(0.0), |l| l.reduce),
+            messages: stage.layers.iter().map(messages).sum(),
         };
         if split {
             // Even in a schedule that splits backward some passes run whole, which may be shorter than both halves
             // together.
-            let input = (stage.recompute + stage.backward.input).device();
+            let input = backward((stage.recompute + stage.backward.input).device());
             let all = (least.backward).min(input + stage.backward.weight.duration());
-            least.backward = input.min(whole.device());
+            least.backward = input.min(backward(whole.device()));
             least.weights = all - least.backward;
         }
         least
     }
 }
 
-/// Time for the first forward to pass all `earlier` stages, and for the last gradient to pass them back.
-fn path(assembled: &Assembled, earlier: &[Least]) -> (Seconds, Seconds) {
-    let mut head = Seconds(0.0);
-    let mut tail = Seconds(0.0);
-    for (index, stage) in earlier.iter().enumerate() {
-        head += stage.forward;
-        tail += stage.backward;
-        if assembled.rank_of_stage[index] != assembled.rank_of_stage[index + 1] {
-            head += assembled.transfer;
-            tail += assembled.transfer;
-        }
+/// Least time of a pass of `duration` whose blocks each wait until their parameters are gathered: the first block's
+/// gather is asked for when the pass begins, every other's when the block before begins.
+fn paced<'a>(
+    layers: impl Iterator<Item = &'a LayerTraffic>,
+    share: impl Fn(&LayerTraffic) -> f64,
+    duration: Seconds,
+) -> Seconds {
+    let mut time = Seconds(0.0);
+    let mut block = Seconds(0.0);
+    for layer in layers {
+        time += block.max(layer.gather);
+        block = duration * share(layer);
+        time += block.max(layer.gather) * (layer.count - 1) as f64;
     }
-    (head, tail)
-}
-
-/// Time of one micro-batch's transfers that occupy the rank's compute stream.
-fn sends(strategy: &Strategy, assembled: &Assembled, rank: u32) -> Seconds {
-    if strategy.overlap.pipeline {
-        return Seconds(0.0);
-    }
-    let owners = &assembled.rank_of_stage;
-    let crossings = owners
-        .windows(2)
-        .filter(|pair| pair[0] != pair[1])
-        .map(|pair| u32::from(pair[0] == rank) + u32::from(pair[1] == rank))
-        .sum::<u32>();
-    // The tail already counts the last gradient's transfer once.
-    let counted = if crossings > 0 {
-        1.0 / strategy.num_micro_batches as f64
-    } else {
-        0.0
-    };
-    assembled.transfer * (f64::from(crossings) - counted)
+    (time + block).max(duration)
 }

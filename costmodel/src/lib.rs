@@ -10,6 +10,7 @@ mod block;
 mod block_cost;
 mod blocks;
 mod book;
+mod bounds;
 mod cost_model;
 mod engine;
 mod error;
@@ -37,7 +38,8 @@ mod tensorwise;
 mod traffic;
 mod work;
 
-pub use block_cost::{BlockCost, BlockGroups, BlockKey, Tensors};
+pub use block_cost::{BlockCost, BlockDetail, BlockGroups, BlockKey, Tensors};
+pub use bounds::{LayoutBounds, Shape};
 pub use cost_model::{CostModel, Score};
 pub use error::CostError;
 pub use held::{Held, Member};

@@ -11,8 +11,22 @@ use plans::{
 };
 
 use crate::assemble::Assembled;
-use crate::engine::{Outcome, RankOutcome};
+use crate::block_cost::{BlockDetail, BlockKey};
+use crate::engine::Outcome;
 use crate::{Scenario, flops};
+
+/// A simulated strategy: what was simulated, and what came out.
+#[derive(Clone, Copy, Debug)]
+pub struct Simulated<'a> {
+    /// The work and memory of its stages and ranks.
+    pub assembled: &'a Assembled,
+    /// When everything ended.
+    pub outcome: &'a Outcome,
+    /// The action lists.
+    pub program: &'a Program,
+    /// What the costs of its blocks consist of.
+    pub details: &'a BTreeMap<BlockKey, BlockDetail>,
+}
 
 /// Builds the detailed prediction of a simulated strategy; `used` are the constants behind its prices.
 #[must_use]
@@ -20,10 +34,9 @@ pub fn prediction(
     scenario: &Scenario,
     used: Vec<UsedConstant>,
     strategy: &Strategy,
-    assembled: &Assembled,
-    outcome: &Outcome,
-    program: &Program,
+    simulated: &Simulated<'_>,
 ) -> Prediction {
+    let outcome = simulated.outcome;
     let step = outcome.step_time;
     let gpus = scenario.workload.gpus as f64;
     let at_once = scenario.cluster.at_once(scenario.workload.gpus) as f64;
@@ -42,13 +55,7 @@ pub fn prediction(
         .map(|r| scenario.with_fragmentation(r.peak))
         .collect();
     let peak = by_rank[peak_rank];
-    let memory = memory_items(
-        scenario,
-        assembled,
-        &outcome.ranks[peak_rank],
-        program,
-        peak_rank as u32,
-    );
+    let memory = memory_items(scenario, simulated, peak_rank as u32);
     let kind = scenario.kind();
     let residual = |quantity| residuals::of(quantity, scenario.evidence(quantity));
     let (shortest, longest) = residual(Quantity::Time).around(step.0);
@@ -74,7 +81,7 @@ pub fn prediction(
         memory_by_rank: by_rank,
         memory,
         breakdown: breakdown(outcome.step_time, outcome),
-        kernels: kernels(assembled, strategy, critical(outcome)),
+        kernels: kernels(simulated, strategy, critical(outcome)),
         provenance: provenance(scenario, used),
     }
 }
@@ -135,13 +142,9 @@ fn fit(capacity: Bytes, peak: Bytes, memory: &[MemoryItem]) -> Fit {
     }
 }
 
-fn memory_items(
-    scenario: &Scenario,
-    assembled: &Assembled,
-    rank: &RankOutcome,
-    program: &Program,
-    index: u32,
-) -> Vec<MemoryItem> {
+fn memory_items(scenario: &Scenario, simulated: &Simulated<'_>, index: u32) -> Vec<MemoryItem> {
+    let assembled = simulated.assembled;
+    let rank = &simulated.outcome.ranks[index as usize];
     let whole = "whole step".to_owned();
     let moment = rank
         .peak_action
@@ -165,7 +168,7 @@ fn memory_items(
             &whole,
         ),
     ];
-    let saved = saved_activations(assembled, program, rank.peak_action, index);
+    let saved = saved_activations(simulated, rank.peak_action, index);
     parts.extend(
         saved
             .into_iter()
@@ -199,17 +202,16 @@ fn memory_items(
 
 /// Bytes of activations held while an action runs, by tensor name.
 fn saved_activations(
-    assembled: &Assembled,
-    program: &Program,
+    simulated: &Simulated<'_>,
     peak: Option<Action>,
     rank: u32,
 ) -> BTreeMap<String, Bytes> {
     let mut saved: BTreeMap<String, Bytes> = BTreeMap::new();
-    for (stage, count) in held_at(program, rank, peak) {
-        for run in &assembled.runs[stage as usize] {
-            for tensor in &run.cost.memory.saved {
-                let name = format!("saved activations: {}", tensor.name);
-                *saved.entry(name).or_default() += tensor.bytes * (run.count * u64::from(count));
+    for (stage, count) in held_at(simulated.program, rank, peak) {
+        for run in simulated.assembled.runs(stage as usize) {
+            for (tensor, bytes) in &simulated.details[&run.cost.key].saved {
+                let name = format!("saved activations: {tensor}");
+                *saved.entry(name).or_default() += *bytes * (run.count * u64::from(count));
             }
         }
     }
@@ -238,13 +240,14 @@ fn held_at(program: &Program, rank: u32, peak: Option<Action>) -> BTreeMap<u32, 
 }
 
 /// Time per step of the critical rank's kernels and collectives, by name.
-fn kernels(assembled: &Assembled, strategy: &Strategy, rank: usize) -> Vec<NamedTime> {
+fn kernels(simulated: &Simulated<'_>, strategy: &Strategy, rank: usize) -> Vec<NamedTime> {
+    let assembled = simulated.assembled;
     let mut times: BTreeMap<&str, f64> = BTreeMap::new();
-    for (runs, &owner) in assembled.runs.iter().zip(assembled.rank_of_stage.iter()) {
+    for (stage, &owner) in assembled.rank_of_stage.iter().enumerate() {
         if owner as usize == rank {
-            for run in runs {
+            for run in assembled.runs(stage) {
                 let repeats = run.count as f64 * strategy.num_micro_batches as f64;
-                for kernel in &run.cost.kernels {
+                for kernel in &simulated.details[&run.cost.key].kernels {
                     *times.entry(kernel.name.as_str()).or_default() += kernel.seconds * repeats;
                 }
             }

@@ -1,7 +1,7 @@
 //! Data-parallel traffic of a stage: the gathers and reductions of every block, and the actions they overlap with.
 
 use catalog::{Seconds, Zero};
-use plans::Strategy;
+use plans::Decisions;
 
 use crate::messages::Message;
 use crate::stage::{LayerTraffic, Run, StageWork, TrafficPlan, When};
@@ -15,7 +15,7 @@ use crate::{CostError, Scenario};
 /// When a message was not measured.
 pub(crate) fn add_layers(
     scenario: &Scenario,
-    strategy: &Strategy,
+    strategy: &Decisions,
     parallel: &DataParallel,
     message: Message<'_>,
     runs: &[Run],
@@ -57,7 +57,7 @@ pub(crate) fn broadcast(
 }
 
 /// Decides which actions a stage's traffic overlaps with; what nothing hides becomes an action of its own.
-pub(crate) fn plan(strategy: &Strategy, stage: &mut StageWork) {
+pub(crate) fn plan(strategy: &Decisions, stage: &mut StageWork) {
     let gathers: Seconds = stage.layers.iter().map(|l| l.gather * l.count as f64).sum();
     let reduces: Seconds = stage.layers.iter().map(|l| l.reduce * l.count as f64).sum();
     let overlap = strategy.overlap;

@@ -3,7 +3,7 @@
 use catalog::CpKind;
 use catalog::{DType, LayerClass, Precision};
 use dtensor::Routing;
-use plans::Strategy;
+use plans::Decisions;
 
 /// A traceable part of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -66,7 +66,7 @@ impl BlockLayout {
 
     /// The layout that a strategy gives every block, with balanced routing.
     #[must_use]
-    pub fn of(strategy: &Strategy, seq_len: u64, precision: Precision) -> Self {
+    pub fn of(strategy: &Decisions, seq_len: u64, precision: Precision) -> Self {
         Self {
             tp: strategy.tp,
             sequence_parallel: strategy.sequence_parallel,

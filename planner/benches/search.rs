@@ -12,15 +12,19 @@ use divan::counter::ItemsCount;
 use planner::{Constraints, SearchOptions, SearchSpace, search};
 use plans::Strategy;
 
+// The allocator of the binary.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() {
     divan::main();
 }
 
-fn scenario(model: &str, gpus: u64) -> Scenario {
+fn scenario(model: &str, gpus: u64, runtime: &str) -> Scenario {
     Scenario {
         model: catalog::load::model(model).expect("preset"),
         cluster: catalog::load::cluster("dgx-h100").expect("preset"),
-        runtime: catalog::load::runtime("megatron-core").expect("preset"),
+        runtime: catalog::load::runtime(runtime).expect("preset"),
         workload: Workload::new(catalog::WorkloadSizes {
             gpus,
             seq_len: 8192,
@@ -36,14 +40,10 @@ fn scenario(model: &str, gpus: u64) -> Scenario {
 fn sample() -> &'static (CostModel, Vec<Strategy>) {
     static SAMPLE: OnceLock<(CostModel, Vec<Strategy>)> = OnceLock::new();
     SAMPLE.get_or_init(|| {
-        let s = scenario("llama3-70b", 512);
+        let s = scenario("llama3-70b", 512, "megatron-core");
         let space = SearchSpace::new(&s, &Constraints::default());
-        let members: Vec<Strategy> = space
-            .families
-            .iter()
-            .flat_map(|f| f.recompute.iter().filter_map(|&r| f.member(&s, r)))
-            .step_by(64)
-            .collect();
+        let all = space.layouts().iter().flat_map(|l| space.strategies(l));
+        let members: Vec<Strategy> = all.step_by(64).collect();
         (CostModel::new(s).expect("priced"), members)
     })
 }
@@ -60,18 +60,59 @@ fn simulate(bencher: Bencher<'_, '_>) {
         });
 }
 
-#[divan::bench(sample_count = 3, args = [
-    ("llama3-70b", 512),
-    ("llama3-70b", 4096),
-    ("llama3-70b", 16384),
-    ("deepseek-v3", 2048),
-    ("llama3.1-405b", 16384),
-])]
-fn default_search(bencher: Bencher<'_, '_>, (model, gpus): (&str, u64)) {
+/// The questions whose time is promised: model, devices, runtime.
+const QUESTIONS: [(&str, u64, &str); 12] = [
+    ("llama3-70b", 512, "megatron-core"),
+    ("llama3-70b", 16_384, "megatron-core"),
+    ("llama3-70b", 131_072, "megatron-core"),
+    ("llama3.1-405b", 16_384, "megatron-core"),
+    ("deepseek-v3", 2048, "megatron-core"),
+    ("deepseek-v3", 16_384, "megatron-core"),
+    ("llama3-70b", 512, "vescale"),
+    ("llama3-70b", 16_384, "vescale"),
+    ("llama3-70b", 131_072, "vescale"),
+    ("llama3.1-405b", 16_384, "vescale"),
+    ("deepseek-v3", 2048, "vescale"),
+    ("deepseek-v3", 16_384, "vescale"),
+];
+
+#[divan::bench(sample_count = 3, args = QUESTIONS)]
+fn default_search(bencher: Bencher<'_, '_>, (model, gpus, runtime): (&str, u64, &str)) {
     bencher.bench_local(|| {
-        let s = scenario(model, gpus);
+        let s = scenario(model, gpus, runtime);
         let costs = CostModel::new(s.clone()).expect("priced");
         let space = SearchSpace::new(&s, &Constraints::default());
         search(&costs, &space, &SearchOptions::default(), &|_| {}).expect("searched")
+    });
+}
+
+/// A question that nothing answers, with the advice what to relax.
+#[divan::bench(sample_count = 3)]
+fn nothing_fits(bencher: Bencher<'_, '_>) {
+    bencher.bench_local(|| {
+        let s = scenario("deepseek-v3", 64, "megatron-core");
+        let costs = CostModel::new(s.clone()).expect("priced");
+        let constraints = Constraints::default();
+        let space = SearchSpace::new(&s, &constraints);
+        let options = SearchOptions::default();
+        let outcome = search(&costs, &space, &options, &|_| {}).expect("searched");
+        assert!(outcome.top.is_empty());
+        planner::size::relaxations(&costs, &constraints, &options).expect("priced")
+    });
+}
+
+/// The best plan for every usual number of devices.
+#[divan::bench(sample_count = 3, args = ["llama3-70b", "deepseek-v3"])]
+fn sizes(bencher: Bencher<'_, '_>, model: &str) {
+    bencher.bench_local(|| {
+        let costs = CostModel::new(scenario(model, 2048, "megatron-core")).expect("priced");
+        let counts = planner::size::usual_counts(8, 2048).into_iter();
+        let constraints = Constraints::default();
+        let options = SearchOptions::default();
+        let sized = |gpus| planner::size::sized(&costs, &constraints, gpus, &options);
+        counts
+            .map(sized)
+            .collect::<Result<Vec<_>, _>>()
+            .expect("priced")
     });
 }

@@ -9,8 +9,9 @@ use catalog::{CpKind, Mistake, ScheduleKind, Workload, WorkloadSizes};
 use costmodel::Scenario;
 
 use crate::PlannerError;
+use crate::choices::{divisors, powers_of_two};
 use crate::constraints::{Constraints, DIMENSIONS, mistake};
-use crate::space::{SearchSpace, divisors, powers_of_two};
+use crate::space::SearchSpace;
 
 /// Largest number of legal values that a message lists.
 const LISTED: usize = 24;

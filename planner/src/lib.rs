@@ -34,6 +34,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod choices;
 pub mod constraints;
 mod error;
 pub mod explain;

@@ -1,26 +1,37 @@
-//! The exact pruned search.
+//! The exact pruned search: best first over the tree of the space.
 //!
-//! A family is a set of strategies that differ only in recomputation. Its members share a lower bound on time (floor),
-//! that of recomputing nothing: recomputation only adds work. Families are opened in order of that floor; members that
-//! fit are simulated in waves of fixed size. A family (or member) is skipped only if its floor is strictly above the
-//! k-th best found, so the result equals brute force. The best found change only between waves, so the result does not
+//! Every entry stands for a set of strategies and has a lower bound on what is minimised. An entry is opened when its
+//! bound is the least: a layout with a pipeline is simulated without data-parallel traffic, which raises its bound, then
+//! becomes its strategies, each with a bound of its own; a strategy is simulated. Sets are left out if their memory
+//! floor does not fit, or if their bound is strictly above the k-th best found, so the result equals brute force.
+//! Entries are opened in waves of fixed size and the best found changes only between waves, so the result does not
 //! depend on threads.
 
+use std::cmp::Ordering as Order;
+use std::collections::{BTreeMap, BinaryHeap, btree_map};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use costmodel::{CostModel, Score};
+use catalog::{Bytes, Seconds};
+use costmodel::{CostModel, Score, Shape};
 use plans::prediction::SpaceReport;
-use plans::{Candidate, Floors, Recompute, SearchOutcome, Strategy};
+use plans::{Candidate, Decisions, Floors, SearchOutcome, Strategy};
 use rayon::prelude::*;
 
 use crate::PlannerError;
+use crate::choices::{PipelineChoice, ShardingChoice};
 use crate::explain::why_not_first;
-use crate::space::{Family, SearchSpace};
+use crate::space::{Layout, SearchSpace, with_pipeline};
 
 /// Largest number of strategies that an exhaustive search simulates.
-const EXHAUSTIVE_LIMIT: u64 = 1_000_000;
-/// Strategies simulated between two updates of the best found.
-pub(crate) const WAVE: usize = 64;
+const EXHAUSTIVE_LIMIT: u64 = 100_000_000;
+/// Entries opened between two updates of the best found.
+const WAVE: usize = 32;
+/// Layouts bounded between two waves.
+const CHUNK: usize = 512;
+/// Waves after a chunk of layouts, as long as fewer plans are known than wanted.
+const FIRST_WAVES: usize = 4;
+/// Share of the work, as progress is shown, after which all layouts are bounded.
+const BOUNDED: f64 = 0.7;
 
 /// What a search minimises.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,6 +52,8 @@ pub struct SearchOptions<'a> {
     pub top: usize,
     /// Whether to simulate every strategy, without pruning.
     pub exhaustive: bool,
+    /// Largest peak memory of a plan; the cost model's capacity if `None`.
+    pub limit: Option<Bytes>,
     /// When set from outside, the search stops and returns the best found so far.
     pub cancelled: Option<&'a AtomicBool>,
 }
@@ -51,6 +64,7 @@ impl Default for SearchOptions<'_> {
             objective: Objective::Time,
             top: 10,
             exhaustive: false,
+            limit: None,
             cancelled: None,
         }
     }
@@ -75,104 +89,180 @@ pub fn search(
 ) -> Result<SearchOutcome, PlannerError> {
     let mut run = Run {
         costs,
+        space,
         options,
-        report: report(space),
+        limit: options.limit.unwrap_or(costs.capacity()),
+        report: SpaceReport {
+            strategies: space.len(),
+            illegal: space.illegal.clone(),
+            ..SpaceReport::default()
+        },
         best: Vec::new(),
+        open: BinaryHeap::new(),
     };
     if options.exhaustive {
-        run.exhaustive(space, progress)?;
+        run.exhaustive(progress)?;
     } else {
-        run.pruned(space, progress)?;
+        run.pruned(progress)?;
     }
     run.finish()
 }
 
-fn report(space: &SearchSpace) -> SpaceReport {
-    SpaceReport {
-        strategies: space.len(),
-        illegal: space.illegal.clone(),
-        ..SpaceReport::default()
-    }
-}
-
 struct Run<'a> {
     costs: &'a CostModel,
+    space: &'a SearchSpace,
     options: &'a SearchOptions<'a>,
+    limit: Bytes,
     report: SpaceReport,
     /// The best found so far, best first, at most `top`.
     best: Vec<Scored>,
+    /// What is still to be opened.
+    open: BinaryHeap<Entry>,
+}
+
+/// The shapes of pipelines, by their ranks and micro-batches: for every pipeline, one for each recomputation.
+type Shapes = BTreeMap<(u64, u64), Vec<Vec<Shape>>>;
+
+/// A set of strategies.
+#[derive(Debug)]
+struct Entry {
+    /// Lower bound on what is minimised.
+    bound: f64,
+    /// Where it stands in the order of enumeration, which breaks ties.
+    place: [u32; 4],
+    of: Set,
+}
+
+#[derive(Debug)]
+enum Set {
+    /// All strategies of a layout with one pipeline and recomputation.
+    Pipeline,
+    /// The same, after the time at which passes end was simulated.
+    Simulated(Option<Seconds>),
+    /// One strategy.
+    Single(Box<Strategy>),
+}
+
+/// What an entry turned out to be.
+enum Opened {
+    /// The same set, with the end of passes simulated, and the bound that it gives.
+    Passes(Option<Seconds>, f64),
+    /// Strategies with their bounds, and the number of those whose memory floor does not fit.
+    Strategies(Vec<(f64, Strategy)>, u64),
+    /// A simulated strategy.
+    Score(Score),
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Order::Equal
+    }
+}
+
+impl Eq for Entry {}
+
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<Order> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Entry {
+    /// A heap gives its greatest entry: the one with the least bound.
+    fn cmp(&self, other: &Self) -> Order {
+        let bounds = other.bound.total_cmp(&self.bound);
+        bounds.then_with(|| other.place.cmp(&self.place))
+    }
 }
 
 impl Run<'_> {
-    fn exhaustive(
-        &mut self,
-        space: &SearchSpace,
-        progress: &(dyn Fn(f64) + Sync),
-    ) -> Result<(), PlannerError> {
-        let strategies = space.len();
+    fn exhaustive(&mut self, progress: &(dyn Fn(f64) + Sync)) -> Result<(), PlannerError> {
+        let strategies = self.space.len();
         if strategies > EXHAUSTIVE_LIMIT {
             return Err(PlannerError::TooLarge {
                 strategies,
                 limit: EXHAUSTIVE_LIMIT,
             });
         }
-        for (index, chunk) in space.families.chunks(WAVE).enumerate() {
-            let members: Vec<Strategy> = chunk.iter().flat_map(|f| self.members(f)).collect();
-            self.simulate(members)?;
-            progress(((index + 1) * WAVE) as f64 / space.families.len() as f64);
+        let layouts = self.space.layouts();
+        for (index, layout) in layouts.iter().enumerate() {
             if self.stopped() {
                 break;
+            }
+            let members = self.space.strategies(layout);
+            let score = |m: &Strategy| self.costs.score(m).map_err(PlannerError::from);
+            let scores: Vec<Score> = members.par_iter().map(score).collect::<Result<_, _>>()?;
+            self.rank(members.into_iter().zip(scores));
+            progress((index + 1) as f64 / layouts.len() as f64);
+        }
+        Ok(())
+    }
+
+    fn pruned(&mut self, progress: &(dyn Fn(f64) + Sync)) -> Result<(), PlannerError> {
+        let shapes = self.shapes()?;
+        let layouts = self.space.layouts();
+        for (index, chunk) in layouts.chunks(CHUNK).enumerate() {
+            if self.stopped() {
+                return Ok(());
+            }
+            let first = index * CHUNK;
+            let bounded: Vec<Bounded> = chunk
+                .par_iter()
+                .enumerate()
+                .map(|(at, layout)| self.bounded((first + at) as u32, layout, &shapes))
+                .collect::<Result<_, _>>()?;
+            for bounded in bounded {
+                self.prune("memory floor", bounded.too_large);
+                for entry in bounded.entries {
+                    self.push(entry);
+                }
+            }
+            let mut waves = 0;
+            while self.best.len() < self.options.top.max(1) && waves < FIRST_WAVES && self.wave()? {
+                waves += 1;
+            }
+            progress(BOUNDED * (first + chunk.len()) as f64 / layouts.len() as f64);
+        }
+        let mut opened = 0;
+        while !self.stopped() && self.wave()? {
+            opened += WAVE;
+            let known = (opened + self.open.len()) as f64;
+            progress(BOUNDED + (1.0 - BOUNDED) * opened as f64 / known);
+        }
+        if !self.stopped() {
+            while let Some(entry) = self.open.pop() {
+                self.prune(self.reason(), self.count(&entry));
             }
         }
         Ok(())
     }
 
-    fn pruned(
-        &mut self,
-        space: &SearchSpace,
-        progress: &(dyn Fn(f64) + Sync),
-    ) -> Result<(), PlannerError> {
-        let bounded: Vec<Option<Floors>> = space
-            .families
-            .par_iter()
-            .map(|family| self.family_floors(family))
-            .collect::<Result<_, PlannerError>>()?;
-        progress(0.5);
-        let mut order: Vec<(usize, Floors)> = Vec::with_capacity(bounded.len());
-        for (index, floors) in bounded.into_iter().enumerate() {
-            match floors {
-                Some(floors) => order.push((index, floors)),
-                None => self.prune("memory floor", space.families[index].recompute.len() as u64),
-            }
+    /// The shapes of all pipelines of the space.
+    fn shapes(&self) -> Result<Shapes, PlannerError> {
+        let of_sizes = |(&(pp, num_micro_batches), pipelines): (&(u64, u64), &_)| {
+            let pipelines: &Vec<PipelineChoice> = pipelines;
+            let layout = Layout {
+                pp,
+                num_micro_batches,
+                ..self.space.layouts()[0]
+            };
+            let base = self.space.decisions(&layout);
+            let of_pipeline = |pipeline: &PipelineChoice| {
+                let shape =
+                    |&recompute: &_| (self.costs).shape(&with_pipeline(&base, pipeline, recompute));
+                pipeline.recompute.iter().map(shape).collect()
+            };
+            let shapes: Result<Vec<Vec<Shape>>, _> = pipelines.iter().map(of_pipeline).collect();
+            Ok(((pp, num_micro_batches), shapes?))
+        };
+        if self.space.is_empty() {
+            return Ok(Shapes::new());
         }
-        match self.options.objective {
-            Objective::Time => {
-                order.sort_by(|a, b| a.1.time.0.total_cmp(&b.1.time.0).then(a.0.cmp(&b.0)))
-            }
-            Objective::Memory => {
-                order.sort_by(|a, b| a.1.memory.cmp(&b.1.memory).then(a.0.cmp(&b.0)))
-            }
-        }
-        let mut at = 0;
-        while at < order.len() && !self.stopped() {
-            let mut members: Vec<Strategy> = Vec::new();
-            while at < order.len() && members.len() < WAVE {
-                let (index, floors) = order[at];
-                if self.beyond(&floors) {
-                    // Families are in order of their floors, so all later ones are too slow as well.
-                    for &(rest, _) in &order[at..] {
-                        self.prune(self.reason(), space.families[rest].recompute.len() as u64);
-                    }
-                    at = order.len();
-                    break;
-                }
-                members.extend(self.members(&space.families[index]));
-                at += 1;
-            }
-            self.wave(members)?;
-            progress(0.5 + 0.5 * at as f64 / order.len().max(1) as f64);
-        }
-        Ok(())
+        let all: Vec<_> = self.space.all_pipelines().iter().collect();
+        let all = all
+            .into_par_iter()
+            .map(|(sizes, pipelines)| of_sizes((sizes, &**pipelines)));
+        all.collect()
     }
 
     fn reason(&self) -> &'static str {
@@ -182,73 +272,187 @@ impl Run<'_> {
         }
     }
 
-    /// Lower bounds of a whole family: time with nothing recomputed, memory with everything recomputed. `None` if even
-    /// that does not fit.
-    fn family_floors(&self, family: &Family) -> Result<Option<Floors>, PlannerError> {
-        let lightest = family
-            .recompute
-            .iter()
-            .copied()
-            .find(|r| *r == Recompute::Full);
-        let time = self.costs.floors(&family.base)?;
-        if self.options.objective == Objective::Time && time.memory <= self.costs.capacity() {
-            // The bound of the lightest member is no higher, and only whether it fits matters here.
-            return Ok(Some(time));
+    fn bound(&self, floors: &Floors) -> f64 {
+        match self.options.objective {
+            Objective::Time => floors.time.0,
+            Objective::Memory => floors.memory.as_f64(),
         }
-        let memory = match lightest.and_then(|r| family.member(self.costs.scenario(), r)) {
-            Some(full) => self.costs.floors(&full)?.memory.min(time.memory),
-            None if family.recompute == [Recompute::None] => time.memory,
-            // If no member recomputes everything, no member's memory bounds all others from below.
-            None => catalog::Bytes(0),
-        };
-        Ok((memory <= self.costs.capacity()).then_some(Floors {
-            time: time.time,
-            memory,
-        }))
     }
 
-    /// Computes the members' floors, then simulates those that may be among the best.
-    fn wave(&mut self, members: Vec<Strategy>) -> Result<(), PlannerError> {
-        let floors: Vec<Floors> = members
-            .par_iter()
-            .map(|m| self.costs.floors(m).map_err(PlannerError::from))
-            .collect::<Result<_, _>>()?;
-        let mut open = Vec::with_capacity(members.len());
-        for (member, floors) in members.into_iter().zip(floors) {
-            if floors.memory > self.costs.capacity() {
-                self.prune("memory floor", 1);
-            } else if self.beyond(&floors) {
-                self.prune(self.reason(), 1);
-            } else {
-                open.push((member, floors));
+    /// Bounds all pipelines of a layout.
+    fn bounded(&self, at: u32, layout: &Layout, shapes: &Shapes) -> Result<Bounded, PlannerError> {
+        let base = self.space.decisions(layout);
+        let lightest = self.lightest(layout, &base);
+        let orders = self.space.orders(layout);
+        let beside = self.beside(layout);
+        let pipelines = self.space.pipelines(layout);
+        let members: usize = pipelines.iter().map(|p| p.recompute.len()).sum();
+        let mut bounded = Bounded::default();
+        if self.costs.states_floor(&base, &lightest)? > self.limit {
+            bounded.too_large = members as u64 * beside;
+            return Ok(bounded);
+        }
+        let mut costs = BTreeMap::new();
+        let shapes = &shapes[&(layout.pp, layout.num_micro_batches)];
+        for (index, pipeline) in pipelines.iter().enumerate() {
+            for (mode, &recompute) in pipeline.recompute.iter().enumerate() {
+                let kind = (recompute.of_layer(0), recompute.of_layer(u64::MAX));
+                let bounds = match costs.entry(kind) {
+                    btree_map::Entry::Occupied(known) => known.into_mut(),
+                    btree_map::Entry::Vacant(new) => {
+                        let d = Decisions {
+                            recompute,
+                            ..base.clone()
+                        };
+                        new.insert(self.costs.layout_bounds(&d, &lightest, orders)?)
+                    }
+                };
+                let floors = self.costs.pipeline_floors(bounds, &shapes[index][mode]);
+                if floors.memory > self.limit {
+                    bounded.too_large += beside;
+                } else {
+                    bounded.entries.push(Entry {
+                        bound: self.bound(&floors),
+                        place: [at, index as u32, mode as u32, 0],
+                        of: Set::Pipeline,
+                    });
+                }
             }
         }
-        // The most promising first, so that the best found may exclude the rest of the wave.
-        open.sort_by(|a, b| a.1.time.0.total_cmp(&b.1.time.0));
-        for part in open.chunks(16) {
-            let (keep, skip): (Vec<_>, Vec<_>) = part.iter().partition(|(_, f)| !self.beyond(f));
-            self.prune(self.reason(), skip.len() as u64);
-            self.simulate(keep.into_iter().map(|(m, _)| m.clone()).collect())?;
+        Ok(bounded)
+    }
+
+    /// For every ZeRO level, the way to shard states that leaves least on a rank.
+    fn lightest(&self, layout: &Layout, base: &Decisions) -> Vec<Decisions> {
+        let mut least: BTreeMap<_, ShardingChoice> = BTreeMap::new();
+        for choice in self.space.shardings(layout) {
+            let known = least
+                .entry((choice.zero, choice.reshard_after_forward))
+                .or_insert(choice);
+            if choice.dp_replicate < known.dp_replicate {
+                *known = choice;
+            }
         }
-        Ok(())
+        least.into_values().map(|choice| choice.of(base)).collect()
     }
 
-    fn members(&self, family: &Family) -> Vec<Strategy> {
-        family
-            .recompute
-            .iter()
-            .filter_map(|&r| family.member(self.costs.scenario(), r))
-            .collect()
+    /// Number of strategies of a layout for every pipeline and recomputation.
+    fn beside(&self, layout: &Layout) -> u64 {
+        (self.space.shardings(layout).len() * self.space.orders(layout).len()) as u64
     }
 
-    fn simulate(&mut self, members: Vec<Strategy>) -> Result<(), PlannerError> {
-        let scores: Vec<Score> = members
+    fn layout(&self, entry: &Entry) -> &Layout {
+        &self.space.layouts()[entry.place[0] as usize]
+    }
+
+    /// Number of strategies that an entry stands for.
+    fn count(&self, entry: &Entry) -> u64 {
+        match entry.of {
+            Set::Single(_) => 1,
+            Set::Pipeline | Set::Simulated(_) => self.beside(self.layout(entry)),
+        }
+    }
+
+    fn push(&mut self, entry: Entry) {
+        if self.beyond(entry.bound) {
+            self.prune(self.reason(), self.count(&entry));
+        } else {
+            self.open.push(entry);
+        }
+    }
+
+    /// Opens the entries with the least bounds; returns whether there were any.
+    fn wave(&mut self) -> Result<bool, PlannerError> {
+        let mut entries = Vec::with_capacity(WAVE);
+        while entries.len() < WAVE
+            && self
+                .open
+                .peek()
+                .is_some_and(|entry| !self.beyond(entry.bound))
+        {
+            entries.extend(self.open.pop());
+        }
+        let opened: Vec<Opened> = entries
             .par_iter()
-            .map(|m| self.costs.score(m).map_err(PlannerError::from))
+            .map(|entry| self.opened(entry))
             .collect::<Result<_, _>>()?;
-        self.report.simulated += members.len() as u64;
-        for (strategy, score) in members.into_iter().zip(scores) {
-            if score.fits {
+        let any = !entries.is_empty();
+        let mut scored = Vec::new();
+        let mut found = Vec::new();
+        for (entry, opened) in entries.into_iter().zip(opened) {
+            match (opened, entry.of) {
+                (Opened::Score(score), Set::Single(strategy)) => scored.push((*strategy, score)),
+                (Opened::Passes(passes, bound), _) => found.push(Entry {
+                    bound: bound.max(entry.bound),
+                    of: Set::Simulated(passes),
+                    ..entry
+                }),
+                (Opened::Strategies(strategies, too_large), _) => {
+                    self.prune("memory floor", too_large);
+                    let [layout, pipeline, mode, _] = entry.place;
+                    for (index, (bound, strategy)) in (0u32..).zip(strategies) {
+                        found.push(Entry {
+                            bound: bound.max(entry.bound),
+                            place: [layout, pipeline, mode, index],
+                            of: Set::Single(Box::new(strategy)),
+                        });
+                    }
+                }
+                (Opened::Score(_), Set::Pipeline | Set::Simulated(_)) => {
+                    unreachable!("only single strategies have a score")
+                }
+            }
+        }
+        self.rank(scored.into_iter());
+        for entry in found {
+            self.push(entry);
+        }
+        Ok(any)
+    }
+
+    fn opened(&self, entry: &Entry) -> Result<Opened, PlannerError> {
+        let layout = self.layout(entry);
+        let decisions = || {
+            let pipeline = &self.space.pipelines(layout)[entry.place[1] as usize];
+            let recompute = pipeline.recompute[entry.place[2] as usize];
+            with_pipeline(&self.space.decisions(layout), pipeline, recompute)
+        };
+        match &entry.of {
+            Set::Single(strategy) => Ok(Opened::Score(self.costs.score(strategy)?)),
+            Set::Pipeline if self.options.objective == Objective::Time => {
+                let passes = self.costs.passes(&decisions(), self.space.orders(layout))?;
+                Ok(Opened::Passes(passes, passes.map_or(0.0, |time| time.0)))
+            }
+            Set::Pipeline => self.strategies(layout, &decisions(), None),
+            Set::Simulated(passes) => self.strategies(layout, &decisions(), *passes),
+        }
+    }
+
+    /// The strategies with a pipeline and recomputation, with their bounds.
+    fn strategies(
+        &self,
+        layout: &Layout,
+        d: &Decisions,
+        passes: Option<Seconds>,
+    ) -> Result<Opened, PlannerError> {
+        let mut strategies = Vec::new();
+        let mut too_large = 0;
+        for strategy in self.space.of_pipeline(layout, d) {
+            let floors = self.costs.floors(&strategy, passes)?;
+            if floors.memory > self.limit {
+                too_large += 1;
+            } else {
+                strategies.push((self.bound(&floors), strategy));
+            }
+        }
+        Ok(Opened::Strategies(strategies, too_large))
+    }
+
+    /// Takes simulated strategies into the best found.
+    fn rank(&mut self, scored: impl Iterator<Item = (Strategy, Score)>) {
+        for (strategy, score) in scored {
+            self.report.simulated += 1;
+            if score.peak_memory <= self.limit {
                 self.best.push(Scored { strategy, score });
             } else {
                 self.report.too_large += 1;
@@ -265,19 +469,19 @@ impl Run<'_> {
             first.then_with(|| a.strategy.cmp(&b.strategy))
         });
         self.best.truncate(self.options.top.max(1));
-        Ok(())
     }
 
-    /// Whether a strategy with these lower bounds is certainly worse than every plan kept so far.
-    fn beyond(&self, floors: &Floors) -> bool {
+    /// Whether a strategy with this lower bound is certainly worse than every plan kept so far.
+    fn beyond(&self, bound: f64) -> bool {
         if self.best.len() < self.options.top.max(1) {
             return false;
         }
         let worst = &self.best[self.best.len() - 1].score;
-        match self.options.objective {
-            Objective::Time => floors.time > worst.step_time,
-            Objective::Memory => floors.memory > worst.peak_memory,
-        }
+        bound
+            > match self.options.objective {
+                Objective::Time => worst.step_time.0,
+                Objective::Memory => worst.peak_memory.as_f64(),
+            }
     }
 
     fn prune(&mut self, reason: &str, count: u64) {
@@ -313,4 +517,11 @@ impl Run<'_> {
             interrupted,
         })
     }
+}
+
+/// A layout's entries, and the number of its strategies whose memory floor does not fit.
+#[derive(Default)]
+struct Bounded {
+    entries: Vec<Entry>,
+    too_large: u64,
 }

@@ -1,14 +1,13 @@
 //! Chooses the number of devices: the smallest cluster that fits, and time against cost over sizes.
 
 use catalog::Bytes;
-use costmodel::{CostModel, Scenario};
-use plans::{Candidate, Recompute};
-use rayon::prelude::*;
+use costmodel::CostModel;
+use plans::Candidate;
 
 use crate::PlannerError;
 use crate::constraints::Constraints;
-use crate::search::{SearchOptions, WAVE, search};
-use crate::space::{Family, SearchSpace};
+use crate::search::{Objective, SearchOptions, search};
+use crate::space::SearchSpace;
 
 /// The best plan at one number of devices.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,35 +18,24 @@ pub struct Sized {
     pub best: Option<Candidate>,
 }
 
-/// The best plan for each number of devices.
+/// The best plan on `gpus` devices for the question that `costs` is of. Costs of blocks are shared with it.
 ///
 /// # Errors
 /// When a block cannot be priced.
-pub fn sizes(
-    scenario: &Scenario,
+pub fn sized(
+    costs: &CostModel,
     constraints: &Constraints,
-    counts: &[u64],
-) -> Result<Vec<Sized>, PlannerError> {
-    let options = SearchOptions {
-        top: 1,
-        ..SearchOptions::default()
-    };
-    counts
-        .iter()
-        .map(|&gpus| {
-            let workload = scenario.workload.on(gpus)?;
-            let costs = CostModel::new(Scenario {
-                workload,
-                ..scenario.clone()
-            })?;
-            let space = SearchSpace::new(costs.scenario(), constraints);
-            let outcome = search(&costs, &space, &options, &|_| {})?;
-            Ok(Sized {
-                gpus,
-                best: outcome.top.into_iter().next(),
-            })
-        })
-        .collect()
+    gpus: u64,
+    options: &SearchOptions<'_>,
+) -> Result<Sized, PlannerError> {
+    let costs = costs.on(costs.scenario().workload.on(gpus)?)?;
+    let space = SearchSpace::new(costs.scenario(), constraints);
+    let options = SearchOptions { top: 1, ..*options };
+    let outcome = search(&costs, &space, &options, &|_| {})?;
+    Ok(Sized {
+        gpus,
+        best: outcome.top.into_iter().next(),
+    })
 }
 
 /// Numbers of devices to try: powers of two times a node up to a limit, and smaller numbers below a node.
@@ -64,18 +52,19 @@ pub fn usual_counts(gpus_per_node: u64, most: u64) -> Vec<u64> {
 /// # Errors
 /// When a block cannot be priced.
 pub fn relaxations(
-    scenario: &Scenario,
+    costs: &CostModel,
     constraints: &Constraints,
+    options: &SearchOptions<'_>,
 ) -> Result<Vec<String>, PlannerError> {
+    let scenario = costs.scenario();
     let mut advice = Vec::new();
     let space = SearchSpace::new(scenario, constraints);
     if space.is_empty() && !constraints.is_empty() {
-        let free = SearchSpace::new(scenario, &Constraints::default());
-        if !free.is_empty() {
+        if SearchSpace::has_any(scenario, &Constraints::default()) {
             advice.push("the constraints exclude every strategy; relax one of them".to_owned());
         }
         for (name, without) in single_relaxations(constraints) {
-            if !SearchSpace::new(scenario, &without).is_empty() {
+            if SearchSpace::has_any(scenario, &without) {
                 advice.push(format!("without `{name}` there are legal strategies"));
             }
         }
@@ -86,9 +75,7 @@ pub fn relaxations(
                 .to_owned(),
         );
     }
-    if !space.is_empty()
-        && let Some(needed) = least_memory(scenario, &space)?
-    {
+    if let Some(needed) = least_memory(costs, &space, options)? {
         let device = &scenario.cluster.device;
         advice.push(format!(
             "the lightest strategy needs {needed} of memory per GPU; {} has {}",
@@ -97,17 +84,14 @@ pub fn relaxations(
     }
     let node = scenario.cluster.gpus_per_node;
     let most = (scenario.workload.gpus * 64).min(1 << 17).max(node);
-    let capacity = CostModel::new(scenario.clone())?.capacity();
+    let limit = options.limit.unwrap_or(costs.capacity());
     let states = costmodel::states::whole(scenario)?;
     let larger = usual_counts(node, most).into_iter();
     for gpus in larger.filter(|&n| n > scenario.workload.gpus) {
-        if states.0 / gpus > capacity.0 {
+        if states.0 / gpus > limit.0 {
             continue;
         }
-        if let Some(Sized {
-            best: Some(best), ..
-        }) = sizes(scenario, constraints, &[gpus])?.into_iter().next()
-        {
+        if let Some(best) = sized(costs, constraints, gpus, options)?.best {
             advice.push(format!(
                 "{gpus} GPUs would fit ({})",
                 plans::grammar::short(&best.strategy)
@@ -116,6 +100,23 @@ pub fn relaxations(
         }
     }
     Ok(advice)
+}
+
+/// The peak memory of the lightest strategy.
+fn least_memory(
+    costs: &CostModel,
+    space: &SearchSpace,
+    options: &SearchOptions<'_>,
+) -> Result<Option<Bytes>, PlannerError> {
+    let lightest = SearchOptions {
+        objective: Objective::Memory,
+        top: 1,
+        limit: Some(Bytes(u64::MAX)),
+        ..*options
+    };
+    let outcome = search(costs, space, &lightest, &|_| {})?;
+    let first = outcome.top.into_iter().next();
+    Ok(first.map(|lightest| lightest.prediction.peak_memory))
 }
 
 fn single_relaxations(constraints: &Constraints) -> Vec<(String, Constraints)> {
@@ -136,31 +137,4 @@ fn single_relaxations(constraints: &Constraints) -> Vec<(String, Constraints)> {
         list.push((format!("max {key}={}", constraints.max[key]), without));
     }
     list
-}
-
-/// The peak memory of the lightest strategy: families are simulated in order of their memory floors, until a floor is
-/// above the least peak found.
-fn least_memory(scenario: &Scenario, space: &SearchSpace) -> Result<Option<Bytes>, PlannerError> {
-    let costs = CostModel::new(scenario.clone())?;
-    let lightest = |family: &Family| {
-        let full = family.recompute.iter().find(|&&r| r == Recompute::Full);
-        let recompute = full.or(family.recompute.last())?;
-        family.member(scenario, *recompute)
-    };
-    let members = space.families.par_iter().filter_map(lightest);
-    let mut order = members
-        .map(|member| Ok((costs.floors(&member)?.memory, member)))
-        .collect::<Result<Vec<_>, PlannerError>>()?;
-    order.sort_by_key(|(floor, _)| *floor);
-    let mut least: Option<Bytes> = None;
-    for wave in order.chunks(WAVE) {
-        if least.is_some_and(|least| wave[0].0 >= least) {
-            break;
-        }
-        let peaks = wave.par_iter().map(|(_, member)| costs.score(member));
-        let peaks = peaks.map(|score| score.map(|s| s.peak_memory));
-        let peaks = peaks.collect::<Result<Vec<_>, _>>()?;
-        least = least.into_iter().chain(peaks).min();
-    }
-    Ok(least)
 }

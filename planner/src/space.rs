@@ -1,4 +1,5 @@
-//! The finite space of strategies that a search covers.
+//! The finite space of strategies that a search covers, as a tree: layouts (sizes of the mesh, micro-batch, how
+//! sequences are divided), then pipelines with their recomputation, then ways to shard states and axis orders.
 //!
 //! Stated: tensor parallelism over divisors of the heads within a scale-up domain; context
 //! parallelism over powers of two; pipeline ranks over divisors of the world, as many as layers;
@@ -10,509 +11,442 @@
 //! A decision that does not change a step (context kind without context parallelism, axis order without a pipeline,
 //! ZeRO without data parallelism) has only one value, so that every strategy counts once.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use catalog::runtime::{RecomputeMode, SequenceParallelUse};
 use catalog::{AxisOrder, CpKind, ScheduleKind, Zero};
 use costmodel::Scenario;
-use plans::legality::allowed_by;
-use plans::{Decisions, Recompute, StagePartition, Strategy};
+use plans::legality::{allowed_by, check_layout};
+use plans::{Decisions, Recompute, StagePartition, Strategy, StrategyError};
 use rayon::prelude::*;
-use std::collections::BTreeMap;
 
-use crate::constraints::{Constraints, switch_name, zero_name};
+use crate::choices::{Asked, PipelineChoice, ShardingChoice, divisors, powers_of_two};
+use crate::constraints::{Constraints, switch_name};
 
 /// Largest number of sequences in a micro-batch.
 const MAX_MICRO_BATCH: u64 = 16;
 /// Largest number of ranks over which one copy of the experts is spread, unless a constraint asks for more.
 const MAX_EXPERT_RANKS: u64 = 64;
-/// Largest number of virtual stages per rank.
-const MAX_VPP: u64 = 16;
 
-/// Strategies that differ only in what they recompute.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Family {
-    /// The strategy that recomputes nothing. Its floor is a lower bound on every member's time.
-    pub base: Strategy,
-    /// The recompute choices of the members, in order.
-    pub recompute: Vec<Recompute>,
-}
+/// The rule that pipelines break in which too many micro-batches pass through too many stages.
+const TOO_LONG: &str = "more passes of micro-batches through stages than are simulated";
 
-/// The space of strategies, grouped into families.
-#[derive(Clone, Debug, Default)]
+/// The space of strategies. Layouts are listed; what they combine with is shared between them, and strategies are made
+/// one by one.
+#[derive(Clone, Debug)]
 pub struct SearchSpace {
-    /// The families in order of enumeration, which breaks ties.
-    pub families: Vec<Family>,
+    scenario: Scenario,
+    constraints: Constraints,
+    layouts: Vec<Layout>,
+    /// By pipeline ranks and micro-batches.
+    pipelines: BTreeMap<(u64, u64), Arc<Vec<PipelineChoice>>>,
+    /// Number of strategies.
+    strategies: u64,
     /// Combinations of sizes left out, counted by the rule that excludes them.
     pub illegal: BTreeMap<String, u64>,
 }
 
+/// What decides the local shapes of a rank's blocks, and how many micro-batches pass through how many pipeline ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Tensor-parallel size.
+    pub tp: u64,
+    /// Pipeline-parallel size.
+    pub pp: u64,
+    /// Context-parallel size.
+    pub cp: u64,
+    /// Number of all data-parallel ranks.
+    pub dp: u64,
+    /// Expert-parallel size.
+    pub ep: u64,
+    /// Tensor-parallel size inside experts.
+    pub etp: u64,
+    /// Sequences per micro-batch.
+    pub micro_batch: u64,
+    /// Micro-batches per step and data-parallel rank.
+    pub num_micro_batches: u64,
+    /// How attention communicates under context parallelism.
+    pub cp_kind: CpKind,
+    /// Whether activations between tensor-parallel blocks are sharded on sequence.
+    pub sequence_parallel: bool,
+}
+
 impl SearchSpace {
-    /// Enumerates every legal strategy of a scenario under constraints.
+    /// Enumerates the legal layouts of a scenario under constraints, and counts their strategies.
     #[must_use]
     pub fn new(scenario: &Scenario, constraints: &Constraints) -> Self {
-        let builder = || Builder::new(scenario, constraints, false);
-        let mut sizes = builder();
-        sizes.meshes();
-        let of_mesh = |&mesh: &Mesh| {
-            let mut builder = builder();
-            builder.batches(mesh);
-            builder.space
+        let mut space = Self {
+            scenario: scenario.clone(),
+            constraints: constraints.clone(),
+            layouts: Vec::new(),
+            pipelines: BTreeMap::new(),
+            strategies: 0,
+            illegal: BTreeMap::new(),
         };
-        let parts: Vec<Self> = sizes.meshes.par_iter().map(of_mesh).collect();
-        let mut space = sizes.space;
-        let families = parts.iter().map(|part| part.families.len()).sum();
-        space.families.reserve_exact(families);
-        for part in parts {
-            space.families.extend(part.families);
-            for (rule, count) in part.illegal {
-                *space.illegal.entry(rule).or_default() += count;
+        let asked = space.asked();
+        let mut illegal = BTreeMap::new();
+        let mut found = Vec::new();
+        meshes(asked, &mut illegal, &mut |mesh| found.push(mesh));
+        let all: Vec<Layout> = found
+            .iter()
+            .flat_map(|&mesh| layouts(asked, mesh, &mut illegal))
+            .collect();
+        let mut sizes: Vec<(u64, u64)> = all.iter().map(|l| (l.pp, l.num_micro_batches)).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let pipelines = sizes.par_iter().map(|&(pp, micro_batches)| {
+            (
+                (pp, micro_batches),
+                Arc::new(asked.pipelines(pp, micro_batches)),
+            )
+        });
+        let pipelines: BTreeMap<_, _> = pipelines.collect();
+        let too_long = |&(pp, micro_batches): &(u64, u64)| asked.too_long(pp, micro_batches);
+        let too_long: u64 = sizes.iter().map(too_long).sum();
+        if too_long > 0 {
+            illegal.insert(TOO_LONG.to_owned(), too_long);
+        }
+        let checked: Vec<Checked> = all
+            .par_iter()
+            .map(|layout| {
+                let pipelines = &pipelines[&(layout.pp, layout.num_micro_batches)];
+                check(asked, layout, pipelines)
+            })
+            .collect();
+        for (layout, checked) in all.into_iter().zip(checked) {
+            match checked {
+                Checked::Legal(count) => {
+                    space.strategies += count;
+                    space.layouts.push(layout);
+                }
+                Checked::Illegal(rule, families) => {
+                    *illegal.entry(rule.to_owned()).or_default() += families;
+                }
+                Checked::Empty => {}
             }
         }
+        space.pipelines = pipelines;
+        space.illegal = illegal;
         space
     }
 
     /// Whether any strategy is legal; enumeration stops at the first.
     #[must_use]
     pub fn has_any(scenario: &Scenario, constraints: &Constraints) -> bool {
-        let mut builder = Builder::new(scenario, constraints, true);
-        builder.meshes();
-        for mesh in std::mem::take(&mut builder.meshes) {
-            builder.batches(mesh);
-            if builder.done() {
-                return true;
-            }
-        }
-        false
+        let asked = Asked {
+            scenario,
+            constraints,
+        };
+        let mut illegal = BTreeMap::new();
+        let mut found = Vec::new();
+        meshes(asked, &mut illegal, &mut |mesh| found.push(mesh));
+        found.into_iter().any(|mesh| {
+            let layouts = layouts(asked, mesh, &mut illegal);
+            layouts.iter().any(|layout| {
+                let pipelines = asked.pipelines(layout.pp, layout.num_micro_batches);
+                matches!(check(asked, layout, &pipelines), Checked::Legal(_))
+            })
+        })
     }
 
     /// Number of strategies.
     #[must_use]
     pub fn len(&self) -> u64 {
-        self.families.iter().map(|f| f.recompute.len() as u64).sum()
+        self.strategies
     }
 
     /// Whether the space has no strategy.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.families.is_empty()
+        self.strategies == 0
     }
-}
 
-impl Family {
-    /// The member of this family with a recompute choice; `None` if it is not legal.
+    /// All layouts that have strategies, in order of enumeration.
     #[must_use]
-    pub fn member(&self, scenario: &Scenario, recompute: Recompute) -> Option<Strategy> {
-        let decisions = Decisions {
-            recompute,
-            ..self.base.decisions().clone()
-        };
-        Strategy::new(decisions, &scenario.model, &scenario.workload).ok()
+    pub fn layouts(&self) -> &[Layout] {
+        &self.layouts
+    }
+
+    /// The pipelines of a layout.
+    #[must_use]
+    pub fn pipelines(&self, layout: &Layout) -> &Arc<Vec<PipelineChoice>> {
+        &self.pipelines[&(layout.pp, layout.num_micro_batches)]
+    }
+
+    /// All numbers of pipeline ranks and micro-batches, with their pipelines.
+    pub(crate) fn all_pipelines(&self) -> &BTreeMap<(u64, u64), Arc<Vec<PipelineChoice>>> {
+        &self.pipelines
+    }
+
+    /// The ways to shard states of a layout.
+    #[must_use]
+    pub fn shardings(&self, layout: &Layout) -> Vec<ShardingChoice> {
+        self.asked().shardings(layout.dp, layout.cp)
+    }
+
+    /// The axis orders of a layout.
+    #[must_use]
+    pub fn orders(&self, layout: &Layout) -> &[AxisOrder] {
+        let all = &self.scenario.runtime.space.axis_orders;
+        &all[..self.asked().orders(layout.pp, layout.dp * layout.cp).len()]
+    }
+
+    /// The decisions of a layout, with the usual values of all that it leaves open and no stages.
+    #[must_use]
+    pub fn decisions(&self, layout: &Layout) -> Decisions {
+        decisions(self.asked(), layout)
+    }
+
+    /// All strategies of a layout.
+    #[must_use]
+    pub fn strategies(&self, layout: &Layout) -> Vec<Strategy> {
+        let mut all = Vec::new();
+        for pipeline in self.pipelines(layout).iter() {
+            for &recompute in &pipeline.recompute {
+                let d = with_pipeline(&self.decisions(layout), pipeline, recompute);
+                all.extend(self.of_pipeline(layout, &d));
+            }
+        }
+        all
+    }
+
+    /// All strategies with the pipeline and recomputation of `d`.
+    pub(crate) fn of_pipeline(&self, layout: &Layout, d: &Decisions) -> Vec<Strategy> {
+        let (model, workload) = (&self.scenario.model, &self.scenario.workload);
+        let mut all = Vec::new();
+        for sharding in self.shardings(layout) {
+            for &axis_order in self.orders(layout) {
+                let d = Decisions {
+                    axis_order,
+                    ..sharding.of(d)
+                };
+                let strategy = Strategy::new(d, model, workload);
+                all.push(strategy.expect("layout and pipeline were found legal"));
+            }
+        }
+        all
+    }
+
+    fn asked(&self) -> Asked<'_> {
+        Asked {
+            scenario: &self.scenario,
+            constraints: &self.constraints,
+        }
     }
 }
 
-struct Builder<'a> {
-    scenario: &'a Scenario,
-    constraints: &'a Constraints,
-    /// Whether enumeration may stop at the first family.
-    only_first: bool,
-    /// The meshes to enumerate, in order.
-    meshes: Vec<Mesh>,
-    space: SearchSpace,
+/// The decisions with a pipeline and its recomputation.
+pub(crate) fn with_pipeline(
+    d: &Decisions,
+    pipeline: &PipelineChoice,
+    recompute: Recompute,
+) -> Decisions {
+    Decisions {
+        schedule: pipeline.schedule,
+        vpp: pipeline.vpp,
+        stages: pipeline.stages.clone(),
+        recompute,
+        ..d.clone()
+    }
 }
 
-/// The mesh sizes, which are decided before everything else.
-#[derive(Clone, Copy)]
-struct Mesh {
-    tp: u64,
-    pp: u64,
-    cp: u64,
-    dp: u64,
-    ep: u64,
-    etp: u64,
+fn decisions(asked: Asked<'_>, layout: &Layout) -> Decisions {
+    Decisions {
+        tp: layout.tp,
+        pp: layout.pp,
+        vpp: 1,
+        cp: layout.cp,
+        cp_kind: layout.cp_kind,
+        ep: layout.ep,
+        etp: layout.etp,
+        dp_shard: 1,
+        dp_replicate: layout.dp,
+        zero: Zero::Z0,
+        reshard_after_forward: false,
+        sequence_parallel: layout.sequence_parallel,
+        micro_batch: layout.micro_batch,
+        num_micro_batches: layout.num_micro_batches,
+        recompute: Recompute::None,
+        schedule: ScheduleKind::OneFOneB,
+        axis_order: (asked
+            .orders(layout.pp, layout.dp * layout.cp)
+            .first()
+            .copied())
+        .unwrap_or(AxisOrder::TP_CP_DP_PP),
+        stages: StagePartition(Vec::new()),
+        overlap: asked.scenario.runtime.overlap,
+    }
 }
 
-impl<'a> Builder<'a> {
-    fn new(scenario: &'a Scenario, constraints: &'a Constraints, only_first: bool) -> Self {
-        Self {
-            scenario,
-            constraints,
-            only_first,
-            meshes: Vec::new(),
-            space: SearchSpace::default(),
+/// What came of a layout.
+enum Checked {
+    /// It has so many strategies.
+    Legal(u64),
+    /// It breaks a rule; so many combinations of other choices are left out with it.
+    Illegal(&'static str, u64),
+    /// Nothing combines with it.
+    Empty,
+}
+
+/// Whether a layout and its pipelines are legal, and how many strategies they have. No rule concerns both a pipeline
+/// and the way that states are sharded.
+fn check(asked: Asked<'_>, layout: &Layout, pipelines: &[PipelineChoice]) -> Checked {
+    let Asked { scenario, .. } = asked;
+    let shardings = asked.shardings(layout.dp, layout.cp);
+    let beside = (shardings.len() * asked.orders(layout.pp, layout.dp * layout.cp).len()) as u64;
+    let families = pipelines.len() as u64 * beside;
+    let (Some(sharding), Some(pipeline)) = (shardings.first(), pipelines.first()) else {
+        return Checked::Empty;
+    };
+    if families == 0 {
+        return Checked::Empty;
+    }
+    let base = sharding.of(&decisions(asked, layout));
+    let (model, workload) = (&scenario.model, &scenario.workload);
+    if let Err(error) = check_layout(&base, model, workload) {
+        return Checked::Illegal(rule(&error), families);
+    }
+    // Runtimes forbid layouts; the pipelines listed are those that they have.
+    let any = with_pipeline(&base, pipeline, pipeline.recompute[0]);
+    if allowed_by(&any, model, &scenario.runtime).is_err() {
+        return Checked::Illegal("the runtime cannot express it", families);
+    }
+    let members: usize = pipelines.iter().map(|p| p.recompute.len()).sum();
+    Checked::Legal(members as u64 * beside)
+}
+
+/// Enumerates the sizes of meshes; other fields of the layouts are yet to be decided.
+fn meshes(asked: Asked<'_>, illegal: &mut BTreeMap<String, u64>, found: &mut dyn FnMut(Layout)) {
+    let Asked {
+        scenario,
+        constraints,
+    } = asked;
+    let runtime = &scenario.runtime.space;
+    let wanted = |mode: &RecomputeMode| constraints.allows_mode(*mode);
+    if !runtime.recompute.iter().any(wanted) {
+        return;
+    }
+    let gpus = scenario.workload.gpus;
+    let model = &scenario.model;
+    let domain = scenario.cluster.scale_up_domain;
+    for tp in divisors(gpus).filter(|&tp| constraints.allows("tp", tp)) {
+        let asked_for = constraints.fix.contains_key("tp")
+            || constraints.min.get("tp").is_some_and(|&n| n > domain);
+        if (tp > 1 && !runtime.tensor_parallel) || (tp > domain && !asked_for) {
+            continue;
         }
-    }
-
-    /// Whether enumeration may stop.
-    fn done(&self) -> bool {
-        self.only_first && !self.space.families.is_empty()
-    }
-
-    /// These sizes and any that constraints fix for `key`, less those that constraints exclude.
-    fn with_fixed(&self, key: &str, sizes: impl Iterator<Item = u64>) -> Vec<u64> {
-        let mut sizes: Vec<u64> = sizes.collect();
-        for size in self.constraints.fixed(key) {
-            if !sizes.contains(&size) {
-                sizes.push(size);
-            }
+        if !model.attention.heads.is_multiple_of(tp) {
+            *(illegal.entry("tp does not divide the attention heads".to_owned())).or_default() += 1;
+            continue;
         }
-        sizes.retain(|&size| self.constraints.allows(key, size));
-        sizes
-    }
-
-    fn exclude(&mut self, rule: &str) {
-        *self.space.illegal.entry(rule.to_owned()).or_default() += 1;
-    }
-
-    fn meshes(&mut self) {
-        let offered = &self.scenario.runtime.space.recompute;
-        let wanted = |mode: &RecomputeMode| self.constraints.allows_mode(*mode);
-        if !offered.iter().any(wanted) {
-            return;
-        }
-        let gpus = self.scenario.workload.gpus;
-        let model = &self.scenario.model;
-        let domain = self.scenario.cluster.scale_up_domain;
-        let runtime = &self.scenario.runtime.space;
-        for tp in divisors(gpus).filter(|&tp| self.constraints.allows("tp", tp)) {
-            if tp > 1 && !runtime.tensor_parallel {
+        for pp in divisors(gpus / tp).filter(|&pp| constraints.allows("pp", pp)) {
+            if pp > model.layers || (pp > 1 && runtime.schedules.is_empty()) {
                 continue;
             }
-            let asked = self.constraints.fix.contains_key("tp")
-                || self.constraints.min.get("tp").is_some_and(|&n| n > domain);
-            if tp > domain && !asked {
-                continue;
-            }
-            if !model.attention.heads.is_multiple_of(tp) {
-                self.exclude("tp does not divide the attention heads");
-                continue;
-            }
-            for pp in divisors(gpus / tp).filter(|&pp| self.constraints.allows("pp", pp)) {
-                if pp > model.layers || (pp > 1 && runtime.schedules.is_empty()) {
+            let rest = gpus / tp / pp;
+            for cp in asked.with_fixed("cp", powers_of_two(rest)) {
+                let impossible =
+                    (cp > 1 && runtime.cp_kinds.is_empty()) || !rest.is_multiple_of(cp);
+                if impossible || !constraints.allows("dp", rest / cp) {
                     continue;
                 }
-                let rest = gpus / tp / pp;
-                for cp in self.with_fixed("cp", powers_of_two(rest)) {
-                    if cp > 1 && runtime.cp_kinds.is_empty() {
-                        continue;
-                    }
-                    if !rest.is_multiple_of(cp) || !self.constraints.allows("dp", rest / cp) {
-                        continue;
-                    }
-                    self.experts(Mesh {
-                        tp,
-                        pp,
-                        cp,
-                        dp: rest / cp,
-                        ep: 1,
-                        etp: 1,
-                    });
-                }
+                let mesh = Layout {
+                    tp,
+                    pp,
+                    cp,
+                    dp: rest / cp,
+                    ep: 1,
+                    etp: 1,
+                    micro_batch: 1,
+                    num_micro_batches: 1,
+                    cp_kind: CpKind::Ring,
+                    sequence_parallel: false,
+                };
+                experts(asked, mesh, found);
             }
         }
     }
+}
 
-    fn experts(&mut self, mesh: Mesh) {
-        let Some(moe) = self.scenario.model.moe else {
-            self.meshes.push(mesh);
-            return;
-        };
-        let ranks = mesh.tp * mesh.cp * mesh.dp;
-        let parallel = self.scenario.runtime.space.expert_parallel;
-        for ep in divisors(moe.experts).filter(|&ep| self.constraints.allows("ep", ep)) {
-            let tensor = [1, mesh.tp]
-                .into_iter()
-                .take(if mesh.tp == 1 { 1 } else { 2 });
-            for etp in self.with_fixed("etp", tensor) {
-                let spread = ep.saturating_mul(etp);
-                if spread > 1 && !parallel {
-                    continue;
-                }
-                let asked = ["ep", "etp"].iter().any(|&key| {
-                    self.constraints.fix.contains_key(key) || self.constraints.min.contains_key(key)
-                });
-                if !ranks.is_multiple_of(spread) || (spread > MAX_EXPERT_RANKS && !asked) {
-                    continue;
-                }
-                self.meshes.push(Mesh { ep, etp, ..mesh });
+/// Enumerates how experts are spread over the ranks of a mesh.
+fn experts(asked: Asked<'_>, mesh: Layout, found: &mut dyn FnMut(Layout)) {
+    let Some(moe) = asked.scenario.model.moe else {
+        found(mesh);
+        return;
+    };
+    let constraints = asked.constraints;
+    let ranks = mesh.tp * mesh.cp * mesh.dp;
+    let parallel = asked.scenario.runtime.space.expert_parallel;
+    let is_asked =
+        |&key: &&str| constraints.fix.contains_key(key) || constraints.min.contains_key(key);
+    let asked_for = ["ep", "etp"].iter().any(is_asked);
+    for ep in divisors(moe.experts).filter(|&ep| constraints.allows("ep", ep)) {
+        let tensor = [1, mesh.tp]
+            .into_iter()
+            .take(if mesh.tp == 1 { 1 } else { 2 });
+        for etp in asked.with_fixed("etp", tensor) {
+            let spread = ep.saturating_mul(etp);
+            let impossible = (spread > 1 && !parallel) || !ranks.is_multiple_of(spread);
+            if !impossible && (spread <= MAX_EXPERT_RANKS || asked_for) {
+                found(Layout { ep, etp, ..mesh });
             }
         }
     }
+}
 
-    fn batches(&mut self, mesh: Mesh) {
-        let batch = self.scenario.workload.global_batch;
-        if !batch.is_multiple_of(mesh.dp) {
-            self.exclude("data parallelism does not divide the global batch");
-            return;
-        }
-        let per_rank = batch / mesh.dp;
-        let mut sizes = self.with_fixed("mbs", powers_of_two(per_rank.min(MAX_MICRO_BATCH)));
-        sizes.retain(|&b| per_rank.is_multiple_of(b));
-        for micro_batch in sizes {
-            if self.done() {
-                return;
-            }
-            for (zero, reshard, replicate) in self.sharding(mesh) {
-                for (schedule, vpp) in self.schedules(mesh, per_rank / micro_batch) {
-                    for stages in self.partitions(mesh.pp, vpp) {
-                        let base = Decisions {
-                            tp: mesh.tp,
-                            pp: mesh.pp,
-                            vpp,
-                            cp: mesh.cp,
-                            cp_kind: CpKind::Ring,
-                            ep: mesh.ep,
-                            etp: mesh.etp,
-                            dp_shard: if zero == Zero::Z0 {
-                                1
-                            } else {
-                                mesh.dp / replicate
-                            },
-                            dp_replicate: if zero == Zero::Z0 { mesh.dp } else { replicate },
-                            zero,
-                            reshard_after_forward: reshard,
-                            sequence_parallel: false,
-                            micro_batch,
-                            num_micro_batches: per_rank / micro_batch,
-                            recompute: Recompute::None,
-                            schedule,
-                            axis_order: AxisOrder::TP_CP_DP_PP,
-                            stages,
-                            overlap: self.scenario.runtime.overlap,
-                        };
-                        self.layouts(base);
-                    }
-                }
-            }
-        }
+/// Enumerates micro-batches, kinds of context parallelism and sequence parallelism of a mesh.
+fn layouts(asked: Asked<'_>, mesh: Layout, illegal: &mut BTreeMap<String, u64>) -> Vec<Layout> {
+    let batch = asked.scenario.workload.global_batch;
+    if !batch.is_multiple_of(mesh.dp) {
+        let rule = "data parallelism does not divide the global batch".to_owned();
+        *illegal.entry(rule).or_default() += 1;
+        return Vec::new();
     }
-
-    /// Combinations of ZeRO level, resharding after forward, and number of replicas.
-    fn sharding(&self, mesh: Mesh) -> Vec<(Zero, bool, u64)> {
-        if mesh.dp * mesh.cp == 1 {
-            let allowed = self.constraints.allows_name("zero", zero_name(Zero::Z0));
-            return allowed
-                .then_some((Zero::Z0, false, 1))
-                .into_iter()
-                .collect();
-        }
-        let space = &self.scenario.runtime.space;
-        let mut choices = Vec::new();
-        for &zero in &space.zero {
-            if !self.constraints.allows_name("zero", zero_name(zero)) {
-                continue;
-            }
-            if zero == Zero::Z0 {
-                choices.push((zero, false, 1));
-                continue;
-            }
-            let mut replicas: Vec<u64> = if space.hybrid_shard && mesh.dp > 1 {
-                self.with_fixed("dp_replicate", powers_of_two(mesh.dp / 2))
-            } else {
-                vec![1]
-            };
-            if space.hybrid_shard {
-                for shard in self.constraints.fixed("dp_shard") {
-                    replicas.extend(mesh.dp.is_multiple_of(shard).then_some(mesh.dp / shard));
-                }
-            }
-            replicas.retain(|&r| {
-                mesh.dp.is_multiple_of(r)
-                    && self.constraints.allows("dp_shard", mesh.dp / r)
-                    && self.constraints.allows("dp_replicate", r)
-            });
-            replicas.sort_unstable();
-            replicas.dedup();
-            for replicate in replicas {
-                choices.push((zero, zero == Zero::Z3, replicate));
-                if zero == Zero::Z3 && space.keep_after_forward {
-                    choices.push((zero, false, replicate));
-                }
-            }
-        }
-        choices
-    }
-
-    fn schedules(&self, mesh: Mesh, micro_batches: u64) -> Vec<(ScheduleKind, u64)> {
-        if mesh.pp == 1 {
-            let kind = ScheduleKind::OneFOneB;
-            let allowed = self.constraints.allows_name("schedule", kind.name())
-                && self.constraints.allows("vpp", 1);
-            return allowed.then_some((kind, 1)).into_iter().collect();
-        }
-        let per_rank = self.scenario.model.layers.div_ceil(mesh.pp);
-        let mut choices = Vec::new();
-        for &kind in &self.scenario.runtime.space.schedules {
-            if !self.constraints.allows_name("schedule", kind.name()) {
-                continue;
-            }
-            for vpp in self.with_fixed("vpp", 1..=per_rank.min(MAX_VPP)) {
-                let legal = plans::schedule::check(kind, mesh.pp, vpp, micro_batches).is_ok();
-                let fills = !self.partitions(mesh.pp, vpp).is_empty();
-                if fills && legal {
-                    choices.push((kind, vpp));
-                }
-            }
-        }
-        choices
-    }
-
-    fn partitions(&self, pp: u64, vpp: u64) -> Vec<StagePartition> {
-        let layers = self.scenario.model.layers;
-        let stages = pp * vpp;
-        let uneven = self.scenario.runtime.space.uneven_stages;
-        let mut partitions = Vec::new();
-        let even = StagePartition::even(layers, stages);
-        // An uneven remainder is spread over the middle only without virtual stages; with them the ends take fewer
-        // layers.
-        if even.is_uniform() || (uneven && stages == pp) {
-            partitions.push(even);
-        }
-        if uneven && stages > 1 {
-            let limit = self.constraints.uneven.unwrap_or(1);
-            for first in 0..=limit {
-                for last in 0..=limit {
-                    if let Some(p) = StagePartition::lighter_ends(layers, stages, first, last)
-                        && !partitions.contains(&p)
-                    {
-                        partitions.push(p);
-                    }
-                }
-            }
-        }
-        partitions
-    }
-
-    /// Enumerates context kind, sequence parallelism and axis order, then the recompute choices.
-    fn layouts(&mut self, base: Decisions) {
-        let space = self.scenario.runtime.space.clone();
-        let mut kinds: Vec<CpKind> = if base.cp == 1 {
-            vec![CpKind::Ring]
-        } else {
-            space.cp_kinds.clone()
-        };
-        kinds.retain(|k| self.constraints.allows_name("cp_kind", k.name()));
-        let sequence: Vec<bool> = match (base.tp, space.sequence_parallel) {
-            (1, _) | (_, SequenceParallelUse::Never) => vec![false],
-            (_, SequenceParallelUse::Always) => vec![true],
-            (_, SequenceParallelUse::Choice) => vec![true, false],
-        };
-        let one_order = base.pp == 1 || base.dp() * base.cp == 1;
-        let orders: Vec<AxisOrder> = if one_order {
-            space.axis_orders.iter().copied().take(1).collect()
-        } else {
-            space.axis_orders.clone()
-        };
+    let per_rank = batch / mesh.dp;
+    let mut sizes = asked.with_fixed("mbs", powers_of_two(per_rank.min(MAX_MICRO_BATCH)));
+    sizes.retain(|&b| per_rank.is_multiple_of(b));
+    let space = &asked.scenario.runtime.space;
+    let mut kinds: Vec<CpKind> = if mesh.cp == 1 {
+        vec![CpKind::Ring]
+    } else {
+        space.cp_kinds.clone()
+    };
+    kinds.retain(|k| asked.constraints.allows_name("cp_kind", k.name()));
+    let mut sequence: Vec<bool> = match (mesh.tp, space.sequence_parallel) {
+        (1, _) | (_, SequenceParallelUse::Never) => vec![false],
+        (_, SequenceParallelUse::Always) => vec![true],
+        (_, SequenceParallelUse::Choice) => vec![true, false],
+    };
+    sequence.retain(|&on| asked.constraints.allows_name("sp", switch_name(on)));
+    let mut all = Vec::with_capacity(sizes.len() * kinds.len() * sequence.len());
+    for &micro_batch in &sizes {
         for &cp_kind in &kinds {
             for &sequence_parallel in &sequence {
-                if !self
-                    .constraints
-                    .allows_name("sp", switch_name(sequence_parallel))
-                {
-                    continue;
-                }
-                for &axis_order in &orders {
-                    let decisions = Decisions {
-                        cp_kind,
-                        sequence_parallel,
-                        axis_order,
-                        ..base.clone()
-                    };
-                    self.family(decisions);
-                }
+                all.push(Layout {
+                    micro_batch,
+                    num_micro_batches: per_rank / micro_batch,
+                    cp_kind,
+                    sequence_parallel,
+                    ..mesh
+                });
             }
         }
     }
-
-    fn family(&mut self, decisions: Decisions) {
-        if self.done() {
-            return;
-        }
-        let (model, workload) = (&self.scenario.model, &self.scenario.workload);
-        // Final check: whatever was enumerated, every strategy returned satisfies all constraints.
-        if !self.constraints.allow_but_recompute(&decisions) {
-            return;
-        }
-        let mut recompute = self.recompute(&decisions);
-        recompute.retain(|&recompute| self.constraints.allow_recompute(recompute));
-        if recompute.is_empty() {
-            return;
-        }
-        let base = match Strategy::new(decisions, model, workload) {
-            Ok(base) => base,
-            Err(error) => {
-                let rule = rule(&error);
-                self.exclude(rule);
-                return;
-            }
-        };
-        let family = Family { base, recompute };
-        let allowed = |member: &Strategy| allowed_by(member, model, &self.scenario.runtime).is_ok();
-        // The base itself may be forbidden: it only bounds the members.
-        let is_allowed = match family.recompute.first() {
-            None => return,
-            Some(Recompute::None) => allowed(&family.base),
-            Some(&first) => family
-                .member(self.scenario, first)
-                .is_some_and(|m| allowed(&m)),
-        };
-        if is_allowed {
-            self.space.families.push(family);
-        } else {
-            self.exclude("the runtime cannot express it");
-        }
-    }
-
-    fn recompute(&self, d: &Decisions) -> Vec<Recompute> {
-        let most = d.stages.0.iter().copied().max().unwrap_or(0);
-        let mut choices = Vec::new();
-        for &offered in &self.scenario.runtime.space.recompute {
-            match offered {
-                RecomputeMode::None => choices.push(Recompute::None),
-                RecomputeMode::Selective => choices.push(Recompute::Selective),
-                RecomputeMode::Full => choices.push(Recompute::Full),
-                RecomputeMode::SelectiveOps => choices.push(Recompute::SelectiveOps),
-                RecomputeMode::Layers => {
-                    let step = most.div_ceil(8).max(1);
-                    let mut counts: Vec<u64> =
-                        (1..).map(|i| i * step).take_while(|&n| n < most).collect();
-                    counts.extend(self.constraints.fixed_layers().filter(|&n| n <= most));
-                    counts.sort_unstable();
-                    counts.dedup();
-                    choices.extend(counts.into_iter().map(Recompute::Layers));
-                }
-            }
-        }
-        choices
-    }
+    all
 }
 
-/// Short name of the rule that a strategy breaks, as a key for counting.
-fn rule(error: &plans::StrategyError) -> &'static str {
-    use plans::StrategyError as E;
+/// Short name of the rule that a layout breaks, as a key for counting.
+fn rule(error: &StrategyError) -> &'static str {
+    use StrategyError as E;
     match error {
         E::Divides { what, .. } => what,
         E::Schedule(_) => "the schedule does not exist for these sizes",
         E::Stages { .. } => "layers do not fill the stages",
         E::Batch { .. } => "the global batch does not come out",
-        E::Passes { .. } => "more passes of micro-batches through stages than are simulated",
+        E::Passes { .. } => TOO_LONG,
         E::Elements { .. } => "a tensor has more elements than are counted",
         E::Conflict(why) => why,
         E::Zero { .. } | E::World { .. } | E::Runtime { .. } | E::Syntax(_) => "sizes do not match",
     }
-}
-
-pub(crate) fn divisors(n: u64) -> impl Iterator<Item = u64> {
-    let small: Vec<u64> = (1..=n.isqrt()).filter(|d| n.is_multiple_of(*d)).collect();
-    let large: Vec<u64> = small
-        .iter()
-        .rev()
-        .map(|d| n / d)
-        .filter(|d| d * d > n)
-        .collect();
-    small.into_iter().chain(large)
-}
-
-pub(crate) fn powers_of_two(most: u64) -> impl Iterator<Item = u64> {
-    (0..63)
-        .map(|i| 1u64 << i)
-        .take_while(move |&p| p <= most.max(1))
 }

@@ -150,7 +150,12 @@ fn what_is_fixed_is_tried() {
     }
     let space = SearchSpace::new(&s, &parse(&["mbs=32"], &[], &[], &[]).expect("read"));
     assert!(!space.is_empty());
-    assert!(space.families.iter().all(|f| f.base.micro_batch == 32));
+    assert!(
+        space
+            .layouts()
+            .iter()
+            .all(|layout| layout.micro_batch == 32)
+    );
 }
 
 fn some_constraint() -> impl Strategy<Value = Constraints> {

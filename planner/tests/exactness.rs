@@ -41,60 +41,109 @@ fn names(outcome: &SearchOutcome) -> Vec<(String, f64, u64)> {
         .collect()
 }
 
-/// At least twenty spaces: models dense and with experts, runtimes, sizes, memory, constraints.
+/// Most strategies of a random space: brute force simulates all of them.
+const MOST: u64 = 1500;
+/// Number of random spaces.
+const SPACES: usize = 72;
+
+/// Numbers that are the same in every run (`splitmix64`).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % n as u64) as usize
+    }
+
+    fn of<T: Copy>(&mut self, values: &[T]) -> T {
+        values[self.below(values.len())]
+    }
+}
+
+/// Random spaces under every runtime: models dense and with experts, windows, tied tables and prediction modules;
+/// clusters, sizes, memory that is plenty or scarce, constraints.
 fn spaces() -> Vec<(Scenario, Constraints)> {
+    let runtimes = catalog::load::runtime_names();
+    let models = [
+        "gpt2-xl",
+        "llama3-8b",
+        "llama2-13b",
+        "qwen2.5-7b",
+        "gemma2-9b",
+        "mixtral-8x7b",
+        "deepseek-v2-lite",
+        "deepseek-v3",
+        "qwen3-30b-a3b",
+        "llama3-70b",
+        "gpt-oss-20b",
+        "falcon-7b",
+    ];
+    let clusters = [
+        "dgx-h100",
+        "dgx-a100",
+        "aws-p4d",
+        "gb200-nvl72",
+        "mi300x",
+        "dgx2-v100",
+    ];
+    let fixes = [
+        "mbs=1",
+        "mbs=1|2",
+        "pp=2",
+        "pp=4",
+        "pp=1|2",
+        "tp=1",
+        "tp=2",
+        "tp=4|8",
+        "cp=1",
+        "cp=2",
+        "zero=1|3",
+        "zero=0",
+        "recompute=full",
+        "recompute=none|full",
+        "vpp=1",
+        "vpp=2",
+        "ep=1|4",
+        "dp_replicate=1|2",
+    ];
+    let mut dice = Dice(22);
     let mut spaces = Vec::new();
-    let plain = Constraints::default;
-    for gpus in [1, 4, 8, 16] {
-        spaces.push((
-            scenario("gpt2-xl", "dgx-a100", gpus, "megatron-core", 0.1),
-            plain(),
-        ));
-        spaces.push((
-            scenario("llama3-8b", "dgx-h100", gpus, "torchtitan", 0.05),
-            plain(),
-        ));
+    while spaces.len() < SPACES {
+        let runtime = &runtimes[spaces.len() % runtimes.len()].name;
+        let gpus = dice.of(&[1, 2, 4, 8, 16, 24, 32, 64, 128, 256]);
+        let headroom = dice.of(&[0.0, 0.05, 0.05, 0.3, 0.6]);
+        let s = scenario(
+            dice.of(&models),
+            dice.of(&clusters),
+            gpus,
+            runtime,
+            headroom,
+        );
+        let mut constraints = Constraints::default();
+        for _ in 0..dice.below(6) {
+            // A dimension that is fixed already is left as it is.
+            let _ = constraints.fix(dice.of(&fixes));
+        }
+        let strategies = SearchSpace::new(&s, &constraints).len();
+        let wanted = if dice.below(4) == 0 { 1 } else { 100 };
+        if (wanted..=MOST).contains(&strategies) && CostModel::new(s.clone()).is_ok() {
+            spaces.push((s, constraints));
+        }
     }
-    for headroom in [0.0, 0.3, 0.6] {
-        spaces.push((
-            scenario("llama2-13b", "dgx-h100", 16, "megatron-core", headroom),
-            plain(),
-        ));
-        spaces.push((
-            scenario("qwen2.5-7b", "aws-p4d", 16, "fsdp2", headroom),
-            plain(),
-        ));
-    }
-    for fix in ["tp=2", "pp=2|4", "recompute=full|none", "zero=1,mbs=1"] {
-        let mut constraints = plain();
-        constraints.fix(fix).expect("well-formed");
-        spaces.push((
-            scenario("llama3-8b", "dgx-h100", 16, "megatron-core", 0.05),
-            constraints,
-        ));
-    }
-    let mut narrow = plain();
-    narrow.fix("tp=1|2,pp=1|2,cp=1,mbs=1").expect("well-formed");
-    spaces.push((
-        scenario("mixtral-8x7b", "dgx-h100", 32, "megatron-core", 0.05),
-        narrow.clone(),
-    ));
-    spaces.push((
-        scenario("llama3-8b", "gb200-nvl72", 8, "vescale", 0.05),
-        narrow,
-    ));
     spaces
 }
 
 #[test]
 fn pruned_search_equals_brute_force() {
-    let spaces = spaces();
-    assert!(spaces.len() >= 20);
-    for (index, (s, constraints)) in spaces.iter().enumerate() {
+    let mut fit = 0;
+    for (index, (s, constraints)) in spaces().iter().enumerate() {
         for objective in [Objective::Time, Objective::Memory] {
             let options = SearchOptions {
                 objective,
-                top: 3,
+                top: [1, 3, 10][index % 3],
                 ..SearchOptions::default()
             };
             let all = SearchOptions {
@@ -103,19 +152,30 @@ fn pruned_search_equals_brute_force() {
             };
             let pruned = run(s, constraints, &options);
             let brute = run(s, constraints, &all);
-            assert_eq!(names(&pruned), names(&brute), "space {index} {objective:?}");
-            let counted = pruned.space.simulated + pruned.space.pruned.values().sum::<u64>();
-            assert_eq!(
-                counted, pruned.space.strategies,
-                "space {index}: every strategy is accounted for"
+            let what = format!(
+                "space {index}: {} on {} {} under {}, {constraints:?}, {objective:?}",
+                s.model.name, s.workload.gpus, s.cluster.name, s.runtime.name
             );
+            assert_eq!(names(&pruned), names(&brute), "{what}");
+            let counted = pruned.space.simulated + pruned.space.pruned.values().sum::<u64>();
+            assert_eq!(counted, pruned.space.strategies, "{what}: counts");
+            assert_eq!(
+                brute.space.simulated, pruned.space.strategies,
+                "{what}: all"
+            );
+            fit += usize::from(!brute.top.is_empty());
         }
     }
+    assert!(
+        fit > SPACES,
+        "only {fit} of {} searches found a plan",
+        2 * SPACES
+    );
 }
 
 #[test]
 fn threads_do_not_change_the_result() {
-    for (s, constraints) in spaces().into_iter().skip(6).take(4) {
+    for (s, constraints) in spaces().into_iter().step_by(6) {
         let outcomes: Vec<SearchOutcome> = [1, 2, 8]
             .into_iter()
             .map(|threads| {
@@ -166,7 +226,10 @@ fn constraints_name_the_nearest_dimension() {
 #[test]
 fn what_does_not_fit_says_what_to_relax() {
     let s = scenario("llama3-70b", "dgx-h100", 8, "megatron-core", 0.05);
-    let advice = planner::size::relaxations(&s, &Constraints::default()).expect("priced");
+    let costs = CostModel::new(s).expect("priced");
+    let options = SearchOptions::default();
+    let advice = planner::size::relaxations(&costs, &Constraints::default(), &options);
+    let advice = advice.expect("priced");
     assert!(
         advice.iter().any(|a| a.contains("GPUs would fit")),
         "{advice:?}"

@@ -30,19 +30,21 @@ fn legal_strategies_of_every_model_are_priced() {
         let space = SearchSpace::new(&scenario, &Constraints::default());
         // What an operator's price depends on: how its tensors are placed.
         let placed: BTreeMap<_, _> = space
-            .families
+            .layouts()
             .iter()
-            .map(|family| {
-                let d = family.base.decisions();
-                let sizes = [d.tp, d.cp, d.ep, d.etp];
-                ((sizes, d.cp_kind.name(), d.sequence_parallel), family)
+            .map(|layout| {
+                let sizes = [layout.tp, layout.cp, layout.ep, layout.etp];
+                let kind = layout.cp_kind.name();
+                ((sizes, kind, layout.sequence_parallel), layout)
             })
             .collect();
         let states = costmodel::states::whole(&scenario).expect("traced");
-        for family in placed.values() {
-            let lightest = family.member(&scenario, Recompute::Full);
-            for strategy in lightest.iter().chain([&family.base]) {
-                let floors = costs.floors(strategy);
+        for layout in placed.values() {
+            let strategies = space.strategies(layout);
+            let wanted = [Recompute::None, Recompute::Full];
+            let of = |mode| strategies.iter().find(|s| s.recompute == mode);
+            for strategy in wanted.into_iter().filter_map(of) {
+                let floors = costs.floors(strategy, None);
                 let floors = floors.unwrap_or_else(|e| panic!("{name}: {strategy}: {e}"));
                 assert!(
                     floors.memory.0 >= states.0 / 4,

@@ -36,7 +36,7 @@ pub enum StrategyError {
         gpus: u64,
     },
     /// A size is not divisible by another.
-    #[error("{what} = {value} is not divisible by {by} = {divisor}; valid: {valid}")]
+    #[error("{what} = {value} is not divisible by {by} = {divisor}; valid: {}", valid(*.value))]
     Divides {
         /// Name of the size that must be divisible.
         what: &'static str,
@@ -46,8 +46,6 @@ pub enum StrategyError {
         by: &'static str,
         /// Value of the divisor.
         divisor: u64,
-        /// Divisors that would be legal.
-        valid: String,
     },
     /// Data-parallel ranks, micro-batch and number of micro-batches do not multiply to the global batch.
     #[error(
@@ -144,17 +142,19 @@ fn divides(
     if value.is_multiple_of(divisor) {
         return Ok(());
     }
-    let valid: Vec<String> = (1..=value.min(256))
-        .filter(|d| value.is_multiple_of(*d))
-        .map(|d| d.to_string())
-        .collect();
     Err(StrategyError::Divides {
         what,
         value,
         by,
         divisor,
-        valid: valid.join(", "),
     })
+}
+
+/// Divisors that would be legal, as a message lists them.
+fn valid(value: u64) -> String {
+    let divisors = (1..=value.min(256)).filter(|&d| value.is_multiple_of(d));
+    let divisors: Vec<String> = divisors.map(|d| d.to_string()).collect();
+    divisors.join(", ")
 }
 
 /// Checks what holds for every training system.
@@ -162,6 +162,19 @@ fn divides(
 /// # Errors
 /// The first rule broken.
 pub fn check(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<(), StrategyError> {
+    check_layout(d, model, workload)?;
+    check_pipeline(d, model, workload)
+}
+
+/// Checks what does not depend on the pipeline: sizes, and how tensors, sequences, experts and states are divided.
+///
+/// # Errors
+/// The first rule broken.
+pub fn check_layout(
+    d: &Decisions,
+    model: &ModelConfig,
+    workload: &Workload,
+) -> Result<(), StrategyError> {
     let sizes = [
         ("tp", d.tp),
         ("pp", d.pp),
@@ -196,14 +209,13 @@ pub fn check(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<
     context(d, model, workload)?;
     experts(d, model)?;
     data(d)?;
-    elements(d, model, workload)?;
-    pipeline(d, model, workload)
+    elements(d, model, workload)
 }
 
 /// Binary logarithm of the largest number of elements of a tensor: in 64 bits each, their bytes stay below 2^63.
 const ELEMENT_BITS: u32 = 58;
 /// Largest number of passes of micro-batches through stages in one simulation.
-const MAX_PASSES: u64 = 1 << 20;
+pub const MAX_PASSES: u64 = 1 << 20;
 
 /// Checks that no tensor of a micro-batch has more elements than sums of bytes can hold.
 fn elements(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<(), StrategyError> {
@@ -317,7 +329,15 @@ fn data(d: &Decisions) -> Result<(), StrategyError> {
     }
 }
 
-fn pipeline(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<(), StrategyError> {
+/// Checks micro-batches, stages and schedule.
+///
+/// # Errors
+/// The first rule broken.
+pub fn check_pipeline(
+    d: &Decisions,
+    model: &ModelConfig,
+    workload: &Workload,
+) -> Result<(), StrategyError> {
     let sequences = d
         .dp()
         .checked_mul(d.micro_batch)

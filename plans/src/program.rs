@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use catalog::Zero;
 
+use crate::decisions::Decisions;
 use crate::schedule::{Action, ActionKind, Schedule, action};
-use crate::strategy::Strategy;
 
 /// The complete action lists of all pipeline ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl Program {
 /// optimizer had just run; a steady step costs the same. Under ZeRO-3 they are gathered for every
 /// pass, or once per step when kept after forward.
 #[must_use]
-pub fn lower(schedule: &Schedule, strategy: &Strategy) -> Program {
+pub fn lower(schedule: &Schedule, strategy: &Decisions) -> Program {
     let ranks = schedule
         .ranks
         .iter()
@@ -111,7 +111,7 @@ fn transfers(schedule: &Schedule, rank: u32, actions: &[Action]) -> Vec<Action> 
 
 fn data_parallel(
     schedule: &Schedule,
-    strategy: &Strategy,
+    strategy: &Decisions,
     rank: u32,
     actions: Vec<Action>,
 ) -> Vec<Action> {

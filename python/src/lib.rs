@@ -52,12 +52,12 @@ fn search(
         let options = SearchOptions {
             objective,
             top,
-            exhaustive: false,
             cancelled: Some(&cancelled),
+            ..SearchOptions::default()
         };
         let outcome = planner::search(&costs, &space, &options, &|_| {})?;
         if outcome.top.is_empty() {
-            return Err(nothing_fits(&inputs, &constraints));
+            return Err(nothing_fits(&costs, &constraints, &options));
         }
         let found = outcome.top.iter();
         found
@@ -100,9 +100,13 @@ fn estimate(py: Python<'_>, given: Given, strategy: &str) -> PyResult<Plan> {
 }
 
 /// Why there is no plan, with what would make one possible.
-fn nothing_fits(inputs: &Inputs, constraints: &Constraints) -> PlanError {
+fn nothing_fits(
+    costs: &CostModel,
+    constraints: &Constraints,
+    options: &SearchOptions<'_>,
+) -> PlanError {
     let nothing = "no plan fits under these constraints".to_owned();
-    match planner::size::relaxations(&inputs.scenario, constraints) {
+    match planner::size::relaxations(costs, constraints, options) {
         Ok(ways) if ways.is_empty() => PlanError::Usage(nothing),
         Ok(ways) => PlanError::Usage(format!("{nothing}; {}", ways.join("; "))),
         Err(error) => error.into(),

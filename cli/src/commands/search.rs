@@ -70,11 +70,12 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
             top: args.top,
             exhaustive: args.exhaustive,
             cancelled: Some(&cancelled),
+            ..SearchOptions::default()
         };
         let progress = |share| progress.update(share);
         let mut outcome = planner::search(&costs, &space, &options, &progress)?;
         if outcome.top.is_empty() && !outcome.interrupted {
-            outcome.relax = planner::size::relaxations(&resolved.scenario, &constraints)?;
+            outcome.relax = planner::size::relaxations(&costs, &constraints, &options)?;
         }
         Ok::<_, PlannerError>(outcome)
     })?;

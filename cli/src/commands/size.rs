@@ -2,9 +2,9 @@
 
 use std::process::ExitCode;
 
-use costmodel::Scenario;
-use planner::PlannerError;
-use planner::size::{Sized, sizes, usual_counts};
+use costmodel::{CostModel, Scenario};
+use planner::{PlannerError, SearchOptions};
+use planner::size::{Sized, sized, usual_counts};
 use plans::json::CandidateJson;
 use reports::{format, lines::of};
 use serde::Serialize;
@@ -69,11 +69,17 @@ pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
             scenario.workload.global_batch, args.seq
         ),
     );
+    let costs = CostModel::new(scenario.clone())?;
     let progress = Progress::new(args.output.quiet || args.output.json, "sizing");
     let mut found = Vec::with_capacity(counts.len());
     for (done, &gpus) in counts.iter().enumerate() {
         progress.update(done as f64 / counts.len() as f64);
-        found.extend(sizes(scenario, &constraints, &[gpus])?);
+        found.push(sized(
+            &costs,
+            &constraints,
+            gpus,
+            &SearchOptions::default(),
+        )?);
     }
     progress.finish();
     let smallest = found.iter().find(|s| s.best.is_some()).map(|s| s.gpus);

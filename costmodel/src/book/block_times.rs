@@ -3,7 +3,7 @@
 use catalog::runtime::{AttentionKernel, Rewrite};
 use catalog::{Axis, Bytes, DType, Precision, Seconds};
 use dtensor::{Collective, CollectiveKind, Pass, Trace};
-use plans::Group;
+use plans::{Group, Recompute};
 
 use super::entry::{BlockToPrice, PricedBlock, PricedKernel};
 use crate::block_cost;
@@ -33,7 +33,6 @@ impl Timed<'_> {
         let epilogue = self.epilogue(lowered);
         let mut kernels: Vec<PricedKernel> = all()
             .map(|kernel| PricedKernel {
-                name: name(trace, kernel),
                 time: self.kernel_time(kernel.kind) + epilogue * weight_elements(kernel) as f64,
                 part: None,
                 host: self.host(kernel),
@@ -54,15 +53,15 @@ impl Timed<'_> {
                 pass.push(Launch::last(kernels.len(), pass));
             }
             kernels.push(PricedKernel {
-                name: "gradient accumulation memory-bound (weight gradient)".to_owned(),
                 time: accumulation,
                 part: None,
                 host: Seconds(0.0),
             });
         }
+        let again = |&mode: &Recompute| order.issue(&recomputed(&lowering, trace, lowered, mode));
         let passes = PricedBlock {
             forward: order.issue(&(0..forward).collect::<Vec<usize>>()),
-            recompute: order.issue(&recomputed(&lowering, trace, lowered, key.recompute)),
+            recompute: self.of.modes.iter().map(again).collect(),
             backward_input: order.issue(&of_pass(&[Pass::Forward, Pass::BackwardInput])),
             backward,
             backward_weight,
@@ -71,10 +70,22 @@ impl Timed<'_> {
         self.with_parts(passes)
     }
 
+    /// Names of the kernels and collectives, in the order of their prices.
+    pub(super) fn names(&self) -> Vec<String> {
+        let BlockToPrice { trace, lowered, .. } = *self.of;
+        let all = lowered.forward.iter().chain(&lowered.backward);
+        let mut names: Vec<String> = all.map(|kernel| name(trace, kernel)).collect();
+        if self.accumulation(block_cost::elements(trace)).0 > 0.0 {
+            names.push("gradient accumulation memory-bound (weight gradient)".to_owned());
+        }
+        names
+    }
+
     /// Adds the price of one part for products that are split to overlap with a collective.
     fn with_parts(&self, mut block: PricedBlock) -> PricedBlock {
         let Lowered { forward, backward } = self.of.lowered;
-        let passes = block.forward.iter().chain(&block.recompute);
+        let again = block.recompute.iter().flatten();
+        let passes = block.forward.iter().chain(again);
         for launch in passes.chain(&block.backward).chain(&block.backward_input) {
             let priced = &mut block.kernels[launch.kernel];
             let kernel = forward.iter().chain(backward).nth(launch.kernel);

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use catalog::{Bytes, Seconds};
 use dtensor::Trace;
-use plans::{Strategy, UsedConstant};
+use plans::{Decisions, Recompute, UsedConstant};
 
 use crate::block_cost::BlockKey;
 use crate::issue::Launch;
@@ -23,6 +23,9 @@ pub(crate) trait PriceBook: Debug + Send + Sync {
     /// If none of the measurements is of one of its operators.
     fn block(&self, of: &BlockToPrice<'_>) -> Result<PricedBlock, CostError>;
 
+    /// The names of the kernels that [`PriceBook::block`] lists, in the same order.
+    fn names(&self, of: &BlockToPrice<'_>) -> Vec<String>;
+
     /// Adds the parameter gathers and gradient reductions of a stage over its data-parallel ranks.
     ///
     /// # Errors
@@ -30,7 +33,7 @@ pub(crate) trait PriceBook: Debug + Send + Sync {
     fn data_parallel(
         &self,
         scenario: &Scenario,
-        strategy: &Strategy,
+        strategy: &Decisions,
         parallel: &DataParallel,
         runs: &[Run],
         stage: &mut StageWork,
@@ -43,7 +46,7 @@ pub(crate) trait PriceBook: Debug + Send + Sync {
     fn optimizer(
         &self,
         scenario: &Scenario,
-        strategy: &Strategy,
+        strategy: &Decisions,
         of: &Update<'_>,
     ) -> Result<Seconds, CostError>;
 
@@ -54,7 +57,7 @@ pub(crate) trait PriceBook: Debug + Send + Sync {
     fn transfer(
         &self,
         scenario: &Scenario,
-        strategy: &Strategy,
+        strategy: &Decisions,
         output: Bytes,
     ) -> Result<Seconds, CostError>;
 
@@ -67,6 +70,8 @@ pub(crate) trait PriceBook: Debug + Send + Sync {
 pub(crate) struct BlockToPrice<'a> {
     pub(crate) scenario: &'a Scenario,
     pub(crate) key: &'a BlockKey,
+    /// What may be recomputed: the block is priced for each of these.
+    pub(crate) modes: &'a [Recompute],
     pub(crate) trace: &'a Trace,
     pub(crate) lowering: Lowering<'a>,
     pub(crate) lowered: &'a Lowered,
@@ -75,7 +80,6 @@ pub(crate) struct BlockToPrice<'a> {
 /// A priced kernel or collective of a block.
 #[derive(Clone, Debug)]
 pub(crate) struct PricedKernel {
-    pub(crate) name: String,
     /// Its time when nothing runs beside it.
     pub(crate) time: Seconds,
     /// Time of one part, for a product that is split: more than an equal share, because smaller products are less
@@ -90,8 +94,8 @@ pub(crate) struct PricedKernel {
 pub(crate) struct PricedBlock {
     pub(crate) kernels: Vec<PricedKernel>,
     pub(crate) forward: Vec<Launch>,
-    /// Forward kernels that run again before backward.
-    pub(crate) recompute: Vec<Launch>,
+    /// For every mode asked for: the forward kernels that run again before backward.
+    pub(crate) recompute: Vec<Vec<Launch>>,
     pub(crate) backward: Vec<Launch>,
     /// The half of a split backward that computes gradients of inputs.
     pub(crate) backward_input: Vec<Launch>,

@@ -8,7 +8,7 @@
 use catalog::profile::Kernel;
 use catalog::{Axis, Bytes, DType, Origin, Precision, Runtime, Seconds, Sourced};
 use dtensor::{AnyOp, CollectiveKind, CostClass, Epilogues, Pass};
-use plans::{Group, Strategy, UsedConstant, Zero};
+use plans::{Decisions, Group, Recompute, UsedConstant, Zero};
 
 use super::entry::{BlockToPrice, PriceBook, PricedBlock, PricedKernel, Update};
 use crate::block_cost::BlockKey;
@@ -78,13 +78,13 @@ impl PriceBook for ProfilePrices {
             let of_pass = (0..ops.len()).filter(|&op| wanted.contains(&ops[op].pass));
             in_order(&ops, of_pass)
         };
-        let again = recomputed(&of.lowering, trace, of.lowered, of.key.recompute);
-        let again = again
-            .into_iter()
-            .map(|kernel| of.lowered.forward[kernel].op);
+        let again = |&mode: &Recompute| {
+            let kernels = recomputed(&of.lowering, trace, of.lowered, mode).into_iter();
+            in_order(&ops, kernels.map(|kernel| of.lowered.forward[kernel].op))
+        };
         Ok(PricedBlock {
             forward: issue(&[Pass::Forward]),
-            recompute: in_order(&ops, again),
+            recompute: of.modes.iter().map(again).collect(),
             backward: issue(&[Pass::BackwardInput, Pass::BackwardWeight]),
             backward_input: issue(&[Pass::BackwardInput]),
             backward_weight: issue(&[Pass::BackwardWeight]),
@@ -92,11 +92,17 @@ impl PriceBook for ProfilePrices {
         })
     }
 
+    fn names(&self, of: &BlockToPrice<'_>) -> Vec<String> {
+        let epilogues = Epilogues::of(of.trace);
+        let name = |op: AnyOp<'_>| format!("{} {}", op.scope, self.kernel(of, &epilogues, op).name);
+        of.trace.ops().map(name).collect()
+    }
+
     /// Between GPUs this overlaps with compute, as on any cluster; if ranks share cores it is work of those cores.
     fn data_parallel(
         &self,
         scenario: &Scenario,
-        strategy: &Strategy,
+        strategy: &Decisions,
         parallel: &DataParallel,
         runs: &[Run],
         stage: &mut StageWork,
@@ -123,7 +129,7 @@ impl PriceBook for ProfilePrices {
     fn optimizer(
         &self,
         scenario: &Scenario,
-        strategy: &Strategy,
+        strategy: &Decisions,
         of: &Update<'_>,
     ) -> Result<Seconds, CostError> {
         let whole = of.elements.dense + of.elements.expert;
@@ -155,7 +161,7 @@ impl PriceBook for ProfilePrices {
     fn transfer(
         &self,
         _scenario: &Scenario,
-        _strategy: &Strategy,
+        _strategy: &Decisions,
         bytes: Bytes,
     ) -> Result<Seconds, CostError> {
         if self.is_of_gpus() {
@@ -185,6 +191,15 @@ fn in_order(ops: &[AnyOp<'_>], indices: impl Iterator<Item = usize>) -> Vec<Laun
 }
 
 impl ProfilePrices {
+    /// What an operator runs, by the name and sizes that profiles list.
+    fn kernel(&self, of: &BlockToPrice<'_>, epilogues: &Epilogues, op: AnyOp<'_>) -> Kernel {
+        let ranks = |axis| size(of.key, axis);
+        match self.is_of_gpus() {
+            true => of.trace.kernel_on_gpu(op, epilogues, ranks),
+            false => of.trace.kernel(op, ranks),
+        }
+    }
+
     /// Measured time of an operator; it includes the host's time.
     fn operator(
         &self,
@@ -192,21 +207,15 @@ impl ProfilePrices {
         epilogues: &Epilogues,
         op: AnyOp<'_>,
     ) -> Result<PricedKernel, CostError> {
-        let ranks = |axis| size(of.key, axis);
-        let kernel = match self.is_of_gpus() {
-            true => of.trace.kernel_on_gpu(op, epilogues, ranks),
-            false => of.trace.kernel(op, ranks),
-        };
-        let mut time = self.price(&kernel)?;
+        let mut time = self.price(&self.kernel(of, epilogues, op))?;
         if let CostClass::Collective(collective) = op.cost() {
-            let ranks = ranks(collective.axis);
+            let ranks = size(of.key, collective.axis);
             time += match self.is_of_gpus() {
                 true => measured(self, collective.kind, Bytes(collective.bytes), ranks)?,
                 false => self.barrier(ranks)?,
             };
         }
         Ok(PricedKernel {
-            name: format!("{} {}", op.scope, kernel.name),
             time,
             part: None,
             host: Seconds(0.0),

@@ -3,7 +3,7 @@
 use catalog::runtime::Rewrite;
 use catalog::{Axis, Bytes, Seconds, Zero};
 use dtensor::CollectiveKind;
-use plans::{Group, Strategy, UsedConstant};
+use plans::{Decisions, Group, UsedConstant};
 
 use super::block_times::Timed;
 use super::entry::{BlockToPrice, PriceBook, PricedBlock, Update};
@@ -18,10 +18,14 @@ impl PriceBook for TablePrices {
         Ok(Timed { of, prices: self }.priced())
     }
 
+    fn names(&self, of: &BlockToPrice<'_>) -> Vec<String> {
+        Timed { of, prices: self }.names()
+    }
+
     fn data_parallel(
         &self,
         scenario: &Scenario,
-        strategy: &Strategy,
+        strategy: &Decisions,
         parallel: &DataParallel,
         runs: &[Run],
         stage: &mut StageWork,
@@ -37,7 +41,7 @@ impl PriceBook for TablePrices {
     fn optimizer(
         &self,
         scenario: &Scenario,
-        _strategy: &Strategy,
+        _strategy: &Decisions,
         of: &Update<'_>,
     ) -> Result<Seconds, CostError> {
         let types = &scenario.runtime.states;
@@ -67,7 +71,7 @@ impl PriceBook for TablePrices {
     fn transfer(
         &self,
         scenario: &Scenario,
-        strategy: &Strategy,
+        strategy: &Decisions,
         output: Bytes,
     ) -> Result<Seconds, CostError> {
         let stages = strategy.group(Axis::Pp);
@@ -93,7 +97,7 @@ impl TablePrices {
     fn traffic(
         &self,
         scenario: &Scenario,
-        strategy: &Strategy,
+        strategy: &Decisions,
         parallel: &DataParallel,
         runs: &[Run],
         stage: &mut StageWork,
@@ -123,7 +127,7 @@ impl TablePrices {
 fn autocast(
     scenario: &Scenario,
     prices: &TablePrices,
-    strategy: &Strategy,
+    strategy: &Decisions,
     runs: &[Run],
     stage: &mut StageWork,
 ) {

@@ -12,11 +12,9 @@ use super::lowering::Lowering;
 use super::saved::{SavedTensor, kept, split_softmax, weight_half_bytes};
 
 /// Memory of a block for one micro-batch.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BlockMemory {
-    /// Tensors kept from forward to backward.
-    pub saved: Vec<SavedTensor>,
-    /// Sum of the bytes of `saved`.
+    /// Bytes kept from forward to backward.
     pub saved_bytes: Bytes,
     /// Bytes that the weight half of a split backward needs: kept activations, and the output gradients it reads.
     pub saved_for_weight: Bytes,
@@ -27,40 +25,49 @@ pub struct BlockMemory {
 }
 
 impl Lowering<'_> {
-    /// The memory of a block whose weights are sharded over `tp` ranks.
+    /// Name and bytes of every tensor kept for backward.
+    #[must_use]
+    pub fn saved(&self, trace: &Trace, recompute: Recompute) -> Vec<(String, Bytes)> {
+        let saved = kept(self, trace, recompute).into_iter();
+        saved.map(|s| (s.name.to_string(), s.bytes)).collect()
+    }
+
+    /// The memory of a block whose weights are sharded over `tp` ranks, for each of several ways to recompute.
     #[must_use]
     pub fn memory(
         &self,
         trace: &Trace,
         lowered: &Lowered,
-        recompute: Recompute,
+        modes: &[Recompute],
         tp: u64,
-    ) -> BlockMemory {
-        let saved = kept(self, trace, recompute);
-        let sum = |saved: &[SavedTensor]| saved.iter().map(|s| s.bytes).sum::<Bytes>();
-        let saved_bytes = sum(&saved);
-        // Activations that are recomputed for the input half stay until the weight half.
-        let (rebuilt, saved_for_weight) = match recompute {
-            Recompute::None => (Bytes(0), weight_half_bytes(trace, &saved)),
-            _ => {
-                let all = kept(self, trace, Recompute::None);
-                let rebuilt = sum(&all).saturating_sub(saved_bytes);
-                (rebuilt, weight_half_bytes(trace, &all))
-            }
-        };
+    ) -> Vec<BlockMemory> {
         let fused = self.has(Rewrite::FuseGradientAccumulation);
         let casts = casts::held(self, trace);
-        let held = saved.iter().filter_map(|s| s.storage).collect();
         let none = FxHashSet::default();
-        let forward = peak_transient(trace, &lowered.forward, &held, fused);
-        let backward = peak_transient(trace, &lowered.backward, &none, fused);
-        BlockMemory {
-            saved,
-            saved_bytes,
-            saved_for_weight,
-            transient_forward: forward + casts + split_softmax(self, trace, tp),
-            transient_backward: backward + casts + rebuilt,
-        }
+        let backward = peak_transient(trace, &lowered.backward, &none, fused) + casts;
+        let beside = casts + split_softmax(self, trace, tp);
+        let sum = |saved: &[SavedTensor<'_>]| saved.iter().map(|s| s.bytes).sum::<Bytes>();
+        // Activations that are recomputed for the input half stay until the weight half.
+        let all = kept(self, trace, Recompute::None);
+        let saved_for_weight = weight_half_bytes(trace, &all);
+        let of_mode = |&mode: &Recompute| {
+            let recomputed = match mode {
+                Recompute::None => None,
+                _ => Some(kept(self, trace, mode)),
+            };
+            let saved = recomputed.as_ref().unwrap_or(&all);
+            let held = saved.iter().filter_map(|s| s.storage).collect();
+            let saved_bytes = sum(saved);
+            let rebuilt = recomputed.map_or(Bytes(0), |_| sum(&all).saturating_sub(saved_bytes));
+            let forward = peak_transient(trace, &lowered.forward, &held, fused);
+            BlockMemory {
+                saved_bytes,
+                saved_for_weight,
+                transient_forward: forward + beside,
+                transient_backward: backward + rebuilt,
+            }
+        };
+        modes.iter().map(of_mode).collect()
     }
 }
 

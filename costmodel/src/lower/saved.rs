@@ -20,23 +20,36 @@ use super::modules;
 
 /// A tensor kept for backward.
 #[derive(Clone, Debug, PartialEq)]
-pub struct SavedTensor {
-    /// Name of the tensor, with its scope.
-    pub name: String,
+pub(super) struct SavedTensor<'t> {
+    pub(super) name: SavedName<'t>,
     /// Size of the tensor on one rank.
-    pub bytes: Bytes,
+    pub(super) bytes: Bytes,
     /// Whether the weight half of a split backward still needs it.
-    pub for_weight: bool,
+    pub(super) for_weight: bool,
     /// The traced tensor that it is; none if only the runtime's kernels make it.
-    pub storage: Option<TensorId>,
+    pub(super) storage: Option<TensorId>,
+}
+
+/// Name of a tensor, with its scope; written out only where it is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SavedName<'t> {
+    of: &'t str,
+    /// What follows the name of the traced tensor or operator.
+    ending: &'static str,
+}
+
+impl std::fmt::Display for SavedName<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}{}", self.of, self.ending)
+    }
 }
 
 /// Tensors kept for backward under a recompute mode (`Full` and `Layers` keep only the block's input).
-pub(super) fn kept(
+pub(super) fn kept<'t>(
     lowering: &Lowering<'_>,
-    trace: &Trace,
+    trace: &'t Trace,
     recompute: Recompute,
-) -> Vec<SavedTensor> {
+) -> Vec<SavedTensor<'t>> {
     if matches!(recompute, Recompute::Full | Recompute::Layers(_)) {
         return inputs(trace);
     }
@@ -46,16 +59,15 @@ pub(super) fn kept(
     let again = modules::selected(lowering, trace, recompute);
     let row_indices = row_indices(lowering, trace);
     let mut seen: FxHashSet<TensorId> = FxHashSet::default();
-    let mut saved: Vec<SavedTensor> = Vec::new();
+    let mut saved: Vec<SavedTensor<'t>> = Vec::new();
     let mut keep = |id: TensorId, weight: bool| {
         let storage = trace.tensor(id).storage;
         let info = trace.tensor(storage);
         let kept = matches!(info.role, TensorRole::Activation | TensorRole::Input);
         if kept && seen.insert(storage) {
-            let name = info.name.clone();
             let rows = row_indices.get(&storage).copied();
             let tensor = SavedTensor {
-                name,
+                name: named(&info.name, ""),
                 bytes: rows.unwrap_or(info.bytes()),
                 for_weight: weight || rows.is_some(),
                 storage: Some(storage),
@@ -111,22 +123,20 @@ pub(super) fn kept(
 }
 
 /// What a GELU of elementary operators keeps beside its input: half the input, the tanh, and one more than the tanh.
-fn factors_of_gelu<'t>(
-    lowering: &'t Lowering<'_>,
-    trace: &'t Trace,
-) -> impl Iterator<Item = SavedTensor> {
+fn factors_of_gelu<'t>(lowering: &Lowering<'_>, trace: &'t Trace) -> Vec<SavedTensor<'t>> {
     let split = trace.forward.iter();
-    let split = split.filter(move |op| lowering.splits_gelu(op.operator));
-    split.map(|op| SavedTensor {
-        name: format!("{}.factors", op.scope),
+    let split = split.filter(|op| lowering.splits_gelu(op.operator));
+    let factors = split.map(|op| SavedTensor {
+        name: named(&op.scope, ".factors"),
         bytes: trace.tensor(op.outputs[0]).bytes() * 3,
         for_weight: false,
         storage: None,
-    })
+    });
+    factors.collect()
 }
 
 /// Drops views into products that are kept themselves: such a view is no copy.
-fn drop_parts(trace: &Trace, seen: &FxHashSet<TensorId>, saved: &mut Vec<SavedTensor>) {
+fn drop_parts(trace: &Trace, seen: &FxHashSet<TensorId>, saved: &mut Vec<SavedTensor<'_>>) {
     let views = trace.forward_views.iter();
     let parts: FxHashSet<TensorId> = views
         .filter(|view| seen.contains(&trace.tensor(view.from).storage))
@@ -170,14 +180,14 @@ fn exchanged_words(trace: &Trace) -> u64 {
 }
 
 /// The 8-bit copies of linear layers' inputs.
-fn eight_bit(trace: &Trace, mut ids: Vec<TensorId>) -> impl Iterator<Item = SavedTensor> + '_ {
+fn eight_bit(trace: &Trace, mut ids: Vec<TensorId>) -> impl Iterator<Item = SavedTensor<'_>> {
     ids.sort_unstable();
     ids.dedup();
     ids.into_iter()
         .map(|id| trace.tensor(id))
         .filter(|info| matches!(info.role, TensorRole::Activation | TensorRole::Input))
         .map(|info| SavedTensor {
-            name: format!("{} (8 bits)", info.name),
+            name: named(&info.name, " (8 bits)"),
             bytes: Bytes(info.elements()),
             for_weight: true,
             storage: None,
@@ -193,7 +203,7 @@ fn reruns_attention(lowering: &Lowering<'_>, recompute: Recompute) -> bool {
 fn log_probabilities<'t>(
     lowering: &Lowering<'_>,
     trace: &'t Trace,
-) -> impl Iterator<Item = SavedTensor> + use<'t> {
+) -> impl Iterator<Item = SavedTensor<'t>> + use<'t> {
     let [fused, in_place] = [Rewrite::FuseCrossEntropy, Rewrite::InPlaceCrossEntropy];
     let written = !lowering.has(fused) && !lowering.has(in_place);
     let losses = trace.forward.iter();
@@ -202,7 +212,7 @@ fn log_probabilities<'t>(
         .map(|op| {
             let bytes = trace.tensor(op.inputs[0]).bytes();
             SavedTensor {
-                name: format!("{}.log_probabilities", op.scope),
+                name: named(&op.scope, ".log_probabilities"),
                 bytes,
                 for_weight: false,
                 storage: None,
@@ -420,12 +430,12 @@ fn exchanged_outputs(trace: &Trace) -> impl Iterator<Item = TensorId> + '_ {
 }
 
 /// The statistics that a fused attention kernel keeps: one 32-bit log-sum-exp per head and query.
-fn log_sum_exp(trace: &Trace) -> impl Iterator<Item = SavedTensor> + '_ {
+fn log_sum_exp(trace: &Trace) -> impl Iterator<Item = SavedTensor<'_>> {
     trace.attentions.iter().filter_map(|pieces| {
         let op = &trace.forward[pieces.scores];
         let s = op.attention()?.shape;
         Some(SavedTensor {
-            name: format!("{}.log_sum_exp", op.scope),
+            name: named(&op.scope, ".log_sum_exp"),
             bytes: Bytes(s.batch * s.heads * s.q_len * DType::F32.size()),
             for_weight: false,
             storage: None,
@@ -433,14 +443,18 @@ fn log_sum_exp(trace: &Trace) -> impl Iterator<Item = SavedTensor> + '_ {
     })
 }
 
-fn inputs(trace: &Trace) -> Vec<SavedTensor> {
+fn named<'t>(of: &'t str, ending: &'static str) -> SavedName<'t> {
+    SavedName { of, ending }
+}
+
+fn inputs(trace: &Trace) -> Vec<SavedTensor<'_>> {
     trace
         .tensors
         .iter()
         .enumerate()
         .filter(|(index, t)| t.role == TensorRole::Input && t.storage.0 as usize == *index)
         .map(|(_, t)| SavedTensor {
-            name: t.name.clone(),
+            name: named(&t.name, ""),
             bytes: t.bytes(),
             for_weight: false,
             storage: Some(t.storage),
@@ -469,7 +483,7 @@ fn weight_operands(trace: &Trace) -> FxHashSet<TensorId> {
 }
 
 /// Bytes of the kept activations that weight gradients are computed from, and of the output gradients.
-pub(super) fn weight_half_bytes(trace: &Trace, saved: &[SavedTensor]) -> Bytes {
+pub(super) fn weight_half_bytes(trace: &Trace, saved: &[SavedTensor<'_>]) -> Bytes {
     let mut gradients: FxHashSet<TensorId> = FxHashSet::default();
     let mut bytes: Bytes = saved.iter().filter(|s| s.for_weight).map(|s| s.bytes).sum();
     for op in trace

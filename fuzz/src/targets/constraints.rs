@@ -151,18 +151,14 @@ fn judged(constraints: &Constraints, scene: &Scene, depth: Depth) -> Outcome {
         return Outcome::refused(&error);
     }
     let space = SearchSpace::new(&scenario, constraints);
-    for family in space
-        .families
-        .iter()
-        .step_by(1 + space.families.len() / 200)
-    {
-        for &recompute in &family.recompute {
-            if let Some(strategy) = family.member(&scenario, recompute) {
-                let held = within(constraints, strategy.decisions());
-                outcome.expect(held.is_ok(), || {
-                    format!("a strategy of the space: {held:?}")
-                });
-            }
+    let layouts = space.layouts();
+    for layout in layouts.iter().step_by(1 + layouts.len() / 50) {
+        let strategies = space.strategies(layout);
+        for strategy in strategies.iter().step_by(1 + strategies.len() / 30) {
+            let held = within(constraints, strategy.decisions());
+            outcome.expect(held.is_ok(), || {
+                format!("a strategy of the space: {held:?}")
+            });
         }
     }
     outcome

@@ -1,0 +1,357 @@
+//! Lower bounds for all strategies that share a layout and a pipeline, whatever their sharding of states and their
+//! axis order.
+//!
+//! A bound on a rank's time, or memory, is a sum over kinds of blocks of how often it runs, or holds, each. The counts
+//! follow from the pipeline alone ([`Shape`]), the costs from the layout alone ([`LayoutBounds`]), so that a bound takes
+//! a few multiplications. Ranks that another outweighs in every count are left out.
+
+use std::sync::Arc;
+
+use catalog::runtime::Rewrite;
+use catalog::{AxisOrder, Bytes, Seconds};
+use plans::{Decisions, Floors};
+
+use crate::CostError;
+use crate::assemble::{Blocks, in_flight};
+use crate::block_cost::BlockCost;
+use crate::blocks::BlockCosts;
+use crate::floors::ROUNDING;
+use crate::pipeline::Pipeline;
+use crate::states::{Elements, Sharding};
+use crate::traffic::DataParallel;
+
+/// Kinds of blocks: embedding, head and prediction module, then for every class of layers those of which a stage's
+/// first layers are (which `Recompute::Layers` recomputes), and the others.
+const ENDS: usize = 3;
+const EMBEDDING: usize = 0;
+const HEAD: usize = 1;
+const MTP: usize = 2;
+
+/// How often the ranks of a pipeline run and hold each kind of block in a step.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    times: Vec<Passes>,
+    memory: Vec<Held>,
+}
+
+/// A bound on the time of a step, as counts of passes.
+#[derive(Clone, Debug)]
+struct Passes {
+    forward: Vec<f64>,
+    backward: Vec<f64>,
+    transfers: f64,
+    part: Part,
+}
+
+/// What counts of backward passes are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// Backward in one pass.
+    Whole,
+    /// The half that computes gradients of inputs.
+    Input,
+    /// Both halves, or one pass, whichever is shorter.
+    All,
+}
+
+/// What a rank holds at its fullest moment.
+#[derive(Clone, Debug)]
+struct Held {
+    saved: Vec<f64>,
+    own: Vec<u64>,
+    /// Outputs of stages.
+    outputs: f64,
+}
+
+impl Shape {
+    /// The counts of a pipeline; of `d` it reads schedule, stages, micro-batches and recomputed layers.
+    pub(crate) fn new(costs: &BlockCosts, d: &Decisions, pipeline: &Pipeline) -> Self {
+        let kinds = ENDS + 2 * costs.layer_classes().len();
+        let stages = stages(costs, d, kinds);
+        let ranks = d.pp as usize;
+        let owners = &pipeline.rank_of_stage;
+        let mut own = vec![vec![0u64; kinds]; ranks];
+        let mut paths: Vec<Option<(Vec<u64>, u64)>> = vec![None; ranks];
+        let mut path = (vec![0u64; kinds], 0);
+        for (stage, counts) in stages.iter().enumerate() {
+            let owner = owners[stage] as usize;
+            path.1 += u64::from(stage > 0 && owners[stage - 1] as usize != owner);
+            if paths[owner].is_none() {
+                paths[owner] = Some(path.clone());
+            }
+            add(&mut own[owner], counts, 1);
+            add(&mut path.0, counts, 1);
+        }
+        let mut shape = Self {
+            times: Vec::new(),
+            memory: Vec::new(),
+        };
+        for rank in 0..ranks {
+            let (before, crossings) = paths[rank].clone().unwrap_or_default();
+            let mut all = vec![0u64; kinds];
+            add(&mut all, &own[rank], d.num_micro_batches);
+            let busy = floats(&all);
+            let mut whole = all;
+            add(&mut whole, &before, 1);
+            let whole = floats(&whole);
+            shape.add_time(Passes {
+                forward: whole.clone(),
+                backward: whole.clone(),
+                transfers: 2.0 * crossings as f64,
+                part: if pipeline.splits_backward {
+                    Part::Input
+                } else {
+                    Part::Whole
+                },
+            });
+            if pipeline.splits_backward {
+                shape.add_time(Passes {
+                    forward: whole,
+                    backward: busy,
+                    transfers: crossings as f64,
+                    part: Part::All,
+                });
+            }
+            let mut saved = vec![0u64; kinds];
+            let mut outputs = 0;
+            for &(stage, count) in &pipeline.in_flight.ranks[rank] {
+                add(&mut saved, &stages[stage as usize], u64::from(count));
+                outputs += count;
+            }
+            shape.add_memory(Held {
+                saved: floats(&saved),
+                own: own[rank].clone(),
+                outputs: f64::from(outputs),
+            });
+        }
+        shape
+    }
+
+    fn add_time(&mut self, new: Passes) {
+        let outweighs = |a: &Passes, b: &Passes| {
+            a.part == b.part
+                && a.transfers >= b.transfers
+                && at_least(&a.forward, &b.forward)
+                && at_least(&a.backward, &b.backward)
+        };
+        if !self.times.iter().any(|known| outweighs(known, &new)) {
+            self.times.retain(|known| !outweighs(&new, known));
+            self.times.push(new);
+        }
+    }
+
+    fn add_memory(&mut self, new: Held) {
+        let outweighs = |a: &Held, b: &Held| {
+            a.outputs >= b.outputs && at_least(&a.saved, &b.saved) && at_least(&a.own, &b.own)
+        };
+        if !self.memory.iter().any(|known| outweighs(known, &new)) {
+            self.memory.retain(|known| !outweighs(&new, known));
+            self.memory.push(new);
+        }
+    }
+}
+
+/// For every virtual stage, its number of blocks of each kind.
+fn stages(costs: &BlockCosts, d: &Decisions, kinds: usize) -> Vec<Vec<u64>> {
+    let last = d.stages.0.len() - 1;
+    let mut first_layer = 0;
+    let mut stages = Vec::with_capacity(d.stages.0.len());
+    for (index, &count) in d.stages.0.iter().enumerate() {
+        let mut counts = vec![0u64; kinds];
+        let end = first_layer + count as usize;
+        for (offset, &class) in (0u64..).zip(&costs.class_of_layer()[first_layer..end]) {
+            let as_first = d.recompute.of_layer(offset) == d.recompute.of_layer(0);
+            counts[ENDS + 2 * usize::from(class) + usize::from(as_first)] += 1;
+        }
+        counts[EMBEDDING] = u64::from(index == 0);
+        counts[HEAD] = u64::from(index == last);
+        counts[MTP] = if index == last {
+            costs.scenario().model.mtp_layers
+        } else {
+            0
+        };
+        first_layer = end;
+        stages.push(counts);
+    }
+    stages
+}
+
+fn add(sums: &mut [u64], counts: &[u64], times: u64) {
+    for (sum, count) in sums.iter_mut().zip(counts) {
+        *sum += count * times;
+    }
+}
+
+fn floats(counts: &[u64]) -> Vec<f64> {
+    counts.iter().map(|&count| count as f64).collect()
+}
+
+fn at_least<T: PartialOrd>(a: &[T], b: &[T]) -> bool {
+    a.iter().zip(b).all(|(a, b)| a >= b)
+}
+
+/// Costs of every kind of block under a layout, with the least that states take on it.
+#[derive(Clone, Debug)]
+pub struct LayoutBounds {
+    /// Seconds of forward on the device, and on the host.
+    forward: [Vec<f64>; 2],
+    /// Seconds of backward in one pass on the device, and on the host; then those of [`Part::Input`] and [`Part::All`].
+    backward: [Vec<f64>; 4],
+    saved: Vec<f64>,
+    elements: Vec<Elements>,
+    output: f64,
+    transfer: f64,
+    step: Seconds,
+    outside: Bytes,
+    /// Elements of the table that counts twice if one stage has both ends of the model.
+    tied: u64,
+    least: Vec<(Decisions, Sharding)>,
+}
+
+impl LayoutBounds {
+    /// The costs of the blocks of `d`; of its fields those are read that decide what blocks cost. `lightest` are the
+    /// same decisions with the ways to shard states that leave least on a rank.
+    pub(crate) fn new(
+        costs: &BlockCosts,
+        d: &Decisions,
+        lightest: &[Decisions],
+        orders: &[AxisOrder],
+    ) -> Result<Self, CostError> {
+        let scenario = costs.scenario();
+        let blocks = Blocks::look_up(costs, d)?;
+        let mut of_kind: Vec<Option<&Arc<BlockCost>>> = vec![
+            Some(&blocks.embedding),
+            Some(&blocks.head),
+            blocks.mtp.as_ref(),
+        ];
+        for [asked, first] in &blocks.layers {
+            of_kind.extend([Some(asked), Some(first)]);
+        }
+        let all = |value: &dyn Fn(&BlockCost) -> f64| -> Vec<f64> {
+            let value = |block: &Option<&Arc<BlockCost>>| block.map_or(0.0, |block| value(block));
+            of_kind.iter().map(value).collect()
+        };
+        let whole = |b: &BlockCost| (b.recompute + b.backward.whole).device().0;
+        let input = |b: &BlockCost| (b.recompute + b.backward.input).device().0;
+        let both = |b: &BlockCost| input(b) + b.backward.weight.device().0;
+        let keeps_output = (scenario.runtime.rewrites).contains(&Rewrite::KeepStageOutput);
+        let overheads = &scenario.runtime.overheads;
+        let sharding = |d: &Decisions| DataParallel::new(d, &scenario.cluster).sharding;
+        let elements =
+            |block: &Option<&Arc<BlockCost>>| block.map_or(Elements::default(), |b| b.elements);
+        Ok(Self {
+            forward: [all(&|b| b.forward.device().0), all(&|b| b.forward.host.0)],
+            backward: [
+                all(&whole),
+                all(&|b| (b.recompute + b.backward.whole).host.0),
+                all(&|b| input(b).min(whole(b))),
+                all(&|b| both(b).min(whole(b))),
+            ],
+            saved: all(&|b| b.memory.saved_bytes.as_f64()),
+            elements: of_kind.iter().map(elements).collect(),
+            output: if d.pp > 1 && keeps_output {
+                blocks.output().as_f64()
+            } else {
+                0.0
+            },
+            transfer: blocks.least_transfer(costs, d, orders)?.0,
+            step: scenario.by_host(&overheads.step),
+            outside: overheads.context.value + overheads.workspace.value,
+            tied: tied(costs, d),
+            least: lightest.iter().map(|d| (d.clone(), sharding(d))).collect(),
+        })
+    }
+
+    /// Bounds on time and memory over a pipeline.
+    pub(crate) fn floors(&self, costs: &BlockCosts, shape: &Shape) -> Floors {
+        let times = shape.times.iter().map(|passes| self.time(passes));
+        let memory = shape.memory.iter().map(|held| self.memory(costs, held));
+        Floors {
+            time: (Seconds(times.fold(0.0, f64::max)) + self.step) * ROUNDING,
+            memory: costs
+                .scenario()
+                .with_fragmentation(memory.max().unwrap_or_default()),
+        }
+    }
+
+    fn time(&self, passes: &Passes) -> f64 {
+        let [device, host] = &self.forward;
+        let sent = passes.transfers * self.transfer;
+        let forward = product(&passes.forward, device) + sent;
+        match passes.part {
+            Part::Whole => {
+                let on_host = product(&passes.forward, host)
+                    + product(&passes.backward, &self.backward[1])
+                    + sent;
+                on_host.max(forward + product(&passes.backward, &self.backward[0]))
+            }
+            Part::Input => forward + product(&passes.backward, &self.backward[2]),
+            Part::All => forward + product(&passes.backward, &self.backward[3]),
+        }
+    }
+
+    fn memory(&self, costs: &BlockCosts, held: &Held) -> Bytes {
+        let saved = product(&held.saved, &self.saved) + held.outputs * self.output;
+        let mut elements = Elements::default();
+        let mut largest = 0;
+        for (of_block, &count) in self.elements.iter().zip(&held.own) {
+            elements += *of_block * count;
+            if count > 0 {
+                largest = largest.max(of_block.dense + of_block.expert);
+            }
+        }
+        elements.dense = elements.dense.saturating_sub(self.tied);
+        let of_sharding = |(d, sharding): &(Decisions, Sharding)| {
+            states(costs, sharding, elements) + in_flight(d, costs, largest, elements)
+        };
+        let least = self.least.iter().map(of_sharding).min();
+        Bytes((saved * ROUNDING) as u64) + self.outside + least.unwrap_or_default()
+    }
+}
+
+/// Elements of the embedding that count twice if one stage has both ends of a model that ties them.
+fn tied(costs: &BlockCosts, d: &Decisions) -> u64 {
+    let model = &costs.scenario().model;
+    if model.tied_embeddings {
+        dtensor::placement::chunk_size(model.vocab, d.tp) * model.hidden
+    } else {
+        0
+    }
+}
+
+fn states(costs: &BlockCosts, sharding: &Sharding, elements: Elements) -> Bytes {
+    let scenario = costs.scenario();
+    let types = &scenario.runtime.states;
+    (sharding.states(elements, types, scenario.workload.precision)).total()
+}
+
+fn product(counts: &[f64], costs: &[f64]) -> f64 {
+    counts
+        .iter()
+        .zip(costs)
+        .map(|(count, cost)| count * cost)
+        .sum()
+}
+
+/// The least memory that parameters, gradients and optimizer states take on the fullest rank, whatever blocks keep:
+/// their average over the pipeline's ranks. It needs no prices.
+///
+/// # Errors
+/// When a block cannot be traced.
+pub(crate) fn states_floor(
+    costs: &BlockCosts,
+    d: &Decisions,
+    lightest: &[Decisions],
+) -> Result<Bytes, CostError> {
+    let scenario = costs.scenario();
+    let mut elements = costs.elements(d)?;
+    elements.dense = elements.dense.saturating_sub(tied(costs, d));
+    let of_sharding = |d: &Decisions| {
+        let sharding = DataParallel::new(d, &scenario.cluster).sharding;
+        states(costs, &sharding, elements)
+    };
+    let least = lightest.iter().map(of_sharding).min().unwrap_or_default();
+    let overheads = &scenario.runtime.overheads;
+    let outside = overheads.context.value + overheads.workspace.value;
+    Ok(scenario.with_fragmentation(Bytes(least.0 / d.pp) + outside))
+}

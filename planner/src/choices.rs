@@ -1,0 +1,269 @@
+//! What the strategies of one layout choose among: pipelines, ways to shard states, axis orders, recomputation.
+
+use catalog::runtime::RecomputeMode;
+use catalog::{AxisOrder, ScheduleKind, Zero};
+use costmodel::Scenario;
+use plans::legality::MAX_PASSES;
+use plans::{Decisions, Recompute, StagePartition};
+
+use crate::constraints::{Constraints, zero_name};
+
+/// Largest number of virtual stages per rank.
+const MAX_VPP: u64 = 16;
+
+/// A pipeline: its schedule, its stages, and what these may recompute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PipelineChoice {
+    /// Schedule of passes.
+    pub schedule: ScheduleKind,
+    /// Virtual stages per rank.
+    pub vpp: u64,
+    /// Layers of every virtual stage.
+    pub stages: StagePartition,
+    /// What may be recomputed, in order; never empty.
+    pub recompute: Vec<Recompute>,
+}
+
+/// A way to shard states over data-parallel ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShardingChoice {
+    /// Which states are sharded.
+    pub zero: Zero,
+    /// Under ZeRO-3, whether parameters are freed between forward and backward.
+    pub reshard_after_forward: bool,
+    /// Ranks that share states.
+    pub dp_shard: u64,
+    /// Ranks that hold copies of them.
+    pub dp_replicate: u64,
+}
+
+impl ShardingChoice {
+    /// The decisions with states sharded in this way.
+    #[must_use]
+    pub fn of(self, d: &Decisions) -> Decisions {
+        Decisions {
+            zero: self.zero,
+            reshard_after_forward: self.reshard_after_forward,
+            dp_shard: self.dp_shard,
+            dp_replicate: self.dp_replicate,
+            ..d.clone()
+        }
+    }
+}
+
+/// A scenario under constraints.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked<'a> {
+    pub(crate) scenario: &'a Scenario,
+    pub(crate) constraints: &'a Constraints,
+}
+
+impl Asked<'_> {
+    /// These sizes and any that constraints fix for `key`, less those that constraints exclude.
+    pub(crate) fn with_fixed(&self, key: &str, sizes: impl Iterator<Item = u64>) -> Vec<u64> {
+        let mut sizes: Vec<u64> = sizes.collect();
+        for size in self.constraints.fixed(key) {
+            if !sizes.contains(&size) {
+                sizes.push(size);
+            }
+        }
+        sizes.retain(|&size| self.constraints.allows(key, size));
+        sizes
+    }
+
+    /// All pipelines of so many ranks and micro-batches.
+    pub(crate) fn pipelines(&self, pp: u64, micro_batches: u64) -> Vec<PipelineChoice> {
+        let mut choices = Vec::new();
+        let simulated = |&(_, vpp): &(_, u64)| pp * vpp * micro_batches <= MAX_PASSES;
+        for (schedule, vpp) in self
+            .schedules(pp, micro_batches)
+            .into_iter()
+            .filter(simulated)
+        {
+            for stages in self.partitions(pp, vpp) {
+                let recompute = self.recompute(&stages);
+                if !recompute.is_empty() {
+                    choices.push(PipelineChoice {
+                        schedule,
+                        vpp,
+                        stages,
+                        recompute,
+                    });
+                }
+            }
+        }
+        choices
+    }
+
+    /// Number of schedules left out because they have more passes than are simulated.
+    pub(crate) fn too_long(&self, pp: u64, micro_batches: u64) -> u64 {
+        let schedules = self.schedules(pp, micro_batches).into_iter();
+        schedules
+            .filter(|&(_, vpp)| pp * vpp * micro_batches > MAX_PASSES)
+            .count() as u64
+    }
+
+    fn schedules(&self, pp: u64, micro_batches: u64) -> Vec<(ScheduleKind, u64)> {
+        if pp == 1 {
+            let kind = ScheduleKind::OneFOneB;
+            let allowed = self.constraints.allows_name("schedule", kind.name())
+                && self.constraints.allows("vpp", 1);
+            return allowed.then_some((kind, 1)).into_iter().collect();
+        }
+        let per_rank = self.scenario.model.layers.div_ceil(pp);
+        let mut choices = Vec::new();
+        for &kind in &self.scenario.runtime.space.schedules {
+            if !self.constraints.allows_name("schedule", kind.name()) {
+                continue;
+            }
+            for vpp in self.with_fixed("vpp", 1..=per_rank.min(MAX_VPP)) {
+                if plans::schedule::check(kind, pp, vpp, micro_batches).is_ok() {
+                    choices.push((kind, vpp));
+                }
+            }
+        }
+        choices
+    }
+
+    fn partitions(&self, pp: u64, vpp: u64) -> Vec<StagePartition> {
+        let layers = self.scenario.model.layers;
+        let stages = pp * vpp;
+        if stages == 1 {
+            return vec![StagePartition::even(layers, 1)];
+        }
+        let uneven = self.scenario.runtime.space.uneven_stages;
+        let mut partitions = Vec::new();
+        let even = StagePartition::even(layers, stages);
+        // An uneven remainder is spread over the middle only without virtual stages; with them the ends take fewer
+        // layers.
+        if even.is_uniform() || (uneven && stages == pp) {
+            partitions.push(even);
+        }
+        if uneven {
+            let limit = self.constraints.uneven.unwrap_or(1);
+            for first in 0..=limit {
+                for last in 0..=limit {
+                    if let Some(p) = StagePartition::lighter_ends(layers, stages, first, last)
+                        && !partitions.contains(&p)
+                    {
+                        partitions.push(p);
+                    }
+                }
+            }
+        }
+        partitions
+    }
+
+    fn recompute(&self, stages: &StagePartition) -> Vec<Recompute> {
+        let most = stages.0.iter().copied().max().unwrap_or(0);
+        let mut choices = Vec::new();
+        for &offered in &self.scenario.runtime.space.recompute {
+            match offered {
+                RecomputeMode::None => choices.push(Recompute::None),
+                RecomputeMode::Selective => choices.push(Recompute::Selective),
+                RecomputeMode::Full => choices.push(Recompute::Full),
+                RecomputeMode::SelectiveOps => choices.push(Recompute::SelectiveOps),
+                RecomputeMode::Layers => {
+                    let step = most.div_ceil(8).max(1);
+                    let mut counts: Vec<u64> =
+                        (1..).map(|i| i * step).take_while(|&n| n < most).collect();
+                    counts.extend(self.constraints.fixed_layers().filter(|&n| n <= most));
+                    counts.sort_unstable();
+                    counts.dedup();
+                    choices.extend(counts.into_iter().map(Recompute::Layers));
+                }
+            }
+        }
+        choices.retain(|&recompute| self.constraints.allow_recompute(recompute));
+        choices
+    }
+
+    /// All ways to shard the states of `dp` data-parallel times `cp` context-parallel ranks.
+    pub(crate) fn shardings(&self, dp: u64, cp: u64) -> Vec<ShardingChoice> {
+        let zero_0 = ShardingChoice {
+            zero: Zero::Z0,
+            reshard_after_forward: false,
+            dp_shard: 1,
+            dp_replicate: dp,
+        };
+        let space = &self.scenario.runtime.space;
+        let allows = |choice: &ShardingChoice| {
+            let c = self.constraints;
+            c.allows_name("zero", zero_name(choice.zero))
+                && c.allows("dp_shard", choice.dp_shard)
+                && c.allows("dp_replicate", choice.dp_replicate)
+        };
+        let mut choices = Vec::new();
+        if dp * cp == 1 {
+            choices.push(zero_0);
+        } else {
+            let replicas = self.replicas(dp);
+            for &zero in &space.zero {
+                if zero == Zero::Z0 {
+                    choices.push(zero_0);
+                    continue;
+                }
+                for &dp_replicate in &replicas {
+                    let choice = ShardingChoice {
+                        zero,
+                        reshard_after_forward: zero == Zero::Z3,
+                        dp_shard: dp / dp_replicate,
+                        dp_replicate,
+                    };
+                    choices.push(choice);
+                    if zero == Zero::Z3 && space.keep_after_forward {
+                        choices.push(ShardingChoice {
+                            reshard_after_forward: false,
+                            ..choice
+                        });
+                    }
+                }
+            }
+        }
+        choices.retain(allows);
+        choices
+    }
+
+    fn replicas(&self, dp: u64) -> Vec<u64> {
+        let hybrid = self.scenario.runtime.space.hybrid_shard;
+        let mut replicas: Vec<u64> = if hybrid && dp > 1 {
+            self.with_fixed("dp_replicate", powers_of_two(dp / 2))
+        } else {
+            vec![1]
+        };
+        if hybrid {
+            for shard in self.constraints.fixed("dp_shard") {
+                replicas.extend(dp.is_multiple_of(shard).then_some(dp / shard));
+            }
+        }
+        replicas.retain(|&r| dp.is_multiple_of(r));
+        replicas.sort_unstable();
+        replicas.dedup();
+        replicas
+    }
+
+    /// The axis orders of a pipeline's ranks that hold the same parameters on `alike` ranks. Without a pipeline, or
+    /// without such ranks, all orders are the same.
+    pub(crate) fn orders(&self, pp: u64, alike: u64) -> &[AxisOrder] {
+        let all = &self.scenario.runtime.space.axis_orders;
+        let one = pp == 1 || alike == 1;
+        if one { &all[..all.len().min(1)] } else { all }
+    }
+}
+
+pub(crate) fn divisors(n: u64) -> impl Iterator<Item = u64> {
+    let small: Vec<u64> = (1..=n.isqrt()).filter(|d| n.is_multiple_of(*d)).collect();
+    let large: Vec<u64> = small
+        .iter()
+        .rev()
+        .map(|d| n / d)
+        .filter(|d| d * d > n)
+        .collect();
+    small.into_iter().chain(large)
+}
+
+pub(crate) fn powers_of_two(most: u64) -> impl Iterator<Item = u64> {
+    (0..63)
+        .map(|i| 1u64 << i)
+        .take_while(move |&p| p <= most.max(1))
+}
