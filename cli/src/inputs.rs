@@ -233,14 +233,14 @@ fn for_own_ranks(error: CliError, runtime: &Runtime, cluster: &Cluster) -> CliEr
     ))
 }
 
-/// About 4 Mi tokens in at most [`MAX_DEFAULT_BATCH`] sequences, and at least one sequence per GPU, in
-/// whole multiples of the GPUs' largest power of two so that it divides.
-fn default_batch(gpus: u64, seq: u64) -> u64 {
-    let sequences = (DEFAULT_TOKENS_PER_STEP / seq).clamp(1, MAX_DEFAULT_BATCH);
+/// About 4 Mi tokens in at most [`MAX_DEFAULT_BATCH`] sequences, and up to 2,048 GPUs at least one sequence per GPU: a
+/// power of two times the GPUs' odd part, so that all their divisors divide it.
+pub(crate) fn default_batch(gpus: u64, seq: u64) -> u64 {
+    let sequences = (DEFAULT_TOKENS_PER_STEP / seq.max(1)).clamp(1, MAX_DEFAULT_BATCH);
     let unit = 1u64 << gpus.trailing_zeros();
     let odd = gpus / unit;
-    let batch = sequences.max(unit.min(2048));
-    batch.div_ceil(odd) * odd
+    let times = sequences.max(unit.min(2048)) / odd;
+    odd * (1 << times.max(1).ilog2()).max(unit.min(2048))
 }
 
 pub(crate) fn precision(arg: PrecisionArg) -> Precision {
@@ -314,6 +314,16 @@ pub(crate) fn training(args: &BudgetArgs, cluster: &Cluster) -> Training {
         tokens: args.tokens,
         price: args.price.or_else(usual),
     }
+}
+
+/// Checks a probability that plans do not fit.
+pub(crate) fn risk(risk: f64) -> Result<(), CliError> {
+    if risk > 0.0 && risk < 1.0 {
+        return Ok(());
+    }
+    usage(format!(
+        "--risk {risk}: expected a probability above 0 and below 1"
+    ))
 }
 
 /// Refuses the value of a flag.

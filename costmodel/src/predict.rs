@@ -70,8 +70,7 @@ pub fn prediction(
         peak_flop_rate: peak_rate,
         peak_memory: peak,
         peak_memory_interval: (Bytes(least as u64), Bytes(most as u64)),
-        p_fits: residual(Quantity::Memory)
-            .probability_below((scenario.capacity().as_f64() / peak.as_f64().max(1.0)).ln()),
+        p_fits: scenario.p_fits(peak),
         evidence: scenario.evidence(Quantity::Time).words(&kind),
         peak_rank: peak_rank as u32,
         peak_moment: outcome.ranks[peak_rank]

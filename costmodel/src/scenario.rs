@@ -1,6 +1,6 @@
 //! The subject of a prediction: model, cluster, training system and workload.
 
-use catalog::residuals::{Evidence, Kind, Quantity};
+use catalog::residuals::{self, Evidence, Kind, Quantity, Residual};
 use catalog::{Bytes, Cluster, Model, Runtime, Seconds, Sourced, Workload};
 
 /// Everything that a prediction depends on, apart from the strategy.
@@ -26,6 +26,38 @@ impl Scenario {
         Bytes((total * (1.0 - self.headroom)) as u64)
     }
 
+    /// The probability that a predicted peak, as large as predictions of this kind turned out to be, fits.
+    #[must_use]
+    pub fn p_fits(&self, peak: Bytes) -> f64 {
+        self.probability(self.memory_error(), peak)
+    }
+
+    /// Largest predicted peak that does not fit with a probability of at most `risk`, which lies in `(0, 1)`.
+    #[must_use]
+    pub fn limit(&self, risk: f64) -> Bytes {
+        let error = self.memory_error();
+        let fits = |peak: &u64| self.probability(error, Bytes(*peak)) >= 1.0 - risk;
+        // No error is larger than a factor of 64.
+        let mut least = 0;
+        let mut most = self.capacity().0.saturating_mul(64);
+        while least + 1 < most {
+            let middle = least + (most - least) / 2;
+            match fits(&middle) {
+                true => least = middle,
+                false => most = middle,
+            }
+        }
+        Bytes(least)
+    }
+
+    fn memory_error(&self) -> Residual {
+        residuals::of(Quantity::Memory, self.kind().evidence())
+    }
+
+    fn probability(&self, error: Residual, peak: Bytes) -> f64 {
+        error.probability_below((self.capacity().as_f64() / peak.as_f64().max(1.0)).ln())
+    }
+
     /// A peak of allocated memory as the allocator reserves it; the device's context does not fragment.
     #[must_use]
     pub fn with_fragmentation(&self, peak: Bytes) -> Bytes {
@@ -33,6 +65,12 @@ impl Scenario {
         let outside = overheads.context.value;
         let inside = peak.saturating_sub(outside);
         Bytes((inside.as_f64() * overheads.fragmentation.value) as u64) + outside
+    }
+
+    /// The upper end of the 80% interval of `ln` of the ratio of two step times, of what it is predicted to be.
+    #[must_use]
+    pub fn comparison_error(&self) -> f64 {
+        residuals::of(Quantity::Ratio, self.kind().evidence()).high
     }
 
     /// The kind of this question, by which published runs that resemble it are counted as evidence.

@@ -55,10 +55,13 @@ pub fn differences(first: &Breakdown, second: &Breakdown) -> Vec<Difference> {
 }
 
 /// One line: how much slower a strategy is, and which part grew most. If the 80% interval of the ratio of their times
-/// holds 1, the two are a tie.
+/// holds 1, the two are a tie. `more` is what the strategy has that the first does without, in words.
 #[must_use]
-pub fn why_not_first(first: &Prediction, other: &Prediction) -> String {
+pub fn why_not_first(first: &Prediction, other: &Prediction, more: &str) -> String {
     let ratio = other.step_time.0 / first.step_time.0 - 1.0;
+    if ratio < -5e-4 && !more.is_empty() {
+        return format!("{:+.1}% step time, for {more}", ratio * 100.0);
+    }
     let grown = differences(&first.breakdown, &other.breakdown)
         .into_iter()
         .filter(|d| d.second_s > d.first_s)
@@ -66,7 +69,7 @@ pub fn why_not_first(first: &Prediction, other: &Prediction) -> String {
     let cause = grown.map_or_else(String::new, |d| {
         format!(": {} +{:.0} ms", d.name, (d.second_s - d.first_s) * 1e3)
     });
-    if ratio < 5e-4 {
+    if ratio.abs() < 5e-4 {
         let memory = other.peak_memory.as_f64() - first.peak_memory.as_f64();
         return format!(
             "same time within 0.05%, {:+.1} GiB memory",
@@ -98,7 +101,7 @@ pub fn neighbours(costs: &CostModel, base: &Strategy) -> Result<Vec<Candidate>, 
             continue;
         }
         let prediction = costs.predict(&strategy)?;
-        let why_not_first = why_not_first(&first, &prediction);
+        let why_not_first = why_not_first(&first, &prediction, "");
         found.push(Candidate {
             strategy,
             prediction,

@@ -36,14 +36,19 @@
 
 pub mod choices;
 pub mod constraints;
+mod contest;
 mod error;
 pub mod explain;
 pub mod legal_values;
+mod options;
 pub mod search;
+pub mod simplicity;
 pub mod size;
 pub mod space;
 
 pub use constraints::Constraints;
+pub use contest::TIE;
 pub use error::PlannerError;
-pub use search::{Objective, SearchOptions, search};
+pub use options::{Objective, RISK, SearchOptions};
+pub use search::search;
 pub use space::SearchSpace;

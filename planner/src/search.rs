@@ -9,7 +9,7 @@
 
 use std::cmp::Ordering as Order;
 use std::collections::{BTreeMap, BinaryHeap, btree_map};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use catalog::{Bytes, Seconds};
 use costmodel::{CostModel, Score, Shape};
@@ -19,7 +19,10 @@ use rayon::prelude::*;
 
 use crate::PlannerError;
 use crate::choices::{PipelineChoice, ShardingChoice};
+use crate::contest::{self, Contest, Scored};
 use crate::explain::why_not_first;
+use crate::options::{Objective, SearchOptions, limit};
+use crate::simplicity;
 use crate::space::{Layout, SearchSpace, with_pipeline};
 
 /// Largest number of strategies that an exhaustive search simulates.
@@ -32,50 +35,6 @@ const CHUNK: usize = 512;
 const FIRST_WAVES: usize = 4;
 /// Share of the work, as progress is shown, after which all layouts are bounded.
 const BOUNDED: f64 = 0.7;
-
-/// What a search minimises.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Objective {
-    /// Minimise step time.
-    #[default]
-    Time,
-    /// Minimise peak memory.
-    Memory,
-}
-
-/// Options of a search.
-#[derive(Clone, Copy, Debug)]
-pub struct SearchOptions<'a> {
-    /// What to minimise. On a fixed number of devices, most tokens per dollar means least time.
-    pub objective: Objective,
-    /// Number of strategies to return.
-    pub top: usize,
-    /// Whether to simulate every strategy, without pruning.
-    pub exhaustive: bool,
-    /// Largest peak memory of a plan; the cost model's capacity if `None`.
-    pub limit: Option<Bytes>,
-    /// When set from outside, the search stops and returns the best found so far.
-    pub cancelled: Option<&'a AtomicBool>,
-}
-
-impl Default for SearchOptions<'_> {
-    fn default() -> Self {
-        Self {
-            objective: Objective::Time,
-            top: 10,
-            exhaustive: false,
-            limit: None,
-            cancelled: None,
-        }
-    }
-}
-
-/// A strategy that was simulated, with its score.
-#[derive(Clone, Debug)]
-struct Scored {
-    strategy: Strategy,
-    score: Score,
-}
 
 /// Searches a space. `progress` receives the share done, in `[0, 1]`.
 ///
@@ -91,13 +50,14 @@ pub fn search(
         costs,
         space,
         options,
-        limit: options.limit.unwrap_or(costs.capacity()),
+        limit: limit(costs, options),
         report: SpaceReport {
             strategies: space.len(),
             illegal: space.illegal.clone(),
             ..SpaceReport::default()
         },
         best: Vec::new(),
+        wanted: options.top.max(contest::LAYOUTS),
         open: BinaryHeap::new(),
     };
     if options.exhaustive {
@@ -105,7 +65,47 @@ pub fn search(
     } else {
         run.pruned(progress)?;
     }
-    run.finish()
+    let mut outcome = run.finish()?;
+    if options.top > 1 && options.objective == Objective::Time && !outcome.interrupted {
+        outcome
+            .wishes
+            .extend(restricted(costs, space, options, &outcome.top)?);
+    }
+    Ok(outcome)
+}
+
+/// The best plans without an axis that the best of all has.
+fn restricted(
+    costs: &CostModel,
+    space: &SearchSpace,
+    options: &SearchOptions<'_>,
+    top: &[Candidate],
+) -> Result<Vec<(String, Candidate)>, PlannerError> {
+    let Some(best) = top.first() else {
+        return Ok(Vec::new());
+    };
+    let options = SearchOptions {
+        top: 1,
+        exhaustive: false,
+        ..*options
+    };
+    let mut found = Vec::new();
+    let wishes = [
+        ("no pipeline", "pp", best.strategy.pp),
+        ("no context parallelism", "cp", best.strategy.cp),
+    ];
+    for (wish, axis, size) in wishes {
+        if size > 1 {
+            let space = space.without(axis);
+            let outcome = search(costs, &space, &options, &|_| {})?;
+            let plan = outcome.top.into_iter().next();
+            found.extend(plan.map(|mut plan| {
+                plan.why_not_first = why_not_first(&best.prediction, &plan.prediction, "");
+                (wish.to_owned(), plan)
+            }));
+        }
+    }
+    Ok(found)
 }
 
 struct Run<'a> {
@@ -114,8 +114,10 @@ struct Run<'a> {
     options: &'a SearchOptions<'a>,
     limit: Bytes,
     report: SpaceReport,
-    /// The best found so far, best first, at most `top`.
-    best: Vec<Scored>,
+    /// The best plans of the best layouts found so far, best first, at most `wanted`.
+    best: Vec<([u64; 7], Scored)>,
+    /// Number of layouts that are compared in the end.
+    wanted: usize,
     /// What is still to be opened.
     open: BinaryHeap<Entry>,
 }
@@ -218,7 +220,7 @@ impl Run<'_> {
                 }
             }
             let mut waves = 0;
-            while self.best.len() < self.options.top.max(1) && waves < FIRST_WAVES && self.wave()? {
+            while self.best.len() < self.wanted && waves < FIRST_WAVES && self.wave()? {
                 waves += 1;
             }
             progress(BOUNDED * (first + chunk.len()) as f64 / layouts.len() as f64);
@@ -450,33 +452,31 @@ impl Run<'_> {
 
     /// Takes simulated strategies into the best found.
     fn rank(&mut self, scored: impl Iterator<Item = (Strategy, Score)>) {
+        let objective = self.options.objective;
         for (strategy, score) in scored {
             self.report.simulated += 1;
-            if score.peak_memory <= self.limit {
-                self.best.push(Scored { strategy, score });
-            } else {
+            if score.peak_memory > self.limit {
                 self.report.too_large += 1;
+                continue;
+            }
+            let layout = simplicity::layout(&strategy);
+            let scored = Scored { strategy, score };
+            match self.best.iter_mut().find(|(known, _)| *known == layout) {
+                Some((_, known)) if scored.order(known, objective).is_lt() => *known = scored,
+                Some(_) => {}
+                None => self.best.push((layout, scored)),
             }
         }
-        let objective = self.options.objective;
-        self.best.sort_by(|a, b| {
-            let time = a.score.step_time.0.total_cmp(&b.score.step_time.0);
-            let memory = a.score.peak_memory.cmp(&b.score.peak_memory);
-            let first = match objective {
-                Objective::Time => time.then(memory),
-                Objective::Memory => memory.then(time),
-            };
-            first.then_with(|| a.strategy.cmp(&b.strategy))
-        });
-        self.best.truncate(self.options.top.max(1));
+        (self.best).sort_by(|(_, a), (_, b)| a.order(b, objective));
+        self.best.truncate(self.wanted);
     }
 
     /// Whether a strategy with this lower bound is certainly worse than every plan kept so far.
     fn beyond(&self, bound: f64) -> bool {
-        if self.best.len() < self.options.top.max(1) {
+        if self.best.len() < self.wanted {
             return false;
         }
-        let worst = &self.best[self.best.len() - 1].score;
+        let worst = &self.best[self.best.len() - 1].1.score;
         bound
             > match self.options.objective {
                 Objective::Time => worst.step_time.0,
@@ -498,25 +498,50 @@ impl Run<'_> {
 
     fn finish(self) -> Result<SearchOutcome, PlannerError> {
         let interrupted = self.stopped();
-        let mut top: Vec<Candidate> = Vec::with_capacity(self.best.len());
-        for scored in self.best {
-            let prediction = self.costs.predict(&scored.strategy)?;
-            let why_not_first = top.first().map_or_else(String::new, |first| {
-                why_not_first(&first.prediction, &prediction)
-            });
-            top.push(Candidate {
-                strategy: scored.strategy,
-                prediction,
-                why_not_first,
-            });
+        let best: Vec<Scored> = self.best.into_iter().map(|(_, scored)| scored).collect();
+        let ranked = Contest {
+            costs: self.costs,
+            space: self.space,
+            options: self.options,
+            limit: self.limit,
+        };
+        let ranked = ranked.ranked(&best)?;
+        let mut top: Vec<Candidate> = Vec::with_capacity(ranked.plans.len());
+        for plan in ranked.plans {
+            let first = top.first();
+            top.push(candidate(self.costs, plan, first)?);
+        }
+        let mut wishes = Vec::with_capacity(ranked.wishes.len());
+        for (wish, plan) in ranked.wishes {
+            wishes.push((wish.to_owned(), candidate(self.costs, plan, top.first())?));
         }
         Ok(SearchOutcome {
             top,
+            wishes,
             space: self.report,
             relax: Vec::new(),
             interrupted,
         })
     }
+}
+
+/// A plan with its prediction, compared with the first.
+fn candidate(
+    costs: &CostModel,
+    plan: Scored,
+    first: Option<&Candidate>,
+) -> Result<Candidate, PlannerError> {
+    let prediction = costs.predict(&plan.strategy)?;
+    let runtime = &costs.scenario().runtime;
+    let why_not_first = first.map_or_else(String::new, |first| {
+        let more = simplicity::beyond(&plan.strategy, &first.strategy, runtime);
+        why_not_first(&first.prediction, &prediction, &more)
+    });
+    Ok(Candidate {
+        strategy: plan.strategy,
+        prediction,
+        why_not_first,
+    })
 }
 
 /// A layout's entries, and the number of its strategies whose memory floor does not fit.

@@ -1,12 +1,13 @@
 //! Chooses the number of devices: the smallest cluster that fits, and time against cost over sizes.
 
 use catalog::Bytes;
-use costmodel::CostModel;
+use costmodel::{CostModel, Scenario};
 use plans::Candidate;
 
 use crate::PlannerError;
 use crate::constraints::Constraints;
-use crate::search::{Objective, SearchOptions, search};
+use crate::options::{Objective, SearchOptions, limit};
+use crate::search::search;
 use crate::space::SearchSpace;
 
 /// The best plan at one number of devices.
@@ -81,10 +82,15 @@ pub fn relaxations(
             "the lightest strategy needs {needed} of memory per GPU; {} has {}",
             device.name, device.memory.value
         ));
+        advice.extend(
+            options
+                .risk
+                .and_then(|risk| riskier(scenario, needed, risk)),
+        );
     }
     let node = scenario.cluster.gpus_per_node;
     let most = (scenario.workload.gpus * 64).min(1 << 17).max(node);
-    let limit = options.limit.unwrap_or(costs.capacity());
+    let limit = limit(costs, options);
     let states = costmodel::states::whole(scenario)?;
     let larger = usual_counts(node, most).into_iter();
     for gpus in larger.filter(|&n| n > scenario.workload.gpus) {
@@ -102,6 +108,16 @@ pub fn relaxations(
     Ok(advice)
 }
 
+/// The risk at which a strategy of this peak would be chosen, if it may fit at all.
+fn riskier(scenario: &Scenario, peak: Bytes, risk: f64) -> Option<String> {
+    let fits = scenario.p_fits(peak);
+    let (least, most) = (0.01, 0.99);
+    let needed = ((1.0 - fits) / least).ceil() * least;
+    (needed > risk && needed <= most).then(|| {
+        format!("it fits with probability {fits:.2}; --risk {needed:.2} would choose such plans")
+    })
+}
+
 /// The peak memory of the lightest strategy.
 fn least_memory(
     costs: &CostModel,
@@ -111,7 +127,7 @@ fn least_memory(
     let lightest = SearchOptions {
         objective: Objective::Memory,
         top: 1,
-        limit: Some(Bytes(u64::MAX)),
+        risk: None,
         ..*options
     };
     let outcome = search(costs, space, &lightest, &|_| {})?;

@@ -72,6 +72,23 @@ pub struct Layout {
     pub sequence_parallel: bool,
 }
 
+impl Layout {
+    /// Whether all sizes, and sequence parallelism, are those of some decisions.
+    pub(crate) fn has_sizes_of(&self, d: &Decisions) -> bool {
+        let own = [
+            self.tp,
+            self.pp,
+            self.cp,
+            self.dp,
+            self.ep,
+            self.etp,
+            self.micro_batch,
+        ];
+        own == [d.tp, d.pp, d.cp, d.dp(), d.ep, d.etp, d.micro_batch]
+            && self.sequence_parallel == d.sequence_parallel
+    }
+}
+
 impl SearchSpace {
     /// Enumerates the legal layouts of a scenario under constraints, and counts their strategies.
     #[must_use]
@@ -148,6 +165,14 @@ impl SearchSpace {
                 matches!(check(asked, layout, &pipelines), Checked::Legal(_))
             })
         })
+    }
+
+    /// The strategies of the space that do not use an axis.
+    #[must_use]
+    pub(crate) fn without(&self, axis: &str) -> Self {
+        let mut constraints = self.constraints.clone();
+        constraints.max.insert(axis.to_owned(), 1);
+        Self::new(&self.scenario, &constraints)
     }
 
     /// Number of strategies.
@@ -371,11 +396,13 @@ fn meshes(asked: Asked<'_>, illegal: &mut BTreeMap<String, u64>, found: &mut dyn
 
 /// Enumerates how experts are spread over the ranks of a mesh.
 fn experts(asked: Asked<'_>, mesh: Layout, found: &mut dyn FnMut(Layout)) {
+    let constraints = asked.constraints;
     let Some(moe) = asked.scenario.model.moe else {
-        found(mesh);
+        if constraints.allows("ep", 1) && constraints.allows("etp", 1) {
+            found(mesh);
+        }
         return;
     };
-    let constraints = asked.constraints;
     let ranks = mesh.tp * mesh.cp * mesh.dp;
     let parallel = asked.scenario.runtime.space.expert_parallel;
     let is_asked =

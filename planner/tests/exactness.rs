@@ -1,9 +1,9 @@
 //! The pruned search equals brute force, whatever the threads.
 
-use catalog::{Precision, Workload};
+use catalog::{Bytes, Precision, Workload};
 use costmodel::{CostModel, Scenario};
-use planner::{Constraints, Objective, SearchOptions, SearchSpace, search};
-use plans::SearchOutcome;
+use planner::{Constraints, Objective, SearchOptions, SearchSpace, search, simplicity};
+use plans::{SearchOutcome, Strategy};
 
 fn scenario(model: &str, cluster: &str, gpus: u64, runtime: &str, headroom: f64) -> Scenario {
     Scenario {
@@ -144,6 +144,7 @@ fn pruned_search_equals_brute_force() {
             let options = SearchOptions {
                 objective,
                 top: [1, 3, 10][index % 3],
+                risk: [Some(0.1), Some(0.5), None, Some(0.01)][index % 4],
                 ..SearchOptions::default()
             };
             let all = SearchOptions {
@@ -171,6 +172,102 @@ fn pruned_search_equals_brute_force() {
         "only {fit} of {} searches found a plan",
         2 * SPACES
     );
+}
+
+/// The plans of a search as they are stated to be ranked, from the scores of all strategies.
+fn stated(s: &Scenario, constraints: &Constraints, options: &SearchOptions<'_>) -> Vec<String> {
+    let costs = CostModel::new(s.clone()).expect("priced");
+    let space = SearchSpace::new(s, constraints);
+    let limit = options.risk.map_or(Bytes(u64::MAX), |risk| s.limit(risk));
+    let all = space.layouts().iter().flat_map(|l| space.strategies(l));
+    let mut scored: Vec<(f64, u64, Strategy)> = all
+        .map(|strategy| (costs.score(&strategy).expect("priced"), strategy))
+        .filter(|(score, _)| score.peak_memory <= limit)
+        .map(|(score, strategy)| (score.step_time.0, score.peak_memory.0, strategy))
+        .collect();
+    scored.sort_by(|a, b| a.partial_cmp(b).expect("no time is NaN"));
+    let Some(fastest) = scored.first().map(|first| first.0) else {
+        return Vec::new();
+    };
+    let tie = 1.0 + options.tie.expect("given");
+    let complexity = |strategy: &Strategy| simplicity::complexity(strategy, &s.runtime);
+    let mut layouts = Vec::new();
+    let mut plans = Vec::new();
+    for (time, _, strategy) in &scored {
+        let layout = simplicity::layout(strategy);
+        if layouts.contains(&layout) {
+            continue;
+        }
+        let shared = simplicity::shared(strategy);
+        let variants = scored.iter().filter(|(other, _, variant)| {
+            *other <= time * tie && simplicity::shared(variant) == shared
+        });
+        // Of equally simple ones, the first is the best.
+        plans.extend(variants.min_by_key(|(_, _, variant)| complexity(variant)));
+        layouts.push(layout);
+    }
+    plans.truncate(options.top.max(10));
+    let tied = (0..plans.len()).filter(|&at| plans[at].0 <= fastest * tie);
+    let first = tied
+        .min_by_key(|&at| complexity(&plans[at].2))
+        .expect("the fastest");
+    let first = plans.remove(first);
+    plans.sort_by(|a, b| a.partial_cmp(b).expect("no time is NaN"));
+    plans.insert(0, first);
+    plans.truncate(options.top);
+    plans.iter().map(|plan| plan.2.to_string()).collect()
+}
+
+#[test]
+fn plans_are_ranked_as_stated() {
+    for (index, (s, constraints)) in spaces().iter().enumerate().step_by(3) {
+        for (tie, risk) in [
+            (0.0, Some(0.5)),
+            (0.01, Some(0.1)),
+            (0.1, Some(0.02)),
+            (0.05, None),
+        ] {
+            let options = SearchOptions {
+                tie: Some(tie),
+                risk,
+                top: [1, 5, 12][index / 3 % 3],
+                ..SearchOptions::default()
+            };
+            let found: Vec<String> = names(&run(s, constraints, &options))
+                .into_iter()
+                .map(|(name, ..)| name)
+                .collect();
+            let what = format!("space {index}, tie {tie}, risk {risk:?}");
+            assert_eq!(found, stated(s, constraints, &options), "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_plan_is_chosen_by_the_bound_of_its_memory() {
+    let s = scenario("llama3-8b", "dgx-h100", 16, "megatron-core", 0.05);
+    for risk in [0.01, 0.1, 0.3, 0.5, 0.7] {
+        let options = SearchOptions {
+            risk: Some(risk),
+            ..SearchOptions::default()
+        };
+        let outcome = run(&s, &Constraints::default(), &options);
+        assert!(!outcome.top.is_empty());
+        for plan in outcome
+            .top
+            .iter()
+            .chain(outcome.wishes.iter().map(|(_, plan)| plan))
+        {
+            assert!(plan.prediction.p_fits >= 1.0 - risk, "{}", plan.strategy);
+        }
+        let layouts: Vec<_> = outcome
+            .top
+            .iter()
+            .map(|c| simplicity::layout(&c.strategy))
+            .collect();
+        assert!((1..layouts.len()).all(|at| !layouts[..at].contains(&layouts[at])));
+    }
+    assert_eq!(s.limit(0.5), s.capacity());
 }
 
 #[test]

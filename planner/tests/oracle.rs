@@ -33,7 +33,13 @@ fn best(costs: &CostModel, fixed: &str, uneven: u64) -> Option<Strategy> {
         .expect("well-formed");
     constraints.uneven = Some(uneven);
     let space = SearchSpace::new(costs.scenario(), &constraints);
-    let found = search(costs, &space, &SearchOptions::default(), &|_| {}).expect("searched");
+    // The fastest of all that fit, however simple, by the prediction itself.
+    let options = SearchOptions {
+        tie: Some(0.0),
+        risk: Some(0.5),
+        ..SearchOptions::default()
+    };
+    let found = search(costs, &space, &options, &|_| {}).expect("searched");
     Some(found.top.into_iter().next()?.strategy)
 }
 

@@ -189,6 +189,8 @@ pub struct Candidate {
 pub struct SearchOutcome {
     /// Best first; empty when nothing fits.
     pub top: Vec<Candidate>,
+    /// Plans that answer other wishes than the first does, with the wish in words.
+    pub wishes: Vec<(String, Candidate)>,
     /// How many strategies of the space were simulated or pruned.
     pub space: SpaceReport,
     /// What to relax when nothing fits, one sentence each.

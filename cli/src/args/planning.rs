@@ -21,7 +21,10 @@ pub(crate) struct SearchArgs {
     /// What is best
     #[arg(long, value_enum, default_value_t = ObjectiveArg::Time)]
     pub(crate) objective: ObjectiveArg,
-    /// Plans to list
+    /// Largest probability that a plan does not fit, above 0 and below 1
+    #[arg(long, default_value_t = planner::RISK)]
+    pub(crate) risk: f64,
+    /// Layouts to list, each by one plan
     #[arg(long, default_value_t = 5)]
     pub(crate) top: usize,
     /// Simulate every strategy; gives the same best
@@ -131,6 +134,9 @@ pub(crate) struct SizeArgs {
     /// Share of device memory to leave free: 0.05 or 5%
     #[arg(long, default_value = "5%", value_parser = values::share, allow_hyphen_values = true)]
     pub(crate) headroom: f64,
+    /// Largest probability that a plan does not fit, above 0 and below 1
+    #[arg(long, default_value_t = planner::RISK)]
+    pub(crate) risk: f64,
     /// Numbers of GPUs to try [default: powers of two times a node, up to 2048]
     #[arg(long, value_delimiter = ',', value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) gpus: Vec<u64>,

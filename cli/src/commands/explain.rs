@@ -113,7 +113,7 @@ fn candidate(costs: &CostModel, text: &str, first: &Prediction) -> Result<Candid
     let prediction = costs.predict(&strategy)?;
     Ok(Candidate {
         strategy,
-        why_not_first: planner::explain::why_not_first(first, &prediction),
+        why_not_first: planner::explain::why_not_first(first, &prediction, ""),
         prediction,
     })
 }

@@ -36,13 +36,25 @@ struct SearchJson {
     best: Option<CandidateJson>,
     detail: Option<DetailJson>,
     top: Vec<CandidateJson>,
+    /// Plans that answer other wishes than the best does.
+    wishes: Vec<WishJson>,
     space: SpaceReport,
     relax: Vec<String>,
+    /// Largest probability that a plan does not fit.
+    risk: f64,
     budget: Option<Budget>,
     interrupted: bool,
     elapsed_s: f64,
     plan_path: Option<String>,
     report_path: Option<String>,
+}
+
+/// A plan that answers a wish.
+#[derive(Serialize)]
+struct WishJson {
+    wish: String,
+    #[serde(flatten)]
+    plan: CandidateJson,
 }
 
 /// Runs `search`.
@@ -54,6 +66,7 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
     if args.top == 0 || args.top > 1000 {
         return inputs::refuse("--top", args.top, "1 to 1000");
     }
+    inputs::risk(args.risk)?;
     let pool = pool(args.threads)?;
     let files = Files::check(args, &resolved)?;
     echo(args, &resolved);
@@ -69,8 +82,9 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
             },
             top: args.top,
             exhaustive: args.exhaustive,
+            tie: None,
+            risk: Some(args.risk),
             cancelled: Some(&cancelled),
-            ..SearchOptions::default()
         };
         let progress = |share| progress.update(share);
         let mut outcome = planner::search(&costs, &space, &options, &progress)?;
@@ -134,8 +148,15 @@ fn finish(
             best: outcome.top.first().map(candidate),
             detail: outcome.top.first().map(|c| DetailJson::from(&c.prediction)),
             top: outcome.top.iter().map(candidate).collect(),
+            wishes: (outcome.wishes.iter())
+                .map(|(wish, plan)| WishJson {
+                    wish: wish.clone(),
+                    plan: candidate(plan),
+                })
+                .collect(),
             space: outcome.space.clone(),
             relax: outcome.relax.clone(),
+            risk: args.risk,
             budget,
             interrupted: outcome.interrupted,
             elapsed_s,
@@ -313,7 +334,7 @@ fn echo(args: &SearchArgs, resolved: &Inputs) {
 }
 
 /// A flag that is set on Ctrl-C.
-fn interrupt_flag() -> Arc<AtomicBool> {
+pub(crate) fn interrupt_flag() -> Arc<AtomicBool> {
     let flag = Arc::new(AtomicBool::new(false));
     let set = Arc::clone(&flag);
     // If the handler cannot be set, Ctrl-C simply ends the program.

@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use costmodel::{CostModel, Scenario};
-use planner::{PlannerError, SearchOptions};
 use planner::size::{Sized, sized, usual_counts};
+use planner::{PlannerError, SearchOptions};
 use plans::json::CandidateJson;
 use reports::{format, lines::of};
 use serde::Serialize;

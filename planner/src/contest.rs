@@ -1,0 +1,191 @@
+//! The order of plans: the best layouts that a search found, each by its simplest variant, and the plans that answer other
+//! wishes.
+//!
+//! A layout is as good as its best plan. Each of the [`LAYOUTS`] best layouts (more if more plans are asked for) is shown by
+//! the simplest variant of its best plan that ties with it, and the simplest of these that ties with the best of all comes
+//! first; the others follow by what is minimised. Two plans tie if their times differ by no more than
+//! [`SearchOptions::tie`]. Memory never ties.
+
+use catalog::Bytes;
+use costmodel::{CostModel, Score};
+use plans::{Decisions, Recompute, Strategy};
+use rayon::prelude::*;
+
+use crate::PlannerError;
+use crate::options::{Objective, SearchOptions};
+use crate::simplicity::{self, Complexity};
+use crate::space::{SearchSpace, with_pipeline};
+
+/// Layouts that are compared, if no more plans are asked for.
+pub const LAYOUTS: usize = 10;
+/// Largest difference of times, as a share, at which plans tie, however large the error of such comparisons is.
+pub const TIE: f64 = 0.01;
+/// Largest share by which a plan that is named for its simplicity is slower than the fastest.
+const SIMPLE_WITHIN: f64 = 0.02;
+
+/// A strategy that was simulated, with its score.
+#[derive(Clone, Debug)]
+pub(crate) struct Scored {
+    pub(crate) strategy: Strategy,
+    pub(crate) score: Score,
+}
+
+impl Scored {
+    /// The order of what is minimised, ties decided.
+    pub(crate) fn order(&self, other: &Self, objective: Objective) -> std::cmp::Ordering {
+        let (a, b) = (&self.score, &other.score);
+        let time = a.step_time.0.total_cmp(&b.step_time.0);
+        let memory = a.peak_memory.cmp(&b.peak_memory);
+        let first = match objective {
+            Objective::Time => time.then(memory),
+            Objective::Memory => memory.then(time),
+        };
+        first.then_with(|| self.strategy.cmp(&other.strategy))
+    }
+}
+
+/// Plans in the order in which they are shown.
+#[derive(Debug, Default)]
+pub(crate) struct Ranked {
+    pub(crate) plans: Vec<Scored>,
+    /// Answers to other wishes, with the wish in words.
+    pub(crate) wishes: Vec<(&'static str, Scored)>,
+}
+
+/// Ranks plans found by a search.
+pub(crate) struct Contest<'a> {
+    pub(crate) costs: &'a CostModel,
+    pub(crate) space: &'a SearchSpace,
+    pub(crate) options: &'a SearchOptions<'a>,
+    /// Largest peak memory of a plan.
+    pub(crate) limit: Bytes,
+}
+
+impl Contest<'_> {
+    /// Ranks the best plans of the best layouts, given best first.
+    ///
+    /// # Errors
+    /// When a block cannot be priced.
+    pub(crate) fn ranked(&self, best: &[Scored]) -> Result<Ranked, PlannerError> {
+        let Some(fastest) = best.first() else {
+            return Ok(Ranked::default());
+        };
+        let mut plans = Vec::with_capacity(best.len());
+        for scored in best {
+            plans.push(self.simplest(scored)?);
+        }
+        let within = |plan: &Scored, share: f64| {
+            plan.score.step_time.0 <= fastest.score.step_time.0 * (1.0 + share)
+        };
+        let simplest = |share: f64| {
+            let tied = (0..plans.len()).filter(|&at| within(&plans[at], share));
+            tied.min_by_key(|&at| self.complexity(&plans[at].strategy))
+        };
+        let mut wishes = Vec::new();
+        let objective = self.options.objective;
+        if objective == Objective::Time {
+            if fastest.strategy != plans[simplest(self.tie()).unwrap_or(0)].strategy {
+                wishes.push(("fastest", fastest.clone()));
+            }
+            if let Some(at) = simplest(SIMPLE_WITHIN) {
+                wishes.push(("simplest within 2%", plans[at].clone()));
+            }
+            let lightest = plans.iter().min_by_key(|plan| plan.score.peak_memory);
+            wishes.extend(lightest.map(|plan| ("least memory of these", plan.clone())));
+            let first = simplest(self.tie()).unwrap_or(0);
+            let first = plans.remove(first);
+            plans.sort_by(|a, b| a.order(b, objective));
+            plans.insert(0, first);
+        }
+        plans.truncate(self.options.top.max(1));
+        wishes.retain(|(_, plan)| plan.strategy != plans[0].strategy);
+        Ok(Ranked { plans, wishes })
+    }
+
+    fn tie(&self) -> f64 {
+        match self.options.objective {
+            Objective::Time => self.options.tie.unwrap_or_else(|| {
+                let error = self.costs.scenario().comparison_error();
+                (error.exp() - 1.0).min(TIE)
+            }),
+            Objective::Memory => 0.0,
+        }
+    }
+
+    fn complexity(&self, strategy: &Strategy) -> Complexity {
+        simplicity::complexity(strategy, &self.costs.scenario().runtime)
+    }
+
+    /// The simplest variant of a plan that ties with it; of equally simple ones the best.
+    fn simplest(&self, best: &Scored) -> Result<Scored, PlannerError> {
+        if self.options.objective == Objective::Memory {
+            return Ok(best.clone());
+        }
+        let slowest = best.score.step_time.0 * (1.0 + self.tie());
+        let mut variants: Vec<(Complexity, Strategy)> = self
+            .variants(&best.strategy)
+            .into_iter()
+            .map(|variant| (self.complexity(&variant), variant))
+            .filter(|(complexity, _)| *complexity < self.complexity(&best.strategy))
+            .collect();
+        variants.sort();
+        for group in variants.chunk_by(|a, b| a.0 == b.0) {
+            let scored = group
+                .par_iter()
+                .map(|(_, variant)| self.tied(variant, slowest));
+            let scored: Vec<Option<Scored>> = scored.collect::<Result<_, _>>()?;
+            let found = scored.into_iter().flatten();
+            if let Some(found) = found.min_by(|a, b| a.order(b, self.options.objective)) {
+                return Ok(found);
+            }
+        }
+        Ok(best.clone())
+    }
+
+    /// The score of a variant that fits and is no slower than `slowest`.
+    fn tied(&self, variant: &Strategy, slowest: f64) -> Result<Option<Scored>, PlannerError> {
+        let floors = self.costs.floors(variant, None)?;
+        if floors.time.0 > slowest || floors.memory > self.limit {
+            return Ok(None);
+        }
+        let score = self.costs.score(variant)?;
+        let tied = score.step_time.0 <= slowest && score.peak_memory <= self.limit;
+        Ok(tied.then(|| Scored {
+            strategy: variant.clone(),
+            score,
+        }))
+    }
+
+    /// All variants of a strategy in the space.
+    fn variants(&self, of: &Strategy) -> Vec<Strategy> {
+        let is_partial = |recompute: Recompute| matches!(recompute, Recompute::Layers(_));
+        let alike = |recompute: Recompute| match of.recompute {
+            Recompute::Layers(_) => is_partial(recompute),
+            other => recompute == other,
+        };
+        let scenario = self.costs.scenario();
+        let mut variants = Vec::new();
+        for layout in self.space.layouts().iter().filter(|l| l.has_sizes_of(of)) {
+            let base = Decisions {
+                zero: of.zero,
+                reshard_after_forward: of.reshard_after_forward,
+                dp_shard: of.dp_shard,
+                dp_replicate: of.dp_replicate,
+                ..self.space.decisions(layout)
+            };
+            for pipeline in self.space.pipelines(layout).iter() {
+                for &recompute in pipeline.recompute.iter().filter(|&&r| alike(r)) {
+                    let d = with_pipeline(&base, pipeline, recompute);
+                    for &axis_order in self.space.orders(layout) {
+                        let d = Decisions {
+                            axis_order,
+                            ..d.clone()
+                        };
+                        variants.extend(Strategy::new(d, &scenario.model, &scenario.workload));
+                    }
+                }
+            }
+        }
+        variants
+    }
+}

@@ -1,0 +1,96 @@
+//! Which of two plans is simpler, and which plans are the same layout.
+
+use catalog::{AxisOrder, CpKind, Runtime, ScheduleKind};
+use plans::{Decisions, Recompute, StagePartition};
+
+/// How complicated a plan is; simpler ones are less. Axes count before everything else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Complexity {
+    /// Mesh axes with more than one rank, data parallelism apart.
+    axes: u8,
+    /// Decisions that are not the usual ones.
+    unusual: u8,
+}
+
+/// Whether a plan has each of some traits, with their names.
+type Traits<const N: usize> = [(bool, &'static str); N];
+
+/// Everything that makes a plan complicated, in words; axes come first.
+fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<7>) {
+    let space = &runtime.space;
+    let axes = [
+        (d.tp > 1, "tensor parallelism"),
+        (d.pp > 1, "a pipeline"),
+        (d.cp > 1, "context parallelism"),
+        (d.ep > 1, "expert parallelism"),
+        (d.etp > 1, "tensor-parallel experts"),
+    ];
+    let simple = [ScheduleKind::OneFOneB, ScheduleKind::Interleaved];
+    let usual_order = space.axis_orders.first().is_none_or(|&o| o == d.axis_order);
+    let usual_kind = d.cp == 1 || space.cp_kinds.first().is_none_or(|&k| k == d.cp_kind);
+    let partly = matches!(d.recompute, Recompute::Layers(_));
+    let unusual = [
+        (d.vpp > 1, "virtual stages"),
+        (!simple.contains(&d.schedule), "another schedule"),
+        (!d.stages.is_uniform(), "uneven stages"),
+        (!usual_order, "another axis order"),
+        (!usual_kind, "another kind of context parallelism"),
+        (d.dp_shard > 1 && d.dp_replicate > 1, "hybrid sharding"),
+        (partly, "partial recomputation"),
+    ];
+    (axes, unusual)
+}
+
+/// How complicated a plan is for a runtime.
+#[must_use]
+pub fn complexity(d: &Decisions, runtime: &Runtime) -> Complexity {
+    let (axes, unusual) = traits(d, runtime);
+    let count = |traits: &[(bool, &str)]| traits.iter().filter(|(has, _)| *has).count() as u8;
+    Complexity {
+        axes: count(&axes),
+        unusual: count(&unusual),
+    }
+}
+
+/// What a plan has that makes it more complicated than another, in words.
+#[must_use]
+pub fn beyond(d: &Decisions, simpler: &Decisions, runtime: &Runtime) -> String {
+    let all = |d| {
+        let (axes, unusual) = traits(d, runtime);
+        axes.into_iter().chain(unusual)
+    };
+    let more = all(d).zip(all(simpler));
+    let more: Vec<&str> = more
+        .filter(|((has, _), (had, _))| *has && !had)
+        .map(|((_, name), _)| name)
+        .collect();
+    match more.split_last() {
+        None => String::new(),
+        Some((last, [])) => (*last).to_owned(),
+        Some((last, rest)) => format!("{} and {last}", rest.join(", ")),
+    }
+}
+
+/// The layout of a plan: the sizes of its mesh, and its micro-batch.
+#[must_use]
+pub fn layout(d: &Decisions) -> [u64; 7] {
+    [d.tp, d.pp, d.cp, d.ep, d.etp, d.dp(), d.micro_batch]
+}
+
+/// The decisions that all variants of a plan share. These differ in axis order, kind of context parallelism, virtual
+/// stages with their schedule and partition, and how many layers are recomputed if some are.
+#[must_use]
+pub fn shared(d: &Decisions) -> Decisions {
+    Decisions {
+        axis_order: AxisOrder::TP_CP_DP_PP,
+        cp_kind: CpKind::Ring,
+        vpp: 1,
+        schedule: ScheduleKind::OneFOneB,
+        stages: StagePartition(Vec::new()),
+        recompute: match d.recompute {
+            Recompute::Layers(_) => Recompute::Layers(0),
+            other => other,
+        },
+        ..d.clone()
+    }
+}
