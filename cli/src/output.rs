@@ -213,6 +213,11 @@ impl Progress {
         self.0.set_position((share.clamp(0.0, 1.0) * 1000.0) as u64);
     }
 
+    /// Does something that prints while the bar is out of the way.
+    pub(crate) fn beside(&self, print: impl FnOnce()) {
+        self.0.suspend(print);
+    }
+
     pub(crate) fn finish(self) {
         self.0.finish_and_clear();
     }

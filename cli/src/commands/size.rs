@@ -1,6 +1,7 @@
 //! `size`: finds how many GPUs to use.
 
 use std::process::ExitCode;
+use std::sync::atomic::Ordering;
 
 use costmodel::{CostModel, Scenario};
 use planner::size::{Sized, sized, usual_counts};
@@ -12,19 +13,25 @@ use serde::Serialize;
 use crate::args::values::Gpus;
 use crate::args::{ScenarioArgs, SizeArgs};
 use crate::commands::next::{self, Step};
+use crate::commands::search;
 use crate::error::{CliError, code};
 use crate::inputs::{self, Budget, Inputs, InputsJson, Training};
 use crate::output::{self, Progress, SCHEMA_VERSION, note};
 
 /// Largest number of GPUs that is tried when none are given.
 const DEFAULT_MOST: u64 = 2048;
+/// Largest odd number that the default batch is a multiple of.
+const MOST_ODD: u64 = 315;
 
 #[derive(Serialize)]
 struct SizeJson {
     schema_version: u32,
     inputs: InputsJson,
+    /// Largest probability that a plan does not fit.
+    risk: f64,
     smallest: Option<u64>,
     sizes: Vec<SizeRow>,
+    interrupted: bool,
 }
 
 #[derive(Serialize)]
@@ -49,17 +56,19 @@ pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
         inputs::check_gpus(gpus, &cluster)?;
     }
     let most = counts.iter().copied().max().unwrap_or(1);
+    let global_batch = (args.global_batch).unwrap_or_else(|| batch(&counts, args.seq));
     let resolved = inputs::resolve(&ScenarioArgs {
         model: args.model.clone(),
         cluster: Some(cluster_arg),
         gpus: Gpus::Count(most),
         runtime: args.runtime.clone(),
         seq: args.seq,
-        global_batch: args.global_batch,
+        global_batch: Some(global_batch),
         precision: args.precision,
         headroom: args.headroom,
     })?;
     let scenario = &resolved.scenario;
+    inputs::risk(args.risk)?;
     let training = inputs::training(&args.budget, &scenario.cluster);
     let constraints = inputs::constraints(&args.constraints, scenario, &counts)?;
     note(
@@ -70,16 +79,29 @@ pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
         ),
     );
     let costs = CostModel::new(scenario.clone())?;
+    let cancelled = search::interrupt_flag();
+    let options = SearchOptions {
+        risk: Some(args.risk),
+        cancelled: Some(&cancelled),
+        ..SearchOptions::default()
+    };
+    let stopped = || cancelled.load(Ordering::Relaxed);
     let progress = Progress::new(args.output.quiet || args.output.json, "sizing");
     let mut found = Vec::with_capacity(counts.len());
     for (done, &gpus) in counts.iter().enumerate() {
         progress.update(done as f64 / counts.len() as f64);
-        found.push(sized(
-            &costs,
-            &constraints,
-            gpus,
-            &SearchOptions::default(),
-        )?);
+        let sized = sized(&costs, &constraints, gpus, &options)?;
+        if stopped() {
+            break;
+        }
+        if !args.output.json {
+            if found.is_empty() {
+                progress.beside(|| output::print(&line(HEADER.map(str::to_owned))));
+            }
+            let row = row(&training, scenario, &sized);
+            progress.beside(|| output::print(&shown(&row)));
+        }
+        found.push(sized);
     }
     progress.finish();
     let smallest = found.iter().find(|s| s.best.is_some()).map(|s| s.gpus);
@@ -88,18 +110,36 @@ pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
         output::json(&SizeJson {
             schema_version: SCHEMA_VERSION,
             inputs: resolved.json,
+            risk: args.risk,
             smallest,
             sizes: rows,
+            interrupted: stopped(),
         })?;
     } else {
-        print(&rows, smallest);
+        conclude(&rows, smallest);
         next::print(&steps(&resolved, smallest)?, args.output);
     }
-    Ok(if smallest.is_some() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::from(code::DOES_NOT_FIT)
+    Ok(match (stopped(), smallest) {
+        (true, _) => ExitCode::from(code::INTERRUPTED),
+        (false, Some(_)) => ExitCode::SUCCESS,
+        (false, None) => ExitCode::from(code::DOES_NOT_FIT),
     })
+}
+
+/// The global batch when none is given: the default of the largest number of GPUs, made a multiple of what is odd in all.
+fn batch(counts: &[u64], seq: u64) -> u64 {
+    let odd = |gpus: u64| gpus >> gpus.trailing_zeros();
+    let all = counts.iter().fold(1, |all, &gpus| lcm(all, odd(gpus)));
+    let most = counts.iter().copied().max().unwrap_or(1);
+    inputs::default_batch(most / odd(most) * all.min(MOST_ODD), seq)
+}
+
+fn lcm(a: u64, b: u64) -> u64 {
+    let (mut x, mut y) = (a, b);
+    while y > 0 {
+        (x, y) = (y, x % y);
+    }
+    (a / x).saturating_mul(b)
 }
 
 /// What to do with the smallest number of GPUs that fits.
@@ -108,34 +148,28 @@ fn steps(resolved: &Inputs, smallest: Option<u64>) -> Result<Vec<Step>, CliError
         return Ok(Vec::new());
     };
     let mut chosen = resolved.clone();
-    chosen.scenario.workload = resolved
-        .scenario
-        .workload
-        .on(gpus)
-        .map_err(PlannerError::from)?;
+    let workload = resolved.scenario.workload.on(gpus);
+    chosen.scenario.workload = workload.map_err(PlannerError::from)?;
     let search = format!("vescale-plan search {}", next::flags(&chosen));
     Ok(vec![("plan the smallest in full", vec![search])])
 }
 
-fn rows(training: &Training, scenario: &Scenario, found: &[Sized]) -> Vec<SizeRow> {
-    let mut rows = Vec::with_capacity(found.len());
-    for sized in found {
-        let rate = sized
-            .best
-            .as_ref()
-            .map(|b| b.prediction.tokens_per_s_per_gpu);
-        let budget = rate.and_then(|rate| training.budget(sized.gpus, rate));
-        rows.push(SizeRow {
-            gpus: sized.gpus,
-            best: sized
-                .best
-                .as_ref()
-                .map(|c| CandidateJson::new(c, scenario.workload.precision)),
-            tokens_per_s: rate.map(|r| r * sized.gpus as f64),
-            budget,
-            pareto: false,
-        });
+/// The row of one number of GPUs; whether it is on the Pareto front is known when all are.
+fn row(training: &Training, scenario: &Scenario, sized: &Sized) -> SizeRow {
+    let best = sized.best.as_ref();
+    let rate = best.map(|best| best.prediction.tokens_per_s_per_gpu);
+    SizeRow {
+        gpus: sized.gpus,
+        best: best.map(|best| CandidateJson::new(best, scenario.workload.precision)),
+        tokens_per_s: rate.map(|rate| rate * sized.gpus as f64),
+        budget: rate.and_then(|rate| training.budget(sized.gpus, rate)),
+        pareto: false,
     }
+}
+
+fn rows(training: &Training, scenario: &Scenario, found: &[Sized]) -> Vec<SizeRow> {
+    let of = |sized| row(training, scenario, sized);
+    let mut rows: Vec<SizeRow> = found.iter().map(of).collect();
     // A size is on the frontier if no other is both faster and cheaper per token.
     for index in 0..rows.len() {
         let Some((rate, per_gpu)) = speed(&rows[index]) else {
@@ -152,52 +186,50 @@ fn speed(row: &SizeRow) -> Option<(f64, f64)> {
     row.tokens_per_s.map(|rate| (rate, rate / row.gpus as f64))
 }
 
-fn print(rows: &[SizeRow], smallest: Option<u64>) {
-    let mut table: Vec<Vec<String>> = Vec::new();
-    for row in rows {
-        let Some(best) = &row.best else {
-            table.push(vec![
-                row.gpus.to_string(),
-                "does not fit".into(),
-                String::new(),
-                String::new(),
-                String::new(),
-                String::new(),
-            ]);
-            continue;
-        };
-        let (days, dollars) = row.budget.map_or((String::new(), String::new()), |b| {
-            (
-                format::significant(b.days),
-                b.dollars.map_or_else(String::new, format::dollars),
-            )
-        });
-        table.push(vec![
-            row.gpus.to_string(),
-            format!(
-                "{} tokens/s",
-                format::short_count(row.tokens_per_s.unwrap_or(0.0))
-            ),
-            of(best.predicted.mfu),
-            days,
-            dollars,
-            format!("{}{}", if row.pareto { "* " } else { "  " }, best.summary),
-        ]);
-    }
-    output::print(&output::style().columns(
-        &[
-            "GPUs",
-            "rate",
-            "MFU",
-            "days",
-            "cost",
-            "plan (* on the Pareto front of speed and cost)",
-        ],
-        &table,
+/// Titles of the columns, and their widths; the plan stands below.
+const HEADER: [&str; 6] = ["GPUs", "tokens/s", "MFU", "fits", "days", "cost"];
+const WIDTHS: [usize; 6] = [8, 10, 8, 7, 9, 10];
+
+fn line(cells: [String; 6]) -> String {
+    let cells = cells.into_iter().zip(WIDTHS);
+    let line: String = cells
+        .map(|(cell, width)| format!("{cell:<width$}"))
+        .collect();
+    format!("{}\n", line.trim_end())
+}
+
+fn shown(row: &SizeRow) -> String {
+    let gpus = row.gpus.to_string();
+    let Some(best) = &row.best else {
+        return format!("{gpus:<8}does not fit\n");
+    };
+    let (days, dollars) = row.budget.map_or((String::new(), String::new()), |b| {
+        let dollars = b.dollars.map_or_else(String::new, format::dollars);
+        (format::significant(b.days), dollars)
+    });
+    let chance = best.predicted.p_fits;
+    let figures = line([
+        gpus,
+        format::short_count(row.tokens_per_s.unwrap_or(0.0)),
+        of(best.predicted.mfu),
+        chance.map_or_else(String::new, |p| format!("{p:.2}")),
+        days,
+        dollars,
+    ]);
+    figures + &output::style().paragraph("        ", &best.summary)
+}
+
+/// What follows from all rows.
+fn conclude(rows: &[SizeRow], smallest: Option<u64>) {
+    let Some(smallest) = smallest else {
+        output::print("\nNothing fits at these sizes.\n");
+        return;
+    };
+    let front = rows.iter().filter(|row| row.pareto);
+    let front: Vec<String> = front.map(|row| row.gpus.to_string()).collect();
+    output::print(&format!(
+        "\nNo other is both faster and cheaper: {} GPUs\nSmallest that fits: {smallest} GPU{}\n",
+        front.join(", "),
+        if smallest == 1 { "" } else { "s" }
     ));
-    match smallest {
-        Some(1) => output::print("\nSmallest that fits: 1 GPU\n"),
-        Some(gpus) => output::print(&format!("\nSmallest that fits: {gpus} GPUs\n")),
-        None => output::print("\nNothing fits at these sizes.\n"),
-    }
 }
