@@ -8,9 +8,9 @@ use catalog::residuals::{self, Evidence, FEWEST, Kind, Quantity, Residual};
 use serde::Serialize;
 
 use super::few_shot::FewShot;
-use super::refit::LeftOut;
 use super::score::Scored;
 use super::summary::is_complete;
+use super::sweeps::Sweep;
 use super::weighed::Weighed;
 
 /// Coverage: how many runs lie inside their 80% interval.
@@ -87,13 +87,7 @@ fn interval(errors: &Weighed) -> Option<Residual> {
 }
 
 /// The 80% intervals as CSV, the content of `catalog/presets/runs/residuals.csv`, which predictions read.
-pub(crate) fn table(found: &LeftOut) -> String {
-    let LeftOut {
-        runs: left_out,
-        sweeps,
-        few_shot,
-        ..
-    } = found;
+pub(crate) fn table(left_out: &[Scored], sweeps: &[Sweep], few_shot: &[FewShot]) -> String {
     let mut text = String::from(
         "# ln(measured / predicted) of published runs, each predicted by the constants of all other sources: 10% and\n\
          # 90% quantiles, every source weighing the same, by how much the others say of the run's kind.\n\

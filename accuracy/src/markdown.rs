@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::kernels;
 use super::plot::{self, Point};
+use super::refit::LeftOut;
 use super::report::Report;
 use super::summary::is_complete;
 use super::tables::{self, HEADER, WORST};
@@ -25,6 +26,27 @@ impl Report {
     }
 }
 
+/// Writes what leaving every source out shows.
+fn left_out(text: &mut String, refit: &LeftOut) {
+    let _ = writeln!(
+        text,
+        "\n## Sources left out\n\n{}\n",
+        tables::left_out(refit)
+    );
+    table(text, &tables::SOURCES, &tables::source_rows(refit));
+    text.push('\n');
+    if !refit.few_shot.is_empty() {
+        text.push_str(
+            "\nAfter some runs of the left-out source are known, drawn 50 times with a seed; four factors of time \
+             (compute, memory, network, host) are fitted to them alone, as `calibrate` does. Means over the draws \
+             of errors on its other configurations. Runs under another optimizer than Adam count here, not above.\n\n",
+        );
+        table(text, &tables::FEW_SHOT, &tables::few_shot_rows(refit));
+        text.push('\n');
+    }
+    table(text, &tables::CONSTANTS, &tables::constant_rows(refit));
+}
+
 /// Writes the report; `plots` is the folder of its figures.
 fn text(report: &Report, plots: &str) -> String {
     let mut text = String::from(
@@ -44,23 +66,7 @@ fn text(report: &Report, plots: &str) -> String {
     }
     table(&mut text, &HEADER, &tables::rows(&report.summary));
     if let Some(refit) = &report.leave_source_out {
-        let _ = writeln!(
-            text,
-            "\n## Sources left out\n\n{}\n",
-            tables::left_out(refit)
-        );
-        table(&mut text, &tables::SOURCES, &tables::source_rows(refit));
-        text.push('\n');
-        if !refit.few_shot.is_empty() {
-            text.push_str(
-                "\nAfter some runs of the left-out source are known, drawn 50 times with a seed; four factors of time \
-                 (compute, memory, network, host) are fitted to them alone, as `calibrate` does. Means over the draws \
-                 of errors on its other configurations. Runs under another optimizer than Adam count here, not above.\n\n",
-            );
-            table(&mut text, &tables::FEW_SHOT, &tables::few_shot_rows(refit));
-            text.push('\n');
-        }
-        table(&mut text, &tables::CONSTANTS, &tables::constant_rows(refit));
+        left_out(&mut text, refit);
     }
     if !report.ablations.is_empty() {
         text.push_str(

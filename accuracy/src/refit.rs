@@ -166,18 +166,7 @@ pub(crate) fn leave_source_out(
                 })
             }));
         }
-        let errors = |runs: &[Scored], error: fn(&Scored) -> Option<f64>| {
-            let own = runs.iter().filter(|s| s.file == name && is_complete(s));
-            summary::stats(&own.filter_map(error).collect::<Vec<f64>>())
-        };
-        sources.push(Source {
-            name: name.to_owned(),
-            shipped: errors(scored, |s| s.error.step_time),
-            left_out: errors(&predicted, |s| s.error.step_time),
-            memory_shipped: errors(scored, |s| s.error.peak_memory),
-            memory_left_out: errors(&predicted, |s| s.error.peak_memory),
-            constants: found,
-        });
+        sources.push(Source::new(name, scored, &predicted, found));
     }
     let sweeps = sweeps::sweeps(runs, &predicted);
     LeftOut {
@@ -194,6 +183,25 @@ pub(crate) fn leave_source_out(
         wrongly_too_large: summary::wrongly_too_large(predicted.iter().filter(|s| is_complete(s))),
         runs: predicted,
         sweeps,
+    }
+}
+
+impl Source {
+    /// The errors of a source's runs as predicted with the shipped constants, and with these, which were fitted without
+    /// it.
+    fn new(name: &str, shipped: &[Scored], left_out: &[Scored], constants: Vec<f64>) -> Self {
+        let errors = |runs: &[Scored], error: fn(&Scored) -> Option<f64>| {
+            let own = runs.iter().filter(|s| s.file == name && is_complete(s));
+            summary::stats(&own.filter_map(error).collect::<Vec<f64>>())
+        };
+        Self {
+            name: name.to_owned(),
+            shipped: errors(shipped, |s| s.error.step_time),
+            left_out: errors(left_out, |s| s.error.step_time),
+            memory_shipped: errors(shipped, |s| s.error.peak_memory),
+            memory_left_out: errors(left_out, |s| s.error.peak_memory),
+            constants,
+        }
     }
 }
 

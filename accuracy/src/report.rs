@@ -109,6 +109,10 @@ impl Report {
     #[must_use]
     pub fn residuals(&self) -> Option<String> {
         let left_out = self.leave_source_out.as_ref()?;
-        Some(intervals::table(left_out))
+        Some(intervals::table(
+            &left_out.runs,
+            &left_out.sweeps,
+            &left_out.few_shot,
+        ))
     }
 }

@@ -77,6 +77,7 @@ fn answer(width: usize, colour: bool) -> String {
         why_not_first: why.to_owned(),
     };
     let outcome = SearchOutcome {
+        wishes: Vec::new(),
         top: vec![
             candidate("tp=4,pp=4,vpp=5,cp=2,zero=1", 8.28, ""),
             candidate(

@@ -1,7 +1,7 @@
 //! `size`: finds how many GPUs to use.
 
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use costmodel::{CostModel, Scenario};
 use planner::size::{Sized, sized, usual_counts};
@@ -45,6 +45,44 @@ struct SizeRow {
 
 /// Runs `size`.
 pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
+    let (resolved, counts) = question(args)?;
+    let scenario = &resolved.scenario;
+    inputs::risk(args.risk)?;
+    let training = inputs::training(&args.budget, &scenario.cluster);
+    note(
+        args.output.quiet,
+        &format!(
+            "global batch {} sequences of {} tokens",
+            scenario.workload.global_batch, args.seq
+        ),
+    );
+    let cancelled = search::interrupt_flag();
+    let found = sizes(args, scenario, &counts, &training, &cancelled)?;
+    let stopped = cancelled.load(Ordering::Relaxed);
+    let smallest = found.iter().find(|s| s.best.is_some()).map(|s| s.gpus);
+    let rows = rows(&training, scenario, &found);
+    if args.output.json {
+        output::json(&SizeJson {
+            schema_version: SCHEMA_VERSION,
+            inputs: resolved.json,
+            risk: args.risk,
+            smallest,
+            sizes: rows,
+            interrupted: stopped,
+        })?;
+    } else {
+        conclude(&rows, smallest);
+        next::print(&steps(&resolved, smallest)?, args.output);
+    }
+    Ok(match (stopped, smallest) {
+        (true, _) => ExitCode::from(code::INTERRUPTED),
+        (false, Some(_)) => ExitCode::SUCCESS,
+        (false, None) => ExitCode::from(code::DOES_NOT_FIT),
+    })
+}
+
+/// The job on the largest number of GPUs, and the numbers to try.
+fn question(args: &SizeArgs) -> Result<(Inputs, Vec<u64>), CliError> {
     let cluster_arg = inputs::cluster_arg(args.cluster.as_deref(), None)?;
     let cluster = catalog::load::cluster(&cluster_arg)?;
     let counts = if args.gpus.is_empty() {
@@ -67,63 +105,43 @@ pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
         precision: args.precision,
         headroom: args.headroom,
     })?;
-    let scenario = &resolved.scenario;
-    inputs::risk(args.risk)?;
-    let training = inputs::training(&args.budget, &scenario.cluster);
-    let constraints = inputs::constraints(&args.constraints, scenario, &counts)?;
-    note(
-        args.output.quiet,
-        &format!(
-            "global batch {} sequences of {} tokens",
-            scenario.workload.global_batch, args.seq
-        ),
-    );
+    Ok((resolved, counts))
+}
+
+/// Sizes every number of GPUs, and prints each as it is found; stops early when cancelled.
+fn sizes(
+    args: &SizeArgs,
+    scenario: &Scenario,
+    counts: &[u64],
+    training: &Training,
+    cancelled: &AtomicBool,
+) -> Result<Vec<Sized>, CliError> {
+    let constraints = inputs::constraints(&args.constraints, scenario, counts)?;
     let costs = CostModel::new(scenario.clone())?;
-    let cancelled = search::interrupt_flag();
     let options = SearchOptions {
         risk: Some(args.risk),
-        cancelled: Some(&cancelled),
+        cancelled: Some(cancelled),
         ..SearchOptions::default()
     };
-    let stopped = || cancelled.load(Ordering::Relaxed);
     let progress = Progress::new(args.output.quiet || args.output.json, "sizing");
     let mut found = Vec::with_capacity(counts.len());
     for (done, &gpus) in counts.iter().enumerate() {
         progress.update(done as f64 / counts.len() as f64);
         let sized = sized(&costs, &constraints, gpus, &options)?;
-        if stopped() {
+        if cancelled.load(Ordering::Relaxed) {
             break;
         }
         if !args.output.json {
             if found.is_empty() {
                 progress.beside(|| output::print(&line(HEADER.map(str::to_owned))));
             }
-            let row = row(&training, scenario, &sized);
+            let row = row(training, scenario, &sized);
             progress.beside(|| output::print(&shown(&row)));
         }
         found.push(sized);
     }
     progress.finish();
-    let smallest = found.iter().find(|s| s.best.is_some()).map(|s| s.gpus);
-    let rows = rows(&training, scenario, &found);
-    if args.output.json {
-        output::json(&SizeJson {
-            schema_version: SCHEMA_VERSION,
-            inputs: resolved.json,
-            risk: args.risk,
-            smallest,
-            sizes: rows,
-            interrupted: stopped(),
-        })?;
-    } else {
-        conclude(&rows, smallest);
-        next::print(&steps(&resolved, smallest)?, args.output);
-    }
-    Ok(match (stopped(), smallest) {
-        (true, _) => ExitCode::from(code::INTERRUPTED),
-        (false, Some(_)) => ExitCode::SUCCESS,
-        (false, None) => ExitCode::from(code::DOES_NOT_FIT),
-    })
+    Ok(found)
 }
 
 /// The global batch when none is given: the default of the largest number of GPUs, made a multiple of what is odd in all.

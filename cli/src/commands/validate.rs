@@ -44,22 +44,7 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode, CliError> {
         Some(path) => catalog::fitted::load(path)?,
         None => Fitted::default(),
     };
-    let quiet = args.output.quiet || args.output.json;
-    let bar = Progress::new(quiet, "predicting");
-    let mut report = Report::new(&runs, &constants, &|share| bar.update(share));
-    bar.finish();
-    if args.leave_source_out {
-        let bar = Progress::new(quiet, "fitting without one source after another");
-        report = report.with_leave_source_out(&runs, &args.few_shot, &|share| {
-            bar.update(share);
-        });
-        bar.finish();
-    }
-    if args.ablate {
-        let bar = Progress::new(quiet, "predicting without one mechanism after another");
-        report = report.with_ablations(&runs, &|share| bar.update(share));
-        bar.finish();
-    }
+    let report = predicted(args, &runs, &constants);
     let saved = files.write(&report);
     if args.output.json {
         output::json(&ValidateJson {
@@ -87,6 +72,27 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode, CliError> {
     } else {
         ExitCode::SUCCESS
     })
+}
+
+/// Predicts the runs in all the ways that are asked for.
+fn predicted(args: &ValidateArgs, runs: &[(Run, String)], constants: &Fitted) -> Report {
+    let quiet = args.output.quiet || args.output.json;
+    let bar = Progress::new(quiet, "predicting");
+    let mut report = Report::new(runs, constants, &|share| bar.update(share));
+    bar.finish();
+    if args.leave_source_out {
+        let bar = Progress::new(quiet, "fitting without one source after another");
+        report = report.with_leave_source_out(runs, &args.few_shot, &|share| {
+            bar.update(share);
+        });
+        bar.finish();
+    }
+    if args.ablate {
+        let bar = Progress::new(quiet, "predicting without one mechanism after another");
+        report = report.with_ablations(runs, &|share| bar.update(share));
+        bar.finish();
+    }
+    report
 }
 
 /// Files to write beside the answer, checked before the runs are predicted.

@@ -53,10 +53,8 @@ pub(super) fn kept<'t>(
     if matches!(recompute, Recompute::Full | Recompute::Layers(_)) {
         return inputs(trace);
     }
-    let producers = producers(trace);
     let for_weight = weight_operands(trace);
     let selected = selected_products(lowering, trace);
-    let again = modules::selected(lowering, trace, recompute);
     let row_indices = row_indices(lowering, trace);
     let mut seen: FxHashSet<TensorId> = FxHashSet::default();
     let mut saved: Vec<SavedTensor<'t>> = Vec::new();
@@ -76,25 +74,11 @@ pub(super) fn kept<'t>(
         }
     };
     let mut quantised: Vec<TensorId> = Vec::new();
-    for op in &trace.forward {
-        for id in saved_by(lowering, trace, op, recompute) {
-            let weight = for_weight.contains(&trace.tensor(id).storage);
-            let whole = trace.tensor(id).storage;
-            for source in resolve(
-                lowering,
-                trace,
-                &producers,
-                [&selected, &again],
-                id,
-                recompute,
-            ) {
-                let itself = trace.tensor(source).storage == whole || again.is_empty();
-                if itself && lowering.keeps_quantised(trace, op.operator) {
-                    quantised.push(trace.tensor(source).storage);
-                } else {
-                    keep(source, weight);
-                }
-            }
+    for Read { source, of, narrow } in reads(lowering, trace, recompute, &selected) {
+        if narrow {
+            quantised.push(trace.tensor(source).storage);
+        } else {
+            keep(source, for_weight.contains(&trace.tensor(of).storage));
         }
     }
     let fused_keeps = lowering.fuses_attention(trace)
@@ -120,6 +104,51 @@ pub(super) fn kept<'t>(
     saved.extend(log_probabilities(lowering, trace));
     saved.extend(factors_of_gelu(lowering, trace));
     saved
+}
+
+/// A tensor that backward needs.
+struct Read {
+    /// The tensor that is kept for it.
+    source: TensorId,
+    /// The tensor that backward reads, which may be computed again from the source.
+    of: TensorId,
+    /// Whether its 8-bit copy is kept instead.
+    narrow: bool,
+}
+
+/// The tensors that backward needs, with what is kept for them.
+fn reads(
+    lowering: &Lowering<'_>,
+    trace: &Trace,
+    recompute: Recompute,
+    selected: &FxHashSet<TensorId>,
+) -> Vec<Read> {
+    let producers = producers(trace);
+    let again = modules::selected(lowering, trace, recompute);
+    let mut reads = Vec::new();
+    for op in &trace.forward {
+        let narrow = lowering.keeps_quantised(trace, op.operator);
+        for of in saved_by(lowering, trace, op, recompute) {
+            let whole = trace.tensor(of).storage;
+            let sources = resolve(
+                lowering,
+                trace,
+                &producers,
+                [selected, &again],
+                of,
+                recompute,
+            );
+            reads.extend(sources.into_iter().map(|source| {
+                let itself = trace.tensor(source).storage == whole || again.is_empty();
+                Read {
+                    source,
+                    of,
+                    narrow: narrow && itself,
+                }
+            }));
+        }
+    }
+    reads
 }
 
 /// What a GELU of elementary operators keeps beside its input: half the input, the tanh, and one more than the tanh.
