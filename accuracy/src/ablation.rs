@@ -1,4 +1,5 @@
-//! What every mechanism of the cost model is worth: the errors of the runs that it touches, with and without it.
+//! What every mechanism of the cost model contributes to accuracy: the errors of the runs that it affects, with and
+//! without it.
 
 use catalog::runs::Run;
 use catalog::runtime::Rewrite;
@@ -11,11 +12,11 @@ use super::score::{self, Scored};
 use super::summary::is_complete;
 use super::weighed::Weighed;
 
-/// The errors of the runs that a mechanism touches; every source weighs the same.
+/// Errors of the runs whose prediction changes without a mechanism; every source weighs the same.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Ablation {
     pub(crate) mechanism: String,
-    /// What it is compared in: `time` or `memory`.
+    /// Quantity whose errors are compared: `time` or `memory`.
     pub(crate) quantity: &'static str,
     /// Number of runs whose prediction changes without it.
     pub(crate) runs: usize,
@@ -27,14 +28,15 @@ pub(crate) struct Ablation {
     pub(crate) with: [f64; 2],
 }
 
-/// Something that a prediction takes into account, and how it is left out; whether there was something to leave out.
+/// A part of the cost model that can be switched off. `leave_out` removes it from a scenario and returns whether the
+/// scenario had it.
 struct Mechanism {
     name: String,
     leave_out: Box<dyn Fn(&mut Scenario) -> bool + Sync>,
 }
 
-/// Predicts all runs without one mechanism after the other, with the shipped constants. `progress` receives the share
-/// done, in `[0, 1]`.
+/// Predicts all runs again with one mechanism at a time left out, using the shipped constants. `progress` receives the
+/// share done, in `[0, 1]`.
 pub(crate) fn ablations(
     runs: &[(Run, String)],
     scored: &[Scored],
@@ -56,7 +58,7 @@ pub(crate) fn ablations(
     found
 }
 
-/// Every rewrite of the operator graph, and what the host, transfers and the power limit cost.
+/// All mechanisms: every rewrite of the operator graph, the runtime's four overheads in time, and the power limit.
 fn mechanisms() -> Vec<Mechanism> {
     let rewrites = Rewrite::ALL.into_iter().map(|rewrite| Mechanism {
         name: rewrite.name(),
@@ -90,7 +92,7 @@ fn mechanisms() -> Vec<Mechanism> {
     rewrites.chain(others).collect()
 }
 
-/// The runs that a mechanism is part of, as predicted with and without it.
+/// The runs with complete facts whose scenario has a mechanism, each as predicted with it and without it.
 fn without<'s>(
     mechanism: &Mechanism,
     runs: &[(Run, String)],

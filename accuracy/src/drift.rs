@@ -3,10 +3,10 @@
 
 use catalog::Seconds;
 
-/// Steps whose median counts: one slow step is no drift.
+/// Number of last steps whose median is compared with the prediction, so that one slow step does not count as drift.
 pub const WINDOW: usize = 10;
 
-/// A run leaving its prediction's interval, or coming back; with the median of its last steps.
+/// A run's median step time left its prediction's interval, or came back into it. The value is that median.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Change {
     /// The median left the interval.
@@ -38,7 +38,8 @@ impl Watch {
         self.outside
     }
 
-    /// Takes the step times so far, in the order of the run; says whether the run left the interval or came back.
+    /// Takes all step times so far, oldest first. Returns a change if the run left the interval or came back since the
+    /// last call.
     pub fn see(&mut self, seconds: &[f64]) -> Option<Change> {
         let median = recent_median(seconds)?;
         let (low, high) = (self.interval.0.0, self.interval.1.0);
@@ -52,7 +53,7 @@ impl Watch {
     }
 }
 
-/// Median of the last steps; `None` while there are fewer than [`WINDOW`].
+/// Median of the last [`WINDOW`] step times; `None` while there are fewer.
 #[must_use]
 pub fn recent_median(seconds: &[f64]) -> Option<f64> {
     let from = seconds.len().checked_sub(WINDOW)?;

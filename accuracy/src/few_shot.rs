@@ -1,5 +1,5 @@
-//! How right predictions are once a few of a source's own runs are known: its constants are fitted without it, the
-//! factors of `own_runs` on the known runs alone, and the other runs are predicted with them.
+//! How accurate predictions are once a few of a source's own runs are known. The constants are fitted without that
+//! source, the time factors of `own_runs` on its known runs alone, and its remaining runs are predicted with both.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,54 +13,54 @@ use super::own_runs::{self, Logs};
 use super::score::Scored;
 use super::weighed::Weighed;
 
-/// Draws of the known runs of every source.
+/// Number of random draws of the known runs, for every source.
 const DRAWS: u64 = 50;
 
-/// Logarithms of a factor at which every run is predicted; between them its time is interpolated.
+/// Logarithms of a time factor at which every run is predicted; step times between these points are interpolated.
 const GRID: [f64; 5] = [-0.4, 0.0, 0.3, 0.8, 1.6];
 
-/// Place of no change in [`GRID`].
+/// Index in [`GRID`] of logarithm 0, the factor that changes nothing.
 const UNCHANGED: usize = 1;
 
-/// Errors on the remaining runs of all sources after some runs of each are known.
+/// Errors on the remaining runs of all sources, once the factors are fitted to `known` runs of each source.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct FewShot {
-    /// Number of known runs.
+    /// Number of runs known of each source.
     pub(crate) known: usize,
-    /// Means over the draws, every source weighing the same.
+    /// Quantiles of the absolute relative errors, as means over the draws; every source weighs the same.
     pub(crate) median: f64,
     pub(crate) p90: f64,
     pub(crate) sources: Vec<Source>,
-    /// `ln(measured / predicted)` of remaining runs in all draws, with their source.
+    /// `ln(measured / predicted)` of the remaining runs in all draws, each with its source.
     #[serde(skip)]
     pub(crate) residuals: Vec<(String, f64)>,
 }
 
-/// Errors on the remaining runs of a source: means over the draws.
+/// Errors on the remaining runs of one source: quantiles of the absolute relative errors, as means over the draws.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Source {
     pub(crate) name: String,
-    /// Number of its configurations; runs of one configuration are drawn together.
+    /// Number of its configurations. A draw takes one run of each of `known` configurations; runs of all others remain.
     pub(crate) configurations: usize,
     pub(crate) median: f64,
     pub(crate) p90: f64,
 }
 
-/// A run of a source, predicted with factors.
+/// How the predicted step time of one run responds to the four time factors.
 pub(crate) struct Response {
     source: String,
-    /// Runs with the same text are one configuration.
+    /// Model, GPU, precision, workload and strategy as text: runs with the same text are one configuration.
     configuration: String,
     /// Logarithm of the measured step time.
     measured: f64,
-    /// Logarithm of the predicted step time without factors.
+    /// Logarithm of the predicted step time when all factors are 1.
     unchanged: f64,
-    /// For every factor, by how much each of [`GRID`] changes the logarithm of the step time.
+    /// For every factor, how much each point of [`GRID`] changes the logarithm of the step time when the others are 1.
     along: [[f64; GRID.len()]; 4],
 }
 
 impl Response {
-    /// Predicts a run along every factor; `None` if it cannot be predicted.
+    /// Predicts a run at every point of [`GRID`], one factor at a time; `None` if it cannot be predicted.
     pub(crate) fn new(
         scored: &Scored,
         Mapped {
@@ -101,7 +101,7 @@ impl Response {
         })
     }
 
-    /// Logarithm of the step time: every factor changes it as if it were the only one.
+    /// Logarithm of the step time under these factors: the changes that each makes alone are added up.
     fn time(&self, logs: Logs) -> f64 {
         let changes = self
             .along
@@ -112,7 +112,7 @@ impl Response {
     }
 }
 
-/// Interpolates between the points of the grid, and beyond its ends along the last piece.
+/// Interpolates between the points of the grid, and extends the first and last piece beyond its ends.
 fn along(row: &[f64; GRID.len()], log: f64) -> f64 {
     if log == 0.0 {
         return row[UNCHANGED];
@@ -124,7 +124,7 @@ fn along(row: &[f64; GRID.len()], log: f64) -> f64 {
     row[from] + share * (row[to] - row[from])
 }
 
-/// The errors after `known` runs of every source.
+/// Errors once `known` runs of every source are known; `None` if no source has enough configurations.
 pub(crate) fn after(responses: &[Response], known: usize) -> Option<FewShot> {
     let mut by_source: BTreeMap<&str, Vec<&Response>> = BTreeMap::new();
     for response in responses {
@@ -161,7 +161,7 @@ pub(crate) fn after(responses: &[Response], known: usize) -> Option<FewShot> {
     })
 }
 
-/// The residuals of a source's remaining runs in every draw; `None` if it has too few configurations.
+/// Residuals of one source's remaining runs in every draw; `None` if it has no more than `known` configurations.
 fn of_source(name: &str, runs: &[&Response], known: usize) -> Option<(Source, Vec<Vec<f64>>)> {
     let configurations: BTreeSet<&str> = runs.iter().map(|r| r.configuration.as_str()).collect();
     let configurations: Vec<&str> = configurations.into_iter().collect();
@@ -188,7 +188,8 @@ fn of_source(name: &str, runs: &[&Response], known: usize) -> Option<(Source, Ve
     Some((source, draws))
 }
 
-/// Fits the factors to runs of `known` configurations, one of each, and predicts the runs of the others.
+/// Residuals of the remaining runs in one draw: the factors are fitted to one run of each of `known` configurations,
+/// and the runs of the other configurations are predicted with them.
 fn remaining(runs: &[&Response], configurations: &[&str], known: usize, seed: u64) -> Vec<f64> {
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut order: Vec<&str> = configurations.to_vec();
@@ -211,7 +212,7 @@ fn remaining(runs: &[&Response], configurations: &[&str], known: usize, seed: u6
     others.map(|run| run.measured - run.time(logs)).collect()
 }
 
-/// The size of the relative error, predicted over measured, of a residual `ln(measured / predicted)`.
+/// Absolute relative error, `|predicted / measured - 1|`, of a residual `ln(measured / predicted)`.
 fn error(residual: f64) -> f64 {
     ((-residual).exp() - 1.0).abs()
 }

@@ -1,18 +1,18 @@
 //! Learns from a few measured steps how long work takes on a user's own system.
 //!
-//! Four factors of time are fitted: of compute, memory, network and host. The fit minimises the sum over runs of
-//! `(ln(measured / predicted) / NOISE)²` plus the sum over factors of `(ln factor / SPREAD)²`, by Gauss-Newton steps: a
-//! factor moves only as far as the runs depend on it, and one that they do not depend on stays 1 (ridge regression;
-//! Hoerl and Kennard 1970).
+//! Four factors that multiply predicted times are fitted: of compute, memory, network and host. The fit minimises the
+//! sum over runs of `(ln(measured / predicted) / NOISE)²` plus the sum over factors of `(ln factor / SPREAD)²`, by
+//! Gauss-Newton steps: a factor moves only as far as the runs depend on it, and one that they do not depend on stays 1
+//! (ridge regression; Hoerl and Kennard 1970).
 
 use catalog::Seconds;
 use catalog::calibration::{Calibration, Rate, TimeFactors};
 use costmodel::{CostError, CostModel, Scenario};
 use plans::Strategy;
 
-/// Standard deviation of `ln(measured / predicted)` that no factor explains. Within a source that the fit has not seen
-/// it is 0.03 to 0.28, in the median 0.10 (robust, `vescale-plan validate --leave-source-out`); from 0.06 to 0.12 the
-/// errors after one or three known runs are the same.
+/// Assumed standard deviation of `ln(measured / predicted)` among runs of one system, which no factor explains. Within
+/// sources left out of the fit it is 0.03 to 0.28, with a median of 0.10 (robust, `vescale-plan validate
+/// --leave-source-out`); any value from 0.06 to 0.12 gives the same errors after one or three known runs.
 const NOISE: f64 = 0.07;
 
 /// Standard deviations of the logarithms of the factors before any step is measured, in the order of [`Rate::ALL`]:
@@ -20,7 +20,7 @@ const NOISE: f64 = 0.07;
 /// 2.5 times what Xeons do for a launch, NVIDIA/TransformerEngine issue 2053).
 const SPREAD: [f64; 4] = [0.10, 0.15, 0.30, 0.60];
 
-/// A step in the logarithm of a factor by which slopes are measured.
+/// Step in a factor's logarithm over which slopes are measured by finite differences.
 const STEP: f64 = 0.05;
 
 /// Largest logarithm of a factor: cluster files take factors from 0.1 to 10.
@@ -35,31 +35,31 @@ pub(crate) type Logs = [f64; 4];
 /// A measured run of the user's own system.
 #[derive(Clone, Copy, Debug)]
 pub struct OwnRun<'a> {
-    /// What was trained, and on what.
+    /// Model, workload, runtime and cluster of the run.
     pub scenario: &'a Scenario,
-    /// How it was trained.
+    /// The strategy that it ran.
     pub strategy: &'a Strategy,
     /// Measured time of one step.
     pub step_time: Seconds,
 }
 
-/// What measured runs say of a system.
+/// What measured runs tell about a system.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Learned {
-    /// Measured over predicted times.
+    /// Factors that multiply predicted times, by kind of work.
     pub factors: TimeFactors,
-    /// For every run, in the order given.
+    /// How the factors explain each run, in the order of the runs given.
     pub runs: Vec<Explained>,
 }
 
-/// How far the factors explain a run.
+/// How far the factors explain one run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explained {
     /// Predicted time of one step without the factors.
     pub before: Seconds,
-    /// Predicted time of one step with them.
+    /// Predicted time of one step with all factors.
     pub after: Seconds,
-    /// By how much each factor alone changes the step, relative to `before`.
+    /// For each kind of work, the relative change from `before` when only its factor is applied.
     pub by_rate: Vec<(Rate, f64)>,
 }
 
@@ -91,7 +91,7 @@ pub fn learn(runs: &[OwnRun<'_>]) -> Result<Learned, CostError> {
     })
 }
 
-/// Predicts a run on its cluster with these factors instead of those that the cluster has.
+/// Step time of a run on its cluster, with these factors instead of those that the cluster has.
 fn predicted(run: &OwnRun<'_>, logs: Logs) -> Result<Seconds, CostError> {
     let scenario = with_factors(run.scenario, logs);
     Ok(CostModel::new(scenario)?.score(run.strategy)?.step_time)
@@ -109,7 +109,8 @@ pub(crate) fn with_factors(scenario: &Scenario, logs: Logs) -> Scenario {
     scenario
 }
 
-/// Fits the factors' logarithms to those of measured times; `time` is the logarithm of a run's predicted time.
+/// Fits the logarithms of the factors to `measured`, the logarithms of step times; `time(run, logs)` is the logarithm
+/// of a run's predicted step time under these factors.
 pub(crate) fn fit<E>(
     measured: &[f64],
     time: &dyn Fn(usize, Logs) -> Result<f64, E>,
@@ -140,7 +141,7 @@ pub(crate) fn fit<E>(
     Ok(logs)
 }
 
-/// The minimum of the sum of squares with gaps and slopes taken at `from`, by coordinate descent.
+/// Logarithms that minimise the linearised sum of squares, by coordinate descent; `gaps` and `slopes` hold at `from`.
 fn least(gaps: &[f64], slopes: &[Logs], from: Logs) -> Logs {
     let mut logs = from;
     for _ in 0..SWEEPS {

@@ -102,7 +102,7 @@ pub(crate) struct LeftOut {
     pub(crate) intervals: Vec<Coverage>,
     /// Number of runs that did run but are predicted not to fit.
     pub(crate) wrongly_too_large: usize,
-    /// Errors after some runs of each source are known.
+    /// Errors on a source's remaining runs once some of its runs are known, one entry per number of known runs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) few_shot: Vec<FewShot>,
     #[serde(skip)]
@@ -128,8 +128,8 @@ struct Residuals {
     memory: Option<f64>,
 }
 
-/// Leaves each source out in turn; `scored` are the runs as predicted with the shipped constants. Also predicts each
-/// source after each of these numbers of its runs are known.
+/// Leaves each source out in turn; `scored` are the runs as predicted with the shipped constants. For each number in
+/// `known`, the source is predicted once more after so many of its runs are known.
 pub(crate) fn leave_source_out(
     runs: &[(Run, String)],
     scored: &[Scored],
@@ -205,7 +205,7 @@ impl Source {
     }
 }
 
-/// How a run that ran, and has complete facts, is predicted with factors of time.
+/// How a run's predicted time responds to time factors; `None` unless the run succeeded and its facts are complete.
 fn response(
     run: &Run,
     scored: &Scored,

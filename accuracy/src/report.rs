@@ -63,8 +63,9 @@ impl Report {
         }
     }
 
-    /// Fits the constants again without each source in turn, and predicts that source with them, also after each of
-    /// the numbers `known` of its own runs are known. `progress` receives the share done, in `[0, 1]`.
+    /// Leaves out each source in turn: fits the constants without it and predicts its runs with them, then once more
+    /// for each number in `known`, after so many of its own runs are known. `progress` receives the share done, in `[0,
+    /// 1]`.
     #[must_use]
     pub fn with_leave_source_out(
         mut self,
@@ -77,8 +78,8 @@ impl Report {
         self
     }
 
-    /// Predicts all runs without one mechanism of the cost model after the other. `progress` receives the share done, in
-    /// `[0, 1]`.
+    /// Predicts all runs again with one mechanism of the cost model at a time left out. `progress` receives the share
+    /// done, in `[0, 1]`.
     #[must_use]
     pub fn with_ablations(mut self, runs: &[(Run, String)], progress: &dyn Fn(f64)) -> Self {
         self.ablations = ablation::ablations(runs, &self.runs, progress);

@@ -209,13 +209,13 @@ pub(crate) fn like_counter(p: &Prediction, counter: &str) -> f64 {
     }
 }
 
-/// The measured step time, whatever the optimizer.
+/// The measured step time in seconds, also where the optimizer is not Adam.
 pub(crate) fn step_time(run: &Run) -> Option<f64> {
     time(run).0
 }
 
-/// Whether steps have costs that the run does not state, so that times are compared only once some are known: another
-/// optimizer than Adam.
+/// Whether the run's steps have costs that it does not state, as with another optimizer than Adam. Its times are
+/// compared only after some runs of its source are known.
 pub(crate) fn hides_costs(run: &Run) -> bool {
     run.is_on("optimizer_is_not_adam")
 }

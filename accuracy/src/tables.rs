@@ -205,7 +205,7 @@ pub(crate) fn source_rows(found: &LeftOut) -> Vec<Vec<String>> {
         .collect()
 }
 
-/// Columns of the errors after some runs of each source are known.
+/// Headers of the table of errors after some runs of each source are known.
 pub(crate) const FEW_SHOT: [&str; 5] = [
     "source left out",
     "configurations",
@@ -241,7 +241,7 @@ pub(crate) fn few_shot_rows(found: &LeftOut) -> Vec<Vec<String>> {
     rows.collect()
 }
 
-/// Columns of the errors with and without a mechanism.
+/// Headers of the table of errors with and without each mechanism.
 pub(crate) const ABLATIONS: [&str; 8] = [
     "mechanism",
     "of",

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 pub(crate) struct Weighed(Vec<(f64, f64)>);
 
 impl Weighed {
-    /// Weighs values, given with their sources.
+    /// Weighs values, each given with its source.
     pub(crate) fn new<S: Ord>(values: impl IntoIterator<Item = (S, f64)>) -> Self {
         let mut by_source: BTreeMap<S, Vec<f64>> = BTreeMap::new();
         for (source, value) in values {
@@ -27,7 +27,7 @@ impl Weighed {
         self.0.len()
     }
 
-    /// The least value such that it and the smaller ones have this share of all weight; `None` if there are no values.
+    /// The smallest value up to which the values have this share of all weight; `None` if there are no values.
     pub(crate) fn quantile(&self, share: f64) -> Option<f64> {
         let total: f64 = self.0.iter().map(|(_, weight)| weight).sum();
         let mut below = 0.0;

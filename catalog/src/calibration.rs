@@ -1,10 +1,11 @@
-//! What a few measured steps say of a user's own system: how much longer or shorter four kinds of work take there than
-//! predicted. A cluster file carries them (`extension`); prices for that cluster are multiplied by them, and say so.
+//! What a few measured steps tell about a user's own system: how much longer or shorter four kinds of work take there
+//! than predicted. A cluster file carries these factors (`extension`); predicted times on that cluster are multiplied
+//! by them, and predictions say that they are calibrated.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Factors outside this range come from a wrong plan or log, not from a system.
+/// Factors outside this range are refused: they come from a wrong plan or log, not from a system.
 const PLAUSIBLE: std::ops::RangeInclusive<f64> = 0.1..=10.0;
 
 /// The kinds of work that a calibration tells apart.
@@ -21,10 +22,10 @@ pub enum Rate {
 }
 
 impl Rate {
-    /// Every kind.
+    /// All kinds, in the order of arrays that hold one value for each.
     pub const ALL: [Self; 4] = [Self::Compute, Self::Memory, Self::Network, Self::Host];
 
-    /// As in a cluster file.
+    /// The kind's name, as a cluster file spells it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -73,7 +74,7 @@ impl TimeFactors {
         }
     }
 
-    /// The factors that these logarithms stand for, in the order of [`Rate::ALL`].
+    /// The factors whose natural logarithms these are, in the order of [`Rate::ALL`].
     #[must_use]
     pub fn from_logs([compute, memory, network, host]: [f64; 4]) -> Self {
         Self {
@@ -100,7 +101,7 @@ pub struct Calibration {
 }
 
 impl Calibration {
-    /// The factors of predictions under a runtime.
+    /// The factors that hold under a runtime: the host's is 1 unless the runtime is the one that was measured.
     #[must_use]
     pub fn factors(&self, runtime: &str) -> TimeFactors {
         let host = if self.runtime == runtime {

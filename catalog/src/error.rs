@@ -47,7 +47,7 @@ pub enum SpecError {
 }
 
 impl SpecError {
-    /// The mistake with its parts.
+    /// The error split into what is wrong, where, what was expected, the nearest right value and an example.
     #[must_use]
     pub fn mistake(&self) -> Mistake {
         match self {
@@ -74,7 +74,7 @@ impl SpecError {
     }
 }
 
-/// What a name of that kind may stand for, and an example.
+/// What is accepted where a name of this kind is expected, and an example.
 fn of_kind(kind: &str) -> (&'static str, &'static str) {
     match kind {
         "model" => (

@@ -71,7 +71,8 @@ pub fn model(arg: &str) -> Result<Model, SpecError> {
     hf::decode(&text, &path, &name_of(arg))
 }
 
-/// A model that a plan carries: the fields that define it, and the preset or path that it was asked for by.
+/// Decodes a model that a plan carries; `definition` are its `config.json` fields, `arg` is the preset or path that was
+/// asked for.
 ///
 /// # Errors
 /// When the fields define no model; `path` is the plan's, for messages.
@@ -84,7 +85,8 @@ pub fn model_defined(
     hf::decode(&definition.to_string(), path, &name_of(arg))
 }
 
-/// The name of a model by its path: that of its `.json`, or of the folder with its `config.json`.
+/// The name of a model that is given by a path: the stem of its `.json`, or the name of the folder with its
+/// `config.json`.
 fn name_of(arg: &str) -> String {
     let path = Path::new(arg);
     let folder = match path.file_name() {
@@ -98,10 +100,10 @@ fn name_of(arg: &str) -> String {
     name.map_or_else(|| "model".to_owned(), |n| n.to_string_lossy().into_owned())
 }
 
-/// Endings of published names that say how a model was trained on, not what it is.
+/// Endings of published names that say how a model was further trained, not which model it is.
 const TUNED: [&str; 6] = ["-instruct", "-base", "-chat", "-hf", "-it", "-pt"];
 
-/// The preset of a model by its published name: without owner, signs between words, and what it was tuned for.
+/// The preset with this published name; the owner, `meta-`, hyphens, underscores and endings in [`TUNED`] do not count.
 fn published_as(
     arg: &str,
 ) -> Option<&'static (&'static str, &'static [&'static str], &'static str)> {
@@ -120,7 +122,7 @@ fn published_as(
     presets.find(|(name, aliases, _)| aliases.iter().chain([name]).any(is))
 }
 
-/// A model of a hub of which no preset is known.
+/// The mistake of naming a model of a hub that no preset stands for.
 fn not_downloaded(arg: &str) -> Mistake {
     let name = arg.rsplit('/').next().unwrap_or(arg);
     let names = MODELS
@@ -184,8 +186,8 @@ fn cluster_below(arg: &str, depth: usize) -> Result<Cluster, SpecError> {
     file.resolve(arg, |device| device_beside(device, path))
 }
 
-/// Name of the usual cluster of a device: the preset that has the device's name among its own, else the first that is made
-/// of it.
+/// Name of the cluster preset that a device stands for: the one with this name or alias, else the first that is made of
+/// it.
 ///
 /// # Errors
 /// Unknown devices; devices that no preset is made of.

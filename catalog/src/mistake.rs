@@ -8,7 +8,7 @@ use std::fmt;
 pub struct Mistake {
     /// What is wrong, in words.
     pub what: String,
-    /// Where it stands: a flag, or a file with its line.
+    /// Where the mistake is: a flag, or a file with its line.
     pub place: Option<String>,
     /// What was expected instead.
     pub expected: Option<String>,
@@ -19,7 +19,7 @@ pub struct Mistake {
 }
 
 impl Mistake {
-    /// A mistake of which only this is known.
+    /// A mistake of which only this is known; the methods below add the rest.
     #[must_use]
     pub fn new(what: impl Into<String>) -> Self {
         Self {
@@ -28,7 +28,7 @@ impl Mistake {
         }
     }
 
-    /// Says where it stands.
+    /// Says where the mistake is.
     #[must_use]
     pub fn at(mut self, place: impl Into<String>) -> Self {
         self.place = Some(place.into());

@@ -41,7 +41,7 @@ pub struct Kind {
 /// How many published runs there are like a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Evidence {
-    /// Measured steps of the very system, by which its prices were scaled.
+    /// Runs of the user's own system were measured, and predicted times are scaled by what they showed.
     Calibrated {
         /// Number of measured runs.
         runs: usize,
@@ -255,7 +255,8 @@ fn framework(runtime: &str) -> &str {
     }
 }
 
-/// What the table says.
+/// The content of `residuals.csv`: 80% intervals by quantity and evidence, and how many runs of each kind are
+/// published.
 struct Known {
     intervals: Vec<(Quantity, &'static str, Residual)>,
     /// The kinds of published runs, with the number of runs of each.

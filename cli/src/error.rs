@@ -64,7 +64,7 @@ pub(crate) enum CliError {
 }
 
 impl CliError {
-    /// What is wrong, with its parts where they are known.
+    /// The error split into what is wrong, where, what was expected and an example, as far as these are known.
     pub(crate) fn mistake(&self) -> Mistake {
         match self {
             Self::Spec(error) => {
@@ -139,7 +139,7 @@ fn given(flags: &[&str]) -> Option<(String, String)> {
     })
 }
 
-/// A mistake with its place on the command line, unless it has one.
+/// The mistake with a flag and its value as its place, unless it has a place.
 fn placed(mistake: Mistake, given: Option<(String, String)>) -> Mistake {
     match (given, &mistake.place) {
         (Some((flag, value)), None) => mistake.at(format!("{flag} {value}")),

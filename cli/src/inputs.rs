@@ -326,7 +326,7 @@ pub(crate) fn risk(risk: f64) -> Result<(), CliError> {
     ))
 }
 
-/// Refuses the value of a flag.
+/// The error that a flag's value is out of range, with what was expected.
 pub(crate) fn refuse<T>(flag: &str, value: impl Display, expected: &str) -> Result<T, CliError> {
     let wrong = Mistake::new(format!("{value} is out of range"));
     let wrong = wrong.at(format!("{flag} {value}")).expected(expected);

@@ -22,7 +22,7 @@ pub(crate) enum Rest {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Asked {
     flags: BTreeSet<String>,
-    /// Flags whose default was set, with where.
+    /// Flags whose default the user set, each with the variable or file that sets it.
     set: BTreeMap<String, String>,
     rest: Rest,
 }

@@ -150,7 +150,7 @@ pub(crate) fn set_color(when: ColorArg) {
     let _ = COLOR.set(when);
 }
 
-/// Whether a stream takes colour: as asked for, else if it is a terminal and NO_COLOR is not set.
+/// Whether a stream is coloured: as `--color` says; if that is `auto`, only on a terminal without NO_COLOR.
 fn coloured(terminal: bool) -> bool {
     match COLOR.get() {
         Some(ColorArg::Always) => true,
@@ -161,10 +161,10 @@ fn coloured(terminal: bool) -> bool {
     }
 }
 
-/// Characters on a line of what is not a terminal.
+/// Characters on a line where neither COLUMNS nor a terminal gives a width.
 const USUAL_WIDTH: usize = 100;
 
-/// How text is laid out on stdout: as wide as COLUMNS says, or the terminal is.
+/// How text is laid out on stdout: as wide as COLUMNS says, else as the terminal is.
 pub(crate) fn style() -> Style {
     let said = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
     let terminal = || terminal_size::terminal_size_of(std::io::stdout());
@@ -175,7 +175,8 @@ pub(crate) fn style() -> Style {
     }
 }
 
-/// The same for lists that other programs search line by line: endless unless a width is known.
+/// The same for lists that other programs search line by line: lines do not wrap unless COLUMNS or a terminal gives a
+/// width.
 pub(crate) fn list_style() -> Style {
     let known = std::env::var_os("COLUMNS").is_some() || std::io::stdout().is_terminal();
     Style {

@@ -1,7 +1,7 @@
-//! Defaults that a user sets once: in the environment, in a file of the project, in a file of their own.
+//! Defaults that a user sets once: in the environment, in a file of the project, or in a file of their own.
 //!
-//! A flag beats the environment, the environment `vescale-plan.toml` in the current folder, that the user's own file, and
-//! that the tool's defaults.
+//! A flag beats the environment, which beats `vescale-plan.toml` in the current folder, which beats the user's own
+//! file, which beats the tool's defaults.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use toml_edit::{Document, Value};
 
 use crate::args::ColorArg;
 
-/// What can be set: the flag's name and the tool's own default, in words where it is no value.
+/// Flags whose default can be set, each with the tool's own default, in words where that is not one value.
 pub(crate) const KEYS: [(&str, &str); 13] = [
     ("model", "(none: say --model)"),
     ("cluster", "dgx-h100"),
@@ -31,17 +31,17 @@ pub(crate) const KEYS: [(&str, &str); 13] = [
 /// Commands whose flags take defaults from settings.
 const COMMANDS: [&str; 3] = ["search", "estimate", "size"];
 
-/// The project's file.
+/// Name of the project's settings file, looked for in the current folder.
 const PROJECT: &str = "vescale-plan.toml";
 
 /// One default that was set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Setting {
-    /// Name of the flag.
+    /// Name of the flag, without `--`.
     pub(crate) key: &'static str,
     /// Its value, as it would stand on the command line.
     pub(crate) value: String,
-    /// Where it was set.
+    /// The environment variable or file that sets it.
     pub(crate) origin: String,
 }
 
@@ -109,12 +109,12 @@ impl Settings {
         Ok(())
     }
 
-    /// The setting of a flag.
+    /// The setting of a flag, if there is one; `key` is the flag's name without `--`.
     pub(crate) fn get(&self, key: &str) -> Option<&Setting> {
         self.0.iter().find(|setting| setting.key == key)
     }
 
-    /// Where a refused value was set, if it was not said on the command line.
+    /// Which variable or file set a refused value; `None` if it was given on the command line.
     pub(crate) fn place_of(&self, option: &str, value: &str) -> Option<String> {
         let flag = option.trim_start_matches('-').split(' ').next()?;
         let setting = self.get(flag).filter(|s| s.value == value)?;
@@ -122,7 +122,7 @@ impl Settings {
         (!on_line).then(|| format!("{}: {flag} = {value}", setting.origin))
     }
 
-    /// The command line with these as its defaults.
+    /// The command line's definition with these settings as defaults of its flags.
     pub(crate) fn as_defaults_of(&self, mut command: clap::Command) -> clap::Command {
         for name in COMMANDS {
             command = command.mut_subcommand(name, |sub| {
@@ -148,12 +148,12 @@ impl Settings {
     }
 }
 
-/// The environment's name of a flag.
+/// Name of the environment variable that sets a flag's default.
 pub(crate) fn variable(key: &str) -> String {
     format!("VESCALE_PLAN_{}", key.replace('-', "_").to_uppercase())
 }
 
-/// The user's own file.
+/// Path of the user's own settings file; `None` where no home folder is known.
 pub(crate) fn own_file() -> Option<PathBuf> {
     let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".config"));
     let folder = std::env::var_os("XDG_CONFIG_HOME").filter(|v| !v.is_empty());
@@ -161,7 +161,7 @@ pub(crate) fn own_file() -> Option<PathBuf> {
     Some(folder.join("vescale-plan").join("config.toml"))
 }
 
-/// When to colour, before the command line is read: help and mistakes are coloured too.
+/// When to colour, read from the words of the command line before they are parsed: help and mistakes are coloured too.
 pub(crate) fn color_of_words(words: impl Iterator<Item = String>) -> ColorArg {
     let words: Vec<String> = words.collect();
     let after = words.windows(2).filter(|pair| pair[0] == "--color");

@@ -1,4 +1,4 @@
-//! Messages about the command line itself: help, version, and mistakes in the shape of all others.
+//! Messages about the command line itself: help, version, and its mistakes, shown like all other mistakes.
 
 use std::process::ExitCode;
 
@@ -36,7 +36,7 @@ pub(crate) fn say(message: &clap::Error, settings: &Settings) -> ExitCode {
     ExitCode::from(message.exit_code() as u8)
 }
 
-/// A part of clap's message, several values as a list.
+/// The part of clap's message of this kind; several values are joined by commas.
 fn said(message: &clap::Error, kind: ContextKind) -> Option<String> {
     match message.get(kind) {
         Some(ContextValue::Strings(all)) => Some(all.join(", ")),
@@ -44,7 +44,7 @@ fn said(message: &clap::Error, kind: ContextKind) -> Option<String> {
     }
 }
 
-/// What is wrong with a command line, in parts.
+/// Turns clap's message about a wrong command line into a mistake.
 fn wrong(message: &clap::Error) -> Mistake {
     let said = |kind| said(message, kind);
     let argument = said(ContextKind::InvalidArg).unwrap_or_default();
@@ -72,7 +72,7 @@ fn wrong(message: &clap::Error) -> Mistake {
     }
 }
 
-/// What is wrong with the value of an option.
+/// Turns clap's message about an option's wrong value into a mistake.
 fn value(message: &clap::Error, argument: &str) -> Mistake {
     let value = said(message, ContextKind::InvalidValue).unwrap_or_default();
     let option = argument.split(' ').next().unwrap_or_default();
@@ -96,7 +96,7 @@ fn value(message: &clap::Error, argument: &str) -> Mistake {
     wrong.at(place.unwrap_or_else(|| format!("{option} {value}").trim().to_owned()))
 }
 
-/// A command line that is right, of the command that was meant if it is known.
+/// A correct example of the command that was typed, if it is known.
 fn example() -> String {
     let asked = std::env::args().nth(1).unwrap_or_default();
     examples::of(&asked)[0].to_owned()

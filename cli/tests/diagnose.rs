@@ -189,7 +189,7 @@ fn what_was_learned_predicts_the_run() {
     }
 }
 
-/// Steps of a strategy can be given without a log; what a run does not depend on stays as predicted.
+/// A strategy's step time can be given without a log; the factors that its step depends on most change it most.
 #[test]
 fn a_measured_strategy_moves_what_its_step_depends_on() {
     let folder = tempfile::tempdir().expect("temporary folder");

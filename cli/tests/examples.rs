@@ -7,7 +7,7 @@ use std::path::Path;
 
 use common::{code, run, shell, stderr};
 
-/// Commands below one, as its help lists them.
+/// Names of the subcommands that a help page lists.
 fn below(help: &str) -> Vec<String> {
     let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
     listed
@@ -19,7 +19,7 @@ fn below(help: &str) -> Vec<String> {
         .collect()
 }
 
-/// Examples of a command's help and of all below it.
+/// Adds to `found` the examples in the help of a command and of all its subcommands.
 fn examples(folder: &Path, command: &[String], found: &mut Vec<String>) {
     let mut args: Vec<&str> = command.iter().map(String::as_str).collect();
     args.push("--help");

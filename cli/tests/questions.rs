@@ -1,4 +1,4 @@
-//! Every question of docs/questions.md is answered by its command: the answer holds what the table says.
+//! Runs the command of every question in docs/questions.md and checks that its answer holds what the table says.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use common::{shell, stderr};
 
-/// Text between the outermost backquotes of a cell.
+/// The text of a table cell without its backquotes.
 fn code(cell: &str) -> String {
     let cell = cell.trim();
     let ticks = cell.chars().take_while(|c| *c == '`').count();
@@ -25,7 +25,7 @@ fn log() -> String {
     (1..=30).map(step).collect()
 }
 
-/// All text that a folder's pages hold.
+/// The text of all HTML pages in a folder.
 fn pages(folder: &Path) -> String {
     let files = fs::read_dir(folder).expect("a folder").flatten();
     let pages = files.filter(|f| f.path().extension().is_some_and(|e| e == "html"));

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use common::{code, shell, stderr};
 
-/// What a command prints on that many columns.
+/// What a command prints at a width of so many columns.
 fn on(folder: &Path, columns: &str, args: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_vescale-plan"))
         .args(args)
@@ -241,7 +241,7 @@ fn terms_and_moments_are_words() {
     assert!(!text.contains(" s0 m0"), "{text}");
 }
 
-/// Settings are defaults: a flag beats the environment, and that the file.
+/// Settings are defaults: a flag beats the environment, which beats the file.
 #[test]
 fn settings_are_defaults() {
     let folder = tempfile::tempdir().expect("a folder");

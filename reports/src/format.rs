@@ -42,7 +42,7 @@ pub fn seconds(value: Seconds) -> String {
     }
 }
 
-/// `7.61 – 10.05 s`: an interval in the unit of its point, with as many decimals.
+/// An interval such as `7.61 – 10.05 s`, in the unit of the predicted value and with as many decimals.
 #[must_use]
 pub fn seconds_between(point: Seconds, low: Seconds, high: Seconds) -> String {
     let (size, unit) = match point.0.abs() {
@@ -53,7 +53,7 @@ pub fn seconds_between(point: Seconds, low: Seconds, high: Seconds) -> String {
     between(point.0 / size, low.0 / size, high.0 / size, unit)
 }
 
-/// `50.5 – 66.7 GiB`: an interval in the unit of its point, with as many decimals.
+/// An interval such as `50.5 – 66.7 GiB`, in the unit of the predicted value and with as many decimals.
 #[must_use]
 pub fn bytes_between(point: Bytes, low: Bytes, high: Bytes) -> String {
     let (size, unit) = match point.as_f64() {

@@ -20,13 +20,13 @@ pub struct ReportInput<'a> {
     pub strategy: String,
     /// The strategy with every decision, in the same grammar.
     pub strategy_in_full: String,
-    /// Its decisions.
+    /// The strategy as decisions.
     pub decisions: &'a Decisions,
-    /// Devices of a host.
+    /// Number of devices in a node.
     pub gpus_per_node: u64,
-    /// Devices that fast links join.
+    /// Number of devices that fast links (the scale-up network) join.
     pub domain: u64,
-    /// Commands that start a training under the plan, the first system's first.
+    /// Commands that start training under the plan, one entry per target; the first is shown, the others are folded.
     pub launches: Vec<Launch>,
     /// The single change that would gain most, in words.
     pub next_change: Option<String>,
@@ -57,7 +57,7 @@ pub struct ReportInput<'a> {
 /// The commands that launch a plan under one training system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// Name of the system.
+    /// Name of the export target, such as `megatron-lm`.
     pub target: String,
     /// Lines of shell, in order.
     pub commands: Vec<String>,

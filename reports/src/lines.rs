@@ -4,7 +4,7 @@ use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
 /// Longest bar, in characters.
 const LONGEST_BAR: usize = 40;
-/// Narrowest width that is laid out for; below it lines are broken by the terminal.
+/// Narrowest width that text is laid out for; a narrower terminal breaks the lines itself.
 const NARROWEST: usize = 40;
 
 /// How text is laid out.
@@ -12,11 +12,11 @@ const NARROWEST: usize = 40;
 pub struct Style {
     /// Characters on a line.
     pub width: usize,
-    /// Whether to colour.
+    /// Whether text is coloured.
     pub colour: bool,
 }
 
-/// What a colour says.
+/// What a colour tells the reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shade {
     /// All is well.
@@ -49,7 +49,7 @@ impl Style {
         }
     }
 
-    /// Characters that a line has, however narrow the terminal says it is.
+    /// Characters to fill on a line: the width, but at least [`NARROWEST`].
     fn room(self) -> usize {
         self.width.max(NARROWEST)
     }
@@ -88,7 +88,7 @@ impl Style {
         rows.iter().map(line).collect()
     }
 
-    /// Names, values and shares, each with a bar as long as what is left of the line allows.
+    /// Lines of name, value and share, each with a bar in proportion to its share in the space that is left.
     #[must_use]
     pub fn bars(self, rows: &[(String, String, f64)]) -> String {
         let longest = |text: fn(&(String, String, f64)) -> &str| {
@@ -161,7 +161,7 @@ impl Style {
     }
 }
 
-/// A share as a percentage.
+/// A share in `[0, 1]` as a percentage; `<0.1%` for one that would show as 0.0%.
 #[must_use]
 pub fn of(share: f64) -> String {
     if share > 0.0 && share < 0.0005 {
@@ -170,7 +170,7 @@ pub fn of(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
 }
 
-/// A command's words, each option with its value, quoted values whole.
+/// A command split before each of its options: an option keeps its value, and quoted values stay whole.
 fn options(command: &str) -> Vec<String> {
     let mut parts: Vec<String> = vec![String::new()];
     let mut quoted = false;

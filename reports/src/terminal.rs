@@ -8,14 +8,14 @@ use crate::format;
 pub use crate::lines::{Shade, Style, of};
 use crate::words;
 
-/// Where a prediction holds: what its strategy is read and written with, and how much memory may be used.
+/// What showing a prediction needs beside the prediction itself.
 #[derive(Clone, Copy, Debug)]
 pub struct Ground<'a> {
-    /// The training system.
+    /// The training system; a strategy's text leaves out overlap that is this system's own.
     pub runtime: &'a Runtime,
-    /// GPUs of a host.
+    /// Number of GPUs in a node.
     pub gpus_per_node: u64,
-    /// Memory of a GPU less headroom.
+    /// Memory of a GPU that a plan may use: its capacity less headroom.
     pub usable: Bytes,
 }
 
@@ -233,8 +233,8 @@ pub fn kernels(p: &Prediction, most: usize, style: Style) -> String {
     heading + &style.bars(&rows)
 }
 
-/// Candidates, numbered from `from` and compared with another one: its step time, and the words that it lacks, which are
-/// set in bold.
+/// Candidates, numbered from `from`. Each is compared with `other`: by step time, and by setting in bold the words of
+/// its strategy that `other` does not have.
 #[must_use]
 pub fn candidates(
     list: &[Candidate],
@@ -298,7 +298,7 @@ pub fn next(steps: &[(&str, Vec<String>)], style: Style) -> String {
     text
 }
 
-/// A table with a header, as wide as its cells.
+/// A table with a header whose cells never wrap.
 #[must_use]
 pub fn plain(header: &[&str], rows: &[Vec<String>]) -> String {
     let style = Style {
@@ -308,7 +308,7 @@ pub fn plain(header: &[&str], rows: &[Vec<String>]) -> String {
     style.columns(header, rows)
 }
 
-/// What the abbreviations mean.
+/// The section that says what abbreviations mean.
 #[must_use]
 pub fn terms(style: Style) -> String {
     let rows = words::TERMS.map(|(name, meaning)| (name, meaning.to_owned()));

@@ -6,10 +6,10 @@ use plans::{Decisions, Fit, Prediction, Recompute, Zero};
 
 use crate::format;
 
-/// Probability of fitting below which memory is called tight.
+/// Memory is called tight if a plan fits with a lower probability than this.
 const SAFE: f64 = 0.9;
 
-/// What each abbreviation of a strategy or a table means.
+/// Abbreviations in strategies and tables, each with its meaning.
 pub const TERMS: [(&str, &str); 25] = [
     ("tp8", "tensor parallel: 8 GPUs share each layer"),
     (
@@ -89,7 +89,7 @@ pub const TERMS: [(&str, &str); 25] = [
     ("floor", "a proven lower bound of time or memory"),
 ];
 
-/// The layout in sentences, without their final stop.
+/// The layout in phrases, without capital letters and final stops.
 #[must_use]
 pub fn plan(d: &Decisions, gpus_per_node: u64) -> Vec<String> {
     let mut said = Vec::new();
@@ -219,7 +219,7 @@ pub fn moment(text: &str) -> String {
     }
 }
 
-/// What to be careful about before trusting a prediction, one sentence each.
+/// What to be careful about before trusting a prediction, one phrase each; empty if there is nothing.
 #[must_use]
 pub fn warnings(p: &Prediction, usable: Bytes) -> Vec<String> {
     let mut said = Vec::new();

@@ -81,7 +81,7 @@ fn norm_epsilon(f: &Fields<'_>, kind: &str) -> Result<f64, SpecError> {
     Ok(found.unwrap_or(usual))
 }
 
-/// The standard deviation of initial weights.
+/// Standard deviation of the initial weights; the family's own if the file gives none.
 fn deviation(f: &Fields<'_>, kind: &str) -> Result<f64, SpecError> {
     let said = match kind {
         "opt" => f.real("init_std")?,
@@ -94,7 +94,7 @@ fn deviation(f: &Fields<'_>, kind: &str) -> Result<f64, SpecError> {
     }))
 }
 
-/// Whether GELU is computed by its tanh approximation. The file's activation must be the family's.
+/// Whether GELU is computed by its tanh approximation. Fails if the file names another activation than the family's.
 fn gelu_tanh(f: &Fields<'_>, kind: &str, activation: Activation) -> Result<bool, SpecError> {
     let exact = matches!(
         kind,
@@ -248,7 +248,7 @@ fn router(f: &Fields<'_>, kind: &str) -> Result<Router, SpecError> {
     })
 }
 
-/// A text that must be one of those modelled, if the field is present.
+/// The text of a field, if it is present; fails if the text is not one of `known`.
 fn one_of<'a>(f: &Fields<'a>, field: &str, known: &[&str]) -> Result<Option<&'a str>, SpecError> {
     let said = f.maybe_text(field)?;
     match said.filter(|said| !known.contains(said)) {

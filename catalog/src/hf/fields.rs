@@ -38,7 +38,7 @@ impl<'a> Fields<'a> {
         all.filter(move |(key, _)| !read.contains(key))
     }
 
-    /// The fields that have been read, of a model of this type.
+    /// The fields that have been read, as an object with this `model_type`: all that defines the model.
     pub(super) fn definition(&self, kind: &str) -> Value {
         let read = self.read.borrow();
         let of_map = |key: &&str| self.map.get(*key).map(|v| ((*key).to_owned(), v.clone()));
@@ -163,7 +163,7 @@ impl<'a> Fields<'a> {
             .transpose()
     }
 
-    /// The probability that all of these fields have, as far as they are present; 0 if none is.
+    /// A probability that several fields may state; those that are present must agree. 0 if none is present.
     pub(super) fn same_fraction(&self, fields: &[&str]) -> Result<f64, SpecError> {
         let mut known: Option<(&str, f64)> = None;
         for field in fields {

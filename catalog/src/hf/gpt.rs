@@ -9,7 +9,8 @@ use crate::model::{
     Projections, Residual, WindowPattern,
 };
 
-/// The fields of a GPT-like block: LayerNorm, biases, GELU, an MLP of four times the width.
+/// A model with GPT's parts: LayerNorm, biases, GELU, an MLP without gates. Callers change what their family has
+/// otherwise.
 fn gpt_base(
     f: &Fields<'_>,
     family: Family,

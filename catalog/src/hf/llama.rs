@@ -9,7 +9,7 @@ use crate::model::{
     Projections, Residual, WindowPattern,
 };
 
-/// A model of these families.
+/// Decodes a model of one of these families; `kind` is its `model_type`.
 pub(super) fn model(f: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError> {
     let hidden = f.size("hidden_size")?;
     let heads = f.size("num_attention_heads")?;
@@ -128,7 +128,7 @@ fn usual_head_dim(kind: &str) -> Option<u64> {
     }
 }
 
-/// Prediction layers, which files call by two names.
+/// Number of multi-token-prediction layers, which files give under two names.
 fn predictors(f: &Fields<'_>) -> Result<u64, SpecError> {
     let named = f.maybe("num_nextn_predict_layers")?;
     Ok(named.or(f.maybe("num_mtp_layers")?).unwrap_or(0))
@@ -171,7 +171,7 @@ fn window(f: &Fields<'_>, kind: &str) -> Result<WindowPattern, SpecError> {
     })
 }
 
-/// The pattern of windows in a list that names each layer's attention.
+/// The window pattern of a list that names each layer's attention (`layer_types`); fails if no pattern fits it.
 fn of_layers(
     f: &Fields<'_>,
     named: &[&str],

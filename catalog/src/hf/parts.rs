@@ -1,4 +1,4 @@
-//! What families share: norms, the width of a head, how much of it is rotated.
+//! Parts that several families share: norms, the dimension of a head, how much of it is rotated.
 
 use super::fields::Fields;
 use super::unread;
@@ -15,7 +15,7 @@ pub(super) const LAYER_NORM: Norm = Norm {
     bias: true,
 };
 
-/// Dimension of a head; if the file gives none, the hidden size divided by the number of heads.
+/// The hidden size divided by the number of heads, for files that give no head dimension; fails if it does not divide.
 pub(super) fn head_dim(f: &Fields<'_>, hidden: u64, heads: u64) -> Result<u64, SpecError> {
     if heads == 0 || hidden.is_multiple_of(heads) {
         return Ok(hidden.checked_div(heads).unwrap_or(0));
@@ -27,7 +27,7 @@ pub(super) fn head_dim(f: &Fields<'_>, hidden: u64, heads: u64) -> Result<u64, S
     Err(f.wrong("hidden size", message))
 }
 
-/// How positions are rotated: how many of a head's dimensions, where the family's code rotates a share of them.
+/// Rotary positions: how many dimensions of a head are rotated. Some families' code rotates only a share of them.
 pub(super) fn rotated(
     f: &Fields<'_>,
     kind: &str,

@@ -9,7 +9,7 @@ use super::fields::Fields;
 use super::{decode, model, unread};
 use crate::model::{Activation, ModelConfig, Position, Residual, WindowPattern};
 
-/// Fields without influence on what a model computes in training; a cause per line.
+/// Fields without influence on what a model computes in training; comments say why.
 const WITHOUT_INFLUENCE: &[&str] = &[
     "model_type",
     // Other tasks than predicting the next token.

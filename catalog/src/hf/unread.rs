@@ -1,13 +1,13 @@
-//! Fields of a `config.json` that change the model and that its family's reader does not read: they are refused unless
-//! their value changes nothing.
+//! Refuses a `config.json` with a field that changes the model but is not read by its family's reader, unless the
+//! field's value leaves the model as it is.
 
 use serde_json::Value;
 
 use super::fields::{Fields, short};
 use crate::error::SpecError;
 
-/// Fields that change the model of some family, each with the value, as JSON, with which it changes nothing. Null always
-/// changes nothing.
+/// Fields that change the model of some family, each with the JSON value that leaves the model as it is; null always
+/// does.
 const UNCHANGING: &[(&str, &str)] = &[
     ("is_encoder_decoder", "false"),
     ("add_cross_attention", "false"),

@@ -1,4 +1,4 @@
-//! `calibrate`: writes a cluster file that carries what measured steps say of the user's own system.
+//! `calibrate`: learns factors from measured steps of the user's own system and writes them into a cluster file.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -20,10 +20,10 @@ use crate::error::CliError;
 use crate::inputs;
 use crate::output::{self, SCHEMA_VERSION};
 
-/// Measured over predicted step times outside this range come from a run of another plan.
+/// A run whose measured step time over the predicted one lies outside this range is refused: it is of another plan.
 const PLAUSIBLE: std::ops::RangeInclusive<f64> = 0.1..=10.0;
 
-/// A measured run.
+/// A measured run, from a log or from `--measured`.
 pub(crate) struct Measured {
     /// The cluster, as the user named it.
     cluster: String,
@@ -45,9 +45,9 @@ struct CalibrateJson<'a> {
 struct RunJson<'a> {
     run: &'a str,
     measured_step_time_s: f64,
-    /// Predicted without and with the factors.
+    /// Predicted step times: first without the factors, then with them.
     predicted_step_time_s: [f64; 2],
-    /// By how much each factor alone changes the step.
+    /// Relative change of the predicted step time when only one factor is applied, by the factor's name.
     change_by_rate: std::collections::BTreeMap<&'static str, f64>,
 }
 
@@ -87,7 +87,7 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode, CliError> {
 }
 
 impl Measured {
-    /// A run that a log and its plan tell of.
+    /// The run that a log and its plan describe; its step time is the median of the steps after warm-up.
     pub(crate) fn of_log(run: &LoggedRun, log: &Path) -> Self {
         let scenario = run.loaded.costs.scenario();
         let name = log.file_name().map_or_else(
@@ -110,7 +110,7 @@ impl Measured {
         }
     }
 
-    /// A strategy with its step time, such as `tp=8,pp=4:8.1s`.
+    /// Parses a strategy with its step time in s or ms, such as `tp=8,pp=4:8.1s`.
     fn parse(text: &str, job: &Loaded) -> Result<Self, CliError> {
         let wrong = || {
             let message = format!(
@@ -144,7 +144,7 @@ impl Measured {
     }
 }
 
-/// Learns from the runs and writes the cluster file.
+/// Learns the factors from the runs and writes them into the cluster file.
 pub(crate) fn write(to: &Target, runs: &[Measured]) -> Result<(Calibration, Learned), CliError> {
     let Some(first) = runs.first() else {
         return inputs::usage("no run to learn from".to_owned());
@@ -211,7 +211,7 @@ impl Measured {
     }
 }
 
-/// What moved, and how far it explains each run.
+/// The answer as text: the four factors, and a table of how far they explain each run.
 fn shown(runs: &[Measured], learned: &Learned) -> String {
     let factors = Rate::ALL.map(|rate| {
         let factor = learned.factors.of(rate);

@@ -95,7 +95,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A decision's value as the short form of a strategy writes it: equal stages are counted.
+/// A decision's value as strategies are written; consecutive equal stages become a count, such as `4x20/18`.
 fn shown(key: &str, value: String) -> String {
     match key {
         "stages" => StagePartition::read(&value).map_or(value, |stages| stages.runs()),

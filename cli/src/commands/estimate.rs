@@ -97,7 +97,7 @@ pub(crate) fn run(args: &EstimateArgs, asked: &Asked) -> Result<ExitCode, CliErr
     })
 }
 
-/// The report of the strategy, with those one decision away as alternatives.
+/// The HTML report of the strategy; alternatives are the strategies one decision away that fit.
 fn html(
     resolved: &Inputs,
     costs: &CostModel,
@@ -134,7 +134,8 @@ fn html(
     }))
 }
 
-/// What to do with the strategy: launch it if it fits and was written, else find one that fits.
+/// Commands to suggest after the estimate: keep the strategy as a plan (unless it was written) and launch it, or search
+/// for one that fits.
 fn steps(resolved: &Inputs, strategy: &Strategy, fits: bool, plan: Option<&Target>) -> Vec<Step> {
     let flags = next::flags(resolved);
     if !fits {

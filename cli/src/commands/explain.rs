@@ -65,7 +65,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What `explain` shows.
+/// Everything that the text of `explain` is made from.
 struct Shown<'a> {
     loaded: &'a Loaded,
     prediction: &'a Prediction,

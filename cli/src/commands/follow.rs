@@ -16,13 +16,13 @@ use crate::output;
 /// Time between two readings of the log.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Steps that are warm-up unless the user says otherwise.
+/// Number of first steps left out as warm-up unless `--warmup` is given.
 const WARMUP: usize = 2;
 
 #[derive(Serialize)]
 struct SeenJson {
     step: u64,
-    /// Median of the last steps, in seconds.
+    /// Median of the last [`drift::WINDOW`] steps, in seconds.
     step_time_s: f64,
     predicted_step_time_s: f64,
     predicted_interval_s: [f64; 2],
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &DiagnoseArgs) -> Result<ExitCode, CliError> {
     }
 }
 
-/// The steps after the warm-up and their times; none yet where the log holds none.
+/// Number and seconds of each step after the warm-up; empty while the log holds no step.
 fn times(args: &DiagnoseArgs, planned: &Planned) -> Result<Vec<(u64, f64)>, CliError> {
     let text = catalog::text::read(&args.log)?;
     let shown = args.log.display().to_string();

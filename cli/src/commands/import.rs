@@ -62,7 +62,7 @@ struct Source {
 
 /// Reads a file of a training system, with the files beside it that it sources.
 ///
-/// `FILE.py:FUNCTION` is one function of a Python file.
+/// `FILE.py:FUNCTION` means one function of a Python file.
 pub(crate) fn document(path: &Path, dialect: Option<Dialect>) -> Result<Document, CliError> {
     let (path, function) = split(path);
     let mut text = catalog::text::read(&path)?;
@@ -83,7 +83,7 @@ pub(crate) fn document(path: &Path, dialect: Option<Dialect>) -> Result<Document
     )?)
 }
 
-/// A file and the function of it that is meant, if one is said.
+/// A file's path, and the name of a function in it if one follows after a colon.
 fn split(path: &Path) -> (PathBuf, Option<String>) {
     let text = path.to_string_lossy();
     match text.rsplit_once(".py:") {

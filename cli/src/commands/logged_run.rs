@@ -16,7 +16,7 @@ pub(crate) struct LoggedRun {
     pub(crate) prediction: Prediction,
 }
 
-/// A plan with its prediction, and the size of its steps.
+/// A plan with its prediction, and how many tokens and sequences a step has.
 pub(crate) struct Planned {
     pub(crate) loaded: Loaded,
     pub(crate) prediction: Prediction,

@@ -22,8 +22,8 @@ pub(crate) struct Launchable<'a> {
     pub(crate) plan: &'a str,
 }
 
-/// Commands that launch a plan: for each target that can express it, the export, then the start. Targets of the plan's own
-/// runtime come first; others stand in only where there are none.
+/// Commands that launch a plan: for each target that can express it, the export, then the start. Only targets of the
+/// plan's own runtime are offered; if there is none, the first other target is.
 pub(crate) fn launches(of: Launchable<'_>) -> Vec<(String, Vec<String>)> {
     let Ok(sharding) = plan::sharding(of.scenario, of.strategy) else {
         return Vec::new();
@@ -89,7 +89,7 @@ pub(crate) fn estimate(inputs: &Inputs, strategy: &str) -> String {
     )
 }
 
-/// The flags of a scenario: those that every prediction needs, and others where they are not the usual.
+/// Flags that repeat a scenario: model and GPUs always, others where they differ from the defaults.
 pub(crate) fn flags(inputs: &Inputs) -> String {
     let w = &inputs.scenario.workload;
     let mut options = vec![
@@ -116,7 +116,7 @@ pub(crate) fn flags(inputs: &Inputs) -> String {
         .join(" ")
 }
 
-/// What to do with a plan that was written to a file.
+/// Commands to suggest after a plan was written: launch it, explain it, and compare it with `other`, the runner-up.
 pub(crate) fn after_plan(
     inputs: &Inputs,
     of: Launchable<'_>,
@@ -143,7 +143,7 @@ pub(crate) fn after_plan(
     steps
 }
 
-/// Prints steps, unless notes are off, and the meaning of abbreviations where asked for.
+/// Prints the suggested commands unless notes are off (`-q`), and the meaning of abbreviations if asked for.
 pub(crate) fn print(steps: &[Step], format: crate::args::OutputArgs) {
     if !format.quiet {
         output::print(&reports::terminal::next(steps, output::style()));
@@ -151,7 +151,7 @@ pub(crate) fn print(steps: &[Step], format: crate::args::OutputArgs) {
     terms(format);
 }
 
-/// Prints the meaning of abbreviations where asked for.
+/// Prints the meaning of abbreviations if asked for (`--explain-terms`).
 pub(crate) fn terms(format: crate::args::OutputArgs) {
     if format.explain_terms {
         output::print(&reports::terminal::terms(output::style()));

@@ -1,5 +1,5 @@
-//! The single change that would gain most: first among those that leave the training as it is, else among those that
-//! change it.
+//! The single change to a plan that would gain most, sought first among changes that leave every step's result as it
+//! is, then among changes of precision and batch.
 
 use catalog::{DType, Precision, Workload, WorkloadSizes};
 use costmodel::{CostModel, Scenario};
@@ -9,16 +9,17 @@ use reports::format;
 
 use crate::error::CliError;
 
-/// Smallest gain in tokens per second that is worth a change.
+/// Smallest relative gain in tokens per second that makes a change worth suggesting.
 const WORTH: f64 = 0.01;
 
-/// A change, with what it would give.
+/// A change in words, with the prediction under it.
 struct Change {
     what: String,
     prediction: Prediction,
 }
 
-/// The best change of a plan, in words. `near` are strategies one decision away, where they were predicted.
+/// The best change to a plan, in words; for a plan that does not fit, the first of `near` that fits. `near` are
+/// predicted strategies one decision away, and may be empty.
 pub(crate) fn best(
     costs: &CostModel,
     strategy: &Strategy,
@@ -61,7 +62,7 @@ fn nearest_that_fits(costs: &CostModel, near: &[Candidate]) -> Option<String> {
     ))
 }
 
-/// Changes under which every step computes the same.
+/// Changes that leave every step's result as it is: other layouts, and overlapped tensor-parallel messages.
 fn free(
     costs: &CostModel,
     strategy: &Strategy,
@@ -92,7 +93,7 @@ fn free(
     Ok(changes)
 }
 
-/// Changes of the training itself: its precision, its batch.
+/// Changes of the training itself: linear layers in fp8, or a global batch twice as large.
 fn changing(costs: &CostModel, strategy: &Strategy) -> Result<Vec<Change>, CliError> {
     let s = costs.scenario();
     let w = *s.workload;
@@ -124,7 +125,7 @@ fn changing(costs: &CostModel, strategy: &Strategy) -> Result<Vec<Change>, CliEr
     Ok(changes)
 }
 
-/// The same layout for another workload, where it is legal and can be priced.
+/// The same layout for another workload; `None` where it is not legal or cannot be predicted.
 fn other(
     scenario: &Scenario,
     strategy: &Strategy,

@@ -61,7 +61,7 @@ pub(crate) fn beside(plan: &Path, name: &str) -> String {
     }
 }
 
-/// Says what a plan is to whoever gave something else.
+/// Adds to an error, when a file cannot be read as a plan, what a plan file is.
 fn not_a_plan(error: SpecError) -> CliError {
     let mistake = error.mistake();
     CliError::Input(match mistake.expected {
@@ -121,7 +121,7 @@ pub(crate) fn load(path: &Path) -> Result<Loaded, CliError> {
     })
 }
 
-/// What a scenario's strategies are written with, and what memory they may use.
+/// What showing a scenario's strategies needs: its runtime, the GPUs per node and the usable memory.
 pub(crate) fn ground(costs: &CostModel) -> Ground<'_> {
     let scenario = costs.scenario();
     Ground {

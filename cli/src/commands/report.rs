@@ -31,9 +31,9 @@ pub(crate) struct ReportSource<'a> {
     pub(crate) space: Option<&'a SpaceReport>,
     pub(crate) timeline: &'a Timeline,
     pub(crate) budget: Option<Budget>,
-    /// Where the plan lies.
+    /// Path of the plan file.
     pub(crate) plan_path: &'a str,
-    /// The command that writes the plan there, where it is not written yet.
+    /// The command that writes the plan to that path, if it is not written yet.
     pub(crate) keep: Option<String>,
     /// The single change that would gain most, in words.
     pub(crate) next_change: Option<String>,
@@ -128,7 +128,7 @@ pub(crate) fn html(source: &ReportSource<'_>) -> String {
     })
 }
 
-/// Inputs as the report shows them.
+/// The rows of inputs in the form that the report takes.
 pub(crate) fn facts(rows: &[Row]) -> Vec<InputFact> {
     let fact = |row: &Row| InputFact {
         name: row.name.to_owned(),
@@ -138,7 +138,7 @@ pub(crate) fn facts(rows: &[Row]) -> Vec<InputFact> {
     rows.iter().map(fact).collect()
 }
 
-/// Commands that launch the plan, after the one that writes it where it is not written yet.
+/// Commands that launch the plan, one entry per target; if the plan is not written yet, each begins with writing it.
 fn launches(source: &ReportSource<'_>) -> Vec<Launch> {
     let of = Launchable {
         scenario: source.scenario,

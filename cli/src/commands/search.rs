@@ -186,7 +186,7 @@ fn finish(
     Ok(exit_code(outcome))
 }
 
-/// What to do after the search: with the plan, or without one.
+/// Commands to suggest after the search: launch, explain and compare the plan, or find how many GPUs would fit.
 fn steps(found: &Found<'_>, files: &Files, written: bool) -> Vec<Step> {
     let mut top = found.outcome.top.iter().map(|c| &c.strategy);
     if let Some(strategy) = top.next().filter(|_| written) {
@@ -213,14 +213,14 @@ fn exit_code(outcome: &SearchOutcome) -> ExitCode {
     }
 }
 
-/// What the report of a search without a plan says.
+/// Words by which the report of a search without a plan is recognised, so that such a report may replace another.
 const NOTHING_FITS: &str = "No plan fits";
 
 /// Where the plan and its report will be written.
 struct Files {
     plan: Target,
     report: Target,
-    /// The report where nothing fits.
+    /// The report that is written instead if nothing fits.
     nothing: Target,
 }
 
@@ -315,7 +315,7 @@ impl Files {
     }
 }
 
-/// What to try where nothing fits.
+/// Commands to try where nothing fits, each with its purpose.
 fn without_plan(resolved: &Inputs) -> Vec<(&'static str, String)> {
     let model = escape::shell(&resolved.model_arg);
     let cluster = escape::shell(&resolved.cluster_arg);

@@ -160,7 +160,7 @@ fn lcm(a: u64, b: u64) -> u64 {
     (a / x).saturating_mul(b)
 }
 
-/// What to do with the smallest number of GPUs that fits.
+/// Commands to suggest for the smallest number of GPUs that fits; none if no number fits.
 fn steps(resolved: &Inputs, smallest: Option<u64>) -> Result<Vec<Step>, CliError> {
     let Some(gpus) = smallest else {
         return Ok(Vec::new());

@@ -19,13 +19,13 @@ pub struct Assignment {
 /// What a Python file defines beside its assignments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Definitions {
-    /// Public top-level functions without arguments.
+    /// Names of public top-level functions without arguments.
     pub functions: Vec<String>,
-    /// The first model taken from the hub.
+    /// Hub name of the first model that the file loads with `from_hf_pretrained`.
     pub hub_model: Option<String>,
 }
 
-/// Finds the functions and the hub's model of a file.
+/// Finds a file's functions and the hub model that it loads.
 #[must_use]
 pub fn definitions(text: &str) -> Definitions {
     let name = |line: &str| {
@@ -49,7 +49,7 @@ pub fn definitions(text: &str) -> Definitions {
     }
 }
 
-/// The text in quotes that a value begins with.
+/// The text inside the quotes with which a value begins; `None` if it does not begin with a quote.
 fn literal(value: &str) -> Option<String> {
     let value = value.trim_start();
     let quote = value.chars().next().filter(|c| ['"', '\''].contains(c))?;
@@ -57,8 +57,8 @@ fn literal(value: &str) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// The text with all lines blank but those of one top-level function, of those that it calls, and of module-level
-/// assignments; `None` if there is no such function.
+/// The text with every line blanked except those of one top-level function, of the functions that it calls, and of
+/// module-level assignments; `None` if there is no such function.
 #[must_use]
 pub fn only_function(text: &str, name: &str) -> Option<String> {
     let defined: Vec<&str> = text.lines().filter_map(defines).collect();
@@ -82,7 +82,8 @@ fn defines(line: &str) -> Option<&str> {
     Some(name.trim())
 }
 
-/// The lines of these functions, and of the module itself if `module`; the others are blank.
+/// The text with every line blanked except the bodies of these functions and, if `module`, module-level assignments; of
+/// the `def` lines only the first function's is kept.
 fn kept(text: &str, functions: &[&str], module: bool) -> String {
     let mut keeps = module;
     let mut kept = String::with_capacity(text.len());

@@ -30,7 +30,7 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     vec![Draft::new(FILE, Heading::Nowhere, write::json(&root))]
 }
 
-/// DeepSpeed's configuration, also where another system holds it.
+/// DeepSpeed's configuration, on its own or to be embedded in another system's file.
 pub(crate) fn configuration(job: &Job<'_>, limits: &mut Limits) -> Node {
     refuse(job, limits);
     script_rewrites::collect(job, script_rewrites::DEEPSPEED, limits);

@@ -32,7 +32,7 @@ pub(crate) fn llama_factory_program() -> Program {
     }
 }
 
-/// The Trainer's arguments with FSDP2, or with plain replicas.
+/// The Trainer's arguments: FSDP2 for ZeRO-2 and ZeRO-3, else plain data-parallel replicas.
 pub(crate) fn transformers(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     hf::refuse(job, limits);
     replicas_and_shards(job, "accelerate takes it", limits);
@@ -53,7 +53,7 @@ pub(crate) fn transformers(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     vec![Draft::new(ARGUMENTS, Heading::Nowhere, write::json(&root))]
 }
 
-/// The Trainer's arguments with DeepSpeed's configuration in them.
+/// The Trainer's arguments with DeepSpeed's configuration embedded.
 pub(crate) fn with_deepspeed(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     let engine = deepspeed::configuration(job, limits);
     replicas_and_shards(job, "the target deepspeed takes it", limits);
@@ -91,7 +91,8 @@ pub(crate) fn llama_factory(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     vec![Draft::new(LLAMA_FACTORY, Heading::Hash, write::yaml(&root))]
 }
 
-/// Refuses the axes that the Trainer's arguments do not hold.
+/// Refuses what the Trainer's arguments cannot express: axes beside data parallelism, replicas of shards, fp8. `taker`
+/// says which target takes the axes.
 fn replicas_and_shards(job: &Job<'_>, taker: &str, limits: &mut Limits) {
     let d = job.decisions;
     for (key, size) in [("tp", d.tp), ("cp", d.cp), ("ep", d.ep), ("etp", d.etp)] {
@@ -116,7 +117,7 @@ fn replicas_and_shards(job: &Job<'_>, taker: &str, limits: &mut Limits) {
     );
 }
 
-/// The arguments of the training script itself, by the names of `run_clm.py`.
+/// The arguments of the training script itself, named as in `run_clm.py`.
 fn script_arguments(job: &Job<'_>, limits: &mut Limits) -> Node {
     limits.variable(
         TRAIN_SCRIPT,

@@ -8,7 +8,8 @@ use super::megatron;
 use crate::config::{Node, Value};
 use crate::export::Dialect;
 
-/// What a recipe that says nothing else gets from `_pretrain_common` (`megatron/bridge/recipes/common.py`).
+/// What `_pretrain_common` (`megatron/bridge/recipes/common.py`) sets unless a recipe does: field, Megatron-LM's
+/// option, value.
 const COMMON: [(&str, &str, Usual); 8] = [
     (
         "train.global_batch_size",
@@ -48,14 +49,14 @@ const COMMON: [(&str, &str, Usual); 8] = [
     ),
 ];
 
-/// The value of a field that a recipe does not set.
+/// The value of a field that a recipe leaves out.
 #[derive(Clone, Copy, Debug)]
 enum Usual {
     Size(u64),
     On(bool),
 }
 
-/// Fields of decisions with another name than their option; the others have the same.
+/// Fields in [`DECISIONS`] whose option in Megatron-LM has another name; for the others the names are alike.
 const RENAMED: [(&str, &str); 3] = [
     (
         "virtual_pipeline_model_parallel_size",
@@ -71,7 +72,7 @@ const RENAMED: [(&str, &str); 3] = [
     ),
 ];
 
-/// The model's fields that are decisions of a strategy.
+/// Fields of the model's configuration that hold decisions of a strategy.
 const DECISIONS: [&str; 15] = [
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
@@ -108,7 +109,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     Ok(imported)
 }
 
-/// The recipe as options of Megatron-LM.
+/// The recipe written as options of Megatron-LM.
 fn options(doc: &Document) -> Result<Vec<(String, Node)>, ImportError> {
     let mut options: Vec<(String, Node)> = Vec::new();
     let mut put = |option: &str, line: usize, value: Value| {
@@ -160,7 +161,7 @@ fn options(doc: &Document) -> Result<Vec<(String, Node)>, ImportError> {
     Ok(options)
 }
 
-/// Refuses a file whose sizes are not the given model's.
+/// Refuses a file that states other sizes than the given model has.
 fn sizes(doc: &Document, given: &Given<'_>) -> Result<(), ImportError> {
     let model = given.model;
     let ours = [
@@ -182,7 +183,7 @@ fn sizes(doc: &Document, given: &Given<'_>) -> Result<(), ImportError> {
     Ok(())
 }
 
-/// Options of the file's mixed precision.
+/// Megatron-LM's options for the file's mixed precision.
 fn precision(doc: &Document) -> Result<Vec<&'static str>, ImportError> {
     let key = "mixed_precision";
     let recipe = match doc.find(key).map(|node| &node.value) {

@@ -71,7 +71,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     })
 }
 
-/// A note where the Trainer would fill in what no one has said.
+/// A note on keys that are `auto`, which the Trainer would fill in and no file states.
 fn open(doc: &Document) -> Option<String> {
     let keys = ["train_micro_batch_size_per_gpu", "bf16.enabled"];
     let open: Vec<&str> = keys.into_iter().filter(|key| is_auto(doc, key)).collect();

@@ -221,7 +221,7 @@ fn detect(text: &str, path: &str) -> Result<Dialect, ImportError> {
     })
 }
 
-/// Puts a DeepSpeed configuration that the file names by its path in place of the path.
+/// Replaces the path of a DeepSpeed configuration in the file by the configuration itself, if it can be read.
 fn engine_beside(root: &mut Node, include: Include<'_>) -> Result<(), ImportError> {
     let Some(node) = root.get("deepspeed") else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Models named as on the Hugging Face hub, found in the library.
+//! Finds models of the library by their names on the Hugging Face hub.
 
 /// Endings of names that say how a model was trained further, not what it is.
 const TRAINED_FURTHER: [&str; 8] = [
@@ -12,7 +12,7 @@ const TRAINED_FURTHER: [&str; 8] = [
     "-4k",
 ];
 
-/// The library's model with the name of a model on the hub: `meta-llama/Llama-3.1-8B-Instruct` is `llama3.1-8b`.
+/// Name of the library's model for a name on the hub: `meta-llama/Llama-3.1-8B-Instruct` is `llama3-8b`.
 pub(super) fn of_library(id: &str) -> Option<String> {
     let wanted = plain(id);
     let presets = catalog::load::model_names().into_iter();
@@ -24,7 +24,7 @@ pub(super) fn of_library(id: &str) -> Option<String> {
     found.next()
 }
 
-/// The name without owner, hyphens and what says only how the model was trained.
+/// The name in lower case without owner, `meta-`, hyphens, underscores and endings in [`TRAINED_FURTHER`].
 fn plain(id: &str) -> String {
     let mut name = id.rsplit('/').next().unwrap_or(id).to_lowercase();
     while let Some(shorter) = TRAINED_FURTHER

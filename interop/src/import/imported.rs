@@ -32,7 +32,7 @@ pub struct Imported {
 }
 
 impl Imported {
-    /// The runtime preset that runs such a strategy.
+    /// Name of the runtime preset that runs such a strategy.
     #[must_use]
     pub fn runtime(&self, document: &Document) -> &'static str {
         let usual = self.dialect.runtime();

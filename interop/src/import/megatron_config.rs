@@ -1,5 +1,5 @@
-//! The model of a Megatron-LM script as a `config.json`, for models that the library lacks. The caller compares the
-//! result with the script option by option, so what is missed here is found there.
+//! Builds a `config.json` from the options of a Megatron-LM script, for models that the library lacks. The caller
+//! compares the result with the script option by option, so an option that is missed here is found there.
 
 use serde_json::{Map, Value as Json};
 
@@ -7,10 +7,10 @@ use super::document::Document;
 use super::error::ImportError;
 use super::hub;
 
-/// Rows to which Megatron-LM rounds the vocabulary up, for each tensor-parallel rank.
+/// Megatron-LM's default for rounding the vocabulary up: to a multiple of this times the tensor-parallel size.
 const DIVISIBLE_BY: u64 = 128;
 
-/// The script's model; `None` if it is of no family that is written here.
+/// The `config.json` of the script's model; `None` if its family is not among those written here.
 pub(super) fn config(doc: &Document) -> Result<Option<Json>, ImportError> {
     let Some(kind) = family(doc)? else {
         return Ok(None);
@@ -61,7 +61,7 @@ pub(super) fn config(doc: &Document) -> Result<Option<Json>, ImportError> {
     Ok(Some(Json::Object(config)))
 }
 
-/// Names of a family's fields.
+/// How a family's `config.json` names the fields.
 struct Names {
     hidden: &'static str,
     layers: &'static str,
@@ -69,9 +69,9 @@ struct Names {
     ffn: &'static str,
     positions: &'static str,
     epsilon: &'static str,
-    /// The share of a head that is rotated.
+    /// Field with the share of a head's dimensions that is rotated.
     share: &'static str,
-    /// Fields of dropout, each with its option.
+    /// Fields with dropout probabilities, each with Megatron-LM's option.
     dropout: &'static [(&'static str, &'static str)],
 }
 
@@ -117,7 +117,7 @@ fn sizes(kind: &str) -> Names {
     }
 }
 
-/// The script's family.
+/// The `model_type` of the script's model; `None` if it is not written here.
 fn family(doc: &Document) -> Result<Option<&'static str>, ImportError> {
     let rms = doc.text("--normalization")? == Some("RMSNorm");
     let rotates = doc.text("--position-embedding-type")? == Some("rope");
@@ -132,7 +132,7 @@ fn family(doc: &Document) -> Result<Option<&'static str>, ImportError> {
     })
 }
 
-/// The family of a Llama-like script; `None` for latent attention, shared experts and the like.
+/// The `model_type` of a script with Llama's parts; `None` for latent attention, shared experts and the like.
 fn rotating(doc: &Document) -> Option<&'static str> {
     let others = [
         "--multi-latent-attention",
@@ -182,7 +182,7 @@ fn mixture(
     Ok(())
 }
 
-/// Rows of the embedding table: as said, or the tokenizer's, rounded up.
+/// Rows of the embedding table: as stated, or the tokenizer's, rounded up as Megatron-LM does.
 fn vocabulary(doc: &Document) -> Result<u64, ImportError> {
     if let Some(rows) = doc.size("--padded-vocab-size")? {
         return Ok(rows);

@@ -9,18 +9,18 @@ use super::error::ImportError;
 use super::{hub, megatron_config, megatron_model, nanotron, titan_model, trainer};
 use crate::export::Dialect;
 
-/// The model of a file.
+/// The model that a configuration file is for.
 #[derive(Clone, Debug)]
 pub struct OfFile {
-    /// The model.
+    /// Its sizes and parts.
     pub model: Model,
-    /// Its name in the library, or for one that is not there that of the file.
+    /// Its name in the library; for a model that is not there, the name of the file or the path of the model's folder.
     pub name: String,
     /// Whether it is in the library.
     pub known: bool,
 }
 
-/// The model that a file holds in full.
+/// The model that a file describes in full; `None` for systems whose files do not.
 fn described(doc: &Document) -> Result<Option<Model>, ImportError> {
     if doc.dialect != Dialect::Nanotron {
         return Ok(None);
@@ -28,7 +28,7 @@ fn described(doc: &Document) -> Result<Option<Model>, ImportError> {
     decoded(doc, &nanotron::model(doc)?).map(Some)
 }
 
-/// The key with the model's name on the hub or its folder, and the name.
+/// The key that names the model, and its value: a name on the hub or a folder.
 fn named(doc: &Document) -> Result<Option<(&'static str, &str)>, ImportError> {
     match doc.dialect {
         Dialect::Axolotl
@@ -117,7 +117,7 @@ pub fn of_file(doc: &Document) -> Result<OfFile, ImportError> {
     })
 }
 
-/// The model that a Megatron-LM script describes, if it is the same option by option.
+/// The model built from a Megatron-LM script's options; fails if it then differs from the script in any option.
 fn of_script(doc: &Document) -> Result<Option<OfFile>, ImportError> {
     if doc.dialect != Dialect::MegatronLm || !megatron_model::describes(doc) {
         return Ok(None);
@@ -145,7 +145,7 @@ fn decoded(doc: &Document, config: &serde_json::Value) -> Result<Model, ImportEr
     Ok(catalog::hf::decode(&config.to_string(), &doc.path, &name)?)
 }
 
-/// The library's equal of a model that a file holds in full, or the model itself.
+/// The library's model that equals this one in all but its name, or this one if there is none.
 fn equal_of_library(model: Model) -> OfFile {
     let equal = |theirs: &Model| {
         let named = ModelConfig {

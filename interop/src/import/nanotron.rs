@@ -110,7 +110,7 @@ fn precision(doc: &Document) -> Result<Precision, ImportError> {
     }
 }
 
-/// The key of the file's model.
+/// Key under which the file describes its model.
 pub(super) const MODEL: &str = "model.model_config";
 
 /// The file's model as a `config.json`; nanotron's own defaults stand for what the file leaves out.
@@ -171,7 +171,7 @@ pub(super) fn model(doc: &Document) -> Result<Json, ImportError> {
     Ok(Json::Object(config))
 }
 
-/// Fields of nanotron's model that mean what the hub's field of the same name means.
+/// Fields that have the same name and meaning in nanotron and in a `config.json`.
 const SAME: [&str; 13] = [
     "hidden_act",
     "hidden_size",
@@ -214,7 +214,7 @@ fn mixture(doc: &Document, config: &mut Map<String, Json>) -> Result<(), ImportE
     Ok(())
 }
 
-/// A value as JSON; what JSON has no form for is null.
+/// A value as JSON; calls and expressions, which JSON cannot hold, become null.
 fn json(value: &Value) -> Json {
     match value {
         Value::Null | Value::Call(..) | Value::Expression(_) => Json::Null,

@@ -53,8 +53,8 @@ fn registered(node: &Node) -> Option<String> {
     quoted.split(['"', '\'']).next().map(str::to_owned)
 }
 
-/// Where a model differs from torchtitan's in sizes or parts; numerical constants, and how weights are stored, are not
-/// compared.
+/// The first size or part in which a model differs from torchtitan's. Numerical constants are not compared, nor whether
+/// projections are fused into one weight.
 pub(super) fn difference(theirs: &ModelConfig, model: &ModelConfig) -> Option<String> {
     let attention = |model: &ModelConfig| {
         let mut attention = model.attention.clone();

@@ -1,4 +1,4 @@
-//! Import of what drives Hugging Face's Trainer: its own arguments, LLaMA-Factory's YAML, axolotl's YAML. Data
+//! Import of files for Hugging Face's Trainer: its own arguments, LLaMA-Factory's YAML, axolotl's YAML. Data
 //! parallelism is FSDP's or that of a DeepSpeed configuration in the file.
 
 use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
@@ -13,7 +13,7 @@ use crate::export::Dialect;
 use plans::decisions::{Decisions, Recompute};
 use plans::partition::StagePartition;
 
-/// Keys of the sequence length, in tokens.
+/// Keys that give the sequence length in tokens; the first that is present counts.
 const SEQUENCE: [&str; 7] = [
     "sequence_len",
     "cutoff_len",
@@ -24,7 +24,7 @@ const SEQUENCE: [&str; 7] = [
     "seq_length",
 ];
 
-/// Keys that name the model.
+/// Keys that name the model; the first that is present counts.
 const NAMES: [&str; 3] = ["base_model", "model_name_or_path", "config_name"];
 
 /// The key that names the model, and the name.
@@ -51,7 +51,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     Ok(imported)
 }
 
-/// Refuses files that train a part of the weights, or quantized ones.
+/// Refuses files that train only a part of the weights, or quantized weights.
 fn whole_weights(doc: &Document) -> Result<(), ImportError> {
     let why = "only training of all weights is planned";
     for (key, whole) in [
@@ -126,7 +126,7 @@ fn precision(doc: &Document) -> Result<Precision, ImportError> {
     })
 }
 
-/// The file's DeepSpeed configuration, in which `auto` stands for the Trainer's own values.
+/// Imports the file's DeepSpeed configuration; where it says `auto`, the Trainer's own values hold.
 fn with_deepspeed(
     doc: &Document,
     engine: &Node,
@@ -263,7 +263,7 @@ fn sharding(doc: &Document) -> Result<(Zero, bool), ImportError> {
     })
 }
 
-/// Whether a strategy of FSDP keeps gathered parameters after forward; `None` for words that say something else.
+/// Whether a sharding strategy of FSDP keeps gathered parameters after forward; `None` for words that name none.
 fn one_level(doc: &Document, key: &str, name: &str) -> Result<Option<bool>, ImportError> {
     match name.to_uppercase().as_str() {
         "FULL_SHARD" => Ok(Some(false)),

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::line::MOST;
 use super::log::{LogSystem, LoggedStep, TrainingLog};
 
-/// What a metric measures, by a part of its name in lower case; the first that fits applies.
+/// What a metric measures, told by a part of its name in lower case; the first part that occurs in the name decides.
 const NAMES: [(&str, Quantity); 22] = [
     ("time_per_iteration_ms", Quantity::Milliseconds),
     ("elapsed time per iteration (ms)", Quantity::Milliseconds),
@@ -32,7 +32,7 @@ const NAMES: [(&str, Quantity); 22] = [
     ("_timestamp", Quantity::WallTime),
 ];
 
-/// Names of the step number.
+/// Names of columns and fields that hold the step number, in lower case.
 const STEP: [&str; 5] = [
     "_step",
     "step",
@@ -49,18 +49,18 @@ enum Quantity {
     Sequences,
     Tflops,
     ReservedGib,
-    /// Seconds since some moment.
+    /// Wall time in seconds, from any origin.
     WallTime,
 }
 
-/// A step with the moment that it was logged at.
+/// A logged step, with the wall time in seconds at which it was logged.
 #[derive(Clone, Copy, Debug, Default)]
 struct Row {
     step: LoggedStep,
     wall: Option<f64>,
 }
 
-/// Reads exported metrics; `None` if the text is none.
+/// Reads exported metrics; `None` if the text holds none.
 pub(super) fn parse(text: &str) -> Option<TrainingLog> {
     let start = text.trim_start();
     let (rows, garbled) = match start.chars().next()? {
@@ -72,7 +72,7 @@ pub(super) fn parse(text: &str) -> Option<TrainingLog> {
     finished(rows, garbled, LogSystem::Metrics)
 }
 
-/// Steps in order, each once, with times from wall times where nothing else says them.
+/// Sorts and merges rows so that each step occurs once; where no row has a time or a rate, wall times give step times.
 fn finished(mut rows: Vec<Row>, garbled: usize, system: LogSystem) -> Option<TrainingLog> {
     rows.sort_by_key(|row| row.step.step);
     // A tracker writes metrics of one step in several rows.
@@ -127,7 +127,8 @@ fn quantity(name: &str) -> Option<Quantity> {
     found.map(|(_, quantity)| *quantity)
 }
 
-/// Whether a column or a field is the step number; Weights & Biases puts the run's name before a metric.
+/// Whether a column or a field is the step number. Its whole name must match: in exports of Weights & Biases, columns
+/// such as `run - _step__MIN` are none.
 fn is_step(name: &str) -> bool {
     STEP.contains(&name.to_lowercase().as_str())
 }
@@ -148,7 +149,7 @@ fn set(row: &mut Row, quantity: Quantity, value: f64) {
     }
 }
 
-/// A table with a header that has a column of steps; lines that do not fit it are counted.
+/// Reads a table whose header has a column of steps; the second value counts lines that do not fit the header.
 fn of_csv(text: &str) -> Option<(Vec<Row>, usize)> {
     let mut lines = text.lines().enumerate();
     let (_, header) = lines.next()?;
@@ -199,7 +200,7 @@ fn cells(line: &str) -> Vec<String> {
     cells.iter().map(|cell| cell.trim().to_owned()).collect()
 }
 
-/// TensorBoard's `[[wall time, step, value], …]`, or a list of objects.
+/// Reads TensorBoard's `[[wall time, step, value], …]`, or a list of objects; the second value counts other items.
 fn of_json(text: &str) -> Option<(Vec<Row>, usize)> {
     let items: Vec<Value> = serde_json::from_str(text).ok()?;
     let rows: Vec<Option<Row>> = items.iter().map(of_item).collect();
@@ -235,7 +236,7 @@ fn of_object(fields: &Map<String, Value>) -> Option<Row> {
     Some(row)
 }
 
-/// An object a line, as Weights & Biases keeps a run's history.
+/// Reads one JSON object per line, as Weights & Biases keeps a run's history; the second value counts other lines.
 fn of_lines(text: &str) -> (Vec<Row>, usize) {
     let mut rows = Vec::new();
     let mut garbled = 0;
@@ -256,7 +257,8 @@ fn of_lines(text: &str) -> (Vec<Row>, usize) {
     (rows, garbled)
 }
 
-/// The Trainer's state: only its last entry has a time, that of the whole run.
+/// Reads the Trainer's state. Only its last entry has a time, that of the whole run; divided by the steps it is one
+/// step.
 fn trainer_state(text: &str) -> Option<TrainingLog> {
     let state: Value = serde_json::from_str(text).ok()?;
     let last = state["log_history"].as_array()?.last()?;

@@ -128,7 +128,7 @@ fn round_trip(strategy: &Plan, model: &Model, workload: &Workload, dialect: Dial
     true
 }
 
-/// The plan's decisions, with those that the file has no key for as the import takes them.
+/// The decisions to expect of an import: the plan's, but the import's own where the file has no key for them.
 fn as_the_file_says(strategy: &Plan, dialect: Dialect, imported: &Decisions) -> Decisions {
     let mut expected = strategy.decisions().clone();
     match dialect {

@@ -63,7 +63,7 @@ fn line(index: usize, row: &Alternative, input: &ReportInput) -> Markup {
     }
 }
 
-/// The strategy's parts that the first strategy does not have; all of them, if it has the first's and fewer.
+/// The strategy's parts that the first strategy does not have; the whole strategy if it has no such part.
 pub(super) fn new_words(strategy: &str, first: &str) -> String {
     let known: Vec<&str> = first.split_whitespace().collect();
     let new = strategy

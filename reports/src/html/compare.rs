@@ -12,15 +12,15 @@ use crate::words;
 /// One plan of a comparison.
 #[derive(Clone, Debug)]
 pub struct Compared<'a> {
-    /// Name of its file.
+    /// Path of the plan file.
     pub name: String,
-    /// What it is for: model and devices.
+    /// What it is for: model, devices and runtime.
     pub job: String,
     /// The strategy in the short form.
     pub strategy: String,
-    /// Its layout in sentences.
+    /// The layout in phrases, without final stops.
     pub said: Vec<String>,
-    /// Its prediction.
+    /// The prediction for this plan.
     pub prediction: &'a Prediction,
 }
 
@@ -126,7 +126,7 @@ fn figures(plans: &[Compared<'_>]) -> Markup {
     }
 }
 
-/// Where the time of each plan goes, on one scale.
+/// Where the step time of each plan goes: bars on one scale, and a table.
 fn parts(plans: &[Compared<'_>]) -> Markup {
     let longest = plans.iter().map(|p| p.prediction.step_time.0);
     let longest = longest.fold(f64::MIN_POSITIVE, f64::max);

@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use super::page::section as frame;
 use crate::input::{InputFact, ReportInput};
 
-/// Table of names, values and origins, with the strategy in full.
+/// Table of the inputs' names, values and origins, then the strategy with every decision.
 pub(super) fn section(input: &ReportInput) -> Markup {
     html! {
         (of(&input.inputs, &input.command))
@@ -23,7 +23,7 @@ fn in_full(strategy: &str) -> Markup {
     frame("strategy", "The strategy in full", "", &body)
 }
 
-/// Table of names, values and origins.
+/// Table of the inputs' names, values and origins, and the command.
 pub(super) fn of(inputs: &[InputFact], command: &str) -> Markup {
     let body = html! {
         table.legend {

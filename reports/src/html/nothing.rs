@@ -1,4 +1,4 @@
-//! The report of a search in which nothing fits: what would.
+//! The report of a search in which nothing fits: it says what would fit.
 
 use maud::{Markup, html};
 use plans::SpaceReport;

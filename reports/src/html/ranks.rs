@@ -1,4 +1,4 @@
-//! Where ranks lie: which axis stays inside a node, which crosses the network, and what each GPU of a node is.
+//! Where ranks lie: which axis stays inside a node, which crosses the network, and each GPU's place on every axis.
 
 use catalog::Axis;
 use maud::{Markup, html};
@@ -8,12 +8,12 @@ use super::page::section as frame;
 use crate::format;
 use crate::input::ReportInput;
 
-/// Nodes that are drawn; of more, the first and the last.
+/// Most nodes that are drawn; if there are more, the first ones and the last are.
 const NODES: u64 = 4;
-/// GPUs of a node that are drawn.
+/// Most GPUs of a node that are drawn.
 const GPUS: u64 = 16;
 
-/// Axes with what their ranks share, and the letters that name a rank's place on them.
+/// Axes, each with its name in words and the short word before a rank's place on it.
 const AXES: [(Axis, &str, &str); 5] = [
     (Axis::Tp, "tensor parallel", "tp"),
     (Axis::Cp, "context parallel", "cp"),
@@ -22,13 +22,13 @@ const AXES: [(Axis, &str, &str); 5] = [
     (Axis::Pp, "pipeline stages", "stage"),
 ];
 
-/// Axes of the experts' own layout.
+/// Axes of the experts' own layout, each with its name in words.
 const EXPERTS: [(Axis, &str); 2] = [
     (Axis::Etp, "tensor parallel inside experts"),
     (Axis::Ep, "expert parallel"),
 ];
 
-/// Table of axes and a drawing of the first nodes.
+/// Table of the axes and a drawing of some nodes; empty for a single GPU.
 pub(super) fn section(input: &ReportInput) -> Markup {
     if input.gpus < 2 {
         return html! {};
@@ -70,7 +70,7 @@ fn axes(input: &ReportInput) -> Markup {
     }
 }
 
-/// Which links a group uses.
+/// The links that a group uses, in words; `size` is its number of ranks, `stride` the distance between them.
 fn links(size: u64, stride: u64, input: &ReportInput) -> String {
     let span = size.saturating_mul(stride);
     let node = input.gpus_per_node.max(1);
@@ -94,7 +94,7 @@ fn links(size: u64, stride: u64, input: &ReportInput) -> String {
     }
 }
 
-/// Place of a rank on an axis.
+/// A rank's place on an axis, from 0.
 fn place(d: &Decisions, axis: Axis, rank: u64) -> u64 {
     let group = d.group(axis);
     rank / group.stride % group.size
@@ -138,7 +138,7 @@ fn nodes(input: &ReportInput) -> Markup {
     }
 }
 
-/// Places that all GPUs of a node have in common.
+/// Places on the axes that all GPUs of a node have in common.
 fn same(d: &Decisions, first: u64, per_node: u64) -> String {
     let parts = AXES
         .into_iter()
@@ -147,7 +147,7 @@ fn same(d: &Decisions, first: u64, per_node: u64) -> String {
     parts.collect::<Vec<_>>().join(", ")
 }
 
-/// Places in which a rank differs from others of its node.
+/// A rank's places on the axes that differ inside its node.
 fn different(d: &Decisions, first: u64, per_node: u64, rank: u64) -> String {
     let parts = AXES
         .into_iter()

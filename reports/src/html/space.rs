@@ -9,12 +9,12 @@ use super::page::section as frame;
 use crate::format;
 use crate::input::ReportInput;
 
-/// Counts with reasons; empty when there was no search.
+/// How many strategies were simulated and ruled out, with reasons; empty when there was no search.
 pub(super) fn section(input: &ReportInput) -> Markup {
     input.space.map_or_else(|| html! {}, of)
 }
 
-/// Counts with reasons.
+/// How many strategies were simulated and ruled out, with reasons.
 pub(super) fn of(space: &SpaceReport) -> Markup {
     let pruned: u64 = space.pruned.values().sum();
     let lead = format!(

@@ -132,14 +132,14 @@ fn sentence(text: &str) -> String {
     format!("{}{}.", first.unwrap_or_default(), letters.as_str())
 }
 
-/// A name as it stands within a sentence; abbreviations keep their letters.
+/// A name with only its first letter in lower case, for use inside a sentence.
 fn uncapitalised(name: &str) -> String {
     let mut letters = name.chars();
     let first = letters.next().map(|c| c.to_lowercase().to_string());
     format!("{}{}", first.unwrap_or_default(), letters.as_str())
 }
 
-/// What limits the plan, the runner-up, what published runs know of such plans, and what to be careful about.
+/// What limits the plan, the runner-up, how many published runs resemble it, and what to be careful about.
 fn sentences(input: &ReportInput) -> Markup {
     let p = input.prediction;
     let loss = format::largest_loss(&p.breakdown);

@@ -99,8 +99,8 @@ fn overlap(r: &mut Rules<'_>) {
     r.require(!r.on(tensor) || r.on(SP), tensor, format!("needs {SP}"));
 }
 
-/// Checks that layers divide evenly over pipeline stages, unless options make the first or last stage uneven or a layout
-/// is given; checks the layout.
+/// Checks that layers divide evenly over pipeline stages, unless virtual stages, a layout, a hybrid pattern or options
+/// for uneven first and last stages are given; checks the layout.
 fn layers(r: &mut Rules<'_>, pp: u64, interleaved: bool, model: Option<&ModelConfig>) {
     let Some(layers) = r.size("--num-layers").or(model.map(|m| m.layers)) else {
         return;
