@@ -101,7 +101,7 @@ fn gelu_tanh(f: &Fields<'_>, kind: &str, activation: Activation) -> Result<bool,
         "falcon" | "RefinedWeb" | "RefinedWebModel" | "mpt" | "gpt_neox"
     );
     let keys: &[&str] = match kind {
-        // What `hidden_act` says there is not used.
+        // These families ignore `hidden_act`.
         "gemma2" | "gemma3" | "gemma3_text" => &["hidden_activation"],
         "gpt2" | "opt" => &["activation_function"],
         "falcon" | "RefinedWeb" | "RefinedWebModel" => &["activation"],

@@ -309,7 +309,7 @@ impl Files {
             command: &command,
             version: env!("CARGO_PKG_VERSION"),
         });
-        // Another page that says the same of other questions may be replaced.
+        // The page of another search without a plan may be replaced.
         self.nothing.of_plan(NOTHING_FITS, &html)?.commit()?;
         Ok(())
     }

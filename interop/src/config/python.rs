@@ -98,7 +98,7 @@ fn kept(text: &str, functions: &[&str], module: bool) -> String {
                 None => module && !other,
             };
         }
-        // The names of functions that are only called are not kept: one configuration is meant.
+        // The `def` lines of called functions are dropped, so that the text defines a single configuration.
         if keeps && defines(line).is_none_or(|name| name == functions[0]) {
             kept.push_str(line);
         }

@@ -76,7 +76,7 @@ fn whole_weights(doc: &Document) -> Result<(), ImportError> {
 fn micro_batch(doc: &Document) -> Result<u64, ImportError> {
     let (key, usual) = match doc.dialect {
         Dialect::Axolotl => ("micro_batch_size", 1),
-        // `TrainingArguments`' own.
+        // The default of `TrainingArguments`.
         _ => ("per_device_train_batch_size", 8),
     };
     Ok(doc.size(key)?.unwrap_or(usual))
@@ -279,7 +279,7 @@ fn cp_kind(doc: &Document) -> Result<CpKind, ImportError> {
     let packed = doc.flag("sample_packing")? == Some(true);
     let ring = match doc.text("ring_attn_func")? {
         Some(name) => name.contains("ring"),
-        // axolotl's own choice.
+        // axolotl's default.
         None => !packed,
     };
     Ok(if ring {

@@ -140,7 +140,7 @@ fn as_the_file_says(strategy: &Plan, dialect: Dialect, imported: &Decisions) -> 
             };
             expected.stages = imported.stages.clone();
         }
-        // One forward, one backward overlaps no sends, whatever the field says.
+        // 1F1B overlaps no sends between stages, whatever the field says.
         Dialect::MegatronBridge if expected.vpp == 1 => {
             expected.overlap.pipeline = imported.overlap.pipeline;
         }
