@@ -141,7 +141,8 @@ pub(crate) fn fit<E>(
     Ok(logs)
 }
 
-/// Logarithms that minimise the linearised sum of squares, by coordinate descent; `gaps` and `slopes` hold at `from`.
+/// Logarithms that minimise the linearised sum of squares, by coordinate descent; `gaps` and `slopes` were taken at
+/// `from`.
 fn least(gaps: &[f64], slopes: &[Logs], from: Logs) -> Logs {
     let mut logs = from;
     for _ in 0..SWEEPS {

@@ -88,7 +88,8 @@ pub(crate) fn schema(args: &SchemaArgs) -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The command line in which models, clusters, runtimes and targets take the known names, so that shells complete them.
+/// The command line's definition with the known models, clusters, runtimes and targets as values, so that shells
+/// complete them.
 fn with_names(mut command: clap::Command) -> Result<clap::Command, CliError> {
     let names = |presets: Vec<PresetInfo>| -> Vec<String> {
         let all = presets

@@ -127,8 +127,8 @@ fn quantity(name: &str) -> Option<Quantity> {
     found.map(|(_, quantity)| *quantity)
 }
 
-/// Whether a column or a field is the step number. Its whole name must match: in exports of Weights & Biases, columns
-/// such as `run - _step__MIN` are none.
+/// Whether a column or a field is the step number. Its whole name must match: a column such as `run - _step` in an
+/// export of Weights & Biases does not.
 fn is_step(name: &str) -> bool {
     STEP.contains(&name.to_lowercase().as_str())
 }

@@ -8,9 +8,9 @@ use super::page::section as frame;
 use crate::format;
 use crate::input::ReportInput;
 
-/// Most nodes that are drawn; if there are more, the first ones and the last are.
+/// Largest number of nodes that is drawn; if there are more, the first ones and the last are.
 const NODES: u64 = 4;
-/// Most GPUs of a node that are drawn.
+/// Largest number of GPUs that is drawn for a node.
 const GPUS: u64 = 16;
 
 /// Axes, each with its name in words and the short word before a rank's place on it.
