@@ -51,7 +51,7 @@ fn left_out(text: &mut String, refit: &LeftOut) {
 fn text(report: &Report, plots: &str) -> String {
     let mut text = String::from(
         "# Accuracy\n\nPredictions of published training runs from their configuration alone. \
-         Made by `vescale-plan validate --leave-source-out --few-shot 0,1,3 --markdown ACCURACY.md`; error = predicted/measured − 1. \
+         Made by `vescale-plan validate --leave-source-out --few-shot 0,1,3 --ablate --markdown ACCURACY.md`; error = predicted/measured − 1. \
          What the errors are made of: [docs/accuracy.md](docs/accuracy.md).\n\n",
     );
     text.push_str(&tables::counts(&report.runs));
