@@ -18,7 +18,7 @@ fn megatron_lm() {
         Dialect::MegatronLm,
     );
     insta::assert_snapshot!(text, @r#"
-    # vescale-plan 0123456789abcdef · mixtral-8x7b on 64 GPUs: tp2 pp4 vpp2 ep8·etp1 dp8 zero1 sp mbs1 interleaved recompute selective
+    # vescale-plan 0123456789abcdef · mixtral-8x7b on 64 GPUs: tp2 pp4 vpp2 ep8 etp1 dp8 zero1 sp mbs1 interleaved recompute=selective stages=3/6x4/5
     GPUS=64
     MEGATRON_ARGS=(
       # Model
@@ -94,7 +94,7 @@ fn megatron_bridge() {
         Dialect::MegatronBridge,
     );
     insta::assert_snapshot!(text, @r#"
-    """vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp4 pp2 vpp2 dp8 zero1 sp mbs1 interleaved recompute layers:2.
+    """vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp4 pp2 vpp2 dp8 zero1 sp mbs1 interleaved recompute=layers:2.
 
     To fill in before the launch:
       RECIPE: the recipe of your model, as megatron.bridge.recipes.…:function (variable of the environment)
@@ -201,7 +201,7 @@ fn torchtitan_toml() {
         Dialect::Torchtitan02,
     );
     insta::assert_snapshot!(text, @r#"
-    # vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp4 pp2 cp2(all_gather) dp4 zero3 sp mbs1 1f1b recompute selective_ops
+    # vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp4 pp2 cp2(all_gather) dp4 zero3 sp mbs1 1f1b recompute=selective_ops stages=15/17
     [model]
     name = "llama3"
     flavor = "8B"
@@ -251,7 +251,7 @@ fn torchtitan_python() {
         Dialect::Torchtitan03,
     );
     insta::assert_snapshot!(text, @r#"
-    """vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp4 pp2 vpp2 dp8 zero3 sp mbs1 zb-v recompute full."""
+    """vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp4 pp2 vpp2 dp8 zero3 sp mbs1 zb-v recompute=full."""
 
     from torchtitan.config import CompileConfig, ParallelismConfig
     from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
@@ -310,7 +310,7 @@ fn torchtitan_main() {
         Dialect::TorchtitanMain,
     );
     insta::assert_snapshot!(text, @r#"
-    """vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp2 pp1 dp16×2 zero3 sp mbs1 recompute none."""
+    """vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp2 pp1 dp16x2 zero3 sp mbs1 recompute=none."""
 
     from torchtitan.config import CompileConfig, ParallelismConfig
     from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
@@ -393,7 +393,7 @@ fn accelerate() {
         Dialect::Accelerate,
     );
     insta::assert_snapshot!(text, @r#"
-    # vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp1 pp1 dp32×2 zero3 mbs1 recompute full
+    # vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp1 pp1 dp32x2 zero3 mbs1 recompute=full
     # To fill in before the launch:
     #   TRAIN_SCRIPT: your training script, which makes the model that the plan is for; it finds what --hf-id, --tokenizer and --data gave in MODEL, TOKENIZER and DATA (variable of the environment)
     compute_environment: LOCAL_MACHINE
@@ -423,7 +423,7 @@ fn accelerate() {
 fn axolotl() {
     let text = file("llama3-8b", "cp=2,zero=3,mbs=2", Dialect::Axolotl);
     insta::assert_snapshot!(text, @r#"
-    # vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp1 pp1 cp2(ring) dp32 zero3 mbs2 recompute none
+    # vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp1 pp1 cp2(ring) dp32 zero3 mbs2 recompute=none
     base_model: org/model
     tokenizer_config: org/tokenizer
     datasets: [{path: /data/text, type: completion}]
@@ -454,7 +454,7 @@ fn nanotron() {
         Dialect::Nanotron,
     );
     insta::assert_snapshot!(text, @r#"
-    # vescale-plan 0123456789abcdef · llama2-7b on 64 GPUs: tp4 pp4 dp4 zero1 sp mbs1 1f1b recompute full
+    # vescale-plan 0123456789abcdef · llama2-7b on 64 GPUs: tp4 pp4 dp4 zero1 sp mbs1 1f1b recompute=full
     general:
       project: vescale-plan
       run: "0123456789abcdef"
@@ -521,7 +521,7 @@ fn nanotron() {
 fn vescale() {
     let text = file("llama3-8b", "tp=4,pp=4,zero=1", Dialect::VeScale);
     insta::assert_snapshot!(text, @r#"
-    """vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp4 pp4 dp4 zero1 sp mbs1 1f1b recompute none.
+    """vescale-plan 0123456789abcdef · llama3-8b on 64 GPUs: tp4 pp4 dp4 zero1 sp mbs1 1f1b recompute=none.
 
     To fill in before the launch:
       TRAIN_SCRIPT: your training script, which makes the model that the plan is for; it finds what --hf-id, --tokenizer and --data gave in MODEL, TOKENIZER and DATA (variable of the environment)
