@@ -215,6 +215,7 @@ fn a_measured_strategy_moves_what_its_step_depends_on() {
         ("tp=8", "expected a strategy, a colon and a time"),
         ("tp=8:soon", "expected a strategy, a colon and a time"),
         ("tp=7:1s", "tp"),
+        ("tp=2:1s", "whose peak rates bound them"),
     ] {
         let args = [&job[..], &[wrong, "-o", "not.yaml"]].concat();
         let output = run(folder.path(), &args);

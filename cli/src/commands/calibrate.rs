@@ -23,6 +23,10 @@ use crate::output::{self, SCHEMA_VERSION};
 /// A run whose measured step time over the predicted one lies outside this range is refused: it is of another plan.
 const PLAUSIBLE: std::ops::RangeInclusive<f64> = 0.1..=10.0;
 
+/// A measured step may be shorter than the one that was learned by this factor: beyond it the device's peak rates, below
+/// which no price falls, contradict the run.
+const FASTEST: f64 = 0.7;
+
 /// A measured run, from a log or from `--measured`.
 pub(crate) struct Measured {
     /// The cluster, as the user named it.
@@ -132,9 +136,10 @@ impl Measured {
         Ok(Self {
             cluster: job.file.cluster.clone(),
             about: format!(
-                "{} on {} devices, {strategy}: {:.4} s",
+                "{} on {} devices, {}: {:.4} s",
                 s.model.name,
                 s.workload.gpus,
+                plans::grammar::written(&strategy, &s.runtime),
                 number * unit
             ),
             strategy,
@@ -142,6 +147,30 @@ impl Measured {
             scenario: s.clone(),
         })
     }
+}
+
+/// Checks that the runs can be of their plans.
+fn check(runs: &[Measured], learned: &Learned) -> Result<(), CliError> {
+    for (run, explained) in runs.iter().zip(&learned.runs) {
+        let ratio = run.step_time.0 / explained.before.0;
+        if !PLAUSIBLE.contains(&ratio) {
+            return inputs::usage(format!(
+                "{}: {ratio:.3} times the predicted step, which is not from {} to {}; is it a run of this plan?",
+                run.about,
+                PLAUSIBLE.start(),
+                PLAUSIBLE.end()
+            ));
+        }
+        let left = run.step_time.0 / explained.after.0;
+        if left < FASTEST {
+            return inputs::usage(format!(
+                "{}: {left:.2} times the shortest step that the factors allow on {}, whose peak rates bound them; is it a \
+                 run of this model and batch?",
+                run.about, run.cluster
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Learns the factors from the runs and writes them into the cluster file.
@@ -165,17 +194,7 @@ pub(crate) fn write(to: &Target, runs: &[Measured]) -> Result<(Calibration, Lear
     }
     let own: Vec<OwnRun<'_>> = runs.iter().map(Measured::own).collect();
     let learned = own_runs::learn(&own)?;
-    for (run, explained) in runs.iter().zip(&learned.runs) {
-        let ratio = run.step_time.0 / explained.before.0;
-        if !PLAUSIBLE.contains(&ratio) {
-            return inputs::usage(format!(
-                "{}: {ratio:.3} times the predicted step, which is not from {} to {}; is it a run of this plan?",
-                run.about,
-                PLAUSIBLE.start(),
-                PLAUSIBLE.end()
-            ));
-        }
-    }
+    check(runs, &learned)?;
     let about: Vec<&str> = runs.iter().map(|run| run.about.as_str()).collect();
     let calibration = Calibration {
         runtime: runtime.clone(),
@@ -211,40 +230,42 @@ impl Measured {
     }
 }
 
-/// The answer as text: the four factors, and a table of how far they explain each run.
+/// The factors as text, and how far they explain each run.
 fn shown(runs: &[Measured], learned: &Learned) -> String {
+    let style = output::style();
     let factors = Rate::ALL.map(|rate| {
         let factor = learned.factors.of(rate);
-        format!("{} takes {factor:.3} times the predicted time", rate.name())
+        format!(
+            "{} takes {factor:.3} times the predicted time\n",
+            rate.name()
+        )
     });
-    let mut text = format!("{}\n\n", factors.join("\n"));
+    let mut text = format!("{}\n", factors.concat());
+    for (number, run) in runs.iter().enumerate() {
+        text.push_str(&style.paragraph("  ", &format!("run {}: {}", number + 1, run.about)));
+    }
     let header = [
         "run",
         "measured",
         "predicted",
-        "with factors",
+        "learned",
         "compute",
         "memory",
         "network",
         "host",
     ];
-    let rows: Vec<Vec<String>> = runs
-        .iter()
-        .zip(&learned.runs)
-        .map(|(run, explained)| {
-            let mut row = vec![
-                run.about.clone(),
-                run.step_time.to_string(),
-                explained.before.to_string(),
-                explained.after.to_string(),
-            ];
+    let numbered = runs.iter().zip(&learned.runs).enumerate();
+    let rows: Vec<Vec<String>> = numbered
+        .map(|(number, (run, explained))| {
+            let times = [run.step_time, explained.before, explained.after];
             let changes = explained.by_rate.iter();
-            row.extend(changes.map(|(_, change)| format!("{:+.1}%", change * 100.0)));
-            row
+            std::iter::once((number + 1).to_string())
+                .chain(times.map(reports::format::seconds))
+                .chain(changes.map(|(_, change)| format!("{:+.1}%", change * 100.0)))
+                .collect()
         })
         .collect();
-    text.push_str(&reports::terminal::plain(&header, &rows));
-    text
+    format!("{text}\n{}", style.columns(&header, &rows))
 }
 
 fn json<'a>((run, explained): (&'a Measured, &'a Explained)) -> RunJson<'a> {
