@@ -435,7 +435,8 @@ fn layouts(asked: Asked<'_>, mesh: Layout, illegal: &mut BTreeMap<String, u64>) 
     sizes.retain(|&b| per_rank.is_multiple_of(b));
     let space = &asked.scenario.runtime.space;
     let mut kinds: Vec<CpKind> = if mesh.cp == 1 {
-        vec![CpKind::Ring]
+        // Without context parallelism the kind is the one that a strategy has which names none.
+        vec![space.cp_kinds.first().copied().unwrap_or(CpKind::Ring)]
     } else {
         space.cp_kinds.clone()
     };
