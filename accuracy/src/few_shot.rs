@@ -4,13 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use catalog::Fitted;
+use catalog::runs::Run;
 use costmodel::CostModel;
 use rayon::prelude::*;
 use serde::Serialize;
 
 use super::mapping::Mapped;
 use super::own_runs::{self, Logs};
-use super::score::Scored;
+use super::score::{self, Scored};
 use super::weighed::Weighed;
 
 /// Number of random draws of the known runs, for every source.
@@ -40,7 +41,8 @@ pub(crate) struct FewShot {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Source {
     pub(crate) name: String,
-    /// Number of its configurations. A draw takes one run of each of `known` configurations; runs of all others remain.
+    /// Number of distinct configurations among the source's runs. A draw picks `known` of them, and takes one run of
+    /// each as known; the runs of all other configurations are then predicted.
     pub(crate) configurations: usize,
     pub(crate) median: f64,
     pub(crate) p90: f64,
@@ -57,18 +59,22 @@ pub(crate) struct Response {
     unchanged: f64,
     /// For every factor, how much each point of [`GRID`] changes the logarithm of the step time when the others are 1.
     along: [[f64; GRID.len()]; 4],
+    /// Whether the run's steps have costs that it does not state.
+    pub(crate) hides_costs: bool,
 }
 
 impl Response {
-    /// Predicts a run at every point of [`GRID`], one factor at a time; `None` if it cannot be predicted.
+    /// Predicts a run at every point of [`GRID`], one factor at a time; `None` if it cannot be predicted, or does not
+    /// state its step time.
     pub(crate) fn new(
+        run: &Run,
         scored: &Scored,
         Mapped {
             scenario, strategy, ..
         }: &Mapped,
         fitted: &Fitted,
-        measured: f64,
     ) -> Option<Self> {
+        let measured = score::step_time(run)?;
         let time = |logs: Logs| -> Option<f64> {
             let scenario = own_runs::with_factors(scenario, logs);
             let costs = CostModel::with_constants(scenario, fitted).ok()?;
@@ -98,6 +104,7 @@ impl Response {
             measured: measured.ln(),
             unchanged,
             along,
+            hides_costs: score::hides_costs(run),
         })
     }
 
@@ -125,7 +132,10 @@ fn along(row: &[f64; GRID.len()], log: f64) -> f64 {
 }
 
 /// Errors once `known` runs of every source are known; `None` if no source has enough configurations.
-pub(crate) fn after(responses: &[Response], known: usize) -> Option<FewShot> {
+pub(crate) fn after<'r>(
+    responses: impl Iterator<Item = &'r Response>,
+    known: usize,
+) -> Option<FewShot> {
     let mut by_source: BTreeMap<&str, Vec<&Response>> = BTreeMap::new();
     for response in responses {
         by_source
@@ -213,7 +223,7 @@ fn remaining(runs: &[&Response], configurations: &[&str], known: usize, seed: u6
 }
 
 /// Absolute relative error, `|predicted / measured - 1|`, of a residual `ln(measured / predicted)`.
-fn error(residual: f64) -> f64 {
+pub(crate) fn error(residual: f64) -> f64 {
     ((-residual).exp() - 1.0).abs()
 }
 

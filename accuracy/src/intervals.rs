@@ -1,7 +1,7 @@
 //! 80% intervals of predictions, made from the errors on published runs of sources that were left out of the fit, and
 //! how many runs lie inside their intervals.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use catalog::residuals::{self, Evidence, FEWEST, Kind, Quantity, Residual};
@@ -138,33 +138,51 @@ fn line(text: &mut String, quantity: Quantity, evidence: &str, r: Residual) {
     );
 }
 
+/// The intervals that each source's runs get from the errors of all other sources.
+pub(crate) struct FromOthers<'a> {
+    samples: Vec<Sample<'a>>,
+    /// By source, the interval for each amount of evidence.
+    by_source: BTreeMap<&'a str, BTreeMap<&'static str, Residual>>,
+}
+
+impl<'a> FromOthers<'a> {
+    pub(crate) fn new(scored: &'a [Scored], quantity: Quantity) -> Self {
+        let samples = samples(scored, quantity);
+        let sources: BTreeSet<&str> = scored.iter().map(|s| s.file.as_str()).collect();
+        let of = |source| (source, intervals(&samples, Some(source)));
+        Self {
+            by_source: sources.into_iter().map(of).collect(),
+            samples,
+        }
+    }
+
+    /// The interval for a run of this kind and source; `None` if the other sources have too few runs.
+    pub(crate) fn interval(&self, kind: &Kind, source: &str) -> Option<Residual> {
+        let made = self.by_source.get(source)?;
+        let evidence = evidence(&self.samples, kind, source);
+        made.get(evidence.name()).or(made.get("any")).copied()
+    }
+}
+
 /// How many published runs lie inside their interval of step time, and of memory.
 pub(crate) fn coverage(scored: &[Scored]) -> Vec<Coverage> {
     [Quantity::Time, Quantity::Memory]
         .into_iter()
         .map(|quantity| {
-            let samples = samples(scored, quantity);
-            let inside = |sample: &Sample<'_>| {
-                let found = residuals::of(quantity, sample.kind.evidence());
-                found.low <= sample.value && sample.value <= found.high
-            };
+            let holds = |r: Residual, s: &Sample<'_>| r.low <= s.value && s.value <= r.high;
+            let others = FromOthers::new(scored, quantity);
             let mut by_source: BTreeMap<&str, Vec<bool>> = BTreeMap::new();
-            let mut others: BTreeMap<&str, BTreeMap<&'static str, Residual>> = BTreeMap::new();
-            for sample in &samples {
-                let source = sample.source;
-                let of_others = others
-                    .entry(source)
-                    .or_insert_with(|| intervals(&samples, Some(source)));
-                let evidence = evidence(&samples, sample.kind, source);
-                let found = of_others.get(evidence.name()).or(of_others.get("any"));
-                let holds = found.is_some_and(|r| r.low <= sample.value && sample.value <= r.high);
-                by_source.entry(source).or_default().push(holds);
+            for sample in &others.samples {
+                let found = others.interval(sample.kind, sample.source);
+                let held = found.is_some_and(|r| holds(r, sample));
+                by_source.entry(sample.source).or_default().push(held);
             }
             let shares: Vec<f64> = by_source.values().map(|held| share(held)).collect();
-            let held: Vec<bool> = samples.iter().map(inside).collect();
+            let printed = |s: &Sample<'_>| holds(residuals::of(quantity, s.kind.evidence()), s);
+            let held: Vec<bool> = others.samples.iter().map(printed).collect();
             Coverage {
                 quantity: quantity.name(),
-                runs: samples.len(),
+                runs: held.len(),
                 inside: share(&held),
                 left_out_inside: shares.iter().sum::<f64>() / shares.len().max(1) as f64,
             }

@@ -7,6 +7,7 @@ mod contradictions;
 pub mod diagnose;
 pub mod drift;
 mod few_shot;
+mod fits;
 mod framework;
 mod intervals;
 mod kernels;

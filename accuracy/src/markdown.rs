@@ -30,16 +30,23 @@ impl Report {
 fn left_out(text: &mut String, refit: &LeftOut) {
     let _ = writeln!(
         text,
-        "\n## Sources left out\n\n{}\n",
+        "\n## Sources left out\n\n{}\n\nSteps with costs that a source does not publish (another optimizer than Adam, \
+         fixed costs of a step) count in the first figure after one run of the source is known; they have no row \
+         under `left out`.\n",
         tables::left_out(refit)
     );
     table(text, &tables::SOURCES, &tables::source_rows(refit));
+    text.push_str(
+        "\nRuns by their probability to fit, given by the errors of other sources; runs out of memory count as not \
+         fitted.\n\n",
+    );
+    table(text, &tables::FITS, &tables::fits_rows(refit));
     text.push('\n');
     if !refit.few_shot.is_empty() {
         text.push_str(
             "\nAfter some runs of the left-out source are known, drawn 50 times with a seed; four factors of time \
              (compute, memory, network, host) are fitted to them alone, as `calibrate` does. Means over the draws \
-             of errors on its other configurations. Runs under another optimizer than Adam count here, not above.\n\n",
+             of errors on its other configurations.\n\n",
         );
         table(text, &tables::FEW_SHOT, &tables::few_shot_rows(refit));
         text.push('\n');

@@ -19,6 +19,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use super::few_shot::{self, FewShot, Response};
+use super::fits::{self, Band};
 use super::intervals::{self, Coverage};
 use super::mapping::{self, Mapped};
 use super::score::{self, Measured, Scored};
@@ -94,12 +95,16 @@ pub(crate) struct Equal {
 /// Results of leaving out every source in turn.
 #[derive(Debug, Serialize)]
 pub(crate) struct LeftOut {
+    /// Errors of step time; those of sources whose runs hide costs ([`score::hides_costs`]) after one of their own runs
+    /// is known, of all others without any.
     pub(crate) step_time: Option<Equal>,
     pub(crate) peak_memory: Option<Equal>,
     pub(crate) sources: Vec<Source>,
     pub(crate) constants: Vec<Found>,
     pub(crate) ranking: Ranking,
     pub(crate) intervals: Vec<Coverage>,
+    /// How often runs fitted, by the probability that they were given.
+    pub(crate) fits: Vec<Band>,
     /// Number of runs that did run but are predicted not to fit.
     pub(crate) wrongly_too_large: usize,
     /// Errors on a source's remaining runs once some of its runs are known, one entry per number of known runs.
@@ -157,28 +162,30 @@ pub(crate) fn leave_source_out(
             let left_out = scored.predicted.as_ref().and(scored.skipped.clone());
             *scored = score::score(run, source, &constants, left_out);
         });
-        if !known.is_empty() {
-            let own = runs.par_iter().zip(&predicted);
-            let own = own.filter(|((_, source), _)| source == name);
-            responses.par_extend(own.filter_map(|((run, _), scored)| {
-                response(run, scored, &|scenario| {
-                    apply(&parameters, &found, scenario)
-                })
-            }));
-        }
+        let wanted = |run: &Run| !known.is_empty() || score::hides_costs(run);
+        let own = runs.par_iter().zip(&predicted);
+        let own = own.filter(|((run, source), _)| source == name && wanted(run));
+        responses.par_extend(own.filter_map(|((run, _), scored)| {
+            response(run, scored, &|scenario| {
+                apply(&parameters, &found, scenario)
+            })
+        }));
         sources.push(Source::new(name, scored, &predicted, found));
     }
     let sweeps = sweeps::sweeps(runs, &predicted);
     LeftOut {
-        step_time: equal(&predicted, |s| s.error.step_time),
-        peak_memory: equal(&predicted, |s| s.error.peak_memory),
+        step_time: equal(
+            errors(&predicted, |s| s.error.step_time).chain(after_one_run(&responses)),
+        ),
+        peak_memory: equal(errors(&predicted, |s| s.error.peak_memory)),
         sources,
         constants: constants(&parameters, &all, &samples),
         ranking: sweeps::ranking(&sweeps),
         intervals: intervals::coverage(&predicted),
+        fits: fits::bands(&predicted),
         few_shot: known
             .iter()
-            .filter_map(|&known| few_shot::after(&responses, known))
+            .filter_map(|&known| few_shot::after(responses.iter(), known))
             .collect(),
         wrongly_too_large: summary::wrongly_too_large(predicted.iter().filter(|s| is_complete(s))),
         runs: predicted,
@@ -216,7 +223,7 @@ fn response(
     }
     let mut mapped = mapping::map(run).ok()?;
     let fitted = constants(&mut mapped.scenario);
-    Response::new(scored, &mapped, &fitted, score::step_time(run)?)
+    Response::new(run, scored, &mapped, &fitted)
 }
 
 fn constants(parameters: &[Parameter], all: &[f64], samples: &[Sample]) -> Vec<Found> {
@@ -236,10 +243,27 @@ fn constants(parameters: &[Parameter], all: &[f64], samples: &[Sample]) -> Vec<F
         .collect()
 }
 
-/// Quantiles of errors, with every source weighing the same.
-fn equal(runs: &[Scored], error: fn(&Scored) -> Option<f64>) -> Option<Equal> {
+/// The absolute errors of all runs with complete facts, each with its source.
+fn errors(
+    runs: &[Scored],
+    error: fn(&Scored) -> Option<f64>,
+) -> impl Iterator<Item = (String, f64)> {
     let complete = runs.iter().filter(|run| is_complete(run));
-    let errors = complete.filter_map(|run| Some((run.file.as_str(), error(run)?.abs())));
+    complete.filter_map(move |run| Some((run.file.clone(), error(run)?.abs())))
+}
+
+/// The absolute errors of step times of runs that hide costs, each with its source, after one run of the source is
+/// known.
+fn after_one_run(responses: &[Response]) -> Vec<(String, f64)> {
+    let hidden = responses.iter().filter(|response| response.hides_costs);
+    let found = few_shot::after(hidden, 1);
+    let residuals = found.map(|found| found.residuals).unwrap_or_default();
+    let error = |(source, residual)| (source, few_shot::error(residual));
+    residuals.into_iter().map(error).collect()
+}
+
+/// Quantiles of errors, each given with its source, with every source weighing the same.
+fn equal(errors: impl Iterator<Item = (String, f64)>) -> Option<Equal> {
     let errors = Weighed::new(errors);
     Some(Equal {
         median: errors.quantile(0.5)?,

@@ -1,8 +1,8 @@
 //! The measurement and the prediction of one run.
 
-use catalog::Fitted;
 use catalog::residuals::{Kind, precision_name};
 use catalog::runs::{Framework, Run};
+use catalog::{Bytes, Fitted};
 use costmodel::{CostModel, Scenario};
 use plans::{Breakdown, MemoryItem, NamedTime, Prediction};
 use serde::Serialize;
@@ -53,6 +53,8 @@ pub(crate) struct Predicted {
     pub(crate) peak_memory_bytes: f64,
     /// The predicted peak as each memory counter would show it.
     pub(crate) counters: Counters,
+    /// Bytes of the device's memory that the run may use.
+    pub(crate) capacity_bytes: f64,
     pub(crate) fits: bool,
     pub(crate) p_fits: f64,
     /// How many published runs support predictions like this one, in words.
@@ -82,7 +84,7 @@ pub(crate) struct Counters {
 
 impl Predicted {
     /// Collects what the report needs; `memory` is the peak as the source's counter would show it.
-    fn new(prediction: Prediction, memory: f64) -> Self {
+    fn new(prediction: Prediction, memory: f64, capacity: Bytes) -> Self {
         let (shortest, longest) = prediction.step_time_interval;
         Self {
             step_time_s: prediction.step_time.0,
@@ -92,6 +94,7 @@ impl Predicted {
                 reserved: like_counter(&prediction, "reserved"),
                 device: like_counter(&prediction, "nvidia-smi"),
             },
+            capacity_bytes: capacity.as_f64(),
             fits: prediction.fit.fits(),
             p_fits: prediction.p_fits,
             evidence: prediction.evidence,
@@ -163,7 +166,11 @@ pub(crate) fn score(
                     peak_memory: ratio(memory, scored.measured.peak_memory_bytes),
                 };
             }
-            scored.predicted = Some(Predicted::new(prediction, memory));
+            scored.predicted = Some(Predicted::new(
+                prediction,
+                memory,
+                mapped.scenario.capacity(),
+            ));
         }
         Err(reason) => scored.skipped = scored.skipped.or(Some(reason)),
     }
@@ -217,7 +224,7 @@ pub(crate) fn step_time(run: &Run) -> Option<f64> {
 /// Whether the run's steps have costs that it does not state, as with another optimizer than Adam. Its times are
 /// compared only after some runs of its source are known.
 pub(crate) fn hides_costs(run: &Run) -> bool {
-    run.is_on("optimizer_is_not_adam")
+    run.is_on("optimizer_is_not_adam") || run.is_on("fixed_costs_not_published")
 }
 
 pub(crate) fn measured(run: &Run) -> Measured {

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::ablation::Ablation;
+use super::fits::Band;
 use super::intervals::Coverage;
 use super::refit::{Equal, LeftOut};
 use super::report::Report;
@@ -66,6 +67,8 @@ fn text(report: &Report, worst: usize) -> String {
     if let Some(refit) = &report.leave_source_out {
         let _ = writeln!(text, "\n{}", left_out(refit));
         text.push_str(&reports::terminal::plain(&SOURCES, &source_rows(refit)));
+        text.push('\n');
+        text.push_str(&reports::terminal::plain(&FITS, &fits_rows(refit)));
         if !refit.few_shot.is_empty() {
             text.push('\n');
             text.push_str(&reports::terminal::plain(&FEW_SHOT, &few_shot_rows(refit)));
@@ -143,6 +146,29 @@ pub(crate) fn counts(scored: &[Scored]) -> String {
         predicted as f64 / complete.max(1) as f64 * 100.0,
         ooms.count(),
     )
+}
+
+/// Headers of the table of how often runs fit.
+pub(crate) const FITS: [&str; 4] = ["P(fits)", "runs", "fitted", "mean P(fits)"];
+
+pub(crate) fn fits_rows(found: &LeftOut) -> Vec<Vec<String>> {
+    let percent = |v: f64| format!("{:.0}%", v * 100.0);
+    let row = |band: &Band| {
+        let share = |count: usize| percent(count as f64 / band.runs as f64);
+        vec![
+            format!("{} to {}", percent(band.from), percent(band.to)),
+            band.runs.to_string(),
+            match band.runs {
+                0 => String::new(),
+                _ => format!("{} ({})", band.fitted, share(band.fitted)),
+            },
+            match band.runs {
+                0 => String::new(),
+                _ => percent(band.mean),
+            },
+        ]
+    };
+    found.fits.iter().map(row).collect()
 }
 
 /// What leaving every source out shows, in sentences.

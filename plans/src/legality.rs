@@ -85,7 +85,7 @@ pub enum StrategyError {
         stages: u64,
         /// Their product.
         passes: u64,
-        /// Largest number of passes that is simulated.
+        /// The largest number of passes that the simulator accepts.
         most: u64,
     },
     /// A tensor of the micro-batch has more elements than can be counted in bytes.

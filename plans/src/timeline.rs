@@ -7,11 +7,11 @@ use catalog::{Bytes, Seconds};
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
 )]
 pub enum Stream {
-    /// Forward, backward and optimizer kernels.
+    /// The stream of forward, backward and optimizer kernels.
     Compute,
-    /// Pipeline sends and receives.
+    /// The stream of sends and receives between pipeline stages.
     Pipeline,
-    /// Data-parallel gathers and reductions.
+    /// The stream of data-parallel gathers and reductions.
     DataParallel,
 }
 

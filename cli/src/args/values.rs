@@ -73,7 +73,7 @@ pub(crate) fn gpus(text: &str) -> Result<Gpus, Mistake> {
     }
 }
 
-/// Reads whole numbers in which `k` is 1024 and `M` is 1024 · 1024: lengths of sequences and batches.
+/// Reads a length of sequences or a batch: a whole number, which may end in `k` (times 1024) or `M` (times 1024 · 1024).
 pub(crate) fn count(text: &str) -> Result<u64, Mistake> {
     let (number, scale) = match text.trim().strip_suffix(['k', 'K']) {
         Some(number) => (number, 1 << 10),

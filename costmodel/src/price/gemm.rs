@@ -171,9 +171,9 @@ impl GemmPrices {
         }
     }
 
-    /// Factor from the table's time to that in training. On Ampere it falls with size: cuBLASLt's sustained rate is
-    /// 1.11 below the table's at 4096³ and equal to it, within 1%, from 8192³ on
-    /// (Azure/AI-benchmarking-guide@8fd0c6e).
+    /// Factor by which a product in training takes longer than the table says. On Ampere it falls with the size of the
+    /// product: at 4096³ cuBLASLt sustains the table's rate divided by 1.11; from 8192³ on it sustains the table's rate,
+    /// within 1% (Azure/AI-benchmarking-guide@8fd0c6e).
     fn sustained(&self, flops: f64) -> f64 {
         if self.architecture != Architecture::Ampere {
             return self.sustained;

@@ -17,7 +17,7 @@ pub trait Device: Sized {
     type Tensor: Clone + Debug;
     /// A flat fp32 buffer for optimizer states and gradients.
     type Flat: Debug;
-    /// Data prepared to be sent to another rank.
+    /// A tensor, or a piece of a flat buffer, in the form in which it travels to another rank.
     type Parcel;
     /// A point-to-point send under way.
     type Sending;

@@ -91,8 +91,8 @@ fn left_open(doc: &Document, prefix: &str, node: &Node, findings: &mut Vec<Findi
     }
 }
 
-/// Most unknown keys that get a suggestion: a file with more is for another system, and each suggestion compares with
-/// all keys of a schema.
+/// How many unknown keys of a file get a suggestion of the nearest known key. Each suggestion compares the key with all
+/// keys of the schema, and a file with more unknown keys than this was written for another system.
 const MOST_HINTS: usize = 100;
 
 fn value(doc: &Document, schema: &Schema, key: &str, node: &Node, findings: &mut Vec<Finding>) {

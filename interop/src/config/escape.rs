@@ -44,7 +44,8 @@ pub fn python_pattern(text: &str) -> String {
     }
 }
 
-/// Text for the rest of a comment line in any of the formats: nothing in it ends the line.
+/// Makes a text safe to stand in a comment of any format: line breaks and control characters in it are replaced, so
+/// that it cannot end the comment's line.
 #[must_use]
 pub fn comment(text: &str) -> String {
     catalog::names::shown(text)
