@@ -12,7 +12,7 @@ use crate::assemble::{Assembled, Blocks, assemble};
 use crate::block_cost::{BlockCost, BlockKey};
 use crate::blocks::BlockCosts;
 use crate::bounds::{self, LayoutBounds, Shape};
-use crate::engine::{Inputs, Outcome, Record, simulate};
+use crate::engine::{Inputs, Outcome, Record, simulate, simulate_short};
 use crate::held::{Counted, Held, Member};
 use crate::pipeline::Pipelines;
 use crate::predict::Simulated;
@@ -185,13 +185,12 @@ impl CostModel {
             reshard_after_forward: false,
             ..d.clone()
         };
-        let program = self.pipelines.program(&alone)?;
         let owners = Arc::clone(&self.pipelines.pipeline(d)?.rank_of_stage);
         let mut assembled = assemble(&self.blocks, &alone, &DataParallel::NONE, owners)?;
         assembled.optimizer.fill(Seconds(0.0));
         assembled.transfer =
             Blocks::look_up(&self.blocks, d)?.least_transfer(&self.blocks, d, orders)?;
-        let mut outcome = simulate(&self.inputs(d, &program, &assembled), &mut ());
+        let mut outcome = self.outcome(&alone, &assembled)?;
         outcome.step_time -= self
             .scenario()
             .by_host(&self.scenario().runtime.overheads.step);
@@ -224,7 +223,7 @@ impl CostModel {
     /// # Errors
     /// When a block cannot be traced.
     pub fn score(&self, strategy: &Strategy) -> Result<Score, CostError> {
-        let (_, outcome) = self.simulated(strategy, &mut ())?;
+        let (_, outcome) = self.simulated(strategy)?;
         let peak = outcome
             .ranks
             .iter()
@@ -244,7 +243,7 @@ impl CostModel {
     /// # Errors
     /// When a block cannot be traced.
     pub fn predict(&self, strategy: &Strategy) -> Result<Prediction, CostError> {
-        let (assembled, outcome) = self.simulated(strategy, &mut ())?;
+        let (assembled, outcome) = self.simulated(strategy)?;
         let program = self.pipelines.program(strategy)?;
         let used = self.blocks.book().provenance();
         let mut details = BTreeMap::new();
@@ -273,7 +272,7 @@ impl CostModel {
     /// When a block cannot be traced.
     pub fn timeline(&self, strategy: &Strategy) -> Result<Timeline, CostError> {
         let mut recorder = Recorder::new(strategy.pp as u32);
-        self.simulated(strategy, &mut recorder)?;
+        self.recorded(strategy, &mut recorder)?;
         Ok(recorder.finish())
     }
 
@@ -307,7 +306,37 @@ impl CostModel {
         counted.held()
     }
 
-    fn simulated(
+    fn simulated(&self, strategy: &Strategy) -> Result<(Assembled, Outcome), CostError> {
+        if self.scenario().shares_cores() {
+            return self.recorded(strategy, &mut ());
+        }
+        let assembled = self.assembled(strategy)?;
+        let outcome = self.outcome(strategy, &assembled)?;
+        Ok((assembled, finite(outcome)?))
+    }
+
+    /// Simulates a step, but for what repeats itself.
+    fn outcome(&self, d: &Decisions, assembled: &Assembled) -> Result<Outcome, CostError> {
+        let mut attempt = 0;
+        loop {
+            let steps = self.pipelines.steps(d, attempt)?;
+            let inputs = Inputs {
+                micro_batches: steps.micro_batches,
+                ..self.inputs(d, &steps.program, assembled)
+            };
+            let outcome = match steps.skipped {
+                None => Some(simulate(&inputs, &mut ())),
+                Some(skipped) => simulate_short(&inputs, skipped),
+            };
+            if let Some(outcome) = outcome {
+                return Ok(outcome);
+            }
+            attempt += 1;
+        }
+    }
+
+    /// Simulates a step to its end, and passes what happens to `record`.
+    fn recorded(
         &self,
         strategy: &Strategy,
         record: &mut impl Record,
@@ -365,5 +394,84 @@ fn finite(outcome: Outcome) -> Result<Outcome, CostError> {
         Ok(outcome)
     } else {
         Err(CostError::Endless)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use catalog::{Precision, ScheduleKind, WorkloadSizes};
+
+    use super::*;
+
+    /// Prices of a model with more layers than 32 pipeline ranks have stages.
+    fn costs() -> CostModel {
+        let config = r#"{"model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 259,
+            "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 32000, "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 4096}"#;
+        CostModel::new(Scenario {
+            model: catalog::hf::decode(config, "test", "llama").expect("a model"),
+            cluster: catalog::load::cluster("dgx-h100").expect("a preset"),
+            runtime: catalog::load::runtime("vescale").expect("a preset"),
+            workload: workload(2, 2),
+            headroom: 0.0,
+        })
+        .expect("priced")
+    }
+
+    fn workload(gpus: u64, global_batch: u64) -> Workload {
+        let sizes = WorkloadSizes {
+            gpus,
+            seq_len: 512,
+            global_batch,
+            precision: Precision::Bf16,
+        };
+        Workload::new(sizes).expect("a workload")
+    }
+
+    #[test]
+    fn what_repeats_itself_need_not_be_simulated() {
+        let costs = costs();
+        let mut rng = fastrand::Rng::with_seed(7);
+        let mut short = 0;
+        let mut compared = 0;
+        for pp in 2..=32 {
+            for (kind, vpp) in ScheduleKind::ALL
+                .into_iter()
+                .flat_map(|kind| (1..=8).map(move |vpp| (kind, vpp)))
+            {
+                for micro_batches in [512 / pp * pp, rng.u64(1..=512), rng.u64(1..=512 / pp) * pp] {
+                    if plans::schedule::build(kind, pp, vpp, micro_batches).is_err() {
+                        continue;
+                    }
+                    let costs = costs
+                        .on(workload(2 * pp, 2 * micro_batches))
+                        .expect("priced");
+                    let zero =
+                        rng.choice(["zero0", "zero1", "zero2", "zero3", "zero3 reshard=off"]);
+                    let text = format!(
+                        "pp{pp} vpp{vpp} dp2 {} mbs1 {}",
+                        zero.expect("one of them"),
+                        kind.name()
+                    );
+                    let Scenario {
+                        model,
+                        workload,
+                        runtime,
+                        ..
+                    } = costs.scenario();
+                    let strategy = plans::grammar::parse(&text, model, workload, runtime)
+                        .unwrap_or_else(|e| panic!("{text}: {e}"));
+                    let [(_, whole), (_, fast)] = [
+                        costs.recorded(&strategy, &mut ()).expect("simulated"),
+                        costs.simulated(&strategy).expect("simulated"),
+                    ];
+                    assert_eq!(whole, fast, "{text} with {micro_batches} micro-batches");
+                    let steps = costs.pipelines.steps(&strategy, 0).expect("a schedule");
+                    short += u32::from(steps.skipped.is_some());
+                    compared += 1;
+                }
+            }
+        }
+        assert!(short * 2 > compared, "{short} of {compared}");
     }
 }

@@ -3,11 +3,18 @@
 //! Every stream executes its actions in the static order of the program, so one pass that always
 //! advances a rank whose next action is ready yields the schedule. Ranks are representatives: their
 //! tensor-, context- and data-parallel peers do the same at the same time.
+//!
+//! A long step repeats itself: once the passes of a group of micro-batches leave every rank in the state in which those of
+//! the group before left it, only later, so do those of the next. [`simulate_short`] runs action lists that leave out such
+//! groups, and adds what they take. Times are whole numbers, so both ways give the same result.
 
 use catalog::{Bytes, Seconds};
 use plans::{Action, ActionKind, Breakdown, Stream};
 
 use crate::assemble::Assembled;
+use crate::picoseconds::Picoseconds;
+use crate::repeats::Skipped;
+use crate::stage::StageWork;
 use crate::streams::{self, Streams};
 
 /// The engine's inputs: action lists, and the costs of what they run.
@@ -19,7 +26,7 @@ pub struct Inputs<'a> {
     pub of: &'a Assembled,
     /// Whether pipeline transfers overlap with compute.
     pub transfer_overlaps: bool,
-    /// Number of micro-batches in a step.
+    /// Number of micro-batches in the action lists.
     pub micro_batches: u32,
     /// Factor, at least 1, by which kernels slow down while communication runs beside them.
     pub overlap_slowdown: f64,
@@ -28,7 +35,7 @@ pub struct Inputs<'a> {
 }
 
 /// The result of a simulated step.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
     /// End of the last action of the last rank.
     pub step_time: Seconds,
@@ -37,7 +44,7 @@ pub struct Outcome {
 }
 
 /// Time and memory of one pipeline rank.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RankOutcome {
     /// Where the rank's time goes; the bubble is not filled in.
     pub parts: Breakdown,
@@ -74,91 +81,221 @@ impl Record for () {}
 #[must_use]
 pub fn simulate(inputs: &Inputs<'_>, record: &mut impl Record) -> Outcome {
     let mut engine = Engine::new(inputs);
-    let mut next = vec![0usize; inputs.ranks.len()];
-    let mut remaining: usize = inputs.ranks.iter().map(Vec::len).sum();
-    while remaining > 0 {
-        let before = remaining;
-        for rank in 0..inputs.ranks.len() {
-            let actions = &inputs.ranks[rank];
-            while next[rank] < actions.len() && engine.step(rank, actions[next[rank]], record) {
-                next[rank] += 1;
-                remaining -= 1;
-            }
-        }
-        assert!(remaining < before, "validated programs do not deadlock");
-    }
+    engine.run(inputs.micro_batches, record);
     engine.finish()
 }
 
+/// Simulates a step whose action lists leave out groups of micro-batches; `None` if those before them do not run alike,
+/// so that nothing follows for the ones left out.
+///
+/// # Panics
+/// If the program deadlocks, or has fewer than two groups.
+#[must_use]
+pub fn simulate_short(inputs: &Inputs<'_>, skipped: Skipped) -> Option<Outcome> {
+    let Skipped { group, groups } = skipped;
+    let mut engine = Engine::new(inputs);
+    engine.run(inputs.micro_batches - 2 * group, &mut ());
+    let before = engine.clone();
+    engine.run(inputs.micro_batches - group, &mut ());
+    engine.skip(&before, skipped)?;
+    engine.skipped = group * groups;
+    engine.run(inputs.micro_batches, &mut ());
+    Some(engine.finish())
+}
+
+#[derive(Clone)]
 struct Engine<'a> {
     inputs: &'a Inputs<'a>,
+    /// Time and memory of every pass of every class of stages, in the order of [`PASSES`].
+    passes: Vec<[Pass; PASSES.len()]>,
+    transfer: Picoseconds,
     states: Vec<RankState>,
-    /// When a stage's forward input, or its output gradient, arrives; index = `stage · m + micro_batch`, `None` until
-    /// it is sent.
-    forward_arrival: Vec<Option<Seconds>>,
-    backward_arrival: Vec<Option<Seconds>>,
+    /// For every rank and class of stages, the number of passes run.
+    counts: Vec<[u64; PASSES.len()]>,
+    /// When a stage's forward input, or its output gradient, arrives; index = `stage · m + micro_batch`, `None` unless
+    /// it is under way.
+    forward_arrival: Vec<Option<Picoseconds>>,
+    backward_arrival: Vec<Option<Picoseconds>>,
+    /// Number of micro-batches skipped so far.
+    skipped: u32,
+}
+
+/// The kinds of passes, in the order in which their costs are held.
+const PASSES: [ActionKind; 4] = [ActionKind::F, ActionKind::B, ActionKind::I, ActionKind::W];
+
+/// Time and memory of a pass of a stage.
+#[derive(Clone, Copy)]
+struct Pass {
+    duration: Picoseconds,
+    /// Peak bytes during the pass beyond what is held.
+    transient: Bytes,
+    /// Bytes held from its end on.
+    allocates: Bytes,
+    /// Bytes released at its end.
+    frees: Bytes,
 }
 
 #[derive(Clone, Copy)]
 struct RankState {
+    /// Index of the next action.
+    next: usize,
     streams: Streams,
     /// When the rank's last pipeline transfer ends.
-    pipeline: Seconds,
+    pipeline: Picoseconds,
+    /// Time of transfers that the rank waited for.
+    exposed_transfers: Picoseconds,
     memory: Bytes,
-    outcome: RankOutcome,
+    peak: Bytes,
+    peak_action: Option<Action>,
+}
+
+impl Pass {
+    fn new(stage: &StageWork, kind: ActionKind) -> Self {
+        let phase = stage.phase(kind);
+        Self {
+            duration: (phase.work + phase.recompute).duration().into(),
+            transient: phase.transient,
+            allocates: phase.allocates,
+            frees: phase.frees,
+        }
+    }
 }
 
 impl RankState {
     /// When the compute stream has finished everything issued so far.
-    fn compute(&self) -> Seconds {
+    fn compute(&self) -> Picoseconds {
         self.streams.free(streams::Stream::Compute)
     }
 
     /// Runs all of a stage's data-parallel traffic at once, with compute waiting for it.
     fn exchange(&mut self, rank: usize, action: Action, time: Seconds, record: &mut impl Record) {
         let asked = self.streams.end(streams::Stream::Compute);
-        let span = self.streams.issue(streams::Stream::Data, time, Some(asked));
+        let span = self
+            .streams
+            .issue(streams::Stream::Data, time.into(), Some(asked));
         self.streams.join(streams::Stream::Data);
         record.event(
             rank as u32,
             Stream::DataParallel,
             action,
-            span.start,
-            span.end,
+            span.start.into(),
+            span.end.into(),
         );
     }
 
-    fn outcome(self) -> RankOutcome {
-        let mut outcome = self.outcome;
-        outcome.parts.dp_exposed_s += self.streams.exposed(streams::Stream::Data).0;
-        outcome.end = self.compute();
-        outcome
+    /// Notes a moment at which this much memory is in use.
+    fn holds(&mut self, held: Bytes, action: Action) {
+        if held > self.peak {
+            self.peak = held;
+            self.peak_action = Some(action);
+        }
+    }
+
+    /// How much later than at an `earlier` moment the rank is, if it would go on in the same way from both.
+    fn later_than(&self, earlier: &Self) -> Option<Picoseconds> {
+        let by = self.streams.later_than(&earlier.streams)?;
+        // A transfer that has ended delays nothing.
+        let transfer = |state: &Self| state.pipeline.since(state.compute());
+        (transfer(self) == transfer(earlier) && self.memory == earlier.memory).then_some(by)
     }
 }
 
 impl<'a> Engine<'a> {
     fn new(inputs: &'a Inputs<'a>) -> Self {
         let slots = inputs.of.class_of_stage.len() * inputs.micro_batches as usize;
-        let states = inputs
-            .of
-            .resident
+        let state = |&memory: &Bytes| RankState {
+            next: 0,
+            streams: Streams::new(inputs.overlap_slowdown),
+            pipeline: Picoseconds::ZERO,
+            exposed_transfers: Picoseconds::ZERO,
+            memory,
+            peak: memory,
+            peak_action: None,
+        };
+        let classes = &inputs.of.classes;
+        let passes = classes
             .iter()
-            .map(|&memory| RankState {
-                streams: Streams::new(inputs.overlap_slowdown),
-                pipeline: Seconds(0.0),
-                memory,
-                outcome: RankOutcome {
-                    peak: memory,
-                    ..RankOutcome::default()
-                },
-            })
-            .collect();
+            .map(|class| PASSES.map(|kind| Pass::new(&class.work, kind)));
         Self {
             inputs,
-            states,
+            passes: passes.collect(),
+            transfer: inputs.of.transfer.into(),
+            states: inputs.of.resident.iter().map(state).collect(),
+            counts: vec![[0; PASSES.len()]; inputs.ranks.len() * classes.len()],
             forward_arrival: vec![None; slots],
             backward_arrival: vec![None; slots],
+            skipped: 0,
         }
+    }
+
+    /// Runs all actions that need no micro-batch from `limit` on.
+    fn run(&mut self, limit: u32, record: &mut impl Record) {
+        let ranks = self.inputs.ranks.len();
+        // Forwards go down the ranks, backwards up.
+        let order = || (0..ranks).chain((0..ranks).rev());
+        loop {
+            let mut moved = false;
+            for rank in order() {
+                while let Some(&action) = self.inputs.ranks[rank].get(self.states[rank].next)
+                    && action.micro_batch < limit
+                    && self.step(rank, action, record)
+                {
+                    self.states[rank].next += 1;
+                    moved = true;
+                }
+            }
+            if !moved {
+                break;
+            }
+        }
+        let is_done = |(state, actions): (&RankState, &Vec<Action>)| state.next == actions.len();
+        let done = self.states.iter().zip(self.inputs.ranks).all(is_done);
+        assert!(
+            done || limit < self.inputs.micro_batches,
+            "validated programs do not deadlock"
+        );
+    }
+
+    /// Adds groups of micro-batches that run like those since an `earlier` moment; `None` if they do not.
+    fn skip(&mut self, earlier: &Self, Skipped { group, groups }: Skipped) -> Option<()> {
+        let by = self.states[0].later_than(&earlier.states[0])?;
+        let same = |(now, then): (&RankState, &RankState)| now.later_than(then) == Some(by);
+        let ranks = self.states.iter().zip(&earlier.states).all(same);
+        let transfers = self.sends_as(earlier, group as usize, by);
+        if !ranks || !transfers {
+            return None;
+        }
+        let times = u64::from(groups);
+        for (now, then) in self.states.iter_mut().zip(&earlier.states) {
+            now.streams.skip(&then.streams, by, times);
+            now.pipeline += by * times;
+            now.exposed_transfers += now.exposed_transfers.since(then.exposed_transfers) * times;
+        }
+        for (now, then) in self.counts.iter_mut().zip(&earlier.counts) {
+            for (now, then) in now.iter_mut().zip(then) {
+                *now += (*now - then) * times;
+            }
+        }
+        let under_way = self.forward_arrival.iter_mut();
+        for arrival in under_way.chain(&mut self.backward_arrival).flatten() {
+            *arrival += by * times;
+        }
+        Some(())
+    }
+
+    /// Whether the same messages are under way as at an `earlier` moment, of the next group and by so much later.
+    fn sends_as(&self, earlier: &Self, group: usize, by: Picoseconds) -> bool {
+        let micro_batches = self.inputs.micro_batches as usize;
+        let same = |now: &[Option<Picoseconds>], then: &[Option<Picoseconds>]| {
+            let stages = now.chunks(micro_batches).zip(then.chunks(micro_batches));
+            stages.into_iter().all(|(now, then)| {
+                let (gone, now) = now.split_at(group);
+                let later = then.iter().map(|arrival| arrival.map(|at| at + by));
+                gone.iter().all(Option::is_none) && now.iter().copied().eq(later.take(now.len()))
+            })
+        };
+        same(&self.forward_arrival, &earlier.forward_arrival)
+            && same(&self.backward_arrival, &earlier.backward_arrival)
     }
 
     fn slot(&self, stage: u32, micro_batch: u32) -> usize {
@@ -167,88 +304,93 @@ impl<'a> Engine<'a> {
 
     /// Runs an action if its inputs have arrived; returns whether it ran.
     fn step(&mut self, rank: usize, action: Action, record: &mut impl Record) -> bool {
+        let slot = self.slot(action.stage, action.micro_batch);
+        let shown = Action {
+            micro_batch: action.micro_batch + self.skipped,
+            ..action
+        };
         match action.kind {
-            ActionKind::F | ActionKind::B | ActionKind::I | ActionKind::W => {
-                self.compute(rank, action, record);
+            ActionKind::F => self.compute(rank, shown, 0, record),
+            ActionKind::B => self.compute(rank, shown, 1, record),
+            ActionKind::I => self.compute(rank, shown, 2, record),
+            ActionKind::W => self.compute(rank, shown, 3, record),
+            ActionKind::SendF => {
+                let arrival = self.send(rank, shown, record);
+                let slot = self.slot(action.stage + 1, action.micro_batch);
+                self.forward_arrival[slot] = Some(arrival);
             }
-            ActionKind::SendF | ActionKind::SendB => self.send(rank, action, record),
+            ActionKind::SendB => {
+                let arrival = self.send(rank, shown, record);
+                let slot = self.slot(action.stage - 1, action.micro_batch);
+                self.backward_arrival[slot] = Some(arrival);
+            }
             ActionKind::RecvF => {
-                let slot = self.slot(action.stage, action.micro_batch);
-                return self.receive(rank, self.forward_arrival[slot]);
+                let arrival = self.forward_arrival[slot].take();
+                return self.receive(rank, arrival);
             }
             ActionKind::RecvB => {
-                let slot = self.slot(action.stage, action.micro_batch);
-                return self.receive(rank, self.backward_arrival[slot]);
+                let arrival = self.backward_arrival[slot].take();
+                return self.receive(rank, arrival);
             }
-            ActionKind::Unshard => self.gather(rank, action, record),
+            ActionKind::Unshard => self.gather(rank, shown, record),
             ActionKind::Reshard => {}
-            ActionKind::ReduceGrad => self.reduce(rank, action, record),
+            ActionKind::ReduceGrad => self.reduce(rank, shown, record),
             ActionKind::Optim => self.optimizer(rank, action, record),
         }
         true
     }
 
-    fn compute(&mut self, rank: usize, action: Action, record: &mut impl Record) {
-        let stage = self.inputs.of.stage(action.stage as usize);
+    /// Runs a pass, given by its index in [`PASSES`] too.
+    fn compute(&mut self, rank: usize, action: Action, kind: usize, record: &mut impl Record) {
+        let class = self.inputs.of.class_of_stage[action.stage as usize] as usize;
+        let pass = self.passes[class][kind];
+        self.counts[rank * self.passes.len() + class][kind] += 1;
         let state = &mut self.states[rank];
         let start = state.compute();
-        let phase = stage.phase(action.kind);
-        let parts = &mut state.outcome.parts;
-        let work = phase.work;
-        parts.compute_s += work.compute.0;
-        parts.tp_exposed_s += work.tp.0;
-        parts.cp_exposed_s += work.cp.0;
-        parts.ep_exposed_s += work.ep.0;
-        parts.dp_exposed_s += work.dp.0;
-        parts.recompute_s += phase.recompute.device().0;
-        let both = work + phase.recompute;
-        parts.host_s += both.host_wait().0;
-        stage.run(&mut state.streams, action, both.duration());
+        self.inputs.of.classes[class]
+            .work
+            .run(&mut state.streams, action, pass.duration);
         let end = state.compute();
+        let held = state.memory + pass.transient;
+        state.holds(held, action);
+        state.memory = (state.memory + pass.allocates).saturating_sub(pass.frees);
+        let (start, end) = (start.into(), end.into());
         record.event(rank as u32, Stream::Compute, action, start, end);
-        let held = state.memory + phase.transient;
-        if held > state.outcome.peak {
-            state.outcome.peak = held;
-            state.outcome.peak_action = Some(action);
-        }
         record.memory(rank as u32, start, held);
-        state.memory = (state.memory + phase.allocates).saturating_sub(phase.frees);
         record.memory(rank as u32, end, state.memory);
     }
 
-    fn send(&mut self, rank: usize, action: Action, record: &mut impl Record) {
-        let forward = action.kind == ActionKind::SendF;
-        let transfer = self.inputs.of.transfer;
+    /// Sends a message; returns when it arrives.
+    fn send(&mut self, rank: usize, action: Action, record: &mut impl Record) -> Picoseconds {
         let state = &mut self.states[rank];
         let start = if self.inputs.transfer_overlaps {
             state.pipeline.max(state.compute())
         } else {
             state.compute()
         };
-        let end = start + transfer;
+        let end = start + self.transfer;
         state.pipeline = end;
         if !self.inputs.transfer_overlaps {
             state.streams.idle_until(end);
-            state.outcome.parts.pp_exposed_s += transfer.0;
+            state.exposed_transfers += self.transfer;
         }
-        record.event(rank as u32, Stream::Pipeline, action, start, end);
+        record.event(
+            rank as u32,
+            Stream::Pipeline,
+            action,
+            start.into(),
+            end.into(),
+        );
         // With overlap, data arrives when the transfer ends. Without, the receiver takes part in the transfer, which
         // starts once both sides are ready.
-        let end = if self.inputs.transfer_overlaps {
+        if self.inputs.transfer_overlaps {
             end
         } else {
             start
-        };
-        if forward {
-            let slot = self.slot(action.stage + 1, action.micro_batch);
-            self.forward_arrival[slot] = Some(end);
-        } else {
-            let slot = self.slot(action.stage - 1, action.micro_batch);
-            self.backward_arrival[slot] = Some(end);
         }
     }
 
-    fn receive(&mut self, rank: usize, arrival: Option<Seconds>) -> bool {
+    fn receive(&mut self, rank: usize, arrival: Option<Picoseconds>) -> bool {
         let Some(arrival) = arrival else {
             return false;
         };
@@ -256,11 +398,10 @@ impl<'a> Engine<'a> {
         let arrival = if self.inputs.transfer_overlaps {
             arrival
         } else {
-            state.compute().max(arrival) + self.inputs.of.transfer
+            state.compute().max(arrival) + self.transfer
         };
-        let wait = Seconds((arrival - state.compute()).0.max(0.0));
         // Waiting up to the length of a transfer counts as exposed transfer; beyond that the data was not yet computed.
-        state.outcome.parts.pp_exposed_s += wait.min(self.inputs.of.transfer).0;
+        state.exposed_transfers += arrival.since(state.compute()).min(self.transfer);
         state.streams.idle_until(arrival);
         true
     }
@@ -287,27 +428,57 @@ impl<'a> Engine<'a> {
     fn optimizer(&mut self, rank: usize, action: Action, record: &mut impl Record) {
         let state = &mut self.states[rank];
         state.streams.join(streams::Stream::Data);
-        let time = self.inputs.of.optimizer[rank];
+        let time = self.inputs.of.optimizer[rank].into();
         let span = state.streams.issue(streams::Stream::Compute, time, None);
-        let (start, end) = (span.start, span.end);
-        state.outcome.parts.optimizer_s += time.0;
+        let (start, end) = (span.start.into(), span.end.into());
         let held = state.memory + self.inputs.of.optimizer_transient[rank];
-        if held > state.outcome.peak {
-            state.outcome.peak = held;
-            state.outcome.peak_action = Some(action);
-        }
+        state.holds(held, action);
         record.memory(rank as u32, start, held);
         record.memory(rank as u32, end, state.memory);
         record.event(rank as u32, Stream::Compute, action, start, end);
     }
 
     fn finish(self) -> Outcome {
-        let last = self
-            .states
-            .iter()
-            .fold(Seconds(0.0), |t, s| t.max(s.compute()));
-        let step_time = last + self.inputs.step_overhead;
-        let ranks = self.states.into_iter().map(RankState::outcome).collect();
-        Outcome { step_time, ranks }
+        let ends = self.states.iter().map(RankState::compute);
+        let last = ends.max().unwrap_or_default();
+        let outcome = |rank| RankOutcome {
+            parts: self.parts(rank),
+            end: self.states[rank].compute().into(),
+            peak: self.states[rank].peak,
+            peak_action: self.states[rank].peak_action,
+        };
+        Outcome {
+            step_time: Seconds::from(last) + self.inputs.step_overhead,
+            ranks: (0..self.states.len()).map(outcome).collect(),
+        }
+    }
+
+    /// Where a rank's time goes; the bubble is not filled in.
+    fn parts(&self, rank: usize) -> Breakdown {
+        let state = &self.states[rank];
+        let seconds = |time: Picoseconds| Seconds::from(time).0;
+        let mut parts = Breakdown {
+            pp_exposed_s: seconds(state.exposed_transfers),
+            dp_exposed_s: seconds(state.streams.exposed(streams::Stream::Data)),
+            optimizer_s: self.inputs.of.optimizer[rank].0,
+            ..Breakdown::default()
+        };
+        let classes = &self.inputs.of.classes;
+        let counts = self.counts.chunks(classes.len()).nth(rank);
+        for (class, counts) in classes.iter().zip(counts.unwrap_or_default()) {
+            for (kind, &count) in PASSES.into_iter().zip(counts).filter(|(_, n)| **n > 0) {
+                let phase = class.work.phase(kind);
+                let work = phase.work * count as f64;
+                parts.compute_s += work.compute.0;
+                parts.tp_exposed_s += work.tp.0;
+                parts.cp_exposed_s += work.cp.0;
+                parts.ep_exposed_s += work.ep.0;
+                parts.dp_exposed_s += work.dp.0;
+                parts.recompute_s += phase.recompute.device().0 * count as f64;
+                let both = phase.work + phase.recompute;
+                parts.host_s += both.host_wait().0 * count as f64;
+            }
+        }
+        parts
     }
 }

@@ -7,6 +7,7 @@ use plans::{ActionKind, Decisions, Program, Schedule, ScheduleKind, Zero, progra
 use crate::CostError;
 use crate::memo::Memo;
 use crate::profile::InFlight;
+use crate::repeats::{Skipped, repeats};
 
 /// What follows from the order of a schedule alone.
 #[derive(Debug)]
@@ -27,6 +28,8 @@ type ProgramKey = (ScheduleKey, Zero, bool);
 /// Micro-batches per pipeline rank from which on more of them change neither the ranks of stages nor what is in flight
 /// at the fullest moment (a test compares all schedules).
 const STEADY: u64 = 4;
+/// How often more micro-batches are tried, twice as many each time, before all are simulated.
+const ATTEMPTS: u32 = 3;
 /// Most actions that cached programs have together.
 const MAX_ACTIONS: usize = 1 << 21;
 
@@ -35,6 +38,18 @@ const MAX_ACTIONS: usize = 1 << 21;
 pub(crate) struct Pipelines {
     pipelines: Memo<ScheduleKey, Pipeline>,
     programs: Memo<ProgramKey, Program>,
+    /// Whether programs repeat themselves.
+    repeating: Memo<ProgramKey, bool>,
+}
+
+/// The action lists of a step, or of one with fewer micro-batches.
+#[derive(Debug)]
+pub(crate) struct Steps {
+    pub(crate) program: Arc<Program>,
+    /// Number of micro-batches in the lists.
+    pub(crate) micro_batches: u32,
+    /// The groups that they leave out.
+    pub(crate) skipped: Option<Skipped>,
 }
 
 impl Default for Pipelines {
@@ -43,6 +58,7 @@ impl Default for Pipelines {
         Self {
             pipelines: Memo::default(),
             programs: Memo::limited(MAX_ACTIONS, actions),
+            repeating: Memo::default(),
         }
     }
 }
@@ -71,11 +87,72 @@ impl Pipelines {
     /// # Errors
     /// When there is no such schedule.
     pub(crate) fn program(&self, strategy: &Decisions) -> Result<Arc<Program>, CostError> {
-        let key = schedule_key(strategy);
-        let of_program = (key, strategy.zero, strategy.reshard_after_forward);
-        self.programs
-            .get(&of_program, || Ok(program::lower(&build(&key)?, strategy)))
+        self.with(strategy, strategy.num_micro_batches)
     }
+
+    /// The action lists of a strategy with another number of micro-batches.
+    fn with(&self, strategy: &Decisions, micro_batches: u64) -> Result<Arc<Program>, CostError> {
+        let key = program_key(strategy, micro_batches);
+        self.programs
+            .get(&key, || Ok(program::lower(&build(&key.0)?, strategy)))
+    }
+
+    /// The action lists of a strategy, of as few micro-batches as show how a step goes on; `attempt` counts from 0 how
+    /// often fewer were too few.
+    ///
+    /// # Errors
+    /// When there is no such schedule.
+    pub(crate) fn steps(&self, strategy: &Decisions, attempt: u32) -> Result<Steps, CostError> {
+        let whole = strategy.num_micro_batches;
+        if let Some((micro_batches, group)) = shortened(strategy, attempt) {
+            let key = program_key(strategy, micro_batches);
+            let repeating = self.repeating.get(&key, || {
+                let program = self.with(strategy, micro_batches)?;
+                let longer = program_key(strategy, micro_batches + group).0;
+                let longer = program::lower(&build(&longer)?, strategy);
+                Ok(repeats(
+                    &program,
+                    micro_batches as u32,
+                    &longer,
+                    group as u32,
+                ))
+            })?;
+            if *repeating {
+                return Ok(Steps {
+                    program: self.with(strategy, micro_batches)?,
+                    micro_batches: micro_batches as u32,
+                    skipped: Some(Skipped {
+                        group: group as u32,
+                        groups: ((whole - micro_batches) / group) as u32,
+                    }),
+                });
+            }
+        }
+        Ok(Steps {
+            program: self.program(strategy)?,
+            micro_batches: whole as u32,
+            skipped: None,
+        })
+    }
+}
+
+/// A number of micro-batches after which a schedule repeats itself, and how many of them make a group; `None` if the
+/// strategy has no more, or none do.
+fn shortened(strategy: &Decisions, attempt: u32) -> Option<(u64, u64)> {
+    if attempt == ATTEMPTS {
+        return None;
+    }
+    let (pp, whole) = (strategy.pp, strategy.num_micro_batches);
+    let (group, least) = match strategy.schedule {
+        // All forwards come before all backwards: memory does not repeat.
+        ScheduleKind::GPipe => return None,
+        ScheduleKind::Interleaved => (pp, 4 * pp),
+        ScheduleKind::OneFOneB => (1, pp + 4),
+        ScheduleKind::ZbH1 | ScheduleKind::ZbV | ScheduleKind::DualPipeV => (1, 2 * pp + 4),
+    };
+    let wanted = least << attempt;
+    let micro_batches = wanted + (whole % group + group - wanted % group) % group;
+    (micro_batches + group < whole).then_some((micro_batches, group))
 }
 
 fn build(&(kind, pp, vpp, micro_batches): &ScheduleKey) -> Result<Schedule, CostError> {
@@ -90,6 +167,12 @@ fn steady(kind: ScheduleKind, pp: u64, micro_batches: u64) -> u64 {
         ScheduleKind::GPipe => micro_batches,
         _ => micro_batches.min(STEADY * pp),
     }
+}
+
+fn program_key(strategy: &Decisions, micro_batches: u64) -> ProgramKey {
+    let (kind, pp, vpp, _) = schedule_key(strategy);
+    let key = (kind, pp, vpp, micro_batches);
+    (key, strategy.zero, strategy.reshard_after_forward)
 }
 
 fn schedule_key(strategy: &Decisions) -> ScheduleKey {

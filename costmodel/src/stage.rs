@@ -7,6 +7,7 @@ use catalog::{Bytes, Seconds};
 use plans::{Action, ActionKind};
 
 use crate::block_cost::BlockCost;
+use crate::picoseconds::Picoseconds;
 use crate::streams::{Stream, Streams};
 use crate::work::{Backward, Work};
 
@@ -159,7 +160,7 @@ impl StageWork {
     /// ahead of that block's reduction, which is issued when it ends; a block waits for its parameters. Parameters
     /// gathered once per step are requested when the optimizer is done, in turn for all stages. All traffic shares one
     /// stream, because it shares the links.
-    pub(crate) fn run(&self, streams: &mut Streams, action: Action, duration: Seconds) {
+    pub(crate) fn run(&self, streams: &mut Streams, action: Action, duration: Picoseconds) {
         let forward = action.kind == ActionKind::F;
         let gathers = self.traffic.gathers(action);
         let reduces = self.traffic.reduces(action);
@@ -171,7 +172,7 @@ impl StageWork {
         let gather = |streams: &mut Streams, layer: Option<&LayerTraffic>| {
             let time = layer.filter(|_| gathers)?.gather;
             let asked = (!at_once).then(|| streams.end(Stream::Compute));
-            (time.0 > 0.0).then(|| streams.issue(Stream::Data, time, asked))?;
+            (time.0 > 0.0).then(|| streams.issue(Stream::Data, time.into(), asked))?;
             Some(streams.end(Stream::Data))
         };
         let order = |index: usize| match forward {
@@ -185,16 +186,18 @@ impl StageWork {
                 true => layer.forward_share,
                 false => layer.backward_share,
             };
+            let own = duration.share(share);
+            let reduce = Picoseconds::from(layer.reduce);
             for block in 1..=layer.count {
                 let next = match block == layer.count {
                     true => order(index + 1),
                     false => Some(layer),
                 };
                 let next = gather(streams, next);
-                streams.issue(Stream::Compute, duration * share, ready);
-                if reduces && layer.reduce.0 > 0.0 {
+                streams.issue(Stream::Compute, own, ready);
+                if reduces && reduce > Picoseconds::ZERO {
                     let done = streams.end(Stream::Compute);
-                    streams.issue(Stream::Data, layer.reduce, Some(done));
+                    streams.issue(Stream::Data, reduce, Some(done));
                 }
                 ready = next;
             }

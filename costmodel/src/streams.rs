@@ -8,6 +8,7 @@
 
 use catalog::{Axis, Seconds};
 
+use crate::picoseconds::Picoseconds;
 use crate::work::Work;
 
 /// A stream of a GPU.
@@ -51,35 +52,35 @@ impl Stream {
 /// The end time of a task, which others may wait for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct End {
-    pub(crate) at: Seconds,
+    pub(crate) at: Picoseconds,
     pub(crate) stream: Stream,
 }
 
 /// Start and end time of an issued task.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
-    pub(crate) start: Seconds,
-    pub(crate) end: Seconds,
+    pub(crate) start: Picoseconds,
+    pub(crate) end: Picoseconds,
     /// The extra time because communication runs beside it, and the stream of that communication.
-    slowed: Option<(Stream, Seconds)>,
+    slowed: Option<(Stream, Picoseconds)>,
 }
 
 /// The state of a stream after what it has been given so far.
 #[derive(Clone, Copy, Debug, Default)]
 struct Queue {
     /// Start of the time since which it has been busy without a pause.
-    since: Seconds,
+    since: Picoseconds,
     /// Time at which it has finished everything issued to it.
-    free: Seconds,
+    free: Picoseconds,
 }
 
 /// The streams of one GPU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Streams {
     queues: [Queue; STREAMS],
-    exposed: [Seconds; STREAMS],
+    exposed: [Picoseconds; STREAMS],
     /// Time at which all communication has finished.
-    quiet: Seconds,
+    quiet: Picoseconds,
     slowdown: f64,
 }
 
@@ -88,14 +89,14 @@ impl Streams {
     pub(crate) fn new(slowdown: f64) -> Self {
         Self {
             queues: [Queue::default(); STREAMS],
-            exposed: [Seconds(0.0); STREAMS],
-            quiet: Seconds(0.0),
+            exposed: [Picoseconds::ZERO; STREAMS],
+            quiet: Picoseconds::ZERO,
             slowdown: slowdown.max(1.0),
         }
     }
 
     /// The time at which a stream has finished everything issued to it.
-    pub(crate) fn free(&self, stream: Stream) -> Seconds {
+    pub(crate) fn free(&self, stream: Stream) -> Picoseconds {
         self.queues[stream as usize].free
     }
 
@@ -108,12 +109,17 @@ impl Streams {
     }
 
     /// Time that the compute stream has lost to a communication stream.
-    pub(crate) fn exposed(&self, stream: Stream) -> Seconds {
+    pub(crate) fn exposed(&self, stream: Stream) -> Picoseconds {
         self.exposed[stream as usize]
     }
 
     /// Issues a task to a stream; it waits for `after`, the end of the latest task it needs.
-    pub(crate) fn issue(&mut self, stream: Stream, duration: Seconds, after: Option<End>) -> Span {
+    pub(crate) fn issue(
+        &mut self,
+        stream: Stream,
+        duration: Picoseconds,
+        after: Option<End>,
+    ) -> Span {
         let free = self.free(stream);
         let start = after.map_or(free, |end| free.max(end.at));
         let slowed = match stream {
@@ -122,12 +128,12 @@ impl Streams {
         };
         let span = Span {
             start,
-            end: start + duration + slowed.map_or(Seconds(0.0), |(_, longer)| longer),
+            end: start + duration + slowed.map_or(Picoseconds::ZERO, |(_, longer)| longer),
             slowed,
         };
         if stream == Stream::Compute {
             if let Some(end) = after {
-                self.exposed[end.stream as usize] += start - free;
+                self.exposed[end.stream as usize] += start.since(free);
             }
             if let Some((beside, longer)) = slowed {
                 self.exposed[beside as usize] += longer;
@@ -146,31 +152,65 @@ impl Streams {
     /// Makes the compute stream wait until a stream has finished everything issued to it.
     pub(crate) fn join(&mut self, stream: Stream) -> Span {
         let end = self.end(stream);
-        self.issue(Stream::Compute, Seconds(0.0), Some(end))
+        self.issue(Stream::Compute, Picoseconds::ZERO, Some(end))
     }
 
     /// Makes the compute stream idle until a time given by something else than a stream.
-    pub(crate) fn idle_until(&mut self, at: Seconds) {
+    pub(crate) fn idle_until(&mut self, at: Picoseconds) {
         let queue = &mut self.queues[Stream::Compute as usize];
         queue.free = queue.free.max(at);
     }
 
+    /// How much later than at an `earlier` moment the compute stream is, if from both moments on the same tasks would run
+    /// in the same way. Streams that are done before compute goes on affect nothing any more.
+    pub(crate) fn later_than(&self, earlier: &Self) -> Option<Picoseconds> {
+        let by = self
+            .free(Stream::Compute)
+            .since(earlier.free(Stream::Compute));
+        let same = |stream: Stream| {
+            let [then, now] = [earlier, self].map(|streams| streams.under_way(stream));
+            now == then.map(|[since, free]| [since + by, free + by])
+        };
+        COMMUNICATION.into_iter().all(same).then_some(by)
+    }
+
+    /// From when to when a stream is busy while compute goes on.
+    fn under_way(&self, stream: Stream) -> Option<[Picoseconds; 2]> {
+        let compute = self.free(Stream::Compute);
+        let Queue { since, free } = self.queues[stream as usize];
+        (free > compute).then(|| [since.max(compute), free])
+    }
+
+    /// Skips as many repetitions of what happened since an `earlier` moment.
+    pub(crate) fn skip(&mut self, earlier: &Self, by: Picoseconds, times: u64) {
+        for queue in &mut self.queues {
+            queue.since += by * times;
+            queue.free += by * times;
+        }
+        self.quiet += by * times;
+        for (now, then) in self.exposed.iter_mut().zip(&earlier.exposed) {
+            *now += now.since(*then) * times;
+        }
+    }
+
     /// Extra time of a kernel because of the communication that slows it most, and the stream of that communication.
-    fn slowed(&self, start: Seconds, duration: Seconds) -> Option<(Stream, Seconds)> {
+    fn slowed(&self, start: Picoseconds, duration: Picoseconds) -> Option<(Stream, Picoseconds)> {
         if self.quiet <= start {
             return None;
         }
         let longer = |stream: Stream| {
             let Queue { since, free } = self.queues[stream as usize];
             let begins = since.max(start);
-            let beside = (free - begins).min(duration - (begins - start));
-            (stream, beside * (self.slowdown - 1.0))
+            let beside = free.since(begins).min(duration.since(begins.since(start)));
+            (stream, beside.share(self.slowdown - 1.0))
         };
+        let beside = |stream: &Stream| self.free(*stream) > start;
         COMMUNICATION
             .into_iter()
+            .filter(beside)
             .map(longer)
-            .filter(|(_, longer)| longer.0 > 0.0)
-            .max_by(|a, b| a.1.0.total_cmp(&b.1.0))
+            .filter(|(_, longer)| *longer > Picoseconds::ZERO)
+            .max_by_key(|(_, longer)| *longer)
     }
 }
 
@@ -208,40 +248,43 @@ pub(crate) fn run(tasks: &[Task], slowdown: f64, mut spent: impl FnMut(usize, Se
     let mut streams = Streams::new(slowdown);
     let mut ends: Vec<End> = Vec::with_capacity(tasks.len());
     let mut last = [None; STREAMS];
-    let mut work = Work::default();
+    let mut compute = Picoseconds::ZERO;
+    let mut host = Seconds(0.0);
     for (index, task) in tasks.iter().enumerate() {
-        let latest = |a: &usize, b: &usize| ends[*a].at.0.total_cmp(&ends[*b].at.0);
-        let awaited = task.waits.tasks().max_by(latest);
+        let duration = Picoseconds::from(task.duration);
+        let awaited = task.waits.tasks().max_by_key(|&task| ends[task].at);
         let free = streams.free(task.stream);
         let after = awaited.map(|task| ends[task]);
-        let span = streams.issue(task.stream, task.duration, after);
+        let span = streams.issue(task.stream, duration, after);
         if task.stream == Stream::Compute {
-            work.compute += task.duration;
-            spent(index, task.duration);
+            compute += duration;
+            spent(index, duration.into());
             if let Some(task) = awaited {
-                spent(task, span.start - free);
+                spent(task, span.start.since(free).into());
             }
             if let Some((stream, longer)) = span.slowed {
-                spent(last[stream as usize].unwrap_or(index), longer);
+                spent(last[stream as usize].unwrap_or(index), longer.into());
             }
         }
-        work.host += task.host;
+        host += task.host;
         last[task.stream as usize] = Some(index);
         ends.push(streams.end(task.stream));
     }
     for stream in COMMUNICATION {
         let free = streams.free(Stream::Compute);
-        let waited = streams.join(stream).end - free;
+        let waited = streams.join(stream).end.since(free);
         if let Some(task) = last[stream as usize] {
-            spent(task, waited);
+            spent(task, waited.into());
         }
     }
+    let exposed = |stream| streams.exposed(stream).into();
     Work {
-        tp: streams.exposed(Stream::Tensor),
-        cp: streams.exposed(Stream::Context),
-        ep: streams.exposed(Stream::Expert),
-        dp: streams.exposed(Stream::Data),
-        ..work
+        compute: compute.into(),
+        tp: exposed(Stream::Tensor),
+        cp: exposed(Stream::Context),
+        ep: exposed(Stream::Expert),
+        dp: exposed(Stream::Data),
+        host,
     }
 }
 
@@ -262,8 +305,12 @@ mod tests {
         }
     }
 
-    fn near(a: Seconds, b: f64) -> bool {
-        (a.0 - b).abs() < 1e-12
+    fn near(a: impl Into<Seconds>, b: f64) -> bool {
+        (a.into().0 - b).abs() < 1e-11
+    }
+
+    fn seconds(time: f64) -> Picoseconds {
+        Picoseconds::from(Seconds(time))
     }
 
     #[test]
@@ -288,21 +335,21 @@ mod tests {
     #[test]
     fn kernels_are_slower_only_beside_communication() {
         let mut streams = Streams::new(1.25);
-        streams.issue(Stream::Data, Seconds(5.0), None);
-        let span = streams.issue(Stream::Compute, Seconds(10.0), None);
+        streams.issue(Stream::Data, seconds(5.0), None);
+        let span = streams.issue(Stream::Compute, seconds(10.0), None);
         assert!(near(span.end, 11.25) && near(streams.exposed(Stream::Data), 1.25));
-        let span = streams.issue(Stream::Compute, Seconds(10.0), None);
+        let span = streams.issue(Stream::Compute, seconds(10.0), None);
         assert!(near(span.end, 21.25));
         // A message that begins in the middle of a kernel.
         streams.issue(
             Stream::Data,
-            Seconds(5.0),
+            seconds(5.0),
             Some(End {
-                at: Seconds(26.25),
+                at: seconds(26.25),
                 stream: Stream::Compute,
             }),
         );
-        let span = streams.issue(Stream::Compute, Seconds(10.0), None);
+        let span = streams.issue(Stream::Compute, seconds(10.0), None);
         assert!(near(span.end, 32.5));
     }
 
