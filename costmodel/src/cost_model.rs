@@ -431,7 +431,6 @@ mod tests {
     #[test]
     fn what_repeats_itself_need_not_be_simulated() {
         let costs = costs();
-        let mut rng = fastrand::Rng::with_seed(7);
         let mut short = 0;
         let mut compared = 0;
         for pp in 2..=32 {
@@ -439,20 +438,16 @@ mod tests {
                 .into_iter()
                 .flat_map(|kind| (1..=8).map(move |vpp| (kind, vpp)))
             {
-                for micro_batches in [512 / pp * pp, rng.u64(1..=512), rng.u64(1..=512 / pp) * pp] {
+                for micro_batches in [512 / pp * pp, 500 - 3 * pp, 256 / pp * pp + pp] {
                     if plans::schedule::build(kind, pp, vpp, micro_batches).is_err() {
                         continue;
                     }
                     let costs = costs
                         .on(workload(2 * pp, 2 * micro_batches))
                         .expect("priced");
-                    let zero =
-                        rng.choice(["zero0", "zero1", "zero2", "zero3", "zero3 reshard=off"]);
-                    let text = format!(
-                        "pp{pp} vpp{vpp} dp2 {} mbs1 {}",
-                        zero.expect("one of them"),
-                        kind.name()
-                    );
+                    let zero = ["zero0", "zero1", "zero2", "zero3", "zero3 reshard=off"];
+                    let zero = zero[compared % zero.len()];
+                    let text = format!("pp{pp} vpp{vpp} dp2 {zero} mbs1 {}", kind.name());
                     let Scenario {
                         model,
                         workload,
@@ -467,7 +462,7 @@ mod tests {
                     ];
                     assert_eq!(whole, fast, "{text} with {micro_batches} micro-batches");
                     let steps = costs.pipelines.steps(&strategy, 0).expect("a schedule");
-                    short += u32::from(steps.skipped.is_some());
+                    short += usize::from(steps.skipped.is_some());
                     compared += 1;
                 }
             }

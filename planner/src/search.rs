@@ -18,7 +18,7 @@ use plans::{Candidate, Decisions, Floors, SearchOutcome, Strategy};
 use rayon::prelude::*;
 
 use crate::PlannerError;
-use crate::choices::{PipelineChoice, ShardingChoice};
+use crate::choices::PipelineChoice;
 use crate::contest::{self, Contest, Scored};
 use crate::explain::why_not_first;
 use crate::options::{Objective, SearchOptions, limit};
@@ -284,7 +284,7 @@ impl Run<'_> {
     /// Bounds all pipelines of a layout.
     fn bounded(&self, at: u32, layout: &Layout, shapes: &Shapes) -> Result<Bounded, PlannerError> {
         let base = self.space.decisions(layout);
-        let lightest = self.lightest(layout, &base);
+        let lightest = self.space.lightest(layout, &base);
         let orders = self.space.orders(layout);
         let beside = self.beside(layout);
         let pipelines = self.space.pipelines(layout);
@@ -322,20 +322,6 @@ impl Run<'_> {
             }
         }
         Ok(bounded)
-    }
-
-    /// For every ZeRO level, the way to shard states that leaves least on a rank.
-    fn lightest(&self, layout: &Layout, base: &Decisions) -> Vec<Decisions> {
-        let mut least: BTreeMap<_, ShardingChoice> = BTreeMap::new();
-        for choice in self.space.shardings(layout) {
-            let known = least
-                .entry((choice.zero, choice.reshard_after_forward))
-                .or_insert(choice);
-            if choice.dp_replicate < known.dp_replicate {
-                *known = choice;
-            }
-        }
-        least.into_values().map(|choice| choice.of(base)).collect()
     }
 
     /// Number of strategies of a layout for every pipeline and recomputation.

@@ -210,6 +210,20 @@ impl SearchSpace {
         self.asked().shardings(layout.dp, layout.cp)
     }
 
+    /// For every ZeRO level, the way to shard a layout's states that leaves least on a rank.
+    pub(crate) fn lightest(&self, layout: &Layout, base: &Decisions) -> Vec<Decisions> {
+        let mut least: BTreeMap<_, ShardingChoice> = BTreeMap::new();
+        for choice in self.shardings(layout) {
+            let known = least
+                .entry((choice.zero, choice.reshard_after_forward))
+                .or_insert(choice);
+            if choice.dp_replicate < known.dp_replicate {
+                *known = choice;
+            }
+        }
+        least.into_values().map(|choice| choice.of(base)).collect()
+    }
+
     /// The axis orders of a layout.
     #[must_use]
     pub fn orders(&self, layout: &Layout) -> &[AxisOrder] {

@@ -46,6 +46,8 @@ pub struct ReportInput<'a> {
     pub budget: Option<Budget>,
     /// The best strategies, this one first; empty when nothing was searched.
     pub alternatives: Vec<Alternative>,
+    /// Strategies to draw by time and memory.
+    pub points: Vec<Point>,
     /// What became of the strategies of the search space, if there was a search.
     pub space: Option<&'a SpaceReport>,
     /// Every input and where its value came from.
@@ -76,7 +78,20 @@ pub struct Budget {
     pub dollars: Option<f64>,
 }
 
-/// One row of the table of strategies, and one point of the Pareto plot.
+/// A strategy, drawn by its time and memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Point {
+    /// The strategy as decisions.
+    pub decisions: Decisions,
+    /// Time of one step.
+    pub step_time: Seconds,
+    /// Memory of the heaviest rank.
+    pub peak_memory: Bytes,
+    /// Whether it is the plan of the report, or one of its alternatives.
+    pub found: bool,
+}
+
+/// One row of the table of strategies.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alternative {
     /// The strategy as one line.

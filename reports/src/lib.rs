@@ -11,4 +11,4 @@ pub mod perfetto;
 pub mod terminal;
 pub mod words;
 
-pub use input::{Alternative, Budget, InputFact, Launch, ReportInput};
+pub use input::{Alternative, Budget, InputFact, Launch, Point, ReportInput};

@@ -9,7 +9,7 @@ use plans::{
     Breakdown, Decisions, Event, Fit, MemoryItem, NamedTime, Prediction, SpaceReport, Strategy,
     Stream, Timeline, UsedConstant,
 };
-use reports::{Alternative, Budget, InputFact, Launch, ReportInput};
+use reports::{Alternative, Budget, InputFact, Launch, Point, ReportInput};
 
 const GIB: u64 = 1 << 30;
 
@@ -184,6 +184,7 @@ fn input<'a>(
         headroom: 0.1,
         budget: Some(Budget::new(15e12, Some(2.5), 1024.0, 512)),
         alternatives: space.map(|_| alternatives()).unwrap_or_default(),
+        points: space.map(|_| points()).unwrap_or_default(),
         space,
         inputs: vec![InputFact {
             name: "seq".into(),
@@ -192,6 +193,21 @@ fn input<'a>(
         }],
         version: "0.1.0".into(),
     }
+}
+
+/// The plan, and two others: one that it beats, and one that needs less memory.
+fn points() -> Vec<Point> {
+    let point = |seconds, gib, found| Point {
+        decisions: decisions().clone(),
+        step_time: Seconds(seconds),
+        peak_memory: Bytes(gib * GIB),
+        found,
+    };
+    vec![
+        point(9.5, 70, false),
+        point(9.9, 40, false),
+        point(8.4, 66, true),
+    ]
 }
 
 fn space() -> SpaceReport {

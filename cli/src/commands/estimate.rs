@@ -125,6 +125,7 @@ fn html(
         plan: &plan::file(resolved, strategy, prediction)?,
         best: candidate,
         top: &top,
+        sampled: &[],
         space: None,
         timeline: &costs.timeline(strategy)?,
         budget,

@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 
 use catalog::files::Kind;
-use costmodel::Scenario;
+use costmodel::{Scenario, Score};
 use interop::config::escape;
-use plans::{Candidate, PlanFile, SpaceReport, Timeline};
-use reports::{Alternative, InputFact, Launch, ReportInput};
+use plans::{Candidate, PlanFile, SpaceReport, Strategy, Timeline};
+use reports::{Alternative, InputFact, Launch, Point, ReportInput};
 
 use crate::args::ReportArgs;
 use crate::commands::next::{self, Launchable};
@@ -28,6 +28,8 @@ pub(crate) struct ReportSource<'a> {
     pub(crate) plan: &'a PlanFile,
     pub(crate) best: &'a Candidate,
     pub(crate) top: &'a [Candidate],
+    /// Strategies spread over the searched space.
+    pub(crate) sampled: &'a [(Strategy, Score)],
     pub(crate) space: Option<&'a SpaceReport>,
     pub(crate) timeline: &'a Timeline,
     pub(crate) budget: Option<Budget>,
@@ -71,6 +73,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode, CliError> {
         plan: &loaded.file,
         best: &best,
         top: &top,
+        sampled: &[],
         space: None,
         timeline: &timeline,
         budget,
@@ -122,10 +125,29 @@ pub(crate) fn html(source: &ReportSource<'_>) -> String {
             dollars: b.dollars,
         }),
         alternatives: source.top.iter().map(alternative).collect(),
+        points: points(source),
         space: source.space,
         inputs: facts(&source.inputs),
         version: env!("CARGO_PKG_VERSION").to_owned(),
     })
+}
+
+/// The strategies to draw: those spread over the space, then the plan and its alternatives.
+fn points(source: &ReportSource<'_>) -> Vec<Point> {
+    let point = |strategy: &Strategy, step_time, peak_memory, found| Point {
+        decisions: strategy.decisions().clone(),
+        step_time,
+        peak_memory,
+        found,
+    };
+    let is_listed = |strategy: &Strategy| source.top.iter().any(|c| c.strategy == *strategy);
+    let sampled = source.sampled.iter().filter(|(s, _)| !is_listed(s));
+    let sampled = sampled.map(|(s, score)| point(s, score.step_time, score.peak_memory, false));
+    let found = source.top.iter().map(|c| {
+        let p = &c.prediction;
+        point(&c.strategy, p.step_time, p.peak_memory, true)
+    });
+    sampled.chain(found).collect()
 }
 
 /// The rows of inputs in the form that the report takes.

@@ -8,12 +8,12 @@ use std::time::Instant;
 
 use catalog::Seconds;
 use catalog::files::Kind;
-use costmodel::CostModel;
+use costmodel::{CostModel, Score};
 use interop::config::escape;
 use planner::{Objective, PlannerError, SearchOptions, SearchSpace};
 use plans::json::{CandidateJson, DetailJson};
 use plans::prediction::SpaceReport;
-use plans::{Candidate, SearchOutcome};
+use plans::{Candidate, SearchOutcome, Strategy};
 use reports::format;
 use reports::html::nothing::Nothing;
 use serde::Serialize;
@@ -57,6 +57,9 @@ struct WishJson {
     plan: CandidateJson,
 }
 
+/// Number of strategies of the space that are looked at for the report; it draws those that come near to fitting.
+const DRAWN: u64 = 8000;
+
 /// Runs `search`.
 pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError> {
     let started = Instant::now();
@@ -73,7 +76,7 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
     let costs = CostModel::new(resolved.scenario.clone())?;
     let cancelled = interrupt_flag();
     let progress = Progress::new(args.output.quiet || args.output.json, "searching");
-    let outcome = pool.install(|| {
+    let (outcome, sampled) = pool.install(|| {
         let space = SearchSpace::new(&resolved.scenario, &constraints);
         let options = SearchOptions {
             objective: match args.objective {
@@ -91,7 +94,11 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
         if outcome.top.is_empty() && !outcome.interrupted {
             outcome.relax = planner::size::relaxations(&costs, &constraints, &options)?;
         }
-        Ok::<_, PlannerError>(outcome)
+        let sampled = match outcome.top.is_empty() || outcome.interrupted {
+            true => Vec::new(),
+            false => planner::sample(&costs, &space, DRAWN)?,
+        };
+        Ok::<_, PlannerError>((outcome, sampled))
     })?;
     progress.finish();
     let elapsed_s = started.elapsed().as_secs_f64();
@@ -99,6 +106,7 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
         resolved: &resolved,
         costs: &costs,
         outcome: &outcome,
+        sampled: &sampled,
         asked,
     };
     finish(args, &found, &files, elapsed_s)
@@ -109,6 +117,8 @@ struct Found<'a> {
     resolved: &'a Inputs,
     costs: &'a CostModel,
     outcome: &'a SearchOutcome,
+    /// Strategies spread over the space, to be drawn in the report.
+    sampled: &'a [(Strategy, Score)],
     asked: &'a Asked,
 }
 
@@ -264,6 +274,7 @@ impl Files {
             resolved,
             costs,
             outcome,
+            sampled,
             asked,
         } = found;
         let file = plan::file(resolved, &best.strategy, &best.prediction)?;
@@ -277,6 +288,7 @@ impl Files {
             plan: &file,
             best,
             top: &outcome.top,
+            sampled,
             space: Some(&outcome.space),
             timeline: &timeline,
             budget,

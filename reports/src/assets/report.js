@@ -73,6 +73,87 @@
     }));
   }
 
+  const searched = document.getElementById("pareto-data");
+  if (searched) pareto(JSON.parse(searched.textContent));
+
+  // Strategies by time and memory. Rows of `points`: memory in GiB, seconds, found, on the edge, values of the axes, name.
+  function pareto(data) {
+    const holder = document.getElementById("pareto-chart");
+    const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+    const [points, first] = [data.points, 4];
+    const chosen = data.axes.map(() => "");
+    const shown = (row) => chosen.every((value, axis) => value === "" || String(row[first + axis]) === value);
+    const series = () => {
+      const column = (keep) => points.map((row) => (shown(row) && keep(row) ? row[1] : null));
+      return [points.map((row) => row[0]), column((row) => !row[2]), column((row) => row[3]), column((row) => row[2])];
+    };
+    const dots = (size, colour) => ({
+      paths: () => null,
+      points: { show: true, size, stroke: () => css(colour), fill: () => css(colour) },
+    });
+    const significant = (values) => values.map((value) => (value === null ? null : String(+value.toPrecision(3))));
+    const axis = (label) => ({
+      label, stroke: () => css("--soft"), grid: { stroke: () => css("--line"), width: 1 }, ticks: { stroke: () => css("--line"), width: 1 },
+      values: (_, values) => significant(values),
+    });
+    const limit = (chart) => {
+      const { ctx, bbox } = chart;
+      const x = chart.valToPos(data.usable, "x", true);
+      if (x < bbox.left || x > bbox.left + bbox.width) return;
+      ctx.save();
+      ctx.strokeStyle = css("--mark");
+      ctx.lineWidth = 2 * devicePixelRatio;
+      ctx.setLineDash([5 * devicePixelRatio, 4 * devicePixelRatio]);
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+      ctx.restore();
+    };
+    const point = (chart) => {
+      const { left, top } = chart.cursor;
+      let [nearest, least] = [null, 12 * 12];
+      for (const row of left < 0 ? [] : points) {
+        if (!shown(row)) continue;
+        const [dx, dy] = [chart.valToPos(row[0], "x") - left, chart.valToPos(row[1], "y") - top];
+        if (dx * dx + dy * dy < least) [nearest, least] = [row, dx * dx + dy * dy];
+      }
+      if (!nearest) return hide();
+      const box = chart.over.getBoundingClientRect();
+      show(`${nearest[nearest.length - 1]}\n${nearest[1]} s · ${nearest[0]} GiB`, box.left + left, box.top + top);
+    };
+    const height = 360;
+    // What is more than four times as slow as the fastest decides nothing and is not shown.
+    const fastest = Math.min(...points.map((row) => row[1]));
+    const slowest = Math.min(4 * fastest, Math.max(...points.map((row) => row[1])));
+    const chart = new uPlot({
+      width: holder.clientWidth, height,
+      scales: { x: { time: false }, y: { range: (_, low, high) => [Math.max(low, 0.95 * fastest), Math.min(high, 1.02 * slowest)] } },
+      legend: { show: false },
+      cursor: { points: { show: false }, y: false, x: false, drag: { x: true, y: true } },
+      axes: [axis("peak memory, GiB"), { ...axis("step time, s"), size: 64 }],
+      series: [
+        {}, dots(3, "--c-recompute"),
+        { stroke: () => css("--c-compute"), width: 1.5, spanGaps: true, points: { show: true, size: 5, fill: () => css("--c-compute") } },
+        dots(9, "--good"),
+      ],
+      hooks: { draw: [limit], setCursor: [point] },
+    }, series(), holder);
+    data.axes.forEach((name, at) => {
+      const values = [...new Set(points.map((row) => row[first + at]))];
+      if (values.length < 2) return;
+      values.sort((a, b) => (typeof a === "number" ? a - b : a.localeCompare(b)));
+      const [label, select] = [document.createElement("label"), document.createElement("select")];
+      for (const value of ["", ...values]) select.add(new Option(value === "" ? "all" : value, value));
+      select.addEventListener("input", () => { chosen[at] = select.value; chart.setData(series()); });
+      label.append(`${name} `, select);
+      document.getElementById("pareto-filters").append(label);
+    });
+    new ResizeObserver(() => chart.setSize({ width: holder.clientWidth, height })).observe(holder);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => chart.redraw());
+    chart.over.addEventListener("mouseleave", hide);
+  }
+
   const source = document.getElementById("gantt-data");
   if (source) gantt(JSON.parse(source.textContent));
 

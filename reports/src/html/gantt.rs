@@ -10,7 +10,7 @@ use maud::{Markup, PreEscaped, html};
 use plans::{Event, Timeline};
 use serde_json::{Value, json};
 
-use super::page::section as frame;
+use super::page::{script_safe, section as frame};
 use crate::format;
 use crate::input::ReportInput;
 use crate::perfetto;
@@ -127,11 +127,6 @@ fn data(window: &Window) -> Value {
 
 fn tenths(seconds: f64) -> i64 {
     (seconds * 1e7).round() as i64
-}
-
-/// JSON with `<` escaped, so that it cannot end the script element around it.
-fn script_safe(value: &Value) -> String {
-    value.to_string().replace('<', "\\u003c")
 }
 
 #[cfg(test)]

@@ -100,12 +100,7 @@ fn path(line: &[(f64, Bytes)], at: &impl Fn(f64, Bytes) -> (f64, f64)) -> String
 
 fn axes(top: f64, end: f64, at: &impl Fn(f64, Bytes) -> (f64, f64)) -> Markup {
     let base = HEIGHT - BOTTOM;
-    let from_zero = |high: f64| Scale {
-        low: 0.0,
-        high,
-        from: 0.0,
-        to: 1.0,
-    };
+    let from_zero = |high: f64| Scale { low: 0.0, high };
     // The cast only places grid lines.
     let bytes = |gib: f64| Bytes((gib * GIB) as u64);
     html! {

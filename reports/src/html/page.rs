@@ -1,9 +1,13 @@
 //! The frame of a page that opens offline, and of its sections.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
+use serde_json::Value;
 
 const STYLE: &str = include_str!("../assets/report.css");
 const SCRIPT: &str = include_str!("../assets/report.js");
+/// uPlot 1.6.32 (MIT, see `assets/uplot/LICENSE`), which draws the chart of time against memory.
+const CHARTS: &str = include_str!("../assets/uplot/uPlot.iife.min.js");
+const CHARTS_STYLE: &str = include_str!("../assets/uplot/uPlot.min.css");
 
 /// The page as HTML, its style inlined.
 pub(super) fn document(
@@ -45,6 +49,14 @@ pub(super) fn script() -> Markup {
     html! { script { (PreEscaped(SCRIPT)) } }
 }
 
+/// The library that draws charts, with its style; a page with a chart includes it before [`script`].
+pub(super) fn charts() -> Markup {
+    html! {
+        style { (PreEscaped(CHARTS_STYLE)) }
+        script { (PreEscaped(CHARTS)) }
+    }
+}
+
 /// A section with a heading and one sentence that says what it shows.
 pub(super) fn section(id: &str, title: &str, lead: &str, body: &Markup) -> Markup {
     html! {
@@ -54,4 +66,9 @@ pub(super) fn section(id: &str, title: &str, lead: &str, body: &Markup) -> Marku
             (body)
         }
     }
+}
+
+/// JSON with `<` escaped, so that it cannot end the script element around it.
+pub(super) fn script_safe(value: &Value) -> String {
+    value.to_string().replace('<', "\\u003c")
 }

@@ -1,113 +1,120 @@
-//! Step time against memory of the best strategies, with the Pareto-optimal ones joined by a line.
+//! Step time against memory: strategies spread over the searched space, the plans found among them, and those that no
+//! other beats in both.
 
-use maud::{Markup, html};
+use catalog::Bytes;
+use maud::{Markup, PreEscaped, html};
+use plans::Decisions;
+use serde_json::{Value, json};
 
-use super::page::section as frame;
-use super::scale::Scale;
+use super::page::{charts, script_safe, section as frame};
 use crate::format;
-use crate::input::{Alternative, ReportInput};
+use crate::input::{Point, ReportInput};
 
-const WIDTH: f64 = 960.0;
-const HEIGHT: f64 = 320.0;
-const LEFT: f64 = 70.0;
-const BOTTOM: f64 = 44.0;
-const MARGIN: f64 = 16.0;
+/// Rows of the table of strategies that no other beats.
+const ROWS: usize = 12;
 
-/// The Pareto plot; empty with fewer than two strategies.
+/// A size or choice that points are filtered by: its name, and its value in some decisions.
+type Axis = (&'static str, fn(&Decisions) -> Value);
+
+const AXES: [Axis; 8] = [
+    ("tp", |d| json!(d.tp)),
+    ("pp", |d| json!(d.pp)),
+    ("vpp", |d| json!(d.vpp)),
+    ("cp", |d| json!(d.cp)),
+    ("ep", |d| json!(d.ep)),
+    ("mbs", |d| json!(d.micro_batch)),
+    ("zero", |d| json!(u8::from(d.zero))),
+    ("recompute", |d| {
+        json!(plans::grammar::recompute_name(d.recompute))
+    }),
+];
+
+/// The section; empty with fewer than two strategies.
 pub(super) fn section(input: &ReportInput) -> Markup {
-    if input.alternatives.len() < 2 {
+    let points = &input.points;
+    if points.len() < 2 {
         return html! {};
     }
-    let x = Scale::around(
-        input.alternatives.iter().map(gib).chain([gib_of(input)]),
-        LEFT,
-        WIDTH - MARGIN,
-    );
-    let y = Scale::around(
-        input.alternatives.iter().map(|a| a.step_time.0),
-        HEIGHT - BOTTOM,
-        MARGIN,
-    );
+    let best = frontier(points, input.usable());
     let body = html! {
-        div.scroll { svg.plot viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) role="group"
-            aria-label="step time against peak memory" {
-            (axes(x, y))
-            (capacity(input, x))
-            path.frontier d=(frontier(&input.alternatives, x, y)) {}
-            // The first is drawn last, so that no other lies on it.
-            @let dots = input.alternatives.iter().enumerate();
-            @for (index, point) in dots.clone().skip(1).chain(dots.take(1)) {
-                circle .first[index == 0] cx=(x.px(gib(point))) cy=(y.px(point.step_time.0))
-                    r=(if index == 0 { 7 } else { 5 }) tabindex="0" role="img" aria-label=(tip(index, point))
-                    data-tip=(tip(index, point)) {}
-            }
-        } }
+        p.filters #pareto-filters {}
+        div #pareto-chart role="img" aria-label="Step time against peak memory; the table below lists the strategies at its edge" {}
+        p.note {
+            "Hover for the strategy; drag to zoom, double-click to see all. The dashed line is the memory that may be used."
+        }
+        details open[best.len() <= ROWS] {
+            summary { "Strategies that fit and that no other drawn here beats in both time and memory: " (best.len()) }
+            div.scroll { table {
+                thead { tr { th { "strategy" } th.num { "step" } th.num { "memory" } } }
+                tbody {
+                    @for point in best.iter().take(ROWS) {
+                        tr {
+                            td { code { (plans::grammar::short(&point.decisions)) } }
+                            td.num { (format::seconds(point.step_time)) }
+                            td.num { (format::bytes(point.peak_memory)) }
+                        }
+                    }
+                }
+            } }
+            @if best.len() > ROWS { p.note { "The fastest " (ROWS) " are listed." } }
+        }
+        (charts())
+        script #pareto-data type="application/json" { (PreEscaped(script_safe(&data(input, &best)))) }
     };
-    let lead = "Each dot is a strategy of the table. The line joins those that no other beats in \
-                both time and memory.";
-    frame("pareto", "Time against memory", lead, &body)
+    let lead = match input.space {
+        Some(space) => format!(
+            "{} strategies, evenly spread over the {} of the space, and the plans found; what takes more than 1.25 of the \
+             memory is not drawn.",
+            format::count(points.len() as u64),
+            format::count(space.strategies)
+        ),
+        None => "The plan and the strategies that differ from it in one decision.".to_owned(),
+    };
+    frame("pareto", "Time against memory", &lead, &body)
 }
 
-/// The Pareto frontier by growing memory, as an SVG path.
-fn frontier(points: &[Alternative], x: Scale, y: Scale) -> String {
-    let mut order: Vec<&Alternative> = points.iter().collect();
+/// The points that fit and that no other beats in both time and memory, fastest first.
+fn frontier(points: &[Point], usable: Bytes) -> Vec<&Point> {
+    let fit = points.iter().filter(|point| point.peak_memory <= usable);
+    let mut order: Vec<&Point> = fit.collect();
     order.sort_by(|a, b| {
-        let memory = a.peak_memory.cmp(&b.peak_memory);
-        memory.then(a.step_time.0.total_cmp(&b.step_time.0))
+        let time = a.step_time.0.total_cmp(&b.step_time.0);
+        time.then(a.peak_memory.cmp(&b.peak_memory))
     });
-    let mut best = f64::INFINITY;
-    let mut path = String::new();
+    let mut found: Vec<&Point> = Vec::new();
     for point in order {
-        if point.step_time.0 < best {
-            best = point.step_time.0;
-            let command = if path.is_empty() { 'M' } else { 'L' };
-            path += &format!("{command}{} {} ", x.px(gib(point)), y.px(best));
+        if found
+            .last()
+            .is_none_or(|last| point.peak_memory < last.peak_memory)
+        {
+            found.push(point);
         }
     }
-    path
+    found
 }
 
-fn axes(x: Scale, y: Scale) -> Markup {
-    let base = HEIGHT - BOTTOM;
-    html! {
-        @for value in y.ticks() {
-            line.grid x1=(LEFT) x2=(WIDTH - MARGIN) y1=(y.px(value)) y2=(y.px(value)) {}
-            text.y x=(LEFT - 8.0) y=(y.px(value)) { (format::significant(value)) }
-        }
-        @for value in x.ticks() {
-            text.x x=(x.px(value)) y=(base + 18.0) { (format::significant(value)) }
-        }
-        line.axis x1=(LEFT) x2=(WIDTH - MARGIN) y1=(base) y2=(base) {}
-        text.x x=((LEFT + WIDTH - MARGIN) / 2.0) y=(HEIGHT - 6.0) { "peak memory, GiB" }
-        text.title transform=(format!("translate(14 {}) rotate(-90)", base / 2.0)) {
-            "step time, s"
-        }
-    }
-}
-
-fn capacity(input: &ReportInput, x: Scale) -> Markup {
-    let at = x.px(gib_of(input));
-    html! {
-        line.capacity x1=(at) x2=(at) y1=(MARGIN) y2=(HEIGHT - BOTTOM)
-            data-tip="usable memory: capacity less headroom" {}
-    }
-}
-
-fn tip(index: usize, point: &Alternative) -> String {
-    format!(
-        "#{} {}\n{} · {} · MFU {}",
-        index + 1,
-        point.strategy,
-        format::seconds(point.step_time),
-        format::bytes(point.peak_memory),
-        format::percent(point.mfu)
-    )
-}
-
-fn gib(point: &Alternative) -> f64 {
-    point.peak_memory.as_f64() / f64::from(1 << 30)
-}
-
-fn gib_of(input: &ReportInput) -> f64 {
-    input.usable().as_f64() / f64::from(1 << 30)
+/// What the chart draws: `points` are memory in GiB, seconds, whether the strategy is among the plans found and whether
+/// on the edge, values of the axes, and the strategy; by rising memory.
+fn data(input: &ReportInput, best: &[&Point]) -> Value {
+    let gib = f64::from(1 << 30);
+    let row = |point: &Point| {
+        let mut row = vec![
+            json!((point.peak_memory.as_f64() / gib * 100.0).round() / 100.0),
+            json!((point.step_time.0 * 1e5).round() / 1e5),
+            json!(u8::from(point.found)),
+            json!(u8::from(
+                best.iter().any(|other| std::ptr::eq(*other, point))
+            )),
+        ];
+        row.extend(AXES.iter().map(|(_, value)| value(&point.decisions)));
+        row.push(json!(plans::grammar::short(&point.decisions)));
+        Value::Array(row)
+    };
+    let mut order: Vec<&Point> = input.points.iter().collect();
+    order.sort_by_key(|point| point.peak_memory);
+    json!({
+        "axes": AXES.map(|(name, _)| name),
+        "usable": input.usable().as_f64() / gib,
+        "points": order.into_iter().map(row).collect::<Vec<Value>>(),
+    })
 }

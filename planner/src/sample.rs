@@ -1,0 +1,133 @@
+//! A sample of a space: strategies spread evenly over it, with their time and memory, to be drawn beside the best.
+
+use costmodel::{CostModel, Score};
+use plans::Strategy;
+use rayon::prelude::*;
+
+use crate::PlannerError;
+use crate::space::{Layout, SearchSpace, with_pipeline};
+
+/// Strategies that take at least this share of the memory that may be used are left out.
+const LARGEST: f64 = 1.25;
+
+/// Takes about `wanted` strategies, at equal distances in the order of the space, and simulates those whose lower bound of
+/// memory is not more than a quarter above what may be used.
+///
+/// # Errors
+/// When a block cannot be priced.
+pub fn sample(
+    costs: &CostModel,
+    space: &SearchSpace,
+    wanted: u64,
+) -> Result<Vec<(Strategy, Score)>, PlannerError> {
+    let most = costs.capacity().as_f64() * LARGEST;
+    let is_drawn = |layout: &&Layout| -> Result<bool, PlannerError> {
+        let base = space.decisions(layout);
+        let floor = costs.states_floor(&base, &space.lightest(layout, &base))?;
+        Ok(floor.as_f64() <= most)
+    };
+    let layouts: Vec<&Layout> = space
+        .layouts()
+        .par_iter()
+        .filter_map(|layout| match is_drawn(&layout) {
+            Ok(false) => None,
+            Ok(true) => Some(Ok(layout)),
+            Err(error) => Some(Err(error)),
+        })
+        .collect::<Result<_, _>>()?;
+    let members: Vec<u64> = layouts.iter().map(|l| members(space, l)).collect();
+    let every = members.iter().sum::<u64>().div_ceil(wanted.max(1)).max(1);
+    let before = members.iter().scan(0, |sum, members| {
+        let before = *sum;
+        *sum += members;
+        Some(before)
+    });
+    let spans: Vec<(&Layout, u64, u64)> = layouts
+        .iter()
+        .zip(before.zip(&members))
+        .map(|(layout, (before, members))| (*layout, before, *members))
+        .collect();
+    let found = spans
+        .into_par_iter()
+        .flat_map_iter(|(layout, before, members)| {
+            let first = before.next_multiple_of(every) - before;
+            let indices = (first..members).step_by(every as usize);
+            indices.filter_map(move |index| {
+                scored(costs, strategy(space, layout, index), most).transpose()
+            })
+        });
+    found.collect()
+}
+
+/// A strategy with its score, unless it takes more than `most` bytes.
+fn scored(
+    costs: &CostModel,
+    strategy: Strategy,
+    most: f64,
+) -> Result<Option<(Strategy, Score)>, PlannerError> {
+    if costs.floors(&strategy, None)?.memory.as_f64() > most {
+        return Ok(None);
+    }
+    let score = costs.score(&strategy)?;
+    Ok((score.peak_memory.as_f64() <= most).then_some((strategy, score)))
+}
+
+/// Number of strategies of a layout.
+fn members(space: &SearchSpace, layout: &Layout) -> u64 {
+    let pipelines = space.pipelines(layout).iter();
+    let pipelines: usize = pipelines.map(|p| p.recompute.len()).sum();
+    (pipelines * space.shardings(layout).len() * space.orders(layout).len()) as u64
+}
+
+/// The strategy at an index among those of a layout, in the order of [`SearchSpace::strategies`].
+fn strategy(space: &SearchSpace, layout: &Layout, index: u64) -> Strategy {
+    let beside = (space.shardings(layout).len() * space.orders(layout).len()) as u64;
+    let pipelines = space.pipelines(layout).iter();
+    let mut pipelines = pipelines.flat_map(|p| p.recompute.iter().map(move |&mode| (p, mode)));
+    let (pipeline, recompute) = pipelines
+        .nth((index / beside) as usize)
+        .expect("an index among a layout's strategies");
+    let d = with_pipeline(&space.decisions(layout), pipeline, recompute);
+    space
+        .of_pipeline(layout, &d)
+        .swap_remove((index % beside) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use catalog::{Precision, Workload, WorkloadSizes};
+    use costmodel::Scenario;
+
+    use super::*;
+    use crate::Constraints;
+
+    #[test]
+    fn a_sample_of_all_is_the_space() {
+        let scenario = Scenario {
+            model: catalog::load::model("gpt2").expect("a preset"),
+            cluster: catalog::load::cluster("dgx-a100").expect("a preset"),
+            runtime: catalog::load::runtime("megatron-core").expect("a preset"),
+            workload: Workload::new(WorkloadSizes {
+                gpus: 8,
+                seq_len: 1024,
+                global_batch: 32,
+                precision: Precision::Bf16,
+            })
+            .expect("a workload"),
+            headroom: 0.0,
+        };
+        let costs = CostModel::new(scenario.clone()).expect("priced");
+        let space = SearchSpace::new(&scenario, &Constraints::default());
+        let whole = sample(&costs, &space, space.len()).expect("simulated");
+        let all = space.layouts().iter().flat_map(|l| space.strategies(l));
+        let small = |s: &Strategy| {
+            let peak = costs.score(s).expect("simulated").peak_memory;
+            peak.as_f64() <= costs.capacity().as_f64() * LARGEST
+        };
+        let drawn = whole.iter().map(|(strategy, _)| strategy).cloned();
+        assert!(drawn.eq(all.filter(small)));
+        let part = sample(&costs, &space, space.len() / 7).expect("simulated");
+        assert!(part.len() > whole.len() / 10 && part.len() < whole.len() / 6);
+        assert!(part.iter().all(|point| whole.contains(point)));
+    }
+}
