@@ -5,6 +5,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::elementary;
+
 /// Factors outside this range are refused: they come from a wrong plan or log, not from a system.
 const PLAUSIBLE: std::ops::RangeInclusive<f64> = 0.1..=10.0;
 
@@ -78,10 +80,10 @@ impl TimeFactors {
     #[must_use]
     pub fn from_logs([compute, memory, network, host]: [f64; 4]) -> Self {
         Self {
-            compute: compute.exp(),
-            memory: memory.exp(),
-            network: network.exp(),
-            host: host.exp(),
+            compute: elementary::exp(compute),
+            memory: elementary::exp(memory),
+            network: elementary::exp(network),
+            host: elementary::exp(host),
         }
     }
 }

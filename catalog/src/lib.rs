@@ -9,6 +9,7 @@ mod cluster_line;
 mod cluster_presets;
 pub mod device;
 pub mod dtype;
+pub mod elementary;
 mod embedded;
 pub mod error;
 pub mod extension;

@@ -8,6 +8,7 @@ use std::sync::LazyLock;
 
 use crate::device::Architecture;
 use crate::dtype::Precision;
+use crate::elementary;
 
 /// Number of runs from which on a kind counts as covered.
 pub const FEWEST: usize = 9;
@@ -75,7 +76,10 @@ impl Residual {
     /// The interval around a predicted value.
     #[must_use]
     pub fn around(&self, predicted: f64) -> (f64, f64) {
-        (predicted * self.low.exp(), predicted * self.high.exp())
+        (
+            predicted * elementary::exp(self.low),
+            predicted * elementary::exp(self.high),
+        )
     }
 
     /// The probability that `ln(measured / predicted)` lies below a bound: a normal distribution on either side of the
@@ -87,7 +91,7 @@ impl Residual {
         const TENTH: f64 = 1.2816;
         let end = if bound < 0.0 { -self.low } else { self.high };
         let z = bound / (end / TENTH).max(1e-6);
-        1.0 / (1.0 + (-1.5976 * z - 0.070_56 * z.powi(3)).exp())
+        1.0 / (1.0 + elementary::exp(-1.5976 * z - 0.070_56 * z.powi(3)))
     }
 }
 

@@ -3,6 +3,8 @@
 
 use std::f64::consts::PI;
 
+use crate::elementary;
+
 /// How a model rescales rotary frequencies for longer contexts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum RopeScaling {
@@ -51,7 +53,7 @@ impl RopeScaling {
         let pairs = 0..dims / 2;
         pairs
             .map(|i| {
-                let plain = theta.powf(-2.0 * i as f64 / dims as f64);
+                let plain = elementary::powf(theta, -2.0 * i as f64 / dims as f64);
                 self.scaled(plain, i as f64, theta, dims as f64)
             })
             .collect()
@@ -89,8 +91,10 @@ impl RopeScaling {
                 ..
             } => {
                 // The index of the pair whose frequency makes that many turns in the original context.
-                let pair_of =
-                    |turns: f64| dims * (original / (turns * 2.0 * PI)).ln() / (2.0 * theta.ln());
+                let pair_of = |turns: f64| {
+                    dims * elementary::ln(original / (turns * 2.0 * PI))
+                        / (2.0 * elementary::ln(theta))
+                };
                 let (first, last) = (pair_of(beta_fast), pair_of(beta_slow));
                 let (first, last) = match whole_pairs {
                     true => (first.floor(), last.ceil()),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use catalog::calibration::Rate;
 use catalog::residuals::{self, Quantity};
-use catalog::{Bytes, Origin, Seconds, Sourced};
+use catalog::{Bytes, Origin, Seconds, Sourced, elementary};
 use plans::program::Program;
 use plans::{
     Action, ActionKind, Breakdown, Fit, MemoryItem, NamedTime, Prediction, Strategy, UsedConstant,
@@ -318,7 +318,7 @@ fn provenance(scenario: &Scenario, prices: Vec<UsedConstant>) -> Vec<UsedConstan
 fn interval(scenario: &Scenario, name: &str, quantity: Quantity) -> UsedConstant {
     let evidence = scenario.evidence(quantity);
     let found = residuals::of(quantity, evidence);
-    let percent = |log: f64| (log.exp() - 1.0) * 100.0;
+    let percent = |log: f64| (elementary::exp(log) - 1.0) * 100.0;
     UsedConstant {
         name: name.to_owned(),
         value: format!(

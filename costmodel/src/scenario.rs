@@ -1,7 +1,7 @@
 //! The subject of a prediction: model, cluster, training system and workload.
 
 use catalog::residuals::{self, Evidence, Kind, Quantity, Residual};
-use catalog::{Bytes, Cluster, Model, Runtime, Seconds, Sourced, Workload};
+use catalog::{Bytes, Cluster, Model, Runtime, Seconds, Sourced, Workload, elementary};
 
 /// Everything that a prediction depends on, apart from the strategy.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,7 +55,9 @@ impl Scenario {
     }
 
     fn probability(&self, error: Residual, peak: Bytes) -> f64 {
-        error.probability_below((self.capacity().as_f64() / peak.as_f64().max(1.0)).ln())
+        error.probability_below(elementary::ln(
+            self.capacity().as_f64() / peak.as_f64().max(1.0),
+        ))
     }
 
     /// A peak of allocated memory as the allocator reserves it; the device's context does not fragment.

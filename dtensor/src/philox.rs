@@ -1,6 +1,8 @@
 //! Counter-based random numbers: Philox4x32-10 (Salmon et al. 2011). The counter is the global linear index of the
 //! element, so that every sharding draws the same numbers.
 
+use catalog::elementary;
+
 /// Multipliers and Weyl constants of the paper's Philox4x32.
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
@@ -111,8 +113,8 @@ fn normals(words: [u32; 2]) -> [f32; 2] {
     // (w + 1) / 2^32 lies in (0, 1], where the logarithm exists.
     let u = (f64::from(words[0]) + 1.0) / 4_294_967_296.0;
     let angle = f64::from(words[1]) / 4_294_967_296.0 * std::f64::consts::TAU;
-    let radius = (-2.0 * u.ln()).sqrt();
-    let (sine, cosine) = angle.sin_cos();
+    let radius = (-2.0 * elementary::ln(u)).sqrt();
+    let (sine, cosine) = elementary::sin_cos(angle);
     [(radius * cosine) as f32, (radius * sine) as f32]
 }
 

@@ -6,7 +6,7 @@
 //! first; the others follow by what is minimised. Two plans tie if their times differ by no more than
 //! [`SearchOptions::tie`]. Memory never ties.
 
-use catalog::Bytes;
+use catalog::{Bytes, elementary};
 use costmodel::{CostModel, Score};
 use plans::{Decisions, Recompute, Strategy};
 use rayon::prelude::*;
@@ -106,7 +106,7 @@ impl Contest<'_> {
         match self.options.objective {
             Objective::Time => self.options.tie.unwrap_or_else(|| {
                 let error = self.costs.scenario().comparison_error();
-                (error.exp() - 1.0).min(TIE)
+                (elementary::exp(error) - 1.0).min(TIE)
             }),
             Objective::Memory => 0.0,
         }

@@ -1,6 +1,6 @@
 //! Explains why one strategy beats another, and what changing one decision does.
 
-use catalog::ScheduleKind;
+use catalog::{ScheduleKind, elementary};
 use costmodel::CostModel;
 use plans::{Breakdown, Candidate, Decisions, Prediction, Recompute, Strategy};
 
@@ -77,7 +77,7 @@ pub fn why_not_first(first: &Prediction, other: &Prediction, more: &str) -> Stri
         );
     }
     let slower = format!("+{:.1}% step time{cause}", ratio * 100.0);
-    if ratio.ln_1p() <= first.ratio_error {
+    if elementary::ln_1p(ratio) <= first.ratio_error {
         return format!("tie within the error of such comparisons: {slower}");
     }
     slower

@@ -5,7 +5,7 @@
 //! number of devices. The check uses a batch and a sequence length that every size divides, so that these
 //! two never decide.
 
-use catalog::{CpKind, Mistake, ScheduleKind, Workload, WorkloadSizes};
+use catalog::{CpKind, Mistake, ScheduleKind, Workload, WorkloadSizes, elementary};
 use costmodel::Scenario;
 
 use crate::PlannerError;
@@ -142,7 +142,7 @@ fn nearest(value: &str, legal: &[String]) -> Option<String> {
     if let Ok(asked) = value.parse::<f64>() {
         let apart = |v: &&String| {
             let size = v.parse::<f64>().unwrap_or(f64::MAX);
-            ((size + 1.0) / (asked + 1.0)).ln().abs()
+            elementary::ln((size + 1.0) / (asked + 1.0)).abs()
         };
         return legal
             .iter()

@@ -1,6 +1,7 @@
 //! Constants of a model's arithmetic: epsilons, rotary frequencies, standard deviations of initial weights.
 
 use super::fields::Fields;
+use crate::elementary;
 use crate::error::SpecError;
 use crate::model::{Activation, ModelConstants, Router};
 use crate::rope::RopeScaling;
@@ -196,7 +197,7 @@ fn temperature(rope: Option<&Fields<'_>>, f: &Fields<'_>) -> Result<f64, SpecErr
 /// YaRN's temperature for a context extended by a factor (Peng et al. 2023, §3.4).
 fn grown(factor: f64, scale: f64) -> f64 {
     if factor > 1.0 {
-        0.1 * scale * factor.ln() + 1.0
+        0.1 * scale * elementary::ln(factor) + 1.0
     } else {
         1.0
     }

@@ -1,7 +1,7 @@
 //! Prices the kernels and collectives of a block from tables and models: the time of each when it runs alone.
 
 use catalog::runtime::{AttentionKernel, Rewrite};
-use catalog::{Axis, Bytes, DType, Precision, Seconds};
+use catalog::{Axis, Bytes, DType, Precision, Seconds, elementary};
 use dtensor::{Collective, CollectiveKind, Pass, Trace};
 use plans::{Group, Recompute};
 
@@ -270,7 +270,7 @@ impl Timed<'_> {
             domains => domains,
         } as f64;
         let chosen = experts.top_k as f64;
-        let distinct = places * (1.0 - (1.0 - 1.0 / places).powf(chosen));
+        let distinct = places * (1.0 - elementary::powf(1.0 - 1.0 / places, chosen));
         distinct / chosen
     }
 }

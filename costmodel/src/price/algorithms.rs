@@ -1,7 +1,7 @@
 //! Algorithms of collectives that cross scale-up domains, and their times.
 
 use catalog::tables::CollectiveOp;
-use catalog::{Algorithm, Seconds};
+use catalog::{Algorithm, Seconds, elementary};
 
 use crate::known;
 
@@ -56,7 +56,11 @@ impl Crossing {
         let nodes = (self.ranks as f64 / self.together as f64).max(2.0);
         let level = known::TREE_LEVEL.factor() + self.far_latency;
         let ramp = known::TREE_RAMP.factor() * (self.bytes / 1e6).sqrt();
-        Some(2.0 * nodes.log2().ceil() * level + ramp + self.moved * known::TREE_TRAFFIC.factor())
+        Some(
+            2.0 * elementary::log2(nodes).ceil() * level
+                + ramp
+                + self.moved * known::TREE_TRAFFIC.factor(),
+        )
     }
 
     /// Direct sends between all pairs; the part for other domains leaves each rank by its own network card.
@@ -86,7 +90,7 @@ impl Crossing {
             CollectiveOp::AllGather | CollectiveOp::ReduceScatter
         );
         (scatters && self.together == 1).then(|| {
-            let steps = (self.ranks as f64).log2().ceil();
+            let steps = elementary::log2(self.ranks as f64).ceil();
             steps * (known::RING_STEP.factor() + self.far_latency) + self.moved
         })
     }

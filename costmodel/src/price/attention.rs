@@ -9,7 +9,7 @@
 use catalog::attention_charts::{AttentionChart, FIRST_LENGTH, attention_charts};
 use catalog::runtime::AttentionKernel;
 use catalog::tables::MeasuredOn;
-use catalog::{Architecture, DType, Device, Fitted, Origin, Seconds};
+use catalog::{Architecture, DType, Device, Fitted, Origin, Seconds, elementary};
 use dtensor::AttentionShape;
 use plans::UsedConstant;
 
@@ -178,9 +178,9 @@ impl AttentionPrices {
 /// The rate at a key length, interpolated between the chart's lengths in their logarithm: beyond the longest it stays,
 /// below the shortest it falls in proportion to the length.
 fn at_length(table: &[f64; 7], length: u64) -> f64 {
-    let position = (length.max(1) as f64 / FIRST_LENGTH as f64).log2();
+    let position = elementary::log2(length.max(1) as f64 / FIRST_LENGTH as f64);
     if position <= 0.0 {
-        return table[0] * position.exp2().max(known::SHORTEST_ATTENTION.factor());
+        return table[0] * elementary::exp2(position).max(known::SHORTEST_ATTENTION.factor());
     }
     let cell = (position as usize).min(5);
     let f = (position - cell as f64).min(1.0);

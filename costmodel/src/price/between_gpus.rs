@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use catalog::profile::{Measured, Profile};
-use catalog::{Bytes, Seconds};
+use catalog::{Bytes, Seconds, elementary};
 use dtensor::CollectiveKind;
 
 /// Measured sizes of messages, `(bytes, seconds)` in ascending order, by kind and number of ranks.
@@ -79,9 +79,9 @@ fn between(points: &[(u64, f64)], bytes: u64) -> Option<f64> {
         return Some(if after == 0 { first.1 } else { last.1 * beyond });
     };
     let lower = points[after - 1];
-    let log = |a: u64, b: u64| (a as f64 / b as f64).ln();
+    let log = |a: u64, b: u64| elementary::ln(a as f64 / b as f64);
     let share = log(bytes, lower.0) / log(upper.0, lower.0);
-    Some(lower.1 * (upper.1 / lower.1).powf(share))
+    Some(lower.1 * elementary::powf(upper.1 / lower.1, share))
 }
 
 #[cfg(test)]

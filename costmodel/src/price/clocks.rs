@@ -2,7 +2,7 @@
 
 use catalog::fitted::Constant;
 use catalog::tables::MeasuredOn;
-use catalog::{Architecture, DType, Device, Fitted};
+use catalog::{Architecture, DType, Device, Fitted, elementary};
 
 use crate::known;
 
@@ -27,9 +27,8 @@ pub(crate) fn clock_factor(device: &Device, table: &MeasuredOn) -> f64 {
     let share = own / table.peak.value.0;
     match device.power_watts {
         Some(watts) if watts > 0.0 => {
-            let slower = (table.power_watts / watts)
-                .max(1.0)
-                .powf(known::CLOCK_EXPONENT.factor());
+            let less = (table.power_watts / watts).max(1.0);
+            let slower = elementary::powf(less, known::CLOCK_EXPONENT.factor());
             (slower * share.min(1.0)).max(1.0)
         }
         Some(_) | None => 1.0,

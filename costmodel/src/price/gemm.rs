@@ -11,7 +11,7 @@
 
 use catalog::fitted::Constant;
 use catalog::tables::{self, GemmGrid, MeasuredOn};
-use catalog::{Architecture, DType, Device, Fitted, FlopRate, Origin, Seconds};
+use catalog::{Architecture, DType, Device, Fitted, FlopRate, Origin, Seconds, elementary};
 use ndarray::Array3;
 use plans::UsedConstant;
 
@@ -179,7 +179,8 @@ impl GemmPrices {
             return self.sustained;
         }
         let (small, large) = (2.0 * 4096f64.powi(3), 2.0 * 8192f64.powi(3));
-        let position = ((flops / small).ln() / (large / small).ln()).clamp(0.0, 1.0);
+        let position =
+            (elementary::ln(flops / small) / elementary::ln(large / small)).clamp(0.0, 1.0);
         let large = known::AMPERE_SUSTAINED_LARGE.factor();
         mix(self.sustained, large, position)
     }
@@ -292,10 +293,15 @@ impl GemmPrices {
 
 impl Scaled {
     fn new(grid: GemmGrid, factor: f64) -> Self {
-        let log = |sizes: Vec<u64>| sizes.into_iter().map(|v| (v as f64).ln()).collect();
+        let log = |sizes: Vec<u64>| {
+            sizes
+                .into_iter()
+                .map(|v| elementary::ln(v as f64))
+                .collect()
+        };
         Self {
             axes: grid.sizes.map(log),
-            log_t: grid.microseconds.mapv_into(f64::ln),
+            log_t: grid.microseconds.mapv_into(elementary::ln),
             factor,
         }
     }
@@ -307,7 +313,7 @@ impl Scaled {
         let along_k = |i, j| mix(self.log_t[[i, j, ki]], self.log_t[[i, j, ki + 1]], kf);
         let along_n = |i| mix(along_k(i, ni), along_k(i, ni + 1), nf);
         let log = mix(along_n(mi), along_n(mi + 1), mf) + mx + nx + kx;
-        Seconds(log.exp() * 1e-6 * self.factor)
+        Seconds(elementary::exp(log) * 1e-6 * self.factor)
     }
 }
 
@@ -317,7 +323,7 @@ fn mix(a: f64, b: f64, f: f64) -> f64 {
 
 /// The grid cell of a size, its position in the cell, and the logarithm of how far it lies beyond the grid's upper end.
 fn locate(axis: &[f64], size: u64) -> (usize, f64, f64) {
-    let log = (size.max(1) as f64).ln();
+    let log = elementary::ln(size.max(1) as f64);
     let last = axis.len() - 1;
     if log >= axis[last] {
         return (last - 1, 1.0, log - axis[last]);

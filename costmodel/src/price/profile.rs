@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use catalog::profile::{Kernel, Measured, Profile};
-use catalog::{Origin, Seconds};
+use catalog::{Origin, Seconds, elementary};
 use plans::UsedConstant;
 
 use super::between_gpus::BetweenGpus;
@@ -84,7 +84,7 @@ impl ProfilePrices {
         let points = self.kernels.get(&kernel.name)?;
         let alike = |p: &&Point| p.sizes.len() == kernel.sizes.len();
         // Without measurements for this number of ranks, those for the nearest number are used.
-        let apart = |p: &Point| (p.ranks as f64 / ranks as f64).ln().abs();
+        let apart = |p: &Point| elementary::ln(p.ranks as f64 / ranks as f64).abs();
         let nearest = points
             .iter()
             .filter(alike)
@@ -94,9 +94,9 @@ impl ProfilePrices {
         let here = |p: &&Point| apart(p) <= nearest;
         let near = points.iter().filter(alike).filter(here).map(|p| {
             let per_unit = p.seconds / work(&p.sizes);
-            (squared(&logs(&p.sizes), &wanted), per_unit.ln())
+            (squared(&logs(&p.sizes), &wanted), elementary::ln(per_unit))
         });
-        between(near).map(|per_unit| Seconds(per_unit.exp() * work(&kernel.sizes)))
+        between(near).map(|per_unit| Seconds(elementary::exp(per_unit) * work(&kernel.sizes)))
     }
 
     pub(crate) fn constants(&self) -> Vec<UsedConstant> {
@@ -112,7 +112,10 @@ impl ProfilePrices {
 }
 
 fn logs(sizes: &[u64]) -> Vec<f64> {
-    sizes.iter().map(|&size| (size as f64).ln()).collect()
+    sizes
+        .iter()
+        .map(|&size| elementary::ln(size as f64))
+        .collect()
 }
 
 fn work(sizes: &[u64]) -> f64 {

@@ -4,6 +4,8 @@
 //! the ratio is interpolated over the nearest ones in the logarithm of every size, weighted by inverse squared distance
 //! (Shepard 1968): the table says how time grows with size, measurements how fast this device is.
 
+use catalog::elementary;
+
 /// Number of nearest measurements that an interpolated value rests on.
 const NEIGHBOURS: usize = 4;
 
@@ -27,7 +29,7 @@ impl<const N: usize> Ratios<N> {
     ) -> Self {
         let point = |(sizes, seconds): ([u64; N], f64)| Point {
             sizes: logs(sizes),
-            ratio: (seconds / table(sizes)).ln(),
+            ratio: elementary::ln(seconds / table(sizes)),
         };
         Self {
             points: measured.into_iter().map(point).collect(),
@@ -39,7 +41,7 @@ impl<const N: usize> Ratios<N> {
         let sizes = logs(sizes);
         let points = self.points.iter();
         let near = between(points.map(|point| (squared(&point.sizes, &sizes), point.ratio)));
-        near.map(f64::exp)
+        near.map(elementary::exp)
     }
 
     /// Number of measurements, with the lowest and the highest ratio; `None` without measurements.
@@ -47,7 +49,10 @@ impl<const N: usize> Ratios<N> {
         let ratios = || self.points.iter().map(|point| point.ratio);
         let lowest = ratios().reduce(f64::min)?;
         let highest = ratios().reduce(f64::max)?;
-        Some((self.points.len(), [lowest.exp(), highest.exp()]))
+        Some((
+            self.points.len(),
+            [elementary::exp(lowest), elementary::exp(highest)],
+        ))
     }
 }
 
@@ -73,7 +78,7 @@ pub(super) fn squared(a: &[f64], b: &[f64]) -> f64 {
 }
 
 fn logs<const N: usize>(sizes: [u64; N]) -> [f64; N] {
-    sizes.map(|size| (size.max(1) as f64).ln())
+    sizes.map(|size| elementary::ln(size.max(1) as f64))
 }
 
 #[cfg(test)]

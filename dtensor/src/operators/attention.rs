@@ -1,6 +1,6 @@
 //! Core attention as separate operators: scores, softmax, dropout, context.
 
-use catalog::Axis;
+use catalog::{Axis, elementary};
 
 use crate::gradients::{Backward, Of};
 use crate::operator::{
@@ -142,6 +142,6 @@ impl SoftmaxRule {
         } else {
             4.0 * (2 * (head - n) + 1) as f64 / n as f64
         };
-        Some((-power).exp2() as f32)
+        Some(elementary::exp2(-power) as f32)
     }
 }

@@ -1,6 +1,6 @@
 //! The report of several plans side by side: aligned columns, what differs in bold.
 
-use catalog::Seconds;
+use catalog::{Seconds, elementary};
 use maud::{Markup, html};
 use plans::Prediction;
 
@@ -61,7 +61,7 @@ fn verdict(plans: &[Compared<'_>]) -> Markup {
                         (second.name)
                     }
                     p.where {
-                        @if (rate(&best) / rate(&second)).ln() <= best.prediction.ratio_error {
+                        @if elementary::ln(rate(&best) / rate(&second)) <= best.prediction.ratio_error {
                             "The difference is within the error of such comparisons."
                         } @else {
                             "The difference is larger than the error of such comparisons."

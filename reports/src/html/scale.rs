@@ -1,5 +1,7 @@
 //! Round values for the axes of charts.
 
+use catalog::elementary;
+
 /// What an axis of a chart spans.
 #[derive(Clone, Copy)]
 pub(super) struct Scale {
@@ -11,7 +13,7 @@ impl Scale {
     /// About five round values inside the scale.
     pub(super) fn ticks(self) -> Vec<f64> {
         let rough = (self.high - self.low) / 5.0;
-        let magnitude = 10f64.powf(rough.log10().floor());
+        let magnitude = elementary::powf(10.0, elementary::log10(rough).floor());
         let steps = [1.0, 2.0, 5.0, 10.0].map(|s| s * magnitude);
         let step = steps.into_iter().find(|s| *s >= rough).unwrap_or(rough);
         let first = (self.low / step).ceil() as i64;

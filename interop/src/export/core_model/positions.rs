@@ -1,7 +1,7 @@
 //! How positions enter the model, as fields of Megatron-Core's configuration: rotary frequencies and position tables.
 
-use catalog::RopeScaling;
 use catalog::model::{Attention, AttentionKind, Position};
+use catalog::{RopeScaling, elementary};
 
 use super::configuration::{Core, Reach};
 use crate::config::Value;
@@ -194,7 +194,7 @@ impl Core<'_> {
 /// The YaRN scale that gives this temperature for a context extended by `factor`: `0.1·scale·ln(factor) + 1`.
 pub(crate) fn temperature(factor: f64, temperature: f64) -> f64 {
     if factor > 1.0 {
-        (temperature - 1.0) / (0.1 * factor.ln())
+        (temperature - 1.0) / (0.1 * elementary::ln(factor))
     } else {
         0.0
     }

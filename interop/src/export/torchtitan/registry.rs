@@ -1,11 +1,11 @@
 //! The models that torchtitan's registries hold, as models of this program: 0.2.2 (`models/*/__init__.py`,
 //! `model/args.py`), 0.3.0 and main (`models/*/__init__.py`).
 
-use catalog::RopeScaling;
 use catalog::model::{
     Activation, Attention, AttentionKind, Family, Mlp, ModelConfig, ModelConstants, Moe, Norm,
     NormKind, Position, Projections, Residual, Router, WindowPattern,
 };
+use catalog::{RopeScaling, elementary};
 
 use super::edition::Edition;
 
@@ -162,7 +162,7 @@ fn deepseeks() -> Vec<Flavor> {
         };
         model.position = Position::Rope { dims: 64 };
         model.mlp.ffn = ffn;
-        let grown = 0.1 * mscale * 40f64.ln() + 1.0;
+        let grown = 0.1 * mscale * elementary::ln(40.0) + 1.0;
         model.constants.attention_scale = Some(grown.powi(2) / 192f64.sqrt());
         model.constants.rope_neighbours = true;
         model.constants.rope_scaling = yarn(40.0, 1.0, true);
@@ -224,7 +224,7 @@ fn gpt_oss(layers: u64, count: u64) -> ModelConfig {
         ..experts(count, 4, 2880)
     });
     model.constants.rope_theta = 150_000.0;
-    model.constants.rope_scaling = yarn(32.0, 0.1 * 32f64.ln() + 1.0, false);
+    model.constants.rope_scaling = yarn(32.0, 0.1 * elementary::ln(32.0) + 1.0, false);
     model.constants.bounded_glu = Some(7.0);
     model
 }
