@@ -71,6 +71,15 @@ pub fn model(arg: &str) -> Result<Model, SpecError> {
     hf::decode(&text, &path, &name_of(arg))
 }
 
+/// Decodes the text of a `config.json` as [`model`] does the file of this path.
+///
+/// # Errors
+/// When the text defines no model.
+pub fn model_from(config: &str, path: &str) -> Result<Model, SpecError> {
+    names::checked(path, "the model", "model")?;
+    hf::decode(config, path, &name_of(path))
+}
+
 /// Decodes a model that a plan carries; `definition` are its `config.json` fields, `arg` is the preset or path that was
 /// asked for.
 ///

@@ -28,6 +28,13 @@ impl Mistake {
         }
     }
 
+    /// The mistake of giving a flag a value outside its range.
+    #[must_use]
+    pub fn out_of_range(flag: &str, value: impl fmt::Display, expected: impl Into<String>) -> Self {
+        let wrong = Self::new(format!("{value} is out of range"));
+        wrong.at(format!("{flag} {value}")).expected(expected)
+    }
+
     /// Says where the mistake is.
     #[must_use]
     pub fn at(mut self, place: impl Into<String>) -> Self {

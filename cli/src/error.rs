@@ -1,5 +1,6 @@
 //! Everything that ends a command early, with its exit code.
 
+use answers::AnswerError;
 use catalog::{Mistake, SpecError};
 use interop::export::ExportError;
 use planner::PlannerError;
@@ -123,6 +124,17 @@ impl CliError {
             | Self::Input(_)
             | Self::File(_)
             | Self::OtherPlan { .. } => 2,
+        }
+    }
+}
+
+impl From<AnswerError> for CliError {
+    fn from(error: AnswerError) -> Self {
+        match error {
+            AnswerError::Spec(error) => Self::Spec(*error),
+            AnswerError::Planner(error) => Self::Planner(*error),
+            AnswerError::Cost(error) => Self::Cost(error),
+            AnswerError::Input(mistake) => Self::Input(*mistake),
         }
     }
 }

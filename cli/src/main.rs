@@ -30,7 +30,7 @@ fn run(settings: &settings::Settings) -> ExitCode {
     let command = settings.as_defaults_of(args::command());
     let parsed = command.try_get_matches().and_then(|matches| {
         let cli = args::Cli::from_arg_matches(&matches)?;
-        Ok((cli, origins::Asked::on(&matches, settings)))
+        Ok((cli, origins::on(&matches, settings)))
     });
     match parsed {
         Ok((cli, asked)) => commands::run(cli, &asked, settings).unwrap_or_else(|e| failed(&e)),

@@ -18,17 +18,12 @@ use serde::Serialize;
 use crate::args::ColorArg;
 use crate::error::CliError;
 
-/// Version of the JSON documents.
-pub(crate) const SCHEMA_VERSION: u32 = 1;
-
 /// Set once output for stdout was lost.
 static LOST: AtomicBool = AtomicBool::new(false);
 
 /// Prints one JSON document.
 pub(crate) fn json<T: Serialize>(document: &T) -> Result<(), CliError> {
-    let text = serde_json::to_string_pretty(document)
-        .map_err(|e| CliError::Usage(format!("cannot write JSON: {e}")))?;
-    self::document(&format!("{text}\n"));
+    self::document(&answers::json(document).map_err(CliError::Input)?);
     Ok(())
 }
 

@@ -2,9 +2,8 @@
 
 use std::path::PathBuf;
 
+use answers::values::{self, Gpus};
 use clap::{Args, ValueEnum};
-
-use super::values::{self, Gpus};
 
 /// What is planned for.
 #[derive(Args, Debug, Clone)]

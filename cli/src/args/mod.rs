@@ -6,7 +6,6 @@ mod flags;
 mod lists;
 mod planning;
 mod training;
-pub(crate) mod values;
 
 use clap::{CommandFactory, Parser, Subcommand};
 

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
+use answers::values;
 use clap::{Args, ValueEnum};
 
 use super::flags::{BudgetArgs, ConstraintArgs, OutputArgs, PrecisionArg, ScenarioArgs};
-use super::values;
 
 /// `search`.
 #[derive(Args, Debug)]
@@ -25,7 +25,7 @@ pub(crate) struct SearchArgs {
     #[arg(long, default_value_t = planner::RISK)]
     pub(crate) risk: f64,
     /// Layouts to list, each by one plan
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = answers::search::TOP)]
     pub(crate) top: usize,
     /// Simulate every strategy; gives the same best
     #[arg(long)]

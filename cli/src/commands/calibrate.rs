@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use accuracy::own_runs::{self, Explained, Learned, OwnRun};
+use answers::SCHEMA_VERSION;
 use catalog::calibration::{Calibration, Rate};
 use catalog::extension::ExtensionFile;
 use catalog::files::Kind;
@@ -18,7 +19,7 @@ use crate::commands::plan::{self, Loaded};
 use crate::destinations::Target;
 use crate::error::CliError;
 use crate::inputs;
-use crate::output::{self, SCHEMA_VERSION};
+use crate::output;
 
 /// A run whose measured step time over the predicted one lies outside this range is refused: it is of another plan.
 const PLAUSIBLE: std::ops::RangeInclusive<f64> = 0.1..=10.0;

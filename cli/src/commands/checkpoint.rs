@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use answers::SCHEMA_VERSION;
 use cpu_device::Numerics;
 use dtensor::train::StatesPlan;
 use executor::checkpoint::{Checkpoint, Manifest, ParameterEntry};
@@ -13,7 +14,7 @@ use serde::Serialize;
 use crate::args::{CheckpointAction, CheckpointArgs, CheckpointPath, ReshardArgs};
 use crate::commands::plan;
 use crate::error::{CliError, code};
-use crate::output::{self, SCHEMA_VERSION};
+use crate::output;
 
 #[derive(Serialize)]
 struct InspectJson<'c> {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use answers::SCHEMA_VERSION;
 use catalog::Seconds;
 use catalog::files::Kind;
 use planner::explain::differences;
@@ -17,7 +18,7 @@ use crate::commands::next;
 use crate::commands::plan::{self, Loaded};
 use crate::destinations::Target;
 use crate::error::CliError;
-use crate::output::{self, SCHEMA_VERSION};
+use crate::output;
 
 #[derive(Serialize)]
 struct CompareJson {

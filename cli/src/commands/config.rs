@@ -2,11 +2,12 @@
 
 use std::process::ExitCode;
 
+use answers::SCHEMA_VERSION;
 use serde::Serialize;
 
 use crate::args::ListArgs;
 use crate::error::CliError;
-use crate::output::{self, SCHEMA_VERSION};
+use crate::output;
 use crate::settings::{self, KEYS, Settings};
 
 #[derive(Serialize)]

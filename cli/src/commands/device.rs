@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use answers::inputs::EXECUTOR;
 use catalog::Runtime;
 use catalog::profile::Profile;
 use catalog::runtime::AttentionKernel;
@@ -9,7 +10,6 @@ use cuda_device::launcher::AttentionBy;
 
 use crate::args::{AttentionArg, CommunicatorArg, DeviceArg, GpuMessagesArg, NumericsArg, RunArgs};
 use crate::error::CliError;
-use crate::inputs::EXECUTOR;
 
 impl From<AttentionArg> for AttentionBy {
     fn from(arg: AttentionArg) -> Self {

@@ -3,6 +3,8 @@
 use std::process::ExitCode;
 
 use accuracy::diagnose::{self, Hypothesis, Measured};
+use answers::InputsJson;
+use answers::SCHEMA_VERSION;
 use catalog::files::Kind;
 use catalog::{Bytes, Seconds};
 use interop::training_log::LogSystem;
@@ -16,8 +18,7 @@ use crate::commands::follow;
 use crate::commands::logged_run::{self, LoggedRun};
 use crate::destinations::Target;
 use crate::error::CliError;
-use crate::inputs::InputsJson;
-use crate::output::{self, SCHEMA_VERSION};
+use crate::output;
 
 #[derive(Serialize)]
 struct DiagnoseJson {

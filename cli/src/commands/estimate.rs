@@ -2,24 +2,24 @@
 
 use std::process::ExitCode;
 
-use catalog::Seconds;
+use answers::SCHEMA_VERSION;
+use answers::launch::{self, Launchable, Step};
+use answers::origins::{self, Asked};
+use answers::report::{self, ReportSource};
+use answers::{Budget, Inputs, InputsJson, budget, next_change, plan};
 use catalog::files::Kind;
 use costmodel::CostModel;
 use plans::grammar::written;
 use plans::json::{DetailJson, PredictedJson, StrategyJson};
 use plans::{Candidate, MemoryItem, Strategy};
-use reports::format;
 use serde::Serialize;
 
 use crate::args::EstimateArgs;
-use crate::commands::next::{self, Launchable, Step};
-use crate::commands::report::{self, ReportSource};
-use crate::commands::{next_change, plan};
+use crate::commands::next;
 use crate::destinations::Target;
 use crate::error::{CliError, code};
-use crate::inputs::{self, Budget, Inputs, InputsJson};
-use crate::origins::{self, Asked};
-use crate::output::{self, SCHEMA_VERSION};
+use crate::inputs;
+use crate::output;
 
 #[derive(Serialize)]
 struct EstimateJson {
@@ -84,7 +84,7 @@ pub(crate) fn run(args: &EstimateArgs, asked: &Asked) -> Result<ExitCode, CliErr
         let text = reports::terminal::prediction(&strategy, &prediction, ground, output::style());
         output::print(&text);
         if let Some(budget) = budget {
-            output::print(&budget_line(&budget));
+            output::print(&budget::line(&budget));
         }
         next::print(&steps, args.output);
     }
@@ -115,7 +115,7 @@ fn html(
     let fitting = near.iter().filter(|c| c.prediction.fit.fits()).take(9);
     let top: Vec<Candidate> = std::iter::once(candidate).chain(fitting).cloned().collect();
     let shown = written(strategy, &resolved.scenario.runtime);
-    let keep = format!("{} -o this.plan.yaml", next::estimate(resolved, &shown));
+    let keep = format!("{} -o this.plan.yaml", launch::estimate(resolved, &shown));
     Ok(report::html(&ReportSource {
         inputs: origins::rows(&resolved.json, asked),
         model: &resolved.json.model,
@@ -138,7 +138,7 @@ fn html(
 /// Commands to suggest after the estimate: keep the strategy as a plan (unless it was written) and launch it, or search
 /// for one that fits.
 fn steps(resolved: &Inputs, strategy: &Strategy, fits: bool, plan: Option<&Target>) -> Vec<Step> {
-    let flags = next::flags(resolved);
+    let flags = launch::flags(resolved);
     if !fits {
         let search = format!("vescale-plan search {flags}");
         return vec![("find the best strategy that fits", vec![search])];
@@ -150,12 +150,12 @@ fn steps(resolved: &Inputs, strategy: &Strategy, fits: bool, plan: Option<&Targe
         plan: &path,
     };
     match plan {
-        Some(_) => next::after_plan(resolved, of, None),
+        Some(_) => launch::after_plan(resolved, of, None),
         None => {
             let shown = written(strategy, &resolved.scenario.runtime);
-            let keep = format!("{} -o this.plan.yaml", next::estimate(resolved, &shown));
+            let keep = format!("{} -o this.plan.yaml", launch::estimate(resolved, &shown));
             let mut steps = vec![("keep it as a plan", vec![keep])];
-            steps.extend(next::after_plan(resolved, of, None));
+            steps.extend(launch::after_plan(resolved, of, None));
             steps.push((
                 "find a faster one",
                 vec![format!("vescale-plan search {flags}")],
@@ -163,16 +163,4 @@ fn steps(resolved: &Inputs, strategy: &Strategy, fits: bool, plan: Option<&Targe
             steps
         }
     }
-}
-
-/// Days and dollars of the training on one line.
-pub(crate) fn budget_line(b: &Budget) -> String {
-    let dollars = b
-        .dollars
-        .map_or_else(String::new, |d| format!(", {}", format::dollars(d)));
-    let days = format::duration(Seconds(b.days * 86400.0));
-    format!(
-        "\n{} tokens: {days}{dollars}\n",
-        format::short_count(b.tokens)
-    )
 }

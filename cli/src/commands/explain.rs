@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use answers::InputsJson;
+use answers::SCHEMA_VERSION;
 use catalog::Seconds;
 use costmodel::CostModel;
 use planner::explain::{differences, neighbours};
@@ -14,8 +16,7 @@ use crate::args::ExplainArgs;
 use crate::commands::next;
 use crate::commands::plan::{self, Loaded};
 use crate::error::CliError;
-use crate::inputs::InputsJson;
-use crate::output::{self, SCHEMA_VERSION};
+use crate::output;
 
 #[derive(Serialize)]
 struct ExplainJson {
@@ -78,7 +79,7 @@ fn print(shown: &Shown<'_>) {
         loaded, prediction, ..
     } = shown;
     let style = output::style();
-    let ground = plan::ground(&loaded.costs);
+    let ground = answers::plan::ground(&loaded.costs);
     let text = reports::terminal::prediction(&loaded.strategy, prediction, ground, style);
     output::print(&text);
     output::print(&style.heading("What binds"));

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use answers::SCHEMA_VERSION;
 use catalog::files::{self, FolderDestination, Kind, NamedFile, Replace};
 use interop::check::Severity;
 use interop::config::escape;
@@ -17,7 +18,7 @@ use crate::commands::assumptions::{self, AssumptionJson};
 use crate::commands::import::document;
 use crate::commands::plan::{self, Loaded};
 use crate::error::{CliError, code};
-use crate::output::{self, SCHEMA_VERSION};
+use crate::output;
 
 #[derive(Serialize)]
 struct ExportJson {

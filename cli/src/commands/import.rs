@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use answers::SCHEMA_VERSION;
+use answers::{Inputs, InputsJson};
 use catalog::files::Kind;
 use catalog::{Model, Precision, Runtime, Workload};
 use costmodel::{CostModel, Scenario};
@@ -14,11 +16,9 @@ use serde::Serialize;
 
 use crate::args::ImportArgs;
 use crate::commands::next;
-use crate::commands::plan;
 use crate::destinations::Target;
 use crate::error::CliError;
-use crate::inputs::{self, Inputs, InputsJson};
-use crate::output::{self, SCHEMA_VERSION};
+use crate::output;
 
 /// Tokens per sequence where neither file nor flag gives them, as for `search`.
 const DEFAULT_SEQ: u64 = 8192;
@@ -106,7 +106,7 @@ fn of_model(args: &ImportArgs) -> Result<Source, CliError> {
     let model = catalog::load::model(&model_arg)?;
     let runtime = catalog::load::runtime(args.runtime.as_deref().unwrap_or("megatron-core"))?;
     let (gpus, seq_len) = (args.gpus.unwrap_or(1), args.seq.unwrap_or(DEFAULT_SEQ));
-    let workload = inputs::workload(gpus, seq_len, None, Precision::Bf16)?;
+    let workload = answers::inputs::workload(gpus, seq_len, None, Precision::Bf16)?;
     let strategy = plans::grammar::parse("", &model, &workload, &runtime)?;
     let note =
         "a model's configuration says nothing about parallelism: this is data parallelism alone";
@@ -195,7 +195,7 @@ fn finish(args: &ImportArgs, source: Source) -> Result<ExitCode, CliError> {
     let cluster = catalog::load::cluster(&args.cluster)?;
     let plan_path = Target::optional(args.output_plan.as_ref(), Kind::Plan, args.force)?;
     let w = source.workload;
-    inputs::check_gpus(w.gpus, &cluster)?;
+    answers::inputs::check_gpus(w.gpus, &cluster)?;
     let parameters = models::parameter_count(&source.model)
         .map_err(|e| CliError::Usage(format!("model {}: {e}", source.model_arg)))?;
     let scenario = Scenario {
@@ -203,7 +203,7 @@ fn finish(args: &ImportArgs, source: Source) -> Result<ExitCode, CliError> {
         cluster,
         runtime: source.runtime,
         workload: w,
-        headroom: inputs::DEFAULT_HEADROOM,
+        headroom: answers::inputs::DEFAULT_HEADROOM,
     };
     let inputs = Inputs {
         json: InputsJson::of(&scenario, parameters),
@@ -215,7 +215,7 @@ fn finish(args: &ImportArgs, source: Source) -> Result<ExitCode, CliError> {
     let costs = CostModel::new(inputs.scenario.clone())?;
     let prediction = costs.predict(&strategy)?;
     let saved = plan_path.as_ref().map(|to| {
-        to.write(&plan::file(&inputs, &strategy, &prediction)?.to_yaml()?)?;
+        to.write(&answers::plan::file(&inputs, &strategy, &prediction)?.to_yaml()?)?;
         to.say(args.format.quiet, "plan");
         Ok::<_, CliError>(())
     });
@@ -238,7 +238,7 @@ fn finish(args: &ImportArgs, source: Source) -> Result<ExitCode, CliError> {
     } else {
         output::print(&format!("{}\n", flags(&w, &inputs.json.runtime)));
         output::print(&format!("--strategy {strategy}\n\n"));
-        let ground = plan::ground(&costs);
+        let ground = answers::plan::ground(&costs);
         let text = reports::terminal::prediction(&strategy, &prediction, ground, output::style());
         output::print(&text);
         next::terms(args.format);

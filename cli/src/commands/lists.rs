@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use answers::SCHEMA_VERSION;
 use catalog::load::PresetInfo;
 use clap::builder::PossibleValuesParser;
 use interop::export::Dialect;
@@ -9,7 +10,7 @@ use serde::Serialize;
 
 use crate::args::{CompletionsArgs, ListArgs, SchemaArgs, SchemaFormat};
 use crate::error::CliError;
-use crate::output::{self, SCHEMA_VERSION};
+use crate::output;
 
 #[derive(Serialize)]
 struct ListJson {

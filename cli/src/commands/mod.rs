@@ -16,7 +16,6 @@ mod import;
 mod lists;
 mod logged_run;
 mod next;
-mod next_change;
 mod plan;
 mod profile;
 mod report;
@@ -28,9 +27,10 @@ mod validate;
 
 use std::process::ExitCode;
 
+use answers::origins::Asked;
+
 use crate::args::{Cli, Command};
 use crate::error::CliError;
-use crate::origins::Asked;
 use crate::settings::Settings;
 
 /// Runs a subcommand.

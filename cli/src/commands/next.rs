@@ -1,150 +1,12 @@
-//! What to do after an answer: the commands that launch the plan, say why it is best, and compare it.
+//! Prints what to do after an answer.
 
-use costmodel::Scenario;
-use interop::config::escape;
-use interop::export::{Dialect, Job};
-use plans::Strategy;
-use plans::grammar::written;
-use plans::plan_file::ShardingFile;
+use answers::launch::Step;
 
-use crate::commands::plan;
-use crate::inputs::Inputs;
+use crate::args::OutputArgs;
 use crate::output;
 
-/// A purpose, with the commands that serve it.
-pub(crate) type Step = (&'static str, Vec<String>);
-
-/// A plan that may be launched, and the path of its file.
-#[derive(Clone, Copy)]
-pub(crate) struct Launchable<'a> {
-    pub(crate) scenario: &'a Scenario,
-    pub(crate) strategy: &'a Strategy,
-    pub(crate) plan: &'a str,
-}
-
-/// Commands that launch a plan: for each target that can express it, the export, then the start. Only targets of the
-/// plan's own runtime are offered; if there is none, the first other target is.
-pub(crate) fn launches(of: Launchable<'_>) -> Vec<(String, Vec<String>)> {
-    let Ok(sharding) = plan::sharding(of.scenario, of.strategy) else {
-        return Vec::new();
-    };
-    let own = |dialect: &Dialect| dialect.runtime() == of.scenario.runtime.name;
-    let (own, others): (Vec<Dialect>, Vec<Dialect>) = Dialect::ALL.into_iter().partition(own);
-    let targets = |dialects: Vec<Dialect>| {
-        let mut targets: Vec<&str> = Vec::new();
-        for dialect in dialects {
-            if !targets.contains(&dialect.target()) && expresses(dialect, of, &sharding) {
-                targets.push(dialect.target());
-            }
-        }
-        targets
-    };
-    let mut found = targets(own);
-    if found.is_empty() {
-        found = targets(others);
-        found.truncate(1);
-    }
-    found
-        .into_iter()
-        .map(|target| (target.to_owned(), commands(of, target)))
-        .collect()
-}
-
-fn expresses(dialect: Dialect, of: Launchable<'_>, sharding: &ShardingFile) -> bool {
-    let job = Job {
-        model: &of.scenario.model,
-        decisions: of.strategy.decisions(),
-        workload: &of.scenario.workload,
-        runtime: &of.scenario.runtime,
-        sharding,
-        id: "",
-        gpus_per_node: of.scenario.cluster.gpus_per_node,
-        inputs: interop::export::Inputs::default(),
-    };
-    interop::export::export(&job, dialect, None).is_ok()
-}
-
-fn commands(of: Launchable<'_>, target: &str) -> Vec<String> {
-    let plan = escape::shell(of.plan);
-    if target == "vescale" {
-        return vec![format!("vescale-plan run {plan} --data YOUR_TOKENS.bin")];
-    }
-    let several = of.scenario.workload.gpus > of.scenario.cluster.gpus_per_node;
-    let (launcher, start) = match several {
-        true => ("slurm", "sbatch launch/launch.sbatch"),
-        false => ("torchrun", "bash launch/launch.sh"),
-    };
-    vec![
-        format!("vescale-plan export {plan} --to {target} --launcher {launcher} -o launch"),
-        start.to_owned(),
-    ]
-}
-
-/// The command that predicts a strategy for the same inputs.
-pub(crate) fn estimate(inputs: &Inputs, strategy: &str) -> String {
-    format!(
-        "vescale-plan estimate {} --strategy {}",
-        flags(inputs),
-        escape::shell(strategy)
-    )
-}
-
-/// Flags that repeat a scenario: model and GPUs always, others where they differ from the defaults.
-pub(crate) fn flags(inputs: &Inputs) -> String {
-    let w = &inputs.scenario.workload;
-    let mut options = vec![
-        ("model", inputs.model_arg.clone()),
-        ("gpus", w.gpus.to_string()),
-    ];
-    let usual = inputs.usual();
-    let mut unusual = |name, value: String, is_usual: bool| {
-        if !is_usual {
-            options.push((name, value));
-        }
-    };
-    unusual("cluster", inputs.cluster_arg.clone(), usual.cluster);
-    unusual("runtime", inputs.json.runtime.clone(), usual.runtime);
-    unusual("seq", w.seq_len.to_string(), usual.seq);
-    unusual("global-batch", w.global_batch.to_string(), usual.batch);
-    let precision = format!("{:?}", w.precision).to_lowercase();
-    unusual("precision", precision, usual.precision);
-    unusual("headroom", inputs.json.headroom.to_string(), usual.headroom);
-    options
-        .into_iter()
-        .map(|(name, value)| format!("--{name} {}", escape::shell(&value)))
-        .collect::<Vec<_>>()
-        .join(" ")
-}
-
-/// Commands to suggest after a plan was written: launch it, explain it, and compare it with `other`, the runner-up.
-pub(crate) fn after_plan(
-    inputs: &Inputs,
-    of: Launchable<'_>,
-    other: Option<&Strategy>,
-) -> Vec<Step> {
-    let scenario = &inputs.scenario;
-    let launches = launches(of);
-    let quoted = escape::shell(of.plan);
-    let mut steps: Vec<Step> = Vec::new();
-    if let Some((_, commands)) = launches.into_iter().next() {
-        steps.push(("launch it", commands));
-    }
-    steps.push(("see why", vec![format!("vescale-plan explain {quoted}")]));
-    if let Some(other) = other {
-        let other = written(other, &scenario.runtime);
-        steps.push((
-            "compare it with the runner-up",
-            vec![
-                format!("{} -o runner-up.plan.yaml", estimate(inputs, &other)),
-                format!("vescale-plan compare {quoted} runner-up.plan.yaml"),
-            ],
-        ));
-    }
-    steps
-}
-
 /// Prints the suggested commands unless notes are off (`-q`), and the meaning of abbreviations if asked for.
-pub(crate) fn print(steps: &[Step], format: crate::args::OutputArgs) {
+pub(crate) fn print(steps: &[Step], format: OutputArgs) {
     if !format.quiet {
         output::print(&reports::terminal::next(steps, output::style()));
     }
@@ -152,7 +14,7 @@ pub(crate) fn print(steps: &[Step], format: crate::args::OutputArgs) {
 }
 
 /// Prints the meaning of abbreviations if asked for (`--explain-terms`).
-pub(crate) fn terms(format: crate::args::OutputArgs) {
+pub(crate) fn terms(format: OutputArgs) {
     if format.explain_terms {
         output::print(&reports::terminal::terms(output::style()));
     }

@@ -1,16 +1,15 @@
 //! Reads and writes plan files.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use answers::InputsJson;
+use answers::inputs::DEFAULT_HEADROOM;
 use catalog::{SpecError, Workload, WorkloadSizes};
 use costmodel::{CostModel, Scenario};
 use plans::json::StrategyJson;
-use plans::plan_file::{PlannedFor, ShardingFile};
-use plans::{PlanFile, Prediction, Strategy};
-use reports::terminal::Ground;
+use plans::{PlanFile, Strategy};
 
 use crate::error::CliError;
-use crate::inputs::{DEFAULT_HEADROOM, Inputs, InputsJson};
 
 /// A plan that was read from a file.
 pub(crate) struct Loaded {
@@ -18,38 +17,6 @@ pub(crate) struct Loaded {
     pub(crate) costs: CostModel,
     pub(crate) strategy: Strategy,
     pub(crate) inputs: InputsJson,
-}
-
-/// Default path of a file made from a plan: `x.ENDING` beside `x.plan.yaml` or `x.yaml`.
-pub(crate) fn derived(plan: &Path, ending: &str) -> PathBuf {
-    let name = plan.file_name().unwrap_or_default().to_string_lossy();
-    let stem = name.trim_end_matches(".yaml").trim_end_matches(".plan");
-    plan.with_file_name(format!("{stem}.{ending}"))
-}
-
-/// Makes the plan file of a strategy.
-pub(crate) fn file(
-    inputs: &Inputs,
-    strategy: &Strategy,
-    prediction: &Prediction,
-) -> Result<PlanFile, CliError> {
-    let scenario = &inputs.scenario;
-    let planned = PlannedFor {
-        model: &inputs.model_arg,
-        model_config: scenario.model.definition(),
-        cluster: &inputs.cluster_arg,
-        runtime: &scenario.runtime.name,
-        workload: &scenario.workload,
-        headroom: scenario.headroom,
-    };
-    let sharding = sharding(scenario, strategy)?;
-    Ok(PlanFile::of(planned, strategy, sharding, prediction))
-}
-
-/// The sharding plan of a strategy as text, with the parameters that match no pattern.
-pub(crate) fn sharding(scenario: &Scenario, strategy: &Strategy) -> Result<ShardingFile, CliError> {
-    models::sharding_section(&scenario.model, strategy, &scenario.workload)
-        .map_err(|e| CliError::Usage(e.to_string()))
 }
 
 /// Resolves a path in a plan relative to the plan; a name without a file beside the plan stays as it is.
@@ -119,14 +86,4 @@ pub(crate) fn load(path: &Path) -> Result<Loaded, CliError> {
         costs: CostModel::new(scenario)?,
         strategy,
     })
-}
-
-/// What showing a scenario's strategies needs: its runtime, the GPUs per node and the usable memory.
-pub(crate) fn ground(costs: &CostModel) -> Ground<'_> {
-    let scenario = costs.scenario();
-    Ground {
-        runtime: &scenario.runtime,
-        gpus_per_node: scenario.cluster.gpus_per_node,
-        usable: costs.capacity(),
-    }
 }

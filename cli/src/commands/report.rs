@@ -2,44 +2,17 @@
 
 use std::process::ExitCode;
 
+use answers::origins::{self, Asked};
+use answers::report::{self, ReportSource};
+use answers::{file_names, next_change};
 use catalog::files::Kind;
-use costmodel::{Scenario, Score};
-use interop::config::escape;
-use plans::{Candidate, PlanFile, SpaceReport, Strategy, Timeline};
-use reports::{Alternative, InputFact, Launch, Point, ReportInput};
+use plans::Candidate;
 
 use crate::args::ReportArgs;
-use crate::commands::next::{self, Launchable};
-use crate::commands::{next_change, plan};
+use crate::commands::plan;
 use crate::destinations::Target;
 use crate::error::CliError;
-use crate::inputs::{self, Budget};
-use crate::origins::{self, Asked, Row};
-
-/// The inputs of a report.
-pub(crate) struct ReportSource<'a> {
-    pub(crate) inputs: Vec<Row>,
-    /// The model's name.
-    pub(crate) model: &'a str,
-    /// Model and cluster as arguments of a command run here.
-    pub(crate) model_arg: &'a str,
-    pub(crate) cluster_arg: &'a str,
-    pub(crate) scenario: &'a Scenario,
-    pub(crate) plan: &'a PlanFile,
-    pub(crate) best: &'a Candidate,
-    pub(crate) top: &'a [Candidate],
-    /// Strategies spread over the searched space.
-    pub(crate) sampled: &'a [(Strategy, Score)],
-    pub(crate) space: Option<&'a SpaceReport>,
-    pub(crate) timeline: &'a Timeline,
-    pub(crate) budget: Option<Budget>,
-    /// Path of the plan file.
-    pub(crate) plan_path: &'a str,
-    /// The command that writes the plan to that path, if it is not written yet.
-    pub(crate) keep: Option<String>,
-    /// The single change that would gain most, in words.
-    pub(crate) next_change: Option<String>,
-}
+use crate::inputs;
 
 /// Runs `report`.
 pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode, CliError> {
@@ -47,7 +20,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode, CliError> {
     let path = args
         .output
         .clone()
-        .unwrap_or_else(|| plan::derived(&args.plan, "report.html"));
+        .unwrap_or_else(|| file_names::derived(&args.plan, file_names::REPORT));
     let to = Target::named(&path, Kind::Report, args.force)?;
     let prediction = loaded.costs.predict(&loaded.strategy)?;
     let timeline = loaded.costs.timeline(&loaded.strategy)?;
@@ -64,7 +37,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode, CliError> {
     let rate = best.prediction.tokens_per_s_per_gpu;
     let budget = inputs::training(&args.budget, &scenario.cluster).budget(loaded.inputs.gpus, rate);
     let asked = Asked::in_plan(loaded.file.headroom.is_some());
-    let text = html(&ReportSource {
+    let text = report::html(&ReportSource {
         inputs: origins::rows(&loaded.inputs, &asked),
         model: &loaded.inputs.model,
         model_arg: &plan::beside(&args.plan, &loaded.file.model),
@@ -84,124 +57,4 @@ pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode, CliError> {
     to.write(&text)?;
     to.say(false, "report");
     Ok(ExitCode::SUCCESS)
-}
-
-/// The report as HTML.
-pub(crate) fn html(source: &ReportSource<'_>) -> String {
-    let cluster = &source.scenario.cluster;
-    let runtime = &source.scenario.runtime;
-    let alternative = |c: &Candidate| Alternative {
-        strategy: plans::grammar::written(&c.strategy, runtime),
-        step_time: c.prediction.step_time,
-        tokens_per_s_per_gpu: c.prediction.tokens_per_s_per_gpu,
-        mfu: c.prediction.mfu,
-        peak_memory: c.prediction.peak_memory,
-        why_not_first: c.why_not_first.clone(),
-    };
-    let gpus = source.plan.workload.gpus;
-    reports::html::report(&ReportInput {
-        model: source.model.to_owned(),
-        devices: format!("{gpus} × {}", cluster.device.name),
-        gpus,
-        cluster: cluster.name.clone(),
-        runtime: source.scenario.runtime.name.clone(),
-        strategy: plans::grammar::written(&source.best.strategy, runtime),
-        strategy_in_full: source.best.strategy.to_string(),
-        decisions: source.best.strategy.decisions(),
-        gpus_per_node: cluster.gpus_per_node,
-        domain: cluster.scale_up_domain,
-        launches: launches(source),
-        next_change: source.next_change.clone(),
-        plan_id: source.plan.id.clone(),
-        command: command(source),
-        prediction: &source.best.prediction,
-        timeline: Some(source.timeline),
-        capacity: cluster.device.memory.value,
-        headroom: source.scenario.headroom,
-        budget: source.budget.map(|b| reports::Budget {
-            tokens: b.tokens,
-            time: catalog::Seconds(b.days * 86400.0),
-            price: b.price,
-            dollars: b.dollars,
-        }),
-        alternatives: source.top.iter().map(alternative).collect(),
-        points: points(source),
-        space: source.space,
-        inputs: facts(&source.inputs),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-    })
-}
-
-/// The strategies to draw: those spread over the space, then the plan and its alternatives.
-fn points(source: &ReportSource<'_>) -> Vec<Point> {
-    let point = |strategy: &Strategy, step_time, peak_memory, found| Point {
-        decisions: strategy.decisions().clone(),
-        step_time,
-        peak_memory,
-        found,
-    };
-    let is_listed = |strategy: &Strategy| source.top.iter().any(|c| c.strategy == *strategy);
-    let sampled = source.sampled.iter().filter(|(s, _)| !is_listed(s));
-    let sampled = sampled.map(|(s, score)| point(s, score.step_time, score.peak_memory, false));
-    let found = source.top.iter().map(|c| {
-        let p = &c.prediction;
-        point(&c.strategy, p.step_time, p.peak_memory, true)
-    });
-    sampled.chain(found).collect()
-}
-
-/// The rows of inputs in the form that the report takes.
-pub(crate) fn facts(rows: &[Row]) -> Vec<InputFact> {
-    let fact = |row: &Row| InputFact {
-        name: row.name.to_owned(),
-        value: row.value.clone(),
-        origin: row.origin.clone(),
-    };
-    rows.iter().map(fact).collect()
-}
-
-/// Commands that launch the plan, one entry per target; if the plan is not written yet, each begins with writing it.
-fn launches(source: &ReportSource<'_>) -> Vec<Launch> {
-    let of = Launchable {
-        scenario: source.scenario,
-        strategy: &source.best.strategy,
-        plan: source.plan_path,
-    };
-    let launch = |(target, commands): (String, Vec<String>)| Launch {
-        target,
-        commands: source.keep.iter().cloned().chain(commands).collect(),
-    };
-    next::launches(of).into_iter().map(launch).collect()
-}
-
-/// The command that makes the same prediction again, with every input explicit.
-fn command(source: &ReportSource<'_>) -> String {
-    let w = &source.scenario.workload;
-    let mut options = vec![
-        ("model", source.model_arg.to_owned()),
-        ("cluster", source.cluster_arg.to_owned()),
-        ("runtime", source.scenario.runtime.name.clone()),
-        ("gpus", w.gpus.to_string()),
-        ("seq", w.seq_len.to_string()),
-        ("global-batch", w.global_batch.to_string()),
-        ("precision", format!("{:?}", w.precision).to_lowercase()),
-        ("headroom", source.scenario.headroom.to_string()),
-        (
-            "strategy",
-            plans::grammar::written(&source.best.strategy, &source.scenario.runtime),
-        ),
-    ];
-    if let Some(budget) = source.budget {
-        options.push(("tokens", budget.tokens.to_string()));
-        options.extend(budget.price.map(|price| ("price", price.to_string())));
-    }
-    options
-        .into_iter()
-        .fold("vescale-plan estimate".to_owned(), |mut command, option| {
-            let (name, value) = option;
-            // A value that begins with a dash would be read as a flag.
-            let between = if value.starts_with('-') { '=' } else { ' ' };
-            command.push_str(&format!(" --{name}{between}{}", escape::shell(&value)));
-            command
-        })
 }

@@ -3,6 +3,9 @@
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use answers::SCHEMA_VERSION;
+use answers::launch::{self, Step};
+use answers::{Budget, Inputs, InputsJson, Training};
 use costmodel::{CostModel, Scenario};
 use planner::size::{Sized, sized, usual_counts};
 use planner::{PlannerError, SearchOptions};
@@ -10,13 +13,13 @@ use plans::json::CandidateJson;
 use reports::{format, lines::of};
 use serde::Serialize;
 
-use crate::args::values::Gpus;
 use crate::args::{ScenarioArgs, SizeArgs};
-use crate::commands::next::{self, Step};
+use crate::commands::next;
 use crate::commands::search;
 use crate::error::{CliError, code};
-use crate::inputs::{self, Budget, Inputs, InputsJson, Training};
-use crate::output::{self, Progress, SCHEMA_VERSION, note};
+use crate::inputs;
+use crate::output::{self, Progress, note};
+use answers::values::Gpus;
 
 /// Largest number of GPUs that is tried when none are given.
 const DEFAULT_MOST: u64 = 2048;
@@ -83,7 +86,7 @@ pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
 
 /// The job on the largest number of GPUs, and the numbers to try.
 fn question(args: &SizeArgs) -> Result<(Inputs, Vec<u64>), CliError> {
-    let cluster_arg = inputs::cluster_arg(args.cluster.as_deref(), None)?;
+    let cluster_arg = answers::inputs::cluster_arg(args.cluster.as_deref(), None)?;
     let cluster = catalog::load::cluster(&cluster_arg)?;
     let counts = if args.gpus.is_empty() {
         usual_counts(cluster.gpus_per_node, DEFAULT_MOST)
@@ -91,7 +94,7 @@ fn question(args: &SizeArgs) -> Result<(Inputs, Vec<u64>), CliError> {
         args.gpus.clone()
     };
     for &gpus in &counts {
-        inputs::check_gpus(gpus, &cluster)?;
+        answers::inputs::check_gpus(gpus, &cluster)?;
     }
     let most = counts.iter().copied().max().unwrap_or(1);
     let global_batch = (args.global_batch).unwrap_or_else(|| batch(&counts, args.seq));
@@ -149,7 +152,7 @@ fn batch(counts: &[u64], seq: u64) -> u64 {
     let odd = |gpus: u64| gpus >> gpus.trailing_zeros();
     let all = counts.iter().fold(1, |all, &gpus| lcm(all, odd(gpus)));
     let most = counts.iter().copied().max().unwrap_or(1);
-    inputs::default_batch(most / odd(most) * all.min(MOST_ODD), seq)
+    answers::inputs::default_batch(most / odd(most) * all.min(MOST_ODD), seq)
 }
 
 fn lcm(a: u64, b: u64) -> u64 {
@@ -168,7 +171,7 @@ fn steps(resolved: &Inputs, smallest: Option<u64>) -> Result<Vec<Step>, CliError
     let mut chosen = resolved.clone();
     let workload = resolved.scenario.workload.on(gpus);
     chosen.scenario.workload = workload.map_err(PlannerError::from)?;
-    let search = format!("vescale-plan search {}", next::flags(&chosen));
+    let search = format!("vescale-plan search {}", launch::flags(&chosen));
     Ok(vec![("plan the smallest in full", vec![search])])
 }
 

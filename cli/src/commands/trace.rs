@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use answers::file_names;
 use catalog::files::Kind;
 
 use crate::args::TraceArgs;
@@ -15,7 +16,7 @@ pub(crate) fn run(args: &TraceArgs) -> Result<ExitCode, CliError> {
     let path = args
         .output
         .clone()
-        .unwrap_or_else(|| plan::derived(&args.plan, "trace.json"));
+        .unwrap_or_else(|| file_names::derived(&args.plan, "trace.json"));
     let to = Target::named(&path, Kind::Trace, args.force)?;
     let timeline = loaded.costs.timeline(&loaded.strategy)?;
     to.write(&format!("{}\n", reports::perfetto::trace(&timeline)))?;

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use accuracy::Report;
+use answers::SCHEMA_VERSION;
 use catalog::Fitted;
 use catalog::files::Kind;
 use catalog::runs::{Run, RunsFile};
@@ -12,7 +13,7 @@ use serde::Serialize;
 use crate::args::ValidateArgs;
 use crate::destinations::Target;
 use crate::error::{CliError, code};
-use crate::output::{self, Progress, SCHEMA_VERSION, note};
+use crate::output::{self, Progress, note};
 
 #[derive(Serialize)]
 struct ValidateJson<'a> {

@@ -31,6 +31,7 @@ const MAY_IMPORT: &[(&str, &str, &[&str])] = &[
     ("profiler", "profiler", &["catalog", "dtensor", "comm", "cpu_device", "cuda_device"]),
     ("executor", "executor", &["catalog", "plans", "dtensor", "models", "comm", "cpu_device", "cuda_device"]),
     ("reports", "reports", &["catalog", "plans", "costmodel"]),
+    ("answers", "answers", &["catalog", "plans", "interop", "models", "costmodel", "planner", "reports"]),
     ("accuracy", "accuracy", &["catalog", "plans", "costmodel", "interop", "planner", "reports"]),
     ("python", "_native", &["catalog", "plans", "interop", "dtensor", "models", "costmodel", "planner"]),
 ];

@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
+use answers::SCHEMA_VERSION;
 use catalog::profile::{self, Machine, Measured, Profile};
 use serde::Serialize;
 
 use crate::args::OutputArgs;
 use crate::error::CliError;
-use crate::output::{self, SCHEMA_VERSION};
+use crate::output;
 
 #[derive(Serialize)]
 struct ProfileJson {

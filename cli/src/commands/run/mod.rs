@@ -12,6 +12,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use answers::InputsJson;
+use answers::SCHEMA_VERSION;
 use catalog::Bytes;
 use catalog::files::Kind;
 use costmodel::Scenario;
@@ -32,8 +34,7 @@ use crate::commands::device;
 use crate::commands::plan::{self, Loaded};
 use crate::destinations::Target;
 use crate::error::CliError;
-use crate::inputs::InputsJson;
-use crate::output::{self, SCHEMA_VERSION};
+use crate::output;
 
 #[derive(Serialize)]
 struct RunJson {

@@ -7,7 +7,7 @@ const MAX_TOKENS: f64 = 1e20;
 
 /// A number of GPUs as it was given.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Gpus {
+pub enum Gpus {
     /// `512`.
     Count(u64),
     /// `64 nodes` of the cluster.
@@ -18,7 +18,7 @@ pub(crate) enum Gpus {
 
 impl Gpus {
     /// Their number, on a cluster.
-    pub(crate) fn count(&self, cluster: &Cluster) -> u64 {
+    pub fn count(&self, cluster: &Cluster) -> u64 {
         match self {
             Self::Count(count) | Self::Of(count, _) => *count,
             Self::Nodes(nodes) => nodes.saturating_mul(cluster.gpus_per_node),
@@ -26,7 +26,7 @@ impl Gpus {
     }
 
     /// The GPU that was named, if one was.
-    pub(crate) fn device(&self) -> Option<&str> {
+    pub fn device(&self) -> Option<&str> {
         match self {
             Self::Of(_, device) => Some(device),
             Self::Count(_) | Self::Nodes(_) => None,
@@ -35,7 +35,7 @@ impl Gpus {
 }
 
 /// Reads a number of GPUs.
-pub(crate) fn gpus(text: &str) -> Result<Gpus, Mistake> {
+pub fn gpus(text: &str) -> Result<Gpus, Mistake> {
     let wrong = || {
         Mistake::new(format!("`{text}` is not a number of GPUs"))
             .expected("a whole number, nodes, or GPUs of a kind")
@@ -74,7 +74,7 @@ pub(crate) fn gpus(text: &str) -> Result<Gpus, Mistake> {
 }
 
 /// Reads a length of sequences or a batch: a whole number, which may end in `k` (times 1024) or `M` (times 1024 · 1024).
-pub(crate) fn count(text: &str) -> Result<u64, Mistake> {
+pub fn count(text: &str) -> Result<u64, Mistake> {
     let (number, scale) = match text.trim().strip_suffix(['k', 'K']) {
         Some(number) => (number, 1 << 10),
         None => match text.trim().strip_suffix(['m', 'M']) {
@@ -92,7 +92,7 @@ pub(crate) fn count(text: &str) -> Result<u64, Mistake> {
 }
 
 /// Reads a share: `0.05` or `5%`.
-pub(crate) fn share(text: &str) -> Result<f64, Mistake> {
+pub fn share(text: &str) -> Result<f64, Mistake> {
     let wrong = || {
         Mistake::new(format!("`{text}` is not a share"))
             .expected("a share in [0, 1), or a percentage")
@@ -112,7 +112,7 @@ pub(crate) fn share(text: &str) -> Result<f64, Mistake> {
 }
 
 /// Reads a number of tokens to train on: `15T`, `300B`, `1e12`.
-pub(crate) fn tokens(text: &str) -> Result<f64, Mistake> {
+pub fn tokens(text: &str) -> Result<f64, Mistake> {
     let said = text.trim();
     let wrong = |what: String| {
         Mistake::new(what)
@@ -153,7 +153,7 @@ pub(crate) fn tokens(text: &str) -> Result<f64, Mistake> {
 }
 
 /// Reads a price: `2.5` or `$2.50`, dollars per GPU and hour.
-pub(crate) fn price(text: &str) -> Result<f64, Mistake> {
+pub fn price(text: &str) -> Result<f64, Mistake> {
     let number = text.trim().trim_start_matches('$').trim();
     let number = number.trim_end_matches("/h").trim_end();
     match number.parse::<f64>() {

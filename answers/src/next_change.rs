@@ -7,7 +7,7 @@ use plans::grammar::written;
 use plans::{Candidate, Prediction, Strategy};
 use reports::format;
 
-use crate::error::CliError;
+use crate::error::AnswerError;
 
 /// Smallest relative gain in tokens per second that makes a change worth suggesting.
 const WORTH: f64 = 0.01;
@@ -20,12 +20,12 @@ struct Change {
 
 /// The best change to a plan, in words; for a plan that does not fit, the first of `near` that fits. `near` are
 /// predicted strategies one decision away, and may be empty.
-pub(crate) fn best(
+pub fn best(
     costs: &CostModel,
     strategy: &Strategy,
     prediction: &Prediction,
     near: &[Candidate],
-) -> Result<Option<String>, CliError> {
+) -> Result<Option<String>, AnswerError> {
     if !prediction.fit.fits() {
         return Ok(nearest_that_fits(costs, near));
     }
@@ -67,7 +67,7 @@ fn free(
     costs: &CostModel,
     strategy: &Strategy,
     near: &[Candidate],
-) -> Result<Vec<Change>, CliError> {
+) -> Result<Vec<Change>, AnswerError> {
     let s = costs.scenario();
     let mut changes: Vec<Change> = near
         .iter()
@@ -94,7 +94,7 @@ fn free(
 }
 
 /// Changes of the training itself: linear layers in fp8, or a global batch twice as large.
-fn changing(costs: &CostModel, strategy: &Strategy) -> Result<Vec<Change>, CliError> {
+fn changing(costs: &CostModel, strategy: &Strategy) -> Result<Vec<Change>, AnswerError> {
     let s = costs.scenario();
     let w = *s.workload;
     let mut changes = Vec::new();

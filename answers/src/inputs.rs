@@ -1,0 +1,283 @@
+//! A question with its defaults: resolved to a scenario, checked, and echoed.
+
+use catalog::workload::MAX_GPUS;
+use catalog::{Cluster, Mistake, Precision, Runtime, Workload, WorkloadError, WorkloadSizes};
+use costmodel::Scenario;
+use serde::Serialize;
+
+use crate::error::AnswerError;
+use crate::values::Gpus;
+
+/// Tokens per step when no batch is given: what Llama 3 405B started with (Llama 3 paper, §3.4.1).
+const DEFAULT_TOKENS_PER_STEP: u64 = 4 << 20;
+
+/// Most sequences per step when no batch is given: with very short sequences, 4 Mi tokens would be more micro-batches
+/// than any training has.
+const MAX_DEFAULT_BATCH: u64 = 1 << 14;
+
+/// The runtime that plans are for when none is named.
+const DEFAULT_RUNTIME: &str = "megatron-core";
+/// The runtime that our executor is.
+pub const EXECUTOR: &str = "vescale";
+
+/// The inputs of a prediction, as JSON echoes them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct InputsJson {
+    /// Name of the model.
+    pub model: String,
+    /// Name of the cluster.
+    pub cluster: String,
+    /// Name of the GPUs whose measurements take precedence over the cluster's tables.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
+    /// Name of the training system.
+    pub runtime: String,
+    /// Number of GPUs.
+    pub gpus: u64,
+    /// Tokens per sequence.
+    pub seq_len: u64,
+    /// Sequences per optimizer step.
+    pub global_batch: u64,
+    /// Precision of linear layers.
+    pub precision: Precision,
+    /// Share of device memory left free.
+    pub headroom: f64,
+    /// Number of the model's parameters.
+    pub parameters: u64,
+}
+
+impl InputsJson {
+    /// The inputs of a scenario; `parameters` is its model's count.
+    pub fn of(scenario: &Scenario, parameters: u64) -> Self {
+        let Scenario {
+            model,
+            cluster,
+            runtime,
+            workload,
+            headroom,
+        } = scenario;
+        let profile = cluster.gpu_profile.as_ref();
+        Self {
+            model: model.name.clone(),
+            cluster: cluster.name.clone(),
+            profile: profile.map(|profile| profile.machine.described()),
+            runtime: runtime.name.clone(),
+            gpus: workload.gpus,
+            seq_len: workload.seq_len,
+            global_batch: workload.global_batch,
+            precision: workload.precision,
+            headroom: *headroom,
+            parameters,
+        }
+    }
+}
+
+/// A scenario, with the names it was resolved from.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    /// What is planned for.
+    pub scenario: Scenario,
+    /// The model as it was named.
+    pub model_arg: String,
+    /// The cluster as it was named.
+    pub cluster_arg: String,
+    /// The inputs as JSON echoes them.
+    pub json: InputsJson,
+}
+
+/// Which inputs are the tool's own defaults, so that a command need not say them.
+pub(crate) struct Usual {
+    pub(crate) cluster: bool,
+    pub(crate) runtime: bool,
+    pub(crate) seq: bool,
+    pub(crate) batch: bool,
+    pub(crate) precision: bool,
+    pub(crate) headroom: bool,
+}
+
+impl Inputs {
+    /// Compares the inputs with the defaults that hold where nothing is set.
+    pub(crate) fn usual(&self) -> Usual {
+        let w = &self.scenario.workload;
+        let usual_runtime = usual_runtime(&self.scenario.cluster);
+        Usual {
+            cluster: self.cluster_arg == DEFAULT_CLUSTER,
+            runtime: self.scenario.runtime.name == usual_runtime,
+            seq: w.seq_len == DEFAULT_SEQ,
+            batch: w.global_batch == default_batch(w.gpus, w.seq_len),
+            precision: w.precision == Precision::Bf16,
+            headroom: self.scenario.headroom == DEFAULT_HEADROOM,
+        }
+    }
+}
+
+/// Tokens per sequence where none are given.
+pub const DEFAULT_SEQ: u64 = 8192;
+/// Headroom where none is given, as a share of capacity.
+pub const DEFAULT_HEADROOM: f64 = 0.05;
+
+/// What is planned for, as it was asked; what is left out has a default.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// Model preset, or the path of a `config.json`.
+    pub model: String,
+    /// Text of the `config.json`, where the path is only its name.
+    pub config: Option<String>,
+    /// Cluster preset, path, or one line that describes it.
+    pub cluster: Option<String>,
+    /// Number of GPUs.
+    pub gpus: Gpus,
+    /// Runtime preset.
+    pub runtime: Option<String>,
+    /// Tokens per sequence.
+    pub seq: u64,
+    /// Sequences per optimizer step.
+    pub global_batch: Option<u64>,
+    /// Precision of linear layers.
+    pub precision: Precision,
+    /// Share of device memory to leave free.
+    pub headroom: f64,
+}
+
+/// Resolves a question to its scenario.
+///
+/// # Errors
+/// When a name is unknown, or a number is out of range.
+pub fn resolve(args: &Question) -> Result<Inputs, AnswerError> {
+    let model = match &args.config {
+        Some(config) => catalog::load::model_from(config, &args.model)?,
+        None => catalog::load::model(&args.model)?,
+    };
+    let cluster_arg = cluster_arg(args.cluster.as_deref(), args.gpus.device())?;
+    let cluster = cluster(&cluster_arg, args.gpus.device())?;
+    let gpus = args.gpus.count(&cluster);
+    let runtime = runtime(args.runtime.as_deref(), &cluster)?;
+    check_gpus(gpus, &cluster).map_err(|e| for_own_ranks(e, &runtime, &cluster))?;
+    let workload = workload(gpus, args.seq, args.global_batch, args.precision)?;
+    let parameters = models::parameter_count(&model)
+        .map_err(|e| AnswerError::from(Mistake::new(format!("model {}: {e}", args.model))))?;
+    let scenario = Scenario {
+        model,
+        cluster,
+        runtime,
+        workload,
+        headroom: args.headroom,
+    };
+    Ok(Inputs {
+        json: InputsJson::of(&scenario, parameters),
+        scenario,
+        model_arg: args.model.clone(),
+        cluster_arg,
+    })
+}
+
+/// The cluster that is planned for when none is named.
+pub const DEFAULT_CLUSTER: &str = "dgx-h100";
+
+/// The cluster asked for; without one, the usual cluster of the GPU that was named.
+pub fn cluster_arg(asked: Option<&str>, device: Option<&str>) -> Result<String, AnswerError> {
+    match (asked, device) {
+        (Some(asked), _) => Ok(asked.to_owned()),
+        (None, Some(device)) => Ok(catalog::load::cluster_of_device(device)?),
+        (None, None) => Ok(DEFAULT_CLUSTER.to_owned()),
+    }
+}
+
+/// Loads a cluster, and checks that it has the GPUs that were named, if any were.
+fn cluster(arg: &str, device: Option<&str>) -> Result<Cluster, AnswerError> {
+    let cluster = catalog::load::cluster(arg)?;
+    let Some(asked) = device.map(catalog::load::device).transpose()? else {
+        return Ok(cluster);
+    };
+    if asked.name == cluster.device.name {
+        return Ok(cluster);
+    }
+    let has = &cluster.device.name;
+    let wrong = Mistake::new(format!(
+        "{} has GPUs of kind {has}, not {}",
+        cluster.name, asked.name
+    ))
+    .at("--gpus and --cluster")
+    .expected("GPUs of one kind in both")
+    .nearest(Some(has.clone()));
+    Err(AnswerError::from(wrong))
+}
+
+/// The workload of the flags; without a batch, with the default one.
+pub fn workload(
+    gpus: u64,
+    seq_len: u64,
+    global_batch: Option<u64>,
+    precision: Precision,
+) -> Result<Workload, AnswerError> {
+    let sizes = WorkloadSizes {
+        gpus,
+        seq_len,
+        global_batch: global_batch.unwrap_or(1),
+        precision,
+    };
+    let flag = |wrong: WorkloadError| {
+        let flag = match wrong.field {
+            "seq_len" => "--seq",
+            "global_batch" => "--global-batch",
+            _ => "--gpus",
+        };
+        let out = Mistake::new(format!("{} is out of range", wrong.value))
+            .at(format!("{flag} {}", wrong.value))
+            .expected(format!("1 to {} {}", wrong.most, wrong.unit));
+        AnswerError::from(out)
+    };
+    let checked = Workload::new(sizes).map_err(flag)?;
+    match global_batch {
+        Some(_) => Ok(checked),
+        None => Workload::new(WorkloadSizes {
+            global_batch: default_batch(gpus, seq_len),
+            ..sizes
+        })
+        .map_err(flag),
+    }
+}
+
+/// The runtime asked for, or the default for the cluster: our own executor on a profiled machine.
+fn runtime(asked: Option<&str>, cluster: &Cluster) -> Result<Runtime, AnswerError> {
+    let name = asked.unwrap_or_else(|| usual_runtime(cluster));
+    Ok(catalog::load::runtime(name)?)
+}
+
+fn usual_runtime(cluster: &Cluster) -> &'static str {
+    match cluster.profile {
+        Some(_) => EXECUTOR,
+        None => DEFAULT_RUNTIME,
+    }
+}
+
+/// Checks that the cluster has this many GPUs, and that they fill whole nodes if there are several.
+pub fn check_gpus(gpus: u64, cluster: &Cluster) -> Result<(), AnswerError> {
+    if !(1..=MAX_GPUS).contains(&gpus) {
+        let most = format!("1 to {MAX_GPUS}");
+        return Err(Mistake::out_of_range("--gpus", gpus, most).into());
+    }
+    cluster
+        .check_devices(gpus)
+        .map_err(|wrong| AnswerError::from(Mistake::new(wrong).at(format!("--gpus {gpus}"))))
+}
+
+/// Adds to an error about GPUs that our own executor runs any number of ranks on a cpu.
+fn for_own_ranks(error: AnswerError, runtime: &Runtime, cluster: &Cluster) -> AnswerError {
+    if runtime.name != EXECUTOR || cluster.profile.is_some() {
+        return error;
+    }
+    AnswerError::from(error.mistake().example(
+        "for ranks on this machine's cpu, of any number, `vescale-plan profile` and plan with --cluster local",
+    ))
+}
+
+/// About 4 Mi tokens in at most [`MAX_DEFAULT_BATCH`] sequences, and up to 2,048 GPUs at least one sequence per GPU: a
+/// power of two times the GPUs' odd part, so that all their divisors divide it.
+pub fn default_batch(gpus: u64, seq: u64) -> u64 {
+    let sequences = (DEFAULT_TOKENS_PER_STEP / seq.max(1)).clamp(1, MAX_DEFAULT_BATCH);
+    let unit = 1u64 << gpus.trailing_zeros();
+    let odd = gpus / unit;
+    let times = sequences.max(unit.min(2048)) / odd;
+    odd * (1 << times.max(1).ilog2()).max(unit.min(2048))
+}

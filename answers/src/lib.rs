@@ -1,0 +1,37 @@
+//! From a question to its answer: inputs with their defaults, the search, and what it found as text, JSON, plan file and
+//! report, with the commands to go on with. The command line and the playground answer by the same code, so there are
+//! no files, clocks or threads here.
+
+use catalog::Mistake;
+use serde::Serialize;
+
+pub mod budget;
+mod error;
+pub mod file_names;
+pub mod inputs;
+pub mod launch;
+pub mod next_change;
+pub mod origins;
+pub mod plan;
+pub mod report;
+pub mod search;
+pub mod values;
+
+pub use budget::{Budget, Training};
+pub use error::AnswerError;
+pub use inputs::{Inputs, InputsJson, Question};
+pub use search::Found;
+
+/// Version of the JSON documents.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// A document as JSON text.
+///
+/// # Errors
+/// When a key of the document is no text.
+pub fn json<T: Serialize>(document: &T) -> Result<String, Mistake> {
+    match serde_json::to_string_pretty(document) {
+        Ok(text) => Ok(text + "\n"),
+        Err(error) => Err(Mistake::new(format!("cannot write JSON: {error}"))),
+    }
+}

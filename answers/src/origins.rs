@@ -1,0 +1,118 @@
+//! The inputs of a prediction as rows, with where each value came from.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::inputs::InputsJson;
+
+/// Where values come from that the command line does not give.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rest {
+    /// The tool's defaults.
+    #[default]
+    Default,
+    /// A plan file, which gives all of them.
+    Plan,
+}
+
+/// Which values were given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    flags: BTreeSet<String>,
+    /// Flags whose default the user set, each with the variable or file that sets it.
+    set: BTreeMap<String, String>,
+    rest: Rest,
+}
+
+/// One input: its name, value and origin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// What it is.
+    pub name: &'static str,
+    /// Its value, with the unit.
+    pub value: String,
+    /// Where the value came from.
+    pub origin: String,
+}
+
+impl Asked {
+    /// These flags were given; defaults that the user set stand in `set`, each with the variable or file that sets it.
+    #[must_use]
+    pub fn these(flags: BTreeSet<String>, set: BTreeMap<String, String>) -> Self {
+        Self {
+            flags,
+            set,
+            rest: Rest::Default,
+        }
+    }
+
+    /// All inputs come from the plan file, except the headroom if the file does not give it.
+    pub fn in_plan(says_headroom: bool) -> Self {
+        let silent = (!says_headroom).then(|| "headroom".to_owned());
+        Self {
+            flags: silent.into_iter().collect(),
+            set: BTreeMap::new(),
+            rest: Rest::Plan,
+        }
+    }
+
+    fn origin(&self, flag: &str) -> String {
+        let set = self.set.get(flag).map(String::as_str);
+        match (self.rest, self.flags.contains(flag)) {
+            (Rest::Default, true) => "asked",
+            (Rest::Plan, false) => "plan file",
+            (Rest::Default, false) => set.unwrap_or("default"),
+            (Rest::Plan, true) => "default",
+        }
+        .to_owned()
+    }
+}
+
+/// Inputs as rows for people.
+pub fn rows(json: &InputsJson, asked: &Asked) -> Vec<Row> {
+    let billions = json.parameters as f64 / 1e9;
+    let values = [
+        (
+            "model",
+            "model",
+            format!("{} ({billions:.2} B parameters)", json.model),
+        ),
+        ("cluster", "cluster", json.cluster.clone()),
+        ("gpus", "GPUs", json.gpus.to_string()),
+        ("runtime", "runtime", json.runtime.clone()),
+        ("seq", "sequence", format!("{} tokens", json.seq_len)),
+        (
+            "global_batch",
+            "global batch",
+            format!("{} sequences", json.global_batch),
+        ),
+        (
+            "precision",
+            "precision",
+            format!("{:?}", json.precision).to_lowercase(),
+        ),
+        ("headroom", "memory headroom", percent(json.headroom)),
+    ];
+    let mut rows: Vec<Row> = values
+        .into_iter()
+        .map(|(flag, name, value)| Row {
+            name,
+            value,
+            origin: asked.origin(flag),
+        })
+        .collect();
+    if let Some(profile) = &json.profile {
+        let measured = Row {
+            name: "profile",
+            value: profile.clone(),
+            origin: "cluster file".to_owned(),
+        };
+        rows.insert(2, measured);
+    }
+    rows
+}
+
+/// A share with all its digits, so that the value shown is the one that the command gives.
+fn percent(share: f64) -> String {
+    let percent = (share * 1e8).round() / 1e6;
+    format!("{percent}%")
+}

@@ -1,0 +1,238 @@
+//! The answer to a search, in every form in which it is given: JSON, text, plan file, report, next commands.
+
+use catalog::Seconds;
+use costmodel::CostModel;
+use interop::config::escape;
+use planner::{Constraints, PlannerError, SearchOptions, SearchSpace};
+use plans::json::{CandidateJson, DetailJson};
+use plans::prediction::SpaceReport;
+use plans::{Candidate, PlanFile, SearchOutcome};
+use reports::format;
+use reports::html::nothing::Nothing;
+use reports::lines::Style;
+use serde::Serialize;
+
+use crate::SCHEMA_VERSION;
+use crate::budget::{self, Budget, Training};
+use crate::error::AnswerError;
+use crate::inputs::{Inputs, InputsJson};
+use crate::launch::{self, Launchable, Step};
+use crate::next_change;
+use crate::origins::{self, Asked};
+use crate::plan;
+use crate::report::{self, ReportSource};
+
+/// Layouts that an answer lists, if no other number is asked for.
+pub const TOP: usize = 5;
+
+/// Number of strategies of the space that are looked at for a report; it draws those that come near to fitting.
+const DRAWN: u64 = 8000;
+
+/// The answer as a JSON document.
+#[derive(Serialize)]
+pub struct SearchJson {
+    schema_version: u32,
+    inputs: InputsJson,
+    best: Option<CandidateJson>,
+    detail: Option<DetailJson>,
+    top: Vec<CandidateJson>,
+    /// Plans that answer other wishes than the best does.
+    wishes: Vec<WishJson>,
+    space: SpaceReport,
+    relax: Vec<String>,
+    /// Largest probability that a plan does not fit.
+    risk: f64,
+    budget: Option<Budget>,
+    interrupted: bool,
+    elapsed_s: f64,
+    plan_path: Option<String>,
+    report_path: Option<String>,
+}
+
+/// A plan that answers a wish.
+#[derive(Serialize)]
+struct WishJson {
+    wish: String,
+    #[serde(flatten)]
+    plan: CandidateJson,
+}
+
+/// Searches; where nothing fits, also finds what would make a plan possible.
+///
+/// # Errors
+/// When a strategy cannot be priced, or an exhaustive search is too large.
+pub fn find(
+    costs: &CostModel,
+    constraints: &Constraints,
+    options: &SearchOptions<'_>,
+    progress: &(dyn Fn(f64) + Sync),
+) -> Result<SearchOutcome, PlannerError> {
+    let space = SearchSpace::new(costs.scenario(), constraints);
+    let mut outcome = planner::search(costs, &space, options, progress)?;
+    if outcome.top.is_empty() && !outcome.interrupted {
+        outcome.relax = planner::size::relaxations(costs, constraints, options)?;
+    }
+    Ok(outcome)
+}
+
+/// What a search found, with what was asked.
+#[derive(Clone, Copy)]
+pub struct Found<'a> {
+    /// The question.
+    pub inputs: &'a Inputs,
+    /// Which of its values were given.
+    pub asked: &'a Asked,
+    /// What strategies cost.
+    pub costs: &'a CostModel,
+    /// What the search was restricted to.
+    pub constraints: &'a Constraints,
+    /// What was found.
+    pub outcome: &'a SearchOutcome,
+    /// The training whose days and dollars are asked for.
+    pub training: Training,
+    /// Largest probability that a plan does not fit.
+    pub risk: f64,
+}
+
+impl Found<'_> {
+    /// The best plan, if any fits.
+    #[must_use]
+    pub fn best(&self) -> Option<&Candidate> {
+        self.outcome.top.first()
+    }
+
+    fn budget(&self) -> Option<Budget> {
+        let rate = self.best()?.prediction.tokens_per_s_per_gpu;
+        self.training.budget(self.inputs.json.gpus, rate)
+    }
+
+    /// The answer as JSON, after so many seconds; paths are those of the files that were written.
+    #[must_use]
+    pub fn json(
+        &self,
+        elapsed_s: f64,
+        plan_path: Option<String>,
+        report_path: Option<String>,
+    ) -> SearchJson {
+        let precision = self.inputs.scenario.workload.precision;
+        let candidate = |c| CandidateJson::new(c, precision);
+        let outcome = self.outcome;
+        SearchJson {
+            schema_version: SCHEMA_VERSION,
+            inputs: self.inputs.json.clone(),
+            best: self.best().map(candidate),
+            detail: self.best().map(|c| DetailJson::from(&c.prediction)),
+            top: outcome.top.iter().map(candidate).collect(),
+            wishes: (outcome.wishes.iter())
+                .map(|(wish, plan)| WishJson {
+                    wish: wish.clone(),
+                    plan: candidate(plan),
+                })
+                .collect(),
+            space: outcome.space.clone(),
+            relax: outcome.relax.clone(),
+            risk: self.risk,
+            budget: self.budget(),
+            interrupted: outcome.interrupted,
+            elapsed_s,
+            plan_path,
+            report_path,
+        }
+    }
+
+    /// The answer as text for people, after so many seconds.
+    #[must_use]
+    pub fn text(&self, elapsed_s: f64, style: Style) -> String {
+        let mut text = reports::terminal::search(self.outcome, plan::ground(self.costs), style);
+        if let Some(budget) = self.budget() {
+            text.push_str(&budget::line(&budget));
+        }
+        let elapsed = format::seconds(Seconds(elapsed_s));
+        text.push_str(&format!("\nsearched in {elapsed}\n"));
+        text
+    }
+
+    /// Commands to suggest: launch, explain and compare the plan whose file was written, or find how many GPUs would fit.
+    #[must_use]
+    pub fn steps(&self, plan_path: Option<&str>) -> Vec<Step> {
+        let mut top = self.outcome.top.iter().map(|c| &c.strategy);
+        if let (Some(strategy), Some(plan)) = (top.next(), plan_path) {
+            let of = Launchable {
+                scenario: &self.inputs.scenario,
+                strategy,
+                plan,
+            };
+            return launch::after_plan(self.inputs, of, top.next());
+        }
+        let steps = self.without_plan().into_iter();
+        steps
+            .map(|(purpose, command)| (purpose, vec![command]))
+            .collect()
+    }
+
+    /// Commands to try where nothing fits, each with its purpose.
+    fn without_plan(&self) -> Vec<(&'static str, String)> {
+        let model = escape::shell(&self.inputs.model_arg);
+        let cluster = escape::shell(&self.inputs.cluster_arg);
+        vec![(
+            "find the number of GPUs that fits",
+            format!("vescale-plan size --model {model} --cluster {cluster}"),
+        )]
+    }
+
+    /// The best plan as a plan file.
+    ///
+    /// # Errors
+    /// When the model cannot be sharded as the plan says.
+    pub fn plan(&self, best: &Candidate) -> Result<PlanFile, AnswerError> {
+        plan::file(self.inputs, &best.strategy, &best.prediction)
+    }
+
+    /// The report of the best plan, whose file has this path.
+    ///
+    /// # Errors
+    /// When the plan cannot be priced.
+    pub fn report(
+        &self,
+        best: &Candidate,
+        plan: &PlanFile,
+        plan_path: &str,
+    ) -> Result<String, AnswerError> {
+        let space = SearchSpace::new(self.costs.scenario(), self.constraints);
+        let sampled = planner::sample(self.costs, &space, DRAWN)?;
+        Ok(report::html(&ReportSource {
+            inputs: origins::rows(&self.inputs.json, self.asked),
+            model: &self.inputs.json.model,
+            model_arg: &self.inputs.model_arg,
+            cluster_arg: &self.inputs.cluster_arg,
+            scenario: &self.inputs.scenario,
+            plan,
+            best,
+            top: &self.outcome.top,
+            sampled: &sampled,
+            space: Some(&self.outcome.space),
+            timeline: &self.costs.timeline(&best.strategy)?,
+            budget: self.budget(),
+            plan_path,
+            keep: None,
+            next_change: next_change::best(self.costs, &best.strategy, &best.prediction, &[])?,
+        }))
+    }
+
+    /// The report of a search in which nothing fits.
+    #[must_use]
+    pub fn nothing(&self) -> String {
+        let json = &self.inputs.json;
+        let device = &self.inputs.scenario.cluster.device.name;
+        reports::html::nothing::report(&Nothing {
+            model: &json.model,
+            devices: &format!("{} × {device}", json.gpus),
+            relax: &self.outcome.relax,
+            next: &self.without_plan(),
+            space: &self.outcome.space,
+            inputs: &report::facts(&origins::rows(json, self.asked)),
+            command: &format!("vescale-plan search {}", launch::flags(self.inputs)),
+            version: env!("CARGO_PKG_VERSION"),
+        })
+    }
+}
