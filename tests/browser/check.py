@@ -1,86 +1,15 @@
 """Opens a report in headless Chromium, reads the verdict, sorts the table, hovers the Gantt, and
-asserts that the console is clean and that nothing was requested. Standard library only: it speaks
-WebDriver over HTTP."""
+asserts that the console is clean and that nothing was requested."""
 
-import base64
-import json
 import pathlib
-import shutil
-import socket
-import subprocess
 import sys
-import tempfile
-import time
-import urllib.error
-import urllib.request
 
-
-class Driver:
-    """A WebDriver session."""
-
-    def __init__(self):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.process = subprocess.Popen(
-            ["chromedriver", f"--port={self.port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        self.profile = tempfile.mkdtemp()
-        self.session = ""
-        for attempt in range(100):
-            try:
-                if self.call("GET", "/status")["ready"]:
-                    break
-            except (urllib.error.URLError, ConnectionError):
-                time.sleep(0.1)
-        options = {
-            "args": [
-                "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-                "--disable-background-networking", "--disable-component-update", "--disable-sync",
-                f"--user-data-dir={self.profile}", "--window-size=1280,1600",
-            ]
-        }
-        capabilities = {
-            "alwaysMatch": {
-                "browserName": "chrome",
-                "goog:chromeOptions": options,
-                "goog:loggingPrefs": {"browser": "ALL"},
-            }
-        }
-        made = self.call("POST", "/session", {"capabilities": capabilities})
-        self.session = f"/session/{made['sessionId']}"
-
-    def call(self, method, path, body=None):
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"}, method=method
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.load(answer)["value"]
-
-    def run(self, script, *args):
-        return self.call("POST", f"{self.session}/execute/sync", {"script": script, "args": list(args)})
-
-    def move(self, x, y):
-        pointer = {
-            "type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"},
-            "actions": [
-                {"type": "pointerMove", "duration": 0, "x": int(x) - 2, "y": int(y)},
-                {"type": "pointerMove", "duration": 50, "x": int(x), "y": int(y)},
-            ],
-        }
-        self.call("POST", f"{self.session}/actions", {"actions": [pointer]})
-
-    def close(self):
-        try:
-            self.call("DELETE", self.session)
-        finally:
-            self.process.terminate()
-            shutil.rmtree(self.profile, ignore_errors=True)
+import axe
+from driver import Driver
 
 
 def check(driver, report):
-    driver.call("POST", f"{driver.session}/url", {"url": report.resolve().as_uri()})
+    driver.go(report.resolve().as_uri())
     verdict = driver.run("return document.getElementById('verdict').innerText")
     if not driver.run("return document.getElementById('alternatives') !== null"):
         # A comparison, or the page of a search in which nothing fits: text and tables alone.
@@ -130,8 +59,7 @@ def quiet(driver):
     """Nothing was requested, and the console is clean."""
     requests = driver.run("return performance.getEntriesByType('resource').map(e => e.name)")
     assert not [r for r in requests if not r.startswith(("data:", "blob:"))], f"requests: {requests}"
-    log = driver.call("POST", f"{driver.session}/se/log", {"type": "browser"})
-    errors = [entry["message"] for entry in log if entry["level"] == "SEVERE"]
+    errors = driver.errors()
     assert not errors, f"console: {errors}"
 
 
@@ -139,18 +67,15 @@ def fits_everywhere(driver, report, bars):
     """Nothing is wider than the screen on a phone, a tablet, a laptop and a wide screen, in the light and in the dark; on
     paper bars and headers are there, and what is folded is open."""
 
-    def devtools(command, **parameters):
-        return driver.call("POST", f"{driver.session}/goog/cdp/execute", {"cmd": command, "params": parameters})
-
     page = report.resolve().as_uri()
     for width in (360, 768, 1440, 2560):
         for scheme in ("light", "dark"):
-            devtools("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
-            devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-            driver.call("POST", f"{driver.session}/url", {"url": page})
+            driver.devtools("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+            driver.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+            driver.go(page)
             wide = driver.run("return [document.documentElement.scrollWidth, innerWidth]")
             assert wide[0] <= wide[1], f"{wide[0]} pixels on a screen of {width}"
-    devtools("Emulation.setEmulatedMedia", media="print", features=[])
+    driver.devtools("Emulation.setEmulatedMedia", media="print", features=[])
     paper = driver.run("""
         const shown = (what) => [...document.querySelectorAll(what)].filter(
             (part) => part.getBoundingClientRect().height > 0 && getComputedStyle(part).display !== 'none').length;
@@ -161,9 +86,9 @@ def fits_everywhere(driver, report, bars):
                 heads: shown('#alternatives th button'), folded, copies: shown('[data-copy]')};""")
     assert paper["exact"] == "exact" and paper["folded"] == 0 and paper["copies"] == 0, f"on paper: {paper}"
     assert not bars or (paper["bars"] > 4 and paper["heads"] > 4), f"bars and headers on paper: {paper}"
-    devtools("Emulation.setEmulatedMedia", media="", features=[])
-    devtools("Emulation.clearDeviceMetricsOverride")
-    driver.call("POST", f"{driver.session}/url", {"url": page})
+    driver.devtools("Emulation.setEmulatedMedia", media="", features=[])
+    driver.devtools("Emulation.clearDeviceMetricsOverride")
+    driver.go(page)
 
 
 def main():
@@ -171,13 +96,14 @@ def main():
     driver = Driver()
     try:
         verdict, seen = check(driver, report)
+        accessible = axe.check(driver)
+        driver.go(report.resolve().as_uri())
         picture = report.with_suffix(".png")
         driver.run("window.scrollTo(0, 0)")
-        shot = driver.call("GET", f"{driver.session}/screenshot")
-        picture.write_bytes(base64.b64decode(shot))
+        driver.shoot(picture)
     finally:
         driver.close()
-    print(f"{report.name}: {verdict.splitlines()[0]}; hover: {seen.splitlines()[0]}; 1 passed, 0 failed")
+    print(f"{report.name}: {verdict.splitlines()[0]}; hover: {seen.splitlines()[0]}; {accessible}; 1 passed, 0 failed")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 mod circles;
 mod functions;
 mod numbers;
+mod portable;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -33,6 +34,7 @@ const MAY_IMPORT: &[(&str, &str, &[&str])] = &[
     ("reports", "reports", &["catalog", "plans", "costmodel"]),
     ("answers", "answers", &["catalog", "plans", "interop", "models", "costmodel", "planner", "reports"]),
     ("accuracy", "accuracy", &["catalog", "plans", "costmodel", "interop", "planner", "reports"]),
+    ("playground", "playground", &["answers", "catalog", "costmodel", "planner", "reports"]),
     ("python", "_native", &["catalog", "plans", "interop", "dtensor", "models", "costmodel", "planner"]),
 ];
 
