@@ -93,12 +93,14 @@ fn searched(
         top: answers::search::TOP,
         ..SearchOptions::default()
     };
-    let outcome = answers::search::find(&costs, &Constraints::default(), &options, progress)?;
+    let constraints = Constraints::default();
+    let outcome = answers::search::find(&costs, &constraints, &options, progress)?;
     let elapsed_s = (now() - started) / 1000.0;
     let found = Found {
         inputs: &inputs,
         asked: &asked.given(),
         costs: &costs,
+        constraints: &constraints,
         outcome: &outcome,
         training,
         risk: planner::RISK,

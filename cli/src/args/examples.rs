@@ -173,6 +173,13 @@ const EXAMPLES: &[(&str, [&str; 2])] = &[
             "vescale-plan completions zsh > _vescale-plan",
         ],
     ),
+    (
+        "man",
+        [
+            "vescale-plan man > vescale-plan.1",
+            "vescale-plan man search > vescale-plan-search.1",
+        ],
+    ),
 ];
 
 /// Examples of a command, named as its words after `vescale-plan`; of the tool as a whole if there is no such command.

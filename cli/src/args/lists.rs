@@ -57,6 +57,13 @@ pub(crate) enum DocTopic {
     ExitCodes,
 }
 
+/// `man`.
+#[derive(Args, Debug)]
+pub(crate) struct ManArgs {
+    /// Command, such as search, or checkpoint inspect [default: the page of the program]
+    pub(crate) command: Vec<String>,
+}
+
 /// `completions`.
 #[derive(Args, Debug)]
 pub(crate) struct CompletionsArgs {

@@ -97,4 +97,6 @@ pub(crate) enum Command {
     Schema(SchemaArgs),
     /// Shell completions
     Completions(CompletionsArgs),
+    /// Manual page of a command
+    Man(ManArgs),
 }

@@ -1,14 +1,16 @@
-//! Lists of presets, JSON schemas and shell completions.
+//! Lists of presets, JSON schemas, shell completions and manual pages.
 
 use std::process::ExitCode;
 
 use answers::SCHEMA_VERSION;
+use catalog::Mistake;
 use catalog::load::PresetInfo;
+use catalog::suggest::nearest;
 use clap::builder::PossibleValuesParser;
 use interop::export::Dialect;
 use serde::Serialize;
 
-use crate::args::{CompletionsArgs, ListArgs, SchemaArgs, SchemaFormat};
+use crate::args::{CompletionsArgs, ListArgs, ManArgs, SchemaArgs, SchemaFormat};
 use crate::error::CliError;
 use crate::output;
 
@@ -135,5 +137,30 @@ pub(crate) fn completions(args: &CompletionsArgs) -> Result<ExitCode, CliError> 
     let mut command = with_names(crate::args::command())?;
     clap_complete::generate(args.shell, &mut command, "vescale-plan", &mut text);
     output::document(&String::from_utf8_lossy(&text));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs `man`.
+pub(crate) fn man(args: &ManArgs) -> Result<ExitCode, CliError> {
+    let mut command = crate::args::command();
+    // Names of pages: vescale-plan-search.
+    command.build();
+    for word in &args.command {
+        let below = command.find_subcommand(word).cloned();
+        command = below.ok_or_else(|| {
+            let known = command.get_subcommands().map(clap::Command::get_name);
+            let unknown = Mistake::new(format!("unknown command `{word}`"))
+                .expected("a command that `vescale-plan --help` lists")
+                .nearest(nearest(word, known))
+                .example("vescale-plan man search");
+            CliError::Input(unknown)
+        })?;
+    }
+    let mut page = Vec::new();
+    clap_mangen::Man::new(command)
+        .source(concat!("vescale-plan ", env!("CARGO_PKG_VERSION")))
+        .render(&mut page)
+        .map_err(|e| CliError::Usage(format!("cannot write the page: {e}")))?;
+    output::document(&String::from_utf8_lossy(&page));
     Ok(ExitCode::SUCCESS)
 }

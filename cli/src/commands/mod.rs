@@ -58,5 +58,6 @@ pub(crate) fn run(cli: Cli, asked: &Asked, settings: &Settings) -> Result<ExitCo
         Command::Doc(args) => doc::run(&args),
         Command::Schema(args) => lists::schema(&args),
         Command::Completions(args) => lists::completions(&args),
+        Command::Man(args) => lists::man(&args),
     }
 }
