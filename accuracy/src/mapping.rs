@@ -162,6 +162,7 @@ fn decisions(
         axis_order: runtime.space.axis_orders[0],
         stages: StagePartition::even(layers, pp * vpp),
         overlap: overlap(run, runtime.overlap),
+        gradients: None,
     })
 }
 

@@ -137,7 +137,13 @@ fn other(
     let mut decisions = strategy.decisions().clone();
     decisions.num_micro_batches = micro_batches;
     let strategy = Strategy::new(decisions, &scenario.model, &workload).ok()?;
-    plans::legality::allowed_by(&strategy, &scenario.model, &scenario.runtime).ok()?;
+    plans::legality::allowed_by(
+        &strategy,
+        &scenario.model,
+        &scenario.runtime,
+        workload.precision,
+    )
+    .ok()?;
     let costs = CostModel::new(Scenario {
         workload,
         ..scenario.clone()

@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::dtype::DType;
 use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
 use crate::provenance::Sourced;
+use crate::state_types::{GradientOption, StateTypes};
 use crate::units::{Bytes, Seconds};
 
 /// Parameters per communication bucket that predictions assume: Megatron-LM's `ddp_bucket_size` default
@@ -66,6 +66,8 @@ pub struct RuntimeSpace {
     pub kv_heads_limit_tp: bool,
     /// Under ZeRO-3, whether parameters may stay gathered between forward and backward.
     pub keep_after_forward: bool,
+    /// Types of gradients that it can be told to use instead of its own.
+    pub gradients: Vec<GradientOption>,
 }
 
 /// Kinds of recomputation a runtime offers; counts are chosen by the planner.
@@ -387,26 +389,6 @@ pub enum AttentionKernel {
     /// That where a library takes the attention: bf16, causal over whole sequences, without dropout, bounds, sinks or
     /// slopes; elsewhere `flash2_two_pass`. This project's own executor on GPUs.
     CudnnElseTwoPass,
-}
-
-/// Element types of what lives for the whole step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct StateTypes {
-    /// The copy that kernels read (`None`: it is the training precision's).
-    pub parameter: Option<DType>,
-    /// A separate 32-bit master copy in the optimizer.
-    pub master: Option<DType>,
-    /// The buffer gradients accumulate in (`None`: the training precision's).
-    pub gradient: Option<DType>,
-    /// Type in which gradients are reduced.
-    pub reduce: DType,
-    /// First moment.
-    pub momentum: DType,
-    /// Second moment.
-    pub variance: DType,
-    /// A 16-bit gradient copy that lives beside the accumulation buffer until reduced.
-    pub extra_gradient: Option<DType>,
 }
 
 /// What a runtime costs beside the model.

@@ -9,8 +9,9 @@ use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
 use crate::provenance::Sourced;
 use crate::runtime::{
     AttentionKernel, Overheads, RecomputeMode, RecomputeModule, Rewrite, Runtime, RuntimeSpace,
-    SequenceParallelUse, StateTypes,
+    SequenceParallelUse,
 };
+use crate::state_types::{GradientOption, StateTypes};
 use crate::units::{Bytes, Seconds};
 
 /// A runtime as written: what is absent is inherited.
@@ -66,6 +67,7 @@ pub struct SpaceFile {
     uneven_stages: Option<bool>,
     kv_heads_limit_tp: Option<bool>,
     keep_after_forward: Option<bool>,
+    gradients: Option<Vec<GradientOption>>,
 }
 
 /// [`Overheads`] as written; the unit is in the name.
@@ -147,6 +149,7 @@ impl SpaceFile {
             uneven_stages: field!(uneven_stages),
             kv_heads_limit_tp: field!(kv_heads_limit_tp),
             keep_after_forward: field!(keep_after_forward),
+            gradients: field!(gradients),
         })
     }
 }

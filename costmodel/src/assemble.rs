@@ -148,10 +148,9 @@ impl Assembled {
     ) -> Result<(), CostError> {
         let scenario = costs.scenario();
         let overheads = &scenario.runtime.overheads;
-        let copies = scenario
-            .runtime
-            .rewrites
-            .contains(&Rewrite::CopyGradientsForStep);
+        let runtime = &scenario.runtime;
+        let copies = runtime.rewrites.contains(&Rewrite::CopyGradientsForStep)
+            || states::copies_for_step(runtime, strategy, scenario.workload.precision);
         let mut held =
             vec![(Elements::default(), StateBytes::default(), 0u64); strategy.pp as usize];
         for (&class, &rank) in self.class_of_stage.iter().zip(self.rank_of_stage.iter()) {
@@ -323,7 +322,7 @@ impl StageClass {
         let elements = elements(costs, strategy, &runs);
         let states = (parallel.sharding).states(
             elements,
-            &scenario.runtime.states,
+            &strategy.state_types(&scenario.runtime),
             scenario.workload.precision,
         );
         let largest = |run: &Run| run.cost.elements.dense + run.cost.elements.expert;
@@ -380,7 +379,7 @@ pub(crate) fn in_flight(
 ) -> Bytes {
     let scenario = costs.scenario();
     let compute = scenario.workload.precision.activation().size();
-    let reduce = scenario.runtime.states.reduce.size();
+    let reduce = strategy.state_types(&scenario.runtime).reduce.size();
     match strategy.zero {
         // The copies that autocast makes of all parameters live until the step's end.
         Zero::Z0 if states::casts_whole(scenario, strategy.zero) => {

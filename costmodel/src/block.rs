@@ -1,7 +1,7 @@
 //! Computes the cost of one block under one layout: trace, lower, price, run.
 
 use catalog::runtime::RecomputeMode;
-use catalog::{Bytes, Runtime, Seconds};
+use catalog::{Bytes, DType, Runtime, Seconds};
 use dtensor::Trace;
 use models::BlockClass;
 use plans::{NamedTime, Recompute};
@@ -9,13 +9,13 @@ use plans::{NamedTime, Recompute};
 use crate::block_cost::{BlockCost, BlockDetail, BlockKey, Tensors, elements};
 use crate::book::{BlockToPrice, PriceBook, PricedBlock};
 use crate::issue::Launch;
-use crate::lower::{Lowered, Lowering};
+use crate::lower::{BlockMemory, Lowered, Lowering};
 use crate::streams::{self, Task};
 use crate::work::Backward;
 use crate::{CostError, Scenario};
 
-/// Computes the cost of a block for the recomputation in `key`, and for every other that the runtime offers for such
-/// a block: only the last step of the work differs between them.
+/// Computes the cost of a block for the recomputation and the types of gradients in `key`, and for all others that the
+/// runtime offers for such a block: only the last steps of the work differ between them.
 ///
 /// # Errors
 /// When the model cannot be traced under the layout, or an operator has no price.
@@ -27,28 +27,54 @@ pub(crate) fn price(
     let modes = modes(&scenario.runtime, key);
     let traced = Traced::new(scenario, key)?;
     let of = traced.to_price(scenario, key, &modes);
-    let priced = book.block(&of)?;
+    let trace = &traced.trace;
+    let memory = (of.lowering).memory(trace, of.lowered, &modes, key.layout.tp);
+    let mut costs = Vec::new();
+    for accumulates in accumulation_types(scenario, key) {
+        let key = BlockKey {
+            accumulates,
+            ..*key
+        };
+        let of = BlockToPrice { key: &key, ..of };
+        costs.extend(of_key(&of, book, &memory)?);
+    }
+    Ok(costs)
+}
+
+/// Computes the costs of a traced block for the types of gradients in its key, one for each mode of recomputation.
+fn of_key(
+    of: &BlockToPrice<'_>,
+    book: &dyn PriceBook,
+    memory: &[BlockMemory],
+) -> Result<Vec<BlockCost>, CostError> {
+    let BlockToPrice {
+        scenario,
+        key,
+        modes,
+        trace,
+        ..
+    } = *of;
+    let priced = book.block(of)?;
     let slowdown = scenario.runtime.overheads.overlap_slowdown.value;
     let run = |pass: &[Launch]| streams::run(&tasks(&priced, pass), slowdown, |_, _| {});
-    let trace = &traced.trace;
     let forward = run(&priced.forward);
     let backward = Backward {
         whole: run(&priced.backward),
         input: run(&priced.backward_input),
         weight: run(&priced.backward_weight),
     };
-    let memory = (of.lowering).memory(trace, of.lowered, &modes, key.layout.tp);
     let again = modes.iter().zip(&priced.recompute);
-    let cost = |((&recompute, again), memory): ((&Recompute, &Vec<Launch>), _)| BlockCost {
-        key: BlockKey { recompute, ..*key },
-        forward,
-        backward,
-        recompute: run(again),
-        memory,
-        output: trace.output.map_or(Bytes(0), |id| trace.tensor(id).bytes()),
-        elements: elements(trace),
-        tensors: Tensors::of(trace),
-    };
+    let cost =
+        |((&recompute, again), memory): ((&Recompute, &Vec<Launch>), &BlockMemory)| BlockCost {
+            key: BlockKey { recompute, ..*key },
+            forward,
+            backward,
+            recompute: run(again),
+            memory: *memory,
+            output: trace.output.map_or(Bytes(0), |id| trace.tensor(id).bytes()),
+            elements: elements(trace),
+            tensors: Tensors::of(trace),
+        };
     Ok(again.zip(memory).map(cost).collect())
 }
 
@@ -120,6 +146,16 @@ impl Traced {
             lowered: &self.lowered,
         }
     }
+}
+
+/// Types of the buffer that gradients accumulate in: that of the key, and what else the runtime offers.
+fn accumulation_types(scenario: &Scenario, key: &BlockKey) -> Vec<DType> {
+    let (runtime, precision) = (&scenario.runtime, scenario.workload.precision);
+    let mut all = vec![key.accumulates, runtime.own_gradients(precision).held];
+    all.extend(runtime.other_gradients(precision).map(|types| types.held));
+    all.sort_unstable();
+    all.dedup();
+    all
 }
 
 /// What a block may recompute: that of its key, and for layers what else the runtime offers.

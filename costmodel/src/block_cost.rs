@@ -1,13 +1,13 @@
 //! The cost of one block, and the key under which it is remembered.
 
-use catalog::{Axis, Bytes};
+use catalog::{Axis, Bytes, DType};
 use dtensor::Trace;
 use models::{BlockClass, BlockLayout};
 use plans::{Decisions, Group, NamedTime, Recompute};
 
 use crate::Scenario;
 use crate::lower::BlockMemory;
-use crate::states::Elements;
+use crate::states::{self, Elements};
 use crate::work::{Backward, Work};
 
 /// DeepSpeed's ZeRO-3 keeps tensors of fewer elements whole on every rank (`stage3_param_persistence_threshold`).
@@ -46,6 +46,8 @@ pub struct BlockKey {
     pub recompute: Recompute,
     /// Whether tensor-parallel collectives overlap with matrix products.
     pub overlap_tp: bool,
+    /// Element type of the buffer that gradients of weights are added up in.
+    pub accumulates: DType,
     /// Size and placement of the groups that communicate in the block.
     pub groups: BlockGroups,
 }
@@ -142,6 +144,7 @@ impl BlockKey {
             layout,
             recompute,
             overlap_tp: strategy.overlap.tensor_parallel,
+            accumulates: states::accumulation_type(&scenario.runtime, strategy, workload.precision),
             groups,
         }
     }

@@ -302,7 +302,7 @@ impl LayoutBounds {
         }
         elements.dense = elements.dense.saturating_sub(self.tied);
         let of_sharding = |(d, sharding): &(Decisions, Sharding)| {
-            states(costs, sharding, elements) + in_flight(d, costs, largest, elements)
+            states(costs, d, sharding, elements) + in_flight(d, costs, largest, elements)
         };
         let least = self.least.iter().map(of_sharding).min();
         Bytes((saved * ROUNDING) as u64) + self.outside + least.unwrap_or_default()
@@ -319,10 +319,10 @@ fn tied(costs: &BlockCosts, d: &Decisions) -> u64 {
     }
 }
 
-fn states(costs: &BlockCosts, sharding: &Sharding, elements: Elements) -> Bytes {
+fn states(costs: &BlockCosts, d: &Decisions, sharding: &Sharding, elements: Elements) -> Bytes {
     let scenario = costs.scenario();
-    let types = &scenario.runtime.states;
-    (sharding.states(elements, types, scenario.workload.precision)).total()
+    let types = d.state_types(&scenario.runtime);
+    (sharding.states(elements, &types, scenario.workload.precision)).total()
 }
 
 fn product(counts: &[f64], costs: &[f64]) -> f64 {
@@ -348,7 +348,7 @@ pub(crate) fn states_floor(
     elements.dense = elements.dense.saturating_sub(tied(costs, d));
     let of_sharding = |d: &Decisions| {
         let sharding = DataParallel::new(d, &scenario.cluster).sharding;
-        states(costs, &sharding, elements)
+        states(costs, d, &sharding, elements)
     };
     let least = lightest.iter().map(of_sharding).min().unwrap_or_default();
     let overheads = &scenario.runtime.overheads;

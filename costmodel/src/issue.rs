@@ -496,6 +496,7 @@ mod tests {
             layout,
             recompute: Recompute::None,
             overlap_tp,
+            accumulates: DType::F32,
             groups: BlockGroups {
                 tp: alone,
                 cp: alone,

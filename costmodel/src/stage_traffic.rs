@@ -1,5 +1,6 @@
 //! Data-parallel traffic of a stage: the gathers and reductions of every block, and the actions they overlap with.
 
+use catalog::runtime::Rewrite;
 use catalog::{Seconds, Zero};
 use plans::Decisions;
 
@@ -7,7 +8,7 @@ use crate::messages::Message;
 use crate::stage::{LayerTraffic, Run, StageWork, TrafficPlan, When};
 use crate::traffic::DataParallel;
 use crate::work::Work;
-use crate::{CostError, Scenario};
+use crate::{CostError, Scenario, states};
 
 /// Adds the gathers and reductions of a stage's blocks.
 ///
@@ -23,6 +24,9 @@ pub(crate) fn add_layers(
 ) -> Result<(), CostError> {
     let forward = stage.forward.duration().0;
     let backward = (stage.recompute + stage.backward.whole).duration().0;
+    let types = strategy.state_types(&scenario.runtime);
+    let reduced = states::reduced_type(&types, strategy.zero);
+    let whole = (scenario.runtime.rewrites).contains(&Rewrite::AllReduceGradients);
     for run in runs {
         let elements = run.cost.elements;
         stage.layers.push(LayerTraffic {
@@ -33,7 +37,7 @@ pub(crate) fn add_layers(
                 Zero::Z0 => Seconds(0.0),
                 _ => parallel.gather(elements, message, scenario.workload.precision)?,
             },
-            reduce: parallel.reduce(elements, message, &scenario.runtime)?,
+            reduce: parallel.reduce(elements, message, reduced, whole)?,
         });
     }
     Ok(())

@@ -10,9 +10,9 @@
 //! | ZeRO-2 | N | N/d | N/d |
 //! | ZeRO-3 | N/d | N/d | N/d |
 
-use catalog::runtime::StateTypes;
-use catalog::{Bytes, DType, Precision};
-use plans::Zero;
+use catalog::state_types::StateTypes;
+use catalog::{Bytes, DType, Precision, Runtime};
+use plans::{Decisions, Zero};
 
 use crate::{CostError, Scenario};
 
@@ -144,7 +144,7 @@ impl Sharding {
     }
 }
 
-/// Bytes of all states of a model, unsharded. Under every strategy the fullest device holds at least an equal share.
+/// Least bytes of all states of a model, unsharded. Under every strategy the fullest device holds at least an equal share.
 ///
 /// # Errors
 /// When the model cannot be traced.
@@ -159,8 +159,17 @@ pub fn whole(scenario: &Scenario) -> Result<Bytes, CostError> {
         dense: 1,
         expert: 1,
     };
-    let (types, precision) = (&scenario.runtime.states, scenario.workload.precision);
-    Ok(alone.states(elements, types, precision).total())
+    let precision = scenario.workload.precision;
+    let own = scenario.runtime.states;
+    let mut least = alone.states(elements, &own, precision).total();
+    for types in scenario.runtime.other_gradients(precision) {
+        let types = StateTypes {
+            gradient: Some(types.held),
+            ..own
+        };
+        least = least.min(alone.states(elements, &types, precision).total());
+    }
+    Ok(least)
 }
 
 /// Whether every pass casts all parameters from the type that they are held in, because nothing gathers them in the type
@@ -186,6 +195,18 @@ pub(crate) fn reduced_type(types: &StateTypes, zero: Zero) -> DType {
 #[must_use]
 pub fn parameter_type(types: &StateTypes, precision: Precision) -> DType {
     types.parameter.unwrap_or(precision.activation())
+}
+
+/// Element type of the gradient accumulation buffer of a strategy.
+#[must_use]
+pub(crate) fn accumulation_type(runtime: &Runtime, d: &Decisions, precision: Precision) -> DType {
+    gradient_type(&d.state_types(runtime), precision)
+}
+
+/// Whether the types of gradients that a strategy chose make the optimizer step copy them to 32 bits.
+#[must_use]
+pub(crate) fn copies_for_step(runtime: &Runtime, d: &Decisions, precision: Precision) -> bool {
+    (d.gradients).is_some_and(|types| runtime.copies_gradients(precision, types))
 }
 
 /// Element type of the gradient accumulation buffer.

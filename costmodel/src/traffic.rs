@@ -1,13 +1,13 @@
 //! Data-parallel traffic: the groups and times of a block's parameter gathers and gradient reductions.
 
-use catalog::runtime::{BUCKET_ELEMENTS, Rewrite};
-use catalog::{Bytes, Cluster, Precision, Runtime, Seconds};
+use catalog::runtime::BUCKET_ELEMENTS;
+use catalog::{Bytes, Cluster, DType, Precision, Seconds};
 use dtensor::CollectiveKind;
 use plans::{Axis, Decisions, Group, Zero};
 
 use crate::CostError;
 use crate::messages::Message;
-use crate::states::{self, Elements, Sharding};
+use crate::states::{Elements, Sharding};
 
 /// The process groups over which states are sharded and gradients reduced.
 #[derive(Clone, Copy, Debug)]
@@ -118,7 +118,7 @@ impl DataParallel {
         Ok((ranks, latency))
     }
 
-    /// Time to reduce the gradients of a block.
+    /// Time to reduce the gradients of a block, by sums that every rank gets if they are `whole`.
     ///
     /// # Errors
     /// When messages were not measured.
@@ -126,10 +126,10 @@ impl DataParallel {
         &self,
         elements: Elements,
         message: Message<'_>,
-        runtime: &Runtime,
+        reduced: DType,
+        whole: bool,
     ) -> Result<Seconds, CostError> {
-        let size = states::reduced_type(&runtime.states, self.sharding.zero).size();
-        let whole = runtime.rewrites.contains(&Rewrite::AllReduceGradients);
+        let size = reduced.size();
         let kind = if self.sharding.zero == Zero::Z0 || whole {
             CollectiveKind::AllReduce
         } else {

@@ -1,7 +1,7 @@
-//! What the strategies of one layout choose among: pipelines, ways to shard states, axis orders, recomputation.
+//! What the strategies of one layout choose among: pipelines, ways to hold and shard states, axis orders, recomputation.
 
 use catalog::runtime::RecomputeMode;
-use catalog::{AxisOrder, ScheduleKind, Zero};
+use catalog::{AxisOrder, GradientTypes, ScheduleKind, Zero};
 use costmodel::Scenario;
 use plans::legality::MAX_PASSES;
 use plans::{Decisions, Recompute, StagePartition};
@@ -24,7 +24,7 @@ pub struct PipelineChoice {
     pub recompute: Vec<Recompute>,
 }
 
-/// A way to shard states over data-parallel ranks.
+/// A way to hold states and shard them over data-parallel ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardingChoice {
     /// Which states are sharded.
@@ -35,6 +35,8 @@ pub struct ShardingChoice {
     pub dp_shard: u64,
     /// Ranks that hold copies of them.
     pub dp_replicate: u64,
+    /// Types in which gradients are held and reduced; `None`: the runtime's own.
+    pub gradients: Option<GradientTypes>,
 }
 
 impl ShardingChoice {
@@ -46,6 +48,7 @@ impl ShardingChoice {
             reshard_after_forward: self.reshard_after_forward,
             dp_shard: self.dp_shard,
             dp_replicate: self.dp_replicate,
+            gradients: self.gradients,
             ..d.clone()
         }
     }
@@ -185,6 +188,7 @@ impl Asked<'_> {
             reshard_after_forward: false,
             dp_shard: 1,
             dp_replicate: dp,
+            gradients: None,
         };
         let space = &self.scenario.runtime.space;
         let allows = |choice: &ShardingChoice| {
@@ -209,6 +213,7 @@ impl Asked<'_> {
                         reshard_after_forward: zero == Zero::Z3,
                         dp_shard: dp / dp_replicate,
                         dp_replicate,
+                        gradients: None,
                     };
                     choices.push(choice);
                     if zero == Zero::Z3 && space.keep_after_forward {
@@ -221,7 +226,43 @@ impl Asked<'_> {
             }
         }
         choices.retain(allows);
-        choices
+        let gradients = self.gradients();
+        let with_types = |choice: ShardingChoice| {
+            let types = gradients.iter().filter(move |types| {
+                // Plain data parallelism reduces the gradients of 32-bit parameters in 32 bits, whatever is asked.
+                let fixed =
+                    choice.zero == Zero::Z0 && self.scenario.runtime.states.parameter.is_some();
+                types.is_none() || !fixed
+            });
+            types.map(move |&gradients| ShardingChoice {
+                gradients,
+                ..choice
+            })
+        };
+        choices.into_iter().flat_map(with_types).collect()
+    }
+
+    /// The types in which gradients may be held and reduced; `None` are the runtime's own.
+    pub(crate) fn gradients(&self) -> Vec<Option<GradientTypes>> {
+        let (runtime, precision) = (&self.scenario.runtime, self.scenario.workload.precision);
+        let others = runtime.other_gradients(precision).map(Some);
+        let mut all: Vec<Option<GradientTypes>> = [None].into_iter().chain(others).collect();
+        let name =
+            |types: Option<GradientTypes>| types.unwrap_or(runtime.own_gradients(precision)).name();
+        all.retain(|&types| self.constraints.allows_name("grad_dtype", &name(types)));
+        all
+    }
+
+    /// The smallest types in which gradients may be held, and reduced: nothing takes less time or memory. `None` are the
+    /// runtime's own.
+    pub(crate) fn least_gradients(&self) -> Option<GradientTypes> {
+        let (runtime, precision) = (&self.scenario.runtime, self.scenario.workload.precision);
+        let own = runtime.own_gradients(precision);
+        let all = self.gradients().into_iter();
+        let least = all
+            .map(|types| types.unwrap_or(own))
+            .reduce(GradientTypes::least);
+        least.filter(|types| *types != own)
     }
 
     fn replicas(&self, dp: u64) -> Vec<u64> {

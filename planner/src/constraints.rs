@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use catalog::runtime::RecomputeMode;
-use catalog::{Mistake, Zero};
+use catalog::{Mistake, Precision, Runtime, Zero};
 use plans::grammar::recompute_name;
 use plans::{Decisions, Recompute};
 use serde::{Deserialize, Serialize};
@@ -25,7 +25,14 @@ pub const DIMENSIONS: [&str; 10] = [
     "mbs",
 ];
 /// Dimensions of names.
-pub const CHOICES: [&str; 5] = ["cp_kind", "zero", "schedule", "recompute", "sp"];
+pub const CHOICES: [&str; 6] = [
+    "cp_kind",
+    "zero",
+    "schedule",
+    "recompute",
+    "sp",
+    "grad_dtype",
+];
 
 /// Largest value of a numeric dimension.
 const MAX_SIZE: u64 = 1 << 24;
@@ -231,10 +238,13 @@ impl Constraints {
         }
     }
 
-    /// Whether a whole strategy is allowed.
+    /// Whether a whole strategy is allowed, for a runtime and a precision.
     #[must_use]
-    pub fn allow(&self, d: &Decisions) -> bool {
-        self.allow_but_recompute(d) && self.allow_recompute(d.recompute)
+    pub fn allow(&self, d: &Decisions, runtime: &Runtime, precision: Precision) -> bool {
+        let gradients = d.gradients.unwrap_or(runtime.own_gradients(precision));
+        self.allow_but_types(d)
+            && self.allow_recompute(d.recompute)
+            && self.allows_name("grad_dtype", &gradients.name())
     }
 
     /// Whether what a strategy recomputes is allowed.
@@ -243,8 +253,8 @@ impl Constraints {
             || self.allows_name("recompute", &recompute_name(recompute))
     }
 
-    /// Whether a strategy is allowed but for what it recomputes.
-    pub(crate) fn allow_but_recompute(&self, d: &Decisions) -> bool {
+    /// Whether a strategy is allowed but for what it recomputes, and its element types.
+    fn allow_but_types(&self, d: &Decisions) -> bool {
         if self.is_empty() {
             return true;
         }

@@ -165,6 +165,7 @@ impl Contest<'_> {
         };
         let scenario = self.costs.scenario();
         let mut variants = Vec::new();
+        let gradients = self.space.gradients();
         for layout in self.space.layouts().iter().filter(|l| l.has_sizes_of(of)) {
             let base = Decisions {
                 zero: of.zero,
@@ -177,11 +178,14 @@ impl Contest<'_> {
                 for &recompute in pipeline.recompute.iter().filter(|&&r| alike(r)) {
                     let d = with_pipeline(&base, pipeline, recompute);
                     for &axis_order in self.space.orders(layout) {
-                        let d = Decisions {
-                            axis_order,
-                            ..d.clone()
-                        };
-                        variants.extend(Strategy::new(d, &scenario.model, &scenario.workload));
+                        variants.extend(gradients.iter().filter_map(|&gradients| {
+                            let d = Decisions {
+                                axis_order,
+                                gradients,
+                                ..d.clone()
+                            };
+                            Strategy::new(d, &scenario.model, &scenario.workload).ok()
+                        }));
                     }
                 }
             }

@@ -1,7 +1,7 @@
 //! Explains why one strategy beats another, and what changing one decision does.
 
 use catalog::{ScheduleKind, elementary};
-use costmodel::CostModel;
+use costmodel::{CostModel, Scenario};
 use plans::{Breakdown, Candidate, Decisions, Prediction, Recompute, Strategy};
 
 use crate::PlannerError;
@@ -92,11 +92,16 @@ pub fn neighbours(costs: &CostModel, base: &Strategy) -> Result<Vec<Candidate>, 
     let scenario = costs.scenario();
     let first = costs.predict(base)?;
     let mut found: Vec<Candidate> = Vec::new();
-    for decisions in one_step(base) {
+    for decisions in one_step(base, scenario) {
         let Ok(strategy) = Strategy::new(decisions, &scenario.model, &scenario.workload) else {
             continue;
         };
-        let allowed = plans::legality::allowed_by(&strategy, &scenario.model, &scenario.runtime);
+        let allowed = plans::legality::allowed_by(
+            &strategy,
+            &scenario.model,
+            &scenario.runtime,
+            scenario.workload.precision,
+        );
         if allowed.is_err() || strategy == *base || found.iter().any(|c| c.strategy == strategy) {
             continue;
         }
@@ -121,7 +126,7 @@ pub fn neighbours(costs: &CostModel, base: &Strategy) -> Result<Vec<Candidate>, 
 }
 
 /// Decisions one step away from `base`: one size doubled or halved at the expense of another, or one choice changed.
-fn one_step(base: &Strategy) -> Vec<Decisions> {
+fn one_step(base: &Strategy, scenario: &Scenario) -> Vec<Decisions> {
     let d = base.decisions();
     let recompute = [Recompute::None, Recompute::Selective, Recompute::Full];
     let recompute = recompute.map(|recompute| Decisions {
@@ -132,6 +137,14 @@ fn one_step(base: &Strategy) -> Vec<Decisions> {
     list.extend(ranks_moved(d));
     list.extend(virtual_stages(d));
     list.extend(recompute);
+    let others = scenario
+        .runtime
+        .other_gradients(scenario.workload.precision);
+    let types = [None].into_iter().chain(others.map(Some));
+    list.extend(types.map(|gradients| Decisions {
+        gradients,
+        ..d.clone()
+    }));
     list
 }
 

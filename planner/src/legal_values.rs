@@ -5,7 +5,7 @@
 //! number of devices. The check uses a batch and a sequence length that every size divides, so that these
 //! two never decide.
 
-use catalog::{CpKind, Mistake, ScheduleKind, Workload, WorkloadSizes, elementary};
+use catalog::{CpKind, GradientTypes, Mistake, ScheduleKind, Workload, WorkloadSizes, elementary};
 use costmodel::Scenario;
 
 use crate::PlannerError;
@@ -134,7 +134,13 @@ fn candidates(scenario: &Scenario, counts: &[u64], key: &str) -> Vec<String> {
         _ => Vec::new(),
     };
     let sizes = sizes.into_iter().map(|size| size.to_string());
-    sizes.chain(names.into_iter().map(str::to_owned)).collect()
+    let mut all: Vec<String> = sizes.chain(names.into_iter().map(str::to_owned)).collect();
+    if key == "grad_dtype" {
+        let (runtime, precision) = (&scenario.runtime, scenario.workload.precision);
+        all.push(runtime.own_gradients(precision).name());
+        all.extend(runtime.other_gradients(precision).map(GradientTypes::name));
+    }
+    all
 }
 
 /// The nearest legal value: by ratio among numbers, by spelling among names.

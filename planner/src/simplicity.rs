@@ -1,6 +1,6 @@
 //! Which of two plans is simpler, and which plans are the same layout.
 
-use catalog::{AxisOrder, CpKind, Runtime, ScheduleKind};
+use catalog::{AxisOrder, CpKind, DType, Runtime, ScheduleKind};
 use plans::{Decisions, Recompute, StagePartition};
 
 /// How complicated a plan is; simpler ones are less. Axes count before everything else.
@@ -16,7 +16,7 @@ pub struct Complexity {
 type Traits<const N: usize> = [(bool, &'static str); N];
 
 /// Everything that makes a plan complicated, in words; axes come first.
-fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<7>) {
+fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<9>) {
     let space = &runtime.space;
     let axes = [
         (d.tp > 1, "tensor parallelism"),
@@ -29,6 +29,7 @@ fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<7>) {
     let usual_order = space.axis_orders.first().is_none_or(|&o| o == d.axis_order);
     let usual_kind = d.cp == 1 || space.cp_kinds.first().is_none_or(|&k| k == d.cp_kind);
     let partly = matches!(d.recompute, Recompute::Layers(_));
+    let narrow = (d.gradients).is_some_and(|types| types.reduced.size() < DType::F32.size());
     let unusual = [
         (d.vpp > 1, "virtual stages"),
         (!simple.contains(&d.schedule), "another schedule"),
@@ -37,6 +38,8 @@ fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<7>) {
         (!usual_kind, "another kind of context parallelism"),
         (d.dp_shard > 1 && d.dp_replicate > 1, "hybrid sharding"),
         (partly, "partial recomputation"),
+        (narrow, "16-bit gradients"),
+        (d.gradients.is_some() && !narrow, "32-bit gradients"),
     ];
     (axes, unusual)
 }
@@ -77,13 +80,14 @@ pub fn layout(d: &Decisions) -> [u64; 7] {
     [d.tp, d.pp, d.cp, d.ep, d.etp, d.dp(), d.micro_batch]
 }
 
-/// The decisions that all variants of a plan share. These differ in axis order, kind of context parallelism, virtual
-/// stages with their schedule and partition, and how many layers are recomputed if some are.
+/// The decisions that all variants of a plan share. These differ in axis order, kind of context parallelism, types of
+/// gradients, virtual stages with their schedule and partition, and how many layers are recomputed if some are.
 #[must_use]
 pub fn shared(d: &Decisions) -> Decisions {
     Decisions {
         axis_order: AxisOrder::TP_CP_DP_PP,
         cp_kind: CpKind::Ring,
+        gradients: None,
         vpp: 1,
         schedule: ScheduleKind::OneFOneB,
         stages: StagePartition(Vec::new()),

@@ -1,5 +1,5 @@
 //! The finite space of strategies that a search covers, as a tree: layouts (sizes of the mesh, micro-batch, how
-//! sequences are divided), then pipelines with their recomputation, then ways to shard states and axis orders.
+//! sequences are divided), then pipelines with their recomputation, then ways to hold and shard states and axis orders.
 //!
 //! Stated: tensor parallelism over divisors of the heads within a scale-up domain; context
 //! parallelism over powers of two; pipeline ranks over divisors of the world, as many as layers;
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use catalog::runtime::{RecomputeMode, SequenceParallelUse};
-use catalog::{AxisOrder, CpKind, ScheduleKind, Zero};
+use catalog::{AxisOrder, CpKind, GradientTypes, ScheduleKind, Zero};
 use costmodel::Scenario;
 use plans::legality::{allowed_by, check_layout};
 use plans::{Decisions, Recompute, StagePartition, Strategy, StrategyError};
@@ -204,13 +204,18 @@ impl SearchSpace {
         &self.pipelines
     }
 
-    /// The ways to shard states of a layout.
+    /// The ways to hold and shard states of a layout.
     #[must_use]
     pub fn shardings(&self, layout: &Layout) -> Vec<ShardingChoice> {
         self.asked().shardings(layout.dp, layout.cp)
     }
 
-    /// For every ZeRO level, the way to shard a layout's states that leaves least on a rank.
+    /// The types in which gradients may be held and reduced; `None` are the runtime's own.
+    pub(crate) fn gradients(&self) -> Vec<Option<GradientTypes>> {
+        self.asked().gradients()
+    }
+
+    /// For every ZeRO level, the way to shard a layout's states that leaves least on a rank, with the gradients of `base`.
     pub(crate) fn lightest(&self, layout: &Layout, base: &Decisions) -> Vec<Decisions> {
         let mut least: BTreeMap<_, ShardingChoice> = BTreeMap::new();
         for choice in self.shardings(layout) {
@@ -221,7 +226,11 @@ impl SearchSpace {
                 *known = choice;
             }
         }
-        least.into_values().map(|choice| choice.of(base)).collect()
+        let of_level = |choice: ShardingChoice| Decisions {
+            gradients: base.gradients,
+            ..choice.of(base)
+        };
+        least.into_values().map(of_level).collect()
     }
 
     /// The axis orders of a layout.
@@ -231,7 +240,8 @@ impl SearchSpace {
         &all[..self.asked().orders(layout.pp, layout.dp * layout.cp).len()]
     }
 
-    /// The decisions of a layout, with the usual values of all that it leaves open and no stages.
+    /// The decisions of a layout, with the smallest types of gradients, the usual values of all else that it leaves open,
+    /// and no stages.
     #[must_use]
     pub fn decisions(&self, layout: &Layout) -> Decisions {
         decisions(self.asked(), layout)
@@ -315,6 +325,7 @@ fn decisions(asked: Asked<'_>, layout: &Layout) -> Decisions {
         .unwrap_or(AxisOrder::TP_CP_DP_PP),
         stages: StagePartition(Vec::new()),
         overlap: asked.scenario.runtime.overlap,
+        gradients: asked.least_gradients(),
     }
 }
 
@@ -348,7 +359,7 @@ fn check(asked: Asked<'_>, layout: &Layout, pipelines: &[PipelineChoice]) -> Che
     }
     // Runtimes forbid layouts; the pipelines listed are those that they have.
     let any = with_pipeline(&base, pipeline, pipeline.recompute[0]);
-    if allowed_by(&any, model, &scenario.runtime).is_err() {
+    if allowed_by(&any, model, &scenario.runtime, workload.precision).is_err() {
         return Checked::Illegal("the runtime cannot express it", families);
     }
     let members: usize = pipelines.iter().map(|p| p.recompute.len()).sum();

@@ -41,7 +41,7 @@ fn refusal(scenario: &Scenario, constraints: Result<Constraints, PlannerError>) 
 #[test]
 fn values_that_nothing_has_are_refused_with_those_there_are() {
     let megatron = scenario("llama3-8b", 8, "megatron-core");
-    let cases: [(&[&str], &str, &str); 12] = [
+    let cases: [(&[&str], &str, &str); 13] = [
         (&["zero=9"], "`zero` from 0, 1", "did you mean `1`?"),
         (&["zero=3"], "`zero` from 0, 1", "did you mean `1`?"),
         (
@@ -58,6 +58,7 @@ fn values_that_nothing_has_are_refused_with_those_there_are() {
         (&["pp=5"], "`pp` from 1, 2, 4, 8", "did you mean `4`?"),
         (&["ep=2"], "`ep` from 1", "did you mean `1`?"),
         (&["sp=yes"], "`sp` from on, off", ""),
+        (&["grad_dtype=fp16"], "`grad_dtype` from fp32, bf16", ""),
         (&["cp_kind=rings"], "`cp_kind` from", "did you mean `ring`?"),
         (
             &["recompute=ful"],
@@ -219,10 +220,12 @@ proptest! {
         if legal_values::check(&s, &[gpus], &constraints).is_ok() {
             let space = SearchSpace::new(&s, &constraints);
             prop_assert_eq!(SearchSpace::has_any(&s, &constraints), !space.is_empty());
+            let (runtime, precision) = (s.runtime.clone(), s.workload.precision);
             let costs = CostModel::new(s).expect("priced");
             let found = search(&costs, &space, &SearchOptions::default(), &|_| {}).expect("searched");
             for candidate in found.top {
-                prop_assert!(constraints.allow(candidate.strategy.decisions()), "{}", candidate.strategy);
+                let allowed = constraints.allow(&candidate.strategy, &runtime, precision);
+                prop_assert!(allowed, "{}", candidate.strategy);
             }
         }
     }

@@ -108,6 +108,8 @@ fn spaces() -> Vec<(Scenario, Constraints)> {
         "vpp=2",
         "ep=1|4",
         "dp_replicate=1|2",
+        "grad_dtype=fp32",
+        "grad_dtype=bf16|fp32",
     ];
     let mut dice = Dice(22);
     let mut spaces = Vec::new();

@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use catalog::{Axis, AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
+use catalog::state_types::StateTypes;
+use catalog::{
+    Axis, AxisOrder, CpKind, GradientTypes, Overlap, Precision, Runtime, ScheduleKind, Zero,
+};
 
 use crate::mesh::Group;
 use crate::partition::StagePartition;
@@ -49,6 +52,8 @@ pub struct Decisions {
     pub stages: StagePartition,
     /// Which communication the runtime is told to overlap.
     pub overlap: Overlap,
+    /// Types in which gradients are held and reduced; `None`: the runtime's own.
+    pub gradients: Option<GradientTypes>,
 }
 
 /// What the forward pass of a stage is run again for in backward.
@@ -132,6 +137,25 @@ impl Decisions {
         d.overlap.tensor_parallel &= d.tp > 1;
         d.overlap.pipeline |= d.pp == 1;
         d
+    }
+
+    /// The same job with every choice that is the runtime's own left to the runtime.
+    #[must_use]
+    pub fn under(mut self, runtime: &Runtime, precision: Precision) -> Self {
+        let own = runtime.own_gradients(precision);
+        self.gradients = self.gradients.filter(|types| *types != own);
+        self
+    }
+
+    /// Element types of what lives for the whole step under a runtime.
+    #[must_use]
+    pub fn state_types(&self, runtime: &Runtime) -> StateTypes {
+        let own = runtime.states;
+        self.gradients.map_or(own, |types| StateTypes {
+            gradient: Some(types.held),
+            reduce: types.reduced,
+            ..own
+        })
     }
 
     /// Number of ranks along an axis.

@@ -5,7 +5,9 @@ use std::fmt;
 
 use catalog::model::ModelConfig;
 use catalog::runtime::SequenceParallelUse;
-use catalog::{Axis, AxisOrder, CpKind, Mistake, Overlap, Runtime, ScheduleKind, Workload, Zero};
+use catalog::{
+    Axis, AxisOrder, CpKind, GradientTypes, Mistake, Overlap, Runtime, ScheduleKind, Workload, Zero,
+};
 
 use crate::decisions::{Decisions, Recompute};
 use crate::legality::StrategyError;
@@ -56,7 +58,11 @@ impl fmt::Display for Strategy {
             ",stages={},overlap={}",
             stages.join("/"),
             overlap_name(d.overlap)
-        )
+        )?;
+        match d.gradients {
+            Some(types) => write!(f, ",grad_dtype={}", types.name()),
+            None => Ok(()),
+        }
     }
 }
 
@@ -98,6 +104,9 @@ pub fn short(d: &Decisions) -> String {
     parts.push(format!("recompute={}", recompute_name(d.recompute)));
     if d.stages != StagePartition::even(d.stages.layers(), d.pp.saturating_mul(d.vpp)) {
         parts.push(format!("stages={}", d.stages.runs()));
+    }
+    if let Some(types) = d.gradients {
+        parts.push(format!("grad_dtype={}", types.name()));
     }
     parts.join(" ")
 }
@@ -266,7 +275,7 @@ impl Fields {
         let sequence_parallel = self
             .switch("sp")?
             .unwrap_or(tp > 1 && runtime.space.sequence_parallel != SequenceParallelUse::Never);
-        Ok(Decisions {
+        let decisions = Decisions {
             tp,
             pp,
             vpp,
@@ -286,7 +295,9 @@ impl Fields {
             axis_order: self.order(runtime)?,
             stages: self.stages(model, pp.saturating_mul(vpp))?,
             overlap: self.overlap(runtime)?,
-        })
+            gradients: self.gradients()?,
+        };
+        Ok(decisions.under(runtime, workload.precision))
     }
 
     fn zero(&self, runtime: &Runtime, shared_by: u64) -> Result<Zero, StrategyError> {
@@ -380,6 +391,19 @@ impl Fields {
                 format!("layers of each of at most {MAX_STAGES} stages, as 20/20/20/20 or 4x20"),
             )
         })
+    }
+
+    fn gradients(&self) -> Result<Option<GradientTypes>, StrategyError> {
+        let Some(value) = self.get("grad_dtype") else {
+            return Ok(None);
+        };
+        let types = GradientTypes::read(value).ok_or_else(|| {
+            syntax(
+                format!("grad_dtype={value}"),
+                "fp32, bf16 or fp16, or two of them as fp32/bf16: held in the first, reduced in the second",
+            )
+        })?;
+        Ok(Some(types))
     }
 
     fn overlap(&self, runtime: &Runtime) -> Result<Overlap, StrategyError> {

@@ -1,6 +1,6 @@
 //! The stable JSON forms of strategies, predictions and search results.
 
-use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, Zero};
+use catalog::{AxisOrder, CpKind, GradientTypes, Overlap, Precision, ScheduleKind, Zero};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +36,9 @@ pub struct StrategyJson {
     pub stages: StagePartition,
     pub precision: Precision,
     pub overlap: Overlap,
+    /// Types of gradients as `--strategy` writes them, if they are not the runtime's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grad_dtype: Option<String>,
 }
 
 impl StrategyJson {
@@ -63,6 +66,7 @@ impl StrategyJson {
             stages: d.stages.clone(),
             precision,
             overlap: d.overlap,
+            grad_dtype: d.gradients.map(GradientTypes::name),
         }
     }
 }

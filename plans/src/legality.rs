@@ -2,7 +2,9 @@
 
 use catalog::model::ModelConfig;
 use catalog::runtime::{RecomputeMode, RuntimeSpace, SequenceParallelUse};
-use catalog::{CpKind, Mistake, Runtime, ScheduleKind, Workload, Zero};
+use catalog::{
+    CpKind, DType, GradientTypes, Mistake, Precision, Runtime, ScheduleKind, Workload, Zero,
+};
 
 use crate::decisions::{Decisions, Recompute};
 use crate::schedule::{self, ScheduleError};
@@ -209,6 +211,7 @@ pub fn check_layout(
     context(d, model, workload)?;
     experts(d, model)?;
     data(d)?;
+    gradients(d, workload)?;
     elements(d, model, workload)
 }
 
@@ -329,6 +332,20 @@ fn data(d: &Decisions) -> Result<(), StrategyError> {
     }
 }
 
+/// Checks that gradients have 32 bits, or the type in which the job computes them.
+fn gradients(d: &Decisions, workload: &Workload) -> Result<(), StrategyError> {
+    let computed = workload.precision.activation();
+    let possible = |dtype: DType| dtype == DType::F32 || dtype == computed;
+    match d.gradients {
+        Some(types) if !possible(types.held) || !possible(types.reduced) => {
+            Err(StrategyError::Conflict(
+                "grad_dtype is fp32, or the 16-bit type that the job's precision computes gradients in",
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Checks micro-batches, stages and schedule.
 ///
 /// # Errors
@@ -388,12 +405,14 @@ pub fn allowed_by(
     d: &Decisions,
     model: &ModelConfig,
     runtime: &Runtime,
+    precision: Precision,
 ) -> Result<(), StrategyError> {
     let space = &runtime.space;
     let lack = unlisted(d, space)
         .or_else(|| tensor_lack(d, model, space))
         .or_else(|| layout_lack(d, space))
-        .or_else(|| recompute_lack(d, space));
+        .or_else(|| recompute_lack(d, space))
+        .or_else(|| gradient_lack(d, runtime, precision));
     match lack {
         None => Ok(()),
         Some(Lack { what, has }) => Err(StrategyError::Runtime {
@@ -486,6 +505,17 @@ fn recompute_lack(d: &Decisions, space: &RuntimeSpace) -> Option<Lack> {
     }
     let has = list(space.recompute.iter().map(|m| m.name().to_owned()), "none");
     lacks(format!("recompute {}", mode.name()), has)
+}
+
+fn gradient_lack(d: &Decisions, runtime: &Runtime, precision: Precision) -> Option<Lack> {
+    let asked = d.gradients?;
+    let mut all = vec![runtime.own_gradients(precision)];
+    all.extend(runtime.other_gradients(precision));
+    if all.contains(&asked) {
+        return None;
+    }
+    let has = list(all.into_iter().map(GradientTypes::name), "none");
+    lacks(format!("gradients in {}", asked.name()), has)
 }
 
 /// The kind of a recompute choice, without its parameters.

@@ -5,7 +5,7 @@ use catalog::{Mistake, ScheduleKind};
 use crate::legality::StrategyError;
 
 /// Every key of a strategy.
-pub const KEYS: [&str; 20] = [
+pub const KEYS: [&str; 21] = [
     "tp",
     "pp",
     "vpp",
@@ -26,16 +26,18 @@ pub const KEYS: [&str; 20] = [
     "order",
     "stages",
     "overlap",
+    "grad_dtype",
 ];
 
 /// Keys whose value may stand in the next word: `recompute none`.
-const BEFORE_THEIR_VALUE: [&str; 6] = [
+const BEFORE_THEIR_VALUE: [&str; 7] = [
     "recompute",
     "order",
     "stages",
     "schedule",
     "overlap",
     "cp_kind",
+    "grad_dtype",
 ];
 
 /// Keys that are switched on by standing alone.

@@ -23,14 +23,22 @@ fn parsed(text: &str) -> Result<Plan, plans::StrategyError> {
 
 fn legal() -> impl proptest::strategy::Strategy<Value = Plan> {
     let sizes = (0u32..4, 0u32..3, 0u32..3, 0u32..4, 0u32..2);
-    let choices = (0usize..3, 0u8..4, 0usize..4, 0usize..6, 0usize..2);
-    (sizes, choices).prop_filter_map("legal", |((tp, pp, cp, ep, mbs), (kind, zero, re, sched, order))| {
+    let choices = (
+        0usize..3,
+        0u8..4,
+        0usize..4,
+        0usize..6,
+        0usize..2,
+        0usize..3,
+    );
+    (sizes, choices).prop_filter_map("legal", |((tp, pp, cp, ep, mbs), (kind, zero, re, sched, order, types))| {
         let kind = ["ring", "all_gather", "all_to_all"][kind];
         let re = ["none", "selective", "full", "layers:3"][re];
         let sched = ["1f1b", "interleaved,vpp=2", "gpipe", "zb-h1", "zb-v,vpp=2", "dualpipe-v,vpp=2"][sched];
         let order = ["tp-cp-dp_shard-dp_replicate-pp", "tp-cp-pp-dp_shard-dp_replicate"][order];
+        let types = ["fp32", "bf16", "fp32/bf16"][types];
         let text = format!(
-            "tp={},pp={},cp={},ep={},mbs={},cp_kind={kind},zero={zero},recompute={re},schedule={sched},order={order}",
+            "tp={},pp={},cp={},ep={},mbs={},cp_kind={kind},zero={zero},recompute={re},schedule={sched},order={order},grad_dtype={types}",
             1 << tp, 1 << pp, 1 << cp, 1 << ep, 1 << mbs
         );
         parsed(&text).ok()

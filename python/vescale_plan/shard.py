@@ -86,7 +86,8 @@ def data_parallel(stage: Stage, place: Place) -> List[FSDPModule]:
     mesh = _mesh(place)
     precision = MixedPrecisionPolicy()
     if strategy.precision == "bf16":
-        precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        reduced = torch.bfloat16 if strategy.grad_dtype == "fp32/bf16" else torch.float32
+        precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced)
     reshard = strategy.zero == 3 and strategy.reshard_after_forward
     parts = anatomy.find(stage.model)
     wrapped = []

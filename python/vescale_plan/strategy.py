@@ -7,12 +7,13 @@ import difflib
 import json
 import os
 import pathlib
-from typing import Any, Mapping, Tuple, Union
+from typing import Any, Mapping, Optional, Tuple, Union
 
 AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v")
 CP_KINDS = ("ring", "all_gather", "all_to_all")
 PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
+GRAD_DTYPES = (None, "fp32", "fp32/bf16")
 
 
 class PlanError(ValueError):
@@ -43,6 +44,7 @@ class Strategy:
     stages: Tuple[int, ...] = ()
     precision: str = "fp32"
     overlap: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    grad_dtype: Optional[str] = None
 
     @property
     def dp(self) -> int:
@@ -109,6 +111,8 @@ class Strategy:
             raise wrong("cp_kind", "one of " + ", ".join(CP_KINDS))
         if self.precision not in PRECISIONS:
             raise wrong("precision", "one of " + ", ".join(PRECISIONS))
+        if self.grad_dtype not in GRAD_DTYPES:
+            raise wrong("grad_dtype", "fp32 or fp32/bf16: FSDP2 holds gradients in the parameters' type")
         if sorted(self.axis_order) != sorted(AXES):
             raise wrong("axis_order", "each once of " + ", ".join(AXES))
         for count in self.stages:

@@ -1,7 +1,7 @@
 //! Plans and predictions as a person says them: the layout, the moment of the peak, what to be careful about, and what
 //! abbreviations mean.
 
-use catalog::{Bytes, Origin, ScheduleKind};
+use catalog::{Bytes, DType, GradientTypes, Origin, ScheduleKind};
 use plans::{Decisions, Fit, Prediction, Recompute, Zero};
 
 use crate::format;
@@ -10,7 +10,7 @@ use crate::format;
 const SAFE: f64 = 0.9;
 
 /// Abbreviations in strategies and tables, each with its meaning.
-pub const TERMS: [(&str, &str); 25] = [
+pub const TERMS: [(&str, &str); 26] = [
     ("tp8", "tensor parallel: 8 GPUs share each layer"),
     (
         "pp4",
@@ -62,6 +62,10 @@ pub const TERMS: [(&str, &str); 25] = [
     (
         "recompute=full",
         "every layer is computed again in the backward from its input",
+    ),
+    (
+        "grad_dtype=bf16",
+        "gradients are added up and reduced in 16 bits, not in the 32 of the system's default; fp32/bf16: added up in 32",
     ),
     (
         "order=…",
@@ -129,7 +133,22 @@ pub fn plan(d: &Decisions, gpus_per_node: u64) -> Vec<String> {
         }
         Recompute::SelectiveOps => "chosen operators are computed again in the backward".to_owned(),
     });
+    said.extend(d.gradients.map(gradients));
     said
+}
+
+/// Types of gradients that are not the system's own.
+fn gradients(types: GradientTypes) -> String {
+    let bits = |dtype: DType| 8 * dtype.size();
+    let (held, reduced) = (bits(types.held), bits(types.reduced));
+    let how = match held == reduced {
+        true => format!("added up and reduced in {held} bits"),
+        false => format!("added up in {held} bits and reduced in {reduced}"),
+    };
+    format!(
+        "gradients are {how} ({}), not as the system does by default, which changes results",
+        types.name()
+    )
 }
 
 fn stages(d: &Decisions) -> String {

@@ -110,7 +110,7 @@ fn print(shown: &Shown<'_>) {
 fn candidate(costs: &CostModel, text: &str, first: &Prediction) -> Result<Candidate, CliError> {
     let s = costs.scenario();
     let strategy = plans::grammar::parse(text, &s.model, &s.workload, &s.runtime)?;
-    plans::legality::allowed_by(&strategy, &s.model, &s.runtime)?;
+    plans::legality::allowed_by(&strategy, &s.model, &s.runtime, s.workload.precision)?;
     let prediction = costs.predict(&strategy)?;
     Ok(Candidate {
         strategy,

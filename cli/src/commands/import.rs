@@ -157,8 +157,14 @@ fn of_system(args: &ImportArgs, dialect: Option<Dialect>) -> Result<Source, CliE
         ));
     }
     let runtime = catalog::load::runtime(args.runtime.as_deref().unwrap_or(usual))?;
-    let strategy = legal(decisions, &model, &workload, &document.path)?;
-    if let Err(error) = plans::legality::allowed_by(&strategy, &model, &runtime) {
+    let strategy = legal(
+        decisions.under(&runtime, workload.precision),
+        &model,
+        &workload,
+        &document.path,
+    )?;
+    if let Err(error) = plans::legality::allowed_by(&strategy, &model, &runtime, workload.precision)
+    {
         notes.push(format!("the prediction stretches its runtime: {error}"));
     }
     Ok(Source {

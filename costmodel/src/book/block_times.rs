@@ -11,7 +11,7 @@ use crate::issue::{Launch, Order};
 use crate::known;
 use crate::lower::{Kernel, KernelKind, Lowered, recomputed};
 use crate::price::{MemoryKind, TablePrices};
-use crate::states::{self, Elements};
+use crate::states::Elements;
 
 /// A block to be priced from tables.
 pub(super) struct Timed<'a> {
@@ -133,9 +133,8 @@ impl Timed<'_> {
 
     /// Bytes per element of a gradient, and of the buffer in which gradients accumulate.
     fn gradient_bytes(&self) -> (u64, u64) {
-        let precision = self.precision();
-        let buffer = states::gradient_type(&self.of.scenario.runtime.states, precision);
-        (precision.activation().size(), buffer.size())
+        let gradient = self.precision().activation();
+        (gradient.size(), self.of.key.accumulates.size())
     }
 
     fn host(&self, kernel: &Kernel) -> Seconds {

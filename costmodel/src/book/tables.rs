@@ -1,7 +1,7 @@
 //! The price book of a cluster, from tables and models of its device and network.
 
 use catalog::runtime::Rewrite;
-use catalog::{Axis, Bytes, Seconds, Zero};
+use catalog::{Axis, Bytes, DType, Seconds, Zero};
 use dtensor::CollectiveKind;
 use plans::{Decisions, Group, UsedConstant};
 
@@ -41,10 +41,10 @@ impl PriceBook for TablePrices {
     fn optimizer(
         &self,
         scenario: &Scenario,
-        _strategy: &Decisions,
+        strategy: &Decisions,
         of: &Update<'_>,
     ) -> Result<Seconds, CostError> {
-        let types = &scenario.runtime.states;
+        let types = &strategy.state_types(&scenario.runtime);
         let precision = scenario.workload.precision;
         let Update {
             elements,
@@ -60,8 +60,13 @@ impl PriceBook for TablePrices {
         };
         let owned = sharding.shard(elements) * states::gradient_type(types, precision).size();
         let norm = Bytes(gradients.0.min(owned));
-        let time = self.memory_bound(kind, traffic).time
+        let mut time = self.memory_bound(kind, traffic).time
             + self.memory_bound(MemoryKind::Pointwise, norm).time;
+        if states::copies_for_step(&scenario.runtime, strategy, precision) {
+            // The gradients are read, written in 32 bits, and these read instead.
+            let copied = Bytes(sharding.updated(elements) * 2 * DType::F32.size());
+            time += self.memory_bound(MemoryKind::Pointwise, copied).time;
+        }
         let whole = (elements.dense + elements.expert) * types.reduce.size();
         Ok(time + scenario.runtime.overheads.gradient_byte.value * whole as f64)
     }
@@ -116,7 +121,7 @@ impl TablePrices {
         }
         // After the traffic is added: the blocks' shares of the stage's time are taken without these copies.
         if gathers_for_every_pass {
-            copies(scenario, self, runs, stage);
+            copies(scenario, self, strategy, runs, stage);
         }
         Ok(())
     }
@@ -158,10 +163,16 @@ fn autocast(
 
 /// Adds the copies of whole parameters and gradients between a runtime's collective buffers and the tensors that
 /// kernels use.
-fn copies(scenario: &Scenario, prices: &TablePrices, runs: &[Run], stage: &mut StageWork) {
+fn copies(
+    scenario: &Scenario,
+    prices: &TablePrices,
+    strategy: &Decisions,
+    runs: &[Run],
+    stage: &mut StageWork,
+) {
     let has = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
     let compute = scenario.workload.precision.activation().size();
-    let reduce = scenario.runtime.states.reduce.size();
+    let reduce = strategy.state_types(&scenario.runtime).reduce.size();
     let cast = if reduce == compute {
         0
     } else {

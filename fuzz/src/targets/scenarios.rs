@@ -123,7 +123,12 @@ fn searched(scenario: &Scenario, constraints: &Constraints) -> Outcome {
         promises::of_prediction(&candidate.prediction, &mut outcome);
         let held = constraints::within(constraints, strategy.decisions());
         outcome.expect(held.is_ok(), || format!("constraint: {held:?}"));
-        let allowed = plans::legality::allowed_by(strategy, &scenario.model, &scenario.runtime);
+        let allowed = plans::legality::allowed_by(
+            strategy,
+            &scenario.model,
+            &scenario.runtime,
+            scenario.workload.precision,
+        );
         outcome.expect(allowed.is_ok(), || format!("runtime: {allowed:?}"));
         outcome.expect(candidate.prediction.fit.fits(), || {
             "found, and does not fit".to_owned()

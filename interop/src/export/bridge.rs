@@ -1,7 +1,7 @@
 //! Export to Megatron Bridge: a Python function over `ConfigContainer`, generated from Megatron-LM's options.
 
 use catalog::runtime::Rewrite;
-use catalog::{Precision, Zero};
+use catalog::{DType, Precision, Zero};
 
 use super::core_model::{self, Field, Reach};
 use super::core_rewrites;
@@ -16,6 +16,10 @@ use crate::config::yaml::number;
 use crate::config::{Node, Value, write};
 
 const FILE: &str = "vescale_plan_bridge.py";
+/// Bridge's module of recipes of mixed precision.
+const MIXED_PRECISION: &str = "mixed_precision";
+/// The field of such a recipe that says whether gradients are held and reduced in 32 bits.
+pub(crate) const GRADIENTS: &str = "mixed_precision.grad_reduce_in_fp32";
 
 pub(crate) fn program(job: &Job<'_>) -> Program {
     let mut setup = vec![
@@ -56,11 +60,36 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
         }
         Precision::Fp8 => Some("bf16_with_fp8_delayed_scaling_mixed"),
     };
-    let precision = precision.map_or(Value::Null, Value::from);
-    settings.push(("mixed_precision".to_owned(), precision));
+    settings.extend(mixed(precision, wide(job)));
     settings.push(("dataset.seq_length".to_owned(), job.workload.seq_len.into()));
     settings.extend(inputs(job, limits));
     vec![Draft::new(FILE, Heading::Docstring, text(job, settings))]
+}
+
+/// Whether gradients are held and reduced in 32 bits.
+fn wide(job: &Job<'_>) -> bool {
+    job.decisions.state_types(job.runtime).reduce == DType::F32
+}
+
+/// Whether a recipe of mixed precision has gradients in 32 bits by itself (`training/mixed_precision.py`).
+pub(crate) fn recipe_is_wide(recipe: &str) -> bool {
+    !recipe.contains("fp16_mixed")
+}
+
+/// The recipe of mixed precision. It sets the type of gradients too, over what `ddp` says.
+fn mixed(recipe: Option<&str>, wide: bool) -> Vec<(String, Value)> {
+    let path = "mixed_precision".to_owned();
+    match recipe {
+        None => vec![(path, Value::Null)],
+        Some(name) if wide == recipe_is_wide(name) => vec![(path, name.into())],
+        Some(name) => vec![
+            (
+                path,
+                Value::Call(format!("{MIXED_PRECISION}.{name}"), Vec::new()),
+            ),
+            (GRADIENTS.to_owned(), wide.into()),
+        ],
+    }
 }
 
 /// The tokenizer, the data, and the recipe that supplies all other settings.
@@ -90,10 +119,17 @@ fn text(job: &Job<'_>, settings: Vec<(String, Value)>) -> String {
          from megatron.bridge.training.config import ConfigContainer\n\
          from megatron.core.activations import squared_relu\n\
          from megatron.core.fusions.fused_bias_geglu import quick_gelu\n\
-         from megatron.core.transformer.enums import AttnBackend\n\n\n\
-         def apply(cfg: ConfigContainer) -> ConfigContainer:\n    \
-         \"\"\"Sets what the plan and its model say.\"\"\"\n"
+         from megatron.core.transformer.enums import AttnBackend\n"
         .to_owned();
+    if settings.iter().any(|(path, _)| path == GRADIENTS) {
+        text.push_str(&format!(
+            "from megatron.bridge.training import {MIXED_PRECISION}\n"
+        ));
+    }
+    text.push_str(
+        "\n\ndef apply(cfg: ConfigContainer) -> ConfigContainer:\n    \
+         \"\"\"Sets what the plan and its model say.\"\"\"\n",
+    );
     if let Some(id) = job.inputs.hf_id {
         text.push_str(&format!(
             "    from megatron.bridge import AutoBridge\n\n    \
@@ -200,6 +236,14 @@ fn setting(flag: &Flag, job: &Job<'_>) -> Vec<(String, Value)> {
         }
         "no_overlap_p2p_communication" => {
             return vec![("model.overlap_p2p_comm".to_owned(), false.into())];
+        }
+        "megatron_fsdp_main_grads_dtype" => {
+            let dtype = match flag.values.first().map(String::as_str) {
+                Some("bf16") => "torch.bfloat16",
+                Some("fp16") => "torch.float16",
+                _ => "torch.float32",
+            };
+            return vec![(format!("ddp.{field}"), Value::Expression(dtype.to_owned()))];
         }
         "overlap_grad_reduce"
         | "overlap_param_gather"

@@ -47,12 +47,16 @@ fn precision(job: &Job<'_>, root: &mut Node) {
         Precision::Fp16 => root.set("fp16.enabled", true),
         Precision::Bf16 => root.set("bf16.enabled", true),
     }
-    let reduced = match job.runtime.states.reduce {
+    let types = job.decisions.state_types(job.runtime);
+    let reduced = match types.reduce {
         DType::F32 => "fp32",
         _ if precision == Precision::Fp16 => "fp16",
         _ => "bf16",
     };
     root.set("communication_data_type", reduced);
+    if types.gradient == Some(DType::F32) {
+        root.set("data_types.grad_accum_dtype", "fp32");
+    }
 }
 
 /// Writes every decision of the plan.
@@ -91,6 +95,8 @@ fn decided(job: &Job<'_>, root: &mut Node) {
                 tensor_parallel: _,
                 pipeline: _,
             },
+        // Written with the precision.
+        gradients: _,
     } = job.decisions;
     root.set("train_batch_size", job.workload.global_batch);
     root.set("train_micro_batch_size_per_gpu", *micro_batch);

@@ -1,6 +1,6 @@
 //! Export to accelerate (FSDP2) and axolotl, which both drive Hugging Face's trainer.
 
-use catalog::{CpKind, Overlap, Precision, Zero};
+use catalog::{CpKind, DType, GradientTypes, Overlap, Precision, Zero};
 
 use super::inputs::Input;
 use super::job::{Draft, Heading, Job};
@@ -85,10 +85,18 @@ pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
                 tensor_parallel: _,
                 pipeline: _,
             },
+        // Refused.
+        gradients: _,
     } = job.decisions;
     script_rewrites::collect(job, script_rewrites::FSDP2, limits);
     axes(job, limits);
     states(job.decisions, limits);
+    // Sharded gradients have the parameters' type, and are reduced in that of mixed precision.
+    let types = GradientTypes {
+        held: DType::F32,
+        reduced: job.workload.precision.activation(),
+    };
+    limits.refuse_gradients(job.decisions, types);
     overlap(job.decisions, limits);
 }
 

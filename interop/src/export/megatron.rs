@@ -1,7 +1,7 @@
 //! Export to Megatron-LM: a bash file that sets the array `MEGATRON_ARGS`.
 
 use catalog::runtime::{BUCKET_ELEMENTS, Rewrite};
-use catalog::{AxisOrder, CpKind, DType, Overlap, Precision, ScheduleKind, Zero};
+use catalog::{AxisOrder, CpKind, DType, GradientTypes, Overlap, Precision, ScheduleKind, Zero};
 
 use super::core_model::{self, Reach};
 use super::core_options::options;
@@ -118,6 +118,8 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str
         axis_order,
         stages,
         overlap: overlapped,
+        // Written with the states.
+        gradients: _,
     } = job.decisions;
     let mut parallel = vec![
         Flag::value("--tensor-model-parallel-size", tp),
@@ -285,14 +287,7 @@ fn states(
     reshard_after_forward: bool,
     limits: &mut Limits,
 ) -> Vec<Flag> {
-    let half = job.workload.precision != Precision::Fp32;
-    let mut flags = Vec::new();
-    if half {
-        flags.push(match job.runtime.states.reduce {
-            DType::F32 => Flag::switch("--accumulate-allreduce-grads-in-fp32"),
-            _ => Flag::switch("--grad-reduce-in-bf16"),
-        });
-    }
+    let mut flags = gradients(job, zero, limits);
     let sharding = match zero {
         Zero::Z0 => return flags,
         Zero::Z1 => None,
@@ -315,6 +310,38 @@ fn states(
         "Megatron-FSDP frees parameters after forward; keeping them is ZeRO-2",
         Some(("reshard", "on".to_owned())),
     );
+    flags
+}
+
+/// The types in which gradients are held and reduced.
+fn gradients(job: &Job<'_>, zero: Zero, limits: &mut Limits) -> Vec<Flag> {
+    let precision = job.workload.precision;
+    if precision == Precision::Fp32 {
+        return Vec::new();
+    }
+    if let Some(types) = job.decisions.gradients {
+        limits.refuse(
+            types.held != types.reduced,
+            format!("grad_dtype={}", types.name()),
+            "gradients are reduced in the type that they are held in",
+            Some(("grad_dtype", GradientTypes::all(types.reduced).name())),
+        );
+    }
+    let wide = job.decisions.state_types(job.runtime).reduce == DType::F32;
+    let mut flags = Vec::new();
+    if wide {
+        flags.push(Flag::switch("--accumulate-allreduce-grads-in-fp32"));
+    } else if precision != Precision::Fp16 {
+        flags.push(Flag::switch("--grad-reduce-in-bf16"));
+    }
+    if matches!(zero, Zero::Z2 | Zero::Z3) {
+        let held = match wide {
+            true => DType::F32,
+            false => precision.activation(),
+        };
+        let flag = "--megatron-fsdp-main-grads-dtype";
+        flags.push(Flag::value(flag, GradientTypes::all(held).name()));
+    }
     flags
 }
 

@@ -2,7 +2,7 @@
 //! export is refused with the reason and a choice that the system can express.
 
 mod assumptions;
-mod bridge;
+pub(crate) mod bridge;
 mod core_model;
 mod core_options;
 mod core_rewrites;

@@ -1,6 +1,9 @@
 //! What a training system cannot express: refusals, notes and unmet assumptions, collected while an exporter writes,
 //! and the error that lists the refusals.
 
+use catalog::GradientTypes;
+use plans::decisions::Decisions;
+
 use super::assumptions::Assumption;
 use super::inputs::{Input, Inputs, Unfilled};
 
@@ -95,6 +98,18 @@ impl Limits {
                 of_model: false,
                 taken_by: None,
             });
+        }
+    }
+
+    /// Refuses types of gradients that a plan chose, other than those that the target `has`.
+    pub(crate) fn refuse_gradients(&mut self, d: &Decisions, has: GradientTypes) {
+        if let Some(types) = d.gradients {
+            self.refuse(
+                types != has,
+                format!("grad_dtype={}", types.name()),
+                "there is no switch for the types of gradients",
+                Some(("grad_dtype", has.name())),
+            );
         }
     }
 

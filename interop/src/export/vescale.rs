@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use catalog::{AxisOrder, Overlap, Precision, ScheduleKind, Zero};
+use catalog::{AxisOrder, DType, GradientTypes, Overlap, Precision, ScheduleKind, Zero};
 
 use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
@@ -162,6 +162,8 @@ fn batch(job: &Job<'_>) -> String {
                 // Written with the pipeline's plan.
                 pipeline: _,
             },
+        // Refused.
+        gradients: _,
     } = job.decisions;
     let w = job.workload;
     let flag = |on: bool| if on { "True" } else { "False" };
@@ -191,6 +193,7 @@ fn batch(job: &Job<'_>) -> String {
 
 fn refuse(job: &Job<'_>, limits: &mut Limits) {
     let d = job.decisions;
+    limits.refuse_gradients(d, GradientTypes::all(DType::F32));
     limits.refuse(
         d.cp > 1,
         format!("cp={}", d.cp),

@@ -7,6 +7,7 @@ use super::imported::{Given, Imported};
 use super::megatron;
 use crate::config::{Node, Value};
 use crate::export::Dialect;
+use crate::export::bridge::{GRADIENTS, recipe_is_wide};
 
 /// What `_pretrain_common` (`megatron/bridge/recipes/common.py`) sets unless a recipe does: field, Megatron-LM's
 /// option, value.
@@ -150,6 +151,27 @@ fn options(doc: &Document) -> Result<Vec<(String, Node)>, ImportError> {
         if let Some(node) = doc.find(field) {
             put(option, node.line, node.value.clone());
         }
+    }
+    let recipe = doc.find("mixed_precision");
+    let recipe = recipe.map_or_else(String::new, |node| node.value.shown());
+    // The recipe of mixed precision sets the type over what `ddp` says.
+    let wide = doc.flag(GRADIENTS)?;
+    put(
+        match wide.unwrap_or(recipe_is_wide(&recipe)) {
+            true => "--accumulate-allreduce-grads-in-fp32",
+            false => "--grad-reduce-in-bf16",
+        },
+        0,
+        true.into(),
+    );
+    if let Some(node) = doc.find("ddp.megatron_fsdp_main_grads_dtype") {
+        let shown = node.value.shown();
+        let name = ["fp32", "bf16", "fp16"]
+            .into_iter()
+            .zip(["float32", "bfloat16", "float16"])
+            .find(|(_, torch)| shown == format!("torch.{torch}"));
+        let name = name.map_or("auto", |(name, _)| name);
+        put("--megatron-fsdp-main-grads-dtype", node.line, name.into());
     }
     for option in precision(doc)? {
         let value = match option {

@@ -1,6 +1,8 @@
 //! Import of DeepSpeed configurations as strategies.
 
-use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
+use catalog::{
+    AxisOrder, CpKind, GradientTypes, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero,
+};
 
 use super::document::Document;
 use super::error::ImportError;
@@ -53,6 +55,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         axis_order: AxisOrder::TP_CP_DP_PP,
         stages: StagePartition(vec![given.model.layers]),
         overlap: overlap(doc, zero, batch.dp.saturating_mul(cp))?,
+        gradients: gradients(doc)?,
     };
     let how = "DeepSpeed's file has none; give --seq";
     let seq_len = given.seq_len;
@@ -189,6 +192,25 @@ fn experts(doc: &Document) -> Result<(u64, u64), ImportError> {
     let ep = doc.degree("expert_parallel.autoep_size")?;
     let etp = doc.degree("expert_parallel.expert_tensor_parallel_size")?;
     Ok((ep, etp))
+}
+
+/// Types in which gradients are held and reduced: both are those of the parameters unless the file says otherwise.
+fn gradients(doc: &Document) -> Result<Option<GradientTypes>, ImportError> {
+    let computed = match precision(doc)? {
+        Precision::Fp32 => return Ok(None),
+        precision => precision.activation(),
+    };
+    let dtype = |key: &str| match doc.text(key)? {
+        None | Some("auto") => Ok(computed),
+        Some(name) => match GradientTypes::read(name) {
+            Some(types) => Ok(types.held),
+            None => Err(doc.wrong(key, "fp32, bf16 or fp16")),
+        },
+    };
+    Ok(Some(GradientTypes {
+        held: dtype("data_types.grad_accum_dtype")?,
+        reduced: dtype("communication_data_type")?,
+    }))
 }
 
 fn overlap(doc: &Document, zero: Zero, ranks: u64) -> Result<Overlap, ImportError> {

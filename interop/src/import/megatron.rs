@@ -1,6 +1,8 @@
 //! Import of Megatron-LM options as a strategy.
 
-use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
+use catalog::{
+    AxisOrder, CpKind, DType, GradientTypes, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero,
+};
 
 use super::document::Document;
 use super::error::ImportError;
@@ -51,6 +53,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         },
         stages,
         overlap: overlap(doc)?,
+        gradients: gradients(doc, zero)?,
     };
     let seq_len = doc.size("--seq-length")?.or(given.seq_len);
     let seq_len = seq_len.ok_or_else(|| doc.missing("the sequence length", "give --seq"))?;
@@ -91,6 +94,40 @@ fn expert_tensor_parallel(doc: &Document, given: &Given<'_>, tp: u64) -> Result<
         Some(_) => doc.degree(key),
         None => Ok(given.model.moe.map_or(1, |_| tp)),
     }
+}
+
+/// Types in which gradients are held and reduced, as Megatron-LM decides them (`megatron/training/arguments.py` at
+/// d98e8a6): 32 bits unless told otherwise in bf16, the parameters' type unless told otherwise in fp16 and by its FSDP.
+fn gradients(doc: &Document, zero: Zero) -> Result<Option<GradientTypes>, ImportError> {
+    let on = |key: &str| doc.flag(key).map(|f| f == Some(true));
+    let computed = match precision(doc)? {
+        Precision::Fp32 => return Ok(None),
+        precision => precision.activation(),
+    };
+    let dtype = |key: &str| match doc.text(key)? {
+        None | Some("auto") => Ok(None),
+        Some(name) => match GradientTypes::read(name) {
+            Some(types) => Ok(Some(types.held)),
+            None => Err(doc.wrong(key, "fp32, bf16, fp16 or auto")),
+        },
+    };
+    if zero >= Zero::Z2 && on("--use-megatron-fsdp")? {
+        let held = dtype("--megatron-fsdp-main-grads-dtype")?.unwrap_or(computed);
+        let reduced = dtype("--megatron-fsdp-grad-comm-dtype")?.unwrap_or(held);
+        return Ok(Some(GradientTypes { held, reduced }));
+    }
+    let wide = on("--accumulate-allreduce-grads-in-fp32")?;
+    let narrow = match computed {
+        DType::F16 => !wide,
+        _ => {
+            let main = doc.text("--main-grads-dtype")? == Some("bf16");
+            on("--grad-reduce-in-bf16")? || main && !wide
+        }
+    };
+    Ok(Some(GradientTypes::all(match narrow {
+        true => computed,
+        false => DType::F32,
+    })))
 }
 
 fn overlap(doc: &Document) -> Result<Overlap, ImportError> {

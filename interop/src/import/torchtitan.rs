@@ -61,6 +61,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
             tensor_parallel: tp > 1 && async_tp(doc)?,
             pipeline: true,
         },
+        gradients: None,
     };
     let sizes = WorkloadSizes {
         gpus: ranks(dp),

@@ -208,6 +208,7 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
             tensor_parallel: false,
             pipeline: true,
         },
+        gradients: None,
     };
     let sizes = WorkloadSizes {
         gpus,

@@ -297,7 +297,12 @@ fn job(args: &RunArgs, loaded: &Loaded) -> Result<Job, CliError> {
         return Err(CliError::Usage("--steps: expected at least 1".to_owned()));
     }
     let runtime = device::runtime(args)?;
-    plans::legality::allowed_by(&loaded.strategy, &scenario.model, &runtime)?;
+    plans::legality::allowed_by(
+        &loaded.strategy,
+        &scenario.model,
+        &runtime,
+        scenario.workload.precision,
+    )?;
     let settings = Settings {
         seed: args.seed.or(train.map(|t| t.seed)).unwrap_or(1234),
         steps,

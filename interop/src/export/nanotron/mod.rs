@@ -3,7 +3,7 @@
 mod model;
 mod rewrites;
 
-use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, Zero};
+use catalog::{AxisOrder, CpKind, DType, GradientTypes, Overlap, Precision, ScheduleKind, Zero};
 
 pub(crate) use self::rewrites::REWRITES;
 
@@ -111,6 +111,8 @@ fn parallelism(d: &Decisions, root: &mut Node) {
                 pipeline: _,
                 tensor_parallel,
             },
+        // Refused.
+        gradients: _,
     } = d;
     let mut axis = |key: &str, value: Value| root.set(&format!("parallelism.{key}"), value);
     axis("dp", (dp_shard * dp_replicate).into());
@@ -171,6 +173,7 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
         Some(("cp_kind", CpKind::AllGather.name().to_owned())),
     );
     refuse_states(d, limits);
+    limits.refuse_gradients(d, GradientTypes::all(DType::F32));
     limits.refuse(
         d.overlap.tensor_parallel && d.tp > 1 && !d.sequence_parallel,
         "overlap=tp with sp=off",

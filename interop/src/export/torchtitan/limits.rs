@@ -1,7 +1,7 @@
 //! Refusals of what torchtitan cannot express.
 
 use catalog::model::{Family, ModelConfig};
-use catalog::{AxisOrder, CpKind, Precision, ScheduleKind, Zero};
+use catalog::{AxisOrder, CpKind, DType, GradientTypes, Precision, ScheduleKind, Zero};
 
 use super::edition::Edition;
 use crate::export::job::Job;
@@ -13,6 +13,7 @@ use plans::grammar::{order_name, recompute_name};
 pub(super) fn refuse(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
     let d = job.decisions;
     states(d, edition, limits);
+    limits.refuse_gradients(d, GradientTypes::all(DType::F32));
     overlap(d, limits);
     pipeline(d, limits);
     let kv = job.model.attention.kv_heads();

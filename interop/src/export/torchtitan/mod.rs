@@ -66,6 +66,11 @@ pub(crate) fn files(job: &Job<'_>, edition: Edition, limits: &mut Limits) -> Vec
         job.model.moe.is_some_and(|moe| !moe.router_correction_bias),
         "torchtitan balances experts by a bias of the router (load_balance_coeff 0.001), which the model does not have",
     );
+    let types = job.decisions.state_types(job.runtime);
+    limits.note(
+        types.reduce != DType::F32 && job.workload.precision != Precision::Fp32,
+        "torchtitan reduces gradients in 32 bits; the prediction assumed 16",
+    );
     // If there is none, the export is refused.
     let Some(chosen) = choose(job.model, edition, limits) else {
         return Vec::new();
@@ -115,6 +120,8 @@ fn parallelism(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
                 // In 0.3 and main, written with compilation.
                 tensor_parallel: _,
             },
+        // Refused.
+        gradients: _,
     } = job.decisions;
     let mut keys: Vec<(&str, Value)> = vec![
         ("data_parallel_replicate_degree", (*dp_replicate).into()),
@@ -238,11 +245,8 @@ fn training(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
     };
     keys.push(("dtype", "float32".into()));
     keys.push(("mixed_precision_param", compute.into()));
-    let reduced = match job.runtime.states.reduce {
-        DType::Bf16 | DType::F16 => "bfloat16",
-        _ => "float32",
-    };
-    keys.push(("mixed_precision_reduce", reduced.into()));
+    // The only value that it takes.
+    keys.push(("mixed_precision_reduce", "float32".into()));
     if edition != Edition::Toml02 {
         // As the prediction assumed; torchtitan cannot combine them with pipelines and most expert-parallel
         // dispatchers.

@@ -1,0 +1,143 @@
+//! Element types of parameters, gradients and optimizer states: those that a runtime uses by itself, and those that it can
+//! be told to use instead.
+
+use serde::{Deserialize, Serialize};
+
+use crate::dtype::{DType, Precision};
+use crate::runtime::Runtime;
+
+/// Element types of what lives for the whole step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StateTypes {
+    /// The copy that kernels read (`None`: it is the training precision's).
+    pub parameter: Option<DType>,
+    /// A separate 32-bit master copy in the optimizer.
+    pub master: Option<DType>,
+    /// The buffer gradients accumulate in (`None`: the training precision's).
+    pub gradient: Option<DType>,
+    /// Type in which gradients are reduced.
+    pub reduce: DType,
+    /// First moment.
+    pub momentum: DType,
+    /// Second moment.
+    pub variance: DType,
+    /// A 16-bit gradient copy that lives beside the accumulation buffer until reduced.
+    pub extra_gradient: Option<DType>,
+}
+
+/// Element types of gradients in a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GradientTypes {
+    /// The buffer that gradients of all micro-batches are added up in.
+    pub held: DType,
+    /// What data-parallel ranks exchange to sum them.
+    pub reduced: DType,
+}
+
+/// Types of gradients that a runtime offers beside its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GradientOption {
+    /// The buffer that gradients accumulate in (`None`: the training precision's).
+    pub held: Option<DType>,
+    /// Type in which gradients are reduced (`None`: the training precision's).
+    pub reduced: Option<DType>,
+    /// Whether the optimizer step makes a 32-bit copy of the gradients that a rank updates with.
+    #[serde(default)]
+    pub copied_for_step: bool,
+}
+
+impl GradientTypes {
+    /// The same type for both.
+    #[must_use]
+    pub fn all(dtype: DType) -> Self {
+        Self {
+            held: dtype,
+            reduced: dtype,
+        }
+    }
+
+    /// As in strategies: `bf16`, or `fp32/bf16` where gradients are held in another type than they are reduced in.
+    #[must_use]
+    pub fn name(self) -> String {
+        match self.held == self.reduced {
+            true => name(self.held).to_owned(),
+            false => format!("{}/{}", name(self.held), name(self.reduced)),
+        }
+    }
+
+    /// Reads what [`GradientTypes::name`] writes.
+    #[must_use]
+    pub fn read(text: &str) -> Option<Self> {
+        let (held, reduced) = text.split_once('/').unwrap_or((text, text));
+        Some(Self {
+            held: float(held)?,
+            reduced: float(reduced)?,
+        })
+    }
+
+    /// The smaller of each type of the two.
+    #[must_use]
+    pub fn least(self, other: Self) -> Self {
+        let smaller = |a: DType, b: DType| if b.size() < a.size() { b } else { a };
+        Self {
+            held: smaller(self.held, other.held),
+            reduced: smaller(self.reduced, other.reduced),
+        }
+    }
+}
+
+impl GradientOption {
+    /// The types in a job of that precision.
+    fn types(self, precision: Precision) -> GradientTypes {
+        GradientTypes {
+            held: self.held.unwrap_or(precision.activation()),
+            reduced: self.reduced.unwrap_or(precision.activation()),
+        }
+    }
+}
+
+impl Runtime {
+    /// The types of gradients that it uses unless it is told otherwise.
+    #[must_use]
+    pub fn own_gradients(&self, precision: Precision) -> GradientTypes {
+        GradientTypes {
+            held: self.states.gradient.unwrap_or(precision.activation()),
+            reduced: self.states.reduce,
+        }
+    }
+
+    /// The types that it can be told to use instead. Training in 32 bits leaves no choice.
+    pub fn other_gradients(&self, precision: Precision) -> impl Iterator<Item = GradientTypes> {
+        let own = self.own_gradients(precision);
+        let options = self.space.gradients.iter();
+        let types = options.map(move |option| option.types(precision));
+        types.filter(move |types| *types != own && precision != Precision::Fp32)
+    }
+
+    /// Whether gradients of these types, which are not its own, are copied to 32 bits for the optimizer step.
+    #[must_use]
+    pub fn copies_gradients(&self, precision: Precision, types: GradientTypes) -> bool {
+        let mut options = self.space.gradients.iter();
+        options.any(|option| option.copied_for_step && option.types(precision) == types)
+    }
+}
+
+/// A type of floating-point numbers as it is written in strategies.
+fn name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "fp32",
+        DType::Bf16 => "bf16",
+        DType::F16 => "fp16",
+        DType::F8 => "fp8",
+        DType::I64 => "int64",
+        DType::I32 => "int32",
+        DType::U8 => "uint8",
+    }
+}
+
+fn float(text: &str) -> Option<DType> {
+    let all = [DType::F32, DType::Bf16, DType::F16];
+    all.into_iter().find(|&dtype| name(dtype) == text)
+}
