@@ -163,6 +163,7 @@ fn decisions(
         stages: StagePartition::even(layers, pp * vpp),
         overlap: overlap(run, runtime.overlap),
         gradients: None,
+        optimizer_states: None,
     })
 }
 

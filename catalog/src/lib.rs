@@ -51,6 +51,6 @@ pub use profile::Profile;
 pub use provenance::{Origin, Sourced};
 pub use rope::RopeScaling;
 pub use runtime::Runtime;
-pub use state_types::GradientTypes;
+pub use state_types::{GradientTypes, OptimizerStates};
 pub use units::{Bandwidth, Bytes, FlopRate, Flops, Seconds};
 pub use workload::{Workload, WorkloadError, WorkloadSizes};

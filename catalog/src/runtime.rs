@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
 use crate::provenance::Sourced;
-use crate::state_types::{GradientOption, StateTypes};
+use crate::state_types::{GradientOption, OptimizerStates, StateTypes};
 use crate::units::{Bytes, Seconds};
 
 /// Parameters per communication bucket that predictions assume: Megatron-LM's `ddp_bucket_size` default
@@ -68,6 +68,8 @@ pub struct RuntimeSpace {
     pub keep_after_forward: bool,
     /// Types of gradients that it can be told to use instead of its own.
     pub gradients: Vec<GradientOption>,
+    /// Ways of holding optimizer states that it offers beside its own where ZeRO shards them, the largest first.
+    pub optimizer_states: Vec<OptimizerStates>,
 }
 
 /// Kinds of recomputation a runtime offers; counts are chosen by the planner.

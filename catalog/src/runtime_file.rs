@@ -11,7 +11,7 @@ use crate::runtime::{
     AttentionKernel, Overheads, RecomputeMode, RecomputeModule, Rewrite, Runtime, RuntimeSpace,
     SequenceParallelUse,
 };
-use crate::state_types::{GradientOption, StateTypes};
+use crate::state_types::{GradientOption, OptimizerStates, StateTypes};
 use crate::units::{Bytes, Seconds};
 
 /// A runtime as written: what is absent is inherited.
@@ -68,6 +68,7 @@ pub struct SpaceFile {
     kv_heads_limit_tp: Option<bool>,
     keep_after_forward: Option<bool>,
     gradients: Option<Vec<GradientOption>>,
+    optimizer_states: Option<Vec<OptimizerStates>>,
 }
 
 /// [`Overheads`] as written; the unit is in the name.
@@ -150,6 +151,7 @@ impl SpaceFile {
             kv_heads_limit_tp: field!(kv_heads_limit_tp),
             keep_after_forward: field!(keep_after_forward),
             gradients: field!(gradients),
+            optimizer_states: field!(optimizer_states),
         })
     }
 }

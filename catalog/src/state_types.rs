@@ -12,7 +12,7 @@ use crate::runtime::Runtime;
 pub struct StateTypes {
     /// The copy that kernels read (`None`: it is the training precision's).
     pub parameter: Option<DType>,
-    /// A separate 32-bit master copy in the optimizer.
+    /// A separate master copy in the optimizer: 32 bits, or the 16 of them that a 16-bit parameter lacks.
     pub master: Option<DType>,
     /// The buffer gradients accumulate in (`None`: the training precision's).
     pub gradient: Option<DType>,
@@ -46,6 +46,60 @@ pub struct GradientOption {
     /// Whether the optimizer step makes a 32-bit copy of the gradients that a rank updates with.
     #[serde(default)]
     pub copied_for_step: bool,
+}
+
+/// Ways of holding optimizer states that a runtime may offer beside its own.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum OptimizerStates {
+    /// Of a master weight the 16 bits that the bf16 parameter lacks, and moments in 32 bits: results do not change
+    /// (`store_param_remainders` of Transformer Engine's Adam).
+    SplitMaster,
+    /// The same with both moments in bf16.
+    Bf16Moments,
+}
+
+impl OptimizerStates {
+    /// Every way, the largest first.
+    pub const ALL: [Self; 2] = [Self::SplitMaster, Self::Bf16Moments];
+    /// Name of a runtime's own way, in constraints.
+    pub const OWN: &str = "own";
+
+    /// As in strategies.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::SplitMaster => "split_master",
+            Self::Bf16Moments => "bf16_moments",
+        }
+    }
+
+    /// Types of a runtime's states with the optimizer's held in this way.
+    #[must_use]
+    pub fn of(self, own: StateTypes) -> StateTypes {
+        let moments = match self {
+            Self::SplitMaster => DType::F32,
+            Self::Bf16Moments => DType::Bf16,
+        };
+        StateTypes {
+            master: Some(DType::Bf16),
+            momentum: moments,
+            variance: moments,
+            ..own
+        }
+    }
 }
 
 impl GradientTypes {
@@ -114,6 +168,16 @@ impl Runtime {
         let options = self.space.gradients.iter();
         let types = options.map(move |option| option.types(precision));
         types.filter(move |types| *types != own && precision != Precision::Fp32)
+    }
+
+    /// The ways of holding optimizer states that it offers beside its own for a job of that precision, the largest first:
+    /// they complete parameters in bf16.
+    #[must_use]
+    pub fn other_optimizers(&self, precision: Precision) -> &[OptimizerStates] {
+        match precision {
+            Precision::Bf16 => &self.space.optimizer_states,
+            Precision::Fp32 | Precision::Fp16 | Precision::Fp8 => &[],
+        }
     }
 
     /// Whether gradients of these types, which are not its own, are copied to 32 bits for the optimizer step.

@@ -160,9 +160,13 @@ pub fn whole(scenario: &Scenario) -> Result<Bytes, CostError> {
         expert: 1,
     };
     let precision = scenario.workload.precision;
-    let own = scenario.runtime.states;
+    let runtime = &scenario.runtime;
+    let others = runtime.other_optimizers(precision).iter();
+    let own = others
+        .last()
+        .map_or(runtime.states, |states| states.of(runtime.states));
     let mut least = alone.states(elements, &own, precision).total();
-    for types in scenario.runtime.other_gradients(precision) {
+    for types in runtime.other_gradients(precision) {
         let types = StateTypes {
             gradient: Some(types.held),
             ..own
@@ -203,10 +207,12 @@ pub(crate) fn accumulation_type(runtime: &Runtime, d: &Decisions, precision: Pre
     gradient_type(&d.state_types(runtime), precision)
 }
 
-/// Whether the types of gradients that a strategy chose make the optimizer step copy them to 32 bits.
+/// Whether the types of gradients that a strategy chose make the optimizer step copy them to 32 bits. An optimizer that
+/// holds its states in 16 bits reads such gradients as they are.
 #[must_use]
 pub(crate) fn copies_for_step(runtime: &Runtime, d: &Decisions, precision: Precision) -> bool {
-    (d.gradients).is_some_and(|types| runtime.copies_gradients(precision, types))
+    d.optimizer_states.is_none()
+        && (d.gradients).is_some_and(|types| runtime.copies_gradients(precision, types))
 }
 
 /// Element type of the gradient accumulation buffer.

@@ -1,7 +1,7 @@
 //! What the strategies of one layout choose among: pipelines, ways to hold and shard states, axis orders, recomputation.
 
 use catalog::runtime::RecomputeMode;
-use catalog::{AxisOrder, GradientTypes, ScheduleKind, Zero};
+use catalog::{AxisOrder, GradientTypes, OptimizerStates, ScheduleKind, Zero};
 use costmodel::Scenario;
 use plans::legality::MAX_PASSES;
 use plans::{Decisions, Recompute, StagePartition};
@@ -37,6 +37,8 @@ pub struct ShardingChoice {
     pub dp_replicate: u64,
     /// Types in which gradients are held and reduced; `None`: the runtime's own.
     pub gradients: Option<GradientTypes>,
+    /// How optimizer states are held; `None`: as the runtime does by itself.
+    pub optimizer_states: Option<OptimizerStates>,
 }
 
 impl ShardingChoice {
@@ -49,6 +51,7 @@ impl ShardingChoice {
             dp_shard: self.dp_shard,
             dp_replicate: self.dp_replicate,
             gradients: self.gradients,
+            optimizer_states: self.optimizer_states,
             ..d.clone()
         }
     }
@@ -189,6 +192,7 @@ impl Asked<'_> {
             dp_shard: 1,
             dp_replicate: dp,
             gradients: None,
+            optimizer_states: None,
         };
         let space = &self.scenario.runtime.space;
         let allows = |choice: &ShardingChoice| {
@@ -214,6 +218,7 @@ impl Asked<'_> {
                         dp_shard: dp / dp_replicate,
                         dp_replicate,
                         gradients: None,
+                        optimizer_states: None,
                     };
                     choices.push(choice);
                     if zero == Zero::Z3 && space.keep_after_forward {
@@ -226,20 +231,43 @@ impl Asked<'_> {
             }
         }
         choices.retain(allows);
-        let gradients = self.gradients();
-        let with_types = |choice: ShardingChoice| {
-            let types = gradients.iter().filter(move |types| {
-                // Plain data parallelism reduces the gradients of 32-bit parameters in 32 bits, whatever is asked.
-                let fixed =
-                    choice.zero == Zero::Z0 && self.scenario.runtime.states.parameter.is_some();
-                types.is_none() || !fixed
-            });
-            types.map(move |&gradients| ShardingChoice {
-                gradients,
-                ..choice
-            })
+        choices
+            .into_iter()
+            .flat_map(|choice| self.with_types(choice))
+            .collect()
+    }
+
+    /// A way to shard states with every element type that it may have.
+    fn with_types(&self, choice: ShardingChoice) -> Vec<ShardingChoice> {
+        let unsharded = choice.zero == Zero::Z0;
+        // Plain data parallelism reduces the gradients of 32-bit parameters in 32 bits, whatever is asked.
+        let fixed = unsharded && self.scenario.runtime.states.parameter.is_some();
+        let mut all = Vec::new();
+        for optimizer_states in self.optimizer_states() {
+            for gradients in self.gradients() {
+                let possible =
+                    !(fixed && gradients.is_some()) && !(unsharded && optimizer_states.is_some());
+                all.extend(possible.then_some(ShardingChoice {
+                    gradients,
+                    optimizer_states,
+                    ..choice
+                }));
+            }
+        }
+        all
+    }
+
+    /// The ways in which optimizer states may be held, the largest first; `None` is the runtime's own.
+    pub(crate) fn optimizer_states(&self) -> Vec<Option<OptimizerStates>> {
+        let precision = self.scenario.workload.precision;
+        let others = self.scenario.runtime.other_optimizers(precision);
+        let others = others.iter().copied().map(Some);
+        let mut all: Vec<Option<OptimizerStates>> = [None].into_iter().chain(others).collect();
+        let name = |states: Option<OptimizerStates>| {
+            states.map_or(OptimizerStates::OWN, OptimizerStates::name)
         };
-        choices.into_iter().flat_map(with_types).collect()
+        all.retain(|&states| self.constraints.allows_name("optim_states", name(states)));
+        all
     }
 
     /// The types in which gradients may be held and reduced; `None` are the runtime's own.

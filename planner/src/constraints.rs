@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use catalog::runtime::RecomputeMode;
-use catalog::{Mistake, Precision, Runtime, Zero};
+use catalog::{Mistake, OptimizerStates, Precision, Runtime, Zero};
 use plans::grammar::recompute_name;
 use plans::{Decisions, Recompute};
 use serde::{Deserialize, Serialize};
@@ -25,13 +25,14 @@ pub const DIMENSIONS: [&str; 10] = [
     "mbs",
 ];
 /// Dimensions of names.
-pub const CHOICES: [&str; 6] = [
+pub const CHOICES: [&str; 7] = [
     "cp_kind",
     "zero",
     "schedule",
     "recompute",
     "sp",
     "grad_dtype",
+    "optim_states",
 ];
 
 /// Largest value of a numeric dimension.
@@ -245,6 +246,10 @@ impl Constraints {
         self.allow_but_types(d)
             && self.allow_recompute(d.recompute)
             && self.allows_name("grad_dtype", &gradients.name())
+            && self.allows_name(
+                "optim_states",
+                (d.optimizer_states).map_or(OptimizerStates::OWN, OptimizerStates::name),
+            )
     }
 
     /// Whether what a strategy recomputes is allowed.

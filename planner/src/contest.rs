@@ -12,6 +12,7 @@ use plans::{Decisions, Recompute, Strategy};
 use rayon::prelude::*;
 
 use crate::PlannerError;
+use crate::choices::ShardingChoice;
 use crate::options::{Objective, SearchOptions};
 use crate::simplicity::{self, Complexity};
 use crate::space::{SearchSpace, with_pipeline};
@@ -164,25 +165,24 @@ impl Contest<'_> {
             other => recompute == other,
         };
         let scenario = self.costs.scenario();
+        let shards_alike = |sharding: &ShardingChoice| {
+            sharding.zero == of.zero
+                && sharding.reshard_after_forward == of.reshard_after_forward
+                && sharding.dp_replicate == of.dp_replicate
+        };
         let mut variants = Vec::new();
-        let gradients = self.space.gradients();
         for layout in self.space.layouts().iter().filter(|l| l.has_sizes_of(of)) {
-            let base = Decisions {
-                zero: of.zero,
-                reshard_after_forward: of.reshard_after_forward,
-                dp_shard: of.dp_shard,
-                dp_replicate: of.dp_replicate,
-                ..self.space.decisions(layout)
-            };
+            let shardings = self.space.shardings(layout).into_iter();
+            let shardings: Vec<ShardingChoice> = shardings.filter(shards_alike).collect();
+            let base = self.space.decisions(layout);
             for pipeline in self.space.pipelines(layout).iter() {
                 for &recompute in pipeline.recompute.iter().filter(|&&r| alike(r)) {
                     let d = with_pipeline(&base, pipeline, recompute);
                     for &axis_order in self.space.orders(layout) {
-                        variants.extend(gradients.iter().filter_map(|&gradients| {
+                        variants.extend(shardings.iter().filter_map(|sharding| {
                             let d = Decisions {
                                 axis_order,
-                                gradients,
-                                ..d.clone()
+                                ..sharding.of(&d)
                             };
                             Strategy::new(d, &scenario.model, &scenario.workload).ok()
                         }));

@@ -145,6 +145,14 @@ fn one_step(base: &Strategy, scenario: &Scenario) -> Vec<Decisions> {
         gradients,
         ..d.clone()
     }));
+    let others = scenario
+        .runtime
+        .other_optimizers(scenario.workload.precision);
+    let states = [None].into_iter().chain(others.iter().copied().map(Some));
+    list.extend(states.map(|optimizer_states| Decisions {
+        optimizer_states,
+        ..d.clone()
+    }));
     list
 }
 

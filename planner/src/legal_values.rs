@@ -5,7 +5,10 @@
 //! number of devices. The check uses a batch and a sequence length that every size divides, so that these
 //! two never decide.
 
-use catalog::{CpKind, GradientTypes, Mistake, ScheduleKind, Workload, WorkloadSizes, elementary};
+use catalog::{
+    CpKind, GradientTypes, Mistake, OptimizerStates, ScheduleKind, Workload, WorkloadSizes,
+    elementary,
+};
 use costmodel::Scenario;
 
 use crate::PlannerError;
@@ -130,6 +133,10 @@ fn candidates(scenario: &Scenario, counts: &[u64], key: &str) -> Vec<String> {
         "sp" => vec!["on", "off"],
         "schedule" => ScheduleKind::ALL.iter().map(|kind| kind.name()).collect(),
         "cp_kind" => CpKind::ALL.iter().map(|kind| kind.name()).collect(),
+        "optim_states" => [OptimizerStates::OWN]
+            .into_iter()
+            .chain(OptimizerStates::ALL.map(OptimizerStates::name))
+            .collect(),
         "recompute" => vec!["none", "selective", "full", "layers", "selective_ops"],
         _ => Vec::new(),
     };

@@ -11,7 +11,7 @@ use std::cmp::Ordering as Order;
 use std::collections::{BTreeMap, BinaryHeap, btree_map};
 use std::sync::atomic::Ordering;
 
-use catalog::{Bytes, Seconds};
+use catalog::{Bytes, Seconds, Zero};
 use costmodel::{CostModel, Score, Shape};
 use plans::prediction::SpaceReport;
 use plans::{Candidate, Decisions, Floors, SearchOutcome, Strategy};

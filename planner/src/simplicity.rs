@@ -1,6 +1,6 @@
 //! Which of two plans is simpler, and which plans are the same layout.
 
-use catalog::{AxisOrder, CpKind, DType, Runtime, ScheduleKind};
+use catalog::{AxisOrder, CpKind, DType, OptimizerStates, Runtime, ScheduleKind};
 use plans::{Decisions, Recompute, StagePartition};
 
 /// How complicated a plan is; simpler ones are less. Axes count before everything else.
@@ -16,7 +16,7 @@ pub struct Complexity {
 type Traits<const N: usize> = [(bool, &'static str); N];
 
 /// Everything that makes a plan complicated, in words; axes come first.
-fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<9>) {
+fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<11>) {
     let space = &runtime.space;
     let axes = [
         (d.tp > 1, "tensor parallelism"),
@@ -40,6 +40,11 @@ fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<9>) {
         (partly, "partial recomputation"),
         (narrow, "16-bit gradients"),
         (d.gradients.is_some() && !narrow, "32-bit gradients"),
+        (d.optimizer_states.is_some(), "other optimizer states"),
+        (
+            d.optimizer_states == Some(OptimizerStates::Bf16Moments),
+            "16-bit moments",
+        ),
     ];
     (axes, unusual)
 }
@@ -81,13 +86,15 @@ pub fn layout(d: &Decisions) -> [u64; 7] {
 }
 
 /// The decisions that all variants of a plan share. These differ in axis order, kind of context parallelism, types of
-/// gradients, virtual stages with their schedule and partition, and how many layers are recomputed if some are.
+/// gradients and of optimizer states, virtual stages with their schedule and partition, and how many layers are recomputed
+/// if some are.
 #[must_use]
 pub fn shared(d: &Decisions) -> Decisions {
     Decisions {
         axis_order: AxisOrder::TP_CP_DP_PP,
         cp_kind: CpKind::Ring,
         gradients: None,
+        optimizer_states: None,
         vpp: 1,
         schedule: ScheduleKind::OneFOneB,
         stages: StagePartition(Vec::new()),

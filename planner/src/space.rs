@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use catalog::runtime::{RecomputeMode, SequenceParallelUse};
-use catalog::{AxisOrder, CpKind, GradientTypes, ScheduleKind, Zero};
+use catalog::{AxisOrder, CpKind, OptimizerStates, ScheduleKind, Zero};
 use costmodel::Scenario;
 use plans::legality::{allowed_by, check_layout};
 use plans::{Decisions, Recompute, StagePartition, Strategy, StrategyError};
@@ -210,12 +210,13 @@ impl SearchSpace {
         self.asked().shardings(layout.dp, layout.cp)
     }
 
-    /// The types in which gradients may be held and reduced; `None` are the runtime's own.
-    pub(crate) fn gradients(&self) -> Vec<Option<GradientTypes>> {
-        self.asked().gradients()
+    /// The ways in which optimizer states may be held, the largest first; `None` is the runtime's own.
+    pub(crate) fn optimizer_states(&self) -> Vec<Option<OptimizerStates>> {
+        self.asked().optimizer_states()
     }
 
-    /// For every ZeRO level, the way to shard a layout's states that leaves least on a rank, with the gradients of `base`.
+    /// For every ZeRO level, the way to shard a layout's states that leaves least on a rank, with the gradients of `base`
+    /// and the smallest optimizer states.
     pub(crate) fn lightest(&self, layout: &Layout, base: &Decisions) -> Vec<Decisions> {
         let mut least: BTreeMap<_, ShardingChoice> = BTreeMap::new();
         for choice in self.shardings(layout) {
@@ -226,8 +227,10 @@ impl SearchSpace {
                 *known = choice;
             }
         }
+        let smallest = self.optimizer_states().pop().flatten();
         let of_level = |choice: ShardingChoice| Decisions {
             gradients: base.gradients,
+            optimizer_states: smallest.filter(|_| choice.zero != Zero::Z0),
             ..choice.of(base)
         };
         least.into_values().map(of_level).collect()
@@ -326,6 +329,7 @@ fn decisions(asked: Asked<'_>, layout: &Layout) -> Decisions {
         stages: StagePartition(Vec::new()),
         overlap: asked.scenario.runtime.overlap,
         gradients: asked.least_gradients(),
+        optimizer_states: None,
     }
 }
 

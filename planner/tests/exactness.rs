@@ -109,6 +109,8 @@ fn spaces() -> Vec<(Scenario, Constraints)> {
         "ep=1|4",
         "dp_replicate=1|2",
         "grad_dtype=fp32",
+        "optim_states=own",
+        "optim_states=split_master|bf16_moments",
         "grad_dtype=bf16|fp32",
     ];
     let mut dice = Dice(22);

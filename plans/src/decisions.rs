@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use catalog::state_types::StateTypes;
 use catalog::{
-    Axis, AxisOrder, CpKind, GradientTypes, Overlap, Precision, Runtime, ScheduleKind, Zero,
+    Axis, AxisOrder, CpKind, GradientTypes, OptimizerStates, Overlap, Precision, Runtime,
+    ScheduleKind, Zero,
 };
 
 use crate::mesh::Group;
@@ -54,6 +55,8 @@ pub struct Decisions {
     pub overlap: Overlap,
     /// Types in which gradients are held and reduced; `None`: the runtime's own.
     pub gradients: Option<GradientTypes>,
+    /// How optimizer states are held; `None`: as the runtime does by itself.
+    pub optimizer_states: Option<OptimizerStates>,
 }
 
 /// What the forward pass of a stage is run again for in backward.
@@ -118,6 +121,7 @@ impl Decisions {
         let mut d = self.clone();
         if d.dp_shard * d.cp == 1 {
             d.zero = Zero::Z0;
+            d.optimizer_states = None;
         }
         d.reshard_after_forward &= d.zero == Zero::Z3;
         if d.cp == 1 {
@@ -151,10 +155,11 @@ impl Decisions {
     #[must_use]
     pub fn state_types(&self, runtime: &Runtime) -> StateTypes {
         let own = runtime.states;
-        self.gradients.map_or(own, |types| StateTypes {
-            gradient: Some(types.held),
-            reduce: types.reduced,
-            ..own
+        let types = self.optimizer_states.map_or(own, |states| states.of(own));
+        self.gradients.map_or(types, |gradients| StateTypes {
+            gradient: Some(gradients.held),
+            reduce: gradients.reduced,
+            ..types
         })
     }
 

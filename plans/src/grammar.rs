@@ -6,7 +6,8 @@ use std::fmt;
 use catalog::model::ModelConfig;
 use catalog::runtime::SequenceParallelUse;
 use catalog::{
-    Axis, AxisOrder, CpKind, GradientTypes, Mistake, Overlap, Runtime, ScheduleKind, Workload, Zero,
+    Axis, AxisOrder, CpKind, GradientTypes, Mistake, OptimizerStates, Overlap, Runtime,
+    ScheduleKind, Workload, Zero,
 };
 
 use crate::decisions::{Decisions, Recompute};
@@ -59,8 +60,11 @@ impl fmt::Display for Strategy {
             stages.join("/"),
             overlap_name(d.overlap)
         )?;
-        match d.gradients {
-            Some(types) => write!(f, ",grad_dtype={}", types.name()),
+        if let Some(types) = d.gradients {
+            write!(f, ",grad_dtype={}", types.name())?;
+        }
+        match d.optimizer_states {
+            Some(states) => write!(f, ",optim_states={}", states.name()),
             None => Ok(()),
         }
     }
@@ -107,6 +111,9 @@ pub fn short(d: &Decisions) -> String {
     }
     if let Some(types) = d.gradients {
         parts.push(format!("grad_dtype={}", types.name()));
+    }
+    if let Some(states) = d.optimizer_states {
+        parts.push(format!("optim_states={}", states.name()));
     }
     parts.join(" ")
 }
@@ -296,6 +303,7 @@ impl Fields {
             stages: self.stages(model, pp.saturating_mul(vpp))?,
             overlap: self.overlap(runtime)?,
             gradients: self.gradients()?,
+            optimizer_states: self.optimizer_states()?,
         };
         Ok(decisions.under(runtime, workload.precision))
     }
@@ -404,6 +412,16 @@ impl Fields {
             )
         })?;
         Ok(Some(types))
+    }
+
+    fn optimizer_states(&self) -> Result<Option<OptimizerStates>, StrategyError> {
+        match self.get("optim_states") {
+            None | Some(OptimizerStates::OWN) => Ok(None),
+            Some(value) => {
+                let all = &OptimizerStates::ALL;
+                one_of("optim_states", value, all, OptimizerStates::name).map(Some)
+            }
+        }
     }
 
     fn overlap(&self, runtime: &Runtime) -> Result<Overlap, StrategyError> {

@@ -1,6 +1,8 @@
 //! The stable JSON forms of strategies, predictions and search results.
 
-use catalog::{AxisOrder, CpKind, GradientTypes, Overlap, Precision, ScheduleKind, Zero};
+use catalog::{
+    AxisOrder, CpKind, GradientTypes, OptimizerStates, Overlap, Precision, ScheduleKind, Zero,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +41,9 @@ pub struct StrategyJson {
     /// Types of gradients as `--strategy` writes them, if they are not the runtime's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grad_dtype: Option<String>,
+    /// How optimizer states are held, if not as the runtime does by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub optim_states: Option<OptimizerStates>,
 }
 
 impl StrategyJson {
@@ -67,6 +72,7 @@ impl StrategyJson {
             precision,
             overlap: d.overlap,
             grad_dtype: d.gradients.map(GradientTypes::name),
+            optim_states: d.optimizer_states,
         }
     }
 }

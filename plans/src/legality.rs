@@ -328,6 +328,9 @@ fn data(d: &Decisions) -> Result<(), StrategyError> {
         Zero::Z0 if d.dp_shard > 1 => Err(StrategyError::Conflict(
             "zero=0 shards nothing: dp_shard must be 1, use dp_replicate",
         )),
+        Zero::Z0 if d.optimizer_states.is_some() => Err(StrategyError::Conflict(
+            "optim_states needs a ZeRO level of at least 1: the optimizer updates its own share",
+        )),
         Zero::Z0 | Zero::Z1 | Zero::Z2 | Zero::Z3 => Ok(()),
     }
 }
@@ -412,7 +415,8 @@ pub fn allowed_by(
         .or_else(|| tensor_lack(d, model, space))
         .or_else(|| layout_lack(d, space))
         .or_else(|| recompute_lack(d, space))
-        .or_else(|| gradient_lack(d, runtime, precision));
+        .or_else(|| gradient_lack(d, runtime, precision))
+        .or_else(|| optimizer_lack(d, runtime, precision));
     match lack {
         None => Ok(()),
         Some(Lack { what, has }) => Err(StrategyError::Runtime {
@@ -516,6 +520,22 @@ fn gradient_lack(d: &Decisions, runtime: &Runtime, precision: Precision) -> Opti
     }
     let has = list(all.into_iter().map(GradientTypes::name), "none");
     lacks(format!("gradients in {}", asked.name()), has)
+}
+
+fn optimizer_lack(d: &Decisions, runtime: &Runtime, precision: Precision) -> Option<Lack> {
+    let asked = d.optimizer_states?;
+    let all = runtime.other_optimizers(precision);
+    if all.contains(&asked) {
+        return None;
+    }
+    let has = list(
+        all.iter().map(|states| states.name().to_owned()),
+        "its own only",
+    );
+    lacks(
+        format!("optimizer states {} in this precision", asked.name()),
+        has,
+    )
 }
 
 /// The kind of a recompute choice, without its parameters.

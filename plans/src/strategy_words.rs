@@ -5,7 +5,7 @@ use catalog::{Mistake, ScheduleKind};
 use crate::legality::StrategyError;
 
 /// Every key of a strategy.
-pub const KEYS: [&str; 21] = [
+pub const KEYS: [&str; 22] = [
     "tp",
     "pp",
     "vpp",
@@ -27,10 +27,11 @@ pub const KEYS: [&str; 21] = [
     "stages",
     "overlap",
     "grad_dtype",
+    "optim_states",
 ];
 
 /// Keys whose value may stand in the next word: `recompute none`.
-const BEFORE_THEIR_VALUE: [&str; 7] = [
+const BEFORE_THEIR_VALUE: [&str; 8] = [
     "recompute",
     "order",
     "stages",
@@ -38,6 +39,7 @@ const BEFORE_THEIR_VALUE: [&str; 7] = [
     "overlap",
     "cp_kind",
     "grad_dtype",
+    "optim_states",
 ];
 
 /// Keys that are switched on by standing alone.

@@ -29,16 +29,17 @@ fn legal() -> impl proptest::strategy::Strategy<Value = Plan> {
         0usize..4,
         0usize..6,
         0usize..2,
-        0usize..3,
+        0usize..9,
     );
     (sizes, choices).prop_filter_map("legal", |((tp, pp, cp, ep, mbs), (kind, zero, re, sched, order, types))| {
         let kind = ["ring", "all_gather", "all_to_all"][kind];
         let re = ["none", "selective", "full", "layers:3"][re];
         let sched = ["1f1b", "interleaved,vpp=2", "gpipe", "zb-h1", "zb-v,vpp=2", "dualpipe-v,vpp=2"][sched];
         let order = ["tp-cp-dp_shard-dp_replicate-pp", "tp-cp-pp-dp_shard-dp_replicate"][order];
-        let types = ["fp32", "bf16", "fp32/bf16"][types];
+        let states = ["own", "split_master", "bf16_moments"][types / 3];
+        let types = ["fp32", "bf16", "fp32/bf16"][types % 3];
         let text = format!(
-            "tp={},pp={},cp={},ep={},mbs={},cp_kind={kind},zero={zero},recompute={re},schedule={sched},order={order},grad_dtype={types}",
+            "tp={},pp={},cp={},ep={},mbs={},cp_kind={kind},zero={zero},recompute={re},schedule={sched},order={order},grad_dtype={types},optim_states={states}",
             1 << tp, 1 << pp, 1 << cp, 1 << ep, 1 << mbs
         );
         parsed(&text).ok()

@@ -1,7 +1,7 @@
 //! Plans and predictions as a person says them: the layout, the moment of the peak, what to be careful about, and what
 //! abbreviations mean.
 
-use catalog::{Bytes, DType, GradientTypes, Origin, ScheduleKind};
+use catalog::{Bytes, DType, GradientTypes, OptimizerStates, Origin, ScheduleKind};
 use plans::{Decisions, Fit, Prediction, Recompute, Zero};
 
 use crate::format;
@@ -10,7 +10,7 @@ use crate::format;
 const SAFE: f64 = 0.9;
 
 /// Abbreviations in strategies and tables, each with its meaning.
-pub const TERMS: [(&str, &str); 26] = [
+pub const TERMS: [(&str, &str); 27] = [
     ("tp8", "tensor parallel: 8 GPUs share each layer"),
     (
         "pp4",
@@ -66,6 +66,10 @@ pub const TERMS: [(&str, &str); 26] = [
     (
         "grad_dtype=bf16",
         "gradients are added up and reduced in 16 bits, not in the 32 of the system's default; fp32/bf16: added up in 32",
+    ),
+    (
+        "optim_states=…",
+        "split_master: master weights are the 16 bits that parameters lack, without effect on results; bf16_moments: moments in 16 bits too",
     ),
     (
         "order=…",
@@ -134,6 +138,7 @@ pub fn plan(d: &Decisions, gpus_per_node: u64) -> Vec<String> {
         Recompute::SelectiveOps => "chosen operators are computed again in the backward".to_owned(),
     });
     said.extend(d.gradients.map(gradients));
+    said.extend(d.optimizer_states.map(optimizer_states));
     said
 }
 
@@ -149,6 +154,17 @@ fn gradients(types: GradientTypes) -> String {
         "gradients are {how} ({}), not as the system does by default, which changes results",
         types.name()
     )
+}
+
+/// Optimizer states that are not held as the system does by itself.
+fn optimizer_states(states: OptimizerStates) -> String {
+    let master = "the optimizer holds only the 16 bits of master weights that parameters lack";
+    match states {
+        OptimizerStates::SplitMaster => format!("{master}, which changes no result"),
+        OptimizerStates::Bf16Moments => {
+            format!("{master}, and its moments in 16 bits (bf16), which changes results")
+        }
+    }
 }
 
 fn stages(d: &Decisions) -> String {

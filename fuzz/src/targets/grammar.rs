@@ -24,9 +24,13 @@ const SIZES: [&str; 10] = [
     "mbs",
     "m",
 ];
-const CHOICES: [(&str, &[&str]); 9] = [
+const CHOICES: [(&str, &[&str]); 10] = [
     ("cp_kind", &["ring", "all_gather", "all_to_all"]),
     ("grad_dtype", &["fp32", "bf16", "fp32/bf16", "fp64"]),
+    (
+        "optim_states",
+        &["own", "split_master", "bf16_moments", "fp32"],
+    ),
     ("zero", &["0", "1", "2", "3", "4"]),
     ("reshard", &["on", "off", "true"]),
     ("sp", &["on", "off"]),

@@ -16,6 +16,12 @@ use crate::config::yaml::number;
 use crate::config::{Node, Value, write};
 
 const FILE: &str = "vescale_plan_bridge.py";
+/// Element types by their names in Megatron-LM's options and in PyTorch.
+pub(crate) const TORCH: [(&str, &str); 3] = [
+    ("fp32", "torch.float32"),
+    ("bf16", "torch.bfloat16"),
+    ("fp16", "torch.float16"),
+];
 /// Bridge's module of recipes of mixed precision.
 const MIXED_PRECISION: &str = "mixed_precision";
 /// The field of such a recipe that says whether gradients are held and reduced in 32 bits.
@@ -218,6 +224,13 @@ fn off(job: &Job<'_>) -> Vec<(String, Value)> {
     settings
 }
 
+/// The element type that a Megatron-LM option names, as PyTorch has it.
+fn torch(flag: &Flag) -> Value {
+    let named = flag.values.first().map_or("", String::as_str);
+    let known = TORCH.iter().find(|(name, _)| *name == named);
+    Value::Expression(known.map_or("None", |(_, torch)| torch).to_owned())
+}
+
 /// The configuration field that a Megatron-LM option corresponds to.
 fn setting(flag: &Flag, job: &Job<'_>) -> Vec<(String, Value)> {
     let field = flag.name.trim_start_matches("--").replace('-', "_");
@@ -237,14 +250,11 @@ fn setting(flag: &Flag, job: &Job<'_>) -> Vec<(String, Value)> {
         "no_overlap_p2p_communication" => {
             return vec![("model.overlap_p2p_comm".to_owned(), false.into())];
         }
-        "megatron_fsdp_main_grads_dtype" => {
-            let dtype = match flag.values.first().map(String::as_str) {
-                Some("bf16") => "torch.bfloat16",
-                Some("fp16") => "torch.float16",
-                _ => "torch.float32",
-            };
-            return vec![(format!("ddp.{field}"), Value::Expression(dtype.to_owned()))];
+        "megatron_fsdp_main_grads_dtype" => return vec![(format!("ddp.{field}"), torch(flag))],
+        "exp_avg_dtype" | "exp_avg_sq_dtype" | "main_grads_dtype" => {
+            return vec![(format!("optimizer.{field}"), torch(flag))];
         }
+        "use_precision_aware_optimizer" => format!("optimizer.{field}"),
         "overlap_grad_reduce"
         | "overlap_param_gather"
         | "use_distributed_optimizer"

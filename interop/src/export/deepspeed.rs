@@ -97,6 +97,8 @@ fn decided(job: &Job<'_>, root: &mut Node) {
             },
         // Written with the precision.
         gradients: _,
+        // Refused.
+        optimizer_states: _,
     } = job.decisions;
     root.set("train_batch_size", job.workload.global_batch);
     root.set("train_micro_batch_size_per_gpu", *micro_batch);
@@ -195,6 +197,7 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
         None,
     );
     states(d, limits);
+    limits.refuse_optimizer_states(d);
 }
 
 fn states(d: &Decisions, limits: &mut Limits) {

@@ -87,6 +87,7 @@ pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
             },
         // Refused.
         gradients: _,
+        optimizer_states: _,
     } = job.decisions;
     script_rewrites::collect(job, script_rewrites::FSDP2, limits);
     axes(job, limits);
@@ -96,7 +97,7 @@ pub(crate) fn refuse(job: &Job<'_>, limits: &mut Limits) {
         held: DType::F32,
         reduced: job.workload.precision.activation(),
     };
-    limits.refuse_gradients(job.decisions, types);
+    limits.refuse_types(job.decisions, types);
     overlap(job.decisions, limits);
 }
 

@@ -1,7 +1,10 @@
 //! Export to Megatron-LM: a bash file that sets the array `MEGATRON_ARGS`.
 
 use catalog::runtime::{BUCKET_ELEMENTS, Rewrite};
-use catalog::{AxisOrder, CpKind, DType, GradientTypes, Overlap, Precision, ScheduleKind, Zero};
+use catalog::{
+    AxisOrder, CpKind, DType, GradientTypes, OptimizerStates, Overlap, Precision, ScheduleKind,
+    Zero,
+};
 
 use super::core_model::{self, Reach};
 use super::core_options::options;
@@ -16,6 +19,10 @@ use plans::decisions::{Decisions, Recompute};
 use plans::grammar::{order_name, recompute_name};
 use plans::partition::StagePartition;
 
+/// Lets optimizer states be held in 16 bits.
+pub(crate) const PRECISION_AWARE: &str = "--use-precision-aware-optimizer";
+/// Types of the moments.
+pub(crate) const MOMENTS: [&str; 2] = ["--exp-avg-dtype", "--exp-avg-sq-dtype"];
 /// Name of the file written.
 pub(crate) const FILE: &str = "megatron_args.sh";
 
@@ -120,6 +127,7 @@ pub(crate) fn decisions(job: &Job<'_>, limits: &mut Limits) -> Vec<(&'static str
         overlap: overlapped,
         // Written with the states.
         gradients: _,
+        optimizer_states: _,
     } = job.decisions;
     let mut parallel = vec![
         Flag::value("--tensor-model-parallel-size", tp),
@@ -295,6 +303,7 @@ fn states(
         Zero::Z3 => Some("optim_grads_params"),
     };
     flags.push(Flag::switch("--use-distributed-optimizer"));
+    flags.extend(optimizer(job, limits));
     if dp_replicate > 1 {
         let flag = "--num-distributed-optimizer-instances";
         flags.push(Flag::value(flag, dp_replicate));
@@ -310,6 +319,28 @@ fn states(
         "Megatron-FSDP frees parameters after forward; keeping them is ZeRO-2",
         Some(("reshard", "on".to_owned())),
     );
+    flags
+}
+
+/// How the optimizer holds its states. Its Adam keeps the 16 bits of master weights that parameters lack by itself.
+fn optimizer(job: &Job<'_>, limits: &mut Limits) -> Vec<Flag> {
+    let Some(states) = job.decisions.optimizer_states else {
+        return Vec::new();
+    };
+    limits.refuse(
+        job.decisions.zero >= Zero::Z2,
+        format!("optim_states={}", states.name()),
+        "Megatron-FSDP holds master weights whole",
+        Some(("optim_states", OptimizerStates::OWN.to_owned())),
+    );
+    let mut flags = vec![Flag::switch(PRECISION_AWARE)];
+    if states == OptimizerStates::Bf16Moments {
+        flags.extend(MOMENTS.map(|flag| Flag::value(flag, "bf16")));
+    }
+    // Gradients that are held in 16 bits are read as they are.
+    if job.decisions.state_types(job.runtime).gradient != Some(DType::F32) {
+        flags.push(Flag::value("--main-grads-dtype", "bf16"));
+    }
     flags
 }
 

@@ -1,7 +1,7 @@
 //! What a training system cannot express: refusals, notes and unmet assumptions, collected while an exporter writes,
 //! and the error that lists the refusals.
 
-use catalog::GradientTypes;
+use catalog::{GradientTypes, OptimizerStates};
 use plans::decisions::Decisions;
 
 use super::assumptions::Assumption;
@@ -101,14 +101,27 @@ impl Limits {
         }
     }
 
-    /// Refuses types of gradients that a plan chose, other than those that the target `has`.
-    pub(crate) fn refuse_gradients(&mut self, d: &Decisions, has: GradientTypes) {
+    /// Refuses types of states that a plan chose: of gradients, others than the target `has`; of the optimizer, all.
+    pub(crate) fn refuse_types(&mut self, d: &Decisions, has: GradientTypes) {
         if let Some(types) = d.gradients {
             self.refuse(
                 types != has,
                 format!("grad_dtype={}", types.name()),
                 "there is no switch for the types of gradients",
                 Some(("grad_dtype", has.name())),
+            );
+        }
+        self.refuse_optimizer_states(d);
+    }
+
+    /// Refuses optimizer states in 16 bits.
+    pub(crate) fn refuse_optimizer_states(&mut self, d: &Decisions) {
+        if let Some(states) = d.optimizer_states {
+            self.refuse(
+                true,
+                format!("optim_states={}", states.name()),
+                "its optimizer holds states in 32 bits",
+                Some(("optim_states", OptimizerStates::OWN.to_owned())),
             );
         }
     }

@@ -164,6 +164,7 @@ fn batch(job: &Job<'_>) -> String {
             },
         // Refused.
         gradients: _,
+        optimizer_states: _,
     } = job.decisions;
     let w = job.workload;
     let flag = |on: bool| if on { "True" } else { "False" };
@@ -193,7 +194,7 @@ fn batch(job: &Job<'_>) -> String {
 
 fn refuse(job: &Job<'_>, limits: &mut Limits) {
     let d = job.decisions;
-    limits.refuse_gradients(d, GradientTypes::all(DType::F32));
+    limits.refuse_types(d, GradientTypes::all(DType::F32));
     limits.refuse(
         d.cp > 1,
         format!("cp={}", d.cp),

@@ -7,7 +7,8 @@ use super::imported::{Given, Imported};
 use super::megatron;
 use crate::config::{Node, Value};
 use crate::export::Dialect;
-use crate::export::bridge::{GRADIENTS, recipe_is_wide};
+use crate::export::bridge::{GRADIENTS, TORCH, recipe_is_wide};
+use crate::export::megatron::{MOMENTS, PRECISION_AWARE};
 
 /// What `_pretrain_common` (`megatron/bridge/recipes/common.py`) sets unless a recipe does: field, Megatron-LM's
 /// option, value.
@@ -71,6 +72,16 @@ const RENAMED: [(&str, &str); 3] = [
         "num_layers_in_last_pipeline_stage",
         "--decoder-last-pipeline-num-layers",
     ),
+];
+
+/// Fields that hold element types, and their options in Megatron-LM.
+const TYPES: [(&str, &str); 3] = [
+    (
+        "ddp.megatron_fsdp_main_grads_dtype",
+        "--megatron-fsdp-main-grads-dtype",
+    ),
+    ("optimizer.exp_avg_dtype", MOMENTS[0]),
+    ("optimizer.exp_avg_sq_dtype", MOMENTS[1]),
 ];
 
 /// Fields of the model's configuration that hold decisions of a strategy.
@@ -164,14 +175,19 @@ fn options(doc: &Document) -> Result<Vec<(String, Node)>, ImportError> {
         0,
         true.into(),
     );
-    if let Some(node) = doc.find("ddp.megatron_fsdp_main_grads_dtype") {
-        let shown = node.value.shown();
-        let name = ["fp32", "bf16", "fp16"]
-            .into_iter()
-            .zip(["float32", "bfloat16", "float16"])
-            .find(|(_, torch)| shown == format!("torch.{torch}"));
-        let name = name.map_or("auto", |(name, _)| name);
-        put("--megatron-fsdp-main-grads-dtype", node.line, name.into());
+    for (field, option) in TYPES {
+        if let Some(node) = doc.find(field) {
+            let shown = node.value.shown();
+            let known = TORCH.iter().find(|(_, torch)| *torch == shown);
+            put(
+                option,
+                node.line,
+                known.map_or("auto", |(name, _)| name).into(),
+            );
+        }
+    }
+    if doc.flag("optimizer.use_precision_aware_optimizer")? == Some(true) {
+        put(PRECISION_AWARE, 0, true.into());
     }
     for option in precision(doc)? {
         let value = match option {

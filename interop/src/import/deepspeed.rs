@@ -56,6 +56,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         stages: StagePartition(vec![given.model.layers]),
         overlap: overlap(doc, zero, batch.dp.saturating_mul(cp))?,
         gradients: gradients(doc)?,
+        optimizer_states: None,
     };
     let how = "DeepSpeed's file has none; give --seq";
     let seq_len = given.seq_len;

@@ -1,7 +1,8 @@
 //! Import of Megatron-LM options as a strategy.
 
 use catalog::{
-    AxisOrder, CpKind, DType, GradientTypes, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero,
+    AxisOrder, CpKind, DType, GradientTypes, OptimizerStates, Overlap, Precision, ScheduleKind,
+    WorkloadSizes, Zero,
 };
 
 use super::document::Document;
@@ -10,11 +11,12 @@ use super::imported::{Given, Imported};
 use super::layout::parse_layout;
 use super::sizes::{data_parallel, micro_batches, workload};
 use crate::export::Dialect;
+use crate::export::megatron::{MOMENTS, PRECISION_AWARE};
 use plans::decisions::{Decisions, Recompute};
 use plans::partition::StagePartition;
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
-    let notes = left_out(doc);
+    let mut notes = left_out(doc);
     let size = |key: &str| doc.degree(key);
     let on = |key: &str| doc.flag(key).map(|f| f == Some(true));
     let tp = size("--tensor-model-parallel-size")?;
@@ -54,6 +56,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         stages,
         overlap: overlap(doc)?,
         gradients: gradients(doc, zero)?,
+        optimizer_states: optimizer_states(doc, zero, &mut notes)?,
     };
     let seq_len = doc.size("--seq-length")?.or(given.seq_len);
     let seq_len = seq_len.ok_or_else(|| doc.missing("the sequence length", "give --seq"))?;
@@ -128,6 +131,27 @@ fn gradients(doc: &Document, zero: Zero) -> Result<Option<GradientTypes>, Import
         true => computed,
         false => DType::F32,
     })))
+}
+
+/// How optimizer states are held. Moments in other types are taken as 32 bits, with a note.
+fn optimizer_states(
+    doc: &Document,
+    zero: Zero,
+    notes: &mut Vec<String>,
+) -> Result<Option<OptimizerStates>, ImportError> {
+    if doc.flag(PRECISION_AWARE)? != Some(true) || zero != Zero::Z1 {
+        return Ok(None);
+    }
+    let [first, second] = MOMENTS.map(|key| doc.text(key));
+    match [first?.unwrap_or("fp32"), second?.unwrap_or("fp32")] {
+        ["fp32", "fp32"] => {}
+        ["bf16", "bf16"] => return Ok(Some(OptimizerStates::Bf16Moments)),
+        _ => notes.push(format!(
+            "{}: moments are planned both in fp32 or both in bf16; taken as fp32",
+            doc.place(PRECISION_AWARE)
+        )),
+    }
+    Ok(Some(OptimizerStates::SplitMaster))
 }
 
 fn overlap(doc: &Document) -> Result<Overlap, ImportError> {

@@ -62,6 +62,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
             pipeline: true,
         },
         gradients: None,
+        optimizer_states: None,
     };
     let sizes = WorkloadSizes {
         gpus: ranks(dp),

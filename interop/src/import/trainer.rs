@@ -209,6 +209,7 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
             pipeline: true,
         },
         gradients: None,
+        optimizer_states: None,
     };
     let sizes = WorkloadSizes {
         gpus,

@@ -173,13 +173,14 @@ fn text() -> impl proptest::strategy::Strategy<Value = String> {
         0usize..2,
         0usize..6,
     );
-    let switches = (any::<bool>(), any::<bool>(), 0usize..3, 0usize..4);
+    let switches = (any::<bool>(), any::<bool>(), 0usize..3, 0usize..12);
     (sizes, choices, switches).prop_map(|(sizes, choices, switches)| {
         let (tp, pp, cp, ep, etp, mbs) = sizes;
         let (kind, zero, re, sched, order, overlap) = choices;
         let (sp, reshard, replicate, types) = switches;
         // One that the precision does not have is dropped with the strategy.
-        let types = ["fp32", "fp32", "bf16", "fp32/bf16"][types];
+        let states = ["own", "own", "split_master", "bf16_moments"][types / 3];
+        let types = ["fp32", "bf16", "fp32/bf16"][types % 3];
         let kind = ["ring", "all_gather", "all_to_all"][kind];
         let re = ["none", "selective", "full", "layers:3", "selective_ops"][re];
         let sched = ["1f1b", "interleaved,vpp=2", "gpipe", "zb-h1", "zb-v,vpp=2", "dualpipe-v,vpp=2"][sched];
@@ -188,7 +189,7 @@ fn text() -> impl proptest::strategy::Strategy<Value = String> {
         let on = |on: bool| if on { "on" } else { "off" };
         let replicate = if zero == 0 { String::new() } else { format!(",dp_replicate={}", 1 << replicate) };
         format!(
-            "tp={},pp={},cp={},ep={},etp={},mbs={},cp_kind={kind},zero={zero}{replicate},reshard={},sp={},recompute={re},schedule={sched},order={order},overlap={overlap},grad_dtype={types}",
+            "tp={},pp={},cp={},ep={},etp={},mbs={},cp_kind={kind},zero={zero}{replicate},reshard={},sp={},recompute={re},schedule={sched},order={order},overlap={overlap},grad_dtype={types},optim_states={states}",
             1 << tp, 1 << pp, 1 << cp, 1 << ep, 1 << etp, 1 << mbs, on(reshard && zero == 3), on(sp && tp > 0),
         )
     })

@@ -113,6 +113,7 @@ fn parallelism(d: &Decisions, root: &mut Node) {
             },
         // Refused.
         gradients: _,
+        optimizer_states: _,
     } = d;
     let mut axis = |key: &str, value: Value| root.set(&format!("parallelism.{key}"), value);
     axis("dp", (dp_shard * dp_replicate).into());
@@ -173,7 +174,7 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
         Some(("cp_kind", CpKind::AllGather.name().to_owned())),
     );
     refuse_states(d, limits);
-    limits.refuse_gradients(d, GradientTypes::all(DType::F32));
+    limits.refuse_types(d, GradientTypes::all(DType::F32));
     limits.refuse(
         d.overlap.tensor_parallel && d.tp > 1 && !d.sequence_parallel,
         "overlap=tp with sp=off",

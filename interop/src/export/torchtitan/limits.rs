@@ -13,7 +13,7 @@ use plans::grammar::{order_name, recompute_name};
 pub(super) fn refuse(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
     let d = job.decisions;
     states(d, edition, limits);
-    limits.refuse_gradients(d, GradientTypes::all(DType::F32));
+    limits.refuse_types(d, GradientTypes::all(DType::F32));
     overlap(d, limits);
     pipeline(d, limits);
     let kv = job.model.attention.kv_heads();
