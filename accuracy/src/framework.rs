@@ -1,10 +1,8 @@
 //! The runtime of a published run: that of the framework it names, changed if the run states otherwise.
 
-use std::collections::BTreeSet;
-
 use catalog::runs::{Framework, Run};
-use catalog::runtime::{AttentionKernel, RecomputeModule, Rewrite};
-use catalog::{DType, Runtime};
+use catalog::runtime::{AttentionKernel, Rewrite};
+use catalog::{DType, RecomputeModule, Runtime, Selection};
 use serde_json::Value;
 
 /// The runtime as the run used it, and whether the run or its source names its framework.
@@ -20,20 +18,15 @@ pub(super) fn runtime(run: &Run) -> Result<(Runtime, bool), String> {
 }
 
 /// The modules that a run recomputes, if it lists them as `selective:layernorm,moe_act`.
-fn modules(run: &Run) -> Result<Option<BTreeSet<RecomputeModule>>, String> {
+fn modules(run: &Run) -> Result<Option<Selection>, String> {
     let label = run.recompute.as_deref().unwrap_or("");
     let Some(list) = label.strip_prefix("selective:") else {
         return Ok(None);
     };
-    let module = |name: &str| match name.trim() {
-        "core_attn" => Ok(RecomputeModule::CoreAttention),
-        "layernorm" => Ok(RecomputeModule::Norms),
-        "mla_up_proj" => Ok(RecomputeModule::LatentProjections),
-        "moe_act" => Ok(RecomputeModule::ExpertActivation),
-        "mlp" => Ok(RecomputeModule::Mlp),
-        other => Err(format!(
-            "out of scope: recomputation of the module `{other}`"
-        )),
+    let module = |name: &str| {
+        let name = name.trim();
+        RecomputeModule::of_megatron(name)
+            .ok_or_else(|| format!("out of scope: recomputation of the module `{name}`"))
     };
     list.split(',')
         .map(module)

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
 use crate::provenance::Sourced;
+use crate::selection::Selection;
 use crate::state_types::{GradientOption, OptimizerStates, StateTypes};
 use crate::units::{Bytes, Seconds};
 
@@ -28,7 +29,7 @@ pub struct Runtime {
     /// Which rewrites of the operator graph it performs.
     pub rewrites: BTreeSet<Rewrite>,
     /// What selective recomputation runs again.
-    pub selective: BTreeSet<RecomputeModule>,
+    pub selective: Selection,
     /// Which attention kernel it calls.
     pub attention: AttentionKernel,
     /// Types of parameters, gradients and optimizer states.
@@ -52,6 +53,8 @@ pub struct RuntimeSpace {
     pub axis_orders: Vec<AxisOrder>,
     /// Recompute modes.
     pub recompute: Vec<RecomputeMode>,
+    /// Parts of layers that selective recomputation may run again instead of the runtime's own choice.
+    pub selections: Vec<Selection>,
     /// Whether tensor parallelism is possible.
     pub tensor_parallel: bool,
     /// Whether tensor parallelism comes with sequence parallelism: never, always, or by choice.
@@ -98,34 +101,6 @@ pub enum RecomputeMode {
     Layers,
     /// Operator-level selection (torchtitan).
     SelectiveOps,
-}
-
-/// A part of a layer that selective recomputation runs again (Megatron-Core `--recompute-modules`).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum RecomputeModule {
-    /// Core attention (`core_attn`).
-    CoreAttention,
-    /// The norms before attention and feed-forward (`layernorm`).
-    Norms,
-    /// The projections from latents to queries, keys and values, with their rotary embedding (`mla_up_proj`).
-    LatentProjections,
-    /// The nonlinearity of experts (`moe_act`).
-    ExpertActivation,
-    /// The whole feed-forward part of a dense layer (`mlp`).
-    Mlp,
 }
 
 impl RecomputeMode {

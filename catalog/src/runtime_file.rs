@@ -8,9 +8,9 @@ use serde::Deserialize;
 use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
 use crate::provenance::Sourced;
 use crate::runtime::{
-    AttentionKernel, Overheads, RecomputeMode, RecomputeModule, Rewrite, Runtime, RuntimeSpace,
-    SequenceParallelUse,
+    AttentionKernel, Overheads, RecomputeMode, Rewrite, Runtime, RuntimeSpace, SequenceParallelUse,
 };
+use crate::selection::Selection;
 use crate::state_types::{GradientOption, OptimizerStates, StateTypes};
 use crate::units::{Bytes, Seconds};
 
@@ -39,7 +39,7 @@ pub struct RuntimeFile {
     #[serde(default)]
     pub remove_rewrites: Vec<Rewrite>,
     /// What selective recomputation runs again.
-    pub selective: Option<BTreeSet<RecomputeModule>>,
+    pub selective: Option<Selection>,
     /// Attention kernel.
     pub attention: Option<AttentionKernel>,
     /// State types.
@@ -60,6 +60,7 @@ pub struct SpaceFile {
     zero: Option<Vec<Zero>>,
     axis_orders: Option<Vec<AxisOrder>>,
     recompute: Option<Vec<RecomputeMode>>,
+    selections: Option<Vec<Selection>>,
     tensor_parallel: Option<bool>,
     sequence_parallel: Option<SequenceParallelUse>,
     expert_parallel: Option<bool>,
@@ -112,7 +113,7 @@ impl RuntimeFile {
             description: self.description,
             space,
             rewrites,
-            selective: inherit(self.selective, parent.map(|p| p.selective.clone()))
+            selective: inherit(self.selective, parent.map(|p| p.selective))
                 .ok_or_else(|| missing("selective"))?,
             attention: inherit(self.attention, parent.map(|p| p.attention))
                 .ok_or_else(|| missing("attention"))?,
@@ -143,6 +144,7 @@ impl SpaceFile {
             zero: field!(zero),
             axis_orders: field!(axis_orders),
             recompute: field!(recompute),
+            selections: field!(selections),
             tensor_parallel: field!(tensor_parallel),
             sequence_parallel: field!(sequence_parallel),
             expert_parallel: field!(expert_parallel),

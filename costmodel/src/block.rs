@@ -1,7 +1,7 @@
 //! Computes the cost of one block under one layout: trace, lower, price, run.
 
 use catalog::runtime::RecomputeMode;
-use catalog::{Bytes, DType, Runtime, Seconds};
+use catalog::{Bytes, DType, Seconds};
 use dtensor::Trace;
 use models::BlockClass;
 use plans::{NamedTime, Recompute};
@@ -24,7 +24,7 @@ pub(crate) fn price(
     book: &dyn PriceBook,
     key: &BlockKey,
 ) -> Result<Vec<BlockCost>, CostError> {
-    let modes = modes(&scenario.runtime, key);
+    let modes = modes(scenario, key);
     let traced = Traced::new(scenario, key)?;
     let of = traced.to_price(scenario, key, &modes);
     let trace = &traced.trace;
@@ -159,15 +159,24 @@ fn accumulation_types(scenario: &Scenario, key: &BlockKey) -> Vec<DType> {
 }
 
 /// What a block may recompute: that of its key, and for layers what else the runtime offers.
-fn modes(runtime: &Runtime, key: &BlockKey) -> Vec<Recompute> {
+fn modes(scenario: &Scenario, key: &BlockKey) -> Vec<Recompute> {
+    let runtime = &scenario.runtime;
     let mut modes = vec![key.recompute];
     if !matches!(key.class, BlockClass::Layer(_) | BlockClass::Mtp) {
         return modes;
     }
+    let selections = runtime.selections_of(&scenario.model).into_iter();
+    let selected: Vec<Recompute> = selections
+        .map(Recompute::Modules)
+        .filter(|mode| *mode != key.recompute)
+        .collect();
     for offered in &runtime.space.recompute {
         let of_layers: &[Recompute] = match offered {
             RecomputeMode::None => &[Recompute::None],
-            RecomputeMode::Selective => &[Recompute::Selective],
+            RecomputeMode::Selective => {
+                modes.extend(selected.iter().copied());
+                &[Recompute::Selective]
+            }
             RecomputeMode::Full => &[Recompute::Full],
             RecomputeMode::Layers => &[Recompute::None, Recompute::Full],
             RecomputeMode::SelectiveOps => &[Recompute::SelectiveOps],

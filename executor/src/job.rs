@@ -87,6 +87,8 @@ impl Job {
 fn check(model: &ModelConfig, strategy: &Strategy) -> Result<(), ExecutorError> {
     let reason = if matches!(strategy.recompute, Recompute::SelectiveOps) {
         Some("recompute=selective_ops is torchtitan's; use none, selective, full or layers:N")
+    } else if matches!(strategy.recompute, Recompute::Modules(_)) {
+        Some("recompute=selective: with parts; use none, selective, full or layers:N")
     } else if strategy.optimizer_states.is_some() {
         Some("optim_states: master weights and moments are held in fp32")
     } else if strategy.gradients.is_some() {

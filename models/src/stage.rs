@@ -49,7 +49,9 @@ impl Recipe {
             let layer = first + offset;
             let keep = match strategy.recompute.of_layer(offset) {
                 Recompute::None | Recompute::Layers(_) => Keep::All,
-                Recompute::Selective | Recompute::SelectiveOps => Keep::NotAttention,
+                Recompute::Selective | Recompute::Modules(_) | Recompute::SelectiveOps => {
+                    Keep::NotAttention
+                }
                 Recompute::Full => Keep::Input,
             };
             recipes.push(Self {

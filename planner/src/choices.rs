@@ -1,7 +1,7 @@
 //! What the strategies of one layout choose among: pipelines, ways to hold and shard states, axis orders, recomputation.
 
 use catalog::runtime::RecomputeMode;
-use catalog::{AxisOrder, GradientTypes, OptimizerStates, ScheduleKind, Zero};
+use catalog::{AxisOrder, GradientTypes, OptimizerStates, ScheduleKind, Selection, Zero};
 use costmodel::Scenario;
 use plans::legality::MAX_PASSES;
 use plans::{Decisions, Recompute, StagePartition};
@@ -166,7 +166,10 @@ impl Asked<'_> {
         for &offered in &self.scenario.runtime.space.recompute {
             match offered {
                 RecomputeMode::None => choices.push(Recompute::None),
-                RecomputeMode::Selective => choices.push(Recompute::Selective),
+                RecomputeMode::Selective => {
+                    choices.push(Recompute::Selective);
+                    choices.extend(self.selections().into_iter().map(Recompute::Modules));
+                }
                 RecomputeMode::Full => choices.push(Recompute::Full),
                 RecomputeMode::SelectiveOps => choices.push(Recompute::SelectiveOps),
                 RecomputeMode::Layers => {
@@ -182,6 +185,20 @@ impl Asked<'_> {
         }
         choices.retain(|&recompute| self.constraints.allow_recompute(recompute));
         choices
+    }
+
+    /// The parts of layers that may be recomputed instead of the runtime's own choice: those that it lists, and any that
+    /// are fixed.
+    fn selections(&self) -> Vec<Selection> {
+        let runtime = &self.scenario.runtime;
+        let mut all = runtime.selections_of(&self.scenario.model);
+        for fixed in self.constraints.fixed_selections() {
+            let possible = fixed.and(runtime.modules()) == fixed;
+            if possible && fixed != runtime.selective && !all.contains(&fixed) {
+                all.push(fixed);
+            }
+        }
+        all
     }
 
     /// All ways to shard the states of `dp` data-parallel times `cp` context-parallel ranks.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use catalog::runtime::RecomputeMode;
-use catalog::{Mistake, OptimizerStates, Precision, Runtime, Zero};
+use catalog::{Mistake, OptimizerStates, Precision, Runtime, Selection, Zero};
 use plans::grammar::recompute_name;
 use plans::{Decisions, Recompute};
 use serde::{Deserialize, Serialize};
@@ -200,6 +200,13 @@ impl Constraints {
             .filter(|&n| n > 0)
     }
 
+    /// Sets of parts to recompute that are fixed (`recompute=selective:norms`).
+    pub(crate) fn fixed_selections(&self) -> impl Iterator<Item = Selection> {
+        let values = self.fix.get("recompute").map_or(&[][..], Vec::as_slice);
+        let values = values.iter();
+        values.filter_map(|v| Selection::read(v.strip_prefix("selective:")?))
+    }
+
     /// Sizes that a dimension is fixed to.
     pub(crate) fn fixed(&self, key: &str) -> impl Iterator<Item = u64> {
         let values = self.fix.get(key).map_or(&[][..], Vec::as_slice);
@@ -229,14 +236,13 @@ impl Constraints {
 
     /// Whether some strategy of a recompute mode is allowed.
     pub(crate) fn allows_mode(&self, mode: RecomputeMode) -> bool {
-        let layers = |v: &String| *v == "layers" || v.starts_with("layers:");
-        match mode {
-            RecomputeMode::Layers => self
-                .fix
-                .get("recompute")
-                .is_none_or(|v| v.iter().any(layers)),
-            _ => self.allows_name("recompute", mode.name()),
-        }
+        let kind = match mode {
+            RecomputeMode::Layers => "layers",
+            _ => mode.name(),
+        };
+        let of_kind = |v: &String| v.split(':').next() == Some(kind);
+        let fixed = self.fix.get("recompute");
+        fixed.is_none_or(|values| values.iter().any(of_kind))
     }
 
     /// Whether a whole strategy is allowed, for a runtime and a precision.

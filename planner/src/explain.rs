@@ -129,6 +129,10 @@ pub fn neighbours(costs: &CostModel, base: &Strategy) -> Result<Vec<Candidate>, 
 fn one_step(base: &Strategy, scenario: &Scenario) -> Vec<Decisions> {
     let d = base.decisions();
     let recompute = [Recompute::None, Recompute::Selective, Recompute::Full];
+    let selections = scenario.runtime.selections_of(&scenario.model).into_iter();
+    let recompute = recompute
+        .into_iter()
+        .chain(selections.map(Recompute::Modules));
     let recompute = recompute.map(|recompute| Decisions {
         recompute,
         ..d.clone()

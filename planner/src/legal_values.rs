@@ -142,6 +142,11 @@ fn candidates(scenario: &Scenario, counts: &[u64], key: &str) -> Vec<String> {
     };
     let sizes = sizes.into_iter().map(|size| size.to_string());
     let mut all: Vec<String> = sizes.chain(names.into_iter().map(str::to_owned)).collect();
+    if key == "recompute" {
+        let selections = scenario.runtime.selections_of(&scenario.model);
+        let names = selections.iter().map(|s| format!("selective:{}", s.name()));
+        all.extend(names);
+    }
     if key == "grad_dtype" {
         let (runtime, precision) = (&scenario.runtime, scenario.workload.precision);
         all.push(runtime.own_gradients(precision).name());

@@ -28,7 +28,7 @@ fn traits(d: &Decisions, runtime: &Runtime) -> (Traits<5>, Traits<11>) {
     let simple = [ScheduleKind::OneFOneB, ScheduleKind::Interleaved];
     let usual_order = space.axis_orders.first().is_none_or(|&o| o == d.axis_order);
     let usual_kind = d.cp == 1 || space.cp_kinds.first().is_none_or(|&k| k == d.cp_kind);
-    let partly = matches!(d.recompute, Recompute::Layers(_));
+    let partly = matches!(d.recompute, Recompute::Layers(_) | Recompute::Modules(_));
     let narrow = (d.gradients).is_some_and(|types| types.reduced.size() < DType::F32.size());
     let unusual = [
         (d.vpp > 1, "virtual stages"),

@@ -41,7 +41,7 @@ fn refusal(scenario: &Scenario, constraints: Result<Constraints, PlannerError>) 
 #[test]
 fn values_that_nothing_has_are_refused_with_those_there_are() {
     let megatron = scenario("llama3-8b", 8, "megatron-core");
-    let cases: [(&[&str], &str, &str); 13] = [
+    let cases: [(&[&str], &str, &str); 14] = [
         (&["zero=9"], "`zero` from 0, 1", "did you mean `1`?"),
         (&["zero=3"], "`zero` from 0, 1", "did you mean `1`?"),
         (
@@ -58,6 +58,11 @@ fn values_that_nothing_has_are_refused_with_those_there_are() {
         (&["pp=5"], "`pp` from 1, 2, 4, 8", "did you mean `4`?"),
         (&["ep=2"], "`ep` from 1", "did you mean `1`?"),
         (&["sp=yes"], "`sp` from on, off", ""),
+        (
+            &["recompute=selective:norm"],
+            "selective:norms+mlp",
+            "did you mean `selective:norms`?",
+        ),
         (&["grad_dtype=fp16"], "`grad_dtype` from fp32, bf16", ""),
         (&["cp_kind=rings"], "`cp_kind` from", "did you mean `ring`?"),
         (

@@ -104,6 +104,8 @@ fn spaces() -> Vec<(Scenario, Constraints)> {
         "zero=0",
         "recompute=full",
         "recompute=none|full",
+        "recompute=selective",
+        "recompute=selective:norms|none",
         "vpp=1",
         "vpp=2",
         "ep=1|4",

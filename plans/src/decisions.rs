@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use catalog::state_types::StateTypes;
 use catalog::{
     Axis, AxisOrder, CpKind, GradientTypes, OptimizerStates, Overlap, Precision, Runtime,
-    ScheduleKind, Zero,
+    ScheduleKind, Selection, Zero,
 };
 
 use crate::mesh::Group;
@@ -79,6 +79,8 @@ pub enum Recompute {
     None,
     /// Core attention only (Korthikanti et al. 2022); nothing where the kernel is fused and saves no scores.
     Selective,
+    /// These parts of every layer, which are not the runtime's own choice.
+    Modules(Selection),
     /// Every layer, from its input.
     Full,
     /// The first `n` layers of every virtual stage fully, the rest as under `None`
@@ -146,6 +148,9 @@ impl Decisions {
     /// The same job with every choice that is the runtime's own left to the runtime.
     #[must_use]
     pub fn under(mut self, runtime: &Runtime, precision: Precision) -> Self {
+        if self.recompute == Recompute::Modules(runtime.selective) {
+            self.recompute = Recompute::Selective;
+        }
         let own = runtime.own_gradients(precision);
         self.gradients = self.gradients.filter(|types| *types != own);
         self

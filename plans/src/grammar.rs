@@ -6,8 +6,8 @@ use std::fmt;
 use catalog::model::ModelConfig;
 use catalog::runtime::SequenceParallelUse;
 use catalog::{
-    Axis, AxisOrder, CpKind, GradientTypes, Mistake, OptimizerStates, Overlap, Runtime,
-    ScheduleKind, Workload, Zero,
+    Axis, AxisOrder, CpKind, GradientTypes, Mistake, OptimizerStates, Overlap, RecomputeModule,
+    Runtime, ScheduleKind, Selection, Workload, Zero,
 };
 
 use crate::decisions::{Decisions, Recompute};
@@ -134,6 +134,7 @@ pub fn recompute_name(recompute: Recompute) -> String {
     match recompute {
         Recompute::None => "none".into(),
         Recompute::Selective => "selective".into(),
+        Recompute::Modules(selection) => format!("selective:{}", selection.name()),
         Recompute::Full => "full".into(),
         Recompute::Layers(n) => format!("layers:{n}"),
         Recompute::SelectiveOps => "selective_ops".into(),
@@ -338,14 +339,20 @@ impl Fields {
             Some("selective") => Ok(Recompute::Selective),
             Some("full") => Ok(Recompute::Full),
             Some("selective_ops") => Ok(Recompute::SelectiveOps),
-            Some(value) => value
-                .strip_prefix("layers:")
+            Some(value) => (value.strip_prefix("layers:"))
                 .and_then(|n| n.parse().ok())
                 .map(Recompute::Layers)
+                .or_else(|| {
+                    let selection = Selection::read(value.strip_prefix("selective:")?)?;
+                    Some(Recompute::Modules(selection))
+                })
                 .ok_or_else(|| {
                     syntax(
                         format!("recompute={value}"),
-                        "none, selective, full, selective_ops or layers:N",
+                        format!(
+                            "none, selective, full, selective_ops, layers:N, or selective: with parts of {}",
+                            RecomputeModule::ALL.map(|(_, name, _)| name).join("+")
+                        ),
                     )
                 }),
         }

@@ -415,6 +415,7 @@ pub fn allowed_by(
         .or_else(|| tensor_lack(d, model, space))
         .or_else(|| layout_lack(d, space))
         .or_else(|| recompute_lack(d, space))
+        .or_else(|| module_lack(d, runtime))
         .or_else(|| gradient_lack(d, runtime, precision))
         .or_else(|| optimizer_lack(d, runtime, precision));
     match lack {
@@ -511,6 +512,20 @@ fn recompute_lack(d: &Decisions, space: &RuntimeSpace) -> Option<Lack> {
     lacks(format!("recompute {}", mode.name()), has)
 }
 
+fn module_lack(d: &Decisions, runtime: &Runtime) -> Option<Lack> {
+    let Recompute::Modules(selection) = d.recompute else {
+        return None;
+    };
+    let all = runtime.modules();
+    if selection.and(all) == selection {
+        return None;
+    }
+    lacks(
+        format!("recompute selective:{}", selection.name()),
+        format!("selective:{}", all.name()),
+    )
+}
+
 fn gradient_lack(d: &Decisions, runtime: &Runtime, precision: Precision) -> Option<Lack> {
     let asked = d.gradients?;
     let mut all = vec![runtime.own_gradients(precision)];
@@ -543,7 +558,7 @@ fn optimizer_lack(d: &Decisions, runtime: &Runtime, precision: Precision) -> Opt
 pub fn mode(recompute: Recompute) -> RecomputeMode {
     match recompute {
         Recompute::None => RecomputeMode::None,
-        Recompute::Selective => RecomputeMode::Selective,
+        Recompute::Selective | Recompute::Modules(_) => RecomputeMode::Selective,
         Recompute::Full => RecomputeMode::Full,
         Recompute::Layers(_) => RecomputeMode::Layers,
         Recompute::SelectiveOps => RecomputeMode::SelectiveOps,

@@ -10,7 +10,7 @@ use crate::format;
 const SAFE: f64 = 0.9;
 
 /// Abbreviations in strategies and tables, each with its meaning.
-pub const TERMS: [(&str, &str); 27] = [
+pub const TERMS: [(&str, &str); 28] = [
     ("tp8", "tensor parallel: 8 GPUs share each layer"),
     (
         "pp4",
@@ -58,6 +58,10 @@ pub const TERMS: [(&str, &str); 27] = [
     (
         "recompute=selective",
         "attention's inner values are computed again in the backward, not kept",
+    ),
+    (
+        "recompute=selective:norms+mlp",
+        "these parts of each layer are computed again: core_attention, norms, latent_projections, expert_activation, mlp",
     ),
     (
         "recompute=full",
@@ -131,6 +135,10 @@ pub fn plan(d: &Decisions, gpus_per_node: u64) -> Vec<String> {
     said.push(match d.recompute {
         Recompute::None => "nothing is computed twice".to_owned(),
         Recompute::Selective => "attention is computed again in the backward".to_owned(),
+        Recompute::Modules(selection) => {
+            let names = selection.name().replace('_', " ").replace('+', ", ");
+            format!("parts of each layer are computed again in the backward ({names})")
+        }
         Recompute::Full => "every layer is computed again in the backward".to_owned(),
         Recompute::Layers(n) => {
             format!("{n} layers of each stage are computed again in the backward")

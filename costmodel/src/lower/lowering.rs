@@ -1,8 +1,8 @@
 //! Which kernels and precisions a training system uses for the operators of a traced block.
 
 use catalog::model::Activation;
-use catalog::runtime::{AttentionKernel, RecomputeModule, Rewrite};
-use catalog::{DType, Runtime};
+use catalog::runtime::{AttentionKernel, Rewrite};
+use catalog::{DType, RecomputeModule, Runtime, Selection};
 use dtensor::{Operator, Pointwise, Product, Trace};
 use plans::Recompute;
 
@@ -58,11 +58,20 @@ impl Lowering<'_> {
     /// Whether a recomputation runs core attention again because it is selected.
     #[must_use]
     pub fn selects_attention(&self, recompute: Recompute) -> bool {
-        recompute == Recompute::Selective
-            && self
-                .runtime
-                .selective
-                .contains(&RecomputeModule::CoreAttention)
+        let selected = self.selected(recompute);
+        selected.is_some_and(|modules| modules.contains(RecomputeModule::CoreAttention))
+    }
+
+    /// The parts of a layer that a recomputation runs again, if it selects parts.
+    #[must_use]
+    pub fn selected(&self, recompute: Recompute) -> Option<Selection> {
+        match recompute {
+            Recompute::Selective => Some(self.runtime.selective),
+            Recompute::Modules(selection) => Some(selection),
+            Recompute::None | Recompute::Full | Recompute::Layers(_) | Recompute::SelectiveOps => {
+                None
+            }
+        }
     }
 
     /// Whether an operator is a GELU that this training system makes of elementary operators.

@@ -1,8 +1,6 @@
 //! Which operators the modules that selective recomputation runs again are made of.
 
-use std::collections::BTreeSet;
-
-use catalog::runtime::RecomputeModule;
+use catalog::{RecomputeModule, Selection};
 use dtensor::{Norm, Op, Operator, Pointwise, Product, Site, TensorId, TensorRole, Trace};
 use plans::Recompute;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -15,17 +13,14 @@ pub(super) fn selected(
     trace: &Trace,
     recompute: Recompute,
 ) -> FxHashSet<TensorId> {
-    let modules = &lowering.runtime.selective;
-    if recompute != Recompute::Selective || modules.iter().all(is_attention) {
+    let modules = lowering.selected(recompute).unwrap_or_default();
+    let attention = |module| module == RecomputeModule::CoreAttention;
+    if modules.modules().all(attention) {
         return FxHashSet::default();
     }
     let block = Block::of(trace);
     let again = trace.forward.iter().filter(|op| block.selects(op, modules));
     again.flat_map(|op| op.outputs.iter().copied()).collect()
-}
-
-fn is_attention(module: &RecomputeModule) -> bool {
-    *module == RecomputeModule::CoreAttention
 }
 
 /// A traced block, with what tells its modules apart.
@@ -48,8 +43,8 @@ impl<'t> Block<'t> {
         block
     }
 
-    fn selects(&self, op: &Op, modules: &BTreeSet<RecomputeModule>) -> bool {
-        let has = |module| modules.contains(&module);
+    fn selects(&self, op: &Op, modules: Selection) -> bool {
+        let has = |module| modules.contains(module);
         let site = match op.operator {
             Operator::Product(Product::Matmul(_, site)) => Some(site),
             _ => None,

@@ -268,7 +268,7 @@ pub fn recomputed(
     let modules = modules::selected(lowering, trace, recompute);
     let again = |kernel: &Kernel| match recompute {
         Recompute::None => false,
-        Recompute::Selective => {
+        Recompute::Selective | Recompute::Modules(_) => {
             let op = &trace.forward[kernel.op];
             let attention = op.attention().is_some() && lowering.selects_attention(recompute);
             attention || op.outputs.iter().any(|output| modules.contains(output))

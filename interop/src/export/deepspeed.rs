@@ -183,7 +183,10 @@ fn refuse(job: &Job<'_>, limits: &mut Limits) {
         Some(("etp", "1".to_owned())),
     );
     let partial = matches!(d.recompute, Recompute::Layers(n) if n > 0);
-    let chosen = matches!(d.recompute, Recompute::Selective | Recompute::SelectiveOps);
+    let chosen = matches!(
+        d.recompute,
+        Recompute::Selective | Recompute::Modules(_) | Recompute::SelectiveOps
+    );
     limits.refuse(
         partial || chosen,
         format!("recompute={}", recompute_name(d.recompute)),

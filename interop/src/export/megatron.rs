@@ -2,8 +2,8 @@
 
 use catalog::runtime::{BUCKET_ELEMENTS, Rewrite};
 use catalog::{
-    AxisOrder, CpKind, DType, GradientTypes, OptimizerStates, Overlap, Precision, ScheduleKind,
-    Zero,
+    AxisOrder, CpKind, DType, GradientTypes, OptimizerStates, Overlap, Precision, RecomputeModule,
+    ScheduleKind, Selection, Zero,
 };
 
 use super::core_model::{self, Reach};
@@ -376,6 +376,19 @@ fn gradients(job: &Job<'_>, zero: Zero, limits: &mut Limits) -> Vec<Flag> {
     flags
 }
 
+/// Recomputation of parts of every layer.
+fn selective(selection: Selection) -> Vec<Flag> {
+    let all = RecomputeModule::ALL.into_iter();
+    let names = all.filter(|(module, ..)| selection.contains(*module));
+    vec![
+        Flag::value("--recompute-granularity", "selective"),
+        Flag {
+            name: "--recompute-modules".to_owned(),
+            values: names.map(|(_, _, name)| name.to_owned()).collect(),
+        },
+    ]
+}
+
 fn recompute(recompute: Recompute, limits: &mut Limits) -> Vec<Flag> {
     let full = |method: &'static str, layers: u64| {
         vec![
@@ -386,10 +399,8 @@ fn recompute(recompute: Recompute, limits: &mut Limits) -> Vec<Flag> {
     };
     match recompute {
         Recompute::None | Recompute::Layers(0) => Vec::new(),
-        Recompute::Selective => vec![
-            Flag::value("--recompute-granularity", "selective"),
-            Flag::value("--recompute-modules", "core_attn"),
-        ],
+        Recompute::Selective => selective([RecomputeModule::CoreAttention].into_iter().collect()),
+        Recompute::Modules(selection) => selective(selection),
         Recompute::Full => full("uniform", 1),
         Recompute::Layers(n) => full("block", n),
         Recompute::SelectiveOps => {

@@ -1,8 +1,8 @@
 //! Import of Megatron-LM options as a strategy.
 
 use catalog::{
-    AxisOrder, CpKind, DType, GradientTypes, OptimizerStates, Overlap, Precision, ScheduleKind,
-    WorkloadSizes, Zero,
+    AxisOrder, CpKind, DType, GradientTypes, OptimizerStates, Overlap, Precision, RecomputeModule,
+    ScheduleKind, Selection, WorkloadSizes, Zero,
 };
 
 use super::document::Document;
@@ -10,6 +10,7 @@ use super::error::ImportError;
 use super::imported::{Given, Imported};
 use super::layout::parse_layout;
 use super::sizes::{data_parallel, micro_batches, workload};
+use crate::config::Node;
 use crate::export::Dialect;
 use crate::export::megatron::{MOMENTS, PRECISION_AWARE};
 use plans::decisions::{Decisions, Recompute};
@@ -221,7 +222,14 @@ fn recompute(doc: &Document) -> Result<Recompute, ImportError> {
         Some("selective") => match doc.find("--recompute-modules").and_then(|n| n.list()) {
             None => Ok(Recompute::Selective),
             Some([one]) if one.text() == Some("core_attn") => Ok(Recompute::Selective),
-            Some(_) => Err(doc.unsupported("--recompute-modules", "only core_attn is planned")),
+            Some(list) => {
+                let module = |one: &Node| RecomputeModule::of_megatron(one.text()?);
+                let selection: Option<Selection> = list.iter().map(module).collect();
+                selection.map(Recompute::Modules).ok_or_else(|| {
+                    let known = RecomputeModule::ALL.map(|(_, _, name)| name).join(", ");
+                    doc.unsupported("--recompute-modules", &format!("planned are {known}"))
+                })
+            }
         },
         Some("full") => {
             let layers = doc.size("--recompute-num-layers")?;

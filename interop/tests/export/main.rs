@@ -168,7 +168,7 @@ fn text() -> impl proptest::strategy::Strategy<Value = String> {
     let choices = (
         0usize..3,
         0u8..4,
-        0usize..5,
+        0usize..6,
         0usize..6,
         0usize..2,
         0usize..6,
@@ -182,7 +182,14 @@ fn text() -> impl proptest::strategy::Strategy<Value = String> {
         let states = ["own", "own", "split_master", "bf16_moments"][types / 3];
         let types = ["fp32", "bf16", "fp32/bf16"][types % 3];
         let kind = ["ring", "all_gather", "all_to_all"][kind];
-        let re = ["none", "selective", "full", "layers:3", "selective_ops"][re];
+        let re = [
+            "none",
+            "selective",
+            "full",
+            "layers:3",
+            "selective_ops",
+            "selective:norms+mlp",
+        ][re];
         let sched = ["1f1b", "interleaved,vpp=2", "gpipe", "zb-h1", "zb-v,vpp=2", "dualpipe-v,vpp=2"][sched];
         let order = ["tp-cp-dp_shard-dp_replicate-pp", "tp-cp-pp-dp_shard-dp_replicate"][order];
         let overlap = ["none", "grad", "grad+param", "grad+param+pp", "grad+param+tp+pp", "pp"][overlap];

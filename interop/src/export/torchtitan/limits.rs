@@ -43,7 +43,7 @@ pub(super) fn refuse(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
     );
     let instead = match d.recompute {
         Recompute::None | Recompute::Full | Recompute::SelectiveOps | Recompute::Layers(0) => None,
-        Recompute::Selective => Some("selective_ops"),
+        Recompute::Selective | Recompute::Modules(_) => Some("selective_ops"),
         Recompute::Layers(_) => Some("full"),
     };
     limits.refuse(
