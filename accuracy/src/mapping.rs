@@ -125,9 +125,8 @@ fn decisions(
         (_, replicas) => {
             let replicas = replicas.and_then(serde_json::Value::as_u64);
             let group = zero_group(run).filter(|&group| dp.is_multiple_of(group));
-            let replicas = replicas.or(group.map(|group| dp / group));
-            let replicas = replicas.unwrap_or(1).max(1);
-            (dp / replicas, replicas)
+            let replicas = replicas.or(group.map(|group| dp / group)).unwrap_or(1);
+            (dp / replicas.max(1), replicas.max(1))
         }
     };
     // Megatron-Core recomputes nothing by default (`recompute_granularity` is null, also in NeMo's
@@ -135,6 +134,8 @@ fn decisions(
     let habit = ["nemo", "megatron-core"]
         .contains(&runtime.name.as_str())
         .then_some("none");
+    let etp = run.size("etp", run.etp);
+    let etp = etp.unwrap_or_else(|| default_etp(run, tp));
     let always = runtime.space.sequence_parallel == SequenceParallelUse::Always;
     Ok(Decisions {
         tp,
@@ -143,14 +144,11 @@ fn decisions(
         cp,
         cp_kind: CpKind::Ring,
         ep: run.size("ep", run.ep).unwrap_or(1),
-        etp: run
-            .size("etp", run.etp)
-            .unwrap_or_else(|| default_etp(run, tp)),
+        etp,
         dp_shard,
         dp_replicate,
         zero,
-        // FSDP under a pipeline keeps parameters gathered, or every micro-batch would gather them
-        // (torchtitan's default policy).
+        // FSDP under a pipeline keeps parameters gathered (torchtitan's default policy).
         reshard_after_forward: zero == Zero::Z3
             && !sharding(run).contains("shard_grad_op")
             && pp == 1,

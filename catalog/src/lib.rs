@@ -22,6 +22,7 @@ mod mistake;
 pub mod model;
 mod model_presets;
 pub mod names;
+mod offers;
 pub mod parallelism;
 pub mod profile;
 pub mod provenance;

@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 
 use crate::model::{AttentionKind, ModelConfig};
-use crate::runtime::Runtime;
 
 /// A part of a layer that selective recomputation runs again (Megatron-Core `--recompute-modules`).
 #[derive(
@@ -51,7 +50,7 @@ impl RecomputeModule {
     }
 
     /// Whether a model has such a part.
-    fn is_in(self, model: &ModelConfig) -> bool {
+    pub(crate) fn is_in(self, model: &ModelConfig) -> bool {
         let dense = model
             .moe
             .is_none_or(|moe| moe.first_dense > 0 || moe.every > 1 || moe.shared_ffn > 0);
@@ -137,31 +136,6 @@ impl From<Vec<RecomputeModule>> for Selection {
 impl From<Selection> for Vec<RecomputeModule> {
     fn from(selection: Selection) -> Self {
         selection.modules().collect()
-    }
-}
-
-impl Runtime {
-    /// The sets of parts that a search may choose to recompute beside the runtime's own, as far as the model has these.
-    #[must_use]
-    pub fn selections_of(&self, model: &ModelConfig) -> Vec<Selection> {
-        let all = RecomputeModule::ALL.into_iter().map(|(module, ..)| module);
-        let there: Selection = all.filter(|module| module.is_in(model)).collect();
-        let mut found = Vec::new();
-        for offered in &self.space.selections {
-            let selection = offered.and(there);
-            let new = selection != Selection::default()
-                && selection != self.selective
-                && !found.contains(&selection);
-            found.extend(new.then_some(selection));
-        }
-        found
-    }
-
-    /// All parts that it can recompute by themselves.
-    #[must_use]
-    pub fn modules(&self) -> Selection {
-        let offered = self.space.selections.iter().chain([&self.selective]);
-        offered.copied().flat_map(Selection::modules).collect()
     }
 }
 

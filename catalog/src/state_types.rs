@@ -4,7 +4,6 @@
 use serde::{Deserialize, Serialize};
 
 use crate::dtype::{DType, Precision};
-use crate::runtime::Runtime;
 
 /// Element types of what lives for the whole step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -144,47 +143,11 @@ impl GradientTypes {
 
 impl GradientOption {
     /// The types in a job of that precision.
-    fn types(self, precision: Precision) -> GradientTypes {
+    pub(crate) fn types(self, precision: Precision) -> GradientTypes {
         GradientTypes {
             held: self.held.unwrap_or(precision.activation()),
             reduced: self.reduced.unwrap_or(precision.activation()),
         }
-    }
-}
-
-impl Runtime {
-    /// The types of gradients that it uses unless it is told otherwise.
-    #[must_use]
-    pub fn own_gradients(&self, precision: Precision) -> GradientTypes {
-        GradientTypes {
-            held: self.states.gradient.unwrap_or(precision.activation()),
-            reduced: self.states.reduce,
-        }
-    }
-
-    /// The types that it can be told to use instead. Training in 32 bits leaves no choice.
-    pub fn other_gradients(&self, precision: Precision) -> impl Iterator<Item = GradientTypes> {
-        let own = self.own_gradients(precision);
-        let options = self.space.gradients.iter();
-        let types = options.map(move |option| option.types(precision));
-        types.filter(move |types| *types != own && precision != Precision::Fp32)
-    }
-
-    /// The ways of holding optimizer states that it offers beside its own for a job of that precision, the largest first:
-    /// they complete parameters in bf16.
-    #[must_use]
-    pub fn other_optimizers(&self, precision: Precision) -> &[OptimizerStates] {
-        match precision {
-            Precision::Bf16 => &self.space.optimizer_states,
-            Precision::Fp32 | Precision::Fp16 | Precision::Fp8 => &[],
-        }
-    }
-
-    /// Whether gradients of these types, which are not its own, are copied to 32 bits for the optimizer step.
-    #[must_use]
-    pub fn copies_gradients(&self, precision: Precision, types: GradientTypes) -> bool {
-        let mut options = self.space.gradients.iter();
-        options.any(|option| option.copied_for_step && option.types(precision) == types)
     }
 }
 

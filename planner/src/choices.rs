@@ -263,7 +263,7 @@ impl Asked<'_> {
         for optimizer_states in self.optimizer_states() {
             for gradients in self.gradients() {
                 let possible =
-                    !(fixed && gradients.is_some()) && !(unsharded && optimizer_states.is_some());
+                    !(fixed && gradients.is_some() || unsharded && optimizer_states.is_some());
                 all.extend(possible.then_some(ShardingChoice {
                     gradients,
                     optimizer_states,

@@ -33,6 +33,8 @@ const WAVE: usize = 32;
 const CHUNK: usize = 512;
 /// Waves after a chunk of layouts, as long as fewer plans are known than wanted.
 const FIRST_WAVES: usize = 4;
+/// Why strategies are left out of which another differs only in smaller optimizer states.
+const LARGER_STATES: &str = "larger optimizer states, with which no step is faster";
 /// Share of the work, as progress is shown, after which all layouts are bounded.
 const BOUNDED: f64 = 0.7;
 
@@ -149,8 +151,8 @@ enum Set {
 enum Opened {
     /// The same set, with the end of passes simulated, and the bound that it gives.
     Passes(Option<Seconds>, f64),
-    /// Strategies with their bounds, and the number of those whose memory floor does not fit.
-    Strategies(Vec<(f64, Strategy)>, u64),
+    /// Strategies.
+    Strategies(Bounded<(f64, Strategy)>),
     /// A simulated strategy.
     Score(Score),
 }
@@ -208,7 +210,7 @@ impl Run<'_> {
                 return Ok(());
             }
             let first = index * CHUNK;
-            let bounded: Vec<Bounded> = chunk
+            let bounded: Vec<Bounded<Entry>> = chunk
                 .par_iter()
                 .enumerate()
                 .map(|(at, layout)| self.bounded((first + at) as u32, layout, &shapes))
@@ -282,7 +284,12 @@ impl Run<'_> {
     }
 
     /// Bounds all pipelines of a layout.
-    fn bounded(&self, at: u32, layout: &Layout, shapes: &Shapes) -> Result<Bounded, PlannerError> {
+    fn bounded(
+        &self,
+        at: u32,
+        layout: &Layout,
+        shapes: &Shapes,
+    ) -> Result<Bounded<Entry>, PlannerError> {
         let base = self.space.decisions(layout);
         let lightest = self.space.lightest(layout, &base);
         let orders = self.space.orders(layout);
@@ -375,10 +382,11 @@ impl Run<'_> {
                     of: Set::Simulated(passes),
                     ..entry
                 }),
-                (Opened::Strategies(strategies, too_large), _) => {
-                    self.prune("memory floor", too_large);
+                (Opened::Strategies(bounded), _) => {
+                    self.prune("memory floor", bounded.too_large);
+                    self.prune(LARGER_STATES, bounded.larger);
                     let [layout, pipeline, mode, _] = entry.place;
-                    for (index, (bound, strategy)) in (0u32..).zip(strategies) {
+                    for (index, (bound, strategy)) in (0u32..).zip(bounded.entries) {
                         found.push(Entry {
                             bound: bound.max(entry.bound),
                             place: [layout, pipeline, mode, index],
@@ -423,17 +431,23 @@ impl Run<'_> {
         d: &Decisions,
         passes: Option<Seconds>,
     ) -> Result<Opened, PlannerError> {
-        let mut strategies = Vec::new();
-        let mut too_large = 0;
+        let smallest = self.space.optimizer_states().pop().flatten();
+        let mut found = Bounded::default();
         for strategy in self.space.of_pipeline(layout, d) {
+            // The optimizer is the last that a rank does: with smaller states all else is alike, and the step is neither
+            // longer nor takes more memory.
+            if strategy.zero != Zero::Z0 && strategy.optimizer_states != smallest {
+                found.larger += 1;
+                continue;
+            }
             let floors = self.costs.floors(&strategy, passes)?;
             if floors.memory > self.limit {
-                too_large += 1;
+                found.too_large += 1;
             } else {
-                strategies.push((self.bound(&floors), strategy));
+                found.entries.push((self.bound(&floors), strategy));
             }
         }
-        Ok(Opened::Strategies(strategies, too_large))
+        Ok(Opened::Strategies(found))
     }
 
     /// Takes simulated strategies into the best found.
@@ -530,9 +544,21 @@ fn candidate(
     })
 }
 
-/// A layout's entries, and the number of its strategies whose memory floor does not fit.
-#[derive(Default)]
-struct Bounded {
-    entries: Vec<Entry>,
+/// What a set consists of, less what is left out.
+struct Bounded<T> {
+    entries: Vec<T>,
+    /// Number of strategies whose memory floor does not fit.
     too_large: u64,
+    /// Number of strategies of which another holds its optimizer states in less memory.
+    larger: u64,
+}
+
+impl<T> Default for Bounded<T> {
+    fn default() -> Self {
+        Self {
+            entries: Vec::new(),
+            too_large: 0,
+            larger: 0,
+        }
+    }
 }

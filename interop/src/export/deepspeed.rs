@@ -116,10 +116,8 @@ fn decided(job: &Job<'_>, root: &mut Node) {
         root.set("expert_parallel.expert_tensor_parallel_size", *etp);
     }
     if *recompute == Recompute::Full {
-        root.set(
-            "activation_checkpointing.number_checkpoints",
-            job.model.layers,
-        );
+        let key = "activation_checkpointing.number_checkpoints";
+        root.set(key, job.model.layers);
     }
 }
 

@@ -184,12 +184,16 @@ fn batch(job: &Job<'_>) -> String {
         flag(*param_gather),
         w.global_batch,
         w.seq_len,
-        match w.precision {
-            Precision::Fp32 => "float32",
-            Precision::Fp16 => "float16",
-            Precision::Bf16 | Precision::Fp8 => "bfloat16",
-        }
+        dtype(w.precision)
     )
+}
+
+fn dtype(precision: Precision) -> &'static str {
+    match precision {
+        Precision::Fp32 => "float32",
+        Precision::Fp16 => "float16",
+        Precision::Bf16 | Precision::Fp8 => "bfloat16",
+    }
 }
 
 fn refuse(job: &Job<'_>, limits: &mut Limits) {

@@ -163,6 +163,19 @@ fn options(doc: &Document) -> Result<Vec<(String, Node)>, ImportError> {
             put(option, node.line, node.value.clone());
         }
     }
+    types(doc, &mut put)?;
+    for option in precision(doc)? {
+        let value = match option {
+            "--fp8-format" => Value::from("hybrid"),
+            _ => true.into(),
+        };
+        put(option, 0, value);
+    }
+    Ok(options)
+}
+
+/// Adds Megatron-LM's options for the types of gradients and of optimizer states.
+fn types(doc: &Document, put: &mut impl FnMut(&str, usize, Value)) -> Result<(), ImportError> {
     let recipe = doc.find("mixed_precision");
     let recipe = recipe.map_or_else(String::new, |node| node.value.shown());
     // The recipe of mixed precision sets the type over what `ddp` says.
@@ -189,14 +202,7 @@ fn options(doc: &Document) -> Result<Vec<(String, Node)>, ImportError> {
     if doc.flag("optimizer.use_precision_aware_optimizer")? == Some(true) {
         put(PRECISION_AWARE, 0, true.into());
     }
-    for option in precision(doc)? {
-        let value = match option {
-            "--fp8-format" => Value::from("hybrid"),
-            _ => true.into(),
-        };
-        put(option, 0, value);
-    }
-    Ok(options)
+    Ok(())
 }
 
 /// Refuses a file that states other sizes than the given model has.

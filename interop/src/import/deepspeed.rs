@@ -29,10 +29,8 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     notes.extend(open(doc));
     let pipeline = "pipeline.stages";
     if matches!(doc.size(pipeline), Ok(Some(2..))) {
-        return Err(doc.unsupported(
-            pipeline,
-            "pipelines of DeepSpeed are made in code; import the plain configuration",
-        ));
+        let why = "pipelines of DeepSpeed are made in code; import the plain configuration";
+        return Err(doc.unsupported(pipeline, why));
     }
     let (ep, etp) = experts(doc)?;
     let decisions = Decisions {

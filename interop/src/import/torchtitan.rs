@@ -28,12 +28,12 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     let batch = batch(doc, dp, pp)?;
     let schedule = schedule(doc, pp)?;
     let (stages, vpp) = stages(doc, given, pp, schedule)?;
-    let zero = if dp_shard.saturating_mul(cp) > 1 {
-        Zero::Z3
-    } else {
-        Zero::Z0
+    let zero = match dp_shard.saturating_mul(cp) {
+        1 => Zero::Z0,
+        _ => Zero::Z3,
     };
     let ep = size("expert_parallel_degree")?;
+    let sharded_sequence = doc.flag("parallelism.enable_sequence_parallel")? != Some(false);
     let etp = expert_tensor_parallel(doc, given, tp, ep)?;
     let decisions = Decisions {
         tp,
@@ -47,20 +47,14 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         dp_replicate,
         zero,
         reshard_after_forward: zero == Zero::Z3 && reshard(doc, pp)?,
-        sequence_parallel: tp > 1
-            && doc.flag("parallelism.enable_sequence_parallel")? != Some(false),
+        sequence_parallel: tp > 1 && sharded_sequence,
         micro_batch: batch.micro,
         num_micro_batches: batch.count,
         recompute: recompute(doc, &stages, &mut notes)?,
         schedule,
         axis_order: AxisOrder::TP_CP_DP_PP,
         stages,
-        overlap: Overlap {
-            grad_reduce: dp.saturating_mul(cp) > 1,
-            param_gather: zero == Zero::Z3,
-            tensor_parallel: tp > 1 && async_tp(doc)?,
-            pipeline: true,
-        },
+        overlap: overlap(doc, zero, tp, dp.saturating_mul(cp))?,
         gradients: None,
         optimizer_states: None,
     };
@@ -280,6 +274,15 @@ fn reshard(doc: &Document, pp: u64) -> Result<bool, ImportError> {
         None | Some("default") => Ok(pp == 1),
         Some(_) => Err(doc.wrong(key, "default, always or never")),
     }
+}
+
+fn overlap(doc: &Document, zero: Zero, tp: u64, ranks: u64) -> Result<Overlap, ImportError> {
+    Ok(Overlap {
+        grad_reduce: ranks > 1,
+        param_gather: zero == Zero::Z3,
+        tensor_parallel: tp > 1 && async_tp(doc)?,
+        pipeline: true,
+    })
 }
 
 fn async_tp(doc: &Document) -> Result<bool, ImportError> {

@@ -172,9 +172,8 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
     let cp = axis("context_parallel_size")?;
     let ep = axis("expert_parallel_size")?;
     let replicas = axis("dp_replicate_size")?;
-    let how = "give --gpus";
     let gpus = given.gpus.or(doc.gpus);
-    let gpus = gpus.ok_or_else(|| doc.missing("the number of GPUs", how))?;
+    let gpus = gpus.ok_or_else(|| doc.missing("the number of GPUs", "give --gpus"))?;
     let dp = data_parallel(doc, gpus, tp.saturating_mul(cp))?;
     let (zero, reshard) = sharding(doc)?;
     let (dp_shard, dp_replicate) = match zero {

@@ -123,11 +123,9 @@ fn parallelism(d: &Decisions, root: &mut Node) {
     axis("expert_parallel_size", 1.into());
     let afab = *schedule == ScheduleKind::GPipe;
     axis("pp_engine", if afab { "afab" } else { "1f1b" }.into());
-    let scatter = *sequence_parallel;
-    let mode = if scatter {
-        "REDUCE_SCATTER"
-    } else {
-        "ALL_REDUCE"
+    let mode = match sequence_parallel {
+        true => "REDUCE_SCATTER",
+        false => "ALL_REDUCE",
     };
     axis("tp_mode", mode.into());
     axis(

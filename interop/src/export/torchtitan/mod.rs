@@ -103,14 +103,15 @@ fn parallelism(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
         zero,
         reshard_after_forward,
         sequence_parallel,
-        micro_batch,
-        num_micro_batches,
+        // Written with the pipeline and with training.
+        micro_batch: _,
+        num_micro_batches: _,
+        schedule: _,
+        stages: _,
         // Written with activation checkpointing.
         recompute: _,
-        schedule,
         // Refused unless it is the mesh's order.
         axis_order: _,
-        stages,
         overlap:
             Overlap {
                 // FSDP's overlaps, which are always on: refused where the plan has them off.
@@ -134,21 +135,26 @@ fn parallelism(job: &Job<'_>, edition: Edition) -> Vec<(&'static str, Value)> {
     ];
     keys.extend(sharding(*zero, *reshard_after_forward));
     keys.extend(tensor(job.decisions, *sequence_parallel, *etp, edition));
-    if *pp > 1 {
-        keys.push((
-            "pipeline_parallel_schedule",
-            schedule_name(*schedule).into(),
-        ));
-        keys.push(match edition {
-            Edition::Toml02 | Edition::Python03 => {
-                ("pipeline_parallel_microbatch_size", (*micro_batch).into())
-            }
-            Edition::PythonMain => ("num_pp_microbatches", (*num_micro_batches).into()),
-        });
-        let parts = stage_modules(&stages.0, edition);
-        keys.push(("module_fqns_per_model_part", parts.into()));
-    }
+    keys.extend(pipeline(job.decisions, edition));
     keys
+}
+
+/// The schedule, the micro-batches and the parts of a pipeline.
+fn pipeline(d: &Decisions, edition: Edition) -> Vec<(&'static str, Value)> {
+    if d.pp == 1 {
+        return Vec::new();
+    }
+    let (key, size) = match edition {
+        Edition::Toml02 | Edition::Python03 => ("pipeline_parallel_microbatch_size", d.micro_batch),
+        Edition::PythonMain => ("num_pp_microbatches", d.num_micro_batches),
+    };
+    let parts = stage_modules(&d.stages.0, edition);
+    let schedule = schedule_name(d.schedule);
+    vec![
+        ("pipeline_parallel_schedule", schedule.into()),
+        (key, size.into()),
+        ("module_fqns_per_model_part", parts.into()),
+    ]
 }
 
 fn sharding(zero: Zero, reshard_after_forward: bool) -> Option<(&'static str, Value)> {

@@ -1,0 +1,66 @@
+//! What a runtime can be told to do instead of its own choices: types of states, and parts of layers to recompute.
+
+use crate::dtype::Precision;
+use crate::model::ModelConfig;
+use crate::runtime::Runtime;
+use crate::selection::{RecomputeModule, Selection};
+use crate::state_types::{GradientTypes, OptimizerStates};
+
+impl Runtime {
+    /// The types of gradients that it uses unless it is told otherwise.
+    #[must_use]
+    pub fn own_gradients(&self, precision: Precision) -> GradientTypes {
+        GradientTypes {
+            held: self.states.gradient.unwrap_or(precision.activation()),
+            reduced: self.states.reduce,
+        }
+    }
+
+    /// The types that it can be told to use instead. Training in 32 bits leaves no choice.
+    pub fn other_gradients(&self, precision: Precision) -> impl Iterator<Item = GradientTypes> {
+        let own = self.own_gradients(precision);
+        let options = self.space.gradients.iter();
+        let types = options.map(move |option| option.types(precision));
+        types.filter(move |types| *types != own && precision != Precision::Fp32)
+    }
+
+    /// The ways of holding optimizer states that it offers beside its own for a job of that precision, the largest first:
+    /// they complete parameters in bf16.
+    #[must_use]
+    pub fn other_optimizers(&self, precision: Precision) -> &[OptimizerStates] {
+        match precision {
+            Precision::Bf16 => &self.space.optimizer_states,
+            Precision::Fp32 | Precision::Fp16 | Precision::Fp8 => &[],
+        }
+    }
+
+    /// Whether gradients of these types, which are not its own, are copied to 32 bits for the optimizer step.
+    #[must_use]
+    pub fn copies_gradients(&self, precision: Precision, types: GradientTypes) -> bool {
+        let mut options = self.space.gradients.iter();
+        options.any(|option| option.copied_for_step && option.types(precision) == types)
+    }
+
+    /// The sets of parts that a search may choose to recompute beside the runtime's own, as far as the model has these.
+    #[must_use]
+    pub fn selections_of(&self, model: &ModelConfig) -> Vec<Selection> {
+        let all = RecomputeModule::ALL.into_iter().map(|(module, ..)| module);
+        let there: Selection = all.filter(|module| module.is_in(model)).collect();
+        let mut found = Vec::new();
+        for offered in &self.space.selections {
+            let selection = offered.and(there);
+            let new = selection != Selection::default()
+                && selection != self.selective
+                && !found.contains(&selection);
+            found.extend(new.then_some(selection));
+        }
+        found
+    }
+
+    /// All parts that it can recompute by themselves.
+    #[must_use]
+    pub fn modules(&self) -> Selection {
+        let offered = self.space.selections.iter().chain([&self.selective]);
+        offered.copied().flat_map(Selection::modules).collect()
+    }
+}
