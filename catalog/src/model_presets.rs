@@ -44,7 +44,7 @@ pub(crate) const MODELS: &[(&str, &[&str], &str)] = &[
     ),
     (
         "tinyllama-1.1b",
-        &["tinyllama"],
+        &["tinyllama", "tinyllama-1.1b-chat-v1.0"],
         include_str!("../presets/models/tinyllama-1.1b.json"),
     ),
     (
@@ -64,17 +64,17 @@ pub(crate) const MODELS: &[(&str, &[&str], &str)] = &[
     ),
     (
         "qwen2.5-7b",
-        &["qwen2-7b"],
+        &["qwen2-7b", "qwen2-7b", "qwen2.5-coder-7b"],
         include_str!("../presets/models/qwen2.5-7b.json"),
     ),
     (
         "qwen2.5-72b",
-        &["qwen2-72b"],
+        &["qwen2-72b", "qwen2-72b"],
         include_str!("../presets/models/qwen2.5-72b.json"),
     ),
     (
         "qwen2.5-0.5b",
-        &[],
+        &["qwen2-0.5b"],
         include_str!("../presets/models/qwen2.5-0.5b.json"),
     ),
     (
@@ -262,5 +262,131 @@ pub(crate) const MODELS: &[(&str, &[&str], &str)] = &[
         "nemotron-4-340b",
         &["nemotron-340b"],
         include_str!("../presets/models/nemotron-4-340b.json"),
+    ),
+    (
+        "qwen2.5-1.5b",
+        &["qwen2-1.5b"],
+        include_str!("../presets/models/qwen2.5-1.5b.json"),
+    ),
+    (
+        "qwen2.5-3b",
+        &[],
+        include_str!("../presets/models/qwen2.5-3b.json"),
+    ),
+    (
+        "qwen2.5-14b",
+        &[],
+        include_str!("../presets/models/qwen2.5-14b.json"),
+    ),
+    (
+        "qwen2.5-32b",
+        &["qwen2.5-coder-32b"],
+        include_str!("../presets/models/qwen2.5-32b.json"),
+    ),
+    (
+        "qwen3-0.6b",
+        &[],
+        include_str!("../presets/models/qwen3-0.6b.json"),
+    ),
+    (
+        "qwen3-1.7b",
+        &[],
+        include_str!("../presets/models/qwen3-1.7b.json"),
+    ),
+    (
+        "qwen3-4b",
+        &[],
+        include_str!("../presets/models/qwen3-4b.json"),
+    ),
+    (
+        "qwen3-4b-2507",
+        &["qwen3-4b-instruct-2507"],
+        include_str!("../presets/models/qwen3-4b-2507.json"),
+    ),
+    (
+        "qwen3-14b",
+        &[],
+        include_str!("../presets/models/qwen3-14b.json"),
+    ),
+    (
+        "qwen3-30b-a3b-2507",
+        &["qwen3-30b-a3b-instruct-2507"],
+        include_str!("../presets/models/qwen3-30b-a3b-2507.json"),
+    ),
+    (
+        "gemma3-12b",
+        &["gemma-3-12b"],
+        include_str!("../presets/models/gemma3-12b.json"),
+    ),
+    (
+        "smollm-360m",
+        &[],
+        include_str!("../presets/models/smollm-360m.json"),
+    ),
+    (
+        "smollm2-135m",
+        &[],
+        include_str!("../presets/models/smollm2-135m.json"),
+    ),
+    (
+        "smollm2-360m",
+        &[],
+        include_str!("../presets/models/smollm2-360m.json"),
+    ),
+    (
+        "smollm2-1.7b",
+        &[],
+        include_str!("../presets/models/smollm2-1.7b.json"),
+    ),
+    (
+        "llama-7b",
+        &[],
+        include_str!("../presets/models/llama-7b.json"),
+    ),
+    (
+        "llama-13b",
+        &[],
+        include_str!("../presets/models/llama-13b.json"),
+    ),
+    (
+        "open-llama-3b",
+        &["open-llama-3b-v2"],
+        include_str!("../presets/models/open-llama-3b.json"),
+    ),
+    (
+        "starcoder2-15b",
+        &[],
+        include_str!("../presets/models/starcoder2-15b.json"),
+    ),
+    (
+        "mistral-7b-v0.1",
+        &[],
+        include_str!("../presets/models/mistral-7b-v0.1.json"),
+    ),
+    (
+        "pythia-12b",
+        &["pythia-12b-deduped"],
+        include_str!("../presets/models/pythia-12b.json"),
+    ),
+    (
+        "redpajama-3b",
+        &["redpajama-incite-chat-3b-v1"],
+        include_str!("../presets/models/redpajama-3b.json"),
+    ),
+    (
+        "kimi-k2",
+        &[],
+        include_str!("../presets/models/kimi-k2.json"),
+    ),
+    (
+        "nemotron-mini-4b",
+        &[],
+        include_str!("../presets/models/nemotron-mini-4b.json"),
+    ),
+    // Without the layer that predicts one token further.
+    (
+        "deepseek-v3-main",
+        &[],
+        include_str!("../presets/models/deepseek-v3-main.json"),
     ),
 ];

@@ -30,3 +30,14 @@ pub fn nearest_above<S: AsRef<str>>(
         .max_by(|a, b| a.0.total_cmp(&b.0).then_with(|| b.1.cmp(&a.1)))
         .map(|(_, candidate)| candidate)
 }
+
+/// Whether the input differs from a candidate by a slip: at most two letters are missing, doubled, wrong or swapped, or
+/// the last four are missing.
+pub fn is_slip<S: AsRef<str>>(input: &str, candidates: impl IntoIterator<Item = S>) -> bool {
+    let close = |c: S| {
+        let rest = c.as_ref().strip_prefix(input);
+        let short = rest.is_some_and(|rest| (1..=4).contains(&rest.len()));
+        short || (1..=2).contains(&strsim::damerau_levenshtein(input, c.as_ref()))
+    };
+    input.len() > 4 && candidates.into_iter().any(close)
+}

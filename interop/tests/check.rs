@@ -242,7 +242,7 @@ fn imports_that_cannot_be_say_why() {
     a.toml:2: `activation_checkpoint.mode`: the compiler decides what it recomputes; planned: none, full, selective
     a.json: the batch is not said; three of train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps and --gpus are needed, as numbers
     a.json:1: `zero_optimization.stage`: 4 is not 0, 1, 2 or 3
-    a.yaml: accelerate@1.15 files can be checked but not imported; importable: megatron-lm, megatron-bridge, torchtitan, deepspeed, axolotl, transformers, llama-factory, nanotron, Hugging Face config.json
+    a.yaml: the sequence length is not said; the file has none; give --seq
     a.yaml:2: `adapter`: only training of all weights is planned
     a.yaml:3: `fsdp`: planned: FULL_SHARD or SHARD_GRAD_OP
     a.yaml:1: `base_model`: layers 28, but model llama3-8b has 32; give the right --model
@@ -454,7 +454,8 @@ fn the_trainers_values_stand_for_auto() {
     let engine = "{\"train_micro_batch_size_per_gpu\": \"auto\", \"gradient_accumulation_steps\": \"auto\", \"train_batch_size\": \"auto\", \"bf16\": {\"enabled\": \"auto\"}, \"zero_optimization\": {\"stage\": 2}}";
     let yaml = "model_name_or_path: meta-llama/Llama-3.1-8B\nstage: sft\nfinetuning_type: full\ndeepspeed: examples/deepspeed/ds_z2_config.json\ncutoff_len: 2048\nper_device_train_batch_size: 2\ngradient_accumulation_steps: 4\nbf16: true\n";
     let model = catalog::load::model("llama3-8b").expect("preset");
-    let beside = |name: &str| (name == "ds_z2_config.json").then(|| engine.to_owned());
+    let beside =
+        |name: &str| (name == "examples/deepspeed/ds_z2_config.json").then(|| engine.to_owned());
     let document = Document::read(yaml, "sft.yaml", None, &beside).expect("well-formed");
     assert_eq!(document.dialect, Dialect::LlamaFactory);
     let given = Given {
@@ -501,7 +502,7 @@ fn a_recipe_is_imported_by_its_function() {
     assert_eq!(imported.workload.seq_len, 2048);
     assert_eq!(imported.runtime(&document), "megatron-fsdp");
     assert_eq!(
-        document.hub_model.as_deref(),
+        document.python.hub_model.as_deref(),
         Some("meta-llama/Llama-3.1-8B")
     );
 }

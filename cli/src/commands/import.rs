@@ -71,9 +71,16 @@ pub(crate) fn document(path: &Path, dialect: Option<Dialect>) -> Result<Document
         let missing = || CliError::Usage(format!("{shown}: no function `{name}` is defined"));
         text = interop::config::python::only_function(&text, &name).ok_or_else(missing)?;
     }
+    // A path in a file is relative to the file or, as frameworks are started from their own folder, to the current one.
     let beside = |name: &str| {
         let folder = path.parent().unwrap_or(Path::new(""));
-        catalog::text::read(&folder.join(name)).ok()
+        let base = Path::new(name).file_name()?;
+        let places = [folder.join(name), PathBuf::from(name), folder.join(base)];
+        let text = |place: &PathBuf| catalog::text::read(place).ok();
+        places
+            .iter()
+            .filter(|_| !Path::new(name).is_absolute())
+            .find_map(text)
     };
     Ok(Document::read(
         &text,
@@ -136,7 +143,7 @@ fn of_system(args: &ImportArgs, dialect: Option<Dialect>) -> Result<Source, CliE
             (found.model, found.name, Some(note))
         }
     };
-    let has_sequence = document.dialect != Dialect::DeepSpeed;
+    let has_sequence = !matches!(document.dialect, Dialect::DeepSpeed | Dialect::Accelerate);
     let given = Given {
         model: &model,
         gpus: args.gpus,

@@ -9,7 +9,7 @@ pub use self::finding::{Finding, Severity};
 use catalog::model::ModelConfig;
 
 use crate::config::{Node, Value};
-use crate::export::schema::Schema;
+use crate::export::schema::{Kind, Schema};
 use crate::export::{Dialect, PLACEHOLDER};
 use crate::import::Document;
 
@@ -97,9 +97,9 @@ const MOST_HINTS: usize = 100;
 
 fn value(doc: &Document, schema: &Schema, key: &str, node: &Node, findings: &mut Vec<Finding>) {
     let hints = findings.len() < MOST_HINTS;
-    let mut found = |message: String| {
+    let mut found = |severity: Severity, message: String| {
         findings.push(Finding {
-            severity: Severity::Error,
+            severity,
             path: doc.path.clone(),
             line: node.line,
             key: key.to_owned(),
@@ -108,6 +108,11 @@ fn value(doc: &Document, schema: &Schema, key: &str, node: &Node, findings: &mut
     };
     match schema.kind(key) {
         Some(kind) if kind.accepts(node) => {}
+        // Python asks no field for its type, and reads numbers as true.
+        Some(Kind::Bool) if is_python(doc.dialect) && matches!(node.value, Value::Int(_)) => {
+            let message = format!("{} is read as true", node.value.shown());
+            found(Severity::Warning, message);
+        }
         // An environment variable, whose value is unknown here.
         Some(_) if matches!(&node.value, Value::Str(text) if text.starts_with('$')) => {}
         Some(kind) => {
@@ -118,20 +123,19 @@ fn value(doc: &Document, schema: &Schema, key: &str, node: &Node, findings: &mut
                 _ => None,
             };
             let hint = near.map_or_else(String::new, |word| format!("; did you mean `{word}`?"));
-            found(format!(
+            let message = format!(
                 "{} where {} is expected{hint}",
                 node.value.shown(),
                 kind.words()
-            ));
+            );
+            found(Severity::Error, message);
         }
         // A section that is empty, or filled in elsewhere.
         None if schema.is_section(key)
             && matches!(node.value, Value::Null | Value::Expression(_)) => {}
         None if schema.is_section(key) => {
-            found(format!(
-                "{} where a section is expected",
-                node.value.shown()
-            ));
+            let message = format!("{} where a section is expected", node.value.shown());
+            found(Severity::Error, message);
         }
         None => {
             let nearest = hints.then(|| schema.nearest(key)).flatten();
@@ -139,8 +143,23 @@ fn value(doc: &Document, schema: &Schema, key: &str, node: &Node, findings: &mut
                 || format!("{} has no such key", doc.dialect.name()),
                 |k| format!("unknown to {}; did you mean `{k}`?", doc.dialect.name()),
             );
-            found(hint);
+            match ignored(doc.dialect).filter(|_| !schema.misspells(key)) {
+                Some(why) => found(Severity::Warning, format!("{hint} ({why})")),
+                None => found(Severity::Error, hint),
+            }
         }
+    }
+}
+
+/// What becomes of a key that a system does not know, where that does not stop it.
+fn ignored(dialect: Dialect) -> Option<&'static str> {
+    match dialect {
+        Dialect::Axolotl => Some("axolotl drops it"),
+        Dialect::MegatronBridge => Some("nothing reads it"),
+        Dialect::Transformers | Dialect::TransformersDeepSpeed => {
+            Some("it is an argument of the script's own, or none")
+        }
+        _ => None,
     }
 }
 

@@ -23,6 +23,8 @@ pub struct Definitions {
     pub functions: Vec<String>,
     /// Hub name of the first model that the file loads with `from_hf_pretrained`.
     pub hub_model: Option<String>,
+    /// Module below `torchtitan.models` from which the file imports `model_registry`.
+    pub registry: Option<String>,
 }
 
 /// Finds a file's functions and the hub model that it loads.
@@ -46,7 +48,16 @@ pub fn definitions(text: &str) -> Definitions {
     Definitions {
         functions: text.lines().filter_map(name).collect(),
         hub_model: taken,
+        registry: text.lines().find_map(registry),
     }
+}
+
+/// The module of torchtitan's models whose registry a line imports.
+fn registry(line: &str) -> Option<String> {
+    let (module, names) = line
+        .strip_prefix("from torchtitan.models.")?
+        .split_once(" import ")?;
+    names.contains("model_registry").then(|| module.to_owned())
 }
 
 /// The text inside the quotes with which a value begins; `None` if it does not begin with a quote.
@@ -86,6 +97,8 @@ fn defines(line: &str) -> Option<&str> {
 /// the `def` lines only the first function's is kept.
 fn kept(text: &str, functions: &[&str], module: bool) -> String {
     let mut keeps = module;
+    // Whether this line is of the head of a called function, `def` to colon.
+    let mut head = false;
     let mut kept = String::with_capacity(text.len());
     for line in text.lines() {
         let top = !line.starts_with([' ', '\t', ')', ']', '}', '#']) && !line.is_empty();
@@ -98,10 +111,14 @@ fn kept(text: &str, functions: &[&str], module: bool) -> String {
                 None => module && !other,
             };
         }
-        // The `def` lines of called functions are dropped, so that the text defines a single configuration.
-        if keeps && defines(line).is_none_or(|name| name == functions[0]) {
+        // The heads of called functions are dropped, so that the text defines a single configuration.
+        if defines(line).is_some_and(|name| name != functions[0]) {
+            head = true;
+        }
+        if keeps && !head {
             kept.push_str(line);
         }
+        head &= !line.trim_end().ends_with(':');
         kept.push('\n');
     }
     kept
@@ -259,7 +276,17 @@ impl Parser<'_> {
             Some(Token::Symbol(open @ ('[' | '('))) => {
                 self.at += 1;
                 let close = if open == '[' { ']' } else { ')' };
-                Value::List(self.items(close, depth)?)
+                let mut items = self.items(close, depth)?;
+                let comma = self.at >= 2 && self.tokens[self.at - 2].0 == Token::Symbol(',');
+                match items.pop() {
+                    // `(1)` is a number, `(1,)` a tuple.
+                    Some(one) if open == '(' && items.is_empty() && !comma => one.value,
+                    Some(last) => {
+                        items.push(last);
+                        Value::List(items)
+                    }
+                    None => Value::List(items),
+                }
             }
             Some(Token::Symbol('{')) => {
                 self.at += 1;

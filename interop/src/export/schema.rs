@@ -113,23 +113,30 @@ impl Schema {
     pub fn nearest(&self, key: &str) -> Option<String> {
         // Hundreds of options share words; only a likely typo deserves a suggestion.
         const ALIKE: f64 = 0.86;
-        let (section, name) = key.rsplit_once('.').unwrap_or(("", key));
-        let prefix = if section.is_empty() {
-            String::new()
-        } else {
-            format!("{section}.")
-        };
+        let (prefix, name) = in_section(key);
         let all = || self.keys().chain(self.open.iter().map(String::as_str));
-        let names = all()
-            .filter_map(|k| k.strip_prefix(prefix.as_str()))
-            .map(|rest| rest.split('.').next().unwrap_or(rest));
+        let names = self.siblings(prefix);
         if let Some(near) = catalog::suggest::nearest_above(name, names, ALIKE) {
             return Some(format!("{prefix}{near}"));
         }
         let moved = all().find(|k| k.rsplit('.').next() == Some(name));
-        moved
-            .map(str::to_owned)
-            .or_else(|| catalog::suggest::nearest_above(key, all(), ALIKE))
+        moved.map(str::to_owned).or_else(|| {
+            catalog::suggest::nearest_above(key, all(), ALIKE).filter(|_| prefix.is_empty())
+        })
+    }
+
+    /// Whether an unknown key is a known one misspelt.
+    #[must_use]
+    pub fn misspells(&self, key: &str) -> bool {
+        let (prefix, name) = in_section(key);
+        catalog::suggest::is_slip(name, self.siblings(prefix))
+    }
+
+    /// Names in a section, which is given with its dot.
+    fn siblings<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a str> {
+        let all = self.keys().chain(self.open.iter().map(String::as_str));
+        all.filter_map(move |k| k.strip_prefix(prefix))
+            .map(|rest| rest.split('.').next().unwrap_or(rest))
     }
 
     /// Whether keys lie below this path.
@@ -178,6 +185,8 @@ impl Kind {
     pub fn accepts(&self, node: &Node) -> bool {
         match (self, &node.value) {
             (Self::Any, _) | (_, Value::Expression(_)) => true,
+            // What a function of Python's own returns is unknown here.
+            (_, Value::Call(name, _)) if matches!(name.as_str(), "int" | "float" | "str") => true,
             (Self::Flag | Self::Bool, Value::Bool(_))
             | (Self::Int | Self::Float, Value::Int(_))
             | (Self::Float, Value::Float(_))
@@ -225,4 +234,10 @@ impl Kind {
             }
         }
     }
+}
+
+/// A key split into its section, with the dot, and its name.
+fn in_section(key: &str) -> (&str, &str) {
+    let at = key.rfind('.').map_or(0, |dot| dot + 1);
+    key.split_at(at)
 }

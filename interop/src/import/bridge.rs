@@ -113,8 +113,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
             value: Value::Table(options(doc)?),
         },
         gpus: doc.gpus,
-        functions: Vec::new(),
-        hub_model: None,
+        python: Default::default(),
     };
     let mut imported = megatron::import(&script, given)?;
     imported.dialect = doc.dialect;
@@ -234,6 +233,15 @@ fn precision(doc: &Document) -> Result<Vec<&'static str>, ImportError> {
         None => "bf16_mixed".to_owned(),
         Some(Value::Null) => return Ok(Vec::new()),
         Some(Value::Str(name)) => name.clone(),
+        // `MixedPrecisionConfig(bf16=True, …)`.
+        Some(Value::Table(fields)) => {
+            let on = |(name, node): &&(String, Node)| {
+                ["fp16", "bf16", "fp8"].contains(&name.as_str())
+                    && !matches!(node.value, Value::Bool(false) | Value::Null)
+            };
+            let on = fields.iter().filter(on).map(|(name, _)| name.as_str());
+            on.collect::<Vec<_>>().join("_")
+        }
         Some(other) => other.shown(),
     };
     if !["fp16", "bf16", "fp8"]

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::shell::{self, Word};
+use crate::config::shell;
 use crate::config::{self, Node, SyntaxError, Value, place};
 use crate::export::Dialect;
 use crate::export::schema::{Kind, Schema};
 use crate::import::error::ImportError;
+use crate::import::script::{devices, is_option, options, typed, untyped};
 
 /// A configuration file, read for a dialect.
 #[derive(Clone, Debug)]
@@ -19,13 +20,11 @@ pub struct Document {
     pub root: Node,
     /// Number of devices that a launch script starts, if the file says it.
     pub gpus: Option<u64>,
-    /// Functions without arguments that a Python file defines, each of which makes a configuration.
-    pub functions: Vec<String>,
-    /// The model that a Python file takes from the hub (`from_hf_pretrained`).
-    pub hub_model: Option<String>,
+    /// What a Python file defines: functions that make configurations, and where its model comes from.
+    pub python: config::python::Definitions,
 }
 
-/// Returns the text of a file beside another one, by base name.
+/// Returns the text of a file that another one names by a relative path.
 pub type Include<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 impl Document {
@@ -50,12 +49,17 @@ impl Document {
             Dialect::MegatronLm => {
                 let script = shell::parse(text, path, include)?;
                 gpus = devices(&script);
-                options(&script, path)?
+                options(&script, path, dialect)?
             }
             Dialect::Torchtitan02 => config::toml::parse(text, path)?,
             Dialect::DeepSpeed => config::json::parse(text, path)?,
             Dialect::Transformers | Dialect::TransformersDeepSpeed if path.ends_with(".json") => {
                 config::json::parse(text, path)?
+            }
+            Dialect::Transformers | Dialect::TransformersDeepSpeed if !is_yaml(path) => {
+                let script = shell::parse(text, path, include)?;
+                gpus = devices(&script);
+                options(&script, path, dialect)?
             }
             Dialect::Accelerate
             | Dialect::Axolotl
@@ -80,8 +84,7 @@ impl Document {
             dialect,
             root,
             gpus,
-            functions: python.functions,
-            hub_model: python.hub_model,
+            python,
         })
     }
 
@@ -213,6 +216,7 @@ fn detect(text: &str, path: &str) -> Result<Dialect, ImportError> {
         "yaml" | "yml" if has("base_model") => Some(Dialect::Axolotl),
         "yaml" | "yml" if has("parallelism:") => Some(Dialect::Nanotron),
         "yaml" | "yml" => None,
+        _ if has("--per_device_train_batch_size") => Some(trainer(text)),
         _ if has("--") => Some(Dialect::MegatronLm),
         _ => None,
     };
@@ -221,20 +225,25 @@ fn detect(text: &str, path: &str) -> Result<Dialect, ImportError> {
     })
 }
 
+/// Keys under which files of Hugging Face's systems hold a DeepSpeed configuration or its path.
+const ENGINES: [&str; 2] = ["deepspeed", "deepspeed_config.deepspeed_config_file"];
+
 /// Replaces the path of a DeepSpeed configuration in the file by the configuration itself, if it can be read.
 fn engine_beside(root: &mut Node, include: Include<'_>) -> Result<(), ImportError> {
-    let Some(node) = root.get("deepspeed") else {
-        return Ok(());
-    };
-    let Some(path) = node.text().filter(|path| path.ends_with(".json")) else {
-        return Ok(());
-    };
-    let line = node.line;
-    let name = path.rsplit('/').next().unwrap_or(path);
-    if let Some(text) = include(name) {
-        let engine = config::json::parse(&text, name)?;
-        root.set("deepspeed", engine.value);
-        locate(root, "deepspeed", line);
+    for key in ENGINES {
+        let Some(node) = root.at(key) else {
+            continue;
+        };
+        let Some(path) = node.text().filter(|path| path.ends_with(".json")) else {
+            continue;
+        };
+        let line = node.line;
+        let path = path.to_owned();
+        if let Some(text) = include(&path) {
+            let engine = config::json::parse(&text, &path)?;
+            root.set(key, engine.value);
+            locate(root, key, line);
+        }
     }
     Ok(())
 }
@@ -272,50 +281,13 @@ fn python(text: &str) -> Option<Dialect> {
     has("vescale").then_some(Dialect::VeScale)
 }
 
-/// Options of a Megatron-LM script: those after the training program, or all of an argument file.
-fn options(script: &shell::Script, path: &str) -> Result<Node, ImportError> {
-    let schema = Schema::of(Dialect::MegatronLm)?;
-    let words = program(script);
-    let mut entries: Vec<(String, Node)> = Vec::new();
-    let mut at = 0;
-    while let Some(word) = words.get(at) {
-        at += 1;
-        if !is_option(&word.text) {
-            continue;
-        }
-        let (name, attached) = match word.text.split_once('=') {
-            Some((name, value)) => (name, Some(value.to_owned())),
-            None => (word.text.as_str(), None),
-        };
-        let mut values: Vec<String> = attached.into_iter().collect();
-        while let Some(next) = words.get(at).filter(|w| !is_option(&w.text)) {
-            values.push(next.text.clone());
-            at += 1;
-        }
-        // What an environment variable appends after an option's own value is unknown, and not part of the value.
-        while values.len() > 1 && values.last().is_some_and(|v| v.starts_with('$')) {
-            values.pop();
-        }
-        let line = word.line;
-        let value = match schema.kind(name) {
-            Some(kind) => typed(&kind, &values),
-            None => untyped(&values),
-        };
-        entries.push((name.to_owned(), Node { line, value }));
-    }
-    if entries.is_empty() {
-        return Err(SyntaxError::new(path, 0, "no `--option` is found").into());
-    }
-    Ok(Node {
-        line: 1,
-        value: Value::Table(entries),
-    })
-}
-
 /// Whether this is a test case of Megatron-LM: YAML with options in a section `MODEL_ARGS`.
 fn is_model_args(text: &str, path: &str) -> bool {
-    let yaml = path.ends_with(".yaml") || path.ends_with(".yml");
-    yaml && text.lines().any(|line| line.starts_with("MODEL_ARGS:"))
+    is_yaml(path) && text.lines().any(|line| line.starts_with("MODEL_ARGS:"))
+}
+
+fn is_yaml(path: &str) -> bool {
+    path.ends_with(".yaml") || path.ends_with(".yml")
 }
 
 /// The options of such a test case.
@@ -348,136 +320,13 @@ fn model_args(text: &str, path: &str) -> Result<Node, ImportError> {
     })
 }
 
-/// The words after the training program: among the commands that name a `.py`, the one with the most options. A file
-/// without such a command holds arguments only: in arrays, variables and bare words.
-fn program(script: &shell::Script) -> Vec<Word> {
-    let options = |words: &[Word]| words.iter().filter(|w| is_option(&w.text)).count();
-    let after = |words: &[Word]| {
-        let at = words.iter().position(|w| w.text.ends_with(".py"))?;
-        Some(words[at + 1..].to_vec())
-    };
-    // A launcher may get the command as one word: `srun sh -c "torchrun pretrain_gpt.py --a 1"`.
-    let nested = script.commands.iter().flatten();
-    let nested = nested.filter(|word| word.text.contains(".py "));
-    let nested = nested.filter_map(|word| after(&split(word)));
-    let direct = script.commands.iter().filter_map(|words| after(words));
-    let longest = direct.chain(nested).max_by_key(|words| options(words));
-    if let Some(words) = longest.filter(|words| options(words) > 0) {
-        return words;
-    }
-    let mut found = Vec::new();
-    for words in script.variables.values() {
-        for word in words {
-            // `ARGS=" --a 1 --b "` is split where it is used.
-            let one = words.len() == 1 && word.text.contains("--");
-            match (words.len(), one) {
-                (1, false) => {}
-                (_, true) => found.extend(split(word)),
-                (_, false) => found.push(word.clone()),
-            }
-        }
-    }
-    // Options of a launcher or a profiler follow its name; those of an argument file stand alone.
-    let bare = script
-        .commands
-        .iter()
-        .filter(|words| words.first().is_some_and(|w| is_option(&w.text)));
-    found.extend(bare.flatten().cloned());
-    found
-}
-
-fn split(word: &Word) -> Vec<Word> {
-    let parts = word.text.split_whitespace();
-    let of_line = |part: &str| Word {
-        text: part.to_owned(),
-        line: word.line,
-    };
-    parts.map(of_line).collect()
-}
-
-/// Whether a word is an option such as `--name`; a negative number is a value.
-fn is_option(word: &str) -> bool {
-    word.starts_with("--") && word[2..].starts_with(|c: char| c.is_ascii_alphabetic())
-}
-
-/// An option's values as argparse would read them; what argparse would refuse stays a string.
-fn typed(kind: &Kind, values: &[String]) -> Value {
-    match (kind, values) {
-        (Kind::Flag, []) => Value::Bool(true),
-        (Kind::Flag, [one]) if one.starts_with('$') => Value::Bool(true),
-        (Kind::List(inner), values) => {
-            let items = values.iter().map(|v| typed(inner, std::slice::from_ref(v)));
-            Value::List(items.map(Node::made).collect())
-        }
-        (Kind::Optional(_), []) => Value::Null,
-        (Kind::Optional(inner), values) => typed(inner, values),
-        (Kind::Int, [one]) => match one.parse::<i64>() {
-            Ok(int) => Value::Int(int),
-            Err(_) => Value::Str(one.clone()),
-        },
-        (Kind::Float, [one]) => match one.parse::<f64>() {
-            Ok(float) => Value::Float(float),
-            Err(_) => Value::Str(one.clone()),
-        },
-        (Kind::Bool, [one]) => match one.to_lowercase().as_str() {
-            "true" | "1" => Value::Bool(true),
-            "false" | "0" => Value::Bool(false),
-            _ => Value::Str(one.clone()),
-        },
-        _ => untyped(values),
-    }
-}
-
-fn untyped(values: &[String]) -> Value {
-    match values {
-        [] => Value::Bool(true),
-        [one] => Value::Str(one.clone()),
-        many => many.to_vec().into(),
-    }
-}
-
-/// Number of devices that a script starts: nodes times processes per node, or a variable that gives it.
-fn devices(script: &shell::Script) -> Option<u64> {
-    let words: Vec<&str> = script
-        .commands
-        .iter()
-        .flatten()
-        .map(|w| w.text.as_str())
-        .collect();
-    let arrays = script.variables.values().filter(|v| v.len() > 1).flatten();
-    let words: Vec<&str> = words
-        .into_iter()
-        .chain(arrays.map(|w| w.text.as_str()))
-        .collect();
-    let value = |names: [&str; 2]| {
-        words.iter().enumerate().find_map(|(i, word)| {
-            let (name, attached) = match word.split_once('=') {
-                Some((name, value)) => (name, Some(value)),
-                None => (*word, None),
-            };
-            let found = names.contains(&name);
-            found
-                .then(|| attached.or(words.get(i + 1).copied()))
-                .flatten()?
-                .parse()
-                .ok()
-        })
-    };
-    let each: Option<u64> = value(["--nproc-per-node", "--nproc_per_node"]);
-    let nodes: Option<u64> = value(["--nnodes", "--num-nodes"]);
-    let variable =
-        |name: &str| -> Option<u64> { script.variables.get(name)?.first()?.text.parse().ok() };
-    match each {
-        Some(each) => nodes.unwrap_or(1).checked_mul(each),
-        None => ["GPUS", "WORLD_SIZE"].into_iter().find_map(variable),
-    }
-}
-
 /// Assignments of a Python file as a tree: `config.a.b = v` becomes `a.b`, and keyword arguments of a returned
 /// constructor become keys.
 fn assignments(text: &str, path: &str) -> Result<Node, ImportError> {
     let mut root = Node::table();
     let mut constants: BTreeMap<String, Value> = BTreeMap::new();
+    // Variables of the function, which the configuration may name.
+    let mut locals: BTreeMap<String, Value> = BTreeMap::new();
     for mut assignment in config::python::parse(text, path)? {
         if let Value::Expression(name) = &assignment.node.value
             && let Some(value) = constants.get(name.trim())
@@ -494,11 +343,19 @@ fn assignments(text: &str, path: &str) -> Result<Node, ImportError> {
             if let Value::Call(name, arguments) = assignment.node.value
                 && name.ends_with("Config")
             {
-                for (key, node) in arguments {
+                for (key, mut node) in arguments {
+                    if let Value::Expression(name) = &node.value
+                        && let Some(value) = locals.get(name.trim())
+                    {
+                        node.value = value.clone();
+                    }
                     put(&mut root, &key, node);
                 }
             }
             continue;
+        }
+        if !assignment.path.contains('.') {
+            locals.insert(assignment.path.clone(), assignment.node.value.clone());
         }
         let below = match assignment.path.split_once('.') {
             Some((_, below)) => below,

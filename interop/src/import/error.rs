@@ -21,7 +21,7 @@ pub enum ImportError {
     },
     /// The file's dialect is known but cannot be imported.
     #[error(
-        "{path}: {dialect} files can be checked but not imported; importable: megatron-lm, megatron-bridge, torchtitan, deepspeed, axolotl, transformers, llama-factory, nanotron, Hugging Face config.json"
+        "{path}: {dialect} files can be checked but not imported; importable: megatron-lm, megatron-bridge, torchtitan, deepspeed, accelerate, axolotl, transformers, llama-factory, nanotron, Hugging Face config.json"
     )]
     NotImportable {
         /// Path of the file.

@@ -49,11 +49,15 @@ mod tests {
             ("meta-llama/Llama-2-7b-hf", "llama2-7b"),
             ("Qwen/Qwen2.5-7B", "qwen2.5-7b"),
             ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
+            ("Qwen/Qwen2-1.5B-Instruct", "qwen2.5-1.5b"),
+            ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b-2507"),
+            ("mistralai/Mistral-7B-v0.1", "mistral-7b-v0.1"),
+            ("~/model_weights/llama-7b", "llama-7b"),
             ("llama3-8b", "llama3-8b"),
         ] {
             assert_eq!(found(id).as_deref(), Some(preset), "{id}");
         }
-        assert_eq!(found("Qwen/Qwen3-4B-Instruct-2507"), None);
+        assert_eq!(found("Qwen/Qwen3-4B-Thinking-2507"), None);
         assert_eq!(found(""), None);
     }
 }

@@ -13,6 +13,7 @@ mod megatron_config;
 mod megatron_model;
 mod model;
 mod nanotron;
+mod script;
 mod sizes;
 mod titan_model;
 mod torchtitan;
@@ -31,10 +32,10 @@ use crate::export::Dialect;
 /// # Errors
 /// When a required value is missing or invalid, or no strategy can express it.
 pub fn import(document: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
-    if let [first, .., last] = document.functions.as_slice() {
+    if let [first, .., last] = document.python.functions.as_slice() {
         let message = format!(
             "{} functions make configurations, {first} to {last}",
-            document.functions.len()
+            document.python.functions.len()
         );
         let how = format!("{message}; say which: {}:{first}", document.path);
         return Err(document.missing("the configuration", how));
@@ -54,11 +55,12 @@ fn of_dialect(document: &Document, given: &Given<'_>) -> Result<Imported, Import
         Dialect::DeepSpeed => deepspeed::import(document, given),
         Dialect::MegatronBridge => bridge::import(document, given),
         Dialect::Nanotron => nanotron::import(document, given),
-        Dialect::Axolotl
+        Dialect::Accelerate
+        | Dialect::Axolotl
         | Dialect::Transformers
         | Dialect::TransformersDeepSpeed
         | Dialect::LlamaFactory => trainer::import(document, given),
-        Dialect::Accelerate | Dialect::VeScale => Err(ImportError::NotImportable {
+        Dialect::VeScale => Err(ImportError::NotImportable {
             path: document.path.clone(),
             dialect: document.dialect.name(),
         }),

@@ -35,7 +35,7 @@ fn named(doc: &Document) -> Result<Option<(&'static str, &str)>, ImportError> {
         | Dialect::Transformers
         | Dialect::TransformersDeepSpeed
         | Dialect::LlamaFactory => trainer::named(doc),
-        Dialect::MegatronBridge => Ok(doc.hub_model.as_deref().map(|id| ("model", id))),
+        Dialect::MegatronBridge => Ok(doc.python.hub_model.as_deref().map(|id| ("model", id))),
         _ => Ok(None),
     }
 }

@@ -22,7 +22,7 @@ pub(super) fn named(
             _ => Edition::Python03,
         };
         let name = doc.find("model_spec").and_then(registered);
-        let known = name.map(|name| flavors(edition, None, &name));
+        let known = name.map(|name| flavors(edition, module(doc), &name));
         return Ok(known.filter(|k| !k.is_empty()).map(|k| ("model_spec", k)));
     }
     let module = doc.text("model.name")?;
@@ -42,10 +42,23 @@ pub(super) fn named(
     Ok((!known.is_empty()).then_some(("model.flavor", known)))
 }
 
+/// The module whose registry a Python file uses: the one that it imports, or for torchtitan's own files the folder.
+fn module(doc: &Document) -> Option<&str> {
+    let folder = || {
+        let folder = std::path::Path::new(&doc.path).parent()?;
+        let name = folder.file_name()?.to_str()?;
+        DECODERS.contains(&name).then_some(name)
+    };
+    doc.python.registry.as_deref().or_else(folder)
+}
+
 /// The flavor name in `model_registry("8B", …)`.
 fn registered(node: &Node) -> Option<String> {
     let text = match &node.value {
         Value::Expression(text) | Value::Str(text) => text.as_str(),
+        Value::Call(name, arguments) if name == "model_registry" => {
+            return arguments.first()?.1.text().map(str::to_owned);
+        }
         _ => return None,
     };
     let arguments = text.trim().strip_prefix("model_registry(")?;

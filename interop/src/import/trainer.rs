@@ -1,4 +1,4 @@
-//! Import of files for Hugging Face's Trainer: its own arguments, LLaMA-Factory's YAML, axolotl's YAML. Data
+//! Import of files for Hugging Face's Trainer: its own arguments, LLaMA-Factory's, axolotl's and accelerate's YAML. Data
 //! parallelism is FSDP's or that of a DeepSpeed configuration in the file.
 
 use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
@@ -39,16 +39,64 @@ pub(super) fn named(doc: &Document) -> Result<Option<(&'static str, &str)>, Impo
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
     whole_weights(doc)?;
-    let engine = doc
-        .find("deepspeed")
-        .filter(|node| !node.entries().is_empty());
-    let mut imported = match engine {
-        Some(engine) => with_deepspeed(doc, engine, given)?,
+    let mut imported = match engine(doc)? {
+        Some(engine) => with_deepspeed(doc, &engine, given)?,
         None => with_fsdp(doc, given)?,
     };
+    if doc.dialect == Dialect::Accelerate {
+        let note = "accelerate's file has no batch: one sequence per micro-batch is assumed";
+        imported.notes.push(format!("{}: {note}", doc.path));
+    }
     imported.decisions.recompute = recompute(doc)?;
     imported.dialect = doc.dialect;
     Ok(imported)
+}
+
+/// The DeepSpeed configuration that the file holds or names, if it has one.
+fn engine(doc: &Document) -> Result<Option<Node>, ImportError> {
+    let key = match doc.dialect {
+        Dialect::Accelerate => "deepspeed_config.deepspeed_config_file",
+        _ => "deepspeed",
+    };
+    match doc.find(key) {
+        Some(node) if !node.entries().is_empty() => return Ok(Some(node.clone())),
+        Some(node) if node.text().is_some_and(|path| path.ends_with(".json")) => {
+            return Err(doc.unsupported(
+                key,
+                "this file cannot be read, from the folder of the configuration or from here",
+            ));
+        }
+        _ => {}
+    }
+    if doc.dialect != Dialect::Accelerate {
+        return Ok(None);
+    }
+    match doc.text("distributed_type")?.unwrap_or("NO") {
+        "DEEPSPEED" => {}
+        "MEGATRON_LM" => {
+            let why = "import the script of Megatron-LM itself";
+            return Err(doc.unsupported("distributed_type", why));
+        }
+        _ => return Ok(None),
+    }
+    let mut root = Node::table();
+    for (theirs, name) in [
+        ("zero_stage", "zero_optimization.stage"),
+        ("gradient_accumulation_steps", "gradient_accumulation_steps"),
+        (
+            "offload_optimizer_device",
+            "zero_optimization.offload_optimizer.device",
+        ),
+        (
+            "offload_param_device",
+            "zero_optimization.offload_param.device",
+        ),
+    ] {
+        if let Some(node) = doc.find(&format!("deepspeed_config.{theirs}")) {
+            root.set(name, node.value.clone());
+        }
+    }
+    Ok(Some(root))
 }
 
 /// Refuses files that train only a part of the weights, or quantized weights.
@@ -75,6 +123,7 @@ fn whole_weights(doc: &Document) -> Result<(), ImportError> {
 
 fn micro_batch(doc: &Document) -> Result<u64, ImportError> {
     let (key, usual) = match doc.dialect {
+        Dialect::Accelerate => return Ok(1),
         Dialect::Axolotl => ("micro_batch_size", 1),
         // The default of `TrainingArguments`.
         _ => ("per_device_train_batch_size", 8),
@@ -114,6 +163,14 @@ fn recompute(doc: &Document) -> Result<Recompute, ImportError> {
 }
 
 fn precision(doc: &Document) -> Result<Precision, ImportError> {
+    if doc.dialect == Dialect::Accelerate {
+        return Ok(match doc.text("mixed_precision")?.unwrap_or("no") {
+            "bf16" => Precision::Bf16,
+            "fp16" => Precision::Fp16,
+            "fp8" => Precision::Fp8,
+            _ => Precision::Fp32,
+        });
+    }
     let on = |key: &str| match doc.text(key) {
         Ok(Some("auto")) => Ok(true),
         _ => doc.flag(key).map(|on| on == Some(true)),
@@ -142,6 +199,13 @@ fn with_deepspeed(
         ("train_batch_size", Value::Null),
     ];
     let mut root = engine.clone();
+    let cp = match doc.dialect {
+        Dialect::Axolotl => doc.degree("context_parallel_size")?,
+        _ => 1,
+    };
+    if cp > 1 {
+        root.set("sequence_parallel_size", cp);
+    }
     for (key, value) in own {
         let open = root.at(key).is_none_or(|node| node.text() == Some("auto"));
         if open {
@@ -153,26 +217,38 @@ fn with_deepspeed(
         dialect: Dialect::DeepSpeed,
         root,
         gpus: doc.gpus,
-        functions: Vec::new(),
-        hub_model: None,
+        python: Default::default(),
     };
     let given = Given {
+        gpus: given.gpus.or(doc.size("num_processes")?),
         seq_len: Some(sequence(doc, given)?),
         ..*given
     };
-    deepspeed::import(&document, &given)
+    let mut imported = deepspeed::import(&document, &given)?;
+    if cp > 1 {
+        imported.decisions.cp_kind = cp_kind(doc)?;
+    }
+    Ok(imported)
 }
 
 fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
     let axis = |key: &str| match doc.dialect {
-        Dialect::Axolotl => doc.degree(key),
+        Dialect::Axolotl => doc.degree(&format!("{key}_size")),
+        Dialect::Accelerate => {
+            let key = match key {
+                "tensor_parallel" => "tp",
+                "context_parallel" => "cp",
+                other => other,
+            };
+            doc.degree(&format!("parallelism_config.parallelism_config_{key}_size"))
+        }
         _ => Ok(1),
     };
-    let tp = axis("tensor_parallel_size")?;
-    let cp = axis("context_parallel_size")?;
-    let ep = axis("expert_parallel_size")?;
-    let replicas = axis("dp_replicate_size")?;
-    let gpus = given.gpus.or(doc.gpus);
+    let tp = axis("tensor_parallel")?;
+    let cp = axis("context_parallel")?;
+    let ep = axis("expert_parallel")?;
+    let replicas = axis("dp_replicate")?;
+    let gpus = given.gpus.or(doc.gpus).or(doc.size("num_processes")?);
     let gpus = gpus.ok_or_else(|| doc.missing("the number of GPUs", "give --gpus"))?;
     let dp = data_parallel(doc, gpus, tp.saturating_mul(cp))?;
     let (zero, reshard) = sharding(doc)?;
@@ -238,7 +314,10 @@ fn sharding(doc: &Document) -> Result<(Zero, bool), ImportError> {
     let section = doc
         .find("fsdp_config")
         .is_some_and(|node| !node.entries().is_empty());
-    let on = switched || !words.is_empty() || doc.dialect == Dialect::Axolotl && section;
+    let on = switched
+        || !words.is_empty()
+        || doc.dialect == Dialect::Axolotl && section
+        || doc.text("distributed_type")? == Some("FSDP");
     if !on {
         return Ok((Zero::Z0, false));
     }

@@ -126,11 +126,15 @@ pub(super) fn axolotl(r: &mut Rules<'_>) {
         "expert_parallel_size",
         "needs axolotl.integrations.expert_parallel.ExpertParallelPlugin in plugins",
     );
-    let sharded = r.size_or_one("dp_shard_size") > 1 || cp > 1;
     r.require(
-        !sharded || r.has("fsdp_config"),
+        r.size_or_one("dp_shard_size") == 1 || r.has("fsdp_config"),
         "dp_shard_size",
         "needs fsdp_config",
+    );
+    r.require(
+        cp == 1 || r.has("fsdp_config") || r.has("deepspeed"),
+        "context_parallel_size",
+        "needs fsdp_config or deepspeed",
     );
     let half = r.on("bf16") && r.on("fp16");
     r.require(!half, "fp16", "cannot stand beside bf16");

@@ -1,0 +1,213 @@
+//! Reads a launch script: the options of the program that it starts, and how many devices it starts it on.
+
+use super::error::ImportError;
+use crate::config::shell::{self, Word};
+use crate::config::{Node, SyntaxError, Value};
+use crate::export::Dialect;
+use crate::export::schema::{Kind, Schema};
+
+/// Options of a script: those after the training program, or all of an argument file. Megatron-LM's keep their dashes;
+/// the Trainer's become the keys that its YAML has.
+pub(super) fn options(
+    script: &shell::Script,
+    path: &str,
+    dialect: Dialect,
+) -> Result<Node, ImportError> {
+    let schema = Schema::of(dialect)?;
+    let key = |name: &str| match dialect {
+        Dialect::MegatronLm => name.to_owned(),
+        _ => name.trim_start_matches('-').replace('-', "_"),
+    };
+    let words = program(script);
+    let mut entries: Vec<(String, Node)> = Vec::new();
+    let mut at = 0;
+    while let Some(word) = words.get(at) {
+        at += 1;
+        if !is_option(&word.text) {
+            continue;
+        }
+        let (name, attached) = match word.text.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (word.text.as_str(), None),
+        };
+        let mut values: Vec<String> = attached.into_iter().collect();
+        while let Some(next) = words.get(at).filter(|w| !is_option(&w.text)) {
+            values.push(next.text.clone());
+            at += 1;
+        }
+        // What an environment variable appends after an option's own value is unknown, and not part of the value.
+        while values.len() > 1 && values.last().is_some_and(|v| v.starts_with('$')) {
+            values.pop();
+        }
+        let line = word.line;
+        let name = key(name);
+        let value = match schema.kind(&name) {
+            Some(kind) => typed(&kind, &values),
+            None if dialect != Dialect::MegatronLm => guessed(&values),
+            None => untyped(&values),
+        };
+        entries.push((name, Node { line, value }));
+    }
+    if entries.is_empty() {
+        return Err(SyntaxError::new(path, 0, "no `--option` is found").into());
+    }
+    let mut root = Node {
+        line: 1,
+        value: Value::Table(entries),
+    };
+    if dialect == Dialect::MegatronLm {
+        positions(&mut root);
+    }
+    Ok(root)
+}
+
+/// Sets the kind of positions as Megatron-LM does for options that imply it (`validate_args`; for gpt-oss
+/// `post_training/model_builder.py`).
+fn positions(root: &mut Node) {
+    let on = |key: &str| {
+        root.get(key)
+            .is_some_and(|node| node.value == Value::Bool(true))
+    };
+    let kind = match (
+        on("--enable-gpt-oss"),
+        on("--use-rotary-position-embeddings"),
+    ) {
+        (true, _) => "yarn",
+        (false, true) => "rope",
+        (false, false) => return,
+    };
+    root.set("--position-embedding-type", Value::Str(kind.to_owned()));
+}
+
+/// The words after the training program: among the commands that name a `.py`, the one with the most options. A file
+/// without such a command holds arguments only: in arrays, variables and bare words.
+fn program(script: &shell::Script) -> Vec<Word> {
+    let options = |words: &[Word]| words.iter().filter(|w| is_option(&w.text)).count();
+    let after = |words: &[Word]| {
+        let at = words.iter().position(|w| w.text.ends_with(".py"))?;
+        Some(words[at + 1..].to_vec())
+    };
+    // A launcher may get the command as one word: `srun sh -c "torchrun pretrain_gpt.py --a 1"`.
+    let nested = script.commands.iter().flatten();
+    let nested = nested.filter(|word| word.text.contains(".py "));
+    let nested = nested.filter_map(|word| after(&split(word)));
+    let direct = script.commands.iter().filter_map(|words| after(words));
+    let longest = direct.chain(nested).max_by_key(|words| options(words));
+    if let Some(words) = longest.filter(|words| options(words) > 0) {
+        return words;
+    }
+    let mut found = Vec::new();
+    for words in script.variables.values() {
+        for word in words {
+            // `ARGS=" --a 1 --b "` is split where it is used.
+            let one = words.len() == 1 && word.text.contains("--");
+            match (words.len(), one) {
+                (1, false) => {}
+                (_, true) => found.extend(split(word)),
+                (_, false) => found.push(word.clone()),
+            }
+        }
+    }
+    // Options of a launcher or a profiler follow its name; those of an argument file stand alone.
+    let bare = script
+        .commands
+        .iter()
+        .filter(|words| words.first().is_some_and(|w| is_option(&w.text)));
+    found.extend(bare.flatten().cloned());
+    found
+}
+
+fn split(word: &Word) -> Vec<Word> {
+    let parts = word.text.split_whitespace();
+    let of_line = |part: &str| Word {
+        text: part.to_owned(),
+        line: word.line,
+    };
+    parts.map(of_line).collect()
+}
+
+/// Whether a word is an option such as `--name`; a negative number is a value.
+pub(super) fn is_option(word: &str) -> bool {
+    word.starts_with("--") && word[2..].starts_with(|c: char| c.is_ascii_alphabetic())
+}
+
+/// An option's values as argparse would read them; what argparse would refuse stays a string.
+pub(super) fn typed(kind: &Kind, values: &[String]) -> Value {
+    match (kind, values) {
+        (Kind::Flag, []) => Value::Bool(true),
+        (Kind::Flag, [one]) if one.starts_with('$') => Value::Bool(true),
+        (Kind::List(inner), values) => {
+            let items = values.iter().map(|v| typed(inner, std::slice::from_ref(v)));
+            Value::List(items.map(Node::made).collect())
+        }
+        (Kind::Optional(_), []) => Value::Null,
+        (Kind::Optional(inner), values) => typed(inner, values),
+        (Kind::Int, [one]) => match one.parse::<i64>() {
+            Ok(int) => Value::Int(int),
+            Err(_) => Value::Str(one.clone()),
+        },
+        (Kind::Float, [one]) => match one.parse::<f64>() {
+            Ok(float) => Value::Float(float),
+            Err(_) => Value::Str(one.clone()),
+        },
+        (Kind::Bool, [one]) => match one.to_lowercase().as_str() {
+            "true" | "1" => Value::Bool(true),
+            "false" | "0" => Value::Bool(false),
+            _ => Value::Str(one.clone()),
+        },
+        _ => untyped(values),
+    }
+}
+
+/// Values of an option that is the script's own: whole numbers, else text.
+fn guessed(values: &[String]) -> Value {
+    match values {
+        [one] => typed(&Kind::Int, std::slice::from_ref(one)),
+        _ => untyped(values),
+    }
+}
+
+pub(super) fn untyped(values: &[String]) -> Value {
+    match values {
+        [] => Value::Bool(true),
+        [one] => Value::Str(one.clone()),
+        many => many.to_vec().into(),
+    }
+}
+
+/// Number of devices that a script starts: nodes times processes per node, or a variable that gives it.
+pub(super) fn devices(script: &shell::Script) -> Option<u64> {
+    let words: Vec<&str> = script
+        .commands
+        .iter()
+        .flatten()
+        .map(|w| w.text.as_str())
+        .collect();
+    let arrays = script.variables.values().filter(|v| v.len() > 1).flatten();
+    let words: Vec<&str> = words
+        .into_iter()
+        .chain(arrays.map(|w| w.text.as_str()))
+        .collect();
+    let value = |names: [&str; 2]| {
+        words.iter().enumerate().find_map(|(i, word)| {
+            let (name, attached) = match word.split_once('=') {
+                Some((name, value)) => (name, Some(value)),
+                None => (*word, None),
+            };
+            let found = names.contains(&name);
+            found
+                .then(|| attached.or(words.get(i + 1).copied()))
+                .flatten()?
+                .parse()
+                .ok()
+        })
+    };
+    let each: Option<u64> = value(["--nproc-per-node", "--nproc_per_node"]);
+    let nodes: Option<u64> = value(["--nnodes", "--num-nodes"]);
+    let variable =
+        |name: &str| -> Option<u64> { script.variables.get(name)?.first()?.text.parse().ok() };
+    match each {
+        Some(each) => nodes.unwrap_or(1).checked_mul(each),
+        None => ["GPUS", "WORLD_SIZE"].into_iter().find_map(variable),
+    }
+}

@@ -1,0 +1,152 @@
+//! Configurations as frameworks' own examples write them.
+
+use catalog::{Precision, Zero};
+use interop::check::{Severity, check};
+use interop::export::Dialect;
+use interop::import::{Document, Given, Imported, import, of_file};
+
+/// A file's content read as a document of the dialect that it is recognised as; nothing lies beside it.
+fn read(name: &str, text: &str) -> Document {
+    Document::read(text, name, None, &|_| None).expect("well-formed")
+}
+
+/// The file imported with its own model, or else with that of Llama 3 8B.
+fn imported(document: &Document) -> Imported {
+    let found = of_file(document).map(|found| found.model);
+    let model = found.unwrap_or_else(|_| catalog::load::model("llama3-8b").expect("preset"));
+    let given = Given {
+        model: &model,
+        gpus: None,
+        seq_len: Some(2048),
+    };
+    import(document, &given).expect("imports")
+}
+
+#[test]
+fn accelerates_parallelism_is_read() {
+    let yaml = "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config:\n  fsdp_version: 2\n  fsdp_reshard_after_forward: true\n  fsdp_activation_checkpointing: true\nparallelism_config:\n  parallelism_config_dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 2\n  parallelism_config_tp_size: 2\n  parallelism_config_cp_size: 1\n";
+    let read = imported(&read("fsdp.yaml", yaml));
+    let d = &read.decisions;
+    assert_eq!((d.tp, d.cp, d.dp_shard, d.dp_replicate), (2, 1, 2, 2));
+    assert_eq!((d.zero, d.recompute), (Zero::Z3, plans::Recompute::Full));
+    assert_eq!(
+        (read.workload.gpus, read.workload.precision),
+        (8, Precision::Bf16)
+    );
+    assert!(read.notes[0].contains("has no batch"), "{:?}", read.notes);
+}
+
+#[test]
+fn accelerates_engine_is_deepspeeds() {
+    let yaml = "distributed_type: DEEPSPEED\nmixed_precision: fp16\nnum_processes: 4\ndeepspeed_config:\n  zero_stage: 2\n  gradient_accumulation_steps: 3\n";
+    let read = imported(&read("zero2.yaml", yaml));
+    assert_eq!(
+        (read.decisions.zero, read.decisions.num_micro_batches),
+        (Zero::Z2, 3)
+    );
+    assert_eq!(
+        (read.decisions.dp(), read.workload.precision),
+        (4, Precision::Fp16)
+    );
+}
+
+#[test]
+fn an_engine_that_cannot_be_read_is_refused() {
+    let yaml = "base_model: meta-llama/Llama-3.1-8B\nsequence_len: 2048\ndeepspeed: deepspeed_configs/zero3.json\n";
+    let document = read("a.yaml", yaml);
+    let model = catalog::load::model("llama3-8b").expect("preset");
+    let given = Given {
+        model: &model,
+        gpus: Some(8),
+        seq_len: None,
+    };
+    let refused = import(&document, &given).expect_err("the engine decides the sharding");
+    assert!(refused.to_string().contains("deepspeed"), "{refused}");
+}
+
+#[test]
+fn the_trainers_arguments_are_read_from_a_script() {
+    let script = "torchrun --nproc_per_node=4 train.py \\\n    --model_name_or_path ~/weights/llama-7b \\\n    --bf16 True \\\n    --per_device_train_batch_size 2 \\\n    --gradient_accumulation_steps 16 \\\n    --fsdp \"full_shard auto_wrap\" \\\n    --model_max_length 2048 \\\n    --gradient_checkpointing True\n";
+    let document = read("train.sh", script);
+    assert_eq!(document.dialect, Dialect::Transformers);
+    assert_eq!(of_file(&document).expect("named").name, "llama-7b");
+    let read = imported(&document);
+    let d = &read.decisions;
+    assert_eq!((d.dp_shard, d.zero, d.micro_batch), (4, Zero::Z3, 2));
+    assert_eq!(d.recompute, plans::Recompute::Full);
+    assert_eq!(
+        (read.workload.global_batch, read.workload.seq_len),
+        (128, 2048)
+    );
+    // An argument of the script's own is no error.
+    let findings = check(&document, None).expect("schema");
+    assert!(
+        findings.iter().all(|f| f.severity == Severity::Warning),
+        "{findings:?}"
+    );
+}
+
+#[test]
+fn a_registry_is_read_with_its_module_and_variables() {
+    let file = "from torchtitan.models.qwen3 import model_registry\n\n\ndef mine() -> Trainer.Config:\n    model_spec = model_registry(\"8B\")\n    return Trainer.Config(\n        model_spec=model_spec,\n        training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank=2 * 4096, max_context_length=4096),\n        parallelism=ParallelismConfig(data_parallel_shard_degree=4, tensor_parallel_degree=2),\n    )\n";
+    let document = read("registry.py", file);
+    // Llama 3 has an `8B` too.
+    assert_eq!(of_file(&document).expect("a model").name, "qwen3-8b");
+    let read = imported(&document);
+    assert_eq!((read.decisions.tp, read.decisions.dp_shard), (2, 4));
+    assert_eq!(
+        (read.decisions.micro_batch, read.workload.seq_len),
+        (2, 4096)
+    );
+}
+
+#[test]
+fn python_is_read_as_python_does() {
+    let file = "import megatron.bridge\n\ndef _layout(\n    cfg: ConfigContainer,\n) -> None:\n    cfg.model.num_layers_in_first_pipeline_stage = None\n\n\ndef recipe() -> ConfigContainer:\n    cfg.model = AutoBridge.from_hf_pretrained(\"meta-llama/Llama-3.1-8B\").get_model_config()\n    cfg.model.tensor_model_parallel_size = (\n        2  # inside a node\n    )\n    cfg.train.micro_batch_size = 1\n    cfg.train.global_batch_size = 8\n    cfg.train.manual_gc_eval = 5\n    cfg.model.no_such_field = True\n    cfg.dataset.sequence_length = 4096\n    _layout(cfg)\n    cfg.mixed_precision = MixedPrecisionConfig(bf16=True, grad_reduce_in_fp32=False)\n    return cfg\n";
+    let text = interop::config::python::only_function(file, "recipe").expect("defined");
+    let document = read("recipe.py", &text);
+    let model = catalog::load::model("llama3-8b").expect("preset");
+    let given = Given {
+        model: &model,
+        gpus: Some(4),
+        seq_len: None,
+    };
+    let read = import(&document, &given).expect("imports");
+    assert_eq!(
+        (read.decisions.tp, read.workload.precision),
+        (2, Precision::Bf16)
+    );
+    // Python asks no field for its type, and lets every name be set.
+    let findings = check(&document, None).expect("schema");
+    assert_eq!(findings.len(), 2, "{findings:?}");
+    assert!(
+        findings.iter().all(|f| f.severity == Severity::Warning),
+        "{findings:?}"
+    );
+}
+
+#[test]
+fn keys_that_a_system_drops_are_warnings_unless_misspelt() {
+    let yaml = "base_model: meta-llama/Llama-3.1-8B\nsequence_len: 2048\nmicro_batch_siz: 2\nold_setting_of_ours: 1\n";
+    let findings = check(&read("a.yaml", yaml), None).expect("schema");
+    let found: Vec<(&str, Severity)> = findings
+        .iter()
+        .map(|f| (f.key.as_str(), f.severity))
+        .collect();
+    assert_eq!(
+        found,
+        [
+            ("micro_batch_siz", Severity::Error),
+            ("old_setting_of_ours", Severity::Warning)
+        ]
+    );
+}
+
+#[test]
+fn options_that_imply_rotation_are_followed() {
+    let script = "MODEL_ARGS=\" --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention --num-query-groups 8 --swiglu --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights --use-rotary-position-embeddings --no-position-embedding --rotary-base 500000 --use-rope-scaling --seq-length 4096 --max-position-embeddings 8192 --micro-batch-size 1 --bf16 \"\n";
+    assert_eq!(
+        of_file(&read("conf.sh", script)).expect("a model").name,
+        "llama3-8b"
+    );
+}
