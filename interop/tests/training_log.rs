@@ -89,8 +89,9 @@ fn malformed_logs_say_where() {
         "x.log: no training step is found; lines of Megatron-LM (`iteration … elapsed time per iteration (ms): …`), \
          torchtitan (`step: … tps: …`), nanotron (`iteration: … tokens_per_sec_per_gpu: …`), DeepSpeed \
          (`CurrSamplesPerSec=…`), NeMo (`train_step_timing in s: …`), MaxText (`completed step: … seconds: …`), Hugging \
-         Face's Trainer (`10/100 [… 2.10s/it]`, trainer_state.json), `run --log`, and CSV or JSON of Weights & Biases and \
-         TensorBoard are read",
+         Face's Trainer (`10/100 [… 2.10s/it]`, trainer_state.json), InternEvo (`tgs (tokens/gpu/second)=…`), modded-nanogpt \
+         (`train_time:…ms`), PyTorch's FSDP examples (`Speed: … samples/sec`), `run --log`, and CSV or JSON of Weights & \
+         Biases and TensorBoard are read",
     );
     check(
         "\n iteration 1/ 5 | elapsed time per iteration (ms): fast |\n",
@@ -155,6 +156,32 @@ fn further_systems_are_read() {
             LogSystem::Own,
             "{\"step\":3,\"loss\":1.5,\"gradient_norm\":0.1,\"step_time_s\":0.25,\"tokens_per_s\":10.0,\"mfu\":null,\"peak_memory_bytes\":1024}",
             (3, 0.25),
+        ),
+        (
+            LogSystem::Research,
+            "2026-05-01 12:00:00 INFO [train.py, line 601, in record] - pid=7 : tflops=127.9 step=3 loss=8.8 tgs (tokens/gpu/second)=0.5 tgs/tgs_avg=0.4 lr=1e-06",
+            (3, 2.0),
+        ),
+        (
+            LogSystem::Research,
+            "step:0/50 val_loss:16.0 train_time:200ms step_avg:nanms\nstep:1/50 train_loss:16.0 train_time:1000ms step_avg:nanms\nstep:2/50 train_loss:9.5 train_time:1250ms step_avg:575ms",
+            (1, 0.25),
+        ),
+        (
+            LogSystem::Research,
+            "0: 2026-05-01 12:00:00 I [train.py:103] Batch 5 Loss: 14.3, Speed: 32.0 samples/sec, lr: 0.000099",
+            (5, 4.0),
+        ),
+        // A launcher dropped the escape characters of colours.
+        (
+            LogSystem::Torchtitan,
+            "1: 2026-05-01 12:00:00,441 - root - INFO - [36mstep: 1990  [32mloss:  3.4  [33mmemory: 68.57GiB(86.69%)  [34mtps: 2  [35mmfu: 39.73%[39m",
+            (1990, 0.5),
+        ),
+        (
+            LogSystem::Metrics,
+            "{\"lm loss\": {\"values\": {\"1\": 10.5}}, \"iteration-time\": {\"start_step\": 1, \"values\": {\"1\": \"nan\", \"2\": 1.5}}}",
+            (2, 1.5),
         ),
     ];
     for (system, text, (step, seconds)) in cases {

@@ -165,6 +165,7 @@ fn system(system: LogSystem) -> &'static str {
         LogSystem::MaxText => "maxtext",
         LogSystem::Trainer => "transformers",
         LogSystem::Own => "vescale-plan",
+        LogSystem::Research => "research code",
         LogSystem::Metrics => "exported metrics",
     }
 }

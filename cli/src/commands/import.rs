@@ -30,11 +30,37 @@ struct ImportJson {
     /// Training system that the file is for; null for a model's own configuration.
     target: Option<String>,
     inputs: InputsJson,
+    model: ModelJson,
     strategy: StrategyJson,
     strategy_text: String,
     predicted: PredictedJson,
     notes: Vec<String>,
     plan_path: Option<String>,
+}
+
+/// The sizes of the model that was read.
+#[derive(Serialize)]
+struct ModelJson {
+    layers: u64,
+    hidden: u64,
+    heads: u64,
+    kv_heads: u64,
+    /// Routed experts of a layer; 0 in a dense model.
+    experts: u64,
+    vocab: u64,
+}
+
+impl ModelJson {
+    fn of(model: &Model) -> Self {
+        Self {
+            layers: model.layers,
+            hidden: model.hidden,
+            heads: model.attention.heads,
+            kv_heads: model.attention.kv_heads(),
+            experts: model.moe.as_ref().map_or(0, |moe| moe.experts),
+            vocab: model.vocab,
+        }
+    }
 }
 
 /// Runs `import`.
@@ -241,6 +267,7 @@ fn finish(args: &ImportArgs, source: Source) -> Result<ExitCode, CliError> {
             schema_version: SCHEMA_VERSION,
             file: args.file.display().to_string(),
             target: source.target.map(Dialect::name),
+            model: ModelJson::of(&inputs.scenario.model),
             strategy: StrategyJson::new(strategy.decisions(), w.precision),
             strategy_text: strategy.to_string(),
             predicted: PredictedJson::from(&prediction),

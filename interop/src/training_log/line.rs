@@ -55,6 +55,7 @@ fn quantity(word: &str) -> Option<f64> {
         "M" => 1e6,
         "B" => 1e9,
         "T" => 1e12,
+        "ms" => 1.0,
         "MiB" | "MB" => 1024f64.powi(2),
         "GiB" => 1024f64.powi(3),
         _ => return None,
@@ -63,13 +64,22 @@ fn quantity(word: &str) -> Option<f64> {
     (0.0..=MOST).contains(&number).then_some(number)
 }
 
-/// Removes terminal colours, which torchtitan writes.
+/// Whether what follows a bracket is the rest of a colour: one or two digits and `m`.
+fn is_colour(mut chars: std::iter::Peekable<std::str::Chars<'_>>) -> bool {
+    let digits = std::iter::from_fn(|| chars.next_if(char::is_ascii_digit)).count();
+    (1..=2).contains(&digits) && chars.next() == Some('m')
+}
+
+/// Removes terminal colours, which torchtitan writes; where a program has dropped the escape character, also what is
+/// left of them (`[36m`).
 pub(super) fn without_colour(line: &str) -> String {
     let mut plain = String::with_capacity(line.len());
     let mut chars = line.chars().peekable();
     while let Some(c) = chars.next() {
         if c == '\u{1b}' && chars.next_if_eq(&'[').is_some() {
             while chars.next().is_some_and(|c| !c.is_ascii_alphabetic()) {}
+        } else if c == '[' && is_colour(chars.clone()) {
+            while chars.next().is_some_and(|c| c != 'm') {}
         } else {
             plain.push(c);
         }

@@ -19,6 +19,8 @@ pub enum LogSystem {
     Trainer,
     /// Our own executor.
     Own,
+    /// InternEvo, modded-nanogpt or PyTorch's FSDP examples.
+    Research,
     /// Metrics exported by Weights & Biases or TensorBoard.
     Metrics,
 }
@@ -32,6 +34,8 @@ pub struct LoggedStep {
     pub line: usize,
     /// Seconds per optimizer step.
     pub seconds: Option<f64>,
+    /// Seconds since the run began, where the system logs no time of the step itself.
+    pub elapsed: Option<f64>,
     /// Tokens per second and device.
     pub tokens_per_s_per_gpu: Option<f64>,
     /// Sequences per second of the whole job.
@@ -80,8 +84,9 @@ pub enum LogError {
         "{path}: no training step is found; lines of Megatron-LM (`iteration … elapsed time per iteration (ms): …`), \
          torchtitan (`step: … tps: …`), nanotron (`iteration: … tokens_per_sec_per_gpu: …`), DeepSpeed \
          (`CurrSamplesPerSec=…`), NeMo (`train_step_timing in s: …`), MaxText (`completed step: … seconds: …`), Hugging \
-         Face's Trainer (`10/100 [… 2.10s/it]`, trainer_state.json), `run --log`, and CSV or JSON of Weights & Biases and \
-         TensorBoard are read"
+         Face's Trainer (`10/100 [… 2.10s/it]`, trainer_state.json), InternEvo (`tgs (tokens/gpu/second)=…`), modded-nanogpt \
+         (`train_time:…ms`), PyTorch's FSDP examples (`Speed: … samples/sec`), `run --log`, and CSV or JSON of Weights & \
+         Biases and TensorBoard are read"
     )]
     NoSteps {
         /// Path of the log.

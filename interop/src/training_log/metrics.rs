@@ -1,5 +1,5 @@
-//! Metrics that a tracker exports: CSV and JSON of Weights & Biases, CSV and JSON of TensorBoard, and the Trainer's
-//! `trainer_state.json`. Where no metric is a step's time or a rate, the wall time between logged steps is taken.
+//! Metrics that a tracker exports: CSV and JSON of Weights & Biases, CSV and JSON of TensorBoard, the Trainer's
+//! `trainer_state.json`, and Megatron-LM's golden values. Where no metric is a step's time or a rate, the wall time between logged steps is taken.
 
 use serde_json::{Map, Value};
 
@@ -66,6 +66,7 @@ pub(super) fn parse(text: &str) -> Option<TrainingLog> {
     let (rows, garbled) = match start.chars().next()? {
         '[' => of_json(start)?,
         '{' if start.contains("\"log_history\"") => return trainer_state(start),
+        '{' if start.contains("\"values\"") => of_golden_values(start)?,
         '{' if start.contains("\"_step\"") => of_lines(text),
         _ => of_csv(text)?,
     };
@@ -255,6 +256,28 @@ fn of_lines(text: &str) -> (Vec<Row>, usize) {
         }
     }
     (rows, garbled)
+}
+
+/// Reads Megatron-LM's golden values: for each metric an object whose `values` have the step as their name; those that
+/// were not measured are `nan`.
+fn of_golden_values(text: &str) -> Option<(Vec<Row>, usize)> {
+    let metrics: Map<String, Value> = serde_json::from_str(text).ok()?;
+    let mut rows = Vec::new();
+    for (name, metric) in &metrics {
+        let values = metric.get("values").and_then(Value::as_object);
+        let (Some(quantity), Some(values)) = (quantity(name), values) else {
+            continue;
+        };
+        for (step, value) in values {
+            let mut row = Row::default();
+            if let (Ok(step), Some(value)) = (step.parse(), value.as_f64()) {
+                row.step.step = step;
+                set(&mut row, quantity, value);
+                rows.push(row);
+            }
+        }
+    }
+    Some((rows, 0))
 }
 
 /// Reads the Trainer's state. Only its last entry has a time, that of the whole run; divided by the steps it is one

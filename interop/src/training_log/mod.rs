@@ -11,7 +11,10 @@ mod metrics;
 mod nanotron;
 mod nemo;
 mod own;
+mod research;
 mod titan;
+
+use std::collections::BTreeSet;
 
 pub use self::log::{LogError, LogSystem, LoggedStep, Steady, StepSize, TrainingLog};
 
@@ -20,7 +23,7 @@ use self::line::{Line, MOST, without_colour};
 /// Reads a line of one system: `None` if it is no step; an error if a step has text where a number belongs.
 type Reader = fn(&Line<'_>) -> Result<Option<LoggedStep>, LogError>;
 
-const READERS: [(LogSystem, Reader); 8] = [
+const READERS: [(LogSystem, Reader); 11] = [
     (LogSystem::Megatron, megatron::step),
     (LogSystem::Torchtitan, titan::step),
     (LogSystem::Nanotron, nanotron::step),
@@ -28,6 +31,9 @@ const READERS: [(LogSystem, Reader); 8] = [
     (LogSystem::NeMo, nemo::step),
     (LogSystem::MaxText, maxtext::step),
     (LogSystem::Own, own::step),
+    (LogSystem::Research, research::internevo),
+    (LogSystem::Research, research::nanogpt),
+    (LogSystem::Research, research::fsdp_example),
     (LogSystem::Trainer, hf::step),
 ];
 
@@ -52,6 +58,9 @@ pub fn parse(text: &str, path: &str) -> Result<TrainingLog, LogError> {
         repeated: 0,
     };
     let mut first_error = None;
+    // Steps that progress bars have shown. Where output is buffered, each rank's bars come as a whole, one rank's after
+    // the other's.
+    let mut bars = BTreeSet::new();
     for (index, raw) in text.lines().enumerate() {
         // A progress bar returns to the beginning of its line.
         for part in raw.split('\r') {
@@ -61,12 +70,13 @@ pub fn parse(text: &str, path: &str) -> Result<TrainingLog, LogError> {
                 number: index + 1,
                 path,
             };
-            if let Err(error) = read(&line, &mut log) {
+            if let Err(error) = read(&line, &mut log, &mut bars) {
                 log.garbled += 1;
                 first_error.get_or_insert(error);
             }
         }
     }
+    from_elapsed(&mut log.steps);
     match (log.steps.is_empty(), first_error) {
         (false, _) => Ok(log),
         (true, Some(error)) => Err(error),
@@ -76,7 +86,21 @@ pub fn parse(text: &str, path: &str) -> Result<TrainingLog, LogError> {
     }
 }
 
-fn read(line: &Line<'_>, log: &mut TrainingLog) -> Result<(), LogError> {
+/// Takes the time of a step from what had passed before it. A run that begins its clock anew leaves one step untimed.
+fn from_elapsed(steps: &mut [LoggedStep]) {
+    for at in (1..steps.len()).rev() {
+        let (before, now) = (steps[at - 1], steps[at]);
+        let count = now.step.saturating_sub(before.step) as f64;
+        let passed = now
+            .elapsed
+            .zip(before.elapsed)
+            .map(|(now, before)| now - before);
+        let passed = passed.filter(|s| *s > 0.0 && count > 0.0);
+        steps[at].seconds = now.seconds.or(passed.map(|s| s / count));
+    }
+}
+
+fn read(line: &Line<'_>, log: &mut TrainingLog, bars: &mut BTreeSet<u64>) -> Result<(), LogError> {
     let (allocated, reserved) = memory(line);
     log.allocated = log.allocated.max(allocated);
     log.reserved = log.reserved.max(reserved);
@@ -86,7 +110,8 @@ fn read(line: &Line<'_>, log: &mut TrainingLog) -> Result<(), LogError> {
         log.reserved = log.reserved.max(step.reserved);
         // An earlier step number further back is a step repeated after a restart.
         let mut recent = log.steps.iter().rev().take(LAG);
-        if step.step > 0 && recent.any(|known| known.step == step.step) {
+        let shown = system == LogSystem::Trainer && !bars.insert(step.step);
+        if shown || step.step > 0 && recent.any(|known| known.step == step.step) {
             log.repeated += 1;
         } else {
             log.system = system;
