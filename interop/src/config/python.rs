@@ -275,18 +275,7 @@ impl Parser<'_> {
             }
             Some(Token::Symbol(open @ ('[' | '('))) => {
                 self.at += 1;
-                let close = if open == '[' { ']' } else { ')' };
-                let mut items = self.items(close, depth)?;
-                let comma = self.at >= 2 && self.tokens[self.at - 2].0 == Token::Symbol(',');
-                match items.pop() {
-                    // `(1)` is a number, `(1,)` a tuple.
-                    Some(one) if open == '(' && items.is_empty() && !comma => one.value,
-                    Some(last) => {
-                        items.push(last);
-                        Value::List(items)
-                    }
-                    None => Value::List(items),
-                }
+                self.bracketed(open, depth)?
             }
             Some(Token::Symbol('{')) => {
                 self.at += 1;
@@ -306,6 +295,22 @@ impl Parser<'_> {
             }
         };
         Ok(Node { line, value })
+    }
+
+    /// What stands between brackets of which the first was read.
+    fn bracketed(&mut self, open: char, depth: usize) -> Result<Value, SyntaxError> {
+        let close = if open == '[' { ']' } else { ')' };
+        let mut items = self.items(close, depth)?;
+        let comma = self.at >= 2 && self.tokens[self.at - 2].0 == Token::Symbol(',');
+        Ok(match items.pop() {
+            // `(1)` is a number, `(1,)` a tuple.
+            Some(one) if open == '(' && items.is_empty() && !comma => one.value,
+            Some(last) => {
+                items.push(last);
+                Value::List(items)
+            }
+            None => Value::List(items),
+        })
     }
 
     fn name(&mut self, depth: usize) -> Result<Value, SyntaxError> {
