@@ -26,7 +26,7 @@ use crate::report::{self, ReportSource};
 pub const TOP: usize = 5;
 
 /// Number of strategies of the space that are looked at for a report; it draws those that come near to fitting.
-const DRAWN: u64 = 8000;
+const DRAWN: u64 = 3000;
 
 /// The answer as a JSON document.
 #[derive(Serialize)]
