@@ -272,7 +272,7 @@ fn for_own_ranks(error: AnswerError, runtime: &Runtime, cluster: &Cluster) -> An
     ))
 }
 
-/// About 4 Mi tokens in at most [`MAX_DEFAULT_BATCH`] sequences, and up to 2,048 GPUs at least one sequence per GPU: a
+/// About 4 Mi tokens in at most 16,384 sequences, and up to 2,048 GPUs at least one sequence per GPU: a
 /// power of two times the GPUs' odd part, so that all their divisors divide it.
 pub fn default_batch(gpus: u64, seq: u64) -> u64 {
     let sequences = (DEFAULT_TOKENS_PER_STEP / seq.max(1)).clamp(1, MAX_DEFAULT_BATCH);
