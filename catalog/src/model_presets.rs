@@ -64,12 +64,12 @@ pub(crate) const MODELS: &[(&str, &[&str], &str)] = &[
     ),
     (
         "qwen2.5-7b",
-        &["qwen2-7b", "qwen2-7b", "qwen2.5-coder-7b"],
+        &["qwen2-7b", "qwen2.5-coder-7b"],
         include_str!("../presets/models/qwen2.5-7b.json"),
     ),
     (
         "qwen2.5-72b",
-        &["qwen2-72b", "qwen2-72b"],
+        &["qwen2-72b"],
         include_str!("../presets/models/qwen2.5-72b.json"),
     ),
     (
