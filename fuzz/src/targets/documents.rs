@@ -215,6 +215,7 @@ impl Documents {
             ..scenario.clone()
         };
         let decisions = imported.decisions.canonical();
+        let decisions = decisions.under(&scenario.runtime, workload.precision);
         let strategy = match Strategy::new(decisions, &scenario.model, &workload) {
             Ok(strategy) => strategy,
             Err(error) => return Outcome::refused(&error),
