@@ -177,7 +177,9 @@ impl Target for Documents {
         let given = Given {
             model: &scenario.model,
             gpus: Some(scenario.workload.gpus),
-            seq_len: (self.0 == Dialect::DeepSpeed).then_some(scenario.workload.seq_len),
+            // Their files have no sequence length.
+            seq_len: matches!(self.0, Dialect::DeepSpeed | Dialect::Accelerate)
+                .then_some(scenario.workload.seq_len),
         };
         match import(&document, &given) {
             Ok(imported) => self.imported(imported, &scenario, depth),

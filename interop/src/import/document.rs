@@ -53,7 +53,7 @@ impl Document {
             }
             Dialect::Torchtitan02 => config::toml::parse(text, path)?,
             Dialect::DeepSpeed => config::json::parse(text, path)?,
-            Dialect::Transformers | Dialect::TransformersDeepSpeed if path.ends_with(".json") => {
+            Dialect::Transformers | Dialect::TransformersDeepSpeed if is_json(text, path) => {
                 config::json::parse(text, path)?
             }
             Dialect::Transformers | Dialect::TransformersDeepSpeed if !is_yaml(path) => {
@@ -284,6 +284,11 @@ fn python(text: &str) -> Option<Dialect> {
 /// Whether this is a test case of Megatron-LM: YAML with options in a section `MODEL_ARGS`.
 fn is_model_args(text: &str, path: &str) -> bool {
     is_yaml(path) && text.lines().any(|line| line.starts_with("MODEL_ARGS:"))
+}
+
+/// Whether a file is JSON, by its name or its first character.
+fn is_json(text: &str, path: &str) -> bool {
+    path.ends_with(".json") || text.trim_start().starts_with('{')
 }
 
 fn is_yaml(path: &str) -> bool {
