@@ -265,11 +265,18 @@ pub fn round_trip(
     let given = Given {
         model: &scenario.model,
         gpus: Some(scenario.workload.gpus),
-        seq_len: (dialect == Dialect::DeepSpeed).then_some(scenario.workload.seq_len),
+        seq_len: (!dialect.has_sequence_length()).then_some(scenario.workload.seq_len),
     };
     match import(&document, &given) {
-        Ok(imported) => {
-            let same = imported.decisions.canonical() == strategy.canonical();
+        Ok(mut imported) => {
+            if !dialect.has_micro_batch() {
+                imported.decisions.micro_batch = strategy.decisions().micro_batch;
+                let w = imported.workload;
+                let batch = scenario.workload.global_batch;
+                imported.workload = crate::scene::workload(w.gpus, w.seq_len, batch, w.precision)
+                    .expect("the workload of a plan, but for its batch");
+            }
+            let same = imported.decisions_under(&scenario.runtime) == strategy.canonical();
             outcome.expect(same, || {
                 format!("{name}: {strategy} came back as {:?}", imported.decisions)
             });

@@ -169,7 +169,7 @@ fn of_system(args: &ImportArgs, dialect: Option<Dialect>) -> Result<Source, CliE
             (found.model, found.name, Some(note))
         }
     };
-    let has_sequence = !matches!(document.dialect, Dialect::DeepSpeed | Dialect::Accelerate);
+    let has_sequence = document.dialect.has_sequence_length();
     let given = Given {
         model: &model,
         gpus: args.gpus,
@@ -177,11 +177,13 @@ fn of_system(args: &ImportArgs, dialect: Option<Dialect>) -> Result<Source, CliE
     };
     let imported = import::import(&document, &given)?;
     let usual = imported.runtime(&document);
+    let runtime = catalog::load::runtime(args.runtime.as_deref().unwrap_or(usual))?;
+    let decisions = imported.decisions_under(&runtime);
     let Imported {
         dialect,
-        decisions,
         workload,
         mut notes,
+        ..
     } = imported;
     notes.extend(of_file);
     if !has_sequence && args.seq.is_none() {
@@ -189,13 +191,7 @@ fn of_system(args: &ImportArgs, dialect: Option<Dialect>) -> Result<Source, CliE
             "the file has no sequence length: {DEFAULT_SEQ} tokens are assumed (--seq)"
         ));
     }
-    let runtime = catalog::load::runtime(args.runtime.as_deref().unwrap_or(usual))?;
-    let strategy = legal(
-        decisions.under(&runtime, workload.precision),
-        &model,
-        &workload,
-        &document.path,
-    )?;
+    let strategy = legal(decisions, &model, &workload, &document.path)?;
     if let Err(error) = plans::legality::allowed_by(&strategy, &model, &runtime, workload.precision)
     {
         notes.push(format!("the prediction stretches its runtime: {error}"));

@@ -177,9 +177,7 @@ impl Target for Documents {
         let given = Given {
             model: &scenario.model,
             gpus: Some(scenario.workload.gpus),
-            // Their files have no sequence length.
-            seq_len: matches!(self.0, Dialect::DeepSpeed | Dialect::Accelerate)
-                .then_some(scenario.workload.seq_len),
+            seq_len: (!self.0.has_sequence_length()).then_some(scenario.workload.seq_len),
         };
         match import(&document, &given) {
             Ok(imported) => self.imported(imported, &scenario, depth),
@@ -216,8 +214,7 @@ impl Documents {
             workload,
             ..scenario.clone()
         };
-        let decisions = imported.decisions.canonical();
-        let decisions = decisions.under(&scenario.runtime, workload.precision);
+        let decisions = imported.decisions_under(&scenario.runtime);
         let strategy = match Strategy::new(decisions, &scenario.model, &workload) {
             Ok(strategy) => strategy,
             Err(error) => return Outcome::refused(&error),

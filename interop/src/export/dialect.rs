@@ -92,6 +92,18 @@ impl Dialect {
         format!("{}@{}", self.target(), self.version())
     }
 
+    /// Whether its files give the tokens per sequence.
+    #[must_use]
+    pub fn has_sequence_length(self) -> bool {
+        !matches!(self, Self::DeepSpeed | Self::Accelerate)
+    }
+
+    /// Whether its files give the sequences per micro-batch.
+    #[must_use]
+    pub fn has_micro_batch(self) -> bool {
+        self != Self::Accelerate
+    }
+
     /// The runtime whose search space is closest to what this target can express.
     #[must_use]
     pub fn runtime(self) -> &'static str {

@@ -1,6 +1,7 @@
 //! Input of an importer beside the file, and its result.
 
 use catalog::model::ModelConfig;
+use catalog::runtime::Runtime;
 use catalog::{Workload, Zero};
 
 use super::document::Document;
@@ -32,6 +33,15 @@ pub struct Imported {
 }
 
 impl Imported {
+    /// The decisions in canonical form, with every choice that is the runtime's own left to the runtime.
+    #[must_use]
+    pub fn decisions_under(&self, runtime: &Runtime) -> Decisions {
+        let decisions = self.decisions.clone();
+        decisions
+            .under(runtime, self.workload.precision)
+            .canonical()
+    }
+
     /// Name of the runtime preset that runs such a strategy.
     #[must_use]
     pub fn runtime(&self, document: &Document) -> &'static str {

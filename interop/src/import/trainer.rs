@@ -43,7 +43,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         Some(engine) => with_deepspeed(doc, &engine, given)?,
         None => with_fsdp(doc, given)?,
     };
-    if doc.dialect == Dialect::Accelerate {
+    if !doc.dialect.has_micro_batch() {
         let note = "accelerate's file has no batch: one sequence per micro-batch is assumed";
         imported.notes.push(format!("{}: {note}", doc.path));
     }
@@ -122,8 +122,10 @@ fn whole_weights(doc: &Document) -> Result<(), ImportError> {
 }
 
 fn micro_batch(doc: &Document) -> Result<u64, ImportError> {
+    if !doc.dialect.has_micro_batch() {
+        return Ok(1);
+    }
     let (key, usual) = match doc.dialect {
-        Dialect::Accelerate => return Ok(1),
         Dialect::Axolotl => ("micro_batch_size", 1),
         // The default of `TrainingArguments`.
         _ => ("per_device_train_batch_size", 8),

@@ -117,16 +117,12 @@ fn round_trip(strategy: &Plan, model: &Model, workload: &Workload, dialect: Dial
         let given = Given {
             model,
             gpus: Some(workload.gpus),
-            seq_len: (dialect == Dialect::DeepSpeed).then_some(workload.seq_len),
+            seq_len: (!dialect.has_sequence_length()).then_some(workload.seq_len),
         };
         let imported = import(&document, &given).unwrap_or_else(|e| panic!("{e}\n{}", file.text));
         let expected = as_the_file_says(strategy, dialect, &imported.decisions);
         let vescale = catalog::load::runtime("vescale").expect("preset");
-        let read = imported
-            .decisions
-            .clone()
-            .under(&vescale, workload.precision);
-        let same = read.canonical() == expected.canonical();
+        let same = imported.decisions_under(&vescale) == expected.canonical();
         assert!(same, "{strategy}\n{:?}\n{}", imported.decisions, file.text);
         assert_eq!(imported.workload, *workload, "{}", file.text);
     }
