@@ -40,7 +40,7 @@ pub struct InputsJson {
     pub global_batch: u64,
     /// Precision of linear layers.
     pub precision: Precision,
-    /// Share of device memory left free.
+    /// Share of each GPU's memory that a plan must leave free, from 0 to 1.
     pub headroom: f64,
     /// Number of the model's parameters.
     pub parameters: u64,

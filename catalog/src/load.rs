@@ -71,7 +71,7 @@ pub fn model(arg: &str) -> Result<Model, SpecError> {
     hf::decode(&text, &path, &name_of(arg))
 }
 
-/// Decodes the text of a `config.json` as [`model`] does the file of this path.
+/// Reads a model from the text of a `config.json`; `path` gives it its name, and stands in messages.
 ///
 /// # Errors
 /// When the text defines no model.
@@ -80,11 +80,11 @@ pub fn model_from(config: &str, path: &str) -> Result<Model, SpecError> {
     hf::decode(config, path, &name_of(path))
 }
 
-/// Decodes a model that a plan carries; `definition` are its `config.json` fields, `arg` is the preset or path that was
-/// asked for.
+/// Reads the model that a plan file carries. `definition` holds its `config.json` fields, `arg` is the preset or path that
+/// the plan was made for, and `path` is the plan file, for messages.
 ///
 /// # Errors
-/// When the fields define no model; `path` is the plan's, for messages.
+/// When the fields define no model.
 pub fn model_defined(
     definition: &serde_json::Value,
     arg: &str,

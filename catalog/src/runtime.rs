@@ -43,9 +43,9 @@ pub struct Runtime {
 /// The strategies a runtime can express: the search space is bounded by it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeSpace {
-    /// Pipeline schedules; empty when there is no pipeline parallelism.
+    /// Pipeline schedules; empty if it has no pipeline parallelism.
     pub schedules: Vec<ScheduleKind>,
-    /// Context-parallel kinds; empty when there is none.
+    /// Kinds of context parallelism; empty if it has none.
     pub cp_kinds: Vec<CpKind>,
     /// ZeRO levels.
     pub zero: Vec<Zero>,
@@ -53,7 +53,7 @@ pub struct RuntimeSpace {
     pub axis_orders: Vec<AxisOrder>,
     /// Recompute modes.
     pub recompute: Vec<RecomputeMode>,
-    /// Parts of layers that selective recomputation may run again instead of the runtime's own choice.
+    /// Other sets of modules that selective recomputation can be told to run again, instead of `selective`.
     pub selections: Vec<Selection>,
     /// Whether tensor parallelism is possible.
     pub tensor_parallel: bool,
@@ -69,9 +69,10 @@ pub struct RuntimeSpace {
     pub kv_heads_limit_tp: bool,
     /// Under ZeRO-3, whether parameters may stay gathered between forward and backward.
     pub keep_after_forward: bool,
-    /// Types of gradients that it can be told to use instead of its own.
+    /// Element types of gradients that it can be told to use instead of its own.
     pub gradients: Vec<GradientOption>,
-    /// Ways of holding optimizer states that it offers beside its own where ZeRO shards them, the largest first.
+    /// Ways to store optimizer states that it can be told to use instead of its own where ZeRO shards them, the largest
+    /// first.
     pub optimizer_states: Vec<OptimizerStates>,
 }
 
@@ -104,7 +105,7 @@ pub enum RecomputeMode {
 }
 
 impl RecomputeMode {
-    /// As in strategies.
+    /// Its name in `--strategy` and plan files.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -1,11 +1,11 @@
-//! Element types of parameters, gradients and optimizer states: those that a runtime uses by itself, and those that it can
-//! be told to use instead.
+//! Element types of parameters, gradients and optimizer states: the runtime's defaults, and the alternatives that it can be
+//! told to use.
 
 use serde::{Deserialize, Serialize};
 
 use crate::dtype::{DType, Precision};
 
-/// Element types of what lives for the whole step.
+/// Element types of parameters, gradients and optimizer states, which stay in memory for the whole step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StateTypes {
@@ -34,7 +34,7 @@ pub struct GradientTypes {
     pub reduced: DType,
 }
 
-/// Types of gradients that a runtime offers beside its own.
+/// Element types of gradients that a runtime can be told to use instead of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GradientOption {
@@ -47,7 +47,7 @@ pub struct GradientOption {
     pub copied_for_step: bool,
 }
 
-/// Ways of holding optimizer states that a runtime may offer beside its own.
+/// A way to store optimizer states in fewer bytes than as 32-bit master weights and moments.
 #[derive(
     Clone,
     Copy,
@@ -63,20 +63,20 @@ pub struct GradientOption {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum OptimizerStates {
-    /// Of a master weight the 16 bits that the bf16 parameter lacks, and moments in 32 bits: results do not change
+    /// Master weights keep only the 16 bits that the bf16 parameter lacks; moments have 32 bits. Results do not change
     /// (`store_param_remainders` of Transformer Engine's Adam).
     SplitMaster,
-    /// The same with both moments in bf16.
+    /// Master weights as in `SplitMaster`, and both moments in bf16.
     Bf16Moments,
 }
 
 impl OptimizerStates {
     /// Every way, the largest first.
     pub const ALL: [Self; 2] = [Self::SplitMaster, Self::Bf16Moments];
-    /// Name of a runtime's own way, in constraints.
+    /// The word in constraints for the runtime's default.
     pub const OWN: &str = "own";
 
-    /// As in strategies.
+    /// Its name in `--strategy` and plan files.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -4,9 +4,10 @@
 //! advances a rank whose next action is ready yields the schedule. Ranks are representatives: their
 //! tensor-, context- and data-parallel peers do the same at the same time.
 //!
-//! A long step repeats itself: once the passes of a group of micro-batches leave every rank in the state in which those of
-//! the group before left it, only later, so do those of the next. [`simulate_short`] runs action lists that leave out such
-//! groups, and adds what they take. Times are whole numbers, so both ways give the same result.
+//! The middle of a long step repeats itself: each group of micro-batches takes the same time as the group before. So
+//! [`simulate_short`] simulates a few groups and adds the time of the others. It checks that the state of every rank after
+//! a group equals the state after the group before, but for the time that passed. Times are whole picoseconds, so the
+//! result equals that of [`simulate`] exactly.
 
 use catalog::{Bytes, Seconds};
 use plans::{Action, ActionKind, Breakdown, Stream};
@@ -85,8 +86,8 @@ pub fn simulate(inputs: &Inputs<'_>, record: &mut impl Record) -> Outcome {
     engine.finish()
 }
 
-/// Simulates a step whose action lists leave out groups of micro-batches; `None` if those before them do not run alike,
-/// so that nothing follows for the ones left out.
+/// Simulates a step from action lists that leave out groups of micro-batches, and adds the time of those groups. `None` if
+/// the two groups before them take different times: then nothing is known about the groups left out.
 ///
 /// # Panics
 /// If the program deadlocks, or has fewer than two groups.

@@ -1,4 +1,4 @@
-//! Whether the action lists of a schedule repeat themselves, group of micro-batches by group.
+//! Finds whether a pipeline schedule does the same for every group of micro-batches in the middle of a step.
 
 use std::collections::BTreeSet;
 
@@ -13,11 +13,10 @@ pub struct Skipped {
     pub groups: u32,
 }
 
-/// Whether the action lists for one group of micro-batches more are the same, but for a repetition of what ranks run
-/// after all groups but the last two and before the last; and whether that is free of passes with the traffic of a
-/// step's first or last micro-batch.
-///
-/// `program` has `micro_batches`, `longer` has one `group` more.
+/// Whether a schedule does the same for one more group of micro-batches as for the last but one: the action lists of
+/// `longer`, which has one `group` more than the `micro_batches` of `program`, must equal those of `program` with that
+/// group's actions inserted once more. The inserted actions must not include the first micro-batch, whose passes carry
+/// traffic of their own.
 pub(crate) fn repeats(program: &Program, micro_batches: u32, longer: &Program, group: u32) -> bool {
     if micro_batches < 2 * group + 1 {
         return false;

@@ -81,16 +81,17 @@ fn members(space: &SearchSpace, layout: &Layout) -> u64 {
 
 /// The strategy at an index among those of a layout, in the order of [`SearchSpace::strategies`].
 fn strategy(space: &SearchSpace, layout: &Layout, index: u64) -> Strategy {
-    let beside = (space.shardings(layout).len() * space.orders(layout).len()) as u64;
+    let (shardings, orders) = (space.shardings(layout), space.orders(layout));
+    let beside = shardings.len() * orders.len();
+    let index = index as usize;
     let pipelines = space.pipelines(layout).iter();
     let mut pipelines = pipelines.flat_map(|p| p.recompute.iter().map(move |&mode| (p, mode)));
     let (pipeline, recompute) = pipelines
-        .nth((index / beside) as usize)
+        .nth(index / beside)
         .expect("an index among a layout's strategies");
     let d = with_pipeline(&space.decisions(layout), pipeline, recompute);
-    space
-        .of_pipeline(layout, &d)
-        .swap_remove((index % beside) as usize)
+    let (sharding, order) = (index % beside / orders.len(), index % orders.len());
+    space.with_sharding(&d, &shardings[sharding], orders[order])
 }
 
 #[cfg(test)]

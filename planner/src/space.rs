@@ -265,19 +265,29 @@ impl SearchSpace {
 
     /// All strategies with the pipeline and recomputation of `d`.
     pub(crate) fn of_pipeline(&self, layout: &Layout, d: &Decisions) -> Vec<Strategy> {
-        let (model, workload) = (&self.scenario.model, &self.scenario.workload);
-        let mut all = Vec::new();
-        for sharding in self.shardings(layout) {
+        let shardings = self.shardings(layout);
+        let mut all = Vec::with_capacity(shardings.len() * self.orders(layout).len());
+        for sharding in &shardings {
             for &axis_order in self.orders(layout) {
-                let d = Decisions {
-                    axis_order,
-                    ..sharding.of(d)
-                };
-                let strategy = Strategy::new(d, model, workload);
-                all.push(strategy.expect("layout and pipeline were found legal"));
+                all.push(self.with_sharding(d, sharding, axis_order));
             }
         }
         all
+    }
+
+    /// The strategy that adds a sharding and an axis order to the layout, pipeline and recomputation of `d`.
+    pub(crate) fn with_sharding(
+        &self,
+        d: &Decisions,
+        sharding: &ShardingChoice,
+        axis_order: AxisOrder,
+    ) -> Strategy {
+        let d = Decisions {
+            axis_order,
+            ..sharding.of(d)
+        };
+        let strategy = Strategy::new(d, &self.scenario.model, &self.scenario.workload);
+        strategy.expect("layout and pipeline were found legal")
     }
 
     fn asked(&self) -> Asked<'_> {

@@ -145,7 +145,7 @@ impl Decisions {
         d
     }
 
-    /// The same job with every choice that is the runtime's own left to the runtime.
+    /// The same decisions, with every choice that equals the runtime's default left to the runtime.
     #[must_use]
     pub fn under(mut self, runtime: &Runtime, precision: Precision) -> Self {
         if self.recompute == Recompute::Modules(runtime.selective) {
@@ -156,7 +156,7 @@ impl Decisions {
         self
     }
 
-    /// Element types of what lives for the whole step under a runtime.
+    /// Element types of parameters, gradients and optimizer states under a runtime.
     #[must_use]
     pub fn state_types(&self, runtime: &Runtime) -> StateTypes {
         let own = runtime.states;

@@ -38,10 +38,10 @@ pub struct StrategyJson {
     pub stages: StagePartition,
     pub precision: Precision,
     pub overlap: Overlap,
-    /// Types of gradients as `--strategy` writes them, if they are not the runtime's own.
+    /// Element types of gradients, written as in `--strategy`; absent if the runtime chooses them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grad_dtype: Option<String>,
-    /// How optimizer states are held, if not as the runtime does by itself.
+    /// How optimizer states are stored; absent if the runtime chooses it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optim_states: Option<OptimizerStates>,
 }

@@ -20,7 +20,7 @@ pub struct ReportInput<'a> {
     pub strategy: String,
     /// The strategy with every decision, in the same grammar.
     pub strategy_in_full: String,
-    /// The strategy as decisions.
+    /// The strategy.
     pub decisions: &'a Decisions,
     /// Number of devices in a node.
     pub gpus_per_node: u64,
@@ -78,7 +78,7 @@ pub struct Budget {
     pub dollars: Option<f64>,
 }
 
-/// A strategy, drawn by its time and memory.
+/// One point of the chart of step time against memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Point {
     /// The strategy as decisions.

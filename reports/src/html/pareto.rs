@@ -1,5 +1,5 @@
-//! Step time against memory: strategies spread over the searched space, the plans found among them, and those that no
-//! other beats in both.
+//! The chart of step time against memory: a sample of the searched strategies, the plan and its alternatives, and a table
+//! of the strategies that no other beats in both time and memory.
 
 use catalog::Bytes;
 use maud::{Markup, PreEscaped, html};
@@ -13,7 +13,7 @@ use crate::input::{Point, ReportInput};
 /// Rows of the table of strategies that no other beats.
 const ROWS: usize = 12;
 
-/// A size or choice that points are filtered by: its name, and its value in some decisions.
+/// A field of a strategy that the reader can filter points by: its name, and how to read its value.
 type Axis = (&'static str, fn(&Decisions) -> Value);
 
 const AXES: [Axis; 8] = [
@@ -29,7 +29,7 @@ const AXES: [Axis; 8] = [
     }),
 ];
 
-/// The section; empty with fewer than two strategies.
+/// The section of the chart and its table; empty if there are fewer than two points.
 pub(super) fn section(input: &ReportInput) -> Markup {
     let points = &input.points;
     if points.len() < 2 {
