@@ -26,7 +26,9 @@ use crate::report::{self, ReportSource};
 pub const TOP: usize = 5;
 
 /// Number of strategies of the space that are looked at for a report; it draws those that come near to fitting.
-const DRAWN: u64 = 3000;
+const DRAWN: u64 = 2000;
+/// Strategies that take more than this multiple of the plan's time are not drawn.
+const DRAWN_LONGEST: f64 = 2.0;
 
 /// The answer as a JSON document.
 #[derive(Serialize)]
@@ -199,7 +201,12 @@ impl Found<'_> {
         plan_path: &str,
     ) -> Result<String, AnswerError> {
         let space = SearchSpace::new(self.costs.scenario(), self.constraints);
-        let sampled = planner::sample(self.costs, &space, DRAWN)?;
+        let sampled = planner::sample(
+            self.costs,
+            &space,
+            DRAWN,
+            best.prediction.step_time * DRAWN_LONGEST,
+        )?;
         Ok(report::html(&ReportSource {
             inputs: origins::rows(&self.inputs.json, self.asked),
             model: &self.inputs.json.model,

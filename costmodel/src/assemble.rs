@@ -201,9 +201,23 @@ pub(crate) struct Span<'a> {
 
 impl Blocks {
     pub(crate) fn look_up(costs: &BlockCosts, strategy: &Decisions) -> Result<Self, CostError> {
-        let model = &costs.scenario().model;
+        let predicts = costs.scenario().model.mtp_layers > 0;
+        Self::by(costs, strategy, predicts, |key| costs.block(key))
+    }
+
+    /// The same without the prediction module; blocks that are not known yet are priced for these decisions only.
+    pub(crate) fn fewest(costs: &BlockCosts, d: &Decisions) -> Result<Self, CostError> {
+        Self::by(costs, d, false, |key| costs.block_alone(key))
+    }
+
+    fn by(
+        costs: &BlockCosts,
+        strategy: &Decisions,
+        predicts: bool,
+        cost: impl Fn(&BlockKey) -> Result<Arc<BlockCost>, CostError>,
+    ) -> Result<Self, CostError> {
         let block = |class: BlockClass, recompute: Recompute| {
-            costs.block(&BlockKey::of(costs.scenario(), strategy, class, recompute))
+            cost(&BlockKey::of(costs.scenario(), strategy, class, recompute))
         };
         // The recomputation of layers after the first `n` that `Layers(n)` recomputes.
         let mode = strategy.recompute.of_layer(u64::MAX);
@@ -216,7 +230,7 @@ impl Blocks {
             Ok([as_asked, first])
         };
         // Runtimes do not recompute the embedding or the head.
-        let mtp = (model.mtp_layers > 0).then(|| block(BlockClass::Mtp, mode));
+        let mtp = predicts.then(|| block(BlockClass::Mtp, mode));
         Ok(Self {
             embedding: block(BlockClass::Embedding, Recompute::None)?,
             head: block(BlockClass::Head, Recompute::None)?,

@@ -14,8 +14,33 @@ use crate::streams::{self, Task};
 use crate::work::Backward;
 use crate::{CostError, Scenario};
 
-/// Computes the cost of a block for the recomputation and the types of gradients in `key`, and for all others that the
-/// runtime offers for such a block: only the last steps of the work differ between them.
+/// Recomputations and types of gradients for which a block is priced at one time: only the last steps of the work differ
+/// between them.
+#[derive(Debug)]
+pub(crate) struct Siblings {
+    recompute: Vec<Recompute>,
+    accumulates: Vec<DType>,
+}
+
+impl Siblings {
+    /// Those of the key alone.
+    pub(crate) fn none(key: &BlockKey) -> Self {
+        Self {
+            recompute: vec![key.recompute],
+            accumulates: vec![key.accumulates],
+        }
+    }
+
+    /// Those of the key, and all others that the runtime offers for such a block.
+    pub(crate) fn offered(scenario: &Scenario, key: &BlockKey) -> Self {
+        Self {
+            recompute: modes(scenario, key),
+            accumulates: accumulation_types(scenario, key),
+        }
+    }
+}
+
+/// Computes the costs of a block for the layout of `key`, one for each pair of a recomputation and a type of gradients.
 ///
 /// # Errors
 /// When the model cannot be traced under the layout, or an operator has no price.
@@ -23,14 +48,15 @@ pub(crate) fn price(
     scenario: &Scenario,
     book: &dyn PriceBook,
     key: &BlockKey,
+    siblings: &Siblings,
 ) -> Result<Vec<BlockCost>, CostError> {
-    let modes = modes(scenario, key);
+    let modes = &siblings.recompute;
     let traced = Traced::new(scenario, key)?;
-    let of = traced.to_price(scenario, key, &modes);
+    let of = traced.to_price(scenario, key, modes);
     let trace = &traced.trace;
-    let memory = (of.lowering).memory(trace, of.lowered, &modes, key.layout.tp);
+    let memory = (of.lowering).memory(trace, of.lowered, modes, key.layout.tp);
     let mut costs = Vec::new();
-    for accumulates in accumulation_types(scenario, key) {
+    for &accumulates in &siblings.accumulates {
         let key = BlockKey {
             accumulates,
             ..*key

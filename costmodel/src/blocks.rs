@@ -6,6 +6,7 @@ use catalog::{LayerClass, Workload};
 use models::{BlockClass, BlockLayout};
 use plans::Decisions;
 
+use crate::block::Siblings;
 use crate::block_cost::{BlockCost, BlockDetail, BlockKey};
 use crate::book::PriceBook;
 use crate::memo::Memo;
@@ -94,11 +95,23 @@ impl BlockCosts {
         if let Some(found) = self.blocks.find(key) {
             return Ok(found);
         }
-        for cost in block::price(&self.scenario, self.book(), key)? {
+        let siblings = Siblings::offered(&self.scenario, key);
+        for cost in block::price(&self.scenario, self.book(), key, &siblings)? {
             self.blocks.insert(cost.key, cost);
         }
         let found = self.blocks.find(key);
         Ok(found.expect("a block is priced for what its key recomputes"))
+    }
+
+    /// The same, without pricing what else the runtime offers for the block.
+    ///
+    /// # Errors
+    /// When the block cannot be traced.
+    pub(crate) fn block_alone(&self, key: &BlockKey) -> Result<Arc<BlockCost>, CostError> {
+        self.blocks.get(key, || {
+            let mut all = block::price(&self.scenario, self.book(), key, &Siblings::none(key))?;
+            Ok(all.pop().expect("a block is priced for its key"))
+        })
     }
 
     /// Elements that the ranks of a pipeline hold together, before ZeRO shards them.

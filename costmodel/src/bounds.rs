@@ -209,16 +209,16 @@ pub struct LayoutBounds {
 }
 
 impl LayoutBounds {
-    /// The costs of the blocks of `d`; of its fields those are read that decide what blocks cost. `lightest` are the
-    /// same decisions with the ways to shard states that leave least on a rank.
+    /// The costs of `blocks`, which are those of `d`; of its fields those are read that decide what blocks cost.
+    /// `lightest` are the same decisions with the ways to shard states that leave least on a rank.
     pub(crate) fn new(
         costs: &BlockCosts,
         d: &Decisions,
+        blocks: &Blocks,
         lightest: &[Decisions],
         orders: &[AxisOrder],
     ) -> Result<Self, CostError> {
         let scenario = costs.scenario();
-        let blocks = Blocks::look_up(costs, d)?;
         let mut of_kind: Vec<Option<&Arc<BlockCost>>> = vec![
             Some(&blocks.embedding),
             Some(&blocks.head),
@@ -264,14 +264,19 @@ impl LayoutBounds {
 
     /// Bounds on time and memory over a pipeline.
     pub(crate) fn floors(&self, costs: &BlockCosts, shape: &Shape) -> Floors {
-        let times = shape.times.iter().map(|passes| self.time(passes));
         let memory = shape.memory.iter().map(|held| self.memory(costs, held));
         Floors {
-            time: (Seconds(times.fold(0.0, f64::max)) + self.step) * ROUNDING,
+            time: self.least_time(shape),
             memory: costs
                 .scenario()
                 .with_fragmentation(memory.max().unwrap_or_default()),
         }
+    }
+
+    /// A bound on time over a pipeline.
+    pub(crate) fn least_time(&self, shape: &Shape) -> Seconds {
+        let times = shape.times.iter().map(|passes| self.time(passes));
+        (Seconds(times.fold(0.0, f64::max)) + self.step) * ROUNDING
     }
 
     fn time(&self, passes: &Passes) -> f64 {

@@ -148,7 +148,25 @@ impl CostModel {
         lightest: &[Decisions],
         orders: &[AxisOrder],
     ) -> Result<LayoutBounds, CostError> {
-        LayoutBounds::new(&self.blocks, d, lightest, orders)
+        let blocks = Blocks::look_up(&self.blocks, d)?;
+        LayoutBounds::new(&self.blocks, d, &blocks, lightest, orders)
+    }
+
+    /// A lower bound on the time of all strategies with the layout of `d` and one of these pipelines: that of passes
+    /// that recompute nothing and have no prediction module. Only this one cost of each block is computed for it.
+    ///
+    /// # Errors
+    /// When a block cannot be traced.
+    pub fn least_time<'a>(
+        &self,
+        d: &Decisions,
+        orders: &[AxisOrder],
+        shapes: impl Iterator<Item = &'a Shape>,
+    ) -> Result<Seconds, CostError> {
+        let blocks = Blocks::fewest(&self.blocks, d)?;
+        let bounds = LayoutBounds::new(&self.blocks, d, &blocks, &[], orders)?;
+        let times = shapes.map(|shape| bounds.least_time(shape).0);
+        Ok(Seconds(times.fold(f64::INFINITY, f64::min)))
     }
 
     /// Lower bounds on time and memory of all strategies with a layout and a pipeline.

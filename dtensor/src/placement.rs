@@ -25,7 +25,7 @@ impl Placement {
 
 /// Relative sizes of up to three parts of a dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Parts([u64; 3]);
+pub struct Parts([u32; 3]);
 
 impl Parts {
     /// Two equal parts: gate and up projections.
@@ -34,12 +34,12 @@ impl Parts {
     /// Queries, keys and values: `group` query heads to each key head.
     #[must_use]
     pub fn qkv(group: u64) -> Self {
-        Self([group, 1, 1])
+        Self([u32::try_from(group).unwrap_or(u32::MAX), 1, 1])
     }
 
     /// The ranges that the parts take up in a dimension of `n` elements.
     pub fn ranges(self, n: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
-        let whole = self.0.iter().sum::<u64>() as usize;
+        let whole = self.0.iter().map(|&part| part as usize).sum::<usize>();
         let mut end = 0;
         self.0.into_iter().filter(|&p| p > 0).map(move |part| {
             let start = end;
@@ -56,7 +56,7 @@ impl std::fmt::Display for Parts {
             .0
             .iter()
             .filter(|&&p| p > 0)
-            .map(u64::to_string)
+            .map(u32::to_string)
             .collect();
         if self.0.iter().all(|&p| p < 2) {
             write!(f, "{}", parts.len())

@@ -5,6 +5,7 @@ use std::sync::{Arc, LazyLock, RwLock};
 
 use catalog::{Axis, CpKind};
 use regex::Regex;
+use rustc_hash::FxHashMap;
 
 use crate::placement::{BlockMesh, Placement, Placements};
 
@@ -15,7 +16,15 @@ pub struct Entry {
     pub pattern: String,
     /// Placement per axis; axes not listed are left unchanged.
     pub placements: Vec<(Axis, Placement)>,
-    compiled: Arc<Regex>,
+    compiled: Arc<Pattern>,
+}
+
+/// A compiled pattern, with what it said of names so far: a search asks for the same few names for every layout, and
+/// matching a name takes longer than looking it up.
+#[derive(Debug)]
+struct Pattern {
+    regex: Regex,
+    known: RwLock<FxHashMap<String, bool>>,
 }
 
 /// What makes single-device model code run sharded.
@@ -73,25 +82,39 @@ impl Entry {
     /// Whether the whole name matches the pattern.
     #[must_use]
     pub fn matches(&self, name: &str) -> bool {
-        self.compiled.is_match(name)
+        let known = self
+            .compiled
+            .known
+            .read()
+            .expect(POISONED)
+            .get(name)
+            .copied();
+        known.unwrap_or_else(|| {
+            let matches = self.compiled.regex.is_match(name);
+            let mut known = self.compiled.known.write().expect(POISONED);
+            known.insert(name.to_owned(), matches);
+            matches
+        })
     }
 }
 
 /// Patterns compiled so far: a search builds the same few for every layout, and compiling one takes
 /// longer than tracing a block.
-static COMPILED: LazyLock<RwLock<BTreeMap<String, Arc<Regex>>>> = LazyLock::new(RwLock::default);
+static COMPILED: LazyLock<RwLock<BTreeMap<String, Arc<Pattern>>>> = LazyLock::new(RwLock::default);
 
-fn compiled(pattern: &str) -> Result<Arc<Regex>, regex::Error> {
-    let poisoned = "no thread panics while holding the patterns";
-    if let Some(regex) = COMPILED.read().expect(poisoned).get(pattern) {
-        return Ok(Arc::clone(regex));
+const POISONED: &str = "no thread panics while holding the patterns";
+
+fn compiled(pattern: &str) -> Result<Arc<Pattern>, regex::Error> {
+    if let Some(compiled) = COMPILED.read().expect(POISONED).get(pattern) {
+        return Ok(Arc::clone(compiled));
     }
-    let regex = Arc::new(Regex::new(&format!("^(?:{pattern})$"))?);
-    COMPILED
-        .write()
-        .expect(poisoned)
-        .insert(pattern.to_owned(), Arc::clone(&regex));
-    Ok(regex)
+    let compiled = Arc::new(Pattern {
+        regex: Regex::new(&format!("^(?:{pattern})$"))?,
+        known: RwLock::default(),
+    });
+    let mut all = COMPILED.write().expect(POISONED);
+    all.insert(pattern.to_owned(), Arc::clone(&compiled));
+    Ok(compiled)
 }
 
 impl ShardingPlan {

@@ -7,7 +7,7 @@ use crate::operator::{Collective, Moves, Operator};
 use crate::placement::{BLOCK_AXES, BlockMesh, Placement, Placements};
 use crate::plan::ShardingPlan;
 use crate::tensor::{Columns, TensorId, TensorInfo, TensorRole, View, ViewKind};
-use crate::trace::{Op, ParameterInfo, Pass, Trace};
+use crate::trace::{OPERATORS, Op, ParameterInfo, Pass, Trace};
 
 /// A global tensor; its local shard is the tensor `id` of the trace.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,8 +69,8 @@ impl<'p> Tape<'p> {
     pub fn new(plan: &'p ShardingPlan, prefix: &str) -> Self {
         Self {
             plan,
-            trace: Trace::default(),
-            records: Vec::new(),
+            trace: Trace::for_a_layer(),
+            records: Vec::with_capacity(OPERATORS),
             prefix: prefix.to_owned(),
         }
     }

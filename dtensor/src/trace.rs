@@ -117,6 +117,21 @@ pub struct Trace {
     pub eight_bits: bool,
 }
 
+/// Room for the operators of a pass of a decoder layer, so that lists of them seldom grow.
+pub(crate) const OPERATORS: usize = 96;
+
+impl Trace {
+    /// An empty trace with room for a decoder layer.
+    pub(crate) fn for_a_layer() -> Self {
+        Self {
+            tensors: Vec::with_capacity(3 * OPERATORS),
+            forward: Vec::with_capacity(OPERATORS),
+            backward: Vec::with_capacity(OPERATORS),
+            ..Self::default()
+        }
+    }
+}
+
 impl<O> Op<O> {
     fn any(&self, index: usize, (operator, factor): (Operator, Option<Factor>)) -> AnyOp<'_> {
         AnyOp {

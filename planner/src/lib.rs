@@ -43,6 +43,8 @@ pub mod legal_values;
 mod options;
 pub mod sample;
 pub mod search;
+mod sets;
+mod shapes;
 pub mod simplicity;
 pub mod size;
 pub mod space;

@@ -1,17 +1,21 @@
-//! A sample of a space: strategies spread evenly over it, with their time and memory, to be drawn beside the best.
+//! A sample of a space: strategies spread evenly over its better part, with their time and memory, to be drawn beside the
+//! best.
 
+use catalog::{Bytes, Seconds};
 use costmodel::{CostModel, Score};
 use plans::Strategy;
 use rayon::prelude::*;
 
 use crate::PlannerError;
+use crate::shapes::Shapes;
 use crate::space::{Layout, SearchSpace, with_pipeline};
 
-/// Strategies that take at least this share of the memory that may be used are left out.
+/// Strategies that take more than this share of the memory that may be used are left out.
 const LARGEST: f64 = 1.25;
 
-/// Takes about `wanted` strategies, at equal distances in the order of the space, and simulates those whose lower bound of
-/// memory is not more than a quarter above what may be used.
+/// Takes about `wanted` strategies, at equal distances in the order of the space, of the layouts that can take less than
+/// `longest` and fit; and simulates those whose lower bounds are not above `longest`, nor a quarter above the memory that
+/// may be used.
 ///
 /// # Errors
 /// When a block cannot be priced.
@@ -19,12 +23,14 @@ pub fn sample(
     costs: &CostModel,
     space: &SearchSpace,
     wanted: u64,
+    longest: Seconds,
 ) -> Result<Vec<(Strategy, Score)>, PlannerError> {
-    let most = costs.capacity().as_f64() * LARGEST;
+    let most = Bytes((costs.capacity().as_f64() * LARGEST) as u64);
+    let shapes = Shapes::new(costs, space)?;
     let is_drawn = |layout: &&Layout| -> Result<bool, PlannerError> {
         let base = space.decisions(layout);
         let floor = costs.states_floor(&base, &space.lightest(layout, &base))?;
-        Ok(floor.as_f64() <= most)
+        Ok(floor <= most && shapes.least_time(costs, space, layout)? <= longest)
     };
     let layouts: Vec<&Layout> = space
         .layouts()
@@ -53,23 +59,27 @@ pub fn sample(
             let first = before.next_multiple_of(every) - before;
             let indices = (first..members).step_by(every as usize);
             indices.filter_map(move |index| {
-                scored(costs, strategy(space, layout, index), most).transpose()
+                let strategy = strategy(space, layout, index);
+                scored(costs, strategy, longest, most).transpose()
             })
         });
     found.collect()
 }
 
-/// A strategy with its score, unless it takes more than `most` bytes.
+/// A strategy with its score, unless it takes more than `longest` or `most`.
 fn scored(
     costs: &CostModel,
     strategy: Strategy,
-    most: f64,
+    longest: Seconds,
+    most: Bytes,
 ) -> Result<Option<(Strategy, Score)>, PlannerError> {
-    if costs.floors(&strategy, None)?.memory.as_f64() > most {
+    let floors = costs.floors(&strategy, None)?;
+    if floors.memory > most || floors.time > longest {
         return Ok(None);
     }
     let score = costs.score(&strategy)?;
-    Ok((score.peak_memory.as_f64() <= most).then_some((strategy, score)))
+    let is_drawn = score.peak_memory <= most && score.step_time <= longest;
+    Ok(is_drawn.then_some((strategy, score)))
 }
 
 /// Number of strategies of a layout.
@@ -119,15 +129,23 @@ mod tests {
         };
         let costs = CostModel::new(scenario.clone()).expect("priced");
         let space = SearchSpace::new(&scenario, &Constraints::default());
-        let whole = sample(&costs, &space, space.len()).expect("simulated");
-        let all = space.layouts().iter().flat_map(|l| space.strategies(l));
-        let small = |s: &Strategy| {
-            let peak = costs.score(s).expect("simulated").peak_memory;
-            peak.as_f64() <= costs.capacity().as_f64() * LARGEST
+        let longest = Seconds(f64::INFINITY);
+        let whole = sample(&costs, &space, space.len(), longest).expect("simulated");
+        let all = || space.layouts().iter().flat_map(|l| space.strategies(l));
+        let score = |s: &Strategy| costs.score(s).expect("simulated");
+        let small =
+            |s: &Strategy| score(s).peak_memory.as_f64() <= costs.capacity().as_f64() * LARGEST;
+        let drawn = |of: &[(Strategy, Score)]| -> Vec<Strategy> {
+            of.iter().map(|(strategy, _)| strategy.clone()).collect()
         };
-        let drawn = whole.iter().map(|(strategy, _)| strategy).cloned();
-        assert!(drawn.eq(all.filter(small)));
-        let part = sample(&costs, &space, space.len() / 7).expect("simulated");
+        let fitting: Vec<Strategy> = all().filter(small).collect();
+        assert_eq!(drawn(&whole), fitting);
+        let middle = whole[whole.len() / 2].1.step_time;
+        let fast = sample(&costs, &space, space.len(), middle).expect("simulated");
+        let is_fast = |s: &Strategy| score(s).step_time <= middle;
+        let expected: Vec<Strategy> = fitting.into_iter().filter(is_fast).collect();
+        assert_eq!(drawn(&fast), expected);
+        let part = sample(&costs, &space, space.len() / 7, longest).expect("simulated");
         assert!(part.len() > whole.len() / 10 && part.len() < whole.len() / 6);
         assert!(part.iter().all(|point| whole.contains(point)));
     }

@@ -7,21 +7,21 @@
 //! Entries are opened in waves of fixed size and the best found changes only between waves, so the result does not
 //! depend on threads.
 
-use std::cmp::Ordering as Order;
 use std::collections::{BTreeMap, BinaryHeap, btree_map};
 use std::sync::atomic::Ordering;
 
 use catalog::{Bytes, Seconds, Zero};
-use costmodel::{CostModel, Score, Shape};
+use costmodel::{CostModel, Score};
 use plans::prediction::SpaceReport;
 use plans::{Candidate, Decisions, Floors, SearchOutcome, Strategy};
 use rayon::prelude::*;
 
 use crate::PlannerError;
-use crate::choices::PipelineChoice;
 use crate::contest::{self, Contest, Scored};
 use crate::explain::why_not_first;
 use crate::options::{Objective, SearchOptions, limit};
+use crate::sets::{Bounded, Entry, Opened, Set};
+use crate::shapes::Shapes;
 use crate::simplicity;
 use crate::space::{Layout, SearchSpace, with_pipeline};
 
@@ -29,10 +29,12 @@ use crate::space::{Layout, SearchSpace, with_pipeline};
 const EXHAUSTIVE_LIMIT: u64 = 100_000_000;
 /// Entries opened between two updates of the best found.
 const WAVE: usize = 32;
-/// Layouts bounded between two waves.
+/// Layouts bounded before the first wave.
+const FIRST_CHUNK: usize = 128;
+/// Layouts bounded between two later waves.
 const CHUNK: usize = 512;
 /// Waves after a chunk of layouts, as long as fewer plans are known than wanted.
-const FIRST_WAVES: usize = 4;
+const FIRST_WAVES: usize = 16;
 /// Why strategies are left out of which another differs only in smaller optimizer states.
 const LARGER_STATES: &str = "larger optimizer states, with which no step is faster";
 /// Share of the work, as progress is shown, after which all layouts are bounded.
@@ -60,6 +62,7 @@ pub fn search(
         },
         best: Vec::new(),
         wanted: options.top.max(contest::LAYOUTS),
+        shapes: Shapes::default(),
         open: BinaryHeap::new(),
     };
     if options.exhaustive {
@@ -120,63 +123,10 @@ struct Run<'a> {
     best: Vec<([u64; 7], Scored)>,
     /// Number of layouts that are compared in the end.
     wanted: usize,
+    /// The shapes of the space's pipelines.
+    shapes: Shapes,
     /// What is still to be opened.
     open: BinaryHeap<Entry>,
-}
-
-/// The shapes of pipelines, by their ranks and micro-batches: for every pipeline, one for each recomputation.
-type Shapes = BTreeMap<(u64, u64), Vec<Vec<Shape>>>;
-
-/// A set of strategies.
-#[derive(Debug)]
-struct Entry {
-    /// Lower bound on what is minimised.
-    bound: f64,
-    /// Where it stands in the order of enumeration, which breaks ties.
-    place: [u32; 4],
-    of: Set,
-}
-
-#[derive(Debug)]
-enum Set {
-    /// All strategies of a layout with one pipeline and recomputation.
-    Pipeline,
-    /// The same, after the time at which passes end was simulated.
-    Simulated(Option<Seconds>),
-    /// One strategy.
-    Single(Box<Strategy>),
-}
-
-/// What an entry turned out to be.
-enum Opened {
-    /// The same set, with the end of passes simulated, and the bound that it gives.
-    Passes(Option<Seconds>, f64),
-    /// Strategies.
-    Strategies(Bounded<(f64, Strategy)>),
-    /// A simulated strategy.
-    Score(Score),
-}
-
-impl PartialEq for Entry {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Order::Equal
-    }
-}
-
-impl Eq for Entry {}
-
-impl PartialOrd for Entry {
-    fn partial_cmp(&self, other: &Self) -> Option<Order> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Entry {
-    /// A heap gives its greatest entry: the one with the least bound.
-    fn cmp(&self, other: &Self) -> Order {
-        let bounds = other.bound.total_cmp(&self.bound);
-        bounds.then_with(|| other.place.cmp(&self.place))
-    }
 }
 
 impl Run<'_> {
@@ -203,29 +153,36 @@ impl Run<'_> {
     }
 
     fn pruned(&mut self, progress: &(dyn Fn(f64) + Sync)) -> Result<(), PlannerError> {
-        let shapes = self.shapes()?;
-        let layouts = self.space.layouts();
-        for (index, chunk) in layouts.chunks(CHUNK).enumerate() {
+        self.shapes = Shapes::new(self.costs, self.space)?;
+        let layouts = self.spread_out();
+        let mut rest = &layouts[..];
+        while !rest.is_empty() {
             if self.stopped() {
                 return Ok(());
             }
-            let first = index * CHUNK;
-            let bounded: Vec<Bounded<Entry>> = chunk
+            let size = if rest.len() == layouts.len() {
+                FIRST_CHUNK
+            } else {
+                CHUNK
+            };
+            let (chunk, after) = rest.split_at(size.min(rest.len()));
+            rest = after;
+            let lazily = self.best.len() >= self.wanted;
+            let bounded: Vec<Bounded> = chunk
                 .par_iter()
-                .enumerate()
-                .map(|(at, layout)| self.bounded((first + at) as u32, layout, &shapes))
+                .map(|&at| match lazily {
+                    true => self.as_a_whole(at),
+                    false => self.bounded(at),
+                })
                 .collect::<Result<_, _>>()?;
             for bounded in bounded {
-                self.prune("memory floor", bounded.too_large);
-                for entry in bounded.entries {
-                    self.push(entry);
-                }
+                self.take(bounded, 0.0);
             }
             let mut waves = 0;
             while self.best.len() < self.wanted && waves < FIRST_WAVES && self.wave()? {
                 waves += 1;
             }
-            progress(BOUNDED * (first + chunk.len()) as f64 / layouts.len() as f64);
+            progress(BOUNDED * (layouts.len() - rest.len()) as f64 / layouts.len() as f64);
         }
         let mut opened = 0;
         while !self.stopped() && self.wave()? {
@@ -239,34 +196,6 @@ impl Run<'_> {
             }
         }
         Ok(())
-    }
-
-    /// The shapes of all pipelines of the space.
-    fn shapes(&self) -> Result<Shapes, PlannerError> {
-        let of_sizes = |(&(pp, num_micro_batches), pipelines): (&(u64, u64), &_)| {
-            let pipelines: &Vec<PipelineChoice> = pipelines;
-            let layout = Layout {
-                pp,
-                num_micro_batches,
-                ..self.space.layouts()[0]
-            };
-            let base = self.space.decisions(&layout);
-            let of_pipeline = |pipeline: &PipelineChoice| {
-                let shape =
-                    |&recompute: &_| (self.costs).shape(&with_pipeline(&base, pipeline, recompute));
-                pipeline.recompute.iter().map(shape).collect()
-            };
-            let shapes: Result<Vec<Vec<Shape>>, _> = pipelines.iter().map(of_pipeline).collect();
-            Ok(((pp, num_micro_batches), shapes?))
-        };
-        if self.space.is_empty() {
-            return Ok(Shapes::new());
-        }
-        let all: Vec<_> = self.space.all_pipelines().iter().collect();
-        let all = all
-            .into_par_iter()
-            .map(|(sizes, pipelines)| of_sizes((sizes, &**pipelines)));
-        all.collect()
     }
 
     fn reason(&self) -> &'static str {
@@ -283,26 +212,57 @@ impl Run<'_> {
         }
     }
 
+    /// The indices of all layouts, first some of all parts of the space: good plans that are found early leave out most of
+    /// it.
+    fn spread_out(&self) -> Vec<u32> {
+        let layouts = self.space.layouts().len();
+        let step = layouts.div_ceil(FIRST_CHUNK).max(1);
+        let (mut order, others): (Vec<u32>, Vec<u32>) =
+            (0..layouts as u32).partition(|&at| (at as usize).is_multiple_of(step));
+        order.extend(others);
+        order
+    }
+
+    /// Bounds a layout by what all its pipelines take at least.
+    fn as_a_whole(&self, at: u32) -> Result<Bounded, PlannerError> {
+        let layout = &self.space.layouts()[at as usize];
+        let base = self.space.decisions(layout);
+        let states = (self.costs).states_floor(&base, &self.space.lightest(layout, &base))?;
+        if states > self.limit {
+            return Ok(Bounded {
+                too_large: self.members(layout),
+                ..Bounded::default()
+            });
+        }
+        let bound = match self.options.objective {
+            Objective::Memory => states.as_f64(),
+            Objective::Time => {
+                let time = self.shapes.least_time(self.costs, self.space, layout)?;
+                time.0
+            }
+        };
+        Ok(Bounded::of(Entry {
+            bound,
+            place: [at, 0, 0, 0],
+            of: Set::Layout,
+        }))
+    }
+
     /// Bounds all pipelines of a layout.
-    fn bounded(
-        &self,
-        at: u32,
-        layout: &Layout,
-        shapes: &Shapes,
-    ) -> Result<Bounded<Entry>, PlannerError> {
+    fn bounded(&self, at: u32) -> Result<Bounded, PlannerError> {
+        let layout = &self.space.layouts()[at as usize];
         let base = self.space.decisions(layout);
         let lightest = self.space.lightest(layout, &base);
         let orders = self.space.orders(layout);
         let beside = self.beside(layout);
         let pipelines = self.space.pipelines(layout);
-        let members: usize = pipelines.iter().map(|p| p.recompute.len()).sum();
         let mut bounded = Bounded::default();
         if self.costs.states_floor(&base, &lightest)? > self.limit {
-            bounded.too_large = members as u64 * beside;
+            bounded.too_large = self.members(layout);
             return Ok(bounded);
         }
         let mut costs = BTreeMap::new();
-        let shapes = &shapes[&(layout.pp, layout.num_micro_batches)];
+        let shapes = self.shapes.of(layout);
         for (index, pipeline) in pipelines.iter().enumerate() {
             for (mode, &recompute) in pipeline.recompute.iter().enumerate() {
                 let kind = (recompute.of_layer(0), recompute.of_layer(u64::MAX));
@@ -336,6 +296,12 @@ impl Run<'_> {
         (self.space.shardings(layout).len() * self.space.orders(layout).len()) as u64
     }
 
+    /// Number of strategies of a layout.
+    fn members(&self, layout: &Layout) -> u64 {
+        let pipelines = self.space.pipelines(layout).iter();
+        pipelines.map(|p| p.recompute.len()).sum::<usize>() as u64 * self.beside(layout)
+    }
+
     fn layout(&self, entry: &Entry) -> &Layout {
         &self.space.layouts()[entry.place[0] as usize]
     }
@@ -343,8 +309,21 @@ impl Run<'_> {
     /// Number of strategies that an entry stands for.
     fn count(&self, entry: &Entry) -> u64 {
         match entry.of {
+            Set::Layout => self.members(self.layout(entry)),
             Set::Single(_) => 1,
             Set::Pipeline | Set::Simulated(_) => self.beside(self.layout(entry)),
+        }
+    }
+
+    /// Keeps what a set consists of; `bound` is the set's own.
+    fn take(&mut self, bounded: Bounded, bound: f64) {
+        self.prune("memory floor", bounded.too_large);
+        self.prune(LARGER_STATES, bounded.larger);
+        for entry in bounded.entries {
+            self.push(Entry {
+                bound: entry.bound.max(bound),
+                ..entry
+            });
         }
     }
 
@@ -377,31 +356,13 @@ impl Run<'_> {
         for (entry, opened) in entries.into_iter().zip(opened) {
             match (opened, entry.of) {
                 (Opened::Score(score), Set::Single(strategy)) => scored.push((*strategy, score)),
-                (Opened::Passes(passes, bound), _) => found.push(Entry {
-                    bound: bound.max(entry.bound),
-                    of: Set::Simulated(passes),
-                    ..entry
-                }),
-                (Opened::Strategies(bounded), _) => {
-                    self.prune("memory floor", bounded.too_large);
-                    self.prune(LARGER_STATES, bounded.larger);
-                    let [layout, pipeline, mode, _] = entry.place;
-                    for (index, (bound, strategy)) in (0u32..).zip(bounded.entries) {
-                        found.push(Entry {
-                            bound: bound.max(entry.bound),
-                            place: [layout, pipeline, mode, index],
-                            of: Set::Single(Box::new(strategy)),
-                        });
-                    }
-                }
-                (Opened::Score(_), Set::Pipeline | Set::Simulated(_)) => {
-                    unreachable!("only single strategies have a score")
-                }
+                (Opened::Entries(entries), _) => found.push((entries, entry.bound)),
+                (Opened::Score(_), _) => unreachable!("only single strategies have a score"),
             }
         }
         self.rank(scored.into_iter());
-        for entry in found {
-            self.push(entry);
+        for (entries, bound) in found {
+            self.take(entries, bound);
         }
         Ok(any)
     }
@@ -413,27 +374,34 @@ impl Run<'_> {
             let recompute = pipeline.recompute[entry.place[2] as usize];
             with_pipeline(&self.space.decisions(layout), pipeline, recompute)
         };
-        match &entry.of {
-            Set::Single(strategy) => Ok(Opened::Score(self.costs.score(strategy)?)),
+        let entries = match &entry.of {
+            Set::Single(strategy) => return Ok(Opened::Score(self.costs.score(strategy)?)),
+            Set::Layout => self.bounded(entry.place[0])?,
             Set::Pipeline if self.options.objective == Objective::Time => {
                 let passes = self.costs.passes(&decisions(), self.space.orders(layout))?;
-                Ok(Opened::Passes(passes, passes.map_or(0.0, |time| time.0)))
+                Bounded::of(Entry {
+                    bound: passes.map_or(0.0, |time| time.0),
+                    place: entry.place,
+                    of: Set::Simulated(passes),
+                })
             }
-            Set::Pipeline => self.strategies(layout, &decisions(), None),
-            Set::Simulated(passes) => self.strategies(layout, &decisions(), *passes),
-        }
+            Set::Pipeline => self.strategies(entry.place, &decisions(), None)?,
+            Set::Simulated(passes) => self.strategies(entry.place, &decisions(), *passes)?,
+        };
+        Ok(Opened::Entries(entries))
     }
 
     /// The strategies with a pipeline and recomputation, with their bounds.
     fn strategies(
         &self,
-        layout: &Layout,
+        [at, pipeline, mode, _]: [u32; 4],
         d: &Decisions,
         passes: Option<Seconds>,
-    ) -> Result<Opened, PlannerError> {
+    ) -> Result<Bounded, PlannerError> {
         let smallest = self.space.optimizer_states().pop().flatten();
         let mut found = Bounded::default();
-        for strategy in self.space.of_pipeline(layout, d) {
+        let layout = &self.space.layouts()[at as usize];
+        for (index, strategy) in (0u32..).zip(self.space.of_pipeline(layout, d)) {
             // The optimizer is the last that a rank does: with smaller states all else is alike, and the step is neither
             // longer nor takes more memory.
             if strategy.zero != Zero::Z0 && strategy.optimizer_states != smallest {
@@ -444,10 +412,14 @@ impl Run<'_> {
             if floors.memory > self.limit {
                 found.too_large += 1;
             } else {
-                found.entries.push((self.bound(&floors), strategy));
+                found.entries.push(Entry {
+                    bound: self.bound(&floors),
+                    place: [at, pipeline, mode, index],
+                    of: Set::Single(Box::new(strategy)),
+                });
             }
         }
-        Ok(Opened::Strategies(found))
+        Ok(found)
     }
 
     /// Takes simulated strategies into the best found.
@@ -542,23 +514,4 @@ fn candidate(
         prediction,
         why_not_first,
     })
-}
-
-/// What a set consists of, less what is left out.
-struct Bounded<T> {
-    entries: Vec<T>,
-    /// Number of strategies whose memory floor does not fit.
-    too_large: u64,
-    /// Number of strategies of which another holds its optimizer states in less memory.
-    larger: u64,
-}
-
-impl<T> Default for Bounded<T> {
-    fn default() -> Self {
-        Self {
-            entries: Vec::new(),
-            too_large: 0,
-            larger: 0,
-        }
-    }
 }

@@ -63,8 +63,8 @@ pub(super) fn section(input: &ReportInput) -> Markup {
     };
     let lead = match input.space {
         Some(space) => format!(
-            "{} strategies, evenly spread over the {} of the space, and the plans found; what takes more than 1.25 of the \
-             memory is not drawn.",
+            "{} strategies of the {} of the space, evenly spread over those that take less than twice the plan's time, and \
+             the plans found; what takes more than 1.25 of the memory is not drawn.",
             format::count(points.len() as u64),
             format::count(space.strategies)
         ),

@@ -1,0 +1,59 @@
+//! How often the ranks of a space's pipelines run and hold each kind of block, from which lower bounds follow.
+
+use std::collections::BTreeMap;
+
+use catalog::Seconds;
+use costmodel::{CostModel, Shape};
+use rayon::prelude::*;
+
+use crate::PlannerError;
+use crate::choices::PipelineChoice;
+use crate::space::{Layout, SearchSpace, with_pipeline};
+
+/// The shapes of all pipelines of a space, by pipeline ranks and micro-batches.
+#[derive(Debug, Default)]
+pub(crate) struct Shapes(BTreeMap<(u64, u64), Vec<Vec<Shape>>>);
+
+impl Shapes {
+    /// Counts for every pipeline of the space, with every recomputation that it may have.
+    pub(crate) fn new(costs: &CostModel, space: &SearchSpace) -> Result<Self, PlannerError> {
+        let Some(&any) = space.layouts().first() else {
+            return Ok(Self::default());
+        };
+        let of_sizes = |(pp, num_micro_batches): (u64, u64), pipelines: &[PipelineChoice]| {
+            let layout = Layout {
+                pp,
+                num_micro_batches,
+                ..any
+            };
+            let base = space.decisions(&layout);
+            let of_pipeline = |pipeline: &PipelineChoice| {
+                let shape =
+                    |&recompute: &_| costs.shape(&with_pipeline(&base, pipeline, recompute));
+                pipeline.recompute.iter().map(shape).collect()
+            };
+            let shapes: Result<Vec<Vec<Shape>>, _> = pipelines.iter().map(of_pipeline).collect();
+            Ok(((pp, num_micro_batches), shapes?))
+        };
+        let all: Vec<_> = space.all_pipelines().iter().collect();
+        let all = all.into_par_iter();
+        let all = all.map(|(&sizes, pipelines)| of_sizes(sizes, pipelines));
+        Ok(Self(all.collect::<Result<_, PlannerError>>()?))
+    }
+
+    /// For every pipeline of a layout, the shape with each of its recomputations.
+    pub(crate) fn of(&self, layout: &Layout) -> &[Vec<Shape>] {
+        &self.0[&(layout.pp, layout.num_micro_batches)]
+    }
+
+    /// A lower bound on the time of all strategies of a layout.
+    pub(crate) fn least_time(
+        &self,
+        costs: &CostModel,
+        space: &SearchSpace,
+        layout: &Layout,
+    ) -> Result<Seconds, PlannerError> {
+        let shapes = self.of(layout).iter().filter_map(|modes| modes.first());
+        Ok(costs.least_time(&space.decisions(layout), space.orders(layout), shapes)?)
+    }
+}
