@@ -184,7 +184,7 @@ pub fn cluster_arg(asked: Option<&str>, device: Option<&str>) -> Result<String, 
 }
 
 /// Loads a cluster, and checks that it has the GPUs that were named, if any were.
-fn cluster(arg: &str, device: Option<&str>) -> Result<Cluster, AnswerError> {
+pub fn cluster(arg: &str, device: Option<&str>) -> Result<Cluster, AnswerError> {
     let cluster = catalog::load::cluster(arg)?;
     let Some(asked) = device.map(catalog::load::device).transpose()? else {
         return Ok(cluster);

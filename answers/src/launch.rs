@@ -118,9 +118,8 @@ pub fn flags(inputs: &Inputs) -> String {
         .join(" ")
 }
 
-/// Commands to suggest after a plan was written: launch it, explain it, and compare it with `other`, the runner-up.
-pub fn after_plan(inputs: &Inputs, of: Launchable<'_>, other: Option<&Strategy>) -> Vec<Step> {
-    let scenario = &inputs.scenario;
+/// Commands to suggest after a plan was written: launch it, explain it, and what `compare` says to compare it with.
+pub fn after_plan(of: Launchable<'_>, compare: Option<Step>) -> Vec<Step> {
     let launches = launches(of);
     let quoted = escape::shell(of.plan);
     let mut steps: Vec<Step> = Vec::new();
@@ -128,15 +127,26 @@ pub fn after_plan(inputs: &Inputs, of: Launchable<'_>, other: Option<&Strategy>)
         steps.push(("launch it", commands));
     }
     steps.push(("see why", vec![format!("vescale-plan explain {quoted}")]));
-    if let Some(other) = other {
-        let other = written(other, &scenario.runtime);
-        steps.push((
-            "compare it with the runner-up",
-            vec![
-                format!("{} -o runner-up.plan.yaml", estimate(inputs, &other)),
-                format!("vescale-plan compare {quoted} runner-up.plan.yaml"),
-            ],
-        ));
-    }
+    steps.extend(compare);
     steps
+}
+
+/// Commands that compare a plan with another strategy, the runner-up.
+#[must_use]
+pub fn runner_up(inputs: &Inputs, of: Launchable<'_>, other: &Strategy) -> Step {
+    let other = written(other, &inputs.scenario.runtime);
+    (
+        "compare it with the runner-up",
+        vec![
+            format!("{} -o runner-up.plan.yaml", estimate(inputs, &other)),
+            compare(of, "runner-up.plan.yaml"),
+        ],
+    )
+}
+
+/// The command that compares a plan with one in another file.
+#[must_use]
+pub fn compare(of: Launchable<'_>, other: &str) -> String {
+    let (plan, other) = (escape::shell(of.plan), escape::shell(other));
+    format!("vescale-plan compare {plan} {other}")
 }

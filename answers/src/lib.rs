@@ -13,6 +13,7 @@ pub mod launch;
 pub mod next_change;
 pub mod origins;
 pub mod plan;
+pub mod present;
 pub mod report;
 pub mod search;
 pub mod values;

@@ -55,6 +55,12 @@ impl Asked {
         }
     }
 
+    /// Whether a flag, by the name of its argument, was given.
+    #[must_use]
+    pub fn says(&self, flag: &str) -> bool {
+        self.flags.contains(flag)
+    }
+
     fn origin(&self, flag: &str) -> String {
         let set = self.set.get(flag).map(String::as_str);
         match (self.rest, self.flags.contains(flag)) {

@@ -2,7 +2,7 @@
 
 use costmodel::{Scenario, Score};
 use interop::config::escape;
-use plans::{Candidate, PlanFile, SpaceReport, Strategy, Timeline};
+use plans::{Candidate, PlanFile, Present, SpaceReport, Strategy, Timeline};
 use reports::{Alternative, InputFact, Launch, Point, ReportInput};
 
 use crate::budget::Budget;
@@ -39,6 +39,8 @@ pub struct ReportSource<'a> {
     pub plan_path: &'a str,
     /// The command that writes the plan to that path, if it is not written yet.
     pub keep: Option<String>,
+    /// The strategy in use, if the plan was compared with one.
+    pub present: Option<&'a Present>,
     /// The single change that would gain most, in words.
     pub next_change: Option<String>,
 }
@@ -68,6 +70,7 @@ pub fn html(source: &ReportSource<'_>) -> String {
         gpus_per_node: cluster.gpus_per_node,
         domain: cluster.scale_up_domain,
         launches: launches(source),
+        present: source.present,
         next_change: source.next_change.clone(),
         plan_id: source.plan.id.clone(),
         command: command(source),

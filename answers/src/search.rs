@@ -6,10 +6,11 @@ use interop::config::escape;
 use planner::{Constraints, PlannerError, SearchOptions, SearchSpace};
 use plans::json::{CandidateJson, DetailJson};
 use plans::prediction::SpaceReport;
-use plans::{Candidate, PlanFile, SearchOutcome};
+use plans::{Candidate, PlanFile, Present, SearchOutcome, Strategy};
 use reports::format;
 use reports::html::nothing::Nothing;
 use reports::lines::Style;
+use reports::present::Shown;
 use serde::Serialize;
 
 use crate::SCHEMA_VERSION;
@@ -20,6 +21,7 @@ use crate::launch::{self, Launchable, Step};
 use crate::next_change;
 use crate::origins::{self, Asked};
 use crate::plan;
+use crate::present::{InUse, PresentJson, Read};
 use crate::report::{self, ReportSource};
 
 /// Layouts that an answer lists, if no other number is asked for.
@@ -42,6 +44,9 @@ pub struct SearchJson {
     wishes: Vec<WishJson>,
     space: SpaceReport,
     relax: Vec<String>,
+    /// The strategy in use, if one was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    present: Option<PresentJson>,
     /// Largest probability that a plan does not fit.
     risk: f64,
     budget: Option<Budget>,
@@ -59,7 +64,8 @@ struct WishJson {
     plan: CandidateJson,
 }
 
-/// Searches; where nothing fits, also finds what would make a plan possible.
+/// Searches; where nothing fits, also finds what would make a plan possible. A strategy in use, if there is one, is then
+/// compared with the best plan.
 ///
 /// # Errors
 /// When a strategy cannot be priced, or an exhaustive search is too large.
@@ -67,14 +73,26 @@ pub fn find(
     costs: &CostModel,
     constraints: &Constraints,
     options: &SearchOptions<'_>,
+    in_use: Option<&Strategy>,
     progress: &(dyn Fn(f64) + Sync),
-) -> Result<SearchOutcome, PlannerError> {
-    let space = SearchSpace::new(costs.scenario(), constraints);
+) -> Result<(SearchOutcome, Option<Present>), PlannerError> {
+    let space = space(costs, constraints, in_use);
     let mut outcome = planner::search(costs, &space, options, progress)?;
     if outcome.top.is_empty() && !outcome.interrupted {
         outcome.relax = planner::size::relaxations(costs, constraints, options)?;
     }
-    Ok(outcome)
+    let best = outcome.top.first().map(|best| &best.strategy);
+    let compare = |now| planner::present::compare(costs, constraints, options, now, best);
+    let compared = in_use.map(compare).transpose()?;
+    Ok((outcome, compared))
+}
+
+/// The space that is searched; with a strategy in use, also what this has.
+fn space(costs: &CostModel, constraints: &Constraints, in_use: Option<&Strategy>) -> SearchSpace {
+    match in_use {
+        Some(now) => SearchSpace::with_present(costs.scenario(), constraints, now),
+        None => SearchSpace::new(costs.scenario(), constraints),
+    }
 }
 
 /// What a search found, with what was asked.
@@ -90,6 +108,8 @@ pub struct Found<'a> {
     pub constraints: &'a Constraints,
     /// What was found.
     pub outcome: &'a SearchOutcome,
+    /// The strategy in use, if one was given.
+    pub in_use: Option<InUse<'a>>,
     /// The training whose days and dollars are asked for.
     pub training: Training,
     /// Largest probability that a plan does not fit.
@@ -133,6 +153,7 @@ impl Found<'_> {
                 .collect(),
             space: outcome.space.clone(),
             relax: outcome.relax.clone(),
+            present: (self.in_use).map(|in_use| PresentJson::new(in_use, precision, self.best())),
             risk: self.risk,
             budget: self.budget(),
             interrupted: outcome.interrupted,
@@ -142,10 +163,25 @@ impl Found<'_> {
         }
     }
 
-    /// The answer as text for people, after so many seconds.
+    /// The answer as text for people, after so many seconds: the strategy in use if there is one, then the best plan.
     #[must_use]
     pub fn text(&self, elapsed_s: f64, style: Style) -> String {
-        let mut text = reports::terminal::search(self.outcome, plan::ground(self.costs), style);
+        let mut ground = plan::ground(self.costs);
+        let mut text = String::new();
+        if let Some(InUse { read, compared }) = self.in_use {
+            // A kept overlap is the searched runtime's own; what is shown is read under the runtime that was named.
+            ground.runtime = &self.inputs.scenario.runtime;
+            let shown = Shown {
+                present: compared,
+                best: self.best(),
+                kept: &read.kept,
+                runtime: ground.runtime,
+                usable: ground.usable,
+            };
+            text.push_str(&reports::present::section(shown, style));
+            text.push_str(&style.heading("Best plan"));
+        }
+        text.push_str(&reports::terminal::search(self.outcome, ground, style));
         if let Some(budget) = self.budget() {
             text.push_str(&budget::line(&budget));
         }
@@ -164,7 +200,12 @@ impl Found<'_> {
                 strategy,
                 plan,
             };
-            return launch::after_plan(self.inputs, of, top.next());
+            let runner_up = |other| launch::runner_up(self.inputs, of, other);
+            let compare = match self.in_use {
+                Some(in_use) => Some(with_present(in_use.read, of)),
+                None => top.next().map(runner_up),
+            };
+            return launch::after_plan(of, compare);
         }
         let steps = self.without_plan().into_iter();
         steps
@@ -200,13 +241,10 @@ impl Found<'_> {
         plan: &PlanFile,
         plan_path: &str,
     ) -> Result<String, AnswerError> {
-        let space = SearchSpace::new(self.costs.scenario(), self.constraints);
-        let sampled = planner::sample(
-            self.costs,
-            &space,
-            DRAWN,
-            best.prediction.step_time * DRAWN_LONGEST,
-        )?;
+        let in_use = self.in_use.map(|in_use| &in_use.read.strategy);
+        let space = space(self.costs, self.constraints, in_use);
+        let longest = best.prediction.step_time * DRAWN_LONGEST;
+        let sampled = planner::sample(self.costs, &space, DRAWN, longest)?;
         Ok(report::html(&ReportSource {
             inputs: origins::rows(&self.inputs.json, self.asked),
             model: &self.inputs.json.model,
@@ -222,6 +260,7 @@ impl Found<'_> {
             budget: self.budget(),
             plan_path,
             keep: None,
+            present: self.in_use.map(|in_use| in_use.compared),
             next_change: next_change::best(self.costs, &best.strategy, &best.prediction, &[])?,
         }))
     }
@@ -242,4 +281,11 @@ impl Found<'_> {
             version: env!("CARGO_PKG_VERSION"),
         })
     }
+}
+
+/// Commands that compare a plan with the strategy in use.
+fn with_present(read: &Read, of: Launchable<'_>) -> Step {
+    let mut commands: Vec<String> = read.writes_plan.clone().into_iter().collect();
+    commands.push(launch::compare(of, &read.plan));
+    ("compare it with the present strategy", commands)
 }

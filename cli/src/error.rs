@@ -79,7 +79,10 @@ impl CliError {
                     _ => mistake,
                 }
             }
-            Self::Strategy(error) => placed(error.mistake(), given(&["--strategy", "--why-not"])),
+            Self::Strategy(error) => placed(
+                error.mistake(),
+                given(&["--strategy", "--why-not", "--from"]),
+            ),
             Self::Planner(PlannerError::Constraint(mistake)) | Self::Input(mistake) => {
                 mistake.clone()
             }

@@ -4,7 +4,6 @@ use std::fmt::Display;
 
 use answers::{Inputs, Question, Training};
 use catalog::{Cluster, Mistake, Precision};
-use costmodel::Scenario;
 use planner::Constraints;
 
 use crate::args::{BudgetArgs, ConstraintArgs, PrecisionArg, ScenarioArgs};
@@ -12,17 +11,32 @@ use crate::error::CliError;
 
 /// Resolves flags.
 pub(crate) fn resolve(args: &ScenarioArgs) -> Result<Inputs, CliError> {
+    let (Some(model), Some(gpus)) = (&args.model, &args.gpus) else {
+        return Err(missing(args));
+    };
     Ok(answers::inputs::resolve(&Question {
-        model: args.model.clone(),
+        model: model.clone(),
         config: None,
         cluster: args.cluster.clone(),
-        gpus: args.gpus.clone(),
+        gpus: gpus.clone(),
         runtime: args.runtime.clone(),
         seq: args.seq,
         global_batch: args.global_batch,
         precision: precision(args.precision),
         headroom: args.headroom,
     })?)
+}
+
+/// The error that the model or the number of GPUs is not given.
+fn missing(args: &ScenarioArgs) -> CliError {
+    let flags = [
+        ("--model", args.model.is_none()),
+        ("--gpus", args.gpus.is_none()),
+    ];
+    let missing = flags.iter().filter(|(_, missing)| *missing);
+    let missing: Vec<&str> = missing.map(|(flag, _)| *flag).collect();
+    let wrong = Mistake::new(format!("{} is missing", missing.join(", ")));
+    CliError::Input(wrong.example("vescale-plan search --model llama3-8b --gpus 64"))
 }
 
 pub(crate) fn precision(arg: PrecisionArg) -> Precision {
@@ -34,12 +48,8 @@ pub(crate) fn precision(arg: PrecisionArg) -> Precision {
     }
 }
 
-/// Constraints from flags, which override those from a file, checked for a scenario at the given numbers of GPUs.
-pub(crate) fn constraints(
-    args: &ConstraintArgs,
-    scenario: &Scenario,
-    counts: &[u64],
-) -> Result<Constraints, CliError> {
+/// Constraints from flags, which override those from a file. Whether they make sense is not checked yet.
+pub(crate) fn constraints(args: &ConstraintArgs) -> Result<Constraints, CliError> {
     let file: Constraints = match &args.constraints {
         Some(path) => {
             let text = catalog::text::read(path)?;
@@ -48,9 +58,7 @@ pub(crate) fn constraints(
         None => Constraints::default(),
     };
     let flags = Constraints::parse(&args.fix, &args.min, &args.max, &args.forbid)?;
-    let constraints = file.overridden_by(flags);
-    planner::legal_values::check(scenario, counts, &constraints)?;
-    Ok(constraints)
+    Ok(file.overridden_by(flags))
 }
 
 /// The training that the flags ask for.

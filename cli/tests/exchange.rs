@@ -373,3 +373,67 @@ fn a_files_own_model_is_planned_for() {
         stderr(&refused)
     );
 }
+
+/// A configuration, a plan file and a text of one strategy are the same strategy in use.
+#[test]
+fn a_search_begins_from_what_is_in_use() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let strategy = "tp=4,pp=2,zero=1,recompute=full";
+    plan(folder.path(), "now.plan.yaml", "megatron-core", strategy);
+    let export = [
+        "export",
+        "now.plan.yaml",
+        "--to",
+        "megatron-lm",
+        "-o",
+        "now",
+    ];
+    assert_eq!(code(&run(folder.path(), &export)), 0);
+    let sizes = "--model llama3-8b --gpus 16 --seq 4096 --global-batch 64";
+    let flags: Vec<&str> = sizes.split(' ').collect();
+    let sources: [(&str, &[&str]); 3] = [
+        ("now.plan.yaml", &[]),
+        ("now/megatron_args.sh", &[]),
+        (strategy, &flags),
+    ];
+    let mut answers: Vec<Value> = Vec::new();
+    let mut plans: Vec<String> = Vec::new();
+    for (from, given) in sources {
+        let args = [
+            "search",
+            "--from",
+            from,
+            "--keep",
+            "mbs,sp",
+            "--force",
+            "-o",
+            "best.plan.yaml",
+        ];
+        let output = run(folder.path(), &[&args, given, &["--json"]].concat());
+        assert_eq!(code(&output), 0, "{}", stderr(&output));
+        let mut answer = json(&output);
+        let page = fs::read_to_string(folder.path().join("best.report.html")).expect("a report");
+        assert!(
+            page.contains("id=\"present\"") && page.contains("recompute=full → recompute=none")
+        );
+        let present = answer["present"].take();
+        let best = &answer["best"]["predicted"]["step_time_s"];
+        let now = &present["predicted"]["step_time_s"];
+        let gain = now.as_f64().expect("a time") - best.as_f64().expect("a time");
+        assert_eq!(present["best_gain"]["seconds"].as_f64(), Some(gain));
+        let steps = present["path"].as_array().expect("a path");
+        let last = steps.last().expect("steps");
+        assert_eq!(last["strategy_text"], answer["best"]["strategy_text"]);
+        for change in present["changes"].as_array().expect("changes") {
+            let text = change["strategy_text"].as_str().expect("text");
+            assert!(text.contains("mbs=1") && text.contains("sp=on"), "{text}");
+        }
+        answers.push(present);
+        plans.push(fs::read_to_string(folder.path().join("best.plan.yaml")).expect("a plan"));
+    }
+    assert!(plans.iter().all(|plan| *plan == plans[0]), "{plans:?}");
+    for key in ["strategy_text", "predicted", "changes", "path"] {
+        assert_eq!(answers[0][key], answers[1][key], "{key}");
+        assert_eq!(answers[0][key], answers[2][key], "{key}");
+    }
+}

@@ -26,7 +26,7 @@ fn on(folder: &Path, columns: &str, args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-const ANSWERS: [&[&str]; 6] = [
+const ANSWERS: [&[&str]; 7] = [
     &[
         "search",
         "--model",
@@ -58,6 +58,20 @@ const ANSWERS: [&[&str]; 6] = [
         "--explain-terms",
     ],
     &["compare", "a.plan.yaml", "a.plan.yaml"],
+    &[
+        "search",
+        "--from",
+        "tp8 dp2 zero0 recompute=full overlap=none",
+        "--keep",
+        "mbs",
+        "--model",
+        "llama3-8b",
+        "--gpus",
+        "16",
+        "-o",
+        "b.plan.yaml",
+        "--force",
+    ],
     &["size", "--model", "gpt2", "--gpus", "1,2", "--tokens", "1T"],
     &["config"],
 ];

@@ -6,7 +6,7 @@ use costmodel::Scenario;
 use plans::legality::MAX_PASSES;
 use plans::{Decisions, Recompute, StagePartition};
 
-use crate::constraints::{Constraints, zero_name};
+use crate::constraints::{Constraints, sizes, zero_name};
 
 /// Largest number of virtual stages per rank.
 const MAX_VPP: u64 = 16;
@@ -62,19 +62,31 @@ impl ShardingChoice {
 pub(crate) struct Asked<'a> {
     pub(crate) scenario: &'a Scenario,
     pub(crate) constraints: &'a Constraints,
+    /// A strategy in use: what it has is tried too, even if it lies outside the usual ranges.
+    pub(crate) present: Option<&'a Decisions>,
 }
 
 impl Asked<'_> {
-    /// These sizes and any that constraints fix for `key`, less those that constraints exclude.
-    pub(crate) fn with_fixed(&self, key: &str, sizes: impl Iterator<Item = u64>) -> Vec<u64> {
-        let mut sizes: Vec<u64> = sizes.collect();
-        for size in self.constraints.fixed(key) {
+    /// These sizes, any that constraints fix for `key` and that of the present strategy, less those that constraints
+    /// exclude.
+    pub(crate) fn with_fixed(&self, key: &str, usual: impl Iterator<Item = u64>) -> Vec<u64> {
+        let mut sizes: Vec<u64> = usual.collect();
+        for size in self.constraints.fixed(key).chain(self.present_size(key)) {
             if !sizes.contains(&size) {
                 sizes.push(size);
             }
         }
         sizes.retain(|&size| self.constraints.allows(key, size));
         sizes
+    }
+
+    /// The present strategy's size of a dimension; `None` for groups of ranks that share states if it shares none.
+    pub(crate) fn present_size(&self, key: &str) -> Option<u64> {
+        let present = self.present?;
+        let of_states = key == "dp_shard" || key == "dp_replicate";
+        let mut all = sizes(present).into_iter();
+        all.find(|&(k, _)| k == key && !(of_states && present.zero == Zero::Z0))
+            .map(|(_, size)| size)
     }
 
     /// All pipelines of so many ranks and micro-batches.
@@ -138,6 +150,8 @@ impl Asked<'_> {
             return vec![StagePartition::even(layers, 1)];
         }
         let uneven = self.scenario.runtime.space.uneven_stages;
+        let present = self.present.map(|d| &d.stages);
+        let present = present.filter(|p| p.0.len() as u64 == stages && p.layers() == layers);
         let mut partitions = Vec::new();
         let even = StagePartition::even(layers, stages);
         // An uneven remainder is spread over the middle only without virtual stages; with them the ends take fewer
@@ -156,6 +170,12 @@ impl Asked<'_> {
                     }
                 }
             }
+        }
+        if let Some(present) = present
+            && (uneven || present.is_uniform())
+            && !partitions.contains(present)
+        {
+            partitions.push(present.clone());
         }
         partitions
     }
@@ -176,7 +196,12 @@ impl Asked<'_> {
                     let step = most.div_ceil(8).max(1);
                     let mut counts: Vec<u64> =
                         (1..).map(|i| i * step).take_while(|&n| n < most).collect();
-                    counts.extend(self.constraints.fixed_layers().filter(|&n| n <= most));
+                    let present = match self.present.map(|d| d.recompute) {
+                        Some(Recompute::Layers(n)) => Some(n),
+                        _ => None,
+                    };
+                    let asked_for = self.constraints.fixed_layers().chain(present);
+                    counts.extend(asked_for.filter(|&n| n > 0 && n <= most));
                     counts.sort_unstable();
                     counts.dedup();
                     choices.extend(counts.into_iter().map(Recompute::Layers));
@@ -187,15 +212,19 @@ impl Asked<'_> {
         choices
     }
 
-    /// The parts of layers that may be recomputed instead of the runtime's own choice: those that it lists, and any that
-    /// are fixed.
+    /// The parts of layers that may be recomputed instead of the runtime's own choice: those that it lists, any that are
+    /// fixed, and those of the present strategy.
     fn selections(&self) -> Vec<Selection> {
         let runtime = &self.scenario.runtime;
         let mut all = runtime.selections_of(&self.scenario.model);
-        for fixed in self.constraints.fixed_selections() {
-            let possible = fixed.and(runtime.modules()) == fixed;
-            if possible && fixed != runtime.selective && !all.contains(&fixed) {
-                all.push(fixed);
+        let present = match self.present.map(|d| d.recompute) {
+            Some(Recompute::Modules(selection)) => Some(selection),
+            _ => None,
+        };
+        for asked_for in self.constraints.fixed_selections().chain(present) {
+            let possible = asked_for.and(runtime.modules()) == asked_for;
+            if possible && asked_for != runtime.selective && !all.contains(&asked_for) {
+                all.push(asked_for);
             }
         }
         all
@@ -318,7 +347,8 @@ impl Asked<'_> {
             vec![1]
         };
         if hybrid {
-            for shard in self.constraints.fixed("dp_shard") {
+            let present = self.present_size("dp_shard");
+            for shard in self.constraints.fixed("dp_shard").chain(present) {
                 replicas.extend(dp.is_multiple_of(shard).then_some(dp / shard));
             }
         }

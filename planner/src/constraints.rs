@@ -248,14 +248,10 @@ impl Constraints {
     /// Whether a whole strategy is allowed, for a runtime and a precision.
     #[must_use]
     pub fn allow(&self, d: &Decisions, runtime: &Runtime, precision: Precision) -> bool {
-        let gradients = d.gradients.unwrap_or(runtime.own_gradients(precision));
         self.allow_but_types(d)
             && self.allow_recompute(d.recompute)
-            && self.allows_name("grad_dtype", &gradients.name())
-            && self.allows_name(
-                "optim_states",
-                (d.optimizer_states).map_or(OptimizerStates::OWN, OptimizerStates::name),
-            )
+            && self.allows_name("grad_dtype", &gradients_name(d, runtime, precision))
+            && self.allows_name("optim_states", optimizer_name(d))
     }
 
     /// Whether what a strategy recomputes is allowed.
@@ -269,26 +265,10 @@ impl Constraints {
         if self.is_empty() {
             return true;
         }
-        let sizes = [
-            ("tp", d.tp),
-            ("pp", d.pp),
-            ("vpp", d.vpp),
-            ("cp", d.cp),
-            ("ep", d.ep),
-            ("etp", d.etp),
-            ("dp", d.dp()),
-            ("dp_shard", d.dp_shard),
-            ("dp_replicate", d.dp_replicate),
-            ("mbs", d.micro_batch),
-        ];
-        let names = [
-            ("cp_kind", d.cp_kind.name()),
-            ("zero", zero_name(d.zero)),
-            ("schedule", d.schedule.name()),
-            ("sp", switch_name(d.sequence_parallel)),
-        ];
-        sizes.iter().all(|&(key, size)| self.allows(key, size))
-            && names.iter().all(|(key, name)| self.allows_name(key, name))
+        sizes(d).iter().all(|&(key, size)| self.allows(key, size))
+            && names(d)
+                .iter()
+                .all(|(key, name)| self.allows_name(key, name))
     }
 
     /// Whether nothing is constrained.
@@ -296,6 +276,62 @@ impl Constraints {
     pub fn is_empty(&self) -> bool {
         self.min.is_empty() && self.max.is_empty() && self.fix.is_empty() && self.uneven.is_none()
     }
+}
+
+/// The sizes of a strategy, as constraints name them.
+pub(crate) fn sizes(d: &Decisions) -> [(&'static str, u64); 10] {
+    [
+        ("tp", d.tp),
+        ("pp", d.pp),
+        ("vpp", d.vpp),
+        ("cp", d.cp),
+        ("ep", d.ep),
+        ("etp", d.etp),
+        ("dp", d.dp()),
+        ("dp_shard", d.dp_shard),
+        ("dp_replicate", d.dp_replicate),
+        ("mbs", d.micro_batch),
+    ]
+}
+
+/// The choices of a strategy but for what it recomputes, as constraints name them.
+fn names(d: &Decisions) -> [(&'static str, &'static str); 4] {
+    [
+        ("cp_kind", d.cp_kind.name()),
+        ("zero", zero_name(d.zero)),
+        ("schedule", d.schedule.name()),
+        ("sp", switch_name(d.sequence_parallel)),
+    ]
+}
+
+/// The types of a strategy's gradients, as constraints name them.
+fn gradients_name(d: &Decisions, runtime: &Runtime, precision: Precision) -> String {
+    let own = runtime.own_gradients(precision);
+    d.gradients.unwrap_or(own).name()
+}
+
+/// How a strategy holds optimizer states, as constraints name it.
+fn optimizer_name(d: &Decisions) -> &'static str {
+    (d.optimizer_states).map_or(OptimizerStates::OWN, OptimizerStates::name)
+}
+
+/// The value that a strategy has for a dimension, for a runtime and a precision; `None` if there is no such dimension.
+pub(crate) fn value(
+    d: &Decisions,
+    key: &str,
+    runtime: &Runtime,
+    precision: Precision,
+) -> Option<String> {
+    match key {
+        "recompute" => return Some(recompute_name(d.recompute)),
+        "grad_dtype" => return Some(gradients_name(d, runtime, precision)),
+        "optim_states" => return Some(optimizer_name(d).to_owned()),
+        _ => {}
+    }
+    let size = sizes(d).into_iter().find(|(name, _)| *name == key);
+    let name = names(d).into_iter().find(|(name, _)| *name == key);
+    size.map(|(_, size)| size.to_string())
+        .or_else(|| name.map(|(_, name)| name.to_owned()))
 }
 
 /// A ZeRO level as constraints name it.

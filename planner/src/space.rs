@@ -7,7 +7,7 @@
 //! virtual stages over divisors of the layers per rank; recompute counts over eighths of a stage;
 //! stages even (a remainder spread over the middle without virtual stages), or lighter at the ends by
 //! up to `uneven` layers; experts spread over at most 64 ranks; hybrid sharding over powers of two.
-//! A size that a constraint fixes is tried even if it lies outside these ranges.
+//! A size that a constraint fixes, or that a strategy in use has, is tried even if it lies outside these ranges.
 //! A decision that does not change a step (context kind without context parallelism, axis order without a pipeline,
 //! ZeRO without data parallelism) has only one value, so that every strategy counts once.
 
@@ -38,6 +38,7 @@ const TOO_LONG: &str = "more passes of micro-batches through stages than are sim
 pub struct SearchSpace {
     scenario: Scenario,
     constraints: Constraints,
+    present: Option<Decisions>,
     layouts: Vec<Layout>,
     /// By pipeline ranks and micro-batches.
     pipelines: BTreeMap<(u64, u64), Arc<Vec<PipelineChoice>>>,
@@ -73,6 +74,18 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// Number of axes of the mesh whose size is not that of some decisions; expert axes divide the same ranks and do not
+    /// count.
+    pub(crate) fn axes_unlike(&self, d: &Decisions) -> usize {
+        let sizes = [
+            (self.tp, d.tp),
+            (self.pp, d.pp),
+            (self.cp, d.cp),
+            (self.dp, d.dp()),
+        ];
+        sizes.iter().filter(|(own, other)| own != other).count()
+    }
+
     /// Whether all sizes, and sequence parallelism, are those of some decisions.
     pub(crate) fn has_sizes_of(&self, d: &Decisions) -> bool {
         let own = [
@@ -93,9 +106,40 @@ impl SearchSpace {
     /// Enumerates the legal layouts of a scenario under constraints, and counts their strategies.
     #[must_use]
     pub fn new(scenario: &Scenario, constraints: &Constraints) -> Self {
+        Self::of(scenario, constraints, None, &|_| true)
+    }
+
+    /// The same with what a strategy in use has, even if it lies outside the usual ranges.
+    #[must_use]
+    pub fn with_present(
+        scenario: &Scenario,
+        constraints: &Constraints,
+        present: &Decisions,
+    ) -> Self {
+        Self::of(scenario, constraints, Some(present), &|_| true)
+    }
+
+    /// The strategies whose mesh is that of a strategy in use, or has ranks moved from one axis to another.
+    #[must_use]
+    pub(crate) fn near(
+        scenario: &Scenario,
+        constraints: &Constraints,
+        present: &Decisions,
+    ) -> Self {
+        let near = |mesh: &Layout| mesh.axes_unlike(present) <= 2;
+        Self::of(scenario, constraints, Some(present), &near)
+    }
+
+    fn of(
+        scenario: &Scenario,
+        constraints: &Constraints,
+        present: Option<&Decisions>,
+        wanted: &dyn Fn(&Layout) -> bool,
+    ) -> Self {
         let mut space = Self {
             scenario: scenario.clone(),
             constraints: constraints.clone(),
+            present: present.cloned(),
             layouts: Vec::new(),
             pipelines: BTreeMap::new(),
             strategies: 0,
@@ -105,6 +149,7 @@ impl SearchSpace {
         let mut illegal = BTreeMap::new();
         let mut found = Vec::new();
         meshes(asked, &mut illegal, &mut |mesh| found.push(mesh));
+        found.retain(wanted);
         let all: Vec<Layout> = found
             .iter()
             .flat_map(|&mesh| layouts(asked, mesh, &mut illegal))
@@ -154,6 +199,7 @@ impl SearchSpace {
         let asked = Asked {
             scenario,
             constraints,
+            present: None,
         };
         let mut illegal = BTreeMap::new();
         let mut found = Vec::new();
@@ -172,7 +218,8 @@ impl SearchSpace {
     pub(crate) fn without(&self, axis: &str) -> Self {
         let mut constraints = self.constraints.clone();
         constraints.max.insert(axis.to_owned(), 1);
-        Self::new(&self.scenario, &constraints)
+        let present = self.present.as_ref();
+        Self::of(&self.scenario, &constraints, present, &|_| true)
     }
 
     /// Number of strategies.
@@ -294,6 +341,7 @@ impl SearchSpace {
         Asked {
             scenario: &self.scenario,
             constraints: &self.constraints,
+            present: self.present.as_ref(),
         }
     }
 }
@@ -385,6 +433,7 @@ fn meshes(asked: Asked<'_>, illegal: &mut BTreeMap<String, u64>, found: &mut dyn
     let Asked {
         scenario,
         constraints,
+        ..
     } = asked;
     let runtime = &scenario.runtime.space;
     let wanted = |mode: &RecomputeMode| constraints.allows_mode(*mode);
@@ -396,7 +445,8 @@ fn meshes(asked: Asked<'_>, illegal: &mut BTreeMap<String, u64>, found: &mut dyn
     let domain = scenario.cluster.scale_up_domain;
     for tp in divisors(gpus).filter(|&tp| constraints.allows("tp", tp)) {
         let asked_for = constraints.fix.contains_key("tp")
-            || constraints.min.get("tp").is_some_and(|&n| n > domain);
+            || constraints.min.get("tp").is_some_and(|&n| n > domain)
+            || asked.present_size("tp") == Some(tp);
         if (tp > 1 && !runtime.tensor_parallel) || (tp > domain && !asked_for) {
             continue;
         }
@@ -454,7 +504,8 @@ fn experts(asked: Asked<'_>, mesh: Layout, found: &mut dyn FnMut(Layout)) {
         for etp in asked.with_fixed("etp", tensor) {
             let spread = ep.saturating_mul(etp);
             let impossible = (spread > 1 && !parallel) || !ranks.is_multiple_of(spread);
-            if !impossible && (spread <= MAX_EXPERT_RANKS || asked_for) {
+            let in_use = asked.present.is_some_and(|d| (d.ep, d.etp) == (ep, etp));
+            if !impossible && (spread <= MAX_EXPERT_RANKS || asked_for || in_use) {
                 found(Layout { ep, etp, ..mesh });
             }
         }

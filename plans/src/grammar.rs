@@ -128,6 +128,29 @@ pub fn written(d: &Decisions, runtime: &Runtime) -> String {
     format!("{short} overlap={}", overlap_name(d.overlap))
 }
 
+/// What differs between two strategies, in the words of the short form: `tp8 dp2 → tp4 dp4`.
+#[must_use]
+pub fn changed_words(from: &Decisions, to: &Decisions) -> String {
+    let words = |d: &Decisions| -> Vec<String> {
+        let mut words: Vec<String> = short(d).split(' ').map(str::to_owned).collect();
+        if from.overlap != to.overlap {
+            words.push(format!("overlap={}", overlap_name(d.overlap)));
+        }
+        words
+    };
+    let (before, after) = (words(from), words(to));
+    let only = |these: &[String], those: &[String]| {
+        let these = these.iter().filter(|word| !those.contains(word));
+        these.cloned().collect::<Vec<_>>().join(" ")
+    };
+    let (gone, new) = (only(&before, &after), only(&after, &before));
+    match (gone.is_empty(), new.is_empty()) {
+        (true, _) => format!("add {new}"),
+        (_, true) => format!("drop {gone}"),
+        _ => format!("{gone} → {new}"),
+    }
+}
+
 /// Name of a recompute choice.
 #[must_use]
 pub fn recompute_name(recompute: Recompute) -> String {
@@ -168,6 +191,12 @@ pub fn overlap_name(o: Overlap) -> String {
     } else {
         parts.join("+")
     }
+}
+
+/// Whether a text has the form of a strategy: words that are keys with values.
+#[must_use]
+pub fn is_strategy(text: &str) -> bool {
+    Words::read(text).is_ok()
 }
 
 /// Parses a strategy; what the text leaves out is filled in.

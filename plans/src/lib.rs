@@ -8,6 +8,7 @@ pub mod mesh;
 pub mod partition;
 pub mod plan_file;
 pub mod prediction;
+pub mod present;
 pub mod program;
 pub mod schedule;
 pub mod strategy;
@@ -24,6 +25,7 @@ pub use prediction::{
     Breakdown, Candidate, Fit, Floors, MemoryItem, NamedTime, Prediction, SearchOutcome,
     SpaceReport, UsedConstant,
 };
+pub use present::{Change, Present};
 pub use program::Program;
 pub use schedule::{Action, ActionKind, Schedule};
 pub use strategy::Strategy;

@@ -94,7 +94,7 @@ fn searched(
         ..SearchOptions::default()
     };
     let constraints = Constraints::default();
-    let outcome = answers::search::find(&costs, &constraints, &options, progress)?;
+    let (outcome, _) = answers::search::find(&costs, &constraints, &options, None, progress)?;
     let elapsed_s = (now() - started) / 1000.0;
     let found = Found {
         inputs: &inputs,
@@ -102,6 +102,7 @@ fn searched(
         costs: &costs,
         constraints: &constraints,
         outcome: &outcome,
+        in_use: None,
         training,
         risk: planner::RISK,
     };

@@ -15,6 +15,7 @@ mod memory_timeline;
 pub mod nothing;
 mod page;
 mod pareto;
+mod present;
 mod provenance;
 mod ranks;
 pub mod run;
@@ -55,6 +56,7 @@ fn sections(input: &ReportInput) -> Markup {
     html! {
         (verdict::section(input))
         (launch::section(input))
+        (present::section(input))
         div.two {
             (breakdown::section(input.prediction))
             (memory::by_rank(input))

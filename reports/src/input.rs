@@ -1,7 +1,7 @@
 //! What a report shows, gathered by the caller.
 
 use catalog::{Bytes, Seconds};
-use plans::{Decisions, Prediction, SpaceReport, Timeline};
+use plans::{Decisions, Prediction, Present, SpaceReport, Timeline};
 
 /// Everything one report shows. The caller fills it; the sections only read it.
 #[derive(Clone, Debug)]
@@ -28,6 +28,8 @@ pub struct ReportInput<'a> {
     pub domain: u64,
     /// Commands that start training under the plan, one entry per target; the first is shown, the others are folded.
     pub launches: Vec<Launch>,
+    /// The strategy that is in use now, if the plan was compared with it.
+    pub present: Option<&'a Present>,
     /// The single change that would gain most, in words.
     pub next_change: Option<String>,
     /// Content hash of the plan.

@@ -8,6 +8,7 @@ pub mod html;
 pub mod input;
 pub mod lines;
 pub mod perfetto;
+pub mod present;
 pub mod terminal;
 pub mod words;
 

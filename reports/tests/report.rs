@@ -175,6 +175,7 @@ fn input<'a>(
                 "sbatch launch/launch.sbatch".into(),
             ],
         }],
+        present: None,
         next_change: Some("Overlap: +9.9 % tokens/s".into()),
         plan_id: "3f9a0c12".into(),
         command: "vescale-plan estimate --model llama3-70b --gpus 512".into(),

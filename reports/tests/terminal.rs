@@ -2,9 +2,10 @@
 
 use catalog::{Bytes, FlopRate, Origin, Precision, Seconds, Workload, WorkloadSizes};
 use plans::{
-    Breakdown, Candidate, Fit, MemoryItem, Prediction, SearchOutcome, SpaceReport, Strategy,
-    UsedConstant,
+    Breakdown, Candidate, Change, Fit, MemoryItem, Prediction, Present, SearchOutcome, SpaceReport,
+    Strategy, UsedConstant,
 };
+use reports::present::{Shown, section};
 use reports::terminal::{Ground, Style, next, search, terms};
 
 const GIB: u64 = 1 << 30;
@@ -130,6 +131,75 @@ fn an_answer_on_120_columns() {
 #[test]
 fn an_answer_in_colours() {
     insta::assert_snapshot!(answer(80, true));
+}
+
+/// A strategy in use whose only change is on the way to the best plan.
+fn in_use(fits: bool, width: usize) -> String {
+    let runtime = catalog::load::runtime("megatron-core").expect("a preset");
+    let change = |decision, words: &str, text: &str, step, fits| Change {
+        decision,
+        words: words.to_owned(),
+        strategy: strategy(text),
+        step_time: Seconds(step),
+        peak_memory: Bytes(61 * GIB),
+        p_fits: 0.97,
+        fits,
+        changes_results: false,
+    };
+    let candidate = |text: &str, step| Candidate {
+        strategy: strategy(text),
+        prediction: prediction(step),
+        why_not_first: String::new(),
+    };
+    let best = "tp=4,pp=4,mbs=2,zero=1";
+    let recompute = "tp=8,pp=4,zero=1,recompute=selective";
+    let recomputed = change(
+        "recompute",
+        "recompute=full → recompute=selective",
+        recompute,
+        8.6,
+        true,
+    );
+    let present = Present {
+        candidate: candidate("tp=8,pp=4,zero=1,recompute=full", 10.0),
+        fits,
+        error: 0.065,
+        changes: vec![
+            recomputed.clone(),
+            change("mbs", "mbs1 → mbs2", "tp=8,pp=4,mbs=2,zero=1", 9.8, true),
+            change("pp", "pp4 dp16 → pp8 dp8", "tp=8,pp=8,zero=1", 10.9, true),
+            change("zero", "zero1 → zero0", "tp=8,pp=4,zero=0", 9.1, false),
+        ],
+        path: vec![
+            recomputed,
+            change("tp", "tp8 dp16 → tp4 dp32", "tp=4,pp=4,zero=1", 8.1, true),
+            change("mbs", "mbs1 → mbs2", best, 7.9, true),
+        ],
+    };
+    let shown = Shown {
+        present: &present,
+        best: Some(&candidate(best, 7.9)),
+        kept: &["ep".to_owned(), "pp".to_owned()],
+        runtime: &runtime,
+        usable: Bytes(75 * GIB),
+    };
+    let style = Style {
+        width,
+        colour: false,
+    };
+    section(shown, style)
+}
+
+#[test]
+fn a_strategy_in_use() {
+    insta::assert_snapshot!([in_use(true, 80), in_use(false, 60)].join("\n"));
+    for (fits, width) in [(true, 60), (false, 60), (true, 120)] {
+        let text = in_use(fits, width);
+        assert!(
+            text.lines().all(|line| line.chars().count() <= width),
+            "{text}"
+        );
+    }
 }
 
 #[test]

@@ -13,7 +13,7 @@ const EXAMPLES: &[(&str, [&str; 2])] = &[
         "search",
         [
             "vescale-plan search --model llama3-8b --gpus 8 -o best.plan.yaml",
-            "vescale-plan search --model meta-llama/Llama-3.1-8B --gpus '2 nodes' --seq 4k --tokens 1T",
+            "vescale-plan search --from 'tp8 recompute=full' --keep mbs --model llama3-8b --gpus 8",
         ],
     ),
     (

@@ -9,15 +9,15 @@ use clap::{Args, ValueEnum};
 #[derive(Args, Debug, Clone)]
 pub(crate) struct ScenarioArgs {
     /// Model preset, config.json, or folder of a downloaded checkpoint
-    #[arg(long)]
-    pub(crate) model: String,
+    #[arg(long, required = true)]
+    pub(crate) model: Option<String>,
     /// Cluster preset, YAML file, one line such as 'h100-sxm x 8 per node, 400 Gb/s x 8', or profile; `local`
     /// is this machine as `profile` measured it [default: dgx-h100]
     #[arg(long)]
     pub(crate) cluster: Option<String>,
     /// Number of GPUs, '64 nodes', or '512x h100' (on a profiled machine: of ranks)
-    #[arg(long, value_parser = values::gpus, allow_hyphen_values = true)]
-    pub(crate) gpus: Gpus,
+    #[arg(long, required = true, value_parser = values::gpus, allow_hyphen_values = true)]
+    pub(crate) gpus: Option<Gpus>,
     /// Training system that will run the plan [default: megatron-core; vescale on a profiled
     /// machine]
     #[arg(long)]

@@ -28,7 +28,15 @@ pub(crate) struct Cli {
 
 /// The command line with examples in every help.
 pub(crate) fn command() -> clap::Command {
-    let mut command = Cli::command();
+    // What a file of `--from` says need not be given.
+    let mut command = Cli::command().mut_subcommand("search", |search| {
+        let search = search.mut_arg("model", |arg| arg.required(false));
+        let search = search.mut_arg("gpus", |arg| arg.required(false));
+        search.override_usage(
+            "vescale-plan search [OPTIONS] --model <MODEL> --gpus <GPUS>\n       \
+             vescale-plan search [OPTIONS] --from <FILE|STRATEGY>",
+        )
+    });
     let names: Vec<String> = command
         .get_subcommands()
         .map(|sub| sub.get_name().to_owned())

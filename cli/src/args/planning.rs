@@ -18,6 +18,13 @@ pub(crate) struct SearchArgs {
     pub(crate) budget: BudgetArgs,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
+    /// Strategy in use now, to compare with the best plan: a configuration of a training system, a plan file, or a
+    /// strategy such as 'tp8 pp2'. What the file says need not be given
+    #[arg(long, value_name = "FILE|STRATEGY")]
+    pub(crate) from: Option<String>,
+    /// Decisions to leave as they are in --from: tp,ep
+    #[arg(long, value_name = "DECISIONS", requires = "from")]
+    pub(crate) keep: Vec<String>,
     /// What is best
     #[arg(long, value_enum, default_value_t = ObjectiveArg::Time)]
     pub(crate) objective: ObjectiveArg,

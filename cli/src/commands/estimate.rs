@@ -111,7 +111,7 @@ fn html(
         prediction,
         ..
     } = candidate;
-    let near = planner::explain::neighbours(costs, strategy)?;
+    let near = planner::nearby::best_of_each(costs, strategy)?;
     let fitting = near.iter().filter(|c| c.prediction.fit.fits()).take(9);
     let top: Vec<Candidate> = std::iter::once(candidate).chain(fitting).cloned().collect();
     let shown = written(strategy, &resolved.scenario.runtime);
@@ -131,6 +131,7 @@ fn html(
         budget,
         keep: plan_path.is_none().then_some(keep),
         plan_path: plan_path.as_deref().unwrap_or("this.plan.yaml"),
+        present: None,
         next_change: next_change::best(costs, strategy, prediction, &near)?,
     }))
 }
@@ -150,12 +151,12 @@ fn steps(resolved: &Inputs, strategy: &Strategy, fits: bool, plan: Option<&Targe
         plan: &path,
     };
     match plan {
-        Some(_) => launch::after_plan(resolved, of, None),
+        Some(_) => launch::after_plan(of, None),
         None => {
             let shown = written(strategy, &resolved.scenario.runtime);
             let keep = format!("{} -o this.plan.yaml", launch::estimate(resolved, &shown));
             let mut steps = vec![("keep it as a plan", vec![keep])];
-            steps.extend(launch::after_plan(resolved, of, None));
+            steps.extend(launch::after_plan(of, None));
             steps.push((
                 "find a faster one",
                 vec![format!("vescale-plan search {flags}")],

@@ -6,7 +6,8 @@ use answers::InputsJson;
 use answers::SCHEMA_VERSION;
 use catalog::Seconds;
 use costmodel::CostModel;
-use planner::explain::{differences, neighbours};
+use planner::explain::differences;
+use planner::nearby::best_of_each;
 use plans::json::{CandidateJson, DetailJson, PredictedJson};
 use plans::{Candidate, Prediction};
 use reports::format;
@@ -35,7 +36,7 @@ struct ExplainJson {
 pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode, CliError> {
     let loaded = plan::load(&args.plan)?;
     let prediction = loaded.costs.predict(&loaded.strategy)?;
-    let near = neighbours(&loaded.costs, &loaded.strategy)?;
+    let near = best_of_each(&loaded.costs, &loaded.strategy)?;
     let scenario = loaded.costs.scenario();
     let expected = args.why_not.as_deref();
     let why_not = expected.map(|text| candidate(&loaded.costs, text, &prediction));

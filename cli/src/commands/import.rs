@@ -65,25 +65,47 @@ impl ModelJson {
 
 /// Runs `import`.
 pub(crate) fn run(args: &ImportArgs) -> Result<ExitCode, CliError> {
-    let dialect = args.from.as_deref().map(Dialect::parse).transpose()?;
-    let text = catalog::text::read(&split(&args.file).0)?;
-    let source = if dialect.is_none() && is_model(&text) {
-        of_model(args)?
-    } else {
-        of_system(args, dialect)?
-    };
+    let source = read(&Reading {
+        file: &args.file,
+        dialect: args.from.as_deref().map(Dialect::parse).transpose()?,
+        model: args.model.as_deref(),
+        gpus: args.gpus,
+        seq: args.seq,
+        runtime: args.runtime.as_deref(),
+    })?;
     finish(args, source)
 }
 
+/// A file to read, and what was said beside it.
+pub(crate) struct Reading<'a> {
+    pub(crate) file: &'a Path,
+    pub(crate) dialect: Option<Dialect>,
+    pub(crate) model: Option<&'a str>,
+    pub(crate) gpus: Option<u64>,
+    pub(crate) seq: Option<u64>,
+    pub(crate) runtime: Option<&'a str>,
+}
+
 /// A strategy that was read, with its scenario.
-struct Source {
+pub(crate) struct Source {
     target: Option<Dialect>,
-    model_arg: String,
-    model: Model,
-    runtime: Runtime,
-    strategy: Strategy,
-    workload: Workload,
-    notes: Vec<String>,
+    pub(crate) model_arg: String,
+    pub(crate) model: Model,
+    pub(crate) runtime: Runtime,
+    pub(crate) strategy: Strategy,
+    pub(crate) workload: Workload,
+    /// Sentences on what the strategy expresses only approximately, or what was assumed.
+    pub(crate) notes: Vec<String>,
+}
+
+/// Reads a configuration of a training system, or a model's own.
+pub(crate) fn read(reading: &Reading<'_>) -> Result<Source, CliError> {
+    let text = catalog::text::read(&split(reading.file).0)?;
+    if reading.dialect.is_none() && is_model(&text) {
+        of_model(reading)
+    } else {
+        of_system(reading)
+    }
 }
 
 /// Reads a file of a training system, with the files beside it that it sources.
@@ -117,7 +139,7 @@ pub(crate) fn document(path: &Path, dialect: Option<Dialect>) -> Result<Document
 }
 
 /// A file's path, and the name of a function in it if one follows after a colon.
-fn split(path: &Path) -> (PathBuf, Option<String>) {
+pub(crate) fn split(path: &Path) -> (PathBuf, Option<String>) {
     let text = path.to_string_lossy();
     match text.rsplit_once(".py:") {
         Some((file, function)) if !path.exists() => (
@@ -133,12 +155,15 @@ fn is_model(text: &str) -> bool {
     text.trim_start().starts_with('{') && text.contains("\"model_type\"")
 }
 
-fn of_model(args: &ImportArgs) -> Result<Source, CliError> {
-    let shown = args.file.display().to_string();
-    let model_arg = args.model.clone().unwrap_or(shown);
+fn of_model(reading: &Reading<'_>) -> Result<Source, CliError> {
+    let shown = reading.file.display().to_string();
+    let model_arg = reading.model.map_or(shown, str::to_owned);
     let model = catalog::load::model(&model_arg)?;
-    let runtime = catalog::load::runtime(args.runtime.as_deref().unwrap_or("megatron-core"))?;
-    let (gpus, seq_len) = (args.gpus.unwrap_or(1), args.seq.unwrap_or(DEFAULT_SEQ));
+    let runtime = catalog::load::runtime(reading.runtime.unwrap_or("megatron-core"))?;
+    let (gpus, seq_len) = (
+        reading.gpus.unwrap_or(1),
+        reading.seq.unwrap_or(DEFAULT_SEQ),
+    );
     let workload = answers::inputs::workload(gpus, seq_len, None, Precision::Bf16)?;
     let strategy = plans::grammar::parse("", &model, &workload, &runtime)?;
     let note =
@@ -154,10 +179,10 @@ fn of_model(args: &ImportArgs) -> Result<Source, CliError> {
     })
 }
 
-fn of_system(args: &ImportArgs, dialect: Option<Dialect>) -> Result<Source, CliError> {
-    let document = document(&args.file, dialect)?;
-    let (model, model_arg, of_file) = match &args.model {
-        Some(given) => (catalog::load::model(given)?, given.clone(), None),
+fn of_system(reading: &Reading<'_>) -> Result<Source, CliError> {
+    let document = document(reading.file, reading.dialect)?;
+    let (model, model_arg, of_file) = match reading.model {
+        Some(given) => (catalog::load::model(given)?, given.to_owned(), None),
         None => {
             let found = import::of_file(&document)?;
             let note = match found.known {
@@ -172,12 +197,12 @@ fn of_system(args: &ImportArgs, dialect: Option<Dialect>) -> Result<Source, CliE
     let has_sequence = document.dialect.has_sequence_length();
     let given = Given {
         model: &model,
-        gpus: args.gpus,
-        seq_len: args.seq.or((!has_sequence).then_some(DEFAULT_SEQ)),
+        gpus: reading.gpus,
+        seq_len: reading.seq.or((!has_sequence).then_some(DEFAULT_SEQ)),
     };
     let imported = import::import(&document, &given)?;
     let usual = imported.runtime(&document);
-    let runtime = catalog::load::runtime(args.runtime.as_deref().unwrap_or(usual))?;
+    let runtime = catalog::load::runtime(reading.runtime.unwrap_or(usual))?;
     let decisions = imported.decisions_under(&runtime);
     let Imported {
         dialect,
@@ -186,7 +211,7 @@ fn of_system(args: &ImportArgs, dialect: Option<Dialect>) -> Result<Source, CliE
         ..
     } = imported;
     notes.extend(of_file);
-    if !has_sequence && args.seq.is_none() {
+    if !has_sequence && reading.seq.is_none() {
         notes.push(format!(
             "the file has no sequence length: {DEFAULT_SEQ} tokens are assumed (--seq)"
         ));

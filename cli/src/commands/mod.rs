@@ -17,6 +17,7 @@ mod lists;
 mod logged_run;
 mod next;
 mod plan;
+mod present;
 mod profile;
 mod report;
 mod run;

@@ -14,6 +14,8 @@ use crate::error::CliError;
 /// A plan that was read from a file.
 pub(crate) struct Loaded {
     pub(crate) file: PlanFile,
+    /// As the plan says it; that of `costs` may have its model's projections fused.
+    pub(crate) scenario: Scenario,
     pub(crate) costs: CostModel,
     pub(crate) strategy: Strategy,
     pub(crate) inputs: InputsJson,
@@ -83,7 +85,8 @@ pub(crate) fn load(path: &Path) -> Result<Loaded, CliError> {
     Ok(Loaded {
         file,
         inputs: InputsJson::of(&scenario, parameters),
-        costs: CostModel::new(scenario)?,
+        costs: CostModel::new(scenario.clone())?,
+        scenario,
         strategy,
     })
 }

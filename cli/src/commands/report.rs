@@ -24,7 +24,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode, CliError> {
     let to = Target::named(&path, Kind::Report, args.force)?;
     let prediction = loaded.costs.predict(&loaded.strategy)?;
     let timeline = loaded.costs.timeline(&loaded.strategy)?;
-    let near = planner::explain::neighbours(&loaded.costs, &loaded.strategy)?;
+    let near = planner::nearby::best_of_each(&loaded.costs, &loaded.strategy)?;
     let best = Candidate {
         strategy: loaded.strategy,
         prediction,
@@ -52,6 +52,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode, CliError> {
         budget,
         plan_path: &args.plan.display().to_string(),
         keep: None,
+        present: None,
         next_change,
     });
     to.write(&text)?;

@@ -7,14 +7,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use answers::origins::{self, Asked};
+use answers::present::{InUse, Read};
 use answers::{Found, Inputs, file_names};
 use catalog::files::Kind;
-use costmodel::CostModel;
-use planner::{Objective, SearchOptions};
+use costmodel::{CostModel, Scenario};
+use planner::{Constraints, Objective, SearchOptions};
 use plans::{Candidate, SearchOutcome};
 
 use crate::args::{ObjectiveArg, SearchArgs};
-use crate::commands::next;
+use crate::commands::{next, present};
 use crate::destinations::Target;
 use crate::error::{CliError, code};
 use crate::inputs;
@@ -23,9 +24,12 @@ use crate::output::{self, Progress, note};
 /// Runs `search`.
 pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError> {
     let started = Instant::now();
-    let resolved = inputs::resolve(&args.scenario)?;
-    let scenario = &resolved.scenario;
-    let constraints = inputs::constraints(&args.constraints, scenario, &[scenario.workload.gpus])?;
+    let Question {
+        resolved,
+        searched,
+        constraints,
+        read,
+    } = question(args, asked)?;
     if args.top == 0 || args.top > 1000 {
         return inputs::refuse("--top", args.top, "1 to 1000");
     }
@@ -33,7 +37,10 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
     let pool = pool(args.threads)?;
     let files = Files::check(args, &resolved)?;
     echo(args, &resolved);
-    let costs = CostModel::new(resolved.scenario.clone())?;
+    for line in read.iter().flat_map(|read| &read.notes) {
+        note(args.output.quiet, &format!("note: {line}"));
+    }
+    let costs = CostModel::new(searched)?;
     let cancelled = interrupt_flag();
     let progress = Progress::new(args.output.quiet || args.output.json, "searching");
     let options = SearchOptions {
@@ -48,7 +55,9 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
         cancelled: Some(&cancelled),
     };
     let share = |share| progress.update(share);
-    let outcome = pool.install(|| answers::search::find(&costs, &constraints, &options, &share))?;
+    let in_use = read.as_ref().map(|read| &read.strategy);
+    let (outcome, compared) =
+        pool.install(|| answers::search::find(&costs, &constraints, &options, in_use, &share))?;
     progress.finish();
     let elapsed_s = started.elapsed().as_secs_f64();
     let found = Found {
@@ -57,10 +66,44 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
         costs: &costs,
         constraints: &constraints,
         outcome: &outcome,
-        training: inputs::training(&args.budget, &scenario.cluster),
+        in_use: (read.as_ref().zip(compared.as_ref()))
+            .map(|(read, compared)| InUse { read, compared }),
+        training: inputs::training(&args.budget, &resolved.scenario.cluster),
         risk: args.risk,
     };
     finish(args, &found, &files, elapsed_s)
+}
+
+/// What is searched for.
+struct Question {
+    resolved: Inputs,
+    /// The scenario whose space is searched: a kept overlap is its runtime's own.
+    searched: Scenario,
+    constraints: Constraints,
+    /// The strategy in use, if one was given.
+    read: Option<Read>,
+}
+
+fn question(args: &SearchArgs, asked: &Asked) -> Result<Question, CliError> {
+    let (resolved, read) = match &args.from {
+        Some(from) => {
+            let (resolved, read) = present::read(from, args, asked)?;
+            (resolved, Some(read))
+        }
+        None => (inputs::resolve(&args.scenario)?, None),
+    };
+    let mut constraints = inputs::constraints(&args.constraints)?;
+    let mut searched = resolved.scenario.clone();
+    if let Some(read) = &read {
+        planner::present::keep(&read.kept, &read.strategy, &mut constraints, &mut searched)?;
+    }
+    planner::legal_values::check(&searched, &[searched.workload.gpus], &constraints)?;
+    Ok(Question {
+        resolved,
+        searched,
+        constraints,
+        read,
+    })
 }
 
 fn finish(

@@ -99,9 +99,9 @@ fn question(args: &SizeArgs) -> Result<(Inputs, Vec<u64>), CliError> {
     let most = counts.iter().copied().max().unwrap_or(1);
     let global_batch = (args.global_batch).unwrap_or_else(|| batch(&counts, args.seq));
     let resolved = inputs::resolve(&ScenarioArgs {
-        model: args.model.clone(),
+        model: Some(args.model.clone()),
         cluster: Some(cluster_arg),
-        gpus: Gpus::Count(most),
+        gpus: Some(Gpus::Count(most)),
         runtime: args.runtime.clone(),
         seq: args.seq,
         global_batch: Some(global_batch),
@@ -119,7 +119,8 @@ fn sizes(
     training: &Training,
     cancelled: &AtomicBool,
 ) -> Result<Vec<Sized>, CliError> {
-    let constraints = inputs::constraints(&args.constraints, scenario, counts)?;
+    let constraints = inputs::constraints(&args.constraints)?;
+    planner::legal_values::check(scenario, counts, &constraints)?;
     let costs = CostModel::new(scenario.clone())?;
     let options = SearchOptions {
         risk: Some(args.risk),

@@ -58,6 +58,19 @@ pub const FLAGS: &[Row] = &[
     ("size --model gpt2 --seq 0", &[2], "--seq 0"),
     ("size --model gpt2 --global-batch 0", &[2], "--global-batch"),
     ("validate --tolerance abc", &[2], "--tolerance"),
+    ("search --from nope.toml --model gpt2 --gpus 8", &[2], "there is no file `nope.toml`"),
+    ("search --from tp8", &[2], "--model, --gpus is missing"),
+    ("search --from tp=8,foo --model gpt2 --gpus 8", &[2], "where     --from tp=8,foo"),
+    ("search --from 'tp2 pp2 dp4' --model llama3-8b --gpus 8", &[2], "but there are 8 GPUs"),
+    ("search --from zero3 --model llama3-8b --gpus 8", &[2], "has no ZeRO-3"),
+    ("search --from plan.yaml --gpus 16", &[2], "but there are 16 GPUs"),
+    ("search --from plan.yaml --keep tpp", &[2], "nearest   tp"),
+    ("search --from plan.yaml --keep tp --fix tp=2", &[2], "`tp` is 1 now, and --fix asks for 2"),
+    ("search --model gpt2 --gpus 8 --keep tp", &[2], "--from"),
+    ("search --from empty.yaml", &[2], "--from empty.yaml"),
+    ("search --from nonutf.yaml", &[2], "not UTF-8"),
+    ("search --from . --model gpt2 --gpus 8", &[2], "it is a folder"),
+    ("search --from page.html", &[2], "page.html"),
 ];
 
 /// Constraints: a value that the runtime's space does not know is refused, never dropped.

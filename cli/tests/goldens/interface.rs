@@ -116,7 +116,7 @@ fn keys_of_json() {
     let (single, split) = (at("llama-single.yaml"), at("llama-tp2-dp2.yaml"));
     let config = at("llama/config.json");
     let mut text = String::new();
-    let commands: [&[&str]; 13] = [
+    let commands: [&[&str]; 14] = [
         &[
             "search",
             "--model",
@@ -128,6 +128,18 @@ fn keys_of_json() {
             "--json",
         ],
         &["search", "--model", "llama3-70b", "--gpus", "1", "--json"],
+        &[
+            "search",
+            "--from",
+            "tp8 recompute=full",
+            "--keep",
+            "mbs",
+            "--model",
+            "llama3-8b",
+            "--gpus",
+            "8",
+            "--json",
+        ],
         &[
             "estimate",
             "--model",

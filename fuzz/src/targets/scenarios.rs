@@ -165,7 +165,7 @@ fn explained(scenario: &Scenario, best: &plans::Candidate, outcome: &mut Outcome
     }
     promises::predicted(scenario, &strategy, outcome);
     if strategy.num_micro_batches * strategy.pp <= 512 {
-        match planner::explain::neighbours(&costs, &strategy) {
+        match planner::nearby::best_of_each(&costs, &strategy) {
             Ok(neighbours) => {
                 for neighbour in neighbours.iter().take(6) {
                     promises::of_strategy(scenario, &neighbour.strategy, outcome);

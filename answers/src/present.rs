@@ -1,0 +1,120 @@
+//! The strategy that a team trains with now, as it was read, and as JSON with the ways from it to the best plan.
+
+use catalog::Precision;
+use plans::json::{PredictedJson, StrategyJson};
+use plans::present::Change;
+use plans::{Candidate, Present, Strategy};
+use serde::Serialize;
+
+/// A strategy in use, as it was read.
+#[derive(Clone, Debug)]
+pub struct Read {
+    /// What it was read from: a path, or the strategy's text.
+    pub from: String,
+    /// The strategy.
+    pub strategy: Strategy,
+    /// Decisions that changes leave as they are.
+    pub kept: Vec<String>,
+    /// Sentences on what the strategy expresses only approximately, or what was assumed.
+    pub notes: Vec<String>,
+    /// Path of a plan file of the strategy.
+    pub plan: String,
+    /// The command that writes this plan file, if it is not there.
+    pub writes_plan: Option<String>,
+}
+
+/// A strategy in use, as it was read and as it compares with the best plan.
+#[derive(Clone, Copy)]
+pub struct InUse<'a> {
+    /// What was read.
+    pub read: &'a Read,
+    /// Its prediction, what changes gain, and the path to the best plan.
+    pub compared: &'a Present,
+}
+
+/// The strategy in use, as JSON.
+#[derive(Serialize)]
+pub struct PresentJson {
+    from: String,
+    strategy: StrategyJson,
+    strategy_text: String,
+    predicted: PredictedJson,
+    /// Whether it fits with the probability that was asked for.
+    fits: bool,
+    /// Decisions that changes leave as they are.
+    kept: Vec<String>,
+    /// Logarithm of the ratio of two step times up to which they are a tie.
+    comparison_error: f64,
+    /// What the best plan gains; null if no plan fits.
+    best_gain: Option<GainJson>,
+    /// All strategies one decision away: those that fit first, each group best first.
+    changes: Vec<ChangeJson>,
+    /// Successive changes to the best plan. Gains are against the present strategy.
+    path: Vec<ChangeJson>,
+    notes: Vec<String>,
+}
+
+/// The gain of a strategy against the one in use.
+#[derive(Serialize)]
+struct GainJson {
+    seconds: f64,
+    share: f64,
+    /// Whether the difference is within the error of such comparisons.
+    within_error: bool,
+}
+
+#[derive(Serialize)]
+struct ChangeJson {
+    decision: &'static str,
+    change: String,
+    strategy_text: String,
+    step_time_s: f64,
+    peak_memory_bytes: u64,
+    p_fits: f64,
+    fits: bool,
+    /// Whether it computes other numbers than the strategy that is changed.
+    changes_results: bool,
+    gain: GainJson,
+}
+
+impl PresentJson {
+    /// The strategy in use against the best plan.
+    #[must_use]
+    pub fn new(in_use: InUse<'_>, precision: Precision, best: Option<&Candidate>) -> Self {
+        let InUse { read, compared } = in_use;
+        let gain = |step_time| GainJson {
+            seconds: compared.gain(step_time).0,
+            share: compared.share(step_time),
+            within_error: compared.ties(step_time),
+        };
+        let change = |change: &Change| ChangeJson {
+            decision: change.decision,
+            change: change.words.clone(),
+            strategy_text: change.strategy.to_string(),
+            step_time_s: change.step_time.0,
+            peak_memory_bytes: change.peak_memory.0,
+            p_fits: change.p_fits,
+            fits: change.fits,
+            changes_results: change.changes_results,
+            gain: gain(change.step_time),
+        };
+        let Candidate {
+            strategy,
+            prediction,
+            ..
+        } = &compared.candidate;
+        Self {
+            from: read.from.clone(),
+            strategy: StrategyJson::new(strategy.decisions(), precision),
+            strategy_text: strategy.to_string(),
+            predicted: PredictedJson::from(prediction),
+            fits: compared.fits,
+            kept: read.kept.clone(),
+            comparison_error: compared.error,
+            best_gain: best.map(|best| gain(best.prediction.step_time)),
+            changes: compared.changes.iter().map(change).collect(),
+            path: compared.path.iter().map(change).collect(),
+            notes: read.notes.clone(),
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Compares the strategy in use with the best plan: what every single change gains, and a short path to the best.
+
+use catalog::Mistake;
+use costmodel::{CostModel, Scenario};
+use plans::present::{Change, Present};
+use plans::{Candidate, Strategy};
+
+use crate::PlannerError;
+use crate::constraints::{CHOICES, Constraints, DIMENSIONS, value};
+use crate::nearby::{apart, changes, strategies};
+use crate::options::{SearchOptions, limit};
+
+/// The decision that no constraint speaks of: which messages overlap with computation.
+const OVERLAP: &str = "overlap";
+
+/// Fixes decisions, by name, to what they are in a strategy, so that a search of the scenario leaves them as they are. To keep
+/// its overlap, the scenario's runtime takes it as its own.
+///
+/// # Errors
+/// An unknown decision, with the nearest; one that is fixed to something else.
+pub fn keep(
+    decisions: &[String],
+    present: &Strategy,
+    constraints: &mut Constraints,
+    scenario: &mut Scenario,
+) -> Result<(), PlannerError> {
+    let wrong = |mistake: Mistake, key: &str| {
+        let mistake = mistake.at(format!("--keep {key}"));
+        PlannerError::Constraint(mistake.example("--keep tp,ep"))
+    };
+    for key in decisions {
+        if key == OVERLAP {
+            scenario.runtime.overlap = present.overlap;
+            continue;
+        }
+        let precision = scenario.workload.precision;
+        let Some(now) = value(present, key, &scenario.runtime, precision) else {
+            let known = || DIMENSIONS.iter().chain(&CHOICES).chain([&OVERLAP]);
+            let names: Vec<&str> = known().copied().collect();
+            let unknown = Mistake::new(format!("unknown decision `{key}`"))
+                .expected(format!("one of {}", names.join(", ")))
+                .nearest(catalog::suggest::nearest(key, names));
+            return Err(wrong(unknown, key));
+        };
+        // Without context parallelism its kind decides nothing.
+        if key == "cp_kind" && present.cp == 1 {
+            continue;
+        }
+        let fixed = constraints.fix.insert(key.clone(), vec![now.clone()]);
+        if let Some(fixed) = fixed.filter(|values| !values.contains(&now)) {
+            let fixed = fixed.join("|");
+            let both = Mistake::new(format!("`{key}` is {now} now, and --fix asks for {fixed}"));
+            return Err(wrong(both.expected("one of the two"), key));
+        }
+    }
+    Ok(())
+}
+
+/// Compares a strategy in use with the best plan found within the same constraints.
+///
+/// # Errors
+/// When a block cannot be priced.
+pub fn compare(
+    costs: &CostModel,
+    constraints: &Constraints,
+    options: &SearchOptions<'_>,
+    present: &Strategy,
+    best: Option<&Strategy>,
+) -> Result<Present, PlannerError> {
+    let scenario = costs.scenario();
+    let prediction = costs.predict(present)?;
+    let near = strategies(scenario, constraints, present);
+    Ok(Present {
+        fits: prediction.peak_memory <= limit(costs, options),
+        candidate: Candidate {
+            strategy: present.clone(),
+            prediction,
+            why_not_first: String::new(),
+        },
+        error: scenario.comparison_error(),
+        changes: changes(costs, options, present, near)?,
+        path: match best {
+            Some(best) => path(costs, constraints, options, present, best)?,
+            None => Vec::new(),
+        },
+    })
+}
+
+/// Successive changes from a strategy to another. Each gives at least one more decision its final value; of those that do,
+/// the best that fits is taken. Where no single change comes nearer, the last step makes all that are left.
+fn path(
+    costs: &CostModel,
+    constraints: &Constraints,
+    options: &SearchOptions<'_>,
+    from: &Strategy,
+    to: &Strategy,
+) -> Result<Vec<Change>, PlannerError> {
+    let mut steps: Vec<Change> = Vec::new();
+    let mut now = from.clone();
+    while now.canonical() != to.canonical() {
+        let nearer = towards(costs.scenario(), constraints, &now, to);
+        let next = changes(costs, options, &now, nearer)?.into_iter().next();
+        let next = match next {
+            Some(next) => next,
+            None => changes(costs, options, &now, vec![("several", to.clone())])?.remove(0),
+        };
+        now = next.strategy.clone();
+        steps.push(next);
+    }
+    Ok(steps)
+}
+
+/// Strategies one decision away from `now` that have fewer decisions unlike those of `to`.
+fn towards(
+    scenario: &Scenario,
+    constraints: &Constraints,
+    now: &Strategy,
+    to: &Strategy,
+) -> Vec<(&'static str, Strategy)> {
+    let unlike = |s: &Strategy| apart(s, to).decisions;
+    let mut near = strategies(scenario, constraints, now);
+    near.retain(|(_, strategy)| unlike(strategy) < unlike(now));
+    near
+}

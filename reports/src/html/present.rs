@@ -1,0 +1,76 @@
+//! The strategy that the team trains with now: how far it is from the plan, and what single changes gain.
+
+use catalog::Seconds;
+use maud::{Markup, html};
+use plans::present::{Change, Present};
+
+use super::page::section as frame;
+use crate::format;
+use crate::input::ReportInput;
+use crate::present::{distance, error, remark, share};
+
+/// The section; empty if no strategy in use was compared.
+pub(super) fn section(input: &ReportInput) -> Markup {
+    let Some(present) = input.present else {
+        return html! {};
+    };
+    let strategy = plans::grammar::short(&present.candidate.strategy);
+    let changes = present.by_decision();
+    let body = html! {
+        p { code { (strategy) } }
+        p {
+            "A step takes " (format::seconds(present.candidate.prediction.step_time))
+            " now. This plan: " (distance(present, input.prediction.step_time)) "."
+        }
+        h3 { "What one change gains" }
+        (table(present, &changes))
+        @if present.path.len() > 1 {
+            h3 { "To this plan, one change after another" }
+            (table(present, &present.path.iter().collect::<Vec<_>>()))
+        }
+    };
+    let lead = format!(
+        "Changes of one decision, the best of each first; two step times that differ by less than {} are a tie.",
+        error(present)
+    );
+    frame("present", "From the present strategy", &lead, &body)
+}
+
+fn table(present: &Present, changes: &[&Change]) -> Markup {
+    html! {
+        div.scroll tabindex="0" role="region" aria-label="Table of changes" {
+            table {
+                thead {
+                    tr {
+                        th.num scope="col" { "Change of step" }
+                        th.num scope="col" { "Step" }
+                        th.num scope="col" { "Memory" }
+                        th scope="col" { "What changes" }
+                        th scope="col" { "To know" }
+                    }
+                }
+                tbody { @for change in changes { (line(present, change)) } }
+            }
+        }
+    }
+}
+
+fn line(present: &Present, change: &Change) -> Markup {
+    let gain = present.gain(change.step_time).0;
+    let sign = if gain > 0.0 { "−" } else { "+" };
+    html! {
+        tr {
+            td.num {
+                (sign) (format::seconds(Seconds(gain.abs())))
+                " (" (share(present, change).replace('-', "−")) ")"
+            }
+            td.num { (format::seconds(change.step_time)) }
+            td.num .over[!change.fits] { (format::gib(change.peak_memory)) " GiB" }
+            td {
+                code { (change.words) }
+                @if change.changes_results { " (changes results)" }
+            }
+            td.why { (remark(present, change).1) }
+        }
+    }
+}
