@@ -7,6 +7,7 @@ use serde::Serialize;
 
 pub mod budget;
 mod error;
+pub mod failures;
 pub mod file_names;
 pub mod inputs;
 pub mod launch;

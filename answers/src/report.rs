@@ -83,6 +83,7 @@ pub fn html(source: &ReportSource<'_>) -> String {
             time: catalog::Seconds(b.days * 86400.0),
             price: b.price,
             dollars: b.dollars,
+            goodput: b.failures.map(|lost| lost.goodput),
         }),
         alternatives: source.top.iter().map(alternative).collect(),
         points: points(source),
@@ -154,6 +155,7 @@ fn command(source: &ReportSource<'_>) -> String {
     if let Some(budget) = source.budget {
         options.push(("tokens", budget.tokens.to_string()));
         options.extend(budget.price.map(|price| ("price", price.to_string())));
+        options.extend(budget.failures.iter().flat_map(|lost| lost.flags(w.gpus)));
     }
     options
         .into_iter()

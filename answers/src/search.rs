@@ -124,8 +124,10 @@ impl Found<'_> {
     }
 
     fn budget(&self) -> Option<Budget> {
-        let rate = self.best()?.prediction.tokens_per_s_per_gpu;
-        self.training.budget(self.inputs.json.gpus, rate)
+        let best = self.best()?;
+        let rate = best.prediction.tokens_per_s_per_gpu;
+        let (scenario, gpus) = (&self.inputs.scenario, self.inputs.json.gpus);
+        self.training.budget(scenario, gpus, &best.strategy, rate)
     }
 
     /// The answer as JSON, after so many seconds; paths are those of the files that were written.
@@ -183,7 +185,7 @@ impl Found<'_> {
         }
         text.push_str(&reports::terminal::search(self.outcome, ground, style));
         if let Some(budget) = self.budget() {
-            text.push_str(&budget::line(&budget));
+            text.push_str(&budget::lines(&budget, style));
         }
         let elapsed = format::seconds(Seconds(elapsed_s));
         text.push_str(&format!("\nsearched in {elapsed}\n"));

@@ -16,6 +16,12 @@ pub fn exp2(x: f64) -> f64 {
     libm::exp2(x)
 }
 
+/// `e` to the power of `x`, less 1, precise for small `x`.
+#[must_use]
+pub fn exp_m1(x: f64) -> f64 {
+    libm::expm1(x)
+}
+
 /// The natural logarithm of `x`.
 #[must_use]
 pub fn ln(x: f64) -> f64 {
@@ -59,6 +65,7 @@ mod tests {
         let values = [
             super::exp(0.1),
             super::exp2(0.3),
+            super::exp_m1(0.07),
             super::ln(3.7),
             super::ln_1p(0.01),
             super::log2(10.0),
@@ -71,6 +78,7 @@ mod tests {
         let bits = [
             0x3ff1_aec7_b35a_00d4,
             0x3ff3_b2c4_7bff_8329,
+            0x3fb2_8fe5_6b2d_e69c,
             0x3ff4_eeee_650a_e550,
             0x3f84_60d6_ccca_3677,
             0x400a_934f_0979_a371,

@@ -2,11 +2,11 @@
 
 use std::fmt::Display;
 
-use answers::{Inputs, Question, Training};
-use catalog::{Cluster, Mistake, Precision};
+use answers::{Inputs, Question};
+use catalog::{Mistake, Precision};
 use planner::Constraints;
 
-use crate::args::{BudgetArgs, ConstraintArgs, PrecisionArg, ScenarioArgs};
+use crate::args::{ConstraintArgs, PrecisionArg, ScenarioArgs};
 use crate::error::CliError;
 
 /// Resolves flags.
@@ -59,11 +59,6 @@ pub(crate) fn constraints(args: &ConstraintArgs) -> Result<Constraints, CliError
     };
     let flags = Constraints::parse(&args.fix, &args.min, &args.max, &args.forbid)?;
     Ok(file.overridden_by(flags))
-}
-
-/// The training that the flags ask for.
-pub(crate) fn training(args: &BudgetArgs, cluster: &Cluster) -> Training {
-    Training::on(cluster, args.tokens, args.price)
 }
 
 /// Checks a probability that plans do not fit.

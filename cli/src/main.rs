@@ -1,6 +1,7 @@
 //! `vescale-plan`: plans how to shard LLM training, predicts its speed and memory, and says why.
 
 mod args;
+mod budget;
 mod commands;
 mod destinations;
 mod error;

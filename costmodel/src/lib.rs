@@ -16,6 +16,7 @@ mod engine;
 mod error;
 mod floors;
 pub mod flops;
+pub mod goodput;
 mod held;
 mod issue;
 mod known;

@@ -144,6 +144,17 @@ impl Sharding {
     }
 }
 
+/// Bytes of a checkpoint of a model with so many parameters under a strategy: master parameters (or those that kernels
+/// read, where there are no others) and both moments.
+#[must_use]
+pub fn checkpoint(scenario: &Scenario, d: &Decisions, parameters: u64) -> Bytes {
+    let types = d.state_types(&scenario.runtime);
+    let parameter = parameter_type(&types, scenario.workload.precision);
+    let weight = types.master.unwrap_or(parameter).size();
+    let each = weight + types.momentum.size() + types.variance.size();
+    Bytes(parameters.saturating_mul(each))
+}
+
 /// Least bytes of all states of a model, unsharded. Under every strategy the fullest device holds at least an equal share.
 ///
 /// # Errors

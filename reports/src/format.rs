@@ -112,14 +112,19 @@ pub fn flop_rate(value: FlopRate) -> String {
     format!("{} TFLOP/s", significant(value.0 / 1e12))
 }
 
-/// `23.4 days`; hours below two days; years never, because training plans are made in days.
+/// `23.4 days`; hours below two days, minutes below an hour; years never, because training plans are made in days. `never`
+/// for an infinite time.
 #[must_use]
 pub fn duration(value: Seconds) -> String {
     let hours = value.0 / 3600.0;
-    if hours >= 48.0 {
+    if value.0.is_infinite() {
+        "never".to_owned()
+    } else if hours >= 48.0 {
         format!("{} days", significant(hours / 24.0))
     } else if hours >= 1.0 {
         format!("{} hours", significant(hours))
+    } else if value.0 >= 120.0 {
+        format!("{} min", significant(value.0 / 60.0))
     } else {
         seconds(value)
     }
@@ -213,6 +218,7 @@ mod tests {
             (short_count(15e12), "15.0 T"),
             (duration(Seconds(86_400.0 * 23.4)), "23.4 days"),
             (duration(Seconds(7_200.0)), "2.00 hours"),
+            (duration(Seconds(2_100.0)), "35.0 min"),
             (dollars(1_234_567.4), "$ 1,234,567"),
             (dollars(2.5), "$ 2.50"),
             (significant(12_345.6), "12,346"),

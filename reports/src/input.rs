@@ -72,12 +72,14 @@ pub struct Launch {
 pub struct Budget {
     /// Number of tokens to train on.
     pub tokens: f64,
-    /// Time for all of them at the predicted rate.
+    /// Time for all of them at the predicted rate, with failures if they are counted.
     pub time: Seconds,
     /// Price in dollars per device-hour, if known.
     pub price: Option<f64>,
     /// Cost of the whole run in dollars, if the price is known.
     pub dollars: Option<f64>,
+    /// Share of the time that goes into steps which are kept, if failures are counted.
+    pub goodput: Option<f64>,
 }
 
 /// One point of the chart of step time against memory.
@@ -134,6 +136,7 @@ impl Budget {
             time,
             price,
             dollars,
+            goodput: None,
         }
     }
 }

@@ -91,7 +91,7 @@ pub fn distance(present: &Present, best: Seconds) -> String {
 /// The error of comparing two plans, as a share.
 #[must_use]
 pub fn error(present: &Present) -> String {
-    of(elementary::exp(present.error) - 1.0)
+    of(elementary::exp_m1(present.error))
 }
 
 /// The best single change, then those of other decisions that gain, then the decisions that have none.

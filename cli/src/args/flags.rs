@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
+use answers::failures::{self, Checkpoint, Mtbf};
 use answers::values::{self, Gpus};
+use catalog::Seconds;
 use clap::{Args, ValueEnum};
 
 /// What is planned for.
@@ -81,6 +83,17 @@ pub(crate) struct BudgetArgs {
     /// Dollars per GPU and hour [default: the cluster's]
     #[arg(long, value_parser = values::price, allow_hyphen_values = true)]
     pub(crate) price: Option<f64>,
+    /// Mean time between failures of a GPU, or 'of a node': 50000h, '5 years per node' [default: as Llama 3's
+    /// training had]
+    #[arg(long, value_parser = failures::mtbf, value_name = "TIME")]
+    pub(crate) mtbf: Option<Mtbf>,
+    /// Rate at which all GPUs together write a checkpoint (200GB/s), or the time for which one stops training (30s);
+    /// days then include failures
+    #[arg(long, value_parser = failures::checkpoint, value_name = "RATE|TIME")]
+    pub(crate) checkpoint: Option<Checkpoint>,
+    /// Time from a failure until training goes on: 10min
+    #[arg(long, value_parser = failures::duration, value_name = "TIME")]
+    pub(crate) restart: Option<Seconds>,
 }
 
 /// What the search may choose.

@@ -58,8 +58,10 @@ pub(crate) enum ObjectiveArg {
     Time,
     /// Peak memory
     Memory,
-    /// Tokens per dollar; on a fixed number of GPUs the same as time
+    /// Tokens per dollar; on a fixed number of GPUs the same order as time
     Cost,
+    /// Days of the whole training with failures; on a fixed number of GPUs the same order as time
+    TimeToTrain,
 }
 
 /// `estimate`.

@@ -6,7 +6,7 @@ use answers::SCHEMA_VERSION;
 use answers::launch::{self, Launchable, Step};
 use answers::origins::{self, Asked};
 use answers::report::{self, ReportSource};
-use answers::{Budget, Inputs, InputsJson, budget, next_change, plan};
+use answers::{Budget, Inputs, InputsJson, next_change, plan};
 use catalog::files::Kind;
 use costmodel::CostModel;
 use plans::grammar::written;
@@ -15,6 +15,7 @@ use plans::{Candidate, MemoryItem, Strategy};
 use serde::Serialize;
 
 use crate::args::EstimateArgs;
+use crate::budget;
 use crate::commands::next;
 use crate::destinations::Target;
 use crate::error::{CliError, code};
@@ -40,12 +41,13 @@ pub(crate) fn run(args: &EstimateArgs, asked: &Asked) -> Result<ExitCode, CliErr
     let plan_path = Target::optional(args.output_plan.as_ref(), Kind::Plan, args.force)?;
     let page = Target::optional(args.report.as_ref(), Kind::Report, args.force)?;
     let s = &resolved.scenario;
-    let training = inputs::training(&args.budget, &s.cluster);
+    let training = budget::training(&args.budget, &s.cluster, resolved.json.parameters)?;
     let strategy = plans::grammar::parse(&args.strategy, &s.model, &s.workload, &s.runtime)?;
     plans::legality::allowed_by(&strategy, &s.model, &s.runtime, s.workload.precision)?;
     let costs = CostModel::new(s.clone())?;
     let prediction = costs.predict(&strategy)?;
-    let budget = training.budget(resolved.json.gpus, prediction.tokens_per_s_per_gpu);
+    let rate = prediction.tokens_per_s_per_gpu;
+    let budget = training.budget(s, resolved.json.gpus, &strategy, rate);
     let fits = prediction.fit.fits();
     // A plan that does not fit cannot run: it has no cost.
     let budget = budget.filter(|_| fits);
@@ -84,7 +86,7 @@ pub(crate) fn run(args: &EstimateArgs, asked: &Asked) -> Result<ExitCode, CliErr
         let text = reports::terminal::prediction(&strategy, &prediction, ground, output::style());
         output::print(&text);
         if let Some(budget) = budget {
-            output::print(&budget::line(&budget));
+            output::print(&answers::budget::lines(&budget, output::style()));
         }
         next::print(&steps, args.output);
     }

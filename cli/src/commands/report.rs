@@ -9,10 +9,10 @@ use catalog::files::Kind;
 use plans::Candidate;
 
 use crate::args::ReportArgs;
+use crate::budget;
 use crate::commands::plan;
 use crate::destinations::Target;
 use crate::error::CliError;
-use crate::inputs;
 
 /// Runs `report`.
 pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode, CliError> {
@@ -35,7 +35,9 @@ pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode, CliError> {
     top.extend(near.into_iter().filter(|c| c.prediction.fit.fits()).take(9));
     let scenario = loaded.costs.scenario();
     let rate = best.prediction.tokens_per_s_per_gpu;
-    let budget = inputs::training(&args.budget, &scenario.cluster).budget(loaded.inputs.gpus, rate);
+    let (gpus, parameters) = (loaded.inputs.gpus, loaded.inputs.parameters);
+    let training = budget::training(&args.budget, &scenario.cluster, parameters)?;
+    let budget = training.budget(scenario, gpus, &best.strategy, rate);
     let asked = Asked::in_plan(loaded.file.headroom.is_some());
     let text = report::html(&ReportSource {
         inputs: origins::rows(&loaded.inputs, &asked),

@@ -15,6 +15,7 @@ use planner::{Constraints, Objective, SearchOptions};
 use plans::{Candidate, SearchOutcome};
 
 use crate::args::{ObjectiveArg, SearchArgs};
+use crate::budget;
 use crate::commands::{next, present};
 use crate::destinations::Target;
 use crate::error::{CliError, code};
@@ -34,6 +35,9 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
         return inputs::refuse("--top", args.top, "1 to 1000");
     }
     inputs::risk(args.risk)?;
+    let cluster = &resolved.scenario.cluster;
+    budget::check(args.objective, &args.budget, cluster)?;
+    let training = budget::training(&args.budget, cluster, resolved.json.parameters)?;
     let pool = pool(args.threads)?;
     let files = Files::check(args, &resolved)?;
     echo(args, &resolved);
@@ -45,7 +49,7 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
     let progress = Progress::new(args.output.quiet || args.output.json, "searching");
     let options = SearchOptions {
         objective: match args.objective {
-            ObjectiveArg::Time | ObjectiveArg::Cost => Objective::Time,
+            ObjectiveArg::Time | ObjectiveArg::Cost | ObjectiveArg::TimeToTrain => Objective::Time,
             ObjectiveArg::Memory => Objective::Memory,
         },
         top: args.top,
@@ -68,7 +72,7 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
         outcome: &outcome,
         in_use: (read.as_ref().zip(compared.as_ref()))
             .map(|(read, compared)| InUse { read, compared }),
-        training: inputs::training(&args.budget, &resolved.scenario.cluster),
+        training,
         risk: args.risk,
     };
     finish(args, &found, &files, elapsed_s)

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use answers::SCHEMA_VERSION;
 use answers::launch::{self, Step};
 use answers::{Budget, Inputs, InputsJson, Training};
+use catalog::Seconds;
 use costmodel::{CostModel, Scenario};
 use planner::size::{Sized, sized, usual_counts};
 use planner::{PlannerError, SearchOptions};
@@ -14,6 +15,7 @@ use reports::{format, lines::of};
 use serde::Serialize;
 
 use crate::args::{ScenarioArgs, SizeArgs};
+use crate::budget;
 use crate::commands::next;
 use crate::commands::search;
 use crate::error::{CliError, code};
@@ -51,7 +53,8 @@ pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
     let (resolved, counts) = question(args)?;
     let scenario = &resolved.scenario;
     inputs::risk(args.risk)?;
-    let training = inputs::training(&args.budget, &scenario.cluster);
+    let parameters = resolved.json.parameters;
+    let training = budget::training(&args.budget, &scenario.cluster, parameters)?;
     note(
         args.output.quiet,
         &format!(
@@ -184,7 +187,10 @@ fn row(training: &Training, scenario: &Scenario, sized: &Sized) -> SizeRow {
         gpus: sized.gpus,
         best: best.map(|best| CandidateJson::new(best, scenario.workload.precision)),
         tokens_per_s: rate.map(|rate| rate * sized.gpus as f64),
-        budget: rate.and_then(|rate| training.budget(sized.gpus, rate)),
+        budget: best.and_then(|best| {
+            let rate = best.prediction.tokens_per_s_per_gpu;
+            training.budget(scenario, sized.gpus, &best.strategy, rate)
+        }),
         pareto: false,
     }
 }
@@ -204,8 +210,12 @@ fn rows(training: &Training, scenario: &Scenario, found: &[Sized]) -> Vec<SizeRo
     rows
 }
 
+/// Tokens that are kept per second: of all GPUs, and of one.
 fn speed(row: &SizeRow) -> Option<(f64, f64)> {
-    row.tokens_per_s.map(|rate| (rate, rate / row.gpus as f64))
+    let failures = row.budget.and_then(|budget| budget.failures);
+    let goodput = failures.map_or(1.0, |lost| lost.goodput);
+    let kept = row.tokens_per_s? * goodput;
+    Some((kept, kept / row.gpus as f64))
 }
 
 /// Titles of the columns, and their widths; the plan stands below.
@@ -227,7 +237,11 @@ fn shown(row: &SizeRow) -> String {
     };
     let (days, dollars) = row.budget.map_or((String::new(), String::new()), |b| {
         let dollars = b.dollars.map_or_else(String::new, format::dollars);
-        (format::significant(b.days), dollars)
+        let days = match b.days.is_finite() {
+            true => format::significant(b.days),
+            false => "never".to_owned(),
+        };
+        (days, dollars)
     });
     let chance = best.predicted.p_fits;
     let figures = line([
@@ -238,7 +252,16 @@ fn shown(row: &SizeRow) -> String {
         days,
         dollars,
     ]);
-    figures + &output::style().paragraph("        ", &best.summary)
+    let below = |text: &str| output::style().paragraph("        ", text);
+    let done = row.budget.filter(|budget| budget.days.is_finite());
+    let failures = done.and_then(|budget| budget.failures).map(|lost| {
+        let every = format::duration(Seconds(lost.checkpoint_every_s));
+        below(&format!(
+            "goodput {}; a checkpoint every {every}",
+            of(lost.goodput)
+        ))
+    });
+    figures + &below(&best.summary) + &failures.unwrap_or_default()
 }
 
 /// What follows from all rows.

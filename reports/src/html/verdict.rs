@@ -90,6 +90,10 @@ fn mfu_note(p: &Prediction) -> String {
 
 fn budget_figures(budget: &Budget) -> Markup {
     let tokens = format!("for {} tokens", format::short_count(budget.tokens));
+    let tokens = match budget.goodput {
+        Some(share) => format!("{tokens}, goodput {}", format::percent(share)),
+        None => tokens,
+    };
     html! {
         (figure("Training time", &format::duration(budget.time), &tokens))
         @if let (Some(dollars), Some(price)) = (budget.dollars, budget.price) {

@@ -1,0 +1,68 @@
+//! The flags that say of a whole training how long it is, what it costs and how it fails; which of them belong together.
+
+use answers::Training;
+use answers::budget::Facts;
+use catalog::{Cluster, Mistake};
+
+use crate::args::{BudgetArgs, ObjectiveArg};
+use crate::error::CliError;
+
+/// The training that the flags ask for, of a model with so many parameters; without a price, at the cluster's.
+pub(crate) fn training(
+    args: &BudgetArgs,
+    cluster: &Cluster,
+    parameters: u64,
+) -> Result<Training, CliError> {
+    let any = args.mtbf.is_some() || args.checkpoint.is_some() || args.restart.is_some();
+    if any {
+        needs("a prediction with failures", &with_failures(args))?;
+    }
+    let said = args.checkpoint.zip(args.restart);
+    let facts = said.map(|(checkpoint, restart)| Facts {
+        mtbf: args.mtbf,
+        checkpoint,
+        restart,
+        parameters,
+    });
+    Ok(Training::on(cluster, args.tokens, args.price).with_failures(facts))
+}
+
+/// Refuses an objective whose facts are not given.
+pub(crate) fn check(
+    objective: ObjectiveArg,
+    args: &BudgetArgs,
+    cluster: &Cluster,
+) -> Result<(), CliError> {
+    let known = args.price.is_some() || cluster.dollars_per_gpu_hour.is_some();
+    match objective {
+        ObjectiveArg::Time | ObjectiveArg::Memory => Ok(()),
+        ObjectiveArg::Cost => needs("--objective cost", &[("--price", known)]),
+        ObjectiveArg::TimeToTrain => needs("--objective time-to-train", &with_failures(args)),
+    }
+}
+
+/// Facts that a prediction with failures needs, and whether each is given.
+fn with_failures(args: &BudgetArgs) -> [(&'static str, bool); 3] {
+    [
+        ("--tokens", args.tokens.is_some()),
+        ("--checkpoint", args.checkpoint.is_some()),
+        ("--restart", args.restart.is_some()),
+    ]
+}
+
+fn needs(what: &str, facts: &[(&str, bool)]) -> Result<(), CliError> {
+    let missing = facts.iter().filter(|(_, given)| !given);
+    let missing: Vec<&str> = missing.map(|(flag, _)| *flag).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let wrong = Mistake::new(format!(
+        "{what} needs what is not given: {}",
+        missing.join(", ")
+    ));
+    let example = match missing[..] {
+        ["--price"] => "--price 2.5",
+        _ => "--tokens 15T --checkpoint 200GB/s --restart 10min",
+    };
+    Err(CliError::Input(wrong.example(example)))
+}
