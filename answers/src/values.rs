@@ -1,5 +1,7 @@
 //! Values as people write them: `8k`, `5%`, `15T`, `64 nodes`, `512x h100`.
 
+use std::fmt;
+
 use catalog::{Cluster, Mistake};
 
 /// Most tokens of a training run: a million times the largest so far.
@@ -30,6 +32,16 @@ impl Gpus {
         match self {
             Self::Of(_, device) => Some(device),
             Self::Count(_) | Self::Nodes(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Gpus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Count(count) => write!(f, "{count}"),
+            Self::Nodes(nodes) => write!(f, "'{nodes} nodes'"),
+            Self::Of(count, device) => write!(f, "'{count}x {device}'"),
         }
     }
 }

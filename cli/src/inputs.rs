@@ -61,6 +61,12 @@ pub(crate) fn constraints(args: &ConstraintArgs) -> Result<Constraints, CliError
     Ok(file.overridden_by(flags))
 }
 
+/// Words that commas part, of a flag that may be given several times.
+pub(crate) fn words(given: &[String]) -> Vec<String> {
+    let all = given.iter().flat_map(|text| text.split(','));
+    all.map(|word| word.trim().to_owned()).collect()
+}
+
 /// Checks a probability that plans do not fit.
 pub(crate) fn risk(risk: f64) -> Result<(), CliError> {
     if risk > 0.0 && risk < 1.0 {

@@ -26,7 +26,7 @@ fn on(folder: &Path, columns: &str, args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-const ANSWERS: [&[&str]; 7] = [
+const ANSWERS: [&[&str]; 8] = [
     &[
         "search",
         "--model",
@@ -58,6 +58,7 @@ const ANSWERS: [&[&str]; 7] = [
         "--explain-terms",
     ],
     &["compare", "a.plan.yaml", "a.plan.yaml"],
+    &["replan", "a.plan.yaml", "--lost", "8", "--force"],
     &[
         "search",
         "--from",

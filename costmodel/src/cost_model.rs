@@ -17,6 +17,7 @@ use crate::held::{Counted, Held, Member};
 use crate::pipeline::Pipelines;
 use crate::predict::Simulated;
 use crate::recorder::Recorder;
+use crate::reshard::{Resharding, Staged, resharding};
 use crate::shared_cores::Busy;
 use crate::traffic::DataParallel;
 use crate::{CostError, Scenario, book, floors, predict, quantities};
@@ -292,6 +293,22 @@ impl CostModel {
         let mut recorder = Recorder::new(strategy.pp as u32);
         self.recorded(strategy, &mut recorder)?;
         Ok(recorder.finish())
+    }
+
+    /// What it takes to go on from an old strategy under a new one, with as many ranks or fewer: rank `r` of the new one
+    /// is rank `r` of the old one. The old one may be of another number of devices than this scenario.
+    ///
+    /// # Errors
+    /// When a block cannot be traced.
+    pub fn resharding(&self, old: &Decisions, new: &Decisions) -> Result<Resharding, CostError> {
+        let owners = |d| Ok::<_, CostError>(Arc::clone(&self.pipelines.pipeline(d)?.rank_of_stage));
+        let (old_ranks, new_ranks) = (owners(old)?, owners(new)?);
+        let staged = |decisions, rank_of_stage| Staged {
+            decisions,
+            rank_of_stage,
+        };
+        let old = staged(old, &old_ranks[..]);
+        resharding(self.scenario(), old, staged(new, &new_ranks[..]))
     }
 
     /// What every pipeline rank of our own executor holds. Several ranks share a pipeline rank's stages; this is the

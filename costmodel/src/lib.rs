@@ -31,6 +31,7 @@ mod profile;
 mod quantities;
 mod recorder;
 mod repeats;
+pub mod reshard;
 mod scenario;
 mod shared_cores;
 mod stage;

@@ -11,7 +11,7 @@
 //! | ZeRO-3 | N/d | N/d | N/d |
 
 use catalog::state_types::StateTypes;
-use catalog::{Bytes, DType, Precision, Runtime};
+use catalog::{Bytes, DType, OptimizerStates, Precision, Runtime};
 use plans::{Decisions, Zero};
 
 use crate::{CostError, Scenario};
@@ -144,15 +144,26 @@ impl Sharding {
     }
 }
 
-/// Bytes of a checkpoint of a model with so many parameters under a strategy: master parameters (or those that kernels
-/// read, where there are no others) and both moments.
+/// Bytes of a checkpoint of a model with so many parameters under a strategy.
 #[must_use]
 pub fn checkpoint(scenario: &Scenario, d: &Decisions, parameters: u64) -> Bytes {
+    Bytes(parameters.saturating_mul(checkpoint_bytes(scenario, d)))
+}
+
+/// Bytes that a checkpoint holds for each parameter under a strategy: the master parameter (or that which kernels read,
+/// where there is no other) and both moments. A split master parameter is that which kernels read and the bits that it
+/// lacks.
+pub(crate) fn checkpoint_bytes(scenario: &Scenario, d: &Decisions) -> u64 {
     let types = d.state_types(&scenario.runtime);
-    let parameter = parameter_type(&types, scenario.workload.precision);
-    let weight = types.master.unwrap_or(parameter).size();
-    let each = weight + types.momentum.size() + types.variance.size();
-    Bytes(parameters.saturating_mul(each))
+    let parameter = parameter_type(&types, scenario.workload.precision).size();
+    let master = types.master.map(DType::size);
+    let weight = match d.optimizer_states {
+        None => master.unwrap_or(parameter),
+        Some(OptimizerStates::SplitMaster | OptimizerStates::Bf16Moments) => {
+            parameter + master.unwrap_or(0)
+        }
+    };
+    weight + types.momentum.size() + types.variance.size()
 }
 
 /// Least bytes of all states of a model, unsharded. Under every strategy the fullest device holds at least an equal share.

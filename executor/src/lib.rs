@@ -16,7 +16,7 @@ mod train;
 pub use data::Dataset;
 pub use error::ExecutorError;
 pub use job::Job;
-pub use mesh::{Mesh, Place};
+pub use mesh::Mesh;
 pub use processes::train_rank;
 pub use report::{MemoryUse, RankReport, StepReport};
 pub use settings::{AdamW, Execution, Settings};

@@ -1,32 +1,9 @@
-//! A rank's index on every axis of both meshes, and its groups of peers.
+//! The places of all ranks on both meshes, and their groups of peers.
 
-use catalog::Axis;
 use comm::Group;
 use dtensor::{BlockMesh, BlockPosition};
 use plans::Strategy;
-
-/// A rank's index on every axis of the dense and the expert mesh.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// Global rank.
-    pub rank: usize,
-    /// Pipeline-parallel rank.
-    pub pp: u64,
-    /// Index among replicas of sharded states (outer data parallelism).
-    pub dp_replicate: u64,
-    /// Index of the shard of states (ZeRO).
-    pub dp_shard: u64,
-    /// Context-parallel rank.
-    pub cp: u64,
-    /// Tensor-parallel rank.
-    pub tp: u64,
-    /// Expert-parallel rank.
-    pub ep: u64,
-    /// Expert-tensor-parallel rank.
-    pub etp: u64,
-    /// Expert-data-parallel rank.
-    pub edp: u64,
-}
+use plans::place::Place;
 
 /// The places of all ranks of a strategy.
 #[derive(Clone, Debug)]
@@ -40,7 +17,7 @@ impl Mesh {
     #[must_use]
     pub fn new(strategy: &Strategy) -> Self {
         let places = (0..strategy.world())
-            .map(|rank| place(strategy, rank))
+            .map(|rank| Place::of(strategy, rank))
             .collect();
         Self {
             strategy: strategy.clone(),
@@ -127,32 +104,5 @@ impl Mesh {
     pub fn expert_shard_size(&self) -> u64 {
         let s = &self.strategy;
         (s.edp() / s.dp_replicate).max(1)
-    }
-}
-
-fn place(s: &Strategy, rank: u64) -> Place {
-    let on = |axis: Axis| {
-        let group = s.group(axis);
-        rank / group.stride % group.size
-    };
-    // The expert mesh regroups the ranks of one pipeline rank, in the order of the dense axes.
-    let mut inner = 0;
-    let mut stride = 1;
-    for axis in s.axis_order.0 {
-        if axis != Axis::Pp {
-            inner += on(axis) * stride;
-            stride *= s.size(axis);
-        }
-    }
-    Place {
-        rank: rank as usize,
-        pp: on(Axis::Pp),
-        dp_replicate: on(Axis::DpReplicate),
-        dp_shard: on(Axis::DpShard),
-        cp: on(Axis::Cp),
-        tp: on(Axis::Tp),
-        etp: inner % s.etp,
-        ep: inner / s.etp % s.ep,
-        edp: inner / (s.etp * s.ep),
     }
 }

@@ -2,8 +2,8 @@
 
 use catalog::Mistake;
 use costmodel::{CostModel, Scenario};
-use plans::present::{Change, Present};
-use plans::{Candidate, Strategy};
+use plans::present::{Change, Present, same_results};
+use plans::{Candidate, Decisions, Strategy};
 
 use crate::PlannerError;
 use crate::constraints::{CHOICES, Constraints, DIMENSIONS, value};
@@ -54,6 +54,26 @@ pub fn keep(
         }
     }
     Ok(())
+}
+
+/// Leaves the types of gradients and moments, which change the results of a training, as they are in a strategy. Constraints
+/// that name them stand.
+pub fn keep_results(present: &Strategy, constraints: &mut Constraints, scenario: &Scenario) {
+    let precision = scenario.workload.precision;
+    let others = scenario.runtime.other_optimizers(precision).iter();
+    let all = [None].into_iter().chain(others.copied().map(Some));
+    let held = all.map(|optimizer_states| Decisions {
+        optimizer_states,
+        ..present.decisions().clone()
+    });
+    let same: Vec<Decisions> = held.filter(|d| same_results(present, d)).collect();
+    for key in ["grad_dtype", "optim_states"] {
+        let names = same.iter();
+        let names = names.filter_map(|d| value(d, key, &scenario.runtime, precision));
+        let mut names: Vec<String> = names.collect();
+        names.dedup();
+        constraints.fix.entry(key.to_owned()).or_insert(names);
+    }
 }
 
 /// Compares a strategy in use with the best plan found within the same constraints.

@@ -157,18 +157,7 @@ impl SearchSpace {
         let mut sizes: Vec<(u64, u64)> = all.iter().map(|l| (l.pp, l.num_micro_batches)).collect();
         sizes.sort_unstable();
         sizes.dedup();
-        let pipelines = sizes.par_iter().map(|&(pp, micro_batches)| {
-            (
-                (pp, micro_batches),
-                Arc::new(asked.pipelines(pp, micro_batches)),
-            )
-        });
-        let pipelines: BTreeMap<_, _> = pipelines.collect();
-        let too_long = |&(pp, micro_batches): &(u64, u64)| asked.too_long(pp, micro_batches);
-        let too_long: u64 = sizes.iter().map(too_long).sum();
-        if too_long > 0 {
-            illegal.insert(TOO_LONG.to_owned(), too_long);
-        }
+        let pipelines = pipelines(asked, &sizes, &mut illegal);
         let checked: Vec<Checked> = all
             .par_iter()
             .map(|layout| {
@@ -389,6 +378,24 @@ fn decisions(asked: Asked<'_>, layout: &Layout) -> Decisions {
         gradients: asked.least_gradients(),
         optimizer_states: None,
     }
+}
+
+/// The pipelines of so many ranks and micro-batches; those that are too long to be simulated are counted.
+fn pipelines(
+    asked: Asked<'_>,
+    sizes: &[(u64, u64)],
+    illegal: &mut BTreeMap<String, u64>,
+) -> BTreeMap<(u64, u64), Arc<Vec<PipelineChoice>>> {
+    let of_sizes = |&(pp, micro_batches): &(u64, u64)| {
+        let pipelines = Arc::new(asked.pipelines(pp, micro_batches));
+        ((pp, micro_batches), pipelines)
+    };
+    let too_long = |&(pp, micro_batches): &(u64, u64)| asked.too_long(pp, micro_batches);
+    let too_long: u64 = sizes.iter().map(too_long).sum();
+    if too_long > 0 {
+        illegal.insert(TOO_LONG.to_owned(), too_long);
+    }
+    sizes.par_iter().map(of_sizes).collect()
 }
 
 /// What came of a layout.

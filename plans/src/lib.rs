@@ -6,6 +6,7 @@ pub mod json;
 pub mod legality;
 pub mod mesh;
 pub mod partition;
+pub mod place;
 pub mod plan_file;
 pub mod prediction;
 pub mod present;

@@ -45,6 +45,13 @@ const EXAMPLES: &[(&str, [&str; 2])] = &[
         ],
     ),
     (
+        "replan",
+        [
+            "vescale-plan replan best.plan.yaml --lost 4",
+            "vescale-plan replan best.plan.yaml --lost 4 --keep tp --checkpoint 40GB/s -o left.plan.yaml",
+        ],
+    ),
+    (
         "validate",
         [
             "vescale-plan validate",

@@ -71,6 +71,8 @@ pub(crate) enum Command {
     Compare(CompareArgs),
     /// The smallest cluster that fits, and time against cost over sizes
     Size(SizeArgs),
+    /// The best plan for the GPUs that are left, and what going on under it takes
+    Replan(ReplanArgs),
     /// Predict published runs and compare
     Validate(ValidateArgs),
     /// HTML report of a plan

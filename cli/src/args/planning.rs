@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use answers::values;
+use answers::failures::{self, Checkpoint};
+use answers::values::{self, Gpus};
 use clap::{Args, ValueEnum};
 
 use super::flags::{BudgetArgs, ConstraintArgs, OutputArgs, PrecisionArg, ScenarioArgs};
@@ -155,6 +156,38 @@ pub(crate) struct SizeArgs {
     pub(crate) budget: BudgetArgs,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
+}
+
+/// `replan`.
+#[derive(Args, Debug)]
+pub(crate) struct ReplanArgs {
+    /// Plan file that was in use
+    pub(crate) plan: PathBuf,
+    /// GPUs that were lost: 2nodes or 16
+    #[arg(long, value_parser = values::gpus, allow_hyphen_values = true, value_name = "GPUS")]
+    pub(crate) lost: Gpus,
+    /// Sequences per optimizer step [default: the plan's, or if nothing fits then, the nearest that the GPUs divide]
+    #[arg(long, value_parser = values::count, allow_hyphen_values = true)]
+    pub(crate) global_batch: Option<u64>,
+    /// Decisions to leave as they are in the plan: tp,pp
+    #[arg(long, value_name = "DECISIONS")]
+    pub(crate) keep: Vec<String>,
+    #[command(flatten)]
+    pub(crate) constraints: ConstraintArgs,
+    /// Largest probability that the plan does not fit, above 0 and below 1
+    #[arg(long, default_value_t = planner::RISK)]
+    pub(crate) risk: f64,
+    /// Rate at which all GPUs together read a checkpoint (200GB/s), or the time that it takes (30s)
+    #[arg(long, value_parser = failures::checkpoint, value_name = "RATE|TIME")]
+    pub(crate) checkpoint: Option<Checkpoint>,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+    /// Plan file [default: beside the old plan, with the number of GPUs in its name]
+    #[arg(short, long)]
+    pub(crate) output_plan: Option<PathBuf>,
+    /// Replace files of another plan or kind
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 /// `validate`.

@@ -19,6 +19,7 @@ mod next;
 mod plan;
 mod present;
 mod profile;
+mod replan;
 mod report;
 mod run;
 mod search;
@@ -42,6 +43,7 @@ pub(crate) fn run(cli: Cli, asked: &Asked, settings: &Settings) -> Result<ExitCo
         Command::Explain(args) => explain::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Size(args) => size::run(&args),
+        Command::Replan(args) => replan::run(&args),
         Command::Validate(args) => validate::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Trace(args) => trace::run(&args),

@@ -71,7 +71,7 @@ fn of_text(from: &str, args: &SearchArgs) -> Result<(Inputs, Read), CliError> {
     let read = Read {
         from: from.to_owned(),
         strategy,
-        kept: kept(args),
+        kept: inputs::words(&args.keep),
         notes: Vec::new(),
         plan: PLAN.to_owned(),
         writes_plan: Some(writes),
@@ -239,7 +239,7 @@ fn checked(
     let read = Read {
         from: from.to_owned(),
         strategy,
-        kept: kept(args),
+        kept: inputs::words(&args.keep),
         notes,
         plan: source.plan,
         writes_plan: source.writes_plan,
@@ -267,10 +267,4 @@ fn workload(scenario: &Scenario, args: &SearchArgs, asked: &Asked) -> Result<Wor
         Some(said.unwrap_or(own.global_batch)),
         precision,
     )?)
-}
-
-/// The decisions of `--keep`, one by one.
-fn kept(args: &SearchArgs) -> Vec<String> {
-    let all = args.keep.iter().flat_map(|text| text.split(','));
-    all.map(|key| key.trim().to_owned()).collect()
 }

@@ -116,7 +116,7 @@ fn keys_of_json() {
     let (single, split) = (at("llama-single.yaml"), at("llama-tp2-dp2.yaml"));
     let config = at("llama/config.json");
     let mut text = String::new();
-    let commands: [&[&str]; 14] = [
+    let commands: [&[&str]; 15] = [
         &[
             "search",
             "--model",
@@ -153,6 +153,7 @@ fn keys_of_json() {
         &["explain", &split, "--json"],
         &["compare", &single, &split, "--json"],
         &["size", "--model", "gpt2", "--gpus", "1,2,8", "--json"],
+        &["replan", &split, "--lost", "2", "-o", "left.yaml", "--json"],
         &["validate", "--json"],
         &[
             "run",

@@ -5,12 +5,13 @@ use cpu_device::{Machine, Watch};
 use dtensor::BlockPosition;
 use dtensor::train::{self, Stages};
 use plans::Action;
+use plans::place::Place;
 
 use crate::checkpoint::{self, Piece, Source};
 use crate::device::{Device, Devices};
 use crate::error::ExecutorError;
 use crate::job::Job;
-use crate::mesh::{Mesh, Place};
+use crate::mesh::Mesh;
 use crate::report::RankReport;
 use crate::settings::Execution;
 use crate::stage;

@@ -1,0 +1,121 @@
+//! `replan`: what is left, with which batch, and what going on takes.
+
+mod common;
+
+use std::path::Path;
+
+use common::{code, json, run, stderr};
+use serde_json::Value;
+
+/// A plan of Llama 3 8B in a folder.
+fn plan(folder: &Path, gpus: &str, strategy: &str) {
+    let sizes = [
+        "estimate",
+        "--model",
+        "llama3-8b",
+        "--gpus",
+        gpus,
+        "--seq",
+        "4096",
+    ];
+    let plan = [
+        "--global-batch",
+        "96",
+        "--strategy",
+        strategy,
+        "-o",
+        "was.plan.yaml",
+        "-q",
+    ];
+    let output = run(folder, &[&sizes[..], &plan[..]].concat());
+    assert!([0, 3].contains(&code(&output)), "{}", stderr(&output));
+}
+
+fn replan(folder: &Path, flags: &str) -> Value {
+    let flags: Vec<&str> = flags.split(' ').collect();
+    let all = [
+        &["replan", "was.plan.yaml", "--force", "--json"],
+        &flags[..],
+    ]
+    .concat();
+    let output = run(folder, &all);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    json(&output)
+}
+
+/// The plan before, flags, GPUs left, batch, and whether all go back to a checkpoint.
+#[rustfmt::skip]
+const ROWS: [(&str, &str, &str, u64, u64, bool); 7] = [
+    ("32", "tp4 dp8 zero1", "--lost 1node", 24, 96, true),
+    ("32", "tp4 dp8 zero0", "--lost 1node", 24, 96, false),
+    ("32", "tp4 dp8 zero0", "--lost 2nodes --keep tp", 16, 96, false),
+    ("16", "tp8 dp2 zero0", "--lost 1node --keep tp,recompute", 8, 96, false),
+    ("8", "tp2 dp4 zero1", "--lost 3 --global-batch 100", 5, 100, true),
+    ("8", "tp2 dp4 zero1", "--lost 4 --keep tp --fix pp=1", 4, 96, true),
+    ("8", "tp2 dp4 zero1", "--lost 4 --fix optim_states=bf16_moments", 4, 96, true),
+];
+
+#[test]
+fn what_is_left_is_planned() {
+    for (gpus, strategy, flags, left, batch, from_checkpoint) in ROWS {
+        let folder = tempfile::tempdir().expect("a folder");
+        plan(folder.path(), gpus, strategy);
+        let answer = replan(folder.path(), &format!("{flags} --checkpoint 10GB/s"));
+        assert_eq!(answer["inputs"]["gpus"], left, "{flags}");
+        assert_eq!(answer["inputs"]["global_batch"], batch, "{flags}");
+        assert_eq!(answer["global_batch_before"], 96);
+        let going_on = &answer["going_on"];
+        assert_eq!(
+            going_on["from_checkpoint"], from_checkpoint,
+            "{strategy} {flags}"
+        );
+        let number = |key: &str| going_on[key].as_f64().expect(key);
+        // Twelve bytes for each of eight billion parameters; what changes results is as before, unless it is asked for.
+        let narrow = flags.contains("bf16_moments");
+        let each = if narrow { 8e9 } else { 12e9 };
+        assert!((number("states_bytes") / each - 8.03).abs() < 0.01);
+        let text = answer["best"]["strategy_text"].as_str().expect("text");
+        assert_eq!(text.contains("bf16_moments"), narrow, "{text}");
+        assert!(!text.contains("grad_dtype"), "{text}");
+        let time = match from_checkpoint {
+            true => number("bytes") / 10e9,
+            // 400 Gb/s between nodes; one node's GPUs have faster links.
+            false => number("most_bytes") / if left > 8 { 50e9 } else { 450e9 },
+        };
+        assert!(
+            (number("seconds") - time).abs() <= 1e-9 * time,
+            "{strategy} {flags}"
+        );
+        if flags.contains("--keep tp") {
+            assert_eq!(
+                answer["best"]["strategy"]["tp"].to_string(),
+                strategy[2..3],
+                "{flags}"
+            );
+        }
+        let path = answer["plan_path"].as_str().expect("a plan");
+        let again = run(folder.path(), &["explain", path, "--json"]);
+        assert_eq!(
+            json(&again)["predicted"],
+            answer["best"]["predicted"],
+            "{flags}"
+        );
+    }
+}
+
+/// A batch that the GPUs do not divide is kept if a plan fits; where none does, the nearest that they divide is taken.
+#[test]
+fn the_batch_changes_only_if_it_must() {
+    let folder = tempfile::tempdir().expect("a folder");
+    plan(folder.path(), "64", "tp2 dp32 zero1");
+    let kept = replan(folder.path(), "--lost 1node");
+    assert_eq!(kept["inputs"]["global_batch"], 96);
+    let other = &kept["other_batch"];
+    assert_eq!(other["global_batch"], 112);
+    assert!(other["share"].as_f64().is_some_and(|share| share > 0.1));
+    // Seven cannot be a pipeline's ranks here: data parallelism has to divide the batch by seven.
+    let changed = replan(folder.path(), "--lost 1node --fix pp=1");
+    assert_eq!(changed["inputs"]["global_batch"], 112);
+    let taken = replan(folder.path(), "--lost 1node --global-batch 112");
+    assert_eq!(taken["best"]["predicted"], other["best"]["predicted"]);
+}

@@ -1,0 +1,319 @@
+//! What going on under another strategy takes: the states that each rank needs and does not hold.
+//!
+//! States are what a checkpoint holds: weights and both moments, in the types of the new strategy. Those of a virtual stage
+//! are a rectangle for each kind of parameters: its depth are the parameters in the order of the model, its width is what
+//! tensor parallelism divides (for experts, expert and expert-tensor parallelism). ZeRO divides the depth: rank `r` of `d`
+//! holds the `r`-th part, as our own executor shards (`dtensor::train::States`); systems that shard each parameter by itself
+//! hold other parts of the same size. Parameters that tensor-parallel ranks hold whole, such as norms, are counted as
+//! divided: they are few.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use catalog::{Bytes, DType};
+use models::{BlockClass, BlockLayout};
+use plans::place::Place;
+use plans::{Decisions, Zero};
+
+use crate::{CostError, Scenario};
+
+/// What going on takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Resharding {
+    /// One copy of all states: the size of a checkpoint.
+    pub whole: Bytes,
+    /// What all ranks of the new strategy hold together, with copies.
+    pub held: Bytes,
+    /// Of this, what the ranks that are left do not hold themselves yet.
+    pub moved: Bytes,
+    /// Most of it that one rank receives.
+    pub most: Bytes,
+    /// On how many nodes every state is, at least, under the old strategy: so many less one may be lost without going
+    /// back to a checkpoint.
+    pub nodes: u64,
+}
+
+/// Numbers of elements before each block, and at the end: of dense parameters, and of experts.
+type Depth = Vec<[u64; 2]>;
+
+/// Kinds of parameters.
+const KINDS: [usize; 2] = [0, 1];
+
+/// A strategy with the pipeline rank of each of its virtual stages.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Staged<'a> {
+    pub(crate) decisions: &'a Decisions,
+    pub(crate) rank_of_stage: &'a [u32],
+}
+
+/// States of a virtual stage that a rank holds: ranges of depth, in elements, and of width, as shares.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Piece {
+    kind: usize,
+    depth: [f64; 2],
+    width: [f64; 2],
+}
+
+impl Piece {
+    fn elements(&self) -> f64 {
+        (self.depth[1] - self.depth[0]) * (self.width[1] - self.width[0])
+    }
+
+    fn common(&self, other: &Self) -> f64 {
+        let overlap = |a: [f64; 2], b: [f64; 2]| (a[1].min(b[1]) - a[0].max(b[0])).max(0.0);
+        match self.kind == other.kind {
+            true => overlap(self.depth, other.depth) * overlap(self.width, other.width),
+            false => 0.0,
+        }
+    }
+}
+
+/// What it takes to go on from an old strategy under a new one, which may have fewer ranks: rank `r` of the new one is
+/// rank `r` of the old one.
+pub(crate) fn resharding(
+    scenario: &Scenario,
+    old: Staged<'_>,
+    new: Staged<'_>,
+) -> Result<Resharding, CostError> {
+    let depth = depth(scenario)?;
+    let bytes = crate::states::checkpoint_bytes(scenario, new.decisions) as f64;
+    let (mut held, mut moved, mut most) = (0.0, 0.0, 0.0f64);
+    for rank in 0..new.decisions.world() {
+        let wanted = pieces(&depth, new, rank);
+        let known = match rank < old.decisions.world() {
+            true => pieces(&depth, old, rank),
+            false => Vec::new(),
+        };
+        let all: f64 = wanted.iter().map(Piece::elements).sum();
+        let common = |piece: &Piece| known.iter().map(|own| piece.common(own)).sum::<f64>();
+        let missing = (all - wanted.iter().map(common).sum::<f64>()).max(0.0);
+        held += all;
+        moved += missing;
+        most = most.max(missing);
+    }
+    let [dense, expert] = depth.last().copied().unwrap_or_default();
+    let of = |elements: f64| Bytes((elements * bytes).round() as u64);
+    Ok(Resharding {
+        whole: of((dense + expert) as f64),
+        held: of(held),
+        moved: of(moved),
+        most: of(most),
+        nodes: nodes(old.decisions, scenario.cluster.gpus_per_node),
+    })
+}
+
+/// Elements of every block, summed up in the order of the model.
+fn depth(scenario: &Scenario) -> Result<Depth, CostError> {
+    let mut known: BTreeMap<BlockClass, [u64; 2]> = BTreeMap::new();
+    let mut sums = vec![[0, 0]];
+    for class in models::blocks(&scenario.model) {
+        let own = match known.get(&class) {
+            Some(own) => *own,
+            None => {
+                let own = elements(scenario, class)?;
+                known.insert(class, own);
+                own
+            }
+        };
+        let [dense, expert] = sums[sums.len() - 1];
+        sums.push([dense + own[0], expert + own[1]]);
+    }
+    Ok(sums)
+}
+
+fn elements(scenario: &Scenario, class: BlockClass) -> Result<[u64; 2], CostError> {
+    let layout = BlockLayout::alone(1, 16, DType::Bf16);
+    let trace = models::trace_block(&scenario.model, class, &layout);
+    let trace = trace.map_err(|e| CostError::Trace(e.to_string()))?;
+    let mut sums = [0, 0];
+    for parameter in &trace.parameters {
+        sums[usize::from(parameter.expert)] += parameter.global_elements;
+    }
+    Ok(sums)
+}
+
+/// For each kind of parameters the number of ranks that divide a stage's depth, the index of a rank among them, and its
+/// range of the width.
+fn shares(d: &Decisions, place: &Place) -> [(u64, u64, [f64; 2]); 2] {
+    let experts = (d.edp() / d.dp_replicate).max(1);
+    let (dense, expert) = match d.zero {
+        Zero::Z0 => ((1, 0), (1, 0)),
+        Zero::Z1 | Zero::Z2 | Zero::Z3 => (
+            (d.dp_shard * d.cp, place.dp_shard * d.cp + place.cp),
+            (experts, place.edp % experts),
+        ),
+    };
+    let part = |at: f64, of: u64| [at / of as f64, (at + 1.0) / of as f64];
+    let etp = part(place.etp as f64, d.etp);
+    let expert_width = etp.map(|within| (place.ep as f64 + within) / d.ep as f64);
+    [
+        (dense.0, dense.1, part(place.tp as f64, d.tp)),
+        (expert.0, expert.1, expert_width),
+    ]
+}
+
+fn pieces(depth: &Depth, of: Staged<'_>, rank: u64) -> Vec<Piece> {
+    let d = of.decisions;
+    let place = Place::of(d, rank);
+    let shares = shares(d, &place);
+    let mut found = Vec::new();
+    let mut layers = 0;
+    let last = d.stages.0.len() - 1;
+    for (stage, (&size, &owner)) in d.stages.0.iter().zip(of.rank_of_stage).enumerate() {
+        // The embedding comes before the first layer; prediction modules and head after the last.
+        let from = if stage == 0 { 0 } else { 1 + layers };
+        layers += size;
+        let to = if stage == last {
+            depth.len() as u64 - 1
+        } else {
+            1 + layers
+        };
+        if u64::from(owner) != place.pp {
+            continue;
+        }
+        for kind in KINDS {
+            let [from, to] = [from, to].map(|block| depth[block as usize][kind] as f64);
+            let (ranks, index, width) = shares[kind];
+            let each = (to - from) / ranks as f64;
+            let start = from + each * index as f64;
+            found.push(Piece {
+                kind,
+                depth: [start, start + each],
+                width,
+            });
+        }
+    }
+    found
+}
+
+/// The least number of nodes that hold any state: ranks at the same shares of the same stages hold the same.
+fn nodes(d: &Decisions, gpus_per_node: u64) -> u64 {
+    let mut holders: BTreeMap<[u64; 5], BTreeSet<u64>> = BTreeMap::new();
+    for rank in 0..d.world() {
+        let place = Place::of(d, rank);
+        let [(_, dense, _), (_, expert, _)] = shares(d, &place);
+        let node = rank / gpus_per_node;
+        let mut keys = vec![[0, place.pp, place.tp, 0, dense]];
+        if d.ep * d.etp > 1 || expert > 0 {
+            keys.push([1, place.pp, place.ep, place.etp, expert]);
+        }
+        for key in keys {
+            holders.entry(key).or_default().insert(node);
+        }
+    }
+    let counts = holders.values().map(|nodes| nodes.len() as u64);
+    counts.min().unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use catalog::{Precision, Workload, WorkloadSizes};
+    use plans::Strategy;
+
+    use super::*;
+    use crate::CostModel;
+
+    fn scenario(model: &str, gpus: u64) -> Scenario {
+        let sizes = WorkloadSizes {
+            gpus,
+            seq_len: 1024,
+            global_batch: 960,
+            precision: Precision::Bf16,
+        };
+        Scenario {
+            model: catalog::load::model(model).expect("a preset"),
+            cluster: catalog::load::cluster("dgx-h100").expect("a preset"),
+            runtime: catalog::load::runtime("vescale").expect("a preset"),
+            workload: Workload::new(sizes).expect("a workload"),
+            headroom: 0.05,
+        }
+    }
+
+    fn strategy(model: &str, gpus: u64, text: &str) -> Strategy {
+        let s = scenario(model, gpus);
+        plans::grammar::parse(text, &s.model, &s.workload, &s.runtime).expect(text)
+    }
+
+    fn between(model: &str, old: (u64, &str), new: (u64, &str)) -> Resharding {
+        let costs = CostModel::new(scenario(model, new.0)).expect("priced");
+        let old = strategy(model, old.0, old.1);
+        let new = strategy(model, new.0, new.1);
+        costs.resharding(&old, &new).expect("counted")
+    }
+
+    /// GPUs and strategy of a plan.
+    type Plan = (u64, &'static str);
+    type Row = (&'static str, Plan, Plan, Option<f64>, f64, u64);
+
+    /// Old and new plan, the share of all states that is held with copies (if it is checked), the share that moves, and
+    /// the nodes that hold each state.
+    #[rustfmt::skip]
+    const ROWS: [Row; 8] = [
+        ("llama3-8b", (16, "tp8 dp2 zero1"), (16, "tp8 dp2 zero1"), Some(1.0), 0.0, 1),
+        // Both replicas of ZeRO-0 hold all: what is left needs nothing.
+        ("llama3-8b", (16, "tp8 dp2 zero0"), (8, "tp8 dp1 zero0"), Some(1.0), 0.0, 2),
+        ("llama3-8b", (16, "tp8 dp2 zero0"), (16, "tp8 dp2 zero0"), Some(2.0), 0.0, 2),
+        // The first of 8 ranks needs an 8th and has half of it; what the others have is not what they need.
+        ("llama3-8b", (16, "dp16 zero1"), (8, "dp8 zero1"), Some(1.0), 15.0 / 16.0, 1),
+        ("llama3-8b", (16, "dp8x2 zero3"), (8, "dp8 zero3"), Some(1.0), 0.0, 2),
+        // Depth instead of width: a rank keeps an 8th of what it had.
+        ("llama3-8b", (8, "tp8"), (8, "dp8 zero1"), Some(1.0), 7.0 / 8.0, 1),
+        ("mixtral-8x7b", (16, "ep8 dp16 zero1"), (16, "ep8 dp16 zero1"), Some(1.0), 0.0, 1),
+        ("mixtral-8x7b", (16, "ep8 dp16 zero0"), (8, "ep8 dp8 zero0"), None, 0.0, 2),
+    ];
+
+    #[test]
+    fn what_moves_is_what_a_rank_does_not_hold() {
+        for (model, old, new, held, moved, nodes) in ROWS {
+            let found = between(model, old, new);
+            let is = |bytes: Bytes, share: f64| {
+                (bytes.as_f64() / found.whole.as_f64() - share).abs() < 1e-6
+            };
+            assert!(is(found.moved, moved), "{old:?} {new:?}: {found:?}");
+            assert!(
+                held.is_none_or(|held| is(found.held, held)),
+                "{old:?}: {found:?}"
+            );
+            assert_eq!(found.nodes, nodes, "{old:?}");
+            assert!(found.most <= found.moved);
+        }
+    }
+
+    /// A split master weight is read with the parameter that holds its other half.
+    #[test]
+    fn a_checkpoint_holds_whole_weights() {
+        let s = scenario("llama3-8b", 8);
+        let runtime = catalog::load::runtime("megatron-core").expect("a preset");
+        for (text, bytes) in [
+            ("dp8 zero1", 12),
+            ("dp8 zero1 optim_states=split_master", 12),
+            ("dp8 zero1 optim_states=bf16_moments", 8),
+        ] {
+            let d = plans::grammar::parse(text, &s.model, &s.workload, &runtime).expect(text);
+            let s = Scenario {
+                runtime: runtime.clone(),
+                ..s.clone()
+            };
+            assert_eq!(crate::states::checkpoint_bytes(&s, &d), bytes, "{text}");
+        }
+    }
+
+    /// However stages, experts and shards are laid, all ranks together hold everything once under ZeRO.
+    #[test]
+    fn every_state_is_held_once_under_zero() {
+        for (model, text) in [
+            ("llama3-8b", "tp2 pp4 vpp2 dp2 zero1"),
+            ("llama3-8b", "tp2 cp2 pp2 dp2 zero3"),
+            ("mixtral-8x7b", "tp2 ep4 pp2 dp4 zero1"),
+            ("mixtral-8x7b", "tp2 ep2 etp2 pp2 dp4 zero1"),
+            ("mixtral-8x7b", "ep8 pp2 dp8 zero3"),
+        ] {
+            let same = between(model, (16, text), (16, text));
+            assert_eq!((same.held, same.moved), (same.whole, Bytes(0)), "{text}");
+            let other = between(model, (16, text), (8, "tp4 dp2 zero1"));
+            assert!(
+                other.moved <= other.held && other.held >= other.whole,
+                "{text}: {other:?}"
+            );
+        }
+    }
+}
