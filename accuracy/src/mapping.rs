@@ -1,8 +1,10 @@
 //! Maps a published run to a scenario and a strategy, by rules that know no run, model or source.
 
-use catalog::runs::Run;
+use catalog::runs::{Recipe, Run};
 use catalog::runtime::SequenceParallelUse;
-use catalog::{CpKind, Overlap, Precision, Runtime, ScheduleKind, Workload, WorkloadSizes, Zero};
+use catalog::{
+    Adapters, CpKind, Overlap, Precision, Runtime, ScheduleKind, Workload, WorkloadSizes, Zero,
+};
 use costmodel::Scenario;
 use plans::{Decisions, Recompute, StagePartition, Strategy};
 
@@ -30,6 +32,9 @@ pub(crate) fn map(run: &Run) -> Result<Mapped, String> {
     // GPT-3's recipes of the Megatron family train with dropout 0.1 (NeMo `megatron_gpt_config.yaml`).
     let dropout = runtime.name.starts_with("megatron") || runtime.name.starts_with("nemo");
     let model = super::model::build(run, sizes.tp, sizes.seq_len, dropout)?;
+    let model = model
+        .with_adapters(adapters(run)?)
+        .map_err(|e| e.to_string())?;
     let workload = Workload::new(WorkloadSizes {
         gpus: sizes.gpus,
         seq_len: sizes.seq_len,
@@ -79,7 +84,7 @@ impl Sizes {
         let tp = need(run.tp, "tp")?;
         let pp = need(run.pp, "pp")?;
         let cp = run.size("cp", run.cp).unwrap_or(1);
-        let seq_len = need(run.seq_len, "seq_len")?;
+        let seq_len = need(run.seq_len.or_else(|| longest(run)), "seq_len")?;
         let dp = gpus / tp.saturating_mul(pp).saturating_mul(cp).max(1);
         let micro_batch = micro_batch(run, dp)?;
         let global_batch = match run.size("global_batch", run.global_batch) {
@@ -201,16 +206,35 @@ fn zero_group(run: &Run) -> Option<u64> {
     size.filter(|&ranks| ranks > 0)
 }
 
+/// The longest sequence of a run whose sequences vary in length: its peak of memory is that of these.
+fn longest(run: &Run) -> Option<u64> {
+    let flag = run.flag("max_sample_len_tokens")?;
+    flag.as_u64().filter(|_| run.is_on("variable_length"))
+}
+
+/// The adapters that a run of LoRA trains; those of its source's recipes, as the schema does not carry them.
+fn adapters(run: &Run) -> Result<Option<Adapters>, String> {
+    let says = |key: &str| {
+        let said = run.flag(key).and_then(serde_json::Value::as_str);
+        said.is_some_and(|said| said.contains("LoRA"))
+    };
+    if !run.is_on("lora") && !says("method") && !says("task") {
+        return Ok(None);
+    }
+    let adapters = Recipe::of(run).and_then(|recipe| recipe.adapters);
+    adapters
+        .map(Some)
+        .ok_or_else(|| "the rank and layers of LoRA are not stated".to_owned())
+}
+
 fn out_of_scope(run: &Run) -> Result<(), String> {
     for (flag, what) in [
-        ("lora", "LoRA"),
         ("act_offload", "activation offload"),
         ("activation_cpu_offload", "activation offload"),
         ("memory_only", "computed, not measured"),
         ("analytic", "computed, not measured"),
         ("optim_in_bwd", "optimizer in backward"),
         ("adamw8bit", "8-bit optimizer"),
-        ("variable_length", "sequences of varying length"),
     ] {
         if run.is_on(flag) {
             return Err(format!("out of scope: {what}"));
@@ -221,9 +245,12 @@ fn out_of_scope(run: &Run) -> Result<(), String> {
             .flag(key)
             .and_then(serde_json::Value::as_str)
             .unwrap_or("");
-        if value.contains("LoRA") || value.contains("offload") || value.contains("SFT") {
+        if value.contains("QLoRA") || value.contains("offload") || value.contains("SFT") {
             return Err(format!("out of scope: {value}"));
         }
+    }
+    if run.is_on("variable_length") && longest(run).is_none() {
+        return Err("out of scope: sequences of varying length".to_owned());
     }
     let offloaded = run
         .flag("cpu_offloading_num_layers")
@@ -283,7 +310,10 @@ fn zero(run: &Run, shared: u64, runtime: &str) -> Result<Zero, String> {
         Ok(Zero::Z3)
     } else if label.contains("zero2") {
         Ok(Zero::Z2)
-    } else if label.contains("zero1") || label.contains("distopt") {
+    } else if ["zero1", "distopt", "distributed optimizer"]
+        .iter()
+        .any(|name| label.contains(name))
+    {
         Ok(Zero::Z1)
     } else if label.contains("none") || label.contains("ddp") || label.contains("zero0") {
         Ok(Zero::Z0)
@@ -302,6 +332,7 @@ fn every(label: &str) -> Option<u64> {
 fn recompute(run: &Run, per_stage: u64, habit: Option<&str>) -> Result<Recompute, String> {
     let label = run
         .text("recompute", run.recompute.as_deref())
+        .or_else(|| Recipe::of(run)?.recompute.as_deref())
         .or(habit)
         .ok_or("recompute is not stated")?;
     let label = label.to_lowercase();

@@ -64,6 +64,7 @@ pub(super) fn build(run: &Run, tp: u64, seq_len: u64, dropout: bool) -> Result<M
         max_position: seq_len,
         constants: catalog::model::ModelConstants::default(),
         stored_as: None,
+        adapters: None,
     };
     Model::new(config, &run.id).map_err(|e| e.to_string())
 }

@@ -1,7 +1,7 @@
 //! The measurement and the prediction of one run.
 
 use catalog::residuals::{Kind, precision_name};
-use catalog::runs::{Framework, Run};
+use catalog::runs::{Framework, MemoryCounter, Recipe, Run};
 use catalog::{Bytes, Fitted};
 use costmodel::{CostModel, Scenario};
 use plans::{Breakdown, MemoryItem, NamedTime, Prediction};
@@ -241,8 +241,12 @@ pub(crate) fn measured(run: &Run) -> Measured {
     }
 }
 
-/// Step time in seconds and its origin: as measured, else as derived, else from tokens per second.
+/// Step time in seconds and its origin: as measured, else as derived, else from tokens per second. A run whose
+/// sequences vary in length has none to compare.
 fn time(run: &Run) -> (Option<f64>, Option<&'static str>) {
+    if run.is_on("variable_length") {
+        return (None, None);
+    }
     if let Some(time) = run.metric("step_time_s") {
         return (Some(time), Some("metrics"));
     }
@@ -278,10 +282,11 @@ fn memory(run: &Run) -> (Option<f64>, Option<&'static str>) {
     let logs_reserved = Framework::of(run)
         .and_then(|framework| framework.memory_counter.as_deref())
         .is_some_and(|counter| counter == "reserved");
-    let unnamed = if logs_reserved {
-        "reserved"
-    } else {
-        "nvidia-smi"
+    let recipe = Recipe::of(run).and_then(|recipe| recipe.memory_counter);
+    let unnamed = match recipe {
+        Some(MemoryCounter::Allocated) => "allocated",
+        None if logs_reserved => "reserved",
+        None => "nvidia-smi",
     };
     for (metric, unit, counter) in [
         ("peak_mem_reserved_gib", gib, "reserved"),

@@ -1,7 +1,9 @@
 //! A question with its defaults: resolved to a scenario, checked, and echoed.
 
 use catalog::workload::MAX_GPUS;
-use catalog::{Cluster, Mistake, Precision, Runtime, Workload, WorkloadError, WorkloadSizes};
+use catalog::{
+    Adapters, Cluster, Mistake, Precision, Runtime, Workload, WorkloadError, WorkloadSizes,
+};
 use costmodel::Scenario;
 use serde::Serialize;
 
@@ -42,8 +44,11 @@ pub struct InputsJson {
     pub precision: Precision,
     /// Share of each GPU's memory that a plan must leave free, from 0 to 1.
     pub headroom: f64,
-    /// Number of the model's parameters.
+    /// Number of the model's parameters, with those of adapters.
     pub parameters: u64,
+    /// Adapters that are trained in place of the weights, as `--lora` takes them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapters: Option<String>,
 }
 
 impl InputsJson {
@@ -68,6 +73,7 @@ impl InputsJson {
             precision: workload.precision,
             headroom: *headroom,
             parameters,
+            adapters: model.adapters.map(|adapters| adapters.to_string()),
         }
     }
 }
@@ -137,6 +143,8 @@ pub struct Question {
     pub precision: Precision,
     /// Share of device memory to leave free.
     pub headroom: f64,
+    /// Adapters that are trained in place of the weights.
+    pub adapters: Option<Adapters>,
 }
 
 /// Resolves a question to its scenario.
@@ -148,6 +156,7 @@ pub fn resolve(args: &Question) -> Result<Inputs, AnswerError> {
         Some(config) => catalog::load::model_from(config, &args.model)?,
         None => catalog::load::model(&args.model)?,
     };
+    let model = model.with_adapters(args.adapters)?;
     let cluster_arg = cluster_arg(args.cluster.as_deref(), args.gpus.device())?;
     let cluster = cluster(&cluster_arg, args.gpus.device())?;
     let gpus = args.gpus.count(&cluster);

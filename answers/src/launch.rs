@@ -111,6 +111,12 @@ pub fn flags(inputs: &Inputs) -> String {
     let precision = format!("{:?}", w.precision).to_lowercase();
     unusual("precision", precision, usual.precision);
     unusual("headroom", inputs.json.headroom.to_string(), usual.headroom);
+    let adapters = &inputs.json.adapters;
+    unusual(
+        "lora",
+        adapters.clone().unwrap_or_default(),
+        adapters.is_none(),
+    );
     options
         .into_iter()
         .map(|(name, value)| format!("--{name} {}", escape::shell(&value)))

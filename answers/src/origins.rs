@@ -106,6 +106,13 @@ pub fn rows(json: &InputsJson, asked: &Asked) -> Vec<Row> {
             origin: asked.origin(flag),
         })
         .collect();
+    if let Some(adapters) = &json.adapters {
+        rows.push(Row {
+            name: "adapters (LoRA)",
+            value: adapters.clone(),
+            origin: asked.origin("lora"),
+        });
+    }
     if let Some(profile) = &json.profile {
         let measured = Row {
             name: "profile",

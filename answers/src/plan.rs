@@ -20,6 +20,7 @@ pub fn file(
     let planned = PlannedFor {
         model: &inputs.model_arg,
         model_config: scenario.model.definition(),
+        adapters: scenario.model.adapters,
         cluster: &inputs.cluster_arg,
         runtime: &scenario.runtime.name,
         workload: &scenario.workload,
@@ -42,5 +43,6 @@ pub fn ground(costs: &CostModel) -> Ground<'_> {
         runtime: &scenario.runtime,
         gpus_per_node: scenario.cluster.gpus_per_node,
         usable: costs.capacity(),
+        adapters: scenario.model.adapters,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use catalog::{Cluster, Mistake};
+use catalog::{Adapters, Cluster, Mistake};
 
 /// Most tokens of a training run: a million times the largest so far.
 const MAX_TOKENS: f64 = 1e20;
@@ -44,6 +44,12 @@ impl fmt::Display for Gpus {
             Self::Of(count, device) => write!(f, "'{count}x {device}'"),
         }
     }
+}
+
+/// Reads adapters, such as `rank=16,modules=attention`.
+pub fn adapters(text: &str) -> Result<Adapters, Mistake> {
+    text.parse()
+        .map_err(|wrong: String| Mistake::new(wrong).example("rank=16,alpha=32,modules=qkv+proj"))
 }
 
 /// Reads a number of GPUs.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::adapters::{AdaptedModule, AdaptedModules, Adapters};
 use crate::error::SpecError;
 use crate::model::{AttentionKind, ModelConfig, Moe, Position, Projections, WindowPattern};
 
@@ -12,6 +13,8 @@ use crate::model::{AttentionKind, ModelConfig, Moe, Position, Projections, Windo
 pub(crate) const MAX_DIM: u64 = 1 << 24;
 /// Largest number of decoder layers.
 const MAX_LAYERS: u64 = 4096;
+/// Largest rank of adapters.
+const MAX_RANK: u64 = 1 << 16;
 /// Largest number of experts in a layer.
 const MAX_EXPERTS: u64 = 1 << 16;
 /// Largest number of parameters: a hundred times the largest published model, and few enough that bytes of states stay
@@ -42,6 +45,23 @@ impl Model {
             config,
             definition: None,
         })
+    }
+
+    /// The same model with frozen weights and these adapters, which are trained; without adapters, the model itself.
+    ///
+    /// # Errors
+    /// When the adapters are out of range, or of layers beside which they are not predicted.
+    pub fn with_adapters(mut self, adapters: Option<Adapters>) -> Result<Self, SpecError> {
+        let wrong = |(field, message): (&str, String)| SpecError::Field {
+            path: self.config.name.clone(),
+            field: field.to_owned(),
+            message,
+        };
+        if let Some(adapters) = &adapters {
+            self::adapters(adapters, &self.config).map_err(wrong)?;
+        }
+        self.config.adapters = adapters;
+        Ok(self)
     }
 
     /// The same model, read from these fields of a `config.json`.
@@ -213,6 +233,43 @@ fn probabilities(model: &ModelConfig) -> Result<(), Wrong> {
     Ok(())
 }
 
+/// Checks that adapters have possible sizes and stand beside layers for which they are predicted.
+fn adapters(adapters: &Adapters, model: &ModelConfig) -> Result<(), Wrong> {
+    let Adapters {
+        rank,
+        alpha,
+        modules,
+        dropout,
+    } = *adapters;
+    if !(1..=MAX_RANK).contains(&rank) {
+        let message = format!("rank {rank} is not between 1 and {MAX_RANK}");
+        return Err(("adapters", message));
+    }
+    if !(1..=MAX_DIM).contains(&alpha) || !(0.0..1.0).contains(&dropout) {
+        let message = format!(
+            "alpha {alpha}, dropout {dropout}; expected an alpha of 1 to {MAX_DIM} and a dropout in [0, 1)"
+        );
+        return Err(("adapters", message));
+    }
+    if modules == AdaptedModules::default() {
+        return Err(("adapters", "no linear layer has one".to_owned()));
+    }
+    let feeds = [AdaptedModule::Fc1, AdaptedModule::Fc2];
+    let why = match model.attention.kind {
+        AttentionKind::Latent { .. } => "adapters beside latent attention (MLA) are not predicted",
+        AttentionKind::Grouped { .. } if model.mtp_layers > 0 => {
+            "adapters of a model with prediction modules (MTP) are not predicted"
+        }
+        AttentionKind::Grouped { .. }
+            if model.moe.is_some() && feeds.iter().any(|&m| modules.contains(m)) =>
+        {
+            "adapters beside experts are not predicted; adapters of attention are (modules=attention)"
+        }
+        AttentionKind::Grouped { .. } => return Ok(()),
+    };
+    Err(("adapters", why.to_owned()))
+}
+
 /// An upper bound on the number of parameters; `None` if it does not fit in 64 bits.
 fn parameters(model: &ModelConfig) -> Option<u64> {
     let a = &model.attention;
@@ -300,6 +357,24 @@ mod tests {
             let model = crate::load::model(&info.name).expect("a preset");
             let bound = parameters(&model).expect("fits 64 bits");
             assert!(bound < MAX_PARAMETERS, "{}", info.name);
+        }
+    }
+
+    #[test]
+    fn adapters_that_cannot_be_predicted_are_refused() {
+        for (model, text, part) in [
+            ("llama3-8b", "rank=0", "rank 0"),
+            ("llama3-8b", "rank=8,dropout=1", "dropout 1"),
+            ("mixtral-8x7b", "rank=8", "modules=attention"),
+            ("deepseek-v3", "rank=8,modules=attention", "latent"),
+        ] {
+            let model = crate::load::model(model).expect("a preset");
+            let adapters = text.parse().expect(text);
+            let error = model
+                .with_adapters(Some(adapters))
+                .expect_err(text)
+                .to_string();
+            assert!(error.contains(part), "{error}");
         }
     }
 }

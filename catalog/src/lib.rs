@@ -1,5 +1,6 @@
 //! The inputs: units, provenance, models, devices, clusters, workloads, runtimes and kernel tables.
 
+pub mod adapters;
 pub mod attention_charts;
 pub mod calibration;
 mod checked;
@@ -40,6 +41,7 @@ pub mod text;
 pub mod units;
 pub mod workload;
 
+pub use adapters::{AdaptedModule, AdaptedModules, Adapters};
 pub use checked::Model;
 pub use cluster::{Algorithm, Cluster, Fabric, Link};
 pub use device::{Architecture, Device};

@@ -2,6 +2,7 @@
 //! `config.json` leaves out. One structure describes all families, so that a published run's
 //! `model` block can be decoded into it as well.
 
+use crate::adapters::Adapters;
 use crate::rope::RopeScaling;
 
 /// How parameters are named, after the Hugging Face `state_dict` of the family.
@@ -78,6 +79,8 @@ pub struct ModelConfig {
     pub constants: ModelConstants,
     /// How published weights are stored where that is not a type to train in (`fp8`, `mxfp4`).
     pub stored_as: Option<String>,
+    /// Adapters that are trained in place of the weights, which are then frozen; without, all weights are trained.
+    pub adapters: Option<Adapters>,
 }
 
 /// Constants of a model's arithmetic. They change results; of cost, a pointwise kernel at most.

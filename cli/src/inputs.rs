@@ -24,6 +24,7 @@ pub(crate) fn resolve(args: &ScenarioArgs) -> Result<Inputs, CliError> {
         global_batch: args.global_batch,
         precision: precision(args.precision),
         headroom: args.headroom,
+        adapters: args.trained.lora,
     })?)
 }
 

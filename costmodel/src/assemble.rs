@@ -13,7 +13,7 @@ use crate::block_cost::{BlockCost, BlockKey};
 use crate::blocks::BlockCosts;
 use crate::book::Update;
 use crate::stage::{Run, StageWork};
-use crate::states::{self, Elements, StateBytes};
+use crate::states::{self, StateBytes, Weights};
 use crate::traffic::DataParallel;
 
 /// Everything the engine and the reports need to know about a strategy.
@@ -48,11 +48,37 @@ pub struct StageClass {
     /// Its work and memory for one micro-batch.
     pub work: StageWork,
     /// Elements that a rank holds of it.
-    elements: Elements,
+    weights: Weights,
     /// Bytes of their states. ZeRO shards every virtual stage by itself: the states of each are one buffer.
     states: StateBytes,
-    /// Elements of its largest block.
-    largest: u64,
+    largest: Largest,
+}
+
+/// Elements of the largest block, by what happens to one block at a time.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Largest {
+    /// Elements that are gathered: of all weights.
+    gathered: u64,
+    /// Elements whose gradients are reduced: of trained weights.
+    reduced: u64,
+}
+
+impl Largest {
+    /// The same with another block.
+    pub(crate) fn or(self, block: Weights) -> Self {
+        Self {
+            gathered: self.gathered.max(block.all().total()),
+            reduced: self.reduced.max(block.trained.total()),
+        }
+    }
+
+    /// The larger of both, in each count.
+    fn or_largest(self, other: Self) -> Self {
+        Self {
+            gathered: self.gathered.max(other.gathered),
+            reduced: self.reduced.max(other.reduced),
+        }
+    }
 }
 
 /// The block costs that a strategy's stages are built from, looked up once.
@@ -151,33 +177,38 @@ impl Assembled {
         let runtime = &scenario.runtime;
         let copies = runtime.rewrites.contains(&Rewrite::CopyGradientsForStep)
             || states::copies_for_step(runtime, strategy, scenario.workload.precision);
-        let mut held =
-            vec![(Elements::default(), StateBytes::default(), 0u64); strategy.pp as usize];
+        let ranks = strategy.pp as usize;
+        let none = (
+            Weights::default(),
+            StateBytes::default(),
+            Largest::default(),
+        );
+        let mut held = vec![none; ranks];
         for (&class, &rank) in self.class_of_stage.iter().zip(self.rank_of_stage.iter()) {
             let class = &self.classes[class as usize];
-            let (elements, states, largest) = &mut held[rank as usize];
-            *elements += class.elements;
+            let (weights, states, largest) = &mut held[rank as usize];
+            *weights += class.weights;
             *states += class.states;
-            *largest = (*largest).max(class.largest);
+            *largest = largest.or_largest(class.largest);
         }
         for rank in 0..held.len() {
-            let (elements, states, largest) = held[rank];
-            let in_flight = in_flight(strategy, costs, largest, elements);
+            let (weights, states, largest) = held[rank];
+            let in_flight = in_flight(strategy, costs, largest, weights);
             let time = match rank.checked_sub(1) {
-                Some(before) if held[before].0 == elements && held[before].1 == states => {
+                Some(before) if held[before].0 == weights && held[before].1 == states => {
                     self.optimizer[before]
                 }
                 _ => {
                     let update = Update {
                         parallel,
-                        elements,
+                        elements: weights.trained,
                         gradients: states.gradients,
                     };
                     costs.book().optimizer(scenario, strategy, &update)?
                 }
             };
             let copy = if copies {
-                parallel.sharding.updated(elements) * DType::F32.size()
+                parallel.sharding.updated(weights.trained) * DType::F32.size()
             } else {
                 0
             };
@@ -333,18 +364,18 @@ impl StageClass {
         costs
             .book()
             .data_parallel(scenario, strategy, parallel, &runs, &mut work)?;
-        let elements = elements(costs, strategy, &runs);
+        let weights = weights(costs, strategy, &runs);
         let states = (parallel.sharding).states(
-            elements,
+            weights,
             &strategy.state_types(&scenario.runtime),
             scenario.workload.precision,
         );
-        let largest = |run: &Run| run.cost.elements.dense + run.cost.elements.expert;
+        let largest = |largest: Largest, run: &Run| largest.or(run.cost.weights);
         Ok(Self {
-            largest: runs.iter().map(largest).max().unwrap_or(0),
+            largest: runs.iter().fold(Largest::default(), largest),
             runs,
             work,
-            elements,
+            weights,
             states,
         })
     }
@@ -352,16 +383,16 @@ impl StageClass {
 
 /// Elements that a rank holds of a virtual stage. If one stage has both ends of the model, tied embeddings share one
 /// table and count once.
-fn elements(costs: &BlockCosts, strategy: &Decisions, runs: &[Run]) -> Elements {
+fn weights(costs: &BlockCosts, strategy: &Decisions, runs: &[Run]) -> Weights {
     let model = &costs.scenario().model;
-    let mut elements = Elements::default();
+    let mut weights = Weights::default();
     for run in runs {
-        elements += run.cost.elements * run.count;
+        weights += run.cost.weights * run.count;
     }
     if model.tied_embeddings && strategy.stages.0.len() == 1 {
-        elements.dense -= dtensor::placement::chunk_size(model.vocab, strategy.tp) * model.hidden;
+        weights.share(dtensor::placement::chunk_size(model.vocab, strategy.tp) * model.hidden);
     }
-    elements
+    weights
 }
 
 /// Sets a stage's peak memory beyond the saved activations: in forward, earlier blocks' activations are already held;
@@ -388,8 +419,8 @@ fn transients(stage: &mut StageWork, runs: &[Run]) {
 pub(crate) fn in_flight(
     strategy: &Decisions,
     costs: &BlockCosts,
-    largest: u64,
-    held: Elements,
+    largest: Largest,
+    held: Weights,
 ) -> Bytes {
     let scenario = costs.scenario();
     let compute = scenario.workload.precision.activation().size();
@@ -397,21 +428,20 @@ pub(crate) fn in_flight(
     match strategy.zero {
         // The copies that autocast makes of all parameters live until the step's end.
         Zero::Z0 if states::casts_whole(scenario, strategy.zero) => {
-            Bytes((held.dense + held.expert) * compute)
+            Bytes(held.trained.total() * compute)
         }
         Zero::Z0 | Zero::Z1 => Bytes(0),
-        Zero::Z2 => Bytes(largest * reduce),
+        Zero::Z2 => Bytes(largest.reduced * reduce),
         // Not resharded after forward: the parameters of every block, and also all their gradients when these
         // accumulate over several micro-batches.
         Zero::Z3 if !strategy.reshard_after_forward => {
-            let whole = held.dense + held.expert;
             let gradients = if strategy.num_micro_batches > 1 {
-                whole
+                held.trained.total()
             } else {
-                largest
+                largest.reduced
             };
-            Bytes(whole * compute + gradients * reduce)
+            Bytes(held.all().total() * compute + gradients * reduce)
         }
-        Zero::Z3 => Bytes(largest * (2 * compute + reduce)),
+        Zero::Z3 => Bytes(largest.gathered * 2 * compute + largest.reduced * reduce),
     }
 }

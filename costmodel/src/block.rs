@@ -6,7 +6,7 @@ use dtensor::Trace;
 use models::BlockClass;
 use plans::{NamedTime, Recompute};
 
-use crate::block_cost::{BlockCost, BlockDetail, BlockKey, Tensors, elements};
+use crate::block_cost::{BlockCost, BlockDetail, BlockKey, Tensors, weights};
 use crate::book::{BlockToPrice, PriceBook, PricedBlock};
 use crate::issue::Launch;
 use crate::lower::{BlockMemory, Lowered, Lowering};
@@ -98,7 +98,7 @@ fn of_key(
             recompute: run(again),
             memory: *memory,
             output: trace.output.map_or(Bytes(0), |id| trace.tensor(id).bytes()),
-            elements: elements(trace),
+            weights: weights(trace),
             tensors: Tensors::of(trace),
         };
     Ok(again.zip(memory).map(cost).collect())

@@ -7,7 +7,7 @@ use plans::{Decisions, Group, NamedTime, Recompute};
 
 use crate::Scenario;
 use crate::lower::BlockMemory;
-use crate::states::{self, Elements};
+use crate::states::{self, Weights};
 use crate::work::{Backward, Work};
 
 /// DeepSpeed's ZeRO-3 keeps tensors of fewer elements whole on every rank (`stage3_param_persistence_threshold`).
@@ -18,8 +18,8 @@ const PERSISTENT: u64 = 100_000;
 pub struct Tensors {
     /// Number of tensors that are gathered: those large enough to be sharded.
     pub gathered: u64,
-    /// Number of all tensors; the gradient of each is reduced.
-    pub all: u64,
+    /// Number of trained tensors; the gradient of each is reduced.
+    pub reduced: u64,
 }
 
 impl Tensors {
@@ -27,10 +27,10 @@ impl Tensors {
     #[must_use]
     pub fn of(trace: &Trace) -> Self {
         let large = |elements: u64| elements >= PERSISTENT;
-        let sizes = || trace.parameters.iter().map(|p| p.local_elements);
+        let all = || trace.parameters.iter();
         Self {
-            gathered: sizes().filter(|&elements| large(elements)).count() as u64,
-            all: sizes().count() as u64,
+            gathered: all().filter(|p| large(p.local_elements)).count() as u64,
+            reduced: all().filter(|p| p.trained).count() as u64,
         }
     }
 }
@@ -81,7 +81,7 @@ pub struct BlockCost {
     /// Bytes of the tensor handed to the next block.
     pub output: Bytes,
     /// Parameters that a rank holds of this block, before ZeRO shards them.
-    pub elements: Elements,
+    pub weights: Weights,
     /// Number of the block's parameter tensors.
     pub tensors: Tensors,
 }
@@ -96,16 +96,20 @@ pub struct BlockDetail {
 }
 
 /// Counts the parameters that a rank holds of a traced block, before ZeRO shards them.
-pub(crate) fn elements(trace: &Trace) -> Elements {
-    let mut elements = Elements::default();
+pub(crate) fn weights(trace: &Trace) -> Weights {
+    let mut weights = Weights::default();
     for parameter in &trace.parameters {
+        let elements = match parameter.trained {
+            true => &mut weights.trained,
+            false => &mut weights.frozen,
+        };
         if parameter.expert {
             elements.expert += parameter.local_elements;
         } else {
             elements.dense += parameter.local_elements;
         }
     }
-    elements
+    weights
 }
 
 impl BlockKey {

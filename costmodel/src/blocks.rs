@@ -10,7 +10,7 @@ use crate::block::Siblings;
 use crate::block_cost::{BlockCost, BlockDetail, BlockKey};
 use crate::book::PriceBook;
 use crate::memo::Memo;
-use crate::states::Elements;
+use crate::states::Weights;
 use crate::{CostError, Scenario, block, block_cost};
 
 /// A scenario with its prices and a cache of block costs, keyed by local shape.
@@ -23,7 +23,7 @@ pub(crate) struct BlockCosts {
     class_of_layer: Vec<u8>,
     blocks: Arc<Memo<BlockKey, BlockCost>>,
     /// Elements of the whole model on the ranks of a pipeline together, by tensor and expert sizes.
-    elements: Arc<Memo<[u64; 3], Elements>>,
+    weights: Arc<Memo<[u64; 3], Weights>>,
 }
 
 impl BlockCosts {
@@ -42,7 +42,7 @@ impl BlockCosts {
             book: book.into(),
             layer_classes,
             blocks: Arc::default(),
-            elements: Arc::default(),
+            weights: Arc::default(),
         }
     }
 
@@ -63,7 +63,7 @@ impl BlockCosts {
             layer_classes: self.layer_classes.clone(),
             class_of_layer: self.class_of_layer.clone(),
             blocks: Arc::clone(&self.blocks),
-            elements: Arc::clone(&self.elements),
+            weights: Arc::clone(&self.weights),
         })
     }
 
@@ -118,7 +118,7 @@ impl BlockCosts {
     ///
     /// # Errors
     /// When a block cannot be traced.
-    pub(crate) fn elements(&self, d: &Decisions) -> Result<Elements, CostError> {
+    pub(crate) fn weights(&self, d: &Decisions) -> Result<Weights, CostError> {
         let scenario = &self.scenario;
         // Only these sizes decide how parameters are divided.
         let layout = BlockLayout {
@@ -132,22 +132,22 @@ impl BlockCosts {
                 scenario.workload.precision.activation(),
             )
         };
-        let found = self.elements.get(&[d.tp, d.ep, d.etp], || {
-            let mut counted: Vec<(BlockClass, Elements)> = Vec::new();
-            let mut all = Elements::default();
+        let found = self.weights.get(&[d.tp, d.ep, d.etp], || {
+            let mut counted: Vec<(BlockClass, Weights)> = Vec::new();
+            let mut all = Weights::default();
             for class in models::blocks(&scenario.model) {
                 let known = counted.iter().find(|(other, _)| *other == class);
-                let elements = match known {
-                    Some(&(_, elements)) => elements,
+                let weights = match known {
+                    Some(&(_, weights)) => weights,
                     None => {
                         let trace = models::trace_block(&scenario.model, class, &layout)
                             .map_err(|e| CostError::Trace(e.to_string()))?;
-                        let elements = block_cost::elements(&trace);
-                        counted.push((class, elements));
-                        elements
+                        let weights = block_cost::weights(&trace);
+                        counted.push((class, weights));
+                        weights
                     }
                 };
-                all += elements;
+                all += weights;
             }
             Ok(all)
         })?;

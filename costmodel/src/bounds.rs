@@ -12,12 +12,12 @@ use catalog::{AxisOrder, Bytes, Seconds};
 use plans::{Decisions, Floors};
 
 use crate::CostError;
-use crate::assemble::{Blocks, in_flight};
+use crate::assemble::{Blocks, Largest, in_flight};
 use crate::block_cost::BlockCost;
 use crate::blocks::BlockCosts;
 use crate::floors::ROUNDING;
 use crate::pipeline::Pipeline;
-use crate::states::{Elements, Sharding};
+use crate::states::{Sharding, Weights};
 use crate::traffic::DataParallel;
 
 /// Kinds of blocks: embedding, head and prediction module, then for every class of layers those of which a stage's
@@ -198,7 +198,7 @@ pub struct LayoutBounds {
     /// Seconds of backward in one pass on the device, and on the host; then those of [`Part::Input`] and [`Part::All`].
     backward: [Vec<f64>; 4],
     saved: Vec<f64>,
-    elements: Vec<Elements>,
+    weights: Vec<Weights>,
     output: f64,
     transfer: f64,
     step: Seconds,
@@ -237,8 +237,8 @@ impl LayoutBounds {
         let keeps_output = (scenario.runtime.rewrites).contains(&Rewrite::KeepStageOutput);
         let overheads = &scenario.runtime.overheads;
         let sharding = |d: &Decisions| DataParallel::new(d, &scenario.cluster).sharding;
-        let elements =
-            |block: &Option<&Arc<BlockCost>>| block.map_or(Elements::default(), |b| b.elements);
+        let weights =
+            |block: &Option<&Arc<BlockCost>>| block.map_or(Weights::default(), |b| b.weights);
         Ok(Self {
             forward: [all(&|b| b.forward.device().0), all(&|b| b.forward.host.0)],
             backward: [
@@ -248,7 +248,7 @@ impl LayoutBounds {
                 all(&|b| both(b).min(whole(b))),
             ],
             saved: all(&|b| b.memory.saved_bytes.as_f64()),
-            elements: of_kind.iter().map(elements).collect(),
+            weights: of_kind.iter().map(weights).collect(),
             output: if d.pp > 1 && keeps_output {
                 blocks.output().as_f64()
             } else {
@@ -297,17 +297,17 @@ impl LayoutBounds {
 
     fn memory(&self, costs: &BlockCosts, held: &Held) -> Bytes {
         let saved = product(&held.saved, &self.saved) + held.outputs * self.output;
-        let mut elements = Elements::default();
-        let mut largest = 0;
-        for (of_block, &count) in self.elements.iter().zip(&held.own) {
-            elements += *of_block * count;
+        let mut weights = Weights::default();
+        let mut largest = Largest::default();
+        for (of_block, &count) in self.weights.iter().zip(&held.own) {
+            weights += *of_block * count;
             if count > 0 {
-                largest = largest.max(of_block.dense + of_block.expert);
+                largest = largest.or(*of_block);
             }
         }
-        elements.dense = elements.dense.saturating_sub(self.tied);
+        weights.share(self.tied);
         let of_sharding = |(d, sharding): &(Decisions, Sharding)| {
-            states(costs, d, sharding, elements) + in_flight(d, costs, largest, elements)
+            states(costs, d, sharding, weights) + in_flight(d, costs, largest, weights)
         };
         let least = self.least.iter().map(of_sharding).min();
         Bytes((saved * ROUNDING) as u64) + self.outside + least.unwrap_or_default()
@@ -324,10 +324,10 @@ fn tied(costs: &BlockCosts, d: &Decisions) -> u64 {
     }
 }
 
-fn states(costs: &BlockCosts, d: &Decisions, sharding: &Sharding, elements: Elements) -> Bytes {
+fn states(costs: &BlockCosts, d: &Decisions, sharding: &Sharding, weights: Weights) -> Bytes {
     let scenario = costs.scenario();
     let types = d.state_types(&scenario.runtime);
-    (sharding.states(elements, &types, scenario.workload.precision)).total()
+    (sharding.states(weights, &types, scenario.workload.precision)).total()
 }
 
 fn product(counts: &[f64], costs: &[f64]) -> f64 {
@@ -349,11 +349,11 @@ pub(crate) fn states_floor(
     lightest: &[Decisions],
 ) -> Result<Bytes, CostError> {
     let scenario = costs.scenario();
-    let mut elements = costs.elements(d)?;
-    elements.dense = elements.dense.saturating_sub(tied(costs, d));
+    let mut weights = costs.weights(d)?;
+    weights.share(tied(costs, d));
     let of_sharding = |d: &Decisions| {
         let sharding = DataParallel::new(d, &scenario.cluster).sharding;
-        states(costs, d, &sharding, elements)
+        states(costs, d, &sharding, weights)
     };
     let least = lightest.iter().map(of_sharding).min().unwrap_or_default();
     let overheads = &scenario.runtime.overheads;

@@ -1,10 +1,10 @@
 //! Model FLOPs: the numerator of MFU, independent of how the model is run.
 
 use catalog::model::{AttentionKind, Mlp, ModelConfig, Moe};
-use catalog::{Flops, Workload};
+use catalog::{AdaptedModule, Adapters, Flops, Workload};
 
 /// Model FLOPs of one token, forward and backward, without recomputation: 6 per active parameter of matrix products
-/// (the head counted once), plus those of attention, `6 · Σ_layers heads · (d_qk + d_v) · keys`. The fields differ in
+/// (the head counted once), or 4 if it is frozen, because its gradient is not computed; plus those of attention, `6 · Σ_layers heads · (d_qk + d_v) · keys`. The fields differ in
 /// how many keys they count for a query.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ModelFlops {
@@ -39,10 +39,35 @@ pub fn per_token(model: &ModelConfig, workload: &Workload) -> ModelFlops {
     }
     // A multi-token-prediction module projects two hidden states to one and runs the head once more.
     parameters += model.mtp_layers as f64 * (2.0 * hidden * hidden + head);
+    if let Some(adapters) = &model.adapters {
+        // Of the three products with a frozen weight, the one that gives its gradient is not computed.
+        parameters =
+            parameters * (2.0 / 3.0) + model.layers as f64 * adapter_parameters(model, adapters);
+    }
     ModelFlops {
         once: Flops(6.0 * (parameters + seen)),
         palm: Flops(6.0 * (parameters + all)),
     }
+}
+
+/// Parameters of a layer's adapters, each linear layer counted by itself.
+fn adapter_parameters(model: &ModelConfig, adapters: &Adapters) -> f64 {
+    let hidden = model.hidden as f64;
+    let (qk, v) = model.attention.head_dims();
+    let [heads, kv_heads] = [model.attention.heads, model.attention.kv_heads()];
+    let width = |heads: u64, dim: u64| heads as f64 * dim as f64;
+    let widths = |module: AdaptedModule| match module {
+        AdaptedModule::Q => hidden + width(heads, qk),
+        AdaptedModule::K => hidden + width(kv_heads, qk),
+        AdaptedModule::V => hidden + width(kv_heads, v),
+        AdaptedModule::Proj => width(heads, v) + hidden,
+        AdaptedModule::Fc1 => {
+            let matrices = if model.mlp.gated { 2.0 } else { 1.0 };
+            matrices * (hidden + model.mlp.ffn as f64)
+        }
+        AdaptedModule::Fc2 => model.mlp.ffn as f64 + hidden,
+    };
+    adapters.rank as f64 * adapters.modules.modules().map(widths).sum::<f64>()
 }
 
 /// Keys that a query sees on average: `(s + 1) / 2` over a whole sequence; fewer with a sliding window, which the first

@@ -320,7 +320,7 @@ impl<'a> Order<'a> {
         let gathered = self.kernel(message).writes[0];
         let reads = |&&kernel: &&usize| {
             let kernel = self.kernel(kernel);
-            is_product(kernel)
+            self.is_product(kernel)
                 && kernel.pass != Pass::BackwardWeight
                 && self.among(&kernel.reads, gathered)
         };
@@ -343,7 +343,7 @@ impl<'a> Order<'a> {
         let summed = self.kernel(message).reads[0];
         let makes = |&&kernel: &&usize| {
             let kernel = self.kernel(kernel);
-            is_product(kernel) && self.among(&kernel.writes, summed)
+            self.is_product(kernel) && self.among(&kernel.writes, summed)
         };
         let product = *earlier.iter().rfind(makes)?;
         Some(Sum {
@@ -391,13 +391,13 @@ impl<'a> Order<'a> {
             let gathered = self.kernel(message).writes[0];
             let until = backward.clone().find(|&kernel| {
                 let kernel = self.kernel(kernel);
-                is_product(kernel)
+                self.is_product(kernel)
                     && kernel.pass == Pass::BackwardWeight
                     && self.among(&kernel.reads, gathered)
             })?;
             let is_data_gradient = |&kernel: &usize| {
                 let kernel = self.kernel(kernel);
-                is_product(kernel) && kernel.pass == Pass::BackwardInput
+                self.is_product(kernel) && kernel.pass == Pass::BackwardInput
             };
             Some(Regather {
                 message,
@@ -430,6 +430,13 @@ impl<'a> Order<'a> {
         }
     }
 
+    /// Whether a kernel is a product that messages may run beside: not one of an adapter, which is short.
+    fn is_product(&self, kernel: &Kernel) -> bool {
+        use KernelKind::{Gemm, GroupedGemm};
+        let product = matches!(kernel.kind, Gemm { .. } | GroupedGemm { .. });
+        product && !self.trace.op(kernel.pass, kernel.op).is_of_adapter()
+    }
+
     fn is_attention(&self, kernel: usize) -> bool {
         let kernel = self.kernel(kernel);
         self.trace.op(kernel.pass, kernel.op).is_core_attention()
@@ -457,13 +464,6 @@ fn wait_for(message: usize, sent: &[(usize, usize)], queue: &mut Queue) {
     if let Some(&(_, launch)) = sent.iter().rfind(|(kernel, _)| *kernel == message) {
         queue.wait(launch);
     }
-}
-
-fn is_product(kernel: &Kernel) -> bool {
-    matches!(
-        kernel.kind,
-        KernelKind::Gemm { .. } | KernelKind::GroupedGemm { .. }
-    )
 }
 
 #[cfg(test)]

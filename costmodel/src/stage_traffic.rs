@@ -28,16 +28,19 @@ pub(crate) fn add_layers(
     let reduced = states::reduced_type(&types, strategy.zero);
     let whole = (scenario.runtime.rewrites).contains(&Rewrite::AllReduceGradients);
     for run in runs {
-        let elements = run.cost.elements;
+        let weights = run.cost.weights;
         stage.layers.push(LayerTraffic {
             count: run.count,
             forward_share: share(run.cost.forward, forward),
             backward_share: share(run.cost.recompute + run.cost.backward.whole, backward),
             gather: match strategy.zero {
                 Zero::Z0 => Seconds(0.0),
-                _ => parallel.gather(elements, message, scenario.workload.precision)?,
+                zero => {
+                    let elements = weights.gathered(zero);
+                    parallel.gather(elements, message, scenario.workload.precision)?
+                }
             },
-            reduce: parallel.reduce(elements, message, reduced, whole)?,
+            reduce: parallel.reduce(weights.trained, message, reduced, whole)?,
         });
     }
     Ok(())

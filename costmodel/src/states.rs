@@ -43,6 +43,68 @@ impl std::ops::Mul<u64> for Elements {
     }
 }
 
+impl Elements {
+    /// Elements of both kinds.
+    #[must_use]
+    pub fn total(self) -> u64 {
+        self.dense + self.expert
+    }
+}
+
+/// Elements of the weights of a stage on one rank: of those that are trained, and of those that are frozen because
+/// adapters are trained in their place. Frozen ones have neither gradients nor optimizer states.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Weights {
+    /// Weights that are trained.
+    pub trained: Elements,
+    /// Weights that are not.
+    pub frozen: Elements,
+}
+
+impl Weights {
+    /// Elements of all weights, trained or not.
+    #[must_use]
+    pub fn all(self) -> Elements {
+        let mut all = self.trained;
+        all += self.frozen;
+        all
+    }
+
+    /// Elements that ranks gather from each other: all under ZeRO-3, else those that the optimizer updated.
+    pub(crate) fn gathered(self, zero: Zero) -> Elements {
+        match zero {
+            Zero::Z3 => self.all(),
+            Zero::Z0 | Zero::Z1 | Zero::Z2 => self.trained,
+        }
+    }
+
+    /// Takes away a table of dense elements that was counted twice: with adapters it is a frozen one.
+    pub(crate) fn share(&mut self, table: u64) {
+        let holder = match self.frozen.dense {
+            0 => &mut self.trained,
+            _ => &mut self.frozen,
+        };
+        holder.dense = holder.dense.saturating_sub(table);
+    }
+}
+
+impl std::ops::AddAssign for Weights {
+    fn add_assign(&mut self, other: Self) {
+        self.trained += other.trained;
+        self.frozen += other.frozen;
+    }
+}
+
+impl std::ops::Mul<u64> for Weights {
+    type Output = Self;
+    fn mul(self, count: u64) -> Self {
+        Self {
+            trained: self.trained * count,
+            frozen: self.frozen * count,
+        }
+    }
+}
+
 /// Number of ranks over which ZeRO shards the states of each kind of parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sharding {
@@ -101,23 +163,24 @@ impl Sharding {
         }
     }
 
-    /// Bytes of each kind of state on a rank.
+    /// Bytes of each kind of state on a rank. Frozen weights are held in the type that kernels read.
     #[must_use]
-    pub fn states(
-        &self,
-        elements: Elements,
-        types: &StateTypes,
-        precision: Precision,
-    ) -> StateBytes {
-        let whole = elements.dense + elements.expert;
-        let shard = self.shard(elements);
+    pub fn states(&self, weights: Weights, types: &StateTypes, precision: Precision) -> StateBytes {
+        let whole = weights.trained.total();
+        let shard = self.shard(weights.trained);
+        let frozen = match self.zero {
+            Zero::Z3 => self.shard(weights.frozen),
+            Zero::Z0 | Zero::Z1 | Zero::Z2 => weights.frozen.total(),
+        };
         let at = |level: Zero| if self.zero >= level { shard } else { whole };
         let parameter = parameter_type(types, precision);
         let gradient = gradient_type(types, precision);
         let extra = types.extra_gradient.map_or(0, DType::size);
         let master = types.master.map_or(0, DType::size);
         StateBytes {
-            parameters: Bytes(at(Zero::Z3) * parameter.size()),
+            parameters: Bytes(
+                at(Zero::Z3) * parameter.size() + frozen * precision.activation().size(),
+            ),
             gradients: Bytes(at(Zero::Z2) * (gradient.size() + extra)),
             master: Bytes(at(Zero::Z1) * master),
             moments: Bytes(at(Zero::Z1) * (types.momentum.size() + types.variance.size())),
@@ -171,10 +234,12 @@ pub(crate) fn checkpoint_bytes(scenario: &Scenario, d: &Decisions) -> u64 {
 /// # Errors
 /// When the model cannot be traced.
 pub fn whole(scenario: &Scenario) -> Result<Bytes, CostError> {
-    let dense = models::parameter_count(&scenario.model);
-    let elements = Elements {
-        dense: dense.map_err(|e| CostError::Trace(e.to_string()))?,
-        expert: 0,
+    let [trained, frozen] =
+        models::trained_and_frozen(&scenario.model).map_err(|e| CostError::Trace(e.to_string()))?;
+    let dense = |dense| Elements { dense, expert: 0 };
+    let weights = Weights {
+        trained: dense(trained),
+        frozen: dense(frozen),
     };
     let alone = Sharding {
         zero: Zero::Z0,
@@ -187,13 +252,13 @@ pub fn whole(scenario: &Scenario) -> Result<Bytes, CostError> {
     let own = others
         .last()
         .map_or(runtime.states, |states| states.of(runtime.states));
-    let mut least = alone.states(elements, &own, precision).total();
+    let mut least = alone.states(weights, &own, precision).total();
     for types in runtime.other_gradients(precision) {
         let types = StateTypes {
             gradient: Some(types.held),
             ..own
         };
-        least = least.min(alone.states(elements, &types, precision).total());
+        least = least.min(alone.states(weights, &types, precision).total());
     }
     Ok(least)
 }

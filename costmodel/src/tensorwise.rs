@@ -23,13 +23,16 @@ pub(crate) fn expose(
     let launch = scenario.by_host(&scenario.runtime.overheads.launch);
     let sum = |count: fn(&Run) -> u64| -> u64 { runs.iter().map(|r| count(r) * r.count).sum() };
     let gathered = sum(|run| run.cost.tensors.gathered);
-    let all = sum(|run| run.cost.tensors.all);
+    let reduced = sum(|run| run.cost.tensors.reduced);
     let blocks = sum(|run| u64::from(run.cost.tensors.gathered > 0));
-    let bytes = sum(|run| run.cost.elements.dense + run.cost.elements.expert)
-        * scenario.workload.precision.activation().size();
+    let size = scenario.workload.precision.activation().size();
+    let [whole, trained] = [
+        sum(|run| run.cost.weights.all().total()),
+        sum(|run| run.cost.weights.trained.total()),
+    ];
     let pieces = |tensors: u64| launch * (tensors * ranks) as f64;
-    let passes = |count: u64| {
-        let moved = Bytes(count * bytes);
+    let passes = |count: u64, elements: u64| {
+        let moved = Bytes(count * (elements * size));
         prices.memory_bound(MemoryKind::Pointwise, moved).time
     };
     let collectives = |time: fn(&crate::stage::LayerTraffic) -> Seconds| -> Seconds {
@@ -37,9 +40,9 @@ pub(crate) fn expose(
         layers.map(|layer| time(layer) * layer.count as f64).sum()
     };
     // Three passes: clearing the buffer, reading the collective's buffer, writing the pieces.
-    let gather = collectives(|layer| layer.gather) + passes(3);
+    let gather = collectives(|layer| layer.gather) + passes(3, whole);
     // Two passes: reading the gradients, writing the collective's buffer.
-    let reduce = collectives(|layer| layer.reduce) + passes(2);
+    let reduce = collectives(|layer| layer.reduce) + passes(2, trained);
     let waits = |dp: Seconds| Work {
         dp,
         ..Work::default()
@@ -51,7 +54,7 @@ pub(crate) fn expose(
         stage.backward.add_input(waits(again));
     }
     stage.backward.add_input(waits(gather + pieces(gathered)));
-    stage.backward.add_weight(waits(reduce + pieces(all)));
+    stage.backward.add_weight(waits(reduce + pieces(reduced)));
 }
 
 #[cfg(test)]

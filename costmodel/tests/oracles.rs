@@ -124,10 +124,10 @@ fn selective_recomputation_drops_the_scores() {
     assert_eq!(layer, expected);
 }
 
-/// Megatron's distributed optimizer: 6 + 12/d bytes per parameter; 18 without.
+/// Megatron's distributed optimizer: 6 + 12/d bytes per parameter; 18 without. A frozen one takes its 2 bytes alone.
 #[test]
 fn distributed_optimizer_bytes_per_parameter() {
-    use costmodel::states::{Elements, Sharding};
+    use costmodel::states::{Elements, Sharding, Weights};
     let types = catalog::load::runtime("megatron-core")
         .expect("preset")
         .states;
@@ -148,12 +148,25 @@ fn distributed_optimizer_bytes_per_parameter() {
             dense: 1 << 20,
             expert: 0,
         };
-        let bytes = sharding.states(elements, &types, Precision::Bf16).total();
-        assert_eq!(
-            bytes.as_f64() / (1u64 << 20) as f64,
-            expected,
-            "{zero:?} over {ranks}"
-        );
+        let per_element = |weights: Weights| {
+            let bytes = sharding.states(weights, &types, Precision::Bf16).total();
+            bytes.as_f64() / (1u64 << 20) as f64
+        };
+        let trained = Weights {
+            trained: elements,
+            ..Weights::default()
+        };
+        assert_eq!(per_element(trained), expected, "{zero:?} over {ranks}");
+        let frozen = Weights {
+            frozen: elements,
+            ..Weights::default()
+        };
+        let held = if zero == catalog::Zero::Z3 {
+            2.0 / ranks as f64
+        } else {
+            2.0
+        };
+        assert_eq!(per_element(frozen), held, "{zero:?} over {ranks}");
     }
 }
 

@@ -100,11 +100,18 @@ impl<'b, 'p> Backward<'b, 'p> {
         });
     }
 
-    /// Backward of an operator that adds a vector to its input: the vector's gradient is a sum; the input's is passed
-    /// on.
-    pub(crate) fn push_sum(&mut self, of: Of<'_>, gradient: DTensor, operator: Gradient) {
-        let tensors = [vec![gradient.id], Vec::new()];
-        self.push(of.index, Pass::BackwardWeight, operator, tensors);
+    /// Backward of an operator that adds a vector to its input: the gradient of the vector `of_sum` is a sum, unless it
+    /// is frozen; the input's is passed on.
+    pub(crate) fn push_sum(
+        &mut self,
+        of: Of<'_>,
+        gradient: DTensor,
+        (operator, of_sum): (Gradient, TensorId),
+    ) {
+        if !self.tape.is_frozen(of_sum) {
+            let tensors = [vec![gradient.id], Vec::new()];
+            self.push(of.index, Pass::BackwardWeight, operator, tensors);
+        }
         self.accumulate(&of.record.inputs[0], gradient);
     }
 

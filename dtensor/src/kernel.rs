@@ -5,7 +5,6 @@ use catalog::profile::Kernel;
 
 use crate::epilogues::Epilogues;
 use crate::operator::{AttentionPiece, CostClass, Gemm, Operator, Product};
-use crate::tensor::TensorRole;
 use crate::trace::{AnyOp, Pass, Trace};
 
 impl Trace {
@@ -113,7 +112,7 @@ impl Trace {
     fn largest(&self, op: AnyOp<'_>) -> u64 {
         let ids = op.inputs.iter().chain(op.outputs);
         ids.map(|&id| self.tensor(id))
-            .filter(|t| t.role != TensorRole::Parameter)
+            .filter(|t| !t.role.is_weight())
             .map(crate::tensor::TensorInfo::elements)
             .max()
             .unwrap_or(1)
@@ -123,7 +122,7 @@ impl Trace {
     fn columns(&self, op: AnyOp<'_>) -> u64 {
         let ids = op.inputs.iter().chain(op.outputs);
         ids.map(|&id| self.tensor(id))
-            .filter(|t| t.role != TensorRole::Parameter)
+            .filter(|t| !t.role.is_weight())
             .max_by_key(|t| t.elements())
             .and_then(|t| t.shape.last().copied())
             .unwrap_or(1)

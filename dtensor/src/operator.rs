@@ -98,6 +98,8 @@ pub enum Site {
     FeedForwardOutput,
     /// The router's scores of experts, computed in fp32.
     Router,
+    /// Either of the two narrow layers of an adapter.
+    Adapter,
     /// Elsewhere: the head, a prediction module's projection, the gate of a shared expert.
     Other,
 }

@@ -61,6 +61,8 @@ pub struct Tape<'p> {
     pub(crate) records: Vec<Record>,
     /// Prefix of parameter names; a name that begins with `/` is absolute and gets none.
     prefix: String,
+    /// Whether the model's own weights are frozen, so that only adapters are trained.
+    freezes: bool,
 }
 
 impl<'p> Tape<'p> {
@@ -72,7 +74,14 @@ impl<'p> Tape<'p> {
             trace: Trace::for_a_layer(),
             records: Vec::with_capacity(OPERATORS),
             prefix: prefix.to_owned(),
+            freezes: false,
         }
+    }
+
+    /// The same tape for a model whose own weights are frozen, if `freezes`; then only adapters are trained.
+    #[must_use]
+    pub fn freezing(self, freezes: bool) -> Self {
+        Self { freezes, ..self }
     }
 
     /// Sizes of the mesh axes.
@@ -106,8 +115,29 @@ impl<'p> Tape<'p> {
     /// A parameter, with the placements that the plan gives `name`. `experts` is the number of experts in the layer
     /// that have such a parameter (1 for dense ones); they are sharded over `ep`.
     pub fn parameter(&mut self, name: &str, shape: &[u64], dtype: DType, experts: u64) -> DTensor {
+        self.weight(name, shape, dtype, experts, !self.freezes)
+    }
+
+    /// A parameter of an adapter, which is trained beside frozen weights.
+    pub fn adapter(&mut self, name: &str, shape: &[u64], dtype: DType) -> DTensor {
+        self.weight(name, shape, dtype, 1, true)
+    }
+
+    fn weight(
+        &mut self,
+        name: &str,
+        shape: &[u64],
+        dtype: DType,
+        experts: u64,
+        trained: bool,
+    ) -> DTensor {
         let placements = self.plan.parameter(name);
-        let tensor = self.tensor(name, shape, placements, dtype, TensorRole::Parameter);
+        let role = if trained {
+            TensorRole::Parameter
+        } else {
+            TensorRole::Frozen
+        };
+        let tensor = self.tensor(name, shape, placements, dtype, role);
         let one: u64 = self.trace.tensor(tensor.id).elements();
         let expert = experts > 1;
         let held = if expert {
@@ -127,6 +157,7 @@ impl<'p> Tape<'p> {
             local_elements: one * held,
             expert,
             experts,
+            trained,
             tensor: tensor.id,
         });
         tensor
@@ -219,6 +250,11 @@ impl<'p> Tape<'p> {
             role,
             storage: TensorId(0),
         })
+    }
+
+    /// Whether a tensor is a weight that is not trained.
+    pub(crate) fn is_frozen(&self, id: TensorId) -> bool {
+        self.trace.tensor(id).role == TensorRole::Frozen
     }
 
     /// Appends a tensor that owns its storage.

@@ -32,6 +32,8 @@ pub struct TensorInfo {
 pub enum TensorRole {
     /// Trained weight: lives for the whole step.
     Parameter,
+    /// Weight that is not trained, because adapters beside it are: lives for the whole step and has no gradient.
+    Frozen,
     /// The layer's input from the previous layer or stage.
     Input,
     /// Computed in forward.
@@ -112,5 +114,13 @@ impl TensorInfo {
     #[must_use]
     pub fn bytes(&self) -> catalog::Bytes {
         catalog::Bytes(self.elements().saturating_mul(self.dtype.size()))
+    }
+}
+
+impl TensorRole {
+    /// Whether it is a weight of the model, trained or not.
+    #[must_use]
+    pub fn is_weight(self) -> bool {
+        matches!(self, Self::Parameter | Self::Frozen)
     }
 }

@@ -71,6 +71,8 @@ pub struct ParameterInfo {
     pub expert: bool,
     /// Routed experts that share the name; 1 for dense parameters.
     pub experts: u64,
+    /// Whether it is trained: has a gradient and optimizer states.
+    pub trained: bool,
     /// Its tensor in the trace.
     pub tensor: TensorId,
 }

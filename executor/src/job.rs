@@ -95,6 +95,8 @@ fn check(model: &ModelConfig, strategy: &Strategy) -> Result<(), ExecutorError> 
         Some("grad_dtype: gradients are added up and reduced in fp32")
     } else if model.constants.rope_scaling == catalog::RopeScaling::Other {
         Some("this rope_type (default, linear, llama3 and yarn are)")
+    } else if model.adapters.is_some() {
+        Some("adapters beside frozen weights (LoRA) are planned and predicted, not trained here")
     } else if model.mtp_layers > 0 {
         Some("prediction modules; set num_nextn_predict_layers to 0 to train without them")
     } else {

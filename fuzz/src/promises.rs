@@ -47,6 +47,7 @@ pub fn predicted(scenario: &Scenario, strategy: &Strategy, outcome: &mut Outcome
         runtime: &scenario.runtime,
         gpus_per_node: scenario.cluster.gpus_per_node,
         usable: costs.capacity(),
+        adapters: scenario.model.adapters,
     };
     let style = Style {
         width: 80,
@@ -180,6 +181,7 @@ fn written(
     let planned = PlannedFor {
         model: &scenario.model.name,
         model_config: scenario.model.definition(),
+        adapters: scenario.model.adapters,
         cluster: &scenario.cluster.name,
         runtime: &scenario.runtime.name,
         workload: w,

@@ -243,7 +243,7 @@ fn imports_that_cannot_be_say_why() {
     a.json: the batch is not said; three of train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps and --gpus are needed, as numbers
     a.json:1: `zero_optimization.stage`: 4 is not 0, 1, 2 or 3
     a.yaml: the sequence length is not said; the file has none; give --seq
-    a.yaml:2: `adapter`: only training of all weights is planned
+    a.yaml: lora_r is not said; axolotl has no default
     a.yaml:3: `fsdp`: planned: FULL_SHARD or SHARD_GRAD_OP
     a.yaml:1: `base_model`: layers 28, but model llama3-8b has 32; give the right --model
     a.json: the sequence length is not said; the file has none; give --seq

@@ -1,7 +1,7 @@
 //! Self-attention: grouped-query and multi-head latent attention.
 
 use catalog::model::{AttentionKind, ModelConfig, Position, Projections};
-use catalog::{Axis, CpKind, LayerClass, RopeScaling};
+use catalog::{AdaptedModule, Axis, CpKind, LayerClass, RopeScaling};
 use dtensor::{AttentionShape, DTensor, Placement, Rotary, Site, SoftmaxRule, TensorId};
 
 use crate::error::ModelError;
@@ -62,41 +62,55 @@ pub(crate) fn grouped(
     };
     let out = core(block, class, [q, k, v], dims)?;
     let (site, inner) = (Site::AttentionOutput, heads * head_dim);
-    block.linear(site, &scope(n.o), &out, hidden, inner, config.out_bias)
+    let y = block.linear(site, &scope(n.o), &out, hidden, inner, config.out_bias)?;
+    block.adapted(&[AdaptedModule::Proj], &scope(n.o), &out, y)
 }
 
-/// Projects queries, keys and values of grouped attention, with separate or fused weights.
+/// Projects queries, keys and values of grouped attention, with separate or fused weights. A fused weight has one adapter
+/// if all three have, else those that have one get it after their parts were cut.
 fn projected(
     block: &mut Block<'_, '_, '_>,
     x: &DTensor,
     [heads, kv_heads, head_dim]: [u64; 3],
     projections: Projections,
 ) -> Result<[DTensor; 3], ModelError> {
+    use AdaptedModule::{K, Q, V};
     let n = block.names;
     let (hidden, bias) = (block.model.hidden, block.model.attention.qkv_bias);
-    let mut part = |name: &str, heads: u64| {
-        let scope = format!("{}.{name}", n.attention);
+    let scope = |name: &str| format!("{}.{name}", n.attention);
+    let mut part = |name: &str, heads: u64, adapted: &[AdaptedModule]| {
         let site = Site::AttentionInput;
-        block.linear(site, &scope, x, heads * head_dim, hidden, bias)
+        let y = block.linear(site, &scope(name), x, heads * head_dim, hidden, bias)?;
+        block.adapted(adapted, &scope(name), x, y)
     };
     // Query heads, and key (equally value) heads, per repetition of the fused weight's pattern.
     let (q, kv) = match projections {
         Projections::Separate => {
             return Ok([
-                part(n.q, heads)?,
-                part(n.k, kv_heads)?,
-                part(n.v, kv_heads)?,
+                part(n.q, heads, &[Q])?,
+                part(n.k, kv_heads, &[K])?,
+                part(n.v, kv_heads, &[V])?,
             ]);
         }
         Projections::Grouped => (heads / kv_heads, 1),
         Projections::Stacked => (heads, kv_heads),
     };
-    let qkv = part(n.qkv, heads + 2 * kv_heads)?;
-    let mut cut = |first: u64, heads: u64| {
+    let all = [Q, K, V];
+    let qkv = part(n.qkv, heads + 2 * kv_heads, &all)?;
+    let together = (block.model.adapters).is_some_and(|of| of.modules.contains_all(&all));
+    let mut cut = |first: u64, heads: u64, name: &str, module: AdaptedModule| {
         let columns = [first, heads, q + 2 * kv].map(|heads| heads * head_dim);
-        block.tape.slice(&qkv, columns)
+        let part = block.tape.slice(&qkv, columns);
+        match together {
+            true => Ok(part),
+            false => block.adapted(&[module], &scope(name), x, part),
+        }
     };
-    Ok([cut(0, q), cut(q, kv), cut(q + kv, kv)])
+    Ok([
+        cut(0, q, n.q, Q)?,
+        cut(q, kv, n.k, K)?,
+        cut(q + kv, kv, n.v, V)?,
+    ])
 }
 
 /// Epsilon of the norms of compressed queries, keys and values: a constant in DeepSeek's code, independent of the

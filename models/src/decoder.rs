@@ -2,7 +2,7 @@
 //! inputs and outputs.
 
 use catalog::model::{Mlp, Moe, Position, Residual};
-use catalog::{DType, LayerClass};
+use catalog::{AdaptedModule, DType, LayerClass};
 use dtensor::{DTensor, Nonlinearity, Placement, Placements, Route, Site};
 
 use crate::attention::{grouped, latent};
@@ -91,22 +91,26 @@ impl Block<'_, '_, '_> {
         };
         let x = self.tape.at(&format!("{module}.input"), x)?;
         let activation = format!("{module}.act_fn");
-        let into = Site::FeedForwardInput;
+        let mut into = |name: &str, width: u64| {
+            let site = Site::FeedForwardInput;
+            let y = self.linear(site, &scope(name), &x, width, hidden, mlp.bias)?;
+            self.adapted(&[AdaptedModule::Fc1], &scope(name), &x, y)
+        };
         let inner = if mlp.gated && mlp.fused_gate_up {
-            let both = self.linear(into, &scope(n.gate_up), &x, 2 * ffn, hidden, mlp.bias)?;
+            let both = into(n.gate_up, 2 * ffn)?;
             self.tape
                 .fused_gated_activation(&activation, self.nonlinearity(), &both)
         } else if mlp.gated {
-            let gate = self.linear(into, &scope(n.gate), &x, ffn, hidden, mlp.bias)?;
-            let up = self.linear(into, &scope(n.up), &x, ffn, hidden, mlp.bias)?;
+            let (gate, up) = (into(n.gate, ffn)?, into(n.up, ffn)?);
             self.tape
                 .gated_activation(&activation, self.nonlinearity(), &gate, &up)
         } else {
-            let up = self.linear(into, &scope(n.up), &x, ffn, hidden, mlp.bias)?;
+            let up = into(n.up, ffn)?;
             self.tape.activation(&activation, self.nonlinearity(), &up)
         };
-        let out = Site::FeedForwardOutput;
-        self.linear(out, &scope(n.down), &inner, hidden, ffn, mlp.bias)
+        let (out, down) = (Site::FeedForwardOutput, scope(n.down));
+        let y = self.linear(out, &down, &inner, hidden, ffn, mlp.bias)?;
+        self.adapted(&[AdaptedModule::Fc2], &down, &inner, y)
     }
 
     fn nonlinearity(&self) -> Nonlinearity {

@@ -32,7 +32,7 @@ pub fn trace_block(
 ) -> Result<Trace, ModelError> {
     let plan = sharding_plan(model, layout)?;
     let names = names::names(model);
-    let mut tape = Tape::new(&plan, names.layer);
+    let mut tape = Tape::new(&plan, names.layer).freezing(model.adapters.is_some());
     let tokens = [layout.micro_batch, layout.seq_len, model.hidden];
     let mut block = Block {
         tape: &mut tape,
@@ -101,14 +101,26 @@ pub fn parameters(model: &ModelConfig) -> Result<Vec<ParameterInfo>, ModelError>
     Ok(all)
 }
 
-/// Number of trained parameters of a model; shared ones count once, prediction modules do not count.
+/// Number of a model's parameters, with those of adapters; shared ones count once, prediction modules do not count.
 ///
 /// # Errors
 /// When the model cannot run even on one device.
 pub fn parameter_count(model: &ModelConfig) -> Result<u64, ModelError> {
+    Ok(trained_and_frozen(model)?.iter().sum())
+}
+
+/// The same for the parameters that are trained, and for those that are frozen beside adapters.
+///
+/// # Errors
+/// When the model cannot run even on one device.
+pub fn trained_and_frozen(model: &ModelConfig) -> Result<[u64; 2], ModelError> {
     let main = ModelConfig {
         mtp_layers: 0,
         ..model.clone()
     };
-    Ok(parameters(&main)?.iter().map(|p| p.global_elements).sum())
+    let mut counts = [0; 2];
+    for parameter in parameters(&main)? {
+        counts[usize::from(!parameter.trained)] += parameter.global_elements;
+    }
+    Ok(counts)
 }

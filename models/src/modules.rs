@@ -1,7 +1,7 @@
-//! What the modules of a block share: tape, module names, norms and linear layers.
+//! What the modules of a block share: tape, module names, norms, linear layers and adapters beside them.
 
-use catalog::DType;
 use catalog::model::ModelConfig;
+use catalog::{AdaptedModule, DType};
 use dtensor::{DTensor, Norm, Site, Tape};
 
 use crate::error::ModelError;
@@ -79,5 +79,42 @@ impl Block<'_, '_, '_> {
             .tape
             .parameter(&format!("{scope}.bias"), &[out], dtype, 1);
         Ok(self.tape.bias(bare, &y, &b))
+    }
+
+    /// Adds to `y`, which a linear layer made of `x`, what the layer's adapter makes of it (LoRA), if all of these have
+    /// one; else returns `y`. Under tensor parallelism the adapter is split as the layer is: by its rank and its outputs
+    /// beside a layer split by outputs, by its inputs beside one split by inputs.
+    pub(crate) fn adapted(
+        &mut self,
+        modules: &[AdaptedModule],
+        scope: &str,
+        x: &DTensor,
+        y: DTensor,
+    ) -> Result<DTensor, ModelError> {
+        let adapters = self.model.adapters;
+        let Some(of) = adapters.filter(|of| of.modules.contains_all(modules)) else {
+            return Ok(y);
+        };
+        let width = |t: &DTensor| t.shape.last().copied().unwrap_or(0);
+        let [a, b] = ["lora_A", "lora_B"].map(|name| format!("{scope}.{name}"));
+        let (inner, out) = (width(x), width(&y));
+        let x = match of.dropout {
+            0.0 => x.clone(),
+            dropout => self
+                .tape
+                .dropout(&format!("{scope}.lora_dropout"), x, dropout),
+        };
+        let weight = |scope: &str| format!("{scope}.weight");
+        let down = self
+            .tape
+            .adapter(&weight(&a), &[of.rank, inner], self.dtype);
+        let h = self.tape.linear(&a, &x, &down, Site::Adapter)?;
+        let h = self.tape.at(&format!("{a}.output"), h)?;
+        let up = self.tape.adapter(&weight(&b), &[out, of.rank], self.dtype);
+        let beside = self.tape.linear(&b, &h, &up, Site::Adapter)?;
+        let scaled = self
+            .tape
+            .scale(&b, &beside, of.alpha as f64 / of.rank as f64);
+        Ok(self.tape.add(&format!("{scope}.lora"), &y, &scaled)?)
     }
 }

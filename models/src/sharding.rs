@@ -38,10 +38,12 @@ pub fn sharding_plan(
     if layout.cp > 1 {
         input = input.with(Axis::Cp, Placement::Shard(SEQUENCE));
     }
+    let [weights, outputs] = adapters(model, &names, between);
+    let whole = [parameters(model, &names), weights].concat();
     Ok(ShardingPlan {
         mesh,
-        parameter: entries(parameters(model, &names))?,
-        forward: entries(forward(&names, between))?,
+        parameter: entries(whole)?,
+        forward: entries([forward(&names, between), outputs].concat())?,
         input,
         attention_exchange: layout.cp_kind,
         routing: layout.routing,
@@ -58,6 +60,31 @@ fn entries(patterns: Vec<Pattern>) -> Result<Vec<Entry>, ModelError> {
             })
         })
         .collect()
+}
+
+/// Patterns of adapters' weights, and of what leaves their first layer. Adapters are split as the layer is beside which
+/// they are (Megatron-Bridge `peft/utils.py`, `ParallelLinearAdapter`): by rank and by outputs beside a layer whose
+/// weight and bias are split by outputs, by inputs beside one of which the weight alone is split.
+fn adapters(model: &ModelConfig, n: &Names, between: Placement) -> [Vec<Pattern>; 2] {
+    let mut patterns = [Vec::new(), Vec::new()];
+    if model.adapters.is_none() {
+        return patterns;
+    }
+    let linears = attention_parameters(model, n).into_iter();
+    for (pattern, split) in linears.chain(mlp_parameters(model, n)) {
+        let [weights, outputs] = &mut patterns;
+        let mut add = |name: &str, first, second: Option<_>, to| {
+            weights.push((format!("{name}\\.lora_A\\.weight"), first));
+            weights.extend(second.map(|split| (format!("{name}\\.lora_B\\.weight"), split)));
+            outputs.push((format!("{name}\\.lora_A\\.output"), vec![(Axis::Tp, to)]));
+        };
+        if let Some(name) = pattern.strip_suffix("\\.(weight|bias)") {
+            add(name, column(), Some(split), Placement::Replicate);
+        } else if let Some(name) = pattern.strip_suffix("\\.weight") {
+            add(name, split, None, between);
+        }
+    }
+    patterns
 }
 
 fn column() -> Vec<(Axis, Placement)> {

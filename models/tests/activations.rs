@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use catalog::{DType, Model};
-use dtensor::{AttentionPiece, CostClass, Gemm, Operator, Pointwise, Product, TensorRole, Trace};
+use dtensor::{AttentionPiece, CostClass, Gemm, Operator, Pointwise, Product, Trace};
 use models::{BlockClass, BlockLayout, trace_block};
 
 const S: u64 = 128;
@@ -46,7 +46,7 @@ fn saved(trace: &Trace, regather: bool) -> BTreeMap<&'static str, u64> {
             let info = trace.tensor(storage);
             // The paper leaves out the norms' statistics, 4·s·b bytes each.
             let statistics = info.dtype == DType::F32;
-            if info.role == TensorRole::Parameter || statistics || seen.contains(&storage) {
+            if info.role.is_weight() || statistics || seen.contains(&storage) {
                 continue;
             }
             seen.push(storage);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use catalog::{SpecError, Workload};
+use catalog::{Adapters, SpecError, Workload};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -35,6 +35,9 @@ pub struct PlanFile {
     pub runtime: String,
     /// What is trained.
     pub workload: WorkloadFile,
+    /// Adapters that are trained in place of the weights; absent where all weights are trained.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapters: Option<Adapters>,
     /// Share of device memory to leave free. Not part of the id; absent in plans of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headroom: Option<f64>,
@@ -141,6 +144,8 @@ pub struct PlannedFor<'a> {
     pub model: &'a str,
     /// The fields that define the model, if it is no preset.
     pub model_config: Option<&'a serde_json::Value>,
+    /// Adapters that are trained in place of the weights.
+    pub adapters: Option<Adapters>,
     /// Cluster preset or path.
     pub cluster: &'a str,
     /// Runtime.
@@ -175,6 +180,7 @@ impl PlanFile {
                 global_batch: workload.global_batch,
                 precision: workload.precision,
             },
+            adapters: planned.adapters,
             headroom: Some(planned.headroom),
             strategy: StrategyJson::new(strategy.decisions(), workload.precision),
             strategy_text: strategy.to_string(),
@@ -200,6 +206,9 @@ impl PlanFile {
         // Plans of presets, and those written before models were carried, keep their ids.
         if let Some(config) = &self.model_config {
             decisions["model_config"] = config.clone();
+        }
+        if let Some(adapters) = &self.adapters {
+            decisions["adapters"] = serde_json::json!(adapters);
         }
         let digest = Sha256::digest(decisions.to_string().as_bytes());
         digest

@@ -74,6 +74,7 @@ fn plan(strategy: &Plan) -> PlanFile {
         tool_version: "0.1.0".to_owned(),
         model: "mixtral-8x7b".to_owned(),
         model_config: None,
+        adapters: None,
         cluster: "dgx-h100".to_owned(),
         runtime: "no".to_owned(),
         workload: WorkloadFile {

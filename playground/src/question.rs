@@ -53,6 +53,7 @@ impl Asked {
             precision: read(&self.precision, precision)?.unwrap_or(Precision::Bf16),
             headroom: read(&self.headroom, values::share)?
                 .unwrap_or(answers::inputs::DEFAULT_HEADROOM),
+            adapters: None,
         })
     }
 

@@ -165,6 +165,7 @@ impl Plan {
         let planned = PlannedFor {
             model: &inputs.model,
             model_config: scenario.model.definition(),
+            adapters: scenario.model.adapters,
             cluster: &inputs.cluster,
             runtime: &scenario.runtime.name,
             workload: &scenario.workload,
@@ -187,11 +188,12 @@ fn scenario(file: &PlanFile) -> Result<Scenario, PlanError> {
         global_batch: w.global_batch,
         precision: w.precision,
     });
+    let model = match &file.model_config {
+        Some(config) => catalog::load::model_defined(config, &file.model, "plan")?,
+        None => catalog::load::model(&file.model)?,
+    };
     Ok(Scenario {
-        model: match &file.model_config {
-            Some(config) => catalog::load::model_defined(config, &file.model, "plan")?,
-            None => catalog::load::model(&file.model)?,
-        },
+        model: model.with_adapters(file.adapters)?,
         cluster: catalog::load::cluster(&file.cluster)?,
         runtime: catalog::load::runtime(&file.runtime)?,
         workload: workload.map_err(|e| PlanError::Usage(e.to_string()))?,

@@ -1,6 +1,6 @@
 //! Answers on a terminal: what fits, how fast it is, where time and memory go, and what to do next.
 
-use catalog::{Bytes, Runtime, Seconds};
+use catalog::{Adapters, Bytes, Runtime, Seconds};
 use plans::grammar::written;
 use plans::{Candidate, Decisions, Fit, Prediction, SearchOutcome};
 
@@ -17,6 +17,8 @@ pub struct Ground<'a> {
     pub gpus_per_node: u64,
     /// Memory of a GPU that a plan may use: its capacity less headroom.
     pub usable: Bytes,
+    /// Adapters that are trained in place of the weights.
+    pub adapters: Option<Adapters>,
 }
 
 /// The result of a search.
@@ -88,6 +90,10 @@ pub fn prediction(
     }
     let said = words::plan(strategy, ground.gpus_per_node).join("; ");
     text.push_str(&style.paragraph("  ", &said));
+    if let Some(adapters) = &ground.adapters {
+        let said = words::adapters(adapters);
+        text.push_str(&style.paragraph("  ", &said));
+    }
     text.push('\n');
     text.push_str(&style.pairs(&figures(p)));
     text.push('\n');

@@ -1,7 +1,7 @@
 //! Plans and predictions as a person says them: the layout, the moment of the peak, what to be careful about, and what
 //! abbreviations mean.
 
-use catalog::{Bytes, DType, GradientTypes, OptimizerStates, Origin, ScheduleKind};
+use catalog::{Adapters, Bytes, DType, GradientTypes, OptimizerStates, Origin, ScheduleKind};
 use plans::{Decisions, Fit, Prediction, Recompute, Zero};
 
 use crate::format;
@@ -100,6 +100,15 @@ pub const TERMS: [(&str, &str); 28] = [
     ),
     ("floor", "a proven lower bound of time or memory"),
 ];
+
+/// What is trained with adapters, and how that changes what MFU counts.
+pub fn adapters(adapters: &Adapters) -> String {
+    format!(
+        "adapters of rank {} are trained, the weights are frozen; MFU counts 4 FLOPs per frozen weight and token, \
+         and 6 per trained one",
+        adapters.rank
+    )
+}
 
 /// The layout in phrases, without capital letters and final stops.
 #[must_use]

@@ -100,6 +100,7 @@ fn answer(width: usize, colour: bool) -> String {
         runtime: &runtime,
         gpus_per_node: 8,
         usable: Bytes(75 * GIB),
+        adapters: None,
     };
     let style = Style { width, colour };
     let steps = [(

@@ -60,6 +60,7 @@ fn gpt_base(
         max_position: 2048,
         constants: ModelConstants::default(),
         stored_as: None,
+        adapters: None,
     })
 }
 

@@ -62,6 +62,7 @@ pub(super) fn model(f: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError
         max_position: f.maybe("max_position_embeddings")?.unwrap_or(8192),
         constants: ModelConstants::default(),
         stored_as: None,
+        adapters: None,
     })
 }
 

@@ -48,8 +48,7 @@ impl Framework {
             said && (!f.unsaid_sharding || sharding.is_empty())
         };
         let named_in = |text: &str| all().iter().find(|f| has(text, &f.named) && shards(f));
-        let repository = run.source.split(['@', ':']).next().unwrap_or("");
-        let listed = |f: &&Self| f.repositories.iter().any(|r| r == repository);
+        let listed = |f: &&Self| f.repositories.iter().any(|r| r == run.repository());
         let by_source = || all().iter().find(listed);
         named_in(&software)
             .or_else(by_source)

@@ -2,6 +2,7 @@
 
 mod compact;
 mod frameworks;
+mod recipes;
 
 use std::collections::BTreeMap;
 
@@ -13,6 +14,7 @@ use crate::error::SpecError;
 
 pub use compact::{embedded, to_compact};
 pub use frameworks::Framework;
+pub use recipes::{MemoryCounter, Recipe};
 
 /// One source's runs.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -112,6 +114,11 @@ impl Run {
     #[must_use]
     pub fn text<'a>(&'a self, field: &str, stated: Option<&'a str>) -> Option<&'a str> {
         stated.or_else(|| self.assumed.as_ref()?.get(field)?.as_str())
+    }
+
+    /// The repository that the run is published in, as `owner/name`, if its source is one.
+    pub(crate) fn repository(&self) -> &str {
+        self.source.split(['@', ':']).next().unwrap_or("")
     }
 
     /// A switch of the source.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use answers::failures::{self, Checkpoint, Mtbf};
 use answers::values::{self, Gpus};
-use catalog::Seconds;
+use catalog::{Adapters, Seconds};
 use clap::{Args, ValueEnum};
 
 /// What is planned for.
@@ -33,9 +33,20 @@ pub(crate) struct ScenarioArgs {
     /// Precision of linear layers
     #[arg(long, value_enum, ignore_case = true, default_value_t = PrecisionArg::Bf16)]
     pub(crate) precision: PrecisionArg,
+    #[command(flatten)]
+    pub(crate) trained: TrainedArgs,
     /// Share of device memory to leave free: 0.05 or 5%
     #[arg(long, default_value = "5%", value_parser = values::share, allow_hyphen_values = true)]
     pub(crate) headroom: f64,
+}
+
+/// Which weights are trained.
+#[derive(Args, Debug, Clone, Copy)]
+pub(crate) struct TrainedArgs {
+    /// Train low-rank adapters (LoRA) beside frozen weights: rank=16,alpha=32,modules=qkv+proj,dropout=0.05;
+    /// modules: q, k, v, proj, fc1, fc2, or qkv, attention, mlp, all [default: alpha twice the rank, all modules]
+    #[arg(long, value_parser = values::adapters, value_name = "ADAPTERS")]
+    pub(crate) lora: Option<Adapters>,
 }
 
 /// Precision flag.

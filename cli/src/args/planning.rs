@@ -6,7 +6,9 @@ use answers::failures::{self, Checkpoint};
 use answers::values::{self, Gpus};
 use clap::{Args, ValueEnum};
 
-use super::flags::{BudgetArgs, ConstraintArgs, OutputArgs, PrecisionArg, ScenarioArgs};
+use super::flags::{
+    BudgetArgs, ConstraintArgs, OutputArgs, PrecisionArg, ScenarioArgs, TrainedArgs,
+};
 
 /// `search`.
 #[derive(Args, Debug)]
@@ -141,6 +143,8 @@ pub(crate) struct SizeArgs {
     /// Precision of linear layers
     #[arg(long, value_enum, ignore_case = true, default_value_t = PrecisionArg::Bf16)]
     pub(crate) precision: PrecisionArg,
+    #[command(flatten)]
+    pub(crate) trained: TrainedArgs,
     /// Share of device memory to leave free: 0.05 or 5%
     #[arg(long, default_value = "5%", value_parser = values::share, allow_hyphen_values = true)]
     pub(crate) headroom: f64,

@@ -374,6 +374,9 @@ fn search_command(loaded: &Loaded, dialect: Dialect, refusals: &[Refusal]) -> St
             limits.push(limit);
         }
     }
+    if let Some(adapters) = &loaded.file.adapters {
+        limits.push(format!(" --lora {adapters}"));
+    }
     let limits = limits.concat();
     format!(
         "vescale-plan search --model {} --cluster {} --gpus {} --seq {} --global-batch {} --precision {} --runtime {}{limits}",

@@ -207,6 +207,7 @@ fn of_system(reading: &Reading<'_>) -> Result<Source, CliError> {
     let Imported {
         dialect,
         workload,
+        adapters,
         mut notes,
         ..
     } = imported;
@@ -216,6 +217,7 @@ fn of_system(reading: &Reading<'_>) -> Result<Source, CliError> {
             "the file has no sequence length: {DEFAULT_SEQ} tokens are assumed (--seq)"
         ));
     }
+    let model = model.with_adapters(adapters)?;
     let strategy = legal(decisions, &model, &workload, &document.path)?;
     if let Err(error) = plans::legality::allowed_by(&strategy, &model, &runtime, workload.precision)
     {
@@ -242,11 +244,12 @@ fn legal(
         .map_err(|error| CliError::Usage(format!("{path}: {error}")))
 }
 
-/// A workload and runtime as flags of `estimate`.
-fn flags(w: &Workload, runtime: &str) -> String {
+/// A workload, runtime and adapters as flags of `estimate`.
+fn flags(w: &Workload, runtime: &str, adapters: Option<&String>) -> String {
+    let adapters = adapters.map_or_else(String::new, |of| format!(" --lora {of}"));
     let precision = format!("{:?}", w.precision).to_lowercase();
     format!(
-        "--gpus {} --seq {} --global-batch {} --precision {precision} --runtime {runtime}",
+        "--gpus {} --seq {} --global-batch {} --precision {precision} --runtime {runtime}{adapters}",
         w.gpus, w.seq_len, w.global_batch
     )
 }
@@ -297,7 +300,10 @@ fn finish(args: &ImportArgs, source: Source) -> Result<ExitCode, CliError> {
             inputs: inputs.json,
         })?;
     } else {
-        output::print(&format!("{}\n", flags(&w, &inputs.json.runtime)));
+        output::print(&format!(
+            "{}\n",
+            flags(&w, &inputs.json.runtime, inputs.json.adapters.as_ref())
+        ));
         output::print(&format!("--strategy {strategy}\n\n"));
         let ground = answers::plan::ground(&costs);
         let text = reports::terminal::prediction(&strategy, &prediction, ground, output::style());

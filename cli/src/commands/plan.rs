@@ -50,6 +50,7 @@ pub(crate) fn load(path: &Path) -> Result<Loaded, CliError> {
         Some(config) => catalog::load::model_defined(config, &file.model, &shown)?,
         None => catalog::load::model(&beside(path, &file.model))?,
     };
+    let model = model.with_adapters(file.adapters)?;
     let cluster = catalog::load::cluster(&beside(path, &file.cluster))?;
     let runtime = catalog::load::runtime(&file.runtime)?;
     let w = &file.workload;

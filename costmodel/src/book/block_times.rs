@@ -47,7 +47,7 @@ impl Timed<'_> {
         let order = Order::new(lowering, key, trace, lowered);
         let mut backward = order.issue(&(forward..kernels.len()).collect::<Vec<usize>>());
         let mut backward_weight = order.issue(&of_pass(&[Pass::BackwardWeight]));
-        let accumulation = self.accumulation(block_cost::elements(trace));
+        let accumulation = self.accumulation(block_cost::weights(trace).trained);
         if accumulation.0 > 0.0 {
             for pass in [&mut backward, &mut backward_weight] {
                 pass.push(Launch::last(kernels.len(), pass));
@@ -75,7 +75,7 @@ impl Timed<'_> {
         let BlockToPrice { trace, lowered, .. } = *self.of;
         let all = lowered.forward.iter().chain(&lowered.backward);
         let mut names: Vec<String> = all.map(|kernel| name(trace, kernel)).collect();
-        if self.accumulation(block_cost::elements(trace)).0 > 0.0 {
+        if self.accumulation(block_cost::weights(trace).trained).0 > 0.0 {
             names.push("gradient accumulation memory-bound (weight gradient)".to_owned());
         }
         names
@@ -127,7 +127,7 @@ impl Timed<'_> {
             return Seconds(0.0);
         }
         let (gradient, buffer) = self.gradient_bytes();
-        let bytes = Bytes((elements.dense + elements.expert) * (gradient + 2 * buffer));
+        let bytes = Bytes(elements.total() * (gradient + 2 * buffer));
         self.prices.memory_bound(MemoryKind::Pointwise, bytes).time
     }
 

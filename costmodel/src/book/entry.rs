@@ -107,7 +107,7 @@ pub(crate) struct PricedBlock {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Update<'a> {
     pub(crate) parallel: &'a DataParallel,
-    /// Elements that the rank holds before ZeRO shards them.
+    /// Trained elements that the rank holds before ZeRO shards them.
     pub(crate) elements: Elements,
     /// Bytes of the gradients that the rank holds.
     pub(crate) gradients: Bytes,

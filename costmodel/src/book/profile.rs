@@ -17,7 +17,7 @@ use crate::lower::recomputed;
 use crate::messages::measured;
 use crate::price::ProfilePrices;
 use crate::stage::{Run, StageWork};
-use crate::states::Elements;
+use crate::states::{Elements, Weights};
 use crate::traffic::DataParallel;
 use crate::{CostError, Scenario, stage_traffic};
 
@@ -113,15 +113,16 @@ impl PriceBook for ProfilePrices {
             stage_traffic::plan(strategy, stage);
             return Ok(());
         }
-        let mut elements = Elements::default();
+        let mut weights = Weights::default();
         for run in runs {
-            elements += run.cost.elements * run.count;
+            weights += run.cost.weights * run.count;
         }
         if strategy.zero != Zero::Z0 {
+            let elements = weights.gathered(strategy.zero);
             let gathered = self.gather(parallel, elements, scenario.workload.precision)?;
             stage.exposed_gather = Some(gathered);
         }
-        stage.exposed_reduce = Some(self.reduce(parallel, elements)?);
+        stage.exposed_reduce = Some(self.reduce(parallel, weights.trained)?);
         Ok(())
     }
 

@@ -9,6 +9,7 @@ use super::block_times::Timed;
 use super::entry::{BlockToPrice, PriceBook, PricedBlock, Update};
 use crate::price::{MemoryKind, TablePrices};
 use crate::stage::{Run, StageWork};
+use crate::states::{Elements, Weights};
 use crate::traffic::DataParallel;
 use crate::work::Work;
 use crate::{CostError, Scenario, stage_traffic, states, tensorwise};
@@ -67,7 +68,7 @@ impl PriceBook for TablePrices {
             let copied = Bytes(sharding.updated(elements) * 2 * DType::F32.size());
             time += self.memory_bound(MemoryKind::Pointwise, copied).time;
         }
-        let whole = (elements.dense + elements.expert) * types.reduce.size();
+        let whole = elements.total() * types.reduce.size();
         Ok(time + scenario.runtime.overheads.gradient_byte.value * whole as f64)
     }
 
@@ -143,7 +144,7 @@ fn autocast(
     let held = states::parameter_type(&scenario.runtime.states, scenario.workload.precision).size();
     let casts = |runs: &mut dyn Iterator<Item = &Run>| {
         let elements: u64 = runs
-            .map(|run| (run.cost.elements.dense + run.cost.elements.expert) * run.count)
+            .map(|run| run.cost.weights.trained.total() * run.count)
             .sum();
         let bytes = Bytes(elements * (held + compute));
         prices.memory_bound(MemoryKind::Pointwise, bytes).time
@@ -185,18 +186,17 @@ fn copies(
     } else {
         return;
     };
-    let whole: u64 = runs
-        .iter()
-        .map(|run| (run.cost.elements.dense + run.cost.elements.expert) * run.count)
-        .sum();
-    let pass = |bytes: u64| {
+    let pass = |of: fn(Weights) -> Elements, bytes: u64| {
+        let elements = |run: &Run| of(run.cost.weights).total() * run.count;
+        let whole: u64 = runs.iter().map(elements).sum();
         prices
             .memory_bound(MemoryKind::Pointwise, Bytes(whole * bytes))
             .time
     };
-    stage.forward.compute += pass(gathered);
+    let gathers = pass(Weights::all, gathered);
+    stage.forward.compute += gathers;
     let backward = Work {
-        compute: pass(gathered) + pass(reduced),
+        compute: gathers + pass(|weights| weights.trained, reduced),
         ..Work::default()
     };
     stage.backward.add_weight(backward);

@@ -49,14 +49,20 @@ fn quantised(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<(
     if op.pass == Pass::BackwardWeight {
         return None;
     }
+    // No gradient of a frozen weight reads the transpose.
+    let frozen = op
+        .inputs
+        .iter()
+        .any(|&id| trace.tensor(id).role == TensorRole::Frozen);
+    let transposed = u64::from(!frozen);
     let per_element = if lowering.has(Rewrite::FusePointwise) {
-        2
+        1 + transposed
     } else {
-        4
+        3 + transposed
     };
     let activations = op.inputs.iter().map(|&id| trace.tensor(id));
     let elements: u64 = activations
-        .filter(|t| t.role != TensorRole::Parameter)
+        .filter(|t| !t.role.is_weight())
         .map(dtensor::TensorInfo::elements)
         .sum();
     Some((Bytes(per_element * elements), 1))

@@ -130,14 +130,13 @@ fn reads(
         let narrow = lowering.keeps_quantised(trace, op.operator);
         for of in saved_by(lowering, trace, op, recompute) {
             let whole = trace.tensor(of).storage;
-            let sources = resolve(
-                lowering,
-                trace,
-                &producers,
-                [selected, &again],
-                of,
-                recompute,
-            );
+            let sources = match keeps_gathered(lowering, trace, &producers, op) {
+                true => vec![of],
+                false => {
+                    let again = [selected, &again];
+                    resolve(lowering, trace, &producers, again, of, recompute)
+                }
+            };
             reads.extend(sources.into_iter().map(|source| {
                 let itself = trace.tensor(source).storage == whole || again.is_empty();
                 Read {
@@ -149,6 +148,27 @@ fn reads(
         }
     }
     reads
+}
+
+/// Whether an operator keeps a gathered input as it is: an adapter does, beside a linear layer that would gather it again
+/// (Megatron-Bridge `peft/lora.py`, `sequence_parallel_input_regather`, which is off).
+fn keeps_gathered(
+    lowering: &Lowering<'_>,
+    trace: &Trace,
+    producers: &FxHashMap<TensorId, usize>,
+    op: &Op,
+) -> bool {
+    let gathers = |&index: &usize| {
+        let operator = trace.forward[index].operator;
+        matches!(operator, Operator::Exchange(e) if e.collective.kind == CollectiveKind::AllGather)
+    };
+    let of_adapter = matches!(
+        op.operator,
+        Operator::Product(Product::Matmul(_, Site::Adapter))
+    );
+    of_adapter
+        && lowering.has(Rewrite::RegatherSequenceParallelInput)
+        && producers.get(&op.inputs[0]).is_some_and(gathers)
 }
 
 /// What a GELU of elementary operators keeps beside its input: half the input, the tanh, and one more than the tanh.
@@ -435,7 +455,11 @@ fn selected_products(lowering: &Lowering<'_>, trace: &Trace) -> FxHashSet<Tensor
     let kept = |site| match site {
         Site::AttentionInput => true,
         Site::AttentionOutput => lowering.has(Rewrite::KeepOutputProjection),
-        Site::FeedForwardInput | Site::FeedForwardOutput | Site::Router | Site::Other => false,
+        Site::FeedForwardInput
+        | Site::FeedForwardOutput
+        | Site::Router
+        | Site::Adapter
+        | Site::Other => false,
     };
     products
         .filter(|(product, _)| matches!(product, Product::Matmul(_, site) if kept(*site)))

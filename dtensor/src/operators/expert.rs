@@ -74,7 +74,7 @@ impl Expert {
     pub(super) fn backward(self, to: &mut Backward<'_, '_>, of: Of<'_>, gradient: DTensor) {
         let operator = Gradient::Expert(of.index, self);
         match self {
-            Self::Bias => to.push_sum(of, gradient, operator),
+            Self::Bias => to.push_sum(of, gradient, (operator, of.record.inputs[1].id)),
             Self::Route(_) | Self::Permute | Self::Unpermute => {
                 to.push_one(of, &gradient, operator, |_, placed| placed);
             }

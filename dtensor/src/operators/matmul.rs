@@ -7,7 +7,7 @@ use crate::gradients::{Backward, Of};
 use crate::operator::{Class, CostClass, Factor, Gemm, Gradient, Operator, Product, Site};
 use crate::placement::{BLOCK_AXES, Placement};
 use crate::tape::{DTensor, Tape, no_rule};
-use crate::tensor::TensorRole;
+use crate::tensor::{TensorId, TensorRole};
 use crate::trace::{Pass, Trace};
 
 /// All sizes of an FP8 product must be multiples of this, for rows of 16 bytes (cuBLAS, "FP8 data types": 16-byte
@@ -15,7 +15,7 @@ use crate::trace::{Pass, Trace};
 pub const EIGHT_BIT_MULTIPLE: u64 = 16;
 
 impl Tape<'_> {
-    /// Linear layer `y = x · wᵀ` with `x: […, k]`, `w: [n, k]`. Saves `x`.
+    /// Linear layer `y = x · wᵀ` with `x: […, k]`, `w: [n, k]`. Saves `x` for the gradient of `w`, if `w` is trained.
     ///
     /// # Errors
     /// When no product of the local shards of `x` and `w` gives a valid placement.
@@ -51,11 +51,13 @@ impl Tape<'_> {
         let m = input.elements() / k;
         let n = self.trace.tensor(w.id).shape[0];
         let product = Operator::Product(Product::Matmul(Gemm { m, n, k }, site));
-        self.record(scope, product, &[x, w], &out, &[x.id]);
+        let saved: &[TensorId] = if self.is_frozen(w.id) { &[] } else { &[x.id] };
+        self.record(scope, product, &[x, w], &out, saved);
         Ok(out)
     }
 
-    /// One GEMM per local expert: `x: [rows, k]` ordered by expert, one `w: [n, k]` per expert. Saves `x`.
+    /// One GEMM per local expert: `x: [rows, k]` ordered by expert, one `w: [n, k]` per expert. Saves `x` for the
+    /// gradient of `w`, if `w` is trained.
     ///
     /// # Errors
     /// When the shards of `x` and `w` do not match.
@@ -79,7 +81,8 @@ impl Tape<'_> {
         let [m, k] = [0, 1].map(|dim| self.trace.tensor(x.id).shape[dim]);
         let n = self.trace.tensor(w.id).shape[0];
         let product = Operator::Product(Product::GroupedMatmul(Gemm { m, n, k }, groups));
-        self.record(scope, product, &[x, w], &out, &[x.id]);
+        let saved: &[TensorId] = if self.is_frozen(w.id) { &[] } else { &[x.id] };
+        self.record(scope, product, &[x, w], &out, saved);
         Ok(out)
     }
 }
@@ -97,7 +100,7 @@ impl Gemm {
 
 impl Product {
     /// Appends two GEMMs: the gradient of the input (dgrad), and that of the weight (wgrad), which goes to the
-    /// gradient sums.
+    /// gradient sums. A frozen weight has none.
     pub(super) fn backward(
         self,
         to: &mut Backward<'_, '_>,
@@ -126,6 +129,9 @@ impl Product {
         to.push(of, Pass::BackwardInput, first, tensors);
         to.accumulate(x, back);
         let tape = &mut *to.tape;
+        if tape.is_frozen(w.id) {
+            return;
+        }
         let name = format!("{}.weight_gradient", tape.trace.forward[of].scope);
         let shape = tape.trace.tensor(w.id).shape.clone();
         let out = tape.local_tensor(&name, shape, w.dtype, TensorRole::Gradient);
@@ -148,11 +154,12 @@ impl Product {
 
 impl Trace {
     /// Whether a product runs in FP8: a linear layer whose sizes allow it. The router never does: it chooses experts
-    /// by small differences.
+    /// by small differences. Nor do adapters: Megatron-Bridge makes them of Megatron-Core's own linear layers, not of
+    /// Transformer Engine's (`peft/utils.py` at 067f987, `ParallelLinearAdapter`).
     #[must_use]
     pub fn is_eight_bit(&self, product: Product) -> bool {
         match product {
-            Product::Matmul(_, Site::Router) | Product::GroupedMatmul(..) => false,
+            Product::Matmul(_, Site::Router | Site::Adapter) | Product::GroupedMatmul(..) => false,
             Product::Matmul(Gemm { m, n, k }, _) => {
                 let fits = |size: u64| size.is_multiple_of(EIGHT_BIT_MULTIPLE);
                 self.eight_bits && [m, n, k].into_iter().all(fits)

@@ -11,7 +11,7 @@ mod token;
 
 use crate::error::DTensorError;
 use crate::gradients::{Backward, Of};
-use crate::operator::{Class, Collective, CostClass, Factor, Gradient, Operator};
+use crate::operator::{Class, Collective, CostClass, Factor, Gradient, Operator, Product, Site};
 use crate::tape::{DTensor, Record, Recorded, Tape};
 use crate::tensor::ViewKind;
 use crate::trace::{AnyOp, Pass, Trace};
@@ -109,6 +109,15 @@ impl AnyOp<'_> {
     #[must_use]
     pub fn cost(&self) -> CostClass {
         self.operator.cost()
+    }
+
+    /// Whether it is a product of an adapter, forward or backward.
+    #[must_use]
+    pub fn is_of_adapter(&self) -> bool {
+        matches!(
+            self.operator,
+            Operator::Product(Product::Matmul(_, Site::Adapter))
+        )
     }
 
     /// Whether it belongs to core attention, forward or backward.

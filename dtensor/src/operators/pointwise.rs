@@ -173,7 +173,7 @@ impl Pointwise {
     pub(super) fn backward(self, to: &mut Backward<'_, '_>, of: Of<'_>, gradient: DTensor) {
         let operator = Gradient::Pointwise(of.index, self);
         match self {
-            Self::Bias => to.push_sum(of, gradient, operator),
+            Self::Bias => to.push_sum(of, gradient, (operator, of.record.inputs[1].id)),
             Self::Join { .. } => {
                 let (mesh, heads) = (*to.tape.mesh(), &of.record.inputs[0]);
                 let last = heads.shape.len() - 1;

@@ -77,12 +77,13 @@ impl Token {
     pub(super) fn backward(self, to: &mut Backward<'_, '_>, of: Of<'_>, gradient: DTensor) {
         let operator = Gradient::Token(of.index, self);
         match self {
+            Self::Embedding(table) if to.tape.is_frozen(table) => {}
             Self::Embedding(_) => {
                 let rows = to.gradient("rows", &gradient);
                 let tensors = [vec![gradient.id], vec![rows.id]];
                 to.push(of.index, Pass::BackwardWeight, operator, tensors);
             }
-            Self::Positions { .. } => to.push_sum(of, gradient, operator),
+            Self::Positions { table, .. } => to.push_sum(of, gradient, (operator, table)),
             Self::CrossEntropy(_) => {
                 to.push_one(of, &gradient, operator, |_, placed| placed);
             }

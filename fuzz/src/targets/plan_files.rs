@@ -121,12 +121,14 @@ impl Target for Plans {
 /// A plan back to a scenario and its strategy, as every command that reads a plan does.
 fn loaded(file: &PlanFile) -> Result<(Scenario, plans::Strategy), String> {
     let w = &file.workload;
+    let model = match &file.model_config {
+        Some(config) => {
+            catalog::load::model_defined(config, &file.model, "plan").map_err(|e| e.to_string())?
+        }
+        None => scene::model(&file.model)?,
+    };
     let scenario = Scenario {
-        model: match &file.model_config {
-            Some(config) => catalog::load::model_defined(config, &file.model, "plan")
-                .map_err(|e| e.to_string())?,
-            None => scene::model(&file.model)?,
-        },
+        model: (model.with_adapters(file.adapters)).map_err(|e| e.to_string())?,
         cluster: scene::cluster(&file.cluster)?,
         runtime: scene::runtime(&file.runtime)?,
         workload: scene::workload(w.gpus, w.seq_len, w.global_batch, w.precision)?,
@@ -162,6 +164,7 @@ fn written(text: &str) -> Option<Vec<u8>> {
     let planned = plans::plan_file::PlannedFor {
         model: &model.name,
         model_config: model.definition(),
+        adapters: model.adapters,
         cluster: &scenario.cluster.name,
         runtime: &runtime.name,
         workload,

@@ -34,6 +34,11 @@ pub enum Dialect {
 }
 
 impl Dialect {
+    /// Whether its files say which adapters are trained.
+    pub(crate) fn writes_adapters(self) -> bool {
+        matches!(self, Self::Axolotl | Self::LlamaFactory)
+    }
+
     /// Every dialect; the first of a target is its default version.
     pub const ALL: [Self; 13] = [
         Self::MegatronLm,

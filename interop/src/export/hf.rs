@@ -2,6 +2,7 @@
 
 use catalog::{CpKind, DType, GradientTypes, Overlap, Precision, Zero};
 
+use super::adapters;
 use super::inputs::Input;
 use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
@@ -284,6 +285,13 @@ pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     );
     let mut root = Node::table();
     axolotl_inputs(job, &mut root, limits);
+    if let Some(of) = job.model.adapters {
+        root.set("adapter", "lora");
+        root.set("lora_r", of.rank);
+        root.set("lora_alpha", of.alpha);
+        root.set("lora_dropout", of.dropout);
+        root.set("lora_target_modules", adapters::names(job.model, limits));
+    }
     root.set("sequence_len", job.workload.seq_len);
     root.set("micro_batch_size", d.micro_batch);
     root.set("gradient_accumulation_steps", d.num_micro_batches);

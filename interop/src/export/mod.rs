@@ -1,6 +1,7 @@
 //! Writes plans as configurations of training systems: every decision is written in the system's own keys, or the
 //! export is refused with the reason and a choice that the system can express.
 
+mod adapters;
 mod assumptions;
 pub(crate) mod bridge;
 mod core_model;
@@ -82,6 +83,11 @@ pub fn export(
 }
 
 fn drafts(job: &Job<'_>, dialect: Dialect, limits: &mut Limits) -> (Vec<Draft>, Program) {
+    limits.refuse_model(
+        job.model.adapters.is_some() && !dialect.writes_adapters(),
+        "adapters",
+        "what is written for this target trains all weights",
+    );
     match dialect {
         Dialect::MegatronLm => (megatron::files(job, limits), megatron::program(job)),
         Dialect::MegatronBridge => (bridge::files(job, limits), bridge::program(job)),

@@ -3,6 +3,7 @@
 
 use catalog::{Precision, Zero};
 
+use super::adapters;
 use super::inputs::Input;
 use super::job::{Draft, Heading, Job};
 use super::launch::{Program, Starter};
@@ -77,7 +78,16 @@ pub(crate) fn llama_factory(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     let data = limits.input(&job.inputs, Input::Data, data);
     root.set("dataset", data);
     root.set("stage", "pt");
-    root.set("finetuning_type", "full");
+    match job.model.adapters {
+        None => root.set("finetuning_type", "full"),
+        Some(of) => {
+            root.set("finetuning_type", "lora");
+            root.set("lora_rank", of.rank);
+            root.set("lora_alpha", of.alpha);
+            root.set("lora_dropout", of.dropout);
+            root.set("lora_target", adapters::names(job.model, limits).join(","));
+        }
+    }
     root.set("cutoff_len", job.workload.seq_len);
     root.set("packing", true);
     let kept = job.decisions.recompute != Recompute::Full;

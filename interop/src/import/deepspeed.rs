@@ -57,8 +57,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         optimizer_states: None,
     };
     let how = "DeepSpeed's file has none; give --seq";
-    let seq_len = given.seq_len;
-    let seq_len = seq_len.ok_or_else(|| doc.missing("the sequence length", how))?;
+    let seq_len = (given.seq_len).ok_or_else(|| doc.missing("the sequence length", how))?;
     let sizes = WorkloadSizes {
         gpus: batch.dp.saturating_mul(tp).saturating_mul(cp),
         seq_len,
@@ -69,6 +68,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         dialect: doc.dialect,
         decisions,
         workload: workload(doc, sizes)?,
+        adapters: None,
         notes,
     })
 }

@@ -2,7 +2,7 @@
 
 use catalog::model::ModelConfig;
 use catalog::runtime::Runtime;
-use catalog::{Workload, Zero};
+use catalog::{Adapters, Workload, Zero};
 
 use super::document::Document;
 use crate::export::Dialect;
@@ -20,7 +20,7 @@ pub struct Given<'a> {
 }
 
 /// A configuration read as a strategy.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Imported {
     /// The system and version that the file is for.
     pub dialect: Dialect,
@@ -28,6 +28,8 @@ pub struct Imported {
     pub decisions: Decisions,
     /// Number of devices, sequence length, batch, precision.
     pub workload: Workload,
+    /// Adapters that are trained in place of the weights.
+    pub adapters: Option<Adapters>,
     /// Sentences on settings that the strategy expresses only approximately.
     pub notes: Vec<String>,
 }

@@ -71,6 +71,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         dialect: Dialect::MegatronLm,
         decisions,
         workload: workload(doc, sizes)?,
+        adapters: None,
         notes,
     })
 }

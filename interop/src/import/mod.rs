@@ -1,6 +1,7 @@
 //! Imports configurations of training systems as strategies, so that the setup a user has today can be predicted,
 //! explained and compared.
 
+mod adapters;
 mod bridge;
 mod deepspeed;
 pub mod document;

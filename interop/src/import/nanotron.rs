@@ -73,6 +73,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         dialect: doc.dialect,
         decisions,
         workload: workload(doc, sizes)?,
+        adapters: None,
         notes,
     })
 }

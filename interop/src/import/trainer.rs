@@ -3,6 +3,7 @@
 
 use catalog::{AxisOrder, CpKind, Overlap, Precision, ScheduleKind, WorkloadSizes, Zero};
 
+use super::adapters;
 use super::deepspeed;
 use super::document::Document;
 use super::error::ImportError;
@@ -38,7 +39,7 @@ pub(super) fn named(doc: &Document) -> Result<Option<(&'static str, &str)>, Impo
 }
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
-    whole_weights(doc)?;
+    let adapters = adapters::read(doc)?;
     let mut imported = match engine(doc)? {
         Some(engine) => with_deepspeed(doc, &engine, given)?,
         None => with_fsdp(doc, given)?,
@@ -49,6 +50,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     }
     imported.decisions.recompute = recompute(doc)?;
     imported.dialect = doc.dialect;
+    imported.adapters = adapters;
     Ok(imported)
 }
 
@@ -97,28 +99,6 @@ fn engine(doc: &Document) -> Result<Option<Node>, ImportError> {
         }
     }
     Ok(Some(root))
-}
-
-/// Refuses files that train only a part of the weights, or quantized weights.
-fn whole_weights(doc: &Document) -> Result<(), ImportError> {
-    let why = "only training of all weights is planned";
-    for (key, whole) in [
-        ("finetuning_type", "full"),
-        ("adapter", ""),
-        ("stage", "pt"),
-    ] {
-        let said = doc.text(key)?.unwrap_or(whole);
-        let same_cost = key == "stage" && said == "sft";
-        if said != whole && !same_cost {
-            return Err(doc.unsupported(key, why));
-        }
-    }
-    for key in ["load_in_8bit", "load_in_4bit"] {
-        if doc.flag(key)? == Some(true) {
-            return Err(doc.unsupported(key, why));
-        }
-    }
-    Ok(())
 }
 
 fn micro_batch(doc: &Document) -> Result<u64, ImportError> {
@@ -298,6 +278,7 @@ fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError>
         dialect: doc.dialect,
         decisions,
         workload: workload(doc, sizes)?,
+        adapters: None,
         notes: Vec::new(),
     })
 }

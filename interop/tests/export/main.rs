@@ -89,6 +89,38 @@ fn exported_for(
     export(&job, dialect, launcher)
 }
 
+/// Adapters are written and read back by the systems whose files have them; the others refuse the model by name.
+#[test]
+fn adapters_are_written_or_refused() {
+    for (adapters, layers) in [
+        ("rank=16,alpha=32", "gate_proj"),
+        ("rank=8,alpha=16,modules=q+v,dropout=0.05", "v_proj"),
+    ] {
+        let (model, workload) = scene("llama3-8b", 8, Precision::Bf16);
+        let adapters = adapters.parse().expect("adapters");
+        let model = model.with_adapters(Some(adapters)).expect("adapted");
+        let plan = parse("dp=8,mbs=1,zero=0", &model, &workload).expect("a plan");
+        for dialect in Dialect::ALL {
+            let written = exported(&plan, &model, &workload, dialect, None);
+            if !matches!(dialect, Dialect::Axolotl | Dialect::LlamaFactory) {
+                let error = written.expect_err("refused").to_string();
+                assert!(error.contains("adapters"), "{error}");
+                continue;
+            }
+            let file = &written.expect("written").files[0];
+            assert!(file.text.contains(layers), "{}", file.text);
+            let document = read(&file.text, &file.name, Some(dialect));
+            let given = Given {
+                model: &model,
+                gpus: Some(8),
+                seq_len: None,
+            };
+            let imported = import(&document, &given).expect("imports");
+            assert_eq!(imported.adapters, Some(adapters), "{}", dialect.name());
+        }
+    }
+}
+
 fn read(text: &str, name: &str, dialect: Option<Dialect>) -> Document {
     Document::read(text, name, dialect, &|_| None).expect("our own files are well-formed")
 }

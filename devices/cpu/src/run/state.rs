@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dtensor::block::Block;
 use dtensor::philox::Stream;
-use dtensor::{Op, TensorId, TensorInfo, TensorRole};
+use dtensor::{Op, TensorId, TensorInfo};
 
 use crate::block::{Parameters, Saved};
 use crate::machine::{Machine, Result};
@@ -70,7 +70,7 @@ impl<'r> Run<'r> {
     }
 
     pub(super) fn tensor(&self, id: TensorId) -> Result<&Tensor> {
-        if self.info(id).role == TensorRole::Parameter {
+        if self.info(id).role.is_weight() {
             return Ok(self.parameters.parameter(id));
         }
         match self.value(id)? {

@@ -12,7 +12,7 @@ use crate::ops::{Matrix8, Route};
 use crate::tensor::{Device, Tensor};
 use catalog::DType;
 use dtensor::block::{Block, Half};
-use dtensor::{Op, TensorId, TensorInfo, TensorRole};
+use dtensor::{Op, TensorId, TensorInfo};
 
 /// One pass of one micro-batch through a block.
 pub(super) struct Run<'r> {
@@ -69,7 +69,7 @@ impl<'r> Run<'r> {
     }
 
     pub(super) fn tensor(&self, id: TensorId) -> Result<&Tensor> {
-        if self.info(id).role == TensorRole::Parameter {
+        if self.info(id).role.is_weight() {
             return Ok(self.parameters.parameter(id));
         }
         let value = self.held.values.get(&self.block.storage(id));

@@ -27,10 +27,11 @@ pub(crate) fn fields(
     limits: &mut Limits,
 ) -> Vec<Field> {
     let ModelConfig {
-        // These three say how weights are stored and named, not what is computed.
+        // How weights are stored and named, not what is computed. Adapters were refused before.
         name: _,
         family: _,
         stored_as: _,
+        adapters: _,
         hidden,
         layers,
         vocab,
@@ -63,9 +64,7 @@ pub(crate) fn fields(
     core.biases(attention, mlp.bias, *moe, dense);
     core.set("hidden_dropout", *hidden_dropout);
     core.set("attention_dropout", *attention_dropout);
-    if let Some(moe) = moe {
-        core.experts(*moe, *layers);
-    }
+    moe.iter().for_each(|moe| core.experts(*moe, *layers));
     let block = Block {
         norm: *norm,
         attention,

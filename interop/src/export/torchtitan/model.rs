@@ -82,9 +82,10 @@ impl Differences<'_> {
 
     fn model(&mut self, ours: &ModelConfig, theirs: &ModelConfig) {
         let ModelConfig {
-            // How the weights are named and stored, not what is computed.
+            // How the weights are named and stored, not what is computed. Adapters were refused before.
             name: _,
             stored_as: _,
+            adapters: _,
             family,
             hidden,
             layers,

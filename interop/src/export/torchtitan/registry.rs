@@ -280,6 +280,7 @@ fn decoder(family: Family, layers: u64, hidden: u64, vocab: u64) -> ModelConfig 
         max_position: 0,
         constants: ModelConstants::default(),
         stored_as: None,
+        adapters: None,
     }
 }
 

@@ -1,0 +1,67 @@
+//! What published runs leave out because the recipes that made them set it.
+
+use std::sync::OnceLock;
+
+use serde::Deserialize;
+
+use super::Run;
+use crate::adapters::Adapters;
+
+/// What the recipes of a source set.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recipe {
+    /// Sources, as `owner/repository`.
+    repositories: Vec<String>,
+    /// The adapters that are trained in runs of LoRA.
+    pub adapters: Option<Adapters>,
+    /// What is recomputed.
+    pub recompute: Option<String>,
+    /// What printed memory counts.
+    pub memory_counter: Option<MemoryCounter>,
+    /// The code that was read.
+    pub reason: String,
+}
+
+/// What a framework's own figure of memory counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryCounter {
+    /// Bytes of tensors that are alive.
+    Allocated,
+}
+
+impl Recipe {
+    /// The recipes that made a run, if its source is known.
+    #[must_use]
+    pub fn of(run: &Run) -> Option<&'static Self> {
+        let made = |recipe: &&Self| recipe.repositories.iter().any(|r| r == run.repository());
+        all().iter().find(made)
+    }
+}
+
+fn all() -> &'static [Recipe] {
+    static ALL: OnceLock<Vec<Recipe>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let text = include_str!("../../presets/runs/recipes.yaml");
+        crate::text::yaml(text, "recipes.yaml").expect("a test reads the embedded file")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recipes_are_found_by_their_source() {
+        let run = |source: &str| Run {
+            source: source.to_owned(),
+            ..Run::default()
+        };
+        let known = run("Lightning-AI/litgpt@2685705:tutorials/resource-tables.md");
+        let recipe = Recipe::of(&known).expect("known");
+        assert_eq!(recipe.adapters.map(|of| of.rank), Some(8));
+        assert!(Recipe::of(&run("someone/else@1")).is_none());
+        assert!(all().iter().all(|recipe| !recipe.reason.is_empty()));
+    }
+}
