@@ -2,6 +2,7 @@
 
 use catalog::{Mistake, SpecError};
 use planner::PlannerError;
+use plans::StrategyError;
 
 /// Why a question has no answer.
 #[derive(Debug, thiserror::Error)]
@@ -9,6 +10,9 @@ pub enum AnswerError {
     /// A name, file or field of the input is invalid.
     #[error(transparent)]
     Spec(Box<SpecError>),
+    /// A strategy is not legal.
+    #[error(transparent)]
+    Strategy(Box<StrategyError>),
     /// A search cannot run.
     #[error(transparent)]
     Planner(Box<PlannerError>),
@@ -23,6 +27,12 @@ pub enum AnswerError {
 impl From<SpecError> for AnswerError {
     fn from(error: SpecError) -> Self {
         Self::Spec(Box::new(error))
+    }
+}
+
+impl From<StrategyError> for AnswerError {
+    fn from(error: StrategyError) -> Self {
+        Self::Strategy(Box::new(error))
     }
 }
 
@@ -44,6 +54,7 @@ impl AnswerError {
     pub fn mistake(&self) -> Mistake {
         match self {
             Self::Spec(error) => error.mistake(),
+            Self::Strategy(error) => error.mistake(),
             Self::Planner(error) => match error.as_ref() {
                 PlannerError::Constraint(mistake) => mistake.clone(),
                 other => Mistake::new(other.to_string()),

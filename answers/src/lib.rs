@@ -1,17 +1,21 @@
 //! From a question to its answer: inputs with their defaults, the search, and what it found as text, JSON, plan file and
-//! report, with the commands to go on with. The command line and the playground answer by the same code, so there are
-//! no files, clocks or threads here.
+//! report, with the commands to go on with; and from a plan to what may be asked of it: explanation, comparison, report.
+//! The command line, the playground and Python answer by the same code, so there are no files, clocks or threads here
+//! but what is read through `catalog`.
 
 use catalog::Mistake;
 use serde::Serialize;
 
 pub mod budget;
+pub mod comparison;
 mod error;
+pub mod explanation;
 pub mod failures;
 pub mod file_names;
 pub mod inputs;
 pub mod launch;
 pub mod next_change;
+pub mod opened;
 pub mod origins;
 pub mod plan;
 pub mod present;
@@ -22,6 +26,7 @@ pub mod values;
 pub use budget::{Budget, Training};
 pub use error::AnswerError;
 pub use inputs::{Inputs, InputsJson, Question};
+pub use opened::Opened;
 pub use search::Found;
 
 /// Version of the JSON documents.

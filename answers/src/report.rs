@@ -1,13 +1,19 @@
 //! The HTML report of a plan.
 
+use std::path::Path;
+
+use catalog::load::beside;
 use costmodel::{Scenario, Score};
 use interop::config::escape;
 use plans::{Candidate, PlanFile, Present, SpaceReport, Strategy, Timeline};
 use reports::{Alternative, InputFact, Launch, Point, ReportInput};
 
-use crate::budget::Budget;
+use crate::budget::{Budget, Training};
+use crate::error::AnswerError;
 use crate::launch::{self, Launchable};
-use crate::origins::Row;
+use crate::next_change;
+use crate::opened::Opened;
+use crate::origins::{self, Asked, Row};
 
 /// The inputs of a report.
 pub struct ReportSource<'a> {
@@ -43,6 +49,56 @@ pub struct ReportSource<'a> {
     pub present: Option<&'a Present>,
     /// The single change that would gain most, in words.
     pub next_change: Option<String>,
+}
+
+/// Number of strategies one decision away that a report shows.
+const NEIGHBOURS: usize = 9;
+
+/// The report of a plan that was read from `path`, with the days and dollars of a training.
+///
+/// # Errors
+/// When a strategy cannot be priced.
+pub fn of_plan(plan: &Opened, path: &Path, training: Training) -> Result<String, AnswerError> {
+    let Opened {
+        file,
+        costs,
+        strategy,
+        inputs,
+        ..
+    } = plan;
+    let near = planner::nearby::best_of_each(costs, strategy)?;
+    let best = Candidate {
+        strategy: strategy.clone(),
+        prediction: costs.predict(strategy)?,
+        why_not_first: String::new(),
+    };
+    let asked = Asked::in_plan(file.headroom.is_some());
+    let rate = best.prediction.tokens_per_s_per_gpu;
+    Ok(html(&ReportSource {
+        inputs: origins::rows(inputs, &asked),
+        model: &inputs.model,
+        model_arg: &beside(path, &file.model),
+        cluster_arg: &beside(path, &file.cluster),
+        scenario: costs.scenario(),
+        plan: file,
+        best: &best,
+        top: &shown_beside(&best, &near),
+        sampled: &[],
+        space: None,
+        timeline: &costs.timeline(strategy)?,
+        budget: training.budget(costs.scenario(), inputs.gpus, strategy, rate),
+        plan_path: &path.display().to_string(),
+        keep: None,
+        present: None,
+        next_change: next_change::best(costs, strategy, &best.prediction, &near)?,
+    }))
+}
+
+/// A strategy and those one decision away that fit, as a report shows them.
+pub fn shown_beside(best: &Candidate, near: &[Candidate]) -> Vec<Candidate> {
+    let fitting = near.iter().filter(|c| c.prediction.fit.fits());
+    let all = std::iter::once(best).chain(fitting.take(NEIGHBOURS));
+    all.cloned().collect()
 }
 
 /// The report as HTML.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use catalog::{Adapters, Cluster, Mistake};
+use catalog::{Adapters, Cluster, Mistake, Precision};
 
 /// Most tokens of a training run: a million times the largest so far.
 const MAX_TOKENS: f64 = 1e20;
@@ -127,6 +127,14 @@ pub fn share(text: &str) -> Result<f64, Mistake> {
     }
     let percent = scale == 1.0 && (1.0..100.0).contains(&value);
     Err(wrong().nearest(percent.then(|| format!("{value}%"))))
+}
+
+/// Reads a precision of linear layers by its name.
+pub fn precision(name: &str) -> Result<Precision, Mistake> {
+    let known = serde_json::from_value(name.to_ascii_lowercase().into());
+    known.map_err(|_| {
+        Mistake::new(format!("unknown precision `{name}`")).expected("fp32, fp16, bf16 or fp8")
+    })
 }
 
 /// Reads a number of tokens to train on: `15T`, `300B`, `1e12`.

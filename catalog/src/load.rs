@@ -71,6 +71,16 @@ pub fn model(arg: &str) -> Result<Model, SpecError> {
     hf::decode(&text, &path, &name_of(arg))
 }
 
+/// A path that a file names, relative to that file; a name that is no file beside it stays as it is.
+#[must_use]
+pub fn beside(file: &Path, name: &str) -> String {
+    let near = file.parent().map(|folder| folder.join(name));
+    match near.filter(|p| p.exists()) {
+        Some(near) => near.display().to_string(),
+        None => name.to_owned(),
+    }
+}
+
 /// Reads a model from the text of a `config.json`; `path` gives it its name, and stands in messages.
 ///
 /// # Errors

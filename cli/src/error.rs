@@ -1,5 +1,6 @@
 //! Everything that ends a command early, with its exit code.
 
+use accuracy::logged_run::LoggedRunError;
 use answers::AnswerError;
 use catalog::{Mistake, SpecError};
 use interop::export::ExportError;
@@ -135,9 +136,19 @@ impl From<AnswerError> for CliError {
     fn from(error: AnswerError) -> Self {
         match error {
             AnswerError::Spec(error) => Self::Spec(*error),
+            AnswerError::Strategy(error) => Self::Strategy(*error),
             AnswerError::Planner(error) => Self::Planner(*error),
             AnswerError::Cost(error) => Self::Cost(error),
             AnswerError::Input(mistake) => Self::Input(*mistake),
+        }
+    }
+}
+
+impl From<LoggedRunError> for CliError {
+    fn from(error: LoggedRunError) -> Self {
+        match error {
+            LoggedRunError::Log(error) => Self::Log(error),
+            LoggedRunError::Cost(error) => Self::Cost(error),
         }
     }
 }

@@ -50,7 +50,7 @@ impl Asked {
             runtime: given(&self.runtime).map(str::to_owned),
             seq: read(&self.seq, values::count)?.unwrap_or(answers::inputs::DEFAULT_SEQ),
             global_batch: read(&self.global_batch, values::count)?,
-            precision: read(&self.precision, precision)?.unwrap_or(Precision::Bf16),
+            precision: read(&self.precision, values::precision)?.unwrap_or(Precision::Bf16),
             headroom: read(&self.headroom, values::share)?
                 .unwrap_or(answers::inputs::DEFAULT_HEADROOM),
             adapters: None,
@@ -97,13 +97,6 @@ fn read<T>(
     read: impl Fn(&str) -> Result<T, Mistake>,
 ) -> Result<Option<T>, AnswerError> {
     Ok(given(field).map(read).transpose()?)
-}
-
-fn precision(name: &str) -> Result<Precision, Mistake> {
-    let known = serde_json::from_value(name.to_ascii_lowercase().into());
-    known.map_err(|_| {
-        Mistake::new(format!("unknown precision `{name}`")).expected("fp32, fp16, bf16 or fp8")
-    })
 }
 
 /// What a question may name.

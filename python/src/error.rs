@@ -1,5 +1,7 @@
 //! What goes wrong in planning, as Python is told of it.
 
+use accuracy::logged_run::LoggedRunError;
+use answers::AnswerError;
 use pyo3::PyErr;
 use pyo3::exceptions::PyValueError;
 
@@ -7,7 +9,11 @@ use pyo3::exceptions::PyValueError;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PlanError {
     #[error(transparent)]
+    Answer(#[from] AnswerError),
+    #[error(transparent)]
     Spec(#[from] catalog::SpecError),
+    #[error(transparent)]
+    Mistake(#[from] catalog::Mistake),
     #[error(transparent)]
     Strategy(#[from] plans::StrategyError),
     #[error(transparent)]
@@ -16,6 +22,8 @@ pub(crate) enum PlanError {
     Cost(#[from] costmodel::CostError),
     #[error(transparent)]
     Export(#[from] interop::export::ExportError),
+    #[error(transparent)]
+    Log(#[from] LoggedRunError),
     #[error("{0}")]
     Usage(String),
 }

@@ -3,40 +3,42 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use answers::{Inputs, Opened, Training, comparison, explanation, opened, report};
 use catalog::files::{self, Kind, Replace};
-use catalog::{Workload, WorkloadSizes};
-use costmodel::Scenario;
 use interop::export::{self, Dialect, Job, Launcher};
-use plans::plan_file::PlannedFor;
 use plans::{PlanFile, Prediction, Strategy};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
+use serde::Serialize;
 
+use crate::answer::{Answer, STYLE, object};
 use crate::error::PlanError;
-use crate::scenario::Inputs;
 
 /// A plan: decisions, what they were made for, and what they were predicted to cost.
 #[pyclass(frozen, module = "vescale_plan")]
 pub(crate) struct Plan {
     file: PlanFile,
+    /// Where it was read from, or [`UNSAVED`].
+    path: PathBuf,
 }
+
+/// Name that commands give to the file of a plan that was not read from one.
+const UNSAVED: &str = "plan.yaml";
 
 #[pymethods]
 impl Plan {
     /// Reads a plan file.
     #[staticmethod]
     fn from_file(path: PathBuf) -> PyResult<Self> {
-        let shown = path.display().to_string();
-        let text = catalog::text::read(&path).map_err(PlanError::from)?;
-        let file = PlanFile::from_yaml(&text, &shown).map_err(PlanError::from)?;
-        Ok(Self { file })
+        let file = opened::read(&path).map_err(PlanError::from)?;
+        Ok(Self { file, path })
     }
 
     /// Reads a plan file's text.
     #[staticmethod]
     fn from_yaml(text: &str) -> PyResult<Self> {
         let file = PlanFile::from_yaml(text, "plan").map_err(PlanError::from)?;
-        Ok(Self { file })
+        Ok(Self::unsaved(file))
     }
 
     /// The files of an export, by name: the plan in a training system's own configuration.
@@ -54,7 +56,43 @@ impl Plan {
             data,
             hf_id,
         };
-        Ok(exported(&self.file, to, launcher, inputs)?)
+        Ok(exported(self, to, launcher, inputs)?)
+    }
+
+    /// Where time and memory go, and what changing one decision does; `why_not` is another strategy to compare with.
+    #[pyo3(signature = (*, why_not=None))]
+    fn explain(&self, py: Python<'_>, why_not: Option<&str>) -> PyResult<Answer> {
+        let answer = py.detach(|| -> Result<Answer, PlanError> {
+            let plan = self.open()?;
+            let explained = explanation::explain(&plan, why_not)?;
+            Answer::new(explained.text(STYLE), &explained.document())
+        })?;
+        Ok(answer)
+    }
+
+    /// This plan and another, part by part.
+    fn compare(&self, py: Python<'_>, other: &Self) -> PyResult<Answer> {
+        let answer = py.detach(|| -> Result<Answer, PlanError> {
+            let compared = comparison::compare(&self.open()?, &other.open()?)?;
+            let text = compared.text(["this", "other"], STYLE);
+            Answer::new(text, &compared.document())
+        })?;
+        Ok(answer)
+    }
+
+    /// Writes the HTML report.
+    fn report(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        let html = py.detach(|| -> Result<String, PlanError> {
+            let plan = self.open()?;
+            let training = Training::on(&plan.costs.scenario().cluster, None, None);
+            Ok(report::of_plan(&plan, &self.path, training)?)
+        })?;
+        files::write(&path, Kind::Report, Replace::SameKind, &html)
+            .map_err(|e| PyOSError::new_err(e.to_string()))
+    }
+
+    fn _repr_html_(&self) -> String {
+        reports::html::fragment::plan(&self.file)
     }
 
     /// Writes the plan file.
@@ -71,25 +109,25 @@ impl Plan {
     /// The decisions.
     #[getter]
     fn strategy<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        object(py, &serde_json::to_string(&self.file.strategy))
+        part(py, &self.file.strategy)
     }
 
     /// What was predicted.
     #[getter]
     fn predicted<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        object(py, &serde_json::to_string(&self.file.prediction))
+        part(py, &self.file.prediction)
     }
 
     /// GPUs, tokens per sequence, sequences per step, precision.
     #[getter]
     fn workload<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        object(py, &serde_json::to_string(&self.file.workload))
+        part(py, &self.file.workload)
     }
 
     /// Placements by name pattern.
     #[getter]
     fn sharding<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        object(py, &serde_json::to_string(&self.file.sharding))
+        part(py, &self.file.sharding)
     }
 
     /// The decisions on one line, as `estimate` and the command line take them.
@@ -161,48 +199,25 @@ impl Plan {
         strategy: &Strategy,
         prediction: &Prediction,
     ) -> Result<Self, PlanError> {
-        let scenario = &inputs.scenario;
-        let planned = PlannedFor {
-            model: &inputs.model,
-            model_config: scenario.model.definition(),
-            adapters: scenario.model.adapters,
-            cluster: &inputs.cluster,
-            runtime: &scenario.runtime.name,
-            workload: &scenario.workload,
-            headroom: scenario.headroom,
-        };
-        let sharding = models::sharding_section(&scenario.model, strategy, &scenario.workload)
-            .map_err(|e| PlanError::Usage(e.to_string()))?;
-        Ok(Self {
-            file: PlanFile::of(planned, strategy, sharding, prediction),
-        })
+        let file = answers::plan::file(inputs, strategy, prediction)?;
+        Ok(Self::unsaved(file))
+    }
+
+    fn unsaved(file: PlanFile) -> Self {
+        Self {
+            file,
+            path: PathBuf::from(UNSAVED),
+        }
+    }
+
+    /// The plan with its scenario rebuilt.
+    pub(crate) fn open(&self) -> Result<Opened, PlanError> {
+        Ok(Opened::of(self.file.clone(), &self.path)?)
     }
 }
 
-/// The scenario that a plan file was made for.
-fn scenario(file: &PlanFile) -> Result<Scenario, PlanError> {
-    let w = &file.workload;
-    let workload = Workload::new(WorkloadSizes {
-        gpus: w.gpus,
-        seq_len: w.seq_len,
-        global_batch: w.global_batch,
-        precision: w.precision,
-    });
-    let model = match &file.model_config {
-        Some(config) => catalog::load::model_defined(config, &file.model, "plan")?,
-        None => catalog::load::model(&file.model)?,
-    };
-    Ok(Scenario {
-        model: model.with_adapters(file.adapters)?,
-        cluster: catalog::load::cluster(&file.cluster)?,
-        runtime: catalog::load::runtime(&file.runtime)?,
-        workload: workload.map_err(|e| PlanError::Usage(e.to_string()))?,
-        headroom: file.headroom.unwrap_or(0.0),
-    })
-}
-
 fn exported(
-    file: &PlanFile,
+    plan: &Plan,
     to: &str,
     launcher: Option<&str>,
     inputs: export::Inputs<'_>,
@@ -218,13 +233,9 @@ fn exported(
         }
     };
     let dialect = Dialect::parse(to)?;
-    let scenario = scenario(file)?;
-    let strategy = plans::grammar::parse(
-        &file.strategy_text,
-        &scenario.model,
-        &scenario.workload,
-        &scenario.runtime,
-    )?;
+    let plan = plan.open()?;
+    let (file, strategy) = (&plan.file, &plan.strategy);
+    let scenario = plan.costs.scenario();
     let job = Job {
         model: &scenario.model,
         decisions: strategy.decisions(),
@@ -240,13 +251,8 @@ fn exported(
     Ok(files.map(|file| (file.name, file.text)).collect())
 }
 
-/// JSON as a Python object.
-fn object<'py>(
-    py: Python<'py>,
-    json: &Result<String, serde_json::Error>,
-) -> PyResult<Bound<'py, PyAny>> {
-    match json {
-        Ok(text) => py.import("json")?.call_method1("loads", (text,)),
-        Err(error) => Err(PlanError::Usage(error.to_string()).into()),
-    }
+/// A part of a plan file as a Python object.
+fn part<'py>(py: Python<'py>, part: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
+    let json = serde_json::to_string(part).map_err(|e| PlanError::Usage(e.to_string()))?;
+    object(py, &json)
 }

@@ -1,7 +1,7 @@
 //! From what Python passes to a scenario.
 
-use catalog::{Precision, Workload, WorkloadSizes};
-use costmodel::Scenario;
+use answers::values::{self, Gpus};
+use answers::{Inputs, Question};
 use pyo3::FromPyObject;
 
 use crate::error::PlanError;
@@ -11,75 +11,31 @@ use crate::error::PlanError;
 #[pyo3(from_item_all)]
 pub(crate) struct Given {
     /// Preset, path, or the name to record for `config`.
-    pub(crate) model: String,
+    model: String,
     /// A `config.json`'s text, when the model is in memory.
-    pub(crate) config: Option<String>,
+    config: Option<String>,
     cluster: String,
     gpus: u64,
     runtime: String,
     seq_len: u64,
-    global_batch: u64,
+    global_batch: Option<u64>,
     precision: String,
     headroom: f64,
 }
 
-/// A scenario with the words it was made from.
-pub(crate) struct Inputs {
-    pub(crate) scenario: Scenario,
-    pub(crate) model: String,
-    pub(crate) cluster: String,
-}
-
-impl Inputs {
-    pub(crate) fn resolve(given: Given) -> Result<Self, PlanError> {
-        let model = match &given.config {
-            Some(json) => catalog::hf::decode(json, &given.model, &given.model)?,
-            None => catalog::load::model(&given.model)?,
-        };
-        let cluster = catalog::load::cluster(&given.cluster)?;
-        let runtime = catalog::load::runtime(&given.runtime)?;
-        if let Err(wrong) = cluster.check_devices(given.gpus) {
-            return usage(format!("gpus {}: {wrong}", given.gpus));
-        }
-        if !(0.0..1.0).contains(&given.headroom) {
-            return usage(format!(
-                "headroom {}: expected a share in [0, 1)",
-                given.headroom
-            ));
-        }
-        let workload = Workload::new(WorkloadSizes {
-            gpus: given.gpus,
-            seq_len: given.seq_len,
-            global_batch: given.global_batch,
-            precision: precision(&given.precision)?,
-        })
-        .map_err(|e| PlanError::Usage(e.to_string()))?;
-        Ok(Self {
-            scenario: Scenario {
-                model,
-                cluster,
-                runtime,
-                workload,
-                headroom: given.headroom,
-            },
-            model: given.model,
-            cluster: given.cluster,
-        })
-    }
-}
-
-fn precision(name: &str) -> Result<Precision, PlanError> {
-    match name {
-        "fp32" => Ok(Precision::Fp32),
-        "fp16" => Ok(Precision::Fp16),
-        "bf16" => Ok(Precision::Bf16),
-        "fp8" => Ok(Precision::Fp8),
-        other => usage(format!(
-            "precision {other}: expected fp32, fp16, bf16 or fp8"
-        )),
-    }
-}
-
-fn usage<T>(message: String) -> Result<T, PlanError> {
-    Err(PlanError::Usage(message))
+/// Resolves what was passed to its scenario.
+pub(crate) fn resolve(given: Given) -> Result<Inputs, PlanError> {
+    let headroom = values::share(&given.headroom.to_string());
+    Ok(answers::inputs::resolve(&Question {
+        model: given.model,
+        config: given.config,
+        cluster: Some(given.cluster),
+        gpus: Gpus::Count(given.gpus),
+        runtime: Some(given.runtime),
+        seq: given.seq_len,
+        global_batch: given.global_batch,
+        precision: values::precision(&given.precision)?,
+        headroom: headroom.map_err(|wrong| wrong.at("headroom"))?,
+        adapters: None,
+    })?)
 }

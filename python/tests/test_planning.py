@@ -1,13 +1,14 @@
 """Plans from Python: what is returned, what is refused, and that files round-trip."""
 
 import copy
+import itertools
 import os
 import pathlib
 import pickle
 import tempfile
 import unittest
 
-from vescale_plan import Plan, Strategy, estimate, generate_plan, generate_plans, load
+from vescale_plan import Plan, Strategy, diagnose, estimate, generate_plan, load, search
 
 TINY = {
     "model_type": "llama",
@@ -63,11 +64,82 @@ class Planning(unittest.TestCase):
         self.assertIn(plan.id, repr(plan))
 
     def test_alternatives_come_in_order(self):
-        plans = generate_plans(TINY, top=4, **SMALL)
+        found = search(TINY, **SMALL)
+        plans = list(itertools.islice(found, 4))
         self.assertEqual(plans[0], generate_plan(TINY, **SMALL))
+        self.assertEqual((found.best, found[3]), (plans[0], plans[3]))
         self.assertEqual(len({plan.id for plan in plans}), len(plans))
         times = [plan.predicted["step_time_s"] for plan in plans]
         self.assertEqual(times, sorted(times))
+
+    def test_a_search_ends_with_its_space(self):
+        found = search(TINY, forbid=("tp", "pp", "cp"), dp_shard=4, zero=3, mbs=2, recompute="none", **SMALL)
+        every = list(found)
+        self.assertEqual(every, list(found))
+        self.assertEqual(len({plan.id for plan in every}), len(every))
+        with self.assertRaises(IndexError):
+            found[len(every)]
+
+    def test_a_search_waits_until_it_is_asked(self):
+        found = search("llama3-405b", gpus=8)
+        with self.assertRaises(ValueError):
+            found.best
+
+    def test_answers_are_those_of_the_command_line(self):
+        plan = estimate(TINY, "zero=3", **SMALL)
+        other = estimate(TINY, "tp=2", **SMALL)
+        explained = plan.explain(why_not="tp=2")
+        self.assertIn("One decision away", str(explained))
+        self.assertEqual(explained.data["plan_id"], plan.id)
+        self.assertEqual(explained.data["why_not"]["strategy"]["tp"], 2)
+        compared = plan.compare(other)
+        self.assertIn("step time", str(compared))
+        self.assertEqual(compared.data["second"]["step_time_s"], other.predicted["step_time_s"])
+        self.assertIn(["tp", "1", "2"], compared.data["changed"])
+
+    def test_a_report_is_written(self):
+        plan = estimate(TINY, "zero=3", **SMALL)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "report.html")
+            plan.report(path)
+            page = path.read_text(encoding="utf-8")
+            self.assertIn(plan.id, page)
+            path.write_text("notes", encoding="utf-8")
+            with self.assertRaises(OSError):
+                plan.report(path)
+
+    def test_a_log_is_diagnosed(self):
+        plan = estimate(TINY, "zero=1", runtime="megatron-core", **SMALL)
+        step = " iteration {}/ 20 | elapsed time per iteration (ms): {} | global batch size: 8 |\n"
+        with tempfile.TemporaryDirectory() as folder:
+            log = pathlib.Path(folder, "train.log")
+            log.write_text("".join(step.format(i, 200.0 if i < 3 else 100.0) for i in range(1, 21)), encoding="utf-8")
+            found = diagnose(log, plan)
+            self.assertEqual(found.data["measured"]["step_time_s"], 0.1)
+            self.assertIn("Where the gap may lie", str(found))
+            log.write_text("nothing\n", encoding="utf-8")
+            with self.assertRaises(ValueError) as refused:
+                diagnose(log, plan)
+            self.assertIn("no training step", str(refused.exception))
+
+    def test_types_of_states_and_parts_to_recompute_are_decisions(self):
+        job = {"gpus": 8, "runtime": "megatron-core"}
+        decided = {"grad_dtype": "bf16", "optim_states": "bf16_moments", "recompute": "selective:mlp"}
+        text = ",".join(f"{name}={value}" for name, value in decided.items())
+        mine = estimate("llama3-8b", f"zero=1,{text}", **job)
+        found = generate_plan("llama3-8b", zero=1, **decided, **job)
+        for plan in (mine, found):
+            self.assertEqual({name: plan.strategy[name] for name in decided}, decided)
+            self.assertEqual(Plan.from_yaml(plan.to_yaml()), plan)
+            self.assertIn("optim_states", str(plan.explain(why_not="zero=1,optim_states=split_master")))
+        with self.assertRaises(ValueError) as refused:
+            Strategy.read({"optim_states": "split_master"})
+        self.assertIn("strategy.optim_states", str(refused.exception))
+
+    def test_notebooks_show_plans_and_answers(self):
+        plan = estimate(TINY, "zero=3", **SMALL)
+        self.assertIn("<table>", plan._repr_html_())
+        self.assertIn("One decision away", plan.explain()._repr_html_())
 
     def test_a_plan_is_exported(self):
         plan = estimate(TINY, "tp=2,zero=3", runtime="torchtitan", **{**SMALL, "precision": "bf16"})

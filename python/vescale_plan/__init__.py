@@ -10,43 +10,50 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ._native import Plan, __version__
+    from ._native import Answer, Plan, __version__
     from .apply import parallelize
     from .checkpoint import load, save
-    from .planning import estimate, generate_plan, generate_plans
+    from .planning import Search, diagnose, estimate, generate_plan, search
     from .strategy import PlanError, Strategy
 
 __all__ = [
+    "Answer",
     "Plan",
     "PlanError",
+    "Search",
     "Strategy",
+    "__version__",
+    "diagnose",
     "estimate",
     "generate_plan",
-    "generate_plans",
     "load",
     "parallelize",
     "save",
+    "search",
 ]
 
 # Planning needs no PyTorch, and applying a plan file needs no planner: each is imported when used.
 _HOMES = {
+    "Answer": "_native",
     "Plan": "_native",
     "__version__": "_native",
     "PlanError": "strategy",
     "Strategy": "strategy",
+    "Search": "planning",
+    "diagnose": "planning",
     "estimate": "planning",
     "generate_plan": "planning",
-    "generate_plans": "planning",
+    "search": "planning",
     "load": "checkpoint",
     "parallelize": "apply",
     "save": "checkpoint",
 }
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{home}", __name__), name)
+    value: object = getattr(importlib.import_module(f".{home}", __name__), name)
     globals()[name] = value
     return value

@@ -1,9 +1,21 @@
 import os
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple, TypedDict, Union
 
 _Path = Union[str, "os.PathLike[str]"]
 
 __version__: str
+CLUSTER: str
+SEQ_LEN: int
+HEADROOM: float
+
+class Answer:
+    """An answer, as the command line gives it: `str()` is the text for people."""
+
+    @property
+    def data(self) -> Dict[str, Any]:
+        """The answer as a dictionary: the document that `--json` prints."""
+
+    def _repr_html_(self) -> str: ...
 
 class Plan:
     """A plan: decisions, what they were made for, and what they were predicted to cost."""
@@ -29,6 +41,17 @@ class Plan:
         `torchtitan@0.2`, with a launch script (`torchrun`, `slurm`, `kubernetes`) if one is asked for; `ValueError`
         names what the system cannot express."""
 
+    def explain(self, *, why_not: Optional[str] = None) -> Answer:
+        """Where time and memory go, and what changing one decision does; `why_not` is another strategy to compare
+        with. `ValueError` if that strategy is not legal."""
+
+    def compare(self, other: Plan) -> Answer:
+        """This plan and another, part by part."""
+
+    def report(self, path: _Path) -> None:
+        """Writes the HTML report: one file that opens offline."""
+
+    def _repr_html_(self) -> str: ...
     def __hash__(self) -> int: ...
     def __eq__(self, other: object) -> bool: ...
     def save(self, path: _Path) -> None:
@@ -74,12 +97,27 @@ class Plan:
     def runtime(self) -> str:
         """Runtime preset."""
 
-def search(
-    given: Mapping[str, Any],
-    fix: List[str],
-    bounds: Tuple[List[str], List[str]],
-    forbid: List[str],
-    objective: str,
-    top: int,
-) -> List[Plan]: ...
-def estimate(given: Mapping[str, Any], strategy: str) -> Plan: ...
+class Given(TypedDict):
+    model: str
+    config: Optional[str]
+    cluster: str
+    gpus: int
+    runtime: str
+    seq_len: int
+    global_batch: Optional[int]
+    precision: str
+    headroom: float
+
+class Search:
+    def __init__(
+        self,
+        given: Given,
+        fix: List[str],
+        bounds: Tuple[List[str], List[str]],
+        forbid: List[str],
+        objective: str,
+    ) -> None: ...
+    def first(self, count: int) -> List[Plan]: ...
+
+def estimate(given: Given, strategy: str) -> Plan: ...
+def diagnose(log: _Path, plan: Plan, warmup: Optional[int]) -> Answer: ...

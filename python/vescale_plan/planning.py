@@ -1,37 +1,85 @@
-"""Planning from Python: `generate_plan`, `generate_plans` and `estimate`."""
+"""Planning from Python: `search`, `generate_plan`, `estimate` and `diagnose`."""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union, cast
 
-from . import _native
-from ._native import Plan
-from .strategy import PlanError, Strategy
+from . import _native  # pyright: ignore[reportPrivateUsage]
+from ._native import Answer, Plan
+from .strategy import PlanError
+
+if TYPE_CHECKING:
+    from typing_extensions import ParamSpec
+
+    P = ParamSpec("P")
+
+# What a dimension may be held to: a value, or several.
+Constraint = Union[str, int, bool, Sequence[Union[str, int, bool]]]
 
 DEFAULT_RUNTIME = "torchtitan"
-DEFAULT_CLUSTER = "dgx-h100"
-DEFAULT_TOKENS_PER_STEP = 4 << 20
 # What `parallelize` applies; a plan for another runtime is not held to it.
-APPLIED = {"ep": 1, "etp": 1, "cp_kind": "all_gather"}
+APPLIED: Dict[str, Constraint] = {"ep": 1, "etp": 1, "cp_kind": "all_gather"}
 
 
-def generate_plan(
-    model_or_config: Any,
+class Search:
+    """The plans of a search, the best first. They are searched for when they are asked for: iterate for as many as you
+    need, or index; `best` is the first."""
+
+    def __init__(self, found: _native.Search) -> None:
+        self._search = found
+        self._known: List[Plan] = []
+        self._complete = False
+
+    @property
+    def best(self) -> Plan:
+        """The best plan.
+
+        Raises:
+            ValueError: no plan fits; the message says what would make one possible.
+        """
+        return self[0]
+
+    def __getitem__(self, index: int) -> Plan:
+        if index < 0:
+            raise IndexError("plans are counted from the best, which is 0")
+        self._seek(index + 1)
+        return self._known[index]
+
+    def __iter__(self) -> Iterator[Plan]:
+        at = 0
+        while self._seek(at + 1):
+            yield self._known[at]
+            at += 1
+
+    def _seek(self, count: int) -> bool:
+        """Whether there are so many plans; searches for them, and for some more, unless they are known."""
+        if len(self._known) < count and not self._complete:
+            wanted = max(count, 4 * len(self._known))
+            found = self._search.first(wanted)
+            known = {plan.id for plan in self._known}
+            self._known.extend(plan for plan in found if plan.id not in known)
+            self._complete = len(found) < wanted
+        return len(self._known) >= count
+
+
+def search(
+    model_or_config: object,
     *,
-    cluster: str = DEFAULT_CLUSTER,
+    cluster: str = _native.CLUSTER,
     gpus: Optional[int] = None,
-    seq_len: int = 8192,
+    seq_len: int = _native.SEQ_LEN,
     global_batch: Optional[int] = None,
     precision: str = "bf16",
     runtime: Optional[str] = None,
-    headroom: float = 0.05,
+    headroom: float = _native.HEADROOM,
     objective: str = "time",
-    **constraints: Any,
-) -> Plan:
-    """The best plan for training a model on a cluster.
+    **constraints: Constraint,
+) -> Search:
+    """The plans for training a model on a cluster, the best first.
 
     Args:
         model_or_config: a model with a `config` (HF), a config, its dictionary, the name of a
@@ -50,68 +98,57 @@ def generate_plan(
             `max_tp=8` and `min_pp=2` bound it, `forbid=("cp", "pp")` keeps dimensions at 1.
 
     Raises:
-        ValueError: unknown names, with the nearest known one; constraints that make no sense; no
-            plan fits.
+        ValueError: unknown names, with the nearest known one; constraints that make no sense.
     """
     given = _given(model_or_config, cluster, gpus, seq_len, global_batch, precision, runtime, headroom)
-    return _search(given, runtime, objective, 1, constraints)[0]
-
-
-def generate_plans(
-    model_or_config: Any,
-    *,
-    top: int = 5,
-    cluster: str = DEFAULT_CLUSTER,
-    gpus: Optional[int] = None,
-    seq_len: int = 8192,
-    global_batch: Optional[int] = None,
-    precision: str = "bf16",
-    runtime: Optional[str] = None,
-    headroom: float = 0.05,
-    objective: str = "time",
-    **constraints: Any,
-) -> List[Plan]:
-    """The best plans, the best first: at most `top`, fewer where fewer fit. Other arguments are those of
-    `generate_plan`.
-
-    Raises:
-        ValueError: as `generate_plan`.
-    """
-    if not isinstance(top, int) or isinstance(top, bool) or top < 1:
-        raise PlanError(f"top {top!r}: expected a whole number of at least 1")
-    given = _given(model_or_config, cluster, gpus, seq_len, global_batch, precision, runtime, headroom)
-    return _search(given, runtime, objective, top, constraints)
-
-
-def _search(
-    given: Dict[str, Any], runtime: Optional[str], objective: str, top: int, constraints: Mapping[str, Any]
-) -> List[Plan]:
     if runtime is None:
-        applied = {k: v for k, v in APPLIED.items() if not _named(k, constraints)}
-        # A plan without context parallelism has no kind of it.
-        if "cp" in constraints.get("forbid", ()) or 1 in (constraints.get("cp"), constraints.get("max_cp")):
-            applied.pop("cp_kind", None)
-        constraints = {**applied, **constraints}
+        constraints = _applied(constraints)
     fix, at_least, at_most, forbid = _constraints(constraints)
-    return _native.search(given, fix, (at_least, at_most), forbid, objective, top)
+    return Search(_native.Search(given, fix, (at_least, at_most), forbid, objective))
+
+
+def _best_of(search: Callable[P, Search]) -> Callable[P, Plan]:
+    def generate_plan(*args: P.args, **kwargs: P.kwargs) -> Plan:
+        """The best plan of `search`, which takes the same arguments.
+
+        Raises:
+            ValueError: as `search`; no plan fits.
+        """
+        return search(*args, **kwargs).best
+
+    # What `help` shows.
+    setattr(generate_plan, "__signature__", inspect.signature(search).replace(return_annotation=Plan))
+    return generate_plan
+
+
+generate_plan = _best_of(search)
+
+
+def _applied(constraints: Mapping[str, Constraint]) -> Dict[str, Constraint]:
+    """Constraints with those added under which `parallelize` applies a plan."""
+    applied = {k: v for k, v in APPLIED.items() if not _named(k, constraints)}
+    # A plan without context parallelism has no kind of it.
+    if "cp" in _words(constraints.get("forbid", ())) or 1 in (constraints.get("cp"), constraints.get("max_cp")):
+        applied.pop("cp_kind", None)
+    return {**applied, **constraints}
 
 
 def estimate(
-    model_or_config: Any,
-    strategy: Any,
+    model_or_config: object,
+    strategy: Union[str, Plan],
     *,
-    cluster: str = DEFAULT_CLUSTER,
+    cluster: str = _native.CLUSTER,
     gpus: Optional[int] = None,
-    seq_len: int = 8192,
+    seq_len: int = _native.SEQ_LEN,
     global_batch: Optional[int] = None,
     precision: str = "bf16",
     runtime: Optional[str] = None,
-    headroom: float = 0.05,
+    headroom: float = _native.HEADROOM,
 ) -> Plan:
     """The plan of one strategy, such as `"tp=8,pp=4,mbs=1"`, with its predicted time and memory.
 
     What the text leaves out is filled in. A `Plan` stands for its own strategy. Other arguments are
-    those of `generate_plan`.
+    those of `search`.
 
     Raises:
         ValueError: unknown keys, with the nearest known one; a strategy that is not legal.
@@ -123,14 +160,38 @@ def estimate(
     return _native.estimate(given, text)
 
 
-def _given(model, cluster, gpus, seq_len, global_batch, precision, runtime, headroom) -> Dict[str, Any]:
+def diagnose(log: Union[str, "os.PathLike[str]"], plan: Plan, *, warmup: Optional[int] = None) -> Answer:
+    """How a training log stands to its plan: measured against predicted time and memory, and where a gap may lie.
+
+    Args:
+        log: a log of Megatron-LM, torchtitan, nanotron, DeepSpeed, NeMo, MaxText, Hugging Face's Trainer or
+            `vescale-plan run`, or metrics that Weights & Biases or TensorBoard exported.
+        plan: the plan that the run was of.
+        warmup: logged steps to skip; by default a tenth, at least 2.
+
+    Raises:
+        ValueError: the log holds no training step.
+    """
+    return _native.diagnose(log, plan, warmup)
+
+
+def _given(
+    model: object,
+    cluster: str,
+    gpus: Optional[int],
+    seq_len: int,
+    global_batch: Optional[int],
+    precision: str,
+    runtime: Optional[str],
+    headroom: float,
+) -> _native.Given:
     if gpus is None:
         world = os.environ.get("WORLD_SIZE")
         if world is None:
             raise PlanError("gpus: how many devices? Pass gpus=, or start with torchrun")
         gpus = int(world)
     for name, value in {"gpus": gpus, "seq_len": seq_len, "global_batch": global_batch}.items():
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        if value is not None and not _counts(value):
             raise PlanError(f"{name} {value!r}: expected a whole number of at least 1")
     name, config = _model(model)
     return {
@@ -140,41 +201,38 @@ def _given(model, cluster, gpus, seq_len, global_batch, precision, runtime, head
         "gpus": gpus,
         "runtime": runtime or DEFAULT_RUNTIME,
         "seq_len": seq_len,
-        "global_batch": global_batch or _default_batch(gpus, seq_len),
+        "global_batch": global_batch,
         "precision": precision,
         "headroom": headroom,
     }
 
 
-def _default_batch(gpus: int, seq_len: int) -> int:
-    """About 4 Mi tokens, and at least one sequence per device, in multiples that divide."""
-    unit = gpus & -gpus
-    odd = gpus // unit
-    sequences = max(DEFAULT_TOKENS_PER_STEP // seq_len, 1, min(unit, 2048))
-    return -(-sequences // odd) * odd
+def _counts(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def _model(model: Any) -> Tuple[str, Optional[str]]:
+def _model(model: object) -> Tuple[str, Optional[str]]:
     """Name of a model and, when it is in memory, its configuration as JSON."""
     if isinstance(model, (str, os.PathLike)):
         return os.fspath(model), None
-    config = getattr(model, "config", model)
+    config: object = getattr(model, "config", model)
     if hasattr(config, "to_dict"):
-        config = config.to_dict()
+        config = cast(Callable[[], object], getattr(config, "to_dict"))()
     if not isinstance(config, Mapping):
         raise PlanError(f"{type(model).__name__}: expected a model with a config, a config, a preset or a path")
-    text = json.dumps(config, default=str, sort_keys=True, indent=1)
+    fields = cast(Mapping[str, object], config)
+    text = json.dumps(fields, default=str, sort_keys=True, indent=1)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return f"{config.get('model_type', 'model')}-{digest}", text
+    return f"{fields.get('model_type', 'model')}-{digest}", text
 
 
-def _constraints(given: Mapping[str, Any]) -> Tuple[List[str], List[str], List[str], List[str]]:
+def _constraints(given: Mapping[str, Constraint]) -> Tuple[List[str], List[str], List[str], List[str]]:
     fix: List[str] = []
     at_least: List[str] = []
     at_most: List[str] = []
     forbid: List[str] = []
     for key, value in given.items():
-        words = [_word(v) for v in (value if isinstance(value, (list, tuple)) else [value])]
+        words = _words(value)
         if key == "forbid":
             forbid.extend(words)
         elif key.startswith("min_"):
@@ -186,12 +244,10 @@ def _constraints(given: Mapping[str, Any]) -> Tuple[List[str], List[str], List[s
     return fix, at_least, at_most, forbid
 
 
-def _word(value: Any) -> str:
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+def _words(value: Constraint) -> List[str]:
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [{True: "on", False: "off"}[v] if isinstance(v, bool) else str(v) for v in values]
 
 
-def _named(key: str, given: Mapping[str, Any]) -> bool:
+def _named(key: str, given: Mapping[str, Constraint]) -> bool:
     return any(k in (key, f"min_{key}", f"max_{key}") for k in given)
-
-
-__all__ = ["Plan", "Strategy", "estimate", "generate_plan", "generate_plans"]

@@ -7,7 +7,7 @@ import difflib
 import json
 import os
 import pathlib
-from typing import Any, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Tuple, Union, cast
 
 AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v")
@@ -43,8 +43,9 @@ class Strategy:
     axis_order: Tuple[str, ...] = AXES
     stages: Tuple[int, ...] = ()
     precision: str = "fp32"
-    overlap: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    overlap: Mapping[str, bool] = dataclasses.field(default_factory=lambda: {})
     grad_dtype: Optional[str] = None
+    optim_states: Optional[str] = None
 
     @property
     def dp(self) -> int:
@@ -71,23 +72,25 @@ class Strategy:
             return source
         name = "plan"
         if isinstance(source, (str, os.PathLike)):
-            name = os.fspath(source)
-            source = _parse(pathlib.Path(source))
+            path = pathlib.Path(cast("Union[str, os.PathLike[str]]", source))
+            name = str(path)
+            source = _parse(path)
         elif not isinstance(source, Mapping):
             block = getattr(source, "strategy", None)
             source = block() if callable(block) else block
         if not isinstance(source, Mapping):
             raise PlanError(f"{name}: expected a plan, a path to one, or its `strategy` mapping")
-        block = source.get("strategy", source)
-        if not isinstance(block, Mapping):
+        fields = cast("Mapping[str, object]", source)
+        inner = fields.get("strategy", fields)
+        if not isinstance(inner, Mapping):
             raise PlanError(f"{name}: `strategy` is not a mapping")
+        values: Dict[str, Any] = dict(cast("Mapping[str, object]", inner))
         known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(block) - known)
+        unknown = sorted(set(values) - known)
         if unknown:
             near = difflib.get_close_matches(unknown[0], sorted(known), n=1, cutoff=0)
             raise PlanError(f"{name}: strategy.{unknown[0]}: unknown field; did you mean {near[0]}?")
-        values = dict(block)
-        order = values.get("axis_order", AXES)
+        order: Any = values.get("axis_order", AXES)
         values["axis_order"] = tuple(order.split("-")) if isinstance(order, str) else tuple(order)
         values["stages"] = tuple(values.get("stages", ()))
         strategy = cls(**values)
@@ -113,9 +116,12 @@ class Strategy:
             raise wrong("precision", "one of " + ", ".join(PRECISIONS))
         if self.grad_dtype not in GRAD_DTYPES:
             raise wrong("grad_dtype", "fp32 or fp32/bf16: FSDP2 holds gradients in the parameters' type")
+        if self.optim_states is not None:
+            raise wrong("optim_states", "none: `parallelize` leaves optimizer states to the optimizer that it is given")
         if sorted(self.axis_order) != sorted(AXES):
             raise wrong("axis_order", "each once of " + ", ".join(AXES))
-        for count in self.stages:
+        stages: Tuple[Any, ...] = self.stages
+        for count in stages:
             if not isinstance(count, int) or isinstance(count, bool) or count < 0:
                 raise wrong("stages", "layers per virtual stage")
         if self.stages and len(self.stages) != self.pp * self.vpp:

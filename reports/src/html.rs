@@ -7,6 +7,7 @@
 mod alternatives;
 mod breakdown;
 pub mod compare;
+pub mod fragment;
 mod gantt;
 mod inputs;
 mod launch;

@@ -1,12 +1,11 @@
 //! The price of assumptions: what a prediction assumed and an export target does otherwise, in seconds and bytes.
 
+use answers::Opened;
 use catalog::{Bytes, Seconds};
 use costmodel::{CostModel, Scenario};
 use interop::export::Assumption;
 use plans::Strategy;
 use serde::Serialize;
-
-use crate::commands::plan::Loaded;
 
 /// An assumption that the target does not meet, with its price.
 #[derive(Serialize)]
@@ -21,7 +20,7 @@ pub(crate) struct AssumptionJson {
 }
 
 /// Assumptions of a plan that a target does not meet, each priced alone.
-pub(crate) fn priced(loaded: &Loaded, unmet: &[Assumption]) -> Vec<AssumptionJson> {
+pub(crate) fn priced(loaded: &Opened, unmet: &[Assumption]) -> Vec<AssumptionJson> {
     let usual = predicted(loaded, &[]);
     let difference = |assumption: &Assumption| {
         let (time, memory) = usual?;
@@ -51,7 +50,7 @@ pub(crate) fn priced(loaded: &Loaded, unmet: &[Assumption]) -> Vec<AssumptionJso
 
 /// One sentence for each assumption that matters, and one for their sum.
 pub(crate) fn sentences(
-    loaded: &Loaded,
+    loaded: &Opened,
     unmet: &[Assumption],
     priced: &[AssumptionJson],
 ) -> Vec<String> {
@@ -90,7 +89,7 @@ fn sentence(a: &AssumptionJson) -> String {
 }
 
 /// Step time and peak memory with these rewrites as the target has them.
-fn predicted(loaded: &Loaded, unmet: &[Assumption]) -> Option<(Seconds, Bytes)> {
+fn predicted(loaded: &Opened, unmet: &[Assumption]) -> Option<(Seconds, Bytes)> {
     let scenario = loaded.costs.scenario();
     let mut runtime = scenario.runtime.clone();
     for assumption in unmet {

@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+use accuracy::logged_run::LoggedRun;
 use accuracy::own_runs::{self, Explained, Learned, OwnRun};
+use answers::Opened;
 use answers::SCHEMA_VERSION;
 use catalog::calibration::{Calibration, Rate};
 use catalog::extension::ExtensionFile;
@@ -14,8 +16,8 @@ use plans::Strategy;
 use serde::Serialize;
 
 use crate::args::CalibrateArgs;
-use crate::commands::logged_run::{self, LoggedRun};
-use crate::commands::plan::{self, Loaded};
+use crate::commands::logged_run;
+use crate::commands::plan;
 use crate::destinations::Target;
 use crate::error::CliError;
 use crate::inputs;
@@ -94,18 +96,18 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode, CliError> {
 impl Measured {
     /// The run that a log and its plan describe; its step time is the median of the steps after warm-up.
     pub(crate) fn of_log(run: &LoggedRun, log: &Path) -> Self {
-        let scenario = run.loaded.costs.scenario();
+        let scenario = run.plan.costs.scenario();
         let name = log.file_name().map_or_else(
             || log.display().to_string(),
             |n| n.to_string_lossy().into_owned(),
         );
         Self {
-            cluster: run.loaded.file.cluster.clone(),
-            strategy: run.loaded.strategy.clone(),
+            cluster: run.plan.file.cluster.clone(),
+            strategy: run.plan.strategy.clone(),
             step_time: Seconds(run.steady.median()),
             about: format!(
                 "{name} of plan {} ({} on {} devices): median of {} steps {:.4} s",
-                run.loaded.file.id,
+                run.plan.file.id,
                 scenario.model.name,
                 scenario.workload.gpus,
                 run.steady.seconds.len(),
@@ -116,7 +118,7 @@ impl Measured {
     }
 
     /// Parses a strategy with its step time in s or ms, such as `tp=8,pp=4:8.1s`.
-    fn parse(text: &str, job: &Loaded) -> Result<Self, CliError> {
+    fn parse(text: &str, job: &Opened) -> Result<Self, CliError> {
         let wrong = || {
             let message = format!(
                 "--measured {text}: expected a strategy, a colon and a time in s or ms, such as tp=8,pp=4:8.1s"

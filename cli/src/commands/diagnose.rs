@@ -2,67 +2,14 @@
 
 use std::process::ExitCode;
 
-use accuracy::diagnose::{self, Hypothesis, Measured};
-use answers::InputsJson;
-use answers::SCHEMA_VERSION;
+use accuracy::diagnosis::Diagnosis;
 use catalog::files::Kind;
-use catalog::{Bytes, Seconds};
-use interop::training_log::LogSystem;
-use plans::Breakdown;
-use plans::json::PredictedJson;
-use serde::Serialize;
 
 use crate::args::DiagnoseArgs;
-use crate::commands::calibrate;
-use crate::commands::follow;
-use crate::commands::logged_run::{self, LoggedRun};
+use crate::commands::{calibrate, follow, logged_run};
 use crate::destinations::Target;
 use crate::error::CliError;
 use crate::output;
-
-#[derive(Serialize)]
-struct DiagnoseJson {
-    schema_version: u32,
-    inputs: InputsJson,
-    plan_id: String,
-    system: &'static str,
-    measured: MeasuredJson,
-    predicted: PredictedJson,
-    /// Measured over predicted step time: a ratio.
-    step_time_ratio: f64,
-    /// Measured over predicted reserved memory.
-    memory_ratio: Option<f64>,
-    predicted_reserved_bytes: u64,
-    hypotheses: Vec<HypothesisJson>,
-    calibration_path: Option<String>,
-}
-
-#[derive(Serialize)]
-struct MeasuredJson {
-    steps: usize,
-    warmup: usize,
-    step_time_s: f64,
-    /// Tenth and ninetieth percentile of step times, in seconds.
-    step_time_spread_s: [f64; 2],
-    mean_step_time_s: f64,
-    tokens_per_s_per_gpu: f64,
-    tflops_per_s_per_gpu: Option<f64>,
-    peak_allocated_bytes: Option<u64>,
-    peak_reserved_bytes: Option<u64>,
-    allocation_retries: u64,
-    /// Lines of steps that were left out because the output of several ranks is mixed in them.
-    garbled_lines: usize,
-    /// Lines that repeat a step, as when several ranks log it.
-    repeated_lines: usize,
-}
-
-#[derive(Serialize)]
-struct HypothesisJson {
-    cause: String,
-    evidence: String,
-    step_time_s: Option<f64>,
-    share_of_gap: f64,
-}
 
 /// Runs `diagnose`.
 pub(crate) fn run(args: &DiagnoseArgs) -> Result<ExitCode, CliError> {
@@ -71,209 +18,22 @@ pub(crate) fn run(args: &DiagnoseArgs) -> Result<ExitCode, CliError> {
     }
     let calibrated = Target::optional(args.calibrate.as_ref(), Kind::Cluster, args.force)?;
     let run = logged_run::read(&args.log, &args.plan, args.warmup)?;
-    let measured = Measured {
-        log: &run.log,
-        steady: &run.steady,
-    };
-    let hypotheses = diagnose::diagnose(
-        &run.loaded.costs,
-        &run.loaded.strategy,
-        &run.prediction,
-        &measured,
-    )?;
+    let diagnosis = Diagnosis::of(&run)?;
     let saved = calibrated.map(|to| {
         let measured = calibrate::Measured::of_log(&run, &args.log);
         calibrate::write(&to, &[measured])?;
         to.say(args.format.quiet, "cluster");
         Ok::<_, CliError>(())
     });
-    let left_out = [
-        (run.log.garbled, "hold garbled steps and are left out"),
-        (run.log.repeated, "repeat a step and count once"),
-    ];
-    for (lines, what) in left_out {
-        if lines > 0 {
-            output::note(args.format.quiet, &format!("note: {lines} lines {what}"));
-        }
+    for note in diagnosis.notes() {
+        output::note(args.format.quiet, &format!("note: {note}"));
     }
     if args.format.json {
-        output::json(&document(args, &run, &hypotheses))?;
+        let path = args.calibrate.as_ref().map(|p| p.display().to_string());
+        output::json(&diagnosis.document(path.as_deref()))?;
     } else {
-        output::print(&shown(&run, &hypotheses));
+        output::print(&diagnosis.text());
     }
     saved.transpose()?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn tokens_per_s(run: &LoggedRun) -> f64 {
-    let workload = &run.loaded.costs.scenario().workload;
-    workload.tokens_per_step() as f64 / workload.gpus as f64 / run.steady.median()
-}
-
-fn tflops(run: &LoggedRun) -> Option<f64> {
-    let logged = run.log.steps.iter().skip(run.steady.warmup);
-    let mut values: Vec<f64> = logged.filter_map(|s| s.tflops_per_gpu).collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
-}
-
-fn document(args: &DiagnoseArgs, run: &LoggedRun, hypotheses: &[Hypothesis]) -> DiagnoseJson {
-    let reserved = diagnose::reserved_by(&run.prediction);
-    DiagnoseJson {
-        schema_version: SCHEMA_VERSION,
-        inputs: run.loaded.inputs.clone(),
-        plan_id: run.loaded.file.id.clone(),
-        system: system(run.log.system),
-        measured: MeasuredJson {
-            steps: run.steady.seconds.len(),
-            warmup: run.steady.warmup,
-            step_time_s: run.steady.median(),
-            step_time_spread_s: [run.steady.quantile(0.1), run.steady.quantile(0.9)],
-            mean_step_time_s: run.steady.mean(),
-            tokens_per_s_per_gpu: tokens_per_s(run),
-            tflops_per_s_per_gpu: tflops(run),
-            peak_allocated_bytes: run.log.allocated,
-            peak_reserved_bytes: run.log.reserved,
-            allocation_retries: run.log.retries,
-            garbled_lines: run.log.garbled,
-            repeated_lines: run.log.repeated,
-        },
-        predicted: PredictedJson::from(&run.prediction),
-        step_time_ratio: run.steady.median() / run.prediction.step_time.0,
-        memory_ratio: run.log.reserved.map(|r| r as f64 / reserved.as_f64()),
-        predicted_reserved_bytes: reserved.0,
-        hypotheses: hypotheses
-            .iter()
-            .map(|h| HypothesisJson {
-                cause: h.cause.clone(),
-                evidence: h.evidence.clone(),
-                step_time_s: h.step_time.map(|s| s.0),
-                share_of_gap: h.share,
-            })
-            .collect(),
-        calibration_path: args.calibrate.as_ref().map(|p| p.display().to_string()),
-    }
-}
-
-fn system(system: LogSystem) -> &'static str {
-    match system {
-        LogSystem::Megatron => "megatron-lm",
-        LogSystem::Torchtitan => "torchtitan",
-        LogSystem::Nanotron => "nanotron",
-        LogSystem::DeepSpeed => "deepspeed",
-        LogSystem::NeMo => "nemo",
-        LogSystem::MaxText => "maxtext",
-        LogSystem::Trainer => "transformers",
-        LogSystem::Own => "vescale-plan",
-        LogSystem::Research => "research code",
-        LogSystem::Metrics => "exported metrics",
-    }
-}
-
-/// Rows of measurement against prediction: name, predicted, measured, gap.
-fn rows(run: &LoggedRun) -> Vec<[String; 4]> {
-    let (steady, p) = (&run.steady, &run.prediction);
-    let ratio =
-        |measured: f64, predicted: f64| format!("{:+.1}%", (measured / predicted - 1.0) * 100.0);
-    let mut rows = vec![[
-        "step time".to_owned(),
-        p.step_time.to_string(),
-        Seconds(steady.median()).to_string(),
-        ratio(steady.median(), p.step_time.0),
-    ]];
-    let rate = tokens_per_s(run);
-    rows.push([
-        "tokens/s/GPU".to_owned(),
-        format!("{:.0}", p.tokens_per_s_per_gpu),
-        format!("{rate:.0}"),
-        ratio(rate, p.tokens_per_s_per_gpu),
-    ]);
-    if let Some(tflops) = tflops(run) {
-        // Logs count attention as if nothing were masked (the PaLM convention).
-        let predicted = p.mfu_palm * p.peak_flop_rate.0 / 1e12;
-        rows.push([
-            "TFLOP/s/GPU".to_owned(),
-            format!("{predicted:.0}"),
-            format!("{tflops:.0}"),
-            ratio(tflops, predicted),
-        ]);
-    }
-    let reserved = diagnose::reserved_by(p);
-    if let Some(bytes) = run.log.reserved {
-        rows.push([
-            "memory reserved".to_owned(),
-            reserved.to_string(),
-            Bytes(bytes).to_string(),
-            ratio(bytes as f64, reserved.as_f64()),
-        ]);
-    }
-    if let Some(bytes) = run.log.allocated {
-        rows.push([
-            "memory allocated".to_owned(),
-            String::new(),
-            Bytes(bytes).to_string(),
-            String::new(),
-        ]);
-    }
-    rows
-}
-
-fn shown(run: &LoggedRun, hypotheses: &[Hypothesis]) -> String {
-    let steady = &run.steady;
-    let head = ["", "predicted", "measured", "gap"].map(str::to_owned);
-    let mut text = table(&head, &rows(run));
-    text.push_str(&format!(
-        "\n{} steps of {} after {} of warm-up; tenth to ninetieth percentile {} to {}\n",
-        steady.seconds.len(),
-        system(run.log.system),
-        steady.warmup,
-        Seconds(steady.quantile(0.1)),
-        Seconds(steady.quantile(0.9)),
-    ));
-    text.push_str(&format!(
-        "Predicted: {}\n",
-        parts(&run.prediction.breakdown)
-    ));
-    text.push_str("\nWhere the gap may lie, the likeliest first\n");
-    for (i, h) in hypotheses.iter().enumerate() {
-        text.push_str(&format!("{:>3}. {}: {}\n", i + 1, h.cause, h.evidence));
-    }
-    if hypotheses.is_empty() {
-        text.push_str("   no single change that is known here closes a tenth of it\n");
-    }
-    text
-}
-
-/// The breakdown on one line.
-fn parts(b: &Breakdown) -> String {
-    let shown = planner::explain::parts(b)
-        .into_iter()
-        .filter(|(_, s)| *s > 1e-4)
-        .map(|(name, s)| format!("{name} {}", Seconds(s)));
-    shown.collect::<Vec<_>>().join(", ")
-}
-
-fn table(head: &[String; 4], rows: &[[String; 4]]) -> String {
-    let all: Vec<&[String; 4]> = std::iter::once(head).chain(rows).collect();
-    let width = |column: usize| {
-        let lengths = all.iter().map(|row| row[column].chars().count());
-        lengths.max().unwrap_or(0)
-    };
-    let widths: [usize; 4] = std::array::from_fn(width);
-    all.iter().fold(String::new(), |mut text, row| {
-        let line = format!(
-            "{:<a$}  {:>b$}  {:>c$}  {:>d$}",
-            row[0],
-            row[1],
-            row[2],
-            row[3],
-            a = widths[0],
-            b = widths[1],
-            c = widths[2],
-            d = widths[3],
-        );
-        text.push_str(line.trim_end());
-        text.push('\n');
-        text
-    })
 }

@@ -114,8 +114,6 @@ fn html(
         ..
     } = candidate;
     let near = planner::nearby::best_of_each(costs, strategy)?;
-    let fitting = near.iter().filter(|c| c.prediction.fit.fits()).take(9);
-    let top: Vec<Candidate> = std::iter::once(candidate).chain(fitting).cloned().collect();
     let shown = written(strategy, &resolved.scenario.runtime);
     let keep = format!("{} -o this.plan.yaml", launch::estimate(resolved, &shown));
     Ok(report::html(&ReportSource {
@@ -126,7 +124,7 @@ fn html(
         scenario: &resolved.scenario,
         plan: &plan::file(resolved, strategy, prediction)?,
         best: candidate,
-        top: &top,
+        top: &report::shown_beside(candidate, &near),
         sampled: &[],
         space: None,
         timeline: &costs.timeline(strategy)?,

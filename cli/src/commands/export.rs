@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use answers::Opened;
 use answers::SCHEMA_VERSION;
 use catalog::files::{self, FolderDestination, Kind, NamedFile, Replace};
 use interop::check::Severity;
@@ -16,7 +17,7 @@ use serde::Serialize;
 use crate::args::{ExportArgs, LauncherArg};
 use crate::commands::assumptions::{self, AssumptionJson};
 use crate::commands::import::document;
-use crate::commands::plan::{self, Loaded};
+use crate::commands::plan;
 use crate::error::{CliError, code};
 use crate::output;
 
@@ -184,7 +185,7 @@ fn checked(args: &ExportArgs, file: &Path, dialect: Option<Dialect>) -> Result<E
 }
 
 fn exported(
-    loaded: &Loaded,
+    loaded: &Opened,
     strategy: &Strategy,
     inputs: Inputs<'_>,
     dialect: Dialect,
@@ -206,7 +207,7 @@ fn exported(
 
 fn finish(
     args: &ExportArgs,
-    loaded: &Loaded,
+    loaded: &Opened,
     dialect: Dialect,
     exported: &Exported,
 ) -> Result<ExitCode, CliError> {
@@ -266,7 +267,7 @@ fn finish(
 }
 
 /// Notes on what is still to be filled in, and what the target does less or otherwise.
-fn notes(args: &ExportArgs, loaded: &Loaded, exported: &Exported, assumptions: &[AssumptionJson]) {
+fn notes(args: &ExportArgs, loaded: &Opened, exported: &Exported, assumptions: &[AssumptionJson]) {
     for unfilled in &exported.unfilled {
         let line = format!("fill in {}: {}", unfilled.name, unfilled.what);
         output::note(args.format.quiet, &line);
@@ -291,7 +292,7 @@ fn write(to: &FolderDestination, files: &[ExportedFile]) -> Result<Vec<PathBuf>,
 
 fn refused(
     args: &ExportArgs,
-    loaded: &Loaded,
+    loaded: &Opened,
     dialect: Dialect,
     refusals: &[Refusal],
 ) -> Result<ExitCode, CliError> {
@@ -334,7 +335,7 @@ fn refused(
 }
 
 /// The plan with the refused decisions replaced, if that is legal and the target can express it.
-fn nearest(loaded: &Loaded, dialect: Dialect, refusals: &[Refusal]) -> Option<String> {
+fn nearest(loaded: &Opened, dialect: Dialect, refusals: &[Refusal]) -> Option<String> {
     let scenario = loaded.costs.scenario();
     let mut refusals = refusals.to_vec();
     let mut text = loaded.strategy.to_string();
@@ -360,7 +361,7 @@ fn nearest(loaded: &Loaded, dialect: Dialect, refusals: &[Refusal]) -> Option<St
 
 /// A search command whose best plan the target can express: its runtime within its limits, with refused sizes bounded
 /// by the offered ones.
-fn search_command(loaded: &Loaded, dialect: Dialect, refusals: &[Refusal]) -> String {
+fn search_command(loaded: &Opened, dialect: Dialect, refusals: &[Refusal]) -> String {
     let w = &loaded.file.workload;
     let known = dialect.limits();
     let mut limits: Vec<String> = known

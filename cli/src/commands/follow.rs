@@ -4,12 +4,14 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use accuracy::drift::{self, Change, Watch};
+use accuracy::logged_run;
 use catalog::Seconds;
-use interop::training_log::{self, LogError};
+use interop::training_log::{self, LogError, StepSize};
+use plans::Prediction;
 use serde::Serialize;
 
 use crate::args::DiagnoseArgs;
-use crate::commands::logged_run::{self, Planned};
+use crate::commands::plan;
 use crate::error::CliError;
 use crate::output;
 
@@ -30,9 +32,19 @@ struct SeenJson {
     inside: bool,
 }
 
+/// What the run is held against.
+struct Planned {
+    prediction: Prediction,
+    size: StepSize,
+}
+
 /// Follows a log until no step has come for `--idle` seconds.
 pub(crate) fn run(args: &DiagnoseArgs) -> Result<ExitCode, CliError> {
-    let planned = logged_run::plan(&args.plan)?;
+    let plan = plan::load(&args.plan)?;
+    let planned = Planned {
+        size: logged_run::step_size(&plan),
+        prediction: plan.costs.predict(&plan.strategy)?,
+    };
     let (low, high) = planned.prediction.step_time_interval;
     let mut watch = Watch::new((low, high));
     let mut steps = 0;

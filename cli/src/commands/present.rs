@@ -83,8 +83,8 @@ fn of_plan(path: &Path, args: &SearchArgs, asked: &Asked) -> Result<Source, CliE
     let loaded = plan::load(path)?;
     let mut source = Source {
         scenario: loaded.scenario,
-        model_arg: plan::beside(path, &loaded.file.model),
-        cluster_arg: plan::beside(path, &loaded.file.cluster),
+        model_arg: beside(path, &loaded.file.model),
+        cluster_arg: beside(path, &loaded.file.cluster),
         decisions: loaded.strategy.decisions().clone(),
         notes: Vec::new(),
         plan: path.display().to_string(),

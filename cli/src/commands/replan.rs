@@ -5,8 +5,9 @@ use std::process::ExitCode;
 
 use answers::failures::Checkpoint;
 use answers::launch::{self, Launchable};
-use answers::{Inputs, InputsJson, SCHEMA_VERSION, file_names};
+use answers::{Inputs, InputsJson, Opened, SCHEMA_VERSION, file_names};
 use catalog::files::Kind;
+use catalog::load::beside;
 use catalog::{Bandwidth, Bytes, Mistake, Seconds, Workload, WorkloadSizes, elementary};
 use costmodel::{CostModel, Scenario};
 use planner::{Constraints, PlannerError, SearchOptions, SearchSpace};
@@ -18,7 +19,7 @@ use serde::Serialize;
 
 use crate::args::ReplanArgs;
 use crate::commands::next;
-use crate::commands::plan::{self, Loaded};
+use crate::commands::plan;
 use crate::destinations::Target;
 use crate::error::{CliError, code};
 use crate::inputs;
@@ -124,7 +125,7 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<ExitCode, CliError> {
 }
 
 /// Number of GPUs that are left; whole nodes if there are several.
-fn left(args: &ReplanArgs, loaded: &Loaded) -> Result<u64, CliError> {
+fn left(args: &ReplanArgs, loaded: &Opened) -> Result<u64, CliError> {
     let (had, cluster) = (loaded.inputs.gpus, &loaded.costs.scenario().cluster);
     let lost = args.lost.count(cluster);
     let node = cluster.gpus_per_node;
@@ -165,7 +166,7 @@ struct Found {
 
 /// Searches with the global batch asked for, or else the plan's; if nothing fits then, with the nearest batch that the
 /// GPUs divide.
-fn search(args: &ReplanArgs, loaded: &Loaded, left: u64) -> Result<Found, CliError> {
+fn search(args: &ReplanArgs, loaded: &Opened, left: u64) -> Result<Found, CliError> {
     let mut own = *loaded.costs.scenario().workload;
     own.global_batch = args.global_batch.unwrap_or(own.global_batch);
     let on = |global_batch: u64| {
@@ -222,7 +223,7 @@ fn search(args: &ReplanArgs, loaded: &Loaded, left: u64) -> Result<Found, CliErr
 fn best(
     costs: &CostModel,
     constraints: &Constraints,
-    loaded: &Loaded,
+    loaded: &Opened,
     options: &SearchOptions<'_>,
 ) -> Result<SearchOutcome, PlannerError> {
     let space = SearchSpace::with_present(costs.scenario(), constraints, &loaded.strategy);
@@ -258,7 +259,7 @@ fn nearest_batch(batch: u64, gpus: u64) -> u64 {
 
 fn going_on(
     args: &ReplanArgs,
-    loaded: &Loaded,
+    loaded: &Opened,
     costs: &CostModel,
     best: &Candidate,
 ) -> Result<GoingOn, CliError> {
@@ -294,7 +295,7 @@ fn going_on(
 }
 
 /// The job on the GPUs that are left.
-fn inputs(path: &Path, loaded: &Loaded, costs: &CostModel) -> Result<Inputs, CliError> {
+fn inputs(path: &Path, loaded: &Opened, costs: &CostModel) -> Result<Inputs, CliError> {
     let scenario = Scenario {
         workload: costs.scenario().workload,
         ..loaded.scenario.clone()
@@ -304,14 +305,14 @@ fn inputs(path: &Path, loaded: &Loaded, costs: &CostModel) -> Result<Inputs, Cli
     Ok(Inputs {
         json: InputsJson::of(&scenario, parameters),
         scenario,
-        model_arg: plan::beside(path, &loaded.file.model),
-        cluster_arg: plan::beside(path, &loaded.file.cluster),
+        model_arg: beside(path, &loaded.file.model),
+        cluster_arg: beside(path, &loaded.file.cluster),
     })
 }
 
 fn print(
     args: &ReplanArgs,
-    loaded: &Loaded,
+    loaded: &Opened,
     found: &Found,
     before: &Prediction,
     going_on: Option<GoingOn>,
@@ -347,7 +348,7 @@ fn print(
 }
 
 /// What becomes of the global batch, in words.
-fn batch(args: &ReplanArgs, loaded: &Loaded, now: &Workload) -> String {
+fn batch(args: &ReplanArgs, loaded: &Opened, now: &Workload) -> String {
     let own = loaded.inputs.global_batch;
     match (now.global_batch == own, args.global_batch) {
         (true, _) => format!("{own} sequences, as before"),
@@ -360,7 +361,7 @@ fn batch(args: &ReplanArgs, loaded: &Loaded, now: &Workload) -> String {
 }
 
 /// Tokens per second of all GPUs, before and after.
-fn throughput(loaded: &Loaded, before: &Prediction, now: &Workload, after: &Prediction) -> String {
+fn throughput(loaded: &Opened, before: &Prediction, now: &Workload, after: &Prediction) -> String {
     let all = |p: &Prediction, gpus: u64| p.tokens_per_s_per_gpu * gpus as f64;
     let (was, is) = (all(before, loaded.inputs.gpus), all(after, now.gpus));
     format!(

@@ -33,9 +33,9 @@ const MAY_IMPORT: &[(&str, &str, &[&str])] = &[
     ("executor", "executor", &["catalog", "plans", "dtensor", "models", "comm", "cpu_device", "cuda_device"]),
     ("reports", "reports", &["catalog", "plans", "costmodel"]),
     ("answers", "answers", &["catalog", "plans", "interop", "models", "costmodel", "planner", "reports"]),
-    ("accuracy", "accuracy", &["catalog", "plans", "costmodel", "interop", "planner", "reports"]),
+    ("accuracy", "accuracy", &["catalog", "plans", "costmodel", "interop", "planner", "reports", "answers"]),
     ("playground", "playground", &["answers", "catalog", "costmodel", "planner", "reports"]),
-    ("python", "_native", &["catalog", "plans", "interop", "dtensor", "models", "costmodel", "planner"]),
+    ("python", "_native", &["catalog", "plans", "interop", "costmodel", "planner", "reports", "answers", "accuracy"]),
 ];
 
 /// Folders of all crates that have sources.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use answers::Opened;
 use catalog::{Bytes, Seconds, profile};
 use costmodel::{CostModel, Held, Member, Scenario};
 use executor::{Job, Outcome, RankReport};
@@ -12,7 +13,6 @@ use serde::Serialize;
 
 use crate::args::{NumericsArg, RunArgs};
 use crate::commands::device;
-use crate::commands::plan::Loaded;
 use crate::error::CliError;
 use crate::output;
 
@@ -43,7 +43,7 @@ pub(crate) struct Times {
 }
 
 /// Predicts the run of a plan by our executor on this machine.
-pub(crate) fn predict(args: &RunArgs, loaded: &Loaded) -> Result<Predicted, CliError> {
+pub(crate) fn predict(args: &RunArgs, loaded: &Opened) -> Result<Predicted, CliError> {
     let scenario = Scenario {
         runtime: device::runtime(args)?,
         ..loaded.costs.scenario().clone()
@@ -87,7 +87,7 @@ pub(crate) fn predict(args: &RunArgs, loaded: &Loaded) -> Result<Predicted, CliE
     }
 }
 
-fn times(scenario: Scenario, loaded: &Loaded) -> Result<Times, CliError> {
+fn times(scenario: Scenario, loaded: &Opened) -> Result<Times, CliError> {
     let costs = CostModel::new(scenario)?;
     let prediction = costs.predict(&loaded.strategy)?;
     Ok(Times {

@@ -13,6 +13,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use answers::InputsJson;
+use answers::Opened;
 use answers::SCHEMA_VERSION;
 use catalog::Bytes;
 use catalog::files::Kind;
@@ -31,7 +32,7 @@ use narrator::{Log, Narrator};
 
 use crate::args::{ExecutionArg, NumericsArg, RunArgs};
 use crate::commands::device;
-use crate::commands::plan::{self, Loaded};
+use crate::commands::plan;
 use crate::destinations::Target;
 use crate::error::CliError;
 use crate::output;
@@ -110,7 +111,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, CliError> {
 /// Reports the outcome of training beside the prediction.
 fn finish(
     args: &RunArgs,
-    loaded: Loaded,
+    loaded: Opened,
     files: &Files,
     (outcome, job, predicted): (Outcome, Job, Predicted),
     first: u64,
@@ -279,12 +280,12 @@ fn losses(outcome: &Outcome, first: u64) -> Vec<LossJson> {
 }
 
 /// The job that a plan and flags describe.
-fn job(args: &RunArgs, loaded: &Loaded) -> Result<Job, CliError> {
+fn job(args: &RunArgs, loaded: &Opened) -> Result<Job, CliError> {
     let scenario = loaded.costs.scenario();
     let train = loaded.file.train.as_ref();
     let data = match (&args.data, train) {
         (Some(path), _) => path.clone(),
-        (None, Some(train)) => plan::beside(&args.plan, &train.data).into(),
+        (None, Some(train)) => catalog::load::beside(&args.plan, &train.data).into(),
         (None, None) => {
             return Err(CliError::Usage(format!(
                 "{}: the plan has no `train` section; name the data with --data FILE",

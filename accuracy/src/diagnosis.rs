@@ -1,0 +1,274 @@
+//! The answer to how a training log stands to its plan: measurement against prediction, and where a gap may lie.
+
+use answers::SCHEMA_VERSION;
+use answers::inputs::InputsJson;
+use catalog::{Bytes, Seconds};
+use interop::training_log::LogSystem;
+use planner::PlannerError;
+use plans::Breakdown;
+use plans::json::PredictedJson;
+use serde::Serialize;
+
+use crate::diagnose::{self, Hypothesis, Measured};
+use crate::logged_run::LoggedRun;
+
+/// A logged run with the likeliest explanations of its difference from the prediction.
+#[derive(Debug)]
+pub struct Diagnosis<'a> {
+    run: &'a LoggedRun,
+    hypotheses: Vec<Hypothesis>,
+}
+
+#[derive(Serialize)]
+struct DiagnoseJson<'a> {
+    schema_version: u32,
+    inputs: &'a InputsJson,
+    plan_id: &'a str,
+    system: &'static str,
+    measured: MeasuredJson,
+    predicted: PredictedJson,
+    /// Measured over predicted step time: a ratio.
+    step_time_ratio: f64,
+    /// Measured over predicted reserved memory.
+    memory_ratio: Option<f64>,
+    predicted_reserved_bytes: u64,
+    hypotheses: Vec<HypothesisJson<'a>>,
+    calibration_path: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct MeasuredJson {
+    steps: usize,
+    warmup: usize,
+    step_time_s: f64,
+    /// Tenth and ninetieth percentile of step times, in seconds.
+    step_time_spread_s: [f64; 2],
+    mean_step_time_s: f64,
+    tokens_per_s_per_gpu: f64,
+    tflops_per_s_per_gpu: Option<f64>,
+    peak_allocated_bytes: Option<u64>,
+    peak_reserved_bytes: Option<u64>,
+    allocation_retries: u64,
+    /// Lines of steps that were left out because the output of several ranks is mixed in them.
+    garbled_lines: usize,
+    /// Lines that repeat a step, as when several ranks log it.
+    repeated_lines: usize,
+}
+
+#[derive(Serialize)]
+struct HypothesisJson<'a> {
+    cause: &'a str,
+    evidence: &'a str,
+    step_time_s: Option<f64>,
+    share_of_gap: f64,
+}
+
+impl<'a> Diagnosis<'a> {
+    /// Seeks explanations.
+    ///
+    /// # Errors
+    /// When a changed scenario cannot be priced.
+    pub fn of(run: &'a LoggedRun) -> Result<Self, PlannerError> {
+        let measured = Measured {
+            log: &run.log,
+            steady: &run.steady,
+        };
+        let LoggedRun {
+            plan, prediction, ..
+        } = run;
+        let hypotheses = diagnose::diagnose(&plan.costs, &plan.strategy, prediction, &measured)?;
+        Ok(Self { run, hypotheses })
+    }
+
+    /// What was left out of the log, one sentence for each reason.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        let left_out = [
+            (self.run.log.garbled, "hold garbled steps and are left out"),
+            (self.run.log.repeated, "repeat a step and count once"),
+        ];
+        let some = left_out.iter().filter(|(lines, _)| *lines > 0);
+        some.map(|(lines, what)| format!("{lines} lines {what}"))
+            .collect()
+    }
+
+    /// The diagnosis for programs; `calibration_path` is the cluster file that was calibrated by the log, if one was.
+    #[must_use]
+    pub fn document(&self, calibration_path: Option<&'a str>) -> impl Serialize {
+        let run = self.run;
+        let reserved = diagnose::reserved_by(&run.prediction);
+        DiagnoseJson {
+            schema_version: SCHEMA_VERSION,
+            inputs: &run.plan.inputs,
+            plan_id: &run.plan.file.id,
+            system: system(run.log.system),
+            measured: MeasuredJson {
+                steps: run.steady.seconds.len(),
+                warmup: run.steady.warmup,
+                step_time_s: run.steady.median(),
+                step_time_spread_s: [run.steady.quantile(0.1), run.steady.quantile(0.9)],
+                mean_step_time_s: run.steady.mean(),
+                tokens_per_s_per_gpu: tokens_per_s(run),
+                tflops_per_s_per_gpu: tflops(run),
+                peak_allocated_bytes: run.log.allocated,
+                peak_reserved_bytes: run.log.reserved,
+                allocation_retries: run.log.retries,
+                garbled_lines: run.log.garbled,
+                repeated_lines: run.log.repeated,
+            },
+            predicted: PredictedJson::from(&run.prediction),
+            step_time_ratio: run.steady.median() / run.prediction.step_time.0,
+            memory_ratio: run.log.reserved.map(|r| r as f64 / reserved.as_f64()),
+            predicted_reserved_bytes: reserved.0,
+            hypotheses: self
+                .hypotheses
+                .iter()
+                .map(|h| HypothesisJson {
+                    cause: &h.cause,
+                    evidence: &h.evidence,
+                    step_time_s: h.step_time.map(|s| s.0),
+                    share_of_gap: h.share,
+                })
+                .collect(),
+            calibration_path,
+        }
+    }
+
+    /// The diagnosis for people.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let Self { run, hypotheses } = self;
+        let steady = &run.steady;
+        let head = ["", "predicted", "measured", "gap"].map(str::to_owned);
+        let mut text = table(&head, &rows(run));
+        text.push_str(&format!(
+            "\n{} steps of {} after {} of warm-up; tenth to ninetieth percentile {} to {}\n",
+            steady.seconds.len(),
+            system(run.log.system),
+            steady.warmup,
+            Seconds(steady.quantile(0.1)),
+            Seconds(steady.quantile(0.9)),
+        ));
+        text.push_str(&format!(
+            "Predicted: {}\n",
+            parts(&run.prediction.breakdown)
+        ));
+        text.push_str("\nWhere the gap may lie, the likeliest first\n");
+        for (i, h) in hypotheses.iter().enumerate() {
+            text.push_str(&format!("{:>3}. {}: {}\n", i + 1, h.cause, h.evidence));
+        }
+        if hypotheses.is_empty() {
+            text.push_str("   no single change that is known here closes a tenth of it\n");
+        }
+        text
+    }
+}
+
+fn tokens_per_s(run: &LoggedRun) -> f64 {
+    let workload = &run.plan.costs.scenario().workload;
+    workload.tokens_per_step() as f64 / workload.gpus as f64 / run.steady.median()
+}
+
+fn tflops(run: &LoggedRun) -> Option<f64> {
+    let logged = run.log.steps.iter().skip(run.steady.warmup);
+    let mut values: Vec<f64> = logged.filter_map(|s| s.tflops_per_gpu).collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+fn system(system: LogSystem) -> &'static str {
+    match system {
+        LogSystem::Megatron => "megatron-lm",
+        LogSystem::Torchtitan => "torchtitan",
+        LogSystem::Nanotron => "nanotron",
+        LogSystem::DeepSpeed => "deepspeed",
+        LogSystem::NeMo => "nemo",
+        LogSystem::MaxText => "maxtext",
+        LogSystem::Trainer => "transformers",
+        LogSystem::Own => "vescale-plan",
+        LogSystem::Research => "research code",
+        LogSystem::Metrics => "exported metrics",
+    }
+}
+
+/// Rows of measurement against prediction: name, predicted, measured, gap.
+fn rows(run: &LoggedRun) -> Vec<[String; 4]> {
+    let (steady, p) = (&run.steady, &run.prediction);
+    let ratio =
+        |measured: f64, predicted: f64| format!("{:+.1}%", (measured / predicted - 1.0) * 100.0);
+    let mut rows = vec![[
+        "step time".to_owned(),
+        p.step_time.to_string(),
+        Seconds(steady.median()).to_string(),
+        ratio(steady.median(), p.step_time.0),
+    ]];
+    let rate = tokens_per_s(run);
+    rows.push([
+        "tokens/s/GPU".to_owned(),
+        format!("{:.0}", p.tokens_per_s_per_gpu),
+        format!("{rate:.0}"),
+        ratio(rate, p.tokens_per_s_per_gpu),
+    ]);
+    if let Some(tflops) = tflops(run) {
+        // Logs count attention as if nothing were masked (the PaLM convention).
+        let predicted = p.mfu_palm * p.peak_flop_rate.0 / 1e12;
+        rows.push([
+            "TFLOP/s/GPU".to_owned(),
+            format!("{predicted:.0}"),
+            format!("{tflops:.0}"),
+            ratio(tflops, predicted),
+        ]);
+    }
+    let reserved = diagnose::reserved_by(p);
+    if let Some(bytes) = run.log.reserved {
+        rows.push([
+            "memory reserved".to_owned(),
+            reserved.to_string(),
+            Bytes(bytes).to_string(),
+            ratio(bytes as f64, reserved.as_f64()),
+        ]);
+    }
+    if let Some(bytes) = run.log.allocated {
+        rows.push([
+            "memory allocated".to_owned(),
+            String::new(),
+            Bytes(bytes).to_string(),
+            String::new(),
+        ]);
+    }
+    rows
+}
+
+/// The breakdown on one line.
+fn parts(b: &Breakdown) -> String {
+    let shown = planner::explain::parts(b)
+        .into_iter()
+        .filter(|(_, s)| *s > 1e-4)
+        .map(|(name, s)| format!("{name} {}", Seconds(s)));
+    shown.collect::<Vec<_>>().join(", ")
+}
+
+fn table(head: &[String; 4], rows: &[[String; 4]]) -> String {
+    let all: Vec<&[String; 4]> = std::iter::once(head).chain(rows).collect();
+    let width = |column: usize| {
+        let lengths = all.iter().map(|row| row[column].chars().count());
+        lengths.max().unwrap_or(0)
+    };
+    let widths: [usize; 4] = std::array::from_fn(width);
+    all.iter().fold(String::new(), |mut text, row| {
+        let line = format!(
+            "{:<a$}  {:>b$}  {:>c$}  {:>d$}",
+            row[0],
+            row[1],
+            row[2],
+            row[3],
+            a = widths[0],
+            b = widths[1],
+            c = widths[2],
+            d = widths[3],
+        );
+        text.push_str(line.trim_end());
+        text.push('\n');
+        text
+    })
+}

@@ -1,0 +1,62 @@
+//! A training log with its plan and the prediction for it.
+
+use answers::Opened;
+use costmodel::CostError;
+use interop::training_log::{self, LogError, Steady, StepSize, TrainingLog};
+use plans::Prediction;
+
+/// A log with its plan and the plan's prediction.
+#[derive(Debug)]
+pub struct LoggedRun {
+    /// The plan.
+    pub plan: Opened,
+    /// What was predicted for it.
+    pub prediction: Prediction,
+    /// The log.
+    pub log: TrainingLog,
+    /// Its steps after warm-up.
+    pub steady: Steady,
+}
+
+/// Why a log cannot be held against a plan.
+#[derive(Debug, thiserror::Error)]
+pub enum LoggedRunError {
+    /// The log cannot be read.
+    #[error(transparent)]
+    Log(#[from] LogError),
+    /// The plan cannot be priced.
+    #[error(transparent)]
+    Cost(#[from] CostError),
+}
+
+/// The tokens and sequences of a plan's step.
+#[must_use]
+pub fn step_size(plan: &Opened) -> StepSize {
+    let workload = &plan.costs.scenario().workload;
+    StepSize {
+        tokens_per_gpu: workload.tokens_per_step() as f64 / workload.gpus as f64,
+        sequences: workload.global_batch as f64,
+    }
+}
+
+impl LoggedRun {
+    /// Reads the text of a log called `name`, and predicts its plan; `warmup` steps are skipped.
+    ///
+    /// # Errors
+    /// When the log has no steps, or the plan cannot be priced.
+    pub fn read(
+        plan: Opened,
+        text: &str,
+        name: &str,
+        warmup: Option<usize>,
+    ) -> Result<Self, LoggedRunError> {
+        let log = training_log::parse(text, name)?;
+        let steady = log.steady(name, warmup, step_size(&plan))?;
+        Ok(Self {
+            prediction: plan.costs.predict(&plan.strategy)?,
+            plan,
+            log,
+            steady,
+        })
+    }
+}

@@ -1,0 +1,164 @@
+//! Explains a plan: where its time and memory go, and what would change them.
+
+use catalog::Seconds;
+use costmodel::CostModel;
+use planner::explain::differences;
+use planner::nearby::best_of_each;
+use plans::json::{CandidateJson, DetailJson, PredictedJson};
+use plans::{Candidate, Prediction};
+use reports::format;
+use reports::lines::Style;
+use serde::Serialize;
+
+use crate::SCHEMA_VERSION;
+use crate::error::AnswerError;
+use crate::inputs::InputsJson;
+use crate::opened::Opened;
+use crate::plan;
+
+#[derive(Serialize)]
+struct ExplainJson<'a> {
+    schema_version: u32,
+    inputs: &'a InputsJson,
+    plan_id: &'a str,
+    predicted: PredictedJson,
+    binds: String,
+    detail: DetailJson,
+    replicated_parameters: &'a [String],
+    neighbours: Vec<CandidateJson>,
+    why_not: Option<CandidateJson>,
+}
+
+/// An explained plan.
+#[derive(Debug)]
+pub struct Explanation<'a> {
+    plan: &'a Opened,
+    prediction: Prediction,
+    near: Vec<Candidate>,
+    why_not: Option<Candidate>,
+}
+
+/// Explains a plan; `why_not` is another strategy to compare it with.
+///
+/// # Errors
+/// When the other strategy is not legal, or a strategy cannot be priced.
+pub fn explain<'a>(
+    plan: &'a Opened,
+    why_not: Option<&str>,
+) -> Result<Explanation<'a>, AnswerError> {
+    let prediction = plan.costs.predict(&plan.strategy)?;
+    let near = best_of_each(&plan.costs, &plan.strategy)?;
+    let why_not = why_not.map(|text| candidate(&plan.costs, text, &prediction));
+    Ok(Explanation {
+        why_not: why_not.transpose()?,
+        plan,
+        prediction,
+        near,
+    })
+}
+
+impl Explanation<'_> {
+    /// The explanation for programs.
+    #[must_use]
+    pub fn document(&self) -> impl Serialize + '_ {
+        let precision = self.plan.costs.scenario().workload.precision;
+        let json = |c| CandidateJson::new(c, precision);
+        ExplainJson {
+            schema_version: SCHEMA_VERSION,
+            inputs: &self.plan.inputs,
+            plan_id: &self.plan.file.id,
+            predicted: PredictedJson::from(&self.prediction),
+            binds: binds(&self.prediction),
+            detail: DetailJson::from(&self.prediction),
+            replicated_parameters: &self.plan.file.sharding.replicated,
+            neighbours: self.near.iter().map(json).collect(),
+            why_not: self.why_not.as_ref().map(json),
+        }
+    }
+
+    /// The explanation for people.
+    #[must_use]
+    pub fn text(&self, style: Style) -> String {
+        let Self {
+            plan, prediction, ..
+        } = self;
+        let ground = plan::ground(&self.plan.costs);
+        let mut text = reports::terminal::prediction(&plan.strategy, prediction, ground, style);
+        text.push_str(&style.heading("What binds"));
+        text.push_str(&style.paragraph("  ", &binds(prediction)));
+        text.push_str(&reports::terminal::kernels(prediction, 12, style));
+        text.push_str(&style.heading("One decision away"));
+        let runtime = ground.runtime;
+        let this = Candidate {
+            strategy: plan.strategy.clone(),
+            prediction: prediction.clone(),
+            why_not_first: String::new(),
+        };
+        let near = reports::terminal::candidates(&self.near, 1, &this, runtime, style);
+        text.push_str(&near);
+        let whole = &plan.file.sharding.replicated;
+        if !whole.is_empty() {
+            text.push_str(&style.heading("Parameters that every rank of a block holds whole"));
+            text.push_str(&style.paragraph("  ", &whole.join(", ")));
+        }
+        if let Some(other) = &self.why_not {
+            let asked = plans::grammar::written(&other.strategy, runtime);
+            text.push_str(&style.heading(&format!("Why not {asked}")));
+            text.push_str(&why_not_text(prediction, other, style));
+        }
+        text
+    }
+}
+
+/// Another strategy for the plan's scenario, and why it is not first.
+fn candidate(costs: &CostModel, text: &str, first: &Prediction) -> Result<Candidate, AnswerError> {
+    let s = costs.scenario();
+    let strategy = plans::grammar::parse(text, &s.model, &s.workload, &s.runtime)?;
+    plans::legality::allowed_by(&strategy, &s.model, &s.runtime, s.workload.precision)?;
+    let prediction = costs.predict(&strategy)?;
+    Ok(Candidate {
+        strategy,
+        why_not_first: planner::explain::why_not_first(first, &prediction, ""),
+        prediction,
+    })
+}
+
+fn why_not_text(first: &Prediction, other: &Candidate, style: Style) -> String {
+    let text = match &other.prediction.fit {
+        plans::Fit::Fits { .. } => other.why_not_first.clone(),
+        plans::Fit::TooLarge { over, largest } => {
+            format!("does not fit: {over} too large; its largest part is {largest}")
+        }
+    };
+    let mut text = style.paragraph("  ", &text);
+    for d in differences(&first.breakdown, &other.prediction.breakdown)
+        .into_iter()
+        .take(5)
+    {
+        let change = (d.second_s - d.first_s) * 1e3;
+        if change.abs() >= 0.05 {
+            let sign = if change < 0.0 { '-' } else { '+' };
+            let time = format::seconds(Seconds(change.abs() / 1e3));
+            text.push_str(&format!("  {:<40} {sign}{time}\n", d.name));
+        }
+    }
+    text
+}
+
+/// The largest part of the step time that is not compute, and how close memory is to its limit.
+fn binds(p: &Prediction) -> String {
+    let worst = planner::explain::parts(&p.breakdown)
+        .into_iter()
+        .skip(1)
+        .max_by(|a, b| a.1.total_cmp(&b.1));
+    let (name, seconds) = worst.unwrap_or(("compute", 0.0));
+    let share = seconds / p.step_time.0 * 100.0;
+    let memory = match &p.fit {
+        plans::Fit::Fits { spare } => format!("{spare} of memory to spare"),
+        plans::Fit::TooLarge { over, .. } => format!("memory, by {over}"),
+    };
+    format!(
+        "compute takes {:.0}% of the step; after it {name}, {share:.1}%; {memory}",
+        p.breakdown.compute_s / p.step_time.0 * 100.0
+    )
+}

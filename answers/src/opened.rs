@@ -1,0 +1,103 @@
+//! A plan file that was opened: its scenario is rebuilt, so that more can be asked about the plan.
+
+use std::path::Path;
+
+use catalog::load::beside;
+use catalog::{Mistake, SpecError, Workload, WorkloadSizes};
+use costmodel::{CostModel, Scenario};
+use plans::json::StrategyJson;
+use plans::{PlanFile, Strategy};
+
+use crate::error::AnswerError;
+use crate::inputs::{DEFAULT_HEADROOM, InputsJson};
+
+/// A plan that was opened.
+#[derive(Debug)]
+pub struct Opened {
+    /// The plan file.
+    pub file: PlanFile,
+    /// Its scenario; that of `costs` may have the model's projections fused.
+    pub scenario: Scenario,
+    /// The costs of its scenario.
+    pub costs: CostModel,
+    /// Its strategy.
+    pub strategy: Strategy,
+    /// Its scenario, as JSON echoes it.
+    pub inputs: InputsJson,
+}
+
+/// Adds to an error, when a file cannot be read as a plan, what a plan file is.
+fn not_a_plan(error: SpecError) -> AnswerError {
+    let mistake = error.mistake();
+    AnswerError::from(match mistake.expected {
+        Some(_) => mistake,
+        None => mistake
+            .expected("a plan file, as `search`, `estimate -o` and `import -o` write")
+            .example("vescale-plan search --model llama3-8b --gpus 8 -o best.plan.yaml"),
+    })
+}
+
+/// Reads a plan file.
+///
+/// # Errors
+/// When it cannot be read, or is no plan file.
+pub fn read(path: &Path) -> Result<PlanFile, AnswerError> {
+    let text = catalog::text::read(path).map_err(not_a_plan)?;
+    let file = PlanFile::from_yaml(&text, &path.display().to_string());
+    file.map_err(not_a_plan)
+}
+
+impl Opened {
+    /// Rebuilds the scenario of a plan file that was read from `path`.
+    ///
+    /// # Errors
+    /// When the file names a model, cluster or runtime that is not there, or contradicts itself.
+    pub fn of(file: PlanFile, path: &Path) -> Result<Self, AnswerError> {
+        let shown = path.display().to_string();
+        let model = match &file.model_config {
+            Some(config) => catalog::load::model_defined(config, &file.model, &shown)?,
+            None => catalog::load::model(&beside(path, &file.model))?,
+        };
+        let model = model.with_adapters(file.adapters)?;
+        let cluster = catalog::load::cluster(&beside(path, &file.cluster))?;
+        let runtime = catalog::load::runtime(&file.runtime)?;
+        let w = &file.workload;
+        let wrong = |field: &str, message: String| {
+            AnswerError::from(SpecError::Field {
+                path: shown.clone(),
+                field: field.to_owned(),
+                message,
+            })
+        };
+        let sizes = WorkloadSizes {
+            gpus: w.gpus,
+            seq_len: w.seq_len,
+            global_batch: w.global_batch,
+            precision: w.precision,
+        };
+        let workload = Workload::new(sizes).map_err(|e| wrong("workload", e.to_string()))?;
+        let devices = cluster.check_devices(w.gpus);
+        devices.map_err(|e| wrong("workload.gpus", format!("{}: {e}", w.gpus)))?;
+        let parameters = models::parameter_count(&model)
+            .map_err(|e| AnswerError::from(Mistake::new(e.to_string())))?;
+        let strategy = plans::grammar::parse(&file.strategy_text, &model, &workload, &runtime)?;
+        if StrategyJson::new(strategy.decisions(), w.precision) != file.strategy {
+            let message = "says something else than `strategy`".to_owned();
+            return Err(wrong("strategy_text", message));
+        }
+        let scenario = Scenario {
+            model,
+            cluster,
+            runtime,
+            workload,
+            headroom: file.headroom.unwrap_or(DEFAULT_HEADROOM),
+        };
+        Ok(Self {
+            file,
+            inputs: InputsJson::of(&scenario, parameters),
+            costs: CostModel::new(scenario.clone())?,
+            scenario,
+            strategy,
+        })
+    }
+}

@@ -1,0 +1,117 @@
+//! A search for plans, as a Python object: it runs when plans are asked for, and prices each block once.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use answers::Inputs;
+use costmodel::CostModel;
+use planner::{Constraints, Objective, SearchOptions};
+use pyo3::prelude::*;
+
+use crate::error::PlanError;
+use crate::plan::Plan;
+use crate::scenario::{self, Given};
+
+/// How often a running search looks for Ctrl-C.
+const SIGNALS_EVERY: Duration = Duration::from_millis(20);
+
+/// What to search for.
+#[pyclass(frozen, module = "vescale_plan._native")]
+pub(crate) struct Search {
+    inputs: Inputs,
+    constraints: Constraints,
+    objective: Objective,
+    costs: CostModel,
+}
+
+#[pymethods]
+impl Search {
+    #[new]
+    fn new(
+        given: Given,
+        fix: Vec<String>,
+        bounds: (Vec<String>, Vec<String>),
+        forbid: Vec<String>,
+        objective: &str,
+    ) -> PyResult<Self> {
+        let inputs = scenario::resolve(given)?;
+        let (at_least, at_most) = bounds;
+        let constraints =
+            Constraints::parse(&fix, &at_least, &at_most, &forbid).map_err(PlanError::from)?;
+        let scenario = &inputs.scenario;
+        planner::legal_values::check(scenario, &[scenario.workload.gpus], &constraints)
+            .map_err(PlanError::from)?;
+        let objective = match objective {
+            "time" => Objective::Time,
+            "memory" => Objective::Memory,
+            other => {
+                let message = format!("objective {other}: expected time or memory");
+                return Err(PlanError::Usage(message).into());
+            }
+        };
+        let costs = CostModel::new(inputs.scenario.clone()).map_err(PlanError::from)?;
+        Ok(Self {
+            inputs,
+            constraints,
+            objective,
+            costs,
+        })
+    }
+
+    /// The best plans, the best first: `count` of them, or all that fit.
+    fn first(&self, py: Python<'_>, count: usize) -> PyResult<Vec<Plan>> {
+        let cancelled = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let searching = scope.spawn(|| self.run(count, &cancelled));
+            let mut interrupted = None;
+            while !searching.is_finished() {
+                py.detach(|| std::thread::sleep(SIGNALS_EVERY));
+                if let Err(signal) = py.check_signals() {
+                    cancelled.store(true, Ordering::Relaxed);
+                    interrupted = Some(signal);
+                }
+            }
+            match interrupted {
+                Some(signal) => Err(signal),
+                None => match searching.join() {
+                    Ok(result) => result.map_err(PyErr::from),
+                    Err(panic) => std::panic::resume_unwind(panic),
+                },
+            }
+        })
+    }
+}
+
+impl Search {
+    fn run(&self, count: usize, cancelled: &AtomicBool) -> Result<Vec<Plan>, PlanError> {
+        let Self {
+            inputs,
+            constraints,
+            objective,
+            costs,
+        } = self;
+        let options = SearchOptions {
+            objective: *objective,
+            top: count,
+            cancelled: Some(cancelled),
+            ..SearchOptions::default()
+        };
+        let (outcome, _) = answers::search::find(costs, constraints, &options, None, &|_| {})?;
+        if outcome.top.is_empty() {
+            return Err(nothing_fits(&outcome.relax));
+        }
+        let found = outcome.top.iter();
+        found
+            .map(|f| Plan::new(inputs, &f.strategy, &f.prediction))
+            .collect()
+    }
+}
+
+/// Why there is no plan, with what would make one possible.
+fn nothing_fits(ways: &[String]) -> PlanError {
+    let nothing = "no plan fits under these constraints";
+    PlanError::Usage(match ways {
+        [] => nothing.to_owned(),
+        ways => format!("{nothing}; {}", ways.join("; ")),
+    })
+}
