@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple, cast
 
 import torch
 from torch import nn
@@ -51,12 +51,12 @@ class Anatomy:
     @property
     def layers(self) -> nn.ModuleList:
         """The decoder layers."""
-        return getattr(self.base, self.layers_name)
+        return cast(nn.ModuleList, getattr(self.base, self.layers_name))
 
     @property
     def embedding(self) -> nn.Module:
         """The token embedding."""
-        return getattr(self.base, self.embedding_name)
+        return cast(nn.Module, getattr(self.base, self.embedding_name))
 
     @property
     def embedding_weight(self) -> str:
@@ -76,7 +76,7 @@ class Anatomy:
 
     def tie(self) -> None:
         """Makes them share it again, after sharding replaced both."""
-        self.head.weight = self.embedding.weight
+        setattr(self.head, "weight", self.embedding.weight)
 
     def attention_modules(self) -> Iterator[Tuple[str, nn.Module]]:
         """Every attention module of the layers."""
@@ -92,7 +92,7 @@ def find(model: nn.Module) -> Anatomy:
     Raises `PlanError` when it does not look like an HF-style decoder.
     """
 
-    def first(owner: nn.Module, names) -> Optional[str]:
+    def first(owner: nn.Module, names: Iterable[str]) -> Optional[str]:
         return next((n for n in names if isinstance(getattr(owner, n, None), nn.Module)), None)
 
     for base_name, base in model.named_children():
@@ -126,7 +126,11 @@ class SplitQkv(nn.Module):
     The output is what the fused projection of this rank's heads would be.
     """
 
-    def __init__(self, fused: nn.Module):
+    q: nn.Module
+    k: nn.Module
+    v: nn.Module
+
+    def __init__(self, fused: Any):
         super().__init__()
         width = fused.nf // 3
         parts = zip(("q", "k", "v"), fused.weight.split(width, dim=1), fused.bias.split(width))
@@ -140,7 +144,7 @@ class SplitQkv(nn.Module):
         return torch.cat((self.q(x), self.k(x), self.v(x)), dim=-1)
 
 
-def _meta_like(fused: nn.Module, width: int) -> nn.Module:
+def _meta_like(fused: Any, width: int) -> Any:
     with torch.device("meta"):
         return type(fused)(width, fused.nx)
 

@@ -7,6 +7,7 @@ from typing import Any, Callable, Iterable, List, Optional, Tuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from . import anatomy, context_parallel, deferred, groups, pipeline, shard, stages, tensor_parallel
 from .model import ParallelModel
@@ -63,7 +64,7 @@ def parallelize(
     if context is not None:
         context.install(model)
     local = stages.cut(model, sizes, mine)
-    fsdp: List[list] = []
+    fsdp: List[List[FSDPModule]] = []
     for stage in local:
         if strategy.tp > 1:
             tensor_parallel.apply(anatomy.find(stage.model), place.mesh["tp"], strategy.sequence_parallel)

@@ -55,7 +55,10 @@ def take(batch: Dict[str, Any], strategy: Strategy, dp_rank: int, device: torch.
     targets = torch.nn.functional.pad(labels, (0, 1), value=IGNORED)[:, 1:]
     tokens = (targets != IGNORED).sum().clamp(min=1).to(device)
     rank = dp_rank if whole else 0
-    mine = lambda t: t.chunk(parts)[rank].to(device)  # noqa: E731
+
+    def mine(rows: torch.Tensor) -> torch.Tensor:
+        return rows.chunk(parts)[rank].to(device)
+
     return Share(mine(ids), mine(targets), {k: mine(v) for k, v in batch.items()}, tokens)
 
 

@@ -28,7 +28,7 @@ def save(path: PATH, state: Mapping[str, Any]) -> None:
     _check(state)
     tensors = _tensors(state, [])
     if tensors:
-        dcp.save(tensors, checkpoint_id=os.fspath(path))
+        dcp.state_dict_saver.save(tensors, checkpoint_id=os.fspath(path))
     plan = state.get("plan")
     first = not dist.is_initialized() or dist.get_rank() == 0
     if plan is not None and first:
@@ -55,7 +55,7 @@ def load(path: PATH, state: Optional[Mapping[str, Any]] = None) -> Optional[Plan
         copies: List[Tuple[Any, Any]] = []
         tensors = _tensors(state, copies)
         if tensors:
-            dcp.load(tensors, checkpoint_id=os.fspath(path))
+            dcp.state_dict_loader.load(tensors, checkpoint_id=os.fspath(path))
             for source, copy in copies:
                 copy.copy_(source)
             _restore(state, tensors)

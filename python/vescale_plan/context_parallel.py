@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from typing import Iterator
+from typing import Any, Iterator, Optional, Tuple
 
 import torch
 from torch import nn
@@ -78,7 +78,17 @@ class ContextParallel:
             share, ids=share.ids[:, self._positions], targets=share.targets[:, self._positions], extra=extra
         )
 
-    def _attend(self, module, query, key, value, _mask, dropout=0.0, scaling=None, **_kwargs):
+    def _attend(
+        self,
+        _module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        _mask: Any,
+        dropout: float = 0.0,
+        scaling: Optional[float] = None,
+        **_kwargs: Any,
+    ) -> Tuple[torch.Tensor, None]:
         out = torch.nn.functional.scaled_dot_product_attention(
             query,
             self._gather(key),
@@ -92,5 +102,5 @@ class ContextParallel:
 
     def _gather(self, x: torch.Tensor) -> torch.Tensor:
         """The keys or values of whole sequences, in order."""
-        whole = all_gather_tensor_autograd(x.contiguous(), 2, self._place.group("cp"))
+        whole: torch.Tensor = all_gather_tensor_autograd(x.contiguous(), 2, self._place.group("cp"))
         return whole.index_select(2, self._order)

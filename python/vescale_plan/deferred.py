@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Dict, Iterator, Tuple
+from typing import Callable, Dict, Iterator, Sequence, Tuple, cast
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from . import anatomy
 from .anatomy import FUSED_QKV, Anatomy, SplitQkv
+from .stages import Stage
 from .strategy import PlanError
 
 
@@ -29,7 +30,7 @@ class Deferred:
         self._head = parts.head_name if parts.tied else None
         self._units = list(_units(parts))
 
-    def fill(self, stages, seed: int, device: torch.device) -> None:
+    def fill(self, stages: Sequence[Stage], seed: int, device: torch.device) -> None:
         """Gives the stages their weights and buffers, the same under every plan."""
         for stage in stages:
             tied = anatomy.find(stage.model).tied
@@ -51,7 +52,7 @@ class Deferred:
 
     def _make(self, name: str, unit: nn.Module) -> nn.Module:
         unit = copy.deepcopy(unit).to_empty(device="cpu")
-        unit.apply(self._model._init_weights)
+        unit.apply(cast("Callable[[nn.Module], None]", self._model._init_weights))
         # Some models make weights by their names in the whole model.
         root = _without_modules(self._model)
         owner: nn.Module = root
@@ -60,7 +61,7 @@ class Deferred:
             owner.add_module(part, nn.Module())
             owner = getattr(owner, part)
         owner.add_module(last, unit)
-        root._init_weights(root)
+        cast("Callable[[nn.Module], None]", root._init_weights)(root)
         return unit
 
 
@@ -98,7 +99,7 @@ def _values(unit: nn.Module) -> Iterator[Tuple[str, torch.Tensor]]:
     yield from unit.named_buffers()
 
 
-def _targets(stage, name: str) -> Iterator[Dict[str, torch.Tensor]]:
+def _targets(stage: Stage, name: str) -> Iterator[Dict[str, torch.Tensor]]:
     """Where a unit's values go on this stage, by their names within the unit."""
     prefix = f"{name}."
     found = {}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from . import anatomy
@@ -19,7 +20,7 @@ from .stages import Stage
 from .strategy import PlanError
 
 
-class StepOutput(dict):
+class StepOutput(Dict[Any, torch.Tensor]):
     """What a step returns: `output.loss`, `output["loss"]` or `output[0]`."""
 
     @property
@@ -27,7 +28,7 @@ class StepOutput(dict):
         """Mean cross entropy over the global batch, equal on every rank."""
         return self["loss"]
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: Any) -> torch.Tensor:
         return super().__getitem__("loss" if key == 0 else key)
 
 
@@ -35,12 +36,12 @@ class _Ran(torch.autograd.Function):
     """The loss of a step whose backward has run: `loss.backward()` has nothing left to do."""
 
     @staticmethod
-    def forward(_ctx, anchor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def forward(_ctx: Any, anchor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return value.clone()
 
     @staticmethod
-    def backward(_ctx, grad: torch.Tensor):
-        if grad.item() != 1.0:
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
+        if grad_outputs[0].item() != 1.0:
             raise PlanError(
                 "the loss of a parallelized model is back-propagated as it is: micro-batches have already run "
                 "backward; scale gradients or the learning rate instead"
@@ -67,13 +68,14 @@ class ParallelModel(nn.Module):
         self,
         stages: List[Stage],
         place: Place,
-        fsdp: List[list],
+        fsdp: List[List[FSDPModule]],
         tied: bool,
         context: Optional[ContextParallel],
         whole_batch: bool,
     ):
         super().__init__()
         self.stages = nn.ModuleList(stages)
+        self._own = list(stages)
         self.place = place
         self.strategy = place.strategy
         self._fsdp = fsdp
@@ -108,8 +110,9 @@ class ParallelModel(nn.Module):
         parameters that all of them hold."""
         for parameter in self.parameters():
             grad = parameter.grad
-            if isinstance(grad, DTensor) and grad.placements != parameter.placements:
-                parameter.grad = grad.redistribute(placements=parameter.placements)
+            placements = getattr(parameter, "placements", None)
+            if isinstance(grad, DTensor) and grad.placements != placements:
+                parameter.grad = grad.redistribute(placements=placements)
 
     def _accumulate(self, share: batches.Share, backward: bool) -> torch.Tensor:
         """Micro-batches one after the other, without a pipeline."""
@@ -124,7 +127,8 @@ class ParallelModel(nn.Module):
                 module.set_reshard_after_backward(last or self.strategy.reshard_after_forward, recurse=False)
             loss = batches.loss_sum(stage(part.ids, **part.extra), part.targets)
             if backward:
-                (loss / part.tokens).backward()
+                back: Callable[[], None] = (loss / part.tokens).backward
+                back()
             total += loss.detach()
         return total
 
@@ -135,7 +139,7 @@ class ParallelModel(nn.Module):
         stage of a pipeline have a copy each.
         """
         copy = self.tied_copy()
-        for stage in self.stages:
+        for stage in self._own:
             for name, parameter in stage.model.named_parameters():
                 name = name.replace("_checkpoint_wrapped_module.", "")
                 yield (anatomy.find(stage.model).embedding_weight if parameter is copy else name), parameter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -49,7 +49,7 @@ class Pipeline:
         self.strategy = place.strategy
         self.tied = tied
         self._group = place.group("pp")
-        self._by_shape: Dict[Tuple, object] = {}
+        self._by_shape: Dict[Tuple[int, int], Any] = {}
         self._tokens: Optional[torch.Tensor] = None
 
     def run(self, share: Share, backward: bool) -> torch.Tensor:
@@ -73,9 +73,10 @@ class Pipeline:
         return self.strategy.pp * self.strategy.vpp
 
     def _loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        assert self._tokens is not None, "set before the schedule runs"
         return loss_sum(logits, targets) / self._tokens
 
-    def _schedule(self, share: Share):
+    def _schedule(self, share: Share) -> Any:
         """The schedule for batches of this shape: stages know what they send and receive."""
         count, tokens = self.strategy.num_micro_batches, share.ids.shape[1]
         key = (share.ids.shape[0], tokens)
@@ -86,7 +87,7 @@ class Pipeline:
         return self._by_shape[key]
 
     def _stage(self, stage: Stage, ids: torch.Tensor) -> pipelining.PipelineStage:
-        config = stage.model.config
+        config: Any = stage.model.config
         dtype = torch.bfloat16 if self.strategy.precision == "bf16" else next(stage.parameters()).dtype
 
         def meta(width: int) -> torch.Tensor:
@@ -115,9 +116,9 @@ class Pipeline:
         for stage in self.stages:
             parts = anatomy.find(stage.model)
             if stage.is_first:
-                ends[stage.index] = parts.embedding.weight
+                ends[stage.index] = getattr(parts.embedding, "weight")
             elif stage.is_last:
-                ends[stage.index] = parts.head.weight
+                ends[stage.index] = getattr(parts.head, "weight")
         return ends
 
     def share_tied_gradients(self) -> None:
@@ -146,20 +147,27 @@ class Pipeline:
             gradient.copy_(total)
 
 
-def _local(gradient: torch.Tensor) -> torch.Tensor:
+def _local(gradient: Optional[torch.Tensor]) -> torch.Tensor:
+    assert gradient is not None, "backward has run"
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
-def _make(strategy: Strategy, stages, count: int, loss):
-    options = {"n_microbatches": count, "loss_fn": loss, "scale_grads": False}
-    kind = {
+def _make(
+    strategy: Strategy,
+    stages: List[pipelining.PipelineStage],
+    count: int,
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> Any:
+    options: Dict[str, Any] = {"n_microbatches": count, "loss_fn": loss, "scale_grads": False}
+    kinds: Dict[str, Any] = {
         "gpipe": schedules.ScheduleGPipe,
         "1f1b": schedules.Schedule1F1B,
         "interleaved": schedules.ScheduleInterleaved1F1B,
         "zb-h1": schedules.ScheduleInterleavedZeroBubble,
         "zb-v": schedules.ScheduleZBVZeroBubble,
         "dualpipe-v": schedules.ScheduleDualPipeV,
-    }[strategy.schedule]
+    }
+    kind = kinds[strategy.schedule]
     single = issubclass(kind, schedules.PipelineScheduleSingle)
     try:
         return kind(stages[0] if single else stages, **options)

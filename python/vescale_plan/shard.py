@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import List
+from typing import Any, Callable, List
 
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from . import anatomy
@@ -40,11 +41,11 @@ def recompute(stage: Stage, how: str) -> None:
         raise PlanError(f"strategy.recompute is {how!r}; expected none, selective, full, layers:N or selective_ops")
 
 
-def _wrap(module: nn.Module, **options) -> nn.Module:
+def _wrap(module: nn.Module, **options: Any) -> nn.Module:
     return checkpoint_wrapper(module, checkpoint_impl=CheckpointImpl.NO_REENTRANT, **options)
 
 
-def _alternate_matmuls():
+def _alternate_matmuls() -> Any:
     """Keeps attention, collectives and every other matrix product; recomputes the rest."""
     from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
@@ -56,7 +57,7 @@ def _alternate_matmuls():
     products = {aten.mm.default, aten.addmm.default}
     seen = {"forward": 0, "backward": 0}
 
-    def policy(context, operator, *_args, **_kwargs):
+    def policy(context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
         if operator in products:
             phase = "backward" if context.is_recompute else "forward"
             seen[phase] += 1
@@ -65,7 +66,8 @@ def _alternate_matmuls():
             keep = operator in kept
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)
+    make: Callable[..., Any] = create_selective_checkpoint_contexts
+    return make(policy)
 
 
 def needs_fsdp(strategy: Strategy) -> bool:
@@ -103,16 +105,17 @@ def data_parallel(stage: Stage, place: Place) -> List[FSDPModule]:
     return wrapped
 
 
-def _mesh(place: Place):
+def _mesh(place: Place) -> DeviceMesh:
     strategy, mesh = place.strategy, place.mesh
+    axes = mesh.mesh_dim_names or ()
     if strategy.cp > 1:
-        names = tuple(n for n in mesh.mesh_dim_names if n in ("dp_shard", "cp"))
+        names = tuple(n for n in axes if n in ("dp_shard", "cp"))
         sharded = mesh[names]._flatten("dp_shard_cp")
     else:
         sharded = mesh["dp_shard"]
     if strategy.dp_replicate == 1:
         return sharded
-    names = tuple(n for n in mesh.mesh_dim_names if n in ("dp_replicate", "dp_shard"))
+    names = tuple(n for n in axes if n in ("dp_replicate", "dp_shard"))
     if names != ("dp_replicate", "dp_shard"):
         raise PlanError("axis_order puts dp_replicate inside dp_shard; HSDP needs it outside")
     return mesh[names]

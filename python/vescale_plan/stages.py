@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import List, Sequence
+from typing import Any, List, Sequence
 
 import torch
 from torch import nn
@@ -19,14 +19,14 @@ class Absent(nn.Module):
     With it, names and indices of the modules that are here stay those of the whole model.
     """
 
-    def forward(self, x: torch.Tensor, *_args, **_kwargs) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
         return x
 
 
 class AbsentPositions(nn.Module):
     """A position embedding that adds nothing: the first stage has added it."""
 
-    def forward(self, ids: torch.Tensor, *_args, **_kwargs) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
         # Booleans take on the type of what they are added to.
         return torch.zeros((*ids.shape, 1), dtype=torch.bool, device=ids.device)
 
@@ -41,9 +41,9 @@ class Stage(nn.Module):
         self.is_first = index == 0
         self.is_last = index == count - 1
 
-    def forward(self, x: torch.Tensor, **kwargs) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         entry = "input_ids" if self.is_first else "inputs_embeds"
-        output = self.model(**{entry: x}, use_cache=False, **kwargs).logits
+        output: torch.Tensor = self.model(**{entry: x}, use_cache=False, **kwargs).logits
         # Zero-bubble schedules detach what a stage sends in place, which a view does not allow.
         return output.clone() if output._is_view() and not self.is_last else output
 
@@ -65,7 +65,7 @@ def cut(model: nn.Module, sizes: Sequence[int], mine: Sequence[int]) -> List[Sta
         raise PlanError(f"stages {list(sizes)} hold {sum(sizes)} layers; the model has {len(parts.layers)}")
     if len(sizes) == 1:
         return [Stage(model, 0, 1)]
-    if parts.head is None:
+    if parts.head is None or parts.head_name is None:
         raise PlanError(f"pp: {type(model).__name__} has no output projection (looked for {', '.join(anatomy.HEADS)})")
     shared = {id(t): t for t in [*model.parameters(), *model.buffers()]}
     stages = []
@@ -96,4 +96,5 @@ def _keep(parts: Anatomy, sizes: Sequence[int], index: int) -> None:
     if index < len(sizes) - 1:
         if parts.norm_name:
             setattr(parts.base, parts.norm_name, Absent())
-        setattr(parts.model, parts.head_name, Absent())
+        if parts.head_name:
+            setattr(parts.model, parts.head_name, Absent())

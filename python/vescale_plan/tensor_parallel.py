@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Dict, Optional
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
@@ -32,25 +32,27 @@ class Conv1DParallel(ParallelStyle):
         self.rowwise = rowwise
         self.output = output
 
-    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         given = Shard(-1) if self.rowwise else Replicate()
-        layouts = {"weight": Shard(0), "bias": Replicate()} if self.rowwise else {"weight": Shard(1), "bias": Shard(0)}
+        layouts: Dict[str, Placement] = {"weight": Shard(1), "bias": Shard(0)}
+        if self.rowwise:
+            layouts = {"weight": Shard(0), "bias": Replicate()}
         return distribute_module(
-            module, mesh, partial(_place, layouts), partial(_enter, given), partial(_leave, self.output)
+            module, device_mesh, partial(_place, layouts), partial(_enter, given), partial(_leave, self.output)
         )
 
 
 class Replicated(ParallelStyle):
     """Keeps a module's parameters whole, as DTensors, so that one optimizer serves all."""
 
-    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         layouts = {name: Replicate() for name, _ in module.named_parameters(recurse=False)}
         return distribute_module(
-            module, mesh, partial(_place, layouts), partial(_enter, Replicate()), partial(_leave, Replicate())
+            module, device_mesh, partial(_place, layouts), partial(_enter, Replicate()), partial(_leave, Replicate())
         )
 
 
-def _place(layouts: Dict[str, Placement], _name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+def _place(layouts: Mapping[str, Placement], _name: str, module: nn.Module, mesh: DeviceMesh) -> None:
     for name, layout in layouts.items():
         value = getattr(module, name, None)
         if value is None:
@@ -59,14 +61,14 @@ def _place(layouts: Dict[str, Placement], _name: str, module: nn.Module, mesh: D
         module.register_parameter(name, nn.Parameter(placed, requires_grad=value.requires_grad))
 
 
-def _enter(given: Placement, _module: nn.Module, inputs, mesh: DeviceMesh):
+def _enter(given: Placement, _module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
     first, *rest = inputs
     if not isinstance(first, DTensor):
         first = DTensor.from_local(first, mesh, [given], run_check=False)
     return (first, *rest)
 
 
-def _leave(wanted: Placement, _module: nn.Module, output: torch.Tensor, _mesh: DeviceMesh):
+def _leave(wanted: Placement, _module: nn.Module, output: Any, _mesh: DeviceMesh) -> Any:
     if wanted == Shard(-1):
         wanted = Shard(output.ndim - 1)
     if tuple(output.placements) != (wanted,):
@@ -83,7 +85,7 @@ def apply(parts: Anatomy, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     # Fused projections first: what HF computes from the full width is now this rank's width.
     for attention in (module for _, module in parts.attention_modules()):
         if isinstance(getattr(attention, "c_attn", None), anatomy.SplitQkv):
-            attention.split_size //= degree
+            setattr(attention, "split_size", getattr(attention, "split_size") // degree)
     parallelize_module(parts.model, mesh, styles)
     if tied:
         parts.tie()
@@ -117,7 +119,9 @@ def _styles(parts: Anatomy, sequence_parallel: bool) -> Dict[str, ParallelStyle]
     return styles
 
 
-def _layer_style(name, module, leaf, inside, own, inner) -> Optional[ParallelStyle]:
+def _layer_style(
+    name: str, module: nn.Module, leaf: str, inside: List[str], own: bool, inner: Placement
+) -> Optional[ParallelStyle]:
     sequence_parallel = inner != Replicate()
     if len(inside) == 1 and leaf in anatomy.ATTENTIONS | anatomy.MLPS:
         return _Gathered() if sequence_parallel else None
@@ -143,22 +147,22 @@ def _layer_style(name, module, leaf, inside, own, inner) -> Optional[ParallelSty
 class _HeadNorm(ParallelStyle):
     """A norm inside attention, over (batch, sequence, heads, features) with the rank's own heads."""
 
-    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         layouts = {name: Replicate() for name, _ in module.named_parameters(recurse=False)}
         return distribute_module(
-            module, mesh, partial(_place, layouts), partial(_enter, Shard(2)), partial(_leave, Shard(2))
+            module, device_mesh, partial(_place, layouts), partial(_enter, Shard(2)), partial(_leave, Shard(2))
         )
 
 
 class _Gathered(ParallelStyle):
     """Gathers the sequence before attention or MLP, wherever `hidden_states` stands in the call."""
 
-    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def whole(x: torch.Tensor) -> DTensor:
             # It stays a DTensor, so that the gradients of all projections are reduce-scattered once.
-            return DTensor.from_local(x, mesh, [SEQUENCE], run_check=False).redistribute(placements=[Replicate()])
+            return DTensor.from_local(x, device_mesh, [SEQUENCE], run_check=False).redistribute(placements=[Replicate()])
 
-        def gather(_module, args, kwargs):
+        def gather(_module: nn.Module, args: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Dict[str, Any]]:
             if args:
                 return (whole(args[0]), *args[1:]), kwargs
             return args, {**kwargs, "hidden_states": whole(kwargs["hidden_states"])}
@@ -173,7 +177,7 @@ def _enter_and_leave_sequence(parts: Anatomy, mesh: DeviceMesh) -> None:
     if not layers:
         return
 
-    def split(_module, args):
+    def split(_module: nn.Module, args: Any) -> Tuple[Any, ...]:
         hidden = args[0]
         if hidden.shape[1] % mesh.size():
             raise PlanError(
@@ -182,7 +186,7 @@ def _enter_and_leave_sequence(parts: Anatomy, mesh: DeviceMesh) -> None:
         placed = DTensor.from_local(hidden, mesh, [Replicate()], run_check=False)
         return (placed.redistribute(placements=[SEQUENCE]).to_local(), *args[1:])
 
-    def gather(_module, _args, output):
+    def gather(_module: nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:
         placed = DTensor.from_local(output, mesh, [SEQUENCE], run_check=False)
         return placed.redistribute(placements=[Replicate()]).to_local(grad_placements=[Replicate()])
 
