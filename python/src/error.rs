@@ -2,6 +2,7 @@
 
 use accuracy::logged_run::LoggedRunError;
 use answers::AnswerError;
+use catalog::Mistake;
 use pyo3::PyErr;
 use pyo3::exceptions::PyValueError;
 
@@ -9,11 +10,11 @@ use pyo3::exceptions::PyValueError;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PlanError {
     #[error(transparent)]
-    Answer(#[from] AnswerError),
+    Answer(AnswerError),
     #[error(transparent)]
     Spec(#[from] catalog::SpecError),
     #[error(transparent)]
-    Mistake(#[from] catalog::Mistake),
+    Mistake(#[from] Mistake),
     #[error(transparent)]
     Strategy(#[from] plans::StrategyError),
     #[error(transparent)]
@@ -26,6 +27,24 @@ pub(crate) enum PlanError {
     Log(#[from] LoggedRunError),
     #[error("{0}")]
     Usage(String),
+}
+
+impl From<AnswerError> for PlanError {
+    fn from(error: AnswerError) -> Self {
+        match error {
+            AnswerError::Input(mistake) => Self::Mistake(at_argument(*mistake)),
+            other => Self::Answer(other),
+        }
+    }
+}
+
+/// A mistake that the command line would find at a flag, at Python's argument of that name.
+fn at_argument(mistake: Mistake) -> Mistake {
+    let flag = mistake.place.as_deref().and_then(|p| p.strip_prefix("--"));
+    match flag.map(|flag| flag.replace('-', "_")) {
+        Some(argument) => mistake.at(argument),
+        None => mistake,
+    }
 }
 
 impl From<PlanError> for PyErr {

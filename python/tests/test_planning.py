@@ -178,6 +178,8 @@ class Planning(unittest.TestCase):
                 attempt()
             self.assertIn(said, str(refused.exception))
             self.assertNotIn("\n", str(refused.exception))
+            # The command line's flags mean nothing here.
+            self.assertFalse(str(refused.exception).startswith("--"))
 
 
 if __name__ == "__main__":
