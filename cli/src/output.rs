@@ -14,6 +14,7 @@ use catalog::{Mistake, names};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use reports::lines::{Shade, Style};
 use serde::Serialize;
+use terminal_size::{Height, Width, terminal_size_of};
 
 use crate::args::ColorArg;
 use crate::error::CliError;
@@ -95,10 +96,18 @@ fn say(text: &str) {
         .trim_end()
         .replace("\n", "\n  ")
         .replace("\n    ", "\n  ");
+    let lines = match messages_width() {
+        Some(width) => {
+            let style = Style {
+                width,
+                colour: false,
+            };
+            lines.lines().map(|line| style.fitted(line)).collect()
+        }
+        None => lines + "\n",
+    };
     // If stderr cannot be written either, only the exit code tells.
-    let _ = std::io::stderr()
-        .lock()
-        .write_all((lines + "\n").as_bytes());
+    let _ = std::io::stderr().lock().write_all(lines.as_bytes());
 }
 
 /// The final exit code: success only if nothing for stdout was lost.
@@ -159,13 +168,24 @@ fn coloured(terminal: bool) -> bool {
 /// Characters on a line where neither COLUMNS nor a terminal gives a width.
 const USUAL_WIDTH: usize = 100;
 
+/// What COLUMNS says, else the width of a terminal of this size.
+fn width(terminal: Option<(Width, Height)>) -> Option<usize> {
+    let said = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
+    let width = said.or_else(|| terminal.map(|(width, _)| usize::from(width.0)));
+    width.filter(|w| *w > 0)
+}
+
+/// Characters on a line of messages; `None` where no person reads them, so that programs find each on one line.
+fn messages_width() -> Option<usize> {
+    let stderr = std::io::stderr();
+    let terminal = stderr.is_terminal();
+    terminal.then(|| width(terminal_size_of(stderr))).flatten()
+}
+
 /// How text is laid out on stdout: as wide as COLUMNS says, else as the terminal is.
 pub(crate) fn style() -> Style {
-    let said = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
-    let terminal = || terminal_size::terminal_size_of(std::io::stdout());
-    let width = said.or_else(|| terminal().map(|(width, _)| usize::from(width.0)));
     Style {
-        width: width.filter(|w| *w > 0).unwrap_or(USUAL_WIDTH),
+        width: width(terminal_size_of(std::io::stdout())).unwrap_or(USUAL_WIDTH),
         colour: coloured(std::io::stdout().is_terminal()),
     }
 }

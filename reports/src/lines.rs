@@ -133,6 +133,28 @@ impl Style {
         format!("    {}\n", lines.join(" \\\n      "))
     }
 
+    /// A line as it is if it fits. Otherwise it goes on below, further in: under the text after its label, if two spaces
+    /// set a label apart. A command is broken as a shell accepts it.
+    #[must_use]
+    pub fn fitted(self, line: &str) -> String {
+        if line.chars().count() <= self.room() {
+            return format!("{line}\n");
+        }
+        let lead = line.len() - line.trim_start().len();
+        let label = line[lead..].find("  ").map(|gap| {
+            let after = &line[lead + gap..];
+            lead + gap + after.len() - after.trim_start().len()
+        });
+        let (before, text) = line.split_at(label.unwrap_or(lead));
+        if text.starts_with("vescale-plan ") {
+            return format!("{}\n{}", before.trim_end(), self.command(text));
+        }
+        let below = label.map_or(lead + 2, |_| before.chars().count());
+        let lines = wrapped(text, self.room().saturating_sub(below));
+        let margin = format!("\n{}", " ".repeat(below));
+        format!("{before}{}\n", lines.join(&margin))
+    }
+
     /// A table with a header and no frames, whose widest column wraps.
     #[must_use]
     pub fn columns(self, header: &[&str], rows: &[Vec<String>]) -> String {
@@ -240,7 +262,15 @@ mod tests {
                 vec!["1024".into(), "12 tokens/s".into(), plan.into()],
             ],
         );
-        let all = [pairs, bars, command, columns].join("\n");
+        let fitted: String = [
+            "error: unknown model `lama3-8b`, which is no preset and no file",
+            "  expected  a preset that `vescale-plan models` lists, or the path of a config.json",
+            "  nearest   llama3-8b",
+            "  example   vescale-plan search --model llama3-8b --gpus 8 -o best.plan.yaml",
+        ]
+        .map(|line| NARROW.fitted(line))
+        .concat();
+        let all = [pairs, bars, command, columns, fitted].join("\n");
         assert!(all.lines().all(|line| line.chars().count() <= NARROW.width));
         insta::assert_snapshot!(all);
     }
