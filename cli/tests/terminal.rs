@@ -256,6 +256,18 @@ fn terms_and_moments_are_words() {
     assert!(!text.contains(" s0 m0"), "{text}");
 }
 
+/// A decision that would make a plan faster is said to do so, and by what.
+#[test]
+fn a_faster_neighbour_is_shown_as_faster() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let estimate = "estimate --model llama3-8b --gpus 8 --seq 4k --strategy recompute=full,tp=2 -o a.plan.yaml";
+    let estimate: Vec<&str> = estimate.split(' ').collect();
+    on(folder.path(), "200", &estimate);
+    let text = on(folder.path(), "200", &["explain", "a.plan.yaml"]);
+    assert!(text.contains("% step time: recomputation -"), "{text}");
+    assert!(!text.contains("+-"), "{text}");
+}
+
 /// Settings are defaults: a flag beats the environment, which beats the file.
 #[test]
 fn settings_are_defaults() {

@@ -8,6 +8,7 @@ use answers::present::Read;
 use answers::values::Gpus;
 use answers::{Inputs, InputsJson, launch};
 use catalog::files::Kind;
+use catalog::load::beside;
 use catalog::{Mistake, Workload};
 use costmodel::Scenario;
 use interop::config::escape;
