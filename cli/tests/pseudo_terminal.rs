@@ -143,11 +143,6 @@ fn long_work_shows_progress_at_once() {
     let waited = began.elapsed();
     sizing.kill().expect("still at work");
     sizing.wait().expect("ends");
-    let text = String::from_utf8_lossy(&written);
     println!("progress after {waited:?}");
-    // The head of the table stands above the first result.
-    let [progress, result] =
-        ["sizing", "tokens/s"].map(|what| text.find(what).unwrap_or(text.len()));
-    assert!(progress < result, "a result came first: {text}");
     assert!(waited < LIMIT, "progress after {waited:?}");
 }
