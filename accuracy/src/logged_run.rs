@@ -1,24 +1,24 @@
-//! A training log with its plan and the prediction for it.
+//! Pairs the log of a training run with the plan that it ran under and with what was predicted for that plan.
 
 use answers::Opened;
 use costmodel::CostError;
 use interop::training_log::{self, LogError, Steady, StepSize, TrainingLog};
 use plans::Prediction;
 
-/// A log with its plan and the plan's prediction.
+/// A training run: its log, the plan that it ran under, and the prediction for that plan.
 #[derive(Debug)]
 pub struct LoggedRun {
-    /// The plan.
+    /// The plan that the run used.
     pub plan: Opened,
-    /// What was predicted for it.
+    /// The prediction for the plan.
     pub prediction: Prediction,
-    /// The log.
+    /// The training log.
     pub log: TrainingLog,
-    /// Its steps after warm-up.
+    /// The log's steps after warm-up.
     pub steady: Steady,
 }
 
-/// Why a log cannot be held against a plan.
+/// Why a log cannot be compared with a plan.
 #[derive(Debug, thiserror::Error)]
 pub enum LoggedRunError {
     /// The log cannot be read.
@@ -29,7 +29,7 @@ pub enum LoggedRunError {
     Cost(#[from] CostError),
 }
 
-/// The tokens and sequences of a plan's step.
+/// The tokens per GPU and the sequences of one step of a plan.
 #[must_use]
 pub fn step_size(plan: &Opened) -> StepSize {
     let workload = &plan.costs.scenario().workload;

@@ -44,9 +44,9 @@ pub struct InputsJson {
     pub precision: Precision,
     /// Share of each GPU's memory that a plan must leave free, from 0 to 1.
     pub headroom: f64,
-    /// Number of the model's parameters, with those of adapters.
+    /// Number of the model's parameters, including those of adapters.
     pub parameters: u64,
-    /// Adapters that are trained in place of the weights, as `--lora` takes them.
+    /// The LoRA adapters in the notation of `--lora`; absent if all weights are trained.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub adapters: Option<String>,
 }
@@ -143,7 +143,7 @@ pub struct Question {
     pub precision: Precision,
     /// Share of device memory to leave free.
     pub headroom: f64,
-    /// Adapters that are trained in place of the weights.
+    /// LoRA adapters to train while the model's own weights stay frozen; `None` trains all weights.
     pub adapters: Option<Adapters>,
 }
 

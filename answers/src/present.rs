@@ -47,7 +47,7 @@ pub struct PresentJson {
     comparison_error: f64,
     /// What the best plan gains; null if no plan fits.
     best_gain: Option<GainJson>,
-    /// All strategies one decision away: those that fit first, each group best first.
+    /// Every change of one decision. Those that fit come first; each group is sorted with the fastest first.
     changes: Vec<ChangeJson>,
     /// Successive changes to the best plan. Gains are against the present strategy.
     path: Vec<ChangeJson>,

@@ -36,17 +36,17 @@ pub struct Adapters {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum AdaptedModule {
-    /// Projection to queries.
+    /// The linear layer that makes queries.
     Q,
-    /// Projection to keys.
+    /// The linear layer that makes keys.
     K,
-    /// Projection to values.
+    /// The linear layer that makes values.
     V,
-    /// Projection of attention's result into the residual stream.
+    /// The output projection of attention.
     Proj,
-    /// Linear layers into a feed-forward block: gate and up.
+    /// The first linear layers of a feed-forward block: its gate and up projections.
     Fc1,
-    /// Linear layer out of a feed-forward block.
+    /// The last linear layer of a feed-forward block: its down projection.
     Fc2,
 }
 
@@ -54,7 +54,7 @@ impl AdaptedModule {
     /// Every kind.
     pub const ALL: [Self; 6] = [Self::Q, Self::K, Self::V, Self::Proj, Self::Fc1, Self::Fc2];
 
-    /// As in `--lora modules=…`.
+    /// Its name in `--lora modules=…`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -68,7 +68,7 @@ impl AdaptedModule {
     }
 }
 
-/// Kinds of linear layers.
+/// A set of kinds of linear layers.
 #[derive(
     Clone,
     Copy,

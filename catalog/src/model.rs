@@ -79,7 +79,8 @@ pub struct ModelConfig {
     pub constants: ModelConstants,
     /// How published weights are stored where that is not a type to train in (`fp8`, `mxfp4`).
     pub stored_as: Option<String>,
-    /// Adapters that are trained in place of the weights, which are then frozen; without, all weights are trained.
+    /// LoRA adapters. With them the model's own weights are frozen and only the adapters are trained; `None` trains all
+    /// weights.
     pub adapters: Option<Adapters>,
 }
 

@@ -54,17 +54,18 @@ pub struct StageClass {
     largest: Largest,
 }
 
-/// Elements of the largest block, by what happens to one block at a time.
+/// Sizes of the largest block, in elements of its weights. ZeRO gathers and reduces one block at a time, so these decide
+/// how much memory that takes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Largest {
-    /// Elements that are gathered: of all weights.
+    /// All weights of the block: they are gathered.
     gathered: u64,
-    /// Elements whose gradients are reduced: of trained weights.
+    /// The trained weights of the block: their gradients are reduced.
     reduced: u64,
 }
 
 impl Largest {
-    /// The same with another block.
+    /// The largest sizes after one more block is counted.
     pub(crate) fn or(self, block: Weights) -> Self {
         Self {
             gathered: self.gathered.max(block.all().total()),

@@ -78,7 +78,7 @@ impl<'p> Tape<'p> {
         }
     }
 
-    /// The same tape for a model whose own weights are frozen, if `freezes`; then only adapters are trained.
+    /// The tape with the model's own weights frozen, if `freezes` is set; then only adapters are trained.
     #[must_use]
     pub fn freezing(self, freezes: bool) -> Self {
         Self { freezes, ..self }
@@ -112,13 +112,13 @@ impl<'p> Tape<'p> {
         self.tensor(name, shape, placements, dtype, TensorRole::Constant)
     }
 
-    /// A parameter, with the placements that the plan gives `name`. `experts` is the number of experts in the layer
+    /// One of the model's own weights, with the placements that the plan gives `name`. `experts` is the number of experts in the layer
     /// that have such a parameter (1 for dense ones); they are sharded over `ep`.
     pub fn parameter(&mut self, name: &str, shape: &[u64], dtype: DType, experts: u64) -> DTensor {
         self.weight(name, shape, dtype, experts, !self.freezes)
     }
 
-    /// A parameter of an adapter, which is trained beside frozen weights.
+    /// A weight of a LoRA adapter. It is trained even if the model's own weights are frozen.
     pub fn adapter(&mut self, name: &str, shape: &[u64], dtype: DType) -> DTensor {
         self.weight(name, shape, dtype, 1, true)
     }

@@ -134,7 +134,7 @@ fn shardings(a: &Decisions, b: &Decisions) -> Apart {
     apart
 }
 
-/// The strategy of a layout that is nearest to another; `None` if none is legal.
+/// Of the strategies of a layout, the one that differs least from `to`; `None` if the layout has none.
 fn nearest(space: &SearchSpace, layout: &Layout, to: &Decisions) -> Option<Decisions> {
     let base = Decisions {
         overlap: to.overlap,
@@ -158,8 +158,8 @@ fn nearest(space: &SearchSpace, layout: &Layout, to: &Decisions) -> Option<Decis
     })
 }
 
-/// The decision by which a layout differs from a strategy, with its value; none if more than one differs that does not
-/// have to follow from another.
+/// The decisions by each of which alone a layout differs from a strategy, with their values in the layout; empty if the
+/// layout differs in several decisions that do not follow from one another.
 fn changed(d: &Decisions, layout: &Layout) -> Vec<(&'static str, [u64; 4])> {
     let mesh = [layout.tp, layout.pp, layout.cp, layout.dp];
     let same = [d.tp, d.pp, d.cp, d.dp()];
@@ -193,7 +193,8 @@ fn beside_mesh(d: &Decisions, layout: &Layout) -> Vec<(&'static str, [u64; 4])> 
     choices.into_iter().map(value).collect()
 }
 
-/// All strategies one decision away, with the decision. For every value of a decision there is one.
+/// All strategies that differ from `of` in one decision, each with the name of that decision. There is one strategy for
+/// every other value that a decision may have.
 pub(crate) fn strategies(
     scenario: &Scenario,
     constraints: &Constraints,

@@ -1,5 +1,5 @@
-//! The strategy that a team trains with now, against the best plan: what single changes would gain, and which of them
-//! lead to the best plan.
+//! Compares the strategy that a team trains with now with the best plan: what single changes would gain, and which
+//! changes lead to the best plan.
 
 use catalog::{Bytes, OptimizerStates, Seconds, elementary};
 
@@ -7,7 +7,7 @@ use crate::decisions::Decisions;
 use crate::prediction::Candidate;
 use crate::strategy::Strategy;
 
-/// A strategy that differs from another in one decision, and in what has to follow from it.
+/// A change of one decision of a strategy, and of what must change with it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
     /// The decision, such as `tp`; for ranks moved between two axes, both.
@@ -28,7 +28,7 @@ pub struct Change {
     pub changes_results: bool,
 }
 
-/// A strategy in use, with the ways from it to the best plan.
+/// The strategy that a team trains with now, and how to change it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Present {
     /// The strategy and its prediction.
@@ -37,7 +37,7 @@ pub struct Present {
     pub fits: bool,
     /// The error of comparing two plans: step times whose ratio has a smaller logarithm are a tie.
     pub error: f64,
-    /// All strategies one decision away: those that fit first, each group best first.
+    /// Every change of one decision. Those that fit come first; each group is sorted with the fastest first.
     pub changes: Vec<Change>,
     /// Successive changes that lead to the best plan, each from the strategy before it; empty if there is no best plan,
     /// or the present strategy is it.
@@ -45,7 +45,7 @@ pub struct Present {
 }
 
 impl Present {
-    /// Time that a step takes less than now.
+    /// How much less time a step takes than now; negative if it takes more.
     #[must_use]
     pub fn gain(&self, step_time: Seconds) -> Seconds {
         Seconds(self.candidate.prediction.step_time.0 - step_time.0)
@@ -64,14 +64,15 @@ impl Present {
         elementary::ln(ratio).abs() <= self.error
     }
 
-    /// The change that helps most: it fits, and is faster than the present strategy or that does not fit.
+    /// The best single change: the fastest that fits. `None` if nothing fits, or if the present strategy fits and is at
+    /// least as fast.
     #[must_use]
     pub fn best_change(&self) -> Option<&Change> {
         let first = self.changes.first().filter(|change| change.fits)?;
         (!self.fits || self.gain(first.step_time).0 > 0.0).then_some(first)
     }
 
-    /// The best change of every decision, in the order of changes.
+    /// For every decision its best change, in the order of `changes`.
     #[must_use]
     pub fn by_decision(&self) -> Vec<&Change> {
         let mut best: Vec<&Change> = Vec::new();

@@ -1,5 +1,5 @@
-//! The strategy in use on a terminal: how far it is from the best plan, what single changes gain, and which of them lead
-//! to the best.
+//! Terminal text of `search --from`: how much slower the user's present strategy is than the best plan, what each single
+//! change to it would gain, and which changes lead to the best plan.
 
 use catalog::{Bytes, Runtime, Seconds, elementary};
 use plans::Candidate;

@@ -21,11 +21,11 @@ pub(crate) struct SearchArgs {
     pub(crate) budget: BudgetArgs,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
-    /// Strategy in use now, to compare with the best plan: a configuration of a training system, a plan file, or a
-    /// strategy such as 'tp8 pp2'. What the file says need not be given
+    /// Compare the strategy that you train with now with the best plan. Give a configuration file of your training
+    /// system, a plan file, or a strategy such as 'tp8 pp2'; a file also gives the model, GPUs and batch that it names
     #[arg(long, value_name = "FILE|STRATEGY")]
     pub(crate) from: Option<String>,
-    /// Decisions to leave as they are in --from: tp,ep
+    /// Decisions of --from that the best plan must not change, such as tp,ep
     #[arg(long, value_name = "DECISIONS", requires = "from")]
     pub(crate) keep: Vec<String>,
     /// What is best

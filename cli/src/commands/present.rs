@@ -183,7 +183,8 @@ fn writes(reading: &Reading<'_>, cluster: Option<&str>) -> String {
     format!("{command} -o {PLAN}")
 }
 
-/// What to do about a file whose training system cannot be told.
+/// Adds to the error for a file of an unknown training system how to say which system it is; leaves other errors as they
+/// are.
 fn unknown(path: &Path, error: CliError) -> CliError {
     let CliError::Import(ImportError::UnknownKind { .. }) = error else {
         return error;

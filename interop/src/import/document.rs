@@ -225,10 +225,11 @@ fn detect(text: &str, path: &str) -> Result<Dialect, ImportError> {
     })
 }
 
-/// Keys under which files of Hugging Face's systems hold a DeepSpeed configuration or its path.
+/// The keys under which configuration files of transformers and accelerate give a DeepSpeed configuration, or the path of
+/// its file.
 const ENGINES: [&str; 2] = ["deepspeed", "deepspeed_config.deepspeed_config_file"];
 
-/// Replaces the path of a DeepSpeed configuration in the file by the configuration itself, if it can be read.
+/// Where the file gives the path of a DeepSpeed configuration that can be read, puts that configuration in its place.
 fn engine_beside(root: &mut Node, include: Include<'_>) -> Result<(), ImportError> {
     for key in ENGINES {
         let Some(node) = root.at(key) else {
