@@ -41,7 +41,7 @@ pub fn sample(
             Err(error) => Some(Err(error)),
         })
         .collect::<Result<_, _>>()?;
-    let members: Vec<u64> = layouts.iter().map(|l| members(space, l)).collect();
+    let members: Vec<u64> = layouts.iter().map(|l| space.members(l)).collect();
     let every = members.iter().sum::<u64>().div_ceil(wanted.max(1)).max(1);
     let before = members.iter().scan(0, |sum, members| {
         let before = *sum;
@@ -80,13 +80,6 @@ fn scored(
     let score = costs.score(&strategy)?;
     let is_drawn = score.peak_memory <= most && score.step_time <= longest;
     Ok(is_drawn.then_some((strategy, score)))
-}
-
-/// Number of strategies of a layout.
-fn members(space: &SearchSpace, layout: &Layout) -> u64 {
-    let pipelines = space.pipelines(layout).iter();
-    let pipelines: usize = pipelines.map(|p| p.recompute.len()).sum();
-    (pipelines * space.shardings(layout).len() * space.orders(layout).len()) as u64
 }
 
 /// The strategy at an index among those of a layout, in the order of [`SearchSpace::strategies`].

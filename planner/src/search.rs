@@ -230,7 +230,7 @@ impl Run<'_> {
         let states = (self.costs).states_floor(&base, &self.space.lightest(layout, &base))?;
         if states > self.limit {
             return Ok(Bounded {
-                too_large: self.members(layout),
+                too_large: self.space.members(layout),
                 ..Bounded::default()
             });
         }
@@ -254,11 +254,11 @@ impl Run<'_> {
         let base = self.space.decisions(layout);
         let lightest = self.space.lightest(layout, &base);
         let orders = self.space.orders(layout);
-        let beside = self.beside(layout);
+        let beside = self.space.beside(layout);
         let pipelines = self.space.pipelines(layout);
         let mut bounded = Bounded::default();
         if self.costs.states_floor(&base, &lightest)? > self.limit {
-            bounded.too_large = self.members(layout);
+            bounded.too_large = self.space.members(layout);
             return Ok(bounded);
         }
         let mut costs = BTreeMap::new();
@@ -291,17 +291,6 @@ impl Run<'_> {
         Ok(bounded)
     }
 
-    /// Number of strategies of a layout for every pipeline and recomputation.
-    fn beside(&self, layout: &Layout) -> u64 {
-        (self.space.shardings(layout).len() * self.space.orders(layout).len()) as u64
-    }
-
-    /// Number of strategies of a layout.
-    fn members(&self, layout: &Layout) -> u64 {
-        let pipelines = self.space.pipelines(layout).iter();
-        pipelines.map(|p| p.recompute.len()).sum::<usize>() as u64 * self.beside(layout)
-    }
-
     fn layout(&self, entry: &Entry) -> &Layout {
         &self.space.layouts()[entry.place[0] as usize]
     }
@@ -309,9 +298,9 @@ impl Run<'_> {
     /// Number of strategies that an entry stands for.
     fn count(&self, entry: &Entry) -> u64 {
         match entry.of {
-            Set::Layout => self.members(self.layout(entry)),
+            Set::Layout => self.space.members(self.layout(entry)),
             Set::Single(_) => 1,
-            Set::Pipeline | Set::Simulated(_) => self.beside(self.layout(entry)),
+            Set::Pipeline | Set::Simulated(_) => self.space.beside(self.layout(entry)),
         }
     }
 

@@ -286,6 +286,17 @@ impl SearchSpace {
         decisions(self.asked(), layout)
     }
 
+    /// Number of strategies of a layout with each pipeline and recomputation.
+    pub(crate) fn beside(&self, layout: &Layout) -> u64 {
+        (self.shardings(layout).len() * self.orders(layout).len()) as u64
+    }
+
+    /// Number of strategies of a layout.
+    pub(crate) fn members(&self, layout: &Layout) -> u64 {
+        let pipelines = self.pipelines(layout).iter();
+        pipelines.map(|p| p.recompute.len()).sum::<usize>() as u64 * self.beside(layout)
+    }
+
     /// All strategies of a layout.
     #[must_use]
     pub fn strategies(&self, layout: &Layout) -> Vec<Strategy> {
