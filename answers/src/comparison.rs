@@ -110,8 +110,10 @@ pub fn page(plans: &[(String, Opened)]) -> Result<String, AnswerError> {
             Compared {
                 name: name.clone(),
                 job: format!(
-                    "{} on {} × {}, {}",
-                    s.model.name, s.workload.gpus, s.cluster.device.name, s.runtime.name
+                    "{} on {}, {}",
+                    s.model.name,
+                    s.cluster.devices(s.workload.gpus),
+                    s.runtime.name
                 ),
                 strategy: plans::grammar::written(&p.strategy, &s.runtime),
                 said: words::plan(&p.strategy, s.cluster.gpus_per_node),

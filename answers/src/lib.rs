@@ -6,6 +6,7 @@
 use catalog::Mistake;
 use serde::Serialize;
 
+pub mod arrangements;
 pub mod budget;
 pub mod comparison;
 mod error;

@@ -36,13 +36,13 @@ pub fn sharding(scenario: &Scenario, strategy: &Strategy) -> Result<ShardingFile
         .map_err(|e| AnswerError::from(Mistake::new(e.to_string())))
 }
 
-/// What showing a scenario's strategies needs: its runtime, the GPUs per node and the usable memory.
+/// What showing a scenario's strategies needs: its runtime, GPUs per node, adapters and pools.
 pub fn ground(costs: &CostModel) -> Ground<'_> {
     let scenario = costs.scenario();
     Ground {
         runtime: &scenario.runtime,
         gpus_per_node: scenario.cluster.gpus_per_node,
-        usable: costs.capacity(),
         adapters: scenario.model.adapters,
+        pools: scenario.cluster.pools.as_deref(),
     }
 }

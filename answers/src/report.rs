@@ -111,18 +111,20 @@ pub fn html(source: &ReportSource<'_>) -> String {
         tokens_per_s_per_gpu: c.prediction.tokens_per_s_per_gpu,
         mfu: c.prediction.mfu,
         peak_memory: c.prediction.peak_memory,
+        fits: c.prediction.fit.fits(),
         why_not_first: c.why_not_first.clone(),
     };
     let gpus = source.plan.workload.gpus;
     reports::html::report(&ReportInput {
         model: source.model.to_owned(),
-        devices: format!("{gpus} × {}", cluster.device.name),
+        devices: cluster.devices(gpus),
         gpus,
         cluster: cluster.name.clone(),
         runtime: source.scenario.runtime.name.clone(),
         strategy: plans::grammar::written(&source.best.strategy, runtime),
         strategy_in_full: source.best.strategy.to_string(),
         decisions: source.best.strategy.decisions(),
+        pools: cluster.pools.as_deref(),
         gpus_per_node: cluster.gpus_per_node,
         domain: cluster.scale_up_domain,
         launches: launches(source),
@@ -132,7 +134,7 @@ pub fn html(source: &ReportSource<'_>) -> String {
         command: command(source),
         prediction: &source.best.prediction,
         timeline: Some(source.timeline),
-        capacity: cluster.device.memory.value,
+        capacity: capacity(source),
         headroom: source.scenario.headroom,
         budget: source.budget.map(|b| reports::Budget {
             tokens: b.tokens,
@@ -150,6 +152,17 @@ pub fn html(source: &ReportSource<'_>) -> String {
 }
 
 /// The strategies to draw: those spread over the space, then the plan and its alternatives.
+/// Memory of a device of the heaviest rank.
+fn capacity(source: &ReportSource<'_>) -> catalog::Bytes {
+    let cluster = &source.scenario.cluster;
+    let rank = source.best.prediction.peak_rank as usize;
+    let pools = cluster.pools.as_ref().and_then(|pools| {
+        let owners = pools.of_pipeline(source.best.strategy.pp)?;
+        Some(&pools.parts[owners[rank]].cluster)
+    });
+    pools.unwrap_or(cluster).device.memory.value
+}
+
 fn points(source: &ReportSource<'_>) -> Vec<Point> {
     let point = |strategy: &Strategy, step_time, peak_memory, found| Point {
         decisions: strategy.decisions().clone(),
@@ -159,10 +172,18 @@ fn points(source: &ReportSource<'_>) -> Vec<Point> {
     };
     let is_listed = |strategy: &Strategy| source.top.iter().any(|c| c.strategy == *strategy);
     let sampled = source.sampled.iter().filter(|(s, _)| !is_listed(s));
-    let sampled = sampled.map(|(s, score)| point(s, score.step_time, score.peak_memory, false));
+    // All as shares of the memory that the best plan's heaviest rank has.
+    let usable = source.best.prediction.usable();
+    let sampled = sampled.map(|(s, score)| {
+        let peak = score
+            .peak_memory
+            .as_share_of(usable, source.scenario.capacity());
+        point(s, score.step_time, peak, false)
+    });
     let found = source.top.iter().map(|c| {
         let p = &c.prediction;
-        point(&c.strategy, p.step_time, p.peak_memory, true)
+        let peak = p.peak_memory.as_share_of(usable, p.usable());
+        point(&c.strategy, p.step_time, peak, true)
     });
     sampled.chain(found).collect()
 }

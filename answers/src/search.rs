@@ -14,6 +14,7 @@ use reports::present::Shown;
 use serde::Serialize;
 
 use crate::SCHEMA_VERSION;
+use crate::arrangements::{self, Tried};
 use crate::budget::{self, Budget, Training};
 use crate::error::AnswerError;
 use crate::inputs::{Inputs, InputsJson};
@@ -43,6 +44,9 @@ pub struct SearchJson {
     /// Plans that answer other wishes than the best does.
     wishes: Vec<WishJson>,
     space: SpaceReport,
+    /// The ways to use the pools of the cluster.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    arrangements: Vec<Tried>,
     relax: Vec<String>,
     /// The strategy in use, if one was given.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -110,6 +114,8 @@ pub struct Found<'a> {
     pub outcome: &'a SearchOutcome,
     /// The strategy in use, if one was given.
     pub in_use: Option<InUse<'a>>,
+    /// The ways to use the pools of the cluster that were searched; empty if all of its nodes are alike.
+    pub tried: &'a [Tried],
     /// The training whose days and dollars are asked for.
     pub training: Training,
     /// Largest probability that a plan does not fit.
@@ -154,6 +160,7 @@ impl Found<'_> {
                 })
                 .collect(),
             space: outcome.space.clone(),
+            arrangements: self.tried.to_vec(),
             relax: outcome.relax.clone(),
             present: (self.in_use).map(|in_use| PresentJson::new(in_use, precision, self.best())),
             risk: self.risk,
@@ -178,12 +185,14 @@ impl Found<'_> {
                 best: self.best(),
                 kept: &read.kept,
                 runtime: ground.runtime,
-                usable: ground.usable,
             };
             text.push_str(&reports::present::section(shown, style));
             text.push_str(&style.heading("Best plan"));
         }
         text.push_str(&reports::terminal::search(self.outcome, ground, style));
+        if !self.tried.is_empty() {
+            text.push_str(&arrangements::text(self.tried, style));
+        }
         if let Some(budget) = self.budget() {
             text.push_str(&budget::lines(&budget, style));
         }
@@ -271,10 +280,9 @@ impl Found<'_> {
     #[must_use]
     pub fn nothing(&self) -> String {
         let json = &self.inputs.json;
-        let device = &self.inputs.scenario.cluster.device.name;
         reports::html::nothing::report(&Nothing {
             model: &json.model,
-            devices: &format!("{} × {device}", json.gpus),
+            devices: &self.inputs.scenario.cluster.devices(json.gpus),
             relax: &self.outcome.relax,
             next: &self.without_plan(),
             space: &self.outcome.space,

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use crate::calibration::{Calibration, TimeFactors};
 use crate::device::Device;
+use crate::dtype::DType;
 use crate::profile::Profile;
 use crate::provenance::Sourced;
-use crate::units::{Bandwidth, Seconds};
+use crate::units::{Bandwidth, FlopRate, Seconds};
 use crate::workload::MAX_GPUS;
 
 /// Most devices in a node or in a scale-up domain.
@@ -50,6 +51,55 @@ pub struct Cluster {
     pub gpu_profile: Option<Arc<Profile>>,
     /// How long work takes on it, learned from measured steps.
     pub calibration: Option<Calibration>,
+    /// Its parts, if not all of its nodes are alike. The other fields then tell of the first part, but for the name, the
+    /// number of devices and the sizes of nodes and domains, which are those that all parts have in common.
+    pub pools: Option<Arc<Pools>>,
+}
+
+/// The parts of a cluster whose nodes are not all alike, and what connects them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pools {
+    /// In the order in which a pipeline passes through them; at least two.
+    pub parts: Vec<Pool>,
+    /// What everything that goes from a pool to the next has to pass through; `None` if they share a network, so that only
+    /// the network cards of both ends limit it. The bandwidth is that of the whole link in each direction.
+    pub between: Option<Link>,
+}
+
+/// Nodes of a cluster that are alike: same devices, same networks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pool {
+    /// The cluster as it was named: a preset or a file.
+    pub arg: String,
+    /// A cluster of such nodes.
+    pub cluster: Cluster,
+    /// Number of devices.
+    pub gpus: u64,
+}
+
+impl Pools {
+    /// Number of devices of all pools.
+    #[must_use]
+    pub fn gpus(&self) -> u64 {
+        self.parts.iter().map(|pool| pool.gpus).sum()
+    }
+
+    /// The pool in which each of `ranks` pipeline ranks lies, if all have equally many devices and none lies in two.
+    #[must_use]
+    pub fn of_pipeline(&self, ranks: u64) -> Option<Vec<usize>> {
+        let total = self.gpus();
+        let each = total
+            .checked_div(ranks)
+            .filter(|each| each * ranks == total)?;
+        let mut pools = Vec::with_capacity(ranks as usize);
+        for (index, pool) in self.parts.iter().enumerate() {
+            if !pool.gpus.is_multiple_of(each) {
+                return None;
+            }
+            pools.extend((0..pool.gpus / each).map(|_| index));
+        }
+        Some(pools)
+    }
 }
 
 impl Cluster {
@@ -71,7 +121,12 @@ impl Cluster {
             );
             return Err(("scale_up_domain", message));
         }
-        for (field, link) in [("scale_up", &self.scale_up), ("scale_out", &self.scale_out)] {
+        let between = self.pools.as_ref().and_then(|pools| pools.between.as_ref());
+        let links = [("scale_up", &self.scale_up), ("scale_out", &self.scale_out)];
+        for (field, link) in links
+            .into_iter()
+            .chain(between.map(|link| ("between", link)))
+        {
             let bandwidth = link.bandwidth.value;
             if !(bandwidth.0 > 0.0 && bandwidth <= MAX_BANDWIDTH) {
                 let message =
@@ -114,6 +169,16 @@ impl Cluster {
         if gpus == 0 || gpus > MAX_GPUS {
             return Err(format!("expected 1 to {MAX_GPUS}"));
         }
+        if let Some(pools) = &self.pools {
+            let total = pools.gpus();
+            return match gpus == total {
+                true => Ok(()),
+                false => Err(format!(
+                    "{} has {total}, and all of them are planned for",
+                    self.name
+                )),
+            };
+        }
         let node = self.gpus_per_node;
         if gpus > node && !gpus.is_multiple_of(node) {
             let (below, above) = (gpus / node * node, gpus.div_ceil(node) * node);
@@ -130,6 +195,30 @@ impl Cluster {
             Some(most) => Err(format!("{} has {most}", self.name)),
             None => Ok(()),
         }
+    }
+
+    /// So many of its devices, in words: `64 × A100-80GB`.
+    #[must_use]
+    pub fn devices(&self, gpus: u64) -> String {
+        let Some(pools) = &self.pools else {
+            return format!("{gpus} × {}", self.device.name);
+        };
+        let parts = pools.parts.iter();
+        let parts: Vec<String> = parts.map(|pool| pool.cluster.devices(pool.gpus)).collect();
+        parts.join(" + ")
+    }
+
+    /// Peak rate of a device for operands of a type, on average over all devices; `None` if a device has no such units.
+    #[must_use]
+    pub fn peak_rate(&self, dtype: DType) -> Option<FlopRate> {
+        let Some(pools) = &self.pools else {
+            return self.device.peak_rate(dtype);
+        };
+        let mut sum = 0.0;
+        for pool in &pools.parts {
+            sum += pool.cluster.peak_rate(dtype)?.0 * pool.gpus as f64;
+        }
+        Some(FlopRate(sum / pools.gpus() as f64))
     }
 
     /// Devices of `ranks` that compute at the same time: ranks on a cpu share its cores.

@@ -202,6 +202,7 @@ impl ClusterFile {
             profile: None,
             gpu_profile: None,
             calibration: None,
+            pools: None,
         };
         cluster
             .check()

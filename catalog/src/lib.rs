@@ -25,6 +25,7 @@ mod model_presets;
 pub mod names;
 mod offers;
 pub mod parallelism;
+pub mod pools;
 pub mod profile;
 pub mod provenance;
 pub mod residuals;
@@ -43,7 +44,7 @@ pub mod workload;
 
 pub use adapters::{AdaptedModule, AdaptedModules, Adapters};
 pub use checked::Model;
-pub use cluster::{Algorithm, Cluster, Fabric, Link};
+pub use cluster::{Algorithm, Cluster, Fabric, Link, Pool, Pools};
 pub use device::{Architecture, Device};
 pub use dtype::{DType, Precision};
 pub use error::SpecError;

@@ -16,6 +16,7 @@ use crate::mistake::Mistake;
 use crate::model::ModelConfig;
 use crate::model_presets::MODELS;
 use crate::names;
+use crate::pools;
 use crate::profile::{self, Profile};
 use crate::runtime::Runtime;
 use crate::runtime_presets;
@@ -185,6 +186,9 @@ fn cluster_below(arg: &str, depth: usize) -> Result<Cluster, SpecError> {
         }
     }
     let path = Path::new(arg);
+    if pools::is(arg) && !path.exists() {
+        return pools::read(arg, |name| cluster_below(name, depth));
+    }
     if cluster_line::is(arg) && !path.exists() {
         return cluster_line::read(arg, |name| cluster_below(&cluster_of_device(name)?, depth));
     }

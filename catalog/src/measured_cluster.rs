@@ -39,6 +39,7 @@ impl Profile {
             profile: Some(Arc::new(self)),
             gpu_profile: None,
             calibration: None,
+            pools: None,
         };
         let checked = cluster.device.check().and_then(|()| cluster.check());
         checked.map_err(|(field, message)| SpecError::Field {

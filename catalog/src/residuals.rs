@@ -59,6 +59,8 @@ pub enum Evidence {
     },
     /// Too few runs of either sort.
     Extrapolated,
+    /// The cluster has several pools, as that of no published run has.
+    SeveralPools,
 }
 
 /// An 80% interval of `ln(measured / predicted)`.
@@ -118,7 +120,7 @@ impl Evidence {
             Self::Calibrated { .. } => "after 3 runs",
             Self::Covered { .. } => "covered",
             Self::OtherRuntimes { .. } => "other runtimes",
-            Self::Extrapolated => "extrapolated",
+            Self::Extrapolated | Self::SeveralPools => "extrapolated",
         }
     }
 
@@ -148,6 +150,9 @@ impl Evidence {
             Self::Extrapolated => format!(
                 "extrapolated: fewer than {FEWEST} published runs of {model} in {precision} on {gpu}"
             ),
+            Self::SeveralPools => {
+                "extrapolated: no published run is on a cluster of several pools".to_owned()
+            }
         }
     }
 }

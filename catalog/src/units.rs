@@ -150,6 +150,15 @@ impl Bytes {
         Self(self.0.div_ceil(parts))
     }
 
+    /// As large a share of `of` as it is of `own`, rounded up.
+    #[must_use]
+    pub fn as_share_of(self, of: Self, own: Self) -> Self {
+        if of == own {
+            return self;
+        }
+        Self((self.as_f64() * of.as_f64() / own.as_f64()).ceil() as u64)
+    }
+
     /// Difference that stops at zero.
     #[must_use]
     pub fn saturating_sub(self, other: Self) -> Self {

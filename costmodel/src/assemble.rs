@@ -36,8 +36,9 @@ pub struct Assembled {
     pub resident: Vec<Bytes>,
     /// Memory that only the optimizer step needs, of every pipeline rank.
     pub optimizer_transient: Vec<Bytes>,
-    /// Time of one pipeline transfer between neighbouring ranks.
-    pub transfer: Seconds,
+    /// For every virtual stage but the last, the time to send one micro-batch's output to the next stage, or the gradient
+    /// of that output back, if they lie on different ranks.
+    pub transfers: Vec<Seconds>,
 }
 
 /// A virtual stage, or several with the same blocks.
@@ -106,7 +107,7 @@ pub fn assemble(
     let blocks = Blocks::look_up(costs, strategy)?;
     let ranks = strategy.pp as usize;
     let mut built = Assembled {
-        transfer: blocks.transfer(costs, strategy)?,
+        transfers: vec![blocks.transfer(costs, strategy)?; strategy.stages.0.len() - 1],
         classes: Vec::with_capacity(4),
         class_of_stage: Vec::with_capacity(strategy.stages.0.len()),
         states: Vec::with_capacity(ranks),

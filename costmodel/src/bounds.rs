@@ -262,6 +262,19 @@ impl LayoutBounds {
         })
     }
 
+    /// The bounds if every block may have the costs of either.
+    pub(crate) fn or_least(mut self, other: &Self) -> Self {
+        let own = self.forward.iter_mut().chain(&mut self.backward);
+        let others = other.forward.iter().chain(&other.backward);
+        for (own, other) in own.zip(others).chain([(&mut self.saved, &other.saved)]) {
+            for (own, other) in own.iter_mut().zip(other) {
+                *own = own.min(*other);
+            }
+        }
+        self.transfer = self.transfer.min(other.transfer);
+        self
+    }
+
     /// Bounds on time and memory over a pipeline.
     pub(crate) fn floors(&self, costs: &BlockCosts, shape: &Shape) -> Floors {
         let memory = shape.memory.iter().map(|held| self.memory(costs, held));

@@ -5,17 +5,18 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use catalog::runtime::Rewrite;
-use catalog::{AxisOrder, Bytes, Fitted, LayerClass, Seconds, Workload};
+use catalog::{AxisOrder, Bytes, Cluster, Fitted, LayerClass, Seconds, Workload};
 use plans::{Decisions, Floors, Prediction, Program, Strategy, Timeline, Zero};
 
-use crate::assemble::{Assembled, Blocks, assemble};
-use crate::block_cost::{BlockCost, BlockKey};
+use crate::assemble::{Assembled, Blocks};
+use crate::block_cost::{BlockCost, BlockDetail, BlockKey};
 use crate::blocks::BlockCosts;
 use crate::bounds::{self, LayoutBounds, Shape};
 use crate::engine::{Inputs, Outcome, Record, simulate, simulate_short};
 use crate::held::{Counted, Held, Member};
 use crate::pipeline::Pipelines;
-use crate::predict::Simulated;
+use crate::pools::PoolCosts;
+use crate::predict::{Priced, Simulated};
 use crate::recorder::Recorder;
 use crate::reshard::{Resharding, Staged, resharding};
 use crate::shared_cores::Busy;
@@ -26,7 +27,8 @@ use crate::{CostError, Scenario, book, floors, predict, quantities};
 /// by schedule.
 #[derive(Debug)]
 pub struct CostModel {
-    blocks: BlockCosts,
+    scenario: Scenario,
+    pools: PoolCosts,
     pipelines: Pipelines,
 }
 
@@ -35,7 +37,8 @@ pub struct CostModel {
 pub struct Score {
     /// Time of one step.
     pub step_time: Seconds,
-    /// Largest peak memory of any pipeline rank.
+    /// Largest peak memory of any pipeline rank. On a cluster of several pools a rank's peak counts as the same share of
+    /// the memory of the first pool's GPUs.
     pub peak_memory: Bytes,
     /// Whether the peak is within device memory less headroom.
     pub fits: bool,
@@ -54,40 +57,15 @@ impl CostModel {
     ///
     /// # Errors
     /// When the device has no prices for the workload's precision.
-    pub fn with_constants(mut scenario: Scenario, fitted: &Fitted) -> Result<Self, CostError> {
-        quantities::check(&scenario)?;
-        if scenario
-            .runtime
-            .rewrites
-            .contains(&Rewrite::FuseProjections)
-        {
-            scenario.model = scenario.model.with_fused_projections();
-        }
-        if let Some(profile) = &scenario.cluster.profile {
-            let gpus = profile.machine.gpu.is_some();
-            scenario.runtime = book::adapted(scenario.runtime, gpus)?;
-        }
-        let book = book::open(&scenario.cluster, scenario.workload.gpus, fitted).map_err(|e| {
-            CostError::Prices {
-                device: scenario.cluster.device.name.clone(),
-                reason: e.to_string(),
-            }
-        })?;
-        let precision = scenario.workload.precision;
-        if scenario
-            .cluster
-            .device
-            .peak_rate(precision.matmul())
-            .is_none()
-        {
-            let device = scenario.cluster.device.name.clone();
-            return Err(CostError::NoPeak {
-                device,
-                precision: format!("{precision:?}").to_lowercase(),
-            });
-        }
+    pub fn with_constants(scenario: Scenario, fitted: &Fitted) -> Result<Self, CostError> {
+        let pools = PoolCosts::new(&scenario, |scenario| priced(scenario, fitted))?;
         Ok(Self {
-            blocks: BlockCosts::new(scenario, book),
+            // Pricing adapts the model and the runtime.
+            scenario: Scenario {
+                cluster: scenario.cluster,
+                ..pools.first().scenario().clone()
+            },
+            pools,
             pipelines: Pipelines::default(),
         })
     }
@@ -95,13 +73,13 @@ impl CostModel {
     /// The scenario that it prices.
     #[must_use]
     pub fn scenario(&self) -> &Scenario {
-        self.blocks.scenario()
+        &self.scenario
     }
 
     /// The distinct decoder layers of the model.
     #[must_use]
     pub fn layer_classes(&self) -> &[LayerClass] {
-        self.blocks.layer_classes()
+        self.pools.first().layer_classes()
     }
 
     /// Bytes of device memory that a strategy may use.
@@ -120,9 +98,10 @@ impl CostModel {
             ..self.scenario().clone()
         };
         quantities::check(&scenario)?;
-        match self.blocks.on(workload) {
-            Some(blocks) => Ok(Self {
-                blocks,
+        match self.pools.on(workload) {
+            Some(pools) => Ok(Self {
+                scenario,
+                pools,
                 pipelines: Pipelines::default(),
             }),
             None => Self::new(scenario),
@@ -135,7 +114,8 @@ impl CostModel {
     /// # Errors
     /// When there is no such schedule.
     pub fn shape(&self, d: &Decisions) -> Result<Shape, CostError> {
-        Ok(Shape::new(&self.blocks, d, &*self.pipelines.pipeline(d)?))
+        let pipeline = self.pipelines.pipeline(d)?;
+        Ok(Shape::new(self.pools.first(), d, &pipeline))
     }
 
     /// The costs that all strategies with the layout and recomputation of `d` share. `lightest` are the same decisions
@@ -149,8 +129,10 @@ impl CostModel {
         lightest: &[Decisions],
         orders: &[AxisOrder],
     ) -> Result<LayoutBounds, CostError> {
-        let blocks = Blocks::look_up(&self.blocks, d)?;
-        LayoutBounds::new(&self.blocks, d, &blocks, lightest, orders)
+        self.on_any_pool(|costs| {
+            let blocks = Blocks::look_up(costs, d)?;
+            LayoutBounds::new(costs, d, &blocks, lightest, orders)
+        })
     }
 
     /// A lower bound on the time of all strategies with the layout of `d` and one of these pipelines: that of passes
@@ -164,8 +146,10 @@ impl CostModel {
         orders: &[AxisOrder],
         shapes: impl Iterator<Item = &'a Shape>,
     ) -> Result<Seconds, CostError> {
-        let blocks = Blocks::fewest(&self.blocks, d)?;
-        let bounds = LayoutBounds::new(&self.blocks, d, &blocks, &[], orders)?;
+        let bounds = self.on_any_pool(|costs| {
+            let blocks = Blocks::fewest(costs, d)?;
+            LayoutBounds::new(costs, d, &blocks, &[], orders)
+        })?;
         let times = shapes.map(|shape| bounds.least_time(shape).0);
         Ok(Seconds(times.fold(f64::INFINITY, f64::min)))
     }
@@ -173,7 +157,23 @@ impl CostModel {
     /// Lower bounds on time and memory of all strategies with a layout and a pipeline.
     #[must_use]
     pub fn pipeline_floors(&self, layout: &LayoutBounds, shape: &Shape) -> Floors {
-        layout.floors(&self.blocks, shape)
+        let floors = layout.floors(self.pools.first(), shape);
+        Floors {
+            memory: self.pools.at_least_on_first(floors.memory),
+            ..floors
+        }
+    }
+
+    /// The bounds of a layout that hold on whichever pool its blocks run.
+    fn on_any_pool(
+        &self,
+        bounds: impl Fn(&BlockCosts) -> Result<LayoutBounds, CostError>,
+    ) -> Result<LayoutBounds, CostError> {
+        let mut least = bounds(self.pools.first())?;
+        for other in &self.pools.all()[1..] {
+            least = least.or_least(&bounds(other)?);
+        }
+        Ok(least)
     }
 
     /// A lower bound on the memory of all strategies with the sizes of `d`, from their states alone.
@@ -181,7 +181,8 @@ impl CostModel {
     /// # Errors
     /// When a block cannot be traced.
     pub fn states_floor(&self, d: &Decisions, lightest: &[Decisions]) -> Result<Bytes, CostError> {
-        bounds::states_floor(&self.blocks, d, lightest)
+        let bytes = bounds::states_floor(self.pools.first(), d, lightest)?;
+        Ok(self.pools.at_least_on_first(bytes))
     }
 
     /// When the passes of a step end if there is no data-parallel traffic: a lower bound on the time of all strategies
@@ -205,10 +206,14 @@ impl CostModel {
             ..d.clone()
         };
         let owners = Arc::clone(&self.pipelines.pipeline(d)?.rank_of_stage);
-        let mut assembled = assemble(&self.blocks, &alone, &DataParallel::NONE, owners)?;
+        let none = |_: &Cluster| DataParallel::NONE;
+        let mut assembled = (self.pools).assembled(&self.scenario, &alone, none, owners)?;
         assembled.optimizer.fill(Seconds(0.0));
-        assembled.transfer =
-            Blocks::look_up(&self.blocks, d)?.least_transfer(&self.blocks, d, orders)?;
+        // The pipelines of several pools have one order of axes.
+        if let [costs] = self.pools.all() {
+            let least = Blocks::look_up(costs, d)?.least_transfer(costs, d, orders)?;
+            assembled.transfers.fill(least);
+        }
         let mut outcome = self.outcome(&alone, &assembled)?;
         outcome.step_time -= self
             .scenario()
@@ -228,13 +233,13 @@ impl CostModel {
     ) -> Result<Floors, CostError> {
         let pipeline = self.pipelines.pipeline(strategy)?;
         let assembled = self.assembled(strategy)?;
-        Ok(floors::floors(
-            self.scenario(),
-            strategy,
-            &assembled,
-            &pipeline,
-            passes,
-        ))
+        let scenario = &self.scenario;
+        let held = floors::memory(&assembled, &pipeline);
+        let held = held.map(|bytes| scenario.with_fragmentation(bytes));
+        Ok(Floors {
+            time: floors::time(scenario, strategy, &assembled, &pipeline, passes),
+            memory: self.pools.fullest(scenario, strategy, held)?,
+        })
     }
 
     /// Simulates a strategy for time and memory only.
@@ -243,13 +248,9 @@ impl CostModel {
     /// When a block cannot be traced.
     pub fn score(&self, strategy: &Strategy) -> Result<Score, CostError> {
         let (_, outcome) = self.simulated(strategy)?;
-        let peak = outcome
-            .ranks
-            .iter()
-            .map(|r| r.peak)
-            .max()
-            .unwrap_or_default();
-        let peak_memory = self.scenario().with_fragmentation(peak);
+        let peaks = outcome.ranks.iter();
+        let peaks = peaks.map(|rank| self.scenario.with_fragmentation(rank.peak));
+        let peak_memory = self.pools.fullest(&self.scenario, strategy, peaks)?;
         Ok(Score {
             step_time: outcome.step_time,
             peak_memory,
@@ -264,25 +265,46 @@ impl CostModel {
     pub fn predict(&self, strategy: &Strategy) -> Result<Prediction, CostError> {
         let (assembled, outcome) = self.simulated(strategy)?;
         let program = self.pipelines.program(strategy)?;
-        let used = self.blocks.book().provenance();
-        let mut details = BTreeMap::new();
-        for run in assembled.classes.iter().flat_map(|class| &class.runs) {
-            let key = run.cost.key;
-            if let Entry::Vacant(entry) = details.entry(key) {
-                entry.insert(self.blocks.detail(&key)?);
-            }
-        }
+        let pool_of_rank = self.pools.of_ranks(&self.scenario, strategy)?;
+        let details = self.details(&assembled, &pool_of_rank)?;
+        let priced = self.pools.all().iter();
         Ok(predict::prediction(
-            self.scenario(),
-            used,
+            &self.scenario,
             strategy,
             &Simulated {
                 assembled: &assembled,
                 outcome: &outcome,
                 program: &program,
-                details: &details,
+                pools: &priced
+                    .zip(&details)
+                    .map(|(costs, details)| Priced {
+                        scenario: costs.scenario(),
+                        used: costs.book().provenance(),
+                        details,
+                    })
+                    .collect::<Vec<_>>(),
+                pool_of_rank: &pool_of_rank,
             },
         ))
+    }
+
+    /// For every pool, what the costs consist of of the blocks that run in it.
+    fn details(
+        &self,
+        assembled: &Assembled,
+        pool_of_rank: &[usize],
+    ) -> Result<Vec<BTreeMap<BlockKey, BlockDetail>>, CostError> {
+        let mut details = vec![BTreeMap::new(); self.pools.all().len()];
+        for (stage, &rank) in assembled.rank_of_stage.iter().enumerate() {
+            let pool = pool_of_rank[rank as usize];
+            for run in assembled.runs(stage) {
+                let key = run.cost.key;
+                if let Entry::Vacant(entry) = details[pool].entry(key) {
+                    entry.insert(self.pools.all()[pool].detail(&key)?);
+                }
+            }
+        }
+        Ok(details)
     }
 
     /// Simulates a strategy and records every event of the step.
@@ -395,14 +417,14 @@ impl CostModel {
     /// # Errors
     /// When the block cannot be traced.
     pub fn block(&self, key: &BlockKey) -> Result<Arc<BlockCost>, CostError> {
-        self.blocks.block(key)
+        self.pools.first().block(key)
     }
 
     fn assembled(&self, strategy: &Strategy) -> Result<Assembled, CostError> {
         let pipeline = self.pipelines.pipeline(strategy)?;
-        let parallel = DataParallel::new(strategy, &self.scenario().cluster);
+        let parallel = |cluster: &Cluster| DataParallel::new(strategy, cluster);
         let owners = Arc::clone(&pipeline.rank_of_stage);
-        assemble(&self.blocks, strategy, &parallel, owners)
+        (self.pools).assembled(&self.scenario, strategy, parallel, owners)
     }
 
     fn inputs<'a>(
@@ -421,6 +443,34 @@ impl CostModel {
             step_overhead: self.scenario().by_host(&overheads.step),
         }
     }
+}
+
+/// The block costs of a scenario on nodes that are all alike.
+fn priced(mut scenario: Scenario, fitted: &Fitted) -> Result<BlockCosts, CostError> {
+    quantities::check(&scenario)?;
+    let fuses = |rewrite| scenario.runtime.rewrites.contains(&rewrite);
+    if fuses(Rewrite::FuseProjections) {
+        scenario.model = scenario.model.with_fused_projections();
+    }
+    let cluster = &scenario.cluster;
+    if let Some(profile) = &cluster.profile {
+        let gpus = profile.machine.gpu.is_some();
+        scenario.runtime = book::adapted(scenario.runtime, gpus)?;
+    }
+    let device = || cluster.device.name.clone();
+    let book =
+        book::open(cluster, scenario.workload.gpus, fitted).map_err(|e| CostError::Prices {
+            device: device(),
+            reason: e.to_string(),
+        })?;
+    let precision = scenario.workload.precision;
+    if cluster.device.peak_rate(precision.matmul()).is_none() {
+        return Err(CostError::NoPeak {
+            device: device(),
+            precision: format!("{precision:?}").to_lowercase(),
+        });
+    }
+    Ok(BlockCosts::new(scenario, book))
 }
 
 /// Refuses an outcome whose step time is not finite.

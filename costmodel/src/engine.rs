@@ -109,7 +109,8 @@ struct Engine<'a> {
     inputs: &'a Inputs<'a>,
     /// Time and memory of every pass of every class of stages, in the order of [`PASSES`].
     passes: Vec<[Pass; PASSES.len()]>,
-    transfer: Picoseconds,
+    /// Time of a transfer from every virtual stage but the last to the next, and back.
+    transfers: Vec<Picoseconds>,
     states: Vec<RankState>,
     /// For every rank and class of stages, the number of passes run.
     counts: Vec<[u64; PASSES.len()]>,
@@ -220,7 +221,7 @@ impl<'a> Engine<'a> {
         Self {
             inputs,
             passes: passes.collect(),
-            transfer: inputs.of.transfer.into(),
+            transfers: inputs.of.transfers.iter().map(|&t| t.into()).collect(),
             states: inputs.of.resident.iter().map(state).collect(),
             counts: vec![[0; PASSES.len()]; inputs.ranks.len() * classes.len()],
             forward_arrival: vec![None; slots],
@@ -316,22 +317,22 @@ impl<'a> Engine<'a> {
             ActionKind::I => self.compute(rank, shown, 2, record),
             ActionKind::W => self.compute(rank, shown, 3, record),
             ActionKind::SendF => {
-                let arrival = self.send(rank, shown, record);
+                let arrival = self.send(rank, shown, action.stage, record);
                 let slot = self.slot(action.stage + 1, action.micro_batch);
                 self.forward_arrival[slot] = Some(arrival);
             }
             ActionKind::SendB => {
-                let arrival = self.send(rank, shown, record);
+                let arrival = self.send(rank, shown, action.stage - 1, record);
                 let slot = self.slot(action.stage - 1, action.micro_batch);
                 self.backward_arrival[slot] = Some(arrival);
             }
             ActionKind::RecvF => {
                 let arrival = self.forward_arrival[slot].take();
-                return self.receive(rank, arrival);
+                return self.receive(rank, action.stage - 1, arrival);
             }
             ActionKind::RecvB => {
                 let arrival = self.backward_arrival[slot].take();
-                return self.receive(rank, arrival);
+                return self.receive(rank, action.stage, arrival);
             }
             ActionKind::Unshard => self.gather(rank, shown, record),
             ActionKind::Reshard => {}
@@ -361,19 +362,26 @@ impl<'a> Engine<'a> {
         record.memory(rank as u32, end, state.memory);
     }
 
-    /// Sends a message; returns when it arrives.
-    fn send(&mut self, rank: usize, action: Action, record: &mut impl Record) -> Picoseconds {
+    /// Sends a message between stage `before` and the one after it; returns when it arrives.
+    fn send(
+        &mut self,
+        rank: usize,
+        action: Action,
+        before: u32,
+        record: &mut impl Record,
+    ) -> Picoseconds {
+        let transfer = self.transfers[before as usize];
         let state = &mut self.states[rank];
         let start = if self.inputs.transfer_overlaps {
             state.pipeline.max(state.compute())
         } else {
             state.compute()
         };
-        let end = start + self.transfer;
+        let end = start + transfer;
         state.pipeline = end;
         if !self.inputs.transfer_overlaps {
             state.streams.idle_until(end);
-            state.exposed_transfers += self.transfer;
+            state.exposed_transfers += transfer;
         }
         record.event(
             rank as u32,
@@ -391,7 +399,9 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn receive(&mut self, rank: usize, arrival: Option<Picoseconds>) -> bool {
+    /// Waits for a message between stage `before` and the one after it; returns whether it has been sent.
+    fn receive(&mut self, rank: usize, before: u32, arrival: Option<Picoseconds>) -> bool {
+        let transfer = self.transfers[before as usize];
         let Some(arrival) = arrival else {
             return false;
         };
@@ -399,10 +409,10 @@ impl<'a> Engine<'a> {
         let arrival = if self.inputs.transfer_overlaps {
             arrival
         } else {
-            state.compute().max(arrival) + self.transfer
+            state.compute().max(arrival) + transfer
         };
         // Waiting up to the length of a transfer counts as exposed transfer; beyond that the data was not yet computed.
-        state.exposed_transfers += arrival.since(state.compute()).min(self.transfer);
+        state.exposed_transfers += arrival.since(state.compute()).min(transfer);
         state.streams.idle_until(arrival);
         true
     }

@@ -42,6 +42,17 @@ pub enum CostError {
         /// What a usable value is.
         expected: &'static str,
     },
+    /// A pipeline rank would have GPUs of several pools.
+    #[error(
+        "a pipeline of pp={ranks} does not fill pools of {} GPUs one after the other: expected every pool to have the GPUs of a \
+         whole number of pipeline ranks, and the pipeline to be the outermost axis", gpus.iter().map(u64::to_string).collect::<Vec<_>>().join(" and ")
+    )]
+    AcrossPools {
+        /// Number of pipeline ranks.
+        ranks: u64,
+        /// Number of GPUs of every pool.
+        gpus: Vec<u64>,
+    },
     /// The times of a strategy sum to more than a floating-point number holds.
     #[error(
         "the predicted step time is not finite: some time or rate of the cluster or runtime is extreme"

@@ -9,7 +9,7 @@
 //! without contention.
 
 use catalog::{Bytes, Seconds};
-use plans::{Decisions, Floors, Zero};
+use plans::{Decisions, Zero};
 
 use crate::Scenario;
 use crate::assemble::Assembled;
@@ -19,16 +19,16 @@ use crate::stage::{LayerTraffic, StageWork, When};
 /// Sums are taken in another order than in the engine; this covers the rounding.
 pub(crate) const ROUNDING: f64 = 1.0 - 1e-9;
 
-/// Computes the bounds of an assembled strategy. `passes` is the time at which the passes of the step end if there is
-/// no data-parallel traffic, if that was simulated.
+/// A lower bound on the time of an assembled strategy. `passes` is the time at which the passes of the step end if there
+/// is no data-parallel traffic, if that was simulated.
 #[must_use]
-pub fn floors(
+pub fn time(
     scenario: &Scenario,
     strategy: &Decisions,
     assembled: &Assembled,
     pipeline: &Pipeline,
     passes: Option<Seconds>,
-) -> Floors {
+) -> Seconds {
     let work: Vec<Least> = (assembled.classes.iter())
         .map(|class| Least::of(&class.work, strategy, pipeline.splits_backward))
         .collect();
@@ -39,10 +39,12 @@ pub fn floors(
     for (stage, &owner) in owners.iter().enumerate() {
         let least = &work[assembled.class_of_stage[stage] as usize];
         if stage > 0 && owners[stage - 1] != owner {
-            head += assembled.transfer;
-            tail += assembled.transfer;
-            ranks[owners[stage - 1] as usize].crossings += 1;
-            ranks[owner as usize].crossings += 1;
+            let transfer = assembled.transfers[stage - 1];
+            head += transfer;
+            tail += transfer;
+            for rank in [owners[stage - 1], owner] {
+                ranks[rank as usize].crosses(transfer);
+            }
         }
         ranks[owner as usize].add(least, head, tail);
         head += least.forward;
@@ -50,7 +52,6 @@ pub fn floors(
     }
     let of_rank = |rank: usize| Ends {
         strategy,
-        transfer: assembled.transfer,
         optimizer: assembled.optimizer[rank],
         rank: &ranks[rank],
     };
@@ -63,21 +64,17 @@ pub fn floors(
         time = time.max(passes + after.reduce(Seconds::min).unwrap_or_default());
     }
     let step = scenario.by_host(&scenario.runtime.overheads.step);
-    Floors {
-        time: (time + step) * ROUNDING,
-        memory: scenario.with_fragmentation(fullest(assembled, pipeline)),
-    }
+    (time + step) * ROUNDING
 }
 
-/// The most that a rank holds all step and at its schedule's fullest moment.
-fn fullest(assembled: &Assembled, pipeline: &Pipeline) -> Bytes {
+/// What every rank holds all step and at its schedule's fullest moment.
+pub fn memory(assembled: &Assembled, pipeline: &Pipeline) -> impl Iterator<Item = Bytes> {
     let held = |stages: &Vec<(u32, u32)>| -> Bytes {
         let of_stage = |&(stage, count)| assembled.stage(stage as usize).saved * u64::from(count);
         stages.iter().map(of_stage).sum()
     };
     let ranks = assembled.resident.iter().zip(&pipeline.in_flight.ranks);
-    let peaks = ranks.map(|(&resident, stages)| resident + held(stages));
-    peaks.max().unwrap_or_default()
+    ranks.map(move |(&resident, stages)| resident + held(stages))
 }
 
 /// Lower bounds on what a rank does in a step.
@@ -94,11 +91,16 @@ struct Rank {
     last_reduce: Option<Seconds>,
     /// Time of all its data-parallel messages.
     messages: Seconds,
-    /// Number of its stage boundaries to other ranks.
-    crossings: u32,
+    /// Time of one transfer over each of its stage boundaries to other ranks, and the longest of them.
+    transfers: [Seconds; 2],
 }
 
 impl Rank {
+    fn crosses(&mut self, transfer: Seconds) {
+        let [all, longest] = self.transfers;
+        self.transfers = [all + transfer, longest.max(transfer)];
+    }
+
     fn add(&mut self, stage: &Least, head: Seconds, tail: Seconds) {
         self.path.get_or_insert((head, tail));
         self.work += stage.forward + stage.backward;
@@ -115,7 +117,6 @@ impl Rank {
 /// A rank with what decides when it ends.
 struct Ends<'a> {
     strategy: &'a Decisions,
-    transfer: Seconds,
     optimizer: Seconds,
     rank: &'a Rank,
 }
@@ -143,14 +144,9 @@ impl Ends<'_> {
         if self.strategy.overlap.pipeline {
             return Seconds(0.0);
         }
-        let crossings = self.rank.crossings;
-        // The tail already counts the last gradient's transfer once.
-        let counted = if crossings > 0 {
-            1.0 / self.strategy.num_micro_batches as f64
-        } else {
-            0.0
-        };
-        self.transfer * (f64::from(crossings) - counted)
+        let [all, longest] = self.rank.transfers;
+        // The tail already counts one transfer of the last gradient.
+        all - longest * (1.0 / self.strategy.num_micro_batches as f64)
     }
 }
 

@@ -25,6 +25,7 @@ mod memo;
 mod messages;
 mod picoseconds;
 mod pipeline;
+mod pools;
 mod predict;
 pub mod price;
 mod profile;

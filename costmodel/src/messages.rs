@@ -1,11 +1,12 @@
 //! Prices of messages between devices, and lookup of measured ones between GPUs.
 
+use catalog::runtime::Rewrite;
 use catalog::{Bytes, Seconds};
 use dtensor::CollectiveKind;
-use plans::Group;
+use plans::{Decisions, Group};
 
-use crate::CostError;
 use crate::price::{ProfilePrices, between_gpus};
+use crate::{CostError, Scenario};
 
 /// A function that prices a message; bytes by the convention of [`dtensor::Collective`].
 pub(crate) type Message<'p> =
@@ -34,4 +35,19 @@ pub(crate) fn measured(
         ranks,
     })?;
     Ok(time * steps as f64)
+}
+
+/// Whether tensor-parallel ranks that hold the same activation each send a part of it to the next stage, whose ranks then
+/// gather it.
+pub(crate) fn scatters_transfers(scenario: &Scenario, d: &Decisions) -> bool {
+    let rewrites = &scenario.runtime.rewrites;
+    rewrites.contains(&Rewrite::ScatterGatherTransfer) && !d.sequence_parallel && d.tp > 1
+}
+
+/// Bytes that a rank sends to its neighbour in the next stage, of an activation of which it holds `output`.
+pub(crate) fn sent_to_next_stage(scenario: &Scenario, d: &Decisions, output: Bytes) -> Bytes {
+    match scatters_transfers(scenario, d) {
+        true => Bytes(output.0 / d.tp),
+        false => output,
+    }
 }

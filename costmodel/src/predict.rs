@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use catalog::calibration::Rate;
 use catalog::residuals::{self, Quantity};
-use catalog::{Bytes, Origin, Seconds, Sourced, elementary};
+use catalog::{Bytes, Cluster, Origin, Seconds, Sourced, elementary};
 use plans::program::Program;
 use plans::{
     Action, ActionKind, Breakdown, Fit, MemoryItem, NamedTime, Prediction, Strategy, UsedConstant,
@@ -24,15 +24,40 @@ pub struct Simulated<'a> {
     pub outcome: &'a Outcome,
     /// The action lists.
     pub program: &'a Program,
-    /// What the costs of its blocks consist of.
+    /// The pools of the cluster; one if all of its nodes are alike.
+    pub pools: &'a [Priced<'a>],
+    /// For every pipeline rank, the index of the pool in which it lies.
+    pub pool_of_rank: &'a [usize],
+}
+
+/// What the costs in a pool rest on.
+#[derive(Clone, Debug)]
+pub struct Priced<'a> {
+    /// The scenario, with a cluster of such nodes as the pool has.
+    pub scenario: &'a Scenario,
+    /// The constants behind its prices.
+    pub used: Vec<UsedConstant>,
+    /// What the costs of the blocks consist of that run in it.
     pub details: &'a BTreeMap<BlockKey, BlockDetail>,
 }
 
-/// Builds the detailed prediction of a simulated strategy; `used` are the constants behind its prices.
+impl Simulated<'_> {
+    /// The pool in which a pipeline rank lies.
+    fn pool(&self, rank: usize) -> &Priced<'_> {
+        &self.pools[self.pool_of_rank[rank]]
+    }
+
+    /// Bytes of a rank's memory, as the same share of the memory of the first pool's devices.
+    fn as_on_first(&self, rank: usize, bytes: Bytes) -> Bytes {
+        let [first, own] = [&self.pools[0], self.pool(rank)].map(|pool| pool.scenario.capacity());
+        bytes.as_share_of(first, own)
+    }
+}
+
+/// Builds the detailed prediction of a simulated strategy.
 #[must_use]
 pub fn prediction(
     scenario: &Scenario,
-    used: Vec<UsedConstant>,
     strategy: &Strategy,
     simulated: &Simulated<'_>,
 ) -> Prediction {
@@ -43,12 +68,12 @@ pub fn prediction(
     let tokens = scenario.workload.tokens_per_step() as f64;
     let peak_rate = scenario
         .cluster
-        .device
         .peak_rate(scenario.workload.precision.matmul())
         .expect("checked when the cost model was made");
     let model_flops = flops::per_token(&scenario.model, &scenario.workload);
     let at_peak = step.0 * at_once * peak_rate.0;
-    let peak_rank = heaviest(outcome);
+    let peak_rank = heaviest(simulated);
+    let fullest = simulated.pool(peak_rank).scenario;
     let by_rank: Vec<Bytes> = outcome
         .ranks
         .iter()
@@ -70,24 +95,33 @@ pub fn prediction(
         peak_flop_rate: peak_rate,
         peak_memory: peak,
         peak_memory_interval: (Bytes(least as u64), Bytes(most as u64)),
-        p_fits: scenario.p_fits(peak),
+        p_fits: scenario.p_fits(simulated.as_on_first(peak_rank, peak)),
         evidence: scenario.evidence(Quantity::Time).words(&kind),
         peak_rank: peak_rank as u32,
         peak_moment: outcome.ranks[peak_rank]
             .peak_action
             .map_or_else(|| "whole step".to_owned(), |a| a.to_string()),
-        fit: fit(scenario.capacity(), peak, &memory),
+        fit: fit(fullest.capacity(), peak, &memory),
         memory_by_rank: by_rank,
+        usable_by_rank: (0..outcome.ranks.len())
+            .map(|rank| simulated.pool(rank).scenario.capacity())
+            .collect(),
         memory,
         breakdown: breakdown(outcome.step_time, outcome),
         kernels: kernels(simulated, strategy, critical(outcome)),
-        provenance: provenance(scenario, used),
+        provenance: provenance(scenario, simulated.pools),
     }
 }
 
-fn heaviest(outcome: &Outcome) -> usize {
-    (0..outcome.ranks.len())
-        .max_by_key(|&r| (outcome.ranks[r].peak, std::cmp::Reverse(r)))
+/// The rank whose peak takes the largest share of its memory.
+fn heaviest(simulated: &Simulated<'_>) -> usize {
+    let ranks = &simulated.outcome.ranks;
+    let share = |rank: usize| {
+        let capacity = simulated.pool(rank).scenario.capacity();
+        ranks[rank].peak.as_f64() / capacity.as_f64()
+    };
+    (0..ranks.len())
+        .max_by(|&a, &b| share(a).total_cmp(&share(b)).then(b.cmp(&a)))
         .expect("there is a rank")
 }
 
@@ -206,9 +240,10 @@ fn saved_activations(
     rank: u32,
 ) -> BTreeMap<String, Bytes> {
     let mut saved: BTreeMap<String, Bytes> = BTreeMap::new();
+    let details = simulated.pool(rank as usize).details;
     for (stage, count) in held_at(simulated.program, rank, peak) {
         for run in simulated.assembled.runs(stage as usize) {
-            for (tensor, bytes) in &simulated.details[&run.cost.key].saved {
+            for (tensor, bytes) in &details[&run.cost.key].saved {
                 let name = format!("saved activations: {tensor}");
                 *saved.entry(name).or_default() += *bytes * (run.count * u64::from(count));
             }
@@ -241,12 +276,13 @@ fn held_at(program: &Program, rank: u32, peak: Option<Action>) -> BTreeMap<u32, 
 /// Time per step of the critical rank's kernels and collectives, by name.
 fn kernels(simulated: &Simulated<'_>, strategy: &Strategy, rank: usize) -> Vec<NamedTime> {
     let assembled = simulated.assembled;
+    let details = simulated.pool(rank).details;
     let mut times: BTreeMap<&str, f64> = BTreeMap::new();
     for (stage, &owner) in assembled.rank_of_stage.iter().enumerate() {
         if owner as usize == rank {
             for run in assembled.runs(stage) {
                 let repeats = run.count as f64 * strategy.num_micro_batches as f64;
-                for kernel in &simulated.details[&run.cost.key].kernels {
+                for kernel in &details[&run.cost.key].kernels {
                     *times.entry(kernel.name.as_str()).or_default() += kernel.seconds * repeats;
                 }
             }
@@ -263,20 +299,14 @@ fn kernels(simulated: &Simulated<'_>, strategy: &Strategy, rank: usize) -> Vec<N
     list
 }
 
-fn provenance(scenario: &Scenario, prices: Vec<UsedConstant>) -> Vec<UsedConstant> {
+fn provenance(scenario: &Scenario, pools: &[Priced<'_>]) -> Vec<UsedConstant> {
     let overheads = &scenario.runtime.overheads;
-    let device = &scenario.cluster.device;
-    let mut used = vec![
-        constant("device memory", &device.memory),
-        constant("device memory bandwidth", &device.memory_bandwidth),
-        constant(
-            "scale-up bandwidth per device",
-            &scenario.cluster.scale_up.bandwidth,
-        ),
-        constant(
-            "scale-out bandwidth per device",
-            &scenario.cluster.scale_out.bandwidth,
-        ),
+    let mut used = Vec::new();
+    for pool in pools {
+        let of_pool = of_cluster(&pool.scenario.cluster);
+        used.extend(named(of_pool, pool, pools));
+    }
+    used.extend([
         constant("host time per kernel", &overheads.launch),
         constant("host time per step", &overheads.step),
         constant("time per byte of gradients", &overheads.gradient_byte),
@@ -285,7 +315,11 @@ fn provenance(scenario: &Scenario, prices: Vec<UsedConstant>) -> Vec<UsedConstan
         constant("workspaces and communicators", &overheads.workspace),
         constant("reserved over allocated memory", &overheads.fragmentation),
         constant("slow-down beside collectives", &overheads.overlap_slowdown),
-    ];
+    ]);
+    if let Some(link) = (scenario.cluster.pools.as_ref()).and_then(|pools| pools.between.as_ref()) {
+        used.push(constant("bandwidth between pools", &link.bandwidth));
+        used.push(constant("latency between pools", &link.latency));
+    }
     if let Some(learned) = &scenario.cluster.calibration {
         let factors = learned.factors(&scenario.runtime.name);
         used.extend(Rate::ALL.map(|rate| UsedConstant {
@@ -295,11 +329,11 @@ fn provenance(scenario: &Scenario, prices: Vec<UsedConstant>) -> Vec<UsedConstan
             source: learned.source.clone(),
         }));
     }
-    for (dtype, rate) in &device.peak {
-        used.push(constant(
-            &format!("dense peak, {dtype:?}").to_lowercase(),
-            rate,
-        ));
+    for pool in pools {
+        let peaks = pool.scenario.cluster.device.peak.iter();
+        let peaks = peaks
+            .map(|(dtype, rate)| constant(&format!("dense peak, {dtype:?}").to_lowercase(), rate));
+        used.extend(named(peaks.collect(), pool, pools));
     }
     used.push(interval(
         scenario,
@@ -311,8 +345,37 @@ fn provenance(scenario: &Scenario, prices: Vec<UsedConstant>) -> Vec<UsedConstan
         "80% interval of peak memory",
         Quantity::Memory,
     ));
-    used.extend(prices);
+    for pool in pools {
+        used.extend(named(pool.used.clone(), pool, pools));
+    }
     used
+}
+
+/// Constants of a pool, with the name of its cluster if there are several pools.
+fn named(
+    mut used: Vec<UsedConstant>,
+    pool: &Priced<'_>,
+    pools: &[Priced<'_>],
+) -> Vec<UsedConstant> {
+    if pools.len() > 1 {
+        for constant in &mut used {
+            constant.name = format!("{}: {}", pool.scenario.cluster.name, constant.name);
+        }
+    }
+    used
+}
+
+fn of_cluster(cluster: &Cluster) -> Vec<UsedConstant> {
+    let device = &cluster.device;
+    vec![
+        constant("device memory", &device.memory),
+        constant("device memory bandwidth", &device.memory_bandwidth),
+        constant("scale-up bandwidth per device", &cluster.scale_up.bandwidth),
+        constant(
+            "scale-out bandwidth per device",
+            &cluster.scale_out.bandwidth,
+        ),
+    ]
 }
 
 fn interval(scenario: &Scenario, name: &str, quantity: Quantity) -> UsedConstant {

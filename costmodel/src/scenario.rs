@@ -19,7 +19,8 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    /// Bytes of device memory that a strategy may use: capacity less headroom.
+    /// Bytes of device memory that a strategy may use: capacity less headroom; of the first pool's devices, if there are
+    /// several pools.
     #[must_use]
     pub fn capacity(&self) -> Bytes {
         let total = self.cluster.device.memory.value.as_f64();
@@ -51,7 +52,7 @@ impl Scenario {
     }
 
     fn memory_error(&self) -> Residual {
-        residuals::of(Quantity::Memory, self.kind().evidence())
+        residuals::of(Quantity::Memory, self.evidence(Quantity::Memory))
     }
 
     fn probability(&self, error: Residual, peak: Bytes) -> f64 {
@@ -72,7 +73,7 @@ impl Scenario {
     /// The upper end of the 80% interval of `ln` of the ratio of two step times, of what it is predicted to be.
     #[must_use]
     pub fn comparison_error(&self) -> f64 {
-        residuals::of(Quantity::Ratio, self.kind().evidence()).high
+        residuals::of(Quantity::Ratio, self.evidence(Quantity::Ratio)).high
     }
 
     /// The kind of this question, by which published runs that resemble it are counted as evidence.
@@ -99,6 +100,7 @@ impl Scenario {
             Some(own) if quantity == Quantity::Time => Evidence::Calibrated {
                 runs: own.runs as usize,
             },
+            _ if self.cluster.pools.is_some() => Evidence::SeveralPools,
             _ => self.kind().evidence(),
         }
     }

@@ -46,8 +46,8 @@ pub fn predicted(scenario: &Scenario, strategy: &Strategy, outcome: &mut Outcome
     let ground = Ground {
         runtime: &scenario.runtime,
         gpus_per_node: scenario.cluster.gpus_per_node,
-        usable: costs.capacity(),
         adapters: scenario.model.adapters,
+        pools: scenario.cluster.pools.as_deref(),
     };
     let style = Style {
         width: 80,

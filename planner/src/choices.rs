@@ -1,7 +1,7 @@
 //! What the strategies of one layout choose among: pipelines, ways to hold and shard states, axis orders, recomputation.
 
 use catalog::runtime::RecomputeMode;
-use catalog::{AxisOrder, GradientTypes, OptimizerStates, ScheduleKind, Selection, Zero};
+use catalog::{Axis, AxisOrder, GradientTypes, OptimizerStates, ScheduleKind, Selection, Zero};
 use costmodel::Scenario;
 use plans::legality::MAX_PASSES;
 use plans::{Decisions, Recompute, StagePartition};
@@ -135,6 +135,10 @@ impl Asked<'_> {
                 continue;
             }
             for vpp in self.with_fixed("vpp", 1..=per_rank.min(MAX_VPP)) {
+                // On several pools a rank has one stage, whose layers are those that its GPUs have time for.
+                if vpp > 1 && self.scenario.cluster.pools.is_some() {
+                    continue;
+                }
                 if plans::schedule::check(kind, pp, vpp, micro_batches).is_ok() {
                     choices.push((kind, vpp));
                 }
@@ -150,6 +154,14 @@ impl Asked<'_> {
             return vec![StagePartition::even(layers, 1)];
         }
         let uneven = self.scenario.runtime.space.uneven_stages;
+        if let Some(pools) = &self.scenario.cluster.pools
+            && uneven
+            && stages == pp
+        {
+            return pools.of_pipeline(pp).map_or(Vec::new(), |owners| {
+                StagePartition::by_pool(layers, &owners)
+            });
+        }
         let present = self.present.map(|d| &d.stages);
         let present = present.filter(|p| p.0.len() as u64 == stages && p.layers() == layers);
         let mut partitions = Vec::new();
@@ -357,11 +369,18 @@ impl Asked<'_> {
         replicas.dedup();
         replicas
     }
+}
 
+impl<'a> Asked<'a> {
     /// The axis orders of a pipeline's ranks that hold the same parameters on `alike` ranks. Without a pipeline, or
-    /// without such ranks, all orders are the same.
-    pub(crate) fn orders(&self, pp: u64, alike: u64) -> &[AxisOrder] {
-        let all = &self.scenario.runtime.space.axis_orders;
+    /// without such ranks, all orders are the same. On several pools the pipeline is the outermost axis.
+    pub(crate) fn orders(&self, pp: u64, alike: u64) -> &'a [AxisOrder] {
+        let all = &self.scenario.runtime.space.axis_orders[..];
+        let outermost = |order: &AxisOrder| order.0.last() == Some(&Axis::Pp);
+        if self.scenario.cluster.pools.is_some() {
+            let first = all.iter().position(outermost);
+            return first.map_or(&[], |at| &all[at..=at]);
+        }
         let one = pp == 1 || alike == 1;
         if one { &all[..all.len().min(1)] } else { all }
     }

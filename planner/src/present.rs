@@ -8,7 +8,7 @@ use plans::{Candidate, Decisions, Strategy};
 use crate::PlannerError;
 use crate::constraints::{CHOICES, Constraints, DIMENSIONS, value};
 use crate::nearby::{apart, changes, strategies};
-use crate::options::{SearchOptions, limit};
+use crate::options::SearchOptions;
 
 /// The decision that no constraint speaks of: which messages overlap with computation.
 const OVERLAP: &str = "overlap";
@@ -91,7 +91,7 @@ pub fn compare(
     let prediction = costs.predict(present)?;
     let near = strategies(scenario, constraints, present);
     Ok(Present {
-        fits: prediction.peak_memory <= limit(costs, options),
+        fits: (options.risk).is_none_or(|risk| prediction.p_fits >= 1.0 - risk),
         candidate: Candidate {
             strategy: present.clone(),
             prediction,

@@ -275,8 +275,7 @@ impl SearchSpace {
     /// The axis orders of a layout.
     #[must_use]
     pub fn orders(&self, layout: &Layout) -> &[AxisOrder] {
-        let all = &self.scenario.runtime.space.axis_orders;
-        &all[..self.asked().orders(layout.pp, layout.dp * layout.cp).len()]
+        self.asked().orders(layout.pp, layout.dp * layout.cp)
     }
 
     /// The decisions of a layout, with the smallest types of gradients, the usual values of all else that it leaves open,
@@ -474,6 +473,12 @@ fn meshes(asked: Asked<'_>, illegal: &mut BTreeMap<String, u64>, found: &mut dyn
         }
         for pp in divisors(gpus / tp).filter(|&pp| constraints.allows("pp", pp)) {
             if pp > model.layers || (pp > 1 && runtime.schedules.is_empty()) {
+                continue;
+            }
+            let pools = scenario.cluster.pools.as_ref();
+            if pools.is_some_and(|pools| pools.of_pipeline(pp).is_none()) {
+                let rule = "a pipeline rank would have GPUs of several pools".to_owned();
+                *illegal.entry(rule).or_default() += 1;
                 continue;
             }
             let rest = gpus / tp / pp;

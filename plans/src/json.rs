@@ -105,6 +105,9 @@ pub struct PredictedJson {
     pub peak_moment: String,
     /// Peak per pipeline rank.
     pub memory_by_rank_bytes: Vec<u64>,
+    /// Memory per pipeline rank that a plan may use, if it is not the same on all GPUs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub usable_by_rank_bytes: Vec<u64>,
     /// Whether it fits.
     pub fits: bool,
     /// Probability that it does. Files of version 0.1 do not have it, nor `evidence`.
@@ -133,6 +136,10 @@ impl From<&Prediction> for PredictedJson {
             peak_rank: p.peak_rank,
             peak_moment: p.peak_moment.clone(),
             memory_by_rank_bytes: p.memory_by_rank.iter().map(|b| b.0).collect(),
+            usable_by_rank_bytes: match p.usable_by_rank.iter().all(|b| *b == p.usable()) {
+                true => Vec::new(),
+                false => p.usable_by_rank.iter().map(|b| b.0).collect(),
+            },
             fits: p.fit.fits(),
             p_fits: Some(p.p_fits),
             evidence: Some(p.evidence.clone()),

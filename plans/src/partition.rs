@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 
 /// Largest number of stages in a partition.
 pub const MAX_STAGES: u64 = 1 << 16;
+/// Largest number of ways in which layers are divided over pools that differ in speed.
+pub const MAX_BY_POOL: usize = 512;
 
 /// Decoder layers per virtual stage, in model order: `pp · vpp` entries. The embedding is on the
 /// first stage, final norm, head and loss on the last; an entry may be 0.
@@ -50,6 +52,30 @@ impl StagePartition {
         Some(Self(sizes))
     }
 
+    /// Divides layers over ranks that differ in speed, in every way in which the ranks of each pool have equally many, but
+    /// for a remainder in one pool; `pool_of_rank` has the pools in ascending order. If there are more than
+    /// [`MAX_BY_POOL`] ways, only such are listed whose numbers of layers are multiples of a step.
+    #[must_use]
+    pub fn by_pool(layers: u64, pool_of_rank: &[usize]) -> Vec<Self> {
+        let ranks: Vec<u64> = (pool_of_rank.chunk_by(|a, b| a == b))
+            .map(|pool| pool.len() as u64)
+            .collect();
+        let mut step = 1;
+        loop {
+            let mut found = Vec::new();
+            for uneven in 0..ranks.len() {
+                let mut sizes = vec![0; ranks.len()];
+                share(layers, step, &ranks, uneven, 0, &mut sizes, &mut found);
+            }
+            found.sort_unstable();
+            found.dedup();
+            if found.len() <= MAX_BY_POOL || step > layers {
+                return found.into_iter().map(Self).collect();
+            }
+            step += 1;
+        }
+    }
+
     /// The sizes as text in which `NxL` stands for `N` stages of `L` layers: `126x2/1`.
     #[must_use]
     pub fn runs(&self) -> String {
@@ -85,5 +111,43 @@ impl StagePartition {
     #[must_use]
     pub fn is_uniform(&self) -> bool {
         self.0.windows(2).all(|pair| pair[0] == pair[1])
+    }
+}
+
+/// Adds to `found` all ways to give the pools from `pool` on what is `left` of the layers: to every rank of a pool equally
+/// many, a multiple of `step`, and the rest to the ranks of pool `uneven`. `sizes` are the layers of a rank of each pool.
+fn share(
+    left: u64,
+    step: u64,
+    ranks: &[u64],
+    uneven: usize,
+    pool: usize,
+    sizes: &mut Vec<u64>,
+    found: &mut Vec<Vec<u64>>,
+) {
+    if pool == ranks.len() {
+        if left < ranks[uneven] {
+            return;
+        }
+        let mut stages = Vec::new();
+        for (at, (&count, &each)) in ranks.iter().zip(sizes.iter()).enumerate() {
+            match at == uneven {
+                true => stages.extend(StagePartition::even(left, count).0),
+                false => stages.extend((0..count).map(|_| each)),
+            }
+        }
+        found.push(stages);
+        return;
+    }
+    if pool == uneven {
+        share(left, step, ranks, uneven, pool + 1, sizes, found);
+        return;
+    }
+    for each in (1..).map(|times| times * step) {
+        let Some(rest) = left.checked_sub(each * ranks[pool]) else {
+            return;
+        };
+        sizes[pool] = each;
+        share(rest, step, ranks, uneven, pool + 1, sizes, found);
     }
 }

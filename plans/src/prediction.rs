@@ -35,12 +35,14 @@ pub struct Prediction {
     pub p_fits: f64,
     /// How many published runs support predictions like this one, in words.
     pub evidence: String,
-    /// Pipeline rank with the largest peak.
+    /// Pipeline rank whose peak takes the largest share of its memory.
     pub peak_rank: u32,
     /// What runs on that rank at its peak, such as `F s0 m3`.
     pub peak_moment: String,
     /// Peak memory of every pipeline rank.
     pub memory_by_rank: Vec<Bytes>,
+    /// Memory of a GPU of every pipeline rank that a plan may use: its capacity less headroom.
+    pub usable_by_rank: Vec<Bytes>,
     /// The named parts of the heaviest rank's peak, largest first; they sum to `peak_memory`.
     pub memory: Vec<MemoryItem>,
     /// Where the step time of the slowest rank goes; the parts sum to `step_time`.
@@ -54,6 +56,12 @@ pub struct Prediction {
 }
 
 impl Prediction {
+    /// Memory of a GPU of the heaviest rank that a plan may use.
+    #[must_use]
+    pub fn usable(&self) -> Bytes {
+        self.usable_by_rank[self.peak_rank as usize]
+    }
+
     /// The MFU by the PaLM convention if it differs by 1% or more from the one that counts only visible keys: what to
     /// print beside it.
     #[must_use]

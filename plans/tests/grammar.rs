@@ -61,6 +61,7 @@ fn plan(strategy: &Plan) -> PlanFile {
         peak_rank: 0,
         peak_moment: "F s0 m1".to_owned(),
         memory_by_rank_bytes: vec![1 << 36],
+        usable_by_rank_bytes: Vec::new(),
         fits: true,
         spare_bytes: 17,
         breakdown: Breakdown {

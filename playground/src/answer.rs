@@ -103,6 +103,7 @@ fn searched(
         constraints: &constraints,
         outcome: &outcome,
         in_use: None,
+        tried: &[],
         training,
         risk: planner::RISK,
     };

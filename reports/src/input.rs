@@ -1,6 +1,6 @@
 //! What a report shows, gathered by the caller.
 
-use catalog::{Bytes, Seconds};
+use catalog::{Bytes, Pools, Seconds};
 use plans::{Decisions, Prediction, Present, SpaceReport, Timeline};
 
 /// Everything one report shows. The caller fills it; the sections only read it.
@@ -24,6 +24,8 @@ pub struct ReportInput<'a> {
     pub decisions: &'a Decisions,
     /// Number of devices in a node.
     pub gpus_per_node: u64,
+    /// The pools of the cluster, if not all of its nodes are alike.
+    pub pools: Option<&'a Pools>,
     /// Number of devices that fast links (the scale-up network) join.
     pub domain: u64,
     /// Commands that start training under the plan, one entry per target; the first is shown, the others are folded.
@@ -40,7 +42,7 @@ pub struct ReportInput<'a> {
     pub prediction: &'a Prediction,
     /// The simulated step, if it is to be drawn.
     pub timeline: Option<&'a Timeline>,
-    /// Memory of one device.
+    /// Memory of a device of the heaviest rank.
     pub capacity: Bytes,
     /// Fraction of device memory to leave free.
     pub headroom: f64,
@@ -108,6 +110,8 @@ pub struct Alternative {
     pub mfu: f64,
     /// Memory of the heaviest rank.
     pub peak_memory: Bytes,
+    /// Whether that is usable.
+    pub fits: bool,
     /// Why it is not the first choice; empty for the first.
     pub why_not_first: String,
 }
@@ -138,14 +142,5 @@ impl Budget {
             dollars,
             goodput: None,
         }
-    }
-}
-
-impl ReportInput<'_> {
-    /// Memory that a plan may use: capacity less headroom.
-    #[must_use]
-    pub fn usable(&self) -> Bytes {
-        // Rounded down, so that what is shown as usable is never more than the rule allows.
-        Bytes((self.capacity.as_f64() * (1.0 - self.headroom)) as u64)
     }
 }

@@ -1,7 +1,7 @@
 //! Terminal text of `search --from`: how much slower the user's present strategy is than the best plan, what each single
 //! change to it would gain, and which changes lead to the best plan.
 
-use catalog::{Bytes, Runtime, Seconds, elementary};
+use catalog::{Runtime, Seconds, elementary};
 use plans::Candidate;
 use plans::grammar::written;
 use plans::present::{Change, Present};
@@ -20,8 +20,6 @@ pub struct Shown<'a> {
     pub kept: &'a [String],
     /// The training system; a strategy's text leaves out overlap that is this system's own.
     pub runtime: &'a Runtime,
-    /// Memory of a GPU that a plan may use.
-    pub usable: Bytes,
 }
 
 /// The strategy in use, the best single change, all that gain, and the path to the best plan.
@@ -39,7 +37,7 @@ pub fn section(shown: Shown<'_>, style: Style) -> String {
     let memory = format!(
         "{} of {}; fits with probability {:.2}{fits}",
         format::bytes(p.peak_memory),
-        format::bytes(shown.usable),
+        format::bytes(p.usable()),
         p.p_fits
     );
     let mut rows = vec![

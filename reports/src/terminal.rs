@@ -1,6 +1,6 @@
 //! Answers on a terminal: what fits, how fast it is, where time and memory go, and what to do next.
 
-use catalog::{Adapters, Bytes, Runtime, Seconds};
+use catalog::{Adapters, Bytes, Pools, Runtime, Seconds};
 use plans::grammar::written;
 use plans::{Candidate, Decisions, Fit, Prediction, SearchOutcome};
 
@@ -15,10 +15,10 @@ pub struct Ground<'a> {
     pub runtime: &'a Runtime,
     /// Number of GPUs in a node.
     pub gpus_per_node: u64,
-    /// Memory of a GPU that a plan may use: its capacity less headroom.
-    pub usable: Bytes,
     /// Adapters that are trained in place of the weights.
     pub adapters: Option<Adapters>,
+    /// The pools of the cluster, if not all of its nodes are alike.
+    pub pools: Option<&'a Pools>,
 }
 
 /// The result of a search.
@@ -83,13 +83,17 @@ pub fn prediction(
     ground: Ground<'_>,
     style: Style,
 ) -> String {
-    let mut text = verdict(p, ground.usable, style);
+    let mut text = verdict(p, style);
     let strategy_text = written(strategy, ground.runtime);
     for line in style.paragraph("", &strategy_text).lines() {
         text.push_str(&format!("{}\n", style.paint(Shade::Strong, line)));
     }
     let said = words::plan(strategy, ground.gpus_per_node).join("; ");
     text.push_str(&style.paragraph("  ", &said));
+    if let Some(pools) = ground.pools {
+        let said = words::pools(pools, strategy);
+        text.push_str(&style.paragraph("  ", &said));
+    }
     if let Some(adapters) = &ground.adapters {
         let said = words::adapters(adapters);
         text.push_str(&style.paragraph("  ", &said));
@@ -98,7 +102,7 @@ pub fn prediction(
     text.push_str(&style.pairs(&figures(p)));
     text.push('\n');
     text.push_str(&style.paragraph("  ", &format!("80% intervals, {}", p.evidence)));
-    for warning in words::warnings(p, ground.usable) {
+    for warning in words::warnings(p) {
         let lines = style.paragraph("  warning: ", &warning);
         for line in lines.lines() {
             text.push_str(&format!("{}\n", style.paint(Shade::Careful, line)));
@@ -112,11 +116,11 @@ pub fn prediction(
 }
 
 /// Whether it fits, and if not by how much.
-fn verdict(p: &Prediction, usable: Bytes, style: Style) -> String {
+fn verdict(p: &Prediction, style: Style) -> String {
     let needs = format!(
         "{} of {}",
         format::bytes(p.peak_memory),
-        format::bytes(usable)
+        format::bytes(p.usable())
     );
     let chance = format!("fits with probability {:.2}", p.p_fits);
     match &p.fit {

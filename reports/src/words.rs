@@ -1,7 +1,7 @@
 //! Plans and predictions as a person says them: the layout, the moment of the peak, what to be careful about, and what
 //! abbreviations mean.
 
-use catalog::{Adapters, Bytes, DType, GradientTypes, OptimizerStates, Origin, ScheduleKind};
+use catalog::{Adapters, DType, GradientTypes, OptimizerStates, Origin, Pools, ScheduleKind};
 use plans::{Decisions, Fit, Prediction, Recompute, Zero};
 
 use crate::format;
@@ -108,6 +108,33 @@ pub fn adapters(adapters: &Adapters) -> String {
          and 6 per trained one",
         adapters.rank
     )
+}
+
+/// Which pools hold which pipeline ranks, with their layers: `pipeline ranks 0 to 3 on 32 × A100, 10 layers each`.
+#[must_use]
+pub fn pools(pools: &Pools, d: &Decisions) -> String {
+    let owners = pools.of_pipeline(d.pp).unwrap_or_default();
+    let mut first = 0;
+    let mut said = Vec::new();
+    for held in owners.chunk_by(|a, b| a == b) {
+        let last = first + held.len() - 1;
+        let pool = &pools.parts[held[0]];
+        let ranks = match held.len() {
+            1 => format!("pipeline rank {first}"),
+            _ => format!("pipeline ranks {first} to {last}"),
+        };
+        // With virtual stages the layers of a rank are not in one piece.
+        let layers = match d.vpp {
+            1 => format!(", {} layers", d.stages.0[first..=last].iter().sum::<u64>()),
+            _ => String::new(),
+        };
+        said.push(format!(
+            "{ranks} on {}{layers}",
+            pool.cluster.devices(pool.gpus)
+        ));
+        first = last + 1;
+    }
+    said.join("; ")
 }
 
 /// The layout in phrases, without capital letters and final stops.
@@ -273,15 +300,15 @@ pub fn moment(text: &str) -> String {
 
 /// What to be careful about before trusting a prediction, one phrase each; empty if there is nothing.
 #[must_use]
-pub fn warnings(p: &Prediction, usable: Bytes) -> Vec<String> {
+pub fn warnings(p: &Prediction) -> Vec<String> {
     let mut said = Vec::new();
     let (_, most) = p.peak_memory_interval;
-    if p.fit.fits() && (p.p_fits < SAFE || most > usable) {
+    if p.fit.fits() && (p.p_fits < SAFE || most > p.usable()) {
         said.push(format!(
             "memory is tight: it fits with probability {:.2}, and the 80% interval reaches {} of {}",
             p.p_fits,
             format::bytes(most),
-            format::bytes(usable)
+            format::bytes(p.usable())
         ));
     }
     if let Fit::TooLarge { .. } = p.fit

@@ -29,6 +29,7 @@ fn prediction(fit: Fit) -> Prediction {
         peak_rank: 0,
         peak_moment: "F s0 m3".into(),
         memory_by_rank: (0..4).map(|rank| Bytes((66 - rank * 5) * GIB)).collect(),
+        usable_by_rank: vec![Bytes(72 * GIB); 4],
         memory: [
             "optimizer states",
             "saved activations",
@@ -109,6 +110,7 @@ fn alternatives() -> Vec<Alternative> {
         tokens_per_s_per_gpu: 8192.0 / time,
         mfu: 3.7 / time,
         peak_memory: Bytes(gib * GIB),
+        fits: gib <= 72,
         why_not_first: why.into(),
     };
     vec![
@@ -168,6 +170,7 @@ fn input<'a>(
         decisions: decisions(),
         gpus_per_node: 8,
         domain: 8,
+        pools: None,
         launches: vec![Launch {
             target: "megatron-lm".into(),
             commands: vec![

@@ -46,6 +46,7 @@ fn prediction(step: f64) -> Prediction {
         peak_rank: 0,
         peak_moment: "B s3 m0".to_owned(),
         memory_by_rank: vec![Bytes(69 * GIB)],
+        usable_by_rank: vec![Bytes(75 * GIB)],
         memory: vec![
             item("saved activations: mlp", 40),
             item("allocator rounding and fragmentation", 17),
@@ -99,8 +100,8 @@ fn answer(width: usize, colour: bool) -> String {
     let ground = Ground {
         runtime: &runtime,
         gpus_per_node: 8,
-        usable: Bytes(75 * GIB),
         adapters: None,
+        pools: None,
     };
     let style = Style { width, colour };
     let steps = [(
@@ -182,7 +183,6 @@ fn in_use(fits: bool, width: usize) -> String {
         best: Some(&candidate(best, 7.9)),
         kept: &["ep".to_owned(), "pp".to_owned()],
         runtime: &runtime,
-        usable: Bytes(75 * GIB),
     };
     let style = Style {
         width,

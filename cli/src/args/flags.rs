@@ -13,7 +13,8 @@ pub(crate) struct ScenarioArgs {
     /// Model preset, config.json, or folder of a downloaded checkpoint
     #[arg(long, required = true)]
     pub(crate) model: Option<String>,
-    /// Cluster preset, YAML file, one line such as 'h100-sxm x 8 per node, 400 Gb/s x 8', or profile; `local`
+    /// Cluster preset, YAML file, one line such as 'h100-sxm x 8 per node, 400 Gb/s x 8', pools such as
+    /// '64 x dgx-a100 + 32 x dgx2-v100', or profile; `local`
     /// is this machine as `profile` measured it [default: dgx-h100]
     #[arg(long)]
     pub(crate) cluster: Option<String>,

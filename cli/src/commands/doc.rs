@@ -103,6 +103,14 @@ A cluster is one of:
                                  one line: GPU x COUNT per node, then, if they differ from the
                                  preset with that GPU, RATE x CARDS between nodes, `nvlink RATE`
                                  inside a node, and `$2.5` per GPU and hour
+  --cluster '64 x dgx-a100 + 32 x dgx2-v100, 100 Gb/s between, 20 ms away'
+                                 pools of GPUs that differ, or that lie on different sites: up to
+                                 four, each of a preset or a file, with --gpus for all of them
+                                 (96). What follows the comma is the whole link between two
+                                 pools; without it they share a network
+
+Pools hold the stages of one pipeline, one pool after the other. `search` tries every order of
+them, and every way to leave some out; each rank gets the layers that its GPUs have time for.
 
 A file that changes a preset:
 

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use answers::Opened;
 use answers::SCHEMA_VERSION;
 use catalog::files::{self, FolderDestination, Kind, NamedFile, Replace};
+use catalog::{Mistake, Pools};
 use interop::check::Severity;
 use interop::config::escape;
 use interop::export::{
@@ -90,13 +91,42 @@ pub(crate) fn run(args: &ExportArgs) -> Result<ExitCode, CliError> {
         LauncherArg::Kubernetes => Launcher::Kubernetes,
     });
     let inputs = inputs(args)?;
+    let pools = loaded.costs.scenario().cluster.pools.as_deref();
+    if let Some(pools) = pools.filter(|_| launcher.is_some()) {
+        check_nodes(pools)?;
+    }
     match exported(&loaded, &loaded.strategy, inputs, dialect, launcher) {
-        Ok(exported) => finish(args, &loaded, dialect, &exported),
+        Ok(mut exported) => {
+            let order = pools.map(|pools| {
+                let ranks = reports::words::pools(pools, &loaded.strategy);
+                format!("start the job on hosts in this order: {ranks}")
+            });
+            exported.notes.extend(order);
+            finish(args, &loaded, dialect, &exported)
+        }
         Err(ExportError::Inexpressible { refusals, .. }) => {
             refused(args, &loaded, dialect, &refusals)
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// Refuses to write a launch script, which has one number of GPUs per node, for pools whose nodes differ in it.
+fn check_nodes(pools: &Pools) -> Result<(), CliError> {
+    let sizes: Vec<u64> = (pools.parts.iter())
+        .map(|pool| pool.cluster.gpus_per_node)
+        .collect();
+    if sizes.iter().all(|size| *size == sizes[0]) {
+        return Ok(());
+    }
+    let sizes: Vec<String> = sizes.iter().map(u64::to_string).collect();
+    let wrong = Mistake::new(format!(
+        "the pools have {} GPUs per node",
+        sizes.join(" and ")
+    ));
+    Err(CliError::Input(wrong.at("--launcher").expected(
+        "nodes of equal size; without --launcher only the arguments are written",
+    )))
 }
 
 /// Tokenizer, data and hub name from the command line, as text that a file can hold.

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use answers::arrangements;
 use answers::origins::{self, Asked};
 use answers::present::{InUse, Read};
-use answers::{Found, Inputs, file_names};
+use answers::{AnswerError, Found, Inputs, file_names};
+use catalog::Mistake;
 use catalog::files::Kind;
 use costmodel::{CostModel, Scenario};
 use planner::{Constraints, Objective, SearchOptions};
@@ -44,7 +46,6 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
     for line in read.iter().flat_map(|read| &read.notes) {
         note(args.output.quiet, &format!("note: {line}"));
     }
-    let costs = CostModel::new(searched)?;
     let cancelled = interrupt_flag();
     let progress = Progress::new(args.output.quiet || args.output.json, "searching");
     let options = SearchOptions {
@@ -60,8 +61,19 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
     };
     let share = |share| progress.update(share);
     let in_use = read.as_ref().map(|read| &read.strategy);
-    let (outcome, compared) =
-        pool.install(|| answers::search::find(&costs, &constraints, &options, in_use, &share))?;
+    let arrangements = arrangements::of(&resolved);
+    let measure = |inputs: &Inputs, plan: &Candidate| objective(args, inputs, plan);
+    let (best, tried) = pool
+        .install(|| arrangements::search(arrangements, &constraints, &options, measure, &share))?;
+    let (resolved, costs, outcome, compared) = match best {
+        Some(best) => (best.inputs, best.costs, best.outcome, None),
+        None => {
+            let costs = CostModel::new(searched)?;
+            let find = || answers::search::find(&costs, &constraints, &options, in_use, &share);
+            let (outcome, compared) = pool.install(find)?;
+            (resolved, costs, outcome, compared)
+        }
+    };
     progress.finish();
     let elapsed_s = started.elapsed().as_secs_f64();
     let found = Found {
@@ -72,10 +84,24 @@ pub(crate) fn run(args: &SearchArgs, asked: &Asked) -> Result<ExitCode, CliError
         outcome: &outcome,
         in_use: (read.as_ref().zip(compared.as_ref()))
             .map(|(read, compared)| InUse { read, compared }),
+        tried: &tried,
         training,
         risk: args.risk,
     };
     finish(args, &found, &files, elapsed_s)
+}
+
+/// What is least in the best plan.
+fn objective(args: &SearchArgs, inputs: &Inputs, plan: &Candidate) -> f64 {
+    let p = &plan.prediction;
+    match args.objective {
+        ObjectiveArg::Time | ObjectiveArg::TimeToTrain => p.step_time.0,
+        ObjectiveArg::Memory => p.peak_memory.as_f64() / p.usable().as_f64(),
+        ObjectiveArg::Cost => {
+            let dollars = inputs.scenario.cluster.dollars_per_gpu_hour.as_ref();
+            dollars.map_or(1.0, |price| price.value) * inputs.json.gpus as f64 * p.step_time.0
+        }
+    }
 }
 
 /// What is searched for.
@@ -101,7 +127,24 @@ fn question(args: &SearchArgs, asked: &Asked) -> Result<Question, CliError> {
     if let Some(read) = &read {
         planner::present::keep(&read.kept, &read.strategy, &mut constraints, &mut searched)?;
     }
-    planner::legal_values::check(&searched, &[searched.workload.gpus], &constraints)?;
+    let pools = arrangements::of(&resolved);
+    if pools.is_empty() {
+        planner::legal_values::check(&searched, &[searched.workload.gpus], &constraints)?;
+    } else if read.is_some() {
+        let wrong = "a setup in use is compared on a cluster whose nodes are all alike";
+        return Err(AnswerError::from(Mistake::new(wrong).at("--from")).into());
+    } else {
+        let on = |pools: &Inputs| {
+            let gpus = [pools.json.gpus];
+            planner::legal_values::check(&pools.scenario, &gpus, &constraints)
+        };
+        // A value need be legal on some of the pools only.
+        let mut checked = pools.iter().map(on);
+        let first = checked.next().unwrap_or(Ok(()));
+        if first.is_err() && !checked.any(|checked| checked.is_ok()) {
+            first?;
+        }
+    }
     Ok(Question {
         resolved,
         searched,

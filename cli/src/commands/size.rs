@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use answers::SCHEMA_VERSION;
 use answers::launch::{self, Step};
 use answers::{Budget, Inputs, InputsJson, Training};
-use catalog::Seconds;
+use catalog::{Mistake, Seconds};
 use costmodel::{CostModel, Scenario};
 use planner::size::{Sized, sized, usual_counts};
 use planner::{PlannerError, SearchOptions};
@@ -91,6 +91,13 @@ pub(crate) fn run(args: &SizeArgs) -> Result<ExitCode, CliError> {
 fn question(args: &SizeArgs) -> Result<(Inputs, Vec<u64>), CliError> {
     let cluster_arg = answers::inputs::cluster_arg(args.cluster.as_deref(), None)?;
     let cluster = catalog::load::cluster(&cluster_arg)?;
+    if cluster.pools.is_some() {
+        let wrong = Mistake::new("size asks how many GPUs of one kind are needed");
+        let wrong = wrong.at(format!("--cluster '{cluster_arg}'"));
+        return Err(CliError::Input(wrong.expected(
+            "a cluster whose nodes are all alike; `search` plans for several pools",
+        )));
+    }
     let counts = if args.gpus.is_empty() {
         usual_counts(cluster.gpus_per_node, DEFAULT_MOST)
     } else {

@@ -7,6 +7,7 @@ use plans::{Decisions, Group, UsedConstant};
 
 use super::block_times::Timed;
 use super::entry::{BlockToPrice, PriceBook, PricedBlock, Update};
+use crate::messages::{scatters_transfers, sent_to_next_stage};
 use crate::price::{MemoryKind, TablePrices};
 use crate::stage::{Run, StageWork};
 use crate::states::{Elements, Weights};
@@ -81,16 +82,13 @@ impl PriceBook for TablePrices {
         output: Bytes,
     ) -> Result<Seconds, CostError> {
         let stages = strategy.group(Axis::Pp);
-        let rewrites = &scenario.runtime.rewrites;
-        let splits =
-            rewrites.contains(&Rewrite::ScatterGatherTransfer) && !strategy.sequence_parallel;
         let beside = scenario.by_host(&scenario.runtime.overheads.transfer);
-        if !splits || strategy.tp == 1 {
-            return Ok(beside + self.point_to_point(output, stages).time);
+        let sent = self.point_to_point(sent_to_next_stage(scenario, strategy, output), stages);
+        if !scatters_transfers(scenario, strategy) {
+            return Ok(beside + sent.time);
         }
         let gather = self.collective(CollectiveKind::AllGather, output, strategy.group(Axis::Tp));
-        let share = self.point_to_point(Bytes(output.0 / strategy.tp), stages);
-        Ok(beside + share.time + gather.time)
+        Ok(beside + sent.time + gather.time)
     }
 
     fn provenance(&self) -> Vec<UsedConstant> {

@@ -47,7 +47,7 @@ fn column(name: &str, number: bool) -> Markup {
 
 fn line(index: usize, row: &Alternative, input: &ReportInput) -> Markup {
     let first = &input.alternatives[0].strategy;
-    let over = row.peak_memory > input.usable();
+    let over = !row.fits;
     html! {
         tr .first[index == 0] {
             td.num data-value=(index) { (index + 1) }

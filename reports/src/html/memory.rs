@@ -15,17 +15,24 @@ const PARTS: usize = 14;
 /// One bar per pipeline rank; the mark is the memory that a plan may use.
 pub(super) fn by_rank(input: &ReportInput) -> Markup {
     let prediction = input.prediction;
-    let capacity = input.capacity.as_f64();
     let peak = prediction.memory_by_rank.iter().copied().max();
-    let scale = peak.unwrap_or_default().as_f64().max(capacity);
-    let usable = input.usable();
-    let line = format!("left:{:.2}%", usable.as_f64() / scale * 100.0);
+    let most = prediction.usable_by_rank.iter().copied().max();
+    let scale = (peak.max(most).unwrap_or_default().as_f64()).max(input.capacity.as_f64());
+    let ranks = prediction
+        .memory_by_rank
+        .iter()
+        .zip(&prediction.usable_by_rank);
+    let alike = prediction
+        .usable_by_rank
+        .iter()
+        .all(|usable| *usable == prediction.usable());
     let body = html! {
         div.ranks {
-            @for (rank, bytes) in prediction.memory_by_rank.iter().enumerate() {
+            @for (rank, (bytes, usable)) in ranks.enumerate() {
                 @let heaviest = rank as u64 == u64::from(prediction.peak_rank);
                 @let tip = format!("rank {rank}: {}", format::bytes(*bytes));
-                div.rank .heaviest[heaviest] .over[*bytes > usable] data-tip=(tip) {
+                @let line = format!("left:{:.2}%", usable.as_f64() / scale * 100.0);
+                div.rank .heaviest[heaviest] .over[bytes > usable] data-tip=(tip) {
                     span.name { (rank) }
                     span.track {
                         i style=(format!("width:{:.2}%", bytes.as_f64() / scale * 100.0)) {}
@@ -36,8 +43,13 @@ pub(super) fn by_rank(input: &ReportInput) -> Markup {
             }
         }
         p.note {
-            "GiB at peak per pipeline rank. The mark is the usable "
-            (format::gib(usable)) " of " (format::gib(input.capacity)) " GiB."
+            "GiB at peak per pipeline rank. "
+            @if alike {
+                "The mark is the usable " (format::gib(prediction.usable())) " of "
+                (format::gib(input.capacity)) " GiB."
+            } @else {
+                "The mark is what is usable of the memory of its own GPUs."
+            }
         }
     };
     let title = "Memory by pipeline rank";

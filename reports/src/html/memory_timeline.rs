@@ -32,7 +32,7 @@ pub(super) fn section(input: &ReportInput) -> Markup {
     let lines = lines(timeline);
     let end = input.prediction.step_time.0;
     let highest = timeline.memory.iter().map(|(_, _, bytes)| *bytes).max();
-    let usable = input.usable();
+    let usable = input.prediction.usable();
     let top = highest.unwrap_or_default().max(usable).as_f64() * 1.06;
     let at = move |time: f64, bytes: Bytes| {
         let x = LEFT + (time / end).min(1.0) * (WIDTH - LEFT - MARGIN);

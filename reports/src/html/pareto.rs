@@ -35,7 +35,7 @@ pub(super) fn section(input: &ReportInput) -> Markup {
     if points.len() < 2 {
         return html! {};
     }
-    let best = frontier(points, input.usable());
+    let best = frontier(points, input.prediction.usable());
     let body = html! {
         p.filters #pareto-filters {}
         div #pareto-chart role="img" aria-label="Step time against peak memory; the table below lists the strategies at its edge" {}
@@ -114,7 +114,7 @@ fn data(input: &ReportInput, best: &[&Point]) -> Value {
     order.sort_by_key(|point| point.peak_memory);
     json!({
         "axes": AXES.map(|(name, _)| name),
-        "usable": input.usable().as_f64() / gib,
+        "usable": input.prediction.usable().as_f64() / gib,
         "points": order.into_iter().map(row).collect::<Vec<Value>>(),
     })
 }

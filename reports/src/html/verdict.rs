@@ -43,7 +43,7 @@ fn verdict(input: &ReportInput) -> Markup {
             strong { (word) }
             " "
             span {
-                (format::gib(prediction.peak_memory)) " of " (format::gib(input.usable())) " GiB"
+                (format::gib(prediction.peak_memory)) " of " (format::gib(prediction.usable())) " GiB"
             }
             small { (spread_gib(low, high)) }
         }
@@ -114,7 +114,8 @@ fn figure(name: &str, value: &str, note: &str) -> Markup {
 fn plan(input: &ReportInput) -> Markup {
     html! {
         ul.said {
-            @for part in words::plan(input.decisions, input.gpus_per_node) {
+            @let pools = input.pools.map(|pools| words::pools(pools, input.decisions));
+            @for part in words::plan(input.decisions, input.gpus_per_node).into_iter().chain(pools) {
                 li { (sentence(&part)) }
             }
         }
@@ -164,7 +165,7 @@ fn sentences(input: &ReportInput) -> Markup {
                 }
             }
             li { "80 % intervals, " (p.evidence) "." }
-            @for warning in words::warnings(p, input.usable()) {
+            @for warning in words::warnings(p) {
                 li.careful { (sentence(&warning)) }
             }
         }

@@ -1,0 +1,109 @@
+//! Clusters of several pools, as they are written on one line.
+
+use catalog::Pools;
+
+fn pools(line: &str) -> std::sync::Arc<Pools> {
+    let cluster = catalog::load::cluster(line).expect("a cluster");
+    cluster.pools.expect("pools")
+}
+
+#[test]
+fn a_line_is_read_back_as_it_is_written() {
+    for line in [
+        "64 x dgx-a100 + 32 x dgx2-v100",
+        "64 x dgx-a100 + 32 x dgx2-v100, 100 Gb/s between",
+        "64 x dgx-a100 + 64 x dgx-a100, 10 Gb/s between, 20 ms away",
+        "8 x dgx-h100 + 8 x dgx-a100 + 16 x dgx2-v100 + 8 x mi300x",
+    ] {
+        let cluster = catalog::load::cluster(line).expect("a cluster");
+        assert_eq!(cluster.name, line);
+        for pool in pools(line).arrangements() {
+            let again = catalog::load::cluster(&pool.arg).expect("a cluster");
+            assert_eq!(again, pool.cluster, "{}", pool.arg);
+        }
+    }
+}
+
+#[test]
+fn sizes_are_those_that_all_pools_have_in_common() {
+    let cluster = catalog::load::cluster("24 x dgx-h100 + 32 x dgx2-v100").expect("a cluster");
+    assert_eq!((cluster.gpus_per_node, cluster.scale_up_domain), (8, 8));
+    assert_eq!(cluster.max_gpus, Some(56));
+    assert!(cluster.check_devices(56).is_ok());
+    let wrong = cluster.check_devices(48).expect_err("all are planned for");
+    assert!(wrong.contains("has 56"), "{wrong}");
+}
+
+#[test]
+fn pools_are_used_in_every_order_and_left_out() {
+    let names = |line: &str| -> Vec<String> {
+        let all = pools(line).arrangements().into_iter();
+        all.map(|pool| format!("{} of {}", pool.gpus, pool.arg))
+            .collect()
+    };
+    assert_eq!(
+        names("8 x dgx-a100 + 16 x dgx2-v100, 10 Gb/s between"),
+        [
+            "24 of 8 x dgx-a100 + 16 x dgx2-v100, 10 Gb/s between",
+            "24 of 16 x dgx2-v100 + 8 x dgx-a100, 10 Gb/s between",
+            "8 of dgx-a100",
+            "16 of dgx2-v100",
+        ]
+    );
+    // Equal pools make the same cluster in both orders.
+    assert_eq!(names("8 x dgx-a100 + 8 x dgx-a100").len(), 2);
+    assert_eq!(names("8 x dgx-a100 + 8 x dgx-h100 + 8 x mi300x").len(), 15);
+}
+
+#[test]
+fn pipeline_ranks_lie_in_one_pool_each() {
+    let pools = pools("16 x dgx-a100 + 32 x dgx2-v100");
+    for (ranks, owners) in [
+        (3, Some(vec![0, 1, 1])),
+        (6, Some(vec![0, 0, 1, 1, 1, 1])),
+        (1, None),
+        (2, None),
+        (5, None),
+        (0, None),
+    ] {
+        assert_eq!(pools.of_pipeline(ranks), owners, "{ranks}");
+    }
+}
+
+#[test]
+fn what_is_no_pool_is_refused_with_its_place() {
+    for (line, what) in [
+        ("8 x dgx-a100 + ", "`` is not a pool"),
+        ("8 x dgx-a100 + dgx-h100", "`dgx-h100` is not a pool"),
+        ("8 x dgx-a100 + 0 x dgx-h100", "expected 1 to"),
+        (
+            "8 x dgx-a100 + -8 x dgx-h100",
+            "`-8 x dgx-h100` is not a pool",
+        ),
+        (
+            "8 x dgx-a100 + 12 x dgx-h100",
+            "nearest whole numbers of nodes are 8 and 16",
+        ),
+        ("8 x dgx-a100 + 8 x dgx-h101", "dgx-h101"),
+        (
+            "8 x dgx-a100 + 8 x dgx-h100, fast",
+            "`fast` is not understood",
+        ),
+        ("8 x dgx-a100 + 8 x dgx-h100, 0 Gb/s between", "bandwidth"),
+        (
+            "8 x dgx-a100 + 8 x dgx-h100, 20 ms away",
+            "without the bandwidth",
+        ),
+        (
+            "8 x dgx-a100 + 8 x dgx-h100, 1 Gb/s between, 9 s away",
+            "latency",
+        ),
+        (
+            "8 x dgx-a100 + 8 x dgx-a100 + 8 x dgx-a100 + 8 x dgx-a100 + 8 x dgx-a100",
+            "5 pools",
+        ),
+    ] {
+        let error = catalog::load::cluster(line).expect_err(line).to_string();
+        assert!(error.contains(what), "{line}: {error}");
+    }
+}

@@ -1,0 +1,195 @@
+//! Costs on the pools of a cluster: blocks are priced on each of them, and a strategy is assembled from those of the pool
+//! in which each pipeline rank lies.
+
+use std::sync::Arc;
+
+use catalog::{Bytes, Cluster, Link, Seconds, Workload};
+use plans::{Axis, Decisions};
+
+use crate::assemble::{Assembled, Blocks, assemble};
+use crate::blocks::BlockCosts;
+use crate::traffic::DataParallel;
+use crate::{CostError, Scenario, messages};
+
+/// The block costs of every pool. A cluster whose nodes are all alike is one pool.
+#[derive(Debug)]
+pub(crate) struct PoolCosts {
+    /// The costs of every pool, in the order of the cluster.
+    parts: Vec<BlockCosts>,
+}
+
+/// A pool that holds pipeline ranks of a strategy.
+struct Holder {
+    /// The strategy's costs as if all pipeline ranks lay in this pool.
+    assembled: Assembled,
+    /// Index of its first class of stages in those of all pools.
+    first_class: u32,
+}
+
+impl PoolCosts {
+    /// The costs of a scenario; `priced` prices the blocks of one whose cluster has nodes that are all alike.
+    ///
+    /// # Errors
+    /// When a pool has no prices.
+    pub(crate) fn new(
+        scenario: &Scenario,
+        priced: impl Fn(Scenario) -> Result<BlockCosts, CostError>,
+    ) -> Result<Self, CostError> {
+        let Some(pools) = &scenario.cluster.pools else {
+            let parts = vec![priced(scenario.clone())?];
+            return Ok(Self { parts });
+        };
+        let on = |cluster: &Cluster| {
+            priced(Scenario {
+                cluster: cluster.clone(),
+                ..scenario.clone()
+            })
+        };
+        let parts = pools.parts.iter().map(|pool| on(&pool.cluster));
+        Ok(Self {
+            parts: parts.collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// The same for another workload, with what is known; `None` where prices depend on the workload.
+    pub(crate) fn on(&self, workload: Workload) -> Option<Self> {
+        let parts = self.parts.iter().map(|costs| costs.on(workload));
+        Some(Self {
+            parts: parts.collect::<Option<_>>()?,
+        })
+    }
+
+    /// The costs of the first pool.
+    pub(crate) fn first(&self) -> &BlockCosts {
+        &self.parts[0]
+    }
+
+    /// The costs of every pool.
+    pub(crate) fn all(&self) -> &[BlockCosts] {
+        &self.parts
+    }
+
+    /// The pool in which each pipeline rank of a strategy lies.
+    ///
+    /// # Errors
+    /// When a pipeline rank has GPUs of several pools.
+    pub(crate) fn of_ranks(
+        &self,
+        whole: &Scenario,
+        d: &Decisions,
+    ) -> Result<Vec<usize>, CostError> {
+        let Some(pools) = &whole.cluster.pools else {
+            return Ok(vec![0; d.pp as usize]);
+        };
+        let outermost = d.axis_order.0.last() == Some(&Axis::Pp);
+        let owners = pools.of_pipeline(d.pp).filter(|_| outermost);
+        owners.ok_or_else(|| CostError::AcrossPools {
+            ranks: d.pp,
+            gpus: pools.parts.iter().map(|pool| pool.gpus).collect(),
+        })
+    }
+
+    /// Bytes of memory in a pool, as the same share of the memory of the first pool's GPUs.
+    pub(crate) fn as_on_first(&self, pool: usize, bytes: Bytes) -> Bytes {
+        let [first, own] = [0, pool].map(|pool| self.parts[pool].scenario().capacity());
+        bytes.as_share_of(first, own)
+    }
+
+    /// The largest of these numbers of bytes, one of every pipeline rank, each as a share of the first pool's memory.
+    ///
+    /// # Errors
+    /// When a pipeline rank has GPUs of several pools.
+    pub(crate) fn fullest(
+        &self,
+        whole: &Scenario,
+        d: &Decisions,
+        ranks: impl Iterator<Item = Bytes>,
+    ) -> Result<Bytes, CostError> {
+        if whole.cluster.pools.is_none() {
+            return Ok(ranks.max().unwrap_or_default());
+        }
+        let pools = self.of_ranks(whole, d)?;
+        let shares = ranks
+            .zip(pools)
+            .map(|(bytes, pool)| self.as_on_first(pool, bytes));
+        Ok(shares.max().unwrap_or_default())
+    }
+
+    /// The least that a number of bytes on some pool is when it is given as a share of the first pool's memory.
+    pub(crate) fn at_least_on_first(&self, bytes: Bytes) -> Bytes {
+        let shares = (0..self.parts.len()).map(|pool| self.as_on_first(pool, bytes));
+        shares.min().unwrap_or(bytes)
+    }
+
+    /// Assembles a strategy: every pipeline rank with the costs of its pool.
+    ///
+    /// # Errors
+    /// When a block cannot be traced, or a pipeline rank has GPUs of several pools.
+    pub(crate) fn assembled(
+        &self,
+        whole: &Scenario,
+        d: &Decisions,
+        parallel: impl Fn(&Cluster) -> DataParallel,
+        rank_of_stage: Arc<Vec<u32>>,
+    ) -> Result<Assembled, CostError> {
+        let on = |costs: &BlockCosts| {
+            let parallel = parallel(&costs.scenario().cluster);
+            assemble(costs, d, &parallel, Arc::clone(&rank_of_stage))
+        };
+        let Some(pools) = &whole.cluster.pools else {
+            return on(self.first());
+        };
+        let owners = self.of_ranks(whole, d)?;
+        let mut holders = Vec::with_capacity(self.parts.len());
+        let mut first_class = 0;
+        for costs in &self.parts {
+            let assembled = on(costs)?;
+            let next = first_class + assembled.classes.len() as u32;
+            holders.push(Holder {
+                assembled,
+                first_class,
+            });
+            first_class = next;
+        }
+        let mut joined = joined(&holders, &owners);
+        let blocks = Blocks::look_up(self.first(), d)?;
+        let sent = messages::sent_to_next_stage(whole, d, blocks.output());
+        let over_link = |link: &Link| {
+            // All ranks of a stage send at the same time.
+            let bytes = sent.as_f64() * (d.world() / d.pp) as f64;
+            Seconds(bytes / link.bandwidth.value.0) + link.latency.value
+        };
+        let over_link = pools.between.as_ref().map_or(Seconds(0.0), over_link);
+        for (stage, pair) in rank_of_stage.windows(2).enumerate() {
+            let [from, to] = [pair[0], pair[1]].map(|rank| owners[rank as usize]);
+            let ends = [from, to].map(|pool| holders[pool].assembled.transfers[stage]);
+            joined.transfers[stage] = match from == to {
+                true => ends[0],
+                false => ends[0].max(ends[1]).max(over_link),
+            };
+        }
+        Ok(joined)
+    }
+}
+
+/// What every rank and stage costs in its own pool; transfers are those of the first pool.
+fn joined(holders: &[Holder], owners: &[usize]) -> Assembled {
+    let mut joined = holders[0].assembled.clone();
+    joined.classes = holders
+        .iter()
+        .flat_map(|of| of.assembled.classes.iter().cloned())
+        .collect();
+    for (stage, class) in joined.class_of_stage.iter_mut().enumerate() {
+        let of = &holders[owners[joined.rank_of_stage[stage] as usize]];
+        *class = of.first_class + of.assembled.class_of_stage[stage];
+    }
+    for (rank, &pool) in owners.iter().enumerate() {
+        let of = &holders[pool].assembled;
+        joined.states[rank] = of.states[rank];
+        joined.in_flight[rank] = of.in_flight[rank];
+        joined.optimizer[rank] = of.optimizer[rank];
+        joined.resident[rank] = of.resident[rank];
+        joined.optimizer_transient[rank] = of.optimizer_transient[rank];
+    }
+    joined
+}
