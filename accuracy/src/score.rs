@@ -1,6 +1,6 @@
 //! The measurement and the prediction of one run.
 
-use catalog::residuals::{Kind, precision_name};
+use catalog::residuals::Kind;
 use catalog::runs::{Framework, MemoryCounter, Recipe, Run};
 use catalog::{Bytes, Fitted};
 use costmodel::{CostModel, Scenario};
@@ -157,7 +157,7 @@ pub(crate) fn score(
             scored.kind = Some(mapped.scenario.kind());
             scored.runtime_inferred = !mapped.names_framework;
             scored.device_matched = mapped.names_device;
-            scored.precision_kind = Some(precision_name(mapped.scenario.workload.precision));
+            scored.precision_kind = Some(mapped.scenario.workload.precision.name());
             scored.strategy = Some(plans::grammar::short(&mapped.strategy));
             let ratio = |p: f64, m: Option<f64>| m.filter(|m| *m > 0.0).map(|m| p / m - 1.0);
             if run.status == "ok" && !is_left_out {

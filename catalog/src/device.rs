@@ -148,6 +148,19 @@ impl Device {
         }
     }
 
+    /// Whether its matrix units take operands of a type. Units for bf16 take fp16 as well, not the other way round; what runs
+    /// on no matrix units is only 32 bits wide.
+    #[must_use]
+    pub fn has_units_for(&self, dtype: DType) -> bool {
+        match dtype {
+            DType::F16 => [DType::F16, DType::Bf16]
+                .iter()
+                .any(|d| self.peak.contains_key(d)),
+            DType::F8 | DType::Bf16 => self.peak.contains_key(&dtype),
+            DType::F32 | DType::I64 | DType::I32 | DType::U8 => true,
+        }
+    }
+
     /// Dense peak for products of `dtype`; falls back to the next wider type that has one.
     #[must_use]
     pub fn peak_rate(&self, dtype: DType) -> Option<FlopRate> {

@@ -75,6 +75,20 @@ pub enum Precision {
 }
 
 impl Precision {
+    /// All precisions.
+    pub const ALL: [Self; 4] = [Self::Fp32, Self::Fp16, Self::Bf16, Self::Fp8];
+
+    /// Its name, as `--precision` takes it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fp32 => "fp32",
+            Self::Fp16 => "fp16",
+            Self::Bf16 => "bf16",
+            Self::Fp8 => "fp8",
+        }
+    }
+
     /// Element type of activations.
     #[must_use]
     pub fn activation(self) -> DType {

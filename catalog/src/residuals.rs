@@ -132,7 +132,7 @@ impl Evidence {
         } else {
             "dense models"
         };
-        let precision = precision_name(kind.precision);
+        let precision = kind.precision.name();
         let gpu = kind.architecture.name();
         match self {
             Self::Calibrated { runs } => {
@@ -191,7 +191,7 @@ impl Kind {
     #[must_use]
     pub fn row(&self, runs: usize) -> String {
         let model = if self.experts { "experts" } else { "dense" };
-        let (gpu, precision) = (self.architecture.name(), precision_name(self.precision));
+        let (gpu, precision) = (self.architecture.name(), self.precision.name());
         format!("runs,{},{gpu},{precision},{model},{runs}", self.runtime)
     }
 }
@@ -240,17 +240,6 @@ pub fn of(quantity: Quantity, evidence: Evidence) -> Residual {
         high: quantity.assumed(),
         runs: 0,
     })
-}
-
-/// Name of a precision's kind.
-#[must_use]
-pub fn precision_name(precision: Precision) -> &'static str {
-    match precision {
-        Precision::Bf16 => "bf16",
-        Precision::Fp16 => "fp16",
-        Precision::Fp8 => "fp8",
-        Precision::Fp32 => "fp32",
-    }
 }
 
 /// The framework that a runtime preset belongs to.
@@ -305,18 +294,10 @@ fn runs_of_kind(cells: &[&str]) -> Option<(Kind, usize)> {
     let &["runs", runtime, gpu, precision, model, runs] = cells else {
         return None;
     };
-    let precisions = [
-        Precision::Bf16,
-        Precision::Fp16,
-        Precision::Fp8,
-        Precision::Fp32,
-    ];
     let kind = Kind {
         runtime: runtime.to_owned(),
         architecture: Architecture::ALL.into_iter().find(|a| a.name() == gpu)?,
-        precision: precisions
-            .into_iter()
-            .find(|&p| precision_name(p) == precision)?,
+        precision: (Precision::ALL.into_iter()).find(|p| p.name() == precision)?,
         experts: model == "experts",
     };
     Some((kind, runs.parse().ok()?))

@@ -5,7 +5,7 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use catalog::runtime::Rewrite;
-use catalog::{AxisOrder, Bytes, Cluster, Fitted, LayerClass, Seconds, Workload};
+use catalog::{AxisOrder, Bytes, Cluster, Fitted, LayerClass, Precision, Seconds, Workload};
 use plans::{Decisions, Floors, Prediction, Program, Strategy, Timeline, Zero};
 
 use crate::assemble::{Assembled, Blocks};
@@ -464,10 +464,14 @@ fn priced(mut scenario: Scenario, fitted: &Fitted) -> Result<BlockCosts, CostErr
             reason: e.to_string(),
         })?;
     let precision = scenario.workload.precision;
-    if cluster.device.peak_rate(precision.matmul()).is_none() {
-        return Err(CostError::NoPeak {
+    let has_units = |p: &Precision| cluster.device.has_units_for(p.matmul());
+    // A profile of this machine prices what was measured, on whichever units it ran.
+    if cluster.profile.is_none() && !has_units(&precision) {
+        let others = Precision::ALL.into_iter().filter(has_units);
+        return Err(CostError::NoUnits {
             device: device(),
-            precision: format!("{precision:?}").to_lowercase(),
+            precision: precision.name().to_owned(),
+            others: others.map(Precision::name).collect::<Vec<_>>().join(", "),
         });
     }
     Ok(BlockCosts::new(scenario, book))

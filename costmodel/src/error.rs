@@ -58,12 +58,14 @@ pub enum CostError {
         "the predicted step time is not finite: some time or rate of the cluster or runtime is extreme"
     )]
     Endless,
-    /// The device has no matrix rate for the requested precision.
-    #[error("device {device} has no peak for {precision}")]
-    NoPeak {
+    /// The device has no matrix units for the requested precision.
+    #[error("{device} has no matrix units for {precision}: expected --precision {others}")]
+    NoUnits {
         /// Name of the device preset.
         device: String,
         /// The requested precision.
         precision: String,
+        /// The precisions that it has units for.
+        others: String,
     },
 }

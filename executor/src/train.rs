@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{Scope, ScopedJoinHandle};
 
-use catalog::Precision;
 use comm::{Communicator, local};
 use cpu_device::Watch;
 use plans::Timeline;
@@ -240,12 +239,11 @@ fn computes<D: Devices>(_: &D, job: &Job) -> Result<(), ExecutorError> {
     if here.contains(&job.precision) {
         return Ok(());
     }
-    let name = |p: &Precision| catalog::residuals::precision_name(*p);
-    let names: Vec<&str> = here.iter().map(name).collect();
+    let names: Vec<&str> = here.iter().map(|p| p.name()).collect();
     Err(ExecutorError::Device {
         reason: format!(
             "precision {}: the {} device computes in {}",
-            name(&job.precision),
+            job.precision.name(),
             <D::Device<'_> as Device>::NAME,
             names.join(", ")
         ),

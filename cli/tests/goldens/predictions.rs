@@ -8,7 +8,7 @@ use crate::common::{code, json, run, stderr};
 use crate::interface::exported;
 use crate::{compare, digest, lines};
 
-/// A model, GPUs, a runtime, a cluster, and dimensions that are fixed.
+/// A model, GPUs, a runtime, a cluster with flags that it needs, and dimensions that are fixed.
 type Search = (
     &'static str,
     &'static str,
@@ -50,7 +50,7 @@ const SEARCHES: [Search; 40] = [
     ("mpt-30b", "64", "fsdp1", "dgx-a100", ""),
     ("llama2-7b", "8", "deepspeed", "dgx-a100", ""),
     ("opt-13b", "16", "deepspeed", "azure-ndv4", ""),
-    ("gpt-neox-20b", "64", "deepspeed-2021", "dgx2-v100", ""),
+    ("gpt-neox-20b", "64", "deepspeed-2021", "dgx2-v100 --precision fp16", ""),
     ("qwen2.5-7b", "8", "fsdp2", "dgx-h100", ""),
     ("phi3-medium", "16", "fsdp2", "aws-p5", ""),
     ("llama3-8b", "8", "torchtitan", "dgx-h100", ""),
@@ -73,7 +73,9 @@ fn search(folder: &Path, search: &Search) -> Result<Value, String> {
         "--runtime",
         runtime,
     ];
-    args.extend(["--cluster", cluster, "--top", "20", "--json", "--quiet"]);
+    args.push("--cluster");
+    args.extend(cluster.split_whitespace());
+    args.extend(["--top", "20", "--json", "--quiet"]);
     args.extend(["--threads", "1", "-o", "plan.yaml", "--report", "plan.html"]);
     if !fix.is_empty() {
         args.extend(["--fix", fix]);

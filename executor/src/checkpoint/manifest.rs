@@ -89,7 +89,7 @@ impl RunIdentity {
             model_sha256: hex(format!("{model:?}").as_bytes()),
             data_sha256: job.data.digest(),
             batch: format!("{} sequences of {} tokens", job.global_batch, job.seq_len),
-            precision: catalog::residuals::precision_name(job.precision).to_owned(),
+            precision: job.precision.name().to_owned(),
             optimizer: format!(
                 "AdamW, betas {} and {}, epsilon {:e}, weight decay {}, clipped at {}",
                 adamw.beta1,
